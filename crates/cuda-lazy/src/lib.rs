@@ -1,0 +1,1 @@
+//! The CUDA driver symbols, bound on first use.

@@ -1,0 +1,1 @@
+//! Turns a no_std crate into linted PTX.

@@ -1,0 +1,1 @@
+//! The kernel attribute and the unroll macro of simt.

@@ -1,0 +1,1 @@
+//! The kernel language, and the emulator that runs it on the CPU.

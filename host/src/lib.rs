@@ -1,0 +1,1 @@
+//! Buffers, streams, graphs and the systems above the kernels.

@@ -1,0 +1,1 @@
+//! Every kernel of Ferrokv and the arithmetic that host and device share.
