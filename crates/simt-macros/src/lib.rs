@@ -1,1 +1,49 @@
-//! The kernel attribute and the unroll macro of simt.
+//! The kernel attribute and the unroll macro of `simt`; use them as `simt::kernel` and `simt::unroll`.
+
+mod kernel;
+mod unroll;
+
+use proc_macro::TokenStream;
+
+/// Makes a kernel of a plain function.
+///
+/// On the device each instance becomes an `extern "ptx-kernel"` entry. On the host the function stays as it is,
+/// and a module of the same name holds `kernel()`, which returns the typed handle that every backend launches,
+/// and `INSTANCES`, what is known of each instance without its types.
+///
+/// ```ignore
+/// #[kernel]                                          // entry `scale`
+/// pub fn scale(x: Global<f32>, y: GlobalMut<f32>, factor: f32, n: u32) { … }
+///
+/// #[kernel(system = int8, instances(f32, f16), max_threads = 256)]   // `int8_widen_f32`, `int8_widen_f16`
+/// pub fn widen<T: Element>(x: Global<T>, y: GlobalMut<f32>, n: u32) { … }
+///
+/// #[kernel(instances((f32, 16), (f16, 16)))]         // `sum_f32_16`, `sum_f16_16`
+/// pub fn sum<T: Element, const TOKENS: usize>(…) { … }
+///
+/// let handle = widen::kernel::<f32>();
+/// ```
+///
+/// Options:
+/// - `system = NAME`: prefix of the entry names, so that two systems may use the same function name.
+/// - `instances(…)`: the instances of a generic kernel; each a type or constant, or a tuple of them in the order
+///   of the generic parameters. `kernel::<…>()` of an instance that is not listed does not compile.
+/// - `max_threads = N`: the most threads a block may have (`.maxntid`), so that ptxas may use more registers.
+/// - `min_blocks = N`: blocks that shall fit a multiprocessor at once (`.minnctapersm`).
+#[proc_macro_attribute]
+pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
+    kernel::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+/// A loop written out: `unroll!(for i in 0..8 { … })` repeats the body with `i` a constant of 0 to 7.
+///
+/// The compiler leaves large bodies rolled, and an array indexed by the loop's variable then lives in local
+/// memory; written out, every index is a constant and the array stays in registers.
+///
+/// The range has literal bounds (`0..8`, `0..=7`), or ends in a constant expression with a literal ceiling:
+/// `unroll!(for i in 0..N, at_most 16 { … })` repeats the body 16 times, each under `if i < N`, which the
+/// compiler decides. The body may not `break` or `continue` this loop.
+#[proc_macro]
+pub fn unroll(input: TokenStream) -> TokenStream {
+    unroll::expand(input.into()).unwrap_or_else(|error| error.to_compile_error()).into()
+}

@@ -1,1 +1,80 @@
-//! The kernel language, and the emulator that runs it on the CPU.
+//! The kernel language of Ferrokv.
+//!
+//! A kernel is one Rust function marked [`#[kernel]`](kernel). Compiled for `nvptx64` it becomes a PTX entry;
+//! compiled for the host it runs under the [emulator](emu) of the GPU's execution model. Each primitive of
+//! this crate has both sides next to each other: on the device a special register, an LLVM intrinsic or one
+//! line of inline PTX, on the host a call into the emulator.
+//!
+//! | module | what it holds | `cuda_std`'s name |
+//! |---|---|---|
+//! | [`thread`] | indices, block barriers, fences | `thread` |
+//! | [`warp`] | shuffles, votes, reductions | `warp` |
+//! | [`Global`], [`GlobalMut`] | typed device memory, width and cache hint by name | raw pointers |
+//! | [`Shared`], [`SharedPlan`] | shared memory with a computed layout | `shared` |
+//! | [`atomic`] | integer atomics on both memories | `atomic` |
+//! | [`convert`] | f16, bf16 and e4m3 | |
+//! | [`bits`] | `dp4a`, byte permute | |
+//! | [`math`] | exact-order elementary functions | `GpuFloat` |
+//!
+//! # Numerics
+//! Float operations are IEEE-754, round to nearest even, never contracted, never flushed; a fused multiply-add
+//! happens only where the source says [`math::fma`]. Elementary functions are this crate's own polynomials.
+//! So a kernel's output on the GPU equals its output under the emulator bit for bit. NaN payloads are the one
+//! exception: a NaN is a NaN on both sides, its bits are not promised.
+//!
+//! # Safety
+//! Inside a kernel the accessors are safe functions: what makes them sound is the **launch**, which is `unsafe`
+//! (on the GPU) and whose caller vouches that the kernel, with these arguments and this shape, stays inside
+//! its buffers and has no race. The emulator is how one finds out: it turns each such mistake into an error.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(target_arch = "nvptx64", feature(stdarch_nvptx, asm_experimental_arch, core_float_math))]
+
+/// Gives a primitive its two sides, and makes the emulator's errors point at the kernel's own line.
+macro_rules! sides {
+    ($(
+        $(#[$attr:meta])*
+        pub fn $name:ident $(<$($gen:ident $(: $bound:path)?),*>)? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)?
+        { device $device:block emulator $emulator:block }
+    )*) => {$(
+        $(#[$attr])*
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        pub fn $name $(<$($gen $(: $bound)?),*>)? ($($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "nvptx64")]
+            $device
+            #[cfg(not(target_arch = "nvptx64"))]
+            $emulator
+        }
+    )*};
+}
+
+#[cfg(target_arch = "nvptx64")]
+mod ptx;
+
+pub mod atomic;
+pub mod bits;
+pub mod convert;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod emu;
+mod global;
+#[cfg(not(target_arch = "nvptx64"))]
+mod kernel;
+pub mod math;
+mod shared;
+pub mod thread;
+pub mod warp;
+
+pub use bytemuck::{Pod, Zeroable};
+pub use global::{Global, GlobalMut};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use kernel::{Dim3, Kernel, KernelArg, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
+pub use shared::{Shared, SharedPlan};
+pub use simt_macros::{kernel, unroll};
+
+/// What a panic becomes on the device: the grid stops with an error.
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: `trap` has no precondition; it ends the grid.
+    unsafe { core::arch::nvptx::trap() }
+}

@@ -1,0 +1,313 @@
+//! `#[kernel]`.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{format_ident, quote};
+use syn::parse::{Parse, ParseStream};
+use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
+use syn::{
+    Error, Expr, FnArg, GenericParam, Ident, ItemFn, Lit, LitInt, Pat, ReturnType, Token, Type, parenthesized,
+};
+
+#[derive(Default)]
+struct Options {
+    system: Option<Ident>,
+    instances: Option<Vec<Instance>>,
+    max_threads: Option<LitInt>,
+    min_blocks: Option<LitInt>,
+}
+
+/// The generic arguments of one instance.
+struct Instance {
+    arguments: Vec<Argument>,
+    span: Span,
+}
+
+enum Argument {
+    Type(Type),
+    Constant(Expr),
+}
+
+impl Parse for Options {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let mut options = Options::default();
+        while !input.is_empty() {
+            let key: Ident = input.parse()?;
+            match key.to_string().as_str() {
+                "system" => {
+                    input.parse::<Token![=]>()?;
+                    options.system = Some(input.parse()?);
+                }
+                "max_threads" => {
+                    input.parse::<Token![=]>()?;
+                    options.max_threads = Some(input.parse()?);
+                }
+                "min_blocks" => {
+                    input.parse::<Token![=]>()?;
+                    options.min_blocks = Some(input.parse()?);
+                }
+                "instances" => {
+                    let list;
+                    parenthesized!(list in input);
+                    let list = Punctuated::<Instance, Token![,]>::parse_terminated(&list)?;
+                    options.instances = Some(list.into_iter().collect());
+                }
+                _ => {
+                    let known = "expected `system`, `instances`, `max_threads` or `min_blocks`";
+                    return Err(Error::new(key.span(), known));
+                }
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(options)
+    }
+}
+
+impl Parse for Instance {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let span = input.span();
+        let arguments = if input.peek(syn::token::Paren) {
+            let list;
+            parenthesized!(list in input);
+            Punctuated::<Argument, Token![,]>::parse_terminated(&list)?.into_iter().collect()
+        } else {
+            vec![input.parse()?]
+        };
+        Ok(Instance { arguments, span })
+    }
+}
+
+impl Parse for Argument {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        if input.peek(Lit) || input.peek(syn::token::Brace) {
+            return Ok(Argument::Constant(input.parse()?));
+        }
+        Ok(Argument::Type(input.parse()?))
+    }
+}
+
+impl Argument {
+    fn tokens(&self) -> TokenStream {
+        match self {
+            Argument::Type(t) => quote! { #t },
+            Argument::Constant(c) => quote! { { #c } },
+        }
+    }
+
+    /// The argument as a part of an entry name.
+    fn tag(&self) -> syn::Result<String> {
+        let named = |span, text: String| {
+            let ok = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            if ok { Ok(text) } else { Err(Error::new(span, "cannot make a part of an entry name of this")) }
+        };
+        match self {
+            Argument::Type(Type::Path(path)) => {
+                let last = path.path.segments.last().map(|s| s.ident.to_string());
+                named(path.span(), last.unwrap_or_default())
+            }
+            Argument::Type(other) => Err(Error::new(other.span(), "an instance names a type by a path")),
+            Argument::Constant(expr) => named(expr.span(), quote!(#expr).to_string().replace(' ', "")),
+        }
+    }
+}
+
+pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStream> {
+    let options: Options = syn::parse2(options)?;
+    let function: ItemFn = syn::parse2(item)?;
+    let signature = &function.sig;
+    let name = &signature.ident;
+    if !matches!(signature.output, ReturnType::Default) {
+        return Err(Error::new(signature.output.span(), "a kernel returns nothing"));
+    }
+    let unusual = signature.unsafety.is_some() || signature.asyncness.is_some() || signature.abi.is_some();
+    if unusual || signature.constness.is_some() || signature.variadic.is_some() {
+        return Err(Error::new(signature.span(), "a kernel is a plain `fn`: its launch is what is unsafe"));
+    }
+
+    let mut arguments = Vec::new();
+    for argument in &signature.inputs {
+        let FnArg::Typed(argument) = argument else {
+            return Err(Error::new(argument.span(), "a kernel has no `self`"));
+        };
+        let Pat::Ident(pattern) = &*argument.pat else {
+            return Err(Error::new(argument.pat.span(), "a kernel's parameter has a plain name"));
+        };
+        arguments.push((pattern.ident.clone(), (*argument.ty).clone()));
+    }
+    if arguments.len() > 16 {
+        return Err(Error::new(signature.inputs.span(), "a kernel takes at most 16 parameters"));
+    }
+
+    let mut parameters = Vec::new();
+    for parameter in &signature.generics.params {
+        match parameter {
+            GenericParam::Type(p) => parameters.push((p.ident.clone(), None)),
+            GenericParam::Const(p) => parameters.push((p.ident.clone(), Some(p.ty.clone()))),
+            GenericParam::Lifetime(p) => {
+                return Err(Error::new(p.span(), "a kernel has no lifetime parameter"));
+            }
+        }
+    }
+    let instances = match (options.instances, parameters.is_empty()) {
+        (None, true) => vec![Instance { arguments: Vec::new(), span: name.span() }],
+        (Some(list), false) if !list.is_empty() => list,
+        (_, true) => {
+            return Err(Error::new(name.span(), "a kernel without generics has no `instances`"));
+        }
+        (_, false) => {
+            let what = "a generic kernel lists its instances: `#[kernel(instances(f32, f16))]`";
+            return Err(Error::new(name.span(), what));
+        }
+    };
+
+    let bounds = (options.max_threads.as_ref(), options.min_blocks.as_ref());
+    let max_threads = match bounds.0 {
+        Some(literal) => literal.base10_parse::<u32>()?,
+        None => 1024,
+    };
+    let min_blocks = match bounds.1 {
+        Some(literal) => literal.base10_parse::<u32>()?,
+        None => 0,
+    };
+    let mut entries = Vec::new();
+    let mut infos = Vec::new();
+    let mut names = Vec::new();
+    for (index, instance) in instances.iter().enumerate() {
+        if instance.arguments.len() != parameters.len() {
+            let what = format!("expected {} generic arguments", parameters.len());
+            return Err(Error::new(instance.span, what));
+        }
+        let mut entry = match &options.system {
+            Some(system) => format!("{system}_{name}"),
+            None => name.to_string(),
+        };
+        for argument in &instance.arguments {
+            entry = format!("{entry}_{}", argument.tag()?);
+        }
+        let generics: Vec<_> = instance.arguments.iter().map(Argument::tokens).collect();
+        entries.push(device_entry(
+            name,
+            &entry,
+            &parameters,
+            instance,
+            &arguments,
+            (max_threads, min_blocks),
+        ));
+        infos.push(quote! {
+            ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads }
+        });
+        names.push(quote! {
+            impl Named for Instance<#(#generics),*> { const INFO: &'static ::simt::KernelInfo = &INSTANCES[#index]; }
+        });
+    }
+
+    let visibility = &function.vis;
+    let (_, type_generics, where_clause) = signature.generics.split_for_impl();
+    let declared = &signature.generics.params;
+    let predicates = where_clause.map(|clause| &clause.predicates);
+    let types: Vec<_> = arguments.iter().map(|(_, ty)| ty).collect();
+    let variables: Vec<_> = (0..arguments.len()).map(|i| format_ident!("argument{i}")).collect();
+    let phantom: Vec<_> = signature
+        .generics
+        .type_params()
+        .map(|p| {
+            let ident = &p.ident;
+            quote! { ::core::marker::PhantomData<#ident> }
+        })
+        .collect();
+    let turbofish = type_generics.as_turbofish();
+    let doc = format!("Handles to the instances of the kernel [`{name}`](fn@{name}).");
+    Ok(quote! {
+        #function
+
+        #(#entries)*
+
+        #[cfg(not(target_arch = "nvptx64"))]
+        #[doc = #doc]
+        #visibility mod #name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            /// Every instance, in the attribute's order.
+            pub const INSTANCES: &[::simt::KernelInfo] = &[#(#infos),*];
+
+            /// An instance that the attribute lists.
+            #[doc(hidden)]
+            pub trait Named {
+                const INFO: &'static ::simt::KernelInfo;
+            }
+
+            /// Names an instance by its generic arguments.
+            #[doc(hidden)]
+            #[allow(dead_code)]
+            pub struct Instance<#declared>(#(#phantom),*) where #predicates;
+
+            #(#names)*
+
+            /// The handle to one instance.
+            pub const fn kernel<#declared>() -> ::simt::Kernel<(#(#types,)*)>
+            where
+                Instance #type_generics: Named,
+                #predicates
+            {
+                ::simt::Kernel::new(
+                    <Instance #type_generics as Named>::INFO,
+                    |(#(#variables,)*)| super::#name #turbofish (#(#variables),*),
+                )
+            }
+        }
+    })
+}
+
+/// The `extern "ptx-kernel"` entry of one instance. Generic parameters in the argument types become the
+/// instance's own arguments through local aliases.
+fn device_entry(
+    name: &Ident,
+    entry: &str,
+    parameters: &[(Ident, Option<Type>)],
+    instance: &Instance,
+    arguments: &[(Ident, Type)],
+    (max_threads, min_blocks): (u32, u32),
+) -> TokenStream {
+    let entry_ident = Ident::new(entry, name.span());
+    let module = format_ident!("device_{entry}");
+    let aliases = parameters.iter().zip(&instance.arguments).map(|((parameter, constant), argument)| {
+        let value = argument.tokens();
+        match constant {
+            Some(ty) => quote! { const #parameter: #ty = #value; },
+            None => quote! { type #parameter = #value; },
+        }
+    });
+    let generics = instance.arguments.iter().map(Argument::tokens);
+    let generics = if parameters.is_empty() {
+        quote! {}
+    } else {
+        quote! { ::<#(#generics),*> }
+    };
+    let names: Vec<_> = arguments.iter().map(|(name, _)| name).collect();
+    let types = arguments.iter().map(|(_, ty)| ty);
+    let bounds = (max_threads != 1024 || min_blocks != 0).then(|| {
+        // ptx-build reads this comment and writes the entry's directives: rustc has no attribute for them.
+        let text = format!("// simt.launch_bounds {entry} {max_threads} {min_blocks}");
+        quote! { ::core::arch::global_asm!(#text); }
+    });
+    quote! {
+        #[cfg(target_arch = "nvptx64")]
+        #[allow(non_snake_case, unused_imports, dead_code, clippy::upper_case_acronyms)]
+        mod #module {
+            use super::*;
+            #(#aliases)*
+            #bounds
+            /// The device's entry.
+            ///
+            /// # Safety
+            /// The launch's contract.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "ptx-kernel" fn #entry_ident(#(#names: #types),*) {
+                super::#name #generics (#(#names),*)
+            }
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! One block: its threads as coroutines, parked where they wait for each other.
+
+use super::collective::{self, FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
+use super::fault::{Fault, FaultKind, Place, ThreadId};
+use super::memory::SharedMemory;
+use super::race::Races;
+use super::{EmuOptions, MAX_BLOCK_THREADS};
+use crate::kernel::{Dim3, KernelInfo, LaunchShape};
+use core::cell::{Cell, RefCell};
+use core::panic::Location;
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// What a block barrier hands back beside its ordering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BarrierKind {
+    Plain,
+    Count,
+    And,
+    Or,
+}
+
+/// Why a thread is parked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pause {
+    Barrier { kind: BarrierKind, predicate: u32 },
+    Warp(WarpCall),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum State {
+    NotStarted,
+    Running,
+    Parked(Pause, &'static Location<'static>),
+    Done,
+}
+
+/// One emulated thread.
+pub(crate) struct Lane {
+    /// Its index in the block.
+    pub(crate) thread: Dim3,
+    /// The same, x fastest: what warps are cut from.
+    pub(crate) linear: u32,
+    block: *const Block,
+    pub(crate) state: Cell<State>,
+    /// Which coroutine its stack is on, once it has parked.
+    worker: Cell<usize>,
+    yielder: Cell<*const Yielder<u64, ()>>,
+}
+
+impl Lane {
+    pub(crate) fn block(&self) -> &Block {
+        // SAFETY: the runner keeps its block boxed for as long as it keeps its lanes.
+        unsafe { &*self.block }
+    }
+
+    pub(crate) fn lane(&self) -> u32 {
+        self.linear % 32
+    }
+}
+
+/// What the threads of one block share.
+pub(crate) struct Block {
+    pub(crate) info: &'static KernelInfo,
+    pub(crate) shape: LaunchShape,
+    pub(crate) index: Dim3,
+    pub(crate) number: u64,
+    pub(crate) shared: RefCell<SharedMemory>,
+    pub(crate) races: Option<RefCell<Races>>,
+    lanes: *const Lane,
+    threads: u32,
+    /// The next thread that has not started.
+    next: Cell<u32>,
+    /// The thread that runs now.
+    running: Cell<u32>,
+}
+
+thread_local! {
+    static CURRENT: Cell<*const Lane> = const { Cell::new(core::ptr::null()) };
+    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `f` on the emulated thread that is executing.
+#[track_caller]
+#[inline]
+pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
+    let lane = CURRENT.get();
+    assert!(!lane.is_null(), "a kernel primitive was called outside of a kernel: launch the kernel");
+    // SAFETY: set by the runner on this OS thread for as long as the lane runs.
+    f(unsafe { &*lane })
+}
+
+/// Ends the launch with a fault of the executing thread. Unwinds to the runner without the panic hook.
+pub(crate) fn raise(place: &'static Location<'static>, kind: FaultKind) -> ! {
+    let fault = with_lane(|lane| Fault {
+        kernel: lane.block().info.name,
+        thread: Some(ThreadId { block: lane.block().index, thread: lane.thread }),
+        place: Some(place.into()),
+        kind,
+    });
+    resume_unwind(Box::new(fault))
+}
+
+fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
+    let yielder = with_lane(|lane| {
+        lane.state.set(State::Parked(pause, place));
+        lane.yielder.get()
+    });
+    // SAFETY: the coroutine that runs this thread set it and is the one suspended here.
+    unsafe { &*yielder }.suspend(())
+}
+
+#[track_caller]
+pub(crate) fn barrier(kind: BarrierKind, predicate: u32) -> u32 {
+    park(Pause::Barrier { kind, predicate }, Location::caller()) as u32
+}
+
+#[track_caller]
+fn warp_call(call: WarpCall) -> u64 {
+    let place = Location::caller();
+    let lane = with_lane(|lane| lane.lane());
+    if call.mask >> lane & 1 == 0 {
+        raise(place, FaultKind::LaneNotInMask { mask: call.mask, lane });
+    }
+    park(Pause::Warp(call), place)
+}
+
+#[track_caller]
+pub(crate) fn sync_warp(mask: u32) {
+    warp_call(WarpCall { mask, op: WarpOp::Sync, value: 0, param: 0 });
+}
+
+#[track_caller]
+pub(crate) fn vote(mask: u32, kind: VoteKind, predicate: bool) -> u32 {
+    warp_call(WarpCall { mask, op: WarpOp::Vote(kind), value: predicate as u64, param: 0 }) as u32
+}
+
+#[track_caller]
+pub(crate) fn reduce(mask: u32, op: ReduceOp, value: u32) -> u32 {
+    warp_call(WarpCall { mask, op: WarpOp::Reduce(op), value: value as u64, param: 0 }) as u32
+}
+
+#[track_caller]
+pub(crate) fn shuffle(mask: u32, kind: ShuffleKind, value: u64, param: u32, width: u32) -> u64 {
+    if !width.is_power_of_two() || width > 32 {
+        raise(Location::caller(), FaultKind::ShuffleWidth { width });
+    }
+    warp_call(WarpCall { mask, op: WarpOp::Shuffle(kind, width), value, param })
+}
+
+pub(crate) fn fence(scope: FenceScope) {
+    with_lane(|lane| {
+        if let Some(races) = &lane.block().races {
+            races.borrow_mut().fence(lane, scope);
+        }
+    });
+}
+
+struct Worker {
+    coroutine: Coroutine<u64, (), (), DefaultStack>,
+}
+
+/// How many blocks one task of the thread pool runs: enough work to be worth a task.
+pub(super) fn blocks_per_task(shape: LaunchShape) -> u64 {
+    (16 * 1024 / shape.block.count()).max(1)
+}
+
+/// Runs blocks of one launch, one after another, on one OS thread.
+pub(super) struct Runner<'a> {
+    block: Box<Block>,
+    lanes: Box<[Lane]>,
+    body: &'a (dyn Fn() + Sync),
+    workers: Vec<Option<Worker>>,
+    stack_bytes: usize,
+}
+
+impl<'a> Runner<'a> {
+    pub(super) fn new(
+        info: &'static KernelInfo,
+        shape: LaunchShape,
+        body: &'a (dyn Fn() + Sync),
+        options: &EmuOptions,
+    ) -> Self {
+        let threads = shape.block.count().min(MAX_BLOCK_THREADS) as u32;
+        let mut block = Box::new(Block {
+            info,
+            shape,
+            index: Dim3 { x: 0, y: 0, z: 0 },
+            number: 0,
+            shared: RefCell::new(SharedMemory::new(shape.shared_bytes)),
+            races: options.race_check.then(|| RefCell::new(Races::new(threads))),
+            lanes: core::ptr::null(),
+            threads,
+            next: Cell::new(0),
+            running: Cell::new(0),
+        });
+        let pointer: *const Block = &*block;
+        let lanes: Box<[Lane]> = (0..threads)
+            .map(|linear| Lane {
+                thread: shape.block.at(linear as u64),
+                linear,
+                block: pointer,
+                state: Cell::new(State::NotStarted),
+                worker: Cell::new(0),
+                yielder: Cell::new(core::ptr::null()),
+            })
+            .collect();
+        block.lanes = lanes.as_ptr();
+        Runner { block, lanes, body, workers: Vec::new(), stack_bytes: options.stack_bytes }
+    }
+
+    /// Runs block number `number` of the grid.
+    pub(super) fn run(&mut self, number: u64) -> Result<(), Box<Fault>> {
+        self.block.number = number;
+        self.block.index = self.block.shape.grid.at(number);
+        self.block.next.set(0);
+        self.block.shared.get_mut().reset();
+        if let Some(races) = &mut self.block.races {
+            races.get_mut().enter_block();
+        }
+        for lane in &self.lanes {
+            lane.state.set(State::NotStarted);
+        }
+        let result = self.run_threads();
+        // After a fault, parked threads are unwound here, while their stacks and lanes still exist.
+        self.workers.clear();
+        result
+    }
+
+    fn run_threads(&mut self) -> Result<(), Box<Fault>> {
+        while self.block.next.get() < self.block.threads {
+            let worker = self.start_worker();
+            self.drive(worker, 0)?;
+        }
+        loop {
+            let mut progress = false;
+            for first in (0..self.lanes.len()).step_by(32) {
+                progress |= self.settle_warp(first)?;
+            }
+            if progress {
+                continue;
+            }
+            if self.lanes.iter().all(|lane| matches!(lane.state.get(), State::Done)) {
+                return Ok(());
+            }
+            self.release_barrier()?;
+        }
+    }
+
+    /// Completes every warp primitive of one warp that has all its lanes; says whether there was any.
+    fn settle_warp(&mut self, first: usize) -> Result<bool, Box<Fault>> {
+        let mut progress = false;
+        loop {
+            let warp = &self.lanes[first..self.lanes.len().min(first + 32)];
+            let Some((mask, results)) = collective::settle(warp)
+                .map_err(|(lane, place, kind)| self.fault(&self.lanes[first + lane], Some(place), kind))?
+            else {
+                return Ok(progress);
+            };
+            if let Some(races) = &self.block.races {
+                races.borrow_mut().warp_sync(first as u32, mask);
+            }
+            progress = true;
+            for lane in (0..32).filter(|lane| mask >> lane & 1 == 1) {
+                self.resume(first + lane, results[lane])?;
+            }
+        }
+    }
+
+    /// Releases the barrier if every thread of the block waits at the same one; otherwise nothing can move any
+    /// more, and that is the fault.
+    fn release_barrier(&mut self) -> Result<(), Box<Fault>> {
+        if let Some((lane, place, kind)) = collective::why_stuck(&self.lanes) {
+            return Err(self.fault(&self.lanes[lane], Some(place), kind));
+        }
+        let Some(value) = collective::barrier_value(&self.lanes) else {
+            unreachable!("threads that are not stuck all wait at one barrier")
+        };
+        if let Some(races) = &self.block.races {
+            races.borrow_mut().block_sync();
+        }
+        for lane in 0..self.lanes.len() {
+            self.resume(lane, value as u64)?;
+        }
+        Ok(())
+    }
+
+    fn fault(&self, lane: &Lane, place: Option<Place>, kind: FaultKind) -> Box<Fault> {
+        Box::new(Fault {
+            kernel: self.block.info.name,
+            thread: Some(ThreadId { block: self.block.index, thread: lane.thread }),
+            place,
+            kind,
+        })
+    }
+
+    fn start_worker(&mut self) -> usize {
+        let stack = STACKS.with_borrow_mut(|stacks| stacks.pop());
+        let stack = stack.unwrap_or_else(|| match DefaultStack::new(self.stack_bytes) {
+            Ok(stack) => stack,
+            Err(error) => panic!("no memory for a stack of {} bytes: {error}", self.stack_bytes),
+        });
+        let block: *const Block = &*self.block;
+        let body: *const (dyn Fn() + Sync + 'a) = self.body;
+        // SAFETY: only the lifetime changes; the runner outlives its coroutines and the body outlives the runner.
+        let body: *const (dyn Fn() + Sync + 'static) = unsafe { core::mem::transmute(body) };
+        let coroutine = Coroutine::with_stack(stack, move |yielder: &Yielder<u64, ()>, _| {
+            // SAFETY: as above: block, lanes and body outlive this coroutine, and one OS thread runs them all.
+            let (block, body) = unsafe { (&*block, &*body) };
+            while block.next.get() < block.threads {
+                let index = block.next.get();
+                block.next.set(index + 1);
+                block.running.set(index);
+                // SAFETY: `index` is below the number of lanes.
+                let lane = unsafe { &*block.lanes.add(index as usize) };
+                lane.yielder.set(yielder);
+                lane.state.set(State::Running);
+                CURRENT.set(lane);
+                body();
+                lane.state.set(State::Done);
+            }
+        });
+        self.workers.push(Some(Worker { coroutine }));
+        self.workers.len() - 1
+    }
+
+    fn resume(&mut self, lane: usize, value: u64) -> Result<(), Box<Fault>> {
+        let lane_state = &self.lanes[lane];
+        lane_state.state.set(State::Running);
+        CURRENT.set(lane_state);
+        self.block.running.set(lane as u32);
+        self.drive(lane_state.worker.get(), value)
+    }
+
+    /// Lets a coroutine run until a thread on it parks or it has no thread left.
+    fn drive(&mut self, worker: usize, value: u64) -> Result<(), Box<Fault>> {
+        let Some(slot) = &mut self.workers[worker] else { unreachable!("a parked thread has a coroutine") };
+        let outcome = catch_unwind(AssertUnwindSafe(|| slot.coroutine.resume(value)));
+        CURRENT.set(core::ptr::null());
+        let running = &self.lanes[self.block.running.get() as usize];
+        match outcome {
+            Ok(CoroutineResult::Yield(())) => {
+                running.worker.set(worker);
+                Ok(())
+            }
+            Ok(CoroutineResult::Return(())) => {
+                if let Some(done) = self.workers[worker].take() {
+                    STACKS.with_borrow_mut(|stacks| stacks.push(done.coroutine.into_stack()));
+                }
+                Ok(())
+            }
+            Err(payload) => Err(match payload.downcast::<Fault>() {
+                Ok(fault) => fault,
+                Err(payload) => {
+                    let message = payload
+                        .downcast_ref::<&str>()
+                        .map(|text| text.to_string())
+                        .or_else(|| payload.downcast_ref::<String>().cloned())
+                        .unwrap_or_else(|| "(no message)".to_string());
+                    self.fault(running, None, FaultKind::Panic { message })
+                }
+            }),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What the lanes of a warp, or the threads of a block, exchange when all of them have arrived.
+
+use super::block::{BarrierKind, Lane, Pause, State};
+use super::fault::{FaultKind, Place};
+use core::panic::Location;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FenceScope {
+    Block,
+    Device,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ShuffleKind {
+    Idx,
+    Up,
+    Down,
+    Xor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VoteKind {
+    Ballot,
+    All,
+    Any,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReduceOp {
+    AddU32,
+    MinU32,
+    MaxU32,
+    AddI32,
+    MinI32,
+    MaxI32,
+    And,
+    Or,
+    Xor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WarpOp {
+    Sync,
+    Vote(VoteKind),
+    Reduce(ReduceOp),
+    /// With the width of the groups.
+    Shuffle(ShuffleKind, u32),
+}
+
+/// One lane's call of a warp primitive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WarpCall {
+    pub(crate) mask: u32,
+    pub(crate) op: WarpOp,
+    pub(crate) value: u64,
+    /// Source lane, distance or lane mask of a shuffle.
+    pub(crate) param: u32,
+}
+
+type Stuck = (usize, Place, FaultKind);
+
+fn warp_call(lane: &Lane) -> Option<(WarpCall, &'static Location<'static>)> {
+    match lane.state.get() {
+        State::Parked(Pause::Warp(call), place) => Some((call, place)),
+        _ => None,
+    }
+}
+
+fn same_call(a: (WarpCall, &'static Location<'static>), b: (WarpCall, &'static Location<'static>)) -> bool {
+    a.0.mask == b.0.mask && a.0.op == b.0.op && a.1 == b.1
+}
+
+/// The first lane that `call`'s mask names and that does not wait in the same call.
+fn missing(warp: &[Lane], call: (WarpCall, &'static Location<'static>)) -> Option<usize> {
+    (0..32)
+        .filter(|lane| call.0.mask >> lane & 1 == 1)
+        .find(|&lane| !warp.get(lane).and_then(warp_call).is_some_and(|other| same_call(call, other)))
+}
+
+/// Finds a warp primitive that has all its lanes and computes what each of them gets. `warp` starts at lane 0.
+pub(super) fn settle(warp: &[Lane]) -> Result<Option<(u32, [u64; 32])>, Stuck> {
+    for lane in warp {
+        let Some(call) = warp_call(lane) else {
+            continue;
+        };
+        if missing(warp, call).is_some() {
+            continue;
+        }
+        let mask = call.0.mask;
+        let mut calls = [call.0; 32];
+        for (slot, other) in calls.iter_mut().zip(warp) {
+            if let Some((other, _)) = warp_call(other) {
+                *slot = other;
+            }
+        }
+        let results = exchange(mask, call.0.op, &calls).map_err(|(reader, source)| {
+            (reader, call.1.into(), FaultKind::ShuffleSource { mask, lane: source })
+        })?;
+        return Ok(Some((mask, results)));
+    }
+    Ok(None)
+}
+
+/// What each lane of `mask` gets; or the lane that reads one outside the mask, and which.
+fn exchange(mask: u32, op: WarpOp, calls: &[WarpCall; 32]) -> Result<[u64; 32], (usize, u32)> {
+    let lanes = || (0..32usize).filter(|lane| mask >> lane & 1 == 1);
+    let values = || lanes().map(|lane| calls[lane].value);
+    Ok(match op {
+        WarpOp::Sync => [0; 32],
+        WarpOp::Vote(VoteKind::Ballot) => {
+            [lanes().fold(0, |ballot, lane| ballot | calls[lane].value << lane); 32]
+        }
+        WarpOp::Vote(VoteKind::All) => [values().all(|v| v != 0) as u64; 32],
+        WarpOp::Vote(VoteKind::Any) => [values().any(|v| v != 0) as u64; 32],
+        WarpOp::Reduce(op) => {
+            let words = values().map(|v| v as u32);
+            let signed = values().map(|v| v as u32 as i32);
+            let result = match op {
+                ReduceOp::AddU32 => words.fold(0, u32::wrapping_add),
+                ReduceOp::MinU32 => words.min().unwrap_or(0),
+                ReduceOp::MaxU32 => words.max().unwrap_or(0),
+                ReduceOp::AddI32 => signed.fold(0, i32::wrapping_add) as u32,
+                ReduceOp::MinI32 => signed.min().unwrap_or(0) as u32,
+                ReduceOp::MaxI32 => signed.max().unwrap_or(0) as u32,
+                ReduceOp::And => words.fold(u32::MAX, |a, b| a & b),
+                ReduceOp::Or => words.fold(0, |a, b| a | b),
+                ReduceOp::Xor => words.fold(0, |a, b| a ^ b),
+            };
+            [result as u64; 32]
+        }
+        WarpOp::Shuffle(kind, width) => {
+            let mut results = [0; 32];
+            for lane in lanes() {
+                let source = shuffle_source(kind, width, lane as u32, calls[lane].param);
+                if mask >> source & 1 == 0 {
+                    return Err((lane, source));
+                }
+                results[lane] = calls[source as usize].value;
+            }
+            results
+        }
+    })
+}
+
+/// Which lane a shuffle reads, as the PTX ISA computes it under `shfl.sync`.
+fn shuffle_source(kind: ShuffleKind, width: u32, lane: u32, param: u32) -> u32 {
+    let (group, within) = (lane & !(width - 1), lane & (width - 1));
+    let param = param & 31;
+    let (source, inside) = match kind {
+        ShuffleKind::Idx => (group | (param & (width - 1)), true),
+        ShuffleKind::Up => (lane.wrapping_sub(param), within >= param),
+        ShuffleKind::Down => (lane + param, within + param < width),
+        ShuffleKind::Xor => (lane ^ param, (lane ^ param) < group + width),
+    };
+    if inside { source } else { lane }
+}
+
+/// Why no thread of the block can move, if they do not all wait at one barrier.
+pub(super) fn why_stuck(lanes: &[Lane]) -> Option<Stuck> {
+    // A warp primitive first: threads of other warps may wait at a barrier just because this warp hangs.
+    for (index, lane) in lanes.iter().enumerate() {
+        let Some(call) = warp_call(lane) else {
+            continue;
+        };
+        let first = index - index % 32;
+        let warp = &lanes[first..lanes.len().min(first + 32)];
+        let absent = missing(warp, call).unwrap_or(index % 32);
+        let waits_at = warp.get(absent).and_then(waiting_place);
+        let kind = FaultKind::LaneMissing { mask: call.0.mask, lane: absent as u32, waits_at };
+        return Some((index, call.1.into(), kind));
+    }
+    let (index, kind, place) = lanes.iter().enumerate().find_map(|(index, lane)| match lane.state.get() {
+        State::Parked(Pause::Barrier { kind, .. }, place) => Some((index, kind, place)),
+        _ => None,
+    })?;
+    let absent = lanes.iter().find(|lane| {
+        !matches!(lane.state.get(), State::Parked(Pause::Barrier { kind: k, .. }, p) if k == kind && p == place)
+    })?;
+    let kind = FaultKind::DivergentBarrier { absent: absent.thread, waits_at: waiting_place(absent) };
+    Some((index, place.into(), kind))
+}
+
+fn waiting_place(lane: &Lane) -> Option<Place> {
+    match lane.state.get() {
+        State::Parked(_, place) => Some(place.into()),
+        _ => None,
+    }
+}
+
+/// What a barrier that all threads have reached hands each of them.
+pub(super) fn barrier_value(lanes: &[Lane]) -> Option<u32> {
+    let mut calls = lanes.iter().map(|lane| match lane.state.get() {
+        State::Parked(Pause::Barrier { kind, predicate }, _) => Some((kind, predicate)),
+        _ => None,
+    });
+    let (kind, _) = calls.clone().next()??;
+    let passed =
+        calls.try_fold(0, |passed, call| call.map(|(_, predicate)| passed + (predicate != 0) as u32))?;
+    Some(match kind {
+        BarrierKind::Plain => 0,
+        BarrierKind::Count => passed,
+        BarrierKind::And => (passed as usize == lanes.len()) as u32,
+        BarrierKind::Or => (passed > 0) as u32,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shuffle_sources_follow_the_ptx_isa() {
+        assert_eq!(shuffle_source(ShuffleKind::Up, 32, 0, 1), 0);
+        assert_eq!(shuffle_source(ShuffleKind::Up, 8, 9, 1), 8);
+        assert_eq!(shuffle_source(ShuffleKind::Up, 8, 8, 1), 8);
+        assert_eq!(shuffle_source(ShuffleKind::Down, 32, 31, 1), 31);
+        assert_eq!(shuffle_source(ShuffleKind::Down, 16, 15, 1), 15);
+        assert_eq!(shuffle_source(ShuffleKind::Idx, 8, 20, 11), 19);
+        assert_eq!(shuffle_source(ShuffleKind::Xor, 32, 5, 16), 21);
+        // Across groups `bfly` reads only downwards: the clamp is the group's last lane.
+        assert_eq!(shuffle_source(ShuffleKind::Xor, 8, 5, 8), 5);
+        assert_eq!(shuffle_source(ShuffleKind::Xor, 8, 13, 8), 5);
+    }
+}

@@ -1,0 +1,222 @@
+//! Typed handles to global memory: width and cache hint are in the method's name.
+//!
+//! On the device a handle is a bare pointer, and the emulator knows its length: an access outside it, or one
+//! not aligned to its own size, is an error that names kernel, block, thread and source line.
+//!
+//! | method | PTX | for |
+//! |---|---|---|
+//! | `load`, `store` | `ld.global`, `st.global` | one element |
+//! | `load_vector`, `store_vector` | `ld.global.v2/.v4` | 2 to 16 bytes at once, e.g. a [`glam::Vec4`] |
+//! | `…_readonly` | `ld.global.nc` | data that no thread of the launch writes |
+//! | `…_streaming` | `ld.global.nc.L1::no_allocate`, `st.global.cs` | data touched once |
+
+use bytemuck::Pod;
+use core::marker::PhantomData;
+
+#[cfg(target_arch = "nvptx64")]
+use crate::ptx;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::{emu, kernel::KernelArg};
+
+/// Read-only global memory holding elements of type `T`.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(target_arch = "nvptx64", repr(transparent))]
+#[cfg_attr(not(target_arch = "nvptx64"), repr(C))]
+pub struct Global<T> {
+    #[cfg(target_arch = "nvptx64")]
+    pointer: *const T,
+    /// Where the memory starts: a host address under the emulator, a device address on the GPU.
+    #[cfg(not(target_arch = "nvptx64"))]
+    address: u64,
+    #[cfg(not(target_arch = "nvptx64"))]
+    len: usize,
+    element: PhantomData<*const T>,
+}
+
+/// Global memory holding elements of type `T` that a kernel may read and write.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(target_arch = "nvptx64", repr(transparent))]
+#[cfg_attr(not(target_arch = "nvptx64"), repr(C))]
+pub struct GlobalMut<T> {
+    #[cfg(target_arch = "nvptx64")]
+    pointer: *mut T,
+    #[cfg(not(target_arch = "nvptx64"))]
+    address: u64,
+    #[cfg(not(target_arch = "nvptx64"))]
+    len: usize,
+    element: PhantomData<*mut T>,
+}
+
+// SAFETY: a handle is an address; using it is what the launch's contract covers.
+unsafe impl<T> Send for Global<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Global<T> {}
+// SAFETY: as above.
+unsafe impl<T> Send for GlobalMut<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for GlobalMut<T> {}
+
+// Both are `repr(C)` with the address first: the driver copies those eight bytes as the kernel's pointer.
+#[cfg(not(target_arch = "nvptx64"))]
+impl<T: Pod> KernelArg for Global<T> {}
+#[cfg(not(target_arch = "nvptx64"))]
+impl<T: Pod> KernelArg for GlobalMut<T> {}
+
+#[cfg(not(target_arch = "nvptx64"))]
+macro_rules! host_side {
+    ($handle:ident, $what:literal) => {
+        impl<T: Pod> $handle<T> {
+            /// A handle to `len` elements at `address`.
+            ///
+            /// # Safety
+            #[doc = concat!("The memory must be valid for ", $what, " by every launch that gets the handle: ")]
+            /// host memory for the emulator, device-accessible memory for the GPU.
+            pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
+                $handle { address, len, element: PhantomData }
+            }
+
+            /// Where the memory starts.
+            pub const fn address(&self) -> u64 {
+                self.address
+            }
+
+            /// How many elements the handle reaches.
+            pub const fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Whether the handle reaches no element.
+            pub const fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+        }
+    };
+}
+#[cfg(not(target_arch = "nvptx64"))]
+host_side!(Global, "reads");
+#[cfg(not(target_arch = "nvptx64"))]
+host_side!(GlobalMut, "reads and writes");
+
+macro_rules! loads {
+    ($handle:ident) => {
+        impl<T: Pod> $handle<T> {
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            fn at(self, index: usize) -> *const T {
+                self.pointer.wrapping_add(index) as *const T
+            }
+
+            /// Element `index`.
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            pub fn load(self, index: usize) -> T {
+                self.load_vector::<T>(index)
+            }
+
+            /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) starting at element `index`, whose address must be
+            /// a multiple of `V`'s size.
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            pub fn load_vector<V: Pod>(self, index: usize) -> V {
+                #[cfg(target_arch = "nvptx64")]
+                // SAFETY: in bounds and aligned by the launch's contract.
+                return unsafe { *self.at(index).cast::<V>() };
+                #[cfg(not(target_arch = "nvptx64"))]
+                emu::global_load::<T, V>(self.address, self.len, index)
+            }
+        }
+    };
+}
+loads!(Global);
+loads!(GlobalMut);
+
+impl<T: Pod> Global<T> {
+    /// Element `index`, through the read-only path.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn load_readonly(self, index: usize) -> T {
+        self.load_vector_readonly::<T>(index)
+    }
+
+    /// Element `index`, which no thread will read again.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn load_streaming(self, index: usize) -> T {
+        self.load_vector_streaming::<T>(index)
+    }
+
+    /// [`load_vector`](Self::load_vector) through the read-only path.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn load_vector_readonly<V: Pod>(self, index: usize) -> V {
+        #[cfg(target_arch = "nvptx64")]
+        return ptx::load_readonly(self.at(index).cast::<V>());
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::global_load::<T, V>(self.address, self.len, index)
+    }
+
+    /// [`load_vector`](Self::load_vector) of bytes that no thread will read again.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn load_vector_streaming<V: Pod>(self, index: usize) -> V {
+        #[cfg(target_arch = "nvptx64")]
+        return ptx::load_streaming(self.at(index).cast::<V>());
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::global_load::<T, V>(self.address, self.len, index)
+    }
+}
+
+impl<T: Pod> GlobalMut<T> {
+    /// The same memory, for reading.
+    #[inline(always)]
+    pub fn as_const(self) -> Global<T> {
+        #[cfg(target_arch = "nvptx64")]
+        return Global { pointer: self.pointer, element: PhantomData };
+        #[cfg(not(target_arch = "nvptx64"))]
+        Global { address: self.address, len: self.len, element: PhantomData }
+    }
+
+    /// Writes element `index`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn store(self, index: usize, value: T) {
+        self.store_vector::<T>(index, value)
+    }
+
+    /// Writes element `index`, which the launch will not touch again.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn store_streaming(self, index: usize, value: T) {
+        self.store_vector_streaming::<T>(index, value)
+    }
+
+    /// Writes the bytes of one `V` (1, 2, 4, 8 or 16 bytes) from element `index` on, whose address must be a
+    /// multiple of `V`'s size.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn store_vector<V: Pod>(self, index: usize, value: V) {
+        #[cfg(target_arch = "nvptx64")]
+        // SAFETY: in bounds, aligned and without a race by the launch's contract.
+        unsafe {
+            *self.pointer.wrapping_add(index).cast::<V>() = value
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::global_store::<T, V>(self.address, self.len, index, value)
+    }
+
+    /// [`store_vector`](Self::store_vector) of bytes that the launch will not touch again.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn store_vector_streaming<V: Pod>(self, index: usize, value: V) {
+        #[cfg(target_arch = "nvptx64")]
+        ptx::store_streaming(self.pointer.wrapping_add(index).cast::<V>(), value);
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::global_store::<T, V>(self.address, self.len, index, value)
+    }
+
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    pub(crate) fn element_pointer(self, index: usize) -> *mut T {
+        self.pointer.wrapping_add(index)
+    }
+}

@@ -1,0 +1,155 @@
+//! Device-only building blocks: inline PTX, one instruction each.
+//!
+//! Values cross into PTX as integers: an f16 has no register class of its own in inline assembly. A generic
+//! pointer to global memory is converted inside the same statement; ptxas folds the conversion away.
+
+use bytemuck::Pod;
+use core::arch::{asm, global_asm};
+use core::mem::{size_of, transmute_copy};
+
+// The one dynamic shared memory array of every kernel.
+global_asm!(".extern .shared .align 16 .b8 simt_dynamic_shared[];");
+
+/// Address of the block's dynamic shared memory, in the shared window.
+#[inline(always)]
+pub fn shared_base() -> u32 {
+    let address: u32;
+    // SAFETY: takes the address of a module-level symbol.
+    unsafe {
+        asm!("mov.u32 {0}, simt_dynamic_shared;", out(reg32) address, options(pure, nomem, nostack));
+    }
+    address
+}
+
+/// `$name(address) -> V`: one load instruction for each size of `V`.
+macro_rules! load {
+    ($(#[$doc:meta])* $name:ident, $address:ty, $class:ident, $open:literal, $operand:literal, $instruction:literal, ($($option:ident),*)) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name<V: Pod>(address: $address) -> V {
+            // SAFETY: reads `size_of::<V>()` bytes, valid and aligned by the launch's contract; a `Pod` may be
+            // made of any bytes, and each arm makes it of its own size.
+            unsafe {
+                match size_of::<V>() {
+                    1 => {
+                        let x: u16;
+                        asm!(concat!($open, $instruction, ".b8 {0}, [", $operand, "]; }}"), out(reg16) x, in($class) address, options($($option),*));
+                        transmute_copy(&(x as u8))
+                    }
+                    2 => {
+                        let x: u16;
+                        asm!(concat!($open, $instruction, ".b16 {0}, [", $operand, "]; }}"), out(reg16) x, in($class) address, options($($option),*));
+                        transmute_copy(&x)
+                    }
+                    4 => {
+                        let x: u32;
+                        asm!(concat!($open, $instruction, ".b32 {0}, [", $operand, "]; }}"), out(reg32) x, in($class) address, options($($option),*));
+                        transmute_copy(&x)
+                    }
+                    8 => {
+                        let (mut x, mut y): (u32, u32);
+                        asm!(concat!($open, $instruction, ".v2.b32 {{{0}, {2}}}, [", $operand, "]; }}"), out(reg32) x, in($class) address, out(reg32) y, options($($option),*));
+                        transmute_copy(&[x, y])
+                    }
+                    16 => {
+                        let (mut x, mut y, mut z, mut w): (u32, u32, u32, u32);
+                        asm!(concat!($open, $instruction, ".v4.b32 {{{0}, {2}, {3}, {4}}}, [", $operand, "]; }}"), out(reg32) x, in($class) address, out(reg32) y, out(reg32) z, out(reg32) w, options($($option),*));
+                        transmute_copy(&[x, y, z, w])
+                    }
+                    _ => const { assert!(is_access_size(size_of::<V>()), "an access is 1, 2, 4, 8 or 16 bytes"); core::mem::zeroed() },
+                }
+            }
+        }
+    };
+}
+
+const fn is_access_size(bytes: usize) -> bool {
+    matches!(bytes, 1 | 2 | 4 | 8 | 16)
+}
+
+load!(
+    /// `ld.global.nc`: the data is not written during the launch.
+    load_readonly, *const V, reg64, "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; ", "g", "ld.global.nc", (pure, readonly, nostack)
+);
+load!(
+    /// `ld.global.nc.L1::no_allocate`: the data is not written during the launch and not read again.
+    load_streaming, *const V, reg64, "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; ", "g", "ld.global.nc.L1::no_allocate", (pure, readonly, nostack)
+);
+load!(
+    /// `ld.shared`.
+    shared_load, u32, reg32, "{{ ", "{1}", "ld.shared", (readonly, nostack)
+);
+
+/// `$name(address, value)`: one store instruction for each size of `V`.
+macro_rules! store {
+    ($(#[$doc:meta])* $name:ident, $address:ty, $class:ident, $open:literal, $operand:literal, $instruction:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name<V: Pod>(address: $address, value: V) {
+            // SAFETY: writes `size_of::<V>()` bytes, valid, aligned and without a race by the launch's contract;
+            // each arm reads `value` as its own size.
+            unsafe {
+                match size_of::<V>() {
+                    1 => {
+                        let x: u8 = transmute_copy(&value);
+                        asm!(concat!($open, $instruction, ".b8 [", $operand, "], {1}; }}"), in($class) address, in(reg16) x as u16, options(nostack));
+                    }
+                    2 => {
+                        let x: u16 = transmute_copy(&value);
+                        asm!(concat!($open, $instruction, ".b16 [", $operand, "], {1}; }}"), in($class) address, in(reg16) x, options(nostack));
+                    }
+                    4 => {
+                        let x: u32 = transmute_copy(&value);
+                        asm!(concat!($open, $instruction, ".b32 [", $operand, "], {1}; }}"), in($class) address, in(reg32) x, options(nostack));
+                    }
+                    8 => {
+                        let [x, y]: [u32; 2] = transmute_copy(&value);
+                        asm!(concat!($open, $instruction, ".v2.b32 [", $operand, "], {{{1}, {2}}}; }}"), in($class) address, in(reg32) x, in(reg32) y, options(nostack));
+                    }
+                    16 => {
+                        let [x, y, z, w]: [u32; 4] = transmute_copy(&value);
+                        asm!(concat!($open, $instruction, ".v4.b32 [", $operand, "], {{{1}, {2}, {3}, {4}}}; }}"), in($class) address, in(reg32) x, in(reg32) y, in(reg32) z, in(reg32) w, options(nostack));
+                    }
+                    _ => const { assert!(is_access_size(size_of::<V>()), "an access is 1, 2, 4, 8 or 16 bytes") },
+                }
+            }
+        }
+    };
+}
+
+store!(
+    /// `st.global.cs`: the data is not touched again.
+    store_streaming, *mut V, reg64, "{{ .reg .b64 g; cvta.to.global.u64 g, {0}; ", "g", "st.global.cs"
+);
+store!(
+    /// `st.shared`.
+    shared_store, u32, reg32, "{{ ", "{0}", "st.shared"
+);
+
+macro_rules! barrier_reduction {
+    ($($name:ident: $text:literal;)*) => {$(
+        #[inline(always)]
+        pub fn $name(predicate: u32) -> u32 {
+            let result: u32;
+            // SAFETY: no precondition but convergence, which the emulator checks.
+            unsafe { asm!($text, out(reg32) result, in(reg32) predicate, options(nostack)); }
+            result
+        }
+    )*};
+}
+barrier_reduction! {
+    barrier_count: "{{ .reg .pred p; setp.ne.u32 p, {1}, 0; bar.red.popc.u32 {0}, 0, p; }}";
+    barrier_and: "{{ .reg .pred p; setp.ne.u32 p, {1}, 0; bar.red.and.pred p, 0, p; selp.u32 {0}, 1, 0, p; }}";
+    barrier_or: "{{ .reg .pred p; setp.ne.u32 p, {1}, 0; bar.red.or.pred p, 0, p; selp.u32 {0}, 1, 0, p; }}";
+}
+
+/// A generic pointer as an address in the global window. PTX: `cvta.to.global.u64`.
+#[inline(always)]
+pub fn to_global<T>(pointer: *mut T) -> u64 {
+    let address: u64;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("cvta.to.global.u64 {0}, {1};", out(reg64) address, in(reg64) pointer, options(pure, nomem, nostack));
+    }
+    address
+}

@@ -1,0 +1,105 @@
+//! Where this thread is, and the barriers and fences of its block.
+
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::emu;
+#[cfg(target_arch = "nvptx64")]
+use core::arch::nvptx as intrinsic;
+
+macro_rules! index_functions {
+    ($($name:ident, $intrinsic:ident, $what:literal, $register:literal, |$lane:ident| $emu:expr;)*) => {
+        sides! {$(
+            #[doc = concat!($what, " PTX: `mov.u32 %r, ", $register, "`.")]
+            pub fn $name() -> u32 {
+                device {
+                    // SAFETY: reads a special register.
+                    unsafe { intrinsic::$intrinsic() as u32 }
+                }
+                emulator { emu::with_lane(|$lane| $emu) }
+            }
+        )*}
+    };
+}
+
+index_functions! {
+    thread_idx_x, _thread_idx_x, "This thread's x index in its block.", "%tid.x", |l| l.thread.x;
+    thread_idx_y, _thread_idx_y, "This thread's y index in its block.", "%tid.y", |l| l.thread.y;
+    thread_idx_z, _thread_idx_z, "This thread's z index in its block.", "%tid.z", |l| l.thread.z;
+    block_dim_x, _block_dim_x, "Threads of a block along x.", "%ntid.x", |l| l.block().shape.block.x;
+    block_dim_y, _block_dim_y, "Threads of a block along y.", "%ntid.y", |l| l.block().shape.block.y;
+    block_dim_z, _block_dim_z, "Threads of a block along z.", "%ntid.z", |l| l.block().shape.block.z;
+    block_idx_x, _block_idx_x, "This block's x index in the grid.", "%ctaid.x", |l| l.block().index.x;
+    block_idx_y, _block_idx_y, "This block's y index in the grid.", "%ctaid.y", |l| l.block().index.y;
+    block_idx_z, _block_idx_z, "This block's z index in the grid.", "%ctaid.z", |l| l.block().index.z;
+    grid_dim_x, _grid_dim_x, "Blocks of the grid along x.", "%nctaid.x", |l| l.block().shape.grid.x;
+    grid_dim_y, _grid_dim_y, "Blocks of the grid along y.", "%nctaid.y", |l| l.block().shape.grid.y;
+    grid_dim_z, _grid_dim_z, "Blocks of the grid along z.", "%nctaid.z", |l| l.block().shape.grid.z;
+}
+
+/// Number of this thread in a one-dimensional grid: `block_idx_x * block_dim_x + thread_idx_x`, in 64 bits.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn index_1d() -> usize {
+    block_idx_x() as usize * block_dim_x() as usize + thread_idx_x() as usize
+}
+
+sides! {
+    /// Waits until every thread of the block is here; orders their shared and global memory accesses.
+    /// PTX: `bar.sync 0`. Every thread of the block must reach the same call.
+    pub fn sync_threads() {
+        device {
+            // SAFETY: no precondition but convergence, which the emulator checks.
+            unsafe { core::arch::asm!("bar.sync 0;", options(nostack)) }
+        }
+        emulator { emu::barrier(emu::BarrierKind::Plain, 0); }
+    }
+
+    /// [`sync_threads`], and how many threads of the block passed a non-zero `predicate`.
+    /// PTX: `bar.red.popc.u32`.
+    pub fn sync_threads_count(predicate: u32) -> u32 {
+        device { crate::ptx::barrier_count(predicate) }
+        emulator { emu::barrier(emu::BarrierKind::Count, predicate) }
+    }
+
+    /// [`sync_threads`], and 1 if every thread of the block passed a non-zero `predicate`, else 0.
+    /// PTX: `bar.red.and.pred`.
+    pub fn sync_threads_and(predicate: u32) -> u32 {
+        device { crate::ptx::barrier_and(predicate) }
+        emulator { emu::barrier(emu::BarrierKind::And, predicate) }
+    }
+
+    /// [`sync_threads`], and 1 if any thread of the block passed a non-zero `predicate`, else 0.
+    /// PTX: `bar.red.or.pred`.
+    pub fn sync_threads_or(predicate: u32) -> u32 {
+        device { crate::ptx::barrier_or(predicate) }
+        emulator { emu::barrier(emu::BarrierKind::Or, predicate) }
+    }
+
+    /// Orders this thread's memory accesses before and after, as its block sees them. PTX: `membar.cta`.
+    pub fn block_fence() {
+        device {
+            // SAFETY: a fence has no precondition.
+            unsafe { core::arch::asm!("membar.cta;", options(nostack)) }
+        }
+        emulator { emu::fence(emu::FenceScope::Block); }
+    }
+
+    /// Orders this thread's memory accesses before and after, as the whole GPU sees them. PTX: `membar.gl`.
+    /// Before an [atomic](crate::atomic) it is what lets another block read what this one wrote.
+    pub fn device_fence() {
+        device {
+            // SAFETY: a fence has no precondition.
+            unsafe { core::arch::asm!("membar.gl;", options(nostack)) }
+        }
+        emulator { emu::fence(emu::FenceScope::Device); }
+    }
+
+    /// Orders this thread's memory accesses before and after, as the GPU, its peers and the host see them.
+    /// PTX: `membar.sys`.
+    pub fn system_fence() {
+        device {
+            // SAFETY: a fence has no precondition.
+            unsafe { core::arch::asm!("membar.sys;", options(nostack)) }
+        }
+        emulator { emu::fence(emu::FenceScope::Device); }
+    }
+}
