@@ -1,1 +1,15 @@
-//! Every kernel of Ferrokv and the arithmetic that host and device share.
+//! Every kernel of Ferrokv, and the arithmetic that host and device share.
+//!
+//! One system is one folder; the folder of the same name in `host` plans and launches its kernels.
+//!
+//! | folder | system |
+//! |---|---|
+//! | [`int8`] | per-channel INT8 quantization of a KV cache |
+//! | [`roofline`] | kernels that only move bytes: what the others are measured against |
+#![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
+
+mod element;
+pub mod int8;
+pub mod roofline;
+
+pub use element::Element;

@@ -1,0 +1,160 @@
+//! How matrices are cut into threads.
+
+use simt::{Pod, Zeroable};
+
+/// Side of the paper's square thread blocks (`TILE_DIM`).
+pub const PAPER_TILE: u32 = 16;
+
+/// A row-major matrix: what every kernel of the system gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Shape {
+    /// Rows, T.
+    pub tokens: u64,
+    /// Columns, D.
+    pub channels: u32,
+    /// Zero: fills the struct to a multiple of its alignment.
+    pub padding: u32,
+}
+
+impl Shape {
+    /// A matrix of `tokens` rows and `channels` columns.
+    pub const fn new(tokens: u64, channels: u32) -> Self {
+        Shape { tokens, channels, padding: 0 }
+    }
+
+    /// T·D.
+    #[inline(always)]
+    pub const fn elements(self) -> usize {
+        self.tokens as usize * self.channels as usize
+    }
+}
+
+/// The matrix as rows that four-wide accesses fit: (rows, columns of such a row, elements left over).
+///
+/// With D a multiple of 4 these are the matrix's own rows. Otherwise four rows at a time are taken as one row of
+/// 4·D columns, whose column c has the scale of c mod D; the up to three rows left over go element by element.
+#[inline(always)]
+pub const fn quad_rows(shape: Shape) -> (u64, u32, u32) {
+    if shape.channels % 4 == 0 {
+        (shape.tokens, shape.channels, 0)
+    } else {
+        (shape.tokens / 4, shape.channels * 4, (shape.tokens % 4) as u32 * shape.channels)
+    }
+}
+
+/// Where a thread works in a [`quad_rows`] matrix.
+pub(super) enum Place {
+    /// Four neighbouring elements: rows from `row` on, first column `column`.
+    Quad { row: u64, column: u32 },
+    /// One element left over, by its flat index.
+    Rest { index: usize },
+    /// Nothing.
+    Outside,
+}
+
+/// Thread `thread` of a grid in which each thread has one quad of `rows_per_thread` rows; the threads after those
+/// take the left-over elements one by one.
+#[inline(always)]
+pub(super) fn place(shape: Shape, thread: u32, rows_per_thread: u32) -> Place {
+    let (rows, columns, rest) = quad_rows(shape);
+    let quads = columns / 4;
+    let groups = rows.div_ceil(rows_per_thread as u64) as u32;
+    let (group, quad) = if quads == 0 { (groups, 0) } else { (thread / quads, thread % quads) };
+    if group < groups {
+        return Place::Quad { row: group as u64 * rows_per_thread as u64, column: quad * 4 };
+    }
+    let left = thread - groups * quads;
+    if left < rest {
+        return Place::Rest { index: shape.elements() - rest as usize + left as usize };
+    }
+    Place::Outside
+}
+
+/// How many threads [`place`] needs: the host's side of the same split.
+#[cfg(not(target_arch = "nvptx64"))]
+pub(crate) fn threads(shape: Shape, rows_per_thread: u32) -> u64 {
+    let (rows, columns, rest) = quad_rows(shape);
+    rows.div_ceil(rows_per_thread as u64) * (columns as u64 / 4) + rest as u64
+}
+
+/// The launches of the kernels: the host's side of their work split.
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod launch {
+    use super::{PAPER_TILE, Shape, threads};
+    use crate::int8::{ROWS_PER_THREAD, TOKENS_PER_BLOCK, tiled_layout};
+    use simt::LaunchShape;
+
+    /// Threads of a block of the one-dimensional kernels.
+    pub const BLOCK: u32 = 256;
+    /// Threads of a block of the fused kernels: each thread holds 16 tokens in registers.
+    pub const FUSED_BLOCK: u32 = 128;
+
+    /// 16 × 16 threads over `columns_per_thread` columns and one row each; past 65535 row tiles the blocks loop.
+    fn square(shape: Shape, columns_per_thread: u32) -> LaunchShape {
+        let columns = shape.channels.div_ceil(PAPER_TILE * columns_per_thread);
+        let rows = shape.tokens.div_ceil(PAPER_TILE as u64).min(65535) as u32;
+        LaunchShape::new((columns, rows), (PAPER_TILE, PAPER_TILE))
+    }
+
+    /// `threads` threads in a row; `None` where 32 bits cannot number them (over 2^34 elements a kernel).
+    fn line(threads: u64, block: u32) -> Option<LaunchShape> {
+        let threads = u32::try_from(threads).ok().filter(|threads| *threads <= u32::MAX - block)?;
+        Some(LaunchShape::new(threads.div_ceil(block), block))
+    }
+
+    /// One element a thread.
+    pub fn naive(shape: Shape) -> LaunchShape {
+        square(shape, 1)
+    }
+
+    /// One element a thread, with a shared tile of scales.
+    pub fn tiled(shape: Shape) -> LaunchShape {
+        square(shape, 1).shared(tiled_layout().bytes)
+    }
+
+    /// Four columns a thread.
+    pub fn coarsened(shape: Shape) -> LaunchShape {
+        square(shape, 4)
+    }
+
+    /// One quad of one row a thread.
+    pub fn vectorized(shape: Shape) -> Option<LaunchShape> {
+        line(threads(shape, 1), BLOCK)
+    }
+
+    /// One quad of eight rows a thread.
+    pub fn rows(shape: Shape) -> Option<LaunchShape> {
+        line(threads(shape, ROWS_PER_THREAD), BLOCK)
+    }
+
+    /// One quad (or one column, if D is no multiple of 4) of 16 tokens a thread.
+    pub fn fused(shape: Shape) -> Option<LaunchShape> {
+        let blocks = shape.tokens.div_ceil(TOKENS_PER_BLOCK as u64);
+        let lanes = if shape.channels % 4 == 0 { shape.channels / 4 } else { shape.channels };
+        line(blocks * lanes as u64, FUSED_BLOCK)
+    }
+
+    /// Rows that each thread of `column_maxima` scans: enough threads to fill a GPU, few enough atomics.
+    pub fn rows_per_scan(shape: Shape) -> u32 {
+        const THREADS_WANTED: u64 = 1 << 19;
+        let (rows, columns, _) = super::quad_rows(shape);
+        let rows_per_thread = rows * (columns as u64 / 4) / THREADS_WANTED;
+        (rows_per_thread as u32).next_multiple_of(8).clamp(8, 512)
+    }
+
+    /// One quad of [`rows_per_scan`] rows a thread.
+    pub fn column_maxima(shape: Shape) -> Option<LaunchShape> {
+        line(threads(shape, rows_per_scan(shape)), BLOCK)
+    }
+
+    /// One column a thread.
+    pub fn finish_scales(shape: Shape) -> LaunchShape {
+        LaunchShape::new(shape.channels.div_ceil(BLOCK), BLOCK)
+    }
+
+    /// One quad a thread.
+    pub fn first_nonfinite(shape: Shape) -> Option<LaunchShape> {
+        line(threads(shape, 1), BLOCK)
+    }
+}
