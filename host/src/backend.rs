@@ -1,0 +1,160 @@
+//! What a backend is: the traits that the public types call. Each implementation is one folder, `cpu` and
+//! `cuda`; nothing outside them knows which one it has.
+//!
+//! Addresses are plain numbers here (`u64`, as the driver has them); the public types give them their element
+//! types and check every range first.
+
+use crate::device::{DeviceInfo, KernelAttributes};
+use crate::error::Result;
+use simt::emu::{self, EmuOptions, Fault};
+use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
+use std::ffi::c_void;
+
+/// A kernel with its arguments, without its types: each backend takes from it what it needs.
+pub(crate) trait BoundKernel: Send + Sync {
+    fn info(&self) -> &'static KernelInfo;
+    /// The address of each argument, for the driver; valid as long as `self`.
+    fn params(&self, out: &mut [*const c_void; MAX_PARAMS]);
+    /// Runs the kernel on the emulator.
+    ///
+    /// # Safety
+    /// The contract of [`crate::Stream::launch`].
+    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> std::result::Result<(), Fault>;
+    /// A copy that outlives the call, for a graph.
+    fn boxed(&self) -> Box<dyn BoundKernel>;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Bound<A: KernelArgs> {
+    pub(crate) kernel: Kernel<A>,
+    pub(crate) args: A,
+}
+
+impl<A: KernelArgs> BoundKernel for Bound<A> {
+    fn info(&self) -> &'static KernelInfo {
+        self.kernel.info()
+    }
+
+    fn params(&self, out: &mut [*const c_void; MAX_PARAMS]) {
+        self.args.params(out);
+    }
+
+    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> std::result::Result<(), Fault> {
+        // SAFETY: the launch's contract covers what the emulator does not check.
+        unsafe { emu::launch(&self.kernel, shape, self.args, options) }?;
+        Ok(())
+    }
+
+    fn boxed(&self) -> Box<dyn BoundKernel> {
+        Box::new(*self)
+    }
+}
+
+/// Host memory that the device reaches: where each sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PinnedMemory {
+    pub(crate) host: *mut u8,
+    pub(crate) device: u64,
+}
+
+/// One end of a copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    Host(*mut u8),
+    Device(u64),
+}
+
+/// A device.
+pub(crate) trait DeviceBackend: Send + Sync {
+    fn info(&self) -> &DeviceInfo;
+    /// Equal for two devices that reach each other's memory and streams.
+    fn context(&self) -> usize;
+    fn attributes(&self, kernel: &'static KernelInfo) -> Result<Option<KernelAttributes>>;
+
+    /// `bytes` is not 0.
+    fn allocate(&self, bytes: usize) -> Result<u64>;
+    /// # Safety
+    /// `address` and `bytes` are of one `allocate` and are not used again.
+    unsafe fn free(&self, address: u64, bytes: usize);
+    /// `bytes` is not 0. The memory is zeroed.
+    fn allocate_pinned(&self, bytes: usize) -> Result<PinnedMemory>;
+    /// # Safety
+    /// `memory` and `bytes` are of one `allocate_pinned` and are not used again.
+    unsafe fn free_pinned(&self, memory: PinnedMemory, bytes: usize);
+
+    /// Copies and waits; ordered with no stream.
+    ///
+    /// # Safety
+    /// Both ends are valid for `bytes` and no other work touches them.
+    unsafe fn copy_now(&self, to: Place, from: Place, bytes: usize) -> Result<()>;
+    /// Fills and waits; ordered with no stream.
+    ///
+    /// # Safety
+    /// As for `copy_now`.
+    unsafe fn fill_now(&self, address: u64, byte: u8, bytes: usize) -> Result<()>;
+    /// Waits for all work of the device.
+    fn synchronize(&self) -> Result<()>;
+
+    fn stream(&self) -> Result<Box<dyn StreamBackend>>;
+    fn event(&self) -> Result<Box<dyn EventBackend>>;
+}
+
+/// A stream. Whether it captures is known to the caller, which calls only what is allowed then.
+pub(crate) trait StreamBackend: Send + Sync {
+    /// The driver's handle; null on the CPU.
+    fn raw(&self) -> *mut c_void;
+
+    /// # Safety
+    /// The contract of [`crate::Stream::launch`].
+    unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()>;
+    /// While it captures: launches, and returns the node's number in the graph to be.
+    ///
+    /// # Safety
+    /// The contract of [`crate::Stream::launch`].
+    unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<usize>;
+    /// # Safety
+    /// Both ends stay valid for `bytes` until the work is done, and no other work touches them.
+    unsafe fn copy(&self, to: Place, from: Place, bytes: usize) -> Result<()>;
+    /// # Safety
+    /// As for `copy`.
+    unsafe fn fill_u8(&self, address: u64, value: u8, bytes: usize) -> Result<()>;
+    /// # Safety
+    /// As for `copy`; `address` is a multiple of 4.
+    unsafe fn fill_u32(&self, address: u64, value: u32, words: usize) -> Result<()>;
+    fn synchronize(&self) -> Result<()>;
+
+    fn begin_capture(&self) -> Result<()>;
+    /// Ends the capture, also one that failed.
+    fn end_capture(&self) -> Result<Box<dyn GraphBackend>>;
+}
+
+/// An event.
+pub(crate) trait EventBackend: Send + Sync {
+    fn record(&self, stream: &dyn StreamBackend) -> Result<()>;
+    /// Makes `stream` wait for the event.
+    fn hold(&self, stream: &dyn StreamBackend) -> Result<()>;
+    fn synchronize(&self) -> Result<()>;
+    /// Milliseconds from `start` to `self`. Both were recorded on this device.
+    fn elapsed_ms(&self, start: &dyn EventBackend) -> Result<f64>;
+    /// The driver's handle; null on the CPU.
+    fn raw(&self) -> *mut c_void;
+    /// When it was recorded, on the CPU.
+    fn instant(&self) -> Option<std::time::Instant>;
+}
+
+/// Captured work.
+pub(crate) trait GraphBackend: Send + Sync {
+    /// How many steps it has.
+    fn len(&self) -> usize;
+    fn instantiate(&self) -> Result<Box<dyn GraphExecBackend>>;
+}
+
+/// Captured work, ready to run.
+pub(crate) trait GraphExecBackend: Send + Sync {
+    /// # Safety
+    /// The contract of [`crate::GraphExec::launch`].
+    unsafe fn launch(&self, stream: &dyn StreamBackend) -> Result<()>;
+    /// # Safety
+    /// The contract of [`crate::Stream::launch`], from the next launch of the graph on.
+    unsafe fn update(&mut self, node: usize, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()>;
+}

@@ -1,0 +1,234 @@
+//! Typed device memory.
+
+use crate::backend::Place;
+use crate::device::{Device, size_of_many};
+use crate::error::{Error, Result};
+use bytemuck::Pod;
+use simt::{Global, GlobalMut};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, Range, RangeBounds};
+
+/// `len` elements of device memory, freed when dropped.
+///
+/// Dropping waits for work of the device that is under way, and works from any thread.
+pub struct Buffer<T: Pod> {
+    device: Device,
+    address: u64,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Pod> Buffer<T> {
+    /// Memory whose contents are unspecified. (The CPU backend fills it with the byte `0xa5`, so that a kernel
+    /// which counts on zeros shows it.)
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::TooLarge`].
+    pub fn new(device: &Device, len: usize) -> Result<Self> {
+        let bytes = size_of_many::<T>(len)?;
+        let address = if bytes == 0 { 0 } else { device.backend().allocate(bytes)? };
+        Ok(Buffer { device: device.clone(), address, len, element: PhantomData })
+    }
+
+    /// Memory of zero bytes.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn zeroed(device: &Device, len: usize) -> Result<Self> {
+        let buffer = Self::new(device, len)?;
+        if buffer.bytes() != 0 {
+            // SAFETY: the buffer is valid for its bytes, and nothing else knows it yet.
+            unsafe { device.backend().fill_now(buffer.address, 0, buffer.bytes()) }?;
+        }
+        Ok(buffer)
+    }
+
+    /// A copy of `values`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn from_slice(device: &Device, values: &[T]) -> Result<Self> {
+        let buffer = Self::new(device, values.len())?;
+        if buffer.bytes() != 0 {
+            let from = Place::Host(values.as_ptr().cast_mut().cast());
+            // SAFETY: both are valid for the buffer's bytes, the slice is only read, and nothing else knows
+            // the buffer yet.
+            unsafe { device.backend().copy_now(Place::Device(buffer.address), from, buffer.bytes()) }?;
+        }
+        Ok(buffer)
+    }
+
+    /// Waits for **all work of the device**, then copies the contents out.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`] while a stream of the device captures, or what a kernel did wrong.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); self.len];
+        self.read(0, &mut values)?;
+        Ok(values)
+    }
+
+    /// Waits for **all work of the device**, then copies elements from `start` on to `values`.
+    ///
+    /// # Errors
+    /// [`Error::Range`], and as [`to_vec`](Self::to_vec).
+    pub fn read(&self, start: usize, values: &mut [T]) -> Result<()> {
+        let range = self.sized(start, values.len())?;
+        self.device.check_idle("reading a buffer")?;
+        self.device.backend().synchronize()?;
+        let bytes = size_of_val(values);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let to = Place::Host(values.as_mut_ptr().cast());
+        // SAFETY: both ends are valid for `bytes`, and the device has no work under way.
+        unsafe { self.device.backend().copy_now(to, Place::Device(self.address_of(range.start)), bytes) }
+    }
+
+    /// Waits for **all work of the device**, then overwrites elements from `start` on with `values`.
+    ///
+    /// # Errors
+    /// [`Error::Range`], and as [`to_vec`](Self::to_vec).
+    pub fn write(&mut self, start: usize, values: &[T]) -> Result<()> {
+        let range = self.sized(start, values.len())?;
+        self.device.check_idle("writing a buffer")?;
+        self.device.backend().synchronize()?;
+        let bytes = size_of_val(values);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let from = Place::Host(values.as_ptr().cast_mut().cast());
+        // SAFETY: both ends are valid for `bytes`, and the device has no work under way.
+        unsafe { self.device.backend().copy_now(Place::Device(self.address_of(range.start)), from, bytes) }
+    }
+
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// Where the memory is.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The whole buffer as a kernel's argument, for reading.
+    pub fn global(&self) -> Global<T> {
+        // SAFETY: the memory is valid for reads; that it stays so is in the launch's contract.
+        unsafe { Global::from_raw(self.address, self.len) }
+    }
+
+    /// The whole buffer as a kernel's argument, for reading and writing.
+    pub fn global_mut(&mut self) -> GlobalMut<T> {
+        // SAFETY: the memory is valid; that it stays so is in the launch's contract.
+        unsafe { GlobalMut::from_raw(self.address, self.len) }
+    }
+
+    /// Some elements as a kernel's argument, for reading.
+    ///
+    /// # Errors
+    /// [`Error::Range`].
+    pub fn global_range(&self, range: impl RangeBounds<usize>) -> Result<Global<T>> {
+        let range = self.checked(range)?;
+        // SAFETY: inside the buffer; that it stays valid is in the launch's contract.
+        Ok(unsafe { Global::from_raw(self.address_of(range.start), range.len()) })
+    }
+
+    /// Some elements as a kernel's argument, for reading and writing.
+    ///
+    /// # Errors
+    /// [`Error::Range`].
+    pub fn global_range_mut(&mut self, range: impl RangeBounds<usize>) -> Result<GlobalMut<T>> {
+        let range = self.checked(range)?;
+        // SAFETY: inside the buffer; that it stays valid is in the launch's contract.
+        Ok(unsafe { GlobalMut::from_raw(self.address_of(range.start), range.len()) })
+    }
+
+    pub(crate) fn address_of(&self, element: usize) -> u64 {
+        self.address + (element * size_of::<T>()) as u64
+    }
+
+    pub(crate) fn checked(&self, range: impl RangeBounds<usize>) -> Result<Range<usize>> {
+        check_range("buffer", range, self.len)
+    }
+
+    /// The `len` elements from `start` on.
+    pub(crate) fn sized(&self, start: usize, len: usize) -> Result<Range<usize>> {
+        self.checked(start..start.saturating_add(len))
+    }
+}
+
+impl<T: Pod> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        let bytes = self.bytes();
+        if bytes != 0 {
+            // SAFETY: allocated with these bytes, and gone after this.
+            unsafe { self.device.backend().free(self.address, bytes) };
+        }
+    }
+}
+
+impl<T: Pod> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("device", &self.device.info().name)
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+/// `range` as two numbers, if it lies in `len` elements.
+pub(crate) fn check_range(
+    what: &'static str,
+    range: impl RangeBounds<usize>,
+    len: usize,
+) -> Result<Range<usize>> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => len,
+    };
+    if start <= end && end <= len { Ok(start..end) } else { Err(Error::Range { what, start, end, len }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(clippy::reversed_empty_ranges)]
+    fn ranges_are_checked_at_every_edge() {
+        let inside =
+            |range: Result<Range<usize>>, expected: Range<usize>| assert_eq!(range.unwrap(), expected);
+        inside(check_range("x", .., 5), 0..5);
+        inside(check_range("x", 5.., 5), 5..5);
+        inside(check_range("x", ..=4, 5), 0..5);
+        inside(check_range("x", 2..3, 5), 2..3);
+        inside(check_range("x", .., 0), 0..0);
+        assert!(matches!(
+            check_range("x", 0..6, 5),
+            Err(Error::Range { what: "x", start: 0, end: 6, len: 5 })
+        ));
+        assert!(check_range("x", 6.., 5).is_err());
+        assert!(check_range("x", 3..2, 5).is_err());
+        assert!(check_range("x", 0..=usize::MAX, 5).is_err());
+        assert!(check_range("x", usize::MAX..usize::MAX, 5).is_err());
+    }
+}

@@ -1,0 +1,157 @@
+//! The CUDA backend, over the driver bindings of `cust`.
+
+mod context;
+mod ffi;
+mod graph;
+mod module;
+mod stream;
+
+use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};
+use crate::device::{DeviceInfo, KernelAttributes, PtxImage};
+use crate::error::{Error, Result};
+use context::Context;
+use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE};
+use ffi::{check, cu, note};
+use module::Module;
+use simt::KernelInfo;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+use stream::{CudaEvent, CudaStream, copy_async};
+
+/// The driver's code for memory that is not there.
+const OUT_OF_MEMORY: u32 = 2;
+
+/// Every GPU that the driver sees.
+pub(crate) fn devices() -> Result<Vec<DeviceInfo>> {
+    let count = context::start()?;
+    (0..count).map(|ordinal| context::info(context::device(ordinal, count)?, ordinal)).collect()
+}
+
+pub(crate) struct CudaDevice {
+    info: DeviceInfo,
+    module: Arc<Module>,
+    context: Arc<Context>,
+    /// Carries the copies and fills that no stream is named for: one at a time.
+    own_stream: Mutex<CudaStream>,
+}
+
+impl CudaDevice {
+    pub(crate) fn open(ordinal: u32, images: &[PtxImage]) -> Result<Self> {
+        let count = context::start()?;
+        let raw = context::device(ordinal, count)?;
+        let info = context::info(raw, ordinal)?;
+        let context = Arc::new(Context::retain(raw)?);
+        let module = Arc::new(Module::load(&context, &info, images)?);
+        let own_stream = Mutex::new(CudaStream::new(&context, &module)?);
+        Ok(CudaDevice { info, module, context, own_stream })
+    }
+
+    /// The driver's result of an allocation.
+    fn check_memory(&self, code: u32, bytes: usize, doing: &str) -> Result<()> {
+        if code != OUT_OF_MEMORY {
+            return check(code, || format!("{doing} of {bytes} bytes"));
+        }
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid for a write.
+        let known = unsafe { cu!(cuMemGetInfo_v2(&mut free, &mut total)) } == 0;
+        Err(Error::OutOfMemory {
+            device: self.info.name.clone(),
+            requested: bytes as u64,
+            free: known.then_some(free as u64),
+        })
+    }
+}
+
+impl DeviceBackend for CudaDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn context(&self) -> usize {
+        self.context.raw().addr()
+    }
+
+    fn attributes(&self, kernel: &'static KernelInfo) -> Result<Option<KernelAttributes>> {
+        Ok(Some(self.module.function(kernel)?.attributes))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.context.bind()?;
+        let mut address = 0;
+        // SAFETY: `address` is valid for a write.
+        let code = unsafe { cu!(cuMemAlloc_v2(&mut address, bytes)) };
+        self.check_memory(code, bytes, "allocation")?;
+        Ok(address)
+    }
+
+    unsafe fn free(&self, address: u64, _bytes: usize) {
+        if self.context.bind_quietly() {
+            // SAFETY: by the contract, what `allocate` gave, and not used again.
+            note(unsafe { cu!(cuMemFree_v2(address)) }, "freeing device memory");
+        }
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<PinnedMemory> {
+        self.context.bind()?;
+        let mut host: *mut std::ffi::c_void = null_mut();
+        let flags = CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: `host` is valid for a write.
+        let code = unsafe { cu!(cuMemHostAlloc(&mut host, bytes, flags)) };
+        if code == OUT_OF_MEMORY {
+            // Host memory: the GPU's free bytes would mislead.
+            return Err(Error::OutOfMemory {
+                device: "the host (page-locked memory)".into(),
+                requested: bytes as u64,
+                free: None,
+            });
+        }
+        check(code, || format!("allocating {bytes} bytes of page-locked memory"))?;
+        let mut device = 0;
+        // SAFETY: `device` is valid for a write; the memory was allocated for mapping.
+        let code = unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) };
+        if let Err(error) = check(code, || "mapping page-locked memory".into()) {
+            // SAFETY: just allocated, and not used again.
+            note(unsafe { cu!(cuMemFreeHost(host)) }, "freeing page-locked memory");
+            return Err(error);
+        }
+        // SAFETY: just allocated with `bytes`.
+        unsafe { host.cast::<u8>().write_bytes(0, bytes) };
+        Ok(PinnedMemory { host: host.cast(), device })
+    }
+
+    unsafe fn free_pinned(&self, memory: PinnedMemory, _bytes: usize) {
+        if self.context.bind_quietly() {
+            // SAFETY: by the contract, what `allocate_pinned` gave, and not used again.
+            note(unsafe { cu!(cuMemFreeHost(memory.host.cast())) }, "freeing page-locked memory");
+        }
+    }
+
+    unsafe fn copy_now(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
+        let stream = self.own_stream.lock().unwrap_or_else(PoisonError::into_inner);
+        self.context.bind()?;
+        // SAFETY: by the contract, both ends are valid, and the wait below ends before they may go.
+        unsafe { copy_async(stream.handle(), to, from, bytes) }?;
+        stream.synchronize()
+    }
+
+    unsafe fn fill_now(&self, address: u64, byte: u8, bytes: usize) -> Result<()> {
+        let stream = self.own_stream.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: by the contract, valid for `bytes`.
+        unsafe { stream.fill_u8(address, byte, bytes) }?;
+        stream.synchronize()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: a context is current.
+        check(unsafe { cu!(cuCtxSynchronize()) }, || "waiting for the device".into())
+    }
+
+    fn stream(&self) -> Result<Box<dyn StreamBackend>> {
+        Ok(Box::new(CudaStream::new(&self.context, &self.module)?))
+    }
+
+    fn event(&self) -> Result<Box<dyn EventBackend>> {
+        Ok(Box::new(CudaEvent::new(&self.context)?))
+    }
+}

@@ -1,0 +1,262 @@
+//! Streams and events.
+
+use super::context::Context;
+use super::ffi::{check, cu, failure, note};
+use super::graph::CudaGraph;
+use super::module::Module;
+use crate::backend::{BoundKernel, EventBackend, GraphBackend, Place, StreamBackend};
+use crate::error::{Result, shape_text};
+use cust::sys::{CUevent, CUgraphNode, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+use simt::{LaunchShape, MAX_PARAMS};
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Does not wait for the default stream, which other code of the process may use.
+const NON_BLOCKING: u32 = 1;
+
+pub(super) struct CudaStream {
+    raw: CUstream,
+    /// The launches of the running capture that have a node, as the driver's handles.
+    nodes: Mutex<Vec<CUgraphNode>>,
+    module: Arc<Module>,
+    context: Arc<Context>,
+}
+
+// SAFETY: the driver lets any thread use a stream, and a capture in the relaxed mode.
+unsafe impl Send for CudaStream {}
+// SAFETY: as above.
+unsafe impl Sync for CudaStream {}
+
+impl CudaStream {
+    pub(super) fn new(context: &Arc<Context>, module: &Arc<Module>) -> Result<Self> {
+        context.bind()?;
+        let mut raw = null_mut();
+        // SAFETY: `raw` is valid for a write.
+        check(unsafe { cu!(cuStreamCreate(&mut raw, NON_BLOCKING)) }, || "making a stream".into())?;
+        Ok(CudaStream {
+            raw,
+            nodes: Mutex::new(Vec::new()),
+            module: module.clone(),
+            context: context.clone(),
+        })
+    }
+
+    pub(super) fn handle(&self) -> CUstream {
+        self.raw
+    }
+
+    /// The node of the launch that was captured last.
+    fn last_node(&self) -> Result<CUgraphNode> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut id, mut graph, mut nodes, mut count) = (0, null_mut(), null(), 0);
+        // SAFETY: all are valid for writes.
+        let code = unsafe {
+            cu!(cuStreamGetCaptureInfo_v2(self.raw, &mut status, &mut id, &mut graph, &mut nodes, &mut count))
+        };
+        check(code, || "asking for a captured launch's node".into())?;
+        // In a stream that captures for itself alone, what the next step depends on is the last one.
+        if count != 1 || nodes.is_null() {
+            return Err(failure(
+                999,
+                format!("asking for a captured launch's node: the stream has {count} last nodes, not 1"),
+            ));
+        }
+        // SAFETY: the driver wrote a list of `count` nodes, valid until the stream is used again.
+        Ok(unsafe { *nodes })
+    }
+}
+
+impl StreamBackend for CudaStream {
+    fn raw(&self) -> *mut c_void {
+        self.raw.cast()
+    }
+
+    #[inline]
+    unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()> {
+        self.context.bind()?;
+        let function = self.module.function(kernel.info())?;
+        function.prepare(shape)?;
+        let mut params = [null(); MAX_PARAMS];
+        kernel.params(&mut params);
+        // SAFETY: by the contract the arguments suit the kernel; the driver copies them in this call.
+        let code = unsafe {
+            cu!(cuLaunchKernel(
+                function.raw,
+                shape.grid.x,
+                shape.grid.y,
+                shape.grid.z,
+                shape.block.x,
+                shape.block.y,
+                shape.block.z,
+                shape.shared_bytes,
+                self.raw,
+                params.as_mut_ptr().cast::<*mut c_void>(),
+                null_mut(),
+            ))
+        };
+        check(code, || format!("launching {} with {}", kernel.info().name, shape_text(&shape)))
+    }
+
+    unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<usize> {
+        // Held over both steps: another thread's launch must not come between.
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: this function's contract.
+        unsafe { self.launch(kernel, shape) }?;
+        nodes.push(self.last_node()?);
+        Ok(nodes.len() - 1)
+    }
+
+    unsafe fn copy(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: this function's contract.
+        unsafe { copy_async(self.raw, to, from, bytes) }
+    }
+
+    unsafe fn fill_u8(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: this function's contract.
+        let code = unsafe { cu!(cuMemsetD8Async(address, value, bytes, self.raw)) };
+        check(code, || format!("filling {bytes} bytes"))
+    }
+
+    unsafe fn fill_u32(&self, address: u64, value: u32, words: usize) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: this function's contract.
+        let code = unsafe { cu!(cuMemsetD32Async(address, value, words, self.raw)) };
+        check(code, || format!("filling {words} words"))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the stream lives as long as `self`.
+        check(unsafe { cu!(cuStreamSynchronize(self.raw)) }, || "waiting for the stream".into())
+    }
+
+    fn begin_capture(&self) -> Result<()> {
+        self.context.bind()?;
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // Relaxed: buffers may be made and kernels looked up meanwhile. What would break the capture is refused
+        // before it gets here.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream lives as long as `self`.
+        check(unsafe { cu!(cuStreamBeginCapture_v2(self.raw, mode)) }, || "starting a capture".into())
+    }
+
+    fn end_capture(&self) -> Result<Box<dyn GraphBackend>> {
+        self.context.bind()?;
+        let nodes = std::mem::take(&mut *self.nodes.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut raw = null_mut();
+        // SAFETY: `raw` is valid for a write.
+        let code = unsafe { cu!(cuStreamEndCapture(self.raw, &mut raw)) };
+        check(code, || "ending a capture".into())?;
+        Ok(Box::new(CudaGraph::new(raw, nodes, &self.module, &self.context)?))
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        if self.context.bind_quietly() {
+            // SAFETY: made by `new`, and not used again.
+            note(unsafe { cu!(cuStreamDestroy_v2(self.raw)) }, "dropping a stream");
+        }
+    }
+}
+
+/// Puts a copy into `stream`. The context is bound.
+///
+/// # Safety
+/// Both ends stay valid for `bytes` until the copy is done, and no other work touches them.
+pub(super) unsafe fn copy_async(stream: CUstream, to: Place, from: Place, bytes: usize) -> Result<()> {
+    let doing = |what: &str| format!("copying {bytes} bytes {what}");
+    match (to, from) {
+        (Place::Device(to), Place::Host(from)) => {
+            // SAFETY: this function's contract.
+            let code = unsafe { cu!(cuMemcpyHtoDAsync_v2(to, from.cast_const().cast(), bytes, stream)) };
+            check(code, || doing("to the device"))
+        }
+        (Place::Host(to), Place::Device(from)) => {
+            // SAFETY: this function's contract.
+            let code = unsafe { cu!(cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream)) };
+            check(code, || doing("from the device"))
+        }
+        (Place::Device(to), Place::Device(from)) => {
+            // SAFETY: this function's contract.
+            let code = unsafe { cu!(cuMemcpyDtoDAsync_v2(to, from, bytes, stream)) };
+            check(code, || doing("on the device"))
+        }
+        (Place::Host(to), Place::Host(from)) => {
+            // SAFETY: this function's contract.
+            unsafe { std::ptr::copy(from, to, bytes) };
+            Ok(())
+        }
+    }
+}
+
+pub(super) struct CudaEvent {
+    raw: CUevent,
+    context: Arc<Context>,
+}
+
+// SAFETY: the driver lets any thread use an event.
+unsafe impl Send for CudaEvent {}
+// SAFETY: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl CudaEvent {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        context.bind()?;
+        let mut raw = null_mut();
+        // SAFETY: `raw` is valid for a write.
+        check(unsafe { cu!(cuEventCreate(&mut raw, 0)) }, || "making an event".into())?;
+        Ok(CudaEvent { raw, context: context.clone() })
+    }
+}
+
+impl EventBackend for CudaEvent {
+    fn record(&self, stream: &dyn StreamBackend) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: both live; the caller has checked that they are of one device.
+        check(unsafe { cu!(cuEventRecord(self.raw, stream.raw().cast())) }, || "recording an event".into())
+    }
+
+    fn hold(&self, stream: &dyn StreamBackend) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: as above.
+        let code = unsafe { cu!(cuStreamWaitEvent(stream.raw().cast(), self.raw, 0)) };
+        check(code, || "making a stream wait".into())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the event lives as long as `self`.
+        check(unsafe { cu!(cuEventSynchronize(self.raw)) }, || "waiting for an event".into())
+    }
+
+    fn elapsed_ms(&self, start: &dyn EventBackend) -> Result<f64> {
+        self.context.bind()?;
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: `milliseconds` is valid for a write, and both events live.
+        let code = unsafe { cu!(cuEventElapsedTime(&mut milliseconds, start.raw().cast(), self.raw)) };
+        check(code, || "comparing two events".into())?;
+        Ok(f64::from(milliseconds))
+    }
+
+    fn raw(&self) -> *mut c_void {
+        self.raw.cast()
+    }
+
+    fn instant(&self) -> Option<Instant> {
+        None
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if self.context.bind_quietly() {
+            // SAFETY: made by `new`, and not used again.
+            note(unsafe { cu!(cuEventDestroy_v2(self.raw)) }, "dropping an event");
+        }
+    }
+}

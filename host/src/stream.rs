@@ -1,0 +1,354 @@
+//! Work in order.
+
+use crate::backend::{Bound, Place, StreamBackend};
+use crate::buffer::Buffer;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::graph::{Graph, NodeId};
+use crate::limits;
+use crate::pinned::Pinned;
+use bytemuck::Pod;
+use simt::{Kernel, KernelArgs, LaunchShape};
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Numbers the captures of the process, from 1.
+static NEXT_CAPTURE: AtomicU64 = AtomicU64::new(1);
+
+/// Work that a device does in the order of the calls.
+///
+/// On a GPU the calls return at once, and streams run beside each other; the CPU backend does the work in the
+/// call. A stream may be used from several threads; the order of their work is then that of their calls.
+pub struct Stream {
+    backend: Box<dyn StreamBackend>,
+    device: Device,
+    /// The capture that runs; 0 for none.
+    capture: AtomicU64,
+}
+
+impl Stream {
+    /// A new stream of `device`, which waits for no other stream.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn new(device: &Device) -> Result<Self> {
+        Ok(Stream { backend: device.backend().stream()?, device: device.clone(), capture: AtomicU64::new(0) })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn backend(&self) -> &dyn StreamBackend {
+        &*self.backend
+    }
+
+    /// Launches `kernel` over `shape`.
+    ///
+    /// # Safety
+    /// Until the launch has finished (for a capture: until each run of the graph has):
+    /// - the memory behind every handle in `args` is there, on this device, and long enough for what the kernel
+    ///   does at this shape;
+    /// - the kernel has no race at this shape, and nothing else writes what it reads or touches what it writes:
+    ///   no other stream, no other thread, and for pinned memory not the host.
+    ///
+    /// The emulator checks accesses against the handles' lengths, and with
+    /// [`race_check`](simt::emu::EmuOptions::race_check) looks for races: run a new kernel there first.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], the same on every device; [`Error::KernelMissing`]; [`Error::Fault`] on the CPU; or
+    /// what the driver reports. A GPU reports what goes wrong inside the kernel at a later call.
+    pub unsafe fn launch<A: KernelArgs>(
+        &self,
+        kernel: &Kernel<A>,
+        shape: LaunchShape,
+        args: A,
+    ) -> Result<()> {
+        limits::check(kernel.info(), shape, self.device.info().max_shared_bytes)?;
+        let bound = Bound { kernel: *kernel, args };
+        // SAFETY: this function's contract.
+        unsafe { self.backend.launch(&bound, shape) }
+    }
+
+    /// [`launch`](Self::launch) while the stream captures, returning the launch's node, for
+    /// [`GraphExec::update`](crate::GraphExec::update).
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    ///
+    /// # Errors
+    /// [`Error::NotCapturing`], and as [`launch`](Self::launch).
+    pub unsafe fn launch_node<A: KernelArgs>(
+        &self,
+        kernel: &Kernel<A>,
+        shape: LaunchShape,
+        args: A,
+    ) -> Result<NodeId> {
+        let graph = self.capture.load(Ordering::Acquire);
+        if graph == 0 {
+            return Err(Error::NotCapturing { kernel: kernel.name() });
+        }
+        limits::check(kernel.info(), shape, self.device.info().max_shared_bytes)?;
+        let bound = Bound { kernel: *kernel, args };
+        // SAFETY: this function's contract.
+        let index = unsafe { self.backend.launch_node(&bound, shape) }?;
+        Ok(NodeId { graph, index })
+    }
+
+    /// Records what `record` puts into this stream, instead of running it. Returns the graph and what `record`
+    /// returned, usually the nodes to update later.
+    ///
+    /// Buffers may be made and dropped meanwhile. Whatever waits is refused with [`Error::Capturing`].
+    ///
+    /// # Errors
+    /// [`Error::Capturing`] inside another capture of this stream; the error of `record`, which ends the
+    /// capture; or what the driver reports.
+    pub fn capture<R>(&self, record: impl FnOnce(&Stream) -> Result<R>) -> Result<(Graph, R)> {
+        let id = NEXT_CAPTURE.fetch_add(1, Ordering::Relaxed);
+        if self.capture.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return Err(Error::Capturing { doing: "starting a capture" });
+        }
+        if let Err(error) = self.backend.begin_capture() {
+            self.capture.store(0, Ordering::Release);
+            return Err(error);
+        }
+        self.device.count_capture(true);
+        // Also when `record` panics, the stream leaves the capture.
+        let running = Capturing { stream: self, ended: false };
+        let result = record(self);
+        let graph = running.end();
+        let result = result?;
+        Ok((Graph { backend: graph?, device: self.device.clone(), id }, result))
+    }
+
+    /// Waits until all work of the stream is done.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`], or what a kernel did wrong.
+    pub fn synchronize(&self) -> Result<()> {
+        self.check_not_capturing("waiting for the stream")?;
+        self.backend.synchronize()
+    }
+
+    /// Puts `event` into the stream.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`], [`Error::Capturing`], or what the driver reports.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        self.device.check_same(&event.device, "the event")?;
+        self.check_not_capturing("recording an event")?;
+        event.backend.record(self.backend())?;
+        event.recorded.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes the work that follows in this stream wait for `event`.
+    ///
+    /// # Errors
+    /// [`Error::EventNotRecorded`], [`Error::WrongDevice`], [`Error::Capturing`], or what the driver reports.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.device.check_same(&event.device, "the event")?;
+        self.check_not_capturing("waiting for an event")?;
+        event.check_recorded()?;
+        event.backend.hold(self.backend())
+    }
+
+    /// Sets every byte of `range` of `buffer` to `value`.
+    ///
+    /// # Errors
+    /// [`Error::Range`], [`Error::WrongDevice`], or what the driver reports.
+    pub fn fill_u8<T: Pod>(
+        &self,
+        buffer: &mut Buffer<T>,
+        range: impl RangeBounds<usize>,
+        value: u8,
+    ) -> Result<()> {
+        self.device.check_same(buffer.device(), "the buffer")?;
+        let range = buffer.checked(range)?;
+        let bytes = range.len() * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: inside the buffer, which is borrowed mutably; dropping it waits for the device.
+        unsafe { self.backend.fill_u8(buffer.address_of(range.start), value, bytes) }
+    }
+
+    /// Sets every 4-byte word of `range` of `buffer` to `value`.
+    ///
+    /// # Errors
+    /// [`Error::FillSize`] if the range is no whole number of words or does not start at one, and as
+    /// [`fill_u8`](Self::fill_u8).
+    pub fn fill_u32<T: Pod>(
+        &self,
+        buffer: &mut Buffer<T>,
+        range: impl RangeBounds<usize>,
+        value: u32,
+    ) -> Result<()> {
+        self.device.check_same(buffer.device(), "the buffer")?;
+        let range = buffer.checked(range)?;
+        let bytes = range.len() * size_of::<T>();
+        let address = buffer.address_of(range.start);
+        if !bytes.is_multiple_of(4) || !address.is_multiple_of(4) {
+            return Err(Error::FillSize { bytes });
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as above, and aligned.
+        unsafe { self.backend.fill_u32(address, value, bytes / 4) }
+    }
+
+    /// Copies `range` of `from` to `to`, from its element `start` on.
+    ///
+    /// # Errors
+    /// [`Error::Range`], [`Error::WrongDevice`], or what the driver reports.
+    pub fn copy<T: Pod>(
+        &self,
+        from: &Buffer<T>,
+        range: impl RangeBounds<usize>,
+        to: &mut Buffer<T>,
+        start: usize,
+    ) -> Result<()> {
+        self.device.check_same(from.device(), "the source buffer")?;
+        self.device.check_same(to.device(), "the target buffer")?;
+        let range = from.checked(range)?;
+        let target = to.sized(start, range.len())?;
+        let (target, source) = (to.address_of(target.start), from.address_of(range.start));
+        // SAFETY: inside two buffers that the borrows keep apart; dropping either waits for the device.
+        unsafe { self.copy_bytes(Place::Device(target), Place::Device(source), range.len() * size_of::<T>()) }
+    }
+
+    /// Copies `values` to `to`, from its element `start` on, and waits until they are there.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`], and as [`copy`](Self::copy).
+    pub fn upload<T: Pod>(&self, values: &[T], to: &mut Buffer<T>, start: usize) -> Result<()> {
+        self.device.check_same(to.device(), "the buffer")?;
+        self.check_not_capturing("copying from a slice")?;
+        let range = to.sized(start, values.len())?;
+        let from = Place::Host(values.as_ptr().cast_mut().cast());
+        // SAFETY: both are valid, and this call waits before the borrows end.
+        unsafe { self.copy_bytes(Place::Device(to.address_of(range.start)), from, size_of_val(values)) }?;
+        self.backend.synchronize()
+    }
+
+    /// Copies elements of `from`, from `start` on, to `values`, after the work already in the stream, and waits
+    /// until they are there.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`], and as [`copy`](Self::copy).
+    pub fn download<T: Pod>(&self, from: &Buffer<T>, start: usize, values: &mut [T]) -> Result<()> {
+        self.device.check_same(from.device(), "the buffer")?;
+        self.check_not_capturing("copying to a slice")?;
+        let range = from.sized(start, values.len())?;
+        let to = Place::Host(values.as_mut_ptr().cast());
+        // SAFETY: both are valid, and this call waits before the borrows end.
+        unsafe { self.copy_bytes(to, Place::Device(from.address_of(range.start)), size_of_val(values)) }?;
+        self.backend.synchronize()
+    }
+
+    /// Copies `range` of `from` to `to`, from its element `start` on, without waiting.
+    ///
+    /// # Safety
+    /// Until the copy is done (for a capture: until each run of the graph is), `from` is neither dropped nor
+    /// written, and `to` is touched by work ordered with this copy only.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub unsafe fn upload_async<T: Pod>(
+        &self,
+        from: &Pinned<T>,
+        range: impl RangeBounds<usize>,
+        to: &mut Buffer<T>,
+        start: usize,
+    ) -> Result<()> {
+        self.device.check_same(from.device(), "the pinned memory")?;
+        self.device.check_same(to.device(), "the buffer")?;
+        let range = from.checked(range)?;
+        let target = to.sized(start, range.len())?;
+        let (target, source) = (to.address_of(target.start), from.host_address(range.start));
+        // SAFETY: checked ranges, and this function's contract.
+        unsafe { self.copy_bytes(Place::Device(target), Place::Host(source), range.len() * size_of::<T>()) }
+    }
+
+    /// Copies `range` of `from` to `to`, from its element `start` on, without waiting.
+    ///
+    /// # Safety
+    /// Until the copy is done (for a capture: until each run of the graph is), `to` is neither dropped nor
+    /// read nor written, and `from` is written by work ordered with this copy only.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub unsafe fn download_async<T: Pod>(
+        &self,
+        from: &Buffer<T>,
+        range: impl RangeBounds<usize>,
+        to: &mut Pinned<T>,
+        start: usize,
+    ) -> Result<()> {
+        self.device.check_same(from.device(), "the buffer")?;
+        self.device.check_same(to.device(), "the pinned memory")?;
+        let range = from.checked(range)?;
+        let target = to.checked(start..start.saturating_add(range.len()))?;
+        let (target, source) = (to.host_address(target.start), from.address_of(range.start));
+        // SAFETY: checked ranges, and this function's contract.
+        unsafe { self.copy_bytes(Place::Host(target), Place::Device(source), range.len() * size_of::<T>()) }
+    }
+
+    /// # Safety
+    /// The contract of [`StreamBackend::copy`].
+    unsafe fn copy_bytes(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: this function's contract.
+        unsafe { self.backend.copy(to, from, bytes) }
+    }
+
+    pub(crate) fn check_not_capturing(&self, doing: &'static str) -> Result<()> {
+        match self.capture.load(Ordering::Acquire) {
+            0 => Ok(()),
+            _ => Err(Error::Capturing { doing }),
+        }
+    }
+}
+
+/// A capture that runs.
+struct Capturing<'a> {
+    stream: &'a Stream,
+    ended: bool,
+}
+
+impl Capturing<'_> {
+    fn end(mut self) -> Result<Box<dyn crate::backend::GraphBackend>> {
+        self.ended = true;
+        let graph = self.stream.backend.end_capture();
+        self.leave();
+        graph
+    }
+
+    fn leave(&self) {
+        self.stream.device.count_capture(false);
+        self.stream.capture.store(0, Ordering::Release);
+    }
+}
+
+impl Drop for Capturing<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            if let Err(error) = self.stream.backend.end_capture() {
+                tracing::debug!(%error, "a capture that panicked did not end well");
+            }
+            self.leave();
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("device", &self.device.info().name).finish_non_exhaustive()
+    }
+}

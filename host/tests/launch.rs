@@ -1,0 +1,434 @@
+//! Launches, graphs and their errors: the same checks on both backends.
+
+mod common;
+
+use common::{AFFINE, IMAGES, INCREMENT, MISSING, NARROW, REVERSE, cover, cpu, cuda, on_both};
+use host::{BackendKind, Buffer, Device, Error, Event, Graph, NodeId, Pinned, PtxImage, Stream};
+use simt::LaunchShape;
+use simt::emu::{EmuOptions, FaultKind};
+
+on_both! {
+    a_launch_computes
+    a_launch_takes_much_shared_memory
+    shapes_are_refused_before_the_backend
+    a_kernel_that_the_ptx_lacks
+    a_capture_runs_nothing_until_launched
+    a_graph_replays_and_updates
+    a_thousand_launches_in_one_graph
+    copies_and_fills_are_captured
+    waiting_in_a_capture_is_refused
+    a_failed_capture_leaves_the_stream_usable
+    nodes_belong_to_their_graph
+    a_graph_outlives_its_stream
+}
+
+fn a_launch_computes(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    for n in [1, 127, 128, 129, 10_000] {
+        let values: Vec<f32> = (0..n).map(|i| (i as f32 - 50.0) * 0.013).collect();
+        let x = Buffer::from_slice(device, &values).unwrap();
+        let mut y = Buffer::<f32>::new(device, n).unwrap();
+        // SAFETY: both have `n` elements, each thread its own.
+        unsafe { stream.launch(&AFFINE, cover(n), (x.global(), y.global_mut(), -1.7, n as u32)) }.unwrap();
+        stream.synchronize().unwrap();
+        let expected: Vec<u32> = values.iter().map(|v| (v * -1.7 + 1.0).to_bits()).collect();
+        let found: Vec<u32> = y.to_vec().unwrap().iter().map(|v| v.to_bits()).collect();
+        assert_eq!(found, expected);
+    }
+}
+
+fn a_launch_takes_much_shared_memory(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let values: Vec<u32> = (0..256).collect();
+    let reversed: Vec<u32> = (0..256).rev().collect();
+    // 4 KiB, then the usual limit of 48 KiB, then beyond it.
+    for stride in [4, 48, 64, 100] {
+        let mut buffer = Buffer::from_slice(device, &values).unwrap();
+        let shape = LaunchShape::new(1, 256).shared(256 * stride * 4);
+        // SAFETY: one block of 256 threads over 256 elements, with the shared memory the kernel lays out.
+        unsafe { stream.launch(&REVERSE, shape, (buffer.global_mut(), stride)) }.unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), reversed, "stride {stride}");
+    }
+}
+
+fn shapes_are_refused_before_the_backend(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut buffer = Buffer::from_slice(device, &[0_u32; 4]).unwrap();
+    let too_much = device.info().max_shared_bytes + 1;
+    let refused = [
+        (LaunchShape::new(0, 32), "no block"),
+        (LaunchShape::new(1, (32, 0)), "no thread"),
+        (LaunchShape::new(1, 257), "declares 256"),
+        (LaunchShape::new(1, (32, 64)), "1024 is the most"),
+        (LaunchShape::new((1, 70_000), 32), "a grid may be"),
+        (LaunchShape::new(1, 32).shared(too_much), "is the device's most"),
+    ];
+    for (shape, part) in refused {
+        // SAFETY: refused, so nothing runs.
+        let error = unsafe { stream.launch(&REVERSE, shape, (buffer.global_mut(), 1)) }.unwrap_err();
+        let Error::Shape { kernel: "host_test_reverse", shape: named, reason } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(*named, shape);
+        assert!(reason.contains(part), "{reason}");
+        let (outcome, _) = stream
+            .capture(|s| {
+                // SAFETY: refused, so nothing is recorded.
+                Ok(unsafe { s.launch_node(&REVERSE, shape, (buffer.global_mut(), 1)) }.is_err())
+            })
+            .map(|(graph, refused)| (refused, graph))
+            .unwrap();
+        assert!(outcome);
+    }
+    assert_eq!(buffer.to_vec().unwrap(), [0; 4]);
+}
+
+fn a_kernel_that_the_ptx_lacks(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut buffer = Buffer::zeroed(device, 32).unwrap();
+    for _ in 0..2 {
+        // SAFETY: one thread for each of 32 elements.
+        let outcome = unsafe { stream.launch(&MISSING, LaunchShape::new(1, 32), (buffer.global_mut(),)) };
+        match device.kind() {
+            // The emulator runs the Rust function; it needs no PTX.
+            BackendKind::Cpu => outcome.unwrap(),
+            BackendKind::Cuda => {
+                let error = outcome.unwrap_err();
+                assert!(
+                    matches!(error, Error::KernelMissing { kernel: "host_test_missing", sm: 80 }),
+                    "{error}"
+                );
+                let error = device.kernel_attributes(MISSING.info()).unwrap_err();
+                assert!(matches!(error, Error::KernelMissing { .. }), "{error}");
+            }
+        }
+    }
+}
+
+/// A graph of two launches over `buffer`: add 1, then add 10 to the first `n`.
+fn two_steps(stream: &Stream, buffer: &mut Buffer<u32>) -> (Graph, [NodeId; 2]) {
+    let n = buffer.len();
+    stream
+        .capture(|s| {
+            // SAFETY: the buffer has `n` elements and outlives the graph's runs; each thread has its own.
+            unsafe {
+                Ok([
+                    s.launch_node(&INCREMENT, cover(n), (buffer.global_mut(), 1, n as u32))?,
+                    s.launch_node(&INCREMENT, cover(n), (buffer.global_mut(), 10, n as u32))?,
+                ])
+            }
+        })
+        .unwrap()
+}
+
+fn a_capture_runs_nothing_until_launched(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut buffer = Buffer::zeroed(device, 200).unwrap();
+    let (graph, nodes) = two_steps(&stream, &mut buffer);
+    assert_eq!(graph.len(), 2);
+    assert!(!graph.is_empty());
+    assert_ne!(nodes[0], nodes[1]);
+    assert_eq!(buffer.to_vec().unwrap(), [0; 200]);
+    let exec = graph.instantiate().unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [0; 200]);
+    // SAFETY: the buffer is there.
+    unsafe { exec.launch(&stream) }.unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [11; 200]);
+
+    let (empty, ()) = stream.capture(|_| Ok(())).unwrap();
+    assert!(empty.is_empty());
+    // SAFETY: nothing is in it.
+    unsafe { empty.instantiate().unwrap().launch(&stream) }.unwrap();
+    stream.synchronize().unwrap();
+}
+
+fn a_graph_replays_and_updates(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let n = 200;
+    let mut buffer = Buffer::zeroed(device, n).unwrap();
+    let mut other = Buffer::zeroed(device, n).unwrap();
+    let (graph, nodes) = two_steps(&stream, &mut buffer);
+    let (mut exec, untouched) = (graph.instantiate().unwrap(), graph.instantiate().unwrap());
+    // SAFETY: the buffers are there, with `n` elements; the runs and updates are in one stream's order.
+    unsafe {
+        for _ in 0..5 {
+            exec.launch(&stream).unwrap();
+        }
+        // Other arguments; then another shape and another kernel.
+        exec.update(nodes[1], &INCREMENT, cover(n), (other.global_mut(), 100, 50)).unwrap();
+        exec.launch(&stream).unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), vec![5 * 11 + 1; n]);
+        let values = other.to_vec().unwrap();
+        assert!((0..n).all(|i| values[i] == if i < 50 { 100 } else { 0 }));
+
+        exec.update(nodes[0], &NARROW, LaunchShape::new(1, 64), (other.global_mut(),)).unwrap();
+        exec.update(nodes[1], &INCREMENT, LaunchShape::new(1, 32), (other.global_mut(), 1, 32)).unwrap();
+        exec.launch(&stream).unwrap();
+        stream.synchronize().unwrap();
+        let values = other.to_vec().unwrap();
+        assert!((0..64).all(|i| values[i] == i as u32 + u32::from(i < 32)));
+        assert_eq!(buffer.to_vec().unwrap(), vec![56; n]);
+
+        // A refused update changes nothing, and neither does an update of another copy.
+        assert!(exec.update(nodes[0], &NARROW, LaunchShape::new(1, 0), (other.global_mut(),)).is_err());
+        exec.launch(&stream).unwrap();
+        untouched.launch(&stream).unwrap();
+    }
+    assert_eq!(buffer.to_vec().unwrap(), vec![67; n]);
+}
+
+fn a_thousand_launches_in_one_graph(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut buffer = Buffer::from_slice(device, &[0_u32; 64]).unwrap();
+    let (graph, ()) = stream
+        .capture(|s| {
+            for step in 0..1000 {
+                // SAFETY: the buffer has 64 elements, each thread its own.
+                unsafe { s.launch(&INCREMENT, LaunchShape::new(1, 64), (buffer.global_mut(), step, 64)) }?;
+            }
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(graph.len(), 1000);
+    let exec = graph.instantiate().unwrap();
+    for _ in 0..3 {
+        // SAFETY: the buffer is there.
+        unsafe { exec.launch(&stream) }.unwrap();
+    }
+    stream.synchronize().unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [3 * 999 * 500; 64]);
+}
+
+fn copies_and_fills_are_captured(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut input = Pinned::<u32>::from_slice(device, &[1; 40]).unwrap();
+    let mut output = Pinned::<u32>::zeroed(device, 40).unwrap();
+    let mut a = Buffer::zeroed(device, 40).unwrap();
+    let mut b = Buffer::zeroed(device, 40).unwrap();
+    let (graph, ()) = stream
+        .capture(|s| {
+            // SAFETY: all outlive the graph's runs, and the host waits before it touches them.
+            unsafe {
+                s.upload_async(&input, .., &mut a, 0)?;
+                s.launch(&INCREMENT, cover(40), (a.global_mut(), 5, 40))?;
+                s.fill_u32(&mut b, .., 9)?;
+                s.fill_u8(&mut b, 30.., 0)?;
+                s.copy(&a, ..10, &mut b, 0)?;
+                s.download_async(&b, .., &mut output, 0)
+            }
+        })
+        .unwrap();
+    assert_eq!(graph.len(), 6);
+    let exec = graph.instantiate().unwrap();
+    for value in [1, 70] {
+        input.fill(value);
+        // SAFETY: everything is there, and the host waits.
+        unsafe { exec.launch(&stream) }.unwrap();
+        stream.synchronize().unwrap();
+        let expected: Vec<u32> = (0..40)
+            .map(|i| {
+                if i < 10 {
+                    value + 5
+                } else if i < 30 {
+                    9
+                } else {
+                    0
+                }
+            })
+            .collect();
+        assert_eq!(&output[..], expected);
+    }
+}
+
+fn waiting_in_a_capture_is_refused(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let other = Stream::new(device).unwrap();
+    let mut buffer = Buffer::from_slice(device, &[4_u32; 4]).unwrap();
+    let event = Event::new(device).unwrap();
+    let (empty, ()) = stream.capture(|_| Ok(())).unwrap();
+    let exec = empty.instantiate().unwrap();
+    let (graph, refused) = stream
+        .capture(|s| {
+            let mut slice = [0; 4];
+            let refused = [
+                s.synchronize(),
+                s.record(&event),
+                s.wait(&event),
+                s.upload(&slice, &mut buffer, 0),
+                s.download(&buffer, 0, &mut slice),
+                s.capture(|_| Ok(())).map(drop),
+                buffer.read(0, &mut slice),
+                buffer.write(0, &slice),
+                device.synchronize(),
+                // SAFETY: an empty graph.
+                unsafe { exec.launch(s) },
+            ];
+            // What does not wait goes on, on this stream and on others.
+            assert_eq!(other.download(&buffer, 0, &mut slice).map(|()| slice).unwrap(), [4; 4]);
+            drop(Buffer::from_slice(device, &[1_u32; 100])?);
+            s.fill_u8(&mut buffer, .., 0)?;
+            Ok(refused)
+        })
+        .unwrap();
+    for (i, outcome) in refused.into_iter().enumerate() {
+        assert!(matches!(outcome, Err(Error::Capturing { .. })), "case {i}: {outcome:?}");
+    }
+    assert_eq!(graph.len(), 1);
+    assert_eq!(buffer.to_vec().unwrap(), [4; 4]);
+
+    // And a node is made in a capture only.
+    // SAFETY: refused, so nothing runs.
+    let error = unsafe { stream.launch_node(&INCREMENT, cover(4), (buffer.global_mut(), 1, 4)) }.unwrap_err();
+    assert!(matches!(error, Error::NotCapturing { kernel: "host_test_increment" }), "{error}");
+}
+
+fn a_failed_capture_leaves_the_stream_usable(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut buffer = Buffer::zeroed(device, 8).unwrap();
+    let error = stream
+        .capture(|s| {
+            // SAFETY: the buffer has 8 elements, each thread its own.
+            unsafe { s.launch(&INCREMENT, cover(8), (buffer.global_mut(), 1, 8)) }?;
+            Err::<(), _>(Error::ForeignNode)
+        })
+        .unwrap_err();
+    assert!(matches!(error, Error::ForeignNode), "{error}");
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        stream.capture(|_| -> host::Result<()> { panic!("in a capture") }).map(drop)
+    }));
+    assert!(panicked.is_err());
+    // SAFETY: the buffer has 8 elements, each thread its own.
+    unsafe { stream.launch(&INCREMENT, cover(8), (buffer.global_mut(), 1, 8)) }.unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1; 8]);
+    let (graph, _) = two_steps(&stream, &mut buffer);
+    assert_eq!(graph.len(), 2);
+}
+
+fn nodes_belong_to_their_graph(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut buffer = Buffer::zeroed(device, 8).unwrap();
+    let (first, _) = two_steps(&stream, &mut buffer);
+    let (_second, nodes) = two_steps(&stream, &mut buffer);
+    let mut exec = first.instantiate().unwrap();
+    // SAFETY: refused, so nothing changes.
+    let outcome = unsafe { exec.update(nodes[0], &INCREMENT, cover(8), (buffer.global_mut(), 9, 8)) };
+    assert!(matches!(outcome, Err(Error::ForeignNode)), "{outcome:?}");
+}
+
+fn a_graph_outlives_its_stream(device: &Device) {
+    let mut buffer = Buffer::zeroed(device, 8).unwrap();
+    let (mut exec, nodes) = {
+        let stream = Stream::new(device).unwrap();
+        let (graph, nodes) = two_steps(&stream, &mut buffer);
+        (graph.instantiate().unwrap(), nodes)
+    };
+    let stream = Stream::new(device).unwrap();
+    // SAFETY: the buffer is there, with 8 elements.
+    unsafe {
+        exec.update(nodes[0], &INCREMENT, cover(8), (buffer.global_mut(), 2, 8)).unwrap();
+        exec.launch(&stream).unwrap();
+    }
+    assert_eq!(buffer.to_vec().unwrap(), [12; 8]);
+}
+
+#[test]
+fn the_emulators_fault_is_carried_as_it_is() {
+    let device = Device::cpu(EmuOptions::default());
+    let stream = Stream::new(&device).unwrap();
+    let mut buffer = Buffer::zeroed(&device, 10).unwrap();
+    // SAFETY: the emulator checks the bounds that the kernel breaks.
+    let error = unsafe { stream.launch(&INCREMENT, cover(11), (buffer.global_mut(), 1, 11)) }.unwrap_err();
+    let Error::Fault(fault) = error else { panic!("{error}") };
+    assert_eq!(fault.kernel, "host_test_increment");
+    assert!(matches!(fault.kind, FaultKind::OutOfBounds { index: 10, len: 10, .. }), "{fault}");
+
+    // In a graph it comes at the launch that makes it, and the steps after it do not run.
+    let (graph, ()) = stream
+        .capture(|s| {
+            // SAFETY: as above.
+            unsafe { s.launch(&INCREMENT, cover(11), (buffer.global_mut(), 1, 11)) }?;
+            s.fill_u8(&mut buffer, .., 0xff)
+        })
+        .unwrap();
+    // SAFETY: as above.
+    let error = unsafe { graph.instantiate().unwrap().launch(&stream) }.unwrap_err();
+    assert!(matches!(error, Error::Fault(_)), "{error}");
+    assert!(buffer.to_vec().unwrap().iter().all(|v| *v != u32::MAX));
+}
+
+#[test]
+fn things_of_two_devices_do_not_mix() {
+    let (Some(cpu), Some(cuda)) = (cpu(), cuda()) else { return };
+    let on_cpu = Stream::new(&cpu).unwrap();
+    let mut on_gpu = Buffer::<u32>::zeroed(&cuda, 4).unwrap();
+    assert!(matches!(on_cpu.fill_u8(&mut on_gpu, .., 1), Err(Error::WrongDevice { .. })));
+    assert!(matches!(on_cpu.upload(&[1], &mut on_gpu, 0), Err(Error::WrongDevice { .. })));
+    let (graph, ()) = on_cpu.capture(|_| Ok(())).unwrap();
+    let gpu_stream = Stream::new(&cuda).unwrap();
+    // SAFETY: an empty graph.
+    let outcome = unsafe { graph.instantiate().unwrap().launch(&gpu_stream) };
+    assert!(matches!(outcome, Err(Error::WrongDevice { .. })));
+    // Two handles on one GPU are one device.
+    let again = common::cuda().unwrap();
+    Stream::new(&again).unwrap().fill_u8(&mut on_gpu, .., 1).unwrap();
+    again.synchronize().unwrap();
+    assert_eq!(on_gpu.to_vec().unwrap(), [0x0101_0101; 4]);
+}
+
+#[test]
+fn two_emulators_are_one_device() {
+    let (a, b) = (cpu().unwrap(), Device::cpu(EmuOptions::race_checked()));
+    let mut buffer = Buffer::<u32>::zeroed(&a, 4).unwrap();
+    Stream::new(&b).unwrap().fill_u8(&mut buffer, .., 1).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [0x0101_0101; 4]);
+}
+
+#[test]
+fn auto_falls_back_and_says_why() {
+    let (device, reason) = Device::auto(EmuOptions::default(), &[]);
+    assert_eq!(device.kind(), BackendKind::Cpu);
+    let reason = reason.expect("no PTX was given");
+    assert!(matches!(reason, Error::NoPtx | Error::NoDriver(_) | Error::NoDevice { .. }), "{reason}");
+}
+
+#[test]
+fn the_loader_picks_and_refuses_images() {
+    let Some(device) = cuda() else { return };
+    let capability = device.info().compute_capability.unwrap();
+
+    let error = Device::cuda(0, &[]).unwrap_err();
+    assert!(matches!(error, Error::NoPtx), "{error}");
+    let error = Device::cuda(0, &[PtxImage { sm: capability + 1, text: common::PTX }]).unwrap_err();
+    assert!(matches!(error, Error::GpuTooOld { .. }), "{error}");
+    let error = Device::cuda(99, IMAGES).unwrap_err();
+    assert!(matches!(error, Error::NoDevice { ordinal: 99, count: 1.. }), "{error}");
+
+    let broken =
+        PtxImage { sm: capability, text: ".version 7.0\n.target sm_80\n.address_size 64\nnonsense;\n" };
+    let error = Device::cuda(0, &[broken]).unwrap_err();
+    let Error::PtxRefused { refusals, .. } = &error else { panic!("{error}") };
+    assert_eq!((refusals.len(), refusals[0].code), (1, 218));
+    assert!(refusals[0].log.contains("line 4"), "{error}");
+    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    eprintln!("{error}");
+
+    // The highest image is refused, the next one is taken; one for a newer GPU is not tried.
+    let newer = PtxImage { sm: capability + 1, text: "not tried" };
+    let device = Device::cuda(0, &[IMAGES[0], newer, broken]).unwrap();
+    a_launch_computes(&device);
+}
+
+#[test]
+fn registers_and_maxntid_limit_a_block() {
+    let Some(device) = cuda() else { return };
+    let stream = Stream::new(&device).unwrap();
+    let mut buffer = Buffer::zeroed(&device, 128).unwrap();
+    // SAFETY: refused, so nothing runs.
+    let error =
+        unsafe { stream.launch(&NARROW, LaunchShape::new(1, 65), (buffer.global_mut(),)) }.unwrap_err();
+    let Error::Shape { reason, .. } = &error else { panic!("{error}") };
+    assert!(reason.contains("64 is the most on this GPU"), "{reason}");
+    assert_eq!(device.kernel_attributes(NARROW.info()).unwrap().unwrap().max_threads, 64);
+}
