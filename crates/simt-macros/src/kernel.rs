@@ -220,6 +220,8 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
     let turbofish = type_generics.as_turbofish();
     let doc = format!("Handles to the instances of the kernel [`{name}`](fn@{name}).");
     Ok(quote! {
+        // An entry is its kernel: a call would pass parameters through memory.
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
         #function
 
         #(#entries)*

@@ -54,3 +54,40 @@ pub fn pack_low_bytes(words: [u32; 4]) -> u32 {
     let high = byte_perm(words[2], words[3], 0x0040);
     byte_perm(low, high, 0x5410)
 }
+
+/// `a / b`. A zero `b` breaks the launch's contract: the emulator reports it, the device does not look.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn div_u32(a: u32, b: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: by the launch's contract, which the emulator checks. Without it the kernel would call `panic`.
+    unsafe {
+        core::hint::assert_unchecked(b != 0)
+    }
+    a / b
+}
+
+/// `a % b`. A zero `b` breaks the launch's contract: the emulator reports it, the device does not look.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn rem_u32(a: u32, b: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: as in `div_u32`.
+    unsafe {
+        core::hint::assert_unchecked(b != 0)
+    }
+    a % b
+}
+
+/// `a / b`, rounded up. A zero `b` breaks the launch's contract: the emulator reports it, the device does not
+/// look.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn div_ceil_u64(a: u64, b: u64) -> u64 {
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: as in `div_u32`.
+    unsafe {
+        core::hint::assert_unchecked(b != 0)
+    }
+    a.div_ceil(b)
+}

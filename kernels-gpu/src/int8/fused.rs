@@ -16,8 +16,9 @@
 use super::grid::Shape;
 use super::quantizer::{codes_as_f32, quantize_by, scale_from_max};
 use crate::Element;
-use half::{bf16, f16};
 use glam::Vec4;
+use half::{bf16, f16};
+use simt::bits::{div_u32, rem_u32};
 use simt::math::{self, Divisor};
 use simt::{Global, GlobalMut, bits, kernel, thread, unroll};
 
@@ -59,9 +60,9 @@ pub fn dequantize_fused<T: Element>(
 fn block_and_column<const LANES: u32>(shape: Shape) -> Option<(u64, u32)> {
     let per_block = shape.channels / LANES;
     let thread = thread::index_1d() as u32;
-    let block = (thread / per_block) as u64;
+    let block = div_u32(thread, per_block) as u64;
     let inside = block * (TOKENS_PER_BLOCK as u64) < shape.tokens;
-    if inside { Some((block, thread % per_block * LANES)) } else { None }
+    if inside { Some((block, rem_u32(thread, per_block) * LANES)) } else { None }
 }
 
 #[inline(always)]
@@ -72,13 +73,31 @@ fn quantize_lanes<T: Element, const LANES: u32>(
     shape: Shape,
 ) {
     let Some((block, column)) = block_and_column::<LANES>(shape) else { return };
+    if shape.tokens - block * TOKENS_PER_BLOCK as u64 >= TOKENS_PER_BLOCK as u64 {
+        quantize_block::<T, LANES, true>(keys, scales, codes, shape, block, column);
+    } else {
+        quantize_block::<T, LANES, false>(keys, scales, codes, shape, block, column);
+    }
+}
+
+/// `LANES` columns of one block of tokens. With all 16 tokens there (`FULL`) no access is conditional, so that all
+/// loads are in flight before the first is used.
+#[inline(always)]
+fn quantize_block<T: Element, const LANES: u32, const FULL: bool>(
+    keys: Global<T>,
+    scales: GlobalMut<f32>,
+    codes: GlobalMut<i8>,
+    shape: Shape,
+    block: u64,
+    column: u32,
+) {
     let first = block * TOKENS_PER_BLOCK as u64;
     let stride = shape.channels as usize;
     let start = first as usize * stride + column as usize;
 
     let mut x = [[0f32; 4]; TOKENS_PER_BLOCK as usize];
     unroll!(for t in 0..16 {
-        if first + (t as u64) < shape.tokens {
+        if FULL || first + (t as u64) < shape.tokens {
             let at = start + t * stride;
             if LANES == 4 {
                 x[t] = T::load_four(keys, at);
@@ -102,7 +121,7 @@ fn quantize_lanes<T: Element, const LANES: u32>(
     }
     let divisors = s.map(Divisor::new);
     unroll!(for t in 0..16 {
-        if first + (t as u64) < shape.tokens {
+        if FULL || first + (t as u64) < shape.tokens {
             let at = start + t * stride;
             let code = |i: usize| quantize_by(x[t][i], divisors[i]);
             if LANES == 4 {
@@ -123,6 +142,23 @@ fn dequantize_lanes<T: Element, const LANES: u32>(
     shape: Shape,
 ) {
     let Some((block, column)) = block_and_column::<LANES>(shape) else { return };
+    if shape.tokens - block * TOKENS_PER_BLOCK as u64 >= TOKENS_PER_BLOCK as u64 {
+        dequantize_block::<T, LANES, true>(codes, scales, keys, shape, block, column);
+    } else {
+        dequantize_block::<T, LANES, false>(codes, scales, keys, shape, block, column);
+    }
+}
+
+/// The way back of [`quantize_block`].
+#[inline(always)]
+fn dequantize_block<T: Element, const LANES: u32, const FULL: bool>(
+    codes: Global<i8>,
+    scales: Global<f32>,
+    keys: GlobalMut<T>,
+    shape: Shape,
+    block: u64,
+    column: u32,
+) {
     let first = block * TOKENS_PER_BLOCK as u64;
     let stride = shape.channels as usize;
     let start = first as usize * stride + column as usize;
@@ -130,7 +166,7 @@ fn dequantize_lanes<T: Element, const LANES: u32>(
 
     let mut words = [0u32; TOKENS_PER_BLOCK as usize];
     unroll!(for t in 0..16 {
-        if first + (t as u64) < shape.tokens {
+        if FULL || first + (t as u64) < shape.tokens {
             let at = start + t * stride;
             words[t] = if LANES == 4 {
                 codes.load_vector_streaming::<u32>(at)
@@ -145,7 +181,7 @@ fn dequantize_lanes<T: Element, const LANES: u32>(
         [scales.load_streaming(scale_at), 0.0, 0.0, 0.0]
     };
     unroll!(for t in 0..16 {
-        if first + (t as u64) < shape.tokens {
+        if FULL || first + (t as u64) < shape.tokens {
             let at = start + t * stride;
             let c = codes_as_f32(words[t]);
             if LANES == 4 {

@@ -1,5 +1,6 @@
 //! How matrices are cut into threads.
 
+use simt::bits::{div_ceil_u64, div_u32, rem_u32};
 use simt::{Pod, Zeroable};
 
 /// Side of the paper's square thread blocks (`TILE_DIM`).
@@ -47,8 +48,8 @@ pub const fn quad_rows(shape: Shape) -> (u64, u32, u32) {
 pub(super) enum Place {
     /// Four neighbouring elements: rows from `row` on, first column `column`.
     Quad { row: u64, column: u32 },
-    /// One element left over, by its flat index.
-    Rest { index: usize },
+    /// One element left over: its flat index and its column.
+    Rest { index: usize, column: u32 },
     /// Nothing.
     Outside,
 }
@@ -59,14 +60,16 @@ pub(super) enum Place {
 pub(super) fn place(shape: Shape, thread: u32, rows_per_thread: u32) -> Place {
     let (rows, columns, rest) = quad_rows(shape);
     let quads = columns / 4;
-    let groups = rows.div_ceil(rows_per_thread as u64) as u32;
-    let (group, quad) = if quads == 0 { (groups, 0) } else { (thread / quads, thread % quads) };
+    let groups = div_ceil_u64(rows, rows_per_thread as u64) as u32;
+    let (group, quad) =
+        if quads == 0 { (groups, 0) } else { (div_u32(thread, quads), rem_u32(thread, quads)) };
     if group < groups {
         return Place::Quad { row: group as u64 * rows_per_thread as u64, column: quad * 4 };
     }
     let left = thread - groups * quads;
     if left < rest {
-        return Place::Rest { index: shape.elements() - rest as usize + left as usize };
+        let index = shape.elements() - rest as usize + left as usize;
+        return Place::Rest { index, column: rem_u32(left, shape.channels) };
     }
     Place::Outside
 }

@@ -25,28 +25,48 @@ pub fn quantize_rows<T: Element>(keys: Global<T>, scales: Global<f32>, codes: Gl
     let (rows, columns, _) = quad_rows(shape);
     match place(shape, thread::index_1d() as u32, ROWS_PER_THREAD) {
         Place::Quad { row, column } => {
+            let s = four_scales(scales, column, shape.channels);
             let start = row as usize * columns as usize + column as usize;
-            let mut x = [[0f32; 4]; ROWS_PER_THREAD as usize];
-            unroll!(for r in 0..8 {
-                if row + (r as u64) < rows {
-                    x[r] = T::load_four(keys, start + r * columns as usize);
-                }
-            });
-            let s = four_scales(scales, column, shape.channels).map(Divisor::new);
-            unroll!(for r in 0..8 {
-                if row + (r as u64) < rows {
-                    let code = |i: usize| quantize_by(x[r][i], s[i]);
-                    let word = bits::pack_low_bytes([code(0), code(1), code(2), code(3)]);
-                    codes.store_vector_streaming::<u32>(start + r * columns as usize, word);
-                }
-            });
+            let here = rows - row;
+            if here >= ROWS_PER_THREAD as u64 {
+                quantize_strip::<T, true>(keys, s, codes, start, columns as usize, here);
+            } else {
+                quantize_strip::<T, false>(keys, s, codes, start, columns as usize, here);
+            }
         }
-        Place::Rest { index } => {
-            let scale = scales.load_readonly(index % shape.channels as usize);
+        Place::Rest { index, column } => {
+            let scale = scales.load_readonly(column as usize);
             codes.store(index, quantize(keys.load(index).to_f32(), scale));
         }
         Place::Outside => {}
     }
+}
+
+/// Four columns of `here` rows from element `start` on. With all eight there (`FULL`) no access is conditional:
+/// a condition shared by load and store would let the compiler pair them up, one load in flight at a time.
+#[inline(always)]
+fn quantize_strip<T: Element, const FULL: bool>(
+    keys: Global<T>,
+    scales: [f32; 4],
+    codes: GlobalMut<i8>,
+    start: usize,
+    stride: usize,
+    here: u64,
+) {
+    let mut x = [[0f32; 4]; ROWS_PER_THREAD as usize];
+    unroll!(for r in 0..8 {
+        if FULL || (r as u64) < here {
+            x[r] = T::load_four(keys, start + r * stride);
+        }
+    });
+    let s = scales.map(Divisor::new);
+    unroll!(for r in 0..8 {
+        if FULL || (r as u64) < here {
+            let code = |i: usize| quantize_by(x[r][i], s[i]);
+            let word = bits::pack_low_bytes([code(0), code(1), code(2), code(3)]);
+            codes.store_vector_streaming::<u32>(start + r * stride, word);
+        }
+    });
 }
 
 /// Equation (8), one thread four columns of eight rows. `codes` [T, D], `scales` [D], `keys` [T, D].
@@ -55,26 +75,43 @@ pub fn dequantize_rows<T: Element>(codes: Global<i8>, scales: Global<f32>, keys:
     let (rows, columns, _) = quad_rows(shape);
     match place(shape, thread::index_1d() as u32, ROWS_PER_THREAD) {
         Place::Quad { row, column } => {
-            let start = row as usize * columns as usize + column as usize;
-            let mut words = [0u32; ROWS_PER_THREAD as usize];
-            unroll!(for r in 0..8 {
-                if row + (r as u64) < rows {
-                    words[r] = codes.load_vector_streaming::<u32>(start + r * columns as usize);
-                }
-            });
             let s = four_scales(scales, column, shape.channels);
-            unroll!(for r in 0..8 {
-                if row + (r as u64) < rows {
-                    let c = codes_as_f32(words[r]);
-                    let x = [c[0] * s[0], c[1] * s[1], c[2] * s[2], c[3] * s[3]];
-                    T::store_four(keys, start + r * columns as usize, x);
-                }
-            });
+            let start = row as usize * columns as usize + column as usize;
+            let here = rows - row;
+            if here >= ROWS_PER_THREAD as u64 {
+                dequantize_strip::<T, true>(codes, s, keys, start, columns as usize, here);
+            } else {
+                dequantize_strip::<T, false>(codes, s, keys, start, columns as usize, here);
+            }
         }
-        Place::Rest { index } => {
-            let scale = scales.load_readonly(index % shape.channels as usize);
+        Place::Rest { index, column } => {
+            let scale = scales.load_readonly(column as usize);
             keys.store(index, T::from_f32(dequantize(codes.load(index), scale)));
         }
         Place::Outside => {}
     }
+}
+
+/// The way back of [`quantize_strip`].
+#[inline(always)]
+fn dequantize_strip<T: Element, const FULL: bool>(
+    codes: Global<i8>,
+    s: [f32; 4],
+    keys: GlobalMut<T>,
+    start: usize,
+    stride: usize,
+    here: u64,
+) {
+    let mut words = [0u32; ROWS_PER_THREAD as usize];
+    unroll!(for r in 0..8 {
+        if FULL || (r as u64) < here {
+            words[r] = codes.load_vector_streaming::<u32>(start + r * stride);
+        }
+    });
+    unroll!(for r in 0..8 {
+        if FULL || (r as u64) < here {
+            let c = codes_as_f32(words[r]);
+            T::store_four(keys, start + r * stride, [c[0] * s[0], c[1] * s[1], c[2] * s[2], c[3] * s[3]]);
+        }
+    });
 }

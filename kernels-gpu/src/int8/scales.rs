@@ -12,7 +12,16 @@ use super::grid::{Place, Shape, place, quad_rows};
 use super::quantizer::scale_from_max;
 use crate::Element;
 use half::{bf16, f16};
+use simt::bits::rem_u32;
 use simt::{Global, GlobalMut, kernel, math, thread, unroll};
+
+/// Raises each of four maxima to the magnitude of a value; NaN does not count.
+#[inline(always)]
+fn raise(largest: &mut [f32; 4], x: [f32; 4]) {
+    unroll!(for i in 0..4 {
+        largest[i] = math::max(largest[i], math::abs(x[i]));
+    });
+}
 
 /// Raises `maxima`\[d\], the bits of an f32 that starts at zero, to max_t |K\[t,d\]|; NaN does not count.
 /// `keys` [T, D], `maxima` [D]; each thread scans `rows_per_thread` rows, a multiple of 8.
@@ -29,28 +38,28 @@ pub fn column_maxima<T: Element>(
             let end = if row + (rows_per_thread as u64) < rows { row + rows_per_thread as u64 } else { rows };
             let mut largest = [0f32; 4];
             let mut first = row;
-            while first < end {
+            while first + 8 <= end {
                 let start = first as usize * columns as usize + column as usize;
                 let mut x = [[0f32; 4]; 8];
                 unroll!(for r in 0..8 {
-                    if first + (r as u64) < end {
-                        x[r] = T::load_four(keys, start + r * columns as usize);
-                    }
+                    x[r] = T::load_four(keys, start + r * columns as usize);
                 });
                 unroll!(for r in 0..8 {
-                    unroll!(for i in 0..4 {
-                        largest[i] = math::max(largest[i], math::abs(x[r][i]));
-                    });
+                    raise(&mut largest, x[r]);
                 });
                 first += 8;
             }
+            while first < end {
+                raise(&mut largest, T::load_four(keys, first as usize * columns as usize + column as usize));
+                first += 1;
+            }
             unroll!(for i in 0..4 {
-                maxima.atomic_max(((column + i as u32) % shape.channels) as usize, largest[i].to_bits());
+                maxima.atomic_max(rem_u32(column + i as u32, shape.channels) as usize, largest[i].to_bits());
             });
         }
-        Place::Rest { index } => {
+        Place::Rest { index, column } => {
             let x = math::max(0.0, math::abs(keys.load(index).to_f32()));
-            maxima.atomic_max(index % shape.channels as usize, x.to_bits());
+            maxima.atomic_max(column as usize, x.to_bits());
         }
         Place::Outside => {}
     }
@@ -81,7 +90,7 @@ pub fn first_nonfinite<T: Element>(keys: Global<T>, first: GlobalMut<u64>, shape
                 }
             });
         }
-        Place::Rest { index } => {
+        Place::Rest { index, .. } => {
             if nonfinite(keys.load(index).to_f32()) {
                 first.atomic_min(0, index as u64);
             }

@@ -9,8 +9,9 @@
 use super::grid::{Place, Shape, place, quad_rows};
 use super::quantizer::{codes_as_f32, dequantize, quantize};
 use crate::Element;
-use half::{bf16, f16};
 use glam::Vec4;
+use half::{bf16, f16};
+use simt::bits::rem_u32;
 use simt::{Global, GlobalMut, bits, kernel, thread};
 
 /// The scales of four neighbouring columns of a quad row.
@@ -19,7 +20,7 @@ pub(super) fn four_scales(scales: Global<f32>, column: u32, channels: u32) -> [f
     if channels % 4 == 0 {
         return scales.load_vector_readonly::<Vec4>(column as usize).to_array();
     }
-    let scale = |i| scales.load_readonly(((column + i) % channels) as usize);
+    let scale = |i| scales.load_readonly(rem_u32(column + i, channels) as usize);
     [scale(0), scale(1), scale(2), scale(3)]
 }
 
@@ -43,8 +44,8 @@ pub fn quantize_vectorized<T: Element>(
                 bits::pack_low_bytes([code(0), code(1), code(2), code(3)]),
             );
         }
-        Place::Rest { index } => {
-            let scale = scales.load_readonly(index % shape.channels as usize);
+        Place::Rest { index, column } => {
+            let scale = scales.load_readonly(column as usize);
             codes.store(index, quantize(keys.load(index).to_f32(), scale));
         }
         Place::Outside => {}
@@ -67,8 +68,8 @@ pub fn dequantize_vectorized<T: Element>(
             let s = four_scales(scales, column, shape.channels);
             T::store_four(keys, at, [c[0] * s[0], c[1] * s[1], c[2] * s[2], c[3] * s[3]]);
         }
-        Place::Rest { index } => {
-            let scale = scales.load_readonly(index % shape.channels as usize);
+        Place::Rest { index, column } => {
+            let scale = scales.load_readonly(column as usize);
             keys.store(index, T::from_f32(dequantize(codes.load(index), scale)));
         }
         Place::Outside => {}
