@@ -6,7 +6,7 @@
 
 use crate::device::{DeviceInfo, KernelAttributes};
 use crate::error::Result;
-use simt::emu::{self, EmuOptions, Fault};
+use simt::emu::{self, EmuOptions};
 use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
 use std::ffi::c_void;
 
@@ -19,7 +19,7 @@ pub(crate) trait BoundKernel: Send + Sync {
     ///
     /// # Safety
     /// The contract of [`crate::Stream::launch`].
-    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> std::result::Result<(), Fault>;
+    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> Result<()>;
     /// A copy that outlives the call, for a graph.
     fn boxed(&self) -> Box<dyn BoundKernel>;
 }
@@ -39,7 +39,7 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
         self.args.params(out);
     }
 
-    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> std::result::Result<(), Fault> {
+    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> Result<()> {
         // SAFETY: the launch's contract covers what the emulator does not check.
         unsafe { emu::launch(&self.kernel, shape, self.args, options) }?;
         Ok(())

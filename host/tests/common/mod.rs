@@ -1,5 +1,6 @@
 //! Kernels that the tests launch, each as Rust for the emulator and as PTX for the GPU.
-#![allow(dead_code)]
+// Each test binary takes a part.
+#![allow(dead_code, unused_macros, unused_imports)]
 
 use host::{Device, Error, PtxImage};
 use simt::emu::EmuOptions;

@@ -1,0 +1,64 @@
+//! The kernel handles of each element type.
+
+use half::{bf16, f16};
+use kernels_gpu::Element;
+use kernels_gpu::int8::{
+    Shape, column_maxima, dequantize_coarsened, dequantize_fused, dequantize_naive, dequantize_rows,
+    dequantize_tiled, dequantize_vectorized, first_nonfinite, quantize_coarsened, quantize_fused, quantize_naive,
+    quantize_rows, quantize_tiled, quantize_vectorized,
+};
+use simt::{Global, GlobalMut, Kernel};
+
+/// Quantizes with given scales.
+type Quantize<T> = Kernel<(Global<T>, Global<f32>, GlobalMut<i8>, Shape)>;
+/// Restores with given scales.
+type Dequantize<T> = Kernel<(Global<i8>, Global<f32>, GlobalMut<T>, Shape)>;
+
+/// Handles to every instance for one element type.
+#[doc(hidden)]
+pub struct Kernels<T: Element> {
+    pub(super) column_maxima: Kernel<(Global<T>, GlobalMut<u32>, Shape, u32)>,
+    pub(super) first_nonfinite: Kernel<(Global<T>, GlobalMut<u64>, Shape)>,
+    pub(super) quantize_naive: Quantize<T>,
+    pub(super) quantize_tiled: Quantize<T>,
+    pub(super) quantize_coarsened: Quantize<T>,
+    pub(super) quantize_vectorized: Quantize<T>,
+    pub(super) quantize_rows: Quantize<T>,
+    pub(super) quantize_fused: Kernel<(Global<T>, GlobalMut<f32>, GlobalMut<i8>, Shape)>,
+    pub(super) dequantize_naive: Dequantize<T>,
+    pub(super) dequantize_tiled: Dequantize<T>,
+    pub(super) dequantize_coarsened: Dequantize<T>,
+    pub(super) dequantize_vectorized: Dequantize<T>,
+    pub(super) dequantize_rows: Dequantize<T>,
+    pub(super) dequantize_fused: Dequantize<T>,
+}
+
+/// An element type that the INT8 kernels have instances for: f32, f16 and bf16.
+pub trait Int8Element: Element {
+    #[doc(hidden)]
+    const KERNELS: Kernels<Self>;
+}
+
+macro_rules! instances {
+    ($($t:ty),*) => {$(
+        impl Int8Element for $t {
+            const KERNELS: Kernels<$t> = Kernels {
+                column_maxima: column_maxima::kernel::<$t>(),
+                first_nonfinite: first_nonfinite::kernel::<$t>(),
+                quantize_naive: quantize_naive::kernel::<$t>(),
+                quantize_tiled: quantize_tiled::kernel::<$t>(),
+                quantize_coarsened: quantize_coarsened::kernel::<$t>(),
+                quantize_vectorized: quantize_vectorized::kernel::<$t>(),
+                quantize_rows: quantize_rows::kernel::<$t>(),
+                quantize_fused: quantize_fused::kernel::<$t>(),
+                dequantize_naive: dequantize_naive::kernel::<$t>(),
+                dequantize_tiled: dequantize_tiled::kernel::<$t>(),
+                dequantize_coarsened: dequantize_coarsened::kernel::<$t>(),
+                dequantize_vectorized: dequantize_vectorized::kernel::<$t>(),
+                dequantize_rows: dequantize_rows::kernel::<$t>(),
+                dequantize_fused: dequantize_fused::kernel::<$t>(),
+            };
+        }
+    )*};
+}
+instances!(f32, f16, bf16);

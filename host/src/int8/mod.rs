@@ -1,0 +1,185 @@
+//! Per-channel symmetric INT8 quantization: plans over the kernels of [`kernels_gpu::int8`], the same arithmetic
+//! on all CPU cores, an f64 oracle, and error metrics.
+//!
+//! ```
+//! use host::{Buffer, Device, Stream, int8};
+//! use simt::emu::EmuOptions;
+//!
+//! let device = Device::cpu(EmuOptions::default());
+//! let stream = Stream::new(&device)?;
+//! let keys: Vec<f32> = (0..64 * 32).map(|i| (i as f32 * 0.37).sin()).collect();
+//! let keys = Buffer::from_slice(&device, &keys)?;
+//!
+//! let mut plan = int8::Plan::<f32>::new(&device, int8::Matrix::new(64, 32)?, int8::Variant::Rows)?;
+//! let mut quantized = plan.allocate()?;
+//! plan.quantize(&stream, &keys, &mut quantized)?;
+//! assert_eq!(quantized.codes.to_vec()?.iter().map(|c| c.unsigned_abs()).max(), Some(127));
+//! # Ok::<(), int8::Error>(())
+//! ```
+
+pub mod cases;
+pub mod cpu;
+mod kernels;
+pub mod metrics;
+pub mod oracle;
+mod plan;
+
+pub use kernels::Int8Element;
+pub use plan::{Plan, Quantized};
+
+use kernels_gpu::int8::{Shape, TOKENS_PER_BLOCK};
+use std::fmt;
+use std::str::FromStr;
+
+/// A result with this system's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What the INT8 system reports.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A buffer, a launch or a copy failed.
+    #[error(transparent)]
+    Device(#[from] crate::Error),
+    /// A matrix with no element.
+    #[error("a matrix of {tokens} tokens and {channels} channels has no element; give it at least one of each")]
+    Empty {
+        /// Rows.
+        tokens: usize,
+        /// Columns.
+        channels: usize,
+    },
+    /// A matrix whose threads 32 bits cannot number.
+    #[error("a matrix of {tokens} tokens and {channels} channels is too large for one launch; split it by tokens")]
+    TooLarge {
+        /// Rows.
+        tokens: usize,
+        /// Columns.
+        channels: usize,
+    },
+    /// A buffer that does not hold what the plan's matrix needs.
+    #[error("{what} has {got} elements, a matrix of {matrix} needs {expected}; allocate it for this plan")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// Elements it has.
+        got: usize,
+        /// Elements it needs.
+        expected: usize,
+        /// The plan's matrix.
+        matrix: Matrix,
+    },
+    /// A name that is no variant.
+    #[error("there is no INT8 variant '{name}'; there are {}", names())]
+    UnknownVariant {
+        /// What was asked for.
+        name: String,
+    },
+}
+
+fn names() -> String {
+    Variant::ALL.map(|variant| variant.name()).join(", ")
+}
+
+/// A row-major matrix of keys or values: one row a token, one column a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matrix {
+    /// Rows, T.
+    pub tokens: usize,
+    /// Columns, D: KV heads × head_dim.
+    pub channels: usize,
+}
+
+impl Matrix {
+    /// A matrix of at least one element.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] for a zero extent, [`Error::TooLarge`] for more channels or elements than can be numbered.
+    pub fn new(tokens: usize, channels: usize) -> Result<Self> {
+        if tokens == 0 || channels == 0 {
+            return Err(Error::Empty { tokens, channels });
+        }
+        // Four rows of an odd matrix are taken as one: their columns are numbered in 32 bits as well.
+        let fits = channels <= (u32::MAX / 4) as usize && tokens.checked_mul(channels).is_some_and(|n| n < 1 << 40);
+        if fits { Ok(Matrix { tokens, channels }) } else { Err(Error::TooLarge { tokens, channels }) }
+    }
+
+    /// T·D.
+    pub fn elements(self) -> usize {
+        self.tokens * self.channels
+    }
+
+    /// How many scales `variant` makes: D, or D for every block of 16 tokens.
+    pub fn scales(self, variant: Variant) -> usize {
+        match variant {
+            Variant::Fused => self.tokens.div_ceil(TOKENS_PER_BLOCK as usize) * self.channels,
+            _ => self.channels,
+        }
+    }
+
+    pub(crate) fn shape(self) -> Shape {
+        Shape::new(self.tokens as u64, self.channels as u32)
+    }
+}
+
+impl fmt::Display for Matrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} × {}", self.tokens, self.channels)
+    }
+}
+
+/// Which kernels do the work; all but `Fused` give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// One element a thread (the paper's listing 5).
+    Naive,
+    /// One element a thread, scales in shared memory (listing 6).
+    Tiled,
+    /// Four columns 16 apart a thread (the authors' code).
+    Coarsened,
+    /// Four neighbouring elements a thread (listing 8).
+    Vectorized,
+    /// Four neighbouring columns of eight rows a thread.
+    Rows,
+    /// Scales and codes of each block of 16 tokens in one read.
+    Fused,
+}
+
+impl Variant {
+    /// All of them, in the paper's order.
+    pub const ALL: [Variant; 6] = [
+        Variant::Naive,
+        Variant::Tiled,
+        Variant::Coarsened,
+        Variant::Vectorized,
+        Variant::Rows,
+        Variant::Fused,
+    ];
+
+    /// The name on the command line and in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Variant::Naive => "naive",
+            Variant::Tiled => "tiled",
+            Variant::Coarsened => "coarsened",
+            Variant::Vectorized => "vectorized",
+            Variant::Rows => "rows",
+            Variant::Fused => "fused",
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Variant {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let found = Variant::ALL.into_iter().find(|variant| variant.name() == name);
+        found.ok_or_else(|| Error::UnknownVariant { name: name.to_string() })
+    }
+}
