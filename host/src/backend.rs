@@ -92,7 +92,7 @@ pub(crate) trait DeviceBackend: Send + Sync {
     /// # Safety
     /// As for `copy_now`.
     unsafe fn fill_now(&self, address: u64, byte: u8, bytes: usize) -> Result<()>;
-    /// Waits for all work of the device.
+    /// Waits for all work of the device's streams; for one that captures, up to where that began.
     fn synchronize(&self) -> Result<()>;
 
     fn stream(&self) -> Result<Box<dyn StreamBackend>>;

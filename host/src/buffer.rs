@@ -62,7 +62,7 @@ impl<T: Pod> Buffer<T> {
     /// Waits for **all work of the device**, then copies the contents out.
     ///
     /// # Errors
-    /// [`Error::Capturing`] while a stream of the device captures, or what a kernel did wrong.
+    /// What a kernel did wrong.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); self.len];
         self.read(0, &mut values)?;
@@ -75,7 +75,6 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::Range`], and as [`to_vec`](Self::to_vec).
     pub fn read(&self, start: usize, values: &mut [T]) -> Result<()> {
         let range = self.sized(start, values.len())?;
-        self.device.check_idle("reading a buffer")?;
         self.device.backend().synchronize()?;
         let bytes = size_of_val(values);
         if bytes == 0 {
@@ -92,7 +91,6 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::Range`], and as [`to_vec`](Self::to_vec).
     pub fn write(&mut self, start: usize, values: &[T]) -> Result<()> {
         let range = self.sized(start, values.len())?;
-        self.device.check_idle("writing a buffer")?;
         self.device.backend().synchronize()?;
         let bytes = size_of_val(values);
         if bytes == 0 {

@@ -7,7 +7,6 @@ use simt::KernelInfo;
 use simt::emu::EmuOptions;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One PTX text with every kernel in it, for one target.
 #[derive(Clone, Copy, Debug)]
@@ -74,22 +73,16 @@ pub struct KernelAttributes {
     pub max_threads: u32,
 }
 
-struct Inner {
-    backend: Box<dyn DeviceBackend>,
-    /// How many of this device's streams capture.
-    captures: AtomicUsize,
-}
-
 /// A GPU or the CPU's emulator; clones are the same device.
 #[derive(Clone)]
 pub struct Device {
-    inner: Arc<Inner>,
+    backend: Arc<dyn DeviceBackend>,
 }
 
 impl Device {
     /// The emulator. Launches run where they are called and have finished when the call returns.
     pub fn cpu(options: EmuOptions) -> Device {
-        Device::new(Box::new(CpuDevice::new(options)))
+        Device::new(Arc::new(CpuDevice::new(options)))
     }
 
     /// GPU number `ordinal`, with the kernels of the image that suits it: the highest target that is not above
@@ -100,7 +93,7 @@ impl Device {
     /// [`Error::PtxRefused`], or what the driver reports.
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     pub fn cuda(ordinal: u32, images: &[PtxImage]) -> Result<Device> {
-        Ok(Device::new(Box::new(crate::cuda::CudaDevice::open(ordinal, images)?)))
+        Ok(Device::new(Arc::new(crate::cuda::CudaDevice::open(ordinal, images)?)))
     }
 
     /// There is no CUDA backend on this platform.
@@ -120,9 +113,9 @@ impl Device {
         }
     }
 
-    fn new(backend: Box<dyn DeviceBackend>) -> Device {
+    fn new(backend: Arc<dyn DeviceBackend>) -> Device {
         tracing::debug!(device = backend.info().name, backend = %backend.info().backend, "opened a device");
-        Device { inner: Arc::new(Inner { backend, captures: AtomicUsize::new(0) }) }
+        Device { backend }
     }
 
     /// What is known of the device.
@@ -143,39 +136,23 @@ impl Device {
         self.backend().attributes(kernel)
     }
 
-    /// Waits until all work of the device is done.
+    /// Waits until all work that streams of the device were given is done. A stream that captures is waited for
+    /// up to where its capture began.
     ///
     /// # Errors
-    /// [`Error::Capturing`], or what a kernel did wrong since the last wait.
+    /// What a kernel did wrong since the last wait.
     pub fn synchronize(&self) -> Result<()> {
-        self.check_idle("waiting for the device")?;
         self.backend().synchronize()
     }
 
     pub(crate) fn backend(&self) -> &dyn DeviceBackend {
-        &*self.inner.backend
+        &*self.backend
     }
 
     /// Whether things of the two devices may be used together.
     pub(crate) fn check_same(&self, other: &Device, what: &'static str) -> Result<()> {
         let same = self.kind() == other.kind() && self.backend().context() == other.backend().context();
         if same { Ok(()) } else { Err(Error::WrongDevice { what }) }
-    }
-
-    pub(crate) fn count_capture(&self, begin: bool) {
-        if begin {
-            self.inner.captures.fetch_add(1, Ordering::AcqRel);
-        } else {
-            self.inner.captures.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Waiting for the whole device would break a capture that runs on it.
-    pub(crate) fn check_idle(&self, doing: &'static str) -> Result<()> {
-        match self.inner.captures.load(Ordering::Acquire) {
-            0 => Ok(()),
-            _ => Err(Error::Capturing { doing }),
-        }
     }
 }
 

@@ -124,8 +124,8 @@ pub enum Error {
         /// What is foreign.
         what: &'static str,
     },
-    /// Something that waits for the device or leaves the stream, while a stream captures.
-    #[error("{doing} is not possible while a stream captures; do it before or after the capture")]
+    /// Something that waits for the stream or belongs to no graph, while the stream captures.
+    #[error("{doing} is not possible while the stream captures; do it before or after the capture")]
     Capturing {
         /// What was asked for.
         doing: &'static str,

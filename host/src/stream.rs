@@ -101,7 +101,8 @@ impl Stream {
     /// Records what `record` puts into this stream, instead of running it. Returns the graph and what `record`
     /// returned, usually the nodes to update later.
     ///
-    /// Buffers may be made and dropped meanwhile. Whatever waits is refused with [`Error::Capturing`].
+    /// Buffers may be made, read and dropped meanwhile. What waits for this stream, or belongs to no graph, is
+    /// refused with [`Error::Capturing`].
     ///
     /// # Errors
     /// [`Error::Capturing`] inside another capture of this stream; the error of `record`, which ends the
@@ -115,7 +116,6 @@ impl Stream {
             self.capture.store(0, Ordering::Release);
             return Err(error);
         }
-        self.device.count_capture(true);
         // Also when `record` panics, the stream leaves the capture.
         let running = Capturing { stream: self, ended: false };
         let result = record(self);
@@ -331,7 +331,6 @@ impl Capturing<'_> {
     }
 
     fn leave(&self) {
-        self.stream.device.count_capture(false);
         self.stream.capture.store(0, Ordering::Release);
     }
 }

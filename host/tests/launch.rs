@@ -20,6 +20,8 @@ on_both! {
     a_failed_capture_leaves_the_stream_usable
     nodes_belong_to_their_graph
     a_graph_outlives_its_stream
+    waiting_for_the_device_spares_captures
+    work_before_a_capture_is_waited_for
 }
 
 fn a_launch_computes(device: &Device) {
@@ -258,13 +260,13 @@ fn waiting_in_a_capture_is_refused(device: &Device) {
                 s.upload(&slice, &mut buffer, 0),
                 s.download(&buffer, 0, &mut slice),
                 s.capture(|_| Ok(())).map(drop),
-                buffer.read(0, &mut slice),
-                buffer.write(0, &slice),
-                device.synchronize(),
                 // SAFETY: an empty graph.
                 unsafe { exec.launch(s) },
             ];
-            // What does not wait goes on, on this stream and on others.
+            // What does not wait for this stream goes on, also what waits for all others.
+            device.synchronize()?;
+            assert_eq!(buffer.to_vec()?, [4; 4]);
+            buffer.write(1, &[4])?;
             assert_eq!(other.download(&buffer, 0, &mut slice).map(|()| slice).unwrap(), [4; 4]);
             drop(Buffer::from_slice(device, &[1_u32; 100])?);
             s.fill_u8(&mut buffer, .., 0)?;
@@ -331,6 +333,36 @@ fn a_graph_outlives_its_stream(device: &Device) {
         exec.launch(&stream).unwrap();
     }
     assert_eq!(buffer.to_vec().unwrap(), [12; 8]);
+}
+
+fn waiting_for_the_device_spares_captures(device: &Device) {
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let stream = Stream::new(device).unwrap();
+                let mut buffer = Buffer::zeroed(device, 16).unwrap();
+                for round in 1..=20 {
+                    let (graph, _) = two_steps(&stream, &mut buffer);
+                    // SAFETY: the buffer is there.
+                    unsafe { graph.instantiate().unwrap().launch(&stream) }.unwrap();
+                    device.synchronize().unwrap();
+                    assert_eq!(buffer.to_vec().unwrap(), [11 * round; 16]);
+                }
+            });
+        }
+    });
+}
+
+fn work_before_a_capture_is_waited_for(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let n = 1 << 20;
+    let mut buffer = Buffer::zeroed(device, n).unwrap();
+    for _ in 0..20 {
+        // SAFETY: the buffer has `n` elements, each thread its own.
+        unsafe { stream.launch(&INCREMENT, cover(n), (buffer.global_mut(), 1, n as u32)) }.unwrap();
+    }
+    let (_, values) = stream.capture(|_| buffer.to_vec()).unwrap();
+    assert!(values.iter().all(|v| *v == 20));
 }
 
 #[test]

@@ -21,7 +21,6 @@ macro_rules! numeric {
     )*};
 }
 numeric! {
-    numeric_0: ;
     numeric_1: A;
     numeric_2: A B;
     numeric_3: A B C;
@@ -33,7 +32,6 @@ numeric! {
 
 /// Calls a driver function of `cust::sys`, giving its result as a number.
 macro_rules! cu {
-    ($name:ident()) => { cu!(@numeric_0 $name()) };
     ($name:ident($a:expr $(,)?)) => { cu!(@numeric_1 $name($a)) };
     ($name:ident($a:expr, $b:expr $(,)?)) => { cu!(@numeric_2 $name($a, $b)) };
     ($name:ident($a:expr, $b:expr, $c:expr $(,)?)) => { cu!(@numeric_3 $name($a, $b, $c)) };

@@ -142,9 +142,8 @@ impl DeviceBackend for CudaDevice {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.context.bind()?;
-        // SAFETY: a context is current.
-        check(unsafe { cu!(cuCtxSynchronize()) }, || "waiting for the device".into())
+        // Not `cuCtxSynchronize`: it fails, and breaks the capture, while any stream of the GPU captures.
+        stream::synchronize_all(&self.context)
     }
 
     fn stream(&self) -> Result<Box<dyn StreamBackend>> {

@@ -10,14 +10,97 @@ use cust::sys::{CUevent, CUgraphNode, CUstream, CUstreamCaptureMode, CUstreamCap
 use simt::{LaunchShape, MAX_PARAMS};
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 /// Does not wait for the default stream, which other code of the process may use.
 const NON_BLOCKING: u32 = 1;
+/// An event that is only waited for.
+const NO_TIMING: u32 = 2;
+
+/// What the mutexes here hold is whole at any time, also after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Everything of a stream that those who wait for the whole device need.
+struct State {
+    raw: CUstream,
+    /// Recorded where the last capture began.
+    before_capture: CUevent,
+    /// Held while the stream is waited for, so that no capture begins meanwhile: the wait would break it.
+    capturing: Mutex<bool>,
+    context: Arc<Context>,
+}
+
+// SAFETY: the driver lets any thread use a stream and an event.
+unsafe impl Send for State {}
+// SAFETY: as above.
+unsafe impl Sync for State {}
+
+/// Every stream of the process, whichever `Device` made it: they share the GPU's memory.
+static STREAMS: Mutex<Vec<Weak<State>>> = Mutex::new(Vec::new());
+
+/// Waits for all streams of the context's GPU.
+pub(super) fn synchronize_all(context: &Context) -> Result<()> {
+    let streams: Vec<Arc<State>> = lock(&STREAMS)
+        .iter()
+        .filter_map(Weak::upgrade)
+        .filter(|state| state.context.raw() == context.raw())
+        .collect();
+    streams.iter().try_for_each(|state| state.synchronize())
+}
+
+impl State {
+    fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        context.bind()?;
+        let (mut raw, mut before_capture) = (null_mut(), null_mut());
+        // SAFETY: valid for a write.
+        let code = unsafe { cu!(cuEventCreate(&mut before_capture, NO_TIMING)) };
+        check(code, || "making an event".into())?;
+        // SAFETY: valid for a write.
+        let code = unsafe { cu!(cuStreamCreate(&mut raw, NON_BLOCKING)) };
+        if let Err(error) = check(code, || "making a stream".into()) {
+            // SAFETY: just made, and not used again.
+            note(unsafe { cu!(cuEventDestroy_v2(before_capture)) }, "dropping an event");
+            return Err(error);
+        }
+        let state =
+            Arc::new(State { raw, before_capture, capturing: Mutex::new(false), context: context.clone() });
+        let mut streams = lock(&STREAMS);
+        streams.retain(|other| other.strong_count() != 0);
+        streams.push(Arc::downgrade(&state));
+        Ok(state)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.context.bind()?;
+        let capturing = lock(&self.capturing);
+        let code = if *capturing {
+            // SAFETY: the event was recorded when the capture began.
+            unsafe { cu!(cuEventSynchronize(self.before_capture)) }
+        } else {
+            // SAFETY: the stream lives as long as `self`.
+            unsafe { cu!(cuStreamSynchronize(self.raw)) }
+        };
+        check(code, || "waiting for the stream".into())
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if self.context.bind_quietly() {
+            // SAFETY: made by `new`, and not used again.
+            note(unsafe { cu!(cuStreamDestroy_v2(self.raw)) }, "dropping a stream");
+            // SAFETY: as above.
+            note(unsafe { cu!(cuEventDestroy_v2(self.before_capture)) }, "dropping an event");
+        }
+    }
+}
 
 pub(super) struct CudaStream {
     raw: CUstream,
+    state: Arc<State>,
     /// The launches of the running capture that have a node, as the driver's handles.
     nodes: Mutex<Vec<CUgraphNode>>,
     module: Arc<Module>,
@@ -31,12 +114,10 @@ unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
     pub(super) fn new(context: &Arc<Context>, module: &Arc<Module>) -> Result<Self> {
-        context.bind()?;
-        let mut raw = null_mut();
-        // SAFETY: `raw` is valid for a write.
-        check(unsafe { cu!(cuStreamCreate(&mut raw, NON_BLOCKING)) }, || "making a stream".into())?;
+        let state = State::new(context)?;
         Ok(CudaStream {
-            raw,
+            raw: state.raw,
+            state,
             nodes: Mutex::new(Vec::new()),
             module: module.clone(),
             context: context.clone(),
@@ -101,7 +182,7 @@ impl StreamBackend for CudaStream {
 
     unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<usize> {
         // Held over both steps: another thread's launch must not come between.
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nodes = lock(&self.nodes);
         // SAFETY: this function's contract.
         unsafe { self.launch(kernel, shape) }?;
         nodes.push(self.last_node()?);
@@ -129,38 +210,37 @@ impl StreamBackend for CudaStream {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.context.bind()?;
-        // SAFETY: the stream lives as long as `self`.
-        check(unsafe { cu!(cuStreamSynchronize(self.raw)) }, || "waiting for the stream".into())
+        self.state.synchronize()
     }
 
     fn begin_capture(&self) -> Result<()> {
         self.context.bind()?;
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        lock(&self.nodes).clear();
+        let mut capturing = lock(&self.state.capturing);
+        // SAFETY: both live as long as `self`.
+        let code = unsafe { cu!(cuEventRecord(self.state.before_capture, self.raw)) };
+        check(code, || "starting a capture".into())?;
         // Relaxed: buffers may be made and kernels looked up meanwhile. What would break the capture is refused
         // before it gets here.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives as long as `self`.
-        check(unsafe { cu!(cuStreamBeginCapture_v2(self.raw, mode)) }, || "starting a capture".into())
+        let code = unsafe { cu!(cuStreamBeginCapture_v2(self.raw, mode)) };
+        check(code, || "starting a capture".into())?;
+        *capturing = true;
+        Ok(())
     }
 
     fn end_capture(&self) -> Result<Box<dyn GraphBackend>> {
+        // Whatever comes of it, the stream captures no more.
+        let mut capturing = lock(&self.state.capturing);
+        *capturing = false;
         self.context.bind()?;
-        let nodes = std::mem::take(&mut *self.nodes.lock().unwrap_or_else(PoisonError::into_inner));
+        let nodes = std::mem::take(&mut *lock(&self.nodes));
         let mut raw = null_mut();
         // SAFETY: `raw` is valid for a write.
         let code = unsafe { cu!(cuStreamEndCapture(self.raw, &mut raw)) };
         check(code, || "ending a capture".into())?;
         Ok(Box::new(CudaGraph::new(raw, nodes, &self.module, &self.context)?))
-    }
-}
-
-impl Drop for CudaStream {
-    fn drop(&mut self) {
-        if self.context.bind_quietly() {
-            // SAFETY: made by `new`, and not used again.
-            note(unsafe { cu!(cuStreamDestroy_v2(self.raw)) }, "dropping a stream");
-        }
     }
 }
 
