@@ -24,6 +24,7 @@ mod device;
 mod error;
 mod event;
 mod graph;
+pub mod int8;
 mod limits;
 mod pinned;
 mod stream;

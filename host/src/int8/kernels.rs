@@ -4,8 +4,8 @@ use half::{bf16, f16};
 use kernels_gpu::Element;
 use kernels_gpu::int8::{
     Shape, column_maxima, dequantize_coarsened, dequantize_fused, dequantize_naive, dequantize_rows,
-    dequantize_tiled, dequantize_vectorized, first_nonfinite, quantize_coarsened, quantize_fused, quantize_naive,
-    quantize_rows, quantize_tiled, quantize_vectorized,
+    dequantize_tiled, dequantize_vectorized, first_nonfinite, quantize_coarsened, quantize_fused,
+    quantize_naive, quantize_rows, quantize_tiled, quantize_vectorized,
 };
 use simt::{Global, GlobalMut, Kernel};
 

@@ -17,7 +17,6 @@
 //! # Ok::<(), int8::Error>(())
 //! ```
 
-pub mod cases;
 pub mod cpu;
 mod kernels;
 pub mod metrics;
@@ -42,7 +41,9 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] crate::Error),
     /// A matrix with no element.
-    #[error("a matrix of {tokens} tokens and {channels} channels has no element; give it at least one of each")]
+    #[error(
+        "a matrix of {tokens} tokens and {channels} channels has no element; give it at least one of each"
+    )]
     Empty {
         /// Rows.
         tokens: usize,
@@ -50,7 +51,9 @@ pub enum Error {
         channels: usize,
     },
     /// A matrix whose threads 32 bits cannot number.
-    #[error("a matrix of {tokens} tokens and {channels} channels is too large for one launch; split it by tokens")]
+    #[error(
+        "a matrix of {tokens} tokens and {channels} channels is too large for one launch; split it by tokens"
+    )]
     TooLarge {
         /// Rows.
         tokens: usize,
@@ -100,7 +103,8 @@ impl Matrix {
             return Err(Error::Empty { tokens, channels });
         }
         // Four rows of an odd matrix are taken as one: their columns are numbered in 32 bits as well.
-        let fits = channels <= (u32::MAX / 4) as usize && tokens.checked_mul(channels).is_some_and(|n| n < 1 << 40);
+        let fits =
+            channels <= (u32::MAX / 4) as usize && tokens.checked_mul(channels).is_some_and(|n| n < 1 << 40);
         if fits { Ok(Matrix { tokens, channels }) } else { Err(Error::TooLarge { tokens, channels }) }
     }
 
@@ -114,6 +118,16 @@ impl Matrix {
         match variant {
             Variant::Fused => self.tokens.div_ceil(TOKENS_PER_BLOCK as usize) * self.channels,
             _ => self.channels,
+        }
+    }
+
+    /// How many rows share a scale where there are `scales` of them: all T, or 16; `None` if that many fit neither.
+    pub fn tokens_per_scale(self, scales: usize) -> Option<usize> {
+        let block = TOKENS_PER_BLOCK as usize;
+        if scales == self.channels {
+            Some(self.tokens)
+        } else {
+            (scales == self.tokens.div_ceil(block) * self.channels).then_some(block)
         }
     }
 
