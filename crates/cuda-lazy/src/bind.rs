@@ -209,10 +209,7 @@ fn open() -> Result<DriverLibrary, DriverError> {
     let files: &[&OsStr] = match &named {
         Some(file) => &[file],
         // The second is where the Windows Subsystem for Linux keeps it.
-        None => &[
-            OsStr::new("libcuda.so.1"),
-            OsStr::new("/usr/lib/wsl/lib/libcuda.so.1"),
-        ],
+        None => &[OsStr::new("libcuda.so.1"), OsStr::new("/usr/lib/wsl/lib/libcuda.so.1")],
     };
     let mut reason = None;
     for file in files {
@@ -222,9 +219,7 @@ fn open() -> Result<DriverLibrary, DriverError> {
             Err(why) => reason = reason.or(Some(why)),
         }
     }
-    Err(DriverError::NotFound {
-        reason: reason.unwrap_or_default(),
-    })
+    Err(DriverError::NotFound { reason: reason.unwrap_or_default() })
 }
 
 fn open_file(file: &OsStr) -> Result<usize, String> {
@@ -243,10 +238,7 @@ fn open_file(file: &OsStr) -> Result<usize, String> {
 }
 
 fn inspect(handle: usize, file: &OsStr) -> Result<DriverLibrary, DriverError> {
-    let bad = |reason: &str| DriverError::NotADriver {
-        path: file.into(),
-        reason: reason.into(),
-    };
+    let bad = |reason: &str| DriverError::NotADriver { path: file.into(), reason: reason.into() };
     let Some(symbol) = lookup(handle, c"cuDriverGetVersion") else {
         return Err(bad("it has no cuDriverGetVersion"));
     };
@@ -258,11 +250,7 @@ fn inspect(handle: usize, file: &OsStr) -> Result<DriverLibrary, DriverError> {
         return Err(bad(&format!("cuDriverGetVersion returned error {code}")));
     }
     let path = file_of(symbol).unwrap_or_else(|| PathBuf::from(file));
-    Ok(DriverLibrary {
-        path,
-        version: version.max(0) as u32,
-        handle,
-    })
+    Ok(DriverLibrary { path, version: version.max(0) as u32, handle })
 }
 
 /// The file that `symbol` was loaded from, links resolved.

@@ -10,15 +10,8 @@ mod symbols;
 #[test]
 fn the_list_is_sorted_and_complete() {
     assert_eq!(SYMBOLS.len(), 353);
-    assert!(
-        SYMBOLS.windows(2).all(|pair| pair[0] < pair[1]),
-        "sorted, each once"
-    );
-    assert!(
-        SYMBOLS
-            .iter()
-            .all(|name| name.to_bytes().starts_with(b"cu"))
-    );
+    assert!(SYMBOLS.windows(2).all(|pair| pair[0] < pair[1]), "sorted, each once");
+    assert!(SYMBOLS.iter().all(|name| name.to_bytes().starts_with(b"cu")));
 }
 
 /// Takes the address of every function of the bindings: this links only if each has a trampoline.
