@@ -1,6 +1,6 @@
 //! Exact division by a number that stays the same for many quotients.
 
-use super::{abs, fma, host_nan};
+use super::{fma, host_nan};
 
 /// A divisor, prepared so that [`divide`](Divisor::divide) gives the bits of IEEE division in six float
 /// instructions and no branch.
@@ -20,10 +20,11 @@ use super::{abs, fma, host_nan};
 ///
 /// The method is Markstein's (*Computation of elementary functions on the IBM RISC System/6000 processor*, IBM
 /// J. Res. Dev. 34, 1990; theorem and proof also in Muller et al., *Handbook of Floating-Point Arithmetic*, the
-/// chapter on division with an FMA). Write RN for rounding to nearest even, and let c be the power of two that
-/// brings |s| into [1, 2). Multiplication of both s and x by c is exact, since |x·c| lies between |x/s| and
-/// 2|x/s|, so take 1 <= s < 2 and write Q = x/s (signs do not matter). Let u be the distance of neighbouring
-/// floats in Q's binade.
+/// chapter on division with an FMA). Write RN for rounding to nearest even, and let c be the power of two, with
+/// the sign of s, that brings s into [1, 2). Multiplication of both s and x by c is exact, since |x·c| lies
+/// between |x/s| and 2|x/s|, so take 1 <= s < 2 and write Q = x/s. (A subnormal s ends between 2^−23 and 1; then
+/// |x·c| >= 2^−23, and the same holds with other powers of two.) Let u be the distance of neighbouring floats in
+/// Q's binade.
 ///
 /// ```text
 /// y = RN(1/s)     q0 = RN(x y)     q1 = RN(q0 + r0 y)     q2 = RN(q1 + r1 y)
@@ -46,11 +47,11 @@ use super::{abs, fma, host_nan};
 /// The exception of Markstein's method for an all-ones mantissa concerns how y is computed; here it comes from an
 /// IEEE division.
 ///
-/// Zeros keep their sign because the residual is formed as q·s − x and added with −y. Where q0 is infinite or
-/// NaN, it is the result already.
+/// Zeros keep their sign because the residual is formed as q·s − x and multiplied by −y. Where q0 is infinite or
+/// NaN, it is the result already, and shows by the corrections turning into NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct Divisor {
-    /// The power of two that brings the divisor into [1, 2).
+    /// The power of two, with the divisor's sign, that brings the divisor into [1, 2).
     scale: f32,
     /// The scaled divisor.
     divisor: f32,
@@ -64,14 +65,10 @@ impl Divisor {
     #[must_use]
     pub fn new(s: f32) -> Self {
         let exponent = (s.to_bits() >> 23) & 0xff;
-        // 2^(127 - exponent). A subnormal s takes the largest scale there is and ends between 2^-23 and 1,
-        // where nothing underflows either; the scale of the largest numbers is itself subnormal, 2^-127.
-        let scale = match exponent {
-            0 => f32::from_bits(253 << 23),
-            254 => f32::from_bits(0x0040_0000),
-            255 => 1.0,
-            _ => f32::from_bits((254 - exponent) << 23),
-        };
+        // 2^(127 - exponent), as bits. A subnormal s takes the largest scale there is and ends between 2^-23 and
+        // 1, where nothing underflows either; the scale of the largest numbers is itself subnormal, 2^-127.
+        let scale = if exponent >= 254 { 0x0040_0000 } else { (254 - exponent.max(1)) << 23 };
+        let scale = f32::from_bits(scale | (s.to_bits() & 0x8000_0000));
         let scaled = s * scale;
         // An infinite divisor has the reciprocal 0; with itself also 0, the residuals stay finite.
         let divisor = if exponent == 255 { 0.0 } else { scaled };
@@ -86,7 +83,7 @@ impl Divisor {
         let q0 = x * self.reciprocal;
         let q1 = self.correct(q0, x);
         let q2 = self.correct(q1, x);
-        host_nan(if abs(q0) < f32::INFINITY { q2 } else { q0 })
+        host_nan(if q2.is_nan() { q0 } else { q2 })
     }
 
     /// One step towards the quotient: q − (q·s − x)·y.

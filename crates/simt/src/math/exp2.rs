@@ -4,8 +4,8 @@ use super::{ROUNDER, clamp, fma, host_nan, maximum};
 
 /// 2^x for the whole range of `f32`.
 ///
-/// Error: at most EXP2_ULP ULP for every `f32`, subnormal results included (measured over all of them). Exact
-/// for every integer `x`. From 128 up the result is +∞, from −150 down it is +0, NaN gives NaN
+/// Error, measured over every `f32`: at most 0.608 ULP where the result is normal, 0.766 ULP where it is
+/// subnormal (two roundings). Exact for every integer `x`. From 128 up the result is +∞, from −150 down it is +0, NaN gives NaN
 /// ([`NAN_BITS`](super::NAN_BITS)).
 ///
 /// Method: x = n + f with n the nearest integer, so |f| <= 1/2 and f is exact. 1 + f·ln2 is kept as a sum of two
@@ -51,15 +51,15 @@ fn power_of_two(n: i32) -> f32 {
 
 /// 2^x for `x <= 0`, in 12 instructions: the one for the inner loop of a softmax.
 ///
-/// - −126.5 <= x <= 127: error at most EXP2NP_ULP ULP (measured over every `f32` there), subnormal results
+/// - −126.5 < x <= 127: error at most 0.800 ULP, measured over every `f32` there, subnormal results
 ///   included; exact for integers.
-/// - x < −126.5, −∞ included: exactly +0. This is the only loss against [`exp2`]: true results below
+/// - x <= −126.5, −∞ included: exactly +0. This is the only loss against [`exp2`]: exact results up to
 ///   2^−126.5.
 /// - NaN: NaN ([`NAN_BITS`](super::NAN_BITS)).
 /// - x > 127: a value without meaning, the same on every machine.
 ///
-/// For x1 <= x2 <= 0 the result for x1 is not above the result for x2 (tested over every `f32`), and no result
-/// is above 1.
+/// For `x <= 0` the result lies in [0, 1]. It is not strictly monotonic: neighbouring inputs may give results
+/// that are swapped by one ULP.
 #[inline(always)]
 #[must_use]
 pub fn exp2_nonpositive(x: f32) -> f32 {

@@ -4,8 +4,8 @@ use super::{NAN_BITS, fma};
 
 /// The logarithm of `x` to base 2, for the whole range of `f32`.
 ///
-/// Error: at most LOG2_ULP ULP for every positive `f32`, subnormals included (measured over all of them). Exact
-/// for powers of two. ±0 gives −∞, +∞ gives +∞, a negative number or NaN gives NaN
+/// Error: at most 0.934 ULP for every positive `f32`, subnormal ones included (measured over all of them).
+/// Exact for powers of two. ±0 gives −∞, +∞ gives +∞, a negative number or NaN gives NaN
 /// ([`NAN_BITS`](super::NAN_BITS)).
 ///
 /// Method: x = 2^e·(1 + r) with 1 + r in [2/3, 4/3), so r is exact. r·log2(e) is kept as a sum of two floats, a

@@ -5,7 +5,18 @@
 //! No function of the platform's mathematics library is involved, and nothing is approximated or flushed to
 //! zero by hardware.
 //!
-//! TABLE
+//! | function | domain | largest error | instructions on sm_90 |
+//! |---|---|---|---|
+//! | [`exp2`] | every `f32` | 0.608 ULP; 0.766 ULP for subnormal results | 24 |
+//! | [`exp2_nonpositive`] | −126.5 < x <= 127; below, +0 | 0.800 ULP | 12 |
+//! | [`log2`] | every `f32` | 0.934 ULP | 40 |
+//! | [`sin`], [`cos`] | every `f32` | 0.502 ULP | 54 below 2^30, 86 above; `f64` |
+//! | [`sin_cos`] | every `f32` | as [`sin`] and [`cos`] | 63 below 2^30, 94 above; `f64` |
+//! | [`rsqrt`] | every `f32` | 1.491 ULP | those of one `sqrt.rn` and one `rcp.rn` |
+//! | [`Divisor::divide`] | 2^−102 <= abs(x / s) <= 2^126 and all special values | none: the bits of `x / s` | 8 |
+//!
+//! The errors are measured over every input there is, against `f64` (`tests/math_ulp.rs`). Sine and
+//! cosine hold their bound up to `f32::MAX`.
 //!
 //! One ULP is the distance between neighbouring `f32` in the binade of the exact result (2^−149 for subnormal
 //! ones).
