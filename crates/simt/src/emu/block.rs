@@ -4,13 +4,15 @@ use super::collective::{self, FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpC
 use super::fault::{Fault, FaultKind, Place, ThreadId};
 use super::memory::SharedMemory;
 use super::race::Races;
+use super::stack::ThreadStack;
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
-use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, Once};
 
 /// What a block barrier hands back beside its ordering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +68,7 @@ pub(crate) struct Block {
     pub(crate) shape: LaunchShape,
     pub(crate) index: Dim3,
     pub(crate) number: u64,
-    pub(crate) shared: RefCell<SharedMemory>,
+    pub(crate) shared: SharedMemory,
     pub(crate) races: Option<RefCell<Races>>,
     lanes: *const Lane,
     threads: u32,
@@ -78,7 +80,43 @@ pub(crate) struct Block {
 
 thread_local! {
     static CURRENT: Cell<*const Lane> = const { Cell::new(core::ptr::null()) };
-    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+    /// Where the kernel that runs here panicked.
+    static PANIC_PLACE: Cell<Option<Place>> = const { Cell::new(None) };
+}
+
+/// From the first launch on, a panic inside a kernel is noted for the fault that it becomes, and not printed.
+/// Every other panic goes to the hook that was there before.
+pub(super) fn watch_panics() {
+    static WATCHING: Once = Once::new();
+    if std::thread::panicking() {
+        return;
+    }
+    WATCHING.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if CURRENT.get().is_null() {
+                before(info);
+            } else {
+                PANIC_PLACE.set(info.location().map(|at| Place {
+                    file: interned(at.file()),
+                    line: at.line(),
+                    column: at.column(),
+                }));
+            }
+        }));
+    });
+}
+
+/// The same text for the rest of the program: the hook's file name is only borrowed. One copy for each file.
+fn interned(file: &str) -> &'static str {
+    static FILES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut files = FILES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(known) = files.get(file) {
+        return known;
+    }
+    let leaked: &'static str = Box::leak(file.into());
+    files.insert(leaked);
+    leaked
 }
 
 /// Runs `f` on the emulated thread that is executing.
@@ -92,6 +130,8 @@ pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
 }
 
 /// Ends the launch with a fault of the executing thread. Unwinds to the runner without the panic hook.
+#[cold]
+#[inline(never)]
 pub(crate) fn raise(place: &'static Location<'static>, kind: FaultKind) -> ! {
     let fault = with_lane(|lane| Fault {
         kernel: lane.block().info.name,
@@ -158,7 +198,7 @@ pub(crate) fn fence(scope: FenceScope) {
 }
 
 struct Worker {
-    coroutine: Coroutine<u64, (), (), DefaultStack>,
+    coroutine: Coroutine<u64, (), (), ThreadStack>,
 }
 
 /// How many blocks one task of the thread pool runs: enough work to be worth a task.
@@ -188,7 +228,7 @@ impl<'a> Runner<'a> {
             shape,
             index: Dim3 { x: 0, y: 0, z: 0 },
             number: 0,
-            shared: RefCell::new(SharedMemory::new(shape.shared_bytes)),
+            shared: SharedMemory::new(shape.shared_bytes),
             races: options.race_check.then(|| RefCell::new(Races::new(threads))),
             lanes: core::ptr::null(),
             threads,
@@ -215,7 +255,7 @@ impl<'a> Runner<'a> {
         self.block.number = number;
         self.block.index = self.block.shape.grid.at(number);
         self.block.next.set(0);
-        self.block.shared.get_mut().reset();
+        self.block.shared.reset();
         if let Some(races) = &mut self.block.races {
             races.get_mut().enter_block();
         }
@@ -230,7 +270,7 @@ impl<'a> Runner<'a> {
 
     fn run_threads(&mut self) -> Result<(), Box<Fault>> {
         while self.block.next.get() < self.block.threads {
-            let worker = self.start_worker();
+            let worker = self.start_worker()?;
             self.drive(worker, 0)?;
         }
         loop {
@@ -295,12 +335,13 @@ impl<'a> Runner<'a> {
         })
     }
 
-    fn start_worker(&mut self) -> usize {
-        let stack = STACKS.with_borrow_mut(|stacks| stacks.pop());
-        let stack = stack.unwrap_or_else(|| match DefaultStack::new(self.stack_bytes) {
-            Ok(stack) => stack,
-            Err(error) => panic!("no memory for a stack of {} bytes: {error}", self.stack_bytes),
-        });
+    fn start_worker(&mut self) -> Result<usize, Box<Fault>> {
+        let bytes = self.stack_bytes;
+        let stack = ThreadStack::get(bytes).map_err(|error| {
+            let threads = self.block.threads;
+            let reason = format!("no memory for {threads} stacks of {bytes} bytes: {error}");
+            Box::new(Fault::refused(self.block.info, reason))
+        })?;
         let block: *const Block = &*self.block;
         let body: *const (dyn Fn() + Sync + 'a) = self.body;
         // SAFETY: only the lifetime changes; the runner outlives its coroutines and the body outlives the runner.
@@ -322,7 +363,7 @@ impl<'a> Runner<'a> {
             }
         });
         self.workers.push(Some(Worker { coroutine }));
-        self.workers.len() - 1
+        Ok(self.workers.len() - 1)
     }
 
     fn resume(&mut self, lane: usize, value: u64) -> Result<(), Box<Fault>> {
@@ -346,7 +387,7 @@ impl<'a> Runner<'a> {
             }
             Ok(CoroutineResult::Return(())) => {
                 if let Some(done) = self.workers[worker].take() {
-                    STACKS.with_borrow_mut(|stacks| stacks.push(done.coroutine.into_stack()));
+                    done.coroutine.into_stack().put_back();
                 }
                 Ok(())
             }
@@ -358,9 +399,58 @@ impl<'a> Runner<'a> {
                         .map(|text| text.to_string())
                         .or_else(|| payload.downcast_ref::<String>().cloned())
                         .unwrap_or_else(|| "(no message)".to_string());
-                    self.fault(running, None, FaultKind::Panic { message })
+                    self.fault(running, PANIC_PLACE.take(), FaultKind::Panic { message })
                 }
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emu::launch;
+    use crate::{Kernel, thread};
+
+    static INFO: KernelInfo =
+        KernelInfo { name: "park", module: "tests", file: file!(), line: line!(), max_threads: 1024 };
+
+    #[test]
+    fn stacks_are_reused_from_launch_to_launch() {
+        let kernel = Kernel::new(&INFO, |(faulty,): (u32,)| {
+            thread::sync_threads();
+            assert!(faulty == 0 || thread::thread_idx_x() < 40, "planted");
+            thread::sync_threads();
+        });
+        // With race checking, blocks run on this very thread, whose pool can be looked at.
+        let options = EmuOptions::race_checked();
+        // SAFETY: no memory is involved.
+        let run = |faulty: u32| unsafe { launch(&kernel, LaunchShape::new(2, 64), (faulty,), &options) };
+        for _ in 0..50 {
+            assert_eq!(run(0), Ok(()));
+            assert_eq!(ThreadStack::idle(), 64);
+        }
+        for _ in 0..50 {
+            assert!(run(1).is_err());
+            // The stacks of threads that the fault left parked are freed.
+            assert_eq!(ThreadStack::idle(), 0);
+        }
+        assert_eq!(run(0), Ok(()));
+        let other_size = EmuOptions { stack_bytes: 128 * 1024, ..options };
+        // SAFETY: no memory is involved.
+        let result = unsafe { launch(&kernel, LaunchShape::new(1, 16), (0,), &other_size) };
+        assert_eq!((result, ThreadStack::idle()), (Ok(()), 16));
+    }
+
+    #[test]
+    fn a_stack_that_no_machine_has_is_refused() {
+        let kernel = Kernel::new(&INFO, |()| thread::sync_threads());
+        let options = EmuOptions { stack_bytes: 1 << 60, ..EmuOptions::default() };
+        // SAFETY: no memory is involved.
+        let fault = unsafe { launch(&kernel, LaunchShape::new(1, 64), (), &options) }.unwrap_err();
+        assert!(
+            fault.to_string().contains("no memory for 64 stacks of 1152921504606846976 bytes"),
+            "{fault}"
+        );
     }
 }

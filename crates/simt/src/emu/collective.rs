@@ -67,7 +67,8 @@ fn warp_call(lane: &Lane) -> Option<(WarpCall, &'static Location<'static>)> {
 }
 
 fn same_call(a: (WarpCall, &'static Location<'static>), b: (WarpCall, &'static Location<'static>)) -> bool {
-    a.0.mask == b.0.mask && a.0.op == b.0.op && a.1 == b.1
+    // One place has one address, but for inlining into several compilation units.
+    a.0.mask == b.0.mask && a.0.op == b.0.op && (core::ptr::eq(a.1, b.1) || a.1 == b.1)
 }
 
 /// The first lane that `call`'s mask names and that does not wait in the same call.

@@ -60,6 +60,25 @@ impl fmt::Display for Space {
     }
 }
 
+/// Two accesses to the same bytes, one of them a write, with nothing that orders them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Race {
+    /// Which memory.
+    pub space: Space,
+    /// The element index that this access used.
+    pub index: u64,
+    /// The first racing byte: an address, or an offset in shared memory.
+    pub byte: u64,
+    /// What this access does: `read`, `write` or `atomic`.
+    pub access: &'static str,
+    /// What the other one did.
+    pub other_access: &'static str,
+    /// The other thread.
+    pub other: ThreadId,
+    /// Where the other access is.
+    pub other_place: Place,
+}
+
 /// What went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -145,20 +164,7 @@ pub enum FaultKind {
         width: u32,
     },
     /// Two accesses to the same bytes, one of them a write, with nothing that orders them.
-    Race {
-        /// Which memory.
-        space: Space,
-        /// The first racing byte: an address, or an offset in shared memory.
-        byte: u64,
-        /// What this access does.
-        access: &'static str,
-        /// What the other one did.
-        other_access: &'static str,
-        /// The other thread.
-        other: ThreadId,
-        /// Where the other access is.
-        other_place: Place,
-    },
+    Race(Box<Race>),
     /// The kernel panicked: on the device the grid would trap.
     Panic {
         /// The panic's message.
@@ -173,7 +179,7 @@ pub struct Fault {
     pub kernel: &'static str,
     /// The thread that made it; `None` if no thread ran.
     pub thread: Option<ThreadId>,
-    /// The source line; `None` if the kernel has none (a refused launch, a panic).
+    /// The source line; `None` for a refused launch.
     pub place: Option<Place>,
     /// What went wrong.
     pub kind: FaultKind,
@@ -204,6 +210,16 @@ fn elsewhere(waits_at: &Option<Place>) -> String {
     match waits_at {
         Some(place) => format!("it waits at {place}"),
         None => "it is not running any more".to_string(),
+    }
+}
+
+impl fmt::Display for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Race { space, index, byte, access, other_access, other, other_place } = self;
+        write!(
+            f,
+            "race on {space} element {index} (byte {byte:#x}): this {access} and the {other_access} of {other} at {other_place} have nothing that orders them"
+        )
     }
 }
 
@@ -246,10 +262,7 @@ impl fmt::Display for FaultKind {
             FaultKind::ShuffleWidth { width } => {
                 write!(f, "shuffle width {width} is not a power of two up to 32")
             }
-            FaultKind::Race { space, byte, access, other_access, other, other_place } => write!(
-                f,
-                "race on {space} byte {byte:#x}: this {access} and the {other_access} of {other} at {other_place} have nothing that orders them"
-            ),
+            FaultKind::Race(race) => write!(f, "{race}"),
             FaultKind::Panic { message } => write!(f, "the kernel panicked: {message}"),
         }
     }

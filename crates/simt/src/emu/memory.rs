@@ -5,29 +5,55 @@ use super::fault::{FaultKind, Space};
 use super::race::Access;
 use crate::atomic::{AtomicOp, AtomicWord};
 use bytemuck::Pod;
+use core::cell::Cell;
 use core::mem::size_of;
 use core::panic::Location;
 
 /// A block's shared memory, and which of its bytes somebody wrote.
+///
+/// In units of 16 bytes: an access is aligned to its size, so it never leaves its unit.
 pub(crate) struct SharedMemory {
-    /// In units of 16 bytes, so that every vector can be aligned.
-    bytes: Vec<u128>,
-    written: Vec<bool>,
+    bytes: u32,
+    units: Box<[Cell<u128>]>,
+    /// One bit for each byte of a unit.
+    written: Box<[Cell<u16>]>,
 }
 
 impl SharedMemory {
     pub(super) fn new(bytes: u32) -> Self {
-        let bytes = bytes as usize;
-        SharedMemory { bytes: vec![0; bytes.div_ceil(16)], written: vec![false; bytes] }
+        let units = bytes.div_ceil(16) as usize;
+        SharedMemory {
+            bytes,
+            units: vec![Cell::new(0); units].into_boxed_slice(),
+            written: vec![Cell::new(0); units].into_boxed_slice(),
+        }
     }
 
     /// A new block: nothing is written.
-    pub(super) fn reset(&mut self) {
-        self.written.fill(false);
+    pub(super) fn reset(&self) {
+        self.written.iter().for_each(|unit| unit.set(0));
     }
 
-    fn len(&self) -> u32 {
-        self.written.len() as u32
+    #[inline(always)]
+    fn mask(offset: u32, bytes: usize) -> u16 {
+        (((1u32 << bytes) - 1) << (offset % 16)) as u16
+    }
+
+    #[inline(always)]
+    fn is_written(&self, offset: u32, bytes: usize) -> bool {
+        let mask = Self::mask(offset, bytes);
+        self.written[offset as usize / 16].get() & mask == mask
+    }
+
+    #[inline(always)]
+    fn mark_written(&self, offset: u32, bytes: usize) {
+        let unit = &self.written[offset as usize / 16];
+        unit.set(unit.get() | Self::mask(offset, bytes));
+    }
+
+    #[inline(always)]
+    fn pointer(&self, offset: u32) -> *mut u8 {
+        self.units[offset as usize / 16].as_ptr().cast::<u8>().wrapping_add(offset as usize % 16)
     }
 }
 
@@ -43,6 +69,7 @@ fn locate<T, V>(
     place: &'static Location<'static>,
 ) -> u64 {
     const { assert!(matches!(size_of::<V>(), 1 | 2 | 4 | 8 | 16), "an access is 1, 2, 4, 8 or 16 bytes") };
+    const { assert!(size_of::<T>() > 0, "an element has bytes") };
     let (bytes, element_bytes) = (size_of::<V>(), size_of::<T>());
     let elements = bytes.div_ceil(element_bytes) as u64;
     if index >= len || len - index < elements {
@@ -61,16 +88,30 @@ fn locate<T, V>(
 fn watch(
     lane: &Lane,
     space: Space,
-    byte: u64,
+    (byte, index): (u64, u64),
     bytes: usize,
     access: Access,
     place: &'static Location<'static>,
 ) {
-    if let Some(races) = &lane.block().races {
-        let found = races.borrow_mut().access(lane, space, byte, bytes, access, place);
-        if let Some(kind) = found {
-            raise(place, kind);
-        }
+    if lane.block().races.is_some() {
+        record(lane, space, (byte, index), bytes, access, place);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn record(
+    lane: &Lane,
+    space: Space,
+    (byte, index): (u64, u64),
+    bytes: usize,
+    access: Access,
+    place: &'static Location<'static>,
+) {
+    let Some(races) = &lane.block().races else { return };
+    let found = races.borrow_mut().access(lane, space, (byte, index), bytes, access, place);
+    if let Some(kind) = found {
+        raise(place, kind);
     }
 }
 
@@ -80,7 +121,7 @@ pub(crate) fn global_load<T: Pod, V: Pod>(base: u64, len: usize, index: usize) -
     let place = Location::caller();
     with_lane(|lane| {
         let address = base + locate::<T, V>(Space::Global, base, len as u64, index as u64, false, place);
-        watch(lane, Space::Global, address, size_of::<V>(), Access::Read, place);
+        watch(lane, Space::Global, (address, index as u64), size_of::<V>(), Access::Read, place);
         // SAFETY: inside the handle's memory, which the launch's caller vouches for, and aligned; `V` is `Pod`.
         unsafe { (address as *const V).read_unaligned() }
     })
@@ -92,7 +133,7 @@ pub(crate) fn global_store<T: Pod, V: Pod>(base: u64, len: usize, index: usize, 
     let place = Location::caller();
     with_lane(|lane| {
         let address = base + locate::<T, V>(Space::Global, base, len as u64, index as u64, true, place);
-        watch(lane, Space::Global, address, size_of::<V>(), Access::Write, place);
+        watch(lane, Space::Global, (address, index as u64), size_of::<V>(), Access::Write, place);
         // SAFETY: inside the handle's memory, which the launch's caller vouches for; no other thread touches
         // these bytes unless the kernel has the race that race-check mode reports.
         unsafe { (address as *mut V).write_unaligned(value) }
@@ -111,7 +152,7 @@ pub(crate) fn global_atomic<T: AtomicWord>(
     let place = Location::caller();
     with_lane(|lane| {
         let address = base + locate::<T, T>(Space::Global, base, len as u64, index as u64, true, place);
-        watch(lane, Space::Global, address, size_of::<T>(), Access::Atomic, place);
+        watch(lane, Space::Global, (address, index as u64), size_of::<T>(), Access::Atomic, place);
         // SAFETY: inside the handle's memory, and aligned to the word's size.
         unsafe { T::host_update(op, address as *mut T, value, compare) }
     })
@@ -129,47 +170,43 @@ fn locate_shared<T, V>(
 ) -> u32 {
     let offset = locate::<T, V>(Space::Shared, base as u64, len as u64, index as u64, write, place);
     let needed = base as u64 + offset + size_of::<V>() as u64;
-    let launched_with = lane.block().shared.borrow().len();
+    let launched_with = lane.block().shared.bytes;
     if needed > launched_with as u64 {
         raise(place, FaultKind::SharedTooSmall { needed, launched_with });
     }
     base + offset as u32
 }
 
-fn shared_pointer(lane: &Lane, offset: u32) -> *mut u8 {
-    // SAFETY: the offset is inside the block's shared memory: `locate_shared` checked it.
-    unsafe { lane.block().shared.borrow_mut().bytes.as_mut_ptr().cast::<u8>().add(offset as usize) }
-}
-
+#[inline(always)]
 fn check_written(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
-    let start = offset as usize;
-    if !lane.block().shared.borrow().written[start..start + bytes].iter().all(|written| *written) {
+    if !lane.block().shared.is_written(offset, bytes) {
         raise(place, FaultKind::Uninitialized { offset, bytes });
     }
 }
 
 #[track_caller]
+#[inline]
 pub(crate) fn shared_load<T: Pod, V: Pod>(base: u32, len: u32, index: u32) -> V {
     let place = Location::caller();
     with_lane(|lane| {
         let offset = locate_shared::<T, V>(lane, base, len, index, false, place);
         check_written(lane, offset, size_of::<V>(), place);
-        watch(lane, Space::Shared, offset as u64, size_of::<V>(), Access::Read, place);
+        watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Read, place);
         // SAFETY: inside the block's shared memory, which one OS thread uses; `V` is `Pod`.
-        unsafe { shared_pointer(lane, offset).cast::<V>().read_unaligned() }
+        unsafe { lane.block().shared.pointer(offset).cast::<V>().read_unaligned() }
     })
 }
 
 #[track_caller]
+#[inline]
 pub(crate) fn shared_store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, value: V) {
     let place = Location::caller();
     with_lane(|lane| {
         let offset = locate_shared::<T, V>(lane, base, len, index, true, place);
-        watch(lane, Space::Shared, offset as u64, size_of::<V>(), Access::Write, place);
-        let start = offset as usize;
-        lane.block().shared.borrow_mut().written[start..start + size_of::<V>()].fill(true);
+        watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Write, place);
+        lane.block().shared.mark_written(offset, size_of::<V>());
         // SAFETY: inside the block's shared memory, which one OS thread uses.
-        unsafe { shared_pointer(lane, offset).cast::<V>().write_unaligned(value) }
+        unsafe { lane.block().shared.pointer(offset).cast::<V>().write_unaligned(value) }
     })
 }
 
@@ -186,8 +223,8 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
     with_lane(|lane| {
         let offset = locate_shared::<T, T>(lane, base, len, index, true, place);
         check_written(lane, offset, size_of::<T>(), place);
-        watch(lane, Space::Shared, offset as u64, size_of::<T>(), Access::Atomic, place);
-        let pointer = shared_pointer(lane, offset).cast::<T>();
+        watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<T>(), Access::Atomic, place);
+        let pointer = lane.block().shared.pointer(offset).cast::<T>();
         // SAFETY: inside the block's shared memory, which one OS thread uses, and aligned.
         unsafe {
             let old = pointer.read();

@@ -10,6 +10,7 @@
 //! - a read of shared memory that nobody wrote;
 //! - a barrier that not all threads reach, or that they reach at different places;
 //! - a lane missing from a shuffle's or vote's mask, or named in it and elsewhere;
+//! - a panic (on the device the grid would trap);
 //! - with [`EmuOptions::race_check`], two threads touching the same bytes, one of them writing, with nothing
 //!   that orders them: no barrier, no warp synchronisation, no fence with an atomic.
 //!
@@ -21,13 +22,14 @@ mod collective;
 mod fault;
 mod memory;
 mod race;
+mod stack;
 
 use crate::kernel::{Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
 use rayon::prelude::*;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use fault::{Fault, FaultKind, Place, Space, ThreadId};
+pub use fault::{Fault, FaultKind, Place, Race, Space, ThreadId};
 
 pub(crate) use block::{BarrierKind, barrier, fence, reduce, shuffle, sync_warp, vote, with_lane};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
@@ -86,6 +88,7 @@ fn run_grid(
     options: &EmuOptions,
 ) -> Result<(), Fault> {
     check_shape(info, shape)?;
+    block::watch_panics();
     let blocks = shape.grid.count();
     if options.race_check {
         let mut runner = block::Runner::new(info, shape, body, options);

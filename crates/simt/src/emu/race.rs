@@ -12,7 +12,7 @@
 
 use super::block::Lane;
 use super::collective::FenceScope;
-use super::fault::{FaultKind, Place, Space, ThreadId};
+use super::fault::{FaultKind, Place, Race, Space, ThreadId};
 use crate::kernel::Dim3;
 use core::panic::Location;
 use std::collections::{BTreeMap, HashMap};
@@ -185,7 +185,7 @@ impl Races {
         &mut self,
         lane: &Lane,
         space: Space,
-        start: u64,
+        (start, index): (u64, u64),
         bytes: usize,
         access: Access,
         place: &'static Location<'static>,
@@ -211,22 +211,23 @@ impl Races {
         for byte in start..start + bytes as u64 {
             let history = memory.entry(byte).or_default();
             let unordered = |past: &&Event| {
-                !(access == Access::Atomic && past.access == Access::Atomic)
-                    && !is_behind(past, &event, clock)
+                let both_atomic = access == Access::Atomic && past.access == Access::Atomic;
+                !both_atomic && !is_behind(past, &event, clock)
             };
             let mut conflict = history.writes.iter().find(unordered);
             if access != Access::Read {
                 conflict = conflict.or_else(|| history.reads.iter().find(unordered));
             }
             if let Some(other) = conflict {
-                return Some(FaultKind::Race {
+                return Some(FaultKind::Race(Box::new(Race {
                     space,
+                    index,
                     byte,
                     access: access.name(),
                     other_access: other.access.name(),
                     other: ThreadId { block: other.block_index, thread: other.thread },
                     other_place: Place::from(other.place),
-                });
+                })));
             }
             let same_thread = |past: &Event| past.block == event.block && past.linear == event.linear;
             match access {

@@ -1,0 +1,86 @@
+//! The stacks that emulated threads park on, kept from launch to launch.
+
+use corosensei::stack::{DefaultStack, Stack, StackPointer};
+use std::cell::{Cell, RefCell};
+use std::io;
+
+/// Stacks end at page boundaries. If the frames of all threads began there too, they would share the few cache
+/// sets of that page offset: so each stack begins a little deeper than the one before, modulo this.
+const SPREAD_BYTES: usize = 4096;
+
+/// Two cache lines, so that neighbours also differ for the line that a prefetcher fetches along.
+const STEP_BYTES: usize = 128;
+
+thread_local! {
+    /// Stacks that no thread uses: at most as many as one block has threads.
+    static IDLE: RefCell<Vec<ThreadStack>> = const { RefCell::new(Vec::new()) };
+    static MADE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The stack of one emulated thread, with a guard page below it.
+pub(super) struct ThreadStack {
+    memory: DefaultStack,
+    /// What it was asked to hold.
+    bytes: usize,
+    /// How far below the end of its memory it begins.
+    offset: usize,
+}
+
+impl ThreadStack {
+    /// A stack for at least `bytes`: an idle one of this size, or a new one.
+    pub(super) fn get(bytes: usize) -> io::Result<Self> {
+        let idle = IDLE.with_borrow_mut(|stacks| {
+            if stacks.last().is_some_and(|stack| stack.bytes != bytes) {
+                // They served launches with other options: give their memory back.
+                stacks.clear();
+            }
+            stacks.pop()
+        });
+        if let Some(stack) = idle {
+            return Ok(stack);
+        }
+        // Beyond this no machine has memory, and the sum below would overflow.
+        if bytes > usize::MAX / 4 {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let memory = DefaultStack::new(bytes + SPREAD_BYTES)?;
+        let made = MADE.get();
+        MADE.set(made.wrapping_add(1));
+        Ok(ThreadStack { memory, bytes, offset: made.wrapping_mul(STEP_BYTES) % SPREAD_BYTES })
+    }
+
+    /// Keeps the stack for the next thread.
+    pub(super) fn put_back(self) {
+        IDLE.with_borrow_mut(|stacks| stacks.push(self));
+    }
+
+    #[cfg(test)]
+    pub(super) fn idle() -> usize {
+        IDLE.with_borrow(|stacks| stacks.len())
+    }
+}
+
+// SAFETY: the memory of a `DefaultStack`, less its highest `offset` bytes: fewer than it was enlarged by, and a
+// multiple of the stack alignment.
+unsafe impl Stack for ThreadStack {
+    #[inline]
+    fn base(&self) -> StackPointer {
+        let base = self.memory.base();
+        StackPointer::new(base.get() - self.offset).unwrap_or(base)
+    }
+
+    #[inline]
+    fn limit(&self) -> StackPointer {
+        self.memory.limit()
+    }
+
+    #[cfg(windows)]
+    fn teb_fields(&self) -> corosensei::stack::StackTebFields {
+        self.memory.teb_fields()
+    }
+
+    #[cfg(windows)]
+    fn update_teb_fields(&mut self, stack_limit: usize, guaranteed_stack_bytes: usize) {
+        self.memory.update_teb_fields(stack_limit, guaranteed_stack_bytes);
+    }
+}

@@ -1,0 +1,42 @@
+//! Planted bugs: for every kind of mistake that the emulator claims to catch, a kernel that makes it and the
+//! same kernel without it. The broken one must give exactly the fault below, at its own line and thread; the
+//! fixed one must pass in both modes with the right output.
+//!
+//! | file | the mistake | what it gives | default mode | race-check mode |
+//! |---|---|---|---|---|
+//! | `bounds` | one element past a global or shared array, read or written | `OutOfBounds` | yes | yes |
+//! | `alignment` | a vector that does not start at a multiple of its size | `Misaligned` | yes | yes |
+//! | `block_race` | no block barrier between writing and reading, or one that orders too little | `Race` | passes | yes |
+//! | `block_race` | … where the reader comes first | `Uninitialized` | yes | yes |
+//! | `warp_race` | no warp barrier between lanes that exchange through memory | `Race` | passes | yes |
+//! | `divergent_barrier` | threads that return early, barriers at two places | `DivergentBarrier` | yes | yes |
+//! | `unwritten_shared` | a read, a vector read or an atomic of bytes that nobody wrote | `Uninitialized` | yes | yes |
+//! | `shuffle_mask` | a caller that its mask does not name | `LaneNotInMask` | yes | yes |
+//! | `shuffle_mask` | a named lane that returned, never was, or waits elsewhere | `LaneMissing` | yes | yes |
+//! | `shuffle_source` | a shuffle that reads a lane outside its mask | `ShuffleSource` | yes | yes |
+//! | `shuffle_source` | a group width that no GPU has | `ShuffleWidth` | yes | yes |
+//! | `block_overlap` | two blocks on one output, or on each other's input | `Race` | passes | yes |
+//! | `missing_fence` | a last-block reduction without a fence before its atomic | `Race` | passes | yes |
+//! | `tail` | a last vector that crosses the end | `OutOfBounds` | yes | yes |
+//! | `tail` | a tail that no thread takes | found by comparing with the oracle | – | – |
+//! | `shared_size` | a shared layout larger than the launch's shared memory | `SharedTooSmall` | yes | yes |
+//! | `panics` | an assertion, an index, a division by zero | `Panic` | yes | yes |
+//!
+//! `runner` holds what the launch itself promises: which fault is reported, and that threads that a fault leaves
+//! parked are unwound.
+
+mod alignment;
+mod block_overlap;
+mod block_race;
+mod bounds;
+mod divergent_barrier;
+mod missing_fence;
+mod panics;
+mod runner;
+mod shared_size;
+mod shuffle_mask;
+mod shuffle_source;
+mod support;
+mod tail;
+mod unwritten_shared;
+mod warp_race;
