@@ -17,6 +17,9 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
     type Four: Pod;
     /// The type's name in files and listings.
     const NAME: &'static str;
+    /// What infinities count as: the largest value, for f32 a hair (2 ULP) below it, so that a scale made from it, times
+    /// its largest code, does not overflow when rounded.
+    const LARGEST: f32;
     /// Half the relative distance of neighbours: rounding to the type changes a normal value by no more.
     const HALF_ULP: f64;
     /// The largest absolute error of rounding into the type's subnormal range.
@@ -49,6 +52,7 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
 impl Element for f32 {
     type Four = Vec4;
     const NAME: &'static str = "f32";
+    const LARGEST: f32 = f32::from_bits(0x7f7f_fffd);
     const HALF_ULP: f64 = 0.0;
     const SUBNORMAL_ERROR: f64 = 0.0;
 
@@ -73,6 +77,7 @@ impl Element for f32 {
 impl Element for f16 {
     type Four = UVec2;
     const NAME: &'static str = "f16";
+    const LARGEST: f32 = 65504.0;
     const HALF_ULP: f64 = 1.0 / 2048.0;
     const SUBNORMAL_ERROR: f64 = 1.0 / 33_554_432.0;
 
@@ -98,6 +103,7 @@ impl Element for f16 {
 impl Element for bf16 {
     type Four = UVec2;
     const NAME: &'static str = "bf16";
+    const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
     const HALF_ULP: f64 = 1.0 / 256.0;
     // bf16 has f32's exponents: its subnormal steps are 2^-133.
     const SUBNORMAL_ERROR: f64 = 4.591774807899561e-41;

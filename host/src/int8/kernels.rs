@@ -4,8 +4,8 @@ use half::{bf16, f16};
 use kernels_gpu::Element;
 use kernels_gpu::int8::{
     Shape, column_maxima, dequantize_coarsened, dequantize_fused, dequantize_naive, dequantize_rows,
-    dequantize_tiled, dequantize_vectorized, first_nonfinite, quantize_coarsened, quantize_fused,
-    quantize_naive, quantize_rows, quantize_tiled, quantize_vectorized,
+    dequantize_tiled, dequantize_vectorized, finish_scales, first_nonfinite, quantize_coarsened,
+    quantize_fused, quantize_naive, quantize_rows, quantize_tiled, quantize_vectorized,
 };
 use simt::{Global, GlobalMut, Kernel};
 
@@ -18,6 +18,7 @@ type Dequantize<T> = Kernel<(Global<i8>, Global<f32>, GlobalMut<T>, Shape)>;
 #[doc(hidden)]
 pub struct Kernels<T: Element> {
     pub(super) column_maxima: Kernel<(Global<T>, GlobalMut<u32>, Shape, u32)>,
+    pub(super) finish_scales: Kernel<(Global<u32>, GlobalMut<f32>, u32)>,
     pub(super) first_nonfinite: Kernel<(Global<T>, GlobalMut<u64>, Shape)>,
     pub(super) quantize_naive: Quantize<T>,
     pub(super) quantize_tiled: Quantize<T>,
@@ -44,6 +45,7 @@ macro_rules! instances {
         impl Int8Element for $t {
             const KERNELS: Kernels<$t> = Kernels {
                 column_maxima: column_maxima::kernel::<$t>(),
+                finish_scales: finish_scales::kernel::<$t>(),
                 first_nonfinite: first_nonfinite::kernel::<$t>(),
                 quantize_naive: quantize_naive::kernel::<$t>(),
                 quantize_tiled: quantize_tiled::kernel::<$t>(),

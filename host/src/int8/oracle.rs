@@ -15,11 +15,11 @@ pub struct Quantized {
     pub rows_per_scale: usize,
 }
 
-/// Equations (6) and (7) with a scale for every `rows_per_scale` rows. NaN counts as 0, infinity as the largest f32.
+/// Equations (6) and (7) with a scale for every `rows_per_scale` rows. NaN counts as 0, infinity as the type's largest.
 pub fn quantize<T: Element>(keys: &[T], matrix: Matrix, rows_per_scale: usize) -> Quantized {
     let value = |token: usize, channel: usize| {
         let x = keys[token * matrix.channels + channel].to_f32() as f64;
-        if x.is_nan() { 0.0 } else { x.clamp(-(f32::MAX as f64), f32::MAX as f64) }
+        if x.is_nan() { 0.0 } else { x.clamp(-(T::LARGEST as f64), T::LARGEST as f64) }
     };
     let mut scales = Vec::new();
     for first in (0..matrix.tokens).step_by(rows_per_scale) {

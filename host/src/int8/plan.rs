@@ -3,7 +3,7 @@
 
 use super::{Error, Int8Element, Matrix, Result, Variant};
 use crate::{Buffer, Device, Stream};
-use kernels_gpu::int8::{finish_scales, launch};
+use kernels_gpu::int8::launch;
 use simt::LaunchShape;
 use std::marker::PhantomData;
 
@@ -111,7 +111,7 @@ impl<T: Int8Element> Plan<T> {
             let arguments = (keys.global(), maxima, shape, launch::rows_per_scan(shape));
             stream.launch(&T::KERNELS.column_maxima, self.scan, arguments)?;
             let arguments = (maxima.as_const(), out.scales.global_mut(), shape.channels);
-            stream.launch(&finish_scales::kernel(), launch::finish_scales(shape), arguments)?;
+            stream.launch(&T::KERNELS.finish_scales, launch::finish_scales(shape), arguments)?;
         }
         Ok(())
     }

@@ -112,7 +112,7 @@ fn quantize_block<T: Element, const LANES: u32, const FULL: bool>(
             largest[i] = math::max(largest[i], math::abs(x[t][i]));
         });
     });
-    let s = largest.map(scale_from_max);
+    let s = largest.map(scale_from_max::<T>);
     let scale_at = block as usize * stride + column as usize;
     if LANES == 4 {
         scales.store_vector_streaming::<Vec4>(scale_at, Vec4::from_array(s));

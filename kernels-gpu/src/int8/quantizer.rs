@@ -1,8 +1,8 @@
 //! The arithmetic of one element: the one source that host and device quantize with.
 //!
 //! # The error bound
-//! Let s be the stored scale, x a value with |x| <= 127·s·(1 + 2^−23) (true of the column that s was made from,
-//! as s = max/127 is rounded), u = 2^−24 and C = rint(RN(x/s)).
+//! Let s be the stored scale, x a value with |x| <= 127·s·(1 + 2^−22) (true of the column that s was made from:
+//! max/127 is rounded, and f32's largest two values count as the third), u = 2^−24 and C = rint(RN(x/s)).
 //! - RN(x/s) is within 127·(1 + 2^−22)·u of x/s, and C within 1/2 of RN(x/s), so
 //!   |x − C·s| <= s·(1/2 + 127·(1 + 2^−22)·u). The clamp to ±127 changes nothing: |x/s| is below 127.5.
 //! - The stored K^ = RN(C·s) is within 127·s·u of C·s. Nothing underflows, since s >= 2^−126.
@@ -24,16 +24,16 @@ pub const ZERO_COLUMN_SCALE: f32 = 1.0 / 127.0;
 /// integer in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// Equation (6): the scale of a column whose largest magnitude is `max_abs` (NaN counts as 0, ∞ as the largest
-/// float).
+/// Equation (6): the scale of a column of `T` whose largest magnitude is `max_abs` (NaN counts as 0, ∞ as
+/// [`Element::LARGEST`], so that no code restores to an infinity).
 ///
 /// Never below 2^−126: a subnormal scale would be too coarse for (9) (a column of 2^−149 would get scale 0).
 #[inline(always)]
-pub fn scale_from_max(max_abs: f32) -> f32 {
+pub fn scale_from_max<T: Element>(max_abs: f32) -> f32 {
     if max_abs == 0.0 {
         return ZERO_COLUMN_SCALE;
     }
-    math::max(math::min(max_abs, f32::MAX) / 127.0, f32::MIN_POSITIVE)
+    math::max(math::min(max_abs, T::LARGEST) / 127.0, f32::MIN_POSITIVE)
 }
 
 /// A quotient x/s as the word whose low byte is the code: rounded to nearest even, clamped to ±127; NaN gives 0.

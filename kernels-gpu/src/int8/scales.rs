@@ -66,11 +66,11 @@ pub fn column_maxima<T: Element>(
 }
 
 /// Turns the maxima of [`column_maxima`](fn@column_maxima) into scales. `maxima` [D], `scales` [D].
-#[kernel(system = int8, max_threads = 256)]
-pub fn finish_scales(maxima: Global<u32>, scales: GlobalMut<f32>, channels: u32) {
+#[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
+pub fn finish_scales<T: Element>(maxima: Global<u32>, scales: GlobalMut<f32>, channels: u32) {
     let column = thread::index_1d();
     if column < channels as usize {
-        scales.store(column, scale_from_max(f32::from_bits(maxima.load(column))));
+        scales.store(column, scale_from_max::<T>(f32::from_bits(maxima.load(column))));
     }
 }
 

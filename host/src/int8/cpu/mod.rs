@@ -48,7 +48,7 @@ pub fn column_scales<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &mut [f
             a
         });
     for (scale, max) in scales.iter_mut().zip(maxima.iter().flatten()) {
-        *scale = scale_from_max(*max);
+        *scale = scale_from_max::<T>(*max);
     }
 }
 
@@ -82,7 +82,7 @@ pub fn quantize_blocks<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &mut 
             lanes::raise_maxima(row, scales);
         }
         for scale in scales.iter_mut() {
-            *scale = scale_from_max(*scale);
+            *scale = scale_from_max::<T>(*scale);
         }
         for (keys, codes) in keys.chunks_exact(matrix.channels).zip(codes.chunks_exact_mut(matrix.channels)) {
             lanes::quantize(keys, scales, codes);

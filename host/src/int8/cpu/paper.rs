@@ -18,7 +18,7 @@ pub fn column_scales<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &mut [f
                 largest = magnitude;
             }
         }
-        *scale = quantizer::scale_from_max(largest);
+        *scale = quantizer::scale_from_max::<T>(largest);
     }
 }
 
