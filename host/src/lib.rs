@@ -28,6 +28,7 @@ pub mod int8;
 mod limits;
 mod pinned;
 mod stream;
+pub mod tensor_file;
 
 pub use buffer::Buffer;
 pub use device::{BackendKind, Device, DeviceInfo, KernelAttributes, PtxImage, cuda_devices};

@@ -18,10 +18,12 @@
 //! ```
 
 pub mod cpu;
+pub mod file;
 mod kernels;
 pub mod metrics;
 pub mod oracle;
 mod plan;
+pub mod scores;
 
 pub use kernels::Int8Element;
 pub use plan::{Plan, Quantized};
