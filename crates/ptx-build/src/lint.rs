@@ -1,0 +1,385 @@
+//! The lint: what PTX must not hold if a kernel is to give the CPU's bits and the memory's speed.
+//!
+//! Tensor-core and asynchronous-copy instructions (`mma`, `ldmatrix`, `cp.async`) have contracts of their own
+//! and pass. A finding can be accepted for one entry by a row with a reason in the [allow list](crate::allow).
+
+use crate::ptx::{Instruction, Module, Statement};
+use std::fmt;
+
+/// What is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rule {
+    /// Float arithmetic that does not say `.rn`.
+    Rounding,
+    /// `.ftz`: subnormals flushed to zero.
+    FlushToZero,
+    /// `.approx` or `.full`: the hardware's approximations.
+    Approximate,
+    /// An atomic float addition: its order is not fixed, and it flushes subnormals.
+    FloatAtomic,
+    /// A memory access without a state space.
+    GenericAddress,
+    /// Local memory: an array that did not become registers.
+    LocalMemory,
+    /// A call that was not inlined.
+    Call,
+    /// Registers spilled by ptxas.
+    Spill,
+    /// A stack frame made by ptxas.
+    Stack,
+}
+
+impl Rule {
+    /// Every rule.
+    pub const ALL: [Rule; 9] = [
+        Rule::Rounding,
+        Rule::FlushToZero,
+        Rule::Approximate,
+        Rule::FloatAtomic,
+        Rule::GenericAddress,
+        Rule::LocalMemory,
+        Rule::Call,
+        Rule::Spill,
+        Rule::Stack,
+    ];
+
+    /// The name that the allow list uses.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rule::Rounding => "rounding",
+            Rule::FlushToZero => "flush-to-zero",
+            Rule::Approximate => "approximate",
+            Rule::FloatAtomic => "float-atomic",
+            Rule::GenericAddress => "generic-address",
+            Rule::LocalMemory => "local-memory",
+            Rule::Call => "call",
+            Rule::Spill => "spill",
+            Rule::Stack => "stack",
+        }
+    }
+
+    /// The rule of that name.
+    pub fn from_name(name: &str) -> Option<Rule> {
+        Rule::ALL.into_iter().find(|rule| rule.name() == name)
+    }
+
+    /// Is it found by ptxas, and not in the PTX?
+    pub fn needs_ptxas(self) -> bool {
+        matches!(self, Rule::Spill | Rule::Stack)
+    }
+
+    /// What to do about a finding.
+    pub fn help(self) -> &'static str {
+        match self {
+            Rule::Rounding => {
+                "without .rn ptxas may contract or round otherwise: use plain Rust operators or simt::math, \
+                 and write .rn in inline PTX"
+            }
+            Rule::FlushToZero => "subnormals must survive: remove .ftz from the inline PTX",
+            Rule::Approximate => {
+                "the CPU cannot reproduce the hardware's approximation: use the shared polynomials of simt::math"
+            }
+            Rule::FloatAtomic => "the order of the additions is not fixed: reduce in a fixed tree instead",
+            Rule::GenericAddress => {
+                "pass Global and GlobalMut as parameters of their own (not inside a struct), and reach shared \
+                 memory through Shared"
+            }
+            Rule::LocalMemory => {
+                "an array indexed by a run-time value has no registers: unroll the loop with simt's macro, or \
+                 move the array to shared memory"
+            }
+            Rule::Call => {
+                "mark the callee #[inline(always)]; a call into core is often a check that can be avoided"
+            }
+            Rule::Spill => "lower the register need, or loosen the entry's launch bounds",
+            Rule::Stack => {
+                "ptxas found an array it could not keep in registers: unroll the loop that indexes it"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One thing that the lint objects to: the first of its rule in an entry, and how often it comes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The rule.
+    pub rule: Rule,
+    /// The entry or function; empty outside of any.
+    pub entry: String,
+    /// The line of the PTX, from 1; 0 if ptxas found it.
+    pub line: usize,
+    /// The statement.
+    pub text: String,
+    /// How many statements of the entry break the rule.
+    pub count: usize,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Finding { rule, entry, line, text, count } = self;
+        write!(f, "[{rule}] ")?;
+        match entry.as_str() {
+            "" => write!(f, "outside of any kernel")?,
+            entry => write!(f, "kernel {entry}")?,
+        }
+        if *line > 0 {
+            write!(f, ", PTX line {line}")?;
+        }
+        write!(f, ": `{text}`")?;
+        if *count > 1 {
+            write!(f, " and {} more", count - 1)?;
+        }
+        write!(f, ": {}", rule.help())
+    }
+}
+
+/// Checks a module. The findings come in the order of the text, one for each rule and entry.
+pub fn check(module: &Module) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Vec::new();
+    for statement in &module.statements {
+        for rule in rules_broken_by(statement) {
+            let entry = statement.function.map_or("", |index| module.functions[index].name.as_str());
+            match findings.iter_mut().find(|finding| finding.rule == rule && finding.entry == entry) {
+                Some(finding) => finding.count += 1,
+                None => findings.push(Finding {
+                    rule,
+                    entry: entry.to_owned(),
+                    line: statement.line,
+                    text: statement.text.clone(),
+                    count: 1,
+                }),
+            }
+        }
+    }
+    findings
+}
+
+fn rules_broken_by(statement: &Statement) -> Vec<Rule> {
+    let Some(instruction) = &statement.instruction else {
+        let is_local = statement.text.split_whitespace().any(|word| word == ".local");
+        return if is_local { vec![Rule::LocalMemory] } else { Vec::new() };
+    };
+    let mut rules = Vec::new();
+    if instruction.has("ftz") {
+        rules.push(Rule::FlushToZero);
+    }
+    let approximate = instruction.has("approx") || instruction.has("full");
+    if approximate {
+        rules.push(Rule::Approximate);
+    } else if needs_rounding(instruction) && !instruction.has("rn") {
+        rules.push(Rule::Rounding);
+    }
+    if is_atomic(instruction) && instruction.has("add") && has_float(instruction) {
+        rules.push(Rule::FloatAtomic);
+    }
+    if MEMORY.contains(&instruction.name()) {
+        if instruction.has("local") {
+            rules.push(Rule::LocalMemory);
+        } else if !instruction.modifiers().iter().any(|part| is_state_space(part)) {
+            rules.push(Rule::GenericAddress);
+        }
+    }
+    if instruction.name() == "cvta" && instruction.has("local") {
+        rules.push(Rule::LocalMemory);
+    }
+    if instruction.name() == "call" {
+        rules.push(Rule::Call);
+    }
+    rules
+}
+
+/// Instructions that access memory through an address and may name its state space.
+const MEMORY: [&str; 11] = [
+    "ld",
+    "ldu",
+    "st",
+    "atom",
+    "red",
+    "prefetch",
+    "prefetchu",
+    "applypriority",
+    "discard",
+    "mbarrier",
+    "multimem",
+];
+
+fn is_state_space(part: &str) -> bool {
+    let space = part.split("::").next().unwrap_or(part);
+    matches!(space, "global" | "shared" | "const" | "param" | "local")
+}
+
+fn is_atomic(instruction: &Instruction) -> bool {
+    matches!(instruction.name(), "atom" | "red" | "multimem")
+}
+
+/// Bits of a float type's significand and of the whole element; None for other parts of an opcode.
+fn float_type(part: &str) -> Option<(u32, u32)> {
+    Some(match part {
+        "f64" | "f64x2" => (53, 64),
+        "f32" | "f32x2" => (24, 32),
+        "tf32" | "tf32x2" => (11, 32),
+        "f16" | "f16x2" => (11, 16),
+        "bf16" | "bf16x2" => (8, 16),
+        "e4m3" | "e4m3x2" | "e4m3x4" => (4, 8),
+        "e5m2" | "e5m2x2" | "e5m2x4" => (3, 8),
+        "e2m3x2" | "e2m3x4" => (4, 6),
+        "e3m2x2" | "e3m2x4" => (3, 6),
+        "e2m1x2" | "e2m1x4" => (2, 4),
+        "ue8m0x2" => (1, 8),
+        _ => return None,
+    })
+}
+
+fn has_float(instruction: &Instruction) -> bool {
+    instruction.modifiers().iter().any(|part| float_type(part).is_some())
+}
+
+/// Does the instruction's result depend on a rounding that the opcode must name?
+fn needs_rounding(instruction: &Instruction) -> bool {
+    match instruction.name() {
+        "add" | "sub" | "mul" | "fma" | "mad" | "div" | "sqrt" | "rcp" | "rsqrt" => has_float(instruction),
+        // The conversions name the target's type first and the source's behind it.
+        "cvt" => {
+            let is_type = |part: &&String| {
+                let mut letters = part.chars();
+                let integer = matches!(letters.next(), Some('s' | 'u' | 'b'))
+                    && letters.next().is_some_and(|c| c.is_ascii_digit());
+                integer || float_type(part).is_some()
+            };
+            let mut types = instruction.modifiers().iter().filter(is_type);
+            let (Some(target), Some(source)) = (types.next(), types.next()) else { return false };
+            let Some((target_digits, target_bits)) = float_type(target) else { return false };
+            match float_type(source) {
+                // The integral rounding of a float in its own type says its direction (.rni, .rzi and so on).
+                Some((digits, bits)) if (digits, bits) == (target_digits, target_bits) => false,
+                // Exact only into a wider element that has no fewer digits (f16 and bf16 do not hold each other).
+                Some((digits, bits)) => digits > target_digits || bits >= target_bits,
+                None => true,
+            }
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ptx;
+
+    fn rules(body: &str) -> Vec<Rule> {
+        let text =
+            format!(".version 8.0\n.target sm_90\n.visible .entry k(\n.param .u64 p\n)\n{{\n{body}\n}}\n");
+        check(&ptx::parse(&text)).into_iter().map(|finding| finding.rule).collect()
+    }
+
+    /// Each rule fires on the left and not on the corrected right.
+    #[test]
+    fn every_rule_has_a_bad_and_a_good_form() {
+        use Rule::*;
+        let pairs = [
+            (Rounding, "add.f32 %f1, %f2, %f3;", "add.rn.f32 %f1, %f2, %f3;"),
+            (Rounding, "sub.f64 %d1, %d2, %d3;", "sub.rn.f64 %d1, %d2, %d3;"),
+            (Rounding, "mul.f16x2 %r1, %r2, %r3;", "mul.rn.f16x2 %r1, %r2, %r3;"),
+            (Rounding, "add.rz.f32 %f1, %f2, %f3;", "add.rn.sat.f32 %f1, %f2, %f3;"),
+            (Rounding, "fma.rz.f32 %f1, %f2, %f3, %f4;", "fma.rn.bf16x2 %r1, %r2, %r3, %r4;"),
+            (Rounding, "mad.f32 %f1, %f2, %f3, %f4;", "mad.lo.s32 %r1, %r2, %r3, %r4;"),
+            (Rounding, "sqrt.f32 %f1, %f2;", "sqrt.rn.f32 %f1, %f2;"),
+            (Rounding, "rcp.rm.f32 %f1, %f2;", "rcp.rn.f32 %f1, %f2;"),
+            (Rounding, "@%p1 div.f32 %f1, %f2, %f3;", "@%p1 div.rn.f32 %f1, %f2, %f3;"),
+            (Rounding, "cvt.rz.f32.s32 %f1, %r1;", "cvt.rn.f32.s32 %f1, %r1;"),
+            (Rounding, "cvt.rz.f16.f32 %h1, %f1;", "cvt.f32.f16 %f1, %h1;"),
+            (Rounding, "cvt.rz.f16x2.f32 %r1, %f1, %f2;", "cvt.rn.f16x2.f32 %r1, %f1, %f2;"),
+            (Rounding, "cvt.f16.bf16 %h1, %h2;", "cvt.f32.bf16 %f1, %h2;"),
+            (Rounding, "cvt.rna.tf32.f32 %r1, %f1;", "cvt.rn.satfinite.e4m3x2.f32 %h1, %f1, %f2;"),
+            (Rounding, "cvt.rm.f32.f64 %f1, %d1;", "cvt.f64.f32 %d1, %f1;"),
+            (FlushToZero, "mul.rn.ftz.f32 %f1, %f2, %f3;", "mul.rn.f32 %f1, %f2, %f3;"),
+            (FlushToZero, "setp.lt.ftz.f32 %p1, %f2, %f3;", "setp.lt.f32 %p1, %f2, %f3;"),
+            (FlushToZero, "cvt.ftz.f32.f16 %f1, %h1;", "cvt.rzi.s32.f32 %r1, %f1;"),
+            (Approximate, "ex2.approx.f32 %f1, %f2;", "cvt.rni.f32.f32 %f1, %f2;"),
+            (Approximate, "sqrt.approx.f32 %f1, %f2;", "sqrt.rn.f64 %d1, %d2;"),
+            (Approximate, "rsqrt.approx.f32 %f1, %f2;", "neg.f32 %f1, %f2;"),
+            (Approximate, "div.full.f32 %f1, %f2, %f3;", "div.rn.f32 %f1, %f2, %f3;"),
+            (FloatAtomic, "atom.global.add.f32 %f1, [%rd1], %f2;", "atom.global.add.u32 %r1, [%rd1], %r2;"),
+            (FloatAtomic, "red.shared.add.noftz.f16x2 [%r1], %r2;", "red.shared.max.s32 [%r1], %r2;"),
+            (GenericAddress, "ld.b32 %r1, [%rd1];", "ld.global.nc.b32 %r1, [%rd1];"),
+            (GenericAddress, "ld.volatile.u32 %r1, [%rd1];", "ld.volatile.shared.u32 %r1, [%r2];"),
+            (
+                GenericAddress,
+                "st.v4.b32 [%rd1], {%r1, %r2, %r3, %r4};",
+                "st.shared::cta.v4.b32 [%r9], {%r1, %r2, %r3, %r4};",
+            ),
+            (
+                GenericAddress,
+                "atom.cas.b32 %r1, [%rd1], %r2, %r3;",
+                "atom.global.cas.b32 %r1, [%rd1], %r2, %r3;",
+            ),
+            (GenericAddress, "red.add.u32 [%rd1], 1;", "red.global.add.u32 [%rd1], 1;"),
+            (GenericAddress, "prefetch.L2 [%rd1];", "prefetch.global.L2 [%rd1];"),
+            (LocalMemory, ".local .align 4 .b8 __local_depot0[16];", ".shared .align 4 .b8 pad[16];"),
+            (LocalMemory, "ld.local.b32 %r1, [%rd1];", "ld.param.b32 %r1, [p];"),
+            (LocalMemory, "cvta.local.u64 %SP, %SPL;", "cvta.to.global.u64 %rd1, %rd2;"),
+            (Call, "{ // callseq 0, 0\ncall.uni (retval0), f, (param0);\n}", "bra.uni $L__BB0_1;"),
+        ];
+        for (rule, bad, good) in pairs {
+            assert_eq!(rules(bad), [rule], "{bad}");
+            assert_eq!(rules(good), [], "{good}");
+        }
+        for rule in Rule::ALL.into_iter().filter(|rule| !rule.needs_ptxas()) {
+            assert!(pairs.iter().any(|pair| pair.0 == rule), "no pair for {rule}");
+        }
+    }
+
+    #[test]
+    fn instructions_with_a_contract_of_their_own_pass() {
+        let body = "\
+mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r5, %r6}, {%f1, %f2, %f3, %f4};
+ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r5];
+cp.async.cg.shared.global.L2::128B [%r1], [%rd1], 16;
+cp.async.commit_group; cp.async.wait_group 2;
+mov.f32 %f1, 0f3F800000; min.f32 %f1, %f2, %f3; abs.f32 %f1, %f2; fma.rn.f32 %f1, %f2, %f3, %f4;
+shfl.sync.bfly.b32 %r1|%p1, %r2, 1, 31, -1; dp4a.s32.s32 %r1, %r2, %r3, %r4; prmt.b32 %r1, %r2, %r3, 0x5140;";
+        assert_eq!(rules(body), []);
+    }
+
+    #[test]
+    fn comments_and_names_do_not_fire() {
+        assert_eq!(
+            rules("// add.ftz.f32 %f1, %f2, %f3;\n/* ld.b32 %r1, [%rd1]; */\nmov.u32 %r1, add_f32;"),
+            []
+        );
+    }
+
+    #[test]
+    fn several_on_a_line_and_repeats_are_counted_with_the_first_line() {
+        let text = ".entry a()\n{\nret; ld.b32 %r1, [%rd1]; add.f32 %f1,\n%f2, %f3; ld.b32 %r2, [%rd1];\n}\n.entry b()\n{\n@!%p ld.u8 %r1, [%rd1];\n}\n";
+        let found = check(&ptx::parse(text));
+        let short: Vec<_> = found.iter().map(|f| (f.rule, f.entry.as_str(), f.line, f.count)).collect();
+        assert_eq!(
+            short,
+            [
+                (Rule::GenericAddress, "a", 3, 2),
+                (Rule::Rounding, "a", 3, 1),
+                (Rule::GenericAddress, "b", 8, 1)
+            ]
+        );
+        let line = found[0].to_string();
+        assert!(
+            line.contains("[generic-address] kernel a, PTX line 3: `ld.b32 %r1, [%rd1]` and 1 more: "),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn names_lead_back_to_their_rules() {
+        for rule in Rule::ALL {
+            assert_eq!(Rule::from_name(rule.name()), Some(rule));
+        }
+        assert_eq!(Rule::from_name("speed"), None);
+    }
+}

@@ -1,0 +1,95 @@
+//! From Rust to linted PTX, with the real device compiler. Where there is none, the tests say so and pass.
+
+use ptx_build::compile::{CompileError, Request, compile};
+use ptx_build::toolchain::{DeviceToolchain, Found, find};
+use ptx_build::{directives, lint, ptx, ptxas};
+use std::path::Path;
+
+fn toolchain() -> Option<Found> {
+    match find() {
+        DeviceToolchain::Found(found) => Some(found),
+        DeviceToolchain::Missing(missing) => {
+            eprintln!("not tested: {missing}");
+            None
+        }
+    }
+}
+
+fn request<'a>(package: &'a str, toolchain: &'a Found) -> Request<'a> {
+    Request {
+        workspace: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixture")),
+        package,
+        sm: 90,
+        targets: &[80, 90],
+        folder: Path::new(env!("CARGO_TARGET_TMPDIR")),
+        toolchain,
+    }
+}
+
+fn body<'a>(text: &'a str, entry: &str) -> &'a str {
+    let start =
+        text.find(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry} in\n{text}"));
+    let end = text[start..].find("\n}").map_or(text.len(), |end| start + end);
+    &text[start..end]
+}
+
+#[test]
+fn kernels_become_ptx_that_passes_and_assembles() {
+    let Some(toolchain) = toolchain() else { return };
+    let compiled = compile(&request("good", &toolchain)).unwrap();
+    assert_eq!(compiled.warnings, "");
+    let module = ptx::parse(&compiled.ptx);
+
+    // Every entry survives: private ones, and those of a dependency; and nothing else does.
+    let mut entries: Vec<&str> = module.functions.iter().map(|function| function.name.as_str()).collect();
+    entries.sort_unstable();
+    assert_eq!(entries, ["bounded", "from_dependency", "target_name"], "{}", compiled.ptx);
+    assert!(module.functions.iter().all(|function| function.is_entry && function.is_defined));
+    assert_eq!(lint::check(&module), []);
+
+    // Bounds reach the text through link-time optimisation, from the dependency too.
+    let text = directives::apply(&compiled.ptx, &module).unwrap();
+    assert!(body(&text, "bounded").contains("\n)\n.maxntid 256, 1, 1\n.minnctapersm 2\n{"), "{text}");
+    assert!(body(&text, "from_dependency").contains("\n)\n.maxntid 128, 1, 1\n{"), "{text}");
+
+    // The target, its name for cfg, plain IEEE operations, and a failed check that is a trap.
+    assert!(text.contains(".version 8.0\n.target sm_90\n"), "{text}");
+    assert!(body(&text, "target_name").contains(", 90;"), "{text}");
+    let bounded = body(&text, "bounded");
+    for needed in ["mul.rn.f32", "div.rn.f32", "add.rn.f32", "trap;"] {
+        assert!(bounded.contains(needed), "{needed} in {bounded}");
+    }
+
+    match ptxas::find(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))) {
+        Ok(ptxas) => {
+            let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("good.ptx");
+            std::fs::write(&file, &text).unwrap();
+            let _ = std::fs::remove_file(file.with_extension("ptxas.log"));
+            let assembled = ptxas.assemble(&file, &text, 90).unwrap();
+            let names: Vec<&str> = assembled.usage.iter().map(|usage| usage.entry.as_str()).collect();
+            assert_eq!(names, entries);
+            assert!(assembled.usage.iter().all(|usage| usage.registers > 0 && usage.stack == 0));
+            // The second time it is read from the log.
+            assert_eq!(ptxas.assemble(&file, &text, 90).unwrap(), assembled);
+            let wrong = text.replace("mul.rn.f32", "mul.rn.f33");
+            let file = file.with_file_name("wrong.ptx");
+            std::fs::write(&file, &wrong).unwrap();
+            let error = ptxas.assemble(&file, &wrong, 90).unwrap_err().to_string();
+            assert!(error.contains("wrong.ptx") && error.contains("f33"), "{error}");
+        }
+        Err(reason) => eprintln!("not assembled: {reason}"),
+    }
+}
+
+#[test]
+fn a_mistake_is_shown_as_the_compiler_shows_it() {
+    let Some(toolchain) = toolchain() else { return };
+    let error = compile(&request("broken", &toolchain)).unwrap_err();
+    assert!(matches!(error, CompileError::Rejected { sm: 90, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("broken does not compile for sm_90\n"), "{text}");
+    for needed in ["error[E0308]: mismatched types", "broken/src/lib.rs:7:5", "expected `u32`, found `&str`"]
+    {
+        assert!(text.contains(needed), "{needed} in {text}");
+    }
+}
