@@ -5,11 +5,13 @@
 //! | folder | system |
 //! |---|---|
 //! | [`int8`] | per-channel INT8 quantization of a KV cache |
+//! | [`probe`] | kernels that show what each primitive does: emulator and GPU are compared by them |
 //! | [`roofline`] | kernels that only move bytes: what the others are measured against |
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
 
 mod element;
 pub mod int8;
+pub mod probe;
 pub mod roofline;
 
 pub use element::Element;

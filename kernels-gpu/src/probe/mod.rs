@@ -1,0 +1,41 @@
+//! Kernels that exercise each primitive of `simt` once: their output holds everything that can be observed, so
+//! that equal bits from the emulator and from the GPU prove that both sides of the primitive agree.
+//!
+//! | file | what it probes |
+//! |---|---|
+//! | [`indices`] | thread, block and grid indices and extents, lanes |
+//! | [`barriers`] | block barriers, plain, counting, and, or |
+//! | [`warps`] | shuffles, votes, reductions, warp barriers, full and partial masks |
+//! | [`atomics`] | every atomic on global and shared memory, contended and not |
+//! | [`shared`] | widths and layouts of shared memory |
+//! | [`memory`] | widths and cache hints of global memory |
+//! | [`functions`] | one-operand functions over a range of bit patterns: conversions, roundings, `simt::math` |
+//! | [`operators`] | operators of two and three operands over mixed patterns: f32, f64, integers, bytes |
+//! | [`fences`] | blocks that meet through fences and atomics |
+//!
+//! A value that may be a NaN without promised bits is stored with the one NaN of `simt::math::canonical_nan`.
+
+pub mod atomics;
+pub mod barriers;
+pub mod fences;
+pub mod functions;
+pub mod indices;
+pub mod memory;
+pub mod operators;
+pub mod shared;
+pub mod warps;
+
+/// A 64-bit word that depends on every bit of `x` (the finalizer of the SplitMix64 generator).
+#[inline(always)]
+pub fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// A 32-bit word for thread or element `i` of round `round`.
+#[inline(always)]
+pub(crate) fn word(seed: u32, i: u32, round: u32) -> u32 {
+    (mix((seed as u64) << 48 ^ (round as u64) << 32 ^ i as u64) >> 16) as u32
+}
