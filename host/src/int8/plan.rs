@@ -108,7 +108,7 @@ impl<T: Int8Element> Plan<T> {
         // SAFETY: the buffers hold what `shape` says (checked above; `maxima` was made for it); the kernels stay
         // inside and have no race, which their tests under the emulator show for every kind of shape.
         unsafe {
-            let arguments = (keys.global(), maxima, shape, launch::rows_per_scan(shape));
+            let arguments = (keys.global(), maxima, shape, launch::scan_band(shape));
             stream.launch(&T::KERNELS.column_maxima, self.scan, arguments)?;
             let arguments = (maxima.as_const(), out.scales.global_mut(), shape.channels);
             stream.launch(&T::KERNELS.finish_scales, launch::finish_scales(shape), arguments)?;

@@ -14,7 +14,7 @@
 //! f32: 4·T·D read, T·D codes and 4·D·⌈T/16⌉ scales written: 5.25 bytes an element.
 
 use super::grid::Shape;
-use super::quantizer::{codes_as_f32, quantize_by, scale_from_max};
+use super::quantizer::{codes_as_f32, quantize, quantize_by, scale_from_max};
 use crate::Element;
 use glam::Vec4;
 use half::{bf16, f16};
@@ -123,12 +123,12 @@ fn quantize_block<T: Element, const LANES: u32, const FULL: bool>(
     unroll!(for t in 0..16 {
         if FULL || first + (t as u64) < shape.tokens {
             let at = start + t * stride;
-            let code = |i: usize| quantize_by(x[t][i], divisors[i]);
             if LANES == 4 {
+                let code = |i: usize| quantize_by(x[t][i], divisors[i]);
                 let word = bits::pack_low_bytes([code(0), code(1), code(2), code(3)]);
                 codes.store_vector_streaming::<u32>(at, word);
             } else {
-                codes.store_streaming(at, code(0) as i8);
+                codes.store_streaming(at, quantize(x[t][0], s[0]) as i8);
             }
         }
     });

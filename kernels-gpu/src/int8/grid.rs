@@ -85,6 +85,7 @@ pub(crate) fn threads(shape: Shape, rows_per_thread: u32) -> u64 {
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod launch {
     use super::{PAPER_TILE, Shape, threads};
+    use crate::int8::scales::{SCAN_COLUMNS, SCAN_ROWS, scan_layout};
     use crate::int8::{ROWS_PER_THREAD, TOKENS_PER_BLOCK, tiled_layout};
     use simt::LaunchShape;
 
@@ -138,17 +139,21 @@ pub mod launch {
         line(blocks * lanes as u64, FUSED_BLOCK)
     }
 
-    /// Rows that each thread of `column_maxima` scans: enough threads to fill a GPU, few enough atomics.
-    pub fn rows_per_scan(shape: Shape) -> u32 {
-        const THREADS_WANTED: u64 = 1 << 19;
+    /// Rows of a band of `column_maxima`: enough blocks to fill a GPU, few enough atomics.
+    pub fn scan_band(shape: Shape) -> u32 {
+        const BLOCKS_WANTED: u64 = 4096;
         let (rows, columns, _) = super::quad_rows(shape);
-        let rows_per_thread = rows * (columns as u64 / 4) / THREADS_WANTED;
-        (rows_per_thread as u32).next_multiple_of(8).clamp(8, 512)
+        let band = rows * columns.div_ceil(SCAN_COLUMNS) as u64 / BLOCKS_WANTED;
+        (band.min(1024) as u32).next_multiple_of(SCAN_ROWS).max(SCAN_ROWS)
     }
 
-    /// One quad of [`rows_per_scan`] rows a thread.
+    /// Eight warps a block, 128 columns of a band of [`scan_band`] rows each.
     pub fn column_maxima(shape: Shape) -> Option<LaunchShape> {
-        line(threads(shape, rows_per_scan(shape)), BLOCK)
+        let (rows, columns, rest) = super::quad_rows(shape);
+        let bands = rows.div_ceil(scan_band(shape) as u64);
+        let blocks = bands * columns.div_ceil(SCAN_COLUMNS) as u64 + rest.div_ceil(BLOCK) as u64;
+        let blocks = u32::try_from(blocks).ok().filter(|blocks| *blocks <= i32::MAX as u32)?;
+        Some(LaunchShape::new(blocks, BLOCK).shared(scan_layout().bytes))
     }
 
     /// One column a thread.

@@ -48,7 +48,9 @@ pub use paper::{
     quantize_tiled, tiled_layout,
 };
 pub use rows::{ROWS_PER_THREAD, dequantize_rows, quantize_rows};
-pub use scales::{column_maxima, finish_scales, first_nonfinite};
+pub use scales::{
+    SCAN_COLUMNS, SCAN_ROWS, ScanLayout, column_maxima, finish_scales, first_nonfinite, scan_layout,
+};
 pub use vectorized::{dequantize_vectorized, quantize_vectorized};
 
 /// Every kernel instance of the system.

@@ -52,7 +52,7 @@ pub fn quantize_naive<T: Element>(keys: Global<T>, scales: Global<f32>, codes: G
     if column < shape.channels {
         for_rows(shape, |row| {
             let at = row * shape.channels as usize + column as usize;
-            codes.store(at, quantize(keys.load(at).to_f32(), scales.load(column as usize)));
+            codes.store(at, quantize(keys.load(at).to_f32(), scales.load(column as usize)) as i8);
         });
     }
 }
@@ -95,7 +95,7 @@ pub fn quantize_tiled<T: Element>(keys: Global<T>, scales: Global<f32>, codes: G
         let scale = tiled_layout().scales.load(thread::thread_idx_x());
         for_rows(shape, |row| {
             let at = row * shape.channels as usize + column as usize;
-            codes.store(at, quantize(keys.load(at).to_f32(), scale));
+            codes.store(at, quantize(keys.load(at).to_f32(), scale) as i8);
         });
     }
 }
@@ -137,7 +137,7 @@ pub fn quantize_coarsened<T: Element>(
             let column = coarse_column(i);
             if column < shape.channels {
                 let at = row + column as usize;
-                codes.store(at, quantize(keys.load(at).to_f32(), scales.load(column as usize)));
+                codes.store(at, quantize(keys.load(at).to_f32(), scales.load(column as usize)) as i8);
             }
         });
     });

@@ -36,25 +36,29 @@ pub fn scale_from_max<T: Element>(max_abs: f32) -> f32 {
     math::max(math::min(max_abs, T::LARGEST) / 127.0, f32::MIN_POSITIVE)
 }
 
-/// A quotient x/s as the word whose low byte is the code: rounded to nearest even, clamped to ±127; NaN gives 0.
+/// A quotient x/s held to what has a code: clamped to ±127, NaN as 0.
 #[inline(always)]
-pub fn code_word(quotient: f32) -> u32 {
+fn clamp_quotient(quotient: f32) -> f32 {
     // NaN first: `max` would make a number of it.
     let quotient = if quotient.is_nan() { 0.0 } else { quotient };
-    let clamped = math::min(math::max(quotient, -127.0), 127.0);
-    (clamped + ROUNDER).to_bits()
+    math::min(math::max(quotient, -127.0), 127.0)
 }
 
-/// Equation (7) as the paper's listings do it, with one IEEE division.
+/// Equation (7) as the paper's listings do it, with one IEEE division and one conversion.
+///
+/// The conversion is an instruction of its own on purpose. Storing the low byte of [`quantize_by`]'s word with
+/// `st.b8` makes ptxas 13.0 take the addition for a conversion of its own (`F2IP.U8.F32.TRUNC`), which is wrong
+/// for negative codes; the lint refuses byte stores of float registers for that reason.
 #[inline(always)]
-pub fn quantize(x: f32, scale: f32) -> i8 {
-    code_word(x / scale) as i8
+pub fn quantize(x: f32, scale: f32) -> i32 {
+    math::to_i32_nearest_even(clamp_quotient(x / scale))
 }
 
-/// Equation (7) for a scale that serves many elements: the same code from multiplications alone.
+/// [`quantize`] for a scale that serves many elements, without a division: a word whose low byte is the code, to be
+/// packed with three others by [`simt::bits::pack_low_bytes`].
 #[inline(always)]
 pub fn quantize_by(x: f32, scale: Divisor) -> u32 {
-    code_word(scale.divide(x))
+    (clamp_quotient(scale.divide(x)) + ROUNDER).to_bits()
 }
 
 /// Equation (8).

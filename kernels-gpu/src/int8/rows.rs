@@ -36,7 +36,7 @@ pub fn quantize_rows<T: Element>(keys: Global<T>, scales: Global<f32>, codes: Gl
         }
         Place::Rest { index, column } => {
             let scale = scales.load_readonly(column as usize);
-            codes.store(index, quantize(keys.load(index).to_f32(), scale));
+            codes.store(index, quantize(keys.load(index).to_f32(), scale) as i8);
         }
         Place::Outside => {}
     }

@@ -46,7 +46,7 @@ pub fn quantize_vectorized<T: Element>(
         }
         Place::Rest { index, column } => {
             let scale = scales.load_readonly(column as usize);
-            codes.store(index, quantize(keys.load(index).to_f32(), scale));
+            codes.store(index, quantize(keys.load(index).to_f32(), scale) as i8);
         }
         Place::Outside => {}
     }

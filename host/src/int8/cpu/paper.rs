@@ -27,7 +27,7 @@ pub fn quantize<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &[f32], code
     for (column, scale) in scales.iter().enumerate() {
         for token in 0..matrix.tokens {
             let at = token * matrix.channels + column;
-            codes[at] = quantizer::quantize(keys[at].to_f32(), *scale);
+            codes[at] = quantizer::quantize(keys[at].to_f32(), *scale) as i8;
         }
     }
 }
