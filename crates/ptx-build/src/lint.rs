@@ -4,6 +4,7 @@
 //! and pass. A finding can be accepted for one entry by a row with a reason in the [allow list](crate::allow).
 
 use crate::ptx::{Instruction, Module, Statement};
+use std::collections::HashSet;
 use std::fmt;
 
 /// What is checked.
@@ -17,6 +18,8 @@ pub enum Rule {
     Approximate,
     /// An atomic float addition: its order is not fixed, and it flushes subnormals.
     FloatAtomic,
+    /// A byte stored from a register that holds a float: ptxas 13.0 makes a saturating conversion of it.
+    FloatByteStore,
     /// A memory access without a state space.
     GenericAddress,
     /// Local memory: an array that did not become registers.
@@ -31,11 +34,12 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 9] = [
+    pub const ALL: [Rule; 10] = [
         Rule::Rounding,
         Rule::FlushToZero,
         Rule::Approximate,
         Rule::FloatAtomic,
+        Rule::FloatByteStore,
         Rule::GenericAddress,
         Rule::LocalMemory,
         Rule::Call,
@@ -50,6 +54,7 @@ impl Rule {
             Rule::FlushToZero => "flush-to-zero",
             Rule::Approximate => "approximate",
             Rule::FloatAtomic => "float-atomic",
+            Rule::FloatByteStore => "float-byte-store",
             Rule::GenericAddress => "generic-address",
             Rule::LocalMemory => "local-memory",
             Rule::Call => "call",
@@ -80,6 +85,10 @@ impl Rule {
                 "the CPU cannot reproduce the hardware's approximation: use the shared polynomials of simt::math"
             }
             Rule::FloatAtomic => "the order of the additions is not fixed: reduce in a fixed tree instead",
+            Rule::FloatByteStore => {
+                "ptxas 13.0 turns this into F2IP.U8, which saturates: make the integer with \
+                 simt::math::to_i32_nearest_even, or pack bytes with simt::bits::pack_low_bytes"
+            }
             Rule::GenericAddress => {
                 "pass Global and GlobalMut as parameters of their own (not inside a struct), and reach shared \
                  memory through Shared"
@@ -142,8 +151,13 @@ impl fmt::Display for Finding {
 /// Checks a module. The findings come in the order of the text, one for each rule and entry.
 pub fn check(module: &Module) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
+    let mut floats = FloatRegisters::default();
     for statement in &module.statements {
-        for rule in rules_broken_by(statement) {
+        let mut rules = rules_broken_by(statement);
+        if floats.are_stored_as_bytes(statement) {
+            rules.push(Rule::FloatByteStore);
+        }
+        for rule in rules {
             let entry = statement.function.map_or("", |index| module.functions[index].name.as_str());
             match findings.iter_mut().find(|finding| finding.rule == rule && finding.entry == entry) {
                 Some(finding) => finding.count += 1,
@@ -192,6 +206,50 @@ fn rules_broken_by(statement: &Statement) -> Vec<Rule> {
         rules.push(Rule::Call);
     }
     rules
+}
+
+/// The registers of one function that float arithmetic has written.
+#[derive(Default)]
+struct FloatRegisters {
+    function: Option<usize>,
+    names: HashSet<String>,
+}
+
+impl FloatRegisters {
+    /// Follows `statement`, and says whether it stores the low byte of a float's bits.
+    fn are_stored_as_bytes(&mut self, statement: &Statement) -> bool {
+        if statement.function != self.function {
+            self.function = statement.function;
+            self.names.clear();
+        }
+        let Some(instruction) = &statement.instruction else { return false };
+        let mut registers =
+            instruction.operands.split(|c: char| !(c.is_alphanumeric() || "%_$.".contains(c)));
+        let last_type = instruction.modifiers().last().map_or("", String::as_str);
+        match instruction.name() {
+            // Data after the address: `[%rd1], %r2` or `[%rd1+4], {%r2, %r3}`.
+            "st" => {
+                let data = instruction.operands.split_once(']').map_or("", |(_, data)| data);
+                let stored = data.split(|c: char| !(c.is_alphanumeric() || "%_$".contains(c)));
+                matches!(last_type, "b8" | "u8" | "s8") && { stored }.any(|name| self.names.contains(name))
+            }
+            // What moves or narrows the bits keeps them a float's.
+            "mov" | "cvt" if !has_float(instruction) => {
+                let target = registers.next().unwrap_or_default().to_owned();
+                if registers.any(|name| self.names.contains(name)) {
+                    self.names.insert(target);
+                }
+                false
+            }
+            "add" | "sub" | "mul" | "fma" | "div" | "sqrt" | "rcp" | "min" | "max" | "abs" | "neg" => {
+                if last_type == "f32" {
+                    self.names.insert(registers.next().unwrap_or_default().to_owned());
+                }
+                false
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Instructions that access memory through an address and may name its state space.
@@ -307,6 +365,16 @@ mod tests {
             (Approximate, "div.full.f32 %f1, %f2, %f3;", "div.rn.f32 %f1, %f2, %f3;"),
             (FloatAtomic, "atom.global.add.f32 %f1, [%rd1], %f2;", "atom.global.add.u32 %r1, [%rd1], %r2;"),
             (FloatAtomic, "red.shared.add.noftz.f16x2 [%r1], %r2;", "red.shared.max.s32 [%r1], %r2;"),
+            (
+                FloatByteStore,
+                "add.rn.f32 %r1, %r2, 0f4B400000; st.global.b8 [%rd1], %r1;",
+                "add.rn.f32 %r1, %r2, 0f4B400000; st.global.b32 [%rd1], %r1;",
+            ),
+            (
+                FloatByteStore,
+                "add.rn.f32 %r1, %r2, %r3; cvt.u16.u32 %rs1, %r1; st.global.cs.b8 [%rd1+1], %rs1;",
+                "add.rn.f32 %r1, %r2, %r3; cvt.rni.s32.f32 %r4, %r1; st.global.b8 [%rd1], %r4;",
+            ),
             (GenericAddress, "ld.b32 %r1, [%rd1];", "ld.global.nc.b32 %r1, [%rd1];"),
             (GenericAddress, "ld.volatile.u32 %r1, [%rd1];", "ld.volatile.shared.u32 %r1, [%r2];"),
             (
