@@ -17,6 +17,7 @@
 
 mod backend;
 mod buffer;
+pub mod check;
 mod cpu;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod cuda;

@@ -1,0 +1,180 @@
+//! Equality instead of a tolerance: runs kernels on two devices and compares every bit of what they wrote.
+//!
+//! A [`Case`] is one run of a kernel with all its parameters; [`run_cases`] runs each on the emulator and, if
+//! there is one, on a GPU, and reports. A case poisons its outputs before it runs ([`poisoned`]), with another
+//! byte on each kind of device: so an element that a kernel never writes is a difference as well.
+//!
+//! ```
+//! use host::check::{Case, Outcome, OutputBuffer, poisoned, run_cases};
+//! use host::{Device, Stream};
+//! use simt::{LaunchShape, emu::EmuOptions};
+//!
+//! let kernel = kernels_gpu::probe::barriers::barriers::kernel();
+//! let case = Case::new(kernel.info(), "block=64", move |device| {
+//!     let stream = Stream::new(device)?;
+//!     let mut out = poisoned::<u32>(&stream, 64 * 48)?;
+//!     let shape = LaunchShape::new(1, 64).shared(4096);
+//!     // SAFETY: 64 threads write 48 words each.
+//!     unsafe { stream.launch(&kernel, shape, (out.global_mut(), 7))? };
+//!     Ok(vec![OutputBuffer::download("out", &out)?])
+//! });
+//! let cpu = Device::cpu(EmuOptions::default());
+//! let report = run_cases(&[case], &cpu, None, |_| {});
+//! assert_eq!(report.cases[0].outcome, Outcome::NoGpu);
+//! ```
+
+mod compare;
+pub mod probe;
+mod report;
+
+pub use compare::{Difference, ElementKind, OutputBuffer, OutputElement};
+pub use report::{CaseReport, Outcome, Report, Totals};
+
+use crate::error::{Error, Result};
+use crate::{BackendKind, Buffer, Device, Stream};
+use simt::emu::EmuOptions;
+use simt::{KernelInfo, Pod};
+use std::time::Instant;
+
+/// What a case's run may end with: this crate's [`Error`], or that of a system.
+pub type CaseError = Box<dyn std::error::Error + Send + Sync>;
+
+type Run = dyn Fn(&Device) -> std::result::Result<Vec<OutputBuffer>, CaseError> + Send + Sync;
+
+/// One run of a kernel, or of a few that belong together, with all its parameters.
+pub struct Case {
+    kernels: Vec<&'static str>,
+    label: String,
+    race_check: bool,
+    run: Box<Run>,
+}
+
+impl Case {
+    /// A case of `kernel`; `label` names every parameter: shape, input, seed. `run` makes its inputs and
+    /// outputs on the device it is given, launches, and hands back what was written.
+    pub fn new(
+        kernel: &'static KernelInfo,
+        label: impl Into<String>,
+        run: impl Fn(&Device) -> std::result::Result<Vec<OutputBuffer>, CaseError> + Send + Sync + 'static,
+    ) -> Self {
+        Case { kernels: vec![kernel.name], label: label.into(), race_check: false, run: Box::new(run) }
+    }
+
+    /// The run also launches `kernel`.
+    pub fn and(mut self, kernel: &'static KernelInfo) -> Self {
+        self.kernels.push(kernel.name);
+        self
+    }
+
+    /// The emulator also looks for races: for small shapes, as it then records every access.
+    pub fn race_checked(mut self) -> Self {
+        self.race_check = true;
+        self
+    }
+
+    /// The entries that the run launches, the one it is about first.
+    pub fn kernels(&self) -> &[&'static str] {
+        &self.kernels
+    }
+
+    /// The run's parameters.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+}
+
+/// How far [`run_cases`] has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// The case that has just finished.
+    pub case: &'a CaseReport,
+    /// How many have.
+    pub done: usize,
+    /// How many there are.
+    pub total: usize,
+}
+
+/// The byte that outputs hold before a run: another one on each kind of device.
+fn poison(kind: BackendKind) -> u8 {
+    match kind {
+        BackendKind::Cpu => 0xa5,
+        BackendKind::Cuda => 0x5a,
+    }
+}
+
+/// An output buffer in which what the kernel does not write shows.
+///
+/// # Errors
+/// As [`Buffer::new`] and [`Stream::fill_u8`].
+pub fn poisoned<T: Pod>(stream: &Stream, len: usize) -> Result<Buffer<T>> {
+    let mut buffer = Buffer::new(stream.device(), len)?;
+    stream.fill_u8(&mut buffer, .., poison(stream.device().kind()))?;
+    Ok(buffer)
+}
+
+/// Runs every case on `reference`, the emulator, and on `other`, usually a GPU, and compares their outputs.
+///
+/// Without `other` the cases run all the same, so that the emulator checks them, and end as [`Outcome::NoGpu`].
+/// Cases that ask for it run on the emulator with race checking.
+pub fn run_cases(
+    cases: &[Case],
+    reference: &Device,
+    other: Option<&Device>,
+    mut progress: impl FnMut(Progress<'_>),
+) -> Report {
+    let race_checking = Device::cpu(EmuOptions::race_checked());
+    let mut reports = Vec::with_capacity(cases.len());
+    for case in cases {
+        let reference = if case.race_check { &race_checking } else { reference };
+        let report = run_case(case, reference, other);
+        progress(Progress { case: &report, done: reports.len() + 1, total: cases.len() });
+        reports.push(report);
+    }
+    Report::new(reference.info().name.clone(), other.map(|other| other.info().name.clone()), reports)
+}
+
+fn run_case(case: &Case, reference: &Device, other: Option<&Device>) -> CaseReport {
+    let mut report = CaseReport::new(case);
+    let expected = timed(&mut report.reference_ms, || (case.run)(reference));
+    let expected = match expected {
+        Ok(expected) => expected,
+        Err(error) => return report.failed(&*error, reference),
+    };
+    report.outputs = expected.iter().map(|output| output.len() as u64).sum();
+    let Some(other) = other else { return report };
+    let actual = match timed(&mut report.other_ms, || (case.run)(other)) {
+        Ok(actual) => actual,
+        Err(error) => return report.failed(&*error, other),
+    };
+    report.compare(&expected, &actual);
+    report
+}
+
+fn timed<R>(milliseconds: &mut f64, f: impl FnOnce() -> R) -> R {
+    let start = Instant::now();
+    let result = f();
+    *milliseconds = start.elapsed().as_secs_f64() * 1e3;
+    result
+}
+
+/// Whether the emulator caught a mistake of the kernel, as opposed to a failure around it.
+fn is_fault(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if matches!(error.downcast_ref::<Error>(), Some(Error::Fault(_))) || error.is::<simt::emu::Fault>() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// The kernels of `all` that no case launches.
+pub fn not_covered<'a>(cases: &[Case], all: impl IntoIterator<Item = &'a KernelInfo>) -> Vec<&'static str> {
+    let covered: std::collections::HashSet<&str> =
+        cases.iter().flat_map(|case| case.kernels.iter().copied()).collect();
+    all.into_iter().map(|info| info.name).filter(|name| !covered.contains(name)).collect()
+}
+
+#[cfg(test)]
+mod tests;
