@@ -1,1 +1,67 @@
-//! Ferrokv.
+//! Ferrokv: INT8 KV-cache quantization in Rust, one kernel source for the GPU and the CPU, the same bits on both.
+//!
+//! This crate is the front door: it embeds the kernels' PTX, gathers the crates below it and holds the `ferrokv`
+//! command.
+//!
+//! | crate | what it is |
+//! | --- | --- |
+//! | [`simt`] | the kernel language and the emulator |
+//! | [`kernels_gpu`] | the kernels, and the arithmetic that host and device share |
+//! | [`host`] | devices, buffers, streams, graphs; the systems above the kernels; files |
+//!
+//! # Quantize a matrix
+//! [`ptx`] is what a GPU needs to be opened; with no GPU the same calls run on the emulator.
+//!
+//! ```
+//! use ferrokv::host::int8::{Matrix, Plan, Variant};
+//! use ferrokv::host::{Buffer, Device, Stream};
+//! use ferrokv::simt::emu::EmuOptions;
+//!
+//! // 64 tokens of 32 channels. `Device::auto(EmuOptions::default(), ferrokv::ptx())` would take a GPU if it can.
+//! let device = Device::cpu(EmuOptions::default());
+//! let stream = Stream::new(&device)?;
+//! let values: Vec<f32> = (0..64 * 32).map(|i| (i as f32 * 0.37).sin()).collect();
+//! let keys = Buffer::from_slice(&device, &values)?;
+//!
+//! let mut plan = Plan::<f32>::new(&device, Matrix::new(64, 32)?, Variant::Rows)?;
+//! let mut quantized = plan.allocate()?;
+//! plan.quantize(&stream, &keys, &mut quantized)?;
+//! let mut restored = Buffer::new(&device, values.len())?;
+//! plan.dequantize(&stream, &quantized, &mut restored)?;
+//!
+//! // Half a step of each channel's scale is the most that a value may move.
+//! let scales = quantized.scales.to_vec()?;
+//! for (i, (x, y)) in values.iter().zip(restored.to_vec()?).enumerate() {
+//!     let bound = ferrokv::kernels_gpu::int8::quantizer::error_bound::<f32>(scales[i % 32]);
+//!     assert!(f64::from((x - y).abs()) <= bound);
+//! }
+//! # Ok::<(), ferrokv::host::int8::Error>(())
+//! ```
+
+pub use host;
+pub use kernels_gpu;
+pub use simt;
+
+use host::PtxImage;
+use simt::KernelInfo;
+use std::sync::LazyLock;
+
+/// What the build made of the kernels: the PTX, its entries and what they use.
+pub mod embedded {
+    include!(concat!(env!("OUT_DIR"), "/ptx_index.rs"));
+}
+
+/// The kernels' PTX, one image a target; empty if the build had no device compiler
+/// ([`embedded::BUILD_NOTE`] says why).
+pub fn ptx() -> &'static [PtxImage] {
+    static IMAGES: LazyLock<Vec<PtxImage>> =
+        LazyLock::new(|| embedded::PTX.iter().map(|&(sm, text)| PtxImage { sm, text }).collect());
+    &IMAGES
+}
+
+/// Every kernel instance, with the name of the system it belongs to.
+pub fn kernels() -> impl Iterator<Item = (&'static str, &'static KernelInfo)> {
+    let int8 = kernels_gpu::int8::kernels().map(|kernel| ("int8", kernel));
+    let roofline = kernels_gpu::roofline::kernels().map(|kernel| ("roofline", kernel));
+    int8.chain(roofline)
+}

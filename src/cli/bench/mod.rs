@@ -1,0 +1,88 @@
+//! `ferrokv bench`: how fast things are, beside what the machine allows.
+
+mod accuracy;
+mod cpu;
+mod device;
+mod environment;
+mod int8;
+mod launch;
+mod operations;
+mod peers;
+mod plot;
+mod report;
+mod sizes;
+mod summary;
+#[cfg(test)]
+mod tests;
+mod timing;
+
+use super::failure::Failure;
+use clap::Subcommand;
+
+/// Measures speed: kernels against the memory's ceiling, the CPU and other libraries; launches against the driver.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Int8(int8::Arguments),
+    Launch(launch::Arguments),
+}
+
+/// Why a benchmark could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command measures a GPU and has none.
+    #[error("this benchmark needs a GPU: {reason}")]
+    NeedsGpu {
+        /// Why there is none.
+        reason: String,
+    },
+    /// A plot could not be drawn.
+    #[error("cannot draw {path}: {reason}; leave out --plot or give another prefix")]
+    Plot {
+        /// The picture.
+        path: String,
+        /// What the library says.
+        reason: String,
+    },
+    /// The driver refused a call that goes around `host`.
+    #[error("CUDA error {code} while {doing}; run `ferrokv doctor` to see what the machine has")]
+    Driver {
+        /// The driver's code.
+        code: u32,
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// Some row's bits were not those of the CPU.
+    #[error("{rows} of {checked} compared rows differ from the CPU's bits: {first}; the rows say `differ`")]
+    Bits {
+        /// How many differ.
+        rows: usize,
+        /// How many were compared.
+        checked: usize,
+        /// The first of them.
+        first: String,
+    },
+}
+
+impl Error {
+    /// Whether a comparison failed, rather than the command.
+    pub fn is_difference(&self) -> bool {
+        matches!(self, Error::Bits { .. })
+    }
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// What cannot be opened, written or launched; bits that differ.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.what {
+        What::Int8(arguments) => int8::run(arguments),
+        What::Launch(arguments) => launch::run(arguments),
+    }
+}

@@ -1,0 +1,112 @@
+//! How a command fails: one line, and an exit code.
+
+use host::int8;
+use host::int8::file;
+use host::tensor_file;
+use std::process::ExitCode;
+
+/// Why a command did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A file could not be read or written.
+    #[error(transparent)]
+    File(#[from] tensor_file::Error),
+    /// A quantized file is wrong.
+    #[error(transparent)]
+    Quantized(#[from] file::Error),
+    /// A plan or a launch failed.
+    #[error(transparent)]
+    Int8(#[from] int8::Error),
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] host::Error),
+    /// The file has nothing that can be quantized.
+    #[error("{path} has no tensor to quantize: {reason}; F32, F16 or BF16 of rank 2 or more is needed")]
+    NothingToDo {
+        /// The file.
+        path: String,
+        /// What is there instead.
+        reason: String,
+    },
+    /// A pattern that matches no tensor.
+    #[error("no tensor of {path} matches '{pattern}'; it has {names}")]
+    NoMatch {
+        /// The file.
+        path: String,
+        /// The pattern.
+        pattern: String,
+        /// Some names.
+        names: String,
+    },
+    /// A tensor that was asked for and cannot be quantized.
+    #[error("tensor '{name}' cannot be quantized: {reason}; leave it out with --tensors")]
+    Unsuitable {
+        /// The tensor.
+        name: String,
+        /// Its type or shape, and what is accepted.
+        reason: String,
+    },
+    /// A NaN or an infinity.
+    #[error(
+        "tensor '{name}' has {value} at {index:?}; correct the source, or give --allow-nonfinite to saturate \
+         (NaN becomes 0, an infinity the largest finite value)"
+    )]
+    NonFinite {
+        /// The tensor.
+        name: String,
+        /// The value.
+        value: f32,
+        /// Its index, one number an axis.
+        index: Vec<usize>,
+    },
+    /// A tensor that memory cannot hold.
+    #[error("tensor '{name}' needs {bytes} bytes more than there are; choose fewer tensors with --tensors")]
+    NoMemory {
+        /// The tensor.
+        name: String,
+        /// What was asked for.
+        bytes: usize,
+    },
+    /// A system that there is not.
+    #[error("there is no system '{system}'; there are {names}")]
+    UnknownSystem {
+        /// What was asked for.
+        system: String,
+        /// What there is.
+        names: String,
+    },
+    /// Two outputs of one name.
+    #[error("{what} and {path} are one path; choose two")]
+    SamePath {
+        /// The other use.
+        what: &'static str,
+        /// The path.
+        path: String,
+    },
+    /// stdout could not be written.
+    #[error("cannot write to stdout: {0}; write to a file instead")]
+    Stdout(#[source] std::io::Error),
+    /// What was compared differs.
+    #[error("{0}")]
+    Differs(String),
+    /// `doctor --strict` found something missing.
+    #[error("{0} missing; see the list above for how to get it")]
+    Missing(String),
+}
+
+impl Failure {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Differs(_) | Failure::Missing(_) => 1,
+            _ => 2,
+        }
+    }
+
+    /// Says it on stderr.
+    pub fn report(&self) -> ExitCode {
+        // A driver's text may have line ends; the promise is one line.
+        let text = self.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        eprintln!("ferrokv: {text}");
+        ExitCode::from(self.exit_code())
+    }
+}

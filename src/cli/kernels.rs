@@ -1,0 +1,203 @@
+//! `ferrokv kernels`: every kernel instance and what it uses.
+
+use super::backend::{BackendArguments, Gpu};
+use super::failure::Failure;
+use super::output::ReportArguments;
+use super::table::{Align, Table};
+use super::text;
+use ferrokv::embedded::{self, EntryResources};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+const LONG: &str = "\
+List every kernel instance with its source line and what one thread and one block of it use: registers, static \
+shared memory in bytes, stack and spills in bytes. The numbers are those of the build's ptxas, a line a target \
+(none if the build had no ptxas: ./setup --tools gets one), and with a GPU those of the driver's own compiler. \
+Also compares the program's kernels with the entries of the embedded PTX.
+
+Exit codes: 0 they match, or there is no PTX; 1 they do not; 2 bad input.";
+
+/// List kernels with their registers, shared memory and spills.
+#[derive(clap::Args)]
+#[command(long_about = LONG)]
+pub struct Arguments {
+    /// Only kernels of this system (int8, probe, roofline).
+    #[arg(long)]
+    system: Option<String>,
+    /// Only kernels whose name has this in it.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    #[command(flatten)]
+    backend: BackendArguments,
+    #[command(flatten)]
+    report: ReportArguments,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    command: &'static str,
+    version: &'static str,
+    ptx_fingerprint: &'static str,
+    ptxas: Option<&'static str>,
+    gpu: Option<&'a str>,
+    kernels: &'a [Kernel],
+    /// Kernels of the program that the PTX lacks.
+    not_in_ptx: &'a [&'static str],
+    /// Entries of the PTX that the program does not know.
+    not_in_program: &'a [&'static str],
+}
+
+#[derive(Serialize)]
+struct Kernel {
+    system: &'static str,
+    name: &'static str,
+    module: &'static str,
+    source: String,
+    max_threads: u32,
+    in_ptx: bool,
+    resources: Vec<Resources>,
+}
+
+/// What a kernel uses, by one compiler.
+#[derive(Serialize)]
+struct Resources {
+    /// `ptxas sm_90`, or the GPU's name.
+    by: String,
+    registers: u32,
+    static_shared_bytes: u32,
+    /// Stack by ptxas; local memory by the driver.
+    local_bytes: u32,
+    /// The driver does not tell.
+    spill_stores: Option<u32>,
+    spill_loads: Option<u32>,
+}
+
+impl From<&EntryResources> for Resources {
+    fn from(entry: &EntryResources) -> Self {
+        Resources {
+            by: format!("ptxas sm_{}", entry.sm),
+            registers: entry.registers,
+            static_shared_bytes: entry.shared,
+            local_bytes: entry.stack,
+            spill_stores: Some(entry.spill_stores),
+            spill_loads: Some(entry.spill_loads),
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// An unknown system, a GPU asked for that cannot be used, or entries that do not match.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let report = arguments.report.open(None, None)?;
+    let systems: BTreeSet<&str> = ferrokv::kernels().map(|(system, _)| system).collect();
+    if let Some(system) = arguments.system.as_deref().filter(|system| !systems.contains(system)) {
+        let names = systems.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(Failure::UnknownSystem { system: system.to_owned(), names });
+    }
+    let gpu = match arguments.backend.open()? {
+        Gpu::Ready(device) => Some(device),
+        Gpu::None(_) => None,
+    };
+    let entries: BTreeSet<&'static str> = embedded::ENTRIES.iter().copied().collect();
+    let mut kernels = Vec::new();
+    for (system, info) in ferrokv::kernels() {
+        let wanted = arguments.system.as_deref().is_none_or(|wanted| wanted == system)
+            && arguments.filter.as_deref().is_none_or(|text| info.name.contains(text));
+        if !wanted {
+            continue;
+        }
+        let in_ptx = entries.contains(info.name);
+        let built = embedded::RESOURCES.iter().filter(|entry| entry.entry == info.name);
+        let mut resources: Vec<Resources> = built.map(Resources::from).collect();
+        if let Some(gpu) = gpu.as_ref().filter(|_| in_ptx)
+            && let Some(attributes) = gpu.kernel_attributes(info)?
+        {
+            resources.push(Resources {
+                by: gpu.info().name.clone(),
+                registers: attributes.registers,
+                static_shared_bytes: attributes.static_shared_bytes,
+                local_bytes: attributes.local_bytes,
+                spill_stores: None,
+                spill_loads: None,
+            });
+        }
+        kernels.push(Kernel {
+            system,
+            name: info.name,
+            module: info.module,
+            source: format!("{}:{}", info.file, info.line),
+            max_threads: info.max_threads,
+            in_ptx,
+            resources,
+        });
+    }
+    kernels.sort_by_key(|kernel| (kernel.system, kernel.name));
+
+    let known: BTreeSet<&'static str> = ferrokv::kernels().map(|(_, info)| info.name).collect();
+    let has_ptx = !ferrokv::ptx().is_empty();
+    let missing = |a: &BTreeSet<&'static str>, b: &BTreeSet<&'static str>| -> Vec<&'static str> {
+        if has_ptx { a.difference(b).copied().collect() } else { Vec::new() }
+    };
+    let (not_in_ptx, not_in_program) = (missing(&known, &entries), missing(&entries, &known));
+    let json = Json {
+        command: "kernels",
+        version: env!("CARGO_PKG_VERSION"),
+        ptx_fingerprint: embedded::FINGERPRINT,
+        ptxas: embedded::PTXAS,
+        gpu: gpu.as_ref().map(|gpu| &*gpu.info().name),
+        kernels: &kernels,
+        not_in_ptx: &not_in_ptx,
+        not_in_program: &not_in_program,
+    };
+    let mut tables = table(&kernels);
+    tables += &match (has_ptx, not_in_ptx.len() + not_in_program.len()) {
+        (false, _) => format!("\nno PTX is embedded: {}\n", embedded::BUILD_NOTE.unwrap_or("left out")),
+        (true, 0) => format!("\nprogram and PTX agree on {}\n", text::plural(known.len(), "kernel")),
+        (true, _) => format!("\nnot in the PTX: {not_in_ptx:?}\nnot in the program: {not_in_program:?}\n"),
+    };
+    report.finish(&tables, &json)?;
+    if not_in_ptx.is_empty() && not_in_program.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Differs("the program's kernels and the PTX's entries differ; build again".into()))
+}
+
+fn table(kernels: &[Kernel]) -> String {
+    let mut table = Table::new(&[
+        ("system", Align::Left),
+        ("kernel", Align::Left),
+        ("threads", Align::Right),
+        ("compiled by", Align::Left),
+        ("registers", Align::Right),
+        ("shared B", Align::Right),
+        ("local B", Align::Right),
+        ("spills B", Align::Right),
+        ("source", Align::Left),
+    ]);
+    for kernel in kernels {
+        let head = [kernel.system.to_owned(), kernel.name.to_owned(), kernel.max_threads.to_string()];
+        if kernel.resources.is_empty() {
+            let by = if kernel.in_ptx { "(no ptxas)" } else { "(no PTX)" };
+            let none = || "-".to_owned();
+            let cells = [by.to_owned(), none(), none(), none(), none(), kernel.source.clone()];
+            table.row(head.into_iter().chain(cells));
+            continue;
+        }
+        for (i, used) in kernel.resources.iter().enumerate() {
+            let spills = used.spill_stores.map(|stores| stores + used.spill_loads.unwrap_or(0));
+            let cells = [
+                used.by.clone(),
+                used.registers.to_string(),
+                used.static_shared_bytes.to_string(),
+                used.local_bytes.to_string(),
+                spills.map_or("-".into(), |bytes| bytes.to_string()),
+                if i == 0 { kernel.source.clone() } else { String::new() },
+            ];
+            let head = head.iter().map(|cell| if i == 0 { cell.clone() } else { String::new() });
+            table.row(head.chain(cells));
+        }
+    }
+    table.render()
+}

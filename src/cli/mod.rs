@@ -1,0 +1,77 @@
+//! The commands: each a module with its arguments and a `run`.
+
+mod backend;
+mod dequantize;
+mod doctor;
+mod failure;
+mod kernels;
+mod output;
+mod progress;
+mod quantize;
+mod table;
+mod text;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+const ABOUT: &str = "\
+Quantize KV caches with kernels that give the same bits on the GPU and on the CPU.
+
+A kernel is one Rust function. It runs on an NVIDIA GPU as PTX and on the CPU under an emulator of the GPU's \
+execution model; this program measures both and compares every bit. It needs no GPU: what needs one says so.
+
+Exit codes: 0 all is well; 1 a comparison failed (bits differ, or a strict check found something missing); \
+2 bad input, or something that could not be done (one line on stderr says what and the way out).";
+
+const EXAMPLES: &str = "\
+Examples:
+  ferrokv doctor                                          what this machine has and what is missing
+  ferrokv quantize assets/kv-smollm2.safetensors          measure every kernel on a real KV cache
+  ferrokv quantize cache.safetensors -o cache.q.safetensors --scheme block
+  ferrokv dequantize cache.q.safetensors -o back.safetensors
+  ferrokv kernels                                         registers and shared memory of every kernel";
+
+#[derive(Parser)]
+#[command(name = "ferrokv", version, about = "Quantized KV caches in Rust: the same bits on GPU and CPU")]
+#[command(long_about = ABOUT, after_long_help = EXAMPLES, propagate_version = true)]
+struct Cli {
+    /// Say more on stderr: -v what is opened and loaded, -vv everything.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Quantize(quantize::Arguments),
+    Dequantize(dequantize::Arguments),
+    Doctor(doctor::Arguments),
+    Kernels(kernels::Arguments),
+}
+
+/// Parses the command line, runs the command and turns its outcome into an exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let level = match cli.verbose {
+        0 => "warn",
+        1 => "debug",
+        _ => "trace",
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(level))
+        .with_writer(std::io::stderr)
+        .without_time()
+        .init();
+    let outcome = match &cli.command {
+        Command::Quantize(arguments) => quantize::run(arguments),
+        Command::Dequantize(arguments) => dequantize::run(arguments),
+        Command::Doctor(arguments) => doctor::run(arguments),
+        Command::Kernels(arguments) => kernels::run(arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

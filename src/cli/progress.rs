@@ -1,0 +1,12 @@
+//! Progress on stderr, for people: nothing where stderr is not a terminal.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar of `steps`.
+pub fn bar(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::new(steps as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
