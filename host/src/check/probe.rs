@@ -6,7 +6,6 @@ use glam::Vec4;
 use kernels_gpu::probe::{
     atomics, barriers, fences, functions, indices, memory, mix, operators, shared, warps,
 };
-use simt::warp::Word;
 use simt::{Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape, Pod};
 
 /// Outputs of one launch of a function or an operator, at most.
@@ -121,7 +120,7 @@ fn barrier_cases(cases: &mut Vec<Case>) {
     }
 }
 
-fn shuffle_cases<T: Word + 'static>(cases: &mut Vec<Case>, kernel: Kernel<(simt::GlobalMut<u64>, u32, u32)>) {
+fn shuffle_cases(cases: &mut Vec<Case>, kernel: Kernel<(simt::GlobalMut<u64>, u32, u32)>) {
     for width in [1, 2, 4, 8, 16, 32] {
         for partial in [0, 1] {
             let label = format!("warps=2 width={width} mask={}", if partial == 0 { "full" } else { "group" });
@@ -134,12 +133,12 @@ fn shuffle_cases<T: Word + 'static>(cases: &mut Vec<Case>, kernel: Kernel<(simt:
 }
 
 fn warp_cases(cases: &mut Vec<Case>) {
-    shuffle_cases::<u32>(cases, warps::shuffles::kernel::<u32>());
-    shuffle_cases::<i32>(cases, warps::shuffles::kernel::<i32>());
-    shuffle_cases::<f32>(cases, warps::shuffles::kernel::<f32>());
-    shuffle_cases::<u64>(cases, warps::shuffles::kernel::<u64>());
-    shuffle_cases::<i64>(cases, warps::shuffles::kernel::<i64>());
-    shuffle_cases::<f64>(cases, warps::shuffles::kernel::<f64>());
+    shuffle_cases(cases, warps::shuffles::kernel::<u32>());
+    shuffle_cases(cases, warps::shuffles::kernel::<i32>());
+    shuffle_cases(cases, warps::shuffles::kernel::<f32>());
+    shuffle_cases(cases, warps::shuffles::kernel::<u64>());
+    shuffle_cases(cases, warps::shuffles::kernel::<i64>());
+    shuffle_cases(cases, warps::shuffles::kernel::<f64>());
     let shape = LaunchShape::new(4, 128);
     for width in [1, 2, 4, 8, 16, 32] {
         for seed in [1, 2] {
