@@ -11,6 +11,8 @@ use simt::{Global, GlobalMut, Kernel};
 
 /// Quantizes with given scales.
 type Quantize<T> = Kernel<(Global<T>, Global<f32>, GlobalMut<i8>, Shape)>;
+/// Quantizes and writes the scales too.
+type QuantizeFused<T> = Kernel<(Global<T>, GlobalMut<f32>, GlobalMut<i8>, Shape)>;
 /// Restores with given scales.
 type Dequantize<T> = Kernel<(Global<i8>, Global<f32>, GlobalMut<T>, Shape)>;
 
@@ -25,7 +27,7 @@ pub struct Kernels<T: Element> {
     pub(super) quantize_coarsened: Quantize<T>,
     pub(super) quantize_vectorized: Quantize<T>,
     pub(super) quantize_rows: Quantize<T>,
-    pub(super) quantize_fused: Kernel<(Global<T>, GlobalMut<f32>, GlobalMut<i8>, Shape)>,
+    pub(super) quantize_fused: QuantizeFused<T>,
     pub(super) dequantize_naive: Dequantize<T>,
     pub(super) dequantize_tiled: Dequantize<T>,
     pub(super) dequantize_coarsened: Dequantize<T>,

@@ -17,6 +17,7 @@
 //! # Ok::<(), int8::Error>(())
 //! ```
 
+pub mod cases;
 pub mod cpu;
 pub mod file;
 mod kernels;

@@ -33,7 +33,7 @@ pub fn quantize_fused<T: Element>(
     codes: GlobalMut<i8>,
     shape: Shape,
 ) {
-    if shape.channels % 4 == 0 {
+    if shape.channels.is_multiple_of(4) {
         quantize_lanes::<T, 4>(keys, scales, codes, shape);
     } else {
         quantize_lanes::<T, 1>(keys, scales, codes, shape);
@@ -48,7 +48,7 @@ pub fn dequantize_fused<T: Element>(
     keys: GlobalMut<T>,
     shape: Shape,
 ) {
-    if shape.channels % 4 == 0 {
+    if shape.channels.is_multiple_of(4) {
         dequantize_lanes::<T, 4>(codes, scales, keys, shape);
     } else {
         dequantize_lanes::<T, 1>(codes, scales, keys, shape);

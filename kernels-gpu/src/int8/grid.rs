@@ -37,7 +37,7 @@ impl Shape {
 /// 4·D columns, whose column c has the scale of c mod D; the up to three rows left over go element by element.
 #[inline(always)]
 pub const fn quad_rows(shape: Shape) -> (u64, u32, u32) {
-    if shape.channels % 4 == 0 {
+    if shape.channels.is_multiple_of(4) {
         (shape.tokens, shape.channels, 0)
     } else {
         (shape.tokens / 4, shape.channels * 4, (shape.tokens % 4) as u32 * shape.channels)
@@ -135,7 +135,7 @@ pub mod launch {
     /// One quad (or one column, if D is no multiple of 4) of 16 tokens a thread.
     pub fn fused(shape: Shape) -> Option<LaunchShape> {
         let blocks = shape.tokens.div_ceil(TOKENS_PER_BLOCK as u64);
-        let lanes = if shape.channels % 4 == 0 { shape.channels / 4 } else { shape.channels };
+        let lanes = if shape.channels.is_multiple_of(4) { shape.channels / 4 } else { shape.channels };
         line(blocks * lanes as u64, FUSED_BLOCK)
     }
 

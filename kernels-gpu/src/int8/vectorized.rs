@@ -17,7 +17,7 @@ use simt::{Global, GlobalMut, bits, kernel, thread};
 /// The scales of four neighbouring columns of a quad row.
 #[inline(always)]
 pub(super) fn four_scales(scales: Global<f32>, column: u32, channels: u32) -> [f32; 4] {
-    if channels % 4 == 0 {
+    if channels.is_multiple_of(4) {
         return scales.load_vector_readonly::<Vec4>(column as usize).to_array();
     }
     let scale = |i| scales.load_readonly(rem_u32(column + i, channels) as usize);
