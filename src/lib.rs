@@ -63,5 +63,6 @@ pub fn ptx() -> &'static [PtxImage] {
 pub fn kernels() -> impl Iterator<Item = (&'static str, &'static KernelInfo)> {
     let int8 = kernels_gpu::int8::kernels().map(|kernel| ("int8", kernel));
     let roofline = kernels_gpu::roofline::kernels().map(|kernel| ("roofline", kernel));
-    int8.chain(roofline)
+    let probe = host::check::probe::kernels().map(|kernel| ("probe", kernel));
+    int8.chain(roofline).chain(probe)
 }

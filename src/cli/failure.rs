@@ -75,6 +75,20 @@ pub enum Failure {
         /// What there is.
         names: String,
     },
+    /// A filter that leaves nothing.
+    #[error("no case matches '{filter}'; `ferrokv check --list` names them")]
+    NoCase {
+        /// The filter.
+        filter: String,
+    },
+    /// Something that makes sense on a GPU only.
+    #[error("{what} needs a GPU: {reason}")]
+    NeedsGpu {
+        /// The option.
+        what: &'static str,
+        /// Why there is none.
+        reason: String,
+    },
     /// Two outputs of one name.
     #[error("{what} and {path} are one path; choose two")]
     SamePath {

