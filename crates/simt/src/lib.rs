@@ -26,8 +26,15 @@
 //! Inside a kernel the accessors are safe functions: what makes them sound is the **launch**, which is `unsafe`
 //! (on the GPU) and whose caller vouches that the kernel, with these arguments and this shape, stays inside
 //! its buffers and has no race. The emulator is how one finds out: it turns each such mistake into an error.
-#![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(target_arch = "nvptx64", feature(stdarch_nvptx, asm_experimental_arch, core_float_math))]
+#![cfg_attr(target_arch = "nvptx64", no_std, allow(internal_features))]
+#![cfg_attr(target_arch = "nvptx64", feature(
+        stdarch_nvptx,
+        asm_experimental_arch,
+        core_float_math,
+        // The convergent intrinsics of `ptx`: see there.
+        link_llvm_intrinsics,
+        abi_unadjusted
+    ))]
 
 /// Gives a primitive its two sides, and makes the emulator's errors point at the kernel's own line.
 macro_rules! sides {

@@ -126,21 +126,54 @@ store!(
     shared_store, u32, reg32, "{{ ", "{0}", "st.shared"
 );
 
-macro_rules! barrier_reduction {
-    ($($name:ident: $text:literal;)*) => {$(
-        #[inline(always)]
-        pub fn $name(predicate: u32) -> u32 {
-            let result: u32;
-            // SAFETY: no precondition but convergence, which the emulator checks.
-            unsafe { asm!($text, out(reg32) result, in(reg32) predicate, options(nostack)); }
-            result
-        }
-    )*};
-}
-barrier_reduction! {
-    barrier_count: "{{ .reg .pred p; setp.ne.u32 p, {1}, 0; bar.red.popc.u32 {0}, 0, p; }}";
-    barrier_and: "{{ .reg .pred p; setp.ne.u32 p, {1}, 0; bar.red.and.pred p, 0, p; selp.u32 {0}, 1, 0, p; }}";
-    barrier_or: "{{ .reg .pred p; setp.ne.u32 p, {1}, 0; bar.red.or.pred p, 0, p; selp.u32 {0}, 1, 0, p; }}";
+/// Instructions that several threads execute together, as LLVM intrinsics.
+///
+/// Inline assembly would not do: LLVM does not know it as *convergent* and may move it into the arms of a branch,
+/// where only some of the threads arrive (seen: a barrier duplicated before `if`, and a kernel that hangs).
+pub mod convergent {
+    // The names and types are those of LLVM's IntrinsicsNVVM.td.
+    unsafe extern "unadjusted" {
+        #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
+        pub fn barrier(id: u32);
+        #[link_name = "llvm.nvvm.barrier.cta.red.popc.aligned.all"]
+        pub fn barrier_count(id: u32, predicate: bool) -> u32;
+        #[link_name = "llvm.nvvm.barrier.cta.red.and.aligned.all"]
+        pub fn barrier_and(id: u32, predicate: bool) -> bool;
+        #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.all"]
+        pub fn barrier_or(id: u32, predicate: bool) -> bool;
+        #[link_name = "llvm.nvvm.bar.warp.sync"]
+        pub fn warp_barrier(mask: u32);
+        #[link_name = "llvm.nvvm.vote.ballot.sync"]
+        pub fn vote_ballot(mask: u32, predicate: bool) -> u32;
+        #[link_name = "llvm.nvvm.vote.all.sync"]
+        pub fn vote_all(mask: u32, predicate: bool) -> bool;
+        #[link_name = "llvm.nvvm.vote.any.sync"]
+        pub fn vote_any(mask: u32, predicate: bool) -> bool;
+        #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
+        pub fn shuffle_idx(mask: u32, value: u32, source: u32, control: u32) -> u32;
+        #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
+        pub fn shuffle_up(mask: u32, value: u32, delta: u32, control: u32) -> u32;
+        #[link_name = "llvm.nvvm.shfl.sync.down.i32"]
+        pub fn shuffle_down(mask: u32, value: u32, delta: u32, control: u32) -> u32;
+        #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
+        pub fn shuffle_xor(mask: u32, value: u32, lane_mask: u32, control: u32) -> u32;
+        #[link_name = "llvm.nvvm.redux.sync.add"]
+        pub fn reduce_add(value: u32, mask: u32) -> u32;
+        #[link_name = "llvm.nvvm.redux.sync.umin"]
+        pub fn reduce_umin(value: u32, mask: u32) -> u32;
+        #[link_name = "llvm.nvvm.redux.sync.umax"]
+        pub fn reduce_umax(value: u32, mask: u32) -> u32;
+        #[link_name = "llvm.nvvm.redux.sync.min"]
+        pub fn reduce_min(value: u32, mask: u32) -> u32;
+        #[link_name = "llvm.nvvm.redux.sync.max"]
+        pub fn reduce_max(value: u32, mask: u32) -> u32;
+        #[link_name = "llvm.nvvm.redux.sync.and"]
+        pub fn reduce_and(value: u32, mask: u32) -> u32;
+        #[link_name = "llvm.nvvm.redux.sync.or"]
+        pub fn reduce_or(value: u32, mask: u32) -> u32;
+        #[link_name = "llvm.nvvm.redux.sync.xor"]
+        pub fn reduce_xor(value: u32, mask: u32) -> u32;
+    }
 }
 
 /// A generic pointer as an address in the global window. PTX: `cvta.to.global.u64`.

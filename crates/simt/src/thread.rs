@@ -48,7 +48,7 @@ sides! {
     pub fn sync_threads() {
         device {
             // SAFETY: no precondition but convergence, which the emulator checks.
-            unsafe { core::arch::asm!("bar.sync 0;", options(nostack)) }
+            unsafe { crate::ptx::convergent::barrier(0) }
         }
         emulator { emu::barrier(emu::BarrierKind::Plain, 0); }
     }
@@ -56,21 +56,30 @@ sides! {
     /// [`sync_threads`], and how many threads of the block passed a non-zero `predicate`.
     /// PTX: `bar.red.popc.u32`.
     pub fn sync_threads_count(predicate: u32) -> u32 {
-        device { crate::ptx::barrier_count(predicate) }
+        device {
+            // SAFETY: no precondition but convergence, which the emulator checks.
+            unsafe { crate::ptx::convergent::barrier_count(0, predicate != 0) }
+        }
         emulator { emu::barrier(emu::BarrierKind::Count, predicate) }
     }
 
     /// [`sync_threads`], and 1 if every thread of the block passed a non-zero `predicate`, else 0.
     /// PTX: `bar.red.and.pred`.
     pub fn sync_threads_and(predicate: u32) -> u32 {
-        device { crate::ptx::barrier_and(predicate) }
+        device {
+            // SAFETY: no precondition but convergence, which the emulator checks.
+            unsafe { crate::ptx::convergent::barrier_and(0, predicate != 0) as u32 }
+        }
         emulator { emu::barrier(emu::BarrierKind::And, predicate) }
     }
 
     /// [`sync_threads`], and 1 if any thread of the block passed a non-zero `predicate`, else 0.
     /// PTX: `bar.red.or.pred`.
     pub fn sync_threads_or(predicate: u32) -> u32 {
-        device { crate::ptx::barrier_or(predicate) }
+        device {
+            // SAFETY: no precondition but convergence, which the emulator checks.
+            unsafe { crate::ptx::convergent::barrier_or(0, predicate != 0) as u32 }
+        }
         emulator { emu::barrier(emu::BarrierKind::Or, predicate) }
     }
 

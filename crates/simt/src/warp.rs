@@ -2,10 +2,13 @@
 //!
 //! Every function takes the mask of the lanes that take part; each named lane must make the same call. The
 //! emulator reports a lane that is missing from the mask, one that is named but elsewhere, and a shuffle that
-//! reads a lane outside the mask (undefined in PTX).
+//! reads a lane outside the mask (undefined in PTX). Only [`sync_warp`] orders memory accesses: shuffles, votes and
+//! reductions exchange registers, and the race check takes them for no more.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::emu::{self, ReduceOp, ShuffleKind, VoteKind};
+#[cfg(target_arch = "nvptx64")]
+use crate::ptx::convergent;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 
@@ -66,7 +69,7 @@ sides! {
     pub fn sync_warp(mask: u32) {
         device {
             // SAFETY: no precondition but convergence, which the emulator checks.
-            unsafe { asm!("bar.warp.sync {0};", in(reg32) mask, options(nostack)) }
+            unsafe { convergent::warp_barrier(mask) }
         }
         emulator { emu::sync_warp(mask); }
     }
@@ -74,11 +77,8 @@ sides! {
     /// The mask of the lanes whose `predicate` is true. PTX: `vote.sync.ballot.b32`.
     pub fn warp_vote_ballot(mask: u32, predicate: bool) -> u32 {
         device {
-            let result: u32;
             // SAFETY: no precondition but convergence, which the emulator checks.
-            unsafe { asm!("{{ .reg .pred p; setp.ne.u32 p, {1}, 0; vote.sync.ballot.b32 {0}, p, {2}; }}",
-                out(reg32) result, in(reg32) predicate as u32, in(reg32) mask, options(nostack)) }
-            result
+            unsafe { convergent::vote_ballot(mask, predicate) }
         }
         emulator { emu::vote(mask, VoteKind::Ballot, predicate) }
     }
@@ -86,11 +86,8 @@ sides! {
     /// Whether every lane of `mask` has a true `predicate`. PTX: `vote.sync.all.pred`.
     pub fn warp_vote_all(mask: u32, predicate: bool) -> bool {
         device {
-            let result: u32;
             // SAFETY: no precondition but convergence, which the emulator checks.
-            unsafe { asm!("{{ .reg .pred p; setp.ne.u32 p, {1}, 0; vote.sync.all.pred p, p, {2}; selp.u32 {0}, 1, 0, p; }}",
-                out(reg32) result, in(reg32) predicate as u32, in(reg32) mask, options(nostack)) }
-            result != 0
+            unsafe { convergent::vote_all(mask, predicate) }
         }
         emulator { emu::vote(mask, VoteKind::All, predicate) != 0 }
     }
@@ -98,18 +95,15 @@ sides! {
     /// Whether any lane of `mask` has a true `predicate`. PTX: `vote.sync.any.pred`.
     pub fn warp_vote_any(mask: u32, predicate: bool) -> bool {
         device {
-            let result: u32;
             // SAFETY: no precondition but convergence, which the emulator checks.
-            unsafe { asm!("{{ .reg .pred p; setp.ne.u32 p, {1}, 0; vote.sync.any.pred p, p, {2}; selp.u32 {0}, 1, 0, p; }}",
-                out(reg32) result, in(reg32) predicate as u32, in(reg32) mask, options(nostack)) }
-            result != 0
+            unsafe { convergent::vote_any(mask, predicate) }
         }
         emulator { emu::vote(mask, VoteKind::Any, predicate) != 0 }
     }
 }
 
 macro_rules! shuffles {
-    ($($(#[$doc:meta])* $name:ident, $kind:ident, $mode:literal, $clamp:expr, $param:ident;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident, $kind:ident, $intrinsic:ident, $clamp:expr, $param:ident;)*) => {$(
         $(#[$doc])*
         ///
         /// `width` (a power of two up to 32) splits the warp into groups that shuffle among themselves.
@@ -120,13 +114,8 @@ macro_rules! shuffles {
             {
                 // PTX: bits 8 to 12 of `c` select the group, bits 0 to 4 are the clamp.
                 let control = (32 - width) << 8 | $clamp;
-                let shuffle = |word: u32| -> u32 {
-                    let result: u32;
-                    // SAFETY: no precondition but convergence, which the emulator checks.
-                    unsafe { asm!(concat!("shfl.sync.", $mode, ".b32 {0}, {1}, {2}, {3}, {4};"), out(reg32) result,
-                        in(reg32) word, in(reg32) $param, in(reg32) control, in(reg32) mask, options(nostack)) }
-                    result
-                };
+                // SAFETY: no precondition but convergence, which the emulator checks.
+                let shuffle = |word: u32| unsafe { convergent::$intrinsic(mask, word, $param, control) };
                 let bits = value.to_bits64();
                 let low = shuffle(bits as u32) as u64;
                 T::from_bits64(if T::WIDE { low | (shuffle((bits >> 32) as u32) as u64) << 32 } else { low })
@@ -138,29 +127,26 @@ macro_rules! shuffles {
 }
 shuffles! {
     /// The value of lane `source` of this lane's group. PTX: `shfl.sync.idx.b32`, twice for 64 bits.
-    warp_shuffle_idx, Idx, "idx", 0x1f, source;
+    warp_shuffle_idx, Idx, shuffle_idx, 0x1f, source;
     /// The value of the lane `delta` below, or this lane's own where the group has none.
     /// PTX: `shfl.sync.up.b32`, twice for 64 bits.
-    warp_shuffle_up, Up, "up", 0, delta;
+    warp_shuffle_up, Up, shuffle_up, 0, delta;
     /// The value of the lane `delta` above, or this lane's own where the group has none.
     /// PTX: `shfl.sync.down.b32`, twice for 64 bits.
-    warp_shuffle_down, Down, "down", 0x1f, delta;
+    warp_shuffle_down, Down, shuffle_down, 0x1f, delta;
     /// The value of the lane whose number differs in the bits of `lane_mask`.
     /// PTX: `shfl.sync.bfly.b32`, twice for 64 bits.
-    warp_shuffle_xor, Xor, "bfly", 0x1f, lane_mask;
+    warp_shuffle_xor, Xor, shuffle_xor, 0x1f, lane_mask;
 }
 
 macro_rules! reductions {
-    ($($name:ident, $t:ty, $op:ident, $suffix:literal, $what:literal;)*) => {
+    ($($name:ident, $t:ty, $op:ident, $intrinsic:ident, $suffix:literal, $what:literal;)*) => {
         sides! {$(
             #[doc = concat!($what, " over the lanes of `mask`, in every one of them. PTX: `redux.sync.", $suffix, "`.")]
             pub fn $name(mask: u32, value: $t) -> $t {
                 device {
-                    let result: $t;
                     // SAFETY: no precondition but convergence, which the emulator checks.
-                    unsafe { asm!(concat!("redux.sync.", $suffix, " {0}, {1}, {2};"), out(reg32) result, in(reg32) value,
-                        in(reg32) mask, options(nostack)) }
-                    result
+                    unsafe { convergent::$intrinsic(value as u32, mask) as $t }
                 }
                 emulator { emu::reduce(mask, ReduceOp::$op, value as u32) as $t }
             }
@@ -168,15 +154,15 @@ macro_rules! reductions {
     };
 }
 reductions! {
-    warp_reduce_add_u32, u32, AddU32, "add.u32", "Sum modulo 2^32";
-    warp_reduce_min_u32, u32, MinU32, "min.u32", "Minimum";
-    warp_reduce_max_u32, u32, MaxU32, "max.u32", "Maximum";
-    warp_reduce_add_i32, i32, AddI32, "add.s32", "Sum modulo 2^32";
-    warp_reduce_min_i32, i32, MinI32, "min.s32", "Minimum";
-    warp_reduce_max_i32, i32, MaxI32, "max.s32", "Maximum";
-    warp_reduce_and, u32, And, "and.b32", "Bitwise and";
-    warp_reduce_or, u32, Or, "or.b32", "Bitwise or";
-    warp_reduce_xor, u32, Xor, "xor.b32", "Bitwise exclusive or";
+    warp_reduce_add_u32, u32, AddU32, reduce_add, "add.u32", "Sum modulo 2^32";
+    warp_reduce_min_u32, u32, MinU32, reduce_umin, "min.u32", "Minimum";
+    warp_reduce_max_u32, u32, MaxU32, reduce_umax, "max.u32", "Maximum";
+    warp_reduce_add_i32, i32, AddI32, reduce_add, "add.s32", "Sum modulo 2^32";
+    warp_reduce_min_i32, i32, MinI32, reduce_min, "min.s32", "Minimum";
+    warp_reduce_max_i32, i32, MaxI32, reduce_max, "max.s32", "Maximum";
+    warp_reduce_and, u32, And, reduce_and, "and.b32", "Bitwise and";
+    warp_reduce_or, u32, Or, reduce_or, "or.b32", "Bitwise or";
+    warp_reduce_xor, u32, Xor, reduce_xor, "xor.b32", "Bitwise exclusive or";
 }
 
 /// Sum over the 32 lanes in the fixed order of a butterfly: lanes 16 apart first, then 8, 4, 2 and 1. The same

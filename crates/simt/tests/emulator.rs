@@ -243,3 +243,31 @@ fn atomics_have_every_operation() {
     run(every_atomic::kernel(), LaunchShape::new(1, 16), (write(&mut words),));
     assert_eq!(words, [-15, 15, !0xffff, 0xffff, 5, 7, 9]);
 }
+
+#[kernel]
+fn neighbours(x: GlobalMut<u32>, sums: GlobalMut<u32>, synchronised: u32) {
+    let lane = warp::lane_id();
+    x.store(lane as usize, lane);
+    // An exchange of registers brings the lanes together, and orders no memory access.
+    let next = warp::warp_shuffle_xor(warp::FULL_MASK, lane, 1, 32);
+    if synchronised != 0 {
+        warp::sync_warp(warp::FULL_MASK);
+    }
+    sums.store(lane as usize, x.load(next as usize) + lane);
+}
+
+#[test]
+fn a_shuffle_is_no_memory_barrier() {
+    let (mut x, mut sums) = (vec![0u32; 32], vec![0u32; 32]);
+    let mut launch = |synchronised: u32| {
+        let args = (write(&mut x), write(&mut sums), synchronised);
+        // SAFETY: both vectors live.
+        unsafe {
+            emu::launch(&neighbours::kernel(), LaunchShape::new(1, 32), args, &EmuOptions::race_checked())
+        }
+    };
+    launch(1).unwrap_or_else(|fault| panic!("{fault}"));
+    let fault = launch(0).unwrap_err();
+    assert!(matches!(fault.kind, emu::FaultKind::Race { .. }), "{fault}");
+    assert!(sums.iter().enumerate().all(|(lane, sum)| *sum as usize == (lane ^ 1) + lane));
+}

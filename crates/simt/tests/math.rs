@@ -298,3 +298,23 @@ fn square_roots_are_the_nearest_floats() {
     assert_eq!(math::sqrt_f64(2.0).to_bits(), 0x3ff6_a09e_667f_3bcd);
     assert!(math::sqrt(-1.0).is_nan() && math::sqrt_f64(-1.0).is_nan());
 }
+
+#[test]
+fn canonical_nan_holds_behind_every_operation() {
+    use std::hint::black_box;
+    for bits in [0xffff_ff80u32, 0x7fc0_0001, 0xffc0_0000, 0x7f80_0001] {
+        let nan = black_box(f32::from_bits(bits));
+        let results = [
+            math::canonical_nan(nan),
+            math::canonical_nan(math::sqrt(nan)),
+            math::canonical_nan(math::sqrt(black_box(-1.0))),
+            math::canonical_nan(nan + 1.0),
+            math::canonical_nan(nan * 2.0),
+            math::canonical_nan(1.0 / nan),
+            math::canonical_nan(math::fma(nan, nan, nan)),
+            math::canonical_nan(math::rsqrt(nan)),
+            math::canonical_nan(-nan),
+        ];
+        assert!(results.iter().all(|x| x.to_bits() == math::NAN_BITS), "{bits:#x}: {results:?}");
+    }
+}

@@ -293,17 +293,17 @@ impl<'a> Runner<'a> {
         let mut progress = false;
         loop {
             let warp = &self.lanes[first..self.lanes.len().min(first + 32)];
-            let Some((mask, results)) = collective::settle(warp)
+            let Some(settled) = collective::settle(warp)
                 .map_err(|(lane, place, kind)| self.fault(&self.lanes[first + lane], Some(place), kind))?
             else {
                 return Ok(progress);
             };
-            if let Some(races) = &self.block.races {
-                races.borrow_mut().warp_sync(first as u32, mask);
+            if let Some(races) = self.block.races.as_ref().filter(|_| settled.orders_memory) {
+                races.borrow_mut().warp_sync(first as u32, settled.mask);
             }
             progress = true;
-            for lane in (0..32).filter(|lane| mask >> lane & 1 == 1) {
-                self.resume(first + lane, results[lane])?;
+            for lane in (0..32).filter(|lane| settled.mask >> lane & 1 == 1) {
+                self.resume(first + lane, settled.results[lane])?;
             }
         }
     }

@@ -78,8 +78,18 @@ fn missing(warp: &[Lane], call: (WarpCall, &'static Location<'static>)) -> Optio
         .find(|&lane| !warp.get(lane).and_then(warp_call).is_some_and(|other| same_call(call, other)))
 }
 
+/// A warp primitive that has all its lanes.
+pub(super) struct Settled {
+    /// Which lanes.
+    pub(super) mask: u32,
+    /// What each of them gets.
+    pub(super) results: [u64; 32],
+    /// Whether it orders their memory accesses: `bar.warp.sync` does, an exchange of registers does not.
+    pub(super) orders_memory: bool,
+}
+
 /// Finds a warp primitive that has all its lanes and computes what each of them gets. `warp` starts at lane 0.
-pub(super) fn settle(warp: &[Lane]) -> Result<Option<(u32, [u64; 32])>, Stuck> {
+pub(super) fn settle(warp: &[Lane]) -> Result<Option<Settled>, Stuck> {
     for lane in warp {
         let Some(call) = warp_call(lane) else {
             continue;
@@ -97,7 +107,7 @@ pub(super) fn settle(warp: &[Lane]) -> Result<Option<(u32, [u64; 32])>, Stuck> {
         let results = exchange(mask, call.0.op, &calls).map_err(|(reader, source)| {
             (reader, call.1.into(), FaultKind::ShuffleSource { mask, lane: source })
         })?;
-        return Ok(Some((mask, results)));
+        return Ok(Some(Settled { mask, results, orders_memory: call.0.op == WarpOp::Sync }));
     }
     Ok(None)
 }

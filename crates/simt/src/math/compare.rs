@@ -128,5 +128,8 @@ pub fn abs(x: f32) -> f32 {
 #[inline(always)]
 #[must_use]
 pub fn canonical_nan(x: f32) -> f32 {
-    if x.is_nan() { f32::from_bits(NAN_BITS) } else { x }
+    // On the bits: told with floats, the compiler may take one NaN for as good as another and drop the choice
+    // (it did behind a square root).
+    let bits = x.to_bits();
+    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { NAN_BITS } else { bits })
 }
