@@ -20,6 +20,8 @@ pub enum Rule {
     FloatAtomic,
     /// A byte stored from a register that holds a float: ptxas 13.0 makes a saturating conversion of it.
     FloatByteStore,
+    /// A barrier or an exchange between threads in inline assembly, which LLVM may move into a branch.
+    ConvergentAssembly,
     /// A memory access without a state space.
     GenericAddress,
     /// Local memory: an array that did not become registers.
@@ -34,12 +36,13 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 10] = [
+    pub const ALL: [Rule; 11] = [
         Rule::Rounding,
         Rule::FlushToZero,
         Rule::Approximate,
         Rule::FloatAtomic,
         Rule::FloatByteStore,
+        Rule::ConvergentAssembly,
         Rule::GenericAddress,
         Rule::LocalMemory,
         Rule::Call,
@@ -55,6 +58,7 @@ impl Rule {
             Rule::Approximate => "approximate",
             Rule::FloatAtomic => "float-atomic",
             Rule::FloatByteStore => "float-byte-store",
+            Rule::ConvergentAssembly => "convergent-assembly",
             Rule::GenericAddress => "generic-address",
             Rule::LocalMemory => "local-memory",
             Rule::Call => "call",
@@ -88,6 +92,10 @@ impl Rule {
             Rule::FloatByteStore => {
                 "ptxas 13.0 turns this into F2IP.U8, which saturates: make the integer with \
                  simt::math::to_i32_nearest_even, or pack bytes with simt::bits::pack_low_bytes"
+            }
+            Rule::ConvergentAssembly => {
+                "LLVM does not know that the threads must be together there and may copy it into the arms of a \
+                 branch: use simt::thread and simt::warp, or an LLVM intrinsic"
             }
             Rule::GenericAddress => {
                 "pass Global and GlobalMut as parameters of their own (not inside a struct), and reach shared \
@@ -156,6 +164,10 @@ pub fn check(module: &Module) -> Vec<Finding> {
         let mut rules = rules_broken_by(statement);
         if floats.are_stored_as_bytes(statement) {
             rules.push(Rule::FloatByteStore);
+        }
+        let convergent = |instruction: &Instruction| CONVERGENT.contains(&instruction.name());
+        if statement.instruction.as_ref().is_some_and(convergent) && module.is_inline_assembly(statement) {
+            rules.push(Rule::ConvergentAssembly);
         }
         for rule in rules {
             let entry = statement.function.map_or("", |index| module.functions[index].name.as_str());
@@ -251,6 +263,10 @@ impl FloatRegisters {
         }
     }
 }
+
+/// Instructions that the threads of a warp or of a block execute together.
+const CONVERGENT: [&str; 11] =
+    ["bar", "barrier", "shfl", "vote", "match", "redux", "elect", "mma", "wgmma", "ldmatrix", "stmatrix"];
 
 /// Instructions that access memory through an address and may name its state space.
 const MEMORY: [&str; 11] = [
@@ -374,6 +390,16 @@ mod tests {
                 FloatByteStore,
                 "add.rn.f32 %r1, %r2, %r3; cvt.u16.u32 %rs1, %r1; st.global.cs.b8 [%rd1+1], %rs1;",
                 "add.rn.f32 %r1, %r2, %r3; cvt.rni.s32.f32 %r4, %r1; st.global.b8 [%rd1], %r4;",
+            ),
+            (
+                ConvergentAssembly,
+                "// begin inline asm\n{ .reg .pred p; bar.sync 0; }\n// end inline asm",
+                "// begin inline asm\nmov.u32 %r1, %laneid;\n// end inline asm\nbar.sync 0;",
+            ),
+            (
+                ConvergentAssembly,
+                "// begin inline asm\nshfl.sync.bfly.b32 %r1, %r2, 1, 31, -1;\n// end inline asm",
+                "shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1;",
             ),
             (GenericAddress, "ld.b32 %r1, [%rd1];", "ld.global.nc.b32 %r1, [%rd1];"),
             (GenericAddress, "ld.volatile.u32 %r1, [%rd1];", "ld.volatile.shared.u32 %r1, [%r2];"),

@@ -13,6 +13,30 @@ pub struct Module {
     pub functions: Vec<Function>,
     /// Every statement of the module, in order.
     pub statements: Vec<Statement>,
+    /// The lines between LLVM's marks of inline assembly, each block a range, from 1.
+    pub inline_assembly: Vec<Range<usize>>,
+}
+
+impl Module {
+    /// Does inline assembly of the source hold the statement?
+    pub fn is_inline_assembly(&self, statement: &Statement) -> bool {
+        let after = self.inline_assembly.partition_point(|block| block.start <= statement.line);
+        after > 0 && self.inline_assembly[after - 1].contains(&statement.line)
+    }
+}
+
+/// The lines that LLVM marks as inline assembly.
+fn inline_assembly(source: &str) -> Vec<Range<usize>> {
+    let mut blocks: Vec<Range<usize>> = Vec::new();
+    let mut open = None;
+    for (index, line) in source.lines().enumerate() {
+        match line.trim() {
+            "// begin inline asm" => open = Some(index + 2),
+            "// end inline asm" => blocks.extend(open.take().map(|start| start..index + 1)),
+            _ => {}
+        }
+    }
+    blocks
 }
 
 /// An `.entry` or a `.func`.
@@ -134,7 +158,10 @@ fn find(text: &[u8], from: usize, needle: &[u8]) -> Option<usize> {
 
 /// Reads a module.
 pub fn parse(source: &str) -> Module {
-    Reader { text: &mask(source), at: 0, counted: 0, line: 1, module: Module::default() }.read()
+    let mut module =
+        Reader { text: &mask(source), at: 0, counted: 0, line: 1, module: Module::default() }.read();
+    module.inline_assembly = inline_assembly(source);
+    module
 }
 
 struct Reader<'a> {
