@@ -161,6 +161,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let note = if wrong.get() == 0 { String::new() } else { format!("{} wrong; ", wrong.get()) };
         let kernel = progress.case.kernels.first().map_or("", String::as_str);
         bar.set_message(format!("{note}{kernel} {}", progress.case.label));
+        // A kernel that never ends on the GPU is in the case after the last one said here.
+        tracing::debug!(done = progress.done, kernel, label = progress.case.label, "{}", progress.case.outcome);
         bar.inc(1);
     });
     bar.finish_and_clear();
