@@ -13,13 +13,13 @@ use proc_macro::TokenStream;
 ///
 /// ```ignore
 /// #[kernel]                                          // entry `scale`
-/// pub fn scale(x: Global<f32>, y: GlobalMut<f32>, factor: f32, n: u32) { … }
+/// pub fn scale(x: Global<f32>, y: GlobalMut<f32>, factor: f32, n: u32) { /* … */ }
 ///
 /// #[kernel(system = int8, instances(f32, f16), max_threads = 256)]   // `int8_widen_f32`, `int8_widen_f16`
-/// pub fn widen<T: Element>(x: Global<T>, y: GlobalMut<f32>, n: u32) { … }
+/// pub fn widen<T: Element>(x: Global<T>, y: GlobalMut<f32>, n: u32) { /* … */ }
 ///
 /// #[kernel(instances((f32, 16), (f16, 16)))]         // `sum_f32_16`, `sum_f16_16`
-/// pub fn sum<T: Element, const TOKENS: usize>(…) { … }
+/// pub fn sum<T: Element, const TOKENS: usize>(/* … */) { /* … */ }
 ///
 /// let handle = widen::kernel::<f32>();
 /// ```

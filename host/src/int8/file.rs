@@ -5,7 +5,7 @@
 //! | tensor | type | shape |
 //! | --- | --- | --- |
 //! | `x.codes` | I8 | the shape of `x`: [tokens, …], each code in ±127 |
-//! | `x.scales` | F32 | [channels], or [⌈tokens/16⌉, channels] with scheme `block16`; channels is the product of all extents but the first |
+//! | `x.scales` | F32 | \[channels\], or [⌈tokens/16⌉, channels] with scheme `block16`; channels is the product of all extents but the first |
 //!
 //! and every other tensor of the source as it was. The header's `__metadata__` carries the source's texts and
 //!

@@ -18,7 +18,7 @@ pub struct Errors {
     pub mean_abs: f64,
 }
 
-/// Errors of `restored` [T, D] against `original` [T, D], with the `scales` ([D] or [⌈T/16⌉, D]) it was made by.
+/// Errors of `restored` [T, D] against `original` [T, D], with the `scales` (\[D\] or [⌈T/16⌉, D]) it was made by.
 /// Values that are not finite are left out.
 ///
 /// # Panics

@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 pub struct Quantized {
     /// int8 codes, row-major [tokens, channels].
     pub codes: Buffer<i8>,
-    /// f32 scales, [channels], or [⌈tokens/16⌉, channels] from [`Variant::Fused`].
+    /// f32 scales, \[channels\], or [⌈tokens/16⌉, channels] from [`Variant::Fused`].
     pub scales: Buffer<f32>,
 }
 
@@ -24,7 +24,7 @@ pub struct Plan<T: Int8Element> {
     shape: LaunchShape,
     scan: LaunchShape,
     check: LaunchShape,
-    /// Bits of the column maxima, [channels].
+    /// Bits of the column maxima, \[channels\].
     maxima: Buffer<u32>,
     /// Flat index of the first value that is not finite.
     first: Buffer<u64>,

@@ -16,7 +16,7 @@
 //! saturate; and it gives (9) with its rounding terms.
 //!
 //! # The layout
-//! Codes are int8, row-major [T, D]; scales f32 [D], or f32 [⌈T/16⌉, D] for `fused`, which gives each block of
+//! Codes are int8, row-major [T, D]; scales f32 \[D\], or f32 [⌈T/16⌉, D] for `fused`, which gives each block of
 //! 16 tokens its own scales. Bytes for f32 input: quantizing reads 4·T·D (+ 4·D scales) and writes T·D; the
 //! scales of a whole column need another read of 4·T·D, those of `fused` cost 4·T·D/16 written and no read.
 //!

@@ -45,7 +45,7 @@ fn for_rows(shape: Shape, mut body: impl FnMut(usize)) {
     }
 }
 
-/// Equation (7), one thread an element (listing 5). `keys` [T, D], `scales` [D], `codes` [T, D].
+/// Equation (7), one thread an element (listing 5). `keys` [T, D], `scales` \[D\], `codes` [T, D].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn quantize_naive<T: Element>(keys: Global<T>, scales: Global<f32>, codes: GlobalMut<i8>, shape: Shape) {
     let column = thread::block_idx_x() * PAPER_TILE + thread::thread_idx_x();
@@ -57,7 +57,7 @@ pub fn quantize_naive<T: Element>(keys: Global<T>, scales: Global<f32>, codes: G
     }
 }
 
-/// Equation (8), one thread an element. `codes` [T, D], `scales` [D], `keys` [T, D].
+/// Equation (8), one thread an element. `codes` [T, D], `scales` \[D\], `keys` [T, D].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn dequantize_naive<T: Element>(
     codes: Global<i8>,

@@ -51,7 +51,7 @@ pub const fn scan_layout() -> ScanLayout {
 }
 
 /// Raises `maxima`\[d\], the bits of an f32 that starts at zero, to max_t |K\[t,d\]|; NaN does not count.
-/// `keys` [T, D], `maxima` [D]. Blocks take bands of `band` rows (of [`quad_rows`]), column groups fastest; the
+/// `keys` [T, D], `maxima` \[D\]. Blocks take bands of `band` rows (of [`quad_rows`]), column groups fastest; the
 /// blocks after those take the left-over elements one by one. Shared: [`scan_layout`].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn column_maxima<T: Element>(keys: Global<T>, maxima: GlobalMut<u32>, shape: Shape, band: u32) {
@@ -112,7 +112,7 @@ fn merge_warps(largest: [f32; 4], maxima: GlobalMut<u32>, first_column: u32, col
     }
 }
 
-/// Turns the maxima of [`column_maxima`](fn@column_maxima) into scales. `maxima` [D], `scales` [D].
+/// Turns the maxima of [`column_maxima`](fn@column_maxima) into scales. `maxima` \[D\], `scales` \[D\].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn finish_scales<T: Element>(maxima: Global<u32>, scales: GlobalMut<f32>, channels: u32) {
     let column = thread::index_1d();
@@ -122,7 +122,7 @@ pub fn finish_scales<T: Element>(maxima: Global<u32>, scales: GlobalMut<f32>, ch
 }
 
 /// Lowers `first`, which starts at the largest u64, to the flat index of the first element that is NaN or infinite.
-/// `keys` [T, D], `first` [1].
+/// `keys` [T, D], `first` \[1\].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn first_nonfinite<T: Element>(keys: Global<T>, first: GlobalMut<u64>, shape: Shape) {
     let (_, columns, _) = quad_rows(shape);

@@ -24,7 +24,7 @@ pub(super) fn four_scales(scales: Global<f32>, column: u32, channels: u32) -> [f
     [scale(0), scale(1), scale(2), scale(3)]
 }
 
-/// Equation (7), one thread four elements. `keys` [T, D], `scales` [D], `codes` [T, D].
+/// Equation (7), one thread four elements. `keys` [T, D], `scales` \[D\], `codes` [T, D].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn quantize_vectorized<T: Element>(
     keys: Global<T>,
@@ -52,7 +52,7 @@ pub fn quantize_vectorized<T: Element>(
     }
 }
 
-/// Equation (8), one thread four elements. `codes` [T, D], `scales` [D], `keys` [T, D].
+/// Equation (8), one thread four elements. `codes` [T, D], `scales` \[D\], `keys` [T, D].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn dequantize_vectorized<T: Element>(
     codes: Global<i8>,

@@ -8,7 +8,7 @@
 use crate::int8::{Int8Element, Matrix};
 use kernels_gpu::int8::quantizer;
 
-/// Equation (6), column by column (listing 2): `scales` [D] of `keys` [T, D].
+/// Equation (6), column by column (listing 2): `scales` \[D\] of `keys` [T, D].
 pub fn column_scales<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &mut [f32]) {
     for (column, scale) in scales.iter_mut().enumerate() {
         let mut largest = 0f32;
