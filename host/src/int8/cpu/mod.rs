@@ -26,7 +26,7 @@ fn check(matrix: Matrix, keys: usize, codes: usize) {
     assert_eq!(codes, matrix.elements(), "codes of a matrix of {matrix}");
 }
 
-/// Equation (6): `scales` [D] of `keys` [T, D].
+/// Equation (6): `scales` \[D\] of `keys` [T, D].
 ///
 /// # Panics
 /// If a slice does not fit the matrix.
@@ -38,9 +38,7 @@ pub fn column_scales<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &mut [f
         .par_chunks(band * matrix.channels)
         .map(|rows| {
             let mut maxima = vec![0f32; matrix.channels];
-            for row in rows.chunks_exact(matrix.channels) {
-                lanes::raise_maxima(row, &mut maxima);
-            }
+            lanes::raise_maxima(rows, &mut maxima);
             maxima
         })
         .reduce_with(|mut a, b| {
@@ -52,7 +50,7 @@ pub fn column_scales<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &mut [f
     }
 }
 
-/// Equation (7): `codes` [T, D] of `keys` [T, D] by `scales` [D].
+/// Equation (7): `codes` [T, D] of `keys` [T, D] by `scales` \[D\].
 ///
 /// # Panics
 /// If a slice does not fit the matrix.
@@ -61,9 +59,7 @@ pub fn quantize<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &[f32], code
     assert_eq!(scales.len(), matrix.channels, "one scale a channel");
     let band = rows_per_band(matrix) * matrix.channels;
     keys.par_chunks(band).zip(codes.par_chunks_mut(band)).for_each(|(keys, codes)| {
-        for (keys, codes) in keys.chunks_exact(matrix.channels).zip(codes.chunks_exact_mut(matrix.channels)) {
-            lanes::quantize(keys, scales, codes);
-        }
+        lanes::quantize(keys, scales, codes);
     });
 }
 
@@ -75,22 +71,18 @@ pub fn quantize_blocks<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &mut 
     check(matrix, keys.len(), codes.len());
     let block = TOKENS_PER_BLOCK as usize * matrix.channels;
     assert_eq!(scales.len(), keys.len().div_ceil(block) * matrix.channels, "one scale a block and channel");
-    let blocks = keys.par_chunks(block).zip(codes.par_chunks_mut(block));
-    blocks.zip(scales.par_chunks_mut(matrix.channels)).for_each(|((keys, codes), scales)| {
-        scales.fill(0.0);
-        for row in keys.chunks_exact(matrix.channels) {
-            lanes::raise_maxima(row, scales);
-        }
-        for scale in scales.iter_mut() {
-            *scale = scale_from_max::<T>(*scale);
-        }
-        for (keys, codes) in keys.chunks_exact(matrix.channels).zip(codes.chunks_exact_mut(matrix.channels)) {
-            lanes::quantize(keys, scales, codes);
+    // As many blocks a task as fit a band.
+    let blocks = (BAND / block).max(1);
+    let tasks = keys.par_chunks(blocks * block).zip(codes.par_chunks_mut(blocks * block));
+    tasks.zip(scales.par_chunks_mut(blocks * matrix.channels)).for_each(|((keys, codes), scales)| {
+        let blocks = keys.chunks(block).zip(codes.chunks_mut(block));
+        for ((keys, codes), scales) in blocks.zip(scales.chunks_mut(matrix.channels)) {
+            lanes::quantize_block(keys, scales, codes);
         }
     });
 }
 
-/// Equation (8): `keys` [T, D] of `codes` [T, D] by `scales`, which are [D] or [⌈T/16⌉, D].
+/// Equation (8): `keys` [T, D] of `codes` [T, D] by `scales`, which are \[D\] or [⌈T/16⌉, D].
 ///
 /// # Panics
 /// If a slice does not fit the matrix.
@@ -102,9 +94,11 @@ pub fn dequantize<T: Int8Element>(codes: &[i8], matrix: Matrix, scales: &[f32], 
     let rows = rows_per_band(matrix).next_multiple_of(TOKENS_PER_BLOCK as usize);
     let band = rows * matrix.channels;
     codes.par_chunks(band).zip(keys.par_chunks_mut(band)).enumerate().for_each(|(index, (codes, keys))| {
-        let lines = codes.chunks_exact(matrix.channels).zip(keys.chunks_exact_mut(matrix.channels));
-        for (row, (codes, keys)) in lines.enumerate() {
-            let first = (index * rows + row) / rows_per_scale * matrix.channels;
+        // Rows that share scales are done together: a band begins with a block, and one of columns has one group.
+        let group = rows_per_scale.min(rows) * matrix.channels;
+        for (part, (codes, keys)) in codes.chunks(group).zip(keys.chunks_mut(group)).enumerate() {
+            let row = index * rows + part * rows_per_scale.min(rows);
+            let first = row / rows_per_scale * matrix.channels;
             lanes::dequantize(codes, &scales[first..first + matrix.channels], keys);
         }
     });
