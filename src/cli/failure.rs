@@ -1,5 +1,6 @@
 //! How a command fails: one line, and an exit code.
 
+use super::bench;
 use host::int8;
 use host::int8::file;
 use host::tensor_file;
@@ -97,6 +98,9 @@ pub enum Failure {
         /// The path.
         path: String,
     },
+    /// A benchmark could not be done, or found bits that differ.
+    #[error(transparent)]
+    Bench(#[from] bench::Error),
     /// stdout could not be written.
     #[error("cannot write to stdout: {0}; write to a file instead")]
     Stdout(#[source] std::io::Error),
@@ -112,6 +116,7 @@ impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
             Failure::Differs(_) | Failure::Missing(_) => 1,
+            Failure::Bench(error) if error.is_difference() => 1,
             _ => 2,
         }
     }

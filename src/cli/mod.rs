@@ -1,6 +1,7 @@
 //! The commands: each a module with its arguments and a `run`.
 
 mod backend;
+mod bench;
 mod check;
 mod dequantize;
 mod doctor;
@@ -33,6 +34,7 @@ Examples:
   ferrokv quantize cache.safetensors -o cache.q.safetensors --scheme block
   ferrokv dequantize cache.q.safetensors -o back.safetensors
   ferrokv check                                           every kernel on emulator and GPU, bit by bit
+  ferrokv bench int8 --sizes largest --plot bench         every kernel beside the memory's ceiling
   ferrokv kernels                                         registers and shared memory of every kernel";
 
 #[derive(Parser)]
@@ -50,6 +52,7 @@ struct Cli {
 enum Command {
     Quantize(quantize::Arguments),
     Dequantize(dequantize::Arguments),
+    Bench(bench::Arguments),
     Check(check::Arguments),
     Doctor(doctor::Arguments),
     Kernels(kernels::Arguments),
@@ -72,6 +75,7 @@ pub fn main() -> ExitCode {
     let outcome = match &cli.command {
         Command::Quantize(arguments) => quantize::run(arguments),
         Command::Dequantize(arguments) => dequantize::run(arguments),
+        Command::Bench(arguments) => bench::run(arguments),
         Command::Check(arguments) => check::run(arguments),
         Command::Doctor(arguments) => doctor::run(arguments),
         Command::Kernels(arguments) => kernels::run(arguments),

@@ -40,7 +40,8 @@ impl<'a, T: Int8Element> Cpu<'a, T> {
         if !self.measure {
             return;
         }
-        let bytes = Operation::Quantize.traffic(self.subject.matrix, self.subject.element).total() as usize / 2;
+        let bytes =
+            Operation::Quantize.traffic(self.subject.matrix, self.subject.element).total() as usize / 2;
         let source: &[u8] = bytemuck::cast_slice(self.keys);
         let target: &mut [u8] = bytemuck::cast_slice_mut(scratch);
         let bytes = bytes.min(source.len());

@@ -50,14 +50,28 @@ impl<T: Int8Element> Bench<T> {
     /// # Errors
     /// Out of memory, or what the device reports.
     pub fn new(device: &Device, subject: Subject, keys: &[T], repetition: Repetition) -> Result<Self> {
-        let stream = Stream::new(device)?;
-        let place = if device.kind() == BackendKind::Cuda { Place::Gpu } else { Place::Emulator };
         // The smallest input counts: the codes, when they are decoded.
         let cache = 3 * device.info().l2_bytes.unwrap_or(0) as usize;
         let count = cache.div_ceil(subject.matrix.elements()).max(1);
+        Bench::with_sets(device, subject, keys, repetition, count)
+    }
+
+    /// Uploads `keys` to `count` sets of buffers.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_sets(
+        device: &Device,
+        subject: Subject,
+        keys: &[T],
+        repetition: Repetition,
+        count: usize,
+    ) -> Result<Self> {
+        let stream = Stream::new(device)?;
+        let place = if device.kind() == BackendKind::Cuda { Place::Gpu } else { Place::Emulator };
         let plan = Plan::<T>::new(device, subject.matrix, Variant::Naive)?;
         let mut sets: Vec<Set<T>> = Vec::with_capacity(count);
-        for index in 0..count {
+        for _ in 0..count {
             let mut set = Set {
                 keys: Buffer::new(device, keys.len())?,
                 out: plan.allocate()?,
@@ -67,7 +81,6 @@ impl<T: Int8Element> Bench<T> {
                 None => stream.upload(keys, &mut set.keys, 0)?,
                 Some(first) => stream.copy(&first.keys, .., &mut set.keys, 0)?,
             }
-            debug_assert_eq!(sets.len(), index);
             sets.push(set);
         }
         stream.synchronize()?;
@@ -158,9 +171,8 @@ impl<T: Int8Element> Bench<T> {
 
         let mut plan = Plan::<T>::new(&device, matrix, Variant::Rows)?;
         self.poison()?;
-        let timing = self.time(bytes(Operation::Scales), |stream, set| {
-            plan.scales(stream, &set.keys, &mut set.out)
-        })?;
+        let timing =
+            self.time(bytes(Operation::Scales), |stream, set| plan.scales(stream, &set.keys, &mut set.out))?;
         let same = self.same(|set| &set.out.scales, expected.scales)?;
         rows.push(self.row("columns", Operation::Scales, timing, same));
 
@@ -216,9 +228,8 @@ impl<T: Int8Element> Bench<T> {
         plan: &Plan<T>,
         quantize: impl FnMut(&Stream, &mut Set<T>) -> Result<()>,
     ) -> Result<()> {
-        let bytes = |operation: Operation| {
-            operation.traffic(self.subject.matrix, self.subject.element).total()
-        };
+        let bytes =
+            |operation: Operation| operation.traffic(self.subject.matrix, self.subject.element).total();
         let (to_quantize, to_restore) = (bytes(quantizing), bytes(restoring));
         let set = &mut self.sets[0];
         self.stream.fill_u8(&mut set.out.codes, .., 0xa5)?;
@@ -228,8 +239,8 @@ impl<T: Int8Element> Bench<T> {
             && self.same(|set| &set.out.scales, expected.scales)?;
         rows.push(self.row(variant.name(), quantizing, timing, same));
 
-        let timing = self
-            .time(to_restore, |stream, set| plan.dequantize(stream, &set.out, &mut set.restored))?;
+        let timing =
+            self.time(to_restore, |stream, set| plan.dequantize(stream, &set.out, &mut set.restored))?;
         let same = self.same(|set| &set.restored, expected.restored)?;
         rows.push(self.row(variant.name(), restoring, timing, same));
         Ok(())

@@ -9,6 +9,7 @@ mod launch;
 mod operations;
 mod peers;
 mod plot;
+mod plot_data;
 mod report;
 mod sizes;
 mod summary;

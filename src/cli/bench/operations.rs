@@ -137,7 +137,7 @@ impl Ceiling {
             "widen_four" => (codes, keys),
             _ => (keys, keys),
         };
-        let within = |bytes: u64, vector: u64| if vector == 0 { u64::MAX } else { bytes / vector };
+        let within = |bytes: u64, vector: u64| bytes.checked_div(vector).unwrap_or(u64::MAX);
         ((source + target) / (self.reads + self.writes))
             .min(within(source, self.reads))
             .min(within(target, self.writes))

@@ -60,7 +60,8 @@ pub fn run(python: &str, script: &Path, sizes: &Sizes, dtypes: &str, budget_s: f
         Ok(output) => output,
         Err(error) => return Found::failed(format!("cannot run {python}: {error}; name it with --python")),
     };
-    let mut found = std::fs::read_to_string(file.path()).map_or_else(|_| Found::default(), |text| read(&text));
+    let mut found =
+        std::fs::read_to_string(file.path()).map_or_else(|_| Found::default(), |text| read(&text));
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
@@ -91,7 +92,8 @@ pub fn read(text: &str) -> Found {
             Err(error) => found.skipped.push(Skipped { what: "peers".into(), reason: error.to_string() }),
         }
     }
-    let skipped = written.skipped.into_iter().map(|what| (what, "no time left (--peers-seconds)".to_string()));
+    let skipped =
+        written.skipped.into_iter().map(|what| (what, "no time left (--peers-seconds)".to_string()));
     let errors = written.errors.into_iter().map(|line| match line.split_once(": ") {
         Some((what, reason)) => (what.to_string(), reason.to_string()),
         None => ("peers".to_string(), line),

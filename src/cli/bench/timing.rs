@@ -61,7 +61,8 @@ pub unsafe fn on_device(
     mut record: impl FnMut(&Stream, usize) -> Result<()>,
 ) -> Result<Timing> {
     let device: &Device = stream.device();
-    let (graph, recorded) = stream.capture(|stream| Ok((0..calls).try_for_each(|call| record(stream, call))))?;
+    let (graph, recorded) =
+        stream.capture(|stream| Ok((0..calls).try_for_each(|call| record(stream, call))))?;
     recorded?;
     let graph = graph.instantiate()?;
     let mut events = Vec::new();
