@@ -38,6 +38,9 @@
 //! # Ok::<(), ferrokv::host::int8::Error>(())
 //! ```
 
+#[cfg(doctest)]
+mod doc_tests;
+
 pub use host;
 pub use kernels_gpu;
 pub use simt;
