@@ -133,6 +133,9 @@ fn flags(sm: u32, targets: &[u32], linker: &Path) -> OsString {
         format!("-Ctarget-feature=+{PTX_VERSION}"),
         "-Zunstable-options".into(),
         "-Cpanic=immediate-abort".into(),
+        // rustc's own jump threading copies calls into the arms of a later branch, barriers too: threads that took
+        // different arms then wait for each other at different barriers, for ever. LLVM knows not to do that.
+        "-Zmir-enable-passes=-JumpThreading".into(),
         // What a kernel unrolls or calls must disappear whatever its size: indices must become constants, or
         // arrays land in local memory.
         "-Cllvm-args=-unroll-threshold=10000".into(),

@@ -43,7 +43,7 @@ fn kernels_become_ptx_that_passes_and_assembles() {
     // Every entry survives: private ones, and those of a dependency; and nothing else does.
     let mut entries: Vec<&str> = module.functions.iter().map(|function| function.name.as_str()).collect();
     entries.sort_unstable();
-    assert_eq!(entries, ["bounded", "from_dependency", "target_name"], "{}", compiled.ptx);
+    assert_eq!(entries, ["bounded", "converges", "from_dependency", "target_name"], "{}", compiled.ptx);
     assert!(module.functions.iter().all(|function| function.is_entry && function.is_defined));
     assert_eq!(lint::check(&module), []);
 
@@ -51,6 +51,9 @@ fn kernels_become_ptx_that_passes_and_assembles() {
     let text = directives::apply(&compiled.ptx, &module).unwrap();
     assert!(body(&text, "bounded").contains("\n)\n.maxntid 256, 1, 1\n.minnctapersm 2\n{"), "{text}");
     assert!(body(&text, "from_dependency").contains("\n)\n.maxntid 128, 1, 1\n{"), "{text}");
+
+    // One barrier in the source is one barrier in the PTX, ahead of the branch that follows it.
+    assert_eq!(body(&text, "converges").matches("bar.sync").count(), 1, "{text}");
 
     // The target, its name for cfg, plain IEEE operations, and a failed check that is a trap.
     assert!(text.contains(".version 8.0\n.target sm_90\n"), "{text}");
