@@ -11,7 +11,7 @@
 
 use ferrokv::host::int8::{self, Matrix, Plan, Variant};
 use ferrokv::host::{Buffer, Device, Stream};
-use ferrokv::kernels_gpu::roofline::{copy_four, launch};
+use ferrokv::kernels_gpu::roofline::{Grid, copy_four, launch};
 use simt::emu::EmuOptions;
 use simt::{GlobalMut, LaunchShape, kernel, thread};
 use std::process::ExitCode;
@@ -28,8 +28,8 @@ fn gain(keys: GlobalMut<f32>, gain: f32, n: u32) {
 const TOKENS: usize = 512;
 const CHANNELS: usize = 128;
 const N: usize = TOKENS * CHANNELS;
-/// What `copy_four` counts in: 16 bytes.
-const VECTORS: u64 = N as u64 / 4;
+/// What `copy_four` counts in: vectors of 16 bytes, here in rows of 256.
+const VECTORS: Grid = Grid::new(N as u64 / 4, 256);
 /// The gain of each replay of the graph that has that step. Powers of two: the codes do not change.
 const GAINS: [f32; 2] = [1.0, 0.25];
 
@@ -50,8 +50,8 @@ fn replay(device: &Device, with_gain: bool) -> int8::Result<[(Vec<i8>, Vec<f32>)
     let mut out = plan.allocate()?;
     // SAFETY: the words of `keys`, which lives as long as the graph.
     let target: GlobalMut<u32> = unsafe { GlobalMut::from_raw(keys.global_mut().address(), N) };
-    let (copy, line) = (copy_four::kernel(), LaunchShape::new((N as u32).div_ceil(256), 256));
-    let shape = launch(VECTORS).expect("a small launch");
+    let (copy, line) = (copy_four::kernel::<8>(), LaunchShape::new((N as u32).div_ceil(256), 256));
+    let shape = launch(VECTORS, 8).expect("a small launch");
 
     let (graph, recorded) = stream.capture(|stream| {
         // SAFETY: every buffer has N elements and lives until the last replay has been waited for; no step has a

@@ -28,6 +28,7 @@ mod graph;
 pub mod int8;
 mod limits;
 mod pinned;
+pub mod roofline;
 mod stream;
 pub mod tensor_file;
 

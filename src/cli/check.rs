@@ -39,7 +39,7 @@ Examples:
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// Only the cases of this system.
-    #[arg(long, value_parser = ["int8", "probe"])]
+    #[arg(long, value_parser = ["int8", "probe", "roofline"])]
     system: Option<String>,
     /// Only cases with this in a kernel's name or in their parameters.
     #[arg(long, value_name = "TEXT")]
@@ -103,7 +103,7 @@ impl Arguments {
         let in_system = |name| self.system.as_deref().is_none_or(|system| system == name);
         let (probe, int8_coverage) = match self.suite() {
             "sanitize" => {
-                (Some(check::probe::Coverage { patterns: 1 << 10, operands: 1 << 10 }), int8::Coverage::Quick)
+                (Some(check::probe::Coverage { patterns: 1 << 10, operands: 1 << 10 }), int8::Coverage::Small)
             }
             "huge" => (None, int8::Coverage::Huge),
             "full" => (Some(check::probe::Coverage::FULL), int8::Coverage::Full),
@@ -115,6 +115,9 @@ impl Arguments {
         }
         if in_system("int8") {
             cases.extend(int8::cases(int8_coverage));
+        }
+        if in_system("roofline") && self.suite() != "huge" {
+            cases.extend(host::roofline::cases());
         }
         cases
     }
@@ -162,7 +165,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let kernel = progress.case.kernels.first().map_or("", String::as_str);
         bar.set_message(format!("{note}{kernel} {}", progress.case.label));
         // A kernel that never ends on the GPU is in the case after the last one said here.
-        tracing::debug!(done = progress.done, kernel, label = progress.case.label, "{}", progress.case.outcome);
+        tracing::debug!(
+            done = progress.done,
+            kernel,
+            label = progress.case.label,
+            "{}",
+            progress.case.outcome
+        );
         bar.inc(1);
     });
     bar.finish_and_clear();

@@ -8,115 +8,114 @@
 //! | [`widen_four`](fn@widen_four) | 1 : 4 | dequantizing f32 |
 //! | [`copy_four`](fn@copy_four) | 4 : 4 | a plain copy |
 //!
-//! Each thread has eight accesses of 16 bytes (or the 4 bytes on the narrow side) in flight, `stride` vectors
-//! apart, as consecutive blocks cover consecutive memory.
+//! The vectors form rows of [`Grid::row`]; a thread has `PER_THREAD` of them, one below the other. With rows of 256
+//! vectors a block's are side by side; with the rows of a matrix it is the pattern of kernels that walk down columns.
+//! Which is fastest depends on the mix and the memory; a ceiling is the best of them.
 
 use glam::UVec4;
-use simt::{Global, GlobalMut, kernel, thread, unroll};
+use simt::bits::{div_u32, rem_u32};
+use simt::{Global, GlobalMut, Pod, Zeroable, kernel, thread, unroll};
 
-/// Vectors that one thread has in flight.
-pub const VECTORS_PER_THREAD: u32 = 8;
-
-/// Where this thread's vector `i` is: blocks take 8 × 256 vectors in a row, a warp 32 neighbours at a time.
-#[inline(always)]
-fn vector(i: usize) -> usize {
-    let block = thread::block_dim_x() as usize;
-    thread::block_idx_x() as usize * block * VECTORS_PER_THREAD as usize
-        + i * block
-        + thread::thread_idx_x() as usize
+/// Vectors in rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Grid {
+    /// Vectors in all; the last row may be short.
+    pub vectors: u64,
+    /// Vectors of a row.
+    pub row: u32,
+    /// Zero: fills the struct to a multiple of its alignment.
+    pub padding: u32,
 }
 
-/// Whether all vectors of this block exist. Its accesses are then unconditional, and all loads in flight at once.
-#[inline(always)]
-fn whole_block(vectors: u64) -> bool {
-    (thread::block_idx_x() as u64 + 1) * (thread::block_dim_x() * VECTORS_PER_THREAD) as u64 <= vectors
+impl Grid {
+    /// `vectors` vectors in rows of `row`.
+    pub const fn new(vectors: u64, row: u32) -> Self {
+        Grid { vectors, row, padding: 0 }
+    }
 }
 
-/// Reads `vectors` × 16 bytes; writes a word only where all bits of a thread's vectors cancel to a value that
-/// random data does not have.
-#[kernel(system = roofline, max_threads = 256)]
-pub fn read_four(source: Global<u32>, sink: GlobalMut<u32>, vectors: u64) {
-    let load = |i| source.load_vector_streaming::<UVec4>(vector(i) * 4);
-    let mut all = UVec4::ZERO;
-    if whole_block(vectors) {
-        let x = [load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
-        unroll!(for i in 0..8 {
-            all ^= x[i];
+/// This thread's vector `i` of `PER_THREAD`.
+#[inline(always)]
+fn vector<const PER_THREAD: usize>(grid: Grid, i: usize) -> usize {
+    let thread = thread::index_1d() as u32;
+    let first = div_u32(thread, grid.row) as usize * PER_THREAD;
+    (first + i) * grid.row as usize + rem_u32(thread, grid.row) as usize
+}
+
+/// Moves this thread's vectors: all loads before the first store, but for threads at the end.
+#[inline(always)]
+fn each<T: Copy, const PER_THREAD: usize>(
+    grid: Grid,
+    load: impl Fn(usize) -> T,
+    mut store: impl FnMut(usize, T),
+) {
+    let at = |i| vector::<PER_THREAD>(grid, i);
+    if (at(PER_THREAD - 1) as u64) < grid.vectors {
+        let first = load(at(0));
+        let mut x = [first; PER_THREAD];
+        unroll!(for i in 1..PER_THREAD, at_most 8 {
+            x[i] = load(at(i));
+        });
+        unroll!(for i in 0..PER_THREAD, at_most 8 {
+            store(at(i), x[i]);
         });
     } else {
-        unroll!(for i in 0..8 {
-            if (vector(i) as u64) < vectors {
-                all ^= load(i);
+        unroll!(for i in 0..PER_THREAD, at_most 8 {
+            if (at(i) as u64) < grid.vectors {
+                store(at(i), load(at(i)));
             }
         });
     }
+}
+
+/// Reads `grid.vectors` × 16 bytes; counts in `sink` the threads whose vectors cancel to one certain word.
+#[kernel(system = roofline, instances(1, 8), max_threads = 256)]
+pub fn read_four<const PER_THREAD: usize>(source: Global<u32>, sink: GlobalMut<u32>, grid: Grid) {
+    let mut all = UVec4::ZERO;
+    each::<_, PER_THREAD>(grid, |at| source.load_vector_streaming::<UVec4>(at * 4), |_, x| all ^= x);
     if all.x ^ all.y ^ all.z ^ all.w == 0x9e37_79b9 {
         sink.atomic_add(0, 1);
     }
 }
 
-/// Reads `vectors` × 16 bytes and writes the exclusive or of each vector's words: 4 bytes.
-#[kernel(system = roofline, max_threads = 256)]
-pub fn narrow_four(source: Global<u32>, target: GlobalMut<u32>, vectors: u64) {
-    let load = |i| source.load_vector_streaming::<UVec4>(vector(i) * 4);
-    let store = |i, x: UVec4| target.store_streaming(vector(i), x.x ^ x.y ^ x.z ^ x.w);
-    if whole_block(vectors) {
-        let x = [load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
-        unroll!(for i in 0..8 {
-            store(i, x[i]);
-        });
-    } else {
-        unroll!(for i in 0..8 {
-            if (vector(i) as u64) < vectors {
-                store(i, load(i));
-            }
-        });
-    }
+/// Reads `grid.vectors` × 16 bytes and writes the exclusive or of each vector's words: 4 bytes.
+#[kernel(system = roofline, instances(1, 8), max_threads = 256)]
+pub fn narrow_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
+    each::<_, PER_THREAD>(
+        grid,
+        |at| source.load_vector_streaming::<UVec4>(at * 4),
+        |at, x| target.store_streaming(at, x.x ^ x.y ^ x.z ^ x.w),
+    );
 }
 
-/// Reads `vectors` × 4 bytes and writes each word four times: 16 bytes.
-#[kernel(system = roofline, max_threads = 256)]
-pub fn widen_four(source: Global<u32>, target: GlobalMut<u32>, vectors: u64) {
-    let load = |i| source.load_streaming(vector(i));
-    let store = |i, x| target.store_vector_streaming::<UVec4>(vector(i) * 4, UVec4::splat(x));
-    if whole_block(vectors) {
-        let x = [load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
-        unroll!(for i in 0..8 {
-            store(i, x[i]);
-        });
-    } else {
-        unroll!(for i in 0..8 {
-            if (vector(i) as u64) < vectors {
-                store(i, load(i));
-            }
-        });
-    }
+/// Reads `grid.vectors` × 4 bytes and writes each word four times: 16 bytes.
+#[kernel(system = roofline, instances(1, 8), max_threads = 256)]
+pub fn widen_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
+    each::<_, PER_THREAD>(
+        grid,
+        |at| source.load_streaming(at),
+        |at, x| target.store_vector::<UVec4>(at * 4, UVec4::splat(x)),
+    );
 }
 
-/// Copies `vectors` × 16 bytes.
-#[kernel(system = roofline, max_threads = 256)]
-pub fn copy_four(source: Global<u32>, target: GlobalMut<u32>, vectors: u64) {
-    let load = |i| source.load_vector_streaming::<UVec4>(vector(i) * 4);
-    let store = |i, x| target.store_vector_streaming::<UVec4>(vector(i) * 4, x);
-    if whole_block(vectors) {
-        let x = [load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
-        unroll!(for i in 0..8 {
-            store(i, x[i]);
-        });
-    } else {
-        unroll!(for i in 0..8 {
-            if (vector(i) as u64) < vectors {
-                store(i, load(i));
-            }
-        });
-    }
+/// Copies `grid.vectors` × 16 bytes.
+#[kernel(system = roofline, instances(1, 8), max_threads = 256)]
+pub fn copy_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
+    each::<_, PER_THREAD>(
+        grid,
+        |at| source.load_vector_streaming::<UVec4>(at * 4),
+        |at, x| target.store_vector_streaming::<UVec4>(at * 4, x),
+    );
 }
 
-/// The launch over `vectors` vectors; `None` where the grid cannot hold them.
+/// The launch over `grid` with `per_thread` vectors a thread; `None` where 32 bits cannot number the threads.
 #[cfg(not(target_arch = "nvptx64"))]
-pub fn launch(vectors: u64) -> Option<simt::LaunchShape> {
-    let blocks = u32::try_from(vectors.div_ceil(256 * VECTORS_PER_THREAD as u64)).ok()?;
-    (blocks <= i32::MAX as u32).then(|| simt::LaunchShape::new(blocks, 256))
+pub fn launch(grid: Grid, per_thread: u32) -> Option<simt::LaunchShape> {
+    let rows = grid.vectors.div_ceil(grid.row as u64);
+    let threads = rows.div_ceil(per_thread as u64) * grid.row as u64;
+    let threads = u32::try_from(threads).ok().filter(|threads| *threads <= u32::MAX - 256)?;
+    Some(simt::LaunchShape::new(threads.div_ceil(256), 256))
 }
 
 /// Every kernel instance of the system.

@@ -5,9 +5,9 @@ use super::report::{Place, Row, Subject};
 use super::timing::{Repetition, Timing, on_device};
 use bytemuck::Pod;
 use host::int8::{Int8Element, Plan, Quantized, Result, Variant};
+use host::roofline::{self, Mix};
 use host::{BackendKind, Buffer, Device, Stream};
-use kernels_gpu::roofline;
-use simt::{Global, GlobalMut, LaunchShape};
+use simt::{Global, GlobalMut};
 
 /// Elements that are compared at a time: enough to copy at full speed, small beside the matrices.
 const WINDOW: usize = 16 << 20;
@@ -144,17 +144,23 @@ impl<T: Int8Element> Bench<T> {
         let mut sink = Buffer::<u32>::zeroed(self.stream.device(), 1)?;
         for ceiling in CEILINGS {
             let vectors = ceiling.vectors(self.subject.matrix, self.subject.element);
-            let Some(shape) = roofline::launch(vectors).filter(|_| vectors != 0) else { continue };
+            if vectors == 0 {
+                continue;
+            }
             let traffic = Traffic { reads: vectors * ceiling.reads, writes: vectors * ceiling.writes };
             let sink = sink.global_mut();
-            let timing = self.time(traffic.total(), |stream, set| {
-                // SAFETY: `vectors` is cut to what the buffers hold, and sets follow each other in one stream.
-                unsafe { launch_ceiling(stream, ceiling, shape, set, sink, vectors) }
-            })?;
-            let name = ceiling.kernel;
-            let row = Row::new(self.place, name, self.subject, ceiling.operation, traffic, timing);
-            self.ceilings.push((ceiling, traffic.total() as f64 / timing.median_us * 1e6));
-            rows.push(Row { sets, ..row });
+            let mut best = f64::INFINITY;
+            for pattern in Ceiling::patterns(vectors, self.subject.matrix) {
+                let timing = self.time(traffic.total(), |stream, set| {
+                    let (source, target) = ends(ceiling.mix, set, sink);
+                    Ok(roofline::launch(stream, ceiling.mix, pattern, vectors, source, target)?)
+                })?;
+                best = best.min(timing.median_us);
+                let name = format!("{} {pattern}", ceiling.kernel);
+                let row = Row::new(self.place, &name, self.subject, ceiling.operation, traffic, timing);
+                rows.push(Row { sets, ..row });
+            }
+            self.ceilings.push((ceiling, traffic.total() as f64 / best * 1e6));
         }
         Ok(rows)
     }
@@ -271,17 +277,8 @@ impl<T: Int8Element> Bench<T> {
     }
 }
 
-/// # Safety
-/// The set's buffers hold `vectors` vectors of the kernel, and nothing else uses them meanwhile.
-unsafe fn launch_ceiling<T: Int8Element>(
-    stream: &Stream,
-    ceiling: Ceiling,
-    shape: LaunchShape,
-    set: &mut Set<T>,
-    sink: GlobalMut<u32>,
-    vectors: u64,
-) -> Result<()> {
-    // A matrix of floats or codes as words.
+/// Where a mix reads and where it writes, as words.
+fn ends<T: Int8Element>(mix: Mix, set: &mut Set<T>, sink: GlobalMut<u32>) -> (Global<u32>, GlobalMut<u32>) {
     fn words<P: Pod>(buffer: &Buffer<P>) -> Global<u32> {
         // SAFETY: the same memory, with the part of a word at the end left out.
         unsafe { Global::from_raw(buffer.global().address(), buffer.bytes() / 4) }
@@ -290,13 +287,10 @@ unsafe fn launch_ceiling<T: Int8Element>(
         // SAFETY: as above.
         unsafe { GlobalMut::from_raw(buffer.global_mut().address(), buffer.bytes() / 4) }
     }
-    let (kernel, source, target) = match ceiling.kernel {
-        "read_four" => (roofline::read_four::kernel(), words(&set.keys), sink),
-        "narrow_four" => (roofline::narrow_four::kernel(), words(&set.keys), words_mut(&mut set.out.codes)),
-        "widen_four" => (roofline::widen_four::kernel(), words(&set.out.codes), words_mut(&mut set.restored)),
-        _ => (roofline::copy_four::kernel(), words(&set.keys), words_mut(&mut set.restored)),
-    };
-    // SAFETY: this function's contract.
-    unsafe { stream.launch(&kernel, shape, (source, target, vectors)) }?;
-    Ok(())
+    match mix {
+        Mix::Read => (words(&set.keys), sink),
+        Mix::Narrow => (words(&set.keys), words_mut(&mut set.out.codes)),
+        Mix::Widen => (words(&set.out.codes), words_mut(&mut set.restored)),
+        Mix::Copy => (words(&set.keys), words_mut(&mut set.restored)),
+    }
 }

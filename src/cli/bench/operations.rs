@@ -1,6 +1,7 @@
 //! What is measured: the operations, the bytes each must move, and the ceiling that stands beside it.
 
 use host::int8::Matrix;
+use host::roofline::{Mix, Pattern};
 use kernels_gpu::int8::TOKENS_PER_BLOCK;
 
 /// One thing that is timed. The names are those of the peers' rows (`docs/results/README.md`).
@@ -95,6 +96,8 @@ impl Operation {
 pub struct Ceiling {
     /// Its name.
     pub kernel: &'static str,
+    /// What it moves for each vector.
+    pub mix: Mix,
     /// What its row is called.
     pub operation: &'static str,
     /// Bytes it reads a vector.
@@ -105,10 +108,10 @@ pub struct Ceiling {
 
 /// All of them.
 pub const CEILINGS: [Ceiling; 4] = [
-    Ceiling { kernel: "read_four", operation: "read", reads: 16, writes: 0 },
-    Ceiling { kernel: "narrow_four", operation: "narrow", reads: 16, writes: 4 },
-    Ceiling { kernel: "widen_four", operation: "widen", reads: 4, writes: 16 },
-    Ceiling { kernel: "copy_four", operation: "copy", reads: 16, writes: 16 },
+    Ceiling { kernel: "read_four", mix: Mix::Read, operation: "read", reads: 16, writes: 0 },
+    Ceiling { kernel: "narrow_four", mix: Mix::Narrow, operation: "narrow", reads: 16, writes: 4 },
+    Ceiling { kernel: "widen_four", mix: Mix::Widen, operation: "widen", reads: 4, writes: 16 },
+    Ceiling { kernel: "copy_four", mix: Mix::Copy, operation: "copy", reads: 16, writes: 16 },
 ];
 
 impl Ceiling {
@@ -125,6 +128,16 @@ impl Ceiling {
             }
         }
         best
+    }
+
+    /// The patterns to try: the ceiling is the best of them.
+    pub fn patterns(vectors: u64, matrix: Matrix) -> Vec<Pattern> {
+        let mut patterns = vec![Pattern::Single, Pattern::Block];
+        let row = vectors / matrix.tokens as u64;
+        if row > 0 && vectors.is_multiple_of(matrix.tokens as u64) && row <= u64::from(u32::MAX) {
+            patterns.push(Pattern::Rows(row as u32));
+        }
+        patterns
     }
 
     /// How many vectors make the traffic that this kernel stands beside, within a source and a target of so many

@@ -1,0 +1,46 @@
+//! The kernels as a whole: what the sources declare, what the PTX holds and what `ferrokv check` covers are one set.
+
+use ferrokv::host::Device;
+use ferrokv::host::check::{not_covered, probe, run_cases};
+use ferrokv::host::{int8, roofline};
+use ferrokv::simt::emu::EmuOptions;
+use std::collections::BTreeSet;
+
+#[test]
+fn kernel_names_are_unique_and_carry_their_system() {
+    let mut names = BTreeSet::new();
+    for (system, kernel) in ferrokv::kernels() {
+        assert!(kernel.name.starts_with(&format!("{system}_")), "{} is not of {system}", kernel.name);
+        assert!(names.insert(kernel.name), "{} is declared twice", kernel.name);
+    }
+    assert!(names.len() > 100);
+}
+
+#[test]
+fn every_ptx_image_has_exactly_the_declared_kernels() {
+    if let Some(note) = ferrokv::embedded::BUILD_NOTE {
+        println!("no PTX to compare with: {note}");
+        return;
+    }
+    let declared: BTreeSet<&str> = ferrokv::kernels().map(|(_, kernel)| kernel.name).collect();
+    assert!(!ferrokv::ptx().is_empty());
+    for image in ferrokv::ptx() {
+        let module = ptx_build::ptx::parse(image.text);
+        let entries: BTreeSet<&str> =
+            module.functions.iter().filter(|f| f.is_entry).map(|f| f.name.as_str()).collect();
+        assert_eq!(entries, declared, "entries of the PTX for sm_{}", image.sm);
+    }
+}
+
+#[test]
+fn every_kernel_has_a_case_and_the_emulator_accepts_all_of_them() {
+    let mut cases = probe::cases(probe::Coverage::QUICK);
+    cases.extend(int8::cases::cases(int8::cases::Coverage::Quick));
+    cases.extend(roofline::cases());
+    assert_eq!(not_covered(&cases, ferrokv::kernels().map(|(_, kernel)| kernel)), Vec::<&str>::new());
+
+    let report = run_cases(&cases, &Device::cpu(EmuOptions::default()), None, |_| {});
+    let bad: Vec<String> =
+        report.cases.iter().filter(|case| !case.outcome.is_good()).map(|case| format!("{case:?}")).collect();
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+}
