@@ -150,7 +150,8 @@ fn ceilings_and_sets_leave_results_as_they_are() {
         let repetition = Repetition { seconds: 0.0, least: 1, most: 1 };
         let mut bench = Bench::with_sets(&device, subject, &keys, repetition, 3).unwrap();
         let ceilings = bench.ceilings().unwrap();
-        let names: Vec<&str> = ceilings.iter().map(|row| row.op.as_str()).collect();
+        let mut names: Vec<&str> = ceilings.iter().map(|row| row.op.as_str()).collect();
+        names.dedup(); // several access patterns each
         assert_eq!(names, ["copy", "read", "narrow", "widen", "copy"]);
         assert_eq!(ceilings[0].peer, "cuda driver");
         assert_eq!(ceilings[0].calls, 3, "every set once");
