@@ -197,6 +197,30 @@ fn reports_parse_and_need_no_gpu() {
 }
 
 #[test]
+fn a_benchmark_out_of_time_reports_what_it_left_out() {
+    let out = succeed(&[
+        "bench",
+        "int8",
+        "--backend",
+        "cpu",
+        "--sizes",
+        "8x4,64x64",
+        "--seconds",
+        "0",
+        "--json",
+        "-",
+    ]);
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let skipped = report["skipped"].as_array().unwrap();
+    let left_out: Vec<&str> = skipped
+        .iter()
+        .filter(|row| row["reason"].as_str().unwrap().contains("0 seconds were over"))
+        .map(|row| row["what"].as_str().unwrap())
+        .collect();
+    assert_eq!(left_out, ["64 × 64 f32", "8 × 4 f32"], "the largest would have been first");
+}
+
+#[test]
 fn doctor_is_strict_only_when_asked() {
     succeed(&["doctor"]);
     let strict = ferrokv(&["doctor", "--strict"]);
@@ -364,7 +388,8 @@ fn broken_quantized_files_are_refused() {
     let both = ["codes", "scales"];
     succeed(&["dequantize", &write("good", ("", ""), &both), "-o", &out]);
     fs::remove_file(&out).expect("removed");
-    let cases: [(&str, (&str, &str), &[&str], &[&str]); 7] = [
+    type Case<'a> = (&'a str, (&'a str, &'a str), &'a [&'a str], &'a [&'a str]);
+    let cases: [Case<'_>; 7] = [
         ("format", ("format", "other"), &both, &["is not a ferrokv-int8 file"]),
         ("version", ("version", "2"), &both, &["version '2'", "reads 1"]),
         ("scheme", ("scheme", "pairs"), &both, &["unknown scheme 'pairs'", "channel and block16"]),

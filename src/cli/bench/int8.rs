@@ -65,6 +65,9 @@ pub struct Arguments {
     /// The most elements that the paper's single-thread loop is run over.
     #[arg(long, value_name = "ELEMENTS", default_value_t = 1 << 26)]
     pub(super) cpu_paper_limit: usize,
+    /// Seconds after which no further size is started; those left out are listed. The largest goes first.
+    #[arg(long, value_name = "S", default_value_t = 3600.0, value_parser = seconds)]
+    pub(super) seconds: f64,
     /// Seconds of repetitions a row.
     #[arg(long, value_name = "S", default_value_t = 0.2, value_parser = seconds)]
     pub(super) seconds_per_row: f64,
@@ -126,9 +129,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let bar = progress::bar(arguments.dtype.len() * (arguments.sizes.0.len() + 1));
         for dtype in &arguments.dtype {
             match dtype {
-                Dtype::F32 => measure::<f32>(arguments, device, &bar, &mut results)?,
-                Dtype::F16 => measure::<f16>(arguments, device, &bar, &mut results)?,
-                Dtype::Bf16 => measure::<bf16>(arguments, device, &bar, &mut results)?,
+                Dtype::F32 => measure::<f32>(arguments, begin, device, &bar, &mut results)?,
+                Dtype::F16 => measure::<f16>(arguments, begin, device, &bar, &mut results)?,
+                Dtype::Bf16 => measure::<bf16>(arguments, begin, device, &bar, &mut results)?,
             }
         }
         bar.finish_and_clear();
@@ -189,16 +192,25 @@ pub fn compared(rows: &[Row]) -> Result<(), Failure> {
     }
 }
 
-/// All sizes of one element type.
+/// All sizes of one element type, the largest first: if time runs out, the small ones are missing.
 fn measure<T: Int8Element>(
     arguments: &Arguments,
+    begin: Instant,
     gpu: Option<&Device>,
     bar: &ProgressBar,
     results: &mut Results,
 ) -> Result<(), Failure> {
     let emulator = Device::cpu(EmuOptions::default());
-    for &matrix in &arguments.sizes.0 {
-        bar.set_message(format!("{matrix} {}", T::NAME));
+    let mut sizes = arguments.sizes.0.clone();
+    sizes.sort_by_key(|matrix| std::cmp::Reverse(matrix.elements()));
+    for matrix in sizes {
+        let name = format!("{matrix} {}", T::NAME);
+        if begin.elapsed().as_secs_f64() > arguments.seconds {
+            let reason = format!("the {} seconds were over", arguments.seconds);
+            results.skipped.push(Skipped { what: name, reason });
+            continue;
+        }
+        bar.set_message(name);
         size::<T>(arguments, gpu, &emulator, matrix, results)?;
         bar.inc(1);
     }
