@@ -47,8 +47,8 @@ fn clamp_quotient(quotient: f32) -> f32 {
 /// Equation (7) as the paper's listings do it, with one IEEE division and one conversion.
 ///
 /// The conversion is an instruction of its own on purpose. Storing the low byte of [`quantize_by`]'s word with
-/// `st.b8` makes ptxas 13.0 take the addition for a conversion of its own (`F2IP.U8.F32.TRUNC`), which is wrong
-/// for negative codes; the lint refuses byte stores of float registers for that reason.
+/// `st.b8` makes ptxas 13.0 take the addition for a conversion of its own (`F2IP.U8.F32.TRUNC`), which saturates:
+/// every code became -1. The lint refuses byte stores of float registers for that reason.
 #[inline(always)]
 pub fn quantize(x: f32, scale: f32) -> i32 {
     math::to_i32_nearest_even(clamp_quotient(x / scale))
