@@ -50,7 +50,7 @@ struct Event {
 /// What happened to one byte since the last ordered write.
 #[derive(Clone, Default)]
 struct History {
-    /// The last write or the atomics since.
+    /// The last write and the atomics since.
     writes: Vec<Event>,
     reads: Vec<Event>,
 }
@@ -241,8 +241,8 @@ impl Races {
                     history.writes.push(event);
                 }
                 Access::Atomic => {
-                    history.reads.clear();
-                    history.writes.retain(|past| past.access == Access::Atomic && !same_thread(past));
+                    // What lies behind this atomic need not lie behind the next one: atomics order nothing.
+                    history.writes.retain(|past| past.access != Access::Atomic || !same_thread(past));
                     history.writes.push(event);
                 }
             }

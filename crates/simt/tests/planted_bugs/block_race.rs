@@ -148,3 +148,39 @@ fn a_tile_is_overwritten_while_others_read_it() {
         assert!((0..2 * THREADS).all(|i| y[i as usize] == 100 + (i + 2) % THREADS));
     }
 }
+
+#[kernel]
+fn count(y: GlobalMut<u32>) {
+    if thread::thread_idx_x() == 0 {
+        tile().store(0, 0); // BUG: set to zero before the missing barrier
+    }
+    tile().atomic_add(0, 1); // BUG: counted without a barrier
+    thread::sync_threads();
+    y.store(thread::index_1d(), tile().load(0));
+}
+
+#[kernel]
+fn count_fixed(y: GlobalMut<u32>) {
+    if thread::thread_idx_x() == 0 {
+        tile().store(0, 0);
+    }
+    thread::sync_threads();
+    tile().atomic_add(0, 1);
+    thread::sync_threads();
+    y.store(thread::index_1d(), tile().load(0));
+}
+
+/// Thread 0's own atomic comes between, and orders nothing.
+#[test]
+fn atomics_on_a_word_that_is_being_set() {
+    let mut y = vec![0; 2 * THREADS as usize];
+    let args = (write(&mut y),);
+    let place = at!("counted without a barrier", block 0, thread 1);
+    let kind = caught(count::kernel(), shape(), args, &EmuOptions::race_checked(), place);
+    assert_eq!(kind, race(0, "atomic", "write", 0, line!("set to zero before the missing barrier").line));
+    for options in modes() {
+        y.fill(0);
+        pass(count_fixed::kernel(), shape(), (write(&mut y),), &options);
+        assert_eq!(y, [THREADS; 2 * THREADS as usize]);
+    }
+}

@@ -8,6 +8,7 @@
 //! | `alignment` | a vector that does not start at a multiple of its size | `Misaligned` | yes | yes |
 //! | `block_race` | no block barrier between writing and reading, or one that orders too little | `Race` | passes | yes |
 //! | `block_race` | … where the reader comes first | `Uninitialized` | yes | yes |
+//! | `block_race` | no barrier between setting a word and atomics on it | `Race` | passes | yes |
 //! | `warp_race` | no warp barrier between lanes that exchange through memory | `Race` | passes | yes |
 //! | `divergent_barrier` | threads that return early, barriers at two places | `DivergentBarrier` | yes | yes |
 //! | `unwritten_shared` | a read, a vector read or an atomic of bytes that nobody wrote | `Uninitialized` | yes | yes |
