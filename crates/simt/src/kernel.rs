@@ -71,9 +71,9 @@ pub struct Dim3 {
 }
 
 impl Dim3 {
-    /// The number of points in the extent.
+    /// The number of points in the extent; the largest `u64` if there are more.
     pub const fn count(self) -> u64 {
-        self.x as u64 * self.y as u64 * self.z as u64
+        (self.x as u64 * self.y as u64).saturating_mul(self.z as u64)
     }
 
     /// The index of point number `linear`, x fastest.
