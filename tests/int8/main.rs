@@ -42,6 +42,38 @@ fn buffers_of_another_matrix_are_refused_before_any_launch() {
 }
 
 #[test]
+fn a_matrix_made_past_its_limits_makes_no_plan() {
+    let device = Device::cpu(EmuOptions::default());
+    for (tokens, channels) in [(0, 4), (1 << 62, 4), (1, (1 << 32) + 4)] {
+        for variant in Variant::ALL {
+            let plan = Plan::<f32>::new(&device, Matrix { tokens, channels }, variant);
+            let Err(error) = plan else { panic!("a plan for {tokens} × {channels}") };
+            assert!(matches!(error, int8::Error::Empty { .. } | int8::Error::TooLarge { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn buffers_of_another_device_are_refused() {
+    let Ok(gpu) = Device::cuda(0, ferrokv::ptx()) else { return };
+    let cpu = Device::cpu(EmuOptions::default());
+    let matrix = Matrix::new(2, 4).unwrap();
+    for (here, there) in [(&cpu, &gpu), (&gpu, &cpu)] {
+        let mut plan = Plan::<f32>::new(here, matrix, Variant::Rows).unwrap();
+        let mut out = plan.allocate().unwrap();
+        let (own, foreign) =
+            (Buffer::from_slice(here, &[1f32; 8]).unwrap(), Buffer::from_slice(there, &[1f32; 8]).unwrap());
+        let wrong = |result: int8::Result<()>| {
+            assert!(matches!(result, Err(int8::Error::Device(ferrokv::host::Error::WrongDevice { .. }))));
+        };
+        let stream = Stream::new(here).unwrap();
+        wrong(plan.codes(&stream, &foreign, &mut out));
+        wrong(plan.first_nonfinite(&stream, &foreign).map(|_| ()));
+        wrong(plan.scales(&Stream::new(there).unwrap(), &own, &mut out));
+    }
+}
+
+#[test]
 fn an_unknown_variant_names_those_there_are() {
     let error = "fast".parse::<Variant>().unwrap_err().to_string();
     assert_eq!(

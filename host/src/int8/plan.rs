@@ -35,9 +35,11 @@ impl<T: Int8Element> Plan<T> {
     /// A plan for matrices of this shape.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] where a launch cannot number its threads; out of memory for the scratch (4 bytes a
-    /// channel).
+    /// [`Error::Empty`]; [`Error::TooLarge`] where a launch cannot number its threads; out of memory for the scratch
+    /// (4 bytes a channel).
     pub fn new(device: &Device, matrix: Matrix, variant: Variant) -> Result<Self> {
+        // The fields are public: what follows counts on their limits.
+        let matrix = Matrix::new(matrix.tokens, matrix.channels)?;
         let too_large = || Error::TooLarge { tokens: matrix.tokens, channels: matrix.channels };
         let shape = matrix.shape();
         let launches = match variant {
@@ -86,7 +88,22 @@ impl<T: Int8Element> Plan<T> {
         if got == expected { Ok(()) } else { Err(Error::Length { what, got, expected, matrix: self.matrix }) }
     }
 
-    fn check_buffers(&self, keys: &Buffer<T>, codes: &Buffer<i8>, scales: &Buffer<f32>) -> Result<()> {
+    /// Plan and keys must be of the stream's device: an address means nothing on another.
+    fn check_device(&self, stream: &Stream, keys: &Buffer<T>) -> Result<()> {
+        stream.device().check_same(&self.device, "the plan")?;
+        Ok(stream.device().check_same(keys.device(), "the matrix")?)
+    }
+
+    fn check_buffers(
+        &self,
+        stream: &Stream,
+        keys: &Buffer<T>,
+        codes: &Buffer<i8>,
+        scales: &Buffer<f32>,
+    ) -> Result<()> {
+        self.check_device(stream, keys)?;
+        stream.device().check_same(codes.device(), "the buffer of codes")?;
+        stream.device().check_same(scales.device(), "the buffer of scales")?;
         self.length("the matrix", keys.len(), self.matrix.elements())?;
         self.length("codes", codes.len(), self.matrix.elements())?;
         self.length("scales", scales.len(), self.matrix.scales(self.variant))
@@ -96,9 +113,9 @@ impl<T: Int8Element> Plan<T> {
     /// come with the codes.
     ///
     /// # Errors
-    /// [`Error::Length`] for buffers of another matrix; what the launch reports.
+    /// [`Error::Length`] for buffers of another matrix; [`crate::Error::WrongDevice`]; what the launch reports.
     pub fn scales(&mut self, stream: &Stream, keys: &Buffer<T>, out: &mut Quantized) -> Result<()> {
-        self.check_buffers(keys, &out.codes, &out.scales)?;
+        self.check_buffers(stream, keys, &out.codes, &out.scales)?;
         if self.variant == Variant::Fused {
             return Ok(());
         }
@@ -119,9 +136,9 @@ impl<T: Int8Element> Plan<T> {
     /// Equation (7) with the scales in `out`; [`Variant::Fused`] makes the scales as well.
     ///
     /// # Errors
-    /// [`Error::Length`] for buffers of another matrix; what the launch reports.
+    /// [`Error::Length`] for buffers of another matrix; [`crate::Error::WrongDevice`]; what the launch reports.
     pub fn codes(&self, stream: &Stream, keys: &Buffer<T>, out: &mut Quantized) -> Result<()> {
-        self.check_buffers(keys, &out.codes, &out.scales)?;
+        self.check_buffers(stream, keys, &out.codes, &out.scales)?;
         let kernels = &T::KERNELS;
         let shape = self.matrix.shape();
         let kernel = match self.variant {
@@ -155,9 +172,9 @@ impl<T: Int8Element> Plan<T> {
     /// Equation (8).
     ///
     /// # Errors
-    /// [`Error::Length`] for buffers of another matrix; what the launch reports.
+    /// [`Error::Length`] for buffers of another matrix; [`crate::Error::WrongDevice`]; what the launch reports.
     pub fn dequantize(&self, stream: &Stream, from: &Quantized, keys: &mut Buffer<T>) -> Result<()> {
-        self.check_buffers(keys, &from.codes, &from.scales)?;
+        self.check_buffers(stream, keys, &from.codes, &from.scales)?;
         let kernels = &T::KERNELS;
         let kernel = match self.variant {
             Variant::Naive => &kernels.dequantize_naive,
@@ -178,8 +195,9 @@ impl<T: Int8Element> Plan<T> {
     /// The kernels accept such values (NaN gets code 0, infinities saturate), but no error bound covers them.
     ///
     /// # Errors
-    /// [`Error::Length`] for a buffer of another matrix; what the launch reports.
+    /// [`Error::Length`] for a buffer of another matrix; [`crate::Error::WrongDevice`]; what the launch reports.
     pub fn first_nonfinite(&mut self, stream: &Stream, keys: &Buffer<T>) -> Result<Option<usize>> {
+        self.check_device(stream, keys)?;
         self.length("the matrix", keys.len(), self.matrix.elements())?;
         stream.fill_u8(&mut self.first, .., 0xff)?;
         let arguments = (keys.global(), self.first.global_mut(), self.matrix.shape());

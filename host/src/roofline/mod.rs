@@ -97,9 +97,14 @@ impl Pattern {
 /// Moves `vectors` vectors from `source` to `target`, whose sizes in words must fit the mix (a read needs one word of
 /// target).
 ///
+/// # Safety
+/// Until the launch has finished, the memory behind both handles is there, on the stream's device, and nothing else
+/// uses the target or writes the source.
+///
 /// # Errors
-/// [`Error::Range`] for a buffer that is too short; what the launch reports.
-pub fn launch(
+/// [`Error::Range`] for a handle that is too short; [`Error::TooLarge`] for vectors that one launch cannot number; what
+/// the launch reports.
+pub unsafe fn launch(
     stream: &Stream,
     mix: Mix,
     pattern: Pattern,
@@ -109,7 +114,7 @@ pub fn launch(
 ) -> Result<(), Error> {
     let (read, written) = mix.bytes();
     let check = |what, len: usize, bytes: u64| {
-        let end = (vectors * bytes / 4).max(1) as usize;
+        let end = vectors.saturating_mul(bytes / 4).max(1) as usize;
         if end <= len { Ok(()) } else { Err(Error::Range { what, start: 0, end, len }) }
     };
     check("source", source.len(), read)?;
@@ -119,8 +124,8 @@ pub fn launch(
     let Some(shape) = kernels_gpu::roofline::launch(grid, pattern.per_thread()) else {
         return Err(Error::TooLarge { len: vectors as usize, element_bytes: 16 });
     };
-    // SAFETY: both buffers hold what `vectors` vectors of this mix need, as just checked; each vector is moved by
-    // one thread.
+    // SAFETY: both handles reach what `vectors` vectors of this mix need, as just checked; each vector is moved by one
+    // thread. The rest is this function's contract.
     unsafe { stream.launch(&kernel, shape, (source, target, grid)) }
 }
 
@@ -149,7 +154,8 @@ fn run(device: &Device, mix: Mix, pattern: Pattern, vectors: u64) -> Result<Vec<
         // The sink counts blocks whose data cancels; what surrounds it stays as it is.
         stream.fill_u32(&mut target, .., 0)?;
     }
-    launch(&stream, mix, pattern, vectors, source.global(), target.global_mut())?;
+    // SAFETY: both buffers live until `to_vec` has waited for the launch.
+    unsafe { launch(&stream, mix, pattern, vectors, source.global(), target.global_mut())? };
     let moved = (vectors * mix.bytes().1 / 4).max(1) as usize;
     let mut values = target.to_vec()?;
     values.truncate(moved);

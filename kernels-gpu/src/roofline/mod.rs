@@ -109,11 +109,15 @@ pub fn copy_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut
     );
 }
 
-/// The launch over `grid` with `per_thread` vectors a thread; `None` where 32 bits cannot number the threads.
+/// The launch over `grid` with `per_thread` vectors a thread; `None` where 32 bits cannot number the threads, or rows
+/// or threads have no vector.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn launch(grid: Grid, per_thread: u32) -> Option<simt::LaunchShape> {
+    if grid.row == 0 || per_thread == 0 {
+        return None;
+    }
     let rows = grid.vectors.div_ceil(grid.row as u64);
-    let threads = rows.div_ceil(per_thread as u64) * grid.row as u64;
+    let threads = rows.div_ceil(per_thread as u64).checked_mul(grid.row as u64)?;
     let threads = u32::try_from(threads).ok().filter(|threads| *threads <= u32::MAX - 256)?;
     Some(simt::LaunchShape::new(threads.div_ceil(256), 256))
 }
