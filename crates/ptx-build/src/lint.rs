@@ -1,7 +1,7 @@
 //! The lint: what PTX must not hold if a kernel is to give the CPU's bits and the memory's speed.
 //!
 //! Tensor-core and asynchronous-copy instructions (`mma`, `ldmatrix`, `cp.async`) have contracts of their own
-//! and pass. A finding can be accepted for one entry by a row with a reason in the [allow list](crate::allow).
+//! and pass; those that a warp executes together must come from an LLVM intrinsic, not from inline assembly. A finding can be accepted for one entry by a row with a reason in the [allow list](crate::allow).
 
 use crate::ptx::{Instruction, Module, Statement};
 use std::collections::HashSet;

@@ -207,7 +207,8 @@ impl Function {
     }
 }
 
-/// Where in the cache a kernel is: its information is a static, so its address is its identity.
+/// Where in the cache a kernel is: by the address of its information, which lives for ever. Where the compiler keeps
+/// two copies of one, the kernel is looked up twice.
 #[inline]
 fn list_of(info: &'static KernelInfo) -> usize {
     let address = (&raw const *info).addr() as u64;
