@@ -87,6 +87,11 @@ fn metrics_by_hand() {
     let errors = metrics::errors(&original, &restored, matrix, &[2.0, 4.0]);
     assert_eq!((errors.max_abs, errors.l2, errors.mean_abs), (2.0, 4.25f64.sqrt(), 0.625));
     assert!((errors.bound_ratio - 2.0 / (2.0 * (1.0 + 1.0 / 32768.0))).abs() < 1e-12);
+    // What is not finite does not count, and what should be and is not counts as infinitely wrong.
+    let errors = metrics::errors(&[f32::NAN, 2.0], &[0.0, 2.5], Matrix::new(2, 1).unwrap(), &[2.0]);
+    assert_eq!((errors.max_abs, errors.mean_abs), (0.5, 0.5));
+    let errors = metrics::errors(&[1f32, 2.0], &[f32::NAN, 2.0], Matrix::new(2, 1).unwrap(), &[2.0]);
+    assert_eq!((errors.max_abs, errors.bound_ratio), (f64::INFINITY, f64::INFINITY));
     // q = (1, 2): differences of the two scores are -1 and 4.
     assert_eq!(metrics::attention_error(&[1.0, 2.0], &original, &restored, matrix), 2.5);
 }

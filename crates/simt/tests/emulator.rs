@@ -271,3 +271,41 @@ fn a_shuffle_is_no_memory_barrier() {
     assert!(matches!(fault.kind, emu::FaultKind::Race { .. }), "{fault}");
     assert!(sums.iter().enumerate().all(|(lane, sum)| *sum as usize == (lane ^ 1) + lane));
 }
+
+#[kernel]
+fn hand_over(data: GlobalMut<u32>, flag: GlobalMut<u32>, fences: u32) {
+    // Block 0 hands a word over to block 1, which (as blocks run in order here) finds the flag set.
+    if thread::block_idx_x() == 0 {
+        data.store(0, 7);
+        if fences & 1 != 0 {
+            thread::device_fence();
+        }
+        flag.atomic_exchange(0, 1);
+    } else if flag.atomic_add(0, 0) == 1 {
+        if fences & 2 != 0 {
+            thread::device_fence();
+        }
+        data.store(1, data.load(0));
+    }
+}
+
+#[test]
+fn a_hand_over_needs_a_fence_on_both_sides() {
+    for fences in 0..4u32 {
+        let (mut data, mut flag) = (vec![0u32; 2], vec![0u32; 1]);
+        let args = (write(&mut data), write(&mut flag), fences);
+        // SAFETY: both vectors live.
+        let result = unsafe {
+            emu::launch(&hand_over::kernel(), LaunchShape::new(2, 1), args, &EmuOptions::race_checked())
+        };
+        match result {
+            Ok(()) => assert_eq!((fences, data[1]), (3, 7)),
+            Err(fault) => {
+                assert!(
+                    matches!(fault.kind, emu::FaultKind::Race { .. }) && fences != 3,
+                    "{fences}: {fault}"
+                );
+            }
+        }
+    }
+}

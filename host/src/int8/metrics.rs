@@ -35,25 +35,27 @@ pub fn errors<T: Int8Element>(original: &[T], restored: &[T], matrix: Matrix, sc
         .map(|(row, (original, restored))| {
             let first = row / rows_per_scale * matrix.channels;
             let bounds = &bounds[first..first + matrix.channels];
-            let (mut largest, mut ratio, mut squares, mut sum) = (0f64, 0f64, 0f64, 0f64);
+            let (mut largest, mut ratio, mut squares, mut sum, mut count) = (0f64, 0f64, 0f64, 0f64, 0f64);
             for ((x, y), bound) in original.iter().zip(restored).zip(bounds) {
                 let (x, y) = (x.to_f32(), y.to_f32());
                 if x.is_finite() {
-                    let error = (x as f64 - y as f64).abs();
+                    // A finite value that comes back as none is infinitely wrong; `max` would overlook a NaN.
+                    let error = if y.is_finite() { (x as f64 - y as f64).abs() } else { f64::INFINITY };
                     largest = largest.max(error);
                     ratio = ratio.max(error / bound);
                     squares += error * error;
                     sum += error;
+                    count += 1.0;
                 }
             }
-            [largest, ratio, squares, sum]
+            [largest, ratio, squares, sum, count]
         })
-        .reduce(|| [0.0; 4], |a, b| [a[0].max(b[0]), a[1].max(b[1]), a[2] + b[2], a[3] + b[3]]);
+        .reduce(|| [0.0; 5], |a, b| [a[0].max(b[0]), a[1].max(b[1]), a[2] + b[2], a[3] + b[3], a[4] + b[4]]);
     Errors {
         max_abs: sums[0],
         bound_ratio: sums[1],
         l2: sums[2].sqrt(),
-        mean_abs: sums[3] / matrix.elements() as f64,
+        mean_abs: if sums[4] == 0.0 { 0.0 } else { sums[3] / sums[4] },
     }
 }
 

@@ -6,7 +6,8 @@
 //! - they share a block and a block barrier came between (the barrier count, `epoch`, is higher), or
 //! - they share a warp and B has heard A's clock through a warp synchronisation, or
 //! - B has heard of X through an atomic: A made a fence and then an atomic on a word, and B (or one B has heard
-//!   from) a later atomic on that word.
+//!   from) a later atomic on that word and then a fence or a barrier. The atomics are relaxed, so both sides need
+//!   theirs.
 //!
 //! Anything else on the same byte, one of the two writing, is a race. Two atomics never race.
 
@@ -82,6 +83,8 @@ struct Clock {
     /// What this thread has heard of each lane of its warp; its own entry is its own clock.
     warp: [u32; 32],
     known: Known,
+    /// What atomics have brought since the last fence: known from the next fence or barrier on.
+    heard: Known,
     /// What an atomic would pass on: taken at the last fence.
     released_to_device: Option<Known>,
     released_to_block: Option<Known>,
@@ -91,7 +94,13 @@ impl Clock {
     fn start(lane: usize) -> Self {
         let mut warp = [0; 32];
         warp[lane] = 1;
-        Clock { warp, known: Known::default(), released_to_device: None, released_to_block: None }
+        Clock {
+            warp,
+            known: Known::default(),
+            heard: Known::default(),
+            released_to_device: None,
+            released_to_block: None,
+        }
     }
 }
 
@@ -134,6 +143,7 @@ impl Races {
         let mut known = Known::default();
         for clock in &self.clocks {
             known.join(&clock.known);
+            known.join(&clock.heard);
         }
         for (thread, clock) in self.clocks.iter_mut().enumerate() {
             clock.warp[thread % 32] += 1;
@@ -152,6 +162,7 @@ impl Races {
                 *mine = theirs.max(*mine);
             }
             known.join(&clock.known);
+            known.join(&clock.heard);
         }
         for lane in &lanes {
             let clock = &mut self.clocks[first as usize + lane];
@@ -161,11 +172,13 @@ impl Races {
         }
     }
 
-    /// From here on an atomic of this thread passes on what it has done and heard so far.
+    /// From here on this thread knows what its atomics have heard, and its next atomics pass on what it has done and
+    /// knows.
     pub(super) fn fence(&mut self, lane: &Lane, scope: FenceScope) {
         let (block, first) = (lane.block().number, lane.linear - lane.lane());
         let epoch = self.epoch;
         let clock = &mut self.clocks[lane.linear as usize];
+        clock.known.join(&std::mem::take(&mut clock.heard));
         let mut known = clock.known.clone();
         let mut own = Known::default();
         own.blocks.insert(block, epoch);
@@ -260,7 +273,7 @@ impl Races {
         if let Some(released) = released {
             word.join(released);
         }
-        clock.known.join(word);
+        clock.heard.join(word);
     }
 }
 

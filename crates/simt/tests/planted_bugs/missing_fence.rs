@@ -1,5 +1,5 @@
 //! The reduction by the block that comes last: without a fence before its atomic, a block may be counted before
-//! its partial result has arrived.
+//! its partial result has arrived; without one after it, the last block may have read before it counted.
 
 use crate::support::{at, caught, line, modes, pass, thread as thread_id, write};
 use simt::emu::{EmuOptions, FaultKind, Race, Space};
@@ -34,6 +34,19 @@ fn last_block_fixed(partial: GlobalMut<u32>, done: GlobalMut<u32>, total: Global
         partial.store(thread::block_idx_x() as usize, sum);
         thread::device_fence();
         if done.atomic_add(0, 1) + 1 == thread::grid_dim_x() {
+            thread::device_fence();
+            total.store(0, sum_of_blocks(partial));
+        }
+    }
+}
+
+#[kernel]
+fn reader_without_fence(partial: GlobalMut<u32>, done: GlobalMut<u32>, total: GlobalMut<u32>) {
+    let sum = warp::warp_reduce_add_u32(warp::FULL_MASK, thread::index_1d() as u32);
+    if thread::thread_idx_x() == 0 {
+        partial.store(thread::block_idx_x() as usize, sum); // BUG: the writer has done its part
+        thread::device_fence();
+        if done.atomic_add(0, 1) + 1 == thread::grid_dim_x() {
             total.store(0, sum_of_blocks(partial));
         }
     }
@@ -52,11 +65,12 @@ fn block_fence_only(partial: GlobalMut<u32>, done: GlobalMut<u32>, total: Global
 }
 
 #[test]
-fn before_the_atomic() {
+fn before_the_atomic_and_after() {
     let shape = LaunchShape::new(BLOCKS, 32);
     let broken = [
         (last_block::kernel(), line!("a block's partial result")),
         (block_fence_only::kernel(), line!("fenced for its own block")),
+        (reader_without_fence::kernel(), line!("the writer has done its part")),
     ];
     for (kernel, other_place) in broken {
         let (mut partial, mut done, mut total) = (vec![0; BLOCKS as usize], vec![0; 1], vec![0; 1]);
