@@ -135,3 +135,15 @@ fn the_first_nonfinite_value_is_found_wherever_it_is() {
         }
     }
 }
+
+#[test]
+fn looking_for_a_value_while_capturing_is_refused_before_anything_is_recorded() {
+    let device = Device::cpu(EmuOptions::default());
+    let stream = Stream::new(&device).unwrap();
+    let mut plan = Plan::<f32>::new(&device, Matrix::new(2, 2).unwrap(), Variant::Naive).unwrap();
+    let keys = Buffer::from_slice(&device, &[1f32; 4]).unwrap();
+    let (graph, error) =
+        stream.capture(|stream| Ok(plan.first_nonfinite(stream, &keys).unwrap_err().to_string())).unwrap();
+    assert!(error.contains("not possible while a stream captures"), "{error}");
+    assert!(graph.is_empty());
+}

@@ -27,9 +27,9 @@ index_functions! {
     block_dim_x, _block_dim_x, "Threads of a block along x.", "%ntid.x", |l| l.block().shape.block.x;
     block_dim_y, _block_dim_y, "Threads of a block along y.", "%ntid.y", |l| l.block().shape.block.y;
     block_dim_z, _block_dim_z, "Threads of a block along z.", "%ntid.z", |l| l.block().shape.block.z;
-    block_idx_x, _block_idx_x, "This block's x index in the grid.", "%ctaid.x", |l| l.block().index.x;
-    block_idx_y, _block_idx_y, "This block's y index in the grid.", "%ctaid.y", |l| l.block().index.y;
-    block_idx_z, _block_idx_z, "This block's z index in the grid.", "%ctaid.z", |l| l.block().index.z;
+    block_idx_x, _block_idx_x, "This block's x index in the grid.", "%ctaid.x", |l| l.block().index.get().x;
+    block_idx_y, _block_idx_y, "This block's y index in the grid.", "%ctaid.y", |l| l.block().index.get().y;
+    block_idx_z, _block_idx_z, "This block's z index in the grid.", "%ctaid.z", |l| l.block().index.get().z;
     grid_dim_x, _grid_dim_x, "Blocks of the grid along x.", "%nctaid.x", |l| l.block().shape.grid.x;
     grid_dim_y, _grid_dim_y, "Blocks of the grid along y.", "%nctaid.y", |l| l.block().shape.grid.y;
     grid_dim_z, _grid_dim_z, "Blocks of the grid along z.", "%nctaid.z", |l| l.block().shape.grid.z;

@@ -8,7 +8,9 @@ use super::stack::ThreadStack;
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
 use core::cell::{Cell, RefCell};
+use core::ops::Deref;
 use core::panic::Location;
+use core::ptr::NonNull;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -66,11 +68,11 @@ impl Lane {
 pub(crate) struct Block {
     pub(crate) info: &'static KernelInfo,
     pub(crate) shape: LaunchShape,
-    pub(crate) index: Dim3,
-    pub(crate) number: u64,
+    pub(crate) index: Cell<Dim3>,
+    pub(crate) number: Cell<u64>,
     pub(crate) shared: SharedMemory,
     pub(crate) races: Option<RefCell<Races>>,
-    lanes: *const Lane,
+    lanes: Cell<*const Lane>,
     threads: u32,
     /// The next thread that has not started.
     next: Cell<u32>,
@@ -135,7 +137,7 @@ pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
 pub(crate) fn raise(place: &'static Location<'static>, kind: FaultKind) -> ! {
     let fault = with_lane(|lane| Fault {
         kernel: lane.block().info.name,
-        thread: Some(ThreadId { block: lane.block().index, thread: lane.thread }),
+        thread: Some(ThreadId { block: lane.block().index.get(), thread: lane.thread }),
         place: Some(place.into()),
         kind,
     });
@@ -197,6 +199,32 @@ pub(crate) fn fence(scope: FenceScope) {
     });
 }
 
+/// Owns a value that raw pointers lead to: unlike a `Box`, it claims no exclusive access when it is moved or borrowed.
+struct Fixed<T: ?Sized>(NonNull<T>);
+
+impl<T: ?Sized> Fixed<T> {
+    fn new(value: Box<T>) -> Self {
+        // SAFETY: a box is never null.
+        Fixed(unsafe { NonNull::new_unchecked(Box::into_raw(value)) })
+    }
+}
+
+impl<T: ?Sized> Deref for Fixed<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: made from a box and owned until the drop; shared access only, everything that changes is in cells.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T: ?Sized> Drop for Fixed<T> {
+    fn drop(&mut self) {
+        // SAFETY: made from a box, and dropped once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
 struct Worker {
     coroutine: Coroutine<u64, (), (), ThreadStack>,
 }
@@ -208,10 +236,11 @@ pub(super) fn blocks_per_task(shape: LaunchShape) -> u64 {
 
 /// Runs blocks of one launch, one after another, on one OS thread.
 pub(super) struct Runner<'a> {
-    block: Box<Block>,
-    lanes: Box<[Lane]>,
-    body: &'a (dyn Fn() + Sync),
+    // Before what their coroutines point to.
     workers: Vec<Option<Worker>>,
+    block: Fixed<Block>,
+    lanes: Fixed<[Lane]>,
+    body: &'a (dyn Fn() + Sync),
     stack_bytes: usize,
 }
 
@@ -223,18 +252,18 @@ impl<'a> Runner<'a> {
         options: &EmuOptions,
     ) -> Self {
         let threads = shape.block.count().min(MAX_BLOCK_THREADS) as u32;
-        let mut block = Box::new(Block {
+        let block = Fixed::new(Box::new(Block {
             info,
             shape,
-            index: Dim3 { x: 0, y: 0, z: 0 },
-            number: 0,
+            index: Cell::new(Dim3 { x: 0, y: 0, z: 0 }),
+            number: Cell::new(0),
             shared: SharedMemory::new(shape.shared_bytes),
             races: options.race_check.then(|| RefCell::new(Races::new(threads))),
-            lanes: core::ptr::null(),
+            lanes: Cell::new(core::ptr::null()),
             threads,
             next: Cell::new(0),
             running: Cell::new(0),
-        });
+        }));
         let pointer: *const Block = &*block;
         let lanes: Box<[Lane]> = (0..threads)
             .map(|linear| Lane {
@@ -246,20 +275,21 @@ impl<'a> Runner<'a> {
                 yielder: Cell::new(core::ptr::null()),
             })
             .collect();
-        block.lanes = lanes.as_ptr();
-        Runner { block, lanes, body, workers: Vec::new(), stack_bytes: options.stack_bytes }
+        let lanes = Fixed::new(lanes);
+        block.lanes.set(lanes.as_ptr());
+        Runner { workers: Vec::new(), block, lanes, body, stack_bytes: options.stack_bytes }
     }
 
     /// Runs block number `number` of the grid.
     pub(super) fn run(&mut self, number: u64) -> Result<(), Box<Fault>> {
-        self.block.number = number;
-        self.block.index = self.block.shape.grid.at(number);
+        self.block.number.set(number);
+        self.block.index.set(self.block.shape.grid.at(number));
         self.block.next.set(0);
         self.block.shared.reset();
-        if let Some(races) = &mut self.block.races {
-            races.get_mut().enter_block();
+        if let Some(races) = &self.block.races {
+            races.borrow_mut().enter_block();
         }
-        for lane in &self.lanes {
+        for lane in self.lanes.iter() {
             lane.state.set(State::NotStarted);
         }
         let result = self.run_threads();
@@ -329,7 +359,7 @@ impl<'a> Runner<'a> {
     fn fault(&self, lane: &Lane, place: Option<Place>, kind: FaultKind) -> Box<Fault> {
         Box::new(Fault {
             kernel: self.block.info.name,
-            thread: Some(ThreadId { block: self.block.index, thread: lane.thread }),
+            thread: Some(ThreadId { block: self.block.index.get(), thread: lane.thread }),
             place,
             kind,
         })
@@ -354,7 +384,7 @@ impl<'a> Runner<'a> {
                 block.next.set(index + 1);
                 block.running.set(index);
                 // SAFETY: `index` is below the number of lanes.
-                let lane = unsafe { &*block.lanes.add(index as usize) };
+                let lane = unsafe { &*block.lanes.get().add(index as usize) };
                 lane.yielder.set(yielder);
                 lane.state.set(State::Running);
                 CURRENT.set(lane);

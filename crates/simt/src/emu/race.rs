@@ -175,7 +175,7 @@ impl Races {
     /// From here on this thread knows what its atomics have heard, and its next atomics pass on what it has done and
     /// knows.
     pub(super) fn fence(&mut self, lane: &Lane, scope: FenceScope) {
-        let (block, first) = (lane.block().number, lane.linear - lane.lane());
+        let (block, first) = (lane.block().number.get(), lane.linear - lane.lane());
         let epoch = self.epoch;
         let clock = &mut self.clocks[lane.linear as usize];
         clock.known.join(&std::mem::take(&mut clock.heard));
@@ -208,8 +208,8 @@ impl Races {
         }
         let clock = &self.clocks[lane.linear as usize];
         let event = Event {
-            block: lane.block().number,
-            block_index: lane.block().index,
+            block: lane.block().number.get(),
+            block_index: lane.block().index.get(),
             thread: lane.thread,
             linear: lane.linear,
             epoch: self.epoch,
