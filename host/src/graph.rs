@@ -68,7 +68,7 @@ impl GraphExec {
     /// or what the driver reports.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         self.device.check_same(stream.device(), "the graph")?;
-        stream.check_not_capturing("launching a graph")?;
+        let _outside = stream.outside_capture("launching a graph")?;
         // SAFETY: this function's contract.
         unsafe { self.backend.launch(stream.backend()) }
     }

@@ -13,6 +13,7 @@ use simt::{Kernel, KernelArgs, LaunchShape};
 use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 /// Numbers the captures of the process, from 1.
 static NEXT_CAPTURE: AtomicU64 = AtomicU64::new(1);
@@ -26,6 +27,8 @@ pub struct Stream {
     device: Device,
     /// The capture that runs; 0 for none.
     capture: AtomicU64,
+    /// Read by what must not be recorded, for as long as it takes; a capture begins when all of them are done.
+    outside: RwLock<()>,
 }
 
 impl Stream {
@@ -34,7 +37,12 @@ impl Stream {
     /// # Errors
     /// What the driver reports.
     pub fn new(device: &Device) -> Result<Self> {
-        Ok(Stream { backend: device.backend().stream()?, device: device.clone(), capture: AtomicU64::new(0) })
+        Ok(Stream {
+            backend: device.backend().stream()?,
+            device: device.clone(),
+            capture: AtomicU64::new(0),
+            outside: RwLock::new(()),
+        })
     }
 
     /// Its device.
@@ -112,6 +120,8 @@ impl Stream {
         if self.capture.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return Err(Error::Capturing { doing: "starting a capture" });
         }
+        // From here on nothing new passes `outside_capture`; what another thread has begun ends first.
+        drop(self.outside.write().unwrap_or_else(PoisonError::into_inner));
         if let Err(error) = self.backend.begin_capture() {
             self.capture.store(0, Ordering::Release);
             return Err(error);
@@ -129,7 +139,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Capturing`], or what a kernel did wrong.
     pub fn synchronize(&self) -> Result<()> {
-        self.check_not_capturing("waiting for the stream")?;
+        let _outside = self.outside_capture("waiting for the stream")?;
         self.backend.synchronize()
     }
 
@@ -139,7 +149,7 @@ impl Stream {
     /// [`Error::WrongDevice`], [`Error::Capturing`], or what the driver reports.
     pub fn record(&self, event: &Event) -> Result<()> {
         self.device.check_same(&event.device, "the event")?;
-        self.check_not_capturing("recording an event")?;
+        let _outside = self.outside_capture("recording an event")?;
         event.backend.record(self.backend())?;
         event.recorded.store(true, Ordering::Release);
         Ok(())
@@ -151,7 +161,7 @@ impl Stream {
     /// [`Error::EventNotRecorded`], [`Error::WrongDevice`], [`Error::Capturing`], or what the driver reports.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.device.check_same(&event.device, "the event")?;
-        self.check_not_capturing("waiting for an event")?;
+        let _outside = self.outside_capture("waiting for an event")?;
         event.check_recorded()?;
         event.backend.hold(self.backend())
     }
@@ -227,7 +237,7 @@ impl Stream {
     /// [`Error::Capturing`], and as [`copy`](Self::copy).
     pub fn upload<T: Pod>(&self, values: &[T], to: &mut Buffer<T>, start: usize) -> Result<()> {
         self.device.check_same(to.device(), "the buffer")?;
-        self.check_not_capturing("copying from a slice")?;
+        let _outside = self.outside_capture("copying from a slice")?;
         let range = to.sized(start, values.len())?;
         let from = Place::Host(values.as_ptr().cast_mut().cast());
         // SAFETY: both are valid, and this call waits before the borrows end.
@@ -242,7 +252,7 @@ impl Stream {
     /// [`Error::Capturing`], and as [`copy`](Self::copy).
     pub fn download<T: Pod>(&self, from: &Buffer<T>, start: usize, values: &mut [T]) -> Result<()> {
         self.device.check_same(from.device(), "the buffer")?;
-        self.check_not_capturing("copying to a slice")?;
+        let _outside = self.outside_capture("copying to a slice")?;
         let range = from.sized(start, values.len())?;
         let to = Place::Host(values.as_mut_ptr().cast());
         // SAFETY: both are valid, and this call waits before the borrows end.
@@ -308,9 +318,16 @@ impl Stream {
         unsafe { self.backend.copy(to, from, bytes) }
     }
 
-    pub(crate) fn check_not_capturing(&self, doing: &'static str) -> Result<()> {
+    /// Keeps captures from beginning while the guard lives.
+    pub(crate) fn outside_capture(&self, doing: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
+        // Not a blocking read: a capture that waits for other guards would let this one wait for itself.
+        let guard = match self.outside.try_read() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(Error::Capturing { doing }),
+        };
         match self.capture.load(Ordering::Acquire) {
-            0 => Ok(()),
+            0 => Ok(guard),
             _ => Err(Error::Capturing { doing }),
         }
     }

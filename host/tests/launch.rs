@@ -22,6 +22,7 @@ on_both! {
     a_graph_outlives_its_stream
     waiting_for_the_device_spares_captures
     work_before_a_capture_is_waited_for
+    uploads_of_one_thread_are_in_no_capture_of_another
 }
 
 fn a_launch_computes(device: &Device) {
@@ -363,6 +364,30 @@ fn work_before_a_capture_is_waited_for(device: &Device) {
     }
     let (_, values) = stream.capture(|_| buffer.to_vec()).unwrap();
     assert!(values.iter().all(|v| *v == 20));
+}
+
+fn uploads_of_one_thread_are_in_no_capture_of_another(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut captured = Buffer::<u32>::zeroed(device, 16).unwrap();
+    std::thread::scope(|scope| {
+        let uploads = scope.spawn(|| {
+            let mut uploaded = Buffer::<u32>::zeroed(device, 16).unwrap();
+            let mut refused = 0;
+            for round in 1..=2000 {
+                match stream.upload(&[round; 16], &mut uploaded, 0) {
+                    Ok(()) => assert_eq!(uploaded.to_vec().unwrap(), [round; 16], "said to be there"),
+                    Err(Error::Capturing { .. }) => refused += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            refused
+        });
+        while !uploads.is_finished() {
+            let (graph, ()) = stream.capture(|stream| stream.fill_u8(&mut captured, .., 7)).unwrap();
+            assert_eq!(graph.len(), 1, "an upload was recorded");
+        }
+        println!("{} of 2000 uploads met a capture", uploads.join().unwrap());
+    });
 }
 
 #[test]
