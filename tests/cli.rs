@@ -117,10 +117,10 @@ fn a_round_trip_gives_what_memory_gives() {
     let halves = |data: &[u8]| -> Vec<f16> {
         data.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()
     };
-    for scheme in ["channel", "block"] {
+    for (scheme, variant) in [("channel", "rows"), ("block", "fused")] {
         let (quantized, restored) =
             (folder.text(&format!("{scheme}.q")), folder.text(&format!("{scheme}.r")));
-        succeed(&["quantize", SAMPLE, "-o", &quantized, "--scheme", scheme, "--variant", "rows"]);
+        succeed(&["quantize", SAMPLE, "-o", &quantized, "--scheme", scheme, "--variant", variant]);
         succeed(&["dequantize", &quantized, "-o", &restored]);
         let bytes = fs::read(&restored).expect("the restored file");
         let file = safetensors::SafeTensors::deserialize(&bytes).expect("the restored file");
@@ -319,6 +319,8 @@ fn values_that_are_not_finite_are_named_or_saturate() {
 fn outputs_are_not_put_where_they_should_not_be() {
     let folder = Folder::new();
     let input = folder.tensors("in", &[("m", Dtype::F32, &[2, 3], &f32_bytes(&[1.0; 6]))]);
+    let uncompared = ["quantize", &input, "-o", &folder.text("uncompared"), "--variant", "fused"];
+    refused(&uncompared, &["scheme channel", "--variant", "--scheme"]);
     let taken = folder.text("taken");
     fs::write(&taken, "precious").expect("written");
     let original = fs::read(&input).expect("the input");

@@ -47,6 +47,15 @@ pub enum Failure {
         /// Its type or shape, and what is accepted.
         reason: String,
     },
+    /// Codes would be written that no kernel was compared with.
+    #[error(
+        "none of the chosen variants makes codes of scheme {scheme}, which -o is to write: leave out --variant, \
+         or choose the scheme of the variants with --scheme"
+    )]
+    SchemeNotCompared {
+        /// The scheme to be written.
+        scheme: &'static str,
+    },
     /// A NaN or an infinity.
     #[error(
         "tensor '{name}' has {value} at {index:?}; correct the source, or give --allow-nonfinite to saturate \

@@ -16,11 +16,15 @@
 //! | `ferrokv.scheme` | `channel` or `block16` |
 //! | `ferrokv.tensors` | JSON: `{"x": {"dtype": "F16", "shape": [512, 3, 64]}, …}`, the originals |
 //!
-//! The reader believes none of it: types, shapes and sizes must agree, every scale must be a positive normal
-//! number and no code −128.
+//! The reader believes none of it: types, shapes and sizes must agree, no code may be −128, and every scale must be
+//! a positive normal number of at most `LARGEST`/127 of the original type, so that no code restores to an infinity.
 
 use super::{Matrix, Variant};
 use crate::tensor_file::{self, Entry, Target, TensorFile, TensorWriter};
+use half::{bf16, f16};
+use half::{bf16, f16};
+use kernels_gpu::int8::quantizer::scale_from_max;
+use kernels_gpu::int8::quantizer::scale_from_max;
 use safetensors::Dtype as FileDtype;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -164,6 +168,15 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// The largest scale that a quantizer makes for the type: that of its largest value.
+    fn largest_scale(self) -> f32 {
+        match self {
+            Dtype::F32 => scale_from_max::<f32>(f32::INFINITY),
+            Dtype::F16 => scale_from_max::<f16>(f32::INFINITY),
+            Dtype::Bf16 => scale_from_max::<bf16>(f32::INFINITY),
+        }
+    }
+
     /// Of a safetensors type, if it is one of these.
     pub fn from_file(dtype: FileDtype) -> Option<Dtype> {
         match dtype {
@@ -186,6 +199,15 @@ impl Dtype {
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
         self.to_file().bitsize() / 8
+    }
+
+    /// The largest scale that a quantizer gives a column of this type; no code times it rounds to an infinity.
+    pub fn largest_scale(self) -> f32 {
+        match self {
+            Dtype::F32 => scale_from_max::<f32>(f32::INFINITY),
+            Dtype::F16 => scale_from_max::<f16>(f32::INFINITY),
+            Dtype::Bf16 => scale_from_max::<bf16>(f32::INFINITY),
+        }
     }
 }
 
@@ -346,9 +368,14 @@ impl<R: Read + Seek> QuantizedFile<R> {
         if let Some(at) = codes.iter().position(|code| *code == i8::MIN) {
             return Err(inconsistent(format!("'{codes_name}' has the code -128 at element {at}")));
         }
-        if let Some(at) = scales.iter().position(|scale| !(scale.is_normal() && *scale > 0.0)) {
+        let most = self.originals.get(name).map_or(f32::MAX, |original| original.dtype.largest_scale());
+        let possible = |scale: &f32| scale.is_normal() && *scale > 0.0 && *scale <= most;
+        if let Some(at) = scales.iter().position(|scale| !possible(scale)) {
             let value = scales[at];
-            return Err(inconsistent(format!("'{scales_name}' has the scale {value} at element {at}")));
+            return Err(inconsistent(format!(
+                "'{scales_name}' has the scale {value} at element {at}; scales are from {:e} to {most:e}",
+                f32::MIN_POSITIVE
+            )));
         }
         Ok((codes, scales))
     }

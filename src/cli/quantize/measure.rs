@@ -156,13 +156,7 @@ pub fn reference<T: Int8Element + Pod>(
     let mut codes: Vec<i8> = zeros(name, keys.len())?;
     let mut scales: Vec<f32> = zeros(name, matrix.scales(scheme.variant()))?;
     let mut restored: Vec<T> = zeros(name, keys.len())?;
-    let quantize = timed(|| match scheme {
-        Scheme::Channel => {
-            cpu::column_scales(keys, matrix, &mut scales);
-            cpu::quantize(keys, matrix, &scales, &mut codes);
-        }
-        Scheme::Block16 => cpu::quantize_blocks(keys, matrix, &mut scales, &mut codes),
-    });
+    let quantize = timed(|| quantize_into(keys, matrix, scheme, &mut scales, &mut codes));
     let dequantize = timed(|| cpu::dequantize(&codes, matrix, &scales, &mut restored));
     let run = Run {
         on: "cpu",
@@ -172,6 +166,38 @@ pub fn reference<T: Int8Element + Pod>(
         differing: 0,
     };
     Ok(Reference { scheme, codes, scales, restored, run })
+}
+
+/// The codes and scales of a scheme, from the SIMD path.
+///
+/// # Errors
+/// [`Failure::NoMemory`].
+pub fn quantized<T: Int8Element>(
+    name: &str,
+    keys: &[T],
+    matrix: Matrix,
+    scheme: Scheme,
+) -> Result<(Vec<i8>, Vec<f32>), Failure> {
+    let mut codes: Vec<i8> = zeros(name, keys.len())?;
+    let mut scales: Vec<f32> = zeros(name, matrix.scales(scheme.variant()))?;
+    quantize_into(keys, matrix, scheme, &mut scales, &mut codes);
+    Ok((codes, scales))
+}
+
+fn quantize_into<T: Int8Element>(
+    keys: &[T],
+    matrix: Matrix,
+    scheme: Scheme,
+    scales: &mut [f32],
+    codes: &mut [i8],
+) {
+    match scheme {
+        Scheme::Channel => {
+            cpu::column_scales(keys, matrix, scales);
+            cpu::quantize(keys, matrix, scales, codes);
+        }
+        Scheme::Block16 => cpu::quantize_blocks(keys, matrix, scales, codes),
+    }
 }
 
 /// `len` zeros, or an error where `vec!` would end the process.

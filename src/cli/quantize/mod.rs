@@ -157,6 +157,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let emulator = Device::cpu(EmuOptions::default());
     let variants = variants(&arguments.variant);
+    let of_scheme = |variant: &Variant| (*variant == Variant::Fused) == (arguments.scheme == Scheme::Block16);
+    if output.is_some() && !variants.iter().any(of_scheme) {
+        return Err(Failure::SchemeNotCompared { scheme: arguments.scheme.name() });
+    }
     let bench = Bench { emulator, emulator_limit: arguments.emulator_limit, gpu, variants };
 
     let mut writer = match target {
@@ -267,8 +271,8 @@ impl Work<'_> {
         )?;
         if let Some(writer) = writer {
             (self.step)("writing");
-            let made = measure::reference(self.name, &keys, matrix, self.arguments.scheme)?;
-            writer.write(self.name, &made.codes, &made.scales)?;
+            let (codes, scales) = measure::quantized(self.name, &keys, matrix, self.arguments.scheme)?;
+            writer.write(self.name, &codes, &scales)?;
         }
         Ok(Tensor {
             name: self.name.to_owned(),
