@@ -2,6 +2,7 @@
 //! the reader panic.
 
 use host::int8::file::{Dtype, Error, Original, QuantizedFile, QuantizedWriter, Scheme, check_source};
+use host::int8::{Int8Element, Matrix, cpu};
 use host::tensor_file::{self, Target, TensorFile, TensorWriter};
 use proptest::prelude::*;
 use safetensors::Dtype as FileDtype;
@@ -17,9 +18,13 @@ fn metadata(texts: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 /// Tensor `a` of 33 × 6 quantized, tensor `b` of three bytes as it is.
 fn sample(scheme: Scheme) -> Vec<u8> {
+    sample_of(Dtype::Bf16, scheme)
+}
+
+fn sample_of(dtype: Dtype, scheme: Scheme) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let target = Target::new(&folder.path().join("q"), false, None).unwrap();
-    let original = Original { dtype: Dtype::Bf16, shape: vec![33, 2, 3] };
+    let original = Original { dtype, shape: vec![33, 2, 3] };
     let source = sample_source();
     let mut writer = QuantizedWriter::create(
         target.clone(),
@@ -146,20 +151,54 @@ fn each_broken_promise_of_the_header_is_named() {
 
 #[test]
 fn values_that_no_quantizer_writes_are_refused() {
-    let good = sample(Scheme::Channel);
-    let data = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
-    // Scales (6 × 4 bytes) come first, then b and the codes in the order of their widths and names.
-    // 127 times the last one is beyond bf16: it would restore to infinities.
-    for scale in [f32::NAN, f32::INFINITY, 0.0, -1.0, 1e-40, 3e36] {
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        let good = sample_of(dtype, Scheme::Channel);
+        let data = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
+        // Scales (6 × 4 bytes) come first, then b and the codes in the order of their widths and names.
+        let with_scale = |scale: f32| {
+            let mut bytes = good.clone();
+            bytes[data + 8..data + 12].copy_from_slice(&scale.to_le_bytes());
+            open_quantized(&bytes).unwrap().read("a")
+        };
+        let most = dtype.largest_scale();
+        let subnormal = f32::MIN_POSITIVE.next_down();
+        let wrong =
+            [f32::NAN, f32::INFINITY, f32::MAX, most.next_up(), subnormal, 1e-40, 0.0, -0.0, -1.0, -most];
+        for scale in wrong {
+            let written = format!("'a.scales' has the scale {scale:e} at element 2");
+            let range = format!("{dtype} has {:e} to {most:e}", f32::MIN_POSITIVE);
+            assert_one_line(&with_scale(scale).unwrap_err(), &[&written, &range]);
+        }
+        for scale in [f32::MIN_POSITIVE, most] {
+            assert_eq!(with_scale(scale).unwrap().1[2], scale, "{dtype}");
+        }
         let mut bytes = good.clone();
-        bytes[data + 8..data + 12].copy_from_slice(&scale.to_le_bytes());
+        bytes[data + 24 + 5] = 0x80;
         let error = open_quantized(&bytes).unwrap().read("a").unwrap_err();
-        assert_one_line(&error, &["'a.scales' has the scale", "at element 2"]);
+        assert_one_line(&error, &["'a.codes' has the code -128 at element 5"]);
     }
-    let mut bytes = good.clone();
-    bytes[data + 24 + 5] = 0x80;
-    let error = open_quantized(&bytes).unwrap().read("a").unwrap_err();
-    assert_one_line(&error, &["'a.codes' has the code -128 at element 5"]);
+}
+
+/// The largest scale that is read is what the largest values get, and gives them back finite.
+#[test]
+fn no_scale_that_is_read_restores_to_an_infinity() {
+    fn restore<T: Int8Element>(dtype: Dtype) {
+        let matrix = Matrix::new(2, 2).unwrap();
+        let keys = [f32::INFINITY, T::LARGEST, -T::LARGEST, f32::NEG_INFINITY].map(T::from_f32);
+        let mut scales = [0f32; 2];
+        cpu::column_scales(&keys, matrix, &mut scales);
+        assert_eq!(scales, [dtype.largest_scale(); 2], "{dtype}");
+        let mut restored = keys;
+        cpu::dequantize(&[127, -127, -127, 127], matrix, &scales, &mut restored);
+        assert!(
+            restored.iter().all(|x| x.to_f32().is_finite()),
+            "{dtype}: {:?}",
+            restored.map(|x| x.to_f32())
+        );
+    }
+    restore::<f32>(Dtype::F32);
+    restore::<half::f16>(Dtype::F16);
+    restore::<half::bf16>(Dtype::Bf16);
 }
 
 #[test]

@@ -22,8 +22,6 @@
 use super::{Matrix, Variant};
 use crate::tensor_file::{self, Entry, Target, TensorFile, TensorWriter};
 use half::{bf16, f16};
-use half::{bf16, f16};
-use kernels_gpu::int8::quantizer::scale_from_max;
 use kernels_gpu::int8::quantizer::scale_from_max;
 use safetensors::Dtype as FileDtype;
 use serde::{Deserialize, Serialize};
@@ -168,15 +166,6 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// The largest scale that a quantizer makes for the type: that of its largest value.
-    fn largest_scale(self) -> f32 {
-        match self {
-            Dtype::F32 => scale_from_max::<f32>(f32::INFINITY),
-            Dtype::F16 => scale_from_max::<f16>(f32::INFINITY),
-            Dtype::Bf16 => scale_from_max::<bf16>(f32::INFINITY),
-        }
-    }
-
     /// Of a safetensors type, if it is one of these.
     pub fn from_file(dtype: FileDtype) -> Option<Dtype> {
         match dtype {
@@ -368,12 +357,15 @@ impl<R: Read + Seek> QuantizedFile<R> {
         if let Some(at) = codes.iter().position(|code| *code == i8::MIN) {
             return Err(inconsistent(format!("'{codes_name}' has the code -128 at element {at}")));
         }
-        let most = self.originals.get(name).map_or(f32::MAX, |original| original.dtype.largest_scale());
+        let Some(Original { dtype, .. }) = self.originals.get(name) else {
+            return Err(inconsistent(format!("its {TENSORS_KEY} does not name '{name}'")));
+        };
+        let most = dtype.largest_scale();
         let possible = |scale: &f32| scale.is_normal() && *scale > 0.0 && *scale <= most;
         if let Some(at) = scales.iter().position(|scale| !possible(scale)) {
             let value = scales[at];
             return Err(inconsistent(format!(
-                "'{scales_name}' has the scale {value} at element {at}; scales are from {:e} to {most:e}",
+                "'{scales_name}' has the scale {value:e} at element {at}; {dtype} has {:e} to {most:e}",
                 f32::MIN_POSITIVE
             )));
         }
