@@ -231,8 +231,18 @@ fn doctor_is_strict_only_when_asked() {
 
 #[test]
 fn help_names_units_examples_and_exit_codes() {
-    for command in ["quantize", "dequantize", "check", "doctor", "kernels"] {
-        let help = succeed(&[command, "--help"]);
+    let commands: [&[&str]; 8] = [
+        &["quantize"],
+        &["dequantize"],
+        &["check"],
+        &["doctor"],
+        &["kernels"],
+        &["bench"],
+        &["bench", "int8"],
+        &["bench", "launch"],
+    ];
+    for command in commands {
+        let help = succeed(&[command, &["--help"]].concat());
         assert!(help.contains("Exit codes:"), "{help}");
         assert!(help.lines().count() > 15, "{help}");
     }
@@ -321,6 +331,8 @@ fn outputs_are_not_put_where_they_should_not_be() {
     let input = folder.tensors("in", &[("m", Dtype::F32, &[2, 3], &f32_bytes(&[1.0; 6]))]);
     let uncompared = ["quantize", &input, "-o", &folder.text("uncompared"), "--variant", "fused"];
     refused(&uncompared, &["scheme channel", "--variant", "--scheme"]);
+    let uncompared = [&uncompared[..4], &["--variant", "naive,rows", "--scheme", "block"]].concat();
+    refused(&uncompared, &["scheme block16", "--variant", "--scheme"]);
     let taken = folder.text("taken");
     fs::write(&taken, "precious").expect("written");
     let original = fs::read(&input).expect("the input");

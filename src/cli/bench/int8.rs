@@ -32,12 +32,17 @@ const SEED: u64 = 1;
 const VARIANTS: [Variant; 5] =
     [Variant::Naive, Variant::Tiled, Variant::Coarsened, Variant::Vectorized, Variant::Rows];
 
+const LONG: &str = "\
+Times INT8 quantization: every kernel beside the memory's ceiling, the CPU and, asked for, PyTorch and Triton.
+
+The data are U(-1, 1) from a fixed seed. On the GPU each row is the median over replays of a captured graph, whose \
+calls take turns over as many buffers as keep the cache out. Every result is compared bit by bit with the CPU's.
+
+Exit codes: 0 all compared bits agree; 1 some differ (the report is written and says which); 2 bad input.";
+
 /// Times INT8 quantization: every kernel beside the memory's ceiling, the CPU and, asked for, PyTorch and Triton.
-///
-/// The data are U(-1, 1) from a fixed seed. On the GPU each row is the median over replays of a captured graph,
-/// whose calls take turns over as many buffers as keep the cache out. Every result is compared bit by bit with the
-/// CPU's.
 #[derive(clap::Args)]
+#[command(long_about = LONG)]
 pub struct Arguments {
     /// `paper` (ten sizes), `largest` of them, or a list: TOKENSxCHANNELS,...
     #[arg(long, value_name = "LIST", default_value = "paper")]

@@ -22,8 +22,14 @@ const GRAPH: usize = 1000;
 /// Elements that the launched kernel works on: one warp's.
 const ELEMENTS: u32 = 32;
 
+const LONG: &str = "\
+Times a typed launch against the driver's own call, and a graph of 1000 captured launches. Needs a GPU.
+
+Exit codes: 0 done; 2 bad input, or no GPU.";
+
 /// Times a typed launch against the driver's own call, and a graph of 1000 captured launches. Needs a GPU.
 #[derive(clap::Args)]
+#[command(long_about = LONG)]
 pub struct Arguments {
     #[command(flatten)]
     backend: BackendArguments,

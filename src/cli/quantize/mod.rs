@@ -38,8 +38,9 @@ share one scale a channel (scheme channel) and must have equal bits. fused has a
 channel (scheme block16) and makes scales and codes in one read.
 
 With -o the codes and scales are written as safetensors: `NAME.codes` (I8) and `NAME.scales` (F32), with scheme, \
-version and the original types in the metadata; tensors that are not quantized go along unchanged. The file is \
-written beside its place and renamed, so that it is there as a whole or not at all.
+version and the original types in the metadata; tensors that are not quantized go along unchanged. One of the \
+chosen variants must make codes of the scheme that is written. The file is written beside its place and renamed, so \
+that it is there as a whole or not at all.
 
 Exit codes: 0 all bits agree; 1 some differ (nothing is written then); 2 bad input.";
 
