@@ -33,6 +33,9 @@ Exit codes: 0 done; 2 bad input, or no GPU.";
 pub struct Arguments {
     #[command(flatten)]
     backend: BackendArguments,
+    /// The commit to name in the report.
+    #[arg(long, value_name = "HASH")]
+    commit: Option<String>,
     #[command(flatten)]
     report: ReportArguments,
 }
@@ -75,7 +78,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Gpu::None(reason) => return Err(Error::NeedsGpu { reason }.into()),
     };
     let costs = measure(&device)?;
-    let environment = Environment::here(Some(&device), None);
+    let environment = Environment::here(Some(&device), arguments.commit.as_deref());
     let tables = format!("{}\n\n{}", environment.line(), table(costs));
     report.finish(&tables, &Report { schema: 1, command: "bench launch", environment, launch: costs })
 }
