@@ -15,6 +15,7 @@
 //! Launches are `unsafe`: a kernel reads and writes memory through handles that the compiler does not follow.
 //! What the caller vouches for is in [`Stream::launch`].
 
+pub mod attention;
 mod backend;
 mod buffer;
 pub mod check;

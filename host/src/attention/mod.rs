@@ -1,0 +1,3 @@
+//! What every attention system shares: the formula in f64 that each is judged by.
+
+pub mod oracle;
