@@ -166,6 +166,15 @@ impl<T: Pod> Global<T> {
     }
 }
 
+impl<T: Pod> Global<T> {
+    /// Address of element `index`.
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    pub(crate) fn element(self, index: usize) -> *const T {
+        self.at(index)
+    }
+}
+
 impl<T: Pod> GlobalMut<T> {
     /// The same memory, for reading.
     #[inline(always)]

@@ -13,6 +13,9 @@
 //! | [`Shared`], [`SharedPlan`] | shared memory with a computed layout | `shared` |
 //! | [`atomic`] | integer atomics on both memories | `atomic` |
 //! | [`convert`] | f16, bf16 and e4m3 | |
+//! | [`async_copy`] | copies to shared memory that run beside the thread | |
+//! | [`tensor`] | matrix multiply-accumulate, `ldmatrix` | |
+//! | [`half2`] | arithmetic on pairs of f16 | |
 //! | [`bits`] | `dp4a`, byte permute | |
 //! | [`math`] | exact-order elementary functions | `GpuFloat` |
 //!
@@ -58,16 +61,19 @@ macro_rules! sides {
 #[cfg(target_arch = "nvptx64")]
 mod ptx;
 
+pub mod async_copy;
 pub mod atomic;
 pub mod bits;
 pub mod convert;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod emu;
 mod global;
+pub mod half2;
 #[cfg(not(target_arch = "nvptx64"))]
 mod kernel;
 pub mod math;
 mod shared;
+pub mod tensor;
 pub mod thread;
 pub mod warp;
 

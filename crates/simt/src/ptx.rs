@@ -173,6 +173,97 @@ pub mod convergent {
         pub fn reduce_or(value: u32, mask: u32) -> u32;
         #[link_name = "llvm.nvvm.redux.sync.xor"]
         pub fn reduce_xor(value: u32, mask: u32) -> u32;
+        #[link_name = "llvm.nvvm.mma.m16n8k16.row.col.bf16"]
+        fn mma_m16n8k16_bf16(
+            a0: u32,
+            a1: u32,
+            a2: u32,
+            a3: u32,
+            b0: u32,
+            b1: u32,
+            c0: f32,
+            c1: f32,
+            c2: f32,
+            c3: f32,
+        ) -> Four<f32>;
+        #[link_name = "llvm.nvvm.mma.m16n8k32.row.col.s8"]
+        fn mma_m16n8k32_s8(
+            a0: u32,
+            a1: u32,
+            a2: u32,
+            a3: u32,
+            b0: u32,
+            b1: u32,
+            c0: u32,
+            c1: u32,
+            c2: u32,
+            c3: u32,
+        ) -> Four<u32>;
+        #[link_name = "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16.p0"]
+        fn ldmatrix_x4(row: *const u8) -> Four<u32>;
+        #[link_name = "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.trans.b16.p0"]
+        fn ldmatrix_x4_trans(row: *const u8) -> Four<u32>;
+    }
+
+    /// LLVM's `{ T, T, T, T }`.
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct Four<T>(T, T, T, T);
+
+    impl<T> Four<T> {
+        #[inline(always)]
+        fn array(self) -> [T; 4] {
+            [self.0, self.1, self.2, self.3]
+        }
+    }
+
+    /// The one of these in assembly: LLVM's intrinsic takes `<2 x half>`, which rustc passes to no function. Without
+    /// `pure` it stays where it is: LLVM sinks no side effect into a branch, and its jump threading, which could copy one
+    /// there, does nothing for targets whose branches diverge.
+    #[inline(always)]
+    pub fn mma_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+        let [mut d0, mut d1, mut d2, mut d3] = c;
+        // SAFETY: no precondition but convergence, which the emulator checks.
+        unsafe {
+            core::arch::asm!(
+                "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};",
+                inout(reg32) d0, inout(reg32) d1, inout(reg32) d2, inout(reg32) d3,
+                in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg32) b[0], in(reg32) b[1],
+                options(nomem, nostack)
+            );
+        }
+        [d0, d1, d2, d3]
+    }
+
+    #[inline(always)]
+    pub fn mma_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+        // SAFETY: no precondition but convergence, which the emulator checks.
+        unsafe { mma_m16n8k16_bf16(a[0], a[1], a[2], a[3], b[0], b[1], c[0], c[1], c[2], c[3]) }.array()
+    }
+
+    #[inline(always)]
+    pub fn mma_i8(a: [u32; 4], b: [u32; 2], c: [i32; 4]) -> [i32; 4] {
+        let c = c.map(|x| x as u32);
+        // SAFETY: no precondition but convergence, which the emulator checks.
+        unsafe { mma_m16n8k32_s8(a[0], a[1], a[2], a[3], b[0], b[1], c[0], c[1], c[2], c[3]) }
+            .array()
+            .map(|x| x as i32)
+    }
+
+    /// `ldmatrix` of the row at byte `offset` of the dynamic shared memory. Rust has no pointers into the shared window,
+    /// and without one the intrinsic's access is generic: the one exception that the lint knows.
+    #[inline(always)]
+    pub fn load_matrix<const TRANSPOSED: bool>(offset: u32) -> [u32; 4] {
+        let row: *const u8;
+        // SAFETY: arithmetic on registers.
+        unsafe {
+            core::arch::asm!(
+                "{{ .reg .b64 w; cvt.u64.u32 w, {1}; cvta.shared.u64 {0}, w; }}",
+                out(reg64) row, in(reg32) super::shared_base() + offset, options(pure, nomem, nostack)
+            );
+        }
+        // SAFETY: in bounds and aligned by the launch's contract; convergence the emulator checks.
+        unsafe { if TRANSPOSED { ldmatrix_x4_trans(row) } else { ldmatrix_x4(row) } }.array()
     }
 }
 

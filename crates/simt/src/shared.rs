@@ -77,6 +77,12 @@ impl<T: Pod> Shared<T> {
         self.offset + index * core::mem::size_of::<T>() as u32
     }
 
+    /// Offset of the array in bytes, and its length: what the emulator checks accesses against.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub(crate) fn extent(self) -> (u32, u32) {
+        (self.offset, self.len)
+    }
+
     /// Element `index`. PTX: `ld.shared`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]

@@ -25,6 +25,7 @@
 
 mod compare;
 pub mod probe;
+mod probe_matrices;
 mod report;
 
 pub use compare::{Difference, ElementKind, OutputBuffer, OutputElement};

@@ -4,7 +4,7 @@ use super::{Case, CaseError, OutputBuffer, OutputElement, poisoned};
 use crate::{Buffer, Device, Stream};
 use glam::Vec4;
 use kernels_gpu::probe::{
-    atomics, barriers, fences, functions, indices, memory, mix, operators, shared, warps,
+    atomics, barriers, fences, functions, indices, matrices, memory, mix, operators, shared, warps,
 };
 use simt::{Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape, Pod};
 
@@ -39,6 +39,7 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
     shared_cases(&mut cases);
     memory_cases(&mut cases);
     fence_cases(&mut cases);
+    cases.extend(super::probe_matrices::cases(coverage));
     function_cases(&mut cases, coverage.patterns);
     operator_cases(&mut cases, coverage.operands);
     cases
@@ -58,6 +59,9 @@ pub fn kernels() -> impl Iterator<Item = &'static KernelInfo> {
         shared::widths::INSTANCES,
         shared::layouts::INSTANCES,
         memory::hints::INSTANCES,
+        matrices::multiply::INSTANCES,
+        matrices::matrices::INSTANCES,
+        matrices::copies::INSTANCES,
         fences::last_block::INSTANCES,
         fences::last_lane::INSTANCES,
         functions::function::INSTANCES,

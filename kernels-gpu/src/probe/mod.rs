@@ -8,6 +8,7 @@
 //! | [`warps`] | shuffles, votes, reductions, warp barriers, full and partial masks |
 //! | [`atomics`] | every atomic on global and shared memory, contended and not |
 //! | [`shared`] | widths and layouts of shared memory |
+//! | [`matrices`] | tensor cores, `ldmatrix`, asynchronous copies |
 //! | [`memory`] | widths and cache hints of global memory |
 //! | [`functions`] | one-operand functions over a range of bit patterns: conversions, roundings, `simt::math` |
 //! | [`operators`] | operators of two and three operands over mixed patterns: f32, f64, integers, bytes |
@@ -20,6 +21,7 @@ pub mod barriers;
 pub mod fences;
 pub mod functions;
 pub mod indices;
+pub mod matrices;
 pub mod memory;
 pub mod operators;
 pub mod shared;

@@ -2,7 +2,7 @@
 
 use super::mix;
 use simt::math::{self, canonical_nan};
-use simt::{GlobalMut, bits, kernel, thread};
+use simt::{GlobalMut, bits, half2, kernel, thread};
 
 /// An operator of three 64-bit patterns; those of floats and 32-bit integers take the low half.
 pub trait Operator: Copy + Send + Sync + 'static {
@@ -123,6 +123,10 @@ operators! {
     Dp4a: |a, b, c| bits::dp4a(a as u32, b as u32, c as i32) as u32 as u64;
     BytePerm: |a, b, c| bits::byte_perm(a as u32, b as u32, c as u32) as u64;
     PackLowBytes: |a, b, c| bits::pack_low_bytes([a as u32, (a >> 32) as u32, b as u32, c as u32]) as u64;
+    AddF16x2: |a, b, c| half2::add_f16x2(a as u32, b as u32) as u64;
+    SubF16x2: |a, b, c| half2::sub_f16x2(a as u32, b as u32) as u64;
+    MulF16x2: |a, b, c| half2::mul_f16x2(a as u32, b as u32) as u64;
+    FmaF16x2: |a, b, c| half2::fma_f16x2(a as u32, b as u32, c as u32) as u64;
     MulU64: |a, b, c| a.wrapping_mul(b).wrapping_add(c);
     MulHigh: |a, b, c| ((a as u128 * b as u128) >> 64) as u64;
     DivU32: |a, b, c| (a as u32 / (b as u32 | 1)) as u64;

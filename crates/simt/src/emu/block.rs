@@ -1,5 +1,6 @@
 //! One block: its threads as coroutines, parked where they wait for each other.
 
+use super::async_copy::Copies;
 use super::collective::{self, FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
 use super::fault::{Fault, FaultKind, Place, ThreadId};
 use super::memory::SharedMemory;
@@ -51,6 +52,8 @@ pub(crate) struct Lane {
     /// Which coroutine its stack is on, once it has parked.
     worker: Cell<usize>,
     yielder: Cell<*const Yielder<u64, ()>>,
+    /// Its asynchronous copies that are under way.
+    pub(crate) copies: RefCell<Copies>,
 }
 
 impl Lane {
@@ -159,7 +162,7 @@ pub(crate) fn barrier(kind: BarrierKind, predicate: u32) -> u32 {
 }
 
 #[track_caller]
-fn warp_call(call: WarpCall) -> u64 {
+pub(super) fn warp_call(call: WarpCall) -> u64 {
     let place = Location::caller();
     let lane = with_lane(|lane| lane.lane());
     if call.mask >> lane & 1 == 0 {
@@ -273,6 +276,7 @@ impl<'a> Runner<'a> {
                 state: Cell::new(State::NotStarted),
                 worker: Cell::new(0),
                 yielder: Cell::new(core::ptr::null()),
+                copies: RefCell::default(),
             })
             .collect();
         let lanes = Fixed::new(lanes);
@@ -291,6 +295,7 @@ impl<'a> Runner<'a> {
         }
         for lane in self.lanes.iter() {
             lane.state.set(State::NotStarted);
+            lane.copies.borrow_mut().clear();
         }
         let result = self.run_threads();
         // After a fault, parked threads are unwound here, while their stacks and lanes still exist.

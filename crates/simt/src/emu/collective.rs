@@ -2,6 +2,7 @@
 
 use super::block::{BarrierKind, Lane, Pause, State};
 use super::fault::{FaultKind, Place};
+use super::matrix::{self, MatrixOp};
 use core::panic::Location;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub(crate) enum WarpOp {
     Reduce(ReduceOp),
     /// With the width of the groups.
     Shuffle(ShuffleKind, u32),
+    /// The value is the address of the lane's [`Operands`](super::matrix::Operands).
+    Matrix(MatrixOp),
 }
 
 /// One lane's call of a warp primitive.
@@ -149,6 +152,10 @@ fn exchange(mask: u32, op: WarpOp, calls: &[WarpCall; 32]) -> Result<[u64; 32], 
                 results[lane] = calls[source as usize].value;
             }
             results
+        }
+        WarpOp::Matrix(op) => {
+            matrix::exchange(op, &calls.map(|call| call.value));
+            [0; 32]
         }
     })
 }

@@ -128,6 +128,13 @@ pub enum FaultKind {
         /// Bytes of the access.
         bytes: usize,
     },
+    /// An access to shared memory that an asynchronous copy is still on its way to.
+    CopyUnderWay {
+        /// Byte offset in the block's shared memory.
+        offset: u32,
+        /// Bytes of the access.
+        bytes: usize,
+    },
     /// A barrier that not all threads of the block reach.
     DivergentBarrier {
         /// A thread that is not there.
@@ -243,6 +250,11 @@ impl fmt::Display for FaultKind {
             FaultKind::Uninitialized { offset, bytes } => {
                 write!(f, "read of {bytes} bytes of shared memory at offset {offset} that no thread wrote")
             }
+            FaultKind::CopyUnderWay { offset, bytes } => write!(
+                f,
+                "access to {bytes} bytes of shared memory at offset {offset} that an asynchronous copy is still on its way to: \
+                 commit it and wait for its group first"
+            ),
             FaultKind::DivergentBarrier { absent, waits_at } => write!(
                 f,
                 "divergent barrier: thread {absent} of the block does not reach it; {}",

@@ -17,6 +17,8 @@ pub(crate) struct SharedMemory {
     units: Box<[Cell<u128>]>,
     /// One bit for each byte of a unit.
     written: Box<[Cell<u16>]>,
+    /// The same for bytes that an asynchronous copy is on its way to.
+    awaited: Box<[Cell<u16>]>,
 }
 
 impl SharedMemory {
@@ -26,12 +28,37 @@ impl SharedMemory {
             bytes,
             units: vec![Cell::new(0); units].into_boxed_slice(),
             written: vec![Cell::new(0); units].into_boxed_slice(),
+            awaited: vec![Cell::new(0); units].into_boxed_slice(),
         }
     }
 
     /// A new block: nothing is written.
     pub(super) fn reset(&self) {
         self.written.iter().for_each(|unit| unit.set(0));
+        self.awaited.iter().for_each(|unit| unit.set(0));
+    }
+
+    /// The 16 bytes at `offset`, a multiple of 16.
+    pub(super) fn read_unit(&self, offset: u32) -> u128 {
+        self.units[offset as usize / 16].get()
+    }
+
+    /// The 16 bytes at `offset` belong to a copy that is under way.
+    pub(super) fn mark_awaited(&self, offset: u32) {
+        self.awaited[offset as usize / 16].set(u16::MAX);
+        self.written[offset as usize / 16].set(0);
+    }
+
+    /// The copy to the 16 bytes at `offset` has brought `value`.
+    pub(super) fn arrive(&self, offset: u32, value: u128) {
+        self.awaited[offset as usize / 16].set(0);
+        self.written[offset as usize / 16].set(u16::MAX);
+        self.units[offset as usize / 16].set(value);
+    }
+
+    #[inline(always)]
+    fn is_awaited(&self, offset: u32, bytes: usize) -> bool {
+        self.awaited[offset as usize / 16].get() & Self::mask(offset, bytes) != 0
     }
 
     #[inline(always)]
@@ -60,7 +87,7 @@ impl SharedMemory {
 /// The byte offset of a `V` at element `index` of `len` elements of type `T` at `base`; raises if it does not
 /// lie inside or is not aligned.
 #[inline(always)]
-fn locate<T, V>(
+pub(super) fn locate<T, V>(
     space: Space,
     base: u64,
     len: u64,
@@ -85,7 +112,7 @@ fn locate<T, V>(
 
 /// Records an access for the race check, if it is on.
 #[inline(always)]
-fn watch(
+pub(super) fn watch(
     lane: &Lane,
     space: Space,
     (byte, index): (u64, u64),
@@ -160,7 +187,7 @@ pub(crate) fn global_atomic<T: AtomicWord>(
 
 /// The offset of an access to a shared array that starts at byte `base`.
 #[inline(always)]
-fn locate_shared<T, V>(
+pub(super) fn locate_shared<T, V>(
     lane: &Lane,
     base: u32,
     len: u32,
@@ -180,8 +207,27 @@ fn locate_shared<T, V>(
 #[inline(always)]
 fn check_written(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
     if !lane.block().shared.is_written(offset, bytes) {
+        check_arrived(lane, offset, bytes, place);
         raise(place, FaultKind::Uninitialized { offset, bytes });
     }
+}
+
+#[inline(always)]
+pub(super) fn check_arrived(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
+    if lane.block().shared.is_awaited(offset, bytes) {
+        raise(place, FaultKind::CopyUnderWay { offset, bytes });
+    }
+}
+
+/// The checks of a read of `bytes` bytes of shared memory at `offset`.
+pub(super) fn check_shared_read(
+    lane: &Lane,
+    (offset, index): (u32, u32),
+    bytes: usize,
+    place: &'static Location<'static>,
+) {
+    check_written(lane, offset, bytes, place);
+    watch(lane, Space::Shared, (offset as u64, index as u64), bytes, Access::Read, place);
 }
 
 #[track_caller]
@@ -203,6 +249,7 @@ pub(crate) fn shared_store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, valu
     let place = Location::caller();
     with_lane(|lane| {
         let offset = locate_shared::<T, V>(lane, base, len, index, true, place);
+        check_arrived(lane, offset, size_of::<V>(), place);
         watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Write, place);
         lane.block().shared.mark_written(offset, size_of::<V>());
         // SAFETY: inside the block's shared memory, which one OS thread uses.

@@ -8,6 +8,7 @@
 //! source line:
 //! - an access outside its buffer or its shared array, or not aligned to its own size;
 //! - a read of shared memory that nobody wrote;
+//! - a read or write of shared memory that an asynchronous copy is still on its way to;
 //! - a barrier that not all threads reach, or that they reach at different places;
 //! - a lane missing from a shuffle's or vote's mask, or named in it and elsewhere;
 //! - a panic (on the device the grid would trap);
@@ -17,12 +18,15 @@
 //! What it does not model: timing, caches, weak ordering beyond the race check, and progress between blocks
 //! (a kernel whose block waits for another block hangs on it, as it may on a GPU).
 
+mod async_copy;
 mod block;
 mod collective;
 mod fault;
+mod matrix;
 mod memory;
 mod race;
 mod stack;
+pub mod tensor;
 
 use crate::kernel::{Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
 use rayon::prelude::*;
@@ -31,9 +35,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use fault::{Fault, FaultKind, Place, Race, Space, ThreadId};
 
+pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
 pub(crate) use block::{BarrierKind, barrier, fence, reduce, shuffle, sync_warp, vote, with_lane};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
+pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use memory::{global_atomic, global_load, global_store, shared_atomic, shared_load, shared_store};
+pub(crate) use tensor::Format;
 
 /// The most dynamic shared memory a block may have: what compute capability 9.0 allows.
 pub const MAX_SHARED_BYTES: u32 = 227 * 1024;

@@ -21,12 +21,15 @@
 //! | `tail` | a last vector that crosses the end | `OutOfBounds` | yes | yes |
 //! | `tail` | a tail that no thread takes | found by comparing with the oracle | – | – |
 //! | `shared_size` | a shared layout larger than the launch's shared memory | `SharedTooSmall` | yes | yes |
+//! | `async_copies` | a read before the wait, or of a group never closed | `CopyUnderWay` | yes | yes |
+//! | `async_copies` | no barrier between the wait and another lane's read | `Race` | passes | yes |
 //! | `panics` | an assertion, an index, a division by zero | `Panic` | yes | yes |
 //!
 //! `runner` holds what the launch itself promises: which fault is reported, and that threads that a fault leaves
 //! parked are unwound.
 
 mod alignment;
+mod async_copies;
 mod block_overlap;
 mod block_race;
 mod bounds;

@@ -1,0 +1,74 @@
+//! Copies from global to shared memory that run while the thread goes on: `cp.async`.
+//!
+//! A thread starts copies, closes them into a group ([`commit`]), and waits until at most so many of its groups are
+//! still under way ([`wait`]). From then on the bytes are there **for this thread**; a barrier shows them to others.
+//! The emulator moves the bytes as late as it may, at the wait, and reports a read or write of bytes that are still on
+//! the way.
+
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::emu;
+use crate::{Global, Pod, Shared};
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
+
+impl<T: Pod> Shared<T> {
+    /// Starts copying 16 bytes from element `from` of `source` to element `index`, both aligned to 16; they pass by the
+    /// L1 cache. PTX: `cp.async.cg.shared.global.L2::128B`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn copy_async<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
+        #[cfg(target_arch = "nvptx64")]
+        // SAFETY: in bounds and aligned by the launch's contract, which the emulator checks.
+        unsafe {
+            asm!(
+                "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; cp.async.cg.shared.global.L2::128B [{0}], [g], 16; }}",
+                in(reg32) crate::ptx::shared_base() + self.byte_offset(index), in(reg64) source.element(from),
+                options(nostack)
+            );
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::copy_async(self, index, source, Some(from))
+    }
+
+    /// [`copy_async`](Self::copy_async), or 16 zero bytes if not `present`: then nothing is read.
+    /// PTX: `cp.async.cg.shared.global.L2::128B` with a source size of 16 or 0.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn copy_async_or_zero<S: Pod>(self, index: u32, source: Global<S>, from: usize, present: bool) {
+        #[cfg(target_arch = "nvptx64")]
+        // SAFETY: as above; a source of no bytes is not read.
+        unsafe {
+            asm!(
+                "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; cp.async.cg.shared.global.L2::128B [{0}], [g], 16, {2}; }}",
+                in(reg32) crate::ptx::shared_base() + self.byte_offset(index), in(reg64) source.element(from),
+                in(reg32) if present { 16u32 } else { 0 }, options(nostack)
+            );
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::copy_async(self, index, source, present.then_some(from))
+    }
+}
+
+sides! {
+    /// Closes the copies started since the last call into a group; a group may be empty. PTX: `cp.async.commit_group`.
+    pub fn commit() {
+        device {
+            // SAFETY: no precondition.
+            unsafe { asm!("cp.async.commit_group;", options(nostack)) }
+        }
+        emulator { emu::copies_commit() }
+    }
+}
+
+/// Waits until at most the last `PENDING` groups of this thread are still under way. PTX: `cp.async.wait_group`.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn wait<const PENDING: usize>() {
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: no precondition.
+    unsafe {
+        asm!("cp.async.wait_group {0};", const PENDING, options(nostack))
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    emu::copies_wait(PENDING)
+}

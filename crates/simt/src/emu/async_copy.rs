@@ -1,0 +1,95 @@
+//! Asynchronous copies: the bytes move when the thread waits for them, as late as they may.
+
+use super::block::{Lane, with_lane};
+use super::fault::Space;
+use super::memory::{check_arrived, locate, locate_shared, watch};
+use super::race::Access;
+use crate::{Global, Pod, Shared};
+use core::panic::Location;
+use std::collections::VecDeque;
+
+/// One copy of 16 bytes.
+#[derive(Clone, Copy)]
+struct Copy16 {
+    /// Byte offset in shared memory, and the element index that the kernel used.
+    target: u32,
+    target_index: u32,
+    /// Where the bytes come from, and the element index; `None` for zeros.
+    source: Option<(u64, u64)>,
+    place: &'static Location<'static>,
+}
+
+/// What one thread has under way.
+#[derive(Default)]
+pub(crate) struct Copies {
+    open: Vec<Copy16>,
+    groups: VecDeque<Vec<Copy16>>,
+}
+
+impl Copies {
+    pub(super) fn clear(&mut self) {
+        self.open.clear();
+        self.groups.clear();
+    }
+}
+
+#[track_caller]
+pub(crate) fn copy_async<T: Pod, S: Pod>(
+    target: Shared<T>,
+    index: u32,
+    source: Global<S>,
+    from: Option<usize>,
+) {
+    let place = Location::caller();
+    let (base, len) = target.extent();
+    with_lane(|lane| {
+        let offset = locate_shared::<T, u128>(lane, base, len, index, true, place);
+        check_arrived(lane, offset, 16, place);
+        watch(lane, Space::Shared, (offset as u64, index as u64), 16, Access::Write, place);
+        let source = from.map(|from| {
+            let start = source.address();
+            let at = locate::<S, u128>(Space::Global, start, source.len() as u64, from as u64, false, place);
+            watch(lane, Space::Global, (start + at, from as u64), 16, Access::Read, place);
+            (start + at, from as u64)
+        });
+        lane.block().shared.mark_awaited(offset);
+        let copy = Copy16 { target: offset, target_index: index, source, place };
+        lane.copies.borrow_mut().open.push(copy);
+    });
+}
+
+pub(crate) fn copies_commit() {
+    with_lane(|lane| {
+        let mut copies = lane.copies.borrow_mut();
+        let group = std::mem::take(&mut copies.open);
+        copies.groups.push_back(group);
+    });
+}
+
+pub(crate) fn copies_wait(pending: usize) {
+    with_lane(|lane| {
+        loop {
+            let mut copies = lane.copies.borrow_mut();
+            if copies.groups.len() <= pending {
+                return;
+            }
+            let group = copies.groups.pop_front().unwrap_or_default();
+            drop(copies);
+            group.iter().for_each(|copy| land(lane, copy));
+        }
+    });
+}
+
+/// The bytes arrive: read now, written now.
+fn land(lane: &Lane, copy: &Copy16) {
+    let value = match copy.source {
+        None => 0,
+        Some((address, index)) => {
+            watch(lane, Space::Global, (address, index), 16, Access::Read, copy.place);
+            // SAFETY: checked against the handle when the copy started; any bytes make a number.
+            unsafe { (address as *const u128).read_unaligned() }
+        }
+    };
+    watch(lane, Space::Shared, (copy.target as u64, copy.target_index as u64), 16, Access::Write, copy.place);
+    lane.block().shared.arrive(copy.target, value);
+}
