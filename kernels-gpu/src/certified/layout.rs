@@ -1,0 +1,202 @@
+//! Where everything of a quantized block lies: one tile and one annotation for each block of 16 tokens and KV head.
+//!
+//! # The tile
+//! `32·D` bytes, 16 a token and 16 channels: half of what f16 takes. Pools are `[block][kv_head][tile]`.
+//!
+//! | from byte | what | type | shape |
+//! |---|---|---|---|
+//! | 0 | key codes, plus 128 | u8 | [16 tokens][D] |
+//! | 16·D | key scales σ | f16 | \[D\] |
+//! | 18·D | key zeros z | f16 | \[D\] |
+//! | 20·D | value codes, byte j the channels 2j (low nibble) and 2j + 1 | u4 | [16 tokens][D] |
+//! | 28·D | value scales | f16 | [16 tokens][D / 16] |
+//! | 30·D | value zeros | f16 | [16 tokens][D / 16] |
+
+use simt::{Pod, Zeroable};
+
+/// Tokens of a block.
+pub const BLOCK_TOKENS: u32 = 16;
+
+/// Neighbouring channels of a value that share a scale and a zero.
+pub const VALUE_GROUP: u32 = 16;
+
+/// The head dimensions that the kernels have instances for.
+pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
+
+/// Byte offsets in the tile of one head dimension, a multiple of 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileLayout {
+    /// D.
+    pub head_dim: u32,
+    /// Key codes + 128: u8 [16][D].
+    pub key_codes: u32,
+    /// σ: f16 \[D\].
+    pub key_scales: u32,
+    /// z: f16 \[D\].
+    pub key_zeros: u32,
+    /// Value codes: u4 [16][D], the even channel in the low nibble.
+    pub value_codes: u32,
+    /// Value scales: f16 [16][D / 16].
+    pub value_scales: u32,
+    /// Value zeros: f16 [16][D / 16].
+    pub value_zeros: u32,
+    /// Bytes of a tile.
+    pub bytes: u32,
+}
+
+impl TileLayout {
+    /// The layout for `head_dim` channels.
+    pub const fn new(head_dim: u32) -> Self {
+        let codes = BLOCK_TOKENS * head_dim;
+        let channels = 2 * head_dim;
+        let groups = 2 * BLOCK_TOKENS * (head_dim / VALUE_GROUP);
+        TileLayout {
+            head_dim,
+            key_codes: 0,
+            key_scales: codes,
+            key_zeros: codes + channels,
+            value_codes: codes + 2 * channels,
+            value_scales: codes + 2 * channels + codes / 2,
+            value_zeros: codes + 2 * channels + codes / 2 + groups,
+            bytes: codes + 2 * channels + codes / 2 + 2 * groups,
+        }
+    }
+
+    /// Groups of a token's value.
+    #[inline(always)]
+    pub const fn groups(self) -> u32 {
+        self.head_dim / VALUE_GROUP
+    }
+
+    /// The byte of a key's code.
+    #[inline(always)]
+    pub const fn key_code(self, token: u32, channel: u32) -> u32 {
+        self.key_codes + token * self.head_dim + channel
+    }
+
+    /// The first byte of a channel's σ.
+    #[inline(always)]
+    pub const fn key_scale(self, channel: u32) -> u32 {
+        self.key_scales + 2 * channel
+    }
+
+    /// The first byte of a channel's z.
+    #[inline(always)]
+    pub const fn key_zero(self, channel: u32) -> u32 {
+        self.key_zeros + 2 * channel
+    }
+
+    /// The byte of a value's code, which is the byte's low nibble for an even channel.
+    #[inline(always)]
+    pub const fn value_code(self, token: u32, channel: u32) -> u32 {
+        self.value_codes + (token * self.head_dim + channel) / 2
+    }
+
+    /// The first byte of a value group's scale.
+    #[inline(always)]
+    pub const fn value_scale(self, token: u32, group: u32) -> u32 {
+        self.value_scales + 2 * (token * self.groups() + group)
+    }
+
+    /// The first byte of a value group's zero.
+    #[inline(always)]
+    pub const fn value_zero(self, token: u32, group: u32) -> u32 {
+        self.value_zeros + 2 * (token * self.groups() + group)
+    }
+
+    /// Elements of a block of originals of one KV head: keys or values.
+    #[inline(always)]
+    pub const fn elements(self) -> u32 {
+        BLOCK_TOKENS * self.head_dim
+    }
+
+    /// The first byte of a tile in its pool `[block][kv_head][tile]`.
+    #[inline(always)]
+    pub const fn tile(self, block: u32, kv_heads: u32, kv_head: u32) -> usize {
+        pair(block, kv_heads, kv_head) * self.bytes as usize
+    }
+
+    /// The first element of a block of originals in its pool `[block][kv_head][16][D]`.
+    #[inline(always)]
+    pub const fn originals(self, block: u32, kv_heads: u32, kv_head: u32) -> usize {
+        pair(block, kv_heads, kv_head) * self.elements() as usize
+    }
+}
+
+/// The number of a pair of block and KV head, in pools and annotations.
+#[inline(always)]
+pub const fn pair(block: u32, kv_heads: u32, kv_head: u32) -> usize {
+    block as usize * kv_heads as usize + kv_head as usize
+}
+
+/// What is known about the error of one block and KV head: 16 bytes, `[block][kv_head]`. Each is an upper bound, and
+/// infinite where the block cannot be quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C, align(16))]
+pub struct Annotation {
+    /// max over the tokens of ‖V − V^‖₂, V^ as the kernels restore it: one half-precision fused multiply-add.
+    pub eta: f32,
+    /// max over the tokens of ‖V‖₂.
+    pub nu: f32,
+    /// max over the tokens of ‖K − K^‖₂, K^ = code·σ + z without rounding.
+    pub eps: f32,
+    /// ‖z‖₂ + 128·‖σ‖₂: no |K^| is larger, channel by channel.
+    pub zeta: f32,
+}
+
+/// One block to quantize.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct Job {
+    /// The block of originals; [`Job::NONE`]'s means that there is nothing to do.
+    pub source: u32,
+    /// The block of the quantized pool and of the annotations.
+    pub destination: u32,
+}
+
+impl Job {
+    /// Does nothing: fills up a list whose length is fixed.
+    pub const NONE: Job = Job { source: u32::MAX, destination: u32::MAX };
+}
+
+/// What could not be quantized: the flat indices, in the pools of originals, of the first elements of each kind, or
+/// `u64::MAX`. They start at `u64::MAX`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Problems {
+    /// A key that is NaN or infinite.
+    pub key_not_finite: u64,
+    /// A finite key whose channel needs a scale or a zero beyond f16.
+    pub key_range: u64,
+    /// A value that is NaN or infinite.
+    pub value_not_finite: u64,
+    /// A finite value whose group needs a scale or a zero beyond f16, or that is restored as an infinity.
+    pub value_range: u64,
+}
+
+impl Problems {
+    /// No problem.
+    pub const NONE: Problems = Problems {
+        key_not_finite: u64::MAX,
+        key_range: u64::MAX,
+        value_not_finite: u64::MAX,
+        value_range: u64::MAX,
+    };
+}
+
+// Vectors of 16 bytes start at each part, and a tile is 32 bytes a channel, as the kernels count on.
+const _: () = {
+    let mut i = 0;
+    while i < HEAD_DIMS.len() {
+        let t = TileLayout::new(HEAD_DIMS[i]);
+        assert!(t.bytes == 32 * HEAD_DIMS[i]);
+        assert!(t.key_zeros == 18 * HEAD_DIMS[i] && t.value_codes == 20 * HEAD_DIMS[i]);
+        assert!(t.value_scales == 28 * HEAD_DIMS[i] && t.value_zeros == 30 * HEAD_DIMS[i]);
+        assert!(
+            t.key_zeros.is_multiple_of(16)
+                && t.value_scales.is_multiple_of(16)
+                && t.value_zeros.is_multiple_of(16)
+        );
+        i += 1;
+    }
+};

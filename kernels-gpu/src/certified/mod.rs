@@ -1,0 +1,23 @@
+//! Runtime-certified attention over INT8 keys and INT4 values (Calver): what is quantized, and by how much it errs.
+//!
+//! A KV cache is blocks of 16 tokens. A full block is quantized once, to a [tile](layout) that takes half of f16's room,
+//! with an [annotation](layout::Annotation) that bounds its errors; the originals stay in another pool, for the blocks
+//! that attention then finds to matter. [`quantizer`] has the arithmetic and the derivation of its bounds.
+//!
+//! | kernel | does | block |
+//! |---|---|---|
+//! | [`quantize_block`](fn@quantize_block) | originals to tile and annotation | D threads a block and KV head |
+
+pub mod layout;
+pub mod quantizer;
+mod write;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use write::launch as write_launch;
+pub use write::{WriteLayout, quantize_block, write_layout};
+
+/// Every kernel instance of the system.
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
+    [quantize_block::INSTANCES].into_iter().flatten()
+}

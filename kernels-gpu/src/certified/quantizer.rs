@@ -1,0 +1,186 @@
+//! The arithmetic of a block: the one source that host and device quantize and restore with.
+//!
+//! # Keys
+//! Asymmetric, for each channel of a block (equations (2) and (3)): K^ = code·σ + z with code in −128..=127, σ and z
+//! f16. The paper keeps both in f32; rounded to f16 they take half the room, but z then lies up to half an ULP beside
+//! the place where the ends of the channel get the end codes, and where a channel's offset is large against its range
+//! that is many σ. So z is rounded first, and σ is what covers the channel **around that z**:
+//!
+//! ```text
+//! σ₀ = ⌈(hi − lo)/255⌉₁₆        z = RN₁₆(lo + 128·σ₀)
+//! σ  = ⌈max(σ₀, (z − lo)/128.5, (hi − z)/127.5)⌉₁₆
+//! code = clamp(rint((k − z)·RN(1/σ)), −128, 127)
+//! ```
+//!
+//! ⌈·⌉₁₆ is the next f16 at or above. A constant channel of f16 gets σ = 0 and is exact. A channel whose range is few
+//! f16 steps pays up to twice σ₀ (one step: 1/128.5 of it), still far below the step.
+//!
+//! **The bound.** For finite k in [lo, hi], |k − K^| <= [`KEY_BOUND`]·σ, half a step and 2^−13 of one for rounding. With
+//! u = 2^−24 and t = (k − z)/σ:
+//! - σ is at least max((z − lo)/128.5, (hi − z)/127.5)·(1 − u)² (a subtraction and a division, rounded), so t is in
+//!   [−128.5, 127.5]·(1 + 3u).
+//! - The computed quotient has three roundings (difference, reciprocal, product): it is within 128.51·3.01·u of t.
+//!   (1/σ is between 2^−16 and 2^24; what underflows has code 0 either way.)
+//! - rint moves it by at most 1/2. Where the clamp acts, t is past the end code by at most 1/2 + 128.5·3·u, or short of
+//!   it by no more than the quotient's error.
+//!
+//! Together |t − code| <= 1/2 + 128.51·6.01·u < 1/2 + 2^−14.
+//!
+//! # Values
+//! Asymmetric, for each token and group of 16 channels: zero = ⌊lo⌋₁₆, scale = ⌈(hi − zero)/15⌉₁₆, code =
+//! clamp(rint((v − zero)·RN(1/scale)), 0, 15). V^ = RN₁₆(code·scale + zero), one half-precision fused multiply-add, is
+//! what the kernels restore, so η is measured against that. Where code 15 would be restored as an infinity (a group that
+//! reaches f16's last value), the scale is one f16 lower: the largest then errs by 15 ULP of the scale, under 2^−6 of
+//! it.
+//!
+//! # Norms that bound
+//! Squares are summed in f32, each sum of D terms by at most 20 nested roundings for D <= 256 (fused multiply-adds over 8
+//! channels, a tree over 4 such, one after another the rest). So a sum is low by at most 20·u of itself plus, where squares
+//! underflow, 2·256·2^−150; its root by at most 10·u of itself plus 2^−70. [`norm_bound`] multiplies the root by
+//! 1 + 2^−16 = 1 + 256·u, which also pays for the rounding of the root, of the product, of a later sum of two such, and of
+//! each term; and adds 2^−70.
+//!
+//! A key's error e = (k − z) − code·σ is computed with two roundings: the last (of the fused multiply-add) is relative to
+//! e, the first to |k − z| <= 128.6·σ, that is at most 128.6·u·σ < 2^−16·σ a channel: [`key_error_bound`] adds
+//! 2^−16·‖σ‖₂. A value's error v − V^ is one subtraction.
+
+use half::f16;
+use simt::half2::fma_f16x2;
+use simt::{convert, math, unroll};
+
+/// |k − K^| is at most this many σ.
+pub const KEY_BOUND: f64 = 0.5 + 1.0 / 8192.0;
+
+/// What is added to a key's code in its byte.
+pub const KEY_CODE_BIAS: i32 = 128;
+
+/// 1.5·2^23: adding it to a float of at most 2^22 rounds to the nearest integer, ties to even, and leaves that integer in
+/// the low bits.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// The smallest f16 at or above `x >= 0`; infinite past 65504.
+#[inline(always)]
+pub fn f16_at_or_above(x: f32) -> f16 {
+    let nearest = convert::f16_from_f32(x);
+    // For positive numbers the next one has the next bits, the infinity after the largest.
+    let low = convert::f32_from_f16(nearest) < x;
+    f16::from_bits(nearest.to_bits() + low as u16)
+}
+
+/// The largest f16 at or below `x`; infinite below −65504.
+#[inline(always)]
+pub fn f16_at_or_below(x: f32) -> f16 {
+    let nearest = convert::f16_from_f32(x);
+    let bits = nearest.to_bits();
+    // Away from zero for negative numbers (−0 included), towards it for positive ones. +0 is never above x.
+    let down = if bits & 0x8000 != 0 { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+    if convert::f32_from_f16(nearest) > x { f16::from_bits(down) } else { nearest }
+}
+
+/// 1/x, and 0 for 0: where the scale is 0 every code is 0.
+#[inline(always)]
+pub fn reciprocal(x: f32) -> f32 {
+    if x == 0.0 { 0.0 } else { 1.0 / x }
+}
+
+/// σ and z of a channel whose keys lie between `low` and `high`. Either is infinite or NaN if f16 cannot cover them.
+#[inline(always)]
+pub fn key_channel(low: f32, high: f32) -> (f16, f16) {
+    let step = convert::f32_from_f16(f16_at_or_above((high - low) / 255.0));
+    let zero = convert::f16_from_f32(math::fma(128.0, step, low));
+    let z = convert::f32_from_f16(zero);
+    let needed = math::max((z - low) / 128.5, (high - z) / 127.5);
+    (f16_at_or_above(math::max(step, needed)), zero)
+}
+
+/// The code of key `k` as a float, and a word whose low byte is the code plus 128. NaN gets the lowest code.
+#[inline(always)]
+pub fn key_code(k: f32, zero: f32, reciprocal: f32) -> (f32, u32) {
+    const BIASED: f32 = ROUNDER + KEY_CODE_BIAS as f32;
+    let quotient = math::min(math::max((k - zero) * reciprocal, -128.0), 127.0);
+    let sum = quotient + BIASED;
+    (sum - BIASED, sum.to_bits())
+}
+
+/// k − K^, with the rounding that [`key_error_bound`] pays for.
+#[inline(always)]
+pub fn key_error(k: f32, code: f32, scale: f32, zero: f32) -> f32 {
+    math::fma(-code, scale, k - zero)
+}
+
+/// Scale and zero of a group of values between `low` and `high`. Either is infinite if f16 cannot cover them.
+#[inline(always)]
+pub fn value_group(low: f32, high: f32) -> (f16, f16) {
+    let zero = f16_at_or_below(low);
+    let z = convert::f32_from_f16(zero);
+    let scale = f16_at_or_above((high - z) / 15.0);
+    // Halfway between the largest f16 and what would be the next: from there on rounding gives an infinity.
+    let top = math::fma(15.0, convert::f32_from_f16(scale), z);
+    let infinite = scale.to_bits() >= 0x7c00;
+    let lower = top >= 65520.0 && !infinite;
+    (f16::from_bits(scale.to_bits() - lower as u16), zero)
+}
+
+/// The code of value `v`, 0 to 15, as a float. NaN gets 0.
+#[inline(always)]
+pub fn value_code(v: f32, zero: f32, reciprocal: f32) -> f32 {
+    let quotient = math::min(math::max((v - zero) * reciprocal, 0.0), 15.0);
+    (quotient + ROUNDER) - ROUNDER
+}
+
+/// Four codes, as [`value_code`] gives them, in the low 16 bits of a word: the first in the lowest nibble.
+#[inline(always)]
+pub fn pack_value_codes(codes: [f32; 4]) -> u32 {
+    // Up to 65535, exact in the low bits.
+    let low = math::fma(16.0, codes[1], codes[0]);
+    let high = math::fma(16.0, codes[3], codes[2]);
+    (math::fma(256.0, high, low) + ROUNDER).to_bits()
+}
+
+/// V^ of two codes of a group: two f16, the first in bits 0 to 15. `scale` and `zero` hold theirs twice.
+#[inline(always)]
+pub fn restore_values(codes: [f32; 2], scale: u32, zero: u32) -> u32 {
+    fma_f16x2(convert::f16x2_from_f32(codes[0], codes[1]), scale, zero)
+}
+
+/// An f16 in both halves of a word.
+#[inline(always)]
+pub fn twice(x: f16) -> u32 {
+    x.to_bits() as u32 * 0x0001_0001
+}
+
+/// The sum of eight squares, in order.
+#[inline(always)]
+pub fn squares(x: [f32; 8]) -> f32 {
+    let mut sum = x[0] * x[0];
+    unroll!(for i in 1..8 {
+        sum = math::fma(x[i], x[i], sum);
+    });
+    sum
+}
+
+/// An upper bound of a norm from its computed sum of squares: see the module's description.
+#[inline(always)]
+pub fn norm_bound(sum_of_squares: f32) -> f32 {
+    const RELATIVE: f32 = 1.0 + 1.0 / 65536.0;
+    const ABSOLUTE: f32 = f32::from_bits((127 - 70) << 23);
+    math::fma(math::sqrt(sum_of_squares), RELATIVE, ABSOLUTE)
+}
+
+/// ε from the largest [`norm_bound`] of the tokens' errors and that of σ.
+#[inline(always)]
+pub fn key_error_bound(error: f32, scale: f32) -> f32 {
+    bound_or_infinity(math::fma(scale, 1.0 / 65536.0, error))
+}
+
+/// ζ from the [`norm_bound`]s of z and of σ.
+#[inline(always)]
+pub fn key_size_bound(zero: f32, scale: f32) -> f32 {
+    bound_or_infinity(math::fma(scale, 128.0, zero))
+}
+
+/// A bound that is no number bounds nothing: infinity does.
+#[inline(always)]
+pub fn bound_or_infinity(x: f32) -> f32 {
+    if x <= f32::MAX { x } else { f32::INFINITY }
+}

@@ -1,0 +1,365 @@
+//! `quantize_block`: originals to tile and annotation, in one read.
+//!
+//! # Work split
+//! One thread block a job and KV head, D threads. All 8 KiB (D = 128) of a job and head are loaded at once, 16 bytes a
+//! load, four loads a thread:
+//! - **keys**: a warp has 32 channels, so that it needs no other warp for their ranges; a lane has 8 channels of tokens
+//!   p and p + 8 (p = lane / 4). Three exchanges among the 8 lanes of the same channels halve the channels at each step, and
+//!   leave every lane with the range of one channel. It makes that channel's σ and z, and passes them on through
+//!   the tile in shared memory.
+//! - **values**: 8 channels of tokens t and t + 8; two neighbouring lanes have a group.
+//!
+//! The tile is put together in shared memory (32·D bytes) and leaves in whole 16-byte vectors; norms are summed in the
+//! order that [`quantizer`](super::quantizer) bounds. What cannot be quantized shows as a norm that is not finite; only
+//! then is the block looked through again, for the first offending element.
+//!
+//! # Bytes
+//! For each job and head 64·D read, 32·D + 16 written.
+
+use super::layout::{BLOCK_TOKENS, Job, TileLayout, pair};
+use super::quantizer::{
+    bound_or_infinity, key_channel, key_code, key_error, key_error_bound, key_size_bound, norm_bound,
+    pack_value_codes, reciprocal, restore_values, squares, twice, value_code, value_group,
+};
+use crate::Element;
+use glam::{UVec2, UVec4, Vec2};
+use half::{bf16, f16};
+use simt::bits::{byte_perm, div_u32, pack_low_bytes, rem_u32};
+use simt::warp::{self, FULL_MASK};
+use simt::{Global, GlobalMut, Shared, SharedPlan, convert, kernel, math, thread, unroll};
+
+/// The shared memory of [`quantize_block`](fn@quantize_block).
+#[derive(Clone, Copy, Debug)]
+pub struct WriteLayout {
+    /// The tile, as it is going to be stored.
+    tile: Shared<u8>,
+    /// 1/σ, \[D\].
+    reciprocals: Shared<f32>,
+    /// Sums of squares of 32 channels, [D / 32][16 tokens]: key errors, value errors, values.
+    sums: [Shared<f32>; 3],
+    /// Sums of squares of 32 channels, [D / 32]: σ, z.
+    channel_sums: [Shared<f32>; 2],
+    /// Bytes in all.
+    pub bytes: u32,
+}
+
+/// The layout of the shared memory of [`quantize_block`](fn@quantize_block).
+pub const fn write_layout(head_dim: u32) -> WriteLayout {
+    let warps = head_dim / 32;
+    let mut plan = SharedPlan::new();
+    let tile = plan.array(TileLayout::new(head_dim).bytes);
+    let reciprocals = plan.array(head_dim);
+    let sums = [
+        plan.array(warps * BLOCK_TOKENS),
+        plan.array(warps * BLOCK_TOKENS),
+        plan.array(warps * BLOCK_TOKENS),
+    ];
+    let channel_sums = [plan.array(warps), plan.array(warps)];
+    WriteLayout { tile, reciprocals, sums, channel_sums, bytes: plan.bytes() }
+}
+
+/// Quantizes blocks. `jobs` [⌈blocks of the grid / kv_heads⌉], of which no two have one destination; `keys`, `values`
+/// [source blocks][kv_heads][16][D]; `tiles` [destination blocks][kv_heads][32·D]; `annotations` [destination
+/// blocks][kv_heads][4], as [`Annotation`](super::layout::Annotation); `problems` \[4\], as
+/// [`Problems`](super::layout::Problems), lowered to what is found.
+///
+/// One thread block for each job and KV head, the heads of a job side by side; D threads. Shared: [`write_layout`].
+#[kernel(
+    system = certified,
+    instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
+    max_threads = 256
+)]
+pub fn quantize_block<T: Element<Four = UVec2>, const D: u32>(
+    jobs: Global<Job>,
+    keys: Global<T>,
+    values: Global<T>,
+    tiles: GlobalMut<u8>,
+    annotations: GlobalMut<f32>,
+    problems: GlobalMut<u64>,
+    kv_heads: u32,
+) {
+    let index = thread::block_idx_x();
+    let (job, head) = (div_u32(index, kv_heads), rem_u32(index, kv_heads));
+    let Job { source, destination } = jobs.load_readonly(job as usize);
+    if source == Job::NONE.source {
+        return;
+    }
+    let layout = TileLayout::new(D);
+    let shared = write_layout(D);
+    let start = layout.originals(source, kv_heads, head);
+    let t = thread::thread_idx_x();
+
+    // Keys: lane 4p + i of warp w has channels 32w + 8i … + 7 of tokens p and p + 8.
+    let (lane, own_warp) = (t % 32, t / 32);
+    let (token, channel) = (lane / 4, own_warp * 32 + lane % 4 * 8);
+    let key_at = |half: u32| start + ((token + 8 * half) * D + channel) as usize;
+    // Values: thread t has vectors t and t + D of the 2·D that the block is.
+    let value_at = |half: u32| start + ((t + half * D) * 8) as usize;
+    let vectors = [
+        keys.load_vector_streaming::<UVec4>(key_at(0)),
+        keys.load_vector_streaming::<UVec4>(key_at(1)),
+        values.load_vector_streaming::<UVec4>(value_at(0)),
+        values.load_vector_streaming::<UVec4>(value_at(1)),
+    ];
+    write_keys::<D>([widen::<T>(vectors[0]), widen::<T>(vectors[1])], token, channel);
+    unroll!(for half in 0..2 {
+        let first = (t + half as u32 * D) * 8;
+        let (token, channel) = (div_u32(first, D), rem_u32(first, D));
+        write_values::<D>(widen::<T>(vectors[2 + half]), token, channel);
+    });
+    thread::sync_threads();
+
+    // Two vectors a thread: the tile is 2·D of them.
+    let tile = layout.tile(destination, kv_heads, head);
+    unroll!(for half in 0..2 {
+        let at = (t + half as u32 * D) * 16;
+        tiles.store_vector::<UVec4>(tile + at as usize, shared.tile.load_vector::<UVec4>(at));
+    });
+    let record = 4 * pair(destination, kv_heads, head);
+    if own_warp == 0 {
+        // Lanes 0 to 15 have the errors of a token's value, lanes 16 to 31 its size.
+        let eta = norm_bound(token_sum::<D>(shared.sums[1], lane % 16));
+        let nu = norm_bound(token_sum::<D>(shared.sums[2], lane % 16));
+        let (eta, nu) = (bound_or_infinity(largest(eta)), bound_or_infinity(largest(nu)));
+        if lane == 0 {
+            annotations.store_vector::<Vec2>(record, Vec2::new(eta, nu));
+        }
+        if !(eta <= f32::MAX && nu <= f32::MAX) {
+            find_value_problems::<T, D>(values, start, problems);
+        }
+    } else if own_warp == 1 {
+        let error = largest(norm_bound(token_sum::<D>(shared.sums[0], lane % 16)));
+        let scale = norm_bound(channel_sum::<D>(shared.channel_sums[0]));
+        let zero = norm_bound(channel_sum::<D>(shared.channel_sums[1]));
+        let (eps, zeta) = (key_error_bound(error, scale), key_size_bound(zero, scale));
+        if lane == 0 {
+            annotations.store_vector::<Vec2>(record + 2, Vec2::new(eps, zeta));
+        }
+        if !(eps <= f32::MAX && zeta <= f32::MAX) {
+            find_key_problems::<T, D>(keys, start, problems);
+        }
+    }
+}
+
+/// Eight elements as f32.
+#[inline(always)]
+fn widen<T: Element<Four = UVec2>>(vector: UVec4) -> [f32; 8] {
+    let (a, b) = (T::widen(UVec2::new(vector.x, vector.y)), T::widen(UVec2::new(vector.z, vector.w)));
+    [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
+}
+
+/// The largest of the lanes' numbers, none of them negative. NaN counts as more than any number.
+#[inline(always)]
+fn largest(x: f32) -> f32 {
+    f32::from_bits(warp::warp_reduce_max_u32(FULL_MASK, x.to_bits()))
+}
+
+/// One channel's range out of those that the 8 lanes of the same channels have: of `low` and `high`, the channel
+/// number lane / 4. Each step sends half of the channels away, and keeps the half that the lane's bit says.
+#[inline(always)]
+fn channel_range(low: [f32; 8], high: [f32; 8], lane: u32) -> (f32, f32) {
+    let (mut low, mut high) = (low, high);
+    unroll!(for step in 0..3 {
+        let (bit, kept) = (16u32 >> step, 4usize >> step);
+        let upper = lane & bit != 0;
+        unroll!(for i in 0..4 {
+            if i < kept {
+                let (own, away) = if upper { (low[i + kept], low[i]) } else { (low[i], low[i + kept]) };
+                low[i] = math::min(own, warp::warp_shuffle_xor(FULL_MASK, away, bit, 32));
+                let (own, away) = if upper { (high[i + kept], high[i]) } else { (high[i], high[i + kept]) };
+                high[i] = math::max(own, warp::warp_shuffle_xor(FULL_MASK, away, bit, 32));
+            }
+        });
+    });
+    (low[0], high[0])
+}
+
+/// Quantizes this lane's keys: 8 channels from `channel` on, of tokens `token` and `token + 8`.
+#[inline(always)]
+fn write_keys<const D: u32>(keys: [[f32; 8]; 2], token: u32, channel: u32) {
+    let (layout, shared) = (TileLayout::new(D), write_layout(D));
+    let lane = thread::thread_idx_x() % 32;
+    let mut low = [0f32; 8];
+    let mut high = [0f32; 8];
+    unroll!(for i in 0..8 {
+        low[i] = math::min(keys[0][i], keys[1][i]);
+        high[i] = math::max(keys[0][i], keys[1][i]);
+    });
+    let (low, high) = channel_range(low, high, lane);
+
+    // Of its eight channels the lane has the one that its token's number says.
+    let own = channel + token;
+    let (scale, zero) = key_channel(low, high);
+    let (s, z) = (convert::f32_from_f16(scale), convert::f32_from_f16(zero));
+    shared.tile.store_vector::<u16>(layout.key_scale(own), scale.to_bits());
+    shared.tile.store_vector::<u16>(layout.key_zero(own), zero.to_bits());
+    shared.reciprocals.store(own, reciprocal(s));
+    let (scales, zeros) = (warp::warp_sum_f32(s * s), warp::warp_sum_f32(z * z));
+    if lane == 0 {
+        shared.channel_sums[0].store(channel / 32, scales);
+        shared.channel_sums[1].store(channel / 32, zeros);
+    }
+    warp::sync_warp(FULL_MASK);
+
+    let s = widen::<f16>(shared.tile.load_vector::<UVec4>(layout.key_scale(channel)));
+    let z = widen::<f16>(shared.tile.load_vector::<UVec4>(layout.key_zero(channel)));
+    let low = shared.reciprocals.load_vector::<glam::Vec4>(channel);
+    let high = shared.reciprocals.load_vector::<glam::Vec4>(channel + 4);
+    let r = [low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w];
+    unroll!(for half in 0..2 {
+        let mut words = [0u32; 8];
+        let mut errors = [0f32; 8];
+        unroll!(for i in 0..8 {
+            let k = keys[half][i];
+            let (code, word) = key_code(k, z[i], r[i]);
+            words[i] = word;
+            errors[i] = key_error(k, code, s[i], z[i]);
+        });
+        let packed = UVec2::new(
+            pack_low_bytes([words[0], words[1], words[2], words[3]]),
+            pack_low_bytes([words[4], words[5], words[6], words[7]]),
+        );
+        let token = token + 8 * half as u32;
+        shared.tile.store_vector::<UVec2>(layout.key_code(token, channel), packed);
+        store_sum(shared.sums[0], squares(errors), token, channel);
+    });
+}
+
+/// Quantizes this lane's values: 8 channels from `channel` on, of one token. The neighbouring lane has the group's rest.
+#[inline(always)]
+fn write_values<const D: u32>(v: [f32; 8], token: u32, channel: u32) {
+    let (layout, shared) = (TileLayout::new(D), write_layout(D));
+    let (mut low, mut high) = (v[0], v[0]);
+    unroll!(for i in 1..8 {
+        low = math::min(low, v[i]);
+        high = math::max(high, v[i]);
+    });
+    let low = math::min(low, warp::warp_shuffle_xor(FULL_MASK, low, 1, 32));
+    let high = math::max(high, warp::warp_shuffle_xor(FULL_MASK, high, 1, 32));
+    let (scale, zero) = value_group(low, high);
+    let (s, z) = (twice(scale), twice(zero));
+    let (r, z32) = (reciprocal(convert::f32_from_f16(scale)), convert::f32_from_f16(zero));
+
+    let mut codes = [0f32; 8];
+    unroll!(for i in 0..8 {
+        codes[i] = value_code(v[i], z32, r);
+    });
+    let mut errors = [0f32; 8];
+    unroll!(for i in 0..4 {
+        let restored = restore_values([codes[2 * i], codes[2 * i + 1]], s, z);
+        errors[2 * i] = v[2 * i] - convert::f32_from_f16(f16::from_bits(restored as u16));
+        errors[2 * i + 1] = v[2 * i + 1] - convert::f32_from_f16(f16::from_bits((restored >> 16) as u16));
+    });
+    let packed = byte_perm(
+        pack_value_codes([codes[0], codes[1], codes[2], codes[3]]),
+        pack_value_codes([codes[4], codes[5], codes[6], codes[7]]),
+        0x5410,
+    );
+    shared.tile.store_vector::<u32>(layout.value_code(token, channel), packed);
+    if channel.is_multiple_of(16) {
+        shared.tile.store_vector::<u16>(layout.value_scale(token, channel / 16), scale.to_bits());
+        shared.tile.store_vector::<u16>(layout.value_zero(token, channel / 16), zero.to_bits());
+    }
+    store_sum(shared.sums[1], squares(errors), token, channel);
+    store_sum(shared.sums[2], squares(v), token, channel);
+}
+
+/// Adds up what four neighbouring lanes have of a token's 32 channels, and stores it.
+#[inline(always)]
+fn store_sum(sums: Shared<f32>, own: f32, token: u32, channel: u32) {
+    let two = own + warp::warp_shuffle_xor(FULL_MASK, own, 1, 32);
+    let four = two + warp::warp_shuffle_xor(FULL_MASK, two, 2, 32);
+    if channel.is_multiple_of(32) {
+        sums.store(channel / 32 * BLOCK_TOKENS + token, four);
+    }
+}
+
+/// A token's sum of squares over all channels.
+#[inline(always)]
+fn token_sum<const D: u32>(sums: Shared<f32>, token: u32) -> f32 {
+    let mut sum = sums.load(token);
+    unroll!(for i in 1..(D / 32) as usize, at_most 8 {
+        sum += sums.load(i as u32 * BLOCK_TOKENS + token);
+    });
+    sum
+}
+
+/// A sum of squares over all channels.
+#[inline(always)]
+fn channel_sum<const D: u32>(sums: Shared<f32>) -> f32 {
+    let mut sum = sums.load(0);
+    unroll!(for i in 1..(D / 32) as usize, at_most 8 {
+        sum += sums.load(i as u32);
+    });
+    sum
+}
+
+/// Whether an element is NaN or infinite.
+#[inline(always)]
+fn not_finite(x: f32) -> bool {
+    x.to_bits() & 0x7f80_0000 == 0x7f80_0000
+}
+
+/// Reports the first keys of a block that are not finite or out of range; by one warp.
+#[inline(always)]
+fn find_key_problems<T: Element, const D: u32>(keys: Global<T>, start: usize, problems: GlobalMut<u64>) {
+    let mut i = warp::lane_id();
+    while i < BLOCK_TOKENS * D {
+        let k = keys.load(start + i as usize).to_f32();
+        let channel = start + rem_u32(i, D) as usize;
+        let (low, high) = range(keys, channel, D);
+        let (scale, zero) = key_channel(low, high);
+        let (s, z) = (convert::f32_from_f16(scale), convert::f32_from_f16(zero));
+        let (code, _) = key_code(k, z, reciprocal(s));
+        report(problems, 0, k, key_error(k, code, s, z), start + i as usize);
+        i += 32;
+    }
+}
+
+/// Reports the first values of a block that are not finite or out of range; by one warp.
+#[inline(always)]
+fn find_value_problems<T: Element, const D: u32>(values: Global<T>, start: usize, problems: GlobalMut<u64>) {
+    let mut i = warp::lane_id();
+    while i < BLOCK_TOKENS * D {
+        let v = values.load(start + i as usize).to_f32();
+        let (low, high) = range(values, start + (i - i % 16) as usize, 1);
+        let (scale, zero) = value_group(low, high);
+        let code = value_code(v, convert::f32_from_f16(zero), reciprocal(convert::f32_from_f16(scale)));
+        let restored = restore_values([code, code], twice(scale), twice(zero));
+        let error = v - convert::f32_from_f16(f16::from_bits(restored as u16));
+        report(problems, 2, v, error, start + i as usize);
+        i += 32;
+    }
+}
+
+/// The range of 16 elements `stride` apart.
+#[inline(always)]
+fn range<T: Element>(data: Global<T>, first: usize, stride: u32) -> (f32, f32) {
+    let mut low = f32::INFINITY;
+    let mut high = f32::NEG_INFINITY;
+    let mut i = 0;
+    while i < 16 {
+        let x = data.load(first + (i * stride) as usize).to_f32();
+        (low, high) = (math::min(low, x), math::max(high, x));
+        i += 1;
+    }
+    (low, high)
+}
+
+/// Lowers the problem that an element and its error show, if any: `kind` for an element that is not finite, the next
+/// for one whose error is not.
+#[inline(always)]
+fn report(problems: GlobalMut<u64>, kind: usize, element: f32, error: f32, index: usize) {
+    if not_finite(element) {
+        problems.atomic_min(kind, index as u64);
+    } else if not_finite(error) {
+        problems.atomic_min(kind + 1, index as u64);
+    }
+}
+
+/// The launch of [`quantize_block`](fn@quantize_block) over `jobs` jobs; `None` where 32 bits cannot number the blocks.
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn launch(head_dim: u32, kv_heads: u32, jobs: u32) -> Option<simt::LaunchShape> {
+    let blocks = jobs.checked_mul(kv_heads).filter(|blocks| *blocks <= i32::MAX as u32)?;
+    Some(simt::LaunchShape::new(blocks, head_dim).shared(write_layout(head_dim).bytes))
+}
