@@ -4,11 +4,13 @@
 //!
 //! | folder | system |
 //! |---|---|
+//! | [`certified`] | attention over INT8 keys and INT4 values with a certificate |
 //! | [`int8`] | per-channel INT8 quantization of a KV cache |
 //! | [`probe`] | kernels that show what each primitive does: emulator and GPU are compared by them |
 //! | [`roofline`] | kernels that only move bytes: what the others are measured against |
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
 
+pub mod certified;
 mod element;
 pub mod int8;
 pub mod probe;
