@@ -53,6 +53,17 @@ sides! {
         }
         emulator { f16_from_f32(low).to_bits() as u32 | (f16_from_f32(high).to_bits() as u32) << 16 }
     }
+
+    /// Two f32 to a packed pair of bf16: `low` in bits 0 to 15. PTX: `cvt.rn.bf16x2.f32`.
+    pub fn bf16x2_from_f32(low: f32, high: f32) -> u32 {
+        device {
+            let bits: u32;
+            // SAFETY: arithmetic on registers.
+            unsafe { asm!("cvt.rn.bf16x2.f32 {0}, {1}, {2};", out(reg32) bits, in(reg32) high, in(reg32) low, options(pure, nomem, nostack)) }
+            bits
+        }
+        emulator { bf16_from_f32(low).to_bits() as u32 | (bf16_from_f32(high).to_bits() as u32) << 16 }
+    }
 }
 
 /// bf16 to f32, exact: its bits are the upper half of the f32's.

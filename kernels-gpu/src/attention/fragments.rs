@@ -1,0 +1,210 @@
+//! Tiles in shared memory and the registers that the tensor cores want of them.
+
+use super::{Half, ROWS};
+use glam::UVec4;
+use simt::{Global, Shared, bits, unroll};
+
+/// Bytes of a chunk: what one asynchronous copy moves.
+const CHUNK_BYTES: u32 = 16;
+
+/// The query rows of a warp: per lane row `g`, in the order of dimensions in which keys are loaded. Up to head_dim 128
+/// they stay in registers; beyond, in shared memory, where all warps of a block find the same rows.
+#[derive(Clone, Copy)]
+pub struct Queries {
+    /// Chunk `4s + q` of row `g`: eight elements.
+    chunks: [[u32; 4]; 4],
+    memory: Shared<u32>,
+}
+
+impl Queries {
+    /// Words of shared memory that the rows take.
+    pub const fn shared_words<const D: usize>() -> u32 {
+        if D > 128 { ROWS * D as u32 / 2 } else { 0 }
+    }
+
+    /// Loads row `row` of `queries` [rows, D], or zeros if there is none. All warps call it with the same rows; beyond
+    /// head_dim 128 a block barrier must follow.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn load<E: Half, const D: usize>(
+        queries: Global<E>,
+        row: usize,
+        present: bool,
+        memory: Shared<u32>,
+        writer: bool,
+        lane: u32,
+    ) -> Self {
+        let mut chunks = [[0; 4]; 4];
+        unroll!(for s in 0..(D / 32), at_most 8 {
+            let at = row * D + 8 * (4 * s + (lane & 3) as usize);
+            let chunk = if present { queries.load_vector_readonly::<UVec4>(at) } else { UVec4::ZERO };
+            if D <= 128 {
+                chunks[s % 4] = chunk.to_array();
+            } else if writer {
+                memory.store_vector(KeyTile::<D>::word(lane >> 2, 4 * s as u32 + (lane & 3)), chunk);
+            }
+        });
+        Queries { chunks, memory }
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn chunk<const D: usize>(&self, s: usize, lane: u32) -> [u32; 4] {
+        if D <= 128 {
+            self.chunks[s % 4]
+        } else {
+            let at = KeyTile::<D>::word(lane >> 2, 4 * s as u32 + (lane & 3));
+            self.memory.load_vector::<UVec4>(at).to_array()
+        }
+    }
+
+    /// Scores of the tile's 16 tokens: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`, j = 0 and 1.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn scores<E: Half, const D: usize>(&self, keys: KeyTile<D>, lane: u32) -> [[f32; 2]; 2] {
+        let mut c = [[0f32; 4]; 2];
+        unroll!(for s in 0..(D / 32), at_most 8 {
+            let q = self.chunk::<D>(s, lane);
+            unroll!(for j in 0..2 {
+                let k = keys.chunk(8 * j as u32 + (lane >> 2), 4 * s as u32 + (lane & 3));
+                c[j] = E::multiply([q[0], 0, q[1], 0], [k[0], k[1]], c[j]);
+                c[j] = E::multiply([q[2], 0, q[3], 0], [k[2], k[3]], c[j]);
+            });
+        });
+        [[c[0][0], c[0][1]], [c[1][0], c[1][1]]]
+    }
+}
+
+/// Where a chunk of a row lies, so that neither the copies' writes nor the lanes' reads meet in a bank.
+#[inline(always)]
+fn swizzle<const D: usize>(row: u32, chunk: u32, bits: u32) -> u32 {
+    // Rows of 96 elements are 192 bytes: neighbours start half the banks apart on their own.
+    if D % 64 == 0 { row * (D as u32 / 8) + (chunk ^ bits) } else { row * (D as u32 / 8) + chunk }
+}
+
+/// 16 keys of 16 bits, [16, D], in shared memory.
+#[derive(Clone, Copy)]
+pub struct KeyTile<const D: usize> {
+    memory: Shared<u32>,
+    /// First word.
+    start: u32,
+}
+
+/// 16 values of 16 bits, [16, D], in shared memory.
+#[derive(Clone, Copy)]
+pub struct ValueTile<const D: usize> {
+    memory: Shared<u32>,
+    start: u32,
+}
+
+macro_rules! tiles {
+    ($name:ident, |$row:ident| $swizzle:expr) => {
+        impl<const D: usize> $name<D> {
+            /// Words of a tile.
+            pub const WORDS: u32 = 8 * D as u32;
+            /// Copies that each lane of a warp makes.
+            pub const COPIES: u32 = Self::WORDS / 4 / 32;
+
+            /// The tile at word `start` of `memory`.
+            #[inline(always)]
+            pub fn at(memory: Shared<u32>, start: u32) -> Self {
+                $name { memory, start }
+            }
+
+            #[inline(always)]
+            fn word($row: u32, chunk: u32) -> u32 {
+                4 * swizzle::<D>($row, chunk, $swizzle)
+            }
+
+            /// Starts copying the tile at element `from` of `source`; a warp's work. Rows from `rows` on become zeros and are
+            /// not read.
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            pub fn copy<E: Half>(self, source: Global<E>, from: usize, rows: u32, lane: u32) {
+                let per_row = D as u32 / 8;
+                unroll!(for i in 0..(Self::COPIES as usize), at_most 16 {
+                    let c = 32 * i as u32 + lane;
+                    let (row, chunk) = (bits::div_u32(c, per_row), bits::rem_u32(c, per_row));
+                    let target = self.start + Self::word(row, chunk);
+                    let at = from + (c * (CHUNK_BYTES / 2)) as usize;
+                    if rows >= super::BLOCK_TOKENS {
+                        self.memory.copy_async(target, source, at);
+                    } else {
+                        self.memory.copy_async_or_zero(target, source, at, row < rows);
+                    }
+                });
+            }
+
+            /// Eight elements of a row.
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            pub fn chunk(self, row: u32, chunk: u32) -> [u32; 4] {
+                self.memory.load_vector::<UVec4>(self.start + Self::word(row, chunk)).to_array()
+            }
+        }
+    };
+}
+// Eight lanes read two rows of four chunks at once.
+tiles!(KeyTile, |row| (row & 1) << 2);
+// Eight lanes read two chunks of each of four rows, two apart.
+tiles!(ValueTile, |row| row & 6);
+
+/// The dimension that output register pair `t` of a lane holds in column `2q + i`.
+///
+/// Lane `g` supplies, as column `g` of eight consecutive tiles, the eight dimensions of chunk `8s + g` (four of half a
+/// chunk where D is no multiple of 64): so a lane ends with whole chunks of the output.
+#[inline(always)]
+pub fn output_dimension<const D: usize>(t: usize, column: u32) -> u32 {
+    let width = if D % 64 == 0 { 8 } else { 4 };
+    width * (8 * (t as u32 / width) + column) + t as u32 % width
+}
+
+/// Values as operands, a tile of eight columns at a time: the four tokens of a lane.
+pub trait Values<const D: usize>: Copy {
+    /// B operands of `WIDTH` output tiles from tile `WIDTH · s` on: tokens 2q, 2q + 1 and 2q + 8, 2q + 9 of the dimension
+    /// that [`output_dimension`] names for column `g`.
+    fn operands(self, s: u32, lane: u32) -> [[u32; 2]; 8];
+}
+
+/// Output tiles that [`Values::operands`] makes at once.
+#[inline(always)]
+pub const fn width<const D: usize>() -> usize {
+    if D % 64 == 0 { 8 } else { 4 }
+}
+
+/// The pairs (token a, token b) of both halves of a word of two dimensions.
+#[inline(always)]
+fn transpose(a: u32, b: u32) -> [u32; 2] {
+    [bits::byte_perm(a, b, 0x5410), bits::byte_perm(a, b, 0x7632)]
+}
+
+impl<const D: usize> Values<D> for ValueTile<D> {
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn operands(self, s: u32, lane: u32) -> [[u32; 2]; 8] {
+        let (g, q) = (lane >> 2, lane & 3);
+        let mut b = [[0; 2]; 8];
+        if D % 64 == 0 {
+            let tokens = [2 * q, 2 * q + 1, 2 * q + 8, 2 * q + 9].map(|token| self.chunk(token, 8 * s + g));
+            unroll!(for e in 0..4 {
+                let low = transpose(tokens[0][e], tokens[1][e]);
+                let high = transpose(tokens[2][e], tokens[3][e]);
+                b[2 * e] = [low[0], high[0]];
+                b[2 * e + 1] = [low[1], high[1]];
+            });
+        } else {
+            let half = 8 * s + g;
+            let tokens = [2 * q, 2 * q + 1, 2 * q + 8, 2 * q + 9].map(|token| {
+                let at = self.start + Self::word(token, half / 2) + 2 * (half & 1);
+                self.memory.load_vector::<[u32; 2]>(at)
+            });
+            unroll!(for e in 0..2 {
+                let low = transpose(tokens[0][e], tokens[1][e]);
+                let high = transpose(tokens[2][e], tokens[3][e]);
+                b[2 * e] = [low[0], high[0]];
+                b[2 * e + 1] = [low[1], high[1]];
+            });
+        }
+        b
+    }
+}

@@ -1,0 +1,138 @@
+//! The online softmax of a warp, with a reference that is a power of two.
+
+use super::fragments::{Values, output_dimension, width};
+use super::{Half, ROWS};
+use simt::math::{exp2_nonpositive, floor, max};
+use simt::warp::{FULL_MASK, warp_shuffle_xor, warp_vote_any};
+use simt::{Shared, unroll};
+
+/// Probabilities are scaled by 2^15 relative to the row's reference: the largest is at most 32768, and what f16 loses of
+/// the small ones is below 2^−39 of it.
+pub const ROW_SCALE_BITS: u32 = 15;
+
+/// "No key yet": below every reference, and `exp2` of any difference to it is 0.
+const NOTHING: f32 = -1.0e30;
+
+/// What a warp has accumulated for its eight query rows; each lane its share.
+///
+/// With `r` the row's `reference`, an integer, and `p_t = 2^(s_t − r)`: `sum` is this lane's part of Σ p_t, and the
+/// accumulators hold Σ p_t·v_t. As the reference is an integer, raising it multiplies by a power of two: exactly.
+pub struct Running {
+    /// Accumulators of the output tiles, two of row `g` (probabilities) and two of what their rounding cut off.
+    pub output: [[f32; 4]; 32],
+    /// The row's reference, in the units of the scores; the largest score is at most `reference` + 15.
+    pub reference: f32,
+    /// This lane's tokens' part of the row's sum.
+    pub sum: f32,
+}
+
+impl Running {
+    /// Nothing yet.
+    #[inline(always)]
+    pub fn new() -> Self {
+        Running { output: [[0.0; 4]; 32], reference: NOTHING, sum: 0.0 }
+    }
+
+    /// Takes a tile in. `scores` are in log2 units; a token that does not count has −∞.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn add<E: Half, const D: usize>(&mut self, scores: [[f32; 2]; 2], values: impl Values<D>, lane: u32) {
+        let [[s0, s1], [s2, s3]] = scores;
+        let largest = max(max(s0, s1), max(s2, s3));
+        // A reference that suits the largest score of the row, this lane's part of it.
+        let wanted = -floor(-largest) - ROW_SCALE_BITS as f32;
+        if warp_vote_any(FULL_MASK, wanted > self.reference) {
+            let mut new = max(wanted, self.reference);
+            new = max(new, warp_shuffle_xor(FULL_MASK, new, 1, 32));
+            new = max(new, warp_shuffle_xor(FULL_MASK, new, 2, 32));
+            self.rescale::<D>(new);
+        }
+        let r = self.reference;
+        let p = [s0, s1, s2, s3].map(|s| exp2_nonpositive(s - r));
+        self.sum += (p[0] + p[1]) + (p[2] + p[3]);
+        self.accumulate::<E, D>(probabilities::<E>(p), values, lane);
+    }
+
+    /// Raises the reference of this lane's row; the four lanes of a row agree on it.
+    #[inline(always)]
+    fn rescale<const D: usize>(&mut self, reference: f32) {
+        // An exact power of two, or 0 where nothing was accumulated.
+        let factor = exp2_nonpositive(self.reference - reference);
+        self.reference = reference;
+        self.sum *= factor;
+        unroll!(for t in 0..(D / 8), at_most 32 {
+            self.output[t] = self.output[t].map(|x| x * factor);
+        });
+    }
+
+    /// Adds `a`·values to the output.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn accumulate<E: Half, const D: usize>(&mut self, a: [u32; 4], values: impl Values<D>, lane: u32) {
+        unroll!(for s in 0..(D / 8 / width::<D>()), at_most 4 {
+            let b = values.operands(s as u32, lane);
+            unroll!(for e in 0..(width::<D>()), at_most 8 {
+                let t = s * width::<D>() + e;
+                self.output[t] = E::multiply(a, b[e], self.output[t]);
+            });
+        });
+    }
+
+    /// The row's sum, in each of its four lanes.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn row_sum(&self) -> f32 {
+        let sum = self.sum + warp_shuffle_xor(FULL_MASK, self.sum, 1, 32);
+        sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32)
+    }
+
+    /// Writes Σ p·v of the eight rows to `target` [8, D] from element `start` on.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn store_output<const D: usize>(&self, target: Shared<f32>, start: u32, lane: u32) {
+        let (g, q) = (lane >> 2, lane & 3);
+        let row = start + g * D as u32;
+        unroll!(for i in 0..2 {
+            unroll!(for f in 0..(D / 32), at_most 8 {
+                // Four tiles side by side are four dimensions side by side.
+                let tile = |e: usize| {
+                    let o = self.output[4 * f + e];
+                    o[i] + o[2 + i]
+                };
+                let at = row + output_dimension::<D>(4 * f, 2 * q + i as u32);
+                target.store_vector(at, glam::Vec4::new(tile(0), tile(1), tile(2), tile(3)));
+            });
+        });
+    }
+}
+
+impl Default for Running {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The A operand of four probabilities: row `g` rounded, row `g + 8` what rounding cut off.
+#[inline(always)]
+fn probabilities<E: Half>(p: [f32; 4]) -> [u32; 4] {
+    let split = |low: f32, high: f32| {
+        let rounded = E::pack(low, high);
+        let [a, b] = E::unpack(rounded);
+        (rounded, E::pack(low - a, high - b))
+    };
+    let (h0, l0) = split(p[0], p[1]);
+    let (h1, l1) = split(p[2], p[3]);
+    [h0, l0, h1, l1]
+}
+
+/// Adds `factor` times the eight rows' part at `source` to four numbers of it.
+#[inline(always)]
+pub fn add_scaled(sum: [f32; 4], part: [f32; 4], factor: f32) -> [f32; 4] {
+    let mut out = sum;
+    unroll!(for i in 0..4 {
+        out[i] = simt::math::fma(part[i], factor, sum[i]);
+    });
+    out
+}
+
+const _: () = assert!(ROWS == 8, "a lane's row is its number over four");

@@ -1,0 +1,373 @@
+//! # Mathematics
+//! For query row r with scale σ: s_t = σ·q_r·k_t, a_t = exp(s_t) / Σ exp(s_u), o_r = Σ a_t·v_t, lse_r = ln Σ exp(s_u).
+//! Scores are kept in log2 units, s·log2(e).
+//!
+//! # Layout
+//! `queries` [sequences, query_tokens, kv_heads · group, D]. `keys`, `values`: pools of blocks, [blocks, kv_heads, 16, D].
+//! `table` [sequences, max_blocks]: a sequence's blocks in order. `lengths` \[sequences\] counts the keys, those of the
+//! query tokens included; query token i of n sees `length − (n − 1 − i)` of them.
+//! `output` f32 like `queries`; `lse` f32 [sequences, query_tokens, kv_heads · group].
+//!
+//! # Bytes
+//! 4·D a token and KV head are read once (2·D of keys, 2·D of values); at head_dim 128, 512 bytes. Partials:
+//! (8·D + 16)·4 bytes a block written and read: 264 blocks, 1.1 MB.
+//!
+//! # Work split
+//! Grid (splits, kv_heads · row groups, sequences). A block takes a run of consecutive tiles of 16 tokens, its four warps
+//! every fourth of them, each with its own ring of asynchronous copies and its own online softmax: no block barrier in
+//! the loop. At the end the four warps' results are added in the order of the warps, the block's part goes to
+//! `partials`, and the block of a row that arrives last adds the parts in the order of the splits.
+
+use super::{DenseShape, WARPS, stages};
+use crate::attention::{
+    BLOCK_TOKENS, Half, KeyTile, PartialRow, Queries, ROWS, Running, ValueTile, add_scaled, merge_weight,
+};
+use glam::Vec4;
+use half::{bf16, f16};
+use simt::math::{canonical_nan, log2, max};
+use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
+
+/// ln 2.
+const LN_2: f32 = core::f32::consts::LN_2;
+
+/// Shared memory of a block.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    /// The warps' rings; afterwards their results.
+    ring: Shared<u32>,
+    /// Words of one warp's ring.
+    ring_words: u32,
+    /// The same memory: Σ p·v of each warp, [warps, 8, D].
+    outputs: Shared<f32>,
+    /// References and sums, [warps, 8].
+    rows: Shared<PartialRow>,
+    /// The query rows, where they do not fit registers.
+    queries: Shared<u32>,
+    /// Whether this block came last.
+    last: Shared<u32>,
+    /// The shared memory's size.
+    pub bytes: u32,
+}
+
+/// Lays out the shared memory of an instance.
+pub const fn layout<const D: usize>() -> Layout {
+    let mut plan = SharedPlan::new();
+    let ring_words = stages(D as u32) * (KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
+    let ring = plan.array(WARPS * ring_words);
+    // The results take the rings' place.
+    let mut over = SharedPlan::new();
+    let outputs = over.array(WARPS * ROWS * D as u32);
+    let rows = plan.array(WARPS * ROWS);
+    let queries = plan.array(Queries::shared_words::<D>());
+    let last = plan.array(1);
+    Layout { ring, ring_words, outputs, rows, queries, last, bytes: plan.bytes() }
+}
+
+/// Attention of the rows that `wanted` names.
+///
+/// `wanted` [sequences, kv_heads · row groups]: bit g asks for row g of the group of eight; without any the block leaves.
+/// `counters`, of the same shape, are 0 before and after.
+#[kernel(
+    system = dense,
+    instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
+    max_threads = 128,
+    min_blocks = 2
+)]
+pub fn attend<E: Half, const D: usize>(
+    queries: Global<E>,
+    keys: Global<E>,
+    values: Global<E>,
+    table: Global<u32>,
+    lengths: Global<u32>,
+    wanted: Global<u32>,
+    partials: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    output: GlobalMut<f32>,
+    lse: GlobalMut<f32>,
+    shape: DenseShape,
+) {
+    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
+    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
+    let rows_wanted = wanted.load_readonly(launch_row as usize);
+    if rows_wanted == 0 {
+        return;
+    }
+    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
+    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+
+    let length = lengths.load_readonly(sequence as usize);
+    let tiles = length.div_ceil(BLOCK_TOKENS);
+    let tiles_a_split = bits::div_ceil_u64(tiles as u64, shape.splits as u64).max(1) as u32;
+    let used = bits::div_ceil_u64(tiles as u64, tiles_a_split as u64) as u32;
+    // A sequence without keys still needs somebody to write its rows.
+    if split >= used.max(1) {
+        return;
+    }
+    let first = split * tiles_a_split;
+    let end = simt_min(first + tiles_a_split, tiles);
+
+    let layout = layout::<D>();
+    let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+    let row = row_group * ROWS + (lane >> 2);
+    let (query_token, in_group) = (bits::div_u32(row, shape.group), bits::rem_u32(row, shape.group));
+    let present = row < shape.rows();
+    let heads = shape.kv_heads * shape.group;
+    let query_row =
+        ((sequence * shape.query_tokens + query_token) * heads + head * shape.group + in_group) as usize;
+    let q = Queries::load::<E, D>(queries, query_row, present, layout.queries, warp == 0, lane);
+    if D > 128 {
+        thread::sync_threads();
+    }
+    // Keys that this lane's row sees.
+    let visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
+
+    let mut running = Running::new();
+    let walk = Walk { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
+    walk.tiles::<D>(first + warp, |tile, k, v| {
+        let mut scores = q.scores::<E, D>(k, lane);
+        unroll!(for j in 0..2 {
+            unroll!(for i in 0..2 {
+                let scaled = scores[j][i] * shape.scale_log2;
+                let token = tile * BLOCK_TOKENS + 8 * j as u32 + 2 * (lane & 3) + i as u32;
+                scores[j][i] = if token < visible { scaled } else { f32::NEG_INFINITY };
+            });
+        });
+        running.add::<E, D>(scores, v, lane);
+    });
+
+    // The warps' results take the rings' place: all copies have landed, all tiles are read.
+    async_copy::wait::<0>();
+    thread::sync_threads();
+    running.store_output::<D>(layout.outputs, warp * ROWS * D as u32, lane);
+    let sum = running.row_sum();
+    if lane & 3 == 0 {
+        layout.rows.store(warp * ROWS + (lane >> 2), PartialRow { reference: running.reference, sum });
+    }
+    thread::sync_threads();
+
+    let target = Target { output, lse, rows_wanted, shape, sequence, head, row_group };
+    let floats = DenseShape::part_floats(D as u32) as usize;
+    let base = launch_row as usize * shape.splits as usize * floats;
+    if used <= 1 {
+        combine::<D>(
+            WARPS,
+            |w, r| layout.rows.load(w * ROWS + r),
+            |w, r, d| layout.outputs.load_vector(w * ROWS * D as u32 + r * D as u32 + d),
+            |r, d, merged| {
+                target.finish::<D>(r, d, merged);
+            },
+        );
+        return;
+    }
+    let part = base + split as usize * floats;
+    combine::<D>(
+        WARPS,
+        |w, r| layout.rows.load(w * ROWS + r),
+        |w, r, d| layout.outputs.load_vector(w * ROWS * D as u32 + r * D as u32 + d),
+        |r, d, merged| {
+            partials.store_vector(part + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
+            if d == 0 {
+                partials.store_vector(part + (ROWS * D as u32 + 2 * r) as usize, merged.row);
+            }
+        },
+    );
+    if !last_to_arrive(counters, launch_row, used, layout.last) {
+        return;
+    }
+    let parts = partials.as_const();
+    combine::<D>(
+        used,
+        |s, r| {
+            parts.load_vector::<PartialRow>(base + s as usize * floats + (ROWS * D as u32 + 2 * r) as usize)
+        },
+        |s, r, d| parts.load_vector::<Vec4>(base + s as usize * floats + (r * D as u32 + d) as usize),
+        |r, d, merged| target.finish::<D>(r, d, merged),
+    );
+}
+
+#[inline(always)]
+fn simt_min(a: u32, b: u32) -> u32 {
+    if a < b { a } else { b }
+}
+
+/// A warp's way through its tiles.
+struct Walk<E> {
+    layout: Layout,
+    keys: Global<E>,
+    values: Global<E>,
+    table: Global<u32>,
+    shape: DenseShape,
+    sequence: u32,
+    head: u32,
+    length: u32,
+    warp: u32,
+    lane: u32,
+    /// Past the last tile.
+    end: u32,
+}
+
+impl<E: Half> Walk<E> {
+    /// The block of a tile; 0 past the end.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn block(&self, tile: u32) -> u32 {
+        if tile < self.end {
+            self.table.load_readonly((self.sequence * self.shape.max_blocks + tile) as usize)
+        } else {
+            0
+        }
+    }
+
+    #[inline(always)]
+    fn stage<const D: usize>(&self, stage: u32) -> (KeyTile<D>, ValueTile<D>) {
+        let words = KeyTile::<D>::WORDS;
+        let start = self.warp * self.layout.ring_words + stage * 2 * words;
+        (KeyTile::at(self.layout.ring, start), ValueTile::at(self.layout.ring, start + words))
+    }
+
+    /// Starts copying a tile into a stage; closes the group even if there is no tile.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn start<const D: usize>(&self, tile: u32, block: u32, stage: u32) {
+        if tile < self.end {
+            let (k, v) = self.stage::<D>(stage);
+            let from = (block * self.shape.kv_heads + self.head) as usize * (BLOCK_TOKENS as usize * D);
+            let rows = self.length - tile * BLOCK_TOKENS;
+            k.copy(self.keys, from, rows, self.lane);
+            v.copy(self.values, from, rows, self.lane);
+        }
+        async_copy::commit();
+    }
+
+    /// Calls `visit` with every fourth tile from `first` on.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn tiles<const D: usize>(&self, first: u32, mut visit: impl FnMut(u32, KeyTile<D>, ValueTile<D>)) {
+        let stages = stages(D as u32);
+        let mut blocks = [0u32; 4];
+        unroll!(for s in 0..4 {
+            blocks[s] = if (s as u32) < stages { self.block(first + WARPS * s as u32) } else { 0 };
+        });
+        unroll!(for s in 0..3 {
+            if (s as u32) < stages - 1 {
+                self.start::<D>(first + WARPS * s as u32, blocks[s], s as u32);
+            }
+        });
+        let mut next_block = blocks[stages as usize - 1];
+        let mut tile = first;
+        let mut stage = 0u32;
+        while tile < self.end {
+            if stages == 4 {
+                async_copy::wait::<2>();
+            } else {
+                async_copy::wait::<1>();
+            }
+            warp::sync_warp(warp::FULL_MASK);
+            // The stage that the last round has read is free.
+            let free = if stage == 0 { stages - 1 } else { stage - 1 };
+            let ahead = tile + WARPS * (stages - 1);
+            self.start::<D>(ahead, next_block, free);
+            next_block = self.block(ahead + WARPS);
+            let (k, v) = self.stage::<D>(stage);
+            visit(tile, k, v);
+            tile += WARPS;
+            stage = if stage == stages - 1 { 0 } else { stage + 1 };
+        }
+    }
+}
+
+/// Four dimensions of a row over all parts.
+struct Merged {
+    values: [f32; 4],
+    row: PartialRow,
+}
+
+/// Adds `parts` parts in their order: 128 threads, each four dimensions at a time of the eight rows.
+#[inline(always)]
+fn combine<const D: usize>(
+    parts: u32,
+    row: impl Fn(u32, u32) -> PartialRow,
+    values: impl Fn(u32, u32, u32) -> Vec4,
+    mut done: impl FnMut(u32, u32, Merged),
+) {
+    let quads = ROWS * D as u32 / 4;
+    let mut item = thread::thread_idx_x();
+    while item < quads {
+        let (r, d) = (item / (D as u32 / 4), 4 * (item % (D as u32 / 4)));
+        let mut reference = PartialRow::EMPTY.reference;
+        for part in 0..parts {
+            reference = max(reference, row(part, r).reference);
+        }
+        let mut sum = 0f32;
+        let mut total = [0f32; 4];
+        for part in 0..parts {
+            let own = row(part, r);
+            let weight = merge_weight(own.reference, reference);
+            sum = simt::math::fma(own.sum, weight, sum);
+            total = add_scaled(total, values(part, r, d).to_array(), weight);
+        }
+        done(r, d, Merged { values: total, row: PartialRow { reference, sum } });
+        item += WARPS * 32;
+    }
+}
+
+/// Publishes what the block has written and says whether all `expected` blocks of the row have: then their parts may be
+/// read.
+#[inline(always)]
+fn last_to_arrive(counters: GlobalMut<u32>, row: u32, expected: u32, last: Shared<u32>) -> bool {
+    thread::device_fence();
+    thread::sync_threads();
+    if thread::thread_idx_x() == 0 {
+        thread::device_fence();
+        let before = counters.atomic_add(row as usize, 1);
+        let is_last = before + 1 == expected;
+        if is_last {
+            // For the next launch.
+            counters.atomic_exchange(row as usize, 0);
+        }
+        last.store(0, is_last as u32);
+    }
+    thread::sync_threads();
+    let is_last = last.load(0) != 0;
+    if is_last {
+        thread::device_fence();
+    }
+    is_last
+}
+
+/// Where finished rows go.
+#[derive(Clone, Copy)]
+struct Target {
+    output: GlobalMut<f32>,
+    lse: GlobalMut<f32>,
+    rows_wanted: u32,
+    shape: DenseShape,
+    sequence: u32,
+    head: u32,
+    row_group: u32,
+}
+
+impl Target {
+    /// Four dimensions of a row, if it is wanted. A row that sees no key is 0, its LSE −∞.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn finish<const D: usize>(self, r: u32, d: u32, merged: Merged) {
+        let row = self.row_group * ROWS + r;
+        if row >= self.shape.rows() || self.rows_wanted >> r & 1 == 0 {
+            return;
+        }
+        let (token, in_group) = (bits::div_u32(row, self.shape.group), bits::rem_u32(row, self.shape.group));
+        let heads = self.shape.kv_heads * self.shape.group;
+        let at = (self.sequence * self.shape.query_tokens + token) * heads
+            + self.head * self.shape.group
+            + in_group;
+        let PartialRow { reference, sum } = merged.row;
+        let empty = sum == 0.0;
+        let value = merged.values.map(|x| if empty { 0.0 } else { canonical_nan(x / sum) });
+        self.output.store_vector(at as usize * D + d as usize, Vec4::from_array(value));
+        if d == 0 {
+            let log = if empty { f32::NEG_INFINITY } else { canonical_nan((reference + log2(sum)) * LN_2) };
+            self.lse.store(at as usize, log);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Shapes, and the split of the work, which depends on nothing but them.
+
+use super::WARPS;
+use crate::attention::ROWS;
+use simt::{Pod, Zeroable};
+
+/// The shape of a launch. All sequences share pools and have a row of the block table each.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DenseShape {
+    /// Query heads of a KV head.
+    pub group: u32,
+    /// Query tokens of a sequence; its last keys are those of these tokens.
+    pub query_tokens: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Entries of a row of the block table.
+    pub max_blocks: u32,
+    /// Parts that a sequence is cut into: [`split_count`].
+    pub splits: u32,
+    /// Scores in log2 units: log2(e) times the softmax scale.
+    pub scale_log2: f32,
+}
+
+impl DenseShape {
+    /// Query rows of a KV head.
+    #[inline(always)]
+    pub const fn rows(self) -> u32 {
+        self.group * self.query_tokens
+    }
+
+    /// Groups of eight query rows of a KV head.
+    #[inline(always)]
+    pub const fn row_groups(self) -> u32 {
+        self.rows().div_ceil(ROWS)
+    }
+
+    /// Words of a block's part of `partials`: eight rows of sums of values, then their references and sums.
+    #[inline(always)]
+    pub const fn part_floats(head_dim: u32) -> u32 {
+        ROWS * head_dim + 2 * ROWS
+    }
+}
+
+/// Thread blocks that fill the machine once: two on each of the 132 multiprocessors of a GH100. A constant, not the
+/// device's own number: the order of additions, and with it the bits, must not depend on the device.
+const BLOCKS_WANTED: u32 = 264;
+
+/// Parts that each sequence is cut into, for `launches` rows of blocks (sequences × KV heads × row groups) and tables of
+/// `max_blocks` blocks.
+pub const fn split_count(launches: u32, max_blocks: u32) -> u32 {
+    let wanted = if launches == 0 { 1 } else { BLOCKS_WANTED / launches };
+    // A part should have work for every warp, twice.
+    let most = max_blocks.div_ceil(2 * WARPS);
+    let splits = if wanted < most { wanted } else { most };
+    if splits == 0 { 1 } else { splits }
+}
+
+/// Floats of the partial results of `launches` rows of `splits` blocks.
+pub const fn partial_floats(launches: u32, splits: u32, head_dim: u32) -> usize {
+    launches as usize * splits as usize * DenseShape::part_floats(head_dim) as usize
+}

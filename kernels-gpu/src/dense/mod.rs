@@ -1,0 +1,21 @@
+//! Decode attention over f16 and bf16 caches: the baseline, and what certified attention falls back to.
+
+mod decode;
+mod layout;
+
+pub use decode::{attend, layout};
+pub use layout::{DenseShape, partial_floats, split_count};
+
+/// Warps of a block.
+pub const WARPS: u32 = 4;
+
+/// Stages of a warp's ring of tiles: enough bytes under way, and two blocks fit a multiprocessor up to head_dim 128.
+pub const fn stages(head_dim: u32) -> u32 {
+    if head_dim <= 64 { 4 } else { 3 }
+}
+
+/// Every kernel instance of the system.
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
+    attend::INSTANCES.iter()
+}
