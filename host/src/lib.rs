@@ -18,6 +18,7 @@
 pub mod attention;
 mod backend;
 mod buffer;
+pub mod certified;
 pub mod check;
 mod cpu;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

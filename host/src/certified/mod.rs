@@ -1,0 +1,226 @@
+//! Attention over INT8 keys and INT4 values with a certificate: what is stored.
+//!
+//! [`Writer`] turns full blocks of 16 tokens into the tiles and annotations of [`kernels_gpu::certified`]; [`reference`]
+//! is the same format told once more, serially, and judged in f64.
+//!
+//! ```
+//! use half::f16;
+//! use host::certified::{Annotation, Geometry, Job, Writer};
+//! use host::{Buffer, Device, Stream};
+//! use simt::emu::EmuOptions;
+//!
+//! let device = Device::cpu(EmuOptions::default());
+//! let stream = Stream::new(&device)?;
+//! let geometry = Geometry::new(2, 64)?;
+//! // Two blocks of 16 tokens; the second one becomes the first of the quantized pool.
+//! let numbers = |step: f32| (0..geometry.pool_elements(2)).map(|i| f16::from_f32((i as f32 * step).sin())).collect();
+//! let (keys, values): (Vec<f16>, Vec<f16>) = (numbers(0.37), numbers(0.73));
+//! let (keys, values) = (Buffer::from_slice(&device, &keys)?, Buffer::from_slice(&device, &values)?);
+//! let mut tiles = Buffer::<u8>::new(&device, geometry.tile_bytes(1))?;
+//! let mut annotations = Buffer::<Annotation>::new(&device, geometry.pairs(1))?;
+//!
+//! let mut writer = Writer::<f16>::new(&device, geometry, 16)?;
+//! writer.write(&stream, &keys, &values, &[Job { source: 1, destination: 0 }], &mut tiles, &mut annotations)?;
+//! writer.check(&stream)?;
+//! assert!(annotations.to_vec()?.iter().all(|a| a.eps < 0.05 && a.eta < 0.4 && a.nu < 8.0));
+//! # Ok::<(), host::certified::Error>(())
+//! ```
+
+pub mod cases;
+pub mod reference;
+mod write;
+
+pub use kernels_gpu::certified::layout::{Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Problems, TileLayout};
+pub use write::{CertifiedElement, QuantizeBlock, Writer};
+
+use std::fmt;
+
+/// A result with this system's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What the certified system reports.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A buffer, a launch or a copy failed.
+    #[error(transparent)]
+    Device(#[from] crate::Error),
+    /// Heads that no kernel has an instance for.
+    #[error(
+        "{kv_heads} KV heads of {head_dim} channels are not supported; use 1 to {} heads of 64, 96, 128 or 256",
+        Geometry::MAX_KV_HEADS
+    )]
+    Geometry {
+        /// KV heads.
+        kv_heads: u32,
+        /// Channels of one.
+        head_dim: u32,
+    },
+    /// A buffer that is not a whole number of blocks, or two that do not belong together.
+    #[error("{what} has {got} elements, expected {expected}; allocate it for {geometry}")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// Elements it has.
+        got: usize,
+        /// What it should have.
+        expected: String,
+        /// The heads.
+        geometry: Geometry,
+    },
+    /// A job that names a block outside its pool.
+    #[error("job {index} names {which} block {block}, and there are {blocks}; pass blocks of the pools")]
+    Block {
+        /// The job's place in the list.
+        index: usize,
+        /// `source` or `destination`.
+        which: &'static str,
+        /// The block named.
+        block: u32,
+        /// Blocks of the pool.
+        blocks: usize,
+    },
+    /// Two jobs that write the same block.
+    #[error("two jobs write block {block}; give each destination once")]
+    Twice {
+        /// The block.
+        block: u32,
+    },
+    /// More jobs, or heads, than one launch can number.
+    #[error("{jobs} jobs over {geometry} are too many for one launch; make a writer for fewer")]
+    TooMany {
+        /// Jobs.
+        jobs: usize,
+        /// The heads.
+        geometry: Geometry,
+    },
+    /// An element that is NaN or infinite.
+    #[error(
+        "the {what} of {at} is not finite; what was quantized since the last check is not to be used, mend the cache"
+    )]
+    NotFinite {
+        /// `key` or `value`.
+        what: &'static str,
+        /// Where.
+        at: Position,
+    },
+    /// An element beyond what an f16 scale and zero can restore.
+    #[error(
+        "the {what} of {at} is beyond f16, in which scales are stored; store this cache's {what}s scaled down"
+    )]
+    Range {
+        /// `key` or `value`.
+        what: &'static str,
+        /// Where.
+        at: Position,
+    },
+}
+
+/// An element of a pool of originals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The block.
+    pub block: u32,
+    /// The KV head.
+    pub kv_head: u32,
+    /// The token in the block.
+    pub token: u32,
+    /// The channel.
+    pub channel: u32,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Position { block, kv_head, token, channel } = self;
+        write!(f, "block {block}, KV head {kv_head}, token {token}, channel {channel}")
+    }
+}
+
+/// KV heads and their channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    kv_heads: u32,
+    head_dim: u32,
+}
+
+impl Geometry {
+    /// The most KV heads.
+    pub const MAX_KV_HEADS: u32 = 1024;
+
+    /// `kv_heads` heads of `head_dim` channels, one of [`HEAD_DIMS`].
+    ///
+    /// # Errors
+    /// [`Error::Geometry`].
+    pub fn new(kv_heads: u32, head_dim: u32) -> Result<Self> {
+        if kv_heads == 0 || kv_heads > Self::MAX_KV_HEADS || !HEAD_DIMS.contains(&head_dim) {
+            return Err(Error::Geometry { kv_heads, head_dim });
+        }
+        Ok(Geometry { kv_heads, head_dim })
+    }
+
+    /// KV heads.
+    pub fn kv_heads(self) -> u32 {
+        self.kv_heads
+    }
+
+    /// Channels of a head, D.
+    pub fn head_dim(self) -> u32 {
+        self.head_dim
+    }
+
+    /// Where everything of a tile lies.
+    pub fn layout(self) -> TileLayout {
+        TileLayout::new(self.head_dim)
+    }
+
+    /// Pairs of block and KV head in `blocks` blocks: how many annotations there are.
+    pub fn pairs(self, blocks: usize) -> usize {
+        blocks * self.kv_heads as usize
+    }
+
+    /// Elements of keys, or of values, in `blocks` blocks of originals.
+    pub fn pool_elements(self, blocks: usize) -> usize {
+        self.pairs(blocks) * self.layout().elements() as usize
+    }
+
+    /// Bytes of `blocks` quantized blocks.
+    pub fn tile_bytes(self, blocks: usize) -> usize {
+        self.pairs(blocks) * self.layout().bytes as usize
+    }
+
+    /// Where the element of a flat index is in a pool of originals.
+    pub fn position(self, index: u64) -> Position {
+        let (d, heads) = (self.head_dim as u64, self.kv_heads as u64);
+        Position {
+            channel: (index % d) as u32,
+            token: (index / d % BLOCK_TOKENS as u64) as u32,
+            kv_head: (index / (d * BLOCK_TOKENS as u64) % heads) as u32,
+            block: (index / (d * BLOCK_TOKENS as u64 * heads)) as u32,
+        }
+    }
+
+    /// What was found while quantizing, as an error.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`], [`Error::Range`].
+    pub fn verdict(self, problems: Problems) -> Result<()> {
+        let found = |index: u64| (index != u64::MAX).then(|| self.position(index));
+        for (what, not_finite) in [("key", problems.key_not_finite), ("value", problems.value_not_finite)] {
+            if let Some(at) = found(not_finite) {
+                return Err(Error::NotFinite { what, at });
+            }
+        }
+        for (what, range) in [("key", problems.key_range), ("value", problems.value_range)] {
+            if let Some(at) = found(range) {
+                return Err(Error::Range { what, at });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Geometry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} KV heads of {} channels", self.kv_heads, self.head_dim)
+    }
+}
