@@ -444,7 +444,7 @@ fn words_that_mean_nothing_are_refused() {
         (vec!["quantize", SAMPLE, "--variant", "fast"], "possible values: all, naive"),
         (vec!["quantize", SAMPLE, "-o", "x", "--scheme", "rows"], "possible values: channel, block"),
         (vec!["quantize", SAMPLE, "--scheme", "block"], "--output"),
-        (vec!["check", "--system", "rope"], "possible values: int8, probe"),
+        (vec!["check", "--system", "rope"], "possible values: certified"),
         (vec!["quantize"], "<FILE>"),
         (vec!["fly"], "unrecognized subcommand"),
     ] {

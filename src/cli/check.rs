@@ -39,7 +39,7 @@ Examples:
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// Only the cases of this system.
-    #[arg(long, value_parser = ["int8", "probe", "roofline"])]
+    #[arg(long, value_parser = ["certified", "int8", "probe", "roofline"])]
     system: Option<String>,
     /// Only cases with this in a kernel's name or in their parameters.
     #[arg(long, value_name = "TEXT")]
@@ -115,6 +115,9 @@ impl Arguments {
         }
         if in_system("int8") {
             cases.extend(int8::cases(int8_coverage));
+        }
+        if in_system("certified") && self.suite() != "huge" {
+            cases.extend(host::certified::cases::cases(self.suite() == "full"));
         }
         if in_system("roofline") && self.suite() != "huge" {
             cases.extend(host::roofline::cases());
