@@ -75,7 +75,8 @@ impl Queries {
     }
 }
 
-/// Where a chunk of a row lies, so that neither the copies' writes nor the lanes' reads meet in a bank.
+/// Where a chunk of a row lies, in chunks: `bits` are flipped so that neither the copies' writes nor the lanes' reads meet
+/// in a bank.
 #[inline(always)]
 fn swizzle<const D: usize>(row: u32, chunk: u32, bits: u32) -> u32 {
     // Rows of 96 elements are 192 bytes: neighbours start half the banks apart on their own.
@@ -144,32 +145,34 @@ macro_rules! tiles {
         }
     };
 }
-// Eight lanes read two rows of four chunks at once.
+// Eight lanes read four chunks of each of two rows at once.
 tiles!(KeyTile, |row| (row & 1) << 2);
-// Eight lanes read two chunks of each of four rows, two apart.
-tiles!(ValueTile, |row| row & 6);
+// Eight lanes read two chunks, D / 64 apart, of each of four rows, two apart.
+tiles!(ValueTile, |row| match D {
+    64 => row & 6,
+    128 => row >> 1 & 1 | row & 4,
+    _ => row >> 1 & 3,
+});
 
-/// The dimension that output register pair `t` of a lane holds in column `2q + i`.
-///
-/// Lane `g` supplies, as column `g` of eight consecutive tiles, the eight dimensions of chunk `8s + g` (four of half a
-/// chunk where D is no multiple of 64): so a lane ends with whole chunks of the output.
+/// The dimension that output tile `t` holds in column `column`: a lane supplies, as column `g` of the tiles, D/8
+/// neighbouring dimensions.
 #[inline(always)]
-pub fn output_dimension<const D: usize>(t: usize, column: u32) -> u32 {
-    let width = if D % 64 == 0 { 8 } else { 4 };
-    width * (8 * (t as u32 / width) + column) + t as u32 % width
+pub const fn output_dimension<const D: usize>(t: usize, column: u32) -> u32 {
+    column * (D as u32 / 8) + t as u32
 }
 
-/// Values as operands, a tile of eight columns at a time: the four tokens of a lane.
-pub trait Values<const D: usize>: Copy {
-    /// B operands of `WIDTH` output tiles from tile `WIDTH · s` on: tokens 2q, 2q + 1 and 2q + 8, 2q + 9 of the dimension
-    /// that [`output_dimension`] names for column `g`.
-    fn operands(self, s: u32, lane: u32) -> [[u32; 2]; 8];
-}
-
-/// Output tiles that [`Values::operands`] makes at once.
+/// Output tiles whose operands are made at once.
 #[inline(always)]
 pub const fn width<const D: usize>() -> usize {
-    if D % 64 == 0 { 8 } else { 4 }
+    // At head_dim 256 registers are short.
+    if D % 64 == 0 && D < 256 { 8 } else { 4 }
+}
+
+/// Values as operands, some output tiles at a time.
+pub trait Values<const D: usize>: Copy {
+    /// B operands of [`width`] output tiles from tile `width · s` on: tokens 2q, 2q + 1 and 2q + 8, 2q + 9 of the dimension
+    /// that [`output_dimension`] names for column `g`.
+    fn operands(self, s: u32, lane: u32) -> [[u32; 2]; 8];
 }
 
 /// The pairs (token a, token b) of both halves of a word of two dimensions.
@@ -184,8 +187,9 @@ impl<const D: usize> Values<D> for ValueTile<D> {
     fn operands(self, s: u32, lane: u32) -> [[u32; 2]; 8] {
         let (g, q) = (lane >> 2, lane & 3);
         let mut b = [[0; 2]; 8];
-        if D % 64 == 0 {
-            let tokens = [2 * q, 2 * q + 1, 2 * q + 8, 2 * q + 9].map(|token| self.chunk(token, 8 * s + g));
+        if width::<D>() == 8 {
+            let tokens = [2 * q, 2 * q + 1, 2 * q + 8, 2 * q + 9]
+                .map(|token| self.chunk(token, D as u32 / 64 * g + s));
             unroll!(for e in 0..4 {
                 let low = transpose(tokens[0][e], tokens[1][e]);
                 let high = transpose(tokens[2][e], tokens[3][e]);
@@ -193,7 +197,7 @@ impl<const D: usize> Values<D> for ValueTile<D> {
                 b[2 * e + 1] = [low[1], high[1]];
             });
         } else {
-            let half = 8 * s + g;
+            let half = D as u32 / 32 * g + s;
             let tokens = [2 * q, 2 * q + 1, 2 * q + 8, 2 * q + 9].map(|token| {
                 let at = self.start + Self::word(token, half / 2) + 2 * (half & 1);
                 self.memory.load_vector::<[u32; 2]>(at)

@@ -2,8 +2,8 @@
 //!
 //! # One warp, one tile
 //! A warp handles 16 tokens (one cache block) of one KV head for up to eight query rows at a time. With `g = lane / 4` and
-//! `q = lane % 4` a lane owns query row `g`, tokens 2q, 2q + 1, 2q + 8 and 2q + 9 of the tile, and in the output columns
-//! that [`output_dimension`] names.
+//! `q = lane % 4` a lane owns query row `g`, tokens 2q, 2q + 1, 2q + 8 and 2q + 9 of the tile, and output columns
+//! 2q and 2q + 1 of each output tile, whose dimensions [`output_dimension`] names.
 //!
 //! A tensor-core operand has 16 rows, decoding needs eight or fewer. The other eight carry what rounding to 16 bits has
 //! cut off: row `g + 8` of the probabilities holds `p − round(p)`, rounded itself. Both land in accumulators of
@@ -19,8 +19,8 @@ mod partial;
 mod softmax;
 
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension};
-pub use partial::{PartialRow, merge_weight};
-pub use softmax::{ROW_SCALE_BITS, Running, add_scaled};
+pub use partial::{Merged, PartialRow, combine, last_to_arrive, part_floats};
+pub use softmax::{ROW_SCALE_BITS, Running, probabilities};
 
 use crate::Element;
 use half::{bf16, f16};
@@ -30,6 +30,8 @@ use simt::{convert, tensor};
 pub const BLOCK_TOKENS: u32 = 16;
 /// Query rows that a warp handles.
 pub const ROWS: u32 = 8;
+/// Warps of a block.
+pub const WARPS: u32 = 4;
 /// The largest head_dim of any instance.
 pub const MAX_HEAD_DIM: usize = 256;
 

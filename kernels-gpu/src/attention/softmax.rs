@@ -33,10 +33,16 @@ impl Running {
         Running { output: [[0.0; 4]; 32], reference: NOTHING, sum: 0.0 }
     }
 
-    /// Takes a tile in. `scores` are in log2 units; a token that does not count has −∞.
+    /// Takes a tile in. `scores` are in log2 units; a token that does not count has −∞. Returns this lane's part of the
+    /// tile's sum, relative to the reference as it then is.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub fn add<E: Half, const D: usize>(&mut self, scores: [[f32; 2]; 2], values: impl Values<D>, lane: u32) {
+    pub fn add<E: Half, const D: usize>(
+        &mut self,
+        scores: [[f32; 2]; 2],
+        values: impl Values<D>,
+        lane: u32,
+    ) -> f32 {
         let [[s0, s1], [s2, s3]] = scores;
         let largest = max(max(s0, s1), max(s2, s3));
         // A reference that suits the largest score of the row, this lane's part of it.
@@ -49,8 +55,10 @@ impl Running {
         }
         let r = self.reference;
         let p = [s0, s1, s2, s3].map(|s| exp2_nonpositive(s - r));
-        self.sum += (p[0] + p[1]) + (p[2] + p[3]);
+        let sum = (p[0] + p[1]) + (p[2] + p[3]);
+        self.sum += sum;
         self.accumulate::<E, D>(probabilities::<E>(p), values, lane);
+        sum
     }
 
     /// Raises the reference of this lane's row; the four lanes of a row agree on it.
@@ -69,7 +77,7 @@ impl Running {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn accumulate<E: Half, const D: usize>(&mut self, a: [u32; 4], values: impl Values<D>, lane: u32) {
-        unroll!(for s in 0..(D / 8 / width::<D>()), at_most 4 {
+        unroll!(for s in 0..(D / 8 / width::<D>()), at_most 8 {
             let b = values.operands(s as u32, lane);
             unroll!(for e in 0..(width::<D>()), at_most 8 {
                 let t = s * width::<D>() + e;
@@ -114,7 +122,7 @@ impl Default for Running {
 
 /// The A operand of four probabilities: row `g` rounded, row `g + 8` what rounding cut off.
 #[inline(always)]
-fn probabilities<E: Half>(p: [f32; 4]) -> [u32; 4] {
+pub fn probabilities<E: Half>(p: [f32; 4]) -> [u32; 4] {
     let split = |low: f32, high: f32| {
         let rounded = E::pack(low, high);
         let [a, b] = E::unpack(rounded);
@@ -123,16 +131,6 @@ fn probabilities<E: Half>(p: [f32; 4]) -> [u32; 4] {
     let (h0, l0) = split(p[0], p[1]);
     let (h1, l1) = split(p[2], p[3]);
     [h0, l0, h1, l1]
-}
-
-/// Adds `factor` times the eight rows' part at `source` to four numbers of it.
-#[inline(always)]
-pub fn add_scaled(sum: [f32; 4], part: [f32; 4], factor: f32) -> [f32; 4] {
-    let mut out = sum;
-    unroll!(for i in 0..4 {
-        out[i] = simt::math::fma(part[i], factor, sum[i]);
-    });
-    out
 }
 
 const _: () = assert!(ROWS == 8, "a lane's row is its number over four");

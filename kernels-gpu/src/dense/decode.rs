@@ -18,13 +18,14 @@
 //! the loop. At the end the four warps' results are added in the order of the warps, the block's part goes to
 //! `partials`, and the block of a row that arrives last adds the parts in the order of the splits.
 
-use super::{DenseShape, WARPS, stages};
+use super::{DenseShape, stages};
 use crate::attention::{
-    BLOCK_TOKENS, Half, KeyTile, PartialRow, Queries, ROWS, Running, ValueTile, add_scaled, merge_weight,
+    BLOCK_TOKENS, Half, KeyTile, Merged, PartialRow, Queries, ROWS, Running, ValueTile, WARPS, combine,
+    last_to_arrive, part_floats,
 };
 use glam::Vec4;
 use half::{bf16, f16};
-use simt::math::{canonical_nan, log2, max};
+use simt::math::{canonical_nan, log2};
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
 
 /// ln 2.
@@ -88,23 +89,20 @@ pub fn attend<E: Half, const D: usize>(
 ) {
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    let rows_wanted = wanted.load_readonly(launch_row as usize);
-    if rows_wanted == 0 {
+    if wanted.load(launch_row as usize) == 0 {
         return;
     }
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
 
-    let length = lengths.load_readonly(sequence as usize);
-    let tiles = length.div_ceil(BLOCK_TOKENS);
-    let tiles_a_split = bits::div_ceil_u64(tiles as u64, shape.splits as u64).max(1) as u32;
-    let used = bits::div_ceil_u64(tiles as u64, tiles_a_split as u64) as u32;
+    let length = lengths.load(sequence as usize);
+    let Parts { tiles, tiles_a_split, used } = Parts::of(length, shape.splits);
     // A sequence without keys still needs somebody to write its rows.
-    if split >= used.max(1) {
+    if split >= used {
         return;
     }
     let first = split * tiles_a_split;
-    let end = simt_min(first + tiles_a_split, tiles);
+    let end = (first + tiles_a_split).min(tiles);
 
     let layout = layout::<D>();
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
@@ -145,8 +143,11 @@ pub fn attend<E: Half, const D: usize>(
     }
     thread::sync_threads();
 
+    // Read again: kept since the start they would cost registers that the loop needs.
+    let rows_wanted = wanted.load(launch_row as usize);
+    let used = Parts::of(lengths.load(sequence as usize), shape.splits).used;
     let target = Target { output, lse, rows_wanted, shape, sequence, head, row_group };
-    let floats = DenseShape::part_floats(D as u32) as usize;
+    let floats = part_floats(D as u32);
     let base = launch_row as usize * shape.splits as usize * floats;
     if used <= 1 {
         combine::<D>(
@@ -185,9 +186,23 @@ pub fn attend<E: Half, const D: usize>(
     );
 }
 
-#[inline(always)]
-fn simt_min(a: u32, b: u32) -> u32 {
-    if a < b { a } else { b }
+/// How a sequence is cut.
+struct Parts {
+    /// Tiles of 16 tokens, the last maybe not full.
+    tiles: u32,
+    tiles_a_split: u32,
+    /// Splits that have tiles; one even without a tile, to write the rows.
+    used: u32,
+}
+
+impl Parts {
+    #[inline(always)]
+    fn of(length: u32, splits: u32) -> Self {
+        let tiles = length.div_ceil(BLOCK_TOKENS);
+        let tiles_a_split = bits::div_u32(tiles + splits - 1, splits).max(1);
+        let used = bits::div_u32(tiles + tiles_a_split - 1, tiles_a_split).max(1);
+        Parts { tiles, tiles_a_split, used }
+    }
 }
 
 /// A warp's way through its tiles.
@@ -266,73 +281,17 @@ impl<E: Half> Walk<E> {
             // The stage that the last round has read is free.
             let free = if stage == 0 { stages - 1 } else { stage - 1 };
             let ahead = tile + WARPS * (stages - 1);
-            self.start::<D>(ahead, next_block, free);
-            next_block = self.block(ahead + WARPS);
+            // At head_dim 256 no register is left for the block after next.
+            self.start::<D>(ahead, if D < 256 { next_block } else { self.block(ahead) }, free);
+            if D < 256 {
+                next_block = self.block(ahead + WARPS);
+            }
             let (k, v) = self.stage::<D>(stage);
             visit(tile, k, v);
             tile += WARPS;
             stage = if stage == stages - 1 { 0 } else { stage + 1 };
         }
     }
-}
-
-/// Four dimensions of a row over all parts.
-struct Merged {
-    values: [f32; 4],
-    row: PartialRow,
-}
-
-/// Adds `parts` parts in their order: 128 threads, each four dimensions at a time of the eight rows.
-#[inline(always)]
-fn combine<const D: usize>(
-    parts: u32,
-    row: impl Fn(u32, u32) -> PartialRow,
-    values: impl Fn(u32, u32, u32) -> Vec4,
-    mut done: impl FnMut(u32, u32, Merged),
-) {
-    let quads = ROWS * D as u32 / 4;
-    let mut item = thread::thread_idx_x();
-    while item < quads {
-        let (r, d) = (item / (D as u32 / 4), 4 * (item % (D as u32 / 4)));
-        let mut reference = PartialRow::EMPTY.reference;
-        for part in 0..parts {
-            reference = max(reference, row(part, r).reference);
-        }
-        let mut sum = 0f32;
-        let mut total = [0f32; 4];
-        for part in 0..parts {
-            let own = row(part, r);
-            let weight = merge_weight(own.reference, reference);
-            sum = simt::math::fma(own.sum, weight, sum);
-            total = add_scaled(total, values(part, r, d).to_array(), weight);
-        }
-        done(r, d, Merged { values: total, row: PartialRow { reference, sum } });
-        item += WARPS * 32;
-    }
-}
-
-/// Publishes what the block has written and says whether all `expected` blocks of the row have: then their parts may be
-/// read.
-#[inline(always)]
-fn last_to_arrive(counters: GlobalMut<u32>, row: u32, expected: u32, last: Shared<u32>) -> bool {
-    thread::device_fence();
-    thread::sync_threads();
-    if thread::thread_idx_x() == 0 {
-        thread::device_fence();
-        let before = counters.atomic_add(row as usize, 1);
-        let is_last = before + 1 == expected;
-        if is_last {
-            // For the next launch.
-            counters.atomic_exchange(row as usize, 0);
-        }
-        last.store(0, is_last as u32);
-    }
-    thread::sync_threads();
-    let is_last = last.load(0) != 0;
-    if is_last {
-        thread::device_fence();
-    }
-    is_last
 }
 
 /// Where finished rows go.

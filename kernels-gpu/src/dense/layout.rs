@@ -1,7 +1,6 @@
 //! Shapes, and the split of the work, which depends on nothing but them.
 
-use super::WARPS;
-use crate::attention::ROWS;
+use crate::attention::{ROWS, WARPS, part_floats};
 use simt::{Pod, Zeroable};
 
 /// The shape of a launch. All sequences share pools and have a row of the block table each.
@@ -34,12 +33,6 @@ impl DenseShape {
     pub const fn row_groups(self) -> u32 {
         self.rows().div_ceil(ROWS)
     }
-
-    /// Words of a block's part of `partials`: eight rows of sums of values, then their references and sums.
-    #[inline(always)]
-    pub const fn part_floats(head_dim: u32) -> u32 {
-        ROWS * head_dim + 2 * ROWS
-    }
 }
 
 /// Thread blocks that fill the machine once: two on each of the 132 multiprocessors of a GH100. A constant, not the
@@ -58,5 +51,5 @@ pub const fn split_count(launches: u32, max_blocks: u32) -> u32 {
 
 /// Floats of the partial results of `launches` rows of `splits` blocks.
 pub const fn partial_floats(launches: u32, splits: u32, head_dim: u32) -> usize {
-    launches as usize * splits as usize * DenseShape::part_floats(head_dim) as usize
+    launches as usize * splits as usize * part_floats(head_dim)
 }

@@ -6,9 +6,6 @@ mod layout;
 pub use decode::{attend, layout};
 pub use layout::{DenseShape, partial_floats, split_count};
 
-/// Warps of a block.
-pub const WARPS: u32 = 4;
-
 /// Stages of a warp's ring of tiles: enough bytes under way, and two blocks fit a multiprocessor up to head_dim 128.
 pub const fn stages(head_dim: u32) -> u32 {
     if head_dim <= 64 { 4 } else { 3 }
