@@ -10,6 +10,8 @@ use simt::{Shared, unroll};
 /// the small ones is below 2^−39 of it.
 pub const ROW_SCALE_BITS: u32 = 15;
 
+const LARGEST_EXPONENT: f32 = ROW_SCALE_BITS as f32;
+
 /// "No key yet": below every reference, and `exp2` of any difference to it is 0.
 const NOTHING: f32 = -1.0e30;
 
@@ -45,9 +47,12 @@ impl Running {
     ) -> f32 {
         let [[s0, s1], [s2, s3]] = scores;
         let largest = max(max(s0, s1), max(s2, s3));
-        // A reference that suits the largest score of the row, this lane's part of it.
-        let wanted = -floor(-largest) - ROW_SCALE_BITS as f32;
-        if warp_vote_any(FULL_MASK, wanted > self.reference) {
+        // Asked of the difference itself: beyond 2^24, where scores are further than 1 apart, `largest - 15` rounds, and a
+        // probability of 2^16 would be infinite in f16.
+        if warp_vote_any(FULL_MASK, largest - self.reference > LARGEST_EXPONENT) {
+            // A reference that suits the largest score of the row, this lane's part of it.
+            let lowered = -floor(-largest) - LARGEST_EXPONENT;
+            let wanted = if largest - lowered > LARGEST_EXPONENT { largest } else { lowered };
             let mut new = max(wanted, self.reference);
             new = max(new, warp_shuffle_xor(FULL_MASK, new, 1, 32));
             new = max(new, warp_shuffle_xor(FULL_MASK, new, 2, 32));
