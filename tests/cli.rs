@@ -90,15 +90,15 @@ fn the_sample_is_quantized_and_every_bit_agrees() {
     assert!(!out.contains("DIFFER"), "{out}");
     let report: Value = serde_json::from_str(&fs::read_to_string(json).expect("the report")).expect("JSON");
     assert_eq!(report["values_differing"], 0);
-    // 10 tensors × 6 variants, codes and restored values of 98304 elements each, and their scales.
-    let scales = 10 * (5 * 192 + 32 * 192);
-    assert_eq!(report["values_compared"], 10 * 6 * 2 * 98304 + scales);
+    // 10 tensors × 7 variants, codes and restored values of 98304 elements each, and their scales.
+    let scales = 10 * (6 * 192 + 32 * 192);
+    assert_eq!(report["values_compared"], 10 * 7 * 2 * 98304 + scales);
     let tensors = report["tensors"].as_array().expect("tensors");
     assert_eq!(tensors.len(), 10);
     for tensor in tensors {
         assert_eq!(tensor["bytes_before"], 196_608);
         let rows = tensor["rows"].as_array().expect("rows");
-        assert_eq!(rows.len(), 8, "six variants and two SIMD paths");
+        assert_eq!(rows.len(), 9, "seven variants and two SIMD paths");
         for row in rows {
             let ratio = row["bound_ratio"].as_f64().expect("a ratio");
             assert!(ratio > 0.5 && ratio <= 1.0, "{row}");

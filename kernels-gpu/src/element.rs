@@ -1,8 +1,21 @@
 //! The float types a cache may be stored in.
 
-use glam::{UVec2, Vec4};
+use glam::{UVec2, UVec4, Vec4};
 use half::{bf16, f16};
 use simt::{Global, GlobalMut, Pod, convert};
+
+/// Writes `x`, of 4, 8 or 16 bytes, from element `index` on in one access. A plain store of a vector type is several to
+/// the optimizer, which may leave them apart where it shares them between the arms of a branch.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub(crate) fn store_whole<T: Pod, V: Pod>(data: GlobalMut<T>, index: usize, x: V) {
+    match size_of::<V>() {
+        4 => data.store_vector::<u32>(index, bytemuck::cast(x)),
+        8 => data.store_vector::<u64>(index, bytemuck::cast(x)),
+        16 => data.store_vector::<u128>(index, bytemuck::cast(x)),
+        _ => const { assert!(matches!(size_of::<V>(), 4 | 8 | 16), "an access of 4, 8 or 16 bytes") },
+    }
+}
 
 mod sealed {
     pub trait Sealed {}
@@ -41,11 +54,35 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
         Self::widen(data.load_vector_streaming::<Self::Four>(index))
     }
 
-    /// Writes elements `index` to `index + 3`, not to be touched again; `index` is a multiple of 4.
+    /// Writes elements `index` to `index + 3`; `index` is a multiple of 4.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn store_four(data: GlobalMut<Self>, index: usize, x: [f32; 4]) {
-        data.store_vector_streaming::<Self::Four>(index, Self::narrow(x));
+        store_whole(data, index, Self::narrow(x));
+    }
+
+    /// Elements `index` to `index + 7`, read once; `index` is a multiple of 8.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn load_eight(data: Global<Self>, index: usize) -> [[f32; 4]; 2] {
+        if size_of::<Self::Four>() == 16 {
+            // Two accesses that each take half of every sector: the second finds its half in the first-level cache.
+            let four = |at| Self::widen(data.load_vector_readonly::<Self::Four>(at));
+            return [four(index), four(index + 4)];
+        }
+        bytemuck::cast::<UVec4, [Self::Four; 2]>(data.load_vector_streaming(index)).map(Self::widen)
+    }
+
+    /// Writes elements `index` to `index + 7`; `index` is a multiple of 8.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn store_eight(data: GlobalMut<Self>, index: usize, x: [[f32; 4]; 2]) {
+        if size_of::<Self::Four>() == 16 {
+            Self::store_four(data, index, x[0]);
+            Self::store_four(data, index + 4, x[1]);
+        } else {
+            store_whole::<_, UVec4>(data, index, bytemuck::cast(x.map(Self::narrow)));
+        }
     }
 }
 

@@ -78,7 +78,7 @@ fn an_unknown_variant_names_those_there_are() {
     let error = "fast".parse::<Variant>().unwrap_err().to_string();
     assert_eq!(
         error,
-        "there is no INT8 variant 'fast'; there are naive, tiled, coarsened, vectorized, rows, fused"
+        "there is no INT8 variant 'fast'; there are naive, tiled, coarsened, vectorized, rows, wide, fused"
     );
     for variant in Variant::ALL {
         assert_eq!(variant.to_string().parse::<Variant>().unwrap(), variant);

@@ -75,9 +75,9 @@ impl Input {
     }
 }
 
-/// Tokens × channels around the edges of vectors (4), strips (8), tiles and token blocks (16), warps and scan blocks
+/// Tokens × channels around the edges of vectors (4 and 8), strips (4 and 8), tiles and token blocks (16), warps and scan blocks
 /// (128 columns, 64 rows).
-const EDGES: [(usize, usize); 18] = [
+const EDGES: [(usize, usize); 19] = [
     (1, 1),
     (1, 4),
     (3, 1),
@@ -96,6 +96,7 @@ const EDGES: [(usize, usize); 18] = [
     (65, 130),
     (129, 127),
     (200, 192),
+    (1, 8),
 ];
 
 const LARGE: [(usize, usize); 4] = [(1025, 1023), (4096, 1024), (16384, 256), (131_072, 128)];
@@ -145,7 +146,7 @@ fn add<T: Int8Element + OutputElement>(
 ) {
     let matrix = Matrix { tokens, channels };
     let label = format!("{} {matrix} {}", T::NAME, input.name());
-    let [quantize, dequantize] = kernels_of::<T>(variant);
+    let [quantize, dequantize] = kernels_of::<T>(matrix, variant);
     let mut case =
         Case::new(quantize, label, move |device| run::<T>(device, matrix, input, variant)).and(dequantize);
     case = case.and(T::KERNELS.first_nonfinite.info());
@@ -155,14 +156,15 @@ fn add<T: Int8Element + OutputElement>(
     cases.push(if matrix.elements() <= 4096 { case.race_checked() } else { case });
 }
 
-fn kernels_of<T: Int8Element>(variant: Variant) -> [&'static KernelInfo; 2] {
+fn kernels_of<T: Int8Element>(matrix: Matrix, variant: Variant) -> [&'static KernelInfo; 2] {
     let k = T::KERNELS;
     match variant {
         Variant::Naive => [k.quantize_naive.info(), k.dequantize_naive.info()],
         Variant::Tiled => [k.quantize_tiled.info(), k.dequantize_tiled.info()],
         Variant::Coarsened => [k.quantize_coarsened.info(), k.dequantize_coarsened.info()],
         Variant::Vectorized => [k.quantize_vectorized.info(), k.dequantize_vectorized.info()],
-        Variant::Rows => [k.quantize_rows.info(), k.dequantize_rows.info()],
+        Variant::Wide if matrix.is_wide() => [k.quantize_wide.info(), k.dequantize_wide.info()],
+        Variant::Rows | Variant::Wide => [k.quantize_rows.info(), k.dequantize_rows.info()],
         Variant::Fused => [k.quantize_fused.info(), k.dequantize_fused.info()],
     }
 }

@@ -4,8 +4,9 @@ use half::{bf16, f16};
 use kernels_gpu::Element;
 use kernels_gpu::int8::{
     Shape, column_maxima, dequantize_coarsened, dequantize_fused, dequantize_naive, dequantize_rows,
-    dequantize_tiled, dequantize_vectorized, finish_scales, first_nonfinite, quantize_coarsened,
-    quantize_fused, quantize_naive, quantize_rows, quantize_tiled, quantize_vectorized,
+    dequantize_tiled, dequantize_vectorized, dequantize_wide, finish_scales, first_nonfinite,
+    quantize_coarsened, quantize_fused, quantize_naive, quantize_rows, quantize_tiled, quantize_vectorized,
+    quantize_wide,
 };
 use simt::{Global, GlobalMut, Kernel};
 
@@ -27,12 +28,14 @@ pub struct Kernels<T: Element> {
     pub(super) quantize_coarsened: Quantize<T>,
     pub(super) quantize_vectorized: Quantize<T>,
     pub(super) quantize_rows: Quantize<T>,
+    pub(super) quantize_wide: Quantize<T>,
     pub(super) quantize_fused: QuantizeFused<T>,
     pub(super) dequantize_naive: Dequantize<T>,
     pub(super) dequantize_tiled: Dequantize<T>,
     pub(super) dequantize_coarsened: Dequantize<T>,
     pub(super) dequantize_vectorized: Dequantize<T>,
     pub(super) dequantize_rows: Dequantize<T>,
+    pub(super) dequantize_wide: Dequantize<T>,
     pub(super) dequantize_fused: Dequantize<T>,
 }
 
@@ -54,12 +57,14 @@ macro_rules! instances {
                 quantize_coarsened: quantize_coarsened::kernel::<$t>(),
                 quantize_vectorized: quantize_vectorized::kernel::<$t>(),
                 quantize_rows: quantize_rows::kernel::<$t>(),
+                quantize_wide: quantize_wide::kernel::<$t>(),
                 quantize_fused: quantize_fused::kernel::<$t>(),
                 dequantize_naive: dequantize_naive::kernel::<$t>(),
                 dequantize_tiled: dequantize_tiled::kernel::<$t>(),
                 dequantize_coarsened: dequantize_coarsened::kernel::<$t>(),
                 dequantize_vectorized: dequantize_vectorized::kernel::<$t>(),
                 dequantize_rows: dequantize_rows::kernel::<$t>(),
+                dequantize_wide: dequantize_wide::kernel::<$t>(),
                 dequantize_fused: dequantize_fused::kernel::<$t>(),
             };
         }

@@ -29,7 +29,7 @@ pub mod scores;
 pub use kernels::Int8Element;
 pub use plan::{Plan, Quantized};
 
-use kernels_gpu::int8::{Shape, TOKENS_PER_BLOCK};
+use kernels_gpu::int8::{Shape, TOKENS_PER_BLOCK, WIDE_COLUMNS};
 use std::fmt;
 use std::str::FromStr;
 
@@ -134,6 +134,11 @@ impl Matrix {
         }
     }
 
+    /// Whether rows are whole eights, which the kernels of [`Variant::Wide`] need.
+    pub(crate) fn is_wide(self) -> bool {
+        self.channels.is_multiple_of(WIDE_COLUMNS as usize)
+    }
+
     pub(crate) fn shape(self) -> Shape {
         Shape::new(self.tokens as u64, self.channels as u32)
     }
@@ -158,18 +163,21 @@ pub enum Variant {
     Vectorized,
     /// Four neighbouring columns of eight rows a thread.
     Rows,
+    /// Eight neighbouring columns of four rows a thread; `Rows` where channels are no multiple of 8.
+    Wide,
     /// Scales and codes of each block of 16 tokens in one read.
     Fused,
 }
 
 impl Variant {
     /// All of them, in the paper's order.
-    pub const ALL: [Variant; 6] = [
+    pub const ALL: [Variant; 7] = [
         Variant::Naive,
         Variant::Tiled,
         Variant::Coarsened,
         Variant::Vectorized,
         Variant::Rows,
+        Variant::Wide,
         Variant::Fused,
     ];
 
@@ -181,6 +189,7 @@ impl Variant {
             Variant::Coarsened => "coarsened",
             Variant::Vectorized => "vectorized",
             Variant::Rows => "rows",
+            Variant::Wide => "wide",
             Variant::Fused => "fused",
         }
     }

@@ -48,6 +48,8 @@ impl<T: Int8Element> Plan<T> {
             Variant::Coarsened => Some(launch::coarsened(shape)),
             Variant::Vectorized => launch::vectorized(shape),
             Variant::Rows => launch::rows(shape),
+            Variant::Wide if matrix.is_wide() => launch::wide(shape),
+            Variant::Wide => launch::rows(shape),
             Variant::Fused => launch::fused(shape),
         };
         Ok(Plan {
@@ -146,7 +148,8 @@ impl<T: Int8Element> Plan<T> {
             Variant::Tiled => &kernels.quantize_tiled,
             Variant::Coarsened => &kernels.quantize_coarsened,
             Variant::Vectorized => &kernels.quantize_vectorized,
-            Variant::Rows => &kernels.quantize_rows,
+            Variant::Wide if self.matrix.is_wide() => &kernels.quantize_wide,
+            Variant::Rows | Variant::Wide => &kernels.quantize_rows,
             Variant::Fused => {
                 let arguments = (keys.global(), out.scales.global_mut(), out.codes.global_mut(), shape);
                 // SAFETY: as in `scales`.
@@ -181,7 +184,8 @@ impl<T: Int8Element> Plan<T> {
             Variant::Tiled => &kernels.dequantize_tiled,
             Variant::Coarsened => &kernels.dequantize_coarsened,
             Variant::Vectorized => &kernels.dequantize_vectorized,
-            Variant::Rows => &kernels.dequantize_rows,
+            Variant::Wide if self.matrix.is_wide() => &kernels.dequantize_wide,
+            Variant::Rows | Variant::Wide => &kernels.dequantize_rows,
             Variant::Fused => &kernels.dequantize_fused,
         };
         let arguments = (from.codes.global(), from.scales.global(), keys.global_mut(), self.matrix.shape());

@@ -3,7 +3,7 @@
 
 use crate::check::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Error, Stream};
-use kernels_gpu::roofline::{Grid, copy_four, narrow_four, read_four, widen_four};
+use kernels_gpu::roofline::{Grid, copy_four, narrow_four, narrow_wide, read_four, widen_four, widen_wide};
 use simt::{Global, GlobalMut, Kernel, KernelInfo};
 use std::fmt;
 
@@ -46,55 +46,99 @@ impl Mix {
         }
     }
 
-    fn kernel(self, pattern: Pattern) -> Move {
-        match (self, pattern) {
-            (Mix::Read, Pattern::Single) => read_four::kernel::<1>(),
-            (Mix::Narrow, Pattern::Single) => narrow_four::kernel::<1>(),
-            (Mix::Widen, Pattern::Single) => widen_four::kernel::<1>(),
-            (Mix::Copy, Pattern::Single) => copy_four::kernel::<1>(),
-            (Mix::Read, _) => read_four::kernel::<8>(),
-            (Mix::Narrow, _) => narrow_four::kernel::<8>(),
-            (Mix::Widen, _) => widen_four::kernel::<8>(),
-            (Mix::Copy, _) => copy_four::kernel::<8>(),
+    /// The patterns that there are for it, over a matrix with rows of `row` vectors if there is one. Which is fastest
+    /// depends on the mix and on the memory, so a ceiling is the best of all.
+    pub fn patterns(self, row: Option<u32>) -> Vec<Pattern> {
+        let mut patterns = Vec::new();
+        let mut add =
+            |order, streaming, kernel| patterns.push(Pattern { mix: self, order, streaming, kernel });
+        let eight = || [Some(Order::Block(8)), row.map(Order::Rows)].into_iter().flatten();
+        macro_rules! with_and_without_hint {
+            ($four:ident, $wide:ident) => {{
+                add(Order::Single, false, $four::kernel::<1, false>());
+                add(Order::Single, true, $four::kernel::<1, true>());
+                add(Order::Block(2), false, $four::kernel::<2, false>());
+                add(Order::Block(2), true, $four::kernel::<2, true>());
+                for order in eight() {
+                    add(order, false, $four::kernel::<8, false>());
+                    add(order, true, $four::kernel::<8, true>());
+                }
+                add(Order::Neighbours(2), false, $wide::kernel::<2>());
+                add(Order::Neighbours(4), false, $wide::kernel::<4>());
+            }};
         }
+        match self {
+            Mix::Read => {
+                add(Order::Single, false, read_four::kernel::<1>());
+                eight().for_each(|order| add(order, false, read_four::kernel::<8>()));
+            }
+            Mix::Narrow => with_and_without_hint!(narrow_four, narrow_wide),
+            Mix::Widen => with_and_without_hint!(widen_four, widen_wide),
+            Mix::Copy => {
+                add(Order::Single, true, copy_four::kernel::<1>());
+                eight().for_each(|order| add(order, true, copy_four::kernel::<8>()));
+            }
+        }
+        patterns
     }
 }
 
-/// Which vectors a thread moves. Which is fastest depends on the mix and on the memory, so a ceiling is the best of all.
+/// Which vectors a thread moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pattern {
+enum Order {
     /// One vector a thread, side by side.
     Single,
-    /// Eight vectors a thread; a block's are side by side.
-    Block,
+    /// So many vectors a thread, 256 apart; a block's are side by side.
+    Block(u32),
     /// Eight vectors a thread, one below the other in rows of so many vectors.
     Rows(u32),
+    /// So many neighbouring vectors a thread, their narrow side in one access.
+    Neighbours(u32),
+}
+
+impl Order {
+    fn per_thread(self) -> u32 {
+        match self {
+            Order::Single => 1,
+            Order::Rows(_) => 8,
+            Order::Block(n) | Order::Neighbours(n) => n,
+        }
+    }
+
+    fn grid(self, vectors: u64) -> Grid {
+        Grid::new(vectors, if let Order::Rows(row) = self { row } else { 256 })
+    }
+}
+
+/// How a mix walks memory: one of [`Mix::patterns`].
+#[derive(Clone, Copy)]
+pub struct Pattern {
+    mix: Mix,
+    order: Order,
+    streaming: bool,
+    kernel: Move,
+}
+
+impl Pattern {
+    /// What it reads and writes.
+    pub fn mix(&self) -> Mix {
+        self.mix
+    }
 }
 
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Pattern::Single => f.write_str("single"),
-            Pattern::Block => f.write_str("block"),
-            Pattern::Rows(row) => write!(f, "rows of {row}"),
-        }
+        match self.order {
+            Order::Single => f.write_str("single"),
+            Order::Block(n) => write!(f, "block of {n}"),
+            Order::Rows(row) => write!(f, "rows of {row}"),
+            Order::Neighbours(n) => write!(f, "{n} neighbours"),
+        }?;
+        f.write_str(if self.streaming { ", streaming" } else { "" })
     }
 }
 
-impl Pattern {
-    fn grid(self, vectors: u64) -> Grid {
-        match self {
-            Pattern::Single | Pattern::Block => Grid::new(vectors, 256),
-            Pattern::Rows(row) => Grid::new(vectors, row),
-        }
-    }
-
-    fn per_thread(self) -> u32 {
-        if self == Pattern::Single { 1 } else { 8 }
-    }
-}
-
-/// Moves `vectors` vectors from `source` to `target`, whose sizes in words must fit the mix (a read needs one word of
+/// Moves `vectors` vectors from `source` to `target`, whose sizes in words must fit the pattern's mix (a read needs one word of
 /// target).
 ///
 /// # Safety
@@ -106,38 +150,36 @@ impl Pattern {
 /// the launch reports.
 pub unsafe fn launch(
     stream: &Stream,
-    mix: Mix,
     pattern: Pattern,
     vectors: u64,
     source: Global<u32>,
     target: GlobalMut<u32>,
 ) -> Result<(), Error> {
-    let (read, written) = mix.bytes();
+    let (read, written) = pattern.mix.bytes();
     let check = |what, len: usize, bytes: u64| {
         let end = vectors.saturating_mul(bytes / 4).max(1) as usize;
         if end <= len { Ok(()) } else { Err(Error::Range { what, start: 0, end, len }) }
     };
     check("source", source.len(), read)?;
     check("target", target.len(), written)?;
-    let kernel = mix.kernel(pattern);
-    let grid = pattern.grid(vectors);
-    let Some(shape) = kernels_gpu::roofline::launch(grid, pattern.per_thread()) else {
+    let grid = pattern.order.grid(vectors);
+    let Some(shape) = kernels_gpu::roofline::launch(grid, pattern.order.per_thread()) else {
         return Err(Error::TooLarge { len: vectors as usize, element_bytes: 16 });
     };
     // SAFETY: both handles reach what `vectors` vectors of this mix need, as just checked; each vector is moved by one
     // thread. The rest is this function's contract.
-    unsafe { stream.launch(&kernel, shape, (source, target, grid)) }
+    unsafe { stream.launch(&pattern.kernel, shape, (source, target, grid)) }
 }
 
 /// Every kernel in every pattern, over whole and ragged grids.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for mix in Mix::ALL {
-        for pattern in [Pattern::Single, Pattern::Block, Pattern::Rows(24)] {
+        for pattern in mix.patterns(Some(24)) {
             for vectors in [1u64, 255, 2048, 5003] {
-                let info: &'static KernelInfo = mix.kernel(pattern).info();
+                let info: &'static KernelInfo = pattern.kernel.info();
                 let label = format!("{pattern} vectors={vectors}");
-                let run = move |device: &Device| run(device, mix, pattern, vectors);
+                let run = move |device: &Device| run(device, pattern, vectors);
                 cases.push(Case::new(info, label, run).race_checked());
             }
         }
@@ -145,18 +187,18 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-fn run(device: &Device, mix: Mix, pattern: Pattern, vectors: u64) -> Result<Vec<OutputBuffer>, CaseError> {
+fn run(device: &Device, pattern: Pattern, vectors: u64) -> Result<Vec<OutputBuffer>, CaseError> {
     let stream = Stream::new(device)?;
     let words: Vec<u32> = (0..vectors as u32 * 4).map(|i| i.wrapping_mul(0x9e37_79b9) ^ i >> 3).collect();
     let source = Buffer::from_slice(device, &words)?;
     let mut target = poisoned::<u32>(&stream, words.len())?;
-    if mix == Mix::Read {
+    if pattern.mix == Mix::Read {
         // The sink counts blocks whose data cancels; what surrounds it stays as it is.
         stream.fill_u32(&mut target, .., 0)?;
     }
     // SAFETY: both buffers live until `to_vec` has waited for the launch.
-    unsafe { launch(&stream, mix, pattern, vectors, source.global(), target.global_mut())? };
-    let moved = (vectors * mix.bytes().1 / 4).max(1) as usize;
+    unsafe { launch(&stream, pattern, vectors, source.global(), target.global_mut())? };
+    let moved = (vectors * pattern.mix.bytes().1 / 4).max(1) as usize;
     let mut values = target.to_vec()?;
     values.truncate(moved);
     Ok(vec![OutputBuffer::new("target", values)])

@@ -16,6 +16,7 @@
 use super::grid::Shape;
 use super::quantizer::{codes_as_f32, quantize, quantize_by, scale_from_max};
 use crate::Element;
+use crate::element::store_whole;
 use glam::Vec4;
 use half::{bf16, f16};
 use simt::bits::{div_u32, rem_u32};
@@ -115,9 +116,9 @@ fn quantize_block<T: Element, const LANES: u32, const FULL: bool>(
     let s = largest.map(scale_from_max::<T>);
     let scale_at = block as usize * stride + column as usize;
     if LANES == 4 {
-        scales.store_vector_streaming::<Vec4>(scale_at, Vec4::from_array(s));
+        store_whole(scales, scale_at, Vec4::from_array(s));
     } else {
-        scales.store_streaming(scale_at, s[0]);
+        scales.store(scale_at, s[0]);
     }
     let divisors = s.map(Divisor::new);
     unroll!(for t in 0..16 {
@@ -126,9 +127,9 @@ fn quantize_block<T: Element, const LANES: u32, const FULL: bool>(
             if LANES == 4 {
                 let code = |i: usize| quantize_by(x[t][i], divisors[i]);
                 let word = bits::pack_low_bytes([code(0), code(1), code(2), code(3)]);
-                codes.store_vector_streaming::<u32>(at, word);
+                codes.store_vector::<u32>(at, word);
             } else {
-                codes.store_streaming(at, quantize(x[t][0], s[0]) as i8);
+                codes.store(at, quantize(x[t][0], s[0]) as i8);
             }
         }
     });
@@ -187,7 +188,7 @@ fn dequantize_block<T: Element, const LANES: u32, const FULL: bool>(
             if LANES == 4 {
                 T::store_four(keys, at, [c[0] * s[0], c[1] * s[1], c[2] * s[2], c[3] * s[3]]);
             } else {
-                keys.store_streaming(at, T::from_f32(c[0] * s[0]));
+                keys.store(at, T::from_f32(c[0] * s[0]));
             }
         }
     });

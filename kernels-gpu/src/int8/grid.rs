@@ -86,7 +86,7 @@ pub(crate) fn threads(shape: Shape, rows_per_thread: u32) -> u64 {
 pub mod launch {
     use super::{PAPER_TILE, Shape, threads};
     use crate::int8::scales::{SCAN_COLUMNS, SCAN_ROWS, scan_layout};
-    use crate::int8::{ROWS_PER_THREAD, TOKENS_PER_BLOCK, tiled_layout};
+    use crate::int8::{ROWS_PER_THREAD, TOKENS_PER_BLOCK, WIDE_COLUMNS, WIDE_ROWS, tiled_layout};
     use simt::LaunchShape;
 
     /// Threads of a block of the one-dimensional kernels.
@@ -130,6 +130,11 @@ pub mod launch {
     /// One quad of eight rows a thread.
     pub fn rows(shape: Shape) -> Option<LaunchShape> {
         line(threads(shape, ROWS_PER_THREAD), BLOCK)
+    }
+
+    /// Eight columns of four rows a thread; D is a multiple of 8.
+    pub fn wide(shape: Shape) -> Option<LaunchShape> {
+        line(shape.tokens.div_ceil(WIDE_ROWS as u64) * (shape.channels / WIDE_COLUMNS) as u64, BLOCK)
     }
 
     /// One quad (or one column, if D is no multiple of 4) of 16 tokens a thread.

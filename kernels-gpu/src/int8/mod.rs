@@ -28,6 +28,7 @@
 //! | [`quantize_coarsened`](fn@quantize_coarsened), … | four columns 16 apart | 16 × 16 |
 //! | [`quantize_vectorized`](fn@quantize_vectorized), … | four neighbouring columns of one row | 256 |
 //! | [`quantize_rows`](fn@quantize_rows), … | four neighbouring columns of eight rows | 256 |
+//! | [`quantize_wide`](fn@quantize_wide), … | eight neighbouring columns of four rows | 256 |
 //! | [`quantize_fused`](fn@quantize_fused), … | four columns of 16 tokens, scales included | 128 |
 //! | [`column_maxima`](fn@column_maxima), [`finish_scales`](fn@finish_scales) | (6) over the whole column | 256 |
 
@@ -38,6 +39,7 @@ pub mod quantizer;
 mod rows;
 mod scales;
 mod vectorized;
+mod wide;
 
 pub use fused::{TOKENS_PER_BLOCK, dequantize_fused, quantize_fused};
 #[cfg(not(target_arch = "nvptx64"))]
@@ -52,6 +54,7 @@ pub use scales::{
     SCAN_COLUMNS, SCAN_ROWS, ScanLayout, column_maxima, finish_scales, first_nonfinite, scan_layout,
 };
 pub use vectorized::{dequantize_vectorized, quantize_vectorized};
+pub use wide::{WIDE_COLUMNS, WIDE_ROWS, dequantize_wide, quantize_wide};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -65,12 +68,14 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         quantize_coarsened::INSTANCES,
         quantize_vectorized::INSTANCES,
         quantize_rows::INSTANCES,
+        quantize_wide::INSTANCES,
         quantize_fused::INSTANCES,
         dequantize_naive::INSTANCES,
         dequantize_tiled::INSTANCES,
         dequantize_coarsened::INSTANCES,
         dequantize_vectorized::INSTANCES,
         dequantize_rows::INSTANCES,
+        dequantize_wide::INSTANCES,
         dequantize_fused::INSTANCES,
     ]
     .into_iter()

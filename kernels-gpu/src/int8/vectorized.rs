@@ -39,10 +39,7 @@ pub fn quantize_vectorized<T: Element>(
             let x = T::load_four(keys, at);
             let s = four_scales(scales, column, shape.channels);
             let code = |i: usize| quantize(x[i], s[i]) as u32;
-            codes.store_vector_streaming::<u32>(
-                at,
-                bits::pack_low_bytes([code(0), code(1), code(2), code(3)]),
-            );
+            codes.store_vector::<u32>(at, bits::pack_low_bytes([code(0), code(1), code(2), code(3)]));
         }
         Place::Rest { index, column } => {
             let scale = scales.load_readonly(column as usize);

@@ -150,12 +150,11 @@ impl<T: Int8Element> Bench<T> {
             let traffic = Traffic { reads: vectors * ceiling.reads, writes: vectors * ceiling.writes };
             let sink = sink.global_mut();
             let mut best = f64::INFINITY;
-            for pattern in Ceiling::patterns(vectors, self.subject.matrix) {
+            for pattern in ceiling.patterns(vectors, self.subject.matrix) {
                 let timing = self.time(traffic.total(), |stream, set| {
                     let (source, target) = ends(ceiling.mix, set, sink);
                     // SAFETY: the set and the sink outlive the replays.
-                    let done =
-                        unsafe { roofline::launch(stream, ceiling.mix, pattern, vectors, source, target) };
+                    let done = unsafe { roofline::launch(stream, pattern, vectors, source, target) };
                     Ok(done?)
                 })?;
                 best = best.min(timing.median_us);

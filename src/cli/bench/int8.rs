@@ -29,8 +29,8 @@ const EMULATE_ONE: (usize, usize) = (4096, 256);
 /// Seed of the matrices.
 const SEED: u64 = 1;
 
-const VARIANTS: [Variant; 5] =
-    [Variant::Naive, Variant::Tiled, Variant::Coarsened, Variant::Vectorized, Variant::Rows];
+const VARIANTS: [Variant; 6] =
+    [Variant::Naive, Variant::Tiled, Variant::Coarsened, Variant::Vectorized, Variant::Rows, Variant::Wide];
 
 const LONG: &str = "\
 Times INT8 quantization: every kernel beside the memory's ceiling, the CPU and, asked for, PyTorch and Triton.

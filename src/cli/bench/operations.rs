@@ -131,13 +131,10 @@ impl Ceiling {
     }
 
     /// The patterns to try: the ceiling is the best of them.
-    pub fn patterns(vectors: u64, matrix: Matrix) -> Vec<Pattern> {
-        let mut patterns = vec![Pattern::Single, Pattern::Block];
+    pub fn patterns(self, vectors: u64, matrix: Matrix) -> Vec<Pattern> {
         let row = vectors / matrix.tokens as u64;
-        if row > 0 && vectors.is_multiple_of(matrix.tokens as u64) && row <= u64::from(u32::MAX) {
-            patterns.push(Pattern::Rows(row as u32));
-        }
-        patterns
+        let whole = row > 0 && vectors.is_multiple_of(matrix.tokens as u64) && row <= u64::from(u32::MAX);
+        self.mix.patterns(whole.then_some(row as u32))
     }
 
     /// How many vectors make the traffic that this kernel stands beside, within a source and a target of so many

@@ -75,12 +75,13 @@ struct Line {
     colour: (u8, u8, u8),
 }
 
-const LINES: [Line; 10] = [
+const LINES: [Line; 11] = [
     Line { place: Place::Gpu, by: "naive", name: "naive", colour: (230, 159, 0) },
     Line { place: Place::Gpu, by: "tiled", name: "tiled", colour: (86, 180, 233) },
     Line { place: Place::Gpu, by: "coarsened", name: "coarsened", colour: (0, 158, 115) },
     Line { place: Place::Gpu, by: "vectorized", name: "vectorized", colour: (204, 121, 167) },
     Line { place: Place::Gpu, by: "rows", name: "rows", colour: (213, 94, 0) },
+    Line { place: Place::Gpu, by: "wide", name: "wide", colour: (240, 180, 170) },
     Line { place: Place::Gpu, by: "fused", name: "fused (block scales)", colour: (0, 114, 178) },
     Line { place: Place::Gpu, by: "torch.compile", name: "torch.compile", colour: (120, 94, 60) },
     Line { place: Place::Gpu, by: "triton", name: "Triton", colour: (150, 150, 150) },

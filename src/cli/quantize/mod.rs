@@ -33,9 +33,9 @@ Keys (`NAME.key`, [tokens, kv_heads, head_dim]) with queries beside them (`NAME.
 also get the error of their attention scores; with `query_first_position` = p in the file's metadata, query row r \
 sees keys 0 to p + r only. The queries themselves are not quantized.
 
-Variants: naive, tiled, coarsened and vectorized are the paper's kernels; rows gives each thread eight rows. These \
-share one scale a channel (scheme channel) and must have equal bits. fused has a scale for each 16 tokens of a \
-channel (scheme block16) and makes scales and codes in one read.
+Variants: naive, tiled, coarsened and vectorized are the paper's kernels; rows gives each thread four columns of \
+eight rows, wide eight columns of four rows. These share one scale a channel (scheme channel) and must have equal \
+bits. fused has a scale for each 16 tokens of a channel (scheme block16) and makes scales and codes in one read.
 
 With -o the codes and scales are written as safetensors: `NAME.codes` (I8) and `NAME.scales` (F32), with scheme, \
 version and the original types in the metadata; tensors that are not quantized go along unchanged. One of the \
