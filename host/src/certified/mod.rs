@@ -1,6 +1,6 @@
 //! Attention over INT8 keys and INT4 values with a certificate: what is stored.
 //!
-//! [`Writer`] turns full blocks of 16 tokens into the tiles and annotations of [`kernels_gpu::certified`]; [`reference`]
+//! [`Writer`] turns full blocks of 16 tokens into the tiles and annotations of [`kernels_gpu::certified`]; [`mod@reference`]
 //! is the same format told once more, serially, and judged in f64.
 //!
 //! ```

@@ -11,7 +11,7 @@ use kernels_gpu::certified::quantizer as q;
 const TOKENS: usize = BLOCK_TOKENS as usize;
 const GROUP: usize = VALUE_GROUP as usize;
 
-/// Quantizes one block of one KV head: `keys` and `values` [16][D].
+/// Quantizes one block of one KV head: `keys` and `values` are `[16][D]`.
 ///
 /// # Panics
 /// If a slice is not a block of `layout`.
@@ -192,7 +192,7 @@ pub struct Measured {
     pub scale: f64,
 }
 
-/// Measures a tile against the block that it was made from: `keys` and `values` [16][D].
+/// Measures a tile against the block that it was made from: `keys` and `values` are `[16][D]`.
 pub fn measure<T: CertifiedElement>(tile: Tile<'_>, keys: &[T], values: &[T]) -> Measured {
     let d = tile.layout.head_dim as usize;
     let norm = |x: &dyn Fn(usize) -> f64| (0..d).map(|c| x(c) * x(c)).sum::<f64>().sqrt();

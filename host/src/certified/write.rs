@@ -94,8 +94,8 @@ impl<T: CertifiedElement> Writer<T> {
         })
     }
 
-    /// Quantizes the blocks that `jobs` names: `keys` and `values` are pools [block][kv_head][16][D], `tiles` and
-    /// `annotations` pools [block][kv_head]. Waits for earlier work of the stream to take the list of jobs, and not for
+    /// Quantizes the blocks that `jobs` names: `keys` and `values` are pools `[block][kv_head][16][D]`, `tiles` and
+    /// `annotations` pools `[block][kv_head]`. Waits for earlier work of the stream to take the list of jobs, and not for
     /// the quantization. What could not be quantized shows at [`check`](Self::check).
     ///
     /// # Errors

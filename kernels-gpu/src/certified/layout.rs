@@ -5,12 +5,12 @@
 //!
 //! | from byte | what | type | shape |
 //! |---|---|---|---|
-//! | 0 | key codes, plus 128 | u8 | [16 tokens][D] |
+//! | 0 | key codes, plus 128 | u8 | `[16 tokens][D]` |
 //! | 16·D | key scales σ | f16 | \[D\] |
 //! | 18·D | key zeros z | f16 | \[D\] |
-//! | 20·D | value codes, byte j the channels 2j (low nibble) and 2j + 1 | u4 | [16 tokens][D] |
-//! | 28·D | value scales | f16 | [16 tokens][D / 16] |
-//! | 30·D | value zeros | f16 | [16 tokens][D / 16] |
+//! | 20·D | value codes, byte j the channels 2j (low nibble) and 2j + 1 | u4 | `[16 tokens][D]` |
+//! | 28·D | value scales | f16 | `[16 tokens][D / 16]` |
+//! | 30·D | value zeros | f16 | `[16 tokens][D / 16]` |
 
 use simt::{Pod, Zeroable};
 
@@ -28,17 +28,17 @@ pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
 pub struct TileLayout {
     /// D.
     pub head_dim: u32,
-    /// Key codes + 128: u8 [16][D].
+    /// Key codes + 128: u8 `[16][D]`.
     pub key_codes: u32,
     /// σ: f16 \[D\].
     pub key_scales: u32,
     /// z: f16 \[D\].
     pub key_zeros: u32,
-    /// Value codes: u4 [16][D], the even channel in the low nibble.
+    /// Value codes: u4 `[16][D]`, the even channel in the low nibble.
     pub value_codes: u32,
-    /// Value scales: f16 [16][D / 16].
+    /// Value scales: f16 `[16][D / 16]`.
     pub value_scales: u32,
-    /// Value zeros: f16 [16][D / 16].
+    /// Value zeros: f16 `[16][D / 16]`.
     pub value_zeros: u32,
     /// Bytes of a tile.
     pub bytes: u32,

@@ -35,9 +35,9 @@ pub struct WriteLayout {
     tile: Shared<u8>,
     /// 1/σ, \[D\].
     reciprocals: Shared<f32>,
-    /// Sums of squares of 32 channels, [D / 32][16 tokens]: key errors, value errors, values.
+    /// Sums of squares of 32 channels, `[D / 32][16 tokens]`: key errors, value errors, values.
     sums: [Shared<f32>; 3],
-    /// Sums of squares of 32 channels, [D / 32]: σ, z.
+    /// Sums of squares of 32 channels, `[D / 32]`: σ, z.
     channel_sums: [Shared<f32>; 2],
     /// Bytes in all.
     pub bytes: u32,
@@ -58,9 +58,9 @@ pub const fn write_layout(head_dim: u32) -> WriteLayout {
     WriteLayout { tile, reciprocals, sums, channel_sums, bytes: plan.bytes() }
 }
 
-/// Quantizes blocks. `jobs` [⌈blocks of the grid / kv_heads⌉], of which no two have one destination; `keys`, `values`
-/// [source blocks][kv_heads][16][D]; `tiles` [destination blocks][kv_heads][32·D]; `annotations` [destination
-/// blocks][kv_heads][4], as [`Annotation`](super::layout::Annotation); `problems` \[4\], as
+/// Quantizes blocks. Of `jobs`, `[⌈blocks of the grid / kv_heads⌉]`, no two have one destination; `keys` and `values` are
+/// `[source blocks][kv_heads][16][D]`, `tiles` `[destination blocks][kv_heads][32·D]`, `annotations` `[destination
+/// blocks][kv_heads][4]`, as [`Annotation`](super::layout::Annotation), and `problems` `[4]`, as
 /// [`Problems`](super::layout::Problems), lowered to what is found.
 ///
 /// One thread block for each job and KV head, the heads of a job side by side; D threads. Shared: [`write_layout`].
