@@ -18,7 +18,7 @@ mod fragments;
 mod partial;
 mod softmax;
 
-pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension};
+pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
 pub use partial::{Merged, PartialRow, combine, last_to_arrive, part_floats};
 pub use softmax::{ROW_SCALE_BITS, Running, probabilities};
 

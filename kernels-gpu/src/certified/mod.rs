@@ -6,12 +6,17 @@
 //!
 //! | kernel | does | block |
 //! |---|---|---|
+//! | [`attend`](fn@attend) | attention over all tiles, masses and error bounds of blocks | four warps a split |
 //! | [`quantize_block`](fn@quantize_block) | originals to tile and annotation | D threads a block and KV head |
 
 pub mod layout;
+mod pass;
 pub mod quantizer;
+pub mod query;
+mod tile;
 mod write;
 
+pub use pass::{MAX_REFERENCE, PassLayout, Record, StepShape, attend, pass_layout};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use write::launch as write_launch;
 pub use write::{WriteLayout, quantize_block, write_layout};
@@ -19,5 +24,5 @@ pub use write::{WriteLayout, quantize_block, write_layout};
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    [quantize_block::INSTANCES].into_iter().flatten()
+    [quantize_block::INSTANCES, attend::INSTANCES].into_iter().flatten()
 }

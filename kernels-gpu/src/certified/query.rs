@@ -1,0 +1,134 @@
+//! The query rows of a warp, in the form in which quantized keys want them.
+
+use crate::attention::Half;
+use glam::UVec4;
+use simt::math::{fma, max};
+use simt::warp::{FULL_MASK, warp_shuffle_xor};
+use simt::{Global, convert, half2, math, unroll};
+
+/// log2(e).
+pub const LOG2_E: f32 = core::f32::consts::LOG2_E;
+
+/// Row `g` of a warp, a lane's quarter of it: chunks `4s + q` of 16 dimensions, normalised.
+///
+/// `q_n = f16(q · 2^−e)` with the largest |q_n| between 32 and 64: exact but for elements 2^−20 times smaller than it.
+#[derive(Clone, Copy)]
+pub struct Query {
+    /// Dimensions 16·(4s + q) + 2i and + 1 in `pairs[8·s + i]`.
+    pub pairs: [u32; 32],
+    /// 2^e / √D: what a product with `q_n` is multiplied by to be a logit.
+    pub scale: f32,
+    /// At least ‖q_n‖₂, and at least ‖q‖₂·2^−e.
+    pub norm: f32,
+    /// Whether all elements are finite.
+    pub finite: bool,
+}
+
+impl Query {
+    /// Loads row `row` of `queries` [rows, D]; zeros if it is not `present`. The four lanes of a row do it together.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn load<E: Half, const D: usize>(
+        queries: Global<E>,
+        row: usize,
+        present: bool,
+        softmax_scale: f32,
+        lane: u32,
+    ) -> Self {
+        let mut pairs = [0u32; 32];
+        let mut largest = 0u32;
+        unroll!(for s in 0..(D / 64), at_most 4 {
+            unroll!(for h in 0..2 {
+                let at = row * D + 16 * (4 * s + (lane & 3) as usize) + 8 * h;
+                let chunk = if present { queries.load_vector_readonly::<UVec4>(at) } else { UVec4::ZERO };
+                let words = chunk.to_array();
+                unroll!(for i in 0..4 {
+                    pairs[8 * s + 4 * h + i] = words[i];
+                    unroll!(for k in 0..2 {
+                        // Magnitudes of floats order like their bits, NaN above all.
+                        let bits = E::unpack(words[i])[k].to_bits() & 0x7fff_ffff;
+                        largest = if bits > largest { bits } else { largest };
+                    });
+                });
+            });
+        });
+        largest = larger(largest, warp_shuffle_xor(FULL_MASK, largest, 1, 32));
+        largest = larger(largest, warp_shuffle_xor(FULL_MASK, largest, 2, 32));
+        let finite = largest < 0x7f80_0000;
+        // 2^(5 − exponent) and 2^(exponent − 5). A largest element below 2^−100 counts as 2^−100: every logit is 0 then.
+        let exponent = (largest >> 23) as i32;
+        let exponent = if exponent < 27 { 27 } else { exponent };
+        let up = f32::from_bits(((127 + 5 - (exponent - 127)).clamp(1, 254) as u32) << 23);
+        let down = f32::from_bits(((127 - 5 + (exponent - 127)).clamp(1, 254) as u32) << 23);
+        let mut squares = 0f32;
+        unroll!(for i in 0..(D / 8), at_most 32 {
+            let [a, b] = E::unpack(pairs[i]);
+            let (a, b) = (a * up, b * up);
+            squares = fma(a, a, squares);
+            squares = fma(b, b, squares);
+            pairs[i] = convert::f16x2_from_f32(a, b);
+        });
+        squares += warp_shuffle_xor(FULL_MASK, squares, 1, 32);
+        squares += warp_shuffle_xor(FULL_MASK, squares, 2, 32);
+        let norm = math::sqrt(squares) * (1.0 + 1.0 / 65536.0);
+        Query { pairs, scale: down * softmax_scale, norm, finite }
+    }
+
+    /// q_n·σ as a rounded pair and what rounding lost: exactly the product, but for the subnormal.
+    #[inline(always)]
+    pub fn times(&self, pair: usize, scales: u32) -> (u32, u32) {
+        let x = half2::mul_f16x2(self.pairs[pair], scales);
+        (x, half2::fma_f16x2(self.pairs[pair], scales, half2::neg_f16x2(x)))
+    }
+}
+
+#[inline(always)]
+fn larger(a: u32, b: u32) -> u32 {
+    if a > b { a } else { b }
+}
+
+/// Constants of the bound on a block's logits for head_dim D: docs/certificate.md, equation (5).
+pub struct Slack;
+
+impl Slack {
+    /// c_D: rounding of the score arithmetic, relative to ‖q_n‖·ζ.
+    #[inline(always)]
+    pub const fn rounding<const D: usize>() -> f32 {
+        (D as f32 / 16.0 + 1.0) * 1.25 / 2_097_152.0
+    }
+
+    /// a_D: what subnormals lose.
+    #[inline(always)]
+    pub const fn absolute<const D: usize>() -> f32 {
+        257.0 * D as f32 / 67_108_864.0
+    }
+
+    /// δ_exp: the exponential, in nats.
+    pub const EXP: f32 = 3.0 / 1_048_576.0;
+    /// 1 + 2^−18: evaluating the bound in f32.
+    pub const EVALUATION: f32 = 1.0 + 1.0 / 262_144.0;
+}
+
+/// Δ of a block (5): no weight's logarithm is further from the exact logit. `x` is Σ|q_n|·σ as the tensor core gives it,
+/// `eps` and `zeta` are the block's.
+#[inline(always)]
+pub fn delta<const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 {
+    const BOX: f32 = 0.5 * (1.0 + 1.0 / 512.0 + 1.0 / 16384.0);
+    const CAUCHY: f32 = 1.0 + 1.0 / 32768.0;
+    let key = math::min(x * BOX, query.norm * eps * CAUCHY);
+    let rounding = fma(Slack::rounding::<D>() * query.norm, zeta, Slack::absolute::<D>());
+    Slack::EVALUATION * fma(query.scale, key + rounding, Slack::EXP)
+}
+
+/// δ_F (6): the same where the original keys are used, `kappa` at least their norms.
+#[inline(always)]
+pub fn delta_original<const D: usize>(query: &Query, kappa: f32) -> f32 {
+    let rounding = fma(Slack::rounding::<D>() * query.norm, kappa, D as f32 / 1_073_741_824.0);
+    Slack::EVALUATION * fma(query.scale, rounding, Slack::EXP)
+}
+
+/// The largest of three.
+#[inline(always)]
+pub fn max3(a: f32, b: f32, c: f32) -> f32 {
+    max(max(a, b), c)
+}
