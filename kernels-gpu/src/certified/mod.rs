@@ -11,12 +11,16 @@
 
 pub mod layout;
 mod pass;
+pub mod policy;
 pub mod quantizer;
 pub mod query;
+pub mod selection;
 mod tile;
 mod write;
 
 pub use pass::{MAX_REFERENCE, PassLayout, Record, StepShape, attend, pass_layout};
+pub use policy::{Certificate, Thresholds};
+pub use selection::{Entry, RowSums, select, select_layout};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use write::launch as write_launch;
 pub use write::{WriteLayout, quantize_block, write_layout};
@@ -24,5 +28,5 @@ pub use write::{WriteLayout, quantize_block, write_layout};
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    [quantize_block::INSTANCES, attend::INSTANCES].into_iter().flatten()
+    [quantize_block::INSTANCES, attend::INSTANCES, select::INSTANCES].into_iter().flatten()
 }

@@ -1,0 +1,94 @@
+//! What decides which blocks are used from their originals, and when a head is computed exactly.
+
+use simt::{Pod, Zeroable};
+
+/// Thresholds of the ladder, as the kernels want them. The host's policy explains them and has the presets.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Thresholds {
+    /// τ: the share of the attention mass that promoted keys shall cover. 0 promotes none beyond `min_keys`.
+    pub coverage: f32,
+    /// K_min and K_max: blocks whose keys are promoted, at least and at most.
+    pub min_keys: u32,
+    /// See `min_keys`.
+    pub max_keys: u32,
+    /// Rung 1: where the tail is heavier than this, K_max is `expanded_keys` instead.
+    pub expand_tail: f32,
+    /// See `expand_tail`.
+    pub expanded_keys: u32,
+    /// Rung 2: values are promoted until Σ ρ_b·η_b of the others is at most this.
+    pub value_tolerance: f32,
+    /// Blocks whose values are promoted, at most.
+    pub max_values: u32,
+    /// Rung 3: a head whose E_key is larger is computed from the originals.
+    pub key_budget: f32,
+    /// The same for E_val.
+    pub value_budget: f32,
+    /// 1: a KV head's query heads use the promoted blocks of all of them.
+    pub per_group: u32,
+}
+
+/// The rung that a head's output comes from.
+pub mod rung {
+    /// Quantized blocks and the trailing block alone.
+    pub const QUANTIZED: u32 = 0;
+    /// Some keys or values promoted.
+    pub const PROMOTED: u32 = 1;
+    /// The same, after K_max was raised.
+    pub const EXPANDED: u32 = 2;
+    /// Computed from the originals.
+    pub const DENSE: u32 = 3;
+}
+
+/// Why a head was computed from the originals: bits.
+pub mod reason {
+    /// E_key over its budget.
+    pub const KEY_BUDGET: u32 = 1;
+    /// E_val over its budget.
+    pub const VALUE_BUDGET: u32 = 2;
+    /// A query that is not finite.
+    pub const QUERY_NOT_FINITE: u32 = 4;
+    /// Scores beyond what the records hold.
+    pub const SCORE_RANGE: u32 = 8;
+    /// A bound that is not a number.
+    pub const NO_BOUND: u32 = 16;
+}
+
+/// What is known of one query head's output.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C, align(16))]
+pub struct Certificate {
+    /// Bounds the error by quantized keys, in the Euclidean norm of the output row.
+    pub e_key: f32,
+    /// Bounds the error by quantized values.
+    pub e_val: f32,
+    /// Bounds the rounding of the arithmetic.
+    pub e_round: f32,
+    /// The share of the mass that comes from quantized keys.
+    pub tail_mass: f32,
+    /// The largest Δ among quantized keys.
+    pub delta: f32,
+    /// Blocks whose keys were promoted for this head.
+    pub promoted_keys: u32,
+    /// Blocks whose values were.
+    pub promoted_values: u32,
+    /// [`rung`] in the low half, [`reason`] in the high one.
+    pub rung_and_reason: u32,
+}
+
+impl Certificate {
+    /// The rung.
+    pub const fn rung(self) -> u32 {
+        self.rung_and_reason & 0xffff
+    }
+
+    /// Why it is that rung: bits of [`reason`].
+    pub const fn reason(self) -> u32 {
+        self.rung_and_reason >> 16
+    }
+
+    /// The bound on the whole error.
+    pub fn bound(self) -> f32 {
+        self.e_key + self.e_val + self.e_round
+    }
+}
