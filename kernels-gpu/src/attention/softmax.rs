@@ -45,6 +45,31 @@ impl Running {
         values: impl Values<D>,
         lane: u32,
     ) -> f32 {
+        let (p, sum) = self.weigh::<D>(scores);
+        self.sum += sum;
+        self.accumulate::<E, D>(probabilities::<E>(p), values, lane);
+        sum
+    }
+
+    /// Takes a tile out that something else took in: relative to the same reference it subtracts what was added, to the
+    /// bit.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn subtract<E: Half, const D: usize>(
+        &mut self,
+        scores: [[f32; 2]; 2],
+        values: impl Values<D>,
+        lane: u32,
+    ) {
+        let (p, sum) = self.weigh::<D>(scores);
+        self.sum -= sum;
+        self.accumulate::<E, D>(probabilities::<E>(p.map(|x| -x)), values, lane);
+    }
+
+    /// The weights of a tile's scores, and their sum over this lane's tokens; raises the reference if it must.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn weigh<const D: usize>(&mut self, scores: [[f32; 2]; 2]) -> ([f32; 4], f32) {
         let [[s0, s1], [s2, s3]] = scores;
         let largest = max(max(s0, s1), max(s2, s3));
         // Asked of the difference itself: beyond 2^24, where scores are further than 1 apart, `largest - 15` rounds, and a
@@ -60,10 +85,7 @@ impl Running {
         }
         let r = self.reference;
         let p = [s0, s1, s2, s3].map(|s| exp2_nonpositive(s - r));
-        let sum = (p[0] + p[1]) + (p[2] + p[3]);
-        self.sum += sum;
-        self.accumulate::<E, D>(probabilities::<E>(p), values, lane);
-        sum
+        (p, (p[0] + p[1]) + (p[2] + p[3]))
     }
 
     /// Raises the reference of this lane's row; the four lanes of a row agree on it.
