@@ -136,8 +136,8 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         };
         arguments.push((pattern.ident.clone(), (*argument.ty).clone()));
     }
-    if arguments.len() > 16 {
-        return Err(Error::new(signature.inputs.span(), "a kernel takes at most 16 parameters"));
+    if arguments.len() > 24 {
+        return Err(Error::new(signature.inputs.span(), "a kernel takes at most 24 parameters"));
     }
 
     let mut parameters = Vec::new();

@@ -47,6 +47,20 @@ sides! {
     }
 }
 
+sides! {
+    /// `x`, made anew each time: what is computed from it is not kept in registers across the rounds of a loop. For
+    /// addresses that are cheap to compute where registers are short. PTX: `mov.b32`.
+    pub fn renewed(x: u32) -> u32 {
+        device {
+            let y: u32;
+            // SAFETY: moves a register. Without `pure` it stays inside its loop.
+            unsafe { asm!("mov.b32 {0}, {1};", out(reg32) y, in(reg32) x, options(nomem, nostack)) }
+            y
+        }
+        emulator { x }
+    }
+}
+
 /// The low bytes of four words, packed: byte `i` of the result is the low byte of `words[i]`.
 #[inline(always)]
 pub fn pack_low_bytes(words: [u32; 4]) -> u32 {

@@ -37,6 +37,8 @@ pub const MAX_HEAD_DIM: usize = 256;
 
 /// A 16-bit float that the tensor cores multiply.
 pub trait Half: Element {
+    /// Whether the type is f16.
+    const IS_F16: bool;
     /// A·B + C, f32 accumulation: see [`simt::tensor`].
     fn multiply(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
     /// Two f32 rounded and packed, `low` in bits 0 to 15.
@@ -46,6 +48,7 @@ pub trait Half: Element {
 }
 
 impl Half for f16 {
+    const IS_F16: bool = true;
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn multiply(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
@@ -63,6 +66,7 @@ impl Half for f16 {
 }
 
 impl Half for bf16 {
+    const IS_F16: bool = false;
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn multiply(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {

@@ -12,6 +12,7 @@
 pub mod layout;
 mod pass;
 pub mod policy;
+mod promote;
 pub mod quantizer;
 pub mod query;
 pub mod selection;
@@ -20,6 +21,7 @@ mod write;
 
 pub use pass::{MAX_REFERENCE, PassLayout, Record, StepShape, attend, pass_layout};
 pub use policy::{Certificate, Thresholds};
+pub use promote::{PromoteLayout, Scratch, promote_layout, replace};
 pub use selection::{Entry, RowSums, select, select_layout};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use write::launch as write_launch;
@@ -28,5 +30,7 @@ pub use write::{WriteLayout, quantize_block, write_layout};
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    [quantize_block::INSTANCES, attend::INSTANCES, select::INSTANCES].into_iter().flatten()
+    [quantize_block::INSTANCES, attend::INSTANCES, select::INSTANCES, replace::INSTANCES]
+        .into_iter()
+        .flatten()
 }

@@ -2,7 +2,8 @@
 
 use crate::attention::Half;
 use glam::UVec4;
-use simt::math::{fma, max};
+use half::f16;
+use simt::math::fma;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
 use simt::{Global, convert, half2, math, unroll};
 
@@ -74,6 +75,17 @@ impl Query {
         Query { pairs, scale: down * softmax_scale, norm, finite }
     }
 
+    /// Pair `pair` as an operand of the element type: the normalised query is exact in bf16 too if it was bf16.
+    #[inline(always)]
+    pub fn operand<E: Half>(&self, pair: usize) -> u32 {
+        if E::IS_F16 {
+            self.pairs[pair]
+        } else {
+            let [a, b] = <f16 as Half>::unpack(self.pairs[pair]);
+            E::pack(a, b)
+        }
+    }
+
     /// q_n·σ as a rounded pair and what rounding lost: exactly the product, but for the subnormal.
     #[inline(always)]
     pub fn times(&self, pair: usize, scales: u32) -> (u32, u32) {
@@ -125,10 +137,4 @@ pub fn delta<const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 
 pub fn delta_original<const D: usize>(query: &Query, kappa: f32) -> f32 {
     let rounding = fma(Slack::rounding::<D>() * query.norm, kappa, D as f32 / 1_073_741_824.0);
     Slack::EVALUATION * fma(query.scale, rounding, Slack::EXP)
-}
-
-/// The largest of three.
-#[inline(always)]
-pub fn max3(a: f32, b: f32, c: f32) -> f32 {
-    max(max(a, b), c)
 }
