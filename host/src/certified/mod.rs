@@ -27,10 +27,15 @@
 //! ```
 
 pub mod cases;
+mod policy;
 pub mod reference;
+mod step;
 mod write;
 
 pub use kernels_gpu::certified::layout::{Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Problems, TileLayout};
+pub use kernels_gpu::certified::{Certificate, Scratch};
+pub use policy::{Policy, Rung, reasons};
+pub use step::{Attended, STEP_HEAD_DIMS, StepElement, StepHandles, StepPlan, StepProblem};
 pub use write::{CertifiedElement, QuantizeBlock, Writer};
 
 use std::fmt;
@@ -45,6 +50,29 @@ pub enum Error {
     /// A buffer, a launch or a copy failed.
     #[error(transparent)]
     Device(#[from] crate::Error),
+    /// Extents that the dense rung does not take.
+    #[error(transparent)]
+    Dense(#[from] crate::dense::Error),
+    /// A head_dim that a step has no instance for.
+    #[error("certified attention has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
+    StepHeadDim {
+        /// Channels of a head.
+        head_dim: u32,
+    },
+    /// A sequence that the selection does not hold.
+    #[error("{tokens} tokens a sequence are too many for certified attention; it takes up to {most}")]
+    TooLong {
+        /// Tokens.
+        tokens: u32,
+        /// The most.
+        most: u32,
+    },
+    /// Thresholds that make no sense.
+    #[error("the policy's {what}")]
+    Policy {
+        /// Which, its value, and what it may be.
+        what: String,
+    },
     /// Heads that no kernel has an instance for.
     #[error(
         "{kv_heads} KV heads of {head_dim} channels are not supported; use 1 to {} heads of 64, 96, 128 or 256",

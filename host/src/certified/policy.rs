@@ -1,0 +1,204 @@
+//! What is promoted, and when a head is computed exactly: every threshold in one place, with named presets.
+
+use kernels_gpu::certified::policy::{Thresholds, reason, rung};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The thresholds of the ladder.
+///
+/// Rung by rung: the quantized pass alone; keys promoted by coverage; rung 1, more of them where the tail stays heavy; rung
+/// 2, values promoted to a budget; rung 3, the head computed from the originals because a bound is over its budget.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Policy {
+    /// τ_cov: the share of a head's attention mass that blocks with promoted keys shall cover; 0 to 1.
+    pub coverage: f32,
+    /// K_min: blocks whose keys are promoted in any case.
+    pub min_keys: u32,
+    /// K_max: blocks whose keys are promoted at the most.
+    pub max_keys: u32,
+    /// Rung 1: a tail of more than this share raises K_max to `expanded_keys`.
+    pub expand_tail: f32,
+    /// See `expand_tail`.
+    pub expanded_keys: u32,
+    /// Rung 2: values are promoted, the worst first, until E_val of the rest is at most this. In the units of the values.
+    pub value_tolerance: f32,
+    /// Blocks whose values are promoted at the most.
+    pub max_values: u32,
+    /// Rung 3: a head with a larger E_key is computed from the originals. Infinite: E_key gates nothing.
+    pub key_budget: f32,
+    /// The same for E_val.
+    pub value_budget: f32,
+    /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes.
+    pub per_group: bool,
+}
+
+impl Policy {
+    /// The names of the presets.
+    pub const PRESETS: [&'static str; 4] = ["sound", "paper", "strict", "fast"];
+
+    /// The default: the paper's coverage, and budgets that hold for what is returned.
+    pub const SOUND: Policy = Policy {
+        coverage: 0.995,
+        min_keys: 2,
+        max_keys: 128,
+        expand_tail: 0.02,
+        expanded_keys: 256,
+        value_tolerance: 0.05,
+        max_values: 256,
+        key_budget: 0.5,
+        value_budget: 0.5,
+        per_group: true,
+    };
+
+    /// The thresholds of the paper's runs. There no rung looks at E_key (spec 1.2, point 7), and values are promoted to a
+    /// relative error, where here, as everywhere, η is absolute.
+    pub const PAPER: Policy =
+        Policy { key_budget: f32::INFINITY, value_budget: f32::INFINITY, per_group: false, ..Policy::SOUND };
+
+    /// A tenth of the default's budgets: heads that attend broadly become dense.
+    pub const STRICT: Policy = Policy {
+        coverage: 0.999,
+        expand_tail: 0.002,
+        expanded_keys: 512,
+        value_tolerance: 0.01,
+        max_values: 512,
+        key_budget: 0.05,
+        value_budget: 0.05,
+        ..Policy::SOUND
+    };
+
+    /// Few promotions, budgets that only what is hopeless exceeds.
+    pub const FAST: Policy = Policy {
+        coverage: 0.9,
+        max_keys: 32,
+        expand_tail: 1.0,
+        expanded_keys: 32,
+        value_tolerance: 0.2,
+        max_values: 32,
+        key_budget: 2.0,
+        value_budget: 2.0,
+        ..Policy::SOUND
+    };
+
+    /// Nothing is promoted and nothing gated: what is left is INT8/INT4 attention with a bound beside it.
+    pub const NAIVE: Policy = Policy {
+        coverage: 0.0,
+        min_keys: 0,
+        max_keys: 0,
+        expand_tail: f32::INFINITY,
+        expanded_keys: 0,
+        value_tolerance: f32::INFINITY,
+        max_values: 0,
+        key_budget: f32::INFINITY,
+        value_budget: f32::INFINITY,
+        per_group: false,
+    };
+
+    /// The preset of that name.
+    pub fn preset(name: &str) -> Option<Policy> {
+        Some(match name {
+            "sound" => Policy::SOUND,
+            "paper" => Policy::PAPER,
+            "strict" => Policy::STRICT,
+            "fast" => Policy::FAST,
+            "naive" => Policy::NAIVE,
+            _ => return None,
+        })
+    }
+
+    /// What is wrong with the thresholds, if anything.
+    pub fn problem(&self) -> Option<String> {
+        let shares = [("coverage", self.coverage)];
+        for (name, value) in shares {
+            if !(0.0..=1.0).contains(&value) {
+                return Some(format!("{name} is {value}: give a share between 0 and 1"));
+            }
+        }
+        let sizes = [
+            ("expand_tail", self.expand_tail),
+            ("value_tolerance", self.value_tolerance),
+            ("key_budget", self.key_budget),
+            ("value_budget", self.value_budget),
+        ];
+        for (name, value) in sizes {
+            if value.is_nan() || value < 0.0 {
+                return Some(format!("{name} is {value}: give a number from 0 up"));
+            }
+        }
+        if self.min_keys > self.max_keys {
+            return Some(format!("min_keys is {} and max_keys {}: swap them", self.min_keys, self.max_keys));
+        }
+        None
+    }
+
+    /// As the kernels want it.
+    pub(super) fn thresholds(&self) -> Thresholds {
+        Thresholds {
+            coverage: self.coverage,
+            min_keys: self.min_keys,
+            max_keys: self.max_keys,
+            expand_tail: self.expand_tail,
+            expanded_keys: self.expanded_keys,
+            value_tolerance: self.value_tolerance,
+            max_values: self.max_values,
+            key_budget: self.key_budget,
+            value_budget: self.value_budget,
+            per_group: self.per_group as u32,
+        }
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy::SOUND
+    }
+}
+
+/// The rung that a head's output comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rung {
+    /// Quantized blocks and the trailing block.
+    Quantized,
+    /// Some keys or values promoted.
+    Promoted,
+    /// The same after K_max was raised.
+    Expanded,
+    /// Computed from the originals: the bits of `dense`.
+    Dense,
+}
+
+impl Rung {
+    /// That of a certificate.
+    pub fn of(code: u32) -> Rung {
+        match code {
+            rung::QUANTIZED => Rung::Quantized,
+            rung::PROMOTED => Rung::Promoted,
+            rung::EXPANDED => Rung::Expanded,
+            _ => Rung::Dense,
+        }
+    }
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rung::Quantized => "quantized",
+            Rung::Promoted => "promoted",
+            Rung::Expanded => "expanded",
+            Rung::Dense => "dense",
+        })
+    }
+}
+
+/// The reasons of a certificate in words; empty where nothing was over a budget.
+pub fn reasons(bits: u32) -> Vec<&'static str> {
+    let names = [
+        (reason::KEY_BUDGET, "E_key over its budget"),
+        (reason::VALUE_BUDGET, "E_val over its budget"),
+        (reason::QUERY_NOT_FINITE, "the query is not finite"),
+        (reason::SCORE_RANGE, "scores beyond what the records hold"),
+        (reason::NO_BOUND, "no finite bound"),
+    ];
+    names.into_iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| name).collect()
+}
