@@ -23,6 +23,7 @@ pub mod check;
 mod cpu;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod cuda;
+pub mod dense;
 mod device;
 mod error;
 mod event;

@@ -1,0 +1,162 @@
+//! The dense system's cases for `ferrokv check`: every instance over lengths around every edge of tiles and splits, groups,
+//! query tokens, hostile numbers; block tables shuffled, and poison wherever no token is.
+
+use super::sample::{Input, Sample};
+use super::{DenseElement, Handles, Plan, Problem};
+use crate::check::{Case, CaseError, OutputBuffer, poisoned};
+use crate::{Buffer, Device, Stream};
+use half::{bf16, f16};
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coverage {
+    /// A few small batches: for tools that slow a GPU down a hundred times.
+    Small,
+    /// Up to two thousand tokens.
+    Quick,
+    /// Those, and batches of many thousands.
+    Full,
+}
+
+/// Lengths around tiles of 16, and the 64 that four warps take in a round.
+const EDGES: [u32; 12] = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 130, 1];
+
+/// A batch: what a case is about.
+#[derive(Clone, Copy)]
+struct Batch {
+    lengths: &'static [u32],
+    kv_heads: u32,
+    group: u32,
+    query_tokens: u32,
+    max_tokens: u32,
+    input: Input,
+    race_check: bool,
+}
+
+const DECODE: Batch = Batch {
+    lengths: &EDGES,
+    kv_heads: 2,
+    group: 4,
+    query_tokens: 1,
+    max_tokens: 160,
+    input: Input::Normal,
+    race_check: false,
+};
+
+/// The batches of every instance.
+fn batches(coverage: Coverage) -> Vec<Batch> {
+    let small = Batch { lengths: &[33, 0, 70], kv_heads: 1, max_tokens: 80, race_check: true, ..DECODE };
+    // Twenty blocks of a table are cut into three.
+    let split = Batch { lengths: &[300, 17], kv_heads: 1, max_tokens: 320, race_check: true, ..DECODE };
+    if coverage == Coverage::Small {
+        return vec![small, split];
+    }
+    let mut batches = vec![small, split, DECODE];
+    for group in [1, 7, 8, 16] {
+        batches.push(Batch { lengths: &[130, 33], group, ..DECODE });
+    }
+    for group in [1, 4, 7, 16] {
+        batches.push(Batch { lengths: &[0, 1, 2, 3, 17, 66], group, query_tokens: 3, ..DECODE });
+    }
+    for input in Input::ALL {
+        batches.push(Batch { lengths: &[77, 300], kv_heads: 1, group: 8, max_tokens: 320, input, ..DECODE });
+    }
+    // Sixteen and more splits, of which short sequences use fewer.
+    let long = Batch { kv_heads: 1, group: 7, max_tokens: 2048, ..DECODE };
+    batches.push(Batch { lengths: &[1500], ..long });
+    batches.push(Batch { lengths: &[200, 2048, 0, 1033], group: 4, query_tokens: 3, ..long });
+    if coverage == Coverage::Full {
+        batches.push(Batch { lengths: &[8192], kv_heads: 4, max_tokens: 8192, ..long });
+        batches.push(Batch { lengths: &[4099, 1, 7777, 16], kv_heads: 2, max_tokens: 40_000, ..long });
+        batches.push(Batch { lengths: &[3000; 8], kv_heads: 4, group: 16, max_tokens: 3000, ..long });
+    }
+    batches
+}
+
+/// The cases of every instance.
+pub fn cases(coverage: Coverage) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for batch in batches(coverage) {
+        for head_dim in super::HEAD_DIMS {
+            add::<f16>(&mut cases, batch, head_dim);
+            add::<bf16>(&mut cases, batch, head_dim);
+        }
+    }
+    cases
+}
+
+fn add<E: DenseElement + crate::check::OutputElement>(cases: &mut Vec<Case>, batch: Batch, head_dim: u32) {
+    let Some((kernel, _)) = E::kernel(head_dim) else { return };
+    let Batch { lengths, kv_heads, group, query_tokens, max_tokens, input, race_check } = batch;
+    let problem = Problem {
+        sequences: lengths.len() as u32,
+        q_heads: group * kv_heads,
+        kv_heads,
+        head_dim,
+        query_tokens,
+        max_tokens,
+    };
+    let lengths_text = lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let label = format!(
+        "{input} heads={}/{kv_heads} query_tokens={query_tokens} of {max_tokens}: {lengths_text}",
+        problem.q_heads
+    );
+    let some = race_check || query_tokens > 1;
+    let case = Case::new(kernel.info(), label, move |device| run::<E>(device, problem, lengths, input, some));
+    cases.push(if race_check { case.race_checked() } else { case });
+}
+
+/// One launch for all rows, and if `some` is asked for, another for some of them.
+fn run<E: DenseElement>(
+    device: &Device,
+    problem: Problem,
+    lengths: &[u32],
+    input: Input,
+    some: bool,
+) -> Result<Vec<OutputBuffer>, CaseError> {
+    let stream = Stream::new(device)?;
+    let sample = Sample::<E>::new(problem, lengths, input, 7);
+    let paged = sample.paged(11, 3);
+    // Entries past a sequence's blocks are none of the pool's.
+    let mut table = vec![u32::MAX; lengths.len() * problem.max_blocks() as usize];
+    for (row, blocks) in table.chunks_mut(problem.max_blocks() as usize).zip(&paged.tables) {
+        row[..blocks.len()].copy_from_slice(blocks);
+    }
+    let queries = Buffer::from_slice(device, &sample.queries)?;
+    let (keys, values) =
+        (Buffer::from_slice(device, &paged.keys)?, Buffer::from_slice(device, &paged.values)?);
+    let (table, lengths) = (Buffer::from_slice(device, &table)?, Buffer::from_slice(device, lengths)?);
+    let mut plan = Plan::<E>::new(device, problem)?;
+    // Every other row of some groups: the rest must stay as it was filled, the same on each device.
+    let words: Vec<u32> = (0..plan.wanted_words()).map(|i| if i % 3 == 1 { 0 } else { 0x55 }).collect();
+    let words = Buffer::from_slice(device, &words)?;
+    let mut passes = vec![(["output", "lse"], None)];
+    if some {
+        passes.push((["wanted output", "wanted lse"], Some(&words)));
+    }
+    let mut outputs = Vec::new();
+    for (names, wanted) in passes {
+        let rows = problem.query_rows();
+        let mut output = poisoned::<f32>(&stream, rows * problem.head_dim as usize)?;
+        let mut lse = poisoned::<f32>(&stream, rows)?;
+        if wanted.is_some() {
+            stream.fill_u8(&mut output, .., 0x11)?;
+            stream.fill_u8(&mut lse, .., 0x11)?;
+        }
+        let handles = Handles {
+            queries: queries.global(),
+            keys: keys.global(),
+            values: values.global(),
+            table: table.global(),
+            lengths: lengths.global(),
+            wanted: wanted.map(Buffer::global),
+            output: output.global_mut(),
+            lse: lse.global_mut(),
+        };
+        // SAFETY: buffers of the device, read back before they go; lengths fit the table, and their entries the pool.
+        unsafe { plan.run_on(&stream, handles)? };
+        outputs.push(OutputBuffer::download(names[0], &output)?);
+        outputs.push(OutputBuffer::download(names[1], &lse)?);
+    }
+    Ok(outputs)
+}
