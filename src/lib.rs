@@ -65,8 +65,9 @@ pub fn ptx() -> &'static [PtxImage] {
 /// Every kernel instance, with the name of the system it belongs to.
 pub fn kernels() -> impl Iterator<Item = (&'static str, &'static KernelInfo)> {
     let certified = kernels_gpu::certified::kernels().map(|kernel| ("certified", kernel));
+    let dense = kernels_gpu::dense::kernels().map(|kernel| ("dense", kernel));
     let int8 = kernels_gpu::int8::kernels().map(|kernel| ("int8", kernel));
     let roofline = kernels_gpu::roofline::kernels().map(|kernel| ("roofline", kernel));
     let probe = host::check::probe::kernels().map(|kernel| ("probe", kernel));
-    certified.chain(int8).chain(roofline).chain(probe)
+    certified.chain(dense).chain(int8).chain(roofline).chain(probe)
 }

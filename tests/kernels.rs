@@ -2,7 +2,7 @@
 
 use ferrokv::host::Device;
 use ferrokv::host::check::{not_covered, probe, run_cases};
-use ferrokv::host::{certified, int8, roofline};
+use ferrokv::host::{certified, dense, int8, roofline};
 use ferrokv::simt::emu::EmuOptions;
 use std::collections::BTreeSet;
 
@@ -38,6 +38,7 @@ fn every_kernel_has_a_case_and_the_emulator_accepts_all_of_them() {
     cases.extend(int8::cases::cases(int8::cases::Coverage::Quick));
     cases.extend(roofline::cases());
     cases.extend(certified::cases::cases(false));
+    cases.extend(dense::cases::cases(dense::cases::Coverage::Quick));
     assert_eq!(not_covered(&cases, ferrokv::kernels().map(|(_, kernel)| kernel)), Vec::<&str>::new());
 
     let report = run_cases(&cases, &Device::cpu(EmuOptions::default()), None, |_| {});

@@ -7,6 +7,7 @@ use super::table::{Align, Table};
 use super::{progress, text};
 use host::Device;
 use host::check::{self, Case, CaseReport, Outcome, Report, Totals};
+use host::dense::cases as dense;
 use host::int8::cases as int8;
 use serde::Serialize;
 use simt::emu::EmuOptions;
@@ -39,7 +40,7 @@ Examples:
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// Only the cases of this system.
-    #[arg(long, value_parser = ["certified", "int8", "probe", "roofline"])]
+    #[arg(long, value_parser = ["certified", "dense", "int8", "probe", "roofline"])]
     system: Option<String>,
     /// Only cases with this in a kernel's name or in their parameters.
     #[arg(long, value_name = "TEXT")]
@@ -112,6 +113,13 @@ impl Arguments {
         let mut cases = Vec::new();
         if let Some(coverage) = probe.filter(|_| in_system("probe")) {
             cases.extend(check::probe::cases(coverage));
+        }
+        if in_system("dense") && self.suite() != "huge" {
+            cases.extend(dense::cases(match self.suite() {
+                "sanitize" => dense::Coverage::Small,
+                "full" => dense::Coverage::Full,
+                _ => dense::Coverage::Quick,
+            }));
         }
         if in_system("int8") {
             cases.extend(int8::cases(int8_coverage));
