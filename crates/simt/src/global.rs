@@ -12,6 +12,8 @@
 
 use bytemuck::Pod;
 use core::marker::PhantomData;
+#[cfg(not(target_arch = "nvptx64"))]
+use core::mem::size_of;
 
 #[cfg(target_arch = "nvptx64")]
 use crate::ptx;
@@ -98,8 +100,22 @@ host_side!(Global, "reads");
 host_side!(GlobalMut, "reads and writes");
 
 macro_rules! loads {
-    ($handle:ident) => {
+    ($handle:ident, $pointer:ty) => {
         impl<T: Pod> $handle<T> {
+            /// The same bytes as elements of type `V`: for structs that are larger than one access. What is left of the
+            /// last element is out of reach.
+            #[inline(always)]
+            pub fn cast<V: Pod>(self) -> $handle<V> {
+                #[cfg(target_arch = "nvptx64")]
+                return $handle { pointer: self.pointer as $pointer, element: PhantomData };
+                #[cfg(not(target_arch = "nvptx64"))]
+                $handle {
+                    address: self.address,
+                    len: self.len * size_of::<T>() / size_of::<V>(),
+                    element: PhantomData,
+                }
+            }
+
             #[cfg(target_arch = "nvptx64")]
             #[inline(always)]
             fn at(self, index: usize) -> *const T {
@@ -127,8 +143,8 @@ macro_rules! loads {
         }
     };
 }
-loads!(Global);
-loads!(GlobalMut);
+loads!(Global, *const V);
+loads!(GlobalMut, *mut V);
 
 impl<T: Pod> Global<T> {
     /// Element `index`, through the read-only path.

@@ -1,6 +1,7 @@
 //! What decides which blocks are used from their originals, and when a head is computed exactly.
 
-use simt::{Pod, Zeroable};
+use glam::UVec4;
+use simt::{GlobalMut, Pod, Zeroable};
 
 /// Thresholds of the ladder, as the kernels want them. The host's policy explains them and has the presets.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -77,6 +78,15 @@ pub struct Certificate {
 }
 
 impl Certificate {
+    /// Writes row `row`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn store(self, rows: GlobalMut<Certificate>, row: usize) {
+        let words: [UVec4; 2] = bytemuck::cast(self);
+        rows.cast::<UVec4>().store(row * 2, words[0]);
+        rows.cast::<UVec4>().store(row * 2 + 1, words[1]);
+    }
+
     /// The rung.
     pub const fn rung(self) -> u32 {
         self.rung_and_reason & 0xffff

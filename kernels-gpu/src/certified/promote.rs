@@ -317,13 +317,20 @@ pub fn replace<E: Half, const D: usize>(
             additions: shape.splits + used + 2 * WARPS + 4,
             tokens: length + 32 * count,
         };
-        let judged =
-            judge::<D>(&query, row, pass, sums.load(first_row + r as usize), squares, thresholds, chain);
+        let judged = judge::<D>(
+            &query,
+            row,
+            pass,
+            RowSums::load(sums, first_row + r as usize),
+            squares,
+            thresholds,
+            chain,
+        );
         if lane & 3 == 0 {
             let log =
                 if row.sum == 0.0 { f32::NEG_INFINITY } else { (row.reference + log2(row.sum)) / LOG2_E };
             lse.store(first_row + r as usize, canonical_nan(log));
-            certificates.store(first_row + r as usize, judged);
+            judged.store(certificates, first_row + r as usize);
         }
         judged.rung() == rung::DENSE
     } else {

@@ -26,6 +26,7 @@ use super::pass::{Record, StepShape};
 use super::policy::Thresholds;
 use super::query::LOG2_E;
 use crate::attention::{BLOCK_TOKENS, PartialRow, ROWS, last_to_arrive, part_floats};
+use glam::UVec4;
 use simt::math::{exp2, exp2_nonpositive, fma, max};
 use simt::warp::{self, FULL_MASK, warp_shuffle_xor, warp_sum_f32};
 use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, kernel, thread, unroll};
@@ -66,6 +67,31 @@ pub struct RowSums {
     pub values: u32,
     /// Whether K_max was raised.
     pub expanded: u32,
+}
+
+impl RowSums {
+    const VECTORS: usize = size_of::<RowSums>() / 16;
+
+    /// Writes row `row`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn store(self, rows: GlobalMut<RowSums>, row: usize) {
+        let words: [UVec4; Self::VECTORS] = bytemuck::cast(self);
+        unroll!(for i in 0..3 {
+            rows.cast::<UVec4>().store(row * Self::VECTORS + i, words[i]);
+        });
+    }
+
+    /// Reads row `row`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn load(rows: Global<RowSums>, row: usize) -> Self {
+        let mut words = [UVec4::ZERO; Self::VECTORS];
+        unroll!(for i in 0..3 {
+            words[i] = rows.cast::<UVec4>().load(row * Self::VECTORS + i);
+        });
+        bytemuck::cast(words)
+    }
 }
 
 /// A block that some row wants from the originals.
@@ -235,7 +261,7 @@ pub fn select(
         expanded,
     };
     if thread == 0 {
-        sums.store(row, row_sums);
+        row_sums.store(sums, row);
     }
 
     let rows = (shape.group - row_group * ROWS).min(ROWS);
