@@ -1,6 +1,7 @@
 //! How a command fails: one line, and an exit code.
 
 use super::bench;
+use host::dense;
 use host::int8;
 use host::int8::file;
 use host::tensor_file;
@@ -18,6 +19,9 @@ pub enum Failure {
     /// A plan or a launch failed.
     #[error(transparent)]
     Int8(#[from] int8::Error),
+    /// A plan of dense attention, or its launch, failed.
+    #[error(transparent)]
+    Dense(#[from] dense::Error),
     /// A device failed.
     #[error(transparent)]
     Device(#[from] host::Error),

@@ -1,6 +1,7 @@
 //! `ferrokv bench`: how fast things are, beside what the machine allows.
 
 mod accuracy;
+mod attention;
 mod cpu;
 mod device;
 mod environment;
@@ -36,6 +37,7 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
+    Attention(Box<attention::Arguments>),
     Int8(int8::Arguments),
     Launch(launch::Arguments),
 }
@@ -65,6 +67,16 @@ pub enum Error {
         /// What was being done.
         doing: &'static str,
     },
+    /// Some row's output was wrong.
+    #[error("{rows} of {checked} compared rows are wrong: {first}; the rows say `WRONG`")]
+    Wrong {
+        /// How many are.
+        rows: usize,
+        /// How many were compared.
+        checked: usize,
+        /// The first of them.
+        first: String,
+    },
     /// Some row's bits were not those of the CPU.
     #[error("{rows} of {checked} compared rows differ from the CPU's bits: {first}; the rows say `differ`")]
     Bits {
@@ -80,7 +92,7 @@ pub enum Error {
 impl Error {
     /// Whether a comparison failed, rather than the command.
     pub fn is_difference(&self) -> bool {
-        matches!(self, Error::Bits { .. })
+        matches!(self, Error::Bits { .. } | Error::Wrong { .. })
     }
 }
 
@@ -90,6 +102,7 @@ impl Error {
 /// What cannot be opened, written or launched; bits that differ.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
+        What::Attention(arguments) => attention::run(arguments),
         What::Int8(arguments) => int8::run(arguments),
         What::Launch(arguments) => launch::run(arguments),
     }

@@ -1,6 +1,5 @@
 //! Times: a median and two percentiles over repetitions.
 
-use host::int8::Result;
 use host::{Device, Event, Stream};
 use std::time::Instant;
 
@@ -54,19 +53,19 @@ impl Repetition {
 ///
 /// # Safety
 /// The buffers that `record` names live until this returns.
-pub unsafe fn on_device(
+pub unsafe fn on_device<X: From<host::Error>>(
     stream: &Stream,
     calls: usize,
     repetition: Repetition,
-    mut record: impl FnMut(&Stream, usize) -> Result<()>,
-) -> Result<Timing> {
+    mut record: impl FnMut(&Stream, usize) -> Result<(), X>,
+) -> Result<Timing, X> {
     let device: &Device = stream.device();
     let (graph, recorded) =
         stream.capture(|stream| Ok((0..calls).try_for_each(|call| record(stream, call))))?;
     recorded?;
     let graph = graph.instantiate()?;
     let mut events = Vec::new();
-    let mut replay = |first: usize, count: usize| -> Result<Vec<f64>> {
+    let mut replay = |first: usize, count: usize| -> Result<Vec<f64>, X> {
         while events.len() < 2 * (first + count) {
             events.push(Event::new(device)?);
         }

@@ -1,0 +1,135 @@
+//! The command line.
+
+use crate::cli::backend::BackendArguments;
+use crate::cli::output::ReportArguments;
+use host::dense::Problem;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+const LONG: &str = "\
+Times decode attention, one query token a sequence: our kernels beside what memory alone takes and, asked for, \
+PyTorch's backends.
+
+Caches are paged, blocks in random order. On the GPU each row is the median over replays of a captured graph, whose \
+calls take turns over as many caches as keep the GPU's own cache out. Of every row outputs are compared with the formula \
+in f64 within a bound that is derived, and on small caches every bit with the emulator's. It ends within --seconds, \
+with a report: what there was no time for is listed.
+
+Exit codes: 0 all that was compared is right; 1 some is not (the report is written and says which); 2 bad input.";
+
+const EXAMPLES: &str = "\
+Examples:
+  ferrokv bench attention --shapes 32/8/128 --contexts 8K,128K
+  ferrokv bench attention --peers --seconds 300 --json attention.json --plot attention";
+
+/// Times decode attention: our kernels beside what memory alone takes and, asked for, PyTorch's backends.
+#[derive(clap::Args)]
+#[command(long_about = LONG, after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// Query heads / KV heads / head_dim, separated by commas.
+    #[arg(long, value_name = "LIST", default_value = "32/8/128,28/4/128", value_delimiter = ',')]
+    pub shapes: Vec<Shape>,
+    /// Sequences at once, separated by commas.
+    #[arg(long, value_name = "LIST", default_value = "1,8", value_delimiter = ',', value_parser = count)]
+    pub batches: Vec<u32>,
+    /// Tokens of each sequence, separated by commas; K is 1024.
+    #[arg(long, value_name = "LIST", default_value = "8K,16K,32K,64K,128K,256K,512K", value_delimiter = ',',
+          value_parser = count)]
+    pub contexts: Vec<u32>,
+    /// Element types of the cache: f16, bf16, separated by commas.
+    #[arg(long, value_name = "TYPES", default_value = "f16", value_delimiter = ',', value_parser = ["f16", "bf16"])]
+    pub dtype: Vec<String>,
+    /// Schemes, separated by commas; all if left out.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = super::schemes::NAMES)]
+    pub schemes: Option<Vec<String>>,
+    #[command(flatten)]
+    pub backend: BackendArguments,
+    /// Measure PyTorch's backends beside: needs a python3 with PyTorch, and a GPU.
+    #[arg(long)]
+    pub peers: bool,
+    /// The script that measures them.
+    #[arg(long, value_name = "FILE", default_value = "benches/peers/attention.py")]
+    pub peers_script: PathBuf,
+    /// The Python that runs the script.
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    pub python: String,
+    /// Seconds in which everything is to end; with --peers they get what is left after 40 in 100.
+    #[arg(long, value_name = "S", default_value_t = 120.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Seconds of repetitions a row.
+    #[arg(long, value_name = "S", default_value_t = 0.2, value_parser = seconds)]
+    pub seconds_per_row: f64,
+    /// Draw PREFIX-SHAPE-DTYPE for each shape and type, as .svg and .png (replaced if they exist).
+    #[arg(long, value_name = "PREFIX")]
+    pub plot: Option<PathBuf>,
+    /// The commit to name in the report.
+    #[arg(long, value_name = "HASH")]
+    pub commit: Option<String>,
+    #[command(flatten)]
+    pub report: ReportArguments,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|s| (0.0..=3600.0).contains(s));
+    number.ok_or_else(|| format!("'{text}' is no number of seconds from 0 to 3600"))
+}
+
+/// `8192`, `8K`, `1M`.
+fn count(text: &str) -> Result<u32, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
+        _ => (text, 1u32),
+    };
+    let number = digits.parse::<u32>().ok().and_then(|n| n.checked_mul(unit)).filter(|n| *n != 0);
+    number.ok_or_else(|| format!("'{text}' is no number from 1 to 2^32 - 1; K and M may follow it"))
+}
+
+/// `128K` for 131072.
+pub fn short(n: u32) -> String {
+    if n >= 1024 && n.is_multiple_of(1024) { format!("{}K", n / 1024) } else { n.to_string() }
+}
+
+/// Heads that attention is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Query heads.
+    pub q_heads: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Elements of a row.
+    pub head_dim: u32,
+}
+
+impl Shape {
+    /// One query token in each of `batch` sequences of `context` tokens.
+    pub fn problem(self, batch: u32, context: u32) -> Problem {
+        let Shape { q_heads, kv_heads, head_dim } = self;
+        Problem { sequences: batch, q_heads, kv_heads, head_dim, query_tokens: 1, max_tokens: context }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.q_heads, self.kv_heads, self.head_dim)
+    }
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Vec<u32> = text.split('/').map_while(|part| part.trim().parse().ok()).collect();
+        let &[q_heads, kv_heads, head_dim] = numbers.as_slice() else {
+            return Err(format!(
+                "'{text}' is no shape; write QUERY_HEADS/KV_HEADS/HEAD_DIM, for instance 32/8/128"
+            ));
+        };
+        let shape = Shape { q_heads, kv_heads, head_dim };
+        match shape.problem(1, 1).checked() {
+            Ok(_) => Ok(shape),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}

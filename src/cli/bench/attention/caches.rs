@@ -1,0 +1,146 @@
+//! Caches to measure on: paged, in random order, filled on the device.
+
+use super::report::Subject;
+use crate::cli::failure::Failure;
+use host::attention::oracle::{Sequence, softmax};
+use host::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
+use host::dense::sample::{normal, random};
+use host::dense::{DenseElement, Problem, bound};
+use host::{Buffer, Device, Stream};
+use rayon::prelude::*;
+
+/// Tiles of the pattern that a pool repeats: a prime, so that neighbouring heads never hold the same, and enough of them that
+/// a kernel which reads the wrong one gets other numbers.
+const PATTERN_TILES: usize = 4093;
+/// Rows of the output that are compared with the formula.
+const COMPARED_ROWS: usize = 4;
+
+/// One cache and what is asked of it.
+pub struct Set<E: DenseElement> {
+    /// [sequences, q_heads, head_dim].
+    pub queries: Buffer<E>,
+    /// Keys and values.
+    pub pool: PagedPool<E>,
+}
+
+/// Equal caches, for calls to take in turns.
+pub struct Caches<E: DenseElement> {
+    /// Where they are.
+    pub device: Device,
+    /// What they are for.
+    pub subject: Subject,
+    /// The same as extents.
+    pub problem: Problem,
+    /// The caches.
+    pub sets: Vec<Set<E>>,
+    /// Which block holds which tokens: the same for all.
+    pub table: BlockTable,
+    /// The blocks of each sequence.
+    tables: Vec<Vec<u32>>,
+    queries: Vec<E>,
+    /// Repeated over the pools, in whole tiles.
+    keys: Vec<E>,
+    values: Vec<E>,
+}
+
+impl<E: DenseElement> Caches<E> {
+    /// `count` caches.
+    ///
+    /// # Errors
+    /// Out of memory, or what the device reports.
+    pub fn new(device: &Device, subject: Subject, count: usize) -> Result<Self, Failure> {
+        let problem = subject.shape.problem(subject.batch, subject.context).checked()?;
+        let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
+        let blocks = problem.max_blocks() * problem.sequences;
+        let tile = BLOCK_TOKENS as usize * dim;
+        let tiles = (blocks as usize * heads).min(PATTERN_TILES);
+        let numbers = |seed: u64, count: usize| -> Vec<E> {
+            (0..count as u64).into_par_iter().map(|i| E::from_f32(normal(seed, i))).collect()
+        };
+        let (keys, values) = (numbers(1, tiles * tile), numbers(2, tiles * tile));
+        let queries = numbers(3, problem.query_rows() * dim);
+
+        let mut order: Vec<u32> = (0..blocks).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, (random(4, i as u64) % (i as u64 + 1)) as usize);
+        }
+        let tables: Vec<Vec<u32>> =
+            order.chunks(problem.max_blocks() as usize).map(<[u32]>::to_vec).collect();
+        let mut table =
+            BlockTable::new(device, problem.sequences, problem.max_blocks(), blocks).map_err(cache)?;
+        for (sequence, row) in tables.iter().enumerate() {
+            table.set(sequence as u32, row, problem.max_tokens).map_err(cache)?;
+        }
+
+        let stream = Stream::new(device)?;
+        let (key_pattern, value_pattern) =
+            (Buffer::from_slice(device, &keys)?, Buffer::from_slice(device, &values)?);
+        let mut sets = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mut pool =
+                PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim).map_err(cache)?;
+            let (to_keys, to_values) = pool.both_mut();
+            for (from, to) in [(&key_pattern, to_keys), (&value_pattern, to_values)] {
+                for start in (0..to.len()).step_by(from.len()) {
+                    let part = from.len().min(to.len() - start);
+                    stream.copy(from, ..part, to, start)?;
+                }
+            }
+            sets.push(Set { queries: Buffer::from_slice(device, &queries)?, pool });
+        }
+        stream.synchronize()?;
+        Ok(Caches { device: device.clone(), subject, problem, sets, table, tables, queries, keys, values })
+    }
+
+    /// A token's row in the pattern.
+    fn row(&self, pattern: &[E], sequence: usize, kv_head: usize, token: usize, row: &mut [f64]) {
+        let (block, dim) = (BLOCK_TOKENS as usize, self.problem.head_dim as usize);
+        let tile = self.tables[sequence][token / block] as usize * self.problem.kv_heads as usize + kv_head;
+        let at = (tile * block + token % block) * dim % pattern.len();
+        for (to, from) in row.iter_mut().zip(&pattern[at..at + dim]) {
+            *to = f64::from(from.to_f32());
+        }
+    }
+
+    /// Compares some rows of what `splits` splits have made with the formula: the largest error as a part of its bound; above 1
+    /// it is wrong, and so is NaN.
+    pub fn compare(&self, output: &[f32], lse: &[f32], splits: u32) -> f64 {
+        let Problem { q_heads, kv_heads, head_dim, .. } = self.problem;
+        let (heads, dim) = (q_heads as usize, head_dim as usize);
+        let rows = self.problem.query_rows();
+        // Over sequences and heads, the first and the last row among them.
+        let compared = rows.min(COMPARED_ROWS);
+        let parts = (0..compared).into_par_iter().map(|i| {
+            let row = if compared == 1 { 0 } else { i * (rows - 1) / (compared - 1) };
+            let (sequence, q_head) = (row / heads, row % heads);
+            let of = Sequence::decode(self.problem.max_tokens as usize, heads, kv_heads as usize, dim);
+            let queries = &self.queries[sequence * heads * dim..][..heads * dim];
+            let queries: Vec<f64> = queries.iter().map(|x| f64::from(x.to_f32())).collect();
+            let key = |h: usize, t: usize, to: &mut [f64]| self.row(&self.keys, sequence, h, t, to);
+            let value = |h: usize, t: usize, to: &mut [f64]| self.row(&self.values, sequence, h, t, to);
+            let (weights, want_lse) = softmax(&of.logits(&queries, key, 0, q_head));
+            let mut want = vec![0.0; dim];
+            let mut of_token = vec![0.0; dim];
+            for (token, weight) in weights.iter().enumerate() {
+                value(of.kv_head(q_head), token, &mut of_token);
+                want.iter_mut().zip(&of_token).for_each(|(o, v)| *o += weight * v);
+            }
+            let (bounds, lse_bound) = bound::row::<E>(&of, splits, &queries, key, value, 0, q_head);
+            let got = &output[row * dim..][..dim];
+            let errors = got.iter().zip(&want).zip(&bounds);
+            let part = |got: f32, want: f64, bound: f64| (f64::from(got) - want).abs() / bound;
+            let first = part(lse[row], want_lse, lse_bound);
+            errors.map(|((got, want), bound)| part(*got, *want, *bound)).fold(first, worse)
+        });
+        parts.reduce(|| 0.0, worse)
+    }
+}
+
+/// The larger; NaN if one is.
+fn worse(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+fn cache(error: host::attention::Error) -> Failure {
+    host::dense::Error::from(error).into()
+}

@@ -1,0 +1,165 @@
+//! Rows of one cache: what memory alone takes, and every scheme, compared.
+
+use super::super::timing::{Repetition, Timing, on_device};
+use super::caches::Caches;
+use super::report::{Row, Subject};
+use super::schemes::{self, Output};
+use crate::cli::failure::Failure;
+use host::dense::DenseElement;
+use host::roofline::{self, Mix};
+use host::{BackendKind, Buffer, Device, Stream};
+use simt::emu::EmuOptions;
+
+/// What a captured graph should take, so that the gap around it does not count.
+const GRAPH_SECONDS: f64 = 2e-3;
+/// A guess of the device's speed, for the number of calls in a graph only.
+const BYTES_PER_SECOND: f64 = 2e12;
+/// Caches are as many as hold so many times the GPU's own cache.
+const CACHE_TIMES: u64 = 4;
+/// Tiles of 16 tokens of a KV head up to which the emulator does it too.
+const EMULATE_TILES: u64 = 4096;
+/// Vectors of a row, for the pattern of reading that walks down rows.
+const ROW_VECTORS: u32 = 4096;
+
+/// How many caches of so many bytes the calls take in turns.
+pub fn sets(device: &Device, bytes: u64) -> usize {
+    let cache = device.info().l2_bytes.unwrap_or(0) * CACHE_TIMES;
+    cache.div_ceil(bytes.max(1)).max(1) as usize
+}
+
+fn calls(device: &Device, bytes: u64, sets: usize) -> usize {
+    match device.kind() {
+        BackendKind::Cuda => {
+            let fill = (GRAPH_SECONDS * BYTES_PER_SECOND / bytes as f64).ceil() as usize;
+            fill.clamp(1, 64).max(sets)
+        }
+        BackendKind::Cpu => 1,
+    }
+}
+
+/// How often a row is repeated.
+pub fn repetition(device: &Device, seconds: f64) -> Repetition {
+    match device.kind() {
+        BackendKind::Cuda => Repetition { seconds, least: 10, most: 400 },
+        BackendKind::Cpu => Repetition { seconds, least: 1, most: 5 },
+    }
+}
+
+/// Reading so many bytes.
+#[derive(Clone, Debug)]
+pub struct Ceiling {
+    /// Of them.
+    pub bytes: u64,
+    /// The fastest pattern.
+    pub pattern: String,
+    /// Its times.
+    pub timing: Timing,
+}
+
+impl Ceiling {
+    /// Reads so many bytes in every pattern.
+    ///
+    /// # Errors
+    /// Out of memory, or what the device reports.
+    pub fn measure(device: &Device, bytes: u64, repetition: Repetition) -> Result<Ceiling, Failure> {
+        let count = sets(device, bytes);
+        let stream = Stream::new(device)?;
+        // Of unlike words: some memories read equal ones faster.
+        let seed: Vec<u32> = (0..1 << 22).map(|i: u32| i.wrapping_mul(0x9e37_79b9)).collect();
+        let seed = Buffer::from_slice(device, &seed)?;
+        let mut buffers = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mut buffer = Buffer::<u32>::new(device, bytes as usize / 4)?;
+            for start in (0..buffer.len()).step_by(seed.len()) {
+                let part = seed.len().min(buffer.len() - start);
+                stream.copy(&seed, ..part, &mut buffer, start)?;
+            }
+            stream.synchronize()?;
+            buffers.push(buffer);
+        }
+        let mut sink = Buffer::<u32>::zeroed(device, 1)?;
+        let target = sink.global_mut();
+        let none = Timing { median_us: f64::INFINITY, p10_us: 0.0, p90_us: 0.0, calls: 0, replays: 0 };
+        let mut best = Ceiling { bytes, pattern: String::new(), timing: none };
+        for pattern in Mix::Read.patterns(Some(ROW_VECTORS)) {
+            let vectors = bytes / 16;
+            // SAFETY: the buffers and the sink outlive the replays.
+            let timing = unsafe {
+                on_device(&stream, calls(device, bytes, count), repetition, |stream, call| {
+                    let source = buffers[call % count].global();
+                    // SAFETY: as above.
+                    Ok::<_, Failure>(roofline::launch(stream, pattern, vectors, source, target)?)
+                })
+            }?;
+            if timing.median_us < best.timing.median_us {
+                best = Ceiling { bytes, pattern: pattern.to_string(), timing };
+            }
+        }
+        Ok(best)
+    }
+
+    /// A row of the table.
+    pub fn row(&self, subject: Subject) -> Row {
+        subject.row("read", &self.pattern, self.bytes, self.timing)
+    }
+}
+
+/// Measures each scheme over one kind of cache.
+///
+/// # Errors
+/// Out of memory, or what the device reports.
+pub fn measure<E: DenseElement>(
+    device: &Device,
+    subject: Subject,
+    names: &[String],
+    ceiling: Option<&Ceiling>,
+    repetition: Repetition,
+) -> Result<Vec<Row>, Failure> {
+    let count = sets(device, subject.cache_bytes());
+    let caches = Caches::<E>::new(device, subject, count)?;
+    let stream = Stream::new(device)?;
+    let mut rows = Vec::new();
+    for name in names {
+        let Some(mut scheme) = schemes::open::<E>(name, &caches)? else { continue };
+        let calls = calls(device, scheme.cache_bytes(), count);
+        // SAFETY: caches and scheme outlive the replays.
+        let timing = unsafe {
+            on_device(&stream, calls, repetition, |stream, call| scheme.step(stream, &caches, call % count))
+        }?;
+        let mut row = subject.row("decode", scheme.name(), subject.bytes(), timing);
+        row.emulator = device.kind() == BackendKind::Cpu;
+        row.cache_bytes = Some(scheme.cache_bytes());
+        row.sets = Some(count);
+        if let Some(ceiling) = ceiling {
+            // A scheme that reads less is measured against less.
+            let part = scheme.cache_bytes() as f64 / ceiling.bytes as f64;
+            let microseconds = ceiling.timing.median_us * part;
+            row.roofline = Some(ceiling.pattern.clone());
+            row.roofline_us = Some(microseconds);
+            row.fraction = Some(microseconds / row.median_us);
+        }
+        let result = scheme.result()?;
+        if let Some(splits) = scheme.splits() {
+            let part = caches.compare(&result.output, &result.lse, splits);
+            row.error_of_bound = Some(part);
+            row.verified = Some(part <= 1.0);
+        }
+        let tiles = subject.cache_bytes() / (64 * u64::from(subject.shape.head_dim));
+        if device.kind() == BackendKind::Cuda && tiles <= EMULATE_TILES {
+            let same = emulated::<E>(subject, name)?.is_none_or(|expected| expected.same_bits(&result));
+            row.bits_compared = Some(true);
+            row.verified = Some(same && row.verified != Some(false));
+        }
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// What the emulator makes of the same cache.
+fn emulated<E: DenseElement>(subject: Subject, name: &str) -> Result<Option<Output>, Failure> {
+    let device = Device::cpu(EmuOptions::default());
+    let caches = Caches::<E>::new(&device, subject, 1)?;
+    // Opening runs it once.
+    let scheme = schemes::open::<E>(name, &caches)?;
+    scheme.map(|scheme| scheme.result()).transpose()
+}

@@ -1,0 +1,170 @@
+//! `ferrokv bench attention`: decode attention by shape, batch and context, beside reading alone and other libraries.
+
+mod arguments;
+mod caches;
+mod measure;
+mod peers;
+mod picture;
+mod report;
+mod schemes;
+mod summary;
+#[cfg(test)]
+mod tests;
+
+pub use arguments::Arguments;
+
+use super::Error;
+use super::environment::Environment;
+use super::report::Skipped;
+use crate::cli::backend::Gpu;
+use crate::cli::failure::Failure;
+use crate::cli::progress;
+use half::{bf16, f16};
+use host::{BackendKind, Device};
+use measure::{Ceiling, measure, repetition};
+use report::{Report, Row, Subject};
+use simt::emu::EmuOptions;
+use std::time::Instant;
+
+/// The share of the time that our own rows may take where peers follow.
+const OWN_SHARE: f64 = 0.4;
+/// The most tokens of all heads together that the emulator measures.
+const EMULATE_TOKENS: u64 = 1 << 15;
+
+/// Runs the benchmark and writes what it found.
+///
+/// # Errors
+/// What cannot be opened or written; outputs that are wrong, after the report is written.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let begin = Instant::now();
+    let report = arguments.report.open(None, None)?;
+    let pictures = arguments.plot.as_deref().map(|prefix| picture::targets(arguments, prefix)).transpose()?;
+    let (mut rows, mut skipped) = (Vec::new(), Vec::new());
+    let environment = {
+        let (device, gpu) = match arguments.backend.open()? {
+            Gpu::Ready(device) => (device.clone(), Some(device)),
+            Gpu::None(reason) => {
+                skipped.push(Skipped { what: "gpu".into(), reason });
+                (Device::cpu(EmuOptions::default()), None)
+            }
+        };
+        own(arguments, begin, &device, &mut rows, &mut skipped)?;
+        Environment::here(gpu.as_ref(), arguments.commit.as_deref())
+    };
+    // The peers get the GPU's whole memory.
+    let mut about = None;
+    if arguments.peers {
+        let found = peers::run(arguments, arguments.seconds - begin.elapsed().as_secs_f64());
+        rows.extend(found.rows);
+        skipped.extend(found.skipped);
+        about = found.about;
+    }
+    let found = Report {
+        schema: 1,
+        command: "bench attention",
+        environment,
+        seconds: begin.elapsed().as_secs_f64(),
+        rows,
+        skipped,
+        peers: about,
+    };
+    report.finish(&summary::tables(&found), &found)?;
+    if let Some(pictures) = pictures {
+        picture::draw(&found, &pictures)?;
+    }
+    compared(&found.rows)
+}
+
+/// Whether all that was compared is right.
+fn compared(rows: &[Row]) -> Result<(), Failure> {
+    let checked = rows.iter().filter(|row| row.verified.is_some()).count();
+    let wrong: Vec<&Row> = rows.iter().filter(|row| row.verified == Some(false)).collect();
+    let Some(row) = wrong.first() else { return Ok(()) };
+    let Row { q_heads, kv_heads, head_dim, dtype, batch, context, .. } = row;
+    let first =
+        format!("{} {q_heads}/{kv_heads}/{head_dim} {dtype} batch {batch} context {context}", row.by());
+    Err(Error::Wrong { rows: wrong.len(), checked, first }.into())
+}
+
+/// All our rows: of every shape, batch and type the longest context first, so that short ones are missing if time runs out.
+fn own(
+    arguments: &Arguments,
+    begin: Instant,
+    device: &Device,
+    rows: &mut Vec<Row>,
+    skipped: &mut Vec<Skipped>,
+) -> Result<(), Failure> {
+    let share = if arguments.peers { OWN_SHARE } else { 1.0 };
+    let repetition = repetition(device, arguments.seconds_per_row);
+    let names: Vec<String> =
+        arguments.schemes.clone().unwrap_or_else(|| schemes::NAMES.map(str::to_string).to_vec());
+    let mut subjects = subjects(arguments);
+    subjects.sort_by_key(|subject| std::cmp::Reverse(subject.context));
+    let bar = progress::bar(subjects.len());
+    let mut ceilings: Vec<Ceiling> = Vec::new();
+    // A configuration takes less than twice what the last of its size or more has taken.
+    let mut longest = 0.0f64;
+    for subject in subjects {
+        bar.set_message(subject.to_string());
+        bar.inc(1);
+        let mut skip = |reason: String| skipped.push(Skipped { what: subject.to_string(), reason });
+        let start = begin.elapsed().as_secs_f64();
+        if start + longest > arguments.seconds * share {
+            skip(format!("no time left (--seconds {})", arguments.seconds));
+            continue;
+        }
+        let tokens =
+            u64::from(subject.batch) * u64::from(subject.shape.kv_heads) * u64::from(subject.context);
+        if device.kind() == BackendKind::Cpu && tokens > EMULATE_TOKENS {
+            skip("too long for the emulator".into());
+            continue;
+        }
+        let mut one = || -> Result<Vec<Row>, Failure> {
+            let bytes = subject.cache_bytes();
+            if device.kind() == BackendKind::Cuda && ceilings.iter().all(|known| known.bytes != bytes) {
+                ceilings.push(Ceiling::measure(device, bytes, repetition)?);
+            }
+            let ceiling = ceilings.iter().find(|known| known.bytes == bytes);
+            let mut found: Vec<Row> = ceiling.map(|ceiling| ceiling.row(subject)).into_iter().collect();
+            found.extend(match subject.dtype {
+                "bf16" => measure::<bf16>(device, subject, &names, ceiling, repetition)?,
+                _ => measure::<f16>(device, subject, &names, ceiling, repetition)?,
+            });
+            Ok(found)
+        };
+        match one() {
+            Ok(found) => rows.extend(found),
+            Err(error) if is_out_of_memory(&error) => skip(error.to_string()),
+            Err(error) => return Err(error),
+        }
+        longest = longest.max(begin.elapsed().as_secs_f64() - start);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn is_out_of_memory(error: &Failure) -> bool {
+    use host::{Error as Host, attention, dense};
+    matches!(
+        error,
+        Failure::Device(Host::OutOfMemory { .. })
+            | Failure::Dense(dense::Error::Device(Host::OutOfMemory { .. }))
+            | Failure::Dense(dense::Error::Cache(attention::Error::Device(Host::OutOfMemory { .. })))
+    )
+}
+
+/// Every combination that is asked for.
+fn subjects(arguments: &Arguments) -> Vec<Subject> {
+    let mut subjects = Vec::new();
+    for shape in &arguments.shapes {
+        for dtype in &arguments.dtype {
+            for batch in &arguments.batches {
+                for context in &arguments.contexts {
+                    let dtype = if dtype == "bf16" { "bf16" } else { "f16" };
+                    subjects.push(Subject { shape: *shape, batch: *batch, context: *context, dtype });
+                }
+            }
+        }
+    }
+    subjects
+}

@@ -1,0 +1,131 @@
+//! Pictures: bandwidth by context, a panel a batch.
+
+use super::super::plot_data::{Chart, Panel, Series, Stroke, X};
+use super::super::{Error, plot};
+use super::arguments::{Arguments, Shape, short};
+use super::report::{Report, Row};
+use super::summary::fastest_forms;
+use crate::cli::failure::Failure;
+use host::tensor_file::Target;
+use std::ffi::OsString;
+use std::path::Path;
+
+/// The lines, by scheme or peer.
+const LINES: [(&str, &str, (u8, u8, u8)); 7] = [
+    ("dense", "dense", (213, 94, 0)),
+    ("torch cudnn", "PyTorch, cuDNN", (0, 158, 115)),
+    ("torch flash", "PyTorch, flash", (86, 180, 233)),
+    ("torch efficient", "PyTorch, efficient", (204, 121, 167)),
+    ("torch flex", "PyTorch, flex", (120, 94, 60)),
+    ("torch math", "PyTorch, math", (150, 150, 150)),
+    ("flashinfer", "FlashInfer", (84, 39, 143)),
+];
+
+/// The files of one picture.
+pub struct Picture {
+    shape: Shape,
+    dtype: String,
+    svg: Target,
+    png: Target,
+}
+
+/// A picture for each shape and type, its files checked before any work is done.
+///
+/// # Errors
+/// A folder that is not there, or a path that is no file.
+pub fn targets(arguments: &Arguments, prefix: &Path) -> Result<Vec<Picture>, Failure> {
+    let mut pictures = Vec::new();
+    for shape in &arguments.shapes {
+        for dtype in &arguments.dtype {
+            let target = |extension: &str| {
+                let Shape { q_heads, kv_heads, head_dim } = shape;
+                let mut path = OsString::from(prefix);
+                path.push(format!("-{q_heads}-{kv_heads}-{head_dim}-{dtype}.{extension}"));
+                Target::new(Path::new(&path), true, None)
+            };
+            pictures.push(Picture {
+                shape: *shape,
+                dtype: dtype.clone(),
+                svg: target("svg")?,
+                png: target("png")?,
+            });
+        }
+    }
+    Ok(pictures)
+}
+
+/// Draws the report.
+///
+/// # Errors
+/// What cannot be drawn or written.
+pub fn draw(report: &Report, pictures: &[Picture]) -> Result<(), Failure> {
+    for picture in pictures {
+        let chart = chart(report, picture.shape, &picture.dtype);
+        let failed = |target: &Target, reason: String| Error::Plot {
+            path: target.path().display().to_string(),
+            reason,
+        };
+        let svg = plot::svg(&chart).map_err(|reason| failed(&picture.svg, reason))?;
+        picture.svg.write(svg.as_bytes())?;
+        let png = plot::png(&chart).map_err(|reason| failed(&picture.png, reason))?;
+        picture.png.write(&png)?;
+    }
+    Ok(())
+}
+
+/// The bandwidth of one shape and type.
+pub fn chart(report: &Report, shape: Shape, dtype: &str) -> Chart {
+    let of_shape = |row: &&Row| {
+        (row.q_heads, row.kv_heads, row.head_dim) == (shape.q_heads, shape.kv_heads, shape.head_dim)
+            && row.dtype == dtype
+            && row.op == "decode"
+    };
+    let rows: Vec<&Row> = report.rows.iter().filter(of_shape).collect();
+    let (mut batches, mut contexts) = (Vec::new(), Vec::new());
+    for row in &rows {
+        batches.push(row.batch);
+        contexts.push(row.context);
+    }
+    for list in [&mut batches, &mut contexts] {
+        list.sort_unstable();
+        list.dedup();
+    }
+    let machine = report.environment.gpu.as_ref().map_or(&report.environment.cpu, |gpu| &gpu.name);
+    Chart {
+        title: format!("Decode attention {shape} {dtype}: bandwidth ({machine})"),
+        panels: batches.iter().map(|batch| panel(&rows, *batch, &contexts)).collect(),
+    }
+}
+
+fn panel(rows: &[&Row], batch: u32, contexts: &[u32]) -> Panel {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.batch == batch).copied().collect();
+    // Of each peer its fastest form.
+    let shown: Vec<(f64, &Row)> = contexts
+        .iter()
+        .enumerate()
+        .flat_map(|(x, context)| {
+            let ours = rows.iter().filter(|row| row.peer == "ferrokv" && row.context == *context).copied();
+            ours.chain(fastest_forms(&rows, *context)).map(move |row| (x as f64, row)).collect::<Vec<_>>()
+        })
+        .collect();
+    let ceiling = shown.iter().filter(|(_, row)| row.by() == "dense");
+    let ceiling = ceiling.filter_map(|(x, row)| Some((*x, row.bytes as f64 / row.roofline_us? * 1e-3)));
+    let mut series = Vec::new();
+    let mut push = |name: &str, colour, stroke, points: Vec<(f64, f64)>| {
+        if !points.is_empty() {
+            series.push(Series { name: name.into(), colour, stroke, points });
+        }
+    };
+    push("reading alone", (0, 0, 0), Stroke::Dashed, ceiling.collect());
+    for (by, name, colour) in LINES {
+        let points = shown.iter().filter(|(_, row)| row.by() == by);
+        push(name, colour, Stroke::Solid, points.map(|(x, row)| (*x, row.gb_per_s)).collect());
+    }
+    Panel {
+        title: format!("batch {batch}"),
+        x: X::Sizes(contexts.iter().map(|context| short(*context)).collect()),
+        x_title: "context, tokens (K = 1024)".into(),
+        y_title: "GB/s of the formula's bytes".into(),
+        series,
+    }
+}

@@ -1,0 +1,186 @@
+//! What the benchmark found, as data.
+
+use super::super::environment::Environment;
+use super::super::report::Skipped;
+use super::super::timing::Timing;
+use super::arguments::Shape;
+use serde::{Deserialize, Serialize};
+
+/// One measured figure. Peers write the same fields.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Row {
+    /// Whose row: `ferrokv`, or another library.
+    pub peer: String,
+    /// `decode`, or `read` for what memory alone takes.
+    pub op: String,
+    /// Which of our schemes, or which pattern of reading.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheme: Option<String>,
+    /// Whether it ran on the emulator.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub emulator: bool,
+    /// Element type of the cache.
+    pub dtype: String,
+    /// Sequences.
+    pub batch: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// Tokens of each sequence.
+    pub context: u32,
+    /// Bytes that the formula must move: keys, values, queries and outputs in the cache's type.
+    pub bytes: u64,
+    /// Bytes that the scheme's own layout makes it read of the cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_bytes: Option<u64>,
+    /// Microseconds a call, median.
+    pub median_us: f64,
+    /// 10th percentile.
+    pub p10_us: f64,
+    /// 90th percentile.
+    pub p90_us: f64,
+    /// `bytes` a second, in 10^9.
+    pub gb_per_s: f64,
+    /// Calls in one timed repetition.
+    pub calls: usize,
+    /// Repetitions.
+    pub replays: usize,
+    /// Caches that the calls take in turns, so that none finds its input in the cache of the GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sets: Option<usize>,
+    /// The pattern that read `cache_bytes` fastest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<String>,
+    /// Its time, in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roofline_us: Option<f64>,
+    /// `roofline_us` / `median_us`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fraction: Option<f64>,
+    /// Whether what was compared is right: rows of the output within their bounds of the formula in f64, and on small caches
+    /// every bit that of the emulator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verified: Option<bool>,
+    /// The largest part of a bound that an error took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_of_bound: Option<f64>,
+    /// Whether every bit was compared with the emulator's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bits_compared: Option<bool>,
+    /// A form of the call that was tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+}
+
+/// What a row is about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Subject {
+    /// Heads.
+    pub shape: Shape,
+    /// Sequences.
+    pub batch: u32,
+    /// Tokens of each.
+    pub context: u32,
+    /// Element type.
+    pub dtype: &'static str,
+}
+
+/// Bytes of an element of the cache.
+const ELEMENT: u64 = 2;
+
+impl Subject {
+    /// Bytes of keys and values.
+    pub fn cache_bytes(self) -> u64 {
+        let rows = u64::from(self.batch) * u64::from(self.shape.kv_heads) * u64::from(self.context);
+        2 * ELEMENT * rows * u64::from(self.shape.head_dim)
+    }
+
+    /// Those and the queries and outputs.
+    pub fn bytes(self) -> u64 {
+        let rows = u64::from(self.batch) * u64::from(self.shape.q_heads);
+        self.cache_bytes() + 2 * ELEMENT * rows * u64::from(self.shape.head_dim)
+    }
+
+    /// A row of ours.
+    pub fn row(self, op: &str, scheme: &str, bytes: u64, timing: Timing) -> Row {
+        Row {
+            peer: "ferrokv".into(),
+            op: op.into(),
+            scheme: Some(scheme.into()),
+            dtype: self.dtype.into(),
+            batch: self.batch,
+            q_heads: self.shape.q_heads,
+            kv_heads: self.shape.kv_heads,
+            head_dim: self.shape.head_dim,
+            context: self.context,
+            bytes,
+            median_us: timing.median_us,
+            p10_us: timing.p10_us,
+            p90_us: timing.p90_us,
+            gb_per_s: bytes as f64 / timing.median_us * 1e-3,
+            calls: timing.calls,
+            replays: timing.replays,
+            ..Row::default()
+        }
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} batch {} context {}", self.shape, self.dtype, self.batch, self.context)
+    }
+}
+
+impl Row {
+    /// Whose row, in a table: the scheme, or the other library.
+    pub fn by(&self) -> &str {
+        if self.peer == "ferrokv" { self.scheme.as_deref().unwrap_or("ferrokv") } else { &self.peer }
+    }
+
+    /// What has a table of its own.
+    pub fn group(&self) -> (u32, u32, u32, &str, u32) {
+        (self.q_heads, self.kv_heads, self.head_dim, &self.dtype, self.batch)
+    }
+}
+
+/// What the peers' script reported besides rows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct About {
+    /// PyTorch's version.
+    pub torch: Option<String>,
+    /// CUDA's, of PyTorch.
+    pub cuda: Option<String>,
+    /// cuDNN's.
+    pub cudnn: Option<u64>,
+    /// FlashInfer's.
+    pub flashinfer: Option<String>,
+    /// The GPU that they ran on.
+    pub device: Option<String>,
+    /// Each peer against the formula in f64.
+    pub checks: serde_json::Value,
+}
+
+/// The whole report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Version of this layout.
+    pub schema: u32,
+    /// Which benchmark.
+    pub command: &'static str,
+    /// What it ran on.
+    pub environment: Environment,
+    /// Seconds that it took.
+    pub seconds: f64,
+    /// Every figure.
+    pub rows: Vec<Row>,
+    /// What was not measured.
+    pub skipped: Vec<Skipped>,
+    /// What the peers' script said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peers: Option<About>,
+}

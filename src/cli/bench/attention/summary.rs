@@ -1,0 +1,126 @@
+//! Tables for a terminal.
+
+use super::arguments::short;
+use super::report::{Report, Row};
+use crate::cli::table::{Align, Table};
+use crate::cli::text;
+
+fn time(microseconds: f64) -> String {
+    text::seconds(microseconds * 1e-6)
+}
+
+fn optional(x: Option<f64>) -> String {
+    x.map_or_else(String::new, |x| format!("{x:.3}"))
+}
+
+/// What `bench attention` prints.
+pub fn tables(report: &Report) -> String {
+    let mut out = format!("{}\n", report.environment.line());
+    let mut groups = Vec::new();
+    for row in report.rows.iter().filter(|row| row.op == "decode") {
+        if !groups.contains(&row.group()) {
+            groups.push(row.group());
+        }
+    }
+    for group in groups {
+        let (q_heads, kv_heads, head_dim, dtype, batch) = group;
+        out += &format!("\n{q_heads}/{kv_heads}/{head_dim} {dtype}, batch {batch}\n\n");
+        let rows: Vec<&Row> =
+            report.rows.iter().filter(|row| row.group() == group && row.op == "decode").collect();
+        out += &figures(&rows);
+        out += &side_by_side(&rows);
+    }
+    if !report.skipped.is_empty() {
+        out += "\nnot measured\n\n";
+        let mut table = Table::new(&[("what", Align::Left), ("why", Align::Left)]);
+        for skipped in &report.skipped {
+            table.row([skipped.what.clone(), skipped.reason.clone()]);
+        }
+        out += &table.render();
+    }
+    out
+}
+
+/// Our rows.
+fn figures(rows: &[&Row]) -> String {
+    let mut table = Table::new(&[
+        ("context", Align::Right),
+        ("scheme", Align::Left),
+        ("median", Align::Right),
+        ("p10", Align::Right),
+        ("p90", Align::Right),
+        ("GB/s", Align::Right),
+        ("reading alone", Align::Right),
+        ("of it", Align::Right),
+        ("output", Align::Left),
+        ("error of bound", Align::Right),
+    ]);
+    let mut own: Vec<&&Row> = rows.iter().filter(|row| row.peer == "ferrokv").collect();
+    own.sort_by_key(|row| row.context);
+    for row in own {
+        let output = match (row.verified, row.bits_compared) {
+            (Some(true), Some(true)) => "right, bits of the emulator",
+            (Some(true), _) => "right",
+            (Some(false), _) => "WRONG",
+            (None, _) => "",
+        };
+        table.row([
+            short(row.context),
+            if row.emulator { format!("{}, emulator", row.by()) } else { row.by().into() },
+            time(row.median_us),
+            time(row.p10_us),
+            time(row.p90_us),
+            format!("{:.1}", row.gb_per_s),
+            row.roofline_us.map_or_else(String::new, time),
+            optional(row.fraction),
+            output.into(),
+            optional(row.error_of_bound),
+        ]);
+    }
+    table.render()
+}
+
+/// Each peer's fastest form beside each of our schemes.
+pub fn side_by_side(rows: &[&Row]) -> String {
+    let mut table = Table::new(&[
+        ("context", Align::Right),
+        ("peer", Align::Left),
+        ("form", Align::Left),
+        ("median", Align::Right),
+        ("GB/s", Align::Right),
+        ("scheme", Align::Left),
+        ("median", Align::Right),
+        ("peer / ours", Align::Right),
+    ]);
+    let mut pairs: Vec<(&Row, &Row)> = Vec::new();
+    for ours in rows.iter().filter(|row| row.peer == "ferrokv" && !row.emulator) {
+        pairs.extend(fastest_forms(rows, ours.context).into_iter().map(|theirs| (theirs, *ours)));
+    }
+    pairs.sort_by(|(a, _), (b, _)| a.context.cmp(&b.context).then(a.median_us.total_cmp(&b.median_us)));
+    for (theirs, ours) in &pairs {
+        table.row([
+            short(theirs.context),
+            theirs.peer.clone(),
+            theirs.config.clone().unwrap_or_default(),
+            time(theirs.median_us),
+            format!("{:.1}", theirs.gb_per_s),
+            ours.by().into(),
+            time(ours.median_us),
+            format!("{:.2}", theirs.median_us / ours.median_us),
+        ]);
+    }
+    if pairs.is_empty() { String::new() } else { format!("\n{}", table.render()) }
+}
+
+/// Of each peer at this context, the form that is fastest.
+pub fn fastest_forms<'a>(rows: &[&'a Row], context: u32) -> Vec<&'a Row> {
+    let mut fastest: Vec<&Row> = Vec::new();
+    for row in rows.iter().filter(|row| row.peer != "ferrokv" && row.context == context) {
+        match fastest.iter_mut().find(|known| known.peer == row.peer) {
+            Some(known) if row.median_us < known.median_us => *known = row,
+            Some(_) => {}
+            None => fastest.push(row),
+        }
+    }
+    fastest
+}

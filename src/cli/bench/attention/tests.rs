@@ -1,0 +1,198 @@
+use super::arguments::{Arguments, Shape, short};
+use super::report::{Row, Subject};
+use super::{compared, peers, picture, run, summary};
+use clap::{Args, FromArgMatches};
+
+fn parse(line: &[&str]) -> Result<Arguments, clap::Error> {
+    let command = Arguments::augment_args(clap::Command::new("attention").no_binary_name(true));
+    Arguments::from_arg_matches(&command.try_get_matches_from(line)?)
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_with_what_can() {
+    let refused = [
+        (["--shapes", "32x8"], "QUERY_HEADS/KV_HEADS/HEAD_DIM"),
+        (["--shapes", "32/8/80"], "there are 64, 96, 128 and 256"),
+        (["--shapes", "33/8/128"], "no multiple"),
+        (["--contexts", "0"], "no number"),
+        (["--contexts", "8G"], "K and M may follow"),
+        (["--dtype", "f32"], "f16, bf16"),
+        (["--schemes", "fast"], "dense"),
+    ];
+    for (line, part) in refused {
+        let error = parse(&line).err().expect("refused").to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let arguments = parse(&["--contexts", "1000,8K,1m"]).unwrap();
+    assert_eq!(arguments.contexts, [1000, 8192, 1 << 20]);
+    assert_eq!([1000, 8192, 1 << 20].map(short), ["1000", "8K", "1024K"]);
+}
+
+#[test]
+fn bytes_are_those_of_the_formula() {
+    let shape: Shape = "32/8/128".parse().unwrap();
+    let subject = Subject { shape, batch: 2, context: 1000, dtype: "f16" };
+    // Keys and values of 8 heads; queries and outputs of 32.
+    assert_eq!(subject.cache_bytes(), 2 * 1000 * 8 * 128 * 2 * 2);
+    assert_eq!(subject.bytes(), subject.cache_bytes() + 2 * 2 * 32 * 128 * 2);
+}
+
+#[test]
+fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (json, prefix) = (path("report.json"), path("plot"));
+    let line = [
+        "--backend",
+        "cpu",
+        "--shapes",
+        "4/2/64,3/1/96",
+        "--batches",
+        "1,2",
+        "--contexts",
+        "100,200,1M",
+        "--dtype",
+        "f16,bf16",
+        "--seconds-per-row",
+        "0",
+        "--commit",
+        "0123abc",
+        "--json",
+        &json,
+        "--plot",
+        &prefix,
+    ];
+    run(&parse(&line).unwrap()).unwrap();
+    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(written["environment"]["commit"], "0123abc");
+    let rows = written["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 2 * 2 * 2);
+    for row in rows {
+        assert_eq!(
+            (&row["op"], &row["scheme"], &row["emulator"]),
+            (&"decode".into(), &"dense".into(), &true.into())
+        );
+        assert_eq!(row["verified"], true, "{row}");
+        let part = row["error_of_bound"].as_f64().unwrap();
+        assert!(part > 1e-5 && part <= 1.0, "{row}");
+    }
+    // The GPU, and what is too long for the emulator.
+    assert_eq!(written["skipped"].as_array().unwrap().len(), 1 + 2 * 2 * 2);
+    for name in ["plot-4-2-64-f16.svg", "plot-3-1-96-bf16.png"] {
+        assert!(folder.path().join(name).metadata().unwrap().len() > 1000, "{name}");
+    }
+}
+
+#[test]
+fn without_time_everything_is_listed_as_not_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("report.json").display().to_string();
+    let line =
+        ["--backend", "cpu", "--shapes", "4/2/64", "--contexts", "16", "--seconds", "0", "--json", &json];
+    run(&parse(&line).unwrap()).unwrap();
+    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert!(written["rows"].as_array().unwrap().is_empty());
+    assert!(written["skipped"][1]["reason"].as_str().unwrap().contains("no time left"));
+}
+
+const PEERS: &str = r#"{"torch": "2.9", "cudnn": 91002, "device": "GPU", "checks": [{"within_bound": true}], "rows": [
+    {"peer": "torch cudnn", "op": "decode", "dtype": "f16", "batch": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 64,
+     "context": 8192, "bytes": 100, "median_us": 30.0, "gb_per_s": 3.0, "config": "gqa", "unknown": 1},
+    {"peer": "torch cudnn", "op": "decode", "dtype": "f16", "batch": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 64,
+     "context": 8192, "bytes": 100, "median_us": 20.0, "gb_per_s": 5.0, "config": "rows"},
+    {"peer": "torch", "op": "read", "dtype": "f16", "batch": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 64,
+     "context": 8192, "bytes": 100, "median_us": 10.0},
+    {"peer": "torch flash", "op": "decode"}],
+    "skipped": ["torch math decode x: only up to 5"], "errors": ["torch efficient decode x: RuntimeError: no"]}"#;
+
+fn ours(median_us: f64) -> Row {
+    Row {
+        peer: "ferrokv".into(),
+        op: "decode".into(),
+        scheme: Some("dense".into()),
+        dtype: "f16".into(),
+        batch: 1,
+        q_heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        context: 8192,
+        median_us,
+        ..Row::default()
+    }
+}
+
+#[test]
+fn the_fastest_form_of_each_peer_stands_beside_ours() {
+    let found = peers::read(PEERS);
+    assert_eq!(found.rows.len(), 3);
+    assert_eq!(found.about.unwrap().cudnn, Some(91002));
+    let reasons: Vec<&str> = found.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
+    assert_eq!(reasons, ["a row has no dtype", "only up to 5", "RuntimeError: no"]);
+    let mine = ours(10.0);
+    let decode = found.rows.iter().filter(|row| row.op == "decode");
+    let rows: Vec<&Row> = decode.chain([&mine]).collect();
+    let text = summary::side_by_side(&rows);
+    assert_eq!(text.lines().count(), 3, "an empty line, the heads, one peer: {text}");
+    assert!(text.contains("rows") && text.contains("2.00"), "{text}");
+    assert!(peers::read("{").skipped[0].reason.contains("no JSON"));
+    assert!(summary::side_by_side(&[&mine]).is_empty());
+}
+
+#[test]
+fn peers_that_cannot_run_or_do_not_end_are_a_remark() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("peer.py").display().to_string();
+    let with = |python: &str, seconds: f64| {
+        let line = ["--shapes", "4/2/64", "--contexts", "8K", "--peers-script", &script, "--python", python];
+        peers::run(&parse(&line).unwrap(), seconds)
+    };
+    assert!(with("sh", 9.0).skipped[0].reason.contains("--peers-script"));
+    std::fs::write(&script, "echo 'no PyTorch here' >&2; exit 3\n").unwrap();
+    assert!(with("sh", 9.0).skipped[0].reason.ends_with("no PyTorch here"));
+    assert!(with("no-such-python", 9.0).skipped[0].reason.contains("--python"));
+    std::fs::write(&script, "while :; do sleep 1; done\n").unwrap();
+    assert!(with("sh", 0.2).skipped[0].reason.contains("was not done after"));
+    // A script that writes what it is asked to where it is asked to.
+    std::fs::write(folder.path().join("peers.json"), PEERS).unwrap();
+    std::fs::write(
+        &script,
+        "test \"$1 $2 $3 $4 $5 $6\" = '--shapes 4/2/64 --batches 1,8 --contexts 8192' || exit 1\n\
+         while [ $# -gt 1 ]; do shift; done\ncp \"$(dirname \"$0\")/peers.json\" \"$1\"\n",
+    )
+    .unwrap();
+    assert_eq!(with("sh", 30.0).rows.len(), 3);
+}
+
+#[test]
+fn a_wrong_output_fails_the_command_and_names_its_row() {
+    let right = Row { verified: Some(true), ..ours(1.0) };
+    assert!(compared(&[ours(1.0), right.clone()]).is_ok());
+    let wrong = Row { verified: Some(false), ..ours(1.0) };
+    let error = compared(&[right, wrong]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("1 of 2 compared rows are wrong: dense 4/2/64 f16 batch 1 context 8192"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_picture_has_a_panel_a_batch_and_a_line_for_each() {
+    let mut rows = peers::read(PEERS).rows;
+    rows.push(Row { gb_per_s: 7.0, bytes: 70, roofline_us: Some(5.0), ..ours(10.0) });
+    rows.push(Row { batch: 8, gb_per_s: 7.0, ..ours(10.0) });
+    let report = super::Report {
+        schema: 1,
+        command: "bench attention",
+        environment: super::Environment::here(None, None),
+        seconds: 1.0,
+        rows,
+        skipped: Vec::new(),
+        peers: None,
+    };
+    let chart = picture::chart(&report, "4/2/64".parse().unwrap(), "f16");
+    let names = |panel: usize| chart.panels[panel].series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>();
+    assert_eq!(names(0), ["reading alone", "dense", "PyTorch, cuDNN"]);
+    assert_eq!(names(1), ["dense"]);
+    let text = summary::tables(&report);
+    assert!(text.contains("4/2/64 f16, batch 8") && text.contains("8K"), "{text}");
+}
