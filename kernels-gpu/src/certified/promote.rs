@@ -29,7 +29,7 @@ use super::layout::TileLayout;
 use super::pass::{MAX_REFERENCE, StepShape};
 use super::policy::{Certificate, Thresholds, reason, rung};
 use super::quantizer::norm_bound;
-use super::query::{LOG2_E, Query, Slack, delta_original};
+use super::query::{LOG2_E, LOG2_E_ABOVE, Query, Slack, delta_dense, delta_original};
 use super::selection::{Entry, RowSums};
 use super::tile::Tile;
 use crate::attention::{
@@ -312,20 +312,22 @@ pub fn replace<E: Half, const D: usize>(
             squares += layout.squares.load(r * 32 + quad);
         }
         let pass: PartialRow = totals.load_vector(total + (ROWS * D as u32 + 2 * r) as usize);
-        let chain = Chain {
-            steps: max_chain(length, shape.splits, count, used),
-            additions: shape.splits + used + 2 * WARPS + 4,
-            tokens: length + 32 * count,
+        let norms = if length % BLOCK_TOKENS == 0 {
+            [0.0; 2]
+        } else {
+            [0, 1].map(|kind| trailing_norms.load(2 * launch_row as usize + kind))
         };
-        let judged = judge::<D>(
-            &query,
+        let judge = Judge {
             row,
             pass,
-            RowSums::load(sums, first_row + r as usize),
+            sums: RowSums::load(sums, first_row + r as usize),
             squares,
-            thresholds,
-            chain,
-        );
+            norms,
+            chain: Chain::of_step(length, shape.splits, count, used),
+            dense: Chain::of_dense(length, shape.splits),
+            softmax_scale: shape.softmax_scale,
+        };
+        let judged = judge.certificate::<E, D>(&query, thresholds);
         if lane & 3 == 0 {
             let log =
                 if row.sum == 0.0 { f32::NEG_INFINITY } else { (row.reference + log2(row.sum)) / LOG2_E };
@@ -345,14 +347,6 @@ pub fn replace<E: Half, const D: usize>(
         });
         dense_rows.store(launch_row as usize, mask);
     }
-}
-
-/// Steps of the longest chain of accumulations of one warp.
-#[inline(always)]
-fn max_chain(length: u32, splits: u32, entries: u32, used: u32) -> u32 {
-    let pass = bits::div_u32(length / BLOCK_TOKENS + splits - 1, splits).div_ceil(WARPS);
-    let corrections = 3 * bits::div_u32(entries + used * WARPS - 1, used * WARPS);
-    pass + corrections + 1
 }
 
 /// The slot of a pair if the scratch holds it, else [`Scratch::EMPTY`].
@@ -391,82 +385,158 @@ fn original_scores<E: Half, const D: usize>(query: &Query, keys: KeyTile<D>, lan
 
 /// What bounds the rounding of the sums.
 struct Chain {
-    /// Matrix multiplications in a row on one accumulator.
+    /// Matrix multiplications in a row on one accumulator: n of (7).
     steps: u32,
-    /// Additions that an addend of the numerator or of the denominator passes afterwards.
+    /// Additions that an addend of the numerator and one of the denominator pass: d + d_l.
     additions: u32,
     /// Tokens, those taken out and in again included.
     tokens: u32,
 }
 
-/// The certificate of one row: docs/certificate.md.
-#[inline(always)]
-fn judge<const D: usize>(
-    query: &Query,
+impl Chain {
+    #[inline(always)]
+    fn of_step(length: u32, splits: u32, entries: u32, used: u32) -> Self {
+        let pass = bits::div_u32(length / BLOCK_TOKENS + splits - 1, splits).div_ceil(WARPS);
+        // Of an entry two shares come in and one goes out.
+        let corrections = 3 * bits::div_u32(entries + used * WARPS - 1, used * WARPS);
+        let merges = splits + used + 1 + 2 * WARPS;
+        Chain::new(pass + corrections + 1, merges, length + 32 * entries)
+    }
+
+    /// That of `dense`: it cuts a sequence into as many parts.
+    #[inline(always)]
+    fn of_dense(length: u32, splits: u32) -> Self {
+        let tiles = bits::div_u32(length.div_ceil(BLOCK_TOKENS) + splits - 1, splits);
+        Chain::new(tiles.div_ceil(WARPS) + 1, splits + WARPS, length)
+    }
+
+    /// A lane adds up its tokens' weights one tile after another, then four lanes theirs; a row of the numerator its two
+    /// halves. Both are merged.
+    #[inline(always)]
+    fn new(steps: u32, merges: u32, tokens: u32) -> Self {
+        Chain { steps, additions: steps + 2 * merges + 6, tokens }
+    }
+
+    /// The bracket of (7).
+    #[inline(always)]
+    fn bracket<E: Half>(&self) -> f32 {
+        let probabilities = if E::IS_F16 { 1.0 / 8_388_608.0 } else { 1.0 / 131_072.0 };
+        self.steps as f32 * (1.26 / 2_097_152.0)
+            + (self.additions + 4) as f32 * (1.0 / 16_777_216.0)
+            + probabilities
+            + self.tokens as f32 * (1.0 / 68_719_476_736.0)
+    }
+}
+
+/// What the certificate of one row follows from: docs/certificate.md.
+struct Judge {
+    /// Reference and sum of what is returned.
     row: PartialRow,
+    /// The same of the pass, to which the masses of `sums` are relative.
     pass: PartialRow,
     sums: RowSums,
+    /// ‖O‖² of what is returned.
     squares: f32,
-    thresholds: Thresholds,
+    /// Bounds of the norms of the trailing block's keys and values.
+    norms: [f32; 2],
     chain: Chain,
-) -> Certificate {
-    // From masses relative to the pass's reference to shares of the final sum.
-    let scale = exp2(pass.reference - row.reference) / row.sum;
-    let lambda = fma(2.0 * sums.corrected, scale, 1.0);
-    let up = fma(lambda, 1.0 / 16384.0, 1.0);
-    let share = |x: f32| x * scale * up;
-    let delta_f = delta_original::<D>(query, sums.kappa);
-    // Promoted blocks too have a Δ: rounding alone, whatever their mass.
-    let grown_f = fma(exp2(delta_f * LOG2_E), 1.0 / 2_097_152.0, exp2(delta_f * LOG2_E) - 1.0);
-    let a1 = share(sums.a1) + grown_f;
-    let a2 = fma(grown_f, sums.nu, share(sums.a2));
-    let a3 = share(sums.a3) + grown_f;
-    let e_val = share(sums.eta);
-    let bracket = fma(chain.steps as f32, 1.26 / 2_097_152.0, 0.0)
-        + (chain.additions + 4) as f32 * (1.0 / 16_777_216.0)
-        + 1.0 / 8_388_608.0
-        + chain.tokens as f32 * (1.0 / 68_719_476_736.0);
-    let e_round = (lambda * sums.nu) * bracket + (lambda - 1.0) * sums.nu * Slack::EXP;
-    let norm = sqrt(squares) * (1.0 + 1.0 / 16384.0) + e_round + e_val;
-    let ratio =
-        if a3 < 1.0 { fma(a1, norm, a2) / (1.0 - a3) * (1.0 + 1.0 / 1_048_576.0) } else { f32::INFINITY };
-    // tanh(x/2) <= min(x/2, 1).
-    let closed = 2.0 * sums.nu * min(0.5 * max(sums.delta, delta_f), 1.0);
-    let e_key = min(ratio, closed);
+    dense: Chain,
+    softmax_scale: f32,
+}
 
-    let mut why = 0;
-    if !query.finite {
-        why |= reason::QUERY_NOT_FINITE;
+impl Judge {
+    #[inline(always)]
+    fn certificate<E: Half, const D: usize>(&self, query: &Query, thresholds: Thresholds) -> Certificate {
+        let Judge { row, pass, sums, .. } = *self;
+        if self.chain.tokens == 0 {
+            return Certificate::zeroed();
+        }
+        let kappa = max(sums.kappa, self.norms[0]);
+        let nu = max(sums.nu, self.norms[1]);
+        // From masses relative to the pass's reference to shares of the final sum.
+        let scale = exp2(pass.reference - row.reference) / row.sum;
+        // A row may have been given blocks for another row's sake.
+        let corrected = if thresholds.per_group != 0 { pass.sum } else { sums.corrected };
+        let lambda = fma(corrected * (2.0 + 1.0 / 512.0), scale, 1.0);
+        let up = fma(lambda, 1.0 / 16384.0, 1.0);
+        let share = |x: f32| x * scale * up;
+        // Blocks used from their originals have a Δ too: rounding alone, whatever their mass.
+        let delta_f = delta_original::<D>(query, kappa);
+        let grown = exp2(delta_f * LOG2_E_ABOVE);
+        let grown_f = fma(grown, 1.0 / 2_097_152.0, grown - 1.0);
+        let a1 = share(sums.a1) + grown_f;
+        let a2 = fma(grown_f, nu, share(sums.a2));
+        let a3 = share(sums.a3) + grown_f;
+        let e_val = fma(share(sums.eta), grown_f, share(sums.eta));
+        // What is subtracted may differ from what was added by two roundings of the exponential, in N and in P.
+        let e_round = (lambda * nu) * self.chain.bracket::<E>()
+            + (lambda - 1.0) * nu * (2.0 * Slack::EXP)
+            + lambda * UNDERFLOW;
+        let norm = sqrt(self.squares) * (1.0 + 1.0 / 16384.0) + e_round + e_val;
+        let ratio =
+            if a3 < 1.0 { fma(a1, norm, a2) / (1.0 - a3) * (1.0 + 1.0 / 1_048_576.0) } else { f32::INFINITY };
+        let delta = max(sums.delta, delta_f);
+        let e_key = min(ratio, total_variation(nu, delta));
+
+        let mut why = 0;
+        if !query.finite {
+            why |= reason::QUERY_NOT_FINITE;
+        }
+        if pass.sum > 0.0 && !(simt::math::abs(pass.reference) < MAX_REFERENCE) {
+            why |= reason::SCORE_RANGE;
+        }
+        if !(e_key <= thresholds.key_budget) {
+            why |= reason::KEY_BUDGET;
+        }
+        if !(e_val <= thresholds.value_budget) {
+            why |= reason::VALUE_BUDGET;
+        }
+        // The least of some bounds is a number even where others, and the output, are not.
+        let numbers = row.sum > 0.0 && row.sum < f32::INFINITY && self.squares < f32::INFINITY;
+        if !numbers || !(e_key + e_val + e_round < f32::INFINITY) {
+            why |= reason::NO_BOUND;
+        }
+        let of_step = Certificate {
+            e_key,
+            e_val,
+            e_round,
+            tail_mass: share(sums.tail),
+            delta,
+            promoted_keys: sums.keys,
+            promoted_values: sums.values,
+            rung_and_reason: if sums.expanded != 0 {
+                rung::EXPANDED
+            } else if sums.keys + sums.values > 0 {
+                rung::PROMOTED
+            } else {
+                rung::QUANTIZED
+            },
+        };
+        if why == 0 {
+            return of_step;
+        }
+        // Then `dense` is what the row gets, and its rounding what the certificate is about.
+        let delta = delta_dense::<D>(query, self.softmax_scale, kappa);
+        // Where it is as large as this, scores may have overflown.
+        let finite = query.finite && delta < 1.0e30;
+        let e_key = if finite { total_variation(nu, delta) } else { f32::INFINITY };
+        Certificate {
+            e_key: canonical_nan(e_key),
+            e_val: 0.0,
+            e_round: canonical_nan(fma(nu, self.dense.bracket::<E>(), UNDERFLOW)),
+            tail_mass: 0.0,
+            delta: canonical_nan(delta),
+            rung_and_reason: rung::DENSE | why << 16,
+            ..of_step
+        }
     }
-    if pass.sum > 0.0 && !(simt::math::abs(pass.reference) < MAX_REFERENCE) {
-        why |= reason::SCORE_RANGE;
-    }
-    if !(e_key <= thresholds.key_budget) {
-        why |= reason::KEY_BUDGET;
-    }
-    if !(e_val <= thresholds.value_budget) {
-        why |= reason::VALUE_BUDGET;
-    }
-    if !(e_key + e_val + e_round < f32::INFINITY) {
-        why |= reason::NO_BOUND;
-    }
-    let on = if why != 0 {
-        rung::DENSE
-    } else if sums.expanded != 0 {
-        rung::EXPANDED
-    } else if sums.keys + sums.values > 0 {
-        rung::PROMOTED
-    } else {
-        rung::QUANTIZED
-    };
-    Certificate {
-        e_key: canonical_nan(e_key),
-        e_val: canonical_nan(e_val),
-        e_round: canonical_nan(e_round),
-        tail_mass: canonical_nan(share(sums.tail)),
-        delta: canonical_nan(max(sums.delta, delta_f)),
-        promoted_keys: sums.keys,
-        promoted_values: sums.values,
-        rung_and_reason: on | why << 16,
-    }
+}
+
+/// √D·2^−34 of (7), for every D.
+const UNDERFLOW: f32 = 1.0 / 1_073_741_824.0;
+
+/// (1b), with tanh(x/2) <= min(x/2, 1).
+#[inline(always)]
+fn total_variation(nu: f32, delta: f32) -> f32 {
+    2.0 * nu * min(0.5 * delta, 1.0)
 }

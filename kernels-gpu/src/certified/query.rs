@@ -10,6 +10,9 @@ use simt::{Global, convert, half2, math, unroll};
 /// log2(e).
 pub const LOG2_E: f32 = core::f32::consts::LOG2_E;
 
+/// Above log2(e), by more than what the exponent x·log2(e) and the exponential lose in f32 for x up to 80.
+pub const LOG2_E_ABOVE: f32 = 1.442_696;
+
 /// Row `g` of a warp, a lane's quarter of it: chunks `4s + q` of 16 dimensions, normalised.
 ///
 /// `q_n = f16(q · 2^−e)` with the largest |q_n| between 32 and 64: exact but for elements 2^−20 times smaller than it.
@@ -130,6 +133,15 @@ pub fn delta<const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 
     let key = math::min(x * BOX, query.norm * eps * CAUCHY);
     let rounding = fma(Slack::rounding::<D>() * query.norm, zeta, Slack::absolute::<D>());
     Slack::EVALUATION * fma(query.scale, key + rounding, Slack::EXP)
+}
+
+/// The same for `dense` attention, whose queries are not normalised: there a subnormal operand counts as 2^−14, at most
+/// 2^−10 for a row of 256 of them.
+#[inline(always)]
+pub fn delta_dense<const D: usize>(query: &Query, softmax_scale: f32, kappa: f32) -> f32 {
+    const SUBNORMAL: f32 = 1.0 / 1024.0;
+    let norm = fma(query.scale, query.norm, softmax_scale * SUBNORMAL);
+    Slack::EVALUATION * fma(Slack::rounding::<D>() * norm, kappa + SUBNORMAL, Slack::EXP)
 }
 
 /// δ_F (6): the same where the original keys are used, `kappa` at least their norms.

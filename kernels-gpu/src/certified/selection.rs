@@ -24,7 +24,7 @@
 use super::layout::Annotation;
 use super::pass::{Record, StepShape};
 use super::policy::Thresholds;
-use super::query::LOG2_E;
+use super::query::LOG2_E_ABOVE;
 use crate::attention::{BLOCK_TOKENS, PartialRow, ROWS, last_to_arrive, part_floats};
 use glam::UVec4;
 use simt::math::{exp2, exp2_nonpositive, fma, max};
@@ -39,6 +39,9 @@ pub const STEPS: u32 = 12;
 /// The range, in units of an f32's bits.
 const RANGE: u32 = 24 << 23;
 
+/// Above what a block's mass may have lost by weights below f32's smallest: 16 tokens of at most 2^15, times 2^−126.5.
+const LOST: f32 = f32::from_bits((127 - 106) << 23);
+
 /// Sums over one query row. Masses are relative to the row's final reference.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(16))]
@@ -51,7 +54,8 @@ pub struct RowSums {
     pub a2: f32,
     /// Σ_T w (1 − e^−Δ).
     pub a3: f32,
-    /// Σ w η over blocks whose values are not promoted.
+    /// Σ w η over blocks whose values are not promoted. Where the keys are, or may be for another row's sake, times e^Δ: the
+    /// weight from the original keys may be that much larger than w.
     pub eta: f32,
     /// The largest Δ in T.
     pub delta: f32,
@@ -243,7 +247,8 @@ pub fn select(
         if inside {
             let record = records.load(row * shape.max_blocks as usize + b as usize);
             let annotation = annotation(annotations, table, shape, sequence, head, b);
-            own.add(mass, error, key, value, record.delta(), annotation);
+            let exact_weight = key || thresholds.per_group != 0;
+            own.add(mass, error, [key, value, exact_weight], record.delta(), annotation);
         }
     }
     let row_sums = RowSums {
@@ -359,12 +364,22 @@ impl Own {
         }
     }
 
+    /// Takes a block in: whether its keys and values are promoted, and whether its weights may come from the original keys.
     #[inline(always)]
-    fn add(&mut self, mass: f32, error: f32, key: bool, value: bool, delta: f32, annotation: Annotation) {
-        // A block without mass adds nothing, whatever its bound: 0 · ∞ must not occur.
-        if !key && mass > 0.0 {
-            // e^Δ − 1 with the rounding of the exponential on the safe side; past e^80 no bound is left.
-            let grown = exp2(if delta > 80.0 { 128.0 } else { delta * LOG2_E });
+    fn add(
+        &mut self,
+        mass: f32,
+        error: f32,
+        [key, value, exact_weight]: [bool; 3],
+        delta: f32,
+        annotation: Annotation,
+    ) {
+        // At least e^Δ; past e^80 no bound is left.
+        let grown = exp2(if delta > 80.0 { 128.0 } else { delta * LOG2_E_ABOVE });
+        if !key {
+            // Weights that are nothing in f32 may be something by e^Δ.
+            let mass = mass + LOST;
+            // e^Δ − 1 with the rounding of the exponential on the safe side.
             let up = fma(grown, 1.0 / 2_097_152.0, grown - 1.0);
             // 1 − e^−Δ <= (e^Δ − 1)/e^Δ.
             let down = if delta > 80.0 { 1.0 } else { up / grown };
@@ -375,7 +390,7 @@ impl Own {
             self.delta = max(self.delta, delta);
         }
         if !value {
-            self.eta += error;
+            self.eta += if exact_weight { fma(LOST, annotation.eta, error) * grown } else { error };
         }
         if key || value {
             self.corrected += mass;
