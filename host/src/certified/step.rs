@@ -5,10 +5,11 @@ use crate::dense::{self, DenseElement};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::attention::{WARPS, part_floats};
+use kernels_gpu::certified::admit::THREADS as CLAIM_THREADS;
 use kernels_gpu::certified::selection::{THREADS, bitmap_words};
 use kernels_gpu::certified::{
-    Certificate, Entry, Record, RowSums, Scratch, StepShape, Thresholds, attend, pass_layout, promote_layout,
-    replace, select, select_layout,
+    Certificate, Entry, Record, RowSums, Scratch, StepShape, Thresholds, attend, claim, pass_layout,
+    promote_layout, replace, select, select_layout,
 };
 use kernels_gpu::dense::{partial_floats, split_count};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
@@ -33,10 +34,8 @@ type Replace<E> = Kernel<(
     Global<u32>,
     Global<E>,
     Global<E>,
-    Global<E>,
-    Global<E>,
-    Global<u32>,
-    Global<u32>,
+    GlobalMut<E>,
+    GlobalMut<u64>,
     Global<Entry>,
     Global<u32>,
     Global<RowSums>,
@@ -146,14 +145,28 @@ pub struct StepHandles<E> {
     pub keys: Global<E>,
     /// Original values.
     pub values: Global<E>,
-    /// Recently used originals: slots of [16, head_dim].
-    pub scratch_keys: Global<E>,
-    /// The same for values.
-    pub scratch_values: Global<E>,
-    /// Which pair (block · kv_heads + KV head) a slot holds; [`Scratch::EMPTY`] none.
-    pub key_tags: Global<u32>,
-    /// The same for values.
-    pub value_tags: Global<u32>,
+    /// Originals in the GPU's memory.
+    pub near: Near<E>,
+}
+
+/// Originals that are in the GPU's memory too: [`kernels_gpu::certified::admit`] says how they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Near<E> {
+    /// Tiles of [16, head_dim]: slots for keys, slots for values, fresh keys, fresh values.
+    pub tiles: GlobalMut<E>,
+    /// What the slots hold. Zeros, claims of `u64::MAX` and tags of [`Scratch::EMPTY`] at the start.
+    pub directory: GlobalMut<u64>,
+    /// How much of each there is.
+    pub scratch: Scratch,
+}
+
+impl<E: simt::Pod> Near<E> {
+    /// Nothing: everything is read from the originals.
+    pub fn none() -> Self {
+        // SAFETY: they reach no element.
+        let (tiles, directory) = unsafe { (GlobalMut::from_raw(0, 0), GlobalMut::from_raw(0, 0)) };
+        Near { tiles, directory, scratch: Scratch::NONE }
+    }
 }
 
 /// The launches of a step, and everything they need but the cache.
@@ -335,6 +348,30 @@ impl<E: StepElement> StepPlan<E> {
         Ok(unsafe { stream.launch(&select::kernel(), self.select, arguments)? })
     }
 
+    /// Settles what comes into the scratch, where there is one: after the choice, before the replacement.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the launch reports.
+    pub unsafe fn run_claim(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+        let rows = self.shape.kv_heads * self.shape.row_groups();
+        let grid = LaunchShape::new((rows, self.problem.sequences), CLAIM_THREADS);
+        let arguments = (
+            self.entries.global(),
+            self.entry_counts.global(),
+            cache.table,
+            cache.near.directory,
+            self.shape.kv_heads,
+            self.shape.row_groups(),
+            self.shape.max_blocks,
+            cache.near.scratch,
+        );
+        // SAFETY: as above.
+        Ok(unsafe { stream.launch(&claim::kernel(), grid, arguments)? })
+    }
+
     /// The replacement of the promoted shares, and the certificates: the third.
     ///
     /// # Safety
@@ -348,8 +385,6 @@ impl<E: StepElement> StepPlan<E> {
         cache: &StepHandles<E>,
         out: &mut Attended,
     ) -> Result<()> {
-        let scratch =
-            Scratch { key_slots: cache.key_tags.len() as u32, value_slots: cache.value_tags.len() as u32 };
         let arguments = (
             cache.queries,
             cache.tiles,
@@ -357,10 +392,8 @@ impl<E: StepElement> StepPlan<E> {
             cache.lengths,
             cache.keys,
             cache.values,
-            cache.scratch_keys,
-            cache.scratch_values,
-            cache.key_tags,
-            cache.value_tags,
+            cache.near.tiles,
+            cache.near.directory,
             self.entries.global(),
             self.entry_counts.global(),
             self.sums.global(),
@@ -374,7 +407,7 @@ impl<E: StepElement> StepPlan<E> {
             self.dense_rows.global_mut(),
             self.shape,
             self.thresholds,
-            scratch,
+            cache.near.scratch,
         );
         // SAFETY: as above.
         Ok(unsafe { stream.launch(&self.kernels.replace.0, self.replace, arguments)? })
@@ -422,6 +455,9 @@ impl<E: StepElement> StepPlan<E> {
         unsafe {
             self.run_pass(stream, cache)?;
             self.run_select(stream, cache)?;
+            if !cache.near.directory.is_empty() {
+                self.run_claim(stream, cache)?;
+            }
             self.run_replace(stream, cache, out)?;
             self.run_dense(stream, cache, out)
         }

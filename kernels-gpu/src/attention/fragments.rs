@@ -2,7 +2,7 @@
 
 use super::{Half, ROWS};
 use glam::UVec4;
-use simt::{Global, Shared, bits, unroll};
+use simt::{Global, GlobalMut, Shared, bits, unroll};
 
 /// Bytes of a chunk: what one asynchronous copy moves.
 const CHUNK_BYTES: u32 = 16;
@@ -133,6 +133,19 @@ macro_rules! tiles {
                     } else {
                         self.memory.copy_async_or_zero(target, source, at, row < rows);
                     }
+                });
+            }
+
+            /// Writes the tile to `target`, from element `to` on; a warp's work.
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            pub fn store<E: Half>(self, target: GlobalMut<E>, to: usize, lane: u32) {
+                let per_row = D as u32 / 8;
+                unroll!(for i in 0..(Self::COPIES as usize), at_most 16 {
+                    let c = 32 * i as u32 + lane;
+                    let chunk = self.chunk(bits::div_u32(c, per_row), bits::rem_u32(c, per_row));
+                    let at = to + (c * (CHUNK_BYTES / 2)) as usize;
+                    target.store_vector(at, UVec4::from_array(chunk));
                 });
             }
 

@@ -7,8 +7,10 @@
 //! | kernel | does | block |
 //! |---|---|---|
 //! | [`attend`](fn@attend) | attention over all tiles, masses and error bounds of blocks | four warps a split |
+//! | [`claim`](fn@claim) | which originals come into the scratch | a thread a listed block |
 //! | [`quantize_block`](fn@quantize_block) | originals to tile and annotation | D threads a block and KV head |
 
+pub mod admit;
 pub mod layout;
 mod pass;
 pub mod policy;
@@ -19,9 +21,10 @@ pub mod selection;
 mod tile;
 mod write;
 
+pub use admit::{Scratch, Traffic, claim};
 pub use pass::{MAX_REFERENCE, PassLayout, Record, StepShape, attend, pass_layout};
 pub use policy::{Certificate, Thresholds};
-pub use promote::{PromoteLayout, Scratch, promote_layout, replace};
+pub use promote::{PromoteLayout, promote_layout, replace};
 pub use selection::{Entry, RowSums, select, select_layout};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use write::launch as write_launch;
@@ -30,7 +33,7 @@ pub use write::{WriteLayout, quantize_block, write_layout};
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    [quantize_block::INSTANCES, attend::INSTANCES, select::INSTANCES, replace::INSTANCES]
+    [quantize_block::INSTANCES, attend::INSTANCES, select::INSTANCES, claim::INSTANCES, replace::INSTANCES]
         .into_iter()
         .flatten()
 }

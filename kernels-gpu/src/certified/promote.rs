@@ -14,9 +14,8 @@
 //! and (7).
 //!
 //! # Layout
-//! `originals` and `scratch` are pools of 16 · D elements a block and KV head, keys and values apart. In the scratch the pair
-//! (block, KV head) lies in slot `pair mod slots` if that slot's tag names it; else it comes from the originals, which may
-//! be host memory.
+//! The originals are pools of 16 · D elements a block and KV head, keys and values apart, and may be host memory. What is
+//! near, and how a block gets there on its way through this kernel: [`admit`](super::admit).
 //!
 //! # Bytes
 //! A listed block and KV head: 32·D + 16 quantized, 32·D each of keys and values; 12,304 at head_dim 128.
@@ -25,6 +24,7 @@
 //! Grid (parts, kv_heads · row groups, sequences), four warps a block; the entries of a list go round the warps. The block
 //! that arrives last adds everything up and writes output and certificate.
 
+use super::admit::{Found, Scratch, admit, find};
 use super::layout::TileLayout;
 use super::pass::{MAX_REFERENCE, StepShape};
 use super::policy::{Certificate, Thresholds, reason, rung};
@@ -40,24 +40,7 @@ use glam::Vec4;
 use half::{bf16, f16};
 use simt::math::{canonical_nan, exp2, fma, log2, max, min, sqrt};
 use simt::warp::FULL_MASK;
-use simt::{
-    Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
-};
-
-/// Slots of the scratch, and what the certificate counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct Scratch {
-    /// Slots for keys; 0 for none.
-    pub key_slots: u32,
-    /// Slots for values; 0 for none.
-    pub value_slots: u32,
-}
-
-impl Scratch {
-    /// No pair.
-    pub const EMPTY: u32 = u32::MAX;
-}
+use simt::{Global, GlobalMut, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp};
 
 /// Shared memory of a block.
 #[derive(Clone, Copy)]
@@ -109,10 +92,8 @@ pub fn replace<E: Half, const D: usize>(
     lengths: Global<u32>,
     keys: Global<E>,
     values: Global<E>,
-    scratch_keys: Global<E>,
-    scratch_values: Global<E>,
-    key_tags: Global<u32>,
-    value_tags: Global<u32>,
+    near: GlobalMut<E>,
+    directory: GlobalMut<u64>,
     entries: Global<Entry>,
     entry_counts: Global<u32>,
     sums: Global<RowSums>,
@@ -165,14 +146,23 @@ pub fn replace<E: Half, const D: usize>(
         let rows = (length - entry.index * BLOCK_TOKENS).min(BLOCK_TOKENS);
         // The last round's tiles are read.
         warp::sync_warp(FULL_MASK);
-        let key_slot = slot(key_tags, pair, scratch.key_slots);
-        let (source, at) = if key_slot == Scratch::EMPTY { (keys, pair) } else { (scratch_keys, key_slot) };
-        key_tile.copy(source, at as usize * elements, rows, lane);
-        if entry.rows >> 8 & 0xff != 0 {
-            let value_slot = slot(value_tags, pair, scratch.value_slots);
-            let (source, at) =
-                if value_slot == Scratch::EMPTY { (values, pair) } else { (scratch_values, value_slot) };
-            value_tile.copy(source, at as usize * elements, rows, lane);
+        let wants_values = entry.rows >> 8 & 0xff != 0;
+        let found = if trailing {
+            // Fresh blocks are the sequences', in their order.
+            let fresh = sequence * shape.kv_heads + head;
+            [0, 1].map(|kind| Found::fresh(scratch, kind, fresh))
+        } else {
+            find(directory, scratch, pair, (list as u32).wrapping_add(e), lane)
+        };
+        let source = |found: Found, originals: Global<E>| match found.tile {
+            Scratch::EMPTY => (originals, pair as usize * elements),
+            tile => (near.as_const(), tile as usize * elements),
+        };
+        let (from, at) = source(found[0], keys);
+        key_tile.copy(from, at, rows, lane);
+        if wants_values {
+            let (from, at) = source(found[1], values);
+            value_tile.copy(from, at, rows, lane);
         }
         if !trailing {
             tile.copy(tiles, pair as usize * TileLayout::new(D as u32).bytes as usize, lane);
@@ -180,6 +170,14 @@ pub fn replace<E: Half, const D: usize>(
         async_copy::commit();
         async_copy::wait::<0>();
         warp::sync_warp(FULL_MASK);
+        if found[0].admit != Scratch::EMPTY {
+            key_tile.store(near, found[0].admit as usize * elements, lane);
+            admit(directory, found[0].admit, pair, lane);
+        }
+        if wants_values && found[1].admit != Scratch::EMPTY {
+            value_tile.store(near, found[1].admit as usize * elements, lane);
+            admit(directory, found[1].admit, pair, lane);
+        }
 
         let (row_key, row_value) =
             (entry.rows >> (lane >> 2) & 1 != 0, entry.rows >> (8 + (lane >> 2)) & 1 != 0);
@@ -229,7 +227,7 @@ pub fn replace<E: Half, const D: usize>(
             if row_key {
                 high = exact;
             }
-            if entry.rows >> 8 & 0xff != 0 {
+            if wants_values {
                 running.add::<E, D>(masked(high, row_value), value_tile, lane);
             }
             if entry.rows & 0xff & !(entry.rows >> 8) != 0 {
@@ -347,17 +345,6 @@ pub fn replace<E: Half, const D: usize>(
         });
         dense_rows.store(launch_row as usize, mask);
     }
-}
-
-/// The slot of a pair if the scratch holds it, else [`Scratch::EMPTY`].
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-fn slot(tags: Global<u32>, pair: u32, slots: u32) -> u32 {
-    if slots == 0 {
-        return Scratch::EMPTY;
-    }
-    let slot = bits::rem_u32(pair, slots);
-    if tags.load(slot as usize) == pair { slot } else { Scratch::EMPTY }
 }
 
 /// Products of the normalised query with original keys: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`.

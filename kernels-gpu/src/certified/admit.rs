@@ -1,0 +1,280 @@
+//! What stays near: originals in the GPU's memory, beside those in the host's.
+//!
+//! # The near pool
+//! Tiles of 16 · D elements, `[key slots][value slots][fresh keys][fresh values]`:
+//! - **slots** hold originals that steps have used: the pair (block, KV head) in slot `pair mod slots`, keys and values
+//!   apart. Of which pair a slot is, its tag says.
+//! - **fresh** blocks are those that are being filled: one for each sequence, and a few for prefill. Their rows are in the
+//!   originals as well, but a step reads its trailing blocks here, and so does [`quantize_block`](super::quantize_block)
+//!   when they are full. No two sequences share one, so nothing evicts it, and no scratch is needed for it.
+//!
+//! # The directory
+//! u64 words: [`HEADER`] of them, then for each slot, keys' before values', a claim and a tag.
+//!
+//! # Admission
+//! What a step reads from the originals goes into its slot on the way: [`claim`](fn@claim), before `replace`, settles who.
+//! Every listed block of the step that is in its slot claims the slot with 0, every other one with its place in the lists,
+//! counted from 1; the smallest number wins. So a block that is used now stays, else the first that missed comes in, whatever
+//! order the threads run in. `replace` finds the claims settled: a block is read from its slot only where a hit has
+//! claimed it, and written to its slot only where it has won itself; both never happen to one slot. The bits of attention are
+//! those of the originals either way.
+//!
+//! Claims carry the step's number, the larger the smaller, in their high half. So those of earlier steps lose against any of
+//! this one, and nobody has to clear them.
+
+use super::selection::Entry;
+use crate::attention::BLOCK_TOKENS;
+use simt::warp::{self, FULL_MASK};
+use simt::{Global, GlobalMut, Pod, Zeroable, bits, kernel, thread, unroll};
+
+/// How much is near.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Scratch {
+    /// Slots for keys; 0 for none.
+    pub key_slots: u32,
+    /// Slots for values; 0 for none.
+    pub value_slots: u32,
+    /// Fresh tiles of keys, and as many of values; 0: trailing blocks are read from the originals.
+    pub fresh: u32,
+    /// 1: steps claim slots. 0: what the tags say stays.
+    pub admits: u32,
+}
+
+impl Scratch {
+    /// A tag of no pair.
+    pub const EMPTY: u32 = u32::MAX;
+
+    /// Nothing is near.
+    pub const NONE: Scratch = Scratch { key_slots: 0, value_slots: 0, fresh: 0, admits: 0 };
+
+    /// Tiles of the near pool.
+    #[inline(always)]
+    pub const fn tiles(self) -> u64 {
+        self.key_slots as u64 + self.value_slots as u64 + 2 * self.fresh as u64
+    }
+
+    /// The tile of a fresh pair's keys (`kind` 0) or values (1).
+    #[inline(always)]
+    pub const fn fresh_tile(self, kind: u32, pair: u32) -> u32 {
+        self.key_slots + self.value_slots + kind * self.fresh + pair
+    }
+
+    /// Words of the directory.
+    pub const fn words(self) -> u64 {
+        HEADER as u64 + 2 * (self.key_slots as u64 + self.value_slots as u64)
+    }
+
+    /// Where a slot's claim is in the directory; its tag follows. Values' slots count from `key_slots`.
+    #[inline(always)]
+    pub const fn word(slot: u32) -> usize {
+        HEADER as usize + 2 * slot as usize
+    }
+}
+
+/// Words of a directory before its slots.
+pub const HEADER: u32 = 16;
+/// The step that is under way, from `claim` on counted from 1.
+pub const STEP: usize = 0;
+/// Blocks of `claim` that are done; 0 between launches.
+const ARRIVED: usize = 1;
+/// [`Traffic`] of the launch so far; 0 between launches.
+const RUNNING: usize = 2;
+/// [`Traffic`] of the last step.
+pub const LAST: usize = 6;
+/// [`Traffic`] of all steps.
+pub const TOTAL: usize = 10;
+
+/// Tiles that were used in place of quantized ones, and where they came from. A tile is 32·D bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Traffic {
+    /// Keys found in the scratch.
+    pub key_hits: u64,
+    /// Keys read from the originals.
+    pub key_misses: u64,
+    /// Values found in the scratch.
+    pub value_hits: u64,
+    /// Values read from the originals.
+    pub value_misses: u64,
+}
+
+impl Traffic {
+    /// Bytes read from the originals.
+    pub const fn bytes(self, head_dim: u32) -> u64 {
+        (self.key_misses + self.value_misses) * 2 * (BLOCK_TOKENS * head_dim) as u64
+    }
+}
+
+/// A claim's high half.
+#[inline(always)]
+fn stamp(step: u64) -> u64 {
+    (!(step as u32) as u64) << 32
+}
+
+/// Where `replace` finds a listed block: tiles of the near pool.
+#[derive(Clone, Copy)]
+pub struct Found {
+    /// The tile that holds it, or [`Scratch::EMPTY`]: the originals do.
+    pub tile: u32,
+    /// The slot that it shall be written to, or [`Scratch::EMPTY`].
+    pub admit: u32,
+}
+
+impl Found {
+    /// A fresh pair's keys (`kind` 0) or values (1).
+    #[inline(always)]
+    pub fn fresh(scratch: Scratch, kind: u32, pair: u32) -> Self {
+        let tile = if scratch.fresh == 0 { Scratch::EMPTY } else { scratch.fresh_tile(kind, pair) };
+        Found { tile, admit: Scratch::EMPTY }
+    }
+}
+
+/// Looks a pair up: its keys, and its values. A warp's work; `entry` is the entry's place in the lists.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn find(directory: GlobalMut<u64>, scratch: Scratch, pair: u32, entry: u32, lane: u32) -> [Found; 2] {
+    let slots = [scratch.key_slots, scratch.value_slots];
+    let mut own = [Scratch::EMPTY; 2];
+    unroll!(for kind in 0..2 {
+        if slots[kind] != 0 {
+            own[kind] = kind as u32 * scratch.key_slots + bits::rem_u32(pair, slots[kind]);
+        }
+    });
+    // Lanes 0 and 1 look at a claim and its tag for keys, 2 and 3 for values; 4 and 5 whether the claim is this entry's.
+    // Atomics, for another warp may be writing the tag (which then does not matter).
+    let kind = if lane < 4 { lane / 2 } else { lane & 1 };
+    let slot = if kind == 0 { own[0] } else { own[1] };
+    let mut holds = false;
+    if lane < 6 && slot != Scratch::EMPTY {
+        let tag = lane < 4 && lane & 1 == 1;
+        if scratch.admits == 0 {
+            // Claims count as those of hits.
+            holds = lane < 4 && (!tag || directory.atomic_or(Scratch::word(slot) + 1, 0) == pair as u64);
+        } else {
+            let now = stamp(directory.load(STEP).wrapping_sub(1));
+            let expected = if tag {
+                pair as u64
+            } else if lane < 4 {
+                now
+            } else {
+                now | (entry as u64 + 1)
+            };
+            holds = directory.atomic_or(Scratch::word(slot) + tag as usize, 0) == expected;
+        }
+    }
+    let ballot = warp::warp_vote_ballot(FULL_MASK, holds);
+    let mut found = [Found { tile: Scratch::EMPTY, admit: Scratch::EMPTY }; 2];
+    unroll!(for kind in 0..2 {
+        if ballot >> (2 * kind) & 3 == 3 {
+            found[kind].tile = own[kind];
+        }
+        if ballot >> (4 + kind) & 1 == 1 {
+            found[kind].admit = own[kind];
+        }
+    });
+    found
+}
+
+/// Says that a slot holds `pair` from now on: by the warp that has won it and written it.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn admit(directory: GlobalMut<u64>, slot: u32, pair: u32, lane: u32) {
+    if lane == 0 {
+        directory.atomic_exchange(Scratch::word(slot) + 1, pair as u64);
+    }
+}
+
+/// Empties the slots that hold an earlier block of the same number: by one thread, when the block has been filled anew.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn forget(directory: GlobalMut<u64>, scratch: Scratch, pair: u32) {
+    if scratch.key_slots != 0 {
+        let slot = bits::rem_u32(pair, scratch.key_slots);
+        directory.atomic_cas(Scratch::word(slot) + 1, pair as u64, Scratch::EMPTY as u64);
+    }
+    if scratch.value_slots != 0 {
+        let slot = scratch.key_slots + bits::rem_u32(pair, scratch.value_slots);
+        directory.atomic_cas(Scratch::word(slot) + 1, pair as u64, Scratch::EMPTY as u64);
+    }
+}
+
+/// Threads of a block of [`claim`](fn@claim).
+pub const THREADS: u32 = 128;
+
+/// Settles which of the listed blocks come into the scratch, and counts what they read.
+///
+/// `entries` [sequences · rows, max_blocks + 1] with `entry_counts` [sequences · rows], as `select` leaves them; row r of a
+/// sequence is of KV head `r / row_groups`. Grid (rows, sequences).
+#[kernel(system = certified, max_threads = 128)]
+pub fn claim(
+    entries: Global<Entry>,
+    entry_counts: Global<u32>,
+    table: Global<u32>,
+    directory: GlobalMut<u64>,
+    kv_heads: u32,
+    row_groups: u32,
+    max_blocks: u32,
+    scratch: Scratch,
+) {
+    let sequence = thread::block_idx_y();
+    let launch_row = sequence * thread::grid_dim_x() + thread::block_idx_x();
+    let head = bits::div_u32(thread::block_idx_x(), row_groups);
+    let count = entry_counts.load(launch_row as usize);
+    let step = directory.load(STEP);
+    let mut counts = [0u32; 4];
+    // Lists are as long as a sequence has blocks, so all threads stay in step.
+    let mut first = 0;
+    while first < count {
+        let e = first + thread::thread_idx_x();
+        let list = launch_row * (max_blocks + 1) + e;
+        let entry = if e < count { entries.load(list as usize) } else { Entry { index: 0, rows: 0 } };
+        if e < count && !(entry.rows & Entry::TRAILING != 0 && scratch.fresh != 0) {
+            let block = table.load((sequence * max_blocks + entry.index) as usize);
+            let pair = block * kv_heads + head;
+            let trailing = entry.rows & Entry::TRAILING != 0;
+            let wanted = [true, entry.rows >> 8 & 0xff != 0];
+            let slots = [scratch.key_slots, scratch.value_slots];
+            unroll!(for kind in 0..2 {
+                if wanted[kind] {
+                    let mut hit = false;
+                    if slots[kind] != 0 && !trailing {
+                        let slot = kind as u32 * scratch.key_slots + bits::rem_u32(pair, slots[kind]);
+                        hit = directory.load(Scratch::word(slot) + 1) == pair as u64;
+                        if scratch.admits != 0 {
+                            let place = if hit { 0 } else { list as u64 + 1 };
+                            directory.atomic_min(Scratch::word(slot), stamp(step) | place);
+                        }
+                    }
+                    counts[2 * kind] += hit as u32;
+                    counts[2 * kind + 1] += !hit as u32;
+                }
+            });
+        }
+        first += THREADS;
+    }
+    unroll!(for i in 0..4 {
+        let sum = warp::warp_reduce_add_u32(FULL_MASK, counts[i]);
+        if warp::lane_id() == 0 && sum != 0 {
+            directory.atomic_add(RUNNING + i, sum as u64);
+        }
+    });
+    thread::device_fence();
+    thread::sync_threads();
+    if thread::thread_idx_x() != 0 {
+        return;
+    }
+    thread::device_fence();
+    let all = thread::grid_dim_x() * thread::grid_dim_y();
+    if directory.atomic_add(ARRIVED, 1) + 1 != all as u64 {
+        return;
+    }
+    thread::device_fence();
+    directory.atomic_exchange(ARRIVED, 0);
+    unroll!(for i in 0..4 {
+        let sum = directory.atomic_exchange(RUNNING + i, 0);
+        directory.store(LAST + i, sum);
+        directory.store(TOTAL + i, directory.load(TOTAL + i) + sum);
+    });
+    directory.store(STEP, step + 1);
+}
