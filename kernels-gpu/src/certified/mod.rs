@@ -7,6 +7,7 @@
 //! | kernel | does | block |
 //! |---|---|---|
 //! | [`attend`](fn@attend) | attention over all tiles, masses and error bounds of blocks | four warps a split |
+//! | [`append`](fn@append), [`prefill`](fn@prefill) | tokens to originals and fresh blocks | 256 threads a token |
 //! | [`claim`](fn@claim) | which originals come into the scratch | a thread a listed block |
 //! | [`quantize_block`](fn@quantize_block) | originals to tile and annotation | D threads a block and KV head |
 
@@ -19,6 +20,7 @@ pub mod quantizer;
 pub mod query;
 pub mod selection;
 mod tile;
+pub mod tokens;
 mod write;
 
 pub use admit::{Scratch, Traffic, claim};
@@ -26,6 +28,7 @@ pub use pass::{MAX_REFERENCE, PassLayout, Record, StepShape, attend, pass_layout
 pub use policy::{Certificate, Thresholds};
 pub use promote::{PromoteLayout, promote_layout, replace};
 pub use selection::{Entry, RowSums, select, select_layout};
+pub use tokens::{CacheShape, Piece, Refusals, append, inspect, prefill};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use write::launch as write_launch;
 pub use write::{WriteLayout, quantize_block, write_layout};
@@ -33,7 +36,16 @@ pub use write::{WriteLayout, quantize_block, write_layout};
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    [quantize_block::INSTANCES, attend::INSTANCES, select::INSTANCES, claim::INSTANCES, replace::INSTANCES]
-        .into_iter()
-        .flatten()
+    [
+        quantize_block::INSTANCES,
+        attend::INSTANCES,
+        select::INSTANCES,
+        claim::INSTANCES,
+        replace::INSTANCES,
+        append::INSTANCES,
+        prefill::INSTANCES,
+        inspect::INSTANCES,
+    ]
+    .into_iter()
+    .flatten()
 }
