@@ -83,31 +83,31 @@ sides! {
         emulator { emu::barrier(emu::BarrierKind::Or, predicate) }
     }
 
-    /// Orders this thread's memory accesses before and after, as its block sees them. PTX: `membar.cta`.
+    /// Orders this thread's memory accesses before and after, as its block sees them. PTX: `fence.acq_rel.cta`.
     pub fn block_fence() {
         device {
             // SAFETY: a fence has no precondition.
-            unsafe { core::arch::asm!("membar.cta;", options(nostack)) }
+            unsafe { core::arch::asm!("fence.acq_rel.cta;", options(nostack)) }
         }
         emulator { emu::fence(emu::FenceScope::Block); }
     }
 
-    /// Orders this thread's memory accesses before and after, as the whole GPU sees them. PTX: `membar.gl`.
+    /// Orders this thread's memory accesses before and after, as the whole GPU sees them. PTX: `fence.acq_rel.gpu`.
     /// Before an [atomic](crate::atomic) it is what lets another block read what this one wrote.
     pub fn device_fence() {
         device {
             // SAFETY: a fence has no precondition.
-            unsafe { core::arch::asm!("membar.gl;", options(nostack)) }
+            unsafe { core::arch::asm!("fence.acq_rel.gpu;", options(nostack)) }
         }
         emulator { emu::fence(emu::FenceScope::Device); }
     }
 
     /// Orders this thread's memory accesses before and after, as the GPU, its peers and the host see them.
-    /// PTX: `membar.sys`.
+    /// PTX: `fence.acq_rel.sys`.
     pub fn system_fence() {
         device {
             // SAFETY: a fence has no precondition.
-            unsafe { core::arch::asm!("membar.sys;", options(nostack)) }
+            unsafe { core::arch::asm!("fence.acq_rel.sys;", options(nostack)) }
         }
         emulator { emu::fence(emu::FenceScope::Device); }
     }

@@ -4,7 +4,7 @@ use super::{Annotation, Error, Policy, Result};
 use crate::dense::{self, DenseElement};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
-use kernels_gpu::attention::{WARPS, part_floats};
+use kernels_gpu::attention::{part_floats, threads};
 use kernels_gpu::certified::admit::THREADS as CLAIM_THREADS;
 use kernels_gpu::certified::selection::{THREADS, bitmap_words};
 use kernels_gpu::certified::{
@@ -237,9 +237,9 @@ impl<E: StepElement> StepPlan<E> {
             problem,
             thresholds: policy.thresholds(),
             shape,
-            attend: LaunchShape::new(grid(shape.splits), WARPS * 32).shared(kernels.attend.1),
+            attend: LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.attend.1),
             select: LaunchShape::new((q_heads, sequences), THREADS).shared(select_layout(max_blocks).bytes),
-            replace: LaunchShape::new(grid(parts), WARPS * 32).shared(kernels.replace.1),
+            replace: LaunchShape::new(grid(parts), threads(head_dim)).shared(kernels.replace.1),
             kernels,
             dense,
             records: Buffer::new(device, heads * max_blocks as usize)?,

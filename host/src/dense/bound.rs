@@ -31,7 +31,7 @@
 
 use crate::attention::oracle::Sequence;
 use crate::attention::{BLOCK_TOKENS, Half};
-use kernels_gpu::attention::WARPS;
+use kernels_gpu::attention::warps;
 
 const U: f64 = f64::EPSILON * (1u64 << 28) as f64;
 /// (17·2^−25 + 2^−23).
@@ -94,7 +94,7 @@ pub fn row<E: Half>(
 
     let tiles = (sequence.length as u64).div_ceil(BLOCK_TOKENS.into());
     let of_split = tiles.div_ceil(splits.into());
-    let steps = of_split.div_ceil(WARPS.into()) as f64;
+    let steps = of_split.div_ceil(warps(sequence.head_dim as u32).into()) as f64;
     let used = tiles.div_ceil(of_split.max(1)) as f64;
 
     let mut data = vec![0.0; dim];
@@ -125,7 +125,7 @@ pub fn row<E: Half>(
     }
     let total = U * (steps + used + 10.0);
     let hopeless = moved.is_nan() || moved >= 0.5;
-    let warps = f64::from(WARPS) * used;
+    let warps = f64::from(warps(sequence.head_dim as u32)) * used;
     let output = sums.iter().map(|&[moved_values, weighted, plain, most, exact]| {
         if hopeless {
             return 2.0 * most;

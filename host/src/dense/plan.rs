@@ -5,7 +5,7 @@ use super::{Error, Problem, Result};
 use crate::attention::{BLOCK_TOKENS, BlockTable, Half, PagedPool};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
-use kernels_gpu::attention::WARPS;
+use kernels_gpu::attention::threads;
 use kernels_gpu::dense::{DenseShape, attend, layout, partial_floats};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -114,7 +114,7 @@ impl<E: DenseElement> Plan<E> {
         let rows = problem.kv_heads * shape.row_groups();
         let launches = problem.sequences * rows;
         let launch =
-            LaunchShape::new((shape.splits, rows, problem.sequences), WARPS * 32).shared(shared_bytes);
+            LaunchShape::new((shape.splits, rows, problem.sequences), threads(head_dim)).shared(shared_bytes);
         let floats = if shape.splits == 1 { 0 } else { partial_floats(launches, shape.splits, head_dim) };
         Ok(Plan {
             device: device.clone(),

@@ -19,7 +19,7 @@ mod partial;
 mod softmax;
 
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
-pub use partial::{Merged, PartialRow, combine, last_to_arrive, part_floats};
+pub use partial::{MAX_PARTS, Merged, PartialRow, combine, combine_parts, last_to_arrive, part_floats};
 pub use softmax::{ROW_SCALE_BITS, Running, probabilities};
 
 use crate::Element;
@@ -30,8 +30,17 @@ use simt::{convert, tensor};
 pub const BLOCK_TOKENS: u32 = 16;
 /// Query rows that a warp handles.
 pub const ROWS: u32 = 8;
-/// Warps of a block.
-pub const WARPS: u32 = 4;
+/// Warps of a block for head_dim `head_dim`: one block fills a multiprocessor, and few parts are left to merge.
+#[inline(always)]
+pub const fn warps(head_dim: u32) -> u32 {
+    if head_dim <= 128 { 8 } else { 4 }
+}
+
+/// Threads of a block.
+#[inline(always)]
+pub const fn threads(head_dim: u32) -> u32 {
+    32 * warps(head_dim)
+}
 /// The largest head_dim of any instance.
 pub const MAX_HEAD_DIM: usize = 256;
 

@@ -1,6 +1,6 @@
 //! Partial results and how they are put together, always in the same order.
 
-use super::{ROWS, WARPS};
+use super::{ROWS, threads, warps};
 use glam::Vec4;
 use simt::math::{exp2_nonpositive, fma, max};
 use simt::{GlobalMut, Pod, Shared, Zeroable, thread, unroll};
@@ -34,37 +34,112 @@ pub struct Merged {
     pub row: PartialRow,
 }
 
-/// Adds `parts` parts of eight rows in their order and calls `done(row, dimension, sums)` for every fourth dimension: the
-/// work of a block of [`WARPS`] warps. Weights are powers of two, exactly.
+/// The most parts that [`combine_parts`] stages.
+pub const MAX_PARTS: u32 = 136;
+
+/// Adds up the warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension of the eight
+/// rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps, 8, D] lie in shared memory.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn combine<const D: usize>(
-    parts: u32,
-    row: impl Fn(u32, u32) -> PartialRow,
-    values: impl Fn(u32, u32, u32) -> Vec4,
+    rows: Shared<PartialRow>,
+    outputs: Shared<f32>,
     mut done: impl FnMut(u32, u32, Merged),
 ) {
     let quads = D as u32 / 4;
     let mut item = thread::thread_idx_x();
     while item < ROWS * quads {
         let (r, d) = (item / quads, 4 * (item % quads));
-        let mut reference = PartialRow::EMPTY.reference;
-        for part in 0..parts {
-            reference = max(reference, row(part, r).reference);
+        let mut merging = Merging::new();
+        unroll!(for w in 0..8 {
+            if (w as u32) < warps(D as u32) {
+                merging.meet(rows.load(w as u32 * ROWS + r));
+            }
+        });
+        unroll!(for w in 0..8 {
+            if (w as u32) < warps(D as u32) {
+                let at = (w as u32 * ROWS + r) * D as u32 + d;
+                merging.add(rows.load(w as u32 * ROWS + r), outputs.load_vector(at));
+            }
+        });
+        done(r, d, merging.merged);
+        item += threads(D as u32);
+    }
+}
+
+/// Adds up `parts` parts, at most [`MAX_PARTS`], in their order, like [`combine`], for the first `rows` of the eight rows.
+///
+/// The references come first, all at once, into `staged` [parts, 8]; then each thread has eight loads under way.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn combine_parts<const D: usize>(
+    parts: u32,
+    rows: u32,
+    staged: Shared<PartialRow>,
+    row: impl Fn(u32, u32) -> PartialRow,
+    values: impl Fn(u32, u32, u32) -> Vec4,
+    mut done: impl FnMut(u32, u32, Merged),
+) {
+    let mut i = thread::thread_idx_x();
+    while i < parts * ROWS {
+        if i % ROWS < rows {
+            staged.store(i, row(i / ROWS, i % ROWS));
         }
-        let mut sum = 0f32;
-        let mut total = [0f32; 4];
+        i += threads(D as u32);
+    }
+    thread::sync_threads();
+    let quads = D as u32 / 4;
+    let mut item = thread::thread_idx_x();
+    while item < rows * quads {
+        let (r, d) = (item / quads, 4 * (item % quads));
+        let mut merging = Merging::new();
         for part in 0..parts {
-            let own = row(part, r);
-            let weight = exp2_nonpositive(own.reference - reference);
-            sum = fma(own.sum, weight, sum);
-            let x = values(part, r, d).to_array();
-            unroll!(for i in 0..4 {
-                total[i] = fma(x[i], weight, total[i]);
+            merging.meet(staged.load(part * ROWS + r));
+        }
+        let mut first = 0;
+        while first < parts {
+            let mut x = [Vec4::ZERO; 8];
+            unroll!(for k in 0..8 {
+                // Past the end the last one again, so that no load waits for a condition.
+                x[k] = values((first + k as u32).min(parts - 1), r, d);
             });
+            unroll!(for k in 0..8 {
+                if first + (k as u32) < parts {
+                    merging.add(staged.load((first + k as u32) * ROWS + r), x[k]);
+                }
+            });
+            first += 8;
         }
-        done(r, d, Merged { values: total, row: PartialRow { reference, sum } });
-        item += WARPS * 32;
+        done(r, d, merging.merged);
+        item += threads(D as u32);
+    }
+}
+
+/// Four dimensions of a row on the way.
+struct Merging {
+    merged: Merged,
+}
+
+impl Merging {
+    #[inline(always)]
+    fn new() -> Self {
+        Merging { merged: Merged { values: [0.0; 4], row: PartialRow::EMPTY } }
+    }
+
+    /// Takes a part's reference into account; all come before the first [`add`](Self::add).
+    #[inline(always)]
+    fn meet(&mut self, row: PartialRow) {
+        self.merged.row.reference = max(self.merged.row.reference, row.reference);
+    }
+
+    #[inline(always)]
+    fn add(&mut self, row: PartialRow, values: Vec4) {
+        let weight = exp2_nonpositive(row.reference - self.merged.row.reference);
+        self.merged.row.sum = fma(row.sum, weight, self.merged.row.sum);
+        let x = values.to_array();
+        unroll!(for i in 0..4 {
+            self.merged.values[i] = fma(x[i], weight, self.merged.values[i]);
+        });
     }
 }
 
@@ -73,7 +148,7 @@ pub fn combine<const D: usize>(
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn last_to_arrive(counters: GlobalMut<u32>, row: u32, expected: u32, last: Shared<u32>) -> bool {
-    thread::device_fence();
+    // The barrier shows the block's writes to one thread, and that thread's fence passes them on; likewise back.
     thread::sync_threads();
     if thread::thread_idx_x() == 0 {
         thread::device_fence();
@@ -82,13 +157,10 @@ pub fn last_to_arrive(counters: GlobalMut<u32>, row: u32, expected: u32, last: S
         if is_last {
             // For the next launch.
             counters.atomic_exchange(row as usize, 0);
+            thread::device_fence();
         }
         last.store(0, is_last as u32);
     }
     thread::sync_threads();
-    let is_last = last.load(0) != 0;
-    if is_last {
-        thread::device_fence();
-    }
-    is_last
+    last.load(0) != 0
 }

@@ -27,7 +27,8 @@ use super::quantizer::f16_at_or_above;
 use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
-    BLOCK_TOKENS, Half, PartialRow, ROWS, Running, WARPS, combine, last_to_arrive, part_floats,
+    BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Running, combine, combine_parts, last_to_arrive,
+    part_floats, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
@@ -110,6 +111,8 @@ pub struct PassLayout {
     outputs: Shared<f32>,
     /// Annotations of the tiles in the rings, [warps, stages].
     annotations: Shared<Annotation>,
+    /// The rings' memory again: references and sums of all parts, [parts, 8].
+    staged: Shared<PartialRow>,
     rows: Shared<PartialRow>,
     last: Shared<u32>,
     /// The shared memory's size.
@@ -120,21 +123,22 @@ pub struct PassLayout {
 pub const fn pass_layout<const D: usize>() -> PassLayout {
     let mut plan = SharedPlan::new();
     let stages = stages(D as u32);
-    let ring = plan.array(WARPS * stages * Tile::<D>::WORDS);
+    let ring = plan.array(warps(D as u32) * stages * Tile::<D>::WORDS);
     let mut over = SharedPlan::new();
-    let outputs = over.array(WARPS * ROWS * D as u32);
-    let annotations = plan.array(WARPS * stages);
-    let rows = plan.array(WARPS * ROWS);
+    let outputs = over.array(warps(D as u32) * ROWS * D as u32);
+    let mut over = SharedPlan::new();
+    let staged = over.array(MAX_PARTS * ROWS);
+    let annotations = plan.array(warps(D as u32) * stages);
+    let rows = plan.array(warps(D as u32) * ROWS);
     let last = plan.array(1);
-    PassLayout { ring, outputs, annotations, rows, last, bytes: plan.bytes() }
+    PassLayout { ring, outputs, annotations, staged, rows, last, bytes: plan.bytes() }
 }
 
 /// One pass over the quantized blocks of every sequence.
 #[kernel(
     system = certified,
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
-    max_threads = 128,
-    min_blocks = 2
+    max_threads = 256
 )]
 pub fn attend<E: Half, const D: usize>(
     queries: Global<E>,
@@ -205,19 +209,16 @@ pub fn attend<E: Half, const D: usize>(
             target.store_vector(base + (ROWS * D as u32 + 2 * r) as usize, merged.row);
         }
     };
-    combine::<D>(
-        WARPS,
-        |w, r| layout.rows.load(w * ROWS + r),
-        |w, r, d| layout.outputs.load_vector((w * ROWS + r) * D as u32 + d),
-        |r, d, merged| store(target, base, r, d, merged),
-    );
+    combine::<D>(layout.rows, layout.outputs, |r, d, merged| store(target, base, r, d, merged));
     if used <= 1 || !last_to_arrive(counters, launch_row, used, layout.last) {
         return;
     }
     let parts = partials.as_const();
     let base = launch_row as usize * shape.splits as usize * floats;
-    combine::<D>(
+    combine_parts::<D>(
         used,
+        (shape.group - row_group * ROWS).min(ROWS),
+        layout.staged,
         |s, r| parts.load_vector(base + s as usize * floats + (ROWS * D as u32 + 2 * r) as usize),
         |s, r, d| parts.load_vector(base + s as usize * floats + (r * D as u32 + d) as usize),
         |r, d, merged| store(totals, launch_row as usize * floats, r, d, merged),
@@ -280,11 +281,11 @@ impl Walk {
         let stages = stages(D as u32);
         let mut blocks = [0u32; 5];
         unroll!(for s in 0..5 {
-            blocks[s] = if (s as u32) < stages { self.block(first + WARPS * s as u32) } else { 0 };
+            blocks[s] = if (s as u32) < stages { self.block(first + warps(D as u32) * s as u32) } else { 0 };
         });
         unroll!(for s in 0..4 {
             if (s as u32) < stages - 1 {
-                self.start::<D>(first + WARPS * s as u32, blocks[s], s as u32);
+                self.start::<D>(first + warps(D as u32) * s as u32, blocks[s], s as u32);
             }
         });
         let mut next_block = blocks[stages as usize - 1];
@@ -299,13 +300,13 @@ impl Walk {
             warp::sync_warp(FULL_MASK);
             // The stage that the last round has read is free.
             let free = if stage == 0 { stages - 1 } else { stage - 1 };
-            let ahead = index + WARPS * (stages - 1);
+            let ahead = index + warps(D as u32) * (stages - 1);
             self.start::<D>(ahead, next_block, free);
-            next_block = self.block(ahead + WARPS);
+            next_block = self.block(ahead + warps(D as u32));
             let slot = self.warp * stages + stage;
             let annotation = self.layout.annotations.load(slot);
             visit(index, Tile::at(self.layout.ring, slot * Tile::<D>::WORDS), annotation);
-            index += WARPS;
+            index += warps(D as u32);
             stage = if stage == stages - 1 { 0 } else { stage + 1 };
         }
     }

@@ -33,8 +33,8 @@ use super::query::{LOG2_E, LOG2_E_ABOVE, Query, Slack, delta_dense, delta_origin
 use super::selection::{Entry, RowSums};
 use super::tile::Tile;
 use crate::attention::{
-    BLOCK_TOKENS, Half, KeyTile, Merged, PartialRow, ROWS, Running, ValueTile, WARPS, combine,
-    last_to_arrive, part_floats,
+    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, Merged, PartialRow, ROWS, Running, ValueTile, combine,
+    combine_parts, last_to_arrive, part_floats, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
@@ -48,6 +48,8 @@ pub struct PromoteLayout {
     /// A key tile, a value tile and a quantized tile for each warp; afterwards their results.
     tiles: Shared<u32>,
     outputs: Shared<f32>,
+    /// The tiles' memory again: references and sums of all parts, [parts, 8].
+    staged: Shared<PartialRow>,
     rows: Shared<PartialRow>,
     /// ‖N‖² of the rows, [8, 32].
     squares: Shared<f32>,
@@ -65,14 +67,16 @@ const fn warp_words<const D: usize>() -> u32 {
 /// Lays out the shared memory of an instance.
 pub const fn promote_layout<const D: usize>() -> PromoteLayout {
     let mut plan = SharedPlan::new();
-    let tiles = plan.array(WARPS * warp_words::<D>());
+    let tiles = plan.array(warps(D as u32) * warp_words::<D>());
     let mut over = SharedPlan::new();
-    let outputs = over.array(WARPS * ROWS * D as u32);
-    let rows = plan.array(WARPS * ROWS);
+    let outputs = over.array(warps(D as u32) * ROWS * D as u32);
+    let mut over = SharedPlan::new();
+    let staged = over.array(MAX_PARTS * ROWS);
+    let rows = plan.array(warps(D as u32) * ROWS);
     let squares = plan.array(ROWS * 32);
     let totals = plan.array(ROWS);
     let last = plan.array(1);
-    PromoteLayout { tiles, outputs, rows, squares, totals, last, bytes: plan.bytes() }
+    PromoteLayout { tiles, outputs, staged, rows, squares, totals, last, bytes: plan.bytes() }
 }
 
 /// Replaces the shares of the listed blocks, and finishes: output, LSE, certificate, and which rows want the dense rung.
@@ -82,8 +86,7 @@ pub const fn promote_layout<const D: usize>() -> PromoteLayout {
 #[kernel(
     system = certified,
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
-    max_threads = 128,
-    min_blocks = 2
+    max_threads = 256
 )]
 pub fn replace<E: Half, const D: usize>(
     queries: Global<E>,
@@ -115,7 +118,7 @@ pub fn replace<E: Half, const D: usize>(
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
     let count = entry_counts.load(launch_row as usize);
     // One block at least, to finish.
-    let used = count.div_ceil(WARPS).min(thread::grid_dim_x()).max(1);
+    let used = count.div_ceil(warps(D as u32)).min(thread::grid_dim_x()).max(1);
     if part >= used {
         return;
     }
@@ -130,7 +133,7 @@ pub fn replace<E: Half, const D: usize>(
 
     let list = launch_row as usize * (shape.max_blocks as usize + 1);
     let mut running = Running::new();
-    let mut e = part * WARPS + warp;
+    let mut e = part * warps(D as u32) + warp;
     while e < count {
         // The addresses in three tiles would take more registers than there are.
         let start = bits::renewed(warp * warp_words::<D>());
@@ -235,7 +238,7 @@ pub fn replace<E: Half, const D: usize>(
             }
             running.subtract::<f16, D>(masked(quantized, row_key || row_value), tile.values(lane), lane);
         }
-        e += used * WARPS;
+        e += used * warps(D as u32);
     }
 
     thread::sync_threads();
@@ -248,17 +251,12 @@ pub fn replace<E: Half, const D: usize>(
     let floats = part_floats(D as u32);
     let base = launch_row as usize * thread::grid_dim_x() as usize * floats;
     let own = base + part as usize * floats;
-    combine::<D>(
-        WARPS,
-        |w, r| layout.rows.load(w * ROWS + r),
-        |w, r, d| layout.outputs.load_vector((w * ROWS + r) * D as u32 + d),
-        |r, d, merged| {
-            partials.store_vector(own + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
-            if d == 0 {
-                partials.store_vector(own + (ROWS * D as u32 + 2 * r) as usize, merged.row);
-            }
-        },
-    );
+    combine::<D>(layout.rows, layout.outputs, |r, d, merged| {
+        partials.store_vector(own + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
+        if d == 0 {
+            partials.store_vector(own + (ROWS * D as u32 + 2 * r) as usize, merged.row);
+        }
+    });
     if !last_to_arrive(counters, launch_row, used, layout.last) {
         return;
     }
@@ -268,8 +266,10 @@ pub fn replace<E: Half, const D: usize>(
     let total = launch_row as usize * floats;
     // Part 0 is the pass.
     let place = |p: u32| if p == 0 { total } else { base + (p - 1) as usize * floats };
-    combine::<D>(
+    combine_parts::<D>(
         used + 1,
+        rows,
+        layout.staged,
         |p, r| {
             let at = place(p) + (ROWS * D as u32 + 2 * r) as usize;
             if p == 0 { totals.load_vector(at) } else { parts.load_vector(at) }
@@ -291,10 +291,8 @@ pub fn replace<E: Half, const D: usize>(
             if d == 0 {
                 layout.totals.store(r, row);
             }
-            if r < rows {
-                let at = (first_row + r as usize) * D + d as usize;
-                output.store_vector(at, Vec4::from_array(value.map(canonical_nan)));
-            }
+            let at = (first_row + r as usize) * D + d as usize;
+            output.store_vector(at, Vec4::from_array(value.map(canonical_nan)));
         },
     );
     thread::sync_threads();
@@ -321,8 +319,8 @@ pub fn replace<E: Half, const D: usize>(
             sums: RowSums::load(sums, first_row + r as usize),
             squares,
             norms,
-            chain: Chain::of_step(length, shape.splits, count, used),
-            dense: Chain::of_dense(length, shape.splits),
+            chain: Chain::of_step::<D>(length, shape.splits, count, used),
+            dense: Chain::of_dense::<D>(length, shape.splits),
             softmax_scale: shape.softmax_scale,
         };
         let judged = judge.certificate::<E, D>(&query, thresholds);
@@ -382,19 +380,19 @@ struct Chain {
 
 impl Chain {
     #[inline(always)]
-    fn of_step(length: u32, splits: u32, entries: u32, used: u32) -> Self {
-        let pass = bits::div_u32(length / BLOCK_TOKENS + splits - 1, splits).div_ceil(WARPS);
+    fn of_step<const D: usize>(length: u32, splits: u32, entries: u32, used: u32) -> Self {
+        let pass = bits::div_u32(length / BLOCK_TOKENS + splits - 1, splits).div_ceil(warps(D as u32));
         // Of an entry two shares come in and one goes out.
-        let corrections = 3 * bits::div_u32(entries + used * WARPS - 1, used * WARPS);
-        let merges = splits + used + 1 + 2 * WARPS;
+        let corrections = 3 * bits::div_u32(entries + used * warps(D as u32) - 1, used * warps(D as u32));
+        let merges = splits + used + 1 + 2 * warps(D as u32);
         Chain::new(pass + corrections + 1, merges, length + 32 * entries)
     }
 
     /// That of `dense`: it cuts a sequence into as many parts.
     #[inline(always)]
-    fn of_dense(length: u32, splits: u32) -> Self {
+    fn of_dense<const D: usize>(length: u32, splits: u32) -> Self {
         let tiles = bits::div_u32(length.div_ceil(BLOCK_TOKENS) + splits - 1, splits);
-        Chain::new(tiles.div_ceil(WARPS) + 1, splits + WARPS, length)
+        Chain::new(tiles.div_ceil(warps(D as u32)) + 1, splits + warps(D as u32), length)
     }
 
     /// A lane adds up its tokens' weights one tile after another, then four lanes theirs; a row of the numerator its two

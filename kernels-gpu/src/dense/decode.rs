@@ -13,15 +13,15 @@
 //! (8·D + 16)·4 bytes a block written and read: 264 blocks, 1.1 MB.
 //!
 //! # Work split
-//! Grid (splits, kv_heads · row groups, sequences). A block takes a run of consecutive tiles of 16 tokens, its four warps
-//! every fourth of them, each with its own ring of asynchronous copies and its own online softmax: no block barrier in
-//! the loop. At the end the four warps' results are added in the order of the warps, the block's part goes to
+//! Grid (splits, kv_heads · row groups, sequences). A block takes a run of consecutive tiles of 16 tokens, its warps (eight,
+//! four at head_dim 256) one after another, each with its own ring of asynchronous copies and its own online softmax: no block barrier in
+//! the loop. At the end the warps' results are added in the order of the warps, the block's part goes to
 //! `partials`, and the block of a row that arrives last adds the parts in the order of the splits.
 
 use super::{DenseShape, stages};
 use crate::attention::{
-    BLOCK_TOKENS, Half, KeyTile, Merged, PartialRow, Queries, ROWS, Running, ValueTile, WARPS, combine,
-    last_to_arrive, part_floats,
+    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Queries, ROWS, Running, ValueTile, combine,
+    combine_parts, last_to_arrive, part_floats, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
@@ -40,6 +40,8 @@ pub struct Layout {
     ring_words: u32,
     /// The same memory: Σ p·v of each warp, [warps, 8, D].
     outputs: Shared<f32>,
+    /// The same memory again: references and sums of all parts, [parts, 8].
+    staged: Shared<PartialRow>,
     /// References and sums, [warps, 8].
     rows: Shared<PartialRow>,
     /// The query rows, where they do not fit registers.
@@ -54,14 +56,16 @@ pub struct Layout {
 pub const fn layout<const D: usize>() -> Layout {
     let mut plan = SharedPlan::new();
     let ring_words = stages(D as u32) * (KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
-    let ring = plan.array(WARPS * ring_words);
+    let ring = plan.array(warps(D as u32) * ring_words);
     // The results take the rings' place.
     let mut over = SharedPlan::new();
-    let outputs = over.array(WARPS * ROWS * D as u32);
-    let rows = plan.array(WARPS * ROWS);
+    let outputs = over.array(warps(D as u32) * ROWS * D as u32);
+    let mut over = SharedPlan::new();
+    let staged = over.array(MAX_PARTS * ROWS);
+    let rows = plan.array(warps(D as u32) * ROWS);
     let queries = plan.array(Queries::shared_words::<D>());
     let last = plan.array(1);
-    Layout { ring, ring_words, outputs, rows, queries, last, bytes: plan.bytes() }
+    Layout { ring, ring_words, outputs, staged, rows, queries, last, bytes: plan.bytes() }
 }
 
 /// Attention of the rows that `wanted` names.
@@ -71,8 +75,8 @@ pub const fn layout<const D: usize>() -> Layout {
 #[kernel(
     system = dense,
     instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
-    max_threads = 128,
-    min_blocks = 2
+    max_threads = 256,
+    min_blocks = 1
 )]
 pub fn attend<E: Half, const D: usize>(
     queries: Global<E>,
@@ -150,38 +154,26 @@ pub fn attend<E: Half, const D: usize>(
     let floats = part_floats(D as u32);
     let base = launch_row as usize * shape.splits as usize * floats;
     if used <= 1 {
-        combine::<D>(
-            WARPS,
-            |w, r| layout.rows.load(w * ROWS + r),
-            |w, r, d| layout.outputs.load_vector(w * ROWS * D as u32 + r * D as u32 + d),
-            |r, d, merged| {
-                target.finish::<D>(r, d, merged);
-            },
-        );
+        combine::<D>(layout.rows, layout.outputs, |r, d, merged| target.finish::<D>(r, d, merged));
         return;
     }
     let part = base + split as usize * floats;
-    combine::<D>(
-        WARPS,
-        |w, r| layout.rows.load(w * ROWS + r),
-        |w, r, d| layout.outputs.load_vector(w * ROWS * D as u32 + r * D as u32 + d),
-        |r, d, merged| {
-            partials.store_vector(part + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
-            if d == 0 {
-                partials.store_vector(part + (ROWS * D as u32 + 2 * r) as usize, merged.row);
-            }
-        },
-    );
+    combine::<D>(layout.rows, layout.outputs, |r, d, merged| {
+        partials.store_vector(part + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
+        if d == 0 {
+            partials.store_vector(part + (ROWS * D as u32 + 2 * r) as usize, merged.row);
+        }
+    });
     if !last_to_arrive(counters, launch_row, used, layout.last) {
         return;
     }
     let parts = partials.as_const();
-    combine::<D>(
+    combine_parts::<D>(
         used,
-        |s, r| {
-            parts.load_vector::<PartialRow>(base + s as usize * floats + (ROWS * D as u32 + 2 * r) as usize)
-        },
-        |s, r, d| parts.load_vector::<Vec4>(base + s as usize * floats + (r * D as u32 + d) as usize),
+        (shape.rows() - row_group * ROWS).min(ROWS),
+        layout.staged,
+        |s, r| parts.load_vector(base + s as usize * floats + (ROWS * D as u32 + 2 * r) as usize),
+        |s, r, d| parts.load_vector(base + s as usize * floats + (r * D as u32 + d) as usize),
         |r, d, merged| target.finish::<D>(r, d, merged),
     );
 }
@@ -254,18 +246,18 @@ impl<E: Half> Walk<E> {
         async_copy::commit();
     }
 
-    /// Calls `visit` with every fourth tile from `first` on.
+    /// Calls `visit` with the tiles that are this warp's, from `first` on.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn tiles<const D: usize>(&self, first: u32, mut visit: impl FnMut(u32, KeyTile<D>, ValueTile<D>)) {
         let stages = stages(D as u32);
         let mut blocks = [0u32; 4];
         unroll!(for s in 0..4 {
-            blocks[s] = if (s as u32) < stages { self.block(first + WARPS * s as u32) } else { 0 };
+            blocks[s] = if (s as u32) < stages { self.block(first + warps(D as u32) * s as u32) } else { 0 };
         });
         unroll!(for s in 0..3 {
             if (s as u32) < stages - 1 {
-                self.start::<D>(first + WARPS * s as u32, blocks[s], s as u32);
+                self.start::<D>(first + warps(D as u32) * s as u32, blocks[s], s as u32);
             }
         });
         let mut next_block = blocks[stages as usize - 1];
@@ -280,15 +272,15 @@ impl<E: Half> Walk<E> {
             warp::sync_warp(warp::FULL_MASK);
             // The stage that the last round has read is free.
             let free = if stage == 0 { stages - 1 } else { stage - 1 };
-            let ahead = tile + WARPS * (stages - 1);
+            let ahead = tile + warps(D as u32) * (stages - 1);
             // At head_dim 256 no register is left for the block after next.
             self.start::<D>(ahead, if D < 256 { next_block } else { self.block(ahead) }, free);
             if D < 256 {
-                next_block = self.block(ahead + WARPS);
+                next_block = self.block(ahead + warps(D as u32));
             }
             let (k, v) = self.stage::<D>(stage);
             visit(tile, k, v);
-            tile += WARPS;
+            tile += warps(D as u32);
             stage = if stage == stages - 1 { 0 } else { stage + 1 };
         }
     }

@@ -1,6 +1,6 @@
 //! Shapes, and the split of the work, which depends on nothing but them.
 
-use crate::attention::{ROWS, WARPS, part_floats};
+use crate::attention::{MAX_PARTS, ROWS, part_floats, warps};
 use simt::{Pod, Zeroable};
 
 /// The shape of a launch. All sequences share pools and have a row of the block table each.
@@ -35,16 +35,17 @@ impl DenseShape {
     }
 }
 
-/// Thread blocks that fill the machine once: two on each of the 132 multiprocessors of a GH100. A constant, not the
+/// Thread blocks that fill the machine once: one on each of the 132 multiprocessors of a GH100. A constant, not the
 /// device's own number: the order of additions, and with it the bits, must not depend on the device.
-const BLOCKS_WANTED: u32 = 264;
+const BLOCKS_WANTED: u32 = 132;
+const _: () = assert!(BLOCKS_WANTED < MAX_PARTS, "parts that are merged at once");
 
 /// Parts that each sequence is cut into, for `launches` rows of blocks (sequences × KV heads × row groups) and tables of
 /// `max_blocks` blocks.
 pub const fn split_count(launches: u32, max_blocks: u32) -> u32 {
     let wanted = if launches == 0 { 1 } else { BLOCKS_WANTED / launches };
     // A part should have work for every warp, twice.
-    let most = max_blocks.div_ceil(2 * WARPS);
+    let most = max_blocks.div_ceil(2 * warps(64));
     let splits = if wanted < most { wanted } else { most };
     if splits == 0 { 1 } else { splits }
 }
