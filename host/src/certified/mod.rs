@@ -28,6 +28,7 @@
 
 pub mod cases;
 mod policy;
+pub mod proof;
 pub mod reference;
 mod step;
 mod write;

@@ -1,0 +1,156 @@
+//! Steps of certified attention: never further from exact attention than their certificate says, part by part what they
+//! should be, and the same bits wherever the cache lies.
+
+mod parts;
+mod relations;
+
+use ferrokv::host::Device;
+use ferrokv::host::certified::proof::{Batch, Exact, Input, Returned, Trial};
+use ferrokv::host::certified::{CertifiedElement, Policy, Rung, StepElement, StepProblem};
+use ferrokv::simt::emu::EmuOptions;
+use half::{bf16, f16};
+use std::sync::OnceLock;
+
+/// The emulator, and the GPU where there is one.
+fn devices() -> &'static [Device] {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let mut devices = vec![Device::cpu(EmuOptions::default())];
+        match Device::cuda(0, ferrokv::ptx()) {
+            Ok(gpu) => devices.push(gpu),
+            Err(error) => println!("without a GPU: {error}"),
+        }
+        devices
+    })
+}
+
+/// Every head is computed from the originals.
+const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
+/// Every block is promoted, its keys and its values.
+const ALL: Policy = Policy {
+    coverage: 1.0,
+    min_keys: u32::MAX,
+    max_keys: u32::MAX,
+    value_tolerance: 0.0,
+    max_values: u32::MAX,
+    ..Policy::NAIVE
+};
+
+fn problem(sequences: usize, group: u32, kv_heads: u32, head_dim: u32, max_tokens: u32) -> StepProblem {
+    StepProblem { sequences: sequences as u32, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens }
+}
+
+/// A batch on a device with its queries.
+fn loaded<E: StepElement + CertifiedElement>(device: &Device, batch: &Batch<E>) -> Trial<E> {
+    let mut trial = Trial::new(device, batch.problem, batch.blocks()).unwrap();
+    trial.load(batch).unwrap();
+    trial.ask(batch).unwrap();
+    trial
+}
+
+fn step<E: StepElement + CertifiedElement>(trial: &mut Trial<E>, policy: &Policy) -> Returned {
+    let mut plan = trial.plan(policy).unwrap();
+    let mut out = plan.allocate().unwrap();
+    trial.step(&mut plan, &mut out).unwrap()
+}
+
+/// Exact attention of every head of a batch.
+fn exact<E: StepElement>(batch: &Batch<E>) -> Vec<Exact> {
+    let sequences = 0..batch.lengths.len();
+    let heads = batch.problem.kv_heads as usize;
+    sequences.flat_map(|sequence| (0..heads).flat_map(move |head| batch.exact(sequence, head))).collect()
+}
+
+/// No head is further from exact attention than it says; returns how many heads came from which rung.
+fn judge<E: StepElement>(batch: &Batch<E>, truth: &[Exact], returned: &Returned, what: &str) -> [u32; 4] {
+    let dim = batch.problem.head_dim as usize;
+    let heads = batch.problem.q_heads as usize;
+    let mut rungs = [0; 4];
+    for (row, (exact, certificate)) in truth.iter().zip(&returned.certificates).enumerate() {
+        let error = exact.error(&returned.output[row * dim..][..dim]);
+        let bound =
+            f64::from(certificate.e_key) + f64::from(certificate.e_val) + f64::from(certificate.e_round);
+        let sequence = row / heads;
+        assert!(
+            error <= bound,
+            "{what}, {} tokens of {}, head {}: error {error:e} above {bound:e}; {certificate:?}",
+            batch.lengths[sequence],
+            batch.inputs[sequence],
+            row % heads
+        );
+        rungs[Rung::of(certificate.rung()) as usize] += 1;
+    }
+    rungs
+}
+
+/// Lengths around every edge, of inputs that quantize.
+const EDGES: [(Input, u32); 10] = [
+    (Input::Normal, 0),
+    (Input::Normal, 1),
+    (Input::Sharp, 15),
+    (Input::Normal, 16),
+    (Input::Outlier, 17),
+    (Input::Dominant, 130),
+    (Input::Sharp, 352),
+    (Input::Trailing, 70),
+    (Input::Diffuse, 128),
+    (Input::Extremal, 200),
+];
+
+fn edges_hold<E: StepElement + CertifiedElement>() {
+    let mut rungs = [0; 4];
+    for (group, head_dim) in [(1, 64), (4, 128), (7, 64), (8, 128), (16, 64), (16, 128)] {
+        let batch = Batch::<E>::new(problem(EDGES.len(), group, 2, head_dim, 352), &EDGES, 3, 5);
+        let truth = exact(&batch);
+        for device in devices() {
+            let mut trial = loaded(device, &batch);
+            let presets = Policy::PRESETS.map(|name| (name, Policy::preset(name).unwrap()));
+            let more = [("naive", Policy::NAIVE), ("dense", DENSE), ("all", ALL)];
+            // All of them for one shape, of the others two each.
+            let all: Vec<_> = presets.into_iter().chain(more).collect();
+            let some = all.iter().enumerate().filter(|(i, _)| group == 4 || i % 3 == group as usize % 3);
+            for (name, policy) in some.map(|(_, policy)| *policy) {
+                let what = format!("{} group {group} head_dim {head_dim} {name}", E::NAME);
+                let found = judge(&batch, &truth, &step(&mut trial, &policy), &what);
+                (0..4).for_each(|rung| rungs[rung] += found[rung]);
+            }
+        }
+    }
+    println!("heads by rung: {rungs:?}");
+    assert!(rungs[0] > 100 && rungs[1] > 100 && rungs[3] > 100, "{rungs:?}");
+}
+
+#[test]
+fn errors_are_within_the_certificates_f16() {
+    edges_hold::<f16>();
+}
+
+#[test]
+fn errors_are_within_the_certificates_bf16() {
+    edges_hold::<bf16>();
+}
+
+/// Hostile caches, and some of hundreds of blocks in many splits.
+#[test]
+fn errors_are_within_the_certificates_for_every_input() {
+    let sequences: Vec<(Input, u32)> =
+        Input::MADE.into_iter().enumerate().map(|(i, input)| (input, 250 + 23 * i as u32)).collect();
+    let batch = Batch::<f16>::new(problem(sequences.len(), 4, 1, 128, 520), &sequences, 11, 2);
+    let truth = exact(&batch);
+    for device in devices() {
+        let mut trial = loaded(device, &batch);
+        for name in Policy::PRESETS {
+            judge(&batch, &truth, &step(&mut trial, &Policy::preset(name).unwrap()), name);
+        }
+    }
+    let long = [(Input::Normal, 3000)];
+    let batch = Batch::<bf16>::new(problem(1, 4, 1, 64, 4000), &long, 4, 1);
+    let truth = exact(&batch);
+    for device in devices() {
+        let mut trial = loaded(device, &batch);
+        assert!(trial.plan(&Policy::SOUND).unwrap().splits() > 8);
+        for policy in [Policy::SOUND, Policy::NAIVE, DENSE] {
+            judge(&batch, &truth, &step(&mut trial, &policy), "long");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What must not change a bit.
+
+use super::*;
+
+const SEQUENCES: [(Input, u32); 5] = [
+    (Input::Normal, 0),
+    (Input::Sharp, 9),
+    (Input::Normal, 200),
+    (Input::Outlier, 97),
+    (Input::Diffuse, 256),
+];
+
+fn bits(returned: &Returned) -> Vec<u32> {
+    let floats = returned.output.iter().chain(&returned.lse).map(|x| x.to_bits());
+    floats.chain(bytemuck::cast_slice::<_, u32>(&returned.certificates).iter().copied()).collect()
+}
+
+/// Whether blocks come from the originals or from a scratch that holds all, some or none of them, for the first time or
+/// again.
+#[test]
+fn the_scratch_does_not_show() {
+    for policy in [Policy { per_group: false, ..Policy::SOUND }, ALL] {
+        let batch = Batch::<f16>::new(problem(SEQUENCES.len(), 7, 2, 64, 256), &SEQUENCES, 6, 2);
+        for device in devices() {
+            let mut trial = loaded(device, &batch);
+            let without = bits(&step(&mut trial, &policy));
+            for (keys, values) in [(1, 1), (7, 0), (0, 13), (1000, 1000)] {
+                trial.set_scratch(keys, values).unwrap();
+                let mut plan = trial.plan(&policy).unwrap();
+                let mut out = plan.allocate().unwrap();
+                for time in 0..2 {
+                    let returned = bits(&trial.step(&mut plan, &mut out).unwrap());
+                    assert!(returned == without, "{keys} and {values} slots, time {time}");
+                }
+            }
+        }
+    }
+}
+
+/// Where in the pool a block lies.
+#[test]
+fn the_order_of_the_pool_does_not_show() {
+    let problem = problem(SEQUENCES.len(), 4, 2, 128, 256);
+    for device in devices() {
+        let run = |order| {
+            let batch = Batch::<bf16>::new(problem, &SEQUENCES, 6, order);
+            bits(&step(&mut loaded(device, &batch), &Policy::SOUND))
+        };
+        let first = run(1);
+        assert!(run(2) == first && run(3) == first);
+    }
+}
+
+/// What a plan has run before, and that it runs again.
+#[test]
+fn the_past_does_not_show() {
+    let problem = problem(SEQUENCES.len(), 4, 2, 64, 256);
+    let batch = Batch::<f16>::new(problem, &SEQUENCES, 6, 1);
+    let mut reversed = SEQUENCES;
+    reversed.reverse();
+    let other = Batch::<f16>::new(problem, &reversed, 7, 3);
+    for device in devices() {
+        let mut trial = Trial::new(device, problem, batch.blocks()).unwrap();
+        let mut plan = trial.plan(&Policy::STRICT).unwrap();
+        let mut out = plan.allocate().unwrap();
+        let mut run = |batch: &Batch<f16>| {
+            trial.load(batch).unwrap();
+            trial.ask(batch).unwrap();
+            bits(&trial.step(&mut plan, &mut out).unwrap())
+        };
+        let first = run(&batch);
+        assert!(run(&other) != first);
+        assert!(run(&batch) == first && run(&batch) == first);
+    }
+}
+
+/// The emulator looking for races, and the GPU: the same bits.
+#[test]
+fn no_races_and_one_result() {
+    let sequences = [(Input::Normal, 5), (Input::Sharp, 48), (Input::Normal, 83)];
+    let batch = Batch::<f16>::new(problem(3, 9, 1, 64, 144), &sequences, 6, 2);
+    let race_checked = Device::cpu(EmuOptions::race_checked());
+    let run = |device: &Device, slots: u32| {
+        let mut trial = loaded(device, &batch);
+        if slots > 0 {
+            trial.set_scratch(slots, slots).unwrap();
+        }
+        bits(&step(&mut trial, &Policy { key_budget: 0.02, ..Policy::SOUND }))
+    };
+    let first = run(&race_checked, 0);
+    assert!(run(&race_checked, 3) == first);
+    for device in devices() {
+        assert!(run(device, 0) == first);
+    }
+}
