@@ -134,6 +134,11 @@ impl Stream {
         Ok((Graph { backend: graph?, device: self.device.clone(), id }, result))
     }
 
+    /// Whether a [`capture`](Self::capture) is recording what comes into the stream.
+    pub fn is_capturing(&self) -> bool {
+        self.capture.load(Ordering::Acquire) != 0
+    }
+
     /// Waits until all work of the stream is done.
     ///
     /// # Errors

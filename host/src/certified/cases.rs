@@ -132,6 +132,7 @@ pub fn cases(large: bool) -> Vec<Case> {
             }
         }
     }
+    cases.extend(super::cache::cases::cases());
     cases
 }
 

@@ -26,6 +26,7 @@
 //! # Ok::<(), host::certified::Error>(())
 //! ```
 
+pub mod cache;
 pub mod cases;
 mod policy;
 pub mod proof;
@@ -33,6 +34,7 @@ pub mod reference;
 mod step;
 mod write;
 
+pub use cache::{CacheElement, CacheError, Extents, Memory, SequenceId, TieredCache};
 pub use kernels_gpu::certified::layout::{Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Problems, TileLayout};
 pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
 pub use policy::{Policy, Rung, reasons};
@@ -54,6 +56,9 @@ pub enum Error {
     /// Extents that the dense rung does not take.
     #[error(transparent)]
     Dense(#[from] crate::dense::Error),
+    /// What a cache refuses.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// A head_dim that a step has no instance for.
     #[error("certified attention has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
     StepHeadDim {

@@ -1,0 +1,219 @@
+//! The cache's cases for `ferrokv check`: filled in every way, and stepped on with scratches of every size.
+
+use super::super::{Attended, HEAD_DIMS, Policy, StepPlan, StepProblem};
+use super::{BLOCK_TOKENS, CacheElement, CacheError, Extents, Geometry, Result, TieredCache};
+use crate::check::{Case, CaseError, OutputBuffer, OutputElement};
+use crate::dense::sample::normal;
+use crate::{Buffer, Device, Stream};
+use half::{bf16, f16};
+use kernels_gpu::certified::{Certificate, attend, claim, replace, select};
+
+/// About N(0, 1), with a few channels that stand out; the same on every machine.
+pub fn tokens<E: CacheElement>(geometry: Geometry, count: usize, seed: u64) -> Vec<E> {
+    let elements = (geometry.kv_heads() * geometry.head_dim()) as usize;
+    let dim = geometry.head_dim() as usize;
+    (0..count * elements)
+        .map(|i| {
+            let channel = if i % dim % 29 == 3 { 6.0 } else { 1.0 };
+            E::from_f32(normal(seed, i as u64) * channel)
+        })
+        .collect()
+}
+
+/// Queries that look like keys, so that some blocks stand out.
+pub fn queries<E: CacheElement>(problem: StepProblem, seed: u64) -> Vec<E> {
+    let count = (problem.sequences * problem.q_heads * problem.head_dim) as usize;
+    (0..count).map(|i| E::from_f32(normal(seed, i as u64) * 1.5)).collect()
+}
+
+/// The cases of every instance.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for head_dim in HEAD_DIMS {
+        add_fill::<f16>(&mut cases, head_dim);
+        add_fill::<bf16>(&mut cases, head_dim);
+    }
+    for slots in [(0, 0), (3, 2), (40, 80)] {
+        for bf16s in [false, true] {
+            for head_dim in super::super::STEP_HEAD_DIMS {
+                match bf16s {
+                    false => add_steps::<f16>(&mut cases, head_dim, slots),
+                    true => add_steps::<bf16>(&mut cases, head_dim, slots),
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn add_fill<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u32) {
+    let Ok(geometry) = Geometry::new(3, head_dim) else { return };
+    let kernels = E::cache_kernels();
+    let label = format!("{} heads=3 head_dim={head_dim} fill, fork, free, refuse", E::NAME);
+    let run =
+        move |device: &Device| -> std::result::Result<_, CaseError> { Ok(fill::<E>(device, geometry)?) };
+    let case = Case::new(kernels.append.info(), label, run)
+        .and(kernels.prefill.info())
+        .and(kernels.inspect.info())
+        .and(E::quantize_block(geometry).info());
+    cases.push(case.race_checked());
+}
+
+fn add_steps<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u32, slots: (u32, u32)) {
+    let Ok(geometry) = Geometry::new(2, head_dim) else { return };
+    let label = format!("{} heads=2x3 head_dim={head_dim} slots={},{} steps", E::NAME, slots.0, slots.1);
+    let run = move |device: &Device| -> std::result::Result<_, CaseError> {
+        Ok(steps::<E>(device, geometry, slots)?)
+    };
+    let mut case = Case::new(claim::kernel().info(), label, run).and(select::kernel().info());
+    for instances in [attend::INSTANCES, replace::INSTANCES] {
+        let end = format!("_{}_{head_dim}", E::NAME);
+        for instance in instances.iter().filter(|instance| instance.name.ends_with(&end)) {
+            // `f16` is the end of `bf16` too.
+            if E::NAME == "bf16" || !instance.name.contains("bf16") {
+                case = case.and(instance);
+            }
+        }
+    }
+    cases.push(case.race_checked());
+}
+
+/// Whatever can happen to a cache but a step.
+fn fill<E: CacheElement + OutputElement>(device: &Device, geometry: Geometry) -> Result<Vec<OutputBuffer>> {
+    let stream = Stream::new(device)?;
+    let extents =
+        Extents { geometry, blocks: 24, sequences: 4, max_tokens: 100, key_slots: 5, value_slots: 3 };
+    let mut cache = TieredCache::<E>::new(device, extents)?;
+    let elements = extents.token_elements();
+    let [first, second] = [cache.start_sequence()?, cache.start_sequence()?];
+    let input = |count: usize, seed: u64| Buffer::from_slice(device, &tokens::<E>(geometry, count, seed));
+    cache.prefill(&stream, first, &input(39, 1)?, &input(39, 2)?)?;
+    let mut refused = Vec::new();
+    for step in 0..20u64 {
+        let mut keys = tokens::<E>(geometry, 4, 100 + step);
+        let mut values = tokens::<E>(geometry, 4, 200 + step);
+        // One sequence's token is refused, the other's goes on.
+        match step {
+            7 => keys[elements + 5] = E::from_f32(f32::NAN),
+            11 => values[elements - 1] = E::from_f32(f32::NEG_INFINITY),
+            _ => {}
+        }
+        cache.append(&stream, &Buffer::from_slice(device, &keys)?, &Buffer::from_slice(device, &values)?)?;
+        if matches!(step, 8 | 13) {
+            refused.push(verdict(cache.check(&stream)));
+        }
+    }
+    // Begins in a block, fills several, ends in one.
+    cache.prefill(&stream, second, &input(45, 3)?, &input(45, 4)?)?;
+    let mut bad = tokens::<E>(geometry, 20, 5);
+    bad[7 * elements + 70] = E::from_f32(f32::INFINITY);
+    let bad = Buffer::from_slice(device, &bad)?;
+    refused.push(verdict(cache.prefill(&stream, second, &input(20, 6)?, &bad)));
+    let fork = cache.fork(&stream, first)?;
+    cache.free(&stream, first)?;
+    let third = cache.start_sequence()?;
+    cache.prefill(&stream, third, &input(17, 7)?, &input(17, 8)?)?;
+    for step in 0..3 {
+        cache.append(&stream, &input(4, 300 + step)?, &input(4, 400 + step)?)?;
+    }
+    cache.check(&stream)?;
+    let mut outputs = contents(&cache, &stream)?;
+    outputs.push(OutputBuffer::new("refused", refused));
+    for (name, sequence) in [("second", second), ("fork", fork), ("third", third)] {
+        let [keys, values] = cache.read(&stream, sequence)?;
+        outputs.push(OutputBuffer::new(name, [keys, values].concat()));
+    }
+    Ok(outputs)
+}
+
+/// Steps on sequences that grow, with a fork of one.
+fn steps<E: CacheElement + OutputElement>(
+    device: &Device,
+    geometry: Geometry,
+    (key_slots, value_slots): (u32, u32),
+) -> Result<Vec<OutputBuffer>> {
+    let stream = Stream::new(device)?;
+    let extents = Extents { geometry, blocks: 40, sequences: 4, max_tokens: 192, key_slots, value_slots };
+    let mut cache = TieredCache::<E>::new(device, extents)?;
+    let first = cache.start_sequence()?;
+    let input = |count: usize, seed: u64| Buffer::from_slice(device, &tokens::<E>(geometry, count, seed));
+    cache.prefill(&stream, first, &input(158, 1)?, &input(158, 2)?)?;
+    let second = cache.start_sequence()?;
+    cache.prefill(&stream, second, &input(15, 3)?, &input(15, 4)?)?;
+    cache.fork(&stream, first)?;
+    let problem = StepProblem {
+        sequences: 4,
+        q_heads: 3 * geometry.kv_heads(),
+        kv_heads: geometry.kv_heads(),
+        head_dim: geometry.head_dim(),
+        max_tokens: extents.max_tokens,
+    };
+    let policy =
+        Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::SOUND };
+    let mut plan = StepPlan::<E>::new(device, problem, &policy)?;
+    let mut out = plan.allocate()?;
+    let mut outputs = Vec::new();
+    for step in 0..4 {
+        cache.append(&stream, &input(4, 10 + step)?, &input(4, 20 + step)?)?;
+        let queries = Buffer::from_slice(device, &queries::<E>(problem, 30 + step / 2))?;
+        cache.attend(&stream, &mut plan, &queries, &mut out)?;
+        let Attended { output, lse, certificates } = &out;
+        outputs.push(OutputBuffer::download("output", output)?);
+        outputs.push(OutputBuffer::download("lse", lse)?);
+        let certificates: Vec<Certificate> = certificates.to_vec()?;
+        outputs.push(OutputBuffer::new(
+            "certificates",
+            bytemuck::cast_slice::<Certificate, u32>(&certificates).to_vec(),
+        ));
+    }
+    cache.check(&stream)?;
+    outputs.extend(contents(&cache, &stream)?);
+    Ok(outputs)
+}
+
+/// Everything that the device has of a cache and is defined.
+fn contents<E: CacheElement + OutputElement>(
+    cache: &TieredCache<E>,
+    stream: &Stream,
+) -> Result<Vec<OutputBuffer>> {
+    stream.synchronize()?;
+    let geometry = cache.geometry();
+    let (tile, pairs) = (geometry.tile_bytes(1) / 4, geometry.pairs(1));
+    let (all_tiles, all_annotations) = (cache.tiles.to_vec()?, cache.annotations.to_vec()?);
+    let (mut tiles, mut annotations) = (Vec::new(), Vec::new());
+    for row in cache.book.live() {
+        let row = cache.book.row(row);
+        for block in &row.blocks[..(row.length / BLOCK_TOKENS) as usize] {
+            let block = *block as usize;
+            tiles.extend_from_slice(&all_tiles[block * tile..(block + 1) * tile]);
+            annotations.extend_from_slice(&all_annotations[block * pairs..(block + 1) * pairs]);
+        }
+    }
+    Ok(vec![
+        OutputBuffer::new("tiles", tiles),
+        OutputBuffer::new("annotations", bytemuck::cast_slice::<_, f32>(&annotations).to_vec()),
+        OutputBuffer::download("table", &cache.table)?,
+        OutputBuffer::download("lengths", &cache.lengths)?,
+        OutputBuffer::download("limits", &cache.limits)?,
+        OutputBuffer::download("near", &cache.near)?,
+        OutputBuffer::download("directory", &cache.directory)?,
+        OutputBuffer::download("problems", &cache.problems)?,
+    ])
+}
+
+/// Where something was refused, in numbers.
+fn verdict(result: Result<()>) -> u32 {
+    match result {
+        Err(super::super::Error::Cache(CacheError::Refused { at, stopped, .. })) => {
+            let kind = (at.what == "value") as u32;
+            at.channel
+                | at.kv_head << 8
+                | at.token << 12
+                | at.sequence << 24
+                | kind << 28
+                | (stopped as u32) << 29
+        }
+        Err(_) => u32::MAX,
+        Ok(()) => 0,
+    }
+}

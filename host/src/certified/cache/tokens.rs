@@ -1,0 +1,284 @@
+//! Tokens come in: one for each sequence, or many for one.
+
+use super::{BLOCK_TOKENS, CacheElement, CacheError, Refused, Result, SequenceId, TieredCache};
+use crate::{Buffer, Stream};
+use kernels_gpu::certified::layout::Problems;
+use kernels_gpu::certified::tokens::THREADS;
+use kernels_gpu::certified::{Piece, Refusals, write_launch};
+use simt::{GlobalMut, LaunchShape};
+
+impl<E: CacheElement> TieredCache<E> {
+    /// Appends a token to every sequence that is not paused: `keys` and `values` are [sequences, kv_heads, head_dim], in rows
+    /// of which those without a sequence are not read. Blocks that are full then are quantized, in the same stream.
+    ///
+    /// Where room was [reserved](Self::reserve) it waits for nothing and can be captured: each replay appends a token. Else
+    /// it makes room itself, a block at a time, and waits for the stream to do so.
+    ///
+    /// A key or value that is not finite, or beyond f16, is refused by the device: the sequence keeps its length and takes no
+    /// more tokens until [`check`](Self::check) has said so. Other sequences go on.
+    ///
+    /// # Errors
+    /// [`CacheError::Length`]; [`CacheError::TooLong`], [`CacheError::PoolExhausted`] and [`CacheError::NotReserved`], and no
+    /// sequence has got a token; [`crate::Error::WrongDevice`]; what the launches report.
+    pub fn append(&mut self, stream: &Stream, keys: &Buffer<E>, values: &Buffer<E>) -> Result<()> {
+        stream.device().check_same(&self.device, "the cache")?;
+        let expected = self.extents.sequences as usize * self.extents.token_elements();
+        for (what, buffer) in [("the buffer of keys", keys), ("the buffer of values", values)] {
+            stream.device().check_same(buffer.device(), what)?;
+            if buffer.len() != expected {
+                return Err(
+                    CacheError::Length { what, got: buffer.len(), expected: expected.to_string() }.into()
+                );
+            }
+        }
+        if stream.is_capturing() {
+            let full = self.book.active().find(|row| self.book.row(*row).length >= self.book.room(*row));
+            if let Some(sequence) = full {
+                return Err(CacheError::NotReserved { sequence }.into());
+            }
+            self.captured = true;
+        } else {
+            if self.captured || self.book.active().any(|row| self.book.row(row).length >= self.book.room(row))
+            {
+                self.refresh(stream)?;
+            }
+            let growth = self.book.growth(self.book.active().map(|row| (row, 1)))?;
+            self.grow(stream, &growth)?;
+        }
+        let arguments = (
+            keys.global(),
+            values.global(),
+            self.table.global(),
+            self.lengths.global_mut(),
+            self.limits.global_mut(),
+            self.keys.global_mut(),
+            self.values.global_mut(),
+            self.near.global_mut(),
+            self.directory.global_mut(),
+            self.jobs.global_mut(),
+            self.refusals[0].global_mut(),
+            self.shape,
+            self.scratch,
+        );
+        let launch = LaunchShape::new(self.extents.sequences, THREADS);
+        // SAFETY: inputs are a row for each sequence; a length below its limit has its block in the table; near pool,
+        // directory, jobs and refusals were made for these extents. Dropping a buffer, or the cache, waits for the device.
+        unsafe { stream.launch(&self.kernels.append, launch, arguments)? };
+        self.quantize(stream, self.extents.sequences)?;
+        if !stream.is_capturing() {
+            let active: Vec<u32> = self.book.active().collect();
+            active.into_iter().for_each(|row| self.book.row_mut(row).length += 1);
+        }
+        Ok(())
+    }
+
+    /// Quantizes the fresh blocks that the first `jobs` jobs name.
+    fn quantize(&mut self, stream: &Stream, jobs: u32) -> Result<()> {
+        let geometry = self.geometry();
+        let refuse = || CacheError::Extents { extents: self.extents, problem: "too many jobs".to_string() };
+        let launch = write_launch(geometry.head_dim(), geometry.kv_heads(), jobs).ok_or_else(refuse)?;
+        let fresh = self.scratch.fresh as usize * geometry.layout().elements() as usize;
+        let [keys, values] = [0, 1].map(|kind| self.fresh_elements(kind, 0));
+        let keys = self.near.global_range(keys..keys + fresh)?;
+        let values = self.near.global_range(values..values + fresh)?;
+        let (tiles, annotations) = (self.tiles.global_mut(), self.annotations.global_mut());
+        // SAFETY: the same memory in smaller elements.
+        let tiles: GlobalMut<u8> = unsafe { GlobalMut::from_raw(tiles.address(), tiles.len() * 4) };
+        // SAFETY: an annotation is four floats.
+        let annotations: GlobalMut<f32> =
+            unsafe { GlobalMut::from_raw(annotations.address(), annotations.len() * 4) };
+        let arguments = (
+            self.jobs.global(),
+            keys,
+            values,
+            tiles,
+            annotations,
+            self.problems.global_mut(),
+            geometry.kv_heads(),
+        );
+        // SAFETY: the kernel before has written as many jobs, from fresh blocks to blocks of the cache, each of which one
+        // sequence fills.
+        unsafe { stream.launch(&E::quantize_block(geometry), launch, arguments)? };
+        Ok(())
+    }
+
+    /// Appends many tokens to a sequence: `keys` and `values` are [tokens, kv_heads, head_dim]. Waits for the stream.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownSequence`], [`CacheError::Length`], [`CacheError::TooLong`], [`CacheError::PoolExhausted`],
+    /// [`CacheError::Refused`] for keys or values that are not finite or beyond f16, and the cache is as it was;
+    /// [`crate::Error::WrongDevice`], [`crate::Error::Capturing`]; what the launches report.
+    pub fn prefill(
+        &mut self,
+        stream: &Stream,
+        sequence: SequenceId,
+        keys: &Buffer<E>,
+        values: &Buffer<E>,
+    ) -> Result<()> {
+        let row = self.book.find(sequence)?;
+        stream.device().check_same(keys.device(), "the buffer of keys")?;
+        stream.device().check_same(values.device(), "the buffer of values")?;
+        self.refresh(stream)?;
+        let elements = self.extents.token_elements();
+        let tokens = keys.len() / elements;
+        for (what, buffer) in [("the buffer of keys", keys), ("the buffer of values", values)] {
+            if buffer.len() != tokens * elements {
+                let expected = format!("a multiple of {elements}, as many keys as values");
+                return Err(CacheError::Length { what, got: buffer.len(), expected }.into());
+            }
+        }
+        if tokens == 0 {
+            return Ok(());
+        }
+        let growth = self.book.growth([(row, tokens as u64)].into_iter())?;
+        let start = self.book.row(row).length;
+        self.inspect(stream, keys, values, row, start)?;
+        self.grow(stream, &growth)?;
+        // `growth` has held it against max_tokens.
+        let end = start + tokens as u32;
+
+        let (staged, most) = self.extents.staged();
+        let mut position = start;
+        while position < end {
+            let in_block = position % BLOCK_TOKENS;
+            let left = end - position;
+            // A block that is begun, whole blocks, and the one that stays fresh.
+            let (fresh, count) = if in_block != 0 || left < BLOCK_TOKENS {
+                (row, left.min(BLOCK_TOKENS - in_block))
+            } else {
+                (staged, (left / BLOCK_TOKENS).min(most) * BLOCK_TOKENS)
+            };
+            self.place(stream, keys, values, Piece { row, first: position - start, position, fresh }, count)?;
+            position += count;
+        }
+        stream.upload(&[end], &mut self.lengths, row as usize)?;
+        self.book.row_mut(row).length = end;
+        Ok(())
+    }
+
+    /// Copies `count` tokens, and quantizes the blocks that they fill.
+    fn place(
+        &mut self,
+        stream: &Stream,
+        keys: &Buffer<E>,
+        values: &Buffer<E>,
+        piece: Piece,
+        count: u32,
+    ) -> Result<()> {
+        let arguments = (
+            keys.global(),
+            values.global(),
+            self.table.global(),
+            self.keys.global_mut(),
+            self.values.global_mut(),
+            self.near.global_mut(),
+            self.directory.global_mut(),
+            self.jobs.global_mut(),
+            self.shape,
+            self.scratch,
+            piece,
+        );
+        // SAFETY: as many tokens are left in the input, and their blocks are in the table; from `piece.fresh` on there are as
+        // many fresh blocks as the tokens reach.
+        unsafe { stream.launch(&self.kernels.prefill, LaunchShape::new(count, THREADS), arguments)? };
+        match (piece.position % BLOCK_TOKENS + count) / BLOCK_TOKENS {
+            0 => Ok(()),
+            full => self.quantize(stream, full),
+        }
+    }
+
+    /// Looks for keys and values that a cache does not take, among those that would come behind `start` tokens.
+    fn inspect(
+        &mut self,
+        stream: &Stream,
+        keys: &Buffer<E>,
+        values: &Buffer<E>,
+        row: u32,
+        start: u32,
+    ) -> Result<()> {
+        let vectors = keys.len() as u64 / 8;
+        let arguments = (keys.global(), values.global(), self.refusals[1].global_mut(), vectors);
+        let blocks = vectors.div_ceil(u64::from(THREADS)) as u32;
+        // SAFETY: keys and values are of one size, a multiple of 32.
+        unsafe { stream.launch(&self.kernels.inspect, LaunchShape::new(blocks, THREADS), arguments)? };
+        match self.take_refusals(stream, 1)?.first() {
+            None => Ok(()),
+            Some((kind, index)) => {
+                let place = self.position(index);
+                let at = Refused { sequence: row, token: start + place.0, ..refused(kind, place) };
+                Err(CacheError::Refused { at, problem: problem(kind), stopped: 0 }.into())
+            }
+        }
+    }
+
+    /// Waits for the stream, and says whether every appended token was taken since the last check. Sequences that had
+    /// stopped take tokens again from here on; they hold what they held before the one that was refused.
+    ///
+    /// # Errors
+    /// [`CacheError::Refused`] for the first element that was not taken, [`CacheError::Full`];
+    /// [`crate::Error::Capturing`]; what a kernel did wrong.
+    pub fn check(&mut self, stream: &Stream) -> Result<()> {
+        self.refresh(stream)?;
+        let found = self.take_refusals(stream, 0)?;
+        let stopped: Vec<u32> = self.book.live().filter(|row| self.book.row(*row).stopped).collect();
+        for row in &stopped {
+            self.book.row_mut(*row).stopped = false;
+            self.write_limit(stream, *row)?;
+        }
+        let Some((kind, index)) = found.first() else {
+            // All that was appended is finite in f16: nothing is left that could not be quantized.
+            let mut problems = [0u64; 4];
+            stream.download(&self.problems, 0, &mut problems)?;
+            return self.geometry().verdict(bytemuck::cast::<_, Problems>(problems));
+        };
+        if kind == 4 {
+            let sequence = index as u32;
+            let tokens = self.book.row(sequence).length;
+            return Err(CacheError::Full { sequence, tokens, stopped: stopped.len() }.into());
+        }
+        let place = self.position(index);
+        let token = self.book.row(place.0).length;
+        let at = Refused { sequence: place.0, token, ..refused(kind, place) };
+        Err(CacheError::Refused { at, problem: problem(kind), stopped: stopped.len() }.into())
+    }
+
+    /// What appending (0) or prefill (1) refused; nothing afterwards.
+    fn take_refusals(&mut self, stream: &Stream, which: usize) -> Result<Found> {
+        let mut found = [0u64; 5];
+        stream.download(&self.refusals[which], 0, &mut found)?;
+        let found: Refusals = bytemuck::cast(found);
+        if found != Refusals::NONE {
+            stream.fill_u32(&mut self.refusals[which], .., u32::MAX)?;
+        }
+        Ok(Found(bytemuck::cast(found)))
+    }
+
+    /// Row, KV head and channel of a flat index of an input.
+    fn position(&self, index: u64) -> (u32, u32, u32) {
+        let (heads, dim) = (u64::from(self.shape.kv_heads), u64::from(self.shape.head_dim));
+        ((index / (heads * dim)) as u32, (index / dim % heads) as u32, (index % dim) as u32)
+    }
+}
+
+/// [`Refusals`] in their order.
+struct Found([u64; 5]);
+
+impl Found {
+    /// The kind that comes first, and its index.
+    fn first(&self) -> Option<(usize, u64)> {
+        let not_finite_first = [0, 2, 1, 3, 4];
+        not_finite_first.into_iter().map(|kind| (kind, self.0[kind])).find(|(_, index)| *index != u64::MAX)
+    }
+}
+
+fn refused(kind: usize, (sequence, kv_head, channel): (u32, u32, u32)) -> Refused {
+    Refused { what: if kind < 2 { "key" } else { "value" }, sequence, token: 0, kv_head, channel }
+}
+
+fn problem(kind: usize) -> &'static str {
+    if kind & 1 == 0 {
+        "not finite"
+    } else {
+        "beyond f16, in which scales are stored: store this cache's scaled down"
+    }
+}
