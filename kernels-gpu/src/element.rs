@@ -73,13 +73,12 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
         bytemuck::cast::<UVec4, [Self::Four; 2]>(data.load_vector_streaming(index)).map(Self::widen)
     }
 
-    /// Writes elements `index` to `index + 7`; `index` is a multiple of 8.
+    /// Writes 16 bytes: four elements of f32, of `x[0]` alone, or eight of f16 and bf16; `index` is a multiple of as many.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn store_eight(data: GlobalMut<Self>, index: usize, x: [[f32; 4]; 2]) {
+    fn store_16_bytes(data: GlobalMut<Self>, index: usize, x: [[f32; 4]; 2]) {
         if size_of::<Self::Four>() == 16 {
             Self::store_four(data, index, x[0]);
-            Self::store_four(data, index + 4, x[1]);
         } else {
             store_whole::<_, UVec4>(data, index, bytemuck::cast(x.map(Self::narrow)));
         }

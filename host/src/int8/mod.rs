@@ -163,7 +163,8 @@ pub enum Variant {
     Vectorized,
     /// Four neighbouring columns of eight rows a thread.
     Rows,
-    /// Eight neighbouring columns of four rows a thread; `Rows` where channels are no multiple of 8.
+    /// Eight neighbouring columns of four rows a thread, 16 bytes of two rows on the way back; `Rows` where channels are
+    /// no multiple of 8.
     Wide,
     /// Scales and codes of each block of 16 tokens in one read.
     Fused,

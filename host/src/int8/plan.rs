@@ -22,6 +22,8 @@ pub struct Plan<T: Int8Element> {
     variant: Variant,
     /// The launch of the variant's kernels.
     shape: LaunchShape,
+    /// Of the way back.
+    back: LaunchShape,
     scan: LaunchShape,
     check: LaunchShape,
     /// Bits of the column maxima, \[channels\].
@@ -52,11 +54,16 @@ impl<T: Int8Element> Plan<T> {
             Variant::Wide => launch::rows(shape),
             Variant::Fused => launch::fused(shape),
         };
+        let back = match variant {
+            Variant::Wide if matrix.is_wide() => launch::wide_back::<T>(shape),
+            _ => launches,
+        };
         Ok(Plan {
             device: device.clone(),
             matrix,
             variant,
             shape: launches.ok_or_else(too_large)?,
+            back: back.ok_or_else(too_large)?,
             scan: launch::column_maxima(shape).ok_or_else(too_large)?,
             check: launch::first_nonfinite(shape).ok_or_else(too_large)?,
             maxima: Buffer::zeroed(device, matrix.channels)?,
@@ -190,7 +197,7 @@ impl<T: Int8Element> Plan<T> {
         };
         let arguments = (from.codes.global(), from.scales.global(), keys.global_mut(), self.matrix.shape());
         // SAFETY: as in `scales`.
-        unsafe { stream.launch(kernel, self.shape, arguments)? };
+        unsafe { stream.launch(kernel, self.back, arguments)? };
         Ok(())
     }
 

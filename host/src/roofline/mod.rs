@@ -3,7 +3,7 @@
 
 use crate::check::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Error, Stream};
-use kernels_gpu::roofline::{Grid, copy_four, narrow_four, narrow_wide, read_four, widen_four, widen_wide};
+use kernels_gpu::roofline::{Grid, copy_four, narrow_four, narrow_neighbours, read_four, widen_four};
 use simt::{Global, GlobalMut, Kernel, KernelInfo};
 use std::fmt;
 
@@ -50,34 +50,24 @@ impl Mix {
     /// depends on the mix and on the memory, so a ceiling is the best of all.
     pub fn patterns(self, row: Option<u32>) -> Vec<Pattern> {
         let mut patterns = Vec::new();
-        let mut add =
-            |order, streaming, kernel| patterns.push(Pattern { mix: self, order, streaming, kernel });
-        let eight = || [Some(Order::Block(8)), row.map(Order::Rows)].into_iter().flatten();
-        macro_rules! with_and_without_hint {
-            ($four:ident, $wide:ident) => {{
-                add(Order::Single, false, $four::kernel::<1, false>());
-                add(Order::Single, true, $four::kernel::<1, true>());
-                add(Order::Block(2), false, $four::kernel::<2, false>());
-                add(Order::Block(2), true, $four::kernel::<2, true>());
-                for order in eight() {
-                    add(order, false, $four::kernel::<8, false>());
-                    add(order, true, $four::kernel::<8, true>());
-                }
-                add(Order::Neighbours(2), false, $wide::kernel::<2>());
-                add(Order::Neighbours(4), false, $wide::kernel::<4>());
-            }};
-        }
+        let mut add = |order, kernel| patterns.push(Pattern { mix: self, order, kernel });
         match self {
             Mix::Read => {
-                add(Order::Single, false, read_four::kernel::<1>());
-                eight().for_each(|order| add(order, false, read_four::kernel::<8>()));
+                add(Order::Single, read_four::kernel::<1>());
+                add(Order::Block(8), read_four::kernel::<8>());
+                row.into_iter().for_each(|row| add(Order::Rows(row), read_four::kernel::<8>()));
             }
-            Mix::Narrow => with_and_without_hint!(narrow_four, narrow_wide),
-            Mix::Widen => with_and_without_hint!(widen_four, widen_wide),
-            Mix::Copy => {
-                add(Order::Single, true, copy_four::kernel::<1>());
-                eight().for_each(|order| add(order, true, copy_four::kernel::<8>()));
+            Mix::Narrow => {
+                add(Order::Single, narrow_four::kernel::<1>());
+                add(Order::Block(2), narrow_four::kernel::<2>());
+                add(Order::Neighbours, narrow_neighbours::kernel());
             }
+            Mix::Widen => {
+                add(Order::Single, widen_four::kernel::<1>());
+                add(Order::Block(2), widen_four::kernel::<2>());
+                add(Order::Block(8), widen_four::kernel::<8>());
+            }
+            Mix::Copy => add(Order::Single, copy_four::kernel()),
         }
         patterns
     }
@@ -92,8 +82,8 @@ enum Order {
     Block(u32),
     /// Eight vectors a thread, one below the other in rows of so many vectors.
     Rows(u32),
-    /// So many neighbouring vectors a thread, their narrow side in one access.
-    Neighbours(u32),
+    /// Four neighbouring vectors a thread, their narrow side in one access.
+    Neighbours,
 }
 
 impl Order {
@@ -101,7 +91,8 @@ impl Order {
         match self {
             Order::Single => 1,
             Order::Rows(_) => 8,
-            Order::Block(n) | Order::Neighbours(n) => n,
+            Order::Block(n) => n,
+            Order::Neighbours => 4,
         }
     }
 
@@ -115,7 +106,6 @@ impl Order {
 pub struct Pattern {
     mix: Mix,
     order: Order,
-    streaming: bool,
     kernel: Move,
 }
 
@@ -132,9 +122,8 @@ impl fmt::Display for Pattern {
             Order::Single => f.write_str("single"),
             Order::Block(n) => write!(f, "block of {n}"),
             Order::Rows(row) => write!(f, "rows of {row}"),
-            Order::Neighbours(n) => write!(f, "{n} neighbours"),
-        }?;
-        f.write_str(if self.streaming { ", streaming" } else { "" })
+            Order::Neighbours => f.write_str("4 neighbours"),
+        }
     }
 }
 

@@ -64,7 +64,7 @@ fn quantize_strip<T: Element, const FULL: bool>(
         if FULL || (r as u64) < here {
             let code = |i: usize| quantize_by(x[r][i], s[i]);
             let word = bits::pack_low_bytes([code(0), code(1), code(2), code(3)]);
-            codes.store_vector::<u32>(start + r * stride, word);
+            codes.store_vector_streaming::<u32>(start + r * stride, word);
         }
     });
 }

@@ -10,13 +10,14 @@
 //!
 //! The vectors form rows of [`Grid::row`]; a thread has `PER_THREAD` of them, one below the other. With rows of 256
 //! vectors a block's are side by side; with the rows of a matrix it is the pattern of kernels that walk down columns.
-//! In [`narrow_wide`](fn@narrow_wide) and [`widen_wide`](fn@widen_wide) a thread's vectors are neighbours, and their
-//! narrow side is one access. `STREAMING` kernels store with the hint that the data is not read again, which lets it
-//! leave the second-level cache at once; the others leave it there until its place is needed.
-//! Which is fastest depends on the mix and the memory; a ceiling is the best of them.
+//! In [`narrow_neighbours`](fn@narrow_neighbours) a thread's vectors are neighbours, and their narrow side is one access.
+//! [`narrow_four`](fn@narrow_four) stores with the hint that the data is not read again, which lets it leave the
+//! second-level cache at once; the others leave it there until its place is needed.
+//! Which is fastest depends on the mix and the memory; a ceiling is the best of them. What is here was the best at some
+//! size.
 
 use crate::element::store_whole;
-use glam::{UVec2, UVec4};
+use glam::UVec4;
 use simt::bits::{div_u32, rem_u32};
 use simt::{Global, GlobalMut, Pod, Zeroable, kernel, thread, unroll};
 
@@ -73,17 +74,6 @@ fn each<T: Copy, const PER_THREAD: usize>(
     }
 }
 
-/// Writes `x` to the words from `at` on.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-fn put<V: Pod, const STREAMING: bool>(target: GlobalMut<u32>, at: usize, x: V) {
-    if STREAMING {
-        target.store_vector_streaming::<V>(at, x);
-    } else {
-        store_whole(target, at, x);
-    }
-}
-
 /// Reads `grid.vectors` × 16 bytes; counts in `sink` the threads whose vectors cancel to one certain word.
 #[kernel(system = roofline, instances(1, 8), max_threads = 256)]
 pub fn read_four<const PER_THREAD: usize>(source: Global<u32>, sink: GlobalMut<u32>, grid: Grid) {
@@ -101,96 +91,47 @@ fn narrowed(x: UVec4) -> u32 {
 }
 
 /// Reads `grid.vectors` × 16 bytes and writes the exclusive or of each vector's words: 4 bytes.
-#[kernel(
-    system = roofline,
-    instances((1, false), (2, false), (8, false), (1, true), (2, true), (8, true)),
-    max_threads = 256
-)]
-pub fn narrow_four<const PER_THREAD: usize, const STREAMING: bool>(
-    source: Global<u32>,
-    target: GlobalMut<u32>,
-    grid: Grid,
-) {
+#[kernel(system = roofline, instances(1, 2), max_threads = 256)]
+pub fn narrow_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
     each::<_, PER_THREAD>(
         grid,
         |at| source.load_vector_streaming::<UVec4>(at * 4),
-        |at, x| put::<u32, STREAMING>(target, at, narrowed(x)),
+        |at, x| target.store_streaming(at, narrowed(x)),
     );
 }
 
 /// Reads `grid.vectors` × 4 bytes and writes each word four times: 16 bytes.
-#[kernel(
-    system = roofline,
-    instances((1, false), (2, false), (8, false), (1, true), (2, true), (8, true)),
-    max_threads = 256
-)]
-pub fn widen_four<const PER_THREAD: usize, const STREAMING: bool>(
-    source: Global<u32>,
-    target: GlobalMut<u32>,
-    grid: Grid,
-) {
+#[kernel(system = roofline, instances(1, 2, 8), max_threads = 256)]
+pub fn widen_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
     each::<_, PER_THREAD>(
         grid,
         |at| source.load_streaming(at),
-        |at, x| put::<UVec4, STREAMING>(target, at * 4, UVec4::splat(x)),
+        |at, x| store_whole(target, at * 4, UVec4::splat(x)),
     );
 }
 
-/// [`narrow_four`](fn@narrow_four) with `VECTORS` neighbouring vectors a thread, narrowed to one store. A thread's loads
-/// meet in the first-level cache, so they may stay there.
-#[kernel(system = roofline, instances(2, 4), max_threads = 256)]
-pub fn narrow_wide<const VECTORS: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
-    let first = thread::index_1d() * VECTORS;
-    let mut x = [0u32; 4];
-    if (first + VECTORS) as u64 <= grid.vectors {
-        let mut vectors = [UVec4::ZERO; VECTORS];
-        unroll!(for i in 0..VECTORS, at_most 4 {
-            vectors[i] = source.load_vector_readonly::<UVec4>((first + i) * 4);
-        });
-        unroll!(for i in 0..VECTORS, at_most 4 {
-            x[i] = narrowed(vectors[i]);
-        });
-        if VECTORS == 2 {
-            store_whole(target, first, UVec2::new(x[0], x[1]));
-        } else {
-            store_whole(target, first, UVec4::from_array(x));
-        }
+/// [`narrow_four`](fn@narrow_four) with four neighbouring vectors a thread, narrowed to one store. A thread's loads meet
+/// in the first-level cache, so they may stay there.
+#[kernel(system = roofline, max_threads = 256)]
+pub fn narrow_neighbours(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
+    let first = thread::index_1d() * 4;
+    let load = |i: usize| source.load_vector_readonly::<UVec4>((first + i) * 4);
+    if (first + 4) as u64 <= grid.vectors {
+        let vectors = [load(0), load(1), load(2), load(3)];
+        store_whole(target, first, UVec4::from_array(vectors.map(narrowed)));
     } else {
-        unroll!(for i in 0..VECTORS, at_most 4 {
+        unroll!(for i in 0..4 {
             if ((first + i) as u64) < grid.vectors {
-                target.store(first + i, narrowed(source.load_vector_readonly::<UVec4>((first + i) * 4)));
-            }
-        });
-    }
-}
-
-/// [`widen_four`](fn@widen_four) with `VECTORS` neighbouring vectors a thread, from one load.
-#[kernel(system = roofline, instances(2, 4), max_threads = 256)]
-pub fn widen_wide<const VECTORS: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
-    let first = thread::index_1d() * VECTORS;
-    if (first + VECTORS) as u64 <= grid.vectors {
-        let x = if VECTORS == 2 {
-            let two = source.load_vector_streaming::<UVec2>(first);
-            [two.x, two.y, 0, 0]
-        } else {
-            source.load_vector_streaming::<UVec4>(first).to_array()
-        };
-        unroll!(for i in 0..VECTORS, at_most 4 {
-            store_whole(target, (first + i) * 4, UVec4::splat(x[i]));
-        });
-    } else {
-        unroll!(for i in 0..VECTORS, at_most 4 {
-            if ((first + i) as u64) < grid.vectors {
-                store_whole(target, (first + i) * 4, UVec4::splat(source.load_streaming(first + i)));
+                target.store(first + i, narrowed(load(i)));
             }
         });
     }
 }
 
 /// Copies `grid.vectors` × 16 bytes.
-#[kernel(system = roofline, instances(1, 8), max_threads = 256)]
-pub fn copy_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
-    each::<_, PER_THREAD>(
+#[kernel(system = roofline, max_threads = 256)]
+pub fn copy_four(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
+    each::<_, 1>(
         grid,
         |at| source.load_vector_streaming::<UVec4>(at * 4),
         |at, x| target.store_vector_streaming::<UVec4>(at * 4, x),
@@ -217,8 +158,7 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         read_four::INSTANCES,
         narrow_four::INSTANCES,
         widen_four::INSTANCES,
-        narrow_wide::INSTANCES,
-        widen_wide::INSTANCES,
+        narrow_neighbours::INSTANCES,
         copy_four::INSTANCES,
     ]
     .into_iter()
