@@ -331,8 +331,6 @@ impl<E: StepElement> StepPlan<E> {
     pub unsafe fn run_select(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
         let arguments = (
             self.records.global(),
-            cache.annotations,
-            cache.table,
             cache.lengths,
             self.totals.global(),
             self.chosen.global_mut(),

@@ -12,6 +12,7 @@
 //! | [`quantize_block`](fn@quantize_block) | originals to tile and annotation | D threads a block and KV head |
 
 pub mod admit;
+pub mod choice;
 pub mod layout;
 mod pass;
 pub mod policy;
@@ -24,10 +25,11 @@ pub mod tokens;
 mod write;
 
 pub use admit::{Scratch, Traffic, claim};
+pub use choice::select_layout;
 pub use pass::{MAX_REFERENCE, PassLayout, Record, StepShape, attend, pass_layout};
 pub use policy::{Certificate, Thresholds};
 pub use promote::{PromoteLayout, promote_layout, replace};
-pub use selection::{Entry, RowSums, select, select_layout};
+pub use selection::{Entry, RowSums, select};
 pub use tokens::{CacheShape, Piece, Refusals, append, inspect, prefill};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use write::launch as write_launch;

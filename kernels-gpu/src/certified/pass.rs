@@ -15,7 +15,7 @@
 //! are read. `records` [sequences, kv_heads · group, max_blocks]. `totals` [sequences · kv_heads · row groups] of parts: N and P.
 //!
 //! # Bytes
-//! 32·D + 16 a block and KV head, read once: at head_dim 128, 257 bytes a token, where f16 takes 512. Written: 8 bytes a
+//! 32·D + 16 a block and KV head, read once: at head_dim 128, 257 bytes a token, where f16 takes 512. Written: 16 bytes a
 //! block and query head.
 //!
 //! # Work split
@@ -61,14 +61,18 @@ impl StepShape {
     }
 }
 
-/// What the pass notes of one block and query head.
+/// What the pass notes of one block and query head: all that the selection wants to know, so that it reads nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
-#[repr(C, align(8))]
+#[repr(C, align(16))]
 pub struct Record {
     /// Σ p_t of its tokens, relative to `reference`.
     pub mass: f32,
     /// The reference, an integer, in the low half; Δ as an f16, rounded up, in the high one.
     packed: u32,
+    /// η and ε + ζ as bf16, rounded up, in the low and the high half.
+    errors: u32,
+    /// ν of the block.
+    pub nu: f32,
 }
 
 /// References beyond this are not represented: the row goes to the dense rung.
@@ -77,11 +81,30 @@ pub const MAX_REFERENCE: f32 = 32000.0;
 impl Record {
     /// Packs what a block of this mass has.
     #[inline(always)]
-    pub fn new(mass: f32, reference: f32, delta: f32) -> Self {
-        let reference =
-            simt::math::to_i32_nearest_even(simt::math::clamp(reference, -MAX_REFERENCE, MAX_REFERENCE));
+    pub fn new(mass: f32, reference: f32, delta: f32, annotation: Annotation) -> Self {
+        let reference = simt::math::clamp(reference, -MAX_REFERENCE, MAX_REFERENCE);
+        let reference = simt::math::to_i32_nearest_even(reference);
         let delta = f16_at_or_above(delta).to_bits() as u32;
-        Record { mass, packed: reference as u32 & 0xffff | delta << 16 }
+        // The bits of the next bf16 at or above a number that is not negative.
+        let above = |x: f32| x.to_bits().wrapping_add(0xffff) & 0xffff_0000;
+        Record {
+            mass,
+            packed: reference as u32 & 0xffff | delta << 16,
+            errors: above(annotation.eta) >> 16 | above(annotation.eps + annotation.zeta),
+            nu: annotation.nu,
+        }
+    }
+
+    /// η of the block, at most 1/128 above what it was.
+    #[inline(always)]
+    pub fn eta(self) -> f32 {
+        f32::from_bits(self.errors << 16)
+    }
+
+    /// ε + ζ, likewise: no key's norm is larger.
+    #[inline(always)]
+    pub fn kappa(self) -> f32 {
+        f32::from_bits(self.errors & 0xffff_0000)
     }
 
     /// What the mass is relative to.
@@ -183,7 +206,8 @@ pub fn attend<E: Half, const D: usize>(
         let mass = sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32);
         if lane & 3 == 0 && present {
             let delta = delta::<D>(&query, x, annotation.eps, annotation.zeta);
-            records.store(record_row + block as usize, Record::new(mass, running.reference, delta));
+            records
+                .store(record_row + block as usize, Record::new(mass, running.reference, delta, annotation));
         }
     });
 
