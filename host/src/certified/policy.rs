@@ -20,11 +20,12 @@ pub struct Policy {
     pub expand_tail: f32,
     /// See `expand_tail`.
     pub expanded_keys: u32,
-    /// Rung 2: values are promoted, the worst first, until E_val of the rest is at most this. In the units of the values.
+    /// Rung 2: values are promoted, the worst first, until E_val of the rest is at most this share of ν, the largest norm of
+    /// a value in the head's cache.
     pub value_tolerance: f32,
     /// Blocks whose values are promoted at the most.
     pub max_values: u32,
-    /// Rung 3: a head with a larger E_key is computed from the originals. Infinite: E_key gates nothing.
+    /// Rung 3: a head whose E_key is a larger share of ν is computed from the originals. Infinite: E_key gates nothing.
     pub key_budget: f32,
     /// The same for E_val.
     pub value_budget: f32,
@@ -36,28 +37,42 @@ impl Policy {
     /// The names of the presets.
     pub const PRESETS: [&'static str; 4] = ["sound", "paper", "strict", "fast"];
 
-    /// The default: the paper's coverage, and budgets that hold for what is returned.
+    /// The default: the heaviest blocks from the originals, for every head of a KV head, and budgets that hold for what is
+    /// returned: a quarter of the largest value's norm for the keys' error, a sixth for the values'. Promotion pays where
+    /// attention is concentrated; where it is not, no affordable number of blocks covers it, and the bound on the
+    /// quantized keys is what there is.
     pub const SOUND: Policy = Policy {
+        coverage: 0.95,
+        min_keys: 2,
+        max_keys: 32,
+        expand_tail: 1.0,
+        expanded_keys: 32,
+        value_tolerance: 0.1,
+        max_values: 32,
+        key_budget: 0.25,
+        value_budget: 0.15,
+        per_group: true,
+    };
+
+    /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative). No rung looks at E_key there (spec
+    /// 1.2, point 7).
+    pub const PAPER: Policy = Policy {
         coverage: 0.995,
         min_keys: 2,
         max_keys: 128,
         expand_tail: 0.02,
         expanded_keys: 256,
         value_tolerance: 0.05,
-        max_values: 256,
-        key_budget: 0.5,
-        value_budget: 0.5,
-        per_group: true,
+        max_values: u32::MAX,
+        key_budget: f32::INFINITY,
+        value_budget: f32::INFINITY,
+        per_group: false,
     };
 
-    /// The thresholds of the paper's runs. There no rung looks at E_key (spec 1.2, point 7), and values are promoted to a
-    /// relative error, where here, as everywhere, η is absolute.
-    pub const PAPER: Policy =
-        Policy { key_budget: f32::INFINITY, value_budget: f32::INFINITY, per_group: false, ..Policy::SOUND };
-
-    /// A tenth of the default's budgets: heads that attend broadly become dense.
+    /// Much is promoted, and heads that attend broadly become dense.
     pub const STRICT: Policy = Policy {
         coverage: 0.999,
+        max_keys: 128,
         expand_tail: 0.002,
         expanded_keys: 512,
         value_tolerance: 0.01,
@@ -69,14 +84,13 @@ impl Policy {
 
     /// Few promotions, budgets that only what is hopeless exceeds.
     pub const FAST: Policy = Policy {
-        coverage: 0.9,
-        max_keys: 32,
-        expand_tail: 1.0,
-        expanded_keys: 32,
-        value_tolerance: 0.2,
-        max_values: 32,
-        key_budget: 2.0,
-        value_budget: 2.0,
+        coverage: 0.8,
+        max_keys: 8,
+        expanded_keys: 8,
+        value_tolerance: 0.5,
+        max_values: 8,
+        key_budget: 1.0,
+        value_budget: 1.0,
         ..Policy::SOUND
     };
 

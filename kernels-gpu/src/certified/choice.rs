@@ -126,16 +126,17 @@ impl Reduce {
 
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub(super) fn maxima(&mut self, values: [f32; 2]) -> [f32; 2] {
+    pub(super) fn maxima(&mut self, values: [f32; 3]) -> [f32; 3] {
         let base = self.base();
         let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
         let mut most = values.map(warp_maximum);
         if lane == 0 {
             self.layout.exchanged.store(base + warp, most[0].to_bits());
             self.layout.exchanged.store(base + WARPS + warp, most[1].to_bits());
+            self.layout.exchanged.store(base + 2 * WARPS + warp, most[2].to_bits());
         }
         thread::sync_threads();
-        unroll!(for k in 0..2 {
+        unroll!(for k in 0..3 {
             let part = self.layout.exchanged.load(base + k as u32 * WARPS + (lane & (WARPS - 1)));
             most[k] = warp_maximum(f32::from_bits(part));
         });

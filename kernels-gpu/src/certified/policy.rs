@@ -17,11 +17,11 @@ pub struct Thresholds {
     pub expand_tail: f32,
     /// See `expand_tail`.
     pub expanded_keys: u32,
-    /// Rung 2: values are promoted until Σ ρ_b·η_b of the others is at most this.
+    /// Rung 2: values are promoted until Σ ρ_b·η_b of the others is at most this share of ν, the largest norm of a value.
     pub value_tolerance: f32,
     /// Blocks whose values are promoted, at most.
     pub max_values: u32,
-    /// Rung 3: a head whose E_key is larger is computed from the originals.
+    /// Rung 3: a head whose E_key is a larger share of ν is computed from the originals.
     pub key_budget: f32,
     /// The same for E_val.
     pub value_budget: f32,

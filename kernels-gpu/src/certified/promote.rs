@@ -470,10 +470,10 @@ impl Judge {
         if pass.sum > 0.0 && !(simt::math::abs(pass.reference) < MAX_REFERENCE) {
             why |= reason::SCORE_RANGE;
         }
-        if !(e_key <= thresholds.key_budget) {
+        if !(e_key <= thresholds.key_budget * nu) {
             why |= reason::KEY_BUDGET;
         }
-        if !(e_val <= thresholds.value_budget) {
+        if !(e_val <= thresholds.value_budget * nu) {
             why |= reason::VALUE_BUDGET;
         }
         // The least of some bounds is a number even where others, and the output, are not.

@@ -2,12 +2,13 @@
 //! With w_b the mass of block b (relative to the row's final reference), P = Σ w_b over the quantized blocks:
 //! - keys: the heaviest blocks until Σ w >= τ·P, between K_min and K_max of them; where what is left is more than
 //!   the threshold of rung 1, K_max is raised and the choice made again;
-//! - values: blocks in the order of w_b·η_b until Σ w_b·η_b of the rest is at most the tolerance times P.
+//! - values: blocks in the order of w_b·η_b until Σ w_b·η_b of the rest is at most the tolerance times ν·P.
 //!
 //! The heaviest are found by a histogram of the masses' bits, sixteen bins an octave: see [`choice`](super::choice). Blocks of
 //! the last bin, which differ by 1/16 at most, are taken in the order of their index as long as there is room.
 //!
-//! The sums of the certificate over what is not promoted, T, unnormalised: see [`RowSums`].
+//! The sums of the certificate over what is not promoted, T, unnormalised: see [`RowSums`]. They are taken over all blocks, a
+//! hair too large, while the records are read; what is promoted, little, is then taken out.
 //!
 //! # Layout
 //! Input: records of the pass. Output: per row a bitmap of promoted keys and one of promoted values, and the
@@ -15,7 +16,7 @@
 //! trailing block last.
 //!
 //! # Bytes
-//! 16 a block and query head, read twice, from the L2 cache for the most part.
+//! 16 a block and query head, from the L2 cache for the most part.
 //!
 //! # Work split
 //! Grid (kv_heads · group, sequences), one block a query row. The one of a KV head's rows that arrives last makes the list.
@@ -50,7 +51,7 @@ pub struct RowSums {
     /// Σ w η over blocks whose values are not promoted. Where the keys are, or may be for another row's sake, times e^Δ: the
     /// weight from the original keys may be that much larger than w.
     pub eta: f32,
-    /// The largest Δ in T.
+    /// The largest Δ of all quantized blocks.
     pub delta: f32,
     /// The largest ν + η of all quantized blocks.
     pub nu: f32,
@@ -117,7 +118,7 @@ pub const fn bitmap_words(blocks: u32) -> u32 {
 /// `chosen` [sequences · query heads, 2, bitmap words]; `sums` [sequences · query heads]; `entries`
 /// [sequences · kv_heads · row groups, max_blocks + 1]; `entry_counts` and `counters` [sequences · kv_heads · row groups], the
 /// counters 0 before and after.
-#[kernel(system = certified, max_threads = 512, min_blocks = 1)]
+#[kernel(system = certified, max_threads = 512, min_blocks = 2)]
 pub fn select(
     records: Global<Record>,
     lengths: Global<u32>,
@@ -146,6 +147,8 @@ pub fn select(
 
     let mut reduce = Reduce::new(layout);
     let mut extent = Extent { heaviest: 0.0, largest_error: 0.0, error_sum: 0.0 };
+    let per_group = thresholds.per_group != 0;
+    let mut own = Own::new();
     records.each(thread::thread_idx_x(), THREADS, |b, record| {
         let mass = record.mass * exp2_nonpositive(record.reference() - total.reference);
         let error = mass * record.eta();
@@ -154,8 +157,9 @@ pub fn select(
         extent.heaviest = max(extent.heaviest, mass);
         extent.largest_error = max(extent.largest_error, error);
         extent.error_sum += error;
+        own.add(mass, error, per_group, record);
     });
-    let [heaviest, largest_error] = reduce.maxima([extent.heaviest, extent.largest_error]);
+    let [heaviest, largest_error, nu] = reduce.maxima([extent.heaviest, extent.largest_error, own.sums.nu]);
     let error_sum = reduce.sum(extent.error_sum);
 
     // Keys.
@@ -175,7 +179,7 @@ pub fn select(
     }
     // Values.
     let mut values = Choice::NONE;
-    let allowed = thresholds.value_tolerance * total.sum;
+    let allowed = thresholds.value_tolerance * nu * total.sum;
     if error_sum > allowed && thresholds.max_values > 0 {
         let limits =
             Limits { wanted: error_sum - allowed, least: 0, most: thresholds.max_values.min(blocks) };
@@ -200,11 +204,9 @@ pub fn select(
     }
     let mut before = reduce.before_this_warp(undecided);
     let bitmap = row * 2 * words as usize;
-    let mut own = Own::new();
     for word in first_word..end_word {
         let b = 32 * word + lane;
         let inside = b < blocks;
-        let record = records.load(b);
         let (mass, error) = (value_at(layout.masses, b), value_at(layout.errors, b));
         let (key, key_word) = keys.take(mass, inside, lane, &mut before[0]);
         let (value, value_word) = values.take(error, inside, lane, &mut before[1]);
@@ -212,9 +214,8 @@ pub fn select(
             chosen.store(bitmap + word as usize, key_word);
             chosen.store(bitmap + (words + word) as usize, value_word);
         }
-        if inside {
-            let exact_weight = key || thresholds.per_group != 0;
-            own.add(mass, error, [key, value, exact_weight], record);
+        if key || value {
+            own.promote(mass, error, [key, value], per_group, records.load(b));
         }
     }
     reduce.store_row(own.words(), expanded, sums, row);
@@ -323,35 +324,77 @@ impl Own {
         bytemuck::cast(self.sums)
     }
 
-    /// Takes a block in: whether its keys and values are promoted, and whether its weights may come from the original keys.
+    /// Takes a block in, as if nothing of it were promoted.
     #[inline(always)]
-    fn add(&mut self, mass: f32, error: f32, [key, value, exact_weight]: [bool; 3], record: Record) {
+    fn add(&mut self, mass: f32, error: f32, per_group: bool, record: Record) {
+        let share = Share::of(mass, error, record);
+        let own = &mut self.sums;
+        own.tail = fma(share.mass, SLACK, own.tail);
+        own.a1 = fma(share.a1, SLACK, own.a1);
+        own.a2 = fma(share.a2, SLACK, own.a2);
+        own.a3 = fma(share.a3, SLACK, own.a3);
+        own.eta = fma(if per_group { share.exact_error } else { error }, SLACK, own.eta);
+        own.delta = max(own.delta, record.delta());
+        own.nu = max(own.nu, record.nu + record.eta());
+        own.kappa = max(own.kappa, record.kappa());
+    }
+
+    /// Takes out what a promoted block has no part in.
+    #[inline(always)]
+    fn promote(&mut self, mass: f32, error: f32, [key, value]: [bool; 2], per_group: bool, record: Record) {
+        let share = Share::of(mass, error, record);
+        let own = &mut self.sums;
+        if key {
+            own.tail -= share.mass;
+            own.a1 -= share.a1;
+            own.a2 -= share.a2;
+            own.a3 -= share.a3;
+        }
+        if value {
+            own.eta -= if per_group { share.exact_error } else { error };
+        } else if !per_group {
+            // Its weights come from the original keys now.
+            own.eta = fma(share.exact_error - error, SLACK, own.eta);
+        }
+        own.corrected += mass;
+        own.keys += key as u32;
+        own.values += value as u32;
+    }
+}
+
+/// What is taken in counts for so much more than what is taken out: 256 roundings of the largest sum on the way, and there are
+/// fewer than 100 on the way of any.
+const SLACK: f32 = 1.0 + 1.0 / 65536.0;
+
+/// A block's part of the sums. Computed twice, with the same bits.
+struct Share {
+    /// With what may have been lost.
+    mass: f32,
+    a1: f32,
+    a2: f32,
+    a3: f32,
+    /// w·η if the weights come from the original keys: times e^Δ.
+    exact_error: f32,
+}
+
+impl Share {
+    #[inline(always)]
+    fn of(mass: f32, error: f32, record: Record) -> Self {
         let (delta, eta) = (record.delta(), record.eta());
         // At least e^Δ; past e^80 no bound is left.
         let grown = exp2(if delta > 80.0 { 128.0 } else { delta * LOG2_E_ABOVE });
-        let own = &mut self.sums;
-        if !key {
-            // Weights that are nothing in f32 may be something by e^Δ.
-            let mass = mass + LOST;
-            // e^Δ − 1 with the rounding of the exponential on the safe side.
-            let up = fma(grown, 1.0 / 2_097_152.0, grown - 1.0);
-            // 1 − e^−Δ <= (e^Δ − 1)/e^Δ.
-            let down = if delta > 80.0 { 1.0 } else { up / grown };
-            own.tail += mass;
-            own.a1 = fma(mass, up, own.a1);
-            own.a2 = fma(mass * up, record.nu, own.a2);
-            own.a3 = fma(mass, down, own.a3);
-            own.delta = max(own.delta, delta);
+        // Weights that are nothing in f32 may be something by e^Δ.
+        let mass = mass + LOST;
+        // e^Δ − 1 with the rounding of the exponential on the safe side.
+        let up = fma(grown, 1.0 / 2_097_152.0, grown - 1.0);
+        // 1 − e^−Δ <= (e^Δ − 1)/e^Δ.
+        let down = if delta > 80.0 { 1.0 } else { up / grown };
+        Share {
+            mass,
+            a1: mass * up,
+            a2: mass * up * record.nu,
+            a3: mass * down,
+            exact_error: fma(LOST, eta, error) * grown,
         }
-        if !value {
-            own.eta += if exact_weight { fma(LOST, eta, error) * grown } else { error };
-        }
-        if key || value {
-            own.corrected += mass;
-        }
-        own.nu = max(own.nu, record.nu + eta);
-        own.kappa = max(own.kappa, record.kappa());
-        own.keys += key as u32;
-        own.values += value as u32;
     }
 }
