@@ -33,17 +33,27 @@ pub fn cases() -> Vec<Case> {
         add_fill::<f16>(&mut cases, head_dim);
         add_fill::<bf16>(&mut cases, head_dim);
     }
-    for slots in [(0, 0), (3, 2), (40, 80)] {
-        for bf16s in [false, true] {
-            for head_dim in super::super::STEP_HEAD_DIMS {
-                match bf16s {
-                    false => add_steps::<f16>(&mut cases, head_dim, slots),
-                    true => add_steps::<bf16>(&mut cases, head_dim, slots),
-                }
-            }
+    let long = Steps { slots: (0, 0), tokens: 158, max_tokens: 192, steps: 4, race_check: false };
+    let short = Steps { slots: (3, 2), tokens: 63, max_tokens: 80, steps: 2, race_check: true };
+    for what in [long, Steps { slots: (40, 80), ..long }, short] {
+        for head_dim in super::super::STEP_HEAD_DIMS {
+            add_steps::<f16>(&mut cases, head_dim, what);
+            add_steps::<bf16>(&mut cases, head_dim, what);
         }
     }
     cases
+}
+
+/// Steps on three sequences: one, its fork, and one that fills its first block.
+#[derive(Clone, Copy)]
+struct Steps {
+    /// Slots for keys and for values.
+    slots: (u32, u32),
+    /// Tokens of the first sequence before the first step.
+    tokens: usize,
+    max_tokens: u32,
+    steps: u64,
+    race_check: bool,
 }
 
 fn add_fill<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u32) {
@@ -59,23 +69,24 @@ fn add_fill<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u3
     cases.push(case.race_checked());
 }
 
-fn add_steps<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u32, slots: (u32, u32)) {
+fn add_steps<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u32, what: Steps) {
     let Ok(geometry) = Geometry::new(2, head_dim) else { return };
-    let label = format!("{} heads=2x3 head_dim={head_dim} slots={},{} steps", E::NAME, slots.0, slots.1);
+    let Steps { slots: (keys, values), tokens, steps: count, .. } = what;
+    let label = format!(
+        "{} heads=2x3 head_dim={head_dim} tokens={tokens} slots={keys},{values} steps={count}",
+        E::NAME
+    );
     let run = move |device: &Device| -> std::result::Result<_, CaseError> {
-        Ok(steps::<E>(device, geometry, slots)?)
+        Ok(steps::<E>(device, geometry, what)?)
     };
     let mut case = Case::new(claim::kernel().info(), label, run).and(select::kernel().info());
     for instances in [attend::INSTANCES, replace::INSTANCES] {
         let end = format!("_{}_{head_dim}", E::NAME);
         for instance in instances.iter().filter(|instance| instance.name.ends_with(&end)) {
-            // `f16` is the end of `bf16` too.
-            if E::NAME == "bf16" || !instance.name.contains("bf16") {
-                case = case.and(instance);
-            }
+            case = case.and(instance);
         }
     }
-    cases.push(case.race_checked());
+    cases.push(if what.race_check { case.race_checked() } else { case });
 }
 
 /// Whatever can happen to a cache but a step.
@@ -126,18 +137,19 @@ fn fill<E: CacheElement + OutputElement>(device: &Device, geometry: Geometry) ->
     Ok(outputs)
 }
 
-/// Steps on sequences that grow, with a fork of one.
+/// Grows and steps.
 fn steps<E: CacheElement + OutputElement>(
     device: &Device,
     geometry: Geometry,
-    (key_slots, value_slots): (u32, u32),
+    what: Steps,
 ) -> Result<Vec<OutputBuffer>> {
+    let Steps { slots: (key_slots, value_slots), tokens: first_tokens, max_tokens, steps, .. } = what;
     let stream = Stream::new(device)?;
-    let extents = Extents { geometry, blocks: 40, sequences: 4, max_tokens: 192, key_slots, value_slots };
+    let extents = Extents { geometry, blocks: 40, sequences: 4, max_tokens, key_slots, value_slots };
     let mut cache = TieredCache::<E>::new(device, extents)?;
     let first = cache.start_sequence()?;
     let input = |count: usize, seed: u64| Buffer::from_slice(device, &tokens::<E>(geometry, count, seed));
-    cache.prefill(&stream, first, &input(158, 1)?, &input(158, 2)?)?;
+    cache.prefill(&stream, first, &input(first_tokens, 1)?, &input(first_tokens, 2)?)?;
     let second = cache.start_sequence()?;
     cache.prefill(&stream, second, &input(15, 3)?, &input(15, 4)?)?;
     cache.fork(&stream, first)?;
@@ -153,7 +165,7 @@ fn steps<E: CacheElement + OutputElement>(
     let mut plan = StepPlan::<E>::new(device, problem, &policy)?;
     let mut out = plan.allocate()?;
     let mut outputs = Vec::new();
-    for step in 0..4 {
+    for step in 0..steps {
         cache.append(&stream, &input(4, 10 + step)?, &input(4, 20 + step)?)?;
         let queries = Buffer::from_slice(device, &queries::<E>(problem, 30 + step / 2))?;
         cache.attend(&stream, &mut plan, &queries, &mut out)?;
