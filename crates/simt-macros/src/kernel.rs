@@ -222,6 +222,8 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
     Ok(quote! {
         // An entry is its kernel: a call would pass parameters through memory.
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
+        // Handles are parameters of their own: in a struct they would lose their state space.
+        #[allow(clippy::too_many_arguments)]
         #function
 
         #(#entries)*

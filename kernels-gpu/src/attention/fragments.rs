@@ -80,7 +80,7 @@ impl Queries {
 #[inline(always)]
 fn swizzle<const D: usize>(row: u32, chunk: u32, bits: u32) -> u32 {
     // Rows of 96 elements are 192 bytes: neighbours start half the banks apart on their own.
-    if D % 64 == 0 { row * (D as u32 / 8) + (chunk ^ bits) } else { row * (D as u32 / 8) + chunk }
+    if D.is_multiple_of(64) { row * (D as u32 / 8) + (chunk ^ bits) } else { row * (D as u32 / 8) + chunk }
 }
 
 /// 16 keys of 16 bits, [16, D], in shared memory.
@@ -178,7 +178,7 @@ pub const fn output_dimension<const D: usize>(t: usize, column: u32) -> u32 {
 #[inline(always)]
 pub const fn width<const D: usize>() -> usize {
     // At head_dim 256 registers are short.
-    if D % 64 == 0 && D < 256 { 8 } else { 4 }
+    if D.is_multiple_of(64) && D < 256 { 8 } else { 4 }
 }
 
 /// Values as operands, some output tiles at a time.

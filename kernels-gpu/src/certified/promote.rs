@@ -308,7 +308,7 @@ pub fn replace<E: Half, const D: usize>(
             squares += layout.squares.load(r * 32 + quad);
         }
         let pass: PartialRow = totals.load_vector(total + (ROWS * D as u32 + 2 * r) as usize);
-        let norms = if length % BLOCK_TOKENS == 0 {
+        let norms = if length.is_multiple_of(BLOCK_TOKENS) {
             [0.0; 2]
         } else {
             [0, 1].map(|kind| trailing_norms.load(2 * launch_row as usize + kind))
@@ -430,6 +430,8 @@ struct Judge {
 }
 
 impl Judge {
+    // A bound that is not a number fails every test: hence `!(x <= y)`.
+    #[allow(clippy::neg_cmp_op_on_partial_ord)]
     #[inline(always)]
     fn certificate<E: Half, const D: usize>(&self, query: &Query, thresholds: Thresholds) -> Certificate {
         let Judge { row, pass, sums, .. } = *self;

@@ -259,7 +259,7 @@ pub fn select(
         count += here;
     }
     if thread::thread_idx_x() == 0 {
-        if length % BLOCK_TOKENS != 0 {
+        if !length.is_multiple_of(BLOCK_TOKENS) {
             let rows = Entry::TRAILING | all | all << 8;
             entries.store(list + count as usize, Entry { index: blocks, rows });
             count += 1;

@@ -91,7 +91,10 @@ fn takes<E: Half>(vector: UVec4, kind: usize, index: usize, problems: GlobalMut<
         unroll!(for j in 0..2 {
             let size = math::abs(pair[j]);
             // NaN is not.
-            if !(size <= 65504.0) {
+            // Not a number is beyond as well.
+            #[allow(clippy::neg_cmp_op_on_partial_ord)]
+            let beyond = !(size <= 65504.0);
+            if beyond {
                 all = false;
                 let finite = (size <= f32::MAX) as usize;
                 problems.atomic_min(kind + finite, (index + 2 * i + j) as u64);

@@ -43,7 +43,7 @@ const _: () = assert!(BLOCKS_WANTED < MAX_PARTS, "parts that are merged at once"
 /// Parts that each sequence is cut into, for `launches` rows of blocks (sequences × KV heads × row groups) and tables of
 /// `max_blocks` blocks.
 pub const fn split_count(launches: u32, max_blocks: u32) -> u32 {
-    let wanted = if launches == 0 { 1 } else { BLOCKS_WANTED / launches };
+    let wanted = BLOCKS_WANTED / if launches == 0 { 1 } else { launches };
     // A part should have work for every warp, twice.
     let most = max_blocks.div_ceil(2 * warps(64));
     let splits = if wanted < most { wanted } else { most };

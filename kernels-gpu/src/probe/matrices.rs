@@ -142,7 +142,7 @@ impl Operands for I8 {
     #[inline(always)]
     fn operand(random: u64, class: u32) -> u32 {
         // Class 0: the extremes, where products are largest.
-        if class == 0 { (random as u32 & 0x0101_0101) * 0xff ^ 0x8080_8080 } else { random as u32 }
+        if class == 0 { ((random as u32 & 0x0101_0101) * 0xff) ^ 0x8080_8080 } else { random as u32 }
     }
     #[inline(always)]
     fn accumulator(random: u64, _: u32) -> u32 {
@@ -218,7 +218,7 @@ pub fn copies(source: Global<u32>, out: GlobalMut<u32>, tiles: u32, present: u32
         if tile < tiles {
             let at = (tile % STAGES) * STAGE_WORDS + 4 * lane;
             let from = (tile * STAGE_WORDS + 4 * lane) as usize;
-            if tile % 2 == 0 && tile < present {
+            if tile.is_multiple_of(2) && tile < present {
                 ring.copy_async(at, source, from);
             } else {
                 ring.copy_async_or_zero(at, source, from, tile < present);
