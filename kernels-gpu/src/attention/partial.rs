@@ -69,7 +69,7 @@ pub fn combine<const D: usize>(
 
 /// Adds up `parts` parts, at most [`MAX_PARTS`], in their order, like [`combine`], for the first `rows` of the eight rows.
 ///
-/// The references come first, all at once, into `staged` [parts, 8]; then each thread has eight loads under way.
+/// The references come first, all at once, into `staged` [parts, 8]; then each thread has sixteen loads under way.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn combine_parts<const D: usize>(
@@ -98,17 +98,17 @@ pub fn combine_parts<const D: usize>(
         }
         let mut first = 0;
         while first < parts {
-            let mut x = [Vec4::ZERO; 8];
-            unroll!(for k in 0..8 {
+            let mut x = [Vec4::ZERO; 16];
+            unroll!(for k in 0..16 {
                 // Past the end the last one again, so that no load waits for a condition.
                 x[k] = values((first + k as u32).min(parts - 1), r, d);
             });
-            unroll!(for k in 0..8 {
+            unroll!(for k in 0..16 {
                 if first + (k as u32) < parts {
                     merging.add(staged.load((first + k as u32) * ROWS + r), x[k]);
                 }
             });
-            first += 8;
+            first += 16;
         }
         done(r, d, merging.merged);
         item += threads(D as u32);

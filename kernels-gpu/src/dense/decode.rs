@@ -93,13 +93,14 @@ pub fn attend<E: Half, const D: usize>(
 ) {
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    if wanted.load(launch_row as usize) == 0 {
+    // Both at once: the second does not wait for the first's branch.
+    let (rows_wanted, length) = (wanted.load(launch_row as usize), lengths.load(sequence as usize));
+    if rows_wanted == 0 {
         return;
     }
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
 
-    let length = lengths.load(sequence as usize);
     let Parts { tiles, tiles_a_split, used } = Parts::of(length, shape.splits);
     // A sequence without keys still needs somebody to write its rows.
     if split >= used {
