@@ -1,10 +1,10 @@
 //! How a command fails: one line, and an exit code.
 
 use super::bench;
-use host::dense;
 use host::int8;
 use host::int8::file;
 use host::tensor_file;
+use host::{certified, dense};
 use std::process::ExitCode;
 
 /// Why a command did not succeed.
@@ -22,6 +22,9 @@ pub enum Failure {
     /// A plan of dense attention, or its launch, failed.
     #[error(transparent)]
     Dense(#[from] dense::Error),
+    /// The same of certified attention.
+    #[error(transparent)]
+    Certified(#[from] certified::Error),
     /// A device failed.
     #[error(transparent)]
     Device(#[from] host::Error),

@@ -38,7 +38,9 @@ pub use cache::{CacheElement, CacheError, Extents, Memory, SequenceId, TieredCac
 pub use kernels_gpu::certified::layout::{Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Problems, TileLayout};
 pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
 pub use policy::{Policy, Rung, reasons};
-pub use step::{Attended, Near, STEP_HEAD_DIMS, StepElement, StepHandles, StepPlan, StepProblem};
+pub use step::{
+    Attended, Near, OriginalsRead, STEP_HEAD_DIMS, StepElement, StepHandles, StepPlan, StepProblem,
+};
 pub use write::{CertifiedElement, QuantizeBlock, Writer};
 
 use std::fmt;

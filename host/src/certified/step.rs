@@ -128,6 +128,18 @@ pub struct Attended {
     pub certificates: Buffer<Certificate>,
 }
 
+/// What a step reads of the originals, counted in tiles of 16 tokens of a KV head: up to 8 query heads of it are computed
+/// together and share what is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OriginalsRead {
+    /// Tiles of keys, the trailing blocks among them.
+    pub key_tiles: u64,
+    /// Tiles of values.
+    pub value_tiles: u64,
+    /// How many such groups of query heads have one on the dense rung, which reads all of the sequence.
+    pub dense_rows: u64,
+}
+
 /// Where a step finds the cache: memory of any kind that the device reaches.
 #[derive(Clone, Copy, Debug)]
 pub struct StepHandles<E> {
@@ -284,6 +296,25 @@ impl<E: StepElement> StepPlan<E> {
             + self.counters.iter().map(of).sum::<usize>()
     }
 
+    /// What the last step read of the originals; waits for the device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn originals_read(&self) -> Result<OriginalsRead> {
+        let stride = self.shape.max_blocks as usize + 1;
+        let mut list = vec![Entry { index: 0, rows: 0 }; stride];
+        let mut read = OriginalsRead::default();
+        for (launch_row, count) in self.entry_counts.to_vec()?.into_iter().enumerate() {
+            let list = &mut list[..(count as usize).min(stride)];
+            self.entries.read(launch_row * stride, list)?;
+            let of = |bits: u32| list.iter().filter(|entry| entry.rows & bits != 0).count() as u64;
+            read.key_tiles += of(0xff);
+            read.value_tiles += of(0xff00);
+        }
+        read.dense_rows = self.dense_rows.to_vec()?.iter().filter(|rows| **rows != 0).count() as u64;
+        Ok(read)
+    }
+
     /// Buffers for what a step writes.
     ///
     /// # Errors
@@ -318,7 +349,8 @@ impl<E: StepElement> StepPlan<E> {
             self.shape,
         );
         // SAFETY: this function's contract; the scratch was made for this shape.
-        Ok(unsafe { stream.launch(&self.kernels.attend.0, self.attend, arguments)? })
+        unsafe { stream.launch(&self.kernels.attend.0, self.attend, arguments) }?;
+        Ok(())
     }
 
     /// The choice of what to promote: the second.
@@ -343,7 +375,8 @@ impl<E: StepElement> StepPlan<E> {
             self.problem.head_dim,
         );
         // SAFETY: as above.
-        Ok(unsafe { stream.launch(&select::kernel(), self.select, arguments)? })
+        unsafe { stream.launch(&select::kernel(), self.select, arguments) }?;
+        Ok(())
     }
 
     /// Settles what comes into the scratch, where there is one: after the choice, before the replacement.
@@ -367,7 +400,8 @@ impl<E: StepElement> StepPlan<E> {
             cache.near.scratch,
         );
         // SAFETY: as above.
-        Ok(unsafe { stream.launch(&claim::kernel(), grid, arguments)? })
+        unsafe { stream.launch(&claim::kernel(), grid, arguments) }?;
+        Ok(())
     }
 
     /// The replacement of the promoted shares, and the certificates: the third.
@@ -408,7 +442,8 @@ impl<E: StepElement> StepPlan<E> {
             cache.near.scratch,
         );
         // SAFETY: as above.
-        Ok(unsafe { stream.launch(&self.kernels.replace.0, self.replace, arguments)? })
+        unsafe { stream.launch(&self.kernels.replace.0, self.replace, arguments) }?;
+        Ok(())
     }
 
     /// The dense rung, for the heads that want it: the last.
@@ -435,7 +470,8 @@ impl<E: StepElement> StepPlan<E> {
             lse: out.lse.global_mut(),
         };
         // SAFETY: this function's contract.
-        Ok(unsafe { self.dense.run_on(stream, handles)? })
+        unsafe { self.dense.run_on(stream, handles) }?;
+        Ok(())
     }
 
     /// One step: allocates nothing, waits for nothing, can be captured.

@@ -2,6 +2,7 @@
 
 use crate::cli::backend::BackendArguments;
 use crate::cli::output::ReportArguments;
+use host::certified::Policy;
 use host::dense::Problem;
 use std::fmt;
 use std::path::PathBuf;
@@ -16,11 +17,20 @@ calls take turns over as many caches as keep the GPU's own cache out. Of every r
 in f64 within a bound that is derived, and on small caches every bit with the emulator's. It ends within --seconds, \
 with a report: what there was no time for is listed.
 
-Exit codes: 0 all that was compared is right; 1 some is not (the report is written and says which); 2 bad input.";
+Schemes:
+  dense      f16 or bf16 keys and values
+  naive      INT8 keys and INT4 values with nothing promoted: a whole step, as only that adds a trailing block that is \
+not full and writes an output; its pass alone is among its parts
+  certified  the same with what --policy promotes, each head's error within its certificate. Its originals are in the \
+GPU's memory, as with a warm scratch, so that how much the queries of two steps share does not matter; with --cold they \
+are in host memory and come over the bus in every step
+
+Exit codes: 0 all that was compared is right; 1 some is not, an error above its certificate included (the report is written and says which); 2 bad input.";
 
 const EXAMPLES: &str = "\
 Examples:
   ferrokv bench attention --shapes 32/8/128 --contexts 8K,128K
+  ferrokv bench attention --schemes dense,certified --policy strict --query-scale 5
   ferrokv bench attention --peers --seconds 300 --json attention.json --plot attention";
 
 /// Times decode attention: our kernels beside what memory alone takes and, asked for, PyTorch's backends.
@@ -43,6 +53,15 @@ pub struct Arguments {
     /// Schemes, separated by commas; all if left out.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = super::schemes::NAMES)]
     pub schemes: Option<Vec<String>>,
+    /// What the certified scheme promotes, and when it falls back to dense: sound, paper, strict or fast.
+    #[arg(long, value_name = "PRESET", default_value = "sound", value_parser = Policy::PRESETS)]
+    pub policy: String,
+    /// Keep the certified scheme's originals in page-locked host memory: what it promotes comes over the bus.
+    #[arg(long)]
+    pub cold: bool,
+    /// What queries are multiplied by, which as keys and values are about N(0, 1): attention is flat at 1 and narrow at 10.
+    #[arg(long, value_name = "X", default_value_t = 3.0, value_parser = scale)]
+    pub query_scale: f32,
     #[command(flatten)]
     pub backend: BackendArguments,
     /// Measure PyTorch's backends beside: needs a python3 with PyTorch, and a GPU.
@@ -70,9 +89,21 @@ pub struct Arguments {
     pub report: ReportArguments,
 }
 
+fn scale(text: &str) -> Result<f32, String> {
+    let number = text.parse::<f32>().ok().filter(|x| *x > 0.0 && *x <= 1000.0);
+    number.ok_or_else(|| format!("'{text}' is no number above 0, 1000 at most"))
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|s| (0.0..=3600.0).contains(s));
     number.ok_or_else(|| format!("'{text}' is no number of seconds from 0 to 3600"))
+}
+
+impl Arguments {
+    /// The name of the policy's preset.
+    pub fn policy(&self) -> &'static str {
+        Policy::PRESETS.into_iter().find(|name| *name == self.policy).unwrap_or("sound")
+    }
 }
 
 /// `8192`, `8K`, `1M`.

@@ -8,6 +8,7 @@ use host::dense::sample::{normal, random};
 use host::dense::{DenseElement, Problem, bound};
 use host::{Buffer, Device, Stream};
 use rayon::prelude::*;
+use std::sync::OnceLock;
 
 /// Tiles of the pattern that a pool repeats: a prime, so that neighbouring heads never hold the same, and enough of them that
 /// a kernel which reads the wrong one gets other numbers.
@@ -41,24 +42,34 @@ pub struct Caches<E: DenseElement> {
     /// Repeated over the pools, in whole tiles.
     keys: Vec<E>,
     values: Vec<E>,
+    /// Some rows of the output by the formula, once they were asked for.
+    formula: OnceLock<Vec<Exact>>,
+}
+
+/// A row of the output by the formula in f64.
+struct Exact {
+    /// Its place in [sequences, q_heads].
+    row: usize,
+    output: Vec<f64>,
+    lse: f64,
 }
 
 impl<E: DenseElement> Caches<E> {
-    /// `count` caches.
+    /// `count` caches; `query_scale` multiplies queries that are about N(0, 1).
     ///
     /// # Errors
     /// Out of memory, or what the device reports.
-    pub fn new(device: &Device, subject: Subject, count: usize) -> Result<Self, Failure> {
+    pub fn new(device: &Device, subject: Subject, count: usize, query_scale: f32) -> Result<Self, Failure> {
         let problem = subject.shape.problem(subject.batch, subject.context).checked()?;
         let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
         let blocks = problem.max_blocks() * problem.sequences;
         let tile = BLOCK_TOKENS as usize * dim;
         let tiles = (blocks as usize * heads).min(PATTERN_TILES);
-        let numbers = |seed: u64, count: usize| -> Vec<E> {
-            (0..count as u64).into_par_iter().map(|i| E::from_f32(normal(seed, i))).collect()
+        let numbers = |seed: u64, count: usize, scale: f32| -> Vec<E> {
+            (0..count as u64).into_par_iter().map(|i| E::from_f32(normal(seed, i) * scale)).collect()
         };
-        let (keys, values) = (numbers(1, tiles * tile), numbers(2, tiles * tile));
-        let queries = numbers(3, problem.query_rows() * dim);
+        let (keys, values) = (numbers(1, tiles * tile, 1.0), numbers(2, tiles * tile, 1.0));
+        let queries = numbers(3, problem.query_rows() * dim, query_scale);
 
         let mut order: Vec<u32> = (0..blocks).collect();
         for i in (1..order.len()).rev() {
@@ -89,7 +100,18 @@ impl<E: DenseElement> Caches<E> {
             sets.push(Set { queries: Buffer::from_slice(device, &queries)?, pool });
         }
         stream.synchronize()?;
-        Ok(Caches { device: device.clone(), subject, problem, sets, table, tables, queries, keys, values })
+        Ok(Caches {
+            device: device.clone(),
+            subject,
+            problem,
+            sets,
+            table,
+            tables,
+            queries,
+            keys,
+            values,
+            formula: OnceLock::new(),
+        })
     }
 
     /// A token's row in the pattern.
@@ -102,37 +124,73 @@ impl<E: DenseElement> Caches<E> {
         }
     }
 
-    /// Compares some rows of what `splits` splits have made with the formula: the largest error as a part of its bound; above 1
-    /// it is wrong, and so is NaN.
+    fn key(&self, sequence: usize) -> impl Fn(usize, usize, &mut [f64]) + '_ {
+        move |head, token, to| self.row(&self.keys, sequence, head, token, to)
+    }
+
+    fn value(&self, sequence: usize) -> impl Fn(usize, usize, &mut [f64]) + '_ {
+        move |head, token, to| self.row(&self.values, sequence, head, token, to)
+    }
+
+    fn sequence(&self) -> Sequence {
+        let Problem { q_heads, kv_heads, head_dim, max_tokens, .. } = self.problem;
+        Sequence::decode(max_tokens as usize, q_heads as usize, kv_heads as usize, head_dim as usize)
+    }
+
+    /// Where a row of the output is: its sequence, its query head, and the sequence's queries.
+    fn place(&self, row: usize) -> (usize, usize, Vec<f64>) {
+        let (heads, dim) = (self.problem.q_heads as usize, self.problem.head_dim as usize);
+        let queries = &self.queries[row / heads * heads * dim..][..heads * dim];
+        (row / heads, row % heads, queries.iter().map(|x| f64::from(x.to_f32())).collect())
+    }
+
+    /// Some rows by the formula: over sequences and heads, the first and the last row among them.
+    fn formula(&self) -> &[Exact] {
+        self.formula.get_or_init(|| {
+            let rows = self.problem.query_rows();
+            let compared = rows.min(COMPARED_ROWS);
+            let of = self.sequence();
+            let exact = |i: usize| {
+                let row = if compared == 1 { 0 } else { i * (rows - 1) / (compared - 1) };
+                let (sequence, q_head, queries) = self.place(row);
+                let (weights, lse) = softmax(&of.logits(&queries, self.key(sequence), 0, q_head));
+                let mut output = vec![0.0; of.head_dim];
+                let mut of_token = vec![0.0; of.head_dim];
+                for (token, weight) in weights.iter().enumerate() {
+                    self.value(sequence)(of.kv_head(q_head), token, &mut of_token);
+                    output.iter_mut().zip(&of_token).for_each(|(o, v)| *o += weight * v);
+                }
+                Exact { row, output, lse }
+            };
+            (0..compared).into_par_iter().map(exact).collect()
+        })
+    }
+
+    /// Compares some rows of what `splits` splits of dense attention have made with the formula: the largest error as a part
+    /// of its bound; above 1 it is wrong, and so is NaN.
     pub fn compare(&self, output: &[f32], lse: &[f32], splits: u32) -> f64 {
-        let Problem { q_heads, kv_heads, head_dim, .. } = self.problem;
-        let (heads, dim) = (q_heads as usize, head_dim as usize);
-        let rows = self.problem.query_rows();
-        // Over sequences and heads, the first and the last row among them.
-        let compared = rows.min(COMPARED_ROWS);
-        let parts = (0..compared).into_par_iter().map(|i| {
-            let row = if compared == 1 { 0 } else { i * (rows - 1) / (compared - 1) };
-            let (sequence, q_head) = (row / heads, row % heads);
-            let of = Sequence::decode(self.problem.max_tokens as usize, heads, kv_heads as usize, dim);
-            let queries = &self.queries[sequence * heads * dim..][..heads * dim];
-            let queries: Vec<f64> = queries.iter().map(|x| f64::from(x.to_f32())).collect();
-            let key = |h: usize, t: usize, to: &mut [f64]| self.row(&self.keys, sequence, h, t, to);
-            let value = |h: usize, t: usize, to: &mut [f64]| self.row(&self.values, sequence, h, t, to);
-            let (weights, want_lse) = softmax(&of.logits(&queries, key, 0, q_head));
-            let mut want = vec![0.0; dim];
-            let mut of_token = vec![0.0; dim];
-            for (token, weight) in weights.iter().enumerate() {
-                value(of.kv_head(q_head), token, &mut of_token);
-                want.iter_mut().zip(&of_token).for_each(|(o, v)| *o += weight * v);
-            }
+        let of = self.sequence();
+        let parts = self.formula().par_iter().map(|exact| {
+            let (sequence, q_head, queries) = self.place(exact.row);
+            let (key, value) = (self.key(sequence), self.value(sequence));
             let (bounds, lse_bound) = bound::row::<E>(&of, splits, &queries, key, value, 0, q_head);
-            let got = &output[row * dim..][..dim];
-            let errors = got.iter().zip(&want).zip(&bounds);
+            let got = &output[exact.row * of.head_dim..][..of.head_dim];
             let part = |got: f32, want: f64, bound: f64| (f64::from(got) - want).abs() / bound;
-            let first = part(lse[row], want_lse, lse_bound);
+            let first = part(lse[exact.row], exact.lse, lse_bound);
+            let errors = got.iter().zip(&exact.output).zip(&bounds);
             errors.map(|((got, want), bound)| part(*got, *want, *bound)).fold(first, worse)
         });
         parts.reduce(|| 0.0, worse)
+    }
+
+    /// The same where the bound of each row is on its error's Euclidean norm.
+    pub fn compare_norms(&self, output: &[f32], bounds: &[f64]) -> f64 {
+        let parts = self.formula().iter().map(|exact| {
+            let got = &output[exact.row * exact.output.len()..][..exact.output.len()];
+            let squares = got.iter().zip(&exact.output).map(|(got, want)| (f64::from(*got) - want).powi(2));
+            squares.sum::<f64>().sqrt() / bounds[exact.row]
+        });
+        parts.fold(0.0, worse)
     }
 }
 

@@ -1,11 +1,13 @@
 //! Rows of one cache: what memory alone takes, and every scheme, compared.
 
+use super::super::report::Skipped;
 use super::super::timing::{Repetition, Timing, on_device};
 use super::caches::Caches;
-use super::report::{Row, Subject};
-use super::schemes::{self, Output};
+use super::refusal;
+use super::report::{Part, Row, Subject};
+use super::schemes::{self, Options, Output, Scheme};
 use crate::cli::failure::Failure;
-use host::dense::DenseElement;
+use host::certified::CacheElement;
 use host::roofline::{self, Mix};
 use host::{BackendKind, Buffer, Device, Stream};
 use simt::emu::EmuOptions;
@@ -104,62 +106,121 @@ impl Ceiling {
     }
 }
 
+/// What is measured, and how.
+pub struct Plan<'a> {
+    /// The schemes.
+    pub names: &'a [String],
+    /// How the certified one is run.
+    pub options: Options,
+    /// What queries are multiplied by.
+    pub query_scale: f32,
+    /// How often a row is repeated.
+    pub repetition: Repetition,
+}
+
 /// Measures each scheme over one kind of cache.
 ///
 /// # Errors
-/// Out of memory, or what the device reports.
-pub fn measure<E: DenseElement>(
+/// Out of memory for the cache, or what the device reports.
+pub fn measure<E: CacheElement>(
     device: &Device,
     subject: Subject,
-    names: &[String],
+    plan: &Plan<'_>,
     ceiling: Option<&Ceiling>,
-    repetition: Repetition,
+    skipped: &mut Vec<Skipped>,
 ) -> Result<Vec<Row>, Failure> {
-    let count = sets(device, subject.cache_bytes());
-    let caches = Caches::<E>::new(device, subject, count)?;
-    let stream = Stream::new(device)?;
+    let least = plan.names.iter().map(|name| schemes::least_bytes(name, subject)).min();
+    let count = sets(device, least.unwrap_or_else(|| subject.cache_bytes()));
+    let caches = Caches::<E>::new(device, subject, count, plan.query_scale)?;
     let mut rows = Vec::new();
-    for name in names {
-        let Some(mut scheme) = schemes::open::<E>(name, &caches)? else { continue };
-        let calls = calls(device, scheme.cache_bytes(), count);
-        // SAFETY: caches and scheme outlive the replays.
-        let timing = unsafe {
-            on_device(&stream, calls, repetition, |stream, call| scheme.step(stream, &caches, call % count))
-        }?;
-        let mut row = subject.row("decode", scheme.name(), subject.bytes(), timing);
-        row.emulator = device.kind() == BackendKind::Cpu;
-        row.cache_bytes = Some(scheme.cache_bytes());
-        row.sets = Some(count);
-        if let Some(ceiling) = ceiling {
-            // A scheme that reads less is measured against less.
-            let part = scheme.cache_bytes() as f64 / ceiling.bytes as f64;
-            let microseconds = ceiling.timing.median_us * part;
-            row.roofline = Some(ceiling.pattern.clone());
-            row.roofline_us = Some(microseconds);
-            row.fraction = Some(microseconds / row.median_us);
+    for name in plan.names {
+        match row(name, &caches, plan, ceiling) {
+            Ok(row) => rows.push(row),
+            Err(error) => match refusal(&error) {
+                Some(reason) => skipped.push(Skipped { what: format!("{name} {subject}"), reason }),
+                None => return Err(error),
+            },
         }
-        let result = scheme.result()?;
-        if let Some(splits) = scheme.splits() {
-            let part = caches.compare(&result.output, &result.lse, splits);
-            row.error_of_bound = Some(part);
-            row.verified = Some(part <= 1.0);
-        }
-        let tiles = subject.cache_bytes() / (64 * u64::from(subject.shape.head_dim));
-        if device.kind() == BackendKind::Cuda && tiles <= EMULATE_TILES {
-            let same = emulated::<E>(subject, name)?.is_none_or(|expected| expected.same_bits(&result));
-            row.bits_compared = Some(true);
-            row.verified = Some(same && row.verified != Some(false));
-        }
-        rows.push(row);
     }
     Ok(rows)
 }
 
+/// One scheme's row.
+fn row<E: CacheElement>(
+    name: &str,
+    caches: &Caches<E>,
+    plan: &Plan<'_>,
+    ceiling: Option<&Ceiling>,
+) -> Result<Row, Failure> {
+    let (device, subject, count) = (&caches.device, caches.subject, caches.sets.len());
+    let stream = Stream::new(device)?;
+    let mut scheme = schemes::open::<E>(name, caches, plan.options)?;
+    let calls = calls(device, scheme.cache_bytes(), count);
+    let parts = match device.kind() {
+        BackendKind::Cuda => parts(scheme.as_mut(), caches, &stream, calls, plan.repetition)?,
+        BackendKind::Cpu => Vec::new(),
+    };
+    // The whole step last: it is what is compared.
+    // SAFETY: caches and scheme outlive the replays.
+    let timing = unsafe {
+        on_device(&stream, calls, plan.repetition, |stream, call| scheme.step(stream, caches, call % count))
+    }?;
+    let mut row = subject.row("decode", scheme.name(), subject.bytes(), timing);
+    row.emulator = device.kind() == BackendKind::Cpu;
+    row.cache_bytes = Some(scheme.cache_bytes());
+    row.read_gb_per_s = Some(scheme.cache_bytes() as f64 / row.median_us * 1e-3);
+    row.sets = Some(count);
+    if let Some(ceiling) = ceiling {
+        // A scheme that reads less is measured against less.
+        let part = scheme.cache_bytes() as f64 / ceiling.bytes as f64;
+        let microseconds = ceiling.timing.median_us * part;
+        row.roofline = Some(ceiling.pattern.clone());
+        row.roofline_us = Some(microseconds);
+        row.fraction = Some(microseconds / row.median_us);
+    }
+    row.certified = scheme.certified(parts)?;
+    let result = scheme.result()?;
+    let part = scheme.error_of_bound(caches, &result)?;
+    row.error_of_bound = Some(part);
+    row.verified = Some(part <= 1.0);
+    let tiles = subject.cache_bytes() / (64 * u64::from(subject.shape.head_dim));
+    if device.kind() == BackendKind::Cuda && tiles <= EMULATE_TILES {
+        let expected = emulated::<E>(subject, name, plan)?;
+        row.bits_compared = Some(true);
+        row.verified = Some(expected.same_bits(&result) && row.verified != Some(false));
+    }
+    Ok(row)
+}
+
+/// By how much a step's time grows with each of its parts.
+fn parts<E: CacheElement>(
+    scheme: &mut dyn Scheme<E>,
+    caches: &Caches<E>,
+    stream: &Stream,
+    calls: usize,
+    repetition: Repetition,
+) -> Result<Vec<Part>, Failure> {
+    let count = caches.sets.len();
+    let repetition = Repetition { seconds: repetition.seconds / 2.0, ..repetition };
+    let mut before = 0.0;
+    let mut parts = Vec::new();
+    for (i, name) in scheme.parts().iter().enumerate() {
+        // SAFETY: caches and scheme outlive the replays.
+        let timing = unsafe {
+            on_device(stream, calls, repetition, |stream, call| {
+                scheme.first_parts(i + 1, stream, caches, call % count)
+            })
+        }?;
+        parts.push(Part { name: (*name).into(), us: timing.median_us - before });
+        before = timing.median_us;
+    }
+    Ok(parts)
+}
+
 /// What the emulator makes of the same cache.
-fn emulated<E: DenseElement>(subject: Subject, name: &str) -> Result<Option<Output>, Failure> {
+fn emulated<E: CacheElement>(subject: Subject, name: &str, plan: &Plan<'_>) -> Result<Output, Failure> {
     let device = Device::cpu(EmuOptions::default());
-    let caches = Caches::<E>::new(&device, subject, 1)?;
+    let caches = Caches::<E>::new(&device, subject, 1, plan.query_scale)?;
     // Opening runs it once.
-    let scheme = schemes::open::<E>(name, &caches)?;
-    scheme.map(|scheme| scheme.result()).transpose()
+    schemes::open::<E>(name, &caches, plan.options)?.result()
 }

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod caches;
+mod certified;
 mod measure;
 mod peers;
 mod picture;
@@ -21,8 +22,9 @@ use crate::cli::failure::Failure;
 use crate::cli::progress;
 use half::{bf16, f16};
 use host::{BackendKind, Device};
-use measure::{Ceiling, measure, repetition};
-use report::{Report, Row, Subject};
+use measure::{Ceiling, Plan, measure, repetition};
+use report::{Report, Row, Subject, set_ratios};
+use schemes::Options;
 use simt::emu::EmuOptions;
 use std::time::Instant;
 
@@ -59,6 +61,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         skipped.extend(found.skipped);
         about = found.about;
     }
+    set_ratios(&mut rows);
     let found = Report {
         schema: 1,
         command: "bench attention",
@@ -96,8 +99,10 @@ fn own(
 ) -> Result<(), Failure> {
     let share = if arguments.peers { OWN_SHARE } else { 1.0 };
     let repetition = repetition(device, arguments.seconds_per_row);
+    let options = Options { policy: arguments.policy(), cold: arguments.cold };
     let names: Vec<String> =
         arguments.schemes.clone().unwrap_or_else(|| schemes::NAMES.map(str::to_string).to_vec());
+    let plan = Plan { names: &names, options, query_scale: arguments.query_scale, repetition };
     let mut subjects = subjects(arguments);
     subjects.sort_by_key(|subject| std::cmp::Reverse(subject.context));
     let bar = progress::bar(subjects.len());
@@ -119,6 +124,7 @@ fn own(
             skip("too long for the emulator".into());
             continue;
         }
+        let mut refused = Vec::new();
         let mut one = || -> Result<Vec<Row>, Failure> {
             let bytes = subject.cache_bytes();
             if device.kind() == BackendKind::Cuda && ceilings.iter().all(|known| known.bytes != bytes) {
@@ -127,30 +133,48 @@ fn own(
             let ceiling = ceilings.iter().find(|known| known.bytes == bytes);
             let mut found: Vec<Row> = ceiling.map(|ceiling| ceiling.row(subject)).into_iter().collect();
             found.extend(match subject.dtype {
-                "bf16" => measure::<bf16>(device, subject, &names, ceiling, repetition)?,
-                _ => measure::<f16>(device, subject, &names, ceiling, repetition)?,
+                "bf16" => measure::<bf16>(device, subject, &plan, ceiling, &mut refused)?,
+                _ => measure::<f16>(device, subject, &plan, ceiling, &mut refused)?,
             });
             Ok(found)
         };
         match one() {
             Ok(found) => rows.extend(found),
-            Err(error) if is_out_of_memory(&error) => skip(error.to_string()),
-            Err(error) => return Err(error),
+            Err(error) => match refusal(&error) {
+                Some(reason) => skip(reason),
+                None => return Err(error),
+            },
         }
+        skipped.append(&mut refused);
         longest = longest.max(begin.elapsed().as_secs_f64() - start);
     }
     bar.finish_and_clear();
     Ok(())
 }
 
-fn is_out_of_memory(error: &Failure) -> bool {
-    use host::{Error as Host, attention, dense};
-    matches!(
-        error,
-        Failure::Device(Host::OutOfMemory { .. })
-            | Failure::Dense(dense::Error::Device(Host::OutOfMemory { .. }))
-            | Failure::Dense(dense::Error::Cache(attention::Error::Device(Host::OutOfMemory { .. })))
-    )
+/// Why something is not measured, where that is no failure: too little memory, or extents that a scheme does not take.
+fn refusal(error: &Failure) -> Option<String> {
+    use host::{Error as Host, attention, certified, dense};
+    let of_dense = |error: &dense::Error| {
+        matches!(
+            error,
+            dense::Error::Device(Host::OutOfMemory { .. })
+                | dense::Error::Cache(attention::Error::Device(Host::OutOfMemory { .. }))
+        )
+    };
+    let refused = match error {
+        Failure::Device(Host::OutOfMemory { .. }) => true,
+        Failure::Dense(error) => of_dense(error),
+        Failure::Certified(error) => match error {
+            certified::Error::Device(Host::OutOfMemory { .. })
+            | certified::Error::StepHeadDim { .. }
+            | certified::Error::TooLong { .. } => true,
+            certified::Error::Dense(error) => of_dense(error),
+            _ => false,
+        },
+        _ => false,
+    };
+    refused.then(|| error.to_string())
 }
 
 /// Every combination that is asked for.

@@ -11,8 +11,10 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// The lines, by scheme or peer.
-const LINES: [(&str, &str, (u8, u8, u8)); 7] = [
+const LINES: [(&str, &str, (u8, u8, u8)); 9] = [
     ("dense", "dense", (213, 94, 0)),
+    ("naive", "naive INT8/INT4", (230, 159, 0)),
+    ("certified", "certified", (0, 114, 178)),
     ("torch cudnn", "PyTorch, cuDNN", (0, 158, 115)),
     ("torch flash", "PyTorch, flash", (86, 180, 233)),
     ("torch efficient", "PyTorch, efficient", (204, 121, 167)),

@@ -61,7 +61,8 @@ pub struct Row {
     /// `roofline_us` / `median_us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fraction: Option<f64>,
-    /// Whether what was compared is right: rows of the output within their bounds of the formula in f64, and on small caches
+    /// Whether what was compared is right: rows of the output within their bounds (of a quantized cache: within their
+    /// certificates) of the formula in f64, and on small caches
     /// every bit that of the emulator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<bool>,
@@ -74,6 +75,64 @@ pub struct Row {
     /// A form of the call that was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
+    /// `cache_bytes` a second, in 10^9.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_gb_per_s: Option<f64>,
+    /// The time of our dense attention / `median_us`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dense_ratio: Option<f64>,
+    /// The fastest of the other libraries, its form that is fastest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fastest_peer: Option<String>,
+    /// Its time / `median_us`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer_ratio: Option<f64>,
+    /// Of schemes over a quantized cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certified: Option<Certified>,
+}
+
+/// A part of a step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// Its name.
+    pub name: String,
+    /// By how many microseconds the median grows with it: a step up to it, less a step up to the part before.
+    pub us: f64,
+}
+
+/// What a step over a quantized cache read, and what its certificates say.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Certified {
+    /// The preset of its policy.
+    pub policy: String,
+    /// Where the originals were: `gpu`, as with a scratch that holds all that is promoted, or `host`, over the bus.
+    pub originals: String,
+    /// Times of its launches; none on the emulator.
+    pub parts: Vec<Part>,
+    /// Bytes of quantized blocks and annotations.
+    pub quantized_bytes: u64,
+    /// Bytes of originals for promoted and trailing blocks.
+    pub promoted_bytes: u64,
+    /// Bytes of originals for the dense rung.
+    pub dense_bytes: u64,
+    /// Blocks that a head chose for its keys, mean.
+    pub promoted_keys: f64,
+    /// Blocks that a head chose for its values, mean.
+    pub promoted_values: f64,
+    /// The share of a head's mass from quantized keys, mean.
+    pub tail_mass: f64,
+    /// Bound on the error by quantized keys, median of the heads; none if it is not finite.
+    pub e_key: Option<f64>,
+    /// By quantized values.
+    pub e_val: Option<f64>,
+    /// By the rounding of the arithmetic.
+    pub e_round: Option<f64>,
+    /// Query heads of all sequences.
+    pub heads: usize,
+    /// How many of them were computed from the originals.
+    pub dense_heads: usize,
 }
 
 /// What a row is about.
@@ -141,9 +200,36 @@ impl Row {
         if self.peer == "ferrokv" { self.scheme.as_deref().unwrap_or("ferrokv") } else { &self.peer }
     }
 
+    /// Whether both are of one shape, type, batch and context.
+    fn is_beside(&self, other: &Row) -> bool {
+        self.group() == other.group() && self.context == other.context
+    }
+
     /// What has a table of its own.
     pub fn group(&self) -> (u32, u32, u32, &str, u32) {
         (self.q_heads, self.kv_heads, self.head_dim, &self.dtype, self.batch)
+    }
+}
+
+/// Sets what our schemes are beside: our dense attention, and the fastest of the other libraries.
+pub fn set_ratios(rows: &mut [Row]) {
+    for i in 0..rows.len() {
+        let of = &rows[i];
+        if of.peer != "ferrokv" || of.op != "decode" {
+            continue;
+        }
+        let beside = |row: &&Row| row.op == "decode" && row.is_beside(of);
+        let dense = rows
+            .iter()
+            .filter(beside)
+            .find(|row| row.peer == "ferrokv" && row.by() == "dense" && row.emulator == of.emulator);
+        let dense = dense.map(|row| row.median_us / of.median_us);
+        let peers = rows.iter().filter(beside).filter(|row| row.peer != "ferrokv" && !of.emulator);
+        let peer = peers.min_by(|a, b| a.median_us.total_cmp(&b.median_us));
+        let peer = peer.map(|row| (row.peer.clone(), row.median_us / of.median_us));
+        let row = &mut rows[i];
+        row.dense_ratio = dense;
+        (row.fastest_peer, row.peer_ratio) = peer.unzip();
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tables for a terminal.
 
 use super::arguments::short;
-use super::report::{Report, Row};
+use super::report::{Certified, Report, Row};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
 
@@ -11,6 +11,10 @@ fn time(microseconds: f64) -> String {
 
 fn optional(x: Option<f64>) -> String {
     x.map_or_else(String::new, |x| format!("{x:.3}"))
+}
+
+fn ratio(x: Option<f64>) -> String {
+    x.map_or_else(String::new, |x| format!("{x:.2}"))
 }
 
 /// What `bench attention` prints.
@@ -28,6 +32,7 @@ pub fn tables(report: &Report) -> String {
         let rows: Vec<&Row> =
             report.rows.iter().filter(|row| row.group() == group && row.op == "decode").collect();
         out += &figures(&rows);
+        out += &certified(&rows);
         out += &side_by_side(&rows);
     }
     if !report.skipped.is_empty() {
@@ -50,6 +55,9 @@ fn figures(rows: &[&Row]) -> String {
         ("p10", Align::Right),
         ("p90", Align::Right),
         ("GB/s", Align::Right),
+        ("GB/s read", Align::Right),
+        ("dense / it", Align::Right),
+        ("peer / it", Align::Right),
         ("reading alone", Align::Right),
         ("of it", Align::Right),
         ("output", Align::Left),
@@ -71,6 +79,9 @@ fn figures(rows: &[&Row]) -> String {
             time(row.p10_us),
             time(row.p90_us),
             format!("{:.1}", row.gb_per_s),
+            row.read_gb_per_s.map_or_else(String::new, |x| format!("{x:.1}")),
+            ratio(row.dense_ratio),
+            ratio(row.peer_ratio),
             row.roofline_us.map_or_else(String::new, time),
             optional(row.fraction),
             output.into(),
@@ -78,6 +89,40 @@ fn figures(rows: &[&Row]) -> String {
         ]);
     }
     table.render()
+}
+
+/// What the schemes over a quantized cache consist of, promoted and certify.
+fn certified(rows: &[&Row]) -> String {
+    let mut found: Vec<(&Row, &Certified)> =
+        rows.iter().filter_map(|row| Some((*row, row.certified.as_ref()?))).collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    found.sort_by_key(|(row, _)| row.context);
+    let mut columns = vec![("context", Align::Right), ("policy", Align::Left), ("originals", Align::Left)];
+    columns.extend(["pass", "select", "replace", "dense"].map(|part| (part, Align::Right)));
+    let figures = ["keys", "values", "tail", "E_key", "E_val", "E_round", "dense heads"];
+    columns.extend(figures.map(|figure| (figure, Align::Right)));
+    let mut table = Table::new(&columns);
+    for (row, figures) in found {
+        let bound = |x: Option<f64>| x.map_or_else(|| "none".into(), |x| format!("{x:.2e}"));
+        let originals = if figures.originals == "host" { "host" } else { "GPU (warm)" };
+        let mut cells = vec![short(row.context), figures.policy.clone(), originals.into()];
+        let part = |name: &str| figures.parts.iter().find(|part| part.name == name);
+        let parts = ["pass", "select", "replace", "dense"].map(part);
+        cells.extend(parts.map(|part| part.map_or_else(String::new, |part| format!("{:.1} µs", part.us))));
+        cells.extend([
+            format!("{:.1}", figures.promoted_keys),
+            format!("{:.1}", figures.promoted_values),
+            format!("{:.4}", figures.tail_mass),
+            bound(figures.e_key),
+            bound(figures.e_val),
+            bound(figures.e_round),
+            format!("{} of {}", figures.dense_heads, figures.heads),
+        ]);
+        table.row(cells);
+    }
+    format!("\n{}", table.render())
 }
 
 /// Each peer's fastest form beside each of our schemes.

@@ -1,5 +1,6 @@
 use super::arguments::{Arguments, Shape, short};
-use super::report::{Row, Subject};
+use super::report::{Row, Subject, set_ratios};
+use super::schemes::Options;
 use super::{compared, peers, picture, run, summary};
 use clap::{Args, FromArgMatches};
 
@@ -17,7 +18,9 @@ fn what_cannot_be_measured_is_refused_with_what_can() {
         (["--contexts", "0"], "no number"),
         (["--contexts", "8G"], "K and M may follow"),
         (["--dtype", "f32"], "f16, bf16"),
-        (["--schemes", "fast"], "dense"),
+        (["--schemes", "fast"], "dense, naive, certified"),
+        (["--policy", "loose"], "sound, paper, strict, fast"),
+        (["--query-scale", "0"], "no number above 0"),
     ];
     for (line, part) in refused {
         let error = parse(&line).err().expect("refused").to_string();
@@ -55,6 +58,9 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
         "f16,bf16",
         "--seconds-per-row",
         "0",
+        "--policy",
+        "strict",
+        "--cold",
         "--commit",
         "0123abc",
         "--json",
@@ -66,18 +72,40 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
     let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(written["environment"]["commit"], "0123abc");
     let rows = written["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2 * 2 * 2 * 2);
+    let of = |scheme: &str| rows.iter().filter(|row| row["scheme"] == scheme).collect::<Vec<_>>();
+    assert_eq!([of("dense").len(), of("naive").len(), of("certified").len()], [16, 8, 8]);
     for row in rows {
-        assert_eq!(
-            (&row["op"], &row["scheme"], &row["emulator"]),
-            (&"decode".into(), &"dense".into(), &true.into())
-        );
+        assert_eq!((&row["op"], &row["emulator"]), (&"decode".into(), &true.into()));
         assert_eq!(row["verified"], true, "{row}");
         let part = row["error_of_bound"].as_f64().unwrap();
         assert!(part > 1e-5 && part <= 1.0, "{row}");
+        assert!(row["dense_ratio"].as_f64().unwrap() > 0.0, "{row}");
     }
-    // The GPU, and what is too long for the emulator.
-    assert_eq!(written["skipped"].as_array().unwrap().len(), 1 + 2 * 2 * 2);
+    for row in of("naive") {
+        let (tokens, batch) = (row["context"].as_u64().unwrap(), row["batch"].as_u64().unwrap());
+        let step = &row["certified"];
+        assert_eq!([&step["promoted_keys"], &step["promoted_values"]], [0.0, 0.0]);
+        // The full blocks of 2 heads, quantized; the others' tokens, keys and values.
+        let (blocks, rest) = (tokens / 16, tokens % 16);
+        assert_eq!(step["quantized_bytes"], batch * 2 * blocks * (32 * 64 + 16));
+        assert_eq!(step["promoted_bytes"], batch * 2 * 16 * u64::from(rest != 0) * 64 * 4);
+        assert!(step["e_key"].as_f64() > Some(0.0) && step["e_val"].as_f64() > Some(0.0), "{row}");
+    }
+    for row in of("certified") {
+        let step = &row["certified"];
+        assert_eq!((&step["policy"], &step["originals"]), (&"strict".into(), &"host".into()));
+        assert!(step["promoted_keys"].as_f64() > Some(0.0), "{row}");
+        let read =
+            ["quantized_bytes", "promoted_bytes", "dense_bytes"].map(|part| step[part].as_u64().unwrap());
+        assert_eq!(row["cache_bytes"], read.iter().sum::<u64>());
+    }
+    let refused = written["skipped"].as_array().unwrap();
+    // The GPU, what is too long for the emulator, and heads that there are no quantized kernels for.
+    assert_eq!(refused.len(), 1 + 2 * 2 * 2 + 2 * 8);
+    let certified: Vec<_> =
+        refused.iter().filter(|line| line["what"].as_str().unwrap().contains("certified")).collect();
+    assert_eq!(certified.len(), 8);
+    assert!(certified.iter().all(|line| line["reason"].as_str().unwrap().contains("head_dim 96")));
     for name in ["plot-4-2-64-f16.svg", "plot-3-1-96-bf16.png"] {
         assert!(folder.path().join(name).metadata().unwrap().len() > 1000, "{name}");
     }
@@ -173,6 +201,41 @@ fn a_wrong_output_fails_the_command_and_names_its_row() {
         error.starts_with("1 of 2 compared rows are wrong: dense 4/2/64 f16 batch 1 context 8192"),
         "{error}"
     );
+}
+
+#[test]
+fn an_error_above_its_certificate_is_wrong() {
+    use super::caches::Caches;
+    let device = host::Device::cpu(simt::emu::EmuOptions::default());
+    let shape: Shape = "4/2/64".parse().unwrap();
+    let subject = Subject { shape, batch: 2, context: 70, dtype: "f16" };
+    let caches = Caches::<half::f16>::new(&device, subject, 1, 3.0).unwrap();
+    let mut scheme =
+        super::schemes::open("dense", &caches, Options { policy: "sound", cold: false }).unwrap();
+    let stream = host::Stream::new(&device).unwrap();
+    scheme.step(&stream, &caches, 0).unwrap();
+    let mut result = scheme.result().unwrap();
+    assert!(caches.compare_norms(&result.output, &[1e-5; 8]) < 1.0);
+    // The last row: (0.3, 0.4) away from where it was.
+    result.output[7 * 64] += 0.3;
+    result.output[7 * 64 + 1] += 0.4;
+    let part = caches.compare_norms(&result.output, &[0.25; 8]);
+    assert!((part - 2.0).abs() < 1e-3, "{part}");
+    result.output[0] = f32::NAN;
+    assert!(caches.compare_norms(&result.output, &[0.25; 8]).is_nan());
+}
+
+#[test]
+fn rows_of_one_configuration_are_set_beside_each_other() {
+    let mut rows = peers::read(PEERS).rows;
+    let certified = Row { scheme: Some("certified".into()), ..ours(5.0) };
+    rows.extend([ours(10.0), certified.clone(), Row { batch: 2, ..certified.clone() }]);
+    set_ratios(&mut rows);
+    let own = &rows[rows.len() - 3..];
+    let figures: Vec<_> = own.iter().map(|row| (row.dense_ratio, row.peer_ratio)).collect();
+    assert_eq!(figures, [(Some(1.0), Some(2.0)), (Some(2.0), Some(4.0)), (None, None)]);
+    assert_eq!(own[1].fastest_peer.as_deref(), Some("torch cudnn"));
+    assert!(rows.iter().filter(|row| row.peer != "ferrokv").all(|row| row.dense_ratio.is_none()));
 }
 
 #[test]
