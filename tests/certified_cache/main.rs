@@ -1,5 +1,6 @@
 //! The cache in two tiers: against a plain model, with any scratch, in graphs, and at its limits.
 
+mod claims;
 mod limits;
 mod model;
 mod steps;

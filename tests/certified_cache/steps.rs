@@ -42,7 +42,7 @@ fn any_scratch<E: CacheElement>(geometry: Geometry) {
         assert!(missed.iter().any(|t| t.key_misses > 0) && missed.iter().any(|t| t.value_misses > 0));
         for (key_slots, value_slots) in [(0, 1), (3, 2), (80, 80)] {
             let (bits, traffic) = grow::<E>(device, Extents { key_slots, value_slots, ..none });
-            assert_eq!(bits, expected, "with {key_slots} and {value_slots} slots on {device:?}");
+            assert!(bits == expected, "with {key_slots} and {value_slots} slots on {device:?}");
             for (traffic, missed) in traffic.iter().zip(&missed) {
                 assert_eq!(traffic.key_hits + traffic.key_misses, missed.key_misses);
                 assert_eq!(traffic.value_hits + traffic.value_misses, missed.value_misses);
@@ -88,8 +88,8 @@ fn decode(device: &Device, count: u64, in_graph: bool) -> (Vec<Vec<u32>>, Vec<[V
     let stream = Stream::new(device).unwrap();
     let mut cache = TieredCache::<f16>::new(device, extents).unwrap();
     let sequences = [cache.start_sequence().unwrap(), cache.start_sequence().unwrap()];
-    prefill(&mut cache, &stream, sequences[0], 120, 1);
-    prefill(&mut cache, &stream, sequences[1], 9, 3);
+    prefill(&mut cache, &stream, sequences[0], 126, 1);
+    prefill(&mut cache, &stream, sequences[1], 13, 3);
     let mut plan = StepPlan::<f16>::new(device, problem(extents), &policy()).unwrap();
     let size = input::<f16>(device, extents.geometry, 4, 0).len();
     let (mut keys, mut values) = (Buffer::new(device, size).unwrap(), Buffer::new(device, size).unwrap());
@@ -138,5 +138,5 @@ fn a_graph_replayed_gives_the_bits_of_single_steps() {
 #[test]
 fn single_steps_race_with_nothing() {
     let device = Device::cpu(EmuOptions::race_checked());
-    assert_eq!(decode(&device, 9, false), decode(&devices()[0], 9, false));
+    assert_eq!(decode(&device, 4, false), decode(&devices()[0], 4, false));
 }
