@@ -6,7 +6,7 @@
 //! equal files.
 
 use bytemuck::Pod;
-use safetensors::Dtype;
+pub use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use std::collections::BTreeMap;
 use std::fs::{self, File};

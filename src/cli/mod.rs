@@ -9,6 +9,7 @@ mod failure;
 mod kernels;
 mod output;
 mod progress;
+mod prove;
 mod quantize;
 mod table;
 mod text;
@@ -34,6 +35,7 @@ Examples:
   ferrokv quantize cache.safetensors -o cache.q.safetensors --scheme block
   ferrokv dequantize cache.q.safetensors -o back.safetensors
   ferrokv check                                           every kernel on emulator and GPU, bit by bit
+  ferrokv prove --cache assets/kv-smollm2.safetensors     certificates against errors, over caches of every kind
   ferrokv bench int8 --sizes largest --plot bench         every kernel beside the memory's ceiling
   ferrokv kernels                                         registers and shared memory of every kernel";
 
@@ -54,6 +56,7 @@ enum Command {
     Dequantize(dequantize::Arguments),
     Bench(bench::Arguments),
     Check(check::Arguments),
+    Prove(prove::Arguments),
     Doctor(doctor::Arguments),
     Kernels(kernels::Arguments),
 }
@@ -77,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Dequantize(arguments) => dequantize::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Check(arguments) => check::run(arguments),
+        Command::Prove(arguments) => prove::run(arguments),
         Command::Doctor(arguments) => doctor::run(arguments),
         Command::Kernels(arguments) => kernels::run(arguments),
     };

@@ -5,7 +5,7 @@ mod parts;
 mod relations;
 
 use ferrokv::host::Device;
-use ferrokv::host::certified::proof::{Batch, Exact, Input, Returned, Trial};
+use ferrokv::host::certified::proof::{Batch, Exact, Input, Options, Returned, Trial, prove};
 use ferrokv::host::certified::{CertifiedElement, Policy, Rung, StepElement, StepProblem};
 use ferrokv::simt::emu::EmuOptions;
 use half::{bf16, f16};
@@ -152,5 +152,20 @@ fn errors_are_within_the_certificates_for_every_input() {
         for policy in [Policy::SOUND, Policy::NAIVE, DENSE] {
             judge(&batch, &truth, &step(&mut trial, &policy), "long");
         }
+    }
+}
+
+/// What `ferrokv prove` does, small.
+#[test]
+fn no_certificate_promises_too_much() {
+    for device in devices() {
+        let options = Options { head_steps: 700, max_tokens: 96, long_tokens: 400, seed: 5 };
+        let findings = prove(device, options, &[], |_| {}).unwrap();
+        let total = &findings.total;
+        assert!(total.violations == 0 && total.unbounded == 0, "{:#?}", findings.violations);
+        assert!(total.head_steps >= 700 && findings.inputs.len() == Input::MADE.len());
+        // The bounds are neither idle nor all of one kind.
+        assert!(total.tightest > 1.0 && total.tightest < 8.0, "{}", total.tightest);
+        assert!(total.rungs[0] > 50 && total.rungs[1] > 50, "{:?}", total.rungs);
     }
 }

@@ -133,6 +133,7 @@ pub fn cases(large: bool) -> Vec<Case> {
         }
     }
     cases.extend(super::cache::cases::cases());
+    cases.extend(super::step_cases::cases(large));
     cases
 }
 

@@ -32,6 +32,7 @@ mod policy;
 pub mod proof;
 pub mod reference;
 mod step;
+mod step_cases;
 mod write;
 
 pub use cache::{CacheElement, CacheError, Extents, Memory, SequenceId, TieredCache};

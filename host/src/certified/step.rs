@@ -60,6 +60,13 @@ pub struct StepKernels<E: StepElement> {
     replace: (Replace<E>, u32),
 }
 
+impl<E: StepElement> StepKernels<E> {
+    /// `attend` and `replace`.
+    pub(super) fn infos(&self) -> [&'static simt::KernelInfo; 2] {
+        [self.attend.0.info(), self.replace.0.info()]
+    }
+}
+
 /// An element type that the kernels of a step have instances for: f16 and bf16.
 pub trait StepElement: DenseElement {
     #[doc(hidden)]
@@ -495,5 +502,35 @@ impl<E: StepElement> StepPlan<E> {
             self.run_replace(stream, cache, out)?;
             self.run_dense(stream, cache, out)
         }
+    }
+
+    /// Fills what the kernels hand to each other with a byte, so that what none of them writes is the same everywhere.
+    pub(super) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {
+        stream.fill_u8(&mut self.records, .., byte)?;
+        stream.fill_u8(&mut self.totals, .., byte)?;
+        stream.fill_u8(&mut self.chosen, .., byte)?;
+        stream.fill_u8(&mut self.sums, .., byte)?;
+        stream.fill_u8(&mut self.entries, .., byte)?;
+        stream.fill_u8(&mut self.trailing_norms, .., byte)?;
+        stream.fill_u8(&mut self.dense_rows, .., byte)?;
+        Ok(stream.fill_u8(&mut self.entry_counts, .., byte)?)
+    }
+
+    /// What the kernels hand to each other, word by word.
+    pub(super) fn between(&self) -> Result<Vec<(&'static str, Vec<u32>)>> {
+        fn words<T: simt::Pod>(buffer: &Buffer<T>) -> Result<Vec<u32>> {
+            Ok(bytemuck::cast_slice(&buffer.to_vec()?).to_vec())
+        }
+        Ok(vec![
+            ("records", words(&self.records)?),
+            ("totals", words(&self.totals)?),
+            ("chosen", words(&self.chosen)?),
+            ("sums", words(&self.sums)?),
+            ("entries", words(&self.entries)?),
+            ("entry counts", words(&self.entry_counts)?),
+            ("trailing norms", words(&self.trailing_norms)?),
+            ("dense rows", words(&self.dense_rows)?),
+            ("counters", self.counters.iter().map(words).collect::<Result<Vec<_>>>()?.concat()),
+        ])
     }
 }

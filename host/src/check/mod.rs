@@ -96,7 +96,7 @@ pub struct Progress<'a> {
 }
 
 /// The byte that outputs hold before a run: another one on each kind of device.
-fn poison(kind: BackendKind) -> u8 {
+pub(crate) fn poison(kind: BackendKind) -> u8 {
     match kind {
         BackendKind::Cpu => 0xa5,
         BackendKind::Cuda => 0x5a,

@@ -168,15 +168,36 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
         }
     }
 
-    /// One step of what is loaded and asked.
+    /// What a scratch holds: its tiles and its directory.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn scratch_contents(&self) -> Result<(Vec<E>, Vec<u64>)> {
+        Ok((self.near.to_vec()?, self.directory.to_vec()?))
+    }
+
+    /// One step of what is loaded and asked. What it does not write is NaN.
     ///
     /// # Errors
     /// What the device reports.
     pub fn step(&mut self, plan: &mut StepPlan<E>, out: &mut Attended) -> Result<Returned> {
-        // What is not written shows.
-        self.stream.fill_u8(&mut out.output, .., 0xff)?;
-        self.stream.fill_u8(&mut out.lse, .., 0xff)?;
-        self.stream.fill_u8(&mut out.certificates, .., 0xff)?;
+        self.step_over(plan, out, 0xff)
+    }
+
+    /// The same over a byte that is another one on each kind of device.
+    pub(in crate::certified) fn step_poisoned(
+        &mut self,
+        plan: &mut StepPlan<E>,
+        out: &mut Attended,
+    ) -> Result<Returned> {
+        let byte = crate::check::poison(self.device.kind());
+        self.step_over(plan, out, byte)
+    }
+
+    fn step_over(&mut self, plan: &mut StepPlan<E>, out: &mut Attended, byte: u8) -> Result<Returned> {
+        self.stream.fill_u8(&mut out.output, .., byte)?;
+        self.stream.fill_u8(&mut out.lse, .., byte)?;
+        self.stream.fill_u8(&mut out.certificates, .., byte)?;
         let handles = self.handles();
         // SAFETY: buffers of this trial, made for the problem; the table's entries are blocks of the pool and each full one
         // was quantized by `load`; what is returned is read before anything here goes.

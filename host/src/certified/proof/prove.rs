@@ -1,0 +1,443 @@
+//! Many head-steps: certificates counted against errors.
+
+use super::{Batch, Exact, Input, Returned, Trial};
+use crate::Device;
+use crate::certified::{
+    Attended, BLOCK_TOKENS, Certificate, CertifiedElement, Policy, Result, Rung, StepElement, StepPlan,
+    StepProblem,
+};
+use crate::dense::sample::random;
+use half::{bf16, f16};
+use rayon::prelude::*;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Head-steps at least: query heads of steps, each of one policy.
+    pub head_steps: u64,
+    /// The longest of most sequences.
+    pub max_tokens: u32,
+    /// The length of a few sequences that are attended to all over.
+    pub long_tokens: u32,
+    /// Another seed, other numbers.
+    pub seed: u64,
+}
+
+/// A piece of a real cache of one layer, and queries at its end.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// [tokens, kv_heads, head_dim].
+    pub keys: Vec<f16>,
+    /// Likewise.
+    pub values: Vec<f16>,
+    /// [query tokens, q_heads, head_dim]; the last query token is the last token.
+    pub queries: Vec<f16>,
+    /// Tokens.
+    pub tokens: u32,
+    /// Query tokens.
+    pub query_tokens: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// Elements of a row.
+    pub head_dim: u32,
+}
+
+/// A head-step that needs a look.
+#[derive(Clone, Debug, Serialize)]
+pub struct Notable {
+    /// f16 or bf16.
+    pub element: &'static str,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// Query heads of a KV head.
+    pub group: u32,
+    /// What made the batch.
+    pub seed: u64,
+    /// Preset.
+    pub policy: &'static str,
+    /// Which sequence of the batch.
+    pub sequence: usize,
+    /// Which query head.
+    pub q_head: usize,
+    /// Its tokens.
+    pub tokens: u32,
+    /// The norm of returned minus exact output.
+    pub error: f64,
+    /// What the certificate says of it.
+    pub bound: f64,
+    /// Its parts: keys, values, rounding.
+    pub parts: [f32; 3],
+    /// The rung.
+    pub rung: Rung,
+}
+
+/// Head-steps of one input.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Tally {
+    /// How many.
+    pub head_steps: u64,
+    /// Those with an error beyond the bound.
+    pub violations: u64,
+    /// Those without a finite bound.
+    pub unbounded: u64,
+    /// By rung: quantized, promoted, expanded, dense.
+    pub rungs: [u64; 4],
+    /// Why heads were dense.
+    pub reasons: BTreeMap<&'static str, u64>,
+    /// How many have bound / error from 2^i up, i from 0; the last has all beyond.
+    pub tightness: [u64; 24],
+    /// Bound / error, the smallest found; by rungs other than dense.
+    pub tightest: f64,
+    /// Medians of bound / error: of heads on quantized blocks, of dense ones.
+    pub median: [f64; 2],
+    /// Median of the paper's bound on the error by keys over ours, of heads with its thresholds and a tail of a
+    /// thousandth of the mass or more.
+    pub paper_over_ours: f64,
+    /// Its smallest.
+    pub paper_over_ours_least: f64,
+    /// Median E_key, E_val, E_round and error of heads that are not dense.
+    pub medians: [f64; 4],
+    #[serde(skip)]
+    ratios: [Vec<f32>; 2],
+    #[serde(skip)]
+    paper: Vec<f32>,
+    #[serde(skip)]
+    parts: [Vec<f32>; 4],
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Findings {
+    /// By input.
+    pub inputs: BTreeMap<Input, Tally>,
+    /// All together.
+    pub total: Tally,
+    /// The first violations.
+    pub violations: Vec<Notable>,
+    /// The head-step with the smallest bound / error.
+    pub tightest: Option<Notable>,
+}
+
+impl Tally {
+    fn add(&mut self, error: f64, certificate: &Certificate, paper: Option<f64>) -> bool {
+        let bound = bound(certificate);
+        let rung = Rung::of(certificate.rung());
+        let dense = rung == Rung::Dense;
+        self.head_steps += 1;
+        self.rungs[rung as usize] += 1;
+        for reason in crate::certified::reasons(certificate.reason()) {
+            *self.reasons.entry(reason).or_default() += 1;
+        }
+        if bound == f64::INFINITY {
+            self.unbounded += 1;
+            return true;
+        }
+        // NaN holds no bound.
+        let holds = error <= bound;
+        self.violations += u64::from(!holds);
+        // An error of 0 says nothing of how tight a bound is.
+        if error > 0.0 {
+            let ratio = bound / error;
+            let place = (ratio.log2().floor().max(0.0) as usize).min(self.tightness.len() - 1);
+            self.tightness[place] += 1;
+            self.ratios[usize::from(dense)].push(ratio as f32);
+        }
+        if !dense {
+            let parts = [certificate.e_key, certificate.e_val, certificate.e_round, error as f32];
+            self.parts.iter_mut().zip(parts).for_each(|(all, part)| all.push(part));
+            // Where nearly nothing is left quantized ours is about rounding, of which the paper's has none.
+            if let Some(paper) = paper.filter(|_| certificate.tail_mass > 1e-3) {
+                self.paper.push((paper / f64::from(certificate.e_key)) as f32);
+            }
+        }
+        holds
+    }
+
+    fn finish(&mut self) {
+        self.median = self.ratios.each_mut().map(|ratios| median(ratios));
+        // Sorted by the median.
+        self.tightest = self.ratios[0].first().map_or(f64::NAN, |ratio| f64::from(*ratio));
+        self.paper_over_ours = median(&mut self.paper);
+        self.paper_over_ours_least = self.paper.first().map_or(f64::NAN, |ratio| f64::from(*ratio));
+        self.medians = self.parts.each_mut().map(|part| median(part));
+    }
+}
+
+/// The bound on the whole error.
+fn bound(certificate: &Certificate) -> f64 {
+    f64::from(certificate.e_key) + f64::from(certificate.e_val) + f64::from(certificate.e_round)
+}
+
+/// Sorts, and the middle one.
+fn median(numbers: &mut [f32]) -> f64 {
+    numbers.sort_unstable_by(f32::total_cmp);
+    numbers.get(numbers.len() / 2).map_or(f64::NAN, |x| f64::from(*x))
+}
+
+const POLICIES: [(&str, Policy); 5] = [
+    ("paper", Policy::PAPER),
+    ("sound", Policy::SOUND),
+    ("naive", Policy::NAIVE),
+    ("strict", Policy::STRICT),
+    ("fast", Policy::FAST),
+];
+
+/// Extents that batches have, in turn: head_dim, query heads of a KV head, KV heads.
+const SHAPES: [(u32, u32, u32); 8] =
+    [(128, 4, 2), (64, 8, 2), (128, 8, 1), (64, 1, 3), (128, 7, 1), (64, 16, 1), (128, 16, 1), (64, 3, 3)];
+
+/// Head-steps over made-up caches, until there are enough, and over `layers`. `progress` is told how many there are.
+///
+/// # Errors
+/// What the device reports.
+pub fn prove(
+    device: &Device,
+    options: Options,
+    layers: &[Layer],
+    mut progress: impl FnMut(u64),
+) -> Result<Findings> {
+    let mut findings = Findings::default();
+    let mut done = 0;
+    for layer in layers {
+        let batch = layer.batch();
+        let mut runner = Runner::<f16>::new(device, batch.problem, batch.blocks())?;
+        for policy in 0..POLICIES.len() {
+            done += runner.run(&batch, 0, &[policy], &mut findings)?;
+            progress(done);
+        }
+    }
+    let mut runners = Vec::new();
+    for &(head_dim, group, kv_heads) in &SHAPES {
+        let problem = |sequences: usize, max_tokens| StepProblem {
+            sequences: sequences as u32,
+            q_heads: group * kv_heads,
+            kv_heads,
+            head_dim,
+            max_tokens,
+        };
+        runners.push((problem(Input::MADE.len(), options.max_tokens), None));
+        runners.push((problem(1, options.long_tokens), None));
+    }
+    let mut round = 0;
+    while done < options.head_steps {
+        // Every shape in both types; a long sequence now and then.
+        let long = round % 8 == 7;
+        let at = (2 * (round as usize % SHAPES.len()) + usize::from(long)) % runners.len();
+        let wide = round / 16 % 2 == 1;
+        let (problem, runner) = &mut runners[at];
+        let seed = random(options.seed, round);
+        if runner.is_none() {
+            let blocks = (problem.sequences * problem.max_tokens.div_ceil(BLOCK_TOKENS) + 3) as usize;
+            *runner = Some((
+                Runner::<f16>::new(device, *problem, blocks)?,
+                Runner::<bf16>::new(device, *problem, blocks)?,
+            ));
+        }
+        let Some((narrow_runner, wide_runner)) = runner else { continue };
+        let sequences: Vec<(Input, u32)> = match long {
+            true => vec![(
+                [Input::Diffuse, Input::Normal, Input::Ties][round as usize / 8 % 3],
+                problem.max_tokens - seed as u32 % 16,
+            )],
+            false => Input::MADE
+                .into_iter()
+                .enumerate()
+                .map(|(i, input)| (input, length(random(seed, i as u64), problem.max_tokens)))
+                .collect(),
+        };
+        let policies = [0, 1 + round as usize % 4];
+        done += if wide {
+            let batch = Batch::<bf16>::new(*problem, &sequences, seed, seed);
+            wide_runner.run(&batch, seed, &policies, &mut findings)?
+        } else {
+            let batch = Batch::<f16>::new(*problem, &sequences, seed, seed);
+            narrow_runner.run(&batch, seed, &policies, &mut findings)?
+        };
+        progress(done);
+        round += 1;
+    }
+    findings.total.finish();
+    findings.inputs.values_mut().for_each(Tally::finish);
+    Ok(findings)
+}
+
+/// A number of tokens: often at an edge.
+fn length(z: u64, max_tokens: u32) -> u32 {
+    let any = 1 + (z >> 32) as u32 % max_tokens;
+    match z % 10 {
+        0 => any.min(1 + (z >> 8) as u32 % 16),
+        1 | 2 => any.div_ceil(BLOCK_TOKENS).min(max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS,
+        3 => max_tokens,
+        _ => any,
+    }
+}
+
+/// A trial, and plans for each policy when they are needed.
+struct Runner<E: StepElement + CertifiedElement> {
+    trial: Trial<E>,
+    plans: [Option<(StepPlan<E>, Attended)>; POLICIES.len()],
+}
+
+impl<E: StepElement + CertifiedElement> Runner<E> {
+    fn new(device: &Device, problem: StepProblem, blocks: usize) -> Result<Self> {
+        Ok(Runner { trial: Trial::new(device, problem, blocks)?, plans: [const { None }; POLICIES.len()] })
+    }
+
+    /// Steps of one batch with some policies; says how many head-steps that were.
+    fn run(
+        &mut self,
+        batch: &Batch<E>,
+        seed: u64,
+        policies: &[usize],
+        findings: &mut Findings,
+    ) -> Result<u64> {
+        self.trial.load(batch)?;
+        self.trial.ask(batch)?;
+        let mut returned = Vec::new();
+        for &policy in policies {
+            if self.plans[policy].is_none() {
+                let plan = self.trial.plan(&POLICIES[policy].1)?;
+                let out = plan.allocate()?;
+                self.plans[policy] = Some((plan, out));
+            }
+            if let Some((plan, out)) = &mut self.plans[policy] {
+                returned.push((policy, self.trial.step(plan, out)?));
+            }
+        }
+        let heads = batch.problem.kv_heads as usize;
+        let truth: Vec<Vec<Exact>> = (0..batch.lengths.len() * heads)
+            .into_par_iter()
+            .map(|i| batch.exact(i / heads, i % heads))
+            .collect();
+        let truth: Vec<Exact> = truth.into_iter().flatten().collect();
+        for (policy, returned) in &returned {
+            count(batch, seed, *policy, &truth, returned, findings);
+        }
+        Ok((returned.len() * truth.len()) as u64)
+    }
+}
+
+fn count<E: StepElement>(
+    batch: &Batch<E>,
+    seed: u64,
+    policy: usize,
+    truth: &[Exact],
+    returned: &Returned,
+    findings: &mut Findings,
+) {
+    let dim = batch.problem.head_dim as usize;
+    let heads = batch.problem.q_heads as usize;
+    for (row, (exact, certificate)) in truth.iter().zip(&returned.certificates).enumerate() {
+        let sequence = row / heads;
+        let error = exact.error(&returned.output[row * dim..][..dim]);
+        let paper =
+            (POLICIES[policy].0 == "paper").then(|| exact.paper_bound(f64::from(certificate.tail_mass)));
+        let input = batch.inputs[sequence];
+        findings.total.add(error, certificate, paper);
+        let holds = findings.inputs.entry(input).or_default().add(error, certificate, paper);
+        let bound = bound(certificate);
+        let notable = || Notable {
+            element: E::NAME,
+            head_dim: batch.problem.head_dim,
+            group: batch.problem.q_heads / batch.problem.kv_heads,
+            seed,
+            policy: POLICIES[policy].0,
+            sequence,
+            q_head: row % heads,
+            tokens: batch.lengths[sequence],
+            error,
+            bound,
+            parts: [certificate.e_key, certificate.e_val, certificate.e_round],
+            rung: Rung::of(certificate.rung()),
+        };
+        if !holds && findings.violations.len() < 20 {
+            findings.violations.push(notable());
+        }
+        let ratio = |found: &Notable| found.bound / found.error;
+        if error > 0.0 && findings.tightest.as_ref().is_none_or(|found| bound / error < ratio(found)) {
+            findings.tightest = Some(notable());
+        }
+    }
+}
+
+impl Layer {
+    /// One sequence for each query token, all over the same blocks.
+    fn batch(&self) -> Batch<f16> {
+        let (heads, dim) = (self.kv_heads as usize, self.head_dim as usize);
+        let max_blocks = self.tokens.div_ceil(BLOCK_TOKENS);
+        let block = BLOCK_TOKENS as usize;
+        let mut pools =
+            [&self.keys, &self.values].map(|_| vec![f16::NAN; max_blocks as usize * heads * block * dim]);
+        for (pool, source) in pools.iter_mut().zip([&self.keys, &self.values]) {
+            for token in 0..self.tokens as usize {
+                for head in 0..heads {
+                    let from = (token * heads + head) * dim;
+                    let to = ((token / block * heads + head) * block + token % block) * dim;
+                    pool[to..to + dim].copy_from_slice(&source[from..from + dim]);
+                }
+            }
+        }
+        let [keys, values] = pools;
+        Batch {
+            problem: StepProblem {
+                sequences: self.query_tokens,
+                q_heads: self.q_heads,
+                kv_heads: self.kv_heads,
+                head_dim: self.head_dim,
+                max_tokens: self.tokens,
+            },
+            lengths: (1..=self.query_tokens).map(|i| self.tokens - self.query_tokens + i).collect(),
+            inputs: vec![Input::Real; self.query_tokens as usize],
+            queries: self.queries.clone(),
+            keys,
+            values,
+            table: (0..self.query_tokens).flat_map(|_| 0..max_blocks).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels_gpu::certified::policy::{reason, rung};
+
+    fn certificate(e_key: f32, rung_and_reason: u32) -> Certificate {
+        Certificate {
+            e_key,
+            e_val: 0.25,
+            e_round: 0.25,
+            tail_mass: 0.5,
+            delta: 0.1,
+            promoted_keys: 0,
+            promoted_values: 0,
+            rung_and_reason,
+        }
+    }
+
+    #[test]
+    fn an_error_beyond_its_bound_is_counted_and_nan_is_one() {
+        let mut tally = Tally::default();
+        assert!(tally.add(1.0, &certificate(0.5, rung::QUANTIZED), Some(2.0)));
+        assert!(!tally.add(1.001, &certificate(0.5, rung::PROMOTED), None));
+        assert!(!tally.add(f64::NAN, &certificate(0.5, rung::PROMOTED), None));
+        assert!(!tally.add(0.0, &certificate(f32::NAN, rung::PROMOTED), None));
+        assert!(tally.add(5.0, &certificate(f32::INFINITY, rung::DENSE | reason::NO_BOUND << 16), None));
+        tally.finish();
+        assert_eq!((tally.head_steps, tally.violations, tally.unbounded), (5, 3, 1));
+        assert_eq!(tally.rungs, [1, 3, 0, 1]);
+        assert_eq!(tally.reasons.into_iter().collect::<Vec<_>>(), [("no finite bound", 1)]);
+        assert_eq!(tally.paper_over_ours, 4.0);
+    }
+
+    #[test]
+    fn lengths_are_at_edges_and_in_range() {
+        let lengths: Vec<u32> = (0..1000).map(|i| length(random(3, i), 200)).collect();
+        assert!(lengths.iter().all(|length| (1..=200).contains(length)));
+        assert!(lengths.iter().filter(|length| **length % 16 == 0).count() > 150);
+        assert!(lengths.iter().any(|length| *length < 16) && lengths.contains(&200));
+    }
+}

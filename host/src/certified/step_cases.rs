@@ -1,0 +1,182 @@
+//! Cases of whole steps for `ferrokv check`: everything that each kernel of a step leaves behind, over lengths around every
+//! edge, groups, policies, hostile caches and scratches.
+
+use super::proof::{Batch, Input, Trial};
+use super::{CertifiedElement, Geometry, Policy, StepElement, StepProblem};
+use crate::Device;
+use crate::check::{Case, CaseError, OutputBuffer};
+use crate::dense::DenseElement;
+use half::{bf16, f16};
+use kernels_gpu::certified::{claim, select};
+
+/// Every head is computed from the originals.
+const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
+/// Some heads are.
+const SOME_DENSE: Policy = Policy { key_budget: 0.02, per_group: false, ..Policy::SOUND };
+/// Every block is promoted.
+const ALL: Policy = Policy {
+    coverage: 1.0,
+    min_keys: u32::MAX,
+    max_keys: u32::MAX,
+    value_tolerance: 0.0,
+    max_values: u32::MAX,
+    ..Policy::NAIVE
+};
+
+/// What a case is about.
+#[derive(Clone, Copy)]
+struct Step {
+    sequences: &'static [(Input, u32)],
+    kv_heads: u32,
+    group: u32,
+    max_tokens: u32,
+    policy: (&'static str, Policy),
+    /// Slots for keys and for values. Two steps then: the second finds what the first has brought.
+    slots: Option<(u32, u32)>,
+    race_check: bool,
+}
+
+const EDGES: &[(Input, u32)] = &[
+    (Input::Normal, 0),
+    (Input::Normal, 1),
+    (Input::Sharp, 15),
+    (Input::Normal, 16),
+    (Input::Outlier, 130),
+    (Input::Diffuse, 160),
+];
+const HOSTILE: &[(Input, u32)] = &[
+    (Input::Constant, 100),
+    (Input::Ties, 320),
+    (Input::Huge, 77),
+    (Input::Trailing, 141),
+    (Input::Dominant, 256),
+    (Input::Duplicates, 90),
+    (Input::Wide, 111),
+    (Input::Extremal, 208),
+];
+const SMALL: &[(Input, u32)] = &[(Input::Normal, 51)];
+
+const PLAIN: Step = Step {
+    sequences: EDGES,
+    kv_heads: 2,
+    group: 4,
+    max_tokens: 160,
+    policy: ("sound", Policy::SOUND),
+    slots: None,
+    race_check: false,
+};
+
+fn steps(large: bool) -> Vec<Step> {
+    // Looking for races takes its time with the hundreds of threads that choose: two heads, and two splits.
+    let small = Step { sequences: SMALL, kv_heads: 1, group: 2, max_tokens: 288, race_check: true, ..PLAIN };
+    let long = Step { sequences: &[(Input::Normal, 1500)], kv_heads: 1, max_tokens: 2048, ..PLAIN };
+    let mut steps = vec![
+        Step { policy: ("some dense", SOME_DENSE), ..small },
+        Step { policy: ("all", ALL), slots: Some((2, 3)), ..small },
+        Step { sequences: EDGES, group: 3, policy: ("all", ALL), slots: Some((2, 3)), ..PLAIN },
+        Step { group: 7, policy: ("strict", Policy::STRICT), ..PLAIN },
+        Step { group: 16, policy: ("paper", Policy::PAPER), slots: Some((5, 40)), kv_heads: 1, ..PLAIN },
+        Step { group: 1, policy: ("naive", Policy::NAIVE), ..PLAIN },
+        Step { policy: ("dense", DENSE), ..PLAIN },
+        Step { sequences: HOSTILE, group: 8, kv_heads: 1, max_tokens: 320, ..PLAIN },
+        Step { policy: ("fast", Policy::FAST), ..long },
+        Step { policy: ("strict", Policy::STRICT), slots: Some((40, 7)), ..long },
+    ];
+    if large {
+        let many: &[(Input, u32)] =
+            &[(Input::Sharp, 3000), (Input::Diffuse, 8192), (Input::Outlier, 5), (Input::Ties, 7777)];
+        steps.push(Step { sequences: many, group: 8, max_tokens: 8192, ..PLAIN });
+        let one: &[(Input, u32)] = &[(Input::Normal, 39_999)];
+        steps.push(Step {
+            sequences: one,
+            kv_heads: 4,
+            max_tokens: 131_072,
+            slots: Some((500, 500)),
+            ..PLAIN
+        });
+    }
+    steps
+}
+
+/// The cases of every instance; `large` adds caches of many thousand tokens.
+pub fn cases(large: bool) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for step in steps(large) {
+        for head_dim in super::STEP_HEAD_DIMS {
+            add::<f16>(&mut cases, step, head_dim);
+            add::<bf16>(&mut cases, step, head_dim);
+        }
+    }
+    cases
+}
+
+fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
+    let Step { sequences, kv_heads, group, max_tokens, policy, slots, race_check } = step;
+    let problem = StepProblem {
+        sequences: sequences.len() as u32,
+        q_heads: group * kv_heads,
+        kv_heads,
+        head_dim,
+        max_tokens,
+    };
+    let (Some(kernels), Some((dense, _)), Ok(geometry)) =
+        (E::step_kernels(head_dim), <E as DenseElement>::kernel(head_dim), Geometry::new(kv_heads, head_dim))
+    else {
+        return;
+    };
+    let text: Vec<String> = sequences.iter().map(|(input, length)| format!("{input} {length}")).collect();
+    let scratch = slots.map_or(String::new(), |(keys, values)| format!(" slots={keys},{values}"));
+    let label = format!(
+        "{} heads={}/{kv_heads} head_dim={head_dim} of {max_tokens} {}{scratch}: {}",
+        E::NAME,
+        problem.q_heads,
+        policy.0,
+        text.join(", ")
+    );
+    let [attend, replace] = kernels.infos();
+    let case = Case::new(attend, label, move |device| run::<E>(device, problem, step))
+        .and(select::kernel().info())
+        .and(replace)
+        .and(dense.info())
+        .and(E::quantize_block(geometry).info());
+    let case = if slots.is_some() { case.and(claim::kernel().info()) } else { case };
+    cases.push(if race_check { case.race_checked() } else { case });
+}
+
+/// One step, or two with a scratch: what is returned, and what the kernels hand to each other.
+fn run<E: StepElement + CertifiedElement>(
+    device: &Device,
+    problem: StepProblem,
+    step: Step,
+) -> Result<Vec<OutputBuffer>, CaseError> {
+    let batch = Batch::<E>::new(problem, step.sequences, 5, 9);
+    let mut trial = Trial::new(device, problem, batch.blocks())?;
+    trial.load(&batch)?;
+    trial.ask(&batch)?;
+    if let Some((keys, values)) = step.slots {
+        trial.set_scratch(keys, values)?;
+    }
+    let mut plan = trial.plan(&step.policy.1)?;
+    plan.fill(trial.stream(), 0x33)?;
+    let mut out = plan.allocate()?;
+    let mut outputs = Vec::new();
+    for names in [["output", "lse", "certificates"], ["second output", "second lse", "second certificates"]] {
+        let returned = trial.step_poisoned(&mut plan, &mut out)?;
+        outputs.push(OutputBuffer::new(names[0], returned.output));
+        outputs.push(OutputBuffer::new(names[1], returned.lse));
+        let words: Vec<u32> = bytemuck::cast_slice(&returned.certificates).to_vec();
+        outputs.push(OutputBuffer::new(names[2], words));
+        if step.slots.is_none() {
+            break;
+        }
+    }
+    for (name, words) in plan.between()? {
+        outputs.push(OutputBuffer::new(name, words));
+    }
+    if step.slots.is_some() {
+        let (near, directory) = trial.scratch_contents()?;
+        outputs.push(OutputBuffer::new("directory", directory));
+        outputs.push(OutputBuffer::new("scratch", near.iter().map(|x| x.to_f32()).collect::<Vec<f32>>()));
+    }
+    Ok(outputs)
+}
