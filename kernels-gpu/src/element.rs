@@ -61,16 +61,19 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
         store_whole(data, index, Self::narrow(x));
     }
 
-    /// Elements `index` to `index + 7`, read once; `index` is a multiple of 8.
+    /// Elements `index` to `index + 15`, read once, in accesses of 16 bytes; `index` is a multiple of 16. Each takes half of
+    /// every sector that a warp touches; the next finds its half in the first-level cache.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn load_eight(data: Global<Self>, index: usize) -> [[f32; 4]; 2] {
+    fn load_sixteen(data: Global<Self>, index: usize) -> [[f32; 4]; 4] {
         if size_of::<Self::Four>() == 16 {
-            // Two accesses that each take half of every sector: the second finds its half in the first-level cache.
             let four = |at| Self::widen(data.load_vector_readonly::<Self::Four>(at));
-            return [four(index), four(index + 4)];
+            return [four(index), four(index + 4), four(index + 8), four(index + 12)];
         }
-        bytemuck::cast::<UVec4, [Self::Four; 2]>(data.load_vector_streaming(index)).map(Self::widen)
+        let eight =
+            |at| bytemuck::cast::<UVec4, [Self::Four; 2]>(data.load_vector_readonly(at)).map(Self::widen);
+        let ([a, b], [c, d]) = (eight(index), eight(index + 8));
+        [a, b, c, d]
     }
 
     /// Writes 16 bytes: four elements of f32, of `x[0]` alone, or eight of f16 and bf16; `index` is a multiple of as many.

@@ -75,8 +75,8 @@ impl Input {
     }
 }
 
-/// Tokens × channels around the edges of vectors (4 and 8), strips (4 and 8), tiles and token blocks (16), warps and scan blocks
-/// (128 columns, 64 rows).
+/// Tokens × channels around the edges of vectors (4, 8 and 16), strips (2 and 8), tiles and token blocks (16), warps and
+/// scan blocks (128 columns, 64 rows).
 const EDGES: [(usize, usize); 19] = [
     (1, 1),
     (1, 4),
@@ -96,7 +96,7 @@ const EDGES: [(usize, usize); 19] = [
     (65, 130),
     (129, 127),
     (200, 192),
-    (1, 8),
+    (3, 24),
 ];
 
 const LARGE: [(usize, usize); 4] = [(1025, 1023), (4096, 1024), (16384, 256), (131_072, 128)];
@@ -164,6 +164,7 @@ fn kernels_of<T: Int8Element>(matrix: Matrix, variant: Variant) -> [&'static Ker
         Variant::Coarsened => [k.quantize_coarsened.info(), k.dequantize_coarsened.info()],
         Variant::Vectorized => [k.quantize_vectorized.info(), k.dequantize_vectorized.info()],
         Variant::Wide if matrix.is_wide() => [k.quantize_wide.info(), k.dequantize_wide.info()],
+        Variant::Wide if matrix.is_wide_back() => [k.quantize_rows.info(), k.dequantize_wide.info()],
         Variant::Rows | Variant::Wide => [k.quantize_rows.info(), k.dequantize_rows.info()],
         Variant::Fused => [k.quantize_fused.info(), k.dequantize_fused.info()],
     }

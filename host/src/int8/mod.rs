@@ -29,7 +29,7 @@ pub mod scores;
 pub use kernels::Int8Element;
 pub use plan::{Plan, Quantized};
 
-use kernels_gpu::int8::{Shape, TOKENS_PER_BLOCK, WIDE_COLUMNS};
+use kernels_gpu::int8::{Shape, TOKENS_PER_BLOCK, WIDE_BACK_COLUMNS, WIDE_COLUMNS};
 use std::fmt;
 use std::str::FromStr;
 
@@ -134,9 +134,14 @@ impl Matrix {
         }
     }
 
-    /// Whether rows are whole eights, which the kernels of [`Variant::Wide`] need.
+    /// Whether rows are whole sixteens, which the quantizer of [`Variant::Wide`] needs.
     pub(crate) fn is_wide(self) -> bool {
         self.channels.is_multiple_of(WIDE_COLUMNS as usize)
+    }
+
+    /// Whether rows are whole eights, which the way back of [`Variant::Wide`] needs.
+    pub(crate) fn is_wide_back(self) -> bool {
+        self.channels.is_multiple_of(WIDE_BACK_COLUMNS as usize)
     }
 
     pub(crate) fn shape(self) -> Shape {
@@ -163,8 +168,8 @@ pub enum Variant {
     Vectorized,
     /// Four neighbouring columns of eight rows a thread.
     Rows,
-    /// Eight neighbouring columns of four rows a thread, 16 bytes of two rows on the way back; `Rows` where channels are
-    /// no multiple of 8.
+    /// Sixteen neighbouring columns of two rows a thread, 16 bytes of two rows on the way back; `Rows` where channels are
+    /// no multiple of 16 (back: of 8).
     Wide,
     /// Scales and codes of each block of 16 tokens in one read.
     Fused,

@@ -55,7 +55,8 @@ impl<T: Int8Element> Plan<T> {
             Variant::Fused => launch::fused(shape),
         };
         let back = match variant {
-            Variant::Wide if matrix.is_wide() => launch::wide_back::<T>(shape),
+            Variant::Wide if matrix.is_wide_back() => launch::wide_back::<T>(shape),
+            Variant::Wide => launch::rows(shape),
             _ => launches,
         };
         Ok(Plan {
@@ -191,7 +192,7 @@ impl<T: Int8Element> Plan<T> {
             Variant::Tiled => &kernels.dequantize_tiled,
             Variant::Coarsened => &kernels.dequantize_coarsened,
             Variant::Vectorized => &kernels.dequantize_vectorized,
-            Variant::Wide if self.matrix.is_wide() => &kernels.dequantize_wide,
+            Variant::Wide if self.matrix.is_wide_back() => &kernels.dequantize_wide,
             Variant::Rows | Variant::Wide => &kernels.dequantize_rows,
             Variant::Fused => &kernels.dequantize_fused,
         };

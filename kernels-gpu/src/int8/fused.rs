@@ -127,9 +127,9 @@ fn quantize_block<T: Element, const LANES: u32, const FULL: bool>(
             if LANES == 4 {
                 let code = |i: usize| quantize_by(x[t][i], divisors[i]);
                 let word = bits::pack_low_bytes([code(0), code(1), code(2), code(3)]);
-                codes.store_vector_streaming::<u32>(at, word);
+                codes.store_vector::<u32>(at, word);
             } else {
-                codes.store_streaming(at, quantize(x[t][0], s[0]) as i8);
+                codes.store(at, quantize(x[t][0], s[0]) as i8);
             }
         }
     });

@@ -87,7 +87,7 @@ pub mod launch {
     use super::{PAPER_TILE, Shape, threads};
     use crate::Element;
     use crate::int8::scales::{SCAN_COLUMNS, SCAN_ROWS, scan_layout};
-    use crate::int8::wide::{WIDE_BACK_ROWS, WIDE_COLUMNS, WIDE_ROWS, wide_back_columns};
+    use crate::int8::wide::{WIDE_COLUMNS, WIDE_ROWS, wide_back_columns};
     use crate::int8::{ROWS_PER_THREAD, TOKENS_PER_BLOCK, tiled_layout};
     use simt::LaunchShape;
 
@@ -134,7 +134,7 @@ pub mod launch {
         line(threads(shape, ROWS_PER_THREAD), BLOCK)
     }
 
-    /// Eight columns of four rows a thread; D is a multiple of 8.
+    /// Sixteen columns of two rows a thread; D is a multiple of 16.
     pub fn wide(shape: Shape) -> Option<LaunchShape> {
         line(shape.tokens.div_ceil(WIDE_ROWS as u64) * (shape.channels / WIDE_COLUMNS) as u64, BLOCK)
     }
@@ -142,7 +142,7 @@ pub mod launch {
     /// 16 bytes of two rows a thread; D is a multiple of 8.
     pub fn wide_back<T: Element>(shape: Shape) -> Option<LaunchShape> {
         let lanes = shape.channels / wide_back_columns::<T>();
-        line(shape.tokens.div_ceil(WIDE_BACK_ROWS as u64) * lanes as u64, BLOCK)
+        line(shape.tokens.div_ceil(WIDE_ROWS as u64) * lanes as u64, BLOCK)
     }
 
     /// One quad (or one column, if D is no multiple of 4) of 16 tokens a thread.

@@ -28,7 +28,7 @@
 //! | [`quantize_coarsened`](fn@quantize_coarsened), … | four columns 16 apart | 16 × 16 |
 //! | [`quantize_vectorized`](fn@quantize_vectorized), … | four neighbouring columns of one row | 256 |
 //! | [`quantize_rows`](fn@quantize_rows), … | four neighbouring columns of eight rows | 256 |
-//! | [`quantize_wide`](fn@quantize_wide) | eight neighbouring columns of four rows | 256 |
+//! | [`quantize_wide`](fn@quantize_wide) | sixteen neighbouring columns of two rows | 256 |
 //! | [`dequantize_wide`](fn@dequantize_wide) | 16 bytes of two rows | 256 |
 //! | [`quantize_fused`](fn@quantize_fused), … | four columns of 16 tokens, scales included | 128 |
 //! | [`column_maxima`](fn@column_maxima), [`finish_scales`](fn@finish_scales) | (6) over the whole column | 256 |
@@ -55,7 +55,7 @@ pub use scales::{
     SCAN_COLUMNS, SCAN_ROWS, ScanLayout, column_maxima, finish_scales, first_nonfinite, scan_layout,
 };
 pub use vectorized::{dequantize_vectorized, quantize_vectorized};
-pub use wide::{WIDE_COLUMNS, dequantize_wide, quantize_wide};
+pub use wide::{WIDE_BACK_COLUMNS, WIDE_COLUMNS, dequantize_wide, quantize_wide};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -34,7 +34,7 @@ also get the error of their attention scores; with `query_first_position` = p in
 sees keys 0 to p + r only. The queries themselves are not quantized.
 
 Variants: naive, tiled, coarsened and vectorized are the paper's kernels; rows gives each thread four columns of \
-eight rows, wide eight columns of four rows. These share one scale a channel (scheme channel) and must have equal \
+eight rows, wide sixteen columns of two rows. These share one scale a channel (scheme channel) and must have equal \
 bits. fused has a scale for each 16 tokens of a channel (scheme block16) and makes scales and codes in one read.
 
 With -o the codes and scales are written as safetensors: `NAME.codes` (I8) and `NAME.scales` (F32), with scheme, \
