@@ -4,8 +4,8 @@
 #
 #   benches/gpu-suite.sh path/to/ferrokv OUT [COMMIT]
 #
-# With FERROKV_SUITE_PEERS=1 PyTorch and Triton are measured beside (benches/peers/int8.py, run from the root).
-# Each step has a limit, so that a kernel that hangs costs that step alone. About five minutes on an H200.
+# With FERROKV_SUITE_PEERS=1 PyTorch and Triton are measured beside (benches/peers/*.py, run from the root).
+# Each step has a limit, so that a kernel that hangs costs that step alone. About ten minutes, fifteen with peers.
 set -u
 ferrokv=$1 out=$2 commit=${3:-unknown}
 mkdir -p "$out"
@@ -46,6 +46,14 @@ fi
 # The largest size first; past 90 s no further size starts, and the report says which are missing.
 step bench-int8 280 "$ferrokv" bench int8 --backend cuda --no-cpu --seconds 90 "${peers[@]}" --commit "$commit" \
     --json "$out/bench-int8.json" --plot "$out/bench-int8"
+# Right outputs within their bounds, certified ones within their certificates: else it exits with 1.
+attention=120 peers=()
+if [ "${FERROKV_SUITE_PEERS:-0}" = 1 ]; then
+    attention=240 peers=(--peers)
+fi
+step bench-attention $((attention + 60)) "$ferrokv" bench attention --backend cuda --seconds $attention "${peers[@]}" \
+    --commit "$commit" --json "$out/bench-attention.json" --plot "$out/bench-attention"
+step prove 120 "$ferrokv" prove --backend cuda --json "$out/prove.json"
 step check-full 120 "$ferrokv" check --full --backend cuda --json "$out/check-full.json"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck initcheck synccheck racecheck; do
