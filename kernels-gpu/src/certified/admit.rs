@@ -5,7 +5,7 @@
 //! - **slots** hold originals that steps have used: the pair (block, KV head) in slot `pair mod slots`, keys and values
 //!   apart. Of which pair a slot is, its tag says.
 //! - **fresh** blocks are those that are being filled: one for each sequence, and a few for prefill. Their rows are in the
-//!   originals as well, but a step reads its trailing blocks here, and so does [`quantize_block`](super::quantize_block)
+//!   originals as well, but a step reads its trailing blocks here, and so does [`quantize_block`](fn@super::quantize_block)
 //!   when they are full. No two sequences share one, so nothing evicts it, and no scratch is needed for it.
 //!
 //! # The directory

@@ -1,7 +1,7 @@
 //! Sequences: started, given room, forked, freed.
 
 use super::book::Growth;
-use super::{Annotation, BLOCK_TOKENS, CacheElement, Result, SequenceId, TieredCache};
+use super::{Annotation, BLOCK_TOKENS, CacheElement, CacheError, Result, SequenceId, TieredCache};
 use crate::Stream;
 use simt::Zeroable;
 
@@ -21,7 +21,7 @@ impl<E: CacheElement> TieredCache<E> {
     /// [`CacheError::UnknownSequence`], [`CacheError::TooLong`], [`CacheError::PoolExhausted`], and the cache is as it was;
     /// [`crate::Error::Capturing`].
     pub fn reserve(&mut self, stream: &Stream, sequence: SequenceId, tokens: u32) -> Result<()> {
-        let row = self.book.find(sequence)?;
+        let row = self.row_of(sequence)?;
         self.refresh(stream)?;
         let growth = self.book.growth([(row, u64::from(tokens))].into_iter())?;
         self.grow(stream, &growth)
@@ -54,7 +54,7 @@ impl<E: CacheElement> TieredCache<E> {
     }
 
     fn set_paused(&mut self, stream: &Stream, sequence: SequenceId, paused: bool) -> Result<()> {
-        let row = self.book.find(sequence)?;
+        let row = self.row_of(sequence)?;
         self.refresh(stream)?;
         self.book.row_mut(row).paused = paused;
         self.write_limit(stream, row)
@@ -66,7 +66,7 @@ impl<E: CacheElement> TieredCache<E> {
     /// [`CacheError::UnknownSequence`], [`CacheError::NoSequence`], [`CacheError::PoolExhausted`], and the cache is as it
     /// was; [`crate::Error::Capturing`].
     pub fn fork(&mut self, stream: &Stream, sequence: SequenceId) -> Result<SequenceId> {
-        let source = self.book.find(sequence)?;
+        let source = self.row_of(sequence)?;
         self.refresh(stream)?;
         let (fork, copy) = self.book.fork(source)?;
         if let Some((from, to)) = copy {
@@ -91,7 +91,7 @@ impl<E: CacheElement> TieredCache<E> {
     /// # Errors
     /// [`CacheError::UnknownSequence`]; [`crate::Error::Capturing`].
     pub fn free(&mut self, stream: &Stream, sequence: SequenceId) -> Result<()> {
-        let row = self.book.find(sequence)?;
+        let row = self.row_of(sequence)?;
         // Before anybody else may have the blocks.
         stream.upload(&[0], &mut self.limits, row as usize)?;
         stream.upload(&[0], &mut self.lengths, row as usize)?;
@@ -104,7 +104,7 @@ impl<E: CacheElement> TieredCache<E> {
     /// # Errors
     /// [`CacheError::UnknownSequence`]; [`crate::Error::Capturing`].
     pub fn length(&self, stream: &Stream, sequence: SequenceId) -> Result<u32> {
-        let row = self.book.find(sequence)?;
+        let row = self.row_of(sequence)?;
         let mut length = [0];
         stream.download(&self.lengths, row as usize, &mut length)?;
         Ok(length[0])
@@ -151,6 +151,11 @@ impl<E: CacheElement> TieredCache<E> {
             Ok((bytemuck::cast_slice(&tiles).to_vec(), annotations))
         };
         blocks.iter().map(one).collect()
+    }
+
+    /// The row of a sequence that has not been freed.
+    pub(super) fn row_of(&self, sequence: SequenceId) -> std::result::Result<u32, CacheError> {
+        self.book.find(sequence)
     }
 
     /// Asks the device for lengths, and which sequences have stopped. Waits for the stream.

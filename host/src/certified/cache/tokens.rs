@@ -115,7 +115,7 @@ impl<E: CacheElement> TieredCache<E> {
         keys: &Buffer<E>,
         values: &Buffer<E>,
     ) -> Result<()> {
-        let row = self.book.find(sequence)?;
+        let row = self.row_of(sequence)?;
         stream.device().check_same(keys.device(), "the buffer of keys")?;
         stream.device().check_same(values.device(), "the buffer of values")?;
         self.refresh(stream)?;
