@@ -1,7 +1,7 @@
 //! Each part of a step against what it should be.
 
 use super::*;
-use ferrokv::host::certified::{BLOCK_TOKENS, Geometry, reference};
+use ferrokv::host::certified::{BLOCK_TOKENS, Certificate, Geometry, reference};
 
 const TOKENS: usize = BLOCK_TOKENS as usize;
 
@@ -99,7 +99,8 @@ fn everything_promoted_is_dense() {
                 let length = batch.lengths[row / group as usize];
                 assert_eq!(certificate.promoted_keys, length / BLOCK_TOKENS, "{certificate:?}");
                 assert_eq!(certificate.promoted_values, length / BLOCK_TOKENS, "{certificate:?}");
-                assert_eq!((certificate.e_val, certificate.tail_mass), (0.0, 0.0));
+                // What is left of sums over everything after everything is taken out: their slack.
+                assert!(certificate.e_val < 1e-3 && certificate.tail_mass < 1e-4, "{certificate:?}");
                 let at = row * head_dim as usize..(row + 1) * head_dim as usize;
                 let off = returned.output[at.clone()].iter().zip(&output[at]).map(|(a, b)| (a - b).powi(2));
                 let off = off.sum::<f32>().sqrt();
@@ -121,7 +122,8 @@ fn the_dense_rung_has_the_bits_of_dense() {
         let (output, lse) = trial.dense().unwrap();
         // A budget that some heads exceed.
         let naive = step(&mut trial, &Policy::NAIVE);
-        let mut errors: Vec<f32> = naive.certificates.iter().map(|c| c.e_key).collect();
+        let relative = |(c, exact): (&Certificate, &Exact)| c.e_key / exact.largest_value as f32;
+        let mut errors: Vec<f32> = naive.certificates.iter().zip(&truth).skip(18).map(relative).collect();
         errors.sort_by(f32::total_cmp);
         let some = Policy { key_budget: errors[errors.len() / 2], ..Policy::NAIVE };
         let mut counts = [0; 2];
@@ -142,7 +144,10 @@ fn the_dense_rung_has_the_bits_of_dense() {
                 assert_eq!(bits(&returned.output[at.clone()]) == bits(&output[at]), dense, "{row}");
                 if dense {
                     assert_eq!(returned.lse[row].to_bits(), lse[row].to_bits());
-                    assert!(certificate.bound() < 1e-2, "{certificate:?}");
+                    assert!(
+                        f64::from(certificate.bound()) < 1e-3 * truth[row].largest_value,
+                        "{certificate:?}"
+                    );
                 }
             }
         }

@@ -362,9 +362,10 @@ impl Own {
     }
 }
 
-/// What is taken in counts for so much more than what is taken out: 256 roundings of the largest sum on the way, and there are
-/// fewer than 100 on the way of any.
-const SLACK: f32 = 1.0 + 1.0 / 65536.0;
+/// What is taken in counts for so much more than what is taken out: 512 roundings of the sum of all. An addend passes at most
+/// 55 additions of its thread, 55 subtractions and 20 additions over the threads, and what passes them is at most twice the
+/// sum of all.
+const SLACK: f32 = 1.0 + 1.0 / 32768.0;
 
 /// A block's part of the sums. Computed twice, with the same bits.
 struct Share {
