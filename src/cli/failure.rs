@@ -1,6 +1,6 @@
 //! How a command fails: one line, and an exit code.
 
-use super::bench;
+use super::{attend, bench};
 use host::int8;
 use host::int8::file;
 use host::tensor_file;
@@ -28,6 +28,9 @@ pub enum Failure {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] host::Error),
+    /// A file that cannot be attended to.
+    #[error(transparent)]
+    Attend(#[from] attend::Error),
     /// The file has nothing that can be quantized.
     #[error("{path} has no tensor to quantize: {reason}; F32, F16 or BF16 of rank 2 or more is needed")]
     NothingToDo {

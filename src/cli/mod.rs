@@ -1,5 +1,6 @@
 //! The commands: each a module with its arguments and a `run`.
 
+mod attend;
 mod backend;
 mod bench;
 mod check;
@@ -34,6 +35,7 @@ Examples:
   ferrokv quantize assets/kv-smollm2.safetensors          measure every kernel on a real KV cache
   ferrokv quantize cache.safetensors -o cache.q.safetensors --scheme block
   ferrokv dequantize cache.q.safetensors -o back.safetensors
+  ferrokv attend assets/kv-smollm2.safetensors            attention, each head's bound beside its true error
   ferrokv check                                           every kernel on emulator and GPU, bit by bit
   ferrokv prove --cache assets/kv-smollm2.safetensors     certificates against errors, over caches of every kind
   ferrokv bench int8 --sizes largest --plot bench         every kernel beside the memory's ceiling
@@ -52,6 +54,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Attend(Box<attend::Arguments>),
     Quantize(quantize::Arguments),
     Dequantize(dequantize::Arguments),
     Bench(bench::Arguments),
@@ -76,6 +79,7 @@ pub fn main() -> ExitCode {
         .without_time()
         .init();
     let outcome = match &cli.command {
+        Command::Attend(arguments) => attend::run(arguments),
         Command::Quantize(arguments) => quantize::run(arguments),
         Command::Dequantize(arguments) => dequantize::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),

@@ -16,7 +16,7 @@ mod sizes;
 mod summary;
 #[cfg(test)]
 mod tests;
-mod timing;
+pub mod timing;
 
 use super::failure::Failure;
 use clap::Subcommand;

@@ -1,0 +1,231 @@
+//! `ferrokv attend` as people meet it: bounds that hold on real keys, and how it refuses files.
+
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::fs;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/kv-smollm2.safetensors");
+
+/// Runs the command with no driver in reach, wherever the tests run.
+fn ferrokv(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ferrokv"))
+        .args(arguments)
+        .env("CUDA_LAZY_DRIVER", "/nonexistent/libcuda.so.1")
+        .output()
+        .expect("the command starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+fn succeed(arguments: &[&str]) -> String {
+    let output = ferrokv(arguments);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// The report of a run that succeeds.
+fn report(arguments: &[&str]) -> Value {
+    serde_json::from_str(&succeed(&[arguments, &["--json"]].concat())).expect("JSON")
+}
+
+/// Exit code 2, nothing on stdout, and one line on stderr with each of `words`.
+fn refused(arguments: &[&str], words: &[&str]) {
+    let output = ferrokv(arguments);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert_eq!(error.lines().count(), 1, "{arguments:?}: {error}");
+    assert!(output.stdout.is_empty(), "{arguments:?}: {}", text(&output.stdout));
+    for word in words {
+        assert!(error.contains(word), "{arguments:?}: '{word}' is not in: {error}");
+    }
+}
+
+/// A tensor of a file under construction.
+#[derive(Clone)]
+struct Part {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Vec<u8>,
+}
+
+/// F16 or BF16 numbers between -1 and 1.
+fn part(name: &str, dtype: Dtype, shape: &[usize]) -> Part {
+    let numbers = (0..shape.iter().product::<usize>()).map(|i| (i as f32 * 0.37 + name.len() as f32).sin());
+    let data = numbers.flat_map(|x| match dtype {
+        Dtype::BF16 => bf16::from_f32(x).to_le_bytes().to_vec(),
+        Dtype::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
+        _ => x.to_le_bytes().to_vec(),
+    });
+    Part { name: name.into(), dtype, shape: shape.to_vec(), data: data.collect() }
+}
+
+/// Layer 3: 40 tokens, `kv_heads` heads of `dim` channels, 3 query tokens of `heads` heads.
+fn layer(dtype: Dtype, kv_heads: usize, heads: usize, dim: usize) -> Vec<Part> {
+    vec![
+        part("layer.03.key", dtype, &[40, kv_heads, dim]),
+        part("layer.03.value", dtype, &[40, kv_heads, dim]),
+        part("layer.03.query", dtype, &[3, heads, dim]),
+    ]
+}
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Folder(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    fn file(&self, parts: &[Part], metadata: &[(&str, &str)]) -> String {
+        let views = parts.iter().map(|part| {
+            let view = TensorView::new(part.dtype, part.shape.clone(), &part.data).expect("a tensor");
+            (part.name.clone(), view)
+        });
+        let metadata: HashMap<String, String> =
+            metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let path = self.text("cache.safetensors");
+        fs::write(&path, safetensors::serialize(views, Some(metadata)).expect("a file")).expect("written");
+        path
+    }
+}
+
+fn rows(report: &Value) -> Vec<&Value> {
+    let layers = report["layers"].as_array().expect("layers");
+    layers.iter().flat_map(|layer| layer["rows"].as_array().expect("rows")).collect()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+#[test]
+fn bounds_hold_on_the_sample() {
+    let folder = Folder::new();
+    let (json, plot) = (folder.text("report.json"), folder.text("plot"));
+    let out =
+        succeed(&["attend", SAMPLE, "--layers", "7", "--queries", "2", "--json", &json, "--plot", &plot]);
+    for word in ["policy sound", "layer.07", "query tokens 448, 511", "all 18 hold", "from host memory"] {
+        assert!(out.contains(word), "'{word}' is not in: {out}");
+    }
+    let report: Value = serde_json::from_str(&fs::read_to_string(json).expect("the report")).expect("JSON");
+    assert_eq!(report["summary"]["violations"], 0);
+    assert_eq!(report["summary"]["dense_bits_differing"], 0);
+    assert_eq!(report["device"], "emulator");
+    let rows = rows(&report);
+    assert_eq!(rows.len(), 18);
+    for row in &rows {
+        let (bound, error) = (number(&row["bound"]), number(&row["error"]));
+        let parts: f64 = ["e_key", "e_val", "e_round"].into_iter().map(|part| number(&row[part])).sum();
+        assert!(error > 0.0 && error <= bound && row["holds"] == true, "{row}");
+        assert!((bound - parts).abs() <= 1e-6 * bound, "{row}");
+        let dense = row["rung"] == "dense";
+        assert_eq!(dense, !row["reasons"].as_array().expect("reasons").is_empty(), "{row}");
+        assert!(!dense || row["bits_of_dense"] == true, "{row}");
+    }
+    // Token 511 has 32 full blocks, token 448 has 28 and one key more. Tiles of 2048 bytes, annotations of 16.
+    let layer = &report["layers"][0];
+    assert_eq!(layer["bytes"]["quantized"], 3 * (32 + 28) * (2048 + 16));
+    assert_eq!(layer["bytes"]["trailing"], 3 * 2 * 2048);
+    assert_eq!(layer["bytes"]["dense"], 3 * (512 + 449) * 4 * 64);
+    let svg = fs::read_to_string(folder.text("plot.svg")).expect("the picture");
+    assert!(svg.contains("bound = error") && svg.contains("true error"));
+    assert!(fs::read(folder.text("plot.png")).expect("the picture").starts_with(b"\x89PNG"));
+}
+
+#[test]
+fn nothing_is_promoted_naively_and_dense_has_rounding_only() {
+    let on_sample =
+        |scheme: &str| report(&["attend", SAMPLE, "--layers", "15", "--queries", "1", "--scheme", scheme]);
+    let (naive, dense) = (on_sample("naive"), on_sample("dense"));
+    for (naive, dense) in rows(&naive).into_iter().zip(rows(&dense)) {
+        assert_eq!([&naive["promoted_keys"], &naive["promoted_values"]], [0, 0]);
+        assert_eq!(naive["rung"], "quantized");
+        assert!(number(&naive["e_key"]) > 0.0 && number(&naive["e_val"]) > 0.0, "{naive}");
+        assert_eq!((dense["rung"].as_str(), number(&dense["e_key"])), (Some("dense"), 0.0));
+        assert!(number(&dense["error"]) < 0.01 * number(&naive["error"]), "{dense} {naive}");
+        assert_eq!(number(&dense["error"]), number(&naive["dense_error"]));
+    }
+    assert_eq!(dense["summary"]["violations"], 0);
+    assert_eq!(dense["policy"], Value::Null);
+}
+
+#[test]
+fn outputs_do_not_depend_on_the_scratch() {
+    let with =
+        |scratch: &str| report(&["attend", SAMPLE, "--layers", "0", "--queries", "2", "--scratch", scratch]);
+    let (none, some) = (with("0"), with("200"));
+    assert_eq!(rows(&none), rows(&some));
+}
+
+#[test]
+fn bf16_and_positions_without_metadata() {
+    let folder = Folder::new();
+    let file = folder.file(&layer(Dtype::BF16, 1, 2, 128), &[]);
+    let report = report(&["attend", &file, "--queries", "3", "--policy", "strict"]);
+    // The last three of forty tokens.
+    assert_eq!(report["layers"][0]["query_tokens"], serde_json::json!([37, 38, 39]));
+    assert_eq!((rows(&report).len(), &report["summary"]["violations"]), (6, &Value::from(0)));
+    // Dense attention has more head dimensions than certified.
+    let file = folder.file(&layer(Dtype::F16, 2, 2, 96), &[("query_first_position", "5")]);
+    let out = succeed(&["attend", &file, "--queries", "1", "--scheme", "dense"]);
+    assert!(out.contains("query tokens 7\n"), "{out}");
+    refused(&["attend", &file, "--queries", "1"], &["layer.03", "head_dim 96", "64 and 128"]);
+}
+
+#[test]
+fn files_that_are_refused() {
+    let folder = Folder::new();
+    let whole = layer(Dtype::F16, 2, 4, 64);
+    let refuse = |parts: &[Part], options: &[&str], words: &[&str]| {
+        let file = folder.file(parts, &[]);
+        refused(&[&["attend", &file, "--queries", "1"], options].concat(), words);
+    };
+    refuse(&whole[..1], &[], &["layer.03.value and layer.03.query"]);
+    refuse(&[part("keys", Dtype::F16, &[4, 1, 64])], &[], &["no layer", "layer.NN.key", "keys"]);
+    refuse(&whole, &["--layers", "3,7"], &["no layer 7", "layers 3"]);
+    refuse(&whole, &["--backend", "cuda"], &["libcuda"]);
+    refuse(&whole, &["--scheme", "dense", "--policy", "sound"], &["--policy", "--scheme dense"]);
+    refused(&["attend", &folder.file(&whole, &[]), "--queries", "4"], &["layer.03", "up to 3"]);
+
+    let with = |index: usize, part: Part| {
+        let mut parts = whole.clone();
+        parts[index] = part;
+        parts
+    };
+    let query = |dtype, shape: &[usize]| with(2, part("layer.03.query", dtype, shape));
+    refuse(&layer(Dtype::F32, 2, 4, 64), &[], &["layer.03.key", "F32", "F16 and BF16"]);
+    refuse(&query(Dtype::BF16, &[3, 4, 64]), &[], &["layer.03.query", "BF16", "alike"]);
+    refuse(&query(Dtype::F16, &[3, 256]), &[], &["layer.03.query", "[3, 256]", "head_dim"]);
+    refuse(&query(Dtype::F16, &[3, 4, 128]), &[], &["layer.03.query", "128", "64"]);
+    refuse(&query(Dtype::F16, &[3, 5, 64]), &[], &["layer.03.query", "5 heads", "2"]);
+    refuse(&query(Dtype::F16, &[41, 4, 64]), &[], &["layer.03.query", "41 rows", "40 tokens"]);
+    let shorter = with(1, part("layer.03.value", Dtype::F16, &[39, 2, 64]));
+    refuse(&shorter, &[], &["layer.03.value", "[39, 2, 64]", "[40, 2, 64]"]);
+    refuse(&layer(Dtype::F16, 1, 17, 64), &[], &["17 query heads", "16"]);
+    for (at, name) in ["key", "value", "query"].into_iter().enumerate() {
+        let mut parts = whole.clone();
+        // Token 1, head 1, channel 9.
+        let first = 2 * (parts[at].shape[1] * 64 + 64 + 9);
+        parts[at].data[first..first + 2].copy_from_slice(&f16::NAN.to_le_bytes());
+        refuse(&parts, &[], &[&format!("layer.03.{name}"), "NaN", "[1, 1, 9]"]);
+    }
+
+    let file = folder.file(&whole, &[("query_first_position", "38")]);
+    refused(&["attend", &file], &["layer.03.query", "is 38"]);
+    let file = folder.file(&whole, &[("query_first_position", "last")]);
+    refused(&["attend", &file], &["'last'"]);
+    let unknown = ferrokv(&["attend", &file, "--policy", "brave"]);
+    let error = text(&unknown.stderr);
+    assert_eq!(unknown.status.code(), Some(2), "{error}");
+    assert!(error.contains("brave") && error.contains("sound") && error.contains("strict"), "{error}");
+}
