@@ -51,7 +51,7 @@ fn other_sequences_of_the_batch_change_no_bit() {
     let sample = Sample::<f16>::new(batch, &lengths, Input::Normal, 6);
     let device = &devices()[0];
     let together = bits(sample.run(device, &sample.paged(1, 0)).unwrap());
-    assert_eq!(Plan::<f16>::new(device, batch).unwrap().splits(), 5);
+    assert_eq!(Plan::<f16>::new(device, batch).unwrap().splits(), 3);
 
     // Other neighbours.
     let mut others = Sample::<f16>::new(batch, &[250, 0, 77], Input::Wide, 99);
@@ -62,9 +62,9 @@ fn other_sequences_of_the_batch_change_no_bit() {
     assert_eq!(beside.0[..rows], together.0[..rows]);
     assert_ne!(beside.0[rows..], together.0[rows..]);
 
-    // Alone: this many tokens are cut into five parts whatever the batch is.
+    // Alone: this many tokens are cut into three parts whatever the batch is.
     let alone = Problem { sequences: 1, ..batch };
-    assert_eq!(Plan::<f16>::new(device, alone).unwrap().splits(), 5);
+    assert_eq!(Plan::<f16>::new(device, alone).unwrap().splits(), 3);
     for (sequence, length) in lengths.into_iter().enumerate() {
         let single = Sample {
             problem: alone,

@@ -46,7 +46,7 @@ const DECODE: Batch = Batch {
 /// The batches of every instance.
 fn batches(coverage: Coverage) -> Vec<Batch> {
     let small = Batch { lengths: &[33, 0, 70], kv_heads: 1, max_tokens: 80, race_check: true, ..DECODE };
-    // Twenty blocks of a table are cut into three.
+    // Twenty blocks of a table are cut into two.
     let split = Batch { lengths: &[300, 17], kv_heads: 1, max_tokens: 320, race_check: true, ..DECODE };
     if coverage == Coverage::Small {
         return vec![small, split];
@@ -61,7 +61,7 @@ fn batches(coverage: Coverage) -> Vec<Batch> {
     for input in Input::ALL {
         batches.push(Batch { lengths: &[77, 300], kv_heads: 1, group: 8, max_tokens: 320, input, ..DECODE });
     }
-    // Sixteen and more splits, of which short sequences use fewer.
+    // Eight and more splits, of which short sequences use fewer.
     let long = Batch { kv_heads: 1, group: 7, max_tokens: 2048, ..DECODE };
     batches.push(Batch { lengths: &[1500], ..long });
     batches.push(Batch { lengths: &[200, 2048, 0, 1033], group: 4, query_tokens: 3, ..long });
