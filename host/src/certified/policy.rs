@@ -20,8 +20,8 @@ pub struct Policy {
     pub expand_tail: f32,
     /// See `expand_tail`.
     pub expanded_keys: u32,
-    /// Rung 2: values are promoted, the worst first, until E_val of the rest is at most this share of ν, the largest norm of
-    /// a value in the head's cache.
+    /// Rung 2: values are promoted, the worst first, until E_val of the rest is at most this share of ν, ν, the largest norm of a
+    /// value in the head's cache with its error η added.
     pub value_tolerance: f32,
     /// Blocks whose values are promoted at the most.
     pub max_values: u32,
@@ -38,7 +38,7 @@ impl Policy {
     pub const PRESETS: [&'static str; 4] = ["sound", "paper", "strict", "fast"];
 
     /// The default: the heaviest blocks from the originals, for every head of a KV head, and budgets that hold for what is
-    /// returned: a quarter of the largest value's norm for the keys' error, a sixth for the values'. Promotion pays where
+    /// returned: a quarter of the largest value's norm for the keys' error, 0.15 for the values'. Promotion pays where
     /// attention is concentrated; where it is not, no affordable number of blocks covers it, and the bound on the
     /// quantized keys is what there is.
     pub const SOUND: Policy = Policy {
@@ -54,8 +54,7 @@ impl Policy {
         per_group: true,
     };
 
-    /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative). No rung looks at E_key there (spec
-    /// 1.2, point 7).
+    /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative). No rung looks at E_key there.
     pub const PAPER: Policy = Policy {
         coverage: 0.995,
         min_keys: 2,

@@ -6,7 +6,7 @@
 //!
 //! | kernel | does | block |
 //! |---|---|---|
-//! | [`attend`](fn@attend) | attention over all tiles, masses and error bounds of blocks | four warps a split |
+//! | [`attend`](fn@attend) | attention over all tiles, masses and error bounds of blocks | eight warps a split |
 //! | [`append`](fn@append), [`prefill`](fn@prefill) | tokens to originals and fresh blocks | 256 threads a token |
 //! | [`claim`](fn@claim) | which originals come into the scratch | a thread a listed block |
 //! | [`quantize_block`](fn@quantize_block) | originals to tile and annotation | D threads a block and KV head |

@@ -19,7 +19,7 @@
 //! block and query head.
 //!
 //! # Work split
-//! As in `dense`: grid (splits, kv_heads · row groups, sequences), four warps with a ring of tiles each, the parts added
+//! As in `dense`: grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each, the parts added
 //! by the block that arrives last.
 
 use super::layout::{Annotation, TileLayout};
@@ -298,7 +298,7 @@ impl Walk {
         async_copy::commit();
     }
 
-    /// Calls `visit` with every fourth block from `first` on.
+    /// Calls `visit` with the blocks that are this warp's, from `first` on.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn tiles<const D: usize>(&self, first: u32, mut visit: impl FnMut(u32, Tile<D>, Annotation)) {

@@ -21,14 +21,14 @@
 //! A listed block and KV head: 32·D + 16 quantized, 32·D each of keys and values; 12,304 at head_dim 128.
 //!
 //! # Work split
-//! Grid (parts, kv_heads · row groups, sequences), four warps a block; the entries of a list go round the warps. The block
+//! Grid (parts, kv_heads · row groups, sequences), eight warps a block; the entries of a list go round the warps. The block
 //! that arrives last adds everything up and writes output and certificate.
 
 use super::admit::{Found, Scratch, admit, find};
 use super::layout::TileLayout;
 use super::pass::{MAX_REFERENCE, StepShape};
 use super::policy::{Certificate, Thresholds, reason, rung};
-use super::quantizer::norm_bound;
+use super::quantizer::{bound_or_infinity, norm_bound};
 use super::query::{LOG2_E, LOG2_E_ABOVE, Query, Slack, delta_dense, delta_original};
 use super::selection::{Entry, RowSums};
 use super::tile::Tile;
@@ -212,7 +212,8 @@ pub fn replace<E: Half, const D: usize>(
                             squares = fma(b, b, fma(a, a, squares));
                         });
                     }
-                    largest = norm_bound(squares);
+                    // Not a number would get lost in the maximum.
+                    largest = bound_or_infinity(norm_bound(squares));
                 }
                 unroll!(for i in 0..5 {
                     largest = max(largest, warp::warp_shuffle_xor(FULL_MASK, largest, 1 << i, 32));

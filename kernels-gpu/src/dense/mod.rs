@@ -6,7 +6,7 @@ mod layout;
 pub use decode::{attend, layout};
 pub use layout::{DenseShape, partial_floats, split_count};
 
-/// Stages of a warp's ring of tiles: enough bytes under way, and two blocks fit a multiprocessor up to head_dim 128.
+/// Stages of a warp's ring of tiles: enough bytes under way to hide the memory's latency.
 pub const fn stages(head_dim: u32) -> u32 {
     if head_dim <= 64 { 4 } else { 3 }
 }
