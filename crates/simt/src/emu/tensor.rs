@@ -130,7 +130,7 @@ fn round_toward_zero(value: i64, exponent: i32) -> u32 {
     if bits == 0 { 0 } else { bits | ((value < 0) as u32) << 31 }
 }
 
-/// D = A·B + C of one tile: `a` [16 rows][16], `b` [8 columns][16], `c` and the result [16 rows][8 columns], all as bits.
+/// D = A·B + C of one tile: `a` [16 rows, 16], `b` [8 columns, 16], `c` and the result [16 rows, 8 columns], all as bits.
 pub fn mma_16x8x16(
     format: Format,
     a: &[[u16; 16]; 16],
@@ -173,7 +173,7 @@ fn add_accumulator(sum: &mut Sum, bits: u32) {
     }
 }
 
-/// D = A·B + C of one integer tile, modulo 2^32: `a` [16 rows][32], `b` [8 columns][32].
+/// D = A·B + C of one integer tile, modulo 2^32: `a` [16 rows, 32], `b` [8 columns, 32].
 pub fn mma_16x8x32(a: &[[i8; 32]; 16], b: &[[i8; 32]; 8], c: &[[u32; 8]; 16]) -> [[u32; 8]; 16] {
     let mut d = *c;
     for (row, a) in a.iter().enumerate() {
