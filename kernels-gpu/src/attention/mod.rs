@@ -20,7 +20,7 @@ mod softmax;
 
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
 pub use partial::{MAX_PARTS, Merged, PartialRow, combine, combine_parts, last_to_arrive, part_floats};
-pub use softmax::{ROW_SCALE_BITS, Running, probabilities};
+pub use softmax::Running;
 
 use crate::Element;
 use half::{bf16, f16};
@@ -41,8 +41,6 @@ pub const fn warps(head_dim: u32) -> u32 {
 pub const fn threads(head_dim: u32) -> u32 {
     32 * warps(head_dim)
 }
-/// The largest head_dim of any instance.
-pub const MAX_HEAD_DIM: usize = 256;
 
 /// A 16-bit float that the tensor cores multiply.
 pub trait Half: Element {

@@ -8,9 +8,7 @@ use simt::{Shared, unroll};
 
 /// Probabilities are scaled by 2^15 relative to the row's reference: the largest is at most 32768, and what f16 loses of
 /// the small ones is below 2^−39 of it.
-pub const ROW_SCALE_BITS: u32 = 15;
-
-const LARGEST_EXPONENT: f32 = ROW_SCALE_BITS as f32;
+const LARGEST_EXPONENT: f32 = 15.0;
 
 /// "No key yet": below every reference, and `exp2` of any difference to it is 0.
 const NOTHING: f32 = -1.0e30;
@@ -149,7 +147,7 @@ impl Default for Running {
 
 /// The A operand of four probabilities: row `g` rounded, row `g + 8` what rounding cut off.
 #[inline(always)]
-pub fn probabilities<E: Half>(p: [f32; 4]) -> [u32; 4] {
+fn probabilities<E: Half>(p: [f32; 4]) -> [u32; 4] {
     let split = |low: f32, high: f32| {
         let rounded = E::pack(low, high);
         let [a, b] = E::unpack(rounded);

@@ -13,6 +13,7 @@
 
 pub mod admit;
 pub mod choice;
+mod judge;
 pub mod layout;
 mod pass;
 pub mod policy;

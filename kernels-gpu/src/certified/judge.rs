@@ -1,0 +1,173 @@
+//! The certificate of one row: docs/certificate.md, evaluated where the row is finished.
+
+use super::pass::MAX_REFERENCE;
+use super::policy::{Certificate, Thresholds, reason, rung};
+use super::query::{LOG2_E_ABOVE, Query, Slack, delta_dense, delta_original};
+use super::selection::RowSums;
+use crate::attention::{BLOCK_TOKENS, Half, PartialRow, warps};
+use simt::math::{canonical_nan, exp2, fma, max, min, sqrt};
+use simt::{Zeroable, bits};
+
+/// What bounds the rounding of the sums.
+pub(super) struct Chain {
+    /// Matrix multiplications in a row on one accumulator: n of (7).
+    steps: u32,
+    /// Additions that an addend of the numerator and one of the denominator pass: d + d_l.
+    additions: u32,
+    /// Tokens, those taken out and in again included.
+    tokens: u32,
+}
+
+impl Chain {
+    #[inline(always)]
+    pub(super) fn of_step<const D: usize>(length: u32, splits: u32, entries: u32, used: u32) -> Self {
+        let pass = bits::div_u32(length / BLOCK_TOKENS + splits - 1, splits).div_ceil(warps(D as u32));
+        // Of an entry two shares come in and one goes out.
+        let corrections = 3 * bits::div_u32(entries + used * warps(D as u32) - 1, used * warps(D as u32));
+        let merges = splits + used + 1 + 2 * warps(D as u32);
+        Chain::new(pass + corrections + 1, merges, length + 32 * entries)
+    }
+
+    /// That of `dense`: it cuts a sequence into as many parts.
+    #[inline(always)]
+    pub(super) fn of_dense<const D: usize>(length: u32, splits: u32) -> Self {
+        let tiles = bits::div_u32(length.div_ceil(BLOCK_TOKENS) + splits - 1, splits);
+        Chain::new(tiles.div_ceil(warps(D as u32)) + 1, splits + warps(D as u32), length)
+    }
+
+    /// A lane adds up its tokens' weights one tile after another, then four lanes theirs; a row of the numerator its two
+    /// halves. Both are merged.
+    #[inline(always)]
+    fn new(steps: u32, merges: u32, tokens: u32) -> Self {
+        Chain { steps, additions: steps + 2 * merges + 6, tokens }
+    }
+
+    /// The bracket of (7).
+    #[inline(always)]
+    fn bracket<E: Half>(&self) -> f32 {
+        let probabilities = if E::IS_F16 { 1.0 / 8_388_608.0 } else { 1.0 / 131_072.0 };
+        self.steps as f32 * (1.26 / 2_097_152.0)
+            + (self.additions + 4) as f32 * (1.0 / 16_777_216.0)
+            + probabilities
+            + self.tokens as f32 * (1.0 / 68_719_476_736.0)
+    }
+}
+
+/// What the certificate of one row follows from: docs/certificate.md.
+pub(super) struct Judge {
+    /// Reference and sum of what is returned.
+    pub(super) row: PartialRow,
+    /// The same of the pass, to which the masses of `sums` are relative.
+    pub(super) pass: PartialRow,
+    pub(super) sums: RowSums,
+    /// ‖O‖² of what is returned.
+    pub(super) squares: f32,
+    /// Bounds of the norms of the trailing block's keys and values.
+    pub(super) norms: [f32; 2],
+    pub(super) chain: Chain,
+    pub(super) dense: Chain,
+    pub(super) softmax_scale: f32,
+}
+
+impl Judge {
+    // A bound that is not a number fails every test: hence `!(x <= y)`.
+    #[allow(clippy::neg_cmp_op_on_partial_ord)]
+    #[inline(always)]
+    pub(super) fn certificate<E: Half, const D: usize>(
+        &self,
+        query: &Query,
+        thresholds: Thresholds,
+    ) -> Certificate {
+        let Judge { row, pass, sums, .. } = *self;
+        if self.chain.tokens == 0 {
+            return Certificate::zeroed();
+        }
+        let kappa = max(sums.kappa, self.norms[0]);
+        let nu = max(sums.nu, self.norms[1]);
+        // From masses relative to the pass's reference to shares of the final sum.
+        let scale = exp2(pass.reference - row.reference) / row.sum;
+        // A row may have been given blocks for another row's sake.
+        let corrected = if thresholds.per_group != 0 { pass.sum } else { sums.corrected };
+        let lambda = fma(corrected * (2.0 + 1.0 / 512.0), scale, 1.0);
+        let up = fma(lambda, 1.0 / 16384.0, 1.0);
+        let share = |x: f32| x * scale * up;
+        // Blocks used from their originals have a Δ too: rounding alone, whatever their mass.
+        let delta_f = delta_original::<D>(query, kappa);
+        let grown = exp2(delta_f * LOG2_E_ABOVE);
+        let grown_f = fma(grown, 1.0 / 2_097_152.0, grown - 1.0);
+        let a1 = share(sums.a1) + grown_f;
+        let a2 = fma(grown_f, nu, share(sums.a2));
+        let a3 = share(sums.a3) + grown_f;
+        let e_val = fma(share(sums.eta), grown_f, share(sums.eta));
+        // What is subtracted may differ from what was added by two roundings of the exponential, in N and in P.
+        let e_round = (lambda * nu) * self.chain.bracket::<E>()
+            + (lambda - 1.0) * nu * (2.0 * Slack::EXP)
+            + lambda * UNDERFLOW;
+        let norm = sqrt(self.squares) * (1.0 + 1.0 / 16384.0) + e_round + e_val;
+        let ratio =
+            if a3 < 1.0 { fma(a1, norm, a2) / (1.0 - a3) * (1.0 + 1.0 / 1_048_576.0) } else { f32::INFINITY };
+        let delta = max(sums.delta, delta_f);
+        let e_key = min(ratio, total_variation(nu, delta));
+
+        let mut why = 0;
+        if !query.finite {
+            why |= reason::QUERY_NOT_FINITE;
+        }
+        if pass.sum > 0.0 && !(simt::math::abs(pass.reference) < MAX_REFERENCE) {
+            why |= reason::SCORE_RANGE;
+        }
+        if !(e_key <= thresholds.key_budget * nu) {
+            why |= reason::KEY_BUDGET;
+        }
+        if !(e_val <= thresholds.value_budget * nu) {
+            why |= reason::VALUE_BUDGET;
+        }
+        // The least of some bounds is a number even where others, and the output, are not.
+        let numbers = row.sum > 0.0 && row.sum < f32::INFINITY && self.squares < f32::INFINITY;
+        if !numbers || !(e_key + e_val + e_round < f32::INFINITY) {
+            why |= reason::NO_BOUND;
+        }
+        let of_step = Certificate {
+            e_key,
+            e_val,
+            e_round,
+            tail_mass: share(sums.tail),
+            delta,
+            promoted_keys: sums.keys,
+            promoted_values: sums.values,
+            rung_and_reason: if sums.expanded != 0 {
+                rung::EXPANDED
+            } else if sums.keys + sums.values > 0 {
+                rung::PROMOTED
+            } else {
+                rung::QUANTIZED
+            },
+        };
+        if why == 0 {
+            return of_step;
+        }
+        // Then `dense` is what the row gets, and its rounding what the certificate is about.
+        let delta = delta_dense::<D>(query, self.softmax_scale, kappa);
+        // Where it is as large as this, scores may have overflown.
+        let finite = query.finite && delta < 1.0e30;
+        let e_key = if finite { total_variation(nu, delta) } else { f32::INFINITY };
+        Certificate {
+            e_key: canonical_nan(e_key),
+            e_val: 0.0,
+            e_round: canonical_nan(fma(nu, self.dense.bracket::<E>(), UNDERFLOW)),
+            tail_mass: 0.0,
+            delta: canonical_nan(delta),
+            rung_and_reason: rung::DENSE | why << 16,
+            ..of_step
+        }
+    }
+}
+
+/// √D·2^−34 of (7), for every D.
+const UNDERFLOW: f32 = 1.0 / 1_073_741_824.0;
+
+/// (1b), with tanh(x/2) <= min(x/2, 1).
+#[inline(always)]
+fn total_variation(nu: f32, delta: f32) -> f32 {
+    2.0 * nu * min(0.5 * delta, 1.0)
+}
