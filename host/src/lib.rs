@@ -30,6 +30,7 @@ mod event;
 mod graph;
 pub mod int8;
 mod limits;
+pub mod model;
 mod pinned;
 pub mod roofline;
 mod stream;

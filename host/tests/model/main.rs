@@ -1,0 +1,3 @@
+//! Models: files as they may be, and what is made of them.
+
+mod gguf;
