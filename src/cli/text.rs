@@ -37,6 +37,11 @@ pub fn seconds(s: f64) -> String {
     }
 }
 
+/// The same of microseconds.
+pub fn microseconds(us: f64) -> String {
+    seconds(us * 1e-6)
+}
+
 /// `0.00394`: three or four digits, however small.
 pub fn error(x: f64) -> String {
     match x {

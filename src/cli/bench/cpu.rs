@@ -1,7 +1,8 @@
 //! Rows of the CPU: the paper's loop, the SIMD path on all cores, and a copy on all cores beside them.
 
 use super::operations::{Operation, Traffic};
-use super::report::{Place, Row, Skipped, Subject};
+use super::record::Skipped;
+use super::report::{Place, Row, Subject};
 use super::timing::{Repetition, on_host};
 use bytemuck::Pod;
 use host::int8::{Int8Element, Variant, cpu};

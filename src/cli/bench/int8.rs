@@ -4,10 +4,12 @@ use super::accuracy::{accuracy, uniform_matrix};
 use super::cpu::Cpu;
 use super::device::{Bench, Expected};
 use super::environment::{Environment, free_memory};
-use super::report::{Accuracy, Place, Report, Row, Skipped, Subject};
+use super::peers::{Found, Script};
+use super::record::Skipped;
+use super::report::{Accuracy, Errors, Libraries, Place, Report, Row, Subject};
 use super::sizes::Sizes;
 use super::timing::Repetition;
-use super::{Error, peers, plot, summary};
+use super::{Error, plot, seconds, summary};
 use crate::cli::backend::{BackendArguments, Gpu};
 use crate::cli::failure::Failure;
 use crate::cli::output::ReportArguments;
@@ -18,6 +20,7 @@ use host::int8::file::Dtype;
 use host::int8::{Int8Element, Matrix, Variant};
 use indicatif::ProgressBar;
 use kernels_gpu::Element;
+use kernels_gpu::int8::TOKENS_PER_BLOCK;
 use simt::emu::EmuOptions;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -26,6 +29,10 @@ use std::time::Instant;
 const EMULATE_ALL: usize = 1 << 16;
 /// The matrix of 2^20 elements that the emulator runs with one variant: its speed, at a size worth stating.
 const EMULATE_ONE: (usize, usize) = (4096, 256);
+/// Seconds that the peers' last row may take: compiling it, or searching for its fastest form.
+const LAST_ROW_SECONDS: f64 = 120.0;
+/// The option that gives the peers more time.
+pub const PEERS_OPTION: &str = "--peers-seconds";
 /// Seed of the matrices.
 const SEED: u64 = 1;
 
@@ -58,7 +65,7 @@ pub struct Arguments {
     /// The script that measures them.
     #[arg(long, value_name = "FILE", default_value = "benches/peers/int8.py")]
     peers_script: PathBuf,
-    /// Seconds after which the peers start no further row.
+    /// Seconds after which the peers start no further row; two minutes later they are ended.
     #[arg(long, value_name = "S", default_value_t = 120.0, value_parser = seconds)]
     peers_seconds: f64,
     /// The Python that runs the script.
@@ -93,11 +100,6 @@ fn dtype(name: &str) -> Result<Dtype, String> {
         "bf16" => Ok(Dtype::Bf16),
         other => Err(format!("'{other}' is not one of f32, f16, bf16")),
     }
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|s| (0.0..=3600.0).contains(s));
-    number.ok_or_else(|| format!("'{text}' is no number of seconds from 0 to 3600"))
 }
 
 /// What is found, as it is found.
@@ -145,14 +147,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     drop(gpu);
     let mut about = None;
     if arguments.peers {
-        let names: Vec<&str> = arguments.dtype.iter().map(|dtype| name_of(*dtype)).collect();
-        let found = peers::run(
-            &arguments.python,
-            &arguments.peers_script,
-            &arguments.sizes,
-            &names.join(","),
-            arguments.peers_seconds,
-        );
+        let found = peers(arguments);
         results.rows.extend(found.rows);
         results.skipped.extend(found.skipped);
         about = found.about;
@@ -163,7 +158,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         environment,
         seconds: begin.elapsed().as_secs_f64(),
         rows: results.rows,
-        accuracy: results.accuracy,
+        more: Errors { accuracy: results.accuracy },
         skipped: results.skipped,
         peers: about,
     };
@@ -172,6 +167,24 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         plot::int8(&found, &pictures)?;
     }
     compared(&found.rows)
+}
+
+/// Runs the script that measures PyTorch and Triton.
+pub fn peers(arguments: &Arguments) -> Found<Row, Libraries> {
+    let script = Script {
+        python: &arguments.python,
+        path: &arguments.peers_script,
+        seconds: arguments.peers_seconds + LAST_ROW_SECONDS,
+        option: PEERS_OPTION,
+    };
+    let sizes = arguments.sizes.0.iter().map(|m| format!("{}x{}", m.tokens, m.channels)).collect::<Vec<_>>();
+    let names: Vec<&str> = arguments.dtype.iter().map(|dtype| name_of(*dtype)).collect();
+    script.run(&[
+        ("--sizes", sizes.join(",")),
+        ("--dtype", names.join(",")),
+        ("--block-tokens", TOKENS_PER_BLOCK.to_string()),
+        ("--budget-s", arguments.peers_seconds.to_string()),
+    ])
 }
 
 fn name_of(dtype: Dtype) -> &'static str {

@@ -11,9 +11,12 @@ mod operations;
 mod peers;
 mod plot;
 mod plot_data;
+mod record;
 mod report;
 mod sizes;
 mod summary;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 pub mod timing;
@@ -94,6 +97,12 @@ impl Error {
     pub fn is_difference(&self) -> bool {
         matches!(self, Error::Bits { .. } | Error::Wrong { .. })
     }
+}
+
+/// An argument in seconds.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|s| (0.0..=3600.0).contains(s));
+    number.ok_or_else(|| format!("'{text}' is no number of seconds from 0 to 3600"))
 }
 
 /// Runs the benchmark.

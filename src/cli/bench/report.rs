@@ -1,6 +1,8 @@
-//! What a benchmark found, as data.
+//! What `bench int8` found, as data.
 
 use super::operations::{Operation, Traffic};
+use super::peers::PeerRow;
+use super::record;
 use super::timing::Timing;
 use host::int8::Matrix;
 use serde::{Deserialize, Serialize};
@@ -166,49 +168,25 @@ pub struct Accuracy {
     pub queries: usize,
 }
 
-/// A row that was not measured.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Skipped {
-    /// Which.
-    pub what: String,
-    /// Why.
-    pub reason: String,
+/// The error columns of all rows.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Errors {
+    /// The paper's error columns.
+    pub accuracy: Vec<Accuracy>,
 }
 
-/// What the peers' script reported besides rows.
+/// Versions that the peers' script states besides PyTorch's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Peers {
-    /// PyTorch's version.
-    pub torch: Option<String>,
+pub struct Libraries {
     /// Triton's.
     pub triton: Option<String>,
-    /// CUDA's, of PyTorch.
-    pub cuda: Option<String>,
-    /// The GPU that they ran on.
-    pub device: Option<String>,
-    /// Each peer against the formula in f64.
-    pub checks: serde_json::Value,
 }
 
 /// The whole report.
-#[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// Version of this layout.
-    pub schema: u32,
-    /// Which benchmark.
-    pub command: &'static str,
-    /// What it ran on.
-    pub environment: super::environment::Environment,
-    /// Seconds that it took.
-    pub seconds: f64,
-    /// Every figure.
-    pub rows: Vec<Row>,
-    /// The paper's error columns.
-    pub accuracy: Vec<Accuracy>,
-    /// What was not measured.
-    pub skipped: Vec<Skipped>,
-    /// What the peers' script said.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peers: Option<Peers>,
+pub type Report = record::Report<Row, Libraries, Errors>;
+
+impl PeerRow for Row {
+    const REQUIRED: &'static [&'static str] =
+        &["peer", "op", "tokens", "channels", "dtype", "bytes", "median_us"];
 }

@@ -1,9 +1,10 @@
 //! Tables for a terminal.
 
 use super::operations::Operation;
+use super::record::not_measured;
 use super::report::{Place, Report, Row};
 use crate::cli::table::{Align, Table};
-use crate::cli::text;
+use crate::cli::text::{self, microseconds as time};
 
 /// The order in which places and operations are listed.
 const OPERATIONS: [Operation; 6] = [
@@ -21,10 +22,6 @@ fn place(place: Place) -> &'static str {
         Place::Cpu => "cpu",
         Place::Emulator => "emulator",
     }
-}
-
-fn time(microseconds: f64) -> String {
-    text::seconds(microseconds * 1e-6)
 }
 
 fn gigabytes(row: &Row) -> String {
@@ -56,7 +53,7 @@ pub fn int8(report: &Report) -> String {
         out += "\n\n";
         out += &figures(&rows);
         out += &side_by_side(&rows);
-        for found in &report.accuracy {
+        for found in &report.more.accuracy {
             if (found.tokens, found.channels, found.dtype) == (tokens, channels, dtype) {
                 let scale = if found.tokens_per_scale == tokens {
                     "column".into()
@@ -73,14 +70,7 @@ pub fn int8(report: &Report) -> String {
             }
         }
     }
-    if !report.skipped.is_empty() {
-        out += "\nnot measured\n\n";
-        let mut table = Table::new(&[("what", Align::Left), ("why", Align::Left)]);
-        for skipped in &report.skipped {
-            table.row([skipped.what.clone(), skipped.reason.clone()]);
-        }
-        out += &table.render();
-    }
+    out += &not_measured(&report.skipped);
     out
 }
 

@@ -3,28 +3,18 @@
 
 use super::accuracy::uniform_matrix;
 use super::device::{Bench, Expected};
-use super::environment::{Environment, utc};
-use super::int8::Arguments;
+use super::environment::utc;
+use super::int8::{Arguments, PEERS_OPTION};
 use super::operations::{CEILINGS, Ceiling, Operation};
-use super::report::{Place, Report, Row, Subject};
+use super::peers::{Found, read};
+use super::report::{Libraries, Place, Report, Row, Subject};
 use super::sizes::{PAPER, Sizes};
+use super::testing::{parse, peer_that_writes, refusal, report, timing, written};
 use super::timing::{Repetition, Timing, on_device, on_host};
-use super::{int8, launch, peers, plot, plot_data, summary};
-use clap::Parser;
+use super::{int8, launch, plot, plot_data, summary};
 use host::int8::{Matrix, Variant, cpu};
 use host::{Buffer, Device, Stream};
 use simt::emu::EmuOptions;
-
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    arguments: Arguments,
-}
-
-fn parse(line: &[&str]) -> Result<Arguments, String> {
-    let all = std::iter::once("int8").chain(line.iter().copied());
-    Line::try_parse_from(all).map(|line| line.arguments).map_err(|error| error.to_string())
-}
 
 #[test]
 fn sizes_are_the_papers_the_largest_or_a_list() {
@@ -45,16 +35,16 @@ fn sizes_are_the_papers_the_largest_or_a_list() {
 
 #[test]
 fn arguments_have_defaults_and_say_what_is_wrong() {
-    let defaults = parse(&[]).unwrap();
+    let defaults: Arguments = parse(&[]).unwrap();
     assert_eq!(defaults.sizes.0.len(), 10);
     assert_eq!(defaults.dtype.len(), 1);
     assert_eq!(defaults.cpu_paper_limit, 1 << 26);
     assert!(!defaults.peers && !defaults.no_cpu);
-    let given = parse(&["--dtype", "f16,bf16", "--no-cpu", "--seconds-per-row", "1.5"]).unwrap();
+    let given: Arguments = parse(&["--dtype", "f16,bf16", "--no-cpu", "--seconds-per-row", "1.5"]).unwrap();
     assert_eq!(given.dtype.len(), 2);
     assert!(given.no_cpu);
     assert_eq!(given.seconds_per_row, 1.5);
-    let wrong = |line: &[&str]| parse(line).err().unwrap_or_else(|| panic!("{line:?} was accepted"));
+    let wrong = refusal::<Arguments>;
     assert!(wrong(&["--dtype", "f64"]).contains("one of f32, f16, bf16"));
     assert!(wrong(&["--seconds-per-row=-1"]).contains("number of seconds"));
     assert!(wrong(&["--seconds-per-row", "NaN"]).contains("number of seconds"));
@@ -192,7 +182,7 @@ fn dates_are_right_around_leap_days() {
 }
 
 const PEERS: &str = r#"{
-  "schema": 1, "device": "A GPU", "torch": "2.9", "triton": null, "l2_bytes": 1, "seconds": 3.5,
+  "schema": 1, "device": "A GPU", "torch": "2.9", "triton": "3.5", "l2_bytes": 1, "seconds": 3.5,
   "checks": [{"peer": "torch eager", "within_bound": true}],
   "rows": [
     {"peer": "torch.compile", "op": "quantize", "tokens": 64, "channels": 32, "dtype": "f32", "bytes": 10368,
@@ -207,13 +197,16 @@ const PEERS: &str = r#"{
 
 fn ours(op: Operation, variant: &str, place: Place, median_us: f64) -> Row {
     let subject = Subject { matrix: Matrix::new(64, 32).unwrap(), dtype: "f32", element: 4 };
-    let timing = Timing { median_us, p10_us: median_us, p90_us: median_us, calls: 1, replays: 1 };
-    Row::of(place, variant, subject, op, timing)
+    Row::of(place, variant, subject, op, timing(median_us))
+}
+
+fn peers() -> Found<Row, Libraries> {
+    read(PEERS, PEERS_OPTION)
 }
 
 #[test]
 fn peers_rows_are_merged_and_their_failures_reported() {
-    let found = peers::read(PEERS);
+    let found = peers();
     assert_eq!(found.rows.len(), 2);
     assert_eq!(found.rows[0].by(), "torch.compile");
     assert_eq!(found.rows[0].place, Place::Gpu);
@@ -221,16 +214,23 @@ fn peers_rows_are_merged_and_their_failures_reported() {
     let reasons: Vec<&str> = found.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
     assert_eq!(reasons, ["a row has no channels", "no time left (--peers-seconds)", "RuntimeError: no"]);
     assert_eq!(found.skipped[2].what, "torch eager scales 64x32 f32");
-    assert_eq!(found.about.as_ref().unwrap().torch.as_deref(), Some("2.9"));
-    assert_eq!(found.about.unwrap().checks[0]["within_bound"], true);
+    assert_eq!(found.about.unwrap().libraries.triton.as_deref(), Some("3.5"));
+}
 
-    assert!(peers::read("").skipped.is_empty(), "nothing written is reported by the exit status");
-    assert!(peers::read("{").skipped[0].reason.contains("no JSON"));
+#[test]
+fn peers_are_asked_for_the_sizes_and_types_of_the_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = "--sizes 4x4,6x2 --dtype f32,f16 --block-tokens 16 --budget-s 7 --json";
+    let script = peer_that_writes(folder.path(), PEERS, asked);
+    let line =
+        ["--sizes", "4x4,6x2", "--dtype", "f32,f16", "--peers-seconds", "7", "--peers-script", &script];
+    let found = int8::peers(&parse(&[&line[..], &["--python", "sh"]].concat()).unwrap());
+    assert_eq!(found.rows.len(), 2, "{:?}", found.skipped);
 }
 
 #[test]
 fn a_peer_stands_beside_the_fastest_of_ours_that_does_the_same() {
-    let theirs = peers::read(PEERS).rows;
+    let theirs = peers().rows;
     let rows = [
         ours(Operation::Quantize, "naive", Place::Gpu, 6.0),
         ours(Operation::Quantize, "rows", Place::Gpu, 4.0),
@@ -245,45 +245,6 @@ fn a_peer_stands_beside_the_fastest_of_ours_that_does_the_same() {
     let text = summary::side_by_side(&all);
     assert!(text.contains("torch.compile") && text.contains("2.00"), "{text}");
     assert!(text.contains("fused") && text.contains("4.00"), "{text}");
-}
-
-#[test]
-fn a_peer_that_cannot_run_is_a_remark() {
-    let sizes: Sizes = "4x4".parse().unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let script = folder.path().join("peer.py");
-    let missing = peers::run("python3", &script, &sizes, "f32", 1.0);
-    assert!(missing.skipped[0].reason.contains("--peers-script"));
-    std::fs::write(&script, "echo 'one line' >&2; echo 'no PyTorch here' >&2; exit 3\n").unwrap();
-    let failed = peers::run("sh", &script, &sizes, "f32", 1.0);
-    assert!(failed.rows.is_empty());
-    assert!(failed.skipped[0].reason.ends_with("no PyTorch here"), "{:?}", failed.skipped);
-    let absent = peers::run("no-such-python", &script, &sizes, "f32", 1.0);
-    assert!(absent.skipped[0].reason.contains("--python"));
-
-    // A script that writes what it is asked to where it is asked to.
-    std::fs::write(folder.path().join("peers.json"), PEERS).unwrap();
-    std::fs::write(
-        &script,
-        "test \"$1 $2 $3 $4\" = '--sizes 4x4 --dtype f32' || exit 1\n\
-         while [ $# -gt 1 ]; do shift; done\ncp \"$(dirname \"$0\")/peers.json\" \"$1\"\n",
-    )
-    .unwrap();
-    let good = peers::run("sh", &script, &sizes, "f32", 1.0);
-    assert_eq!(good.rows.len(), 2, "{:?}", good.skipped);
-}
-
-fn report(rows: Vec<Row>) -> Report {
-    Report {
-        schema: 1,
-        command: "bench int8",
-        environment: Environment::here(None, Some("0123abc")),
-        seconds: 1.0,
-        rows,
-        accuracy: Vec::new(),
-        skipped: Vec::new(),
-        peers: None,
-    }
 }
 
 #[test]
@@ -309,7 +270,7 @@ fn a_run_without_a_gpu_has_every_part() {
     ];
     int8::run(&parse(&line).unwrap()).unwrap();
 
-    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let written = written(&json);
     assert_eq!(written["schema"], 1);
     assert_eq!(written["environment"]["commit"], "0123abc");
     assert!(written["environment"]["threads"].as_u64().unwrap() >= 1);
@@ -373,7 +334,7 @@ fn without_the_cpus_rows_results_are_still_compared() {
         &json,
     ];
     int8::run(&parse(&line).unwrap()).unwrap();
-    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let written = written(&json);
     let rows = written["rows"].as_array().unwrap();
     assert!(
         rows.iter()
@@ -393,7 +354,7 @@ fn bits_that_differ_fail_the_command_after_its_report() {
     assert!(
         error.starts_with("1 of 2 compared rows differ") && error.contains("fused dequantize at 64x32 f32")
     );
-    assert!(summary::int8(&report(rows)).contains("differ"));
+    assert!(summary::int8(&report("bench int8", rows)).contains("differ"));
 }
 
 #[test]
@@ -414,8 +375,7 @@ fn invented() -> Report {
             let bytes = operation.traffic(matrix, 4).total() as f64;
             let memory = bytes / peak * 1e6;
             let median_us = memory / share + 2.0;
-            let timing = Timing { median_us, p10_us: median_us, p90_us: median_us, calls: 1, replays: 1 };
-            let row = Row::of(place, variant, subject, operation, timing);
+            let row = Row::of(place, variant, subject, operation, timing(median_us));
             let ceiling = if place == Place::Gpu { "narrow_four" } else { "parallel memcpy" };
             rows.push(row.beside(ceiling.into(), memory + 1.5));
         };
@@ -431,7 +391,7 @@ fn invented() -> Report {
         add(Place::Gpu, "fused", Operation::BlockQuantize, 0.93, 3.0e12);
         add(Place::Gpu, "fused", Operation::BlockDequantize, 0.9, 3.0e12);
     }
-    let mut report = report(rows);
+    let mut report: Report = report("bench int8", rows);
     report.environment.cpu = "INVENTED TEST DATA".into();
     report
 }
@@ -460,7 +420,7 @@ fn pictures_show_every_line_on_a_machine_without_fonts() {
 
 #[test]
 fn a_picture_of_nothing_is_a_picture() {
-    let empty = report(Vec::new());
+    let empty = report("bench int8", Vec::new());
     for chart in [plot_data::bandwidth(&empty), plot_data::time(&empty)] {
         assert!(plot::svg(&chart).unwrap().contains("INT8"));
     }

@@ -1,5 +1,6 @@
 //! The command line.
 
+use super::super::seconds;
 use crate::cli::backend::BackendArguments;
 use crate::cli::output::ReportArguments;
 use host::certified::Policy;
@@ -92,11 +93,6 @@ pub struct Arguments {
 fn scale(text: &str) -> Result<f32, String> {
     let number = text.parse::<f32>().ok().filter(|x| *x > 0.0 && *x <= 1000.0);
     number.ok_or_else(|| format!("'{text}' is no number above 0, 1000 at most"))
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|s| (0.0..=3600.0).contains(s));
-    number.ok_or_else(|| format!("'{text}' is no number of seconds from 0 to 3600"))
 }
 
 impl Arguments {

@@ -1,6 +1,6 @@
 //! Rows of one cache: what memory alone takes, and every scheme, compared.
 
-use super::super::report::Skipped;
+use super::super::record::Skipped;
 use super::super::timing::{Repetition, Timing, on_device};
 use super::caches::Caches;
 use super::refusal;

@@ -16,7 +16,7 @@ pub use arguments::Arguments;
 
 use super::Error;
 use super::environment::Environment;
-use super::report::Skipped;
+use super::record::Skipped;
 use crate::cli::backend::Gpu;
 use crate::cli::failure::Failure;
 use crate::cli::progress;
@@ -68,6 +68,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         environment,
         seconds: begin.elapsed().as_secs_f64(),
         rows,
+        more: (),
         skipped,
         peers: about,
     };

@@ -1,7 +1,6 @@
-//! What the benchmark found, as data.
+//! What `bench attention` found, as data.
 
-use super::super::environment::Environment;
-use super::super::report::Skipped;
+use super::super::record;
 use super::super::timing::Timing;
 use super::arguments::Shape;
 use serde::{Deserialize, Serialize};
@@ -233,40 +232,15 @@ pub fn set_ratios(rows: &mut [Row]) {
     }
 }
 
-/// What the peers' script reported besides rows.
+/// Versions that the peers' script states besides PyTorch's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct About {
-    /// PyTorch's version.
-    pub torch: Option<String>,
-    /// CUDA's, of PyTorch.
-    pub cuda: Option<String>,
+pub struct Libraries {
     /// cuDNN's.
     pub cudnn: Option<u64>,
     /// FlashInfer's.
     pub flashinfer: Option<String>,
-    /// The GPU that they ran on.
-    pub device: Option<String>,
-    /// Each peer against the formula in f64.
-    pub checks: serde_json::Value,
 }
 
 /// The whole report.
-#[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// Version of this layout.
-    pub schema: u32,
-    /// Which benchmark.
-    pub command: &'static str,
-    /// What it ran on.
-    pub environment: Environment,
-    /// Seconds that it took.
-    pub seconds: f64,
-    /// Every figure.
-    pub rows: Vec<Row>,
-    /// What was not measured.
-    pub skipped: Vec<Skipped>,
-    /// What the peers' script said.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peers: Option<About>,
-}
+pub type Report = record::Report<Row, Libraries>;

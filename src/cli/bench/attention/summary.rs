@@ -1,13 +1,10 @@
 //! Tables for a terminal.
 
+use super::super::record::not_measured;
 use super::arguments::short;
 use super::report::{Certified, Report, Row};
 use crate::cli::table::{Align, Table};
-use crate::cli::text;
-
-fn time(microseconds: f64) -> String {
-    text::seconds(microseconds * 1e-6)
-}
+use crate::cli::text::microseconds as time;
 
 fn optional(x: Option<f64>) -> String {
     x.map_or_else(String::new, |x| format!("{x:.3}"))
@@ -35,14 +32,7 @@ pub fn tables(report: &Report) -> String {
         out += &certified(&rows);
         out += &side_by_side(&rows);
     }
-    if !report.skipped.is_empty() {
-        out += "\nnot measured\n\n";
-        let mut table = Table::new(&[("what", Align::Left), ("why", Align::Left)]);
-        for skipped in &report.skipped {
-            table.row([skipped.what.clone(), skipped.reason.clone()]);
-        }
-        out += &table.render();
-    }
+    out += &not_measured(&report.skipped);
     out
 }
 

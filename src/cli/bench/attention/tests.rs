@@ -1,13 +1,9 @@
+use super::super::peers::{Found, read};
+use super::super::testing::{parse, peer_that_writes, refusal, report, written};
 use super::arguments::{Arguments, Shape, short};
-use super::report::{Row, Subject, set_ratios};
+use super::report::{Libraries, Row, Subject, set_ratios};
 use super::schemes::Options;
 use super::{compared, peers, picture, run, summary};
-use clap::{Args, FromArgMatches};
-
-fn parse(line: &[&str]) -> Result<Arguments, clap::Error> {
-    let command = Arguments::augment_args(clap::Command::new("attention").no_binary_name(true));
-    Arguments::from_arg_matches(&command.try_get_matches_from(line)?)
-}
 
 #[test]
 fn what_cannot_be_measured_is_refused_with_what_can() {
@@ -23,10 +19,10 @@ fn what_cannot_be_measured_is_refused_with_what_can() {
         (["--query-scale", "0"], "no number above 0"),
     ];
     for (line, part) in refused {
-        let error = parse(&line).err().expect("refused").to_string();
+        let error = refusal::<Arguments>(&line);
         assert!(error.contains(part), "{error}");
     }
-    let arguments = parse(&["--contexts", "1000,8K,1m"]).unwrap();
+    let arguments: Arguments = parse(&["--contexts", "1000,8K,1m"]).unwrap();
     assert_eq!(arguments.contexts, [1000, 8192, 1 << 20]);
     assert_eq!([1000, 8192, 1 << 20].map(short), ["1000", "8K", "1024K"]);
 }
@@ -69,7 +65,7 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
         &prefix,
     ];
     run(&parse(&line).unwrap()).unwrap();
-    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let written = written(&json);
     assert_eq!(written["environment"]["commit"], "0123abc");
     let rows = written["rows"].as_array().unwrap();
     let of = |scheme: &str| rows.iter().filter(|row| row["scheme"] == scheme).collect::<Vec<_>>();
@@ -118,7 +114,7 @@ fn without_time_everything_is_listed_as_not_measured() {
     let line =
         ["--backend", "cpu", "--shapes", "4/2/64", "--contexts", "16", "--seconds", "0", "--json", &json];
     run(&parse(&line).unwrap()).unwrap();
-    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let written = written(&json);
     assert!(written["rows"].as_array().unwrap().is_empty());
     assert!(written["skipped"][1]["reason"].as_str().unwrap().contains("no time left"));
 }
@@ -149,11 +145,15 @@ fn ours(median_us: f64) -> Row {
     }
 }
 
+fn theirs() -> Found<Row, Libraries> {
+    read(PEERS, peers::OPTION)
+}
+
 #[test]
 fn the_fastest_form_of_each_peer_stands_beside_ours() {
-    let found = peers::read(PEERS);
+    let found = theirs();
     assert_eq!(found.rows.len(), 3);
-    assert_eq!(found.about.unwrap().cudnn, Some(91002));
+    assert_eq!(found.about.unwrap().libraries.cudnn, Some(91002));
     let reasons: Vec<&str> = found.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
     assert_eq!(reasons, ["a row has no dtype", "only up to 5", "RuntimeError: no"]);
     let mine = ours(10.0);
@@ -162,33 +162,18 @@ fn the_fastest_form_of_each_peer_stands_beside_ours() {
     let text = summary::side_by_side(&rows);
     assert_eq!(text.lines().count(), 3, "an empty line, the heads, one peer: {text}");
     assert!(text.contains("rows") && text.contains("2.00"), "{text}");
-    assert!(peers::read("{").skipped[0].reason.contains("no JSON"));
     assert!(summary::side_by_side(&[&mine]).is_empty());
 }
 
 #[test]
-fn peers_that_cannot_run_or_do_not_end_are_a_remark() {
+fn peers_are_asked_for_what_the_command_measures() {
     let folder = tempfile::tempdir().unwrap();
-    let script = folder.path().join("peer.py").display().to_string();
-    let with = |python: &str, seconds: f64| {
-        let line = ["--shapes", "4/2/64", "--contexts", "8K", "--peers-script", &script, "--python", python];
-        peers::run(&parse(&line).unwrap(), seconds)
-    };
-    assert!(with("sh", 9.0).skipped[0].reason.contains("--peers-script"));
-    std::fs::write(&script, "echo 'no PyTorch here' >&2; exit 3\n").unwrap();
-    assert!(with("sh", 9.0).skipped[0].reason.ends_with("no PyTorch here"));
-    assert!(with("no-such-python", 9.0).skipped[0].reason.contains("--python"));
-    std::fs::write(&script, "while :; do sleep 1; done\n").unwrap();
-    assert!(with("sh", 0.2).skipped[0].reason.contains("was not done after"));
-    // A script that writes what it is asked to where it is asked to.
-    std::fs::write(folder.path().join("peers.json"), PEERS).unwrap();
-    std::fs::write(
-        &script,
-        "test \"$1 $2 $3 $4 $5 $6\" = '--shapes 4/2/64 --batches 1,8 --contexts 8192' || exit 1\n\
-         while [ $# -gt 1 ]; do shift; done\ncp \"$(dirname \"$0\")/peers.json\" \"$1\"\n",
-    )
-    .unwrap();
-    assert_eq!(with("sh", 30.0).rows.len(), 3);
+    let asked = "--shapes 4/2/64,3/1/96 --batches 1,8 --contexts 8192 --dtype f16,bf16 --seconds 20 --json";
+    let script = peer_that_writes(folder.path(), PEERS, asked);
+    let line =
+        ["--shapes", "4/2/64,3/1/96", "--contexts", "8K", "--dtype", "f16,bf16", "--peers-script", &script];
+    let found = peers::run(&parse(&[&line[..], &["--python", "sh"]].concat()).unwrap(), 30.0);
+    assert_eq!(found.rows.len(), 3, "{:?}", found.skipped);
 }
 
 #[test]
@@ -227,7 +212,7 @@ fn an_error_above_its_certificate_is_wrong() {
 
 #[test]
 fn rows_of_one_configuration_are_set_beside_each_other() {
-    let mut rows = peers::read(PEERS).rows;
+    let mut rows = theirs().rows;
     let certified = Row { scheme: Some("certified".into()), ..ours(5.0) };
     rows.extend([ours(10.0), certified.clone(), Row { batch: 2, ..certified.clone() }]);
     set_ratios(&mut rows);
@@ -240,18 +225,10 @@ fn rows_of_one_configuration_are_set_beside_each_other() {
 
 #[test]
 fn a_picture_has_a_panel_a_batch_and_a_line_for_each() {
-    let mut rows = peers::read(PEERS).rows;
+    let mut rows = theirs().rows;
     rows.push(Row { gb_per_s: 7.0, bytes: 70, roofline_us: Some(5.0), ..ours(10.0) });
     rows.push(Row { batch: 8, gb_per_s: 7.0, ..ours(10.0) });
-    let report = super::Report {
-        schema: 1,
-        command: "bench attention",
-        environment: super::Environment::here(None, None),
-        seconds: 1.0,
-        rows,
-        skipped: Vec::new(),
-        peers: None,
-    };
+    let report = report("bench attention", rows);
     let chart = picture::chart(&report, "4/2/64".parse().unwrap(), "f16");
     let names = |panel: usize| chart.panels[panel].series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>();
     assert_eq!(names(0), ["reading alone", "dense", "PyTorch, cuDNN"]);
