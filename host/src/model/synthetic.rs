@@ -1,0 +1,233 @@
+//! Models with random weights: the right shapes for measuring speed at sizes that no file here has, and small ones
+//! for tests.
+//!
+//! The weights depend on the seed and the shape alone, not on the machine or the number of threads. They are of a
+//! size that keeps activations finite (about 1/√inputs), and the text that such a model writes is noise.
+
+use super::Model;
+use super::config::{Architecture, ModelConfig, Rope};
+use super::error::{Error, Result};
+use super::gguf::{Bytes, TensorType};
+use super::weights::{Tensor, Weights, assemble};
+use half::f16;
+use kernels_gpu::probe::mix;
+use rayon::prelude::*;
+
+/// A model whose shape is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Llama 3.1 8B: 32 layers, 32 query heads on 8 KV heads of 128.
+    Llama31_8B,
+    /// Qwen 2.5 7B: 28 layers, 28 query heads on 4 KV heads of 128, biases on Q, K and V.
+    Qwen25_7B,
+}
+
+impl Shape {
+    /// All of them.
+    pub const ALL: [Shape; 2] = [Shape::Llama31_8B, Shape::Qwen25_7B];
+
+    /// What it is called on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Shape::Llama31_8B => "llama-3.1-8b",
+            Shape::Qwen25_7B => "qwen2.5-7b",
+        }
+    }
+
+    /// Its sizes.
+    pub fn config(self) -> ModelConfig {
+        let name = format!("{} (random weights)", self.name());
+        match self {
+            Shape::Llama31_8B => ModelConfig {
+                architecture: Architecture::Llama,
+                name,
+                layers: 32,
+                hidden: 4096,
+                ffn: 14336,
+                query_heads: 32,
+                kv_heads: 8,
+                head_dim: 128,
+                rope: Rope {
+                    kind: Architecture::Llama.rope_kind(),
+                    theta: 500_000.0,
+                    dims: 128,
+                    factors: Some(llama31_factors(500_000.0, 128)),
+                },
+                norm_eps: 1e-5,
+                vocab: 128_256,
+                context: 131_072,
+                tied_embeddings: false,
+                qkv_bias: false,
+                attn_output_bias: false,
+            },
+            Shape::Qwen25_7B => ModelConfig {
+                architecture: Architecture::Qwen2,
+                name,
+                layers: 28,
+                hidden: 3584,
+                ffn: 18944,
+                query_heads: 28,
+                kv_heads: 4,
+                head_dim: 128,
+                rope: Rope {
+                    kind: Architecture::Qwen2.rope_kind(),
+                    theta: 1_000_000.0,
+                    dims: 128,
+                    factors: None,
+                },
+                norm_eps: 1e-6,
+                vocab: 152_064,
+                context: 32_768,
+                tied_embeddings: false,
+                qkv_bias: true,
+                attn_output_bias: false,
+            },
+        }
+    }
+}
+
+/// Llama 3.1's rule: wavelengths over 8192 positions are stretched 8 times, those under 8192/4 not at all, and
+/// between them the factor's inverse goes linearly with 8192 / wavelength.
+fn llama31_factors(theta: f64, dims: usize) -> Vec<f32> {
+    const STRETCH: f64 = 8.0;
+    const LOW: f64 = 1.0;
+    const HIGH: f64 = 4.0;
+    const TRAINED: f64 = 8192.0;
+    let factor = |i: usize| {
+        let wavelength = std::f64::consts::TAU * theta.powf(2.0 * i as f64 / dims as f64);
+        let smooth = ((TRAINED / wavelength - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
+        (1.0 / ((1.0 - smooth) / STRETCH + smooth)) as f32
+    };
+    (0..dims / 2).map(factor).collect()
+}
+
+/// A small model for tests, with heads that do not fill the residual stream; its vocabulary has 320 tokens.
+pub fn tiny(architecture: Architecture) -> ModelConfig {
+    let qwen = architecture == Architecture::Qwen2;
+    ModelConfig {
+        architecture,
+        name: format!("tiny {} (random weights)", architecture.name()),
+        layers: 2,
+        hidden: 128,
+        ffn: 192,
+        query_heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        rope: Rope { kind: architecture.rope_kind(), theta: 10_000.0, dims: 64, factors: None },
+        norm_eps: 1e-5,
+        vocab: 320,
+        context: 512,
+        tied_embeddings: !qwen,
+        qkv_bias: qwen,
+        attn_output_bias: false,
+    }
+}
+
+/// How the matrices are packed; norms and biases are F32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// All in Q8_0: 8.5 bits a value.
+    Q8_0,
+    /// Projections in Q4_1 (5 bits a value), embedding and output in Q8_0.
+    Q4_1,
+}
+
+/// A model of these sizes with random weights.
+///
+/// # Errors
+/// Sizes that are no multiple of the 32 values of a block.
+pub fn model(config: ModelConfig, packing: Packing, seed: u64) -> Result<Model> {
+    let weights = weights(&config, packing, seed)?;
+    Ok(Model { config, weights })
+}
+
+/// The weights alone.
+///
+/// # Errors
+/// As [`model`].
+pub fn weights(config: &ModelConfig, packing: Packing, seed: u64) -> Result<Weights> {
+    let mut number = 0;
+    assemble(config, &mut |name, rows, columns| {
+        let (tensor_type, fill) = kind(name, packing);
+        let Some(row_bytes) = tensor_type.row_bytes(columns) else {
+            let feature = format!("'{name}' with rows of {columns} values, no multiple of 32,");
+            return Err(Error::Unsupported { model: config.name.clone(), feature });
+        };
+        number += 1;
+        let mut bytes = vec![0; rows * row_bytes];
+        bytes.par_chunks_mut(row_bytes).enumerate().for_each(|(row, bytes)| {
+            let mut random = Random { seed: mix(seed ^ mix(number)), index: (row as u64) << 32 };
+            fill(bytes, columns, &mut random);
+        });
+        Ok(Tensor { name: name.to_owned(), tensor_type, rows, columns, bytes: Bytes::from(bytes) })
+    })
+}
+
+/// Fills a row of that many values.
+type Fill = fn(&mut [u8], usize, &mut Random);
+
+fn kind(name: &str, packing: Packing) -> (TensorType, Fill) {
+    if name.ends_with("norm.weight") {
+        (TensorType::F32, |bytes, _, random| plain(bytes, 1.0, random))
+    } else if name.ends_with(".bias") {
+        (TensorType::F32, |bytes, _, random| plain(bytes, 0.0, random))
+    } else if packing == Packing::Q8_0 || !name.starts_with("blk.") {
+        (TensorType::Q8_0, q8_0)
+    } else {
+        (TensorType::Q4_1, q4_1)
+    }
+}
+
+/// f32 in ±0.25 about `mean`.
+fn plain(bytes: &mut [u8], mean: f32, random: &mut Random) {
+    for value in bytes.as_chunks_mut::<4>().0 {
+        *value = (mean + (random.uniform() - 0.5) / 2.0).to_le_bytes();
+    }
+}
+
+fn q8_0(bytes: &mut [u8], columns: usize, random: &mut Random) {
+    // Codes uniform in ±127 have the standard deviation 255/√12.
+    let step = 12f32.sqrt() / 255.0 / (columns as f32).sqrt();
+    for block in bytes.as_chunks_mut::<34>().0 {
+        let d = f16::from_f32(step * (0.5 + random.uniform()));
+        block[..2].copy_from_slice(&d.to_le_bytes());
+        random.fill(&mut block[2..]);
+        block[2..].iter_mut().for_each(|code| *code = (*code as i8).max(-127) as u8);
+    }
+}
+
+fn q4_1(bytes: &mut [u8], columns: usize, random: &mut Random) {
+    // Codes uniform in 0..=15 have the standard deviation 16/√12 and the mean 7.5.
+    let step = 12f32.sqrt() / 16.0 / (columns as f32).sqrt();
+    for block in bytes.as_chunks_mut::<20>().0 {
+        let d = f16::from_f32(step * (0.5 + random.uniform()));
+        block[..2].copy_from_slice(&d.to_le_bytes());
+        block[2..4].copy_from_slice(&f16::from_f32(-7.5 * d.to_f32()).to_le_bytes());
+        random.fill(&mut block[4..]);
+    }
+}
+
+/// SplitMix64 from a counter.
+struct Random {
+    seed: u64,
+    index: u64,
+}
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.index += 1;
+        mix(self.seed ^ self.index)
+    }
+
+    /// In [0, 1).
+    fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 24) as f32
+    }
+
+    /// Whole words: a block's codes are a multiple of eight bytes.
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for word in bytes.as_chunks_mut::<8>().0 {
+            *word = self.next().to_le_bytes();
+        }
+    }
+}
