@@ -4,7 +4,7 @@
 One query token a sequence, no mask: q [B, Hq, 1, D] against contiguous K and V [B, Hkv, N, D].
 
 Needs PyTorch with CUDA; flashinfer is measured too where it can be imported. Every row is timed
-as in int8.py: calls are captured in a CUDA graph, over as many sets of keys and values as make
+as in common.py: calls are captured in a CUDA graph, over as many sets of keys and values as make
 three times the L2 cache, so that no call finds its input there; the graph is replayed many times
 between events, and a row's time is that of a replay divided by its calls: median, 10th and 90th
 percentile. `bytes` counts what the formula must move, not what a program moved:
@@ -29,14 +29,14 @@ small shape; the exit status is 1 if one is outside its bound.
 
 import argparse
 import gc
-import json
 import math
 import sys
-import time
 import warnings
 
-BEGIN = time.monotonic()  # importing PyTorch is part of what a caller waits for
+import common
+from common import first_line
 
+PROGRAM = "attention peers"
 SHAPES = ((32, 8, 128), (28, 4, 128))
 BATCHES = (1, 8)
 CONTEXTS = tuple(8192 << i for i in range(7))
@@ -52,16 +52,12 @@ PAGE = 16  # tokens, of flashinfer's paged cache
 
 
 def import_torch():
-    """PyTorch and the timing of int8.py, as globals: --help and --list do without."""
-    global torch, functional, sdpa_kernel, backend_of, time_calls, dtype_of
-    try:
-        import torch
-    except ImportError:
-        sys.exit("attention peers: PyTorch is not installed for this python3; install torch with "
-                 "CUDA")
+    """PyTorch's names as globals: --help and --list do without."""
+    global torch, functional, sdpa_kernel, backend_of, dtype_of
+    torch = common.import_torch(PROGRAM)
+    import torch._dynamo
     import torch.nn.functional as functional
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from int8 import time_calls
     backend_of = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
                   "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
     dtype_of = {"f16": torch.float16, "bf16": torch.bfloat16}
@@ -73,10 +69,6 @@ def library(name):
         return __import__(name), None
     except Exception as error:
         return None, f"{type(error).__name__}: {first_line(error)}"
-
-
-def first_line(error):
-    return (str(error).splitlines() or [""])[0]
 
 
 def form_query(form, q, kv_heads):
@@ -151,50 +143,38 @@ def explained(function):
             raise Refused(f"{type(error).__name__}: {' | '.join(said)}") from None
 
 
-class Bench:
+class Bench(common.Rows):
     def __init__(self, args, flashinfer):
+        super().__init__(args.seconds)
         self.args = args
         self.flashinfer = flashinfer
-        self.deadline = BEGIN + args.seconds
-        self.rows, self.skipped, self.errors = [], [], []
-        properties = torch.cuda.get_device_properties(0)
-        self.l2 = properties.L2_cache_size
-        self.multiprocessors = properties.multi_processor_count
 
     def row(self, peer, op, config, size, make_calls):
         """Time what `make_calls` returns; a peer that fails costs its row, not the report."""
         name = f"{peer} {op} {config or ''} {self.label}".replace("  ", " ")
-        if time.monotonic() > self.deadline:
+        if self.is_late():
             self.skipped.append(f"{name}: no time left (--seconds {self.args.seconds:g})")
             return
         try:
             calls = explained(make_calls)
-            median, p10, p90, replays = explained(
-                lambda: time_calls(calls, seconds=ROW_SECONDS, limits=REPLAYS))
+            timing = explained(lambda: common.time_calls(calls, ROW_SECONDS, REPLAYS))
         except Refused as error:
             self.errors.append(f"{name}: {error}")
             try:
                 torch.cuda.synchronize()
             except RuntimeError as fault:
-                sys.exit(f"attention peers: {name}: the device is lost: {first_line(fault)}")
+                sys.exit(f"{PROGRAM}: {name}: the device is lost: {first_line(fault)}")
             return
-        row = {"peer": peer, "op": op, "dtype": self.dtype, "batch": self.batch,
-               "q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim,
-               "context": self.context, "bytes": size, "median_us": round(median, 3),
-               "p10_us": round(p10, 3), "p90_us": round(p90, 3),
-               "gb_per_s": round(size / median * 1e-3, 1), "calls": len(calls),
-               "replays": replays}
-        if config:
-            row["config"] = config
-        self.rows.append(row)
-        print(f"{name:60} {median:10.2f} us  [{p10:.2f}, {p90:.2f}]  "
-              f"{row['gb_per_s']:8.1f} GB/s", file=sys.stderr)
+        about = {"peer": peer, "op": op, "dtype": self.dtype, "batch": self.batch,
+                 "q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim,
+                 "context": self.context}
+        self.add(name, about, size, calls, timing, config=config)
 
     def size(self, shape, batch, context, dtype_name):
         self.q_heads, self.kv_heads, self.head_dim = shape
         self.batch, self.context, self.dtype = batch, context, dtype_name
         self.label = f"{'/'.join(map(str, shape))} {dtype_name} batch {batch} context {context}"
-        if time.monotonic() > self.deadline:
+        if self.is_late():
             self.skipped.append(f"{self.label}: no time left (--seconds {self.args.seconds:g})")
             return
         q_heads, kv_heads, dim = shape
@@ -351,8 +331,7 @@ def main():
             print(f"{'/'.join(map(str, shape))} {dtype_name} batch {batch} context {context}")
         return
     import_torch()
-    if not torch.cuda.is_available():
-        sys.exit("attention peers: PyTorch sees no CUDA device")
+    common.require_gpu(PROGRAM)
     torch.set_warn_always(True)  # the reasons of a refusal are warnings, else given once
     flashinfer, absent = library("flashinfer")
     with torch.no_grad():
@@ -371,33 +350,10 @@ def main():
                 bench.errors.append(f"{bench.label}: the device has too little memory")
             gc.collect()
             torch.cuda.empty_cache()
-    report = {
-        "schema": 1,
-        "device": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "flashinfer": getattr(flashinfer, "__version__", None),
-        "l2_bytes": bench.l2,
-        "multiprocessors": bench.multiprocessors,
-        "seconds": round(time.monotonic() - BEGIN, 1),
-        "checks": checks,
-        "rows": bench.rows,
-        "skipped": bench.skipped,
-        "errors": bench.errors,
-    }
-    text = json.dumps(report, indent=1)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-    else:
-        print(text)
-    for line in bench.errors:
-        print(f"attention peers: {line}", file=sys.stderr)
-    if bench.skipped:
-        print(f"attention peers: {len(bench.skipped)} skipped, see `skipped`", file=sys.stderr)
-    if not all(c["within_bound"] for c in checks):
-        sys.exit("attention peers: a peer is outside its error bound: see `checks`")
+    versions = {"cudnn": torch.backends.cudnn.version(),
+                "flashinfer": getattr(flashinfer, "__version__", None)}
+    common.finish(PROGRAM, args.json, bench, checks, versions, "skipped, see `skipped`",
+                  "a peer is outside its error bound")
 
 
 if __name__ == "__main__":

@@ -27,18 +27,14 @@ Peers: `torch` (the library's own copy and sum), `torch eager` (one kernel an op
 
 import argparse
 import gc
-import json
 import math
 import sys
-import time
 
-BEGIN = time.monotonic()  # importing PyTorch is part of what a caller waits for
+import common
 
-try:
-    import torch
-    import torch._dynamo
-except ImportError:
-    sys.exit("int8 peers: PyTorch is not installed for this python3; install torch with CUDA")
+PROGRAM = "int8 peers"
+torch = common.import_torch(PROGRAM)
+import torch._dynamo  # noqa: E402
 
 SIZES = ((131072, 8192), (131072, 4096), (131072, 2048), (131072, 1024), (262144, 128),
          (131072, 256), (65536, 256), (16384, 256), (2048, 128), (1024, 64))
@@ -93,85 +89,35 @@ def formula_bytes(op, tokens, channels, element, block):
     }[op]
 
 
-def percentile(ordered, share):
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
-
-
 def time_calls(calls, seconds=ROW_SECONDS, limits=REPLAYS):
-    """Microseconds a call (median, p10, p90) and the replays they were taken over.
-
-    Results are kept until the graph is gone: otherwise the allocator would give every call the
-    same output memory, and writes would stay in the cache.
-    """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for call in calls[:3]:
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = [call() for call in calls]
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(3):
-        begin.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    one = max(begin.elapsed_time(end) * 1e-3, 1e-6)
-    replays = max(limits[0], min(limits[1], int(seconds / one)))
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-              for _ in range(replays)]
-    for begin, end in events:
-        begin.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    times = sorted(b.elapsed_time(e) * 1e3 / len(calls) for b, e in events)
-    graph.reset()
-    del results
-    return percentile(times, 0.5), percentile(times, 0.1), percentile(times, 0.9), replays
+    return common.time_calls(calls, seconds, limits)
 
 
-class Bench:
+class Bench(common.Rows):
     def __init__(self, args, triton_peer):
+        super().__init__(args.budget_s)
         self.args = args
         self.triton = triton_peer
-        self.deadline = BEGIN + args.budget_s
-        self.rows, self.skipped, self.errors = [], [], []
-        properties = torch.cuda.get_device_properties(0)
-        self.l2 = properties.L2_cache_size
-        self.multiprocessors = properties.multi_processor_count
 
     def row(self, peer, op, make_calls):
         """Time what `make_calls` returns; a peer that fails costs its row, not the report."""
         name = f"{peer} {op} {self.tokens}x{self.channels} {self.dtype_name}"
-        if time.monotonic() > self.deadline:
+        if self.is_late():
             self.skipped.append(name)
             return
         try:
             made = make_calls()
             calls, config = made if isinstance(made, tuple) else (made, None)
-            median, p10, p90, replays = time_calls(calls)
+            timing = time_calls(calls)
         except Exception as error:  # compilers fail in many ways
-            first_line = (str(error).splitlines() or [""])[0]
-            self.errors.append(f"{name}: {type(error).__name__}: {first_line}")
+            self.errors.append(f"{name}: {type(error).__name__}: {common.first_line(error)}")
             torch.cuda.synchronize()
             return
         size = formula_bytes(op, self.tokens, self.channels, self.element, self.args.block_tokens)
-        row = {"peer": peer, "op": op, "tokens": self.tokens, "channels": self.channels,
-               "dtype": self.dtype_name, "bytes": size, "median_us": round(median, 3),
-               "p10_us": round(p10, 3), "p90_us": round(p90, 3),
-               "gb_per_s": round(size / median * 1e-3, 1), "calls": len(calls),
-               "replays": replays}
-        if op == "block_quantize":
-            row["block_tokens"] = self.args.block_tokens
-        if config:
-            row["config"] = config
-        self.rows.append(row)
-        print(f"{name:64} {median:10.2f} us  [{p10:.2f}, {p90:.2f}]  "
-              f"{row['gb_per_s']:8.1f} GB/s", file=sys.stderr)
+        about = {"peer": peer, "op": op, "tokens": self.tokens, "channels": self.channels,
+                 "dtype": self.dtype_name}
+        block = self.args.block_tokens if op == "block_quantize" else None
+        self.add(name, about, size, calls, timing, block_tokens=block, config=config)
 
     def size(self, tokens, channels, dtype_name, full, autotune=False):
         """The rows of one size: all peers (`full` adds those that are there once), or only
@@ -382,15 +328,14 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    if not torch.cuda.is_available():
-        sys.exit("int8 peers: PyTorch sees no CUDA device")
+    common.require_gpu(PROGRAM)
     triton_peer, triton_version = None, None
     try:
         import int8_triton as triton_peer
         import triton
         triton_version = triton.__version__
     except ImportError as error:
-        print(f"int8 peers: no Triton rows: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: no Triton rows: {error}", file=sys.stderr)
     torch.backends.cuda.matmul.allow_tf32 = False
     with torch.no_grad():
         bench = Bench(args, triton_peer)
@@ -410,33 +355,9 @@ def main():
                 bench.errors.append(f"{shape[0]}x{shape[1]} {dtype_name}: the device has too "
                                     "little memory")
             torch.cuda.empty_cache()
-    report = {
-        "schema": 1,
-        "device": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "triton": triton_version,
-        "cuda": torch.version.cuda,
-        "l2_bytes": bench.l2,
-        "multiprocessors": bench.multiprocessors,
-        "seconds": round(time.monotonic() - BEGIN, 1),
-        "checks": checks,
-        "rows": bench.rows,
-        "skipped": bench.skipped,
-        "errors": bench.errors,
-    }
-    text = json.dumps(report, indent=1)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-    else:
-        print(text)
-    for line in bench.errors:
-        print(f"int8 peers: {line}", file=sys.stderr)
-    if bench.skipped:
-        print(f"int8 peers: {len(bench.skipped)} rows skipped after {args.budget_s:g} s "
-              "(--budget-s)", file=sys.stderr)
-    if not all(c["within_bound"] for c in checks):
-        sys.exit("int8 peers: a peer broke the error bound of half a scale: see `checks`")
+    common.finish(PROGRAM, args.json, bench, checks, {"triton": triton_version},
+                  f"rows skipped after {args.budget_s:g} s (--budget-s)",
+                  "a peer broke the error bound of half a scale")
 
 
 if __name__ == "__main__":
