@@ -1,49 +1,16 @@
 //! `ferrokv attend` as people meet it: bounds that hold on real keys, and how it refuses files.
 
+mod common;
+
+use common::{Folder, SAMPLE, Tensor, ferrokv, json, refused, succeed, text};
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::tensor::Dtype;
 use serde_json::Value;
-use std::collections::HashMap;
 use std::fs;
-use std::process::{Command, Output};
-use tempfile::TempDir;
-
-const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/kv-smollm2.safetensors");
-
-/// Runs the command with no driver in reach, wherever the tests run.
-fn ferrokv(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_ferrokv"))
-        .args(arguments)
-        .env("CUDA_LAZY_DRIVER", "/nonexistent/libcuda.so.1")
-        .output()
-        .expect("the command starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("UTF-8")
-}
-
-fn succeed(arguments: &[&str]) -> String {
-    let output = ferrokv(arguments);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
 
 /// The report of a run that succeeds.
 fn report(arguments: &[&str]) -> Value {
     serde_json::from_str(&succeed(&[arguments, &["--json"]].concat())).expect("JSON")
-}
-
-/// Exit code 2, nothing on stdout, and one line on stderr with each of `words`.
-fn refused(arguments: &[&str], words: &[&str]) {
-    let output = ferrokv(arguments);
-    let error = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-    assert_eq!(error.lines().count(), 1, "{arguments:?}: {error}");
-    assert!(output.stdout.is_empty(), "{arguments:?}: {}", text(&output.stdout));
-    for word in words {
-        assert!(error.contains(word), "{arguments:?}: '{word}' is not in: {error}");
-    }
 }
 
 /// A tensor of a file under construction.
@@ -75,28 +42,11 @@ fn layer(dtype: Dtype, kv_heads: usize, heads: usize, dim: usize) -> Vec<Part> {
     ]
 }
 
-struct Folder(TempDir);
-
-impl Folder {
-    fn new() -> Self {
-        Folder(tempfile::tempdir().expect("a temporary folder"))
-    }
-
-    fn text(&self, name: &str) -> String {
-        self.0.path().join(name).to_str().expect("UTF-8").to_owned()
-    }
-
-    fn file(&self, parts: &[Part], metadata: &[(&str, &str)]) -> String {
-        let views = parts.iter().map(|part| {
-            let view = TensorView::new(part.dtype, part.shape.clone(), &part.data).expect("a tensor");
-            (part.name.clone(), view)
-        });
-        let metadata: HashMap<String, String> =
-            metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        let path = self.text("cache.safetensors");
-        fs::write(&path, safetensors::serialize(views, Some(metadata)).expect("a file")).expect("written");
-        path
-    }
+/// A cache of these tensors in a folder.
+fn cache(folder: &Folder, parts: &[Part], metadata: &[(&str, &str)]) -> String {
+    let tensors: Vec<Tensor> =
+        parts.iter().map(|part| (&*part.name, part.dtype, &*part.shape, &*part.data)).collect();
+    folder.tensors_with("cache.safetensors", &tensors, Some(metadata))
 }
 
 fn rows(report: &Value) -> Vec<&Value> {
@@ -111,13 +61,13 @@ fn number(value: &Value) -> f64 {
 #[test]
 fn bounds_hold_on_the_sample() {
     let folder = Folder::new();
-    let (json, plot) = (folder.text("report.json"), folder.text("plot"));
+    let (path, plot) = (folder.text("report.json"), folder.text("plot"));
     let out =
-        succeed(&["attend", SAMPLE, "--layers", "7", "--queries", "2", "--json", &json, "--plot", &plot]);
+        succeed(&["attend", SAMPLE, "--layers", "7", "--queries", "2", "--json", &path, "--plot", &plot]);
     for word in ["policy sound", "layer.07", "query tokens 448, 511", "all 18 hold", "from host memory"] {
         assert!(out.contains(word), "'{word}' is not in: {out}");
     }
-    let report: Value = serde_json::from_str(&fs::read_to_string(json).expect("the report")).expect("JSON");
+    let report = json(&path);
     assert_eq!(report["summary"]["violations"], 0);
     assert_eq!(report["summary"]["dense_bits_differing"], 0);
     assert_eq!(report["device"], "emulator");
@@ -170,13 +120,13 @@ fn outputs_do_not_depend_on_the_scratch() {
 #[test]
 fn bf16_and_positions_without_metadata() {
     let folder = Folder::new();
-    let file = folder.file(&layer(Dtype::BF16, 1, 2, 128), &[]);
+    let file = cache(&folder, &layer(Dtype::BF16, 1, 2, 128), &[]);
     let report = report(&["attend", &file, "--queries", "3", "--policy", "strict"]);
     // The last three of forty tokens.
     assert_eq!(report["layers"][0]["query_tokens"], serde_json::json!([37, 38, 39]));
     assert_eq!((rows(&report).len(), &report["summary"]["violations"]), (6, &Value::from(0)));
     // Dense attention has more head dimensions than certified.
-    let file = folder.file(&layer(Dtype::F16, 2, 2, 96), &[("query_first_position", "5")]);
+    let file = cache(&folder, &layer(Dtype::F16, 2, 2, 96), &[("query_first_position", "5")]);
     let out = succeed(&["attend", &file, "--queries", "1", "--scheme", "dense"]);
     assert!(out.contains("query tokens 7\n"), "{out}");
     refused(&["attend", &file, "--queries", "1"], &["layer.03", "head_dim 96", "64 and 128"]);
@@ -187,7 +137,7 @@ fn files_that_are_refused() {
     let folder = Folder::new();
     let whole = layer(Dtype::F16, 2, 4, 64);
     let refuse = |parts: &[Part], options: &[&str], words: &[&str]| {
-        let file = folder.file(parts, &[]);
+        let file = cache(&folder, parts, &[]);
         refused(&[&["attend", &file, "--queries", "1"], options].concat(), words);
     };
     refuse(&whole[..1], &[], &["layer.03.value and layer.03.query"]);
@@ -195,7 +145,7 @@ fn files_that_are_refused() {
     refuse(&whole, &["--layers", "3,7"], &["no layer 7", "layers 3"]);
     refuse(&whole, &["--backend", "cuda"], &["libcuda"]);
     refuse(&whole, &["--scheme", "dense", "--policy", "sound"], &["--policy", "--scheme dense"]);
-    refused(&["attend", &folder.file(&whole, &[]), "--queries", "4"], &["layer.03", "up to 3"]);
+    refused(&["attend", &cache(&folder, &whole, &[]), "--queries", "4"], &["layer.03", "up to 3"]);
 
     let with = |index: usize, part: Part| {
         let mut parts = whole.clone();
@@ -220,9 +170,9 @@ fn files_that_are_refused() {
         refuse(&parts, &[], &[&format!("layer.03.{name}"), "NaN", "[1, 1, 9]"]);
     }
 
-    let file = folder.file(&whole, &[("query_first_position", "38")]);
+    let file = cache(&folder, &whole, &[("query_first_position", "38")]);
     refused(&["attend", &file], &["layer.03.query", "is 38"]);
-    let file = folder.file(&whole, &[("query_first_position", "last")]);
+    let file = cache(&folder, &whole, &[("query_first_position", "last")]);
     refused(&["attend", &file], &["'last'"]);
     let unknown = ferrokv(&["attend", &file, "--policy", "brave"]);
     let error = text(&unknown.stderr);

@@ -1,77 +1,15 @@
 //! The command as people meet it: what it says, what it writes, and how it refuses.
 
+mod common;
+
+use common::{Folder, SAMPLE, Tensor, ferrokv, json, refused, succeed, text};
 use ferrokv::host::int8::{Matrix, cpu};
 use half::f16;
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::tensor::Dtype;
 use serde_json::Value;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use tempfile::TempDir;
-
-const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/kv-smollm2.safetensors");
-
-/// Runs the command with no driver in reach, wherever the tests run.
-fn ferrokv(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_ferrokv"))
-        .args(arguments)
-        .env("CUDA_LAZY_DRIVER", "/nonexistent/libcuda.so.1")
-        .output()
-        .expect("the command starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("UTF-8")
-}
-
-fn succeed(arguments: &[&str]) -> String {
-    let output = ferrokv(arguments);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-/// Exit code 2, nothing on stdout, and one line on stderr with each of `words`.
-fn refused(arguments: &[&str], words: &[&str]) {
-    let output = ferrokv(arguments);
-    let error = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-    assert_eq!(error.lines().count(), 1, "{arguments:?}: {error}");
-    assert!(output.stdout.is_empty(), "{arguments:?}: {}", text(&output.stdout));
-    for word in words {
-        assert!(error.contains(word), "{arguments:?}: '{word}' is not in: {error}");
-    }
-}
-
-struct Folder(TempDir);
-
-impl Folder {
-    fn new() -> Self {
-        Folder(tempfile::tempdir().expect("a temporary folder"))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn text(&self, name: &str) -> String {
-        self.path(name).to_str().expect("UTF-8").to_owned()
-    }
-
-    fn names(&self) -> BTreeSet<String> {
-        let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("UTF-8");
-        fs::read_dir(self.0.path()).expect("the folder").map(|entry| name(entry.expect("an entry"))).collect()
-    }
-
-    /// A safetensors file of these tensors.
-    fn tensors(&self, name: &str, tensors: &[(&str, Dtype, &[usize], &[u8])]) -> String {
-        let views = tensors.iter().map(|(name, dtype, shape, data)| {
-            (*name, TensorView::new(*dtype, shape.to_vec(), data).expect("a tensor"))
-        });
-        fs::write(self.path(name), safetensors::serialize(views, None).expect("a file")).expect("written");
-        self.text(name)
-    }
-}
 
 fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
@@ -80,15 +18,15 @@ fn f32_bytes(values: &[f32]) -> Vec<u8> {
 #[test]
 fn the_sample_is_quantized_and_every_bit_agrees() {
     let folder = Folder::new();
-    let json = folder.text("report.json");
-    let out = succeed(&["quantize", SAMPLE, "--json", &json]);
+    let path = folder.text("report.json");
+    let out = succeed(&["quantize", SAMPLE, "--json", &path]);
     for word in
         ["layer.29.key", "layer.00.value", "vectorized", "block16", "= emulator", "values agree", "1.98x"]
     {
         assert!(out.contains(word), "'{word}' is not in: {out}");
     }
     assert!(!out.contains("DIFFER"), "{out}");
-    let report: Value = serde_json::from_str(&fs::read_to_string(json).expect("the report")).expect("JSON");
+    let report = json(&path);
     assert_eq!(report["values_differing"], 0);
     // 10 tensors × 7 variants, codes and restored values of 98304 elements each, and their scales.
     let scales = 10 * (6 * 192 + 32 * 192);
@@ -382,35 +320,38 @@ fn a_folder_without_permission_is_an_error() {
 fn broken_quantized_files_are_refused() {
     let folder = Folder::new();
     let original = r#"{"a":{"dtype":"F32","shape":[2,3]}}"#;
-    let good = [("format", "ferrokv-int8"), ("version", "1"), ("scheme", "channel"), ("tensors", original)];
+    let good = [
+        ("ferrokv.format", "ferrokv-int8"),
+        ("ferrokv.version", "1"),
+        ("ferrokv.scheme", "channel"),
+        ("ferrokv.tensors", original),
+    ];
     let (codes, scales) = ([1u8, 2, 3, 4, 5, 6], f32_bytes(&[0.5, 1.0, 2.0]));
     let write = |name: &str, change: (&str, &str), parts: &[&str]| -> String {
-        let texts = good.map(|(key, value)| if key == change.0 { change } else { (key, value) });
-        let metadata: HashMap<String, String> =
-            texts.iter().map(|(key, value)| (format!("ferrokv.{key}"), value.to_string())).collect();
-        let all =
-            [("codes", Dtype::I8, vec![2, 3], &codes[..]), ("scales", Dtype::F32, vec![3], &scales[..])];
-        let views =
-            all.into_iter().filter(|(part, ..)| parts.contains(part)).map(|(part, dtype, shape, data)| {
-                (format!("a.{part}"), TensorView::new(dtype, shape, data).expect("a tensor"))
-            });
-        fs::write(folder.path(name), safetensors::serialize(views, Some(metadata)).expect("a file"))
-            .expect("written");
-        folder.text(name)
+        let metadata = good.map(|(key, value)| if key == change.0 { change } else { (key, value) });
+        let all: [Tensor; 2] =
+            [("a.codes", Dtype::I8, &[2, 3], &codes), ("a.scales", Dtype::F32, &[3], &scales)];
+        let tensors: Vec<Tensor> = all.into_iter().filter(|(part, ..)| parts.contains(part)).collect();
+        folder.tensors_with(name, &tensors, Some(&metadata))
     };
     let out = folder.text("out");
-    let both = ["codes", "scales"];
+    let both = ["a.codes", "a.scales"];
     succeed(&["dequantize", &write("good", ("", ""), &both), "-o", &out]);
     fs::remove_file(&out).expect("removed");
     type Case<'a> = (&'a str, (&'a str, &'a str), &'a [&'a str], &'a [&'a str]);
     let cases: [Case<'_>; 7] = [
-        ("format", ("format", "other"), &both, &["is not a ferrokv-int8 file"]),
-        ("version", ("version", "2"), &both, &["version '2'", "reads 1"]),
-        ("scheme", ("scheme", "pairs"), &both, &["unknown scheme 'pairs'", "channel and block16"]),
-        ("codes", ("", ""), &["scales"], &["no tensor 'a.codes'"]),
-        ("scales", ("", ""), &["codes"], &["no tensor 'a.scales'"]),
-        ("shape", ("tensors", r#"{"a":{"dtype":"F32","shape":[3,2]}}"#), &both, &["'a.codes' is I8 [2, 3]"]),
-        ("json", ("tensors", "{"), &both, &["ferrokv.tensors cannot be read"]),
+        ("format", ("ferrokv.format", "other"), &both, &["is not a ferrokv-int8 file"]),
+        ("version", ("ferrokv.version", "2"), &both, &["version '2'", "reads 1"]),
+        ("scheme", ("ferrokv.scheme", "pairs"), &both, &["unknown scheme 'pairs'", "channel and block16"]),
+        ("codes", ("", ""), &["a.scales"], &["no tensor 'a.codes'"]),
+        ("scales", ("", ""), &["a.codes"], &["no tensor 'a.scales'"]),
+        (
+            "shape",
+            ("ferrokv.tensors", r#"{"a":{"dtype":"F32","shape":[3,2]}}"#),
+            &both,
+            &["'a.codes' is I8 [2, 3]"],
+        ),
+        ("json", ("ferrokv.tensors", "{"), &both, &["ferrokv.tensors cannot be read"]),
     ];
     for (name, change, parts, words) in cases {
         refused(&["dequantize", &write(name, change, parts), "-o", &out], words);
