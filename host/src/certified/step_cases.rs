@@ -54,6 +54,7 @@ const HOSTILE: &[(Input, u32)] = &[
     (Input::Wide, 111),
     (Input::Extremal, 208),
 ];
+const FEW: &[(Input, u32)] = &[(Input::Normal, 0), (Input::Sharp, 15), (Input::Outlier, 130)];
 const SMALL: &[(Input, u32)] = &[(Input::Normal, 51)];
 
 const PLAIN: Step = Step {
@@ -74,8 +75,15 @@ fn steps(large: bool) -> Vec<Step> {
         Step { policy: ("some dense", SOME_DENSE), ..small },
         Step { policy: ("all", ALL), slots: Some((2, 3)), ..small },
         Step { sequences: EDGES, group: 3, policy: ("all", ALL), slots: Some((2, 3)), ..PLAIN },
-        Step { group: 7, policy: ("strict", Policy::STRICT), ..PLAIN },
-        Step { group: 16, policy: ("paper", Policy::PAPER), slots: Some((5, 40)), kv_heads: 1, ..PLAIN },
+        Step { group: 7, policy: ("strict", Policy::STRICT), kv_heads: 1, ..PLAIN },
+        Step {
+            sequences: FEW,
+            group: 16,
+            policy: ("paper", Policy::PAPER),
+            slots: Some((5, 40)),
+            kv_heads: 1,
+            ..PLAIN
+        },
         Step { group: 1, policy: ("naive", Policy::NAIVE), ..PLAIN },
         Step { policy: ("dense", DENSE), ..PLAIN },
         Step { sequences: HOSTILE, group: 8, kv_heads: 1, max_tokens: 320, ..PLAIN },
