@@ -5,7 +5,7 @@
 #   benches/gpu-suite.sh path/to/ferrokv OUT [COMMIT]
 #
 # With FERROKV_SUITE_PEERS=1 PyTorch and Triton are measured beside (benches/peers/*.py, run from the root).
-# Each step has a limit, so that a kernel that hangs costs that step alone. About ten minutes, fifteen with peers.
+# Each step has a limit, so that a kernel that hangs costs that step alone. About fifteen minutes, twenty with peers.
 set -u
 ferrokv=$1 out=$2 commit=${3:-unknown}
 mkdir -p "$out"
@@ -36,7 +36,7 @@ step() {
 }
 
 # -v names each case as it ends: after a hang the log says which one was next.
-step check-quick 60 "$ferrokv" check -v --backend cuda --json "$out/check-quick.json" || exit 1
+step check-quick 240 "$ferrokv" check -v --backend cuda --json "$out/check-quick.json" || exit 1
 step bench-launch 30 "$ferrokv" bench launch --commit "$commit" --json "$out/bench-launch.json"
 peers=()
 if [ "${FERROKV_SUITE_PEERS:-0}" = 1 ]; then
@@ -44,7 +44,7 @@ if [ "${FERROKV_SUITE_PEERS:-0}" = 1 ]; then
     peers=(--peers --peers-seconds 60)
 fi
 # The largest size first; past 90 s no further size starts, and the report says which are missing.
-step bench-int8 280 "$ferrokv" bench int8 --backend cuda --no-cpu --seconds 90 "${peers[@]}" --commit "$commit" \
+step bench-int8 300 "$ferrokv" bench int8 --backend cuda --no-cpu --seconds 90 "${peers[@]}" --commit "$commit" \
     --json "$out/bench-int8.json" --plot "$out/bench-int8"
 # Right outputs within their bounds, certified ones within their certificates: else it exits with 1.
 attention=120 peers=()
@@ -54,10 +54,10 @@ fi
 step bench-attention $((attention + 60)) "$ferrokv" bench attention --backend cuda --seconds $attention "${peers[@]}" \
     --commit "$commit" --json "$out/bench-attention.json" --plot "$out/bench-attention"
 step prove 120 "$ferrokv" prove --backend cuda --json "$out/prove.json"
-step check-full 120 "$ferrokv" check --full --backend cuda --json "$out/check-full.json"
+step check-full 400 "$ferrokv" check --full --backend cuda --json "$out/check-full.json"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck initcheck synccheck racecheck; do
-        step "sanitizer-$tool" 60 compute-sanitizer --tool $tool --error-exitcode 9 "$ferrokv" check --sanitize
+        step "sanitizer-$tool" 240 compute-sanitizer --tool $tool --error-exitcode 9 "$ferrokv" check --sanitize
     done
 fi
 exit $failed

@@ -30,7 +30,7 @@ differ, or a kernel is at fault; 2 bad input.";
 
 const EXAMPLES: &str = "\
 Examples:
-  ferrokv check                                    seconds to a minute
+  ferrokv check                                    a minute or two
   ferrokv check --full --json check.json           over 10^9 outputs
   ferrokv check --system int8 --filter fused_f16
   compute-sanitizer --tool racecheck ferrokv check --sanitize";
