@@ -1,6 +1,6 @@
 //! The list of driver symbols, in one place: every other piece of this crate is stamped from it.
 //!
-//! It holds what the bindings of `cust_raw` 0.11.3 declare, sorted, each once. A symbol the driver has and
+//! It holds what the bindings of `cust_raw` 0.11.3 declare, and `cuLaunchKernelEx`, sorted, each once. A symbol the driver has and
 //! this list lacks is added by adding its line.
 
 /// Hands the whole list to the macro `$then`.
@@ -177,6 +177,7 @@ macro_rules! driver_symbols {
             cuLaunchGridAsync
             cuLaunchHostFunc
             cuLaunchKernel
+            cuLaunchKernelEx
             cuLinkAddData_v2
             cuLinkAddFile_v2
             cuLinkComplete

@@ -45,7 +45,18 @@ pub unsafe extern "C" fn cuLaunchKernel(
     unsafe { *params.cast::<[usize; 10]>() = all };
     0
 }
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernelEx(config: *const u32, function: usize, params: *mut usize, extra: usize) -> i32 {
+    unsafe { *params = function + extra + *config as usize };
+    0
+}
 "#;
+
+unsafe extern "C" {
+    /// What the bindings of `cust` lack.
+    fn cuLaunchKernelEx(config: *const u32, function: usize, params: *mut usize, extra: usize) -> u32;
+}
 
 #[test]
 fn calls_reach_the_library() {
@@ -101,6 +112,11 @@ fn calls_reach_the_library() {
         };
         assert_eq!(seen, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     }
+
+    let mut seen = 0;
+    // SAFETY: the stand-in reads one number and writes one word.
+    assert_eq!(unsafe { cuLaunchKernelEx(&3, 40, &mut seen, 500) }, 0);
+    assert_eq!(seen, 543);
 
     // SAFETY: the stand-in has no such symbol, so nothing reads the argument.
     let code = unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };

@@ -2,16 +2,23 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use cuda_lazy::SYMBOLS;
-use cust::sys;
 
 #[path = "../src/symbols.rs"]
 mod symbols;
 
 #[test]
 fn the_list_is_sorted_and_complete() {
-    assert_eq!(SYMBOLS.len(), 353);
+    assert_eq!(SYMBOLS.len(), 354);
     assert!(SYMBOLS.windows(2).all(|pair| pair[0] < pair[1]), "sorted, each once");
     assert!(SYMBOLS.iter().all(|name| name.to_bytes().starts_with(b"cu")));
+}
+
+/// The bindings of `cust`, and what they lack.
+mod sys {
+    pub use cust::sys::*;
+    unsafe extern "C" {
+        pub fn cuLaunchKernelEx();
+    }
 }
 
 /// Takes the address of every function of the bindings: this links only if each has a trampoline.
