@@ -101,8 +101,8 @@ pub(crate) trait DeviceBackend: Send + Sync {
 
 /// A stream. Whether it captures is known to the caller, which calls only what is allowed then.
 pub(crate) trait StreamBackend: Send + Sync {
-    /// The driver's handle; null on the CPU.
-    fn raw(&self) -> *mut c_void;
+    /// Hands out the driver's handle (null on the CPU) to what puts anything but a launch into the stream.
+    fn put_other(&self, put: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()>;
 
     /// # Safety
     /// The contract of [`crate::Stream::launch`].

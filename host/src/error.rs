@@ -141,6 +141,15 @@ pub enum Error {
     /// A node of another graph.
     #[error("the node belongs to another graph; use the node that this graph's capture returned")]
     ForeignNode,
+    /// A launch that may overlap the one before it cannot become one of a kernel that does not wait for that.
+    #[error(
+        "cannot update the launch to {kernel}: the captured kernel overlaps the launch before it, and {kernel} does \
+         not wait for that; mark it #[kernel(overlaps)] or capture the graph anew"
+    )]
+    OverlappingNode {
+        /// The new kernel's entry.
+        kernel: &'static str,
+    },
     /// An event that no stream has recorded.
     #[error("the event was never recorded; record it on a stream first")]
     EventNotRecorded,

@@ -13,6 +13,8 @@ use std::fmt;
 pub struct NodeId {
     pub(crate) graph: u64,
     pub(crate) index: usize,
+    /// Whether the launch may overlap the one before it.
+    pub(crate) overlaps: bool,
 }
 
 /// Work that [`Stream::capture`] recorded and did not run.
@@ -79,7 +81,8 @@ impl GraphExec {
     /// The contract of [`Stream::launch`], from the next launch of this graph on.
     ///
     /// # Errors
-    /// [`Error::ForeignNode`] for a node of another graph; [`Error::Shape`]; [`Error::KernelMissing`]; or what
+    /// [`Error::ForeignNode`] for a node of another graph; [`Error::OverlappingNode`] for a kernel that does not wait for
+    /// the launch before in the place of one that does; [`Error::Shape`]; [`Error::KernelMissing`]; or what
     /// the driver reports. The graph then stays as it was.
     pub unsafe fn update<A: KernelArgs>(
         &mut self,
@@ -90,6 +93,10 @@ impl GraphExec {
     ) -> Result<()> {
         if node.graph != self.id {
             return Err(Error::ForeignNode);
+        }
+        // The graph keeps that the launch may start early, on whichever GPU it would.
+        if node.overlaps && !kernel.info().overlaps {
+            return Err(Error::OverlappingNode { kernel: kernel.name() });
         }
         limits::check(kernel.info(), shape, self.device.info().max_shared_bytes)?;
         let bound = Bound { kernel: *kernel, args };

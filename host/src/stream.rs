@@ -56,6 +56,9 @@ impl Stream {
 
     /// Launches `kernel` over `shape`.
     ///
+    /// It runs when what is in the stream before it is done. A kernel that [`overlaps`](simt::KernelInfo::overlaps) may be
+    /// placed on the GPU before, where a launch is what comes before it; it then waits there.
+    ///
     /// # Safety
     /// Until the launch has finished (for a capture: until each run of the graph has):
     /// - the memory behind every handle in `args` is there, on this device, and long enough for what the kernel
@@ -103,7 +106,7 @@ impl Stream {
         let bound = Bound { kernel: *kernel, args };
         // SAFETY: this function's contract.
         let index = unsafe { self.backend.launch_node(&bound, shape) }?;
-        Ok(NodeId { graph, index })
+        Ok(NodeId { graph, index, overlaps: kernel.info().overlaps })
     }
 
     /// Records what `record` puts into this stream, instead of running it. Returns the graph and what `record`

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{AFFINE, IMAGES, INCREMENT, MISSING, NARROW, REVERSE, cover, cpu, cuda, on_both};
+use common::{
+    AFFINE, IMAGES, INCREMENT, INCREMENT_OVERLAPPING, MISSING, NARROW, REVERSE, cover, cpu, cuda, on_both,
+};
 use host::{BackendKind, Buffer, Device, Error, Event, Graph, NodeId, Pinned, PtxImage, Stream};
 use simt::LaunchShape;
 use simt::emu::{EmuOptions, FaultKind};
@@ -19,6 +21,7 @@ on_both! {
     waiting_in_a_capture_is_refused
     a_failed_capture_leaves_the_stream_usable
     nodes_belong_to_their_graph
+    overlapping_nodes_take_only_kernels_that_wait
     a_graph_outlives_its_stream
     waiting_for_the_device_spares_captures
     work_before_a_capture_is_waited_for
@@ -334,6 +337,34 @@ fn a_graph_outlives_its_stream(device: &Device) {
         exec.launch(&stream).unwrap();
     }
     assert_eq!(buffer.to_vec().unwrap(), [12; 8]);
+}
+
+fn overlapping_nodes_take_only_kernels_that_wait(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut buffer = Buffer::zeroed(device, 8).unwrap();
+    let (kernel, shape) = (&INCREMENT_OVERLAPPING, cover(8));
+    let (graph, nodes) = stream
+        .capture(|s| {
+            // SAFETY: the buffer has 8 elements and outlives the graph's runs; each thread has its own.
+            unsafe {
+                Ok([
+                    s.launch_node(&INCREMENT, shape, (buffer.global_mut(), 1, 8))?,
+                    s.launch_node(kernel, shape, (buffer.global_mut(), 10, 8))?,
+                ])
+            }
+        })
+        .unwrap();
+    let mut exec = graph.instantiate().unwrap();
+    // SAFETY: as above.
+    unsafe {
+        let error = exec.update(nodes[1], &INCREMENT, shape, (buffer.global_mut(), 5, 8)).unwrap_err();
+        assert!(matches!(error, Error::OverlappingNode { kernel: "host_test_increment" }), "{error}");
+        exec.launch(&stream).unwrap();
+        exec.update(nodes[0], kernel, shape, (buffer.global_mut(), 100, 8)).unwrap();
+        exec.update(nodes[1], kernel, shape, (buffer.global_mut(), 1000, 8)).unwrap();
+        exec.launch(&stream).unwrap();
+    }
+    assert_eq!(buffer.to_vec().unwrap(), [1111; 8]);
 }
 
 fn waiting_for_the_device_spares_captures(device: &Device) {

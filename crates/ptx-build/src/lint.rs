@@ -446,6 +446,9 @@ ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r5];
 cp.async.cg.shared.global.L2::128B [%r1], [%rd1], 16;
 cp.async.commit_group; cp.async.wait_group 2;
 mov.f32 %f1, 0f3F800000; min.f32 %f1, %f2, %f3; abs.f32 %f1, %f2; fma.rn.f32 %f1, %f2, %f3, %f4;
+// begin inline asm
+griddepcontrol.wait;
+// end inline asm
 shfl.sync.bfly.b32 %r1|%p1, %r2, 1, 31, -1; dp4a.s32.s32 %r1, %r2, %r3, %r4; prmt.b32 %r1, %r2, %r3, 0x5140;";
         assert_eq!(rules(body), []);
     }

@@ -15,6 +15,7 @@ struct Options {
     instances: Option<Vec<Instance>>,
     max_threads: Option<LitInt>,
     min_blocks: Option<LitInt>,
+    overlaps: bool,
 }
 
 /// The generic arguments of one instance.
@@ -46,6 +47,7 @@ impl Parse for Options {
                     input.parse::<Token![=]>()?;
                     options.min_blocks = Some(input.parse()?);
                 }
+                "overlaps" => options.overlaps = true,
                 "instances" => {
                     let list;
                     parenthesized!(list in input);
@@ -53,7 +55,7 @@ impl Parse for Options {
                     options.instances = Some(list.into_iter().collect());
                 }
                 _ => {
-                    let known = "expected `system`, `instances`, `max_threads` or `min_blocks`";
+                    let known = "expected `system`, `instances`, `max_threads`, `min_blocks` or `overlaps`";
                     return Err(Error::new(key.span(), known));
                 }
             }
@@ -171,6 +173,7 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         Some(literal) => literal.base10_parse::<u32>()?,
         None => 0,
     };
+    let overlaps = options.overlaps;
     let mut entries = Vec::new();
     let mut infos = Vec::new();
     let mut names = Vec::new();
@@ -194,9 +197,10 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
             instance,
             &arguments,
             (max_threads, min_blocks),
+            overlaps,
         ));
         infos.push(quote! {
-            ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads }
+            ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads, overlaps: #overlaps }
         });
         names.push(quote! {
             impl Named for Instance<#(#generics),*> { const INFO: &'static ::simt::KernelInfo = &INSTANCES[#index]; }
@@ -274,6 +278,7 @@ fn device_entry(
     instance: &Instance,
     arguments: &[(Ident, Type)],
     (max_threads, min_blocks): (u32, u32),
+    overlaps: bool,
 ) -> TokenStream {
     let entry_ident = Ident::new(entry, name.span());
     let module = format_ident!("device_{entry}");
@@ -297,6 +302,14 @@ fn device_entry(
         let text = format!("// simt.launch_bounds {entry} {max_threads} {min_blocks}");
         quote! { ::core::arch::global_asm!(#text); }
     });
+    // In the entry, where nothing of the author's can come before. The next launch is let in after the wait, so at most two
+    // are under way: one that runs, and one that waits for it.
+    let overlap = overlaps.then(|| {
+        quote! {
+            ::simt::thread::wait_for_previous();
+            ::simt::thread::let_next_start();
+        }
+    });
     quote! {
         #[cfg(target_arch = "nvptx64")]
         #[allow(non_snake_case, unused_imports, dead_code, clippy::upper_case_acronyms)]
@@ -310,6 +323,7 @@ fn device_entry(
             /// The launch's contract.
             #[unsafe(no_mangle)]
             pub unsafe extern "ptx-kernel" fn #entry_ident(#(#names: #types),*) {
+                #overlap
                 super::#name #generics (#(#names),*)
             }
         }

@@ -30,6 +30,8 @@ use proc_macro::TokenStream;
 ///   of the generic parameters. `kernel::<…>()` of an instance that is not listed does not compile.
 /// - `max_threads = N`: the most threads a block may have (`.maxntid`), so that ptxas may use more registers.
 /// - `min_blocks = N`: blocks that shall fit a multiprocessor at once (`.minnctapersm`).
+/// - `overlaps`: a launch may start while the launch ahead of it in the stream still runs; on the device the entry
+///   waits for that one's end before it does anything else, so that what the kernel reads and writes is ordered as ever.
 #[proc_macro_attribute]
 pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()

@@ -151,6 +151,9 @@ pub struct KernelInfo {
     pub line: u32,
     /// The most threads a block may have; 1024 unless the attribute says otherwise.
     pub max_threads: u32,
+    /// Whether a launch may start before the launch ahead of it has ended: the device's entry waits for that one
+    /// before anything else (`#[kernel(overlaps)]`).
+    pub overlaps: bool,
 }
 
 /// One kernel instance: its PTX entry and its body, typed by its arguments.

@@ -7,7 +7,7 @@
 //!
 //! | module | what it holds | `cuda_std`'s name |
 //! |---|---|---|
-//! | [`thread`] | indices, block barriers, fences | `thread` |
+//! | [`thread`] | indices, block barriers, fences, overlap of launches | `thread` |
 //! | [`warp`] | shuffles, votes, reductions | `warp` |
 //! | [`Global`], [`GlobalMut`] | typed device memory, width and cache hint by name | raw pointers |
 //! | [`Shared`], [`SharedPlan`] | shared memory with a computed layout | `shared` |

@@ -1,4 +1,4 @@
-//! Where this thread is, and the barriers and fences of its block.
+//! Where this thread is, the barriers and fences of its block, and how its grid meets the next.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::emu;
@@ -110,5 +110,37 @@ sides! {
             unsafe { core::arch::asm!("fence.acq_rel.sys;", options(nostack)) }
         }
         emulator { emu::fence(emu::FenceScope::Device); }
+    }
+
+    /// Waits until the launch before this one in the stream is done and all it wrote can be read, where this
+    /// launch may have started before that; else does nothing. PTX: `griddepcontrol.wait`, on sm_90 and later.
+    ///
+    /// `#[kernel(overlaps)]` puts it at the start of a kernel, ahead of every access; a second call changes nothing.
+    /// The emulator runs one launch after another.
+    pub fn wait_for_previous() {
+        device {
+            // Threads may come here one by one, on any path: the instruction waits for a grid, not for other lanes. So
+            // it is no convergent operation, and assembly will do. Without `nomem` LLVM moves no access across it. Only
+            // sm_80 is named: a target between it and sm_90 shall fail to assemble, not lose the wait.
+            #[cfg(not(simt_sm = "80"))]
+            // SAFETY: it only waits.
+            unsafe { core::arch::asm!("griddepcontrol.wait;", options(nostack)) }
+        }
+        emulator {}
+    }
+
+    /// Lets the next launch of the stream start, if its kernel is one that `overlaps`: once a thread of every block has
+    /// called this or the block has ended, the next launch's blocks take what room is left, and wait there for this
+    /// launch to be done. PTX: `griddepcontrol.launch_dependents`, on sm_90 and later.
+    ///
+    /// It publishes nothing: what is written before the call is seen no sooner than what is written after it.
+    pub fn let_next_start() {
+        device {
+            // As for `wait_for_previous`.
+            #[cfg(not(simt_sm = "80"))]
+            // SAFETY: who starts early waits before its first access.
+            unsafe { core::arch::asm!("griddepcontrol.launch_dependents;", options(nostack)) }
+        }
+        emulator {}
     }
 }

@@ -309,3 +309,28 @@ fn a_hand_over_needs_a_fence_on_both_sides() {
         }
     }
 }
+
+#[kernel(instances(1, 2), overlaps)]
+fn add_in_turn<const STEP: u32>(x: GlobalMut<u32>) {
+    // What the entry does on a GPU may be done again, anywhere and by some threads only.
+    if thread::thread_idx_x().is_multiple_of(2) {
+        thread::wait_for_previous();
+    } else {
+        thread::let_next_start();
+    }
+    let i = thread::index_1d();
+    x.store(i, x.load(i) + STEP);
+}
+
+#[test]
+fn launches_that_may_overlap_say_so_and_run_in_order_here() {
+    assert!(add_in_turn::INSTANCES.iter().all(|info| info.overlaps));
+    assert!(reverse::INSTANCES.iter().all(|info| !info.overlaps));
+    let mut x = vec![0u32; 64];
+    for _ in 0..3 {
+        run(add_in_turn::kernel::<1>(), LaunchShape::new(2, 32), (write(&mut x),));
+        run(add_in_turn::kernel::<2>(), LaunchShape::new(2, 32), (write(&mut x),));
+    }
+    // `run` runs each twice.
+    assert_eq!(x, [18; 64]);
+}

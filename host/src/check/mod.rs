@@ -26,6 +26,7 @@
 mod compare;
 pub mod probe;
 mod probe_matrices;
+mod probe_overlaps;
 mod report;
 
 pub use compare::{Difference, ElementKind, OutputBuffer, OutputElement};

@@ -4,7 +4,7 @@ use super::{Case, CaseError, OutputBuffer, OutputElement, poisoned};
 use crate::{Buffer, Device, Stream};
 use glam::Vec4;
 use kernels_gpu::probe::{
-    atomics, barriers, fences, functions, indices, matrices, memory, mix, operators, shared, warps,
+    atomics, barriers, fences, functions, indices, matrices, memory, mix, operators, overlaps, shared, warps,
 };
 use simt::{Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape, Pod};
 
@@ -40,6 +40,7 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
     memory_cases(&mut cases);
     fence_cases(&mut cases);
     cases.extend(super::probe_matrices::cases(coverage));
+    cases.extend(super::probe_overlaps::cases(coverage));
     function_cases(&mut cases, coverage.patterns);
     operator_cases(&mut cases, coverage.operands);
     cases
@@ -64,6 +65,8 @@ pub fn kernels() -> impl Iterator<Item = &'static KernelInfo> {
         matrices::copies::INSTANCES,
         fences::last_block::INSTANCES,
         fences::last_lane::INSTANCES,
+        overlaps::link::INSTANCES,
+        overlaps::link_in_order::INSTANCES,
         functions::function::INSTANCES,
         operators::operator::INSTANCES,
     ]

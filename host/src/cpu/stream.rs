@@ -102,8 +102,8 @@ impl CpuStream {
 }
 
 impl StreamBackend for CpuStream {
-    fn raw(&self) -> *mut c_void {
-        std::ptr::null_mut()
+    fn put_other(&self, put: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()> {
+        put(std::ptr::null_mut())
     }
 
     unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()> {

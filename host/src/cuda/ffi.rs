@@ -5,8 +5,8 @@
 //! does not know into one. So every call here goes through [`cu!`], which takes the result as the number it is.
 
 use crate::error::{Error, Result};
-use cust::sys::{self, CUresult};
-use std::ffi::{CStr, c_char};
+use cust::sys::{self, CUfunction, CUresult, CUstream};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// For each number of arguments, a function that sees a driver function as returning a number.
 macro_rules! numeric {
@@ -84,4 +84,53 @@ pub(super) fn note(code: u32, doing: &str) {
     if code != 0 {
         tracing::debug!(code, name = name(code), doing, "the driver returned an error on clean-up");
     }
+}
+
+/// `CUlaunchConfig` of CUDA 11.8 and later, which `cust` lacks.
+#[repr(C)]
+pub(super) struct LaunchConfig {
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) stream: CUstream,
+    pub(super) attributes: *const LaunchAttribute,
+    pub(super) attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute` with the one value that is used here. The others of the union hold up to 64 bytes and pointers.
+#[repr(C, align(8))]
+pub(super) struct LaunchAttribute {
+    id: c_uint,
+    padding: [u8; 4],
+    value: c_int,
+    rest: [u8; 60],
+}
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the launch may start before the kernel ahead of it in
+    /// the stream has ended, and waits for that itself.
+    pub(super) const OVERLAP: LaunchAttribute =
+        LaunchAttribute { id: 6, padding: [0; 4], value: 1, rest: [0; 60] };
+}
+
+// The driver reads these by its own layout.
+const _: () = {
+    use std::mem::{align_of, offset_of, size_of};
+    assert!(size_of::<LaunchConfig>() == 56 && align_of::<LaunchConfig>() == 8);
+    assert!(offset_of!(LaunchConfig, block) == 12 && offset_of!(LaunchConfig, shared_bytes) == 24);
+    assert!(offset_of!(LaunchConfig, stream) == 32 && offset_of!(LaunchConfig, attributes) == 40);
+    assert!(offset_of!(LaunchConfig, attribute_count) == 48);
+    assert!(size_of::<LaunchAttribute>() == 72 && align_of::<LaunchAttribute>() == 8);
+    assert!(offset_of!(LaunchAttribute, id) == 0 && offset_of!(LaunchAttribute, value) == 8);
+};
+
+unsafe extern "C" {
+    /// `cuLaunchKernelEx`, which `cust` lacks; its result as the number it is.
+    #[link_name = "cuLaunchKernelEx"]
+    pub(super) fn launch_kernel_ex(
+        config: *const LaunchConfig,
+        function: CUfunction,
+        params: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) -> u32;
 }

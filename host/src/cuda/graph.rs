@@ -82,9 +82,11 @@ unsafe impl Sync for CudaGraphExec {}
 impl GraphExecBackend for CudaGraphExec {
     unsafe fn launch(&self, stream: &dyn StreamBackend) -> Result<()> {
         self.graph.context.bind()?;
-        // SAFETY: both live, and are of one device; the rest is this function's contract.
-        let code = unsafe { cu!(cuGraphLaunch(self.raw, stream.raw().cast())) };
-        check(code, || format!("launching a graph of {} steps", self.graph.len))
+        stream.put_other(&mut |stream| {
+            // SAFETY: both live, and are of one device; the rest is this function's contract.
+            let code = unsafe { cu!(cuGraphLaunch(self.raw, stream.cast())) };
+            check(code, || format!("launching a graph of {} steps", self.graph.len))
+        })
     }
 
     unsafe fn update(&mut self, node: usize, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()> {
@@ -106,6 +108,7 @@ impl GraphExecBackend for CudaGraphExec {
             kernelParams: params.as_mut_ptr().cast::<*mut c_void>(),
             extra: null_mut(),
         };
+        // An edge by which the node may overlap its predecessor stays; the caller lets only kernels through that wait.
         // SAFETY: the node is of the graph that this one was made from; the driver copies the parameters, and
         // by the contract they suit the kernel.
         let code = unsafe { cu!(cuGraphExecKernelNodeSetParams(self.raw, node, &params)) };

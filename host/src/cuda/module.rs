@@ -16,10 +16,17 @@ const LOG_BYTES: usize = 8192;
 /// Lists of kernels in the cache; a power of two, a few times the number of kernels.
 const LISTS: usize = 256;
 
+/// The first target whose kernels can wait for the launch before: below it the wait is compiled to nothing.
+const OVERLAP_SM: u32 = 90;
+/// The first CUDA version whose captures keep that a launch may overlap the one before (12.3).
+const OVERLAP_DRIVER: u32 = 12030;
+
 /// A loaded PTX image.
 pub(super) struct Module {
     raw: CUmodule,
     sm: u32,
+    /// Whether launches of kernels that wait for the launch before may overlap it.
+    pub(super) overlap: bool,
     context: Arc<Context>,
     /// Each kernel that was asked for, found by the address of its `KernelInfo`. Entries are only ever put in
     /// front of a list, and freed with the module: so a launch reads without a lock.
@@ -65,6 +72,7 @@ impl Module {
                     return Ok(Module {
                         raw,
                         sm: image.sm,
+                        overlap: image.sm >= OVERLAP_SM && info.driver_version >= Some(OVERLAP_DRIVER),
                         context: context.clone(),
                         cache: [const { AtomicPtr::new(null_mut()) }; LISTS],
                         max_shared_bytes: info.max_shared_bytes,

@@ -1,9 +1,9 @@
 //! Streams and events.
 
 use super::context::Context;
-use super::ffi::{check, cu, failure, note};
+use super::ffi::{LaunchAttribute, LaunchConfig, check, cu, failure, launch_kernel_ex, note};
 use super::graph::CudaGraph;
-use super::module::Module;
+use super::module::{Function, Module};
 use crate::backend::{BoundKernel, EventBackend, GraphBackend, Place, StreamBackend};
 use crate::error::{Result, shape_text};
 use cust::sys::{CUevent, CUgraphNode, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
@@ -98,11 +98,21 @@ impl Drop for State {
     }
 }
 
+/// What was put into a stream.
+#[derive(Default)]
+struct Order {
+    /// The launches of the running capture that have a node, as the driver's handles.
+    nodes: Vec<CUgraphNode>,
+    /// Whether the last thing was a launch: only after one may a launch overlap what is before it. For other work CUDA
+    /// does not say what a kernel that starts early would wait for.
+    after_launch: bool,
+}
+
 pub(super) struct CudaStream {
     raw: CUstream,
     state: Arc<State>,
-    /// The launches of the running capture that have a node, as the driver's handles.
-    nodes: Mutex<Vec<CUgraphNode>>,
+    /// Held while anything is put into the stream, so that it is known what came last.
+    order: Mutex<Order>,
     module: Arc<Module>,
     context: Arc<Context>,
 }
@@ -118,7 +128,7 @@ impl CudaStream {
         Ok(CudaStream {
             raw: state.raw,
             state,
-            nodes: Mutex::new(Vec::new()),
+            order: Mutex::default(),
             module: module.clone(),
             context: context.clone(),
         })
@@ -126,6 +136,70 @@ impl CudaStream {
 
     pub(super) fn handle(&self) -> CUstream {
         self.raw
+    }
+
+    /// To be held while something other than a launch is put into the stream.
+    fn other_work(&self) -> MutexGuard<'_, Order> {
+        let mut order = lock(&self.order);
+        order.after_launch = false;
+        order
+    }
+
+    /// Finds the kernel and makes the driver accept `shape`. The context is bound then.
+    #[inline]
+    fn prepared(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<&Function> {
+        self.context.bind()?;
+        let function = self.module.function(kernel.info())?;
+        function.prepare(shape)?;
+        Ok(function)
+    }
+
+    /// # Safety
+    /// The contract of [`StreamBackend::launch`]; `function` is `kernel`, prepared for `shape`.
+    #[inline]
+    unsafe fn put_launch(
+        &self,
+        order: &mut Order,
+        function: &Function,
+        kernel: &dyn BoundKernel,
+        shape: LaunchShape,
+    ) -> Result<()> {
+        let mut params = [null(); MAX_PARAMS];
+        kernel.params(&mut params);
+        let params = params.as_mut_ptr().cast::<*mut c_void>();
+        let LaunchShape { grid, block, shared_bytes } = shape;
+        let code = if kernel.info().overlaps && self.module.overlap && order.after_launch {
+            let config = LaunchConfig {
+                grid: [grid.x, grid.y, grid.z],
+                block: [block.x, block.y, block.z],
+                shared_bytes,
+                stream: self.raw,
+                attributes: &LaunchAttribute::OVERLAP,
+                attribute_count: 1,
+            };
+            // SAFETY: by the contract the arguments suit the kernel; the driver copies all it is given in this call.
+            // What is before this launch in the stream is a launch, and the kernel waits for it.
+            unsafe { launch_kernel_ex(&config, function.raw, params, null_mut()) }
+        } else {
+            // SAFETY: by the contract the arguments suit the kernel; the driver copies them in this call.
+            unsafe {
+                cu!(cuLaunchKernel(
+                    function.raw,
+                    grid.x,
+                    grid.y,
+                    grid.z,
+                    block.x,
+                    block.y,
+                    block.z,
+                    shared_bytes,
+                    self.raw,
+                    params,
+                    null_mut(),
+                ))
+            }
+        };
+        order.after_launch = code == 0;
+        check(code, || format!("launching {} with {}", kernel.info().name, shape_text(&shape)))
     }
 
     /// The node of the launch that was captured last.
@@ -150,53 +224,38 @@ impl CudaStream {
 }
 
 impl StreamBackend for CudaStream {
-    fn raw(&self) -> *mut c_void {
-        self.raw.cast()
+    fn put_other(&self, put: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()> {
+        let _order = self.other_work();
+        put(self.raw.cast())
     }
 
     #[inline]
     unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()> {
-        self.context.bind()?;
-        let function = self.module.function(kernel.info())?;
-        function.prepare(shape)?;
-        let mut params = [null(); MAX_PARAMS];
-        kernel.params(&mut params);
-        // SAFETY: by the contract the arguments suit the kernel; the driver copies them in this call.
-        let code = unsafe {
-            cu!(cuLaunchKernel(
-                function.raw,
-                shape.grid.x,
-                shape.grid.y,
-                shape.grid.z,
-                shape.block.x,
-                shape.block.y,
-                shape.block.z,
-                shape.shared_bytes,
-                self.raw,
-                params.as_mut_ptr().cast::<*mut c_void>(),
-                null_mut(),
-            ))
-        };
-        check(code, || format!("launching {} with {}", kernel.info().name, shape_text(&shape)))
+        let function = self.prepared(kernel, shape)?;
+        // SAFETY: this function's contract.
+        unsafe { self.put_launch(&mut lock(&self.order), function, kernel, shape) }
     }
 
     unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<usize> {
+        let function = self.prepared(kernel, shape)?;
         // Held over both steps: another thread's launch must not come between.
-        let mut nodes = lock(&self.nodes);
+        let mut order = lock(&self.order);
         // SAFETY: this function's contract.
-        unsafe { self.launch(kernel, shape) }?;
-        nodes.push(self.last_node()?);
-        Ok(nodes.len() - 1)
+        unsafe { self.put_launch(&mut order, function, kernel, shape) }?;
+        order.nodes.push(self.last_node()?);
+        Ok(order.nodes.len() - 1)
     }
 
     unsafe fn copy(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
         self.context.bind()?;
+        let _order = self.other_work();
         // SAFETY: this function's contract.
         unsafe { copy_async(self.raw, to, from, bytes) }
     }
 
     unsafe fn fill_u8(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
         self.context.bind()?;
+        let _order = self.other_work();
         // SAFETY: this function's contract.
         let code = unsafe { cu!(cuMemsetD8Async(address, value, bytes, self.raw)) };
         check(code, || format!("filling {bytes} bytes"))
@@ -204,6 +263,7 @@ impl StreamBackend for CudaStream {
 
     unsafe fn fill_u32(&self, address: u64, value: u32, words: usize) -> Result<()> {
         self.context.bind()?;
+        let _order = self.other_work();
         // SAFETY: this function's contract.
         let code = unsafe { cu!(cuMemsetD32Async(address, value, words, self.raw)) };
         check(code, || format!("filling {words} words"))
@@ -215,7 +275,8 @@ impl StreamBackend for CudaStream {
 
     fn begin_capture(&self) -> Result<()> {
         self.context.bind()?;
-        lock(&self.nodes).clear();
+        let mut order = lock(&self.order);
+        *order = Order::default();
         let mut capturing = lock(&self.state.capturing);
         // SAFETY: both live as long as `self`.
         let code = unsafe { cu!(cuEventRecord(self.state.before_capture, self.raw)) };
@@ -232,10 +293,10 @@ impl StreamBackend for CudaStream {
 
     fn end_capture(&self) -> Result<Box<dyn GraphBackend>> {
         // Whatever comes of it, the stream captures no more.
+        let nodes = std::mem::take(&mut *lock(&self.order)).nodes;
         let mut capturing = lock(&self.state.capturing);
         *capturing = false;
         self.context.bind()?;
-        let nodes = std::mem::take(&mut *lock(&self.nodes));
         let mut raw = null_mut();
         // SAFETY: `raw` is valid for a write.
         let code = unsafe { cu!(cuStreamEndCapture(self.raw, &mut raw)) };
@@ -297,15 +358,19 @@ impl CudaEvent {
 impl EventBackend for CudaEvent {
     fn record(&self, stream: &dyn StreamBackend) -> Result<()> {
         self.context.bind()?;
-        // SAFETY: both live; the caller has checked that they are of one device.
-        check(unsafe { cu!(cuEventRecord(self.raw, stream.raw().cast())) }, || "recording an event".into())
+        stream.put_other(&mut |stream| {
+            // SAFETY: both live; the caller has checked that they are of one device.
+            check(unsafe { cu!(cuEventRecord(self.raw, stream.cast())) }, || "recording an event".into())
+        })
     }
 
     fn hold(&self, stream: &dyn StreamBackend) -> Result<()> {
         self.context.bind()?;
-        // SAFETY: as above.
-        let code = unsafe { cu!(cuStreamWaitEvent(stream.raw().cast(), self.raw, 0)) };
-        check(code, || "making a stream wait".into())
+        stream.put_other(&mut |stream| {
+            // SAFETY: as above.
+            let code = unsafe { cu!(cuStreamWaitEvent(stream.cast(), self.raw, 0)) };
+            check(code, || "making a stream wait".into())
+        })
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -11,8 +11,9 @@ pub const PTX: &str = include_str!("kernels.ptx");
 /// [`PTX`] as the loader takes it.
 pub const IMAGES: &[PtxImage] = &[PtxImage { sm: 80, text: PTX }];
 
+// Name in PTX, most threads, whether launches may overlap (the PTX is of a target where none does), body.
 macro_rules! kernels {
-    ($($name:ident: $entry:literal, $max:literal, $body:ident($($arg:ty),*);)*) => {$(
+    ($($name:ident: $entry:literal, $max:literal, $overlaps:literal, $body:ident($($arg:ty),*);)*) => {$(
         pub static $name: Kernel<($($arg,)*)> = {
             static INFO: KernelInfo = KernelInfo {
                 name: $entry,
@@ -20,6 +21,7 @@ macro_rules! kernels {
                 file: file!(),
                 line: line!(),
                 max_threads: $max,
+                overlaps: $overlaps,
             };
             #[allow(unused_parens)]
             Kernel::new(&INFO, $body)
@@ -27,11 +29,12 @@ macro_rules! kernels {
     )*};
 }
 kernels! {
-    AFFINE: "host_test_affine", 1024, affine(Global<f32>, GlobalMut<f32>, f32, u32);
-    INCREMENT: "host_test_increment", 1024, increment(GlobalMut<u32>, u32, u32);
-    REVERSE: "host_test_reverse", 256, reverse(GlobalMut<u32>, u32);
-    NARROW: "host_test_narrow", 1024, narrow(GlobalMut<u32>);
-    MISSING: "host_test_missing", 1024, narrow(GlobalMut<u32>);
+    AFFINE: "host_test_affine", 1024, false, affine(Global<f32>, GlobalMut<f32>, f32, u32);
+    INCREMENT: "host_test_increment", 1024, false, increment(GlobalMut<u32>, u32, u32);
+    INCREMENT_OVERLAPPING: "host_test_increment", 1024, true, increment(GlobalMut<u32>, u32, u32);
+    REVERSE: "host_test_reverse", 256, false, reverse(GlobalMut<u32>, u32);
+    NARROW: "host_test_narrow", 1024, false, narrow(GlobalMut<u32>);
+    MISSING: "host_test_missing", 1024, false, narrow(GlobalMut<u32>);
 }
 
 fn affine((x, y, a, n): (Global<f32>, GlobalMut<f32>, f32, u32)) {

@@ -13,6 +13,7 @@
 //! | [`functions`] | one-operand functions over a range of bit patterns: conversions, roundings, `simt::math` |
 //! | [`operators`] | operators of two and three operands over mixed patterns: f32, f64, integers, bytes |
 //! | [`fences`] | blocks that meet through fences and atomics |
+//! | [`overlaps`] | launches that start before the one ahead of them has ended |
 //!
 //! A value that may be a NaN without promised bits is stored with the one NaN of `simt::math::canonical_nan`.
 
@@ -24,6 +25,7 @@ pub mod indices;
 pub mod matrices;
 pub mod memory;
 pub mod operators;
+pub mod overlaps;
 pub mod shared;
 pub mod warps;
 

@@ -447,8 +447,14 @@ mod tests {
     use crate::emu::launch;
     use crate::{Kernel, thread};
 
-    static INFO: KernelInfo =
-        KernelInfo { name: "park", module: "tests", file: file!(), line: line!(), max_threads: 1024 };
+    static INFO: KernelInfo = KernelInfo {
+        name: "park",
+        module: "tests",
+        file: file!(),
+        line: line!(),
+        max_threads: 1024,
+        overlaps: false,
+    };
 
     #[test]
     fn stacks_are_reused_from_launch_to_launch() {
