@@ -133,6 +133,16 @@ pub enum Error {
         /// How many tokens there are.
         vocab: usize,
     },
+    /// More tokens than a context holds.
+    #[error(
+        "{tokens} tokens are more than the context of {context} that the model was trained for; shorten the text"
+    )]
+    Context {
+        /// Tokens asked for, with those before them.
+        tokens: usize,
+        /// The longest context.
+        context: usize,
+    },
     /// No chat template, or one of another kind.
     #[error(
         "{model} has {found}; of chat templates only ChatML is known: leave out --chat and write the prompt as the model wants it"

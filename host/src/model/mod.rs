@@ -4,21 +4,28 @@
 //! | --- | --- |
 //! | [`gguf`] | the file: metadata and packed tensors |
 //! | [`config`] | sizes and variants, from the metadata |
+//! | [`tokenizer`] | text to tokens and back, from the file |
 //! | [`weights`] | the tensors by what they are for, packed as they are stored |
+//! | [`oracle`] | the forward pass in f64, to measure others against |
+//! | [`text`] | long texts and windows of them |
+//! | [`fetched`] | where `./setup --model` puts a model and texts |
 //! | [`synthetic`] | models of given sizes with random weights |
 //!
 //! [`Model::open`] reads all of it; everything is checked there, so that what uses a model relies on its shapes.
 
 pub mod config;
 mod error;
+pub mod fetched;
 pub mod gguf;
-pub mod kernels;
-pub mod linear;
+pub mod oracle;
 pub mod synthetic;
+pub mod text;
+pub mod tokenizer;
 pub mod weights;
 
 pub use config::ModelConfig;
 pub use error::{Error, Result};
+pub use tokenizer::Tokenizer;
 pub use weights::Weights;
 
 use gguf::Gguf;
@@ -31,6 +38,8 @@ pub struct Model {
     pub config: ModelConfig,
     /// The tensors.
     pub weights: Weights,
+    /// The tokenizer; random weights have none, nor has a file without the metadata.
+    pub tokenizer: Option<Tokenizer>,
 }
 
 impl Model {
@@ -49,6 +58,22 @@ impl Model {
     pub fn from_gguf(file: &Gguf) -> Result<Model> {
         let config = ModelConfig::from_gguf(file)?;
         let weights = Weights::from_gguf(file, &config)?;
-        Ok(Model { config, weights })
+        let has_tokenizer = file.get("tokenizer.ggml.model").is_some();
+        let tokenizer = has_tokenizer.then(|| Tokenizer::from_gguf(file)).transpose()?;
+        match tokenizer.as_ref().map(Tokenizer::vocab).filter(|&tokens| tokens > config.vocab) {
+            None => Ok(Model { config, weights, tokenizer }),
+            Some(tokens) => Err(Error::Inconsistent {
+                model: config::model_name(file),
+                reason: format!("its tokenizer has {tokens} tokens and its embedding {} rows", config.vocab),
+            }),
+        }
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { model: self.config.name.clone() })
     }
 }

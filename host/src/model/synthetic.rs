@@ -7,7 +7,9 @@
 use super::Model;
 use super::config::{Architecture, ModelConfig, Rope};
 use super::error::{Error, Result};
-use super::gguf::{Bytes, TensorType};
+use super::gguf::write::Writer;
+use super::gguf::{Array, Bytes, TensorType, Value};
+use super::tokenizer::byte_characters;
 use super::weights::{Tensor, Weights, assemble};
 use half::f16;
 use kernels_gpu::probe::mix;
@@ -138,7 +140,7 @@ pub enum Packing {
 /// Sizes that are no multiple of the 32 values of a block.
 pub fn model(config: ModelConfig, packing: Packing, seed: u64) -> Result<Model> {
     let weights = weights(&config, packing, seed)?;
-    Ok(Model { config, weights })
+    Ok(Model { config, weights, tokenizer: None })
 }
 
 /// The weights alone.
@@ -230,4 +232,84 @@ impl Random {
             *word = self.next().to_le_bytes();
         }
     }
+}
+
+/// A file of a model, with the tiny tokenizer if the vocabulary has room for it: what a converter would write.
+///
+/// The tokenizer is of the kind `smollm` with ChatML: tokens 0 to 2 are `<|endoftext|>`, `<|im_start|>` and
+/// `<|im_end|>`, byte b is token 3 + b, and some common pieces follow.
+pub fn file(model: &Model) -> Writer {
+    let config = &model.config;
+    let prefix = config.architecture.name();
+    let mut writer = Writer::new();
+    writer.set("general.architecture", Value::String(prefix.into()));
+    writer.set("general.name", Value::String(config.name.clone()));
+    for (key, size) in [
+        ("block_count", config.layers),
+        ("context_length", config.context),
+        ("embedding_length", config.hidden),
+        ("feed_forward_length", config.ffn),
+        ("attention.head_count", config.query_heads),
+        ("attention.head_count_kv", config.kv_heads),
+        ("attention.key_length", config.head_dim),
+        ("attention.value_length", config.head_dim),
+        ("rope.dimension_count", config.rope.dims),
+        ("vocab_size", config.vocab),
+    ] {
+        writer.set(&format!("{prefix}.{key}"), Value::U32(size as u32));
+    }
+    writer.set(&format!("{prefix}.rope.freq_base"), Value::F32(config.rope.theta as f32));
+    writer.set(&format!("{prefix}.attention.layer_norm_rms_epsilon"), Value::F32(config.norm_eps));
+    if let Some(factors) = &config.rope.factors {
+        let bytes = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
+        writer.tensor("rope_freqs.weight", &[factors.len() as u64], TensorType::F32, bytes);
+    }
+    for tensor in model.weights.tensors() {
+        let dims = [tensor.columns as u64, tensor.rows as u64];
+        let dims = if tensor.rows == 1 { &dims[..1] } else { &dims };
+        writer.tensor(&tensor.name, dims, tensor.tensor_type, tensor.bytes.to_vec());
+    }
+    tokenizer(&mut writer, config.vocab);
+    writer
+}
+
+/// Pairs that are merged, in the order of their ranks.
+const MERGES: [(&str, &str); 12] = [
+    ("Ġ", "t"),
+    ("h", "e"),
+    ("i", "n"),
+    ("Ġt", "he"),
+    ("e", "r"),
+    ("Ġ", "a"),
+    ("o", "n"),
+    ("Ġa", "n"),
+    ("Ġan", "d"),
+    ("l", "l"),
+    ("in", "g"),
+    ("Ġ", "Ġ"),
+];
+
+fn tokenizer(writer: &mut Writer, vocab: usize) {
+    let mut tokens: Vec<String> = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(str::to_owned).into();
+    let mut kinds = vec![3; tokens.len()];
+    tokens.extend(byte_characters().map(String::from));
+    tokens.extend(MERGES.map(|(a, b)| format!("{a}{b}")));
+    if tokens.len() > vocab {
+        return;
+    }
+    kinds.resize(tokens.len(), 1);
+    tokens.extend((tokens.len()..vocab).map(|id| format!("[PAD{id}]")));
+    kinds.resize(vocab, 5);
+    let strings = |strings: Vec<String>| Value::Array(Array::String(strings));
+    writer.set("tokenizer.ggml.model", Value::String("gpt2".into()));
+    writer.set("tokenizer.ggml.pre", Value::String("smollm".into()));
+    writer.set("tokenizer.ggml.tokens", strings(tokens));
+    writer.set("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
+    writer.set("tokenizer.ggml.merges", strings(MERGES.map(|(a, b)| format!("{a} {b}")).into()));
+    writer.set("tokenizer.ggml.bos_token_id", Value::U32(1));
+    writer.set("tokenizer.ggml.eos_token_id", Value::U32(2));
+    writer.set("tokenizer.ggml.add_bos_token", Value::Bool(false));
+    let template = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + \
+                    '<|im_end|>' + '\n'}}{% endfor %}{{ '<|im_start|>assistant\n' }}";
+    writer.set("tokenizer.chat_template", Value::String(template.into()));
 }

@@ -4,50 +4,11 @@ use host::model::config::{Architecture, RopeKind};
 use host::model::gguf::write::Writer;
 use host::model::gguf::{Array, Gguf, TensorType, Value};
 use host::model::synthetic::{self, Packing};
-use host::model::weights::Tensor;
 use host::model::{Error, Model, ModelConfig, Result};
 
 /// A file of the tiny model of an architecture.
 pub fn writer(architecture: Architecture) -> Writer {
-    let model = synthetic::model(synthetic::tiny(architecture), Packing::Q4_1, 7).expect("a model");
-    from_model(&model)
-}
-
-/// A file of any model, with no tokenizer.
-pub fn from_model(model: &Model) -> Writer {
-    let config = &model.config;
-    let mut writer = Writer::new();
-    let prefix = config.architecture.name();
-    writer.set("general.architecture", Value::String(prefix.into()));
-    writer.set("general.name", Value::String(config.name.clone()));
-    for (key, size) in [
-        ("block_count", config.layers),
-        ("context_length", config.context),
-        ("embedding_length", config.hidden),
-        ("feed_forward_length", config.ffn),
-        ("attention.head_count", config.query_heads),
-        ("attention.head_count_kv", config.kv_heads),
-        ("attention.key_length", config.head_dim),
-        ("attention.value_length", config.head_dim),
-        ("rope.dimension_count", config.rope.dims),
-        ("vocab_size", config.vocab),
-    ] {
-        writer.set(&format!("{prefix}.{key}"), Value::U32(size as u32));
-    }
-    writer.set(&format!("{prefix}.rope.freq_base"), Value::F32(config.rope.theta as f32));
-    writer.set(&format!("{prefix}.attention.layer_norm_rms_epsilon"), Value::F32(config.norm_eps));
-    for tensor in model.weights.tensors() {
-        writer.tensor(&tensor.name, &dims(tensor), tensor.tensor_type, tensor.bytes.to_vec());
-    }
-    writer
-}
-
-pub fn dims(tensor: &Tensor) -> Vec<u64> {
-    if tensor.rows == 1 {
-        vec![tensor.columns as u64]
-    } else {
-        vec![tensor.columns as u64, tensor.rows as u64]
-    }
+    synthetic::file(&synthetic::model(synthetic::tiny(architecture), Packing::Q4_1, 7).expect("a model"))
 }
 
 pub fn open(writer: &Writer) -> Result<Model> {
