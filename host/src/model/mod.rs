@@ -14,9 +14,12 @@
 //! [`Model::open`] reads all of it; everything is checked there, so that what uses a model relies on its shapes.
 
 pub mod config;
+pub mod cpu;
 mod error;
 pub mod fetched;
 pub mod gguf;
+pub mod kernels;
+pub mod linear;
 pub mod oracle;
 pub mod synthetic;
 pub mod text;

@@ -1,0 +1,286 @@
+//! Packed weights on a device, and the launches of their products.
+
+use super::{Error, PackedWeights, Result, WeightKind};
+use crate::{Buffer, Device, Stream};
+use half::{bf16, f16};
+use kernels_gpu::model::activations::{Gated, Normed, Plain, SourceShape, THREADS};
+use kernels_gpu::model::fixed::RECORD_WORDS;
+use kernels_gpu::model::format::{Q4_0, Q4_1, Q8_0};
+use kernels_gpu::model::prefill::{PREFILL_ROWS, PREFILL_THREADS, PREFILL_TOKENS};
+use kernels_gpu::model::product::{HAS_BIAS, HAS_RESIDUAL, LinearShape, linear_layout};
+use kernels_gpu::model::{linear, linear_fused, linear_prefill};
+use simt::{Global, GlobalMut, Kernel, LaunchShape};
+
+/// The kernels over records in global memory.
+type Product =
+    Kernel<(Global<u32>, Global<u16>, Global<u32>, Global<f32>, Global<f32>, GlobalMut<f32>, LinearShape)>;
+
+/// The kernels that make records themselves.
+type Fused = Kernel<(
+    Global<u32>,
+    Global<u16>,
+    Global<f32>,
+    Global<f32>,
+    Global<f32>,
+    Global<f32>,
+    GlobalMut<f32>,
+    SourceShape,
+    LinearShape,
+)>;
+
+/// Rows up to this many channels are quantized by the product itself, again in each thread block.
+const FUSED_COLUMNS: usize = 4096;
+/// From this many tokens on the tensor cores do it.
+const PREFILL_FROM: usize = 5;
+
+/// What a product multiplies.
+#[derive(Clone, Copy, Debug)]
+pub enum Input {
+    /// Records [tokens, k / 32, 32 words].
+    Records(Global<u32>),
+    /// f32 [tokens, k], quantized as they are.
+    Plain {
+        /// The values.
+        x: Global<f32>,
+    },
+    /// RMSNorm of f32 [tokens, k].
+    Normed {
+        /// The values.
+        x: Global<f32>,
+        /// The norm's weights, \[k\].
+        weight: Global<f32>,
+        /// ε.
+        epsilon: f32,
+    },
+    /// SwiGLU of f32 [tokens, 2·k]: gates, then what they multiply.
+    Gated {
+        /// The values.
+        x: Global<f32>,
+    },
+}
+
+/// What is added to a product.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue {
+    /// \[rows\].
+    pub bias: Option<Global<f32>>,
+    /// [tokens, rows]; may be the output itself.
+    pub residual: Option<Global<f32>>,
+}
+
+/// Which kernel a product takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProductKernel {
+    /// The one that suits the input, the number of tokens and the row's length.
+    Auto,
+    /// A thread block's warps share rows: one token at a time.
+    Decode,
+    /// Tensor cores, 32 tokens at a time. Integer codes only.
+    Prefill,
+}
+
+/// Packed weights on a device. A run allocates nothing and waits for nothing, so it can be captured.
+#[derive(Debug)]
+pub struct DeviceWeights {
+    kind: WeightKind,
+    rows: u32,
+    columns: u32,
+    codes: Buffer<u32>,
+    scales: Buffer<u16>,
+}
+
+impl DeviceWeights {
+    /// Copies weights to a device.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(device: &Device, packed: &PackedWeights) -> Result<DeviceWeights> {
+        // No kernel reads the scales of a kind that has none, but a handle wants memory.
+        let scales = if packed.scales().is_empty() { &[0][..] } else { packed.scales() };
+        Ok(DeviceWeights {
+            kind: packed.kind(),
+            rows: packed.rows() as u32,
+            columns: packed.columns() as u32,
+            codes: Buffer::from_slice(device, packed.codes())?,
+            scales: Buffer::from_slice(device, scales)?,
+        })
+    }
+
+    /// How they are stored.
+    pub fn kind(&self) -> WeightKind {
+        self.kind
+    }
+
+    /// Outputs of the product.
+    pub fn rows(&self) -> usize {
+        self.rows as usize
+    }
+
+    /// Inputs of the product.
+    pub fn columns(&self) -> usize {
+        self.columns as usize
+    }
+
+    /// Blocks of 32 channels of a row.
+    pub fn blocks(&self) -> usize {
+        self.columns as usize / 32
+    }
+
+    /// The tiles' codes and scales.
+    pub fn handles(&self) -> (Global<u32>, Global<u16>) {
+        (self.codes.global(), self.scales.global())
+    }
+
+    /// Whether a product of so many tokens takes values and makes the records itself; otherwise
+    /// [`quantize`](crate::model::kernels::quantize) must come before it.
+    pub fn fuses(&self, tokens: usize) -> bool {
+        self.kind.is_quantized() && tokens < PREFILL_FROM && self.columns() <= FUSED_COLUMNS
+    }
+
+    /// `out` [tokens, rows] = W·v + bias + residual: one launch.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`]: every handle reaches memory of the stream's device that is as long as said, until the launch has
+    /// finished; `out` is touched by nothing else meanwhile, and overlaps no input but `residual`, with which it agrees
+    /// element by element if at all.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for no tokens, more than 65535 of them, or a kernel that the weights or the input do not suit; what the
+    /// launch reports.
+    pub unsafe fn run_on(
+        &self,
+        stream: &Stream,
+        kernel: ProductKernel,
+        input: Input,
+        epilogue: Epilogue,
+        out: GlobalMut<f32>,
+        tokens: usize,
+    ) -> Result<()> {
+        if tokens == 0 || tokens > 65535 {
+            return Err(Error::Argument {
+                what: "tokens",
+                value: tokens,
+                limit: "a product takes 1 to 65535",
+            });
+        }
+        let shape = LinearShape {
+            rows: self.rows,
+            blocks: self.columns / 32,
+            tokens: tokens as u32,
+            flags: if epilogue.bias.is_some() { HAS_BIAS } else { 0 }
+                | if epilogue.residual.is_some() { HAS_RESIDUAL } else { 0 },
+        };
+        let (variant, x, weight, stride, epsilon) = match input {
+            // SAFETY: the caller's word.
+            Input::Records(records) => unsafe {
+                return self.run_records(stream, kernel, records, epilogue, out, shape);
+            },
+            Input::Plain { x } => (0, x, x, self.columns, 0.0),
+            Input::Normed { x, weight, epsilon } => (1, x, weight, self.columns, epsilon),
+            Input::Gated { x } => (2, x, x, 2 * self.columns, 0.0),
+        };
+        if kernel == ProductKernel::Prefill {
+            let limit = "the tensor-core kernel takes records: quantize first";
+            return Err(Error::Argument { what: "an input of values", value: tokens, limit });
+        }
+        let (codes, scales) = self.handles();
+        let (bias, residual) = added(epilogue, out);
+        let source = SourceShape { columns: self.columns, stride, epsilon, padding: 0 };
+        let launch = decode_launch(shape).shared(linear_layout(shape.blocks).bytes);
+        let args = (codes, scales, x, weight, bias, residual, out, source, shape);
+        // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the shared memory
+        // holds a token's records.
+        unsafe { stream.launch(&self.fused(variant)?, launch, args) }?;
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`run_on`](Self::run_on).
+    unsafe fn run_records(
+        &self,
+        stream: &Stream,
+        kernel: ProductKernel,
+        records: Global<u32>,
+        epilogue: Epilogue,
+        out: GlobalMut<f32>,
+        shape: LinearShape,
+    ) -> Result<()> {
+        let (codes, scales) = self.handles();
+        let (bias, residual) = added(epilogue, out);
+        let prefill = match kernel {
+            ProductKernel::Auto => self.kind.is_quantized() && shape.tokens as usize >= PREFILL_FROM,
+            ProductKernel::Decode => false,
+            ProductKernel::Prefill => true,
+        };
+        let (kernel, launch) = if prefill {
+            let grid = (shape.rows.div_ceil(PREFILL_ROWS), shape.tokens.div_ceil(PREFILL_TOKENS));
+            (self.prefill()?, LaunchShape::new(grid, PREFILL_THREADS))
+        } else {
+            (self.decode(), decode_launch(shape).shared(linear_layout(0).bytes))
+        };
+        // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both.
+        unsafe { stream.launch(&kernel, launch, (codes, scales, records, bias, residual, out, shape)) }?;
+        Ok(())
+    }
+
+    fn decode(&self) -> Product {
+        match self.kind {
+            WeightKind::Q4_1 => linear::kernel::<Q4_1>(),
+            WeightKind::Q4_0 => linear::kernel::<Q4_0>(),
+            WeightKind::Q8_0 => linear::kernel::<Q8_0>(),
+            WeightKind::F16 => linear::kernel::<f16>(),
+            WeightKind::Bf16 => linear::kernel::<bf16>(),
+            WeightKind::F32 => linear::kernel::<f32>(),
+        }
+    }
+
+    fn prefill(&self) -> Result<Product> {
+        match self.kind {
+            WeightKind::Q4_1 => Ok(linear_prefill::kernel::<Q4_1>()),
+            WeightKind::Q4_0 => Ok(linear_prefill::kernel::<Q4_0>()),
+            WeightKind::Q8_0 => Ok(linear_prefill::kernel::<Q8_0>()),
+            _ => Err(self.floats("the tensor-core kernel takes integer codes: use Auto or Decode")),
+        }
+    }
+
+    fn fused(&self, variant: usize) -> Result<Fused> {
+        let kernels: [Fused; 3] = match self.kind {
+            WeightKind::Q4_1 => [
+                linear_fused::kernel::<Plain, Q4_1>(),
+                linear_fused::kernel::<Normed, Q4_1>(),
+                linear_fused::kernel::<Gated, Q4_1>(),
+            ],
+            WeightKind::Q4_0 => [
+                linear_fused::kernel::<Plain, Q4_0>(),
+                linear_fused::kernel::<Normed, Q4_0>(),
+                linear_fused::kernel::<Gated, Q4_0>(),
+            ],
+            WeightKind::Q8_0 => [
+                linear_fused::kernel::<Plain, Q8_0>(),
+                linear_fused::kernel::<Normed, Q8_0>(),
+                linear_fused::kernel::<Gated, Q8_0>(),
+            ],
+            _ => return Err(self.floats("products of float weights take records: quantize first")),
+        };
+        Ok(kernels[variant])
+    }
+
+    fn floats(&self, limit: &'static str) -> Error {
+        Error::Argument { what: "a float matrix's number of rows", value: self.rows(), limit }
+    }
+}
+
+/// The grid of the matrix-vector kernels.
+fn decode_launch(shape: LinearShape) -> LaunchShape {
+    LaunchShape::new((shape.groups().div_ceil(shape.groups_a_block()), shape.tokens), THREADS)
+}
+
+/// Handles of bias and residual; what is not there is not read.
+fn added(epilogue: Epilogue, out: GlobalMut<f32>) -> (Global<f32>, Global<f32>) {
+    (epilogue.bias.unwrap_or(out.as_const()), epilogue.residual.unwrap_or(out.as_const()))
+}
+
+/// Words of the records of `tokens` tokens of `columns` channels.
+pub fn record_words(tokens: usize, columns: usize) -> usize {
+    tokens * (columns / 32) * RECORD_WORDS as usize
+}

@@ -1,0 +1,399 @@
+//! Packed weights: types, their layout, and what a block of 32 channels adds to a row's sum.
+//!
+//! # Mathematics
+//! Codes q, block scale d, block minimum m (f16 in all types that have them):
+//!
+//! | type | weight | bytes for 32 |
+//! |---|---|---|
+//! | [`Q4_1`] | d·q + m, q in 0..=15 | 20 |
+//! | [`Q4_0`] | d·(q − 8) = d·q − 8·d, q in 0..=15 | 18 |
+//! | [`Q8_0`] | d·q, q in −128..=127 | 34 |
+//! | f16, bf16 | themselves | 64 |
+//! | f32 | itself | 128 |
+//!
+//! With the record t, X, u = t·ΣX of the same 32 channels of a token ([`fixed`](super::fixed)) a block is added to a sum
+//! `s` as
+//!
+//! ```text
+//! S = Σ q·X                                                            (an integer, exact in any order)
+//! s ← fma(d·t, f32(S), s), then for Q4_1 and Q4_0  s ← fma(m, u, s)    (m = −8·d for Q4_0)
+//! ```
+//!
+//! For four-bit codes |S| < 2^30 and f32(S) rounds once. For Q8_0, S = 2^7·(2^7·A + B) + C by planes of digits, and
+//! f32(S) = fma(f32(2^7·A + B), 128, f32(C)). For floats S = Σ w·X is a sum of eight chains: chain c adds the channels
+//! c, c + 8, c + 16 and c + 24 by multiply-adds, chains are added as ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)), and
+//! s ← fma(t, S, s).
+//!
+//! # Layout
+//! Rows go in groups of eight, blocks of a group follow each other: tile `group · blocks + block`. In a tile
+//!
+//! - four bits, 128 bytes: 32-bit word 8·j + r has of row r in byte i the codes of channels 8·j + i (low half) and
+//!   8·j + 4 + i (high half);
+//! - eight bits, 256 bytes: word 32·e + 8·j + r has the codes of channels 8·j + 4·e + 0 to 3 of row r;
+//! - floats: [32 channels][8 rows].
+//!
+//! So one CPU register holds four channels of eight rows; a GPU lane loads 16 bytes: four rows' words; and a lane's word
+//! is a fragment of a tensor-core operand. Scales are apart: [tile][8 rows] of d, or of d and m.
+
+use crate::Element;
+use glam::UVec4;
+use half::{bf16, f16};
+use simt::bits::dp4a;
+use simt::convert::f32_from_f16;
+use simt::math::fma;
+use simt::warp::{FULL_MASK, warp_shuffle_xor};
+use simt::{Global, unroll};
+
+/// Rows of a group.
+pub const GROUP: u32 = 8;
+
+/// Four bits, scale and minimum.
+#[derive(Clone, Copy, Debug)]
+pub struct Q4_1;
+/// Four bits around 8, scale.
+#[derive(Clone, Copy, Debug)]
+pub struct Q4_0;
+/// Eight bits, scale.
+#[derive(Clone, Copy, Debug)]
+pub struct Q8_0;
+
+/// A type of weights, as the matrix-vector kernel sees it: eight lanes have a tile.
+pub trait Format: 'static {
+    /// What a lane holds of a tile.
+    type Loaded: Copy;
+    /// Tiles that a lane loads before it uses the first: enough bytes under way, and not too many registers.
+    const BATCH: u32;
+    /// 32-bit words of a tile.
+    const TILE_WORDS: u32;
+    /// 16-bit scales of a tile.
+    const TILE_SCALES: u32;
+    /// What lane `c` of the eight holds at the beginning.
+    fn nothing() -> Self::Loaded;
+    /// Loads lane `c`'s share of a tile.
+    fn load(codes: Global<u32>, scales: Global<u16>, tile: usize, c: u32) -> Self::Loaded;
+    /// The row of the group whose sum lane `c` keeps.
+    fn row(c: u32) -> u32;
+    /// Adds the block to the sum of lane `c`'s row; `part` gives parts of the token's record. All 32 lanes call it together.
+    fn add(loaded: Self::Loaded, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32;
+    /// One weight: channel `k` of row `r` of a tile.
+    fn weight(codes: Global<u32>, scales: Global<u16>, tile: usize, r: u32, k: u32) -> f32;
+}
+
+/// A type of weights with integer codes, as the tensor-core kernel sees it.
+pub trait Codes: Format {
+    /// Row `r`'s words of part `j` of a tile: channels 8·j + 0 to 3, and 8·j + 4 to 7.
+    fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2];
+    /// d and m of row `r` of a tile; m is 0 where the type has none.
+    fn scale(scales: Global<u16>, tile: usize, r: u32) -> [f32; 2];
+    /// f32(S), from the sums over the three planes of digits.
+    fn combine(sums: [i32; 3]) -> f32;
+    /// Adds a block to `sum`: d, m, f32(S), t and u are as in the [module](self).
+    fn finish(sum: f32, scale: [f32; 2], dot: f32, step: f32, u: f32) -> f32;
+}
+
+/// Lane c's words of four rows of a tile, and its row's scales.
+#[derive(Clone, Copy)]
+pub struct FourBits {
+    words: UVec4,
+    scale: [f32; 2],
+}
+
+/// Lane c's words of four rows of a tile, of both halves, and its row's scale.
+#[derive(Clone, Copy)]
+pub struct EightBits {
+    words: [UVec4; 2],
+    scale: [f32; 2],
+}
+
+/// The eight bytes of a plane in a part, as two words each.
+#[inline(always)]
+fn planes(part: [UVec4; 2]) -> [[u32; 2]; 3] {
+    let [first, second] = part;
+    [[first.x, first.y], [first.z, first.w], [second.x, second.y]]
+}
+
+/// Lane c = 2j + h has part j of rows 4h to 4h + 3; after three exchanges row 4h + j has its sum in lane c.
+#[inline(always)]
+const fn quad_row(c: u32) -> u32 {
+    4 * (c & 1) + (c >> 1)
+}
+
+/// Adds four rows' integers over the four parts; lane c = 2j + h is left with that of row j of its four.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+fn add_parts(rows: [i32; 4], c: u32) -> i32 {
+    let upper = c & 4 != 0;
+    let keep = if upper { [rows[2], rows[3]] } else { [rows[0], rows[1]] };
+    let give = if upper { [rows[0], rows[1]] } else { [rows[2], rows[3]] };
+    let two = [
+        keep[0].wrapping_add(warp_shuffle_xor(FULL_MASK, give[0], 4, 32)),
+        keep[1].wrapping_add(warp_shuffle_xor(FULL_MASK, give[1], 4, 32)),
+    ];
+    let upper = c & 2 != 0;
+    let (keep, give) = if upper { (two[1], two[0]) } else { (two[0], two[1]) };
+    keep.wrapping_add(warp_shuffle_xor(FULL_MASK, give, 2, 32))
+}
+
+/// Sums over the three planes of the eight channels in `words`.
+#[inline(always)]
+fn dot(words: [u32; 2], planes: [[u32; 2]; 3]) -> [i32; 3] {
+    planes.map(|p| dp4a(words[0], p[0], dp4a(words[1], p[1], 0)))
+}
+
+#[inline(always)]
+fn low_and_high(word: u32) -> [u32; 2] {
+    [word & 0x0f0f_0f0f, (word >> 4) & 0x0f0f_0f0f]
+}
+
+/// S of four-bit codes: below 2^30 in magnitude.
+#[inline(always)]
+fn four_bit_sum([a, b, c]: [i32; 3]) -> i32 {
+    a.wrapping_shl(14).wrapping_add(b.wrapping_shl(7)).wrapping_add(c)
+}
+
+/// f32(S) of eight-bit codes, from 2^7·A + B and C.
+#[inline(always)]
+fn eight_bit_dot(upper: i32, low: i32) -> f32 {
+    fma(upper as f32, 128.0, low as f32)
+}
+
+macro_rules! four_bits {
+    ($name:ident, $scales:literal, |$handle:ident, $at:ident| $scale:expr) => {
+        impl Format for $name {
+            type Loaded = FourBits;
+            const BATCH: u32 = 4;
+            const TILE_WORDS: u32 = 32;
+            const TILE_SCALES: u32 = $scales * GROUP;
+            #[inline(always)]
+            fn nothing() -> FourBits {
+                FourBits { words: UVec4::ZERO, scale: [0.0; 2] }
+            }
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            fn load(codes: Global<u32>, scales: Global<u16>, tile: usize, c: u32) -> FourBits {
+                let words = codes.load_vector_streaming(tile * Self::TILE_WORDS as usize + 4 * c as usize);
+                FourBits { words, scale: Self::scale(scales, tile, quad_row(c)) }
+            }
+            #[inline(always)]
+            fn row(c: u32) -> u32 {
+                quad_row(c)
+            }
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            fn add(loaded: FourBits, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32 {
+                let part = part(c >> 1);
+                let planes = planes(part);
+                let sums = loaded.words.to_array().map(|word| four_bit_sum(dot(low_and_high(word), planes)));
+                let dot = add_parts(sums, c) as f32;
+                let [step, u] = [f32::from_bits(part[1].z), f32::from_bits(part[1].w)];
+                Self::finish(sum, loaded.scale, dot, step, u)
+            }
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            fn weight(codes: Global<u32>, scales: Global<u16>, tile: usize, r: u32, k: u32) -> f32 {
+                let [low, high] = Self::words(codes, tile, k / 8, r);
+                let word = if k & 4 == 0 { low } else { high };
+                let [d, m] = Self::scale(scales, tile, r);
+                fma(d, (word >> (8 * (k & 3)) & 15) as f32, m)
+            }
+        }
+        impl Codes for $name {
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2] {
+                low_and_high(codes.load_readonly(tile * Self::TILE_WORDS as usize + (8 * j + r) as usize))
+            }
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            fn scale($handle: Global<u16>, tile: usize, r: u32) -> [f32; 2] {
+                let $at = tile * GROUP as usize + r as usize;
+                $scale
+            }
+            #[inline(always)]
+            fn combine(sums: [i32; 3]) -> f32 {
+                four_bit_sum(sums) as f32
+            }
+            #[inline(always)]
+            fn finish(sum: f32, [d, m]: [f32; 2], dot: f32, step: f32, u: f32) -> f32 {
+                fma(m, u, fma(d * step, dot, sum))
+            }
+        }
+    };
+}
+four_bits!(Q4_1, 2, |scales, at| {
+    let pair = scales.load_vector_readonly::<u32>(2 * at);
+    [f32_from_f16(f16::from_bits(pair as u16)), f32_from_f16(f16::from_bits((pair >> 16) as u16))]
+});
+four_bits!(Q4_0, 1, |scales, at| {
+    let d = f32_from_f16(f16::from_bits(scales.load_readonly(at)));
+    [d, -8.0 * d]
+});
+
+impl Format for Q8_0 {
+    type Loaded = EightBits;
+    const BATCH: u32 = 4;
+    const TILE_WORDS: u32 = 64;
+    const TILE_SCALES: u32 = GROUP;
+    #[inline(always)]
+    fn nothing() -> EightBits {
+        EightBits { words: [UVec4::ZERO; 2], scale: [0.0; 2] }
+    }
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn load(codes: Global<u32>, scales: Global<u16>, tile: usize, c: u32) -> EightBits {
+        let at = tile * Self::TILE_WORDS as usize + 4 * c as usize;
+        let words = [codes.load_vector_streaming(at), codes.load_vector_streaming(at + 32)];
+        EightBits { words, scale: Self::scale(scales, tile, quad_row(c)) }
+    }
+    #[inline(always)]
+    fn row(c: u32) -> u32 {
+        quad_row(c)
+    }
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn add(loaded: EightBits, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32 {
+        let part = part(c >> 1);
+        let planes = planes(part);
+        let [first, second] = loaded.words.map(|words| words.to_array());
+        let (mut upper, mut low) = ([0; 4], [0; 4]);
+        unroll!(for r in 0..4 {
+            let [a, b, c] = dot([first[r], second[r]], planes);
+            upper[r] = (a << 7) + b;
+            low[r] = c;
+        });
+        let dot = eight_bit_dot(add_parts(upper, c), add_parts(low, c));
+        let [step, u] = [f32::from_bits(part[1].z), f32::from_bits(part[1].w)];
+        Self::finish(sum, loaded.scale, dot, step, u)
+    }
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn weight(codes: Global<u32>, scales: Global<u16>, tile: usize, r: u32, k: u32) -> f32 {
+        let [first, second] = Self::words(codes, tile, k / 8, r);
+        let word = if k & 4 == 0 { first } else { second };
+        let code = (word >> (8 * (k & 3))) as u8 as i8;
+        Self::scale(scales, tile, r)[0] * code as f32
+    }
+}
+
+impl Codes for Q8_0 {
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2] {
+        let at = tile * Self::TILE_WORDS as usize + (8 * j + r) as usize;
+        [codes.load_readonly(at), codes.load_readonly(at + 32)]
+    }
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn scale(scales: Global<u16>, tile: usize, r: u32) -> [f32; 2] {
+        let d = scales.load_readonly(tile * GROUP as usize + r as usize);
+        [f32_from_f16(f16::from_bits(d)), 0.0]
+    }
+    #[inline(always)]
+    fn combine([a, b, c]: [i32; 3]) -> f32 {
+        eight_bit_dot((a << 7) + b, c)
+    }
+    #[inline(always)]
+    fn finish(sum: f32, [d, _]: [f32; 2], dot: f32, step: f32, _: f32) -> f32 {
+        fma(d * step, dot, sum)
+    }
+}
+
+/// Channels c, c + 8, c + 16 and c + 24 of a tile's eight rows, as bits.
+#[derive(Clone, Copy)]
+pub struct Floats<const VECTORS: usize> {
+    words: [[UVec4; VECTORS]; 4],
+}
+
+/// X of byte `c` of a part.
+#[inline(always)]
+fn fixed_at(part: [UVec4; 2], c: u32) -> i32 {
+    let digit = |pair: [u32; 2]| {
+        let word = if c & 4 == 0 { pair[0] } else { pair[1] };
+        (word >> (8 * (c & 3))) as u8 as i8 as i32
+    };
+    super::fixed::undo_digits(planes(part).map(digit))
+}
+
+/// Adds eight rows' chains over the eight lanes: distances 4, 2 and 1; lane c is left with row c.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+fn add_chains(rows: [f32; 8], c: u32) -> f32 {
+    let mut four = [0f32; 4];
+    let upper = c & 4 != 0;
+    unroll!(for i in 0..4 {
+        let (keep, give) = if upper { (rows[4 + i], rows[i]) } else { (rows[i], rows[4 + i]) };
+        four[i] = keep + warp_shuffle_xor(FULL_MASK, give, 4, 32);
+    });
+    let mut two = [0f32; 2];
+    let upper = c & 2 != 0;
+    unroll!(for i in 0..2 {
+        let (keep, give) = if upper { (four[2 + i], four[i]) } else { (four[i], four[2 + i]) };
+        two[i] = keep + warp_shuffle_xor(FULL_MASK, give, 2, 32);
+    });
+    let (keep, give) = if c & 1 != 0 { (two[1], two[0]) } else { (two[0], two[1]) };
+    keep + warp_shuffle_xor(FULL_MASK, give, 1, 32)
+}
+
+macro_rules! floats {
+    ($element:ty, $vectors:literal, $batch:literal, |$words:ident| $widen:expr) => {
+        impl Format for $element {
+            type Loaded = Floats<$vectors>;
+            const BATCH: u32 = $batch;
+            const TILE_WORDS: u32 = 32 * 4 * $vectors;
+            const TILE_SCALES: u32 = 0;
+            #[inline(always)]
+            fn nothing() -> Self::Loaded {
+                Floats { words: [[UVec4::ZERO; $vectors]; 4] }
+            }
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            fn load(codes: Global<u32>, _: Global<u16>, tile: usize, c: u32) -> Self::Loaded {
+                let mut words = [[UVec4::ZERO; $vectors]; 4];
+                unroll!(for i in 0..4 {
+                    let at = tile * Self::TILE_WORDS as usize + (8 * i + c as usize) * 4 * $vectors;
+                    words[i][0] = codes.load_vector_streaming(at);
+                    words[i][$vectors - 1] = codes.load_vector_streaming(at + 4 * ($vectors - 1));
+                });
+                Floats { words }
+            }
+            #[inline(always)]
+            fn row(c: u32) -> u32 {
+                c
+            }
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            fn add(loaded: Self::Loaded, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32 {
+                let mut rows = [0f32; 8];
+                unroll!(for i in 0..4 {
+                    let part = part(i as u32);
+                    let x = fixed_at(part, c) as f32;
+                    let $words = loaded.words[i];
+                    let weights: [f32; 8] = $widen;
+                    unroll!(for r in 0..8 {
+                        rows[r] = fma(weights[r], x, rows[r]);
+                    });
+                });
+                fma(f32::from_bits(part(0)[1].z), add_chains(rows, c), sum)
+            }
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            fn weight(codes: Global<u32>, _: Global<u16>, tile: usize, r: u32, k: u32) -> f32 {
+                let elements = codes.cast::<$element>();
+                elements.load_readonly(tile * (32 * GROUP) as usize + (k * GROUP + r) as usize).to_f32()
+            }
+        }
+    };
+}
+floats!(f16, 1, 2, |words| eight::<f16>(words[0]));
+floats!(bf16, 1, 2, |words| eight::<bf16>(words[0]));
+floats!(f32, 2, 1, |words| {
+    let [low, high] = words.map(|four| four.to_array());
+    [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]].map(f32::from_bits)
+});
+
+/// Eight 16-bit elements as f32.
+#[inline(always)]
+fn eight<E: Element>(words: UVec4) -> [f32; 8] {
+    let [low, high] = bytemuck::cast::<UVec4, [E::Four; 2]>(words).map(E::widen);
+    [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+}

@@ -1,0 +1,53 @@
+//! A transformer's forward pass but for attention: products with quantized weights, norms, rotations, the choice of a token.
+//!
+//! # Exact inside a block
+//! Activations are turned to fixed point, 32 channels at a time ([`fixed`]); then a dot product with the integer codes
+//! of a block of weights is an integer, the same in any order: `dp4a` for one token, tensor cores for many, SIMD on the CPU.
+//! What is left to fix is the order in which blocks are added ([`product`]), and that is the same for
+//! all: prefill in any chunks gives the bits of token by token, and the CPU those of the GPU.
+//!
+//! # The kernels
+//! | kernel | what it does | launches of it a layer and step |
+//! |---|---|---|
+//! | [`embed`](fn@embed) | rows of the embedding | once a step |
+//! | [`quantize_activations`](fn@quantize_activations) | fixed point, with RMSNorm or SwiGLU in front | 0, or 4 for long rows |
+//! | [`linear`](fn@linear), [`linear_fused`](fn@linear_fused) | product for one to a few tokens, with all that comes before and after | 4: QKV, output, gate and up, down |
+//! | [`linear_prefill`](fn@linear_prefill) | product for many tokens | |
+//! | [`rope`](fn@rope) | rotation, types and places that caches want | 1 |
+//! | [`choose_largest`](fn@choose_largest), [`choose_sampled`](fn@choose_sampled) | the next token, written where the next step reads it | once a step |
+
+pub mod activations;
+mod choice;
+mod embedding;
+pub mod fixed;
+pub mod format;
+pub mod prefill;
+pub mod product;
+pub mod random;
+pub mod rotation;
+mod sample;
+
+pub use activations::quantize_activations;
+pub use choice::{CHOICE_THREADS, choose_largest, order_key};
+pub use embedding::embed;
+pub use prefill::linear_prefill;
+pub use product::{linear, linear_fused};
+pub use rotation::rope;
+pub use sample::{SampleShape, choose_sampled, nucleus_mass, sample_layout, sample_weight};
+
+/// Every kernel instance of the system.
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
+    [
+        quantize_activations::INSTANCES,
+        linear::INSTANCES,
+        linear_fused::INSTANCES,
+        linear_prefill::INSTANCES,
+        embed::INSTANCES,
+        rope::INSTANCES,
+        choose_largest::INSTANCES,
+        choose_sampled::INSTANCES,
+    ]
+    .into_iter()
+    .flatten()
+}
