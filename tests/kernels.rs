@@ -2,7 +2,7 @@
 
 use ferrokv::host::Device;
 use ferrokv::host::check::{not_covered, probe, run_cases};
-use ferrokv::host::{certified, dense, int8, roofline};
+use ferrokv::host::{certified, dense, int8, model, roofline};
 use ferrokv::simt::emu::EmuOptions;
 use std::collections::BTreeSet;
 
@@ -72,6 +72,7 @@ fn kernels_that_overlap_wait_before_any_access() {
 fn every_kernel_has_a_case_and_the_emulator_accepts_all_of_them() {
     let mut cases = probe::cases(probe::Coverage::QUICK);
     cases.extend(int8::cases::cases(int8::cases::Coverage::Quick));
+    cases.extend(model::cases::cases(model::cases::Coverage::Quick));
     cases.extend(roofline::cases());
     cases.extend(certified::cases::cases(false));
     cases.extend(dense::cases::cases(dense::cases::Coverage::Quick));

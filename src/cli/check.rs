@@ -9,6 +9,7 @@ use host::Device;
 use host::check::{self, Case, CaseReport, Outcome, Report, Totals};
 use host::dense::cases as dense;
 use host::int8::cases as int8;
+use host::model::cases as model;
 use serde::Serialize;
 use simt::emu::EmuOptions;
 use std::cell::Cell;
@@ -126,6 +127,13 @@ impl Arguments {
         }
         if in_system("certified") && self.suite() != "huge" {
             cases.extend(host::certified::cases::cases(self.suite() == "full"));
+        }
+        if in_system("model") && self.suite() != "huge" {
+            cases.extend(model::cases(match self.suite() {
+                "sanitize" => model::Coverage::Small,
+                "full" => model::Coverage::Full,
+                _ => model::Coverage::Quick,
+            }));
         }
         if in_system("roofline") && self.suite() != "huge" {
             cases.extend(host::roofline::cases());

@@ -76,19 +76,26 @@ pub unsafe fn embedding(
 ) -> Result<()> {
     let count = tokens_of(count)?;
     let (codes, scales) = weights.handles();
-    let kernel: Kernel<(Global<u32>, Global<u16>, Global<u32>, GlobalMut<f32>, u32, u32)> =
-        match weights.kind() {
-            WeightKind::Q4_1 => embed::kernel::<Q4_1>(),
-            WeightKind::Q4_0 => embed::kernel::<Q4_0>(),
-            WeightKind::Q8_0 => embed::kernel::<Q8_0>(),
-            WeightKind::F16 => embed::kernel::<f16>(),
-            WeightKind::Bf16 => embed::kernel::<bf16>(),
-            WeightKind::F32 => embed::kernel::<f32>(),
-        };
+    let kernel = embed_kernel(weights.kind());
     let args = (codes, scales, tokens, out, weights.rows() as u32, weights.blocks() as u32);
     // SAFETY: the caller's word; a block a token.
     unsafe { stream.launch(&kernel, LaunchShape::new(count, THREADS), args) }?;
     Ok(())
+}
+
+/// The kernels of [`embedding`].
+type Embed = Kernel<(Global<u32>, Global<u16>, Global<u32>, GlobalMut<f32>, u32, u32)>;
+
+/// The kernel of [`embedding`].
+pub(super) fn embed_kernel(kind: WeightKind) -> Embed {
+    match kind {
+        WeightKind::Q4_1 => embed::kernel::<Q4_1>(),
+        WeightKind::Q4_0 => embed::kernel::<Q4_0>(),
+        WeightKind::Q8_0 => embed::kernel::<Q8_0>(),
+        WeightKind::F16 => embed::kernel::<f16>(),
+        WeightKind::Bf16 => embed::kernel::<bf16>(),
+        WeightKind::F32 => embed::kernel::<f32>(),
+    }
 }
 
 /// Which channels of a head turn together.

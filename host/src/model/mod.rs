@@ -13,6 +13,7 @@
 //!
 //! [`Model::open`] reads all of it; everything is checked there, so that what uses a model relies on its shapes.
 
+pub mod cases;
 pub mod config;
 pub mod cpu;
 mod error;

@@ -1,6 +1,7 @@
 //! The forward pass's operations: emulated kernels, every CPU path and an oracle in f64.
 
 mod activations;
+mod cases;
 mod choice;
 mod products;
 mod small;

@@ -34,7 +34,7 @@ fn check(problem: &Problem) -> Vec<f32> {
     let mut numbers = Numbers(seed ^ 0x55);
     let weights = weights(kind, rows, columns, seed, wild);
     let x: Vec<f32> = (0..tokens * columns)
-        .map(|_| if wild && numbers.bits() % 50 == 0 { numbers.wild() } else { numbers.uniform() })
+        .map(|_| if wild && numbers.bits().is_multiple_of(50) { numbers.wild() } else { numbers.uniform() })
         .collect();
     let (bias, residual) = (numbers.values(rows, 1.0), numbers.values(tokens * rows, 1.0));
     let records = records_of(Source::Plain(&x), tokens, columns);
@@ -230,7 +230,7 @@ fn matrices_of_parts_are_their_rows_one_below_another() {
     let (a, b) = (part(TensorType::Q4_1, 5, 1), part(TensorType::Q4_1, 13, 2));
     let (kind, whole) = product(&[a.clone(), b.clone()]);
     assert_eq!(kind, WeightKind::Q4_1);
-    let parts = [product(&[a.clone()]).1, product(&[b]).1].concat();
+    let parts = [product(std::slice::from_ref(&a)).1, product(&[b]).1].concat();
     assert_bits("parts", &whole, &parts);
     let f32s = part(TensorType::F32, 3, 3);
     assert_eq!(product(&[a.clone(), part(TensorType::Q8_0, 2, 4)]).0, WeightKind::F16);

@@ -196,14 +196,14 @@ pub(super) fn make_records<S: Source>(
                 let plane = [d[0][p] as u32, d[1][p] as u32, d[2][p] as u32, d[3][p] as u32];
                 store(base + 2 * p as u32, bits::pack_low_bytes(plane));
             });
-            store(base + 6, if quad % 2 == 0 { step.step } else { step.sum(sum) }.to_bits());
+            store(base + 6, if quad.is_multiple_of(2) { step.step } else { step.sum(sum) }.to_bits());
         }
         first += 4 * THREADS;
     }
 }
 
 /// The records of every token. One block of [`THREADS`] threads a token; `weight` \[k\] is read by `Normed` alone.
-#[kernel(system = model, instances(Plain, Normed, Gated), max_threads = 256)]
+#[kernel(system = model, instances(Plain, Normed, Gated), max_threads = 256, overlaps)]
 pub fn quantize_activations<S: Source>(
     x: Global<f32>,
     weight: Global<f32>,

@@ -65,7 +65,7 @@ pub(super) fn tell(tokens: GlobalMut<u32>, positions: GlobalMut<u32>, sequence: 
 
 /// The most likely token of each sequence: `logits` [sequences, vocabulary]. One block of [`CHOICE_THREADS`] threads a
 /// sequence, 256 bytes of shared memory.
-#[kernel(system = model, max_threads = 1024)]
+#[kernel(system = model, max_threads = 1024, overlaps)]
 pub fn choose_largest(
     logits: Global<f32>,
     tokens: GlobalMut<u32>,

@@ -14,7 +14,7 @@ use simt::{Global, GlobalMut, kernel, thread};
 
 /// The rows of `tokens` \[tokens\] of a matrix of `rows` rows and `blocks` blocks, to `out` [tokens, k]. Grid: a block of up to
 /// 256 threads a token.
-#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256)]
+#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256, overlaps)]
 pub fn embed<F: Format>(
     codes: Global<u32>,
     scales: Global<u16>,

@@ -33,7 +33,7 @@ pub const PREFILL_THREADS: u32 = 128;
 
 /// W·v for many tokens. Grid (⌈R / 64⌉, ⌈tokens / 32⌉) of 128 threads, no shared memory; arguments as
 /// [`linear`](fn@super::linear).
-#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0), max_threads = 128, min_blocks = 4)]
+#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0), max_threads = 128, min_blocks = 4, overlaps)]
 pub fn linear_prefill<F: Codes>(
     codes: Global<u32>,
     scales: Global<u16>,

@@ -249,7 +249,7 @@ impl Share {
 /// W·v of records in global memory. Grid (⌈groups / [`groups_a_block`](LinearShape::groups_a_block)⌉, tokens) of
 /// [`THREADS`] threads; shared: [`linear_layout`]`(0)`. `bias` and `residual` are read where the flags say so; `residual` may
 /// be `out`.
-#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256)]
+#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256, overlaps)]
 pub fn linear<F: Format>(
     codes: Global<u32>,
     scales: Global<u16>,
@@ -278,7 +278,8 @@ pub fn linear<F: Format>(
         (Plain, Q4_1), (Plain, Q4_0), (Plain, Q8_0), (Normed, Q4_1), (Normed, Q4_0), (Normed, Q8_0), (Gated, Q4_1),
         (Gated, Q4_0), (Gated, Q8_0)
     ),
-    max_threads = 256
+    max_threads = 256,
+    overlaps
 )]
 pub fn linear_fused<S: Source, F: Format>(
     codes: Global<u32>,

@@ -66,7 +66,8 @@ pub fn turn(x: f32, y: f32, angle: f32) -> [f32; 2] {
 #[kernel(
     system = model,
     instances((f32, 0), (f32, 1), (f16, 0), (f16, 1), (bf16, 0), (bf16, 1)),
-    max_threads = 128
+    max_threads = 128,
+    overlaps
 )]
 pub fn rope<E: Element, const INTERLEAVED: u32>(
     qkv: Global<f32>,

@@ -174,7 +174,7 @@ impl Weights {
 /// A token of each sequence: `logits` [sequences, vocabulary]. One block of [`CHOICE_THREADS`] threads a sequence; shared:
 /// [`sample_layout`]. Without a weight that is not 0 (nothing but NaN) the choice is that of
 /// [`choose_largest`](fn@super::choose_largest).
-#[kernel(system = model, max_threads = 1024)]
+#[kernel(system = model, max_threads = 1024, overlaps)]
 pub fn choose_sampled(
     logits: Global<f32>,
     tokens: GlobalMut<u32>,

@@ -247,7 +247,7 @@ fn portable<F: Codes>(view: View<'_>, group: usize, token: usize) -> [f32; ROWS]
     let eight_bits = view.kind == WeightKind::Q8_0;
     let tiles = view.tiles(group).chunks_exact(words);
     for (block, (tile, record)) in tiles.zip(view.token(token)).enumerate() {
-        for r in 0..ROWS {
+        for (r, sum) in strand_sums[block % view.strands].iter_mut().enumerate() {
             let mut planes = [0i32; 3];
             for (j, part) in record.iter().enumerate() {
                 let codes: [i32; 8] = if eight_bits {
@@ -257,11 +257,10 @@ fn portable<F: Codes>(view: View<'_>, group: usize, token: usize) -> [f32; ROWS]
                     let bytes = tile[8 * j + r].to_le_bytes();
                     std::array::from_fn(|i| i32::from(bytes[i % 4] >> (i / 4 * 4) & 15))
                 };
-                for (sum, plane) in planes.iter_mut().zip([&part.high, &part.middle, &part.low]) {
-                    *sum += codes.iter().zip(plane).map(|(code, x)| code * i32::from(*x)).sum::<i32>();
+                for (plane_sum, plane) in planes.iter_mut().zip([&part.high, &part.middle, &part.low]) {
+                    *plane_sum += codes.iter().zip(plane).map(|(code, x)| code * i32::from(*x)).sum::<i32>();
                 }
             }
-            let sum = &mut strand_sums[block % view.strands][r];
             let scale = scale(view.kind, view.group_scales(group), block, r);
             *sum = F::finish(*sum, scale, F::combine(planes), record[0].step, record[0].sum);
         }

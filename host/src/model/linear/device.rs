@@ -12,11 +12,11 @@ use kernels_gpu::model::{linear, linear_fused, linear_prefill};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The kernels over records in global memory.
-type Product =
+pub(in crate::model) type Product =
     Kernel<(Global<u32>, Global<u16>, Global<u32>, Global<f32>, Global<f32>, GlobalMut<f32>, LinearShape)>;
 
 /// The kernels that make records themselves.
-type Fused = Kernel<(
+pub(in crate::model) type Fused = Kernel<(
     Global<u32>,
     Global<u16>,
     Global<f32>,
@@ -183,6 +183,7 @@ impl DeviceWeights {
             let limit = "the tensor-core kernel takes records: quantize first";
             return Err(Error::Argument { what: "an input of values", value: tokens, limit });
         }
+        let kernels = fused_kernels(self.kind).ok_or_else(|| self.floats(NO_FUSED))?;
         let (codes, scales) = self.handles();
         let (bias, residual) = added(epilogue, out);
         let source = SourceShape { columns: self.columns, stride, epsilon, padding: 0 };
@@ -190,7 +191,7 @@ impl DeviceWeights {
         let args = (codes, scales, x, weight, bias, residual, out, source, shape);
         // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the shared memory
         // holds a token's records.
-        unsafe { stream.launch(&self.fused(variant)?, launch, args) }?;
+        unsafe { stream.launch(&kernels[variant], launch, args) }?;
         Ok(())
     }
 
@@ -214,59 +215,67 @@ impl DeviceWeights {
         };
         let (kernel, launch) = if prefill {
             let grid = (shape.rows.div_ceil(PREFILL_ROWS), shape.tokens.div_ceil(PREFILL_TOKENS));
-            (self.prefill()?, LaunchShape::new(grid, PREFILL_THREADS))
+            (
+                prefill_kernel(self.kind).ok_or_else(|| self.floats(NO_PREFILL))?,
+                LaunchShape::new(grid, PREFILL_THREADS),
+            )
         } else {
-            (self.decode(), decode_launch(shape).shared(linear_layout(0).bytes))
+            (decode_kernel(self.kind), decode_launch(shape).shared(linear_layout(0).bytes))
         };
         // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both.
         unsafe { stream.launch(&kernel, launch, (codes, scales, records, bias, residual, out, shape)) }?;
         Ok(())
     }
 
-    fn decode(&self) -> Product {
-        match self.kind {
-            WeightKind::Q4_1 => linear::kernel::<Q4_1>(),
-            WeightKind::Q4_0 => linear::kernel::<Q4_0>(),
-            WeightKind::Q8_0 => linear::kernel::<Q8_0>(),
-            WeightKind::F16 => linear::kernel::<f16>(),
-            WeightKind::Bf16 => linear::kernel::<bf16>(),
-            WeightKind::F32 => linear::kernel::<f32>(),
-        }
-    }
-
-    fn prefill(&self) -> Result<Product> {
-        match self.kind {
-            WeightKind::Q4_1 => Ok(linear_prefill::kernel::<Q4_1>()),
-            WeightKind::Q4_0 => Ok(linear_prefill::kernel::<Q4_0>()),
-            WeightKind::Q8_0 => Ok(linear_prefill::kernel::<Q8_0>()),
-            _ => Err(self.floats("the tensor-core kernel takes integer codes: use Auto or Decode")),
-        }
-    }
-
-    fn fused(&self, variant: usize) -> Result<Fused> {
-        let kernels: [Fused; 3] = match self.kind {
-            WeightKind::Q4_1 => [
-                linear_fused::kernel::<Plain, Q4_1>(),
-                linear_fused::kernel::<Normed, Q4_1>(),
-                linear_fused::kernel::<Gated, Q4_1>(),
-            ],
-            WeightKind::Q4_0 => [
-                linear_fused::kernel::<Plain, Q4_0>(),
-                linear_fused::kernel::<Normed, Q4_0>(),
-                linear_fused::kernel::<Gated, Q4_0>(),
-            ],
-            WeightKind::Q8_0 => [
-                linear_fused::kernel::<Plain, Q8_0>(),
-                linear_fused::kernel::<Normed, Q8_0>(),
-                linear_fused::kernel::<Gated, Q8_0>(),
-            ],
-            _ => return Err(self.floats("products of float weights take records: quantize first")),
-        };
-        Ok(kernels[variant])
-    }
-
     fn floats(&self, limit: &'static str) -> Error {
         Error::Argument { what: "a float matrix's number of rows", value: self.rows(), limit }
+    }
+}
+
+const NO_PREFILL: &str = "the tensor-core kernel takes integer codes: use Auto or Decode";
+const NO_FUSED: &str = "products of float weights take records: quantize first";
+
+/// The matrix-vector kernel over records.
+pub(in crate::model) fn decode_kernel(kind: WeightKind) -> Product {
+    match kind {
+        WeightKind::Q4_1 => linear::kernel::<Q4_1>(),
+        WeightKind::Q4_0 => linear::kernel::<Q4_0>(),
+        WeightKind::Q8_0 => linear::kernel::<Q8_0>(),
+        WeightKind::F16 => linear::kernel::<f16>(),
+        WeightKind::Bf16 => linear::kernel::<bf16>(),
+        WeightKind::F32 => linear::kernel::<f32>(),
+    }
+}
+
+/// The tensor-core kernel, for integer codes.
+pub(in crate::model) fn prefill_kernel(kind: WeightKind) -> Option<Product> {
+    match kind {
+        WeightKind::Q4_1 => Some(linear_prefill::kernel::<Q4_1>()),
+        WeightKind::Q4_0 => Some(linear_prefill::kernel::<Q4_0>()),
+        WeightKind::Q8_0 => Some(linear_prefill::kernel::<Q8_0>()),
+        _ => None,
+    }
+}
+
+/// The kernels that make records themselves, for integer codes: of values, of RMSNorm, of SwiGLU.
+pub(in crate::model) fn fused_kernels(kind: WeightKind) -> Option<[Fused; 3]> {
+    match kind {
+        WeightKind::Q4_1 => Some([
+            linear_fused::kernel::<Plain, Q4_1>(),
+            linear_fused::kernel::<Normed, Q4_1>(),
+            linear_fused::kernel::<Gated, Q4_1>(),
+        ]),
+        WeightKind::Q4_0 => Some([
+            linear_fused::kernel::<Plain, Q4_0>(),
+            linear_fused::kernel::<Normed, Q4_0>(),
+            linear_fused::kernel::<Gated, Q4_0>(),
+        ]),
+        WeightKind::Q8_0 => Some([
+            linear_fused::kernel::<Plain, Q8_0>(),
+            linear_fused::kernel::<Normed, Q8_0>(),
+            linear_fused::kernel::<Gated, Q8_0>(),
+        ]),
+        _ => None,
     }
 }
 

@@ -4,6 +4,8 @@
 mod device;
 mod packed;
 
+pub(super) use device::{decode_kernel, fused_kernels, prefill_kernel};
+
 pub use device::{DeviceWeights, Epilogue, Input, ProductKernel, record_words};
 pub use packed::{PackedWeights, Rows, WeightKind};
 

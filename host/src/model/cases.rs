@@ -1,0 +1,393 @@
+//! The model system's cases for `ferrokv check`: every instance over shapes around its edges and hostile inputs. Products also
+//! run on the CPU's own path, whose bits are an output like the kernels', so that a GPU is compared with all of them.
+
+use super::cpu;
+use super::kernels::{
+    Choice, Pairing, RopeElement, RopeHandles, choose, embed_kernel, embedding, frequencies, quantize,
+    record_words, rotate,
+};
+use super::linear::{
+    DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind, decode_kernel,
+    fused_kernels, prefill_kernel,
+};
+use crate::check::{Case, CaseError, OutputBuffer, OutputElement, poisoned};
+use crate::{Buffer, Device, Stream};
+use half::{bf16, f16};
+use kernels_gpu::model::activations::{Gated, Normed, Plain};
+use kernels_gpu::model::fixed::{Part, Record};
+use kernels_gpu::model::rotation::RopeShape;
+use kernels_gpu::model::{choose_largest, choose_sampled, quantize_activations};
+use simt::KernelInfo;
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coverage {
+    /// A few small shapes: for tools that slow a GPU down a hundred times.
+    Small,
+    /// Shapes around every edge.
+    Quick,
+    /// Those, and the extents of real models.
+    Full,
+}
+
+/// What activations and logits hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// Uniform in [-4, 4).
+    Uniform,
+    /// Random bits: NaN, infinities, subnormals and every exponent.
+    Bits,
+    /// Mostly uniform; one number in a hundred has random bits.
+    Spiked,
+    /// Zeros of both signs and subnormals.
+    Tiny,
+}
+
+impl Content {
+    const ALL: [Content; 4] = [Content::Uniform, Content::Bits, Content::Spiked, Content::Tiny];
+
+    /// Element `index`: the same on every machine.
+    fn value(self, seed: u64, index: usize) -> f32 {
+        let z = mix(seed, index);
+        let uniform = (z >> 40) as f32 / (1 << 21) as f32 - 4.0;
+        let bits = f32::from_bits((z >> 32) as u32);
+        match self {
+            Content::Uniform => uniform,
+            Content::Bits => bits,
+            Content::Spiked => {
+                if z.is_multiple_of(100) {
+                    bits
+                } else {
+                    uniform
+                }
+            }
+            Content::Tiny => {
+                f32::from_bits((z >> 32) as u32 & if z.is_multiple_of(3) { 1 << 31 } else { 0x807f_ffff })
+            }
+        }
+    }
+
+    fn values(self, seed: u64, count: usize) -> Vec<f32> {
+        (0..count).map(|index| self.value(seed, index)).collect()
+    }
+}
+
+/// SplitMix64 of an index.
+fn mix(seed: u64, index: usize) -> u64 {
+    let mut z = seed.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(index as u64 + 1);
+    z = z.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Random weights; hostile ones have any bytes as scales or elements.
+fn weights(kind: WeightKind, rows: usize, columns: usize, hostile: bool) -> Result<PackedWeights, CaseError> {
+    let tensor_type = kind.tensor_type();
+    let len = tensor_type.row_bytes(columns).unwrap_or(0) * rows;
+    let mut bytes: Vec<u8> = (0..len).map(|i| mix(3, i) as u8).collect();
+    if !hostile {
+        let scale = |i: usize| (mix(4, i) >> 40) as f32 / (1 << 28) as f32 - 0.03;
+        let scales = if kind == WeightKind::Q4_1 { 2 } else { 1 };
+        for (i, block) in bytes.chunks_exact_mut(tensor_type.block_bytes()).enumerate() {
+            match kind {
+                WeightKind::F32 => block.copy_from_slice(&scale(i).to_le_bytes()),
+                WeightKind::F16 => block.copy_from_slice(&f16::from_f32(scale(i)).to_le_bytes()),
+                WeightKind::Bf16 => block.copy_from_slice(&bf16::from_f32(scale(i)).to_le_bytes()),
+                _ => {
+                    for (j, two) in block[..2 * scales].chunks_exact_mut(2).enumerate() {
+                        two.copy_from_slice(&f16::from_f32(scale(2 * i + j)).to_le_bytes());
+                    }
+                }
+            }
+        }
+    }
+    Ok(PackedWeights::new(&[Rows { tensor_type, rows, columns, bytes: &bytes }])?)
+}
+
+/// Every case.
+pub fn cases(coverage: Coverage) -> Vec<Case> {
+    let mut cases = Vec::new();
+    add_quantize(&mut cases, coverage);
+    add_products(&mut cases, coverage);
+    add_embedding(&mut cases);
+    for pairing in [Pairing::HalfSplit, Pairing::Interleaved] {
+        add_rotation::<f32>(&mut cases, pairing);
+        add_rotation::<f16>(&mut cases, pairing);
+        add_rotation::<bf16>(&mut cases, pairing);
+    }
+    add_choices(&mut cases, coverage);
+    cases
+}
+
+/// Records from values, and the values that made them.
+fn make_records(
+    stream: &Stream,
+    input: Input,
+    tokens: usize,
+    columns: usize,
+) -> Result<Buffer<u32>, CaseError> {
+    let mut words = poisoned::<u32>(stream, record_words(tokens, columns))?;
+    // SAFETY: the input's handles reach `tokens` rows, as the callers below make them.
+    unsafe { quantize(stream, input, words.global_mut(), tokens, columns)? };
+    Ok(words)
+}
+
+fn add_quantize(cases: &mut Vec<Case>, coverage: Coverage) {
+    let shapes: &[(usize, usize)] = match coverage {
+        Coverage::Small => &[(2, 96)],
+        Coverage::Quick => &[(1, 32), (3, 96), (2, 576), (1, 1024), (2, 1056), (1, 4128)],
+        Coverage::Full => {
+            &[(1, 32), (3, 96), (2, 576), (1, 1024), (2, 1056), (1, 4128), (64, 8192), (9, 14336)]
+        }
+    };
+    let kernels = [
+        ("plain", quantize_activations::kernel::<Plain>().info()),
+        ("norm", quantize_activations::kernel::<Normed>().info()),
+        ("swiglu", quantize_activations::kernel::<Gated>().info()),
+    ];
+    for &(tokens, columns) in shapes {
+        for content in Content::ALL {
+            for (i, (name, kernel)) in kernels.into_iter().enumerate() {
+                let label = format!("{name} {tokens}x{columns} {content:?}");
+                let case = Case::new(kernel, label, move |device| {
+                    let stream = Stream::new(device)?;
+                    let x = Buffer::from_slice(device, &content.values(1, tokens * columns * 2))?;
+                    let weight = Buffer::from_slice(device, &Content::Uniform.values(2, columns))?;
+                    let (x, weight) = (x.global(), weight.global());
+                    let input = match i {
+                        0 => Input::Plain { x },
+                        1 => Input::Normed { x, weight, epsilon: 1e-5 },
+                        _ => Input::Gated { x },
+                    };
+                    let words = make_records(&stream, input, tokens, columns)?;
+                    Ok(vec![OutputBuffer::download("records", &words)?])
+                });
+                cases.push(if tokens * columns <= 1024 { case.race_checked() } else { case });
+            }
+        }
+    }
+}
+
+/// A product: what a case is about.
+#[derive(Clone, Copy)]
+struct Problem {
+    kind: WeightKind,
+    rows: usize,
+    columns: usize,
+    tokens: usize,
+    content: Content,
+    hostile: bool,
+}
+
+fn add_products(cases: &mut Vec<Case>, coverage: Coverage) {
+    // Around groups of eight rows and a thread block's, every number of strands, full and ragged, one to 70 tokens.
+    let edges: [(usize, usize, usize); 10] = [
+        (1, 32, 1),
+        (7, 64, 2),
+        (9, 384, 4),
+        (17, 416, 5),
+        (24, 576, 7),
+        (65, 800, 9),
+        (70, 1536, 3),
+        (33, 3104, 2),
+        (20, 160, 33),
+        (130, 64, 70),
+    ];
+    let shapes: Vec<_> = match coverage {
+        Coverage::Small => vec![(9, 96, 2)],
+        Coverage::Quick => edges.to_vec(),
+        // SmolLM2's, and rows as long as those of an 8B model.
+        Coverage::Full => {
+            let real = [(960, 576, 1), (576, 1536, 70), (3072, 576, 33), (49152, 576, 1), (512, 14336, 5)];
+            edges.into_iter().chain(real).collect()
+        }
+    };
+    for kind in WeightKind::ALL {
+        for &(rows, columns, tokens) in &shapes {
+            for content in [Content::Uniform, Content::Spiked] {
+                let hostile = content == Content::Spiked;
+                add_product(cases, Problem { kind, rows, columns, tokens, content, hostile });
+            }
+        }
+    }
+}
+
+fn add_product(cases: &mut Vec<Case>, problem: Problem) {
+    let Problem { kind, rows, columns, tokens, content, hostile } = problem;
+    let what = if hostile { "hostile weights" } else { "weights" };
+    let label = format!("{rows}x{columns} {what}, {tokens} tokens {content:?}");
+    let mut case = Case::new(decode_kernel(kind).info(), label, move |device| run_product(device, problem))
+        .and(quantize_activations::kernel::<Plain>().info());
+    let others: Vec<&'static KernelInfo> = prefill_kernel(kind)
+        .iter()
+        .map(|kernel| kernel.info())
+        .chain(fused_kernels(kind).iter().flatten().map(|kernel| kernel.info()))
+        .collect();
+    for kernel in others {
+        case = case.and(kernel);
+    }
+    cases.push(if rows * columns * tokens <= 2048 { case.race_checked() } else { case });
+}
+
+fn run_product(device: &Device, problem: Problem) -> Result<Vec<OutputBuffer>, CaseError> {
+    let Problem { kind, rows, columns, tokens, content, hostile } = problem;
+    let stream = Stream::new(device)?;
+    let packed = weights(kind, rows, columns, hostile)?;
+    let on_device = DeviceWeights::new(device, &packed)?;
+    let values = content.values(5, 2 * tokens * columns);
+    let (bias, residual, norm) = (
+        Content::Uniform.values(6, rows),
+        Content::Uniform.values(7, tokens * rows),
+        Content::Uniform.values(8, columns),
+    );
+    let x = Buffer::from_slice(device, &values)?;
+    let bias_buffer = Buffer::from_slice(device, &bias)?;
+    let residual_buffer = Buffer::from_slice(device, &residual)?;
+    let norm = Buffer::from_slice(device, &norm)?;
+    let words = make_records(&stream, Input::Plain { x: x.global() }, tokens, columns)?;
+
+    let mut outputs = Vec::new();
+    let mut run = |name, kernel, input, all: bool| -> Result<(), CaseError> {
+        let mut out = poisoned::<f32>(&stream, tokens * rows)?;
+        let epilogue = Epilogue {
+            bias: all.then(|| bias_buffer.global()),
+            residual: all.then(|| residual_buffer.global()),
+        };
+        // SAFETY: buffers of the device of these lengths, read back before they go.
+        unsafe { on_device.run_on(&stream, kernel, input, epilogue, out.global_mut(), tokens)? };
+        outputs.push(OutputBuffer::download(name, &out)?);
+        Ok(())
+    };
+    let records = Input::Records(words.global());
+    run("decode", ProductKernel::Decode, records, true)?;
+    run("decode alone", ProductKernel::Decode, records, false)?;
+    if kind.is_quantized() {
+        run("prefill", ProductKernel::Prefill, records, true)?;
+        let x = x.global();
+        run("plain", ProductKernel::Auto, Input::Plain { x }, true)?;
+        let weight = norm.global();
+        run("normed", ProductKernel::Auto, Input::Normed { x, weight, epsilon: 1e-6 }, false)?;
+        run("gated", ProductKernel::Auto, Input::Gated { x }, true)?;
+    }
+
+    // The CPU's own path: on the reference's side the bits of `decode`, and so on every other's.
+    let zero = [Part { high: [0; 8], middle: [0; 8], low: [0; 8], step: 0.0, sum: 0.0 }; 4];
+    let mut records: Vec<Record> = vec![zero; tokens * columns / 32];
+    cpu::quantize(cpu::Source::Plain(&values[..tokens * columns]), columns, &mut records);
+    let mut expected = vec![0f32; tokens * rows];
+    cpu::product(&packed, &records, Some(&bias), cpu::Onto::Residual(&residual), &mut expected);
+    if let Some(decode) = outputs.first() {
+        let found: &[u32] = bytemuck::cast_slice(decode.bytes());
+        let differing = expected.iter().zip(found).filter(|(a, b)| a.to_bits() != **b).count();
+        outputs.push(OutputBuffer::new("differences from the CPU's own path", vec![differing as u64]));
+        if differing != 0 {
+            return Err(format!(
+                "{differing} of {} outputs are not those of the CPU's own path",
+                expected.len()
+            )
+            .into());
+        }
+    }
+    Ok(outputs)
+}
+
+fn add_embedding(cases: &mut Vec<Case>) {
+    for kind in WeightKind::ALL {
+        for hostile in [false, true] {
+            let label = format!("21x96, {}", if hostile { "hostile weights" } else { "weights" });
+            let case = Case::new(embed_kernel(kind).info(), label, move |device| {
+                let stream = Stream::new(device)?;
+                let on_device = DeviceWeights::new(device, &weights(kind, 21, 96, hostile)?)?;
+                let tokens = Buffer::from_slice(device, &[0u32, 7, 8, 20, 21, 3, u32::MAX])?;
+                let mut out = poisoned::<f32>(&stream, 7 * 96)?;
+                // SAFETY: a row for each token.
+                unsafe { embedding(&stream, &on_device, tokens.global(), out.global_mut(), 7)? };
+                Ok(vec![OutputBuffer::download("rows", &out)?])
+            });
+            cases.push(case.race_checked());
+        }
+    }
+}
+
+fn add_rotation<E: RopeElement + OutputElement>(cases: &mut Vec<Case>, pairing: Pairing) {
+    for (q_heads, kv_heads, head_dim, rotary) in
+        [(9, 3, 64, 64), (2, 2, 10, 6), (1, 1, 128, 32), (4, 1, 2, 0)]
+    {
+        for content in Content::ALL {
+            let shape = RopeShape { q_heads, kv_heads, head_dim, rotary };
+            let label = format!("{q_heads}/{kv_heads} heads of {head_dim}, {rotary} turn, {content:?}");
+            let case = Case::new(E::kernel(pairing).info(), label, move |device| {
+                let stream = Stream::new(device)?;
+                let positions = [0u32, 1, 2, 8191, 131_071, u32::MAX];
+                let tokens = positions.len();
+                let row = ((q_heads + 2 * kv_heads) * head_dim) as usize;
+                let qkv = Buffer::from_slice(device, &content.values(9, tokens * row))?;
+                let positions = Buffer::from_slice(device, &positions)?;
+                // An empty table has no memory to point at.
+                let mut table = frequencies(500_000.0, rotary as usize);
+                table.push(0.0);
+                let table = Buffer::from_slice(device, &table)?;
+                let mut queries = poisoned::<E>(&stream, tokens * (q_heads * head_dim) as usize)?;
+                let mut keys = poisoned::<E>(&stream, tokens * (kv_heads * head_dim) as usize)?;
+                let mut values = poisoned::<E>(&stream, tokens * (kv_heads * head_dim) as usize)?;
+                let handles = RopeHandles {
+                    qkv: qkv.global(),
+                    positions: positions.global(),
+                    frequencies: table.global(),
+                    queries: queries.global_mut(),
+                    keys: keys.global_mut(),
+                    values: values.global_mut(),
+                };
+                // SAFETY: buffers of the shape's lengths, read back before they go.
+                unsafe { rotate(&stream, pairing, handles, shape, tokens)? };
+                Ok(vec![
+                    OutputBuffer::download("queries", &queries)?,
+                    OutputBuffer::download("keys", &keys)?,
+                    OutputBuffer::download("values", &values)?,
+                ])
+            });
+            cases.push(case.race_checked());
+        }
+    }
+}
+
+fn add_choices(cases: &mut Vec<Case>, coverage: Coverage) {
+    let vocabularies: &[usize] = match coverage {
+        Coverage::Small => &[33],
+        Coverage::Quick => &[1, 33, 1025, 3000],
+        Coverage::Full => &[1, 31, 32, 33, 1024, 1025, 3000, 49152, 262_144],
+    };
+    let draws = [
+        Choice::Sampled { temperature: 1.0, top_p: 1.0, seed: 1 },
+        Choice::Sampled { temperature: 0.7, top_p: 0.9, seed: u64::MAX },
+        Choice::Sampled { temperature: 5.0, top_p: 0.01, seed: 77 },
+    ];
+    for &vocabulary in vocabularies {
+        for content in Content::ALL {
+            for choice in [Choice::Greedy].into_iter().chain(draws) {
+                let kernel = match choice {
+                    Choice::Greedy => choose_largest::kernel().info(),
+                    Choice::Sampled { .. } => choose_sampled::kernel().info(),
+                };
+                let label = format!("{choice:?} of {vocabulary} {content:?}");
+                let case = Case::new(kernel, label, move |device| {
+                    let stream = Stream::new(device)?;
+                    let logits = Buffer::from_slice(device, &content.values(10, 3 * vocabulary))?;
+                    let mut tokens = poisoned::<u32>(&stream, 3)?;
+                    let mut positions = Buffer::from_slice(device, &[0u32, 4096, u32::MAX])?;
+                    // SAFETY: three rows of logits, three of the others.
+                    unsafe {
+                        let (to, at) = (tokens.global_mut(), positions.global_mut());
+                        choose(&stream, choice, logits.global(), to, at, 3, vocabulary)?;
+                    }
+                    Ok(vec![
+                        OutputBuffer::download("tokens", &tokens)?,
+                        OutputBuffer::download("positions", &positions)?,
+                    ])
+                });
+                cases.push(if vocabulary <= 33 { case.race_checked() } else { case });
+            }
+        }
+    }
+}
