@@ -28,6 +28,9 @@ pub enum Failure {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] host::Error),
+    /// A model cannot be opened or run.
+    #[error(transparent)]
+    Model(#[from] host::model::Error),
     /// A file that cannot be attended to.
     #[error(transparent)]
     Attend(#[from] attend::Error),

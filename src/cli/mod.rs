@@ -8,6 +8,7 @@ mod dequantize;
 mod doctor;
 mod failure;
 mod kernels;
+mod model;
 mod output;
 mod progress;
 mod prove;
@@ -39,7 +40,8 @@ Examples:
   ferrokv check                                           every kernel on emulator and GPU, bit by bit
   ferrokv prove --cache assets/kv-smollm2.safetensors     certificates against errors, over caches of every kind
   ferrokv bench int8 --sizes largest --plot bench         every kernel beside the memory's ceiling
-  ferrokv kernels                                         registers and shared memory of every kernel";
+  ferrokv kernels                                         registers and shared memory of every kernel
+  ferrokv model                                           what a model file holds, and how it tokenizes";
 
 #[derive(Parser)]
 #[command(name = "ferrokv", version, about = "Quantized KV caches in Rust: the same bits on GPU and CPU")]
@@ -62,6 +64,7 @@ enum Command {
     Prove(prove::Arguments),
     Doctor(doctor::Arguments),
     Kernels(kernels::Arguments),
+    Model(model::Arguments),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -87,6 +90,7 @@ pub fn main() -> ExitCode {
         Command::Prove(arguments) => prove::run(arguments),
         Command::Doctor(arguments) => doctor::run(arguments),
         Command::Kernels(arguments) => kernels::run(arguments),
+        Command::Model(arguments) => model::run(arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
