@@ -79,7 +79,7 @@ fn odd_shapes_have_the_same_bits_on_every_path() {
     // Around a group, a warp's rows and a thread block's; every number of strands, full and ragged; around 4, 32 and 64 tokens.
     let shapes = [
         (1, 32, 1),
-        (7, 64, 2),
+        (7, 192, 2),
         (8, 96, 3),
         (9, 384, 4),
         (17, 416, 5),
@@ -88,7 +88,7 @@ fn odd_shapes_have_the_same_bits_on_every_path() {
         (70, 1536, 3),
         (33, 3104, 2),
         (8, 4128, 1),
-        (20, 160, 31),
+        (20, 224, 31),
         (16, 96, 33),
         (9, 64, 70),
     ];

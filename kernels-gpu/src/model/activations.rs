@@ -13,7 +13,7 @@
 //! as butterflies, the eight warps one after another.
 //!
 //! # Layout and bytes
-//! `x` f32 [tokens, row] read (4·k bytes a token, 8·k for SwiGLU; RMSNorm reads twice, the second time from a cache),
+//! `x` f32 [tokens, row] read (4·k bytes a token, 8·k for SwiGLU; RMSNorm reads what is past the first 1024 channels twice, the second time from a cache),
 //! `records` [tokens, k / 32] of 128 bytes written: 4·k a token.
 //!
 //! # Work split
@@ -53,19 +53,18 @@ pub const fn sums_layout() -> (Shared<f32>, u32) {
     (sums, plan.bytes())
 }
 
+/// What a thread loads for four channels: two vectors of x, or one of x and one of weights.
+type Raw = [Vec4; 2];
+
 /// What comes before quantizing.
 pub trait Source {
-    /// What the block's threads find out about the token first: r of RMSNorm. Uses a barrier if `sums` is used.
-    fn prepare(x: Global<f32>, start: usize, shape: SourceShape, sums: Shared<f32>) -> f32;
-    /// v of channels `at` to `at + 3`.
-    fn four(
-        x: Global<f32>,
-        weight: Global<f32>,
-        start: usize,
-        at: u32,
-        shape: SourceShape,
-        r: f32,
-    ) -> [f32; 4];
+    /// Loads what channels `at` to `at + 3` are made of.
+    fn load(x: Global<f32>, weight: Global<f32>, start: usize, at: u32, shape: SourceShape) -> [Vec4; 2];
+    /// What the block's threads find out about the token first: r of RMSNorm. `first` is what each loaded of its first four
+    /// channels. Uses a barrier if `sums` is used.
+    fn prepare(first: [Vec4; 2], x: Global<f32>, start: usize, shape: SourceShape, sums: Shared<f32>) -> f32;
+    /// v of four channels.
+    fn four(raw: [Vec4; 2], r: f32) -> [f32; 4];
 }
 
 /// x itself.
@@ -78,33 +77,36 @@ pub struct Normed;
 #[derive(Clone, Copy, Debug)]
 pub struct Gated;
 
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-fn load_four(x: Global<f32>, at: usize) -> [f32; 4] {
-    // Another launch of the same graph wrote it, this one does not; but plain loads may share the first-level cache.
-    x.load_vector::<Vec4>(at).to_array()
-}
-
 impl Source for Plain {
     #[inline(always)]
-    fn prepare(_: Global<f32>, _: usize, _: SourceShape, _: Shared<f32>) -> f32 {
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn load(x: Global<f32>, _: Global<f32>, start: usize, at: u32, _: SourceShape) -> Raw {
+        [x.load_vector(start + at as usize), Vec4::ZERO]
+    }
+    #[inline(always)]
+    fn prepare(_: Raw, _: Global<f32>, _: usize, _: SourceShape, _: Shared<f32>) -> f32 {
         1.0
     }
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn four(x: Global<f32>, _: Global<f32>, start: usize, at: u32, _: SourceShape, _: f32) -> [f32; 4] {
-        load_four(x, start + at as usize)
+    fn four([x, _]: Raw, _: f32) -> [f32; 4] {
+        x.to_array()
     }
 }
 
 impl Source for Normed {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn prepare(x: Global<f32>, start: usize, shape: SourceShape, sums: Shared<f32>) -> f32 {
-        let mut chains = [0f32; 4];
-        let mut at = thread::thread_idx_x() * 4;
+    fn load(x: Global<f32>, weight: Global<f32>, start: usize, at: u32, _: SourceShape) -> Raw {
+        [x.load_vector(start + at as usize), weight.load_vector(at as usize)]
+    }
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn prepare(first: Raw, x: Global<f32>, start: usize, shape: SourceShape, sums: Shared<f32>) -> f32 {
+        // Threads past the row's end hold zeros.
+        let mut chains = first[0].to_array().map(|x| fma(x, x, 0.0));
+        let mut at = (thread::thread_idx_x() + THREADS) * 4;
         while at < shape.columns {
-            let four = load_four(x, start + at as usize);
+            let four = x.load_vector::<Vec4>(start + at as usize).to_array();
             unroll!(for i in 0..4 {
                 chains[i] = fma(four[i], four[i], chains[i]);
             });
@@ -122,23 +124,24 @@ impl Source for Normed {
         norm_factor(total, shape.columns, shape.epsilon)
     }
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn four(x: Global<f32>, weight: Global<f32>, start: usize, at: u32, _: SourceShape, r: f32) -> [f32; 4] {
-        let (x, w) = (load_four(x, start + at as usize), load_four(weight, at as usize));
-        [normed(x[0], r, w[0]), normed(x[1], r, w[1]), normed(x[2], r, w[2]), normed(x[3], r, w[3])]
+    fn four([x, w]: Raw, r: f32) -> [f32; 4] {
+        [normed(x.x, r, w.x), normed(x.y, r, w.y), normed(x.z, r, w.z), normed(x.w, r, w.w)]
     }
 }
 
 impl Source for Gated {
     #[inline(always)]
-    fn prepare(_: Global<f32>, _: usize, _: SourceShape, _: Shared<f32>) -> f32 {
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn load(x: Global<f32>, _: Global<f32>, start: usize, at: u32, shape: SourceShape) -> Raw {
+        [x.load_vector(start + at as usize), x.load_vector(start + (shape.columns + at) as usize)]
+    }
+    #[inline(always)]
+    fn prepare(_: Raw, _: Global<f32>, _: usize, _: SourceShape, _: Shared<f32>) -> f32 {
         1.0
     }
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn four(x: Global<f32>, _: Global<f32>, start: usize, at: u32, shape: SourceShape, _: f32) -> [f32; 4] {
-        let (g, u) = (load_four(x, start + at as usize), load_four(x, start + (shape.columns + at) as usize));
-        [gated(g[0], u[0]), gated(g[1], u[1]), gated(g[2], u[2]), gated(g[3], u[3])]
+    fn four([g, u]: Raw, _: f32) -> [f32; 4] {
+        [gated(g.x, u.x), gated(g.y, u.y), gated(g.z, u.z), gated(g.w, u.w)]
     }
 }
 
@@ -172,12 +175,16 @@ pub(super) fn make_records<S: Source>(
     store: impl Fn(u32, u32),
 ) {
     let start = token as usize * shape.stride as usize;
-    let r = S::prepare(x, start, shape, sums);
+    let load = |at: u32| {
+        if at < shape.columns { S::load(x, weight, start, at, shape) } else { [Vec4::ZERO; 2] }
+    };
+    let mut raw = load(thread::thread_idx_x() * 4);
+    let r = S::prepare(raw, x, start, shape, sums);
     let mut first = 0;
     while first < shape.columns {
         let at = first + thread::thread_idx_x() * 4;
         let inside = at < shape.columns;
-        let v = if inside { S::four(x, weight, start, at, shape, r) } else { [0.0; 4] };
+        let v = if inside { S::four(raw, r) } else { [0.0; 4] };
         let mut largest = magnitude(v[0]).max(magnitude(v[1])).max(magnitude(v[2]).max(magnitude(v[3])));
         unroll!(for i in 0..3 {
             largest = largest.max(warp_shuffle_xor(FULL_MASK, largest, 1 << i, 32));
@@ -199,6 +206,7 @@ pub(super) fn make_records<S: Source>(
             store(base + 6, if quad.is_multiple_of(2) { step.step } else { step.sum(sum) }.to_bits());
         }
         first += 4 * THREADS;
+        raw = load(first + thread::thread_idx_x() * 4);
     }
 }
 

@@ -6,7 +6,7 @@
 //! m16n8k32 product for each of the three planes of digits, exact.
 //!
 //! # Work split
-//! A warp has 16 rows (two groups) and 32 tokens, a thread block four warps: grid (⌈R / 64⌉, ⌈tokens / 32⌉). Operands come
+//! A warp has 16 rows (two groups) and 32 tokens, a thread block four warps: grid (⌈tokens / 32⌉, ⌈R / 64⌉). Operands come
 //! straight from memory as fragments. With g = lane / 4 and q = lane % 4, A's registers are the words of part q of row g and
 //! row g + 8 of the tile; B's are the eight bytes of a plane in part q of token g's record: both name channels 8q to 8q + 7, so
 //! the order of the contraction is the same on both sides. The steps t and u that the result's columns 2q and 2q + 1 want
@@ -31,7 +31,7 @@ pub const PREFILL_ROWS: u32 = 64;
 /// Threads of a thread block.
 pub const PREFILL_THREADS: u32 = 128;
 
-/// W·v for many tokens. Grid (⌈R / 64⌉, ⌈tokens / 32⌉) of 128 threads, no shared memory; arguments as
+/// W·v for many tokens. Grid (⌈tokens / 32⌉, ⌈R / 64⌉) of 128 threads, no shared memory; arguments as
 /// [`linear`](fn@super::linear).
 #[kernel(system = model, instances(Q4_1, Q4_0, Q8_0), max_threads = 128, min_blocks = 4, overlaps)]
 pub fn linear_prefill<F: Codes>(
@@ -45,13 +45,13 @@ pub fn linear_prefill<F: Codes>(
 ) {
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let (g, q) = (lane >> 2, lane & 3);
-    let first_row = (thread::block_idx_x() * 4 + warp) * 2 * GROUP;
+    let first_row = (thread::block_idx_y() * 4 + warp) * 2 * GROUP;
     if first_row >= shape.rows {
         return;
     }
     let group = first_row / GROUP;
     let tiles = [group, (group + 1).min(shape.groups() - 1)].map(|x| x as usize * shape.blocks as usize);
-    let first_token = thread::block_idx_y() * PREFILL_TOKENS;
+    let first_token = thread::block_idx_x() * PREFILL_TOKENS;
     let mut starts = [0usize; 4];
     unroll!(for i in 0..4 {
         // Tokens that are not there: the last one again, not written.

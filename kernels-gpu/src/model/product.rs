@@ -29,8 +29,8 @@
 //!
 //! # Work split
 //! Eight lanes have a tile of eight rows and a block; four tiles side by side, four strands, are a warp's; L / 4 warps have
-//! a group of rows. A thread block is eight warps, so 32 / L · 8 groups. n alone decides how many warps share a row: 2 at k = 576,
-//! 4 at 1536, 8 from 3104 on. The last step, a row's strands, goes through shared memory.
+//! a group of rows. A thread block is eight warps, so 32 / L · 8 groups. n alone decides how many warps share a row: 4 at k = 576, 8
+//! from 800 on; so matrices of few rows still go to many multiprocessors. The last step, a row's strands, goes through shared memory.
 //!
 //! [`linear_fused`](fn@linear_fused) makes the records itself, in shared memory, after asking for its first weights: a launch
 //! less in a chain of short ones. Each thread block does that work again, so it is for short rows.
@@ -50,9 +50,9 @@ pub const MAX_STRANDS: u32 = 32;
 #[inline(always)]
 pub const fn strands(blocks: u32) -> u32 {
     match blocks {
-        0..=12 => 4,
-        13..=24 => 8,
-        25..=96 => 16,
+        0..=6 => 4,
+        7..=12 => 8,
+        13..=24 => 16,
         _ => MAX_STRANDS,
     }
 }
@@ -157,7 +157,7 @@ impl Share {
         let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
         let strands = strands(shape.blocks);
         let warps = strands / 4;
-        let group = thread::block_idx_x() * shape.groups_a_block() + bits::div_u32(warp, warps);
+        let group = thread::block_idx_y() * shape.groups_a_block() + bits::div_u32(warp, warps);
         // A group that is not there does the last one's work for nothing.
         let group = group.min(shape.groups() - 1);
         Share {
@@ -226,7 +226,7 @@ impl Share {
         let groups = target.shape.groups_a_block();
         if t < groups * GROUP {
             let (group, r) = (t / GROUP, t % GROUP);
-            let row = (thread::block_idx_x() * groups + group) * GROUP + r;
+            let row = (thread::block_idx_y() * groups + group) * GROUP + r;
             let base = group * self.strands * GROUP + r;
             let mut total = layout.strands.load(base);
             unroll!(for s in 1..4 {
@@ -246,8 +246,8 @@ impl Share {
     }
 }
 
-/// W·v of records in global memory. Grid (⌈groups / [`groups_a_block`](LinearShape::groups_a_block)⌉, tokens) of
-/// [`THREADS`] threads; shared: [`linear_layout`]`(0)`. `bias` and `residual` are read where the flags say so; `residual` may
+/// W·v of records in global memory. Grid (tokens, ⌈groups / [`groups_a_block`](LinearShape::groups_a_block)⌉) of
+/// [`THREADS`] threads: tokens first, so that they find each other's weights in the cache; shared: [`linear_layout`]`(0)`. `bias` and `residual` are read where the flags say so; `residual` may
 /// be `out`.
 #[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256, overlaps)]
 pub fn linear<F: Format>(
@@ -259,7 +259,7 @@ pub fn linear<F: Format>(
     out: GlobalMut<f32>,
     shape: LinearShape,
 ) {
-    let token = thread::block_idx_y();
+    let token = thread::block_idx_x();
     let share = Share::new(shape);
     let loaded = share.load::<F>(codes, scales, share.first);
     let start = token as usize * (shape.blocks * RECORD_WORDS) as usize;
@@ -292,7 +292,7 @@ pub fn linear_fused<S: Source, F: Format>(
     source: SourceShape,
     shape: LinearShape,
 ) {
-    let token = thread::block_idx_y();
+    let token = thread::block_idx_x();
     let share = Share::new(shape);
     // Before the records: these loads do not depend on the launch before.
     let loaded = share.load::<F>(codes, scales, share.first);

@@ -4,10 +4,7 @@ use super::Level;
 use super::product::{ROWS, Sums, TOKENS, View};
 use crate::model::linear::WeightKind;
 use kernels_gpu::model::fixed::{Part, Record};
-use kernels_gpu::model::product::MAX_STRANDS;
 use std::arch::x86_64::*;
-
-const STRANDS: usize = MAX_STRANDS as usize;
 
 /// Sums of a group's rows for `count` tokens from `first` on.
 pub(super) fn sums(level: Level, view: View<'_>, group: usize, first: usize, count: usize) -> Sums {
@@ -98,15 +95,13 @@ fn store(register: __m256) -> [f32; ROWS] {
     values
 }
 
-/// Strands of one token, added one after another.
+/// Adds a strand to the totals; the first one is them.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn add_strands(strands: &[__m256]) -> [f32; ROWS] {
-    let mut total = strands[0];
-    for strand in &strands[1..] {
-        total = _mm256_add_ps(total, *strand);
+fn add_strand<const T: usize>(totals: &mut [__m256; T], strand: [__m256; T], number: usize) {
+    for (total, sum) in totals.iter_mut().zip(strand) {
+        *total = if number == 0 { sum } else { _mm256_add_ps(*total, sum) };
     }
-    store(total)
 }
 
 /// The tokens' records; where there are fewer tokens, the last one again.
@@ -151,39 +146,44 @@ macro_rules! integer_paths {
             ) {
                 let (zero, low_bits) = (_mm256_setzero_si256(), _mm256_set1_epi8(15));
                 let records = records::<T>(&view, first, count);
-                let mut strands = [[_mm256_setzero_ps(); STRANDS]; T];
-                let scales = view.group_scales(group);
-                for (block, tile) in view.tiles(group).chunks_exact(32).enumerate() {
-                    let mut dots = [[zero; 3]; T];
-                    for j in 0..4 {
-                        let codes = load_codes(tile, 8 * j);
-                        let low = _mm256_and_si256(codes, low_bits);
-                        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low_bits);
-                        for t in 0..T {
-                            let Part { high: a, middle: b, low: c, .. } = &records[t][block][j];
-                            for (dot, plane) in dots[t].iter_mut().zip([a, b, c]) {
-                                *dot = four(*dot, low, broadcast(plane, 0));
-                                *dot = four(*dot, high, broadcast(plane, 1));
+                let (tiles, scales) = (view.tiles(group), view.group_scales(group));
+                let mut totals = [_mm256_setzero_ps(); T];
+                for number in 0..view.strands {
+                    let mut strand = [_mm256_setzero_ps(); T];
+                    for block in (number..view.blocks).step_by(view.strands) {
+                        let tile = &tiles[32 * block..][..32];
+                        let mut dots = [[zero; 3]; T];
+                        for j in 0..4 {
+                            let codes = load_codes(tile, 8 * j);
+                            let low = _mm256_and_si256(codes, low_bits);
+                            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low_bits);
+                            for t in 0..T {
+                                let Part { high: a, middle: b, low: c, .. } = &records[t][block][j];
+                                for (dot, plane) in dots[t].iter_mut().zip([a, b, c]) {
+                                    *dot = four(*dot, low, broadcast(plane, 0));
+                                    *dot = four(*dot, high, broadcast(plane, 1));
+                                }
                             }
                         }
+                        let [d, m] = four_bit_scales(view.kind, scales, block);
+                        for t in 0..T {
+                            let [a, b, c] = dots[t];
+                            let upper = _mm256_add_epi32(
+                                _mm256_slli_epi32::<14>(close(a)),
+                                _mm256_slli_epi32::<7>(close(b)),
+                            );
+                            let dot = _mm256_cvtepi32_ps(_mm256_add_epi32(upper, close(c)));
+                            let Part { step, sum, .. } = records[t][block][0];
+                            let strand = &mut strand[t];
+                            let scaled = _mm256_mul_ps(d, _mm256_set1_ps(step));
+                            *strand = _mm256_fmadd_ps(scaled, dot, *strand);
+                            *strand = _mm256_fmadd_ps(m, _mm256_set1_ps(sum), *strand);
+                        }
                     }
-                    let [d, m] = four_bit_scales(view.kind, scales, block);
-                    for t in 0..T {
-                        let [a, b, c] = dots[t];
-                        let upper = _mm256_add_epi32(
-                            _mm256_slli_epi32::<14>(close(a)),
-                            _mm256_slli_epi32::<7>(close(b)),
-                        );
-                        let dot = _mm256_cvtepi32_ps(_mm256_add_epi32(upper, close(c)));
-                        let Part { step, sum, .. } = records[t][block][0];
-                        let strand = &mut strands[t][block % view.strands];
-                        let scaled = _mm256_mul_ps(d, _mm256_set1_ps(step));
-                        *strand = _mm256_fmadd_ps(scaled, dot, *strand);
-                        *strand = _mm256_fmadd_ps(m, _mm256_set1_ps(sum), *strand);
-                    }
+                    add_strand(&mut totals, strand, number);
                 }
-                for (sums, strands) in sums.iter_mut().zip(&strands) {
-                    *sums = add_strands(&strands[..view.strands]);
+                for (sums, total) in sums.iter_mut().zip(totals) {
+                    *sums = store(total);
                 }
             }
 
@@ -197,33 +197,38 @@ macro_rules! integer_paths {
             ) {
                 let zero = _mm256_setzero_si256();
                 let records = records::<T>(&view, first, count);
-                let mut strands = [[_mm256_setzero_ps(); STRANDS]; T];
-                let scales = view.group_scales(group);
-                for (block, tile) in view.tiles(group).chunks_exact(64).enumerate() {
-                    let mut dots = [[zero; 3]; T];
-                    for j in 0..4 {
-                        for half in 0..2 {
-                            let codes = load_codes(tile, 32 * half + 8 * j);
-                            for t in 0..T {
-                                let Part { high: a, middle: b, low: c, .. } = &records[t][block][j];
-                                for (dot, plane) in dots[t].iter_mut().zip([a, b, c]) {
-                                    *dot = eight(*dot, codes, broadcast(plane, half));
+                let (tiles, scales) = (view.tiles(group), view.group_scales(group));
+                let mut totals = [_mm256_setzero_ps(); T];
+                for number in 0..view.strands {
+                    let mut strand = [_mm256_setzero_ps(); T];
+                    for block in (number..view.blocks).step_by(view.strands) {
+                        let tile = &tiles[64 * block..][..64];
+                        let mut dots = [[zero; 3]; T];
+                        for j in 0..4 {
+                            for half in 0..2 {
+                                let codes = load_codes(tile, 32 * half + 8 * j);
+                                for t in 0..T {
+                                    let Part { high: a, middle: b, low: c, .. } = &records[t][block][j];
+                                    for (dot, plane) in dots[t].iter_mut().zip([a, b, c]) {
+                                        *dot = eight(*dot, codes, broadcast(plane, half));
+                                    }
                                 }
                             }
                         }
+                        let d = _mm256_cvtph_ps(load_halves(scales, block * ROWS));
+                        for t in 0..T {
+                            let [a, b, c] = dots[t];
+                            let upper = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32::<7>(a), b));
+                            let dot = _mm256_fmadd_ps(upper, _mm256_set1_ps(128.0), _mm256_cvtepi32_ps(c));
+                            let strand = &mut strand[t];
+                            let scaled = _mm256_mul_ps(d, _mm256_set1_ps(records[t][block][0].step));
+                            *strand = _mm256_fmadd_ps(scaled, dot, *strand);
+                        }
                     }
-                    let d = _mm256_cvtph_ps(load_halves(scales, block * ROWS));
-                    for t in 0..T {
-                        let [a, b, c] = dots[t];
-                        let upper = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32::<7>(a), b));
-                        let dot = _mm256_fmadd_ps(upper, _mm256_set1_ps(128.0), _mm256_cvtepi32_ps(c));
-                        let strand = &mut strands[t][block % view.strands];
-                        let scaled = _mm256_mul_ps(d, _mm256_set1_ps(records[t][block][0].step));
-                        *strand = _mm256_fmadd_ps(scaled, dot, *strand);
-                    }
+                    add_strand(&mut totals, strand, number);
                 }
-                for (sums, strands) in sums.iter_mut().zip(&strands) {
-                    *sums = add_strands(&strands[..view.strands]);
+                for (sums, total) in sums.iter_mut().zip(totals) {
+                    *sums = store(total);
                 }
             }
         }
@@ -256,26 +261,30 @@ fn floats(view: View<'_>, group: usize, token: usize, sums: &mut [f32; ROWS]) {
     let halves: &[u16] = bytemuck::cast_slice(tiles);
     let fixed = &view.fixed[token * view.blocks * 32..][..view.blocks * 32];
     let records = view.token(token);
-    let mut strands = [_mm256_setzero_ps(); STRANDS];
-    for (block, x) in fixed.chunks_exact(32).enumerate() {
-        let mut chains = [_mm256_setzero_ps(); 8];
-        for (k, x) in x.iter().enumerate() {
-            let at = (block * 32 + k) * ROWS;
-            let weights = match view.kind {
-                WeightKind::F32 => _mm256_castsi256_ps(load_codes(tiles, at)),
-                WeightKind::Bf16 => {
-                    let wide = _mm256_cvtepu16_epi32(load_halves(halves, at));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-                }
-                _ => _mm256_cvtph_ps(load_halves(halves, at)),
-            };
-            chains[k % 8] = _mm256_fmadd_ps(weights, _mm256_set1_ps(*x), chains[k % 8]);
+    let mut totals = [_mm256_setzero_ps()];
+    for number in 0..view.strands {
+        let mut sum = _mm256_setzero_ps();
+        for block in (number..view.blocks).step_by(view.strands) {
+            let x = &fixed[32 * block..][..32];
+            let mut chains = [_mm256_setzero_ps(); 8];
+            for (k, x) in x.iter().enumerate() {
+                let at = (block * 32 + k) * ROWS;
+                let weights = match view.kind {
+                    WeightKind::F32 => _mm256_castsi256_ps(load_codes(tiles, at)),
+                    WeightKind::Bf16 => {
+                        let wide = _mm256_cvtepu16_epi32(load_halves(halves, at));
+                        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+                    }
+                    _ => _mm256_cvtph_ps(load_halves(halves, at)),
+                };
+                chains[k % 8] = _mm256_fmadd_ps(weights, _mm256_set1_ps(*x), chains[k % 8]);
+            }
+            let c = chains;
+            let even = _mm256_add_ps(_mm256_add_ps(c[0], c[4]), _mm256_add_ps(c[2], c[6]));
+            let odd = _mm256_add_ps(_mm256_add_ps(c[1], c[5]), _mm256_add_ps(c[3], c[7]));
+            sum = _mm256_fmadd_ps(_mm256_set1_ps(records[block][0].step), _mm256_add_ps(even, odd), sum);
         }
-        let c = chains;
-        let even = _mm256_add_ps(_mm256_add_ps(c[0], c[4]), _mm256_add_ps(c[2], c[6]));
-        let odd = _mm256_add_ps(_mm256_add_ps(c[1], c[5]), _mm256_add_ps(c[3], c[7]));
-        let strand = &mut strands[block % view.strands];
-        *strand = _mm256_fmadd_ps(_mm256_set1_ps(records[block][0].step), _mm256_add_ps(even, odd), *strand);
+        add_strand(&mut totals, [sum], number);
     }
-    *sums = add_strands(&strands[..view.strands]);
+    *sums = store(totals[0]);
 }

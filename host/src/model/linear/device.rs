@@ -28,8 +28,9 @@ pub(in crate::model) type Fused = Kernel<(
     LinearShape,
 )>;
 
-/// Rows up to this many channels are quantized by the product itself, again in each thread block.
-const FUSED_COLUMNS: usize = 4096;
+/// Rows of up to this many channels are quantized by the product itself, again in each of up to so many thread blocks.
+const FUSED_COLUMNS: usize = 2048;
+const FUSED_BLOCKS: usize = 512;
 /// From this many tokens on the tensor cores do it.
 const PREFILL_FROM: usize = 5;
 
@@ -134,7 +135,10 @@ impl DeviceWeights {
     /// Whether a product of so many tokens takes values and makes the records itself; otherwise
     /// [`quantize`](crate::model::kernels::quantize) must come before it.
     pub fn fuses(&self, tokens: usize) -> bool {
-        self.kind.is_quantized() && tokens < PREFILL_FROM && self.columns() <= FUSED_COLUMNS
+        let shape = LinearShape { rows: self.rows, blocks: self.columns / 32, tokens: 1, flags: 0 };
+        let blocks = shape.groups().div_ceil(shape.groups_a_block()) as usize;
+        let short = self.columns() <= FUSED_COLUMNS && blocks.saturating_mul(tokens) <= FUSED_BLOCKS;
+        self.kind.is_quantized() && tokens < PREFILL_FROM && short
     }
 
     /// `out` [tokens, rows] = W·v + bias + residual: one launch.
@@ -214,7 +218,7 @@ impl DeviceWeights {
             ProductKernel::Prefill => true,
         };
         let (kernel, launch) = if prefill {
-            let grid = (shape.rows.div_ceil(PREFILL_ROWS), shape.tokens.div_ceil(PREFILL_TOKENS));
+            let grid = (shape.tokens.div_ceil(PREFILL_TOKENS), shape.rows.div_ceil(PREFILL_ROWS));
             (
                 prefill_kernel(self.kind).ok_or_else(|| self.floats(NO_PREFILL))?,
                 LaunchShape::new(grid, PREFILL_THREADS),
@@ -281,7 +285,7 @@ pub(in crate::model) fn fused_kernels(kind: WeightKind) -> Option<[Fused; 3]> {
 
 /// The grid of the matrix-vector kernels.
 fn decode_launch(shape: LinearShape) -> LaunchShape {
-    LaunchShape::new((shape.groups().div_ceil(shape.groups_a_block()), shape.tokens), THREADS)
+    LaunchShape::new((shape.tokens, shape.groups().div_ceil(shape.groups_a_block())), THREADS)
 }
 
 /// Handles of bias and residual; what is not there is not read.
