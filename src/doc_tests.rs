@@ -5,3 +5,6 @@ mod readme {}
 
 #[doc = include_str!("../docs/kernel-guide.md")]
 mod kernel_guide {}
+
+#[doc = include_str!("../docs/models.md")]
+mod models {}

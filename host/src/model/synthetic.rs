@@ -132,6 +132,8 @@ pub enum Packing {
     Q8_0,
     /// Projections in Q4_1 (5 bits a value), embedding and output in Q8_0.
     Q4_1,
+    /// All in F32, for comparisons with implementations that round their activations for packed weights.
+    F32,
 }
 
 /// A model of these sizes with random weights.
@@ -170,9 +172,13 @@ type Fill = fn(&mut [u8], usize, &mut Random);
 
 fn kind(name: &str, packing: Packing) -> (TensorType, Fill) {
     if name.ends_with("norm.weight") {
-        (TensorType::F32, |bytes, _, random| plain(bytes, 1.0, random))
+        (TensorType::F32, |bytes, _, random| plain(bytes, 1.0, 0.5, random))
     } else if name.ends_with(".bias") {
-        (TensorType::F32, |bytes, _, random| plain(bytes, 0.0, random))
+        (TensorType::F32, |bytes, _, random| plain(bytes, 0.0, 0.5, random))
+    } else if packing == Packing::F32 {
+        (TensorType::F32, |bytes, columns, random| {
+            plain(bytes, 0.0, 12f32.sqrt() / (columns as f32).sqrt(), random)
+        })
     } else if packing == Packing::Q8_0 || !name.starts_with("blk.") {
         (TensorType::Q8_0, q8_0)
     } else {
@@ -180,10 +186,10 @@ fn kind(name: &str, packing: Packing) -> (TensorType, Fill) {
     }
 }
 
-/// f32 in ±0.25 about `mean`.
-fn plain(bytes: &mut [u8], mean: f32, random: &mut Random) {
+/// f32 in an interval of `width` about `mean`.
+fn plain(bytes: &mut [u8], mean: f32, width: f32, random: &mut Random) {
     for value in bytes.as_chunks_mut::<4>().0 {
-        *value = (mean + (random.uniform() - 0.5) / 2.0).to_le_bytes();
+        *value = (mean + (random.uniform() - 0.5) * width).to_le_bytes();
     }
 }
 

@@ -2,9 +2,11 @@
 
 use host::model::config::{Architecture, RopeKind};
 use host::model::gguf::write::Writer;
-use host::model::gguf::{Array, Gguf, TensorType, Value};
+use host::model::gguf::{Array, Gguf, Header, TensorType, Value};
 use host::model::synthetic::{self, Packing};
 use host::model::{Error, Model, ModelConfig, Result};
+use proptest::prelude::*;
+use std::sync::LazyLock;
 
 /// A file of the tiny model of an architecture.
 pub fn writer(architecture: Architecture) -> Writer {
@@ -208,7 +210,7 @@ fn rows_are_restored_alone_and_together() {
 /// The weights are random and of the promised size, and the same whoever makes them.
 #[test]
 fn random_weights_are_deterministic_and_of_unit_gain() {
-    for packing in [Packing::Q8_0, Packing::Q4_1] {
+    for packing in [Packing::Q8_0, Packing::Q4_1, Packing::F32] {
         let config: ModelConfig = synthetic::tiny(Architecture::Qwen2);
         let weights = synthetic::weights(&config, packing, 1).expect("weights");
         let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
@@ -249,4 +251,43 @@ fn shapes_are_those_of_the_models() {
     let factors = llama.rope.factors.expect("factors");
     assert_eq!((factors.len(), factors[0], factors[63]), (64, 1.0, 8.0));
     assert!(factors.is_sorted() && factors.iter().any(|factor| (1.5..7.0).contains(factor)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// Metadata, names, extents and tokens of a whole model, changed anywhere: a model or an error.
+    #[test]
+    fn mutations_of_a_valid_model_never_panic(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), 0u8..8), 1..4),
+        words in prop::collection::vec((any::<prop::sample::Index>(), prop::sample::select(vec![
+            0u64, 1, 2, 63, 65, 128, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 63, u64::MAX,
+        ]), prop::sample::select(vec![1usize, 4, 8])), 0..2),
+    ) {
+        static FILE: LazyLock<(Vec<u8>, usize)> = LazyLock::new(|| {
+            let bytes = writer(Architecture::Qwen2).to_bytes();
+            let header = Header::parse(&bytes).expect("valid").tensors[0].range.start;
+            (bytes, header)
+        });
+        let (bytes, header) = &*FILE;
+        let mut bytes = bytes.clone();
+        for (at, bit) in flips {
+            bytes[at.index(*header)] ^= 1 << bit;
+        }
+        for (at, word, length) in words {
+            let at = at.index(header - 8);
+            bytes[at..at + length].copy_from_slice(&word.to_le_bytes()[..length]);
+        }
+        if let Ok(file) = Gguf::from_bytes("mutated", bytes)
+            && let Ok(model) = Model::from_gguf(&file)
+        {
+            // What was accepted can be used: all sizes agree.
+            prop_assert!(model.weights.tensors().all(|tensor| tensor.bytes.len() == tensor.rows * tensor.row_bytes()));
+            if let Some(tokenizer) = &model.tokenizer {
+                let ids = tokenizer.encode("the text é 12").expect("tokens");
+                tokenizer.decode(&ids).expect("text");
+                let _ = tokenizer.chat(&[]);
+            }
+        }
+    }
 }

@@ -62,7 +62,8 @@ impl ChatMl {
             return Err("no chat template".into());
         };
         if !(template.contains(START) && template.contains(END)) {
-            let beginning: String = template.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(60).collect();
+            let beginning: String =
+                template.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(60).collect();
             return Err(format!("a chat template of another kind ('{beginning}…')"));
         }
         match (id(START), id(END)) {
@@ -73,7 +74,8 @@ impl ChatMl {
 
     pub fn prompt(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        let system = self.system.as_ref().filter(|_| messages.first().is_none_or(|first| first.role != Role::System));
+        let system =
+            self.system.as_ref().filter(|_| messages.first().is_none_or(|first| first.role != Role::System));
         let system = system.map(|content| Message { role: Role::System, content: content.clone() });
         for message in system.iter().chain(messages) {
             ids.push(self.start);

@@ -121,7 +121,10 @@ pub struct Tokenizer {
 
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokenizer").field("model", &self.model).field("vocab", &self.vocab()).finish_non_exhaustive()
+        f.debug_struct("Tokenizer")
+            .field("model", &self.model)
+            .field("vocab", &self.vocab())
+            .finish_non_exhaustive()
     }
 }
 
@@ -137,7 +140,8 @@ impl Tokenizer {
         let pre = if kind == "gpt2" { text(file, "tokenizer.ggml.pre")? } else { "" };
         let known = PreTokenizer::ALL.map(PreTokenizer::name).join(", ");
         let Some(pre) = PreTokenizer::ALL.into_iter().find(|known| known.name() == pre) else {
-            let found = if kind == "gpt2" { format!("gpt2 with the pre-tokenizer '{pre}'") } else { kind.to_owned() };
+            let found =
+                if kind == "gpt2" { format!("gpt2 with the pre-tokenizer '{pre}'") } else { kind.to_owned() };
             return Err(Error::TokenizerKind { model, found, known });
         };
         let broken = |reason: String| Error::Tokenizer { model: model.clone(), reason };
@@ -156,13 +160,13 @@ impl Tokenizer {
             ends.extend(id(&format!("tokenizer.ggml.{key}_token_id"))?);
         }
         // Whatever the metadata call the end, a chat model also ends with these.
-        let named = |&id: &u32| matches!(&*pieces[id as usize], "<|im_end|>" | "<|endoftext|>" | "<|eot_id|>");
+        let named =
+            |&id: &u32| matches!(&*pieces[id as usize], "<|im_end|>" | "<|endoftext|>" | "<|eot_id|>");
         ends.extend(marks.iter().copied().filter(named));
         ends.sort_unstable();
         ends.dedup();
-        let chat = ChatMl::from_gguf(file, |name| {
-            marks.iter().copied().find(|&id| pieces[id as usize] == name)
-        });
+        let chat =
+            ChatMl::from_gguf(file, |name| marks.iter().copied().find(|&id| pieces[id as usize] == name));
         let add_bos = file.get("tokenizer.ggml.add_bos_token").and_then(Value::as_bool).unwrap_or(false);
         let bos = id("tokenizer.ggml.bos_token_id")?;
         Ok(Tokenizer { inner, pieces, kinds, marks, bos, add_bos, ends, chat, model })
@@ -260,8 +264,12 @@ impl Tokenizer {
 
     fn encode_marks(&self, text: &str, control: bool) -> Result<Vec<u32>> {
         let is_mark = |id: &u32| control || self.kinds[*id as usize] == TokenKind::UserDefined;
-        let marks: Vec<(&[u8], u32)> =
-            self.marks.iter().filter(|id| is_mark(id)).map(|&id| (self.pieces[id as usize].as_bytes(), id)).collect();
+        let marks: Vec<(&[u8], u32)> = self
+            .marks
+            .iter()
+            .filter(|id| is_mark(id))
+            .map(|&id| (self.pieces[id as usize].as_bytes(), id))
+            .collect();
         let mut ids = Vec::new();
         // `start` is where the text that is not encoded yet begins.
         let (mut start, mut at) = (0, 0);
@@ -284,8 +292,10 @@ impl Tokenizer {
         if text.is_empty() {
             return Ok(());
         }
-        let encoding =
-            self.inner.encode_fast(text, false).map_err(|error| Error::Encode { reason: error.to_string() })?;
+        let encoding = self
+            .inner
+            .encode_fast(text, false)
+            .map_err(|error| Error::Encode { reason: error.to_string() })?;
         ids.extend(encoding.get_ids());
         Ok(())
     }
@@ -304,15 +314,20 @@ pub(super) fn byte_characters() -> impl Iterator<Item = char> {
 static BYTES: LazyLock<HashMap<char, u8>> = LazyLock::new(|| byte_characters().zip(0..=255).collect());
 
 fn strings<'a>(file: &'a Gguf, key: &str) -> Result<&'a [String]> {
-    let value = file.get(key).ok_or_else(|| Error::MissingKey { model: model_name(file), key: key.to_owned() })?;
-    value.as_array().and_then(Array::as_strings).ok_or_else(|| wrong_key(file, key, value, "an array of strings"))
+    let value =
+        file.get(key).ok_or_else(|| Error::MissingKey { model: model_name(file), key: key.to_owned() })?;
+    value
+        .as_array()
+        .and_then(Array::as_strings)
+        .ok_or_else(|| wrong_key(file, key, value, "an array of strings"))
 }
 
 fn kinds(file: &Gguf, tokens: usize) -> Result<Vec<TokenKind>> {
     let Some(value) = file.get(TYPES) else { return Ok(vec![TokenKind::Normal; tokens]) };
     let expected = || format!("an array of {tokens} i32 from 1 to 6, one a token");
     let wrong = || wrong_key(file, TYPES, value, &expected());
-    let types = value.as_array().and_then(Array::as_i32).filter(|types| types.len() == tokens).ok_or_else(wrong)?;
+    let types =
+        value.as_array().and_then(Array::as_i32).filter(|types| types.len() == tokens).ok_or_else(wrong)?;
     let kind = |&number: &i32| match number {
         // 2 is the token for what is unknown, 6 one byte of vocabularies with such.
         1 | 2 | 6 => Ok(TokenKind::Normal),
@@ -352,7 +367,9 @@ fn byte_level_bpe(
         }
     }
     let pair = |merge: &String| match merge.split_once(' ') {
-        Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => Ok((a.to_owned(), b.to_owned())),
+        Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => {
+            Ok((a.to_owned(), b.to_owned()))
+        }
         _ => Err(format!("merge '{merge}' is not two pieces with a space between")),
     };
     let merges = merges.iter().map(pair).collect::<std::result::Result<Vec<_>, _>>()?;
