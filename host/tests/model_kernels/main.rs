@@ -5,6 +5,7 @@ mod cases;
 mod choice;
 mod products;
 mod small;
+mod step;
 
 use half::f16;
 use host::model::gguf::TensorType;

@@ -6,7 +6,7 @@
 //! Normed:  v_i = (x_i · r) · w_i,  r = 1 / sqrt(Σ x² / k + ε)
 //! Gated:   v_i = (g_i / (1 + 2^(−g_i·log2 e))) · u_i, with g = x_i and u = x_(k + i): SiLU(g)·u
 //! ```
-//! Then each block of 32 v becomes a record ([`fixed`](super::fixed)).
+//! Then each block of 32 v becomes a record ([`fixed`]).
 //!
 //! Σ x² is a fixed tree: channel i belongs to chain i mod 1024 (thread (i / 4) mod 256, component i mod 4), a chain of
 //! multiply-adds in the order of i; a thread's four chains are added as (0 + 1) + (2 + 3), the 32 threads of a warp

@@ -20,8 +20,13 @@ const TOKENS_A_ROUND: usize = 32;
 /// Bytes of weights below which a task is not worth its start.
 const TASK_BYTES: usize = 32 << 10;
 
+/// The most strands.
+pub(super) const STRANDS: usize = MAX_STRANDS as usize;
+
 /// Sums of eight rows for a few tokens.
 pub(super) type Sums = [[f32; ROWS]; TOKENS];
+/// Strands of eight rows for a few tokens.
+pub(super) type Strands = [[[f32; ROWS]; STRANDS]; TOKENS];
 
 /// A matrix as the paths see it.
 #[derive(Clone, Copy)]
@@ -121,12 +126,13 @@ pub fn product_at(
     let target = Target { out: out.as_mut_ptr(), len: out.len() };
     let tasks = groups.div_ceil(groups_a_task);
     let task = |task: usize| {
+        let (mut strands, mut sums) = ([[[0f32; ROWS]; STRANDS]; TOKENS], [[0f32; ROWS]; TOKENS]);
         let own = task * groups_a_task..((task + 1) * groups_a_task).min(groups);
         for round in (0..tokens).step_by(TOKENS_A_ROUND) {
             for group in own.clone() {
                 for first in (round..tokens.min(round + TOKENS_A_ROUND)).step_by(TOKENS) {
                     let count = TOKENS.min(tokens - first);
-                    let sums = sums(level, view, group, first, count);
+                    sum(level, view, group, [first, count], &mut strands, &mut sums);
                     for (i, sums) in sums.iter().enumerate().take(count) {
                         for (r, sum) in sums.iter().enumerate().take(rows - (group * ROWS).min(rows)) {
                             let row = group * ROWS + r;
@@ -198,13 +204,20 @@ fn fixed_values(records: &[Record]) -> Vec<f32> {
     values
 }
 
-fn sums(level: Level, view: View<'_>, group: usize, first: usize, count: usize) -> Sums {
+/// Sums of a group's rows for `count` tokens from `first` on; what `strands` holds does not matter.
+fn sum(
+    level: Level,
+    view: View<'_>,
+    group: usize,
+    [first, count]: [usize; 2],
+    strands: &mut Strands,
+    sums: &mut Sums,
+) {
     #[cfg(target_arch = "x86_64")]
     if level > Level::Portable {
-        return simd::sums(level, view, group, first, count);
+        return simd::sums(level, view, group, [first, count], strands, sums);
     }
-    let _ = level;
-    let mut sums = [[0f32; ROWS]; TOKENS];
+    let _ = (level, strands);
     for (i, sums) in sums.iter_mut().enumerate().take(count) {
         *sums = match view.kind {
             WeightKind::Q4_1 => portable::<Q4_1>(view, group, first + i),
@@ -213,7 +226,6 @@ fn sums(level: Level, view: View<'_>, group: usize, first: usize, count: usize) 
             _ => portable_floats(view, group, first + i),
         };
     }
-    sums
 }
 
 /// Adds the strands one after another.
@@ -242,7 +254,7 @@ pub(super) fn scale(kind: WeightKind, scales: &[u16], block: usize, r: usize) ->
 
 /// Eight rows of integer codes for one token.
 fn portable<F: Codes>(view: View<'_>, group: usize, token: usize) -> [f32; ROWS] {
-    let mut strand_sums = [[0f32; ROWS]; MAX_STRANDS as usize];
+    let mut strand_sums = [[0f32; ROWS]; STRANDS];
     let words = view.kind.tile_words();
     let eight_bits = view.kind == WeightKind::Q8_0;
     let tiles = view.tiles(group).chunks_exact(words);
@@ -280,11 +292,11 @@ fn float(kind: WeightKind, tiles: &[u32], at: usize) -> f32 {
 
 /// Eight rows of float weights for one token.
 fn portable_floats(view: View<'_>, group: usize, token: usize) -> [f32; ROWS] {
-    let mut strand_sums = [[0f32; ROWS]; MAX_STRANDS as usize];
+    let mut strand_sums = [[0f32; ROWS]; STRANDS];
     let tiles = view.tiles(group);
     let fixed = &view.fixed[token * view.blocks * 32..][..view.blocks * 32];
     for (block, x) in fixed.chunks_exact(32).enumerate() {
-        for r in 0..ROWS {
+        for (r, sum) in strand_sums[block % view.strands].iter_mut().enumerate() {
             let mut chains = [0f32; 8];
             for (k, x) in x.iter().enumerate() {
                 let weight = float(view.kind, tiles, (block * 32 + k) * ROWS + r);
@@ -292,7 +304,6 @@ fn portable_floats(view: View<'_>, group: usize, token: usize) -> [f32; ROWS] {
             }
             let c = chains;
             let dot = ((c[0] + c[4]) + (c[2] + c[6])) + ((c[1] + c[5]) + (c[3] + c[7]));
-            let sum = &mut strand_sums[block % view.strands][r];
             *sum = view.token(token)[block][0].step.mul_add(dot, *sum);
         }
     }
