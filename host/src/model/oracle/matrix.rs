@@ -9,6 +9,9 @@ const ROWS: usize = 16;
 /// Rows that are multiplied together, so that an input is loaded once for all of them.
 const TOGETHER: usize = 4;
 
+/// Inputs that stay in the cache while all rows of a task meet them.
+const INPUTS: usize = 16;
+
 /// Values of an accumulator.
 const LANES: usize = 4;
 
@@ -26,9 +29,11 @@ pub(super) fn project(tensor: &Tensor, bias: Option<&Tensor>, inputs: &[f64]) ->
             tensor.dequantize_row(task * ROWS + i, &mut packed);
             weights.iter_mut().zip(&packed).for_each(|(x, &weight)| *x = f64::from(weight));
         }
-        let groups = weights.chunks(TOGETHER * columns).zip(products.chunks_mut(TOGETHER * count));
-        for (weights, products) in groups {
-            dots(weights, columns, inputs, products);
+        for (block, inputs) in inputs.chunks(INPUTS * columns).enumerate() {
+            let groups = weights.chunks(TOGETHER * columns).zip(products.chunks_mut(TOGETHER * count));
+            for (weights, products) in groups {
+                dots(weights, columns, inputs, &mut products[block * INPUTS..], count);
+            }
         }
     });
     let mut outputs = vec![0.0; rows * count];
@@ -44,25 +49,25 @@ pub(super) fn project(tensor: &Tensor, bias: Option<&Tensor>, inputs: &[f64]) ->
 pub(super) fn products(rows: &[f64], input: &[f64]) -> Vec<f64> {
     let mut products = vec![0.0; rows.len() / input.len()];
     for (rows, products) in rows.chunks(TOGETHER * input.len()).zip(products.chunks_mut(TOGETHER)) {
-        dots(rows, input.len(), input, products);
+        dots(rows, input.len(), input, products, 1);
     }
     products
 }
 
-/// Products of up to [`TOGETHER`] rows with all inputs: [rows, inputs].
-fn dots(weights: &[f64], columns: usize, inputs: &[f64], products: &mut [f64]) {
+/// Products of up to [`TOGETHER`] rows with some inputs: that of row r and input i at r·`stride` + i.
+fn dots(weights: &[f64], columns: usize, inputs: &[f64], products: &mut [f64], stride: usize) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
         // SAFETY: the processor has what the function is compiled for.
-        return unsafe { dots_avx2(weights, columns, inputs, products) };
+        return unsafe { dots_avx2(weights, columns, inputs, products, stride) };
     }
-    dots_with(weights, columns, inputs, products, |a, b, sum| a * b + sum);
+    dots_with(weights, columns, inputs, products, stride, |a, b, sum| a * b + sum);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn dots_avx2(weights: &[f64], columns: usize, inputs: &[f64], products: &mut [f64]) {
-    dots_with(weights, columns, inputs, products, f64::mul_add);
+fn dots_avx2(weights: &[f64], columns: usize, inputs: &[f64], products: &mut [f64], stride: usize) {
+    dots_with(weights, columns, inputs, products, stride, f64::mul_add);
 }
 
 #[inline(always)]
@@ -71,26 +76,28 @@ fn dots_with(
     columns: usize,
     inputs: &[f64],
     products: &mut [f64],
+    stride: usize,
     multiply_add: impl Fn(f64, f64, f64) -> f64,
 ) {
     let rows = weights.len() / columns;
-    let count = products.len() / rows;
     // A group that is not full repeats its last row.
     let row = |i: usize| &weights[i.min(rows - 1) * columns..][..columns];
     let group: [&[f64]; TOGETHER] = std::array::from_fn(row);
     for (input, x) in inputs.chunks_exact(columns).enumerate() {
         let mut sums = [[0.0; LANES]; TOGETHER];
-        let whole = columns / LANES * LANES;
-        for at in (0..whole).step_by(LANES) {
-            for (sums, row) in sums.iter_mut().zip(group) {
-                for (lane, sum) in sums.iter_mut().enumerate() {
-                    *sum = multiply_add(row[at + lane], x[at + lane], *sum);
+        let (whole, rest) = x.as_chunks::<LANES>();
+        // Of one length, so that the loop below checks no bounds.
+        let lanes = group.map(|row| &row.as_chunks::<LANES>().0[..whole.len()]);
+        for (at, x) in whole.iter().enumerate() {
+            for (sums, row) in sums.iter_mut().zip(&lanes) {
+                for ((sum, weight), x) in sums.iter_mut().zip(&row[at]).zip(x) {
+                    *sum = multiply_add(*weight, *x, *sum);
                 }
             }
         }
         for (i, (sums, row)) in sums.iter().zip(group).enumerate().take(rows) {
-            let rest: f64 = row[whole..].iter().zip(&x[whole..]).map(|(row, x)| row * x).sum();
-            products[i * count + input] = sums.iter().sum::<f64>() + rest;
+            let rest: f64 = row[columns - rest.len()..].iter().zip(rest).map(|(row, x)| row * x).sum();
+            products[i * stride + input] = sums.iter().sum::<f64>() + rest;
         }
     }
 }
@@ -108,7 +115,7 @@ mod tests {
     #[test]
     fn products_are_exact_on_integers() {
         // Sizes around the tasks' and the groups' edges; small integers, so that every order gives the same sum.
-        for (rows, columns, count) in [(1, 1, 1), (3, 5, 2), (16, 8, 1), (17, 9, 3), (37, 64, 4)] {
+        for (rows, columns, count) in [(1, 1, 1), (3, 5, 2), (16, 8, 1), (17, 9, 3), (37, 64, 50)] {
             let weight = |i: usize| (i * 7 % 23) as f32 - 11.0;
             let tensor = matrix(rows, columns, weight);
             let bias = matrix(1, rows, |i| i as f32);
