@@ -194,20 +194,23 @@ fn add_products(cases: &mut Vec<Case>, coverage: Coverage) {
         (20, 224, 33),
         (66, 64, 70),
     ];
-    let shapes: Vec<_> = match coverage {
-        Coverage::Small => vec![(9, 96, 2)],
-        Coverage::Quick => edges.to_vec(),
-        // SmolLM2's, and rows as long as those of an 8B model.
-        Coverage::Full => {
-            let real = [(960, 576, 1), (576, 1536, 70), (3072, 576, 33), (49152, 576, 1), (512, 14336, 5)];
-            edges.into_iter().chain(real).collect()
-        }
-    };
+    let shapes = if coverage == Coverage::Small { &[(9, 96, 2)][..] } else { &edges[..] };
     for kind in WeightKind::ALL {
-        for &(rows, columns, tokens) in &shapes {
+        for &(rows, columns, tokens) in shapes {
             for content in [Content::Uniform, Content::Spiked] {
                 let hostile = content == Content::Spiked;
                 add_product(cases, Problem { kind, rows, columns, tokens, content, hostile });
+            }
+        }
+    }
+    if coverage == Coverage::Full {
+        // SmolLM2's, and rows as long as those of an 8B model.
+        for (rows, columns, tokens) in
+            [(960, 576, 1), (576, 1536, 5), (3072, 576, 2), (49152, 576, 1), (512, 14336, 1)]
+        {
+            for kind in [WeightKind::Q4_1, WeightKind::Q8_0] {
+                let content = Content::Uniform;
+                add_product(cases, Problem { kind, rows, columns, tokens, content, hostile: false });
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Error, Result};
 use crate::model::gguf::{TensorType, dequantize};
+use crate::model::weights::Tensor;
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 use kernels_gpu::model::fixed::BLOCK;
@@ -106,6 +107,13 @@ pub struct Rows<'a> {
     pub columns: usize,
     /// The blocks, row after row.
     pub bytes: &'a [u8],
+}
+
+impl<'a> From<&'a Tensor> for Rows<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        let &Tensor { tensor_type, rows, columns, .. } = tensor;
+        Rows { tensor_type, rows, columns, bytes: &tensor.bytes }
+    }
 }
 
 /// A cache line of words: what keeps a register's loads inside one.
