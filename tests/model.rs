@@ -1,6 +1,5 @@
 //! `ferrokv model`: what it shows of small files, and how it refuses what is no model.
 
-#[allow(dead_code, reason = "the helpers are shared with tests that use others of them")]
 mod common;
 
 use common::{Folder, json, refused, succeed};
