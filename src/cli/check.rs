@@ -41,7 +41,7 @@ Examples:
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// Only the cases of this system.
-    #[arg(long, value_parser = ["certified", "dense", "int8", "probe", "roofline"])]
+    #[arg(long, value_parser = ["certified", "dense", "int8", "model", "probe", "roofline"])]
     system: Option<String>,
     /// Only cases with this in a kernel's name or in their parameters.
     #[arg(long, value_name = "TEXT")]
