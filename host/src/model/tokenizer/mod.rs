@@ -9,8 +9,8 @@
 //! | `qwen2` | NFC; words with one character before them, every digit alone, line breaks with what precedes them |
 //! | `llama-bpe` | the same without NFC, with up to three digits together; a piece that is a token is not merged |
 //!
-//! Bytes that the vocabulary lacks are left out, as the models' own tokenizers do (SmolLM2 lacks 21 of them, nearly
-//! all impossible in UTF-8).
+//! Bytes that the vocabulary lacks are left out, as the models' own tokenizers do. SmolLM2 lacks 21: 13 that UTF-8
+//! never has, six control characters, and the first bytes of two ranges of rare characters.
 //!
 //! A text never becomes a control token: a prompt with `<|im_end|>` in it is those ten characters, unless
 //! [`Tokenizer::encode_special`] is asked. The turns of a chat are put together from ids ([`Tokenizer::chat`]).
