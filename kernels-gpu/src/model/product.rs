@@ -202,10 +202,13 @@ impl Share {
             unroll!(for i in 0..4 {
                 if (i as u32) < F::BATCH {
                     let block = first + i as u32 * self.strands;
-                    let inside = block < self.blocks;
-                    let at = block.min(self.blocks - 1);
-                    let next = F::add(loaded[i], |j| part(at, j), self.c, sum);
-                    sum = if inside { next } else { sum };
+                    // The first of the warp's four: past the end the whole warp has nothing to do.
+                    if (block & !3) < self.blocks {
+                        let inside = block < self.blocks;
+                        let at = block.min(self.blocks - 1);
+                        let next = F::add(loaded[i], |j| part(at, j), self.c, sum);
+                        sum = if inside { next } else { sum };
+                    }
                 }
             });
             round += 1;
