@@ -7,17 +7,21 @@
 //! | [`tokenizer`] | text to tokens and back, from the file |
 //! | [`weights`] | the tensors by what they are for, packed as they are stored |
 //! | [`oracle`] | the forward pass in f64, to measure others against |
+//! | [`forward`] | the forward pass on a device |
+//! | [`cache`] | the caches that it runs over |
 //! | [`text`] | long texts and windows of them |
 //! | [`fetched`] | where `./setup --model` puts a model and texts |
 //! | [`synthetic`] | models of given sizes with random weights |
 //!
 //! [`Model::open`] reads all of it; everything is checked there, so that what uses a model relies on its shapes.
 
+pub mod cache;
 pub mod cases;
 pub mod config;
 pub mod cpu;
 mod error;
 pub mod fetched;
+pub mod forward;
 pub mod gguf;
 pub mod kernels;
 pub mod linear;

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::sync::OnceLock;
 
 /// The model, or a line that says that there is none.
-fn model() -> Option<&'static Model> {
+pub fn model() -> Option<&'static Model> {
     static MODEL: OnceLock<Option<Model>> = OnceLock::new();
     let open = || match fetched::model() {
         Err(Error::NotFetched { .. }) => None,

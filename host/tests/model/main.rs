@@ -1,6 +1,7 @@
 //! Models: files as they may be, and what is made of them.
 
 mod fetched;
+mod forward;
 mod gguf;
 mod tiny;
 mod tokenizer;

@@ -1,0 +1,193 @@
+//! The pass as launches on one stream: for GPUs, and for comparing the emulator with the CPU's own path.
+
+use super::weights::{Extents, Layer, Packed};
+use super::{Result, Rows};
+use crate::model::cache::KvCache;
+use crate::model::kernels::{self, Choice, RopeHandles, record_words};
+use crate::model::linear::{DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel};
+use crate::{Buffer, Device, Stream};
+use half::f16;
+use simt::GlobalMut;
+
+/// Weights, and the activations of a chunk, on the device.
+#[derive(Debug)]
+pub(super) struct Launches {
+    weights: Packed<DeviceWeights, Buffer<f32>>,
+    stream: Stream,
+    tokens: Buffer<u32>,
+    positions: Buffer<u32>,
+    x: Buffer<f32>,
+    qkv: Buffer<f32>,
+    queries: Buffer<f16>,
+    keys: Buffer<f16>,
+    values: Buffer<f16>,
+    attended: Buffer<f32>,
+    gate_up: Buffer<f32>,
+    /// Records of the widest input.
+    records: Buffer<u32>,
+    logits: Buffer<f32>,
+    /// Rows of logits that the last chunk gave.
+    rows: usize,
+    /// Tokens of the last chunk.
+    count: usize,
+}
+
+fn to_device(
+    device: &Device,
+    packed: &Packed<PackedWeights, Vec<f32>>,
+) -> Result<Packed<DeviceWeights, Buffer<f32>>> {
+    let matrix = |m: &PackedWeights| -> Result<DeviceWeights> { Ok(DeviceWeights::new(device, m)?) };
+    let vector = |v: &Vec<f32>| -> Result<Buffer<f32>> { Ok(Buffer::from_slice(device, v)?) };
+    let layer = |l: &Layer<PackedWeights, Vec<f32>>| -> Result<Layer<DeviceWeights, Buffer<f32>>> {
+        Ok(Layer {
+            attn_norm: vector(&l.attn_norm)?,
+            qkv: matrix(&l.qkv)?,
+            qkv_bias: l.qkv_bias.as_ref().map(vector).transpose()?,
+            output: matrix(&l.output)?,
+            output_bias: l.output_bias.as_ref().map(vector).transpose()?,
+            ffn_norm: vector(&l.ffn_norm)?,
+            gate_up: matrix(&l.gate_up)?,
+            down: matrix(&l.down)?,
+        })
+    };
+    Ok(Packed {
+        embedding: matrix(&packed.embedding)?,
+        layers: packed.layers.iter().map(layer).collect::<Result<_>>()?,
+        output_norm: vector(&packed.output_norm)?,
+        output: packed.output.as_ref().map(matrix).transpose()?,
+        frequencies: vector(&packed.frequencies)?,
+        extents: packed.extents,
+    })
+}
+
+impl Launches {
+    pub fn new(device: &Device, weights: &Packed<PackedWeights, Vec<f32>>, chunk: usize) -> Result<Self> {
+        let extents = weights.extents;
+        let widest = extents.hidden.max(extents.ffn).max(extents.query_width());
+        Ok(Launches {
+            weights: to_device(device, weights)?,
+            stream: Stream::new(device)?,
+            tokens: Buffer::new(device, chunk)?,
+            positions: Buffer::new(device, chunk)?,
+            x: Buffer::new(device, chunk * extents.hidden)?,
+            qkv: Buffer::new(device, chunk * extents.qkv_width())?,
+            queries: Buffer::new(device, chunk * extents.query_width())?,
+            keys: Buffer::new(device, chunk * extents.kv_width())?,
+            values: Buffer::new(device, chunk * extents.kv_width())?,
+            attended: Buffer::new(device, chunk * extents.query_width())?,
+            gate_up: Buffer::new(device, chunk * 2 * extents.ffn)?,
+            records: Buffer::new(device, record_words(chunk, widest))?,
+            logits: Buffer::new(device, extents.vocab)?,
+            rows: 0,
+            count: 0,
+        })
+    }
+
+    pub fn chunk(&mut self, tokens: &[u32], rows: Rows, cache: &mut dyn KvCache) -> Result<()> {
+        let Launches { weights, stream, x, qkv, queries, keys, values, attended, gate_up, logits, .. } = self;
+        let (stream, extents) = (&*stream, weights.extents);
+        let Extents { hidden, vocab, epsilon, rope, pairing, .. } = extents;
+        let (count, first) = (tokens.len(), cache.tokens());
+        let positions: Vec<u32> = (first as u32..).take(count).collect();
+        let outputs = rows.of(count);
+        if logits.len() < outputs * vocab {
+            *logits = Buffer::new(stream.device(), outputs * vocab)?;
+        }
+        let records = self.records.global_mut();
+        let alone = Epilogue::default();
+
+        cache.begin(stream, count)?;
+        stream.upload(tokens, &mut self.tokens, 0)?;
+        stream.upload(&positions, &mut self.positions, 0)?;
+        // SAFETY: here and below, buffers of the stream's device that are long enough for a chunk, as `new` made them; one
+        // stream, so each launch sees what those before it wrote. Dropping a buffer waits for the device.
+        unsafe {
+            kernels::embedding(stream, &weights.embedding, self.tokens.global(), x.global_mut(), count)
+        }?;
+        for (number, layer) in weights.layers.iter().enumerate() {
+            let normed = Input::Normed { x: x.global(), weight: layer.attn_norm.global(), epsilon };
+            let biased =
+                Epilogue { bias: layer.qkv_bias.as_ref().map(Buffer::global), ..Epilogue::default() };
+            // SAFETY: as above.
+            unsafe { product(stream, &layer.qkv, normed, biased, records, qkv.global_mut(), count) }?;
+            let handles = RopeHandles {
+                qkv: qkv.global(),
+                positions: self.positions.global(),
+                frequencies: weights.frequencies.global(),
+                queries: queries.global_mut(),
+                keys: keys.global_mut(),
+                values: values.global_mut(),
+            };
+            // SAFETY: as above.
+            unsafe { kernels::rotate(stream, pairing, handles, rope, count) }?;
+            cache.append(stream, number, keys, values)?;
+            cache.attend(stream, number, queries, attended)?;
+            let residual = Some(x.global());
+            let onto = Epilogue { bias: layer.output_bias.as_ref().map(Buffer::global), residual };
+            let plain = Input::Plain { x: attended.global() };
+            // SAFETY: as above; the residual is the output.
+            unsafe { product(stream, &layer.output, plain, onto, records, x.global_mut(), count) }?;
+            let normed = Input::Normed { x: x.global(), weight: layer.ffn_norm.global(), epsilon };
+            // SAFETY: as above.
+            unsafe { product(stream, &layer.gate_up, normed, alone, records, gate_up.global_mut(), count) }?;
+            let gated = Input::Gated { x: gate_up.global() };
+            let onto = Epilogue { bias: None, residual };
+            // SAFETY: as above; the residual is the output.
+            unsafe { product(stream, &layer.down, gated, onto, records, x.global_mut(), count) }?;
+        }
+        if outputs > 0 {
+            let last = x.global_range((count - outputs) * hidden..count * hidden)?;
+            let normed = Input::Normed { x: last, weight: weights.output_norm.global(), epsilon };
+            let out = logits.global_mut();
+            // SAFETY: as above; the logits have a row for each output.
+            unsafe { product(stream, weights.output(), normed, alone, records, out, outputs) }?;
+        }
+        (self.rows, self.count) = (outputs, count);
+        cache.commit();
+        Ok(())
+    }
+
+    pub fn logits(&self) -> Result<Vec<f32>> {
+        let mut logits = vec![0.0; self.rows * self.weights.extents.vocab];
+        self.stream.download(&self.logits, 0, &mut logits)?;
+        Ok(logits)
+    }
+
+    /// A token from the last row of logits.
+    pub fn choose(&mut self, choice: Choice) -> Result<u32> {
+        let vocab = self.weights.extents.vocab;
+        let (rows, last) = (self.rows, self.count - 1);
+        let logits = self.logits.global_range((rows - 1) * vocab..rows * vocab)?;
+        let token = self.tokens.global_range_mut(last..last + 1)?;
+        let position = self.positions.global_range_mut(last..last + 1)?;
+        // SAFETY: a row of logits, and a token and a position, all of this device.
+        unsafe { kernels::choose(&self.stream, choice, logits, token, position, 1, vocab) }?;
+        let mut chosen = [0];
+        self.stream.download(&self.tokens, last, &mut chosen)?;
+        Ok(chosen[0])
+    }
+}
+
+/// A product, with its input's records before it where it does not make them itself.
+///
+/// # Safety
+/// As [`DeviceWeights::run_on`]; `records` has room for the input's.
+unsafe fn product(
+    stream: &Stream,
+    weights: &DeviceWeights,
+    input: Input,
+    epilogue: Epilogue,
+    records: GlobalMut<u32>,
+    out: GlobalMut<f32>,
+    tokens: usize,
+) -> Result<()> {
+    let input = if weights.fuses(tokens) {
+        input
+    } else {
+        // SAFETY: the caller's word.
+        unsafe { kernels::quantize(stream, input, records, tokens, weights.columns()) }?;
+        Input::Records(records.as_const())
+    };
+    // SAFETY: the caller's word.
+    Ok(unsafe { weights.run_on(stream, ProductKernel::Auto, input, epilogue, out, tokens) }?)
+}
