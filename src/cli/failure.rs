@@ -1,6 +1,6 @@
 //! How a command fails: one line, and an exit code.
 
-use super::{attend, bench};
+use super::{attend, bench, generate};
 use host::int8;
 use host::int8::file;
 use host::tensor_file;
@@ -31,6 +31,12 @@ pub enum Failure {
     /// A model cannot be opened or run.
     #[error(transparent)]
     Model(#[from] host::model::Error),
+    /// A forward pass failed.
+    #[error(transparent)]
+    Forward(#[from] host::model::forward::Error),
+    /// A prompt that cannot be continued, or a text that was interrupted.
+    #[error(transparent)]
+    Generate(#[from] generate::Error),
     /// A file that cannot be attended to.
     #[error(transparent)]
     Attend(#[from] attend::Error),
@@ -139,6 +145,7 @@ impl Failure {
         match self {
             Failure::Differs(_) | Failure::Missing(_) => 1,
             Failure::Bench(error) if error.is_difference() => 1,
+            Failure::Generate(generate::Error::Interrupted { .. }) => 130,
             _ => 2,
         }
     }

@@ -7,6 +7,7 @@ mod check;
 mod dequantize;
 mod doctor;
 mod failure;
+mod generate;
 mod kernels;
 mod model;
 mod output;
@@ -41,7 +42,8 @@ Examples:
   ferrokv prove --cache assets/kv-smollm2.safetensors     certificates against errors, over caches of every kind
   ferrokv bench int8 --sizes largest --plot bench         every kernel beside the memory's ceiling
   ferrokv kernels                                         registers and shared memory of every kernel
-  ferrokv model                                           what a model file holds, and how it tokenizes";
+  ferrokv model                                           what a model file holds, and how it tokenizes
+  ferrokv generate --chat \"Why is the sky blue?\"         a language model on one of the caches";
 
 #[derive(Parser)]
 #[command(name = "ferrokv", version, about = "Quantized KV caches in Rust: the same bits on GPU and CPU")]
@@ -65,6 +67,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Kernels(kernels::Arguments),
     Model(model::Arguments),
+    Generate(Box<generate::Arguments>),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -91,6 +94,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(arguments),
         Command::Kernels(arguments) => kernels::run(arguments),
         Command::Model(arguments) => model::run(arguments),
+        Command::Generate(arguments) => generate::run(arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

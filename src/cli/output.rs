@@ -50,6 +50,11 @@ impl ReportArguments {
 }
 
 impl Report {
+    /// Whether the report takes the tables' place on stdout.
+    pub fn takes_stdout(&self) -> bool {
+        matches!(self.to, Some(To::Stdout))
+    }
+
     /// Prints `tables` unless the report goes to stdout, and writes the report.
     ///
     /// # Errors

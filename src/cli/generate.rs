@@ -1,0 +1,409 @@
+//! `ferrokv generate`: a model continues a prompt, its keys and values in a cache of one's choice.
+
+use super::backend::{BackendArguments, Gpu};
+use super::failure::Failure;
+use super::output::{Report, ReportArguments, print};
+use super::text;
+use host::Device;
+use host::model::cache::{DenseCache, KvCache};
+use host::model::forward::{Error as ForwardError, Runner};
+use host::model::kernels::Choice;
+use host::model::tokenizer::Message;
+use host::model::{Error as ModelError, Model, Tokenizer, fetched};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use simt::emu::EmuOptions;
+use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const LONG: &str = "\
+Continue a prompt with a language model from a GGUF file, its keys and values in a KV cache of the chosen scheme. Text goes \
+to stdout as it is made; a line on stderr at the end says how fast the prompt was read and the text written, and what the \
+cache takes.
+
+Without --temperature every token is the most likely one. With it tokens are drawn, and the same seed draws the same ones.
+
+KV schemes:
+  dense      keys and values in f16, exact attention
+
+On the CPU the products are SIMD code with the bits of the GPU's kernels.
+
+Ctrl-C ends the text: what was printed stays, and --json is written with what there is.
+
+Exit codes: 0 done; 2 bad input; 130 interrupted.";
+
+const EXAMPLES: &str = "\
+Examples:
+  ./setup --model                                          fetches SmolLM2-135M-Instruct
+  ferrokv generate --chat \"Why is the sky blue?\"
+  ferrokv generate \"Once upon a time\" --max-tokens 40 --temperature 0.8 --top-p 0.95 --seed 7
+  ferrokv generate \"2, 3, 5, 7,\" --model other.gguf --json record.json";
+
+/// Tokens of a prompt between two looks at the progress.
+const PREFILL_STEP: usize = 64;
+
+/// Continue a prompt with a language model.
+#[derive(clap::Args)]
+#[command(long_about = LONG, after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// What to continue; with --chat, what to answer.
+    prompt: String,
+    /// The GGUF file; without it, what ./setup --model fetched.
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// How keys and values are kept: dense.
+    #[arg(long, value_name = "SCHEME", default_value = "dense")]
+    kv: String,
+    /// Tokens to write at most; the model may end earlier.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// Draw tokens, with logits divided by T; above 1 more surprising, below 1 less.
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    temperature: Option<f32>,
+    /// Draw from the most likely tokens alone, those that together have this probability.
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 1.0,
+        requires = "temperature",
+        allow_negative_numbers = true
+    )]
+    top_p: f32,
+    /// Which draws.
+    #[arg(long, value_name = "S", default_value_t = 0, requires = "temperature")]
+    seed: u64,
+    /// The prompt is a message to an assistant, in the model's chat template.
+    #[arg(long)]
+    chat: bool,
+    #[command(flatten)]
+    backend: BackendArguments,
+    #[command(flatten)]
+    report: ReportArguments,
+}
+
+/// What cannot be continued.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nothing to continue.
+    #[error("the prompt is empty; give some text")]
+    EmptyPrompt,
+    /// A scheme that there is not.
+    #[error("there is no KV scheme '{scheme}'; there is {names}")]
+    UnknownScheme {
+        /// What was asked for.
+        scheme: String,
+        /// What there is.
+        names: String,
+    },
+    /// Ctrl-C.
+    #[error("interrupted after {tokens}; what was printed is all there is")]
+    Interrupted {
+        /// How many, in words.
+        tokens: String,
+    },
+    /// The handler of Ctrl-C.
+    #[error("cannot watch for Ctrl-C: {0}; run the command by itself")]
+    Watch(#[from] ctrlc::Error),
+}
+
+/// What stands behind `--kv`.
+type Scheme = (&'static str, fn(&Device, &Model, usize) -> Result<Box<dyn KvCache>, Failure>);
+
+/// The schemes there are.
+const SCHEMES: [Scheme; 1] = [("dense", |device, model, capacity| {
+    Ok(Box::new(DenseCache::new(device, (&model.config).into(), capacity).map_err(ForwardError::from)?))
+})];
+
+/// Why a text ends.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Finish {
+    /// The model said so.
+    End,
+    /// As many tokens as asked for.
+    MaxTokens,
+    /// The model's context is full.
+    Context,
+    /// Ctrl-C.
+    Interrupted,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    command: &'static str,
+    version: &'static str,
+    model: &'a str,
+    file: String,
+    kv: &'static str,
+    device: &'a str,
+    /// Why there was no GPU.
+    gpu_note: Option<&'a str>,
+    prompt: &'a str,
+    chat: bool,
+    /// `None`: the most likely token each time.
+    temperature: Option<f32>,
+    top_p: f32,
+    seed: u64,
+    prompt_tokens: &'a [u32],
+    text: &'a str,
+    finish: Finish,
+    steps: &'a [Step],
+    prefill_seconds: f64,
+    prefill_tokens_per_second: f64,
+    decode_seconds: f64,
+    /// Of the tokens after the first, which the prompt's pass gave.
+    decode_tokens_per_second: Option<f64>,
+    /// Tokens in the cache at the end.
+    kv_tokens: usize,
+    kv_bytes: u64,
+}
+
+/// One token of the text.
+#[derive(Serialize)]
+struct Step {
+    token: u32,
+    /// What became complete with it; empty inside a character.
+    text: String,
+    /// From the step's start to the choice; for the first token, the prompt's pass.
+    seconds: f64,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Bad input, a GPU asked for that cannot be used, what the device reports, or Ctrl-C.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.prompt.is_empty() {
+        return Err(Error::EmptyPrompt.into());
+    }
+    let Some((_, cache)) = SCHEMES.iter().find(|(name, _)| *name == arguments.kv) else {
+        let names = SCHEMES.map(|(name, _)| name).join(", ");
+        return Err(Error::UnknownScheme { scheme: arguments.kv.clone(), names }.into());
+    };
+    let path = match &arguments.model {
+        Some(path) => path.clone(),
+        None => fetched::model()?,
+    };
+    let report = arguments.report.open(Some(&path), None)?;
+    let model = Model::open(&path)?;
+    let tokenizer = model.tokenizer()?;
+    let prompt = if arguments.chat {
+        tokenizer.chat(&[Message::user(&arguments.prompt)])?
+    } else {
+        let start = tokenizer.bos();
+        start.into_iter().chain(tokenizer.encode(&arguments.prompt)?).collect()
+    };
+    let context = model.config.context;
+    if prompt.len() > context {
+        return Err(ModelError::Context { tokens: prompt.len(), context }.into());
+    }
+    let choice = choice(arguments);
+    choice.shape(model.config.vocab).map_err(ForwardError::from)?;
+
+    let (device, gpu_note) = match arguments.backend.open()? {
+        Gpu::Ready(device) => (device, None),
+        Gpu::None(reason) => (Device::cpu(EmuOptions::default()), Some(reason)),
+    };
+    let capacity = prompt.len().saturating_add(arguments.max_tokens as usize).min(context);
+    let mut cache = cache(&device, &model, capacity)?;
+    let mut runner = Runner::new(&model, &device).map_err(Failure::from)?;
+    let text = Text {
+        tokenizer,
+        choice,
+        context,
+        max_tokens: arguments.max_tokens as usize,
+        streams: !report.takes_stdout(),
+        stop: watch()?,
+    };
+    let done = text.write(&mut runner, &mut *cache, &prompt)?;
+
+    let name = if gpu_note.is_none() { device.info().name.as_str() } else { "CPU" };
+    eprintln!("{}", done.status(prompt.len(), &*cache, name));
+    let decoded = done.steps.len().saturating_sub(1);
+    let json = Json {
+        command: "generate",
+        version: env!("CARGO_PKG_VERSION"),
+        model: &model.config.name,
+        file: path.display().to_string(),
+        kv: cache.scheme(),
+        device: name,
+        gpu_note: gpu_note.as_deref(),
+        prompt: &arguments.prompt,
+        chat: arguments.chat,
+        temperature: arguments.temperature,
+        top_p: arguments.top_p,
+        seed: arguments.seed,
+        prompt_tokens: &prompt,
+        text: &done.text,
+        finish: done.finish,
+        steps: &done.steps,
+        prefill_seconds: done.prefill,
+        prefill_tokens_per_second: rate(done.read, done.prefill),
+        decode_seconds: done.decode,
+        decode_tokens_per_second: (decoded > 0).then(|| rate(decoded, done.decode)),
+        kv_tokens: cache.tokens(),
+        kv_bytes: cache.bytes(),
+    };
+    finish(&report, &done, &json)
+}
+
+fn finish(report: &Report, done: &Done, json: &Json<'_>) -> Result<(), Failure> {
+    report.finish("", json)?;
+    match done.finish {
+        Finish::Interrupted => {
+            Err(Error::Interrupted { tokens: text::plural(done.steps.len(), "token") }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn choice(arguments: &Arguments) -> Choice {
+    match arguments.temperature {
+        None => Choice::Greedy,
+        Some(temperature) => Choice::Sampled { temperature, top_p: arguments.top_p, seed: arguments.seed },
+    }
+}
+
+/// Set by Ctrl-C; a second one ends the process.
+fn watch() -> Result<Arc<AtomicBool>, Error> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let pressed = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if pressed.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    })?;
+    Ok(stop)
+}
+
+fn rate(tokens: usize, seconds: f64) -> f64 {
+    tokens as f64 / seconds.max(1e-9)
+}
+
+/// How a text is made.
+struct Text<'a> {
+    tokenizer: &'a Tokenizer,
+    choice: Choice,
+    context: usize,
+    max_tokens: usize,
+    /// Whether it goes to stdout as it comes.
+    streams: bool,
+    stop: Arc<AtomicBool>,
+}
+
+/// A text, and how long it took.
+struct Done {
+    steps: Vec<Step>,
+    text: String,
+    finish: Finish,
+    /// Tokens of the prompt that were read.
+    read: usize,
+    /// Seconds.
+    prefill: f64,
+    /// Seconds, of all tokens but the first.
+    decode: f64,
+}
+
+impl Text<'_> {
+    fn write(&self, runner: &mut Runner, cache: &mut dyn KvCache, prompt: &[u32]) -> Result<Done, Failure> {
+        let mut done = Done {
+            steps: Vec::new(),
+            text: String::new(),
+            finish: Finish::Interrupted,
+            read: 0,
+            prefill: 0.0,
+            decode: 0.0,
+        };
+        let line = self.line();
+        let start = Instant::now();
+        let (mut rest, mut token) = (prompt, None);
+        while !rest.is_empty() && !self.stopped() {
+            let (chunk, later) = rest.split_at(rest.len().min(PREFILL_STEP.max(runner.chunk())));
+            if later.is_empty() {
+                token = Some(runner.prefill(chunk, cache, self.choice)?);
+            } else {
+                runner.read(chunk, cache)?;
+            }
+            rest = later;
+            done.read = prompt.len() - rest.len();
+            done.prefill = start.elapsed().as_secs_f64();
+            line.set_message(format!("{} of {} prompt tokens read", done.read, prompt.len()));
+        }
+        if stdout().is_terminal() {
+            // The text takes the terminal from here on.
+            line.finish_and_clear();
+        }
+        let mut stream = self.tokenizer.stream();
+        let mut seconds = done.prefill;
+        while let Some(chosen) = token.take() {
+            let end = self.tokenizer.is_end(chosen);
+            let piece = if end { String::new() } else { stream.push(chosen)? };
+            self.print(&piece)?;
+            done.text += &piece;
+            done.steps.push(Step { token: chosen, text: piece, seconds });
+            if end {
+                done.finish = Finish::End;
+            } else if done.steps.len() >= self.max_tokens {
+                done.finish = Finish::MaxTokens;
+            } else if cache.tokens() >= self.context {
+                done.finish = Finish::Context;
+            } else if !self.stopped() {
+                let start = Instant::now();
+                token = Some(runner.step(chosen, cache, self.choice)?);
+                seconds = start.elapsed().as_secs_f64();
+                done.decode += seconds;
+                line.set_message(done.status(prompt.len(), cache, "running"));
+            }
+        }
+        line.finish_and_clear();
+        let rest = stream.finish();
+        self.print(&rest)?;
+        done.text += &rest;
+        if !done.steps.is_empty() {
+            self.print("\n")?;
+        }
+        Ok(done)
+    }
+
+    /// The state on stderr, where that is a terminal.
+    fn line(&self) -> ProgressBar {
+        let line = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
+            line.set_style(style);
+        }
+        line.enable_steady_tick(Duration::from_millis(100));
+        line
+    }
+
+    fn print(&self, text: &str) -> Result<(), Failure> {
+        if self.streams && !text.is_empty() { print(text) } else { Ok(()) }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+impl Done {
+    /// `12 prompt tokens in 0.30 s (40.0/s); 8 tokens, 20.1/s; KV dense: 19 tokens, 427.5 KiB; CPU`.
+    fn status(&self, prompt: usize, cache: &dyn KvCache, device: &str) -> String {
+        let decoded = self.steps.len().saturating_sub(1);
+        let speed = match decoded {
+            0 => String::new(),
+            _ => format!(", {:.1}/s", rate(decoded, self.decode)),
+        };
+        format!(
+            "{} in {} ({:.1}/s); {}{speed}; KV {}: {}, {}; {device}",
+            text::plural(prompt, "prompt token"),
+            text::seconds(self.prefill),
+            rate(self.read, self.prefill),
+            text::plural(self.steps.len(), "token"),
+            cache.scheme(),
+            text::plural(cache.tokens(), "token"),
+            text::bytes(cache.bytes()),
+        )
+    }
+}
