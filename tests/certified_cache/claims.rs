@@ -2,12 +2,19 @@
 
 use super::*;
 use ferrokv::host::certified::{Scratch, Traffic};
-use ferrokv::kernels_gpu::certified::admit::{LAST, STEP, THREADS, TOTAL};
-use ferrokv::kernels_gpu::certified::{Entry, claim};
-use ferrokv::simt::LaunchShape;
+use ferrokv::kernels_gpu::certified::admit::{LAST, STEP, TOTAL};
+use ferrokv::kernels_gpu::certified::choice::Choice;
+use ferrokv::kernels_gpu::certified::layout::Annotation;
+use ferrokv::kernels_gpu::certified::marking::THREADS;
+use ferrokv::kernels_gpu::certified::{
+    Entry, ListHead, Record, RowChoice, StepShape, Taken, Thresholds, Weighed, mark, mark_layout,
+};
+use ferrokv::simt::{LaunchShape, Zeroable};
 
-const KEYS: u32 = 0xff;
-const BOTH: u32 = 0xffff;
+/// A block of no mass, one whose keys are wanted, one whose values are too.
+const NOTHING: (f32, f32) = (0.0, 0.0);
+const KEYS: (f32, f32) = (1.0, 0.0);
+const BOTH: (f32, f32) = (1.0, 1.0);
 const EMPTY: u64 = Scratch::EMPTY as u64;
 
 fn traffic(words: &[u64]) -> Traffic {
@@ -18,7 +25,7 @@ fn traffic(words: &[u64]) -> Traffic {
 fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
     for device in devices().iter().chain([&Device::cpu(EmuOptions::race_checked())]) {
         let stream = Stream::new(device).unwrap();
-        // Two sequences of one KV head, four blocks each; lists of up to five.
+        // Two sequences of one head, of up to four blocks.
         let table = Buffer::from_slice(device, &[0u32, 1, 2, 3, 4, 5, 6, 7]).unwrap();
         let scratch = Scratch { key_slots: 2, value_slots: 1, fresh: 2, admits: 1 };
         let mut words = vec![0; scratch.words() as usize];
@@ -26,27 +33,54 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
         // The first slot for keys has block 4.
         words[first..].copy_from_slice(&[u64::MAX, 4, u64::MAX, EMPTY, u64::MAX, EMPTY]);
         let mut directory = Buffer::from_slice(device, &words).unwrap();
-        let mut launch = |lists: [&[(u32, u32)]; 2]| {
-            let mut entries = [Entry { index: 0, rows: 0 }; 10];
-            for (list, of) in lists.iter().enumerate() {
-                for (place, (index, rows)) in of.iter().enumerate() {
-                    entries[5 * list + place] = Entry { index: *index, rows: *rows };
-                }
-            }
-            let entries = Buffer::from_slice(device, &entries).unwrap();
-            let counts = Buffer::from_slice(device, &lists.map(|list| list.len() as u32)).unwrap();
-            let arguments =
-                (entries.global(), counts.global(), table.global(), directory.global_mut(), 1, 1, 4, scratch);
-            // SAFETY: two lists of five, a table of two rows, a directory of three slots.
-            unsafe { stream.launch(&claim::kernel(), LaunchShape::new((1, 2), THREADS), arguments) }.unwrap();
+        // Both rows choose everything that has mass, or mass and error.
+        let everything = Choice { bin: 240, room: 1 };
+        let choice =
+            RowChoice { keys: everything, values: everything, first_eta: 1.0, ..RowChoice::zeroed() };
+        let weighed = Buffer::from_slice(device, &[Weighed { choice, ..Weighed::zeroed() }; 2]).unwrap();
+        let shape = StepShape {
+            group: 1,
+            kv_heads: 1,
+            max_blocks: 4,
+            splits: 1,
+            parts: 1,
+            replacers: 1,
+            softmax_scale: 1.0,
+            notes: 1,
+        };
+        let thresholds = Thresholds { max_keys: 9, max_values: 9, certify: 1, ..Thresholds::zeroed() };
+        let part_counts = Buffer::<u32>::zeroed(device, 2 * 256).unwrap();
+        let mut lists = Buffer::<ListHead>::zeroed(device, 2).unwrap();
+        let mut entries = Buffer::<Entry>::zeroed(device, 2 * shape.places() as usize).unwrap();
+        let mut taken = Buffer::<Taken>::zeroed(device, 2).unwrap();
+        let mut launch = |lengths: [u32; 2], blocks: [(f32, f32); 8]| {
+            let records = blocks.map(|(mass, eta)| {
+                Record::new(mass, 0.0, 0.0, Annotation { eta, nu: 1.0, eps: 0.0, zeta: 0.0 })
+            });
+            let records = Buffer::from_slice(device, &records).unwrap();
+            let lengths = Buffer::from_slice(device, &lengths).unwrap();
+            let arguments = (
+                records.global(),
+                weighed.global(),
+                part_counts.global(),
+                lengths.global(),
+                table.global(),
+                lists.global_mut(),
+                entries.global_mut(),
+                taken.global_mut(),
+                directory.global_mut(),
+                shape,
+                thresholds,
+                scratch,
+            );
+            let grid = LaunchShape::new((1, 1, 2), THREADS).shared(mark_layout().bytes);
+            // SAFETY: records, choices and a table of two rows of four blocks, a directory of three slots.
+            unsafe { stream.launch(&mark::kernel(), grid, arguments) }.unwrap();
             directory.to_vec().unwrap()
         };
         // Blocks 0 and 2 want the slot of block 4, which is used: they stay out. Blocks 1 and 5 want the empty one, and all
-        // values the only one for values.
-        let words = launch([
-            &[(0, KEYS), (1, BOTH), (2, KEYS)],
-            &[(0, KEYS), (1, BOTH), (2, Entry::TRAILING | BOTH)],
-        ]);
+        // values the only one for values. The second sequence's trailing block is fresh.
+        let words = launch([64, 37], [KEYS, BOTH, KEYS, NOTHING, KEYS, BOTH, NOTHING, NOTHING]);
         let stamp = 0xffff_ffff_u64 << 32;
         assert_eq!([words[first], words[second], words[value]], [stamp, stamp | 2, stamp | 2]);
         assert_eq!([words[first + 1], words[second + 1], words[value + 1]], [4, EMPTY, EMPTY]);
@@ -54,9 +88,9 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
         assert_eq!((words[STEP], traffic(&words[LAST..])), (1, expected));
 
         // Nobody uses block 4 now, and claims of the step before count for nothing.
-        let words = launch([&[], &[(2, KEYS), (3, BOTH)]]);
+        let words = launch([64, 64], [NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, KEYS, BOTH]);
         let stamp = 0xffff_fffe_u64 << 32;
-        assert_eq!([words[first], words[second], words[value]], [stamp | 6, stamp | 7, stamp | 7]);
+        assert_eq!([words[first], words[second], words[value]], [stamp | 8, stamp | 9, stamp | 9]);
         let last = Traffic { key_hits: 0, key_misses: 2, value_hits: 0, value_misses: 1 };
         assert_eq!((words[STEP], traffic(&words[LAST..])), (2, last));
         let total = Traffic { key_hits: 1, key_misses: 6, value_hits: 0, value_misses: 3 };

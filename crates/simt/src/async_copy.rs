@@ -30,6 +30,27 @@ impl<T: Pod> Shared<T> {
         emu::copy_async(self, index, source, Some(from))
     }
 
+    /// [`copy_async`](Self::copy_async) of bytes that nobody needs again soon: the L2 cache gives them up first, and keeps what
+    /// others write meanwhile. PTX: `cp.async.cg.shared.global.L2::cache_hint.L2::128B` with the policy of
+    /// `createpolicy.fractional.L2::evict_first`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn copy_async_once<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
+        #[cfg(target_arch = "nvptx64")]
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "{{ .reg .b64 g; .reg .b64 p; cvta.to.global.u64 g, {1}; \
+                 createpolicy.fractional.L2::evict_first.b64 p, 1.0; \
+                 cp.async.cg.shared.global.L2::cache_hint.L2::128B [{0}], [g], 16, p; }}",
+                in(reg32) crate::ptx::shared_base() + self.byte_offset(index), in(reg64) source.element(from),
+                options(nostack)
+            );
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::copy_async(self, index, source, Some(from))
+    }
+
     /// [`copy_async`](Self::copy_async), or 16 zero bytes if not `present`: then nothing is read.
     /// PTX: `cp.async.cg.shared.global.L2::128B` with a source size of 16 or 0.
     #[inline(always)]

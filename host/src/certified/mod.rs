@@ -68,7 +68,7 @@ pub enum Error {
         /// Channels of a head.
         head_dim: u32,
     },
-    /// A sequence that the selection does not hold.
+    /// A sequence of more parts than are added up.
     #[error("{tokens} tokens a sequence are too many for certified attention; it takes up to {most}")]
     TooLong {
         /// Tokens.

@@ -31,6 +31,9 @@ pub struct Policy {
     pub value_budget: f32,
     /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes.
     pub per_group: bool,
+    /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error: what is left is
+    /// one pass over the quantized cache.
+    pub certify: bool,
 }
 
 impl Policy {
@@ -52,6 +55,7 @@ impl Policy {
         key_budget: 0.25,
         value_budget: 0.15,
         per_group: true,
+        certify: true,
     };
 
     /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative). No rung looks at E_key there.
@@ -66,6 +70,7 @@ impl Policy {
         key_budget: f32::INFINITY,
         value_budget: f32::INFINITY,
         per_group: false,
+        certify: true,
     };
 
     /// Much is promoted, and heads that attend broadly become dense.
@@ -105,7 +110,11 @@ impl Policy {
         key_budget: f32::INFINITY,
         value_budget: f32::INFINITY,
         per_group: false,
+        certify: true,
     };
+
+    /// INT8/INT4 attention alone: no bound, and nothing done that only a bound would need.
+    pub const BARE: Policy = Policy { certify: false, ..Policy::NAIVE };
 
     /// The preset of that name.
     pub fn preset(name: &str) -> Option<Policy> {
@@ -141,6 +150,11 @@ impl Policy {
         if self.min_keys > self.max_keys {
             return Some(format!("min_keys is {} and max_keys {}: swap them", self.min_keys, self.max_keys));
         }
+        if !self.certify && (self.max_keys > 0 || self.max_values > 0) {
+            return Some(
+                "certify is off and something would be promoted: set max_keys and max_values to 0".into(),
+            );
+        }
         None
     }
 
@@ -157,6 +171,7 @@ impl Policy {
             key_budget: self.key_budget,
             value_budget: self.value_budget,
             per_group: self.per_group as u32,
+            certify: self.certify as u32,
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::Device;
 use crate::check::{Case, CaseError, OutputBuffer};
 use crate::dense::DenseElement;
 use half::{bf16, f16};
-use kernels_gpu::certified::{claim, select};
+use kernels_gpu::certified::{mark, weigh};
 
 /// Every head is computed from the originals.
 const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
@@ -143,11 +143,11 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
     );
     let [attend, replace] = kernels.infos();
     let case = Case::new(attend, label, move |device| run::<E>(device, problem, step))
-        .and(select::kernel().info())
+        .and(weigh::kernel().info())
+        .and(mark::kernel().info())
         .and(replace)
         .and(dense.info())
         .and(E::quantize_block(geometry).info());
-    let case = if slots.is_some() { case.and(claim::kernel().info()) } else { case };
     cases.push(if race_check { case.race_checked() } else { case });
 }
 

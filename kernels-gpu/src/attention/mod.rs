@@ -16,10 +16,14 @@
 
 mod fragments;
 mod partial;
+mod ring;
 mod softmax;
 
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
-pub use partial::{MAX_PARTS, Merged, PartialRow, combine, combine_parts, last_to_arrive, part_floats};
+pub use partial::{
+    MAX_PARTS, Merged, PartialRow, combine, combine_parts, last_to_arrive, part_floats, staged_rows,
+};
+pub use ring::{Ring, walk};
 pub use softmax::Running;
 
 use crate::Element;

@@ -3,6 +3,7 @@
 use super::{ROWS, threads, warps};
 use glam::Vec4;
 use simt::math::{exp2_nonpositive, fma, max};
+use simt::warp::{self, FULL_MASK};
 use simt::{GlobalMut, Pod, Shared, Zeroable, thread, unroll};
 
 /// Reference and sum of one query row over some tokens; Σ p·v lies beside it.
@@ -34,7 +35,7 @@ pub struct Merged {
     pub row: PartialRow,
 }
 
-/// The most parts that [`combine_parts`] stages.
+/// The most parts that a sequence is cut into.
 pub const MAX_PARTS: u32 = 136;
 
 /// Adds up the warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension of the eight
@@ -67,9 +68,15 @@ pub fn combine<const D: usize>(
     }
 }
 
-/// Adds up `parts` parts, at most [`MAX_PARTS`], in their order, like [`combine`], for the first `rows` of the eight rows.
+/// Rows of [`PartialRow`]s that [`combine_parts`] wants for `parts` parts.
+pub const fn staged_rows(parts: u32) -> u32 {
+    (parts + 1) * ROWS
+}
+
+/// Adds up `parts` parts in their order, like [`combine`], for the first `rows` of the eight rows.
 ///
-/// The references come first, all at once, into `staged` [parts, 8]; then each thread has sixteen loads under way.
+/// A warp each turns a row's references into weights, in `staged`, its total behind them; then each thread has sixteen loads
+/// under way. All of it is run once a launch, from an instruction cache that has none of it: short code is fast code here.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn combine_parts<const D: usize>(
@@ -80,22 +87,41 @@ pub fn combine_parts<const D: usize>(
     values: impl Fn(u32, u32, u32) -> Vec4,
     mut done: impl FnMut(u32, u32, Merged),
 ) {
-    let mut i = thread::thread_idx_x();
-    while i < parts * ROWS {
-        if i % ROWS < rows {
-            staged.store(i, row(i / ROWS, i % ROWS));
+    let lane = warp::lane_id();
+    let mut r = thread::thread_idx_x() / 32;
+    while r < rows {
+        let mut reference = PartialRow::EMPTY.reference;
+        let mut part = lane;
+        while part < parts {
+            let of_part = row(part, r);
+            staged.store(part * ROWS + r, of_part);
+            reference = max(reference, of_part.reference);
+            part += 32;
         }
-        i += threads(D as u32);
+        unroll!(for i in 0..5 {
+            reference = max(reference, warp::warp_shuffle_xor(FULL_MASK, reference, 1 << i, 32));
+        });
+        let mut sum = 0f32;
+        let mut part = lane;
+        while part < parts {
+            let PartialRow { reference: own, sum: of_part } = staged.load(part * ROWS + r);
+            let weight = exp2_nonpositive(own - reference);
+            sum = fma(of_part, weight, sum);
+            staged.store(part * ROWS + r, PartialRow { reference: weight, sum: 0.0 });
+            part += 32;
+        }
+        let sum = warp::warp_sum_f32(sum);
+        if lane == 0 {
+            staged.store(parts * ROWS + r, PartialRow { reference, sum });
+        }
+        r += warps(D as u32);
     }
     thread::sync_threads();
     let quads = D as u32 / 4;
     let mut item = thread::thread_idx_x();
     while item < rows * quads {
         let (r, d) = (item / quads, 4 * (item % quads));
-        let mut merging = Merging::new();
-        for part in 0..parts {
-            merging.meet(staged.load(part * ROWS + r));
-        }
+        let mut merged = Merged { values: [0.0; 4], row: staged.load(parts * ROWS + r) };
         let mut first = 0;
         while first < parts {
             let mut x = [Vec4::ZERO; 16];
@@ -105,12 +131,14 @@ pub fn combine_parts<const D: usize>(
             });
             unroll!(for k in 0..16 {
                 if first + (k as u32) < parts {
-                    merging.add(staged.load((first + k as u32) * ROWS + r), x[k]);
+                    let weight = staged.load((first + k as u32) * ROWS + r).reference;
+                    let x = x[k].to_array();
+                    merged.values = [0, 1, 2, 3].map(|i| fma(x[i], weight, merged.values[i]));
                 }
             });
             first += 16;
         }
-        done(r, d, merging.merged);
+        done(r, d, merged);
         item += threads(D as u32);
     }
 }

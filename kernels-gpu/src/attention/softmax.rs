@@ -44,32 +44,44 @@ impl Running {
         lane: u32,
     ) -> f32 {
         let (p, sum) = self.weigh::<D>(scores);
-        self.sum += sum;
-        self.accumulate::<E, D>(probabilities::<E>(p), values, lane);
+        self.accumulate_weights::<E, D>(p, values, lane);
         sum
     }
 
-    /// Takes a tile out that something else took in: relative to the same reference it subtracts what was added, to the
-    /// bit.
+    /// Adds weights times values to the output, but not the weights to the sum.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub fn subtract<E: Half, const D: usize>(
+    pub fn accumulate_weights<E: Half, const D: usize>(
         &mut self,
-        scores: [[f32; 2]; 2],
+        weights: [f32; 4],
         values: impl Values<D>,
         lane: u32,
     ) {
-        let (p, sum) = self.weigh::<D>(scores);
-        self.sum -= sum;
-        self.accumulate::<E, D>(probabilities::<E>(p.map(|x| -x)), values, lane);
+        self.accumulate::<E, D>(probabilities::<E>(weights), values, lane);
     }
 
-    /// The weights of a tile's scores, and their sum over this lane's tokens; raises the reference if it must.
+    /// The weights of a tile's scores, and their sum over this lane's tokens, which is added to the row's; raises the reference
+    /// if it must.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn weigh<const D: usize>(&mut self, scores: [[f32; 2]; 2]) -> ([f32; 4], f32) {
+    pub fn weigh<const D: usize>(&mut self, scores: [[f32; 2]; 2]) -> ([f32; 4], f32) {
         let [[s0, s1], [s2, s3]] = scores;
-        let largest = max(max(s0, s1), max(s2, s3));
+        self.raise::<D, 1>([[s0, s1, s2, s3]]);
+        let p = self.weights([s0, s1, s2, s3]);
+        let sum = (p[0] + p[1]) + (p[2] + p[3]);
+        self.sum += sum;
+        (p, sum)
+    }
+
+    /// Raises the reference where one of the scores is too large for it.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn raise<const D: usize, const N: usize>(&mut self, scores: [[f32; 4]; N]) {
+        let mut largest = f32::NEG_INFINITY;
+        unroll!(for i in 0..N, at_most 2 {
+            let [s0, s1, s2, s3] = scores[i];
+            largest = max(largest, max(max(s0, s1), max(s2, s3)));
+        });
         // Asked of the difference itself: beyond 2^24, where scores are further than 1 apart, `largest - 15` rounds, and a
         // probability of 2^16 would be infinite in f16.
         if warp_vote_any(FULL_MASK, largest - self.reference > LARGEST_EXPONENT) {
@@ -81,9 +93,12 @@ impl Running {
             new = max(new, warp_shuffle_xor(FULL_MASK, new, 2, 32));
             self.rescale::<D>(new);
         }
-        let r = self.reference;
-        let p = [s0, s1, s2, s3].map(|s| exp2_nonpositive(s - r));
-        (p, (p[0] + p[1]) + (p[2] + p[3]))
+    }
+
+    /// The weights of scores relative to the reference: 0 of −∞.
+    #[inline(always)]
+    pub fn weights(&self, scores: [f32; 4]) -> [f32; 4] {
+        scores.map(|s| exp2_nonpositive(s - self.reference))
     }
 
     /// Raises the reference of this lane's row; the four lanes of a row agree on it.

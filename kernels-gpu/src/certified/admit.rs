@@ -12,9 +12,9 @@
 //! u64 words: [`HEADER`] of them, then for each slot, keys' before values', a claim and a tag.
 //!
 //! # Admission
-//! What a step reads from the originals goes into its slot on the way: [`claim`](fn@claim), before `replace`, settles who.
-//! Every listed block of the step that is in its slot claims the slot with 0, every other one with its place in the lists,
-//! counted from 1; the smallest number wins. So a block that is used now stays, else the first that missed comes in, whatever
+//! What a step reads from the originals goes into its slot on the way: [`mark`](fn@super::mark), before `replace`, settles who.
+//! Every block that the step wants and that is in its slot claims the slot with 0, every other one with its place in the
+//! [`order`] of the step's blocks, counted from 1; the smallest number wins. So a block that is used now stays, else the first that missed comes in, whatever
 //! order the threads run in. `replace` finds the claims settled: a block is read from its slot only where a hit has
 //! claimed it, and written to its slot only where it has won itself; both never happen to one slot. The bits of attention are
 //! those of the originals either way.
@@ -22,10 +22,9 @@
 //! Claims carry the step's number, the larger the smaller, in their high half. So those of earlier steps lose against any of
 //! this one, and nobody has to clear them.
 
-use super::selection::Entry;
 use crate::attention::BLOCK_TOKENS;
 use simt::warp::{self, FULL_MASK};
-use simt::{Global, GlobalMut, Pod, Zeroable, bits, kernel, thread, unroll};
+use simt::{GlobalMut, Pod, Zeroable, bits, thread, unroll};
 
 /// How much is near.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -47,6 +46,12 @@ impl Scratch {
 
     /// Nothing is near.
     pub const NONE: Scratch = Scratch { key_slots: 0, value_slots: 0, fresh: 0, admits: 0 };
+
+    /// Whether there is a directory.
+    #[inline(always)]
+    pub const fn claims(self) -> bool {
+        self.admits | self.key_slots | self.value_slots | self.fresh != 0
+    }
 
     /// Tiles of the near pool.
     #[inline(always)]
@@ -74,9 +79,9 @@ impl Scratch {
 
 /// Words of a directory before its slots.
 pub const HEADER: u32 = 16;
-/// The step that is under way, from `claim` on counted from 1.
+/// The step that is under way, from `mark` on counted from 1.
 pub const STEP: usize = 0;
-/// Blocks of `claim` that are done; 0 between launches.
+/// Blocks of `mark` that are done; 0 between launches.
 const ARRIVED: usize = 1;
 /// [`Traffic`] of the launch so far; 0 between launches.
 const RUNNING: usize = 2;
@@ -130,7 +135,7 @@ impl Found {
     }
 }
 
-/// Looks a pair up: its keys, and its values. A warp's work; `entry` is the entry's place in the lists.
+/// Looks a pair up: its keys, and its values. A warp's work; `entry` is the block's [`order`].
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn find(directory: GlobalMut<u64>, scratch: Scratch, pair: u32, entry: u32, lane: u32) -> [Found; 2] {
@@ -199,63 +204,50 @@ pub fn forget(directory: GlobalMut<u64>, scratch: Scratch, pair: u32) {
     }
 }
 
-/// Threads of a block of [`claim`](fn@claim).
-pub const THREADS: u32 = 128;
+/// A listed block's place in the order of admission: sequences' rows of blocks one after another.
+#[inline(always)]
+pub fn order(launch_row: u32, max_blocks: u32, block: u32) -> u32 {
+    launch_row * (max_blocks + 1) + block
+}
 
-/// Settles which of the listed blocks come into the scratch, and counts what they read.
-///
-/// `entries` [sequences · rows, max_blocks + 1] with `entry_counts` [sequences · rows], as `select` leaves them; row r of a
-/// sequence is of KV head `r / row_groups`. Grid (rows, sequences).
-#[kernel(system = certified, max_threads = 128)]
+/// Claims the slots of a pair whose keys or values are wanted, for its `place` in the step's order, and counts what will be
+/// found there and what not: a thread's work.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn claim(
-    entries: Global<Entry>,
-    entry_counts: Global<u32>,
-    table: Global<u32>,
     directory: GlobalMut<u64>,
-    kv_heads: u32,
-    row_groups: u32,
-    max_blocks: u32,
     scratch: Scratch,
+    pair: u32,
+    place: u32,
+    wanted: [bool; 2],
+    counts: &mut [u32; 4],
 ) {
-    let sequence = thread::block_idx_y();
-    let launch_row = sequence * thread::grid_dim_x() + thread::block_idx_x();
-    let head = bits::div_u32(thread::block_idx_x(), row_groups);
-    let count = entry_counts.load(launch_row as usize);
     let step = directory.load(STEP);
-    let mut counts = [0u32; 4];
-    // Lists are as long as a sequence has blocks, so all threads stay in step.
-    let mut first = 0;
-    while first < count {
-        let e = first + thread::thread_idx_x();
-        let list = launch_row * (max_blocks + 1) + e;
-        let entry = if e < count { entries.load(list as usize) } else { Entry { index: 0, rows: 0 } };
-        if e < count && !(entry.rows & Entry::TRAILING != 0 && scratch.fresh != 0) {
-            let block = table.load((sequence * max_blocks + entry.index) as usize);
-            let pair = block * kv_heads + head;
-            let trailing = entry.rows & Entry::TRAILING != 0;
-            let wanted = [true, entry.rows >> 8 & 0xff != 0];
-            let slots = [scratch.key_slots, scratch.value_slots];
-            unroll!(for kind in 0..2 {
-                if wanted[kind] {
-                    let mut hit = false;
-                    if slots[kind] != 0 && !trailing {
-                        let slot = kind as u32 * scratch.key_slots + bits::rem_u32(pair, slots[kind]);
-                        hit = directory.load(Scratch::word(slot) + 1) == pair as u64;
-                        if scratch.admits != 0 {
-                            let place = if hit { 0 } else { list as u64 + 1 };
-                            directory.atomic_min(Scratch::word(slot), stamp(step) | place);
-                        }
-                    }
-                    counts[2 * kind] += hit as u32;
-                    counts[2 * kind + 1] += !hit as u32;
+    let slots = [scratch.key_slots, scratch.value_slots];
+    unroll!(for kind in 0..2 {
+        if wanted[kind] {
+            let mut hit = false;
+            if slots[kind] != 0 {
+                let slot = kind as u32 * scratch.key_slots + bits::rem_u32(pair, slots[kind]);
+                hit = directory.load(Scratch::word(slot) + 1) == pair as u64;
+                if scratch.admits != 0 {
+                    let place = if hit { 0 } else { place as u64 + 1 };
+                    directory.atomic_min(Scratch::word(slot), stamp(step) | place);
                 }
-            });
+            }
+            counts[2 * kind] += hit as u32;
+            counts[2 * kind + 1] += !hit as u32;
         }
-        first += THREADS;
-    }
+    });
+}
+
+/// Adds a thread's counts to the step's [`Traffic`]; the block that arrives last closes the step. All blocks call it.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn tally(directory: GlobalMut<u64>, counts: [u32; 4], lane: u32) {
     unroll!(for i in 0..4 {
         let sum = warp::warp_reduce_add_u32(FULL_MASK, counts[i]);
-        if warp::lane_id() == 0 && sum != 0 {
+        if lane == 0 && sum != 0 {
             directory.atomic_add(RUNNING + i, sum as u64);
         }
     });
@@ -265,7 +257,7 @@ pub fn claim(
         return;
     }
     thread::device_fence();
-    let all = thread::grid_dim_x() * thread::grid_dim_y();
+    let all = thread::grid_dim_x() * thread::grid_dim_y() * thread::grid_dim_z();
     if directory.atomic_add(ARRIVED, 1) + 1 != all as u64 {
         return;
     }
@@ -276,5 +268,5 @@ pub fn claim(
         directory.store(LAST + i, sum);
         directory.store(TOTAL + i, directory.load(TOTAL + i) + sum);
     });
-    directory.store(STEP, step + 1);
+    directory.store(STEP, directory.load(STEP) + 1);
 }

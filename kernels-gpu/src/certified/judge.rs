@@ -3,7 +3,7 @@
 use super::pass::MAX_REFERENCE;
 use super::policy::{Certificate, Thresholds, reason, rung};
 use super::query::{LOG2_E_ABOVE, Query, Slack, delta_dense, delta_original};
-use super::selection::RowSums;
+use super::sums::{RowSums, Taken};
 use crate::attention::{BLOCK_TOKENS, Half, PartialRow, warps};
 use simt::math::{canonical_nan, exp2, fma, max, min, sqrt};
 use simt::{Zeroable, bits};
@@ -19,12 +19,14 @@ pub(super) struct Chain {
 }
 
 impl Chain {
+    /// That of a step; `work` is how many entries all blocks have replaced, and one warp at most.
     #[inline(always)]
-    pub(super) fn of_step<const D: usize>(length: u32, splits: u32, entries: u32, used: u32) -> Self {
+    pub(super) fn of_step<const D: usize>(length: u32, splits: u32, blocks: u32, work: [u32; 2]) -> Self {
+        let [entries, rounds] = work;
         let pass = bits::div_u32(length / BLOCK_TOKENS + splits - 1, splits).div_ceil(warps(D as u32));
-        // Of an entry two shares come in and one goes out.
-        let corrections = 3 * bits::div_u32(entries + used * warps(D as u32) - 1, used * warps(D as u32));
-        let merges = splits + used + 1 + 2 * warps(D as u32);
+        // An entry's shares by original and by quantized values.
+        let corrections = 2 * rounds;
+        let merges = splits + blocks + 1 + 2 * warps(D as u32);
         Chain::new(pass + corrections + 1, merges, length + 32 * entries)
     }
 
@@ -36,10 +38,10 @@ impl Chain {
     }
 
     /// A lane adds up its tokens' weights one tile after another, then four lanes theirs; a row of the numerator its two
-    /// halves. Both are merged.
+    /// halves; of a corrected token the difference of two weights is taken first. All is merged.
     #[inline(always)]
     fn new(steps: u32, merges: u32, tokens: u32) -> Self {
-        Chain { steps, additions: steps + 2 * merges + 6, tokens }
+        Chain { steps, additions: steps + 2 * merges + 8, tokens }
     }
 
     /// The bracket of (7).
@@ -59,7 +61,10 @@ pub(super) struct Judge {
     pub(super) row: PartialRow,
     /// The same of the pass, to which the masses of `sums` are relative.
     pub(super) pass: PartialRow,
+    /// Over all blocks.
     pub(super) sums: RowSums,
+    /// What of them was promoted.
+    pub(super) taken: Taken,
     /// ‖O‖² of what is returned.
     pub(super) squares: f32,
     /// Bounds of the norms of the trailing block's keys and values.
@@ -78,16 +83,20 @@ impl Judge {
         query: &Query,
         thresholds: Thresholds,
     ) -> Certificate {
-        let Judge { row, pass, sums, .. } = *self;
+        let Judge { row, pass, taken, .. } = *self;
+        let sums = self.sums.without(taken);
         if self.chain.tokens == 0 {
             return Certificate::zeroed();
+        }
+        if thresholds.certify == 0 {
+            return Certificate::UNKNOWN;
         }
         let kappa = max(sums.kappa, self.norms[0]);
         let nu = max(sums.nu, self.norms[1]);
         // From masses relative to the pass's reference to shares of the final sum.
         let scale = exp2(pass.reference - row.reference) / row.sum;
         // A row may have been given blocks for another row's sake.
-        let corrected = if thresholds.per_group != 0 { pass.sum } else { sums.corrected };
+        let corrected = if thresholds.per_group != 0 { pass.sum } else { taken.corrected };
         let lambda = fma(corrected * (2.0 + 1.0 / 512.0), scale, 1.0);
         let up = fma(lambda, 1.0 / 16384.0, 1.0);
         let share = |x: f32| x * scale * up;
@@ -133,11 +142,11 @@ impl Judge {
             e_round,
             tail_mass: share(sums.tail),
             delta,
-            promoted_keys: sums.keys,
-            promoted_values: sums.values,
+            promoted_keys: taken.keys,
+            promoted_values: taken.values,
             rung_and_reason: if sums.expanded != 0 {
                 rung::EXPANDED
-            } else if sums.keys + sums.values > 0 {
+            } else if taken.keys + taken.values > 0 {
                 rung::PROMOTED
             } else {
                 rung::QUANTIZED

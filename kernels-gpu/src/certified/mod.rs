@@ -8,30 +8,38 @@
 //! |---|---|---|
 //! | [`attend`](fn@attend) | attention over all tiles, masses and error bounds of blocks | eight warps a split |
 //! | [`append`](fn@append), [`prefill`](fn@prefill) | tokens to originals and fresh blocks | 256 threads a token |
-//! | [`claim`](fn@claim) | which originals come into the scratch | a thread a listed block |
+//! | [`weigh`](fn@weigh) | what each query row wants from the originals | a thread for one or two blocks |
+//! | [`mark`](fn@mark) | the lists of these, and which of them come into the scratch | a warp for 32 blocks |
+//! | [`replace`](fn@replace) | promoted blocks' shares replaced; output and certificate | a warp a listed block |
 //! | [`quantize_block`](fn@quantize_block) | originals to tile and annotation | D threads a block and KV head |
 
 pub mod admit;
 pub mod choice;
+mod finish;
 mod judge;
 pub mod layout;
+pub mod marking;
+pub mod parts;
 mod pass;
 pub mod policy;
 mod promote;
 pub mod quantizer;
 pub mod query;
-pub mod selection;
+pub mod sums;
 mod tile;
 pub mod tokens;
+pub mod weighing;
 mod write;
 
-pub use admit::{Scratch, Traffic, claim};
-pub use choice::select_layout;
+pub use admit::{Scratch, Traffic};
+pub use choice::weigh_layout;
+pub use marking::{Entry, ListHead, mark, mark_layout};
 pub use pass::{MAX_REFERENCE, PassLayout, Record, StepShape, attend, pass_layout};
 pub use policy::{Certificate, Thresholds};
 pub use promote::{PromoteLayout, promote_layout, replace};
-pub use selection::{Entry, RowSums, select};
+pub use sums::{RowSums, Taken};
 pub use tokens::{CacheShape, Piece, Refusals, append, inspect, prefill};
+pub use weighing::{RowChoice, Weighed, weigh};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use write::launch as write_launch;
 pub use write::{WriteLayout, quantize_block, write_layout};
@@ -42,8 +50,8 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
     [
         quantize_block::INSTANCES,
         attend::INSTANCES,
-        select::INSTANCES,
-        claim::INSTANCES,
+        weigh::INSTANCES,
+        mark::INSTANCES,
         replace::INSTANCES,
         append::INSTANCES,
         prefill::INSTANCES,

@@ -12,26 +12,28 @@
 //! # Layout
 //! `queries` [sequences, kv_heads · group, D]. `tiles`: the pool [blocks, kv_heads] of [`TileLayout`](super::layout),
 //! `annotations` beside it. `table` [sequences, max_blocks], `lengths` \[sequences\] in tokens: the ⌊length/16⌋ full blocks
-//! are read. `records` [sequences, kv_heads · group, max_blocks]. `totals` [sequences · kv_heads · row groups] of parts: N and P.
+//! are read. `records` [sequences, kv_heads, max_blocks, group]; none where `shape.notes` is 0. `partials`
+//! [sequences · kv_heads · row groups, splits + replacers] of N and P, of which the splits are written.
 //!
 //! # Bytes
 //! 32·D + 16 a block and KV head, read once: at head_dim 128, 257 bytes a token, where f16 takes 512. Written: 16 bytes a
 //! block and query head.
 //!
 //! # Work split
-//! As in `dense`: grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each, the parts added
-//! by the block that arrives last.
+//! As in `dense`: grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each. The kernels that
+//! follow add the splits up.
 
 use super::layout::{Annotation, TileLayout};
+use super::parts::Part;
 use super::quantizer::f16_at_or_above;
 use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
-    BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Running, combine, combine_parts, last_to_arrive,
-    part_floats, warps,
+    BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine, part_floats, walk, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
+use simt::math::{exp2_nonpositive, fma, max};
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
 use simt::{
     Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
@@ -47,10 +49,16 @@ pub struct StepShape {
     pub kv_heads: u32,
     /// Entries of a row of the block table.
     pub max_blocks: u32,
-    /// Parts that a sequence is cut into.
+    /// Parts that a sequence is cut into for the pass: stretches.
     pub splits: u32,
+    /// Parts that it is cut into for the choice: [`Part`](super::parts::Part).
+    pub parts: u32,
+    /// Thread blocks of a row that replace, at most.
+    pub replacers: u32,
     /// What a product of query and key is multiplied by: 1/√D.
     pub softmax_scale: f32,
+    /// 1: blocks and what bounds their errors are noted. 0: nobody asks.
+    pub notes: u32,
 }
 
 impl StepShape {
@@ -59,9 +67,29 @@ impl StepShape {
     pub const fn row_groups(self) -> u32 {
         self.group.div_ceil(ROWS)
     }
+
+    /// The first of a row of blocks' partial results: those of the splits, then those of the replacers.
+    #[inline(always)]
+    pub const fn first_partial(self, launch_row: u32) -> u32 {
+        launch_row * (self.splits + self.replacers)
+    }
+
+    /// Places of a part, at most: entries that a list has room for.
+    #[inline(always)]
+    pub fn places(self) -> u32 {
+        Part { index: 0, parts: self.parts, blocks: self.max_blocks }.places()
+    }
+
+    /// Where the record of a query row and block is: those of a KV head's query heads lie side by side, so that the pass writes
+    /// whole sectors.
+    #[inline(always)]
+    pub fn record(self, row: u32, block: u32) -> usize {
+        let (pair, in_group) = (bits::div_u32(row, self.group), bits::rem_u32(row, self.group));
+        (pair as usize * self.max_blocks as usize + block as usize) * self.group as usize + in_group as usize
+    }
 }
 
-/// What the pass notes of one block and query head: all that the selection wants to know, so that it reads nothing else.
+/// What the pass notes of one block and query head: all that the choice wants to know, so that it reads nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(16))]
 pub struct Record {
@@ -134,10 +162,8 @@ pub struct PassLayout {
     outputs: Shared<f32>,
     /// Annotations of the tiles in the rings, [warps, stages].
     annotations: Shared<Annotation>,
-    /// The rings' memory again: references and sums of all parts, [parts, 8].
-    staged: Shared<PartialRow>,
+    /// References and sums of the warps, [warps, 8].
     rows: Shared<PartialRow>,
-    last: Shared<u32>,
     /// The shared memory's size.
     pub bytes: u32,
 }
@@ -149,19 +175,17 @@ pub const fn pass_layout<const D: usize>() -> PassLayout {
     let ring = plan.array(warps(D as u32) * stages * Tile::<D>::WORDS);
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
-    let mut over = SharedPlan::new();
-    let staged = over.array(MAX_PARTS * ROWS);
     let annotations = plan.array(warps(D as u32) * stages);
     let rows = plan.array(warps(D as u32) * ROWS);
-    let last = plan.array(1);
-    PassLayout { ring, outputs, annotations, staged, rows, last, bytes: plan.bytes() }
+    PassLayout { ring, outputs, annotations, rows, bytes: plan.bytes() }
 }
 
 /// One pass over the quantized blocks of every sequence.
 #[kernel(
     system = certified,
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
-    max_threads = 256
+    max_threads = 256,
+    overlaps
 )]
 pub fn attend<E: Half, const D: usize>(
     queries: Global<E>,
@@ -171,8 +195,6 @@ pub fn attend<E: Half, const D: usize>(
     lengths: Global<u32>,
     records: GlobalMut<Record>,
     partials: GlobalMut<f32>,
-    counters: GlobalMut<u32>,
-    totals: GlobalMut<f32>,
     shape: StepShape,
 ) {
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
@@ -194,20 +216,24 @@ pub fn attend<E: Half, const D: usize>(
     let query_row = (sequence * shape.kv_heads + head) * shape.group + in_group;
     let query = Query::load::<E, D>(queries, query_row as usize, present, shape.softmax_scale, lane);
     let to_log2 = query.scale * LOG2_E;
-    let record_row = query_row as usize * shape.max_blocks as usize;
+    let first_record = (sequence * shape.kv_heads + head) as usize * shape.max_blocks as usize;
 
-    let walk = Walk { layout, tiles, annotations, table, shape, sequence, head, warp, lane, end };
+    let ring = Tiles::<D> { layout, tiles, annotations, table, shape, sequence, head, warp, lane, end };
     let mut running = Running::new();
-    walk.tiles::<D>(first + warp, |block, tile, annotation| {
+    walk(&ring, first + warp, |block, stage| {
+        let (tile, annotation) = (ring.tile(stage), layout.annotations.load(ring.slot(stage)));
         let (products, x) = tile.products(&query, lane);
         let scores = products.map(|pair| pair.map(|s| s * to_log2));
-        let sum = running.add::<f16, D>(scores, tile.values(lane), lane);
+        let (p, sum) = running.weigh::<D>(scores);
         let sum = sum + warp_shuffle_xor(FULL_MASK, sum, 1, 32);
         let mass = sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32);
-        if lane & 3 == 0 && present {
-            let delta = delta::<D>(&query, x, annotation.eps, annotation.zeta);
-            records
-                .store(record_row + block as usize, Record::new(mass, running.reference, delta, annotation));
+        // Before the multiplications, and by every lane, so that it hides behind them.
+        let delta = delta::<D>(&query, x, annotation.eps, annotation.zeta);
+        let record = Record::new(mass, running.reference, delta, annotation);
+        running.accumulate_weights::<f16, D>(p, tile.values(lane), lane);
+        if lane & 3 == 0 && present && shape.notes != 0 {
+            let at = (first_record + block as usize) * shape.group as usize + in_group as usize;
+            records.store(at, record);
         }
     });
 
@@ -221,33 +247,55 @@ pub fn attend<E: Half, const D: usize>(
     thread::sync_threads();
 
     let floats = part_floats(D as u32);
-    let used = share(lengths.load(sequence as usize) / BLOCK_TOKENS, shape.splits).1;
-    let (target, base) = if used <= 1 {
-        (totals, launch_row as usize * floats)
-    } else {
-        (partials, (launch_row * shape.splits + split) as usize * floats)
-    };
-    let store = |target: GlobalMut<f32>, base: usize, r: u32, d: u32, merged: crate::attention::Merged| {
-        target.store_vector(base + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
+    let base = (shape.first_partial(launch_row) + split) as usize * floats;
+    combine::<D>(layout.rows, layout.outputs, |r, d, merged| {
+        partials.store_vector(base + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
         if d == 0 {
-            target.store_vector(base + (ROWS * D as u32 + 2 * r) as usize, merged.row);
+            partials.store_vector(base + (ROWS * D as u32 + 2 * r) as usize, merged.row);
         }
-    };
-    combine::<D>(layout.rows, layout.outputs, |r, d, merged| store(target, base, r, d, merged));
-    if used <= 1 || !last_to_arrive(counters, launch_row, used, layout.last) {
-        return;
-    }
-    let parts = partials.as_const();
-    let base = launch_row as usize * shape.splits as usize * floats;
-    combine_parts::<D>(
-        used,
-        (shape.group - row_group * ROWS).min(ROWS),
-        layout.staged,
-        |s, r| parts.load_vector(base + s as usize * floats + (ROWS * D as u32 + 2 * r) as usize),
-        |s, r, d| parts.load_vector(base + s as usize * floats + (r * D as u32 + d) as usize),
-        |r, d, merged| store(totals, launch_row as usize * floats, r, d, merged),
-    );
+    });
 }
+
+/// Splits that have any block; one even without, whose part is empty.
+#[inline(always)]
+pub fn used_splits(blocks: u32, splits: u32) -> u32 {
+    share(blocks, splits).1
+}
+
+/// Reference and sum of row `r` of eight over all splits: a warp's work, the same bits in each of its lanes.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn row_total(
+    partials: Global<f32>,
+    launch_row: u32,
+    r: u32,
+    blocks: u32,
+    shape: StepShape,
+    head_dim: u32,
+    lane: u32,
+) -> PartialRow {
+    let used = used_splits(blocks, shape.splits);
+    let mut rows = [PartialRow::EMPTY; 5];
+    let mut reference = PartialRow::EMPTY.reference;
+    unroll!(for i in 0..5 {
+        let split = 32 * i as u32 + lane;
+        if split < used {
+            let part = (shape.first_partial(launch_row) + split) as usize * part_floats(head_dim);
+            rows[i] = partials.load_vector(part + (ROWS * head_dim + 2 * r) as usize);
+        }
+        reference = max(reference, rows[i].reference);
+    });
+    unroll!(for i in 0..5 {
+        reference = max(reference, warp_shuffle_xor(FULL_MASK, reference, 1 << i, 32));
+    });
+    let mut sum = 0f32;
+    unroll!(for i in 0..5 {
+        sum = fma(rows[i].sum, exp2_nonpositive(rows[i].reference - reference), sum);
+    });
+    PartialRow { reference, sum: warp::warp_sum_f32(sum) }
+}
+
+const _: () = assert!(MAX_PARTS <= 160, "five parts a lane");
 
 /// Blocks of a split, and splits that have any: one even without a block, to write the totals.
 #[inline(always)]
@@ -256,8 +304,8 @@ fn share(blocks: u32, splits: u32) -> (u32, u32) {
     (a_split, bits::div_u32(blocks + a_split - 1, a_split).max(1))
 }
 
-/// A warp's way through its tiles.
-struct Walk {
+/// A warp's quantized tiles.
+struct Tiles<const D: usize> {
     layout: PassLayout,
     tiles: Global<u32>,
     annotations: Global<Annotation>,
@@ -267,71 +315,50 @@ struct Walk {
     head: u32,
     warp: u32,
     lane: u32,
-    /// Past the last block.
     end: u32,
 }
 
-impl Walk {
+impl<const D: usize> Tiles<D> {
+    /// The place of a stage among those of all warps.
+    #[inline(always)]
+    fn slot(&self, stage: u32) -> u32 {
+        self.warp * stages(D as u32) + stage
+    }
+
+    #[inline(always)]
+    fn tile(&self, stage: u32) -> Tile<D> {
+        Tile::at(self.layout.ring, self.slot(stage) * Tile::<D>::WORDS)
+    }
+}
+
+impl<const D: usize> Ring for Tiles<D> {
+    const STAGES: u32 = stages(D as u32);
+    const STRIDE: u32 = warps(D as u32);
+    const LOOKS_AHEAD: bool = true;
+
+    #[inline(always)]
+    fn end(&self) -> u32 {
+        self.end
+    }
+
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn block(&self, index: u32) -> u32 {
-        if index < self.end {
-            self.table.load_readonly((self.sequence * self.shape.max_blocks + index) as usize)
+    fn block(&self, tile: u32) -> u32 {
+        if tile < self.end {
+            self.table.load_readonly((self.sequence * self.shape.max_blocks + tile) as usize)
         } else {
             0
         }
     }
 
-    /// Starts copying the tile of the `index`th block; closes the group even if there is none.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn start<const D: usize>(&self, index: u32, block: u32, stage: u32) {
-        if index < self.end {
-            let slot = self.warp * stages(D as u32) + stage;
-            let pair = block * self.shape.kv_heads + self.head;
-            let from = pair as usize * TileLayout::new(D as u32).bytes as usize;
-            Tile::<D>::at(self.layout.ring, slot * Tile::<D>::WORDS).copy(self.tiles, from, self.lane);
-            if self.lane == 0 {
-                self.layout.annotations.copy_async(slot, self.annotations, pair as usize);
-            }
-        }
-        async_copy::commit();
-    }
-
-    /// Calls `visit` with the blocks that are this warp's, from `first` on.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn tiles<const D: usize>(&self, first: u32, mut visit: impl FnMut(u32, Tile<D>, Annotation)) {
-        let stages = stages(D as u32);
-        let mut blocks = [0u32; 5];
-        unroll!(for s in 0..5 {
-            blocks[s] = if (s as u32) < stages { self.block(first + warps(D as u32) * s as u32) } else { 0 };
-        });
-        unroll!(for s in 0..4 {
-            if (s as u32) < stages - 1 {
-                self.start::<D>(first + warps(D as u32) * s as u32, blocks[s], s as u32);
-            }
-        });
-        let mut next_block = blocks[stages as usize - 1];
-        let mut index = first;
-        let mut stage = 0u32;
-        while index < self.end {
-            if stages == 5 {
-                async_copy::wait::<3>();
-            } else {
-                async_copy::wait::<2>();
-            }
-            warp::sync_warp(FULL_MASK);
-            // The stage that the last round has read is free.
-            let free = if stage == 0 { stages - 1 } else { stage - 1 };
-            let ahead = index + warps(D as u32) * (stages - 1);
-            self.start::<D>(ahead, next_block, free);
-            next_block = self.block(ahead + warps(D as u32));
-            let slot = self.warp * stages + stage;
-            let annotation = self.layout.annotations.load(slot);
-            visit(index, Tile::at(self.layout.ring, slot * Tile::<D>::WORDS), annotation);
-            index += warps(D as u32);
-            stage = if stage == stages - 1 { 0 } else { stage + 1 };
+    fn start(&self, _: u32, block: u32, stage: u32) {
+        let pair = block * self.shape.kv_heads + self.head;
+        let from = pair as usize * TileLayout::new(D as u32).bytes as usize;
+        self.tile(stage).copy(self.tiles, from, self.lane);
+        if self.lane == 0 {
+            self.layout.annotations.copy_async(self.slot(stage), self.annotations, pair as usize);
         }
     }
 }

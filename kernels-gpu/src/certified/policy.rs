@@ -27,6 +27,9 @@ pub struct Thresholds {
     pub value_budget: f32,
     /// 1: a KV head's query heads use the promoted blocks of all of them.
     pub per_group: u32,
+    /// 1: outputs come with a certificate, and what is over budget is computed exactly. 0: nothing is promoted, and nothing
+    /// is known.
+    pub certify: u32,
 }
 
 /// The rung that a head's output comes from.
@@ -78,6 +81,18 @@ pub struct Certificate {
 }
 
 impl Certificate {
+    /// Nothing is known.
+    pub const UNKNOWN: Certificate = Certificate {
+        e_key: f32::INFINITY,
+        e_val: f32::INFINITY,
+        e_round: f32::INFINITY,
+        tail_mass: 1.0,
+        delta: f32::INFINITY,
+        promoted_keys: 0,
+        promoted_values: 0,
+        rung_and_reason: rung::QUANTIZED,
+    };
+
     /// Writes row `row`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]

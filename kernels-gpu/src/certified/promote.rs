@@ -10,7 +10,7 @@
 //! ```
 //!
 //! What is subtracted is computed as the pass computed it, relative to another power of two: so it cancels but for the
-//! rounding of the sums. Then o = N/P, and the certificate from the sums of `select`: docs/certificate.md, (1a), (1b), (3)
+//! rounding of the sums. What multiplies the same V^ is subtracted first: p − p^. Then o = N/P, and the certificate from the sums of `weigh`: docs/certificate.md, (1a), (1b), (3)
 //! and (7).
 //!
 //! # Layout
@@ -21,25 +21,27 @@
 //! A listed block and KV head: 32·D + 16 quantized, 32·D each of keys and values; 12,304 at head_dim 128.
 //!
 //! # Work split
-//! Grid (parts, kv_heads · row groups, sequences), eight warps a block; the entries of a list go round the warps. The block
-//! that arrives last adds everything up and writes output and certificate.
+//! Grid (replacers, kv_heads · row groups, sequences), eight warps a block; the entries of all parts' lists go round the warps.
+//! The block that arrives last adds up the pass and all replacements and writes output and certificate.
 
-use super::admit::{Found, Scratch, admit, find};
-use super::judge::{Chain, Judge};
+use super::admit::{Found, Scratch, admit, find, order};
+use super::finish::Finish;
 use super::layout::TileLayout;
+use super::marking::{Entry, ListHead, inclusive};
 use super::pass::StepShape;
-use super::policy::{Certificate, Thresholds, rung};
+use super::policy::{Certificate, Thresholds};
 use super::quantizer::{bound_or_infinity, norm_bound};
 use super::query::{LOG2_E, Query};
-use super::selection::{Entry, RowSums};
+use super::sums::Taken;
 use super::tile::Tile;
+use super::weighing::Weighed;
 use crate::attention::{
-    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, Merged, PartialRow, ROWS, Running, ValueTile, combine,
-    combine_parts, last_to_arrive, part_floats, warps,
+    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine, last_to_arrive,
+    part_floats, staged_rows, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
-use simt::math::{canonical_nan, fma, log2, max};
+use simt::math::{fma, max};
 use simt::warp::FULL_MASK;
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
 
@@ -49,12 +51,14 @@ pub struct PromoteLayout {
     /// A key tile, a value tile and a quantized tile for each warp; afterwards their results.
     tiles: Shared<u32>,
     outputs: Shared<f32>,
-    /// The tiles' memory again: references and sums of all parts, [parts, 8].
-    staged: Shared<PartialRow>,
+    /// The tiles' memory again: references and sums of all splits and parts, [splits + parts, 8].
+    pub(super) staged: Shared<PartialRow>,
+    /// Where each part's list starts among all entries, and how many there are.
+    starts: Shared<u32>,
     rows: Shared<PartialRow>,
     /// ‖N‖² of the rows, [8, 32].
-    squares: Shared<f32>,
-    totals: Shared<PartialRow>,
+    pub(super) squares: Shared<f32>,
+    pub(super) totals: Shared<PartialRow>,
     last: Shared<u32>,
     /// The shared memory's size.
     pub bytes: u32,
@@ -72,22 +76,27 @@ pub const fn promote_layout<const D: usize>() -> PromoteLayout {
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
     let mut over = SharedPlan::new();
-    let staged = over.array(MAX_PARTS * ROWS);
+    let staged = over.array(staged_rows(2 * MAX_PARTS));
+    let starts = plan.array(MAX_PARTS + 1);
     let rows = plan.array(warps(D as u32) * ROWS);
     let squares = plan.array(ROWS * 32);
     let totals = plan.array(ROWS);
     let last = plan.array(1);
-    PromoteLayout { tiles, outputs, staged, rows, squares, totals, last, bytes: plan.bytes() }
+    PromoteLayout { tiles, outputs, staged, starts, rows, squares, totals, last, bytes: plan.bytes() }
 }
 
 /// Replaces the shares of the listed blocks, and finishes: output, LSE, certificate, and which rows want the dense rung.
 ///
 /// `output` f32 [sequences, query heads, D]; `lse` and `certificates` [sequences, query heads]; `dense_rows`
-/// [sequences · kv_heads · row groups], bit g for row g; `trailing_norms` of the same shape, two each; `counters` of the same shape, 0 before and after.
+/// [sequences · kv_heads · row groups], bit g for row g; `lists`, `entries` and `taken` as
+/// `mark` leaves them; `norms` [sequences · kv_heads · row groups, 2], of the trailing blocks; `partials` those of the pass, with room for this kernel's; `counters`
+/// [sequences · kv_heads · row groups], 0 before and after.
 #[kernel(
     system = certified,
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
-    max_threads = 256
+    max_threads = 256,
+    min_blocks = 1,
+    overlaps
 )]
 pub fn replace<E: Half, const D: usize>(
     queries: Global<E>,
@@ -98,11 +107,11 @@ pub fn replace<E: Half, const D: usize>(
     values: Global<E>,
     near: GlobalMut<E>,
     directory: GlobalMut<u64>,
+    lists: Global<ListHead>,
     entries: Global<Entry>,
-    entry_counts: Global<u32>,
-    sums: Global<RowSums>,
-    totals: Global<f32>,
-    trailing_norms: GlobalMut<f32>,
+    weighed: Global<Weighed>,
+    taken: Global<Taken>,
+    norms: GlobalMut<f32>,
     partials: GlobalMut<f32>,
     counters: GlobalMut<u32>,
     output: GlobalMut<f32>,
@@ -113,28 +122,30 @@ pub fn replace<E: Half, const D: usize>(
     thresholds: Thresholds,
     scratch: Scratch,
 ) {
-    let (part, sequence) = (thread::block_idx_x(), thread::block_idx_z());
+    let (replacer, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
-    let count = entry_counts.load(launch_row as usize);
-    // One block at least, to finish.
-    let used = count.div_ceil(warps(D as u32)).min(thread::grid_dim_x()).max(1);
-    if part >= used {
-        return;
-    }
     let length = lengths.load(sequence as usize);
     let layout = promote_layout::<D>();
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let in_group = row_group * ROWS + (lane >> 2);
     let present = in_group < shape.group;
-    let query_row = (sequence * shape.kv_heads + head) * shape.group + in_group;
-    let query = Query::load::<E, D>(queries, query_row as usize, present, shape.softmax_scale, lane);
+    let first_row = (sequence * shape.kv_heads + head) * shape.group + row_group * ROWS;
+    let query_row = (first_row + (lane >> 2)) as usize;
+    let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
     let to_log2 = query.scale * LOG2_E;
+    let listed =
+        if thresholds.certify != 0 { lay_out_lists(layout, lists, launch_row, shape, lane, warp) } else { 0 };
+    // The trailing block comes last.
+    let count = listed + !length.is_multiple_of(BLOCK_TOKENS) as u32;
+    let used = count.div_ceil(warps(D as u32)).min(shape.replacers).max(1);
+    if replacer >= used {
+        return;
+    }
 
-    let list = launch_row as usize * (shape.max_blocks as usize + 1);
     let mut running = Running::new();
-    let mut e = part * warps(D as u32) + warp;
+    let mut e = replacer * warps(D as u32) + warp;
     while e < count {
         // The addresses in three tiles would take more registers than there are.
         let start = bits::renewed(warp * warp_words::<D>());
@@ -142,31 +153,38 @@ pub fn replace<E: Half, const D: usize>(
         let key_tile = KeyTile::<D>::at(layout.tiles, start);
         let value_tile = ValueTile::<D>::at(layout.tiles, start + KeyTile::<D>::WORDS);
         let tile = Tile::<D>::at(layout.tiles, start + KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
-        let entry: Entry = entries.load(list + e as usize);
-        let trailing = entry.rows & Entry::TRAILING != 0;
-        let block = table.load_readonly((sequence * shape.max_blocks + entry.index) as usize);
+        let trailing = e == listed;
+        let entry = if trailing {
+            Entry { index: length / BLOCK_TOKENS, rows: u32::MAX }
+        } else {
+            find_entry(layout, entries, launch_row, shape, e, lane)
+        };
+        let index = entry.index;
+        let block = table.load_readonly((sequence * shape.max_blocks + index) as usize);
         let pair = block * shape.kv_heads + head;
         let elements = BLOCK_TOKENS as usize * D;
-        let rows = (length - entry.index * BLOCK_TOKENS).min(BLOCK_TOKENS);
+        let tokens = if trailing { length % BLOCK_TOKENS } else { BLOCK_TOKENS };
         // The last round's tiles are read.
         warp::sync_warp(FULL_MASK);
-        let wants_values = entry.rows >> 8 & 0xff != 0;
+        let [wants_keys, wants_values] = entry.wants();
         let found = if trailing {
             // Fresh blocks are the sequences', in their order.
             let fresh = sequence * shape.kv_heads + head;
             [0, 1].map(|kind| Found::fresh(scratch, kind, fresh))
         } else {
-            find(directory, scratch, pair, (list as u32).wrapping_add(e), lane)
+            find(directory, scratch, pair, order(launch_row, shape.max_blocks, index), lane)
         };
         let source = |found: Found, originals: Global<E>| match found.tile {
             Scratch::EMPTY => (originals, pair as usize * elements),
             tile => (near.as_const(), tile as usize * elements),
         };
-        let (from, at) = source(found[0], keys);
-        key_tile.copy(from, at, rows, lane);
+        if wants_keys {
+            let (from, at) = source(found[0], keys);
+            key_tile.copy(from, at, tokens, lane);
+        }
         if wants_values {
             let (from, at) = source(found[1], values);
-            value_tile.copy(from, at, rows, lane);
+            value_tile.copy(from, at, tokens, lane);
         }
         if !trailing {
             tile.copy(tiles, pair as usize * TileLayout::new(D as u32).bytes as usize, lane);
@@ -174,7 +192,7 @@ pub fn replace<E: Half, const D: usize>(
         async_copy::commit();
         async_copy::wait::<0>();
         warp::sync_warp(FULL_MASK);
-        if found[0].admit != Scratch::EMPTY {
+        if wants_keys && found[0].admit != Scratch::EMPTY {
             key_tile.store(near, found[0].admit as usize * elements, lane);
             admit(directory, found[0].admit, pair, lane);
         }
@@ -183,22 +201,11 @@ pub fn replace<E: Half, const D: usize>(
             admit(directory, found[1].admit, pair, lane);
         }
 
-        let (row_key, row_value) =
-            (entry.rows >> (lane >> 2) & 1 != 0, entry.rows >> (8 + (lane >> 2)) & 1 != 0);
-        let exact = original_scores::<E, D>(&query, key_tile, lane);
-        let masked = |scores: [[f32; 2]; 2], wanted: bool| {
-            let mut out = scores;
-            unroll!(for j in 0..2 {
-                unroll!(for i in 0..2 {
-                    let token = 8 * j as u32 + 2 * (lane & 3) + i as u32;
-                    out[j][i] =
-                        if wanted && token < rows { scores[j][i] * to_log2 } else { f32::NEG_INFINITY };
-                });
-            });
-            out
-        };
+        let [row_key, row_value] = entry.row_wants(lane >> 2);
+        let exact = if wants_keys { original_scores::<E, D>(&query, key_tile, lane) } else { [[0.0; 2]; 2] };
+        let quantized = if trailing { exact } else { tile.products(&query, lane).0 };
         if trailing {
-            let norms = [0, 1].map(|kind| {
+            let largest = [0, 1].map(|kind| {
                 let mut largest = 0f32;
                 if lane < BLOCK_TOKENS {
                     let mut squares = 0f32;
@@ -222,23 +229,37 @@ pub fn replace<E: Half, const D: usize>(
                 largest
             });
             if lane == 0 {
-                trailing_norms.store(2 * launch_row as usize, norms[0]);
-                trailing_norms.store(2 * launch_row as usize + 1, norms[1]);
+                norms.store(2 * launch_row as usize, largest[0]);
+                norms.store(2 * launch_row as usize + 1, largest[1]);
             }
-            running.add::<E, D>(masked(exact, true), value_tile, lane);
-        } else {
-            let (quantized, _) = tile.products(&query, lane);
-            let mut high = quantized;
-            if row_key {
-                high = exact;
+        }
+        // What is used and what was: nothing of either where the row wants nothing.
+        let (wanted, old) = (row_key || row_value, (row_key || row_value) && !trailing);
+        let (mut new_scores, mut old_scores) = ([f32::NEG_INFINITY; 4], [f32::NEG_INFINITY; 4]);
+        unroll!(for i in 0..4 {
+            let token = 8 * (i as u32 / 2) + 2 * (lane & 3) + (i as u32 & 1);
+            if wanted && token < tokens {
+                let new = if row_key { exact[i / 2][i % 2] } else { quantized[i / 2][i % 2] };
+                new_scores[i] = new * to_log2;
             }
-            if wants_values {
-                running.add::<E, D>(masked(high, row_value), value_tile, lane);
+            if old {
+                old_scores[i] = quantized[i / 2][i % 2] * to_log2;
             }
-            if entry.rows & 0xff & !(entry.rows >> 8) != 0 {
-                running.add::<f16, D>(masked(high, row_key && !row_value), tile.values(lane), lane);
-            }
-            running.subtract::<f16, D>(masked(quantized, row_key || row_value), tile.values(lane), lane);
+        });
+        running.raise::<D, 2>([new_scores, old_scores]);
+        let (new, old) = (running.weights(new_scores), running.weights(old_scores));
+        // By the original values, and by the quantized ones.
+        let (mut by_original, mut by_quantized) = ([0f32; 4], [0f32; 4]);
+        unroll!(for i in 0..4 {
+            by_original[i] = if row_value { new[i] } else { 0.0 };
+            by_quantized[i] = (new[i] - by_original[i]) - old[i];
+            running.sum += new[i] - old[i];
+        });
+        if wants_values {
+            running.accumulate_weights::<E, D>(by_original, value_tile, lane);
+        }
+        if !trailing {
+            running.accumulate_weights::<f16, D>(by_quantized, tile.values(lane), lane);
         }
         e += used * warps(D as u32);
     }
@@ -251,8 +272,7 @@ pub fn replace<E: Half, const D: usize>(
     }
     thread::sync_threads();
     let floats = part_floats(D as u32);
-    let base = launch_row as usize * thread::grid_dim_x() as usize * floats;
-    let own = base + part as usize * floats;
+    let own = (shape.first_partial(launch_row) + shape.splits + replacer) as usize * floats;
     combine::<D>(layout.rows, layout.outputs, |r, d, merged| {
         partials.store_vector(own + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
         if d == 0 {
@@ -262,89 +282,84 @@ pub fn replace<E: Half, const D: usize>(
     if !last_to_arrive(counters, launch_row, used, layout.last) {
         return;
     }
-    let first_row = ((sequence * shape.kv_heads + head) * shape.group + row_group * ROWS) as usize;
-    let rows = (shape.group - row_group * ROWS).min(ROWS);
-    let parts = partials.as_const();
-    let total = launch_row as usize * floats;
-    // Part 0 is the pass.
-    let place = |p: u32| if p == 0 { total } else { base + (p - 1) as usize * floats };
-    combine_parts::<D>(
-        used + 1,
-        rows,
-        layout.staged,
-        |p, r| {
-            let at = place(p) + (ROWS * D as u32 + 2 * r) as usize;
-            if p == 0 { totals.load_vector(at) } else { parts.load_vector(at) }
-        },
-        |p, r, d| {
-            let at = place(p) + (r * D as u32 + d) as usize;
-            if p == 0 { totals.load_vector(at) } else { parts.load_vector(at) }
-        },
-        |r, d, merged| {
-            let Merged { values, row } = merged;
-            let empty = row.sum == 0.0;
-            let value = values.map(|x| if empty { 0.0 } else { x / row.sum });
-            let squares = fma(
-                value[3],
-                value[3],
-                fma(value[2], value[2], fma(value[1], value[1], value[0] * value[0])),
-            );
-            layout.squares.store(r * 32 + d / 4, squares);
-            if d == 0 {
-                layout.totals.store(r, row);
-            }
-            let at = (first_row + r as usize) * D + d as usize;
-            output.store_vector(at, Vec4::from_array(value.map(canonical_nan)));
-        },
-    );
-    thread::sync_threads();
-    if warp != 0 {
-        return;
-    }
-    // Four lanes a row; they hold the same query.
-    let r = lane >> 2;
-    let wants_dense = if present {
-        let row = layout.totals.load(r);
-        let mut squares = 0f32;
-        for quad in 0..D as u32 / 4 {
-            squares += layout.squares.load(r * 32 + quad);
-        }
-        let pass: PartialRow = totals.load_vector(total + (ROWS * D as u32 + 2 * r) as usize);
-        let norms = if length.is_multiple_of(BLOCK_TOKENS) {
-            [0.0; 2]
-        } else {
-            [0, 1].map(|kind| trailing_norms.load(2 * launch_row as usize + kind))
-        };
-        let judge = Judge {
-            row,
-            pass,
-            sums: RowSums::load(sums, first_row + r as usize),
-            squares,
-            norms,
-            chain: Chain::of_step::<D>(length, shape.splits, count, used),
-            dense: Chain::of_dense::<D>(length, shape.splits),
-            softmax_scale: shape.softmax_scale,
-        };
-        let judged = judge.certificate::<E, D>(&query, thresholds);
-        if lane & 3 == 0 {
-            let log =
-                if row.sum == 0.0 { f32::NEG_INFINITY } else { (row.reference + log2(row.sum)) / LOG2_E };
-            lse.store(first_row + r as usize, canonical_nan(log));
-            judged.store(certificates, first_row + r as usize);
-        }
-        judged.rung() == rung::DENSE
-    } else {
-        false
+    let finish = Finish {
+        layout,
+        partials: partials.as_const(),
+        weighed,
+        taken,
+        norms: norms.as_const(),
+        launch_row,
+        first_row,
+        rows: (shape.group - row_group * ROWS).min(ROWS),
+        length,
+        listed,
+        used,
+        shape,
+        thresholds,
     };
-    let ballot = warp::warp_vote_ballot(FULL_MASK, wants_dense);
-    if lane == 0 {
-        // Every fourth bit.
-        let mut mask = 0u32;
-        unroll!(for r in 0..8 {
-            mask |= (ballot >> (4 * r) & 1) << r;
-        });
-        dense_rows.store(launch_row as usize, mask);
+    finish.output::<D>(output);
+    thread::sync_threads();
+    if warp == 0 {
+        finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
     }
+}
+
+/// Where each part's list starts among all entries, in shared memory; returns how many there are. The whole block's work.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+fn lay_out_lists(
+    layout: PromoteLayout,
+    lists: Global<ListHead>,
+    launch_row: u32,
+    shape: StepShape,
+    lane: u32,
+    warp: u32,
+) -> u32 {
+    if warp == 0 {
+        let (mut before, mut first) = (0, 0);
+        while first < shape.parts {
+            let part = first + lane;
+            let mut entries = 0;
+            if part < shape.parts {
+                entries = lists.cast::<u32>().load(4 * (launch_row * shape.parts + part) as usize);
+            }
+            let up_to_here = before + inclusive(entries, lane);
+            if part < shape.parts {
+                layout.starts.store(part, up_to_here - entries);
+            }
+            before = warp::warp_shuffle_idx(FULL_MASK, up_to_here, 31, 32);
+            first += 32;
+        }
+        if lane == 0 {
+            layout.starts.store(shape.parts, before);
+        }
+    }
+    thread::sync_threads();
+    layout.starts.load(shape.parts)
+}
+
+/// Entry `e` of all parts' lists: a warp's work.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+fn find_entry(
+    layout: PromoteLayout,
+    entries: Global<Entry>,
+    launch_row: u32,
+    shape: StepShape,
+    e: u32,
+    lane: u32,
+) -> Entry {
+    // The last part that starts at it or before it.
+    let (mut starting, mut first) = (0, 0);
+    while first < shape.parts {
+        let part = first + lane;
+        let starts = part < shape.parts && layout.starts.load(part) <= e;
+        starting += warp::warp_vote_ballot(FULL_MASK, starts).count_ones();
+        first += 32;
+    }
+    let part = starting - 1;
+    let list = (launch_row * shape.parts + part) as usize * shape.places() as usize;
+    entries.load(list + (e - layout.starts.load(part)) as usize)
 }
 
 /// Products of the normalised query with original keys: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`.

@@ -71,7 +71,7 @@ impl<const D: usize> Tile<D> {
             } else {
                 4 * chunk
             };
-            self.memory.copy_async(self.start + target, pool, from / 4 + 4 * chunk as usize);
+            self.memory.copy_async_once(self.start + target, pool, from / 4 + 4 * chunk as usize);
         });
     }
 

@@ -20,8 +20,8 @@
 
 use super::{DenseShape, stages};
 use crate::attention::{
-    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Queries, ROWS, Running, ValueTile, combine,
-    combine_parts, last_to_arrive, part_floats, warps,
+    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Queries, ROWS, Ring, Running, ValueTile,
+    combine, combine_parts, last_to_arrive, part_floats, staged_rows, walk, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
@@ -61,7 +61,7 @@ pub const fn layout<const D: usize>() -> Layout {
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
     let mut over = SharedPlan::new();
-    let staged = over.array(MAX_PARTS * ROWS);
+    let staged = over.array(staged_rows(MAX_PARTS));
     let rows = plan.array(warps(D as u32) * ROWS);
     let queries = plan.array(Queries::shared_words::<D>());
     let last = plan.array(1);
@@ -76,7 +76,8 @@ pub const fn layout<const D: usize>() -> Layout {
     system = dense,
     instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
     max_threads = 256,
-    min_blocks = 1
+    min_blocks = 1,
+    overlaps
 )]
 pub fn attend<E: Half, const D: usize>(
     queries: Global<E>,
@@ -125,8 +126,9 @@ pub fn attend<E: Half, const D: usize>(
     let visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
 
     let mut running = Running::new();
-    let walk = Walk { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
-    walk.tiles::<D>(first + warp, |tile, k, v| {
+    let tiles = Tiles::<E, D> { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
+    walk(&tiles, first + warp, |tile, stage| {
+        let (k, v) = tiles.stage(stage);
         let mut scores = q.scores::<E, D>(k, lane);
         unroll!(for j in 0..2 {
             unroll!(for i in 0..2 {
@@ -198,8 +200,8 @@ impl Parts {
     }
 }
 
-/// A warp's way through its tiles.
-struct Walk<E> {
+/// A warp's tiles of keys and values.
+struct Tiles<E, const D: usize> {
     layout: Layout,
     keys: Global<E>,
     values: Global<E>,
@@ -210,12 +212,28 @@ struct Walk<E> {
     length: u32,
     warp: u32,
     lane: u32,
-    /// Past the last tile.
     end: u32,
 }
 
-impl<E: Half> Walk<E> {
-    /// The block of a tile; 0 past the end.
+impl<E: Half, const D: usize> Tiles<E, D> {
+    #[inline(always)]
+    fn stage(&self, stage: u32) -> (KeyTile<D>, ValueTile<D>) {
+        let words = KeyTile::<D>::WORDS;
+        let start = self.warp * self.layout.ring_words + stage * 2 * words;
+        (KeyTile::at(self.layout.ring, start), ValueTile::at(self.layout.ring, start + words))
+    }
+}
+
+impl<E: Half, const D: usize> Ring for Tiles<E, D> {
+    const STAGES: u32 = stages(D as u32);
+    const STRIDE: u32 = warps(D as u32);
+    const LOOKS_AHEAD: bool = D < 256;
+
+    #[inline(always)]
+    fn end(&self) -> u32 {
+        self.end
+    }
+
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn block(&self, tile: u32) -> u32 {
@@ -227,63 +245,13 @@ impl<E: Half> Walk<E> {
     }
 
     #[inline(always)]
-    fn stage<const D: usize>(&self, stage: u32) -> (KeyTile<D>, ValueTile<D>) {
-        let words = KeyTile::<D>::WORDS;
-        let start = self.warp * self.layout.ring_words + stage * 2 * words;
-        (KeyTile::at(self.layout.ring, start), ValueTile::at(self.layout.ring, start + words))
-    }
-
-    /// Starts copying a tile into a stage; closes the group even if there is no tile.
-    #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn start<const D: usize>(&self, tile: u32, block: u32, stage: u32) {
-        if tile < self.end {
-            let (k, v) = self.stage::<D>(stage);
-            let from = (block * self.shape.kv_heads + self.head) as usize * (BLOCK_TOKENS as usize * D);
-            let rows = self.length - tile * BLOCK_TOKENS;
-            k.copy(self.keys, from, rows, self.lane);
-            v.copy(self.values, from, rows, self.lane);
-        }
-        async_copy::commit();
-    }
-
-    /// Calls `visit` with the tiles that are this warp's, from `first` on.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn tiles<const D: usize>(&self, first: u32, mut visit: impl FnMut(u32, KeyTile<D>, ValueTile<D>)) {
-        let stages = stages(D as u32);
-        let mut blocks = [0u32; 4];
-        unroll!(for s in 0..4 {
-            blocks[s] = if (s as u32) < stages { self.block(first + warps(D as u32) * s as u32) } else { 0 };
-        });
-        unroll!(for s in 0..3 {
-            if (s as u32) < stages - 1 {
-                self.start::<D>(first + warps(D as u32) * s as u32, blocks[s], s as u32);
-            }
-        });
-        let mut next_block = blocks[stages as usize - 1];
-        let mut tile = first;
-        let mut stage = 0u32;
-        while tile < self.end {
-            if stages == 4 {
-                async_copy::wait::<2>();
-            } else {
-                async_copy::wait::<1>();
-            }
-            warp::sync_warp(warp::FULL_MASK);
-            // The stage that the last round has read is free.
-            let free = if stage == 0 { stages - 1 } else { stage - 1 };
-            let ahead = tile + warps(D as u32) * (stages - 1);
-            // At head_dim 256 no register is left for the block after next.
-            self.start::<D>(ahead, if D < 256 { next_block } else { self.block(ahead) }, free);
-            if D < 256 {
-                next_block = self.block(ahead + warps(D as u32));
-            }
-            let (k, v) = self.stage::<D>(stage);
-            visit(tile, k, v);
-            tile += warps(D as u32);
-            stage = if stage == stages - 1 { 0 } else { stage + 1 };
-        }
+    fn start(&self, tile: u32, block: u32, stage: u32) {
+        let (k, v) = self.stage(stage);
+        let from = (block * self.shape.kv_heads + self.head) as usize * (BLOCK_TOKENS as usize * D);
+        let rows = self.length - tile * BLOCK_TOKENS;
+        k.copy(self.keys, from, rows, self.lane);
+        v.copy(self.values, from, rows, self.lane);
     }
 }
 

@@ -7,7 +7,7 @@ use crate::dense::sample::normal;
 use crate::{Buffer, Device, Stream};
 use bytemuck::Zeroable;
 use half::{bf16, f16};
-use kernels_gpu::certified::{Certificate, attend, claim, replace, select};
+use kernels_gpu::certified::{Certificate, attend, mark, replace, weigh};
 
 /// About N(0, 1), with a few channels that stand out; the same on every machine.
 pub fn tokens<E: CacheElement>(geometry: Geometry, count: usize, seed: u64) -> Vec<E> {
@@ -83,7 +83,7 @@ fn add_steps<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u
     let run = move |device: &Device| -> std::result::Result<_, CaseError> {
         Ok(steps::<E>(device, geometry, what)?)
     };
-    let mut case = Case::new(claim::kernel().info(), label, run).and(select::kernel().info());
+    let mut case = Case::new(mark::kernel().info(), label, run).and(weigh::kernel().info());
     for instances in [attend::INSTANCES, replace::INSTANCES] {
         let end = format!("_{}_{head_dim}", E::NAME);
         for instance in instances.iter().filter(|instance| instance.name.ends_with(&end)) {

@@ -13,7 +13,7 @@ use host::certified::{
 use host::{Buffer, Pinned, Stream};
 
 /// The launches of a step, in order.
-const PARTS: [&str; 4] = ["pass", "select", "replace", "dense"];
+pub const PARTS: [&str; 5] = ["pass", "weigh", "mark", "replace", "dense"];
 /// Blocks that are quantized by one launch.
 const JOBS: usize = 1 << 14;
 /// Bytes of a dimension of a tile of 16 tokens: quantized keys and values; original keys, or values.
@@ -43,6 +43,8 @@ pub struct Step<E: CacheElement> {
     preset: &'static str,
     plan: StepPlan<E>,
     out: Attended,
+    /// Of a first run.
+    certificates: Vec<Certificate>,
     /// Of each cache.
     tiles: Vec<Buffer<u8>>,
     annotations: Vec<Buffer<Annotation>>,
@@ -59,6 +61,8 @@ impl<E: CacheElement> Step<E> {
     pub fn open(name: &'static str, caches: &Caches<E>, options: Options) -> Result<Self, Failure> {
         let subject = caches.subject;
         let preset = if name == "naive" { "naive" } else { options.policy };
+        // Timed without what only a certificate needs; its error is judged by the certificate of the same outputs.
+        let timed = if name == "naive" { Policy::BARE } else { policy(preset) };
         let problem = StepProblem {
             sequences: subject.batch,
             q_heads: subject.shape.q_heads,
@@ -67,7 +71,7 @@ impl<E: CacheElement> Step<E> {
             max_tokens: subject.context,
         };
         // Before anything large: it refuses what it cannot do.
-        let plan = StepPlan::<E>::new(&caches.device, problem, &policy(preset))?;
+        let plan = StepPlan::<E>::new(&caches.device, problem, &timed)?;
         let out = plan.allocate()?;
         let geometry = Geometry::new(problem.kv_heads, problem.head_dim)?;
         let stream = Stream::new(&caches.device)?;
@@ -96,14 +100,40 @@ impl<E: CacheElement> Step<E> {
             None
         };
         let read = OriginalsRead::default();
-        let mut step = Step { name, preset, plan, out, tiles, annotations, host, subject, read };
+        let mut step = Step {
+            name,
+            preset,
+            plan,
+            out,
+            certificates: Vec::new(),
+            tiles,
+            annotations,
+            host,
+            subject,
+            read,
+        };
         // What no right result is.
         stream.fill_u8(&mut step.out.output, .., 0xff)?;
         stream.fill_u8(&mut step.out.lse, .., 0xff)?;
         // A first run outside any timing: the driver loads the kernels.
         step.step(&stream, caches, 0)?;
         stream.synchronize()?;
-        step.read = step.plan.originals_read()?;
+        step.read = step.plan.originals_read(&vec![subject.context; subject.batch as usize])?;
+        step.certificates = step.out.certificates.to_vec()?;
+        if name == "naive" {
+            let timed = step.out.output.to_vec()?;
+            let mut judged = StepPlan::<E>::new(&caches.device, problem, &Policy::NAIVE)?;
+            let handles = step.handles(caches, 0);
+            // SAFETY: as for every step of this scheme; it ends before the plan goes.
+            unsafe { judged.run(&stream, &handles, &mut step.out) }?;
+            stream.synchronize()?;
+            step.certificates = step.out.certificates.to_vec()?;
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            if bits(&timed) != bits(&step.out.output.to_vec()?) {
+                let what = "naive attention has other outputs with a certificate than without";
+                return Err(Failure::Differs(what.into()));
+            }
+        }
         Ok(step)
     }
 
@@ -123,10 +153,6 @@ impl<E: CacheElement> Step<E> {
             values,
             near: Near::none(),
         }
-    }
-
-    fn certificates(&self) -> Result<Vec<Certificate>, Failure> {
-        Ok(self.out.certificates.to_vec()?)
     }
 
     /// Bytes of originals for promoted and trailing blocks, and for the dense rung.
@@ -170,12 +196,15 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
         unsafe {
             self.plan.run_pass(stream, &handles)?;
             if parts > 1 {
-                self.plan.run_select(stream, &handles)?;
+                self.plan.run_weigh(stream, &handles)?;
             }
             if parts > 2 {
-                self.plan.run_replace(stream, &handles, &mut self.out)?;
+                self.plan.run_mark(stream, &handles)?;
             }
             if parts > 3 {
+                self.plan.run_replace(stream, &handles, &mut self.out)?;
+            }
+            if parts > 4 {
                 self.plan.run_dense(stream, &handles, &mut self.out)?;
             }
         }
@@ -189,12 +218,12 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
     /// The error of a row, in the Euclidean norm, beside what its certificate says.
     fn error_of_bound(&self, caches: &Caches<E>, result: &Output) -> Result<f64, Failure> {
         let bound = |c: &Certificate| f64::from(c.e_key) + f64::from(c.e_val) + f64::from(c.e_round);
-        let bounds: Vec<f64> = self.certificates()?.iter().map(bound).collect();
+        let bounds: Vec<f64> = self.certificates.iter().map(bound).collect();
         Ok(caches.compare_norms(&result.output, &bounds))
     }
 
     fn certified(&self, parts: Vec<Part>) -> Result<Option<Certified>, Failure> {
-        let certificates = self.certificates()?;
+        let certificates = &self.certificates;
         let mean = |of: &dyn Fn(&Certificate) -> f64| {
             certificates.iter().map(of).sum::<f64>() / certificates.len() as f64
         };

@@ -2,6 +2,7 @@
 
 use super::super::record::not_measured;
 use super::arguments::short;
+use super::certified::PARTS;
 use super::report::{Certified, Report, Row};
 use crate::cli::table::{Align, Table};
 use crate::cli::text::microseconds as time;
@@ -90,7 +91,7 @@ fn certified(rows: &[&Row]) -> String {
     }
     found.sort_by_key(|(row, _)| row.context);
     let mut columns = vec![("context", Align::Right), ("policy", Align::Left), ("originals", Align::Left)];
-    columns.extend(["pass", "select", "replace", "dense"].map(|part| (part, Align::Right)));
+    columns.extend(PARTS.map(|part| (part, Align::Right)));
     let figures = ["keys", "values", "tail", "E_key", "E_val", "E_round", "dense heads"];
     columns.extend(figures.map(|figure| (figure, Align::Right)));
     let mut table = Table::new(&columns);
@@ -99,7 +100,7 @@ fn certified(rows: &[&Row]) -> String {
         let originals = if figures.originals == "host" { "host" } else { "GPU (warm)" };
         let mut cells = vec![short(row.context), figures.policy.clone(), originals.into()];
         let part = |name: &str| figures.parts.iter().find(|part| part.name == name);
-        let parts = ["pass", "select", "replace", "dense"].map(part);
+        let parts = PARTS.map(part);
         cells.extend(parts.map(|part| part.map_or_else(String::new, |part| format!("{:.1} µs", part.us))));
         cells.extend([
             format!("{:.1}", figures.promoted_keys),

@@ -1,0 +1,87 @@
+//! The kernels of a step for each element type and head_dim.
+
+use crate::certified::Annotation;
+use crate::dense::DenseElement;
+use half::{bf16, f16};
+use kernels_gpu::certified::{
+    Certificate, Entry, ListHead, Record, Scratch, StepShape, Taken, Thresholds, Weighed, attend,
+    pass_layout, promote_layout, replace,
+};
+use simt::{Global, GlobalMut, Kernel};
+
+type Attend<E> = Kernel<(
+    Global<E>,
+    Global<u32>,
+    Global<Annotation>,
+    Global<u32>,
+    Global<u32>,
+    GlobalMut<Record>,
+    GlobalMut<f32>,
+    StepShape,
+)>;
+
+type Replace<E> = Kernel<(
+    Global<E>,
+    Global<u32>,
+    Global<u32>,
+    Global<u32>,
+    Global<E>,
+    Global<E>,
+    GlobalMut<E>,
+    GlobalMut<u64>,
+    Global<ListHead>,
+    Global<Entry>,
+    Global<Weighed>,
+    Global<Taken>,
+    GlobalMut<f32>,
+    GlobalMut<f32>,
+    GlobalMut<u32>,
+    GlobalMut<f32>,
+    GlobalMut<f32>,
+    GlobalMut<Certificate>,
+    GlobalMut<u32>,
+    StepShape,
+    Thresholds,
+    Scratch,
+)>;
+
+/// The kernels of a head_dim, and their shared memory.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct StepKernels<E: StepElement> {
+    pub(super) attend: (Attend<E>, u32),
+    pub(super) replace: (Replace<E>, u32),
+}
+
+impl<E: StepElement> StepKernels<E> {
+    /// `attend` and `replace`.
+    pub(in crate::certified) fn infos(&self) -> [&'static simt::KernelInfo; 2] {
+        [self.attend.0.info(), self.replace.0.info()]
+    }
+}
+
+/// An element type that the kernels of a step have instances for: f16 and bf16.
+pub trait StepElement: DenseElement {
+    #[doc(hidden)]
+    fn step_kernels(head_dim: u32) -> Option<StepKernels<Self>>;
+}
+
+/// Head dimensions that a step has instances for.
+pub const STEP_HEAD_DIMS: [u32; 2] = [64, 128];
+
+macro_rules! instances {
+    ($($element:ty: $($dim:literal)*),*) => {$(
+        impl StepElement for $element {
+            fn step_kernels(head_dim: u32) -> Option<StepKernels<Self>> {
+                match head_dim {
+                    $($dim => Some(StepKernels {
+                        attend: (attend::kernel::<$element, $dim>(), pass_layout::<$dim>().bytes),
+                        replace: (replace::kernel::<$element, $dim>(), promote_layout::<$dim>().bytes),
+                    }),)*
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+instances!(f16: 64 128, bf16: 64 128);

@@ -1,0 +1,107 @@
+//! Plan and run: one decode step of certified attention, all of it on the device.
+
+mod kernels;
+mod plan;
+
+pub use kernels::{STEP_HEAD_DIMS, StepElement};
+pub use plan::StepPlan;
+
+use super::{Annotation, BLOCK_TOKENS};
+use crate::{Buffer, dense};
+use kernels_gpu::certified::{Certificate, Scratch, parts};
+use simt::{Global, GlobalMut};
+
+/// What a step is for: one query token for each sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepProblem {
+    /// Sequences of the batch.
+    pub sequences: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// KV heads; each serves `q_heads / kv_heads` query heads, 16 at most.
+    pub kv_heads: u32,
+    /// Channels of a head: one of [`STEP_HEAD_DIMS`].
+    pub head_dim: u32,
+    /// Tokens that a sequence may grow to.
+    pub max_tokens: u32,
+}
+
+impl StepProblem {
+    /// Tokens that a sequence may have at most: as many parts as are added up.
+    pub const MAX_TOKENS: u32 = BLOCK_TOKENS * parts::MAX_BLOCKS;
+
+    pub(super) fn dense(self) -> dense::Problem {
+        dense::Problem {
+            sequences: self.sequences,
+            q_heads: self.q_heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            query_tokens: 1,
+            max_tokens: self.max_tokens,
+        }
+    }
+}
+
+/// What a step writes.
+#[derive(Debug)]
+pub struct Attended {
+    /// Attention, f32 [sequences, q_heads, head_dim].
+    pub output: Buffer<f32>,
+    /// Natural log-sum-exp of the weights used, [sequences, q_heads]. Of a head on the dense rung that of the exact scores.
+    pub lse: Buffer<f32>,
+    /// What is known of each head, [sequences, q_heads].
+    pub certificates: Buffer<Certificate>,
+}
+
+/// What a step reads of the originals, counted in tiles of 16 tokens of a KV head: up to 8 query heads of it are computed
+/// together and share what is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OriginalsRead {
+    /// Tiles of keys, the trailing blocks among them.
+    pub key_tiles: u64,
+    /// Tiles of values.
+    pub value_tiles: u64,
+    /// How many such groups of query heads have one on the dense rung, which reads all of the sequence.
+    pub dense_rows: u64,
+}
+
+/// Where a step finds the cache: memory of any kind that the device reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct StepHandles<E> {
+    /// [sequences, q_heads, head_dim].
+    pub queries: Global<E>,
+    /// Quantized blocks, [blocks, kv_heads] of tiles.
+    pub tiles: Global<u32>,
+    /// Their annotations, [blocks, kv_heads].
+    pub annotations: Global<Annotation>,
+    /// [sequences, max_blocks].
+    pub table: Global<u32>,
+    /// \[sequences\], in tokens.
+    pub lengths: Global<u32>,
+    /// Original keys, [blocks, kv_heads, 16, head_dim].
+    pub keys: Global<E>,
+    /// Original values.
+    pub values: Global<E>,
+    /// Originals in the GPU's memory.
+    pub near: Near<E>,
+}
+
+/// Originals that are in the GPU's memory too: [`kernels_gpu::certified::admit`] says how they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Near<E> {
+    /// Tiles of [16, head_dim]: slots for keys, slots for values, fresh keys, fresh values.
+    pub tiles: GlobalMut<E>,
+    /// What the slots hold. Zeros, claims of `u64::MAX` and tags of [`Scratch::EMPTY`] at the start.
+    pub directory: GlobalMut<u64>,
+    /// How much of each there is.
+    pub scratch: Scratch,
+}
+
+impl<E: simt::Pod> Near<E> {
+    /// Nothing: everything is read from the originals.
+    pub fn none() -> Self {
+        // SAFETY: they reach no element.
+        let (tiles, directory) = unsafe { (GlobalMut::from_raw(0, 0), GlobalMut::from_raw(0, 0)) };
+        Near { tiles, directory, scratch: Scratch::NONE }
+    }
+}
