@@ -30,6 +30,7 @@
 
 pub mod bound;
 pub mod cases;
+pub mod cpu;
 mod plan;
 mod problem;
 pub mod sample;

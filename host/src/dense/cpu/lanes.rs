@@ -1,0 +1,259 @@
+//! Sixteen outputs of the tensor cores' arithmetic at a time, one a lane.
+//!
+//! [`simt::emu::tensor`] says what an output is: the sum of 16 products and the accumulator, each cut off 25 bits below the
+//! largest alignment, the sum rounded toward zero. Here, for all lanes at once:
+//! 1. The alignment of a product is the sum of its operands' exponents. Exponents are 16-bit words, two steps of the
+//!    contraction in a lane: an addition and a maximum see to two products. [`word`] makes a zero operand come out
+//!    below everything.
+//! 2. A product is exact in f32, times 2^(25 − alignment) too; the conversion to an integer cuts off, toward zero. Sixteen such
+//!    integers are below 2^31 in sum: 16 · 2^25 · (2 − 2^−10)². With the accumulator f64 holds them.
+//! 3. f64 to f32 toward zero, and the scale undone.
+//!
+//! Lanes for which f32 is too narrow (bf16 only), or whose accumulator is not finite, are left to the emulator's own
+//! model, as are tiles with an operand that is not finite.
+
+use crate::attention::Half;
+use simt::emu::tensor::{Format, mma_16x8x16};
+
+/// Sixteen lanes of f32.
+pub(super) type Floats = [f32; 16];
+/// Sixteen lanes of a pair of exponent words.
+pub(super) type Pairs = [u32; 16];
+
+/// The words of two operands, both nonzero, add up to no less than this.
+const BOTH: i32 = 0x8000;
+/// Alignments, biased like f32's exponents, for which f32 is wide enough: no scale and no relevant product under- or overflows.
+pub(super) const NARROWEST: i32 = 27;
+/// See [`NARROWEST`].
+pub(super) const WIDEST: i32 = 240;
+/// Scale of an alignment: 2^(25 − alignment) has the exponent field `SCALE` − biased alignment.
+pub(super) const SCALE: i32 = 127 + 25 + 127;
+/// The exponent field of 2^(alignment − 25) is the biased alignment less this.
+pub(super) const UNSCALE: i32 = 25;
+
+/// An element type's format.
+#[derive(Clone, Copy)]
+pub(super) struct Bits {
+    /// Fraction bits.
+    pub(super) fraction: u32,
+    /// The exponent field of what is not finite.
+    pub(super) largest: u16,
+    /// From a sum of two exponent words to an alignment biased like f32's exponents.
+    pub(super) bias: i32,
+}
+
+/// The format of `E`.
+pub(super) const fn bits<E: Half>() -> Bits {
+    if E::IS_F16 {
+        Bits { fraction: 10, largest: 31, bias: BOTH + 2 * 15 - 127 }
+    } else {
+        Bits { fraction: 7, largest: 255, bias: BOTH + 2 * 127 - 127 }
+    }
+}
+
+/// The exponent word of an operand: 0 for zero, 2^14 and the exponent field, that of the smallest normal number for
+/// subnormal ones.
+#[inline(always)]
+pub(super) fn word(x: u16, bits: Bits) -> u16 {
+    let exponent = (x & 0x7fff) >> bits.fraction;
+    let word = 0x4000 + exponent.max(1);
+    if x & 0x7fff == 0 { 0 } else { word }
+}
+
+/// A row of the first operand: 16 steps of a contraction.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub(super) floats: Floats,
+    /// Exponent words of steps 2j and 2j + 1.
+    pub(super) pairs: [u32; 8],
+    pub(super) bits: [u16; 16],
+    /// Whether all are finite.
+    pub(super) finite: bool,
+}
+
+impl Row {
+    pub(super) const ZERO: Row = Row { floats: [0.0; 16], pairs: [0; 8], bits: [0; 16], finite: true };
+
+    /// Of 16 elements.
+    #[inline(always)]
+    pub(super) fn new<E: Half, L: Lanes>(x: [u16; 16]) -> Row {
+        let format = bits::<E>();
+        let mut row = Row { bits: x, ..Row::ZERO };
+        L::widen::<E>(&x, &mut row.floats);
+        let words = x.map(|x| word(x, format));
+        row.pairs = std::array::from_fn(|j| u32::from(words[2 * j]) | u32::from(words[2 * j + 1]) << 16);
+        let largest = x.iter().fold(0, |largest, x| largest.max((x & 0x7fff) >> format.fraction));
+        row.finite = largest < format.largest;
+        row
+    }
+}
+
+/// 16 tokens of keys or values as the second operand. Chunk `c` is sixteen steps of a contraction for sixteen lanes: for keys
+/// contraction `c` over dimensions, a token a lane; for values the tokens, dimensions 16c to 16c + 15 in the lanes.
+pub(super) struct Tile {
+    pub(super) floats: [[Floats; 16]; 16],
+    /// Exponent words of steps 2j and 2j + 1.
+    pub(super) pairs: [[Pairs; 8]; 16],
+    /// Whether all are finite.
+    pub(super) finite: bool,
+}
+
+impl Tile {
+    pub(super) const ZERO: Tile =
+        Tile { floats: [[[0.0; 16]; 16]; 16], pairs: [[[0; 16]; 8]; 16], finite: true };
+}
+
+/// Contraction and step in it of dimension `d` of queries and keys: that of `Queries::scores`.
+#[inline(always)]
+pub(super) const fn step_of(d: usize) -> (usize, usize) {
+    (2 * (d / 32) + d / 4 % 2, 4 * (d / 8 % 4) + d % 4)
+}
+
+/// Operations on sixteen lanes.
+///
+/// # Safety
+/// Of all functions: the machine has the instructions of the implementation.
+pub(super) trait Lanes {
+    /// Elements to f32.
+    fn widen<E: Half>(x: &[u16; 16], out: &mut Floats);
+    /// f32 to elements, to nearest even.
+    fn round<E: Half>(x: &Floats) -> [u16; 16];
+    /// Keys [16, head_dim], a token a lane.
+    fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile);
+    /// Values [16, head_dim], a dimension a lane.
+    fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile);
+    /// `c` += `row` · chunk; the lanes (a bit each) that are not what they should be, and are as they were.
+    fn step(row: &Row, floats: &[Floats; 16], pairs: &[Pairs; 8], bias: i32, c: &mut Floats) -> u32;
+}
+
+/// `c` += `row` · chunk `chunk` of `tile`, whose elements `element(step, lane)` knows.
+#[inline(always)]
+pub(super) fn multiply<E: Half, L: Lanes>(
+    row: &Row,
+    tile: &Tile,
+    chunk: usize,
+    c: &mut Floats,
+    element: impl Fn(usize, usize) -> u16,
+) {
+    let lanes = if row.finite && tile.finite {
+        L::step(row, &tile.floats[chunk], &tile.pairs[chunk], bits::<E>().bias, c)
+    } else {
+        0xffff
+    };
+    if lanes != 0 {
+        exactly::<E>(row, lanes, c, &element);
+    }
+}
+
+/// The emulator's own model, for some lanes.
+#[cold]
+#[inline(never)]
+fn exactly<E: Half>(row: &Row, lanes: u32, c: &mut Floats, element: &dyn Fn(usize, usize) -> u16) {
+    let format = if E::IS_F16 { Format::F16 } else { Format::Bf16 };
+    let mut a = [[0; 16]; 16];
+    a[0] = row.bits;
+    for first in [0, 8] {
+        let columns = std::array::from_fn(|lane| std::array::from_fn(|step| element(step, first + lane)));
+        let mut before = [[0; 8]; 16];
+        before[0] = std::array::from_fn(|lane| c[first + lane].to_bits());
+        let after = mma_16x8x16(format, &a, &columns, &before);
+        for lane in 0..8 {
+            if lanes >> (first + lane) & 1 == 1 {
+                c[first + lane] = f32::from_bits(after[0][lane]);
+            }
+        }
+    }
+}
+
+/// Any machine.
+pub(super) struct Portable;
+
+impl Lanes for Portable {
+    #[inline(always)]
+    fn widen<E: Half>(x: &[u16; 16], out: &mut Floats) {
+        *out = x.map(|x| E::unpack(u32::from(x))[0]);
+    }
+
+    #[inline(always)]
+    fn round<E: Half>(x: &Floats) -> [u16; 16] {
+        x.map(|x| E::pack(x, 0.0) as u16)
+    }
+
+    #[inline(always)]
+    fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+        let format = bits::<E>();
+        let mut largest = 0;
+        for (token, row) in rows.chunks_exact(head_dim).enumerate() {
+            for (d, x) in row.iter().enumerate() {
+                let (chunk, step) = step_of(d);
+                tile.floats[chunk][step][token] = E::unpack(u32::from(*x))[0];
+                let pair = &mut tile.pairs[chunk][step / 2][token];
+                let word = u32::from(word(*x, format));
+                *pair = if step % 2 == 0 { word } else { *pair | word << 16 };
+                largest = largest.max((x & 0x7fff) >> format.fraction);
+            }
+        }
+        tile.finite = largest < format.largest;
+    }
+
+    #[inline(always)]
+    fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+        let format = bits::<E>();
+        let mut largest = 0;
+        for (token, row) in rows.chunks_exact(head_dim).enumerate() {
+            for (d, x) in row.iter().enumerate() {
+                let (chunk, lane) = (d / 16, d % 16);
+                tile.floats[chunk][token][lane] = E::unpack(u32::from(*x))[0];
+                let pair = &mut tile.pairs[chunk][token / 2][lane];
+                let word = u32::from(word(*x, format));
+                *pair = if token % 2 == 0 { word } else { *pair | word << 16 };
+                largest = largest.max((x & 0x7fff) >> format.fraction);
+            }
+        }
+        tile.finite = largest < format.largest;
+    }
+
+    #[inline(always)]
+    fn step(row: &Row, floats: &[Floats; 16], pairs: &[Pairs; 8], bias: i32, c: &mut Floats) -> u32 {
+        let mut low = [0i32; 16];
+        let mut high = [0i32; 16];
+        for (a, b) in row.pairs.iter().zip(pairs) {
+            for lane in 0..16 {
+                low[lane] = low[lane].max(((a & 0xffff) + (b[lane] & 0xffff)) as i32);
+                high[lane] = high[lane].max(((a >> 16) + (b[lane] >> 16)) as i32);
+            }
+        }
+        let mut lanes = 0;
+        let mut alignments = [0; 16];
+        let mut scales = [0f32; 16];
+        for lane in 0..16 {
+            let products = low[lane].max(high[lane]);
+            let alignment = (products - bias).max((c[lane].to_bits() >> 23 & 0xff) as i32);
+            let narrow = products >= BOTH && alignment < NARROWEST;
+            lanes |= u32::from(narrow || alignment > WIDEST) << lane;
+            alignments[lane] = alignment;
+            scales[lane] = f32::from_bits(((SCALE - alignment.clamp(NARROWEST, WIDEST)) as u32) << 23);
+        }
+        let mut sums = [0i32; 16];
+        for (a, b) in row.floats.iter().zip(floats) {
+            for lane in 0..16 {
+                sums[lane] = sums[lane].wrapping_add((a * b[lane] * scales[lane]) as i32);
+            }
+        }
+        for lane in 0..16 {
+            if lanes >> lane & 1 == 1 {
+                continue;
+            }
+            if alignments[lane] < NARROWEST {
+                // No product: the accumulator, but −0 becomes +0.
+                c[lane] += 0.0;
+                continue;
+            }
+            let accumulator = (c[lane] * scales[lane]) as i32;
+            let sum = f64::from(sums[lane]) + f64::from(accumulator);
+            let cut = f64::from_bits(sum.to_bits() & !((1 << 29) - 1));
+            c[lane] = cut as f32 * f32::from_bits(((alignments[lane] - UNSCALE) as u32) << 23);
+        }
+        lanes
+    }
+}

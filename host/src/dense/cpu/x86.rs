@@ -1,0 +1,322 @@
+//! [`Lanes`] in AVX2 and AVX-512. Both inline into functions that have these instructions enabled.
+
+use super::lanes::{Bits, Floats, Lanes, NARROWEST, Pairs, Portable, Row, SCALE, Tile, UNSCALE, WIDEST, bits, step_of};
+use crate::attention::Half;
+use std::arch::x86_64::*;
+
+/// Eight dwords from `from`, which has as many.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load<T: bytemuck::Pod>(from: &[T]) -> __m256i {
+    let bytes: &[u8] = &bytemuck::cast_slice(from)[..32];
+    // SAFETY: 32 bytes.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_floats(from: &[f32]) -> __m256 {
+    _mm256_castsi256_ps(load(from))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store<T: bytemuck::Pod>(x: __m256i, to: &mut [T]) {
+    let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(to)[..32];
+    // SAFETY: 32 bytes.
+    unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), x) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store_floats(x: __m256, to: &mut [f32]) {
+    store(_mm256_castps_si256(x), to);
+}
+
+/// Exponent words of sixteen elements; `largest` keeps their largest exponent fields.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn words(x: __m256i, format: Bits, largest: &mut __m256i) -> __m256i {
+    let magnitude = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
+    let exponent = _mm256_srl_epi16(magnitude, _mm_cvtsi32_si128(format.fraction as i32));
+    *largest = _mm256_max_epi16(*largest, exponent);
+    let word = _mm256_add_epi16(
+        _mm256_max_epi16(exponent, _mm256_set1_epi16(1)),
+        _mm256_set1_epi16(0x4000),
+    );
+    _mm256_andnot_si256(_mm256_cmpeq_epi16(magnitude, _mm256_setzero_si256()), word)
+}
+
+/// Whether all exponent fields are below that of what is not finite.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn below(largest: __m256i, format: Bits) -> bool {
+    let limit = _mm256_set1_epi16(format.largest as i16 - 1);
+    _mm256_movemask_epi8(_mm256_cmpgt_epi16(largest, limit)) == 0
+}
+
+/// Sixteen elements as f32.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn widen<E: Half>(x: __m256i) -> [__m256; 2] {
+    let halves = [_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x)];
+    if E::IS_F16 {
+        halves.map(|half| _mm256_cvtph_ps(half))
+    } else {
+        halves.map(|half| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half))))
+    }
+}
+
+/// Rows to columns: eight rows of eight dwords.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
+    let low = |i: usize| _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    let high = |i: usize| _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    // Columns 0 and 4, 1 and 5, 2 and 6, 3 and 7 of four rows each.
+    let four = |i: usize| {
+        let (a, b, c, d) = (low(2 * i), low(2 * i + 1), high(2 * i), high(2 * i + 1));
+        [
+            _mm256_unpacklo_epi64(a, b),
+            _mm256_unpackhi_epi64(a, b),
+            _mm256_unpacklo_epi64(c, d),
+            _mm256_unpackhi_epi64(c, d),
+        ]
+    };
+    let (top, bottom) = (four(0), four(1));
+    std::array::from_fn(|i| {
+        if i < 4 {
+            _mm256_permute2x128_si256::<0x20>(top[i], bottom[i])
+        } else {
+            _mm256_permute2x128_si256::<0x31>(top[i - 4], bottom[i - 4])
+        }
+    })
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+    let format = bits::<E>();
+    let mut largest = _mm256_setzero_si256();
+    for first in [0, 8] {
+        for start in (0..head_dim).step_by(16) {
+            let columns = transpose(std::array::from_fn(|i| load(&rows[(first + i) * head_dim + start..][..16])));
+            for (i, pairs) in columns.into_iter().enumerate() {
+                let (chunk, step) = step_of(start + 2 * i);
+                store(words(pairs, format, &mut largest), &mut tile.pairs[chunk][step / 2][first..first + 8]);
+                let even = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff));
+                let odd = _mm256_srli_epi32::<16>(pairs);
+                // Within 128 bits; then across.
+                let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(even, odd));
+                let [even, odd] = widen::<E>(packed);
+                store_floats(even, &mut tile.floats[chunk][step][first..first + 8]);
+                store_floats(odd, &mut tile.floats[chunk][step + 1][first..first + 8]);
+            }
+        }
+    }
+    tile.finite = below(largest, format);
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+    let format = bits::<E>();
+    let mut largest = _mm256_setzero_si256();
+    for pair in 0..8 {
+        let (even, odd) = rows[2 * pair * head_dim..][..2 * head_dim].split_at(head_dim);
+        for chunk in 0..head_dim / 16 {
+            let (a, b) = (load(&even[16 * chunk..][..16]), load(&odd[16 * chunk..][..16]));
+            for (token, x) in [(2 * pair, a), (2 * pair + 1, b)] {
+                let [low, high] = widen::<E>(x);
+                store_floats(low, &mut tile.floats[chunk][token][..8]);
+                store_floats(high, &mut tile.floats[chunk][token][8..]);
+            }
+            let (a, b) = (words(a, format, &mut largest), words(b, format, &mut largest));
+            // Within 128 bits; then across.
+            let (low, high) = (_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
+            store(_mm256_permute2x128_si256::<0x20>(low, high), &mut tile.pairs[chunk][pair][..8]);
+            store(_mm256_permute2x128_si256::<0x31>(low, high), &mut tile.pairs[chunk][pair][8..]);
+        }
+    }
+    tile.finite = below(largest, format);
+}
+
+/// Eight lanes of [`Lanes::step`], from lane `first` on.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn step_8(
+    row: &Row,
+    floats: &[Floats; 16],
+    pairs: &[Pairs; 8],
+    bias: i32,
+    c: &mut [f32],
+    first: usize,
+) -> u32 {
+    let zero = _mm256_setzero_si256();
+    let mut products = zero;
+    for (a, b) in row.pairs.iter().zip(pairs) {
+        let sums = _mm256_add_epi16(_mm256_set1_epi32(*a as i32), load(&b[first..first + 8]));
+        products = _mm256_max_epu16(products, sums);
+    }
+    let low = _mm256_and_si256(products, _mm256_set1_epi32(0xffff));
+    let products = _mm256_max_epi32(low, _mm256_srli_epi32::<16>(products));
+    let before = load_floats(c);
+    let accumulator =
+        _mm256_and_si256(_mm256_srli_epi32::<23>(_mm256_castps_si256(before)), _mm256_set1_epi32(0xff));
+    let alignment = _mm256_max_epi32(_mm256_sub_epi32(products, _mm256_set1_epi32(bias)), accumulator);
+    let narrow = _mm256_cmpgt_epi32(_mm256_set1_epi32(NARROWEST), alignment);
+    let wide = _mm256_cmpgt_epi32(alignment, _mm256_set1_epi32(WIDEST));
+    let some = _mm256_cmpgt_epi32(products, _mm256_set1_epi32(0x7fff));
+    let others = _mm256_or_si256(wide, _mm256_and_si256(narrow, some));
+    let scale = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_sub_epi32(_mm256_set1_epi32(SCALE), alignment)));
+    let mut sums = zero;
+    for (a, b) in row.floats.iter().zip(floats) {
+        let product = _mm256_mul_ps(_mm256_set1_ps(*a), load_floats(&b[first..first + 8]));
+        sums = _mm256_add_epi32(sums, _mm256_cvttps_epi32(_mm256_mul_ps(product, scale)));
+    }
+    let own = _mm256_cvttps_epi32(_mm256_mul_ps(before, scale));
+    let mask = _mm256_set1_pd(f64::from_bits(!((1 << 29) - 1)));
+    let half = |a: __m128i, b: __m128i| {
+        let sum = _mm256_add_pd(_mm256_cvtepi32_pd(a), _mm256_cvtepi32_pd(b));
+        _mm256_cvtpd_ps(_mm256_and_pd(sum, mask))
+    };
+    let after = _mm256_set_m128(
+        half(_mm256_extracti128_si256::<1>(sums), _mm256_extracti128_si256::<1>(own)),
+        half(_mm256_castsi256_si128(sums), _mm256_castsi256_si128(own)),
+    );
+    let unscale =
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_sub_epi32(alignment, _mm256_set1_epi32(UNSCALE))));
+    let after = _mm256_mul_ps(after, unscale);
+    // No product: the accumulator, but −0 becomes +0.
+    let kept = _mm256_add_ps(before, _mm256_setzero_ps());
+    let after = _mm256_blendv_ps(after, kept, _mm256_castsi256_ps(narrow));
+    store_floats(_mm256_blendv_ps(after, before, _mm256_castsi256_ps(others)), c);
+    _mm256_movemask_ps(_mm256_castsi256_ps(others)) as u32
+}
+
+/// Sixteen elements of f32, to nearest even.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn round_f16(x: &Floats) -> [u16; 16] {
+    let half = |x: &[f32]| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(load_floats(x));
+    let mut out = [0u16; 16];
+    store(_mm256_set_m128i(half(&x[8..]), half(&x[..8])), &mut out);
+    out
+}
+
+/// AVX2, FMA and F16C.
+pub(super) struct Avx2;
+
+/// AVX-512 F, BW and VL too.
+pub(super) struct Avx512;
+
+macro_rules! lanes {
+    ($name:ident, |$row:ident, $floats:ident, $pairs:ident, $bias:ident, $c:ident| $step:expr) => {
+        impl Lanes for $name {
+            #[inline(always)]
+            fn widen<E: Half>(x: &[u16; 16], out: &mut Floats) {
+                // SAFETY: the machine has the instructions, by the trait's contract.
+                unsafe {
+                    let [low, high] = widen::<E>(load(x));
+                    store_floats(low, &mut out[..8]);
+                    store_floats(high, &mut out[8..]);
+                }
+            }
+
+            #[inline(always)]
+            fn round<E: Half>(x: &Floats) -> [u16; 16] {
+                if E::IS_F16 && !x.iter().any(|x| x.is_nan()) {
+                    // SAFETY: as above.
+                    unsafe { round_f16(x) }
+                } else {
+                    Portable::round::<E>(x)
+                }
+            }
+
+            #[inline(always)]
+            fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+                // SAFETY: as above.
+                unsafe { keys::<E>(rows, head_dim, tile) }
+            }
+
+            #[inline(always)]
+            fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+                // SAFETY: as above.
+                unsafe { values::<E>(rows, head_dim, tile) }
+            }
+
+            #[inline(always)]
+            fn step(
+                $row: &Row,
+                $floats: &[Floats; 16],
+                $pairs: &[Pairs; 8],
+                $bias: i32,
+                $c: &mut Floats,
+            ) -> u32 {
+                // SAFETY: as above.
+                unsafe { $step }
+            }
+        }
+    };
+}
+
+lanes!(Avx2, |row, floats, pairs, bias, c| {
+    let (low, high) = c.split_at_mut(8);
+    step_8(row, floats, pairs, bias, low, 0) | step_8(row, floats, pairs, bias, high, 8) << 8
+});
+lanes!(Avx512, |row, floats, pairs, bias, c| step_16(row, floats, pairs, bias, c));
+
+/// Sixteen dwords.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_16<T: bytemuck::Pod>(from: &[T; 16]) -> __m512i {
+    let bytes: &[u8] = &bytemuck::cast_slice(from)[..64];
+    // SAFETY: 64 bytes.
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
+fn step_16(row: &Row, floats: &[Floats; 16], pairs: &[Pairs; 8], bias: i32, c: &mut Floats) -> u32 {
+    let mut products = _mm512_setzero_si512();
+    for (a, b) in row.pairs.iter().zip(pairs) {
+        let sums = _mm512_add_epi16(_mm512_set1_epi32(*a as i32), load_16(b));
+        products = _mm512_max_epu16(products, sums);
+    }
+    let low = _mm512_and_si512(products, _mm512_set1_epi32(0xffff));
+    let products = _mm512_max_epi32(low, _mm512_srli_epi32::<16>(products));
+    let before = _mm512_castsi512_ps(load_16(c));
+    let accumulator =
+        _mm512_and_si512(_mm512_srli_epi32::<23>(_mm512_castps_si512(before)), _mm512_set1_epi32(0xff));
+    let alignment = _mm512_max_epi32(_mm512_sub_epi32(products, _mm512_set1_epi32(bias)), accumulator);
+    let narrow = _mm512_cmplt_epi32_mask(alignment, _mm512_set1_epi32(NARROWEST));
+    let wide = _mm512_cmpgt_epi32_mask(alignment, _mm512_set1_epi32(WIDEST));
+    let some = _mm512_cmpgt_epi32_mask(products, _mm512_set1_epi32(0x7fff));
+    let others = wide | (narrow & some);
+    let scale = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_sub_epi32(_mm512_set1_epi32(SCALE), alignment)));
+    let mut sums = _mm512_setzero_si512();
+    for (a, b) in row.floats.iter().zip(floats) {
+        let product = _mm512_mul_ps(_mm512_set1_ps(*a), _mm512_castsi512_ps(load_16(b)));
+        sums = _mm512_add_epi32(sums, _mm512_cvttps_epi32(_mm512_mul_ps(product, scale)));
+    }
+    let own = _mm512_cvttps_epi32(_mm512_mul_ps(before, scale));
+    let half = |a: __m256i, b: __m256i| {
+        let sum = _mm512_add_pd(_mm512_cvtepi32_pd(a), _mm512_cvtepi32_pd(b));
+        _mm512_cvt_roundpd_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(sum)
+    };
+    let high = half(_mm512_extracti64x4_epi64::<1>(sums), _mm512_extracti64x4_epi64::<1>(own));
+    let low = half(_mm512_castsi512_si256(sums), _mm512_castsi512_si256(own));
+    let after = _mm512_castpd_ps(_mm512_insertf64x4::<1>(
+        _mm512_castpd256_pd512(_mm256_castps_pd(low)),
+        _mm256_castps_pd(high),
+    ));
+    let unscale =
+        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_sub_epi32(alignment, _mm512_set1_epi32(UNSCALE))));
+    let after = _mm512_mul_ps(after, unscale);
+    // No product: the accumulator, but −0 becomes +0.
+    let after = _mm512_mask_add_ps(after, narrow, before, _mm512_setzero_ps());
+    let after = _mm512_mask_mov_ps(after, others, before);
+    // SAFETY: sixteen floats.
+    unsafe { _mm512_storeu_ps(c.as_mut_ptr(), after) };
+    u32::from(others)
+}
