@@ -117,7 +117,9 @@ fn spoil<E: DenseElement>(elements: &mut [E], spoilt: Spoilt, every: u64, seed: 
             Spoilt::AnyBits => pick as u16,
             Spoilt::Infinite => [inf, inf | 0x8000, 0x7fff, 0][pick % 4],
             Spoilt::Extremes => [inf - 1, (inf - 1) | 0x8000, 1, 0x8001, inf / 2, 0x8000][pick % 6],
-            Spoilt::Full => (if E::IS_F16 { 0x3fff } else { 0x3fff | 0x7f }) | (pick as u16 & 0x8000) >> (pick >> 20 & 1),
+            Spoilt::Full => {
+                (if E::IS_F16 { 0x3fff } else { 0x3fff | 0x7f }) | (pick as u16 & 0x8000) >> (pick >> 20 & 1)
+            }
         };
     }
 }

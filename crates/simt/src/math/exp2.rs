@@ -49,6 +49,22 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
+/// (2^f - 1) / f on [-1/2, 1/2], lowest power first; relative error of 2^f below 2^-28.3. For SIMD versions of
+/// [`exp2_nonpositive`].
+#[doc(hidden)]
+pub const EXP2_COEFFICIENTS: [f32; 6] = [
+    f32::from_bits(0x3f31_7218),
+    f32::from_bits(0x3e75_fdee),
+    f32::from_bits(0x3d63_57bd),
+    f32::from_bits(0x3c1d_96e9),
+    f32::from_bits(0x3aaf_84a4),
+    f32::from_bits(0x3920_bd38),
+];
+
+/// The rounding constant carries the exponent bias in its low bits: shifted up, the sum is 2^n.
+#[doc(hidden)]
+pub const EXP2_ROUNDER: f32 = ROUNDER + 127.0;
+
 /// 2^x for `x <= 0`, in 12 instructions: the one for the inner loop of a softmax.
 ///
 /// - −126.5 < x <= 127: error at most 0.800 ULP, measured over every `f32` there, subnormal results
@@ -63,17 +79,8 @@ fn power_of_two(n: i32) -> f32 {
 #[inline(always)]
 #[must_use]
 pub fn exp2_nonpositive(x: f32) -> f32 {
-    // (2^f - 1) / f on [-1/2, 1/2], lowest power first; relative error of 2^f below 2^-28.3.
-    const C: [f32; 6] = [
-        f32::from_bits(0x3f31_7218),
-        f32::from_bits(0x3e75_fdee),
-        f32::from_bits(0x3d63_57bd),
-        f32::from_bits(0x3c1d_96e9),
-        f32::from_bits(0x3aaf_84a4),
-        f32::from_bits(0x3920_bd38),
-    ];
-    // The rounding constant carries the exponent bias in its low bits: shifted up, the sum is 2^n.
-    const BIASED_ROUNDER: f32 = ROUNDER + 127.0;
+    const C: [f32; 6] = EXP2_COEFFICIENTS;
+    const BIASED_ROUNDER: f32 = EXP2_ROUNDER;
 
     let x = maximum(x, -127.0);
     let t = x + BIASED_ROUNDER;

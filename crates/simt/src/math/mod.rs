@@ -33,6 +33,8 @@ mod trig;
 
 pub use compare::{abs, canonical_nan, clamp, max, maximum, min, minimum};
 pub use divide::Divisor;
+#[doc(hidden)]
+pub use exp2::{EXP2_COEFFICIENTS, EXP2_ROUNDER};
 pub use exp2::{exp2, exp2_nonpositive};
 pub use ieee::{
     floor, fma, fma_f64, nearest_even_i32, round_ties_even, rsqrt, sqrt, sqrt_f64, to_i32_floor,

@@ -14,6 +14,7 @@
 
 use crate::attention::Half;
 use simt::emu::tensor::{Format, mma_16x8x16};
+use simt::math::exp2_nonpositive;
 
 /// Sixteen lanes of f32.
 pub(super) type Floats = [f32; 16];
@@ -80,9 +81,16 @@ impl Row {
         let format = bits::<E>();
         let mut row = Row { bits: x, ..Row::ZERO };
         L::widen::<E>(&x, &mut row.floats);
-        let words = x.map(|x| word(x, format));
-        row.pairs = std::array::from_fn(|j| u32::from(words[2 * j]) | u32::from(words[2 * j + 1]) << 16);
-        let largest = x.iter().fold(0, |largest, x| largest.max((x & 0x7fff) >> format.fraction));
+        // Loops, not `map` or `from_fn`: those become calls of functions without the instructions of `L`.
+        let mut words = [0u16; 16];
+        let mut largest = 0;
+        for (word, x) in words.iter_mut().zip(&x) {
+            *word = self::word(*x, format);
+            largest = largest.max((x & 0x7fff) >> format.fraction);
+        }
+        for (pair, words) in row.pairs.iter_mut().zip(words.as_chunks::<2>().0) {
+            *pair = u32::from(words[0]) | u32::from(words[1]) << 16;
+        }
         row.finite = largest < format.largest;
         row
     }
@@ -118,6 +126,10 @@ pub(super) trait Lanes {
     fn widen<E: Half>(x: &[u16; 16], out: &mut Floats);
     /// f32 to elements, to nearest even.
     fn round<E: Half>(x: &Floats) -> [u16; 16];
+    /// 2^(x − reference) as [`exp2_nonpositive`] has it; the bits of a NaN may be others.
+    fn exp2(x: &Floats, reference: f32) -> Floats;
+    /// Asks for memory that will be read soon.
+    fn prefetch(memory: &[u16]);
     /// Keys [16, head_dim], a token a lane.
     fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile);
     /// Values [16, head_dim], a dimension a lane.
@@ -178,6 +190,14 @@ impl Lanes for Portable {
     fn round<E: Half>(x: &Floats) -> [u16; 16] {
         x.map(|x| E::pack(x, 0.0) as u16)
     }
+
+    #[inline(always)]
+    fn exp2(x: &Floats, reference: f32) -> Floats {
+        x.map(|x| exp2_nonpositive(x - reference))
+    }
+
+    #[inline(always)]
+    fn prefetch(_memory: &[u16]) {}
 
     #[inline(always)]
     fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {

@@ -10,6 +10,8 @@ const TOKENS: usize = BLOCK_TOKENS as usize;
 const MAX_ROWS: usize = ROWS as usize;
 /// See `Running` of the kernels: the largest score is at most this above the reference.
 const LARGEST_EXPONENT: f32 = 15.0;
+/// Below it an integer less 15 is exact.
+const EXACT: f32 = (1 << 22) as f32;
 
 /// What all parts read; elements as bits.
 #[derive(Clone, Copy)]
@@ -53,6 +55,8 @@ pub(super) struct Scratch {
     queries: [[Row; 16]; MAX_ROWS],
     /// Σ p·v of rounded probabilities, and of what rounding cut off: [rows, 2, head_dim / 16].
     outputs: [[[Floats; 16]; 2]; MAX_ROWS],
+    /// A tile's probabilities rounded, and what rounding cut off: [rows, 2].
+    weights: [[Row; 2]; MAX_ROWS],
     /// Results of the warps, [warps, rows].
     rows: [[PartialRow; MAX_ROWS]; 8],
     /// [warps, rows, head_dim / 16].
@@ -68,6 +72,7 @@ impl Scratch {
             value_rows: Vec::new(),
             queries: [[Row::ZERO; 16]; MAX_ROWS],
             outputs: [[[[0.0; 16]; 16]; 2]; MAX_ROWS],
+            weights: [[Row::ZERO; 2]; MAX_ROWS],
             rows: [[PartialRow::EMPTY; MAX_ROWS]; 8],
             merged: [[[[0.0; 16]; 16]; MAX_ROWS]; 8],
         })
@@ -123,11 +128,10 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
         // Rows of the eight that there are not vote as well, with scores of 0.
         let mut absent_vote = rows < MAX_ROWS;
         for tile in (part.tiles[0] + warp..part.tiles[1]).step_by(warps) {
-            let (present, start) = (length as usize - tile * TOKENS, tile * TOKENS);
-            let block = view.table[part.sequence * shape.max_blocks as usize + tile] as usize;
-            let from = (block * shape.kv_heads as usize + part.head) * TOKENS * head_dim;
-            let (mut keys, mut values) =
-                (&view.keys[from..][..TOKENS * head_dim], &view.values[from..][..TOKENS * head_dim]);
+            let present = length as usize - tile * TOKENS;
+            let [mut keys, mut values] = tile_of(view, part, tile);
+            let next = if tile + warps < part.tiles[1] { tile + warps } else { part.tiles[0] + warp + 1 };
+            let ahead = (next < part.tiles[1]).then(|| tile_of(view, part, next));
             if present < TOKENS {
                 keys = padded(keys, present * head_dim, &mut scratch.key_rows);
                 values = padded(values, present * head_dim, &mut scratch.value_rows);
@@ -135,6 +139,10 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
             L::keys::<E>(keys, head_dim, &mut scratch.keys);
             let mut scores = [[0f32; TOKENS]; MAX_ROWS];
             for chunk in 0..chunks {
+                // A few lines at a time: the rest of this tile's work hides them.
+                if let Some([keys, _]) = ahead {
+                    L::prefetch(&keys[chunk * 256..][..256]);
+                }
                 let element = |step: usize, token: usize| {
                     let d = 32 * (chunk / 2) + 8 * (step / 4) + 4 * (chunk % 2) + step % 4;
                     keys[token * head_dim + d]
@@ -152,43 +160,45 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
             let mut vote = absent_vote && (scratch.keys.finite || a_finite_row::<E>(keys, head_dim, present));
             absent_vote &= !vote;
             for r in 0..rows {
-                let mut top = f32::NEG_INFINITY;
-                for (i, score) in scores[r].iter_mut().enumerate() {
+                let seen = visible[r].saturating_sub((tile * TOKENS) as u32);
+                for (score, i) in scores[r].iter_mut().zip(0u32..) {
                     let scaled = *score * shape.scale_log2;
-                    *score = if start + i < visible[r] as usize { scaled } else { f32::NEG_INFINITY };
-                    // A NaN is passed over.
-                    top = if *score > top { *score } else { top };
+                    *score = if i < seen { scaled } else { f32::NEG_INFINITY };
+                    vote |= *score - running[r].reference > LARGEST_EXPONENT;
                 }
-                vote |= top - running[r].reference > LARGEST_EXPONENT;
             }
             if vote {
                 for r in 0..rows {
-                    raise(&scores[r], &mut running[r], &mut scratch.outputs[r], chunks);
+                    let factor = raise(&scores[r], &mut running[r]);
+                    // Before a warp's first tile there are zeros.
+                    if factor != 1.0 && tile != part.tiles[0] + warp {
+                        for output in &mut scratch.outputs[r] {
+                            output[..chunks].iter_mut().for_each(|chunk| scale(chunk, factor));
+                        }
+                    }
                 }
             }
-            let mut weights = [[Row::ZERO; 2]; MAX_ROWS];
             for r in 0..rows {
-                let reference = running[r].reference;
-                let mut p = [0f32; TOKENS];
-                for (p, score) in p.iter_mut().zip(&scores[r]) {
-                    *p = exp2_nonpositive(score - reference);
-                }
+                let p = L::exp2(&scores[r], running[r].reference);
                 for q in 0..4 {
                     let [a, b, c, d] = of_lane(&p, q);
                     running[r].sums[q] += (a + b) + (c + d);
                 }
-                weights[r][0] = Row::new::<E, L>(L::round::<E>(&p));
+                let rounded = Row::new::<E, L>(L::round::<E>(&p));
                 let mut cut = [0f32; TOKENS];
-                for (cut, (p, rounded)) in cut.iter_mut().zip(p.iter().zip(&weights[r][0].floats)) {
+                for (cut, (p, rounded)) in cut.iter_mut().zip(p.iter().zip(&rounded.floats)) {
                     *cut = p - rounded;
                 }
-                weights[r][1] = Row::new::<E, L>(L::round::<E>(&cut));
+                scratch.weights[r] = [rounded, Row::new::<E, L>(L::round::<E>(&cut))];
             }
             L::values::<E>(values, head_dim, &mut scratch.values);
             for chunk in 0..chunks {
+                if let Some([_, values]) = ahead {
+                    L::prefetch(&values[chunk * 256..][..256]);
+                }
                 let element = |token: usize, lane: usize| values[token * head_dim + 16 * chunk + lane];
                 for r in 0..rows {
-                    for (weights, output) in weights[r].iter().zip(&mut scratch.outputs[r]) {
+                    for (weights, output) in scratch.weights[r].iter().zip(&mut scratch.outputs[r]) {
                         multiply::<E, L>(weights, &scratch.values, chunk, &mut output[chunk], element);
                     }
                 }
@@ -196,8 +206,7 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
         }
         for r in 0..rows {
             let [a, b, c, d] = running[r].sums;
-            scratch.rows[warp][r] =
-                PartialRow { reference: running[r].reference, sum: (a + b) + (c + d) };
+            scratch.rows[warp][r] = PartialRow { reference: running[r].reference, sum: (a + b) + (c + d) };
             let [rounded, cut] = &scratch.outputs[r];
             for chunk in 0..chunks {
                 for i in 0..16 {
@@ -233,25 +242,58 @@ fn a_finite_row<E: Half>(keys: &[u16], head_dim: usize, present: usize) -> bool 
         .any(|row| row.iter().all(|x| (x & 0x7fff) >> format.fraction < format.largest))
 }
 
-/// Raises the reference of a row to one that suits its scores.
+/// A tile's keys and values, [16, head_dim] each.
+#[inline(always)]
+fn tile_of(view: View<'_>, part: Part, tile: usize) -> [&[u16]; 2] {
+    let elements = TOKENS * view.head_dim;
+    let block = view.table[part.sequence * view.shape.max_blocks as usize + tile] as usize;
+    let from = (block * view.shape.kv_heads as usize + part.head) * elements;
+    [&view.keys[from..][..elements], &view.values[from..][..elements]]
+}
+
+/// Raises the reference of a row to one that suits its scores, and gives the factor for the row's output.
+#[inline(always)]
+fn raise(scores: &[f32; TOKENS], running: &mut Running) -> f32 {
+    let mut tops = [f32::NEG_INFINITY; 8];
+    for eight in scores.as_chunks::<8>().0 {
+        for (top, score) in tops.iter_mut().zip(eight) {
+            // A NaN is passed over.
+            *top = if *score > *top { *score } else { *top };
+        }
+    }
+    let top = tops.into_iter().fold(f32::NEG_INFINITY, |top, x| if x > top { x } else { top });
+    let new = if top.abs() < EXACT {
+        max(-floor(-top) - LARGEST_EXPONENT, running.reference)
+    } else {
+        raised_by_lanes(scores, running.reference)
+    };
+    let factor = exp2_nonpositive(running.reference - new);
+    running.reference = new;
+    for sum in &mut running.sums {
+        *sum *= factor;
+    }
+    factor
+}
+
+/// The new reference as the four lanes of a row find it, where scores are not all numbers or so large that differences round.
 #[cold]
 #[inline(never)]
-fn raise(scores: &[f32; TOKENS], running: &mut Running, outputs: &mut [[Floats; 16]; 2], chunks: usize) {
-    let mut new = running.reference;
+fn raised_by_lanes(scores: &[f32; TOKENS], reference: f32) -> f32 {
+    let mut new = reference;
     for q in 0..4 {
         let [s0, s1, s2, s3] = of_lane(scores, q);
         let largest = max(f32::NEG_INFINITY, max(max(s0, s1), max(s2, s3)));
         let lowered = -floor(-largest) - LARGEST_EXPONENT;
         let wanted = if largest - lowered > LARGEST_EXPONENT { largest } else { lowered };
-        new = max(new, max(wanted, running.reference));
+        new = max(new, max(wanted, reference));
     }
-    let factor = exp2_nonpositive(running.reference - new);
-    running.reference = new;
-    running.sums = running.sums.map(|x| x * factor);
-    for output in outputs {
-        for x in output[..chunks].as_flattened_mut() {
-            *x *= factor;
-        }
+    new
+}
+
+#[inline(always)]
+fn scale(lanes: &mut Floats, factor: f32) {
+    for x in lanes {
+        *x *= factor;
     }
 }
 
@@ -275,7 +317,13 @@ fn merge<'a>(warps: impl Iterator<Item = (PartialRow, &'a [f32])> + Clone, value
 
 /// `combine_parts` of the kernels for row `r`: a warp adds up the sums, a part a lane; values in the order of the parts.
 #[inline(always)]
-pub(super) fn combine(parts: &[f32], floats: usize, r: usize, head_dim: usize, values: &mut [f32]) -> PartialRow {
+pub(super) fn combine(
+    parts: &[f32],
+    floats: usize,
+    r: usize,
+    head_dim: usize,
+    values: &mut [f32],
+) -> PartialRow {
     const LANES: usize = 32;
     let sums_at = MAX_ROWS * head_dim + 2 * r;
     let mut reference = PartialRow::EMPTY.reference;

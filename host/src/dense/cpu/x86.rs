@@ -1,7 +1,10 @@
 //! [`Lanes`] in AVX2 and AVX-512. Both inline into functions that have these instructions enabled.
 
-use super::lanes::{Bits, Floats, Lanes, NARROWEST, Pairs, Portable, Row, SCALE, Tile, UNSCALE, WIDEST, bits, step_of};
+use super::lanes::{
+    Bits, Floats, Lanes, NARROWEST, Pairs, Portable, Row, SCALE, Tile, UNSCALE, WIDEST, bits, step_of,
+};
 use crate::attention::Half;
+use simt::math::{EXP2_COEFFICIENTS, EXP2_ROUNDER};
 use std::arch::x86_64::*;
 
 /// Eight dwords from `from`, which has as many.
@@ -40,10 +43,7 @@ fn words(x: __m256i, format: Bits, largest: &mut __m256i) -> __m256i {
     let magnitude = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
     let exponent = _mm256_srl_epi16(magnitude, _mm_cvtsi32_si128(format.fraction as i32));
     *largest = _mm256_max_epi16(*largest, exponent);
-    let word = _mm256_add_epi16(
-        _mm256_max_epi16(exponent, _mm256_set1_epi16(1)),
-        _mm256_set1_epi16(0x4000),
-    );
+    let word = _mm256_add_epi16(_mm256_max_epi16(exponent, _mm256_set1_epi16(1)), _mm256_set1_epi16(0x4000));
     _mm256_andnot_si256(_mm256_cmpeq_epi16(magnitude, _mm256_setzero_si256()), word)
 }
 
@@ -100,7 +100,8 @@ fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
     let mut largest = _mm256_setzero_si256();
     for first in [0, 8] {
         for start in (0..head_dim).step_by(16) {
-            let columns = transpose(std::array::from_fn(|i| load(&rows[(first + i) * head_dim + start..][..16])));
+            let columns =
+                transpose(std::array::from_fn(|i| load(&rows[(first + i) * head_dim + start..][..16])));
             for (i, pairs) in columns.into_iter().enumerate() {
                 let (chunk, step) = step_of(start + 2 * i);
                 store(words(pairs, format, &mut largest), &mut tile.pairs[chunk][step / 2][first..first + 8]);
@@ -168,7 +169,8 @@ fn step_8(
     let wide = _mm256_cmpgt_epi32(alignment, _mm256_set1_epi32(WIDEST));
     let some = _mm256_cmpgt_epi32(products, _mm256_set1_epi32(0x7fff));
     let others = _mm256_or_si256(wide, _mm256_and_si256(narrow, some));
-    let scale = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_sub_epi32(_mm256_set1_epi32(SCALE), alignment)));
+    let scale =
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_sub_epi32(_mm256_set1_epi32(SCALE), alignment)));
     let mut sums = zero;
     for (a, b) in row.floats.iter().zip(floats) {
         let product = _mm256_mul_ps(_mm256_set1_ps(*a), load_floats(&b[first..first + 8]));
@@ -204,6 +206,34 @@ fn round_f16(x: &Floats) -> [u16; 16] {
     out
 }
 
+/// A bit for each NaN of eight floats.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn nan(x: &[f32]) -> i32 {
+    let x = load_floats(x);
+    _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x))
+}
+
+/// `exp2_nonpositive` of x − reference.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn exp2_8(x: &[f32], reference: f32) -> __m256 {
+    const C: [f32; 6] = EXP2_COEFFICIENTS;
+    let x = _mm256_sub_ps(load_floats(x), _mm256_set1_ps(reference));
+    // Of a NaN the second operand.
+    let x = _mm256_max_ps(_mm256_set1_ps(-127.0), x);
+    let rounder = _mm256_set1_ps(EXP2_ROUNDER);
+    let t = _mm256_add_ps(x, rounder);
+    let f = _mm256_sub_ps(x, _mm256_sub_ps(t, rounder));
+    let scale = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(t)));
+    let mut q = _mm256_fmadd_ps(f, _mm256_set1_ps(C[5]), _mm256_set1_ps(C[4]));
+    q = _mm256_fmadd_ps(f, q, _mm256_set1_ps(C[3]));
+    q = _mm256_fmadd_ps(f, q, _mm256_set1_ps(C[2]));
+    q = _mm256_fmadd_ps(f, q, _mm256_set1_ps(C[1]));
+    q = _mm256_fmadd_ps(f, q, _mm256_set1_ps(C[0]));
+    _mm256_fmadd_ps(_mm256_mul_ps(f, scale), q, scale)
+}
+
 /// AVX2, FMA and F16C.
 pub(super) struct Avx2;
 
@@ -225,11 +255,32 @@ macro_rules! lanes {
 
             #[inline(always)]
             fn round<E: Half>(x: &Floats) -> [u16; 16] {
-                if E::IS_F16 && !x.iter().any(|x| x.is_nan()) {
-                    // SAFETY: as above.
-                    unsafe { round_f16(x) }
-                } else {
-                    Portable::round::<E>(x)
+                // SAFETY: as above.
+                unsafe {
+                    if E::IS_F16 && nan(&x[..8]) | nan(&x[8..]) == 0 {
+                        return round_f16(x);
+                    }
+                }
+                Portable::round::<E>(x)
+            }
+
+            #[inline(always)]
+            fn exp2(x: &Floats, reference: f32) -> Floats {
+                let mut out = [0.0; 16];
+                // SAFETY: as above.
+                unsafe {
+                    store_floats(exp2_8(&x[..8], reference), &mut out[..8]);
+                    store_floats(exp2_8(&x[8..], reference), &mut out[8..]);
+                }
+                out
+            }
+
+            #[inline(always)]
+            fn prefetch(memory: &[u16]) {
+                // 64 bytes, a line of a cache.
+                for line in memory.chunks(32) {
+                    // SAFETY: a hint about memory that is there.
+                    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
                 }
             }
 
@@ -293,7 +344,8 @@ fn step_16(row: &Row, floats: &[Floats; 16], pairs: &[Pairs; 8], bias: i32, c: &
     let wide = _mm512_cmpgt_epi32_mask(alignment, _mm512_set1_epi32(WIDEST));
     let some = _mm512_cmpgt_epi32_mask(products, _mm512_set1_epi32(0x7fff));
     let others = wide | (narrow & some);
-    let scale = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_sub_epi32(_mm512_set1_epi32(SCALE), alignment)));
+    let scale =
+        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_sub_epi32(_mm512_set1_epi32(SCALE), alignment)));
     let mut sums = _mm512_setzero_si512();
     for (a, b) in row.floats.iter().zip(floats) {
         let product = _mm512_mul_ps(_mm512_set1_ps(*a), _mm512_castsi512_ps(load_16(b)));
