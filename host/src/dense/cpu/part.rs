@@ -105,7 +105,7 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
     let chunks = head_dim / 16;
     // Keys that a row sees.
     let mut visible = [0u32; MAX_ROWS];
-    for r in 0..rows {
+    for (r, visible) in visible.iter_mut().enumerate().take(rows) {
         let row = first_row + r;
         let at = query_row(shape, part.sequence, part.head, row) * head_dim;
         let mut ordered = [[0u16; 16]; 16];
@@ -113,11 +113,11 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
             let (chunk, step) = step_of(d);
             ordered[chunk][step] = *x;
         }
-        for chunk in 0..chunks {
-            scratch.queries[r][chunk] = Row::new::<E, L>(ordered[chunk]);
+        for (query, x) in scratch.queries[r].iter_mut().zip(ordered).take(chunks) {
+            *query = Row::new::<E, L>(x);
         }
         let query_token = (row / shape.group as usize) as u32;
-        visible[r] = (length + query_token + 1).saturating_sub(shape.query_tokens);
+        *visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
     }
     let warps = warps(head_dim as u32) as usize;
     for warp in 0..warps {
@@ -147,14 +147,8 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
                     let d = 32 * (chunk / 2) + 8 * (step / 4) + 4 * (chunk % 2) + step % 4;
                     keys[token * head_dim + d]
                 };
-                for r in 0..rows {
-                    multiply::<E, L>(
-                        &scratch.queries[r][chunk],
-                        &scratch.keys,
-                        chunk,
-                        &mut scores[r],
-                        element,
-                    );
+                for (r, scores) in scores.iter_mut().enumerate().take(rows) {
+                    multiply::<E, L>(&scratch.queries[r][chunk], &scratch.keys, chunk, scores, element);
                 }
             }
             let mut vote = absent_vote && (scratch.keys.finite || a_finite_row::<E>(keys, head_dim, present));
@@ -204,9 +198,9 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
                 }
             }
         }
-        for r in 0..rows {
-            let [a, b, c, d] = running[r].sums;
-            scratch.rows[warp][r] = PartialRow { reference: running[r].reference, sum: (a + b) + (c + d) };
+        for (r, running) in running.iter().enumerate().take(rows) {
+            let [a, b, c, d] = running.sums;
+            scratch.rows[warp][r] = PartialRow { reference: running.reference, sum: (a + b) + (c + d) };
             let [rounded, cut] = &scratch.outputs[r];
             for chunk in 0..chunks {
                 for i in 0..16 {
