@@ -87,6 +87,8 @@ impl Weighed {
 
 /// Whether a block's values are in the choice: its η is more than the tolerated share of its ν. The others together are within
 /// what is tolerated.
+// What is not a number ranks.
+#[allow(clippy::neg_cmp_op_on_partial_ord)]
 #[inline(always)]
 pub fn ranks_error(record: Record, thresholds: Thresholds) -> bool {
     thresholds.max_values != 0 && !(record.eta() <= thresholds.value_tolerance * record.nu)
