@@ -33,14 +33,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// Logits of runs of tokens of these lengths, one after another.
-fn in_pieces(
-    runner: &mut Runner,
-    model: &Model,
-    device: &Device,
-    tokens: &[u32],
-    pieces: &[usize],
-) -> Vec<f32> {
-    let mut cache = dense(model, device, 64);
+fn in_pieces(runner: &mut Runner, mut cache: DenseCache, tokens: &[u32], pieces: &[usize]) -> Vec<f32> {
     let mut rest = tokens;
     let mut logits = Vec::new();
     for piece in pieces.iter().cycle() {
@@ -89,7 +82,7 @@ fn chunks_of_any_length_give_the_same_bits() {
         let model = tiny(architecture, Packing::Q4_1);
         let tokens = tokens(50, model.config.vocab);
         let mut runner = Runner::new(&model, &device).expect("a runner");
-        let mut run = |pieces: &[usize]| in_pieces(&mut runner, &model, &device, &tokens, pieces);
+        let mut run = |pieces: &[usize]| in_pieces(&mut runner, dense(&model, &device, 64), &tokens, pieces);
         let one_by_one = bits(&run(&[1]));
         for pieces in [&[50][..], &[7, 1, 16, 3], &[15, 2]] {
             assert!(bits(&run(pieces)) == one_by_one, "{architecture:?}, chunks of {pieces:?}");
@@ -111,20 +104,21 @@ fn kernels_give_the_bits_of_the_cpus_own_path() {
         let mut kernels = Runner::of_kernels(&model, &device, 9).expect("a runner");
         // Chunks of one to nine tokens: fused products, matrix-vector products over records, tensor cores.
         let pieces = [1, 9, 3, 8];
-        let expected = in_pieces(&mut own, &model, &device, &tokens, &pieces);
-        let found = in_pieces(&mut kernels, &model, &device, &tokens, &pieces);
+        let expected = in_pieces(&mut own, dense(&model, &device, 64), &tokens, &pieces);
+        let found = in_pieces(&mut kernels, dense(&model, &device, 64).with_kernels(), &tokens, &pieces);
         assert!(bits(&found) == bits(&expected), "{architecture:?} {packing:?}");
 
         for choice in [Choice::Greedy, Choice::Sampled { temperature: 2.0, top_p: 0.9, seed: 3 }] {
-            let continued = |runner: &mut Runner| {
-                let mut cache = dense(&model, &device, 64);
+            let continued = |runner: &mut Runner, mut cache: DenseCache| {
                 let mut chosen = vec![runner.prefill(&tokens[..12], &mut cache, choice).expect("a token")];
                 for i in 0..4 {
                     chosen.push(runner.step(chosen[i], &mut cache, choice).expect("a token"));
                 }
                 chosen
             };
-            assert_eq!(continued(&mut own), continued(&mut kernels), "{choice:?}");
+            let cache = || dense(&model, &device, 64);
+            let expected = continued(&mut own, cache());
+            assert_eq!(continued(&mut kernels, cache().with_kernels()), expected, "{choice:?}");
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Error, Geometry, KvCache, Result};
 use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
-use crate::dense::{Handles, Plan, Problem};
-use crate::{Buffer, Device, Stream};
+use crate::dense::{self, Handles, Plan, Problem};
+use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
 
 /// A dense cache of one sequence: a paged pool a layer, and exact attention.
@@ -24,6 +24,8 @@ pub struct DenseCache {
     decode: Attention,
     /// For chunks of more than one token, all of one length.
     prefill: Option<Attention>,
+    /// Whether attention takes the CPU's SIMD path in place of the kernels.
+    simd: bool,
     device: Device,
 }
 
@@ -76,8 +78,16 @@ impl DenseCache {
             chunk: 0,
             decode,
             prefill: None,
+            simd: device.kind() == BackendKind::Cpu,
             device: device.clone(),
         })
+    }
+
+    /// Attention through the kernels on every device: on the CPU the emulator, which gives the bits of the SIMD path and takes
+    /// some hundred times as long.
+    pub fn with_kernels(mut self) -> Self {
+        self.simd = false;
+        self
     }
 
     fn layer(&mut self, layer: usize) -> Result<&mut PagedPool<f16>> {
@@ -185,6 +195,12 @@ impl KvCache for DenseCache {
             output,
             lse: attention.lse.global_mut(),
         };
+        if self.simd {
+            // The emulator's streams have done what they were told when a call returns.
+            // SAFETY: buffers of the CPU backend are host memory, and this cache holds them all or borrows them; nothing else
+            // writes them meanwhile.
+            return unsafe { attend_slices(attention.plan.problem(), handles) };
+        }
         // SAFETY: buffers of this device, long enough as just seen; the table checked its blocks against pools of this size.
         // Dropping a buffer waits for the device.
         unsafe { run(&mut attention.plan, stream, handles) }
@@ -203,4 +219,38 @@ impl KvCache for DenseCache {
 unsafe fn run(plan: &mut Plan<f16>, stream: &Stream, handles: Handles<f16>) -> Result<()> {
     // SAFETY: the caller's word.
     Ok(unsafe { plan.run_on(stream, handles) }?)
+}
+
+/// The same on the CPU, by its SIMD path.
+///
+/// # Safety
+/// The handles are host memory of their lengths, output and log-sums written by nobody else.
+unsafe fn attend_slices(problem: Problem, handles: Handles<f16>) -> Result<()> {
+    unsafe fn slice<'a, T: simt::Pod>(handle: simt::Global<T>) -> &'a [T] {
+        if handle.is_empty() {
+            return &[];
+        }
+        // SAFETY: the caller's word; the backend aligns what it allocates.
+        unsafe { std::slice::from_raw_parts(handle.address() as *const T, handle.len()) }
+    }
+    unsafe fn slice_mut<'a, T: simt::Pod>(handle: simt::GlobalMut<T>) -> &'a mut [T] {
+        if handle.is_empty() {
+            return &mut [];
+        }
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(handle.address() as *mut T, handle.len()) }
+    }
+    // SAFETY: the caller's word.
+    let (slices, output, lse) = unsafe {
+        let Handles { queries, keys, values, table, lengths, output, lse, .. } = handles;
+        let slices = dense::cpu::Slices {
+            queries: slice(queries),
+            keys: slice(keys),
+            values: slice(values),
+            table: slice(table),
+            lengths: slice(lengths),
+        };
+        (slices, slice_mut(output), slice_mut(lse))
+    };
+    Ok(dense::cpu::attend(problem, slices, output, lse)?)
 }
