@@ -188,3 +188,25 @@ fn what_the_pass_cannot_hold_is_dense() {
         }
     }
 }
+
+/// A trailing block with a token that is no number has no bound: never a finite one beside an output that is none.
+#[test]
+fn a_trailing_block_that_is_no_number_has_no_bound() {
+    for of_key in [true, false] {
+        let mut batch = Batch::<f16>::new(problem(1, 4, 1, 64, 48), &[(Input::Normal, 37)], 8, 4);
+        let at = batch.row(0, 0, 36) + 5;
+        let tokens = if of_key { &mut batch.keys } else { &mut batch.values };
+        tokens[at] = f16::NAN;
+        for device in devices() {
+            let mut trial = loaded(device, &batch);
+            for policy in [Policy::NAIVE, Policy::SOUND, ALL] {
+                let returned = step(&mut trial, &policy);
+                for (row, certificate) in returned.certificates.iter().enumerate() {
+                    let bound = certificate.bound();
+                    assert!(bound.is_nan() || bound == f32::INFINITY, "{of_key} {row}: {certificate:?}");
+                    assert!(returned.output[row * 64..][..64].iter().any(|x| x.is_nan()), "{row}");
+                }
+            }
+        }
+    }
+}

@@ -43,7 +43,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Places, a multiple of [`RUN`]: the last of them may be past the sequence's end.
+    /// Places, a multiple of eight: the last of them may be past the sequence's end.
     #[inline(always)]
     pub fn places(self) -> u32 {
         let runs = self.blocks.div_ceil(RUN);
