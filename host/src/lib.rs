@@ -33,6 +33,7 @@ mod limits;
 pub mod model;
 mod pinned;
 pub mod roofline;
+mod simd_level;
 mod stream;
 pub mod tensor_file;
 

@@ -8,12 +8,11 @@
 //! infinity or NaN take the emulator's model of the tensor cores instead, which is slower.
 
 mod lanes;
-mod level;
 mod part;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use level::Level;
+pub use crate::simd_level::Level;
 
 use super::{Error, Problem, Result};
 use crate::attention::{self, BLOCK_TOKENS, Half};

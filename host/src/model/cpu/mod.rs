@@ -5,7 +5,7 @@
 //!
 //! | path | a block's dot product for eight rows |
 //! |---|---|
-//! | [`Level::Vnni`] | `vpdpbusd` on 256 bits: 4 channels of 8 rows, activations broadcast from memory |
+//! | [`Level::Avx512`] | `vpdpbusd` on 256 bits: 4 channels of 8 rows, activations broadcast from memory |
 //! | [`Level::Avx2`] | `vpmaddubsw`; four-bit codes add up in 16 bits, as 8·2·15·127 = 30480 fits |
 //! | [`Level::Portable`] | plain Rust |
 //!
@@ -14,14 +14,13 @@
 
 mod activations;
 mod choice;
-mod level;
 mod product;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 mod small;
 
+pub use crate::simd_level::Level;
 pub use activations::{Source, quantize, quantize_at};
 pub use choice::choose;
-pub use level::Level;
 pub use product::{Onto, product, product_at};
 pub use small::{embedding, rotate};

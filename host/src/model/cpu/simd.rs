@@ -17,7 +17,7 @@ pub(super) fn sums(
     sums: &mut Sums,
 ) {
     let tokens = [first, count];
-    let (vnni, one) = (level == Level::Vnni, count == 1);
+    let (vnni, one) = (level == Level::Avx512, count == 1);
     // SAFETY: the machine has the level's instructions (`Level::checked`).
     unsafe {
         match (view.kind, vnni, one) {

@@ -1,4 +1,4 @@
-//! What the machine can do.
+//! What the machine's vector units can do: which of the SIMD paths run.
 
 use std::sync::OnceLock;
 
@@ -9,7 +9,7 @@ pub enum Level {
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// That, with AVX-512 F, BW and VL.
+    /// That, with AVX-512 F, BW, VL and VNNI.
     Avx512,
 }
 
@@ -28,6 +28,7 @@ impl Level {
                 if is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
                 {
                     levels.push(Level::Avx512);
                 }
@@ -42,7 +43,7 @@ impl Level {
     }
 
     /// Itself where the machine has it, else the best below.
-    pub(super) fn checked(self) -> Level {
+    pub(crate) fn checked(self) -> Level {
         Level::available().iter().copied().rfind(|level| *level <= self).unwrap_or(Level::Portable)
     }
 }
