@@ -70,6 +70,30 @@ fn the_text_is_the_librarys_and_the_record_has_every_step() {
 }
 
 #[test]
+fn a_certified_text_says_what_is_known_of_it() {
+    let folder = Folder::new();
+    let path = write(&folder, "tiny.gguf", &tiny());
+    let report = folder.text("record.json");
+    let prompt = "the thing and the other ".repeat(3);
+    let options = ["--kv", "certified:strict", "--max-tokens", "4", "--json", &report];
+    let output = ferrokv(&[&["generate", &prompt, "--model", &path], &options[..]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let status = text(&output.stderr);
+    assert!(status.contains("KV certified: ") && status.contains(" % of f16"), "{status}");
+    assert!(status.contains("bound at most ") && status.contains(" heads computed exactly"), "{status}");
+
+    let report = json(&report);
+    assert_eq!(report["kv"], "certified:strict");
+    assert!(report["kv_bytes"].as_u64() < report["kv_bytes_f16"].as_u64());
+    let steps = report["steps"].as_array().expect("steps");
+    assert!(steps[0]["certificates"].is_null(), "the prompt's token is exact");
+    let heads = steps[1]["certificates"]["heads"].as_u64().expect("a step's heads");
+    assert_eq!(heads, 2 * 4, "layers and query heads");
+    assert_eq!(report["certificates"]["heads"], (steps.len() as u64 - 1) * heads);
+    assert!(report["certificates"]["worst_bound"].as_f64().expect("a bound") > 0.0);
+}
+
+#[test]
 fn draws_depend_on_the_seed_alone() {
     let folder = Folder::new();
     let path = write(&folder, "tiny.gguf", &tiny());
@@ -121,7 +145,7 @@ fn bad_input_is_refused_in_a_line() {
         refused(&[&["generate", "--model", &path], arguments].concat(), words);
     };
     with(&[""], &["the prompt is empty"]);
-    with(&["a", "--kv", "certified"], &["no KV scheme 'certified'", "there is dense"]);
+    with(&["a", "--kv", "vector"], &["no KV scheme 'vector'", "there is dense", "certified"]);
     with(&["a", "--temperature", "-1"], &["temperature is -1", "above 0"]);
     with(&["a", "--temperature", "1", "--top-p", "1.5"], &["top-p is 1.5", "at most 1"]);
     with(&[&"x".repeat(513)], &["513 tokens", "context of 512"]);

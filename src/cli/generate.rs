@@ -5,7 +5,7 @@ use super::failure::Failure;
 use super::output::{Report, ReportArguments, print};
 use super::text;
 use host::Device;
-use host::model::cache::{DenseCache, KvCache};
+use host::model::cache::{KvCache, Scheme, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
 use host::model::tokenizer::Message;
@@ -27,9 +27,15 @@ cache takes.
 Without --temperature every token is the most likely one. With it tokens are drawn, and the same seed draws the same ones.
 
 KV schemes:
-  dense      keys and values in f16, exact attention
+  dense               keys and values in f16, exact attention
+  naive-int8-int4     keys in 8 bits, values in 4, nothing known of the error
+  certified[:PRESET]  the same with a bound on the error of every head, layer and step, blocks used from their originals where
+                      that pays, and heads computed exactly whose bound is over its budget. Presets: sound (default), paper,
+                      strict, fast
 
-On the CPU the products are SIMD code with the bits of the GPU's kernels.
+The prompt is always attended to exactly; the scheme acts on the tokens that are written.
+
+On the CPU the products are SIMD code with the bits of the GPU's kernels. On a GPU a step is one graph, whatever the scheme.
 
 Ctrl-C ends the text: what was printed stays, and --json is written with what there is.
 
@@ -38,7 +44,7 @@ Exit codes: 0 done; 2 bad input; 130 interrupted.";
 const EXAMPLES: &str = "\
 Examples:
   ./setup --model                                          fetches SmolLM2-135M-Instruct
-  ferrokv generate --chat \"Why is the sky blue?\"
+  ferrokv generate --kv certified --chat \"Why is the sky blue?\"
   ferrokv generate \"Once upon a time\" --max-tokens 40 --temperature 0.8 --top-p 0.95 --seed 7
   ferrokv generate \"2, 3, 5, 7,\" --model other.gguf --json record.json";
 
@@ -54,7 +60,7 @@ pub struct Arguments {
     /// The GGUF file; without it, what ./setup --model fetched.
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// How keys and values are kept: dense.
+    /// How keys and values are kept: dense, naive-int8-int4, certified[:PRESET].
     #[arg(long, value_name = "SCHEME", default_value = "dense")]
     kv: String,
     /// Tokens to write at most; the model may end earlier.
@@ -90,14 +96,6 @@ pub enum Error {
     /// Nothing to continue.
     #[error("the prompt is empty; give some text")]
     EmptyPrompt,
-    /// A scheme that there is not.
-    #[error("there is no KV scheme '{scheme}'; there is {names}")]
-    UnknownScheme {
-        /// What was asked for.
-        scheme: String,
-        /// What there is.
-        names: String,
-    },
     /// Ctrl-C.
     #[error("interrupted after {tokens}; what was printed is all there is")]
     Interrupted {
@@ -108,14 +106,6 @@ pub enum Error {
     #[error("cannot watch for Ctrl-C: {0}; run the command by itself")]
     Watch(#[from] ctrlc::Error),
 }
-
-/// What stands behind `--kv`.
-type Scheme = (&'static str, fn(&Device, &Model, usize) -> Result<Box<dyn KvCache>, Failure>);
-
-/// The schemes there are.
-const SCHEMES: [Scheme; 1] = [("dense", |device, model, capacity| {
-    Ok(Box::new(DenseCache::new(device, (&model.config).into(), capacity).map_err(ForwardError::from)?))
-})];
 
 /// Why a text ends.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
@@ -137,7 +127,7 @@ struct Json<'a> {
     version: &'static str,
     model: &'a str,
     file: String,
-    kv: &'static str,
+    kv: String,
     device: &'a str,
     /// Why there was no GPU.
     gpu_note: Option<&'a str>,
@@ -159,6 +149,11 @@ struct Json<'a> {
     /// Tokens in the cache at the end.
     kv_tokens: usize,
     kv_bytes: u64,
+    /// What they would take in f16.
+    kv_bytes_f16: u64,
+    kv_host_bytes: u64,
+    /// Of all steps; `None` for a scheme that certifies nothing.
+    certificates: Option<Summary>,
 }
 
 /// One token of the text.
@@ -169,6 +164,8 @@ struct Step {
     text: String,
     /// From the step's start to the choice; for the first token, the prompt's pass.
     seconds: f64,
+    /// What is known of the attention that it was chosen by; nothing of the first.
+    certificates: Option<Summary>,
 }
 
 /// Runs the command.
@@ -179,10 +176,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.prompt.is_empty() {
         return Err(Error::EmptyPrompt.into());
     }
-    let Some((_, cache)) = SCHEMES.iter().find(|(name, _)| *name == arguments.kv) else {
-        let names = SCHEMES.map(|(name, _)| name).join(", ");
-        return Err(Error::UnknownScheme { scheme: arguments.kv.clone(), names }.into());
-    };
+    let scheme: Scheme = arguments.kv.parse().map_err(ForwardError::from)?;
     let path = match &arguments.model {
         Some(path) => path.clone(),
         None => fetched::model()?,
@@ -208,7 +202,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Gpu::None(reason) => (Device::cpu(EmuOptions::default()), Some(reason)),
     };
     let capacity = prompt.len().saturating_add(arguments.max_tokens as usize).min(context);
-    let mut cache = cache(&device, &model, capacity)?;
+    let mut cache = scheme.open(&device, (&model.config).into(), capacity).map_err(ForwardError::from)?;
     let mut runner = Runner::new(&model, &device).map_err(Failure::from)?;
     let text = Text {
         tokenizer,
@@ -228,7 +222,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         version: env!("CARGO_PKG_VERSION"),
         model: &model.config.name,
         file: path.display().to_string(),
-        kv: cache.scheme(),
+        kv: scheme.to_string(),
         device: name,
         gpu_note: gpu_note.as_deref(),
         prompt: &arguments.prompt,
@@ -246,6 +240,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         decode_tokens_per_second: (decoded > 0).then(|| rate(decoded, done.decode)),
         kv_tokens: cache.tokens(),
         kv_bytes: cache.bytes(),
+        kv_bytes_f16: f16_bytes(&*cache),
+        kv_host_bytes: cache.host_bytes(),
+        certificates: done.certificates,
     };
     finish(&report, &done, &json)
 }
@@ -305,6 +302,7 @@ struct Done {
     prefill: f64,
     /// Seconds, of all tokens but the first.
     decode: f64,
+    certificates: Option<Summary>,
 }
 
 impl Text<'_> {
@@ -316,6 +314,7 @@ impl Text<'_> {
             read: 0,
             prefill: 0.0,
             decode: 0.0,
+            certificates: None,
         };
         let line = self.line();
         let start = Instant::now();
@@ -337,27 +336,46 @@ impl Text<'_> {
             line.finish_and_clear();
         }
         let mut stream = self.tokenizer.stream();
-        let mut seconds = done.prefill;
+        let (mut seconds, mut certificates) = (done.prefill, None);
+        let goes_on = |first: &u32| {
+            !self.tokenizer.is_end(*first) && self.max_tokens > 1 && cache.tokens() < self.context
+        };
+        let mut decoder = match token.filter(goes_on) {
+            Some(first) => Some(runner.decoder(first, cache, self.choice)?),
+            None => None,
+        };
         while let Some(chosen) = token.take() {
             let end = self.tokenizer.is_end(chosen);
             let piece = if end { String::new() } else { stream.push(chosen)? };
             self.print(&piece)?;
             done.text += &piece;
-            done.steps.push(Step { token: chosen, text: piece, seconds });
+            done.steps.push(Step { token: chosen, text: piece, seconds, certificates });
+            let Some(decoder) = &mut decoder else {
+                let ends = if self.max_tokens > 1 { Finish::Context } else { Finish::MaxTokens };
+                done.finish = if end { Finish::End } else { ends };
+                break;
+            };
             if end {
                 done.finish = Finish::End;
             } else if done.steps.len() >= self.max_tokens {
                 done.finish = Finish::MaxTokens;
-            } else if cache.tokens() >= self.context {
+            } else if decoder.cache().tokens() >= self.context {
                 done.finish = Finish::Context;
             } else if !self.stopped() {
                 let start = Instant::now();
-                token = Some(runner.step(chosen, cache, self.choice)?);
+                token = Some(decoder.next()?);
                 seconds = start.elapsed().as_secs_f64();
                 done.decode += seconds;
-                line.set_message(done.status(prompt.len(), cache, "running"));
+                certificates = Summary::of(&decoder.cache().certificates().map_err(ForwardError::from)?);
+                done.certificates = match (done.certificates, certificates) {
+                    (Some(sum), Some(step)) => Some(sum.and(step)),
+                    (sum, step) => sum.or(step),
+                };
+                line.set_message(done.status(prompt.len(), decoder.cache(), "running"));
             }
         }
+        drop(decoder);
+        runner.check_cache(cache)?;
         line.finish_and_clear();
         let rest = stream.finish();
         self.print(&rest)?;
@@ -388,22 +406,43 @@ impl Text<'_> {
 }
 
 impl Done {
-    /// `12 prompt tokens in 0.30 s (40.0/s); 8 tokens, 20.1/s; KV dense: 19 tokens, 427.5 KiB; CPU`.
+    /// `12 prompt tokens in 0.30 s (40.0/s); 8 tokens, 20.1/s; KV dense: 19 tokens, 427.5 KiB; CPU`, with what certificates say
+    /// of a scheme that has them.
     fn status(&self, prompt: usize, cache: &dyn KvCache, device: &str) -> String {
         let decoded = self.steps.len().saturating_sub(1);
         let speed = match decoded {
             0 => String::new(),
             _ => format!(", {:.1}/s", rate(decoded, self.decode)),
         };
+        let (bytes, whole) = (cache.bytes(), f16_bytes(cache));
+        let share = match bytes == whole || whole == 0 {
+            true => String::new(),
+            false => format!(" ({:.0} % of f16)", 100.0 * bytes as f64 / whole as f64),
+        };
+        let known = self.certificates.map(known).unwrap_or_default();
         format!(
-            "{} in {} ({:.1}/s); {}{speed}; KV {}: {}, {}; {device}",
+            "{} in {} ({:.1}/s); {}{speed}; KV {}: {}, {}{share}{known}; {device}",
             text::plural(prompt, "prompt token"),
             text::seconds(self.prefill),
             rate(self.read, self.prefill),
             text::plural(self.steps.len(), "token"),
             cache.scheme(),
             text::plural(cache.tokens(), "token"),
-            text::bytes(cache.bytes()),
+            text::bytes(bytes),
         )
     }
+}
+
+/// What the cache's tokens would take in f16.
+fn f16_bytes(cache: &dyn KvCache) -> u64 {
+    cache.geometry().token_bytes() * cache.tokens() as u64
+}
+
+/// `, bound at most 0.31, 12 of 8100 heads computed exactly`.
+fn known(summary: Summary) -> String {
+    let bound = match summary.worst_bound {
+        Some(bound) => format!("bound at most {bound:.3}"),
+        None => "a head without a bound".to_string(),
+    };
+    format!(", {bound}, {} of {} heads computed exactly", summary.dense_heads, summary.heads)
 }

@@ -82,6 +82,11 @@ impl BlockTable {
         &self.blocks
     }
 
+    /// The lengths for a kernel that appends: it must not let one reach an entry that was not set.
+    pub(crate) fn lengths_mut(&mut self) -> &mut Buffer<u32> {
+        &mut self.lengths
+    }
+
     /// Tokens of each sequence.
     pub fn lengths(&self) -> &Buffer<u32> {
         &self.lengths

@@ -2,7 +2,7 @@
 //! query tokens, hostile numbers; block tables shuffled, and poison wherever no token is.
 
 use super::sample::{Input, Sample};
-use super::{DenseElement, Handles, Plan, Problem};
+use super::{AppendElement, AppendHandles, DenseElement, Handles, Plan, Problem, append};
 use crate::check::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
@@ -82,6 +82,10 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
             add::<bf16>(&mut cases, batch, head_dim);
         }
     }
+    for (tokens, kv_heads, head_dim) in [(1, 3, 64), (1, 8, 128), (5, 1, 96), (19, 2, 256)] {
+        add_append::<f16>(&mut cases, tokens, kv_heads, head_dim);
+        add_append::<bf16>(&mut cases, tokens, kv_heads, head_dim);
+    }
     cases
 }
 
@@ -104,6 +108,63 @@ fn add<E: DenseElement + crate::check::OutputElement>(cases: &mut Vec<Case>, bat
     let some = race_check || query_tokens > 1;
     let case = Case::new(kernel.info(), label, move |device| run::<E>(device, problem, lengths, input, some));
     cases.push(if race_check { case.race_checked() } else { case });
+}
+
+/// Tokens of three sequences on their way into shuffled blocks; the last sequence has one that is past its table.
+fn add_append<E: AppendElement + crate::check::OutputElement>(
+    cases: &mut Vec<Case>,
+    tokens: u32,
+    kv_heads: u32,
+    head_dim: u32,
+) {
+    let label = format!("{tokens} tokens of {kv_heads} heads of {head_dim}");
+    let case = Case::new(E::append_kernel().info(), label, move |device| {
+        let problem = Problem {
+            sequences: 3,
+            q_heads: kv_heads,
+            kv_heads,
+            head_dim,
+            query_tokens: tokens,
+            max_tokens: 48,
+        };
+        let elements = (kv_heads * head_dim) as usize;
+        let number = |i: usize| E::from_f32((i % 509) as f32 - 254.0);
+        let rows = 3 * tokens as usize * elements;
+        let new_keys: Vec<E> = (0..rows).map(number).collect();
+        let new_values: Vec<E> = (0..rows).map(|i| number(7 * i + 3)).collect();
+        let positions: Vec<u32> = [0, 15, 48 - tokens + 1].iter().flat_map(|&at| at..at + tokens).collect();
+        let table = [7, 2, 5, 0, 8, 3, 1, 6, 4];
+        let stream = Stream::new(device)?;
+        let (new_keys, new_values) =
+            (Buffer::from_slice(device, &new_keys)?, Buffer::from_slice(device, &new_values)?);
+        let (positions, table) =
+            (Buffer::from_slice(device, &positions)?, Buffer::from_slice(device, &table)?);
+        let mut lengths = Buffer::from_slice(device, &[9u32; 3])?;
+        let pool = |byte: u8| -> crate::Result<Buffer<E>> {
+            let mut pool = Buffer::new(device, 9 * 16 * elements)?;
+            stream.fill_u8(&mut pool, .., byte)?;
+            Ok(pool)
+        };
+        let (mut keys, mut values) = (pool(0x11)?, pool(0x22)?);
+        let handles = AppendHandles {
+            new_keys: new_keys.global(),
+            new_values: new_values.global(),
+            positions: positions.global(),
+            table: table.global(),
+            lengths: lengths.global_mut(),
+            keys: keys.global_mut(),
+            values: values.global_mut(),
+        };
+        // SAFETY: buffers of the device, read back before they go; the table's entries are the pool's nine blocks, and no
+        // two sequences share one.
+        unsafe { append(&stream, problem, handles)? };
+        Ok(vec![
+            OutputBuffer::download("keys", &keys)?,
+            OutputBuffer::download("values", &values)?,
+            OutputBuffer::download("lengths", &lengths)?,
+        ])
+    });
+    cases.push(case.race_checked());
 }
 
 /// One launch for all rows, and if `some` is asked for, another for some of them.

@@ -28,6 +28,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod append;
 pub mod bound;
 pub mod cases;
 pub mod cpu;
@@ -35,6 +36,7 @@ mod plan;
 mod problem;
 pub mod sample;
 
+pub use append::{AppendElement, AppendHandles, append};
 pub use plan::{Attended, DenseElement, Handles, Plan};
 pub use problem::{HEAD_DIMS, MAX_GROUP, Problem};
 

@@ -167,11 +167,13 @@ fn a_cache_wants_its_calls_in_order() {
     let mut cache = dense(&model, &device, 8);
     let rows = |n: usize| host::Buffer::from_slice(&device, &vec![half::f16::ONE; n]).expect("a buffer");
     let (keys, values) = (rows(128), rows(128));
-    assert!(matches!(cache.append(&stream, 0, &keys, &values), Err(cache::Error::Order { .. })));
+    let positions = host::Buffer::from_slice(&device, &[0u32]).expect("a buffer");
+    assert!(matches!(cache.append(&stream, 0, &positions, &keys, &values), Err(cache::Error::Order { .. })));
     assert!(matches!(cache.begin(&stream, 9), Err(cache::Error::Full { tokens: 9, held: 0, capacity: 8 })));
     cache.begin(&stream, 1).expect("begun");
-    assert!(matches!(cache.append(&stream, 2, &keys, &values), Err(cache::Error::Order { value: 2, .. })));
-    cache.append(&stream, 1, &keys, &values).expect("appended");
+    let refused = cache.append(&stream, 2, &positions, &keys, &values);
+    assert!(matches!(refused, Err(cache::Error::Order { value: 2, .. })));
+    cache.append(&stream, 1, &positions, &keys, &values).expect("appended");
     // One token: attention gives back its values, but for a rounding of its logarithms.
     let mut output = host::Buffer::<f32>::zeroed(&device, 256).expect("a buffer");
     cache.attend(&stream, 1, &rows(256), &mut output).expect("attended");

@@ -2,9 +2,11 @@
 
 mod decode;
 mod layout;
+mod tokens;
 
 pub use decode::{attend, layout};
 pub use layout::{DenseShape, partial_floats, split_count};
+pub use tokens::{APPEND_THREADS, AppendShape, append};
 
 /// Stages of a warp's ring of tiles: enough bytes under way to hide the memory's latency.
 pub const fn stages(head_dim: u32) -> u32 {
@@ -14,5 +16,5 @@ pub const fn stages(head_dim: u32) -> u32 {
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    attend::INSTANCES.iter()
+    attend::INSTANCES.iter().chain(append::INSTANCES)
 }

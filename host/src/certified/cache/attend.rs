@@ -1,8 +1,9 @@
-//! A step on the cache.
+//! A step on the cache, and exact attention over what it holds.
 
-use super::super::{Attended, Near, StepHandles, StepPlan};
+use super::super::{Attended, AttendedHandles, Near, StepHandles, StepPlan};
 use super::{CacheElement, CacheError, Result, TieredCache};
-use crate::{Buffer, Stream};
+use crate::{Buffer, Stream, dense};
+use simt::{Global, GlobalMut};
 
 impl<E: CacheElement> TieredCache<E> {
     /// Attends to everything that the sequences have: rows 0 to `plan.problem().sequences` of the cache, empty ones included.
@@ -21,25 +22,39 @@ impl<E: CacheElement> TieredCache<E> {
         queries: &Buffer<E>,
         out: &mut Attended,
     ) -> Result<()> {
-        stream.device().check_same(&self.device, "the cache")?;
         stream.device().check_same(queries.device(), "the buffer of queries")?;
         stream.device().check_same(out.output.device(), "the output")?;
         stream.device().check_same(out.lse.device(), "the buffer of log-sums")?;
         stream.device().check_same(out.certificates.device(), "the buffer of certificates")?;
+        // SAFETY: buffers of the device, which wait for it before they go; their lengths are looked at.
+        unsafe { self.attend_on(stream, plan, queries.global(), out.handles()) }
+    }
+
+    /// [`attend`](Self::attend) over memory that the caller vouches for: parts of larger buffers, pinned memory.
+    ///
+    /// # Safety
+    /// Until the last launch has finished (for a capture: until each run of the graph has), the memory behind every handle is
+    /// there, reached by the stream's device, and used by nothing else that writes it, or for the outputs, that touches it.
+    ///
+    /// # Errors
+    /// As [`attend`](Self::attend).
+    pub unsafe fn attend_on(
+        &mut self,
+        stream: &Stream,
+        plan: &mut StepPlan<E>,
+        queries: Global<E>,
+        out: AttendedHandles,
+    ) -> Result<()> {
+        stream.device().check_same(&self.device, "the cache")?;
         let problem = plan.problem();
         let blocks = problem.max_tokens.div_ceil(super::BLOCK_TOKENS);
-        let same = [
+        self.same([
             ("number of KV heads", problem.kv_heads, self.shape.kv_heads),
             ("head_dim", problem.head_dim, self.shape.head_dim),
             ("number of blocks a sequence", blocks, self.shape.max_blocks),
             // Fewer would do, as long as all sequences are in the first rows.
             ("number of sequences", problem.sequences, self.covering(problem.sequences)),
-        ];
-        for (what, plan, cache) in same {
-            if plan != cache {
-                return Err(CacheError::Plan { what, plan, cache }.into());
-            }
-        }
+        ])?;
         let heads = problem.sequences as usize * problem.q_heads as usize;
         let dim = problem.head_dim as usize;
         for (what, got, expected) in [
@@ -54,7 +69,7 @@ impl<E: CacheElement> TieredCache<E> {
         }
         let rows = problem.sequences as usize;
         let handles = StepHandles {
-            queries: queries.global(),
+            queries,
             tiles: self.tiles.global(),
             annotations: self.annotations.global(),
             table: self.table.global_range(..rows * self.shape.max_blocks as usize)?,
@@ -70,6 +85,62 @@ impl<E: CacheElement> TieredCache<E> {
         // SAFETY: everything is the cache's own and made for these extents; lengths stay below limits, whose blocks are in the
         // table, and a block that is full was quantized in this stream. Dropping a buffer, or the cache, waits for the device.
         unsafe { plan.run(stream, &handles, out) }
+    }
+
+    /// Exact attention over the originals, for as many query tokens as the plan says: what a prompt wants, whose last keys
+    /// are those of its queries. The originals are read where they are: from host memory, for a GPU.
+    ///
+    /// # Safety
+    /// As [`attend_on`](Self::attend_on).
+    ///
+    /// # Errors
+    /// [`CacheError::Plan`]; as [`dense::Plan::run_on`].
+    pub unsafe fn attend_exactly(
+        &mut self,
+        stream: &Stream,
+        plan: &mut dense::Plan<E>,
+        queries: Global<E>,
+        output: GlobalMut<f32>,
+        lse: GlobalMut<f32>,
+    ) -> Result<()> {
+        let handles = self.originals(plan.problem(), queries, output, lse)?;
+        // SAFETY: the caller's word for queries and outputs; the rest is the cache's own, as in `attend_on`.
+        unsafe { plan.run_on(stream, handles) }?;
+        Ok(())
+    }
+
+    /// The originals of a batch, as dense attention wants them.
+    pub(crate) fn originals(
+        &self,
+        problem: dense::Problem,
+        queries: Global<E>,
+        output: GlobalMut<f32>,
+        lse: GlobalMut<f32>,
+    ) -> Result<dense::Handles<E>> {
+        self.same([
+            ("number of KV heads", problem.kv_heads, self.shape.kv_heads),
+            ("head_dim", problem.head_dim, self.shape.head_dim),
+            ("number of blocks a sequence", problem.max_blocks(), self.shape.max_blocks),
+            ("number of sequences", problem.sequences, self.covering(problem.sequences)),
+        ])?;
+        let rows = problem.sequences as usize;
+        Ok(dense::Handles {
+            queries,
+            keys: self.keys.global(),
+            values: self.values.global(),
+            table: self.table.global_range(..rows * self.shape.max_blocks as usize)?,
+            lengths: self.lengths.global_range(..rows)?,
+            wanted: None,
+            output,
+            lse,
+        })
+    }
+
+    fn same(&self, extents: [(&'static str, u32, u32); 4]) -> Result<()> {
+        match extents.into_iter().find(|(_, plan, cache)| plan != cache) {
+            Some((what, plan, cache)) => Err(CacheError::Plan { what, plan, cache }.into()),
+            None => Ok(()),
+        }
     }
 
     /// As many sequences as a plan must have that has `planned`.

@@ -8,8 +8,8 @@ use kernels_gpu::certified::{Piece, Refusals, write_launch};
 use simt::{GlobalMut, LaunchShape};
 
 impl<E: CacheElement> TieredCache<E> {
-    /// Appends a token to every sequence that is not paused: `keys` and `values` are [sequences, kv_heads, head_dim], in rows
-    /// of which those without a sequence are not read. Blocks that are full then are quantized, in the same stream.
+    /// Appends a token to every sequence that is not paused: `keys` and `values` start with [sequences, kv_heads, head_dim], in
+    /// rows of which those without a sequence are not read. Blocks that are full then are quantized, in the same stream.
     ///
     /// Where room was [reserved](Self::reserve) it waits for nothing and can be captured: each replay appends a token. Else
     /// it makes room itself, a block at a time, and waits for the stream to do so.
@@ -25,10 +25,9 @@ impl<E: CacheElement> TieredCache<E> {
         let expected = self.extents.sequences as usize * self.extents.token_elements();
         for (what, buffer) in [("the buffer of keys", keys), ("the buffer of values", values)] {
             stream.device().check_same(buffer.device(), what)?;
-            if buffer.len() != expected {
-                return Err(
-                    CacheError::Length { what, got: buffer.len(), expected: expected.to_string() }.into()
-                );
+            if buffer.len() < expected {
+                let expected = format!("at least {expected}");
+                return Err(CacheError::Length { what, got: buffer.len(), expected }.into());
             }
         }
         if stream.is_capturing() {
@@ -115,10 +114,6 @@ impl<E: CacheElement> TieredCache<E> {
         keys: &Buffer<E>,
         values: &Buffer<E>,
     ) -> Result<()> {
-        let row = self.row_of(sequence)?;
-        stream.device().check_same(keys.device(), "the buffer of keys")?;
-        stream.device().check_same(values.device(), "the buffer of values")?;
-        self.refresh(stream)?;
         let elements = self.extents.token_elements();
         let tokens = keys.len() / elements;
         for (what, buffer) in [("the buffer of keys", keys), ("the buffer of values", values)] {
@@ -127,12 +122,37 @@ impl<E: CacheElement> TieredCache<E> {
                 return Err(CacheError::Length { what, got: buffer.len(), expected }.into());
             }
         }
+        self.prefill_first(stream, sequence, keys, values, tokens)
+    }
+
+    /// [`prefill`](Self::prefill) of the first `tokens` of longer buffers.
+    ///
+    /// # Errors
+    /// As [`prefill`](Self::prefill).
+    pub fn prefill_first(
+        &mut self,
+        stream: &Stream,
+        sequence: SequenceId,
+        keys: &Buffer<E>,
+        values: &Buffer<E>,
+        tokens: usize,
+    ) -> Result<()> {
+        let row = self.row_of(sequence)?;
+        let elements = tokens.saturating_mul(self.extents.token_elements());
+        for (what, buffer) in [("the buffer of keys", keys), ("the buffer of values", values)] {
+            stream.device().check_same(buffer.device(), what)?;
+            if buffer.len() < elements {
+                let expected = format!("at least {elements}");
+                return Err(CacheError::Length { what, got: buffer.len(), expected }.into());
+            }
+        }
+        self.refresh(stream)?;
         if tokens == 0 {
             return Ok(());
         }
         let growth = self.book.growth([(row, tokens as u64)].into_iter())?;
         let start = self.book.row(row).length;
-        self.inspect(stream, keys, values, row, start)?;
+        self.inspect(stream, keys, values, elements, row, start)?;
         self.grow(stream, &growth)?;
         // `growth` has held it against max_tokens.
         let end = start + tokens as u32;
@@ -187,19 +207,20 @@ impl<E: CacheElement> TieredCache<E> {
         }
     }
 
-    /// Looks for keys and values that a cache does not take, among those that would come behind `start` tokens.
+    /// Looks for keys and values that a cache does not take, among the first `elements`, which would come behind `start` tokens.
     fn inspect(
         &mut self,
         stream: &Stream,
         keys: &Buffer<E>,
         values: &Buffer<E>,
+        elements: usize,
         row: u32,
         start: u32,
     ) -> Result<()> {
-        let vectors = keys.len() as u64 / 8;
+        let vectors = elements as u64 / 8;
         let arguments = (keys.global(), values.global(), self.refusals[1].global_mut(), vectors);
         let blocks = vectors.div_ceil(u64::from(THREADS)) as u32;
-        // SAFETY: keys and values are of one size, a multiple of 32.
+        // SAFETY: keys and values both have as many elements, a multiple of 32.
         unsafe { stream.launch(&self.kernels.inspect, LaunchShape::new(blocks, THREADS), arguments)? };
         match self.take_refusals(stream, 1)?.first() {
             None => Ok(()),

@@ -201,7 +201,7 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
         let handles = self.handles();
         // SAFETY: buffers of this trial, made for the problem; the table's entries are blocks of the pool and each full one
         // was quantized by `load`; what is returned is read before anything here goes.
-        unsafe { plan.run(&self.stream, &handles, out)? };
+        unsafe { plan.run(&self.stream, &handles, out.handles())? };
         self.stream.synchronize()?;
         Ok(Returned {
             output: out.output.to_vec()?,

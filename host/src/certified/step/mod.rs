@@ -53,6 +53,28 @@ pub struct Attended {
     pub certificates: Buffer<Certificate>,
 }
 
+impl Attended {
+    /// The memory of all three.
+    pub fn handles(&mut self) -> AttendedHandles {
+        AttendedHandles {
+            output: self.output.global_mut(),
+            lse: self.lse.global_mut(),
+            certificates: self.certificates.global_mut(),
+        }
+    }
+}
+
+/// Where a step writes: the parts of [`Attended`], in memory of any kind that the device reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct AttendedHandles {
+    /// [sequences, q_heads, head_dim].
+    pub output: GlobalMut<f32>,
+    /// [sequences, q_heads].
+    pub lse: GlobalMut<f32>,
+    /// [sequences, q_heads].
+    pub certificates: GlobalMut<Certificate>,
+}
+
 /// What a step reads of the originals, counted in tiles of 16 tokens of a KV head: up to 8 query heads of it are computed
 /// together and share what is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The launches of a step.
 
 use super::kernels::StepKernels;
-use super::{Attended, OriginalsRead, StepElement, StepHandles, StepProblem};
+use super::{Attended, AttendedHandles, OriginalsRead, StepElement, StepHandles, StepProblem};
 use crate::certified::{BLOCK_TOKENS, Error, Policy, Result};
 use crate::{Buffer, Device, Stream, dense};
 use kernels_gpu::attention::threads;
@@ -273,7 +273,7 @@ impl<E: StepElement> StepPlan<E> {
         &mut self,
         stream: &Stream,
         cache: &StepHandles<E>,
-        out: &mut Attended,
+        out: AttendedHandles,
     ) -> Result<()> {
         let arguments = (
             cache.queries,
@@ -291,9 +291,9 @@ impl<E: StepElement> StepPlan<E> {
             self.trailing_norms.global_mut(),
             self.partials.global_mut(),
             self.counters[1].global_mut(),
-            out.output.global_mut(),
-            out.lse.global_mut(),
-            out.certificates.global_mut(),
+            out.output,
+            out.lse,
+            out.certificates,
             self.dense_rows.global_mut(),
             self.shape,
             self.thresholds,
@@ -315,7 +315,7 @@ impl<E: StepElement> StepPlan<E> {
         &mut self,
         stream: &Stream,
         cache: &StepHandles<E>,
-        out: &mut Attended,
+        out: AttendedHandles,
     ) -> Result<()> {
         let handles = dense::Handles {
             queries: cache.queries,
@@ -324,8 +324,8 @@ impl<E: StepElement> StepPlan<E> {
             table: cache.table,
             lengths: cache.lengths,
             wanted: Some(self.dense_rows.global()),
-            output: out.output.global_mut(),
-            lse: out.lse.global_mut(),
+            output: out.output,
+            lse: out.lse,
         };
         // SAFETY: this function's contract.
         unsafe { self.dense.run_on(stream, handles) }?;
@@ -341,7 +341,12 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Errors
     /// [`crate::Error::WrongDevice`]; what the launches report.
-    pub unsafe fn run(&mut self, stream: &Stream, cache: &StepHandles<E>, out: &mut Attended) -> Result<()> {
+    pub unsafe fn run(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+    ) -> Result<()> {
         stream.device().check_same(&self.device, "the plan")?;
         // SAFETY: this function's contract.
         unsafe {

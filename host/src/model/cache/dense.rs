@@ -1,15 +1,16 @@
 //! Keys and values as they are, in f16.
 
+use super::exact::{self, Exact};
 use super::{Error, Geometry, KvCache, Result};
 use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
-use crate::dense::{self, Handles, Plan, Problem};
+use crate::dense::{self, AppendHandles, Handles};
 use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
 
 /// A dense cache of one sequence: a paged pool a layer, and exact attention.
 ///
-/// The capacity decides how attention cuts its work ([`Plan`]): another one may give other bits. Where it is one part, up to 256
-/// tokens, a chunk gives the bits that its tokens give one by one.
+/// The capacity decides how attention cuts its work ([`Plan`](dense::Plan)): another one may give other bits. Where it is one
+/// part, up to 256 tokens, a chunk gives the bits that its tokens give one by one.
 #[derive(Debug)]
 pub struct DenseCache {
     geometry: Geometry,
@@ -17,40 +18,15 @@ pub struct DenseCache {
     pools: Vec<PagedPool<f16>>,
     /// All layers have the same: block i holds tokens 16·i to 16·i + 15.
     table: BlockTable,
-    blocks: Vec<u32>,
     tokens: usize,
     /// Tokens of the chunk that was begun.
     chunk: usize,
-    decode: Attention,
+    decode: Exact,
     /// For chunks of more than one token, all of one length.
-    prefill: Option<Attention>,
-    /// Whether attention takes the CPU's SIMD path in place of the kernels.
+    prefill: Option<Exact>,
+    /// Whether appending and attention take the CPU's own path in place of the kernels.
     simd: bool,
     device: Device,
-}
-
-/// A plan and what it writes besides the output.
-#[derive(Debug)]
-struct Attention {
-    plan: Plan<f16>,
-    lse: Buffer<f32>,
-}
-
-impl Attention {
-    fn new(device: &Device, geometry: Geometry, query_tokens: usize, capacity: usize) -> Result<Self> {
-        let Geometry { q_heads, kv_heads, head_dim, .. } = geometry;
-        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let problem = Problem {
-            sequences: 1,
-            q_heads: narrow(q_heads),
-            kv_heads: narrow(kv_heads),
-            head_dim: narrow(head_dim),
-            query_tokens: narrow(query_tokens),
-            max_tokens: narrow(capacity),
-        };
-        let plan = Plan::new(device, problem)?;
-        Ok(Attention { plan, lse: Buffer::new(device, query_tokens * q_heads)? })
-    }
 }
 
 impl DenseCache {
@@ -59,21 +35,19 @@ impl DenseCache {
     /// # Errors
     /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; out of memory.
     pub fn new(device: &Device, geometry: Geometry, capacity: usize) -> Result<Self> {
-        let decode = Attention::new(device, geometry, 1, capacity)?;
+        let decode = Exact::new(device, geometry, 1, capacity)?;
         let problem = decode.plan.problem();
         let blocks = problem.max_blocks();
-        let bytes = token_bytes(geometry).saturating_mul(u64::from(blocks) * u64::from(BLOCK_TOKENS));
-        if let Some(memory) = device.info().memory_bytes.filter(|memory| bytes > *memory) {
-            let device = device.info().name.clone();
-            return Err(Error::Memory { tokens: capacity, bytes, device, memory });
-        }
+        let bytes = geometry.token_bytes().saturating_mul(u64::from(blocks) * u64::from(BLOCK_TOKENS));
+        Error::if_too_large(device, capacity, bytes)?;
         let pool = |_| PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim);
+        let mut table = BlockTable::new(device, 1, blocks, blocks)?;
+        table.set(0, &(0..blocks).collect::<Vec<_>>(), 0)?;
         Ok(DenseCache {
             geometry,
             capacity,
             pools: (0..geometry.layers).map(pool).collect::<std::result::Result<_, _>>()?,
-            table: BlockTable::new(device, 1, blocks, blocks)?,
-            blocks: (0..blocks).collect(),
+            table,
             tokens: 0,
             chunk: 0,
             decode,
@@ -83,29 +57,22 @@ impl DenseCache {
         })
     }
 
-    /// Attention through the kernels on every device: on the CPU the emulator, which gives the bits of the SIMD path and takes
-    /// some hundred times as long.
+    /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path and takes some
+    /// hundred times as long.
     pub fn with_kernels(mut self) -> Self {
         self.simd = false;
         self
     }
 
-    fn layer(&mut self, layer: usize) -> Result<&mut PagedPool<f16>> {
-        if self.chunk == 0 {
-            return Err(Error::Order {
-                what: "the chunk's number of tokens",
-                value: 0,
-                limit: "begin one first",
-            });
-        }
-        let limit = "the cache was made for fewer layers";
-        self.pools.get_mut(layer).ok_or(Error::Order { what: "the layer", value: layer, limit })
+    /// Whether a call takes the CPU's own path: a graph wants launches.
+    fn on_slices(&self, stream: &Stream) -> bool {
+        self.simd && !stream.is_capturing()
     }
-}
 
-/// Bytes of a token in all layers.
-fn token_bytes(geometry: Geometry) -> u64 {
-    2 * size_of::<f16>() as u64 * geometry.layers as u64 * geometry.kv_width() as u64
+    /// Tokens of the chunk, if it and the layer are there.
+    fn begun(&self, layer: usize) -> Result<usize> {
+        super::begun(self.chunk, layer, self.pools.len())
+    }
 }
 
 impl KvCache for DenseCache {
@@ -126,19 +93,14 @@ impl KvCache for DenseCache {
     }
 
     fn bytes(&self) -> u64 {
-        token_bytes(self.geometry) * self.tokens as u64
+        self.geometry.token_bytes() * self.tokens as u64
     }
 
     fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
-        let (held, capacity) = (self.tokens, self.capacity);
-        if tokens > capacity - held {
-            return Err(Error::Full { tokens, held, capacity });
+        super::room(tokens, self.tokens, self.capacity)?;
+        if tokens > 1 {
+            Exact::for_chunk(&mut self.prefill, &self.device, self.geometry, tokens, self.capacity)?;
         }
-        if tokens > 1 && self.prefill.as_ref().is_none_or(|p| p.plan.problem().query_tokens != tokens as u32)
-        {
-            self.prefill = Some(Attention::new(&self.device, self.geometry, tokens, capacity)?);
-        }
-        self.table.set(0, &self.blocks, (held + tokens) as u32)?;
         self.chunk = tokens;
         Ok(())
     }
@@ -147,23 +109,47 @@ impl KvCache for DenseCache {
         &mut self,
         stream: &Stream,
         layer: usize,
+        positions: &Buffer<u32>,
         keys: &Buffer<f16>,
         values: &Buffer<f16>,
     ) -> Result<()> {
-        let (first, tokens) = (self.tokens, self.chunk);
-        let Geometry { kv_heads, head_dim, .. } = self.geometry;
-        let (pool_keys, pool_values) = self.layer(layer)?.both_mut();
-        let block_tokens = BLOCK_TOKENS as usize;
-        for token in 0..tokens {
-            let (block, place) = ((first + token) / block_tokens, (first + token) % block_tokens);
-            for head in 0..kv_heads {
-                let from = (token * kv_heads + head) * head_dim;
-                let to = ((block * kv_heads + head) * block_tokens + place) * head_dim;
-                stream.copy(keys, from..from + head_dim, pool_keys, to)?;
-                stream.copy(values, from..from + head_dim, pool_values, to)?;
+        let tokens = self.begun(layer)?;
+        let simd = self.on_slices(stream);
+        stream.device().check_same(&self.device, "the cache")?;
+        stream.device().check_same(positions.device(), "the buffer of positions")?;
+        stream.device().check_same(keys.device(), "the buffer of keys")?;
+        stream.device().check_same(values.device(), "the buffer of values")?;
+        let elements = tokens * self.geometry.kv_width();
+        let (pool_keys, pool_values) = self.pools[layer].both_mut();
+        if simd {
+            // Which gives the same, without an emulated launch.
+            let Geometry { kv_heads, head_dim, .. } = self.geometry;
+            let block_tokens = BLOCK_TOKENS as usize;
+            for token in 0..tokens {
+                let position = self.tokens + token;
+                let (block, place) = (position / block_tokens, position % block_tokens);
+                for head in 0..kv_heads {
+                    let from = (token * kv_heads + head) * head_dim;
+                    let to = ((block * kv_heads + head) * block_tokens + place) * head_dim;
+                    stream.copy(keys, from..from + head_dim, pool_keys, to)?;
+                    stream.copy(values, from..from + head_dim, pool_values, to)?;
+                }
             }
+            return Ok(self.table.lengths_mut().write(0, &[(self.tokens + tokens) as u32])?);
         }
-        Ok(())
+        let problem = exact::problem(self.geometry, tokens, self.capacity);
+        let handles = AppendHandles {
+            new_keys: keys.global_range(..elements)?,
+            new_values: values.global_range(..elements)?,
+            positions: positions.global_range(..tokens)?,
+            table: self.table.blocks().global(),
+            lengths: self.table.lengths_mut().global_mut(),
+            keys: pool_keys.global_mut(),
+            values: pool_values.global_mut(),
+        };
+        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and what is past
+        // it is left out; a chunk's positions differ. Dropping a buffer waits for the device.
+        Ok(unsafe { dense::append(stream, problem, handles) }?)
     }
 
     fn attend(
@@ -173,15 +159,15 @@ impl KvCache for DenseCache {
         queries: &Buffer<f16>,
         output: &mut Buffer<f32>,
     ) -> Result<()> {
-        let chunk = self.chunk;
-        self.layer(layer)?;
+        let chunk = self.begun(layer)?;
+        let simd = self.on_slices(stream);
         stream.device().check_same(&self.device, "the cache")?;
         stream.device().check_same(queries.device(), "the buffer of queries")?;
         stream.device().check_same(output.device(), "the output buffer")?;
         let length = chunk * self.geometry.query_width();
         let (queries, output) = (queries.global_range(..length)?, output.global_range_mut(..length)?);
         let pool = &self.pools[layer];
-        let attention = match &mut self.prefill {
+        let exact = match &mut self.prefill {
             Some(prefill) if chunk > 1 => prefill,
             _ => &mut self.decode,
         };
@@ -193,64 +179,15 @@ impl KvCache for DenseCache {
             lengths: self.table.lengths().global(),
             wanted: None,
             output,
-            lse: attention.lse.global_mut(),
+            lse: exact.lse(),
         };
-        if self.simd {
-            // The emulator's streams have done what they were told when a call returns.
-            // SAFETY: buffers of the CPU backend are host memory, and this cache holds them all or borrows them; nothing else
-            // writes them meanwhile.
-            return unsafe { attend_slices(attention.plan.problem(), handles) };
-        }
-        // SAFETY: buffers of this device, long enough as just seen; the table checked its blocks against pools of this size.
-        // Dropping a buffer waits for the device.
-        unsafe { run(&mut attention.plan, stream, handles) }
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's blocks are those of
+        // pools of this size. Dropping a buffer waits for the device.
+        unsafe { exact.run(stream, simd, handles) }
     }
 
     fn commit(&mut self) {
         self.tokens += self.chunk;
         self.chunk = 0;
     }
-}
-
-/// Attention of one chunk in one layer.
-///
-/// # Safety
-/// As [`Plan::run_on`].
-unsafe fn run(plan: &mut Plan<f16>, stream: &Stream, handles: Handles<f16>) -> Result<()> {
-    // SAFETY: the caller's word.
-    Ok(unsafe { plan.run_on(stream, handles) }?)
-}
-
-/// The same on the CPU, by its SIMD path.
-///
-/// # Safety
-/// The handles are host memory of their lengths, output and log-sums written by nobody else.
-unsafe fn attend_slices(problem: Problem, handles: Handles<f16>) -> Result<()> {
-    unsafe fn slice<'a, T: simt::Pod>(handle: simt::Global<T>) -> &'a [T] {
-        if handle.is_empty() {
-            return &[];
-        }
-        // SAFETY: the caller's word; the backend aligns what it allocates.
-        unsafe { std::slice::from_raw_parts(handle.address() as *const T, handle.len()) }
-    }
-    unsafe fn slice_mut<'a, T: simt::Pod>(handle: simt::GlobalMut<T>) -> &'a mut [T] {
-        if handle.is_empty() {
-            return &mut [];
-        }
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(handle.address() as *mut T, handle.len()) }
-    }
-    // SAFETY: the caller's word.
-    let (slices, output, lse) = unsafe {
-        let Handles { queries, keys, values, table, lengths, output, lse, .. } = handles;
-        let slices = dense::cpu::Slices {
-            queries: slice(queries),
-            keys: slice(keys),
-            values: slice(values),
-            table: slice(table),
-            lengths: slice(lengths),
-        };
-        (slices, slice_mut(output), slice_mut(lse))
-    };
-    Ok(dense::cpu::attend(problem, slices, output, lse)?)
 }

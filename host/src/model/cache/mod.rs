@@ -2,14 +2,27 @@
 //!
 //! A model's step is the same for every scheme: [`begin`](KvCache::begin) with the number of new tokens, then for each layer
 //! [`append`](KvCache::append) and [`attend`](KvCache::attend), then [`commit`](KvCache::commit). A scheme implements
-//! [`KvCache`] and is named where the command chooses one.
+//! [`KvCache`] and has a name in [`Scheme`].
+//!
+//! # Graphs
+//! The launches of a step of one token can be captured once and replayed: `begin` and `commit` are the host's affair and
+//! happen around each replay, `append` and `attend` put nothing but launches into the stream, and where the token goes they
+//! find in the device's memory.
 
+mod certified;
 mod dense;
+mod exact;
+mod scheme;
+mod summary;
 
+pub use certified::CertifiedCache;
 pub use dense::DenseCache;
+pub use scheme::Scheme;
+pub use summary::Summary;
 
+use crate::certified::Certificate;
 use crate::model::ModelConfig;
-use crate::{Buffer, Stream, attention};
+use crate::{Buffer, Device, Stream, attention};
 use half::f16;
 
 /// A result with this module's [`Error`].
@@ -25,6 +38,17 @@ pub enum Error {
     /// Dense attention.
     #[error(transparent)]
     Dense(#[from] crate::dense::Error),
+    /// Certified attention and its cache.
+    #[error(transparent)]
+    Certified(#[from] crate::certified::Error),
+    /// A scheme that there is not.
+    #[error("there is no KV scheme '{name}'; there is {names}")]
+    Scheme {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        names: String,
+    },
     /// A buffer, a launch or a copy failed.
     #[error(transparent)]
     Device(#[from] crate::Error),
@@ -89,6 +113,11 @@ impl Geometry {
     pub fn kv_width(self) -> usize {
         self.kv_heads * self.head_dim
     }
+
+    /// Bytes of a token in f16, in all layers.
+    pub fn token_bytes(self) -> u64 {
+        2 * size_of::<f16>() as u64 * self.layers as u64 * self.kv_width() as u64
+    }
 }
 
 impl From<&ModelConfig> for Geometry {
@@ -96,6 +125,34 @@ impl From<&ModelConfig> for Geometry {
         let &ModelConfig { layers, query_heads: q_heads, kv_heads, head_dim, .. } = config;
         Geometry { layers, q_heads, kv_heads, head_dim }
     }
+}
+
+impl Error {
+    /// Says so if a device can never hold `bytes`.
+    fn if_too_large(device: &Device, tokens: usize, bytes: u64) -> Result<()> {
+        match device.info().memory_bytes.filter(|memory| bytes > *memory) {
+            Some(memory) => Err(Error::Memory { tokens, bytes, device: device.info().name.clone(), memory }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether a cache has room for `tokens` more.
+fn room(tokens: usize, held: usize, capacity: usize) -> Result<()> {
+    if tokens > capacity - held { Err(Error::Full { tokens, held, capacity }) } else { Ok(()) }
+}
+
+/// Tokens of the chunk that was begun, if the layer is there.
+fn begun(chunk: usize, layer: usize, layers: usize) -> Result<usize> {
+    if chunk == 0 {
+        let what = "the chunk's number of tokens";
+        return Err(Error::Order { what, value: 0, limit: "begin one first" });
+    }
+    if layer >= layers {
+        let limit = "the cache was made for fewer layers";
+        return Err(Error::Order { what: "the layer", value: layer, limit });
+    }
+    Ok(chunk)
 }
 
 /// Keys and values of one sequence, in all layers of a model, on a device.
@@ -115,17 +172,40 @@ pub trait KvCache: Send {
     /// Tokens that fit.
     fn capacity(&self) -> usize;
 
-    /// Bytes that its committed tokens take, in all layers.
+    /// Bytes that its committed tokens take in all layers, and what is set aside for using them: the device's memory.
     fn bytes(&self) -> u64;
 
+    /// Bytes of the host's memory that they take beside.
+    fn host_bytes(&self) -> u64 {
+        0
+    }
+
+    /// What is known of the attention of the last token, [layers, q_heads]: nothing, if the scheme does not say or the last
+    /// chunk had more than one token. Waits for the device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn certificates(&self) -> Result<Vec<Certificate>> {
+        Ok(Vec::new())
+    }
+
+    /// Waits for the stream, and says whether everything that was appended is held.
+    ///
+    /// # Errors
+    /// The first key or value that the scheme does not take; what the device reports.
+    fn check(&mut self, _: &Stream) -> Result<()> {
+        Ok(())
+    }
+
     /// Makes ready for a chunk of `tokens` that follow those committed. A chunk that was begun and not committed is
-    /// forgotten.
+    /// forgotten. For one token nothing happens on the device.
     ///
     /// # Errors
     /// [`Error::Full`], before anything changes; what the device reports.
     fn begin(&mut self, stream: &Stream, tokens: usize) -> Result<()>;
 
-    /// Adds the chunk's `keys` and `values`, each [tokens, kv_heads, head_dim], to a layer.
+    /// Adds the chunk's `keys` and `values`, each [tokens, kv_heads, head_dim], to a layer. `positions` \[tokens\] is where they
+    /// belong in the sequence: the tokens that follow those committed.
     ///
     /// # Errors
     /// [`Error::Order`]; buffers that are too short; what the device reports.
@@ -133,6 +213,7 @@ pub trait KvCache: Send {
         &mut self,
         stream: &Stream,
         layer: usize,
+        positions: &Buffer<u32>,
         keys: &Buffer<f16>,
         values: &Buffer<f16>,
     ) -> Result<()>;

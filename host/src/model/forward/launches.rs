@@ -5,15 +5,25 @@ use super::{Result, Rows};
 use crate::model::cache::KvCache;
 use crate::model::kernels::{self, Choice, RopeHandles, record_words};
 use crate::model::linear::{DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel};
-use crate::{Buffer, Device, Stream};
+use crate::{Buffer, Device, GraphExec, Pinned, Stream};
 use half::f16;
 use simt::GlobalMut;
 
-/// Weights, and the activations of a chunk, on the device.
+/// The pass and the stream that it is put into.
 #[derive(Debug)]
 pub(super) struct Launches {
-    weights: Packed<DeviceWeights, Buffer<f32>>,
     stream: Stream,
+    pass: Pass,
+    /// Rows of logits that the last chunk gave.
+    rows: usize,
+    /// Tokens of the last chunk.
+    count: usize,
+}
+
+/// Weights, and the activations of a chunk, on the device.
+#[derive(Debug)]
+struct Pass {
+    weights: Packed<DeviceWeights, Buffer<f32>>,
     tokens: Buffer<u32>,
     positions: Buffer<u32>,
     x: Buffer<f32>,
@@ -26,10 +36,6 @@ pub(super) struct Launches {
     /// Records of the widest input.
     records: Buffer<u32>,
     logits: Buffer<f32>,
-    /// Rows of logits that the last chunk gave.
-    rows: usize,
-    /// Tokens of the last chunk.
-    count: usize,
 }
 
 fn to_device(
@@ -64,9 +70,8 @@ impl Launches {
     pub fn new(device: &Device, weights: &Packed<PackedWeights, Vec<f32>>, chunk: usize) -> Result<Self> {
         let extents = weights.extents;
         let widest = extents.hidden.max(extents.ffn).max(extents.query_width());
-        Ok(Launches {
+        let pass = Pass {
             weights: to_device(device, weights)?,
-            stream: Stream::new(device)?,
             tokens: Buffer::new(device, chunk)?,
             positions: Buffer::new(device, chunk)?,
             x: Buffer::new(device, chunk * extents.hidden)?,
@@ -78,27 +83,109 @@ impl Launches {
             gate_up: Buffer::new(device, chunk * 2 * extents.ffn)?,
             records: Buffer::new(device, record_words(chunk, widest))?,
             logits: Buffer::new(device, extents.vocab)?,
-            rows: 0,
-            count: 0,
-        })
+        };
+        Ok(Launches { stream: Stream::new(device)?, pass, rows: 0, count: 0 })
     }
 
     pub fn chunk(&mut self, tokens: &[u32], rows: Rows, cache: &mut dyn KvCache) -> Result<()> {
-        let Launches { weights, stream, x, qkv, queries, keys, values, attended, gate_up, logits, .. } = self;
-        let (stream, extents) = (&*stream, weights.extents);
-        let Extents { hidden, vocab, epsilon, rope, pairing, .. } = extents;
+        let Launches { stream, pass, .. } = self;
         let (count, first) = (tokens.len(), cache.tokens());
         let positions: Vec<u32> = (first as u32..).take(count).collect();
         let outputs = rows.of(count);
-        if logits.len() < outputs * vocab {
-            *logits = Buffer::new(stream.device(), outputs * vocab)?;
+        let logits = outputs * pass.weights.extents.vocab;
+        if pass.logits.len() < logits {
+            pass.logits = Buffer::new(stream.device(), logits)?;
         }
+        cache.begin(stream, count)?;
+        stream.upload(tokens, &mut pass.tokens, 0)?;
+        stream.upload(&positions, &mut pass.positions, 0)?;
+        pass.enqueue(stream, count, outputs, cache)?;
+        (self.rows, self.count) = (outputs, count);
+        cache.commit();
+        Ok(())
+    }
+
+    pub fn logits(&self) -> Result<Vec<f32>> {
+        let mut logits = vec![0.0; self.rows * self.pass.weights.extents.vocab];
+        self.stream.download(&self.pass.logits, 0, &mut logits)?;
+        Ok(logits)
+    }
+
+    /// A token from the last row of logits.
+    pub fn choose(&mut self, choice: Choice) -> Result<u32> {
+        let (row, last) = (self.rows - 1, self.count - 1);
+        self.pass.choose(&self.stream, choice, row, last)?;
+        let mut chosen = [0];
+        self.stream.download(&self.pass.tokens, last, &mut chosen)?;
+        Ok(chosen[0])
+    }
+
+    /// One step of decoding as a graph, and the memory that its choice comes to. The first replay reads `token`.
+    pub fn capture(
+        &mut self,
+        token: u32,
+        choice: Choice,
+        cache: &mut dyn KvCache,
+    ) -> Result<(GraphExec, Pinned<u32>)> {
+        let Launches { stream, pass, .. } = self;
+        cache.begin(stream, 1)?;
+        stream.upload(&[token], &mut pass.tokens, 0)?;
+        stream.upload(&[cache.tokens() as u32], &mut pass.positions, 0)?;
+        let mut chosen = Pinned::zeroed(stream.device(), 1)?;
+        let (graph, recorded) = stream.capture(|stream| {
+            Ok(pass.enqueue(stream, 1, 1, cache).and_then(|()| {
+                pass.choose(stream, choice, 0, 0)?;
+                // SAFETY: it is read after the stream was waited for, and goes after that with the graph.
+                Ok(unsafe { stream.download_async(&pass.tokens, ..1, &mut chosen, 0) }?)
+            }))
+        })?;
+        recorded?;
+        Ok((graph.instantiate()?, chosen))
+    }
+
+    /// Runs a captured step, and waits for the token that it chose.
+    ///
+    /// # Safety
+    /// The graph and `chosen` are those of [`capture`](Self::capture) with this cache, of which no buffer has been replaced.
+    pub unsafe fn replay(
+        &mut self,
+        graph: &GraphExec,
+        chosen: &Pinned<u32>,
+        cache: &mut dyn KvCache,
+    ) -> Result<u32> {
+        cache.begin(&self.stream, 1)?;
+        // SAFETY: the caller's word.
+        unsafe { graph.launch(&self.stream) }?;
+        self.wait()?;
+        (self.rows, self.count) = (1, 1);
+        cache.commit();
+        Ok(chosen[0])
+    }
+
+    /// Waits until everything is done.
+    pub fn wait(&self) -> Result<()> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// The stream that everything is put into.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+}
+
+impl Pass {
+    /// The launches of a chunk, from its tokens to the logits of its last `outputs` tokens.
+    fn enqueue(
+        &mut self,
+        stream: &Stream,
+        count: usize,
+        outputs: usize,
+        cache: &mut dyn KvCache,
+    ) -> Result<()> {
+        let Pass { weights, x, qkv, queries, keys, values, attended, gate_up, logits, .. } = self;
+        let Extents { hidden, epsilon, rope, pairing, .. } = weights.extents;
         let records = self.records.global_mut();
         let alone = Epilogue::default();
-
-        cache.begin(stream, count)?;
-        stream.upload(tokens, &mut self.tokens, 0)?;
-        stream.upload(&positions, &mut self.positions, 0)?;
         // SAFETY: here and below, buffers of the stream's device that are long enough for a chunk, as `new` made them; one
         // stream, so each launch sees what those before it wrote. Dropping a buffer waits for the device.
         unsafe {
@@ -120,7 +207,7 @@ impl Launches {
             };
             // SAFETY: as above.
             unsafe { kernels::rotate(stream, pairing, handles, rope, count) }?;
-            cache.append(stream, number, keys, values)?;
+            cache.append(stream, number, &self.positions, keys, values)?;
             cache.attend(stream, number, queries, attended)?;
             let residual = Some(x.global());
             let onto = Epilogue { bias: layer.output_bias.as_ref().map(Buffer::global), residual };
@@ -142,29 +229,17 @@ impl Launches {
             // SAFETY: as above; the logits have a row for each output.
             unsafe { product(stream, weights.output(), normed, alone, records, out, outputs) }?;
         }
-        (self.rows, self.count) = (outputs, count);
-        cache.commit();
         Ok(())
     }
 
-    pub fn logits(&self) -> Result<Vec<f32>> {
-        let mut logits = vec![0.0; self.rows * self.weights.extents.vocab];
-        self.stream.download(&self.logits, 0, &mut logits)?;
-        Ok(logits)
-    }
-
-    /// A token from the last row of logits.
-    pub fn choose(&mut self, choice: Choice) -> Result<u32> {
+    /// The choice from a row of logits, to the token at `last`, whose position counts up.
+    fn choose(&mut self, stream: &Stream, choice: Choice, row: usize, last: usize) -> Result<()> {
         let vocab = self.weights.extents.vocab;
-        let (rows, last) = (self.rows, self.count - 1);
-        let logits = self.logits.global_range((rows - 1) * vocab..rows * vocab)?;
+        let logits = self.logits.global_range(row * vocab..(row + 1) * vocab)?;
         let token = self.tokens.global_range_mut(last..last + 1)?;
         let position = self.positions.global_range_mut(last..last + 1)?;
         // SAFETY: a row of logits, and a token and a position, all of this device.
-        unsafe { kernels::choose(&self.stream, choice, logits, token, position, 1, vocab) }?;
-        let mut chosen = [0];
-        self.stream.download(&self.tokens, last, &mut chosen)?;
-        Ok(chosen[0])
+        Ok(unsafe { kernels::choose(stream, choice, logits, token, position, 1, vocab) }?)
     }
 }
 

@@ -23,6 +23,7 @@
 //! Every product gives the same bits in chunks of any length, on a GPU, on the emulator and on the CPU's own path; attention's
 //! are the cache's affair.
 
+mod decoder;
 mod launches;
 mod slices;
 mod weights;
@@ -31,6 +32,7 @@ use super::cache::{self, Geometry, KvCache};
 use super::kernels::Choice;
 use super::{Model, linear};
 use crate::{BackendKind, Device};
+pub use decoder::Decoder;
 use launches::Launches;
 use slices::Slices;
 use weights::Packed;
@@ -215,14 +217,32 @@ impl Runner {
         if let Some(&id) = tokens.iter().find(|&&id| id as usize >= self.vocab) {
             return Err(super::Error::NoToken { id, vocab: self.vocab }.into());
         }
+        Runner::room(self.context, tokens.len(), cache)
+    }
+
+    /// Whether context and cache have room for `tokens` more.
+    fn room(context: usize, tokens: usize, cache: &dyn KvCache) -> Result<()> {
         let (held, capacity) = (cache.tokens(), cache.capacity());
-        if held + tokens.len() > self.context {
-            return Err(super::Error::Context { tokens: held + tokens.len(), context: self.context }.into());
+        if held + tokens > context {
+            return Err(super::Error::Context { tokens: held + tokens, context }.into());
         }
-        if held + tokens.len() > capacity {
-            return Err(cache::Error::Full { tokens: tokens.len(), held, capacity }.into());
+        if held + tokens > capacity {
+            return Err(cache::Error::Full { tokens, held, capacity }.into());
         }
         Ok(())
+    }
+
+    /// Waits, and says whether the cache holds everything that it was given: a scheme may refuse keys and values that are not
+    /// finite, and a step does not wait to see.
+    ///
+    /// # Errors
+    /// What the cache refused; what the device reports.
+    pub fn check_cache(&self, cache: &mut dyn KvCache) -> Result<()> {
+        let stream = match &self.engine {
+            Engine::Slices(slices) => slices.stream(),
+            Engine::Launches(launches) => launches.stream(),
+        };
+        Ok(cache.check(stream)?)
     }
 
     fn run(&mut self, chunk: &[u32], rows: Rows, cache: &mut dyn KvCache) -> Result<()> {

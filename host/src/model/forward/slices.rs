@@ -21,6 +21,7 @@ pub(super) struct Slices {
     queries: Buffer<f16>,
     keys: Buffer<f16>,
     values: Buffer<f16>,
+    positions: Buffer<u32>,
     attended: Buffer<f32>,
     logits: Vec<f32>,
 }
@@ -33,6 +34,7 @@ impl Slices {
             queries: Buffer::new(device, chunk * extents.query_width())?,
             keys: Buffer::new(device, chunk * extents.kv_width())?,
             values: Buffer::new(device, chunk * extents.kv_width())?,
+            positions: Buffer::new(device, chunk)?,
             attended: Buffer::new(device, chunk * extents.query_width())?,
             logits: Vec::new(),
             weights,
@@ -40,7 +42,7 @@ impl Slices {
     }
 
     pub fn chunk(&mut self, tokens: &[u32], rows: Rows, cache: &mut dyn KvCache) -> Result<()> {
-        let Slices { weights, stream, queries, keys, values, attended, logits } = self;
+        let Slices { weights, stream, queries, keys, values, positions: places, attended, logits } = self;
         let Extents { hidden, ffn, vocab, epsilon, rope, pairing } = weights.extents;
         let (count, first) = (tokens.len(), cache.tokens());
         let (query_width, kv_width) = (weights.extents.query_width(), weights.extents.kv_width());
@@ -54,6 +56,7 @@ impl Slices {
         let (mut k, mut v) = (vec![f16::ZERO; count * kv_width], vec![f16::ZERO; count * kv_width]);
 
         cache.begin(stream, count)?;
+        places.write(0, &positions)?;
         cpu::embedding(&weights.embedding, tokens, &mut x);
         for (number, layer) in weights.layers.iter().enumerate() {
             cpu::quantize(Source::Normed { x: &x, weight: &layer.attn_norm, epsilon }, hidden, &mut narrow);
@@ -63,7 +66,7 @@ impl Slices {
             queries.write(0, &q)?;
             keys.write(0, &k)?;
             values.write(0, &v)?;
-            cache.append(stream, number, keys, values)?;
+            cache.append(stream, number, places, keys, values)?;
             cache.attend(stream, number, queries, attended)?;
             attended.read(0, &mut o)?;
             cpu::quantize(Source::Plain(&o), query_width, &mut of_heads);
@@ -83,6 +86,11 @@ impl Slices {
         }
         cache.commit();
         Ok(())
+    }
+
+    /// The stream that the cache is given.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     pub fn logits(&self) -> Vec<f32> {

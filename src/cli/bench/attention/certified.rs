@@ -125,7 +125,7 @@ impl<E: CacheElement> Step<E> {
             let mut judged = StepPlan::<E>::new(&caches.device, problem, &Policy::NAIVE)?;
             let handles = step.handles(caches, 0);
             // SAFETY: as for every step of this scheme; it ends before the plan goes.
-            unsafe { judged.run(&stream, &handles, &mut step.out) }?;
+            unsafe { judged.run(&stream, &handles, step.out.handles()) }?;
             stream.synchronize()?;
             step.certificates = step.out.certificates.to_vec()?;
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -177,7 +177,7 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
         let handles = self.handles(caches, set);
         // SAFETY: every buffer lives as long as the scheme or the caches, which the caller keeps until the stream is done;
         // the table's lengths and blocks are those that the pools were made for, and every block is quantized.
-        Ok(unsafe { self.plan.run(stream, &handles, &mut self.out) }?)
+        Ok(unsafe { self.plan.run(stream, &handles, self.out.handles()) }?)
     }
 
     fn parts(&self) -> &'static [&'static str] {
@@ -202,10 +202,10 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
                 self.plan.run_mark(stream, &handles)?;
             }
             if parts > 3 {
-                self.plan.run_replace(stream, &handles, &mut self.out)?;
+                self.plan.run_replace(stream, &handles, self.out.handles())?;
             }
             if parts > 4 {
-                self.plan.run_dense(stream, &handles, &mut self.out)?;
+                self.plan.run_dense(stream, &handles, self.out.handles())?;
             }
         }
         Ok(())

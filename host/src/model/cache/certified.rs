@@ -1,0 +1,244 @@
+//! INT8 keys and INT4 values: with a certificate and the originals behind it, or bare.
+
+use super::exact::{self, Exact};
+use super::{Error, Geometry, KvCache, Result};
+use crate::certified::{
+    self, AttendedHandles, BLOCK_TOKENS, Certificate, Extents, Policy, SequenceId, StepPlan, StepProblem,
+    TieredCache, Traffic,
+};
+use crate::{BackendKind, Buffer, Device, Stream};
+use half::f16;
+
+/// Of the blocks of a layer, the share whose original keys, and values, the GPU keeps after use: one in so many.
+const SCRATCH_SHARE: u32 = 8;
+
+/// A [`TieredCache`] a layer, all of one sequence.
+///
+/// A chunk of more than one token is a prompt's: its attention is exact. A chunk of one token is a step of decoding: its
+/// attention is that of the policy, with a certificate for every layer and head, unless the policy asks for none.
+pub struct CertifiedCache {
+    geometry: Geometry,
+    capacity: usize,
+    policy: Policy,
+    layers: Vec<(TieredCache<f16>, SequenceId)>,
+    /// One for all layers: steps follow each other in the stream.
+    plan: StepPlan<f16>,
+    lse: Buffer<f32>,
+    /// [layers, q_heads].
+    certificates: Buffer<Certificate>,
+    /// For chunks of more than one token, all of one length.
+    prefill: Option<Exact>,
+    tokens: usize,
+    /// Tokens of the chunk that was begun, and of the last that was committed.
+    chunk: usize,
+    last: usize,
+    /// Whether exact attention takes the CPU's own path in place of the kernels.
+    simd: bool,
+    device: Device,
+}
+
+impl CertifiedCache {
+    /// An empty cache for up to `capacity` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; thresholds that make no sense; out
+    /// of memory, of the device or of what the host can lock.
+    pub fn new(device: &Device, geometry: Geometry, capacity: usize, policy: Policy) -> Result<Self> {
+        let problem = exact::problem(geometry, 1, capacity).checked()?;
+        let heads = certified::Geometry::new(problem.kv_heads, problem.head_dim)?;
+        let blocks = problem.max_blocks();
+        let bytes = quantized_bytes(heads, geometry.layers, blocks as usize);
+        Error::if_too_large(device, capacity, bytes)?;
+        let simd = device.kind() == BackendKind::Cpu;
+        // The CPU's originals are as near as everything else.
+        let promotes = policy.certify && !simd;
+        let slots = if promotes { (blocks * problem.kv_heads).div_ceil(SCRATCH_SHARE) } else { 0 };
+        let extents = Extents {
+            geometry: heads,
+            blocks,
+            sequences: 1,
+            max_tokens: problem.max_tokens,
+            key_slots: slots,
+            value_slots: slots,
+        };
+        let stream = Stream::new(device)?;
+        let layer = |_| -> Result<_> {
+            let mut cache = TieredCache::new(device, extents)?;
+            let sequence = cache.start_sequence()?;
+            // All of it: a graph that appends cannot ask for more.
+            cache.reserve(&stream, sequence, problem.max_tokens)?;
+            Ok((cache, sequence))
+        };
+        let step = StepProblem {
+            sequences: 1,
+            q_heads: problem.q_heads,
+            kv_heads: problem.kv_heads,
+            head_dim: problem.head_dim,
+            max_tokens: problem.max_tokens,
+        };
+        Ok(CertifiedCache {
+            geometry,
+            capacity,
+            policy,
+            plan: StepPlan::new(device, step, &policy)?,
+            layers: (0..geometry.layers).map(layer).collect::<Result<_>>()?,
+            lse: Buffer::new(device, geometry.q_heads)?,
+            certificates: Buffer::zeroed(device, geometry.layers * geometry.q_heads)?,
+            prefill: None,
+            tokens: 0,
+            chunk: 0,
+            last: 0,
+            simd,
+            device: device.clone(),
+        })
+    }
+
+    /// The kernels on every device, for exact attention too: on the CPU the emulator, which gives the same bits.
+    pub fn with_kernels(mut self) -> Self {
+        self.simd = false;
+        self
+    }
+
+    /// What decides which blocks are promoted, and when a head is computed exactly.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// What steps have read in place of quantized blocks, in all layers. Waits for the stream.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn traffic(&self, stream: &Stream) -> Result<Vec<Traffic>> {
+        let total = |(cache, _): &(TieredCache<f16>, _)| Ok(cache.traffic(stream)?[1]);
+        self.layers.iter().map(total).collect()
+    }
+
+    fn begun(&self, layer: usize) -> Result<usize> {
+        super::begun(self.chunk, layer, self.layers.len())
+    }
+}
+
+/// Bytes of `blocks` quantized blocks in all layers, annotations included.
+fn quantized_bytes(heads: certified::Geometry, layers: usize, blocks: usize) -> u64 {
+    let annotations = heads.pairs(blocks) * size_of::<certified::Annotation>();
+    layers as u64 * (heads.tile_bytes(blocks) + annotations) as u64
+}
+
+impl KvCache for CertifiedCache {
+    fn scheme(&self) -> &'static str {
+        if self.policy.certify { "certified" } else { "naive-int8-int4" }
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Full blocks quantized, the trailing block in f16, and the scratch.
+    fn bytes(&self) -> u64 {
+        let Some((cache, _)) = self.layers.first() else { return 0 };
+        let block = BLOCK_TOKENS as usize;
+        let memory = cache.memory();
+        let scratch = (memory.scratch_keys + memory.scratch_values) * self.layers.len();
+        quantized_bytes(cache.geometry(), self.layers.len(), self.tokens / block)
+            + self.geometry.token_bytes() * (self.tokens % block) as u64
+            + scratch as u64
+    }
+
+    /// The originals.
+    fn host_bytes(&self) -> u64 {
+        self.geometry.token_bytes() * self.tokens as u64
+    }
+
+    fn certificates(&self) -> Result<Vec<Certificate>> {
+        if !self.policy.certify || self.last != 1 {
+            return Ok(Vec::new());
+        }
+        Ok(self.certificates.to_vec()?)
+    }
+
+    fn check(&mut self, stream: &Stream) -> Result<()> {
+        Ok(self.layers.iter_mut().try_for_each(|(cache, _)| cache.check(stream))?)
+    }
+
+    fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
+        super::room(tokens, self.tokens, self.capacity)?;
+        if tokens > 1 {
+            Exact::for_chunk(&mut self.prefill, &self.device, self.geometry, tokens, self.capacity)?;
+        }
+        self.chunk = tokens;
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        _: &Buffer<u32>,
+        keys: &Buffer<f16>,
+        values: &Buffer<f16>,
+    ) -> Result<()> {
+        let tokens = self.begun(layer)?;
+        let (cache, sequence) = &mut self.layers[layer];
+        // Either knows where the sequence ends.
+        Ok(match tokens {
+            1 => cache.append(stream, keys, values),
+            _ => cache.prefill_first(stream, *sequence, keys, values, tokens),
+        }?)
+    }
+
+    fn attend(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        queries: &Buffer<f16>,
+        output: &mut Buffer<f32>,
+    ) -> Result<()> {
+        let chunk = self.begun(layer)?;
+        stream.device().check_same(&self.device, "the cache")?;
+        stream.device().check_same(queries.device(), "the buffer of queries")?;
+        stream.device().check_same(output.device(), "the output buffer")?;
+        let length = chunk * self.geometry.query_width();
+        let (queries, output) = (queries.global_range(..length)?, output.global_range_mut(..length)?);
+        let (cache, _) = &mut self.layers[layer];
+        match &mut self.prefill {
+            Some(exact) if chunk > 1 => {
+                let handles = cache.originals(exact.plan.problem(), queries, output, exact.lse())?;
+                // SAFETY: handles of this device, host memory on the CPU, of these lengths; the cache's lengths and table are
+                // its own. Dropping a buffer, or the cache, waits for the device.
+                unsafe { exact.run(stream, self.simd && !stream.is_capturing(), handles) }
+            }
+            _ => {
+                let heads = self.geometry.q_heads;
+                let certificates = self.certificates.global_range_mut(layer * heads..(layer + 1) * heads)?;
+                let out = AttendedHandles { output, lse: self.lse.global_mut(), certificates };
+                // SAFETY: as above.
+                Ok(unsafe { cache.attend_on(stream, &mut self.plan, queries, out) }?)
+            }
+        }
+    }
+
+    fn commit(&mut self) {
+        self.tokens += self.chunk;
+        (self.last, self.chunk) = (self.chunk, 0);
+    }
+}
+
+impl std::fmt::Debug for CertifiedCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let CertifiedCache { geometry, capacity, policy, tokens, .. } = self;
+        f.debug_struct("CertifiedCache")
+            .field("geometry", geometry)
+            .field("capacity", capacity)
+            .field("policy", policy)
+            .field("tokens", tokens)
+            .finish_non_exhaustive()
+    }
+}

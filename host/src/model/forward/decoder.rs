@@ -1,0 +1,83 @@
+//! Decoding token by token, with a step captured once.
+
+use super::{Engine, Result, Runner};
+use crate::model::cache::KvCache;
+use crate::model::kernels::Choice;
+use crate::{GraphExec, Pinned};
+
+/// Tokens after a prompt, one [`next`](Self::next) at a time.
+///
+/// By kernels a step is one graph, from the embedding of a token to the choice of the one that follows, in every layer
+/// whatever the cache's scheme launches: it is captured at the start and replayed, token and position being where the step
+/// before has left them. The host puts one call into the stream and waits for the token.
+pub struct Decoder<'a> {
+    runner: &'a mut Runner,
+    cache: &'a mut dyn KvCache,
+    choice: Choice,
+    token: u32,
+    /// The step, and where its token comes; by kernels. It names buffers of runner and cache, which stay borrowed.
+    graph: Option<(GraphExec, Pinned<u32>)>,
+}
+
+impl Runner {
+    /// Continues after `token`, which is the first that the cache does not hold.
+    ///
+    /// # Errors
+    /// As [`prefill`](Runner::prefill); what the capture reports.
+    pub fn decoder<'a>(
+        &'a mut self,
+        token: u32,
+        cache: &'a mut dyn KvCache,
+        choice: Choice,
+    ) -> Result<Decoder<'a>> {
+        choice.shape(self.vocab)?;
+        self.check(&[token], cache)?;
+        let graph = match &mut self.engine {
+            Engine::Slices(_) => None,
+            Engine::Launches(launches) => Some(launches.capture(token, choice, cache)?),
+        };
+        Ok(Decoder { runner: self, cache, choice, token, graph })
+    }
+}
+
+impl Decoder<'_> {
+    /// Reads the token before and chooses the one that follows.
+    ///
+    /// # Errors
+    /// As [`prefill`](Runner::prefill).
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Result<u32> {
+        let Decoder { runner, cache, choice, token, graph } = self;
+        *token = match (&mut runner.engine, graph) {
+            (Engine::Launches(launches), Some((graph, chosen))) => {
+                // Room in context and cache; the token is one that the model chose.
+                Runner::room(runner.context, 1, *cache)?;
+                // SAFETY: the graph was captured with this cache and this engine, which are borrowed since.
+                unsafe { launches.replay(graph, chosen, *cache) }?
+            }
+            _ => runner.step(*token, *cache, *choice)?,
+        };
+        Ok(*token)
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &dyn KvCache {
+        self.cache
+    }
+
+    /// Launches and copies of a step; `None` where it is no graph.
+    pub fn graph(&self) -> Option<&GraphExec> {
+        self.graph.as_ref().map(|(graph, _)| graph)
+    }
+}
+
+impl Drop for Decoder<'_> {
+    fn drop(&mut self) {
+        // A replay that failed half-way may still be under way, and the graph and its memory go now.
+        if let Engine::Launches(launches) = &self.runner.engine
+            && let Err(error) = launches.wait()
+        {
+            tracing::debug!(%error, "waiting for the device before a captured step goes");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The schemes behind a model: exact prompts, captured steps, certificates.
+
+use host::certified::{Policy, Rung};
+use host::model::Model;
+use host::model::cache::{CertifiedCache, DenseCache, KvCache, Scheme};
+use host::model::config::Architecture;
+use host::model::forward::Runner;
+use host::model::kernels::Choice;
+use host::model::synthetic::{self, Packing};
+use host::{Buffer, Device, Stream};
+use simt::emu::EmuOptions;
+
+const SCHEMES: [&str; 4] = ["dense", "naive-int8-int4", "certified", "certified:strict"];
+
+fn device() -> Device {
+    Device::cpu(EmuOptions::default())
+}
+
+fn tiny() -> Model {
+    synthetic::model(synthetic::tiny(Architecture::Llama), Packing::Q4_1, 11).expect("a model")
+}
+
+fn open(scheme: &str, model: &Model, device: &Device, capacity: usize) -> Box<dyn KvCache> {
+    let scheme: Scheme = scheme.parse().expect("a scheme");
+    scheme.open(device, (&model.config).into(), capacity).expect("a cache")
+}
+
+fn prompt(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| (i * i * 31 + i * 17 + 5) % 320).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn names_are_read_as_they_are_written() {
+    for name in SCHEMES.into_iter().chain(["certified:paper", "certified:fast"]) {
+        assert_eq!(name.parse::<Scheme>().expect("a scheme").to_string(), name);
+    }
+    for name in ["", "Dense", "certified:", "certified:loose", "dense:sound"] {
+        let error = name.parse::<Scheme>().expect_err("refused").to_string();
+        assert!(error.contains(&format!("'{name}'")) && error.contains("naive-int8-int4"), "{error}");
+    }
+}
+
+/// A prompt's attention is exact whatever the scheme; the steps after it differ by what quantizing does.
+#[test]
+fn prompts_are_exact_and_steps_come_near() {
+    let (device, model, prompt) = (device(), tiny(), prompt(45));
+    let mut runner = Runner::new(&model, &device).expect("a runner");
+    let mut of = |scheme: &str| {
+        let mut cache = open(scheme, &model, &device, 64);
+        let mut logits = runner.logits(&prompt, &mut *cache).expect("logits");
+        let read = logits.len();
+        for token in [7, 300, 12] {
+            logits.extend(runner.logits(&[token], &mut *cache).expect("logits"));
+        }
+        runner.check_cache(&mut *cache).expect("all is held");
+        assert_eq!(cache.tokens(), 48);
+        (read, logits)
+    };
+    let (read, expected) = of("dense");
+    let size = |x: &[f32]| x.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    for scheme in &SCHEMES[1..] {
+        let (_, logits) = of(scheme);
+        assert_eq!(bits(&logits[..read]), bits(&expected[..read]), "{scheme}: the prompt");
+        let errors: Vec<f32> = logits[read..].iter().zip(&expected[read..]).map(|(a, b)| a - b).collect();
+        let far = size(&errors) / size(&expected[read..]);
+        // The range of 16 normal values is 3.5 deviations; its fifteenth, uniform, has 0.067 of one as its deviation. So much
+        // in each of two layers is 0.095; twice that, for keys and what layers amplify.
+        assert!(far > 0.0 && far < 0.19, "{scheme}: {far}");
+    }
+}
+
+/// A captured step, replayed over block boundaries, gives what steps one by one give, and those are the CPU's own.
+#[test]
+fn captured_steps_are_the_steps() {
+    let (device, model, prompt) = (device(), tiny(), prompt(13));
+    let choice = Choice::Sampled { temperature: 2.0, top_p: 1.0, seed: 5 };
+    for scheme in ["dense", "naive-int8-int4", "certified"] {
+        let kernels = || Runner::of_kernels(&model, &device, 16).expect("a runner");
+        let run = |mut runner: Runner, captured: bool| {
+            let mut cache = open(scheme, &model, &device, 40);
+            let first = runner.prefill(&prompt, &mut *cache, choice).expect("a token");
+            let mut tokens = vec![first];
+            if captured {
+                let mut decoder = runner.decoder(first, &mut *cache, choice).expect("a decoder");
+                tokens.extend((0..22).map(|_| decoder.next().expect("a token")));
+                assert_eq!(decoder.cache().tokens(), 35);
+            } else {
+                for i in 0..22 {
+                    tokens.push(runner.step(tokens[i], &mut *cache, choice).expect("a token"));
+                }
+            }
+            runner.check_cache(&mut *cache).expect("all is held");
+            // What follows a decoder still finds its place.
+            tokens.push(runner.step(9, &mut *cache, choice).expect("a token"));
+            tokens
+        };
+        let expected = run(Runner::new(&model, &device).expect("a runner"), false);
+        assert_eq!(run(kernels(), false), expected, "{scheme}: one by one");
+        assert_eq!(run(kernels(), true), expected, "{scheme}: captured");
+    }
+}
+
+#[test]
+fn a_decoder_ends_where_the_cache_does() {
+    let (device, model) = (device(), tiny());
+    let mut runner = Runner::of_kernels(&model, &device, 8).expect("a runner");
+    let mut cache = open("dense", &model, &device, 5);
+    let first = runner.prefill(&[1, 2, 3], &mut *cache, Choice::Greedy).expect("a token");
+    let mut decoder = runner.decoder(first, &mut *cache, Choice::Greedy).expect("a decoder");
+    decoder.next().expect("the fourth");
+    decoder.next().expect("the fifth");
+    let error = decoder.next().expect_err("full").to_string();
+    assert!(error.contains("1 tokens more do not fit a cache that has 5 of 5"), "{error}");
+    drop(decoder);
+    assert_eq!(cache.tokens(), 5);
+    assert!(runner.decoder(1, &mut *cache, Choice::Greedy).is_err());
+}
+
+/// Every head of every layer is certified at each step of decoding, and only there.
+#[test]
+fn steps_are_certified() {
+    let (device, model, prompt) = (device(), tiny(), prompt(60));
+    let mut runner = Runner::new(&model, &device).expect("a runner");
+    for (scheme, heads) in [("dense", 0), ("naive-int8-int4", 0), ("certified", 2 * 4)] {
+        let mut cache = open(scheme, &model, &device, 80);
+        runner.read(&prompt, &mut *cache).expect("read");
+        assert!(cache.certificates().expect("read").is_empty(), "{scheme}: exact");
+        runner.step(3, &mut *cache, Choice::Greedy).expect("a token");
+        let certificates = cache.certificates().expect("read");
+        assert_eq!(certificates.len(), heads, "{scheme}");
+        for certificate in certificates {
+            assert!(certificate.bound() > 0.0 && certificate.bound() < 100.0, "{certificate:?}");
+        }
+        runner.read(&[1, 2], &mut *cache).expect("read");
+        assert!(cache.certificates().expect("read").is_empty(), "{scheme}: exact again");
+    }
+}
+
+/// With budgets of zero every head is computed from the originals: the bits of a dense cache of the same extents.
+#[test]
+fn heads_over_budget_are_dense() {
+    let (device, model, prompt) = (device(), tiny(), prompt(40));
+    let none = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::SOUND };
+    let mut runner = Runner::new(&model, &device).expect("a runner");
+    let geometry = (&model.config).into();
+    let mut certified = CertifiedCache::new(&device, geometry, 48, none).expect("a cache");
+    let mut dense = DenseCache::new(&device, geometry, 48).expect("a cache");
+    let mut logits = |cache: &mut dyn KvCache| {
+        runner.read(&prompt, cache).expect("read");
+        runner.logits(&[8], cache).expect("logits")
+    };
+    assert_eq!(bits(&logits(&mut certified)), bits(&logits(&mut dense)));
+    let certificates = certified.certificates().expect("read");
+    assert!(certificates.iter().all(|c| Rung::of(c.rung()) == Rung::Dense && c.e_val == 0.0));
+    // Two full blocks in 8 and 4 bits of 16, and half a block as it is.
+    assert_eq!(dense.bytes(), 41 * 1024);
+    assert_eq!(certified.bytes(), 2 * 16 * 512 + 2 * 2 * 2 * 16 + 9 * 1024);
+    assert_eq!((dense.host_bytes(), certified.host_bytes()), (0, 41 * 1024));
+}
+
+/// A key that is no number is not held, and the check says which.
+#[test]
+fn what_a_cache_refuses_is_said() {
+    let (device, model) = (device(), tiny());
+    let stream = Stream::new(&device).expect("a stream");
+    let mut cache = open("certified", &model, &device, 8);
+    let rows = |x: f32| {
+        let row = vec![half::f16::from_f32(x); 128];
+        Buffer::from_slice(&device, &row).expect("a buffer")
+    };
+    let positions = Buffer::from_slice(&device, &[0u32]).expect("a buffer");
+    cache.begin(&stream, 1).expect("begun");
+    cache.append(&stream, 1, &positions, &rows(f32::NAN), &rows(1.0)).expect("appended");
+    let error = cache.check(&stream).expect_err("refused").to_string();
+    assert!(error.contains("key") && error.contains("not finite") && error.lines().count() == 1, "{error}");
+}
