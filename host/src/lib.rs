@@ -26,6 +26,7 @@ mod cuda;
 pub mod dense;
 mod device;
 mod error;
+pub mod eval;
 mod event;
 mod graph;
 pub mod int8;

@@ -1,6 +1,6 @@
 //! How a command fails: one line, and an exit code.
 
-use super::{attend, bench, generate};
+use super::{attend, bench, eval, generate};
 use host::int8;
 use host::int8::file;
 use host::tensor_file;
@@ -37,6 +37,12 @@ pub enum Failure {
     /// A prompt that cannot be continued, or a text that was interrupted.
     #[error(transparent)]
     Generate(#[from] generate::Error),
+    /// A measurement of a model has no result.
+    #[error(transparent)]
+    Eval(#[from] eval::Error),
+    /// The same, of what is below the command.
+    #[error(transparent)]
+    Measure(#[from] host::eval::Error),
     /// A file that cannot be attended to.
     #[error(transparent)]
     Attend(#[from] attend::Error),
@@ -146,6 +152,7 @@ impl Failure {
             Failure::Differs(_) | Failure::Missing(_) => 1,
             Failure::Bench(error) if error.is_difference() => 1,
             Failure::Generate(generate::Error::Interrupted { .. }) => 130,
+            Failure::Eval(eval::Error::Interrupted(_)) => 130,
             _ => 2,
         }
     }

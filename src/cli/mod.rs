@@ -3,17 +3,22 @@
 mod attend;
 mod backend;
 mod bench;
+mod chart;
 mod check;
 mod dequantize;
 mod doctor;
+mod eval;
 mod failure;
 mod generate;
+mod interrupt;
 mod kernels;
 mod model;
 mod output;
+mod picture;
 mod progress;
 mod prove;
 mod quantize;
+mod subject;
 mod table;
 mod text;
 
@@ -43,7 +48,8 @@ Examples:
   ferrokv bench int8 --sizes largest --plot bench         every kernel beside the memory's ceiling
   ferrokv kernels                                         registers and shared memory of every kernel
   ferrokv model                                           what a model file holds, and how it tokenizes
-  ferrokv generate --chat \"Why is the sky blue?\"         a language model on one of the caches";
+  ferrokv generate --chat \"Why is the sky blue?\"         a language model on one of the caches
+  ferrokv eval ppl --kv certified --context 512..4096     what a KV scheme does to perplexity";
 
 #[derive(Parser)]
 #[command(name = "ferrokv", version, about = "Quantized KV caches in Rust: the same bits on GPU and CPU")]
@@ -68,6 +74,7 @@ enum Command {
     Kernels(kernels::Arguments),
     Model(model::Arguments),
     Generate(Box<generate::Arguments>),
+    Eval(eval::Arguments),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -95,6 +102,7 @@ pub fn main() -> ExitCode {
         Command::Kernels(arguments) => kernels::run(arguments),
         Command::Model(arguments) => model::run(arguments),
         Command::Generate(arguments) => generate::run(arguments),
+        Command::Eval(arguments) => eval::run(arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,6 +27,11 @@ enum To {
 }
 
 impl ReportArguments {
+    /// The file that the report goes to, if it goes to one.
+    pub fn file(&self) -> Option<&Path> {
+        self.json.as_deref().filter(|path| path.as_os_str() != OsStr::new("-"))
+    }
+
     /// Checks the path against those of the command's other files.
     ///
     /// # Errors
@@ -60,21 +65,30 @@ impl Report {
     /// # Errors
     /// What cannot be written.
     pub fn finish(&self, tables: &str, report: &impl Serialize) -> Result<(), Failure> {
-        let json = || {
-            // Only strings are keys in our reports, and numbers that are not finite become null.
-            let mut text = serde_json::to_string_pretty(report).unwrap_or_default();
-            text.push('\n');
-            text
-        };
+        self.save(report)?;
         match &self.to {
-            Some(To::Stdout) => print(&json()),
-            Some(To::File(target)) => {
-                target.write(json().as_bytes())?;
-                print(tables)
-            }
-            None => print(tables),
+            Some(To::Stdout) => print(&json(report)),
+            _ => print(tables),
         }
     }
+
+    /// Writes the report if it goes to a file: a longer run does so before its end, too.
+    ///
+    /// # Errors
+    /// What cannot be written.
+    pub fn save(&self, report: &impl Serialize) -> Result<(), Failure> {
+        match &self.to {
+            Some(To::File(target)) => Ok(target.write(json(report).as_bytes())?),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn json(report: &impl Serialize) -> String {
+    // Only strings are keys in our reports, and numbers that are not finite become null.
+    let mut text = serde_json::to_string_pretty(report).unwrap_or_default();
+    text.push('\n');
+    text
 }
 
 /// Writes to stdout; a reader that has gone (`| head`) is no error.

@@ -4,7 +4,7 @@ mod accuracy;
 mod attention;
 mod cpu;
 mod device;
-mod environment;
+pub mod environment;
 mod int8;
 mod launch;
 mod operations;

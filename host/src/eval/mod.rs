@@ -1,0 +1,60 @@
+//! What a KV scheme does to a language model: measurements over any [`KvCache`](crate::model::cache::KvCache).
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`statistics`] | intervals and tests for paired runs |
+//! | [`distribution`] | what the logits of a step say |
+//! | [`decoder`] | a model over a cache: reading, forced and free steps |
+//! | [`perplexity`] | the decoded half of a window |
+//!
+//! Every measurement has the same shape: what comes before is read in chunks, and then each token goes through the cache by
+//! itself, as a text that is being written does. That is where a scheme acts.
+
+pub mod decoder;
+pub mod distribution;
+pub mod perplexity;
+mod random;
+pub mod statistics;
+
+pub use decoder::{Decoder, Watch};
+pub use random::Random;
+
+use crate::model::forward;
+
+/// A result with this module's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why something could not be measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A forward pass failed.
+    #[error(transparent)]
+    Forward(#[from] forward::Error),
+    /// A text or its tokens.
+    #[error(transparent)]
+    Model(#[from] crate::model::Error),
+    /// A scheme whose output is no number.
+    #[error(
+        "the logits after token {position} over the KV scheme {scheme} are not finite; the scheme does not suit this model"
+    )]
+    NotFinite {
+        /// The scheme.
+        scheme: String,
+        /// The token's position.
+        position: usize,
+    },
+    /// Fewer tokens than a measurement takes.
+    #[error("{what} needs at least {needed} tokens and has {found}; give more")]
+    TooShort {
+        /// The measurement.
+        what: &'static str,
+        /// Tokens there are.
+        found: usize,
+        /// Tokens needed.
+        needed: usize,
+    },
+    /// Whoever watches said so.
+    #[error("stopped before its end")]
+    Stopped,
+}

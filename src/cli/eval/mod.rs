@@ -1,0 +1,176 @@
+//! `ferrokv eval`: what a KV scheme does to a language model.
+
+pub mod journal;
+mod ppl;
+
+use super::failure::Failure;
+use super::interrupt::{self, Interrupt};
+use super::{progress, subject};
+use clap::Subcommand;
+use host::eval::statistics::Interval;
+use indicatif::ProgressBar;
+use std::ops::ControlFlow;
+use std::str::FromStr;
+use subject::Scheme;
+
+const LONG: &str = "\
+Measure what a KV scheme does to a language model, beside the dense cache on the same texts.
+
+Every measurement reads what comes first in chunks and then decodes token by token through the cache: that is where a \
+scheme acts. With --json FILE the record grows as trials are done: Ctrl-C keeps what there is, and the same command goes on \
+from there, with more schemes or lengths if it names them.
+
+Exit codes: 0 done; 2 bad input; 130 interrupted.";
+
+/// Measure what a KV scheme does to a language model.
+#[derive(clap::Args)]
+#[command(long_about = LONG)]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Ppl(Box<ppl::Arguments>),
+}
+
+/// Why a measurement has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An earlier record.
+    #[error(transparent)]
+    Journal(#[from] journal::Error),
+    /// Ctrl-C cannot be watched for.
+    #[error(transparent)]
+    Watch(#[from] interrupt::Error),
+    /// Ctrl-C.
+    #[error("{0}")]
+    Interrupted(String),
+}
+
+/// Runs the measurement.
+///
+/// # Errors
+/// Bad input, what the device reports, or Ctrl-C.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.what {
+        What::Ppl(arguments) => ppl::run(arguments),
+    }
+}
+
+/// Lengths in tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lengths(pub Vec<usize>);
+
+/// The shortest length that anything is measured at.
+const SHORTEST: usize = 16;
+
+impl FromStr for Lengths {
+    type Err = String;
+
+    /// `512,1024`, or `512..8192` with what lies between by doubling.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| {
+            let number = text.trim().parse::<usize>().ok().filter(|n| (SHORTEST..1 << 30).contains(n));
+            number.ok_or_else(|| format!("'{text}' is no number of tokens of {SHORTEST} or more"))
+        };
+        let mut lengths = Vec::new();
+        for part in text.split(',') {
+            match part.split_once("..") {
+                None => lengths.push(number(part)?),
+                Some((first, last)) => {
+                    let (first, last) = (number(first)?, number(last)?);
+                    if first > last {
+                        return Err(format!("'{part}' ends before it starts"));
+                    }
+                    let doubled = std::iter::successors(Some(first), |n| Some(2 * n));
+                    lengths.extend(doubled.take_while(|n| *n < last).chain([last]));
+                }
+            }
+        }
+        lengths.sort_unstable();
+        lengths.dedup();
+        Ok(Lengths(lengths))
+    }
+}
+
+/// The schemes of a run: the baseline first, each once.
+pub fn beside_dense(schemes: &[Scheme]) -> Vec<Scheme> {
+    let mut all = vec![Scheme::dense()];
+    for scheme in schemes {
+        if !all.contains(scheme) {
+            all.push(scheme.clone());
+        }
+    }
+    all
+}
+
+/// The names of a record's schemes: the baseline first, the others as they came.
+pub fn names<'a>(found: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut names = vec![subject::DENSE];
+    for name in found {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// Progress for a person, and Ctrl-C.
+pub struct Watcher {
+    bar: ProgressBar,
+    interrupt: Interrupt,
+}
+
+impl Watcher {
+    /// Watches from now on, over so much work.
+    ///
+    /// # Errors
+    /// Somebody else watches for Ctrl-C.
+    pub fn new(work: usize) -> Result<Watcher, Error> {
+        Ok(Watcher { bar: progress::timed(work), interrupt: Interrupt::watch()? })
+    }
+
+    /// What is being done.
+    pub fn say(&self, what: String) {
+        self.bar.set_message(what);
+    }
+
+    /// Work that an earlier run did.
+    pub fn skip(&self, work: usize) {
+        self.bar.set_length(self.bar.length().unwrap_or(0).saturating_sub(work as u64));
+    }
+
+    /// Hears of work that is done; breaks where Ctrl-C was pressed.
+    pub fn hear(&self, work: usize) -> ControlFlow<()> {
+        self.bar.inc(work as u64);
+        if self.interrupt.pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Takes the bar away.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// `[-0.0012, +0.0034]`.
+pub fn signed(interval: Option<Interval>) -> String {
+    interval.map_or_else(|| "-".into(), |i| format!("[{:+.5}, {:+.5}]", i.low, i.high))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_double_up_to_the_last() {
+        let lengths = |text: &str| text.parse::<Lengths>().map(|lengths| lengths.0);
+        assert_eq!(lengths("512..4096"), Ok(vec![512, 1024, 2048, 4096]));
+        assert_eq!(lengths("100..250,64"), Ok(vec![64, 100, 200, 250]));
+        assert_eq!(lengths("64,64"), Ok(vec![64]));
+        for bad in ["", "15", "x", "512..", "1024..512", "64,", "-64"] {
+            assert!(lengths(bad).is_err(), "{bad}");
+        }
+    }
+}

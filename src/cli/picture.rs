@@ -1,0 +1,119 @@
+//! Pictures as SVG and PNG: files, fonts and colours.
+
+use super::bench::Error;
+use super::failure::Failure;
+use host::tensor_file::Target;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use std::ffi::OsString;
+use std::path::Path;
+
+/// Type size of labels.
+pub const TEXT: i32 = 17;
+/// What text and axes are drawn with.
+pub const INK: RGBColor = RGBColor(40, 40, 40);
+/// Lines of a grid.
+pub const GRID: RGBColor = RGBColor(228, 228, 228);
+
+/// Colours that everybody can tell from one another (Okabe and Ito's), by line.
+pub fn colour(line: usize) -> RGBColor {
+    const COLOURS: [RGBColor; 7] = [
+        RGBColor(90, 90, 90),
+        RGBColor(0, 114, 178),
+        RGBColor(230, 159, 0),
+        RGBColor(0, 158, 115),
+        RGBColor(213, 94, 0),
+        RGBColor(204, 121, 167),
+        RGBColor(86, 180, 233),
+    ];
+    COLOURS[line % COLOURS.len()]
+}
+
+/// Type of this size.
+pub fn ink(size: i32) -> TextStyle<'static> {
+    TextStyle::from(("sans-serif", size)).color(&INK)
+}
+
+/// What drawing gives.
+pub type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// Something that can be drawn.
+pub trait Drawing {
+    /// Pixels.
+    fn size(&self) -> (u32, u32);
+
+    /// Draws it on white.
+    ///
+    /// # Errors
+    /// What the library reports.
+    fn draw<B: DrawingBackend>(&self, root: &DrawingArea<B, Shift>) -> Outcome
+    where
+        B::ErrorType: 'static;
+}
+
+/// A picture's files.
+pub struct Picture {
+    svg: Target,
+    png: Target,
+}
+
+impl Picture {
+    /// PREFIX.svg and PREFIX.png, checked before any work is done.
+    ///
+    /// # Errors
+    /// A folder that is not there, or a path that is no file.
+    pub fn new(prefix: &Path) -> Result<Picture, Failure> {
+        let target = |extension: &str| {
+            let mut path = OsString::from(prefix);
+            path.push(extension);
+            Target::new(Path::new(&path), true, None)
+        };
+        Ok(Picture { svg: target(".svg")?, png: target(".png")? })
+    }
+
+    /// Draws and writes both.
+    ///
+    /// # Errors
+    /// What cannot be drawn or written.
+    pub fn write(&self, drawing: &impl Drawing) -> Result<(), Failure> {
+        let failed = |target: &Target, reason: String| Error::Plot {
+            path: target.path().display().to_string(),
+            reason,
+        };
+        let svg = svg(drawing).map_err(|error| failed(&self.svg, error.to_string()))?;
+        self.svg.write(svg.as_bytes())?;
+        let png = png(drawing).map_err(|error| failed(&self.png, error.to_string()))?;
+        Ok(self.png.write(&png)?)
+    }
+}
+
+/// A picture as SVG.
+///
+/// # Errors
+/// What the library reports.
+pub fn svg(drawing: &impl Drawing) -> Result<String, Box<dyn std::error::Error>> {
+    let mut text = String::new();
+    on_white(SVGBackend::with_string(&mut text, drawing.size()).into_drawing_area(), drawing)?;
+    Ok(text)
+}
+
+fn png(drawing: &impl Drawing) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+    // The library encodes into files only.
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("picture.png");
+    on_white(BitMapBackend::new(&path, drawing.size()).into_drawing_area(), drawing)?;
+    Ok(std::fs::read(&path)?)
+}
+
+fn on_white<B: DrawingBackend>(root: DrawingArea<B, Shift>, drawing: &impl Drawing) -> Outcome
+where
+    B::ErrorType: 'static,
+{
+    // A font of our own, so that a machine without any draws the same picture.
+    plotters::style::register_font("sans-serif", FontStyle::Normal, dejavu::sans::regular())
+        .map_err(|_| "the font is broken")?;
+    root.fill(&WHITE)?;
+    drawing.draw(&root)?;
+    root.present()?;
+    Ok(())
+}

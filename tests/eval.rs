@@ -1,0 +1,215 @@
+//! `ferrokv eval` with a tiny model of random weights: figures are those of the oracle, and an interrupted run goes on.
+
+mod common;
+
+use common::{Folder, ferrokv, json, refused, succeed, text};
+use ferrokv::host::model::config::Architecture;
+use ferrokv::host::model::oracle::Oracle;
+use ferrokv::host::model::synthetic::{self, Packing};
+use ferrokv::host::model::text::Corpus;
+use ferrokv::host::model::{Model, ModelConfig};
+use serde_json::Value;
+use std::fs;
+
+fn model(folder: &Folder, layers: usize) -> String {
+    let config = ModelConfig { layers, ..synthetic::tiny(Architecture::Llama) };
+    let model = synthetic::model(config, Packing::Q4_1, 1).expect("a model");
+    fs::write(folder.path("tiny.gguf"), synthetic::file(&model).to_bytes()).expect("written");
+    folder.text("tiny.gguf")
+}
+
+/// Sentences without a pattern.
+fn words(folder: &Folder, count: usize) -> String {
+    let words =
+        ["the", "other", "thing", "and", "in", "on", "there", "all", "a", "call", "ring", "10", "ten"];
+    let mut state = 1u32;
+    let mut text = String::new();
+    for i in 0..count {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        text += words[(state >> 16) as usize % words.len()];
+        text += if i % 9 == 8 { ". " } else { " " };
+    }
+    fs::write(folder.path("words.txt"), text).expect("written");
+    folder.text("words.txt")
+}
+
+fn array<'a>(value: &'a Value, name: &str) -> &'a Vec<Value> {
+    value[name].as_array().expect("an array")
+}
+
+fn number(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap_or_else(|| panic!("{name} is no number in {value}"))
+}
+
+#[test]
+fn perplexity_is_the_oracles_over_the_second_half() {
+    let folder = Folder::new();
+    let (path, words) = (model(&folder, 2), words(&folder, 2000));
+    let (report, plot) = (folder.text("ppl.json"), folder.text("ppl"));
+    let out = succeed(&[
+        "eval",
+        "ppl",
+        "--model",
+        &path,
+        "--text",
+        &words,
+        "--context",
+        "33..64",
+        "--windows",
+        "3",
+        "--json",
+        &report,
+        "--plot",
+        &plot,
+        "--backend",
+        "cpu",
+    ]);
+    assert!(out.contains("perplexity") && out.contains("dense") && out.contains("seed 20260425"), "{out}");
+    let report = json(&report);
+    assert_eq!((&report["command"], &report["complete"]), (&"eval ppl".into(), &true.into()));
+    let model = Model::open(&path).expect("a model");
+    let tokenizer = model.tokenizer().expect("a tokenizer");
+    let corpus = Corpus::open(&words).expect("the text");
+    let oracle = Oracle::new(&model);
+    let (trials, rows) = (array(&report, "trials"), array(&report["summary"], "rows"));
+    assert_eq!((trials.len(), rows.len()), (6, 2));
+    for (context, row) in [33, 64].into_iter().zip(rows) {
+        let windows = corpus.windows(tokenizer, context, 3).expect("windows");
+        let mut sum = 0.0;
+        for (i, window) in windows.iter().enumerate() {
+            let trial = trials
+                .iter()
+                .find(|trial| {
+                    number(trial, "context") == context as f64 && number(trial, "window") == i as f64
+                })
+                .expect("a trial");
+            // Of token i + 1 given those to i: the second half's are the last.
+            let logs = oracle.log_probabilities(&window.tokens).expect("logits");
+            let half = &logs[context / 2 - 1..];
+            let expected = -half.iter().sum::<f64>() / half.len() as f64;
+            assert!((number(trial, "nll") - expected).abs() < 5e-3, "{trial}: {expected}");
+            assert_eq!(number(trial, "decoded"), (context - context / 2) as f64);
+            assert_eq!(number(trial, "kv_tokens"), (context - 1) as f64);
+            sum += number(trial, "nll");
+        }
+        assert!((number(row, "perplexity") - (sum / 3.0).exp()).abs() < 1e-9 * (sum / 3.0).exp());
+        assert_eq!((number(row, "delta"), number(row, "ratio")), (0.0, 1.0));
+        assert_eq!(number(row, "kv_bytes_per_token"), 1024.0);
+    }
+    let svg = fs::read_to_string(folder.path("ppl.svg")).expect("a picture");
+    assert!(svg.contains("perplexity") && svg.contains("dense"));
+    assert!(fs::read(folder.path("ppl.png")).expect("a picture").starts_with(b"\x89PNG"));
+}
+
+/// A record without what differs from run to run.
+fn settled(path: &str) -> Value {
+    fn strip(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                ["seconds", "date", "environment"].iter().for_each(|name| _ = map.remove(*name));
+                map.values_mut().for_each(strip);
+            }
+            Value::Array(items) => items.iter_mut().for_each(strip),
+            _ => {}
+        }
+    }
+    let mut value = json(path);
+    strip(&mut value);
+    value
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_goes_on_where_it_was() {
+    use std::process::{Command, Stdio};
+    let folder = Folder::new();
+    let (path, words) = (model(&folder, 8), words(&folder, 40_000));
+    let arguments = |report: &str| {
+        [
+            "eval",
+            "ppl",
+            "--model",
+            &path,
+            "--text",
+            &words,
+            "--context",
+            "64",
+            "--windows",
+            "400",
+            "--json",
+            report,
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    };
+    let (parts, whole) = (folder.text("parts.json"), folder.text("whole.json"));
+    let process = Command::new(env!("CARGO_BIN_EXE_ferrokv"))
+        .args(arguments(&parts))
+        .args(["--backend", "cpu"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    // The first trial is written at once; the rest takes seconds.
+    while !folder.path("parts.json").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert!(Command::new("kill").args(["-INT", &process.id().to_string()]).status().expect("kill").success());
+    let output = process.wait_with_output().expect("an end");
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{error}");
+    assert!(error.contains("of 400 trials done") && error.contains("goes on from there"), "{error}");
+    let part = json(&parts);
+    let done = array(&part, "trials").len();
+    assert!(part["complete"] == false && (1..400).contains(&done), "{done} trials");
+
+    for report in [&parts, &whole] {
+        let arguments = arguments(report);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(["--backend", "cpu"]).collect();
+        let output = ferrokv(&arguments);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    }
+    assert!(settled(&parts) == settled(&whole), "a run in two parts gives what one run gives");
+    // With nothing left to do there is still a table.
+    let arguments = arguments(&parts);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(["--backend", "cpu"]).collect();
+    assert!(succeed(&arguments).contains("perplexity"));
+}
+
+#[test]
+fn bad_input_is_refused_in_a_line() {
+    let folder = Folder::new();
+    let (path, words) = (model(&folder, 1), words(&folder, 300));
+    let report = folder.text("ppl.json");
+    let with = |arguments: &[&str]| -> Vec<String> {
+        let fixed = ["eval", "ppl", "--model", &path, "--text", &words, "--backend", "cpu"];
+        fixed.iter().chain(arguments).map(|word| word.to_string()).collect()
+    };
+    let refuse = |arguments: &[&str], expected: &[&str]| {
+        let arguments = with(arguments);
+        refused(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    };
+    refuse(&["--context", "513"], &["513 tokens", "context of 512"]);
+    refuse(&["--context", "512", "--windows", "8"], &["words.txt", "512 are asked for", "a longer text"]);
+    refuse(&["--context", "16", "--json", &folder.text("none/ppl.json")], &["none", "a folder that exists"]);
+    fs::write(folder.path("other.txt"), "not JSON").expect("written");
+    refuse(
+        &["--context", "16", "--json", &folder.text("other.txt")],
+        &["other.txt is no record of `ferrokv eval ppl`", "--fresh"],
+    );
+    let first = with(&["--context", "16", "--windows", "2", "--json", &report]);
+    let first: Vec<&str> = first.iter().map(String::as_str).collect();
+    succeed(&first);
+    let before = fs::read(&report).expect("a record");
+    refuse(
+        &["--context", "16", "--windows", "3", "--json", &report],
+        &["windows 2", "this run has 3", "--fresh"],
+    );
+    assert_eq!(fs::read(&report).expect("a record"), before, "left as it was");
+    let again = with(&["--context", "16", "--windows", "3", "--json", &report, "--fresh"]);
+    succeed(&again.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(array(&json(&report), "trials").len(), 3);
+    let unknown = ferrokv(&["eval", "ppl", "--model", &path, "--kv", "nothing"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(text(&unknown.stderr).contains("'nothing'"), "{}", text(&unknown.stderr));
+}
