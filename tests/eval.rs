@@ -4,10 +4,11 @@ mod common;
 
 use common::{Folder, ferrokv, json, refused, succeed, text};
 use ferrokv::host::model::config::Architecture;
-use ferrokv::host::model::oracle::Oracle;
+use ferrokv::host::model::oracle::{DenseKeyValues, KeyValues, Oracle};
 use ferrokv::host::model::synthetic::{self, Packing};
 use ferrokv::host::model::text::Corpus;
 use ferrokv::host::model::{Model, ModelConfig};
+use half::f16;
 use serde_json::Value;
 use std::fs;
 
@@ -72,8 +73,8 @@ fn perplexity_is_the_oracles_over_the_second_half() {
     let corpus = Corpus::open(&words).expect("the text");
     let oracle = Oracle::new(&model);
     let (trials, rows) = (array(&report, "trials"), array(&report["summary"], "rows"));
-    assert_eq!((trials.len(), rows.len()), (6, 2));
-    for (context, row) in [33, 64].into_iter().zip(rows) {
+    assert_eq!((trials.len(), rows.len()), (18, 6));
+    for (context, rows) in [33, 64].into_iter().zip(rows.chunks(3)) {
         let windows = corpus.windows(tokenizer, context, 3).expect("windows");
         let mut sum = 0.0;
         for (i, window) in windows.iter().enumerate() {
@@ -92,9 +93,23 @@ fn perplexity_is_the_oracles_over_the_second_half() {
             assert_eq!(number(trial, "kv_tokens"), (context - 1) as f64);
             sum += number(trial, "nll");
         }
-        assert!((number(row, "perplexity") - (sum / 3.0).exp()).abs() < 1e-9 * (sum / 3.0).exp());
-        assert_eq!((number(row, "delta"), number(row, "ratio")), (0.0, 1.0));
-        assert_eq!(number(row, "kv_bytes_per_token"), 1024.0);
+        let (dense, naive, certified) = (&rows[0], &rows[1], &rows[2]);
+        assert!((number(dense, "perplexity") - (sum / 3.0).exp()).abs() < 1e-9 * (sum / 3.0).exp());
+        assert_eq!((number(dense, "delta"), number(dense, "ratio")), (0.0, 1.0));
+        assert_eq!(number(dense, "kv_bytes_per_token"), 1024.0);
+        // Quantizing does something, and not much; what the scheme knows of it stands beside.
+        for row in [naive, certified] {
+            let delta = number(row, "delta");
+            assert!(delta != 0.0 && delta.abs() < 0.2, "{row}");
+            assert!((number(row, "ratio") - delta.exp()).abs() < 1e-12);
+            let interval = &row["delta_interval"];
+            assert!(number(interval, "low") <= delta && delta <= number(interval, "high"), "{row}");
+        }
+        assert_eq!((&naive["kv"], &certified["kv"]), (&"naive-int8-int4".into(), &"certified".into()));
+        assert!(naive["certificates"].is_null());
+        // Two layers of four heads, in every step of three windows.
+        let heads = 2 * 4 * 3 * (context - context / 2);
+        assert_eq!(number(&certified["certificates"], "heads"), heads as f64);
     }
     let svg = fs::read_to_string(folder.path("ppl.svg")).expect("a picture");
     assert!(svg.contains("perplexity") && svg.contains("dense"));
@@ -136,6 +151,8 @@ fn an_interrupted_run_goes_on_where_it_was() {
             "64",
             "--windows",
             "400",
+            "--kv",
+            "dense",
             "--json",
             report,
         ]
@@ -177,6 +194,105 @@ fn an_interrupted_run_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_scheme_is_compared_with_itself_and_with_another() {
+    let folder = Folder::new();
+    let (path, words) = (model(&folder, 2), words(&folder, 1000));
+    let of = |pair: &str| {
+        let report = folder.text("compare.json");
+        let plot = folder.text("compare");
+        let fixed =
+            ["compare", "--model", &path, "--text", &words, "--context", "64", "--windows", "2", "--fresh"];
+        let out = succeed(
+            &[&fixed[..], &["--kv", pair, "--json", &report, "--plot", &plot, "--backend", "cpu"]].concat(),
+        );
+        assert!(out.contains("same most likely token") && out.contains("KL, mean"), "{out}");
+        assert!(folder.path("compare.svg").exists() && folder.path("compare.png").exists());
+        json(&report)
+    };
+    let refused_pair = |pair: &str| {
+        let fixed = ["compare", "--model", &path, "--text", &words, "--kv", pair];
+        refused(&fixed, &["does not name two KV schemes"]);
+    };
+    refused_pair("dense,dense");
+    refused_pair("dense");
+    // Bit by bit the same: what quantizes nothing must differ in nothing.
+    let same = of("naive-int8-int4,dense");
+    let other = of("dense,naive-int8-int4");
+    let (summary, trials) = (&other["summary"], array(&other, "trials"));
+    assert!(number(summary, "kl") > 0.0 && number(summary, "kl_max") < 1.0, "{summary}");
+    assert!(number(summary, "tv") > 0.0 && number(summary, "tv_max") < 0.5, "{summary}");
+    assert_eq!(number(&summary["all"], "steps"), 64.0);
+    assert!(number(&summary["decisive"], "share") >= number(&summary["all"], "share"), "{summary}");
+    for (there, back) in trials.iter().zip(array(&same, "trials")) {
+        for name in ["kl", "tv", "agrees", "margin"] {
+            assert_eq!(array(there, name).len(), 32);
+        }
+        assert_eq!(there["tv"], back["tv"], "the total variation is symmetric");
+        assert_eq!((&there["nll"][0], &there["nll"][1]), (&back["nll"][1], &back["nll"][0]));
+        assert_ne!(there["kl"], back["kl"]);
+    }
+    let delta = number(summary, "delta");
+    let ratio = summary["perplexity"][1].as_f64().expect("a number")
+        / summary["perplexity"][0].as_f64().expect("one");
+    assert!((ratio.ln() - delta).abs() < 1e-9, "{summary}");
+}
+
+/// What is captured is what the oracle has, rounded; `attend` reads it.
+#[test]
+fn a_capture_is_what_attention_had() {
+    let folder = Folder::new();
+    let (path, words) = (model(&folder, 2), words(&folder, 1000));
+    let (out, report) = (folder.text("kv.safetensors"), folder.text("capture.json"));
+    let fixed =
+        ["capture", "--model", &path, "--text", &words, "--start", "10", "-o", &out, "--backend", "cpu"];
+    succeed(
+        &[
+            &fixed[..],
+            &["--tokens", "70", "--queries", "9", "--layers", "1", "--decode", "4", "--json", &report],
+        ]
+        .concat(),
+    );
+    let report = json(&report);
+    let model = Model::open(&path).expect("a model");
+    let tokenizer = model.tokenizer().expect("a tokenizer");
+    let tokens = Corpus::open(&words).expect("the text").window(tokenizer, 10, 70).expect("a window").tokens;
+    assert_eq!(report["token_ids"], serde_json::json!(tokens));
+    let mut held = DenseKeyValues::new(&model.config);
+    Oracle::new(&model).forward(&tokens, &mut held).expect("logits");
+
+    let bytes = fs::read(&out).expect("a capture");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).expect("a header");
+    let metadata = metadata.metadata().clone().expect("metadata");
+    assert_eq!(metadata["query_first_position"], "61");
+    let numbers = |name: &str| -> Vec<f64> {
+        let data = file.tensor(name).expect("a tensor").data();
+        data.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f64()).collect()
+    };
+    assert_eq!(file.names().len(), 3);
+    assert_eq!(file.tensor("layer.01.query").expect("queries").shape(), [9, 4, 64]);
+    for (part, name) in ["layer.01.key", "layer.01.value"].into_iter().enumerate() {
+        assert_eq!(file.tensor(name).expect("a tensor").shape(), [70, 2, 64]);
+        let found = numbers(name);
+        let size = (found.iter().map(|x| x * x).sum::<f64>() / found.len() as f64).sqrt();
+        for head in 0..2 {
+            let expected = held.head(1, head);
+            for (i, expected) in expected[part].iter().enumerate() {
+                let found = found[(i / 64 * 2 + head) * 64 + i % 64];
+                assert!((found - expected).abs() < 2e-2 * size, "{name} {i}: {found}, {expected}");
+            }
+        }
+    }
+    let attended = succeed(&["attend", &out, "--queries", "3", "--backend", "cpu"]);
+    assert!(attended.contains("layer.01"), "{attended}");
+    refused(&fixed, &["kv.safetensors exists", "--force"]);
+    let forced = [&fixed[..], &["--force"]].concat();
+    refused(&[&forced[..], &["--tokens", "5", "--queries", "6"]].concat(), &["--queries 6", "5 tokens"]);
+    refused(&[&forced[..], &["--layers", "0,2"]].concat(), &["the layer to capture is 2"]);
+    assert_eq!(fs::read(&out).expect("a capture"), bytes, "left as it was");
+}
+
+#[test]
 fn bad_input_is_refused_in_a_line() {
     let folder = Folder::new();
     let (path, words) = (model(&folder, 1), words(&folder, 300));
@@ -197,7 +313,7 @@ fn bad_input_is_refused_in_a_line() {
         &["--context", "16", "--json", &folder.text("other.txt")],
         &["other.txt is no record of `ferrokv eval ppl`", "--fresh"],
     );
-    let first = with(&["--context", "16", "--windows", "2", "--json", &report]);
+    let first = with(&["--context", "16", "--windows", "2", "--kv", "dense", "--json", &report]);
     let first: Vec<&str> = first.iter().map(String::as_str).collect();
     succeed(&first);
     let before = fs::read(&report).expect("a record");
@@ -206,10 +322,8 @@ fn bad_input_is_refused_in_a_line() {
         &["windows 2", "this run has 3", "--fresh"],
     );
     assert_eq!(fs::read(&report).expect("a record"), before, "left as it was");
-    let again = with(&["--context", "16", "--windows", "3", "--json", &report, "--fresh"]);
+    let again = with(&["--context", "16", "--windows", "3", "--kv", "dense", "--json", &report, "--fresh"]);
     succeed(&again.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(array(&json(&report), "trials").len(), 3);
-    let unknown = ferrokv(&["eval", "ppl", "--model", &path, "--kv", "nothing"]);
-    assert_eq!(unknown.status.code(), Some(2));
-    assert!(text(&unknown.stderr).contains("'nothing'"), "{}", text(&unknown.stderr));
+    refuse(&["--kv", "dense,nothing"], &["no KV scheme 'nothing'", "naive-int8-int4"]);
 }

@@ -3,8 +3,10 @@
 mod attend;
 mod backend;
 mod bench;
+mod capture;
 mod chart;
 mod check;
+mod compare;
 mod dequantize;
 mod doctor;
 mod eval;
@@ -49,7 +51,9 @@ Examples:
   ferrokv kernels                                         registers and shared memory of every kernel
   ferrokv model                                           what a model file holds, and how it tokenizes
   ferrokv generate --chat \"Why is the sky blue?\"         a language model on one of the caches
-  ferrokv eval ppl --kv certified --context 512..4096     what a KV scheme does to perplexity";
+  ferrokv eval ppl --kv certified --context 512..4096     what a KV scheme does to perplexity
+  ferrokv compare --kv dense,certified                    two schemes on the same text, step by step
+  ferrokv capture -o kv.safetensors                       queries, keys and values of a real run, for attend";
 
 #[derive(Parser)]
 #[command(name = "ferrokv", version, about = "Quantized KV caches in Rust: the same bits on GPU and CPU")]
@@ -75,6 +79,8 @@ enum Command {
     Model(model::Arguments),
     Generate(Box<generate::Arguments>),
     Eval(eval::Arguments),
+    Compare(Box<compare::Arguments>),
+    Capture(Box<capture::Arguments>),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -103,6 +109,8 @@ pub fn main() -> ExitCode {
         Command::Model(arguments) => model::run(arguments),
         Command::Generate(arguments) => generate::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
+        Command::Compare(arguments) => compare::run(arguments),
+        Command::Capture(arguments) => capture::run(arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

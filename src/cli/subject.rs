@@ -3,7 +3,7 @@
 use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
 use host::Device;
-use host::model::cache::{DenseCache, KvCache};
+use host::model::cache::{self, KvCache, Scheme};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::text::Corpus;
 use host::model::{Error as ModelError, Model, Tokenizer, fetched};
@@ -12,34 +12,6 @@ use std::path::PathBuf;
 
 /// The scheme that others are measured against.
 pub const DENSE: &str = "dense";
-
-/// A KV scheme by its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scheme(String);
-
-impl Scheme {
-    /// The scheme that others are measured against.
-    pub fn dense() -> Scheme {
-        Scheme(DENSE.into())
-    }
-}
-
-impl std::fmt::Display for Scheme {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::str::FromStr for Scheme {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            DENSE => Ok(Scheme(text.into())),
-            _ => Err(format!("there is no KV scheme '{text}'; there is {DENSE}")),
-        }
-    }
-}
 
 /// The options that choose a model and a device.
 #[derive(clap::Args)]
@@ -121,9 +93,9 @@ impl Subject {
     ///
     /// # Errors
     /// Heads that the scheme has no kernels for; out of memory.
-    pub fn cache(&self, _scheme: &Scheme, capacity: usize) -> Result<Box<dyn KvCache>, Failure> {
-        let cache = DenseCache::new(&self.device, (&self.model.config).into(), capacity);
-        Ok(Box::new(cache.map_err(ForwardError::from)?))
+    pub fn cache(&self, scheme: Scheme, capacity: usize) -> Result<Box<dyn KvCache>, Failure> {
+        let cache = scheme.open(&self.device, (&self.model.config).into(), capacity);
+        Ok(cache.map_err(ForwardError::from)?)
     }
 
     /// Refuses what the model's context is too short for.
@@ -134,6 +106,21 @@ impl Subject {
         let context = self.model.config.context;
         if tokens > context { Err(ModelError::Context { tokens, context }.into()) } else { Ok(()) }
     }
+}
+
+/// Schemes by their names, each once.
+///
+/// # Errors
+/// A name that none has.
+pub fn schemes(names: &[String]) -> Result<Vec<Scheme>, Failure> {
+    let mut schemes = Vec::new();
+    for name in names {
+        let scheme = name.parse().map_err(|error: cache::Error| ForwardError::from(error))?;
+        if !schemes.contains(&scheme) {
+            schemes.push(scheme);
+        }
+    }
+    Ok(schemes)
 }
 
 /// One of the fetched texts by its name, or a file.

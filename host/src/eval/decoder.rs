@@ -3,8 +3,8 @@
 use super::distribution::Distribution;
 use super::{Error, Result};
 use crate::model::Tokenizer;
-use crate::model::cache::KvCache;
-use crate::model::forward::Runner;
+use crate::model::cache::{KvCache, Summary};
+use crate::model::forward::{self, Runner};
 use std::ops::ControlFlow;
 
 /// Hears how much work was done since it was last called, and may end it. A token that is read in a chunk counts 1, one that
@@ -19,54 +19,109 @@ pub fn unwatched(_: usize) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
+/// Lengths of the chunks that so many tokens are read in, at most `longest` each. None is of one token, unless there is no more
+/// than one: to a cache that is a step of decoding, and a scheme would act on it.
+fn chunks(tokens: usize, longest: usize) -> impl Iterator<Item = usize> {
+    let mut left = tokens;
+    std::iter::from_fn(move || {
+        let whole = left.min(longest);
+        let length = if left - whole == 1 && whole > 2 { whole - 1 } else { whole };
+        left -= length;
+        (length > 0).then_some(length)
+    })
+}
+
+/// Reads tokens into a cache in chunks.
+///
+/// # Errors
+/// What the pass reports; [`Error::Stopped`].
+pub fn read(runner: &mut Runner, cache: &mut dyn KvCache, tokens: &[u32], watch: Watch) -> Result<()> {
+    let mut rest = tokens;
+    for length in chunks(tokens.len(), runner.chunk()) {
+        let (chunk, later) = rest.split_at(length);
+        runner.read(chunk, cache)?;
+        hear(watch, length)?;
+        rest = later;
+    }
+    Ok(())
+}
+
+fn hear(watch: Watch, work: usize) -> Result<()> {
+    match watch(work) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Error::Stopped),
+    }
+}
+
+/// Steps over one cache.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Steps {
+    /// What the scheme promised, over all of them.
+    pub certificates: Option<Summary>,
+}
+
+impl Steps {
+    /// Reads one token; what may follow it.
+    ///
+    /// # Errors
+    /// As [`read`]; [`Error::NotFinite`].
+    pub fn step(
+        &mut self,
+        runner: &mut Runner,
+        cache: &mut dyn KvCache,
+        token: u32,
+        watch: Watch,
+    ) -> Result<Distribution> {
+        let logits = runner.logits(&[token], cache)?;
+        if let Some(own) = Summary::of(&cache.certificates().map_err(forward::Error::from)?) {
+            self.certificates = Some(self.certificates.map_or(own, |all| all.and(own)));
+        }
+        hear(watch, STEP)?;
+        Distribution::new(&logits).ok_or_else(|| Error::NotFinite {
+            scheme: cache.scheme().to_string(),
+            position: cache.tokens() - 1,
+        })
+    }
+}
+
 /// A model over a cache.
 pub struct Decoder<'a> {
     runner: &'a mut Runner,
     cache: &'a mut dyn KvCache,
     watch: Watch<'a>,
+    steps: Steps,
 }
 
 impl<'a> Decoder<'a> {
     /// Goes on from what the cache holds.
     pub fn new(runner: &'a mut Runner, cache: &'a mut dyn KvCache, watch: Watch<'a>) -> Self {
-        Decoder { runner, cache, watch }
+        Decoder { runner, cache, watch, steps: Steps::default() }
     }
 
-    /// The cache.
-    pub fn cache(&self) -> &dyn KvCache {
-        self.cache
-    }
-
-    fn done(&mut self, work: usize) -> Result<()> {
-        match (self.watch)(work) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::Stopped),
-        }
+    /// Waits for the device and makes sure that the cache holds everything that it was given; what its scheme promised, over all
+    /// steps.
+    ///
+    /// # Errors
+    /// What the cache refused; what the device reports.
+    pub fn finish(self) -> Result<Option<Summary>> {
+        self.runner.check_cache(self.cache)?;
+        Ok(self.steps.certificates)
     }
 
     /// Reads tokens in chunks.
     ///
     /// # Errors
-    /// What the pass reports; [`Error::Stopped`].
+    /// As [`read`].
     pub fn read(&mut self, tokens: &[u32]) -> Result<()> {
-        for chunk in tokens.chunks(self.runner.chunk()) {
-            self.runner.read(chunk, self.cache)?;
-            self.done(chunk.len())?;
-        }
-        Ok(())
+        read(self.runner, self.cache, tokens, self.watch)
     }
 
     /// Reads one token; what may follow it.
     ///
     /// # Errors
-    /// As [`read`](Self::read); [`Error::NotFinite`].
+    /// As [`Steps::step`].
     pub fn step(&mut self, token: u32) -> Result<Distribution> {
-        let logits = self.runner.logits(&[token], self.cache)?;
-        self.done(STEP)?;
-        Distribution::new(&logits).ok_or_else(|| Error::NotFinite {
-            scheme: self.cache.scheme().to_string(),
-            position: self.cache.tokens() - 1,
-        })
+        self.steps.step(self.runner, self.cache, token, self.watch)
     }
 
     /// Reads `tokens` one by one, all but the last; the log-probability of each but the first, given those before it.
@@ -101,5 +156,19 @@ impl<'a> Decoder<'a> {
             }
         }
         Ok(chosen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_chunk_is_a_step() {
+        let lengths = |tokens, longest| chunks(tokens, longest).collect::<Vec<_>>();
+        assert_eq!(lengths(150, 64), [64, 64, 22]);
+        assert_eq!(lengths(129, 64), [64, 63, 2]);
+        assert_eq!(lengths(65, 64), [63, 2]);
+        assert_eq!((lengths(64, 64), lengths(1, 64), lengths(0, 64)), (vec![64], vec![1], vec![]));
     }
 }

@@ -6,10 +6,14 @@
 //! | [`distribution`] | what the logits of a step say |
 //! | [`decoder`] | a model over a cache: reading, forced and free steps |
 //! | [`perplexity`] | the decoded half of a window |
+//! | [`compare`] | two caches on the same text, step by step |
+//! | [`capture`] | what passes through a cache, kept |
 //!
 //! Every measurement has the same shape: what comes before is read in chunks, and then each token goes through the cache by
 //! itself, as a text that is being written does. That is where a scheme acts.
 
+pub mod capture;
+pub mod compare;
 pub mod decoder;
 pub mod distribution;
 pub mod perplexity;

@@ -6,7 +6,7 @@
 
 use super::statistics::{self, Interval, RESAMPLES};
 use super::{Decoder, Error, Result, Watch, decoder};
-use crate::model::cache::KvCache;
+use crate::model::cache::{self, KvCache};
 use crate::model::forward::Runner;
 use serde::Serialize;
 
@@ -20,7 +20,16 @@ pub const fn work(length: usize) -> usize {
     (length / 2).saturating_sub(1) + decoded(length) * decoder::STEP
 }
 
-/// The negative log-likelihood in nats of each token of the second half of `tokens`. The cache is empty and has room for all but
+/// What the decoded half of a window gives.
+#[derive(Clone, Debug)]
+pub struct Half {
+    /// The negative log-likelihood of each of its tokens, nats.
+    pub nll: Vec<f64>,
+    /// What the scheme promised, over all steps.
+    pub certificates: Option<cache::Summary>,
+}
+
+/// Decodes the second half of `tokens`. The cache is empty and has room for all but
 /// the last of them.
 ///
 /// # Errors
@@ -30,14 +39,15 @@ pub fn decode_half(
     cache: &mut dyn KvCache,
     tokens: &[u32],
     watch: Watch,
-) -> Result<Vec<f64>> {
+) -> Result<Half> {
     if tokens.len() < 2 {
         return Err(Error::TooShort { what: "a window", found: tokens.len(), needed: 2 });
     }
     let (read, rest) = tokens.split_at(tokens.len() / 2 - 1);
     let mut decoder = Decoder::new(runner, cache, watch);
     decoder.read(read)?;
-    Ok(decoder.force(rest)?.into_iter().map(|log| -log).collect())
+    let nll = decoder.force(rest)?.into_iter().map(|log| -log).collect();
+    Ok(Half { nll, certificates: decoder.finish()? })
 }
 
 /// Windows of one scheme beside the same windows of the baseline.

@@ -222,7 +222,8 @@ impl<T: Trial> Journal<'_, T> {
     }
 
     /// What to say of a run that ended early.
-    pub fn interrupted(&self, done: usize, of: usize) -> String {
+    pub fn interrupted(&self, of: usize) -> String {
+        let done = self.trials.len();
         match &self.path {
             Some(path) => {
                 let path = path.display();

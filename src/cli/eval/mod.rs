@@ -8,10 +8,10 @@ use super::interrupt::{self, Interrupt};
 use super::{progress, subject};
 use clap::Subcommand;
 use host::eval::statistics::Interval;
+use host::model::cache::{Scheme, Summary};
 use indicatif::ProgressBar;
 use std::ops::ControlFlow;
 use std::str::FromStr;
-use subject::Scheme;
 
 const LONG: &str = "\
 Measure what a KV scheme does to a language model, beside the dense cache on the same texts.
@@ -47,6 +47,22 @@ pub enum Error {
     /// Ctrl-C.
     #[error("{0}")]
     Interrupted(String),
+    /// A comparison of more or fewer than two.
+    #[error("--kv {found} does not name two KV schemes; give two, for instance --kv dense,certified")]
+    NotTwo {
+        /// What was given.
+        found: String,
+    },
+    /// A part that is more than the whole.
+    #[error("{what} {value} is more than the {tokens} tokens there are; give fewer, or more --tokens")]
+    MoreThanTokens {
+        /// The option.
+        what: &'static str,
+        /// Its value.
+        value: u32,
+        /// How many there are.
+        tokens: usize,
+    },
 }
 
 /// Runs the measurement.
@@ -96,14 +112,14 @@ impl FromStr for Lengths {
 }
 
 /// The schemes of a run: the baseline first, each once.
-pub fn beside_dense(schemes: &[Scheme]) -> Vec<Scheme> {
-    let mut all = vec![Scheme::dense()];
-    for scheme in schemes {
-        if !all.contains(scheme) {
-            all.push(scheme.clone());
-        }
-    }
-    all
+///
+/// # Errors
+/// A name that none has.
+pub fn beside_dense(names: &[String]) -> Result<Vec<Scheme>, Failure> {
+    let mut all = subject::schemes(names)?;
+    all.retain(|scheme| *scheme != Scheme::Dense);
+    all.insert(0, Scheme::Dense);
+    Ok(all)
 }
 
 /// The names of a record's schemes: the baseline first, the others as they came.
@@ -157,6 +173,20 @@ impl Watcher {
 /// `[-0.0012, +0.0034]`.
 pub fn signed(interval: Option<Interval>) -> String {
     interval.map_or_else(|| "-".into(), |i| format!("[{:+.5}, {:+.5}]", i.low, i.high))
+}
+
+/// The share of heads that were computed exactly; nothing without certificates.
+pub fn dense_heads(certificates: Option<Summary>) -> String {
+    certificates
+        .map_or_else(String::new, |all| format!("{:.2} %", 100.0 * all.dense_heads as f64 / all.heads as f64))
+}
+
+/// The largest bound on a head's error; nothing without certificates.
+pub fn worst_bound(certificates: Option<Summary>) -> String {
+    certificates.map_or_else(String::new, |all| match all.worst_bound {
+        Some(bound) => format!("{bound:.4}"),
+        None => "none".into(),
+    })
 }
 
 #[cfg(test)]

@@ -1,16 +1,17 @@
 //! `ferrokv eval ppl`: perplexity of the decoded half of windows.
 
 use super::journal::{Journal, JournalArguments};
-use super::{Error, Lengths, Watcher, beside_dense, names, signed};
+use super::{Error, Lengths, Watcher, beside_dense, dense_heads, names, signed, worst_bound};
 use crate::cli::chart::{Chart, Line, Panel, Point};
 use crate::cli::failure::Failure;
 use crate::cli::picture::Picture;
-use crate::cli::subject::{DENSE, Scheme, Subject, SubjectArguments, behind_bos, corpus};
+use crate::cli::subject::{DENSE, Subject, SubjectArguments, behind_bos, corpus};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
 use host::eval;
 use host::eval::perplexity::{self, Summary};
 use host::eval::statistics::{self, Interval};
+use host::model::cache;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -34,9 +35,9 @@ Examples:
 #[derive(clap::Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// How keys and values are kept; `ferrokv generate --help` lists the schemes.
-    #[arg(long, value_name = "SCHEME", value_delimiter = ',', default_value = DENSE)]
-    kv: Vec<Scheme>,
+    /// How keys and values are kept: naive-int8-int4, certified[:PRESET]; `ferrokv generate --help` says what they are.
+    #[arg(long, value_name = "SCHEME", value_delimiter = ',', default_value = "naive-int8-int4,certified")]
+    kv: Vec<String>,
     /// Lengths of windows in tokens: a list, or 512..8192 with what lies between by doubling.
     #[arg(long, value_name = "LENGTHS", default_value = "1024")]
     context: Lengths,
@@ -78,7 +79,10 @@ struct Trial {
     /// Their mean negative log-likelihood, nats.
     nll: f64,
     kv_tokens: usize,
+    /// Of the device's memory, at the end.
     kv_bytes: u64,
+    /// What the scheme promised, over all steps.
+    certificates: Option<cache::Summary>,
     seconds: f64,
 }
 
@@ -96,6 +100,8 @@ pub struct Row {
     /// The figures.
     #[serde(flatten)]
     pub summary: Summary,
+    /// What the scheme promised, over all windows.
+    pub certificates: Option<cache::Summary>,
     /// Time of all windows.
     pub seconds: f64,
 }
@@ -112,13 +118,14 @@ struct Rows {
 /// # Errors
 /// Bad input, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let schemes = beside_dense(&arguments.kv)?;
     let picture = arguments.plot.as_deref().map(Picture::new).transpose()?;
     let corpus = corpus(&arguments.text)?;
     let subject = arguments.subject.open()?;
     let tokenizer = subject.tokenizer()?;
     let Lengths(lengths) = &arguments.context;
     let windows = arguments.windows as usize;
-    let schemes = beside_dense(&arguments.kv);
+
     lengths.iter().try_for_each(|length| subject.fits(*length))?;
     let settings =
         Settings { text: corpus.name(), text_bytes: corpus.text().len(), windows: arguments.windows };
@@ -140,7 +147,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         cut.iter().flat_map(|window| schemes.iter().map(move |scheme| (window, scheme))).collect();
     let watcher = Watcher::new(plan.iter().map(|((_, _, tokens), _)| perplexity::work(tokens.len())).sum())?;
     let mut runner = subject.runner()?;
-    for (done, ((number, start, tokens), scheme)) in plan.iter().enumerate() {
+    for ((number, start, tokens), scheme) in &plan {
         let (context, kv) = (tokens.len(), scheme.to_string());
         if journal.has(|trial| (trial.context, trial.window) == (context, *number) && trial.kv == kv) {
             watcher.skip(perplexity::work(context));
@@ -148,14 +155,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         watcher.say(format!("{context} tokens, window {} of {windows}, {kv}", number + 1));
         let begun = Instant::now();
-        let mut cache = subject.cache(scheme, context)?;
-        let nll = perplexity::decode_half(&mut runner, &mut *cache, tokens, &mut |work| watcher.hear(work));
-        let nll = match nll {
-            Ok(nll) => nll,
+        let mut cache = subject.cache(**scheme, context)?;
+        let half = perplexity::decode_half(&mut runner, &mut *cache, tokens, &mut |work| watcher.hear(work));
+        let half = match half {
+            Ok(half) => half,
             Err(eval::Error::Stopped) => {
                 watcher.end();
                 journal.save(false, &rows(journal.trials()))?;
-                return Err(Error::Interrupted(journal.interrupted(done, plan.len())).into());
+                return Err(Error::Interrupted(journal.interrupted(plan.len())).into());
             }
             Err(error) => {
                 journal.save(false, &rows(journal.trials()))?;
@@ -167,10 +174,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             context,
             window: *number,
             start: *start,
-            decoded: nll.len(),
-            nll: statistics::mean(&nll),
+            decoded: half.nll.len(),
+            nll: statistics::mean(&half.nll),
             kv_tokens: cache.tokens(),
             kv_bytes: cache.bytes(),
+            certificates: half.certificates,
             seconds: begun.elapsed().as_secs_f64(),
         };
         journal.push(trial, rows)?;
@@ -207,6 +215,10 @@ fn rows(trials: &[Trial], seed: u64) -> Vec<Row> {
                 decoded: first.decoded,
                 kv_bytes_per_token: first.kv_bytes as f64 / first.kv_tokens as f64,
                 summary: perplexity::summarize(&nll, &baseline, seed),
+                certificates: pairs
+                    .iter()
+                    .filter_map(|(trial, _)| trial.certificates)
+                    .reduce(cache::Summary::and),
                 seconds: pairs.iter().map(|(trial, _)| trial.seconds).sum(),
             });
         }
@@ -227,6 +239,8 @@ fn render(summary: &Rows, subject: &Subject, corpus: &str, machine: &str) -> Str
         ("ratio", Align::Right),
         ("95 %", Align::Left),
         ("KV B/token", Align::Right),
+        ("dense heads", Align::Right),
+        ("worst bound", Align::Right),
         ("time", Align::Right),
     ]);
     for row in &summary.rows {
@@ -244,7 +258,9 @@ fn render(summary: &Rows, subject: &Subject, corpus: &str, machine: &str) -> Str
             only(signed(delta_interval)),
             only(format!("{ratio:.5}")),
             only(ratio_interval.map_or_else(|| "-".into(), |i| format!("[{:.5}, {:.5}]", i.low, i.high))),
-            format!("{:.1}", row.kv_bytes_per_token),
+            format!("{:.0}", row.kv_bytes_per_token),
+            dense_heads(row.certificates),
+            worst_bound(row.certificates),
             text::seconds(row.seconds),
         ]);
     }
@@ -305,6 +321,7 @@ mod tests {
             nll,
             kv_tokens: context - 1,
             kv_bytes: 4 * (context as u64 - 1),
+            certificates: None,
             seconds: 1.0,
         }
     }

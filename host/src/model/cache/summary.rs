@@ -1,10 +1,10 @@
 //! A step's certificates in a few numbers.
 
 use crate::certified::{Certificate, Rung};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What the certificates of some heads say together.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Heads, of all layers and steps.
     pub heads: u64,

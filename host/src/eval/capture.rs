@@ -1,0 +1,158 @@
+//! What passes through a cache, kept.
+
+use crate::certified::Certificate;
+use crate::model::cache::{Error, Geometry, KvCache, Result};
+use crate::{Buffer, Stream};
+use half::f16;
+
+/// One layer's part of a capture, row-major.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Captured {
+    /// The layer.
+    pub layer: usize,
+    /// [tokens, kv_heads, head_dim], rotated.
+    pub keys: Vec<f16>,
+    /// Likewise.
+    pub values: Vec<f16>,
+    /// Those of the tokens from [`Capture::first_query`] on: [tokens, q_heads, head_dim], rotated and not scaled.
+    pub queries: Vec<f16>,
+}
+
+/// A cache around another one, which does what that one does and keeps what chosen layers are given.
+///
+/// Its copies wait for the device, so that it is slower, and no step over it can be captured in a graph.
+pub struct Capture<'a> {
+    inner: &'a mut dyn KvCache,
+    first_query: usize,
+    layers: Vec<Captured>,
+    /// Tokens of the chunk that was begun.
+    chunk: usize,
+}
+
+impl<'a> Capture<'a> {
+    /// Around an empty cache: all keys and values of these layers, and the queries of the tokens from `first_query` on.
+    ///
+    /// # Errors
+    /// [`Error::Order`] for a layer that the cache does not have.
+    pub fn new(inner: &'a mut dyn KvCache, layers: &[usize], first_query: usize) -> Result<Self> {
+        let limit = "the cache was made for fewer layers";
+        if let Some(&value) = layers.iter().find(|layer| **layer >= inner.geometry().layers) {
+            return Err(Error::Order { what: "the layer to capture", value, limit });
+        }
+        let mut layers = layers.to_vec();
+        layers.sort_unstable();
+        layers.dedup();
+        let layers = layers.into_iter().map(|layer| Captured { layer, ..Captured::default() }).collect();
+        Ok(Capture { inner, first_query, layers, chunk: 0 })
+    }
+
+    /// The first token whose queries are kept.
+    pub fn first_query(&self) -> usize {
+        self.first_query
+    }
+
+    /// What was kept, by layer.
+    pub fn into_layers(self) -> Vec<Captured> {
+        self.layers
+    }
+
+    fn find(&mut self, layer: usize) -> Option<&mut Captured> {
+        self.layers.iter_mut().find(|captured| captured.layer == layer)
+    }
+}
+
+/// The rows of a buffer from `first` to before `last`, behind what a chunk that was begun again may have left.
+fn keep(
+    stream: &Stream,
+    kept: &mut Vec<f16>,
+    before: usize,
+    buffer: &Buffer<f16>,
+    rows: std::ops::Range<usize>,
+    width: usize,
+) -> Result<()> {
+    kept.truncate(before * width);
+    let start = kept.len();
+    kept.resize(start + rows.len() * width, f16::ZERO);
+    Ok(stream.download(buffer, rows.start * width, &mut kept[start..])?)
+}
+
+impl KvCache for Capture<'_> {
+    fn scheme(&self) -> &'static str {
+        self.inner.scheme()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn tokens(&self) -> usize {
+        self.inner.tokens()
+    }
+
+    fn capacity(&self) -> usize {
+        self.inner.capacity()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.inner.host_bytes()
+    }
+
+    fn certificates(&self) -> Result<Vec<Certificate>> {
+        self.inner.certificates()
+    }
+
+    fn check(&mut self, stream: &Stream) -> Result<()> {
+        self.inner.check(stream)
+    }
+
+    fn begin(&mut self, stream: &Stream, tokens: usize) -> Result<()> {
+        self.inner.begin(stream, tokens)?;
+        self.chunk = tokens;
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        positions: &Buffer<u32>,
+        keys: &Buffer<f16>,
+        values: &Buffer<f16>,
+    ) -> Result<()> {
+        let (held, chunk, width) = (self.tokens(), self.chunk, self.geometry().kv_width());
+        self.inner.append(stream, layer, positions, keys, values)?;
+        match self.find(layer) {
+            None => Ok(()),
+            Some(captured) => {
+                keep(stream, &mut captured.keys, held, keys, 0..chunk, width)?;
+                keep(stream, &mut captured.values, held, values, 0..chunk, width)
+            }
+        }
+    }
+
+    fn attend(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        queries: &Buffer<f16>,
+        output: &mut Buffer<f32>,
+    ) -> Result<()> {
+        let (held, chunk, width) = (self.tokens(), self.chunk, self.geometry().query_width());
+        let (before, skipped) =
+            (held.saturating_sub(self.first_query), self.first_query.saturating_sub(held));
+        self.inner.attend(stream, layer, queries, output)?;
+        match self.find(layer).filter(|_| skipped < chunk) {
+            None => Ok(()),
+            Some(captured) => keep(stream, &mut captured.queries, before, queries, skipped..chunk, width),
+        }
+    }
+
+    fn commit(&mut self) {
+        self.inner.commit();
+        self.chunk = 0;
+    }
+}
