@@ -1,7 +1,9 @@
 //! Steps of certified attention: never further from exact attention than their certificate says, part by part what they
 //! should be, and the same bits wherever the cache lies.
 
+mod faults;
 mod parts;
+mod ranking;
 mod relations;
 
 use ferrokv::host::Device;
@@ -62,10 +64,10 @@ fn exact<E: StepElement>(batch: &Batch<E>) -> Vec<Exact> {
 }
 
 /// No head is further from exact attention than it says; returns how many heads came from which rung.
-fn judge<E: StepElement>(batch: &Batch<E>, truth: &[Exact], returned: &Returned, what: &str) -> [u32; 4] {
+fn judge<E: StepElement>(batch: &Batch<E>, truth: &[Exact], returned: &Returned, what: &str) -> [u32; 5] {
     let dim = batch.problem.head_dim as usize;
     let heads = batch.problem.q_heads as usize;
-    let mut rungs = [0; 4];
+    let mut rungs = [0; 5];
     for (row, (exact, certificate)) in truth.iter().zip(&returned.certificates).enumerate() {
         let error = exact.error(&returned.output[row * dim..][..dim]);
         let bound =
@@ -98,7 +100,7 @@ const EDGES: [(Input, u32); 10] = [
 ];
 
 fn edges_hold<E: StepElement + CertifiedElement>() {
-    let mut rungs = [0; 4];
+    let mut rungs = [0; 5];
     for (group, head_dim) in [(1, 64), (4, 128), (7, 64), (8, 128), (16, 64), (16, 128)] {
         let batch = Batch::<E>::new(problem(EDGES.len(), group, 2, head_dim, 352), &EDGES, 3, 5);
         let truth = exact(&batch);
@@ -112,7 +114,7 @@ fn edges_hold<E: StepElement + CertifiedElement>() {
             for (name, policy) in some.map(|(_, policy)| *policy) {
                 let what = format!("{} group {group} head_dim {head_dim} {name}", E::NAME);
                 let found = judge(&batch, &truth, &step(&mut trial, &policy), &what);
-                (0..4).for_each(|rung| rungs[rung] += found[rung]);
+                (0..5).for_each(|rung| rungs[rung] += found[rung]);
             }
         }
     }

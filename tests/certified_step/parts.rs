@@ -137,7 +137,7 @@ fn the_dense_rung_has_the_bits_of_dense() {
                     assert_eq!((certificate.bound(), returned.lse[row]), (0.0, f32::NEG_INFINITY));
                     continue;
                 }
-                let dense = Rung::of(certificate.rung()) == Rung::Dense;
+                let dense = Rung::of(certificate.rung()).is_dense();
                 counts[dense as usize] += 1;
                 assert_eq!(dense, certificate.reason() != 0);
                 let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();

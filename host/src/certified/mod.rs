@@ -38,7 +38,7 @@ mod write;
 pub use cache::{CacheElement, CacheError, Extents, Memory, SequenceId, TieredCache};
 pub use kernels_gpu::certified::layout::{Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Problems, TileLayout};
 pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
-pub use policy::{Policy, Rung, reasons};
+pub use policy::{Bound, Policy, Rung, reasons};
 pub use step::{
     Attended, AttendedHandles, Near, OriginalsRead, STEP_HEAD_DIMS, StepElement, StepHandles, StepPlan,
     StepProblem,

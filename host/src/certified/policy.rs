@@ -1,13 +1,15 @@
 //! What is promoted, and when a head is computed exactly: every threshold in one place, with named presets.
 
-use kernels_gpu::certified::policy::{Thresholds, reason, rung};
+use kernels_gpu::certified::policy::{Thresholds, Watch, reason, rung};
+use kernels_gpu::certified::ranking::MAX_DEPTH;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The thresholds of the ladder.
 ///
 /// Rung by rung: the quantized pass alone; keys promoted by coverage; rung 1, more of them where the tail stays heavy; rung
-/// 2, values promoted to a budget; rung 3, the head computed from the originals because a bound is over its budget.
+/// 2, values promoted to a budget; rung 3, the head computed from the originals because a bound is over its budget, or because
+/// the order of its heaviest blocks is in doubt; rung 4, all heads of the sequence, because stored data have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Policy {
     /// τ_cov: the share of a head's attention mass that blocks with promoted keys shall cover; 0 to 1.
@@ -34,6 +36,26 @@ pub struct Policy {
     /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error: what is left is
     /// one pass over the quantized cache.
     pub certify: bool,
+    /// Whose bound E_key is.
+    pub bound: Bound,
+    /// r: the order of the r heaviest promoted blocks is checked, and that no other block may be among them; a head that fails
+    /// is computed from the originals. 0: it is not checked.
+    pub ranking: u32,
+    /// ε_guard: scores by quantized and by original keys may differ by Δ, the rounding of both and this much; a block where they
+    /// do by more, or whose values differ by more than η, sends the sequence to rung 4. Infinite: nothing is compared.
+    pub canary: f32,
+    /// The share of the blocks that are compared in each step though nobody promotes them.
+    pub exploration: f32,
+}
+
+/// A bound on the error by quantized keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bound {
+    /// The least of (1a) and (1b) of docs/certificate.md.
+    Sound,
+    /// The paper's (15), which is looser.
+    Paper,
 }
 
 impl Policy {
@@ -56,9 +78,14 @@ impl Policy {
         value_budget: 0.15,
         per_group: true,
         certify: true,
+        bound: Bound::Sound,
+        ranking: 0,
+        canary: f32::INFINITY,
+        exploration: 0.0,
     };
 
-    /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative). No rung looks at E_key there.
+    /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative), its bound and its ranking check; the
+    /// canary was off there. No rung looks at E_key.
     pub const PAPER: Policy = Policy {
         coverage: 0.995,
         min_keys: 2,
@@ -70,10 +97,12 @@ impl Policy {
         key_budget: f32::INFINITY,
         value_budget: f32::INFINITY,
         per_group: false,
-        certify: true,
+        bound: Bound::Paper,
+        ranking: 1,
+        ..Policy::SOUND
     };
 
-    /// Much is promoted, and heads that attend broadly become dense.
+    /// Much is promoted, heads that attend broadly become dense, and the stored data are watched.
     pub const STRICT: Policy = Policy {
         coverage: 0.999,
         max_keys: 128,
@@ -83,6 +112,9 @@ impl Policy {
         max_values: 512,
         key_budget: 0.05,
         value_budget: 0.05,
+        ranking: 1,
+        canary: 1e-6,
+        exploration: 1.0 / 256.0,
         ..Policy::SOUND
     };
 
@@ -110,7 +142,7 @@ impl Policy {
         key_budget: f32::INFINITY,
         value_budget: f32::INFINITY,
         per_group: false,
-        certify: true,
+        ..Policy::SOUND
     };
 
     /// INT8/INT4 attention alone: no bound, and nothing done that only a bound would need.
@@ -130,7 +162,7 @@ impl Policy {
 
     /// What is wrong with the thresholds, if anything.
     pub fn problem(&self) -> Option<String> {
-        let shares = [("coverage", self.coverage)];
+        let shares = [("coverage", self.coverage), ("exploration", self.exploration)];
         for (name, value) in shares {
             if !(0.0..=1.0).contains(&value) {
                 return Some(format!("{name} is {value}: give a share between 0 and 1"));
@@ -141,6 +173,7 @@ impl Policy {
             ("value_tolerance", self.value_tolerance),
             ("key_budget", self.key_budget),
             ("value_budget", self.value_budget),
+            ("canary", self.canary),
         ];
         for (name, value) in sizes {
             if value.is_nan() || value < 0.0 {
@@ -149,6 +182,17 @@ impl Policy {
         }
         if self.min_keys > self.max_keys {
             return Some(format!("min_keys is {} and max_keys {}: swap them", self.min_keys, self.max_keys));
+        }
+        if self.ranking > MAX_DEPTH {
+            return Some(format!("ranking is {}: give a depth up to {MAX_DEPTH}", self.ranking));
+        }
+        if self.exploration > 0.0 && self.canary == f32::INFINITY {
+            return Some(
+                "exploration looks at blocks and canary is off: give canary an ε_guard, 1e-6 say".into(),
+            );
+        }
+        if !self.certify && (self.ranking > 0 || self.canary < f32::INFINITY) {
+            return Some("certify is off and ranking or canary is on: switch these off too".into());
         }
         if !self.certify && (self.max_keys > 0 || self.max_values > 0) {
             return Some(
@@ -172,7 +216,15 @@ impl Policy {
             value_budget: self.value_budget,
             per_group: self.per_group as u32,
             certify: self.certify as u32,
+            paper_bound: (self.bound == Bound::Paper) as u32,
         }
+    }
+
+    /// What is checked after a step, if anything.
+    pub(super) fn watch(&self) -> Option<Watch> {
+        let draw = (f64::from(self.exploration) * 2f64.powi(32)).round() as u64;
+        let watch = Watch { depth: self.ranking, guard: self.canary, draw };
+        (watch.depth > 0 || watch.compares()).then_some(watch)
     }
 }
 
@@ -194,6 +246,8 @@ pub enum Rung {
     Expanded,
     /// Computed from the originals: the bits of `dense`.
     Dense,
+    /// The same, with all heads of the sequence: stored data have changed.
+    Layer,
 }
 
 impl Rung {
@@ -203,8 +257,14 @@ impl Rung {
             rung::QUANTIZED => Rung::Quantized,
             rung::PROMOTED => Rung::Promoted,
             rung::EXPANDED => Rung::Expanded,
-            _ => Rung::Dense,
+            rung::DENSE => Rung::Dense,
+            _ => Rung::Layer,
         }
+    }
+
+    /// Whether it was computed from the originals.
+    pub fn is_dense(self) -> bool {
+        self >= Rung::Dense
     }
 }
 
@@ -215,11 +275,12 @@ impl fmt::Display for Rung {
             Rung::Promoted => "promoted",
             Rung::Expanded => "expanded",
             Rung::Dense => "dense",
+            Rung::Layer => "layer",
         })
     }
 }
 
-/// The reasons of a certificate in words; empty where nothing was over a budget.
+/// The reasons of a certificate in words; empty where nothing was wrong.
 pub fn reasons(bits: u32) -> Vec<&'static str> {
     let names = [
         (reason::KEY_BUDGET, "E_key over its budget"),
@@ -227,6 +288,10 @@ pub fn reasons(bits: u32) -> Vec<&'static str> {
         (reason::QUERY_NOT_FINITE, "the query is not finite"),
         (reason::SCORE_RANGE, "scores beyond what the records hold"),
         (reason::NO_BOUND, "no finite bound"),
+        (reason::RANKING, "original keys put the heaviest blocks in another order"),
+        (reason::BOUNDARY, "a quantized block may be among the heaviest"),
+        (reason::KEY_CANARY, "scores further apart than stored keys allow"),
+        (reason::VALUE_CANARY, "values further apart than stored values allow"),
     ];
     names.into_iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| name).collect()
 }

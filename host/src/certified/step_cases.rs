@@ -7,7 +7,7 @@ use crate::Device;
 use crate::check::{Case, CaseError, OutputBuffer};
 use crate::dense::DenseElement;
 use half::{bf16, f16};
-use kernels_gpu::certified::{mark, weigh};
+use kernels_gpu::certified::{mark, rank, settle, weigh};
 
 /// Every head is computed from the originals.
 const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
@@ -34,6 +34,8 @@ struct Step {
     /// Slots for keys and for values. Two steps then: the second finds what the first has brought.
     slots: Option<(u32, u32)>,
     race_check: bool,
+    /// Whether stored data change after they were written.
+    fault: bool,
 }
 
 const EDGES: &[(Input, u32)] = &[
@@ -65,7 +67,13 @@ const PLAIN: Step = Step {
     policy: ("sound", Policy::SOUND),
     slots: None,
     race_check: false,
+    fault: false,
 };
+
+/// Every check, and a third of the other blocks looked at.
+const WATCHED: Policy = Policy { ranking: 3, canary: 1e-6, exploration: 0.33, ..Policy::SOUND };
+/// The same where nothing is promoted and everything is looked at.
+const EXPLORED: Policy = Policy { canary: 1e-6, exploration: 1.0, ..Policy::NAIVE };
 
 fn steps(large: bool) -> Vec<Step> {
     // Looking for races takes its time with the hundreds of threads that choose: two heads, and two splits.
@@ -74,6 +82,9 @@ fn steps(large: bool) -> Vec<Step> {
     let mut steps = vec![
         Step { policy: ("some dense", SOME_DENSE), ..small },
         Step { policy: ("all", ALL), slots: Some((2, 3)), ..small },
+        Step { policy: ("watched", WATCHED), slots: Some((2, 3)), fault: true, ..small },
+        Step { group: 9, policy: ("watched", WATCHED), slots: Some((40, 7)), ..PLAIN },
+        Step { policy: ("explored", EXPLORED), fault: true, ..PLAIN },
         Step { sequences: EDGES, group: 3, policy: ("all", ALL), slots: Some((2, 3)), ..PLAIN },
         Step { group: 7, policy: ("strict", Policy::STRICT), kv_heads: 1, ..PLAIN },
         Step {
@@ -119,7 +130,7 @@ pub fn cases(large: bool) -> Vec<Case> {
 }
 
 fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
-    let Step { sequences, kv_heads, group, max_tokens, policy, slots, race_check } = step;
+    let Step { sequences, kv_heads, group, max_tokens, policy, slots, race_check, fault } = step;
     let problem = StepProblem {
         sequences: sequences.len() as u32,
         q_heads: group * kv_heads,
@@ -133,19 +144,23 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
         return;
     };
     let text: Vec<String> = sequences.iter().map(|(input, length)| format!("{input} {length}")).collect();
+    let fault = if fault { " with faults" } else { "" };
     let scratch = slots.map_or(String::new(), |(keys, values)| format!(" slots={keys},{values}"));
     let label = format!(
-        "{} heads={}/{kv_heads} head_dim={head_dim} of {max_tokens} {}{scratch}: {}",
+        "{} heads={}/{kv_heads} head_dim={head_dim} of {max_tokens} {}{scratch}{fault}: {}",
         E::NAME,
         problem.q_heads,
         policy.0,
         text.join(", ")
     );
-    let [attend, replace] = kernels.infos();
+    let [attend, replace, audit] = kernels.infos();
     let case = Case::new(attend, label, move |device| run::<E>(device, problem, step))
         .and(weigh::kernel().info())
         .and(mark::kernel().info())
         .and(replace)
+        .and(audit)
+        .and(rank::kernel().info())
+        .and(settle::kernel().info())
         .and(dense.info())
         .and(E::quantize_block(geometry).info());
     cases.push(if race_check { case.race_checked() } else { case });
@@ -161,6 +176,14 @@ fn run<E: StepElement + CertifiedElement>(
     let mut trial = Trial::new(device, problem, batch.blocks())?;
     trial.load(&batch)?;
     trial.ask(&batch)?;
+    if step.fault {
+        // A code's highest bit and a zero's sign, of a block of the last sequence.
+        let geometry = Geometry::new(problem.kv_heads, problem.head_dim)?;
+        let elements = geometry.layout().elements() as usize;
+        let tile = batch.row(step.sequences.len() - 1, 0, 0) / elements * geometry.layout().bytes as usize;
+        trial.flip(tile + geometry.layout().key_code(3, 5) as usize, 0x80)?;
+        trial.flip(tile + geometry.layout().value_zero(2, 1) as usize + 1, 0x80)?;
+    }
     if let Some((keys, values)) = step.slots {
         trial.set_scratch(keys, values)?;
     }

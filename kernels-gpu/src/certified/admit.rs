@@ -24,7 +24,7 @@
 
 use crate::attention::BLOCK_TOKENS;
 use simt::warp::{self, FULL_MASK};
-use simt::{GlobalMut, Pod, Zeroable, bits, thread, unroll};
+use simt::{Global, GlobalMut, Pod, Zeroable, bits, thread, unroll};
 
 /// How much is near.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -179,6 +179,23 @@ pub fn find(directory: GlobalMut<u64>, scratch: Scratch, pair: u32, entry: u32, 
         }
     });
     found
+}
+
+/// The tiles of the near pool that hold a pair's keys and values, between the launches that bring them there.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn held(directory: Global<u64>, scratch: Scratch, pair: u32) -> [u32; 2] {
+    let slots = [scratch.key_slots, scratch.value_slots];
+    let mut own = [Scratch::EMPTY; 2];
+    unroll!(for kind in 0..2 {
+        if slots[kind] != 0 {
+            let slot = kind as u32 * scratch.key_slots + bits::rem_u32(pair, slots[kind]);
+            if directory.load(Scratch::word(slot) + 1) == pair as u64 {
+                own[kind] = slot;
+            }
+        }
+    });
+    own
 }
 
 /// Says that a slot holds `pair` from now on: by the warp that has won it and written it.

@@ -6,7 +6,7 @@ use super::query::{LOG2_E_ABOVE, Query, Slack, delta_dense, delta_original};
 use super::sums::{RowSums, Taken};
 use crate::attention::{BLOCK_TOKENS, Half, PartialRow, warps};
 use simt::math::{canonical_nan, exp2, fma, max, min, sqrt};
-use simt::{Zeroable, bits};
+use simt::{Pod, Zeroable, bits};
 
 /// What bounds the rounding of the sums.
 pub(super) struct Chain {
@@ -116,7 +116,15 @@ impl Judge {
         let ratio =
             if a3 < 1.0 { fma(a1, norm, a2) / (1.0 - a3) * (1.0 + 1.0 / 1_048_576.0) } else { f32::INFINITY };
         let delta = max(sums.delta, delta_f);
-        let e_key = min(ratio, total_variation(nu, delta));
+        let mut e_key = min(ratio, total_variation(nu, delta));
+        let mut e_round = e_round;
+        let mut tail_mass = share(sums.tail);
+        if thresholds.paper_bound != 0 {
+            tail_mass = if pass.sum > 0.0 { sums.tail / pass.sum * (1.0 + 1.0 / 16384.0) } else { 0.0 };
+            e_key = papers_bound(nu, tail_mass, sums.delta);
+            // Of rounding in blocks that are used from their originals the paper has nothing.
+            e_round += total_variation(nu, delta_f);
+        }
 
         let mut why = 0;
         if !query.finite {
@@ -140,7 +148,7 @@ impl Judge {
             e_key,
             e_val,
             e_round,
-            tail_mass: share(sums.tail),
+            tail_mass,
             delta,
             promoted_keys: taken.keys,
             promoted_values: taken.values,
@@ -155,25 +163,65 @@ impl Judge {
         if why == 0 {
             return of_step;
         }
-        // Then `dense` is what the row gets, and its rounding what the certificate is about.
-        let delta = delta_dense::<D>(query, self.softmax_scale, kappa);
+        // Then `dense` is what the row gets.
+        Exact::new::<E, D>(query, self.softmax_scale, nu, kappa, &self.dense)
+            .certificate(of_step, rung::DENSE | why << 16)
+    }
+}
+
+/// What is known of an output of `dense`: its rounding.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C, align(16))]
+pub struct Exact {
+    e_key: f32,
+    e_round: f32,
+    delta: f32,
+    unused: u32,
+}
+
+impl Exact {
+    /// That of a row over keys and values of these norms at most.
+    #[inline(always)]
+    pub(super) fn new<E: Half, const D: usize>(
+        query: &Query,
+        softmax_scale: f32,
+        nu: f32,
+        kappa: f32,
+        dense: &Chain,
+    ) -> Self {
+        let delta = delta_dense::<D>(query, softmax_scale, kappa);
         // Where it is as large as this, scores may have overflown.
         let finite = query.finite && delta < 1.0e30;
         let e_key = if finite { total_variation(nu, delta) } else { f32::INFINITY };
-        Certificate {
+        Exact {
             e_key: canonical_nan(e_key),
-            e_val: 0.0,
-            e_round: canonical_nan(fma(nu, self.dense.bracket::<E>(), UNDERFLOW)),
-            tail_mass: 0.0,
+            e_round: canonical_nan(fma(nu, dense.bracket::<E>(), UNDERFLOW)),
             delta: canonical_nan(delta),
-            rung_and_reason: rung::DENSE | why << 16,
-            ..of_step
+            unused: 0,
         }
+    }
+
+    /// As the certificate of a head whose step was `of_step`.
+    #[inline(always)]
+    pub(super) fn certificate(self, of_step: Certificate, rung_and_reason: u32) -> Certificate {
+        let Exact { e_key, e_round, delta, .. } = self;
+        Certificate { e_key, e_val: 0.0, e_round, tail_mass: 0.0, delta, rung_and_reason, ..of_step }
     }
 }
 
 /// √D·2^−34 of (7), for every D.
 const UNDERFLOW: f32 = 1.0 / 1_073_741_824.0;
+
+/// The paper's (15) without its second part: 2 V_max e^(2Δ) α^ (e^(2Δ) − 1), a tail of nothing being worth nothing.
+#[inline(always)]
+fn papers_bound(nu: f32, tail: f32, delta: f32) -> f32 {
+    let twice = 2.0 * delta;
+    // At least e^(2Δ); past e^80 no bound is left.
+    let grown = exp2(if twice > 80.0 { 128.0 } else { twice * LOG2_E_ABOVE });
+    let up = fma(grown, 1.0 / 2_097_152.0, grown - 1.0);
+    let bound = 2.0 * nu * (grown * tail) * up * (1.0 + 1.0 / 1_048_576.0);
+    if tail == 0.0 { 0.0 } else { bound }
+}
 
 /// (1b), with tanh(x/2) <= min(x/2, 1).
 #[inline(always)]

@@ -11,13 +11,18 @@
 //! | [`weigh`](fn@weigh) | what each query row wants from the originals | a thread for one or two blocks |
 //! | [`mark`](fn@mark) | the lists of these, and which of them come into the scratch | a warp for 32 blocks |
 //! | [`replace`](fn@replace) | promoted blocks' shares replaced; output and certificate | a warp a listed block |
+//! | [`audit`](fn@audit) | promoted and drawn blocks compared with their originals, if asked | a warp a block |
+//! | [`rank`](fn@rank) | the order of the heaviest blocks checked, if asked | 256 threads a query head |
+//! | [`settle`](fn@settle) | heads sent to the dense rung for what these found | 256 threads a sequence |
 //! | [`quantize_block`](fn@quantize_block) | originals to tile and annotation | D threads a block and KV head |
 
 pub mod admit;
+pub mod auditing;
 pub mod choice;
 mod finish;
 mod judge;
 pub mod layout;
+mod lists;
 pub mod marking;
 pub mod parts;
 mod pass;
@@ -25,6 +30,8 @@ pub mod policy;
 mod promote;
 pub mod quantizer;
 pub mod query;
+pub mod ranking;
+pub mod settling;
 pub mod sums;
 mod tile;
 pub mod tokens;
@@ -32,11 +39,15 @@ pub mod weighing;
 mod write;
 
 pub use admit::{Scratch, Traffic};
+pub use auditing::{audit, audit_layout};
 pub use choice::weigh_layout;
+pub use judge::Exact;
 pub use marking::{Entry, ListHead, mark, mark_layout};
 pub use pass::{MAX_REFERENCE, PassLayout, Record, StepShape, attend, pass_layout};
-pub use policy::{Certificate, Thresholds};
+pub use policy::{Certificate, Thresholds, Watch};
 pub use promote::{PromoteLayout, promote_layout, replace};
+pub use ranking::{rank, rank_layout};
+pub use settling::settle;
 pub use sums::{RowSums, Taken};
 pub use tokens::{CacheShape, Piece, Refusals, append, inspect, prefill};
 pub use weighing::{RowChoice, Weighed, weigh};
@@ -53,6 +64,9 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         weigh::INSTANCES,
         mark::INSTANCES,
         replace::INSTANCES,
+        audit::INSTANCES,
+        rank::INSTANCES,
+        settle::INSTANCES,
         append::INSTANCES,
         prefill::INSTANCES,
         inspect::INSTANCES,

@@ -30,6 +30,29 @@ pub struct Thresholds {
     /// 1: outputs come with a certificate, and what is over budget is computed exactly. 0: nothing is promoted, and nothing
     /// is known.
     pub certify: u32,
+    /// 1: E_key is the paper's (15). 0: the least of (1a) and (1b).
+    pub paper_bound: u32,
+}
+
+/// What is checked of the stored blocks after a step, as the kernels want it.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Watch {
+    /// r: so many of the heaviest promoted blocks shall have the same order by original keys as by quantized ones; 0: nobody
+    /// asks.
+    pub depth: u32,
+    /// ε_guard, in nats: scores by quantized and by original keys may differ by Δ and this much. Infinite: nobody asks.
+    pub guard: f32,
+    /// Of 2^32: how likely a block is looked at that nobody has promoted.
+    pub draw: u64,
+}
+
+impl Watch {
+    /// Whether stored blocks are compared with their originals.
+    #[inline(always)]
+    pub fn compares(self) -> bool {
+        self.guard < f32::INFINITY
+    }
 }
 
 /// The rung that a head's output comes from.
@@ -42,6 +65,8 @@ pub mod rung {
     pub const EXPANDED: u32 = 2;
     /// Computed from the originals.
     pub const DENSE: u32 = 3;
+    /// The same, with all heads of the sequence, because a stored block is not what it was.
+    pub const LAYER: u32 = 4;
 }
 
 /// Why a head was computed from the originals: bits.
@@ -56,6 +81,16 @@ pub mod reason {
     pub const SCORE_RANGE: u32 = 8;
     /// A bound that is not a number.
     pub const NO_BOUND: u32 = 16;
+    /// The heaviest promoted blocks have another order by their original keys: (17).
+    pub const RANKING: u32 = 32;
+    /// A block whose keys are quantized may be among the heaviest: (18).
+    pub const BOUNDARY: u32 = 64;
+    /// A block's scores by quantized and by original keys differ by more than Δ allows.
+    pub const KEY_CANARY: u32 = 128;
+    /// A block's quantized and original values differ by more than η, or an original's norm is beyond ν.
+    pub const VALUE_CANARY: u32 = 256;
+    /// Those that tell of stored data that changed.
+    pub const CANARY: u32 = KEY_CANARY | VALUE_CANARY;
 }
 
 /// What is known of one query head's output.

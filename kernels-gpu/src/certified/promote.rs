@@ -27,7 +27,8 @@
 use super::admit::{Found, Scratch, admit, find, order};
 use super::finish::Finish;
 use super::layout::TileLayout;
-use super::marking::{Entry, ListHead, inclusive};
+use super::lists::{STARTS, find_entry, lay_out_lists};
+use super::marking::{Entry, ListHead};
 use super::pass::StepShape;
 use super::policy::{Certificate, Thresholds};
 use super::quantizer::{bound_or_infinity, norm_bound};
@@ -77,7 +78,7 @@ pub const fn promote_layout<const D: usize>() -> PromoteLayout {
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
     let mut over = SharedPlan::new();
     let staged = over.array(staged_rows(2 * MAX_PARTS));
-    let starts = plan.array(MAX_PARTS + 1);
+    let starts = plan.array(STARTS);
     let rows = plan.array(warps(D as u32) * ROWS);
     let squares = plan.array(ROWS * 32);
     let totals = plan.array(ROWS);
@@ -135,8 +136,11 @@ pub fn replace<E: Half, const D: usize>(
     let query_row = (first_row + (lane >> 2)) as usize;
     let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
     let to_log2 = query.scale * LOG2_E;
-    let listed =
-        if thresholds.certify != 0 { lay_out_lists(layout, lists, launch_row, shape, lane, warp) } else { 0 };
+    let listed = if thresholds.certify != 0 {
+        lay_out_lists(layout.starts, lists, launch_row, shape, lane, warp)
+    } else {
+        0
+    };
     // The trailing block comes last.
     let count = listed + !length.is_multiple_of(BLOCK_TOKENS) as u32;
     let used = count.div_ceil(warps(D as u32)).min(shape.replacers).max(1);
@@ -157,7 +161,7 @@ pub fn replace<E: Half, const D: usize>(
         let entry = if trailing {
             Entry { index: length / BLOCK_TOKENS, rows: u32::MAX }
         } else {
-            find_entry(layout, entries, launch_row, shape, e, lane)
+            find_entry(layout.starts, entries, launch_row, shape, e, lane)
         };
         let index = entry.index;
         let block = table.load_readonly((sequence * shape.max_blocks + index) as usize);
@@ -304,68 +308,14 @@ pub fn replace<E: Half, const D: usize>(
     }
 }
 
-/// Where each part's list starts among all entries, in shared memory; returns how many there are. The whole block's work.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-fn lay_out_lists(
-    layout: PromoteLayout,
-    lists: Global<ListHead>,
-    launch_row: u32,
-    shape: StepShape,
-    lane: u32,
-    warp: u32,
-) -> u32 {
-    if warp == 0 {
-        let (mut before, mut first) = (0, 0);
-        while first < shape.parts {
-            let part = first + lane;
-            let mut entries = 0;
-            if part < shape.parts {
-                entries = lists.cast::<u32>().load(4 * (launch_row * shape.parts + part) as usize);
-            }
-            let up_to_here = before + inclusive(entries, lane);
-            if part < shape.parts {
-                layout.starts.store(part, up_to_here - entries);
-            }
-            before = warp::warp_shuffle_idx(FULL_MASK, up_to_here, 31, 32);
-            first += 32;
-        }
-        if lane == 0 {
-            layout.starts.store(shape.parts, before);
-        }
-    }
-    thread::sync_threads();
-    layout.starts.load(shape.parts)
-}
-
-/// Entry `e` of all parts' lists: a warp's work.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-fn find_entry(
-    layout: PromoteLayout,
-    entries: Global<Entry>,
-    launch_row: u32,
-    shape: StepShape,
-    e: u32,
-    lane: u32,
-) -> Entry {
-    // The last part that starts at it or before it.
-    let (mut starting, mut first) = (0, 0);
-    while first < shape.parts {
-        let part = first + lane;
-        let starts = part < shape.parts && layout.starts.load(part) <= e;
-        starting += warp::warp_vote_ballot(FULL_MASK, starts).count_ones();
-        first += 32;
-    }
-    let part = starting - 1;
-    let list = (launch_row * shape.parts + part) as usize * shape.places() as usize;
-    entries.load(list + (e - layout.starts.load(part)) as usize)
-}
-
 /// Products of the normalised query with original keys: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-fn original_scores<E: Half, const D: usize>(query: &Query, keys: KeyTile<D>, lane: u32) -> [[f32; 2]; 2] {
+pub(super) fn original_scores<E: Half, const D: usize>(
+    query: &Query,
+    keys: KeyTile<D>,
+    lane: u32,
+) -> [[f32; 2]; 2] {
     let (g, q) = (lane >> 2, lane & 3);
     let mut c = [[0f32; 4]; 2];
     unroll!(for s in 0..(D / 64), at_most 4 {

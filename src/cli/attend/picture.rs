@@ -19,11 +19,12 @@ const GRID: RGBColor = RGBColor(228, 228, 228);
 const LEAST: f64 = 1e-12;
 
 /// A colour that everybody can tell from the others, and a name, by rung.
-const RUNGS: [(Rung, &str, RGBColor); 4] = [
+const RUNGS: [(Rung, &str, RGBColor); 5] = [
     (Rung::Quantized, "quantized", RGBColor(230, 159, 0)),
     (Rung::Promoted, "promoted", RGBColor(0, 114, 178)),
     (Rung::Expanded, "expanded", RGBColor(0, 158, 115)),
     (Rung::Dense, "dense", RGBColor(213, 94, 0)),
+    (Rung::Layer, "layer", RGBColor(204, 121, 167)),
 ];
 
 /// PREFIX.svg and PREFIX.png.

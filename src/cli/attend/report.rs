@@ -171,7 +171,7 @@ pub fn summary(layers: &[LayerReport]) -> Summary {
     let rows = || layers.iter().flat_map(|layer| &layer.rows);
     let mut ratios: Vec<f64> = rows().filter_map(|row| row.ratio).collect();
     ratios.sort_by(f64::total_cmp);
-    let dense = |row: &&Head| row.rung == Rung::Dense;
+    let dense = |row: &&Head| row.rung.is_dense();
     Summary {
         heads: rows().count(),
         violations: rows().filter(|row| !row.holds).count(),

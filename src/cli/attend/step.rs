@@ -254,7 +254,7 @@ impl<E: CacheElement> Work<'_, E> {
         let full: u64 = self.rows.iter().map(|row| (self.layer.visible(*row) / BLOCK) as u64).sum();
         let partial = self.rows.iter().filter(|row| !self.layer.visible(**row).is_multiple_of(BLOCK)).count();
         let dense =
-            |token: usize, head: usize| Rung::of(certificates[token * heads + head].rung()) == Rung::Dense;
+            |token: usize, head: usize| Rung::of(certificates[token * heads + head].rung()).is_dense();
         let bytes = Bytes {
             quantized: groups * full * (tile + size_of::<Annotation>() as u64),
             // What is taken out again, to make room for the originals.

@@ -27,6 +27,12 @@ impl Exact {
         2.0 * self.largest_value * tail.min(self.paper_delta.tanh())
     }
 
+    /// Equation (15) without its second part, for a tail of this mass in the first pass.
+    pub fn paper_tail_bound(&self, tail_mass: f64) -> f64 {
+        let grown = (2.0 * self.paper_delta).exp();
+        2.0 * self.largest_value * grown * tail_mass * (grown - 1.0)
+    }
+
     /// The distance of an output from it.
     pub fn error(&self, output: &[f32]) -> f64 {
         let square = |(a, b): (&f64, &f32)| (a - f64::from(*b)).powi(2);

@@ -3,8 +3,8 @@
 use super::{Batch, Exact, Input, Returned, Trial};
 use crate::Device;
 use crate::certified::{
-    Attended, BLOCK_TOKENS, Certificate, CertifiedElement, Policy, Result, Rung, StepElement, StepPlan,
-    StepProblem,
+    Attended, BLOCK_TOKENS, Bound, Certificate, CertifiedElement, Policy, Result, Rung, StepElement,
+    StepPlan, StepProblem,
 };
 use crate::dense::sample::random;
 use half::{bf16, f16};
@@ -84,8 +84,8 @@ pub struct Tally {
     pub violations: u64,
     /// Those without a finite bound.
     pub unbounded: u64,
-    /// By rung: quantized, promoted, expanded, dense.
-    pub rungs: [u64; 4],
+    /// By rung: quantized, promoted, expanded, dense, layer.
+    pub rungs: [u64; 5],
     /// Why heads were dense.
     pub reasons: BTreeMap<&'static str, u64>,
     /// How many have bound / error from 2^i up, i from 0; the last has all beyond.
@@ -99,12 +99,17 @@ pub struct Tally {
     pub paper_over_ours: f64,
     /// Its smallest.
     pub paper_over_ours_least: f64,
+    /// The paper's (15) as the kernels evaluate it over the same in f64, by equation (8) and from the originals: least, median
+    /// and most. Theirs is at most the least of two bounds on the scores, rounding in it.
+    pub paper_kernel_over_f64: [f64; 3],
     /// Median E_key, E_val, E_round and error of heads that are not dense.
     pub medians: [f64; 4],
     #[serde(skip)]
     ratios: [Vec<f32>; 2],
     #[serde(skip)]
     paper: Vec<f32>,
+    #[serde(skip)]
+    evaluated: Vec<f32>,
     #[serde(skip)]
     parts: [Vec<f32>; 4],
 }
@@ -123,10 +128,10 @@ pub struct Findings {
 }
 
 impl Tally {
-    fn add(&mut self, error: f64, certificate: &Certificate, paper: Option<f64>) -> bool {
+    fn add(&mut self, error: f64, certificate: &Certificate, paper: Papers) -> bool {
         let bound = bound(certificate);
         let rung = Rung::of(certificate.rung());
-        let dense = rung == Rung::Dense;
+        let dense = rung.is_dense();
         self.head_steps += 1;
         self.rungs[rung as usize] += 1;
         for reason in crate::certified::reasons(certificate.reason()) {
@@ -150,8 +155,12 @@ impl Tally {
             let parts = [certificate.e_key, certificate.e_val, certificate.e_round, error as f32];
             self.parts.iter_mut().zip(parts).for_each(|(all, part)| all.push(part));
             // Where nearly nothing is left quantized ours is about rounding, of which the paper's has none.
-            if let Some(paper) = paper.filter(|_| certificate.tail_mass > 1e-3) {
-                self.paper.push((paper / f64::from(certificate.e_key)) as f32);
+            let e_key = f64::from(certificate.e_key);
+            match paper {
+                _ if certificate.tail_mass <= 1e-3 => {}
+                Papers::Beside(paper) => self.paper.push((paper / e_key) as f32),
+                Papers::Evaluated(paper) => self.evaluated.push((e_key / paper) as f32),
+                Papers::No => {}
             }
         }
         holds
@@ -163,8 +172,22 @@ impl Tally {
         self.tightest = self.ratios[0].first().map_or(f64::NAN, |ratio| f64::from(*ratio));
         self.paper_over_ours = median(&mut self.paper);
         self.paper_over_ours_least = self.paper.first().map_or(f64::NAN, |ratio| f64::from(*ratio));
+        let middle = median(&mut self.evaluated);
+        let end = |x: Option<&f32>| x.map_or(f64::NAN, |x| f64::from(*x));
+        self.paper_kernel_over_f64 = [end(self.evaluated.first()), middle, end(self.evaluated.last())];
         self.medians = self.parts.each_mut().map(|part| median(part));
     }
+}
+
+/// What the paper says of a head's error by keys.
+#[derive(Clone, Copy)]
+enum Papers {
+    /// Nothing is asked.
+    No,
+    /// Its bound, beside ours.
+    Beside(f64),
+    /// Its bound, which the kernels have evaluated too.
+    Evaluated(f64),
 }
 
 /// The bound on the whole error.
@@ -178,8 +201,12 @@ fn median(numbers: &mut [f32]) -> f64 {
     numbers.get(numbers.len() / 2).map_or(f64::NAN, |x| f64::from(*x))
 }
 
-const POLICIES: [(&str, Policy); 5] = [
+/// The paper's thresholds with our bound.
+const PAPER_SOUND: &str = "paper, sound bound";
+
+const POLICIES: [(&str, Policy); 6] = [
     ("paper", Policy::PAPER),
+    (PAPER_SOUND, Policy { bound: Bound::Sound, ranking: 0, ..Policy::PAPER }),
     ("sound", Policy::SOUND),
     ("naive", Policy::NAIVE),
     ("strict", Policy::STRICT),
@@ -249,7 +276,7 @@ pub fn prove(
                 .map(|(i, input)| (input, length(random(seed, i as u64), problem.max_tokens)))
                 .collect(),
         };
-        let policies = [0, 1 + round as usize % 4];
+        let policies = [0, 1, 2 + round as usize % 4];
         done += if wide {
             let batch = Batch::<bf16>::new(*problem, &sequences, seed, seed);
             wide_runner.run(&batch, seed, &policies, &mut findings)?
@@ -334,8 +361,12 @@ fn count<E: StepElement>(
     for (row, (exact, certificate)) in truth.iter().zip(&returned.certificates).enumerate() {
         let sequence = row / heads;
         let error = exact.error(&returned.output[row * dim..][..dim]);
-        let paper =
-            (POLICIES[policy].0 == "paper").then(|| exact.paper_bound(f64::from(certificate.tail_mass)));
+        let tail = f64::from(certificate.tail_mass);
+        let paper = match POLICIES[policy].0 {
+            "paper" => Papers::Evaluated(exact.paper_tail_bound(tail)),
+            PAPER_SOUND => Papers::Beside(exact.paper_bound(tail)),
+            _ => Papers::No,
+        };
         let input = batch.inputs[sequence];
         findings.total.add(error, certificate, paper);
         let holds = findings.inputs.entry(input).or_default().add(error, certificate, paper);
@@ -421,14 +452,18 @@ mod tests {
     #[test]
     fn an_error_beyond_its_bound_is_counted_and_nan_is_one() {
         let mut tally = Tally::default();
-        assert!(tally.add(1.0, &certificate(0.5, rung::QUANTIZED), Some(2.0)));
-        assert!(!tally.add(1.001, &certificate(0.5, rung::PROMOTED), None));
-        assert!(!tally.add(f64::NAN, &certificate(0.5, rung::PROMOTED), None));
-        assert!(!tally.add(0.0, &certificate(f32::NAN, rung::PROMOTED), None));
-        assert!(tally.add(5.0, &certificate(f32::INFINITY, rung::DENSE | reason::NO_BOUND << 16), None));
+        assert!(tally.add(1.0, &certificate(0.5, rung::QUANTIZED), Papers::Beside(2.0)));
+        assert!(!tally.add(1.001, &certificate(0.5, rung::PROMOTED), Papers::No));
+        assert!(!tally.add(f64::NAN, &certificate(0.5, rung::PROMOTED), Papers::No));
+        assert!(!tally.add(0.0, &certificate(f32::NAN, rung::PROMOTED), Papers::No));
+        assert!(tally.add(
+            5.0,
+            &certificate(f32::INFINITY, rung::DENSE | reason::NO_BOUND << 16),
+            Papers::No
+        ));
         tally.finish();
         assert_eq!((tally.head_steps, tally.violations, tally.unbounded), (5, 3, 1));
-        assert_eq!(tally.rungs, [1, 3, 0, 1]);
+        assert_eq!(tally.rungs, [1, 3, 0, 1, 0]);
         assert_eq!(tally.reasons.into_iter().collect::<Vec<_>>(), [("no finite bound", 1)]);
         assert_eq!(tally.paper_over_ours, 4.0);
     }

@@ -136,6 +136,24 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
         StepPlan::new(&self.device, self.problem, policy)
     }
 
+    /// Turns bits of a byte of the quantized pool over, and nobody is told.
+    ///
+    /// # Errors
+    /// A byte past its end; what the device reports.
+    pub fn flip(&mut self, byte: usize, bits: u8) -> Result<()> {
+        let mut now = [0];
+        self.stream.download(&self.tiles, byte, &mut now)?;
+        Ok(self.tiles.write(byte, &[now[0] ^ bits])?)
+    }
+
+    /// Replaces the annotation of a pair of block and KV head, and nobody is told.
+    ///
+    /// # Errors
+    /// A pair that is not there; what the device reports.
+    pub fn annotate(&mut self, pair: usize, annotation: Annotation) -> Result<()> {
+        Ok(self.annotations.write(pair, &[annotation])?)
+    }
+
     /// The quantized pool and its annotations.
     ///
     /// # Errors

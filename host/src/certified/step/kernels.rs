@@ -4,8 +4,8 @@ use crate::certified::Annotation;
 use crate::dense::DenseElement;
 use half::{bf16, f16};
 use kernels_gpu::certified::{
-    Certificate, Entry, ListHead, Record, Scratch, StepShape, Taken, Thresholds, Weighed, attend,
-    pass_layout, promote_layout, replace,
+    Certificate, Entry, Exact, ListHead, Record, Scratch, StepShape, Taken, Thresholds, Watch, Weighed,
+    attend, audit, audit_layout, pass_layout, promote_layout, replace,
 };
 use simt::{Global, GlobalMut, Kernel};
 
@@ -45,18 +45,42 @@ type Replace<E> = Kernel<(
     Scratch,
 )>;
 
+type Audit<E> = Kernel<(
+    Global<E>,
+    Global<u32>,
+    Global<u32>,
+    Global<u32>,
+    Global<E>,
+    Global<E>,
+    Global<E>,
+    Global<u64>,
+    Global<Record>,
+    Global<ListHead>,
+    Global<Entry>,
+    Global<Weighed>,
+    Global<f32>,
+    Global<u32>,
+    GlobalMut<f32>,
+    GlobalMut<u32>,
+    GlobalMut<Exact>,
+    StepShape,
+    Watch,
+    Scratch,
+)>;
+
 /// The kernels of a head_dim, and their shared memory.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct StepKernels<E: StepElement> {
     pub(super) attend: (Attend<E>, u32),
     pub(super) replace: (Replace<E>, u32),
+    pub(super) audit: (Audit<E>, u32),
 }
 
 impl<E: StepElement> StepKernels<E> {
-    /// `attend` and `replace`.
-    pub(in crate::certified) fn infos(&self) -> [&'static simt::KernelInfo; 2] {
-        [self.attend.0.info(), self.replace.0.info()]
+    /// `attend`, `replace` and `audit`.
+    pub(in crate::certified) fn infos(&self) -> [&'static simt::KernelInfo; 3] {
+        [self.attend.0.info(), self.replace.0.info(), self.audit.0.info()]
     }
 }
 
@@ -77,6 +101,7 @@ macro_rules! instances {
                     $($dim => Some(StepKernels {
                         attend: (attend::kernel::<$element, $dim>(), pass_layout::<$dim>().bytes),
                         replace: (replace::kernel::<$element, $dim>(), promote_layout::<$dim>().bytes),
+                        audit: (audit::kernel::<$element, $dim>(), audit_layout::<$dim>().bytes),
                     }),)*
                     _ => None,
                 }

@@ -2,6 +2,7 @@
 
 mod kernels;
 mod plan;
+mod watching;
 
 pub use kernels::{STEP_HEAD_DIMS, StepElement};
 pub use plan::StepPlan;

@@ -1,6 +1,7 @@
 //! The launches of a step.
 
 use super::kernels::StepKernels;
+use super::watching::{Watching, of, words};
 use super::{Attended, AttendedHandles, OriginalsRead, StepElement, StepHandles, StepProblem};
 use crate::certified::{BLOCK_TOKENS, Error, Policy, Result};
 use crate::{Buffer, Device, Stream, dense};
@@ -8,9 +9,12 @@ use kernels_gpu::attention::threads;
 use kernels_gpu::certified::choice::BINS;
 use kernels_gpu::certified::marking::THREADS as MARK_THREADS;
 use kernels_gpu::certified::parts::{part_count, weighing_blocks};
+use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
+use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
 use kernels_gpu::certified::weighing::PARTIAL_SUMS;
 use kernels_gpu::certified::{
-    Entry, ListHead, Record, StepShape, Taken, Thresholds, Weighed, mark, mark_layout, weigh, weigh_layout,
+    Entry, ListHead, Record, StepShape, Taken, Thresholds, Weighed, mark, mark_layout, rank, rank_layout,
+    settle, weigh, weigh_layout,
 };
 use kernels_gpu::dense::{partial_floats, split_count};
 use simt::LaunchShape;
@@ -19,7 +23,8 @@ use simt::LaunchShape;
 ///
 /// `attend` reads every quantized block once and notes each block's mass and error bound; `weigh` chooses what to promote;
 /// `mark` lists it, and settles what comes into the scratch; `replace` swaps the shares of the promoted blocks and writes
-/// output and certificates; the dense kernel computes the heads whose certificate is over budget. Nothing waits for the host.
+/// output and certificates; if the policy asks, what was stored and how it was chosen is checked; the dense kernel computes the
+/// heads whose certificate is over budget or that failed a check. Nothing waits for the host.
 pub struct StepPlan<E: StepElement> {
     device: Device,
     problem: StepProblem,
@@ -45,6 +50,8 @@ pub struct StepPlan<E: StepElement> {
     dense_rows: Buffer<u32>,
     /// Of `weigh` and `replace`; 0 between launches.
     counters: [Buffer<u32>; 2],
+    /// The checks that the policy asks for.
+    watching: Option<Watching>,
 }
 
 impl<E: StepElement> StepPlan<E> {
@@ -90,6 +97,8 @@ impl<E: StepElement> StepPlan<E> {
         let grid = |x: u32| (x, rows, sequences);
         // What only a certificate needs.
         let noted = |elements: usize| if policy.certify { elements } else { 0 };
+        let places = noted(row_parts * shape.places() as usize);
+        let watching = policy.watch().map(|watch| Watching::new(device, watch, heads, places)).transpose()?;
         Ok(StepPlan {
             device: device.clone(),
             problem,
@@ -110,11 +119,12 @@ impl<E: StepElement> StepPlan<E> {
             part_sums: Buffer::new(device, noted(heads * (weighing * PARTIAL_SUMS) as usize))?,
             weighed: Buffer::new(device, noted(heads))?,
             lists: Buffer::new(device, noted(row_parts))?,
-            entries: Buffer::new(device, noted(row_parts * shape.places() as usize))?,
+            entries: Buffer::new(device, places)?,
             taken: Buffer::new(device, noted(head_parts))?,
             trailing_norms: Buffer::new(device, 2 * in_rows)?,
             dense_rows: Buffer::zeroed(device, in_rows)?,
             counters: [Buffer::zeroed(device, noted(heads))?, Buffer::zeroed(device, in_rows)?],
+            watching,
             shape,
         })
     }
@@ -131,9 +141,6 @@ impl<E: StepElement> StepPlan<E> {
 
     /// Bytes of device memory that the plan owns, the dense rung's not counted.
     pub fn bytes(&self) -> usize {
-        fn of<T: simt::Pod>(buffer: &Buffer<T>) -> usize {
-            buffer.len() * size_of::<T>()
-        }
         of(&self.records)
             + of(&self.partials)
             + of(&self.histograms)
@@ -146,6 +153,7 @@ impl<E: StepElement> StepPlan<E> {
             + of(&self.trailing_norms)
             + of(&self.dense_rows)
             + self.counters.iter().map(of).sum::<usize>()
+            + self.watching.as_ref().map_or(0, Watching::bytes)
     }
 
     /// What the last step read of the originals; waits for the device. `lengths` are those of its sequences.
@@ -304,6 +312,81 @@ impl<E: StepElement> StepPlan<E> {
         Ok(())
     }
 
+    /// The checks of what is stored and of the order of blocks: `audit`, `rank` and `settle`, the fifth to seventh. Nothing,
+    /// where the policy asks for none.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the launches report.
+    pub unsafe fn run_checks(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+    ) -> Result<()> {
+        let Some(watching) = &mut self.watching else { return Ok(()) };
+        let Watching { watch, masses, flags, exacts, clock } = watching;
+        let (watch, problem) = (*watch, self.problem);
+        let arguments = (
+            cache.queries,
+            cache.tiles,
+            cache.table,
+            cache.lengths,
+            cache.keys,
+            cache.values,
+            cache.near.tiles.as_const(),
+            cache.near.directory.as_const(),
+            self.records.global(),
+            self.lists.global(),
+            self.entries.global(),
+            self.weighed.global(),
+            self.trailing_norms.global(),
+            clock.global(),
+            masses.global_mut(),
+            flags.global_mut(),
+            exacts.global_mut(),
+            self.shape,
+            watch,
+            cache.near.scratch,
+        );
+        // The work of `replace`, split as there.
+        let (audit, shared) = &self.kernels.audit;
+        let grid = LaunchShape { shared_bytes: *shared, ..self.replace };
+        // SAFETY: this function's contract; the buffers were made for this shape.
+        unsafe { stream.launch(audit, grid, arguments) }?;
+        if watch.depth > 0 {
+            let arguments = (
+                self.records.global(),
+                self.weighed.global(),
+                cache.lengths,
+                self.lists.global(),
+                self.entries.global(),
+                masses.global(),
+                flags.global_mut(),
+                self.shape,
+                self.thresholds,
+                watch,
+            );
+            let grid = LaunchShape::new((problem.q_heads, problem.sequences), RANK_THREADS);
+            // SAFETY: as above.
+            unsafe { stream.launch(&rank::kernel(), grid.shared(rank_layout().bytes), arguments) }?;
+        }
+        let arguments = (
+            exacts.global(),
+            flags.global_mut(),
+            out.certificates,
+            self.dense_rows.global_mut(),
+            clock.global_mut(),
+            self.shape,
+        );
+        let grid = LaunchShape::new(problem.sequences, SETTLE_THREADS);
+        // SAFETY: as above.
+        unsafe { stream.launch(&settle::kernel(), grid, arguments) }?;
+        Ok(())
+    }
+
     /// The dense rung, for the heads that want it: the last.
     ///
     /// # Safety
@@ -354,6 +437,7 @@ impl<E: StepElement> StepPlan<E> {
             self.run_weigh(stream, cache)?;
             self.run_mark(stream, cache)?;
             self.run_replace(stream, cache, out)?;
+            self.run_checks(stream, cache, out)?;
             self.run_dense(stream, cache, out)
         }
     }
@@ -369,15 +453,15 @@ impl<E: StepElement> StepPlan<E> {
         stream.fill_u8(&mut self.entries, .., byte)?;
         stream.fill_u8(&mut self.taken, .., byte)?;
         stream.fill_u8(&mut self.trailing_norms, .., byte)?;
+        if let Some(watching) = &mut self.watching {
+            watching.fill(stream, byte)?;
+        }
         Ok(stream.fill_u8(&mut self.dense_rows, .., byte)?)
     }
 
     /// What the kernels hand to each other, word by word.
     pub(in crate::certified) fn between(&self) -> Result<Vec<(&'static str, Vec<u32>)>> {
-        fn words<T: simt::Pod>(buffer: &Buffer<T>) -> Result<Vec<u32>> {
-            Ok(bytemuck::cast_slice(&buffer.to_vec()?).to_vec())
-        }
-        Ok(vec![
+        let mut between = vec![
             ("records", words(&self.records)?),
             ("partials", words(&self.partials)?),
             ("histograms", words(&self.histograms)?),
@@ -390,6 +474,10 @@ impl<E: StepElement> StepPlan<E> {
             ("trailing norms", words(&self.trailing_norms)?),
             ("dense rows", words(&self.dense_rows)?),
             ("counters", self.counters.iter().map(words).collect::<Result<Vec<_>>>()?.concat()),
-        ])
+        ];
+        if let Some(watching) = &self.watching {
+            between.extend(watching.between()?);
+        }
+        Ok(between)
     }
 }

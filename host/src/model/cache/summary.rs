@@ -35,7 +35,7 @@ impl Summary {
             heads: certificates.len() as u64,
             worst_bound: certificates.iter().fold(Some(0.0), bound),
             promoted_heads: rungs(|rung| matches!(rung, Rung::Promoted | Rung::Expanded)),
-            dense_heads: rungs(|rung| rung == Rung::Dense),
+            dense_heads: rungs(Rung::is_dense),
             promoted_keys: sum(|certificate| certificate.promoted_keys),
             promoted_values: sum(|certificate| certificate.promoted_values),
         })

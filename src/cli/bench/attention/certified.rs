@@ -13,7 +13,7 @@ use host::certified::{
 use host::{Buffer, Pinned, Stream};
 
 /// The launches of a step, in order.
-pub const PARTS: [&str; 5] = ["pass", "weigh", "mark", "replace", "dense"];
+pub const PARTS: [&str; 6] = ["pass", "weigh", "mark", "replace", "checks", "dense"];
 /// Blocks that are quantized by one launch.
 const JOBS: usize = 1 << 14;
 /// Bytes of a dimension of a tile of 16 tokens: quantized keys and values; original keys, or values.
@@ -205,6 +205,9 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
                 self.plan.run_replace(stream, &handles, self.out.handles())?;
             }
             if parts > 4 {
+                self.plan.run_checks(stream, &handles, self.out.handles())?;
+            }
+            if parts > 5 {
                 self.plan.run_dense(stream, &handles, self.out.handles())?;
             }
         }
@@ -233,7 +236,7 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
             all.get(all.len() / 2).copied().map(f64::from).filter(|x| x.is_finite())
         };
         let [promoted_bytes, dense_bytes] = self.original_bytes();
-        let dense = certificates.iter().filter(|c| Rung::of(c.rung()) == Rung::Dense).count();
+        let dense = certificates.iter().filter(|c| Rung::of(c.rung()).is_dense()).count();
         Ok(Some(Certified {
             policy: self.preset.into(),
             originals: if self.host.is_some() { "host" } else { "gpu" }.into(),
