@@ -29,7 +29,7 @@ use super::sums::weights;
 use super::weighing::Weighed;
 use crate::attention::{BLOCK_TOKENS, ROWS};
 use simt::math::exp2;
-use simt::{Global, GlobalMut, Shared, SharedPlan, bits, kernel, thread, warp};
+use simt::{Global, GlobalMut, Shared, SharedPlan, bits, kernel, thread, unroll, warp};
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
@@ -116,11 +116,11 @@ pub fn rank(
                     let quantized = weights(record(entry.index), reference).0;
                     let exact = masses.load(place * ROWS as usize + r as usize);
                     let keys = [key(quantized, entry.index), key(exact, entry.index)];
-                    for kind in 0..2 {
+                    unroll!(for kind in 0..2 {
                         if keys[kind] < below[kind] && keys[kind] > best[kind] {
                             best[kind] = keys[kind];
                         }
-                    }
+                    });
                     if rank == 0 {
                         layout.promoted.atomic_or(entry.index / 32, 1 << (entry.index % 32));
                     }
@@ -128,11 +128,11 @@ pub fn rank(
                 e += THREADS;
             }
         }
-        for kind in 0..2 {
+        unroll!(for kind in 0..2 {
             if best[kind] != 0 {
                 layout.best.atomic_max(2 * rank + kind as u32, best[kind]);
             }
-        }
+        });
         thread::sync_threads();
         below = [0, 1].map(|kind| layout.best.load(2 * rank + kind));
         disagrees |= below[0] as u32 != below[1] as u32;
