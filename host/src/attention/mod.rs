@@ -1,5 +1,6 @@
 //! What every attention system shares: paged caches, and the formula in f64 that each is judged by.
 
+pub(crate) mod cpu;
 pub mod oracle;
 mod pool;
 mod table;

@@ -28,6 +28,7 @@
 
 pub mod cache;
 pub mod cases;
+pub mod cpu;
 mod policy;
 pub mod proof;
 pub mod reference;

@@ -19,7 +19,7 @@ const WARPS: u32 = BINS / 32;
 /// edge, in units of 2^−10 of its width. Of a part, of 1024 numbers at most, the difference of two such words is exact.
 pub const PART_SHIFT: u32 = 20;
 /// The same in the histogram of all parts.
-const COUNT_SHIFT: u32 = 40;
+pub const COUNT_SHIFT: u32 = 40;
 const OFFSET_BITS: u32 = 10;
 /// Bits that a bin's numbers differ in: eight bins an octave, 32 octaves.
 const SHIFT: u32 = 20;
@@ -66,13 +66,13 @@ impl Bins {
 
     /// The least number of a bin; what is in the last counts as nothing.
     #[inline(always)]
-    fn edge(self, bin: u32) -> f32 {
+    pub fn edge(self, bin: u32) -> f32 {
         f32::from_bits(if bin < BINS - 1 && bin <= self.top { (self.top - bin) << SHIFT } else { 0 })
     }
 
     /// The sum of a bin's numbers, by its word; what the offsets cut off counts as nothing.
     #[inline(always)]
-    fn sum(self, bin: u32, word: u64) -> f32 {
+    pub fn sum(self, bin: u32, word: u64) -> f32 {
         let edge = self.edge(bin);
         if edge == 0.0 {
             return 0.0;

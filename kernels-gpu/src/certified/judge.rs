@@ -9,7 +9,7 @@ use simt::math::{canonical_nan, exp2, fma, max, min, sqrt};
 use simt::{Pod, Zeroable, bits};
 
 /// What bounds the rounding of the sums.
-pub(super) struct Chain {
+pub struct Chain {
     /// Matrix multiplications in a row on one accumulator: n of (7).
     steps: u32,
     /// Additions that an addend of the numerator and one of the denominator pass: d + d_l.
@@ -21,7 +21,7 @@ pub(super) struct Chain {
 impl Chain {
     /// That of a step; `work` is how many entries all blocks have replaced, and one warp at most.
     #[inline(always)]
-    pub(super) fn of_step<const D: usize>(length: u32, splits: u32, blocks: u32, work: [u32; 2]) -> Self {
+    pub fn of_step<const D: usize>(length: u32, splits: u32, blocks: u32, work: [u32; 2]) -> Self {
         let [entries, rounds] = work;
         let pass = bits::div_u32(length / BLOCK_TOKENS + splits - 1, splits).div_ceil(warps(D as u32));
         // An entry's shares by original and by quantized values.
@@ -32,7 +32,7 @@ impl Chain {
 
     /// That of `dense`: it cuts a sequence into as many parts.
     #[inline(always)]
-    pub(super) fn of_dense<const D: usize>(length: u32, splits: u32) -> Self {
+    pub fn of_dense<const D: usize>(length: u32, splits: u32) -> Self {
         let tiles = bits::div_u32(length.div_ceil(BLOCK_TOKENS) + splits - 1, splits);
         Chain::new(tiles.div_ceil(warps(D as u32)) + 1, splits + warps(D as u32), length)
     }
@@ -56,33 +56,33 @@ impl Chain {
 }
 
 /// What the certificate of one row follows from: docs/certificate.md.
-pub(super) struct Judge {
+pub struct Judge {
     /// Reference and sum of what is returned.
-    pub(super) row: PartialRow,
+    pub row: PartialRow,
     /// The same of the pass, to which the masses of `sums` are relative.
-    pub(super) pass: PartialRow,
+    pub pass: PartialRow,
     /// Over all blocks.
-    pub(super) sums: RowSums,
+    pub sums: RowSums,
     /// What of them was promoted.
-    pub(super) taken: Taken,
+    pub taken: Taken,
     /// ‖O‖² of what is returned.
-    pub(super) squares: f32,
+    pub squares: f32,
     /// Bounds of the norms of the trailing block's keys and values.
-    pub(super) norms: [f32; 2],
-    pub(super) chain: Chain,
-    pub(super) dense: Chain,
-    pub(super) softmax_scale: f32,
+    pub norms: [f32; 2],
+    /// Of the step's sums.
+    pub chain: Chain,
+    /// Of the dense rung's.
+    pub dense: Chain,
+    /// What a product of query and key is multiplied by.
+    pub softmax_scale: f32,
 }
 
 impl Judge {
+    /// The certificate, and the rung with it.
     // A bound that is not a number fails every test: hence `!(x <= y)`.
     #[allow(clippy::neg_cmp_op_on_partial_ord)]
     #[inline(always)]
-    pub(super) fn certificate<E: Half, const D: usize>(
-        &self,
-        query: &Query,
-        thresholds: Thresholds,
-    ) -> Certificate {
+    pub fn certificate<E: Half, const D: usize>(&self, query: &Query, thresholds: Thresholds) -> Certificate {
         let Judge { row, pass, taken, .. } = *self;
         let sums = self.sums.without(taken);
         if self.chain.tokens == 0 {

@@ -202,7 +202,7 @@ pub fn attend<E: Half, const D: usize>(
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
     let blocks = lengths.load(sequence as usize) / BLOCK_TOKENS;
-    let (a_split, used) = share(blocks, shape.splits);
+    let (a_split, used) = pass_share(blocks, shape.splits);
     if split >= used {
         return;
     }
@@ -259,7 +259,7 @@ pub fn attend<E: Half, const D: usize>(
 /// Splits that have any block; one even without, whose part is empty.
 #[inline(always)]
 pub fn used_splits(blocks: u32, splits: u32) -> u32 {
-    share(blocks, splits).1
+    pass_share(blocks, splits).1
 }
 
 /// Reference and sum of row `r` of eight over all splits: a warp's work, the same bits in each of its lanes.
@@ -299,7 +299,7 @@ const _: () = assert!(MAX_PARTS <= 160, "five parts a lane");
 
 /// Blocks of a split, and splits that have any: one even without a block, to write the totals.
 #[inline(always)]
-fn share(blocks: u32, splits: u32) -> (u32, u32) {
+pub fn pass_share(blocks: u32, splits: u32) -> (u32, u32) {
     let a_split = bits::div_u32(blocks + splits - 1, splits).max(1);
     (a_split, bits::div_u32(blocks + a_split - 1, a_split).max(1))
 }

@@ -59,11 +59,7 @@ impl Query {
         largest = larger(largest, warp_shuffle_xor(FULL_MASK, largest, 1, 32));
         largest = larger(largest, warp_shuffle_xor(FULL_MASK, largest, 2, 32));
         let finite = largest < 0x7f80_0000;
-        // 2^(5 − exponent) and 2^(exponent − 5). A largest element below 2^−100 counts as 2^−100: every logit is 0 then.
-        let exponent = (largest >> 23) as i32;
-        let exponent = if exponent < 27 { 27 } else { exponent };
-        let up = f32::from_bits(((127 + 5 - (exponent - 127)).clamp(1, 254) as u32) << 23);
-        let down = f32::from_bits(((127 - 5 + (exponent - 127)).clamp(1, 254) as u32) << 23);
+        let [up, down] = normalization(largest);
         let mut squares = 0f32;
         unroll!(for i in 0..(D / 8), at_most 32 {
             let [a, b] = E::unpack(pairs[i]);
@@ -74,8 +70,7 @@ impl Query {
         });
         squares += warp_shuffle_xor(FULL_MASK, squares, 1, 32);
         squares += warp_shuffle_xor(FULL_MASK, squares, 2, 32);
-        let norm = math::sqrt(squares) * (1.0 + 1.0 / 65536.0);
-        Query { pairs, scale: down * softmax_scale, norm, finite }
+        Query { pairs, scale: down * softmax_scale, norm: norm_above(squares), finite }
     }
 
     /// Pair `pair` as an operand of the element type: the normalised query is exact in bf16 too if it was bf16.
@@ -95,6 +90,23 @@ impl Query {
         let x = half2::mul_f16x2(self.pairs[pair], scales);
         (x, half2::fma_f16x2(self.pairs[pair], scales, half2::neg_f16x2(x)))
     }
+}
+
+/// 2^−e and 2^e of a row whose largest element has these bits, the sign cleared.
+#[inline(always)]
+pub fn normalization(largest: u32) -> [f32; 2] {
+    // 2^(5 − exponent) and 2^(exponent − 5). A largest element below 2^−100 counts as 2^−100: every logit is 0 then.
+    let exponent = (largest >> 23) as i32;
+    let exponent = if exponent < 27 { 27 } else { exponent };
+    let up = f32::from_bits(((127 + 5 - (exponent - 127)).clamp(1, 254) as u32) << 23);
+    let down = f32::from_bits(((127 - 5 + (exponent - 127)).clamp(1, 254) as u32) << 23);
+    [up, down]
+}
+
+/// [`Query::norm`] from the sum of squares.
+#[inline(always)]
+pub fn norm_above(squares: f32) -> f32 {
+    math::sqrt(squares) * (1.0 + 1.0 / 65536.0)
 }
 
 #[inline(always)]

@@ -7,9 +7,10 @@ mod watching;
 pub use kernels::{STEP_HEAD_DIMS, StepElement};
 pub use plan::StepPlan;
 
-use super::{Annotation, BLOCK_TOKENS};
+use super::{Annotation, BLOCK_TOKENS, Error, Policy, Result};
 use crate::{Buffer, dense};
-use kernels_gpu::certified::{Certificate, Scratch, parts};
+use kernels_gpu::certified::{Certificate, Scratch, StepShape, parts};
+use kernels_gpu::dense::split_count;
 use simt::{Global, GlobalMut};
 
 /// What a step is for: one query token for each sequence.
@@ -41,6 +42,40 @@ impl StepProblem {
             max_tokens: self.max_tokens,
         }
     }
+}
+
+/// How the work of a step is cut: the order of its sums follows from it.
+pub(super) fn step_shape(problem: StepProblem, policy: &Policy) -> Result<StepShape> {
+    let StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens } = problem;
+    if let Some(what) = policy.problem() {
+        return Err(Error::Policy { what });
+    }
+    if !STEP_HEAD_DIMS.contains(&head_dim) {
+        return Err(Error::StepHeadDim { head_dim });
+    }
+    if max_tokens > StepProblem::MAX_TOKENS {
+        return Err(Error::TooLong { tokens: max_tokens, most: StepProblem::MAX_TOKENS });
+    }
+    problem.dense().checked()?;
+    let max_blocks = max_tokens.div_ceil(BLOCK_TOKENS);
+    let mut shape = StepShape {
+        group: q_heads / kv_heads,
+        kv_heads,
+        max_blocks,
+        splits: 1,
+        parts: 1,
+        replacers: 1,
+        softmax_scale: (1.0 / f64::from(head_dim).sqrt()) as f32,
+        notes: policy.certify as u32,
+    };
+    let launches = sequences * kv_heads * shape.row_groups();
+    shape.splits = split_count(launches, max_blocks);
+    if policy.certify {
+        shape.parts = parts::part_count(launches, max_blocks);
+        // As many as are there at once.
+        shape.replacers = split_count(launches, max_blocks);
+    }
+    Ok(shape)
 }
 
 /// What a step writes.

@@ -2,13 +2,13 @@
 
 use super::kernels::StepKernels;
 use super::watching::{Watching, of, words};
-use super::{Attended, AttendedHandles, OriginalsRead, StepElement, StepHandles, StepProblem};
+use super::{Attended, AttendedHandles, OriginalsRead, StepElement, StepHandles, StepProblem, step_shape};
 use crate::certified::{BLOCK_TOKENS, Error, Policy, Result};
 use crate::{Buffer, Device, Stream, dense};
 use kernels_gpu::attention::threads;
 use kernels_gpu::certified::choice::BINS;
 use kernels_gpu::certified::marking::THREADS as MARK_THREADS;
-use kernels_gpu::certified::parts::{part_count, weighing_blocks};
+use kernels_gpu::certified::parts::weighing_blocks;
 use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
 use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
 use kernels_gpu::certified::weighing::PARTIAL_SUMS;
@@ -16,7 +16,7 @@ use kernels_gpu::certified::{
     Entry, ListHead, Record, StepShape, Taken, Thresholds, Weighed, mark, mark_layout, rank, rank_layout,
     settle, weigh, weigh_layout,
 };
-use kernels_gpu::dense::{partial_floats, split_count};
+use kernels_gpu::dense::partial_floats;
 use simt::LaunchShape;
 
 /// The launches of a step, and everything they need but the cache.
@@ -61,35 +61,13 @@ impl<E: StepElement> StepPlan<E> {
     /// [`Error::StepHeadDim`], [`Error::TooLong`], [`Error::Policy`], [`Error::Dense`] for extents that no kernel takes; out of
     /// memory.
     pub fn new(device: &Device, problem: StepProblem, policy: &Policy) -> Result<Self> {
-        let StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens } = problem;
-        if let Some(what) = policy.problem() {
-            return Err(Error::Policy { what });
-        }
+        let StepProblem { sequences, q_heads, kv_heads, head_dim, .. } = problem;
+        let shape = step_shape(problem, policy)?;
         let kernels = E::step_kernels(head_dim).ok_or(Error::StepHeadDim { head_dim })?;
-        if max_tokens > StepProblem::MAX_TOKENS {
-            return Err(Error::TooLong { tokens: max_tokens, most: StepProblem::MAX_TOKENS });
-        }
         let dense = dense::Plan::new(device, problem.dense())?;
-        let max_blocks = max_tokens.div_ceil(BLOCK_TOKENS);
-        let group = q_heads / kv_heads;
-        let mut shape = StepShape {
-            group,
-            kv_heads,
-            max_blocks,
-            splits: 1,
-            parts: 1,
-            replacers: 1,
-            softmax_scale: (1.0 / f64::from(head_dim).sqrt()) as f32,
-            notes: policy.certify as u32,
-        };
+        let max_blocks = shape.max_blocks;
         let rows = kv_heads * shape.row_groups();
         let launches = sequences * rows;
-        shape.splits = split_count(launches, max_blocks);
-        if policy.certify {
-            shape.parts = part_count(launches, max_blocks);
-            // As many as are there at once.
-            shape.replacers = split_count(launches, max_blocks);
-        }
         let heads = (sequences * q_heads) as usize;
         let weighing = weighing_blocks(heads as u32, shape.parts);
         let in_rows = launches as usize;

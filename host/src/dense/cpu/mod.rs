@@ -7,23 +7,21 @@
 //! There are three paths ([`Level`]), chosen at run time, with the same results: AVX-512, AVX2, and plain Rust. Tiles with an
 //! infinity or NaN take the emulator's model of the tensor cores instead, which is slower.
 
-mod lanes;
 mod part;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 pub use crate::simd_level::Level;
 
 use super::{Error, Problem, Result};
+use crate::attention::cpu::lanes::Lanes;
+use crate::attention::cpu::softmax::combine;
+use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::attention::{self, BLOCK_TOKENS, Half};
 use kernels_gpu::attention::{PartialRow, part_floats};
-use part::{Part, Scratch, View, combine, query_row};
+use part::{Part, Scratch, View, query_row};
 use rayon::prelude::*;
 use simt::math::{canonical_nan, log2};
 use std::cell::RefCell;
-
-/// Tiles of 16 tokens and KV heads below which other threads are not worth waking.
-const TILES_ALONE: usize = 8;
+use std::marker::PhantomData;
 
 /// What attention reads.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +65,19 @@ pub fn attend_at<E: Half>(
     output: &mut [f32],
     lse: &mut [f32],
 ) -> Result<()> {
+    attend_rows(level, problem, slices, None, output, lse)
+}
+
+/// [`attend_at`] for the rows that `wanted` asks for, as [`Handles::wanted`](super::Handles::wanted) does; the others stay as
+/// they are.
+pub(crate) fn attend_rows<E: Half>(
+    level: Level,
+    problem: Problem,
+    slices: Slices<'_, E>,
+    wanted: Option<&[u32]>,
+    output: &mut [f32],
+    lse: &mut [f32],
+) -> Result<()> {
     let level = level.checked();
     let problem = problem.checked()?;
     check(problem, slices, output, lse)?;
@@ -82,24 +93,35 @@ pub fn attend_at<E: Half>(
         head_dim,
     };
     let floats = part_floats(problem.head_dim);
-    let cuts: Vec<Cut> = slices.lengths.iter().map(|length| Cut::of(*length, shape.splits)).collect();
-    let row_groups = shape.row_groups() as usize;
+    // Groups of rows that somebody wants, and their parts.
+    let mut groups = Vec::new();
     let mut parts = Vec::new();
-    for (sequence, cut) in cuts.iter().enumerate() {
+    for (sequence, length) in slices.lengths.iter().enumerate() {
+        let cut = Cut::of(*length, shape.splits);
         for head in 0..problem.kv_heads as usize {
-            for row_group in 0..row_groups {
+            for row_group in 0..shape.row_groups() as usize {
+                let launch_row =
+                    (sequence * problem.kv_heads as usize + head) * shape.row_groups() as usize + row_group;
+                let wanted = wanted.map_or(u32::MAX, |wanted| wanted[launch_row]);
+                if wanted == 0 {
+                    continue;
+                }
+                let first = parts.len();
                 parts.extend((0..cut.used).map(|split| {
                     let first = split * cut.tiles_a_split;
                     let tiles = [first, (first + cut.tiles_a_split).min(cut.tiles)];
                     Part { sequence, head, row_group, tiles }
                 }));
+                groups.push((wanted, first..parts.len()));
             }
         }
     }
     let mut partials = vec![0f32; parts.len() * floats];
     let one = |part: &Part, out: &mut [f32]| {
         thread_local!(static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Scratch::new()));
-        SCRATCH.with_borrow_mut(|scratch| compute::<E>(level, view, *part, scratch, out));
+        SCRATCH.with_borrow_mut(|scratch| {
+            run(level, Compute::<E> { view, part: *part, scratch, out, element: PhantomData });
+        });
     };
     let tiles: usize = parts.iter().map(|part| part.tiles[1] - part.tiles[0]).sum();
     if tiles <= TILES_ALONE {
@@ -108,20 +130,16 @@ pub fn attend_at<E: Half>(
         parts.par_iter().zip(partials.par_chunks_exact_mut(floats)).for_each(|(part, out)| one(part, out));
     }
 
-    let mut first = 0;
     let mut values = vec![0f32; head_dim];
-    for (sequence, cut) in cuts.iter().enumerate() {
-        for head in 0..problem.kv_heads as usize {
-            for row in 0..shape.rows() as usize {
-                let (row_group, r) = (row / 8, row % 8);
-                let launch_row = (head * row_groups + row_group) * cut.used;
-                let parts = &partials[(first + launch_row) * floats..][..cut.used * floats];
-                let merged = merged(level, parts, floats, r, &mut values);
-                let at = query_row(shape, sequence, head, row);
-                lse[at] = finish(merged, &values, &mut output[at * head_dim..][..head_dim]);
-            }
+    for (wanted, range) in groups {
+        let Part { sequence, head, row_group, .. } = parts[range.start];
+        let partials = &partials[range.start * floats..range.end * floats];
+        let rows = (shape.rows() as usize - 8 * row_group).min(8);
+        for r in (0..rows).filter(|r| wanted >> r & 1 != 0) {
+            let merged = run(level, Merge { parts: partials, floats, r, values: &mut values });
+            let at = query_row(shape, sequence, head, 8 * row_group + r);
+            lse[at] = finish(merged, &values, &mut output[at * head_dim..][..head_dim]);
         }
-        first += problem.kv_heads as usize * row_groups * cut.used;
     }
     Ok(())
 }
@@ -142,7 +160,13 @@ impl Cut {
     }
 }
 
-fn check<E: Half>(problem: Problem, slices: Slices<'_, E>, output: &[f32], lse: &[f32]) -> Result<()> {
+/// Whether everything is as long as the problem says, and every block that a length reaches is in the pool.
+pub(crate) fn check<E: Half>(
+    problem: Problem,
+    slices: Slices<'_, E>,
+    output: &[f32],
+    lse: &[f32],
+) -> Result<()> {
     let length = |what: &'static str, got: usize, expected: usize| {
         if got == expected { Ok(()) } else { Err(Error::Length { what, got, expected }) }
     };
@@ -183,55 +207,44 @@ fn finish(row: PartialRow, values: &[f32], output: &mut [f32]) -> f32 {
     canonical_nan((reference + log2(sum)) * std::f32::consts::LN_2)
 }
 
-/// Row `r` over the parts of a sequence. A single part is the result.
-#[inline(always)]
-fn merged_here(parts: &[f32], floats: usize, r: usize, values: &mut [f32]) -> PartialRow {
-    let head_dim = values.len();
-    if parts.len() == floats {
-        values.copy_from_slice(&parts[r * head_dim..][..head_dim]);
-        let at = 8 * head_dim + 2 * r;
-        return PartialRow { reference: parts[at], sum: parts[at + 1] };
-    }
-    combine(parts, floats, r, head_dim, values)
+/// Row `r` over the parts of a sequence, with the machine's fused multiply-add. A single part is the result.
+struct Merge<'a> {
+    parts: &'a [f32],
+    floats: usize,
+    r: usize,
+    values: &'a mut [f32],
 }
 
-/// [`merged_here`] with the machine's fused multiply-add.
-fn merged(level: Level, parts: &[f32], floats: usize, r: usize, values: &mut [f32]) -> PartialRow {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2(parts: &[f32], floats: usize, r: usize, values: &mut [f32]) -> PartialRow {
-            merged_here(parts, floats, r, values)
+impl Work for Merge<'_> {
+    type Output = PartialRow;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) -> PartialRow {
+        let Merge { parts, floats, r, values } = self;
+        let head_dim = values.len();
+        if parts.len() == floats {
+            values.copy_from_slice(&parts[r * head_dim..][..head_dim]);
+            let at = 8 * head_dim + 2 * r;
+            return PartialRow { reference: parts[at], sum: parts[at + 1] };
         }
-        if level >= Level::Avx2 {
-            // SAFETY: the machine has the level's instructions (`Level::checked`).
-            return unsafe { avx2(parts, floats, r, values) };
-        }
+        combine(parts, floats, r, head_dim, values)
     }
-    let _ = level;
-    merged_here(parts, floats, r, values)
 }
 
-/// [`part::compute`] on a path.
-fn compute<E: Half>(level: Level, view: View<'_>, part: Part, scratch: &mut Scratch, out: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn avx2<E: Half>(view: View<'_>, part: Part, scratch: &mut Scratch, out: &mut [f32]) {
-            part::compute::<E, x86::Avx2>(view, part, scratch, out);
-        }
-        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-        fn avx512<E: Half>(view: View<'_>, part: Part, scratch: &mut Scratch, out: &mut [f32]) {
-            part::compute::<E, x86::Avx512>(view, part, scratch, out);
-        }
-        match level {
-            // SAFETY: the machine has the level's instructions (`Level::checked`).
-            Level::Avx512 => return unsafe { avx512::<E>(view, part, scratch, out) },
-            // SAFETY: as above.
-            Level::Avx2 => return unsafe { avx2::<E>(view, part, scratch, out) },
-            Level::Portable => {}
-        }
+/// [`part::compute`].
+struct Compute<'a, E> {
+    view: View<'a>,
+    part: Part,
+    scratch: &'a mut Scratch,
+    out: &'a mut [f32],
+    element: PhantomData<E>,
+}
+
+impl<E: Half> Work for Compute<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        part::compute::<E, L>(self.view, self.part, self.scratch, self.out);
     }
-    let _ = level;
-    part::compute::<E, lanes::Portable>(view, part, scratch, out);
 }

@@ -17,34 +17,34 @@ use simt::emu::tensor::{Format, mma_16x8x16};
 use simt::math::exp2_nonpositive;
 
 /// Sixteen lanes of f32.
-pub(super) type Floats = [f32; 16];
+pub(crate) type Floats = [f32; 16];
 /// Sixteen lanes of a pair of exponent words.
-pub(super) type Pairs = [u32; 16];
+pub(crate) type Pairs = [u32; 16];
 
 /// The words of two operands, both nonzero, add up to no less than this.
 const BOTH: i32 = 0x8000;
 /// Alignments, biased like f32's exponents, for which f32 is wide enough: no scale and no relevant product under- or overflows.
-pub(super) const NARROWEST: i32 = 27;
+pub(crate) const NARROWEST: i32 = 27;
 /// See [`NARROWEST`].
-pub(super) const WIDEST: i32 = 240;
+pub(crate) const WIDEST: i32 = 240;
 /// Scale of an alignment: 2^(25 − alignment) has the exponent field `SCALE` − biased alignment.
-pub(super) const SCALE: i32 = 127 + 25 + 127;
+pub(crate) const SCALE: i32 = 127 + 25 + 127;
 /// The exponent field of 2^(alignment − 25) is the biased alignment less this.
-pub(super) const UNSCALE: i32 = 25;
+pub(crate) const UNSCALE: i32 = 25;
 
 /// An element type's format.
 #[derive(Clone, Copy)]
-pub(super) struct Bits {
+pub(crate) struct Bits {
     /// Fraction bits.
-    pub(super) fraction: u32,
+    pub(crate) fraction: u32,
     /// The exponent field of what is not finite.
-    pub(super) largest: u16,
+    pub(crate) largest: u16,
     /// From a sum of two exponent words to an alignment biased like f32's exponents.
-    pub(super) bias: i32,
+    pub(crate) bias: i32,
 }
 
 /// The format of `E`.
-pub(super) const fn bits<E: Half>() -> Bits {
+pub(crate) const fn bits<E: Half>() -> Bits {
     if E::IS_F16 {
         Bits { fraction: 10, largest: 31, bias: BOTH + 2 * 15 - 127 }
     } else {
@@ -55,7 +55,7 @@ pub(super) const fn bits<E: Half>() -> Bits {
 /// The exponent word of an operand: 0 for zero, 2^14 and the exponent field, that of the smallest normal number for
 /// subnormal ones.
 #[inline(always)]
-pub(super) fn word(x: u16, bits: Bits) -> u16 {
+pub(crate) fn word(x: u16, bits: Bits) -> u16 {
     let exponent = (x & 0x7fff) >> bits.fraction;
     let word = 0x4000 + exponent.max(1);
     if x & 0x7fff == 0 { 0 } else { word }
@@ -63,21 +63,21 @@ pub(super) fn word(x: u16, bits: Bits) -> u16 {
 
 /// A row of the first operand: 16 steps of a contraction.
 #[derive(Clone, Copy)]
-pub(super) struct Row {
-    pub(super) floats: Floats,
+pub(crate) struct Row {
+    pub(crate) floats: Floats,
     /// Exponent words of steps 2j and 2j + 1.
-    pub(super) pairs: [u32; 8],
-    pub(super) bits: [u16; 16],
+    pub(crate) pairs: [u32; 8],
+    pub(crate) bits: [u16; 16],
     /// Whether all are finite.
-    pub(super) finite: bool,
+    pub(crate) finite: bool,
 }
 
 impl Row {
-    pub(super) const ZERO: Row = Row { floats: [0.0; 16], pairs: [0; 8], bits: [0; 16], finite: true };
+    pub(crate) const ZERO: Row = Row { floats: [0.0; 16], pairs: [0; 8], bits: [0; 16], finite: true };
 
     /// Of 16 elements.
     #[inline(always)]
-    pub(super) fn new<E: Half, L: Lanes>(x: [u16; 16]) -> Row {
+    pub(crate) fn new<E: Half, L: Lanes>(x: [u16; 16]) -> Row {
         let format = bits::<E>();
         let mut row = Row { bits: x, ..Row::ZERO };
         L::widen::<E>(&x, &mut row.floats);
@@ -98,30 +98,62 @@ impl Row {
 
 /// 16 tokens of keys or values as the second operand. Chunk `c` is sixteen steps of a contraction for sixteen lanes: for keys
 /// contraction `c` over dimensions, a token a lane; for values the tokens, dimensions 16c to 16c + 15 in the lanes.
-pub(super) struct Tile {
-    pub(super) floats: [[Floats; 16]; 16],
+pub(crate) struct Tile {
+    pub(crate) floats: [[Floats; 16]; 16],
     /// Exponent words of steps 2j and 2j + 1.
-    pub(super) pairs: [[Pairs; 8]; 16],
+    pub(crate) pairs: [[Pairs; 8]; 16],
     /// Whether all are finite.
-    pub(super) finite: bool,
+    pub(crate) finite: bool,
 }
 
 impl Tile {
-    pub(super) const ZERO: Tile =
+    pub(crate) const ZERO: Tile =
         Tile { floats: [[[0.0; 16]; 16]; 16], pairs: [[[0; 16]; 8]; 16], finite: true };
 }
 
-/// Contraction and step in it of dimension `d` of queries and keys: that of `Queries::scores`.
-#[inline(always)]
-pub(super) const fn step_of(d: usize) -> (usize, usize) {
-    (2 * (d / 32) + d / 4 % 2, 4 * (d / 8 % 4) + d % 4)
+/// In which order a kernel contracts over the dimensions of queries and keys: 16 at a time.
+pub(crate) trait Order {
+    /// Contraction and step in it of dimension `d`. Even steps are of even dimensions, the next dimension is the next step.
+    fn step_of(d: usize) -> (usize, usize);
+    /// The dimension of a step of a contraction.
+    fn dimension(contraction: usize, step: usize) -> usize;
+}
+
+/// That of `Queries::scores`: lanes load chunks of eight dimensions.
+pub(crate) struct Eights;
+
+impl Order for Eights {
+    #[inline(always)]
+    fn step_of(d: usize) -> (usize, usize) {
+        (2 * (d / 32) + d / 4 % 2, 4 * (d / 8 % 4) + d % 4)
+    }
+
+    #[inline(always)]
+    fn dimension(contraction: usize, step: usize) -> usize {
+        32 * (contraction / 2) + 8 * (step / 4) + 4 * (contraction % 2) + step % 4
+    }
+}
+
+/// That of the certified kernels: lanes load chunks of sixteen dimensions.
+pub(crate) struct Sixteens;
+
+impl Order for Sixteens {
+    #[inline(always)]
+    fn step_of(d: usize) -> (usize, usize) {
+        (4 * (d / 64) + d / 4 % 4, 4 * (d / 16 % 4) + d % 4)
+    }
+
+    #[inline(always)]
+    fn dimension(contraction: usize, step: usize) -> usize {
+        64 * (contraction / 4) + 16 * (step / 4) + 4 * (contraction % 4) + step % 4
+    }
 }
 
 /// Operations on sixteen lanes.
 ///
 /// # Safety
 /// Of all functions: the machine has the instructions of the implementation.
-pub(super) trait Lanes {
+pub(crate) trait Lanes {
     /// Elements to f32.
     fn widen<E: Half>(x: &[u16; 16], out: &mut Floats);
     /// f32 to elements, to nearest even.
@@ -131,7 +163,7 @@ pub(super) trait Lanes {
     /// Asks for memory that will be read soon.
     fn prefetch(memory: &[u16]);
     /// Keys [16, head_dim], a token a lane.
-    fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile);
+    fn keys<E: Half, O: Order>(rows: &[u16], head_dim: usize, tile: &mut Tile);
     /// Values [16, head_dim], a dimension a lane.
     fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile);
     /// `c` += `row` · chunk; the lanes (a bit each) that are not what they should be, and are as they were.
@@ -140,7 +172,7 @@ pub(super) trait Lanes {
 
 /// `c` += `row` · chunk `chunk` of `tile`, whose elements `element(step, lane)` knows.
 #[inline(always)]
-pub(super) fn multiply<E: Half, L: Lanes>(
+pub(crate) fn multiply<E: Half, L: Lanes>(
     row: &Row,
     tile: &Tile,
     chunk: usize,
@@ -178,7 +210,7 @@ fn exactly<E: Half>(row: &Row, lanes: u32, c: &mut Floats, element: &dyn Fn(usiz
 }
 
 /// Any machine.
-pub(super) struct Portable;
+pub(crate) struct Portable;
 
 impl Lanes for Portable {
     #[inline(always)]
@@ -200,12 +232,12 @@ impl Lanes for Portable {
     fn prefetch(_memory: &[u16]) {}
 
     #[inline(always)]
-    fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+    fn keys<E: Half, O: Order>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
         let format = bits::<E>();
         let mut largest = 0;
         for (token, row) in rows.chunks_exact(head_dim).enumerate() {
             for (d, x) in row.iter().enumerate() {
-                let (chunk, step) = step_of(d);
+                let (chunk, step) = O::step_of(d);
                 tile.floats[chunk][step][token] = E::unpack(u32::from(*x))[0];
                 let pair = &mut tile.pairs[chunk][step / 2][token];
                 let word = u32::from(word(*x, format));

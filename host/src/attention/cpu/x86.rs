@@ -1,7 +1,7 @@
 //! [`Lanes`] in AVX2 and AVX-512. Both inline into functions that have these instructions enabled.
 
 use super::lanes::{
-    Bits, Floats, Lanes, NARROWEST, Pairs, Portable, Row, SCALE, Tile, UNSCALE, WIDEST, bits, step_of,
+    Bits, Floats, Lanes, NARROWEST, Order, Pairs, Portable, Row, SCALE, Tile, UNSCALE, WIDEST, bits,
 };
 use crate::attention::Half;
 use simt::math::{EXP2_COEFFICIENTS, EXP2_ROUNDER};
@@ -95,7 +95,7 @@ fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+fn keys<E: Half, O: Order>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
     let format = bits::<E>();
     let mut largest = _mm256_setzero_si256();
     for first in [0, 8] {
@@ -103,7 +103,7 @@ fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
             let columns =
                 transpose(std::array::from_fn(|i| load(&rows[(first + i) * head_dim + start..][..16])));
             for (i, pairs) in columns.into_iter().enumerate() {
-                let (chunk, step) = step_of(start + 2 * i);
+                let (chunk, step) = O::step_of(start + 2 * i);
                 store(words(pairs, format, &mut largest), &mut tile.pairs[chunk][step / 2][first..first + 8]);
                 let even = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff));
                 let odd = _mm256_srli_epi32::<16>(pairs);
@@ -235,10 +235,10 @@ fn exp2_8(x: &[f32], reference: f32) -> __m256 {
 }
 
 /// AVX2, FMA and F16C.
-pub(super) struct Avx2;
+pub(crate) struct Avx2;
 
 /// AVX-512 F, BW and VL too.
-pub(super) struct Avx512;
+pub(crate) struct Avx512;
 
 macro_rules! lanes {
     ($name:ident, |$row:ident, $floats:ident, $pairs:ident, $bias:ident, $c:ident| $step:expr) => {
@@ -285,9 +285,9 @@ macro_rules! lanes {
             }
 
             #[inline(always)]
-            fn keys<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+            fn keys<E: Half, O: Order>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
                 // SAFETY: as above.
-                unsafe { keys::<E>(rows, head_dim, tile) }
+                unsafe { keys::<E, O>(rows, head_dim, tile) }
             }
 
             #[inline(always)]

@@ -1,0 +1,217 @@
+//! The online softmax of the kernels' warps, and how their results are put together.
+
+use super::lanes::{Floats, Lanes, Row};
+use crate::attention::{BLOCK_TOKENS, Half};
+use kernels_gpu::attention::{PartialRow, ROWS};
+use simt::math::{exp2_nonpositive, floor, fma, max};
+
+/// Tokens of a tile.
+pub(crate) const TOKENS: usize = BLOCK_TOKENS as usize;
+/// Query rows that a warp handles.
+pub(crate) const MAX_ROWS: usize = ROWS as usize;
+/// See `Running` of the kernels: the largest score is at most this above the reference.
+pub(crate) const LARGEST_EXPONENT: f32 = 15.0;
+/// Below it an integer less 15 is exact.
+const EXACT: f32 = (1 << 22) as f32;
+
+/// What a warp knows of a row besides its output.
+#[derive(Clone, Copy)]
+pub(crate) struct Running {
+    pub(crate) reference: f32,
+    /// Of the four lanes of a row.
+    pub(crate) sums: [f32; 4],
+}
+
+impl Running {
+    /// No token.
+    pub(crate) const EMPTY: Running = Running { reference: PartialRow::EMPTY.reference, sums: [0.0; 4] };
+
+    /// The row's sum, as the four lanes add theirs up.
+    #[inline(always)]
+    pub(crate) fn row(&self) -> PartialRow {
+        PartialRow { reference: self.reference, sum: of_lanes(self.sums) }
+    }
+
+    /// Whether one of the scores is too large for the reference.
+    #[inline(always)]
+    pub(crate) fn votes(&self, scores: &[f32; TOKENS]) -> bool {
+        let mut vote = false;
+        for score in scores {
+            vote |= *score - self.reference > LARGEST_EXPONENT;
+        }
+        vote
+    }
+
+    /// Raises the reference to one that suits the scores, and gives the factor for the row's output.
+    #[inline(always)]
+    pub(crate) fn raise(&mut self, scores: &[&[f32; TOKENS]]) -> f32 {
+        let mut tops = [f32::NEG_INFINITY; 8];
+        for scores in scores {
+            for eight in scores.as_chunks::<8>().0 {
+                for (top, score) in tops.iter_mut().zip(eight) {
+                    // A NaN is passed over.
+                    *top = if *score > *top { *score } else { *top };
+                }
+            }
+        }
+        let mut top = f32::NEG_INFINITY;
+        for x in tops {
+            top = if x > top { x } else { top };
+        }
+        let new = if top.abs() < EXACT {
+            max(-floor(-top) - LARGEST_EXPONENT, self.reference)
+        } else {
+            raised_by_lanes(scores, self.reference)
+        };
+        let factor = exp2_nonpositive(self.reference - new);
+        self.reference = new;
+        for sum in &mut self.sums {
+            *sum *= factor;
+        }
+        factor
+    }
+}
+
+/// The new reference as the four lanes of a row find it, where scores are not all numbers or so large that differences round.
+#[cold]
+#[inline(never)]
+fn raised_by_lanes(scores: &[&[f32; TOKENS]], reference: f32) -> f32 {
+    let mut new = reference;
+    for q in 0..4 {
+        let mut largest = f32::NEG_INFINITY;
+        for scores in scores {
+            let [s0, s1, s2, s3] = of_lane(scores, q);
+            largest = max(largest, max(max(s0, s1), max(s2, s3)));
+        }
+        let lowered = -floor(-largest) - LARGEST_EXPONENT;
+        let wanted = if largest - lowered > LARGEST_EXPONENT { largest } else { lowered };
+        new = max(new, max(wanted, reference));
+    }
+    new
+}
+
+/// The score register order of a lane: tokens 2q, 2q + 1, 2q + 8, 2q + 9.
+#[inline(always)]
+pub(crate) fn of_lane<T: Copy>(x: &[T; TOKENS], q: usize) -> [T; 4] {
+    [x[2 * q], x[2 * q + 1], x[2 * q + 8], x[2 * q + 9]]
+}
+
+/// The sum of four lanes as two exchanges make it.
+#[inline(always)]
+pub(crate) fn of_lanes([a, b, c, d]: [f32; 4]) -> f32 {
+    (a + b) + (c + d)
+}
+
+/// Probabilities rounded, and what rounding cut off: `probabilities` of the kernels.
+#[inline(always)]
+pub(crate) fn split<E: Half, L: Lanes>(p: &[f32; TOKENS]) -> [Row; 2] {
+    let rounded = Row::new::<E, L>(L::round::<E>(p));
+    let mut cut = [0f32; TOKENS];
+    for (cut, (p, rounded)) in cut.iter_mut().zip(p.iter().zip(&rounded.floats)) {
+        *cut = p - rounded;
+    }
+    [rounded, Row::new::<E, L>(L::round::<E>(&cut))]
+}
+
+/// Multiplies a row's output by a factor of [`Running::raise`].
+#[inline(always)]
+pub(crate) fn rescale(output: &mut [[Floats; 16]; 2], chunks: usize, factor: f32) {
+    for output in output {
+        for chunk in &mut output[..chunks] {
+            for x in chunk {
+                *x *= factor;
+            }
+        }
+    }
+}
+
+/// What the warps of a thread block have come to.
+pub(crate) struct WarpResults {
+    /// [warps, rows].
+    rows: [[PartialRow; MAX_ROWS]; 8],
+    /// [warps, rows, head_dim / 16].
+    outputs: [[[Floats; 16]; MAX_ROWS]; 8],
+}
+
+impl WarpResults {
+    pub(crate) const EMPTY: WarpResults =
+        WarpResults { rows: [[PartialRow::EMPTY; MAX_ROWS]; 8], outputs: [[[[0.0; 16]; 16]; MAX_ROWS]; 8] };
+
+    /// Keeps a row of a warp.
+    #[inline(always)]
+    pub(crate) fn keep(
+        &mut self,
+        [warp, r]: [usize; 2],
+        chunks: usize,
+        running: &Running,
+        output: &[[Floats; 16]; 2],
+    ) {
+        self.rows[warp][r] = running.row();
+        let [rounded, cut] = output;
+        for chunk in 0..chunks {
+            for i in 0..16 {
+                self.outputs[warp][r][chunk][i] = rounded[chunk][i] + cut[chunk][i];
+            }
+        }
+    }
+
+    /// Adds up the warps in their order: `out` [8, head_dim] of Σ p·v, then [8] pairs of reference and sum. `Merging` of the
+    /// kernels.
+    #[inline(always)]
+    pub(crate) fn merge(&self, warps: usize, rows: usize, head_dim: usize, out: &mut [f32]) {
+        let (values, sums) = out.split_at_mut(MAX_ROWS * head_dim);
+        for r in 0..rows {
+            let values = &mut values[r * head_dim..][..head_dim];
+            let mut merged = PartialRow::EMPTY;
+            for rows in &self.rows[..warps] {
+                merged.reference = max(merged.reference, rows[r].reference);
+            }
+            values.fill(0.0);
+            for (rows, outputs) in self.rows[..warps].iter().zip(&self.outputs) {
+                let weight = exp2_nonpositive(rows[r].reference - merged.reference);
+                merged.sum = fma(rows[r].sum, weight, merged.sum);
+                for (value, x) in values.iter_mut().zip(outputs[r].as_flattened()) {
+                    *value = fma(*x, weight, *value);
+                }
+            }
+            sums[2 * r..2 * r + 2].copy_from_slice(&[merged.reference, merged.sum]);
+        }
+    }
+}
+
+/// `combine_parts` of the kernels for row `r`: a warp adds up the sums, a part a lane; values in the order of the parts.
+#[inline(always)]
+pub(crate) fn combine(
+    parts: &[f32],
+    floats: usize,
+    r: usize,
+    head_dim: usize,
+    values: &mut [f32],
+) -> PartialRow {
+    let sums_at = MAX_ROWS * head_dim + 2 * r;
+    let mut reference = PartialRow::EMPTY.reference;
+    for part in parts.chunks_exact(floats) {
+        reference = max(reference, part[sums_at]);
+    }
+    let mut lanes = [0f32; 32];
+    values.fill(0.0);
+    for (i, part) in parts.chunks_exact(floats).enumerate() {
+        let weight = exp2_nonpositive(part[sums_at] - reference);
+        lanes[i % 32] = fma(part[sums_at + 1], weight, lanes[i % 32]);
+        for (value, x) in values.iter_mut().zip(&part[r * head_dim..]) {
+            *value = fma(*x, weight, *value);
+        }
+    }
+    PartialRow { reference, sum: warp_sum(lanes) }
+}
+
+/// `warp_sum_f32` of the lanes' values.
+#[inline(always)]
+pub(crate) fn warp_sum(mut lanes: [f32; 32]) -> f32 {
+    for distance in [16, 8, 4, 2, 1] {
+        for lane in 0..distance {
+            lanes[lane] += lanes[lane + distance];
+        }
+    }
+    lanes[0]
+}

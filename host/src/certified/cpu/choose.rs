@@ -1,0 +1,334 @@
+//! What each query row wants from the originals: `weigh` and `mark` of the kernels, for a group of eight rows.
+
+use super::pass::{Note, RowGroup};
+use crate::attention::cpu::Work;
+use crate::attention::cpu::lanes::Lanes;
+use crate::attention::cpu::softmax::{MAX_ROWS, combine, warp_sum};
+use kernels_gpu::attention::{PartialRow, part_floats};
+use kernels_gpu::certified::choice::{BINS, Bins, COUNT_SHIFT, Choice, Limits, widened};
+use kernels_gpu::certified::parts::{PART_BLOCKS, Part};
+use kernels_gpu::certified::sums::{Own, weights};
+use kernels_gpu::certified::weighing::ranks_error;
+use kernels_gpu::certified::{Entry, Record, RowSums, StepShape, Taken, Thresholds};
+use simt::Zeroable;
+use simt::math::{fma, max};
+
+const N: usize = BINS as usize;
+/// Words of [`Own`].
+const WORDS: usize = 9;
+
+/// What is known of a group of eight rows after the choice.
+#[derive(Default)]
+pub(super) struct Chosen {
+    /// Reference and sum of the pass, by row.
+    pub(super) pass: Vec<PartialRow>,
+    /// What the certificates are made of, over all blocks.
+    pub(super) sums: Vec<RowSums>,
+    /// What is promoted of it, over all parts.
+    pub(super) taken: Vec<Taken>,
+    /// The blocks that some row wants: parts' lists one after another.
+    pub(super) entries: Vec<Entry>,
+    /// Thread blocks that replace.
+    pub(super) replacers: usize,
+    /// Masses and errors of the rows' blocks, [rows, blocks].
+    weights: Vec<[f32; 2]>,
+    /// A part's list: of each entry and row whether its keys and its values are chosen, bits as in [`Entry::rows`].
+    own: Vec<u32>,
+}
+
+/// The choice of one group.
+pub(super) struct Choose<'a> {
+    pub(super) shape: StepShape,
+    pub(super) thresholds: Thresholds,
+    /// Thread blocks of a row that weigh.
+    pub(super) weighing: u32,
+    pub(super) head_dim: u32,
+    pub(super) group: RowGroup,
+    /// Of the sequence's full blocks.
+    pub(super) notes: &'a [Note],
+    /// Partial results of the pass.
+    pub(super) partials: &'a [f32],
+    pub(super) chosen: &'a mut Chosen,
+}
+
+/// A row's choices.
+struct Wanted {
+    keys: Choice,
+    values: Choice,
+    of_errors: Bins,
+}
+
+impl Work for Choose<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self) {
+        let rows = self.group.rows;
+        let blocks = self.notes.len();
+        let chosen = &mut *self.chosen;
+        chosen.pass.clear();
+        chosen.sums.clear();
+        chosen.weights.clear();
+        let mut wanted = Vec::with_capacity(rows);
+        for r in 0..rows {
+            wanted.push(self.weigh(r));
+        }
+        self.mark(&wanted, blocks);
+    }
+}
+
+impl Choose<'_> {
+    /// `weigh` of row `r`.
+    #[inline(always)]
+    fn weigh(&mut self, r: usize) -> Wanted {
+        let Choose { shape, thresholds, weighing, head_dim, notes, partials, .. } = *self;
+        let blocks = notes.len() as u32;
+        let floats = part_floats(head_dim);
+        let total = combine(partials, floats, r, head_dim as usize, &mut []);
+        let first_eta = notes.first().map_or(Record::zeroed(), |note| note.records[r]).eta();
+        let (of_masses, of_errors) = (Bins::of_masses(), Bins::of_errors(first_eta));
+        for note in notes {
+            let (mass, error) = weights(note.records[r], total.reference);
+            self.chosen.weights.push([mass, error]);
+        }
+        let of_row = &self.chosen.weights[r * blocks as usize..];
+        let mut histograms = [[0u64; N]; 2];
+        let part = |index: u32| Part { index, parts: shape.parts, blocks };
+        let used = part(0).used();
+        let mut merged = [0f32; WORDS];
+        for first in 0..used.min(weighing) {
+            let mut threads = [Own::new(); N];
+            let mut most = 0;
+            for part in (first..used).step_by(weighing as usize).map(part) {
+                most = most.max(part.places() as usize);
+                for place in 0..part.places() {
+                    let block = part.block(place);
+                    if block >= blocks {
+                        continue;
+                    }
+                    let ([mass, error], record) = (of_row[block as usize], notes[block as usize].records[r]);
+                    threads[place as usize % N].add(mass, error, thresholds.per_group != 0, record);
+                    if thresholds.max_keys != 0 {
+                        histograms[0][of_masses.bin(mass) as usize] += widened(of_masses.addend(mass));
+                    }
+                    if ranks_error(record, thresholds) {
+                        histograms[1][of_errors.bin(error) as usize] += widened(of_errors.addend(error));
+                    }
+                }
+            }
+            let words = reduce(&threads[..most.min(N).next_multiple_of(32)]);
+            for (k, (merged, word)) in merged.iter_mut().zip(words).enumerate() {
+                *merged = added(k, *merged, word);
+            }
+        }
+
+        let wanted = thresholds.coverage * total.sum;
+        let mut keys = Choice::NONE;
+        let mut expanded = 0;
+        if thresholds.max_keys > 0 && (wanted > 0.0 || thresholds.min_keys > 0) {
+            let ranked = Ranked::of(of_masses, &histograms[0]);
+            let limits =
+                |most: u32| Limits { wanted, least: thresholds.min_keys.min(blocks), most: most.min(blocks) };
+            let chosen = ranked.choose(limits(thresholds.max_keys));
+            keys = chosen.0;
+            let tail = total.sum - chosen.1;
+            if tail > thresholds.expand_tail * total.sum && thresholds.expanded_keys > thresholds.max_keys {
+                expanded = 1;
+                keys = ranked.choose(limits(thresholds.expanded_keys)).0;
+            }
+        }
+        let mut values = Choice::NONE;
+        let (nu, error_sum) = (merged[Own::NU as usize], merged[Own::ERROR as usize]);
+        let allowed = thresholds.value_tolerance * nu * total.sum;
+        if error_sum > allowed && thresholds.max_values > 0 {
+            let limits =
+                Limits { wanted: error_sum - allowed, least: 0, most: thresholds.max_values.min(blocks) };
+            values = Ranked::of(of_errors, &histograms[1]).choose(limits).0;
+        }
+        self.chosen.pass.push(total);
+        self.chosen.sums.push(Own::row(merged, expanded));
+        Wanted { keys, values, of_errors }
+    }
+
+    /// `mark` of all parts, and what `replace` adds up of each row's.
+    #[inline(always)]
+    fn mark(&mut self, wanted: &[Wanted], blocks: usize) {
+        let Choose { shape, thresholds, notes, .. } = *self;
+        let rows = wanted.len();
+        let all = 0xffu32 >> (MAX_ROWS - rows);
+        let chosen = &mut *self.chosen;
+        chosen.entries.clear();
+        let mut room = [[0u32; 2]; MAX_ROWS];
+        for (room, wanted) in room.iter_mut().zip(wanted) {
+            *room = [wanted.keys.room, wanted.values.room];
+        }
+        // Four lanes of a row have every fourth part.
+        let mut taken = [[Taken::zeroed(); 4]; MAX_ROWS];
+        for index in 0..shape.parts {
+            let part = Part { index, parts: shape.parts, blocks: blocks as u32 };
+            let first = chosen.entries.len();
+            chosen.own.clear();
+            for place in 0..part.places() {
+                let block = part.block(place);
+                if block as usize >= blocks {
+                    continue;
+                }
+                let mut own = 0;
+                for (r, wanted) in wanted.iter().enumerate() {
+                    let [mass, error] = chosen.weights[r * blocks + block as usize];
+                    let of_mass = Bins::of_masses().bin(mass);
+                    own |= u32::from(takes(wanted.keys, of_mass, &mut room[r][0])) << r;
+                    if ranks_error(notes[block as usize].records[r], thresholds) {
+                        let of_error = wanted.of_errors.bin(error);
+                        own |= u32::from(takes(wanted.values, of_error, &mut room[r][1])) << (8 + r);
+                    }
+                }
+                if own == 0 {
+                    continue;
+                }
+                let mut rows = own;
+                if thresholds.per_group != 0 {
+                    rows = if own & 0xff != 0 { all } else { 0 } | if own >> 8 != 0 { all << 8 } else { 0 };
+                }
+                chosen.own.push(own);
+                chosen.entries.push(Entry { index: block, rows });
+            }
+            for (r, taken) in taken.iter_mut().enumerate().take(rows) {
+                let mut lanes = [Taken::zeroed(); 32];
+                for (e, (entry, own)) in chosen.entries[first..].iter().zip(&chosen.own).enumerate() {
+                    let of_row = [own >> r & 1 != 0, own >> (8 + r) & 1 != 0];
+                    if of_row[0] || of_row[1] {
+                        let block = entry.index as usize;
+                        let [mass, error] = chosen.weights[r * blocks + block];
+                        let record = notes[block].records[r];
+                        lanes[e % 32].add(mass, error, of_row, thresholds.per_group != 0, record);
+                    }
+                }
+                let of_lane = &mut taken[index as usize % 4];
+                *of_lane = of_lane.plus(over_lanes(&mut lanes));
+            }
+        }
+        chosen.taken.clear();
+        for taken in &mut taken[..rows] {
+            chosen.taken.push(over_lanes(taken));
+        }
+    }
+}
+
+/// Whether a choice takes what lies in `bin`, for whose own bin there is `room` left.
+#[inline(always)]
+fn takes(choice: Choice, bin: u32, room: &mut u32) -> bool {
+    if bin == choice.bin && *room > 0 {
+        *room -= 1;
+        return true;
+    }
+    bin < choice.bin
+}
+
+/// `Taken::over_lanes`, of a power of two of lanes.
+#[inline(always)]
+fn over_lanes(lanes: &mut [Taken]) -> Taken {
+    let mut distance = lanes.len() / 2;
+    while distance > 0 {
+        for lane in 0..distance {
+            lanes[lane] = lanes[lane].plus(lanes[lane + distance]);
+        }
+        distance /= 2;
+    }
+    lanes[0]
+}
+
+/// Word `k` of [`Own`] taken together with another thread's.
+#[inline(always)]
+fn added(k: usize, a: f32, b: f32) -> f32 {
+    if k < Own::FIRST_MAXIMUM as usize { a + b } else { max(a, b) }
+}
+
+/// `Reduce::words`: over the lanes of each warp, then over the warps. What threads without a block have changes nothing.
+#[inline(always)]
+fn reduce(threads: &[Own]) -> [f32; WORDS] {
+    let mut total = [0f32; WORDS];
+    for (w, warp) in threads.as_chunks::<32>().0.iter().enumerate() {
+        let mut lanes = [[0f32; 32]; WORDS];
+        for (lane, own) in warp.iter().enumerate() {
+            for (lanes, word) in lanes.iter_mut().zip(own.words()) {
+                lanes[lane] = word;
+            }
+        }
+        for (k, (total, lanes)) in total.iter_mut().zip(lanes).enumerate() {
+            let word = if k < Own::FIRST_MAXIMUM as usize {
+                warp_sum(lanes)
+            } else {
+                let mut most = lanes[0];
+                for lane in lanes {
+                    most = max(most, lane);
+                }
+                most
+            };
+            *total = if w == 0 { word } else { added(k, *total, word) };
+        }
+    }
+    total
+}
+
+/// Numbers in each bin and above.
+struct Ranked {
+    bins: Bins,
+    count: [u32; N],
+    sum: [f32; N],
+    own_count: [u32; N],
+    own_sum: [f32; N],
+}
+
+impl Ranked {
+    /// `Reduce::rank`: prefix sums within the warps, a bin a lane, then over the warps.
+    #[inline(always)]
+    fn of(bins: Bins, words: &[u64; N]) -> Ranked {
+        let mut ranked = Ranked { bins, count: [0; N], sum: [0.0; N], own_count: [0; N], own_sum: [0.0; N] };
+        for (t, word) in words.iter().enumerate() {
+            ranked.own_count[t] = (word >> COUNT_SHIFT) as u32;
+            ranked.own_sum[t] = bins.sum(t as u32, *word);
+        }
+        ranked.count = ranked.own_count;
+        ranked.sum = ranked.own_sum;
+        let (mut count_before, mut sum_before) = (0, 0f32);
+        for warp in 0..N / 32 {
+            let (count, sum) = (&mut ranked.count[32 * warp..][..32], &mut ranked.sum[32 * warp..][..32]);
+            for distance in [1, 2, 4, 8, 16] {
+                for lane in (distance..32).rev() {
+                    count[lane] += count[lane - distance];
+                    sum[lane] += sum[lane - distance];
+                }
+            }
+            let of_warp = (count[31], sum[31]);
+            for (count, sum) in count.iter_mut().zip(sum) {
+                *count += count_before;
+                *sum += sum_before;
+            }
+            count_before += of_warp.0;
+            sum_before += of_warp.1;
+        }
+        ranked
+    }
+
+    /// `Reduce::choose`.
+    #[inline(always)]
+    fn choose(&self, limits: Limits) -> (Choice, f32) {
+        let mut bin = 0;
+        for t in 0..N {
+            let enough = (self.sum[t] >= limits.wanted && self.count[t] >= limits.least)
+                || self.count[t] > limits.most;
+            bin += usize::from(!enough);
+        }
+        let bin = bin.min(N - 1);
+        let (taken, taken_sum) = (self.count[bin] - self.own_count[bin], self.sum[bin] - self.own_sum[bin]);
+        let edge = self.bins.edge(bin as u32);
+        let missing = max(limits.wanted - taken_sum, 0.0) / edge;
+        let missing = if missing < 1.0e9 { missing as u32 + 1 } else { 1_000_000_000 };
+        let room = missing.max(limits.least.saturating_sub(taken)).min(limits.most.saturating_sub(taken));
+        let counted = room.min(self.own_count[bin]);
+        (Choice { bin: bin as u32, room }, fma(counted as f32, edge, taken_sum))
+    }
+}
+
+const _: () = assert!(PART_BLOCKS as usize <= 4 * N, "a thread has four blocks of a part at most");

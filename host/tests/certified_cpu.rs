@@ -1,0 +1,349 @@
+//! A certified step on slices gives the emulator's bits, on every path that this machine has.
+
+use half::{bf16, f16};
+use host::certified::cpu::{Level, Out, Slices, Step};
+use host::certified::proof::{Batch, Input, Trial};
+use host::certified::{
+    Annotation, CacheElement, Certificate, Near, OriginalsRead, Policy, StepHandles, StepPlan, StepProblem,
+};
+use host::dense::sample::random;
+use host::{Buffer, Device, Stream};
+use proptest::prelude::*;
+use simt::emu::EmuOptions;
+
+const PROBLEM: StepProblem =
+    StepProblem { sequences: 1, q_heads: 9, kv_heads: 3, head_dim: 64, max_tokens: 320 };
+/// Every head is computed from the originals.
+const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
+/// Some heads are.
+const SOME_DENSE: Policy = Policy { key_budget: 0.02, per_group: false, ..Policy::SOUND };
+/// Every block is promoted.
+const ALL: Policy = Policy {
+    coverage: 1.0,
+    min_keys: u32::MAX,
+    max_keys: u32::MAX,
+    value_tolerance: 0.0,
+    max_values: u32::MAX,
+    ..Policy::NAIVE
+};
+/// Values alone.
+const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::NAIVE };
+const POLICIES: [Policy; 10] = [
+    Policy::SOUND,
+    Policy::PAPER,
+    Policy::STRICT,
+    Policy::FAST,
+    Policy::NAIVE,
+    Policy::BARE,
+    DENSE,
+    SOME_DENSE,
+    ALL,
+    VALUES,
+];
+
+/// What becomes of some of the numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Spoilt {
+    Nothing,
+    /// Queries: any bits.
+    Queries,
+    /// Queries: the largest and the smallest numbers.
+    Extremes,
+    /// Originals: infinities and NaN, promoted blocks and the trailing one among them.
+    Originals,
+    /// Tiles: any bytes, scales and zeros that are no numbers among them.
+    Tiles,
+    /// Bounds that are infinite.
+    Annotations,
+}
+
+/// A cache on the host, quantized.
+struct Case<E: CacheElement> {
+    batch: Batch<E>,
+    tiles: Vec<u32>,
+    annotations: Vec<Annotation>,
+}
+
+impl<E: CacheElement> Case<E> {
+    fn new(problem: StepProblem, sequences: &[(Input, u32)], seed: u64) -> Self {
+        let problem = StepProblem { sequences: sequences.len() as u32, ..problem };
+        let batch = Batch::<E>::new(problem, sequences, seed, seed ^ 9);
+        let device = Device::cpu(EmuOptions::default());
+        let mut trial = Trial::new(&device, problem, batch.blocks()).unwrap();
+        trial.load(&batch).unwrap();
+        let (tiles, annotations) = trial.quantized().unwrap();
+        let tiles = tiles.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        Case { batch, tiles, annotations }
+    }
+
+    fn spoil(&mut self, spoilt: Spoilt, every: u64, seed: u64) {
+        let inf = if E::IS_F16 { 0x7c00 } else { 0x7f80 };
+        let Batch { queries, keys, values, .. } = &mut self.batch;
+        let some = |elements: &mut [u16], pick: &dyn Fn(usize, u16) -> u16| {
+            for (i, x) in elements.iter_mut().enumerate() {
+                let z = random(seed, i as u64);
+                if z.is_multiple_of(every) {
+                    *x = pick((z >> 32) as usize, *x);
+                }
+            }
+        };
+        match spoilt {
+            Spoilt::Nothing => {}
+            Spoilt::Queries => some(bytemuck::cast_slice_mut(queries), &|z, _| z as u16),
+            Spoilt::Extremes => some(bytemuck::cast_slice_mut(queries), &|z, _| {
+                [inf - 1, (inf - 1) | 0x8000, 1, 0x8001, inf / 2, 0x8000, 0][z % 7]
+            }),
+            Spoilt::Originals => {
+                let pick = |z: usize, _| [inf, inf | 0x8000, 0x7fff, 0][z % 4];
+                some(bytemuck::cast_slice_mut(keys), &pick);
+                some(bytemuck::cast_slice_mut(values), &pick);
+            }
+            Spoilt::Tiles => some(bytemuck::cast_slice_mut(&mut self.tiles), &|z, _| z as u16),
+            Spoilt::Annotations => {
+                for (i, annotation) in self.annotations.iter_mut().enumerate() {
+                    let z = random(seed, i as u64);
+                    if z.is_multiple_of(every) {
+                        let Annotation { eta, nu, eps, zeta } = annotation;
+                        *[eta, nu, eps, zeta][(z >> 32) as usize % 4] = f32::INFINITY;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the kernels give: words of output, log-sums and certificates, and what was read.
+    fn kernels(&self, policy: &Policy) -> ([Vec<u32>; 3], OriginalsRead) {
+        let device = Device::cpu(EmuOptions::default());
+        let stream = Stream::new(&device).unwrap();
+        let mut plan = StepPlan::<E>::new(&device, self.batch.problem, policy).unwrap();
+        let mut out = plan.allocate().unwrap();
+        let queries = Buffer::from_slice(&device, &self.batch.queries).unwrap();
+        let tiles = Buffer::from_slice(&device, &self.tiles).unwrap();
+        let annotations = Buffer::from_slice(&device, &self.annotations).unwrap();
+        let table = Buffer::from_slice(&device, &self.batch.table).unwrap();
+        let lengths = Buffer::from_slice(&device, &self.batch.lengths).unwrap();
+        let keys = Buffer::from_slice(&device, &self.batch.keys).unwrap();
+        let values = Buffer::from_slice(&device, &self.batch.values).unwrap();
+        let handles = StepHandles {
+            queries: queries.global(),
+            tiles: tiles.global(),
+            annotations: annotations.global(),
+            table: table.global(),
+            lengths: lengths.global(),
+            keys: keys.global(),
+            values: values.global(),
+            near: Near::none(),
+        };
+        // SAFETY: buffers of the batch's extents, which live to the end of this function.
+        unsafe { plan.run(&stream, &handles, &mut out) }.unwrap();
+        let words = [
+            bytemuck::cast_slice(&out.output.to_vec().unwrap()).to_vec(),
+            bytemuck::cast_slice(&out.lse.to_vec().unwrap()).to_vec(),
+            bytemuck::cast_slice(&out.certificates.to_vec().unwrap()).to_vec(),
+        ];
+        (words, plan.originals_read(&self.batch.lengths).unwrap())
+    }
+
+    fn slices(&self) -> Slices<'_, E> {
+        Slices {
+            queries: &self.batch.queries,
+            tiles: &self.tiles,
+            annotations: &self.annotations,
+            table: &self.batch.table,
+            lengths: &self.batch.lengths,
+            keys: &self.batch.keys,
+            values: &self.batch.values,
+        }
+    }
+
+    /// Compares every path with the kernels, twice: what one step leaves behind is nothing to the next.
+    fn compare(&self, policy: &Policy, what: &str) {
+        let (expected, read) = self.kernels(policy);
+        let problem = self.batch.problem;
+        let heads = (problem.sequences * problem.q_heads) as usize;
+        let mut step = Step::new(problem, policy).unwrap();
+        for level in Level::available().iter().chain(Level::available().last()) {
+            let mut output = vec![f32::from_bits(u32::MAX); heads * problem.head_dim as usize];
+            let mut lse = vec![f32::from_bits(u32::MAX); heads];
+            let mut certificates = vec![Certificate { promoted_keys: 77, ..Certificate::UNKNOWN }; heads];
+            let out = Out { output: &mut output, lse: &mut lse, certificates: &mut certificates };
+            step.run_at(*level, self.slices(), out).unwrap();
+            let got: [&[u32]; 3] = [
+                bytemuck::cast_slice(&output),
+                bytemuck::cast_slice(&lse),
+                bytemuck::cast_slice(&certificates),
+            ];
+            for (name, got, expected) in [
+                ("lse", got[1], &expected[1]),
+                ("certificate", got[2], &expected[2]),
+                ("output", got[0], &expected[0]),
+            ] {
+                let other = got.iter().zip(expected).position(|(a, b)| a != b);
+                if let Some(i) = other {
+                    panic!(
+                        "{name} word {i}: {:#x} ({:e}), the emulator gives {:#x} ({:e}); {level:?}, {} of {problem:?}, \
+                         {:?} {:?}, {what}, {policy:?}",
+                        got[i],
+                        f32::from_bits(got[i]),
+                        expected[i],
+                        f32::from_bits(expected[i]),
+                        E::NAME,
+                        self.batch.inputs,
+                        self.batch.lengths
+                    );
+                }
+            }
+            assert_eq!(step.originals_read(), read, "{what}");
+        }
+    }
+}
+
+fn check<E: CacheElement>(problem: StepProblem, sequences: &[(Input, u32)], policies: &[Policy], seed: u64) {
+    let case = Case::<E>::new(problem, sequences, seed);
+    for policy in policies {
+        case.compare(policy, "as it is");
+    }
+}
+
+const EDGES: &[(Input, u32)] = &[
+    (Input::Normal, 0),
+    (Input::Normal, 1),
+    (Input::Sharp, 15),
+    (Input::Normal, 16),
+    (Input::Outlier, 130),
+    (Input::Diffuse, 160),
+];
+
+#[test]
+fn every_policy_over_the_edges_of_blocks() {
+    check::<f16>(PROBLEM, EDGES, &POLICIES, 1);
+    check::<bf16>(PROBLEM, EDGES, &POLICIES, 2);
+    let problem = StepProblem { head_dim: 128, q_heads: 8, kv_heads: 2, ..PROBLEM };
+    check::<f16>(problem, EDGES, &POLICIES, 3);
+    check::<bf16>(problem, EDGES, &[Policy::SOUND, SOME_DENSE], 4);
+}
+
+#[test]
+fn every_kind_of_input() {
+    for input in Input::MADE {
+        check::<f16>(PROBLEM, &[(input, 77), (input, 320)], &[Policy::SOUND, SOME_DENSE, ALL], 5);
+        check::<bf16>(PROBLEM, &[(input, 141)], &[Policy::SOUND, Policy::PAPER], 6);
+    }
+}
+
+#[test]
+fn groups_of_more_than_eight_and_of_one() {
+    for group in [1, 7, 8, 9, 16] {
+        let problem = StepProblem { q_heads: group, kv_heads: 1, ..PROBLEM };
+        let sequences = [(Input::Normal, 0), (Input::Sharp, 15), (Input::Outlier, 130)];
+        check::<f16>(problem, &sequences, &[Policy::SOUND, Policy::PAPER, Policy::BARE], 7);
+    }
+}
+
+#[test]
+fn sequences_of_several_parts() {
+    let problem = StepProblem { q_heads: 4, kv_heads: 1, max_tokens: 2048, ..PROBLEM };
+    check::<f16>(problem, &[(Input::Normal, 1500)], &[Policy::FAST, Policy::STRICT, ALL], 8);
+    check::<bf16>(problem, &[(Input::Sharp, 2047)], &[Policy::SOUND], 9);
+    // More than a thousand blocks: several blocks of a part for a thread, and several parts for a thread block.
+    let problem = StepProblem { q_heads: 2, kv_heads: 1, max_tokens: 20_000, ..PROBLEM };
+    check::<f16>(problem, &[(Input::Diffuse, 17_001)], &[Policy::PAPER], 10);
+}
+
+#[test]
+fn what_is_not_finite_takes_the_same_way() {
+    for (spoilt, every) in [
+        (Spoilt::Queries, 1),
+        (Spoilt::Queries, 300),
+        (Spoilt::Extremes, 1),
+        (Spoilt::Originals, 1000),
+        (Spoilt::Tiles, 1),
+        (Spoilt::Tiles, 5000),
+        (Spoilt::Annotations, 5),
+    ] {
+        let mut case = Case::<f16>::new(PROBLEM, &[(Input::Normal, 100), (Input::Sharp, 64)], 11);
+        case.spoil(spoilt, every, 12);
+        for policy in [Policy::SOUND, Policy::NAIVE, Policy::BARE, ALL] {
+            case.compare(&policy, &format!("{spoilt:?} every {every}"));
+        }
+    }
+}
+
+fn spoilts() -> impl Strategy<Value = Spoilt> {
+    use Spoilt::{Annotations, Extremes, Nothing, Originals, Queries, Tiles};
+    prop_oneof![
+        5 => Just(Nothing),
+        1 => Just(Queries),
+        1 => Just(Extremes),
+        1 => Just(Originals),
+        1 => Just(Tiles),
+        1 => Just(Annotations)
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn any_step_gives_the_emulators_bits(
+        head_dim in prop::sample::select(vec![64u32, 128]),
+        group in 1u32..=16,
+        kv_heads in 1u32..3,
+        sequences in prop::collection::vec(
+            (prop::sample::select(Input::MADE.to_vec()), prop_oneof![0u32..40, 0u32..400]), 1..3),
+        spare in 0u32..2000,
+        policy in prop::sample::select(POLICIES.to_vec()),
+        per_group in any::<bool>(),
+        spoilt in spoilts(),
+        every in prop::sample::select(vec![1u64, 2, 16, 1000, 20_000]),
+        half_floats in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        fn one<E: CacheElement>(
+            problem: StepProblem, sequences: &[(Input, u32)], policy: &Policy, (spoilt, every): (Spoilt, u64), seed: u64,
+        ) {
+            let mut case = Case::<E>::new(problem, sequences, seed);
+            case.spoil(spoilt, every, seed ^ 3);
+            case.compare(policy, &format!("{spoilt:?} every {every}, seed {seed}"));
+        }
+        let max_tokens = sequences.iter().map(|(_, length)| *length).max().unwrap() + spare + 1;
+        let problem = StepProblem { sequences: 1, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens };
+        let policy = Policy { per_group, ..policy };
+        if half_floats {
+            one::<f16>(problem, &sequences, &policy, (spoilt, every), seed);
+        } else {
+            one::<bf16>(problem, &sequences, &policy, (spoilt, every), seed);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let case = Case::<f16>::new(StepProblem { max_tokens: 40, ..PROBLEM }, &[(Input::Normal, 33)], 13);
+    let refused = |slices: Slices<'_, f16>, heads: usize, part: &str| {
+        let mut step = Step::new(case.batch.problem, &Policy::SOUND).unwrap();
+        let (mut output, mut lse) = (vec![1.0; 9 * 64], vec![1.0; 9]);
+        let mut certificates = vec![Certificate::UNKNOWN; heads];
+        let out = Out { output: &mut output, lse: &mut lse, certificates: &mut certificates };
+        let error = step.run(slices, out).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+        assert_eq!(error.lines().count(), 1);
+        assert!(output.iter().chain(&lse).all(|x| *x == 1.0), "written in spite of {error}");
+    };
+    let slices = case.slices();
+    refused(Slices { queries: &slices.queries[1..], ..slices }, 9, "the slice of queries has 575");
+    refused(Slices { tiles: &slices.tiles[1..], ..slices }, 9, "the slice of tiles");
+    refused(Slices { annotations: &[], ..slices }, 9, "the slice of annotations has 0");
+    refused(Slices { table: &[0, 1, 6], ..slices }, 9, "block 6 is not in the pool, which has 6");
+    refused(Slices { lengths: &[49], ..slices }, 9, "49 tokens do not fit 3 blocks");
+    refused(slices, 8, "the slice of certificates has 8");
+    for (problem, part) in [
+        (StepProblem { head_dim: 96, ..PROBLEM }, "head_dim 96"),
+        (StepProblem { max_tokens: u32::MAX, ..PROBLEM }, "tokens a sequence are too many"),
+        (StepProblem { kv_heads: 0, ..PROBLEM }, "kv_heads is 0"),
+    ] {
+        let error = Step::new(problem, &Policy::SOUND).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let error = Step::new(PROBLEM, &Policy { coverage: 2.0, ..Policy::SOUND }).unwrap_err().to_string();
+    assert!(error.contains("coverage is 2"), "{error}");
+}
