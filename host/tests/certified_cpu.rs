@@ -1,10 +1,12 @@
 //! A certified step on slices gives the emulator's bits, on every path that this machine has.
 
 use half::{bf16, f16};
+use host::certified::cache::cases::{queries, tokens};
 use host::certified::cpu::{Level, Out, Slices, Step};
 use host::certified::proof::{Batch, Input, Trial};
 use host::certified::{
-    Annotation, CacheElement, Certificate, Near, OriginalsRead, Policy, StepHandles, StepPlan, StepProblem,
+    Annotation, CacheElement, Certificate, Extents, Geometry, Near, OriginalsRead, Policy, StepHandles,
+    StepPlan, StepProblem, TieredCache,
 };
 use host::dense::sample::random;
 use host::{Buffer, Device, Stream};
@@ -135,7 +137,7 @@ impl<E: CacheElement> Case<E> {
             near: Near::none(),
         };
         // SAFETY: buffers of the batch's extents, which live to the end of this function.
-        unsafe { plan.run(&stream, &handles, &mut out) }.unwrap();
+        unsafe { plan.run(&stream, &handles, out.handles()) }.unwrap();
         let words = [
             bytemuck::cast_slice(&out.output.to_vec().unwrap()).to_vec(),
             bytemuck::cast_slice(&out.lse.to_vec().unwrap()).to_vec(),
@@ -314,6 +316,73 @@ proptest! {
             one::<bf16>(problem, &sequences, &policy, (spoilt, every), seed);
         }
     }
+}
+
+/// Steps on the CPU's own path: none.
+const NEVER: std::ops::Range<u64> = u64::MAX..u64::MAX;
+
+/// A cache that grows and takes steps, on either path or first on the one and then on the other: the bits of everything that
+/// is returned, the traffic of its scratch included.
+fn grow<E: CacheElement>(slots: (u32, u32), policy: &Policy, slices: std::ops::Range<u64>) -> Vec<Vec<u32>> {
+    let device = Device::cpu(EmuOptions::default());
+    let stream = Stream::new(&device).unwrap();
+    let geometry = Geometry::new(2, 64).unwrap();
+    let (key_slots, value_slots) = slots;
+    let extents = Extents { geometry, blocks: 40, sequences: 4, max_tokens: 300, key_slots, value_slots };
+    let mut cache = TieredCache::<E>::new(&device, extents).unwrap();
+    let input =
+        |count: usize, seed: u64| Buffer::from_slice(&device, &tokens::<E>(geometry, count, seed)).unwrap();
+    let first = cache.start_sequence().unwrap();
+    if slices.start > 0 {
+        cache = cache.with_kernels();
+    }
+    cache.prefill(&stream, first, &input(157, 1), &input(157, 2)).unwrap();
+    let second = cache.start_sequence().unwrap();
+    cache.prefill(&stream, second, &input(15, 3), &input(15, 4)).unwrap();
+    cache.fork(&stream, first).unwrap();
+    let problem = StepProblem { sequences: 4, q_heads: 6, kv_heads: 2, head_dim: 64, max_tokens: 300 };
+    let mut plan = StepPlan::<E>::new(&device, problem, policy).unwrap();
+    let mut out = plan.allocate().unwrap();
+    let mut all = Vec::new();
+    for step in 0..6 {
+        if step == slices.end {
+            cache = cache.with_kernels();
+        }
+        cache.append(&stream, &input(4, 10 + step), &input(4, 20 + step)).unwrap();
+        let queries = Buffer::from_slice(&device, &queries::<E>(problem, 30 + step / 2)).unwrap();
+        cache.attend(&stream, &mut plan, &queries, &mut out).unwrap();
+        let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+        all.push(bits(out.output.to_vec().unwrap()));
+        all.push(bits(out.lse.to_vec().unwrap()));
+        all.push(bytemuck::cast_slice(&out.certificates.to_vec().unwrap()).to_vec());
+        all.push(bytemuck::cast_slice(&cache.traffic(&stream).unwrap()).to_vec());
+        let [long, short] = [158, 16].map(|length| length + step as u32);
+        let read = plan.originals_read(&[long, short, long, 0]).unwrap();
+        all.push(vec![read.key_tiles as u32, read.value_tiles as u32, read.dense_rows as u32]);
+    }
+    cache.check(&stream).unwrap();
+    for (tiles, annotations) in cache.quantized(&stream, first).unwrap() {
+        all.push(tiles.into_iter().map(u32::from).collect());
+        all.push(bytemuck::cast_slice(&annotations).to_vec());
+    }
+    all
+}
+
+#[test]
+fn a_cache_may_change_its_path_at_any_time() {
+    let few = Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::SOUND };
+    for slots in [(0, 0), (3, 2), (100, 100)] {
+        for policy in [few, ALL, Policy::BARE] {
+            let kernels = grow::<f16>(slots, &policy, NEVER);
+            for slices in [0..6, 0..3, 0..1] {
+                let mixed = grow::<f16>(slots, &policy, slices.clone());
+                let other = kernels.iter().zip(&mixed).position(|(a, b)| a != b);
+                assert_eq!(other, None, "{slots:?} {slices:?} {policy:?}");
+                assert_eq!(kernels.len(), mixed.len());
+            }
+        }
+    }
+    assert_eq!(grow::<bf16>((3, 2), &few, NEVER), grow::<bf16>((3, 2), &few, 0..6));
 }
 
 #[test]

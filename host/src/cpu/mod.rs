@@ -1,6 +1,7 @@
 //! The CPU backend: host memory, and the emulator for launches. Work is done in the call that asks for it, and
 //! a capture keeps the calls for later.
 
+pub(crate) mod handles;
 mod stream;
 
 use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};

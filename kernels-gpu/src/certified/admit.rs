@@ -113,7 +113,7 @@ impl Traffic {
 
 /// A claim's high half.
 #[inline(always)]
-fn stamp(step: u64) -> u64 {
+pub fn stamp(step: u64) -> u64 {
     (!(step as u32) as u64) << 32
 }
 

@@ -10,7 +10,8 @@ impl<E: CacheElement> TieredCache<E> {
     /// `queries` is [sequences, q_heads, head_dim].
     ///
     /// It allocates nothing, waits for nothing, and can be captured, together with appends. What it reads from host memory
-    /// comes into the scratch on the way; the bits of output and certificates are the same whatever is there.
+    /// comes into the scratch on the way; the bits of output and certificates are the same whatever is there, and whether the
+    /// kernels or, on the CPU, [`cpu::Step`](super::super::cpu::Step) computes them.
     ///
     /// # Errors
     /// [`CacheError::Plan`], [`CacheError::Length`], and nothing is launched; [`crate::Error::WrongDevice`]; what the launches
@@ -82,6 +83,11 @@ impl<E: CacheElement> TieredCache<E> {
                 scratch: self.scratch,
             },
         };
+        if self.on_slices(stream) {
+            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call returns; the rest as
+            // below.
+            return unsafe { plan.run_on_slices(&handles, out) };
+        }
         // SAFETY: everything is the cache's own and made for these extents; lengths stay below limits, whose blocks are in the
         // table, and a block that is full was quantized in this stream. Dropping a buffer, or the cache, waits for the device.
         unsafe { plan.run(stream, &handles, out) }

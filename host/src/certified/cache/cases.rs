@@ -98,7 +98,7 @@ fn fill<E: CacheElement + OutputElement>(device: &Device, geometry: Geometry) ->
     let stream = Stream::new(device)?;
     let extents =
         Extents { geometry, blocks: 24, sequences: 4, max_tokens: 100, key_slots: 5, value_slots: 3 };
-    let mut cache = TieredCache::<E>::new(device, extents)?;
+    let mut cache = TieredCache::<E>::new(device, extents)?.with_kernels();
     let elements = extents.token_elements();
     let [first, second] = [cache.start_sequence()?, cache.start_sequence()?];
     let input = |count: usize, seed: u64| Buffer::from_slice(device, &tokens::<E>(geometry, count, seed));
@@ -150,7 +150,7 @@ fn steps<E: CacheElement + OutputElement>(
     let Steps { slots: (key_slots, value_slots), group, tokens: first_tokens, max_tokens, steps, .. } = what;
     let stream = Stream::new(device)?;
     let extents = Extents { geometry, blocks: 40, sequences: 4, max_tokens, key_slots, value_slots };
-    let mut cache = TieredCache::<E>::new(device, extents)?;
+    let mut cache = TieredCache::<E>::new(device, extents)?.with_kernels();
     let first = cache.start_sequence()?;
     let input = |count: usize, seed: u64| Buffer::from_slice(device, &tokens::<E>(geometry, count, seed));
     cache.prefill(&stream, first, &input(first_tokens, 1)?, &input(first_tokens, 2)?)?;

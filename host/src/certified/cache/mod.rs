@@ -21,6 +21,10 @@
 //! which [`reserve`](TieredCache::reserve) raises after it has put the blocks into the table. What the host keeps beside
 //! it is exact as long as it has seen every append, and asked anew where it has not.
 //!
+//! # On the CPU
+//! Calls that are not captured do their work on slices, with the kernels' bits in all that is listed above. Captured ones, and
+//! all of a cache [`with_kernels`](TieredCache::with_kernels), are launches under the emulator.
+//!
 //! # Use
 //! One stream at a time: a call's work must be ordered behind that of the calls before.
 
@@ -33,7 +37,7 @@ mod sequences;
 mod tokens;
 
 use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, Result, Scratch, StepElement, Traffic};
-use crate::{Buffer, Device, Pinned, Stream};
+use crate::{BackendKind, Buffer, Device, Pinned, Stream};
 use book::Book;
 pub use error::{CacheError, Refused};
 pub use extents::{Extents, Memory};
@@ -129,6 +133,8 @@ pub struct TieredCache<E: CacheElement> {
     book: Book,
     /// Appends were captured, and may have run unseen.
     captured: bool,
+    /// Whether calls take the CPU's own path in place of the kernels.
+    own_path: bool,
     tiles: Buffer<u32>,
     annotations: Buffer<Annotation>,
     table: Buffer<u32>,
@@ -173,6 +179,7 @@ impl<E: CacheElement> TieredCache<E> {
             kernels: E::cache_kernels(),
             book: Book::new(sequences, blocks, max_tokens),
             captured: false,
+            own_path: device.kind() == BackendKind::Cpu,
             tiles: Buffer::new(device, geometry.tile_bytes(blocks_size) / 4)?,
             annotations: Buffer::new(device, geometry.pairs(blocks_size))?,
             table: Buffer::zeroed(device, sequences as usize * shape.max_blocks as usize)?,
@@ -186,6 +193,18 @@ impl<E: CacheElement> TieredCache<E> {
             keys: Pinned::zeroed(device, originals)?,
             values: Pinned::zeroed(device, originals)?,
         })
+    }
+
+    /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path and takes some
+    /// hundred times as long.
+    pub fn with_kernels(mut self) -> Self {
+        self.own_path = false;
+        self
+    }
+
+    /// Whether a call takes the CPU's own path: a graph wants launches.
+    fn on_slices(&self, stream: &Stream) -> bool {
+        self.own_path && !stream.is_capturing()
     }
 
     /// As it was made.

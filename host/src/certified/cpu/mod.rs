@@ -4,17 +4,19 @@
 //! decide is decided by their own functions, and every sum has their order. Threads share out what on a GPU are thread
 //! blocks. Scores of the pass are kept for the blocks that are promoted, which the kernels compute twice.
 //!
-//! All is host memory here: originals are read where they are, the trailing block too, and nothing comes into a scratch.
-//! Neither output nor certificates know the difference.
+//! All is host memory here: originals are read where they are, the trailing block too, and no scratch is needed. Neither output
+//! nor certificates know the difference. [`Step::admit`] keeps a scratch as the kernels would, traffic included.
 
 mod choose;
 mod finish;
+mod near;
 mod pass;
 mod query;
 mod replace;
 mod tile;
 
 pub use crate::simd_level::Level;
+pub use near::NearSlices;
 
 use super::step::step_shape;
 use super::{Annotation, BLOCK_TOKENS, Certificate, OriginalsRead, Policy, Result, StepProblem};

@@ -149,16 +149,16 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
                 let mut products = scratch.tile.products::<L, D>(tile, &scratch.queries, !notes.is_empty());
                 let mut vote = absent_vote && products.of_zeros;
                 absent_vote &= !vote;
-                for r in 0..rows {
+                for (r, running) in running.iter().enumerate().take(rows) {
                     let to_log2 = scratch.queries.heads[r].scale * LOG2_E;
                     for score in &mut products.scores[r] {
                         *score *= to_log2;
                     }
-                    vote |= running[r].votes(&products.scores[r]);
+                    vote |= running.votes(&products.scores[r]);
                 }
                 if vote {
-                    for r in 0..rows {
-                        let factor = running[r].raise(&[&products.scores[r]]);
+                    for (r, running) in running.iter_mut().enumerate().take(rows) {
+                        let factor = running.raise(&[&products.scores[r]]);
                         // Before a warp's first tile there are zeros.
                         if factor != 1.0 && index != first + warp {
                             rescale(&mut scratch.outputs[r], D / 16, factor);
@@ -166,21 +166,20 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
                     }
                 }
                 let annotation = view.annotations[pair(block, view.shape.kv_heads, group.head as u32)];
-                for r in 0..rows {
-                    let p = L::exp2(&products.scores[r], running[r].reference);
+                for (r, running) in running.iter_mut().enumerate().take(rows) {
+                    let p = L::exp2(&products.scores[r], running.reference);
                     let mut sums = [0f32; 4];
                     for (q, sum) in sums.iter_mut().enumerate() {
                         let [a, b, c, d] = of_lane(&p, q);
                         *sum = (a + b) + (c + d);
-                        running[r].sums[q] += *sum;
+                        running.sums[q] += *sum;
                     }
                     scratch.weights[r] = split::<half::f16, L>(&p);
                     if let Some(note) = notes.get_mut(index - first) {
                         let query = &scratch.queries.heads[r];
                         let x = products.sigma[MAX_ROWS + r];
                         let delta = delta::<D>(query, x, annotation.eps, annotation.zeta);
-                        note.records[r] =
-                            Record::new(of_lanes(sums), running[r].reference, delta, annotation);
+                        note.records[r] = Record::new(of_lanes(sums), running.reference, delta, annotation);
                         note.scores[r] = products.scores[r];
                     }
                 }

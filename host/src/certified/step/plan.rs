@@ -3,7 +3,8 @@
 use super::kernels::StepKernels;
 use super::watching::{Watching, of, words};
 use super::{Attended, AttendedHandles, OriginalsRead, StepElement, StepHandles, StepProblem, step_shape};
-use crate::certified::{BLOCK_TOKENS, Error, Policy, Result};
+use crate::certified::{BLOCK_TOKENS, Error, Policy, Result, cpu};
+use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream, dense};
 use kernels_gpu::attention::threads;
 use kernels_gpu::certified::choice::BINS;
@@ -28,8 +29,11 @@ use simt::LaunchShape;
 pub struct StepPlan<E: StepElement> {
     device: Device,
     problem: StepProblem,
+    policy: Policy,
     thresholds: Thresholds,
     shape: StepShape,
+    /// The CPU's own path, if the last step took it.
+    on_slices: Option<Box<cpu::Step>>,
     kernels: StepKernels<E>,
     attend: LaunchShape,
     weigh: LaunchShape,
@@ -80,7 +84,9 @@ impl<E: StepElement> StepPlan<E> {
         Ok(StepPlan {
             device: device.clone(),
             problem,
+            policy: *policy,
             thresholds: policy.thresholds(),
+            on_slices: None,
             attend: LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.attend.1),
             weigh: LaunchShape::new((weighing, q_heads, sequences), BINS).shared(weigh_layout().bytes),
             mark: LaunchShape::new(grid(shape.parts), MARK_THREADS).shared(mark_layout().bytes),
@@ -139,6 +145,9 @@ impl<E: StepElement> StepPlan<E> {
     /// # Errors
     /// What the device reports.
     pub fn originals_read(&self, lengths: &[u32]) -> Result<OriginalsRead> {
+        if let Some(step) = &self.on_slices {
+            return Ok(step.originals_read());
+        }
         let mut read = OriginalsRead::default();
         for list in self.lists.to_vec()? {
             read.key_tiles += u64::from(list.key_tiles);
@@ -409,6 +418,7 @@ impl<E: StepElement> StepPlan<E> {
         out: AttendedHandles,
     ) -> Result<()> {
         stream.device().check_same(&self.device, "the plan")?;
+        self.on_slices = None;
         // SAFETY: this function's contract.
         unsafe {
             self.run_pass(stream, cache)?;
@@ -418,6 +428,48 @@ impl<E: StepElement> StepPlan<E> {
             self.run_checks(stream, cache, out)?;
             self.run_dense(stream, cache, out)
         }
+    }
+
+    /// The same step by the CPU's own path: the bits of [`run`](Self::run) in all that is returned, in the scratch and its
+    /// traffic, and in [`originals_read`](Self::originals_read). It needs no stream, and cannot be captured; the first run
+    /// allocates, later ones where sequences have grown.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run), and all is host memory that the call alone uses.
+    ///
+    /// # Errors
+    /// As [`cpu::Step::run`] and [`cpu::Step::admit`].
+    pub unsafe fn run_on_slices(&mut self, cache: &StepHandles<E>, out: AttendedHandles) -> Result<()> {
+        let mut step = match self.on_slices.take() {
+            Some(step) => step,
+            None => Box::new(cpu::Step::new(self.problem, &self.policy)?),
+        };
+        // SAFETY: the caller's word.
+        let (slices, near, out) = unsafe {
+            let slices = cpu::Slices {
+                queries: slice(cache.queries),
+                tiles: slice(cache.tiles),
+                annotations: slice(cache.annotations),
+                table: slice(cache.table),
+                lengths: slice(cache.lengths),
+                keys: slice(cache.keys),
+                values: slice(cache.values),
+            };
+            let near = cpu::NearSlices {
+                tiles: slice_mut(cache.near.tiles),
+                directory: slice_mut(cache.near.directory),
+                scratch: cache.near.scratch,
+            };
+            let out = cpu::Out {
+                output: slice_mut(out.output),
+                lse: slice_mut(out.lse),
+                certificates: slice_mut(out.certificates),
+            };
+            (slices, near, out)
+        };
+        let done = step.run(slices, out).and_then(|()| step.admit(slices, near));
+        self.on_slices = Some(step);
+        done
     }
 
     /// Fills what the kernels hand to each other with a byte, so that what none of them writes is the same everywhere.

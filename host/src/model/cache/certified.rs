@@ -96,6 +96,8 @@ impl CertifiedCache {
     /// The kernels on every device, for exact attention too: on the CPU the emulator, which gives the same bits.
     pub fn with_kernels(mut self) -> Self {
         self.simd = false;
+        let layers = self.layers.into_iter();
+        self.layers = layers.map(|(cache, sequence)| (cache.with_kernels(), sequence)).collect();
         self
     }
 

@@ -1,10 +1,11 @@
 //! Exact attention of a chunk: a plan of the dense system, or on the CPU its SIMD path.
 
 use super::{Geometry, Result};
+use crate::cpu::handles::{slice, slice_mut};
 use crate::dense::{self, Handles, Plan, Problem};
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use simt::{Global, GlobalMut};
+use simt::GlobalMut;
 
 /// A plan and what it writes besides the output.
 #[derive(Debug)]
@@ -67,30 +68,6 @@ impl Exact {
         // SAFETY: the caller's word.
         unsafe { attend_slices(self.plan.problem(), handles) }
     }
-}
-
-/// The memory of a handle.
-///
-/// # Safety
-/// It is host memory that is there for 'a, and nothing writes it meanwhile.
-unsafe fn slice<'a, T: simt::Pod>(handle: Global<T>) -> &'a [T] {
-    if handle.is_empty() {
-        return &[];
-    }
-    // SAFETY: the caller's word; the backend aligns what it allocates.
-    unsafe { std::slice::from_raw_parts(handle.address() as *const T, handle.len()) }
-}
-
-/// The same for writing.
-///
-/// # Safety
-/// As [`slice`], and nothing else touches it meanwhile.
-unsafe fn slice_mut<'a, T: simt::Pod>(handle: GlobalMut<T>) -> &'a mut [T] {
-    if handle.is_empty() {
-        return &mut [];
-    }
-    // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts_mut(handle.address() as *mut T, handle.len()) }
 }
 
 /// Attention of one chunk by the CPU's SIMD path.

@@ -1,0 +1,27 @@
+//! The memory behind handles of this backend.
+
+use simt::{Global, GlobalMut, Pod};
+
+/// The memory of a handle.
+///
+/// # Safety
+/// It is host memory that is there for 'a, and nothing writes it meanwhile.
+pub(crate) unsafe fn slice<'a, T: Pod>(handle: Global<T>) -> &'a [T] {
+    if handle.is_empty() {
+        return &[];
+    }
+    // SAFETY: the caller's word; the backend aligns what it allocates.
+    unsafe { std::slice::from_raw_parts(super::host(handle.address()).cast(), handle.len()) }
+}
+
+/// The same for writing.
+///
+/// # Safety
+/// As [`slice`], and nothing else touches it meanwhile.
+pub(crate) unsafe fn slice_mut<'a, T: Pod>(handle: GlobalMut<T>) -> &'a mut [T] {
+    if handle.is_empty() {
+        return &mut [];
+    }
+    // SAFETY: as above.
+    unsafe { std::slice::from_raw_parts_mut(super::host(handle.address()).cast(), handle.len()) }
+}
