@@ -13,6 +13,7 @@
 //! model, as are tiles with an operand that is not finite.
 
 use crate::attention::Half;
+use half::f16;
 use simt::emu::tensor::{Format, mma_16x8x16};
 use simt::math::exp2_nonpositive;
 
@@ -160,6 +161,12 @@ pub(crate) trait Lanes {
     fn round<E: Half>(x: &Floats) -> [u16; 16];
     /// 2^(x − reference) as [`exp2_nonpositive`] has it; the bits of a NaN may be others.
     fn exp2(x: &Floats, reference: f32) -> Floats;
+    /// f32 to f16, to nearest even; the bits of a NaN may be others than those of [`round`](Self::round).
+    fn round_f16(x: &Floats) -> [u16; 16];
+    /// A byte each, less 128.
+    fn signed(x: &[u8; 16]) -> Floats;
+    /// code · scale + zero of sixteen codes of four bits, low nibbles first.
+    fn restore(codes: [u8; 8], scale: f32, zero: f32) -> Floats;
     /// Asks for memory that will be read soon.
     fn prefetch(memory: &[u16]);
     /// Keys [16, head_dim], a token a lane.
@@ -226,6 +233,22 @@ impl Lanes for Portable {
     #[inline(always)]
     fn exp2(x: &Floats, reference: f32) -> Floats {
         x.map(|x| exp2_nonpositive(x - reference))
+    }
+
+    #[inline(always)]
+    fn round_f16(x: &Floats) -> [u16; 16] {
+        Self::round::<f16>(x)
+    }
+
+    #[inline(always)]
+    fn signed(x: &[u8; 16]) -> Floats {
+        x.map(|x| f32::from(x) - 128.0)
+    }
+
+    #[inline(always)]
+    fn restore(codes: [u8; 8], scale: f32, zero: f32) -> Floats {
+        let codes = u64::from_le_bytes(codes);
+        std::array::from_fn(|i| (codes >> (4 * i) & 15) as f32 * scale + zero)
     }
 
     #[inline(always)]

@@ -206,6 +206,26 @@ fn round_f16(x: &Floats) -> [u16; 16] {
     out
 }
 
+/// Eight bytes less 128.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signed_8(x: &[u8]) -> __m256 {
+    let bytes: [u8; 8] = [x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]];
+    let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(bytes)));
+    _mm256_cvtepi32_ps(_mm256_sub_epi32(wide, _mm256_set1_epi32(128)))
+}
+
+/// Eight codes of four bits times `scale`, plus `zero`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn restore_8(codes: u32, scale: f32, zero: f32) -> __m256 {
+    let shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    let codes = _mm256_srlv_epi32(_mm256_set1_epi32(codes as i32), shifts);
+    let codes = _mm256_cvtepi32_ps(_mm256_and_si256(codes, _mm256_set1_epi32(15)));
+    // The product is exact.
+    _mm256_fmadd_ps(codes, _mm256_set1_ps(scale), _mm256_set1_ps(zero))
+}
+
 /// A bit for each NaN of eight floats.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -271,6 +291,36 @@ macro_rules! lanes {
                 unsafe {
                     store_floats(exp2_8(&x[..8], reference), &mut out[..8]);
                     store_floats(exp2_8(&x[8..], reference), &mut out[8..]);
+                }
+                out
+            }
+
+            #[inline(always)]
+            fn round_f16(x: &Floats) -> [u16; 16] {
+                // SAFETY: as above.
+                unsafe { round_f16(x) }
+            }
+
+            #[inline(always)]
+            fn signed(x: &[u8; 16]) -> Floats {
+                let mut out = [0.0; 16];
+                let (low, high) = x.split_at(8);
+                // SAFETY: as above.
+                unsafe {
+                    store_floats(signed_8(low), &mut out[..8]);
+                    store_floats(signed_8(high), &mut out[8..]);
+                }
+                out
+            }
+
+            #[inline(always)]
+            fn restore(codes: [u8; 8], scale: f32, zero: f32) -> Floats {
+                let mut out = [0.0; 16];
+                let codes = u64::from_le_bytes(codes);
+                // SAFETY: as above.
+                unsafe {
+                    store_floats(restore_8(codes as u32, scale, zero), &mut out[..8]);
+                    store_floats(restore_8((codes >> 32) as u32, scale, zero), &mut out[8..]);
                 }
                 out
             }

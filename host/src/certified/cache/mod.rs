@@ -34,6 +34,7 @@ pub mod cases;
 mod error;
 mod extents;
 mod sequences;
+mod slices;
 mod tokens;
 
 use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, Result, Scratch, StepElement, Traffic};

@@ -44,6 +44,12 @@ impl<E: CacheElement> TieredCache<E> {
             let growth = self.book.growth(self.book.active().map(|row| (row, 1)))?;
             self.grow(stream, &growth)?;
         }
+        if self.on_slices(stream) {
+            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call returns.
+            unsafe { self.append_on_slices(keys, values) };
+            self.count_appended();
+            return Ok(());
+        }
         let arguments = (
             keys.global(),
             values.global(),
@@ -65,10 +71,15 @@ impl<E: CacheElement> TieredCache<E> {
         unsafe { stream.launch(&self.kernels.append, launch, arguments)? };
         self.quantize(stream, self.extents.sequences)?;
         if !stream.is_capturing() {
-            let active: Vec<u32> = self.book.active().collect();
-            active.into_iter().for_each(|row| self.book.row_mut(row).length += 1);
+            self.count_appended();
         }
         Ok(())
+    }
+
+    /// The book's lengths after an append.
+    fn count_appended(&mut self) {
+        let active: Vec<u32> = self.book.active().collect();
+        active.into_iter().for_each(|row| self.book.row_mut(row).length += 1);
     }
 
     /// Quantizes the fresh blocks that the first `jobs` jobs name.
@@ -185,6 +196,12 @@ impl<E: CacheElement> TieredCache<E> {
         piece: Piece,
         count: u32,
     ) -> Result<()> {
+        if self.on_slices(stream) {
+            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call returns; the rest as
+            // below.
+            unsafe { self.place_on_slices(keys, values, piece, count) };
+            return Ok(());
+        }
         let arguments = (
             keys.global(),
             values.global(),
@@ -218,10 +235,15 @@ impl<E: CacheElement> TieredCache<E> {
         start: u32,
     ) -> Result<()> {
         let vectors = elements as u64 / 8;
-        let arguments = (keys.global(), values.global(), self.refusals[1].global_mut(), vectors);
         let blocks = vectors.div_ceil(u64::from(THREADS)) as u32;
-        // SAFETY: keys and values both have as many elements, a multiple of 32.
-        unsafe { stream.launch(&self.kernels.inspect, LaunchShape::new(blocks, THREADS), arguments)? };
+        if self.on_slices(stream) {
+            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call returns.
+            unsafe { self.inspect_on_slices(keys, values, elements) };
+        } else {
+            let arguments = (keys.global(), values.global(), self.refusals[1].global_mut(), vectors);
+            // SAFETY: keys and values both have as many elements, a multiple of 32.
+            unsafe { stream.launch(&self.kernels.inspect, LaunchShape::new(blocks, THREADS), arguments)? };
+        }
         match self.take_refusals(stream, 1)?.first() {
             None => Ok(()),
             Some((kind, index)) => {

@@ -14,9 +14,11 @@ mod pass;
 mod query;
 mod replace;
 mod tile;
+mod write;
 
 pub use crate::simd_level::Level;
 pub use near::NearSlices;
+pub(crate) use write::quantize;
 
 use super::step::step_shape;
 use super::{Annotation, BLOCK_TOKENS, Certificate, OriginalsRead, Policy, Result, StepProblem};

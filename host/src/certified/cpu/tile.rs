@@ -42,11 +42,7 @@ impl Unpacked {
         for (codes, out) in
             bytes[..TOKENS * D].as_chunks::<16>().0.iter().zip(self.codes.as_chunks_mut::<16>().0)
         {
-            let mut x = [0f32; 16];
-            for (x, code) in x.iter_mut().zip(codes) {
-                *x = f32::from(*code) - 128.0;
-            }
-            *out = L::round::<f16>(&x);
+            *out = L::round_f16(&L::signed(codes));
         }
         let codes = &self.codes[..TOKENS * D];
         L::keys::<f16, Sixteens>(codes, D, &mut self.keys);
@@ -103,7 +99,12 @@ impl Unpacked {
             L::widen::<f16>(scales, &mut wide[0]);
             L::widen::<f16>(zeros, &mut wide[1]);
             for ((group, codes), out) in (0..16).zip(&mut codes).zip(&mut out) {
-                *out = L::round::<f16>(&restored(*codes, wide[0][group], wide[1][group]));
+                let (scale, zero) = (wide[0][group], wide[1][group]);
+                let mut sums = L::restore(*codes, scale, zero);
+                if !is_exact(scale, zero) {
+                    make_odd(&mut sums, *codes, scale, zero);
+                }
+                *out = L::round_f16(&sums);
             }
         }
         L::values::<f16>(&self.restored[..TOKENS * D], D, &mut self.values);
@@ -147,36 +148,38 @@ fn times<L: Lanes>(query: &Floats, scales: &Floats) -> [Row; 2] {
     for (product, (q, s)) in product.iter_mut().zip(query.iter().zip(scales)) {
         *product = q * s;
     }
-    let rounded = Row::new::<f16, L>(L::round::<f16>(&product));
+    let rounded = Row::new::<f16, L>(L::round_f16(&product));
     for (product, rounded) in product.iter_mut().zip(&rounded.floats) {
         *product -= rounded;
     }
-    [rounded, Row::new::<f16, L>(L::round::<f16>(&product))]
+    [rounded, Row::new::<f16, L>(L::round_f16(&product))]
 }
 
-/// code·scale + zero of a group's sixteen codes, which rounded to f16 is the one rounding of `fma_f16x2`: where f32 is not
-/// exact, the sum is made odd, so that it lies on the right side of every tie.
+/// Whether f32 holds every code·scale + zero exactly: with exponents s and z of the two, the sum is below
+/// 2^(max(s + 5, z + 1) + 1) and a multiple of 2^(min(s, z) − 10), and 24 bits lie between.
 #[inline(always)]
-fn restored(codes: [u8; 8], scale: f32, zero: f32) -> Floats {
+fn is_exact(scale: f32, zero: f32) -> bool {
+    let [s, z] = [scale, zero].map(|x| (x.to_bits() >> 23 & 0xff) as i32);
+    scale == 0.0 || zero == 0.0 || (s - z <= 8 && z - s <= 12)
+}
+
+/// Makes what rounding has changed odd, so that it lies on the right side of every tie and rounding it to f16 is the one
+/// rounding of `fma_f16x2`.
+#[cold]
+#[inline(never)]
+fn make_odd(sums: &mut Floats, codes: [u8; 8], scale: f32, zero: f32) {
     let codes = u64::from_le_bytes(codes);
-    let mut out = [0f32; 16];
-    for (half, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        let codes = (codes >> (32 * half)) as u32;
-        for (i, out) in (0u32..).zip(out) {
-            let code = (codes >> (4 * i) & 15) as i32 as f32;
-            // Four bits times eleven.
-            let product = code * scale;
-            let sum = product + zero;
-            let back = sum - product;
-            let lost = (product - (sum - back)) + (zero - back);
-            let bits = sum.to_bits();
-            let outward = (lost > 0.0) == (sum > 0.0);
-            let odd = if outward { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
-            let inexact = lost.abs() > 0.0 && lost.abs() < f32::INFINITY && bits & 1 == 0;
-            *out = f32::from_bits(if inexact { odd } else { bits });
+    for (i, sum) in sums.iter_mut().enumerate() {
+        let product = (codes >> (4 * i) & 15) as f32 * scale;
+        let back = *sum - product;
+        // What the sum has lost, exactly.
+        let lost = (product - (*sum - back)) + (zero - back);
+        let bits = sum.to_bits();
+        if lost != 0.0 && lost.is_finite() && bits & 1 == 0 {
+            let outward = (lost > 0.0) == (*sum > 0.0);
+            *sum = f32::from_bits(if outward { bits + 1 } else { bits - 1 });
         }
     }
-    out
 }
 
 const _: () = assert!(TILE == 16 * 16 * CONTRACTIONS && VALUE_GROUP == 16);
