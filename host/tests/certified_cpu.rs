@@ -28,20 +28,17 @@ const ALL: Policy = Policy {
     max_values: u32::MAX,
     ..Policy::NAIVE
 };
+/// Thresholds alone: the checks of a step are the kernels'.
+const fn unchecked(policy: Policy) -> Policy {
+    Policy { ranking: 0, canary: f32::INFINITY, exploration: 0.0, ..policy }
+}
+/// The paper's, its bound too.
+const PAPER: Policy = unchecked(Policy::PAPER);
+const STRICT: Policy = unchecked(Policy::STRICT);
 /// Values alone.
 const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::NAIVE };
-const POLICIES: [Policy; 10] = [
-    Policy::SOUND,
-    Policy::PAPER,
-    Policy::STRICT,
-    Policy::FAST,
-    Policy::NAIVE,
-    Policy::BARE,
-    DENSE,
-    SOME_DENSE,
-    ALL,
-    VALUES,
-];
+const POLICIES: [Policy; 10] =
+    [Policy::SOUND, PAPER, STRICT, Policy::FAST, Policy::NAIVE, Policy::BARE, DENSE, SOME_DENSE, ALL, VALUES];
 
 /// What becomes of some of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -229,7 +226,7 @@ fn every_policy_over_the_edges_of_blocks() {
 fn every_kind_of_input() {
     for input in Input::MADE {
         check::<f16>(PROBLEM, &[(input, 77), (input, 320)], &[Policy::SOUND, SOME_DENSE, ALL], 5);
-        check::<bf16>(PROBLEM, &[(input, 141)], &[Policy::SOUND, Policy::PAPER], 6);
+        check::<bf16>(PROBLEM, &[(input, 141)], &[Policy::SOUND, PAPER], 6);
     }
 }
 
@@ -238,18 +235,18 @@ fn groups_of_more_than_eight_and_of_one() {
     for group in [1, 7, 8, 9, 16] {
         let problem = StepProblem { q_heads: group, kv_heads: 1, ..PROBLEM };
         let sequences = [(Input::Normal, 0), (Input::Sharp, 15), (Input::Outlier, 130)];
-        check::<f16>(problem, &sequences, &[Policy::SOUND, Policy::PAPER, Policy::BARE], 7);
+        check::<f16>(problem, &sequences, &[Policy::SOUND, PAPER, Policy::BARE], 7);
     }
 }
 
 #[test]
 fn sequences_of_several_parts() {
     let problem = StepProblem { q_heads: 4, kv_heads: 1, max_tokens: 2048, ..PROBLEM };
-    check::<f16>(problem, &[(Input::Normal, 1500)], &[Policy::FAST, Policy::STRICT, ALL], 8);
+    check::<f16>(problem, &[(Input::Normal, 1500)], &[Policy::FAST, STRICT, ALL], 8);
     check::<bf16>(problem, &[(Input::Sharp, 2047)], &[Policy::SOUND], 9);
     // More than a thousand blocks: several blocks of a part for a thread, and several parts for a thread block.
     let problem = StepProblem { q_heads: 2, kv_heads: 1, max_tokens: 20_000, ..PROBLEM };
-    check::<f16>(problem, &[(Input::Diffuse, 17_001)], &[Policy::PAPER], 10);
+    check::<f16>(problem, &[(Input::Diffuse, 17_001)], &[PAPER], 10);
 }
 
 #[test]
@@ -372,7 +369,8 @@ fn grow<E: CacheElement>(slots: (u32, u32), policy: &Policy, slices: std::ops::R
 fn a_cache_may_change_its_path_at_any_time() {
     let few = Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::SOUND };
     for slots in [(0, 0), (3, 2), (100, 100)] {
-        for policy in [few, ALL, Policy::BARE] {
+        let checked = Policy { ranking: 1, canary: 1e-6, ..few };
+        for policy in [few, ALL, Policy::BARE, checked] {
             let kernels = grow::<f16>(slots, &policy, NEVER);
             for slices in [0..6, 0..3, 0..1] {
                 let mixed = grow::<f16>(slots, &policy, slices.clone());
@@ -413,6 +411,8 @@ fn what_does_not_fit_is_refused() {
         let error = Step::new(problem, &Policy::SOUND).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
+    let error = Step::new(PROBLEM, &Policy::STRICT).unwrap_err().to_string();
+    assert!(error.contains("ranking and canary"), "{error}");
     let error = Step::new(PROBLEM, &Policy { coverage: 2.0, ..Policy::SOUND }).unwrap_err().to_string();
     assert!(error.contains("coverage is 2"), "{error}");
 }

@@ -11,7 +11,8 @@ impl<E: CacheElement> TieredCache<E> {
     ///
     /// It allocates nothing, waits for nothing, and can be captured, together with appends. What it reads from host memory
     /// comes into the scratch on the way; the bits of output and certificates are the same whatever is there, and whether the
-    /// kernels or, on the CPU, [`cpu::Step`](super::super::cpu::Step) computes them.
+    /// kernels or, on the CPU, [`cpu::Step`](super::super::cpu::Step) computes them. A policy that checks the order of blocks or what is
+    /// stored runs through the kernels on the CPU too, for [`cpu::Step`](super::super::cpu::Step) has no such checks.
     ///
     /// # Errors
     /// [`CacheError::Plan`], [`CacheError::Length`], and nothing is launched; [`crate::Error::WrongDevice`]; what the launches
@@ -83,7 +84,7 @@ impl<E: CacheElement> TieredCache<E> {
                 scratch: self.scratch,
             },
         };
-        if self.on_slices(stream) {
+        if self.on_slices(stream) && plan.runs_on_slices() {
             // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call returns; the rest as
             // below.
             return unsafe { plan.run_on_slices(&handles, out) };

@@ -21,7 +21,7 @@ pub use near::NearSlices;
 pub(crate) use write::quantize;
 
 use super::step::step_shape;
-use super::{Annotation, BLOCK_TOKENS, Certificate, OriginalsRead, Policy, Result, StepProblem};
+use super::{Annotation, BLOCK_TOKENS, Certificate, Error, OriginalsRead, Policy, Result, StepProblem};
 use crate::attention::Half;
 use crate::attention::cpu::{TILES_ALONE, run};
 use crate::dense;
@@ -88,9 +88,15 @@ impl Step {
     /// sequences grow; without a certificate nothing.
     ///
     /// # Errors
-    /// As [`StepPlan::new`](super::StepPlan::new).
+    /// As [`StepPlan::new`](super::StepPlan::new); [`Error::Policy`] for a policy that checks the order of blocks or what is
+    /// stored: these checks have kernels and no path of their own here.
     pub fn new(problem: StepProblem, policy: &Policy) -> Result<Self> {
         let shape = step_shape(problem, policy)?;
+        if policy.watch().is_some() {
+            let what =
+                "ranking and canary are checks of the kernels alone: run a StepPlan, or switch them off";
+            return Err(Error::Policy { what: what.into() });
+        }
         let StepProblem { sequences, kv_heads, .. } = problem;
         let mut groups = Vec::new();
         for sequence in 0..sequences as usize {
