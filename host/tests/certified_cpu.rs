@@ -383,6 +383,60 @@ fn a_cache_may_change_its_path_at_any_time() {
     assert_eq!(grow::<bf16>((3, 2), &few, NEVER), grow::<bf16>((3, 2), &few, 0..6));
 }
 
+/// Tokens that a cache takes and tokens that it does not, on one path: what it says and what it holds.
+fn refuse(kernels: bool) -> (Vec<String>, Vec<Vec<bf16>>, Vec<(Vec<u8>, Vec<Annotation>)>) {
+    let device = Device::cpu(EmuOptions::default());
+    let stream = Stream::new(&device).unwrap();
+    let geometry = Geometry::new(3, 64).unwrap();
+    let extents =
+        Extents { geometry, blocks: 24, sequences: 3, max_tokens: 70, key_slots: 5, value_slots: 3 };
+    let mut cache = TieredCache::<bf16>::new(&device, extents).unwrap();
+    if kernels {
+        cache = cache.with_kernels();
+    }
+    let elements = 3 * 64;
+    let made = |count: usize, seed: u64| tokens::<bf16>(geometry, count, seed);
+    let buffer = |elements: &[bf16]| Buffer::from_slice(&device, elements).unwrap();
+    let [first, second] = [cache.start_sequence().unwrap(), cache.start_sequence().unwrap()];
+    cache.prefill(&stream, first, &buffer(&made(39, 1)), &buffer(&made(39, 2))).unwrap();
+    let mut said = Vec::new();
+    for step in 0..12 {
+        let (mut keys, mut values) = (made(3, 100 + step), made(3, 200 + step));
+        match step {
+            4 => keys[elements + 5] = bf16::NAN,
+            7 => values[elements - 1] = bf16::NEG_INFINITY,
+            9 => (keys[70], values[3]) = (bf16::from_f32(-1e6), bf16::from_f32(7e4)),
+            _ => {}
+        }
+        cache.append(&stream, &buffer(&keys), &buffer(&values)).unwrap();
+        if step % 3 == 2 {
+            said.push(format!("{:?}", cache.check(&stream).map_err(|error| error.to_string())));
+        }
+    }
+    // Begins in a block, fills several, ends in one.
+    cache.prefill(&stream, second, &buffer(&made(45, 3)), &buffer(&made(45, 4))).unwrap();
+    let mut bad = made(9, 5);
+    bad[7 * elements + 70] = bf16::INFINITY;
+    let error = cache.prefill(&stream, second, &buffer(&made(9, 6)), &buffer(&bad)).unwrap_err();
+    said.push(error.to_string());
+    let (mut rows, mut quantized) = (Vec::new(), Vec::new());
+    for sequence in [first, second] {
+        rows.extend(cache.read(&stream, sequence).unwrap());
+        quantized.extend(cache.quantized(&stream, sequence).unwrap());
+    }
+    said.push(format!("{:?}", cache.check(&stream).map_err(|error| error.to_string())));
+    (said, rows, quantized)
+}
+
+#[test]
+fn tokens_are_refused_alike() {
+    let (kernels, slices) = (refuse(true), refuse(false));
+    assert_eq!(kernels.0, slices.0);
+    assert!(kernels.0.iter().filter(|said| said.contains("not finite")).count() >= 2, "{:?}", kernels.0);
+    assert!(kernels.0.iter().any(|said| said.contains("beyond f16")), "{:?}", kernels.0);
+    assert!(kernels.1 == slices.1 && kernels.2 == slices.2);
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let case = Case::<f16>::new(StepProblem { max_tokens: 40, ..PROBLEM }, &[(Input::Normal, 33)], 13);
