@@ -383,8 +383,11 @@ fn a_cache_may_change_its_path_at_any_time() {
     assert_eq!(grow::<bf16>((3, 2), &few, NEVER), grow::<bf16>((3, 2), &few, 0..6));
 }
 
+/// What a cache says, its originals, and its tiles and annotations.
+type Held = (Vec<String>, Vec<Vec<bf16>>, Vec<(Vec<u8>, Vec<Annotation>)>);
+
 /// Tokens that a cache takes and tokens that it does not, on one path: what it says and what it holds.
-fn refuse(kernels: bool) -> (Vec<String>, Vec<Vec<bf16>>, Vec<(Vec<u8>, Vec<Annotation>)>) {
+fn refuse(kernels: bool) -> Held {
     let device = Device::cpu(EmuOptions::default());
     let stream = Stream::new(&device).unwrap();
     let geometry = Geometry::new(3, 64).unwrap();

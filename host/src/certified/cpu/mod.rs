@@ -1,6 +1,6 @@
 //! A step of certified attention on slices: all cores, SIMD, and the bits of the kernels' output, log-sums and certificates.
 //!
-//! What the kernels do on tensor cores is done sixteen outputs at a time, as in [`dense::cpu`](crate::dense::cpu); what they
+//! What the kernels do on tensor cores is done sixteen outputs at a time, as in [`dense::cpu`]; what they
 //! decide is decided by their own functions, and every sum has their order. Threads share out what on a GPU are thread
 //! blocks. Scores of the pass are kept for the blocks that are promoted, which the kernels compute twice.
 //!

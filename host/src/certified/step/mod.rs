@@ -2,6 +2,7 @@
 
 mod kernels;
 mod plan;
+mod slices;
 mod watching;
 
 pub use kernels::{STEP_HEAD_DIMS, StepElement};

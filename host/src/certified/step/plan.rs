@@ -4,7 +4,6 @@ use super::kernels::StepKernels;
 use super::watching::{Watching, of, words};
 use super::{Attended, AttendedHandles, OriginalsRead, StepElement, StepHandles, StepProblem, step_shape};
 use crate::certified::{BLOCK_TOKENS, Error, Policy, Result, cpu};
-use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream, dense};
 use kernels_gpu::attention::threads;
 use kernels_gpu::certified::choice::BINS;
@@ -28,12 +27,12 @@ use simt::LaunchShape;
 /// heads whose certificate is over budget or that failed a check. Nothing waits for the host.
 pub struct StepPlan<E: StepElement> {
     device: Device,
-    problem: StepProblem,
-    policy: Policy,
+    pub(super) problem: StepProblem,
+    pub(super) policy: Policy,
     thresholds: Thresholds,
     shape: StepShape,
     /// The CPU's own path, if the last step took it.
-    on_slices: Option<Box<cpu::Step>>,
+    pub(super) on_slices: Option<Box<cpu::Step>>,
     kernels: StepKernels<E>,
     attend: LaunchShape,
     weigh: LaunchShape,
@@ -55,7 +54,7 @@ pub struct StepPlan<E: StepElement> {
     /// Of `weigh` and `replace`; 0 between launches.
     counters: [Buffer<u32>; 2],
     /// The checks that the policy asks for.
-    watching: Option<Watching>,
+    pub(super) watching: Option<Watching>,
 }
 
 impl<E: StepElement> StepPlan<E> {
@@ -428,54 +427,6 @@ impl<E: StepElement> StepPlan<E> {
             self.run_checks(stream, cache, out)?;
             self.run_dense(stream, cache, out)
         }
-    }
-
-    /// Whether the CPU's own path has all that the policy asks for: not the checks of the order of blocks and of what is stored,
-    /// which have kernels alone.
-    pub fn runs_on_slices(&self) -> bool {
-        self.watching.is_none()
-    }
-
-    /// The same step by the CPU's own path: the bits of [`run`](Self::run) in all that is returned, in the scratch and its
-    /// traffic, and in [`originals_read`](Self::originals_read). It needs no stream, and cannot be captured; the first run
-    /// allocates, later ones where sequences have grown.
-    ///
-    /// # Safety
-    /// As [`run`](Self::run), and all is host memory that the call alone uses.
-    ///
-    /// # Errors
-    /// As [`cpu::Step::new`], [`cpu::Step::run`] and [`cpu::Step::admit`].
-    pub unsafe fn run_on_slices(&mut self, cache: &StepHandles<E>, out: AttendedHandles) -> Result<()> {
-        let mut step = match self.on_slices.take() {
-            Some(step) => step,
-            None => Box::new(cpu::Step::new(self.problem, &self.policy)?),
-        };
-        // SAFETY: the caller's word.
-        let (slices, near, out) = unsafe {
-            let slices = cpu::Slices {
-                queries: slice(cache.queries),
-                tiles: slice(cache.tiles),
-                annotations: slice(cache.annotations),
-                table: slice(cache.table),
-                lengths: slice(cache.lengths),
-                keys: slice(cache.keys),
-                values: slice(cache.values),
-            };
-            let near = cpu::NearSlices {
-                tiles: slice_mut(cache.near.tiles),
-                directory: slice_mut(cache.near.directory),
-                scratch: cache.near.scratch,
-            };
-            let out = cpu::Out {
-                output: slice_mut(out.output),
-                lse: slice_mut(out.lse),
-                certificates: slice_mut(out.certificates),
-            };
-            (slices, near, out)
-        };
-        let done = step.run(slices, out).and_then(|()| step.admit(slices, near));
-        self.on_slices = Some(step);
-        done
     }
 
     /// Fills what the kernels hand to each other with a byte, so that what none of them writes is the same everywhere.

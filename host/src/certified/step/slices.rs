@@ -1,0 +1,55 @@
+//! A step on the CPU's own path.
+
+use super::{AttendedHandles, StepElement, StepHandles, StepPlan};
+use crate::certified::{Result, cpu};
+use crate::cpu::handles::{slice, slice_mut};
+
+impl<E: StepElement> StepPlan<E> {
+    /// Whether the CPU's own path has all that the policy asks for: not the checks of the order of blocks and of what is stored,
+    /// which have kernels alone.
+    pub fn runs_on_slices(&self) -> bool {
+        self.watching.is_none()
+    }
+
+    /// The same step by the CPU's own path: the bits of [`run`](Self::run) in all that is returned, in the scratch and its
+    /// traffic, and in [`originals_read`](Self::originals_read). It needs no stream, and cannot be captured; the first run
+    /// allocates, later ones where sequences have grown.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run), and all is host memory that the call alone uses.
+    ///
+    /// # Errors
+    /// As [`cpu::Step::new`], [`cpu::Step::run`] and [`cpu::Step::admit`].
+    pub unsafe fn run_on_slices(&mut self, cache: &StepHandles<E>, out: AttendedHandles) -> Result<()> {
+        let mut step = match self.on_slices.take() {
+            Some(step) => step,
+            None => Box::new(cpu::Step::new(self.problem, &self.policy)?),
+        };
+        // SAFETY: the caller's word.
+        let (slices, near, out) = unsafe {
+            let slices = cpu::Slices {
+                queries: slice(cache.queries),
+                tiles: slice(cache.tiles),
+                annotations: slice(cache.annotations),
+                table: slice(cache.table),
+                lengths: slice(cache.lengths),
+                keys: slice(cache.keys),
+                values: slice(cache.values),
+            };
+            let near = cpu::NearSlices {
+                tiles: slice_mut(cache.near.tiles),
+                directory: slice_mut(cache.near.directory),
+                scratch: cache.near.scratch,
+            };
+            let out = cpu::Out {
+                output: slice_mut(out.output),
+                lse: slice_mut(out.lse),
+                certificates: slice_mut(out.certificates),
+            };
+            (slices, near, out)
+        };
+        let done = step.run(slices, out).and_then(|()| step.admit(slices, near));
+        self.on_slices = Some(step);
+        done
+    }
+}
