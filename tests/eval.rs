@@ -13,7 +13,11 @@ use serde_json::Value;
 use std::fs;
 
 fn model(folder: &Folder, layers: usize) -> String {
-    let config = ModelConfig { layers, ..synthetic::tiny(Architecture::Llama) };
+    model_with(folder, layers, 512)
+}
+
+fn model_with(folder: &Folder, layers: usize, context: usize) -> String {
+    let config = ModelConfig { layers, context, ..synthetic::tiny(Architecture::Llama) };
     let model = synthetic::model(config, Packing::Q4_1, 1).expect("a model");
     fs::write(folder.path("tiny.gguf"), synthetic::file(&model).to_bytes()).expect("written");
     folder.text("tiny.gguf")
@@ -290,6 +294,76 @@ fn a_capture_is_what_attention_had() {
     refused(&[&forced[..], &["--tokens", "5", "--queries", "6"]].concat(), &["--queries 6", "5 tokens"]);
     refused(&[&forced[..], &["--layers", "0,2"]].concat(), &["the layer to capture is 2"]);
     assert_eq!(fs::read(&out).expect("a capture"), bytes, "left as it was");
+}
+
+#[test]
+fn needles_and_tasks_are_recorded_trial_by_trial() {
+    let folder = Folder::new();
+    let (path, words) = (model_with(&folder, 1, 2048), words(&folder, 20_000));
+    let (report, plot) = (folder.text("report.json"), folder.text("plot"));
+    let run = |arguments: &[&str]| {
+        let fixed =
+            ["--model", &path, "--text", &words, "--json", &report, "--plot", &plot, "--backend", "cpu"];
+        let out = succeed(&[&["eval"], arguments, &fixed].concat());
+        let svg = fs::read_to_string(folder.path("plot.svg")).expect("a picture");
+        fs::remove_file(folder.path("plot.svg")).expect("removed");
+        (out, svg, json(&report))
+    };
+    let needles = [
+        "niah",
+        "--kv",
+        "naive-int8-int4",
+        "--context",
+        "700",
+        "--depths",
+        "2",
+        "--trials",
+        "1",
+        "--distractors",
+        "2",
+    ];
+    let (out, svg, found) = run(&needles);
+    assert!(out.contains("McNemar") && out.contains("0/2"), "{out}");
+    assert!(svg.contains("naive-int8-int4") && svg.contains("100 %") && svg.contains("0/1"), "{svg}");
+    let (trials, rows) = (array(&found, "trials"), array(&found["summary"], "rows"));
+    assert_eq!((trials.len(), rows.len()), (4, 2));
+    for (dense, naive) in trials.iter().step_by(2).zip(trials.iter().skip(1).step_by(2)) {
+        assert_eq!((&dense["kv"], &naive["kv"]), (&"dense".into(), &"naive-int8-int4".into()));
+        assert_eq!((&dense["key"], &dense["depth"]), (&naive["key"], &naive["depth"]));
+        assert!(
+            number(dense, "log_probability") < -5.0 && dense["hit"] == false,
+            "noise finds no key: {dense}"
+        );
+        assert_ne!(dense["log_probability"], naive["log_probability"]);
+    }
+    assert_eq!((number(&rows[1], "p"), number(&rows[1], "hit_rate")), (1.0, 0.0));
+    // Wilson's interval of none of two.
+    assert!((number(&rows[1]["hit_interval"], "high") - 0.6576).abs() < 1e-4, "{}", rows[1]);
+    // More depths are added to those there are.
+    let (_, _, more) = run(&[&needles[..5], &["--depths", "3"], &needles[7..]].concat());
+    assert_eq!(array(&more, "trials").len(), 6);
+    assert_eq!(array(&more, "trials")[..4], trials[..]);
+
+    fs::remove_file(&report).expect("removed");
+    let (out, svg, found) =
+        run(&["ruler", "--kv", "dense", "--tasks", "fwe,single", "--context", "1200", "--trials", "1"]);
+    assert!(
+        out.contains("single") && out.contains("fwe") && !out.contains("cwe") && svg.contains("fwe"),
+        "{out}"
+    );
+    let (trials, rows) = (array(&found, "trials"), array(&found["summary"], "rows"));
+    let tasks: Vec<&Value> = rows.iter().map(|row| &row["task"]).collect();
+    assert_eq!((trials.len(), tasks), (2, vec![&"single".into(), &"fwe".into(), &"all".into()]));
+    for trial in trials {
+        let text = trial["text"].as_str().expect("text");
+        let expected = array(trial, "expected");
+        let there =
+            expected.iter().filter(|answer| text.contains(answer.as_str().expect("an answer"))).count();
+        assert_eq!(number(trial, "score"), there as f64 / expected.len() as f64);
+        assert!(number(trial, "tokens") <= 1200.0 - 32.0);
+    }
+    let short = ["eval", "ruler", "--model", &path, "--text", &words, "--backend", "cpu", "--kv", "dense"];
+    refused(&[&short[..], &["--context", "100"]].concat(), &["the task needs at least", "has 100"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::subject::{SubjectArguments, behind_bos, corpus, schemes};
 use super::table::{Align, Table};
 use super::text;
 use host::eval::compare::{self, Agreement, Compared, Summary};
-use host::eval::{self, statistics};
+use host::eval::statistics;
 use host::model::cache::KvCache;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -140,11 +140,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             Err(error) => {
                 watcher.end();
-                journal.save(false, &summary(journal.trials()))?;
-                return Err(match error {
-                    eval::Error::Stopped => Error::Interrupted(journal.interrupted(windows)).into(),
-                    error => error.into(),
-                });
+                return Err(journal.ended_early(error.into(), windows, &summary(journal.trials())));
             }
         }
     }

@@ -7,6 +7,9 @@
 //! | [`decoder`] | a model over a cache: reading, forced and free steps |
 //! | [`perplexity`] | the decoded half of a window |
 //! | [`compare`] | two caches on the same text, step by step |
+//! | [`prompt`] | texts of a given length with a question |
+//! | [`needle`] | a needle in a haystack, among other needles |
+//! | [`ruler`] | seven tasks over long texts |
 //! | [`capture`] | what passes through a cache, kept |
 //!
 //! Every measurement has the same shape: what comes before is read in chunks, and then each token goes through the cache by
@@ -16,8 +19,11 @@ pub mod capture;
 pub mod compare;
 pub mod decoder;
 pub mod distribution;
+pub mod needle;
 pub mod perplexity;
+pub mod prompt;
 mod random;
+pub mod ruler;
 pub mod statistics;
 
 pub use decoder::{Decoder, Watch};
@@ -56,6 +62,18 @@ pub enum Error {
         /// Tokens there are.
         found: usize,
         /// Tokens needed.
+        needed: usize,
+    },
+    /// A text with too few words of its own.
+    #[error(
+        "{text} has {found} plain words of four to nine letters and {needed} are needed; choose a longer text"
+    )]
+    FewWords {
+        /// The text.
+        text: String,
+        /// Words that were found.
+        found: usize,
+        /// Words needed.
         needed: usize,
     },
     /// Whoever watches said so.

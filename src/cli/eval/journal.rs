@@ -4,6 +4,7 @@ use crate::cli::bench::environment::Environment;
 use crate::cli::failure::Failure;
 use crate::cli::output::{Report, ReportArguments};
 use crate::cli::subject::Subject;
+use host::eval;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -206,10 +207,7 @@ impl<T: Trial> Journal<'_, T> {
     }
 
     /// Writes the file, if there is one.
-    ///
-    /// # Errors
-    /// What cannot be written.
-    pub fn save(&self, complete: bool, summary: &impl Serialize) -> Result<(), Failure> {
+    fn save(&self, complete: bool, summary: &impl Serialize) -> Result<(), Failure> {
         self.report.save(&self.json(complete, summary))
     }
 
@@ -221,20 +219,20 @@ impl<T: Trial> Journal<'_, T> {
         self.report.finish(tables, &self.json(true, summary))
     }
 
-    /// What to say of a run that ended early.
-    pub fn interrupted(&self, of: usize) -> String {
-        let done = self.trials.len();
-        match &self.path {
-            Some(path) => {
-                let path = path.display();
-                format!(
-                    "interrupted with {done} of {of} trials done; {path} has them, and the same command goes on from there"
-                )
-            }
-            None => format!(
-                "interrupted with {done} of {of} trials done; with --json FILE they would have been kept"
-            ),
+    /// What to say of a run that ended before all of its trials, of which the file gets those there are.
+    pub fn ended_early(&self, error: Failure, of: usize, summary: &impl Serialize) -> Failure {
+        if let Err(error) = self.save(false, summary) {
+            return error;
         }
+        if !matches!(error, Failure::Measure(eval::Error::Stopped)) {
+            return error;
+        }
+        let done = self.trials.len();
+        let kept = match &self.path {
+            Some(path) => format!("{} has them, and the same command goes on from there", path.display()),
+            None => "with --json FILE they would have been kept".into(),
+        };
+        super::Error::Interrupted(format!("interrupted with {done} of {of} trials done; {kept}")).into()
     }
 
     fn json<'b, U: Serialize>(&'b self, complete: bool, summary: &'b U) -> Json<'b, T, &'b U> {

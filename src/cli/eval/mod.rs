@@ -1,7 +1,10 @@
 //! `ferrokv eval`: what a KV scheme does to a language model.
 
+mod heat_map;
 pub mod journal;
+mod niah;
 mod ppl;
+mod ruler;
 
 use super::failure::Failure;
 use super::interrupt::{self, Interrupt};
@@ -33,6 +36,8 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum What {
     Ppl(Box<ppl::Arguments>),
+    Niah(Box<niah::Arguments>),
+    Ruler(Box<ruler::Arguments>),
 }
 
 /// Why a measurement has no result.
@@ -72,6 +77,8 @@ pub enum Error {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
         What::Ppl(arguments) => ppl::run(arguments),
+        What::Niah(arguments) => niah::run(arguments),
+        What::Ruler(arguments) => ruler::run(arguments),
     }
 }
 
@@ -160,8 +167,13 @@ impl Watcher {
 
     /// Hears of work that is done; breaks where Ctrl-C was pressed.
     pub fn hear(&self, work: usize) -> ControlFlow<()> {
-        self.bar.inc(work as u64);
+        self.add(work);
         if self.interrupt.pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Work that is done.
+    pub fn add(&self, work: usize) {
+        self.bar.inc(work as u64);
     }
 
     /// Takes the bar away.

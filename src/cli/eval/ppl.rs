@@ -1,14 +1,13 @@
 //! `ferrokv eval ppl`: perplexity of the decoded half of windows.
 
 use super::journal::{Journal, JournalArguments};
-use super::{Error, Lengths, Watcher, beside_dense, dense_heads, names, signed, worst_bound};
+use super::{Lengths, Watcher, beside_dense, dense_heads, names, signed, worst_bound};
 use crate::cli::chart::{Chart, Line, Panel, Point};
 use crate::cli::failure::Failure;
 use crate::cli::picture::Picture;
 use crate::cli::subject::{DENSE, Subject, SubjectArguments, behind_bos, corpus};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
-use host::eval;
 use host::eval::perplexity::{self, Summary};
 use host::eval::statistics::{self, Interval};
 use host::model::cache;
@@ -159,14 +158,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let half = perplexity::decode_half(&mut runner, &mut *cache, tokens, &mut |work| watcher.hear(work));
         let half = match half {
             Ok(half) => half,
-            Err(eval::Error::Stopped) => {
-                watcher.end();
-                journal.save(false, &rows(journal.trials()))?;
-                return Err(Error::Interrupted(journal.interrupted(plan.len())).into());
-            }
             Err(error) => {
-                journal.save(false, &rows(journal.trials()))?;
-                return Err(error.into());
+                watcher.end();
+                return Err(journal.ended_early(error.into(), plan.len(), &rows(journal.trials())));
             }
         };
         let trial = Trial {
