@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         [first, second] => [first, second],
         _ => return Err(Error::NotTwo { found: arguments.kv.join(",") }.into()),
     };
-    let picture = arguments.plot.as_deref().map(Picture::new).transpose()?;
+    let picture = arguments.plot.as_deref().map(|prefix| Picture::new(prefix, None)).transpose()?;
     let corpus = corpus(&arguments.text)?;
     let subject = arguments.subject.open()?;
     let tokenizer = subject.tokenizer()?;

@@ -1,22 +1,18 @@
 //! `ferrokv generate`: a model continues a prompt, its keys and values in a cache of one's choice.
 
-use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
+use super::interrupt::{self, Interrupt};
 use super::output::{Report, ReportArguments, print};
+use super::subject::{SubjectArguments, behind_bos};
 use super::text;
-use host::Device;
+use host::model::Tokenizer;
 use host::model::cache::{KvCache, Scheme, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
 use host::model::tokenizer::Message;
-use host::model::{Error as ModelError, Model, Tokenizer, fetched};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use simt::emu::EmuOptions;
 use std::io::{IsTerminal, stdout};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const LONG: &str = "\
@@ -57,9 +53,6 @@ const PREFILL_STEP: usize = 64;
 pub struct Arguments {
     /// What to continue; with --chat, what to answer.
     prompt: String,
-    /// The GGUF file; without it, what ./setup --model fetched.
-    #[arg(long, value_name = "FILE")]
-    model: Option<PathBuf>,
     /// How keys and values are kept: dense, naive-int8-int4, certified[:PRESET].
     #[arg(long, value_name = "SCHEME", default_value = "dense")]
     kv: String,
@@ -85,7 +78,7 @@ pub struct Arguments {
     #[arg(long)]
     chat: bool,
     #[command(flatten)]
-    backend: BackendArguments,
+    subject: SubjectArguments,
     #[command(flatten)]
     report: ReportArguments,
 }
@@ -103,8 +96,8 @@ pub enum Error {
         tokens: String,
     },
     /// The handler of Ctrl-C.
-    #[error("cannot watch for Ctrl-C: {0}; run the command by itself")]
-    Watch(#[from] ctrlc::Error),
+    #[error(transparent)]
+    Watch(#[from] interrupt::Error),
 }
 
 /// Why a text ends.
@@ -177,54 +170,43 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Error::EmptyPrompt.into());
     }
     let scheme: Scheme = arguments.kv.parse().map_err(ForwardError::from)?;
-    let path = match &arguments.model {
-        Some(path) => path.clone(),
-        None => fetched::model()?,
-    };
-    let report = arguments.report.open(Some(&path), None)?;
-    let model = Model::open(&path)?;
-    let tokenizer = model.tokenizer()?;
+    let report = arguments.report.open(Some(&arguments.subject.path()?), None)?;
+    let subject = arguments.subject.open()?;
+    let tokenizer = subject.tokenizer()?;
     let prompt = if arguments.chat {
         tokenizer.chat(&[Message::user(&arguments.prompt)])?
     } else {
-        let start = tokenizer.bos();
-        start.into_iter().chain(tokenizer.encode(&arguments.prompt)?).collect()
+        behind_bos(tokenizer, &tokenizer.encode(&arguments.prompt)?)
     };
-    let context = model.config.context;
-    if prompt.len() > context {
-        return Err(ModelError::Context { tokens: prompt.len(), context }.into());
-    }
+    subject.fits(prompt.len())?;
+    let context = subject.model.config.context;
     let choice = choice(arguments);
-    choice.shape(model.config.vocab).map_err(ForwardError::from)?;
+    choice.shape(subject.model.config.vocab).map_err(ForwardError::from)?;
 
-    let (device, gpu_note) = match arguments.backend.open()? {
-        Gpu::Ready(device) => (device, None),
-        Gpu::None(reason) => (Device::cpu(EmuOptions::default()), Some(reason)),
-    };
     let capacity = prompt.len().saturating_add(arguments.max_tokens as usize).min(context);
-    let mut cache = scheme.open(&device, (&model.config).into(), capacity).map_err(ForwardError::from)?;
-    let mut runner = Runner::new(&model, &device).map_err(Failure::from)?;
+    let mut cache = subject.cache(scheme, capacity)?;
+    let mut runner = subject.runner()?;
     let text = Text {
         tokenizer,
         choice,
         context,
         max_tokens: arguments.max_tokens as usize,
         streams: !report.takes_stdout(),
-        stop: watch()?,
+        interrupt: Interrupt::watch().map_err(Error::from)?,
     };
     let done = text.write(&mut runner, &mut *cache, &prompt)?;
 
-    let name = if gpu_note.is_none() { device.info().name.as_str() } else { "CPU" };
+    let name = subject.device_name();
     eprintln!("{}", done.status(prompt.len(), &*cache, name));
     let decoded = done.steps.len().saturating_sub(1);
     let json = Json {
         command: "generate",
         version: env!("CARGO_PKG_VERSION"),
-        model: &model.config.name,
-        file: path.display().to_string(),
+        model: &subject.model.config.name,
+        file: subject.path.display().to_string(),
         kv: scheme.to_string(),
         device: name,
-        gpu_note: gpu_note.as_deref(),
+        gpu_note: subject.gpu_note.as_deref(),
         prompt: &arguments.prompt,
         chat: arguments.chat,
         temperature: arguments.temperature,
@@ -264,18 +246,6 @@ fn choice(arguments: &Arguments) -> Choice {
     }
 }
 
-/// Set by Ctrl-C; a second one ends the process.
-fn watch() -> Result<Arc<AtomicBool>, Error> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let pressed = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        if pressed.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    })?;
-    Ok(stop)
-}
-
 fn rate(tokens: usize, seconds: f64) -> f64 {
     tokens as f64 / seconds.max(1e-9)
 }
@@ -288,7 +258,7 @@ struct Text<'a> {
     max_tokens: usize,
     /// Whether it goes to stdout as it comes.
     streams: bool,
-    stop: Arc<AtomicBool>,
+    interrupt: Interrupt,
 }
 
 /// A text, and how long it took.
@@ -401,7 +371,7 @@ impl Text<'_> {
     }
 
     fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.interrupt.pressed()
     }
 }
 

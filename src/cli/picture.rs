@@ -61,12 +61,12 @@ impl Picture {
     /// PREFIX.svg and PREFIX.png, checked before any work is done.
     ///
     /// # Errors
-    /// A folder that is not there, or a path that is no file.
-    pub fn new(prefix: &Path) -> Result<Picture, Failure> {
+    /// A folder that is not there, a path that is no file, or the command's input.
+    pub fn new(prefix: &Path, input: Option<&Path>) -> Result<Picture, Failure> {
         let target = |extension: &str| {
             let mut path = OsString::from(prefix);
             path.push(extension);
-            Target::new(Path::new(&path), true, None)
+            Target::new(Path::new(&path), true, input)
         };
         Ok(Picture { svg: target(".svg")?, png: target(".png")? })
     }

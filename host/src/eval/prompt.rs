@@ -12,6 +12,9 @@ const TURN: usize = 8;
 /// Bytes of a token, at most, where a window is cut from a text.
 const BYTES_PER_TOKEN: usize = 12;
 
+/// Tokens of two long sentences.
+const CUT: usize = 256;
+
 /// A text and a question, as tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
@@ -88,7 +91,7 @@ impl Frame<'_> {
     }
 }
 
-/// Consecutive sentences of a text, `tokens` tokens in all, from a place of chance on.
+/// Consecutive sentences of a text from a place of chance on: `tokens` tokens or more, unless the first or last is very long.
 ///
 /// # Errors
 /// The text has fewer tokens.
@@ -98,6 +101,8 @@ pub fn sentences(
     tokens: usize,
     random: &mut Random,
 ) -> Result<Vec<String>> {
+    // Sentences at both ends are cut off and dropped.
+    let tokens = tokens + tokens / 4 + CUT;
     let room = corpus.text().len().saturating_sub(tokens * BYTES_PER_TOKEN);
     let window = corpus.window(tokenizer, random.below(room + 1), tokens)?;
     let text = tokenizer.decode(&window.tokens)?;

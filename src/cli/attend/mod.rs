@@ -8,6 +8,7 @@ mod step;
 use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
 use super::output::ReportArguments;
+use super::picture::Picture;
 use super::{progress, text};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -16,7 +17,7 @@ use host::certified::Policy;
 use host::int8::file::Dtype;
 use host::tensor_file::TensorFile;
 use host::{Device, Stream, certified, dense};
-use picture::Picture;
+use picture::Heads;
 use report::{Report, summary};
 use simt::emu::EmuOptions;
 use std::path::PathBuf;
@@ -220,7 +221,8 @@ pub enum Error {
 /// Bad input, a device that fails, or a bound that does not hold.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = arguments.report.open(Some(&arguments.file), None)?;
-    let picture = arguments.plot.as_ref().map(|prefix| Picture::new(prefix, &arguments.file)).transpose()?;
+    let picture =
+        arguments.plot.as_ref().map(|prefix| Picture::new(prefix, Some(&arguments.file))).transpose()?;
     let scheme = arguments.scheme;
     let name = match (scheme, arguments.policy) {
         (Scheme::Certified, policy) => Some(policy.unwrap_or("sound")),
@@ -272,7 +274,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     tables += &format!("\n{}", found.line());
     if let Some(picture) = &picture {
         let stem = arguments.file.file_name().unwrap_or(arguments.file.as_os_str());
-        picture.draw(&format!("Bound and true error: {}, {}{by}", stem.display(), scheme.name()), &done)?;
+        let title = format!("Bound and true error: {}, {}{by}", stem.display(), scheme.name());
+        picture.write(&Heads { title, layers: &done })?;
     }
     let json = Report {
         command: "attend",

@@ -1,20 +1,13 @@
 //! A picture: each head's bound against its true error, and the diagonal on which they would be equal.
 
 use super::report::LayerReport;
-use crate::cli::bench::Error;
-use crate::cli::failure::Failure;
+use crate::cli::picture::{Drawing, GRID, INK, Outcome, TEXT, ink};
 use host::certified::Rung;
-use host::tensor_file::Target;
 use plotters::coord::Shift;
 use plotters::prelude::*;
-use std::ffi::OsString;
 use std::ops::Range;
-use std::path::Path;
 
 const SIZE: (u32, u32) = (900, 760);
-const TEXT: i32 = 17;
-const INK: RGBColor = RGBColor(40, 40, 40);
-const GRID: RGBColor = RGBColor(228, 228, 228);
 /// What errors of 0 are drawn as.
 const LEAST: f64 = 1e-12;
 
@@ -27,51 +20,12 @@ const RUNGS: [(Rung, &str, RGBColor); 5] = [
     (Rung::Layer, "layer", RGBColor(204, 121, 167)),
 ];
 
-/// PREFIX.svg and PREFIX.png.
-pub struct Picture {
-    svg: Target,
-    png: Target,
-}
-
-impl Picture {
-    /// The files, checked before any work is done.
-    ///
-    /// # Errors
-    /// A folder that is not there, or a path that is no file.
-    pub fn new(prefix: &Path, input: &Path) -> Result<Picture, Failure> {
-        let target = |extension: &str| {
-            let mut path = OsString::from(prefix);
-            path.push(extension);
-            Target::new(Path::new(&path), true, Some(input))
-        };
-        Ok(Picture { svg: target(".svg")?, png: target(".png")? })
-    }
-
-    /// Draws the layers' heads.
-    ///
-    /// # Errors
-    /// What cannot be drawn or written.
-    pub fn draw(&self, title: &str, layers: &[LayerReport]) -> Result<(), Failure> {
-        let failed = |target: &Target, reason: String| Error::Plot {
-            path: target.path().display().to_string(),
-            reason,
-        };
-        let mut text = String::new();
-        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
-        draw(area, title, layers).map_err(|error| failed(&self.svg, error.to_string()))?;
-        self.svg.write(text.as_bytes())?;
-        let png = png(title, layers).map_err(|reason| failed(&self.png, reason))?;
-        Ok(self.png.write(&png)?)
-    }
-}
-
-fn png(title: &str, layers: &[LayerReport]) -> Result<Vec<u8>, String> {
-    // The library encodes into files only.
-    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let path = folder.path().join("picture.png");
-    draw(BitMapBackend::new(&path, SIZE).into_drawing_area(), title, layers)
-        .map_err(|error| error.to_string())?;
-    std::fs::read(&path).map_err(|error| error.to_string())
+/// The layers' heads.
+pub struct Heads<'a> {
+    /// File and scheme.
+    pub title: String,
+    /// What is drawn.
+    pub layers: &'a [LayerReport],
 }
 
 /// Whole powers of ten around the values.
@@ -85,18 +39,23 @@ fn decades(values: impl Iterator<Item = f64>) -> Range<f64> {
     10f64.powi(low)..10f64.powi(high.max(low + 1))
 }
 
-fn draw<B: DrawingBackend>(
-    root: DrawingArea<B, Shift>,
-    title: &str,
-    layers: &[LayerReport],
-) -> Result<(), Box<dyn std::error::Error>>
+impl Drawing for Heads<'_> {
+    fn size(&self) -> (u32, u32) {
+        SIZE
+    }
+
+    fn draw<B: DrawingBackend>(&self, root: &DrawingArea<B, Shift>) -> Outcome
+    where
+        B::ErrorType: 'static,
+    {
+        draw(root, &self.title, self.layers)
+    }
+}
+
+fn draw<B: DrawingBackend>(root: &DrawingArea<B, Shift>, title: &str, layers: &[LayerReport]) -> Outcome
 where
     B::ErrorType: 'static,
 {
-    // A font of our own, so that a machine without any draws the same picture.
-    plotters::style::register_font("sans-serif", FontStyle::Normal, dejavu::sans::regular())
-        .map_err(|_| "the font is broken")?;
-    let ink = |size: i32| TextStyle::from(("sans-serif", size)).color(&INK);
     let points: Vec<(Rung, f64, f64)> = layers
         .iter()
         .flat_map(|layer| &layer.rows)
@@ -108,7 +67,6 @@ where
     let diagonal = (x.start.max(y.start), x.end.min(y.end));
     let ticks = |range: &Range<f64>| (range.end / range.start).log10().round() as usize + 1;
     let (x_ticks, y_ticks) = (ticks(&x), ticks(&y));
-    root.fill(&WHITE)?;
     let root = root.titled(title, ink(TEXT + 3))?;
     let mut chart = ChartBuilder::on(&root)
         .margin(10)
@@ -154,7 +112,6 @@ where
         .background_style(WHITE.mix(0.9))
         .border_style(GRID)
         .draw()?;
-    root.present()?;
     Ok(())
 }
 

@@ -11,6 +11,8 @@ const LEFT: i32 = 76;
 const TOP: i32 = 84;
 const BELOW: i32 = 66;
 const GAP: i32 = 24;
+/// The least width: what title and legend take.
+const WIDTH: i32 = 640;
 
 /// A cell.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +73,7 @@ fn shade(value: f64, least: f64) -> RGBColor {
 impl Drawing for HeatMaps {
     fn size(&self) -> (u32, u32) {
         let (width, height) = self.map_size();
-        ((width * self.maps.len().max(1) as i32) as u32, height as u32)
+        (((width * self.maps.len() as i32).max(WIDTH)) as u32, height as u32)
     }
 
     fn draw<B: DrawingBackend>(&self, root: &DrawingArea<B, Shift>) -> Outcome

@@ -128,7 +128,7 @@ struct Rows {
 /// Bad input, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let schemes = beside_dense(&arguments.kv)?;
-    let picture = arguments.plot.as_deref().map(Picture::new).transpose()?;
+    let picture = arguments.plot.as_deref().map(|prefix| Picture::new(prefix, None)).transpose()?;
     let corpus = corpus(&arguments.text)?;
     let subject = arguments.subject.open()?;
     let tokenizer = subject.tokenizer()?;
