@@ -395,7 +395,9 @@ fn quantized_caches_stay_within_and_beat_the_papers_bound() {
             assert!(error <= e_key + e_val, "seed {seed}: error {error:e} above {e_key:e} + {e_val:e}");
             let nu = blocks.iter().map(|b| b.nu).fold(0.0, f64::max);
             let inflated = (2.0 * papers).exp();
-            ((e_key + e_val) / error, 2.0 * nu * inflated * estimated_tail * (inflated - 1.0) / e_key)
+            let papers = 2.0 * nu * inflated * estimated_tail * (inflated - 1.0);
+            assert!(error <= papers + e_val, "seed {seed}: error {error:e} above {papers:e} + {e_val:e}");
+            ((e_key + e_val) / error, papers / e_key)
         })
         .collect();
     let tightness = median(found.iter().map(|f| f.0).collect());

@@ -262,6 +262,30 @@ fn draws_are_independent() {
     assert!((0..4096).all(|block| drawn(1 << 32, 3, 1, block) && !drawn(0, 3, 1, block)));
 }
 
+/// What the checks read, by the plan's own count: everything where everything is drawn, nothing where nobody asks, what is
+/// promoted in between.
+#[test]
+fn what_is_looked_at_is_counted() {
+    let sequences = [(Input::Normal, 100), (Input::Sharp, 50)];
+    let batch = Batch::<f16>::new(problem(2, 9, 2, 64, 112), &sequences, 5, 3);
+    // Six and three blocks, two KV heads, two groups of up to eight query heads.
+    let tiles = (6 + 3) * 4;
+    let mut trial = loaded(&devices()[0], &batch);
+    let mut count = |policy: Policy| {
+        let mut plan = trial.plan(&policy).unwrap();
+        let mut out = plan.allocate().unwrap();
+        trial.step(&mut plan, &mut out).unwrap();
+        let checked = plan.checked(&batch.lengths).unwrap();
+        [checked.quantized_tiles, checked.key_tiles, checked.value_tiles]
+    };
+    assert_eq!(count(Policy::SOUND), [0; 3]);
+    assert_eq!(count(exploring(1.0)), [tiles; 3]);
+    assert_eq!(count(Policy { canary: 0.0, ..ALL }), [tiles; 3]);
+    assert_eq!(count(Policy { ranking: 1, ..ALL }), [0, tiles, 0]);
+    let some = count(exploring(0.5));
+    assert!(some[0] > 0 && some[0] < tiles && some == [some[0]; 3], "{some:?}");
+}
+
 /// Over sound data the canary and the exploration change no bit and raise no alarm, whatever they look at.
 #[test]
 fn looking_changes_nothing() {

@@ -41,8 +41,8 @@ pub use kernels_gpu::certified::layout::{Annotation, BLOCK_TOKENS, HEAD_DIMS, Jo
 pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
 pub use policy::{Bound, Policy, Rung, reasons};
 pub use step::{
-    Attended, AttendedHandles, Near, OriginalsRead, STEP_HEAD_DIMS, StepElement, StepHandles, StepPlan,
-    StepProblem,
+    Attended, AttendedHandles, Checked, Near, OriginalsRead, STEP_HEAD_DIMS, StepElement, StepHandles,
+    StepPlan, StepProblem,
 };
 pub use write::{CertifiedElement, QuantizeBlock, Writer};
 

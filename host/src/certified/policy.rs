@@ -295,3 +295,42 @@ pub fn reasons(bits: u32) -> Vec<&'static str> {
     ];
     names.into_iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| name).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_are_sound_and_the_default_checks_nothing() {
+        for name in Policy::PRESETS {
+            assert_eq!(Policy::preset(name).expect("a preset").problem(), None, "{name}");
+        }
+        assert!(Policy::SOUND.watch().is_none() && Policy::FAST.watch().is_none());
+        assert!(Policy::BARE.watch().is_none() && Policy::BARE.problem().is_none());
+        let watch = Policy { exploration: 1.0, ..Policy::STRICT }.watch().expect("it checks");
+        assert_eq!((watch.depth, watch.guard, watch.draw), (1, 1e-6, 1 << 32));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let refused = |policy: Policy, word: &str| {
+            let problem = policy.problem().expect("refused");
+            assert!(problem.contains(word), "{problem}");
+        };
+        refused(Policy { ranking: 17, ..Policy::SOUND }, "ranking is 17");
+        refused(Policy { exploration: 1.5, ..Policy::STRICT }, "exploration is 1.5");
+        refused(Policy { exploration: 0.1, ..Policy::SOUND }, "canary is off");
+        refused(Policy { canary: f32::NAN, ..Policy::SOUND }, "canary is NaN");
+        refused(Policy { canary: 0.0, ..Policy::BARE }, "certify is off");
+        refused(Policy { ranking: 1, ..Policy::BARE }, "certify is off");
+    }
+
+    #[test]
+    fn every_reason_has_its_words() {
+        let all = reasons(u32::from(u16::MAX));
+        assert_eq!(all.len(), 9);
+        assert_eq!(reasons(reason::CANARY).len(), 2);
+        assert_eq!(Rung::of(rung::LAYER), Rung::Layer);
+        assert!(Rung::Layer.is_dense() && Rung::Dense.is_dense() && !Rung::Expanded.is_dense());
+    }
+}

@@ -16,7 +16,7 @@
 //! `clock` \[1\] counts steps.
 //!
 //! # Bytes
-//! A block that is looked at: 32·D quantized, 32·D of keys and, where scores are compared, 32·D of values. What is in the
+//! A block that is looked at: 32·D of keys; where they are compared, 32·D quantized and 32·D of values besides. What is in the
 //! scratch is read there; the rest comes from the originals a second time.
 //!
 //! # Work split
@@ -196,7 +196,9 @@ pub fn audit<E: Half, const D: usize>(
             let (from, at) = source(slots[1], values);
             value_tile.copy(from, at, BLOCK_TOKENS, lane);
         }
-        tile.copy(tiles, pair as usize * TileLayout::new(D as u32).bytes as usize, lane);
+        if watch.compares() {
+            tile.copy(tiles, pair as usize * TileLayout::new(D as u32).bytes as usize, lane);
+        }
         async_copy::commit();
         // Of a row that is not there that of the first: its query is 0.
         let of_row = query_row - if present { 0 } else { lane >> 2 };

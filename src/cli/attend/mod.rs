@@ -43,8 +43,11 @@ with the bits of dense attention.
 
 A bound is E_key + E_val + E_round: what quantized keys, quantized values and the arithmetic can have moved the \
 head's output by, in the Euclidean norm. The true error is the distance from the formula in f64. Policies say what is \
-promoted, and which bounds are too large (--json writes their thresholds): sound, the default; strict promotes more; \
-fast less; paper has the thresholds of the paper's runs and no budgets; naive is that of the scheme.
+promoted, and which bounds are too large (--json writes their thresholds): sound, the default; strict promotes more, \
+checks the order of the heaviest blocks, and compares promoted blocks and a few others with their originals; fast \
+promotes less; paper has the thresholds of the paper's runs, its bound, its check of the order, and no budgets; naive \
+is that of the scheme. A head that fails a check is computed from the originals; a stored block that is not what it \
+was sends all heads there (rung layer).
 
 Without a GPU everything runs on the emulator: the same bits, and times that mean nothing but patience.
 

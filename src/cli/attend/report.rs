@@ -93,6 +93,8 @@ pub struct Bytes {
     pub host_dense: u64,
     /// Host memory: originals of promoted blocks in a step that follows others of the same; on a GPU only.
     pub host_promoted_warm: Option<u64>,
+    /// GPU or host memory: tiles and originals that the checks of a step read once more.
+    pub checked: u64,
     /// GPU: what dense attention reads.
     pub dense: u64,
 }
@@ -202,7 +204,9 @@ pub const LEGEND: &str = "\
 token: the query token's position, which sees the keys up to its own; of each head the one whose bound is tightest
 is shown (--all: every one);
 bound: E_key + E_val + E_round, of the Euclidean norm of the head's error; error: its distance from the formula in f64;
-keys, values: blocks of 16 tokens that were used from their originals; rung, why: what the output was computed from;
+keys, values: blocks of 16 tokens that were used from their originals; rung, why: what the output was computed from:
+quantized blocks, some promoted, more of them (expanded), the head's originals (dense), those of all heads because stored
+data have changed (layer);
 bytes: of the first step, with an empty scratch, each as often as a group of up to 8 query heads reads it.
 ";
 
@@ -268,6 +272,9 @@ pub fn layer(layer: &LayerReport, all: bool, dense: bool) -> String {
     let warm = bytes
         .host_promoted_warm
         .map_or(String::new(), |warm| format!(" ({} in later steps)", text::bytes(warm)));
+    if bytes.checked > 0 {
+        out += &format!("  reads {} once more to check blocks and their order\n", text::bytes(bytes.checked));
+    }
     out += &format!(
         "  reads {} from host memory: {} of promoted blocks{warm}, {} for the dense rung; the cache takes {} on the GPU, \
          {} on the host\n\n",

@@ -244,6 +244,11 @@ impl<E: CacheElement> Work<'_, E> {
         stream.synchronize()?;
         let once = start.elapsed().as_secs_f64();
         let first = self.named(cache.traffic(stream))?[0];
+        let mut lengths = vec![0; places.len()];
+        for (place, row) in places.iter().zip(self.rows) {
+            lengths[*place] = self.layer.visible(*row) as u32;
+        }
+        let checked = self.named(plan.checked(&lengths))?.bytes(head_dim as u32);
         let (output, certificates) = self.by_token(&out, &places)?;
         let seconds =
             self.seconds(once, |stream| Ok(cache.attend(stream, &mut plan, &queries, &mut out)?))?;
@@ -264,6 +269,7 @@ impl<E: CacheElement> Work<'_, E> {
             host_promoted: first.bytes(head_dim as u32),
             host_dense: self.dense_bytes(dense),
             host_promoted_warm: (device.kind() == BackendKind::Cuda).then(|| last.bytes(head_dim as u32)),
+            checked,
             dense: self.dense_bytes(|_, _| true),
         };
         let memory = Memory { gpu: cache.memory().gpu(), host: cache.memory().host };

@@ -124,6 +124,24 @@ pub struct OriginalsRead {
     pub dense_rows: u64,
 }
 
+/// What the checks of a step read once more, counted as [`OriginalsRead`] is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Quantized tiles.
+    pub quantized_tiles: u64,
+    /// Tiles of original keys, in the scratch or not.
+    pub key_tiles: u64,
+    /// Of original values.
+    pub value_tiles: u64,
+}
+
+impl Checked {
+    /// Bytes of all of them.
+    pub const fn bytes(self, head_dim: u32) -> u64 {
+        (self.quantized_tiles + self.key_tiles + self.value_tiles) * 2 * (BLOCK_TOKENS * head_dim) as u64
+    }
+}
+
 /// Where a step finds the cache: memory of any kind that the device reaches.
 #[derive(Clone, Copy, Debug)]
 pub struct StepHandles<E> {

@@ -2,7 +2,9 @@
 
 use super::kernels::StepKernels;
 use super::watching::{Watching, of, words};
-use super::{Attended, AttendedHandles, OriginalsRead, StepElement, StepHandles, StepProblem, step_shape};
+use super::{
+    Attended, AttendedHandles, Checked, OriginalsRead, StepElement, StepHandles, StepProblem, step_shape,
+};
 use crate::certified::{BLOCK_TOKENS, Error, Policy, Result, cpu};
 use crate::{Buffer, Device, Stream, dense};
 use kernels_gpu::attention::threads;
@@ -158,6 +160,15 @@ impl<E: StepElement> StepPlan<E> {
         read.value_tiles += trailing * rows;
         read.dense_rows = self.dense_rows.to_vec()?.iter().filter(|rows| **rows != 0).count() as u64;
         Ok(read)
+    }
+
+    /// What the checks of the last step read; waits for the device. `lengths` are those of its sequences.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn checked(&self, lengths: &[u32]) -> Result<Checked> {
+        let Some(watching) = &self.watching else { return Ok(Checked::default()) };
+        watching.checked(&self.lists.to_vec()?, lengths, self.shape)
     }
 
     /// Buffers for what a step writes.

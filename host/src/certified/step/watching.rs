@@ -1,9 +1,11 @@
 //! What the checks after a step need: of the order of blocks, and of what is stored.
 
-use crate::certified::Result;
+use super::Checked;
+use crate::certified::{BLOCK_TOKENS, Result};
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::attention::ROWS;
-use kernels_gpu::certified::{Exact, Watch};
+use kernels_gpu::certified::auditing::drawn;
+use kernels_gpu::certified::{Exact, ListHead, StepShape, Watch};
 
 /// What is checked, and the buffers for it.
 pub(super) struct Watching {
@@ -29,6 +31,32 @@ impl Watching {
             exacts: Buffer::new(device, heads)?,
             clock: Buffer::zeroed(device, 1)?,
         })
+    }
+
+    /// What the last step has read for its checks: of these lists, and of what was drawn in sequences of these lengths.
+    pub(super) fn checked(&self, lists: &[ListHead], lengths: &[u32], shape: StepShape) -> Result<Checked> {
+        let compares = self.watch.compares();
+        let mut checked = Checked::default();
+        for list in lists {
+            checked.key_tiles += u64::from(list.key_tiles);
+            if compares {
+                checked.quantized_tiles += u64::from(list.entries);
+                checked.value_tiles += u64::from(list.value_tiles);
+            }
+        }
+        // The clock was advanced when the step was over.
+        let step = self.clock.to_vec()?[0].wrapping_sub(1);
+        let rows = shape.kv_heads * shape.row_groups();
+        for (sequence, length) in lengths.iter().enumerate() {
+            for row in sequence as u32 * rows..(sequence as u32 + 1) * rows {
+                let looked = |block: &u32| drawn(self.watch.draw, step, row, *block);
+                let count = (0..length / BLOCK_TOKENS).filter(looked).count() as u64;
+                checked.key_tiles += count;
+                checked.quantized_tiles += count;
+                checked.value_tiles += count;
+            }
+        }
+        Ok(checked)
     }
 
     /// Bytes of device memory.
