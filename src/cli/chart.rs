@@ -36,7 +36,7 @@ pub struct Panel {
 
 /// Points of one kind.
 pub struct Line {
-    /// What they are.
+    /// What they are; empty where the axes say it.
     pub name: String,
     /// Points, by x.
     pub points: Vec<Point>,
@@ -169,7 +169,13 @@ impl Panel {
             }
             let size = if self.labels.is_empty() { 2 } else { 4 };
             let dots = line.points.iter().map(|point| Circle::new(at(point), size, colour.filled()));
-            chart.draw_series(dots)?.label(&line.name).legend(sample);
+            let drawn = chart.draw_series(dots)?;
+            if !line.name.is_empty() {
+                drawn.label(&line.name).legend(sample);
+            }
+        }
+        if self.lines.iter().all(|line| line.name.is_empty()) {
+            return Ok(());
         }
         chart
             .configure_series_labels()
@@ -225,5 +231,10 @@ mod tests {
         }
         // Two points of each of two lines, and one beside each name.
         assert_eq!(text.matches("<circle").count(), 6);
+        let mut nameless = panel([2, 0, 0]);
+        nameless.lines.iter_mut().for_each(|line| line.name.clear());
+        let chart = Chart { title: String::new(), panels: vec![nameless] };
+        let text = crate::cli::picture::svg(&chart).expect("drawn");
+        assert_eq!(text.matches("<circle").count(), 2);
     }
 }
