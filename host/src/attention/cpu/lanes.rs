@@ -79,20 +79,9 @@ impl Row {
     /// Of 16 elements.
     #[inline(always)]
     pub(crate) fn new<E: Half, L: Lanes>(x: [u16; 16]) -> Row {
-        let format = bits::<E>();
         let mut row = Row { bits: x, ..Row::ZERO };
         L::widen::<E>(&x, &mut row.floats);
-        // Loops, not `map` or `from_fn`: those become calls of functions without the instructions of `L`.
-        let mut words = [0u16; 16];
-        let mut largest = 0;
-        for (word, x) in words.iter_mut().zip(&x) {
-            *word = self::word(*x, format);
-            largest = largest.max((x & 0x7fff) >> format.fraction);
-        }
-        for (pair, words) in row.pairs.iter_mut().zip(words.as_chunks::<2>().0) {
-            *pair = u32::from(words[0]) | u32::from(words[1]) << 16;
-        }
-        row.finite = largest < format.largest;
+        row.finite = L::pairs::<E>(&x, &mut row.pairs);
         row
     }
 }
@@ -157,6 +146,8 @@ impl Order for Sixteens {
 pub(crate) trait Lanes {
     /// Elements to f32.
     fn widen<E: Half>(x: &[u16; 16], out: &mut Floats);
+    /// Exponent words of elements; whether all are finite.
+    fn pairs<E: Half>(x: &[u16; 16], out: &mut [u32; 8]) -> bool;
     /// f32 to elements, to nearest even.
     fn round<E: Half>(x: &Floats) -> [u16; 16];
     /// 2^(x − reference) as [`exp2_nonpositive`] has it; the bits of a NaN may be others.
@@ -223,6 +214,17 @@ impl Lanes for Portable {
     #[inline(always)]
     fn widen<E: Half>(x: &[u16; 16], out: &mut Floats) {
         *out = x.map(|x| E::unpack(u32::from(x))[0]);
+    }
+
+    #[inline(always)]
+    fn pairs<E: Half>(x: &[u16; 16], out: &mut [u32; 8]) -> bool {
+        let format = bits::<E>();
+        let mut largest = 0;
+        for (pair, x) in out.iter_mut().zip(x.as_chunks::<2>().0) {
+            *pair = u32::from(word(x[0], format)) | u32::from(word(x[1], format)) << 16;
+            largest = largest.max((x[0] & 0x7fff).max(x[1] & 0x7fff) >> format.fraction);
+        }
+        largest < format.largest
     }
 
     #[inline(always)]

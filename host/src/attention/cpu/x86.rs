@@ -274,6 +274,18 @@ macro_rules! lanes {
             }
 
             #[inline(always)]
+            fn pairs<E: Half>(x: &[u16; 16], out: &mut [u32; 8]) -> bool {
+                let format = bits::<E>();
+                // SAFETY: as above.
+                unsafe {
+                    let mut largest = _mm256_setzero_si256();
+                    // Sixteen words are eight pairs.
+                    store(words(load(x), format, &mut largest), out);
+                    below(largest, format)
+                }
+            }
+
+            #[inline(always)]
             fn round<E: Half>(x: &Floats) -> [u16; 16] {
                 // SAFETY: as above.
                 unsafe {
