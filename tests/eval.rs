@@ -164,7 +164,7 @@ fn an_interrupted_run_goes_on_where_it_was() {
         .to_vec()
     };
     let (parts, whole) = (folder.text("parts.json"), folder.text("whole.json"));
-    let process = Command::new(env!("CARGO_BIN_EXE_ferrokv"))
+    let mut process = Command::new(env!("CARGO_BIN_EXE_ferrokv"))
         .args(arguments(&parts))
         .args(["--backend", "cpu"])
         .stdout(Stdio::piped())
@@ -173,6 +173,7 @@ fn an_interrupted_run_goes_on_where_it_was() {
         .expect("the command starts");
     // The first trial is written at once; the rest takes seconds.
     while !folder.path("parts.json").exists() {
+        assert!(process.try_wait().expect("a state").is_none(), "it ended before its first trial");
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     assert!(Command::new("kill").args(["-INT", &process.id().to_string()]).status().expect("kill").success());
