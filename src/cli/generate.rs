@@ -3,6 +3,7 @@
 use super::failure::Failure;
 use super::interrupt::{self, Interrupt};
 use super::output::{Report, ReportArguments, print};
+use super::progress;
 use super::subject::{SubjectArguments, behind_bos};
 use super::text;
 use host::model::Tokenizer;
@@ -10,10 +11,9 @@ use host::model::cache::{KvCache, Scheme, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
 use host::model::tokenizer::Message;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::{IsTerminal, stdout};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const LONG: &str = "\
 Continue a prompt with a language model from a GGUF file, its keys and values in a KV cache of the chosen scheme. Text goes \
@@ -286,7 +286,7 @@ impl Text<'_> {
             decode: 0.0,
             certificates: None,
         };
-        let line = self.line();
+        let line = progress::spinner("reading the prompt");
         let start = Instant::now();
         let (mut rest, mut token) = (prompt, None);
         while !rest.is_empty() && !self.stopped() {
@@ -354,16 +354,6 @@ impl Text<'_> {
             self.print("\n")?;
         }
         Ok(done)
-    }
-
-    /// The state on stderr, where that is a terminal.
-    fn line(&self) -> ProgressBar {
-        let line = ProgressBar::new_spinner();
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
-            line.set_style(style);
-        }
-        line.enable_steady_tick(Duration::from_millis(100));
-        line
     }
 
     fn print(&self, text: &str) -> Result<(), Failure> {

@@ -77,6 +77,10 @@ fn keep(
 }
 
 impl KvCache for Capture<'_> {
+    fn step_bytes(&self) -> u64 {
+        self.inner.step_bytes()
+    }
+
     fn scheme(&self) -> &'static str {
         self.inner.scheme()
     }

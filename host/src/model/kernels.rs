@@ -54,8 +54,8 @@ pub unsafe fn quantize(
         Input::Gated { x } => (quantize_activations::kernel::<Gated>(), x, x, 2 * columns, 0.0),
     };
     let shape = SourceShape { columns, stride, epsilon, padding: 0 };
-    let launch = LaunchShape::new(tokens, THREADS).shared(sums_layout().1);
-    // SAFETY: the caller's word; a block a token.
+    let launch = LaunchShape::new((tokens, columns.div_ceil(4 * THREADS)), THREADS).shared(sums_layout().1);
+    // SAFETY: the caller's word; blocks for each token.
     unsafe { stream.launch(&kernel, launch, (x, weight, records, shape)) }?;
     Ok(())
 }

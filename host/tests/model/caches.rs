@@ -104,6 +104,31 @@ fn captured_steps_are_the_steps() {
     }
 }
 
+/// A decoder reads what it is told, and has the logits of what it read.
+#[test]
+fn a_decoder_can_be_led() {
+    let (device, model) = (device(), tiny());
+    let text = prompt(20);
+    let mut expected = Vec::new();
+    let mut runner = Runner::new(&model, &device).expect("a runner");
+    let mut cache = open("certified", &model, &device, 32);
+    runner.read(&text[..12], &mut *cache).expect("read");
+    for token in &text[12..] {
+        expected.push(bits(&runner.logits(&[*token], &mut *cache).expect("logits")));
+    }
+    for mut runner in [runner, Runner::of_kernels(&model, &device, 16).expect("a runner")] {
+        let mut cache = open("certified", &model, &device, 32);
+        runner.read(&text[..12], &mut *cache).expect("read");
+        let mut decoder = runner.decoder(text[12], &mut *cache, Choice::Greedy).expect("a decoder");
+        assert!(decoder.set_token(320).is_err());
+        for (token, expected) in text[12..].iter().zip(&expected) {
+            decoder.set_token(*token).expect("set");
+            decoder.next().expect("a token");
+            assert_eq!(bits(&decoder.logits().expect("logits")), *expected);
+        }
+    }
+}
+
 #[test]
 fn a_decoder_ends_where_the_cache_does() {
     let (device, model) = (device(), tiny());

@@ -17,8 +17,10 @@
 //! `records` [tokens, k / 32] of 128 bytes written: 4·k a token.
 //!
 //! # Work split
-//! One block of 256 threads a token; a thread takes four neighbouring channels at a time, so eight lanes have a block of
-//! channels: its largest magnitude and its sum are three exchanges each.
+//! A block of 256 threads for every 1024 channels of a token, so that one token's row goes to several multiprocessors; for
+//! RMSNorm each of them adds up the whole row. A thread takes four neighbouring channels, so eight lanes have a block of
+//! channels: its largest magnitude and its sum are three exchanges each. Ahead of a product ([`make_records`]) one thread block
+//! does all of a row.
 
 use super::fixed::{self, BLOCK, PART_WORDS, RECORD_WORDS, digits, magnitude};
 use glam::Vec4;
@@ -163,13 +165,15 @@ pub fn gated(gate: f32, up: f32) -> f32 {
     (gate / (1.0 + exp2(gate * -LOG2_E))) * up
 }
 
-/// Makes the records of a token, by all threads of a block; `store` gets words of the token's records.
+/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number `part`; `store`
+/// gets words of the token's records.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub(super) fn make_records<S: Source>(
     x: Global<f32>,
     weight: Global<f32>,
     token: u32,
+    [part, parts]: [u32; 2],
     shape: SourceShape,
     sums: Shared<f32>,
     store: impl Fn(u32, u32),
@@ -178,9 +182,10 @@ pub(super) fn make_records<S: Source>(
     let load = |at: u32| {
         if at < shape.columns { S::load(x, weight, start, at, shape) } else { [Vec4::ZERO; 2] }
     };
-    let mut raw = load(thread::thread_idx_x() * 4);
-    let r = S::prepare(raw, x, start, shape, sums);
-    let mut first = 0;
+    let mut first = part * (4 * THREADS);
+    let mut raw = load(first + thread::thread_idx_x() * 4);
+    let of_row = if part == 0 { raw } else { load(thread::thread_idx_x() * 4) };
+    let r = S::prepare(of_row, x, start, shape, sums);
     while first < shape.columns {
         let at = first + thread::thread_idx_x() * 4;
         let inside = at < shape.columns;
@@ -205,12 +210,13 @@ pub(super) fn make_records<S: Source>(
             });
             store(base + 6, if quad.is_multiple_of(2) { step.step } else { step.sum(sum) }.to_bits());
         }
-        first += 4 * THREADS;
+        first += parts * (4 * THREADS);
         raw = load(first + thread::thread_idx_x() * 4);
     }
 }
 
-/// The records of every token. One block of [`THREADS`] threads a token; `weight` \[k\] is read by `Normed` alone.
+/// The records of every token. Grid (tokens, any number of blocks for a token, of use up to one for every 1024 channels), blocks
+/// of [`THREADS`] threads; `weight` \[k\] is read by `Normed` alone.
 #[kernel(system = model, instances(Plain, Normed, Gated), max_threads = 256, overlaps)]
 pub fn quantize_activations<S: Source>(
     x: Global<f32>,
@@ -221,7 +227,8 @@ pub fn quantize_activations<S: Source>(
     let token = thread::block_idx_x();
     let start = token as usize * (shape.columns / BLOCK * RECORD_WORDS) as usize;
     let (sums, _) = sums_layout();
-    make_records::<S>(x, weight, token, shape, sums, |word, value| {
+    let share = [thread::block_idx_y(), thread::grid_dim_y()];
+    make_records::<S>(x, weight, token, share, shape, sums, |word, value| {
         records.store(start + word as usize, value)
     });
 }

@@ -195,10 +195,8 @@ impl Share {
         part: impl Fn(u32, u32) -> [UVec4; 2],
     ) -> f32 {
         let mut sum = 0f32;
-        let mut round = 0;
-        let rounds = self.blocks.div_ceil(F::BATCH * self.strands);
-        while round < rounds {
-            let first = self.first + round * F::BATCH * self.strands;
+        let mut first = self.first;
+        loop {
             unroll!(for i in 0..4 {
                 if (i as u32) < F::BATCH {
                     let block = first + i as u32 * self.strands;
@@ -211,10 +209,11 @@ impl Share {
                     }
                 }
             });
-            round += 1;
-            if round < rounds {
-                loaded = self.load::<F>(codes, scales, first + F::BATCH * self.strands);
+            first += F::BATCH * self.strands;
+            if (first & !3) >= self.blocks {
+                break;
             }
+            loaded = self.load::<F>(codes, scales, first);
         }
         sum
     }
@@ -252,7 +251,9 @@ impl Share {
 /// W·v of records in global memory. Grid (tokens, ⌈groups / [`groups_a_block`](LinearShape::groups_a_block)⌉) of
 /// [`THREADS`] threads: tokens first, so that they find each other's weights in the cache; shared: [`linear_layout`]`(0)`. `bias` and `residual` are read where the flags say so; `residual` may
 /// be `out`.
-#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256, overlaps)]
+///
+/// Four blocks a multiprocessor: 512 groups of rows, a matrix of 4096, are then there at once.
+#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256, min_blocks = 4, overlaps)]
 pub fn linear<F: Format>(
     codes: Global<u32>,
     scales: Global<u16>,
@@ -282,6 +283,7 @@ pub fn linear<F: Format>(
         (Gated, Q4_0), (Gated, Q8_0)
     ),
     max_threads = 256,
+    min_blocks = 3,
     overlaps
 )]
 pub fn linear_fused<S: Source, F: Format>(
@@ -300,7 +302,9 @@ pub fn linear_fused<S: Source, F: Format>(
     // Before the records: these loads do not depend on the launch before.
     let loaded = share.load::<F>(codes, scales, share.first);
     let layout = linear_layout(shape.blocks);
-    make_records::<S>(x, weight, token, source, layout.sums, |word, value| layout.records.store(word, value));
+    make_records::<S>(x, weight, token, [0, 1], source, layout.sums, |word, value| {
+        layout.records.store(word, value)
+    });
     thread::sync_threads();
     let sum = share.sum::<F>(codes, scales, loaded, |block, j| {
         let at = block * RECORD_WORDS + j * PART_WORDS;

@@ -7,6 +7,7 @@ mod device;
 pub mod environment;
 mod int8;
 mod launch;
+mod model;
 mod operations;
 mod peers;
 mod plot;
@@ -25,7 +26,8 @@ use super::failure::Failure;
 use clap::Subcommand;
 
 const LONG: &str = "\
-Measures speed: kernels against the memory's ceiling, the CPU and other libraries; launches against the driver.
+Measures speed: kernels against the memory's ceiling, the CPU and other libraries; launches against the driver; a model's steps against \
+their bytes.
 
 Exit codes: 0 done; 1 compared bits differ (the report is written and says which); 2 bad input, or no GPU where one \
 is needed.";
@@ -43,6 +45,7 @@ enum What {
     Attention(Box<attention::Arguments>),
     Int8(int8::Arguments),
     Launch(launch::Arguments),
+    Model(model::Arguments),
 }
 
 /// Why a benchmark could not be done.
@@ -114,5 +117,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         What::Attention(arguments) => attention::run(arguments),
         What::Int8(arguments) => int8::run(arguments),
         What::Launch(arguments) => launch::run(arguments),
+        What::Model(arguments) => model::run(arguments),
     }
 }

@@ -146,12 +146,15 @@ impl KvCache for CertifiedCache {
     /// Full blocks quantized, the trailing block in f16, and the scratch.
     fn bytes(&self) -> u64 {
         let Some((cache, _)) = self.layers.first() else { return 0 };
-        let block = BLOCK_TOKENS as usize;
         let memory = cache.memory();
-        let scratch = (memory.scratch_keys + memory.scratch_values) * self.layers.len();
+        self.step_bytes() + ((memory.scratch_keys + memory.scratch_values) * self.layers.len()) as u64
+    }
+
+    fn step_bytes(&self) -> u64 {
+        let Some((cache, _)) = self.layers.first() else { return 0 };
+        let block = BLOCK_TOKENS as usize;
         quantized_bytes(cache.geometry(), self.layers.len(), self.tokens / block)
             + self.geometry.token_bytes() * (self.tokens % block) as u64
-            + scratch as u64
     }
 
     /// The originals.

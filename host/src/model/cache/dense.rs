@@ -96,6 +96,10 @@ impl KvCache for DenseCache {
         self.geometry.token_bytes() * self.tokens as u64
     }
 
+    fn step_bytes(&self) -> u64 {
+        self.bytes()
+    }
+
     fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
         super::room(tokens, self.tokens, self.capacity)?;
         if tokens > 1 {

@@ -175,6 +175,9 @@ pub trait KvCache: Send {
     /// Bytes that its committed tokens take in all layers, and what is set aside for using them: the device's memory.
     fn bytes(&self) -> u64;
 
+    /// Bytes of keys and values that a step of decoding reads at least, in all layers.
+    fn step_bytes(&self) -> u64;
+
     /// Bytes of the host's memory that they take beside.
     fn host_bytes(&self) -> u64 {
         0

@@ -17,6 +17,7 @@ pub struct Decoder<'a> {
     token: u32,
     /// The step, and where its token comes; by kernels. It names buffers of runner and cache, which stay borrowed.
     graph: Option<(GraphExec, Pinned<u32>)>,
+    graph_len: Option<usize>,
 }
 
 impl Runner {
@@ -36,7 +37,11 @@ impl Runner {
             Engine::Slices(_) => None,
             Engine::Launches(launches) => Some(launches.capture(token, choice, cache)?),
         };
-        Ok(Decoder { runner: self, cache, choice, token, graph })
+        let graph_len = graph.as_ref().map(|(captured, _)| captured.len());
+        let graph = graph
+            .map(|(captured, chosen)| Ok::<_, super::Error>((captured.instantiate()?, chosen)))
+            .transpose()?;
+        Ok(Decoder { runner: self, cache, choice, token, graph, graph_len })
     }
 }
 
@@ -47,7 +52,7 @@ impl Decoder<'_> {
     /// As [`prefill`](Runner::prefill).
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<u32> {
-        let Decoder { runner, cache, choice, token, graph } = self;
+        let Decoder { runner, cache, choice, token, graph, .. } = self;
         *token = match (&mut runner.engine, graph) {
             (Engine::Launches(launches), Some((graph, chosen))) => {
                 // Room in context and cache; the token is one that the model chose.
@@ -60,14 +65,38 @@ impl Decoder<'_> {
         Ok(*token)
     }
 
+    /// Has the next step read `token` in place of the one that was chosen. Waits for the device.
+    ///
+    /// # Errors
+    /// A token that the model does not have; what the device reports.
+    pub fn set_token(&mut self, token: u32) -> Result<()> {
+        let vocab = self.runner.vocab;
+        if token as usize >= vocab {
+            return Err(crate::model::Error::NoToken { id: token, vocab }.into());
+        }
+        if let Engine::Launches(launches) = &mut self.runner.engine {
+            launches.set_token(token)?;
+        }
+        self.token = token;
+        Ok(())
+    }
+
+    /// The logits of the last step, \[vocab\]. Waits for the device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn logits(&self) -> Result<Vec<f32>> {
+        self.runner.last_logits()
+    }
+
     /// The cache.
     pub fn cache(&self) -> &dyn KvCache {
         self.cache
     }
 
     /// Launches and copies of a step; `None` where it is no graph.
-    pub fn graph(&self) -> Option<&GraphExec> {
-        self.graph.as_ref().map(|(graph, _)| graph)
+    pub fn graph_len(&self) -> Option<usize> {
+        self.graph_len
     }
 }
 

@@ -5,7 +5,7 @@ use super::{Result, Rows};
 use crate::model::cache::KvCache;
 use crate::model::kernels::{self, Choice, RopeHandles, record_words};
 use crate::model::linear::{DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel};
-use crate::{Buffer, Device, GraphExec, Pinned, Stream};
+use crate::{Buffer, Device, Graph, GraphExec, Pinned, Stream};
 use half::f16;
 use simt::GlobalMut;
 
@@ -126,7 +126,7 @@ impl Launches {
         token: u32,
         choice: Choice,
         cache: &mut dyn KvCache,
-    ) -> Result<(GraphExec, Pinned<u32>)> {
+    ) -> Result<(Graph, Pinned<u32>)> {
         let Launches { stream, pass, .. } = self;
         cache.begin(stream, 1)?;
         stream.upload(&[token], &mut pass.tokens, 0)?;
@@ -140,7 +140,7 @@ impl Launches {
             }))
         })?;
         recorded?;
-        Ok((graph.instantiate()?, chosen))
+        Ok((graph, chosen))
     }
 
     /// Runs a captured step, and waits for the token that it chose.
@@ -160,6 +160,11 @@ impl Launches {
         (self.rows, self.count) = (1, 1);
         cache.commit();
         Ok(chosen[0])
+    }
+
+    /// Has the next captured step read another token.
+    pub fn set_token(&mut self, token: u32) -> Result<()> {
+        Ok(self.stream.upload(&[token], &mut self.pass.tokens, 0)?)
     }
 
     /// Waits until everything is done.

@@ -24,6 +24,7 @@
 //! are the cache's affair.
 
 mod decoder;
+mod fill;
 mod launches;
 mod slices;
 mod weights;
@@ -31,7 +32,7 @@ mod weights;
 use super::cache::{self, Geometry, KvCache};
 use super::kernels::Choice;
 use super::{Model, linear};
-use crate::{BackendKind, Device};
+use crate::{BackendKind, Device, Stream};
 pub use decoder::Decoder;
 use launches::Launches;
 use slices::Slices;
@@ -107,6 +108,7 @@ pub struct Runner {
     vocab: usize,
     context: usize,
     chunk: usize,
+    step_bytes: u64,
 }
 
 impl Runner {
@@ -141,9 +143,17 @@ impl Runner {
     ) -> Result<Runner> {
         let config = &model.config;
         let chunk = chunk.clamp(1, config.context);
-        let engine = engine(Packed::new(model)?, chunk)?;
+        let packed = Packed::new(model)?;
+        let step_bytes = packed.step_bytes();
+        let engine = engine(packed, chunk)?;
         let geometry = Geometry::from(config);
-        Ok(Runner { engine, geometry, vocab: config.vocab, context: config.context, chunk })
+        let (vocab, context) = (config.vocab, config.context);
+        Ok(Runner { engine, geometry, vocab, context, chunk, step_bytes })
+    }
+
+    /// Heads and layers of the caches that it runs over.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
     /// Tokens of a chunk, at most.
@@ -198,12 +208,17 @@ impl Runner {
         let mut logits = Vec::with_capacity(tokens.len() * self.vocab);
         for chunk in tokens.chunks(self.chunk) {
             self.run(chunk, Rows::All, cache)?;
-            logits.extend(match &self.engine {
-                Engine::Slices(slices) => slices.logits(),
-                Engine::Launches(launches) => launches.logits()?,
-            });
+            logits.extend(self.last_logits()?);
         }
         Ok(logits)
+    }
+
+    /// Those that the last chunk gave.
+    fn last_logits(&self) -> Result<Vec<f32>> {
+        match &self.engine {
+            Engine::Slices(slices) => Ok(slices.logits()),
+            Engine::Launches(launches) => launches.logits(),
+        }
     }
 
     fn check(&self, tokens: &[u32], cache: &dyn KvCache) -> Result<()> {
@@ -238,11 +253,19 @@ impl Runner {
     /// # Errors
     /// What the cache refused; what the device reports.
     pub fn check_cache(&self, cache: &mut dyn KvCache) -> Result<()> {
-        let stream = match &self.engine {
+        Ok(cache.check(self.stream())?)
+    }
+
+    /// Bytes of weights that a step of one token reads.
+    pub fn step_bytes(&self) -> u64 {
+        self.step_bytes
+    }
+
+    fn stream(&self) -> &Stream {
+        match &self.engine {
             Engine::Slices(slices) => slices.stream(),
             Engine::Launches(launches) => launches.stream(),
-        };
-        Ok(cache.check(stream)?)
+        }
     }
 
     fn run(&mut self, chunk: &[u32], rows: Rows, cache: &mut dyn KvCache) -> Result<()> {

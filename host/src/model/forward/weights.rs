@@ -76,6 +76,16 @@ impl<M, V> Packed<M, V> {
 }
 
 impl Packed<PackedWeights, Vec<f32>> {
+    /// Bytes that a step of one token reads: every matrix, of an embedding that is not the output one row.
+    pub fn step_bytes(&self) -> u64 {
+        let layer = |l: &Layer<PackedWeights, Vec<f32>>| {
+            let matrices = [&l.qkv, &l.output, &l.gate_up, &l.down].map(PackedWeights::bytes);
+            matrices.iter().sum::<usize>() + 4 * (l.attn_norm.len() + l.ffn_norm.len())
+        };
+        let layers: usize = self.layers.iter().map(layer).sum();
+        (layers + self.output().bytes()) as u64
+    }
+
     /// Packs the tensors of a model.
     pub fn new(model: &Model) -> Result<Self> {
         let (config, weights) = (&model.config, &model.weights);

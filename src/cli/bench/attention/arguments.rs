@@ -103,7 +103,11 @@ impl Arguments {
 }
 
 /// `8192`, `8K`, `1M`.
-fn count(text: &str) -> Result<u32, String> {
+/// A number that K or M may follow.
+///
+/// # Errors
+/// It is none.
+pub fn count(text: &str) -> Result<u32, String> {
     let (digits, unit) = match text.as_bytes().last() {
         Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
         Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),

@@ -12,7 +12,8 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
-pub use arguments::Arguments;
+pub use arguments::{Arguments, count, short};
+pub use measure::Ceiling;
 
 use super::Error;
 use super::environment::Environment;
@@ -22,7 +23,7 @@ use crate::cli::failure::Failure;
 use crate::cli::progress;
 use half::{bf16, f16};
 use host::{BackendKind, Device};
-use measure::{Ceiling, Plan, measure, repetition};
+use measure::{Plan, measure, repetition};
 use report::{Report, Row, Subject, set_ratios};
 use schemes::Options;
 use simt::emu::EmuOptions;

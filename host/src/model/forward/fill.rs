@@ -1,0 +1,46 @@
+//! A cache that is full without a text: for measuring steps at lengths that take long to read.
+
+use super::{Result, Runner};
+use crate::Buffer;
+use crate::dense::sample::normal;
+use crate::model::cache::KvCache;
+use half::f16;
+use rayon::prelude::*;
+
+/// Tokens that are appended at a time.
+const CHUNK: usize = 1024;
+
+impl Runner {
+    /// Adds `tokens` to the cache with keys and values that no text has: numbers of about N(0, 1), keys times `key_scale`, the
+    /// same in all layers and every 1024 tokens. The larger the scale the narrower is attention.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn fill(&mut self, cache: &mut dyn KvCache, tokens: usize, key_scale: f32) -> Result<()> {
+        self.check(&[0], cache)?;
+        Runner::room(self.context, tokens, cache)?;
+        let stream = self.stream();
+        let (layers, width) = (self.geometry.layers, self.geometry.kv_width());
+        let numbers = |seed: u64, scale: f32| -> Vec<f16> {
+            let elements = 0..(CHUNK.min(tokens) * width) as u64;
+            elements.into_par_iter().map(|i| f16::from_f32(normal(seed, i) * scale)).collect()
+        };
+        let keys = Buffer::from_slice(stream.device(), &numbers(1, key_scale))?;
+        let values = Buffer::from_slice(stream.device(), &numbers(2, 1.0))?;
+        let mut left = tokens;
+        while left > 0 {
+            let (count, first) = (CHUNK.min(left), cache.tokens());
+            let positions: Vec<u32> = (first as u32..).take(count).collect();
+            let positions = Buffer::from_slice(stream.device(), &positions)?;
+            cache.begin(stream, count)?;
+            for layer in 0..layers {
+                cache.append(stream, layer, &positions, &keys, &values)?;
+            }
+            // Before the positions go.
+            stream.synchronize()?;
+            cache.commit();
+            left -= count;
+        }
+        Ok(())
+    }
+}
