@@ -24,12 +24,13 @@ Without --temperature every token is the most likely one. With it tokens are dra
 
 KV schemes:
   dense               keys and values in f16, exact attention
+  int8                keys and values in 8 bits, restored for attention
   naive-int8-int4     keys in 8 bits, values in 4, nothing known of the error
   certified[:PRESET]  the same with a bound on the error of every head, layer and step, blocks used from their originals where
                       that pays, and heads computed exactly whose bound is over its budget. Presets: sound (default), paper,
                       strict, fast
 
-The prompt is always attended to exactly; the scheme acts on the tokens that are written.
+The prompt is attended to exactly, but for int8, which keeps no originals; the scheme acts on the tokens that are written.
 
 On the CPU the products are SIMD code with the bits of the GPU's kernels. On a GPU a step is one graph, whatever the scheme.
 
@@ -53,7 +54,7 @@ const PREFILL_STEP: usize = 64;
 pub struct Arguments {
     /// What to continue; with --chat, what to answer.
     prompt: String,
-    /// How keys and values are kept: dense, naive-int8-int4, certified[:PRESET].
+    /// How keys and values are kept: dense, int8, naive-int8-int4, certified[:PRESET].
     #[arg(long, value_name = "SCHEME", default_value = "dense")]
     kv: String,
     /// Tokens to write at most; the model may end earlier.

@@ -115,6 +115,7 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
         Coverage::Small => (4, &[Input::Bits][..]),
         _ => (1, &Input::ALL[..]),
     };
+    super::block_cases::add(&mut cases);
     for variant in Variant::ALL {
         for shape in EDGES.into_iter().step_by(step) {
             for &input in inputs {

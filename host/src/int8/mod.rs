@@ -17,6 +17,7 @@
 //! # Ok::<(), int8::Error>(())
 //! ```
 
+mod block_cases;
 pub mod cases;
 pub mod cpu;
 pub mod file;

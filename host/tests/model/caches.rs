@@ -2,7 +2,7 @@
 
 use host::certified::{Policy, Rung};
 use host::model::Model;
-use host::model::cache::{CertifiedCache, DenseCache, KvCache, Scheme};
+use host::model::cache::{CertifiedCache, DenseCache, Int8Cache, KvCache, Scheme};
 use host::model::config::Architecture;
 use host::model::forward::Runner;
 use host::model::kernels::Choice;
@@ -35,7 +35,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn names_are_read_as_they_are_written() {
-    for name in SCHEMES.into_iter().chain(["certified:paper", "certified:fast"]) {
+    for name in SCHEMES.into_iter().chain(["int8", "certified:paper", "certified:fast"]) {
         assert_eq!(name.parse::<Scheme>().expect("a scheme").to_string(), name);
     }
     for name in ["", "Dense", "certified:", "certified:loose", "dense:sound"] {
@@ -78,7 +78,7 @@ fn prompts_are_exact_and_steps_come_near() {
 fn captured_steps_are_the_steps() {
     let (device, model, prompt) = (device(), tiny(), prompt(13));
     let choice = Choice::Sampled { temperature: 2.0, top_p: 1.0, seed: 5 };
-    for scheme in ["dense", "naive-int8-int4", "certified"] {
+    for scheme in ["dense", "int8", "naive-int8-int4", "certified"] {
         let kernels = || Runner::of_kernels(&model, &device, 16).expect("a runner");
         let run = |mut runner: Runner, captured: bool| {
             let mut cache = open(scheme, &model, &device, 40);
@@ -162,6 +162,64 @@ fn steps_are_certified() {
         }
         runner.read(&[1, 2], &mut *cache).expect("read");
         assert!(cache.certificates().expect("read").is_empty(), "{scheme}: exact again");
+    }
+}
+
+/// Full blocks are what (6) to (8) make of them, the last one as it came; kernels and the CPU's own path agree.
+#[test]
+fn an_int8_cache_holds_what_its_formula_says() {
+    let (device, model) = (device(), tiny());
+    let stream = Stream::new(&device).expect("a stream");
+    let geometry = host::model::cache::Geometry { layers: 2, ..(&model.config).into() };
+    let row = |token: usize, i: usize, kind: usize| {
+        half::f16::from_f32(((token * 131 + i * 17 + kind * 7) % 251) as f32 / 25.0 - 5.0)
+    };
+    let (width, total) = (geometry.kv_width(), 37);
+    let caches = || Int8Cache::new(&device, geometry, 48).expect("a cache");
+    for mut cache in [caches(), caches().with_kernels()] {
+        let mut first = 0;
+        for count in [20, 1, 1, 15] {
+            let rows = |kind: usize| {
+                let tokens = (first..first + count).flat_map(|t| (0..width).map(move |i| row(t, i, kind)));
+                Buffer::from_slice(&device, &tokens.collect::<Vec<_>>()).expect("a buffer")
+            };
+            let positions: Vec<u32> = (first as u32..(first + count) as u32).collect();
+            let positions = Buffer::from_slice(&device, &positions).expect("a buffer");
+            cache.begin(&stream, count).expect("begun");
+            for layer in 0..2 {
+                cache.append(&stream, layer, &positions, &rows(0), &rows(1)).expect("appended");
+            }
+            cache.commit();
+            first += count;
+        }
+        assert_eq!((cache.tokens(), cache.step_bytes()), (total, 2 * (2 * 2 * (16 + 4) * 128 + 5 * 512)));
+        // Attention with a query of zeros is the mean of the values.
+        let queries = Buffer::<half::f16>::zeroed(&device, 256).expect("a buffer");
+        let mut output = Buffer::<f32>::zeroed(&device, 256).expect("a buffer");
+        let position = Buffer::from_slice(&device, &[total as u32]).expect("a buffer");
+        cache.begin(&stream, 1).expect("begun");
+        let last = |kind| {
+            let row: Vec<_> = (0..width).map(|i| row(total, i, kind)).collect();
+            Buffer::from_slice(&device, &row).expect("a buffer")
+        };
+        cache.append(&stream, 1, &position, &last(0), &last(1)).expect("appended");
+        cache.attend(&stream, 1, &queries, &mut output).expect("attended");
+        let output = output.to_vec().expect("read");
+        for i in 0..width {
+            let restored = |token: usize| {
+                let exact = row(token, i, 1).to_f64();
+                if token >= 32 {
+                    return exact;
+                }
+                let block = (token / 16 * 16..token / 16 * 16 + 16).map(|t| row(t, i, 1).to_f64().abs());
+                let scale = block.fold(0.0, f64::max) / 127.0;
+                half::f16::from_f64((exact / scale).round_ties_even() * scale).to_f64()
+            };
+            let mean = (0..=total).map(restored).sum::<f64>() / (total + 1) as f64;
+            let found = f64::from(output[i / 64 * 128 + i % 64]);
+            // Weights of 2^-11 relative rounding at most, of values up to 5.
+            assert!((found - mean).abs() < 5.0 / 2048.0, "channel {i}: {found} for {mean}");
+        }
     }
 }
 

@@ -32,7 +32,9 @@
 //! | [`dequantize_wide`](fn@dequantize_wide) | 16 bytes of two rows | 256 |
 //! | [`quantize_fused`](fn@quantize_fused), … | four columns of 16 tokens, scales included | 128 |
 //! | [`column_maxima`](fn@column_maxima), [`finish_scales`](fn@finish_scales) | (6) over the whole column | 256 |
+//! | [`append_blocks`](fn@append_blocks), [`restore_blocks`](fn@restore_blocks) | a channel of a block of a growing cache | D |
 
+mod blocks;
 mod fused;
 mod grid;
 mod paper;
@@ -42,6 +44,7 @@ mod scales;
 mod vectorized;
 mod wide;
 
+pub use blocks::{BlockShape, append_blocks, restore_blocks};
 pub use fused::{TOKENS_PER_BLOCK, dequantize_fused, quantize_fused};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use grid::launch;
@@ -78,6 +81,8 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         dequantize_rows::INSTANCES,
         dequantize_wide::INSTANCES,
         dequantize_fused::INSTANCES,
+        append_blocks::INSTANCES,
+        restore_blocks::INSTANCES,
     ]
     .into_iter()
     .flatten()

@@ -61,7 +61,7 @@ pub struct Arguments {
     /// Random weights in 8 bits of the sizes of a known model: llama-3.1-8b, qwen2.5-7b.
     #[arg(long, value_name = "SHAPE", value_parser = shape)]
     synthetic: Option<Shape>,
-    /// KV schemes, separated by commas: dense, naive-int8-int4, certified[:PRESET].
+    /// KV schemes, separated by commas: dense, int8, naive-int8-int4, certified[:PRESET].
     #[arg(
         long,
         value_name = "LIST",

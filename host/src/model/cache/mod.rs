@@ -12,11 +12,13 @@
 mod certified;
 mod dense;
 mod exact;
+mod int8;
 mod scheme;
 mod summary;
 
 pub use certified::CertifiedCache;
 pub use dense::DenseCache;
+pub use int8::Int8Cache;
 pub use scheme::Scheme;
 pub use summary::Summary;
 

@@ -1,0 +1,93 @@
+//! Cases of the kernels behind a growing cache: appended in two pieces, then restored.
+
+use crate::check::{Case, CaseError, OutputBuffer, poisoned};
+use crate::dense::sample::normal;
+use crate::{Buffer, Device, Stream};
+use half::f16;
+use kernels_gpu::int8::{BlockShape, append_blocks, restore_blocks};
+use simt::LaunchShape;
+
+/// Tokens of the first and of the second piece, KV heads, head_dim, and blocks that there is room for.
+const EXTENTS: [(u32, u32, u32, u32, u32); 5] =
+    [(1, 1, 1, 64, 1), (15, 1, 3, 64, 2), (16, 20, 2, 96, 3), (37, 11, 1, 256, 3), (30, 9, 2, 128, 2)];
+
+/// The cases of both kernels; in the last the second piece is longer than the room.
+pub(super) fn add(cases: &mut Vec<Case>) {
+    for extents in EXTENTS {
+        let (first, second, kv_heads, head_dim, blocks) = extents;
+        let label =
+            format!("f16 {first} + {second} tokens of {kv_heads} heads of {head_dim}, {blocks} blocks");
+        let case =
+            Case::new(append_blocks::kernel::<f16>().info(), label, move |device| run(device, extents));
+        cases.push(case.and(restore_blocks::kernel::<f16>().info()).race_checked());
+    }
+}
+
+fn run(
+    device: &Device,
+    (first, second, kv_heads, head_dim, blocks): (u32, u32, u32, u32, u32),
+) -> Result<Vec<OutputBuffer>, CaseError> {
+    let stream = Stream::new(device)?;
+    let shape = |tokens: u32| BlockShape { tokens, kv_heads, head_dim, blocks };
+    let pairs = (blocks * kv_heads) as usize;
+    let tile = 16 * head_dim as usize;
+    let mut codes = poisoned::<i8>(&stream, 2 * pairs * tile)?;
+    let mut scales = poisoned::<f32>(&stream, 2 * pairs * head_dim as usize)?;
+    let mut fresh = Buffer::<f16>::zeroed(device, 2 * kv_heads as usize * tile)?;
+    for (position, tokens, seed) in [(0, first, 1), (first, second, 3)] {
+        let elements = 0..u64::from(tokens * kv_heads * head_dim);
+        // One channel of 64 is large, one zero, and now and then a number is none.
+        let number = |seed: u64, i: u64| match (i % 64, i % 1009) {
+            (_, 1008) => f16::NAN,
+            (_, 1007) => f16::NEG_INFINITY,
+            (5, _) => f16::ZERO,
+            (9, _) => f16::from_f32(1000.0 * normal(seed, i)),
+            _ => f16::from_f32(normal(seed, i)),
+        };
+        let new = |seed: u64| {
+            Buffer::from_slice(device, &elements.clone().map(|i| number(seed, i)).collect::<Vec<_>>())
+        };
+        let (keys, values) = (new(seed)?, new(seed + 1)?);
+        let positions: Vec<u32> = (position..position + tokens).collect();
+        let positions = Buffer::from_slice(device, &positions)?;
+        let arguments = (
+            keys.global(),
+            values.global(),
+            positions.global(),
+            fresh.global_mut(),
+            codes.global_mut(),
+            scales.global_mut(),
+            shape(tokens),
+        );
+        let launch = LaunchShape::new((kv_heads, 2), head_dim);
+        // SAFETY: buffers of these extents, which wait for the device before they go.
+        unsafe { stream.launch(&append_blocks::kernel::<f16>(), launch, arguments) }?;
+    }
+    let length = (first + second).min(16 * blocks);
+    let positions = Buffer::from_slice(device, &[length - 1])?;
+    let mut lengths = poisoned::<u32>(&stream, 1)?;
+    let (mut keys, mut values) =
+        (poisoned::<f16>(&stream, pairs * tile)?, poisoned::<f16>(&stream, pairs * tile)?);
+    // What no token is written to stays as it was, the same everywhere.
+    stream.fill_u8(&mut keys, .., 0x11)?;
+    stream.fill_u8(&mut values, .., 0x22)?;
+    let arguments = (
+        positions.global(),
+        fresh.global(),
+        codes.global(),
+        scales.global(),
+        lengths.global_mut(),
+        keys.global_mut(),
+        values.global_mut(),
+        shape(1),
+    );
+    let launch = LaunchShape::new((blocks, kv_heads, 2), head_dim);
+    // SAFETY: as above.
+    unsafe { stream.launch(&restore_blocks::kernel::<f16>(), launch, arguments) }?;
+    Ok(vec![
+        OutputBuffer::download("keys", &keys)?,
+        OutputBuffer::download("values", &values)?,
+        OutputBuffer::download("lengths", &lengths)?,
+        OutputBuffer::download("fresh", &fresh)?,
+    ])
+}

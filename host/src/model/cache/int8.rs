@@ -1,0 +1,301 @@
+//! Keys and values in 8 bits, restored for attention.
+
+use super::exact::{self, Exact};
+use super::{Error, Geometry, KvCache, Result};
+use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
+use crate::dense::Handles;
+use crate::{BackendKind, Buffer, Device, Stream};
+use half::f16;
+use kernels_gpu::int8::quantizer::{dequantize, quantize, scale_from_max};
+use kernels_gpu::int8::{BlockShape, append_blocks, restore_blocks};
+use simt::LaunchShape;
+
+/// What one layer keeps: `kernels_gpu::int8` says how it lies.
+#[derive(Debug)]
+struct Layer {
+    codes: Buffer<i8>,
+    scales: Buffer<f32>,
+    fresh: Buffer<f16>,
+}
+
+/// An INT8 cache of one sequence: blocks of 16 tokens with a scale for each channel, the block that is being filled in f16.
+///
+/// There are no originals: a chunk's attention, a prompt's too, sees full blocks as they are restored. They are restored in each
+/// layer before attention, to a pool that all layers share.
+#[derive(Debug)]
+pub struct Int8Cache {
+    geometry: Geometry,
+    capacity: usize,
+    layers: Vec<Layer>,
+    shape: BlockShape,
+    pool: PagedPool<f16>,
+    /// Block i holds tokens 16·i to 16·i + 15.
+    table: BlockTable,
+    tokens: usize,
+    /// Tokens of the chunk that was begun.
+    chunk: usize,
+    decode: Exact,
+    /// For chunks of more than one token, all of one length.
+    prefill: Option<Exact>,
+    /// Whether everything takes the CPU's own path in place of the kernels.
+    simd: bool,
+    device: Device,
+}
+
+impl Int8Cache {
+    /// An empty cache for up to `capacity` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; out of memory.
+    pub fn new(device: &Device, geometry: Geometry, capacity: usize) -> Result<Self> {
+        let decode = Exact::new(device, geometry, 1, capacity)?;
+        let problem = decode.plan.problem();
+        let blocks = problem.max_blocks();
+        let shape = BlockShape { tokens: 1, kv_heads: problem.kv_heads, head_dim: problem.head_dim, blocks };
+        let tiles = 2 * blocks as usize * geometry.kv_heads;
+        let tile = BLOCK_TOKENS as usize * geometry.head_dim;
+        let bytes = geometry.layers as u64 * (tiles * (tile + 4 * geometry.head_dim)) as u64;
+        Error::if_too_large(device, capacity, bytes)?;
+        let layer = |_| -> Result<Layer> {
+            Ok(Layer {
+                codes: Buffer::new(device, tiles * tile)?,
+                scales: Buffer::new(device, tiles * geometry.head_dim)?,
+                fresh: Buffer::zeroed(device, 2 * geometry.kv_heads * tile)?,
+            })
+        };
+        let mut table = BlockTable::new(device, 1, blocks, blocks)?;
+        table.set(0, &(0..blocks).collect::<Vec<_>>(), 0)?;
+        Ok(Int8Cache {
+            geometry,
+            capacity,
+            layers: (0..geometry.layers).map(layer).collect::<Result<_>>()?,
+            shape,
+            pool: PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim)?,
+            table,
+            tokens: 0,
+            chunk: 0,
+            decode,
+            prefill: None,
+            simd: device.kind() == BackendKind::Cpu,
+            device: device.clone(),
+        })
+    }
+
+    /// The kernels on every device: on the CPU the emulator, which gives the same bits.
+    pub fn with_kernels(mut self) -> Self {
+        self.simd = false;
+        self
+    }
+
+    fn begun(&self, layer: usize) -> Result<usize> {
+        super::begun(self.chunk, layer, self.layers.len())
+    }
+
+    /// The two kernels of a layer: append the chunk, and restore everything.
+    fn launch(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        positions: &Buffer<u32>,
+        keys: &Buffer<f16>,
+        values: &Buffer<f16>,
+        tokens: usize,
+    ) -> Result<()> {
+        let elements = tokens * self.geometry.kv_width();
+        let shape = BlockShape { tokens: tokens as u32, ..self.shape };
+        let Layer { codes, scales, fresh } = &mut self.layers[layer];
+        let positions = positions.global_range(..tokens)?;
+        let arguments = (
+            keys.global_range(..elements)?,
+            values.global_range(..elements)?,
+            positions,
+            fresh.global_mut(),
+            codes.global_mut(),
+            scales.global_mut(),
+            shape,
+        );
+        let launch = LaunchShape::new((shape.kv_heads, 2), shape.head_dim);
+        // SAFETY: buffers of the stream's device, as long as the shape says; positions past the last block are left out.
+        // Dropping a buffer waits for the device.
+        unsafe { stream.launch(&append_blocks::kernel::<f16>(), launch, arguments) }?;
+        let (pool_keys, pool_values) = self.pool.both_mut();
+        let arguments = (
+            positions,
+            fresh.global(),
+            codes.global(),
+            scales.global(),
+            self.table.lengths_mut().global_mut(),
+            pool_keys.global_mut(),
+            pool_values.global_mut(),
+            shape,
+        );
+        let launch = LaunchShape::new((shape.blocks, shape.kv_heads, 2), shape.head_dim);
+        // SAFETY: as above; the pool has as many blocks.
+        unsafe { stream.launch(&restore_blocks::kernel::<f16>(), launch, arguments) }?;
+        Ok(())
+    }
+
+    /// The same on the CPU.
+    fn on_slices(
+        &mut self,
+        layer: usize,
+        keys: &Buffer<f16>,
+        values: &Buffer<f16>,
+        tokens: usize,
+    ) -> Result<()> {
+        let (shape, block) = (self.shape, BLOCK_TOKENS as usize);
+        let (heads, d) = (self.geometry.kv_heads, self.geometry.head_dim);
+        let tile = block * d;
+        let Layer { codes, scales, fresh } = &mut self.layers[layer];
+        let mut new = vec![f16::ZERO; tokens * heads * d];
+        let (mut near, mut row) = (vec![f16::ZERO; tile], vec![0f32; tile]);
+        let (mut quantized, mut of_tile) = (vec![0i8; tile], vec![0f32; d]);
+        let length = self.tokens + tokens;
+        for kind in 0..2u32 {
+            let (from, pool) = match kind {
+                0 => (keys, self.pool.both_mut().0),
+                _ => (values, self.pool.both_mut().1),
+            };
+            from.read(0, &mut new)?;
+            for head in 0..heads {
+                let own = shape.fresh(kind, head as u32);
+                fresh.read(own, &mut near)?;
+                for token in 0..tokens {
+                    let position = self.tokens + token;
+                    let place = position % block;
+                    near[place * d..][..d].copy_from_slice(&new[(token * heads + head) * d..][..d]);
+                    if place + 1 < block {
+                        continue;
+                    }
+                    let block = (position / block) as u32;
+                    row.iter_mut().zip(&near).for_each(|(x, near)| *x = near.to_f32());
+                    for (channel, scale) in of_tile.iter_mut().enumerate() {
+                        let largest = row[channel..]
+                            .iter()
+                            .step_by(d)
+                            .fold(0f32, |most, x| simt::math::max(most, x.abs()));
+                        *scale = scale_from_max::<f16>(largest);
+                    }
+                    for (i, code) in quantized.iter_mut().enumerate() {
+                        *code = quantize(row[i], of_tile[i % d]) as i8;
+                    }
+                    scales.write(shape.scale(kind, block, head as u32), &of_tile)?;
+                    codes.write(shape.tile(kind, block, head as u32), &quantized)?;
+                }
+                fresh.write(own, &near)?;
+                for block_index in 0..length / block {
+                    let number = block_index as u32;
+                    codes.read(shape.tile(kind, number, head as u32), &mut quantized)?;
+                    scales.read(shape.scale(kind, number, head as u32), &mut of_tile)?;
+                    for (codes, restored) in quantized.chunks_exact(d).zip(row.chunks_exact_mut(d)) {
+                        for ((x, code), scale) in restored.iter_mut().zip(codes).zip(&of_tile) {
+                            *x = dequantize(*code, *scale);
+                        }
+                    }
+                    half::slice::HalfFloatSliceExt::convert_from_f32_slice(&mut near[..], &row);
+                    pool.write(shape.tile(0, number, head as u32), &near)?;
+                }
+                if !length.is_multiple_of(block) {
+                    fresh.read(own, &mut near)?;
+                    let rest = length % block * d;
+                    pool.write(shape.tile(0, (length / block) as u32, head as u32), &near[..rest])?;
+                }
+            }
+        }
+        Ok(self.table.lengths_mut().write(0, &[length as u32])?)
+    }
+}
+
+impl KvCache for Int8Cache {
+    fn scheme(&self) -> &'static str {
+        "int8"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Codes and scales of full blocks, the trailing block in f16, and the pool that layers are restored to.
+    fn bytes(&self) -> u64 {
+        self.step_bytes() + (self.pool.keys().bytes() + self.pool.values().bytes()) as u64
+    }
+
+    fn step_bytes(&self) -> u64 {
+        let block = BLOCK_TOKENS as usize;
+        let full = self.tokens / block * (block + 4) * 2 * self.geometry.kv_width() * self.geometry.layers;
+        full as u64 + self.geometry.token_bytes() * (self.tokens % block) as u64
+    }
+
+    fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
+        super::room(tokens, self.tokens, self.capacity)?;
+        if tokens > 1 {
+            Exact::for_chunk(&mut self.prefill, &self.device, self.geometry, tokens, self.capacity)?;
+        }
+        self.chunk = tokens;
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        positions: &Buffer<u32>,
+        keys: &Buffer<f16>,
+        values: &Buffer<f16>,
+    ) -> Result<()> {
+        let tokens = self.begun(layer)?;
+        stream.device().check_same(&self.device, "the cache")?;
+        stream.device().check_same(positions.device(), "the buffer of positions")?;
+        stream.device().check_same(keys.device(), "the buffer of keys")?;
+        stream.device().check_same(values.device(), "the buffer of values")?;
+        if self.simd && !stream.is_capturing() {
+            return self.on_slices(layer, keys, values, tokens);
+        }
+        self.launch(stream, layer, positions, keys, values, tokens)
+    }
+
+    fn attend(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        queries: &Buffer<f16>,
+        output: &mut Buffer<f32>,
+    ) -> Result<()> {
+        let chunk = self.begun(layer)?;
+        stream.device().check_same(&self.device, "the cache")?;
+        stream.device().check_same(queries.device(), "the buffer of queries")?;
+        stream.device().check_same(output.device(), "the output buffer")?;
+        let length = chunk * self.geometry.query_width();
+        let (queries, output) = (queries.global_range(..length)?, output.global_range_mut(..length)?);
+        let exact = match &mut self.prefill {
+            Some(prefill) if chunk > 1 => prefill,
+            _ => &mut self.decode,
+        };
+        let handles = Handles {
+            queries,
+            keys: self.pool.keys().global(),
+            values: self.pool.values().global(),
+            table: self.table.blocks().global(),
+            lengths: self.table.lengths().global(),
+            wanted: None,
+            output,
+            lse: exact.lse(),
+        };
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's blocks are those of
+        // the pool. Dropping a buffer waits for the device.
+        unsafe { exact.run(stream, self.simd && !stream.is_capturing(), handles) }
+    }
+
+    fn commit(&mut self) {
+        self.tokens += self.chunk;
+        self.chunk = 0;
+    }
+}
