@@ -148,6 +148,9 @@ struct Json<'a> {
     kv_host_bytes: u64,
     /// Of all steps; `None` for a scheme that certifies nothing.
     certificates: Option<Summary>,
+    /// Tiles of 16 tokens that were used from their originals: found on the device, and read from the host's memory.
+    tiles_found: Option<u64>,
+    tiles_read: Option<u64>,
 }
 
 /// One token of the text.
@@ -200,6 +203,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let name = subject.device_name();
     eprintln!("{}", done.status(prompt.len(), &*cache, name));
     let decoded = done.steps.len().saturating_sub(1);
+    let traffic = runner.traffic(&*cache)?;
     let json = Json {
         command: "generate",
         version: env!("CARGO_PKG_VERSION"),
@@ -226,6 +230,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         kv_bytes_f16: f16_bytes(&*cache),
         kv_host_bytes: cache.host_bytes(),
         certificates: done.certificates,
+        tiles_found: traffic.map(|t| t.key_hits + t.value_hits),
+        tiles_read: traffic.map(|t| t.key_misses + t.value_misses),
     };
     finish(&report, &done, &json)
 }

@@ -1,6 +1,6 @@
 //! What passes through a cache, kept.
 
-use crate::certified::Certificate;
+use crate::certified::{Certificate, Traffic};
 use crate::model::cache::{Error, Geometry, KvCache, Result};
 use crate::{Buffer, Stream};
 use half::f16;
@@ -107,6 +107,10 @@ impl KvCache for Capture<'_> {
 
     fn certificates(&self) -> Result<Vec<Certificate>> {
         self.inner.certificates()
+    }
+
+    fn traffic(&self, stream: &Stream) -> Result<Option<Traffic>> {
+        self.inner.traffic(stream)
     }
 
     fn check(&mut self, stream: &Stream) -> Result<()> {

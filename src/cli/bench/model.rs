@@ -11,6 +11,7 @@ use crate::cli::output::ReportArguments;
 use crate::cli::progress;
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
+use host::certified::Traffic;
 use host::model::cache::{Scheme, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
@@ -134,6 +135,10 @@ struct Row {
     fill_seconds: f64,
     /// Of the steps that count.
     certificates: Option<Summary>,
+    /// Bytes that a step read from the originals in the host's memory.
+    bus_bytes: Option<u64>,
+    /// Of the tiles that were used from their originals, the share that was on the device already.
+    found: Option<f64>,
 }
 
 /// What the report has besides rows.
@@ -251,6 +256,7 @@ fn measure(
     runner.fill(&mut *cache, context.saturating_sub(steps + WARM + 1), arguments.key_scale)?;
     let fill_seconds = start.elapsed().as_secs_f64();
     let first = runner.prefill(&[TOKEN], &mut *cache, Choice::Greedy)?;
+    let before = runner.traffic(&*cache)?;
     let mut decoder = runner.decoder(first, &mut *cache, Choice::Greedy)?;
     let launches = decoder.graph_len();
     let (mut times, mut certificates) = (Vec::with_capacity(steps), None::<Summary>);
@@ -273,6 +279,12 @@ fn measure(
     }
     drop(decoder);
     runner.check_cache(&mut *cache)?;
+    let traffic = runner.traffic(&*cache)?.zip(before).map(|(after, before)| {
+        let misses = |t: Traffic| t.key_misses + t.value_misses;
+        let hits = |t: Traffic| t.key_hits + t.value_hits;
+        (misses(after) - misses(before), hits(after) - hits(before))
+    });
+    let tile = 32 * runner.geometry().head_dim as u64;
     let timing = Timing::new(times, 1);
     let (weight_bytes, kv_bytes) = (runner.step_bytes(), cache.step_bytes());
     let read_us = speed.map(|speed| (weight_bytes + kv_bytes) as f64 / speed * 1e6);
@@ -294,6 +306,8 @@ fn measure(
         launches,
         fill_seconds,
         certificates,
+        bus_bytes: traffic.map(|(misses, _)| misses * tile / (WARM + steps) as u64),
+        found: traffic.map(|(misses, hits)| hits as f64 / ((misses + hits) as f64).max(1.0)),
     })
 }
 
@@ -307,6 +321,8 @@ fn table(rows: &[Row]) -> String {
         ("bytes take", Align::Right),
         ("fixed", Align::Right),
         ("cache", Align::Right),
+        ("over the bus", Align::Right),
+        ("found", Align::Right),
         ("heads computed exactly", Align::Right),
     ]);
     let or_nothing = |x: Option<f64>| x.map_or_else(String::new, text::microseconds);
@@ -320,6 +336,8 @@ fn table(rows: &[Row]) -> String {
             or_nothing(row.read_us),
             or_nothing(row.fixed_us),
             text::bytes(row.cache_bytes),
+            row.bus_bytes.map_or_else(String::new, text::bytes),
+            row.found.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share)),
             row.certificates
                 .map_or_else(String::new, |known| format!("{} of {}", known.dense_heads, known.heads)),
         ]);

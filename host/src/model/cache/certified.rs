@@ -106,15 +106,6 @@ impl CertifiedCache {
         &self.policy
     }
 
-    /// What steps have read in place of quantized blocks, in all layers. Waits for the stream.
-    ///
-    /// # Errors
-    /// What the device reports.
-    pub fn traffic(&self, stream: &Stream) -> Result<Vec<Traffic>> {
-        let total = |(cache, _): &(TieredCache<f16>, _)| Ok(cache.traffic(stream)?[1]);
-        self.layers.iter().map(total).collect()
-    }
-
     fn begun(&self, layer: usize) -> Result<usize> {
         super::begun(self.chunk, layer, self.layers.len())
     }
@@ -167,6 +158,18 @@ impl KvCache for CertifiedCache {
             return Ok(Vec::new());
         }
         Ok(self.certificates.to_vec()?)
+    }
+
+    fn traffic(&self, stream: &Stream) -> Result<Option<Traffic>> {
+        let mut sum = Traffic::default();
+        for (cache, _) in &self.layers {
+            let [_, total] = cache.traffic(stream)?;
+            sum.key_hits += total.key_hits;
+            sum.key_misses += total.key_misses;
+            sum.value_hits += total.value_hits;
+            sum.value_misses += total.value_misses;
+        }
+        Ok(self.policy.certify.then_some(sum))
     }
 
     fn check(&mut self, stream: &Stream) -> Result<()> {

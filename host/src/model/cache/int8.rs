@@ -1,6 +1,6 @@
 //! Keys and values in 8 bits, restored for attention.
 
-use super::exact::{self, Exact};
+use super::exact::Exact;
 use super::{Error, Geometry, KvCache, Result};
 use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
 use crate::dense::Handles;

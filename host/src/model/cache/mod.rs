@@ -22,7 +22,7 @@ pub use int8::Int8Cache;
 pub use scheme::Scheme;
 pub use summary::Summary;
 
-use crate::certified::Certificate;
+use crate::certified::{Certificate, Traffic};
 use crate::model::ModelConfig;
 use crate::{Buffer, Device, Stream, attention};
 use half::f16;
@@ -192,6 +192,15 @@ pub trait KvCache: Send {
     /// What the device reports.
     fn certificates(&self) -> Result<Vec<Certificate>> {
         Ok(Vec::new())
+    }
+
+    /// Tiles that steps have used from the originals so far, in all layers, and where they were found; `None` for a scheme that
+    /// keeps none. Waits for the stream.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn traffic(&self, _: &Stream) -> Result<Option<Traffic>> {
+        Ok(None)
     }
 
     /// Waits for the stream, and says whether everything that was appended is held.

@@ -32,6 +32,7 @@ mod weights;
 use super::cache::{self, Geometry, KvCache};
 use super::kernels::Choice;
 use super::{Model, linear};
+use crate::certified::Traffic;
 use crate::{BackendKind, Device, Stream};
 pub use decoder::Decoder;
 use launches::Launches;
@@ -254,6 +255,14 @@ impl Runner {
     /// What the cache refused; what the device reports.
     pub fn check_cache(&self, cache: &mut dyn KvCache) -> Result<()> {
         Ok(cache.check(self.stream())?)
+    }
+
+    /// What the cache's steps have used from its originals: [`KvCache::traffic`].
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn traffic(&self, cache: &dyn KvCache) -> Result<Option<Traffic>> {
+        Ok(cache.traffic(self.stream())?)
     }
 
     /// Bytes of weights that a step of one token reads.
