@@ -73,6 +73,24 @@ fn prompts_are_exact_and_steps_come_near() {
     }
 }
 
+/// Prompts by kernels, which read the originals of one layer from a pool that all share: the bits of the CPU's own path.
+#[test]
+fn prompts_by_kernels_are_exact_too() {
+    let (device, model, prompt) = (device(), tiny(), prompt(37));
+    let geometry = (&model.config).into();
+    let cache = || CertifiedCache::new(&device, geometry, 48, Policy::SOUND).expect("a cache");
+    let mut runner = Runner::new(&model, &device).expect("a runner");
+    let mut logits = |mut cache: CertifiedCache| {
+        let mut logits = runner.logits(&prompt[..20], &mut cache).expect("logits");
+        logits.extend(runner.logits(&prompt[20..], &mut cache).expect("logits"));
+        (bits(&logits), cache.bytes())
+    };
+    let (expected, bytes) = logits(cache());
+    let (found, with_pool) = logits(cache().with_kernels());
+    assert!(found == expected);
+    assert_eq!(with_pool - bytes, 3 * 16 * 2 * 2 * 128, "three blocks of one layer");
+}
+
 /// A captured step, replayed over block boundaries, gives what steps one by one give, and those are the CPU's own.
 #[test]
 fn captured_steps_are_the_steps() {

@@ -2,6 +2,7 @@
 
 use super::super::{Attended, AttendedHandles, Near, StepHandles, StepPlan};
 use super::{CacheElement, CacheError, Result, TieredCache};
+use crate::attention::PagedPool;
 use crate::{Buffer, Stream, dense};
 use simt::{Global, GlobalMut};
 
@@ -141,6 +142,25 @@ impl<E: CacheElement> TieredCache<E> {
             output,
             lse,
         })
+    }
+
+    /// Puts the originals of the first `blocks` blocks of the cache into `pool`, which has as many blocks as the cache, in the
+    /// stream's order. For a GPU they come over the bus once, where attention of many query tokens would read them again and
+    /// again.
+    pub(crate) fn stage(&self, stream: &Stream, blocks: u32, pool: &mut PagedPool<E>) -> Result<()> {
+        let (expected, got) = (self.keys.len(), pool.keys().len());
+        if got != expected {
+            let what = "the pool of originals";
+            return Err(CacheError::Length { what, got, expected: expected.to_string() }.into());
+        }
+        let elements = self.geometry().pool_elements(blocks as usize).min(expected);
+        let (keys, values) = pool.both_mut();
+        // SAFETY: kernels of this stream alone write the originals, and dropping the cache waits for the device.
+        unsafe {
+            stream.upload_async(&self.keys, ..elements, keys, 0)?;
+            stream.upload_async(&self.values, ..elements, values, 0)?;
+        }
+        Ok(())
     }
 
     fn same(&self, extents: [(&'static str, u32, u32); 4]) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::exact::{self, Exact};
 use super::{Error, Geometry, KvCache, Result};
+use crate::attention::PagedPool;
 use crate::certified::{
     self, AttendedHandles, BLOCK_TOKENS, Certificate, Extents, Policy, SequenceId, StepPlan, StepProblem,
     TieredCache, Traffic,
@@ -28,6 +29,8 @@ pub struct CertifiedCache {
     certificates: Buffer<Certificate>,
     /// For chunks of more than one token, all of one length.
     prefill: Option<Exact>,
+    /// The originals of the layer that a chunk is at, where its kernels read them; from the first such chunk on.
+    staged: Option<PagedPool<f16>>,
     tokens: usize,
     /// Tokens of the chunk that was begun, and of the last that was committed.
     chunk: usize,
@@ -85,6 +88,7 @@ impl CertifiedCache {
             lse: Buffer::new(device, geometry.q_heads)?,
             certificates: Buffer::zeroed(device, geometry.layers * geometry.q_heads)?,
             prefill: None,
+            staged: None,
             tokens: 0,
             chunk: 0,
             last: 0,
@@ -134,11 +138,13 @@ impl KvCache for CertifiedCache {
         self.capacity
     }
 
-    /// Full blocks quantized, the trailing block in f16, and the scratch.
+    /// Full blocks quantized, the trailing block in f16, the scratch, and what a prompt's chunks read one layer from.
     fn bytes(&self) -> u64 {
         let Some((cache, _)) = self.layers.first() else { return 0 };
         let memory = cache.memory();
-        self.step_bytes() + ((memory.scratch_keys + memory.scratch_values) * self.layers.len()) as u64
+        let scratch = (memory.scratch_keys + memory.scratch_values) * self.layers.len();
+        let staged = self.staged.as_ref().map_or(0, |pool| pool.keys().bytes() + pool.values().bytes());
+        self.step_bytes() + (scratch + staged) as u64
     }
 
     fn step_bytes(&self) -> u64 {
@@ -180,6 +186,12 @@ impl KvCache for CertifiedCache {
         super::room(tokens, self.tokens, self.capacity)?;
         if tokens > 1 {
             Exact::for_chunk(&mut self.prefill, &self.device, self.geometry, tokens, self.capacity)?;
+            if !self.simd && self.staged.is_none() {
+                let problem = exact::problem(self.geometry, 1, self.capacity);
+                let blocks = problem.max_blocks();
+                let pool = PagedPool::new(&self.device, blocks, problem.kv_heads, problem.head_dim)?;
+                self.staged = Some(pool);
+            }
         }
         self.chunk = tokens;
         Ok(())
@@ -218,7 +230,13 @@ impl KvCache for CertifiedCache {
         let (cache, _) = &mut self.layers[layer];
         match &mut self.prefill {
             Some(exact) if chunk > 1 => {
-                let handles = cache.originals(exact.plan.problem(), queries, output, exact.lse())?;
+                let mut handles = cache.originals(exact.plan.problem(), queries, output, exact.lse())?;
+                if let Some(pool) = &mut self.staged {
+                    // One sequence has the cache's blocks in their order.
+                    let blocks = (self.tokens + chunk).div_ceil(BLOCK_TOKENS as usize) as u32;
+                    cache.stage(stream, blocks, pool)?;
+                    (handles.keys, handles.values) = (pool.keys().global(), pool.values().global());
+                }
                 // SAFETY: handles of this device, host memory on the CPU, of these lengths; the cache's lengths and table are
                 // its own. Dropping a buffer, or the cache, waits for the device.
                 unsafe { exact.run(stream, self.simd && !stream.is_capturing(), handles) }
