@@ -19,7 +19,7 @@
 //! # Work split
 //! A block of 256 threads for every 1024 channels of a token, so that one token's row goes to several multiprocessors; for
 //! RMSNorm each of them adds up the whole row. A thread takes four neighbouring channels, so eight lanes have a block of
-//! channels: its largest magnitude and its sum are three exchanges each. Ahead of a product ([`make_records`]) one thread block
+//! channels: its largest magnitude and its sum are three exchanges each. Ahead of a fused product one thread block
 //! does all of a row.
 
 use super::fixed::{self, BLOCK, PART_WORDS, RECORD_WORDS, digits, magnitude};
