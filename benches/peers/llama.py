@@ -44,6 +44,10 @@ def main() -> int:
         "cache_prompt": False,
     }
     answers = [server.handle_completions(request) for _ in range(arguments.runs + 1)]
+    for answer in answers:
+        if "timings" not in answer:
+            print(f"llama.cpp gave no timings: {answer}", file=sys.stderr)
+            return 1
     # The first run pays for what is allocated once.
     timings = [answer["timings"] for answer in answers[1:]]
     report = {

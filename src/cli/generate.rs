@@ -45,9 +45,6 @@ Examples:
   ferrokv generate \"Once upon a time\" --max-tokens 40 --temperature 0.8 --top-p 0.95 --seed 7
   ferrokv generate \"2, 3, 5, 7,\" --model other.gguf --json record.json";
 
-/// Tokens of a prompt between two looks at the progress.
-const PREFILL_STEP: usize = 64;
-
 /// Continue a prompt with a language model.
 #[derive(clap::Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
@@ -57,7 +54,8 @@ pub struct Arguments {
     /// How keys and values are kept: dense, int8, naive-int8-int4, certified[:PRESET].
     #[arg(long, value_name = "SCHEME", default_value = "dense")]
     kv: String,
-    /// Tokens to write at most; the model may end earlier.
+    /// Tokens to write at most; the model may end earlier. The cache is made for as many, and how attention cuts its work, with
+    /// that the last bits, follows its size.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Draw tokens, with logits divided by T; above 1 more surprising, below 1 less.
@@ -296,8 +294,7 @@ impl Text<'_> {
         let line = progress::spinner("reading the prompt");
         let start = Instant::now();
         let (mut rest, mut token) = (prompt, None);
-        while !rest.is_empty() && !self.stopped() {
-            let (chunk, later) = rest.split_at(rest.len().min(PREFILL_STEP.max(runner.chunk())));
+        while let Some((chunk, later)) = runner.split(rest).filter(|_| !self.stopped()) {
             if later.is_empty() {
                 token = Some(runner.prefill(chunk, cache, self.choice)?);
             } else {

@@ -76,7 +76,8 @@ fn keep(
     Ok(stream.download(buffer, rows.start * width, &mut kept[start..])?)
 }
 
-impl KvCache for Capture<'_> {
+// SAFETY: the cache inside, which stays borrowed, names what it names; copies out of a capture are refused.
+unsafe impl KvCache for Capture<'_> {
     fn step_bytes(&self) -> u64 {
         self.inner.step_bytes()
     }

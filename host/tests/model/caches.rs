@@ -91,6 +91,39 @@ fn prompts_by_kernels_are_exact_too() {
     assert_eq!(with_pool - bytes, 3 * 16 * 2 * 2 * 128, "three blocks of one layer");
 }
 
+/// A prompt one token longer than its chunks: the last token is no step of decoding, and its attention is exact.
+#[test]
+fn no_token_of_a_prompt_is_left_alone() {
+    let (device, model) = (device(), tiny());
+    for (mut runner, count) in [
+        (Runner::of_kernels(&model, &device, 16).expect("a runner"), 33),
+        (Runner::new(&model, &device).expect("a runner"), 65),
+    ] {
+        let prompt = prompt(count);
+        let mut last = |scheme: &str| {
+            let mut cache = open(scheme, &model, &device, 80);
+            let logits = runner.logits(&prompt, &mut *cache).expect("logits");
+            assert!(cache.certificates().expect("read").is_empty());
+            bits(&logits[logits.len() - 320..])
+        };
+        assert_eq!(last("certified"), last("dense"), "{count} tokens");
+    }
+}
+
+/// Positions past the room are left out, and the length does not follow them past the table.
+#[test]
+fn an_int8_cache_stays_inside_its_room() {
+    let (device, model) = (device(), tiny());
+    let stream = Stream::new(&device).expect("a stream");
+    let mut cache = Int8Cache::new(&device, (&model.config).into(), 16).expect("a cache").with_kernels();
+    let row = Buffer::from_slice(&device, &vec![half::f16::ONE; 256]).expect("a buffer");
+    let positions = Buffer::from_slice(&device, &[1_000_000u32]).expect("a buffer");
+    let mut output = Buffer::<f32>::zeroed(&device, 256).expect("a buffer");
+    cache.begin(&stream, 1).expect("begun");
+    cache.append(&stream, 0, &positions, &row, &row).expect("appended");
+    cache.attend(&stream, 0, &row, &mut output).expect("no access out of bounds");
+}
+
 /// A captured step, replayed over block boundaries, gives what steps one by one give, and those are the CPU's own.
 #[test]
 fn captured_steps_are_the_steps() {

@@ -128,7 +128,8 @@ pub fn restore_blocks<E: Element>(
 ) {
     let (block, head, kind) = (thread::block_idx_x(), thread::block_idx_y(), thread::block_idx_z());
     let channel = thread::thread_idx_x() as usize;
-    let length = positions.load(shape.tokens as usize - 1) + 1;
+    // Attention follows the length through the table: it must not reach past it.
+    let length = positions.load(shape.tokens as usize - 1).min(shape.blocks * BLOCK - 1) + 1;
     if block == 0 && head == 0 && kind == 0 && channel == 0 {
         lengths.store(0, length);
     }

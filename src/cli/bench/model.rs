@@ -37,9 +37,9 @@ Times a model's step of decoding, embedding to chosen token, over caches of seve
 a step, on the CPU its own path. A cache is filled with random keys and values up to its context, and the steps follow; every \
 step's time is that of a user who waits for its token.
 
-Every step reads the same token, so that the queries of neighbouring steps differ by their rotation: most of what a certified \
-cache uses from its originals is then in the GPU's memory already. With --chosen-tokens each reads what the one before chose: \
-of random weights noise, and the queries have nothing in common.
+Every step reads the same token, so that the queries of neighbouring steps differ by their rotation; with --chosen-tokens each \
+reads what the one before chose: of random weights noise. What part of the originals that a certified cache uses was found on \
+the device, and what came over the bus, is said.
 
 Beside each time stands what the bytes take that a step has to read, weights and cache, at the memory's measured speed; what is \
 left is the fixed cost.
@@ -203,11 +203,22 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 skip(format!("--seconds {} had passed", arguments.seconds));
                 continue;
             }
+            let least = arguments.steps as usize + WARM + 1;
+            if (context as usize) < least {
+                skip(format!(
+                    "{} steps need a context of {least} tokens; ask for fewer --steps",
+                    arguments.steps
+                ));
+                continue;
+            }
             spinner.set_message(what.clone());
             match measure(&mut runner, &device, *scheme, context, speed, arguments) {
                 Ok(row) => rows.push(row),
-                // Others may fit.
-                Err(error) => skip(error.to_string()),
+                // Others may fit, unless the device itself has failed.
+                Err(error) => {
+                    device.synchronize()?;
+                    skip(error.to_string());
+                }
             }
         }
     }

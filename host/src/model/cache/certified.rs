@@ -121,7 +121,8 @@ fn quantized_bytes(heads: certified::Geometry, layers: usize, blocks: usize) -> 
     layers as u64 * (heads.tile_bytes(blocks) + annotations) as u64
 }
 
-impl KvCache for CertifiedCache {
+// SAFETY: layers, plan, log-sums and certificates are made once; what a prompt needs is not captured.
+unsafe impl KvCache for CertifiedCache {
     fn scheme(&self) -> &'static str {
         if self.policy.certify { "certified" } else { "naive-int8-int4" }
     }

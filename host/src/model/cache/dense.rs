@@ -75,7 +75,8 @@ impl DenseCache {
     }
 }
 
-impl KvCache for DenseCache {
+// SAFETY: pools, table and the plan for one token are made once; other plans are not captured.
+unsafe impl KvCache for DenseCache {
     fn scheme(&self) -> &'static str {
         "dense"
     }
@@ -152,7 +153,7 @@ impl KvCache for DenseCache {
             values: pool_values.global_mut(),
         };
         // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and what is past
-        // it is left out; a chunk's positions differ. Dropping a buffer waits for the device.
+        // it is left out. Equal positions would leave one token's row or the other's. Dropping a buffer waits for the device.
         Ok(unsafe { dense::append(stream, problem, handles) }?)
     }
 

@@ -206,7 +206,8 @@ impl Int8Cache {
     }
 }
 
-impl KvCache for Int8Cache {
+// SAFETY: layers, pool, table and the plan for one token are made once; other plans are not captured.
+unsafe impl KvCache for Int8Cache {
     fn scheme(&self) -> &'static str {
         "int8"
     }

@@ -160,8 +160,13 @@ fn begun(chunk: usize, layer: usize, layers: usize) -> Result<usize> {
 /// Keys and values of one sequence, in all layers of a model, on a device.
 ///
 /// Queries, keys and values come as f16, rotated; what attention gives is f32. Buffers may be longer than the chunk needs:
-/// its tokens are the first rows.
-pub trait KvCache: Send {
+/// its tokens are the first rows. After an error of [`append`](Self::append), [`attend`](Self::attend) or
+/// [`check`](Self::check) some layers may hold what others do not: the cache is not to be used further.
+///
+/// # Safety
+/// The memory that `append` and `attend` of one token name in a capture stays where it is as long as the cache is there,
+/// whatever is called on it: replays of the graph use it.
+pub unsafe trait KvCache: Send {
     /// What the scheme is called on the command line.
     fn scheme(&self) -> &'static str;
 
@@ -211,8 +216,8 @@ pub trait KvCache: Send {
         Ok(())
     }
 
-    /// Makes ready for a chunk of `tokens` that follow those committed. A chunk that was begun and not committed is
-    /// forgotten. For one token nothing happens on the device.
+    /// Makes ready for a chunk of `tokens` that follow those committed. A chunk that was begun, and of which nothing was
+    /// appended, is forgotten. For one token nothing happens on the device.
     ///
     /// # Errors
     /// [`Error::Full`], before anything changes; what the device reports.

@@ -18,6 +18,8 @@ pub struct Decoder<'a> {
     /// The step, and where its token comes; by kernels. It names buffers of runner and cache, which stay borrowed.
     graph: Option<(GraphExec, Pinned<u32>)>,
     graph_len: Option<usize>,
+    /// A replay has failed.
+    failed: bool,
 }
 
 impl Runner {
@@ -41,7 +43,7 @@ impl Runner {
         let graph = graph
             .map(|(captured, chosen)| Ok::<_, super::Error>((captured.instantiate()?, chosen)))
             .transpose()?;
-        Ok(Decoder { runner: self, cache, choice, token, graph, graph_len })
+        Ok(Decoder { runner: self, cache, choice, token, graph, graph_len, failed: false })
     }
 }
 
@@ -52,13 +54,24 @@ impl Decoder<'_> {
     /// As [`prefill`](Runner::prefill).
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<u32> {
+        if self.failed {
+            return Err(super::Error::Failed);
+        }
         let Decoder { runner, cache, choice, token, graph, .. } = self;
         *token = match (&mut runner.engine, graph) {
             (Engine::Launches(launches), Some((graph, chosen))) => {
                 // Room in context and cache; the token is one that the model chose.
                 Runner::room(runner.context, 1, *cache)?;
-                // SAFETY: the graph was captured with this cache and this engine, which are borrowed since.
-                unsafe { launches.replay(graph, chosen, *cache) }?
+                // SAFETY: the graph was captured with this cache and this engine, which are borrowed since; a cache keeps what
+                // it named, and the engine's buffers are replaced by longer chunks alone.
+                match unsafe { launches.replay(graph, chosen, *cache) } {
+                    Ok(token) => token,
+                    Err(error) => {
+                        // The device may be a step ahead of the host: no further replay.
+                        self.failed = true;
+                        return Err(error);
+                    }
+                }
             }
             _ => runner.step(*token, *cache, *choice)?,
         };

@@ -63,6 +63,9 @@ pub enum Error {
     /// A buffer, a launch or a copy failed.
     #[error(transparent)]
     Device(#[from] crate::Error),
+    /// A step of a decoder has failed, and with it what the device and the host know of the cache.
+    #[error("a step before this one failed; make a new cache and read the text again")]
+    Failed,
     /// There is nothing to continue.
     #[error("there are no tokens to start from; give at least one")]
     NoTokens,
@@ -171,11 +174,11 @@ impl Runner {
         // What is wrong with the choice is said before the work.
         choice.shape(self.vocab)?;
         self.check(tokens, cache)?;
-        let last = (tokens.len() - 1) / self.chunk * self.chunk;
-        for chunk in tokens[..last].chunks(self.chunk) {
-            self.run(chunk, Rows::None, cache)?;
+        let mut rest = tokens;
+        while let Some((piece, later)) = self.split(rest) {
+            self.run(piece, if later.is_empty() { Rows::Last } else { Rows::None }, cache)?;
+            rest = later;
         }
-        self.run(&tokens[last..], Rows::Last, cache)?;
         let position = cache.tokens() - 1;
         match &mut self.engine {
             Engine::Slices(slices) => slices.choose(choice, position as u32),
@@ -189,7 +192,12 @@ impl Runner {
     /// As [`prefill`](Self::prefill).
     pub fn read(&mut self, tokens: &[u32], cache: &mut dyn KvCache) -> Result<()> {
         self.check(tokens, cache)?;
-        tokens.chunks(self.chunk).try_for_each(|chunk| self.run(chunk, Rows::None, cache))
+        let mut rest = tokens;
+        while let Some((piece, later)) = self.split(rest) {
+            self.run(piece, Rows::None, cache)?;
+            rest = later;
+        }
+        Ok(())
     }
 
     /// Reads one token and chooses the one that follows.
@@ -207,8 +215,10 @@ impl Runner {
     pub fn logits(&mut self, tokens: &[u32], cache: &mut dyn KvCache) -> Result<Vec<f32>> {
         self.check(tokens, cache)?;
         let mut logits = Vec::with_capacity(tokens.len() * self.vocab);
-        for chunk in tokens.chunks(self.chunk) {
-            self.run(chunk, Rows::All, cache)?;
+        let mut rest = tokens;
+        while let Some((piece, later)) = self.split(rest) {
+            self.run(piece, Rows::All, cache)?;
+            rest = later;
             logits.extend(self.last_logits()?);
         }
         Ok(logits)
@@ -234,6 +244,15 @@ impl Runner {
             return Err(super::Error::NoToken { id, vocab: self.vocab }.into());
         }
         Runner::room(self.context, tokens.len(), cache)
+    }
+
+    /// The next chunk of `tokens`, and what follows it. No token is left alone: to a cache that would be a step of decoding.
+    pub fn split<'a>(&self, tokens: &'a [u32]) -> Option<(&'a [u32], &'a [u32])> {
+        let mut length = self.chunk.min(tokens.len());
+        if tokens.len() - length == 1 && length > 2 {
+            length -= 1;
+        }
+        (length > 0).then(|| tokens.split_at(length))
     }
 
     /// Whether context and cache have room for `tokens` more.
