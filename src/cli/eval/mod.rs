@@ -3,6 +3,7 @@
 mod heat_map;
 pub mod journal;
 mod niah;
+mod pairs;
 mod ppl;
 mod ruler;
 
@@ -176,9 +177,34 @@ impl Watcher {
         self.bar.inc(work as u64);
     }
 
+    /// Work of which `shown` are counted, however much there is.
+    pub fn part(&self, shown: usize) -> Part<'_> {
+        Part { watcher: self, left: shown }
+    }
+
     /// Takes the bar away.
     pub fn end(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// One trial's share of a bar.
+pub struct Part<'a> {
+    watcher: &'a Watcher,
+    left: usize,
+}
+
+impl Part<'_> {
+    /// As [`Watcher::hear`], up to the share.
+    pub fn hear(&mut self, work: usize) -> ControlFlow<()> {
+        let shown = work.min(self.left);
+        self.left -= shown;
+        self.watcher.hear(shown)
+    }
+
+    /// The rest of the share is done.
+    pub fn end(self) {
+        self.watcher.add(self.left);
     }
 }
 

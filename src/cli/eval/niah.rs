@@ -2,6 +2,7 @@
 
 use super::heat_map::{Cell, HeatMaps, Map};
 use super::journal::{Journal, JournalArguments};
+use super::pairs::{Paired, Pairs, Rows, lengths};
 use super::{Lengths, Watcher, beside_dense, dense_heads, names, signed};
 use crate::cli::failure::Failure;
 use crate::cli::picture::Picture;
@@ -91,9 +92,25 @@ struct Trial {
     seconds: f64,
 }
 
-impl Trial {
+impl Paired for Trial {
+    fn kv(&self) -> &str {
+        &self.kv
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
     fn is_same(&self, other: &Trial) -> bool {
         (self.context, self.depth, self.trial) == (other.context, other.depth, other.trial)
+    }
+
+    fn certificates(&self) -> Option<cache::Summary> {
+        self.certificates
+    }
+
+    fn seconds(&self) -> f64 {
+        self.seconds
     }
 }
 
@@ -118,13 +135,6 @@ struct Row {
     delta_interval: Option<Interval>,
     certificates: Option<cache::Summary>,
     seconds: f64,
-}
-
-#[derive(Serialize)]
-struct Rows {
-    bootstrap_seed: u64,
-    bootstrap_resamples: usize,
-    rows: Vec<Row>,
 }
 
 /// Runs the command.
@@ -175,13 +185,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             let begun = Instant::now();
             let open = || subject.cache(*scheme, task.capacity());
             // The bar counts tokens of prompts: steps take longer, and so do misses, in every trial alike.
-            let mut left = context;
-            let mut hear = |work: usize| {
-                let shown = work.min(left);
-                left -= shown;
-                watcher.hear(shown)
-            };
-            let scored = match needle::run(&mut runner, tokenizer, &task, open, &mut hear) {
+            let mut part = watcher.part(context);
+            let scored = match needle::run(&mut runner, tokenizer, &task, open, &mut |work| part.hear(work)) {
                 Ok(scored) => scored,
                 Err(error) => {
                     watcher.end();
@@ -189,7 +194,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                     return Err(journal.ended_early(error, planned, &summary));
                 }
             };
-            watcher.add(left);
+            part.end();
             let trial = Trial {
                 kv,
                 context,
@@ -222,39 +227,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     journal.finish(&render(&head, &summary), &summary)
 }
 
-fn lengths(trials: &[Trial]) -> Vec<usize> {
-    let mut lengths: Vec<usize> = trials.iter().map(|trial| trial.context).collect();
-    lengths.sort_unstable();
-    lengths.dedup();
-    lengths
-}
-
 /// Rows by length, the baseline first; a trial counts where both have it.
-fn rows(trials: &[Trial]) -> Rows {
+fn rows(trials: &[Trial]) -> Rows<Row> {
     let names = names(trials.iter().map(|trial| trial.kv.as_str()));
     let mut rows = Vec::new();
     for context in lengths(trials) {
-        let of_length = || trials.iter().filter(move |trial| trial.context == context);
+        let of_length: Vec<&Trial> = trials.iter().filter(|trial| trial.context == context).collect();
         for &kv in &names {
-            let pairs: Vec<(&Trial, &Trial)> = of_length()
-                .filter(|trial| trial.kv == kv)
-                .filter_map(|own| {
-                    let dense = of_length().find(|other| other.kv == DENSE && other.is_same(own))?;
-                    Some((own, dense))
-                })
-                .collect();
-            if pairs.is_empty() {
-                continue;
-            }
-            let count = |wanted: fn(bool, bool) -> bool| {
-                pairs.iter().filter(|(own, dense)| wanted(own.hit, dense.hit)).count()
-            };
-            let hits = count(|own, _| own);
-            let (only_dense, only_this) =
-                (count(|own, dense| dense && !own), count(|own, dense| own && !dense));
-            let logs: Vec<f64> = pairs.iter().map(|(own, _)| own.log_probability).collect();
-            let deltas: Vec<f64> =
-                pairs.iter().map(|(own, dense)| own.log_probability - dense.log_probability).collect();
+            let Some(pairs) = Pairs::of(&of_length, kv) else { continue };
+            let hits = pairs.count(|own, _| own.hit);
+            let only_dense = pairs.count(|own, dense| dense.hit && !own.hit);
+            let only_this = pairs.count(|own, dense| own.hit && !dense.hit);
+            let (logs, dense) = pairs.figures(|trial| trial.log_probability);
+            let deltas: Vec<f64> = logs.iter().zip(&dense).map(|(own, dense)| own - dense).collect();
             rows.push(Row {
                 context,
                 kv: kv.to_owned(),
@@ -268,18 +253,15 @@ fn rows(trials: &[Trial]) -> Rows {
                 log_probability: statistics::mean(&logs),
                 delta: statistics::mean(&deltas),
                 delta_interval: statistics::bootstrap(&deltas, RESAMPLES, statistics::SEED),
-                certificates: pairs
-                    .iter()
-                    .filter_map(|(own, _)| own.certificates)
-                    .reduce(cache::Summary::and),
-                seconds: pairs.iter().map(|(own, _)| own.seconds).sum(),
+                certificates: pairs.certificates(),
+                seconds: pairs.seconds(),
             });
         }
     }
-    Rows { bootstrap_seed: statistics::SEED, bootstrap_resamples: RESAMPLES, rows }
+    Rows::new(statistics::SEED, rows)
 }
 
-fn render(head: &str, summary: &Rows) -> String {
+fn render(head: &str, summary: &Rows<Row>) -> String {
     let mut table = Table::new(&[
         ("context", Align::Right),
         ("KV scheme", Align::Left),

@@ -1,6 +1,7 @@
 //! `ferrokv eval ppl`: perplexity of the decoded half of windows.
 
 use super::journal::{Journal, JournalArguments};
+use super::pairs::{Paired, Pairs, Rows, lengths};
 use super::{Lengths, Watcher, beside_dense, dense_heads, names, signed, worst_bound};
 use crate::cli::chart::{Chart, Line, Panel, Point};
 use crate::cli::failure::Failure;
@@ -85,6 +86,28 @@ struct Trial {
     seconds: f64,
 }
 
+impl Paired for Trial {
+    fn kv(&self) -> &str {
+        &self.kv
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn is_same(&self, other: &Trial) -> bool {
+        (self.context, self.window) == (other.context, other.window)
+    }
+
+    fn certificates(&self) -> Option<cache::Summary> {
+        self.certificates
+    }
+
+    fn seconds(&self) -> f64 {
+        self.seconds
+    }
+}
+
 /// What a record says of one scheme at one length.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -105,13 +128,6 @@ pub struct Row {
     pub seconds: f64,
 }
 
-#[derive(Serialize)]
-struct Rows {
-    bootstrap_seed: u64,
-    bootstrap_resamples: usize,
-    rows: Vec<Row>,
-}
-
 /// Runs the command.
 ///
 /// # Errors
@@ -129,11 +145,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings =
         Settings { text: corpus.name(), text_bytes: corpus.text().len(), windows: arguments.windows };
     let mut journal: Journal<Trial> = arguments.journal.open("eval ppl", &subject, settings)?;
-    let rows = |trials: &[Trial]| Rows {
-        bootstrap_seed: arguments.seed,
-        bootstrap_resamples: statistics::RESAMPLES,
-        rows: rows(trials, arguments.seed),
-    };
+    let rows = |trials: &[Trial]| rows(trials, arguments.seed);
 
     let start = tokenizer.bos().map_or(0, |_| 1);
     let mut cut = Vec::new();
@@ -187,40 +199,30 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Rows by length, the baseline first; a window counts where both have it.
-fn rows(trials: &[Trial], seed: u64) -> Vec<Row> {
-    let mut lengths: Vec<usize> = trials.iter().map(|trial| trial.context).collect();
-    lengths.sort_unstable();
-    lengths.dedup();
+fn rows(trials: &[Trial], seed: u64) -> Rows<Row> {
     let names = names(trials.iter().map(|trial| trial.kv.as_str()));
     let mut rows = Vec::new();
-    for &context in &lengths {
-        let of = |kv: &str, window: usize| {
-            trials.iter().find(|trial| (trial.context, trial.window) == (context, window) && trial.kv == kv)
-        };
+    for context in lengths(trials) {
+        let of_length: Vec<&Trial> = trials.iter().filter(|trial| trial.context == context).collect();
         for &kv in &names {
-            let own = trials.iter().filter(|trial| trial.context == context && trial.kv == kv);
-            let pairs: Vec<_> = own.filter_map(|trial| Some((trial, of(DENSE, trial.window)?))).collect();
-            let Some((first, _)) = pairs.first() else { continue };
-            let nll: Vec<f64> = pairs.iter().map(|(trial, _)| trial.nll).collect();
-            let baseline: Vec<f64> = pairs.iter().map(|(_, dense)| dense.nll).collect();
+            let Some(pairs) = Pairs::of(&of_length, kv) else { continue };
+            let (nll, baseline) = pairs.figures(|trial| trial.nll);
+            let first = pairs.first();
             rows.push(Row {
                 context,
                 kv: kv.to_owned(),
                 decoded: first.decoded,
                 kv_bytes_per_token: first.kv_bytes as f64 / first.kv_tokens as f64,
                 summary: perplexity::summarize(&nll, &baseline, seed),
-                certificates: pairs
-                    .iter()
-                    .filter_map(|(trial, _)| trial.certificates)
-                    .reduce(cache::Summary::and),
-                seconds: pairs.iter().map(|(trial, _)| trial.seconds).sum(),
+                certificates: pairs.certificates(),
+                seconds: pairs.seconds(),
             });
         }
     }
-    rows
+    Rows::new(seed, rows)
 }
 
-fn render(summary: &Rows, subject: &Subject, corpus: &str, machine: &str) -> String {
+fn render(summary: &Rows<Row>, subject: &Subject, corpus: &str, machine: &str) -> String {
     let mut table = Table::new(&[
         ("context", Align::Right),
         ("KV scheme", Align::Left),
@@ -330,7 +332,7 @@ mod tests {
             trial("x", 64, 2, 100.0),
             trial(DENSE, 32, 0, 1.0),
         ];
-        let rows = rows(&trials, 1);
+        let rows = rows(&trials, 1).rows;
         let found: Vec<_> = rows
             .iter()
             .map(|row| (row.context, row.kv.as_str(), row.summary.windows, row.summary.delta))

@@ -1,6 +1,7 @@
 //! `ferrokv eval ruler`: seven tasks over long texts.
 
 use super::journal::{Journal, JournalArguments};
+use super::pairs::{Paired, Pairs, Rows, lengths};
 use super::{Lengths, Watcher, beside_dense, dense_heads, names, signed};
 use crate::cli::chart::{Chart, Line, Panel, Point};
 use crate::cli::failure::Failure;
@@ -94,9 +95,25 @@ struct Trial {
     seconds: f64,
 }
 
-impl Trial {
+impl Paired for Trial {
+    fn kv(&self) -> &str {
+        &self.kv
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
     fn is_same(&self, other: &Trial) -> bool {
         (self.context, self.trial) == (other.context, other.trial) && self.task == other.task
+    }
+
+    fn certificates(&self) -> Option<cache::Summary> {
+        self.certificates
+    }
+
+    fn seconds(&self) -> f64 {
+        self.seconds
     }
 }
 
@@ -113,13 +130,6 @@ struct Row {
     delta_interval: Option<Interval>,
     certificates: Option<cache::Summary>,
     seconds: f64,
-}
-
-#[derive(Serialize)]
-struct Rows {
-    bootstrap_seed: u64,
-    bootstrap_resamples: usize,
-    rows: Vec<Row>,
 }
 
 /// Runs the command.
@@ -167,21 +177,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             let begun = Instant::now();
             let mut cache = subject.cache(*scheme, task.capacity())?;
             // The bar counts tokens of prompts, and steps as far as they go beyond.
-            let mut left = context;
-            let mut hear = |work: usize| {
-                let shown = work.min(left);
-                left -= shown;
-                watcher.hear(shown)
-            };
-            let scored = match ruler::run(&mut runner, tokenizer, &task, &mut *cache, &mut hear) {
-                Ok(scored) => scored,
-                Err(error) => {
-                    watcher.end();
-                    let summary = rows(journal.trials());
-                    return Err(journal.ended_early(error.into(), planned, &summary));
-                }
-            };
-            watcher.add(left);
+            let mut part = watcher.part(context);
+            let scored =
+                match ruler::run(&mut runner, tokenizer, &task, &mut *cache, &mut |work| part.hear(work)) {
+                    Ok(scored) => scored,
+                    Err(error) => {
+                        watcher.end();
+                        let summary = rows(journal.trials());
+                        return Err(journal.ended_early(error.into(), planned, &summary));
+                    }
+                };
+            part.end();
             let trial = Trial {
                 kv,
                 task: subtask.name().to_owned(),
@@ -207,40 +213,24 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     journal.finish(&render(&head, &summary), &summary)
 }
 
-/// The record's lengths and tasks, in their order.
-fn extents(trials: &[Trial]) -> (Vec<usize>, Vec<&'static str>) {
-    let mut lengths: Vec<usize> = trials.iter().map(|trial| trial.context).collect();
-    lengths.sort_unstable();
-    lengths.dedup();
+/// The record's tasks, in their order.
+fn tasks(trials: &[Trial]) -> Vec<&'static str> {
     let there = |name: &&str| trials.iter().any(|trial| trial.task == *name);
-    (lengths, Subtask::ALL.map(Subtask::name).into_iter().filter(there).collect())
+    Subtask::ALL.map(Subtask::name).into_iter().filter(there).collect()
 }
 
 /// Rows by length and task, the baseline first; a trial counts where both have it.
-fn rows(trials: &[Trial]) -> Rows {
+fn rows(trials: &[Trial]) -> Rows<Row> {
     let names = names(trials.iter().map(|trial| trial.kv.as_str()));
-    let (lengths, tasks) = extents(trials);
     let mut rows = Vec::new();
-    for context in lengths {
-        for task in tasks.iter().copied().chain([ALL]) {
-            let of_task = || {
-                trials
-                    .iter()
-                    .filter(move |trial| trial.context == context && (task == ALL || trial.task == task))
-            };
+    for context in lengths(trials) {
+        for task in tasks(trials).into_iter().chain([ALL]) {
+            let wanted = |trial: &&Trial| trial.context == context && (task == ALL || trial.task == task);
+            let of_task: Vec<&Trial> = trials.iter().filter(wanted).collect();
             for &kv in &names {
-                let pairs: Vec<(&Trial, &Trial)> = of_task()
-                    .filter(|trial| trial.kv == kv)
-                    .filter_map(|own| {
-                        let dense = of_task().find(|other| other.kv == DENSE && other.is_same(own))?;
-                        Some((own, dense))
-                    })
-                    .collect();
-                if pairs.is_empty() {
-                    continue;
-                }
-                let scores: Vec<f64> = pairs.iter().map(|(own, _)| own.score).collect();
-                let deltas: Vec<f64> = pairs.iter().map(|(own, dense)| own.score - dense.score).collect();
+                let Some(pairs) = Pairs::of(&of_task, kv) else { continue };
+                let (scores, dense) = pairs.figures(|trial| trial.score);
+                let deltas: Vec<f64> = scores.iter().zip(&dense).map(|(own, dense)| own - dense).collect();
                 rows.push(Row {
                     context,
                     task: task.to_owned(),
@@ -249,19 +239,16 @@ fn rows(trials: &[Trial]) -> Rows {
                     score: statistics::mean(&scores),
                     delta: statistics::mean(&deltas),
                     delta_interval: statistics::bootstrap(&deltas, RESAMPLES, statistics::SEED),
-                    certificates: pairs
-                        .iter()
-                        .filter_map(|(own, _)| own.certificates)
-                        .reduce(cache::Summary::and),
-                    seconds: pairs.iter().map(|(own, _)| own.seconds).sum(),
+                    certificates: pairs.certificates(),
+                    seconds: pairs.seconds(),
                 });
             }
         }
     }
-    Rows { bootstrap_seed: statistics::SEED, bootstrap_resamples: RESAMPLES, rows }
+    Rows::new(statistics::SEED, rows)
 }
 
-fn render(head: &str, summary: &Rows) -> String {
+fn render(head: &str, summary: &Rows<Row>) -> String {
     let mut table = Table::new(&[
         ("context", Align::Right),
         ("task", Align::Left),
