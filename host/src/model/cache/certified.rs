@@ -1,6 +1,7 @@
 //! INT8 keys and INT4 values: with a certificate and the originals behind it, or bare.
 
-use super::exact::{self, Exact};
+use super::exact::Prompts;
+use super::sequence::{Attending, Sequence};
 use super::{Error, Geometry, KvCache, Result};
 use crate::attention::PagedPool;
 use crate::certified::{
@@ -18,8 +19,7 @@ const SCRATCH_SHARE: u32 = 8;
 /// A chunk of more than one token is a prompt's: its attention is exact. A chunk of one token is a step of decoding: its
 /// attention is that of the policy, with a certificate for every layer and head, unless the policy asks for none.
 pub struct CertifiedCache {
-    geometry: Geometry,
-    capacity: usize,
+    sequence: Sequence,
     policy: Policy,
     layers: Vec<(TieredCache<f16>, SequenceId)>,
     /// One for all layers: steps follow each other in the stream.
@@ -27,17 +27,11 @@ pub struct CertifiedCache {
     lse: Buffer<f32>,
     /// [layers, q_heads].
     certificates: Buffer<Certificate>,
-    /// For chunks of more than one token, all of one length.
-    prefill: Option<Exact>,
+    prompts: Prompts,
     /// The originals of the layer that a chunk is at, where its kernels read them; from the first such chunk on.
     staged: Option<PagedPool<f16>>,
-    tokens: usize,
-    /// Tokens of the chunk that was begun, and of the last that was committed.
-    chunk: usize,
+    /// Tokens of the last chunk that was committed.
     last: usize,
-    /// Whether exact attention takes the CPU's own path in place of the kernels.
-    simd: bool,
-    device: Device,
 }
 
 impl CertifiedCache {
@@ -47,14 +41,14 @@ impl CertifiedCache {
     /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; thresholds that make no sense; out
     /// of memory, of the device or of what the host can lock.
     pub fn new(device: &Device, geometry: Geometry, capacity: usize, policy: Policy) -> Result<Self> {
-        let problem = exact::problem(geometry, 1, capacity).checked()?;
+        let sequence = Sequence::new(device, geometry, capacity);
+        let problem = sequence.problem(1).checked()?;
         let heads = certified::Geometry::new(problem.kv_heads, problem.head_dim)?;
         let blocks = problem.max_blocks();
         let bytes = quantized_bytes(heads, geometry.layers, blocks as usize);
         Error::if_too_large(device, capacity, bytes)?;
-        let simd = device.kind() == BackendKind::Cpu;
         // The CPU's originals are as near as everything else.
-        let promotes = policy.certify && !simd;
+        let promotes = policy.certify && device.kind() != BackendKind::Cpu;
         let slots = if promotes { (blocks * problem.kv_heads).div_ceil(SCRATCH_SHARE) } else { 0 };
         let extents = Extents {
             geometry: heads,
@@ -80,26 +74,21 @@ impl CertifiedCache {
             max_tokens: problem.max_tokens,
         };
         Ok(CertifiedCache {
-            geometry,
-            capacity,
+            sequence,
             policy,
             plan: StepPlan::new(device, step, &policy)?,
             layers: (0..geometry.layers).map(layer).collect::<Result<_>>()?,
             lse: Buffer::new(device, geometry.q_heads)?,
             certificates: Buffer::zeroed(device, geometry.layers * geometry.q_heads)?,
-            prefill: None,
+            prompts: Prompts::default(),
             staged: None,
-            tokens: 0,
-            chunk: 0,
             last: 0,
-            simd,
-            device: device.clone(),
         })
     }
 
     /// The kernels on every device, for exact attention too: on the CPU the emulator, which gives the same bits.
     pub fn with_kernels(mut self) -> Self {
-        self.simd = false;
+        self.sequence.simd = false;
         let layers = self.layers.into_iter();
         self.layers = layers.map(|(cache, sequence)| (cache.with_kernels(), sequence)).collect();
         self
@@ -108,10 +97,6 @@ impl CertifiedCache {
     /// What decides which blocks are promoted, and when a head is computed exactly.
     pub fn policy(&self) -> &Policy {
         &self.policy
-    }
-
-    fn begun(&self, layer: usize) -> Result<usize> {
-        super::begun(self.chunk, layer, self.layers.len())
     }
 }
 
@@ -128,15 +113,15 @@ unsafe impl KvCache for CertifiedCache {
     }
 
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.sequence.geometry
     }
 
     fn tokens(&self) -> usize {
-        self.tokens
+        self.sequence.tokens
     }
 
     fn capacity(&self) -> usize {
-        self.capacity
+        self.sequence.capacity
     }
 
     /// Full blocks quantized, the trailing block in f16, the scratch, and what a prompt's chunks read one layer from.
@@ -151,13 +136,13 @@ unsafe impl KvCache for CertifiedCache {
     fn step_bytes(&self) -> u64 {
         let Some((cache, _)) = self.layers.first() else { return 0 };
         let block = BLOCK_TOKENS as usize;
-        quantized_bytes(cache.geometry(), self.layers.len(), self.tokens / block)
-            + self.geometry.token_bytes() * (self.tokens % block) as u64
+        quantized_bytes(cache.geometry(), self.layers.len(), self.sequence.tokens / block)
+            + self.sequence.geometry.token_bytes() * (self.sequence.tokens % block) as u64
     }
 
     /// The originals.
     fn host_bytes(&self) -> u64 {
-        self.geometry.token_bytes() * self.tokens as u64
+        self.sequence.geometry.token_bytes() * self.sequence.tokens as u64
     }
 
     fn certificates(&self) -> Result<Vec<Certificate>> {
@@ -184,17 +169,12 @@ unsafe impl KvCache for CertifiedCache {
     }
 
     fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
-        super::room(tokens, self.tokens, self.capacity)?;
-        if tokens > 1 {
-            Exact::for_chunk(&mut self.prefill, &self.device, self.geometry, tokens, self.capacity)?;
-            if !self.simd && self.staged.is_none() {
-                let problem = exact::problem(self.geometry, 1, self.capacity);
-                let blocks = problem.max_blocks();
-                let pool = PagedPool::new(&self.device, blocks, problem.kv_heads, problem.head_dim)?;
-                self.staged = Some(pool);
-            }
+        self.sequence.room(tokens)?;
+        self.prompts.ready(&self.sequence, tokens)?;
+        if tokens > 1 && !self.sequence.simd && self.staged.is_none() {
+            self.staged = Some(self.sequence.pool()?);
         }
-        self.chunk = tokens;
+        self.sequence.begin(tokens);
         Ok(())
     }
 
@@ -206,7 +186,7 @@ unsafe impl KvCache for CertifiedCache {
         keys: &Buffer<f16>,
         values: &Buffer<f16>,
     ) -> Result<()> {
-        let tokens = self.begun(layer)?;
+        let tokens = self.sequence.begun(layer)?;
         let (cache, sequence) = &mut self.layers[layer];
         // Either knows where the sequence ends.
         Ok(match tokens {
@@ -222,28 +202,24 @@ unsafe impl KvCache for CertifiedCache {
         queries: &Buffer<f16>,
         output: &mut Buffer<f32>,
     ) -> Result<()> {
-        let chunk = self.begun(layer)?;
-        stream.device().check_same(&self.device, "the cache")?;
-        stream.device().check_same(queries.device(), "the buffer of queries")?;
-        stream.device().check_same(output.device(), "the output buffer")?;
-        let length = chunk * self.geometry.query_width();
-        let (queries, output) = (queries.global_range(..length)?, output.global_range_mut(..length)?);
+        self.sequence.begun(layer)?;
+        let Attending { chunk, queries, output } = self.sequence.attending(stream, queries, output)?;
         let (cache, _) = &mut self.layers[layer];
-        match &mut self.prefill {
-            Some(exact) if chunk > 1 => {
+        match self.prompts.of(chunk) {
+            Some(exact) => {
                 let mut handles = cache.originals(exact.plan.problem(), queries, output, exact.lse())?;
                 if let Some(pool) = &mut self.staged {
                     // One sequence has the cache's blocks in their order.
-                    let blocks = (self.tokens + chunk).div_ceil(BLOCK_TOKENS as usize) as u32;
+                    let blocks = (self.sequence.tokens + chunk).div_ceil(BLOCK_TOKENS as usize) as u32;
                     cache.stage(stream, blocks, pool)?;
                     (handles.keys, handles.values) = (pool.keys().global(), pool.values().global());
                 }
                 // SAFETY: handles of this device, host memory on the CPU, of these lengths; the cache's lengths and table are
                 // its own. Dropping a buffer, or the cache, waits for the device.
-                unsafe { exact.run(stream, self.simd && !stream.is_capturing(), handles) }
+                unsafe { exact.run(stream, self.sequence.on_slices(stream), handles) }
             }
-            _ => {
-                let heads = self.geometry.q_heads;
+            None => {
+                let heads = self.sequence.geometry.q_heads;
                 let certificates = self.certificates.global_range_mut(layer * heads..(layer + 1) * heads)?;
                 let out = AttendedHandles { output, lse: self.lse.global_mut(), certificates };
                 // SAFETY: as above.
@@ -253,19 +229,16 @@ unsafe impl KvCache for CertifiedCache {
     }
 
     fn commit(&mut self) {
-        self.tokens += self.chunk;
-        (self.last, self.chunk) = (self.chunk, 0);
+        self.last = self.sequence.commit();
     }
 }
 
 impl std::fmt::Debug for CertifiedCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let CertifiedCache { geometry, capacity, policy, tokens, .. } = self;
+        let CertifiedCache { sequence, policy, .. } = self;
         f.debug_struct("CertifiedCache")
-            .field("geometry", geometry)
-            .field("capacity", capacity)
+            .field("sequence", sequence)
             .field("policy", policy)
-            .field("tokens", tokens)
             .finish_non_exhaustive()
     }
 }

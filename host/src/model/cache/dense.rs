@@ -1,10 +1,11 @@
 //! Keys and values as they are, in f16.
 
-use super::exact::{self, Exact};
+use super::paged::Paged;
+use super::sequence::Sequence;
 use super::{Error, Geometry, KvCache, Result};
-use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
-use crate::dense::{self, AppendHandles, Handles};
-use crate::{BackendKind, Buffer, Device, Stream};
+use crate::attention::{BLOCK_TOKENS, PagedPool};
+use crate::dense::{self, AppendHandles};
+use crate::{Buffer, Device, Stream};
 use half::f16;
 
 /// A dense cache of one sequence: a paged pool a layer, and exact attention.
@@ -13,20 +14,10 @@ use half::f16;
 /// part, up to 256 tokens, a chunk gives the bits that its tokens give one by one.
 #[derive(Debug)]
 pub struct DenseCache {
-    geometry: Geometry,
-    capacity: usize,
+    sequence: Sequence,
     pools: Vec<PagedPool<f16>>,
-    /// All layers have the same: block i holds tokens 16·i to 16·i + 15.
-    table: BlockTable,
-    tokens: usize,
-    /// Tokens of the chunk that was begun.
-    chunk: usize,
-    decode: Exact,
-    /// For chunks of more than one token, all of one length.
-    prefill: Option<Exact>,
-    /// Whether appending and attention take the CPU's own path in place of the kernels.
-    simd: bool,
-    device: Device,
+    /// All layers have the same table.
+    paged: Paged,
 }
 
 impl DenseCache {
@@ -35,43 +26,19 @@ impl DenseCache {
     /// # Errors
     /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; out of memory.
     pub fn new(device: &Device, geometry: Geometry, capacity: usize) -> Result<Self> {
-        let decode = Exact::new(device, geometry, 1, capacity)?;
-        let problem = decode.plan.problem();
-        let blocks = problem.max_blocks();
-        let bytes = geometry.token_bytes().saturating_mul(u64::from(blocks) * u64::from(BLOCK_TOKENS));
+        let sequence = Sequence::new(device, geometry, capacity);
+        let blocks = u64::from(sequence.problem(1).checked()?.max_blocks());
+        let bytes = geometry.token_bytes().saturating_mul(blocks * u64::from(BLOCK_TOKENS));
         Error::if_too_large(device, capacity, bytes)?;
-        let pool = |_| PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim);
-        let mut table = BlockTable::new(device, 1, blocks, blocks)?;
-        table.set(0, &(0..blocks).collect::<Vec<_>>(), 0)?;
-        Ok(DenseCache {
-            geometry,
-            capacity,
-            pools: (0..geometry.layers).map(pool).collect::<std::result::Result<_, _>>()?,
-            table,
-            tokens: 0,
-            chunk: 0,
-            decode,
-            prefill: None,
-            simd: device.kind() == BackendKind::Cpu,
-            device: device.clone(),
-        })
+        let pools = (0..geometry.layers).map(|_| sequence.pool()).collect::<Result<_>>()?;
+        Ok(DenseCache { pools, paged: Paged::new(&sequence)?, sequence })
     }
 
     /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path and takes some
     /// hundred times as long.
     pub fn with_kernels(mut self) -> Self {
-        self.simd = false;
+        self.sequence.simd = false;
         self
-    }
-
-    /// Whether a call takes the CPU's own path: a graph wants launches.
-    fn on_slices(&self, stream: &Stream) -> bool {
-        self.simd && !stream.is_capturing()
-    }
-
-    /// Tokens of the chunk, if it and the layer are there.
-    fn begun(&self, layer: usize) -> Result<usize> {
-        super::begun(self.chunk, layer, self.pools.len())
     }
 }
 
@@ -82,19 +49,19 @@ unsafe impl KvCache for DenseCache {
     }
 
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.sequence.geometry
     }
 
     fn tokens(&self) -> usize {
-        self.tokens
+        self.sequence.tokens
     }
 
     fn capacity(&self) -> usize {
-        self.capacity
+        self.sequence.capacity
     }
 
     fn bytes(&self) -> u64 {
-        self.geometry.token_bytes() * self.tokens as u64
+        self.sequence.geometry.token_bytes() * self.sequence.tokens as u64
     }
 
     fn step_bytes(&self) -> u64 {
@@ -102,11 +69,9 @@ unsafe impl KvCache for DenseCache {
     }
 
     fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
-        super::room(tokens, self.tokens, self.capacity)?;
-        if tokens > 1 {
-            Exact::for_chunk(&mut self.prefill, &self.device, self.geometry, tokens, self.capacity)?;
-        }
-        self.chunk = tokens;
+        self.sequence.room(tokens)?;
+        self.paged.ready(&self.sequence, tokens)?;
+        self.sequence.begin(tokens);
         Ok(())
     }
 
@@ -118,20 +83,17 @@ unsafe impl KvCache for DenseCache {
         keys: &Buffer<f16>,
         values: &Buffer<f16>,
     ) -> Result<()> {
-        let tokens = self.begun(layer)?;
-        let simd = self.on_slices(stream);
-        stream.device().check_same(&self.device, "the cache")?;
-        stream.device().check_same(positions.device(), "the buffer of positions")?;
-        stream.device().check_same(keys.device(), "the buffer of keys")?;
-        stream.device().check_same(values.device(), "the buffer of values")?;
-        let elements = tokens * self.geometry.kv_width();
-        let (pool_keys, pool_values) = self.pools[layer].both_mut();
-        if simd {
+        let DenseCache { sequence, pools, paged } = self;
+        let tokens = sequence.begun(layer)?;
+        sequence.check_appended(stream, positions, keys, values)?;
+        let elements = tokens * sequence.geometry.kv_width();
+        let (pool_keys, pool_values) = pools[layer].both_mut();
+        if sequence.on_slices(stream) {
             // Which gives the same, without an emulated launch.
-            let Geometry { kv_heads, head_dim, .. } = self.geometry;
+            let Geometry { kv_heads, head_dim, .. } = sequence.geometry;
             let block_tokens = BLOCK_TOKENS as usize;
             for token in 0..tokens {
-                let position = self.tokens + token;
+                let position = sequence.tokens + token;
                 let (block, place) = (position / block_tokens, position % block_tokens);
                 for head in 0..kv_heads {
                     let from = (token * kv_heads + head) * head_dim;
@@ -140,15 +102,15 @@ unsafe impl KvCache for DenseCache {
                     stream.copy(values, from..from + head_dim, pool_values, to)?;
                 }
             }
-            return Ok(self.table.lengths_mut().write(0, &[(self.tokens + tokens) as u32])?);
+            return Ok(paged.table.lengths_mut().write(0, &[(sequence.tokens + tokens) as u32])?);
         }
-        let problem = exact::problem(self.geometry, tokens, self.capacity);
+        let problem = sequence.problem(tokens);
         let handles = AppendHandles {
             new_keys: keys.global_range(..elements)?,
             new_values: values.global_range(..elements)?,
             positions: positions.global_range(..tokens)?,
-            table: self.table.blocks().global(),
-            lengths: self.table.lengths_mut().global_mut(),
+            table: paged.table.blocks().global(),
+            lengths: paged.table.lengths_mut().global_mut(),
             keys: pool_keys.global_mut(),
             values: pool_values.global_mut(),
         };
@@ -164,35 +126,11 @@ unsafe impl KvCache for DenseCache {
         queries: &Buffer<f16>,
         output: &mut Buffer<f32>,
     ) -> Result<()> {
-        let chunk = self.begun(layer)?;
-        let simd = self.on_slices(stream);
-        stream.device().check_same(&self.device, "the cache")?;
-        stream.device().check_same(queries.device(), "the buffer of queries")?;
-        stream.device().check_same(output.device(), "the output buffer")?;
-        let length = chunk * self.geometry.query_width();
-        let (queries, output) = (queries.global_range(..length)?, output.global_range_mut(..length)?);
-        let pool = &self.pools[layer];
-        let exact = match &mut self.prefill {
-            Some(prefill) if chunk > 1 => prefill,
-            _ => &mut self.decode,
-        };
-        let handles = Handles {
-            queries,
-            keys: pool.keys().global(),
-            values: pool.values().global(),
-            table: self.table.blocks().global(),
-            lengths: self.table.lengths().global(),
-            wanted: None,
-            output,
-            lse: exact.lse(),
-        };
-        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's blocks are those of
-        // pools of this size. Dropping a buffer waits for the device.
-        unsafe { exact.run(stream, simd, handles) }
+        self.sequence.begun(layer)?;
+        self.paged.attend(stream, &self.sequence, &self.pools[layer], queries, output)
     }
 
     fn commit(&mut self) {
-        self.tokens += self.chunk;
-        self.chunk = 0;
+        self.sequence.commit();
     }
 }

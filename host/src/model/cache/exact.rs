@@ -1,9 +1,10 @@
 //! Exact attention of a chunk: a plan of the dense system, or on the CPU its SIMD path.
 
-use super::{Geometry, Result};
+use super::Result;
+use super::sequence::Sequence;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::dense::{self, Handles, Plan, Problem};
-use crate::{Buffer, Device, Stream};
+use crate::{Buffer, Stream};
 use half::f16;
 use simt::GlobalMut;
 
@@ -14,41 +15,12 @@ pub(super) struct Exact {
     lse: Buffer<f32>,
 }
 
-/// The problem of one sequence's chunk of `query_tokens`.
-pub(super) fn problem(geometry: Geometry, query_tokens: usize, capacity: usize) -> Problem {
-    let Geometry { q_heads, kv_heads, head_dim, .. } = geometry;
-    let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    Problem {
-        sequences: 1,
-        q_heads: narrow(q_heads),
-        kv_heads: narrow(kv_heads),
-        head_dim: narrow(head_dim),
-        query_tokens: narrow(query_tokens),
-        max_tokens: narrow(capacity),
-    }
-}
-
 impl Exact {
-    pub fn new(device: &Device, geometry: Geometry, query_tokens: usize, capacity: usize) -> Result<Self> {
-        let plan = Plan::new(device, problem(geometry, query_tokens, capacity))?;
-        Ok(Exact { plan, lse: Buffer::new(device, query_tokens * geometry.q_heads)? })
-    }
-
-    /// The plan for chunks of `tokens`, which `held` has or gets.
-    pub fn for_chunk<'a>(
-        held: &'a mut Option<Exact>,
-        device: &Device,
-        geometry: Geometry,
-        tokens: usize,
-        capacity: usize,
-    ) -> Result<&'a mut Exact> {
-        if held.as_ref().is_none_or(|exact| exact.plan.problem().query_tokens as usize != tokens) {
-            *held = None;
-        }
-        match held {
-            Some(exact) => Ok(exact),
-            None => Ok(held.insert(Exact::new(device, geometry, tokens, capacity)?)),
-        }
+    /// For chunks of `query_tokens` of a sequence.
+    pub fn new(sequence: &Sequence, query_tokens: usize) -> Result<Self> {
+        let plan = Plan::new(&sequence.device, sequence.problem(query_tokens))?;
+        let rows = plan.problem().query_rows();
+        Ok(Exact { plan, lse: Buffer::new(&sequence.device, rows)? })
     }
 
     /// The log-sums that nobody reads.
@@ -67,6 +39,28 @@ impl Exact {
         }
         // SAFETY: the caller's word.
         unsafe { attend_slices(self.plan.problem(), handles) }
+    }
+}
+
+/// The plan for a prompt's chunks: all but the last of a prompt are of one length.
+#[derive(Debug, Default)]
+pub(super) struct Prompts(Option<Exact>);
+
+impl Prompts {
+    /// Makes ready for chunks of `tokens`. A chunk of one token is none of a prompt, and the plan that is there stays.
+    pub fn ready(&mut self, sequence: &Sequence, tokens: usize) -> Result<()> {
+        let planned = self.0.as_ref().map(|exact| exact.plan.problem().query_tokens as usize);
+        if tokens > 1 && planned != Some(tokens) {
+            // The old scratch goes before the new one comes.
+            self.0 = None;
+            self.0 = Some(Exact::new(sequence, tokens)?);
+        }
+        Ok(())
+    }
+
+    /// The plan for a chunk that was made ready for; `None` for a step of one token.
+    pub fn of(&mut self, chunk: usize) -> Option<&mut Exact> {
+        self.0.as_mut().filter(|_| chunk > 1)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Keys and values in 8 bits, restored for attention.
 
-use super::exact::Exact;
+use super::paged::Paged;
+use super::sequence::Sequence;
 use super::{Error, Geometry, KvCache, Result};
-use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
-use crate::dense::Handles;
-use crate::{BackendKind, Buffer, Device, Stream};
+use crate::attention::{BLOCK_TOKENS, PagedPool};
+use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::int8::quantizer::{dequantize, quantize, scale_from_max};
 use kernels_gpu::int8::{BlockShape, append_blocks, restore_blocks};
@@ -24,22 +24,11 @@ struct Layer {
 /// layer before attention, to a pool that all layers share.
 #[derive(Debug)]
 pub struct Int8Cache {
-    geometry: Geometry,
-    capacity: usize,
+    sequence: Sequence,
     layers: Vec<Layer>,
     shape: BlockShape,
     pool: PagedPool<f16>,
-    /// Block i holds tokens 16·i to 16·i + 15.
-    table: BlockTable,
-    tokens: usize,
-    /// Tokens of the chunk that was begun.
-    chunk: usize,
-    decode: Exact,
-    /// For chunks of more than one token, all of one length.
-    prefill: Option<Exact>,
-    /// Whether everything takes the CPU's own path in place of the kernels.
-    simd: bool,
-    device: Device,
+    paged: Paged,
 }
 
 impl Int8Cache {
@@ -48,8 +37,8 @@ impl Int8Cache {
     /// # Errors
     /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; out of memory.
     pub fn new(device: &Device, geometry: Geometry, capacity: usize) -> Result<Self> {
-        let decode = Exact::new(device, geometry, 1, capacity)?;
-        let problem = decode.plan.problem();
+        let sequence = Sequence::new(device, geometry, capacity);
+        let problem = sequence.problem(1).checked()?;
         let blocks = problem.max_blocks();
         let shape = BlockShape { tokens: 1, kv_heads: problem.kv_heads, head_dim: problem.head_dim, blocks };
         let tiles = 2 * blocks as usize * geometry.kv_heads;
@@ -63,32 +52,15 @@ impl Int8Cache {
                 fresh: Buffer::zeroed(device, 2 * geometry.kv_heads * tile)?,
             })
         };
-        let mut table = BlockTable::new(device, 1, blocks, blocks)?;
-        table.set(0, &(0..blocks).collect::<Vec<_>>(), 0)?;
-        Ok(Int8Cache {
-            geometry,
-            capacity,
-            layers: (0..geometry.layers).map(layer).collect::<Result<_>>()?,
-            shape,
-            pool: PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim)?,
-            table,
-            tokens: 0,
-            chunk: 0,
-            decode,
-            prefill: None,
-            simd: device.kind() == BackendKind::Cpu,
-            device: device.clone(),
-        })
+        let layers = (0..geometry.layers).map(layer).collect::<Result<_>>()?;
+        let (pool, paged) = (sequence.pool()?, Paged::new(&sequence)?);
+        Ok(Int8Cache { sequence, layers, shape, pool, paged })
     }
 
     /// The kernels on every device: on the CPU the emulator, which gives the same bits.
     pub fn with_kernels(mut self) -> Self {
-        self.simd = false;
+        self.sequence.simd = false;
         self
-    }
-
-    fn begun(&self, layer: usize) -> Result<usize> {
-        super::begun(self.chunk, layer, self.layers.len())
     }
 
     /// The two kernels of a layer: append the chunk, and restore everything.
@@ -101,7 +73,7 @@ impl Int8Cache {
         values: &Buffer<f16>,
         tokens: usize,
     ) -> Result<()> {
-        let elements = tokens * self.geometry.kv_width();
+        let elements = tokens * self.sequence.geometry.kv_width();
         let shape = BlockShape { tokens: tokens as u32, ..self.shape };
         let Layer { codes, scales, fresh } = &mut self.layers[layer];
         let positions = positions.global_range(..tokens)?;
@@ -124,7 +96,7 @@ impl Int8Cache {
             fresh.global(),
             codes.global(),
             scales.global(),
-            self.table.lengths_mut().global_mut(),
+            self.paged.table.lengths_mut().global_mut(),
             pool_keys.global_mut(),
             pool_values.global_mut(),
             shape,
@@ -144,13 +116,13 @@ impl Int8Cache {
         tokens: usize,
     ) -> Result<()> {
         let (shape, block) = (self.shape, BLOCK_TOKENS as usize);
-        let (heads, d) = (self.geometry.kv_heads, self.geometry.head_dim);
+        let (heads, d) = (self.sequence.geometry.kv_heads, self.sequence.geometry.head_dim);
         let tile = block * d;
         let Layer { codes, scales, fresh } = &mut self.layers[layer];
         let mut new = vec![f16::ZERO; tokens * heads * d];
         let (mut near, mut row) = (vec![f16::ZERO; tile], vec![0f32; tile]);
         let (mut quantized, mut of_tile) = (vec![0i8; tile], vec![0f32; d]);
-        let length = self.tokens + tokens;
+        let length = self.sequence.tokens + tokens;
         for kind in 0..2u32 {
             let (from, pool) = match kind {
                 0 => (keys, self.pool.both_mut().0),
@@ -161,7 +133,7 @@ impl Int8Cache {
                 let own = shape.fresh(kind, head as u32);
                 fresh.read(own, &mut near)?;
                 for token in 0..tokens {
-                    let position = self.tokens + token;
+                    let position = self.sequence.tokens + token;
                     let place = position % block;
                     near[place * d..][..d].copy_from_slice(&new[(token * heads + head) * d..][..d]);
                     if place + 1 < block {
@@ -202,7 +174,7 @@ impl Int8Cache {
                 }
             }
         }
-        Ok(self.table.lengths_mut().write(0, &[length as u32])?)
+        Ok(self.paged.table.lengths_mut().write(0, &[length as u32])?)
     }
 }
 
@@ -213,15 +185,15 @@ unsafe impl KvCache for Int8Cache {
     }
 
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.sequence.geometry
     }
 
     fn tokens(&self) -> usize {
-        self.tokens
+        self.sequence.tokens
     }
 
     fn capacity(&self) -> usize {
-        self.capacity
+        self.sequence.capacity
     }
 
     /// Codes and scales of full blocks, the trailing block in f16, and the pool that layers are restored to.
@@ -231,16 +203,18 @@ unsafe impl KvCache for Int8Cache {
 
     fn step_bytes(&self) -> u64 {
         let block = BLOCK_TOKENS as usize;
-        let full = self.tokens / block * (block + 4) * 2 * self.geometry.kv_width() * self.geometry.layers;
-        full as u64 + self.geometry.token_bytes() * (self.tokens % block) as u64
+        let full = self.sequence.tokens / block
+            * (block + 4)
+            * 2
+            * self.sequence.geometry.kv_width()
+            * self.sequence.geometry.layers;
+        full as u64 + self.sequence.geometry.token_bytes() * (self.sequence.tokens % block) as u64
     }
 
     fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
-        super::room(tokens, self.tokens, self.capacity)?;
-        if tokens > 1 {
-            Exact::for_chunk(&mut self.prefill, &self.device, self.geometry, tokens, self.capacity)?;
-        }
-        self.chunk = tokens;
+        self.sequence.room(tokens)?;
+        self.paged.ready(&self.sequence, tokens)?;
+        self.sequence.begin(tokens);
         Ok(())
     }
 
@@ -252,12 +226,9 @@ unsafe impl KvCache for Int8Cache {
         keys: &Buffer<f16>,
         values: &Buffer<f16>,
     ) -> Result<()> {
-        let tokens = self.begun(layer)?;
-        stream.device().check_same(&self.device, "the cache")?;
-        stream.device().check_same(positions.device(), "the buffer of positions")?;
-        stream.device().check_same(keys.device(), "the buffer of keys")?;
-        stream.device().check_same(values.device(), "the buffer of values")?;
-        if self.simd && !stream.is_capturing() {
+        let tokens = self.sequence.begun(layer)?;
+        self.sequence.check_appended(stream, positions, keys, values)?;
+        if self.sequence.on_slices(stream) {
             return self.on_slices(layer, keys, values, tokens);
         }
         self.launch(stream, layer, positions, keys, values, tokens)
@@ -270,33 +241,11 @@ unsafe impl KvCache for Int8Cache {
         queries: &Buffer<f16>,
         output: &mut Buffer<f32>,
     ) -> Result<()> {
-        let chunk = self.begun(layer)?;
-        stream.device().check_same(&self.device, "the cache")?;
-        stream.device().check_same(queries.device(), "the buffer of queries")?;
-        stream.device().check_same(output.device(), "the output buffer")?;
-        let length = chunk * self.geometry.query_width();
-        let (queries, output) = (queries.global_range(..length)?, output.global_range_mut(..length)?);
-        let exact = match &mut self.prefill {
-            Some(prefill) if chunk > 1 => prefill,
-            _ => &mut self.decode,
-        };
-        let handles = Handles {
-            queries,
-            keys: self.pool.keys().global(),
-            values: self.pool.values().global(),
-            table: self.table.blocks().global(),
-            lengths: self.table.lengths().global(),
-            wanted: None,
-            output,
-            lse: exact.lse(),
-        };
-        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's blocks are those of
-        // the pool. Dropping a buffer waits for the device.
-        unsafe { exact.run(stream, self.simd && !stream.is_capturing(), handles) }
+        self.sequence.begun(layer)?;
+        self.paged.attend(stream, &self.sequence, &self.pool, queries, output)
     }
 
     fn commit(&mut self) {
-        self.tokens += self.chunk;
-        self.chunk = 0;
+        self.sequence.commit();
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A model's step is the same for every scheme: [`begin`](KvCache::begin) with the number of new tokens, then for each layer
 //! [`append`](KvCache::append) and [`attend`](KvCache::attend), then [`commit`](KvCache::commit). A scheme implements
-//! [`KvCache`] and has a name in [`Scheme`].
+//! [`KvCache`] and has a name in [`Scheme`]. What any of them knows of its sequence, and the checks that go with it, are in
+//! `sequence`; attention over a paged pool is in `paged`; exact attention of a prompt's chunks, over whatever memory, in `exact`.
 //!
 //! # Graphs
 //! The launches of a step of one token can be captured once and replayed: `begin` and `commit` are the host's affair and
@@ -13,7 +14,9 @@ mod certified;
 mod dense;
 mod exact;
 mod int8;
+mod paged;
 mod scheme;
+mod sequence;
 mod summary;
 
 pub use certified::CertifiedCache;
@@ -137,24 +140,6 @@ impl Error {
             None => Ok(()),
         }
     }
-}
-
-/// Whether a cache has room for `tokens` more.
-fn room(tokens: usize, held: usize, capacity: usize) -> Result<()> {
-    if tokens > capacity - held { Err(Error::Full { tokens, held, capacity }) } else { Ok(()) }
-}
-
-/// Tokens of the chunk that was begun, if the layer is there.
-fn begun(chunk: usize, layer: usize, layers: usize) -> Result<usize> {
-    if chunk == 0 {
-        let what = "the chunk's number of tokens";
-        return Err(Error::Order { what, value: 0, limit: "begin one first" });
-    }
-    if layer >= layers {
-        let limit = "the cache was made for fewer layers";
-        return Err(Error::Order { what: "the layer", value: layer, limit });
-    }
-    Ok(chunk)
 }
 
 /// Keys and values of one sequence, in all layers of a model, on a device.
