@@ -124,6 +124,28 @@ fn an_int8_cache_stays_inside_its_room() {
     cache.attend(&stream, 0, &row, &mut output).expect("no access out of bounds");
 }
 
+/// Attention sees a cache that is full to its last place.
+#[test]
+fn an_int8_cache_uses_all_of_its_room() {
+    let (device, model) = (device(), tiny());
+    let stream = Stream::new(&device).expect("a stream");
+    let rows = |width: usize| {
+        let row = |i: usize| half::f16::from_f32((i * 37 % 101) as f32 / 50.0 - 1.0);
+        Buffer::from_slice(&device, &(0..16 * width).map(row).collect::<Vec<_>>()).expect("a buffer")
+    };
+    let positions = Buffer::from_slice(&device, &(0..16).collect::<Vec<u32>>()).expect("a buffer");
+    let (queries, new) = (rows(256), rows(128));
+    let cache = || Int8Cache::new(&device, (&model.config).into(), 16).expect("a cache");
+    let [own, kernels] = [cache(), cache().with_kernels()].map(|mut cache| {
+        let mut output = Buffer::<f32>::zeroed(&device, 16 * 256).expect("a buffer");
+        cache.begin(&stream, 16).expect("begun");
+        cache.append(&stream, 0, &positions, &new, &new).expect("appended");
+        cache.attend(&stream, 0, &queries, &mut output).expect("attended");
+        bits(&output.to_vec().expect("read"))
+    });
+    assert_eq!(kernels, own);
+}
+
 /// A captured step, replayed over block boundaries, gives what steps one by one give, and those are the CPU's own.
 #[test]
 fn captured_steps_are_the_steps() {

@@ -1,6 +1,7 @@
 //! Models: files as they may be, and what is made of them.
 
 mod caches;
+mod failing;
 mod fetched;
 mod forward;
 mod gguf;

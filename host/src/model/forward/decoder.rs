@@ -18,7 +18,7 @@ pub struct Decoder<'a> {
     /// The step, and where its token comes; by kernels. It names buffers of runner and cache, which stay borrowed.
     graph: Option<(GraphExec, Pinned<u32>)>,
     graph_len: Option<usize>,
-    /// A replay has failed.
+    /// A step has failed half-way.
     failed: bool,
 }
 
@@ -51,30 +51,27 @@ impl Decoder<'_> {
     /// Reads the token before and chooses the one that follows.
     ///
     /// # Errors
-    /// As [`prefill`](Runner::prefill).
+    /// As [`prefill`](Runner::prefill): no room, and nothing has changed; or what the device reports, and from then on
+    /// [`Error::Failed`](super::Error::Failed).
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<u32> {
         if self.failed {
             return Err(super::Error::Failed);
         }
-        let Decoder { runner, cache, choice, token, graph, .. } = self;
-        *token = match (&mut runner.engine, graph) {
+        let Decoder { runner, cache, choice, token, graph, failed, .. } = self;
+        // Room in context and cache; the token is one that the model chose.
+        Runner::room(runner.context, 1, *cache)?;
+        let chosen = match (&mut runner.engine, graph) {
             (Engine::Launches(launches), Some((graph, chosen))) => {
-                // Room in context and cache; the token is one that the model chose.
-                Runner::room(runner.context, 1, *cache)?;
                 // SAFETY: the graph was captured with this cache and this engine, which are borrowed since; a cache keeps what
                 // it named, and the engine's buffers are replaced by longer chunks alone.
-                match unsafe { launches.replay(graph, chosen, *cache) } {
-                    Ok(token) => token,
-                    Err(error) => {
-                        // The device may be a step ahead of the host: no further replay.
-                        self.failed = true;
-                        return Err(error);
-                    }
-                }
+                unsafe { launches.replay(graph, chosen, *cache) }
             }
-            _ => runner.step(*token, *cache, *choice)?,
+            _ => runner.step(*token, *cache, *choice),
         };
+        // The device may be a step ahead of the host, or one layer ahead of another: no further step.
+        *failed = chosen.is_err();
+        *token = chosen?;
         Ok(*token)
     }
 
