@@ -54,8 +54,15 @@ fn refuse(info: &'static KernelInfo, shape: LaunchShape, shared_bytes: u32) -> E
 mod tests {
     use super::*;
 
-    static INFO: KernelInfo =
-        KernelInfo { name: "k", module: "m", file: "f", line: 1, max_threads: 256, overlaps: false };
+    static INFO: KernelInfo = KernelInfo {
+        name: "k",
+        module: "m",
+        file: "f",
+        line: 1,
+        max_threads: 256,
+        overlaps: false,
+        waits_late: false,
+    };
 
     fn reason(shape: LaunchShape) -> Option<String> {
         match check(&INFO, shape, 1000) {

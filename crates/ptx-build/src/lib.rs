@@ -32,6 +32,7 @@ pub mod ptx;
 pub mod ptxas;
 mod script;
 pub mod toolchain;
+mod waits;
 
 pub use script::PtxBuild;
 

@@ -4,6 +4,7 @@
 //! and pass; those that a warp executes together must come from an LLVM intrinsic, not from inline assembly. A finding can be accepted for one entry by a row with a reason in the [allow list](crate::allow).
 
 use crate::ptx::{Instruction, Module, Statement};
+use crate::waits::Waits;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -26,6 +27,9 @@ pub enum Rule {
     GenericAddress,
     /// Local memory: an array that did not become registers.
     LocalMemory,
+    /// A kernel that may start before the launch ahead of it is done, and does not wait once, on every path and before
+    /// all but the loads made for that; or a wait in one that never starts early.
+    Wait,
     /// A call that was not inlined.
     Call,
     /// Registers spilled by ptxas.
@@ -36,7 +40,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 11] = [
+    pub const ALL: [Rule; 12] = [
         Rule::Rounding,
         Rule::FlushToZero,
         Rule::Approximate,
@@ -45,6 +49,7 @@ impl Rule {
         Rule::ConvergentAssembly,
         Rule::GenericAddress,
         Rule::LocalMemory,
+        Rule::Wait,
         Rule::Call,
         Rule::Spill,
         Rule::Stack,
@@ -61,6 +66,7 @@ impl Rule {
             Rule::ConvergentAssembly => "convergent-assembly",
             Rule::GenericAddress => "generic-address",
             Rule::LocalMemory => "local-memory",
+            Rule::Wait => "wait",
             Rule::Call => "call",
             Rule::Spill => "spill",
             Rule::Stack => "stack",
@@ -104,6 +110,10 @@ impl Rule {
             Rule::LocalMemory => {
                 "an array indexed by a run-time value has no registers: unroll the loop with simt's macro, or \
                  move the array to shared memory"
+            }
+            Rule::Wait => {
+                "a kernel that `overlaps` has one griddepcontrol.wait, on no branch, and before it no access but parameters \
+                 and load_ahead: see simt::thread::wait_for_previous"
             }
             Rule::Call => {
                 "mark the callee #[inline(always)]; a call into core is often a check that can be avoided"
@@ -160,10 +170,14 @@ impl fmt::Display for Finding {
 pub fn check(module: &Module) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     let mut floats = FloatRegisters::default();
+    let mut waits = Waits::new(module);
     for statement in &module.statements {
         let mut rules = rules_broken_by(statement);
         if floats.are_stored_as_bytes(statement) {
             rules.push(Rule::FloatByteStore);
+        }
+        if waits.are_broken_by(statement) {
+            rules.push(Rule::Wait);
         }
         let convergent = |instruction: &Instruction| {
             // Of f16 operands there is no other way: LLVM's intrinsic takes a vector type that rustc passes to no function.
@@ -269,11 +283,11 @@ impl FloatRegisters {
 }
 
 /// Instructions that the threads of a warp or of a block execute together.
-const CONVERGENT: [&str; 11] =
+pub(crate) const CONVERGENT: [&str; 11] =
     ["bar", "barrier", "shfl", "vote", "match", "redux", "elect", "mma", "wgmma", "ldmatrix", "stmatrix"];
 
 /// Instructions that access memory through an address and may name its state space.
-const MEMORY: [&str; 11] = [
+pub(crate) const MEMORY: [&str; 11] = [
     "ld",
     "ldu",
     "st",
@@ -427,6 +441,7 @@ mod tests {
             (LocalMemory, ".local .align 4 .b8 __local_depot0[16];", ".shared .align 4 .b8 pad[16];"),
             (LocalMemory, "ld.local.b32 %r1, [%rd1];", "ld.param.b32 %r1, [p];"),
             (LocalMemory, "cvta.local.u64 %SP, %SPL;", "cvta.to.global.u64 %rd1, %rd2;"),
+            (Wait, "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"),
             (Call, "{ // callseq 0, 0\ncall.uni (retval0), f, (param0);\n}", "bra.uni $L__BB0_1;"),
         ];
         for (rule, bad, good) in pairs {
@@ -447,7 +462,7 @@ cp.async.cg.shared.global.L2::128B [%r1], [%rd1], 16;
 cp.async.commit_group; cp.async.wait_group 2;
 mov.f32 %f1, 0f3F800000; min.f32 %f1, %f2, %f3; abs.f32 %f1, %f2; fma.rn.f32 %f1, %f2, %f3, %f4;
 // begin inline asm
-griddepcontrol.wait;
+griddepcontrol.launch_dependents;
 // end inline asm
 shfl.sync.bfly.b32 %r1|%p1, %r2, 1, 31, -1; dp4a.s32.s32 %r1, %r2, %r3, %r4; prmt.b32 %r1, %r2, %r3, 0x5140;";
         assert_eq!(rules(body), []);

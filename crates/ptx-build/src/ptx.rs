@@ -4,6 +4,7 @@
 //! operands in braces, several statements on a line and statements over several lines. It does not check
 //! that the PTX is right; ptxas does.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// A PTX module, read.
@@ -15,14 +16,33 @@ pub struct Module {
     pub statements: Vec<Statement>,
     /// The lines between LLVM's marks of inline assembly, each block a range, from 1.
     pub inline_assembly: Vec<Range<usize>>,
+    /// The entries that may start before the launch ahead of them is done: those that comments of the kernel macro name,
+    /// `// simt.overlaps ENTRY`.
+    pub overlapping: BTreeSet<String>,
 }
 
 impl Module {
+    /// The target's number, 90 for sm_90; 0 if the text names none.
+    pub fn target(&self) -> u32 {
+        let named = self.statements.iter().find_map(|statement| statement.text.strip_prefix(".target sm_"));
+        let digits: String = named.unwrap_or_default().chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().unwrap_or(0)
+    }
+
     /// Does inline assembly of the source hold the statement?
     pub fn is_inline_assembly(&self, statement: &Statement) -> bool {
         let after = self.inline_assembly.partition_point(|block| block.start <= statement.line);
         after > 0 && self.inline_assembly[after - 1].contains(&statement.line)
     }
+}
+
+/// What a comment starts with, behind `//`, that names an entry which overlaps.
+const OVERLAPS: &str = "simt.overlaps ";
+
+fn overlapping(source: &str) -> BTreeSet<String> {
+    let named =
+        |line: &str| Some(line.trim().strip_prefix("//")?.trim().strip_prefix(OVERLAPS)?.trim().to_owned());
+    source.lines().filter_map(named).collect()
 }
 
 /// The lines that LLVM marks as inline assembly.
@@ -161,6 +181,7 @@ pub fn parse(source: &str) -> Module {
     let mut module =
         Reader { text: &mask(source), at: 0, counted: 0, line: 1, module: Module::default() }.read();
     module.inline_assembly = inline_assembly(source);
+    module.overlapping = overlapping(source);
     module
 }
 

@@ -15,7 +15,19 @@ struct Options {
     instances: Option<Vec<Instance>>,
     max_threads: Option<LitInt>,
     min_blocks: Option<LitInt>,
-    overlaps: bool,
+    overlaps: Overlaps,
+}
+
+/// How a launch meets the one ahead of it.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Overlaps {
+    /// It starts when that one is done.
+    #[default]
+    No,
+    /// It may start before; the entry waits.
+    FromEntry,
+    /// It may start before, and the author's code waits.
+    Late,
 }
 
 /// The generic arguments of one instance.
@@ -47,7 +59,17 @@ impl Parse for Options {
                     input.parse::<Token![=]>()?;
                     options.min_blocks = Some(input.parse()?);
                 }
-                "overlaps" => options.overlaps = true,
+                "overlaps" => {
+                    options.overlaps = Overlaps::FromEntry;
+                    if input.peek(Token![=]) {
+                        input.parse::<Token![=]>()?;
+                        let when: Ident = input.parse()?;
+                        if when != "late" {
+                            return Err(Error::new(when.span(), "expected `overlaps` or `overlaps = late`"));
+                        }
+                        options.overlaps = Overlaps::Late;
+                    }
+                }
                 "instances" => {
                     let list;
                     parenthesized!(list in input);
@@ -174,6 +196,7 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         None => 0,
     };
     let overlaps = options.overlaps;
+    let (may_overlap, waits_late) = (overlaps != Overlaps::No, overlaps == Overlaps::Late);
     let mut entries = Vec::new();
     let mut infos = Vec::new();
     let mut names = Vec::new();
@@ -200,7 +223,7 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
             overlaps,
         ));
         infos.push(quote! {
-            ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads, overlaps: #overlaps }
+            ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads, overlaps: #may_overlap, waits_late: #waits_late }
         });
         names.push(quote! {
             impl Named for Instance<#(#generics),*> { const INFO: &'static ::simt::KernelInfo = &INSTANCES[#index]; }
@@ -278,7 +301,7 @@ fn device_entry(
     instance: &Instance,
     arguments: &[(Ident, Type)],
     (max_threads, min_blocks): (u32, u32),
-    overlaps: bool,
+    overlaps: Overlaps,
 ) -> TokenStream {
     let entry_ident = Ident::new(entry, name.span());
     let module = format_ident!("device_{entry}");
@@ -302,14 +325,14 @@ fn device_entry(
         let text = format!("// simt.launch_bounds {entry} {max_threads} {min_blocks}");
         quote! { ::core::arch::global_asm!(#text); }
     });
-    // In the entry, where nothing of the author's can come before. The next launch is let in after the wait, so at most two
-    // are under way: one that runs, and one that waits for it.
-    let overlap = overlaps.then(|| {
-        quote! {
-            ::simt::thread::wait_for_previous();
-            ::simt::thread::let_next_start();
-        }
+    let overlap = (overlaps != Overlaps::No).then(|| {
+        // ptx-build's lint reads it: what may come before the wait.
+        let text = format!("// simt.overlaps {entry}");
+        // In the entry, where nothing of the author's can come before.
+        let wait = (overlaps == Overlaps::FromEntry).then(|| quote! { ::simt::thread::wait_for_previous(); });
+        (quote! { ::core::arch::global_asm!(#text); }, quote! { #wait ::simt::thread::let_next_start(); })
     });
+    let (overlap_word, overlap) = overlap.unzip();
     quote! {
         #[cfg(target_arch = "nvptx64")]
         #[allow(non_snake_case, unused_imports, dead_code, clippy::upper_case_acronyms)]
@@ -317,6 +340,7 @@ fn device_entry(
             use super::*;
             #(#aliases)*
             #bounds
+            #overlap_word
             /// The device's entry.
             ///
             /// # Safety

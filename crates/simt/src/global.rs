@@ -8,6 +8,7 @@
 //! | `load`, `store` | `ld.global`, `st.global` | one element |
 //! | `load_vector`, `store_vector` | `ld.global.v2/.v4` | 2 to 16 bytes at once, e.g. a [`glam::Vec4`] |
 //! | `…_readonly` | `ld.global.nc` | data that no thread of the launch writes |
+//! | `…_ahead` | `ld.global.L1::no_allocate` | the same, before the wait of a launch that overlaps |
 //! | `…_streaming` | `ld.global.nc.L1::no_allocate`, `st.global.cs` | data touched once |
 
 use bytemuck::Pod;
@@ -159,6 +160,24 @@ impl<T: Pod> Global<T> {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn load_streaming(self, index: usize) -> T {
         self.load_vector_streaming::<T>(index)
+    }
+
+    /// Element `index`, of data that no launch writes which the stream may still be at. Before
+    /// [`wait_for_previous`](crate::thread::wait_for_previous) it is the load to take: it is under way when the wait begins.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn load_ahead(self, index: usize) -> T {
+        self.load_vector_ahead::<T>(index)
+    }
+
+    /// [`load_vector`](Self::load_vector) of such data.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn load_vector_ahead<V: Pod>(self, index: usize) -> V {
+        #[cfg(target_arch = "nvptx64")]
+        return ptx::load_ahead(self.at(index).cast::<V>());
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::global_load::<T, V>(self.address, self.len, index)
     }
 
     /// [`load_vector`](Self::load_vector) through the read-only path.

@@ -76,6 +76,11 @@ load!(
     load_streaming, *const V, reg64, "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; ", "g", "ld.global.nc.L1::no_allocate", (pure, readonly, nostack)
 );
 load!(
+    /// `ld.global.L1::no_allocate`, without `.nc`: ptxas moves no such load across `griddepcontrol.wait`, and read-only ones
+    /// behind it. The data is not written while the launch is under way, nor by those that it may overlap.
+    load_ahead, *const V, reg64, "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; ", "g", "ld.global.L1::no_allocate", (pure, readonly, nostack)
+);
+load!(
     /// `ld.shared`.
     shared_load, u32, reg32, "{{ ", "{1}", "ld.shared", (readonly, nostack)
 );

@@ -116,7 +116,9 @@ sides! {
     /// launch may have started before that; else does nothing. PTX: `griddepcontrol.wait`, on sm_90 and later.
     ///
     /// `#[kernel(overlaps)]` puts it at the start of a kernel, ahead of every access; a second call changes nothing.
-    /// The emulator runs one launch after another.
+    /// A kernel with `overlaps = late` calls it itself, once and on no branch. Before, it may `load_ahead` what no launch
+    /// writes that the stream may still be at: weights, tables. The lint refuses other accesses there; which memory it is
+    /// nobody checks. The emulator, which runs one launch after another, reports a kernel that returns without the call.
     pub fn wait_for_previous() {
         device {
             // Threads may come here one by one, on any path: the instruction waits for a grid, not for other lanes. So
@@ -126,19 +128,19 @@ sides! {
             // SAFETY: it only waits.
             unsafe { core::arch::asm!("griddepcontrol.wait;", options(nostack)) }
         }
-        emulator {}
+        emulator { emu::wait_for_previous() }
     }
 
     /// Lets the next launch of the stream start, if its kernel is one that `overlaps`: once a thread of every block has
     /// called this or the block has ended, the next launch's blocks take what room is left, and wait there for this
-    /// launch to be done. PTX: `griddepcontrol.launch_dependents`, on sm_90 and later.
+    /// launch to be done. `#[kernel(overlaps)]` puts it at the start of a kernel. PTX: `griddepcontrol.launch_dependents`, on sm_90 and later.
     ///
     /// It publishes nothing: what is written before the call is seen no sooner than what is written after it.
     pub fn let_next_start() {
         device {
             // As for `wait_for_previous`.
             #[cfg(not(simt_sm = "80"))]
-            // SAFETY: who starts early waits before its first access.
+            // SAFETY: who starts early waits before the first access that depends on this launch.
             unsafe { core::arch::asm!("griddepcontrol.launch_dependents;", options(nostack)) }
         }
         emulator {}

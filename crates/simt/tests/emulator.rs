@@ -326,6 +326,7 @@ fn add_in_turn<const STEP: u32>(x: GlobalMut<u32>) {
 fn launches_that_may_overlap_say_so_and_run_in_order_here() {
     assert!(add_in_turn::INSTANCES.iter().all(|info| info.overlaps));
     assert!(reverse::INSTANCES.iter().all(|info| !info.overlaps));
+    assert!(add_in_turn::INSTANCES.iter().all(|info| !info.waits_late));
     let mut x = vec![0u32; 64];
     for _ in 0..3 {
         run(add_in_turn::kernel::<1>(), LaunchShape::new(2, 32), (write(&mut x),));

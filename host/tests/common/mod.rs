@@ -22,6 +22,7 @@ macro_rules! kernels {
                 line: line!(),
                 max_threads: $max,
                 overlaps: $overlaps,
+                waits_late: false,
             };
             #[allow(unused_parens)]
             Kernel::new(&INFO, $body)

@@ -63,6 +63,8 @@ pub trait Format: 'static {
     type Loaded: Copy;
     /// Tiles that a lane loads before it uses the first: enough bytes under way, and not too many registers.
     const BATCH: u32;
+    /// Whether a lane holds its first tiles while it waits for the launch before: where there are registers for that.
+    const AHEAD: bool;
     /// 32-bit words of a tile.
     const TILE_WORDS: u32;
     /// 16-bit scales of a tile.
@@ -91,18 +93,18 @@ pub trait Codes: Format {
     fn finish(sum: f32, scale: [f32; 2], dot: f32, step: f32, u: f32) -> f32;
 }
 
-/// Lane c's words of four rows of a tile, and its row's scales.
+/// Lane c's words of four rows of a tile, and its row's scales as they are stored: a conversion would wait for the load.
 #[derive(Clone, Copy)]
-pub struct FourBits {
+pub struct FourBits<S> {
     words: UVec4,
-    scale: [f32; 2],
+    scale: S,
 }
 
 /// Lane c's words of four rows of a tile, of both halves, and its row's scale.
 #[derive(Clone, Copy)]
 pub struct EightBits {
     words: [UVec4; 2],
-    scale: [f32; 2],
+    scale: u16,
 }
 
 /// The eight bytes of a plane in a part, as two words each.
@@ -145,6 +147,12 @@ fn low_and_high(word: u32) -> [u32; 2] {
     [word & 0x0f0f_0f0f, (word >> 4) & 0x0f0f_0f0f]
 }
 
+/// The f16 of these bits.
+#[inline(always)]
+fn half_bits(bits: u16) -> f32 {
+    f32_from_f16(f16::from_bits(bits))
+}
+
 /// S of four-bit codes: below 2^30 in magnitude.
 #[inline(always)]
 fn four_bit_sum([a, b, c]: [i32; 3]) -> i32 {
@@ -158,21 +166,30 @@ fn eight_bit_dot(upper: i32, low: i32) -> f32 {
 }
 
 macro_rules! four_bits {
-    ($name:ident, $scales:literal, |$handle:ident, $at:ident| $scale:expr) => {
+    ($name:ident, $scales:literal, $stored:ty, |$bits:ident| $scale:expr) => {
+        impl $name {
+            /// d and m of what is stored for a row of a tile.
+            #[inline(always)]
+            fn widen($bits: $stored) -> [f32; 2] {
+                $scale
+            }
+        }
         impl Format for $name {
-            type Loaded = FourBits;
+            type Loaded = FourBits<$stored>;
             const BATCH: u32 = 4;
+            const AHEAD: bool = true;
             const TILE_WORDS: u32 = 32;
             const TILE_SCALES: u32 = $scales * GROUP;
             #[inline(always)]
-            fn nothing() -> FourBits {
-                FourBits { words: UVec4::ZERO, scale: [0.0; 2] }
+            fn nothing() -> Self::Loaded {
+                FourBits { words: UVec4::ZERO, scale: 0 }
             }
             #[inline(always)]
             #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-            fn load(codes: Global<u32>, scales: Global<u16>, tile: usize, c: u32) -> FourBits {
-                let words = codes.load_vector_streaming(tile * Self::TILE_WORDS as usize + 4 * c as usize);
-                FourBits { words, scale: Self::scale(scales, tile, quad_row(c)) }
+            fn load(codes: Global<u32>, scales: Global<u16>, tile: usize, c: u32) -> Self::Loaded {
+                let words = codes.load_vector_ahead(tile * Self::TILE_WORDS as usize + 4 * c as usize);
+                let row = tile * GROUP as usize + quad_row(c) as usize;
+                FourBits { words, scale: scales.cast::<$stored>().load_ahead(row) }
             }
             #[inline(always)]
             fn row(c: u32) -> u32 {
@@ -180,13 +197,13 @@ macro_rules! four_bits {
             }
             #[inline(always)]
             #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-            fn add(loaded: FourBits, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32 {
+            fn add(loaded: Self::Loaded, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32 {
                 let part = part(c >> 1);
                 let planes = planes(part);
                 let sums = loaded.words.to_array().map(|word| four_bit_sum(dot(low_and_high(word), planes)));
                 let dot = add_parts(sums, c) as f32;
                 let [step, u] = [f32::from_bits(part[1].z), f32::from_bits(part[1].w)];
-                Self::finish(sum, loaded.scale, dot, step, u)
+                Self::finish(sum, Self::widen(loaded.scale), dot, step, u)
             }
             #[inline(always)]
             #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
@@ -205,9 +222,9 @@ macro_rules! four_bits {
             }
             #[inline(always)]
             #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-            fn scale($handle: Global<u16>, tile: usize, r: u32) -> [f32; 2] {
-                let $at = tile * GROUP as usize + r as usize;
-                $scale
+            fn scale(scales: Global<u16>, tile: usize, r: u32) -> [f32; 2] {
+                let row = tile * GROUP as usize + r as usize;
+                Self::widen(scales.cast::<$stored>().load_readonly(row))
             }
             #[inline(always)]
             fn combine(sums: [i32; 3]) -> f32 {
@@ -220,30 +237,25 @@ macro_rules! four_bits {
         }
     };
 }
-four_bits!(Q4_1, 2, |scales, at| {
-    let pair = scales.load_vector_readonly::<u32>(2 * at);
-    [f32_from_f16(f16::from_bits(pair as u16)), f32_from_f16(f16::from_bits((pair >> 16) as u16))]
-});
-four_bits!(Q4_0, 1, |scales, at| {
-    let d = f32_from_f16(f16::from_bits(scales.load_readonly(at)));
-    [d, -8.0 * d]
-});
+four_bits!(Q4_1, 2, u32, |pair| [half_bits(pair as u16), half_bits((pair >> 16) as u16)]);
+four_bits!(Q4_0, 1, u16, |d| [half_bits(d), -8.0 * half_bits(d)]);
 
 impl Format for Q8_0 {
     type Loaded = EightBits;
     const BATCH: u32 = 4;
+    const AHEAD: bool = true;
     const TILE_WORDS: u32 = 64;
     const TILE_SCALES: u32 = GROUP;
     #[inline(always)]
     fn nothing() -> EightBits {
-        EightBits { words: [UVec4::ZERO; 2], scale: [0.0; 2] }
+        EightBits { words: [UVec4::ZERO; 2], scale: 0 }
     }
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn load(codes: Global<u32>, scales: Global<u16>, tile: usize, c: u32) -> EightBits {
         let at = tile * Self::TILE_WORDS as usize + 4 * c as usize;
-        let words = [codes.load_vector_streaming(at), codes.load_vector_streaming(at + 32)];
-        EightBits { words, scale: Self::scale(scales, tile, quad_row(c)) }
+        let words = [codes.load_vector_ahead(at), codes.load_vector_ahead(at + 32)];
+        EightBits { words, scale: scales.load_ahead(tile * GROUP as usize + quad_row(c) as usize) }
     }
     #[inline(always)]
     fn row(c: u32) -> u32 {
@@ -263,7 +275,7 @@ impl Format for Q8_0 {
         });
         let dot = eight_bit_dot(add_parts(upper, c), add_parts(low, c));
         let [step, u] = [f32::from_bits(part[1].z), f32::from_bits(part[1].w)];
-        Self::finish(sum, loaded.scale, dot, step, u)
+        Self::finish(sum, [half_bits(loaded.scale), 0.0], dot, step, u)
     }
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
@@ -285,8 +297,7 @@ impl Codes for Q8_0 {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn scale(scales: Global<u16>, tile: usize, r: u32) -> [f32; 2] {
-        let d = scales.load_readonly(tile * GROUP as usize + r as usize);
-        [f32_from_f16(f16::from_bits(d)), 0.0]
+        [half_bits(scales.load_readonly(tile * GROUP as usize + r as usize)), 0.0]
     }
     #[inline(always)]
     fn combine([a, b, c]: [i32; 3]) -> f32 {
@@ -339,6 +350,7 @@ macro_rules! floats {
         impl Format for $element {
             type Loaded = Floats<$vectors>;
             const BATCH: u32 = $batch;
+            const AHEAD: bool = false;
             const TILE_WORDS: u32 = 32 * 4 * $vectors;
             const TILE_SCALES: u32 = 0;
             #[inline(always)]

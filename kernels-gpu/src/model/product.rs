@@ -253,7 +253,7 @@ impl Share {
 /// be `out`.
 ///
 /// Four blocks a multiprocessor: 512 groups of rows, a matrix of 4096, are then there at once.
-#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256, min_blocks = 4, overlaps)]
+#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256, min_blocks = 4, overlaps = late)]
 pub fn linear<F: Format>(
     codes: Global<u32>,
     scales: Global<u16>,
@@ -265,7 +265,15 @@ pub fn linear<F: Format>(
 ) {
     let token = thread::block_idx_x();
     let share = Share::new(shape);
-    let loaded = share.load::<F>(codes, scales, share.first);
+    // No launch writes weights: they may come while those before still run.
+    let mut loaded = [F::nothing(); 4];
+    if F::AHEAD {
+        loaded = share.load::<F>(codes, scales, share.first);
+    }
+    thread::wait_for_previous();
+    if !F::AHEAD {
+        loaded = share.load::<F>(codes, scales, share.first);
+    }
     let start = token as usize * (shape.blocks * RECORD_WORDS) as usize;
     let sum = share.sum::<F>(codes, scales, loaded, |block, j| {
         let at = start + (block * RECORD_WORDS + j * PART_WORDS) as usize;
@@ -284,7 +292,7 @@ pub fn linear<F: Format>(
     ),
     max_threads = 256,
     min_blocks = 3,
-    overlaps
+    overlaps = late
 )]
 pub fn linear_fused<S: Source, F: Format>(
     codes: Global<u32>,
@@ -299,8 +307,9 @@ pub fn linear_fused<S: Source, F: Format>(
 ) {
     let token = thread::block_idx_x();
     let share = Share::new(shape);
-    // Before the records: these loads do not depend on the launch before.
+    // Before the records, and before what they are made of is there.
     let loaded = share.load::<F>(codes, scales, share.first);
+    thread::wait_for_previous();
     let layout = linear_layout(shape.blocks);
     make_records::<S>(x, weight, token, [0, 1], source, layout.sums, |word, value| {
         layout.records.store(word, value)

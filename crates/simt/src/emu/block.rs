@@ -2,7 +2,7 @@
 
 use super::async_copy::Copies;
 use super::collective::{self, FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
-use super::fault::{Fault, FaultKind, Place, ThreadId};
+use super::fault::{Fault, FaultKind, Place};
 use super::memory::SharedMemory;
 use super::race::Races;
 use super::stack::ThreadStack;
@@ -52,6 +52,8 @@ pub(crate) struct Lane {
     /// Which coroutine its stack is on, once it has parked.
     worker: Cell<usize>,
     yielder: Cell<*const Yielder<u64, ()>>,
+    /// Whether it has waited for the launch before.
+    waited: Cell<bool>,
     /// Its asynchronous copies that are under way.
     pub(crate) copies: RefCell<Copies>,
 }
@@ -138,12 +140,7 @@ pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
 #[cold]
 #[inline(never)]
 pub(crate) fn raise(place: &'static Location<'static>, kind: FaultKind) -> ! {
-    let fault = with_lane(|lane| Fault {
-        kernel: lane.block().info.name,
-        thread: Some(ThreadId { block: lane.block().index.get(), thread: lane.thread }),
-        place: Some(place.into()),
-        kind,
-    });
+    let fault = with_lane(|lane| Fault::of(lane, Some(place.into()), kind));
     resume_unwind(Box::new(fault))
 }
 
@@ -192,6 +189,10 @@ pub(crate) fn shuffle(mask: u32, kind: ShuffleKind, value: u64, param: u32, widt
         raise(Location::caller(), FaultKind::ShuffleWidth { width });
     }
     warp_call(WarpCall { mask, op: WarpOp::Shuffle(kind, width), value, param })
+}
+
+pub(crate) fn wait_for_previous() {
+    with_lane(|lane| lane.waited.set(true));
 }
 
 pub(crate) fn fence(scope: FenceScope) {
@@ -276,6 +277,7 @@ impl<'a> Runner<'a> {
                 state: Cell::new(State::NotStarted),
                 worker: Cell::new(0),
                 yielder: Cell::new(core::ptr::null()),
+                waited: Cell::new(false),
                 copies: RefCell::default(),
             })
             .collect();
@@ -295,6 +297,7 @@ impl<'a> Runner<'a> {
         }
         for lane in self.lanes.iter() {
             lane.state.set(State::NotStarted);
+            lane.waited.set(false);
             lane.copies.borrow_mut().clear();
         }
         let result = self.run_threads();
@@ -362,12 +365,7 @@ impl<'a> Runner<'a> {
     }
 
     fn fault(&self, lane: &Lane, place: Option<Place>, kind: FaultKind) -> Box<Fault> {
-        Box::new(Fault {
-            kernel: self.block.info.name,
-            thread: Some(ThreadId { block: self.block.index.get(), thread: lane.thread }),
-            place,
-            kind,
-        })
+        Box::new(Fault::of(lane, place, kind))
     }
 
     fn start_worker(&mut self) -> Result<usize, Box<Fault>> {
@@ -394,6 +392,9 @@ impl<'a> Runner<'a> {
                 lane.state.set(State::Running);
                 CURRENT.set(lane);
                 body();
+                if block.info.waits_late && !lane.waited.get() {
+                    resume_unwind(Box::new(Fault::of(lane, None, FaultKind::NoWait)));
+                }
                 lane.state.set(State::Done);
             }
         });
@@ -454,6 +455,7 @@ mod tests {
         line: line!(),
         max_threads: 1024,
         overlaps: false,
+        waits_late: false,
     };
 
     #[test]

@@ -1,5 +1,6 @@
 //! What the emulator reports.
 
+use super::block::Lane;
 use crate::kernel::{Dim3, KernelInfo};
 use core::fmt;
 use core::panic::Location;
@@ -170,6 +171,8 @@ pub enum FaultKind {
         /// The width.
         width: u32,
     },
+    /// A kernel that is to wait for the launch before returns and has not.
+    NoWait,
     /// Two accesses to the same bytes, one of them a write, with nothing that orders them.
     Race(Box<Race>),
     /// The kernel panicked: on the device the grid would trap.
@@ -193,6 +196,12 @@ pub struct Fault {
 }
 
 impl Fault {
+    pub(super) fn of(lane: &Lane, place: Option<Place>, kind: FaultKind) -> Self {
+        let block = lane.block();
+        let thread = Some(ThreadId { block: block.index.get(), thread: lane.thread });
+        Fault { kernel: block.info.name, thread, place, kind }
+    }
+
     pub(crate) fn refused(info: &'static KernelInfo, reason: String) -> Self {
         Fault { kernel: info.name, thread: None, place: None, kind: FaultKind::Refused { reason } }
     }
@@ -273,6 +282,9 @@ impl fmt::Display for FaultKind {
             }
             FaultKind::ShuffleWidth { width } => {
                 write!(f, "shuffle width {width} is not a power of two up to 32")
+            }
+            FaultKind::NoWait => {
+                write!(f, "the kernel `overlaps = late` and ends without thread::wait_for_previous")
             }
             FaultKind::Race(race) => write!(f, "{race}"),
             FaultKind::Panic { message } => write!(f, "the kernel panicked: {message}"),

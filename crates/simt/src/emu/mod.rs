@@ -36,7 +36,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use fault::{Fault, FaultKind, Place, Race, Space, ThreadId};
 
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
-pub(crate) use block::{BarrierKind, barrier, fence, reduce, shuffle, sync_warp, vote, with_lane};
+pub(crate) use block::{
+    BarrierKind, barrier, fence, reduce, shuffle, sync_warp, vote, wait_for_previous, with_lane,
+};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use memory::{global_atomic, global_load, global_store, shared_atomic, shared_load, shared_store};

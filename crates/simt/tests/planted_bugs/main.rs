@@ -23,6 +23,7 @@
 //! | `shared_size` | a shared layout larger than the launch's shared memory | `SharedTooSmall` | yes | yes |
 //! | `async_copies` | a read before the wait, or of a group never closed | `CopyUnderWay` | yes | yes |
 //! | `async_copies` | no barrier between the wait and another lane's read | `Race` | passes | yes |
+//! | `late_wait` | a kernel that is to wait for the launch before, and a path without that | `NoWait` | yes | yes |
 //! | `panics` | an assertion, an index, a division by zero | `Panic` | yes | yes |
 //!
 //! `runner` holds what the launch itself promises: which fault is reported, and that threads that a fault leaves
@@ -34,6 +35,7 @@ mod block_overlap;
 mod block_race;
 mod bounds;
 mod divergent_barrier;
+mod late_wait;
 mod missing_fence;
 mod panics;
 mod runner;
