@@ -328,9 +328,10 @@ fn device_entry(
     let overlap = (overlaps != Overlaps::No).then(|| {
         // ptx-build's lint reads it: what may come before the wait.
         let text = format!("// simt.overlaps {entry}");
-        // In the entry, where nothing of the author's can come before.
+        // In the entry, where nothing of the author's can come before. The next launch is let in first: its blocks take what
+        // room is left as soon as all of this one's have begun, and each launch still ends after the one before it.
         let wait = (overlaps == Overlaps::FromEntry).then(|| quote! { ::simt::thread::wait_for_previous(); });
-        (quote! { ::core::arch::global_asm!(#text); }, quote! { #wait ::simt::thread::let_next_start(); })
+        (quote! { ::core::arch::global_asm!(#text); }, quote! { ::simt::thread::let_next_start(); #wait })
     });
     let (overlap_word, overlap) = overlap.unzip();
     quote! {

@@ -133,7 +133,7 @@ sides! {
 
     /// Lets the next launch of the stream start, if its kernel is one that `overlaps`: once a thread of every block has
     /// called this or the block has ended, the next launch's blocks take what room is left, and wait there for this
-    /// launch to be done. `#[kernel(overlaps)]` puts it at the start of a kernel. PTX: `griddepcontrol.launch_dependents`, on sm_90 and later.
+    /// launch to be done. `#[kernel(overlaps)]` puts it at the start of a kernel, ahead of the wait. PTX: `griddepcontrol.launch_dependents`, on sm_90 and later.
     ///
     /// It publishes nothing: what is written before the call is seen no sooner than what is written after it.
     pub fn let_next_start() {
