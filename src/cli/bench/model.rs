@@ -15,6 +15,7 @@ use host::certified::Traffic;
 use host::model::cache::{Scheme, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
+use host::model::linear::Fusing;
 use host::model::synthetic::{self, Packing, Shape};
 use host::model::{Model, fetched};
 use host::{BackendKind, Device};
@@ -82,6 +83,10 @@ pub struct Arguments {
     /// Each step reads the token that the one before chose.
     #[arg(long)]
     chosen_tokens: bool,
+    /// Which products quantize their input themselves, again in each thread block: rows of up to so many channels, of matrices
+    /// of up to so many thread blocks, "COLUMNS:BLOCKS". To find the best limits; without it they are the library's.
+    #[arg(long, value_name = "LIMITS", value_parser = fusing, hide = true)]
+    fuse_up_to: Option<Fusing>,
     /// Seconds after which no further row is begun.
     #[arg(long, value_name = "S", default_value_t = 600.0, value_parser = seconds)]
     seconds: f64,
@@ -98,6 +103,13 @@ fn shape(name: &str) -> Result<Shape, String> {
     let names = Shape::ALL.map(Shape::name).join(", ");
     let known = Shape::ALL.into_iter().find(|shape| shape.name() == name);
     known.ok_or_else(|| format!("'{name}' is no shape that is known; there are {names}"))
+}
+
+fn fusing(text: &str) -> Result<Fusing, String> {
+    let limits = text.split_once(':').and_then(|(columns, blocks)| {
+        Some(Fusing { columns: columns.parse().ok()?, blocks: blocks.parse().ok()? })
+    });
+    limits.ok_or_else(|| format!("'{text}' is not COLUMNS:BLOCKS, such as 2048:512"))
 }
 
 fn scale(text: &str) -> Result<f32, String> {
@@ -185,6 +197,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         };
         (Runner::new(&model, &device)?, model.config.name.clone())
     };
+    if let Some(fusing) = arguments.fuse_up_to {
+        runner.set_fusing(fusing);
+    }
     let speed = match gpu {
         None => None,
         Some(device) => {

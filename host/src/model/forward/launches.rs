@@ -4,7 +4,7 @@ use super::weights::{Extents, Layer, Packed};
 use super::{Result, Rows};
 use crate::model::cache::KvCache;
 use crate::model::kernels::{self, Choice, RopeHandles, record_words};
-use crate::model::linear::{DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel};
+use crate::model::linear::{DeviceWeights, Epilogue, Fusing, Input, PackedWeights, ProductKernel};
 use crate::{Buffer, Device, Graph, GraphExec, Pinned, Stream};
 use half::f16;
 use simt::GlobalMut;
@@ -165,6 +165,15 @@ impl Launches {
     /// Has the next captured step read another token.
     pub fn set_token(&mut self, token: u32) -> Result<()> {
         Ok(self.stream.upload(&[token], &mut self.pass.tokens, 0)?)
+    }
+
+    pub fn set_fusing(&mut self, fusing: Fusing) {
+        let weights = &mut self.pass.weights;
+        let layers = weights.layers.iter_mut();
+        let matrices = layers.flat_map(|l| [&mut l.qkv, &mut l.output, &mut l.gate_up, &mut l.down]);
+        for matrix in matrices.chain([&mut weights.embedding]).chain(&mut weights.output) {
+            matrix.set_fusing(fusing);
+        }
     }
 
     /// Waits until everything is done.

@@ -284,6 +284,14 @@ impl Runner {
         Ok(cache.traffic(self.stream())?)
     }
 
+    /// Sets which products of a few tokens quantize their input themselves, to measure it: no bits change. On the CPU's own
+    /// path it means nothing.
+    pub fn set_fusing(&mut self, fusing: linear::Fusing) {
+        if let Engine::Launches(launches) = &mut self.engine {
+            launches.set_fusing(fusing);
+        }
+    }
+
     /// Bytes of weights that a step of one token reads.
     pub fn step_bytes(&self) -> u64 {
         self.step_bytes

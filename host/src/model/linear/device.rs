@@ -28,9 +28,21 @@ pub(in crate::model) type Fused = Kernel<(
     LinearShape,
 )>;
 
-/// Rows of up to this many channels are quantized by the product itself, again in each of up to so many thread blocks.
-const FUSED_COLUMNS: usize = 2048;
-const FUSED_BLOCKS: usize = 512;
+/// Which products of a few tokens quantize their input themselves, again in each thread block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fusing {
+    /// Channels of a row, at most.
+    pub columns: usize,
+    /// Thread blocks of the product, at most.
+    pub blocks: usize,
+}
+
+impl Default for Fusing {
+    fn default() -> Self {
+        Fusing { columns: 2048, blocks: 512 }
+    }
+}
+
 /// From this many tokens on the tensor cores do it.
 const PREFILL_FROM: usize = 5;
 
@@ -86,6 +98,7 @@ pub struct DeviceWeights {
     kind: WeightKind,
     rows: u32,
     columns: u32,
+    fusing: Fusing,
     codes: Buffer<u32>,
     scales: Buffer<u16>,
 }
@@ -102,6 +115,7 @@ impl DeviceWeights {
             kind: packed.kind(),
             rows: packed.rows() as u32,
             columns: packed.columns() as u32,
+            fusing: Fusing::default(),
             codes: Buffer::from_slice(device, packed.codes())?,
             scales: Buffer::from_slice(device, scales)?,
         })
@@ -137,8 +151,14 @@ impl DeviceWeights {
     pub fn fuses(&self, tokens: usize) -> bool {
         let shape = LinearShape { rows: self.rows, blocks: self.columns / 32, tokens: 1, flags: 0 };
         let blocks = shape.groups().div_ceil(shape.groups_a_block()) as usize;
-        let short = self.columns() <= FUSED_COLUMNS && blocks.saturating_mul(tokens) <= FUSED_BLOCKS;
+        let short =
+            self.columns() <= self.fusing.columns && blocks.saturating_mul(tokens) <= self.fusing.blocks;
         self.kind.is_quantized() && tokens < PREFILL_FROM && short
+    }
+
+    /// Sets what [`fuses`](Self::fuses) goes by: no bits change, times do.
+    pub fn set_fusing(&mut self, fusing: Fusing) {
+        self.fusing = fusing;
     }
 
     /// `out` [tokens, rows] = W·v + bias + residual: one launch.
