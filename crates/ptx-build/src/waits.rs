@@ -52,6 +52,7 @@ fn may_come_before_the_wait(instruction: &Instruction) -> bool {
                 || (space("global") && instruction.has("L1::no_allocate") && !instruction.has("nc"))
         }
         "prefetch" | "prefetchu" | "cvta" | "mov" => true,
+        "cp" => instruction.has("prefetch"),
         name => {
             !BEFORE_THE_WAIT_NOT.contains(&name) && !CONVERGENT.contains(&name) && !MEMORY.contains(&name)
         }
@@ -105,7 +106,7 @@ ld.param.b64 %rd1, [p];
 cvta.to.global.u64 %rd2, %rd1; mov.u32 %r1, %tid.x; add.s32 %r2, %r1, 1; selp.b32 %r3, %r1, %r2, %p1;
 // begin inline asm
 { .reg .b64 g; cvta.to.global.u64 g, %rd1; ld.global.L1::no_allocate.v4.b32 {%r4, %r5, %r6, %r7}, [g]; }
-prefetch.global.L2 [%rd2];
+@%p2 cp.async.bulk.prefetch.L2.global [%rd2], %r9; prefetch.global.L2 [%rd2];
 griddepcontrol.launch_dependents;
 griddepcontrol.wait;
 // end inline asm

@@ -9,6 +9,7 @@
 //! | `load_vector`, `store_vector` | `ld.global.v2/.v4` | 2 to 16 bytes at once, e.g. a [`glam::Vec4`] |
 //! | `…_readonly` | `ld.global.nc` | data that no thread of the launch writes |
 //! | `…_ahead` | `ld.global.L1::no_allocate` | the same, before the wait of a launch that overlaps |
+//! | `prefetch` | `cp.async.bulk.prefetch.L2` | data that a later launch reads |
 //! | `…_streaming` | `ld.global.nc.L1::no_allocate`, `st.global.cs` | data touched once |
 
 use bytemuck::Pod;
@@ -178,6 +179,18 @@ impl<T: Pod> Global<T> {
         return ptx::load_ahead(self.at(index).cast::<V>());
         #[cfg(not(target_arch = "nvptx64"))]
         emu::global_load::<T, V>(self.address, self.len, index)
+    }
+
+    /// Asks for `bytes` bytes from element `index` on to come to the second-level cache, where one thread says `wanted`: a
+    /// hint, which waits for nothing and may stand before [`wait_for_previous`](crate::thread::wait_for_previous). Address and
+    /// `bytes` are multiples of 16. PTX: `cp.async.bulk.prefetch.L2.global`, on sm_90 and later; else nothing.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn prefetch(self, index: usize, bytes: u32, wanted: bool) {
+        #[cfg(target_arch = "nvptx64")]
+        ptx::prefetch(self.at(index), bytes, wanted);
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::prefetch::<T>(self.address, self.len, index, bytes, wanted)
     }
 
     /// [`load_vector`](Self::load_vector) through the read-only path.

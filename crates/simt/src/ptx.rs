@@ -282,3 +282,20 @@ pub fn to_global<T>(pointer: *mut T) -> u64 {
     }
     address
 }
+
+/// A hint that `bytes` bytes from `address` on, multiples of 16, will be read; by threads with `wanted`. Without `pure` it
+/// stays where it is, and with the memory clobber that LLVM assumes it moves across no wait.
+#[inline(always)]
+pub fn prefetch<T>(address: *const T, bytes: u32, wanted: bool) {
+    #[cfg(simt_sm = "80")]
+    let _ = (address, bytes, wanted);
+    #[cfg(not(simt_sm = "80"))]
+    // SAFETY: reads nothing that the program sees; in bounds by the launch's contract.
+    unsafe {
+        asm!(
+            "{{ .reg .b64 g; .reg .pred p; cvta.to.global.u64 g, {0}; setp.ne.u32 p, {2}, 0; \
+             @p cp.async.bulk.prefetch.L2.global [g], {1}; }}",
+            in(reg64) address, in(reg32) bytes, in(reg32) wanted as u32, options(nostack)
+        );
+    }
+}

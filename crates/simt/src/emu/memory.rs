@@ -154,6 +154,25 @@ pub(crate) fn global_load<T: Pod, V: Pod>(base: u64, len: usize, index: usize) -
     })
 }
 
+/// A prefetch moves nothing here, but what it names must be there, in whole units of 16 bytes.
+#[track_caller]
+pub(crate) fn prefetch<T: Pod>(base: u64, len: usize, index: usize, bytes: u32, wanted: bool) {
+    let place = Location::caller();
+    if !wanted || bytes == 0 {
+        return;
+    }
+    let (space, index, element_bytes) = (Space::Global, index as u64, size_of::<T>());
+    let (end, first) = ((len * element_bytes) as u64, index * element_bytes as u64);
+    if first > end || end - first < u64::from(bytes) {
+        let (bytes, len) = (bytes as usize, len as u64);
+        raise(place, FaultKind::OutOfBounds { space, index, bytes, len, element_bytes, write: false });
+    }
+    let off_by = ((base + first) % 16).max(u64::from(bytes) % 16);
+    if off_by != 0 {
+        raise(place, FaultKind::Misaligned { space, index, bytes: 16, off_by });
+    }
+}
+
 #[track_caller]
 #[inline]
 pub(crate) fn global_store<T: Pod, V: Pod>(base: u64, len: usize, index: usize, value: V) {

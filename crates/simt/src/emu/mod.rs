@@ -41,7 +41,9 @@ pub(crate) use block::{
 };
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
-pub(crate) use memory::{global_atomic, global_load, global_store, shared_atomic, shared_load, shared_store};
+pub(crate) use memory::{
+    global_atomic, global_load, global_store, prefetch, shared_atomic, shared_load, shared_store,
+};
 pub(crate) use tensor::Format;
 
 /// The most dynamic shared memory a block may have: what compute capability 9.0 allows.

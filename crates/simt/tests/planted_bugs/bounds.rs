@@ -51,6 +51,36 @@ fn global_read() {
 }
 
 #[kernel]
+fn prefetch(x: Global<u32>, first: u32, bytes: u32) {
+    let i = thread::index_1d();
+    x.prefetch(first as usize, bytes, i == 40); // BUG: a hint of what is not there
+}
+
+#[test]
+fn prefetch_of_global_memory() {
+    let x = vec![glam::UVec4::ZERO; 8];
+    let x: &[u32] = bytemuck::cast_slice(&x);
+    let run = |first: u32, bytes: u32| (read(x), first, bytes);
+    for options in modes() {
+        let place = || at!("a hint of what is not there", block 1, thread 8);
+        let kind = caught(prefetch::kernel(), shape(), run(4, 128), &options, place());
+        let past = FaultKind::OutOfBounds {
+            space: Space::Global,
+            index: 4,
+            bytes: 128,
+            len: 32,
+            element_bytes: 4,
+            write: false,
+        };
+        assert_eq!(kind, past);
+        let odd = |off_by| FaultKind::Misaligned { space: Space::Global, index: 3, bytes: 16, off_by };
+        assert_eq!(caught(prefetch::kernel(), shape(), run(3, 16), &options, place()), odd(12));
+        pass(prefetch::kernel(), shape(), run(4, 112), &options);
+        pass(prefetch::kernel(), shape(), run(90, 0), &options);
+    }
+}
+
+#[kernel]
 fn fill(y: GlobalMut<u32>, len: u32) {
     let i = thread::index_1d();
     if i <= len as usize {

@@ -11,8 +11,21 @@ use kernels_gpu::model::product::{HAS_BIAS, HAS_RESIDUAL, LinearShape, linear_la
 use kernels_gpu::model::{linear, linear_fused, linear_prefill};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
-/// The kernels over records in global memory.
-pub(in crate::model) type Product =
+/// The matrix-vector kernels over records in global memory.
+pub(in crate::model) type Product = Kernel<(
+    Global<u32>,
+    Global<u16>,
+    Global<u32>,
+    Global<f32>,
+    Global<f32>,
+    GlobalMut<f32>,
+    Global<u32>,
+    u32,
+    LinearShape,
+)>;
+
+/// The tensor-core kernels.
+pub(in crate::model) type Prefill =
     Kernel<(Global<u32>, Global<u16>, Global<u32>, Global<f32>, Global<f32>, GlobalMut<f32>, LinearShape)>;
 
 /// The kernels that make records themselves.
@@ -24,6 +37,8 @@ pub(in crate::model) type Fused = Kernel<(
     Global<f32>,
     Global<f32>,
     GlobalMut<f32>,
+    Global<u32>,
+    u32,
     SourceShape,
     LinearShape,
 )>;
@@ -43,6 +58,11 @@ impl Default for Fusing {
     }
 }
 
+/// Thread blocks of the matrix-vector kernels that a multiprocessor holds at once: over records, and making them.
+const RESIDENT: [u32; 2] = [4, 3];
+/// Bytes that a launch brings to the second-level cache ahead of their use, at most, and what part of the cache they may take.
+const PREFETCH_BYTES: u64 = 16 << 20;
+const PREFETCH_SHARE: u64 = 3;
 /// From this many tokens on the tensor cores do it.
 const PREFILL_FROM: usize = 5;
 
@@ -149,7 +169,7 @@ impl DeviceWeights {
     /// Whether a product of so many tokens takes values and makes the records itself; otherwise
     /// [`quantize`](crate::model::kernels::quantize) must come before it.
     pub fn fuses(&self, tokens: usize) -> bool {
-        let shape = LinearShape { rows: self.rows, blocks: self.columns / 32, tokens: 1, flags: 0 };
+        let shape = self.shape(1);
         let blocks = shape.groups().div_ceil(shape.groups_a_block()) as usize;
         let short =
             self.columns() <= self.fusing.columns && blocks.saturating_mul(tokens) <= self.fusing.blocks;
@@ -180,6 +200,29 @@ impl DeviceWeights {
         out: GlobalMut<f32>,
         tokens: usize,
     ) -> Result<()> {
+        // SAFETY: the caller's word.
+        unsafe { self.run_before(stream, kernel, input, epilogue, out, tokens, None) }
+    }
+
+    /// [`run_on`](Self::run_on) ahead of a product with `next`: while the launch waits for the one before it, weights come to
+    /// the second-level cache that do not fit the registers, its own or `next`'s. No bits change.
+    ///
+    /// # Safety
+    /// As [`run_on`](Self::run_on).
+    ///
+    /// # Errors
+    /// As [`run_on`](Self::run_on).
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn run_before(
+        &self,
+        stream: &Stream,
+        kernel: ProductKernel,
+        input: Input,
+        epilogue: Epilogue,
+        out: GlobalMut<f32>,
+        tokens: usize,
+        next: Option<&DeviceWeights>,
+    ) -> Result<()> {
         if tokens == 0 || tokens > 65535 {
             return Err(Error::Argument {
                 what: "tokens",
@@ -187,17 +230,17 @@ impl DeviceWeights {
                 limit: "a product takes 1 to 65535",
             });
         }
-        let shape = LinearShape {
-            rows: self.rows,
-            blocks: self.columns / 32,
-            tokens: tokens as u32,
-            flags: if epilogue.bias.is_some() { HAS_BIAS } else { 0 }
-                | if epilogue.residual.is_some() { HAS_RESIDUAL } else { 0 },
-        };
+        let mut shape = self.shape(tokens as u32);
+        if epilogue.bias.is_some() {
+            shape.flags |= HAS_BIAS;
+        }
+        if epilogue.residual.is_some() {
+            shape.flags |= HAS_RESIDUAL;
+        }
         let (variant, x, weight, stride, epsilon) = match input {
             // SAFETY: the caller's word.
             Input::Records(records) => unsafe {
-                return self.run_records(stream, kernel, records, epilogue, out, shape);
+                return self.run_records(stream, kernel, records, epilogue, out, shape, next);
             },
             Input::Plain { x } => (0, x, x, self.columns, 0.0),
             Input::Normed { x, weight, epsilon } => (1, x, weight, self.columns, epsilon),
@@ -212,15 +255,46 @@ impl DeviceWeights {
         let (bias, residual) = added(epilogue, out);
         let source = SourceShape { columns: self.columns, stride, epsilon, padding: 0 };
         let launch = decode_launch(shape).shared(linear_layout(shape.blocks).bytes);
-        let args = (codes, scales, x, weight, bias, residual, out, source, shape);
+        let (ahead, ahead_words) = self.ahead(stream, RESIDENT[1], next)?;
+        let args = (codes, scales, x, weight, bias, residual, out, ahead, ahead_words, source, shape);
         // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the shared memory
-        // holds a token's records.
+        // holds a token's records. No launch writes weights.
         unsafe { stream.launch(&kernels[variant], launch, args) }?;
         Ok(())
     }
 
+    /// What a launch of the matrix-vector kernel prefetches, of which `resident` blocks fit a multiprocessor: its own weights
+    /// behind those that the first blocks hold in registers, or, if these are all, `next`'s.
+    fn ahead(
+        &self,
+        stream: &Stream,
+        resident: u32,
+        next: Option<&DeviceWeights>,
+    ) -> Result<(Global<u32>, u32)> {
+        let info = stream.device().info();
+        let shape = self.shape(1);
+        let groups = u64::from(info.multiprocessors * resident * shape.groups_a_block());
+        let held = groups * u64::from(shape.blocks) * self.kind.tile_words() as u64;
+        let rest = usize::try_from(held).ok().and_then(|held| self.codes.global_range(held..).ok());
+        let ahead = match (rest.filter(|rest| !rest.is_empty()), next) {
+            (Some(rest), _) => rest,
+            (None, Some(next)) => next.codes.global(),
+            (None, None) => return Ok((self.codes.global(), 0)),
+        };
+        let share = info.l2_bytes.map_or(PREFETCH_BYTES, |bytes| bytes / PREFETCH_SHARE);
+        // Whole units of 16 bytes, as tiles are.
+        let most = PREFETCH_BYTES.min(share) / 16 * 4;
+        Ok((ahead, (ahead.len() as u64).min(most) as u32))
+    }
+
+    /// The product's extents, with nothing added.
+    fn shape(&self, tokens: u32) -> LinearShape {
+        LinearShape { rows: self.rows, blocks: self.columns / 32, tokens, flags: 0 }
+    }
+
     /// # Safety
     /// As [`run_on`](Self::run_on).
+    #[allow(clippy::too_many_arguments)]
     unsafe fn run_records(
         &self,
         stream: &Stream,
@@ -229,6 +303,7 @@ impl DeviceWeights {
         epilogue: Epilogue,
         out: GlobalMut<f32>,
         shape: LinearShape,
+        next: Option<&DeviceWeights>,
     ) -> Result<()> {
         let (codes, scales) = self.handles();
         let (bias, residual) = added(epilogue, out);
@@ -237,17 +312,19 @@ impl DeviceWeights {
             ProductKernel::Decode => false,
             ProductKernel::Prefill => true,
         };
-        let (kernel, launch) = if prefill {
+        if prefill {
+            let kernel = prefill_kernel(self.kind).ok_or_else(|| self.floats(NO_PREFILL))?;
             let grid = (shape.tokens.div_ceil(PREFILL_TOKENS), shape.rows.div_ceil(PREFILL_ROWS));
-            (
-                prefill_kernel(self.kind).ok_or_else(|| self.floats(NO_PREFILL))?,
-                LaunchShape::new(grid, PREFILL_THREADS),
-            )
-        } else {
-            (decode_kernel(self.kind), decode_launch(shape).shared(linear_layout(0).bytes))
-        };
-        // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both.
-        unsafe { stream.launch(&kernel, launch, (codes, scales, records, bias, residual, out, shape)) }?;
+            let launch = LaunchShape::new(grid, PREFILL_THREADS);
+            // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both.
+            unsafe { stream.launch(&kernel, launch, (codes, scales, records, bias, residual, out, shape)) }?;
+            return Ok(());
+        }
+        let launch = decode_launch(shape).shared(linear_layout(0).bytes);
+        let (ahead, ahead_words) = self.ahead(stream, RESIDENT[0], next)?;
+        let args = (codes, scales, records, bias, residual, out, ahead, ahead_words, shape);
+        // SAFETY: as above; no launch writes weights.
+        unsafe { stream.launch(&decode_kernel(self.kind), launch, args) }?;
         Ok(())
     }
 
@@ -272,7 +349,7 @@ pub(in crate::model) fn decode_kernel(kind: WeightKind) -> Product {
 }
 
 /// The tensor-core kernel, for integer codes.
-pub(in crate::model) fn prefill_kernel(kind: WeightKind) -> Option<Product> {
+pub(in crate::model) fn prefill_kernel(kind: WeightKind) -> Option<Prefill> {
     match kind {
         WeightKind::Q4_1 => Some(linear_prefill::kernel::<Q4_1>()),
         WeightKind::Q4_0 => Some(linear_prefill::kernel::<Q4_0>()),
