@@ -3,8 +3,8 @@
 
 use super::cpu;
 use super::kernels::{
-    Choice, Pairing, RopeElement, RopeHandles, choose, embed_kernel, embedding, frequencies, quantize,
-    record_words, rotate,
+    Choice, Pairing, RopeAppendHandles, RopeElement, RopeHandles, choose, embed_kernel, embedding,
+    frequencies, quantize, record_words, rope_append_kernel, rotate, rotate_and_append,
 };
 use super::linear::{
     DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind, decode_kernel,
@@ -115,6 +115,7 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
         add_rotation::<f32>(&mut cases, pairing);
         add_rotation::<f16>(&mut cases, pairing);
         add_rotation::<bf16>(&mut cases, pairing);
+        add_rotation_to_pools(&mut cases, pairing);
     }
     add_choices(&mut cases, coverage);
     cases
@@ -348,6 +349,57 @@ fn add_rotation<E: RopeElement + OutputElement>(cases: &mut Vec<Case>, pairing: 
                     OutputBuffer::download("queries", &queries)?,
                     OutputBuffer::download("keys", &keys)?,
                     OutputBuffer::download("values", &values)?,
+                ])
+            });
+            cases.push(case.race_checked());
+        }
+    }
+}
+
+/// The same straight to a pool of which the table names every other block.
+fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
+    for (q_heads, kv_heads, head_dim, rotary) in [(9, 3, 64, 64), (2, 2, 10, 6), (4, 1, 2, 0)] {
+        for content in Content::ALL {
+            let shape = RopeShape { q_heads, kv_heads, head_dim, rotary };
+            let label =
+                format!("{q_heads}/{kv_heads} heads of {head_dim}, {rotary} turn, {content:?}, to pools");
+            let case = Case::new(rope_append_kernel(pairing).info(), label, move |device| {
+                let stream = Stream::new(device)?;
+                // The last is past the table.
+                let positions = [31u32, 0, 17, 15, 95, 96];
+                let tokens = positions.len();
+                let row = ((q_heads + 2 * kv_heads) * head_dim) as usize;
+                let qkv = Buffer::from_slice(device, &content.values(9, tokens * row))?;
+                let positions = Buffer::from_slice(device, &positions)?;
+                let mut turns = frequencies(500_000.0, rotary as usize);
+                turns.push(0.0);
+                let turns = Buffer::from_slice(device, &turns)?;
+                let table = Buffer::from_slice(device, &[10u32, 0, 8, 2, 6, 4])?;
+                let pool = 12 * (kv_heads * 16 * head_dim) as usize;
+                let mut keys = Buffer::<f16>::zeroed(device, pool)?;
+                let mut values = Buffer::<f16>::zeroed(device, pool)?;
+                let mut lengths = Buffer::<u32>::zeroed(device, 1)?;
+                let mut queries = poisoned::<f16>(&stream, tokens * (q_heads * head_dim) as usize)?;
+                // All, then all but the last: only that one sets the length.
+                for count in [tokens, tokens - 1] {
+                    let handles = RopeAppendHandles {
+                        qkv: qkv.global(),
+                        positions: positions.global(),
+                        frequencies: turns.global(),
+                        queries: queries.global_mut(),
+                        table: table.global(),
+                        lengths: lengths.global_mut(),
+                        keys: keys.global_mut(),
+                        values: values.global_mut(),
+                    };
+                    // SAFETY: buffers of the shape's lengths, read back before they go; the table's blocks are the pools'.
+                    unsafe { rotate_and_append(&stream, pairing, handles, shape, count)? };
+                }
+                Ok(vec![
+                    OutputBuffer::download("queries", &queries)?,
+                    OutputBuffer::download("keys", &keys)?,
+                    OutputBuffer::download("values", &values)?,
+                    OutputBuffer::download("lengths", &lengths)?,
                 ])
             });
             cases.push(case.race_checked());

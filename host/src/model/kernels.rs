@@ -11,7 +11,7 @@ use kernels_gpu::model::format::{Q4_0, Q4_1, Q8_0};
 use kernels_gpu::model::rotation::{ROPE_THREADS, RopeShape};
 use kernels_gpu::model::{
     CHOICE_THREADS, SampleShape, choose_largest, choose_sampled, embed, quantize_activations, rope,
-    sample_layout,
+    rope_append, sample_layout,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -176,6 +176,75 @@ pub unsafe fn rotate<E: RopeElement>(
     let args = (qkv, positions, frequencies, queries, keys, values, shape);
     // SAFETY: the caller's word; a thread a pair.
     unsafe { stream.launch(&E::kernel(pairing), launch, args) }?;
+    Ok(())
+}
+
+/// Where [`rotate_and_append`] reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeAppendHandles {
+    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
+    pub qkv: Global<f32>,
+    /// Where each token belongs, \[tokens\].
+    pub positions: Global<u32>,
+    /// [rotary / 2].
+    pub frequencies: Global<f32>,
+    /// [tokens, q_heads, head_dim].
+    pub queries: GlobalMut<f16>,
+    /// \[max_blocks\].
+    pub table: Global<u32>,
+    /// \[1\]: one more than the position of the last token.
+    pub lengths: GlobalMut<u32>,
+    /// The pool's keys, [blocks, kv_heads, 16, head_dim].
+    pub keys: GlobalMut<f16>,
+    /// Its values.
+    pub values: GlobalMut<f16>,
+}
+
+/// The kernel of [`rotate_and_append`].
+type RopeAppend = Kernel<(
+    Global<f32>,
+    Global<u32>,
+    Global<f32>,
+    GlobalMut<f16>,
+    Global<u32>,
+    GlobalMut<u32>,
+    GlobalMut<f16>,
+    GlobalMut<f16>,
+    RopeShape,
+    u32,
+)>;
+
+/// The kernel of [`rotate_and_append`].
+pub(super) fn rope_append_kernel(pairing: Pairing) -> RopeAppend {
+    match pairing {
+        Pairing::HalfSplit => rope_append::kernel::<0>(),
+        Pairing::Interleaved => rope_append::kernel::<1>(),
+    }
+}
+
+/// [`rotate`] of the tokens of one sequence and [`append`](crate::dense::append) to its dense cache, in one launch.
+///
+/// # Safety
+/// As [`quantize`]; no two tokens have one place, and the table's entries up to each position are blocks of the pools. A token
+/// past the table is left out.
+///
+/// # Errors
+/// As [`rotate`].
+pub unsafe fn rotate_and_append(
+    stream: &Stream,
+    pairing: Pairing,
+    handles: RopeAppendHandles,
+    shape: RopeShape,
+    tokens: usize,
+) -> Result<()> {
+    let tokens = tokens_of(tokens)?;
+    check_rope(shape)?;
+    let launch = LaunchShape::new((shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
+    let RopeAppendHandles { qkv, positions, frequencies, queries, table, lengths, keys, values } = handles;
+    let max_blocks = u32::try_from(table.len()).unwrap_or(u32::MAX);
+    let args = (qkv, positions, frequencies, queries, table, lengths, keys, values, shape, max_blocks);
+    // SAFETY: the caller's word; a thread a pair.
+    unsafe { stream.launch(&rope_append_kernel(pairing), launch, args) }?;
     Ok(())
 }
 

@@ -6,7 +6,9 @@ use host::Buffer;
 use host::check::OutputElement;
 use host::model::cpu;
 use host::model::gguf::dequantize;
-use host::model::kernels::{Pairing, RopeElement, RopeHandles, embedding, frequencies, rotate};
+use host::model::kernels::{
+    Pairing, RopeAppendHandles, RopeElement, RopeHandles, embedding, frequencies, rotate, rotate_and_append,
+};
 use host::model::linear::{DeviceWeights, WeightKind};
 use kernels_gpu::model::rotation::RopeShape;
 
@@ -148,4 +150,56 @@ fn rotations_that_cannot_be_are_refused() {
     refuse(1, 1, 4, 3, "rotary is 3");
     refuse(0, 1, 4, 4, "query heads is 0");
     refuse(1, 0, 4, 4, "KV heads is 0");
+}
+
+#[test]
+fn rotation_to_a_pool_is_rotation_and_then_appending() {
+    let shape = RopeShape { q_heads: 4, kv_heads: 2, head_dim: 10, rotary: 6 };
+    let (device, stream) = emulator();
+    // The last is past the table.
+    let (positions, blocks) = ([31u32, 0, 17, 48], [5u32, 0, 3]);
+    let (q, kv, pool) = (4 * 4 * 10, 4 * 2 * 10, 6 * 2 * 16 * 10);
+    let mut numbers = Numbers(3);
+    let qkv: Vec<f32> = (0..q + 2 * kv).map(|_| numbers.uniform()).collect();
+    let turns = frequencies(10_000.0, 6);
+    let from = Buffer::from_slice(&device, &qkv).unwrap();
+    let at = Buffer::from_slice(&device, &positions).unwrap();
+    let turns_there = Buffer::from_slice(&device, &turns).unwrap();
+    let table = Buffer::from_slice(&device, &blocks).unwrap();
+    for pairing in [Pairing::HalfSplit, Pairing::Interleaved] {
+        let zeros = |len| vec![f16::ZERO; len];
+        let (mut queries, mut keys, mut values) = (zeros(q), zeros(kv), zeros(kv));
+        cpu::rotate(pairing, &qkv, &positions, &turns, &mut queries, &mut keys, &mut values, shape).unwrap();
+        for (count, length) in [(4, 7), (3, 18)] {
+            let mut found = [q, pool, pool].map(|len| Buffer::<f16>::zeroed(&device, len).unwrap());
+            let [to_queries, to_keys, to_values] = found.each_mut().map(|buffer| buffer.global_mut());
+            let mut lengths = Buffer::from_slice(&device, &[7u32]).unwrap();
+            let handles = RopeAppendHandles {
+                qkv: from.global(),
+                positions: at.global(),
+                frequencies: turns_there.global(),
+                queries: to_queries,
+                table: table.global(),
+                lengths: lengths.global_mut(),
+                keys: to_keys,
+                values: to_values,
+            };
+            // SAFETY: the buffers have the shape's lengths, and the table's blocks are the pools'.
+            unsafe { rotate_and_append(&stream, pairing, handles, shape, count) }.unwrap();
+            assert_eq!(lengths.to_vec().unwrap(), [length]);
+            let [found_queries, found_keys, found_values] = found.each_ref().map(|b| b.to_vec().unwrap());
+            assert_eq!(found_queries[..count * 40], queries[..count * 40]);
+            for (new, found) in [(&keys, found_keys), (&values, found_values)] {
+                let mut expected = zeros(pool);
+                for (token, position) in positions[..count].iter().map(|p| *p as usize).enumerate() {
+                    let Some(block) = blocks.get(position / 16) else { continue };
+                    for head in 0..2 {
+                        let to = ((*block as usize * 2 + head) * 16 + position % 16) * 10;
+                        expected[to..to + 10].copy_from_slice(&new[(token * 2 + head) * 10..][..10]);
+                    }
+                }
+                assert_eq!(found, expected);
+            }
+        }
+    }
 }

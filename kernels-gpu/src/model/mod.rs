@@ -13,7 +13,7 @@
 //! | [`quantize_activations`](fn@quantize_activations) | fixed point, with RMSNorm or SwiGLU in front | 0, or 4 for long rows |
 //! | [`linear`](fn@linear), [`linear_fused`](fn@linear_fused) | product for one to a few tokens, with all that comes before and after | 4: QKV, output, gate and up, down |
 //! | [`linear_prefill`](fn@linear_prefill) | product for many tokens | |
-//! | [`rope`](fn@rope) | rotation, types and places that caches want | 1 |
+//! | [`rope`](fn@rope), [`rope_append`](fn@rope_append) | rotation, types and places that caches want | 1 |
 //! | [`choose_largest`](fn@choose_largest), [`choose_sampled`](fn@choose_sampled) | the next token, written where the next step reads it | once a step |
 
 pub mod activations;
@@ -32,7 +32,7 @@ pub use choice::{CHOICE_THREADS, choose_largest, order_key};
 pub use embedding::embed;
 pub use prefill::linear_prefill;
 pub use product::{linear, linear_fused};
-pub use rotation::rope;
+pub use rotation::{rope, rope_append};
 pub use sample::{SampleShape, choose_sampled, nucleus_mass, sample_layout, sample_weight};
 
 /// Every kernel instance of the system.
@@ -45,6 +45,7 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         linear_prefill::INSTANCES,
         embed::INSTANCES,
         rope::INSTANCES,
+        rope_append::INSTANCES,
         choose_largest::INSTANCES,
         choose_sampled::INSTANCES,
     ]

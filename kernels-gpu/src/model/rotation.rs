@@ -14,13 +14,15 @@
 //! # Layout and bytes
 //! `qkv` f32 [tokens, (q_heads + 2·kv_heads)·D], the output of one product with Q, K and V rows one below another, goes to
 //! `queries` [tokens, q_heads, D], `keys` and `values` [tokens, kv_heads, D]. `positions` \[tokens\] is in device memory: a
-//! captured step finds the next position there.
+//! captured step finds the next position there. [`rope_append`](fn@rope_append) puts keys and values into a dense cache at once.
 //!
 //! # Work split
 //! A thread a pair; grid (⌈pairs of a token / 128⌉, tokens) of 128 threads.
 
 use crate::Element;
+use crate::attention::BLOCK_TOKENS;
 use half::{bf16, f16};
+use simt::convert::f16_from_f32;
 use simt::math::{canonical_nan, fma, sin_cos};
 use simt::{Global, GlobalMut, Pod, Zeroable, bits, kernel, thread};
 
@@ -78,21 +80,11 @@ pub fn rope<E: Element, const INTERLEAVED: u32>(
     values: GlobalMut<E>,
     shape: RopeShape,
 ) {
-    let (item, token) =
-        (thread::block_idx_x() * ROPE_THREADS + thread::thread_idx_x(), thread::block_idx_y());
-    if item >= shape.pairs() {
+    let Some(Turned { token, head, channels: [first, second], pair }) =
+        turned::<INTERLEAVED>(qkv, positions, frequencies, shape)
+    else {
         return;
-    }
-    let half = shape.head_dim / 2;
-    let (head, i) = (bits::div_u32(item, half), bits::rem_u32(item, half));
-    let [first, second] = pair_channels(i, shape.rotary, INTERLEAVED == 1);
-    let heads = shape.q_heads + 2 * shape.kv_heads;
-    let from = (token as usize * heads as usize + head as usize) * shape.head_dim as usize;
-    let mut pair = [qkv.load(from + first as usize), qkv.load(from + second as usize)];
-    if head < shape.q_heads + shape.kv_heads && i < shape.rotary / 2 {
-        let angle = positions.load(token as usize) as f32 * frequencies.load(i as usize);
-        pair = turn(pair[0], pair[1], angle);
-    }
+    };
     let (target, target_heads, target_head) = if head < shape.q_heads {
         (queries, shape.q_heads, head)
     } else if head < shape.q_heads + shape.kv_heads {
@@ -101,6 +93,87 @@ pub fn rope<E: Element, const INTERLEAVED: u32>(
         (values, shape.kv_heads, head - shape.q_heads - shape.kv_heads)
     };
     let to = (token as usize * target_heads as usize + target_head as usize) * shape.head_dim as usize;
-    target.store(to + first as usize, E::from_f32(canonical_nan(pair[0])));
-    target.store(to + second as usize, E::from_f32(canonical_nan(pair[1])));
+    target.store(to + first as usize, E::from_f32(pair[0]));
+    target.store(to + second as usize, E::from_f32(pair[1]));
+}
+
+/// [`rope`](fn@rope) of one sequence's tokens and [`append`](fn@crate::dense::append) of its keys and values in one: they go to
+/// their places in the pools `keys` and `values` [blocks, kv_heads, 16, D] by `table` \[max_blocks\], and `lengths` \[1\] becomes
+/// one more than the last token's position. Keys and values of a token past the table's last block are left out. Grid as for
+/// `rope`.
+#[kernel(system = model, instances(0, 1), max_threads = 128, overlaps)]
+pub fn rope_append<const INTERLEAVED: u32>(
+    qkv: Global<f32>,
+    positions: Global<u32>,
+    frequencies: Global<f32>,
+    queries: GlobalMut<f16>,
+    table: Global<u32>,
+    lengths: GlobalMut<u32>,
+    keys: GlobalMut<f16>,
+    values: GlobalMut<f16>,
+    shape: RopeShape,
+    max_blocks: u32,
+) {
+    let Some(Turned { token, head, channels: [first, second], pair }) =
+        turned::<INTERLEAVED>(qkv, positions, frequencies, shape)
+    else {
+        return;
+    };
+    let position = positions.load(token as usize);
+    let index = position / BLOCK_TOKENS;
+    let last = token == thread::grid_dim_y() - 1;
+    if last && index < max_blocks && thread::block_idx_x() == 0 && thread::thread_idx_x() == 0 {
+        lengths.store(0, position + 1);
+    }
+    let (target, row) = if head < shape.q_heads {
+        (queries, token as usize * shape.q_heads as usize + head as usize)
+    } else if index < max_blocks {
+        let is_key = head < shape.q_heads + shape.kv_heads;
+        let kv_head = head - shape.q_heads - if is_key { 0 } else { shape.kv_heads };
+        let block = table.load(index as usize);
+        let place = block as usize * shape.kv_heads as usize + kv_head as usize;
+        let row = place * BLOCK_TOKENS as usize + (position % BLOCK_TOKENS) as usize;
+        (if is_key { keys } else { values }, row)
+    } else {
+        return;
+    };
+    let to = row * shape.head_dim as usize;
+    target.store(to + first as usize, f16_from_f32(pair[0]));
+    target.store(to + second as usize, f16_from_f32(pair[1]));
+}
+
+/// A pair that a thread has turned, or left as it is.
+struct Turned {
+    token: u32,
+    /// Among the query heads, key heads and value heads of the token.
+    head: u32,
+    channels: [u32; 2],
+    pair: [f32; 2],
+}
+
+/// This thread's pair; none for a thread past the last.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+fn turned<const INTERLEAVED: u32>(
+    qkv: Global<f32>,
+    positions: Global<u32>,
+    frequencies: Global<f32>,
+    shape: RopeShape,
+) -> Option<Turned> {
+    let (item, token) =
+        (thread::block_idx_x() * ROPE_THREADS + thread::thread_idx_x(), thread::block_idx_y());
+    if item >= shape.pairs() {
+        return None;
+    }
+    let half = shape.head_dim / 2;
+    let (head, i) = (bits::div_u32(item, half), bits::rem_u32(item, half));
+    let channels = pair_channels(i, shape.rotary, INTERLEAVED == 1);
+    let heads = shape.q_heads + 2 * shape.kv_heads;
+    let from = (token as usize * heads as usize + head as usize) * shape.head_dim as usize;
+    let mut pair = channels.map(|channel| qkv.load(from + channel as usize));
+    if head < shape.q_heads + shape.kv_heads && i < shape.rotary / 2 {
+        let angle = positions.load(token as usize) as f32 * frequencies.load(i as usize);
+        pair = turn(pair[0], pair[1], angle);
+    }
+    Some(Turned { token, head, channels, pair: pair.map(canonical_nan) })
 }

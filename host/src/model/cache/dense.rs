@@ -2,11 +2,13 @@
 
 use super::paged::Paged;
 use super::sequence::Sequence;
-use super::{Error, Geometry, KvCache, Result};
+use super::{Error, Geometry, KvCache, Result, Unrotated};
 use crate::attention::{BLOCK_TOKENS, PagedPool};
-use crate::dense::{self, AppendHandles};
+use crate::dense::{self, AppendHandles, Problem};
+use crate::model::kernels::{RopeAppendHandles, rotate_and_append};
 use crate::{Buffer, Device, Stream};
 use half::f16;
+use kernels_gpu::model::rotation::RopeShape;
 
 /// A dense cache of one sequence: a paged pool a layer, and exact attention.
 ///
@@ -117,6 +119,44 @@ unsafe impl KvCache for DenseCache {
         // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and what is past
         // it is left out. Equal positions would leave one token's row or the other's. Dropping a buffer waits for the device.
         Ok(unsafe { dense::append(stream, problem, handles) }?)
+    }
+
+    fn rotate_and_append(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        new: Unrotated<'_>,
+        queries: &mut Buffer<f16>,
+    ) -> Result<bool> {
+        let DenseCache { sequence, pools, paged } = self;
+        let tokens = sequence.begun(layer)?;
+        if sequence.on_slices(stream) {
+            return Ok(false);
+        }
+        let Unrotated { qkv, positions, frequencies, pairing, rotary } = new;
+        stream.device().check_same(&sequence.device, "the cache")?;
+        stream.device().check_same(qkv.device(), "the buffer of queries, keys and values")?;
+        stream.device().check_same(positions.device(), "the buffer of positions")?;
+        stream.device().check_same(frequencies.device(), "the buffer of frequencies")?;
+        stream.device().check_same(queries.device(), "the buffer of queries")?;
+        let geometry = sequence.geometry;
+        let Problem { q_heads, kv_heads, head_dim, .. } = sequence.problem(tokens);
+        let width = geometry.query_width() + 2 * geometry.kv_width();
+        let (keys, values) = pools[layer].both_mut();
+        let handles = RopeAppendHandles {
+            qkv: qkv.global_range(..tokens * width)?,
+            positions: positions.global_range(..tokens)?,
+            frequencies: frequencies.global_range(..rotary as usize / 2)?,
+            queries: queries.global_range_mut(..tokens * geometry.query_width())?,
+            table: paged.table.blocks().global(),
+            lengths: paged.table.lengths_mut().global_mut(),
+            keys: keys.global_mut(),
+            values: values.global_mut(),
+        };
+        let shape = RopeShape { q_heads, kv_heads, head_dim, rotary };
+        // SAFETY: as in `append`.
+        unsafe { rotate_and_append(stream, pairing, handles, shape, tokens) }?;
+        Ok(true)
     }
 
     fn attend(

@@ -26,7 +26,8 @@ pub use scheme::Scheme;
 pub use summary::Summary;
 
 use crate::certified::{Certificate, Traffic};
-use crate::model::ModelConfig;
+use crate::model::kernels::Pairing;
+use crate::model::{ModelConfig, linear};
 use crate::{Buffer, Device, Stream, attention};
 use half::f16;
 
@@ -54,6 +55,9 @@ pub enum Error {
         /// What there is.
         names: String,
     },
+    /// Extents that cannot be rotated.
+    #[error(transparent)]
+    Rotation(#[from] linear::Error),
     /// A buffer, a launch or a copy failed.
     #[error(transparent)]
     Device(#[from] crate::Error),
@@ -93,6 +97,21 @@ pub enum Error {
         /// What it may be.
         limit: &'static str,
     },
+}
+
+/// Queries, keys and values of a chunk as the product gives them.
+#[derive(Clone, Copy, Debug)]
+pub struct Unrotated<'a> {
+    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
+    pub qkv: &'a Buffer<f32>,
+    /// Where they belong in the sequence, \[tokens\]: the tokens that follow those committed.
+    pub positions: &'a Buffer<u32>,
+    /// Radians a position, [rotary / 2].
+    pub frequencies: &'a Buffer<f32>,
+    /// Which channels turn together.
+    pub pairing: Pairing,
+    /// Channels of a head that turn.
+    pub rotary: u32,
 }
 
 /// Heads and layers that a cache is made for.
@@ -149,7 +168,7 @@ impl Error {
 /// [`check`](Self::check) some layers may hold what others do not: the cache is not to be used further.
 ///
 /// # Safety
-/// The memory that `append` and `attend` of one token name in a capture stays where it is as long as the cache is there,
+/// The memory that appending and `attend` of one token name in a capture stays where it is as long as the cache is there,
 /// whatever is called on it: replays of the graph use it.
 pub unsafe trait KvCache: Send {
     /// What the scheme is called on the command line.
@@ -221,6 +240,21 @@ pub unsafe trait KvCache: Send {
         keys: &Buffer<f16>,
         values: &Buffer<f16>,
     ) -> Result<()>;
+
+    /// [`append`](Self::append) of what is not rotated yet, with the rotation, in one launch: also writes the rotated `queries`
+    /// [tokens, q_heads, head_dim]. `false`, and nothing is done, where the scheme has no such launch.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    fn rotate_and_append(
+        &mut self,
+        _stream: &Stream,
+        _layer: usize,
+        _new: Unrotated<'_>,
+        _queries: &mut Buffer<f16>,
+    ) -> Result<bool> {
+        Ok(false)
+    }
 
     /// Causal attention of the chunk's `queries` to `output`, both [tokens, q_heads, head_dim], in a layer that has its keys
     /// and values.

@@ -2,7 +2,7 @@
 
 use super::weights::{Extents, Layer, Packed};
 use super::{Result, Rows};
-use crate::model::cache::KvCache;
+use crate::model::cache::{KvCache, Unrotated};
 use crate::model::kernels::{self, Choice, RopeHandles, record_words};
 use crate::model::linear::{DeviceWeights, Epilogue, Fusing, Input, PackedWeights, ProductKernel};
 use crate::{Buffer, Device, Graph, GraphExec, Pinned, Stream};
@@ -214,17 +214,21 @@ impl Pass {
             unsafe {
                 product(stream, [&layer.qkv, &layer.output], normed, biased, records, qkv.global_mut(), count)
             }?;
-            let handles = RopeHandles {
-                qkv: qkv.global(),
-                positions: self.positions.global(),
-                frequencies: weights.frequencies.global(),
-                queries: queries.global_mut(),
-                keys: keys.global_mut(),
-                values: values.global_mut(),
-            };
-            // SAFETY: as above.
-            unsafe { kernels::rotate(stream, pairing, handles, rope, count) }?;
-            cache.append(stream, number, &self.positions, keys, values)?;
+            let (positions, frequencies) = (&self.positions, &weights.frequencies);
+            let new = Unrotated { qkv, positions, frequencies, pairing, rotary: rope.rotary };
+            if !cache.rotate_and_append(stream, number, new, queries)? {
+                let handles = RopeHandles {
+                    qkv: qkv.global(),
+                    positions: positions.global(),
+                    frequencies: frequencies.global(),
+                    queries: queries.global_mut(),
+                    keys: keys.global_mut(),
+                    values: values.global_mut(),
+                };
+                // SAFETY: as above.
+                unsafe { kernels::rotate(stream, pairing, handles, rope, count) }?;
+                cache.append(stream, number, positions, keys, values)?;
+            }
             cache.attend(stream, number, queries, attended)?;
             let residual = Some(x.global());
             let onto = Epilogue { bias: layer.output_bias.as_ref().map(Buffer::global), residual };
