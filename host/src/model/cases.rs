@@ -410,7 +410,7 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
 fn add_choices(cases: &mut Vec<Case>, coverage: Coverage) {
     let vocabularies: &[usize] = match coverage {
         Coverage::Small => &[33],
-        Coverage::Quick => &[1, 33, 1025, 3000],
+        Coverage::Quick => &[1, 33, 1025, 3000, 17_000],
         Coverage::Full => &[1, 31, 32, 33, 1024, 1025, 3000, 49152, 262_144],
     };
     let draws = [

@@ -57,9 +57,12 @@ fn the_largest_logit_wins_and_the_lowest_index_among_equals() {
         let nucleus = check(sampled, logits, 4, 1)[0] as usize;
         assert!(logits[nucleus] == logits[token as usize] || logits[nucleus].is_nan());
     }
-    let mut long = vec![0f32; 5000];
-    long[4097] = 1.0;
-    assert_eq!(check(Choice::Greedy, &long, 0, 1), [4097]);
+    for (length, at) in [(5000, 4097), (16_384, 16_383), (20_000, 16_384), (40_000, 39_999)] {
+        let mut long = vec![-INF; length];
+        assert_eq!(check(Choice::Greedy, &long, 0, 1), [0]);
+        long[at] = f32::MIN;
+        assert_eq!(check(Choice::Greedy, &long, 0, 1), [at as u32]);
+    }
 }
 
 proptest! {

@@ -34,11 +34,29 @@ pub(super) fn key_index(key: u64) -> u32 {
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub(super) fn largest_key(logits: Global<f32>, start: usize, vocabulary: u32, exchanged: Shared<u64>) -> u64 {
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
-    let mut largest = 0u64;
+    // The first of this thread's largest logits. Of −∞ and NaN alone none is found so, and keys decide.
+    let (mut best, mut at) = (f32::NEG_INFINITY, u32::MAX);
     let mut i = t;
     while i < vocabulary {
-        largest = largest.max(order_key(logits.load(start + i as usize), i));
-        i += CHOICE_THREADS;
+        let mut several = [0f32; 16];
+        // Past the end the last one again: loads without a condition are under way together.
+        unroll!(for j in 0..16 {
+            several[j] = logits.load(start + (i + j as u32 * CHOICE_THREADS).min(vocabulary - 1) as usize);
+        });
+        unroll!(for j in 0..16 {
+            if several[j] > best {
+                (best, at) = (several[j], (i + j as u32 * CHOICE_THREADS).min(vocabulary - 1));
+            }
+        });
+        i += 16 * CHOICE_THREADS;
+    }
+    let mut largest = if at == u32::MAX { 0 } else { order_key(best, at) };
+    if at == u32::MAX {
+        i = t;
+        while i < vocabulary {
+            largest = largest.max(order_key(logits.load(start + i as usize), i));
+            i += CHOICE_THREADS;
+        }
     }
     unroll!(for i in 0..5 {
         largest = largest.max(warp_shuffle_xor(FULL_MASK, largest, 1 << i, 32));
