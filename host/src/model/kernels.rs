@@ -29,7 +29,7 @@ fn tokens_of(tokens: usize) -> Result<u32> {
 ///
 /// # Safety
 /// As [`Stream::launch`]: the handles reach memory of the stream's device of these lengths until the launch has finished, and
-/// nothing else touches `records`.
+/// nothing else touches `records`; a norm's weights are what no launch writes.
 ///
 /// # Errors
 /// [`Error::Columns`], [`Error::Argument`]; what the launch reports.

@@ -62,6 +62,14 @@ type Raw = [Vec4; 2];
 pub trait Source {
     /// Loads what channels `at` to `at + 3` are made of.
     fn load(x: Global<f32>, weight: Global<f32>, start: usize, at: u32, shape: SourceShape) -> [Vec4; 2];
+    /// What of channels `at` to `at + 3` no launch writes: RMSNorm's weights. May come before the wait for the launch before.
+    fn ahead(_weight: Global<f32>, _at: u32) -> Vec4 {
+        Vec4::ZERO
+    }
+    /// [`load`](Self::load) of what is left when that is there.
+    fn load_rest(x: Global<f32>, _ahead: Vec4, start: usize, at: u32, shape: SourceShape) -> [Vec4; 2] {
+        Self::load(x, x, start, at, shape)
+    }
     /// What the block's threads find out about the token first: r of RMSNorm. `first` is what each loaded of its first four
     /// channels. Uses a barrier if `sums` is used.
     fn prepare(first: [Vec4; 2], x: Global<f32>, start: usize, shape: SourceShape, sums: Shared<f32>) -> f32;
@@ -100,6 +108,16 @@ impl Source for Normed {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn load(x: Global<f32>, weight: Global<f32>, start: usize, at: u32, _: SourceShape) -> Raw {
         [x.load_vector(start + at as usize), weight.load_vector(at as usize)]
+    }
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn ahead(weight: Global<f32>, at: u32) -> Vec4 {
+        weight.load_vector_ahead(at as usize)
+    }
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn load_rest(x: Global<f32>, ahead: Vec4, start: usize, at: u32, _: SourceShape) -> Raw {
+        [x.load_vector(start + at as usize), ahead]
     }
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
@@ -165,13 +183,23 @@ pub fn gated(gate: f32, up: f32) -> f32 {
     (gate / (1.0 + exp2(gate * -LOG2_E))) * up
 }
 
-/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number `part`; `store`
-/// gets words of the token's records.
+/// What comes ahead of the wait for this thread's first channels in part `part` of a token; past the end, for the last ones.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub(super) fn load_ahead<S: Source>(weight: Global<f32>, part: u32, shape: SourceShape) -> Vec4 {
+    let at = part * (4 * THREADS) + thread::thread_idx_x() * 4;
+    S::ahead(weight, at.min(shape.columns - 4))
+}
+
+/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number `part`; `store`
+/// gets words of the token's records. `ahead` is what [`load_ahead`] gives for the part.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[allow(clippy::too_many_arguments)]
 pub(super) fn make_records<S: Source>(
     x: Global<f32>,
     weight: Global<f32>,
+    ahead: Vec4,
     token: u32,
     [part, parts]: [u32; 2],
     shape: SourceShape,
@@ -183,7 +211,8 @@ pub(super) fn make_records<S: Source>(
         if at < shape.columns { S::load(x, weight, start, at, shape) } else { [Vec4::ZERO; 2] }
     };
     let mut first = part * (4 * THREADS);
-    let mut raw = load(first + thread::thread_idx_x() * 4);
+    let at = first + thread::thread_idx_x() * 4;
+    let mut raw = if at < shape.columns { S::load_rest(x, ahead, start, at, shape) } else { [Vec4::ZERO; 2] };
     let of_row = if part == 0 { raw } else { load(thread::thread_idx_x() * 4) };
     let r = S::prepare(of_row, x, start, shape, sums);
     while first < shape.columns {
@@ -217,7 +246,7 @@ pub(super) fn make_records<S: Source>(
 
 /// The records of every token. Grid (tokens, any number of blocks for a token, of use up to one for every 1024 channels), blocks
 /// of [`THREADS`] threads; `weight` \[k\] is read by `Normed` alone.
-#[kernel(system = model, instances(Plain, Normed, Gated), max_threads = 256, overlaps)]
+#[kernel(system = model, instances(Plain, Normed, Gated), max_threads = 256, overlaps = late)]
 pub fn quantize_activations<S: Source>(
     x: Global<f32>,
     weight: Global<f32>,
@@ -228,7 +257,9 @@ pub fn quantize_activations<S: Source>(
     let start = token as usize * (shape.columns / BLOCK * RECORD_WORDS) as usize;
     let (sums, _) = sums_layout();
     let share = [thread::block_idx_y(), thread::grid_dim_y()];
-    make_records::<S>(x, weight, token, share, shape, sums, |word, value| {
+    let ahead = load_ahead::<S>(weight, share[0], shape);
+    thread::wait_for_previous();
+    make_records::<S>(x, weight, ahead, token, share, shape, sums, |word, value| {
         records.store(start + word as usize, value)
     });
 }

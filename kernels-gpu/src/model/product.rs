@@ -41,7 +41,7 @@
 //!
 //! [`linear_fused`](fn@linear_fused) makes the records itself, in shared memory: a launch less in a chain of short ones. Each thread block does that work again, so it is for short rows.
 
-use super::activations::{Gated, Normed, Plain, Source, SourceShape, THREADS, make_records};
+use super::activations::{Gated, Normed, Plain, Source, SourceShape, THREADS, load_ahead, make_records};
 use super::fixed::{PART_WORDS, RECORD_WORDS};
 use super::format::{Format, GROUP, Q4_0, Q4_1, Q8_0};
 use glam::UVec4;
@@ -335,10 +335,11 @@ pub fn linear_fused<S: Source, F: Format>(
     let share = Share::new(shape);
     // Before the records, and before what they are made of is there.
     let loaded = share.load::<F>(codes, scales, share.first);
+    let norm = load_ahead::<S>(weight, 0, source);
     prefetch(ahead, ahead_words);
     thread::wait_for_previous();
     let layout = linear_layout(shape.blocks);
-    make_records::<S>(x, weight, token, [0, 1], source, layout.sums, |word, value| {
+    make_records::<S>(x, weight, norm, token, [0, 1], source, layout.sums, |word, value| {
         layout.records.store(word, value)
     });
     thread::sync_threads();

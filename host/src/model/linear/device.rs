@@ -80,7 +80,7 @@ pub enum Input {
     Normed {
         /// The values.
         x: Global<f32>,
-        /// The norm's weights, \[k\].
+        /// The norm's weights, \[k\], which no launch writes: they may be read before those ahead are done.
         weight: Global<f32>,
         /// ε.
         epsilon: f32,
@@ -186,7 +186,7 @@ impl DeviceWeights {
     /// # Safety
     /// As [`Stream::launch`]: every handle reaches memory of the stream's device that is as long as said, until the launch has
     /// finished; `out` is touched by nothing else meanwhile, and overlaps no input but `residual`, with which it agrees
-    /// element by element if at all.
+    /// element by element if at all. No launch writes a norm's weights.
     ///
     /// # Errors
     /// [`Error::Argument`] for no tokens, more than 65535 of them, or a kernel that the weights or the input do not suit; what the
