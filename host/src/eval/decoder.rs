@@ -19,28 +19,15 @@ pub fn unwatched(_: usize) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// Lengths of the chunks that so many tokens are read in, at most `longest` each. None is of one token, unless there is no more
-/// than one: to a cache that is a step of decoding, and a scheme would act on it.
-fn chunks(tokens: usize, longest: usize) -> impl Iterator<Item = usize> {
-    let mut left = tokens;
-    std::iter::from_fn(move || {
-        let whole = left.min(longest);
-        let length = if left - whole == 1 && whole > 2 { whole - 1 } else { whole };
-        left -= length;
-        (length > 0).then_some(length)
-    })
-}
-
 /// Reads tokens into a cache in chunks.
 ///
 /// # Errors
 /// What the pass reports; [`Error::Stopped`].
 pub fn read(runner: &mut Runner, cache: &mut dyn KvCache, tokens: &[u32], watch: Watch) -> Result<()> {
     let mut rest = tokens;
-    for length in chunks(tokens.len(), runner.chunk()) {
-        let (chunk, later) = rest.split_at(length);
+    while let Some((chunk, later)) = runner.split(rest) {
         runner.read(chunk, cache)?;
-        hear(watch, length)?;
+        hear(watch, chunk.len())?;
         rest = later;
     }
     Ok(())
@@ -156,19 +143,5 @@ impl<'a> Decoder<'a> {
             }
         }
         Ok(chosen)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_chunk_is_a_step() {
-        let lengths = |tokens, longest| chunks(tokens, longest).collect::<Vec<_>>();
-        assert_eq!(lengths(150, 64), [64, 64, 22]);
-        assert_eq!(lengths(129, 64), [64, 63, 2]);
-        assert_eq!(lengths(65, 64), [63, 2]);
-        assert_eq!((lengths(64, 64), lengths(1, 64), lengths(0, 64)), (vec![64], vec![1], vec![]));
     }
 }

@@ -90,6 +90,26 @@ fn chunks_of_any_length_give_the_same_bits() {
     }
 }
 
+/// To a cache a chunk of one token is a step of decoding.
+#[test]
+fn no_chunk_is_a_step() {
+    let runner =
+        Runner::of_kernels(&tiny(Architecture::Llama, Packing::Q8_0), &device(), 64).expect("a runner");
+    let lengths = |count: usize| {
+        let (tokens, mut lengths) = (vec![1; count], Vec::new());
+        let mut rest = &tokens[..];
+        while let Some((chunk, later)) = runner.split(rest) {
+            lengths.push(chunk.len());
+            rest = later;
+        }
+        lengths
+    };
+    assert_eq!(lengths(150), [64, 64, 22]);
+    assert_eq!(lengths(129), [64, 63, 2]);
+    assert_eq!(lengths(65), [63, 2]);
+    assert_eq!((lengths(64), lengths(1), lengths(0)), (vec![64], vec![1], vec![]));
+}
+
 #[test]
 fn kernels_give_the_bits_of_the_cpus_own_path() {
     let device = device();
