@@ -57,6 +57,7 @@ fn the_text_is_the_librarys_and_the_record_has_every_step() {
 
     let report = json(&report);
     assert_eq!((&report["kv"], &report["finish"]), (&"dense".into(), &"max-tokens".into()));
+    assert!(report["error"].is_null(), "{report}");
     let steps = report["steps"].as_array().expect("steps");
     let found: Vec<u64> = steps.iter().map(|step| step["token"].as_u64().expect("a token")).collect();
     assert_eq!(found, tokens.iter().map(|&token| u64::from(token)).collect::<Vec<_>>());
@@ -158,6 +159,39 @@ fn bad_input_is_refused_in_a_line() {
     refused(&["generate", "a", "--chat", "--model", &bare], &["no chat template", "--chat"]);
     let usage = succeed(&["generate", "--help"]);
     assert!(usage.contains("KV schemes:") && usage.contains("--temperature"), "{usage}");
+}
+
+/// A text that fails half-way leaves a record of what there was, with the failure's name.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_failure_keeps_what_there_is() {
+    use std::process::Command;
+    let folder = Folder::new();
+    let path = write(&folder, "tiny.gguf", &tiny());
+    let report = folder.text("record.json");
+    let (tokens, whole, _) = expected(&path, "the thing", 12);
+    let output = Command::new(env!("CARGO_BIN_EXE_ferrokv"))
+        .args(["generate", "the thing", "--model", &path, "--max-tokens", "12", "--json", &report])
+        .args(["--backend", "cpu"])
+        // Nothing can be printed there.
+        .stdout(fs::File::options().write(true).open("/dev/full").expect("the device"))
+        .output()
+        .expect("the command starts");
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.lines().count() == 1 && error.contains("cannot write to stdout"), "{error}");
+
+    let report = json(&report);
+    assert_eq!(report["finish"], "failed");
+    assert_eq!(error, format!("ferrokv: {}\n", report["error"].as_str().expect("an error")));
+    let steps = report["steps"].as_array().expect("steps");
+    let (last, before) = steps.split_last().expect("a step");
+    // Up to the first that had something to print.
+    assert!(before.iter().all(|step| step["text"] == "") && last["text"] != "", "{steps:?}");
+    let found: Vec<u64> = steps.iter().map(|step| step["token"].as_u64().expect("a token")).collect();
+    assert_eq!(found, tokens[..steps.len()].iter().map(|&token| u64::from(token)).collect::<Vec<_>>());
+    assert!(whole.starts_with(report["text"].as_str().expect("text")) && steps.len() < tokens.len());
+    assert!(report["kv_tokens"].as_u64() > Some(0) && report["prefill_seconds"].as_f64() > Some(0.0));
 }
 
 /// What was printed stays, and the record says how far the text came.

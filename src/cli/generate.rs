@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::interrupt::{self, Interrupt};
-use super::output::{Report, ReportArguments, print};
+use super::output::{ReportArguments, print};
 use super::progress;
 use super::subject::{SubjectArguments, behind_bos};
 use super::text;
@@ -10,7 +10,8 @@ use host::model::Tokenizer;
 use host::model::cache::{KvCache, Scheme, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
-use host::model::tokenizer::Message;
+use host::model::tokenizer::{DecodeStream, Message};
+use indicatif::ProgressBar;
 use serde::Serialize;
 use std::io::{IsTerminal, stdout};
 use std::time::Instant;
@@ -34,7 +35,7 @@ The prompt is attended to exactly, but for int8, which keeps no originals; the s
 
 On the CPU the products are SIMD code with the bits of the GPU's kernels. On a GPU a step is one graph, whatever the scheme.
 
-Ctrl-C ends the text: what was printed stays, and --json is written with what there is.
+Ctrl-C ends the text, and so does a step that fails: what was printed stays, and --json is written with what there is.
 
 Exit codes: 0 done; 2 bad input; 130 interrupted.";
 
@@ -111,6 +112,8 @@ enum Finish {
     Context,
     /// Ctrl-C.
     Interrupted,
+    /// A step failed, or the text could not be printed.
+    Failed,
 }
 
 #[derive(Serialize)]
@@ -132,6 +135,8 @@ struct Json<'a> {
     prompt_tokens: &'a [u32],
     text: &'a str,
     finish: Finish,
+    /// What failed.
+    error: Option<String>,
     steps: &'a [Step],
     prefill_seconds: f64,
     prefill_tokens_per_second: f64,
@@ -196,12 +201,18 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         streams: !report.takes_stdout(),
         interrupt: Interrupt::watch().map_err(Error::from)?,
     };
-    let done = text.write(&mut runner, &mut *cache, &prompt)?;
+    let done = text.write(&mut runner, &mut *cache, &prompt);
 
     let name = subject.device_name();
-    eprintln!("{}", done.status(prompt.len(), &*cache, name));
     let decoded = done.steps.len().saturating_sub(1);
-    let traffic = runner.traffic(&*cache)?;
+    let traffic = match done.failure {
+        None => {
+            eprintln!("{}", done.status(prompt.len(), &*cache, name));
+            runner.traffic(&*cache)?
+        }
+        // The device may be lost.
+        Some(_) => runner.traffic(&*cache).unwrap_or_default(),
+    };
     let json = Json {
         command: "generate",
         version: env!("CARGO_PKG_VERSION"),
@@ -218,6 +229,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         prompt_tokens: &prompt,
         text: &done.text,
         finish: done.finish,
+        error: done.failure.as_ref().map(ToString::to_string),
         steps: &done.steps,
         prefill_seconds: done.prefill,
         prefill_tokens_per_second: rate(done.read, done.prefill),
@@ -231,16 +243,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         tiles_found: traffic.map(|t| t.key_hits + t.value_hits),
         tiles_read: traffic.map(|t| t.key_misses + t.value_misses),
     };
-    finish(&report, &done, &json)
-}
-
-fn finish(report: &Report, done: &Done, json: &Json<'_>) -> Result<(), Failure> {
-    report.finish("", json)?;
-    match done.finish {
-        Finish::Interrupted => {
+    let written = report.finish("", &json);
+    match done.failure {
+        // What failed first is the cause.
+        Some(failure) => Err(failure),
+        None if done.finish == Finish::Interrupted => {
+            written?;
             Err(Error::Interrupted { tokens: text::plural(done.steps.len(), "token") }.into())
         }
-        _ => Ok(()),
+        None => written,
     }
 }
 
@@ -271,6 +282,8 @@ struct Done {
     steps: Vec<Step>,
     text: String,
     finish: Finish,
+    /// Why it failed, if it did.
+    failure: Option<Failure>,
     /// Tokens of the prompt that were read.
     read: usize,
     /// Seconds.
@@ -281,17 +294,43 @@ struct Done {
 }
 
 impl Text<'_> {
-    fn write(&self, runner: &mut Runner, cache: &mut dyn KvCache, prompt: &[u32]) -> Result<Done, Failure> {
+    /// All of the text, or what there is of it when it is interrupted or fails.
+    fn write(&self, runner: &mut Runner, cache: &mut dyn KvCache, prompt: &[u32]) -> Done {
         let mut done = Done {
             steps: Vec::new(),
             text: String::new(),
             finish: Finish::Interrupted,
+            failure: None,
             read: 0,
             prefill: 0.0,
             decode: 0.0,
             certificates: None,
         };
         let line = progress::spinner("reading the prompt");
+        let mut stream = self.tokenizer.stream();
+        let written = self.fill(&mut done, &mut stream, &line, runner, cache, prompt);
+        line.finish_and_clear();
+        let rest = stream.finish();
+        done.text += &rest;
+        let printed = self.print(&rest).and_then(|()| match done.steps[..] {
+            [] => Ok(()),
+            _ => self.print("\n"),
+        });
+        if let Err(failure) = written.and(printed) {
+            (done.finish, done.failure) = (Finish::Failed, Some(failure));
+        }
+        done
+    }
+
+    fn fill(
+        &self,
+        done: &mut Done,
+        stream: &mut DecodeStream<'_>,
+        line: &ProgressBar,
+        runner: &mut Runner,
+        cache: &mut dyn KvCache,
+        prompt: &[u32],
+    ) -> Result<(), Failure> {
         let start = Instant::now();
         let (mut rest, mut token) = (prompt, None);
         while let Some((chunk, later)) = runner.split(rest).filter(|_| !self.stopped()) {
@@ -309,7 +348,6 @@ impl Text<'_> {
             // The text takes the terminal from here on.
             line.finish_and_clear();
         }
-        let mut stream = self.tokenizer.stream();
         let (mut seconds, mut certificates) = (done.prefill, None);
         let goes_on = |first: &u32| {
             !self.tokenizer.is_end(*first) && self.max_tokens > 1 && cache.tokens() < self.context
@@ -321,9 +359,10 @@ impl Text<'_> {
         while let Some(chosen) = token.take() {
             let end = self.tokenizer.is_end(chosen);
             let piece = if end { String::new() } else { stream.push(chosen)? };
-            self.print(&piece)?;
             done.text += &piece;
+            let printed = self.print(&piece);
             done.steps.push(Step { token: chosen, text: piece, seconds, certificates });
+            printed?;
             let Some(decoder) = &mut decoder else {
                 let ends = if self.max_tokens > 1 { Finish::Context } else { Finish::MaxTokens };
                 done.finish = if end { Finish::End } else { ends };
@@ -349,15 +388,7 @@ impl Text<'_> {
             }
         }
         drop(decoder);
-        runner.check_cache(cache)?;
-        line.finish_and_clear();
-        let rest = stream.finish();
-        self.print(&rest)?;
-        done.text += &rest;
-        if !done.steps.is_empty() {
-            self.print("\n")?;
-        }
-        Ok(done)
+        Ok(runner.check_cache(cache)?)
     }
 
     fn print(&self, text: &str) -> Result<(), Failure> {
@@ -410,3 +441,6 @@ fn known(summary: Summary) -> String {
     };
     format!(", {bound}, {} of {} heads computed exactly", summary.dense_heads, summary.heads)
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[error("cannot watch for Ctrl-C: {0}; run the command by itself")]
 pub struct Error(#[from] ctrlc::Error);
 
-/// Whether Ctrl-C was pressed.
-#[derive(Clone)]
+/// Whether Ctrl-C was pressed; by default nobody watches for it.
+#[derive(Clone, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
