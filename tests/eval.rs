@@ -2,15 +2,16 @@
 
 mod common;
 
-use common::{Folder, ferrokv, json, refused, succeed, text};
+use common::{Folder, SAMPLE, ferrokv, json, refused, succeed, text};
 use ferrokv::host::model::config::Architecture;
 use ferrokv::host::model::oracle::{DenseKeyValues, KeyValues, Oracle};
 use ferrokv::host::model::synthetic::{self, Packing};
 use ferrokv::host::model::text::Corpus;
-use ferrokv::host::model::{Model, ModelConfig};
+use ferrokv::host::model::{Error as ModelError, Model, ModelConfig, fetched};
 use half::f16;
 use serde_json::Value;
 use std::fs;
+use std::io::Write;
 
 fn model(folder: &Folder, layers: usize) -> String {
     model_with(folder, layers, 512)
@@ -295,6 +296,45 @@ fn a_capture_is_what_attention_had() {
     refused(&[&forced[..], &["--tokens", "5", "--queries", "6"]].concat(), &["--queries 6", "5 tokens"]);
     refused(&[&forced[..], &["--layers", "0,2"]].concat(), &["the layer to capture is 2"]);
     assert_eq!(fs::read(&out).expect("a capture"), bytes, "left as it was");
+}
+
+/// The sample in `assets` is what `assets/README.md` says made it: its first rows, bit for bit.
+#[test]
+fn the_sample_is_what_a_capture_gives() {
+    for path in [fetched::model(), fetched::text("sotu")] {
+        if let Err(ModelError::NotFetched { .. }) = path {
+            let line =
+                "the_sample_is_what_a_capture_gives: skipped, the model is not fetched (./setup --model)";
+            // Past the test harness's capture, or nobody would see it.
+            let _ = writeln!(std::io::stderr(), "{line}");
+            return;
+        }
+        path.expect("a path");
+    }
+    let folder = Folder::new();
+    let out = folder.text("kv.safetensors");
+    let sample = fs::read(SAMPLE).expect("the sample");
+    let sample = safetensors::SafeTensors::deserialize(&sample).expect("safetensors");
+    let layers = ["00", "07", "15", "22", "29"];
+    let (tokens, queries) = (64, 64);
+    succeed(&[
+        &["capture", "-o", &out, "--layers", &layers.join(","), "--start", "20001", "--backend", "cpu"][..],
+        &["--tokens", &tokens.to_string()],
+    ]
+    .concat());
+    let slice = fs::read(&out).expect("a capture");
+    let slice = safetensors::SafeTensors::deserialize(&slice).expect("safetensors");
+    assert_eq!((slice.len(), sample.len()), (3 * layers.len(), 3 * layers.len()));
+    for layer in layers {
+        for part in ["key", "value"] {
+            let name = format!("layer.{layer}.{part}");
+            let (found, whole) = (slice.tensor(&name).expect("a tensor"), sample.tensor(&name).expect("it"));
+            assert_eq!((found.shape(), whole.shape()), (&[tokens, 3, 64][..], &[512, 3, 64][..]));
+            assert!(whole.data().starts_with(found.data()), "{name}");
+        }
+        let name = format!("layer.{layer}.query");
+        assert_eq!(sample.tensor(&name).expect("it").shape(), [queries, 9, 64]);
+    }
 }
 
 #[test]

@@ -23,6 +23,9 @@ Layer NN is three tensors: `layer.NN.key` and `layer.NN.value`, [tokens, kv_head
 `layer.NN.query`, [query tokens, heads, head_dim], of the last --queries tokens. `query_first_position` in the metadata is the \
 first of those. Query head h reads KV head h / (heads / kv_heads). `ferrokv attend` and `ferrokv prove --cache` read such files.
 
+The file's bytes follow from model, text and options alone; on a GPU, whose chunks are longer, they may be others than with \
+--backend cpu.
+
 The text is read in chunks; with --decode N its last N tokens are decoded one by one over the KV scheme, so that what \
 follows a scheme's errors is in the file.
 
@@ -166,7 +169,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         ("query_scale", "not applied; scores are q.k / sqrt(head_dim)".into()),
         ("rope", "keys and queries after RoPE".into()),
         ("token_ids", ids.join(",")),
-        ("made_by", format!("ferrokv capture {}", env!("CARGO_PKG_VERSION"))),
+        ("made_by", "ferrokv capture".into()),
     ];
     let metadata: BTreeMap<String, String> =
         metadata.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
