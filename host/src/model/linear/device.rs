@@ -43,25 +43,26 @@ pub(in crate::model) type Fused = Kernel<(
     LinearShape,
 )>;
 
-/// Which products of a few tokens quantize their input themselves, again in each thread block.
+/// Which products of a few tokens quantize their input themselves, again in each thread block; and how far they look ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusing {
     /// Channels of a row, at most.
     pub columns: usize,
     /// Thread blocks of the product, at most.
     pub blocks: usize,
+    /// Bytes of weights that a product brings to the second-level cache ahead of their use, at most.
+    pub prefetch: u64,
 }
 
 impl Default for Fusing {
     fn default() -> Self {
-        Fusing { columns: 2048, blocks: 512 }
+        Fusing { columns: 2048, blocks: 512, prefetch: 0 }
     }
 }
 
 /// Thread blocks of the matrix-vector kernels that a multiprocessor holds at once: over records, and making them.
 const RESIDENT: [u32; 2] = [4, 3];
-/// Bytes that a launch brings to the second-level cache ahead of their use, at most, and what part of the cache they may take.
-const PREFETCH_BYTES: u64 = 16 << 20;
+/// What part of the second-level cache weights may take that are brought there ahead of their use.
 const PREFETCH_SHARE: u64 = 3;
 /// From this many tokens on the tensor cores do it.
 const PREFILL_FROM: usize = 5;
@@ -281,9 +282,9 @@ impl DeviceWeights {
             (None, Some(next)) => next.codes.global(),
             (None, None) => return Ok((self.codes.global(), 0)),
         };
-        let share = info.l2_bytes.map_or(PREFETCH_BYTES, |bytes| bytes / PREFETCH_SHARE);
+        let share = info.l2_bytes.map_or(u64::MAX, |bytes| bytes / PREFETCH_SHARE);
         // Whole units of 16 bytes, as tiles are.
-        let most = PREFETCH_BYTES.min(share) / 16 * 4;
+        let most = self.fusing.prefetch.min(share) / 16 * 4;
         Ok((ahead, (ahead.len() as u64).min(most) as u32))
     }
 
