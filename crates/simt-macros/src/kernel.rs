@@ -26,6 +26,8 @@ enum Overlaps {
     No,
     /// It may start before; the entry waits.
     FromEntry,
+    /// The same, and the next launch is let in behind the wait.
+    InTurn,
     /// It may start before, and the author's code waits.
     Late,
 }
@@ -64,10 +66,14 @@ impl Parse for Options {
                     if input.peek(Token![=]) {
                         input.parse::<Token![=]>()?;
                         let when: Ident = input.parse()?;
-                        if when != "late" {
-                            return Err(Error::new(when.span(), "expected `overlaps` or `overlaps = late`"));
-                        }
-                        options.overlaps = Overlaps::Late;
+                        options.overlaps = if when == "late" {
+                            Overlaps::Late
+                        } else if when == "in_turn" {
+                            Overlaps::InTurn
+                        } else {
+                            let known = "expected `overlaps`, `overlaps = in_turn` or `overlaps = late`";
+                            return Err(Error::new(when.span(), known));
+                        };
                     }
                 }
                 "instances" => {
@@ -330,8 +336,14 @@ fn device_entry(
         let text = format!("// simt.overlaps {entry}");
         // In the entry, where nothing of the author's can come before. The next launch is let in first: its blocks take what
         // room is left as soon as all of this one's have begun, and each launch still ends after the one before it.
-        let wait = (overlaps == Overlaps::FromEntry).then(|| quote! { ::simt::thread::wait_for_previous(); });
-        (quote! { ::core::arch::global_asm!(#text); }, quote! { ::simt::thread::let_next_start(); #wait })
+        let wait = quote! { ::simt::thread::wait_for_previous(); };
+        let let_in = quote! { ::simt::thread::let_next_start(); };
+        let begin = match overlaps {
+            Overlaps::InTurn => quote! { #wait #let_in },
+            Overlaps::Late => let_in,
+            _ => quote! { #let_in #wait },
+        };
+        (quote! { ::core::arch::global_asm!(#text); }, begin)
     });
     let (overlap_word, overlap) = overlap.unzip();
     quote! {

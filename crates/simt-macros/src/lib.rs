@@ -32,6 +32,8 @@ use proc_macro::TokenStream;
 /// - `min_blocks = N`: blocks that shall fit a multiprocessor at once (`.minnctapersm`).
 /// - `overlaps`: a launch may start while the launch ahead of it in the stream still runs; on the device the entry
 ///   waits for that one's end before it does anything else, so that what the kernel reads and writes is ordered as ever.
+/// - `overlaps = in_turn`: the same, and the launch behind this one may start only when this one has stopped waiting: where its
+///   blocks, with much shared memory say, would stand in the way of launches that are ahead.
 /// - `overlaps = late`: the same, but the kernel itself waits, by one call of `thread::wait_for_previous` on no branch.
 ///   Before it the kernel may `load_ahead` what no launch of the stream writes, and touch no other memory.
 #[proc_macro_attribute]
