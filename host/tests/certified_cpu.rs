@@ -35,10 +35,32 @@ const fn unchecked(policy: Policy) -> Policy {
 /// The paper's, its bound too.
 const PAPER: Policy = unchecked(Policy::PAPER);
 const STRICT: Policy = unchecked(Policy::STRICT);
+/// Floors decide.
+const FLOORS: Policy = Policy {
+    coverage: 1.0,
+    min_keys: 1,
+    max_keys: u32::MAX,
+    key_floor: 0.05,
+    value_tolerance: 0.0,
+    value_floor: 0.003,
+    max_values: u32::MAX,
+    ..Policy::SOUND
+};
 /// Values alone.
 const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::NAIVE };
-const POLICIES: [Policy; 10] =
-    [Policy::SOUND, PAPER, STRICT, Policy::FAST, Policy::NAIVE, Policy::BARE, DENSE, SOME_DENSE, ALL, VALUES];
+const POLICIES: [Policy; 11] = [
+    Policy::SOUND,
+    PAPER,
+    STRICT,
+    Policy::FAST,
+    Policy::NAIVE,
+    Policy::BARE,
+    DENSE,
+    SOME_DENSE,
+    ALL,
+    VALUES,
+    FLOORS,
+];
 
 /// What becomes of some of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]

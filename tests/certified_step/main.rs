@@ -1,6 +1,7 @@
 //! Steps of certified attention: never further from exact attention than their certificate says, part by part what they
 //! should be, and the same bits wherever the cache lies.
 
+mod choosing;
 mod faults;
 mod parts;
 mod ranking;

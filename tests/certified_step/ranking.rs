@@ -7,7 +7,7 @@ use ferrokv::kernels_gpu::certified::policy::reason;
 const TOKENS: usize = BLOCK_TOKENS as usize;
 
 /// Log-masses of a head's full blocks in f64: by the keys that `key` gives.
-fn log_masses(query: &[f64], blocks: usize, key: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+pub(super) fn log_masses(query: &[f64], blocks: usize, key: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let root = (query.len() as f64).sqrt();
     let of_token =
         |token: usize| query.iter().enumerate().map(|(c, q)| q * key(token, c)).sum::<f64>() / root;

@@ -18,6 +18,9 @@ pub struct Policy {
     pub min_keys: u32,
     /// K_max: blocks whose keys are promoted at the most.
     pub max_keys: u32,
+    /// The least share of a head's attention mass that a block beyond `min_keys` must have for its keys to be promoted: what
+    /// promoting it can take from E_key is as small a share of what E_key is.
+    pub key_floor: f32,
     /// Rung 1: a tail of more than this share raises K_max to `expanded_keys`.
     pub expand_tail: f32,
     /// See `expand_tail`.
@@ -25,6 +28,9 @@ pub struct Policy {
     /// Rung 2: values are promoted, the worst first, until E_val of the rest is at most this share of ν, ν, the largest norm of a
     /// value in the head's cache with its error η added.
     pub value_tolerance: f32,
+    /// The local threshold of rung 2: a block's values are promoted only if its part of E_val, ρ_b·η_b, is at least this share
+    /// of ν.
+    pub value_floor: f32,
     /// Blocks whose values are promoted at the most.
     pub max_values: u32,
     /// Rung 3: a head whose E_key is a larger share of ν is computed from the originals. Infinite: E_key gates nothing.
@@ -62,17 +68,20 @@ impl Policy {
     /// The names of the presets.
     pub const PRESETS: [&'static str; 4] = ["sound", "paper", "strict", "fast"];
 
-    /// The default: the heaviest blocks from the originals, for every head of a KV head, and budgets that hold for what is
-    /// returned: a quarter of the largest value's norm for the keys' error, 0.15 for the values'. Promotion pays where
-    /// attention is concentrated; where it is not, no affordable number of blocks covers it, and the bound on the
-    /// quantized keys is what there is.
+    /// The default: what carries a noticeable share of a head's mass or of its error comes from the originals, for every head of
+    /// a KV head, and budgets hold for what is returned: a quarter of the largest value's norm for the keys' error, 0.15 for the
+    /// values'. Promotion pays where attention is concentrated; where it is not, no affordable number of blocks
+    /// covers it, and the bounds on quantized blocks are what there is. Errors by keys of 8 bits are small, those by values of 4
+    /// are what a model notices: hence few keys, and values down to a hundredth.
     pub const SOUND: Policy = Policy {
         coverage: 0.95,
         min_keys: 2,
-        max_keys: 32,
+        max_keys: 16,
+        key_floor: 1.0 / 256.0,
         expand_tail: 1.0,
-        expanded_keys: 32,
-        value_tolerance: 0.1,
+        expanded_keys: 16,
+        value_tolerance: 0.01,
+        value_floor: 1.0 / 4096.0,
         max_values: 32,
         key_budget: 0.25,
         value_budget: 0.15,
@@ -90,9 +99,11 @@ impl Policy {
         coverage: 0.995,
         min_keys: 2,
         max_keys: 128,
+        key_floor: 0.0,
         expand_tail: 0.02,
         expanded_keys: 256,
         value_tolerance: 0.05,
+        value_floor: 0.0,
         max_values: u32::MAX,
         key_budget: f32::INFINITY,
         value_budget: f32::INFINITY,
@@ -106,9 +117,11 @@ impl Policy {
     pub const STRICT: Policy = Policy {
         coverage: 0.999,
         max_keys: 128,
+        key_floor: 0.0,
         expand_tail: 0.002,
         expanded_keys: 512,
         value_tolerance: 0.01,
+        value_floor: 0.0,
         max_values: 512,
         key_budget: 0.05,
         value_budget: 0.05,
@@ -135,9 +148,11 @@ impl Policy {
         coverage: 0.0,
         min_keys: 0,
         max_keys: 0,
+        key_floor: 0.0,
         expand_tail: f32::INFINITY,
         expanded_keys: 0,
         value_tolerance: f32::INFINITY,
+        value_floor: 0.0,
         max_values: 0,
         key_budget: f32::INFINITY,
         value_budget: f32::INFINITY,
@@ -162,13 +177,15 @@ impl Policy {
 
     /// What is wrong with the thresholds, if anything.
     pub fn problem(&self) -> Option<String> {
-        let shares = [("coverage", self.coverage), ("exploration", self.exploration)];
+        let shares =
+            [("coverage", self.coverage), ("key_floor", self.key_floor), ("exploration", self.exploration)];
         for (name, value) in shares {
             if !(0.0..=1.0).contains(&value) {
                 return Some(format!("{name} is {value}: give a share between 0 and 1"));
             }
         }
         let sizes = [
+            ("value_floor", self.value_floor),
             ("expand_tail", self.expand_tail),
             ("value_tolerance", self.value_tolerance),
             ("key_budget", self.key_budget),
@@ -208,9 +225,11 @@ impl Policy {
             coverage: self.coverage,
             min_keys: self.min_keys,
             max_keys: self.max_keys,
+            key_floor: self.key_floor,
             expand_tail: self.expand_tail,
             expanded_keys: self.expanded_keys,
             value_tolerance: self.value_tolerance,
+            value_floor: self.value_floor,
             max_values: self.max_values,
             key_budget: self.key_budget,
             value_budget: self.value_budget,

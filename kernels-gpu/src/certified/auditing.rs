@@ -91,7 +91,7 @@ fn mixed(mut x: u32) -> u32 {
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
     max_threads = 256,
     min_blocks = 1,
-    overlaps
+    overlaps = in_turn
 )]
 pub fn audit<E: Half, const D: usize>(
     queries: Global<E>,

@@ -94,6 +94,19 @@ pub struct Limits {
     pub least: u32,
     /// Numbers, at most.
     pub most: u32,
+    /// Of bins with numbers below this one none is chosen beyond `least`.
+    pub floor: f32,
+}
+
+impl Limits {
+    /// How many of a bin are missing, each at least as heavy as its `edge`, if those of the bins before it have `taken_sum`. A bin
+    /// that is there for the sake of `least` alone has nothing to add.
+    #[inline(always)]
+    pub fn missing(self, taken_sum: f32, edge: f32) -> u32 {
+        let missing = (self.wanted - taken_sum) / edge;
+        let some = if missing < 1.0e9 { missing as u32 + 1 } else { 1_000_000_000 };
+        if edge < self.floor || taken_sum >= self.wanted { 0 } else { some }
+    }
 }
 
 /// A choice: every number of the bins before one, and of that one as many as there is room for.
@@ -225,16 +238,15 @@ impl Reduce {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn choose(&mut self, ranked: &Ranked, limits: Limits) -> (Choice, f32) {
         let (t, told) = (thread::thread_idx_x(), self.layout.told);
-        let enough =
-            (ranked.sum >= limits.wanted && ranked.count >= limits.least) || ranked.count > limits.most;
+        let edge = ranked.bins.edge(t);
+        let low = edge < limits.floor;
+        let enough = ((ranked.sum >= limits.wanted || low) && ranked.count >= limits.least)
+            || ranked.count > limits.most;
         // Counts and sums grow with the bins, so the bins before the first that is enough are its number.
         let bin = thread::sync_threads_count(!enough as u32).min(BINS - 1);
         if t == bin {
             let (taken, taken_sum) = (ranked.count - ranked.own_count, ranked.sum - ranked.own_sum);
-            let edge = ranked.bins.edge(t);
-            // Of this bin as many as are missing, each at least as heavy as its edge.
-            let missing = max(limits.wanted - taken_sum, 0.0) / edge;
-            let missing = if missing < 1.0e9 { missing as u32 + 1 } else { 1_000_000_000 };
+            let missing = limits.missing(taken_sum, edge);
             let room = missing.max(limits.least.saturating_sub(taken)).min(limits.most.saturating_sub(taken));
             let counted = room.min(ranked.own_count);
             told.store(16, room);

@@ -107,7 +107,7 @@ impl MarkLayout {
 }
 
 /// Lists the blocks that are wanted, and settles which of them come into the scratch.
-#[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps)]
+#[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn mark(
     records: Global<Record>,
     weighed: Global<Weighed>,

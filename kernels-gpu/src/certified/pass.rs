@@ -185,7 +185,7 @@ pub const fn pass_layout<const D: usize>() -> PassLayout {
     system = certified,
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
     max_threads = 256,
-    overlaps
+    overlaps = in_turn
 )]
 pub fn attend<E: Half, const D: usize>(
     queries: Global<E>,

@@ -13,12 +13,16 @@ pub struct Thresholds {
     pub min_keys: u32,
     /// See `min_keys`.
     pub max_keys: u32,
+    /// The least share of the attention mass that a block beyond `min_keys` must have for its keys to be promoted.
+    pub key_floor: f32,
     /// Rung 1: where the tail is heavier than this, K_max is `expanded_keys` instead.
     pub expand_tail: f32,
     /// See `expand_tail`.
     pub expanded_keys: u32,
     /// Rung 2: values are promoted until Σ ρ_b·η_b of the others is at most this share of ν, the largest norm of a value.
     pub value_tolerance: f32,
+    /// The least share of ν that ρ_b·η_b of a block must be for its values to be promoted.
+    pub value_floor: f32,
     /// Blocks whose values are promoted, at most.
     pub max_values: u32,
     /// Rung 3: a head whose E_key is a larger share of ν is computed from the originals.

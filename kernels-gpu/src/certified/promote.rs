@@ -97,7 +97,7 @@ pub const fn promote_layout<const D: usize>() -> PromoteLayout {
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
     max_threads = 256,
     min_blocks = 1,
-    overlaps
+    overlaps = in_turn
 )]
 pub fn replace<E: Half, const D: usize>(
     queries: Global<E>,

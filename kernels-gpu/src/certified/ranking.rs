@@ -64,7 +64,7 @@ fn key(mass: f32, block: u32) -> u64 {
 }
 
 /// Checks the order of each query head's heaviest blocks.
-#[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps)]
+#[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn rank(
     records: Global<Record>,
     weighed: Global<Weighed>,

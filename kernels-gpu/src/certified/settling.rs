@@ -24,7 +24,7 @@ use simt::{Global, GlobalMut, bits, kernel, thread};
 pub const THREADS: u32 = 256;
 
 /// Sends heads to the dense rung for what was found.
-#[kernel(system = certified, max_threads = 256, overlaps)]
+#[kernel(system = certified, max_threads = 256, overlaps = in_turn)]
 pub fn settle(
     exacts: Global<Exact>,
     flags: GlobalMut<u32>,

@@ -163,7 +163,7 @@ impl<E: Half> Target<E> {
 /// kv_heads, 16, D]; `jobs` \[sequences\]; `problems` as [`Refusals`].
 ///
 /// Grid \[sequences\], [`THREADS`] threads.
-#[kernel(system = certified, instances(f16, bf16), max_threads = 256, overlaps)]
+#[kernel(system = certified, instances(f16, bf16), max_threads = 256, overlaps = in_turn)]
 pub fn append<E: Half>(
     new_keys: Global<E>,
     new_values: Global<E>,
@@ -223,7 +223,7 @@ pub fn append<E: Half>(
 /// block that is full then, from the first block that the tokens reach on.
 ///
 /// `new_keys` and `new_values` [tokens, kv_heads, D]; the others as for [`append`](fn@append). Grid \[tokens of the piece\].
-#[kernel(system = certified, instances(f16, bf16), max_threads = 256, overlaps)]
+#[kernel(system = certified, instances(f16, bf16), max_threads = 256, overlaps = in_turn)]
 pub fn prefill<E: Half>(
     new_keys: Global<E>,
     new_values: Global<E>,
@@ -252,7 +252,7 @@ pub fn prefill<E: Half>(
 }
 
 /// Reports every one of `vectors` · 8 keys and values that a cache does not take; `problems` as [`Refusals`].
-#[kernel(system = certified, instances(f16, bf16), max_threads = 256, overlaps)]
+#[kernel(system = certified, instances(f16, bf16), max_threads = 256, overlaps = in_turn)]
 pub fn inspect<E: Half>(keys: Global<E>, values: Global<E>, problems: GlobalMut<u64>, vectors: u64) {
     let i = thread::index_1d();
     if i as u64 >= vectors {

@@ -101,7 +101,7 @@ const THREADS: u32 = BINS;
 /// Weighs the blocks of each query row, and chooses.
 ///
 /// `partials` as `attend` leaves them. `histograms` and `counters` \[rows\] are 0 before and after.
-#[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps)]
+#[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn weigh(
     records: Global<Record>,
     lengths: Global<u32>,
@@ -217,8 +217,12 @@ pub fn weigh(
     let mut expanded = 0;
     if thresholds.max_keys > 0 && (wanted > 0.0 || thresholds.min_keys > 0) {
         let ranked = reduce.rank(of_masses, words[0]);
-        let limits =
-            |most: u32| Limits { wanted, least: thresholds.min_keys.min(blocks), most: most.min(blocks) };
+        let limits = |most: u32| Limits {
+            wanted,
+            least: thresholds.min_keys.min(blocks),
+            most: most.min(blocks),
+            floor: thresholds.key_floor * total.sum,
+        };
         let chosen = reduce.choose(&ranked, limits(thresholds.max_keys));
         keys = chosen.0;
         let tail = total.sum - chosen.1;
@@ -232,8 +236,12 @@ pub fn weigh(
     let (nu, error_sum) = (merged[Own::NU as usize], merged[Own::ERROR as usize]);
     let allowed = thresholds.value_tolerance * nu * total.sum;
     if error_sum > allowed && thresholds.max_values > 0 {
-        let limits =
-            Limits { wanted: error_sum - allowed, least: 0, most: thresholds.max_values.min(blocks) };
+        let limits = Limits {
+            wanted: error_sum - allowed,
+            least: 0,
+            most: thresholds.max_values.min(blocks),
+            floor: thresholds.value_floor * nu * total.sum,
+        };
         let ranked = reduce.rank(of_errors, words[1]);
         values = reduce.choose(&ranked, limits).0;
     }

@@ -68,7 +68,7 @@ pub const fn write_layout(head_dim: u32) -> WriteLayout {
     system = certified,
     instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
     max_threads = 256,
-    overlaps
+    overlaps = in_turn
 )]
 pub fn quantize_block<T: Element<Four = UVec2>, const D: u32>(
     jobs: Global<Job>,

@@ -77,7 +77,7 @@ pub const fn layout<const D: usize>() -> Layout {
     instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
     max_threads = 256,
     min_blocks = 1,
-    overlaps
+    overlaps = in_turn
 )]
 pub fn attend<E: Half, const D: usize>(
     queries: Global<E>,

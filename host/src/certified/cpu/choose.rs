@@ -32,6 +32,8 @@ pub(super) struct Chosen {
     pub(super) replacers: usize,
     /// Masses and errors of the rows' blocks, [rows, blocks].
     weights: Vec<[f32; 2]>,
+    /// What the threads of a block that weighs add up.
+    threads: Vec<Own>,
     /// A part's list: of each entry and row whether its keys and its values are chosen, bits as in [`Entry::rows`].
     own: Vec<u32>,
 }
@@ -97,10 +99,12 @@ impl Choose<'_> {
         let used = part(0).used();
         let mut merged = [0f32; WORDS];
         for first in 0..used.min(weighing) {
-            let mut threads = [Own::new(); N];
-            let mut most = 0;
-            for part in (first..used).step_by(weighing as usize).map(part) {
-                most = most.max(part.places() as usize);
+            let parts = || (first..used).step_by(weighing as usize).map(part);
+            let most = parts().map(Part::places).max().unwrap_or(0) as usize;
+            let threads = &mut self.chosen.threads;
+            threads.clear();
+            threads.resize(most.min(N).next_multiple_of(32), Own::new());
+            for part in parts() {
                 for place in 0..part.places() {
                     let block = part.block(place);
                     if block >= blocks {
@@ -116,7 +120,7 @@ impl Choose<'_> {
                     }
                 }
             }
-            let words = reduce(&threads[..most.min(N).next_multiple_of(32)]);
+            let words = reduce(threads);
             for (k, (merged, word)) in merged.iter_mut().zip(words).enumerate() {
                 *merged = added(k, *merged, word);
             }
@@ -127,8 +131,12 @@ impl Choose<'_> {
         let mut expanded = 0;
         if thresholds.max_keys > 0 && (wanted > 0.0 || thresholds.min_keys > 0) {
             let ranked = Ranked::of(of_masses, &histograms[0]);
-            let limits =
-                |most: u32| Limits { wanted, least: thresholds.min_keys.min(blocks), most: most.min(blocks) };
+            let limits = |most: u32| Limits {
+                wanted,
+                least: thresholds.min_keys.min(blocks),
+                most: most.min(blocks),
+                floor: thresholds.key_floor * total.sum,
+            };
             let chosen = ranked.choose(limits(thresholds.max_keys));
             keys = chosen.0;
             let tail = total.sum - chosen.1;
@@ -141,8 +149,12 @@ impl Choose<'_> {
         let (nu, error_sum) = (merged[Own::NU as usize], merged[Own::ERROR as usize]);
         let allowed = thresholds.value_tolerance * nu * total.sum;
         if error_sum > allowed && thresholds.max_values > 0 {
-            let limits =
-                Limits { wanted: error_sum - allowed, least: 0, most: thresholds.max_values.min(blocks) };
+            let limits = Limits {
+                wanted: error_sum - allowed,
+                least: 0,
+                most: thresholds.max_values.min(blocks),
+                floor: thresholds.value_floor * nu * total.sum,
+            };
             values = Ranked::of(of_errors, &histograms[1]).choose(limits).0;
         }
         self.chosen.pass.push(total);
@@ -285,28 +297,36 @@ impl Ranked {
     #[inline(always)]
     fn of(bins: Bins, words: &[u64; N]) -> Ranked {
         let mut ranked = Ranked { bins, count: [0; N], sum: [0.0; N], own_count: [0; N], own_sum: [0.0; N] };
-        for (t, word) in words.iter().enumerate() {
-            ranked.own_count[t] = (word >> COUNT_SHIFT) as u32;
-            ranked.own_sum[t] = bins.sum(t as u32, *word);
-        }
-        ranked.count = ranked.own_count;
-        ranked.sum = ranked.own_sum;
         let (mut count_before, mut sum_before) = (0, 0f32);
-        for warp in 0..N / 32 {
-            let (count, sum) = (&mut ranked.count[32 * warp..][..32], &mut ranked.sum[32 * warp..][..32]);
+        for (warp, words) in words.as_chunks::<32>().0.iter().enumerate() {
+            let of_warp = 32 * warp..32 * warp + 32;
+            // Most warps have no number: what they add is nothing.
+            if words.iter().all(|word| *word == 0) {
+                ranked.count[of_warp.clone()].fill(count_before);
+                ranked.sum[of_warp].fill(sum_before);
+                continue;
+            }
+            let (mut count, mut sum) = ([0u32; 32], [0f32; 32]);
+            for (lane, word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
+                count[lane] = (word >> COUNT_SHIFT) as u32;
+                sum[lane] = bins.sum((32 * warp + lane) as u32, *word);
+            }
+            ranked.own_count[of_warp.clone()].copy_from_slice(&count);
+            ranked.own_sum[of_warp.clone()].copy_from_slice(&sum);
             for distance in [1, 2, 4, 8, 16] {
-                for lane in (distance..32).rev() {
-                    count[lane] += count[lane - distance];
-                    sum[lane] += sum[lane - distance];
+                let (counts, sums) = (count, sum);
+                for lane in distance..32 {
+                    count[lane] += counts[lane - distance];
+                    sum[lane] += sums[lane - distance];
                 }
             }
-            let of_warp = (count[31], sum[31]);
-            for (count, sum) in count.iter_mut().zip(sum) {
-                *count += count_before;
-                *sum += sum_before;
+            let all = (count[31], sum[31]);
+            for lane in 0..32 {
+                ranked.count[32 * warp + lane] = count[lane] + count_before;
+                ranked.sum[32 * warp + lane] = sum[lane] + sum_before;
             }
-            count_before += of_warp.0;
-            sum_before += of_warp.1;
+            count_before += all.0;
+            sum_before += all.1;
         }
         ranked
     }
@@ -316,15 +336,15 @@ impl Ranked {
     fn choose(&self, limits: Limits) -> (Choice, f32) {
         let mut bin = 0;
         for t in 0..N {
-            let enough = (self.sum[t] >= limits.wanted && self.count[t] >= limits.least)
+            let low = self.bins.edge(t as u32) < limits.floor;
+            let enough = ((self.sum[t] >= limits.wanted || low) && self.count[t] >= limits.least)
                 || self.count[t] > limits.most;
             bin += usize::from(!enough);
         }
         let bin = bin.min(N - 1);
         let (taken, taken_sum) = (self.count[bin] - self.own_count[bin], self.sum[bin] - self.own_sum[bin]);
         let edge = self.bins.edge(bin as u32);
-        let missing = max(limits.wanted - taken_sum, 0.0) / edge;
-        let missing = if missing < 1.0e9 { missing as u32 + 1 } else { 1_000_000_000 };
+        let missing = limits.missing(taken_sum, edge);
         let room = missing.max(limits.least.saturating_sub(taken)).min(limits.most.saturating_sub(taken));
         let counted = room.min(self.own_count[bin]);
         (Choice { bin: bin as u32, room }, fma(counted as f32, edge, taken_sum))

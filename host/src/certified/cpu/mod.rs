@@ -13,6 +13,7 @@ mod near;
 mod pass;
 mod query;
 mod replace;
+mod stages;
 mod tile;
 mod write;
 
@@ -23,19 +24,21 @@ pub(crate) use write::quantize;
 use super::step::step_shape;
 use super::{Annotation, BLOCK_TOKENS, Certificate, Error, OriginalsRead, Policy, Result, StepProblem};
 use crate::attention::Half;
-use crate::attention::cpu::{TILES_ALONE, run};
+use crate::attention::cpu::TILES_ALONE;
 use crate::dense;
-use choose::{Choose, Chosen};
-use finish::Finish;
-use kernels_gpu::attention::{part_floats, warps};
+use choose::Chosen;
+use kernels_gpu::attention::part_floats;
 use kernels_gpu::certified::layout::TileLayout;
 use kernels_gpu::certified::parts::weighing_blocks;
-use kernels_gpu::certified::{StepShape, Thresholds, pass_share};
-use pass::{Note, Pass, RowGroup, Scratch, View};
+use kernels_gpu::certified::{StepShape, Thresholds};
+use pass::{Note, RowGroup, Scratch, View};
 use rayon::prelude::*;
-use replace::Replace;
+use stages::{Share, Stages, Threads};
 use std::cell::RefCell;
-use std::marker::PhantomData;
+
+/// Full blocks of a sequence up to which a group of rows is one thread's, all stages of it, if there are as many groups as
+/// threads: waiting for each other after each stage would take longer than what sharing it out saves.
+const BLOCKS_TOGETHER: usize = 64;
 
 /// What a step reads.
 #[derive(Clone, Copy, Debug)]
@@ -205,10 +208,21 @@ impl Step {
             lengths: slices.lengths,
             shape: self.shape,
         };
-        self.pass::<E, D>(level, view);
-        self.choose(level, view);
-        self.replace::<E, D>(level, view);
-        self.finish::<E, D>(level, view, output, lse, certificates);
+        let stages = Stages {
+            level,
+            view,
+            thresholds: self.thresholds,
+            weighing: weighing_blocks(self.problem.sequences * self.problem.q_heads, self.shape.parts),
+        };
+        let mut shares = self.shares(view, D, output, lse, certificates);
+        let most = shares.iter().map(|share| share.blocks).max().unwrap_or(0);
+        if most <= BLOCKS_TOGETHER && shares.len() >= rayon::current_num_threads() {
+            let tiles = shares.iter().map(|share| share.blocks + 1).sum();
+            let shares = shares.iter_mut().collect();
+            each(shares, tiles, |share| stages.run::<E, D>(std::slice::from_mut(share), Threads::This));
+        } else {
+            stages.run::<E, D>(&mut shares, Threads::All);
+        }
         if self.dense_rows.iter().any(|rows| *rows != 0) {
             let Slices { queries, keys, values, table, lengths, .. } = slices;
             let slices = dense::cpu::Slices { queries, keys, values, table, lengths };
@@ -218,159 +232,47 @@ impl Step {
         Ok(())
     }
 
-    /// Full blocks of a group's sequence.
-    fn blocks(view: View<'_>, group: RowGroup) -> usize {
-        (view.lengths[group.sequence] / BLOCK_TOKENS) as usize
-    }
-
-    /// Floats of a group's partial results.
-    fn partial_floats(&self) -> usize {
-        (self.shape.splits + self.shape.replacers) as usize * part_floats(self.problem.head_dim)
-    }
-
-    fn pass<E: Half, const D: usize>(&mut self, level: Level, view: View<'_>) {
-        let noted = self.thresholds.certify != 0;
-        let blocks: usize = self.groups.iter().map(|group| Self::blocks(view, *group)).sum();
-        if noted && self.notes.len() < blocks {
-            self.notes.resize(blocks, Note::zeroed());
-        }
-        let of_group = self.partial_floats();
-        let mut notes = &mut self.notes[..];
-        let mut tasks = Vec::new();
-        for (group, partials) in self.groups.iter().zip(self.partials.chunks_exact_mut(of_group)) {
-            let blocks = Self::blocks(view, *group);
-            let (a_split, used) = pass_share(blocks as u32, self.shape.splits);
-            for (split, out) in
-                partials.chunks_exact_mut(part_floats(D as u32)).take(used as usize).enumerate()
-            {
-                let first = split * a_split as usize;
-                let end = (first + a_split as usize).min(blocks);
-                let own = notes.split_off_mut(..if noted { end - first } else { 0 }).unwrap_or_default();
-                tasks.push((*group, [first, end], own, out));
-            }
-        }
-        each(tasks, blocks, |(group, blocks, notes, out)| {
-            with_scratch(|scratch| {
-                run(level, Pass::<E, D> { view, group, blocks, notes, scratch, out, element: PhantomData });
-            });
-        });
-    }
-
-    fn choose(&mut self, level: Level, view: View<'_>) {
-        if self.thresholds.certify == 0 {
-            return;
-        }
-        let of_group = self.partial_floats();
-        let head_dim = self.problem.head_dim;
-        let heads = self.problem.sequences * self.problem.q_heads;
-        let (shape, thresholds) = (self.shape, self.thresholds);
-        let weighing = weighing_blocks(heads, shape.parts);
-        let mut notes = &self.notes[..];
-        let mut tasks = Vec::new();
-        let mut all = 0;
-        let groups = self.groups.iter().zip(&mut self.chosen).zip(self.partials.chunks_exact(of_group));
-        for ((group, chosen), partials) in groups {
-            let blocks = Self::blocks(view, *group);
-            let own = notes.split_off(..blocks).unwrap_or_default();
-            let used = pass_share(blocks as u32, shape.splits).1 as usize;
-            let partials = &partials[..used * part_floats(head_dim)];
-            all += blocks * group.rows;
-            tasks.push((*group, own, partials, chosen));
-        }
-        each(tasks, all / 16, |(group, notes, partials, chosen)| {
-            run(level, Choose { shape, thresholds, weighing, head_dim, group, notes, partials, chosen });
-        });
-    }
-
-    fn replace<E: Half, const D: usize>(&mut self, level: Level, view: View<'_>) {
-        let of_group = self.partial_floats();
-        let mut notes = &self.notes[..];
-        let mut tasks = Vec::new();
-        let (mut all, mut trailing) = (0, 0);
-        let groups = self.groups.iter().zip(&mut self.chosen).zip(&mut self.norms);
-        for (((group, chosen), norms), partials) in groups.zip(self.partials.chunks_exact_mut(of_group)) {
-            let blocks = Self::blocks(view, *group);
-            let own = notes.split_off(..blocks).unwrap_or_default();
-            let has_trailing = usize::from(!view.lengths[group.sequence].is_multiple_of(BLOCK_TOKENS));
-            let count = chosen.entries.len() + has_trailing;
-            trailing += has_trailing as u64;
-            let most = self.shape.replacers as usize;
-            chosen.replacers = count.div_ceil(warps(D as u32) as usize).min(most).max(1);
-            all += count;
-            let passed = pass_share(blocks as u32, self.shape.splits).1 as usize;
-            let partials = partials.chunks_exact_mut(part_floats(D as u32)).skip(passed);
-            // The trailing block comes last.
-            let mut norms = Some(norms);
-            let last = count.saturating_sub(1) / warps(D as u32) as usize % chosen.replacers;
-            for (replacer, out) in partials.take(chosen.replacers).enumerate() {
-                let norms = if replacer == last { norms.take() } else { None };
-                tasks.push((*group, &chosen.entries[..], own, [replacer, chosen.replacers], norms, out));
-            }
-        }
-        self.trailing = trailing;
-        let norms_wanted = self.thresholds.certify != 0;
-        each(tasks, all, |(group, entries, notes, replacer, norms, out)| {
-            let found = with_scratch(|scratch| {
-                let element = PhantomData;
-                run(
-                    level,
-                    Replace::<E, D> {
-                        view,
-                        group,
-                        entries,
-                        notes,
-                        replacer,
-                        norms_wanted,
-                        scratch,
-                        out,
-                        element,
-                    },
-                )
-            });
-            if let (Some(norms), Some(found)) = (norms, found) {
-                *norms = found;
-            }
-        });
-    }
-
-    fn finish<E: Half, const D: usize>(
-        &mut self,
-        level: Level,
+    /// Each group's part of the step's memory and of what it writes.
+    fn shares<'a>(
+        &'a mut self,
         view: View<'_>,
-        mut output: &mut [f32],
-        mut lse: &mut [f32],
-        mut certificates: &mut [Certificate],
-    ) {
-        let of_group = self.partial_floats();
-        let (shape, thresholds) = (self.shape, self.thresholds);
-        let groups = self.groups.iter().zip(&self.chosen).zip(&self.norms).zip(&mut self.dense_rows);
-        // Rows of outputs are in the groups' order.
-        for ((((group, chosen), norms), dense), partials) in groups.zip(self.partials.chunks_exact(of_group))
-        {
-            let used = pass_share(Self::blocks(view, *group) as u32, shape.splits).1 as usize;
-            let parts = used + chosen.replacers;
-            let rows = group.rows;
-            *dense = with_scratch(|scratch| {
-                run(
-                    level,
-                    Finish::<E, D> {
-                        shape,
-                        thresholds,
-                        group: *group,
-                        rows: view.rows::<D>(*group),
-                        queries: &mut scratch.queries,
-                        chosen,
-                        length: view.lengths[group.sequence],
-                        norms: *norms,
-                        partials: &partials[..parts * part_floats(D as u32)],
-                        output: output.split_off_mut(..rows * D).unwrap_or_default(),
-                        lse: lse.split_off_mut(..rows).unwrap_or_default(),
-                        certificates: certificates.split_off_mut(..rows).unwrap_or_default(),
-                        element: PhantomData,
-                    },
-                )
+        head_dim: usize,
+        mut output: &'a mut [f32],
+        mut lse: &'a mut [f32],
+        mut certificates: &'a mut [Certificate],
+    ) -> Vec<Share<'a>> {
+        let noted = self.thresholds.certify != 0;
+        let length = |group: &RowGroup| view.lengths[group.sequence];
+        let blocks = |group: &RowGroup| (length(group) / BLOCK_TOKENS) as usize;
+        let all: usize = self.groups.iter().map(blocks).sum();
+        if noted && self.notes.len() < all {
+            self.notes.resize(all, Note::zeroed());
+        }
+        let has_trailing = |group: &&RowGroup| !length(group).is_multiple_of(BLOCK_TOKENS);
+        self.trailing = self.groups.iter().filter(has_trailing).count() as u64;
+        let of_group = (self.shape.splits + self.shape.replacers) as usize * part_floats(head_dim as u32);
+        let mut notes = &mut self.notes[..];
+        let memory = self.partials.chunks_exact_mut(of_group).zip(&mut self.chosen);
+        let found = self.norms.iter_mut().zip(&mut self.dense_rows);
+        let mut shares = Vec::with_capacity(self.groups.len());
+        for ((group, (partials, chosen)), (norms, dense)) in self.groups.iter().zip(memory).zip(found) {
+            let blocks = blocks(group);
+            shares.push(Share {
+                group: *group,
+                length: length(group),
+                blocks,
+                notes: notes.split_off_mut(..if noted { blocks } else { 0 }).unwrap_or_default(),
+                partials,
+                chosen,
+                norms,
+                dense,
+                // Rows of outputs are in the groups' order.
+                output: output.split_off_mut(..group.rows * head_dim).unwrap_or_default(),
+                lse: lse.split_off_mut(..group.rows).unwrap_or_default(),
+                certificates: certificates.split_off_mut(..group.rows).unwrap_or_default(),
             });
         }
+        shares
     }
 }
 
