@@ -35,9 +35,10 @@
 //! # Ahead of the launch before
 //! A product's input is the last thing that the launches before it make, and they are short, many and wait for each other: left
 //! alone, the memory stands still meanwhile. No launch writes weights. So a thread block, which may be placed as soon as those
-//! before have begun, asks for its first weights, as many as registers hold, and one thread of it for [`PREFETCH_WORDS`] words
-//! of others to the second-level cache, before it waits. The host says which: the product's own, behind those that the blocks
-//! there at once hold, or the next product's. On an H100 the two are 18 and 16 MB, what its memory delivers in 11 µs.
+//! before have begun, asks for its first weights before it waits, as many as registers hold: on an H100 18 MB, what its memory
+//! delivers in 6 µs. If the host says so, one thread of it also asks for [`PREFETCH_WORDS`] words of others to the second-level
+//! cache: the product's own, behind those that the blocks there at once hold, or the next product's. By default it does not: on
+//! an H100 steps got slower by it, the more the longer the cache (docs/performance.md).
 //!
 //! [`linear_fused`](fn@linear_fused) makes the records itself, in shared memory: a launch less in a chain of short ones. Each thread block does that work again, so it is for short rows.
 
