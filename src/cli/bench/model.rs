@@ -84,7 +84,8 @@ pub struct Arguments {
     #[arg(long)]
     chosen_tokens: bool,
     /// Which products quantize their input themselves, again in each thread block: rows of up to so many channels, of matrices
-    /// of up to so many thread blocks; and how much of the weights to come they bring to the cache: "COLUMNS:BLOCKS:MIB". To find the best limits; without it they are the library's.
+    /// of up to so many thread blocks; and how much of the weights to come they bring to the cache: "COLUMNS:BLOCKS:MIB". To
+    /// find the best limits; without it they are the library's.
     #[arg(long, value_name = "LIMITS", value_parser = fusing, hide = true)]
     fuse_up_to: Option<Fusing>,
     /// Seconds after which no further row is begun.
