@@ -290,6 +290,25 @@ fn what_is_not_finite_takes_the_same_way() {
     }
 }
 
+/// Warps of a group are shared out where threads would else be idle: whoever computes them, the bits are the same.
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    let sequences = [(Input::Normal, 250), (Input::Sharp, 97)];
+    for (problem, sequences) in [
+        (PROBLEM, &sequences[..1]),
+        (PROBLEM, &sequences[..]),
+        (StepProblem { q_heads: 4, kv_heads: 1, max_tokens: 2048, ..PROBLEM }, &[(Input::Normal, 1500)][..]),
+    ] {
+        let case = Case::<f16>::new(problem, sequences, 14);
+        for threads in [1, 2, 3, 16] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            for policy in [Policy::SOUND, ALL, SOME_DENSE] {
+                pool.install(|| case.compare(&policy, &format!("{threads} threads")));
+            }
+        }
+    }
+}
+
 fn spoilts() -> impl Strategy<Value = Spoilt> {
     use Spoilt::{Annotations, Extremes, Nothing, Originals, Queries, Tiles};
     prop_oneof![

@@ -6,10 +6,10 @@
 //!    contraction in a lane: an addition and a maximum see to two products. [`word`] makes a zero operand come out
 //!    below everything.
 //! 2. A product is exact in f32, times 2^(25 − alignment) too; the conversion to an integer cuts off, toward zero. Sixteen such
-//!    integers are below 2^31 in sum: 16 · 2^25 · (2 − 2^−10)². With the accumulator f64 holds them.
-//! 3. f64 to f32 toward zero, and the scale undone.
+//!    integers are below 2^31 in sum: 16 · 2^25 · (2 − 2^−10)². With the accumulator f64 holds them; nearly always 32 bits do.
+//! 3. That to f32 toward zero, and the scale undone.
 //!
-//! Lanes for which f32 is too narrow (bf16 only), or whose accumulator is not finite, are left to the emulator's own
+//! Lanes for which f32 or, where a path adds in them, 32 bits are too narrow, or whose accumulator is not finite, are left to the emulator's own
 //! model, as are tiles with an operand that is not finite.
 
 use crate::attention::Half;
@@ -23,7 +23,7 @@ pub(crate) type Floats = [f32; 16];
 pub(crate) type Pairs = [u32; 16];
 
 /// The words of two operands, both nonzero, add up to no less than this.
-const BOTH: i32 = 0x8000;
+pub(crate) const BOTH: i32 = 0x8000;
 /// Alignments, biased like f32's exponents, for which f32 is wide enough: no scale and no relevant product under- or overflows.
 pub(crate) const NARROWEST: i32 = 27;
 /// See [`NARROWEST`].
@@ -79,26 +79,72 @@ impl Row {
     /// Of 16 elements.
     #[inline(always)]
     pub(crate) fn new<E: Half, L: Lanes>(x: [u16; 16]) -> Row {
-        let mut row = Row { bits: x, ..Row::ZERO };
-        L::widen::<E>(&x, &mut row.floats);
-        row.finite = L::pairs::<E>(&x, &mut row.pairs);
+        let mut row = Row::ZERO;
+        row.set::<E, L>(x);
         row
+    }
+
+    /// Makes it one of 16 elements.
+    #[inline(always)]
+    pub(crate) fn set<E: Half, L: Lanes>(&mut self, x: [u16; 16]) {
+        L::widen::<E>(&x, &mut self.floats);
+        self.finite = L::pairs::<E>(&x, &mut self.pairs);
+        self.bits = x;
     }
 }
 
 /// 16 tokens of keys or values as the second operand. Chunk `c` is sixteen steps of a contraction for sixteen lanes: for keys
 /// contraction `c` over dimensions, a token a lane; for values the tokens, dimensions 16c to 16c + 15 in the lanes.
 pub(crate) struct Tile {
+    /// Elements of keys, [chunks, steps, lanes]. Values are read where they are.
+    pub(crate) keys: [[[u16; 16]; 16]; 16],
+    /// All elements as f32, if the level wants them so.
     pub(crate) floats: [[Floats; 16]; 16],
-    /// Exponent words of steps 2j and 2j + 1.
+    /// Exponent words of steps 2j and 2j + 1, if the level wants them so.
     pub(crate) pairs: [[Pairs; 8]; 16],
     /// Whether all are finite.
     pub(crate) finite: bool,
 }
 
 impl Tile {
-    pub(crate) const ZERO: Tile =
-        Tile { floats: [[[0.0; 16]; 16]; 16], pairs: [[[0; 16]; 8]; 16], finite: true };
+    pub(crate) const ZERO: Tile = Tile {
+        keys: [[[0; 16]; 16]; 16],
+        floats: [[[0.0; 16]; 16]; 16],
+        pairs: [[[0; 16]; 8]; 16],
+        finite: true,
+    };
+
+    /// A contraction over dimensions, of keys.
+    #[inline(always)]
+    pub(crate) fn of_keys(&self, chunk: usize) -> Chunk<'_> {
+        let elements = self.keys[chunk].as_flattened();
+        Chunk { elements, stride: 16, tile: self, index: chunk }
+    }
+
+    /// Sixteen dimensions of the values [16, head_dim] of which this tile is.
+    #[inline(always)]
+    pub(crate) fn of_values<'a>(&'a self, values: &'a [u16], head_dim: usize, chunk: usize) -> Chunk<'a> {
+        Chunk { elements: &values[16 * chunk..], stride: head_dim, tile: self, index: chunk }
+    }
+}
+
+/// Sixteen steps of a contraction for sixteen lanes.
+#[derive(Clone, Copy)]
+pub(crate) struct Chunk<'a> {
+    elements: &'a [u16],
+    /// From a step's elements to the next one's.
+    stride: usize,
+    pub(crate) tile: &'a Tile,
+    /// Which of the tile's.
+    pub(crate) index: usize,
+}
+
+impl Chunk<'_> {
+    /// The elements of a step.
+    #[inline(always)]
+    pub(crate) fn step(&self, step: usize) -> &[u16; 16] {
+        self.elements[step * self.stride..].first_chunk().expect("a step has sixteen lanes")
+    }
 }
 
 /// In which order a kernel contracts over the dimensions of queries and keys: 16 at a time.
@@ -144,6 +190,9 @@ impl Order for Sixteens {
 /// # Safety
 /// Of all functions: the machine has the instructions of the implementation.
 pub(crate) trait Lanes {
+    /// Whether [`steps`](Self::steps) of several rows are cheaper than of one after another.
+    const SEVERAL: bool = false;
+
     /// Elements to f32.
     fn widen<E: Half>(x: &[u16; 16], out: &mut Floats);
     /// Exponent words of elements; whether all are finite.
@@ -158,44 +207,104 @@ pub(crate) trait Lanes {
     fn signed(x: &[u8; 16]) -> Floats;
     /// code · scale + zero of sixteen codes of four bits, low nibbles first.
     fn restore(codes: [u8; 8], scale: f32, zero: f32) -> Floats;
+    /// The same of sixteen groups of codes, rounded to f16 as [`round_f16`](Self::round_f16) does it.
+    #[inline(always)]
+    fn restore_groups(codes: &[[u8; 8]; 16], scales: &Floats, zeros: &Floats, out: &mut [[u16; 16]; 16]) {
+        for (out, (codes, (scale, zero))) in out.iter_mut().zip(codes.iter().zip(scales.iter().zip(zeros))) {
+            *out = Self::round_f16(&Self::restore(*codes, *scale, *zero));
+        }
+    }
     /// Asks for memory that will be read soon.
     fn prefetch(memory: &[u16]);
     /// Keys [16, head_dim], a token a lane.
     fn keys<E: Half, O: Order>(rows: &[u16], head_dim: usize, tile: &mut Tile);
+    /// Keys of bytes less 128, [16, head_dim], a token a lane, as f16; `memory` for as many elements.
+    #[inline(always)]
+    fn codes<O: Order>(rows: &[u8], head_dim: usize, memory: &mut [u16], tile: &mut Tile) {
+        for (codes, out) in rows.as_chunks::<16>().0.iter().zip(memory.as_chunks_mut::<16>().0) {
+            *out = Self::round_f16(&Self::signed(codes));
+        }
+        Self::keys::<f16, O>(memory, head_dim, tile);
+    }
     /// Values [16, head_dim], a dimension a lane.
     fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile);
-    /// `c` += `row` · chunk; the lanes (a bit each) that are not what they should be, and are as they were.
-    fn step(row: &Row, floats: &[Floats; 16], pairs: &[Pairs; 8], bias: i32, c: &mut Floats) -> u32;
+    /// c += row · chunk for each row; the lanes (a bit each) that are not what they should be, and are as they were. Operands
+    /// are finite.
+    fn steps<E: Half, const R: usize>(
+        rows: [&Row; R],
+        chunk: Chunk<'_>,
+        c: &mut [&mut Floats; R],
+    ) -> [u32; R];
 }
 
-/// `c` += `row` · chunk `chunk` of `tile`, whose elements `element(step, lane)` knows.
+/// c += row · chunk for each row.
 #[inline(always)]
-pub(crate) fn multiply<E: Half, L: Lanes>(
-    row: &Row,
-    tile: &Tile,
-    chunk: usize,
-    c: &mut Floats,
-    element: impl Fn(usize, usize) -> u16,
+pub(crate) fn multiply<E: Half, L: Lanes, const R: usize>(
+    rows: [&Row; R],
+    chunk: Chunk<'_>,
+    mut c: [&mut Floats; R],
 ) {
-    let lanes = if row.finite && tile.finite {
-        L::step(row, &tile.floats[chunk], &tile.pairs[chunk], bits::<E>().bias, c)
-    } else {
-        0xffff
-    };
-    if lanes != 0 {
-        exactly::<E>(row, lanes, c, &element);
+    let mut finite = chunk.tile.finite;
+    for row in rows {
+        finite &= row.finite;
+    }
+    let lanes = if finite { L::steps::<E, R>(rows, chunk, &mut c) } else { [0xffff; R] };
+    if lanes != [0; R] {
+        for ((row, lanes), c) in rows.into_iter().zip(lanes).zip(c) {
+            if lanes != 0 {
+                exactly::<E>(row, lanes, chunk, c);
+            }
+        }
+    }
+}
+
+/// [`multiply`] for any number of rows, several at a time: they share what is loaded of the chunk.
+#[inline(always)]
+pub(crate) fn multiply_each<'a, E: Half, L: Lanes>(
+    row: impl Fn(usize) -> &'a Row,
+    chunk: Chunk<'_>,
+    mut c: &mut [Floats],
+) {
+    /// The first `R` of `c`, rows from `first` on; gives the others.
+    #[inline(always)]
+    fn some<'a, 'c, E: Half, L: Lanes, const R: usize>(
+        row: impl Fn(usize) -> &'a Row,
+        first: usize,
+        chunk: Chunk<'_>,
+        c: &'c mut [Floats],
+    ) -> &'c mut [Floats] {
+        let (own, others) = c.split_first_chunk_mut::<R>().expect("as many are left");
+        let mut rows = [row(first); R];
+        for (r, to) in rows.iter_mut().enumerate().skip(1) {
+            *to = row(first + r);
+        }
+        multiply::<E, L, R>(rows, chunk, own.each_mut());
+        others
+    }
+    let rows = c.len();
+    while !c.is_empty() {
+        let first = rows - c.len();
+        c = match c.len() {
+            1 => some::<E, L, 1>(&row, first, chunk, c),
+            _ if !L::SEVERAL => some::<E, L, 1>(&row, first, chunk, c),
+            2 => some::<E, L, 2>(&row, first, chunk, c),
+            3 => some::<E, L, 3>(&row, first, chunk, c),
+            4..6 => some::<E, L, 4>(&row, first, chunk, c),
+            6..8 => some::<E, L, 6>(&row, first, chunk, c),
+            _ => some::<E, L, 8>(&row, first, chunk, c),
+        };
     }
 }
 
 /// The emulator's own model, for some lanes.
 #[cold]
 #[inline(never)]
-fn exactly<E: Half>(row: &Row, lanes: u32, c: &mut Floats, element: &dyn Fn(usize, usize) -> u16) {
+fn exactly<E: Half>(row: &Row, lanes: u32, chunk: Chunk<'_>, c: &mut Floats) {
     let format = if E::IS_F16 { Format::F16 } else { Format::Bf16 };
     let mut a = [[0; 16]; 16];
     a[0] = row.bits;
     for first in [0, 8] {
-        let columns = std::array::from_fn(|lane| std::array::from_fn(|step| element(step, first + lane)));
+        let columns = std::array::from_fn(|lane| std::array::from_fn(|step| chunk.step(step)[first + lane]));
         let mut before = [[0; 8]; 16];
         before[0] = std::array::from_fn(|lane| c[first + lane].to_bits());
         let after = mma_16x8x16(format, &a, &columns, &before);
@@ -263,6 +372,7 @@ impl Lanes for Portable {
         for (token, row) in rows.chunks_exact(head_dim).enumerate() {
             for (d, x) in row.iter().enumerate() {
                 let (chunk, step) = O::step_of(d);
+                tile.keys[chunk][step][token] = *x;
                 tile.floats[chunk][step][token] = E::unpack(u32::from(*x))[0];
                 let pair = &mut tile.pairs[chunk][step / 2][token];
                 let word = u32::from(word(*x, format));
@@ -291,46 +401,58 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn step(row: &Row, floats: &[Floats; 16], pairs: &[Pairs; 8], bias: i32, c: &mut Floats) -> u32 {
-        let mut low = [0i32; 16];
-        let mut high = [0i32; 16];
-        for (a, b) in row.pairs.iter().zip(pairs) {
-            for lane in 0..16 {
-                low[lane] = low[lane].max(((a & 0xffff) + (b[lane] & 0xffff)) as i32);
-                high[lane] = high[lane].max(((a >> 16) + (b[lane] >> 16)) as i32);
-            }
-        }
-        let mut lanes = 0;
-        let mut alignments = [0; 16];
-        let mut scales = [0f32; 16];
-        for lane in 0..16 {
-            let products = low[lane].max(high[lane]);
-            let alignment = (products - bias).max((c[lane].to_bits() >> 23 & 0xff) as i32);
-            let narrow = products >= BOTH && alignment < NARROWEST;
-            lanes |= u32::from(narrow || alignment > WIDEST) << lane;
-            alignments[lane] = alignment;
-            scales[lane] = f32::from_bits(((SCALE - alignment.clamp(NARROWEST, WIDEST)) as u32) << 23);
-        }
-        let mut sums = [0i32; 16];
-        for (a, b) in row.floats.iter().zip(floats) {
-            for lane in 0..16 {
-                sums[lane] = sums[lane].wrapping_add((a * b[lane] * scales[lane]) as i32);
-            }
-        }
-        for lane in 0..16 {
-            if lanes >> lane & 1 == 1 {
-                continue;
-            }
-            if alignments[lane] < NARROWEST {
-                // No product: the accumulator, but −0 becomes +0.
-                c[lane] += 0.0;
-                continue;
-            }
-            let accumulator = (c[lane] * scales[lane]) as i32;
-            let sum = f64::from(sums[lane]) + f64::from(accumulator);
-            let cut = f64::from_bits(sum.to_bits() & !((1 << 29) - 1));
-            c[lane] = cut as f32 * f32::from_bits(((alignments[lane] - UNSCALE) as u32) << 23);
-        }
-        lanes
+    fn steps<E: Half, const R: usize>(
+        rows: [&Row; R],
+        chunk: Chunk<'_>,
+        c: &mut [&mut Floats; R],
+    ) -> [u32; R] {
+        let (floats, pairs) = (&chunk.tile.floats[chunk.index], &chunk.tile.pairs[chunk.index]);
+        let mut rows = rows.into_iter().zip(c);
+        [(); R].map(|()| rows.next().map_or(0, |(row, c)| step::<E>(row, floats, pairs, c)))
     }
+}
+
+/// One row of [`Lanes::steps`].
+fn step<E: Half>(row: &Row, floats: &[Floats; 16], pairs: &[Pairs; 8], c: &mut Floats) -> u32 {
+    let bias = bits::<E>().bias;
+    let mut low = [0i32; 16];
+    let mut high = [0i32; 16];
+    for (a, b) in row.pairs.iter().zip(pairs) {
+        for lane in 0..16 {
+            low[lane] = low[lane].max(((a & 0xffff) + (b[lane] & 0xffff)) as i32);
+            high[lane] = high[lane].max(((a >> 16) + (b[lane] >> 16)) as i32);
+        }
+    }
+    let mut lanes = 0;
+    let mut alignments = [0; 16];
+    let mut scales = [0f32; 16];
+    for lane in 0..16 {
+        let products = low[lane].max(high[lane]);
+        let alignment = (products - bias).max((c[lane].to_bits() >> 23 & 0xff) as i32);
+        let narrow = products >= BOTH && alignment < NARROWEST;
+        lanes |= u32::from(narrow || alignment > WIDEST) << lane;
+        alignments[lane] = alignment;
+        scales[lane] = f32::from_bits(((SCALE - alignment.clamp(NARROWEST, WIDEST)) as u32) << 23);
+    }
+    let mut sums = [0i32; 16];
+    for (a, b) in row.floats.iter().zip(floats) {
+        for lane in 0..16 {
+            sums[lane] = sums[lane].wrapping_add((a * b[lane] * scales[lane]) as i32);
+        }
+    }
+    for lane in 0..16 {
+        if lanes >> lane & 1 == 1 {
+            continue;
+        }
+        if alignments[lane] < NARROWEST {
+            // No product: the accumulator, but −0 becomes +0.
+            c[lane] += 0.0;
+            continue;
+        }
+        let accumulator = (c[lane] * scales[lane]) as i32;
+        let sum = f64::from(sums[lane]) + f64::from(accumulator);
+        let cut = f64::from_bits(sum.to_bits() & !((1 << 29) - 1));
+        c[lane] = cut as f32 * f32::from_bits(((alignments[lane] - UNSCALE) as u32) << 23);
+    }
+    lanes
 }

@@ -1,8 +1,13 @@
 //! What attention on slices shares: the tensor cores' arithmetic sixteen outputs at a time, the online softmax of the
 //! kernels' warps, and the choice of instructions.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub(crate) mod lanes;
+pub(crate) mod pieces;
 pub(crate) mod softmax;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -31,7 +36,7 @@ pub(crate) fn run<W: Work>(level: Level, work: W) -> W::Output {
         }
         #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
         fn avx512<W: Work>(work: W) -> W::Output {
-            work.run::<x86::Avx512>()
+            work.run::<avx512::Avx512>()
         }
         match level {
             // SAFETY: the machine has the level's instructions.

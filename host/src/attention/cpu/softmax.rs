@@ -1,6 +1,8 @@
 //! The online softmax of the kernels' warps, and how their results are put together.
 
+use super::Work;
 use super::lanes::{Floats, Lanes, Row};
+use super::pieces::Pieces;
 use crate::attention::{BLOCK_TOKENS, Half};
 use kernels_gpu::attention::{PartialRow, ROWS};
 use simt::math::{exp2_nonpositive, floor, fma, max};
@@ -104,73 +106,84 @@ pub(crate) fn of_lanes([a, b, c, d]: [f32; 4]) -> f32 {
 
 /// Probabilities rounded, and what rounding cut off: `probabilities` of the kernels.
 #[inline(always)]
-pub(crate) fn split<E: Half, L: Lanes>(p: &[f32; TOKENS]) -> [Row; 2] {
-    let rounded = Row::new::<E, L>(L::round::<E>(p));
+pub(crate) fn split<E: Half, L: Lanes>(p: &[f32; TOKENS], [rounded, lost]: &mut [Row; 2]) {
+    rounded.set::<E, L>(L::round::<E>(p));
     let mut cut = [0f32; TOKENS];
     for (cut, (p, rounded)) in cut.iter_mut().zip(p.iter().zip(&rounded.floats)) {
         *cut = p - rounded;
     }
-    [rounded, Row::new::<E, L>(L::round::<E>(&cut))]
+    lost.set::<E, L>(L::round::<E>(&cut));
 }
 
-/// Multiplies a row's output by a factor of [`Running::raise`].
+/// Multiplies a row's output by a factor of [`Running::raise`]: of `outputs` [head_dim / 16, rows, 2].
 #[inline(always)]
-pub(crate) fn rescale(output: &mut [[Floats; 16]; 2], chunks: usize, factor: f32) {
-    for output in output {
-        for chunk in &mut output[..chunks] {
-            for x in chunk {
-                *x *= factor;
-            }
+pub(crate) fn rescale(outputs: &mut [[[Floats; 2]; MAX_ROWS]], r: usize, factor: f32) {
+    for chunk in outputs {
+        for x in chunk[r].as_flattened_mut() {
+            *x *= factor;
         }
     }
 }
 
-/// What the warps of a thread block have come to.
-pub(crate) struct WarpResults {
-    /// [warps, rows].
-    rows: [[PartialRow; MAX_ROWS]; 8],
-    /// [warps, rows, head_dim / 16].
-    outputs: [[[Floats; 16]; MAX_ROWS]; 8],
+/// Warps of a thread block at most.
+pub(crate) const MAX_WARPS: usize = 8;
+
+/// What a warp has come to.
+#[derive(Clone)]
+pub(crate) struct WarpResult {
+    rows: [PartialRow; MAX_ROWS],
+    /// [rows, head_dim / 16].
+    outputs: [[Floats; 16]; MAX_ROWS],
 }
 
-impl WarpResults {
-    pub(crate) const EMPTY: WarpResults =
-        WarpResults { rows: [[PartialRow::EMPTY; MAX_ROWS]; 8], outputs: [[[[0.0; 16]; 16]; MAX_ROWS]; 8] };
+impl WarpResult {
+    pub(crate) const EMPTY: WarpResult =
+        WarpResult { rows: [PartialRow::EMPTY; MAX_ROWS], outputs: [[[0.0; 16]; 16]; MAX_ROWS] };
 
-    /// Keeps a row of a warp.
+    /// Keeps a row, whose output is in `outputs` [head_dim / 16, rows, 2].
     #[inline(always)]
-    pub(crate) fn keep(
-        &mut self,
-        [warp, r]: [usize; 2],
-        chunks: usize,
-        running: &Running,
-        output: &[[Floats; 16]; 2],
-    ) {
-        self.rows[warp][r] = running.row();
-        let [rounded, cut] = output;
-        for chunk in 0..chunks {
+    pub(crate) fn keep(&mut self, r: usize, running: &Running, outputs: &[[[Floats; 2]; MAX_ROWS]]) {
+        self.rows[r] = running.row();
+        for (kept, chunk) in self.outputs[r].iter_mut().zip(outputs) {
+            let [rounded, cut] = &chunk[r];
             for i in 0..16 {
-                self.outputs[warp][r][chunk][i] = rounded[chunk][i] + cut[chunk][i];
+                kept[i] = rounded[i] + cut[i];
             }
         }
     }
+}
 
-    /// Adds up the warps in their order: `out` [8, head_dim] of Σ p·v, then [8] pairs of reference and sum. `Merging` of the
-    /// kernels.
+/// Adds up the warps of a thread block in their order: `out` [8, head_dim] of Σ p·v, then [8] pairs of reference and sum. `Merging` of
+/// the kernels.
+pub(crate) struct Merge<'a> {
+    /// In the order of [`Pieces`].
+    pub(crate) results: &'a [WarpResult],
+    pub(crate) pieces: Pieces,
+    pub(crate) rows: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Work for Merge<'_> {
+    type Output = ();
+
     #[inline(always)]
-    pub(crate) fn merge(&self, warps: usize, rows: usize, head_dim: usize, out: &mut [f32]) {
+    fn run<L: Lanes>(self) {
+        let Merge { results, pieces, rows, head_dim, out } = self;
         let (values, sums) = out.split_at_mut(MAX_ROWS * head_dim);
+        let warps = || (0..pieces.warps).map(|warp| &results[pieces.place(warp)]);
         for r in 0..rows {
             let values = &mut values[r * head_dim..][..head_dim];
             let mut merged = PartialRow::EMPTY;
-            for rows in &self.rows[..warps] {
-                merged.reference = max(merged.reference, rows[r].reference);
+            for warp in warps() {
+                merged.reference = max(merged.reference, warp.rows[r].reference);
             }
             values.fill(0.0);
-            for (rows, outputs) in self.rows[..warps].iter().zip(&self.outputs) {
-                let weight = exp2_nonpositive(rows[r].reference - merged.reference);
-                merged.sum = fma(rows[r].sum, weight, merged.sum);
-                for (value, x) in values.iter_mut().zip(outputs[r].as_flattened()) {
+            for warp in warps() {
+                let PartialRow { reference, sum } = warp.rows[r];
+                let weight = exp2_nonpositive(reference - merged.reference);
+                merged.sum = fma(sum, weight, merged.sum);
+                for (value, x) in values.iter_mut().zip(warp.outputs[r].as_flattened()) {
                     *value = fma(*x, weight, *value);
                 }
             }

@@ -1,7 +1,7 @@
-//! [`Lanes`] in AVX2 and AVX-512. Both inline into functions that have these instructions enabled.
+//! [`Lanes`] in AVX2, FMA and F16C. It inlines into functions that have these instructions enabled.
 
 use super::lanes::{
-    Bits, Floats, Lanes, NARROWEST, Order, Pairs, Portable, Row, SCALE, Tile, UNSCALE, WIDEST, bits,
+    Bits, Chunk, Floats, Lanes, NARROWEST, Order, Pairs, Portable, Row, SCALE, Tile, UNSCALE, WIDEST, bits,
 };
 use crate::attention::Half;
 use simt::math::{EXP2_COEFFICIENTS, EXP2_ROUNDER};
@@ -34,6 +34,15 @@ fn store<T: bytemuck::Pod>(x: __m256i, to: &mut [T]) {
 #[target_feature(enable = "avx2")]
 fn store_floats(x: __m256, to: &mut [f32]) {
     store(_mm256_castps_si256(x), to);
+}
+
+/// As sixteen words.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn of(x: __m256i) -> [u16; 16] {
+    let mut words = [0; 16];
+    store(x, &mut words);
+    words
 }
 
 /// Exponent words of sixteen elements; `largest` keeps their largest exponent fields.
@@ -109,6 +118,9 @@ fn keys<E: Half, O: Order>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
                 let odd = _mm256_srli_epi32::<16>(pairs);
                 // Within 128 bits; then across.
                 let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(even, odd));
+                let [even, odd]: [[u16; 8]; 2] = bytemuck::cast(of(packed));
+                tile.keys[chunk][step][first..first + 8].copy_from_slice(&even);
+                tile.keys[chunk][step + 1][first..first + 8].copy_from_slice(&odd);
                 let [even, odd] = widen::<E>(packed);
                 store_floats(even, &mut tile.floats[chunk][step][first..first + 8]);
                 store_floats(odd, &mut tile.floats[chunk][step + 1][first..first + 8]);
@@ -257,180 +269,123 @@ fn exp2_8(x: &[f32], reference: f32) -> __m256 {
 /// AVX2, FMA and F16C.
 pub(crate) struct Avx2;
 
-/// AVX-512 F, BW and VL too.
-pub(crate) struct Avx512;
+impl Lanes for Avx2 {
+    #[inline(always)]
+    fn widen<E: Half>(x: &[u16; 16], out: &mut Floats) {
+        // SAFETY: the machine has the instructions, by the trait's contract.
+        unsafe {
+            let [low, high] = widen::<E>(load(x));
+            store_floats(low, &mut out[..8]);
+            store_floats(high, &mut out[8..]);
+        }
+    }
 
-macro_rules! lanes {
-    ($name:ident, |$row:ident, $floats:ident, $pairs:ident, $bias:ident, $c:ident| $step:expr) => {
-        impl Lanes for $name {
-            #[inline(always)]
-            fn widen<E: Half>(x: &[u16; 16], out: &mut Floats) {
-                // SAFETY: the machine has the instructions, by the trait's contract.
-                unsafe {
-                    let [low, high] = widen::<E>(load(x));
-                    store_floats(low, &mut out[..8]);
-                    store_floats(high, &mut out[8..]);
-                }
-            }
+    #[inline(always)]
+    fn pairs<E: Half>(x: &[u16; 16], out: &mut [u32; 8]) -> bool {
+        let format = bits::<E>();
+        // SAFETY: as above.
+        unsafe {
+            let mut largest = _mm256_setzero_si256();
+            // Sixteen words are eight pairs.
+            store(words(load(x), format, &mut largest), out);
+            below(largest, format)
+        }
+    }
 
-            #[inline(always)]
-            fn pairs<E: Half>(x: &[u16; 16], out: &mut [u32; 8]) -> bool {
-                let format = bits::<E>();
-                // SAFETY: as above.
-                unsafe {
-                    let mut largest = _mm256_setzero_si256();
-                    // Sixteen words are eight pairs.
-                    store(words(load(x), format, &mut largest), out);
-                    below(largest, format)
-                }
-            }
-
-            #[inline(always)]
-            fn round<E: Half>(x: &Floats) -> [u16; 16] {
-                // SAFETY: as above.
-                unsafe {
-                    if E::IS_F16 && nan(&x[..8]) | nan(&x[8..]) == 0 {
-                        return round_f16(x);
-                    }
-                }
-                Portable::round::<E>(x)
-            }
-
-            #[inline(always)]
-            fn exp2(x: &Floats, reference: f32) -> Floats {
-                let mut out = [0.0; 16];
-                // SAFETY: as above.
-                unsafe {
-                    store_floats(exp2_8(&x[..8], reference), &mut out[..8]);
-                    store_floats(exp2_8(&x[8..], reference), &mut out[8..]);
-                }
-                out
-            }
-
-            #[inline(always)]
-            fn round_f16(x: &Floats) -> [u16; 16] {
-                // SAFETY: as above.
-                unsafe { round_f16(x) }
-            }
-
-            #[inline(always)]
-            fn signed(x: &[u8; 16]) -> Floats {
-                let mut out = [0.0; 16];
-                let (low, high) = x.split_at(8);
-                // SAFETY: as above.
-                unsafe {
-                    store_floats(signed_8(low), &mut out[..8]);
-                    store_floats(signed_8(high), &mut out[8..]);
-                }
-                out
-            }
-
-            #[inline(always)]
-            fn restore(codes: [u8; 8], scale: f32, zero: f32) -> Floats {
-                let mut out = [0.0; 16];
-                let codes = u64::from_le_bytes(codes);
-                // SAFETY: as above.
-                unsafe {
-                    store_floats(restore_8(codes as u32, scale, zero), &mut out[..8]);
-                    store_floats(restore_8((codes >> 32) as u32, scale, zero), &mut out[8..]);
-                }
-                out
-            }
-
-            #[inline(always)]
-            fn prefetch(memory: &[u16]) {
-                // 64 bytes, a line of a cache.
-                for line in memory.chunks(32) {
-                    // SAFETY: a hint about memory that is there.
-                    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
-                }
-            }
-
-            #[inline(always)]
-            fn keys<E: Half, O: Order>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
-                // SAFETY: as above.
-                unsafe { keys::<E, O>(rows, head_dim, tile) }
-            }
-
-            #[inline(always)]
-            fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
-                // SAFETY: as above.
-                unsafe { values::<E>(rows, head_dim, tile) }
-            }
-
-            #[inline(always)]
-            fn step(
-                $row: &Row,
-                $floats: &[Floats; 16],
-                $pairs: &[Pairs; 8],
-                $bias: i32,
-                $c: &mut Floats,
-            ) -> u32 {
-                // SAFETY: as above.
-                unsafe { $step }
+    #[inline(always)]
+    fn round<E: Half>(x: &Floats) -> [u16; 16] {
+        // SAFETY: as above.
+        unsafe {
+            if E::IS_F16 && nan(&x[..8]) | nan(&x[8..]) == 0 {
+                return round_f16(x);
             }
         }
-    };
+        Portable::round::<E>(x)
+    }
+
+    #[inline(always)]
+    fn exp2(x: &Floats, reference: f32) -> Floats {
+        let mut out = [0.0; 16];
+        // SAFETY: as above.
+        unsafe {
+            store_floats(exp2_8(&x[..8], reference), &mut out[..8]);
+            store_floats(exp2_8(&x[8..], reference), &mut out[8..]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn round_f16(x: &Floats) -> [u16; 16] {
+        // SAFETY: as above.
+        unsafe { round_f16(x) }
+    }
+
+    #[inline(always)]
+    fn signed(x: &[u8; 16]) -> Floats {
+        let mut out = [0.0; 16];
+        let (low, high) = x.split_at(8);
+        // SAFETY: as above.
+        unsafe {
+            store_floats(signed_8(low), &mut out[..8]);
+            store_floats(signed_8(high), &mut out[8..]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn restore(codes: [u8; 8], scale: f32, zero: f32) -> Floats {
+        let mut out = [0.0; 16];
+        let codes = u64::from_le_bytes(codes);
+        // SAFETY: as above.
+        unsafe {
+            store_floats(restore_8(codes as u32, scale, zero), &mut out[..8]);
+            store_floats(restore_8((codes >> 32) as u32, scale, zero), &mut out[8..]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn prefetch(memory: &[u16]) {
+        // 64 bytes, a line of a cache.
+        for line in memory.chunks(32) {
+            // SAFETY: a hint about memory that is there.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) }
+        }
+    }
+
+    #[inline(always)]
+    fn keys<E: Half, O: Order>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+        // SAFETY: as above.
+        unsafe { keys::<E, O>(rows, head_dim, tile) }
+    }
+
+    #[inline(always)]
+    fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
+        // SAFETY: as above.
+        unsafe { values::<E>(rows, head_dim, tile) }
+    }
+
+    #[inline(always)]
+    fn steps<E: Half, const R: usize>(
+        rows: [&Row; R],
+        chunk: Chunk<'_>,
+        c: &mut [&mut Floats; R],
+    ) -> [u32; R] {
+        // SAFETY: as above.
+        unsafe { steps::<E, R>(&rows, chunk, c) }
+    }
 }
 
-lanes!(Avx2, |row, floats, pairs, bias, c| {
-    let (low, high) = c.split_at_mut(8);
-    step_8(row, floats, pairs, bias, low, 0) | step_8(row, floats, pairs, bias, high, 8) << 8
-});
-lanes!(Avx512, |row, floats, pairs, bias, c| step_16(row, floats, pairs, bias, c));
-
-/// Sixteen dwords.
+/// [`Lanes::steps`].
 #[inline]
-#[target_feature(enable = "avx512f")]
-fn load_16<T: bytemuck::Pod>(from: &[T; 16]) -> __m512i {
-    let bytes: &[u8] = &bytemuck::cast_slice(from)[..64];
-    // SAFETY: 64 bytes.
-    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl")]
-fn step_16(row: &Row, floats: &[Floats; 16], pairs: &[Pairs; 8], bias: i32, c: &mut Floats) -> u32 {
-    let mut products = _mm512_setzero_si512();
-    for (a, b) in row.pairs.iter().zip(pairs) {
-        let sums = _mm512_add_epi16(_mm512_set1_epi32(*a as i32), load_16(b));
-        products = _mm512_max_epu16(products, sums);
+#[target_feature(enable = "avx2")]
+fn steps<E: Half, const R: usize>(rows: &[&Row; R], chunk: Chunk<'_>, c: &mut [&mut Floats; R]) -> [u32; R] {
+    let (floats, pairs) = (&chunk.tile.floats[chunk.index], &chunk.tile.pairs[chunk.index]);
+    let bias = bits::<E>().bias;
+    let mut lanes = [0; R];
+    for (lanes, (row, c)) in lanes.iter_mut().zip(rows.iter().zip(c)) {
+        let (low, high) = c.split_at_mut(8);
+        *lanes = step_8(row, floats, pairs, bias, low, 0) | step_8(row, floats, pairs, bias, high, 8) << 8;
     }
-    let low = _mm512_and_si512(products, _mm512_set1_epi32(0xffff));
-    let products = _mm512_max_epi32(low, _mm512_srli_epi32::<16>(products));
-    let before = _mm512_castsi512_ps(load_16(c));
-    let accumulator =
-        _mm512_and_si512(_mm512_srli_epi32::<23>(_mm512_castps_si512(before)), _mm512_set1_epi32(0xff));
-    let alignment = _mm512_max_epi32(_mm512_sub_epi32(products, _mm512_set1_epi32(bias)), accumulator);
-    let narrow = _mm512_cmplt_epi32_mask(alignment, _mm512_set1_epi32(NARROWEST));
-    let wide = _mm512_cmpgt_epi32_mask(alignment, _mm512_set1_epi32(WIDEST));
-    let some = _mm512_cmpgt_epi32_mask(products, _mm512_set1_epi32(0x7fff));
-    let others = wide | (narrow & some);
-    let scale =
-        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_sub_epi32(_mm512_set1_epi32(SCALE), alignment)));
-    let mut sums = _mm512_setzero_si512();
-    for (a, b) in row.floats.iter().zip(floats) {
-        let product = _mm512_mul_ps(_mm512_set1_ps(*a), _mm512_castsi512_ps(load_16(b)));
-        sums = _mm512_add_epi32(sums, _mm512_cvttps_epi32(_mm512_mul_ps(product, scale)));
-    }
-    let own = _mm512_cvttps_epi32(_mm512_mul_ps(before, scale));
-    let half = |a: __m256i, b: __m256i| {
-        let sum = _mm512_add_pd(_mm512_cvtepi32_pd(a), _mm512_cvtepi32_pd(b));
-        _mm512_cvt_roundpd_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(sum)
-    };
-    let high = half(_mm512_extracti64x4_epi64::<1>(sums), _mm512_extracti64x4_epi64::<1>(own));
-    let low = half(_mm512_castsi512_si256(sums), _mm512_castsi512_si256(own));
-    let after = _mm512_castpd_ps(_mm512_insertf64x4::<1>(
-        _mm512_castpd256_pd512(_mm256_castps_pd(low)),
-        _mm256_castps_pd(high),
-    ));
-    let unscale =
-        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_sub_epi32(alignment, _mm512_set1_epi32(UNSCALE))));
-    let after = _mm512_mul_ps(after, unscale);
-    // No product: the accumulator, but −0 becomes +0.
-    let after = _mm512_mask_add_ps(after, narrow, before, _mm512_setzero_ps());
-    let after = _mm512_mask_mov_ps(after, others, before);
-    // SAFETY: sixteen floats.
-    unsafe { _mm512_storeu_ps(c.as_mut_ptr(), after) };
-    u32::from(others)
+    lanes
 }

@@ -120,7 +120,7 @@ impl Choose<'_> {
                     }
                 }
             }
-            let words = reduce(threads);
+            let words = reduce(threads, most);
             for (k, (merged, word)) in merged.iter_mut().zip(words).enumerate() {
                 *merged = added(k, *merged, word);
             }
@@ -217,7 +217,9 @@ impl Choose<'_> {
                     }
                 }
                 let of_lane = &mut taken[index as usize % 4];
-                *of_lane = of_lane.plus(over_lanes(&mut lanes));
+                // The lanes beyond have nothing.
+                let used = chosen.own.len().clamp(1, 32).next_power_of_two();
+                *of_lane = of_lane.plus(over_lanes(&mut lanes[..used]));
             }
         }
         chosen.taken.clear();
@@ -256,24 +258,27 @@ fn added(k: usize, a: f32, b: f32) -> f32 {
     if k < Own::FIRST_MAXIMUM as usize { a + b } else { max(a, b) }
 }
 
-/// `Reduce::words`: over the lanes of each warp, then over the warps. What threads without a block have changes nothing.
+/// `Reduce::words`: over the lanes of each warp, then over the warps, of the first `used` threads. What threads without a block
+/// have changes nothing.
 #[inline(always)]
-fn reduce(threads: &[Own]) -> [f32; WORDS] {
+fn reduce(threads: &[Own], used: usize) -> [f32; WORDS] {
     let mut total = [0f32; WORDS];
     for (w, warp) in threads.as_chunks::<32>().0.iter().enumerate() {
+        let used = used.saturating_sub(32 * w).min(32);
         let mut lanes = [[0f32; 32]; WORDS];
-        for (lane, own) in warp.iter().enumerate() {
+        for (lane, own) in warp.iter().enumerate().take(used) {
             for (lanes, word) in lanes.iter_mut().zip(own.words()) {
                 lanes[lane] = word;
             }
         }
-        for (k, (total, lanes)) in total.iter_mut().zip(lanes).enumerate() {
+        for (k, (total, lanes)) in total.iter_mut().zip(&mut lanes).enumerate() {
             let word = if k < Own::FIRST_MAXIMUM as usize {
-                warp_sum(lanes)
+                warp_sum(*lanes)
             } else {
                 let mut most = lanes[0];
-                for lane in lanes {
-                    most = max(most, lane);
+                // Of the lanes beyond, which have zeros, one is enough.
+                for lane in &lanes[..(used + 1).min(32)] {
+                    most = max(most, *lane);
                 }
                 most
             };

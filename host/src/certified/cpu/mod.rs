@@ -25,9 +25,10 @@ use super::step::step_shape;
 use super::{Annotation, BLOCK_TOKENS, Certificate, Error, OriginalsRead, Policy, Result, StepProblem};
 use crate::attention::Half;
 use crate::attention::cpu::TILES_ALONE;
+use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
 use crate::dense;
 use choose::Chosen;
-use kernels_gpu::attention::part_floats;
+use kernels_gpu::attention::{part_floats, warps};
 use kernels_gpu::certified::layout::TileLayout;
 use kernels_gpu::certified::parts::weighing_blocks;
 use kernels_gpu::certified::{StepShape, Thresholds};
@@ -36,8 +37,9 @@ use rayon::prelude::*;
 use stages::{Share, Stages, Threads};
 use std::cell::RefCell;
 
-/// Full blocks of a sequence up to which a group of rows is one thread's, all stages of it, if there are as many groups as
-/// threads: waiting for each other after each stage would take longer than what sharing it out saves.
+/// Full blocks of a sequence up to which a group of rows is one task, all stages of it, if there are as many groups as
+/// threads: waiting for each other after each stage would take longer than what sharing it out saves. A thread that has no
+/// group left takes warps of another's ([`Pieces`]).
 const BLOCKS_TOGETHER: usize = 64;
 
 /// What a step reads.
@@ -208,16 +210,17 @@ impl Step {
             lengths: slices.lengths,
             shape: self.shape,
         };
-        let stages = Stages {
-            level,
-            view,
-            thresholds: self.thresholds,
-            weighing: weighing_blocks(self.problem.sequences * self.problem.q_heads, self.shape.parts),
-        };
+        let (thresholds, shape) = (self.thresholds, self.shape);
+        let weighing = weighing_blocks(self.problem.sequences * self.problem.q_heads, shape.parts);
         let mut shares = self.shares(view, D, output, lse, certificates);
         let most = shares.iter().map(|share| share.blocks).max().unwrap_or(0);
+        let tiles = shares.iter().map(|share| share.blocks + 1).sum();
+        let mut pieces = Pieces::of(shares.len() * shape.splits as usize, warps(D as u32) as usize);
+        if tiles <= TILES_ALONE {
+            pieces.count = 1;
+        }
+        let stages = Stages { level, view, thresholds, weighing, pieces };
         if most <= BLOCKS_TOGETHER && shares.len() >= rayon::current_num_threads() {
-            let tiles = shares.iter().map(|share| share.blocks + 1).sum();
             let shares = shares.iter_mut().collect();
             each(shares, tiles, |share| stages.run::<E, D>(std::slice::from_mut(share), Threads::This));
         } else {
@@ -286,8 +289,8 @@ fn each<T: Send>(tasks: Vec<T>, tiles: usize, one: impl Fn(T) + Sync + Send) {
 }
 
 fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
-    thread_local!(static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Scratch::new()));
-    SCRATCH.with_borrow_mut(|scratch| f(scratch))
+    thread_local!(static SCRATCH: Memory<Scratch> = const { RefCell::new(Vec::new()) });
+    with_memory(&SCRATCH, Scratch::new, f)
 }
 
 impl std::fmt::Debug for Step {

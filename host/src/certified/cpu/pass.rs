@@ -1,14 +1,14 @@
 //! The pass over the quantized blocks: what a thread block of `attend` does.
 
-use super::query::Queries;
+use super::query::{CONTRACTIONS, Queries};
 use super::tile::Unpacked;
 use crate::attention::Half;
 use crate::attention::cpu::Work;
 use crate::attention::cpu::lanes::{Floats, Lanes, Row, Tile};
+use crate::attention::cpu::pieces::Pieces;
 use crate::attention::cpu::softmax::{
-    MAX_ROWS, Running, TOKENS, WarpResults, of_lane, of_lanes, rescale, split,
+    MAX_ROWS, Running, TOKENS, WarpResult, of_lane, of_lanes, rescale, split,
 };
-use kernels_gpu::attention::warps;
 use kernels_gpu::certified::layout::{Annotation, TileLayout, pair};
 use kernels_gpu::certified::query::{LOG2_E, delta};
 use kernels_gpu::certified::{Record, StepShape};
@@ -69,11 +69,10 @@ pub(super) struct Scratch {
     /// Rows that a sequence does not have are zeros: [16, D] of the trailing block.
     pub(super) key_rows: Vec<u16>,
     pub(super) value_rows: Vec<u16>,
-    /// Σ p·v of rounded weights, and of what rounding cut off: [rows, 2, D / 16].
-    pub(super) outputs: [[[Floats; 16]; 2]; MAX_ROWS],
+    /// Σ p·v of rounded weights, and of what rounding cut off: [D / 16, rows, 2].
+    pub(super) outputs: [[[Floats; 2]; MAX_ROWS]; CONTRACTIONS],
     /// A tile's weights rounded, and what rounding cut off: [rows, 2].
     pub(super) weights: [[Row; 2]; MAX_ROWS],
-    pub(super) results: WarpResults,
 }
 
 impl Scratch {
@@ -85,17 +84,16 @@ impl Scratch {
             values: Tile::ZERO,
             key_rows: Vec::new(),
             value_rows: Vec::new(),
-            outputs: [[[[0.0; 16]; 16]; 2]; MAX_ROWS],
+            outputs: [[[[0.0; 16]; 2]; MAX_ROWS]; CONTRACTIONS],
             weights: [[Row::ZERO; 2]; MAX_ROWS],
-            results: WarpResults::EMPTY,
         })
     }
 
     /// A warp begins: nothing is accumulated.
     #[inline(always)]
     pub(super) fn clear<const D: usize>(&mut self) -> [Running; MAX_ROWS] {
-        for output in self.outputs[..self.queries.rows].as_flattened_mut() {
-            output[..D / 16].fill([0.0; 16]);
+        for chunk in &mut self.outputs[..D / 16] {
+            chunk[..self.queries.rows].fill([[0.0; 16]; 2]);
         }
         [Running::EMPTY; MAX_ROWS]
     }
@@ -116,17 +114,18 @@ impl Note {
     }
 }
 
-/// One thread block: a stretch of a sequence's full blocks.
+/// Some warps of a thread block: blocks of a stretch of a sequence's full ones.
 pub(super) struct Pass<'a, E, const D: usize> {
     pub(super) view: View<'a>,
     pub(super) group: RowGroup,
     /// From the first block to before the last.
     pub(super) blocks: [usize; 2],
-    /// What is noted of each of them, if anybody asks.
-    pub(super) notes: &'a mut [Note],
+    pub(super) pieces: Pieces,
+    pub(super) piece: usize,
+    /// What is noted of each of the piece's blocks, as [`Pieces::deal`] has it, if anybody asks.
+    pub(super) notes: Vec<&'a mut Note>,
     pub(super) scratch: &'a mut Scratch,
-    /// [8, D] of N, then [8] pairs of reference and sum.
-    pub(super) out: &'a mut [f32],
+    pub(super) results: &'a mut [WarpResult],
     pub(super) element: PhantomData<E>,
 }
 
@@ -135,18 +134,25 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Pass { view, group, blocks: [first, end], notes, scratch, out, .. } = self;
+        let Pass { view, group, blocks: [first, end], pieces, piece, notes, scratch, results, .. } = self;
         scratch.queries.load::<E, L, D>(view.rows::<D>(group), view.shape.softmax_scale);
         let rows = group.rows;
-        let warps = warps(D as u32) as usize;
-        for warp in 0..warps {
+        let noted = !notes.is_empty();
+        let mut notes = notes.into_iter();
+        for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut running = scratch.clear::<D>();
             // Rows of the eight that there are not vote as well, with scores of 0.
             let mut absent_vote = rows < MAX_ROWS;
-            for index in (first + warp..end).step_by(warps) {
+            for index in (first + warp..end).step_by(pieces.warps) {
                 let block = view.block(group.sequence, index);
+                let after = index + pieces.warps;
+                let after = if after < end { after } else { first + warp + pieces.count };
+                if after < end {
+                    let tile = view.tile::<D>(view.block(group.sequence, after), group.head);
+                    L::prefetch(bytemuck::cast_slice(tile));
+                }
                 let tile = view.tile::<D>(block, group.head);
-                let mut products = scratch.tile.products::<L, D>(tile, &scratch.queries, !notes.is_empty());
+                let mut products = scratch.tile.products::<L, D>(tile, &scratch.queries, noted);
                 let mut vote = absent_vote && products.of_zeros;
                 absent_vote &= !vote;
                 for (r, running) in running.iter().enumerate().take(rows) {
@@ -161,11 +167,12 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
                         let factor = running.raise(&[&products.scores[r]]);
                         // Before a warp's first tile there are zeros.
                         if factor != 1.0 && index != first + warp {
-                            rescale(&mut scratch.outputs[r], D / 16, factor);
+                            rescale(&mut scratch.outputs[..D / 16], r, factor);
                         }
                     }
                 }
                 let annotation = view.annotations[pair(block, view.shape.kv_heads, group.head as u32)];
+                let mut note = notes.next();
                 for (r, running) in running.iter_mut().enumerate().take(rows) {
                     let p = L::exp2(&products.scores[r], running.reference);
                     let mut sums = [0f32; 4];
@@ -174,8 +181,8 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
                         *sum = (a + b) + (c + d);
                         running.sums[q] += *sum;
                     }
-                    scratch.weights[r] = split::<half::f16, L>(&p);
-                    if let Some(note) = notes.get_mut(index - first) {
+                    split::<half::f16, L>(&p, &mut scratch.weights[r]);
+                    if let Some(note) = &mut note {
                         let query = &scratch.queries.heads[r];
                         let x = products.sigma[MAX_ROWS + r];
                         let delta = delta::<D>(query, x, annotation.eps, annotation.zeta);
@@ -184,12 +191,11 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
                     }
                 }
                 scratch.tile.restore::<L, D>(tile);
-                scratch.tile.add_values::<L, D>(&scratch.weights, &mut scratch.outputs, rows);
+                scratch.tile.add_values::<L, D>(&scratch.weights[..rows], &mut scratch.outputs);
             }
             for (r, running) in running.iter().enumerate().take(rows) {
-                scratch.results.keep([warp, r], D / 16, running, &scratch.outputs[r]);
+                result.keep(r, running, &scratch.outputs[..D / 16]);
             }
         }
-        scratch.results.merge(warps, rows, D, out);
     }
 }

@@ -1,12 +1,14 @@
 //! Promoted blocks' shares replaced, and the trailing block: what a thread block of `replace` does.
 
 use super::pass::{Note, RowGroup, Scratch, View};
+use super::query::Queries;
+use super::tile::add_values;
 use crate::attention::Half;
-use crate::attention::cpu::lanes::{Floats, Lanes, Order, Row, Sixteens, Tile, multiply};
-use crate::attention::cpu::softmax::{MAX_ROWS, TOKENS, of_lane, rescale, split};
+use crate::attention::cpu::lanes::{Floats, Lanes, Order, Sixteens, Tile, multiply_each};
+use crate::attention::cpu::pieces::Pieces;
+use crate::attention::cpu::softmax::{MAX_ROWS, TOKENS, WarpResult, of_lane, rescale, split};
 use crate::attention::cpu::{Work, a_finite_row, padded};
 use half::f16;
-use kernels_gpu::attention::warps;
 use kernels_gpu::certified::Entry;
 use kernels_gpu::certified::layout::{TileLayout, pair};
 use kernels_gpu::certified::quantizer::{bound_or_infinity, norm_bound};
@@ -14,7 +16,7 @@ use kernels_gpu::certified::query::LOG2_E;
 use simt::math::{fma, max};
 use std::marker::PhantomData;
 
-/// One thread block: every so manieth entry of a group's lists; the trailing block comes last.
+/// Some warps of a thread block: every so manieth entry of a group's lists; the trailing block comes last.
 pub(super) struct Replace<'a, E, const D: usize> {
     pub(super) view: View<'a>,
     pub(super) group: RowGroup,
@@ -23,16 +25,17 @@ pub(super) struct Replace<'a, E, const D: usize> {
     pub(super) notes: &'a [Note],
     /// Which thread block of how many.
     pub(super) replacer: [usize; 2],
+    pub(super) pieces: Pieces,
+    pub(super) piece: usize,
     /// Whether the trailing block's norms are wanted.
     pub(super) norms_wanted: bool,
     pub(super) scratch: &'a mut Scratch,
-    /// [8, D] of N, then [8] pairs of reference and sum.
-    pub(super) out: &'a mut [f32],
+    pub(super) results: &'a mut [WarpResult],
     pub(super) element: PhantomData<E>,
 }
 
 impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
-    /// Bounds of the norms of the trailing block's keys and values, if this thread block had it.
+    /// Bounds of the norms of the trailing block's keys and values, if it was here.
     type Output = Option<[f32; 2]>;
 
     #[inline(always)]
@@ -44,18 +47,20 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
             notes,
             replacer: [replacer, replacers],
             norms_wanted,
+            pieces,
+            piece,
             scratch,
-            out,
+            results,
             ..
         } = self;
         let length = view.lengths[group.sequence] as usize;
         let in_trailing = length % TOKENS;
         let count = entries.len() + usize::from(in_trailing != 0);
         let rows = group.rows;
-        let warps = warps(D as u32) as usize;
+        let warps = pieces.warps;
         scratch.queries.load::<E, L, D>(view.rows::<D>(group), view.shape.softmax_scale);
         let mut norms = None;
-        for warp in 0..warps {
+        for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut running = scratch.clear::<D>();
             let first = replacer * warps + warp;
             for e in (first..count).step_by(replacers * warps) {
@@ -69,20 +74,45 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
                 let block = view.block(group.sequence, entry.index as usize);
                 let at = pair(block, view.shape.kv_heads, group.head as u32);
                 let elements = TileLayout::new(D as u32).elements() as usize;
+                let after = e + replacers * warps;
+                let after = if after < count { after } else { replacer * warps + warp + pieces.count };
+                if let Some(after) = entries.get(after) {
+                    let block = view.block(group.sequence, after.index as usize);
+                    let at = pair(block, view.shape.kv_heads, group.head as u32);
+                    L::prefetch(&view.keys[at * elements..][..elements]);
+                    L::prefetch(&view.values[at * elements..][..elements]);
+                }
                 let mut keys = &view.keys[at * elements..][..elements];
                 let mut values = &view.values[at * elements..][..elements];
                 if trailing {
                     // Rows that there are not are not read.
                     keys = padded(keys, tokens * D, &mut scratch.key_rows);
                     values = padded(values, tokens * D, &mut scratch.value_rows);
-                    if norms_wanted {
-                        norms = Some([largest_norm::<E>(keys, D), largest_norm::<E>(values, D)]);
-                    }
                 }
-                if wants_keys {
+                if trailing && norms_wanted {
+                    L::keys::<E, Sixteens>(values, D, &mut scratch.keys);
+                    let of_values = largest_norm::<E, L, D>(&scratch.keys);
+                    L::keys::<E, Sixteens>(keys, D, &mut scratch.keys);
+                    norms = Some([largest_norm::<E, L, D>(&scratch.keys), of_values]);
+                } else if wants_keys {
                     L::keys::<E, Sixteens>(keys, D, &mut scratch.keys);
                 }
+                // Rows that want the exact scores, and these.
+                let (mut of_keys, mut wanting) = ([0; MAX_ROWS], 0);
+                for r in (0..rows).filter(|r| entry.row_wants(*r as u32)[0]) {
+                    of_keys[wanting] = r;
+                    wanting += 1;
+                }
+                let of_keys = &of_keys[..wanting];
+                let mut exact = [[0f32; TOKENS]; MAX_ROWS];
+                exact_scores::<E, L, D>(&scratch.queries, of_keys, &scratch.keys, &mut exact);
                 let mut new_scores = [[f32::NEG_INFINITY; TOKENS]; MAX_ROWS];
+                for (r, exact) in of_keys.iter().zip(&exact) {
+                    let to_log2 = scratch.queries.heads[*r].scale * LOG2_E;
+                    for (new, exact) in new_scores[*r].iter_mut().zip(exact).take(tokens) {
+                        *new = *exact * to_log2;
+                    }
+                }
                 let mut old_scores = [[f32::NEG_INFINITY; TOKENS]; MAX_ROWS];
                 let mut vote = false;
                 for r in 0..rows {
@@ -93,13 +123,9 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
                     if !trailing {
                         old_scores[r] = notes[entry.index as usize].scores[r];
                     }
-                    new_scores[r] = if row_key {
-                        let to_log2 = scratch.queries.heads[r].scale * LOG2_E;
-                        let operands = &scratch.queries.operands[r];
-                        exact_scores::<E, L, D>(operands, &scratch.keys, keys, tokens, to_log2)
-                    } else {
-                        old_scores[r]
-                    };
+                    if !row_key {
+                        new_scores[r] = old_scores[r];
+                    }
                     vote |= running[r].votes(&new_scores[r]) | running[r].votes(&old_scores[r]);
                 }
                 // Rows of the eight that there are not want the trailing block too, with scores of 0: nothing before it.
@@ -110,7 +136,7 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
                     for r in 0..rows {
                         let factor = running[r].raise(&[&new_scores[r], &old_scores[r]]);
                         if factor != 1.0 && e != first {
-                            rescale(&mut scratch.outputs[r], D / 16, factor);
+                            rescale(&mut scratch.outputs[..D / 16], r, factor);
                         }
                     }
                 }
@@ -128,82 +154,53 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
                     for t in 0..TOKENS {
                         by_quantized[r][t] = (new[t] - by_original[t]) - old[t];
                     }
-                    scratch.weights[r] = split::<E, L>(&by_original);
+                    split::<E, L>(&by_original, &mut scratch.weights[r]);
                 }
                 if wants_values {
                     L::values::<E>(values, D, &mut scratch.values);
-                    add_values::<E, L, D>(
-                        &scratch.weights,
-                        &scratch.values,
-                        values,
-                        &mut scratch.outputs,
-                        rows,
-                    );
+                    let weights = &scratch.weights[..rows];
+                    add_values::<E, L, D>(weights, &scratch.values, values, &mut scratch.outputs);
                 }
                 if !trailing {
                     for (weights, by_quantized) in scratch.weights.iter_mut().zip(&by_quantized).take(rows) {
-                        *weights = split::<f16, L>(by_quantized);
+                        split::<f16, L>(by_quantized, weights);
                     }
                     scratch.tile.restore::<L, D>(view.tile::<D>(block, group.head));
-                    scratch.tile.add_values::<L, D>(&scratch.weights, &mut scratch.outputs, rows);
+                    scratch.tile.add_values::<L, D>(&scratch.weights[..rows], &mut scratch.outputs);
                 }
             }
             for (r, running) in running.iter().enumerate().take(rows) {
-                scratch.results.keep([warp, r], D / 16, running, &scratch.outputs[r]);
+                result.keep(r, running, &scratch.outputs[..D / 16]);
             }
         }
-        scratch.results.merge(warps, rows, D, out);
         norms
     }
 }
 
-/// `original_scores` of a row, in log2 units; −∞ from token `tokens` on.
+/// `original_scores` of some rows, before any scaling.
 #[inline(always)]
 fn exact_scores<E: Half, L: Lanes, const D: usize>(
-    query: &[Row],
+    queries: &Queries,
+    rows: &[usize],
     tile: &Tile,
-    keys: &[u16],
-    tokens: usize,
-    to_log2: f32,
-) -> Floats {
-    let mut scores = [0f32; TOKENS];
-    for (contraction, query) in query.iter().enumerate().take(D / 16) {
-        let element = |step: usize, token: usize| keys[token * D + Sixteens::dimension(contraction, step)];
-        multiply::<E, L>(query, tile, contraction, &mut scores, element);
-    }
-    for (token, score) in scores.iter_mut().enumerate() {
-        *score = if token < tokens { *score * to_log2 } else { f32::NEG_INFINITY };
-    }
-    scores
-}
-
-/// Adds weights times original values to the outputs of the rows.
-#[inline(always)]
-fn add_values<E: Half, L: Lanes, const D: usize>(
-    weights: &[[Row; 2]; MAX_ROWS],
-    tile: &Tile,
-    values: &[u16],
-    outputs: &mut [[[Floats; 16]; 2]; MAX_ROWS],
-    rows: usize,
+    scores: &mut [Floats; MAX_ROWS],
 ) {
-    for chunk in 0..D / 16 {
-        let element = |token: usize, lane: usize| values[token * D + 16 * chunk + lane];
-        for (weights, outputs) in weights.iter().zip(outputs.iter_mut()).take(rows) {
-            for (weights, output) in weights.iter().zip(outputs) {
-                multiply::<E, L>(weights, tile, chunk, &mut output[chunk], element);
-            }
-        }
+    for contraction in 0..D / 16 {
+        let operands = |i: usize| &queries.operands[rows[i]][contraction];
+        multiply_each::<E, L>(operands, tile.of_keys(contraction), &mut scores[..rows.len()]);
     }
 }
 
-/// The largest bound of the norms of 16 rows.
+/// The largest bound of the norms of 16 rows, by a tile of them as keys.
 #[inline(always)]
-fn largest_norm<E: Half>(rows: &[u16], head_dim: usize) -> f32 {
+fn largest_norm<E: Half, L: Lanes, const D: usize>(tile: &Tile) -> f32 {
     let mut squares = [0f32; TOKENS];
-    for d in 0..head_dim {
-        for (squares, row) in squares.iter_mut().zip(rows.chunks_exact(head_dim)) {
-            let x = E::unpack(u32::from(row[d]))[0];
-            *squares = fma(x, x, *squares);
+    for d in 0..D {
+        let (chunk, step) = Sixteens::step_of(d);
+        let mut of_tokens = [0f32; TOKENS];
+        L::widen::<E>(&tile.keys[chunk][step], &mut of_tokens);
+        for (square, x) in squares.iter_mut().zip(&of_tokens) {
+            *square = fma(*x, *x, *square);
         }
     }
     let mut largest = 0f32;

@@ -1,5 +1,5 @@
-//! The stages of a step, for some groups of rows: together, each stage shared out over all threads, or one group on one
-//! thread from beginning to end.
+//! The stages of a step, for some groups of rows: together, each stage shared out over all threads, or one group as one task
+//! from beginning to end. In both, the warps of a thread block go to threads that have nothing else to do.
 
 use super::choose::{Choose, Chosen};
 use super::finish::Finish;
@@ -7,6 +7,7 @@ use super::pass::{Note, Pass, RowGroup, View};
 use super::replace::Replace;
 use super::{each, with_scratch};
 use crate::attention::Half;
+use crate::attention::cpu::pieces::Pieces;
 use crate::attention::cpu::run;
 use crate::certified::{BLOCK_TOKENS, Certificate};
 use crate::simd_level::Level;
@@ -57,6 +58,8 @@ pub(super) struct Stages<'a> {
     pub(super) thresholds: Thresholds,
     /// Thread blocks of a row that weigh.
     pub(super) weighing: u32,
+    /// How the warps of a thread block are shared out.
+    pub(super) pieces: Pieces,
 }
 
 impl Stages<'_> {
@@ -78,7 +81,7 @@ impl Stages<'_> {
     }
 
     fn pass<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
-        let Stages { level, view, .. } = self;
+        let Stages { level, view, pieces, .. } = self;
         let mut tasks = Vec::new();
         let mut all = 0;
         for share in shares {
@@ -95,14 +98,21 @@ impl Stages<'_> {
             all += share.blocks;
         }
         threads.each(tasks, all, |(group, blocks, notes, out)| {
-            with_scratch(|scratch| {
-                run(level, Pass::<E, D> { view, group, blocks, notes, scratch, out, element: PhantomData });
+            let notes = pieces.deal(notes);
+            pieces.share(level, notes, [group.rows, D], out, |piece, notes, results| {
+                with_scratch(|scratch| {
+                    let element = PhantomData;
+                    let work =
+                        Pass::<E, D> { view, group, blocks, pieces, piece, notes, scratch, results, element };
+                    run(level, work);
+                });
+                None::<()>
             });
         });
     }
 
     fn choose<const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
-        let Stages { level, view, thresholds, weighing } = self;
+        let Stages { level, view, thresholds, weighing, .. } = self;
         let (shape, head_dim) = (view.shape, D as u32);
         let all: usize = shares.iter().map(|share| share.blocks * share.group.rows).sum();
         let tasks = shares.iter_mut().collect();
@@ -114,7 +124,7 @@ impl Stages<'_> {
     }
 
     fn replace<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
-        let Stages { level, view, thresholds, .. } = self;
+        let Stages { level, view, thresholds, pieces, .. } = self;
         let mut tasks = Vec::new();
         let mut all = 0;
         for share in shares {
@@ -136,20 +146,25 @@ impl Stages<'_> {
         }
         let norms_wanted = thresholds.certify != 0;
         threads.each(tasks, all, |(group, entries, notes, replacer, norms, out)| {
-            let found = with_scratch(|scratch| {
-                let element = PhantomData;
-                let work = Replace::<E, D> {
-                    view,
-                    group,
-                    entries,
-                    notes,
-                    replacer,
-                    norms_wanted,
-                    scratch,
-                    out,
-                    element,
-                };
-                run(level, work)
+            let inputs = vec![(); pieces.count];
+            let found = pieces.share(level, inputs, [group.rows, D], out, |piece, (), results| {
+                with_scratch(|scratch| {
+                    let element = PhantomData;
+                    let work = Replace::<E, D> {
+                        view,
+                        group,
+                        entries,
+                        notes,
+                        replacer,
+                        pieces,
+                        piece,
+                        norms_wanted,
+                        scratch,
+                        results,
+                        element,
+                    };
+                    run(level, work)
+                })
             });
             if let (Some(norms), Some(found)) = (norms, found) {
                 *norms = found;

@@ -1,14 +1,17 @@
 //! A quantized tile as the tensor cores' operands.
 
 use super::query::{CONTRACTIONS, Queries, TILE};
-use crate::attention::cpu::lanes::{Floats, Lanes, Order, Row, Sixteens, Tile, multiply};
+use crate::attention::Half;
+use crate::attention::cpu::lanes::{Floats, Lanes, Order, Portable, Row, Sixteens, Tile, multiply_each};
 use crate::attention::cpu::softmax::{MAX_ROWS, TOKENS};
 use half::f16;
 use kernels_gpu::certified::layout::{TileLayout, VALUE_GROUP};
 
-/// Memory for one tile: codes and restored values as f16, and as operands.
+/// Memory for one tile: codes and restored values as operands.
 pub(super) struct Unpacked {
     codes: [u16; TILE],
+    /// The rows that meet a contraction of the keys: q_n·σ rounded, and what rounding lost.
+    products: [[Row; 2]; MAX_ROWS],
     keys: Tile,
     restored: [u16; TILE],
     values: Tile,
@@ -25,8 +28,13 @@ pub(super) struct Products {
 }
 
 impl Unpacked {
-    pub(super) const EMPTY: Unpacked =
-        Unpacked { codes: [0; TILE], keys: Tile::ZERO, restored: [0; TILE], values: Tile::ZERO };
+    pub(super) const EMPTY: Unpacked = Unpacked {
+        codes: [0; TILE],
+        products: [[Row::ZERO; 2]; MAX_ROWS],
+        keys: Tile::ZERO,
+        restored: [0; TILE],
+        values: Tile::ZERO,
+    };
 
     /// `Tile::products` of the kernels; Σ|q_n|·σ where it is wanted.
     #[inline(always)]
@@ -39,46 +47,38 @@ impl Unpacked {
         let layout = TileLayout::new(D as u32);
         let bytes: &[u8] = bytemuck::cast_slice(tile);
         let words: &[u16] = bytemuck::cast_slice(tile);
-        for (codes, out) in
-            bytes[..TOKENS * D].as_chunks::<16>().0.iter().zip(self.codes.as_chunks_mut::<16>().0)
-        {
-            *out = L::round_f16(&L::signed(codes));
-        }
-        let codes = &self.codes[..TOKENS * D];
-        L::keys::<f16, Sixteens>(codes, D, &mut self.keys);
+        L::codes::<Sixteens>(&bytes[..TOKENS * D], D, &mut self.codes[..TOKENS * D], &mut self.keys);
         let scales = &words[layout.key_scales as usize / 2..][..D];
         let zeros = &words[layout.key_zeros as usize / 2..][..D];
 
         let rows = queries.rows;
-        let mut exact = [[0f32; TOKENS]; MAX_ROWS];
-        let mut rest = [[0f32; TOKENS]; MAX_ROWS];
-        let mut offsets = [0f32; 16];
-        let mut sigma = [0f32; 16];
+        // Of q_n·σ rounded, and of what rounding it lost.
+        let mut sums = [[[0f32; TOKENS]; 2]; MAX_ROWS];
+        // Σ q_n·z, and Σ|q_n|·σ in lanes 8 to 15.
+        let mut of_columns = [[0f32; 16]; 2];
         let mut of_zeros = true;
         for contraction in 0..D / 16 {
-            let column = |step: usize, lane: usize| {
-                queries.column_rows[lane * D + Sixteens::dimension(contraction, step)]
-            };
             let zero = Row::new::<f16, L>(of_contraction(zeros, contraction));
-            multiply::<f16, L>(&zero, &queries.columns, contraction, &mut offsets, column);
-            let scale = Row::new::<f16, L>(of_contraction(scales, contraction));
-            of_zeros &= zero.finite && scale.finite;
-            if sigma_wanted {
-                multiply::<f16, L>(&scale, &queries.columns, contraction, &mut sigma, column);
+            let metadata = [zero, Row::new::<f16, L>(of_contraction(scales, contraction))];
+            of_zeros &= metadata[0].finite && metadata[1].finite;
+            let wanted = if sigma_wanted { 2 } else { 1 };
+            let columns = queries.columns.of_keys(contraction);
+            multiply_each::<f16, L>(|i| &metadata[i], columns, &mut of_columns[..wanted]);
+            for (products, query) in self.products.iter_mut().zip(&queries.floats).take(rows) {
+                times::<L>(&query[contraction], &metadata[1].floats, products);
             }
-            let code = |step: usize, token: usize| codes[token * D + Sixteens::dimension(contraction, step)];
-            for r in 0..rows {
-                let [x, lost] = times::<L>(&queries.floats[r][contraction], &scale.floats);
-                multiply::<f16, L>(&x, &self.keys, contraction, &mut exact[r], code);
-                multiply::<f16, L>(&lost, &self.keys, contraction, &mut rest[r], code);
+            let products = |i: usize| &self.products.as_flattened()[i];
+            let keys = self.keys.of_keys(contraction);
+            multiply_each::<f16, L>(products, keys, sums[..rows].as_flattened_mut());
+        }
+        let [offsets, sigma] = of_columns;
+        let mut scores = [[0f32; TOKENS]; MAX_ROWS];
+        for (r, (scores, [exact, rest])) in scores.iter_mut().zip(&sums).enumerate().take(rows) {
+            for (score, (exact, rest)) in scores.iter_mut().zip(exact.iter().zip(rest)) {
+                *score = (exact + rest) + offsets[r];
             }
         }
-        for (r, (scores, rest)) in exact.iter_mut().zip(&rest).enumerate().take(rows) {
-            for (score, rest) in scores.iter_mut().zip(rest) {
-                *score = (*score + rest) + offsets[r];
-            }
-        }
-        Products { scores: exact, sigma, of_zeros }
+        Products { scores, sigma, of_zeros }
     }
 
     /// Restores the tile's values, for [`add_values`](Self::add_values).
@@ -91,42 +91,50 @@ impl Unpacked {
         let codes = bytes[layout.value_codes as usize..][..TOKENS * D / 2].as_chunks::<8>().0;
         let scales = words[layout.value_scales as usize / 2..][..groups].as_chunks::<16>().0;
         let zeros = words[layout.value_zeros as usize / 2..][..groups].as_chunks::<16>().0;
-        let mut out = self.restored.as_chunks_mut::<16>().0.iter_mut();
-        let mut codes = codes.iter();
+        let out = self.restored.as_chunks_mut::<16>().0.as_chunks_mut::<16>().0;
+        let codes = codes.as_chunks::<16>().0;
         // Sixteen groups at a time, for their scales and zeros.
-        for (scales, zeros) in scales.iter().zip(zeros) {
+        for ((scales, zeros), (codes, out)) in scales.iter().zip(zeros).zip(codes.iter().zip(out)) {
             let mut wide = [[0f32; 16]; 2];
             L::widen::<f16>(scales, &mut wide[0]);
             L::widen::<f16>(zeros, &mut wide[1]);
-            for ((group, codes), out) in (0..16).zip(&mut codes).zip(&mut out) {
-                let (scale, zero) = (wide[0][group], wide[1][group]);
-                let mut sums = L::restore(*codes, scale, zero);
-                if !is_exact(scale, zero) {
-                    make_odd(&mut sums, *codes, scale, zero);
-                }
-                *out = L::round_f16(&sums);
+            let [scales, zeros] = &wide;
+            L::restore_groups(codes, scales, zeros, out);
+            let mut others = false;
+            for (scale, zero) in scales.iter().zip(zeros) {
+                others |= !is_exact(*scale, *zero);
+            }
+            if others {
+                restore_others(codes, scales, zeros, out);
             }
         }
         L::values::<f16>(&self.restored[..TOKENS * D], D, &mut self.values);
     }
 
-    /// Adds weights times the restored values to the outputs of the rows: those of rounded weights and those of what rounding
-    /// has cut off.
+    /// Adds weights times the restored values to the outputs of the rows, [D / 16, rows, 2]: those of rounded weights and those
+    /// of what rounding has cut off.
     #[inline(always)]
     pub(super) fn add_values<L: Lanes, const D: usize>(
         &self,
-        weights: &[[Row; 2]; MAX_ROWS],
-        outputs: &mut [[[Floats; 16]; 2]; MAX_ROWS],
-        rows: usize,
+        weights: &[[Row; 2]],
+        outputs: &mut [[[Floats; 2]; MAX_ROWS]; CONTRACTIONS],
     ) {
-        for chunk in 0..D / 16 {
-            let element = |token: usize, lane: usize| self.restored[token * D + 16 * chunk + lane];
-            for (weights, outputs) in weights.iter().zip(outputs.iter_mut()).take(rows) {
-                for (weights, output) in weights.iter().zip(outputs) {
-                    multiply::<f16, L>(weights, &self.values, chunk, &mut output[chunk], element);
-                }
-            }
-        }
+        add_values::<f16, L, D>(weights, &self.values, &self.restored, outputs);
+    }
+}
+
+/// Adds weights times values [16, D], of which `tile` is, to the outputs of the rows, [D / 16, rows, 2].
+#[inline(always)]
+pub(super) fn add_values<E: Half, L: Lanes, const D: usize>(
+    weights: &[[Row; 2]],
+    tile: &Tile,
+    values: &[u16],
+    outputs: &mut [[[Floats; 2]; MAX_ROWS]; CONTRACTIONS],
+) {
+    for (chunk, outputs) in outputs.iter_mut().enumerate().take(D / 16) {
+        let outputs = outputs[..weights.len()].as_flattened_mut();
+        let row = |i: usize| &weights.as_flattened()[i];
+        multiply_each::<E, L>(row, tile.of_values(values, D, chunk), outputs);
     }
 }
 
@@ -143,30 +151,41 @@ fn of_contraction(x: &[u16], contraction: usize) -> [u16; 16] {
 
 /// `Query::times`: q_n·σ rounded, and what rounding lost. The product of two f16 is exact in f32, and so is the difference.
 #[inline(always)]
-fn times<L: Lanes>(query: &Floats, scales: &Floats) -> [Row; 2] {
+fn times<L: Lanes>(query: &Floats, scales: &Floats, [rounded, lost]: &mut [Row; 2]) {
     let mut product = [0f32; 16];
     for (product, (q, s)) in product.iter_mut().zip(query.iter().zip(scales)) {
         *product = q * s;
     }
-    let rounded = Row::new::<f16, L>(L::round_f16(&product));
+    rounded.set::<f16, L>(L::round_f16(&product));
     for (product, rounded) in product.iter_mut().zip(&rounded.floats) {
         *product -= rounded;
     }
-    [rounded, Row::new::<f16, L>(L::round_f16(&product))]
+    lost.set::<f16, L>(L::round_f16(&product));
 }
 
 /// Whether f32 holds every code·scale + zero exactly: with exponents s and z of the two, the sum is below
 /// 2^(max(s + 5, z + 1) + 1) and a multiple of 2^(min(s, z) − 10), and 24 bits lie between.
 #[inline(always)]
 fn is_exact(scale: f32, zero: f32) -> bool {
-    let [s, z] = [scale, zero].map(|x| (x.to_bits() >> 23 & 0xff) as i32);
-    scale == 0.0 || zero == 0.0 || (s - z <= 8 && z - s <= 12)
+    let (scale, zero) = (scale.to_bits() & 0x7fff_ffff, zero.to_bits() & 0x7fff_ffff);
+    let (s, z) = ((scale >> 23) as i32, (zero >> 23) as i32);
+    (scale == 0) | (zero == 0) | ((s - z <= 8) & (z - s <= 12))
+}
+
+/// [`Lanes::restore_groups`] of the groups that are not exact in f32, rounded once.
+#[cold]
+#[inline(never)]
+fn restore_others(codes: &[[u8; 8]; 16], scales: &Floats, zeros: &Floats, out: &mut [[u16; 16]; 16]) {
+    for group in (0..16).filter(|group| !is_exact(scales[*group], zeros[*group])) {
+        let (codes, scale, zero) = (codes[group], scales[group], zeros[group]);
+        let mut sums = Portable::restore(codes, scale, zero);
+        make_odd(&mut sums, codes, scale, zero);
+        out[group] = Portable::round_f16(&sums);
+    }
 }
 
 /// Makes what rounding has changed odd, so that it lies on the right side of every tie and rounding it to f16 is the one
 /// rounding of `fma_f16x2`.
-#[cold]
-#[inline(never)]
 fn make_odd(sums: &mut Floats, codes: [u8; 8], scale: f32, zero: f32) {
     let codes = u64::from_le_bytes(codes);
     for (i, sum) in sums.iter_mut().enumerate() {

@@ -2,7 +2,8 @@
 //!
 //! What the kernel does on tensor cores is done here sixteen outputs at a time: sixteen tokens of a tile for the scores,
 //! sixteen dimensions for the outputs. Threads share out what on a GPU are thread blocks: sequences, KV heads, groups of eight
-//! query rows, parts of a sequence. Rows that a group of eight does not have are not computed.
+//! query rows, parts of a sequence; where there are too few of those, also their warps. Rows that a group of eight does not have
+//! are not computed.
 //!
 //! There are three paths ([`Level`]), chosen at run time, with the same results: AVX-512, AVX2, and plain Rust. Tiles with an
 //! infinity or NaN take the emulator's model of the tensor cores instead, which is slower.
@@ -13,10 +14,11 @@ pub use crate::simd_level::Level;
 
 use super::{Error, Problem, Result};
 use crate::attention::cpu::lanes::Lanes;
-use crate::attention::cpu::softmax::combine;
+use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
+use crate::attention::cpu::softmax::{WarpResult, combine};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::attention::{self, BLOCK_TOKENS, Half};
-use kernels_gpu::attention::{PartialRow, part_floats};
+use kernels_gpu::attention::{PartialRow, part_floats, warps};
 use part::{Part, Scratch, View, query_row};
 use rayon::prelude::*;
 use simt::math::{canonical_nan, log2};
@@ -117,17 +119,25 @@ pub(crate) fn attend_rows<E: Half>(
         }
     }
     let mut partials = vec![0f32; parts.len() * floats];
-    let one = |part: &Part, out: &mut [f32]| {
-        thread_local!(static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Scratch::new()));
-        SCRATCH.with_borrow_mut(|scratch| {
-            run(level, Compute::<E> { view, part: *part, scratch, out, element: PhantomData });
+    let pieces = Pieces::of(parts.len(), warps(problem.head_dim) as usize);
+    let one = |part: &Part, out: &mut [f32], pieces: Pieces| {
+        let extent = [part.rows(shape), head_dim];
+        pieces.share(level, vec![(); pieces.count], extent, out, |piece, (), results| {
+            thread_local!(static SCRATCH: Memory<Scratch> = const { RefCell::new(Vec::new()) });
+            with_memory(&SCRATCH, Scratch::new, |scratch| {
+                let element = PhantomData;
+                run(level, Compute::<E> { view, part: *part, pieces, piece, scratch, results, element });
+            });
+            None::<()>
         });
     };
     let tiles: usize = parts.iter().map(|part| part.tiles[1] - part.tiles[0]).sum();
     if tiles <= TILES_ALONE {
-        parts.iter().zip(partials.chunks_exact_mut(floats)).for_each(|(part, out)| one(part, out));
+        let alone = Pieces { count: 1, ..pieces };
+        parts.iter().zip(partials.chunks_exact_mut(floats)).for_each(|(part, out)| one(part, out, alone));
     } else {
-        parts.par_iter().zip(partials.par_chunks_exact_mut(floats)).for_each(|(part, out)| one(part, out));
+        let tasks = parts.par_iter().zip(partials.par_chunks_exact_mut(floats));
+        tasks.for_each(|(part, out)| one(part, out, pieces));
     }
 
     let mut values = vec![0f32; head_dim];
@@ -235,8 +245,10 @@ impl Work for Merge<'_> {
 struct Compute<'a, E> {
     view: View<'a>,
     part: Part,
+    pieces: Pieces,
+    piece: usize,
     scratch: &'a mut Scratch,
-    out: &'a mut [f32],
+    results: &'a mut [WarpResult],
     element: PhantomData<E>,
 }
 
@@ -245,6 +257,7 @@ impl<E: Half> Work for Compute<'_, E> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        part::compute::<E, L>(self.view, self.part, self.scratch, self.out);
+        let Compute { view, part, pieces, piece, scratch, results, .. } = self;
+        part::compute::<E, L>(view, part, pieces, piece, scratch, results);
     }
 }

@@ -1,12 +1,12 @@
 //! One thread block's work: the query rows of a group over a part of a sequence.
 
 use crate::attention::Half;
-use crate::attention::cpu::lanes::{Eights, Floats, Lanes, Order, Row, Tile, multiply};
+use crate::attention::cpu::lanes::{Eights, Floats, Lanes, Order, Row, Tile, multiply_each};
+use crate::attention::cpu::pieces::Pieces;
 use crate::attention::cpu::softmax::{
-    LARGEST_EXPONENT, MAX_ROWS, Running, TOKENS, WarpResults, of_lane, rescale, split,
+    LARGEST_EXPONENT, MAX_ROWS, Running, TOKENS, WarpResult, of_lane, rescale, split,
 };
 use crate::attention::cpu::{a_finite_row, padded};
-use kernels_gpu::attention::warps;
 use kernels_gpu::dense::DenseShape;
 
 /// What all parts read; elements as bits.
@@ -32,6 +32,13 @@ pub(super) struct Part {
     pub(super) tiles: [usize; 2],
 }
 
+impl Part {
+    /// Query rows of its group.
+    pub(super) fn rows(self, shape: DenseShape) -> usize {
+        (shape.rows() as usize - self.row_group * MAX_ROWS).min(MAX_ROWS)
+    }
+}
+
 /// A thread's memory, used again and again.
 pub(super) struct Scratch {
     keys: Tile,
@@ -41,11 +48,10 @@ pub(super) struct Scratch {
     value_rows: Vec<u16>,
     /// [rows, contractions].
     queries: [[Row; 16]; MAX_ROWS],
-    /// Σ p·v of rounded probabilities, and of what rounding cut off: [rows, 2, head_dim / 16].
-    outputs: [[[Floats; 16]; 2]; MAX_ROWS],
+    /// Σ p·v of rounded probabilities, and of what rounding cut off: [head_dim / 16, rows, 2].
+    outputs: [[[Floats; 2]; MAX_ROWS]; 16],
     /// A tile's probabilities rounded, and what rounding cut off: [rows, 2].
     weights: [[Row; 2]; MAX_ROWS],
-    results: WarpResults,
 }
 
 impl Scratch {
@@ -56,9 +62,8 @@ impl Scratch {
             key_rows: Vec::new(),
             value_rows: Vec::new(),
             queries: [[Row::ZERO; 16]; MAX_ROWS],
-            outputs: [[[[0.0; 16]; 16]; 2]; MAX_ROWS],
+            outputs: [[[[0.0; 16]; 2]; MAX_ROWS]; 16],
             weights: [[Row::ZERO; 2]; MAX_ROWS],
-            results: WarpResults::EMPTY,
         })
     }
 }
@@ -71,14 +76,21 @@ pub(super) fn query_row(shape: DenseShape, sequence: usize, head: usize, row: us
     (sequence * shape.query_tokens as usize + token) * heads + head * group + in_group
 }
 
-/// Computes a part: `out` [8, head_dim] of Σ p·v, then [8] pairs of reference and sum.
+/// Computes what a piece of a part's warps come to.
 ///
 /// Must be inlined into a function with the instructions of `L` enabled.
 #[inline(always)]
-pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &mut Scratch, out: &mut [f32]) {
+pub(super) fn compute<E: Half, L: Lanes>(
+    view: View<'_>,
+    part: Part,
+    pieces: Pieces,
+    piece: usize,
+    scratch: &mut Scratch,
+    results: &mut [WarpResult],
+) {
     let View { shape, head_dim, .. } = view;
     let first_row = part.row_group * MAX_ROWS;
-    let rows = (shape.rows() as usize - first_row).min(MAX_ROWS);
+    let rows = part.rows(shape);
     let length = view.lengths[part.sequence];
     let chunks = head_dim / 16;
     // Keys that a row sees.
@@ -97,11 +109,11 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
         let query_token = (row / shape.group as usize) as u32;
         *visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
     }
-    let warps = warps(head_dim as u32) as usize;
-    for warp in 0..warps {
+    let warps = pieces.warps;
+    for (warp, result) in pieces.warps_of(piece).zip(results) {
         let mut running = [Running::EMPTY; MAX_ROWS];
-        for output in scratch.outputs[..rows].as_flattened_mut() {
-            output[..chunks].fill([0.0; 16]);
+        for chunk in &mut scratch.outputs[..chunks] {
+            chunk[..rows].fill([[0.0; 16]; 2]);
         }
         // Rows of the eight that there are not vote as well, with scores of 0.
         let mut absent_vote = rows < MAX_ROWS;
@@ -121,11 +133,8 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
                 if let Some([keys, _]) = ahead {
                     L::prefetch(&keys[chunk * 256..][..256]);
                 }
-                let element =
-                    |step: usize, token: usize| keys[token * head_dim + Eights::dimension(chunk, step)];
-                for (r, scores) in scores.iter_mut().enumerate().take(rows) {
-                    multiply::<E, L>(&scratch.queries[r][chunk], &scratch.keys, chunk, scores, element);
-                }
+                let queries = |r: usize| &scratch.queries[r][chunk];
+                multiply_each::<E, L>(queries, scratch.keys.of_keys(chunk), &mut scores[..rows]);
             }
             let mut vote = absent_vote
                 && (scratch.keys.finite || a_finite_row::<E>(seen(keys, head_dim, present), head_dim));
@@ -143,7 +152,7 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
                     let factor = running[r].raise(&[&scores[r]]);
                     // Before a warp's first tile there are zeros.
                     if factor != 1.0 && tile != part.tiles[0] + warp {
-                        rescale(&mut scratch.outputs[r], chunks, factor);
+                        rescale(&mut scratch.outputs[..chunks], r, factor);
                     }
                 }
             }
@@ -153,26 +162,22 @@ pub(super) fn compute<E: Half, L: Lanes>(view: View<'_>, part: Part, scratch: &m
                     let [a, b, c, d] = of_lane(&p, q);
                     running[r].sums[q] += (a + b) + (c + d);
                 }
-                scratch.weights[r] = split::<E, L>(&p);
+                split::<E, L>(&p, &mut scratch.weights[r]);
             }
             L::values::<E>(values, head_dim, &mut scratch.values);
             for chunk in 0..chunks {
                 if let Some([_, values]) = ahead {
                     L::prefetch(&values[chunk * 256..][..256]);
                 }
-                let element = |token: usize, lane: usize| values[token * head_dim + 16 * chunk + lane];
-                for r in 0..rows {
-                    for (weights, output) in scratch.weights[r].iter().zip(&mut scratch.outputs[r]) {
-                        multiply::<E, L>(weights, &scratch.values, chunk, &mut output[chunk], element);
-                    }
-                }
+                let weights = |i: usize| &scratch.weights.as_flattened()[i];
+                let outputs = scratch.outputs[chunk][..rows].as_flattened_mut();
+                multiply_each::<E, L>(weights, scratch.values.of_values(values, head_dim, chunk), outputs);
             }
         }
         for (r, running) in running.iter().enumerate().take(rows) {
-            scratch.results.keep([warp, r], chunks, running, &scratch.outputs[r]);
+            result.keep(r, running, &scratch.outputs[..chunks]);
         }
     }
-    scratch.results.merge(warps, rows, head_dim, out);
 }
 
 /// The rows that a query row which there is not sees: the tokens, and one more.
