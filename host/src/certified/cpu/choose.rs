@@ -289,19 +289,19 @@ fn reduce(threads: &[Own], used: usize) -> [f32; WORDS] {
 }
 
 /// Numbers in each bin and above.
-struct Ranked {
+struct Ranked<'a> {
     bins: Bins,
+    /// The histogram.
+    words: &'a [u64; N],
     count: [u32; N],
     sum: [f32; N],
-    own_count: [u32; N],
-    own_sum: [f32; N],
 }
 
-impl Ranked {
+impl<'a> Ranked<'a> {
     /// `Reduce::rank`: prefix sums within the warps, a bin a lane, then over the warps.
     #[inline(always)]
-    fn of(bins: Bins, words: &[u64; N]) -> Ranked {
-        let mut ranked = Ranked { bins, count: [0; N], sum: [0.0; N], own_count: [0; N], own_sum: [0.0; N] };
+    fn of(bins: Bins, words: &'a [u64; N]) -> Self {
+        let mut ranked = Ranked { bins, words, count: [0; N], sum: [0.0; N] };
         let (mut count_before, mut sum_before) = (0, 0f32);
         for (warp, words) in words.as_chunks::<32>().0.iter().enumerate() {
             let of_warp = 32 * warp..32 * warp + 32;
@@ -316,8 +316,6 @@ impl Ranked {
                 count[lane] = (word >> COUNT_SHIFT) as u32;
                 sum[lane] = bins.sum((32 * warp + lane) as u32, *word);
             }
-            ranked.own_count[of_warp.clone()].copy_from_slice(&count);
-            ranked.own_sum[of_warp.clone()].copy_from_slice(&sum);
             for distance in [1, 2, 4, 8, 16] {
                 let (counts, sums) = (count, sum);
                 for lane in distance..32 {
@@ -340,18 +338,22 @@ impl Ranked {
     #[inline(always)]
     fn choose(&self, limits: Limits) -> (Choice, f32) {
         let mut bin = 0;
-        for t in 0..N {
+        for (t, (count, sum)) in self.count.iter().zip(&self.sum).enumerate() {
             let low = self.bins.edge(t as u32) < limits.floor;
-            let enough = ((self.sum[t] >= limits.wanted || low) && self.count[t] >= limits.least)
-                || self.count[t] > limits.most;
+            let heavy = (*sum >= limits.wanted) | low;
+            let enough = (heavy & (*count >= limits.least)) | (*count > limits.most);
             bin += usize::from(!enough);
         }
         let bin = bin.min(N - 1);
-        let (taken, taken_sum) = (self.count[bin] - self.own_count[bin], self.sum[bin] - self.own_sum[bin]);
+        let (own_count, own_sum) = match self.words[bin] {
+            0 => (0, 0.0),
+            word => ((word >> COUNT_SHIFT) as u32, self.bins.sum(bin as u32, word)),
+        };
+        let (taken, taken_sum) = (self.count[bin] - own_count, self.sum[bin] - own_sum);
         let edge = self.bins.edge(bin as u32);
         let missing = limits.missing(taken_sum, edge);
         let room = missing.max(limits.least.saturating_sub(taken)).min(limits.most.saturating_sub(taken));
-        let counted = room.min(self.own_count[bin]);
+        let counted = room.min(own_count);
         (Choice { bin: bin as u32, room }, fma(counted as f32, edge, taken_sum))
     }
 }

@@ -135,6 +135,11 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Pass { view, group, blocks: [first, end], pieces, piece, notes, scratch, results, .. } = self;
+        // The first block comes while the queries are loaded.
+        if first + piece < end {
+            let tile = view.tile::<D>(view.block(group.sequence, first + piece), group.head);
+            L::prefetch(bytemuck::cast_slice(tile));
+        }
         scratch.queries.load::<E, L, D>(view.rows::<D>(group), view.shape.softmax_scale);
         let rows = group.rows;
         let noted = !notes.is_empty();

@@ -58,6 +58,9 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
         let count = entries.len() + usize::from(in_trailing != 0);
         let rows = group.rows;
         let warps = pieces.warps;
+        if let Some(first) = entries.get(replacer * warps + piece) {
+            prefetch::<L, D>(view, group, *first);
+        }
         scratch.queries.load::<E, L, D>(view.rows::<D>(group), view.shape.softmax_scale);
         let mut norms = None;
         for (warp, result) in pieces.warps_of(piece).zip(results) {
@@ -77,10 +80,7 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
                 let after = e + replacers * warps;
                 let after = if after < count { after } else { replacer * warps + warp + pieces.count };
                 if let Some(after) = entries.get(after) {
-                    let block = view.block(group.sequence, after.index as usize);
-                    let at = pair(block, view.shape.kv_heads, group.head as u32);
-                    L::prefetch(&view.keys[at * elements..][..elements]);
-                    L::prefetch(&view.values[at * elements..][..elements]);
+                    prefetch::<L, D>(view, group, *after);
                 }
                 let mut keys = &view.keys[at * elements..][..elements];
                 let mut values = &view.values[at * elements..][..elements];
@@ -175,6 +175,16 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
         }
         norms
     }
+}
+
+/// Asks for the originals of a block.
+#[inline(always)]
+fn prefetch<L: Lanes, const D: usize>(view: View<'_>, group: RowGroup, entry: Entry) {
+    let block = view.block(group.sequence, entry.index as usize);
+    let elements = TileLayout::new(D as u32).elements() as usize;
+    let from = pair(block, view.shape.kv_heads, group.head as u32) * elements;
+    L::prefetch(&view.keys[from..][..elements]);
+    L::prefetch(&view.values[from..][..elements]);
 }
 
 /// `original_scores` of some rows, before any scaling.
