@@ -58,7 +58,7 @@ pub struct Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
-    /// The least of (1a) and (1b) of docs/certificate.md.
+    /// The least of (1b), (1c) and (1d) of docs/certificate.md.
     Sound,
     /// The paper's (15), which is looser.
     Paper,

@@ -7,6 +7,7 @@
 //! has bin t. A choice is a threshold in that order: all bins before one, and of that one as many as there is room for, by
 //! part and place.
 
+use super::sums::Own;
 use simt::math::{fma, max};
 use simt::warp::{self, FULL_MASK, warp_shuffle_up};
 use simt::{Pod, Shared, SharedPlan, Zeroable, thread, unroll};
@@ -179,10 +180,10 @@ impl Reduce {
     /// Adds up, or takes the largest of, each of the threads' words as [`kind`] says; the result is in `told`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub(super) fn words(&mut self, words: [f32; 9], first_maximum: u32) {
+    pub(super) fn words(&mut self, words: [f32; Own::WORDS], first_maximum: u32) {
         let base = self.base();
         let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
-        unroll!(for k in 0..9 {
+        unroll!(for k in 0..Own::WORDS, at_most 10 {
             let value = if (k as u32) < first_maximum {
                 warp::warp_sum_f32(words[k])
             } else {
@@ -193,7 +194,7 @@ impl Reduce {
             }
         });
         thread::sync_threads();
-        if t < 9 {
+        if t < Own::WORDS as u32 {
             let mut total = f32::from_bits(self.layout.exchanged.load(base + t * WARPS));
             for w in 1..WARPS {
                 let part = f32::from_bits(self.layout.exchanged.load(base + t * WARPS + w));

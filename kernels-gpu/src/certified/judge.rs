@@ -102,21 +102,42 @@ impl Judge {
         let share = |x: f32| x * scale * up;
         // Blocks used from their originals have a Δ too: rounding alone, whatever their mass.
         let delta_f = delta_original::<D>(query, kappa);
-        let grown = exp2(delta_f * LOG2_E_ABOVE);
-        let grown_f = fma(grown, 1.0 / 2_097_152.0, grown - 1.0);
-        let a1 = share(sums.a1) + grown_f;
-        let a2 = fma(grown_f, nu, share(sums.a2));
-        let a3 = share(sums.a3) + grown_f;
+        let grown_f = growth(at_least_exp(delta_f));
         let e_val = fma(share(sums.eta), grown_f, share(sums.eta));
         // What is subtracted may differ from what was added by two roundings of the exponential, in N and in P.
         let e_round = (lambda * nu) * self.chain.bracket::<E>()
             + (lambda - 1.0) * nu * (2.0 * Slack::EXP)
             + lambda * UNDERFLOW;
-        let norm = sqrt(self.squares) * (1.0 + 1.0 / 16384.0) + e_round + e_val;
-        let ratio =
-            if a3 < 1.0 { fma(a1, norm, a2) / (1.0 - a3) * (1.0 + 1.0 / 1_048_576.0) } else { f32::INFINITY };
+        let output = sqrt(self.squares);
+        let norm = output * (1.0 + 1.0 / 16384.0) + e_round + e_val;
+        // The trailing block has at most what quantized ones leave, (7a).
+        let moved = share(if thresholds.per_group != 0 { self.sums.a3 } else { taken.a3 });
+        let left = (1.0 - pass.sum * scale) + moved + lambda * fma(up - 1.0, 2.0, grown_f);
+        let trailing = min(max(left, 0.0), 1.0);
+        // Roots of means of squares.
+        // What is promoted for another row's sake is in them by its quantized keys.
+        let others = if thresholds.per_group != 0 { at_least_exp(sums.delta) } else { 1.0 };
+        let mean = |squares: f32, of_trailing: f32, largest: f32| {
+            let squares = share(squares) * others;
+            let all = fma(squares, grown_f, squares) + trailing * of_trailing * of_trailing;
+            min(sqrt(all) * (1.0 + 1.0 / 16384.0), largest)
+        };
+        let value = mean(sums.nu_squares, self.norms[1], nu);
+        let least = max(output * (1.0 - 1.0 / 16384.0) - e_round - e_val, 0.0);
+        let spread = min(sqrt(max(value - least, 0.0) * (value + least)) * (1.0 + 1.0 / 16384.0), value);
+        let rounding = delta_original::<D>(query, mean(sums.kappa_squares, self.norms[0], kappa));
+        let by_original = rounding * (grown_f / delta_f) * spread;
+        let by_quantized = fma(share(sums.a1), norm, share(sums.a2));
+        let a3 = share(sums.a3) + grown_f;
+        let ratio = if a3 < 1.0 {
+            (by_quantized + by_original) / (1.0 - a3) * (1.0 + 1.0 / 262_144.0)
+        } else {
+            f32::INFINITY
+        };
         let delta = max(sums.delta, delta_f);
-        let mut e_key = min(ratio, total_variation(nu, delta));
+        let of_tail = tail_variation(share(sums.tail), sums.delta);
+        let variation = min(total_variation(nu, delta), fma(2.0 * nu, of_tail, total_variation(nu, delta_f)));
+        let mut e_key = min(ratio, variation);
         let mut e_round = e_round;
         let mut tail_mass = share(sums.tail);
         if thresholds.paper_bound != 0 {
@@ -215,12 +236,42 @@ const UNDERFLOW: f32 = 1.0 / 1_073_741_824.0;
 /// The paper's (15) without its second part: 2 V_max e^(2Δ) α^ (e^(2Δ) − 1), a tail of nothing being worth nothing.
 #[inline(always)]
 fn papers_bound(nu: f32, tail: f32, delta: f32) -> f32 {
-    let twice = 2.0 * delta;
-    // At least e^(2Δ); past e^80 no bound is left.
-    let grown = exp2(if twice > 80.0 { 128.0 } else { twice * LOG2_E_ABOVE });
-    let up = fma(grown, 1.0 / 2_097_152.0, grown - 1.0);
+    let grown = at_least_exp(2.0 * delta);
+    let up = growth(grown);
     let bound = 2.0 * nu * (grown * tail) * up * (1.0 + 1.0 / 1_048_576.0);
     if tail == 0.0 { 0.0 } else { bound }
+}
+
+/// At least e^x; past e^80 no bound is left.
+#[inline(always)]
+pub(super) fn at_least_exp(x: f32) -> f32 {
+    exp2(if x > 80.0 { 128.0 } else { x * LOG2_E_ABOVE })
+}
+
+/// At least e^x − 1, from [`at_least_exp`]: with the rounding of the exponential on the safe side.
+#[inline(always)]
+pub(super) fn growth(grown: f32) -> f32 {
+    fma(grown, 1.0 / 2_097_152.0, grown - 1.0)
+}
+
+/// TV_max of (1c) for a tail of this mass at most. Both of its forms grow with e^Δ − 1, which is rounded up.
+#[inline(always)]
+fn tail_variation(tail: f32, delta: f32) -> f32 {
+    if delta > 80.0 {
+        return 1.0;
+    }
+    let alpha = min(tail, 1.0);
+    let grown = at_least_exp(delta);
+    let up = growth(grown);
+    let down = up / grown;
+    // e^Δ − c, without cancellation.
+    let root = fma(alpha, down, up) / (sqrt(grown) + sqrt(max(1.0 - alpha * down, 0.0)));
+    let variation = if alpha * fma(alpha, up, 3.0) <= 1.0 {
+        alpha * (1.0 - alpha) * up / fma(alpha, up, 1.0)
+    } else {
+        root * root / (up + down)
+    };
+    variation * (1.0 + 1.0 / 262_144.0)
 }
 
 /// (1b), with tanh(x/2) <= min(x/2, 1).

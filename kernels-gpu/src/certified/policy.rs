@@ -34,7 +34,7 @@ pub struct Thresholds {
     /// 1: outputs come with a certificate, and what is over budget is computed exactly. 0: nothing is promoted, and nothing
     /// is known.
     pub certify: u32,
-    /// 1: E_key is the paper's (15). 0: the least of (1a) and (1b).
+    /// 1: E_key is the paper's (15). 0: the least of (1b), (1c) and (1d).
     pub paper_bound: u32,
 }
 

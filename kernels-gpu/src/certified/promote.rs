@@ -10,7 +10,7 @@
 //! ```
 //!
 //! What is subtracted is computed as the pass computed it, relative to another power of two: so it cancels but for the
-//! rounding of the sums. What multiplies the same V^ is subtracted first: p − p^. Then o = N/P, and the certificate from the sums of `weigh`: docs/certificate.md, (1a), (1b), (3)
+//! rounding of the sums. What multiplies the same V^ is subtracted first: p − p^. Then o = N/P, and the certificate from the sums of `weigh`: docs/certificate.md, (1b), (1c), (1d), (3)
 //! and (7).
 //!
 //! # Layout

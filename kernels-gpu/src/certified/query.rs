@@ -124,6 +124,12 @@ impl Slack {
         (D as f32 / 16.0 + 1.0) * 1.25 / 2_097_152.0
     }
 
+    /// c_F: the same of original keys, whose products are not put together from two chains.
+    #[inline(always)]
+    pub const fn rounding_original<const D: usize>() -> f32 {
+        (D as f32 / 16.0 + 0.5) * 1.25 / 2_097_152.0
+    }
+
     /// a_D: what subnormals lose.
     #[inline(always)]
     pub const fn absolute<const D: usize>() -> f32 {
@@ -159,6 +165,6 @@ pub fn delta_dense<const D: usize>(query: &Query, softmax_scale: f32, kappa: f32
 /// δ_F (6): the same where the original keys are used, `kappa` at least their norms.
 #[inline(always)]
 pub fn delta_original<const D: usize>(query: &Query, kappa: f32) -> f32 {
-    let rounding = fma(Slack::rounding::<D>() * query.norm, kappa, D as f32 / 1_073_741_824.0);
+    let rounding = fma(Slack::rounding_original::<D>() * query.norm, kappa, D as f32 / 1_073_741_824.0);
     Slack::EVALUATION * fma(query.scale, rounding, Slack::EXP)
 }

@@ -6,7 +6,7 @@
 //! e_b = w_b·η_b                                                                 values: the largest, until Σ rest <= v·ν·P
 //! ```
 //!
-//! and the sums that the certificate is made of (docs/certificate.md, (1a), (1b), (3)), over all blocks as if nothing were
+//! and the sums that the certificate is made of (docs/certificate.md, (1c), (1d), (3)), over all blocks as if nothing were
 //! promoted.
 //!
 //! # Layout
@@ -96,6 +96,7 @@ pub fn ranks_error(record: Record, thresholds: Thresholds) -> bool {
 
 /// Floats of a part's sums.
 pub const PARTIAL_SUMS: u32 = 12;
+const _: () = assert!(Own::WORDS <= PARTIAL_SUMS as usize, "a part's sums have room");
 const THREADS: u32 = BINS;
 
 /// Weighs the blocks of each query row, and chooses.
@@ -141,12 +142,14 @@ pub fn weigh(
     thread::sync_threads();
     while part.index < part.used() {
         // All loads at once.
-        let of_place =
-            |i: u32| if t + i * THREADS < part.places() { part.block(t + i * THREADS) } else { blocks };
-        let places = [0, 1, 2, 3].map(of_place);
-        let found = places.map(load);
+        let of_place = |t: u32, i: u32| {
+            if t + i * THREADS < part.places() { part.block(t + i * THREADS) } else { blocks }
+        };
+        let found = [0, 1, 2, 3].map(|i| load(of_place(t, i)));
+        // To keep four places, or whether they are there, would take more registers than there are.
+        let again = bits::renewed(t);
         unroll!(for i in 0..4 {
-            if places[i] < blocks {
+            if of_place(again, i as u32) < blocks {
                 let (mass, error) = weights(found[i], total.reference);
                 own.add(mass, error, thresholds.per_group != 0, found[i]);
                 if thresholds.max_keys != 0 {
@@ -175,7 +178,7 @@ pub fn weigh(
     let mut reduce = Reduce::new(layout);
     reduce.words(own.words(), Own::FIRST_MAXIMUM);
     let sums_at = |block: u32| (row * thread::grid_dim_x() + block) * PARTIAL_SUMS + t;
-    if t < 9 {
+    if t < Own::WORDS as u32 {
         partial_sums.store(sums_at(thread::block_idx_x()) as usize, f32::from_bits(layout.told.load(t)));
     }
     if !last_to_arrive(counters, row, used, layout.last) {
@@ -189,7 +192,7 @@ pub fn weigh(
         word
     });
     let partial_sums = partial_sums.as_const();
-    if t < 9 {
+    if t < Own::WORDS as u32 {
         let mut total = 0f32;
         let mut p = 0;
         while p < used {
@@ -206,10 +209,6 @@ pub fn weigh(
         layout.told.store(t, total.to_bits());
     }
     thread::sync_threads();
-    let mut merged = [0f32; 9];
-    unroll!(for i in 0..9 {
-        merged[i] = f32::from_bits(layout.told.load(i as u32));
-    });
 
     // Keys.
     let wanted = thresholds.coverage * total.sum;
@@ -233,7 +232,7 @@ pub fn weigh(
     }
     // Values.
     let mut values = Choice::NONE;
-    let (nu, error_sum) = (merged[Own::NU as usize], merged[Own::ERROR as usize]);
+    let [nu, error_sum] = [Own::NU, Own::ERROR].map(|word| f32::from_bits(layout.told.load(word)));
     let allowed = thresholds.value_tolerance * nu * total.sum;
     if error_sum > allowed && thresholds.max_values > 0 {
         let limits = Limits {
@@ -246,8 +245,12 @@ pub fn weigh(
         values = reduce.choose(&ranked, limits).0;
     }
     if t == 0 {
+        let mut merged = [0f32; Own::WORDS];
+        unroll!(for i in 0..Own::WORDS, at_most 10 {
+            merged[i] = f32::from_bits(layout.told.load(i as u32));
+        });
         let PartialRow { reference, sum } = total;
         let choice = RowChoice { keys, values, reference, sum, first_eta, unused: 0 };
-        Weighed { choice, sums: Own::row(merged, expanded) }.store(weighed, row as usize);
+        Weighed { choice, sums: Own::row(merged, sum, expanded) }.store(weighed, row as usize);
     }
 }

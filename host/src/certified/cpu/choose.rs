@@ -15,7 +15,7 @@ use simt::math::{fma, max};
 
 const N: usize = BINS as usize;
 /// Words of [`Own`].
-const WORDS: usize = 9;
+const WORDS: usize = Own::WORDS;
 
 /// What is known of a group of eight rows after the choice.
 #[derive(Default)]
@@ -158,7 +158,7 @@ impl Choose<'_> {
             values = Ranked::of(of_errors, &histograms[1]).choose(limits).0;
         }
         self.chosen.pass.push(total);
-        self.chosen.sums.push(Own::row(merged, expanded));
+        self.chosen.sums.push(Own::row(merged, total.sum, expanded));
         Wanted { keys, values, of_errors }
     }
 
