@@ -84,7 +84,9 @@ impl Judge {
     #[inline(always)]
     pub fn certificate<E: Half, const D: usize>(&self, query: &Query, thresholds: Thresholds) -> Certificate {
         let Judge { row, pass, taken, .. } = *self;
-        let sums = self.sums.without(taken);
+        let mut sums = self.sums.without(taken);
+        // The sum of all masses is the pass's own, and has its roundings.
+        sums.tail = fma(pass.sum, self.chain.additions as f32 * (1.0 / 16_777_216.0), sums.tail);
         if self.chain.tokens == 0 {
             return Certificate::zeroed();
         }
