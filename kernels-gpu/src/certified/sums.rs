@@ -10,7 +10,7 @@ use simt::{Global, GlobalMut, Pod, Shared, Zeroable, unroll};
 const LOST: f32 = f32::from_bits((127 - 106) << 23);
 
 /// What is taken in counts for so much more than what is taken out: 512 roundings of the sum of all. An addend passes at most 2
-/// additions of its thread, 20 over the threads and 136 over the parts (in the pass, 128 of its warp and 30 more); what is taken
+/// additions of its thread, 20 over the threads and 136 over the parts; what is taken
 /// out 32, 5 and 136 more; and no partial sum is larger than the sum of all.
 const SLACK: f32 = 1.0 + 1.0 / 32768.0;
 
@@ -165,7 +165,7 @@ impl Own {
     /// The row's sums from all threads' words; `mass` is Σ p of the pass, the sum of all w.
     #[inline(always)]
     pub fn row(words: [f32; Self::WORDS], mass: f32, expanded: u32) -> RowSums {
-        // What is lost of a block is 2^−119 of the whole at most.
+        // What is lost of a block is 2^−119 of the whole at most; the additions of the pass are the judge's to count.
         let tail = mass * SLACK;
         let [a1, a2, a3, eta, nu_squares, kappa_squares, _, delta, nu, kappa] = words;
         RowSums { tail, a1, a2, a3, eta, nu_squares, kappa_squares, delta, nu, kappa, expanded, unused: 0 }
