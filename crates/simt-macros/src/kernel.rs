@@ -28,6 +28,8 @@ enum Overlaps {
     FromEntry,
     /// The same, and the next launch is let in behind the wait.
     InTurn,
+    /// The same, and the next launch is let in where the author's code says so.
+    Held,
     /// It may start before, and the author's code waits.
     Late,
 }
@@ -70,8 +72,10 @@ impl Parse for Options {
                             Overlaps::Late
                         } else if when == "in_turn" {
                             Overlaps::InTurn
+                        } else if when == "held" {
+                            Overlaps::Held
                         } else {
-                            let known = "expected `overlaps`, `overlaps = in_turn` or `overlaps = late`";
+                            let known = "expected `overlaps`, `overlaps = in_turn`, `overlaps = held` or `overlaps = late`";
                             return Err(Error::new(when.span(), known));
                         };
                     }
@@ -340,6 +344,7 @@ fn device_entry(
         let let_in = quote! { ::simt::thread::let_next_start(); };
         let begin = match overlaps {
             Overlaps::InTurn => quote! { #wait #let_in },
+            Overlaps::Held => wait,
             Overlaps::Late => let_in,
             _ => quote! { #let_in #wait },
         };

@@ -75,8 +75,9 @@ pub const fn staged_rows(parts: u32) -> u32 {
 
 /// Adds up `parts` parts in their order, like [`combine`], for the first `rows` of the eight rows.
 ///
-/// A warp each turns a row's references into weights, in `staged`, its total behind them; then each thread has sixteen loads
-/// under way. All of it is run once a launch, from an instruction cache that has none of it: short code is fast code here.
+/// Each thread has sixteen loads under way, the first of them while a warp each turns a row's references into weights, in
+/// `staged`, its total behind them. All of it is run once a launch, from an instruction cache that has none of it: short code is
+/// fast code here.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn combine_parts<const D: usize>(
@@ -87,6 +88,22 @@ pub fn combine_parts<const D: usize>(
     values: impl Fn(u32, u32, u32) -> Vec4,
     mut done: impl FnMut(u32, u32, Merged),
 ) {
+    let items = rows * (D as u32 / 4);
+    let of_item = |item: u32| (item / (D as u32 / 4), 4 * (item % (D as u32 / 4)));
+    // Past the end the last one again, so that no load waits for a condition.
+    let sixteen = |item: u32, first: u32| {
+        let (r, d) = of_item(item);
+        let mut x = [Vec4::ZERO; 16];
+        unroll!(for k in 0..16 {
+            x[k] = values((first + k as u32).min(parts - 1), r, d);
+        });
+        x
+    };
+    let mut item = thread::thread_idx_x();
+    let mut x = [Vec4::ZERO; 16];
+    if item < items {
+        x = sixteen(item, 0);
+    }
     let lane = warp::lane_id();
     let mut r = thread::thread_idx_x() / 32;
     while r < rows {
@@ -117,18 +134,11 @@ pub fn combine_parts<const D: usize>(
         r += warps(D as u32);
     }
     thread::sync_threads();
-    let quads = D as u32 / 4;
-    let mut item = thread::thread_idx_x();
-    while item < rows * quads {
-        let (r, d) = (item / quads, 4 * (item % quads));
+    while item < items {
+        let (r, d) = of_item(item);
         let mut merged = Merged { values: [0.0; 4], row: staged.load(parts * ROWS + r) };
         let mut first = 0;
-        while first < parts {
-            let mut x = [Vec4::ZERO; 16];
-            unroll!(for k in 0..16 {
-                // Past the end the last one again, so that no load waits for a condition.
-                x[k] = values((first + k as u32).min(parts - 1), r, d);
-            });
+        loop {
             unroll!(for k in 0..16 {
                 if first + (k as u32) < parts {
                     let weight = staged.load((first + k as u32) * ROWS + r).reference;
@@ -137,9 +147,16 @@ pub fn combine_parts<const D: usize>(
                 }
             });
             first += 16;
+            if first >= parts {
+                break;
+            }
+            x = sixteen(item, first);
         }
         done(r, d, merged);
         item += threads(D as u32);
+        if item < items {
+            x = sixteen(item, 0);
+        }
     }
 }
 
@@ -183,9 +200,9 @@ pub fn last_to_arrive(counters: GlobalMut<u32>, row: u32, expected: u32, last: S
         let before = counters.atomic_add(row as usize, 1);
         let is_last = before + 1 == expected;
         if is_last {
-            // For the next launch.
-            counters.atomic_exchange(row as usize, 0);
             thread::device_fence();
+            // For the next launch; behind the fence, which would wait for it.
+            counters.atomic_exchange(row as usize, 0);
         }
         last.store(0, is_last as u32);
     }

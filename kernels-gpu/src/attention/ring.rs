@@ -16,6 +16,9 @@ pub trait Ring {
     fn end(&self) -> u32;
     /// The cache block of a tile; any past the end.
     fn block(&self, tile: u32) -> u32;
+    /// Comes once, when the first copies are under way.
+    #[inline(always)]
+    fn begun(&self) {}
     /// Starts copying a tile, which there is, into a stage.
     fn start(&self, tile: u32, block: u32, stage: u32);
 }
@@ -43,6 +46,7 @@ pub fn walk<R: Ring>(ring: &R, first: u32, mut visit: impl FnMut(u32, u32)) {
             start(ring, first + R::STRIDE * s as u32, blocks[s], s as u32);
         }
     });
+    ring.begun();
     let mut next_block = blocks[R::STAGES as usize - 1];
     let mut tile = first;
     let mut stage = 0u32;

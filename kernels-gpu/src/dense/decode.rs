@@ -77,7 +77,7 @@ pub const fn layout<const D: usize>() -> Layout {
     instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
     max_threads = 256,
     min_blocks = 1,
-    overlaps = in_turn
+    overlaps = held
 )]
 pub fn attend<E: Half, const D: usize>(
     queries: Global<E>,
@@ -94,17 +94,13 @@ pub fn attend<E: Half, const D: usize>(
 ) {
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    // Both at once: the second does not wait for the first's branch.
     let (rows_wanted, length) = (wanted.load(launch_row as usize), lengths.load(sequence as usize));
-    if rows_wanted == 0 {
-        return;
-    }
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
 
     let Parts { tiles, tiles_a_split, used } = Parts::of(length, shape.splits);
-    // A sequence without keys still needs somebody to write its rows.
-    if split >= used {
+    // A sequence without keys still needs somebody to write its rows. One branch for both, so that both loads are under way at once.
+    if rows_wanted == 0 || split >= used {
         return;
     }
     let first = split * tiles_a_split;
@@ -150,9 +146,12 @@ pub fn attend<E: Half, const D: usize>(
     }
     thread::sync_threads();
 
-    // Read again: kept since the start they would cost registers that the loop needs.
-    let rows_wanted = wanted.load(launch_row as usize);
-    let used = Parts::of(lengths.load(sequence as usize), shape.splits).used;
+    let (mut rows_wanted, mut used) = (rows_wanted, used);
+    if D > 128 {
+        // Read again: kept since the start they would cost registers that the loop has not.
+        rows_wanted = wanted.load(launch_row as usize);
+        used = Parts::of(lengths.load(sequence as usize), shape.splits).used;
+    }
     let target = Target { output, lse, rows_wanted, shape, sequence, head, row_group };
     let floats = part_floats(D as u32);
     let base = launch_row as usize * shape.splits as usize * floats;
@@ -242,6 +241,12 @@ impl<E: Half, const D: usize> Ring for Tiles<E, D> {
         } else {
             0
         }
+    }
+
+    /// A product behind this launch asks for weights ahead of its wait: behind these tiles, not before them.
+    #[inline(always)]
+    fn begun(&self) {
+        thread::let_next_start();
     }
 
     #[inline(always)]

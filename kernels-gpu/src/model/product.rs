@@ -36,9 +36,8 @@
 //! A product's input is the last thing that the launches before it make, and they are short, many and wait for each other: left
 //! alone, the memory stands still meanwhile. No launch writes weights. So a thread block, which may be placed as soon as those
 //! before have begun, asks for its first weights before it waits, as many as registers hold: on an H100 18 MB, what its memory
-//! delivers in 6 µs. If the host says so, one thread of it also asks for [`PREFETCH_WORDS`] words of others to the second-level
-//! cache: the product's own, behind those that the blocks there at once hold, or the next product's. By default it does not: on
-//! an H100 steps got slower by it, the more the longer the cache (docs/performance.md).
+//! delivers in 6 µs. Bringing more to the second-level
+//! cache made steps slower (docs/performance.md).
 //!
 //! [`linear_fused`](fn@linear_fused) makes the records itself, in shared memory: a launch less in a chain of short ones. Each thread block does that work again, so it is for short rows.
 
@@ -255,23 +254,9 @@ impl Share {
     }
 }
 
-/// Words that a thread block prefetches, at most: 32 KB.
-pub const PREFETCH_WORDS: u32 = 8192;
-
-/// Asks for this thread block's part of the first `words` words of `ahead`, of use to a later launch or to later blocks of this
-/// one: the first blocks of a launch wait for the one before, and the memory has nothing else to do.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-fn prefetch(ahead: Global<u32>, words: u32) {
-    let first = thread::block_idx_y() * PREFETCH_WORDS;
-    let wanted = thread::thread_idx_x() == 0 && thread::block_idx_x() == 0 && first < words;
-    let count = if first < words { (words - first).min(PREFETCH_WORDS) } else { 0 };
-    ahead.prefetch(first as usize, 4 * count, wanted);
-}
-
 /// W·v of records in global memory. Grid (tokens, ⌈groups / [`groups_a_block`](LinearShape::groups_a_block)⌉) of
 /// [`THREADS`] threads: tokens first, so that they find each other's weights in the cache; shared: [`linear_layout`]`(0)`. `bias` and `residual` are read where the flags say so; `residual` may
-/// be `out`. Of `ahead` the first `ahead_words` words, a multiple of 4, are prefetched, as far as the grid reaches.
+/// be `out`.
 ///
 /// Four blocks a multiprocessor: 512 groups of rows, a matrix of 4096, are then there at once.
 #[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256, min_blocks = 4, overlaps = late)]
@@ -282,12 +267,9 @@ pub fn linear<F: Format>(
     bias: Global<f32>,
     residual: Global<f32>,
     out: GlobalMut<f32>,
-    ahead: Global<u32>,
-    ahead_words: u32,
     shape: LinearShape,
 ) {
     let token = thread::block_idx_x();
-    prefetch(ahead, ahead_words);
     let share = Share::new(shape);
     // No launch writes weights: they may come while those before still run.
     let mut loaded = [F::nothing(); 4];
@@ -327,8 +309,6 @@ pub fn linear_fused<S: Source, F: Format>(
     bias: Global<f32>,
     residual: Global<f32>,
     out: GlobalMut<f32>,
-    ahead: Global<u32>,
-    ahead_words: u32,
     source: SourceShape,
     shape: LinearShape,
 ) {
@@ -337,7 +317,6 @@ pub fn linear_fused<S: Source, F: Format>(
     // Before the records, and before what they are made of is there.
     let loaded = share.load::<F>(codes, scales, share.first);
     let norm = load_ahead::<S>(weight, 0, source);
-    prefetch(ahead, ahead_words);
     thread::wait_for_previous();
     let layout = linear_layout(shape.blocks);
     make_records::<S>(x, weight, norm, token, [0, 1], source, layout.sums, |word, value| {

@@ -84,8 +84,7 @@ pub struct Arguments {
     #[arg(long)]
     chosen_tokens: bool,
     /// Which products quantize their input themselves, again in each thread block: rows of up to so many channels, of matrices
-    /// of up to so many thread blocks; and how much of the weights to come they bring to the cache: "COLUMNS:BLOCKS:MIB". To
-    /// find the best limits; without it they are the library's.
+    /// of up to so many thread blocks: "COLUMNS:BLOCKS". To find the best limits; without it they are the library's.
     #[arg(long, value_name = "LIMITS", value_parser = fusing, hide = true)]
     fuse_up_to: Option<Fusing>,
     /// Seconds after which no further row is begun.
@@ -109,11 +108,10 @@ fn shape(name: &str) -> Result<Shape, String> {
 fn fusing(text: &str) -> Result<Fusing, String> {
     let mut parts = text.split(':').map(|part| part.parse::<usize>().ok());
     let mut next = || parts.next().flatten();
-    let limits = (next(), next(), next());
-    let (Some(columns), Some(blocks), Some(mib)) = limits else {
-        return Err(format!("'{text}' is not COLUMNS:BLOCKS:MIB, such as 2048:512:0"));
+    let (Some(columns), Some(blocks)) = (next(), next()) else {
+        return Err(format!("'{text}' is not COLUMNS:BLOCKS, such as 2048:512"));
     };
-    Ok(Fusing { columns, blocks, prefetch: (mib as u64) << 20 })
+    Ok(Fusing { columns, blocks })
 }
 
 fn scale(text: &str) -> Result<f32, String> {

@@ -206,14 +206,11 @@ impl Pass {
             kernels::embedding(stream, &weights.embedding, self.tokens.global(), x.global_mut(), count)
         }?;
         for (number, layer) in weights.layers.iter().enumerate() {
-            let after = weights.layers.get(number + 1).map_or(weights.output(), |layer| &layer.qkv);
             let normed = Input::Normed { x: x.global(), weight: layer.attn_norm.global(), epsilon };
             let biased =
                 Epilogue { bias: layer.qkv_bias.as_ref().map(Buffer::global), ..Epilogue::default() };
             // SAFETY: as above.
-            unsafe {
-                product(stream, [&layer.qkv, &layer.output], normed, biased, records, qkv.global_mut(), count)
-            }?;
+            unsafe { product(stream, &layer.qkv, normed, biased, records, qkv.global_mut(), count) }?;
             let (positions, frequencies) = (&self.positions, &weights.frequencies);
             let new = Unrotated { qkv, positions, frequencies, pairing, rotary: rope.rotary };
             if !cache.rotate_and_append(stream, number, new, queries)? {
@@ -234,35 +231,21 @@ impl Pass {
             let onto = Epilogue { bias: layer.output_bias.as_ref().map(Buffer::global), residual };
             let plain = Input::Plain { x: attended.global() };
             // SAFETY: as above; the residual is the output.
-            unsafe {
-                product(stream, [&layer.output, &layer.gate_up], plain, onto, records, x.global_mut(), count)
-            }?;
+            unsafe { product(stream, &layer.output, plain, onto, records, x.global_mut(), count) }?;
             let normed = Input::Normed { x: x.global(), weight: layer.ffn_norm.global(), epsilon };
             // SAFETY: as above.
-            unsafe {
-                product(
-                    stream,
-                    [&layer.gate_up, &layer.down],
-                    normed,
-                    alone,
-                    records,
-                    gate_up.global_mut(),
-                    count,
-                )
-            }?;
+            unsafe { product(stream, &layer.gate_up, normed, alone, records, gate_up.global_mut(), count) }?;
             let gated = Input::Gated { x: gate_up.global() };
             let onto = Epilogue { bias: None, residual };
             // SAFETY: as above; the residual is the output.
-            unsafe { product(stream, [&layer.down, after], gated, onto, records, x.global_mut(), count) }?;
+            unsafe { product(stream, &layer.down, gated, onto, records, x.global_mut(), count) }?;
         }
         if outputs > 0 {
             let last = x.global_range((count - outputs) * hidden..count * hidden)?;
             let normed = Input::Normed { x: last, weight: weights.output_norm.global(), epsilon };
             let out = logits.global_mut();
-            // What the next step multiplies first.
-            let first = weights.layers.first().map_or(weights.output(), |layer| &layer.qkv);
             // SAFETY: as above; the logits have a row for each output.
-            unsafe { product(stream, [weights.output(), first], normed, alone, records, out, outputs) }?;
+            unsafe { product(stream, weights.output(), normed, alone, records, out, outputs) }?;
         }
         Ok(())
     }
@@ -278,14 +261,13 @@ impl Pass {
     }
 }
 
-/// A product with the first weights, ahead of one with the second; its input's records before it where it does not make them
-/// itself.
+/// A product, its input's records before it where it does not make them itself.
 ///
 /// # Safety
 /// As [`DeviceWeights::run_on`]; `records` has room for the input's.
 unsafe fn product(
     stream: &Stream,
-    [weights, next]: [&DeviceWeights; 2],
+    weights: &DeviceWeights,
     input: Input,
     epilogue: Epilogue,
     records: GlobalMut<u32>,
@@ -300,5 +282,5 @@ unsafe fn product(
         Input::Records(records.as_const())
     };
     // SAFETY: the caller's word.
-    Ok(unsafe { weights.run_before(stream, ProductKernel::Auto, input, epilogue, out, tokens, Some(next)) }?)
+    Ok(unsafe { weights.run_on(stream, ProductKernel::Auto, input, epilogue, out, tokens) }?)
 }

@@ -12,17 +12,8 @@ use kernels_gpu::model::{linear, linear_fused, linear_prefill};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The matrix-vector kernels over records in global memory.
-pub(in crate::model) type Product = Kernel<(
-    Global<u32>,
-    Global<u16>,
-    Global<u32>,
-    Global<f32>,
-    Global<f32>,
-    GlobalMut<f32>,
-    Global<u32>,
-    u32,
-    LinearShape,
-)>;
+pub(in crate::model) type Product =
+    Kernel<(Global<u32>, Global<u16>, Global<u32>, Global<f32>, Global<f32>, GlobalMut<f32>, LinearShape)>;
 
 /// The tensor-core kernels.
 pub(in crate::model) type Prefill =
@@ -37,33 +28,25 @@ pub(in crate::model) type Fused = Kernel<(
     Global<f32>,
     Global<f32>,
     GlobalMut<f32>,
-    Global<u32>,
-    u32,
     SourceShape,
     LinearShape,
 )>;
 
-/// Which products of a few tokens quantize their input themselves, again in each thread block; and how far they look ahead.
+/// Which products of a few tokens quantize their input themselves, again in each thread block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusing {
     /// Channels of a row, at most.
     pub columns: usize,
     /// Thread blocks of the product, at most.
     pub blocks: usize,
-    /// Bytes of weights that a product brings to the second-level cache ahead of their use, at most.
-    pub prefetch: u64,
 }
 
 impl Default for Fusing {
     fn default() -> Self {
-        Fusing { columns: 2048, blocks: 512, prefetch: 0 }
+        Fusing { columns: 2048, blocks: 512 }
     }
 }
 
-/// Thread blocks of the matrix-vector kernels that a multiprocessor holds at once: over records, and making them.
-const RESIDENT: [u32; 2] = [4, 3];
-/// What part of the second-level cache weights may take that are brought there ahead of their use.
-const PREFETCH_SHARE: u64 = 3;
 /// From this many tokens on the tensor cores do it.
 const PREFILL_FROM: usize = 5;
 
@@ -201,29 +184,6 @@ impl DeviceWeights {
         out: GlobalMut<f32>,
         tokens: usize,
     ) -> Result<()> {
-        // SAFETY: the caller's word.
-        unsafe { self.run_before(stream, kernel, input, epilogue, out, tokens, None) }
-    }
-
-    /// [`run_on`](Self::run_on) ahead of a product with `next`: while the launch waits for the one before it, weights come to
-    /// the second-level cache that do not fit the registers, its own or `next`'s. No bits change.
-    ///
-    /// # Safety
-    /// As [`run_on`](Self::run_on).
-    ///
-    /// # Errors
-    /// As [`run_on`](Self::run_on).
-    #[allow(clippy::too_many_arguments)]
-    pub unsafe fn run_before(
-        &self,
-        stream: &Stream,
-        kernel: ProductKernel,
-        input: Input,
-        epilogue: Epilogue,
-        out: GlobalMut<f32>,
-        tokens: usize,
-        next: Option<&DeviceWeights>,
-    ) -> Result<()> {
         if tokens == 0 || tokens > 65535 {
             return Err(Error::Argument {
                 what: "tokens",
@@ -241,7 +201,7 @@ impl DeviceWeights {
         let (variant, x, weight, stride, epsilon) = match input {
             // SAFETY: the caller's word.
             Input::Records(records) => unsafe {
-                return self.run_records(stream, kernel, records, epilogue, out, shape, next);
+                return self.run_records(stream, kernel, records, epilogue, out, shape);
             },
             Input::Plain { x } => (0, x, x, self.columns, 0.0),
             Input::Normed { x, weight, epsilon } => (1, x, weight, self.columns, epsilon),
@@ -256,36 +216,11 @@ impl DeviceWeights {
         let (bias, residual) = added(epilogue, out);
         let source = SourceShape { columns: self.columns, stride, epsilon, padding: 0 };
         let launch = decode_launch(shape).shared(linear_layout(shape.blocks).bytes);
-        let (ahead, ahead_words) = self.ahead(stream, RESIDENT[1], next)?;
-        let args = (codes, scales, x, weight, bias, residual, out, ahead, ahead_words, source, shape);
+        let args = (codes, scales, x, weight, bias, residual, out, source, shape);
         // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the shared memory
         // holds a token's records. No launch writes weights.
         unsafe { stream.launch(&kernels[variant], launch, args) }?;
         Ok(())
-    }
-
-    /// What a launch of the matrix-vector kernel prefetches, of which `resident` blocks fit a multiprocessor: its own weights
-    /// behind those that the first blocks hold in registers, or, if these are all, `next`'s.
-    fn ahead(
-        &self,
-        stream: &Stream,
-        resident: u32,
-        next: Option<&DeviceWeights>,
-    ) -> Result<(Global<u32>, u32)> {
-        let info = stream.device().info();
-        let shape = self.shape(1);
-        let groups = u64::from(info.multiprocessors * resident * shape.groups_a_block());
-        let held = groups * u64::from(shape.blocks) * self.kind.tile_words() as u64;
-        let rest = usize::try_from(held).ok().and_then(|held| self.codes.global_range(held..).ok());
-        let ahead = match (rest.filter(|rest| !rest.is_empty()), next) {
-            (Some(rest), _) => rest,
-            (None, Some(next)) => next.codes.global(),
-            (None, None) => return Ok((self.codes.global(), 0)),
-        };
-        let share = info.l2_bytes.map_or(u64::MAX, |bytes| bytes / PREFETCH_SHARE);
-        // Whole units of 16 bytes, as tiles are.
-        let most = self.fusing.prefetch.min(share) / 16 * 4;
-        Ok((ahead, (ahead.len() as u64).min(most) as u32))
     }
 
     /// The product's extents, with nothing added.
@@ -295,7 +230,6 @@ impl DeviceWeights {
 
     /// # Safety
     /// As [`run_on`](Self::run_on).
-    #[allow(clippy::too_many_arguments)]
     unsafe fn run_records(
         &self,
         stream: &Stream,
@@ -304,7 +238,6 @@ impl DeviceWeights {
         epilogue: Epilogue,
         out: GlobalMut<f32>,
         shape: LinearShape,
-        next: Option<&DeviceWeights>,
     ) -> Result<()> {
         let (codes, scales) = self.handles();
         let (bias, residual) = added(epilogue, out);
@@ -322,8 +255,7 @@ impl DeviceWeights {
             return Ok(());
         }
         let launch = decode_launch(shape).shared(linear_layout(0).bytes);
-        let (ahead, ahead_words) = self.ahead(stream, RESIDENT[0], next)?;
-        let args = (codes, scales, records, bias, residual, out, ahead, ahead_words, shape);
+        let args = (codes, scales, records, bias, residual, out, shape);
         // SAFETY: as above; no launch writes weights.
         unsafe { stream.launch(&decode_kernel(self.kind), launch, args) }?;
         Ok(())
