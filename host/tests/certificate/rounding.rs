@@ -1,0 +1,130 @@
+//! Equations (5) and (7) against a model of the tensor core's sums.
+
+use super::quantized::{KINDS, keys_and_values, quantize_keys};
+use super::{Random, dot, exponent, f16, mean, minus, norm};
+use rayon::prelude::*;
+
+/// One step of the tensor core: products and accumulator in one sum, truncated.
+fn mma(c: f64, a: &[f64], b: &[f64]) -> f64 {
+    let terms: Vec<(f64, i32)> = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| (a * b, exponent(*a).max(-14) + exponent(*b).max(-14)))
+        .chain([(c, exponent(c))])
+        .filter(|t| t.0 != 0.0)
+        .collect();
+    let Some(largest) = terms.iter().map(|t| t.1).max() else { return 0.0 };
+    let step = 2f64.powi(largest - 25);
+    let sum = terms.iter().map(|t| (t.0 / step).trunc()).sum::<f64>() * step;
+    // To f32, toward zero.
+    if sum == 0.0 {
+        return 0.0;
+    }
+    let place = 2f64.powi(exponent(sum).max(-126) - 23);
+    (sum / place).trunc() * place
+}
+
+fn chain(a: &[f64], b: &[f64]) -> f64 {
+    a.chunks(16).zip(b.chunks(16)).fold(0.0, |c, (a, b)| mma(c, a, b))
+}
+
+fn f32(x: f64) -> f64 {
+    x as f32 as f64
+}
+
+#[test]
+fn scores_round_within_equation_5() {
+    let worst = (0..2000u64)
+        .into_par_iter()
+        .map(|seed| {
+            let mut random = Random(seed);
+            let dim = [64, 96, 128, 256][seed as usize / KINDS % 4];
+            let [mut keys, _] = keys_and_values(&mut random, 16, dim, seed as usize % KINDS);
+            let mut query: Vec<f64> =
+                (0..dim).map(|_| f16(10f64.powf(random.unit() * 3.0 - 2.0) * random.normal())).collect();
+            if seed % 3 == 0 {
+                // All terms of one sign: truncation always loses.
+                query.iter_mut().for_each(|q| *q = q.abs());
+                keys.iter_mut().flatten().for_each(|k| *k = k.abs());
+            }
+            let (codes, sigma, zero) = quantize_keys(&keys);
+            let size = 2f64.powi(exponent(query.iter().fold(0.0, |m, q| q.abs().max(m))) - 5);
+            let q: Vec<f64> = query.iter().map(|q| f16(q / size)).collect();
+            let x: Vec<f64> = q.iter().zip(&sigma).map(|(q, s)| f16(q * s)).collect();
+            let low: Vec<f64> = (0..dim).map(|c| f16(q[c] * sigma[c] - x[c])).collect();
+            let scale = size * std::f64::consts::LOG2_E / (dim as f64).sqrt();
+            let offset = chain(&q, &zero);
+            let zeta = norm(&zero) + 128.0 * norm(&sigma);
+            let c_d = (dim as f64 / 16.0 + 1.0) * 1.25 * 2f64.powi(-21);
+            let bound = scale * (c_d * norm(&q) * zeta + 257.0 * dim as f64 * 2f64.powi(-26));
+            // The same of original keys, by equation (6).
+            let c_f = (dim as f64 / 16.0 + 0.5) * 1.25 * 2f64.powi(-21);
+            for key in &keys {
+                let got = f32(chain(&q, key) * f32(scale));
+                let exact = dot(&query, key) / size * scale;
+                let bound = scale * (c_f * norm(&q) * norm(key) + dim as f64 * 2f64.powi(-30));
+                let error = (got - exact).abs();
+                assert!(error <= bound, "seed {seed}: error {error:e} above {bound:e} by original keys");
+            }
+            codes
+                .iter()
+                .map(|code| {
+                    let raw = f32(chain(&x, code) + chain(&low, code));
+                    let got = f32(f32(raw + offset) * f32(scale));
+                    let exact = (0..dim).map(|c| query[c] * (sigma[c] * code[c] + zero[c])).sum::<f64>()
+                        / size
+                        * scale;
+                    let error = (got - exact).abs();
+                    assert!(error <= bound, "seed {seed}: error {error:e} above {bound:e}");
+                    error / bound
+                })
+                .fold(0.0, f64::max)
+        })
+        .reduce(|| 0.0, f64::max);
+    println!("rounding of scores: largest error / bound {worst:.3}");
+    assert!(worst > 0.02, "the bound is of another size than the errors: {worst}");
+}
+
+#[test]
+fn sums_round_within_equation_7() {
+    let steps = 64;
+    let worst = (0..200u64)
+        .into_par_iter()
+        .map(|seed| {
+            let mut random = Random(seed);
+            let dim = 8;
+            let positive = seed % 2 == 0;
+            let spread = 6.0 * random.unit();
+            let weights: Vec<f64> = (0..16 * steps).map(|_| f32((spread * random.normal()).exp())).collect();
+            let top = 2f64.powf(weights.iter().copied().fold(0.0, f64::max).log2().ceil());
+            let weights: Vec<f64> = weights.iter().map(|p| f32(p / top)).collect();
+            let values: Vec<Vec<f64>> = (0..16 * steps)
+                .map(|_| {
+                    (0..dim).map(|_| f16(if positive { random.unit() } else { random.normal() })).collect()
+                })
+                .collect();
+            let high: Vec<f64> = weights.iter().map(|p| f16(4096.0 * p)).collect();
+            let low: Vec<f64> = weights.iter().zip(&high).map(|(p, h)| f16(4096.0 * p - h)).collect();
+            // The total in f32, token after token.
+            let total = weights.iter().fold(0.0, |sum, p| f32(sum + p));
+            let returned: Vec<f64> = (0..dim)
+                .map(|c| {
+                    let column: Vec<f64> = values.iter().map(|v| v[c]).collect();
+                    f32(f32(chain(&high, &column) + chain(&low, &column)) / 4096.0 / total)
+                })
+                .collect();
+            let error = norm(&minus(&returned, &mean(&weights, &values)));
+            let nu = values.iter().map(|v| norm(v)).fold(0.0, f64::max);
+            let n = steps as f64;
+            let bracket = n * 1.26 * 2f64.powi(-21)
+                + (1.0 + 16.0 * n + 4.0) * 2f64.powi(-24)
+                + 2f64.powi(-23)
+                + 16.0 * n * 2f64.powi(-36);
+            let bound = nu * bracket + (dim as f64).sqrt() * 2f64.powi(-34);
+            assert!(error <= bound, "seed {seed}: error {error:e} above {bound:e}");
+            error / bound
+        })
+        .reduce(|| 0.0, f64::max);
+    println!("rounding of sums: largest error / bound {worst:.3}");
+    assert!(worst > 0.01, "the bound is of another size than the errors: {worst}");
+}
