@@ -177,7 +177,7 @@ impl Reduce {
         (self.round & 1) * 16 * WARPS
     }
 
-    /// Adds up, or takes the largest of, each of the threads' words as [`kind`] says; the result is in `told`.
+    /// Adds up, or takes the largest of, each of the threads' words, the largest from word `first_maximum` on; the result is in `told`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn words(&mut self, words: [f32; Own::WORDS], first_maximum: u32) {

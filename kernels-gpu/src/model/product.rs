@@ -36,8 +36,7 @@
 //! A product's input is the last thing that the launches before it make, and they are short, many and wait for each other: left
 //! alone, the memory stands still meanwhile. No launch writes weights. So a thread block, which may be placed as soon as those
 //! before have begun, asks for its first weights before it waits, as many as registers hold: on an H100 18 MB, what its memory
-//! delivers in 6 µs. Bringing more to the second-level
-//! cache made steps slower (docs/performance.md).
+//! delivers in 6 µs. Bringing more to the second-level cache made steps slower (docs/performance.md).
 //!
 //! [`linear_fused`](fn@linear_fused) makes the records itself, in shared memory: a launch less in a chain of short ones. Each thread block does that work again, so it is for short rows.
 

@@ -106,9 +106,8 @@ fn shape(name: &str) -> Result<Shape, String> {
 }
 
 fn fusing(text: &str) -> Result<Fusing, String> {
-    let mut parts = text.split(':').map(|part| part.parse::<usize>().ok());
-    let mut next = || parts.next().flatten();
-    let (Some(columns), Some(blocks)) = (next(), next()) else {
+    let parts = text.split_once(':').map(|(columns, blocks)| (columns.parse(), blocks.parse()));
+    let Some((Ok(columns), Ok(blocks))) = parts else {
         return Err(format!("'{text}' is not COLUMNS:BLOCKS, such as 2048:512"));
     };
     Ok(Fusing { columns, blocks })

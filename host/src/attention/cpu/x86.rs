@@ -154,7 +154,7 @@ fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile) {
     tile.finite = below(largest, format);
 }
 
-/// Eight lanes of [`Lanes::step`], from lane `first` on.
+/// Eight lanes of a row of [`Lanes::steps`], from lane `first` on.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn step_8(
