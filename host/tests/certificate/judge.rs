@@ -1,7 +1,7 @@
 //! What the kernels evaluate of docs/certificate.md in f32, against the same in f64: never less, and hardly more.
 
+use super::Random;
 use half::f16;
-use host::dense::sample::random;
 use kernels_gpu::attention::PartialRow;
 use kernels_gpu::certified::judge::{Chain, Judge};
 use kernels_gpu::certified::layout::Annotation;
@@ -13,20 +13,7 @@ use simt::Zeroable;
 
 const D: usize = 64;
 
-/// A stream of numbers.
-struct Stream {
-    seed: u64,
-    next: u64,
-}
-
-impl Stream {
-    fn bits(&mut self) -> u64 {
-        self.next += 1;
-        random(self.seed, self.next)
-    }
-    fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 * 2f64.powi(-53)
-    }
+impl Random {
     /// Between two numbers, their logarithms evenly.
     fn within(&mut self, low: f64, high: f64) -> f64 {
         low * (high / low).powf(self.unit())
@@ -58,7 +45,7 @@ struct Row {
 
 impl Row {
     fn new(seed: u64) -> Self {
-        let mut s = Stream { seed, next: 0 };
+        let mut s = Random(seed);
         let count = 1 + s.bits() % 200;
         // From hardly any error to bounds that say nothing.
         let deltas = s.within(1e-5, 6.0);

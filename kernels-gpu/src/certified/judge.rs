@@ -44,6 +44,12 @@ impl Chain {
         Chain { steps, additions: steps + 2 * merges + 8, tokens }
     }
 
+    /// What an addend may lose or gain by its additions, relative.
+    #[inline(always)]
+    fn roundings(&self) -> f32 {
+        self.additions as f32 * (1.0 / 16_777_216.0)
+    }
+
     /// The bracket of (7).
     #[inline(always)]
     fn bracket<E: Half>(&self) -> f32 {
@@ -86,7 +92,7 @@ impl Judge {
         let Judge { row, pass, taken, .. } = *self;
         let mut sums = self.sums.without(taken);
         // The sum of all masses is the pass's own, and has its roundings.
-        sums.tail = fma(pass.sum, self.chain.additions as f32 * (1.0 / 16_777_216.0), sums.tail);
+        sums.tail = fma(pass.sum, self.chain.roundings(), sums.tail);
         if self.chain.tokens == 0 {
             return Certificate::zeroed();
         }
@@ -100,7 +106,9 @@ impl Judge {
         // A row may have been given blocks for another row's sake.
         let corrected = if thresholds.per_group != 0 { pass.sum } else { taken.corrected };
         let lambda = fma(corrected * (2.0 + 1.0 / 512.0), scale, 1.0);
-        let up = fma(lambda, 1.0 / 16384.0, 1.0);
+        // 1000 roundings of the shares, and those of the sum that they are divided by.
+        let relative = 1.0 / 16384.0 + self.chain.roundings();
+        let up = fma(lambda, relative, 1.0);
         let share = |x: f32| x * scale * up;
         // Blocks used from their originals have a Δ too: rounding alone, whatever their mass.
         let delta_f = delta_original::<D>(query, kappa);
@@ -143,7 +151,7 @@ impl Judge {
         let mut e_round = e_round;
         let mut tail_mass = share(sums.tail);
         if thresholds.paper_bound != 0 {
-            tail_mass = if pass.sum > 0.0 { sums.tail / pass.sum * (1.0 + 1.0 / 16384.0) } else { 0.0 };
+            tail_mass = if pass.sum > 0.0 { sums.tail / pass.sum * (1.0 + relative) } else { 0.0 };
             e_key = papers_bound(nu, tail_mass, sums.delta);
             // Of rounding in blocks that are used from their originals the paper has nothing.
             e_round += total_variation(nu, delta_f);

@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use std::cell::RefCell;
 use std::thread::LocalKey;
 
-/// How the warps of a thread block are dealt out: warp w to piece w modulo their number, so that the pieces of a short sequence
-/// have as many blocks, give or take one.
+/// How the warps of a thread block are dealt out: warp w to piece w modulo their number. The first warps have a block more than the
+/// last where blocks do not divide among them, so each piece gets its share of those.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pieces {
     /// Divides the warps.
