@@ -133,6 +133,23 @@ impl Found {
         let tile = if scratch.fresh == 0 { Scratch::EMPTY } else { scratch.fresh_tile(kind, pair) };
         Found { tile, admit: Scratch::EMPTY }
     }
+
+    /// Writes a block that has won its slot there: `write` writes it from an element on. A warp's work.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn bring(
+        self,
+        directory: GlobalMut<u64>,
+        pair: u32,
+        elements: usize,
+        lane: u32,
+        write: impl FnOnce(usize),
+    ) {
+        if self.admit != Scratch::EMPTY {
+            write(self.admit as usize * elements);
+            admit(directory, self.admit, pair, lane);
+        }
+    }
 }
 
 /// Looks a pair up: its keys, and its values. A warp's work; `entry` is the block's [`order`].

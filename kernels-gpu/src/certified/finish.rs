@@ -3,7 +3,6 @@
 use super::judge::{Chain, Judge};
 use super::pass::{StepShape, used_splits};
 use super::policy::{Certificate, Thresholds, rung};
-use super::promote::PromoteLayout;
 use super::query::{LOG2_E, Query};
 use super::sums::Taken;
 use super::weighing::Weighed;
@@ -11,11 +10,95 @@ use crate::attention::{BLOCK_TOKENS, Half, Merged, PartialRow, ROWS, combine_par
 use glam::Vec4;
 use simt::math::{canonical_nan, fma, log2};
 use simt::warp::FULL_MASK;
-use simt::{Global, GlobalMut, Zeroable, bits, unroll, warp};
+use simt::{Global, GlobalMut, Shared, Zeroable, bits, unroll, warp};
+
+/// Shared memory of the end of a row of blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Ends {
+    /// References and sums of all parts, [`staged_rows`](crate::attention::staged_rows) of them.
+    pub(super) staged: Shared<PartialRow>,
+    /// ‖O‖² of the rows, [8, 32].
+    pub(super) squares: Shared<f32>,
+    /// References and sums of the rows over all parts, [8].
+    pub(super) totals: Shared<PartialRow>,
+}
+
+impl Ends {
+    /// Adds up `parts` parts and writes `rows` rows of `output` from row `first_row` on; references, sums and squares go to
+    /// shared memory. `place` says where a part is in `partials`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn output<const D: usize>(
+        self,
+        parts: u32,
+        [first_row, rows]: [u32; 2],
+        partials: Global<f32>,
+        place: impl Fn(u32) -> usize,
+        output: GlobalMut<f32>,
+    ) {
+        combine_parts::<D>(
+            parts,
+            rows,
+            self.staged,
+            |p, r| partials.load_vector(place(p) + (ROWS * D as u32 + 2 * r) as usize),
+            |p, r, d| partials.load_vector(place(p) + (r * D as u32 + d) as usize),
+            |r, d, merged| {
+                let Merged { values, row } = merged;
+                let empty = row.sum == 0.0;
+                let value = values.map(|x| if empty { 0.0 } else { x / row.sum });
+                let squares = fma(
+                    value[3],
+                    value[3],
+                    fma(value[2], value[2], fma(value[1], value[1], value[0] * value[0])),
+                );
+                self.squares.store(r * 32 + d / 4, squares);
+                if d == 0 {
+                    self.totals.store(r, row);
+                }
+                let at = (first_row + r) as usize * D + d as usize;
+                output.store_vector(at, Vec4::from_array(value.map(canonical_nan)));
+            },
+        );
+    }
+
+    /// ‖O‖² of a row, its log-sum-exp's argument beside it.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn row<const D: usize>(self, r: u32) -> (PartialRow, f32) {
+        let mut squares = 0f32;
+        for quad in 0..D as u32 / 4 {
+            squares += self.squares.load(r * 32 + quad);
+        }
+        (self.totals.load(r), squares)
+    }
+}
+
+/// Writes a row's log-sum-exp.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub(super) fn store_lse(lse: GlobalMut<f32>, at: usize, row: PartialRow) {
+    let log = if row.sum == 0.0 { f32::NEG_INFINITY } else { (row.reference + log2(row.sum)) / LOG2_E };
+    lse.store(at, canonical_nan(log));
+}
+
+/// Writes which rows want the dense rung, from what their four lanes each say: a warp's work.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub(super) fn store_dense_rows(dense_rows: GlobalMut<u32>, launch_row: u32, wants_dense: bool, lane: u32) {
+    let ballot = warp::warp_vote_ballot(FULL_MASK, wants_dense);
+    if lane == 0 {
+        // Every fourth bit.
+        let mut mask = 0u32;
+        unroll!(for r in 0..8 {
+            mask |= (ballot >> (4 * r) & 1) << r;
+        });
+        dense_rows.store(launch_row as usize, mask);
+    }
+}
 
 /// What finishing a row of blocks takes.
 pub(super) struct Finish {
-    pub(super) layout: PromoteLayout,
+    pub(super) ends: Ends,
     pub(super) partials: Global<f32>,
     pub(super) weighed: Global<Weighed>,
     pub(super) taken: Global<Taken>,
@@ -40,7 +123,7 @@ impl Finish {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn output<const D: usize>(&self, output: GlobalMut<f32>) {
-        let Finish { layout, partials, shape, .. } = *self;
+        let shape = self.shape;
         let floats = part_floats(D as u32);
         let splits = used_splits(self.length / BLOCK_TOKENS, shape.splits);
         // The splits of the pass come first.
@@ -48,29 +131,8 @@ impl Finish {
             let p = if p < splits { p } else { p - splits + shape.splits };
             (shape.first_partial(self.launch_row) + p) as usize * floats
         };
-        combine_parts::<D>(
-            splits + self.used,
-            self.rows,
-            layout.staged,
-            |p, r| partials.load_vector(place(p) + (ROWS * D as u32 + 2 * r) as usize),
-            |p, r, d| partials.load_vector(place(p) + (r * D as u32 + d) as usize),
-            |r, d, merged| {
-                let Merged { values, row } = merged;
-                let empty = row.sum == 0.0;
-                let value = values.map(|x| if empty { 0.0 } else { x / row.sum });
-                let squares = fma(
-                    value[3],
-                    value[3],
-                    fma(value[2], value[2], fma(value[1], value[1], value[0] * value[0])),
-                );
-                layout.squares.store(r * 32 + d / 4, squares);
-                if d == 0 {
-                    layout.totals.store(r, row);
-                }
-                let at = (self.first_row + r) as usize * D + d as usize;
-                output.store_vector(at, Vec4::from_array(value.map(canonical_nan)));
-            },
-        );
+        let rows = [self.first_row, self.rows];
+        self.ends.output::<D>(splits + self.used, rows, self.partials, place, output);
     }
 
     /// Writes the rows' log-sums and certificates, and which of them want the dense rung: a warp's work. Four lanes have a row's
@@ -86,7 +148,7 @@ impl Finish {
         certificates: GlobalMut<Certificate>,
         dense_rows: GlobalMut<u32>,
     ) {
-        let Finish { layout, shape, thresholds, .. } = *self;
+        let Finish { shape, thresholds, .. } = *self;
         let r = lane >> 2;
         let at = (self.first_row + r) as usize;
         let mut of_row = Weighed::zeroed();
@@ -103,11 +165,7 @@ impl Finish {
             taken = taken.over_lanes(3);
         }
         let wants_dense = if present {
-            let row = layout.totals.load(r);
-            let mut squares = 0f32;
-            for quad in 0..D as u32 / 4 {
-                squares += layout.squares.load(r * 32 + quad);
-            }
+            let (row, squares) = self.ends.row::<D>(r);
             let norms = if self.length.is_multiple_of(BLOCK_TOKENS) {
                 [0.0; 2]
             } else {
@@ -127,23 +185,13 @@ impl Finish {
             };
             let judged = judge.certificate::<E, D>(query, thresholds);
             if lane & 3 == 0 {
-                let log =
-                    if row.sum == 0.0 { f32::NEG_INFINITY } else { (row.reference + log2(row.sum)) / LOG2_E };
-                lse.store(at, canonical_nan(log));
+                store_lse(lse, at, row);
                 judged.store(certificates, at);
             }
             judged.rung() == rung::DENSE
         } else {
             false
         };
-        let ballot = warp::warp_vote_ballot(FULL_MASK, wants_dense);
-        if lane == 0 {
-            // Every fourth bit.
-            let mut mask = 0u32;
-            unroll!(for r in 0..8 {
-                mask |= (ballot >> (4 * r) & 1) << r;
-            });
-            dense_rows.store(self.launch_row as usize, mask);
-        }
+        store_dense_rows(dense_rows, self.launch_row, wants_dense, lane);
     }
 }

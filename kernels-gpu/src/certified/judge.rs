@@ -1,6 +1,6 @@
 //! The certificate of one row: docs/certificate.md, evaluated where the row is finished.
 
-use super::pass::MAX_REFERENCE;
+use super::pass::{MAX_REFERENCE, pass_share};
 use super::policy::{Certificate, Thresholds, reason, rung};
 use super::query::{LOG2_E_ABOVE, Query, Slack, delta_dense, delta_original};
 use super::sums::{RowSums, Taken};
@@ -30,6 +30,16 @@ impl Chain {
         Chain::new(pass + corrections + 1, merges, length + 32 * entries)
     }
 
+    /// That of a step in one pass: `promoted` entries of a list, and the trailing block.
+    #[inline(always)]
+    pub fn of_carried<const D: usize>(length: u32, splits: u32, promoted: u32) -> Self {
+        let blocks = length / BLOCK_TOKENS;
+        let (a_split, used) = pass_share(blocks, splits);
+        let pass = a_split.div_ceil(warps(D as u32));
+        let rounds = bits::div_u32(promoted, used * warps(D as u32)) + 1;
+        Chain::new(pass + rounds, splits + warps(D as u32), length)
+    }
+
     /// That of `dense`: it cuts a sequence into as many parts.
     #[inline(always)]
     pub fn of_dense<const D: usize>(length: u32, splits: u32) -> Self {
@@ -46,13 +56,13 @@ impl Chain {
 
     /// What an addend may lose or gain by its additions, relative.
     #[inline(always)]
-    fn roundings(&self) -> f32 {
+    pub(super) fn roundings(&self) -> f32 {
         self.additions as f32 * (1.0 / 16_777_216.0)
     }
 
     /// The bracket of (7).
     #[inline(always)]
-    fn bracket<E: Half>(&self) -> f32 {
+    pub(super) fn bracket<E: Half>(&self) -> f32 {
         let probabilities = if E::IS_F16 { 1.0 / 8_388_608.0 } else { 1.0 / 131_072.0 };
         self.steps as f32 * (1.26 / 2_097_152.0)
             + (self.additions + 4) as f32 * (1.0 / 16_777_216.0)
@@ -241,11 +251,11 @@ impl Exact {
 }
 
 /// √D·2^−34 of (7), for every D.
-const UNDERFLOW: f32 = 1.0 / 1_073_741_824.0;
+pub(super) const UNDERFLOW: f32 = 1.0 / 1_073_741_824.0;
 
 /// The paper's (15) without its second part: 2 V_max e^(2Δ) α^ (e^(2Δ) − 1), a tail of nothing being worth nothing.
 #[inline(always)]
-fn papers_bound(nu: f32, tail: f32, delta: f32) -> f32 {
+pub(super) fn papers_bound(nu: f32, tail: f32, delta: f32) -> f32 {
     let grown = at_least_exp(2.0 * delta);
     let up = growth(grown);
     let bound = 2.0 * nu * (grown * tail) * up * (1.0 + 1.0 / 1_048_576.0);
@@ -266,7 +276,7 @@ pub(super) fn growth(grown: f32) -> f32 {
 
 /// TV_max of (1c) for a tail of this mass at most. Both of its forms grow with e^Δ − 1, which is rounded up.
 #[inline(always)]
-fn tail_variation(tail: f32, delta: f32) -> f32 {
+pub(super) fn tail_variation(tail: f32, delta: f32) -> f32 {
     if delta > 80.0 {
         return 1.0;
     }
@@ -286,6 +296,6 @@ fn tail_variation(tail: f32, delta: f32) -> f32 {
 
 /// (1b), with tanh(x/2) <= min(x/2, 1).
 #[inline(always)]
-fn total_variation(nu: f32, delta: f32) -> f32 {
+pub(super) fn total_variation(nu: f32, delta: f32) -> f32 {
     2.0 * nu * min(0.5 * delta, 1.0)
 }

@@ -15,6 +15,7 @@
 //! Grid (parts, kv_heads · row groups, sequences), a warp for every eighth word of 32 places, then for a row.
 
 use super::admit::{Scratch, claim, tally};
+use super::carried::was_due;
 use super::choice::{BINS, Bins, Choice};
 use super::parts::{PART_BLOCKS, Part};
 use super::pass::{Record, StepShape};
@@ -67,7 +68,8 @@ pub struct ListHead {
     pub key_tiles: u32,
     /// Those whose values are.
     pub value_tiles: u32,
-    pub(super) unused: u32,
+    /// Whether K_max was raised for any row.
+    pub expanded: u32,
 }
 
 /// Shared memory of the marks.
@@ -118,9 +120,11 @@ pub fn mark(
     entries: GlobalMut<Entry>,
     taken: GlobalMut<Taken>,
     directory: GlobalMut<u64>,
+    ticks: Global<u32>,
     shape: StepShape,
     thresholds: Thresholds,
     scratch: Scratch,
+    every: u32,
 ) {
     let sequence = thread::block_idx_z();
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
@@ -143,12 +147,21 @@ pub fn mark(
         shape,
         thresholds,
     };
+    let of_part = (launch_row * shape.parts + part.index) as usize;
+    // The list of an earlier step stays; its blocks claim their slots again.
+    let stays = every != 0 && !was_due(ticks, launch_row, every);
+    if stays && !scratch.claims() {
+        return;
+    }
     if thread::thread_idx_x() < 2 {
         layout.tiles.store(thread::thread_idx_x(), 0);
     }
-    let count = marking.list(layout, lane, warp);
-    let of_part = (launch_row * shape.parts + part.index) as usize;
-    if warp < marking.rows {
+    let count = if stays {
+        lists.as_const().cast::<u32>().load(4 * of_part)
+    } else {
+        marking.list(layout, lane, warp)
+    };
+    if warp < marking.rows && every == 0 {
         let of_row = marking.taken(layout, count, warp, lane);
         if lane == 0 {
             of_row.store(taken, ((first_row + warp) * shape.parts + part.index) as usize);
@@ -159,13 +172,18 @@ pub fn mark(
     let mut counts = [0u32; 4];
     let mut e = thread::thread_idx_x();
     while e < count {
-        let entry = layout.entries.load(e);
-        let entry = Entry { index: part.block(entry.index), ..entry };
-        entries.store(first + e as usize, entry);
+        let entry = if stays {
+            entries.as_const().load(first + e as usize)
+        } else {
+            let Entry { index, rows } = layout.entries.load(e);
+            let entry = Entry { index: part.block(index), rows };
+            entries.store(first + e as usize, entry);
+            entry
+        };
         let wants = entry.wants();
         wanted[0] += wants[0] as u32;
         wanted[1] += wants[1] as u32;
-        if scratch.claims() {
+        if scratch.claims() && entry.index < blocks {
             let block = table.load((sequence * shape.max_blocks + entry.index) as usize);
             let place = super::admit::order(launch_row, shape.max_blocks, entry.index);
             claim(directory, scratch, block * shape.kv_heads + head, place, wants, &mut counts);
@@ -185,9 +203,16 @@ pub fn mark(
         }
     });
     thread::sync_threads();
-    if thread::thread_idx_x() == 0 {
+    if thread::thread_idx_x() == 0 && !stays {
         let [key_tiles, value_tiles] = [0, 1].map(|kind| layout.tiles.load(kind));
-        let words = UVec4::new(count, key_tiles, value_tiles, 0);
+        let mut expanded = 0;
+        if every != 0 {
+            for r in 0..marking.rows {
+                let word = Weighed::WORDS * (first_row + r) + Weighed::EXPANDED;
+                expanded |= weighed.cast::<u32>().load(word as usize);
+            }
+        }
+        let words = UVec4::new(count, key_tiles, value_tiles, expanded);
         lists.cast::<UVec4>().store(of_part, words);
     }
     if scratch.claims() {

@@ -7,6 +7,7 @@
 //! | kernel | does | block |
 //! |---|---|---|
 //! | [`attend`](fn@attend) | attention over all tiles, masses and error bounds of blocks | eight warps a split |
+//! | [`carry`](fn@carry) | all of a step in one pass, by the list of an earlier one | eight warps a split |
 //! | [`append`](fn@append), [`prefill`](fn@prefill) | tokens to originals and fresh blocks | 256 threads a token |
 //! | [`weigh`](fn@weigh) | what each query row wants from the originals | a thread for one or two blocks |
 //! | [`mark`](fn@mark) | the lists of these, and which of them come into the scratch | a warp for 32 blocks |
@@ -18,6 +19,7 @@
 
 pub mod admit;
 pub mod auditing;
+pub mod carried;
 pub mod choice;
 mod finish;
 pub mod judge;
@@ -40,6 +42,7 @@ mod write;
 
 pub use admit::{Scratch, Traffic};
 pub use auditing::{audit, audit_layout};
+pub use carried::{carried_layout, carry};
 pub use choice::weigh_layout;
 pub use judge::Exact;
 pub use marking::{Entry, ListHead, mark, mark_layout};
@@ -61,6 +64,7 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
     [
         quantize_block::INSTANCES,
         attend::INSTANCES,
+        carry::INSTANCES,
         weigh::INSTANCES,
         mark::INSTANCES,
         replace::INSTANCES,

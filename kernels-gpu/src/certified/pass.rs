@@ -157,20 +157,24 @@ pub const fn stages(head_dim: u32) -> u32 {
 #[derive(Clone, Copy)]
 pub struct PassLayout {
     /// The warps' rings; afterwards their results.
-    ring: Shared<u32>,
+    pub(super) ring: Shared<u32>,
     /// The same memory: N of each warp, [warps, 8, D].
-    outputs: Shared<f32>,
+    pub(super) outputs: Shared<f32>,
     /// Annotations of the tiles in the rings, [warps, stages].
-    annotations: Shared<Annotation>,
+    pub(super) annotations: Shared<Annotation>,
     /// References and sums of the warps, [warps, 8].
-    rows: Shared<PartialRow>,
+    pub(super) rows: Shared<PartialRow>,
     /// The shared memory's size.
     pub bytes: u32,
 }
 
 /// Lays out the shared memory of an instance.
 pub const fn pass_layout<const D: usize>() -> PassLayout {
-    let mut plan = SharedPlan::new();
+    pass_layout_in::<D>(&mut SharedPlan::new())
+}
+
+/// The same at the beginning of a plan that has more.
+pub(super) const fn pass_layout_in<const D: usize>(plan: &mut SharedPlan) -> PassLayout {
     let stages = stages(D as u32);
     let ring = plan.array(warps(D as u32) * stages * Tile::<D>::WORDS);
     let mut over = SharedPlan::new();
@@ -305,28 +309,28 @@ pub fn pass_share(blocks: u32, splits: u32) -> (u32, u32) {
 }
 
 /// A warp's quantized tiles.
-struct Tiles<const D: usize> {
-    layout: PassLayout,
-    tiles: Global<u32>,
-    annotations: Global<Annotation>,
-    table: Global<u32>,
-    shape: StepShape,
-    sequence: u32,
-    head: u32,
-    warp: u32,
-    lane: u32,
-    end: u32,
+pub(super) struct Tiles<const D: usize> {
+    pub(super) layout: PassLayout,
+    pub(super) tiles: Global<u32>,
+    pub(super) annotations: Global<Annotation>,
+    pub(super) table: Global<u32>,
+    pub(super) shape: StepShape,
+    pub(super) sequence: u32,
+    pub(super) head: u32,
+    pub(super) warp: u32,
+    pub(super) lane: u32,
+    pub(super) end: u32,
 }
 
 impl<const D: usize> Tiles<D> {
     /// The place of a stage among those of all warps.
     #[inline(always)]
-    fn slot(&self, stage: u32) -> u32 {
+    pub(super) fn slot(&self, stage: u32) -> u32 {
         self.warp * stages(D as u32) + stage
     }
 
     #[inline(always)]
-    fn tile(&self, stage: u32) -> Tile<D> {
+    pub(super) fn tile(&self, stage: u32) -> Tile<D> {
         Tile::at(self.layout.ring, self.slot(stage) * Tile::<D>::WORDS)
     }
 }

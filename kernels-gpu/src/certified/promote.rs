@@ -24,8 +24,8 @@
 //! Grid (replacers, kv_heads · row groups, sequences), eight warps a block; the entries of all parts' lists go round the warps.
 //! The block that arrives last adds up the pass and all replacements and writes output and certificate.
 
-use super::admit::{Found, Scratch, admit, find, order};
-use super::finish::Finish;
+use super::admit::{Found, Scratch, find, order};
+use super::finish::{Ends, Finish};
 use super::layout::TileLayout;
 use super::lists::{STARTS, find_entry, lay_out_lists};
 use super::marking::{Entry, ListHead};
@@ -52,14 +52,11 @@ pub struct PromoteLayout {
     /// A key tile, a value tile and a quantized tile for each warp; afterwards their results.
     tiles: Shared<u32>,
     outputs: Shared<f32>,
-    /// The tiles' memory again: references and sums of all splits and parts, [splits + parts, 8].
-    pub(super) staged: Shared<PartialRow>,
+    /// `staged` is the tiles' memory again: references and sums of all splits and parts, [splits + parts, 8].
+    ends: Ends,
     /// Where each part's list starts among all entries, and how many there are.
     starts: Shared<u32>,
     rows: Shared<PartialRow>,
-    /// ‖N‖² of the rows, [8, 32].
-    pub(super) squares: Shared<f32>,
-    pub(super) totals: Shared<PartialRow>,
     last: Shared<u32>,
     /// The shared memory's size.
     pub bytes: u32,
@@ -83,7 +80,8 @@ pub const fn promote_layout<const D: usize>() -> PromoteLayout {
     let squares = plan.array(ROWS * 32);
     let totals = plan.array(ROWS);
     let last = plan.array(1);
-    PromoteLayout { tiles, outputs, staged, starts, rows, squares, totals, last, bytes: plan.bytes() }
+    let ends = Ends { staged, squares, totals };
+    PromoteLayout { tiles, outputs, ends, starts, rows, last, bytes: plan.bytes() }
 }
 
 /// Replaces the shares of the listed blocks, and finishes: output, LSE, certificate, and which rows want the dense rung.
@@ -196,42 +194,18 @@ pub fn replace<E: Half, const D: usize>(
         async_copy::commit();
         async_copy::wait::<0>();
         warp::sync_warp(FULL_MASK);
-        if wants_keys && found[0].admit != Scratch::EMPTY {
-            key_tile.store(near, found[0].admit as usize * elements, lane);
-            admit(directory, found[0].admit, pair, lane);
+        if wants_keys {
+            found[0].bring(directory, pair, elements, lane, |at| key_tile.store(near, at, lane));
         }
-        if wants_values && found[1].admit != Scratch::EMPTY {
-            value_tile.store(near, found[1].admit as usize * elements, lane);
-            admit(directory, found[1].admit, pair, lane);
+        if wants_values {
+            found[1].bring(directory, pair, elements, lane, |at| value_tile.store(near, at, lane));
         }
 
         let [row_key, row_value] = entry.row_wants(lane >> 2);
         let exact = if wants_keys { original_scores::<E, D>(&query, key_tile, lane) } else { [[0.0; 2]; 2] };
         let quantized = if trailing { exact } else { tile.products(&query, lane).0 };
         if trailing {
-            let largest = [0, 1].map(|kind| {
-                let mut largest = 0f32;
-                if lane < BLOCK_TOKENS {
-                    let mut squares = 0f32;
-                    for chunk in 0..D as u32 / 8 {
-                        let words = if kind == 0 {
-                            key_tile.chunk(lane, chunk)
-                        } else {
-                            value_tile.chunk(lane, chunk)
-                        };
-                        unroll!(for i in 0..4 {
-                            let [a, b] = E::unpack(words[i]);
-                            squares = fma(b, b, fma(a, a, squares));
-                        });
-                    }
-                    // Not a number would get lost in the maximum.
-                    largest = bound_or_infinity(norm_bound(squares));
-                }
-                unroll!(for i in 0..5 {
-                    largest = max(largest, warp::warp_shuffle_xor(FULL_MASK, largest, 1 << i, 32));
-                });
-                largest
-            });
+            let largest = largest_norms::<E, D>(key_tile, value_tile, lane);
             if lane == 0 {
                 norms.store(2 * launch_row as usize, largest[0]);
                 norms.store(2 * launch_row as usize + 1, largest[1]);
@@ -287,7 +261,7 @@ pub fn replace<E: Half, const D: usize>(
         return;
     }
     let finish = Finish {
-        layout,
+        ends: layout.ends,
         partials: partials.as_const(),
         weighed,
         taken,
@@ -306,6 +280,35 @@ pub fn replace<E: Half, const D: usize>(
     if warp == 0 {
         finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
     }
+}
+
+/// Bounds of the norms of a block's keys and of its values: a warp's work, the same in each lane.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub(super) fn largest_norms<E: Half, const D: usize>(
+    keys: KeyTile<D>,
+    values: ValueTile<D>,
+    lane: u32,
+) -> [f32; 2] {
+    [0, 1].map(|kind| {
+        let mut largest = 0f32;
+        if lane < BLOCK_TOKENS {
+            let mut squares = 0f32;
+            for chunk in 0..D as u32 / 8 {
+                let words = if kind == 0 { keys.chunk(lane, chunk) } else { values.chunk(lane, chunk) };
+                unroll!(for i in 0..4 {
+                    let [a, b] = E::unpack(words[i]);
+                    squares = fma(b, b, fma(a, a, squares));
+                });
+            }
+            // Not a number would get lost in the maximum.
+            largest = bound_or_infinity(norm_bound(squares));
+        }
+        unroll!(for i in 0..5 {
+            largest = max(largest, warp::warp_shuffle_xor(FULL_MASK, largest, 1 << i, 32));
+        });
+        largest
+    })
 }
 
 /// Products of the normalised query with original keys: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`.

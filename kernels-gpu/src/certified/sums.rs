@@ -7,7 +7,7 @@ use simt::math::{exp2_nonpositive, fma, max};
 use simt::{Global, GlobalMut, Pod, Shared, Zeroable, unroll};
 
 /// Above what a block's mass may have lost by weights below f32's smallest: 16 tokens of at most 2^15, times 2^−126.5.
-const LOST: f32 = f32::from_bits((127 - 106) << 23);
+pub(super) const LOST: f32 = f32::from_bits((127 - 106) << 23);
 
 /// What is taken in counts for so much more than what is taken out: 512 roundings of the sum of all. An addend passes at most 2
 /// additions of its thread, 20 over the threads and 136 over the parts; what is taken

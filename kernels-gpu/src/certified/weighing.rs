@@ -21,6 +21,7 @@
 //! Grid (thread blocks of a row, query heads, sequences), each with every so manieth part, four blocks of it a thread at most; the
 //! one of a row that arrives last chooses.
 
+use super::carried::was_due;
 use super::choice::{BINS, Bins, Choice, Limits, PART_SHIFT, Reduce, weigh_layout, widened};
 use super::parts::Part;
 use super::pass::{Record, StepShape, row_total};
@@ -61,6 +62,9 @@ pub struct Weighed {
 impl Weighed {
     /// Words of it.
     pub const WORDS: u32 = size_of::<Weighed>() as u32 / 4;
+    /// The word that says whether K_max was raised.
+    pub(super) const EXPANDED: u32 =
+        (core::mem::offset_of!(Weighed, sums) + core::mem::offset_of!(RowSums, expanded)) as u32 / 4;
     const VECTORS: usize = size_of::<Weighed>() / 16;
 
     /// Writes row `row`.
@@ -101,7 +105,8 @@ const THREADS: u32 = BINS;
 
 /// Weighs the blocks of each query row, and chooses.
 ///
-/// `partials` as `attend` leaves them. `histograms` and `counters` \[rows\] are 0 before and after.
+/// `partials` as `attend` leaves them, or [`carry`](fn@super::carry), for every `every`th step then; `every` is 0 for `attend`.
+/// `histograms` and `counters` \[rows\] are 0 before and after.
 #[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn weigh(
     records: Global<Record>,
@@ -112,9 +117,11 @@ pub fn weigh(
     partial_sums: GlobalMut<f32>,
     weighed: GlobalMut<Weighed>,
     counters: GlobalMut<u32>,
+    ticks: Global<u32>,
     shape: StepShape,
     thresholds: Thresholds,
     head_dim: u32,
+    every: u32,
 ) {
     let (q_head, sequence) = (thread::block_idx_y(), thread::block_idx_z());
     let blocks = lengths.load(sequence as usize) / BLOCK_TOKENS;
@@ -127,6 +134,9 @@ pub fn weigh(
     let in_group = bits::rem_u32(q_head, shape.group);
     let launch_row = (sequence * shape.kv_heads + head) * shape.row_groups() + in_group / ROWS;
     let row = sequence * shape.kv_heads * shape.group + q_head;
+    if every != 0 && !was_due(ticks, launch_row, every) {
+        return;
+    }
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
     let layout = weigh_layout();
     unroll!(for i in 0..2 {

@@ -1,0 +1,123 @@
+//! What is left when a row of blocks has passed everything: sums over warps and splits, outputs, certificates.
+
+use super::super::finish::{store_dense_rows, store_lse};
+use super::super::judge::Chain;
+use super::super::pass::StepShape;
+use super::super::policy::{Certificate, Thresholds, rung};
+use super::super::query::Query;
+use super::CarriedLayout;
+use super::gather::{Gathered, merge, weight};
+use super::judge::Judge;
+use crate::attention::{Half, PartialRow, ROWS, part_floats, warps};
+use simt::math::max;
+use simt::{Global, GlobalMut, Zeroable, thread};
+
+/// What finishing a row of blocks takes.
+pub(super) struct Finish {
+    pub(super) layout: CarriedLayout,
+    pub(super) launch_row: u32,
+    /// Rows of the group of eight that exist, and the first of them among all.
+    pub(super) rows: u32,
+    pub(super) first_row: u32,
+    /// Tokens of the sequence.
+    pub(super) length: u32,
+    /// Splits that have blocks.
+    pub(super) used: u32,
+    /// Entries of the list.
+    pub(super) listed: u32,
+    pub(super) shape: StepShape,
+    pub(super) thresholds: Thresholds,
+}
+
+impl Finish {
+    /// Adds up what the warps have gathered, relative to what [`combine`](crate::attention::combine) makes their results relative
+    /// to, and writes it as that of `part`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn gather_warps<const D: usize>(&self, gathered: GlobalMut<f32>, part: u32) {
+        let t = thread::thread_idx_x();
+        if t < Gathered::EIGHT {
+            let (r, word) = (t / Gathered::WORDS, t % Gathered::WORDS);
+            let row = |w: u32| self.layout.pass.rows.load(w * ROWS + r);
+            let mut reference = PartialRow::EMPTY.reference;
+            for w in 0..warps(D as u32) {
+                reference = max(reference, row(w).reference);
+            }
+            let of_warp = |w: u32| self.layout.gathered.load(w * Gathered::EIGHT + t);
+            let merged = merge(word, warps(D as u32), of_warp, |w| weight(row(w), reference));
+            gathered.store((part * Gathered::EIGHT + t) as usize, merged);
+        }
+    }
+
+    /// Adds up the splits and writes the rows of `output`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn output<const D: usize>(&self, partials: Global<f32>, output: GlobalMut<f32>) {
+        let first = self.launch_row * self.shape.splits;
+        let place = |p: u32| (first + p) as usize * part_floats(D as u32);
+        self.layout.ends.output::<D>(self.used, [self.first_row, self.rows], partials, place, output);
+    }
+
+    /// Adds up what the splits have gathered, with the weights that [`output`](Self::output) has left.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn gather_splits(&self, gathered: Global<f32>) {
+        let t = thread::thread_idx_x();
+        let (r, word) = (t / Gathered::WORDS, t % Gathered::WORDS);
+        if r < self.rows {
+            let first = self.launch_row * self.shape.splits;
+            let of_split = |p: u32| gathered.load(((first + p) * Gathered::EIGHT + t) as usize);
+            let weight = |p: u32| self.layout.ends.staged.load(p * ROWS + r).reference;
+            let merged = merge(word, self.used, of_split, weight);
+            self.layout.gathered.store(t, merged);
+        }
+    }
+
+    /// Certificates, LSE, and which rows want the dense rung: a warp's work.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn certificates<E: Half, const D: usize>(
+        &self,
+        query: &Query,
+        present: bool,
+        lane: u32,
+        lse: GlobalMut<f32>,
+        certificates: GlobalMut<Certificate>,
+        dense_rows: GlobalMut<u32>,
+    ) {
+        let Finish { layout, length, shape, thresholds, .. } = *self;
+        let r = lane >> 2;
+        let mut wants_dense = false;
+        if present {
+            let (row, squares) = layout.ends.row::<D>(r);
+            let mut gathered = Gathered::zeroed();
+            let mut promoted = [0; 3];
+            if thresholds.certify != 0 {
+                let words: [f32; 12] =
+                    core::array::from_fn(|i| layout.gathered.load(r * Gathered::WORDS + i as u32));
+                gathered = bytemuck::cast(words);
+            }
+            if self.listed != 0 {
+                promoted = [0, 1, 2].map(|kind| layout.promoted.load(kind));
+            }
+            let judge = Judge {
+                row,
+                gathered,
+                squares,
+                promoted,
+                length,
+                chain: Chain::of_carried::<D>(length, shape.splits, self.listed),
+                dense: Chain::of_dense::<D>(length, shape.splits),
+                softmax_scale: shape.softmax_scale,
+            };
+            let judged = judge.certificate::<E, D>(query, thresholds);
+            let at = (self.first_row + r) as usize;
+            if lane & 3 == 0 {
+                store_lse(lse, at, row);
+                judged.store(certificates, at);
+            }
+            wants_dense = judged.rung() == rung::DENSE;
+        }
+        store_dense_rows(dense_rows, self.launch_row, wants_dense, lane);
+    }
+}

@@ -1,0 +1,173 @@
+//! What a row's certificate adds up over its blocks, in the pass itself: each of a row's four lanes some of it.
+
+use super::super::layout::Annotation;
+use super::super::query::LOG2_E_ABOVE;
+use crate::attention::{PartialRow, ROWS};
+use simt::math::{abs, exp2, exp2_nonpositive, fma, max};
+use simt::{Pod, Shared, Zeroable};
+
+/// Sums over the blocks of one query row, each weighed with its share of the row's sum: Σ p_t of the weights that the output is
+/// made with, relative to the row's reference. T: the blocks whose keys are quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Gathered {
+    /// Σ_T w (e^Δ − 1).
+    pub a1: f32,
+    /// Σ w η, over blocks whose values are quantized.
+    pub eta: f32,
+    /// The largest Δ in T.
+    pub delta: f32,
+    /// Σ_T w (e^Δ − 1) ν.
+    pub a2: f32,
+    /// Σ w ν².
+    pub nu_squares: f32,
+    /// The largest ν + η.
+    pub nu: f32,
+    /// Σ_T w (1 − e^−Δ).
+    pub a3: f32,
+    /// Σ w κ².
+    pub kappa_squares: f32,
+    /// The largest κ: no key's norm is larger.
+    pub kappa: f32,
+    /// Σ_T w.
+    pub tail: f32,
+    #[doc(hidden)]
+    pub unused: [f32; 2],
+}
+
+impl Gathered {
+    /// Words of it: three of each of a row's four lanes.
+    pub const WORDS: u32 = size_of::<Gathered>() as u32 / 4;
+
+    /// Whether a word is the largest of its kind, not a sum.
+    #[inline(always)]
+    pub const fn is_largest(word: u32) -> bool {
+        word % 3 == 2
+    }
+
+    /// Words of eight rows.
+    pub const EIGHT: u32 = ROWS * Self::WORDS;
+}
+
+/// What a block has that bounds errors.
+#[derive(Clone, Copy)]
+pub struct Bounds {
+    /// Δ, if its keys are quantized.
+    pub delta: Option<f32>,
+    /// η; 0 where its values are not quantized.
+    pub eta: f32,
+    /// The largest norm of a value.
+    pub nu: f32,
+    /// The largest norm of a key.
+    pub kappa: f32,
+}
+
+impl Bounds {
+    /// Those of an annotated block; keys are quantized if there is a `delta`, values if so said.
+    #[inline(always)]
+    pub fn of(annotation: Annotation, delta: Option<f32>, quantized_values: bool) -> Self {
+        let Annotation { eta, nu, eps, zeta } = annotation;
+        Bounds { delta, eta: if quantized_values { eta } else { 0.0 }, nu, kappa: eps + zeta }
+    }
+}
+
+/// A lane's three words of [`Gathered`], relative to the warp's reference.
+#[derive(Clone, Copy)]
+pub struct Gather {
+    first: f32,
+    second: f32,
+    largest: f32,
+}
+
+impl Gather {
+    /// No block.
+    #[inline(always)]
+    pub fn new() -> Self {
+        Gather { first: 0.0, second: 0.0, largest: 0.0 }
+    }
+
+    /// The reference has become another one.
+    #[inline(always)]
+    pub fn rescale(&mut self, before: f32, now: f32) {
+        if before != now {
+            let factor = exp2_nonpositive(before - now);
+            self.first *= factor;
+            self.second *= factor;
+        }
+    }
+
+    /// Takes a block in, whose tokens weigh `mass` in all.
+    ///
+    /// All lanes do the same, and multiply with constants of their own: lane 0 has e^Δ − 1, lane 1 that times ν, lane 2 1 − e^−Δ, by
+    /// the same exponential of −Δ, and lane 3 for 1 the exponential of ln 2, less 1.
+    #[inline(always)]
+    pub fn add(&mut self, mass: f32, of: Bounds, lane: u32) {
+        let q = lane & 3;
+        let Bounds { delta, eta, nu, kappa } = of;
+        let own = [eta, nu, kappa, 0.0];
+        let own = if q & 2 == 0 {
+            if q == 0 { own[0] } else { own[1] }
+        } else if q == 2 {
+            own[2]
+        } else {
+            own[3]
+        };
+        let mut largest = if q == 1 { nu + eta } else { own };
+        if q == 0 {
+            largest = 0.0;
+        }
+        if let Some(delta) = delta {
+            let x = if delta > 80.0 { 128.0 } else { delta * LOG2_E_ABOVE };
+            let grown = exp2(if q == 3 {
+                1.0
+            } else if q == 2 {
+                -x
+            } else {
+                x
+            });
+            // The rounding of the exponential on the safe side: of e^−Δ too, which is at most 1.
+            let growth = fma(grown, 1.0 / 2_097_152.0, abs(grown - 1.0));
+            self.first = fma(mass, if q == 1 { growth * nu } else { growth }, self.first);
+            if q == 0 {
+                largest = delta;
+            }
+        }
+        self.second = fma(mass, if q == 0 { own } else { own * own }, self.second);
+        self.largest = max(self.largest, largest);
+    }
+
+    /// Writes them to row `row` of `rows`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn keep(self, rows: Shared<f32>, row: u32, lane: u32) {
+        let at = row * Gathered::WORDS + 3 * (lane & 3);
+        rows.store(at, self.first);
+        rows.store(at + 1, self.second);
+        rows.store(at + 2, self.largest);
+    }
+}
+
+impl Default for Gather {
+    fn default() -> Self {
+        Gather::new()
+    }
+}
+
+/// One word over some parts in their order: `part` has each part's, `weight` how much it weighs.
+#[inline(always)]
+pub fn merge(word: u32, parts: u32, part: impl Fn(u32) -> f32, weight: impl Fn(u32) -> f32) -> f32 {
+    let mut merged = 0f32;
+    let mut p = 0;
+    while p < parts {
+        let x = part(p);
+        merged = if Gathered::is_largest(word) { max(merged, x) } else { fma(x, weight(p), merged) };
+        p += 1;
+    }
+    merged
+}
+
+/// The weights of a warp's partial results when the largest reference is `reference`.
+#[inline(always)]
+pub fn weight(row: PartialRow, reference: f32) -> f32 {
+    exp2_nonpositive(row.reference - reference)
+}

@@ -1,0 +1,489 @@
+//! # Mathematics
+//! One pass over everything: the blocks of a list, which an earlier step has left, from their originals, all others in their
+//! quantized form, the trailing block from what it has. With keys K' and values V' of either kind,
+//!
+//! ```text
+//! s_t = q_r·K'_t / √D      p_t = 2^(s_t·log2 e − reference)      o_r = Σ p_t V'_t / Σ p_t
+//! ```
+//!
+//! and with every weight, what bounds the error that it brings: docs/certificate.md, (1b), (1c), (1d), (3), (7). Nothing is
+//! taken out again, so the weights of the certificate are those of the output. What a list has in it decides how large the bound is,
+//! never whether it holds: it may be any steps old, and of another sequence.
+//!
+//! # Layout
+//! As in [`attend`](fn@super::attend) and [`replace`](fn@super::replace). `lists` and `entries` as [`mark`](fn@super::mark) leaves
+//! them; rows of a KV head share what is promoted. `ticks` [sequences · kv_heads · row groups]: steps so far. `gathered`
+//! [the same, splits, 8] of [`Gathered`].
+//!
+//! # Bytes
+//! 32·D + 16 a block and KV head, read once; of a listed one the originals, 32·D each of keys and values, besides. Every
+//! `every`th step 16 bytes a block and query head are written, for the next list.
+//!
+//! # Work split
+//! Grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each; then entries of the list go round all warps
+//! of a row of blocks, the trailing block last. The block of a row that arrives last adds the splits up.
+
+mod finish;
+pub mod gather;
+pub mod judge;
+
+use super::admit::{Found, Scratch, find, order};
+use super::finish::Ends;
+use super::layout::{Annotation, TileLayout};
+use super::lists::{STARTS, find_entry, lay_out_lists};
+use super::marking::{Entry, ListHead};
+use super::parts::MAX_BLOCKS;
+use super::pass::{PassLayout, Record, StepShape, Tiles, pass_layout_in, pass_share, stages};
+use super::policy::{Certificate, Thresholds};
+use super::promote::{largest_norms, original_scores};
+use super::query::{LOG2_E, Query, delta};
+use super::tile::Tile;
+use crate::attention::{
+    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Ring, Running, ValueTile, combine,
+    last_to_arrive, part_floats, staged_rows, walk, warps,
+};
+use finish::Finish;
+use gather::{Bounds, Gather, Gathered};
+use glam::Vec4;
+use half::{bf16, f16};
+use simt::warp::{FULL_MASK, warp_shuffle_xor};
+use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
+
+/// Whether blocks are noted in a step, for a list: in a row's first one, then in every `every`th, not in the same for all rows.
+#[inline(always)]
+pub fn due(tick: u32, launch_row: u32, every: u32) -> bool {
+    tick == 0 || bits::rem_u32(tick.wrapping_add(launch_row), every) == 0
+}
+
+/// The same, asked when [`carry`] has counted the step.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub(super) fn was_due(ticks: Global<u32>, launch_row: u32, every: u32) -> bool {
+    due(ticks.load(launch_row as usize).wrapping_sub(1), launch_row, every)
+}
+
+/// Shared memory of a block.
+#[derive(Clone, Copy)]
+pub struct CarriedLayout {
+    pass: PassLayout,
+    ends: Ends,
+    /// Where each part's list starts among all entries, and how many there are.
+    starts: Shared<u32>,
+    /// A bit for each block of the split that the list has.
+    listed: Shared<u32>,
+    /// Entries whose keys are promoted, those whose values are, and whether K_max was raised for them.
+    promoted: Shared<u32>,
+    /// Of the warps, [warps, 8, 12]; at the end of the rows, [8, 12].
+    gathered: Shared<f32>,
+    last: Shared<u32>,
+    /// The shared memory's size.
+    pub bytes: u32,
+}
+
+/// Lays out the shared memory of an instance.
+pub const fn carried_layout<const D: usize>() -> CarriedLayout {
+    let mut plan = SharedPlan::new();
+    let pass = pass_layout_in::<D>(&mut plan);
+    // The rings' memory again.
+    let mut over = SharedPlan::new();
+    let staged = over.array(staged_rows(MAX_PARTS));
+    let squares = plan.array(ROWS * 32);
+    let totals = plan.array(ROWS);
+    let ends = Ends { staged, squares, totals };
+    let starts = plan.array(STARTS);
+    let listed = plan.array(MAX_BLOCKS / 32);
+    let promoted = plan.array(3);
+    let gathered = plan.array(warps(D as u32) * Gathered::EIGHT);
+    let last = plan.array(1);
+    CarriedLayout { pass, ends, starts, listed, promoted, gathered, last, bytes: plan.bytes() }
+}
+
+/// A step of attention by a list from an earlier step: output, LSE, certificate, and which rows want the dense rung.
+///
+/// `output` f32 [sequences, query heads, D]; `lse` and `certificates` [sequences, query heads]; `dense_rows`
+/// [sequences · kv_heads · row groups], bit g for row g; `counters` of that shape, 0 before and after. `every`: how many steps a
+/// list is used for; 0 if there is none.
+#[kernel(
+    system = certified,
+    instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
+    max_threads = 256,
+    min_blocks = 1,
+    overlaps = in_turn
+)]
+pub fn carry<E: Half, const D: usize>(
+    queries: Global<E>,
+    tiles: Global<u32>,
+    annotations: Global<Annotation>,
+    table: Global<u32>,
+    lengths: Global<u32>,
+    keys: Global<E>,
+    values: Global<E>,
+    near: GlobalMut<E>,
+    directory: GlobalMut<u64>,
+    lists: Global<ListHead>,
+    entries: Global<Entry>,
+    ticks: GlobalMut<u32>,
+    records: GlobalMut<Record>,
+    partials: GlobalMut<f32>,
+    gathered: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    output: GlobalMut<f32>,
+    lse: GlobalMut<f32>,
+    certificates: GlobalMut<Certificate>,
+    dense_rows: GlobalMut<u32>,
+    shape: StepShape,
+    thresholds: Thresholds,
+    scratch: Scratch,
+    every: u32,
+) {
+    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
+    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
+    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
+    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let length = lengths.load(sequence as usize);
+    let blocks = length / BLOCK_TOKENS;
+    let (a_split, used) = pass_share(blocks, shape.splits);
+    if split >= used {
+        return;
+    }
+    let first = split * a_split;
+    let end = (first + a_split).min(blocks);
+
+    let layout = carried_layout::<D>();
+    let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+    let in_group = row_group * ROWS + (lane >> 2);
+    let present = in_group < shape.group;
+    let first_row = (sequence * shape.kv_heads + head) * shape.group + row_group * ROWS;
+    let query_row = (first_row + (lane >> 2)) as usize;
+    let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
+    let to_log2 = query.scale * LOG2_E;
+    let certify = thresholds.certify != 0;
+    let noting = every != 0 && due(ticks.load(launch_row as usize), launch_row, every);
+    let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present, lane };
+
+    let list = List { layout, lists, entries, shape, launch_row, first, end, blocks, lane, warp };
+    let pass = layout.pass;
+    let ring = Listed {
+        tiles: Tiles::<D> { layout: pass, tiles, annotations, table, shape, sequence, head, warp, lane, end },
+        list,
+        exists: every != 0,
+    };
+    let mut running = Running::new();
+    let mut gather = Gather::new();
+    walk(&ring, first + warp, |block, stage| {
+        if ring.exists && list.has(block) {
+            return;
+        }
+        let (tile, annotation) = (ring.tiles.tile(stage), pass.annotations.load(ring.tiles.slot(stage)));
+        let (products, x) = tile.products(&query, lane);
+        let scores = products.map(|pair| pair.map(|s| s * to_log2));
+        let before = running.reference;
+        let (p, sum) = running.weigh::<D>(scores);
+        // Before the multiplications, and by every lane, so that it hides behind them.
+        if certify {
+            let mass = of_row(sum);
+            let delta = delta::<D>(&query, x, annotation.eps, annotation.zeta);
+            gather.rescale(before, running.reference);
+            gather.add(mass, Bounds::of(annotation, Some(delta), true), lane);
+            if notes.writes {
+                notes.store(block, Record::new(mass, running.reference, delta, annotation));
+            }
+        }
+        running.accumulate_weights::<f16, D>(p, tile.values(lane), lane);
+    });
+    async_copy::wait::<0>();
+
+    let listed = if ring.exists { layout.starts.load(shape.parts) } else { 0 };
+    let count = listed + !length.is_multiple_of(BLOCK_TOKENS) as u32;
+    let mut e = split * warps(D as u32) + warp;
+    while e < count {
+        let trailing = e == listed;
+        let entry = if trailing {
+            Entry { index: blocks, rows: u32::MAX }
+        } else {
+            find_entry(layout.starts, entries, launch_row, shape, e, lane)
+        };
+        e += used * warps(D as u32);
+        // Of a sequence that was longer.
+        if !trailing && entry.index >= blocks {
+            continue;
+        }
+        let index = entry.index;
+        let block = table.load_readonly((sequence * shape.max_blocks + index) as usize);
+        let pair = block * shape.kv_heads + head;
+        let elements = BLOCK_TOKENS as usize * D;
+        let tokens = if trailing { length % BLOCK_TOKENS } else { BLOCK_TOKENS };
+        // The tiles of the warp's own ring are read.
+        warp::sync_warp(FULL_MASK);
+        let start = warp * stages(D as u32) * Tile::<D>::WORDS;
+        let key_tile = KeyTile::<D>::at(pass.ring, start);
+        let value_tile = ValueTile::<D>::at(pass.ring, start + Tile::<D>::WORDS);
+        let tile = Tile::<D>::at(pass.ring, start + 2 * Tile::<D>::WORDS);
+        let [wants_keys, wants_values] = entry.wants();
+        let found = if trailing {
+            // Fresh blocks are the sequences', in their order.
+            let fresh = sequence * shape.kv_heads + head;
+            [0, 1].map(|kind| Found::fresh(scratch, kind, fresh))
+        } else {
+            find(directory, scratch, pair, order(launch_row, shape.max_blocks, index), lane)
+        };
+        let source = |found: Found, originals: Global<E>| match found.tile {
+            Scratch::EMPTY => (originals, pair as usize * elements),
+            tile => (near.as_const(), tile as usize * elements),
+        };
+        if wants_keys {
+            let (from, at) = source(found[0], keys);
+            key_tile.copy(from, at, tokens, lane);
+        }
+        if wants_values {
+            let (from, at) = source(found[1], values);
+            value_tile.copy(from, at, tokens, lane);
+        }
+        if !(wants_keys && wants_values) {
+            tile.copy(tiles, pair as usize * TileLayout::new(D as u32).bytes as usize, lane);
+        }
+        async_copy::commit();
+        let annotation = if trailing {
+            Annotation { eta: 0.0, nu: 0.0, eps: 0.0, zeta: 0.0 }
+        } else {
+            annotations.load(pair as usize)
+        };
+        async_copy::wait::<0>();
+        warp::sync_warp(FULL_MASK);
+        if wants_keys {
+            found[0].bring(directory, pair, elements, lane, |at| key_tile.store(near, at, lane));
+        }
+        if wants_values {
+            found[1].bring(directory, pair, elements, lane, |at| value_tile.store(near, at, lane));
+        }
+        let mut bound = None;
+        let mut scores = if wants_keys {
+            original_scores::<E, D>(&query, key_tile, lane)
+        } else {
+            let (products, x) = tile.products(&query, lane);
+            bound = Some(delta::<D>(&query, x, annotation.eps, annotation.zeta));
+            products
+        };
+        unroll!(for j in 0..2 {
+            unroll!(for i in 0..2 {
+                let token = 8 * j as u32 + 2 * (lane & 3) + i as u32;
+                let scaled = scores[j][i] * to_log2;
+                scores[j][i] = if token < tokens { scaled } else { f32::NEG_INFINITY };
+            });
+        });
+        let before = running.reference;
+        let (p, sum) = running.weigh::<D>(scores);
+        if certify {
+            let mass = of_row(sum);
+            gather.rescale(before, running.reference);
+            let mut of_block = Bounds::of(annotation, bound, !wants_values);
+            if trailing {
+                [of_block.kappa, of_block.nu] = largest_norms::<E, D>(key_tile, value_tile, lane);
+            } else if notes.writes {
+                let delta = bound.unwrap_or(0.0);
+                notes.store(index, Record::new(mass, running.reference, delta, annotation));
+            }
+            gather.add(mass, of_block, lane);
+        }
+        if wants_values {
+            running.accumulate_weights::<E, D>(p, value_tile, lane);
+        } else {
+            running.accumulate_weights::<f16, D>(p, tile.values(lane), lane);
+        }
+    }
+
+    thread::sync_threads();
+    running.store_output::<D>(pass.outputs, warp * ROWS * D as u32, lane);
+    let sum = running.row_sum();
+    if lane & 3 == 0 {
+        pass.rows.store(warp * ROWS + (lane >> 2), PartialRow { reference: running.reference, sum });
+    }
+    gather.keep(layout.gathered, warp * ROWS + (lane >> 2), lane);
+    thread::sync_threads();
+
+    let floats = part_floats(D as u32);
+    let part = launch_row * shape.splits + split;
+    let base = part as usize * floats;
+    combine::<D>(pass.rows, pass.outputs, |r, d, merged| {
+        partials.store_vector(base + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
+        if d == 0 {
+            partials.store_vector(base + (ROWS * D as u32 + 2 * r) as usize, merged.row);
+        }
+    });
+    let finish = Finish {
+        layout,
+        launch_row,
+        rows: (shape.group - row_group * ROWS).min(ROWS),
+        first_row,
+        length,
+        used,
+        listed,
+        shape,
+        thresholds,
+    };
+    if certify {
+        finish.gather_warps::<D>(gathered, part);
+    }
+    if !last_to_arrive(counters, launch_row, used, layout.last) {
+        return;
+    }
+    finish.output::<D>(partials.as_const(), output);
+    if certify {
+        finish.gather_splits(gathered.as_const());
+    }
+    thread::sync_threads();
+    if warp == 0 {
+        finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
+        if lane == 0 && every != 0 {
+            // All of the row's blocks have read it.
+            let tick = ticks.load(launch_row as usize);
+            ticks.store(launch_row as usize, tick.wrapping_add(1));
+        }
+    }
+}
+
+/// The sum over a row's four lanes.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+fn of_row(sum: f32) -> f32 {
+    let sum = sum + warp_shuffle_xor(FULL_MASK, sum, 1, 32);
+    sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32)
+}
+
+/// Where blocks are noted.
+#[derive(Clone, Copy)]
+struct Notes {
+    records: GlobalMut<Record>,
+    shape: StepShape,
+    /// The record of block 0 and the first of the eight rows.
+    first: usize,
+    /// Whether this lane's row is noted.
+    writes: bool,
+    lane: u32,
+}
+
+impl Notes {
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn store(&self, block: u32, record: Record) {
+        if self.lane & 3 == 0 {
+            let at = self.first + block as usize * self.shape.group as usize + (self.lane >> 2) as usize;
+            self.records.store(at, record);
+        }
+    }
+}
+
+/// The list of a row of blocks, and a split of its sequence.
+#[derive(Clone, Copy)]
+struct List {
+    layout: CarriedLayout,
+    lists: Global<ListHead>,
+    entries: Global<Entry>,
+    shape: StepShape,
+    launch_row: u32,
+    first: u32,
+    end: u32,
+    /// Full blocks of the sequence.
+    blocks: u32,
+    lane: u32,
+    warp: u32,
+}
+
+impl List {
+    /// Whether a block of the split is listed.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn has(&self, block: u32) -> bool {
+        let at = block - self.first;
+        self.layout.listed.load(at / 32) >> (at % 32) & 1 != 0
+    }
+
+    /// Marks the split's blocks that are listed, and counts the entries: all warps' work, at a place that all of them pass.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn read(&self) {
+        let List { layout, shape, .. } = *self;
+        let t = thread::thread_idx_x();
+        let mut word = t;
+        while word < (self.end.saturating_sub(self.first)).div_ceil(32) {
+            layout.listed.store(word, 0);
+            word += thread::block_dim_x();
+        }
+        if t < 2 {
+            layout.promoted.store(t, 0);
+        }
+        if t == 2 {
+            let first = 4 * (self.launch_row * shape.parts) as usize;
+            layout.promoted.store(2, self.lists.cast::<u32>().load(first + 3));
+        }
+        lay_out_lists(layout.starts, self.lists, self.launch_row, shape, self.lane, self.warp);
+        let mut promoted = [0u32; 2];
+        let mut part = self.warp;
+        while part < shape.parts {
+            let count = layout.starts.load(part + 1) - layout.starts.load(part);
+            let from = (self.launch_row * shape.parts + part) as usize * shape.places() as usize;
+            let mut e = self.lane;
+            while e < count {
+                let entry = self.entries.load(from + e as usize);
+                let [keys, values] = entry.wants();
+                if entry.index < self.blocks {
+                    promoted[0] += keys as u32;
+                    promoted[1] += values as u32;
+                }
+                if entry.index >= self.first && entry.index < self.end {
+                    let at = entry.index - self.first;
+                    layout.listed.atomic_or(at / 32, 1 << (at % 32));
+                }
+                e += 32;
+            }
+            part += thread::block_dim_x() / 32;
+        }
+        unroll!(for kind in 0..2 {
+            let of_warp = warp::warp_reduce_add_u32(FULL_MASK, promoted[kind]);
+            if self.lane == 0 && of_warp != 0 {
+                layout.promoted.atomic_add(kind as u32, of_warp);
+            }
+        });
+        thread::sync_threads();
+    }
+}
+
+/// A warp's quantized tiles, of which a list has some: they are skipped.
+struct Listed<const D: usize> {
+    tiles: Tiles<D>,
+    list: List,
+    /// Whether there is a list.
+    exists: bool,
+}
+
+impl<const D: usize> Ring for Listed<D> {
+    const STAGES: u32 = <Tiles<D> as Ring>::STAGES;
+    const STRIDE: u32 = <Tiles<D> as Ring>::STRIDE;
+    const LOOKS_AHEAD: bool = <Tiles<D> as Ring>::LOOKS_AHEAD;
+
+    #[inline(always)]
+    fn end(&self) -> u32 {
+        self.tiles.end()
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn block(&self, tile: u32) -> u32 {
+        self.tiles.block(tile)
+    }
+
+    /// The list is read while the first tiles are on their way.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn begun(&self) {
+        if self.exists {
+            self.list.read();
+        }
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn start(&self, tile: u32, block: u32, stage: u32) {
+        self.tiles.start(tile, block, stage);
+    }
+}
