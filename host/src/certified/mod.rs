@@ -41,8 +41,8 @@ pub use kernels_gpu::certified::layout::{Annotation, BLOCK_TOKENS, HEAD_DIMS, Jo
 pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
 pub use policy::{Bound, Policy, Rung, reasons};
 pub use step::{
-    Attended, AttendedHandles, Checked, Near, OriginalsRead, STEP_HEAD_DIMS, StepElement, StepHandles,
-    StepPlan, StepProblem,
+    Attended, AttendedHandles, Carried, Checked, Near, OriginalsRead, STEP_HEAD_DIMS, StepElement,
+    StepHandles, StepPlan, StepProblem,
 };
 pub use write::{CertifiedElement, QuantizeBlock, Writer};
 
@@ -77,6 +77,16 @@ pub enum Error {
         tokens: u32,
         /// The most.
         most: u32,
+    },
+    /// A list of another plan.
+    #[error(
+        "the carried list has {got:?} lists, entries and rows, expected {expected:?}; take one that this plan made"
+    )]
+    Carried {
+        /// Its extents.
+        got: [usize; 3],
+        /// The plan's.
+        expected: [usize; 3],
     },
     /// Thresholds that make no sense.
     #[error("the policy's {what}")]

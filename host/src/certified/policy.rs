@@ -37,8 +37,12 @@ pub struct Policy {
     pub key_budget: f32,
     /// The same for E_val.
     pub value_budget: f32,
-    /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes.
+    /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes. With `renew` they always do.
     pub per_group: bool,
+    /// For how many steps what was chosen by the masses of one is promoted: from the step after it on, so that each step is one
+    /// pass. The bound is that of the step's own weights, however old the choice; it grows with what the choice has missed. The
+    /// first step has none and promotes nothing. 0: each step chooses for itself, between two passes.
+    pub renew: u32,
     /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error: what is left is
     /// one pass over the quantized cache.
     pub certify: bool,
@@ -86,6 +90,7 @@ impl Policy {
         key_budget: 0.25,
         value_budget: 0.15,
         per_group: true,
+        renew: 4,
         certify: true,
         bound: Bound::Sound,
         ranking: 0,
@@ -108,6 +113,7 @@ impl Policy {
         key_budget: f32::INFINITY,
         value_budget: f32::INFINITY,
         per_group: false,
+        renew: 0,
         bound: Bound::Paper,
         ranking: 1,
         ..Policy::SOUND
@@ -123,6 +129,7 @@ impl Policy {
         value_tolerance: 0.01,
         value_floor: 0.0,
         max_values: 512,
+        renew: 0,
         key_budget: 0.05,
         value_budget: 0.05,
         ranking: 1,
@@ -208,6 +215,12 @@ impl Policy {
                 "exploration looks at blocks and canary is off: give canary an ε_guard, 1e-6 say".into(),
             );
         }
+        if self.renew > 0 && (self.ranking > 0 || self.canary < f32::INFINITY) {
+            return Some(format!(
+                "renew is {} and ranking or canary is on: these look at what a step has chosen for itself; set renew to 0",
+                self.renew
+            ));
+        }
         if !self.certify && (self.ranking > 0 || self.canary < f32::INFINITY) {
             return Some("certify is off and ranking or canary is on: switch these off too".into());
         }
@@ -217,6 +230,21 @@ impl Policy {
             );
         }
         None
+    }
+
+    /// Whether anything may ever be promoted.
+    pub(super) fn promotes(&self) -> bool {
+        self.certify && (self.max_keys > 0 || self.max_values > 0)
+    }
+
+    /// Whether a step promotes what an earlier one has chosen.
+    pub(super) fn carries(&self) -> bool {
+        self.renew > 0
+    }
+
+    /// For how many steps a list is used; 0 if there is none, or each step has its own.
+    pub(super) fn every(&self) -> u32 {
+        if self.promotes() { self.renew } else { 0 }
     }
 
     /// As the kernels want it.
@@ -337,11 +365,12 @@ mod tests {
             assert!(problem.contains(word), "{problem}");
         };
         refused(Policy { ranking: 17, ..Policy::SOUND }, "ranking is 17");
+        refused(Policy { ranking: 1, ..Policy::SOUND }, "set renew to 0");
         refused(Policy { exploration: 1.5, ..Policy::STRICT }, "exploration is 1.5");
         refused(Policy { exploration: 0.1, ..Policy::SOUND }, "canary is off");
         refused(Policy { canary: f32::NAN, ..Policy::SOUND }, "canary is NaN");
-        refused(Policy { canary: 0.0, ..Policy::BARE }, "certify is off");
-        refused(Policy { ranking: 1, ..Policy::BARE }, "certify is off");
+        refused(Policy { canary: 0.0, renew: 0, ..Policy::BARE }, "certify is off");
+        refused(Policy { ranking: 1, renew: 0, ..Policy::BARE }, "certify is off");
     }
 
     #[test]

@@ -153,12 +153,13 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
         policy.0,
         text.join(", ")
     );
-    let [attend, replace, audit] = kernels.infos();
+    let [attend, replace, audit, carry] = kernels.infos();
     let case = Case::new(attend, label, move |device| run::<E>(device, problem, step))
         .and(weigh::kernel().info())
         .and(mark::kernel().info())
         .and(replace)
         .and(audit)
+        .and(carry)
         .and(rank::kernel().info())
         .and(settle::kernel().info())
         .and(dense.info())

@@ -15,7 +15,7 @@
 //! Grid (parts, kv_heads · row groups, sequences), a warp for every eighth word of 32 places, then for a row.
 
 use super::admit::{Scratch, claim, tally};
-use super::carried::was_due;
+use super::carried::{Progress, was_due};
 use super::choice::{BINS, Bins, Choice};
 use super::parts::{PART_BLOCKS, Part};
 use super::pass::{Record, StepShape};
@@ -120,7 +120,7 @@ pub fn mark(
     entries: GlobalMut<Entry>,
     taken: GlobalMut<Taken>,
     directory: GlobalMut<u64>,
-    ticks: Global<u32>,
+    progress: Global<Progress>,
     shape: StepShape,
     thresholds: Thresholds,
     scratch: Scratch,
@@ -149,7 +149,7 @@ pub fn mark(
     };
     let of_part = (launch_row * shape.parts + part.index) as usize;
     // The list of an earlier step stays; its blocks claim their slots again.
-    let stays = every != 0 && !was_due(ticks, launch_row, every);
+    let stays = every != 0 && !was_due(progress, launch_row, every);
     if stays && !scratch.claims() {
         return;
     }

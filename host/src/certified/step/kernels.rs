@@ -3,9 +3,10 @@
 use crate::certified::Annotation;
 use crate::dense::DenseElement;
 use half::{bf16, f16};
+use kernels_gpu::certified::carried::Progress;
 use kernels_gpu::certified::{
     Certificate, Entry, Exact, ListHead, Record, Scratch, StepShape, Taken, Thresholds, Watch, Weighed,
-    attend, audit, audit_layout, pass_layout, promote_layout, replace,
+    attend, audit, audit_layout, carried_layout, carry, pass_layout, promote_layout, replace,
 };
 use simt::{Global, GlobalMut, Kernel};
 
@@ -45,6 +46,33 @@ type Replace<E> = Kernel<(
     Scratch,
 )>;
 
+type Carry<E> = Kernel<(
+    Global<E>,
+    Global<u32>,
+    Global<Annotation>,
+    Global<u32>,
+    Global<u32>,
+    Global<E>,
+    Global<E>,
+    GlobalMut<E>,
+    GlobalMut<u64>,
+    Global<ListHead>,
+    Global<Entry>,
+    GlobalMut<Progress>,
+    GlobalMut<Record>,
+    GlobalMut<f32>,
+    GlobalMut<f32>,
+    GlobalMut<u32>,
+    GlobalMut<f32>,
+    GlobalMut<f32>,
+    GlobalMut<Certificate>,
+    GlobalMut<u32>,
+    StepShape,
+    Thresholds,
+    Scratch,
+    u32,
+)>;
+
 type Audit<E> = Kernel<(
     Global<E>,
     Global<u32>,
@@ -74,13 +102,14 @@ type Audit<E> = Kernel<(
 pub struct StepKernels<E: StepElement> {
     pub(super) attend: (Attend<E>, u32),
     pub(super) replace: (Replace<E>, u32),
+    pub(super) carry: (Carry<E>, u32),
     pub(super) audit: (Audit<E>, u32),
 }
 
 impl<E: StepElement> StepKernels<E> {
-    /// `attend`, `replace` and `audit`.
-    pub(in crate::certified) fn infos(&self) -> [&'static simt::KernelInfo; 3] {
-        [self.attend.0.info(), self.replace.0.info(), self.audit.0.info()]
+    /// `attend`, `replace`, `audit` and `carry`.
+    pub(in crate::certified) fn infos(&self) -> [&'static simt::KernelInfo; 4] {
+        [self.attend.0.info(), self.replace.0.info(), self.audit.0.info(), self.carry.0.info()]
     }
 }
 
@@ -101,6 +130,7 @@ macro_rules! instances {
                     $($dim => Some(StepKernels {
                         attend: (attend::kernel::<$element, $dim>(), pass_layout::<$dim>().bytes),
                         replace: (replace::kernel::<$element, $dim>(), promote_layout::<$dim>().bytes),
+                        carry: (carry::kernel::<$element, $dim>(), carried_layout::<$dim>().bytes),
                         audit: (audit::kernel::<$element, $dim>(), audit_layout::<$dim>().bytes),
                     }),)*
                     _ => None,

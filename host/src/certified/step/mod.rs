@@ -1,10 +1,13 @@
 //! Plan and run: one decode step of certified attention, all of it on the device.
 
+mod carried;
 mod kernels;
+mod launches;
 mod plan;
 mod slices;
 mod watching;
 
+pub use carried::Carried;
 pub use kernels::{STEP_HEAD_DIMS, StepElement};
 pub use plan::StepPlan;
 
@@ -67,14 +70,18 @@ pub(super) fn step_shape(problem: StepProblem, policy: &Policy) -> Result<StepSh
         parts: 1,
         replacers: 1,
         softmax_scale: (1.0 / f64::from(head_dim).sqrt()) as f32,
-        notes: policy.certify as u32,
+        notes: (policy.certify && !policy.carries()) as u32,
     };
     let launches = sequences * kv_heads * shape.row_groups();
     shape.splits = split_count(launches, max_blocks);
-    if policy.certify {
-        shape.parts = parts::part_count(launches, max_blocks);
+    if policy.carries() {
+        shape.replacers = 0;
+    } else if policy.certify {
         // As many as are there at once.
         shape.replacers = split_count(launches, max_blocks);
+    }
+    if policy.promotes() || !policy.carries() && policy.certify {
+        shape.parts = parts::part_count(launches, max_blocks);
     }
     Ok(shape)
 }

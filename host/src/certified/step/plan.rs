@@ -3,21 +3,18 @@
 use super::kernels::StepKernels;
 use super::watching::{Watching, of, words};
 use super::{
-    Attended, AttendedHandles, Checked, OriginalsRead, StepElement, StepHandles, StepProblem, step_shape,
+    Attended, AttendedHandles, Carried, Checked, OriginalsRead, StepElement, StepHandles, StepProblem,
+    step_shape,
 };
 use crate::certified::{BLOCK_TOKENS, Error, Policy, Result, cpu};
 use crate::{Buffer, Device, Stream, dense};
 use kernels_gpu::attention::threads;
+use kernels_gpu::certified::carried::gather::Gathered;
 use kernels_gpu::certified::choice::BINS;
 use kernels_gpu::certified::marking::THREADS as MARK_THREADS;
 use kernels_gpu::certified::parts::weighing_blocks;
-use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
-use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
 use kernels_gpu::certified::weighing::PARTIAL_SUMS;
-use kernels_gpu::certified::{
-    Entry, ListHead, Record, StepShape, Taken, Thresholds, Weighed, mark, mark_layout, rank, rank_layout,
-    settle, weigh, weigh_layout,
-};
+use kernels_gpu::certified::{Record, StepShape, Taken, Thresholds, Weighed, mark_layout, weigh_layout};
 use kernels_gpu::dense::partial_floats;
 use simt::LaunchShape;
 
@@ -27,34 +24,39 @@ use simt::LaunchShape;
 /// `mark` lists it, and settles what comes into the scratch; `replace` swaps the shares of the promoted blocks and writes
 /// output and certificates; if the policy asks, what was stored and how it was chosen is checked; the dense kernel computes the
 /// heads whose certificate is over budget or that failed a check. Nothing waits for the host.
+///
+/// With [`Policy::renew`] a step promotes what an earlier one has chosen, the plan's [`Carried`] list: `carry` does in one pass what
+/// `attend` and `replace` do in two, the dense rung follows, and every so many steps `weigh` and `mark` make the next list.
 pub struct StepPlan<E: StepElement> {
     device: Device,
     pub(super) problem: StepProblem,
     pub(super) policy: Policy,
-    thresholds: Thresholds,
-    shape: StepShape,
+    pub(super) thresholds: Thresholds,
+    pub(super) shape: StepShape,
     /// The CPU's own path, if the last step took it.
     pub(super) on_slices: Option<Box<cpu::Step>>,
-    kernels: StepKernels<E>,
-    attend: LaunchShape,
-    weigh: LaunchShape,
-    mark: LaunchShape,
-    replace: LaunchShape,
-    dense: dense::Plan<E>,
-    records: Buffer<Record>,
+    pub(super) kernels: StepKernels<E>,
+    pub(super) attend: LaunchShape,
+    pub(super) weigh: LaunchShape,
+    pub(super) mark: LaunchShape,
+    pub(super) replace: LaunchShape,
+    pub(super) carry: LaunchShape,
+    pub(super) dense: dense::Plan<E>,
+    pub(super) records: Buffer<Record>,
     /// Of the splits of the pass, then of the replacers, for each row of blocks.
-    partials: Buffer<f32>,
-    histograms: Buffer<u64>,
-    part_counts: Buffer<u32>,
-    part_sums: Buffer<f32>,
-    weighed: Buffer<Weighed>,
-    lists: Buffer<ListHead>,
-    entries: Buffer<Entry>,
-    taken: Buffer<Taken>,
-    trailing_norms: Buffer<f32>,
-    dense_rows: Buffer<u32>,
+    pub(super) partials: Buffer<f32>,
+    pub(super) histograms: Buffer<u64>,
+    pub(super) part_counts: Buffer<u32>,
+    pub(super) part_sums: Buffer<f32>,
+    pub(super) weighed: Buffer<Weighed>,
+    /// What the certificates of carried steps add up, of each split.
+    pub(super) gathered: Buffer<f32>,
+    pub(super) carried: Carried,
+    pub(super) taken: Buffer<Taken>,
+    pub(super) trailing_norms: Buffer<f32>,
+    pub(super) dense_rows: Buffer<u32>,
     /// Of `weigh` and `replace`; 0 between launches.
-    counters: [Buffer<u32>; 2],
+    pub(super) counters: [Buffer<u32>; 2],
     /// The checks that the policy asks for.
     pub(super) watching: Option<Watching>,
 }
@@ -78,8 +80,11 @@ impl<E: StepElement> StepPlan<E> {
         let in_rows = launches as usize;
         let (row_parts, head_parts) = (in_rows * shape.parts as usize, heads * shape.parts as usize);
         let grid = |x: u32| (x, rows, sequences);
-        // What only a certificate needs.
-        let noted = |elements: usize| if policy.certify { elements } else { 0 };
+        // What only a choice needs, and what only one of the two kinds of step does.
+        let chooses = if policy.carries() { policy.promotes() } else { policy.certify };
+        let noted = |elements: usize| if chooses { elements } else { 0 };
+        let one_pass = |elements: usize| if policy.carries() && policy.certify { elements } else { 0 };
+        let two_passes = |elements: usize| if policy.carries() { 0 } else { elements };
         let places = noted(row_parts * shape.places() as usize);
         let watching = policy.watch().map(|watch| Watching::new(device, watch, heads, places)).transpose()?;
         Ok(StepPlan {
@@ -92,6 +97,7 @@ impl<E: StepElement> StepPlan<E> {
             weigh: LaunchShape::new((weighing, q_heads, sequences), BINS).shared(weigh_layout().bytes),
             mark: LaunchShape::new(grid(shape.parts), MARK_THREADS).shared(mark_layout().bytes),
             replace: LaunchShape::new(grid(shape.replacers), threads(head_dim)).shared(kernels.replace.1),
+            carry: LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.carry.1),
             kernels,
             dense,
             records: Buffer::new(device, noted(heads * max_blocks as usize))?,
@@ -103,10 +109,10 @@ impl<E: StepElement> StepPlan<E> {
             part_counts: Buffer::new(device, noted(head_parts * BINS as usize))?,
             part_sums: Buffer::new(device, noted(heads * (weighing * PARTIAL_SUMS) as usize))?,
             weighed: Buffer::new(device, noted(heads))?,
-            lists: Buffer::new(device, noted(row_parts))?,
-            entries: Buffer::new(device, places)?,
-            taken: Buffer::new(device, noted(head_parts))?,
-            trailing_norms: Buffer::new(device, 2 * in_rows)?,
+            gathered: Buffer::new(device, one_pass(in_rows * (shape.splits * Gathered::EIGHT) as usize))?,
+            carried: Carried::new(device, [noted(row_parts), places, one_pass(in_rows)])?,
+            taken: Buffer::new(device, two_passes(noted(head_parts)))?,
+            trailing_norms: Buffer::new(device, two_passes(2 * in_rows))?,
             dense_rows: Buffer::zeroed(device, in_rows)?,
             counters: [Buffer::zeroed(device, noted(heads))?, Buffer::zeroed(device, in_rows)?],
             watching,
@@ -132,8 +138,8 @@ impl<E: StepElement> StepPlan<E> {
             + of(&self.part_counts)
             + of(&self.part_sums)
             + of(&self.weighed)
-            + of(&self.lists)
-            + of(&self.entries)
+            + of(&self.gathered)
+            + self.carried.bytes()
             + of(&self.taken)
             + of(&self.trailing_norms)
             + of(&self.dense_rows)
@@ -150,9 +156,17 @@ impl<E: StepElement> StepPlan<E> {
             return Ok(step.originals_read());
         }
         let mut read = OriginalsRead::default();
-        for list in self.lists.to_vec()? {
-            read.key_tiles += u64::from(list.key_tiles);
-            read.value_tiles += u64::from(list.value_tiles);
+        if self.policy.carries() {
+            // The list has been made anew since.
+            for row in self.carried.progress.to_vec()? {
+                read.key_tiles += u64::from(row.key_tiles);
+                read.value_tiles += u64::from(row.value_tiles);
+            }
+        } else {
+            for list in self.carried.lists.to_vec()? {
+                read.key_tiles += u64::from(list.key_tiles);
+                read.value_tiles += u64::from(list.value_tiles);
+            }
         }
         let rows = u64::from(self.shape.kv_heads * self.shape.row_groups());
         let trailing = lengths.iter().filter(|length| !length.is_multiple_of(BLOCK_TOKENS)).count() as u64;
@@ -168,7 +182,32 @@ impl<E: StepElement> StepPlan<E> {
     /// What the device reports.
     pub fn checked(&self, lengths: &[u32]) -> Result<Checked> {
         let Some(watching) = &self.watching else { return Ok(Checked::default()) };
-        watching.checked(&self.lists.to_vec()?, lengths, self.shape)
+        watching.checked(&self.carried.lists.to_vec()?, lengths, self.shape)
+    }
+
+    /// Whether a choice is launched.
+    pub(super) fn chooses(&self) -> bool {
+        if self.policy.carries() { self.policy.promotes() } else { self.policy.certify }
+    }
+
+    /// An empty list, as the plan has one at first: for plans that serve several caches in turn, layers of a model say, each of which
+    /// has a list of its own.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn carried(&self) -> Result<Carried> {
+        self.carried.another(&self.device)
+    }
+
+    /// Takes another list for the steps that follow, and leaves the one there was in its place: of this plan's
+    /// [`carried`](Self::carried), or of a plan for the same problem and policy.
+    ///
+    /// # Errors
+    /// [`Error::Carried`] for a list of other extents.
+    pub fn swap_carried(&mut self, carried: &mut Carried) -> Result<()> {
+        self.carried.same(carried)?;
+        std::mem::swap(&mut self.carried, carried);
+        Ok(())
     }
 
     /// Buffers for what a step writes.
@@ -182,234 +221,6 @@ impl<E: StepElement> StepPlan<E> {
             lse: Buffer::new(&self.device, heads)?,
             certificates: Buffer::new(&self.device, heads)?,
         })
-    }
-
-    /// The pass over the quantized blocks alone: the first of the step's launches.
-    ///
-    /// # Safety
-    /// As [`run`](Self::run).
-    ///
-    /// # Errors
-    /// What the launch reports.
-    pub unsafe fn run_pass(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
-        let arguments = (
-            cache.queries,
-            cache.tiles,
-            cache.annotations,
-            cache.table,
-            cache.lengths,
-            self.records.global_mut(),
-            self.partials.global_mut(),
-            self.shape,
-        );
-        // SAFETY: this function's contract; the scratch was made for this shape.
-        unsafe { stream.launch(&self.kernels.attend.0, self.attend, arguments) }?;
-        Ok(())
-    }
-
-    /// The choice of what to promote: the second. Nothing, where the policy wants no certificate.
-    ///
-    /// # Safety
-    /// As [`run`](Self::run).
-    ///
-    /// # Errors
-    /// What the launch reports.
-    pub unsafe fn run_weigh(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
-        if self.thresholds.certify == 0 {
-            return Ok(());
-        }
-        let arguments = (
-            self.records.global(),
-            cache.lengths,
-            self.partials.global(),
-            self.histograms.global_mut(),
-            self.part_counts.global_mut(),
-            self.part_sums.global_mut(),
-            self.weighed.global_mut(),
-            self.counters[0].global_mut(),
-            self.shape,
-            self.thresholds,
-            self.problem.head_dim,
-        );
-        // SAFETY: as above.
-        unsafe { stream.launch(&weigh::kernel(), self.weigh, arguments) }?;
-        Ok(())
-    }
-
-    /// The lists of what is promoted, and what comes into the scratch: the third. Nothing, where the policy wants no
-    /// certificate.
-    ///
-    /// # Safety
-    /// As [`run`](Self::run).
-    ///
-    /// # Errors
-    /// What the launch reports.
-    pub unsafe fn run_mark(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
-        if self.thresholds.certify == 0 {
-            return Ok(());
-        }
-        let arguments = (
-            self.records.global(),
-            self.weighed.global(),
-            self.part_counts.global(),
-            cache.lengths,
-            cache.table,
-            self.lists.global_mut(),
-            self.entries.global_mut(),
-            self.taken.global_mut(),
-            cache.near.directory,
-            self.shape,
-            self.thresholds,
-            cache.near.scratch,
-        );
-        // SAFETY: as above.
-        unsafe { stream.launch(&mark::kernel(), self.mark, arguments) }?;
-        Ok(())
-    }
-
-    /// The replacement of the promoted shares, and the certificates: the fourth.
-    ///
-    /// # Safety
-    /// As [`run`](Self::run).
-    ///
-    /// # Errors
-    /// What the launch reports.
-    pub unsafe fn run_replace(
-        &mut self,
-        stream: &Stream,
-        cache: &StepHandles<E>,
-        out: AttendedHandles,
-    ) -> Result<()> {
-        let arguments = (
-            cache.queries,
-            cache.tiles,
-            cache.table,
-            cache.lengths,
-            cache.keys,
-            cache.values,
-            cache.near.tiles,
-            cache.near.directory,
-            self.lists.global(),
-            self.entries.global(),
-            self.weighed.global(),
-            self.taken.global(),
-            self.trailing_norms.global_mut(),
-            self.partials.global_mut(),
-            self.counters[1].global_mut(),
-            out.output,
-            out.lse,
-            out.certificates,
-            self.dense_rows.global_mut(),
-            self.shape,
-            self.thresholds,
-            cache.near.scratch,
-        );
-        // SAFETY: as above.
-        unsafe { stream.launch(&self.kernels.replace.0, self.replace, arguments) }?;
-        Ok(())
-    }
-
-    /// The checks of what is stored and of the order of blocks: `audit`, `rank` and `settle`, the fifth to seventh. Nothing,
-    /// where the policy asks for none.
-    ///
-    /// # Safety
-    /// As [`run`](Self::run).
-    ///
-    /// # Errors
-    /// What the launches report.
-    pub unsafe fn run_checks(
-        &mut self,
-        stream: &Stream,
-        cache: &StepHandles<E>,
-        out: AttendedHandles,
-    ) -> Result<()> {
-        let Some(watching) = &mut self.watching else { return Ok(()) };
-        let Watching { watch, masses, flags, exacts, clock } = watching;
-        let (watch, problem) = (*watch, self.problem);
-        let arguments = (
-            cache.queries,
-            cache.tiles,
-            cache.table,
-            cache.lengths,
-            cache.keys,
-            cache.values,
-            cache.near.tiles.as_const(),
-            cache.near.directory.as_const(),
-            self.records.global(),
-            self.lists.global(),
-            self.entries.global(),
-            self.weighed.global(),
-            self.trailing_norms.global(),
-            clock.global(),
-            masses.global_mut(),
-            flags.global_mut(),
-            exacts.global_mut(),
-            self.shape,
-            watch,
-            cache.near.scratch,
-        );
-        // The work of `replace`, split as there.
-        let (audit, shared) = &self.kernels.audit;
-        let grid = LaunchShape { shared_bytes: *shared, ..self.replace };
-        // SAFETY: this function's contract; the buffers were made for this shape.
-        unsafe { stream.launch(audit, grid, arguments) }?;
-        if watch.depth > 0 {
-            let arguments = (
-                self.records.global(),
-                self.weighed.global(),
-                cache.lengths,
-                self.lists.global(),
-                self.entries.global(),
-                masses.global(),
-                flags.global_mut(),
-                self.shape,
-                self.thresholds,
-                watch,
-            );
-            let grid = LaunchShape::new((problem.q_heads, problem.sequences), RANK_THREADS);
-            // SAFETY: as above.
-            unsafe { stream.launch(&rank::kernel(), grid.shared(rank_layout().bytes), arguments) }?;
-        }
-        let arguments = (
-            exacts.global(),
-            flags.global_mut(),
-            out.certificates,
-            self.dense_rows.global_mut(),
-            clock.global_mut(),
-            self.shape,
-        );
-        let grid = LaunchShape::new(problem.sequences, SETTLE_THREADS);
-        // SAFETY: as above.
-        unsafe { stream.launch(&settle::kernel(), grid, arguments) }?;
-        Ok(())
-    }
-
-    /// The dense rung, for the heads that want it: the last.
-    ///
-    /// # Safety
-    /// As [`run`](Self::run).
-    ///
-    /// # Errors
-    /// What the launch reports.
-    pub unsafe fn run_dense(
-        &mut self,
-        stream: &Stream,
-        cache: &StepHandles<E>,
-        out: AttendedHandles,
-    ) -> Result<()> {
-        let handles = dense::Handles {
-            queries: cache.queries,
-            keys: cache.keys,
-            values: cache.values,
-            table: cache.table,
-            lengths: cache.lengths,
-            wanted: Some(self.dense_rows.global()),
-            output: out.output,
-            lse: out.lse,
-        };
-        // SAFETY: this function's contract.
-        unsafe { self.dense.run_on(stream, handles) }?;
-        Ok(())
     }
 
     /// One step: allocates nothing, waits for nothing, can be captured.
@@ -429,6 +240,17 @@ impl<E: StepElement> StepPlan<E> {
     ) -> Result<()> {
         stream.device().check_same(&self.device, "the plan")?;
         self.on_slices = None;
+        if self.policy.carries() {
+            // SAFETY: this function's contract.
+            unsafe {
+                self.run_carry(stream, cache, out)?;
+                if self.policy.certify {
+                    self.run_dense(stream, cache, out)?;
+                }
+                self.run_weigh(stream, cache)?;
+                return self.run_mark(stream, cache);
+            }
+        }
         // SAFETY: this function's contract.
         unsafe {
             self.run_pass(stream, cache)?;
@@ -447,8 +269,10 @@ impl<E: StepElement> StepPlan<E> {
         stream.fill_u8(&mut self.part_counts, .., byte)?;
         stream.fill_u8(&mut self.part_sums, .., byte)?;
         stream.fill_u8(&mut self.weighed, .., byte)?;
-        stream.fill_u8(&mut self.lists, .., byte)?;
-        stream.fill_u8(&mut self.entries, .., byte)?;
+        stream.fill_u8(&mut self.gathered, .., byte)?;
+        if !self.policy.carries() {
+            self.carried.fill(stream, byte)?;
+        }
         stream.fill_u8(&mut self.taken, .., byte)?;
         stream.fill_u8(&mut self.trailing_norms, .., byte)?;
         if let Some(watching) = &mut self.watching {
@@ -466,8 +290,10 @@ impl<E: StepElement> StepPlan<E> {
             ("part counts", words(&self.part_counts)?),
             ("part sums", words(&self.part_sums)?),
             ("weighed", words(&self.weighed)?),
-            ("lists", words(&self.lists)?),
-            ("entries", words(&self.entries)?),
+            ("gathered", words(&self.gathered)?),
+            ("lists", words(&self.carried.lists)?),
+            ("entries", words(&self.carried.entries)?),
+            ("progress", words(&self.carried.progress)?),
             ("taken", words(&self.taken)?),
             ("trailing norms", words(&self.trailing_norms)?),
             ("dense rows", words(&self.dense_rows)?),

@@ -12,7 +12,7 @@
 //!
 //! # Layout
 //! As in [`attend`](fn@super::attend) and [`replace`](fn@super::replace). `lists` and `entries` as [`mark`](fn@super::mark) leaves
-//! them; rows of a KV head share what is promoted. `ticks` [sequences · kv_heads · row groups]: steps so far. `gathered`
+//! them; rows of a KV head share what is promoted. `progress` [sequences · kv_heads · row groups]. `gathered`
 //! [the same, splits, 8] of [`Gathered`].
 //!
 //! # Bytes
@@ -44,22 +44,46 @@ use crate::attention::{
 };
 use finish::Finish;
 use gather::{Bounds, Gather, Gathered};
-use glam::Vec4;
+use glam::{UVec4, Vec4};
 use half::{bf16, f16};
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
-use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
+use simt::{
+    Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
+};
+
+/// Where a row of blocks is, and what its last step has promoted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(16))]
+pub struct Progress {
+    /// Steps so far.
+    pub steps: u32,
+    /// Tiles of keys that the last of them has promoted.
+    pub key_tiles: u32,
+    /// Tiles of values.
+    pub value_tiles: u32,
+    #[doc(hidden)]
+    pub unused: u32,
+}
+
+impl Progress {
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn steps(rows: Global<Progress>, launch_row: u32) -> u32 {
+        rows.cast::<u32>().load(4 * launch_row as usize)
+    }
+}
 
 /// Whether blocks are noted in a step, for a list: in a row's first one, then in every `every`th, not in the same for all rows.
 #[inline(always)]
-pub fn due(tick: u32, launch_row: u32, every: u32) -> bool {
-    tick == 0 || bits::rem_u32(tick.wrapping_add(launch_row), every) == 0
+pub fn due(steps: u32, launch_row: u32, every: u32) -> bool {
+    steps == 0 || bits::rem_u32(steps.wrapping_add(launch_row), every) == 0
 }
 
 /// The same, asked when [`carry`] has counted the step.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub(super) fn was_due(ticks: Global<u32>, launch_row: u32, every: u32) -> bool {
-    due(ticks.load(launch_row as usize).wrapping_sub(1), launch_row, every)
+pub(super) fn was_due(rows: Global<Progress>, launch_row: u32, every: u32) -> bool {
+    due(Progress::steps(rows, launch_row).wrapping_sub(1), launch_row, every)
 }
 
 /// Shared memory of a block.
@@ -122,7 +146,7 @@ pub fn carry<E: Half, const D: usize>(
     directory: GlobalMut<u64>,
     lists: Global<ListHead>,
     entries: Global<Entry>,
-    ticks: GlobalMut<u32>,
+    progress: GlobalMut<Progress>,
     records: GlobalMut<Record>,
     partials: GlobalMut<f32>,
     gathered: GlobalMut<f32>,
@@ -158,7 +182,7 @@ pub fn carry<E: Half, const D: usize>(
     let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
     let to_log2 = query.scale * LOG2_E;
     let certify = thresholds.certify != 0;
-    let noting = every != 0 && due(ticks.load(launch_row as usize), launch_row, every);
+    let noting = every != 0 && due(Progress::steps(progress.as_const(), launch_row), launch_row, every);
     let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present, lane };
 
     let list = List { layout, lists, entries, shape, launch_row, first, end, blocks, lane, warp };
@@ -336,8 +360,10 @@ pub fn carry<E: Half, const D: usize>(
         finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
         if lane == 0 && every != 0 {
             // All of the row's blocks have read it.
-            let tick = ticks.load(launch_row as usize);
-            ticks.store(launch_row as usize, tick.wrapping_add(1));
+            let steps = Progress::steps(progress.as_const(), launch_row).wrapping_add(1);
+            let [key_tiles, value_tiles] = [0, 1].map(|kind| layout.promoted.load(kind));
+            let words = UVec4::new(steps, key_tiles, value_tiles, 0);
+            progress.cast::<UVec4>().store(launch_row as usize, words);
         }
     }
 }

@@ -1,0 +1,67 @@
+//! What is carried from step to step: which blocks are promoted.
+
+use super::watching::of;
+use crate::certified::{Error, Result};
+use crate::{Buffer, Device, Stream};
+use kernels_gpu::certified::carried::Progress;
+use kernels_gpu::certified::{Entry, ListHead};
+
+/// The list by which the steps of a [`StepPlan`](super::StepPlan) promote, with [`Policy::renew`](crate::certified::Policy::renew).
+///
+/// The bound of a step holds whatever is in it; what it misses makes the bound larger. So it may serve other sequences than those it
+/// was made for: entries past a sequence's end are passed over, and the next renewal mends it.
+#[derive(Debug)]
+pub struct Carried {
+    /// [sequences · kv_heads · row groups, parts].
+    pub(super) lists: Buffer<ListHead>,
+    /// The same, places of a part.
+    pub(super) entries: Buffer<Entry>,
+    /// Of each row of blocks.
+    pub(super) progress: Buffer<Progress>,
+}
+
+impl Carried {
+    /// For so many lists, entries and rows of blocks; empty.
+    pub(super) fn new(device: &Device, [lists, entries, rows]: [usize; 3]) -> Result<Self> {
+        Ok(Carried {
+            lists: Buffer::zeroed(device, lists)?,
+            entries: Buffer::zeroed(device, entries)?,
+            progress: Buffer::zeroed(device, rows)?,
+        })
+    }
+
+    /// An empty one of the same extents.
+    pub(super) fn another(&self, device: &Device) -> Result<Self> {
+        Carried::new(device, self.extents())
+    }
+
+    /// Forgets everything: the next step promotes nothing and makes a list.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn clear(&mut self, stream: &Stream) -> Result<()> {
+        self.fill(stream, 0)
+    }
+
+    pub(super) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {
+        stream.fill_u8(&mut self.lists, .., byte)?;
+        stream.fill_u8(&mut self.entries, .., byte)?;
+        Ok(stream.fill_u8(&mut self.progress, .., byte)?)
+    }
+
+    fn extents(&self) -> [usize; 3] {
+        [self.lists.len(), self.entries.len(), self.progress.len()]
+    }
+
+    pub(super) fn same(&self, other: &Carried) -> Result<()> {
+        if self.extents() == other.extents() {
+            return Ok(());
+        }
+        Err(Error::Carried { got: other.extents(), expected: self.extents() })
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        of(&self.lists) + of(&self.entries) + of(&self.progress)
+    }
+}

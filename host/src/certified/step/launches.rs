@@ -1,0 +1,289 @@
+//! The launches of a step, one by one.
+
+use super::watching::Watching;
+use super::{AttendedHandles, StepElement, StepHandles, StepPlan};
+use crate::certified::Result;
+use crate::{Stream, dense};
+use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
+use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
+use kernels_gpu::certified::{mark, rank, rank_layout, settle, weigh};
+use simt::LaunchShape;
+
+impl<E: StepElement> StepPlan<E> {
+    /// All of a step by the list that is carried: the first of its launches. Then come the dense rung and, if anything may be
+    /// promoted, the choice of the next list and the list itself.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the launch reports.
+    pub unsafe fn run_carry(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+    ) -> Result<()> {
+        let arguments = (
+            cache.queries,
+            cache.tiles,
+            cache.annotations,
+            cache.table,
+            cache.lengths,
+            cache.keys,
+            cache.values,
+            cache.near.tiles,
+            cache.near.directory,
+            self.carried.lists.global(),
+            self.carried.entries.global(),
+            self.carried.progress.global_mut(),
+            self.records.global_mut(),
+            self.partials.global_mut(),
+            self.gathered.global_mut(),
+            self.counters[1].global_mut(),
+            out.output,
+            out.lse,
+            out.certificates,
+            self.dense_rows.global_mut(),
+            self.shape,
+            self.thresholds,
+            cache.near.scratch,
+            self.policy.every(),
+        );
+        // SAFETY: this function's contract; the scratch was made for this shape.
+        unsafe { stream.launch(&self.kernels.carry.0, self.carry, arguments) }?;
+        Ok(())
+    }
+
+    /// The pass over the quantized blocks alone: the first of the launches of a step that chooses for itself.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the launch reports.
+    pub unsafe fn run_pass(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+        let arguments = (
+            cache.queries,
+            cache.tiles,
+            cache.annotations,
+            cache.table,
+            cache.lengths,
+            self.records.global_mut(),
+            self.partials.global_mut(),
+            self.shape,
+        );
+        // SAFETY: this function's contract; the scratch was made for this shape.
+        unsafe { stream.launch(&self.kernels.attend.0, self.attend, arguments) }?;
+        Ok(())
+    }
+
+    /// The choice of what to promote: the second, or of a step by a carried list the third. Nothing, where nothing may be promoted
+    /// or the policy wants no certificate.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the launch reports.
+    pub unsafe fn run_weigh(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+        if !self.chooses() {
+            return Ok(());
+        }
+        let arguments = (
+            self.records.global(),
+            cache.lengths,
+            self.partials.global(),
+            self.histograms.global_mut(),
+            self.part_counts.global_mut(),
+            self.part_sums.global_mut(),
+            self.weighed.global_mut(),
+            self.counters[0].global_mut(),
+            self.carried.progress.global(),
+            self.shape,
+            self.thresholds,
+            self.problem.head_dim,
+            self.policy.every(),
+        );
+        // SAFETY: as above.
+        unsafe { stream.launch(&weigh::kernel(), self.weigh, arguments) }?;
+        Ok(())
+    }
+
+    /// The lists of what is promoted, and what comes into the scratch: behind the choice, and nothing where that is nothing.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the launch reports.
+    pub unsafe fn run_mark(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+        if !self.chooses() {
+            return Ok(());
+        }
+        let arguments = (
+            self.records.global(),
+            self.weighed.global(),
+            self.part_counts.global(),
+            cache.lengths,
+            cache.table,
+            self.carried.lists.global_mut(),
+            self.carried.entries.global_mut(),
+            self.taken.global_mut(),
+            cache.near.directory,
+            self.carried.progress.global(),
+            self.shape,
+            self.thresholds,
+            cache.near.scratch,
+            self.policy.every(),
+        );
+        // SAFETY: as above.
+        unsafe { stream.launch(&mark::kernel(), self.mark, arguments) }?;
+        Ok(())
+    }
+
+    /// The replacement of the promoted shares, and the certificates: the fourth.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the launch reports.
+    pub unsafe fn run_replace(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+    ) -> Result<()> {
+        let arguments = (
+            cache.queries,
+            cache.tiles,
+            cache.table,
+            cache.lengths,
+            cache.keys,
+            cache.values,
+            cache.near.tiles,
+            cache.near.directory,
+            self.carried.lists.global(),
+            self.carried.entries.global(),
+            self.weighed.global(),
+            self.taken.global(),
+            self.trailing_norms.global_mut(),
+            self.partials.global_mut(),
+            self.counters[1].global_mut(),
+            out.output,
+            out.lse,
+            out.certificates,
+            self.dense_rows.global_mut(),
+            self.shape,
+            self.thresholds,
+            cache.near.scratch,
+        );
+        // SAFETY: as above.
+        unsafe { stream.launch(&self.kernels.replace.0, self.replace, arguments) }?;
+        Ok(())
+    }
+
+    /// The checks of what is stored and of the order of blocks: `audit`, `rank` and `settle`, the fifth to seventh. Nothing,
+    /// where the policy asks for none.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the launches report.
+    pub unsafe fn run_checks(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+    ) -> Result<()> {
+        let Some(watching) = &mut self.watching else { return Ok(()) };
+        let Watching { watch, masses, flags, exacts, clock } = watching;
+        let (watch, problem) = (*watch, self.problem);
+        let arguments = (
+            cache.queries,
+            cache.tiles,
+            cache.table,
+            cache.lengths,
+            cache.keys,
+            cache.values,
+            cache.near.tiles.as_const(),
+            cache.near.directory.as_const(),
+            self.records.global(),
+            self.carried.lists.global(),
+            self.carried.entries.global(),
+            self.weighed.global(),
+            self.trailing_norms.global(),
+            clock.global(),
+            masses.global_mut(),
+            flags.global_mut(),
+            exacts.global_mut(),
+            self.shape,
+            watch,
+            cache.near.scratch,
+        );
+        // The work of `replace`, split as there.
+        let (audit, shared) = &self.kernels.audit;
+        let grid = LaunchShape { shared_bytes: *shared, ..self.replace };
+        // SAFETY: this function's contract; the buffers were made for this shape.
+        unsafe { stream.launch(audit, grid, arguments) }?;
+        if watch.depth > 0 {
+            let arguments = (
+                self.records.global(),
+                self.weighed.global(),
+                cache.lengths,
+                self.carried.lists.global(),
+                self.carried.entries.global(),
+                masses.global(),
+                flags.global_mut(),
+                self.shape,
+                self.thresholds,
+                watch,
+            );
+            let grid = LaunchShape::new((problem.q_heads, problem.sequences), RANK_THREADS);
+            // SAFETY: as above.
+            unsafe { stream.launch(&rank::kernel(), grid.shared(rank_layout().bytes), arguments) }?;
+        }
+        let arguments = (
+            exacts.global(),
+            flags.global_mut(),
+            out.certificates,
+            self.dense_rows.global_mut(),
+            clock.global_mut(),
+            self.shape,
+        );
+        let grid = LaunchShape::new(problem.sequences, SETTLE_THREADS);
+        // SAFETY: as above.
+        unsafe { stream.launch(&settle::kernel(), grid, arguments) }?;
+        Ok(())
+    }
+
+    /// The dense rung, for the heads that want it: the last.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the launch reports.
+    pub unsafe fn run_dense(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+    ) -> Result<()> {
+        let handles = dense::Handles {
+            queries: cache.queries,
+            keys: cache.keys,
+            values: cache.values,
+            table: cache.table,
+            lengths: cache.lengths,
+            wanted: Some(self.dense_rows.global()),
+            output: out.output,
+            lse: out.lse,
+        };
+        // SAFETY: this function's contract.
+        unsafe { self.dense.run_on(stream, handles) }?;
+        Ok(())
+    }
+}
