@@ -1,6 +1,7 @@
 //! Steps of certified attention: never further from exact attention than their certificate says, part by part what they
 //! should be, and the same bits wherever the cache lies.
 
+mod carried;
 mod choosing;
 mod faults;
 mod parts;
@@ -36,8 +37,11 @@ const ALL: Policy = Policy {
     max_keys: u32::MAX,
     value_tolerance: 0.0,
     max_values: u32::MAX,
+    renew: 0,
     ..Policy::NAIVE
 };
+/// The default thresholds, by which each step chooses for itself.
+const CHOOSING: Policy = Policy { renew: 0, ..Policy::SOUND };
 
 fn problem(sequences: usize, group: u32, kv_heads: u32, head_dim: u32, max_tokens: u32) -> StepProblem {
     StepProblem { sequences: sequences as u32, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens }
@@ -108,7 +112,7 @@ fn edges_hold<E: StepElement + CertifiedElement>() {
         for device in devices() {
             let mut trial = loaded(device, &batch);
             let presets = Policy::PRESETS.map(|name| (name, Policy::preset(name).unwrap()));
-            let more = [("naive", Policy::NAIVE), ("dense", DENSE), ("all", ALL)];
+            let more = [("naive", Policy::NAIVE), ("dense", DENSE), ("all", ALL), ("choosing", CHOOSING)];
             // All of them for one shape, of the others two each.
             let all: Vec<_> = presets.into_iter().chain(more).collect();
             let some = all.iter().enumerate().filter(|(i, _)| group == 4 || i % 3 == group as usize % 3);
@@ -152,7 +156,7 @@ fn errors_are_within_the_certificates_for_every_input() {
     for device in devices() {
         let mut trial = loaded(device, &batch);
         assert!(trial.plan(&Policy::SOUND).unwrap().splits() > 8);
-        for policy in [Policy::SOUND, Policy::NAIVE, DENSE] {
+        for policy in [CHOOSING, Policy::SOUND, Policy::NAIVE, DENSE] {
             judge(&batch, &truth, &step(&mut trial, &policy), "long");
         }
     }

@@ -45,7 +45,7 @@ fn heads_that_pass_have_the_exact_order() {
         let (tiles, _) = trial.quantized().unwrap();
         let (dense, _) = trial.dense().unwrap();
         let mut counts = [0u32; 4];
-        for (depth, policy) in [(1, Policy::SOUND), (3, Policy::SOUND), (2, Policy::PAPER), (10, ALL)] {
+        for (depth, policy) in [(1, CHOOSING), (3, CHOOSING), (2, Policy::PAPER), (10, ALL)] {
             let plain = Policy { ranking: 0, bound: Bound::Sound, ..policy };
             let unchecked = step(&mut trial, &plain);
             let returned = step(&mut trial, &Policy { ranking: depth, ..plain });
@@ -107,7 +107,7 @@ fn without_promoted_blocks_the_order_is_unknown() {
     let batch = Batch::<f16>::new(problem(3, 2, 1, 64, 64), &sequences, 3, 2);
     for device in devices() {
         let mut trial = loaded(device, &batch);
-        let returned = step(&mut trial, &Policy { ranking: 1, ..Policy::NAIVE });
+        let returned = step(&mut trial, &Policy { ranking: 1, renew: 0, ..Policy::NAIVE });
         let reasons: Vec<u32> = returned.certificates.iter().map(|c| c.reason()).collect();
         assert_eq!(reasons, [0, 0, 0, 0, reason::BOUNDARY, reason::BOUNDARY]);
     }

@@ -12,7 +12,11 @@ use kernels_gpu::certified::{mark, rank, settle, weigh};
 /// Every head is computed from the originals.
 const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
 /// Some heads are.
-const SOME_DENSE: Policy = Policy { key_budget: 0.02, per_group: false, ..Policy::SOUND };
+const SOME_DENSE: Policy = Policy { key_budget: 0.02, per_group: false, renew: 0, ..Policy::SOUND };
+/// The same by a list that is used for two steps.
+const SOME_DENSE_CARRIED: Policy = Policy { renew: 2, ..SOME_DENSE };
+/// Each step chooses for itself.
+const CHOOSING: Policy = Policy { renew: 0, ..Policy::SOUND };
 /// Every block is promoted.
 const ALL: Policy = Policy {
     coverage: 1.0,
@@ -20,8 +24,11 @@ const ALL: Policy = Policy {
     max_keys: u32::MAX,
     value_tolerance: 0.0,
     max_values: u32::MAX,
+    renew: 0,
     ..Policy::NAIVE
 };
+/// Every block is, from the second step on.
+const ALL_CARRIED: Policy = Policy { renew: 1, ..ALL };
 
 /// What a case is about.
 #[derive(Clone, Copy)]
@@ -31,7 +38,7 @@ struct Step {
     group: u32,
     max_tokens: u32,
     policy: (&'static str, Policy),
-    /// Slots for keys and for values. Two steps then: the second finds what the first has brought.
+    /// Slots for keys and for values. Several steps then: the second finds what the first has brought.
     slots: Option<(u32, u32)>,
     race_check: bool,
     /// Whether stored data change after they were written.
@@ -64,16 +71,16 @@ const PLAIN: Step = Step {
     kv_heads: 2,
     group: 4,
     max_tokens: 160,
-    policy: ("sound", Policy::SOUND),
+    policy: ("choosing", CHOOSING),
     slots: None,
     race_check: false,
     fault: false,
 };
 
 /// Every check, and a third of the other blocks looked at.
-const WATCHED: Policy = Policy { ranking: 3, canary: 1e-6, exploration: 0.33, ..Policy::SOUND };
+const WATCHED: Policy = Policy { ranking: 3, canary: 1e-6, exploration: 0.33, ..CHOOSING };
 /// The same where nothing is promoted and everything is looked at.
-const EXPLORED: Policy = Policy { canary: 1e-6, exploration: 1.0, ..Policy::NAIVE };
+const EXPLORED: Policy = Policy { canary: 1e-6, exploration: 1.0, renew: 0, ..Policy::NAIVE };
 
 fn steps(large: bool) -> Vec<Step> {
     // Looking for races takes its time with the hundreds of threads that choose: two heads, and two splits.
@@ -81,6 +88,24 @@ fn steps(large: bool) -> Vec<Step> {
     let long = Step { sequences: &[(Input::Normal, 1500)], kv_heads: 1, max_tokens: 2048, ..PLAIN };
     let mut steps = vec![
         Step { policy: ("some dense", SOME_DENSE), ..small },
+        Step { policy: ("some dense, carried", SOME_DENSE_CARRIED), slots: Some((2, 3)), ..small },
+        Step { policy: ("all, carried", ALL_CARRIED), slots: Some((2, 3)), ..small },
+        Step { policy: ("sound", Policy::SOUND), slots: Some((40, 7)), ..PLAIN },
+        Step { group: 9, policy: ("sound", Policy::SOUND), slots: Some((0, 0)), ..PLAIN },
+        Step { group: 3, policy: ("all, carried", ALL_CARRIED), slots: Some((2, 3)), ..PLAIN },
+        Step {
+            sequences: HOSTILE,
+            group: 8,
+            kv_heads: 1,
+            max_tokens: 320,
+            policy: ("sound", Policy::SOUND),
+            slots: Some((5, 40)),
+            ..PLAIN
+        },
+        Step { policy: ("fast, chosen in the step", Policy { renew: 0, ..Policy::FAST }), ..long },
+        Step { policy: ("fast", Policy::FAST), slots: Some((40, 7)), ..long },
+        Step { policy: ("bare", Policy::BARE), ..PLAIN },
+        Step { policy: ("bare, two passes", Policy { renew: 0, ..Policy::BARE }), ..PLAIN },
         Step { policy: ("all", ALL), slots: Some((2, 3)), ..small },
         Step { policy: ("watched", WATCHED), slots: Some((2, 3)), fault: true, ..small },
         Step { group: 9, policy: ("watched", WATCHED), slots: Some((40, 7)), ..PLAIN },
@@ -98,7 +123,6 @@ fn steps(large: bool) -> Vec<Step> {
         Step { group: 1, policy: ("naive", Policy::NAIVE), ..PLAIN },
         Step { policy: ("dense", DENSE), ..PLAIN },
         Step { sequences: HOSTILE, group: 8, kv_heads: 1, max_tokens: 320, ..PLAIN },
-        Step { policy: ("fast", Policy::FAST), ..long },
         Step { policy: ("strict", Policy::STRICT), slots: Some((40, 7)), ..long },
     ];
     if large {
@@ -106,13 +130,9 @@ fn steps(large: bool) -> Vec<Step> {
             &[(Input::Sharp, 3000), (Input::Diffuse, 8192), (Input::Outlier, 5), (Input::Ties, 7777)];
         steps.push(Step { sequences: many, group: 8, max_tokens: 8192, ..PLAIN });
         let one: &[(Input, u32)] = &[(Input::Normal, 39_999)];
-        steps.push(Step {
-            sequences: one,
-            kv_heads: 4,
-            max_tokens: 131_072,
-            slots: Some((500, 500)),
-            ..PLAIN
-        });
+        let step =
+            Step { sequences: one, kv_heads: 4, max_tokens: 131_072, slots: Some((500, 500)), ..PLAIN };
+        steps.extend([step, Step { policy: ("sound", Policy::SOUND), ..step }]);
     }
     steps
 }
@@ -192,13 +212,21 @@ fn run<E: StepElement + CertifiedElement>(
     plan.fill(trial.stream(), 0x33)?;
     let mut out = plan.allocate()?;
     let mut outputs = Vec::new();
-    for names in [["output", "lse", "certificates"], ["second output", "second lse", "second certificates"]] {
+    for (i, names) in [
+        ["output", "lse", "certificates"],
+        ["second output", "second lse", "second certificates"],
+        ["third output", "third lse", "third certificates"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let returned = trial.step_poisoned(&mut plan, &mut out)?;
         outputs.push(OutputBuffer::new(names[0], returned.output));
         outputs.push(OutputBuffer::new(names[1], returned.lse));
         let words: Vec<u32> = bytemuck::cast_slice(&returned.certificates).to_vec();
         outputs.push(OutputBuffer::new(names[2], words));
-        if step.slots.is_none() {
+        // A list that is carried is there in the second step, and tiles that it has brought in the third.
+        if step.slots.is_none() || i == 1 && step.policy.1.renew == 0 {
             break;
         }
     }

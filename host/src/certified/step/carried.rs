@@ -49,6 +49,19 @@ impl Carried {
         Ok(stream.fill_u8(&mut self.progress, .., byte)?)
     }
 
+    pub(super) fn listed(&self, parts: usize) -> Result<Vec<Vec<(u32, u32)>>> {
+        let (lists, entries) = (self.lists.to_vec()?, self.entries.to_vec()?);
+        let places = entries.len() / lists.len().max(1);
+        let of_list = |(list, head): (usize, &ListHead)| {
+            let own = &entries[list * places..][..head.entries as usize];
+            own.iter()
+                .map(|entry| (entry.index, u32::from(entry.wants()[0]) | u32::from(entry.wants()[1]) << 1))
+                .collect::<Vec<_>>()
+        };
+        let all: Vec<_> = lists.iter().enumerate().map(of_list).collect();
+        Ok(all.chunks(parts).map(<[_]>::concat).collect())
+    }
+
     fn extents(&self) -> [usize; 3] {
         [self.lists.len(), self.entries.len(), self.progress.len()]
     }

@@ -210,6 +210,15 @@ impl<E: StepElement> StepPlan<E> {
         Ok(())
     }
 
+    /// What is listed for the next step, of each row of blocks, by block and with a bit for keys and one for values; waits for
+    /// the device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn listed(&self) -> Result<Vec<Vec<(u32, u32)>>> {
+        self.carried.listed(self.shape.parts as usize)
+    }
+
     /// Buffers for what a step writes.
     ///
     /// # Errors

@@ -239,7 +239,9 @@ pub fn carry<E: Half, const D: usize>(
         let tokens = if trailing { length % BLOCK_TOKENS } else { BLOCK_TOKENS };
         // The tiles of the warp's own ring are read.
         warp::sync_warp(FULL_MASK);
-        let start = warp * stages(D as u32) * Tile::<D>::WORDS;
+        // The addresses in three tiles would take more registers than there are.
+        let start = bits::renewed(warp * stages(D as u32) * Tile::<D>::WORDS);
+        let lane = bits::renewed(lane);
         let key_tile = KeyTile::<D>::at(pass.ring, start);
         let value_tile = ValueTile::<D>::at(pass.ring, start + Tile::<D>::WORDS);
         let tile = Tile::<D>::at(pass.ring, start + 2 * Tile::<D>::WORDS);
