@@ -40,7 +40,8 @@ fn lists_hold<E: StepElement + CertifiedElement>() {
         let batches = batches::<E>(problem(EDGES.len(), group, 2, head_dim, 420));
         let truth: Vec<Vec<Exact>> = batches.iter().map(exact).collect();
         for device in devices() {
-            let mut trial = Trial::new(device, batches[0].problem, batches[0].blocks()).unwrap();
+            let blocks = batches.iter().map(Batch::blocks).max().unwrap();
+            let mut trial = Trial::new(device, batches[0].problem, blocks).unwrap();
             let tight = Policy { key_budget: 0.02, value_budget: 0.02, renew: 3, ..Policy::SOUND };
             for (name, policy) in
                 [("sound", Policy::SOUND), ("fast", Policy::FAST), ("all", ALL_CARRIED), ("tight", tight)]
@@ -88,13 +89,14 @@ fn everything_promoted_is_exact() {
             assert_eq!([certificate.promoted_keys, certificate.promoted_values], [full; 2]);
             assert!(certificate.e_val == 0.0 && certificate.tail_mass < 1e-9, "{certificate:?}");
             let error = exact.error(&returned[1].output[row * 64..][..64]);
-            assert!(error <= f64::from(certificate.bound()) && certificate.bound() < 1e-3, "{certificate:?}");
-            assert!(f64::from(returned[0].certificates[row].bound()) > 10.0 * f64::from(certificate.bound()));
+            let before = returned[0].certificates[row].bound();
+            assert!(error <= f64::from(certificate.bound()), "{error}: {certificate:?}");
+            assert!(certificate.bound() < before / 20.0, "{before}: {certificate:?}");
         }
     }
 }
 
-/// A list is used for as many steps as the policy says, and renewed in the same step for no more rows than must be.
+/// A list is used for as many steps as the policy says, and renewed in the steps that its phase says.
 #[test]
 fn lists_last_as_long_as_they_should() {
     let sequences = [(Input::Sharp, 320), (Input::Sharp, 320), (Input::Sharp, 320)];
@@ -112,6 +114,7 @@ fn lists_last_as_long_as_they_should() {
     for device in devices() {
         let mut trial = loaded(device, &batches[0]);
         let mut plan = trial.plan(&policy).unwrap();
+        plan.swap_carried(&mut plan.carried(1).unwrap()).unwrap();
         let mut lists = Vec::new();
         let mut out = plan.allocate().unwrap();
         for batch in &batches {
@@ -121,7 +124,7 @@ fn lists_last_as_long_as_they_should() {
         }
         for row in 0..3 {
             for i in 1..10 {
-                let renewed = (i + row) % 3 == 0;
+                let renewed = (i + 1) % 3 == 0;
                 assert_eq!(
                     lists[i][row] != lists[i - 1][row],
                     renewed,
@@ -140,7 +143,8 @@ fn the_scratch_does_not_show_in_carried_steps() {
     let batches = batches::<f16>(problem(EDGES.len(), 7, 2, 64, 420));
     for policy in [Policy { renew: 2, ..Policy::SOUND }, ALL_CARRIED] {
         for device in devices() {
-            let mut trial = Trial::new(device, batches[0].problem, batches[0].blocks()).unwrap();
+            let blocks = batches.iter().map(Batch::blocks).max().unwrap();
+            let mut trial = Trial::new(device, batches[0].problem, blocks).unwrap();
             let mut plan = trial.plan(&policy).unwrap();
             let without = steps(&mut trial, &mut plan, &batches[..3]);
             for (keys, values) in [(1, 1), (7, 0), (0, 13), (1000, 1000)] {

@@ -80,16 +80,23 @@ fn no_races_and_one_result() {
     let sequences = [(Input::Normal, 5), (Input::Sharp, 48), (Input::Normal, 83)];
     let batch = Batch::<f16>::new(problem(3, 9, 1, 64, 144), &sequences, 6, 2);
     let race_checked = Device::cpu(EmuOptions::race_checked());
-    let run = |device: &Device, slots: u32| {
-        let mut trial = loaded(device, &batch);
-        if slots > 0 {
-            trial.set_scratch(slots, slots).unwrap();
+    for renew in [0, 2] {
+        let policy = Policy { key_budget: 0.02, renew, ..CHOOSING };
+        let run = |device: &Device, slots: u32| {
+            let mut trial = loaded(device, &batch);
+            if slots > 0 {
+                trial.set_scratch(slots, slots).unwrap();
+            }
+            let mut plan = trial.plan(&policy).unwrap();
+            let mut out = plan.allocate().unwrap();
+            // With a list that is carried, one without it, one with a new one and one with an old one.
+            let steps = if renew > 0 { 3 } else { 1 };
+            (0..steps).flat_map(|_| bits(&trial.step(&mut plan, &mut out).unwrap())).collect::<Vec<_>>()
+        };
+        let first = run(&race_checked, 0);
+        assert!(run(&race_checked, 3) == first);
+        for device in devices() {
+            assert!(run(device, 0) == first);
         }
-        bits(&step(&mut trial, &Policy { key_budget: 0.02, ..CHOOSING }))
-    };
-    let first = run(&race_checked, 0);
-    assert!(run(&race_checked, 3) == first);
-    for device in devices() {
-        assert!(run(device, 0) == first);
     }
 }

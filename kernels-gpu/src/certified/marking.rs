@@ -15,7 +15,7 @@
 //! Grid (parts, kv_heads · row groups, sequences), a warp for every eighth word of 32 places, then for a row.
 
 use super::admit::{Scratch, claim, tally};
-use super::carried::{Progress, was_due};
+use super::carried::Progress;
 use super::choice::{BINS, Bins, Choice};
 use super::parts::{PART_BLOCKS, Part};
 use super::pass::{Record, StepShape};
@@ -149,7 +149,7 @@ pub fn mark(
     };
     let of_part = (launch_row * shape.parts + part.index) as usize;
     // The list of an earlier step stays; its blocks claim their slots again.
-    let stays = every != 0 && !was_due(progress, launch_row, every);
+    let stays = every != 0 && !Progress::of(progress, launch_row).was_due(every);
     if stays && !scratch.claims() {
         return;
     }
@@ -198,7 +198,7 @@ pub fn mark(
     }
     unroll!(for kind in 0..2 {
         let of_warp = warp::warp_reduce_add_u32(FULL_MASK, wanted[kind]);
-        if lane == 0 && of_warp != 0 {
+        if lane == 0 && of_warp != 0 && !stays {
             layout.tiles.atomic_add(kind as u32, of_warp);
         }
     });

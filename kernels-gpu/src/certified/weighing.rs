@@ -21,7 +21,7 @@
 //! Grid (thread blocks of a row, query heads, sequences), each with every so manieth part, four blocks of it a thread at most; the
 //! one of a row that arrives last chooses.
 
-use super::carried::{Progress, was_due};
+use super::carried::Progress;
 use super::choice::{BINS, Bins, Choice, Limits, PART_SHIFT, Reduce, weigh_layout, widened};
 use super::parts::Part;
 use super::pass::{Record, StepShape, row_total};
@@ -134,7 +134,7 @@ pub fn weigh(
     let in_group = bits::rem_u32(q_head, shape.group);
     let launch_row = (sequence * shape.kv_heads + head) * shape.row_groups() + in_group / ROWS;
     let row = sequence * shape.kv_heads * shape.group + q_head;
-    if every != 0 && !was_due(progress, launch_row, every) {
+    if every != 0 && !Progress::of(progress, launch_row).was_due(every) {
         return;
     }
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());

@@ -5,6 +5,7 @@ use crate::certified::{Error, Result};
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::certified::carried::Progress;
 use kernels_gpu::certified::{Entry, ListHead};
+use simt::Zeroable;
 
 /// The list by which the steps of a [`StepPlan`](super::StepPlan) promote, with [`Policy::renew`](crate::certified::Policy::renew).
 ///
@@ -22,25 +23,18 @@ pub struct Carried {
 
 impl Carried {
     /// For so many lists, entries and rows of blocks; empty.
-    pub(super) fn new(device: &Device, [lists, entries, rows]: [usize; 3]) -> Result<Self> {
+    pub(super) fn new(device: &Device, [lists, entries, rows]: [usize; 3], phase: u32) -> Result<Self> {
+        let start = Progress { phase, ..Progress::zeroed() };
         Ok(Carried {
             lists: Buffer::zeroed(device, lists)?,
             entries: Buffer::zeroed(device, entries)?,
-            progress: Buffer::zeroed(device, rows)?,
+            progress: Buffer::from_slice(device, &vec![start; rows])?,
         })
     }
 
     /// An empty one of the same extents.
-    pub(super) fn another(&self, device: &Device) -> Result<Self> {
-        Carried::new(device, self.extents())
-    }
-
-    /// Forgets everything: the next step promotes nothing and makes a list.
-    ///
-    /// # Errors
-    /// What the device reports.
-    pub fn clear(&mut self, stream: &Stream) -> Result<()> {
-        self.fill(stream, 0)
+    pub(super) fn another(&self, device: &Device, phase: u32) -> Result<Self> {
+        Carried::new(device, self.extents(), phase)
     }
 
     pub(super) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {

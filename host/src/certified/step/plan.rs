@@ -110,7 +110,7 @@ impl<E: StepElement> StepPlan<E> {
             part_sums: Buffer::new(device, noted(heads * (weighing * PARTIAL_SUMS) as usize))?,
             weighed: Buffer::new(device, noted(heads))?,
             gathered: Buffer::new(device, one_pass(in_rows * (shape.splits * Gathered::EIGHT) as usize))?,
-            carried: Carried::new(device, [noted(row_parts), places, one_pass(in_rows)])?,
+            carried: Carried::new(device, [noted(row_parts), places, one_pass(in_rows)], 0)?,
             taken: Buffer::new(device, two_passes(noted(head_parts)))?,
             trailing_norms: Buffer::new(device, two_passes(2 * in_rows))?,
             dense_rows: Buffer::zeroed(device, in_rows)?,
@@ -191,12 +191,12 @@ impl<E: StepElement> StepPlan<E> {
     }
 
     /// An empty list, as the plan has one at first: for plans that serve several caches in turn, layers of a model say, each of which
-    /// has a list of its own.
+    /// has a list of its own. `phase`: how many steps early it is renewed, so that lists of several phases are renewed in turn.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn carried(&self) -> Result<Carried> {
-        self.carried.another(&self.device)
+    pub fn carried(&self, phase: u32) -> Result<Carried> {
+        self.carried.another(&self.device, phase)
     }
 
     /// Takes another list for the steps that follow, and leaves the one there was in its place: of this plan's

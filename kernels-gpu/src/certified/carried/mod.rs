@@ -61,29 +61,29 @@ pub struct Progress {
     pub key_tiles: u32,
     /// Tiles of values.
     pub value_tiles: u32,
-    #[doc(hidden)]
-    pub unused: u32,
+    /// How many steps early lists are renewed: other than those of other layers, so that not all do it in the same step.
+    pub phase: u32,
 }
 
 impl Progress {
+    /// Whether blocks are noted in this step, for a list: in the first one, then in every `every`th.
+    #[inline(always)]
+    pub fn due(self, every: u32) -> bool {
+        self.steps == 0 || bits::rem_u32(self.steps.wrapping_add(self.phase), every) == 0
+    }
+
+    /// The same, asked when [`carry`] has counted the step.
+    #[inline(always)]
+    pub fn was_due(self, every: u32) -> bool {
+        Progress { steps: self.steps.wrapping_sub(1), ..self }.due(every)
+    }
+
+    /// That of a row of blocks.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn steps(rows: Global<Progress>, launch_row: u32) -> u32 {
-        rows.cast::<u32>().load(4 * launch_row as usize)
+    pub(super) fn of(rows: Global<Progress>, launch_row: u32) -> Self {
+        bytemuck::cast(rows.cast::<UVec4>().load(launch_row as usize))
     }
-}
-
-/// Whether blocks are noted in a step, for a list: in a row's first one, then in every `every`th, not in the same for all rows.
-#[inline(always)]
-pub fn due(steps: u32, launch_row: u32, every: u32) -> bool {
-    steps == 0 || bits::rem_u32(steps.wrapping_add(launch_row), every) == 0
-}
-
-/// The same, asked when [`carry`] has counted the step.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub(super) fn was_due(rows: Global<Progress>, launch_row: u32, every: u32) -> bool {
-    due(Progress::steps(rows, launch_row).wrapping_sub(1), launch_row, every)
 }
 
 /// Shared memory of a block.
@@ -95,6 +95,8 @@ pub struct CarriedLayout {
     starts: Shared<u32>,
     /// A bit for each block of the split that the list has.
     listed: Shared<u32>,
+    /// Each warp's first entry, [warps, 8].
+    ahead: Shared<u32>,
     /// Entries whose keys are promoted, those whose values are, and whether K_max was raised for them.
     promoted: Shared<u32>,
     /// Of the warps, [warps, 8, 12]; at the end of the rows, [8, 12].
@@ -116,10 +118,11 @@ pub const fn carried_layout<const D: usize>() -> CarriedLayout {
     let ends = Ends { staged, squares, totals };
     let starts = plan.array(STARTS);
     let listed = plan.array(MAX_BLOCKS / 32);
+    let ahead = plan.array(warps(D as u32) * Lookup::WORDS);
     let promoted = plan.array(3);
     let gathered = plan.array(warps(D as u32) * Gathered::EIGHT);
     let last = plan.array(1);
-    CarriedLayout { pass, ends, starts, listed, promoted, gathered, last, bytes: plan.bytes() }
+    CarriedLayout { pass, ends, starts, listed, ahead, promoted, gathered, last, bytes: plan.bytes() }
 }
 
 /// A step of attention by a list from an earlier step: output, LSE, certificate, and which rows want the dense rung.
@@ -182,11 +185,32 @@ pub fn carry<E: Half, const D: usize>(
     let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
     let to_log2 = query.scale * LOG2_E;
     let certify = thresholds.certify != 0;
-    let noting = every != 0 && due(Progress::steps(progress.as_const(), launch_row), launch_row, every);
+    let noting = every != 0 && Progress::of(progress.as_const(), launch_row).due(every);
     let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present, lane };
 
-    let list = List { layout, lists, entries, shape, launch_row, first, end, blocks, lane, warp };
     let pass = layout.pass;
+    let list = List {
+        layout,
+        lists,
+        entries,
+        keys,
+        values,
+        near,
+        directory,
+        table,
+        shape,
+        scratch,
+        launch_row,
+        sequence,
+        head,
+        first,
+        end,
+        blocks,
+        // The warp's place among those of all splits.
+        place: split * warps(D as u32) + warp,
+        lane,
+        warp,
+    };
     let ring = Listed {
         tiles: Tiles::<D> { layout: pass, tiles, annotations, table, shape, sequence, head, warp, lane, end },
         list,
@@ -216,24 +240,28 @@ pub fn carry<E: Half, const D: usize>(
         running.accumulate_weights::<f16, D>(p, tile.values(lane), lane);
     });
     async_copy::wait::<0>();
+    // What was looked up ahead is there for all lanes.
+    warp::sync_warp(FULL_MASK);
 
     let listed = if ring.exists { layout.starts.load(shape.parts) } else { 0 };
     let count = listed + !length.is_multiple_of(BLOCK_TOKENS) as u32;
-    let mut e = split * warps(D as u32) + warp;
+    let mut e = list.place;
     while e < count {
         let trailing = e == listed;
-        let entry = if trailing {
-            Entry { index: blocks, rows: u32::MAX }
+        let look = if trailing {
+            list.look_trailing()
+        } else if e == list.place {
+            Lookup::load(layout.ahead, warp)
         } else {
-            find_entry(layout.starts, entries, launch_row, shape, e, lane)
+            list.look(e)
         };
         e += used * warps(D as u32);
+        let Lookup { entry, block, found } = look;
         // Of a sequence that was longer.
         if !trailing && entry.index >= blocks {
             continue;
         }
         let index = entry.index;
-        let block = table.load_readonly((sequence * shape.max_blocks + index) as usize);
         let pair = block * shape.kv_heads + head;
         let elements = BLOCK_TOKENS as usize * D;
         let tokens = if trailing { length % BLOCK_TOKENS } else { BLOCK_TOKENS };
@@ -246,13 +274,6 @@ pub fn carry<E: Half, const D: usize>(
         let value_tile = ValueTile::<D>::at(pass.ring, start + Tile::<D>::WORDS);
         let tile = Tile::<D>::at(pass.ring, start + 2 * Tile::<D>::WORDS);
         let [wants_keys, wants_values] = entry.wants();
-        let found = if trailing {
-            // Fresh blocks are the sequences', in their order.
-            let fresh = sequence * shape.kv_heads + head;
-            [0, 1].map(|kind| Found::fresh(scratch, kind, fresh))
-        } else {
-            find(directory, scratch, pair, order(launch_row, shape.max_blocks, index), lane)
-        };
         let source = |found: Found, originals: Global<E>| match found.tile {
             Scratch::EMPTY => (originals, pair as usize * elements),
             tile => (near.as_const(), tile as usize * elements),
@@ -362,9 +383,9 @@ pub fn carry<E: Half, const D: usize>(
         finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
         if lane == 0 && every != 0 {
             // All of the row's blocks have read it.
-            let steps = Progress::steps(progress.as_const(), launch_row).wrapping_add(1);
+            let Progress { steps, phase, .. } = Progress::of(progress.as_const(), launch_row);
             let [key_tiles, value_tiles] = [0, 1].map(|kind| layout.promoted.load(kind));
-            let words = UVec4::new(steps, key_tiles, value_tiles, 0);
+            let words = UVec4::new(steps.wrapping_add(1), key_tiles, value_tiles, phase);
             progress.cast::<UVec4>().store(launch_row as usize, words);
         }
     }
@@ -401,23 +422,116 @@ impl Notes {
     }
 }
 
+/// An entry of the list, and where its block is.
+#[derive(Clone, Copy)]
+struct Lookup {
+    entry: Entry,
+    /// In the pools.
+    block: u32,
+    /// Its keys, its values.
+    found: [Found; 2],
+}
+
+impl Lookup {
+    const WORDS: u32 = 8;
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn store(self, memory: Shared<u32>, warp: u32) {
+        let Lookup { entry, block, found: [keys, values] } = self;
+        memory.store_vector(Self::WORDS * warp, UVec4::new(entry.index, entry.rows, block, keys.tile));
+        memory.store_vector(Self::WORDS * warp + 4, UVec4::new(keys.admit, values.tile, values.admit, 0));
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn load(memory: Shared<u32>, warp: u32) -> Self {
+        let [index, rows, block, keys] = memory.load_vector::<UVec4>(Self::WORDS * warp).to_array();
+        let [admit_keys, values, admit_values, _] =
+            memory.load_vector::<UVec4>(Self::WORDS * warp + 4).to_array();
+        let found = [Found { tile: keys, admit: admit_keys }, Found { tile: values, admit: admit_values }];
+        Lookup { entry: Entry { index, rows }, block, found }
+    }
+}
+
 /// The list of a row of blocks, and a split of its sequence.
 #[derive(Clone, Copy)]
-struct List {
+struct List<E> {
     layout: CarriedLayout,
     lists: Global<ListHead>,
     entries: Global<Entry>,
+    keys: Global<E>,
+    values: Global<E>,
+    near: GlobalMut<E>,
+    directory: GlobalMut<u64>,
+    table: Global<u32>,
     shape: StepShape,
+    scratch: Scratch,
     launch_row: u32,
+    sequence: u32,
+    head: u32,
     first: u32,
     end: u32,
     /// Full blocks of the sequence.
     blocks: u32,
+    /// The warp's first entry.
+    place: u32,
     lane: u32,
     warp: u32,
 }
 
-impl List {
+impl<E: Half> List<E> {
+    /// Entry `e`: a warp's work.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn look(&self, e: u32) -> Lookup {
+        let List { layout, shape, launch_row, .. } = *self;
+        let entry = find_entry(layout.starts, self.entries, launch_row, shape, e, self.lane);
+        let none = Found { tile: Scratch::EMPTY, admit: Scratch::EMPTY };
+        if entry.index >= self.blocks {
+            return Lookup { entry, block: 0, found: [none; 2] };
+        }
+        let block = self.table.load_readonly((self.sequence * shape.max_blocks + entry.index) as usize);
+        let place = order(launch_row, shape.max_blocks, entry.index);
+        let pair = block * shape.kv_heads + self.head;
+        Lookup { entry, block, found: find(self.directory, self.scratch, pair, place, self.lane) }
+    }
+
+    /// The trailing block.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn look_trailing(&self) -> Lookup {
+        let block = self.table.load_readonly((self.sequence * self.shape.max_blocks + self.blocks) as usize);
+        // Fresh blocks are the sequences', in their order.
+        let fresh = self.sequence * self.shape.kv_heads + self.head;
+        let found = [0, 1].map(|kind| Found::fresh(self.scratch, kind, fresh));
+        Lookup { entry: Entry { index: self.blocks, rows: u32::MAX }, block, found }
+    }
+
+    /// Looks the warp's first entry up and asks for its originals.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn look_ahead<const D: usize>(&self) {
+        if self.place >= self.layout.starts.load(self.shape.parts) {
+            return;
+        }
+        let look = self.look(self.place);
+        if self.lane == 0 {
+            look.store(self.layout.ahead, self.warp);
+        }
+        let pair = look.block * self.shape.kv_heads + self.head;
+        let elements = BLOCK_TOKENS as usize * D;
+        let wants = look.entry.wants();
+        unroll!(for kind in 0..2 {
+            let (from, at) = match look.found[kind].tile {
+                Scratch::EMPTY => (if kind == 0 { self.keys } else { self.values }, pair as usize * elements),
+                tile => (self.near.as_const(), tile as usize * elements),
+            };
+            let wanted = wants[kind] && look.entry.index < self.blocks && self.lane == 0;
+            from.prefetch(at, 2 * elements as u32, wanted);
+        });
+    }
+
     /// Whether a block of the split is listed.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
@@ -477,14 +591,14 @@ impl List {
 }
 
 /// A warp's quantized tiles, of which a list has some: they are skipped.
-struct Listed<const D: usize> {
+struct Listed<E, const D: usize> {
     tiles: Tiles<D>,
-    list: List,
+    list: List<E>,
     /// Whether there is a list.
     exists: bool,
 }
 
-impl<const D: usize> Ring for Listed<D> {
+impl<E: Half, const D: usize> Ring for Listed<E, D> {
     const STAGES: u32 = <Tiles<D> as Ring>::STAGES;
     const STRIDE: u32 = <Tiles<D> as Ring>::STRIDE;
     const LOOKS_AHEAD: bool = <Tiles<D> as Ring>::LOOKS_AHEAD;
@@ -500,12 +614,13 @@ impl<const D: usize> Ring for Listed<D> {
         self.tiles.block(tile)
     }
 
-    /// The list is read while the first tiles are on their way.
+    /// While the first tiles are on their way, which takes several microseconds for all warps, the list is read, and where its blocks are.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn begun(&self) {
         if self.exists {
             self.list.read();
+            self.list.look_ahead::<D>();
         }
     }
 

@@ -12,8 +12,12 @@ use host::certified::{
 };
 use host::{Buffer, Pinned, Stream};
 
-/// The launches of a step, in order.
+/// The launches of a step that chooses for itself, in order.
 pub const PARTS: [&str; 6] = ["pass", "weigh", "mark", "replace", "checks", "dense"];
+/// Those of a step by a list that is carried.
+pub const CARRIED_PARTS: [&str; 4] = ["carry", "dense", "weigh", "mark"];
+/// Steps of a graph at least, where each promotes what others have chosen.
+const LEAST_CALLS: usize = 16;
 /// Blocks that are quantized by one launch.
 const JOBS: usize = 1 << 14;
 /// Bytes of a dimension of a tile of 16 tokens: quantized keys and values; original keys, or values.
@@ -43,7 +47,14 @@ pub struct Step<E: CacheElement> {
     preset: &'static str,
     plan: StepPlan<E>,
     out: Attended,
-    /// Of a first run.
+    policy: Policy,
+    /// Of steps that follow each other.
+    queries: Vec<Buffer<E>>,
+    /// Steps so far, and heads on the dense rung in the first of them.
+    steps: usize,
+    dense_heads: usize,
+    /// Of a step with the first queries, when the list is as it will be: what it returned, and its certificates.
+    returned: Output,
     certificates: Vec<Certificate>,
     /// Of each cache.
     tiles: Vec<Buffer<u8>>,
@@ -105,6 +116,11 @@ impl<E: CacheElement> Step<E> {
             preset,
             plan,
             out,
+            policy: timed,
+            queries: caches.queries_of_steps()?,
+            steps: 0,
+            dense_heads: 0,
+            returned: Output { output: Vec::new(), lse: Vec::new() },
             certificates: Vec::new(),
             tiles,
             annotations,
@@ -115,15 +131,20 @@ impl<E: CacheElement> Step<E> {
         // What no right result is.
         stream.fill_u8(&mut step.out.output, .., 0xff)?;
         stream.fill_u8(&mut step.out.lse, .., 0xff)?;
-        // A first run outside any timing: the driver loads the kernels.
-        step.step(&stream, caches, 0)?;
-        stream.synchronize()?;
+        // First runs outside any timing: the driver loads the kernels, and a list is there. The last one asks the first queries.
+        for _ in 0..step.first_steps() {
+            step.step(&stream, caches, 0)?;
+            stream.synchronize()?;
+            let dense = |c: &Certificate| Rung::of(c.rung()).is_dense();
+            step.dense_heads += step.out.certificates.to_vec()?.iter().filter(|c| dense(c)).count();
+        }
+        step.returned = Output { output: step.out.output.to_vec()?, lse: step.out.lse.to_vec()? };
         step.read = step.plan.originals_read(&vec![subject.context; subject.batch as usize])?;
         step.certificates = step.out.certificates.to_vec()?;
         if name == "naive" {
-            let timed = step.out.output.to_vec()?;
+            let timed = step.returned.output.clone();
             let mut judged = StepPlan::<E>::new(&caches.device, problem, &Policy::NAIVE)?;
-            let handles = step.handles(caches, 0);
+            let handles = step.handles(caches, 0, 0);
             // SAFETY: as for every step of this scheme; it ends before the plan goes.
             unsafe { judged.run(&stream, &handles, step.out.handles()) }?;
             stream.synchronize()?;
@@ -137,14 +158,19 @@ impl<E: CacheElement> Step<E> {
         Ok(step)
     }
 
-    fn handles(&self, caches: &Caches<E>, set: usize) -> StepHandles<E> {
+    /// Steps outside any timing: until a list is there and the first queries are asked again.
+    fn first_steps(&self) -> usize {
+        if self.policy.renew > 0 { self.queries.len() + 1 } else { 1 }
+    }
+
+    fn handles(&self, caches: &Caches<E>, set: usize, step: usize) -> StepHandles<E> {
         let pool = &caches.sets[set].pool;
         let (keys, values) = match &self.host {
             Some(host) => (host.keys.global(), host.values.global()),
             None => (pool.keys().global(), pool.values().global()),
         };
         StepHandles {
-            queries: caches.sets[set].queries.global(),
+            queries: self.queries[step % self.queries.len()].global(),
             tiles: self.tiles[set].global().cast(),
             annotations: self.annotations[set].global(),
             table: caches.table.blocks().global(),
@@ -174,14 +200,20 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
     }
 
     fn step(&mut self, stream: &Stream, caches: &Caches<E>, set: usize) -> Result<(), Failure> {
-        let handles = self.handles(caches, set);
+        let handles = self.handles(caches, set, self.steps);
+        self.steps += 1;
         // SAFETY: every buffer lives as long as the scheme or the caches, which the caller keeps until the stream is done;
         // the table's lengths and blocks are those that the pools were made for, and every block is quantized.
         Ok(unsafe { self.plan.run(stream, &handles, self.out.handles()) }?)
     }
 
+    /// So many that queries change as they do from token to token.
+    fn least_calls(&self) -> usize {
+        if self.policy.renew > 0 && self.policy.certify { LEAST_CALLS } else { 1 }
+    }
+
     fn parts(&self) -> &'static [&'static str] {
-        &PARTS
+        if self.policy.renew > 0 { &CARRIED_PARTS } else { &PARTS }
     }
 
     fn first_parts(
@@ -191,7 +223,23 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
         caches: &Caches<E>,
         set: usize,
     ) -> Result<(), Failure> {
-        let handles = self.handles(caches, set);
+        let handles = self.handles(caches, set, self.steps);
+        self.steps += 1;
+        if self.policy.renew > 0 {
+            // SAFETY: as for the whole step; each launch finds what those before it have written.
+            return Ok(unsafe {
+                self.plan.run_carry(stream, &handles, self.out.handles())?;
+                if parts > 1 {
+                    self.plan.run_dense(stream, &handles, self.out.handles())?;
+                }
+                if parts > 2 {
+                    self.plan.run_weigh(stream, &handles)?;
+                }
+                if parts > 3 {
+                    self.plan.run_mark(stream, &handles)?;
+                }
+            });
+        }
         // SAFETY: as for the whole step; each launch finds what those before it have written.
         unsafe {
             self.plan.run_pass(stream, &handles)?;
@@ -215,7 +263,7 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
     }
 
     fn result(&self) -> Result<Output, Failure> {
-        Ok(Output { output: self.out.output.to_vec()?, lse: self.out.lse.to_vec()? })
+        Ok(self.returned.clone())
     }
 
     /// The error of a row, in the Euclidean norm, beside what its certificate says.
@@ -236,7 +284,6 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
             all.get(all.len() / 2).copied().map(f64::from).filter(|x| x.is_finite())
         };
         let [promoted_bytes, dense_bytes] = self.original_bytes();
-        let dense = certificates.iter().filter(|c| Rung::of(c.rung()).is_dense()).count();
         Ok(Some(Certified {
             policy: self.preset.into(),
             originals: if self.host.is_some() { "host" } else { "gpu" }.into(),
@@ -250,8 +297,8 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
             e_key: median(&|c| c.e_key),
             e_val: median(&|c| c.e_val),
             e_round: median(&|c| c.e_round),
-            heads: certificates.len(),
-            dense_heads: dense,
+            heads: certificates.len() * self.first_steps(),
+            dense_heads: self.dense_heads,
         }))
     }
 }

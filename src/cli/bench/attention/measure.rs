@@ -157,7 +157,10 @@ fn row<E: CacheElement>(
     let (device, subject, count) = (&caches.device, caches.subject, caches.sets.len());
     let stream = Stream::new(device)?;
     let mut scheme = schemes::open::<E>(name, caches, plan.options)?;
-    let calls = calls(device, scheme.cache_bytes(), count);
+    let calls = match device.kind() {
+        BackendKind::Cuda => calls(device, scheme.cache_bytes(), count).max(scheme.least_calls()),
+        BackendKind::Cpu => 1,
+    };
     let parts = match device.kind() {
         BackendKind::Cuda => parts(scheme.as_mut(), caches, &stream, calls, plan.repetition)?,
         BackendKind::Cpu => Vec::new(),

@@ -21,6 +21,7 @@ pub struct Options {
 }
 
 /// What a step has written.
+#[derive(Clone, Debug)]
 pub struct Output {
     /// [sequences, q_heads, head_dim].
     pub output: Vec<f32>,
@@ -49,6 +50,11 @@ pub trait Scheme<E: CacheElement> {
     /// # Errors
     /// What the launches report.
     fn step(&mut self, stream: &Stream, caches: &Caches<E>, set: usize) -> Result<(), Failure>;
+
+    /// Calls that a graph has at least.
+    fn least_calls(&self) -> usize {
+        1
+    }
 
     /// Names of what a step consists of; empty if it is one launch.
     fn parts(&self) -> &'static [&'static str] {

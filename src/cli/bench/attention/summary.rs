@@ -2,7 +2,7 @@
 
 use super::super::record::not_measured;
 use super::arguments::short;
-use super::certified::PARTS;
+use super::certified::{CARRIED_PARTS, PARTS};
 use super::report::{Certified, Report, Row};
 use crate::cli::table::{Align, Table};
 use crate::cli::text::microseconds as time;
@@ -91,7 +91,12 @@ fn certified(rows: &[&Row]) -> String {
     }
     found.sort_by_key(|(row, _)| row.context);
     let mut columns = vec![("context", Align::Right), ("policy", Align::Left), ("originals", Align::Left)];
-    columns.extend(PARTS.map(|part| (part, Align::Right)));
+    // Those that any row has, each once.
+    let known = PARTS.into_iter().filter(|part| !CARRIED_PARTS.contains(part));
+    let has =
+        |name: &str| found.iter().any(|(_, figures)| figures.parts.iter().any(|part| part.name == name));
+    let names: Vec<&str> = CARRIED_PARTS.into_iter().chain(known).filter(|name| has(name)).collect();
+    columns.extend(names.iter().map(|part| (*part, Align::Right)));
     let figures = ["keys", "values", "tail", "E_key", "E_val", "E_round", "dense heads"];
     columns.extend(figures.map(|figure| (figure, Align::Right)));
     let mut table = Table::new(&columns);
@@ -100,7 +105,7 @@ fn certified(rows: &[&Row]) -> String {
         let originals = if figures.originals == "host" { "host" } else { "GPU (warm)" };
         let mut cells = vec![short(row.context), figures.policy.clone(), originals.into()];
         let part = |name: &str| figures.parts.iter().find(|part| part.name == name);
-        let parts = PARTS.map(part);
+        let parts = names.iter().map(|name| part(name));
         cells.extend(parts.map(|part| part.map_or_else(String::new, |part| format!("{:.1} µs", part.us))));
         cells.extend([
             format!("{:.1}", figures.promoted_keys),
