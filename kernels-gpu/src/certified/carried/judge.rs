@@ -45,7 +45,9 @@ impl Judge {
         if thresholds.certify == 0 {
             return Certificate::UNKNOWN;
         }
-        let Gathered { nu, kappa, delta: delta_t, .. } = gathered;
+        let Gathered { kappa, delta: delta_t, .. } = gathered;
+        // At least the largest norm of a value as it is used.
+        let nu = gathered.nu + gathered.largest_eta;
         // What f32 has lost of a block's mass may weigh by e^Δ: no block more than the worst would.
         let lost = (self.length / BLOCK_TOKENS) as f32 * LOST;
         let grown_t = growth(at_least_exp(delta_t));
