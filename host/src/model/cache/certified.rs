@@ -5,8 +5,8 @@ use super::sequence::{Attending, Sequence};
 use super::{Error, Geometry, KvCache, Result};
 use crate::attention::PagedPool;
 use crate::certified::{
-    self, AttendedHandles, BLOCK_TOKENS, Certificate, Extents, Policy, SequenceId, StepPlan, StepProblem,
-    TieredCache, Traffic,
+    self, AttendedHandles, BLOCK_TOKENS, Carried, Certificate, Extents, Policy, SequenceId, StepPlan,
+    StepProblem, TieredCache, Traffic,
 };
 use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
@@ -24,6 +24,8 @@ pub struct CertifiedCache {
     layers: Vec<(TieredCache<f16>, SequenceId)>,
     /// One for all layers: steps follow each other in the stream.
     plan: StepPlan<f16>,
+    /// What each layer promotes from step to step; renewed in turn, a share of the layers in each step.
+    carried: Vec<Carried>,
     lse: Buffer<f32>,
     /// [layers, q_heads].
     certificates: Buffer<Certificate>,
@@ -73,10 +75,13 @@ impl CertifiedCache {
             head_dim: problem.head_dim,
             max_tokens: problem.max_tokens,
         };
+        let plan = StepPlan::new(device, step, &policy)?;
+        let carried = (0..geometry.layers).map(|layer| plan.carried(layer as u32));
         Ok(CertifiedCache {
             sequence,
             policy,
-            plan: StepPlan::new(device, step, &policy)?,
+            carried: carried.collect::<certified::Result<_>>()?,
+            plan,
             layers: (0..geometry.layers).map(layer).collect::<Result<_>>()?,
             lse: Buffer::new(device, geometry.q_heads)?,
             certificates: Buffer::zeroed(device, geometry.layers * geometry.q_heads)?,
@@ -106,7 +111,7 @@ fn quantized_bytes(heads: certified::Geometry, layers: usize, blocks: usize) -> 
     layers as u64 * (heads.tile_bytes(blocks) + annotations) as u64
 }
 
-// SAFETY: layers, plan, log-sums and certificates are made once; what a prompt needs is not captured.
+// SAFETY: layers, plan, lists, log-sums and certificates are made once; what a prompt needs is not captured.
 unsafe impl KvCache for CertifiedCache {
     fn scheme(&self) -> &'static str {
         if self.policy.certify { "certified" } else { "naive-int8-int4" }
@@ -222,8 +227,12 @@ unsafe impl KvCache for CertifiedCache {
                 let heads = self.sequence.geometry.q_heads;
                 let certificates = self.certificates.global_range_mut(layer * heads..(layer + 1) * heads)?;
                 let out = AttendedHandles { output, lse: self.lse.global_mut(), certificates };
-                // SAFETY: as above.
-                Ok(unsafe { cache.attend_on(stream, &mut self.plan, queries, out) }?)
+                let carried = &mut self.carried[layer];
+                self.plan.swap_carried(carried)?;
+                // SAFETY: as above; the layer's list lives as long as its cache.
+                let attended = unsafe { cache.attend_on(stream, &mut self.plan, queries, out) };
+                self.plan.swap_carried(carried)?;
+                Ok(attended?)
             }
         }
     }
