@@ -90,7 +90,7 @@ impl Policy {
         key_budget: 0.25,
         value_budget: 0.15,
         per_group: true,
-        renew: 8,
+        renew: 4,
         certify: true,
         bound: Bound::Sound,
         ranking: 0,

@@ -13,16 +13,6 @@ use simt::Zeroable;
 
 const D: usize = 64;
 
-impl Random {
-    /// Between two numbers, their logarithms evenly.
-    fn within(&mut self, low: f64, high: f64) -> f64 {
-        low * (high / low).powf(self.unit())
-    }
-    fn one_in(&mut self, n: u64) -> bool {
-        self.bits().is_multiple_of(n)
-    }
-}
-
 /// A quantized block of one row, as the kernels note it, and what becomes of it.
 struct Block {
     record: Record,

@@ -2,6 +2,7 @@
 //! with quantized keys and values, the rounding analysis against a model of the tensor core's sums, and what the kernels evaluate
 //! of it in f32.
 
+mod carried;
 mod exact;
 mod judge;
 mod quantized;
@@ -123,4 +124,14 @@ fn f16(x: f64) -> f64 {
 fn f16_up(x: f64) -> f64 {
     let near = f16(x);
     if near >= x { near } else { near + 2f64.powi(exponent(x).max(-14) - 10) }
+}
+
+impl Random {
+    /// Between two numbers, their logarithms evenly.
+    fn within(&mut self, low: f64, high: f64) -> f64 {
+        low * (high / low).powf(self.unit())
+    }
+    fn one_in(&mut self, n: u64) -> bool {
+        self.bits().is_multiple_of(n)
+    }
 }

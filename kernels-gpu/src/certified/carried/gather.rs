@@ -125,6 +125,11 @@ impl Gather {
         self.largest = max(self.largest, largest);
     }
 
+    /// In the order of a lane's part of [`Gathered`].
+    pub fn words(self) -> [f32; 3] {
+        [self.first, self.second, self.largest]
+    }
+
     /// Writes them to row `row` of `rows`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
