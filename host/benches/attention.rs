@@ -14,13 +14,18 @@ use std::hint::black_box;
 const Q_HEADS: u32 = 9;
 const KV_HEADS: u32 = 3;
 const HEAD_DIM: u32 = 64;
-const POLICIES: [(&str, Policy); 3] =
-    [("bare", Policy::BARE), ("naive", Policy::NAIVE), ("sound", Policy::SOUND)];
+const POLICIES: [(&str, Policy); 5] = [
+    ("bare", Policy::BARE),
+    ("naive", Policy::NAIVE),
+    ("sound", Policy::SOUND),
+    ("sound, each step due", Policy { renew: 1, ..Policy::SOUND }),
+    ("sound, two passes", Policy { renew: 0, ..Policy::SOUND }),
+];
 
 fn attention(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("attention");
     group.sample_size(20);
-    for length in [512, 4096] {
+    for length in [128, 512, 4096] {
         // The last block is not full.
         let (max_tokens, tokens) = (length + 16, length + 5);
         let problem = StepProblem {

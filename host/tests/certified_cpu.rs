@@ -1,33 +1,25 @@
-//! A certified step on slices gives the emulator's bits, on every path that this machine has.
+//! A certified step on slices that chooses for itself gives the emulator's bits, on every path that this machine has; so does a
+//! cache that takes steps of any kind.
 
+#[path = "common/certified.rs"]
+mod common;
+
+use common::{ALL, Case, Emulated, PROBLEM, Results, Spoilt};
 use half::{bf16, f16};
 use host::certified::cache::cases::{queries, tokens};
 use host::certified::cpu::{Level, Out, Slices, Step};
-use host::certified::proof::{Batch, Input, Trial};
+use host::certified::proof::{Batch, Input};
 use host::certified::{
-    Annotation, CacheElement, Certificate, Extents, Geometry, Near, OriginalsRead, Policy, StepHandles,
-    StepPlan, StepProblem, TieredCache,
+    Annotation, CacheElement, Certificate, Extents, Geometry, Policy, StepPlan, StepProblem, TieredCache,
 };
-use host::dense::sample::random;
 use host::{Buffer, Device, Stream};
 use proptest::prelude::*;
 use simt::emu::EmuOptions;
 
-const PROBLEM: StepProblem =
-    StepProblem { sequences: 1, q_heads: 9, kv_heads: 3, head_dim: 64, max_tokens: 320 };
 /// Every head is computed from the originals.
 const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
 /// Some heads are.
 const SOME_DENSE: Policy = Policy { key_budget: 0.02, per_group: false, ..Policy::SOUND };
-/// Every block is promoted.
-const ALL: Policy = Policy {
-    coverage: 1.0,
-    min_keys: u32::MAX,
-    max_keys: u32::MAX,
-    value_tolerance: 0.0,
-    max_values: u32::MAX,
-    ..Policy::NAIVE
-};
 /// Thresholds alone: the checks of a step are the kernels'.
 const fn unchecked(policy: Policy) -> Policy {
     Policy { ranking: 0, canary: f32::INFINITY, exploration: 0.0, ..policy }
@@ -62,167 +54,25 @@ const POLICIES: [Policy; 11] = [
     FLOORS,
 ];
 
-/// What becomes of some of the numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Spoilt {
-    Nothing,
-    /// Queries: any bits.
-    Queries,
-    /// Queries: the largest and the smallest numbers.
-    Extremes,
-    /// Originals: infinities and NaN, promoted blocks and the trailing one among them.
-    Originals,
-    /// Tiles: any bytes, scales and zeros that are no numbers among them.
-    Tiles,
-    /// Bounds that are infinite.
-    Annotations,
-}
-
-/// A cache on the host, quantized.
-struct Case<E: CacheElement> {
-    batch: Batch<E>,
-    tiles: Vec<u32>,
-    annotations: Vec<Annotation>,
-}
-
-impl<E: CacheElement> Case<E> {
-    fn new(problem: StepProblem, sequences: &[(Input, u32)], seed: u64) -> Self {
-        let problem = StepProblem { sequences: sequences.len() as u32, ..problem };
-        let batch = Batch::<E>::new(problem, sequences, seed, seed ^ 9);
-        let device = Device::cpu(EmuOptions::default());
-        let mut trial = Trial::new(&device, problem, batch.blocks()).unwrap();
-        trial.load(&batch).unwrap();
-        let (tiles, annotations) = trial.quantized().unwrap();
-        let tiles = tiles.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        Case { batch, tiles, annotations }
-    }
-
-    fn spoil(&mut self, spoilt: Spoilt, every: u64, seed: u64) {
-        let inf = if E::IS_F16 { 0x7c00 } else { 0x7f80 };
-        let Batch { queries, keys, values, .. } = &mut self.batch;
-        let some = |elements: &mut [u16], pick: &dyn Fn(usize, u16) -> u16| {
-            for (i, x) in elements.iter_mut().enumerate() {
-                let z = random(seed, i as u64);
-                if z.is_multiple_of(every) {
-                    *x = pick((z >> 32) as usize, *x);
-                }
-            }
-        };
-        match spoilt {
-            Spoilt::Nothing => {}
-            Spoilt::Queries => some(bytemuck::cast_slice_mut(queries), &|z, _| z as u16),
-            Spoilt::Extremes => some(bytemuck::cast_slice_mut(queries), &|z, _| {
-                [inf - 1, (inf - 1) | 0x8000, 1, 0x8001, inf / 2, 0x8000, 0][z % 7]
-            }),
-            Spoilt::Originals => {
-                let pick = |z: usize, _| [inf, inf | 0x8000, 0x7fff, 0][z % 4];
-                some(bytemuck::cast_slice_mut(keys), &pick);
-                some(bytemuck::cast_slice_mut(values), &pick);
-            }
-            Spoilt::Tiles => some(bytemuck::cast_slice_mut(&mut self.tiles), &|z, _| z as u16),
-            Spoilt::Annotations => {
-                for (i, annotation) in self.annotations.iter_mut().enumerate() {
-                    let z = random(seed, i as u64);
-                    if z.is_multiple_of(every) {
-                        let Annotation { eta, nu, eps, zeta } = annotation;
-                        *[eta, nu, eps, zeta][(z >> 32) as usize % 4] = f32::INFINITY;
-                    }
-                }
-            }
-        }
-    }
-
-    /// What the kernels give: words of output, log-sums and certificates, and what was read.
-    fn kernels(&self, policy: &Policy) -> ([Vec<u32>; 3], OriginalsRead) {
-        let device = Device::cpu(EmuOptions::default());
-        let stream = Stream::new(&device).unwrap();
-        let mut plan = StepPlan::<E>::new(&device, self.batch.problem, policy).unwrap();
-        let mut out = plan.allocate().unwrap();
-        let queries = Buffer::from_slice(&device, &self.batch.queries).unwrap();
-        let tiles = Buffer::from_slice(&device, &self.tiles).unwrap();
-        let annotations = Buffer::from_slice(&device, &self.annotations).unwrap();
-        let table = Buffer::from_slice(&device, &self.batch.table).unwrap();
-        let lengths = Buffer::from_slice(&device, &self.batch.lengths).unwrap();
-        let keys = Buffer::from_slice(&device, &self.batch.keys).unwrap();
-        let values = Buffer::from_slice(&device, &self.batch.values).unwrap();
-        let handles = StepHandles {
-            queries: queries.global(),
-            tiles: tiles.global(),
-            annotations: annotations.global(),
-            table: table.global(),
-            lengths: lengths.global(),
-            keys: keys.global(),
-            values: values.global(),
-            near: Near::none(),
-        };
-        // SAFETY: buffers of the batch's extents, which live to the end of this function.
-        unsafe { plan.run(&stream, &handles, out.handles()) }.unwrap();
-        let words = [
-            bytemuck::cast_slice(&out.output.to_vec().unwrap()).to_vec(),
-            bytemuck::cast_slice(&out.lse.to_vec().unwrap()).to_vec(),
-            bytemuck::cast_slice(&out.certificates.to_vec().unwrap()).to_vec(),
-        ];
-        (words, plan.originals_read(&self.batch.lengths).unwrap())
-    }
-
-    fn slices(&self) -> Slices<'_, E> {
-        Slices {
-            queries: &self.batch.queries,
-            tiles: &self.tiles,
-            annotations: &self.annotations,
-            table: &self.batch.table,
-            lengths: &self.batch.lengths,
-            keys: &self.batch.keys,
-            values: &self.batch.values,
-        }
-    }
-
-    /// Compares every path with the kernels, twice: what one step leaves behind is nothing to the next.
-    fn compare(&self, policy: &Policy, what: &str) {
-        let (expected, read) = self.kernels(policy);
-        let problem = self.batch.problem;
-        let heads = (problem.sequences * problem.q_heads) as usize;
-        let mut step = Step::new(problem, policy).unwrap();
-        for level in Level::available().iter().chain(Level::available().last()) {
-            let mut output = vec![f32::from_bits(u32::MAX); heads * problem.head_dim as usize];
-            let mut lse = vec![f32::from_bits(u32::MAX); heads];
-            let mut certificates = vec![Certificate { promoted_keys: 77, ..Certificate::UNKNOWN }; heads];
-            let out = Out { output: &mut output, lse: &mut lse, certificates: &mut certificates };
-            step.run_at(*level, self.slices(), out).unwrap();
-            let got: [&[u32]; 3] = [
-                bytemuck::cast_slice(&output),
-                bytemuck::cast_slice(&lse),
-                bytemuck::cast_slice(&certificates),
-            ];
-            for (name, got, expected) in [
-                ("lse", got[1], &expected[1]),
-                ("certificate", got[2], &expected[2]),
-                ("output", got[0], &expected[0]),
-            ] {
-                let other = got.iter().zip(expected).position(|(a, b)| a != b);
-                if let Some(i) = other {
-                    panic!(
-                        "{name} word {i}: {:#x} ({:e}), the emulator gives {:#x} ({:e}); {level:?}, {} of {problem:?}, \
-                         {:?} {:?}, {what}, {policy:?}",
-                        got[i],
-                        f32::from_bits(got[i]),
-                        expected[i],
-                        f32::from_bits(expected[i]),
-                        E::NAME,
-                        self.batch.inputs,
-                        self.batch.lengths
-                    );
-                }
-            }
-            assert_eq!(step.originals_read(), read, "{what}");
-        }
+/// Compares every path with the kernels, twice: what one step leaves behind is nothing to the next.
+fn compare<E: CacheElement>(case: &Case<E>, policy: &Policy, what: &str) {
+    let policy = &Policy { renew: 0, ..*policy };
+    let (expected, read) = Emulated::new(case, policy, [0; 2]).step(case, false);
+    let Batch { problem, inputs, lengths, .. } = &case.batch;
+    let what = format!("{} of {problem:?}, {inputs:?} {lengths:?}, {what}, {policy:?}", E::NAME);
+    let mut step = Step::new(*problem, policy).unwrap();
+    for level in Level::available().iter().chain(Level::available().last()) {
+        let mut results = Results::new(*problem);
+        step.run_at(*level, case.slices(), results.out()).unwrap();
+        results.check(&expected, *level, &what);
+        assert_eq!(step.originals_read(), read, "{what}");
     }
 }
 
 fn check<E: CacheElement>(problem: StepProblem, sequences: &[(Input, u32)], policies: &[Policy], seed: u64) {
     let case = Case::<E>::new(problem, sequences, seed);
     for policy in policies {
-        case.compare(policy, "as it is");
+        compare(&case, policy, "as it is");
     }
 }
 
@@ -285,7 +135,7 @@ fn what_is_not_finite_takes_the_same_way() {
         let mut case = Case::<f16>::new(PROBLEM, &[(Input::Normal, 100), (Input::Sharp, 64)], 11);
         case.spoil(spoilt, every, 12);
         for policy in [Policy::SOUND, Policy::NAIVE, Policy::BARE, ALL] {
-            case.compare(&policy, &format!("{spoilt:?} every {every}"));
+            compare(&case, &policy, &format!("{spoilt:?} every {every}"));
         }
     }
 }
@@ -303,7 +153,7 @@ fn any_number_of_threads_gives_the_same_bits() {
         for threads in [1, 2, 3, 16] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             for policy in [Policy::SOUND, ALL, SOME_DENSE] {
-                pool.install(|| case.compare(&policy, &format!("{threads} threads")));
+                pool.install(|| compare(&case, &policy, &format!("{threads} threads")));
             }
         }
     }
@@ -343,7 +193,7 @@ proptest! {
         ) {
             let mut case = Case::<E>::new(problem, sequences, seed);
             case.spoil(spoilt, every, seed ^ 3);
-            case.compare(policy, &format!("{spoilt:?} every {every}, seed {seed}"));
+            compare(&case, policy, &format!("{spoilt:?} every {every}, seed {seed}"));
         }
         let max_tokens = sequences.iter().map(|(_, length)| *length).max().unwrap() + spare + 1;
         let problem = StepProblem { sequences: 1, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens };
@@ -410,8 +260,9 @@ fn grow<E: CacheElement>(slots: (u32, u32), policy: &Policy, slices: std::ops::R
 fn a_cache_may_change_its_path_at_any_time() {
     let few = Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::SOUND };
     for slots in [(0, 0), (3, 2), (100, 100)] {
-        let checked = Policy { ranking: 1, canary: 1e-6, ..few };
-        for policy in [few, ALL, Policy::BARE, checked] {
+        let checked = Policy { ranking: 1, canary: 1e-6, renew: 0, ..few };
+        let for_itself = Policy { renew: 0, ..few };
+        for policy in [few, for_itself, Policy { renew: 2, ..ALL }, Policy::BARE, checked] {
             let kernels = grow::<f16>(slots, &policy, NEVER);
             for slices in [0..6, 0..3, 0..1] {
                 let mixed = grow::<f16>(slots, &policy, slices.clone());

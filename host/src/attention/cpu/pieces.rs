@@ -70,17 +70,6 @@ impl Pieces {
             found
         })
     }
-
-    /// What each piece's warps need of what the tiles of a stretch have, a tile's each: warp after warp.
-    pub(crate) fn deal<T>(self, of_tiles: &mut [T]) -> Vec<Vec<&mut T>> {
-        let tiles = of_tiles.len();
-        let mut left: Vec<_> = of_tiles.iter_mut().map(Some).collect();
-        let of_piece = |piece| {
-            let own = self.warps_of(piece).flat_map(|warp| (warp..tiles).step_by(self.warps));
-            own.filter_map(|tile| left[tile].take()).collect()
-        };
-        (0..self.count).map(of_piece).collect()
-    }
 }
 
 thread_local!(static RESULTS: Memory<[WarpResult; MAX_WARPS]> = const { RefCell::new(Vec::new()) });

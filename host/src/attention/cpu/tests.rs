@@ -126,7 +126,7 @@ fn several_rows_at_once_are_the_models() {
 }
 
 #[test]
-fn pieces_have_every_tile_and_warp_once() {
+fn pieces_have_every_warp_once() {
     for (threads, thread_blocks) in [(1, 3), (2, 3), (2, 8), (3, 1), (16, 3), (64, 1)] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
         for warps in [4, 8] {
@@ -140,18 +140,6 @@ fn pieces_have_every_tile_and_warp_once() {
             }
             places.sort_unstable();
             assert_eq!(places, (0..warps).collect::<Vec<_>>(), "{pieces:?}");
-            for tiles in [0usize, 1, 7, 8, 15, 16, 37] {
-                let mut dealt: Vec<usize> = (0..tiles).collect();
-                let dealt = pieces.deal(&mut dealt);
-                assert_eq!(dealt.len(), pieces.count);
-                for (piece, own) in dealt.iter().enumerate() {
-                    let expected = pieces.warps_of(piece).flat_map(|warp| (warp..tiles).step_by(warps));
-                    assert!(own.iter().map(|tile| **tile).eq(expected), "{pieces:?}, {tiles} tiles");
-                }
-                let sizes = dealt.iter().map(Vec::len);
-                let (most, least) = (sizes.clone().max(), sizes.min());
-                assert!(most <= least.map(|least| least + tiles.div_ceil(warps).max(1)), "{pieces:?}");
-            }
         }
     }
 }

@@ -28,6 +28,8 @@ pub(super) struct Chosen {
     pub(super) taken: Vec<Taken>,
     /// The blocks that some row wants: parts' lists one after another.
     pub(super) entries: Vec<Entry>,
+    /// Where each part's list ends among them.
+    pub(super) ends: Vec<usize>,
     /// Thread blocks that replace.
     pub(super) replacers: usize,
     /// Masses and errors of the rows' blocks, [rows, blocks].
@@ -45,6 +47,8 @@ pub(super) struct Choose<'a> {
     /// Thread blocks of a row that weigh.
     pub(super) weighing: u32,
     pub(super) head_dim: u32,
+    /// Whether the choice is for steps to come: nothing is taken out of this one's sums.
+    pub(super) carried: bool,
     pub(super) group: RowGroup,
     /// Of the sequence's full blocks.
     pub(super) notes: &'a [Note],
@@ -165,11 +169,12 @@ impl Choose<'_> {
     /// `mark` of all parts, and what `replace` adds up of each row's.
     #[inline(always)]
     fn mark(&mut self, wanted: &[Wanted], blocks: usize) {
-        let Choose { shape, thresholds, notes, .. } = *self;
+        let Choose { shape, thresholds, notes, carried, .. } = *self;
         let rows = wanted.len();
         let all = 0xffu32 >> (MAX_ROWS - rows);
         let chosen = &mut *self.chosen;
         chosen.entries.clear();
+        chosen.ends.clear();
         let mut room = [[0u32; 2]; MAX_ROWS];
         for (room, wanted) in room.iter_mut().zip(wanted) {
             *room = [wanted.keys.room, wanted.values.room];
@@ -204,6 +209,10 @@ impl Choose<'_> {
                 }
                 chosen.own.push(own);
                 chosen.entries.push(Entry { index: block, rows });
+            }
+            chosen.ends.push(chosen.entries.len());
+            if carried {
+                continue;
             }
             for (r, taken) in taken.iter_mut().enumerate().take(rows) {
                 let mut lanes = [Taken::zeroed(); 32];

@@ -9,7 +9,10 @@
 
 mod choose;
 mod finish;
+mod gather;
+mod list;
 mod near;
+mod original;
 mod pass;
 mod query;
 mod replace;
@@ -18,6 +21,7 @@ mod tile;
 mod write;
 
 pub use crate::simd_level::Level;
+pub use list::Lists;
 pub use near::NearSlices;
 pub(crate) use write::quantize;
 
@@ -26,12 +30,15 @@ use super::{Annotation, BLOCK_TOKENS, Certificate, Error, OriginalsRead, Policy,
 use crate::attention::Half;
 use crate::attention::cpu::TILES_ALONE;
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
+use crate::attention::cpu::softmax::MAX_WARPS;
 use crate::dense;
 use choose::Chosen;
+use gather::Gather;
 use kernels_gpu::attention::{part_floats, warps};
 use kernels_gpu::certified::layout::TileLayout;
 use kernels_gpu::certified::parts::weighing_blocks;
 use kernels_gpu::certified::{StepShape, Thresholds};
+use list::{List, OwnLists, Used};
 use pass::{Note, RowGroup, Scratch, View};
 use rayon::prelude::*;
 use stages::{Share, Stages, Threads};
@@ -77,11 +84,20 @@ pub struct Step {
     problem: StepProblem,
     thresholds: Thresholds,
     shape: StepShape,
+    /// Whether a step promotes what an earlier one has chosen, and for how many steps; 0 if nothing is.
+    carries: bool,
+    every: u32,
+    /// What is carried, where [`run_carried`](Self::run_carried) is not given any.
+    own: OwnLists,
     groups: Vec<RowGroup>,
     /// What the pass notes, for the full blocks of each group of rows.
     notes: Vec<Note>,
     /// Of the splits of the pass, then of the replacers, for each group.
     partials: Vec<f32>,
+    /// What the splits of a carried step gather for certificates.
+    gathered: Vec<Gather>,
+    /// What of a list the last step has promoted, of each group.
+    used: Vec<Used>,
     chosen: Vec<Chosen>,
     norms: Vec<[f32; 2]>,
     dense_rows: Vec<u32>,
@@ -116,10 +132,17 @@ impl Step {
             }
         }
         let parts = groups.len() * (shape.splits + shape.replacers) as usize;
+        let gathers = policy.carries() && policy.certify;
+        let extents = if policy.every() == 0 { [0; 3] } else { list::extents(shape, groups.len()) };
         Ok(Step {
             problem,
             thresholds: policy.thresholds(),
             shape,
+            carries: policy.carries(),
+            every: policy.every(),
+            own: OwnLists::new(extents),
+            gathered: vec![Gather::NONE; if gathers { groups.len() * shape.splits as usize } else { 0 }],
+            used: groups.iter().map(|_| Used::default()).collect(),
             notes: Vec::new(),
             partials: vec![0.0; parts * part_floats(problem.head_dim)],
             chosen: groups.iter().map(|_| Chosen::default()).collect(),
@@ -136,7 +159,7 @@ impl Step {
     }
 
     /// One step. The bits are those of a [`StepPlan`](super::StepPlan) for the same problem and policy, whatever its scratch.
-    /// Runs on rayon's current thread pool.
+    /// Runs on rayon's current thread pool. With [`Policy::renew`] it promotes what earlier steps of this [`Step`] have chosen.
     ///
     /// # Errors
     /// [`Error::Dense`] for slices of other lengths than the problem's, and for a length or a block that table or pool do not
@@ -150,12 +173,43 @@ impl Step {
     /// # Errors
     /// As [`run`](Self::run).
     pub fn run_at<E: Half>(&mut self, level: Level, slices: Slices<'_, E>, out: Out<'_>) -> Result<()> {
-        self.check(slices, &out)?;
+        let mut own = std::mem::take(&mut self.own);
+        let done = self.run_carried_at(level, slices, own.lend(), out);
+        self.own = own;
+        done
+    }
+
+    /// [`run`](Self::run) by lists that the caller keeps, and the kernels too if he likes. A policy that carries none does not look
+    /// at them.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), lists included.
+    pub fn run_carried<E: Half>(
+        &mut self,
+        slices: Slices<'_, E>,
+        lists: Lists<'_>,
+        out: Out<'_>,
+    ) -> Result<()> {
+        self.run_carried_at(Level::best(), slices, lists, out)
+    }
+
+    /// [`run_carried`](Self::run_carried) on a path, or on the best below it that the machine has.
+    ///
+    /// # Errors
+    /// As [`run_carried`](Self::run_carried).
+    pub fn run_carried_at<E: Half>(
+        &mut self,
+        level: Level,
+        slices: Slices<'_, E>,
+        lists: Lists<'_>,
+        out: Out<'_>,
+    ) -> Result<()> {
+        self.check(slices, &lists, &out)?;
         let level = level.checked();
         // `step_shape` refuses others.
         match self.problem.head_dim {
-            64 => self.run_with::<E, 64>(level, slices, out),
-            _ => self.run_with::<E, 128>(level, slices, out),
+            64 => self.run_with::<E, 64>(level, slices, lists, out),
+            _ => self.run_with::<E, 128>(level, slices, lists, out),
         }
     }
 
@@ -166,6 +220,13 @@ impl Step {
             value_tiles: self.trailing,
             dense_rows: self.dense_rows.iter().filter(|rows| **rows != 0).count() as u64,
         };
+        if self.carries {
+            for Used { promoted: [keys, values, _], .. } in &self.used {
+                read.key_tiles += u64::from(*keys);
+                read.value_tiles += u64::from(*values);
+            }
+            return read;
+        }
         for entry in self.chosen.iter().flat_map(|chosen| &chosen.entries) {
             let [keys, values] = entry.wants();
             read.key_tiles += u64::from(keys);
@@ -174,7 +235,7 @@ impl Step {
         read
     }
 
-    fn check<E: Half>(&self, slices: Slices<'_, E>, out: &Out<'_>) -> Result<()> {
+    fn check<E: Half>(&self, slices: Slices<'_, E>, lists: &Lists<'_>, out: &Out<'_>) -> Result<()> {
         let Slices { queries, tiles, annotations, table, lengths, keys, values } = slices;
         let problem = self.problem.dense();
         let of_dense = dense::cpu::Slices { queries, keys, values, table, lengths };
@@ -190,6 +251,13 @@ impl Step {
                 return Err(dense::Error::Length { what, got, expected }.into());
             }
         }
+        if self.every != 0 {
+            let got = [lists.lists.len(), lists.entries.len(), lists.progress.len()];
+            let expected = list::extents(self.shape, self.groups.len());
+            if got != expected {
+                return Err(Error::Carried { got, expected });
+            }
+        }
         Ok(())
     }
 
@@ -197,6 +265,7 @@ impl Step {
         &mut self,
         level: Level,
         slices: Slices<'_, E>,
+        lists: Lists<'_>,
         out: Out<'_>,
     ) -> Result<()> {
         let Out { output, lse, certificates } = out;
@@ -210,16 +279,16 @@ impl Step {
             lengths: slices.lengths,
             shape: self.shape,
         };
-        let (thresholds, shape) = (self.thresholds, self.shape);
+        let (thresholds, shape, carries) = (self.thresholds, self.shape, self.carries);
         let weighing = weighing_blocks(self.problem.sequences * self.problem.q_heads, shape.parts);
-        let mut shares = self.shares(view, D, output, lse, certificates);
+        let mut shares = self.shares(view, D, lists, output, lse, certificates);
         let most = shares.iter().map(|share| share.blocks).max().unwrap_or(0);
         let tiles = shares.iter().map(|share| share.blocks + 1).sum();
         let mut pieces = Pieces::of(shares.len() * shape.splits as usize, warps(D as u32) as usize);
         if tiles <= TILES_ALONE {
             pieces.count = 1;
         }
-        let stages = Stages { level, view, thresholds, weighing, pieces };
+        let stages = Stages { level, view, thresholds, carries, weighing, pieces };
         if most <= BLOCKS_TOGETHER && shares.len() >= rayon::current_num_threads() {
             let shares = shares.iter_mut().collect();
             each(shares, tiles, |share| stages.run::<E, D>(std::slice::from_mut(share), Threads::This));
@@ -240,31 +309,44 @@ impl Step {
         &'a mut self,
         view: View<'_>,
         head_dim: usize,
+        lists: Lists<'a>,
         mut output: &'a mut [f32],
         mut lse: &'a mut [f32],
         mut certificates: &'a mut [Certificate],
     ) -> Vec<Share<'a>> {
-        let noted = self.thresholds.certify != 0;
+        let Step { shape, every, carries, .. } = *self;
+        let certify = self.thresholds.certify != 0;
         let length = |group: &RowGroup| view.lengths[group.sequence];
         let blocks = |group: &RowGroup| (length(group) / BLOCK_TOKENS) as usize;
+        let noted = if carries { every != 0 } else { certify };
         let all: usize = self.groups.iter().map(blocks).sum();
         if noted && self.notes.len() < all {
             self.notes.resize(all, Note::zeroed());
         }
         let has_trailing = |group: &&RowGroup| !length(group).is_multiple_of(BLOCK_TOKENS);
         self.trailing = self.groups.iter().filter(has_trailing).count() as u64;
-        let of_group = (self.shape.splits + self.shape.replacers) as usize * part_floats(head_dim as u32);
+        let of_group = (shape.splits + shape.replacers) as usize * part_floats(head_dim as u32);
+        let gathers = if carries && certify { shape.splits as usize } else { 0 };
         let mut notes = &mut self.notes[..];
-        let memory = self.partials.chunks_exact_mut(of_group).zip(&mut self.chosen);
+        let mut gathered = &mut self.gathered[..];
+        let mut lists = list::deal(lists, shape, every);
+        let memory = self.partials.chunks_exact_mut(of_group).zip(&mut self.chosen).zip(&mut self.used);
         let found = self.norms.iter_mut().zip(&mut self.dense_rows);
         let mut shares = Vec::with_capacity(self.groups.len());
-        for ((group, (partials, chosen)), (norms, dense)) in self.groups.iter().zip(memory).zip(found) {
+        for ((group, ((partials, chosen), used)), (norms, dense)) in self.groups.iter().zip(memory).zip(found)
+        {
+            let list = lists.next();
+            let chooses = if carries { list.as_ref().is_some_and(List::is_due) } else { certify };
             let blocks = blocks(group);
             shares.push(Share {
                 group: *group,
                 length: length(group),
                 blocks,
-                notes: notes.split_off_mut(..if noted { blocks } else { 0 }).unwrap_or_default(),
+                chooses,
+                notes: notes.split_off_mut(..if chooses { blocks } else { 0 }).unwrap_or_default(),
+                list,
+                used,
+                gathered: gathered.split_off_mut(..gathers).unwrap_or_default(),
                 partials,
                 chosen,
                 norms,
@@ -286,6 +368,12 @@ fn each<T: Send>(tasks: Vec<T>, tiles: usize, one: impl Fn(T) + Sync + Send) {
     } else {
         tasks.into_par_iter().with_max_len(1).for_each(one);
     }
+}
+
+/// What the warps of a thread block gather.
+fn with_warps<R>(f: impl FnOnce(&mut [Gather; MAX_WARPS]) -> R) -> R {
+    thread_local!(static WARPS: Memory<[Gather; MAX_WARPS]> = const { RefCell::new(Vec::new()) });
+    with_memory(&WARPS, || Box::new([Gather::NONE; MAX_WARPS]), f)
 }
 
 fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {

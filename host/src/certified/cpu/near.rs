@@ -5,6 +5,7 @@ use super::{BLOCK_TOKENS, Slices, Step};
 use crate::attention::Half;
 use crate::certified::{Result, Scratch};
 use crate::dense;
+use kernels_gpu::certified::Entry;
 use kernels_gpu::certified::admit::{LAST, STEP, TOTAL, order, stamp};
 use kernels_gpu::certified::layout::{TileLayout, pair};
 
@@ -19,25 +20,16 @@ pub struct NearSlices<'a, E> {
     pub scratch: Scratch,
 }
 
-/// A slot that a listed block may take.
-struct Claim {
-    slot: u32,
-    pair: u32,
-    /// 0 or 1: keys or values.
-    kind: usize,
-    /// The claim of a block that is not there.
-    own: u64,
-}
-
 impl Step {
     /// Does to a scratch what the last [`run`](Self::run) over `slices` would have done to it on the kernels. Nothing, where
-    /// there is none or the policy wants no certificate.
+    /// there is none or the policy promotes nothing.
     ///
     /// # Errors
     /// [`Error::Dense`](crate::certified::Error::Dense) for a scratch that is shorter than it says; it is as it was then.
     pub fn admit<E: Half>(&self, slices: Slices<'_, E>, near: NearSlices<'_, E>) -> Result<()> {
         let NearSlices { tiles, directory, scratch } = near;
-        if self.thresholds.certify == 0 || !scratch.claims() {
+        let chooses = if self.carries { self.every != 0 } else { self.thresholds.certify != 0 };
+        if !chooses || !scratch.claims() {
             return Ok(());
         }
         let elements = TileLayout::new(self.problem.head_dim).elements() as usize;
@@ -50,50 +42,122 @@ impl Step {
                 return Err(dense::Error::Length { what, got, expected }.into());
             }
         }
-        let stamp = stamp(directory[STEP]);
-        let slots = [scratch.key_slots, scratch.value_slots];
+        let mut near = NearSlices { tiles, directory, scratch };
+        let step = near.directory[STEP];
         let mut counts = [0u64; 4];
-        let mut claims = Vec::new();
-        for (launch_row, (group, chosen)) in self.groups.iter().zip(&self.chosen).enumerate() {
+        if self.carries {
+            // What this step has promoted, by the claims that the step before it has made for it; then claims for the next one.
+            let used = self.used.iter().map(|used| &used.entries[..]);
+            self.bring(slices, &mut near, step.wrapping_sub(1), used);
+            let next = self.used.iter().zip(&self.chosen);
+            let next = next.map(|(used, chosen)| if used.renewed { &chosen.entries } else { &used.entries });
+            self.claim(slices, &mut near, step, next.map(|entries| &entries[..]), &mut counts);
+        } else {
+            let chosen = self.chosen.iter().map(|chosen| &chosen.entries[..]);
+            self.claim(slices, &mut near, step, chosen.clone(), &mut counts);
+            self.bring(slices, &mut near, step, chosen);
+        }
+        for (i, count) in counts.into_iter().enumerate() {
+            near.directory[LAST + i] = count;
+            near.directory[TOTAL + i] += count;
+        }
+        near.directory[STEP] = step + 1;
+        Ok(())
+    }
+
+    /// What the groups' lists have: [`Place`]s of the blocks that are not past their sequences' full ones.
+    fn places<'a, E: Half>(
+        &'a self,
+        slices: Slices<'a, E>,
+        lists: impl Iterator<Item = &'a [Entry]>,
+    ) -> impl Iterator<Item = Place> {
+        let max_blocks = self.shape.max_blocks;
+        self.groups.iter().zip(lists).enumerate().flat_map(move |(launch_row, (group, entries))| {
+            let full = slices.lengths[group.sequence] / BLOCK_TOKENS;
+            let row = &slices.table[group.sequence * max_blocks as usize..][..max_blocks as usize];
+            entries.iter().filter(move |entry| entry.index < full).map(move |entry| Place {
+                pair: pair(row[entry.index as usize], self.shape.kv_heads, group.head as u32) as u32,
+                wants: entry.wants(),
+                claim: u64::from(order(launch_row as u32, max_blocks, entry.index)) + 1,
+            })
+        })
+    }
+
+    /// Claims slots for a step's lists, and counts what will be found there and what not.
+    fn claim<'a, E: Half>(
+        &'a self,
+        slices: Slices<'a, E>,
+        near: &mut NearSlices<'_, E>,
+        step: u64,
+        lists: impl Iterator<Item = &'a [Entry]>,
+        counts: &mut [u64; 4],
+    ) {
+        let NearSlices { directory, scratch, .. } = near;
+        for group in &self.groups {
             if !slices.lengths[group.sequence].is_multiple_of(BLOCK_TOKENS) && scratch.fresh == 0 {
                 counts[1] += 1;
                 counts[3] += 1;
             }
-            for entry in &chosen.entries {
-                let at = group.sequence * self.shape.max_blocks as usize + entry.index as usize;
-                let pair = pair(slices.table[at], self.shape.kv_heads, group.head as u32) as u32;
-                let own = u64::from(order(launch_row as u32, self.shape.max_blocks, entry.index)) + 1;
-                for kind in (0..2).filter(|kind| entry.wants()[*kind]) {
-                    let mut hit = false;
-                    if slots[kind] != 0 {
-                        let slot = kind as u32 * scratch.key_slots + pair % slots[kind];
-                        let word = Scratch::word(slot);
-                        hit = directory[word + 1] == u64::from(pair);
-                        if scratch.admits != 0 {
-                            let own = stamp | own;
-                            directory[word] = directory[word].min(if hit { stamp } else { own });
-                            claims.push(Claim { slot, pair, kind, own });
-                        }
+        }
+        for place in self.places(slices, lists) {
+            for kind in (0..2).filter(|kind| place.wants[*kind]) {
+                let mut hit = false;
+                if let Some(slot) = place.slot(*scratch, kind) {
+                    let word = Scratch::word(slot);
+                    hit = directory[word + 1] == u64::from(place.pair);
+                    if scratch.admits != 0 {
+                        let claim = if hit { 0 } else { place.claim };
+                        directory[word] = directory[word].min(stamp(step) | claim);
                     }
-                    counts[2 * kind + usize::from(!hit)] += 1;
+                }
+                counts[2 * kind + usize::from(!hit)] += 1;
+            }
+        }
+    }
+
+    /// Writes those blocks of lists to their slots that have won them by the claims of a step.
+    fn bring<'a, E: Half>(
+        &'a self,
+        slices: Slices<'a, E>,
+        near: &mut NearSlices<'_, E>,
+        step: u64,
+        lists: impl Iterator<Item = &'a [Entry]>,
+    ) {
+        let NearSlices { tiles, directory, scratch } = near;
+        if scratch.admits == 0 {
+            return;
+        }
+        let elements = TileLayout::new(self.problem.head_dim).elements() as usize;
+        for place in self.places(slices, lists) {
+            for kind in (0..2).filter(|kind| place.wants[*kind]) {
+                let Some(slot) = place.slot(*scratch, kind) else { continue };
+                let word = Scratch::word(slot);
+                if directory[word] == stamp(step) | place.claim {
+                    let originals = if kind == 0 { slices.keys } else { slices.values };
+                    let from = place.pair as usize * elements;
+                    tiles[slot as usize * elements..][..elements]
+                        .copy_from_slice(&originals[from..from + elements]);
+                    directory[word + 1] = u64::from(place.pair);
                 }
             }
         }
-        for Claim { slot, pair, kind, own } in claims {
-            let word = Scratch::word(slot);
-            if directory[word] == own {
-                let originals = if kind == 0 { slices.keys } else { slices.values };
-                let from = pair as usize * elements;
-                tiles[slot as usize * elements..][..elements]
-                    .copy_from_slice(&originals[from..from + elements]);
-                directory[word + 1] = u64::from(pair);
-            }
-        }
-        for (i, count) in counts.into_iter().enumerate() {
-            directory[LAST + i] = count;
-            directory[TOTAL + i] += count;
-        }
-        directory[STEP] += 1;
-        Ok(())
+    }
+}
+
+/// A listed block.
+struct Place {
+    pair: u32,
+    /// Whether its keys and its values are wanted.
+    wants: [bool; 2],
+    /// The claim of a block that is not near, but for the step.
+    claim: u64,
+}
+
+impl Place {
+    /// The slot that its keys (`kind` 0) or values (1) may have.
+    fn slot(&self, scratch: Scratch, kind: usize) -> Option<u32> {
+        let Scratch { key_slots, value_slots, .. } = scratch;
+        let (first, slots) = [(0, key_slots), (key_slots, value_slots)][kind];
+        (slots != 0).then(|| first + self.pair % slots)
     }
 }

@@ -1,17 +1,22 @@
-//! The pass over the quantized blocks: what a thread block of `attend` does.
+//! The pass over blocks: what a thread block of `attend` does, and one of `carry`, which has a list besides.
 
+use super::gather::{Gather, Rows};
+use super::list::Visits;
+use super::original::{exact_scores, largest_norm, originals};
 use super::query::{CONTRACTIONS, Queries};
-use super::tile::Unpacked;
+use super::tile::{Unpacked, add_values};
 use crate::attention::Half;
-use crate::attention::cpu::Work;
-use crate::attention::cpu::lanes::{Floats, Lanes, Row, Tile};
+use crate::attention::cpu::lanes::{Floats, Lanes, Row, Sixteens, Tile};
 use crate::attention::cpu::pieces::Pieces;
 use crate::attention::cpu::softmax::{
     MAX_ROWS, Running, TOKENS, WarpResult, of_lane, of_lanes, rescale, split,
 };
+use crate::attention::cpu::{Work, a_finite_row, padded};
+use half::f16;
+use kernels_gpu::certified::carried::gather::Bounds;
 use kernels_gpu::certified::layout::{Annotation, TileLayout, pair};
 use kernels_gpu::certified::query::{LOG2_E, delta};
-use kernels_gpu::certified::{Record, StepShape};
+use kernels_gpu::certified::{Entry, Record, StepShape};
 use std::marker::PhantomData;
 
 /// What a step reads; elements as bits.
@@ -27,7 +32,7 @@ pub(super) struct View<'a> {
     pub(super) shape: StepShape,
 }
 
-impl View<'_> {
+impl<'a> View<'a> {
     /// The block of the pools that a sequence has at `index`.
     #[inline(always)]
     pub(super) fn block(&self, sequence: usize, index: usize) -> u32 {
@@ -36,9 +41,24 @@ impl View<'_> {
 
     /// A quantized tile.
     #[inline(always)]
-    pub(super) fn tile<const D: usize>(&self, block: u32, head: usize) -> &[u32] {
+    pub(super) fn tile<const D: usize>(&self, block: u32, head: usize) -> &'a [u32] {
         let words = TileLayout::new(D as u32).bytes as usize / 4;
         &self.tiles[pair(block, self.shape.kv_heads, head as u32) * words..][..words]
+    }
+
+    /// Asks for what a visit to a block of the group reads.
+    #[inline(always)]
+    pub(super) fn prefetch<L: Lanes, const D: usize>(&self, group: RowGroup, entry: Entry) {
+        let block = self.block(group.sequence, entry.index as usize);
+        let wanted = entry.wants();
+        for (originals, wanted) in originals::<D>(self, group, block).into_iter().zip(wanted) {
+            if wanted {
+                L::prefetch(originals);
+            }
+        }
+        if wanted != [true; 2] {
+            L::prefetch(bytemuck::cast_slice(self.tile::<D>(block, group.head)));
+        }
     }
 
     /// The queries of a group of eight rows.
@@ -97,9 +117,31 @@ impl Scratch {
         }
         [Running::EMPTY; MAX_ROWS]
     }
+
+    /// Products of the rows with a block's original keys, before any scaling.
+    #[inline(always)]
+    fn original_scores<E: Half, L: Lanes, const D: usize>(&mut self, keys: &[u16]) -> [Floats; MAX_ROWS] {
+        L::keys::<E, Sixteens>(keys, D, &mut self.keys);
+        let mut scores = [[0f32; TOKENS]; MAX_ROWS];
+        let rows = self.queries.rows;
+        exact_scores::<E, L, D>(&self.queries, |r| r, &self.keys, &mut scores[..rows]);
+        scores
+    }
+
+    /// Bounds of the norms of keys and of values.
+    #[inline(always)]
+    fn largest_norms<E: Half, L: Lanes, const D: usize>(&mut self, blocks: [&[u16]; 2]) -> [f32; 2] {
+        let mut largest = [0f32; 2];
+        // No closure: it would not have the instructions of `L`.
+        for (largest, rows) in largest.iter_mut().zip(blocks) {
+            L::keys::<E, Sixteens>(rows, D, &mut self.keys);
+            *largest = largest_norm::<E, L, D>(&self.keys);
+        }
+        largest
+    }
 }
 
-/// What the pass notes of a block for the kernels that follow.
+/// What the pass notes of a block for what follows.
 #[derive(Clone, Copy)]
 pub(super) struct Note {
     /// Records of the group's rows.
@@ -114,16 +156,18 @@ impl Note {
     }
 }
 
-/// Some warps of a thread block: blocks of a stretch of a sequence's full ones.
+/// Some warps of a thread block.
 pub(super) struct Pass<'a, E, const D: usize> {
     pub(super) view: View<'a>,
     pub(super) group: RowGroup,
-    /// From the first block to before the last.
-    pub(super) blocks: [usize; 2],
+    /// What its warps visit.
+    pub(super) visits: Visits<'a>,
     pub(super) pieces: Pieces,
     pub(super) piece: usize,
-    /// What is noted of each of the piece's blocks, as [`Pieces::deal`] has it, if anybody asks.
-    pub(super) notes: Vec<&'a mut Note>,
+    /// What is noted of the blocks that the piece's warps visit, as [`Visits::deal`] has it, if anybody asks.
+    pub(super) notes: Vec<Option<&'a mut Note>>,
+    /// What is gathered for certificates, of each of the piece's warps, if anybody asks.
+    pub(super) gathered: &'a mut [Gather],
     pub(super) scratch: &'a mut Scratch,
     pub(super) results: &'a mut [WarpResult],
     pub(super) element: PhantomData<E>,
@@ -134,73 +178,189 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Pass { view, group, blocks: [first, end], pieces, piece, notes, scratch, results, .. } = self;
+        let Pass { view, group, visits, pieces, piece, notes, gathered, scratch, results, .. } = self;
         // The first block comes while the queries are loaded.
-        if first + piece < end {
-            let tile = view.tile::<D>(view.block(group.sequence, first + piece), group.head);
-            L::prefetch(bytemuck::cast_slice(tile));
+        if let Some(first) = visits.of(piece).next() {
+            view.prefetch::<L, D>(group, first);
         }
         scratch.queries.load::<E, L, D>(view.rows::<D>(group), view.shape.softmax_scale);
-        let rows = group.rows;
-        let noted = !notes.is_empty();
+        let (noted, gathers) = (!notes.is_empty(), !gathered.is_empty());
         let mut notes = notes.into_iter();
+        let mut gathered = gathered.iter_mut();
         for (warp, result) in pieces.warps_of(piece).zip(results) {
-            let mut running = scratch.clear::<D>();
-            // Rows of the eight that there are not vote as well, with scores of 0.
-            let mut absent_vote = rows < MAX_ROWS;
-            for index in (first + warp..end).step_by(pieces.warps) {
-                let block = view.block(group.sequence, index);
-                let after = index + pieces.warps;
-                let after = if after < end { after } else { first + warp + pieces.count };
-                if after < end {
-                    let tile = view.tile::<D>(view.block(group.sequence, after), group.head);
-                    L::prefetch(bytemuck::cast_slice(tile));
+            let mut state = Warp::begin::<D>(scratch, noted, gathers);
+            let mut entries = visits.of(warp).peekable();
+            while let Some(entry) = entries.next() {
+                let after = match entries.peek() {
+                    Some(after) => Some(*after),
+                    None => visits.of(warp + pieces.count).next(),
+                };
+                if let Some(after) = after {
+                    view.prefetch::<L, D>(group, after);
                 }
-                let tile = view.tile::<D>(block, group.head);
-                let mut products = scratch.tile.products::<L, D>(tile, &scratch.queries, noted);
-                let mut vote = absent_vote && products.of_zeros;
-                absent_vote &= !vote;
-                for (r, running) in running.iter().enumerate().take(rows) {
-                    let to_log2 = scratch.queries.heads[r].scale * LOG2_E;
-                    for score in &mut products.scores[r] {
-                        *score *= to_log2;
-                    }
-                    vote |= running.votes(&products.scores[r]);
-                }
-                if vote {
-                    for (r, running) in running.iter_mut().enumerate().take(rows) {
-                        let factor = running.raise(&[&products.scores[r]]);
-                        // Before a warp's first tile there are zeros.
-                        if factor != 1.0 && index != first + warp {
-                            rescale(&mut scratch.outputs[..D / 16], r, factor);
-                        }
-                    }
-                }
-                let annotation = view.annotations[pair(block, view.shape.kv_heads, group.head as u32)];
-                let mut note = notes.next();
-                for (r, running) in running.iter_mut().enumerate().take(rows) {
-                    let p = L::exp2(&products.scores[r], running.reference);
-                    let mut sums = [0f32; 4];
-                    for (q, sum) in sums.iter_mut().enumerate() {
-                        let [a, b, c, d] = of_lane(&p, q);
-                        *sum = (a + b) + (c + d);
-                        running.sums[q] += *sum;
-                    }
-                    split::<half::f16, L>(&p, &mut scratch.weights[r]);
-                    if let Some(note) = &mut note {
-                        let query = &scratch.queries.heads[r];
-                        let x = products.sigma[MAX_ROWS + r];
-                        let delta = delta::<D>(query, x, annotation.eps, annotation.zeta);
-                        note.records[r] = Record::new(of_lanes(sums), running.reference, delta, annotation);
-                        note.scores[r] = products.scores[r];
-                    }
-                }
-                scratch.tile.restore::<L, D>(tile);
-                scratch.tile.add_values::<L, D>(&scratch.weights[..rows], &mut scratch.outputs);
+                state.visit::<E, L, D>(&view, group, entry, notes.next().flatten(), scratch);
             }
-            for (r, running) in running.iter().enumerate().take(rows) {
+            for (r, running) in state.running.iter().enumerate().take(group.rows) {
                 result.keep(r, running, &scratch.outputs[..D / 16]);
             }
+            if let Some(gathered) = gathered.next() {
+                *gathered = state.gather;
+                for (reference, running) in gathered.references.iter_mut().zip(&state.running) {
+                    *reference = running.reference;
+                }
+            }
+        }
+    }
+}
+
+/// A warp on its way.
+struct Warp {
+    running: [Running; MAX_ROWS],
+    gather: Gather,
+    /// Whether somebody asks for records, and for what is gathered.
+    noted: bool,
+    gathers: bool,
+    /// Rows of the eight that there are not vote as well, with scores of 0: once.
+    absent_vote: bool,
+    /// Before a warp's first block there are zeros.
+    begun: bool,
+}
+
+impl Warp {
+    #[inline(always)]
+    fn begin<const D: usize>(scratch: &mut Scratch, noted: bool, gathers: bool) -> Self {
+        let running = scratch.clear::<D>();
+        let absent_vote = scratch.queries.rows < MAX_ROWS;
+        Warp { running, gather: Gather::NONE, noted, gathers, absent_vote, begun: false }
+    }
+
+    /// Raises references where scores are too large for them. `of_zeros`: whether scores of rows of zeros are numbers.
+    #[inline(always)]
+    fn raise(
+        &mut self,
+        scores: &[Floats],
+        of_zeros: impl FnOnce() -> bool,
+        outputs: &mut [[[Floats; 2]; MAX_ROWS]],
+    ) {
+        let mut vote = self.absent_vote && of_zeros();
+        self.absent_vote &= !vote;
+        for (running, scores) in self.running.iter().zip(scores) {
+            vote |= running.votes(scores);
+        }
+        if vote {
+            for (r, (running, scores)) in self.running.iter_mut().zip(scores).enumerate() {
+                let before = running.reference;
+                let factor = running.raise(&[scores]);
+                if factor != 1.0 && self.begun {
+                    rescale(outputs, r, factor);
+                }
+                if before != running.reference {
+                    self.gather.rescale(r, factor);
+                }
+            }
+        }
+        self.begun = true;
+    }
+
+    /// Takes a block in: keys and values each from the originals, if the entry wants them, or quantized.
+    #[inline(always)]
+    fn visit<E: Half, L: Lanes, const D: usize>(
+        &mut self,
+        view: &View<'_>,
+        group: RowGroup,
+        entry: Entry,
+        note: Option<&mut Note>,
+        scratch: &mut Scratch,
+    ) {
+        let rows = group.rows;
+        let length = view.lengths[group.sequence] as usize;
+        let index = entry.index as usize;
+        let block = view.block(group.sequence, index);
+        let tokens = (length - index * TOKENS).min(TOKENS);
+        let tile = view.tile::<D>(block, group.head);
+        let [wants_keys, wants_values] = entry.wants();
+        let [mut keys, mut values] = originals::<D>(view, group, block);
+        let (mut key_rows, mut value_rows) = (Vec::new(), Vec::new());
+        let mut of_trailing = [0f32; 2];
+        if tokens < TOKENS {
+            (key_rows, value_rows) =
+                (std::mem::take(&mut scratch.key_rows), std::mem::take(&mut scratch.value_rows));
+            // Rows that there are not are not read.
+            keys = padded(keys, tokens * D, &mut key_rows);
+            values = padded(values, tokens * D, &mut value_rows);
+            if self.gathers {
+                of_trailing = scratch.largest_norms::<E, L, D>([keys, values]);
+            }
+        }
+
+        let bounded = self.noted || self.gathers;
+        let (mut scores, sigma, of_zeros) = if wants_keys {
+            (scratch.original_scores::<E, L, D>(keys), None, true)
+        } else {
+            let products = scratch.tile.products::<L, D>(tile, &scratch.queries, bounded);
+            (products.scores, Some(products.sigma), products.of_zeros)
+        };
+        for (r, scores) in scores.iter_mut().enumerate().take(rows) {
+            let to_log2 = scratch.queries.heads[r].scale * LOG2_E;
+            for score in scores.iter_mut() {
+                *score *= to_log2;
+            }
+            scores[tokens..].fill(f32::NEG_INFINITY);
+        }
+        let finite = scratch.keys.finite;
+        let of_zeros =
+            || if wants_keys { finite || a_finite_row::<E>(&keys[..tokens * D], D) } else { of_zeros };
+        self.raise(&scores[..rows], of_zeros, &mut scratch.outputs[..D / 16]);
+
+        let mut annotation = Annotation { eta: 0.0, nu: 0.0, eps: 0.0, zeta: 0.0 };
+        if tokens == TOKENS {
+            annotation = view.annotations[pair(block, view.shape.kv_heads, group.head as u32)];
+        }
+        let (mut masses, mut deltas): (Rows, Rows) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
+        for (r, running) in self.running.iter_mut().enumerate().take(rows) {
+            let p = L::exp2(&scores[r], running.reference);
+            let mut sums = [0f32; 4];
+            for (q, sum) in sums.iter_mut().enumerate() {
+                let [a, b, c, d] = of_lane(&p, q);
+                *sum = (a + b) + (c + d);
+                running.sums[q] += *sum;
+            }
+            masses[r] = of_lanes(sums);
+            if let (true, Some(sigma)) = (bounded, &sigma) {
+                let query = &scratch.queries.heads[r];
+                deltas[r] = delta::<D>(query, sigma[MAX_ROWS + r], annotation.eps, annotation.zeta);
+            }
+            if wants_values {
+                split::<E, L>(&p, &mut scratch.weights[r]);
+            } else {
+                split::<f16, L>(&p, &mut scratch.weights[r]);
+            }
+        }
+        if self.gathers {
+            let mut of_block = Bounds::of(annotation, None, !wants_values);
+            if tokens < TOKENS {
+                [of_block.kappa, of_block.nu] = of_trailing;
+            }
+            self.gather.add(rows, &masses, sigma.map(|_| &deltas), of_block);
+        }
+        if let Some(note) = note {
+            for (r, running) in self.running.iter().enumerate().take(rows) {
+                note.records[r] = Record::new(masses[r], running.reference, deltas[r], annotation);
+            }
+            if !self.gathers {
+                note.scores[..rows].copy_from_slice(&scores[..rows]);
+            }
+        }
+        let weights = &scratch.weights[..rows];
+        if wants_values {
+            L::values::<E>(values, D, &mut scratch.values);
+            add_values::<E, L, D>(weights, &scratch.values, values, &mut scratch.outputs);
+        } else {
+            scratch.tile.restore::<L, D>(tile);
+            scratch.tile.add_values::<L, D>(weights, &mut scratch.outputs);
+        }
+        if tokens < TOKENS {
+            (scratch.key_rows, scratch.value_rows) = (key_rows, value_rows);
         }
     }
 }

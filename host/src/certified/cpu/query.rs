@@ -45,20 +45,9 @@ impl Queries {
         self.rows = queries.len() / D;
         self.column_rows[..16 * D].fill(0);
         for (r, row) in queries.chunks_exact(D).enumerate() {
-            let mut x = [0f32; 16 * CONTRACTIONS];
-            let mut largest = 0;
-            for (x, bits) in x.iter_mut().zip(row) {
-                *x = E::unpack(u32::from(*bits))[0];
-                largest = largest.max(x.to_bits() & 0x7fff_ffff);
-            }
-            let [up, down] = normalization(largest);
-            // A lane has every fourth chunk of 16 dimensions.
-            let mut squares = [0f32; 4];
-            for (chunk, x) in x[..D].as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                for x in x.iter_mut() {
-                    *x *= up;
-                    squares[chunk % 4] = fma(*x, *x, squares[chunk % 4]);
-                }
+            let (head, x) = head::<E, L, D>(row, softmax_scale);
+            self.heads[r] = head;
+            for (chunk, x) in x[..D].as_chunks::<16>().0.iter().enumerate() {
                 let normalized = L::round::<f16>(x);
                 let at = 16 * chunk;
                 for (i, bits) in normalized.into_iter().enumerate() {
@@ -66,12 +55,6 @@ impl Queries {
                     self.column_rows[(MAX_ROWS + r) * D + at + i] = bits & 0x7fff;
                 }
             }
-            self.heads[r] = Query {
-                pairs: [0; 32],
-                scale: down * softmax_scale,
-                norm: norm_above(of_lanes(squares)),
-                finite: largest < 0x7f80_0000,
-            };
             for contraction in 0..D / 16 {
                 let mut elements = [0u16; 16];
                 for (step, x) in elements.iter_mut().enumerate() {
@@ -83,6 +66,38 @@ impl Queries {
         }
         L::keys::<f16, Sixteens>(&self.column_rows[..16 * D], D, &mut self.columns);
     }
+}
+
+/// A row without its elements, and these, normalised.
+#[inline(always)]
+pub(super) fn head<E: Half, L: Lanes, const D: usize>(
+    row: &[u16],
+    softmax_scale: f32,
+) -> (Query, [f32; 16 * CONTRACTIONS]) {
+    let mut x = [0f32; 16 * CONTRACTIONS];
+    let mut largest = 0;
+    for (x, bits) in x.as_chunks_mut::<16>().0.iter_mut().zip(row.as_chunks::<16>().0) {
+        L::widen::<E>(bits, x);
+        for x in x {
+            largest = largest.max(x.to_bits() & 0x7fff_ffff);
+        }
+    }
+    let [up, down] = normalization(largest);
+    // A lane has every fourth chunk of 16 dimensions.
+    let mut squares = [0f32; 4];
+    for (chunk, x) in x[..D].as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        for x in x.iter_mut() {
+            *x *= up;
+            squares[chunk % 4] = fma(*x, *x, squares[chunk % 4]);
+        }
+    }
+    let query = Query {
+        pairs: [0; 32],
+        scale: down * softmax_scale,
+        norm: norm_above(of_lanes(squares)),
+        finite: largest < 0x7f80_0000,
+    };
+    (query, x)
 }
 
 /// `Query::operand`.

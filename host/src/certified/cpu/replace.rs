@@ -1,19 +1,16 @@
 //! Promoted blocks' shares replaced, and the trailing block: what a thread block of `replace` does.
 
+use super::original::{exact_scores, largest_norm, originals};
 use super::pass::{Note, RowGroup, Scratch, View};
-use super::query::Queries;
 use super::tile::add_values;
 use crate::attention::Half;
-use crate::attention::cpu::lanes::{Floats, Lanes, Order, Sixteens, Tile, multiply_each};
+use crate::attention::cpu::lanes::{Lanes, Sixteens};
 use crate::attention::cpu::pieces::Pieces;
 use crate::attention::cpu::softmax::{MAX_ROWS, TOKENS, WarpResult, of_lane, rescale, split};
 use crate::attention::cpu::{Work, a_finite_row, padded};
 use half::f16;
 use kernels_gpu::certified::Entry;
-use kernels_gpu::certified::layout::{TileLayout, pair};
-use kernels_gpu::certified::quantizer::{bound_or_infinity, norm_bound};
 use kernels_gpu::certified::query::LOG2_E;
-use simt::math::{fma, max};
 use std::marker::PhantomData;
 
 /// Some warps of a thread block: every so manieth entry of a group's lists; the trailing block comes last.
@@ -59,7 +56,7 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
         let rows = group.rows;
         let warps = pieces.warps;
         if let Some(first) = entries.get(replacer * warps + piece) {
-            prefetch::<L, D>(view, group, *first);
+            view.prefetch::<L, D>(group, *first);
         }
         scratch.queries.load::<E, L, D>(view.rows::<D>(group), view.shape.softmax_scale);
         let mut norms = None;
@@ -75,15 +72,12 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
                 let tokens = if trailing { in_trailing } else { TOKENS };
                 let [wants_keys, wants_values] = entry.wants();
                 let block = view.block(group.sequence, entry.index as usize);
-                let at = pair(block, view.shape.kv_heads, group.head as u32);
-                let elements = TileLayout::new(D as u32).elements() as usize;
                 let after = e + replacers * warps;
                 let after = if after < count { after } else { replacer * warps + warp + pieces.count };
                 if let Some(after) = entries.get(after) {
-                    prefetch::<L, D>(view, group, *after);
+                    view.prefetch::<L, D>(group, *after);
                 }
-                let mut keys = &view.keys[at * elements..][..elements];
-                let mut values = &view.values[at * elements..][..elements];
+                let [mut keys, mut values] = originals::<D>(&view, group, block);
                 if trailing {
                     // Rows that there are not are not read.
                     keys = padded(keys, tokens * D, &mut scratch.key_rows);
@@ -105,7 +99,8 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
                 }
                 let of_keys = &of_keys[..wanting];
                 let mut exact = [[0f32; TOKENS]; MAX_ROWS];
-                exact_scores::<E, L, D>(&scratch.queries, of_keys, &scratch.keys, &mut exact);
+                let row = |i: usize| of_keys[i];
+                exact_scores::<E, L, D>(&scratch.queries, row, &scratch.keys, &mut exact[..of_keys.len()]);
                 let mut new_scores = [[f32::NEG_INFINITY; TOKENS]; MAX_ROWS];
                 for (r, exact) in of_keys.iter().zip(&exact) {
                     let to_log2 = scratch.queries.heads[*r].scale * LOG2_E;
@@ -175,48 +170,4 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
         }
         norms
     }
-}
-
-/// Asks for the originals of a block.
-#[inline(always)]
-fn prefetch<L: Lanes, const D: usize>(view: View<'_>, group: RowGroup, entry: Entry) {
-    let block = view.block(group.sequence, entry.index as usize);
-    let elements = TileLayout::new(D as u32).elements() as usize;
-    let from = pair(block, view.shape.kv_heads, group.head as u32) * elements;
-    L::prefetch(&view.keys[from..][..elements]);
-    L::prefetch(&view.values[from..][..elements]);
-}
-
-/// `original_scores` of some rows, before any scaling.
-#[inline(always)]
-fn exact_scores<E: Half, L: Lanes, const D: usize>(
-    queries: &Queries,
-    rows: &[usize],
-    tile: &Tile,
-    scores: &mut [Floats; MAX_ROWS],
-) {
-    for contraction in 0..D / 16 {
-        let operands = |i: usize| &queries.operands[rows[i]][contraction];
-        multiply_each::<E, L>(operands, tile.of_keys(contraction), &mut scores[..rows.len()]);
-    }
-}
-
-/// The largest bound of the norms of 16 rows, by a tile of them as keys.
-#[inline(always)]
-fn largest_norm<E: Half, L: Lanes, const D: usize>(tile: &Tile) -> f32 {
-    let mut squares = [0f32; TOKENS];
-    for d in 0..D {
-        let (chunk, step) = Sixteens::step_of(d);
-        let mut of_tokens = [0f32; TOKENS];
-        L::widen::<E>(&tile.keys[chunk][step], &mut of_tokens);
-        for (square, x) in squares.iter_mut().zip(&of_tokens) {
-            *square = fma(*x, *x, *square);
-        }
-    }
-    let mut largest = 0f32;
-    for squares in squares {
-        // Not a number would get lost in the maximum.
-        largest = max(largest, bound_or_infinity(norm_bound(squares)));
-    }
-    largest
 }

@@ -2,13 +2,16 @@
 //! from beginning to end. In both, the warps of a thread block go to threads that have nothing else to do.
 
 use super::choose::{Choose, Chosen};
-use super::finish::Finish;
+use super::finish::{Finish, Known};
+use super::gather::{Gather, MergeWarps};
+use super::list::{List, Used, Visits};
 use super::pass::{Note, Pass, RowGroup, View};
 use super::replace::Replace;
-use super::{each, with_scratch};
+use super::{each, with_scratch, with_warps};
 use crate::attention::Half;
 use crate::attention::cpu::pieces::Pieces;
 use crate::attention::cpu::run;
+use crate::attention::cpu::softmax::WarpResult;
 use crate::certified::{BLOCK_TOKENS, Certificate};
 use crate::simd_level::Level;
 use kernels_gpu::attention::{part_floats, warps};
@@ -22,8 +25,16 @@ pub(super) struct Share<'a> {
     pub(super) length: u32,
     /// Full blocks of it.
     pub(super) blocks: usize,
-    /// What the pass notes of them; nothing if nobody asks.
+    /// Whether this step's masses choose what is promoted, in it or in those to come.
+    pub(super) chooses: bool,
+    /// What the pass notes of the full blocks; nothing if nobody asks.
     pub(super) notes: &'a mut [Note],
+    /// What is carried from step to step, if anything is.
+    pub(super) list: Option<List<'a>>,
+    /// What of it this step promotes.
+    pub(super) used: &'a mut Used,
+    /// What the splits of a carried step gather; nothing if nobody asks.
+    pub(super) gathered: &'a mut [Gather],
     /// Of the splits of the pass, then of the replacers.
     pub(super) partials: &'a mut [f32],
     pub(super) chosen: &'a mut Chosen,
@@ -56,6 +67,8 @@ pub(super) struct Stages<'a> {
     pub(super) level: Level,
     pub(super) view: View<'a>,
     pub(super) thresholds: Thresholds,
+    /// Whether a step promotes what an earlier one has chosen.
+    pub(super) carries: bool,
     /// Thread blocks of a row that weigh.
     pub(super) weighing: u32,
     /// How the warps of a thread block are shared out.
@@ -65,13 +78,29 @@ pub(super) struct Stages<'a> {
 impl Stages<'_> {
     /// All of them but the dense rung.
     pub(super) fn run<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
-        self.pass::<E, D>(shares, threads);
-        if self.thresholds.certify != 0 {
-            self.choose::<D>(shares, threads);
+        for share in shares.iter_mut() {
+            share.used.renewed = share.chooses;
+            if let Some(list) = &share.list {
+                list.read(share.blocks, share.used);
+            }
         }
-        self.replace::<E, D>(shares, threads);
-        for share in shares {
+        self.pass::<E, D>(shares, threads);
+        if !self.carries {
+            self.choose::<D>(shares, threads);
+            self.replace::<E, D>(shares, threads);
+        }
+        for share in shares.iter_mut() {
             self.finish::<E, D>(share);
+        }
+        if self.carries {
+            self.choose::<D>(shares, threads);
+            for share in shares {
+                let Some(list) = &mut share.list else { continue };
+                if share.chooses {
+                    list.write(share.chosen);
+                }
+                list.count(share.used);
+            }
         }
     }
 
@@ -81,45 +110,79 @@ impl Stages<'_> {
     }
 
     fn pass<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
-        let Stages { level, view, pieces, .. } = self;
+        let Stages { level, view, pieces, carries, .. } = self;
         let mut tasks = Vec::new();
         let mut all = 0;
         for share in shares {
-            let (a_split, used) = pass_share(share.blocks as u32, view.shape.splits);
-            let mut notes = &mut share.notes[..];
-            let parts = share.partials.chunks_exact_mut(part_floats(D as u32)).take(used as usize);
+            let Share { group, length, blocks, notes, partials, used, gathered, .. } = share;
+            let (a_split, splits) = pass_share(*blocks as u32, view.shape.splits);
+            let mut notes: Vec<Option<&mut Note>> = notes.iter_mut().map(Some).collect();
+            let mut gathered = gathered.iter_mut();
+            let parts = partials.chunks_exact_mut(part_floats(D as u32)).take(splits as usize);
             for (split, out) in parts.enumerate() {
                 let first = split * a_split as usize;
-                let end = (first + a_split as usize).min(share.blocks);
-                let of_split = (end - first).min(notes.len());
-                let own = notes.split_off_mut(..of_split).unwrap_or_default();
-                tasks.push((share.group, [first, end], own, out));
+                let visits = Visits {
+                    blocks: [first, (first + a_split as usize).min(*blocks)],
+                    warps: pieces.warps,
+                    split: [split, splits as usize],
+                    full: *blocks as u32,
+                    entries: &used.entries,
+                    listed: &used.listed,
+                    trailing: carries && !length.is_multiple_of(BLOCK_TOKENS),
+                };
+                let own = if notes.is_empty() { Vec::new() } else { visits.deal(pieces, &mut notes) };
+                tasks.push((*group, visits, own, gathered.next(), out));
             }
-            all += share.blocks;
+            all += *blocks + usize::from(carries);
         }
-        threads.each(tasks, all, |(group, blocks, notes, out)| {
-            let notes = pieces.deal(notes);
-            pieces.share(level, notes, [group.rows, D], out, |piece, notes, results| {
-                with_scratch(|scratch| {
-                    let element = PhantomData;
-                    let work =
-                        Pass::<E, D> { view, group, blocks, pieces, piece, notes, scratch, results, element };
-                    run(level, work);
-                });
-                None::<()>
-            });
+        threads.each(tasks, all, |(group, visits, notes, gathered, out)| {
+            // What each warp gathers, if anybody asks.
+            let pass = |of_warps: &mut [Gather]| {
+                let (mut notes, mut of_warps) = (notes.into_iter(), of_warps.chunks_exact_mut(pieces.each()));
+                let of_piece = |_| (notes.next().unwrap_or_default(), of_warps.next().unwrap_or_default());
+                let inputs = (0..pieces.count).map(of_piece).collect();
+                let one = |piece, (notes, gathered), results: &mut [WarpResult]| {
+                    with_scratch(|scratch| {
+                        let element = PhantomData;
+                        let work = Pass::<E, D> {
+                            view,
+                            group,
+                            visits,
+                            pieces,
+                            piece,
+                            notes,
+                            gathered,
+                            scratch,
+                            results,
+                            element,
+                        };
+                        run(level, work);
+                    });
+                    None::<()>
+                };
+                pieces.share(level, inputs, [group.rows, D], out, one);
+            };
+            match gathered {
+                None => pass(&mut []),
+                Some(gathered) => with_warps(|of_warps| {
+                    pass(&mut of_warps[..pieces.warps]);
+                    *gathered = run(level, MergeWarps { of_warps, pieces });
+                }),
+            }
         });
     }
 
     fn choose<const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
         let Stages { level, view, thresholds, weighing, .. } = self;
-        let (shape, head_dim) = (view.shape, D as u32);
-        let all: usize = shares.iter().map(|share| share.blocks * share.group.rows).sum();
-        let tasks = shares.iter_mut().collect();
+        let (shape, head_dim, carried) = (view.shape, D as u32, self.carries);
+        let tasks: Vec<_> = shares.iter_mut().filter(|share| share.chooses).collect();
+        let all: usize = tasks.iter().map(|share| share.blocks * share.group.rows).sum();
         threads.each(tasks, all / 16, |share: &mut Share<'_>| {
             let partials = &share.partials[..self.passed(share) * part_floats(head_dim)];
             let Share { group, ref notes, ref mut chosen, .. } = *share;
-            run(level, Choose { shape, thresholds, weighing, head_dim, group, notes, partials, chosen });
+            let work =
+                Choose { shape, thresholds, weighing, head_dim, carried, group, notes, partials, chosen };
+            run(level, work);
         });
     }
 
@@ -173,25 +236,27 @@ impl Stages<'_> {
     }
 
     fn finish<E: Half, const D: usize>(self, share: &mut Share<'_>) {
-        let Stages { level, view, thresholds, .. } = self;
-        let parts = self.passed(share) + share.chosen.replacers;
-        *share.dense = with_scratch(|scratch| {
-            let work = Finish::<E, D> {
-                shape: view.shape,
-                thresholds,
-                group: share.group,
-                rows: view.rows::<D>(share.group),
-                queries: &mut scratch.queries,
-                chosen: share.chosen,
-                length: share.length,
-                norms: *share.norms,
-                partials: &share.partials[..parts * part_floats(D as u32)],
-                output: share.output,
-                lse: share.lse,
-                certificates: share.certificates,
-                element: PhantomData,
-            };
-            run(level, work)
-        });
+        let Stages { level, view, thresholds, carries, .. } = self;
+        let passed = self.passed(share);
+        let (known, parts) = if carries {
+            let gathered = share.gathered.get(..passed).unwrap_or_default();
+            (Known::Gathered(share.used, gathered), passed)
+        } else {
+            (Known::Chosen(share.chosen, *share.norms), passed + share.chosen.replacers)
+        };
+        let work = Finish::<E, D> {
+            shape: view.shape,
+            thresholds,
+            group: share.group,
+            rows: view.rows::<D>(share.group),
+            known,
+            length: share.length,
+            partials: &share.partials[..parts * part_floats(D as u32)],
+            output: share.output,
+            lse: share.lse,
+            certificates: share.certificates,
+            element: PhantomData,
+        };
+        *share.dense = run(level, work);
     }
 }

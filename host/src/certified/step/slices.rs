@@ -25,8 +25,9 @@ impl<E: StepElement> StepPlan<E> {
             Some(step) => step,
             None => Box::new(cpu::Step::new(self.problem, &self.policy)?),
         };
-        // SAFETY: the caller's word.
-        let (slices, near, out) = unsafe {
+        let carried = &mut self.carried;
+        // SAFETY: the caller's word; the lists are the plan's own.
+        let (slices, near, lists, out) = unsafe {
             let slices = cpu::Slices {
                 queries: slice(cache.queries),
                 tiles: slice(cache.tiles),
@@ -46,9 +47,14 @@ impl<E: StepElement> StepPlan<E> {
                 lse: slice_mut(out.lse),
                 certificates: slice_mut(out.certificates),
             };
-            (slices, near, out)
+            let lists = cpu::Lists {
+                lists: slice_mut(carried.lists.global_mut()),
+                entries: slice_mut(carried.entries.global_mut()),
+                progress: slice_mut(carried.progress.global_mut()),
+            };
+            (slices, near, lists, out)
         };
-        let done = step.run(slices, out).and_then(|()| step.admit(slices, near));
+        let done = step.run_carried(slices, lists, out).and_then(|()| step.admit(slices, near));
         self.on_slices = Some(step);
         done
     }

@@ -1,0 +1,190 @@
+//! The list of a group of rows that is carried from step to step, and what the warps of a step visit by it.
+
+use super::choose::Chosen;
+use crate::attention::cpu::pieces::Pieces;
+use kernels_gpu::certified::carried::Progress;
+use kernels_gpu::certified::{Entry, ListHead, StepShape};
+
+/// What is carried from step to step, as the kernels keep it: a cache may change its path with it at any step.
+#[derive(Debug)]
+pub struct Lists<'a> {
+    /// [sequences · kv_heads · row groups, parts].
+    pub lists: &'a mut [ListHead],
+    /// The same, places of a part.
+    pub entries: &'a mut [Entry],
+    /// [sequences · kv_heads · row groups].
+    pub progress: &'a mut [Progress],
+}
+
+/// The same, owned.
+#[derive(Default)]
+pub(super) struct OwnLists {
+    pub(super) lists: Vec<ListHead>,
+    pub(super) entries: Vec<Entry>,
+    pub(super) progress: Vec<Progress>,
+}
+
+impl OwnLists {
+    /// Empty ones of these extents.
+    pub(super) fn new([lists, entries, rows]: [usize; 3]) -> Self {
+        OwnLists {
+            lists: vec![bytemuck::Zeroable::zeroed(); lists],
+            entries: vec![bytemuck::Zeroable::zeroed(); entries],
+            progress: vec![bytemuck::Zeroable::zeroed(); rows],
+        }
+    }
+
+    pub(super) fn lend(&mut self) -> Lists<'_> {
+        Lists { lists: &mut self.lists, entries: &mut self.entries, progress: &mut self.progress }
+    }
+}
+
+/// Lists, entries and rows of blocks that there are for so many rows.
+pub(super) fn extents(shape: StepShape, rows: usize) -> [usize; 3] {
+    let lists = rows * shape.parts as usize;
+    [lists, lists * shape.places() as usize, rows]
+}
+
+/// The lists of the groups of rows; none if a list is used for no step.
+pub(super) fn deal(lists: Lists<'_>, shape: StepShape, every: u32) -> impl Iterator<Item = List<'_>> {
+    let Lists { lists, entries, progress } = lists;
+    let [parts, places, _] = extents(shape, 1);
+    let rows = if every == 0 { 0 } else { progress.len() };
+    let of_rows = lists.chunks_exact_mut(parts).zip(entries.chunks_exact_mut(places)).zip(progress);
+    of_rows.take(rows).map(move |((heads, entries), progress)| List { every, heads, entries, progress })
+}
+
+/// The list of one group of rows.
+pub(super) struct List<'a> {
+    /// For how many steps it is used.
+    pub(super) every: u32,
+    /// A part's each.
+    pub(super) heads: &'a mut [ListHead],
+    /// Places of a part, for each.
+    pub(super) entries: &'a mut [Entry],
+    pub(super) progress: &'a mut Progress,
+}
+
+impl List<'_> {
+    /// Whether this step's masses make the next list.
+    pub(super) fn is_due(&self) -> bool {
+        self.progress.due(self.every)
+    }
+
+    /// What this step promotes of a sequence with so many full blocks.
+    pub(super) fn read(&self, blocks: usize, used: &mut Used) {
+        used.entries.clear();
+        used.listed.clear();
+        used.promoted = [0; 3];
+        let places = self.entries.len() / self.heads.len();
+        for (head, entries) in self.heads.iter().zip(self.entries.chunks_exact(places.max(1))) {
+            used.entries.extend_from_slice(&entries[..(head.entries as usize).min(entries.len())]);
+        }
+        if used.entries.is_empty() {
+            return;
+        }
+        used.promoted[2] = self.heads[0].expanded;
+        used.listed.resize(blocks.div_ceil(64), 0);
+        for entry in used.entries.iter().filter(|entry| (entry.index as usize) < blocks) {
+            let [keys, values] = entry.wants();
+            used.promoted[0] += u32::from(keys);
+            used.promoted[1] += u32::from(values);
+            used.listed[entry.index as usize / 64] |= 1 << (entry.index % 64);
+        }
+    }
+
+    /// Takes over what was chosen.
+    pub(super) fn write(&mut self, chosen: &Chosen) {
+        let expanded = chosen.sums.iter().fold(0, |expanded, sums| expanded | sums.expanded);
+        let places = self.entries.len() / self.heads.len();
+        let mut first = 0;
+        for (part, end) in chosen.ends.iter().enumerate() {
+            let entries = &chosen.entries[first..*end];
+            first = *end;
+            let of_kind = |kind: usize| entries.iter().filter(|entry| entry.wants()[kind]).count() as u32;
+            self.entries[part * places..][..entries.len()].copy_from_slice(entries);
+            self.heads[part] = ListHead {
+                entries: entries.len() as u32,
+                key_tiles: of_kind(0),
+                value_tiles: of_kind(1),
+                expanded,
+            };
+        }
+    }
+
+    /// The step is done.
+    pub(super) fn count(&mut self, used: &Used) {
+        let [key_tiles, value_tiles, _] = used.promoted;
+        let Progress { steps, phase, .. } = *self.progress;
+        *self.progress = Progress { steps: steps.wrapping_add(1), key_tiles, value_tiles, phase };
+    }
+}
+
+/// What a step promotes of a group of rows.
+#[derive(Default)]
+pub(super) struct Used {
+    /// Parts' lists one after another; those past the sequence's full blocks are passed over.
+    pub(super) entries: Vec<Entry>,
+    /// A bit for each full block that is among them; nothing if there are no entries.
+    pub(super) listed: Vec<u64>,
+    /// Blocks whose keys are promoted, those whose values are, and whether K_max was raised for them.
+    pub(super) promoted: [u32; 3],
+    /// Whether the step has made the next list, or the next step has the same.
+    pub(super) renewed: bool,
+}
+
+impl Used {
+    /// What is listed for the warps of a split.
+    #[inline(always)]
+    fn has(listed: &[u64], block: usize) -> bool {
+        listed.get(block / 64).is_some_and(|word| word >> (block % 64) & 1 != 0)
+    }
+}
+
+/// What the warps of a thread block visit: full blocks of a stretch, but for those that are listed, then entries of the list.
+#[derive(Clone, Copy)]
+pub(super) struct Visits<'a> {
+    /// From the first block to before the last.
+    pub(super) blocks: [usize; 2],
+    /// Warps of a thread block.
+    pub(super) warps: usize,
+    /// Which thread block of how many.
+    pub(super) split: [usize; 2],
+    /// Full blocks of the sequence.
+    pub(super) full: u32,
+    /// See [`Used`].
+    pub(super) entries: &'a [Entry],
+    /// See [`Used`].
+    pub(super) listed: &'a [u64],
+    /// Whether a trailing block comes behind the entries.
+    pub(super) trailing: bool,
+}
+
+impl<'a> Visits<'a> {
+    /// The visits of a warp, in their order: entries that want nothing are quantized.
+    #[inline(always)]
+    pub(super) fn of(self, warp: usize) -> impl Iterator<Item = Entry> + 'a {
+        let Visits { blocks: [first, end], warps, split: [split, splits], full, entries, listed, .. } = self;
+        let quantized = (first + warp..end).step_by(warps).filter(move |index| !Used::has(listed, *index));
+        let quantized = quantized.map(|index| Entry { index: index as u32, rows: 0 });
+        let count = entries.len() + usize::from(self.trailing);
+        let promoted = (split * warps + warp..count).step_by(splits * warps).filter_map(move |e| {
+            match entries.get(e) {
+                // Of a sequence that was longer.
+                Some(entry) if entry.index >= full => None,
+                Some(entry) => Some(*entry),
+                None => Some(Entry { index: full, rows: u32::MAX }),
+            }
+        });
+        quantized.chain(promoted)
+    }
+
+    /// What each piece's warps need of what full blocks have, each its own: in the order of their visits, one for each.
+    pub(super) fn deal<T>(self, pieces: Pieces, left: &mut [Option<T>]) -> Vec<Vec<Option<T>>> {
+        let of_piece = |piece| {
+            let visits = pieces.warps_of(piece).flat_map(|warp| self.of(warp));
+            visits.map(|entry| left.get_mut(entry.index as usize)?.take()).collect()
+        };
+        (0..pieces.count).map(of_piece).collect()
+    }
+}

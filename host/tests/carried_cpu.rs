@@ -1,0 +1,349 @@
+//! Certified steps on slices that promote what an earlier one has chosen give the emulator's bits step after step, on every path
+//! that this machine has.
+
+#[path = "common/certified.rs"]
+mod common;
+
+use common::{ALL, Case, Emulated, PROBLEM, Results, Spoilt, Words};
+use half::{bf16, f16};
+use host::certified::cpu::{Level, Lists, Step};
+use host::certified::proof::{Batch, Input};
+use host::certified::{CacheElement, OriginalsRead, Policy, StepProblem};
+use kernels_gpu::certified::carried::Progress;
+use kernels_gpu::certified::{Entry, ListHead};
+use proptest::prelude::*;
+use simt::Zeroable;
+
+/// Some keys and some values.
+const FEW: Policy = Policy {
+    coverage: 0.7,
+    min_keys: 1,
+    max_keys: 3,
+    expand_tail: 0.4,
+    expanded_keys: 5,
+    value_tolerance: 0.0,
+    max_values: 4,
+    renew: 1,
+    ..Policy::NAIVE
+};
+/// Values alone.
+const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::NAIVE };
+/// Some heads are computed from the originals.
+const SOME_DENSE: Policy = Policy { key_budget: 0.02, per_group: false, ..Policy::SOUND };
+
+const fn renewed(policy: Policy, renew: u32) -> Policy {
+    Policy { renew, ..policy }
+}
+
+const POLICIES: [Policy; 10] = [
+    renewed(Policy::SOUND, 1),
+    renewed(Policy::SOUND, 2),
+    renewed(Policy::SOUND, 8),
+    renewed(Policy::FAST, 3),
+    renewed(Policy::NAIVE, 1),
+    renewed(Policy::BARE, 1),
+    FEW,
+    renewed(VALUES, 2),
+    renewed(SOME_DENSE, 1),
+    renewed(ALL, 2),
+];
+
+/// Steps over one cache: of each, how long its sequences are, and its queries.
+struct Steps<E: CacheElement> {
+    case: Case<E>,
+    lengths: Vec<Vec<u32>>,
+    seed: u64,
+    spoilt: (Spoilt, u64),
+}
+
+impl<E: CacheElement> Steps<E> {
+    /// Steps over sequences of some inputs; `lengths` [steps, sequences].
+    fn new(problem: StepProblem, inputs: &[Input], lengths: Vec<Vec<u32>>, seed: u64) -> Self {
+        let longest = |sequence: usize| lengths.iter().map(|of_step| of_step[sequence]).max().unwrap();
+        let sequences: Vec<(Input, u32)> =
+            inputs.iter().enumerate().map(|(sequence, input)| (*input, longest(sequence))).collect();
+        Steps { case: Case::new(problem, &sequences, seed), lengths, seed, spoilt: (Spoilt::Nothing, 1) }
+    }
+
+    fn spoil(mut self, spoilt: Spoilt, every: u64) -> Self {
+        self.case.spoil(spoilt, every, self.seed ^ 3);
+        self.spoilt = (spoilt, every);
+        self
+    }
+
+    /// Makes the case that of a step.
+    fn to(&mut self, step: usize) {
+        // Some queries stay for a while, as those of a text do by and large.
+        let seed = self.seed ^ (step as u64 / 2) << 8;
+        self.case.batch.lengths.clone_from(&self.lengths[step]);
+        self.case.batch.renew_queries(seed);
+        if let (spoilt @ (Spoilt::Queries | Spoilt::Extremes), every) = self.spoilt {
+            self.case.spoil(spoilt, every, seed);
+        }
+    }
+
+    fn describe(&self, step: usize, what: &str, policy: &Policy) -> String {
+        let Batch { problem, inputs, .. } = &self.case.batch;
+        let Steps { lengths, spoilt, seed, .. } = self;
+        format!(
+            "{what} step {step} of {}, {problem:?}, {inputs:?} {lengths:?}, {spoilt:?}, seed {seed}, {policy:?}",
+            E::NAME
+        )
+    }
+
+    /// What the kernels give in each step.
+    fn kernels(&mut self, policy: &Policy) -> Vec<(Words, OriginalsRead)> {
+        let mut emulated = Emulated::new(&self.case, policy, [0; 2]);
+        let mut all = Vec::new();
+        for step in 0..self.lengths.len() {
+            self.to(step);
+            all.push(emulated.step(&self.case, false));
+        }
+        all
+    }
+
+    /// Compares every path with the kernels.
+    fn compare(&mut self, policy: &Policy, what: &str) {
+        let expected = self.kernels(policy);
+        for level in Level::available() {
+            let mut own = Step::new(self.case.batch.problem, policy).unwrap();
+            for (step, (expected, read)) in expected.iter().enumerate() {
+                self.to(step);
+                let what = self.describe(step, what, policy);
+                let mut results = Results::new(self.case.batch.problem);
+                own.run_at(*level, self.case.slices(), results.out()).unwrap();
+                results.check(expected, *level, &what);
+                assert_eq!(own.originals_read(), *read, "{what}");
+            }
+        }
+    }
+
+    /// The same with the kernels' lists and scratch, on the kernels in some steps and on slices in the others.
+    fn mix(&mut self, policy: &Policy, slots: [u32; 2], on_slices: &[bool]) {
+        let mut kernels = Emulated::new(&self.case, policy, slots);
+        let mut mixed = Emulated::new(&self.case, policy, slots);
+        for (step, on_slices) in on_slices.iter().enumerate() {
+            self.to(step);
+            let what = self.describe(step, &format!("{slots:?}"), policy);
+            let expected = kernels.step(&self.case, false);
+            let got = mixed.step(&self.case, *on_slices);
+            assert!(expected == got, "{what}, {on_slices}");
+            let (expected, got) = (kernels.scratch_contents(), mixed.scratch_contents());
+            assert_eq!(expected.1, got.1, "directory, {what}");
+            assert!(expected.0 == got.0, "near tiles, {what}");
+        }
+    }
+}
+
+/// Growing by a few tokens a step, over the edges of blocks.
+fn growing(first: &[u32], by: u32, steps: u32) -> Vec<Vec<u32>> {
+    (0..steps).map(|step| first.iter().map(|length| length + by * step).collect()).collect()
+}
+
+#[test]
+fn every_policy_over_the_edges_of_blocks() {
+    let lengths = growing(&[0, 1, 14, 16, 127, 156], 1, 5);
+    let inputs = [Input::Normal, Input::Normal, Input::Sharp, Input::Normal, Input::Outlier, Input::Diffuse];
+    let problem = StepProblem { head_dim: 128, q_heads: 8, kv_heads: 2, ..PROBLEM };
+    for policy in POLICIES {
+        Steps::<f16>::new(PROBLEM, &inputs, lengths.clone(), 1).compare(&policy, "");
+        Steps::<bf16>::new(PROBLEM, &inputs[2..5], growing(&[15, 33, 130], 5, 4), 2).compare(&policy, "");
+        Steps::<f16>::new(problem, &inputs[2..4], growing(&[94, 200], 1, 4), 3).compare(&policy, "");
+        Steps::<bf16>::new(problem, &inputs[4..], growing(&[31, 150], 7, 4), 4).compare(&policy, "");
+    }
+}
+
+#[test]
+fn groups_of_every_size() {
+    for group in [1, 3, 4, 7, 9, 16] {
+        let problem = StepProblem { q_heads: group, kv_heads: 1, ..PROBLEM };
+        let inputs = [Input::Normal, Input::Sharp];
+        for policy in [FEW, renewed(Policy::SOUND, 2), Policy { per_group: true, ..renewed(FEW, 3) }] {
+            Steps::<f16>::new(problem, &inputs, growing(&[46, 127], 1, 4), 5).compare(&policy, "");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_input() {
+    for input in Input::MADE {
+        for policy in [FEW, renewed(Policy::SOUND, 2), renewed(ALL, 1)] {
+            Steps::<f16>::new(PROBLEM, &[input, input], growing(&[76, 300], 5, 4), 6).compare(&policy, "");
+            Steps::<bf16>::new(PROBLEM, &[input], growing(&[140], 1, 4), 7).compare(&policy, "");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_takes_the_same_way() {
+    for (spoilt, every) in [
+        (Spoilt::Queries, 1),
+        (Spoilt::Queries, 300),
+        (Spoilt::Extremes, 1),
+        (Spoilt::Originals, 1000),
+        (Spoilt::Originals, 30_000),
+        (Spoilt::Tiles, 1),
+        (Spoilt::Tiles, 5000),
+        (Spoilt::Annotations, 5),
+    ] {
+        for policy in [FEW, renewed(Policy::SOUND, 1), renewed(Policy::NAIVE, 1), renewed(ALL, 2)] {
+            let inputs = [Input::Normal, Input::Sharp];
+            Steps::<f16>::new(PROBLEM, &inputs, growing(&[97, 64], 1, 4), 8)
+                .spoil(spoilt, every)
+                .compare(&policy, "");
+            Steps::<bf16>::new(PROBLEM, &inputs[..1], growing(&[120], 3, 4), 9)
+                .spoil(spoilt, every)
+                .compare(&policy, "");
+        }
+    }
+}
+
+/// A list serves any sequence: the row's is shorter now, then another one.
+#[test]
+fn a_list_may_be_stale() {
+    let lengths = [[310, 40], [313, 41], [100, 41], [33, 200], [15, 201], [0, 31], [311, 17]];
+    let lengths: Vec<Vec<u32>> = lengths.iter().map(|of_step| of_step.to_vec()).collect();
+    for policy in [renewed(ALL, 8), renewed(Policy::SOUND, 8), renewed(FEW, 5), FEW] {
+        Steps::<f16>::new(PROBLEM, &[Input::Normal, Input::Sharp], lengths.clone(), 10).compare(&policy, "");
+        Steps::<bf16>::new(PROBLEM, &[Input::Sharp, Input::Normal], lengths.clone(), 11).mix(
+            &policy,
+            [5, 3],
+            &[false, true, true, false, true, false, true],
+        );
+    }
+}
+
+#[test]
+fn sequences_of_several_splits_and_parts() {
+    let problem = StepProblem { q_heads: 4, kv_heads: 1, max_tokens: 2048, ..PROBLEM };
+    for policy in [renewed(Policy::FAST, 2), FEW, renewed(ALL, 1)] {
+        Steps::<f16>::new(problem, &[Input::Normal], growing(&[1500], 9, 4), 12).compare(&policy, "");
+    }
+    Steps::<bf16>::new(problem, &[Input::Sharp], growing(&[2040], 2, 4), 13)
+        .compare(&renewed(Policy::SOUND, 3), "");
+    // More than a thousand blocks: several blocks of a part for a thread, and several parts for a thread block.
+    let problem = StepProblem { q_heads: 2, kv_heads: 1, max_tokens: 20_000, ..PROBLEM };
+    Steps::<f16>::new(problem, &[Input::Diffuse], growing(&[17_001], 9, 2), 14)
+        .compare(&renewed(SOME_DENSE, 1), "");
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    let one = StepProblem { q_heads: 4, kv_heads: 1, max_tokens: 2048, ..PROBLEM };
+    for (problem, first) in [(PROBLEM, &[250][..]), (PROBLEM, &[250, 97]), (one, &[1500])] {
+        let inputs = &[Input::Normal, Input::Sharp][..first.len()];
+        let mut steps = Steps::<f16>::new(problem, inputs, growing(first, 3, 4), 15);
+        for threads in [1, 2, 3, 16] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            for policy in [renewed(Policy::SOUND, 2), renewed(ALL, 1), renewed(SOME_DENSE, 1)] {
+                pool.install(|| steps.compare(&policy, &format!("{threads} threads")));
+            }
+        }
+    }
+}
+
+/// The lists, the scratch and its traffic are the kernels': either path goes on where the other has stopped.
+#[test]
+fn paths_may_change_at_any_step() {
+    let lengths = growing(&[140, 31], 7, 8);
+    let inputs = [Input::Normal, Input::Sharp];
+    for slots in [[0, 0], [3, 2], [40, 0], [0, 7], [200, 200]] {
+        for policy in [FEW, renewed(FEW, 3), renewed(ALL, 2), renewed(Policy::NAIVE, 1)] {
+            for on_slices in [[true; 8], [false, true, true, false, false, true, false, true]] {
+                let mut steps = Steps::<f16>::new(PROBLEM, &inputs, lengths.clone(), 16);
+                steps.mix(&policy, slots, &on_slices);
+            }
+        }
+    }
+}
+
+/// Sequences change places between steps: claims that were made for one block are another's.
+#[test]
+fn claims_of_blocks_that_moved() {
+    let lengths = growing(&[200, 200, 90], 1, 6);
+    let inputs = [Input::Normal, Input::Sharp, Input::Dominant];
+    let mut steps = Steps::<f16>::new(PROBLEM, &inputs, lengths, 17);
+    let policy = renewed(FEW, 2);
+    let mut kernels = Emulated::new(&steps.case, &policy, [6, 5]);
+    let mut slices = Emulated::new(&steps.case, &policy, [6, 5]);
+    for step in 0..6 {
+        steps.to(step);
+        let blocks = steps.case.batch.table.len() / 3;
+        if step % 2 == 1 {
+            steps.case.batch.table.rotate_left(blocks);
+            steps.case.batch.lengths.rotate_left(1);
+        }
+        assert!(kernels.step(&steps.case, false) == slices.step(&steps.case, true), "step {step}");
+        assert_eq!(kernels.scratch_contents().1, slices.scratch_contents().1, "step {step}");
+        if step % 2 == 1 {
+            steps.case.batch.table.rotate_right(blocks);
+        }
+    }
+}
+
+fn spoilts() -> impl Strategy<Value = Spoilt> {
+    use Spoilt::{Annotations, Extremes, Nothing, Originals, Queries, Tiles};
+    prop_oneof![
+        5 => Just(Nothing),
+        1 => Just(Queries),
+        1 => Just(Extremes),
+        1 => Just(Originals),
+        1 => Just(Tiles),
+        1 => Just(Annotations)
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn any_steps_give_the_emulators_bits(
+        head_dim in prop::sample::select(vec![64u32, 128]),
+        group in 1u32..=16,
+        kv_heads in 1u32..3,
+        inputs in prop::collection::vec(prop::sample::select(Input::MADE.to_vec()), 1..3),
+        lengths in prop::collection::vec(prop::collection::vec(prop_oneof![0u32..40, 0u32..400], 2), 2..5),
+        spare in 0u32..2000,
+        policy in prop::sample::select(POLICIES.to_vec()),
+        renew in 1u32..4,
+        spoilt in spoilts(),
+        every in prop::sample::select(vec![1u64, 2, 16, 1000, 20_000]),
+        half_floats in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let lengths: Vec<Vec<u32>> = lengths.iter().map(|of_step| of_step[..inputs.len()].to_vec()).collect();
+        let max_tokens = lengths.iter().flatten().max().unwrap() + spare + 1;
+        let problem = StepProblem { sequences: 1, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens };
+        let policy = renewed(policy, renew);
+        if half_floats {
+            Steps::<f16>::new(problem, &inputs, lengths, seed).spoil(spoilt, every).compare(&policy, "");
+        } else {
+            Steps::<bf16>::new(problem, &inputs, lengths, seed).spoil(spoilt, every).compare(&policy, "");
+        }
+    }
+}
+
+#[test]
+fn lists_of_other_extents_are_refused() {
+    let case = Case::<f16>::new(PROBLEM, &[(Input::Normal, 33)], 18);
+    let mut step = Step::new(case.batch.problem, &Policy::SOUND).unwrap();
+    let (mut lists, mut entries) = (vec![ListHead::zeroed(); 3], vec![Entry::zeroed(); 72]);
+    let mut progress = vec![Progress::zeroed(); 3];
+    let mut run = |lists: &mut [ListHead], entries: &mut [Entry], progress: &mut [Progress]| {
+        let mut results = Results::new(case.batch.problem);
+        let lists = Lists { lists, entries, progress };
+        let done = step.run_carried(case.slices(), lists, results.out()).map_err(|error| error.to_string());
+        assert_eq!(done.is_err(), results.output.iter().all(|x| x.to_bits() == u32::MAX));
+        done
+    };
+    let places = entries.len();
+    for [of_lists, of_entries, of_progress] in [[2, places, 3], [3, places - 1, 3], [3, places, 0]] {
+        let error = run(&mut lists[..of_lists], &mut entries[..of_entries], &mut progress[..of_progress]);
+        let error = error.unwrap_err();
+        assert!(error.contains("the carried list has") && error.lines().count() == 1, "{error}");
+    }
+    // What no kernel leaves is no reason to panic.
+    lists.fill(ListHead { entries: u32::MAX, key_tiles: 7, value_tiles: 7, expanded: 9 });
+    entries.fill(Entry { index: 1, rows: u32::MAX });
+    run(&mut lists, &mut entries, &mut progress).unwrap();
+    assert_eq!(progress[2].steps, 1);
+}
