@@ -54,7 +54,7 @@ fn prefill<E: CacheElement>(
 
 /// Few promotions, so that the scratch is wanted and contested.
 fn policy() -> Policy {
-    Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::SOUND }
+    Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, renew: 0, ..Policy::SOUND }
 }
 
 fn problem(extents: Extents) -> StepProblem {

@@ -71,7 +71,7 @@ impl Row {
         let query = Query { pairs: [0; 32], scale, norm, finite: true };
         let largest = blocks.iter().map(|block| block.bounds.nu).fold(0.0, f32::max);
         let output = largest * s.unit() as f32 * if s.one_in(2) { 1.0 } else { 0.1 };
-        Row { blocks, query, output, steps: s.unit() * 4.0 }
+        Row { blocks, query, output, steps: s.unit() * 0.2 }
     }
 
     /// As warps meet the blocks and are merged: each raises its reference now and then, the row's is the largest.
