@@ -171,6 +171,17 @@ impl<E: CacheElement> Emulated<E> {
         }
     }
 
+    /// Whether steps claim slots of the scratch.
+    pub fn admit(&mut self, admits: bool) {
+        self.scratch.admits = u32::from(admits && self.scratch != Scratch::NONE);
+    }
+
+    /// Takes an empty list that is renewed so many steps early.
+    pub fn restart(&mut self, phase: u32) {
+        let mut list = self.plan.carried(phase).unwrap();
+        self.plan.swap_carried(&mut list).unwrap();
+    }
+
     /// Takes over what a step changes: queries, lengths, and which blocks the sequences have.
     pub fn renew(&mut self, case: &Case<E>) {
         self.queries.write(0, &case.batch.queries).unwrap();

@@ -62,11 +62,11 @@ impl Gather {
     #[inline(always)]
     pub(super) fn add(&mut self, rows: usize, mass: &Rows, deltas: Option<&Rows>, of: Bounds) {
         let Bounds { eta, nu, kappa, .. } = of;
-        for r in 0..MAX_ROWS {
-            self.eta[r] = fma(mass[r], eta, self.eta[r]);
-            self.nu_squares[r] = fma(mass[r], nu * nu, self.nu_squares[r]);
-            self.kappa_squares[r] = fma(mass[r], kappa * kappa, self.kappa_squares[r]);
-            self.eta_squares[r] = fma(mass[r], eta * eta, self.eta_squares[r]);
+        for (r, mass) in mass.iter().enumerate() {
+            self.eta[r] = fma(*mass, eta, self.eta[r]);
+            self.nu_squares[r] = fma(*mass, nu * nu, self.nu_squares[r]);
+            self.kappa_squares[r] = fma(*mass, kappa * kappa, self.kappa_squares[r]);
+            self.eta_squares[r] = fma(*mass, eta * eta, self.eta_squares[r]);
         }
         for (largest, own) in self.largest.iter_mut().zip([nu, kappa, eta]) {
             *largest = max(*largest, own);

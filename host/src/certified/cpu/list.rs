@@ -5,7 +5,8 @@ use crate::attention::cpu::pieces::Pieces;
 use kernels_gpu::certified::carried::Progress;
 use kernels_gpu::certified::{Entry, ListHead, StepShape};
 
-/// What is carried from step to step, as the kernels keep it: a cache may change its path with it at any step.
+/// What is carried from step to step, as the kernels keep it: a cache may change its path with it at any step. Zeros at first, but
+/// for [`Progress::phase`]; afterwards what a step has left. It may be of other sequences, but no list has a block twice.
 #[derive(Debug)]
 pub struct Lists<'a> {
     /// [sequences · kv_heads · row groups, parts].

@@ -2,7 +2,8 @@
 //!
 //! What the kernels do on tensor cores is done sixteen outputs at a time, as in [`dense::cpu`]; what they
 //! decide is decided by their own functions, and every sum has their order. Threads share out what on a GPU are thread
-//! blocks. Scores of the pass are kept for the blocks that are promoted, which the kernels compute twice.
+//! blocks. Where a step chooses for itself, scores of the pass are kept for the blocks that are promoted, which the kernels compute
+//! twice; where it promotes what an earlier one has chosen, it is one pass, as in `carry`.
 //!
 //! All is host memory here: originals are read where they are, the trailing block too, and no scratch is needed. Neither output
 //! nor certificates know the difference. [`Step::admit`] keeps a scratch as the kernels would, traffic included.
@@ -106,7 +107,7 @@ pub struct Step {
 
 impl Step {
     /// A step of a problem. What it notes of blocks takes some 640 bytes a full block and group of eight query heads, as
-    /// sequences grow; without a certificate nothing.
+    /// sequences grow; without a certificate, and where nothing may be promoted, nothing.
     ///
     /// # Errors
     /// As [`StepPlan::new`](super::StepPlan::new); [`Error::Policy`] for a policy that checks the order of blocks or what is
