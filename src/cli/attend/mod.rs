@@ -46,7 +46,8 @@ head's output by, in the Euclidean norm. The true error is the distance from the
 promoted, and which bounds are too large (--json writes their thresholds): sound, the default; strict promotes more, \
 checks the order of the heaviest blocks, and compares promoted blocks and a few others with their originals; fast \
 promotes less; paper has the thresholds of the paper's runs, its bound, its check of the order, and no budgets; naive \
-is that of the scheme. A head that fails a check is computed from the originals; a stored block that is not what it \
+is that of the scheme. Each query chooses for itself what is promoted, where in decoding a list of an earlier token \
+serves for some steps. A head that fails a check is computed from the originals; a stored block that is not what it \
 was sends all heads there (rung layer).
 
 Without a GPU everything runs on the emulator: the same bits, and times that mean nothing but patience.
@@ -233,7 +234,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (Scheme::Naive, None) => Some("naive"),
         (Scheme::Dense, None) => None,
     };
-    let policy = name.and_then(Policy::preset).unwrap_or_default();
+    // There is no step before these that could have chosen for them.
+    let policy = Policy { renew: 0, ..name.and_then(Policy::preset).unwrap_or_default() };
     let mut file = TensorFile::open(&arguments.file)?;
     let layers = input::layers(&file, &arguments.layers)?;
     let chosen = layers.iter().map(|layer| layer.choose(arguments.queries.into()));
