@@ -122,15 +122,10 @@ fn lists_last_as_long_as_they_should() {
             trial.step(&mut plan, &mut out).unwrap();
             lists.push(plan.listed().unwrap());
         }
-        for row in 0..3 {
-            for i in 1..10 {
-                let renewed = (i + 1) % 3 == 0;
-                assert_eq!(
-                    lists[i][row] != lists[i - 1][row],
-                    renewed,
-                    "row {row}, step {i}: {:?}",
-                    lists[i][row]
-                );
+        for (i, steps) in lists.windows(2).enumerate() {
+            let renewed = (i + 2) % 3 == 0;
+            for (before, after) in steps[0].iter().zip(&steps[1]) {
+                assert_eq!(after != before, renewed, "step {}: {before:?}, {after:?}", i + 1);
             }
         }
         assert!(lists.iter().flatten().all(|list| !list.is_empty() && list.len() <= 6));
@@ -163,4 +158,18 @@ fn the_scratch_does_not_show_in_carried_steps() {
             assert!(without[0] != without[1]);
         }
     }
+}
+
+#[test]
+fn a_list_of_another_plan_is_refused() {
+    let problem = |sequences| problem(sequences, 2, 1, 64, 320);
+    let device = &devices()[0];
+    let plan = |sequences| {
+        let trial = Trial::<f16>::new(device, problem(sequences), 20).unwrap();
+        trial.plan(&Policy::SOUND).unwrap()
+    };
+    let mut one = plan(1);
+    let error = one.swap_carried(&mut plan(2).carried(0).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("take one that this plan made"), "{error}");
+    one.swap_carried(&mut plan(1).carried(0).unwrap()).unwrap();
 }

@@ -12,7 +12,8 @@ use std::fmt;
 /// the order of its heaviest blocks is in doubt; rung 4, all heads of the sequence, because stored data have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Policy {
-    /// τ_cov: the share of a head's attention mass that blocks with promoted keys shall cover; 0 to 1.
+    /// τ_cov: the share of a head's attention mass that blocks with promoted keys shall cover; 0 to 1. With `renew` the mass of the trailing
+    /// block is in the whole, which no list covers.
     pub coverage: f32,
     /// K_min: blocks whose keys are promoted in any case.
     pub min_keys: u32,

@@ -19,6 +19,9 @@
 //! claimed it, and written to its slot only where it has won itself; both never happen to one slot. The bits of attention are
 //! those of the originals either way.
 //!
+//! Where a list is carried, [`mark`](fn@super::mark) comes last: what it settles and counts is of the list that the next step's
+//! [`carry`](fn@super::carry) uses, which reads and brings tiles as `replace` does.
+//!
 //! Claims carry the step's number, the larger the smaller, in their high half. So those of earlier steps lose against any of
 //! this one, and nobody has to clear them.
 

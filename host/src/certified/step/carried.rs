@@ -9,8 +9,9 @@ use simt::Zeroable;
 
 /// The list by which the steps of a [`StepPlan`](super::StepPlan) promote, with [`Policy::renew`](crate::certified::Policy::renew).
 ///
-/// The bound of a step holds whatever is in it; what it misses makes the bound larger. So it may serve other sequences than those it
-/// was made for: entries past a sequence's end are passed over, and the next renewal mends it.
+/// The bound of a step holds whatever blocks are in it; what it misses makes the bound larger. So it may serve other sequences than those it
+/// was made for: entries past a sequence's end are passed over, and the next renewal mends it. Plans list no block twice, whose weight would
+/// count twice.
 #[derive(Debug)]
 pub struct Carried {
     /// [sequences · kv_heads · row groups, parts].
@@ -61,6 +62,7 @@ impl Carried {
     }
 
     pub(super) fn same(&self, other: &Carried) -> Result<()> {
+        self.progress.device().check_same(other.progress.device(), "the carried list")?;
         if self.extents() == other.extents() {
             return Ok(());
         }

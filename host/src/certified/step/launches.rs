@@ -14,7 +14,7 @@ impl<E: StepElement> StepPlan<E> {
     /// promoted, the choice of the next list and the list itself.
     ///
     /// # Safety
-    /// As [`run`](Self::run).
+    /// As [`run`](Self::run); the policy's `renew` is not 0, for which there are other launches.
     ///
     /// # Errors
     /// What the launch reports.
@@ -58,7 +58,7 @@ impl<E: StepElement> StepPlan<E> {
     /// The pass over the quantized blocks alone: the first of the launches of a step that chooses for itself.
     ///
     /// # Safety
-    /// As [`run`](Self::run).
+    /// As [`run`](Self::run); the policy's `renew` is 0.
     ///
     /// # Errors
     /// What the launch reports.
@@ -145,7 +145,7 @@ impl<E: StepElement> StepPlan<E> {
     /// The replacement of the promoted shares, and the certificates: the fourth.
     ///
     /// # Safety
-    /// As [`run`](Self::run).
+    /// As [`run`](Self::run); the policy's `renew` is 0.
     ///
     /// # Errors
     /// What the launch reports.

@@ -200,10 +200,11 @@ impl<E: StepElement> StepPlan<E> {
     }
 
     /// Takes another list for the steps that follow, and leaves the one there was in its place: of this plan's
-    /// [`carried`](Self::carried), or of a plan for the same problem and policy.
+    /// [`carried`](Self::carried), or of a plan for the same problem and policy. A graph keeps the list that was there when its steps were
+    /// captured. [`originals_read`](Self::originals_read) and [`listed`](Self::listed) are about the list that is there now.
     ///
     /// # Errors
-    /// [`Error::Carried`] for a list of other extents.
+    /// [`Error::Carried`] for a list of other extents; [`crate::Error::WrongDevice`].
     pub fn swap_carried(&mut self, carried: &mut Carried) -> Result<()> {
         self.carried.same(carried)?;
         std::mem::swap(&mut self.carried, carried);
@@ -236,7 +237,7 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Safety
     /// Until the last launch has finished (for a capture: until each run of the graph has), the memory behind every handle is
-    /// there and used by nothing that writes it; each length is at most `max_tokens`, each table entry that a length reaches
+    /// there and used by nothing that writes it, and so is the plan's list ([`swap_carried`](Self::swap_carried)); each length is at most `max_tokens`, each table entry that a length reaches
     /// is a block of the pools, and every full block among them is quantized.
     ///
     /// # Errors

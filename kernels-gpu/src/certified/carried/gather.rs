@@ -31,7 +31,7 @@ pub struct Gathered {
     pub kappa: f32,
     /// Σ_T w.
     pub tail: f32,
-    /// Σ w η².
+    /// Σ w η²: what lane 3 makes of its number as the others do of theirs. Nobody asks for it.
     pub eta_squares: f32,
     /// The largest η.
     pub largest_eta: f32,

@@ -160,7 +160,7 @@ impl<E: CacheElement> Step<E> {
 
     /// Steps outside any timing: until a list is there and the first queries are asked again.
     fn first_steps(&self) -> usize {
-        if self.policy.renew > 0 { self.queries.len() + 1 } else { 1 }
+        if self.policy.renew > 0 && self.policy.certify { self.queries.len() + 1 } else { 1 }
     }
 
     fn handles(&self, caches: &Caches<E>, set: usize, step: usize) -> StepHandles<E> {
@@ -227,7 +227,7 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
         self.steps += 1;
         if self.policy.renew > 0 {
             // SAFETY: as for the whole step; each launch finds what those before it have written.
-            return Ok(unsafe {
+            unsafe {
                 self.plan.run_carry(stream, &handles, self.out.handles())?;
                 if parts > 1 {
                     self.plan.run_dense(stream, &handles, self.out.handles())?;
@@ -238,7 +238,8 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
                 if parts > 3 {
                     self.plan.run_mark(stream, &handles)?;
                 }
-            });
+            }
+            return Ok(());
         }
         // SAFETY: as for the whole step; each launch finds what those before it have written.
         unsafe {
