@@ -72,7 +72,7 @@ impl Progress {
         self.steps == 0 || bits::rem_u32(self.steps.wrapping_add(self.phase), every) == 0
     }
 
-    /// The same, asked when [`carry`] has counted the step.
+    /// The same, asked when [`carry`](fn@carry) has counted the step.
     #[inline(always)]
     pub fn was_due(self, every: u32) -> bool {
         Progress { steps: self.steps.wrapping_sub(1), ..self }.due(every)
