@@ -26,11 +26,12 @@
 mod finish;
 pub mod gather;
 pub mod judge;
+mod list;
 
-use super::admit::{Found, Scratch, find, order};
+use super::admit::{Found, Scratch};
 use super::finish::Ends;
 use super::layout::{Annotation, TileLayout};
-use super::lists::{STARTS, find_entry, lay_out_lists};
+use super::lists::STARTS;
 use super::marking::{Entry, ListHead};
 use super::parts::MAX_BLOCKS;
 use super::pass::{PassLayout, Record, StepShape, Tiles, pass_layout_in, pass_share, stages};
@@ -39,13 +40,14 @@ use super::promote::{largest_norms, original_scores};
 use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
-    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Ring, Running, ValueTile, combine,
-    last_to_arrive, part_floats, staged_rows, walk, warps,
+    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine, last_to_arrive,
+    part_floats, staged_rows, walk, warps,
 };
 use finish::Finish;
 use gather::{Bounds, Gather, Gathered};
 use glam::{UVec4, Vec4};
 use half::{bf16, f16};
+use list::{List, Listed, Lookup};
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
 use simt::{
     Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
@@ -419,214 +421,5 @@ impl Notes {
             let at = self.first + block as usize * self.shape.group as usize + (self.lane >> 2) as usize;
             self.records.store(at, record);
         }
-    }
-}
-
-/// An entry of the list, and where its block is.
-#[derive(Clone, Copy)]
-struct Lookup {
-    entry: Entry,
-    /// In the pools.
-    block: u32,
-    /// Its keys, its values.
-    found: [Found; 2],
-}
-
-impl Lookup {
-    const WORDS: u32 = 8;
-
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn store(self, memory: Shared<u32>, warp: u32) {
-        let Lookup { entry, block, found: [keys, values] } = self;
-        memory.store_vector(Self::WORDS * warp, UVec4::new(entry.index, entry.rows, block, keys.tile));
-        memory.store_vector(Self::WORDS * warp + 4, UVec4::new(keys.admit, values.tile, values.admit, 0));
-    }
-
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn load(memory: Shared<u32>, warp: u32) -> Self {
-        let [index, rows, block, keys] = memory.load_vector::<UVec4>(Self::WORDS * warp).to_array();
-        let [admit_keys, values, admit_values, _] =
-            memory.load_vector::<UVec4>(Self::WORDS * warp + 4).to_array();
-        let found = [Found { tile: keys, admit: admit_keys }, Found { tile: values, admit: admit_values }];
-        Lookup { entry: Entry { index, rows }, block, found }
-    }
-}
-
-/// The list of a row of blocks, and a split of its sequence.
-#[derive(Clone, Copy)]
-struct List<E> {
-    layout: CarriedLayout,
-    lists: Global<ListHead>,
-    entries: Global<Entry>,
-    keys: Global<E>,
-    values: Global<E>,
-    near: GlobalMut<E>,
-    directory: GlobalMut<u64>,
-    table: Global<u32>,
-    shape: StepShape,
-    scratch: Scratch,
-    launch_row: u32,
-    sequence: u32,
-    head: u32,
-    first: u32,
-    end: u32,
-    /// Full blocks of the sequence.
-    blocks: u32,
-    /// The warp's first entry.
-    place: u32,
-    lane: u32,
-    warp: u32,
-}
-
-impl<E: Half> List<E> {
-    /// Entry `e`: a warp's work.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn look(&self, e: u32) -> Lookup {
-        let List { layout, shape, launch_row, .. } = *self;
-        let entry = find_entry(layout.starts, self.entries, launch_row, shape, e, self.lane);
-        let none = Found { tile: Scratch::EMPTY, admit: Scratch::EMPTY };
-        if entry.index >= self.blocks {
-            return Lookup { entry, block: 0, found: [none; 2] };
-        }
-        let block = self.table.load_readonly((self.sequence * shape.max_blocks + entry.index) as usize);
-        let place = order(launch_row, shape.max_blocks, entry.index);
-        let pair = block * shape.kv_heads + self.head;
-        Lookup { entry, block, found: find(self.directory, self.scratch, pair, place, self.lane) }
-    }
-
-    /// The trailing block.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn look_trailing(&self) -> Lookup {
-        let block = self.table.load_readonly((self.sequence * self.shape.max_blocks + self.blocks) as usize);
-        // Fresh blocks are the sequences', in their order.
-        let fresh = self.sequence * self.shape.kv_heads + self.head;
-        let found = [0, 1].map(|kind| Found::fresh(self.scratch, kind, fresh));
-        Lookup { entry: Entry { index: self.blocks, rows: u32::MAX }, block, found }
-    }
-
-    /// Looks the warp's first entry up and asks for its originals.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn look_ahead<const D: usize>(&self) {
-        if self.place >= self.layout.starts.load(self.shape.parts) {
-            return;
-        }
-        let look = self.look(self.place);
-        if self.lane == 0 {
-            look.store(self.layout.ahead, self.warp);
-        }
-        let pair = look.block * self.shape.kv_heads + self.head;
-        let elements = BLOCK_TOKENS as usize * D;
-        let wants = look.entry.wants();
-        unroll!(for kind in 0..2 {
-            let (from, at) = match look.found[kind].tile {
-                Scratch::EMPTY => (if kind == 0 { self.keys } else { self.values }, pair as usize * elements),
-                tile => (self.near.as_const(), tile as usize * elements),
-            };
-            let wanted = wants[kind] && look.entry.index < self.blocks && self.lane == 0;
-            from.prefetch(at, 2 * elements as u32, wanted);
-        });
-    }
-
-    /// Whether a block of the split is listed.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn has(&self, block: u32) -> bool {
-        let at = block - self.first;
-        self.layout.listed.load(at / 32) >> (at % 32) & 1 != 0
-    }
-
-    /// Marks the split's blocks that are listed, and counts the entries: all warps' work, at a place that all of them pass.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn read(&self) {
-        let List { layout, shape, .. } = *self;
-        let t = thread::thread_idx_x();
-        let mut word = t;
-        while word < (self.end.saturating_sub(self.first)).div_ceil(32) {
-            layout.listed.store(word, 0);
-            word += thread::block_dim_x();
-        }
-        if t < 2 {
-            layout.promoted.store(t, 0);
-        }
-        if t == 2 {
-            let first = 4 * (self.launch_row * shape.parts) as usize;
-            layout.promoted.store(2, self.lists.cast::<u32>().load(first + 3));
-        }
-        lay_out_lists(layout.starts, self.lists, self.launch_row, shape, self.lane, self.warp);
-        let mut promoted = [0u32; 2];
-        let mut part = self.warp;
-        while part < shape.parts {
-            let count = layout.starts.load(part + 1) - layout.starts.load(part);
-            let from = (self.launch_row * shape.parts + part) as usize * shape.places() as usize;
-            let mut e = self.lane;
-            while e < count {
-                let entry = self.entries.load(from + e as usize);
-                let [keys, values] = entry.wants();
-                if entry.index < self.blocks {
-                    promoted[0] += keys as u32;
-                    promoted[1] += values as u32;
-                }
-                if entry.index >= self.first && entry.index < self.end {
-                    let at = entry.index - self.first;
-                    layout.listed.atomic_or(at / 32, 1 << (at % 32));
-                }
-                e += 32;
-            }
-            part += thread::block_dim_x() / 32;
-        }
-        unroll!(for kind in 0..2 {
-            let of_warp = warp::warp_reduce_add_u32(FULL_MASK, promoted[kind]);
-            if self.lane == 0 && of_warp != 0 {
-                layout.promoted.atomic_add(kind as u32, of_warp);
-            }
-        });
-        thread::sync_threads();
-    }
-}
-
-/// A warp's quantized tiles, of which a list has some: they are skipped.
-struct Listed<E, const D: usize> {
-    tiles: Tiles<D>,
-    list: List<E>,
-    /// Whether there is a list.
-    exists: bool,
-}
-
-impl<E: Half, const D: usize> Ring for Listed<E, D> {
-    const STAGES: u32 = <Tiles<D> as Ring>::STAGES;
-    const STRIDE: u32 = <Tiles<D> as Ring>::STRIDE;
-    const LOOKS_AHEAD: bool = <Tiles<D> as Ring>::LOOKS_AHEAD;
-
-    #[inline(always)]
-    fn end(&self) -> u32 {
-        self.tiles.end()
-    }
-
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn block(&self, tile: u32) -> u32 {
-        self.tiles.block(tile)
-    }
-
-    /// While the first tiles are on their way, which takes several microseconds for all warps, the list is read, and where its blocks are.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn begun(&self) {
-        if self.exists {
-            self.list.read();
-            self.list.look_ahead::<D>();
-        }
-    }
-
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn start(&self, tile: u32, block: u32, stage: u32) {
-        self.tiles.start(tile, block, stage);
     }
 }

@@ -1,0 +1,221 @@
+//! The list in `carry`: which blocks of a split it has, and where they are.
+
+use super::super::admit::{Found, Scratch, find, order};
+use super::super::lists::{find_entry, lay_out_lists};
+use super::super::marking::{Entry, ListHead};
+use super::super::pass::{StepShape, Tiles};
+use super::CarriedLayout;
+use crate::attention::{BLOCK_TOKENS, Half, Ring};
+use glam::UVec4;
+use simt::warp::{self, FULL_MASK};
+use simt::{Global, GlobalMut, Shared, thread, unroll};
+
+/// An entry of the list, and where its block is.
+#[derive(Clone, Copy)]
+pub(super) struct Lookup {
+    pub(super) entry: Entry,
+    /// In the pools.
+    pub(super) block: u32,
+    /// Its keys, its values.
+    pub(super) found: [Found; 2],
+}
+
+impl Lookup {
+    /// Words of one in shared memory.
+    pub(super) const WORDS: u32 = 8;
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn store(self, memory: Shared<u32>, warp: u32) {
+        let Lookup { entry, block, found: [keys, values] } = self;
+        memory.store_vector(Self::WORDS * warp, UVec4::new(entry.index, entry.rows, block, keys.tile));
+        memory.store_vector(Self::WORDS * warp + 4, UVec4::new(keys.admit, values.tile, values.admit, 0));
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn load(memory: Shared<u32>, warp: u32) -> Self {
+        let [index, rows, block, keys] = memory.load_vector::<UVec4>(Self::WORDS * warp).to_array();
+        let [admit_keys, values, admit_values, _] =
+            memory.load_vector::<UVec4>(Self::WORDS * warp + 4).to_array();
+        let found = [Found { tile: keys, admit: admit_keys }, Found { tile: values, admit: admit_values }];
+        Lookup { entry: Entry { index, rows }, block, found }
+    }
+}
+
+/// The list of a row of blocks, and a split of its sequence.
+#[derive(Clone, Copy)]
+pub(super) struct List<E> {
+    pub(super) layout: CarriedLayout,
+    pub(super) lists: Global<ListHead>,
+    pub(super) entries: Global<Entry>,
+    pub(super) keys: Global<E>,
+    pub(super) values: Global<E>,
+    pub(super) near: GlobalMut<E>,
+    pub(super) directory: GlobalMut<u64>,
+    pub(super) table: Global<u32>,
+    pub(super) shape: StepShape,
+    pub(super) scratch: Scratch,
+    pub(super) launch_row: u32,
+    pub(super) sequence: u32,
+    pub(super) head: u32,
+    pub(super) first: u32,
+    pub(super) end: u32,
+    /// Full blocks of the sequence.
+    pub(super) blocks: u32,
+    /// The warp's first entry.
+    pub(super) place: u32,
+    pub(super) lane: u32,
+    pub(super) warp: u32,
+}
+
+impl<E: Half> List<E> {
+    /// Entry `e`: a warp's work.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn look(&self, e: u32) -> Lookup {
+        let List { layout, shape, launch_row, .. } = *self;
+        let entry = find_entry(layout.starts, self.entries, launch_row, shape, e, self.lane);
+        let none = Found { tile: Scratch::EMPTY, admit: Scratch::EMPTY };
+        if entry.index >= self.blocks {
+            return Lookup { entry, block: 0, found: [none; 2] };
+        }
+        let block = self.table.load_readonly((self.sequence * shape.max_blocks + entry.index) as usize);
+        let place = order(launch_row, shape.max_blocks, entry.index);
+        let pair = block * shape.kv_heads + self.head;
+        Lookup { entry, block, found: find(self.directory, self.scratch, pair, place, self.lane) }
+    }
+
+    /// The trailing block.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn look_trailing(&self) -> Lookup {
+        let block = self.table.load_readonly((self.sequence * self.shape.max_blocks + self.blocks) as usize);
+        // Fresh blocks are the sequences', in their order.
+        let fresh = self.sequence * self.shape.kv_heads + self.head;
+        let found = [0, 1].map(|kind| Found::fresh(self.scratch, kind, fresh));
+        Lookup { entry: Entry { index: self.blocks, rows: u32::MAX }, block, found }
+    }
+
+    /// Looks the warp's first entry up and asks for its originals.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn look_ahead<const D: usize>(&self) {
+        if self.place >= self.layout.starts.load(self.shape.parts) {
+            return;
+        }
+        let look = self.look(self.place);
+        if self.lane == 0 {
+            look.store(self.layout.ahead, self.warp);
+        }
+        let pair = look.block * self.shape.kv_heads + self.head;
+        let elements = BLOCK_TOKENS as usize * D;
+        let wants = look.entry.wants();
+        unroll!(for kind in 0..2 {
+            let (from, at) = match look.found[kind].tile {
+                Scratch::EMPTY => (if kind == 0 { self.keys } else { self.values }, pair as usize * elements),
+                tile => (self.near.as_const(), tile as usize * elements),
+            };
+            let wanted = wants[kind] && look.entry.index < self.blocks && self.lane == 0;
+            from.prefetch(at, 2 * elements as u32, wanted);
+        });
+    }
+
+    /// Whether a block of the split is listed.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn has(&self, block: u32) -> bool {
+        let at = block - self.first;
+        self.layout.listed.load(at / 32) >> (at % 32) & 1 != 0
+    }
+
+    /// Marks the split's blocks that are listed, and counts the entries: all warps' work, at a place that all of them pass.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn read(&self) {
+        let List { layout, shape, .. } = *self;
+        let t = thread::thread_idx_x();
+        let mut word = t;
+        while word < (self.end.saturating_sub(self.first)).div_ceil(32) {
+            layout.listed.store(word, 0);
+            word += thread::block_dim_x();
+        }
+        if t < 2 {
+            layout.promoted.store(t, 0);
+        }
+        if t == 2 {
+            let first = 4 * (self.launch_row * shape.parts) as usize;
+            layout.promoted.store(2, self.lists.cast::<u32>().load(first + 3));
+        }
+        lay_out_lists(layout.starts, self.lists, self.launch_row, shape, self.lane, self.warp);
+        let mut promoted = [0u32; 2];
+        let mut part = self.warp;
+        while part < shape.parts {
+            let count = layout.starts.load(part + 1) - layout.starts.load(part);
+            let from = (self.launch_row * shape.parts + part) as usize * shape.places() as usize;
+            let mut e = self.lane;
+            while e < count {
+                let entry = self.entries.load(from + e as usize);
+                let [keys, values] = entry.wants();
+                if entry.index < self.blocks {
+                    promoted[0] += keys as u32;
+                    promoted[1] += values as u32;
+                }
+                if entry.index >= self.first && entry.index < self.end {
+                    let at = entry.index - self.first;
+                    layout.listed.atomic_or(at / 32, 1 << (at % 32));
+                }
+                e += 32;
+            }
+            part += thread::block_dim_x() / 32;
+        }
+        unroll!(for kind in 0..2 {
+            let of_warp = warp::warp_reduce_add_u32(FULL_MASK, promoted[kind]);
+            if self.lane == 0 && of_warp != 0 {
+                layout.promoted.atomic_add(kind as u32, of_warp);
+            }
+        });
+        thread::sync_threads();
+    }
+}
+
+/// A warp's quantized tiles, of which a list has some: they are skipped.
+pub(super) struct Listed<E, const D: usize> {
+    pub(super) tiles: Tiles<D>,
+    pub(super) list: List<E>,
+    /// Whether there is a list.
+    pub(super) exists: bool,
+}
+
+impl<E: Half, const D: usize> Ring for Listed<E, D> {
+    const STAGES: u32 = <Tiles<D> as Ring>::STAGES;
+    const STRIDE: u32 = <Tiles<D> as Ring>::STRIDE;
+    const LOOKS_AHEAD: bool = <Tiles<D> as Ring>::LOOKS_AHEAD;
+
+    #[inline(always)]
+    fn end(&self) -> u32 {
+        self.tiles.end()
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn block(&self, tile: u32) -> u32 {
+        self.tiles.block(tile)
+    }
+
+    /// While the first tiles are on their way, which takes several microseconds for all warps, the list is read, and where its blocks are.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn begun(&self) {
+        if self.exists {
+            self.list.read();
+            self.list.look_ahead::<D>();
+        }
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn start(&self, tile: u32, block: u32, stage: u32) {
+        self.tiles.start(tile, block, stage);
+    }
+}
