@@ -110,6 +110,32 @@ fn nothing_is_promoted_naively_and_dense_has_rounding_only() {
 }
 
 #[test]
+fn the_papers_layout_has_its_bytes_and_holds() {
+    let on_sample = |options: &[&str]| {
+        report(
+            &[&["attend", SAMPLE, "--layers", "7", "--queries", "1", "--policy", "paper"], options].concat(),
+        )
+    };
+    let (paper, compact) = (on_sample(&["--layout", "paper"]), on_sample(&[]));
+    assert_eq!([&paper["layout"], &compact["layout"]], ["paper", "compact"]);
+    // 32 blocks of 3 KV heads of 64 channels: tiles of 36 bytes a channel, or of 32, and annotations of 16 bytes.
+    for (report, bytes) in [(&paper, 36 * 64), (&compact, 32 * 64)] {
+        assert_eq!(report["summary"]["violations"], 0);
+        assert_eq!(report["layers"][0]["bytes"]["quantized"], 3 * 32 * (bytes + 16));
+    }
+    let gpu = |report: &Value| number(&report["layers"][0]["memory"]["gpu"]);
+    // One block more than the query's 32, for what is not full.
+    assert_eq!(gpu(&paper) - gpu(&compact), f64::from(3 * 33 * 4 * 64));
+    let delta =
+        |report: &Value| rows(report).into_iter().map(|row| number(&row["delta"])).collect::<Vec<_>>();
+    assert_ne!(delta(&paper), delta(&compact));
+    refused(
+        &["attend", SAMPLE, "--scheme", "dense", "--layout", "paper"],
+        &["--layout is of quantized caches", "--scheme dense"],
+    );
+}
+
+#[test]
 fn outputs_do_not_depend_on_the_scratch() {
     let with =
         |scratch: &str| report(&["attend", SAMPLE, "--layers", "0", "--queries", "2", "--scratch", scratch]);

@@ -10,7 +10,8 @@ use host::certified::cache::cases::{queries, tokens};
 use host::certified::cpu::{Level, Out, Slices, Step};
 use host::certified::proof::{Batch, Input};
 use host::certified::{
-    Annotation, CacheElement, Certificate, Extents, Geometry, Policy, StepPlan, StepProblem, TieredCache,
+    Annotation, CacheElement, Certificate, Extents, Geometry, Layout, Policy, StepPlan, StepProblem,
+    TieredCache,
 };
 use host::{Buffer, Device, Stream};
 use proptest::prelude::*;
@@ -60,12 +61,25 @@ fn compare<E: CacheElement>(case: &Case<E>, policy: &Policy, what: &str) {
     let (expected, read) = Emulated::new(case, policy, [0; 2]).step(case, false);
     let Batch { problem, inputs, lengths, .. } = &case.batch;
     let what = format!("{} of {problem:?}, {inputs:?} {lengths:?}, {what}, {policy:?}", E::NAME);
-    let mut step = Step::new(*problem, policy).unwrap();
+    let mut step = Step::with_layout(*problem, policy, case.layout).unwrap();
     for level in Level::available().iter().chain(Level::available().last()) {
         let mut results = Results::new(*problem);
         step.run_at(*level, case.slices(), results.out()).unwrap();
         results.check(&expected, *level, &what);
         assert_eq!(step.originals_read(), read, "{what}");
+    }
+}
+
+/// The same in the paper's layout.
+fn check_paper<E: CacheElement>(
+    problem: StepProblem,
+    sequences: &[(Input, u32)],
+    policies: &[Policy],
+    seed: u64,
+) {
+    let case = Case::<E>::with_layout(problem, sequences, seed, Layout::Paper);
+    for policy in policies {
+        compare(&case, policy, "in the paper's layout");
     }
 }
 
@@ -92,6 +106,20 @@ fn every_policy_over_the_edges_of_blocks() {
     let problem = StepProblem { head_dim: 128, q_heads: 8, kv_heads: 2, ..PROBLEM };
     check::<f16>(problem, EDGES, &POLICIES, 3);
     check::<bf16>(problem, EDGES, &[Policy::SOUND, SOME_DENSE], 4);
+}
+
+#[test]
+fn every_policy_in_the_papers_layout() {
+    check_paper::<f16>(PROBLEM, EDGES, &POLICIES, 1);
+    check_paper::<bf16>(PROBLEM, EDGES, &[PAPER, ALL], 2);
+    let problem = StepProblem { head_dim: 128, q_heads: 8, kv_heads: 2, ..PROBLEM };
+    check_paper::<f16>(problem, EDGES, &[PAPER, SOME_DENSE], 3);
+    check_paper::<bf16>(problem, EDGES, &[STRICT, Policy::BARE], 4);
+    for input in Input::MADE {
+        check_paper::<f16>(PROBLEM, &[(input, 77), (input, 320)], &[PAPER], 5);
+    }
+    let problem = StepProblem { q_heads: 9, kv_heads: 1, max_tokens: 2048, ..PROBLEM };
+    check_paper::<f16>(problem, &[(Input::Normal, 1500)], &[PAPER], 8);
 }
 
 #[test]
@@ -132,10 +160,13 @@ fn what_is_not_finite_takes_the_same_way() {
         (Spoilt::Tiles, 5000),
         (Spoilt::Annotations, 5),
     ] {
-        let mut case = Case::<f16>::new(PROBLEM, &[(Input::Normal, 100), (Input::Sharp, 64)], 11);
-        case.spoil(spoilt, every, 12);
-        for policy in [Policy::SOUND, Policy::NAIVE, Policy::BARE, ALL] {
-            compare(&case, &policy, &format!("{spoilt:?} every {every}"));
+        let sequences = [(Input::Normal, 100), (Input::Sharp, 64)];
+        for layout in Layout::ALL {
+            let mut case = Case::<f16>::with_layout(PROBLEM, &sequences, 11, layout);
+            case.spoil(spoilt, every, 12);
+            for policy in [Policy::SOUND, Policy::NAIVE, Policy::BARE, ALL] {
+                compare(&case, &policy, &format!("{spoilt:?} every {every}, {layout:?}"));
+            }
         }
     }
 }
@@ -186,22 +217,24 @@ proptest! {
         spoilt in spoilts(),
         every in prop::sample::select(vec![1u64, 2, 16, 1000, 20_000]),
         half_floats in any::<bool>(),
+        layout in prop::sample::select(Layout::ALL.to_vec()),
         seed in any::<u64>(),
     ) {
         fn one<E: CacheElement>(
-            problem: StepProblem, sequences: &[(Input, u32)], policy: &Policy, (spoilt, every): (Spoilt, u64), seed: u64,
+            problem: StepProblem, sequences: &[(Input, u32)], policy: &Policy, (spoilt, every): (Spoilt, u64),
+            layout: Layout, seed: u64,
         ) {
-            let mut case = Case::<E>::new(problem, sequences, seed);
+            let mut case = Case::<E>::with_layout(problem, sequences, seed, layout);
             case.spoil(spoilt, every, seed ^ 3);
-            compare(&case, policy, &format!("{spoilt:?} every {every}, seed {seed}"));
+            compare(&case, policy, &format!("{spoilt:?} every {every}, {layout:?}, seed {seed}"));
         }
         let max_tokens = sequences.iter().map(|(_, length)| *length).max().unwrap() + spare + 1;
         let problem = StepProblem { sequences: 1, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens };
         let policy = Policy { per_group, ..policy };
         if half_floats {
-            one::<f16>(problem, &sequences, &policy, (spoilt, every), seed);
+            one::<f16>(problem, &sequences, &policy, (spoilt, every), layout, seed);
         } else {
-            one::<bf16>(problem, &sequences, &policy, (spoilt, every), seed);
+            one::<bf16>(problem, &sequences, &policy, (spoilt, every), layout, seed);
         }
     }
 }
@@ -212,9 +245,18 @@ const NEVER: std::ops::Range<u64> = u64::MAX..u64::MAX;
 /// A cache that grows and takes steps, on either path or first on the one and then on the other: the bits of everything that
 /// is returned, the traffic of its scratch included.
 fn grow<E: CacheElement>(slots: (u32, u32), policy: &Policy, slices: std::ops::Range<u64>) -> Vec<Vec<u32>> {
+    grow_in::<E>(Layout::Compact, slots, policy, slices)
+}
+
+fn grow_in<E: CacheElement>(
+    layout: Layout,
+    slots: (u32, u32),
+    policy: &Policy,
+    slices: std::ops::Range<u64>,
+) -> Vec<Vec<u32>> {
     let device = Device::cpu(EmuOptions::default());
     let stream = Stream::new(&device).unwrap();
-    let geometry = Geometry::new(2, 64).unwrap();
+    let geometry = Geometry::new(2, 64).unwrap().with_layout(layout);
     let (key_slots, value_slots) = slots;
     let extents = Extents { geometry, blocks: 40, sequences: 4, max_tokens: 300, key_slots, value_slots };
     let mut cache = TieredCache::<E>::new(&device, extents).unwrap();
@@ -229,7 +271,7 @@ fn grow<E: CacheElement>(slots: (u32, u32), policy: &Policy, slices: std::ops::R
     cache.prefill(&stream, second, &input(15, 3), &input(15, 4)).unwrap();
     cache.fork(&stream, first).unwrap();
     let problem = StepProblem { sequences: 4, q_heads: 6, kv_heads: 2, head_dim: 64, max_tokens: 300 };
-    let mut plan = StepPlan::<E>::new(&device, problem, policy).unwrap();
+    let mut plan = StepPlan::<E>::with_layout(&device, problem, policy, layout).unwrap();
     let mut out = plan.allocate().unwrap();
     let mut all = Vec::new();
     for step in 0..6 {
@@ -273,6 +315,11 @@ fn a_cache_may_change_its_path_at_any_time() {
         }
     }
     assert_eq!(grow::<bf16>((3, 2), &few, NEVER), grow::<bf16>((3, 2), &few, 0..6));
+    for policy in [Policy { renew: 0, ..few }, Policy::PAPER] {
+        let of_slices = |slices| grow_in::<f16>(Layout::Paper, (3, 2), &policy, slices);
+        let kernels = of_slices(NEVER);
+        assert!(kernels == of_slices(0..6) && kernels == of_slices(0..3), "{policy:?}");
+    }
 }
 
 /// What a cache says, its originals, and its tiles and annotations.

@@ -22,7 +22,7 @@ The caches are ordinary ones, degenerate ones (constant channels, an outlier, co
 all round against the query, near ties where the choice of blocks is made, all mass on one token or on the trailing \
 block, huge norms, attention spread over thousands of tokens), and the real one of a file; head_dim 64 and 128, f16 and \
 bf16, 1 to 16 query heads a KV head; the presets paper, sound, naive, strict and fast in \
-turn, the paper's thresholds also with our bound.
+turn, the paper's thresholds also with our bound, and some in the paper's layout, whose scales of keys are f32.
 
 It also says how tight the bounds are (bound over error), where heads came from, and how the paper's bound on the error \
 by quantized keys compares with ours on the same heads. The caches are as they were written: an alarm of the canary \

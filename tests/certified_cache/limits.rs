@@ -1,7 +1,7 @@
 //! Bytes to the byte, and what is refused.
 
 use super::*;
-use ferrokv::host::certified::{CacheError, Error, Memory};
+use ferrokv::host::certified::{CacheError, Error, Layout, Memory};
 use half::{bf16, f16};
 
 fn cache_error<T: std::fmt::Debug>(result: Result<T, Error>) -> CacheError {
@@ -14,15 +14,20 @@ fn cache_error<T: std::fmt::Debug>(result: Result<T, Error>) -> CacheError {
 #[test]
 fn memory_is_what_the_format_says() {
     let device = &devices()[0];
-    for (kv_heads, head_dim) in [(1, 64), (3, 96), (8, 128), (2, 256)] {
-        let geometry = Geometry::new(kv_heads, head_dim).unwrap();
+    let heads = [(1, 64), (3, 96), (8, 128), (2, 256)];
+    for ((kv_heads, head_dim), layout) in
+        heads.into_iter().flat_map(|h| Layout::ALL.map(|layout| (h, layout)))
+    {
+        let geometry = Geometry::new(kv_heads, head_dim).unwrap().with_layout(layout);
+        // Of a tile, for each channel.
+        let bytes = if layout == Layout::Paper { 36 } else { 32 };
         let extents =
             Extents { geometry, blocks: 11, sequences: 40, max_tokens: 100, key_slots: 13, value_slots: 6 };
         let memory = TieredCache::<bf16>::new(device, extents).unwrap().memory();
         let (h, d) = (kv_heads as usize, head_dim as usize);
         let tile = 16 * d * 2;
         let expected = Memory {
-            tiles: 11 * h * 32 * d,
+            tiles: 11 * h * bytes * d,
             annotations: 11 * h * 16,
             scratch_keys: 13 * tile,
             scratch_values: 6 * tile,
@@ -39,8 +44,37 @@ fn memory_is_what_the_format_says() {
             memory;
         let gpu = tiles + annotations + scratch_keys + scratch_values + fresh + directory + tables + work;
         assert_eq!(memory.gpu(), gpu);
-        assert_eq!(host, 2 * tiles);
+        assert_eq!(host, 11 * h * 64 * d);
     }
+}
+
+/// 288 bytes a token and KV head of 128 channels, and 256; for the annotations one more.
+#[test]
+fn a_token_takes_what_its_layout_says() {
+    for (layout, bytes) in [(Layout::Compact, 256), (Layout::Paper, 288)] {
+        let geometry = Geometry::new(8, 128).unwrap().with_layout(layout);
+        let extents =
+            Extents { geometry, blocks: 64, sequences: 1, max_tokens: 1024, key_slots: 0, value_slots: 0 };
+        let memory = TieredCache::<f16>::new(&devices()[0], extents).unwrap().memory();
+        assert_eq!([memory.tiles, memory.annotations], [1024 * 8 * bytes, 1024 * 8]);
+    }
+}
+
+#[test]
+fn a_plan_for_another_layout_is_named() {
+    let device = &devices()[0];
+    let stream = Stream::new(device).unwrap();
+    let paper = geometry().with_layout(Layout::Paper);
+    let mut cache = TieredCache::<f16>::new(device, extents(paper)).unwrap();
+    let problem = problem(cache.extents());
+    let asked = Buffer::from_slice(device, &queries::<f16>(problem, 1)).unwrap();
+    let policy = Policy { renew: 0, ..policy() };
+    let mut plan = StepPlan::<f16>::new(device, problem, &policy).unwrap();
+    let mut out = plan.allocate().unwrap();
+    let error = cache_error(cache.attend(&stream, &mut plan, &asked, &mut out));
+    assert_eq!(error, CacheError::Layout { plan: Layout::Compact, cache: Layout::Paper });
+    let mut plan = StepPlan::<f16>::with_layout(device, problem, &policy, Layout::Paper).unwrap();
+    cache.attend(&stream, &mut plan, &asked, &mut out).unwrap();
 }
 
 #[test]

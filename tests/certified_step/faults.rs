@@ -47,10 +47,11 @@ impl Fault {
         let (token, channel) = (dice(1, TOKENS) as u32, dice(2, layout.head_dim as usize) as u32);
         let group = channel / 16;
         let high = dice(3, 2);
+        let of_key = dice(3, layout.kind.metadata_bytes() as usize);
         let byte = match place {
             Place::KeyCode => layout.key_code(token, channel) as usize,
-            Place::KeyScale => layout.key_scale(channel) as usize + high,
-            Place::KeyZero => layout.key_zero(channel) as usize + high,
+            Place::KeyScale => layout.key_scale(channel) as usize + of_key,
+            Place::KeyZero => layout.key_zero(channel) as usize + of_key,
             Place::ValueCode => layout.value_code(token, channel) as usize,
             Place::ValueScale => layout.value_scale(token, group) as usize + high,
             Place::ValueZero => layout.value_zero(token, group) as usize + high,
@@ -97,7 +98,7 @@ fn differs(
             batch.query(0, fault.head * group + g).iter().map(|q| f64::from(q.to_f32())).collect();
         let root = (dim as f64).sqrt();
         let norm = query.iter().map(|q| q * q).sum::<f64>().sqrt();
-        let boxed = (0..dim).map(|c| query[c].abs() * tile.key_scale(c).to_f64()).sum::<f64>() / 2.0;
+        let boxed = (0..dim).map(|c| query[c].abs() * tile.key_scale(c)).sum::<f64>() / 2.0;
         let delta = boxed.min(norm * f64::from(annotation.eps)) / root;
         for t in 0..TOKENS {
             let off = |c: usize| query[c] * (f64::from(keys[t * dim + c].to_f32()) - tile.key(t, c));

@@ -10,7 +10,7 @@ mod relations;
 
 use ferrokv::host::Device;
 use ferrokv::host::certified::proof::{Batch, Exact, Input, Options, Returned, Trial, prove};
-use ferrokv::host::certified::{CertifiedElement, Policy, Rung, StepElement, StepProblem};
+use ferrokv::host::certified::{CertifiedElement, Layout, Policy, Rung, StepElement, StepProblem};
 use ferrokv::simt::emu::EmuOptions;
 use half::{bf16, f16};
 use std::sync::OnceLock;
@@ -49,7 +49,15 @@ fn problem(sequences: usize, group: u32, kv_heads: u32, head_dim: u32, max_token
 
 /// A batch on a device with its queries.
 fn loaded<E: StepElement + CertifiedElement>(device: &Device, batch: &Batch<E>) -> Trial<E> {
-    let mut trial = Trial::new(device, batch.problem, batch.blocks()).unwrap();
+    loaded_in(device, batch, Layout::Compact)
+}
+
+fn loaded_in<E: StepElement + CertifiedElement>(
+    device: &Device,
+    batch: &Batch<E>,
+    layout: Layout,
+) -> Trial<E> {
+    let mut trial = Trial::with_layout(device, batch.problem, batch.blocks(), layout).unwrap();
     trial.load(batch).unwrap();
     trial.ask(batch).unwrap();
     trial
@@ -160,6 +168,81 @@ fn errors_are_within_the_certificates_for_every_input() {
             judge(&batch, &truth, &step(&mut trial, &policy), "long");
         }
     }
+}
+
+/// The paper's layout, over edges and over every input, by all policies whose steps choose for themselves.
+fn the_papers_layout_holds<E: StepElement + CertifiedElement>() {
+    let mut rungs = [0; 5];
+    let inputs: Vec<(Input, u32)> =
+        Input::MADE.into_iter().enumerate().map(|(i, input)| (input, 150 + 17 * i as u32)).collect();
+    for (sequences, group, head_dim) in
+        [(&EDGES[..], 4, 128), (&EDGES, 9, 64), (&inputs, 4, 64), (&inputs, 7, 128)]
+    {
+        let batch = Batch::<E>::new(problem(sequences.len(), group, 1, head_dim, 352), sequences, 3, 5);
+        let truth = exact(&batch);
+        for device in devices() {
+            let mut trial = loaded_in(device, &batch, Layout::Paper);
+            let presets = ["paper", "strict"].map(|name| (name, Policy::preset(name).unwrap()));
+            let naive = Policy { renew: 0, ..Policy::NAIVE };
+            for (name, policy) in
+                presets.into_iter().chain([("naive", naive), ("all", ALL), ("choosing", CHOOSING)])
+            {
+                let what = format!("{} group {group} head_dim {head_dim} {name}, paper's layout", E::NAME);
+                let found = judge(&batch, &truth, &step(&mut trial, &policy), &what);
+                (0..5).for_each(|rung| rungs[rung] += found[rung]);
+                assert_eq!(found[Rung::Layer as usize], 0, "{what}: an alarm over sound data");
+            }
+        }
+    }
+    println!("heads by rung: {rungs:?}");
+    assert!(rungs[0] > 50 && rungs[1] > 50 && rungs[3] > 20, "{rungs:?}");
+}
+
+#[test]
+fn errors_are_within_the_certificates_in_the_papers_layout_f16() {
+    the_papers_layout_holds::<f16>();
+}
+
+#[test]
+fn errors_are_within_the_certificates_in_the_papers_layout_bf16() {
+    the_papers_layout_holds::<bf16>();
+}
+
+/// Keys far from zero whose channels have two neighbouring numbers of f16: an f16 zero is one of them, and the steps must reach
+/// the other. In f32 it lies between.
+#[test]
+fn f32_scales_and_zeros_make_deltas_smaller_where_keys_lie_far_out() {
+    let mut batch = Batch::<f16>::new(problem(1, 4, 1, 64, 256), &[(Input::Normal, 256)], 3, 5);
+    for (i, key) in batch.keys.iter_mut().enumerate() {
+        let low = 256.0 * ((i % 64) as f32 - 31.5).signum();
+        *key = f16::from_f32(low + if key.to_f32() > 0.0 { 0.25 } else { 0.0 });
+    }
+    let truth = exact(&batch);
+    for device in devices() {
+        let [compact, paper] = Layout::ALL.map(|layout| {
+            let returned =
+                step(&mut loaded_in(device, &batch, layout), &Policy { renew: 0, ..Policy::NAIVE });
+            judge(&batch, &truth, &returned, layout.name());
+            returned.certificates
+        });
+        for (compact, paper) in compact.iter().zip(&paper) {
+            assert!(paper.delta < 0.8 * compact.delta, "{paper:?} {compact:?}");
+        }
+    }
+}
+
+/// Lists are carried in the compact layout alone, and whoever asks is told.
+#[test]
+fn steps_by_a_carried_list_are_refused_in_the_papers_layout() {
+    let batch = Batch::<f16>::new(problem(1, 4, 1, 64, 64), &[(Input::Normal, 40)], 1, 1);
+    let trial = loaded_in(&devices()[0], &batch, Layout::Paper);
+    for name in ["sound", "fast"] {
+        let Err(error) = trial.plan(&Policy::preset(name).unwrap()) else { panic!("{name} is planned") };
+        assert!(matches!(error, ferrokv::host::certified::Error::CarriedLayout { renew: 4 }), "{error}");
+        let error = error.to_string();
+        assert!(error.contains("set renew to 0") && error.contains("compact layout"), "{error}");
+    }
+    assert_eq!(trial.plan(&Policy::PAPER).unwrap().layout(), Layout::Paper);
 }
 
 /// What `ferrokv prove` does, small.

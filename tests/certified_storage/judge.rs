@@ -1,8 +1,8 @@
 //! What a tile and its annotation must fulfil, in f64 and by the layout alone.
 
 use ferrokv::host::certified::reference::{Tile, measure};
-use ferrokv::host::certified::{Annotation, CertifiedElement, TileLayout};
-use ferrokv::kernels_gpu::certified::quantizer::KEY_BOUND;
+use ferrokv::host::certified::{Annotation, CertifiedElement, Layout, TileLayout};
+use ferrokv::kernels_gpu::certified::quantizer::{KEY_BOUND, LEAST_WIDE_SCALE};
 
 /// Judges one block of one KV head, whose elements are all finite and within f16's range.
 pub fn block<T: CertifiedElement>(
@@ -16,7 +16,7 @@ pub fn block<T: CertifiedElement>(
     let d = layout.head_dim as usize;
     for c in 0..d {
         let column: Vec<f64> = (0..16).map(|t| keys[t * d + c].to_f32() as f64).collect();
-        channel(&column, c, tile);
+        channel(&column, c, tile, layout.kind);
     }
     for t in 0..16 {
         for (g, v) in values[t * d..][..d].chunks_exact(16).enumerate() {
@@ -44,14 +44,25 @@ fn range(x: &[f64]) -> (f64, f64) {
 }
 
 /// The keys of a channel: within half a step, of steps no coarser than they must be.
-fn channel(keys: &[f64], c: usize, tile: Tile<'_>) {
-    let (scale, zero) = (tile.key_scale(c).to_f64(), tile.key_zero(c).to_f64());
+fn channel(keys: &[f64], c: usize, tile: Tile<'_>, layout: Layout) {
+    let (scale, zero) = (tile.key_scale(c), tile.key_zero(c));
     assert!(scale.is_finite() && scale >= 0.0 && zero.is_finite());
     for (t, k) in keys.iter().enumerate() {
         let error = (k - tile.key(t, c)).abs();
         assert!(error <= KEY_BOUND * scale, "channel {c}: {k:e} is off by {error:e} with σ = {scale:e}");
     }
     let (low, high) = range(keys);
+    if layout == Layout::Paper {
+        // As the paper has it, but for roundings to f32, and what σ is at least; a channel of one number is exact.
+        let paper = (high - low) / 255.0;
+        let most = paper * (1.0 + 2f64.powi(-21)) + zero.abs() * 2f64.powi(-24) / 127.0;
+        let least = if high > low { f64::from(LEAST_WIDE_SCALE) } else { 0.0 };
+        assert!(
+            scale >= paper * (1.0 - 2f64.powi(-22)) && scale <= most.max(least),
+            "channel {c}: σ = {scale:e}"
+        );
+        return;
+    }
     // z is off by half a step of f16, 2^-11 of it or 2^-25, and a 127.5th of that is what σ can take for it; σ itself is
     // rounded up twice, by 2^-10 of it or 2^-24.
     let fine = (high - low) / 255.0 + (zero.abs() * 2f64.powi(-11) + 2f64.powi(-25)) / 127.5;

@@ -7,7 +7,7 @@ mod writer;
 
 use ferrokv::host::certified::cases::Input;
 use ferrokv::host::certified::{
-    Annotation, CertifiedElement, Geometry, HEAD_DIMS, Job, Problems, TileLayout, Writer, reference,
+    Annotation, CertifiedElement, Geometry, HEAD_DIMS, Job, Layout, Problems, TileLayout, Writer, reference,
 };
 use ferrokv::host::{Buffer, Device, Stream};
 use ferrokv::simt::emu::EmuOptions;
@@ -75,10 +75,12 @@ fn agree<T: CertifiedElement>(geometry: Geometry, keys: &[T], values: &[T], soun
 
 fn agree_on_every_input<T: CertifiedElement>() {
     for head_dim in HEAD_DIMS {
-        let geometry = Geometry::new(2, head_dim).unwrap();
-        for input in Input::ALL {
-            let (keys, values) = (input.pool::<T>(geometry, 2, 3), input.pool::<T>(geometry, 2, 5));
-            agree(geometry, &keys, &values, input.is_sound());
+        for layout in Layout::ALL {
+            let geometry = Geometry::new(2, head_dim).unwrap().with_layout(layout);
+            for input in Input::ALL {
+                let (keys, values) = (input.pool::<T>(geometry, 2, 3), input.pool::<T>(geometry, 2, 5));
+                agree(geometry, &keys, &values, input.is_sound());
+            }
         }
     }
 }
@@ -133,10 +135,55 @@ fn a_block_worked_out_by_hand() {
     assert!(close(annotation.zeta, 2048.0), "{annotation:?}");
 }
 
+/// Keys of three channels in the paper's layout: a range that no f16 scale has exactly, an offset that none has as a zero, and
+/// one number.
 #[test]
-fn a_tile_is_32_bytes_a_channel_and_its_parts_touch() {
-    for head_dim in HEAD_DIMS {
-        let layout = TileLayout::new(head_dim);
+fn the_papers_scales_and_zeros_are_not_rounded_to_f16() {
+    let geometry = Geometry::new(1, 64).unwrap().with_layout(Layout::Paper);
+    let key = |token: usize, channel: usize| match channel {
+        0 => token as f32,
+        1 => 2048.0 + 2.0 * token as f32,
+        _ => -0.3,
+    };
+    let keys: Vec<f16> = (0..16 * 64).map(|i| f16::from_f32(key(i / 64, i % 64))).collect();
+    agree(geometry, &keys, &keys, true);
+    let (tile, annotation) = reference::quantize(&keys, &keys, geometry.layout());
+    let number = |at: usize| f32::from_le_bytes(*tile[at..].first_chunk().unwrap());
+    assert_eq!(number(16 * 64), 15.0 / 255.0, "σ of the first channel");
+    assert_eq!(number(20 * 64), 128.0f32.mul_add(15.0 / 255.0, 0.0), "its z");
+    assert_eq!(number(16 * 64 + 4), 30.0 / 255.0, "σ of the second");
+    assert_eq!(number(20 * 64 + 4), 128.0f32.mul_add(30.0 / 255.0, 2048.0), "its z");
+    assert_eq!([number(16 * 64 + 8), number(20 * 64 + 8)], [0.0, f16::from_f32(-0.3).to_f32()]);
+    // Half a step of two channels is all there is; in f16 the second one's z alone is up to one off.
+    assert!(annotation.eps < (7.5f32.powi(2) + 15.0f32.powi(2)).sqrt() / 255.0 * 1.01, "{annotation:?}");
+}
+
+/// What the kernels cannot multiply is refused in both layouts, whatever f32 could hold.
+#[test]
+fn keys_beyond_f16_are_a_problem_in_both_layouts() {
+    for layout in Layout::ALL {
+        let geometry = Geometry::new(1, 64).unwrap().with_layout(layout);
+        let mut keys = vec![bf16::from_f32(1.0); 16 * 64];
+        keys.iter_mut().skip(7).step_by(64).for_each(|key| *key = bf16::from_f32(70000.0));
+        let values = vec![bf16::from_f32(1.0); 16 * 64];
+        for device in devices() {
+            let (_, annotations, problems) = kernel(device, geometry, &keys, &values);
+            assert_eq!(annotations[0].eps, f32::INFINITY);
+            assert!(problems.key_range != u64::MAX && problems.key_not_finite == u64::MAX, "{problems:?}");
+            let error = geometry.verdict(problems).unwrap_err().to_string();
+            assert!(
+                error.contains("key") && error.contains("channel 7") && error.contains("beyond f16"),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_tile_is_32_or_36_bytes_a_channel_and_its_parts_touch() {
+    for (head_dim, kind) in HEAD_DIMS.into_iter().flat_map(|d| Layout::ALL.map(|kind| (d, kind))) {
+        let layout = TileLayout::new(head_dim, kind);
+        let metadata = if kind == Layout::Paper { 4 } else { 2 };
         let mut owners = vec![0u32; layout.bytes as usize];
         let mut own = |at: u32, bytes: u32| (at..at + bytes).for_each(|byte| owners[byte as usize] += 1);
         for token in 0..16 {
@@ -151,10 +198,10 @@ fn a_tile_is_32_bytes_a_channel_and_its_parts_touch() {
             });
         }
         (0..head_dim).for_each(|channel| {
-            own(layout.key_scale(channel), 2);
-            own(layout.key_zero(channel), 2);
+            own(layout.key_scale(channel), metadata);
+            own(layout.key_zero(channel), metadata);
         });
-        assert_eq!(layout.bytes, 32 * head_dim);
+        assert_eq!(layout.bytes, (28 + 2 * metadata) * head_dim);
         assert!(owners.iter().all(|owners| *owners == 1), "head_dim {head_dim}");
     }
 }

@@ -1,7 +1,7 @@
 //! Blocks that proptest makes up, and the roundings that everything stands on.
 
 use super::{agree, judge, reference};
-use ferrokv::host::certified::{CertifiedElement, Geometry};
+use ferrokv::host::certified::{CertifiedElement, Geometry, Layout};
 use ferrokv::kernels_gpu::certified::quantizer::{f16_at_or_above, f16_at_or_below, restore_values, twice};
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -56,9 +56,11 @@ fn scaled(x: &[bf16], exponent: i32) -> Vec<bf16> {
 }
 
 fn judged<T: CertifiedElement>(keys: &[T], values: &[T]) {
-    let layout = Geometry::new(1, 64).unwrap().layout();
-    let (tile, annotation) = reference::quantize(keys, values, layout);
-    judge::block(keys, values, layout, &tile, annotation);
+    for layout in Layout::ALL {
+        let layout = Geometry::new(1, 64).unwrap().with_layout(layout).layout();
+        let (tile, annotation) = reference::quantize(keys, values, layout);
+        judge::block(keys, values, layout, &tile, annotation);
+    }
 }
 
 proptest! {

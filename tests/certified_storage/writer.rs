@@ -134,7 +134,7 @@ fn a_verdict_tells_the_worst_first() {
     let problems = Problems { key_range: 96, ..Problems::NONE };
     assert_eq!(
         geometry.verdict(problems).unwrap_err().to_string(),
-        "the key of block 0, KV head 0, token 1, channel 0 is beyond f16, in which scales are stored; \
+        "the key of block 0, KV head 0, token 1, channel 0 is beyond f16, in which quantized attention computes; \
          store this cache's keys scaled down"
     );
 }

@@ -1,6 +1,6 @@
 //! The certified system's cases for `ferrokv check`: every instance over hostile inputs.
 
-use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, HEAD_DIMS, Job, Writer};
+use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, HEAD_DIMS, Job, Layout, Writer};
 use crate::check::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
@@ -123,12 +123,15 @@ pub fn cases(large: bool) -> Vec<Case> {
     for head_dim in HEAD_DIMS {
         for input in Input::ALL {
             for (kv_heads, blocks) in [(1, 1), (3, 4)] {
-                add_types(&mut cases, (kv_heads, head_dim), blocks, input);
+                add_types(&mut cases, (kv_heads, head_dim), Layout::Compact, blocks, input);
             }
+            add_types(&mut cases, (2, head_dim), Layout::Paper, 1, input);
         }
         if large {
             for input in [Input::Uniform, Input::Finite, Input::Bits] {
-                add_types(&mut cases, (8, head_dim), 1000, input);
+                for layout in Layout::ALL {
+                    add_types(&mut cases, (8, head_dim), layout, 1000, input);
+                }
             }
         }
     }
@@ -137,19 +140,34 @@ pub fn cases(large: bool) -> Vec<Case> {
     cases
 }
 
-fn add_types(cases: &mut Vec<Case>, heads: (u32, u32), blocks: usize, input: Input) {
-    add::<f16>(cases, heads, blocks, input);
-    add::<bf16>(cases, heads, blocks, input);
+fn add_types(cases: &mut Vec<Case>, heads: (u32, u32), layout: Layout, blocks: usize, input: Input) {
+    add::<f16>(cases, heads, layout, blocks, input);
+    add::<bf16>(cases, heads, layout, blocks, input);
+}
+
+/// What labels say of a layout: nothing of the usual one.
+pub(super) fn in_layout(layout: Layout) -> &'static str {
+    match layout {
+        Layout::Compact => "",
+        Layout::Paper => " in the paper's layout",
+    }
 }
 
 fn add<T: CertifiedElement>(
     cases: &mut Vec<Case>,
     (kv_heads, head_dim): (u32, u32),
+    layout: Layout,
     blocks: usize,
     input: Input,
 ) {
     let Ok(geometry) = Geometry::new(kv_heads, head_dim) else { return };
-    let label = format!("{} heads={kv_heads} head_dim={head_dim} blocks={blocks} {}", T::NAME, input.name());
+    let geometry = geometry.with_layout(layout);
+    let label = format!(
+        "{} heads={kv_heads} head_dim={head_dim} blocks={blocks} {}{}",
+        T::NAME,
+        input.name(),
+        in_layout(layout)
+    );
     let run = move |device: &Device| run::<T>(device, geometry, blocks, input);
     let case = Case::new(T::quantize_block(geometry).info(), label, run);
     cases.push(if blocks == 1 { case.race_checked() } else { case });

@@ -37,7 +37,9 @@ mod step_cases;
 mod write;
 
 pub use cache::{CacheElement, CacheError, Extents, Memory, SequenceId, TieredCache};
-pub use kernels_gpu::certified::layout::{Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Problems, TileLayout};
+pub use kernels_gpu::certified::layout::{
+    Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Layout, Problems, TileLayout,
+};
 pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
 pub use policy::{Bound, Policy, Rung, reasons};
 pub use step::{
@@ -77,6 +79,15 @@ pub enum Error {
         tokens: u32,
         /// The most.
         most: u32,
+    },
+    /// Steps that the paper's layout has no kernels for.
+    #[error(
+        "the policy's renew is {renew}, and steps by a carried list have kernels for the compact layout alone; set renew to 0, or \
+         take the compact layout in place of the paper's"
+    )]
+    CarriedLayout {
+        /// The policy's.
+        renew: u32,
     },
     /// A list of another plan.
     #[error(
@@ -155,7 +166,7 @@ pub enum Error {
     },
     /// An element beyond what an f16 scale and zero can restore.
     #[error(
-        "the {what} of {at} is beyond f16, in which scales are stored; store this cache's {what}s scaled down"
+        "the {what} of {at} is beyond f16, in which quantized attention computes; store this cache's {what}s scaled down"
     )]
     Range {
         /// `key` or `value`.
@@ -185,18 +196,19 @@ impl fmt::Display for Position {
     }
 }
 
-/// KV heads and their channels.
+/// KV heads and their channels, and in which layout they are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     kv_heads: u32,
     head_dim: u32,
+    layout: Layout,
 }
 
 impl Geometry {
     /// The most KV heads.
     pub const MAX_KV_HEADS: u32 = 1024;
 
-    /// `kv_heads` heads of `head_dim` channels, one of [`HEAD_DIMS`].
+    /// `kv_heads` heads of `head_dim` channels, one of [`HEAD_DIMS`], in the compact layout.
     ///
     /// # Errors
     /// [`Error::Geometry`].
@@ -204,7 +216,13 @@ impl Geometry {
         if kv_heads == 0 || kv_heads > Self::MAX_KV_HEADS || !HEAD_DIMS.contains(&head_dim) {
             return Err(Error::Geometry { kv_heads, head_dim });
         }
-        Ok(Geometry { kv_heads, head_dim })
+        Ok(Geometry { kv_heads, head_dim, layout: Layout::Compact })
+    }
+
+    /// The same heads in a layout. Of the paper's, steps that choose for themselves have kernels
+    /// ([`Policy::renew`] 0): see [`StepPlan::with_layout`].
+    pub fn with_layout(self, layout: Layout) -> Self {
+        Geometry { layout, ..self }
     }
 
     /// KV heads.
@@ -219,7 +237,7 @@ impl Geometry {
 
     /// Where everything of a tile lies.
     pub fn layout(self) -> TileLayout {
-        TileLayout::new(self.head_dim)
+        TileLayout::new(self.head_dim, self.layout)
     }
 
     /// Pairs of block and KV head in `blocks` blocks: how many annotations there are.
@@ -270,6 +288,10 @@ impl Geometry {
 
 impl fmt::Display for Geometry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} KV heads of {} channels", self.kv_heads, self.head_dim)
+        write!(f, "{} KV heads of {} channels", self.kv_heads, self.head_dim)?;
+        match self.layout {
+            Layout::Compact => Ok(()),
+            Layout::Paper => write!(f, " in the paper's layout"),
+        }
     }
 }

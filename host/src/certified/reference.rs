@@ -3,7 +3,8 @@
 //! [`quantize`] shares the arithmetic of one element with the kernel, and nothing of its work split: the two must agree
 //! in every bit. [`Tile`] reads a tile without that arithmetic, and [`measure`] says in f64 what was lost; those judge both.
 
-use super::{Annotation, BLOCK_TOKENS, CertifiedElement, TileLayout};
+use super::cpu::{channel, put_key};
+use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Layout, TileLayout};
 use half::f16;
 use kernels_gpu::certified::layout::VALUE_GROUP;
 use kernels_gpu::certified::quantizer as q;
@@ -26,10 +27,9 @@ pub fn quantize<T: CertifiedElement>(keys: &[T], values: &[T], layout: TileLayou
     let (mut scales, mut zeros) = (vec![0f32; d], vec![0f32; d]);
     for c in 0..d {
         let column = keys.iter().skip(c).step_by(d).copied();
-        let (scale, zero) = q::key_channel(lowest(column.clone()), highest(column));
-        put(&mut tile, layout.key_scale(c as u32), scale);
-        put(&mut tile, layout.key_zero(c as u32), zero);
-        (scales[c], zeros[c]) = (scale.to_f32(), zero.to_f32());
+        (scales[c], zeros[c]) = channel(layout.kind, lowest(column.clone()), highest(column));
+        put_key(&mut tile, layout.kind, layout.key_scale(c as u32), scales[c]);
+        put_key(&mut tile, layout.kind, layout.key_zero(c as u32), zeros[c]);
         for t in 0..TOKENS {
             let (code, word) = q::key_code(keys[t * d + c], zeros[c], q::reciprocal(scales[c]));
             tile[layout.key_code(t as u32, c as u32) as usize] = word as u8;
@@ -122,14 +122,26 @@ impl<'a> Tile<'a> {
         self.bytes[self.layout.key_code(token as u32, channel as u32) as usize] as i32 - 128
     }
 
+    /// A key's scale or zero.
+    fn of_key(self, at: u32) -> f64 {
+        match self.layout.kind {
+            Layout::Compact => self.f16_at(at).to_f64(),
+            Layout::Paper => {
+                let bytes =
+                    self.bytes[at as usize..].first_chunk().expect("the layout's parts are in the tile");
+                f64::from(f32::from_le_bytes(*bytes))
+            }
+        }
+    }
+
     /// σ of a channel.
-    pub fn key_scale(self, channel: usize) -> f16 {
-        self.f16_at(self.layout.key_scale(channel as u32))
+    pub fn key_scale(self, channel: usize) -> f64 {
+        self.of_key(self.layout.key_scale(channel as u32))
     }
 
     /// z of a channel.
-    pub fn key_zero(self, channel: usize) -> f16 {
-        self.f16_at(self.layout.key_zero(channel as u32))
+    pub fn key_zero(self, channel: usize) -> f64 {
+        self.of_key(self.layout.key_zero(channel as u32))
     }
 
     /// A value's code, 0 to 15.
@@ -148,10 +160,10 @@ impl<'a> Tile<'a> {
         self.f16_at(self.layout.value_zero(token as u32, (channel / GROUP) as u32))
     }
 
-    /// K^, without rounding (19 bits of product, and f16's 40 binades, fit an f64).
+    /// K^: without rounding in the compact layout (19 bits of product, and f16's 40 binades, fit an f64), rounded to f64 once in the
+    /// paper's.
     pub fn key(self, token: usize, channel: usize) -> f64 {
-        self.key_code(token, channel) as f64 * self.key_scale(channel).to_f64()
-            + self.key_zero(channel).to_f64()
+        self.key_code(token, channel) as f64 * self.key_scale(channel) + self.key_zero(channel)
     }
 
     /// V^, rounded to f16 once.
@@ -198,12 +210,12 @@ pub fn measure<T: CertifiedElement>(tile: Tile<'_>, keys: &[T], values: &[T]) ->
     let norm = |x: &dyn Fn(usize) -> f64| (0..d).map(|c| x(c) * x(c)).sum::<f64>().sqrt();
     let largest =
         |x: &dyn Fn(usize, usize) -> f64| (0..TOKENS).map(|t| norm(&|c| x(t, c))).fold(0.0, f64::max);
-    let scale = norm(&|c| tile.key_scale(c).to_f64());
+    let scale = norm(&|c| tile.key_scale(c));
     Measured {
         eta: largest(&|t, c| values[t * d + c].to_f32() as f64 - tile.value(t, c)),
         nu: largest(&|t, c| values[t * d + c].to_f32() as f64),
         eps: largest(&|t, c| keys[t * d + c].to_f32() as f64 - tile.key(t, c)),
-        zeta: norm(&|c| tile.key_zero(c).to_f64()) + 128.0 * scale,
+        zeta: norm(&|c| tile.key_zero(c)) + 128.0 * scale,
         scale,
     }
 }

@@ -1,8 +1,9 @@
 //! Cases of whole steps for `ferrokv check`: everything that each kernel of a step leaves behind, over lengths around every
 //! edge, groups, policies, hostile caches and scratches.
 
+use super::cases::in_layout;
 use super::proof::{Batch, Input, Trial};
-use super::{CertifiedElement, Geometry, Policy, StepElement, StepProblem};
+use super::{CertifiedElement, Geometry, Layout, Policy, StepElement, StepProblem};
 use crate::Device;
 use crate::check::{Case, CaseError, OutputBuffer};
 use crate::dense::DenseElement;
@@ -37,6 +38,7 @@ struct Step {
     kv_heads: u32,
     group: u32,
     max_tokens: u32,
+    layout: Layout,
     policy: (&'static str, Policy),
     /// Slots for keys and for values. Several steps then: the second finds what the first has brought.
     slots: Option<(u32, u32)>,
@@ -71,6 +73,7 @@ const PLAIN: Step = Step {
     kv_heads: 2,
     group: 4,
     max_tokens: 160,
+    layout: Layout::Compact,
     policy: ("choosing", CHOOSING),
     slots: None,
     race_check: false,
@@ -125,6 +128,17 @@ fn steps(large: bool) -> Vec<Step> {
         Step { sequences: HOSTILE, group: 8, kv_heads: 1, max_tokens: 320, ..PLAIN },
         Step { policy: ("strict", Policy::STRICT), slots: Some((40, 7)), ..long },
     ];
+    let paper = Step { layout: Layout::Paper, ..PLAIN };
+    steps.extend([
+        Step { policy: ("paper", Policy::PAPER), slots: Some((2, 3)), layout: Layout::Paper, ..small },
+        Step { group: 9, policy: ("watched", WATCHED), slots: Some((40, 7)), ..paper },
+        Step { policy: ("explored", EXPLORED), fault: true, ..paper },
+        Step { group: 3, policy: ("all", ALL), slots: Some((2, 3)), ..paper },
+        Step { policy: ("some dense", SOME_DENSE), ..paper },
+        Step { policy: ("bare, two passes", Policy { renew: 0, ..Policy::BARE }), ..paper },
+        Step { sequences: HOSTILE, group: 8, kv_heads: 1, max_tokens: 320, ..paper },
+        Step { policy: ("paper", Policy::PAPER), layout: Layout::Paper, ..long },
+    ]);
     if large {
         let many: &[(Input, u32)] =
             &[(Input::Sharp, 3000), (Input::Diffuse, 8192), (Input::Outlier, 5), (Input::Ties, 7777)];
@@ -132,7 +146,8 @@ fn steps(large: bool) -> Vec<Step> {
         let one: &[(Input, u32)] = &[(Input::Normal, 39_999)];
         let step =
             Step { sequences: one, kv_heads: 4, max_tokens: 131_072, slots: Some((500, 500)), ..PLAIN };
-        steps.extend([step, Step { policy: ("sound", Policy::SOUND), ..step }]);
+        let paper = Step { policy: ("paper", Policy::PAPER), layout: Layout::Paper, ..step };
+        steps.extend([step, Step { policy: ("sound", Policy::SOUND), ..step }, paper]);
     }
     steps
 }
@@ -150,7 +165,7 @@ pub fn cases(large: bool) -> Vec<Case> {
 }
 
 fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
-    let Step { sequences, kv_heads, group, max_tokens, policy, slots, race_check, fault } = step;
+    let Step { sequences, kv_heads, group, max_tokens, layout, policy, slots, race_check, fault } = step;
     let problem = StepProblem {
         sequences: sequences.len() as u32,
         q_heads: group * kv_heads,
@@ -158,19 +173,22 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
         head_dim,
         max_tokens,
     };
-    let (Some(kernels), Some((dense, _)), Ok(geometry)) =
-        (E::step_kernels(head_dim), <E as DenseElement>::kernel(head_dim), Geometry::new(kv_heads, head_dim))
-    else {
+    let (Some(kernels), Some((dense, _)), Ok(geometry)) = (
+        E::step_kernels(head_dim, layout),
+        <E as DenseElement>::kernel(head_dim),
+        Geometry::new(kv_heads, head_dim),
+    ) else {
         return;
     };
     let text: Vec<String> = sequences.iter().map(|(input, length)| format!("{input} {length}")).collect();
     let fault = if fault { " with faults" } else { "" };
     let scratch = slots.map_or(String::new(), |(keys, values)| format!(" slots={keys},{values}"));
     let label = format!(
-        "{} heads={}/{kv_heads} head_dim={head_dim} of {max_tokens} {}{scratch}{fault}: {}",
+        "{} heads={}/{kv_heads} head_dim={head_dim} of {max_tokens} {}{scratch}{fault}{}: {}",
         E::NAME,
         problem.q_heads,
         policy.0,
+        in_layout(layout),
         text.join(", ")
     );
     let [attend, replace, audit, carry] = kernels.infos();
@@ -179,11 +197,12 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
         .and(mark::kernel().info())
         .and(replace)
         .and(audit)
-        .and(carry)
         .and(rank::kernel().info())
         .and(settle::kernel().info())
         .and(dense.info())
-        .and(E::quantize_block(geometry).info());
+        .and(E::quantize_block(geometry.with_layout(layout)).info());
+    // In the paper's layout no list is carried.
+    let case = if layout == Layout::Compact { case.and(carry) } else { case };
     cases.push(if race_check { case.race_checked() } else { case });
 }
 
@@ -194,12 +213,12 @@ fn run<E: StepElement + CertifiedElement>(
     step: Step,
 ) -> Result<Vec<OutputBuffer>, CaseError> {
     let batch = Batch::<E>::new(problem, step.sequences, 5, 9);
-    let mut trial = Trial::new(device, problem, batch.blocks())?;
+    let mut trial = Trial::with_layout(device, problem, batch.blocks(), step.layout)?;
     trial.load(&batch)?;
     trial.ask(&batch)?;
     if step.fault {
         // A code's highest bit and a zero's sign, of a block of the last sequence.
-        let geometry = Geometry::new(problem.kv_heads, problem.head_dim)?;
+        let geometry = Geometry::new(problem.kv_heads, problem.head_dim)?.with_layout(step.layout);
         let elements = geometry.layout().elements() as usize;
         let tile = batch.row(step.sequences.len() - 1, 0, 0) / elements * geometry.layout().bytes as usize;
         trial.flip(tile + geometry.layout().key_code(3, 5) as usize, 0x80)?;

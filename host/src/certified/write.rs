@@ -1,6 +1,6 @@
 //! Blocks of originals to tiles and annotations, on the device.
 
-use super::{Annotation, Error, Geometry, Job, Problems, Result};
+use super::{Annotation, Error, Geometry, Job, Layout, Problems, Result};
 use crate::{Buffer, Device, Stream};
 use glam::UVec2;
 use half::{bf16, f16};
@@ -23,12 +23,16 @@ macro_rules! elements {
     ($($t:ty),*) => {$(
         impl CertifiedElement for $t {
             fn quantize_block(geometry: Geometry) -> QuantizeBlock<$t> {
-                match geometry.head_dim() {
-                    64 => quantize_block::kernel::<$t, 64>(),
-                    96 => quantize_block::kernel::<$t, 96>(),
-                    128 => quantize_block::kernel::<$t, 128>(),
+                match (geometry.head_dim(), geometry.layout().kind) {
+                    (64, Layout::Compact) => quantize_block::kernel::<$t, 64, f16>(),
+                    (64, Layout::Paper) => quantize_block::kernel::<$t, 64, f32>(),
+                    (96, Layout::Compact) => quantize_block::kernel::<$t, 96, f16>(),
+                    (96, Layout::Paper) => quantize_block::kernel::<$t, 96, f32>(),
+                    (128, Layout::Compact) => quantize_block::kernel::<$t, 128, f16>(),
+                    (128, Layout::Paper) => quantize_block::kernel::<$t, 128, f32>(),
                     // A geometry has no other.
-                    _ => quantize_block::kernel::<$t, 256>(),
+                    (_, Layout::Compact) => quantize_block::kernel::<$t, 256, f16>(),
+                    (_, Layout::Paper) => quantize_block::kernel::<$t, 256, f32>(),
                 }
             }
         }
@@ -53,7 +57,7 @@ impl<T: CertifiedElement> Writer<T> {
     /// [`Error::TooMany`]; out of memory for the list of jobs (8 bytes each).
     pub fn new(device: &Device, geometry: Geometry, jobs: usize) -> Result<Self> {
         let fits = u32::try_from(jobs).is_ok_and(|jobs| {
-            jobs > 0 && write_launch(geometry.head_dim(), geometry.kv_heads(), jobs).is_some()
+            jobs > 0 && write_launch(geometry.layout(), geometry.kv_heads(), jobs).is_some()
         });
         if !fits {
             return Err(Error::TooMany { jobs, geometry });
@@ -126,8 +130,7 @@ impl<T: CertifiedElement> Writer<T> {
         for jobs in jobs.chunks(self.jobs.len()) {
             // Ordered behind the launch that read the list before.
             stream.upload(jobs, &mut self.jobs, 0)?;
-            let Some(shape) = write_launch(geometry.head_dim(), geometry.kv_heads(), jobs.len() as u32)
-            else {
+            let Some(shape) = write_launch(geometry.layout(), geometry.kv_heads(), jobs.len() as u32) else {
                 return Err(Error::TooMany { jobs: jobs.len(), geometry });
             };
             let arguments = (

@@ -2,6 +2,7 @@
 
 use super::quantized::{KINDS, keys_and_values, quantize_keys};
 use super::{Random, dot, exponent, f16, mean, minus, norm};
+use kernels_gpu::certified::quantizer::{KEY_BOUND, wide_key_channel};
 use rayon::prelude::*;
 
 /// One step of the tensor core: products and accumulator in one sum, truncated.
@@ -82,6 +83,90 @@ fn scores_round_within_equation_5() {
         })
         .reduce(|| 0.0, f64::max);
     println!("rounding of scores: largest error / bound {worst:.3}");
+    assert!(worst > 0.02, "the bound is of another size than the errors: {worst}");
+}
+
+/// The same in the paper's layout: σ and z are f32, and each number that a product needs is two f16.
+#[test]
+fn scores_of_the_papers_layout_round_within_its_equation() {
+    let up = |sigma: f64| f16(f32(sigma * (1.0 + 2f64.powi(-10)) + 2f64.powi(-25)));
+    let worst = (0..2000u64)
+        .into_par_iter()
+        .map(|seed| {
+            let mut random = Random(seed);
+            let dim = [64, 96, 128, 256][seed as usize / KINDS % 4];
+            let [mut keys, _] = keys_and_values(&mut random, 16, dim, seed as usize % KINDS);
+            let mut query: Vec<f64> =
+                (0..dim).map(|_| f16(10f64.powf(random.unit() * 3.0 - 2.0) * random.normal())).collect();
+            if seed % 3 == 0 {
+                query.iter_mut().for_each(|q| *q = q.abs());
+                keys.iter_mut().flatten().for_each(|k| *k = k.abs());
+            }
+            if seed % 7 == 0 {
+                // Far from zero, where z's second part counts.
+                keys.iter_mut().flatten().for_each(|k| *k = f16(*k + 300.0));
+            }
+            if seed % 11 == 0 {
+                // Scales below f16's numbers.
+                keys.iter_mut().flatten().for_each(|k| *k = f16(*k * 2f64.powi(-16)));
+            }
+            let size = 2f64.powi(exponent(query.iter().fold(0.0, |m, q| q.abs().max(m))) - 5);
+            let q: Vec<f64> = query.iter().map(|q| f16(q / size)).collect();
+            let channels: Vec<(f64, f64)> = (0..dim)
+                .map(|c| {
+                    let of_channel = || keys.iter().map(|k| k[c] as f32);
+                    let (low, high) = (
+                        of_channel().fold(f32::INFINITY, f32::min),
+                        of_channel().fold(f32::NEG_INFINITY, f32::max),
+                    );
+                    let (scale, zero) = wide_key_channel(low, high);
+                    (f64::from(scale), f64::from(zero))
+                })
+                .collect();
+            let (sigma, zero): (Vec<f64>, Vec<f64>) = channels.into_iter().unzip();
+            let split = |x: f64| (f16(x), f16(x - f16(x)));
+            let (x, low): (Vec<f64>, Vec<f64>) = (0..dim).map(|c| split(f32(q[c] * sigma[c]))).unzip();
+            let (z, rest): (Vec<f64>, Vec<f64>) = zero.iter().map(|z| split(*z)).unzip();
+            let above: Vec<f64> = sigma.iter().map(|s| up(*s)).collect();
+            let scale = size * std::f64::consts::LOG2_E / (dim as f64).sqrt();
+            let offset = f32(chain(&q, &z) + chain(&q, &rest));
+            let zeta = norm(&zero) + 128.0 * norm(&sigma);
+            let c_d = (dim as f64 / 16.0 + 1.5) * 1.25 * 2f64.powi(-21);
+            let bound = scale * (c_d * norm(&q) * zeta + 385.0 * dim as f64 * 2f64.powi(-26));
+            // Half of Δ, as the tensor core has it: no channel's σ is less than it is.
+            let sizes: Vec<f64> = q.iter().map(|q| q.abs()).collect();
+            assert!(above.iter().zip(&sigma).all(|(above, sigma)| above >= sigma));
+            let (boxed, truth) = (chain(&sizes, &above), dot(&sizes, &sigma));
+            assert!(
+                boxed * (1.0 + 2f64.powi(-15)) + dim as f64 * 2f64.powi(-32) >= truth,
+                "seed {seed}: {boxed:e} for {truth:e}"
+            );
+            keys.iter()
+                .map(|key| {
+                    let code = |c: usize| {
+                        if sigma[c] == 0.0 { 0.0 } else { ((key[c] - zero[c]) / sigma[c]).round_ties_even() }
+                    };
+                    let code: Vec<f64> = (0..dim).map(|c| code(c).clamp(-128.0, 127.0)).collect();
+                    let off: Vec<f64> = (0..dim).map(|c| key[c] - (sigma[c] * code[c] + zero[c])).collect();
+                    assert!((0..dim).all(|c| off[c].abs() <= sigma[c] * KEY_BOUND), "seed {seed}");
+                    let raw = f32(chain(&x, &code) + chain(&low, &code));
+                    let got = f32(f32(raw + offset) * f32(scale));
+                    let exact = (0..dim).map(|c| query[c] * (sigma[c] * code[c] + zero[c])).sum::<f64>()
+                        / size
+                        * scale;
+                    let error = (got - exact).abs();
+                    assert!(error <= bound, "seed {seed}: error {error:e} above {bound:e}");
+                    // And against the original keys, by (5).
+                    let exact = dot(&query, key) / size * scale;
+                    let by_keys = scale * boxed * 0.5 * (1.0 + 2f64.powi(-9) + 2f64.powi(-14));
+                    let error_of_key = (got - exact).abs();
+                    assert!(error_of_key <= by_keys + bound, "seed {seed}: {error_of_key:e}");
+                    error / bound
+                })
+                .fold(0.0, f64::max)
+        })
+        .reduce(|| 0.0, f64::max);
+    println!("rounding of scores in the paper's layout: largest error / bound {worst:.3}");
     assert!(worst > 0.02, "the bound is of another size than the errors: {worst}");
 }
 

@@ -5,8 +5,8 @@
 use host::certified::cpu::{Level, Slices};
 use host::certified::proof::{Batch, Input, Trial};
 use host::certified::{
-    Annotation, Attended, CacheElement, Certificate, Near, OriginalsRead, Policy, Scratch, StepHandles,
-    StepPlan, StepProblem,
+    Annotation, Attended, CacheElement, Certificate, Layout, Near, OriginalsRead, Policy, Scratch,
+    StepHandles, StepPlan, StepProblem,
 };
 use host::dense::sample::random;
 use host::{Buffer, Device, Stream};
@@ -45,6 +45,7 @@ pub enum Spoilt {
 
 /// A cache on the host, quantized.
 pub struct Case<E: CacheElement> {
+    pub layout: Layout,
     pub batch: Batch<E>,
     pub tiles: Vec<u32>,
     pub annotations: Vec<Annotation>,
@@ -52,14 +53,18 @@ pub struct Case<E: CacheElement> {
 
 impl<E: CacheElement> Case<E> {
     pub fn new(problem: StepProblem, sequences: &[(Input, u32)], seed: u64) -> Self {
+        Self::with_layout(problem, sequences, seed, Layout::Compact)
+    }
+
+    pub fn with_layout(problem: StepProblem, sequences: &[(Input, u32)], seed: u64, layout: Layout) -> Self {
         let problem = StepProblem { sequences: sequences.len() as u32, ..problem };
         let batch = Batch::<E>::new(problem, sequences, seed, seed ^ 9);
         let device = Device::cpu(EmuOptions::default());
-        let mut trial = Trial::new(&device, problem, batch.blocks()).unwrap();
+        let mut trial = Trial::with_layout(&device, problem, batch.blocks(), layout).unwrap();
         trial.load(&batch).unwrap();
         let (tiles, annotations) = trial.quantized().unwrap();
         let tiles = tiles.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        Case { batch, tiles, annotations }
+        Case { layout, batch, tiles, annotations }
     }
 
     pub fn spoil(&mut self, spoilt: Spoilt, every: u64, seed: u64) {
@@ -134,8 +139,8 @@ impl<E: CacheElement> Emulated<E> {
     /// A copy of the case, beside a scratch of so many slots.
     pub fn new(case: &Case<E>, policy: &Policy, slots: [u32; 2]) -> Self {
         let device = Device::cpu(EmuOptions::default());
-        let Case { batch, tiles, annotations } = case;
-        let plan = StepPlan::<E>::new(&device, batch.problem, policy).unwrap();
+        let Case { layout, batch, tiles, annotations } = case;
+        let plan = StepPlan::<E>::with_layout(&device, batch.problem, policy, *layout).unwrap();
         let out = plan.allocate().unwrap();
         let [key_slots, value_slots] = slots;
         let scratch = match slots {

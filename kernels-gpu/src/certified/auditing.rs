@@ -16,7 +16,8 @@
 //! `clock` \[1\] counts steps.
 //!
 //! # Bytes
-//! A block that is looked at: 32·D of keys; where they are compared, 32·D quantized and 32·D of values besides. What is in the
+//! A block that is looked at: 32·D of keys; where they are compared, 32·D quantized (36·D in the paper's layout) and 32·D of values
+//! besides. What is in the
 //! scratch is read there; the rest comes from the originals a second time.
 //!
 //! # Work split
@@ -27,6 +28,7 @@ use super::judge::{Chain, Exact};
 use super::layout::TileLayout;
 use super::lists::{STARTS, find_place, lay_out_lists};
 use super::marking::{Entry, ListHead};
+use super::metadata::KeyMetadata;
 use super::pass::{Record, StepShape};
 use super::policy::{Watch, reason};
 use super::promote::original_scores;
@@ -51,14 +53,14 @@ pub struct AuditLayout {
 }
 
 /// Words of a warp's tiles.
-const fn warp_words<const D: usize>() -> u32 {
-    KeyTile::<D>::WORDS + ValueTile::<D>::WORDS + Tile::<D>::WORDS
+const fn warp_words<M: KeyMetadata, const D: usize>() -> u32 {
+    KeyTile::<D>::WORDS + ValueTile::<D>::WORDS + Tile::<M, D>::WORDS
 }
 
 /// Lays out the shared memory of an instance.
-pub const fn audit_layout<const D: usize>() -> AuditLayout {
+pub const fn audit_layout<M: KeyMetadata, const D: usize>() -> AuditLayout {
     let mut plan = SharedPlan::new();
-    let tiles = plan.array(warps(D as u32) * warp_words::<D>());
+    let tiles = plan.array(warps(D as u32) * warp_words::<M, D>());
     let starts = plan.array(STARTS);
     AuditLayout { tiles, starts, bytes: plan.bytes() }
 }
@@ -88,12 +90,15 @@ fn mixed(mut x: u32) -> u32 {
 /// Compares promoted and drawn blocks with their originals.
 #[kernel(
     system = certified,
-    instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
+    instances(
+        (f16, 64, f16), (f16, 128, f16), (bf16, 64, f16), (bf16, 128, f16),
+        (f16, 64, f32), (f16, 128, f32), (bf16, 64, f32), (bf16, 128, f32),
+    ),
     max_threads = 256,
     min_blocks = 1,
     overlaps = in_turn
 )]
-pub fn audit<E: Half, const D: usize>(
+pub fn audit<E: Half, const D: usize, M: KeyMetadata>(
     queries: Global<E>,
     tiles: Global<u32>,
     table: Global<u32>,
@@ -121,7 +126,7 @@ pub fn audit<E: Half, const D: usize>(
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
     let length = lengths.load(sequence as usize);
     let blocks = length / BLOCK_TOKENS;
-    let layout = audit_layout::<D>();
+    let layout = audit_layout::<M, D>();
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let in_group = row_group * ROWS + (lane >> 2);
     let present = in_group < shape.group;
@@ -174,10 +179,10 @@ pub fn audit<E: Half, const D: usize>(
         if !wants_keys && !wants_values {
             continue;
         }
-        let start = bits::renewed(warp * warp_words::<D>());
+        let start = bits::renewed(warp * warp_words::<M, D>());
         let key_tile = KeyTile::<D>::at(layout.tiles, start);
         let value_tile = ValueTile::<D>::at(layout.tiles, start + KeyTile::<D>::WORDS);
-        let tile = Tile::<D>::at(layout.tiles, start + KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
+        let tile = Tile::<M, D>::at(layout.tiles, start + KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
         let block = table.load_readonly((sequence * shape.max_blocks + entry.index) as usize);
         let pair = block * shape.kv_heads + head;
         let elements = BLOCK_TOKENS as usize * D;
@@ -197,7 +202,7 @@ pub fn audit<E: Half, const D: usize>(
             value_tile.copy(from, at, BLOCK_TOKENS, lane);
         }
         if watch.compares() {
-            tile.copy(tiles, pair as usize * TileLayout::new(D as u32).bytes as usize, lane);
+            tile.copy(tiles, pair as usize * TileLayout::new(D as u32, M::LAYOUT).bytes as usize, lane);
         }
         async_copy::commit();
         // Of a row that is not there that of the first: its query is 0.

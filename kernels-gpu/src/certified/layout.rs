@@ -1,16 +1,17 @@
 //! Where everything of a quantized block lies: one tile and one annotation for each block of 16 tokens and KV head.
 //!
 //! # The tile
-//! `32·D` bytes, 16 a token and 16 channels: half of what f16 takes. Pools are `[block][kv_head][tile]`.
+//! `32·D` bytes in the compact layout, 16 a token and 16 channels: half of what f16 takes. `36·D` in the paper's, whose key scales
+//! and zeros are f32. Pools are `[block][kv_head][tile]`.
 //!
-//! | from byte | what | type | shape |
-//! |---|---|---|---|
-//! | 0 | key codes, plus 128 | u8 | `[16 tokens][D]` |
-//! | 16·D | key scales σ | f16 | \[D\] |
-//! | 18·D | key zeros z | f16 | \[D\] |
-//! | 20·D | value codes, byte j the channels 2j (low nibble) and 2j + 1 | u4 | `[16 tokens][D]` |
-//! | 28·D | value scales | f16 | `[16 tokens][D / 16]` |
-//! | 30·D | value zeros | f16 | `[16 tokens][D / 16]` |
+//! | from byte | paper's | what | type | shape |
+//! |---|---|---|---|---|
+//! | 0 | 0 | key codes, plus 128 | u8 | `[16 tokens][D]` |
+//! | 16·D | 16·D | key scales σ | f16 or f32 | \[D\] |
+//! | 18·D | 20·D | key zeros z | f16 or f32 | \[D\] |
+//! | 20·D | 24·D | value codes, byte j the channels 2j (low nibble) and 2j + 1 | u4 | `[16 tokens][D]` |
+//! | 28·D | 32·D | value scales | f16 | `[16 tokens][D / 16]` |
+//! | 30·D | 34·D | value zeros | f16 | `[16 tokens][D / 16]` |
 
 use simt::{Pod, Zeroable};
 
@@ -23,16 +24,50 @@ pub const VALUE_GROUP: u32 = 16;
 /// The head dimensions that the kernels have instances for.
 pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
 
+/// What the scales and zeros of keys are stored as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// f16, rounded such that the bounds hold: 256 bytes a token and KV head at head_dim 128.
+    #[default]
+    Compact,
+    /// f32, as the paper has them: 288 bytes.
+    Paper,
+}
+
+impl Layout {
+    /// Both.
+    pub const ALL: [Layout; 2] = [Layout::Compact, Layout::Paper];
+
+    /// `compact` or `paper`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Layout::Compact => "compact",
+            Layout::Paper => "paper",
+        }
+    }
+
+    /// Bytes of a key's scale, and of its zero.
+    #[inline(always)]
+    pub const fn metadata_bytes(self) -> u32 {
+        match self {
+            Layout::Compact => 2,
+            Layout::Paper => 4,
+        }
+    }
+}
+
 /// Byte offsets in the tile of one head dimension, a multiple of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileLayout {
+    /// Which of the two.
+    pub kind: Layout,
     /// D.
     pub head_dim: u32,
     /// Key codes + 128: u8 `[16][D]`.
     pub key_codes: u32,
-    /// σ: f16 \[D\].
+    /// σ: f16 or f32 \[D\].
     pub key_scales: u32,
-    /// z: f16 \[D\].
+    /// z: f16 or f32 \[D\].
     pub key_zeros: u32,
     /// Value codes: u4 `[16][D]`, the even channel in the low nibble.
     pub value_codes: u32,
@@ -46,11 +81,12 @@ pub struct TileLayout {
 
 impl TileLayout {
     /// The layout for `head_dim` channels.
-    pub const fn new(head_dim: u32) -> Self {
+    pub const fn new(head_dim: u32, kind: Layout) -> Self {
         let codes = BLOCK_TOKENS * head_dim;
-        let channels = 2 * head_dim;
+        let channels = kind.metadata_bytes() * head_dim;
         let groups = 2 * BLOCK_TOKENS * (head_dim / VALUE_GROUP);
         TileLayout {
+            kind,
             head_dim,
             key_codes: 0,
             key_scales: codes,
@@ -77,13 +113,13 @@ impl TileLayout {
     /// The first byte of a channel's σ.
     #[inline(always)]
     pub const fn key_scale(self, channel: u32) -> u32 {
-        self.key_scales + 2 * channel
+        self.key_scales + self.kind.metadata_bytes() * channel
     }
 
     /// The first byte of a channel's z.
     #[inline(always)]
     pub const fn key_zero(self, channel: u32) -> u32 {
-        self.key_zeros + 2 * channel
+        self.key_zeros + self.kind.metadata_bytes() * channel
     }
 
     /// The byte of a value's code, which is the byte's low nibble for an even channel.
@@ -166,7 +202,7 @@ impl Job {
 pub struct Problems {
     /// A key that is NaN or infinite.
     pub key_not_finite: u64,
-    /// A finite key whose channel needs a scale or a zero beyond f16.
+    /// A finite key whose channel needs a scale or a zero beyond f16, or in the paper's layout than its f16 products with queries hold.
     pub key_range: u64,
     /// A value that is NaN or infinite.
     pub value_not_finite: u64,
@@ -184,19 +220,19 @@ impl Problems {
     };
 }
 
-// Vectors of 16 bytes start at each part, and a tile is 32 bytes a channel, as the kernels count on.
+// Vectors of 16 bytes start at each part, and a tile is 32 or 36 bytes a channel, as the kernels count on.
 const _: () = {
     let mut i = 0;
     while i < HEAD_DIMS.len() {
-        let t = TileLayout::new(HEAD_DIMS[i]);
-        assert!(t.bytes == 32 * HEAD_DIMS[i]);
-        assert!(t.key_zeros == 18 * HEAD_DIMS[i] && t.value_codes == 20 * HEAD_DIMS[i]);
-        assert!(t.value_scales == 28 * HEAD_DIMS[i] && t.value_zeros == 30 * HEAD_DIMS[i]);
-        assert!(
-            t.key_zeros.is_multiple_of(16)
-                && t.value_scales.is_multiple_of(16)
-                && t.value_zeros.is_multiple_of(16)
-        );
+        let d = HEAD_DIMS[i];
+        let (t, p) = (TileLayout::new(d, Layout::Compact), TileLayout::new(d, Layout::Paper));
+        assert!(t.bytes == 32 * d && p.bytes == 36 * d);
+        assert!(t.key_zeros == 18 * d && t.value_codes == 20 * d);
+        assert!(t.value_scales == 28 * d && t.value_zeros == 30 * d);
+        assert!(p.key_zeros == 20 * d && p.value_codes == 24 * d);
+        assert!(p.value_scales == 32 * d && p.value_zeros == 34 * d);
+        // All are multiples of 2·D.
+        assert!((2 * d).is_multiple_of(16));
         i += 1;
     }
 };

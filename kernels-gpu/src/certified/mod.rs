@@ -1,8 +1,8 @@
 //! Runtime-certified attention over INT8 keys and INT4 values (Calver): what is quantized, and by how much it errs.
 //!
-//! A KV cache is blocks of 16 tokens. A full block is quantized once, to a [tile](layout) that takes half of f16's room,
-//! with an [annotation](layout::Annotation) that bounds its errors; the originals stay in another pool, for the blocks
-//! that attention then finds to matter. [`quantizer`] has the arithmetic and the derivation of its bounds.
+//! A KV cache is blocks of 16 tokens. A full block is quantized once, to a [tile](layout) that takes half of f16's room, or 9/16 in
+//! the paper's layout, with an [annotation](layout::Annotation) that bounds its errors; the originals stay in another pool, for the
+//! blocks that attention then finds to matter. [`quantizer`] has the arithmetic and the derivation of its bounds.
 //!
 //! | kernel | does | block |
 //! |---|---|---|
@@ -26,6 +26,7 @@ pub mod judge;
 pub mod layout;
 mod lists;
 pub mod marking;
+pub mod metadata;
 pub mod parts;
 mod pass;
 pub mod policy;
@@ -35,7 +36,7 @@ pub mod query;
 pub mod ranking;
 pub mod settling;
 pub mod sums;
-mod tile;
+pub mod tile;
 pub mod tokens;
 pub mod weighing;
 mod write;

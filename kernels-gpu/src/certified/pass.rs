@@ -16,7 +16,8 @@
 //! [sequences · kv_heads · row groups, splits + replacers] of N and P, of which the splits are written.
 //!
 //! # Bytes
-//! 32·D + 16 a block and KV head, read once: at head_dim 128, 257 bytes a token, where f16 takes 512. Written: 16 bytes a
+//! 32·D + 16 a block and KV head (36·D + 16 in the paper's layout), read once: at head_dim 128, 257 (289) bytes a token, where f16
+//! takes 512. Written: 16 bytes a
 //! block and query head.
 //!
 //! # Work split
@@ -24,6 +25,7 @@
 //! follow add the splits up.
 
 use super::layout::{Annotation, TileLayout};
+use super::metadata::KeyMetadata;
 use super::parts::Part;
 use super::quantizer::f16_at_or_above;
 use super::query::{LOG2_E, Query, delta};
@@ -31,6 +33,7 @@ use super::tile::Tile;
 use crate::attention::{
     BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine, part_floats, walk, warps,
 };
+use core::marker::PhantomData;
 use glam::Vec4;
 use half::{bf16, f16};
 use simt::math::{exp2_nonpositive, fma, max};
@@ -169,14 +172,14 @@ pub struct PassLayout {
 }
 
 /// Lays out the shared memory of an instance.
-pub const fn pass_layout<const D: usize>() -> PassLayout {
-    pass_layout_in::<D>(&mut SharedPlan::new())
+pub const fn pass_layout<M: KeyMetadata, const D: usize>() -> PassLayout {
+    pass_layout_in::<M, D>(&mut SharedPlan::new())
 }
 
 /// The same at the beginning of a plan that has more.
-pub(super) const fn pass_layout_in<const D: usize>(plan: &mut SharedPlan) -> PassLayout {
+pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize>(plan: &mut SharedPlan) -> PassLayout {
     let stages = stages(D as u32);
-    let ring = plan.array(warps(D as u32) * stages * Tile::<D>::WORDS);
+    let ring = plan.array(warps(D as u32) * stages * Tile::<M, D>::WORDS);
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
     let annotations = plan.array(warps(D as u32) * stages);
@@ -184,14 +187,17 @@ pub(super) const fn pass_layout_in<const D: usize>(plan: &mut SharedPlan) -> Pas
     PassLayout { ring, outputs, annotations, rows, bytes: plan.bytes() }
 }
 
-/// One pass over the quantized blocks of every sequence.
+/// One pass over the quantized blocks of every sequence. `M` is what their keys' scales and zeros are.
 #[kernel(
     system = certified,
-    instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
+    instances(
+        (f16, 64, f16), (f16, 128, f16), (bf16, 64, f16), (bf16, 128, f16),
+        (f16, 64, f32), (f16, 128, f32), (bf16, 64, f32), (bf16, 128, f32),
+    ),
     max_threads = 256,
     overlaps = in_turn
 )]
-pub fn attend<E: Half, const D: usize>(
+pub fn attend<E: Half, const D: usize, M: KeyMetadata>(
     queries: Global<E>,
     tiles: Global<u32>,
     annotations: Global<Annotation>,
@@ -213,7 +219,7 @@ pub fn attend<E: Half, const D: usize>(
     let first = split * a_split;
     let end = (first + a_split).min(blocks);
 
-    let layout = pass_layout::<D>();
+    let layout = pass_layout::<M, D>();
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let in_group = row_group * ROWS + (lane >> 2);
     let present = in_group < shape.group;
@@ -222,7 +228,19 @@ pub fn attend<E: Half, const D: usize>(
     let to_log2 = query.scale * LOG2_E;
     let first_record = (sequence * shape.kv_heads + head) as usize * shape.max_blocks as usize;
 
-    let ring = Tiles::<D> { layout, tiles, annotations, table, shape, sequence, head, warp, lane, end };
+    let ring = Tiles::<M, D> {
+        layout,
+        metadata: PhantomData,
+        tiles,
+        annotations,
+        table,
+        shape,
+        sequence,
+        head,
+        warp,
+        lane,
+        end,
+    };
     let mut running = Running::new();
     walk(&ring, first + warp, |block, stage| {
         let (tile, annotation) = (ring.tile(stage), layout.annotations.load(ring.slot(stage)));
@@ -232,7 +250,7 @@ pub fn attend<E: Half, const D: usize>(
         let sum = sum + warp_shuffle_xor(FULL_MASK, sum, 1, 32);
         let mass = sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32);
         // Before the multiplications, and by every lane, so that it hides behind them.
-        let delta = delta::<D>(&query, x, annotation.eps, annotation.zeta);
+        let delta = delta::<M, D>(&query, x, annotation.eps, annotation.zeta);
         let record = Record::new(mass, running.reference, delta, annotation);
         running.accumulate_weights::<f16, D>(p, tile.values(lane), lane);
         if lane & 3 == 0 && present && shape.notes != 0 {
@@ -309,7 +327,8 @@ pub fn pass_share(blocks: u32, splits: u32) -> (u32, u32) {
 }
 
 /// A warp's quantized tiles.
-pub(super) struct Tiles<const D: usize> {
+pub(super) struct Tiles<M, const D: usize> {
+    pub(super) metadata: PhantomData<M>,
     pub(super) layout: PassLayout,
     pub(super) tiles: Global<u32>,
     pub(super) annotations: Global<Annotation>,
@@ -322,7 +341,7 @@ pub(super) struct Tiles<const D: usize> {
     pub(super) end: u32,
 }
 
-impl<const D: usize> Tiles<D> {
+impl<M: KeyMetadata, const D: usize> Tiles<M, D> {
     /// The place of a stage among those of all warps.
     #[inline(always)]
     pub(super) fn slot(&self, stage: u32) -> u32 {
@@ -330,12 +349,12 @@ impl<const D: usize> Tiles<D> {
     }
 
     #[inline(always)]
-    pub(super) fn tile(&self, stage: u32) -> Tile<D> {
-        Tile::at(self.layout.ring, self.slot(stage) * Tile::<D>::WORDS)
+    pub(super) fn tile(&self, stage: u32) -> Tile<M, D> {
+        Tile::at(self.layout.ring, self.slot(stage) * Tile::<M, D>::WORDS)
     }
 }
 
-impl<const D: usize> Ring for Tiles<D> {
+impl<M: KeyMetadata, const D: usize> Ring for Tiles<M, D> {
     const STAGES: u32 = stages(D as u32);
     const STRIDE: u32 = warps(D as u32);
     const LOOKS_AHEAD: bool = true;
@@ -359,7 +378,7 @@ impl<const D: usize> Ring for Tiles<D> {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn start(&self, _: u32, block: u32, stage: u32) {
         let pair = block * self.shape.kv_heads + self.head;
-        let from = pair as usize * TileLayout::new(D as u32).bytes as usize;
+        let from = pair as usize * TileLayout::new(D as u32, M::LAYOUT).bytes as usize;
         self.tile(stage).copy(self.tiles, from, self.lane);
         if self.lane == 0 {
             self.layout.annotations.copy_async(self.slot(stage), self.annotations, pair as usize);

@@ -18,7 +18,8 @@
 //! near, and how a block gets there on its way through this kernel: [`admit`](super::admit).
 //!
 //! # Bytes
-//! A listed block and KV head: 32·D + 16 quantized, 32·D each of keys and values; 12,304 at head_dim 128.
+//! A listed block and KV head: 32·D + 16 quantized (36·D + 16 in the paper's layout), 32·D each of keys and values; 12,304 (12,816) at
+//! head_dim 128.
 //!
 //! # Work split
 //! Grid (replacers, kv_heads · row groups, sequences), eight warps a block; the entries of all parts' lists go round the warps.
@@ -29,6 +30,7 @@ use super::finish::{Ends, Finish};
 use super::layout::TileLayout;
 use super::lists::{STARTS, find_entry, lay_out_lists};
 use super::marking::{Entry, ListHead};
+use super::metadata::KeyMetadata;
 use super::pass::StepShape;
 use super::policy::{Certificate, Thresholds};
 use super::quantizer::{bound_or_infinity, norm_bound};
@@ -63,14 +65,14 @@ pub struct PromoteLayout {
 }
 
 /// Words of a warp's tiles.
-const fn warp_words<const D: usize>() -> u32 {
-    KeyTile::<D>::WORDS + ValueTile::<D>::WORDS + Tile::<D>::WORDS
+const fn warp_words<M: KeyMetadata, const D: usize>() -> u32 {
+    KeyTile::<D>::WORDS + ValueTile::<D>::WORDS + Tile::<M, D>::WORDS
 }
 
 /// Lays out the shared memory of an instance.
-pub const fn promote_layout<const D: usize>() -> PromoteLayout {
+pub const fn promote_layout<M: KeyMetadata, const D: usize>() -> PromoteLayout {
     let mut plan = SharedPlan::new();
-    let tiles = plan.array(warps(D as u32) * warp_words::<D>());
+    let tiles = plan.array(warps(D as u32) * warp_words::<M, D>());
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
     let mut over = SharedPlan::new();
@@ -92,12 +94,15 @@ pub const fn promote_layout<const D: usize>() -> PromoteLayout {
 /// [sequences · kv_heads · row groups], 0 before and after.
 #[kernel(
     system = certified,
-    instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
+    instances(
+        (f16, 64, f16), (f16, 128, f16), (bf16, 64, f16), (bf16, 128, f16),
+        (f16, 64, f32), (f16, 128, f32), (bf16, 64, f32), (bf16, 128, f32),
+    ),
     max_threads = 256,
     min_blocks = 1,
     overlaps = in_turn
 )]
-pub fn replace<E: Half, const D: usize>(
+pub fn replace<E: Half, const D: usize, M: KeyMetadata>(
     queries: Global<E>,
     tiles: Global<u32>,
     table: Global<u32>,
@@ -126,7 +131,7 @@ pub fn replace<E: Half, const D: usize>(
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
     let length = lengths.load(sequence as usize);
-    let layout = promote_layout::<D>();
+    let layout = promote_layout::<M, D>();
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let in_group = row_group * ROWS + (lane >> 2);
     let present = in_group < shape.group;
@@ -150,11 +155,11 @@ pub fn replace<E: Half, const D: usize>(
     let mut e = replacer * warps(D as u32) + warp;
     while e < count {
         // The addresses in three tiles would take more registers than there are.
-        let start = bits::renewed(warp * warp_words::<D>());
+        let start = bits::renewed(warp * warp_words::<M, D>());
         let lane = bits::renewed(lane);
         let key_tile = KeyTile::<D>::at(layout.tiles, start);
         let value_tile = ValueTile::<D>::at(layout.tiles, start + KeyTile::<D>::WORDS);
-        let tile = Tile::<D>::at(layout.tiles, start + KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
+        let tile = Tile::<M, D>::at(layout.tiles, start + KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
         let trailing = e == listed;
         let entry = if trailing {
             Entry { index: length / BLOCK_TOKENS, rows: u32::MAX }
@@ -189,7 +194,7 @@ pub fn replace<E: Half, const D: usize>(
             value_tile.copy(from, at, tokens, lane);
         }
         if !trailing {
-            tile.copy(tiles, pair as usize * TileLayout::new(D as u32).bytes as usize, lane);
+            tile.copy(tiles, pair as usize * TileLayout::new(D as u32, M::LAYOUT).bytes as usize, lane);
         }
         async_copy::commit();
         async_copy::wait::<0>();

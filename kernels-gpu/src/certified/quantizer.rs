@@ -15,12 +15,18 @@
 //! ⌈·⌉₁₆ is the next f16 at or above. A constant channel of f16 gets σ = 0 and is exact. A channel whose range is few
 //! f16 steps pays up to twice σ₀ (one step: 1/128.5 of it), still far below the step.
 //!
+//! In the paper's layout both are f32, and so are their roundings: σ₀ = RN₃₂((hi − lo)/255), z = RN₃₂(lo + 128·σ₀), and σ the
+//! maximum of the same three, not below [`LEAST_WIDE_SCALE`] unless it is 0. What it costs to take the rounding of z into account is
+//! at most a 30th of σ, where a channel's range is one step of f16 at its offset. A constant channel is exact whatever its type.
+//! A channel with |z| + 64·σ₀ beyond f16 is refused as well, for the products with queries, below 64 when normalised, are f16; no key
+//! within f16 makes such a channel.
+//!
 //! **The bound.** For finite k in [lo, hi], |k − K^| <= [`KEY_BOUND`]·σ, half a step and 2^−13 of one for rounding. With
 //! u = 2^−24 and t = (k − z)/σ:
 //! - σ is at least max((z − lo)/128.5, (hi − z)/127.5)·(1 − u)² (a subtraction and a division, rounded), so t is in
 //!   [−128.5, 127.5]·(1 + 3u).
 //! - The computed quotient has three roundings (difference, reciprocal, product): it is within 128.51·3.01·u of t.
-//!   (1/σ is between 2^−16 and 2^24; what underflows has code 0 either way.)
+//!   (1/σ is between 2^−16 and 2^64; what underflows has code 0 either way.)
 //! - rint moves it by at most 1/2. Where the clamp acts, t is past the end code by at most 1/2 + 128.5·3·u, or short of
 //!   it by no more than the quotient's error.
 //!
@@ -91,6 +97,22 @@ pub fn key_channel(low: f32, high: f32) -> (f16, f16) {
     let z = convert::f32_from_f16(zero);
     let needed = math::max((z - low) / 128.5, (high - z) / 127.5);
     (f16_at_or_above(math::max(step, needed)), zero)
+}
+
+/// The least σ of the paper's layout that is not 0: its reciprocal is finite, and what it multiplies is far below f16's last bit.
+pub const LEAST_WIDE_SCALE: f32 = f32::from_bits((127 - 64) << 23);
+
+/// [`key_channel`] in f32; both infinite for keys that are not finite, and where products with queries would be beyond f16.
+#[inline(always)]
+pub fn wide_key_channel(low: f32, high: f32) -> (f32, f32) {
+    let step = (high - low) / 255.0;
+    let zero = math::fma(128.0, step, low);
+    let needed = math::max((zero - low) / 128.5, (high - zero) / 127.5);
+    let scale = math::max(step, needed);
+    let scale = if scale > 0.0 { math::max(scale, LEAST_WIDE_SCALE) } else { 0.0 };
+    // NaN is not within.
+    let within = math::fma(64.0, step, math::abs(zero)) <= 65504.0;
+    if within { (scale, zero) } else { (f32::INFINITY, f32::INFINITY) }
 }
 
 /// The code of key `k` as a float, and a word whose low byte is the code plus 128. NaN gets the lowest code.

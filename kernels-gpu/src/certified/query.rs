@@ -1,5 +1,6 @@
 //! The query rows of a warp, in the form in which quantized keys want them.
 
+use super::metadata::KeyMetadata;
 use crate::attention::Half;
 use glam::UVec4;
 use half::f16;
@@ -120,7 +121,13 @@ pub struct Slack;
 impl Slack {
     /// c_D: rounding of the score arithmetic, relative to ‖q_n‖·ζ.
     #[inline(always)]
-    pub const fn rounding<const D: usize>() -> f32 {
+    pub const fn rounding<M: KeyMetadata, const D: usize>() -> f32 {
+        (D as f32 / 16.0 + M::ROUNDING) * 1.25 / 2_097_152.0
+    }
+
+    /// The same of `dense`, relative to ‖q‖·κ.
+    #[inline(always)]
+    pub const fn rounding_dense<const D: usize>() -> f32 {
         (D as f32 / 16.0 + 1.0) * 1.25 / 2_097_152.0
     }
 
@@ -132,8 +139,8 @@ impl Slack {
 
     /// a_D: what subnormals lose.
     #[inline(always)]
-    pub const fn absolute<const D: usize>() -> f32 {
-        257.0 * D as f32 / 67_108_864.0
+    pub const fn absolute<M: KeyMetadata, const D: usize>() -> f32 {
+        M::ABSOLUTE * D as f32 / 67_108_864.0
     }
 
     /// δ_exp: the exponential, in nats.
@@ -143,13 +150,13 @@ impl Slack {
 }
 
 /// Δ of a block (5): no weight's logarithm is further from the exact logit. `x` is Σ|q_n|·σ as the tensor core gives it,
-/// `eps` and `zeta` are the block's.
+/// `eps` and `zeta` are the block's, and `M` is what its keys' scales and zeros are.
 #[inline(always)]
-pub fn delta<const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 {
+pub fn delta<M: KeyMetadata, const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 {
     const BOX: f32 = 0.5 * (1.0 + 1.0 / 512.0 + 1.0 / 16384.0);
     const CAUCHY: f32 = 1.0 + 1.0 / 32768.0;
     let key = math::min(x * BOX, query.norm * eps * CAUCHY);
-    let rounding = fma(Slack::rounding::<D>() * query.norm, zeta, Slack::absolute::<D>());
+    let rounding = fma(Slack::rounding::<M, D>() * query.norm, zeta, Slack::absolute::<M, D>());
     Slack::EVALUATION * fma(query.scale, key + rounding, Slack::EXP)
 }
 
@@ -159,7 +166,7 @@ pub fn delta<const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 
 pub fn delta_dense<const D: usize>(query: &Query, softmax_scale: f32, kappa: f32) -> f32 {
     const SUBNORMAL: f32 = 1.0 / 1024.0;
     let norm = fma(query.scale, query.norm, softmax_scale * SUBNORMAL);
-    Slack::EVALUATION * fma(Slack::rounding::<D>() * norm, kappa + SUBNORMAL, Slack::EXP)
+    Slack::EVALUATION * fma(Slack::rounding_dense::<D>() * norm, kappa + SUBNORMAL, Slack::EXP)
 }
 
 /// δ_F (6): the same where the original keys are used, `kappa` at least their norms.

@@ -9,22 +9,23 @@
 //!   the tile in shared memory.
 //! - **values**: 8 channels of tokens t and t + 8; two neighbouring lanes have a group.
 //!
-//! The tile is put together in shared memory (32·D bytes) and leaves in whole 16-byte vectors; norms are summed in the
+//! The tile is put together in shared memory (32·D bytes, or 36·D) and leaves in whole 16-byte vectors; norms are summed in the
 //! order that [`quantizer`](super::quantizer) bounds. What cannot be quantized shows as a norm that is not finite; only
 //! then is the block looked through again, for the first offending element.
 //!
 //! # Bytes
-//! For each job and head 64·D read, 32·D + 16 written.
+//! For each job and head 64·D read, 32·D + 16 written, in the paper's layout 36·D + 16.
 
 use super::layout::{BLOCK_TOKENS, Job, TileLayout, pair};
+use super::metadata::KeyMetadata;
 use super::quantizer::{
-    bound_or_infinity, key_channel, key_code, key_error, key_error_bound, key_size_bound, norm_bound,
-    pack_value_codes, reciprocal, restore_values, squares, twice, value_code, value_group,
+    bound_or_infinity, key_code, key_error, key_error_bound, key_size_bound, norm_bound, pack_value_codes,
+    reciprocal, restore_values, squares, twice, value_code, value_group,
 };
 use crate::Element;
 use glam::{UVec2, UVec4, Vec2};
 use half::{bf16, f16};
-use simt::bits::{byte_perm, div_u32, pack_low_bytes, rem_u32};
+use simt::bits::{byte_perm, div_u32, pack_low_bytes, rem_u32, renewed};
 use simt::warp::{self, FULL_MASK};
 use simt::{Global, GlobalMut, Shared, SharedPlan, convert, kernel, math, thread, unroll};
 
@@ -44,10 +45,11 @@ pub struct WriteLayout {
 }
 
 /// The layout of the shared memory of [`quantize_block`](fn@quantize_block).
-pub const fn write_layout(head_dim: u32) -> WriteLayout {
+pub const fn write_layout(layout: TileLayout) -> WriteLayout {
+    let head_dim = layout.head_dim;
     let warps = head_dim / 32;
     let mut plan = SharedPlan::new();
-    let tile = plan.array(TileLayout::new(head_dim).bytes);
+    let tile = plan.array(layout.bytes);
     let reciprocals = plan.array(head_dim);
     let sums = [
         plan.array(warps * BLOCK_TOKENS),
@@ -59,18 +61,23 @@ pub const fn write_layout(head_dim: u32) -> WriteLayout {
 }
 
 /// Quantizes blocks. Of `jobs`, `[⌈blocks of the grid / kv_heads⌉]`, no two have one destination; `keys` and `values` are
-/// `[source blocks][kv_heads][16][D]`, `tiles` `[destination blocks][kv_heads][32·D]`, `annotations` `[destination
+/// `[source blocks][kv_heads][16][D]`, `tiles` `[destination blocks][kv_heads][tile]`, `annotations` `[destination
 /// blocks][kv_heads][4]`, as [`Annotation`](super::layout::Annotation), and `problems` `[4]`, as
 /// [`Problems`](super::layout::Problems), lowered to what is found.
 ///
 /// One thread block for each job and KV head, the heads of a job side by side; D threads. Shared: [`write_layout`].
 #[kernel(
     system = certified,
-    instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
+    instances(
+        (f16, 64, f16), (f16, 96, f16), (f16, 128, f16), (f16, 256, f16),
+        (bf16, 64, f16), (bf16, 96, f16), (bf16, 128, f16), (bf16, 256, f16),
+        (f16, 64, f32), (f16, 96, f32), (f16, 128, f32), (f16, 256, f32),
+        (bf16, 64, f32), (bf16, 96, f32), (bf16, 128, f32), (bf16, 256, f32),
+    ),
     max_threads = 256,
     overlaps = in_turn
 )]
-pub fn quantize_block<T: Element<Four = UVec2>, const D: u32>(
+pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
     jobs: Global<Job>,
     keys: Global<T>,
     values: Global<T>,
@@ -85,14 +92,13 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32>(
     if source == Job::NONE.source {
         return;
     }
-    let layout = TileLayout::new(D);
-    let shared = write_layout(D);
+    let layout = TileLayout::new(D, M::LAYOUT);
+    let shared = write_layout(layout);
     let start = layout.originals(source, kv_heads, head);
     let t = thread::thread_idx_x();
 
-    // Keys: lane 4p + i of warp w has channels 32w + 8i … + 7 of tokens p and p + 8.
     let (lane, own_warp) = (t % 32, t / 32);
-    let (token, channel) = (lane / 4, own_warp * 32 + lane % 4 * 8);
+    let (token, channel) = key_place(t);
     let key_at = |half: u32| start + ((token + 8 * half) * D + channel) as usize;
     // Values: thread t has vectors t and t + D of the 2·D that the block is.
     let value_at = |half: u32| start + ((t + half * D) * 8) as usize;
@@ -102,19 +108,21 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32>(
         values.load_vector_streaming::<UVec4>(value_at(0)),
         values.load_vector_streaming::<UVec4>(value_at(1)),
     ];
-    write_keys::<D>([widen::<T>(vectors[0]), widen::<T>(vectors[1])], token, channel);
+    write_keys::<M, D>([widen::<T>(vectors[0]), widen::<T>(vectors[1])], t);
     unroll!(for half in 0..2 {
         let first = (t + half as u32 * D) * 8;
         let (token, channel) = (div_u32(first, D), rem_u32(first, D));
-        write_values::<D>(widen::<T>(vectors[2 + half]), token, channel);
+        write_values::<M, D>(widen::<T>(vectors[2 + half]), token, channel);
     });
     thread::sync_threads();
 
-    // Two vectors a thread: the tile is 2·D of them.
+    // Two vectors a thread, and in the paper's layout one more for a quarter of the threads: the tile is 2·D of them, or 2.25·D.
     let tile = layout.tile(destination, kv_heads, head);
-    unroll!(for half in 0..2 {
-        let at = (t + half as u32 * D) * 16;
-        tiles.store_vector::<UVec4>(tile + at as usize, shared.tile.load_vector::<UVec4>(at));
+    unroll!(for part in 0..3 {
+        if part < 2 || t < layout.bytes / 16 - 2 * D {
+            let at = (t + part as u32 * D) * 16;
+            tiles.store_vector::<UVec4>(tile + at as usize, shared.tile.load_vector::<UVec4>(at));
+        }
     });
     let record = 4 * pair(destination, kv_heads, head);
     if own_warp == 0 {
@@ -137,9 +145,15 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32>(
             annotations.store_vector::<Vec2>(record + 2, Vec2::new(eps, zeta));
         }
         if !(eps <= f32::MAX && zeta <= f32::MAX) {
-            find_key_problems::<T, D>(keys, start, problems);
+            find_key_problems::<T, D, M>(keys, start, problems);
         }
     }
+}
+
+/// Keys: lane 4p + i of warp w has channels 32w + 8i … + 7 of tokens p and p + 8. Token p, and the first of the channels.
+#[inline(always)]
+fn key_place(t: u32) -> (u32, u32) {
+    (t % 32 / 4, t / 32 * 32 + t % 4 * 8)
 }
 
 /// Eight elements as f32.
@@ -175,11 +189,13 @@ fn channel_range(low: [f32; 8], high: [f32; 8], lane: u32) -> (f32, f32) {
     (low[0], high[0])
 }
 
-/// Quantizes this lane's keys: 8 channels from `channel` on, of tokens `token` and `token + 8`.
+/// Quantizes the keys of thread `t`.
 #[inline(always)]
-fn write_keys<const D: u32>(keys: [[f32; 8]; 2], token: u32, channel: u32) {
-    let (layout, shared) = (TileLayout::new(D), write_layout(D));
-    let lane = thread::thread_idx_x() % 32;
+fn write_keys<M: KeyMetadata, const D: u32>(keys: [[f32; 8]; 2], t: u32) {
+    let layout = TileLayout::new(D, M::LAYOUT);
+    let shared = write_layout(layout);
+    let lane = t % 32;
+    let (token, channel) = key_place(t);
     let mut low = [0f32; 8];
     let mut high = [0f32; 8];
     unroll!(for i in 0..8 {
@@ -190,10 +206,10 @@ fn write_keys<const D: u32>(keys: [[f32; 8]; 2], token: u32, channel: u32) {
 
     // Of its eight channels the lane has the one that its token's number says.
     let own = channel + token;
-    let (scale, zero) = key_channel(low, high);
-    let (s, z) = (convert::f32_from_f16(scale), convert::f32_from_f16(zero));
-    shared.tile.store_vector::<u16>(layout.key_scale(own), scale.to_bits());
-    shared.tile.store_vector::<u16>(layout.key_zero(own), zero.to_bits());
+    let (scale, zero) = M::channel(low, high);
+    let (s, z) = (scale.to_f32(), zero.to_f32());
+    shared.tile.store_vector::<M>(layout.key_scale(own), scale);
+    shared.tile.store_vector::<M>(layout.key_zero(own), zero);
     shared.reciprocals.store(own, reciprocal(s));
     let (scales, zeros) = (warp::warp_sum_f32(s * s), warp::warp_sum_f32(z * z));
     if lane == 0 {
@@ -202,8 +218,10 @@ fn write_keys<const D: u32>(keys: [[f32; 8]; 2], token: u32, channel: u32) {
     }
     warp::sync_warp(FULL_MASK);
 
-    let s = widen::<f16>(shared.tile.load_vector::<UVec4>(layout.key_scale(channel)));
-    let z = widen::<f16>(shared.tile.load_vector::<UVec4>(layout.key_zero(channel)));
+    // In a register all the time they would be one too many.
+    let (token, channel) = key_place(renewed(t));
+    let s = M::load_eight(shared.tile, layout.key_scale(channel));
+    let z = M::load_eight(shared.tile, layout.key_zero(channel));
     let low = shared.reciprocals.load_vector::<glam::Vec4>(channel);
     let high = shared.reciprocals.load_vector::<glam::Vec4>(channel + 4);
     let r = [low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w];
@@ -228,8 +246,9 @@ fn write_keys<const D: u32>(keys: [[f32; 8]; 2], token: u32, channel: u32) {
 
 /// Quantizes this lane's values: 8 channels from `channel` on, of one token. The neighbouring lane has the group's rest.
 #[inline(always)]
-fn write_values<const D: u32>(v: [f32; 8], token: u32, channel: u32) {
-    let (layout, shared) = (TileLayout::new(D), write_layout(D));
+fn write_values<M: KeyMetadata, const D: u32>(v: [f32; 8], token: u32, channel: u32) {
+    let layout = TileLayout::new(D, M::LAYOUT);
+    let shared = write_layout(layout);
     let (mut low, mut high) = (v[0], v[0]);
     unroll!(for i in 1..8 {
         low = math::min(low, v[i]);
@@ -303,14 +322,18 @@ fn not_finite(x: f32) -> bool {
 
 /// Reports the first keys of a block that are not finite or out of range; by one warp.
 #[inline(always)]
-fn find_key_problems<T: Element, const D: u32>(keys: Global<T>, start: usize, problems: GlobalMut<u64>) {
+fn find_key_problems<T: Element, const D: u32, M: KeyMetadata>(
+    keys: Global<T>,
+    start: usize,
+    problems: GlobalMut<u64>,
+) {
     let mut i = warp::lane_id();
     while i < BLOCK_TOKENS * D {
         let k = keys.load(start + i as usize).to_f32();
         let channel = start + rem_u32(i, D) as usize;
         let (low, high) = range(keys, channel, D);
-        let (scale, zero) = key_channel(low, high);
-        let (s, z) = (convert::f32_from_f16(scale), convert::f32_from_f16(zero));
+        let (scale, zero) = M::channel(low, high);
+        let (s, z) = (scale.to_f32(), zero.to_f32());
         let (code, _) = key_code(k, z, reciprocal(s));
         report(problems, 0, k, key_error(k, code, s, z), start + i as usize);
         i += 32;
@@ -360,7 +383,7 @@ fn report(problems: GlobalMut<u64>, kind: usize, element: f32, error: f32, index
 
 /// The launch of [`quantize_block`](fn@quantize_block) over `jobs` jobs; `None` where 32 bits cannot number the blocks.
 #[cfg(not(target_arch = "nvptx64"))]
-pub fn launch(head_dim: u32, kv_heads: u32, jobs: u32) -> Option<simt::LaunchShape> {
+pub fn launch(layout: TileLayout, kv_heads: u32, jobs: u32) -> Option<simt::LaunchShape> {
     let blocks = jobs.checked_mul(kv_heads).filter(|blocks| *blocks <= i32::MAX as u32)?;
-    Some(simt::LaunchShape::new(blocks, head_dim).shared(write_layout(head_dim).bytes))
+    Some(simt::LaunchShape::new(blocks, layout.head_dim).shared(write_layout(layout).bytes))
 }

@@ -20,6 +20,8 @@ pub struct Report<'a> {
     pub policy: Option<&'static str>,
     /// Its thresholds. Infinite ones are null.
     pub thresholds: Option<&'a Policy>,
+    /// How the quantized cache is stored, `compact` or `paper`; none for `dense`.
+    pub layout: Option<&'static str>,
     /// `emulator`, or the GPU's name.
     pub device: String,
     /// Why it is no GPU.

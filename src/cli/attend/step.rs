@@ -8,8 +8,8 @@ use crate::cli::failure::Failure;
 use host::attention::oracle::Sequence;
 use host::attention::{BlockTable, PagedPool};
 use host::certified::{
-    Annotation, Attended, BLOCK_TOKENS, CacheElement, Certificate, Extents, Geometry, Policy, Rung, StepPlan,
-    StepProblem, TieredCache, reasons,
+    Annotation, Attended, BLOCK_TOKENS, CacheElement, Certificate, Extents, Geometry, Layout, Policy, Rung,
+    StepPlan, StepProblem, TieredCache, reasons,
 };
 use host::{BackendKind, Buffer, Device, Stream, dense};
 use std::time::Instant;
@@ -32,6 +32,8 @@ pub struct Setting<'a> {
     pub scheme: Scheme,
     /// Its thresholds.
     pub policy: &'a Policy,
+    /// How its quantized cache is stored.
+    pub layout: Layout,
     /// Slots for keys, and as many for values.
     pub scratch: u32,
 }
@@ -193,7 +195,7 @@ impl<E: CacheElement> Work<'_, E> {
 
     /// Certified attention over a cache in two tiers: a sequence for each query token, each a fork of the one before.
     fn certified(&self) -> Result<Returned, Failure> {
-        let Setting { device, stream, policy, scratch, .. } = *self.setting;
+        let Setting { device, stream, policy, layout, scratch, .. } = *self.setting;
         let Layer { kv_heads, heads, head_dim, .. } = *self.layer;
         let sequences = self.rows.len() as u32;
         let problem = StepProblem {
@@ -203,9 +205,10 @@ impl<E: CacheElement> Work<'_, E> {
             head_dim: head_dim as u32,
             max_tokens: self.longest() as u32,
         };
-        let mut plan = self.named(StepPlan::<E>::new(device, problem, policy))?;
+        let geometry = self.named(Geometry::new(problem.kv_heads, problem.head_dim))?.with_layout(layout);
+        let mut plan = self.named(StepPlan::<E>::with_layout(device, problem, policy, layout))?;
         let extents = Extents {
-            geometry: self.named(Geometry::new(problem.kv_heads, problem.head_dim))?,
+            geometry,
             // Full blocks are shared; each sequence may have one of its own that is not full.
             blocks: problem.max_tokens.div_ceil(BLOCK_TOKENS) + sequences,
             sequences,
@@ -248,22 +251,23 @@ impl<E: CacheElement> Work<'_, E> {
         for (place, row) in places.iter().zip(self.rows) {
             lengths[*place] = self.layer.visible(*row) as u32;
         }
-        let checked = self.named(plan.checked(&lengths))?.bytes(head_dim as u32);
+        let checked = self.named(plan.checked(&lengths))?.bytes(geometry.layout());
         let (output, certificates) = self.by_token(&out, &places)?;
         let seconds =
             self.seconds(once, |stream| Ok(cache.attend(stream, &mut plan, &queries, &mut out)?))?;
         let last = self.named(cache.traffic(stream))?[0];
 
-        let tile = 32 * head_dim as u64;
+        // Quantized, and original keys or values.
+        let (quantized, tile) = (u64::from(geometry.layout().bytes), 32 * head_dim as u64);
         let groups = (kv_heads * (heads / kv_heads).div_ceil(ROW_GROUP)) as u64;
         let full: u64 = self.rows.iter().map(|row| (self.layer.visible(*row) / BLOCK) as u64).sum();
         let partial = self.rows.iter().filter(|row| !self.layer.visible(**row).is_multiple_of(BLOCK)).count();
         let dense =
             |token: usize, head: usize| Rung::of(certificates[token * heads + head].rung()).is_dense();
         let bytes = Bytes {
-            quantized: groups * full * (tile + size_of::<Annotation>() as u64),
+            quantized: groups * full * (quantized + size_of::<Annotation>() as u64),
             // What is taken out again, to make room for the originals.
-            replaced: (first.key_hits + first.key_misses) * tile,
+            replaced: (first.key_hits + first.key_misses) * quantized,
             trailing: 2 * groups * partial as u64 * tile,
             scratch: (first.key_hits + first.value_hits) * tile,
             host_promoted: first.bytes(head_dim as u32),

@@ -16,7 +16,7 @@ impl<E: CacheElement> TieredCache<E> {
     /// stored runs through the kernels on the CPU too, for [`cpu::Step`](super::super::cpu::Step) has no such checks.
     ///
     /// # Errors
-    /// [`CacheError::Plan`], [`CacheError::Length`], and nothing is launched; [`crate::Error::WrongDevice`]; what the launches
+    /// [`CacheError::Plan`], [`CacheError::Layout`], [`CacheError::Length`], and nothing is launched; [`crate::Error::WrongDevice`]; what the launches
     /// report.
     pub fn attend(
         &mut self,
@@ -58,6 +58,10 @@ impl<E: CacheElement> TieredCache<E> {
             // Fewer would do, as long as all sequences are in the first rows.
             ("number of sequences", problem.sequences, self.covering(problem.sequences)),
         ])?;
+        let (planned, stored) = (plan.layout(), self.geometry().layout().kind);
+        if planned != stored {
+            return Err(CacheError::Layout { plan: planned, cache: stored }.into());
+        }
         let heads = problem.sequences as usize * problem.q_heads as usize;
         let dim = problem.head_dim as usize;
         for (what, got, expected) in [

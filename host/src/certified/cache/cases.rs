@@ -1,13 +1,14 @@
 //! The cache's cases for `ferrokv check`: filled in every way, and stepped on with scratches of every size.
 
-use super::super::{Annotation, Attended, HEAD_DIMS, Policy, StepPlan, StepProblem};
+use super::super::cases::in_layout;
+use super::super::{Annotation, Attended, HEAD_DIMS, Layout, Policy, StepPlan, StepProblem};
 use super::{BLOCK_TOKENS, CacheElement, CacheError, Extents, Geometry, Result, TieredCache};
 use crate::check::{Case, CaseError, OutputBuffer, OutputElement};
 use crate::dense::sample::normal;
 use crate::{Buffer, Device, Stream};
 use bytemuck::Zeroable;
 use half::{bf16, f16};
-use kernels_gpu::certified::{Certificate, attend, mark, replace, weigh};
+use kernels_gpu::certified::{Certificate, mark, weigh};
 
 /// About N(0, 1), with a few channels that stand out; the same on every machine.
 pub fn tokens<E: CacheElement>(geometry: Geometry, count: usize, seed: u64) -> Vec<E> {
@@ -34,10 +35,20 @@ pub fn cases() -> Vec<Case> {
         add_fill::<f16>(&mut cases, head_dim);
         add_fill::<bf16>(&mut cases, head_dim);
     }
-    let long = Steps { slots: (0, 0), group: 3, tokens: 158, max_tokens: 192, steps: 3, race_check: false };
+    let long = Steps {
+        layout: Layout::Compact,
+        slots: (0, 0),
+        group: 3,
+        tokens: 158,
+        max_tokens: 192,
+        steps: 3,
+        race_check: false,
+    };
     // Looking for races takes as long as query heads and steps are many: hundreds of threads choose for each.
-    let short = Steps { slots: (3, 2), group: 1, tokens: 63, max_tokens: 80, steps: 2, race_check: true };
-    for what in [long, Steps { slots: (40, 80), ..long }, short] {
+    let short =
+        Steps { slots: (3, 2), group: 1, tokens: 63, max_tokens: 80, steps: 2, race_check: true, ..long };
+    let paper = Steps { layout: Layout::Paper, slots: (40, 80), ..long };
+    for what in [long, Steps { slots: (40, 80), ..long }, short, paper] {
         for head_dim in super::super::STEP_HEAD_DIMS {
             add_steps::<f16>(&mut cases, head_dim, what);
             add_steps::<bf16>(&mut cases, head_dim, what);
@@ -49,6 +60,8 @@ pub fn cases() -> Vec<Case> {
 /// Steps on three sequences: one, its fork, and one that fills its first block.
 #[derive(Clone, Copy)]
 struct Steps {
+    /// The paper's chooses in each step.
+    layout: Layout,
     /// Slots for keys and for values.
     slots: (u32, u32),
     /// Query heads of each KV head.
@@ -74,22 +87,26 @@ fn add_fill<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u3
 }
 
 fn add_steps<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u32, what: Steps) {
-    let Ok(geometry) = Geometry::new(2, head_dim) else { return };
-    let Steps { slots: (keys, values), group, tokens, steps: count, .. } = what;
+    let Steps { layout, slots: (keys, values), group, tokens, steps: count, .. } = what;
+    let (Ok(geometry), Some(kernels)) = (Geometry::new(2, head_dim), E::step_kernels(head_dim, layout))
+    else {
+        return;
+    };
+    let geometry = geometry.with_layout(layout);
     let label = format!(
-        "{} heads=2x{group} head_dim={head_dim} tokens={tokens} slots={keys},{values} steps={count}",
-        E::NAME
+        "{} heads=2x{group} head_dim={head_dim} tokens={tokens} slots={keys},{values} steps={count}{}",
+        E::NAME,
+        in_layout(layout)
     );
     let run = move |device: &Device| -> std::result::Result<_, CaseError> {
         Ok(steps::<E>(device, geometry, what)?)
     };
-    let mut case = Case::new(mark::kernel().info(), label, run).and(weigh::kernel().info());
-    for instances in [attend::INSTANCES, replace::INSTANCES] {
-        let end = format!("_{}_{head_dim}", E::NAME);
-        for instance in instances.iter().filter(|instance| instance.name.ends_with(&end)) {
-            case = case.and(instance);
-        }
-    }
+    let case = Case::new(mark::kernel().info(), label, run).and(weigh::kernel().info());
+    let [attend, replace, _, carry] = kernels.infos();
+    let case = match layout {
+        Layout::Compact => case.and(carry),
+        Layout::Paper => case.and(attend).and(replace),
+    };
     cases.push(if what.race_check { case.race_checked() } else { case });
 }
 
@@ -166,7 +183,9 @@ fn steps<E: CacheElement + OutputElement>(
     };
     let policy =
         Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::SOUND };
-    let mut plan = StepPlan::<E>::new(device, problem, &policy)?;
+    let layout = geometry.layout().kind;
+    let policy = if layout == Layout::Paper { Policy { renew: 0, ..policy } } else { policy };
+    let mut plan = StepPlan::<E>::with_layout(device, problem, &policy, layout)?;
     let mut out = plan.allocate()?;
     let mut outputs = Vec::new();
     for step in 0..steps {

@@ -1,6 +1,7 @@
 //! What a cache refuses.
 
 use super::Extents;
+use crate::certified::Layout;
 use std::fmt;
 
 /// What a [`TieredCache`](super::TieredCache) reports.
@@ -91,6 +92,18 @@ pub enum CacheError {
         got: usize,
         /// What it should have.
         expected: String,
+    },
+    /// A plan for caches that are stored in another way.
+    #[error(
+        "the plan is for the {} layout, and the cache is in the {} one; plan with the cache's",
+        .plan.name(),
+        .cache.name()
+    )]
+    Layout {
+        /// The plan's.
+        plan: Layout,
+        /// The cache's.
+        cache: Layout,
     },
     /// A plan for another cache.
     #[error("the plan's {what} is {plan}, and the cache's {cache}; plan for this cache")]

@@ -10,7 +10,7 @@ const STAGED_BLOCKS: u32 = 32;
 /// What a cache is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extents {
-    /// KV heads and their channels.
+    /// KV heads and their channels, and the layout that they are stored in.
     pub geometry: Geometry,
     /// Blocks of 16 tokens, of all sequences together.
     pub blocks: u32,
@@ -45,7 +45,7 @@ impl Extents {
         {
             return Err(refuse("32 bits do not number its blocks, slots or tokens; make it smaller"));
         }
-        if write_launch(geometry.head_dim(), geometry.kv_heads(), self.jobs()).is_none() {
+        if write_launch(geometry.layout(), geometry.kv_heads(), self.jobs()).is_none() {
             return Err(refuse("one launch does not reach all sequences; make it for fewer"));
         }
         Ok(Scratch { key_slots, value_slots, fresh: fresh as u32, admits: 1 })

@@ -6,7 +6,7 @@ use crate::attention::Half;
 use crate::certified::cpu::{Level, quantize};
 use crate::certified::{Annotation, Scratch};
 use crate::cpu::handles::{slice, slice_mut};
-use kernels_gpu::certified::layout::{Job, Problems, TileLayout, pair};
+use kernels_gpu::certified::layout::{Job, Problems, pair};
 use kernels_gpu::certified::{CacheShape, Piece, Refusals};
 use rayon::prelude::*;
 
@@ -154,7 +154,7 @@ impl<E: CacheElement> TieredCache<E> {
             let [keys, values] = fresh.map(|first| &near[first + start..][..elements]);
             let mut tile = vec![0u8; layout.bytes as usize];
             let mut problems = Problems::NONE;
-            let annotation = quantize(Level::best(), keys, values, start, &mut tile, &mut problems);
+            let annotation = quantize(Level::best(), layout, keys, values, start, &mut tile, &mut problems);
             (pair(job.destination, heads, head), tile, annotation, problems)
         };
         let work: Vec<(Job, u32)> = jobs
@@ -182,7 +182,7 @@ impl<E: CacheElement> Memory<'_, E> {
     /// fresh one; if the block is full then, the slots that hold what it held before are emptied.
     fn copy(&mut self, from: usize, block: u32, fresh: u32, token: u32) {
         let CacheShape { kv_heads, head_dim, .. } = self.shape;
-        let (tile, dim) = (TileLayout::new(head_dim).elements() as usize, head_dim as usize);
+        let (tile, dim) = ((BLOCK_TOKENS * head_dim) as usize, head_dim as usize);
         let inside = token as usize * dim;
         for head in 0..kv_heads {
             let row = from + head as usize * dim;

@@ -86,7 +86,7 @@ impl<E: CacheElement> TieredCache<E> {
     fn quantize(&mut self, stream: &Stream, jobs: u32) -> Result<()> {
         let geometry = self.geometry();
         let refuse = || CacheError::Extents { extents: self.extents, problem: "too many jobs".to_string() };
-        let launch = write_launch(geometry.head_dim(), geometry.kv_heads(), jobs).ok_or_else(refuse)?;
+        let launch = write_launch(geometry.layout(), geometry.kv_heads(), jobs).ok_or_else(refuse)?;
         let fresh = self.scratch.fresh as usize * geometry.layout().elements() as usize;
         let [keys, values] = [0, 1].map(|kind| self.fresh_elements(kind, 0));
         let keys = self.near.global_range(keys..keys + fresh)?;
@@ -322,6 +322,6 @@ fn problem(kind: usize) -> &'static str {
     if kind & 1 == 0 {
         "not finite"
     } else {
-        "beyond f16, in which scales are stored: store this cache's scaled down"
+        "beyond f16, in which quantized attention computes: store this cache's scaled down"
     }
 }

@@ -24,10 +24,12 @@ mod write;
 pub use crate::simd_level::Level;
 pub use list::Lists;
 pub use near::NearSlices;
-pub(crate) use write::quantize;
+pub(crate) use write::{channel, put_key, quantize};
 
 use super::step::step_shape;
-use super::{Annotation, BLOCK_TOKENS, Certificate, Error, OriginalsRead, Policy, Result, StepProblem};
+use super::{
+    Annotation, BLOCK_TOKENS, Certificate, Error, Layout, OriginalsRead, Policy, Result, StepProblem,
+};
 use crate::attention::Half;
 use crate::attention::cpu::TILES_ALONE;
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
@@ -83,6 +85,7 @@ pub struct Out<'a> {
 /// A step on the CPU, and the memory that it needs.
 pub struct Step {
     problem: StepProblem,
+    layout: Layout,
     thresholds: Thresholds,
     shape: StepShape,
     /// Whether a step promotes what an earlier one has chosen, and for how many steps; 0 if nothing is.
@@ -113,7 +116,15 @@ impl Step {
     /// As [`StepPlan::new`](super::StepPlan::new); [`Error::Policy`] for a policy that checks the order of blocks or what is
     /// stored: these checks have kernels and no path of their own here.
     pub fn new(problem: StepProblem, policy: &Policy) -> Result<Self> {
-        let shape = step_shape(problem, policy)?;
+        Self::with_layout(problem, policy, Layout::Compact)
+    }
+
+    /// The same over tiles of a layout.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Error::CarriedLayout`].
+    pub fn with_layout(problem: StepProblem, policy: &Policy, layout: Layout) -> Result<Self> {
+        let shape = step_shape(problem, policy, layout)?;
         if policy.watch().is_some() {
             let what =
                 "ranking and canary are checks of the kernels alone: run a StepPlan, or switch them off";
@@ -137,6 +148,7 @@ impl Step {
         let extents = if policy.every() == 0 { [0; 3] } else { list::extents(shape, groups.len()) };
         Ok(Step {
             problem,
+            layout,
             thresholds: policy.thresholds(),
             shape,
             carries: policy.carries(),
@@ -241,7 +253,7 @@ impl Step {
         let problem = self.problem.dense();
         let of_dense = dense::cpu::Slices { queries, keys, values, table, lengths };
         dense::cpu::check(problem, of_dense, out.output, out.lse)?;
-        let layout = TileLayout::new(problem.head_dim);
+        let layout = TileLayout::new(problem.head_dim, self.layout);
         let pairs = keys.len() / layout.elements() as usize;
         for (what, got, expected) in [
             ("the slice of tiles", tiles.len(), pairs * layout.bytes as usize / 4),
@@ -279,6 +291,7 @@ impl Step {
             table: slices.table,
             lengths: slices.lengths,
             shape: self.shape,
+            layout: self.layout,
         };
         let (thresholds, shape, carries) = (self.thresholds, self.shape, self.carries);
         let weighing = weighing_blocks(self.problem.sequences * self.problem.q_heads, shape.parts);

@@ -7,7 +7,7 @@ use crate::certified::{Result, Scratch};
 use crate::dense;
 use kernels_gpu::certified::Entry;
 use kernels_gpu::certified::admit::{LAST, STEP, TOTAL, order, stamp};
-use kernels_gpu::certified::layout::{TileLayout, pair};
+use kernels_gpu::certified::layout::pair;
 
 /// A scratch on the host: [`kernels_gpu::certified::admit`] says how it lies.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Step {
         if !chooses || !scratch.claims() {
             return Ok(());
         }
-        let elements = TileLayout::new(self.problem.head_dim).elements() as usize;
+        let elements = (BLOCK_TOKENS * self.problem.head_dim) as usize;
         for (what, got, expected) in [
             ("the directory", directory.len() as u64, scratch.words()),
             ("the slice of near tiles", tiles.len() as u64, scratch.tiles() * elements as u64),
@@ -127,7 +127,7 @@ impl Step {
         if scratch.admits == 0 {
             return;
         }
-        let elements = TileLayout::new(self.problem.head_dim).elements() as usize;
+        let elements = (BLOCK_TOKENS * self.problem.head_dim) as usize;
         for place in self.places(slices, lists) {
             for kind in (0..2).filter(|kind| place.wants[*kind]) {
                 let Some(slot) = place.slot(*scratch, kind) else { continue };

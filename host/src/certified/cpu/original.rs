@@ -5,14 +5,14 @@ use super::query::Queries;
 use crate::attention::Half;
 use crate::attention::cpu::lanes::{Floats, Lanes, Order, Sixteens, Tile, multiply_each};
 use crate::attention::cpu::softmax::TOKENS;
-use kernels_gpu::certified::layout::{TileLayout, pair};
+use kernels_gpu::certified::layout::pair;
 use kernels_gpu::certified::quantizer::{bound_or_infinity, norm_bound};
 use simt::math::{fma, max};
 
 /// A block's keys and its values, [16, D] each.
 #[inline(always)]
 pub(super) fn originals<'a, const D: usize>(view: &View<'a>, group: RowGroup, block: u32) -> [&'a [u16]; 2] {
-    let elements = TileLayout::new(D as u32).elements() as usize;
+    let elements = TOKENS * D;
     let from = pair(block, view.shape.kv_heads, group.head as u32) * elements;
     [&view.keys[from..][..elements], &view.values[from..][..elements]]
 }

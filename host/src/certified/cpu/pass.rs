@@ -14,7 +14,7 @@ use crate::attention::cpu::softmax::{
 use crate::attention::cpu::{Work, a_finite_row, padded};
 use half::f16;
 use kernels_gpu::certified::carried::gather::Bounds;
-use kernels_gpu::certified::layout::{Annotation, TileLayout, pair};
+use kernels_gpu::certified::layout::{Annotation, Layout, TileLayout, pair};
 use kernels_gpu::certified::query::{LOG2_E, delta};
 use kernels_gpu::certified::{Entry, Record, StepShape};
 use std::marker::PhantomData;
@@ -30,6 +30,7 @@ pub(super) struct View<'a> {
     pub(super) table: &'a [u32],
     pub(super) lengths: &'a [u32],
     pub(super) shape: StepShape,
+    pub(super) layout: Layout,
 }
 
 impl<'a> View<'a> {
@@ -42,7 +43,7 @@ impl<'a> View<'a> {
     /// A quantized tile.
     #[inline(always)]
     pub(super) fn tile<const D: usize>(&self, block: u32, head: usize) -> &'a [u32] {
-        let words = TileLayout::new(D as u32).bytes as usize / 4;
+        let words = TileLayout::new(D as u32, self.layout).bytes as usize / 4;
         &self.tiles[pair(block, self.shape.kv_heads, head as u32) * words..][..words]
     }
 
@@ -297,7 +298,7 @@ impl Warp {
         let (mut scores, sigma, of_zeros) = if wants_keys {
             (scratch.original_scores::<E, L, D>(keys), None, true)
         } else {
-            let products = scratch.tile.products::<L, D>(tile, &scratch.queries, bounded);
+            let products = scratch.tile.products::<L, D>(view.layout, tile, &scratch.queries, bounded);
             (products.scores, Some(products.sigma), products.of_zeros)
         };
         for (r, scores) in scores.iter_mut().enumerate().take(rows) {
@@ -328,7 +329,11 @@ impl Warp {
             masses[r] = of_lanes(sums);
             if let (true, Some(sigma)) = (bounded, &sigma) {
                 let query = &scratch.queries.heads[r];
-                deltas[r] = delta::<D>(query, sigma[MAX_ROWS + r], annotation.eps, annotation.zeta);
+                let (x, Annotation { eps, zeta, .. }) = (sigma[MAX_ROWS + r], annotation);
+                deltas[r] = match view.layout {
+                    Layout::Compact => delta::<f16, D>(query, x, eps, zeta),
+                    Layout::Paper => delta::<f32, D>(query, x, eps, zeta),
+                };
             }
             if wants_values {
                 split::<E, L>(&p, &mut scratch.weights[r]);
@@ -356,7 +361,7 @@ impl Warp {
             L::values::<E>(values, D, &mut scratch.values);
             add_values::<E, L, D>(weights, &scratch.values, values, &mut scratch.outputs);
         } else {
-            scratch.tile.restore::<L, D>(tile);
+            scratch.tile.restore::<L, D>(view.layout, tile);
             scratch.tile.add_values::<L, D>(weights, &mut scratch.outputs);
         }
         if tokens < TOKENS {

@@ -160,7 +160,7 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
                     for (weights, by_quantized) in scratch.weights.iter_mut().zip(&by_quantized).take(rows) {
                         split::<f16, L>(by_quantized, weights);
                     }
-                    scratch.tile.restore::<L, D>(view.tile::<D>(block, group.head));
+                    scratch.tile.restore::<L, D>(view.layout, view.tile::<D>(block, group.head));
                     scratch.tile.add_values::<L, D>(&scratch.weights[..rows], &mut scratch.outputs);
                 }
             }

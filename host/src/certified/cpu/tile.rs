@@ -5,7 +5,8 @@ use crate::attention::Half;
 use crate::attention::cpu::lanes::{Floats, Lanes, Order, Portable, Row, Sixteens, Tile, multiply_each};
 use crate::attention::cpu::softmax::{MAX_ROWS, TOKENS};
 use half::f16;
-use kernels_gpu::certified::layout::{TileLayout, VALUE_GROUP};
+use kernels_gpu::certified::layout::{Layout, TileLayout, VALUE_GROUP};
+use kernels_gpu::certified::tile::scale_above;
 
 /// Memory for one tile: codes and restored values as operands.
 pub(super) struct Unpacked {
@@ -40,38 +41,79 @@ impl Unpacked {
     #[inline(always)]
     pub(super) fn products<L: Lanes, const D: usize>(
         &mut self,
+        layout: Layout,
         tile: &[u32],
         queries: &Queries,
         sigma_wanted: bool,
     ) -> Products {
-        let layout = TileLayout::new(D as u32);
+        match layout {
+            Layout::Compact => self.products_in::<L, D, false>(tile, queries, sigma_wanted),
+            Layout::Paper => self.products_in::<L, D, true>(tile, queries, sigma_wanted),
+        }
+    }
+
+    /// The same in the compact layout, or in the paper's.
+    #[inline(always)]
+    fn products_in<L: Lanes, const D: usize, const PAPER: bool>(
+        &mut self,
+        tile: &[u32],
+        queries: &Queries,
+        sigma_wanted: bool,
+    ) -> Products {
+        let layout = TileLayout::new(D as u32, if PAPER { Layout::Paper } else { Layout::Compact });
         let bytes: &[u8] = bytemuck::cast_slice(tile);
-        let words: &[u16] = bytemuck::cast_slice(tile);
         L::codes::<Sixteens>(&bytes[..TOKENS * D], D, &mut self.codes[..TOKENS * D], &mut self.keys);
-        let scales = &words[layout.key_scales as usize / 2..][..D];
-        let zeros = &words[layout.key_zeros as usize / 2..][..D];
+        let of_keys = |part: u32| &bytes[part as usize..][..D * layout.kind.metadata_bytes() as usize];
+        let (scales, zeros) = (of_keys(layout.key_scales), of_keys(layout.key_zeros));
 
         let rows = queries.rows;
         // Of q_n·σ rounded, and of what rounding it lost.
         let mut sums = [[[0f32; TOKENS]; 2]; MAX_ROWS];
-        // Σ q_n·z, and Σ|q_n|·σ in lanes 8 to 15.
-        let mut of_columns = [[0f32; 16]; 2];
+        // Σ q_n·z, in the paper's layout of z rounded and of what that lost, and Σ|q_n|·σ in lanes 8 to 15.
+        let mut of_columns = [[0f32; 16]; 3];
+        let of_zero = if PAPER { 2 } else { 1 };
+        let wanted = of_zero + usize::from(sigma_wanted);
         let mut of_zeros = true;
         for contraction in 0..D / 16 {
-            let zero = Row::new::<f16, L>(of_contraction(zeros, contraction));
-            let metadata = [zero, Row::new::<f16, L>(of_contraction(scales, contraction))];
-            of_zeros &= metadata[0].finite && metadata[1].finite;
-            let wanted = if sigma_wanted { 2 } else { 1 };
+            let mut metadata = [Row::ZERO; 3];
+            let mut wide = [0f32; 16];
+            if PAPER {
+                wide = of_contraction(bytemuck::cast_slice(scales), contraction);
+                let zero = of_contraction(bytemuck::cast_slice(zeros), contraction);
+                let [rounded, lost, above] = &mut metadata;
+                split::<L>(zero, rounded, lost);
+                let mut scales = wide;
+                for scale in &mut scales {
+                    *scale = scale_above(*scale);
+                }
+                above.set::<f16, L>(L::round_f16(&scales));
+                let mut finite = rounded.finite;
+                for scale in &wide {
+                    finite &= scale.is_finite();
+                }
+                of_zeros &= finite;
+            } else {
+                let [zero, scale, _] = &mut metadata;
+                zero.set::<f16, L>(of_contraction(bytemuck::cast_slice(zeros), contraction));
+                scale.set::<f16, L>(of_contraction(bytemuck::cast_slice(scales), contraction));
+                of_zeros &= zero.finite && scale.finite;
+            }
+            let scales = if PAPER { &wide } else { &metadata[1].floats };
             let columns = queries.columns.of_keys(contraction);
             multiply_each::<f16, L>(|i| &metadata[i], columns, &mut of_columns[..wanted]);
             for (products, query) in self.products.iter_mut().zip(&queries.floats).take(rows) {
-                times::<L>(&query[contraction], &metadata[1].floats, products);
+                times::<L>(&query[contraction], scales, products);
             }
             let products = |i: usize| &self.products.as_flattened()[i];
             let keys = self.keys.of_keys(contraction);
             multiply_each::<f16, L>(products, keys, sums[..rows].as_flattened_mut());
         }
-        let [offsets, sigma] = of_columns;
+        let (mut offsets, sigma) = (of_columns[0], of_columns[of_zero]);
+        if PAPER {
+            for (offset, lost) in offsets.iter_mut().zip(&of_columns[1]) {
+                *offset += lost;
+            }
+        }
         let mut scores = [[0f32; TOKENS]; MAX_ROWS];
         for (r, (scores, [exact, rest])) in scores.iter_mut().zip(&sums).enumerate().take(rows) {
             for (score, (exact, rest)) in scores.iter_mut().zip(exact.iter().zip(rest)) {
@@ -83,8 +125,8 @@ impl Unpacked {
 
     /// Restores the tile's values, for [`add_values`](Self::add_values).
     #[inline(always)]
-    pub(super) fn restore<L: Lanes, const D: usize>(&mut self, tile: &[u32]) {
-        let layout = TileLayout::new(D as u32);
+    pub(super) fn restore<L: Lanes, const D: usize>(&mut self, layout: Layout, tile: &[u32]) {
+        let layout = TileLayout::new(D as u32, layout);
         let bytes: &[u8] = bytemuck::cast_slice(tile);
         let words: &[u16] = bytemuck::cast_slice(tile);
         let groups = TOKENS * D / VALUE_GROUP as usize;
@@ -140,8 +182,8 @@ pub(super) fn add_values<E: Half, L: Lanes, const D: usize>(
 
 /// A contraction's part of a number for each dimension.
 #[inline(always)]
-fn of_contraction(x: &[u16], contraction: usize) -> [u16; 16] {
-    let mut out = [0u16; 16];
+fn of_contraction<T: Copy + Default>(x: &[T], contraction: usize) -> [T; 16] {
+    let mut out = [T::default(); 16];
     for (step, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         let at = Sixteens::dimension(contraction, 4 * step);
         out.copy_from_slice(&x[at..at + 4]);
@@ -149,18 +191,25 @@ fn of_contraction(x: &[u16], contraction: usize) -> [u16; 16] {
     out
 }
 
-/// `Query::times`: q_n·σ rounded, and what rounding lost. The product of two f16 is exact in f32, and so is the difference.
+/// q_n·σ rounded, and what rounding lost: `Query::times`, whose product of two f16 is exact in f32, and what the kernels do with σ
+/// in f32.
 #[inline(always)]
 fn times<L: Lanes>(query: &Floats, scales: &Floats, [rounded, lost]: &mut [Row; 2]) {
     let mut product = [0f32; 16];
     for (product, (q, s)) in product.iter_mut().zip(query.iter().zip(scales)) {
         *product = q * s;
     }
-    rounded.set::<f16, L>(L::round_f16(&product));
-    for (product, rounded) in product.iter_mut().zip(&rounded.floats) {
-        *product -= rounded;
+    split::<L>(product, rounded, lost);
+}
+
+/// Numbers as f16, and as f16 what that lost of them: the difference is exact in f32.
+#[inline(always)]
+fn split<L: Lanes>(mut x: Floats, rounded: &mut Row, lost: &mut Row) {
+    rounded.set::<f16, L>(L::round_f16(&x));
+    for (x, rounded) in x.iter_mut().zip(&rounded.floats) {
+        *x -= rounded;
     }
-    lost.set::<f16, L>(L::round_f16(&product));
+    lost.set::<f16, L>(L::round_f16(&x));
 }
 
 /// Whether f32 holds every code·scale + zero exactly: with exponents s and z of the two, the sum is below

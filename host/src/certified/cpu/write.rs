@@ -6,31 +6,33 @@ use crate::attention::cpu::softmax::{TOKENS, of_lanes, warp_sum};
 use crate::attention::cpu::{Work, run};
 use crate::simd_level::Level;
 use half::f16;
-use kernels_gpu::certified::layout::{Annotation, Problems, TileLayout, VALUE_GROUP};
+use kernels_gpu::certified::layout::{Annotation, Layout, Problems, TileLayout, VALUE_GROUP};
 use kernels_gpu::certified::quantizer::{
     bound_or_infinity, key_channel, key_code, key_error, key_error_bound, key_size_bound, norm_bound,
-    reciprocal, restore_values, squares, twice, value_code, value_group,
+    reciprocal, restore_values, squares, twice, value_code, value_group, wide_key_channel,
 };
-use simt::convert::f32_from_f16;
+use simt::convert::{f16_from_f32, f32_from_f16};
 use simt::math::{max, min};
 
 /// Sums are taken over so many channels first: those of a warp.
 const SPAN: usize = 32;
 
 /// Quantizes one block of a KV head: `keys` and `values` [16, head_dim], whose first elements have index `start` in their
-/// pools; `tile` is as [`TileLayout`] has it. What cannot be quantized lowers `problems`.
+/// pools; `tile` is as `layout` has it. What cannot be quantized lowers `problems`.
 pub(crate) fn quantize<E: Half>(
     level: Level,
+    layout: TileLayout,
     keys: &[E],
     values: &[E],
     start: usize,
     tile: &mut [u8],
     problems: &mut Problems,
 ) -> Annotation {
-    run(level.checked(), Quantize { keys, values, start, tile, problems })
+    run(level.checked(), Quantize { layout, keys, values, start, tile, problems })
 }
 
 struct Quantize<'a, E> {
+    layout: TileLayout,
     keys: &'a [E],
     values: &'a [E],
     start: usize,
@@ -43,8 +45,7 @@ impl<E: Half> Work for Quantize<'_, E> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) -> Annotation {
-        let Quantize { keys, values, start, tile, problems } = self;
-        let layout = TileLayout::new((keys.len() / TOKENS) as u32);
+        let Quantize { layout, keys, values, start, tile, problems } = self;
         let [eta, nu] = quantize_values(values, layout, tile);
         if !(eta <= f32::MAX && nu <= f32::MAX) {
             find_value_problems(values, start, problems);
@@ -74,12 +75,11 @@ fn quantize_keys<E: Half>(keys: &[E], layout: TileLayout, tile: &mut [u8]) -> [f
                 let k = row[first + i].to_f32();
                 (low, high) = (min(low, k), max(high, k));
             }
-            let (scale, zero) = key_channel(low, high);
-            let (s, z) = (f32_from_f16(scale), f32_from_f16(zero));
+            let (s, z) = self::channel(layout.kind, low, high);
             *channel = [s, z, reciprocal(s)];
             let at = (first + i) as u32;
-            put(tile, layout.key_scale(at), scale);
-            put(tile, layout.key_zero(at), zero);
+            put_key(tile, layout.kind, layout.key_scale(at), s);
+            put_key(tile, layout.kind, layout.key_zero(at), z);
             // The lane that has the channel.
             let lane = i % 8 * 4 + i / 8;
             (lanes[0][lane], lanes[1][lane]) = (s * s, z * z);
@@ -171,6 +171,27 @@ fn largest(sums: [f32; TOKENS]) -> f32 {
     f32::from_bits(bits)
 }
 
+/// σ and z of a channel whose keys lie between `low` and `high`.
+#[inline(always)]
+pub(crate) fn channel(layout: Layout, low: f32, high: f32) -> (f32, f32) {
+    match layout {
+        Layout::Compact => {
+            let (scale, zero) = key_channel(low, high);
+            (f32_from_f16(scale), f32_from_f16(zero))
+        }
+        Layout::Paper => wide_key_channel(low, high),
+    }
+}
+
+/// Stores a channel's σ or z.
+#[inline(always)]
+pub(crate) fn put_key(tile: &mut [u8], layout: Layout, at: u32, x: f32) {
+    match layout {
+        Layout::Compact => put(tile, at, f16_from_f32(x)),
+        Layout::Paper => tile[at as usize..][..4].copy_from_slice(&x.to_le_bytes()),
+    }
+}
+
 #[inline(always)]
 fn put(tile: &mut [u8], at: u32, x: f16) {
     tile[at as usize..][..2].copy_from_slice(&x.to_le_bytes());
@@ -193,8 +214,7 @@ fn find_key_problems<E: Half>(keys: &[E], start: usize, layout: TileLayout, prob
     for (i, k) in keys.iter().enumerate() {
         let k = k.to_f32();
         let (low, high) = range(keys, i % dim, dim);
-        let (scale, zero) = key_channel(low, high);
-        let (s, z) = (f32_from_f16(scale), f32_from_f16(zero));
+        let (s, z) = channel(layout.kind, low, high);
         let (code, _) = key_code(k, z, reciprocal(s));
         let Problems { key_not_finite, key_range, .. } = problems;
         report([key_not_finite, key_range], k, key_error(k, code, s, z), start + i);

@@ -3,7 +3,7 @@
 use super::{Batch, Exact, Input, Returned, Trial};
 use crate::Device;
 use crate::certified::{
-    Attended, BLOCK_TOKENS, Bound, Certificate, CertifiedElement, Policy, Result, Rung, StepElement,
+    Attended, BLOCK_TOKENS, Bound, Certificate, CertifiedElement, Layout, Policy, Result, Rung, StepElement,
     StepPlan, StepProblem,
 };
 use crate::dense::sample::random;
@@ -204,15 +204,20 @@ fn median(numbers: &mut [f32]) -> f64 {
 /// The paper's thresholds with our bound.
 const PAPER_SOUND: &str = "paper, sound bound";
 
+/// Thresholds of a step that chooses for itself.
+const CHOOSING: Policy = Policy { renew: 0, ..Policy::SOUND };
+
 /// What is tried. Where a list is carried each policy takes two steps: by the list of another batch, then by its own.
-const POLICIES: [(&str, Policy); 7] = [
-    ("paper", Policy::PAPER),
-    (PAPER_SOUND, Policy { bound: Bound::Sound, ranking: 0, renew: 1, ..Policy::PAPER }),
-    ("choosing", Policy { renew: 0, ..Policy::SOUND }),
-    ("sound", Policy::SOUND),
-    ("naive", Policy::NAIVE),
-    ("strict", Policy::STRICT),
-    ("fast", Policy::FAST),
+const POLICIES: [(&str, Policy, Layout); 9] = [
+    ("paper", Policy::PAPER, Layout::Compact),
+    (PAPER_SOUND, Policy { bound: Bound::Sound, ranking: 0, renew: 1, ..Policy::PAPER }, Layout::Compact),
+    ("choosing", CHOOSING, Layout::Compact),
+    ("sound", Policy::SOUND, Layout::Compact),
+    ("naive", Policy::NAIVE, Layout::Compact),
+    ("strict", Policy::STRICT, Layout::Compact),
+    ("fast", Policy::FAST, Layout::Compact),
+    ("paper, paper's layout", Policy::PAPER, Layout::Paper),
+    ("choosing, paper's layout", CHOOSING, Layout::Paper),
 ];
 
 /// Extents that batches have, in turn: head_dim, query heads of a KV head, KV heads.
@@ -305,15 +310,16 @@ fn length(z: u64, max_tokens: u32) -> u32 {
     }
 }
 
-/// A trial, and plans for each policy when they are needed.
+/// A trial for each layout, and plans for each policy when they are needed.
 struct Runner<E: StepElement + CertifiedElement> {
-    trial: Trial<E>,
+    trials: [Trial<E>; 2],
     plans: [Option<(StepPlan<E>, Attended)>; POLICIES.len()],
 }
 
 impl<E: StepElement + CertifiedElement> Runner<E> {
     fn new(device: &Device, problem: StepProblem, blocks: usize) -> Result<Self> {
-        Ok(Runner { trial: Trial::new(device, problem, blocks)?, plans: [const { None }; POLICIES.len()] })
+        let [compact, paper] = Layout::ALL.map(|layout| Trial::with_layout(device, problem, blocks, layout));
+        Ok(Runner { trials: [compact?, paper?], plans: [const { None }; POLICIES.len()] })
     }
 
     /// Steps of one batch with some policies; says how many head-steps that were.
@@ -324,21 +330,26 @@ impl<E: StepElement + CertifiedElement> Runner<E> {
         policies: &[usize],
         findings: &mut Findings,
     ) -> Result<u64> {
-        self.trial.load(batch)?;
-        self.trial.ask(batch)?;
+        for (trial, layout) in self.trials.iter_mut().zip(Layout::ALL) {
+            if policies.iter().any(|policy| POLICIES[*policy].2 == layout) {
+                trial.load(batch)?;
+                trial.ask(batch)?;
+            }
+        }
         let mut returned = Vec::new();
         for &policy in policies {
+            let trial = &mut self.trials[POLICIES[policy].2 as usize];
             if self.plans[policy].is_none() {
-                let plan = self.trial.plan(&POLICIES[policy].1)?;
+                let plan = trial.plan(&POLICIES[policy].1)?;
                 let out = plan.allocate()?;
                 self.plans[policy] = Some((plan, out));
             }
             let carries = POLICIES[policy].1.renew > 0;
             if let Some((plan, out)) = &mut self.plans[policy] {
                 if carries {
-                    returned.push((policy, true, self.trial.step(plan, out)?));
+                    returned.push((policy, true, trial.step(plan, out)?));
                 }
-                returned.push((policy, false, self.trial.step(plan, out)?));
+                returned.push((policy, false, trial.step(plan, out)?));
             }
         }
         let heads = batch.problem.kv_heads as usize;

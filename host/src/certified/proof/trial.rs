@@ -2,8 +2,8 @@
 
 use super::inputs::Batch;
 use crate::certified::{
-    Annotation, Attended, Certificate, CertifiedElement, Error, Geometry, Job, Near, Policy, Result, Scratch,
-    StepElement, StepHandles, StepPlan, StepProblem, Writer,
+    Annotation, Attended, Certificate, CertifiedElement, Error, Geometry, Job, Layout, Near, Policy, Result,
+    Scratch, StepElement, StepHandles, StepPlan, StepProblem, Writer,
 };
 use crate::dense;
 use crate::{Buffer, Device, Stream};
@@ -47,8 +47,16 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
     /// # Errors
     /// Heads that no kernel takes; out of memory.
     pub fn new(device: &Device, problem: StepProblem, blocks: usize) -> Result<Self> {
+        Self::with_layout(device, problem, blocks, Layout::Compact)
+    }
+
+    /// The same with the quantized form in a layout.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_layout(device: &Device, problem: StepProblem, blocks: usize, layout: Layout) -> Result<Self> {
         let StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens } = problem;
-        let geometry = Geometry::new(kv_heads, head_dim)?;
+        let geometry = Geometry::new(kv_heads, head_dim)?.with_layout(layout);
         let max_blocks = max_tokens.div_ceil(super::super::BLOCK_TOKENS);
         let pool = geometry.pool_elements(blocks);
         Ok(Trial {
@@ -131,9 +139,9 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
     /// A plan for this cache.
     ///
     /// # Errors
-    /// As [`StepPlan::new`].
+    /// As [`StepPlan::with_layout`].
     pub fn plan(&self, policy: &Policy) -> Result<StepPlan<E>> {
-        StepPlan::new(&self.device, self.problem, policy)
+        StepPlan::with_layout(&self.device, self.problem, policy, self.geometry.layout().kind)
     }
 
     /// Turns bits of a byte of the quantized pool over, and nobody is told.

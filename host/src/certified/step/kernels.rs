@@ -1,6 +1,6 @@
 //! The kernels of a step for each element type and head_dim.
 
-use crate::certified::Annotation;
+use crate::certified::{Annotation, Layout};
 use crate::dense::DenseElement;
 use half::{bf16, f16};
 use kernels_gpu::certified::carried::Progress;
@@ -96,7 +96,8 @@ type Audit<E> = Kernel<(
     Scratch,
 )>;
 
-/// The kernels of a head_dim, and their shared memory.
+/// The kernels of a head_dim and layout, and their shared memory. `carry` is the compact layout's: plans of the other refuse to
+/// carry lists.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct StepKernels<E: StepElement> {
@@ -116,23 +117,29 @@ impl<E: StepElement> StepKernels<E> {
 /// An element type that the kernels of a step have instances for: f16 and bf16.
 pub trait StepElement: DenseElement {
     #[doc(hidden)]
-    fn step_kernels(head_dim: u32) -> Option<StepKernels<Self>>;
+    fn step_kernels(head_dim: u32, layout: Layout) -> Option<StepKernels<Self>>;
 }
 
 /// Head dimensions that a step has instances for.
 pub const STEP_HEAD_DIMS: [u32; 2] = [64, 128];
 
 macro_rules! instances {
+    ($element:ty, $dim:literal, $metadata:ty) => {
+        StepKernels {
+            attend: (attend::kernel::<$element, $dim, $metadata>(), pass_layout::<$metadata, $dim>().bytes),
+            replace: (replace::kernel::<$element, $dim, $metadata>(), promote_layout::<$metadata, $dim>().bytes),
+            carry: (carry::kernel::<$element, $dim>(), carried_layout::<$dim>().bytes),
+            audit: (audit::kernel::<$element, $dim, $metadata>(), audit_layout::<$metadata, $dim>().bytes),
+        }
+    };
     ($($element:ty: $($dim:literal)*),*) => {$(
         impl StepElement for $element {
-            fn step_kernels(head_dim: u32) -> Option<StepKernels<Self>> {
-                match head_dim {
-                    $($dim => Some(StepKernels {
-                        attend: (attend::kernel::<$element, $dim>(), pass_layout::<$dim>().bytes),
-                        replace: (replace::kernel::<$element, $dim>(), promote_layout::<$dim>().bytes),
-                        carry: (carry::kernel::<$element, $dim>(), carried_layout::<$dim>().bytes),
-                        audit: (audit::kernel::<$element, $dim>(), audit_layout::<$dim>().bytes),
-                    }),)*
+            fn step_kernels(head_dim: u32, layout: Layout) -> Option<StepKernels<Self>> {
+                match (head_dim, layout) {
+                    $(
+                        ($dim, Layout::Compact) => Some(instances!($element, $dim, f16)),
+                        ($dim, Layout::Paper) => Some(instances!($element, $dim, f32)),
+                    )*
                     _ => None,
                 }
             }

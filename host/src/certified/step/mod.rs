@@ -11,7 +11,7 @@ pub use carried::Carried;
 pub use kernels::{STEP_HEAD_DIMS, StepElement};
 pub use plan::StepPlan;
 
-use super::{Annotation, BLOCK_TOKENS, Error, Policy, Result};
+use super::{Annotation, BLOCK_TOKENS, Error, Layout, Policy, Result, TileLayout};
 use crate::{Buffer, dense};
 use kernels_gpu::certified::{Certificate, Scratch, StepShape, parts};
 use kernels_gpu::dense::split_count;
@@ -49,10 +49,13 @@ impl StepProblem {
 }
 
 /// How the work of a step is cut: the order of its sums follows from it.
-pub(super) fn step_shape(problem: StepProblem, policy: &Policy) -> Result<StepShape> {
+pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) -> Result<StepShape> {
     let StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens } = problem;
     if let Some(what) = policy.problem() {
         return Err(Error::Policy { what });
+    }
+    if layout == Layout::Paper && policy.carries() {
+        return Err(Error::CarriedLayout { renew: policy.renew });
     }
     if !STEP_HEAD_DIMS.contains(&head_dim) {
         return Err(Error::StepHeadDim { head_dim });
@@ -143,9 +146,10 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// Bytes of all of them.
-    pub const fn bytes(self, head_dim: u32) -> u64 {
-        (self.quantized_tiles + self.key_tiles + self.value_tiles) * 2 * (BLOCK_TOKENS * head_dim) as u64
+    /// Bytes of all of them, of tiles in this layout.
+    pub const fn bytes(self, layout: TileLayout) -> u64 {
+        self.quantized_tiles * layout.bytes as u64
+            + (self.key_tiles + self.value_tiles) * 2 * layout.elements() as u64
     }
 }
 
@@ -154,7 +158,7 @@ impl Checked {
 pub struct StepHandles<E> {
     /// [sequences, q_heads, head_dim].
     pub queries: Global<E>,
-    /// Quantized blocks, [blocks, kv_heads] of tiles.
+    /// Quantized blocks, [blocks, kv_heads] of tiles in the plan's layout.
     pub tiles: Global<u32>,
     /// Their annotations, [blocks, kv_heads].
     pub annotations: Global<Annotation>,

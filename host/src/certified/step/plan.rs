@@ -6,7 +6,7 @@ use super::{
     Attended, AttendedHandles, Carried, Checked, OriginalsRead, StepElement, StepHandles, StepProblem,
     step_shape,
 };
-use crate::certified::{BLOCK_TOKENS, Error, Policy, Result, cpu};
+use crate::certified::{BLOCK_TOKENS, Error, Layout, Policy, Result, cpu};
 use crate::{Buffer, Device, Stream, dense};
 use kernels_gpu::attention::threads;
 use kernels_gpu::certified::carried::gather::Gathered;
@@ -30,6 +30,7 @@ use simt::LaunchShape;
 pub struct StepPlan<E: StepElement> {
     device: Device,
     pub(super) problem: StepProblem,
+    pub(super) layout: Layout,
     pub(super) policy: Policy,
     pub(super) thresholds: Thresholds,
     pub(super) shape: StepShape,
@@ -62,15 +63,29 @@ pub struct StepPlan<E: StepElement> {
 }
 
 impl<E: StepElement> StepPlan<E> {
-    /// A plan for a problem.
+    /// A plan for a problem over tiles in the compact layout.
     ///
     /// # Errors
-    /// [`Error::StepHeadDim`], [`Error::TooLong`], [`Error::Policy`], [`Error::Dense`] for extents that no kernel takes; out of
-    /// memory.
+    /// As [`with_layout`](Self::with_layout).
     pub fn new(device: &Device, problem: StepProblem, policy: &Policy) -> Result<Self> {
+        Self::with_layout(device, problem, policy, Layout::Compact)
+    }
+
+    /// A plan for a problem over tiles in a layout. The paper's has kernels for steps that choose for themselves
+    /// ([`Policy::renew`] 0).
+    ///
+    /// # Errors
+    /// [`Error::CarriedLayout`]; [`Error::StepHeadDim`], [`Error::TooLong`], [`Error::Policy`], [`Error::Dense`] for extents that no kernel takes; out of
+    /// memory.
+    pub fn with_layout(
+        device: &Device,
+        problem: StepProblem,
+        policy: &Policy,
+        layout: Layout,
+    ) -> Result<Self> {
         let StepProblem { sequences, q_heads, kv_heads, head_dim, .. } = problem;
-        let shape = step_shape(problem, policy)?;
-        let kernels = E::step_kernels(head_dim).ok_or(Error::StepHeadDim { head_dim })?;
+        let shape = step_shape(problem, policy, layout)?;
+        let kernels = E::step_kernels(head_dim, layout).ok_or(Error::StepHeadDim { head_dim })?;
         let dense = dense::Plan::new(device, problem.dense())?;
         let max_blocks = shape.max_blocks;
         let rows = kv_heads * shape.row_groups();
@@ -90,6 +105,7 @@ impl<E: StepElement> StepPlan<E> {
         Ok(StepPlan {
             device: device.clone(),
             problem,
+            layout,
             policy: *policy,
             thresholds: policy.thresholds(),
             on_slices: None,
@@ -123,6 +139,11 @@ impl<E: StepElement> StepPlan<E> {
     /// What it is for.
     pub fn problem(&self) -> StepProblem {
         self.problem
+    }
+
+    /// The layout of the tiles that it reads.
+    pub fn layout(&self) -> Layout {
+        self.layout
     }
 
     /// Parts that a sequence is cut into.
@@ -238,7 +259,7 @@ impl<E: StepElement> StepPlan<E> {
     /// # Safety
     /// Until the last launch has finished (for a capture: until each run of the graph has), the memory behind every handle is
     /// there and used by nothing that writes it, and so is the plan's list ([`swap_carried`](Self::swap_carried)); each length is at most `max_tokens`, each table entry that a length reaches
-    /// is a block of the pools, and every full block among them is quantized.
+    /// is a block of the pools, and every full block among them is quantized, in the plan's layout.
     ///
     /// # Errors
     /// [`crate::Error::WrongDevice`]; what the launches report.

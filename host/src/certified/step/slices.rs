@@ -23,7 +23,7 @@ impl<E: StepElement> StepPlan<E> {
     pub unsafe fn run_on_slices(&mut self, cache: &StepHandles<E>, out: AttendedHandles) -> Result<()> {
         let mut step = match self.on_slices.take() {
             Some(step) => step,
-            None => Box::new(cpu::Step::new(self.problem, &self.policy)?),
+            None => Box::new(cpu::Step::with_layout(self.problem, &self.policy, self.layout)?),
         };
         let carried = &mut self.carried;
         // SAFETY: the caller's word; the lists are the plan's own.

@@ -7,6 +7,7 @@ use super::super::pass::{StepShape, Tiles};
 use super::CarriedLayout;
 use crate::attention::{BLOCK_TOKENS, Half, Ring};
 use glam::UVec4;
+use half::f16;
 use simt::warp::{self, FULL_MASK};
 use simt::{Global, GlobalMut, Shared, thread, unroll};
 
@@ -181,16 +182,16 @@ impl<E: Half> List<E> {
 
 /// A warp's quantized tiles, of which a list has some: they are skipped.
 pub(super) struct Listed<E, const D: usize> {
-    pub(super) tiles: Tiles<D>,
+    pub(super) tiles: Tiles<f16, D>,
     pub(super) list: List<E>,
     /// Whether there is a list.
     pub(super) exists: bool,
 }
 
 impl<E: Half, const D: usize> Ring for Listed<E, D> {
-    const STAGES: u32 = <Tiles<D> as Ring>::STAGES;
-    const STRIDE: u32 = <Tiles<D> as Ring>::STRIDE;
-    const LOOKS_AHEAD: bool = <Tiles<D> as Ring>::LOOKS_AHEAD;
+    const STAGES: u32 = <Tiles<f16, D> as Ring>::STAGES;
+    const STRIDE: u32 = <Tiles<f16, D> as Ring>::STRIDE;
+    const LOOKS_AHEAD: bool = <Tiles<f16, D> as Ring>::LOOKS_AHEAD;
 
     #[inline(always)]
     fn end(&self) -> u32 {

@@ -30,7 +30,7 @@ mod list;
 
 use super::admit::{Found, Scratch};
 use super::finish::Ends;
-use super::layout::{Annotation, TileLayout};
+use super::layout::{Annotation, Layout, TileLayout};
 use super::lists::STARTS;
 use super::marking::{Entry, ListHead};
 use super::parts::MAX_BLOCKS;
@@ -43,6 +43,7 @@ use crate::attention::{
     BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine, last_to_arrive,
     part_floats, staged_rows, walk, warps,
 };
+use core::marker::PhantomData;
 use finish::Finish;
 use gather::{Bounds, Gather, Gathered};
 use glam::{UVec4, Vec4};
@@ -111,7 +112,7 @@ pub struct CarriedLayout {
 /// Lays out the shared memory of an instance.
 pub const fn carried_layout<const D: usize>() -> CarriedLayout {
     let mut plan = SharedPlan::new();
-    let pass = pass_layout_in::<D>(&mut plan);
+    let pass = pass_layout_in::<f16, D>(&mut plan);
     // The rings' memory again.
     let mut over = SharedPlan::new();
     let staged = over.array(staged_rows(MAX_PARTS));
@@ -214,7 +215,19 @@ pub fn carry<E: Half, const D: usize>(
         warp,
     };
     let ring = Listed {
-        tiles: Tiles::<D> { layout: pass, tiles, annotations, table, shape, sequence, head, warp, lane, end },
+        tiles: Tiles::<f16, D> {
+            layout: pass,
+            metadata: PhantomData,
+            tiles,
+            annotations,
+            table,
+            shape,
+            sequence,
+            head,
+            warp,
+            lane,
+            end,
+        },
         list,
         exists: every != 0,
     };
@@ -232,7 +245,7 @@ pub fn carry<E: Half, const D: usize>(
         // Before the multiplications, and by every lane, so that it hides behind them.
         if certify {
             let mass = of_row(sum);
-            let delta = delta::<D>(&query, x, annotation.eps, annotation.zeta);
+            let delta = delta::<f16, D>(&query, x, annotation.eps, annotation.zeta);
             gather.rescale(before, running.reference);
             gather.add(mass, Bounds::of(annotation, Some(delta), true), lane);
             if notes.writes {
@@ -270,11 +283,11 @@ pub fn carry<E: Half, const D: usize>(
         // The tiles of the warp's own ring are read.
         warp::sync_warp(FULL_MASK);
         // The addresses in three tiles would take more registers than there are.
-        let start = bits::renewed(warp * stages(D as u32) * Tile::<D>::WORDS);
+        let start = bits::renewed(warp * stages(D as u32) * Tile::<f16, D>::WORDS);
         let lane = bits::renewed(lane);
         let key_tile = KeyTile::<D>::at(pass.ring, start);
-        let value_tile = ValueTile::<D>::at(pass.ring, start + Tile::<D>::WORDS);
-        let tile = Tile::<D>::at(pass.ring, start + 2 * Tile::<D>::WORDS);
+        let value_tile = ValueTile::<D>::at(pass.ring, start + Tile::<f16, D>::WORDS);
+        let tile = Tile::<f16, D>::at(pass.ring, start + 2 * Tile::<f16, D>::WORDS);
         let [wants_keys, wants_values] = entry.wants();
         let source = |found: Found, originals: Global<E>| match found.tile {
             Scratch::EMPTY => (originals, pair as usize * elements),
@@ -289,7 +302,7 @@ pub fn carry<E: Half, const D: usize>(
             value_tile.copy(from, at, tokens, lane);
         }
         if !(wants_keys && wants_values) {
-            tile.copy(tiles, pair as usize * TileLayout::new(D as u32).bytes as usize, lane);
+            tile.copy(tiles, pair as usize * TileLayout::new(D as u32, Layout::Compact).bytes as usize, lane);
         }
         async_copy::commit();
         let annotation = if trailing {
@@ -310,7 +323,7 @@ pub fn carry<E: Half, const D: usize>(
             original_scores::<E, D>(&query, key_tile, lane)
         } else {
             let (products, x) = tile.products(&query, lane);
-            bound = Some(delta::<D>(&query, x, annotation.eps, annotation.zeta));
+            bound = Some(delta::<f16, D>(&query, x, annotation.eps, annotation.zeta));
             products
         };
         unroll!(for j in 0..2 {
