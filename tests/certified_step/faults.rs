@@ -108,6 +108,11 @@ fn differs(
     verdict
 }
 
+/// Every device with every layout.
+fn everywhere() -> impl Iterator<Item = (&'static Device, Layout)> {
+    devices().iter().flat_map(|device| Layout::ALL.map(|layout| (device, layout)))
+}
+
 fn alarmed(returned: &Returned, heads: usize) -> bool {
     let layer = |c: &ferrokv::host::certified::Certificate| Rung::of(c.rung()) == Rung::Layer;
     let first = &returned.certificates[..heads];
@@ -133,9 +138,9 @@ fn faults_are_found_as_often_as_they_should_be() {
     let (heads, head_dim) = (2, 64);
     let batch = Batch::<f16>::new(problem(2, 4, heads, head_dim, 208), &sequences, 17, 3);
     let geometry = Geometry::new(heads, head_dim).unwrap();
-    let layout = geometry.layout();
-    for device in devices() {
-        let mut trial = loaded(device, &batch);
+    for (device, layout) in everywhere() {
+        let mut trial = loaded_in(device, &batch, layout);
+        let layout = geometry.with_layout(layout).layout();
         let (tiles, annotations) = trial.quantized().unwrap();
         let (dense, _) = trial.dense().unwrap();
         let watched = Policy { canary: 1e-6, ..ALL };
@@ -195,9 +200,10 @@ fn what_is_not_found_is_within_the_certificate() {
     let head_dim = 64;
     let batch = Batch::<f16>::new(problem(2, 4, 1, head_dim, 112), &sequences, 5, 3);
     let truth = exact(&batch);
-    let layout = Geometry::new(1, head_dim).unwrap().layout();
-    for device in devices() {
-        let mut trial = loaded(device, &batch);
+    let geometry = Geometry::new(1, head_dim).unwrap();
+    for (device, layout) in everywhere() {
+        let mut trial = loaded_in(device, &batch, layout);
+        let layout = geometry.with_layout(layout).layout();
         let (_, annotations) = trial.quantized().unwrap();
         let mut plan = trial.plan(&exploring(1.0)).unwrap();
         let mut out = plan.allocate().unwrap();
@@ -290,12 +296,17 @@ fn what_is_looked_at_is_counted() {
 /// Over sound data the canary and the exploration change no bit and raise no alarm, whatever they look at.
 #[test]
 fn looking_changes_nothing() {
-    for (group, head_dim) in [(4, 128), (9, 64), (1, 64)] {
+    for (group, head_dim, layout) in [
+        (4, 128, Layout::Compact),
+        (9, 64, Layout::Compact),
+        (1, 64, Layout::Compact),
+        (3, 128, Layout::Paper),
+    ] {
         let sequences: Vec<(Input, u32)> =
             Input::MADE.into_iter().enumerate().map(|(i, input)| (input, 60 + 17 * i as u32)).collect();
         let batch = Batch::<bf16>::new(problem(sequences.len(), group, 1, head_dim, 256), &sequences, 2, 2);
         for device in devices() {
-            let mut trial = loaded(device, &batch);
+            let mut trial = loaded_in(device, &batch, layout);
             for policy in [CHOOSING, Policy { renew: 0, ..Policy::NAIVE }, ALL] {
                 let plain = step(&mut trial, &policy);
                 for exploration in [0.0, 0.3, 1.0] {

@@ -75,8 +75,8 @@ impl<E: StepElement> StepPlan<E> {
     /// ([`Policy::renew`] 0).
     ///
     /// # Errors
-    /// [`Error::CarriedLayout`]; [`Error::StepHeadDim`], [`Error::TooLong`], [`Error::Policy`], [`Error::Dense`] for extents that no kernel takes; out of
-    /// memory.
+    /// [`Error::CarriedLayout`]; [`Error::StepHeadDim`], [`Error::TooLong`], [`Error::Policy`], [`Error::Dense`] for extents that
+    /// no kernel takes; out of memory.
     pub fn with_layout(
         device: &Device,
         problem: StepProblem,
