@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use host::certified::cpu::{Level, Lists, Step};
 use host::certified::proof::{Batch, Input};
 use host::certified::{CacheElement, OriginalsRead, Policy, StepProblem};
-use kernels_gpu::certified::carried::Progress;
+use kernels_gpu::certified::carried::Promoted;
 use kernels_gpu::certified::{Entry, ListHead};
 use proptest::prelude::*;
 use simt::Zeroable;
@@ -334,23 +334,23 @@ fn lists_of_other_extents_are_refused() {
     let case = Case::<f16>::new(PROBLEM, &[(Input::Normal, 33)], 18);
     let mut step = Step::new(case.batch.problem, &Policy::SOUND).unwrap();
     let (mut lists, mut entries) = (vec![ListHead::zeroed(); 3], vec![Entry::zeroed(); 72]);
-    let mut progress = vec![Progress::zeroed(); 3];
-    let mut run = |lists: &mut [ListHead], entries: &mut [Entry], progress: &mut [Progress]| {
+    let mut promoted = vec![Promoted::zeroed(); 3];
+    let mut run = |lists: &mut [ListHead], entries: &mut [Entry], promoted: &mut [Promoted]| {
         let mut results = Results::new(case.batch.problem);
-        let lists = Lists { lists, entries, progress };
+        let lists = Lists { lists, entries, promoted, renews: false };
         let done = step.run_carried(case.slices(), lists, results.out()).map_err(|error| error.to_string());
         assert_eq!(done.is_err(), results.output.iter().all(|x| x.to_bits() == u32::MAX));
         done
     };
     let places = entries.len();
-    for [of_lists, of_entries, of_progress] in [[2, places, 3], [3, places - 1, 3], [3, places, 0]] {
-        let error = run(&mut lists[..of_lists], &mut entries[..of_entries], &mut progress[..of_progress]);
+    for [of_lists, of_entries, of_promoted] in [[2, places, 3], [3, places - 1, 3], [3, places, 0]] {
+        let error = run(&mut lists[..of_lists], &mut entries[..of_entries], &mut promoted[..of_promoted]);
         let error = error.unwrap_err();
         assert!(error.contains("the carried list has") && error.lines().count() == 1, "{error}");
     }
     // What no kernel leaves is no reason to panic.
     lists.fill(ListHead { entries: u32::MAX, key_tiles: 7, value_tiles: 7, expanded: 9 });
     entries.fill(Entry { index: 1, rows: u32::MAX });
-    run(&mut lists, &mut entries, &mut progress).unwrap();
-    assert_eq!(progress[2].steps, 1);
+    run(&mut lists, &mut entries, &mut promoted).unwrap();
+    assert!(promoted[2].key_tiles > 0, "{promoted:?}");
 }

@@ -3,7 +3,7 @@
 use super::*;
 use ferrokv::host::certified::{Scratch, Traffic};
 use ferrokv::kernels_gpu::certified::admit::{LAST, STEP, TOTAL};
-use ferrokv::kernels_gpu::certified::carried::Progress;
+use ferrokv::kernels_gpu::certified::carried::Promoted;
 use ferrokv::kernels_gpu::certified::choice::Choice;
 use ferrokv::kernels_gpu::certified::layout::Annotation;
 use ferrokv::kernels_gpu::certified::marking::THREADS;
@@ -54,7 +54,7 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
         let mut lists = Buffer::<ListHead>::zeroed(device, 2).unwrap();
         let mut entries = Buffer::<Entry>::zeroed(device, 2 * shape.places() as usize).unwrap();
         let mut taken = Buffer::<Taken>::zeroed(device, 2).unwrap();
-        let progress = Buffer::<Progress>::zeroed(device, 2).unwrap();
+        let mut promoted = Buffer::<Promoted>::zeroed(device, 2).unwrap();
         let mut launch = |lengths: [u32; 2], blocks: [(f32, f32); 8]| {
             let records = blocks.map(|(mass, eta)| {
                 Record::new(mass, 0.0, 0.0, Annotation { eta, nu: 1.0, eps: 0.0, zeta: 0.0 })
@@ -71,11 +71,11 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
                 entries.global_mut(),
                 taken.global_mut(),
                 directory.global_mut(),
-                // No list is carried.
-                progress.global(),
+                promoted.global_mut(),
                 shape,
                 thresholds,
                 scratch,
+                // No list is carried.
                 0,
             );
             let grid = LaunchShape::new((1, 1, 2), THREADS).shared(mark_layout().bytes);

@@ -54,7 +54,13 @@ fn lists_hold<E: StepElement + CertifiedElement>() {
                     (0..5).for_each(|rung| rungs[rung] += found[rung]);
                     let of_step: u32 =
                         returned.certificates.iter().map(|c| c.promoted_keys + c.promoted_values).sum();
-                    assert!(i > 0 || of_step == 0, "{what}: {of_step} promoted without a list");
+                    // Without a list, in the first step, the two newest blocks of each row.
+                    let newest: u32 = batch.lengths.iter().map(|length| (length / 16).min(2)).sum();
+                    let rows = batch.problem.q_heads;
+                    assert!(
+                        i > 0 || of_step == 2 * newest * rows,
+                        "{what}: {of_step} promoted without a list"
+                    );
                     promoted += of_step;
                 }
             }
@@ -91,7 +97,7 @@ fn everything_promoted_is_exact() {
             let error = exact.error(&returned[1].output[row * 64..][..64]);
             let before = returned[0].certificates[row].bound();
             assert!(error <= f64::from(certificate.bound()), "{error}: {certificate:?}");
-            assert!(certificate.bound() < before / 20.0, "{before}: {certificate:?}");
+            assert!(full <= 2 || certificate.bound() < before / 20.0, "{before}: {certificate:?}");
         }
     }
 }

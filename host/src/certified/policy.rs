@@ -41,8 +41,8 @@ pub struct Policy {
     /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes. With `renew` they always do.
     pub per_group: bool,
     /// For how many steps what was chosen by the masses of one is promoted: from the step after it on, so that each step is one
-    /// pass. The bound is that of the step's own weights, however old the choice; it grows with what the choice has missed. The
-    /// first step has none and promotes nothing. 0: each step chooses for itself, between two passes.
+    /// pass. Blocks that were filled since are promoted too, the two newest of them. The bound is that of the step's own weights, however
+    /// old the choice; it grows with what the choice has missed. 0: each step chooses for itself, between two passes.
     pub renew: u32,
     /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error: what is left is
     /// one pass over the quantized cache.
@@ -91,7 +91,7 @@ impl Policy {
         key_budget: 0.25,
         value_budget: 0.15,
         per_group: true,
-        renew: 4,
+        renew: 16,
         certify: true,
         bound: Bound::Sound,
         ranking: 0,
@@ -244,7 +244,7 @@ impl Policy {
     }
 
     /// For how many steps a list is used; 0 if there is none, or each step has its own.
-    pub(super) fn every(&self) -> u32 {
+    pub(crate) fn every(&self) -> u32 {
         if self.promotes() { self.renew } else { 0 }
     }
 

@@ -21,9 +21,9 @@ mod softmax;
 
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
 pub use partial::{
-    MAX_PARTS, Merged, PartialRow, combine, combine_parts, last_to_arrive, part_floats, staged_rows,
+    Adding, MAX_PARTS, Merged, PartialRow, combine, combined_rows, last_to_arrive, part_floats,
 };
-pub use ring::{Ring, walk};
+pub use ring::{Ring, first_blocks, walk};
 pub use softmax::Running;
 
 use crate::Element;

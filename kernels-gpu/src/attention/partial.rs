@@ -4,7 +4,7 @@ use super::{ROWS, threads, warps};
 use glam::Vec4;
 use simt::math::{exp2_nonpositive, fma, max};
 use simt::warp::{self, FULL_MASK};
-use simt::{GlobalMut, Pod, Shared, Zeroable, thread, unroll};
+use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, thread, unroll};
 
 /// Reference and sum of one query row over some tokens; Σ p·v lies beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -38,8 +38,14 @@ pub struct Merged {
 /// The most parts that a sequence is cut into.
 pub const MAX_PARTS: u32 = 136;
 
+/// Rows that [`combine`] wants: those of the warps, and the totals' references.
+pub const fn combined_rows(head_dim: u32) -> u32 {
+    (warps(head_dim) + 1) * ROWS
+}
+
 /// Adds up the warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension of the eight
-/// rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps, 8, D] lie in shared memory.
+/// rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps, 8, D] lie in shared memory; afterwards the
+/// references of `rows`, of which there are [`combined_rows`], are the warps' weights. All threads of the block call it.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn combine<const D: usize>(
@@ -47,72 +53,181 @@ pub fn combine<const D: usize>(
     outputs: Shared<f32>,
     mut done: impl FnMut(u32, u32, Merged),
 ) {
+    let t = thread::thread_idx_x();
+    let mut own = PartialRow::EMPTY;
+    let mut reference = PartialRow::EMPTY.reference;
+    if t < warps(D as u32) * ROWS {
+        own = rows.load(t);
+        unroll!(for w in 0..8 {
+            if (w as u32) < warps(D as u32) {
+                reference = max(reference, rows.load(w as u32 * ROWS + t % ROWS).reference);
+            }
+        });
+    }
+    thread::sync_threads();
+    if t < warps(D as u32) * ROWS {
+        let weight = exp2_nonpositive(own.reference - reference);
+        rows.store(t, PartialRow { reference: weight, sum: own.sum });
+        if t < ROWS {
+            rows.store(warps(D as u32) * ROWS + t, PartialRow { reference, sum: 0.0 });
+        }
+    }
+    thread::sync_threads();
     let quads = D as u32 / 4;
-    let mut item = thread::thread_idx_x();
+    let mut item = t;
     while item < ROWS * quads {
         let (r, d) = (item / quads, 4 * (item % quads));
-        let mut merging = Merging::new();
+        let mut merged = Merged { values: [0.0; 4], row: rows.load(warps(D as u32) * ROWS + r) };
         unroll!(for w in 0..8 {
             if (w as u32) < warps(D as u32) {
-                merging.meet(rows.load(w as u32 * ROWS + r));
+                let PartialRow { reference: weight, sum } = rows.load(w as u32 * ROWS + r);
+                let x: Vec4 = outputs.load_vector((w as u32 * ROWS + r) * D as u32 + d);
+                merged.row.sum = fma(sum, weight, merged.row.sum);
+                let x = x.to_array();
+                merged.values = [0, 1, 2, 3].map(|i| fma(x[i], weight, merged.values[i]));
             }
         });
-        unroll!(for w in 0..8 {
-            if (w as u32) < warps(D as u32) {
-                let at = (w as u32 * ROWS + r) * D as u32 + d;
-                merging.add(rows.load(w as u32 * ROWS + r), outputs.load_vector(at));
-            }
-        });
-        done(r, d, merging.merged);
+        done(r, d, merged);
         item += threads(D as u32);
     }
 }
 
-/// Rows of [`PartialRow`]s that [`combine_parts`] wants for `parts` parts.
-pub const fn staged_rows(parts: u32) -> u32 {
-    (parts + 1) * ROWS
+/// Items of four dimensions of a row that are a thread's work.
+const fn items<const D: usize>() -> usize {
+    (ROWS * D as u32 / 4).div_ceil(threads(D as u32)) as usize
 }
 
-/// Adds up `parts` parts in their order, like [`combine`], for the first `rows` of the eight rows.
-///
-/// Each thread has sixteen loads under way, the first of them while a warp each turns a row's references into weights, in
-/// `staged`, its total behind them. All of it is run once a launch, from an instruction cache that has none of it: short code is
-/// fast code here.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub fn combine_parts<const D: usize>(
-    parts: u32,
-    rows: u32,
-    staged: Shared<PartialRow>,
-    row: impl Fn(u32, u32) -> PartialRow,
-    values: impl Fn(u32, u32, u32) -> Vec4,
-    mut done: impl FnMut(u32, u32, Merged),
-) {
-    let items = rows * (D as u32 / 4);
-    let of_item = |item: u32| (item / (D as u32 / 4), 4 * (item % (D as u32 / 4)));
-    // Past the end the last one again, so that no load waits for a condition.
-    let sixteen = |item: u32, first: u32| {
-        let (r, d) = of_item(item);
-        let mut x = [Vec4::ZERO; 16];
-        unroll!(for k in 0..16 {
-            x[k] = values((first + k as u32).min(parts - 1), r, d);
-        });
-        x
-    };
-    let mut item = thread::thread_idx_x();
-    let mut x = [Vec4::ZERO; 16];
-    if item < items {
-        x = sixteen(item, 0);
+/// Shared memory in which parts are added up: the place of what is done with.
+#[derive(Clone, Copy)]
+pub struct Adding {
+    /// References and sums of all parts, [parts, 8]; then their weights, and behind them the totals.
+    heads: Shared<PartialRow>,
+    /// Σ p·v of some parts, [at_once, 8, D].
+    values: Shared<f32>,
+    at_once: u32,
+}
+
+impl Adding {
+    /// For up to `most` parts, in what `plan` has left of the first `bytes` bytes.
+    pub const fn over<const D: usize>(plan: &mut SharedPlan, most: u32, bytes: u32) -> Self {
+        let heads = plan.array((most + 1) * ROWS);
+        let at_once = (bytes - plan.bytes()) / (4 * ROWS * D as u32);
+        assert!(at_once > 0, "there is room for one part");
+        let values = plan.array(at_once * ROWS * D as u32);
+        Adding { heads, values, at_once }
     }
-    let lane = warp::lane_id();
-    let mut r = thread::thread_idx_x() / 32;
-    while r < rows {
+
+    /// The weight of a part in row `r`, when all are added up.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn weight(self, part: u32, r: u32) -> f32 {
+        self.heads.load(part * ROWS + r).reference
+    }
+
+    /// Adds up `parts` parts in their order, like [`combine`], for the first `rows` of the eight rows; `place` says where a part is
+    /// in `partials`. Of copies that are under way at the beginning all have arrived at the end.
+    ///
+    /// Copies bring whatever there is room for at once, first of all references and sums, of which a warp each makes a row's
+    /// weights while the rest comes. All of it is run once a launch: what counts is how often somebody waits for the L2 cache.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn parts<const D: usize>(
+        self,
+        parts: u32,
+        rows: u32,
+        partials: Global<f32>,
+        place: impl Fn(u32) -> usize,
+        mut done: impl FnMut(u32, u32, Merged),
+    ) {
+        let Adding { heads, values, at_once } = self;
+        let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
+        // Two rows a copy.
+        let mut i = t;
+        while i < parts * (ROWS / 2) {
+            let (part, pair) = (i / (ROWS / 2), i % (ROWS / 2));
+            let from = place(part) + (ROWS * D as u32 + 4 * pair) as usize;
+            heads.copy_async(2 * i, partials, from);
+            i += threads(D as u32);
+        }
+        async_copy::commit();
+        let ask = |first: u32, end: u32| {
+            let mut part = first;
+            while part < end {
+                let from = place(part);
+                unroll!(for k in 0..(items::<D>()), at_most 4 {
+                    let item = t + k as u32 * threads(D as u32);
+                    if item < rows * (D as u32 / 4) {
+                        let to = (part - first) * ROWS * D as u32 + 4 * item;
+                        values.copy_async(to, partials, from + 4 * item as usize);
+                    }
+                });
+                part += 1;
+            }
+            async_copy::commit();
+        };
+        let mut first = 0;
+        let mut end = parts.min(at_once);
+        ask(first, end);
+        async_copy::wait::<1>();
+        thread::sync_threads();
+        let mut r = t / 32;
+        while r < rows {
+            self.weights(parts, r, lane);
+            r += warps(D as u32);
+        }
+        let mut sums = [[0f32; 4]; 4];
+        loop {
+            async_copy::wait::<0>();
+            thread::sync_threads();
+            unroll!(for k in 0..(items::<D>()), at_most 4 {
+                let item = t + k as u32 * threads(D as u32);
+                if item < rows * (D as u32 / 4) {
+                    let r = item / (D as u32 / 4);
+                    let mut part = first;
+                    while part < end {
+                        // Past the end the last one again, so that no load waits for a condition.
+                        let of = |i: u32| (part + i).min(end - 1);
+                        let x = [0, 1, 2, 3].map(|i| {
+                            let four: Vec4 = values.load_vector((of(i) - first) * ROWS * D as u32 + 4 * item);
+                            (self.weight(of(i), r), four.to_array())
+                        });
+                        unroll!(for i in 0..4 {
+                            if part + (i as u32) < end {
+                                let (weight, four) = x[i];
+                                sums[k] = [0, 1, 2, 3].map(|d| fma(four[d], weight, sums[k][d]));
+                            }
+                        });
+                        part += 4;
+                    }
+                }
+            });
+            first = end;
+            if first >= parts {
+                break;
+            }
+            // They have been read.
+            thread::sync_threads();
+            end = parts.min(first + at_once);
+            ask(first, end);
+        }
+        unroll!(for k in 0..(items::<D>()), at_most 4 {
+            let item = t + k as u32 * threads(D as u32);
+            if item < rows * (D as u32 / 4) {
+                let (r, d) = (item / (D as u32 / 4), 4 * (item % (D as u32 / 4)));
+                done(r, d, Merged { values: sums[k], row: heads.load(parts * ROWS + r) });
+            }
+        });
+    }
+
+    /// Turns a row's references into weights, and makes its total: a warp's work.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn weights(self, parts: u32, r: u32, lane: u32) {
+        let heads = self.heads;
         let mut reference = PartialRow::EMPTY.reference;
         let mut part = lane;
         while part < parts {
-            let of_part = row(part, r);
-            staged.store(part * ROWS + r, of_part);
-            reference = max(reference, of_part.reference);
+            reference = max(reference, heads.load(part * ROWS + r).reference);
             part += 32;
         }
         unroll!(for i in 0..5 {
@@ -121,70 +236,16 @@ pub fn combine_parts<const D: usize>(
         let mut sum = 0f32;
         let mut part = lane;
         while part < parts {
-            let PartialRow { reference: own, sum: of_part } = staged.load(part * ROWS + r);
+            let PartialRow { reference: own, sum: of_part } = heads.load(part * ROWS + r);
             let weight = exp2_nonpositive(own - reference);
             sum = fma(of_part, weight, sum);
-            staged.store(part * ROWS + r, PartialRow { reference: weight, sum: 0.0 });
+            heads.store(part * ROWS + r, PartialRow { reference: weight, sum: 0.0 });
             part += 32;
         }
         let sum = warp::warp_sum_f32(sum);
         if lane == 0 {
-            staged.store(parts * ROWS + r, PartialRow { reference, sum });
+            heads.store(parts * ROWS + r, PartialRow { reference, sum });
         }
-        r += warps(D as u32);
-    }
-    thread::sync_threads();
-    while item < items {
-        let (r, d) = of_item(item);
-        let mut merged = Merged { values: [0.0; 4], row: staged.load(parts * ROWS + r) };
-        let mut first = 0;
-        loop {
-            unroll!(for k in 0..16 {
-                if first + (k as u32) < parts {
-                    let weight = staged.load((first + k as u32) * ROWS + r).reference;
-                    let x = x[k].to_array();
-                    merged.values = [0, 1, 2, 3].map(|i| fma(x[i], weight, merged.values[i]));
-                }
-            });
-            first += 16;
-            if first >= parts {
-                break;
-            }
-            x = sixteen(item, first);
-        }
-        done(r, d, merged);
-        item += threads(D as u32);
-        if item < items {
-            x = sixteen(item, 0);
-        }
-    }
-}
-
-/// Four dimensions of a row on the way.
-struct Merging {
-    merged: Merged,
-}
-
-impl Merging {
-    #[inline(always)]
-    fn new() -> Self {
-        Merging { merged: Merged { values: [0.0; 4], row: PartialRow::EMPTY } }
-    }
-
-    /// Takes a part's reference into account; all come before the first [`add`](Self::add).
-    #[inline(always)]
-    fn meet(&mut self, row: PartialRow) {
-        self.merged.row.reference = max(self.merged.row.reference, row.reference);
-    }
-
-    #[inline(always)]
-    fn add(&mut self, row: PartialRow, values: Vec4) {
-        let weight = exp2_nonpositive(row.reference - self.merged.row.reference);
-        self.merged.row.sum = fma(row.sum, weight, self.merged.row.sum);
-        let x = values.to_array();
-        unroll!(for i in 0..4 {
-            self.merged.values[i] = fma(x[i], weight, self.merged.values[i]);
-        });
     }
 }
 

@@ -33,14 +33,23 @@ fn start<R: Ring>(ring: &R, tile: u32, block: u32, stage: u32) {
     async_copy::commit();
 }
 
-/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have arrived.
+/// The blocks of the tiles that a ring begins with: asked for ahead of what else is loaded at the start of a kernel, they are there
+/// when it is.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub fn walk<R: Ring>(ring: &R, first: u32, mut visit: impl FnMut(u32, u32)) {
+pub fn first_blocks<R: Ring>(ring: &R, first: u32) -> [u32; 5] {
     let mut blocks = [0u32; 5];
     unroll!(for s in 0..5 {
         blocks[s] = if (s as u32) < R::STAGES { ring.block(first + R::STRIDE * s as u32) } else { 0 };
     });
+    blocks
+}
+
+/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have arrived. `blocks`: what
+/// [`first_blocks`] has said.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnMut(u32, u32)) {
     unroll!(for s in 0..4 {
         if (s as u32) < R::STAGES - 1 {
             start(ring, first + R::STRIDE * s as u32, blocks[s], s as u32);

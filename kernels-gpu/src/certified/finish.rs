@@ -6,7 +6,7 @@ use super::policy::{Certificate, Thresholds, rung};
 use super::query::{LOG2_E, Query};
 use super::sums::Taken;
 use super::weighing::Weighed;
-use crate::attention::{BLOCK_TOKENS, Half, Merged, PartialRow, ROWS, combine_parts, part_floats, warps};
+use crate::attention::{Adding, BLOCK_TOKENS, Half, Merged, PartialRow, part_floats, warps};
 use glam::Vec4;
 use simt::math::{canonical_nan, fma, log2};
 use simt::warp::FULL_MASK;
@@ -15,8 +15,8 @@ use simt::{Global, GlobalMut, Shared, Zeroable, bits, unroll, warp};
 /// Shared memory of the end of a row of blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Ends {
-    /// References and sums of all parts, [`staged_rows`](crate::attention::staged_rows) of them.
-    pub(super) staged: Shared<PartialRow>,
+    /// Where parts are added up.
+    pub(super) adding: Adding,
     /// ‖O‖² of the rows, [8, 32].
     pub(super) squares: Shared<f32>,
     /// References and sums of the rows over all parts, [8].
@@ -36,29 +36,22 @@ impl Ends {
         place: impl Fn(u32) -> usize,
         output: GlobalMut<f32>,
     ) {
-        combine_parts::<D>(
-            parts,
-            rows,
-            self.staged,
-            |p, r| partials.load_vector(place(p) + (ROWS * D as u32 + 2 * r) as usize),
-            |p, r, d| partials.load_vector(place(p) + (r * D as u32 + d) as usize),
-            |r, d, merged| {
-                let Merged { values, row } = merged;
-                let empty = row.sum == 0.0;
-                let value = values.map(|x| if empty { 0.0 } else { x / row.sum });
-                let squares = fma(
-                    value[3],
-                    value[3],
-                    fma(value[2], value[2], fma(value[1], value[1], value[0] * value[0])),
-                );
-                self.squares.store(r * 32 + d / 4, squares);
-                if d == 0 {
-                    self.totals.store(r, row);
-                }
-                let at = (first_row + r) as usize * D + d as usize;
-                output.store_vector(at, Vec4::from_array(value.map(canonical_nan)));
-            },
-        );
+        self.adding.parts::<D>(parts, rows, partials, place, |r, d, merged| {
+            let Merged { values, row } = merged;
+            let empty = row.sum == 0.0;
+            let value = values.map(|x| if empty { 0.0 } else { x / row.sum });
+            let squares = fma(
+                value[3],
+                value[3],
+                fma(value[2], value[2], fma(value[1], value[1], value[0] * value[0])),
+            );
+            self.squares.store(r * 32 + d / 4, squares);
+            if d == 0 {
+                self.totals.store(r, row);
+            }
+            let at = (first_row + r) as usize * D + d as usize;
+            output.store_vector(at, Vec4::from_array(value.map(canonical_nan)));
+        });
     }
 
     /// ‖O‖² of a row, its log-sum-exp's argument beside it.

@@ -40,6 +40,18 @@ impl Chain {
         Chain::new(pass + rounds, splits + warps(D as u32), length)
     }
 
+    /// As words, for [`of_words`](Self::of_words).
+    #[inline(always)]
+    pub(super) const fn words(self) -> [u32; 2] {
+        [self.steps, self.additions]
+    }
+
+    /// That of these words.
+    #[inline(always)]
+    pub(super) const fn of_words([steps, additions]: [u32; 2], tokens: u32) -> Self {
+        Chain { steps, additions, tokens }
+    }
+
     /// That of `dense`: it cuts a sequence into as many parts.
     #[inline(always)]
     pub fn of_dense<const D: usize>(length: u32, splits: u32) -> Self {

@@ -15,7 +15,7 @@
 //! Grid (parts, kv_heads · row groups, sequences), a warp for every eighth word of 32 places, then for a row.
 
 use super::admit::{Scratch, claim, tally};
-use super::carried::Progress;
+use super::carried::{Promoted, first_recent, mode};
 use super::choice::{BINS, Bins, Choice};
 use super::parts::{PART_BLOCKS, Part};
 use super::pass::{Record, StepShape};
@@ -109,6 +109,9 @@ impl MarkLayout {
 }
 
 /// Lists the blocks that are wanted, and settles which of them come into the scratch.
+///
+/// `mode`, bits of [`mode`](super::carried::mode): 0 where the step itself promotes what is listed. Where the next one does, RENEWS if
+/// the list is made anew; else the blocks of the one that there is claim their slots again.
 #[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn mark(
     records: Global<Record>,
@@ -120,11 +123,11 @@ pub fn mark(
     entries: GlobalMut<Entry>,
     taken: GlobalMut<Taken>,
     directory: GlobalMut<u64>,
-    progress: Global<Progress>,
+    promoted: GlobalMut<Promoted>,
     shape: StepShape,
     thresholds: Thresholds,
     scratch: Scratch,
-    every: u32,
+    mode: u32,
 ) {
     let sequence = thread::block_idx_z();
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
@@ -148,11 +151,7 @@ pub fn mark(
         thresholds,
     };
     let of_part = (launch_row * shape.parts + part.index) as usize;
-    // The list of an earlier step stays; its blocks claim their slots again.
-    let stays = every != 0 && !Progress::of(progress, launch_row).was_due(every);
-    if stays && !scratch.claims() {
-        return;
-    }
+    let stays = mode == mode::LISTED;
     if thread::thread_idx_x() < 2 {
         layout.tiles.store(thread::thread_idx_x(), 0);
     }
@@ -161,7 +160,7 @@ pub fn mark(
     } else {
         marking.list(layout, lane, warp)
     };
-    if warp < marking.rows && every == 0 {
+    if warp < marking.rows && mode == 0 {
         let of_row = marking.taken(layout, count, warp, lane);
         if lane == 0 {
             of_row.store(taken, ((first_row + warp) * shape.parts + part.index) as usize);
@@ -196,6 +195,15 @@ pub fn mark(
         counts[1] += 1;
         counts[3] += 1;
     }
+    if mode != 0 && part.index == 0 && thread::thread_idx_x() == 0 {
+        // What `carry` has promoted in this step though no list had it.
+        let newer = blocks - first_recent(blocks, Promoted::blocks(promoted.as_const(), launch_row));
+        counts[1] += newer;
+        counts[3] += newer;
+        if !stays {
+            Promoted::note_blocks(promoted, launch_row, blocks);
+        }
+    }
     unroll!(for kind in 0..2 {
         let of_warp = warp::warp_reduce_add_u32(FULL_MASK, wanted[kind]);
         if lane == 0 && of_warp != 0 && !stays {
@@ -206,7 +214,7 @@ pub fn mark(
     if thread::thread_idx_x() == 0 && !stays {
         let [key_tiles, value_tiles] = [0, 1].map(|kind| layout.tiles.load(kind));
         let mut expanded = 0;
-        if every != 0 {
+        if mode != 0 {
             for r in 0..marking.rows {
                 let word = Weighed::WORDS * (first_row + r) + Weighed::EXPANDED;
                 expanded |= weighed.cast::<u32>().load(word as usize);

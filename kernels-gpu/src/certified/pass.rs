@@ -31,7 +31,8 @@ use super::quantizer::f16_at_or_above;
 use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
-    BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine, part_floats, walk, warps,
+    BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine, combined_rows, first_blocks,
+    part_floats, walk, warps,
 };
 use core::marker::PhantomData;
 use glam::Vec4;
@@ -183,7 +184,7 @@ pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize>(plan: &mut Sh
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
     let annotations = plan.array(warps(D as u32) * stages);
-    let rows = plan.array(warps(D as u32) * ROWS);
+    let rows = plan.array(combined_rows(D as u32));
     PassLayout { ring, outputs, annotations, rows, bytes: plan.bytes() }
 }
 
@@ -224,10 +225,6 @@ pub fn attend<E: Half, const D: usize, M: KeyMetadata>(
     let in_group = row_group * ROWS + (lane >> 2);
     let present = in_group < shape.group;
     let query_row = (sequence * shape.kv_heads + head) * shape.group + in_group;
-    let query = Query::load::<E, D>(queries, query_row as usize, present, shape.softmax_scale, lane);
-    let to_log2 = query.scale * LOG2_E;
-    let first_record = (sequence * shape.kv_heads + head) as usize * shape.max_blocks as usize;
-
     let ring = Tiles::<M, D> {
         layout,
         metadata: PhantomData,
@@ -241,8 +238,13 @@ pub fn attend<E: Half, const D: usize, M: KeyMetadata>(
         lane,
         end,
     };
+    let ahead = first_blocks(&ring, first + warp);
+    let query = Query::load::<E, D>(queries, query_row as usize, present, shape.softmax_scale, lane);
+    let to_log2 = query.scale * LOG2_E;
+    let first_record = (sequence * shape.kv_heads + head) as usize * shape.max_blocks as usize;
+
     let mut running = Running::new();
-    walk(&ring, first + warp, |block, stage| {
+    walk(&ring, first + warp, ahead, |block, stage| {
         let (tile, annotation) = (ring.tile(stage), layout.annotations.load(ring.slot(stage)));
         let (products, x) = tile.products(&query, lane);
         let scores = products.map(|pair| pair.map(|s| s * to_log2));

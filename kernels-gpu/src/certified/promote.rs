@@ -39,8 +39,8 @@ use super::sums::Taken;
 use super::tile::Tile;
 use super::weighing::Weighed;
 use crate::attention::{
-    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine, last_to_arrive,
-    part_floats, staged_rows, warps,
+    Adding, BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine,
+    combined_rows, last_to_arrive, part_floats, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
@@ -54,7 +54,7 @@ pub struct PromoteLayout {
     /// A key tile, a value tile and a quantized tile for each warp; afterwards their results.
     tiles: Shared<u32>,
     outputs: Shared<f32>,
-    /// `staged` is the tiles' memory again: references and sums of all splits and parts, [splits + parts, 8].
+    /// Parts are added up in the tiles' memory.
     ends: Ends,
     /// Where each part's list starts among all entries, and how many there are.
     starts: Shared<u32>,
@@ -75,14 +75,13 @@ pub const fn promote_layout<M: KeyMetadata, const D: usize>() -> PromoteLayout {
     let tiles = plan.array(warps(D as u32) * warp_words::<M, D>());
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
-    let mut over = SharedPlan::new();
-    let staged = over.array(staged_rows(2 * MAX_PARTS));
+    let adding = Adding::over::<D>(&mut SharedPlan::new(), 2 * MAX_PARTS, plan.bytes());
     let starts = plan.array(STARTS);
-    let rows = plan.array(warps(D as u32) * ROWS);
+    let rows = plan.array(combined_rows(D as u32));
     let squares = plan.array(ROWS * 32);
     let totals = plan.array(ROWS);
     let last = plan.array(1);
-    let ends = Ends { staged, squares, totals };
+    let ends = Ends { adding, squares, totals };
     PromoteLayout { tiles, outputs, ends, starts, rows, last, bytes: plan.bytes() }
 }
 

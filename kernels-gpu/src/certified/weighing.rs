@@ -21,7 +21,6 @@
 //! Grid (thread blocks of a row, query heads, sequences), each with every so manieth part, four blocks of it a thread at most; the
 //! one of a row that arrives last chooses.
 
-use super::carried::Progress;
 use super::choice::{BINS, Bins, Choice, Limits, PART_SHIFT, Reduce, weigh_layout, widened};
 use super::parts::Part;
 use super::pass::{Record, StepShape, row_total};
@@ -105,8 +104,7 @@ const THREADS: u32 = BINS;
 
 /// Weighs the blocks of each query row, and chooses.
 ///
-/// `partials` as `attend` leaves them, or [`carry`](fn@super::carry), for every `every`th step then; `every` is 0 for `attend`.
-/// `histograms` and `counters` \[rows\] are 0 before and after.
+/// `records` and `partials` as `attend` leaves them, or [`carry`](fn@super::carry). `histograms` and `counters` \[rows\] are 0 before and after.
 #[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn weigh(
     records: Global<Record>,
@@ -117,11 +115,9 @@ pub fn weigh(
     partial_sums: GlobalMut<f32>,
     weighed: GlobalMut<Weighed>,
     counters: GlobalMut<u32>,
-    progress: Global<Progress>,
     shape: StepShape,
     thresholds: Thresholds,
     head_dim: u32,
-    every: u32,
 ) {
     let (q_head, sequence) = (thread::block_idx_y(), thread::block_idx_z());
     let blocks = lengths.load(sequence as usize) / BLOCK_TOKENS;
@@ -134,9 +130,6 @@ pub fn weigh(
     let in_group = bits::rem_u32(q_head, shape.group);
     let launch_row = (sequence * shape.kv_heads + head) * shape.row_groups() + in_group / ROWS;
     let row = sequence * shape.kv_heads * shape.group + q_head;
-    if every != 0 && !Progress::of(progress, launch_row).was_due(every) {
-        return;
-    }
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
     let layout = weigh_layout();
     unroll!(for i in 0..2 {

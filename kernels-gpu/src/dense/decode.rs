@@ -20,8 +20,8 @@
 
 use super::{DenseShape, stages};
 use crate::attention::{
-    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Queries, ROWS, Ring, Running, ValueTile,
-    combine, combine_parts, last_to_arrive, part_floats, staged_rows, walk, warps,
+    Adding, BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Queries, ROWS, Ring, Running,
+    ValueTile, combine, combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
@@ -40,8 +40,8 @@ pub struct Layout {
     ring_words: u32,
     /// The same memory: Σ p·v of each warp, [warps, 8, D].
     outputs: Shared<f32>,
-    /// The same memory again: references and sums of all parts, [parts, 8].
-    staged: Shared<PartialRow>,
+    /// The same memory again: where parts are added up.
+    adding: Adding,
     /// References and sums, [warps, 8].
     rows: Shared<PartialRow>,
     /// The query rows, where they do not fit registers.
@@ -60,12 +60,11 @@ pub const fn layout<const D: usize>() -> Layout {
     // The results take the rings' place.
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
-    let mut over = SharedPlan::new();
-    let staged = over.array(staged_rows(MAX_PARTS));
-    let rows = plan.array(warps(D as u32) * ROWS);
+    let adding = Adding::over::<D>(&mut SharedPlan::new(), MAX_PARTS, plan.bytes());
+    let rows = plan.array(combined_rows(D as u32));
     let queries = plan.array(Queries::shared_words::<D>());
     let last = plan.array(1);
-    Layout { ring, ring_words, outputs, staged, rows, queries, last, bytes: plan.bytes() }
+    Layout { ring, ring_words, outputs, adding, rows, queries, last, bytes: plan.bytes() }
 }
 
 /// Attention of the rows that `wanted` names.
@@ -114,6 +113,8 @@ pub fn attend<E: Half, const D: usize>(
     let heads = shape.kv_heads * shape.group;
     let query_row =
         ((sequence * shape.query_tokens + query_token) * heads + head * shape.group + in_group) as usize;
+    let tiles = Tiles::<E, D> { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
+    let ahead = if D > 128 { [0; 5] } else { first_blocks(&tiles, first + warp) };
     let q = Queries::load::<E, D>(queries, query_row, present, layout.queries, warp == 0, lane);
     if D > 128 {
         thread::sync_threads();
@@ -122,8 +123,9 @@ pub fn attend<E: Half, const D: usize>(
     let visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
 
     let mut running = Running::new();
-    let tiles = Tiles::<E, D> { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
-    walk(&tiles, first + warp, |tile, stage| {
+    // There registers are short.
+    let ahead = if D > 128 { first_blocks(&tiles, first + warp) } else { ahead };
+    walk(&tiles, first + warp, ahead, |tile, stage| {
         let (k, v) = tiles.stage(stage);
         let mut scores = q.scores::<E, D>(k, lane);
         unroll!(for j in 0..2 {
@@ -169,15 +171,11 @@ pub fn attend<E: Half, const D: usize>(
     if !last_to_arrive(counters, launch_row, used, layout.last) {
         return;
     }
-    let parts = partials.as_const();
-    combine_parts::<D>(
-        used,
-        (shape.rows() - row_group * ROWS).min(ROWS),
-        layout.staged,
-        |s, r| parts.load_vector(base + s as usize * floats + (ROWS * D as u32 + 2 * r) as usize),
-        |s, r, d| parts.load_vector(base + s as usize * floats + (r * D as u32 + d) as usize),
-        |r, d, merged| target.finish::<D>(r, d, merged),
-    );
+    let rows = (shape.rows() - row_group * ROWS).min(ROWS);
+    let place = |split: u32| base + split as usize * floats;
+    layout
+        .adding
+        .parts::<D>(used, rows, partials.as_const(), place, |r, d, merged| target.finish::<D>(r, d, merged));
 }
 
 /// How a sequence is cut.

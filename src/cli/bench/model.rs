@@ -27,7 +27,7 @@ use std::time::Instant;
 /// Bytes that are read to see what the memory reaches.
 const CEILING_BYTES: u64 = 1 << 30;
 /// Steps before those that count.
-const WARM: usize = 3;
+const WARM: usize = 20;
 /// What every step reads.
 const TOKEN: u32 = 1;
 /// The seed of the random weights.
@@ -285,7 +285,6 @@ fn measure(
     let first = runner.prefill(&[TOKEN], &mut *cache, Choice::Greedy)?;
     let before = runner.traffic(&*cache)?;
     let mut decoder = runner.decoder(first, &mut *cache, Choice::Greedy)?;
-    let launches = decoder.graph_len();
     let (mut times, mut certificates) = (Vec::with_capacity(steps), None::<Summary>);
     for step in 0..WARM + steps {
         if !arguments.chosen_tokens {
@@ -304,6 +303,7 @@ fn measure(
             (sum, step) => sum.or(step),
         };
     }
+    let launches = decoder.graph_len();
     drop(decoder);
     runner.check_cache(&mut *cache)?;
     let traffic = runner.traffic(&*cache)?.zip(before).map(|(after, before)| {

@@ -192,7 +192,7 @@ impl Work for Merge<'_> {
     }
 }
 
-/// `combine_parts` of the kernels for row `r`: a warp adds up the sums, a part a lane; values in the order of the parts.
+/// `Adding::parts` of the kernels for row `r`: a warp adds up the sums, a part a lane; values in the order of the parts.
 #[inline(always)]
 pub(crate) fn combine(
     parts: &[f32],

@@ -2,19 +2,22 @@
 
 use super::choose::Chosen;
 use crate::attention::cpu::pieces::Pieces;
-use kernels_gpu::certified::carried::Progress;
+use crate::certified::step::Turns;
+use kernels_gpu::certified::carried::{Promoted, first_recent, mode};
 use kernels_gpu::certified::{Entry, ListHead, StepShape};
 
-/// What is carried from step to step, as the kernels keep it: a cache may change its path with it at any step. Zeros at first, but
-/// for [`Progress::phase`]; afterwards what a step has left. It may be of other sequences, but no list has a block twice.
+/// What is carried from step to step, as the kernels keep it: a cache may change its path with it at any step. Zeros at first;
+/// afterwards what a step has left. It may be of other sequences, but no list has a block twice.
 #[derive(Debug)]
 pub struct Lists<'a> {
     /// [sequences · kv_heads · row groups, parts].
     pub lists: &'a mut [ListHead],
     /// The same, places of a part.
     pub entries: &'a mut [Entry],
-    /// [sequences · kv_heads · row groups].
-    pub progress: &'a mut [Progress],
+    /// What the step promotes, [sequences · kv_heads · row groups].
+    pub promoted: &'a mut [Promoted],
+    /// Whether the step makes the list anew, for those that follow.
+    pub renews: bool,
 }
 
 /// The same, owned.
@@ -22,7 +25,8 @@ pub struct Lists<'a> {
 pub(super) struct OwnLists {
     pub(super) lists: Vec<ListHead>,
     pub(super) entries: Vec<Entry>,
-    pub(super) progress: Vec<Progress>,
+    pub(super) promoted: Vec<Promoted>,
+    pub(super) turns: Turns,
 }
 
 impl OwnLists {
@@ -31,12 +35,15 @@ impl OwnLists {
         OwnLists {
             lists: vec![bytemuck::Zeroable::zeroed(); lists],
             entries: vec![bytemuck::Zeroable::zeroed(); entries],
-            progress: vec![bytemuck::Zeroable::zeroed(); rows],
+            promoted: vec![bytemuck::Zeroable::zeroed(); rows],
+            turns: Turns::default(),
         }
     }
 
-    pub(super) fn lend(&mut self) -> Lists<'_> {
-        Lists { lists: &mut self.lists, entries: &mut self.entries, progress: &mut self.progress }
+    /// For the step that comes now, of those that use a list for `every` steps.
+    pub(super) fn lend(&mut self, every: u32) -> Lists<'_> {
+        let OwnLists { lists, entries, promoted, turns } = self;
+        Lists { lists, entries, promoted, renews: turns.begin(every) & mode::RENEWS != 0 }
     }
 }
 
@@ -48,39 +55,39 @@ pub(super) fn extents(shape: StepShape, rows: usize) -> [usize; 3] {
 
 /// The lists of the groups of rows; none if a list is used for no step.
 pub(super) fn deal(lists: Lists<'_>, shape: StepShape, every: u32) -> impl Iterator<Item = List<'_>> {
-    let Lists { lists, entries, progress } = lists;
+    let Lists { lists, entries, promoted, renews } = lists;
     let [parts, places, _] = extents(shape, 1);
-    let rows = if every == 0 { 0 } else { progress.len() };
-    let of_rows = lists.chunks_exact_mut(parts).zip(entries.chunks_exact_mut(places)).zip(progress);
-    of_rows.take(rows).map(move |((heads, entries), progress)| List { every, heads, entries, progress })
+    let rows = if every == 0 { 0 } else { promoted.len() };
+    let of_rows = lists.chunks_exact_mut(parts).zip(entries.chunks_exact_mut(places)).zip(promoted);
+    of_rows.take(rows).map(move |((heads, entries), promoted)| List { renews, heads, entries, promoted })
 }
 
 /// The list of one group of rows.
 pub(super) struct List<'a> {
-    /// For how many steps it is used.
-    pub(super) every: u32,
+    /// Whether this step's masses make the next list.
+    pub(super) renews: bool,
     /// A part's each.
     pub(super) heads: &'a mut [ListHead],
     /// Places of a part, for each.
     pub(super) entries: &'a mut [Entry],
-    pub(super) progress: &'a mut Progress,
+    pub(super) promoted: &'a mut Promoted,
 }
 
 impl List<'_> {
-    /// Whether this step's masses make the next list.
-    pub(super) fn is_due(&self) -> bool {
-        self.progress.due(self.every)
-    }
-
     /// What this step promotes of a sequence with so many full blocks.
     pub(super) fn read(&self, blocks: usize, used: &mut Used) {
         used.entries.clear();
         used.listed.clear();
         used.promoted = [0; 3];
+        used.newer = 0;
         let places = self.entries.len() / self.heads.len();
         for (head, entries) in self.heads.iter().zip(self.entries.chunks_exact(places.max(1))) {
             used.entries.extend_from_slice(&entries[..(head.entries as usize).min(entries.len())]);
         }
+        let recent = first_recent(blocks as u32, self.promoted.blocks);
+        let newer = (recent..blocks as u32).map(|index| Entry { index, rows: 0xffff });
+        used.newer = newer.len();
+        used.entries.extend(newer);
         if used.entries.is_empty() {
             return;
         }
@@ -113,19 +120,23 @@ impl List<'_> {
         }
     }
 
-    /// The step is done.
-    pub(super) fn count(&mut self, used: &Used) {
+    /// The step is done, of a sequence with so many full blocks.
+    pub(super) fn count(&mut self, used: &Used, blocks: usize) {
         let [key_tiles, value_tiles, _] = used.promoted;
-        let Progress { steps, phase, .. } = *self.progress;
-        *self.progress = Progress { steps: steps.wrapping_add(1), key_tiles, value_tiles, phase };
+        (self.promoted.key_tiles, self.promoted.value_tiles) = (key_tiles, value_tiles);
+        if self.renews {
+            self.promoted.blocks = blocks as u32;
+        }
     }
 }
 
 /// What a step promotes of a group of rows.
 #[derive(Default)]
 pub(super) struct Used {
-    /// Parts' lists one after another; those past the sequence's full blocks are passed over.
+    /// Parts' lists one after another, of which those past the sequence's full blocks are passed over; then blocks that are newer.
     pub(super) entries: Vec<Entry>,
+    /// How many of the last.
+    pub(super) newer: usize,
     /// A bit for each full block that is among them; nothing if there are no entries.
     pub(super) listed: Vec<u64>,
     /// Blocks whose keys are promoted, those whose values are, and whether K_max was raised for them.
@@ -135,6 +146,11 @@ pub(super) struct Used {
 }
 
 impl Used {
+    /// What a list has of the entries.
+    pub(super) fn listed(&self) -> &[Entry] {
+        &self.entries[..self.entries.len() - self.newer]
+    }
+
     /// What is listed for the warps of a split.
     #[inline(always)]
     fn has(listed: &[u64], block: usize) -> bool {

@@ -187,7 +187,11 @@ impl Step {
     /// As [`run`](Self::run).
     pub fn run_at<E: Half>(&mut self, level: Level, slices: Slices<'_, E>, out: Out<'_>) -> Result<()> {
         let mut own = std::mem::take(&mut self.own);
-        let done = self.run_carried_at(level, slices, own.lend(), out);
+        let turns = own.turns;
+        let done = self.run_carried_at(level, slices, own.lend(self.every), out);
+        if done.is_err() {
+            own.turns = turns;
+        }
         self.own = own;
         done
     }
@@ -265,7 +269,7 @@ impl Step {
             }
         }
         if self.every != 0 {
-            let got = [lists.lists.len(), lists.entries.len(), lists.progress.len()];
+            let got = [lists.lists.len(), lists.entries.len(), lists.promoted.len()];
             let expected = list::extents(self.shape, self.groups.len());
             if got != expected {
                 return Err(Error::Carried { got, expected });
@@ -350,7 +354,8 @@ impl Step {
         for ((group, ((partials, chosen), used)), (norms, dense)) in self.groups.iter().zip(memory).zip(found)
         {
             let list = lists.next();
-            let chooses = if carries { list.as_ref().is_some_and(List::is_due) } else { certify };
+            let chooses =
+                if carries { list.as_ref().is_some_and(|list: &List<'_>| list.renews) } else { certify };
             let blocks = blocks(group);
             shares.push(Share {
                 group: *group,

@@ -1,6 +1,7 @@
 //! What a step brings into a scratch, though it needs none here: claims, tags, tiles and traffic are those of the kernels, so
 //! that either may go on where the other has stopped.
 
+use super::list::Used;
 use super::{BLOCK_TOKENS, Slices, Step};
 use crate::attention::Half;
 use crate::certified::{Result, Scratch};
@@ -47,11 +48,15 @@ impl Step {
         let mut counts = [0u64; 4];
         if self.carries {
             // What this step has promoted, by the claims that the step before it has made for it; then claims for the next one.
-            let used = self.used.iter().map(|used| &used.entries[..]);
+            let used = self.used.iter().map(Used::listed);
             self.bring(slices, &mut near, step.wrapping_sub(1), used);
             let next = self.used.iter().zip(&self.chosen);
-            let next = next.map(|(used, chosen)| if used.renewed { &chosen.entries } else { &used.entries });
-            self.claim(slices, &mut near, step, next.map(|entries| &entries[..]), &mut counts);
+            let next =
+                next.map(|(used, chosen)| if used.renewed { &chosen.entries[..] } else { used.listed() });
+            self.claim(slices, &mut near, step, next, &mut counts);
+            let newer: usize = self.used.iter().map(|used| used.newer).sum();
+            counts[1] += newer as u64;
+            counts[3] += newer as u64;
         } else {
             let chosen = self.chosen.iter().map(|chosen| &chosen.entries[..]);
             self.claim(slices, &mut near, step, chosen.clone(), &mut counts);

@@ -99,7 +99,7 @@ impl Stages<'_> {
                 if share.chooses {
                     list.write(share.chosen);
                 }
-                list.count(share.used);
+                list.count(share.used, share.blocks);
             }
         }
     }

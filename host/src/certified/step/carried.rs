@@ -3,33 +3,59 @@
 use super::watching::of;
 use crate::certified::{Error, Result};
 use crate::{Buffer, Device, Stream};
-use kernels_gpu::certified::carried::Progress;
+use kernels_gpu::certified::carried::{Promoted, mode};
 use kernels_gpu::certified::{Entry, ListHead};
-use simt::Zeroable;
 
 /// The list by which the steps of a [`StepPlan`](super::StepPlan) promote, with [`Policy::renew`](crate::certified::Policy::renew).
 ///
 /// The bound of a step holds whatever blocks are in it; what it misses makes the bound larger. So it may serve other sequences than those it
 /// was made for: entries past a sequence's end are passed over, and the next renewal mends it. Plans list no block twice, whose weight would
 /// count twice.
+///
+/// When it is made anew is counted here, as steps are put into a stream: a graph repeats what its steps were when it was captured. So one
+/// that shall renew its list now and then holds as many steps as [`Policy::renew`](crate::certified::Policy::renew) says, or several
+/// graphs of one step each take turns.
 #[derive(Debug)]
 pub struct Carried {
     /// [sequences · kv_heads · row groups, parts].
     pub(super) lists: Buffer<ListHead>,
     /// The same, places of a part.
     pub(super) entries: Buffer<Entry>,
-    /// Of each row of blocks.
-    pub(super) progress: Buffer<Progress>,
+    /// Of each row of blocks, what its last step has promoted.
+    pub(super) promoted: Buffer<Promoted>,
+    /// Whose turn it is.
+    pub(super) turns: Turns,
+}
+
+/// In which steps a list is made anew: in the first one, then in one of so many.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::certified) struct Turns {
+    /// Steps so far.
+    steps: u64,
+    /// How many steps early.
+    phase: u32,
+}
+
+impl Turns {
+    /// Bits of [`mode`] for the step that comes now; `every`: for how many steps a list is used, 0 if there is none.
+    pub(in crate::certified) fn begin(&mut self, every: u32) -> u32 {
+        if every == 0 {
+            return 0;
+        }
+        let renews = self.steps == 0 || (self.steps + u64::from(self.phase)).is_multiple_of(every.into());
+        self.steps += 1;
+        if renews { mode::LISTED | mode::RENEWS } else { mode::LISTED }
+    }
 }
 
 impl Carried {
     /// For so many lists, entries and rows of blocks; empty.
     pub(super) fn new(device: &Device, [lists, entries, rows]: [usize; 3], phase: u32) -> Result<Self> {
-        let start = Progress { phase, ..Progress::zeroed() };
         Ok(Carried {
             lists: Buffer::zeroed(device, lists)?,
             entries: Buffer::zeroed(device, entries)?,
-            progress: Buffer::from_slice(device, &vec![start; rows])?,
+            promoted: Buffer::zeroed(device, rows)?,
+            turns: Turns { steps: 0, phase },
         })
     }
 
@@ -41,7 +67,7 @@ impl Carried {
     pub(super) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {
         stream.fill_u8(&mut self.lists, .., byte)?;
         stream.fill_u8(&mut self.entries, .., byte)?;
-        Ok(stream.fill_u8(&mut self.progress, .., byte)?)
+        Ok(stream.fill_u8(&mut self.promoted, .., byte)?)
     }
 
     pub(super) fn listed(&self, parts: usize) -> Result<Vec<Vec<(u32, u32)>>> {
@@ -58,11 +84,11 @@ impl Carried {
     }
 
     fn extents(&self) -> [usize; 3] {
-        [self.lists.len(), self.entries.len(), self.progress.len()]
+        [self.lists.len(), self.entries.len(), self.promoted.len()]
     }
 
     pub(super) fn same(&self, other: &Carried) -> Result<()> {
-        self.progress.device().check_same(other.progress.device(), "the carried list")?;
+        self.promoted.device().check_same(other.promoted.device(), "the carried list")?;
         if self.extents() == other.extents() {
             return Ok(());
         }
@@ -71,6 +97,6 @@ impl Carried {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        of(&self.lists) + of(&self.entries) + of(&self.progress)
+        of(&self.lists) + of(&self.entries) + of(&self.promoted)
     }
 }

@@ -3,7 +3,7 @@
 use crate::certified::{Annotation, Layout};
 use crate::dense::DenseElement;
 use half::{bf16, f16};
-use kernels_gpu::certified::carried::Progress;
+use kernels_gpu::certified::carried::Promoted;
 use kernels_gpu::certified::{
     Certificate, Entry, Exact, ListHead, Record, Scratch, StepShape, Taken, Thresholds, Watch, Weighed,
     attend, audit, audit_layout, carried_layout, carry, pass_layout, promote_layout, replace,
@@ -58,7 +58,7 @@ type Carry<E> = Kernel<(
     GlobalMut<u64>,
     Global<ListHead>,
     Global<Entry>,
-    GlobalMut<Progress>,
+    GlobalMut<Promoted>,
     GlobalMut<Record>,
     GlobalMut<f32>,
     GlobalMut<f32>,

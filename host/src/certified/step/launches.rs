@@ -10,8 +10,8 @@ use kernels_gpu::certified::{mark, rank, rank_layout, settle, weigh};
 use simt::LaunchShape;
 
 impl<E: StepElement> StepPlan<E> {
-    /// All of a step by the list that is carried: the first of its launches. Then come the dense rung and, if anything may be
-    /// promoted, the choice of the next list and the list itself.
+    /// All of a step by the list that is carried: the first of its launches. Then come the dense rung and, where the list is due to
+    /// be made anew, the choice of the next one and that list itself.
     ///
     /// # Safety
     /// As [`run`](Self::run); the policy's `renew` is not 0, for which there are other launches.
@@ -24,6 +24,7 @@ impl<E: StepElement> StepPlan<E> {
         cache: &StepHandles<E>,
         out: AttendedHandles,
     ) -> Result<()> {
+        self.mode = self.carried.turns.begin(self.policy.every());
         let arguments = (
             cache.queries,
             cache.tiles,
@@ -36,7 +37,7 @@ impl<E: StepElement> StepPlan<E> {
             cache.near.directory,
             self.carried.lists.global(),
             self.carried.entries.global(),
-            self.carried.progress.global_mut(),
+            self.carried.promoted.global_mut(),
             self.records.global_mut(),
             self.partials.global_mut(),
             self.gathered.global_mut(),
@@ -48,7 +49,7 @@ impl<E: StepElement> StepPlan<E> {
             self.shape,
             self.thresholds,
             cache.near.scratch,
-            self.policy.every(),
+            self.mode,
         );
         // SAFETY: this function's contract; the scratch was made for this shape.
         unsafe { stream.launch(&self.kernels.carry.0, self.carry, arguments) }?;
@@ -78,8 +79,8 @@ impl<E: StepElement> StepPlan<E> {
         Ok(())
     }
 
-    /// The choice of what to promote: the second, or of a step by a carried list the third. Nothing, where nothing may be promoted
-    /// or the policy wants no certificate.
+    /// The choice of what to promote: the second, or of a step by a carried list the third. Nothing, where nothing may be promoted,
+    /// the policy wants no certificate, or a carried list stays.
     ///
     /// # Safety
     /// As [`run`](Self::run).
@@ -87,7 +88,7 @@ impl<E: StepElement> StepPlan<E> {
     /// # Errors
     /// What the launch reports.
     pub unsafe fn run_weigh(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
-        if !self.chooses() {
+        if !self.chooses() || self.stays() {
             return Ok(());
         }
         let arguments = (
@@ -99,18 +100,17 @@ impl<E: StepElement> StepPlan<E> {
             self.part_sums.global_mut(),
             self.weighed.global_mut(),
             self.counters[0].global_mut(),
-            self.carried.progress.global(),
             self.shape,
             self.thresholds,
             self.problem.head_dim,
-            self.policy.every(),
         );
         // SAFETY: as above.
         unsafe { stream.launch(&weigh::kernel(), self.weigh, arguments) }?;
         Ok(())
     }
 
-    /// The lists of what is promoted, and what comes into the scratch: behind the choice, and nothing where that is nothing.
+    /// The lists of what is promoted, and what comes into the scratch: behind the choice, and nothing where that is nothing, but
+    /// that a list that stays claims its slots again.
     ///
     /// # Safety
     /// As [`run`](Self::run).
@@ -118,7 +118,7 @@ impl<E: StepElement> StepPlan<E> {
     /// # Errors
     /// What the launch reports.
     pub unsafe fn run_mark(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
-        if !self.chooses() {
+        if !self.chooses() || self.stays() && !cache.near.scratch.claims() {
             return Ok(());
         }
         let arguments = (
@@ -131,11 +131,11 @@ impl<E: StepElement> StepPlan<E> {
             self.carried.entries.global_mut(),
             self.taken.global_mut(),
             cache.near.directory,
-            self.carried.progress.global(),
+            self.carried.promoted.global_mut(),
             self.shape,
             self.thresholds,
             cache.near.scratch,
-            self.policy.every(),
+            self.mode,
         );
         // SAFETY: as above.
         unsafe { stream.launch(&mark::kernel(), self.mark, arguments) }?;

@@ -8,6 +8,7 @@ mod slices;
 mod watching;
 
 pub use carried::Carried;
+pub(super) use carried::Turns;
 pub use kernels::{STEP_HEAD_DIMS, StepElement};
 pub use plan::StepPlan;
 

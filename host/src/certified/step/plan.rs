@@ -9,7 +9,7 @@ use super::{
 use crate::certified::{BLOCK_TOKENS, Error, Layout, Policy, Result, cpu};
 use crate::{Buffer, Device, Stream, dense};
 use kernels_gpu::attention::threads;
-use kernels_gpu::certified::carried::gather::Gathered;
+use kernels_gpu::certified::carried::{gather::Gathered, mode};
 use kernels_gpu::certified::choice::BINS;
 use kernels_gpu::certified::marking::THREADS as MARK_THREADS;
 use kernels_gpu::certified::parts::weighing_blocks;
@@ -53,6 +53,8 @@ pub struct StepPlan<E: StepElement> {
     /// What the certificates of carried steps add up, of each split.
     pub(super) gathered: Buffer<f32>,
     pub(super) carried: Carried,
+    /// What the step that is under way does with it: bits of [`mode`].
+    pub(super) mode: u32,
     pub(super) taken: Buffer<Taken>,
     pub(super) trailing_norms: Buffer<f32>,
     pub(super) dense_rows: Buffer<u32>,
@@ -127,6 +129,7 @@ impl<E: StepElement> StepPlan<E> {
             weighed: Buffer::new(device, noted(heads))?,
             gathered: Buffer::new(device, one_pass(in_rows * (shape.splits * Gathered::EIGHT) as usize))?,
             carried: Carried::new(device, [noted(row_parts), places, one_pass(in_rows)], 0)?,
+            mode: 0,
             taken: Buffer::new(device, two_passes(noted(head_parts)))?,
             trailing_norms: Buffer::new(device, two_passes(2 * in_rows))?,
             dense_rows: Buffer::zeroed(device, in_rows)?,
@@ -179,7 +182,7 @@ impl<E: StepElement> StepPlan<E> {
         let mut read = OriginalsRead::default();
         if self.policy.carries() {
             // The list has been made anew since.
-            for row in self.carried.progress.to_vec()? {
+            for row in self.carried.promoted.to_vec()? {
                 read.key_tiles += u64::from(row.key_tiles);
                 read.value_tiles += u64::from(row.value_tiles);
             }
@@ -209,6 +212,11 @@ impl<E: StepElement> StepPlan<E> {
     /// Whether a choice is launched.
     pub(super) fn chooses(&self) -> bool {
         if self.policy.carries() { self.policy.promotes() } else { self.policy.certify }
+    }
+
+    /// Whether the step that is under way leaves a carried list as it is.
+    pub(super) fn stays(&self) -> bool {
+        self.policy.carries() && self.mode & mode::RENEWS == 0
     }
 
     /// An empty list, as the plan has one at first: for plans that serve several caches in turn, layers of a model say, each of which
@@ -324,7 +332,7 @@ impl<E: StepElement> StepPlan<E> {
             ("gathered", words(&self.gathered)?),
             ("lists", words(&self.carried.lists)?),
             ("entries", words(&self.carried.entries)?),
-            ("progress", words(&self.carried.progress)?),
+            ("promoted", words(&self.carried.promoted)?),
             ("taken", words(&self.taken)?),
             ("trailing norms", words(&self.trailing_norms)?),
             ("dense rows", words(&self.dense_rows)?),

@@ -3,6 +3,7 @@
 use super::{AttendedHandles, StepElement, StepHandles, StepPlan};
 use crate::certified::{Result, cpu};
 use crate::cpu::handles::{slice, slice_mut};
+use kernels_gpu::certified::carried::mode;
 
 impl<E: StepElement> StepPlan<E> {
     /// Whether the CPU's own path has all that the policy asks for: not the checks of the order of blocks and of what is stored,
@@ -26,6 +27,7 @@ impl<E: StepElement> StepPlan<E> {
             None => Box::new(cpu::Step::with_layout(self.problem, &self.policy, self.layout)?),
         };
         let carried = &mut self.carried;
+        self.mode = carried.turns.begin(self.policy.every());
         // SAFETY: the caller's word; the lists are the plan's own.
         let (slices, near, lists, out) = unsafe {
             let slices = cpu::Slices {
@@ -50,7 +52,8 @@ impl<E: StepElement> StepPlan<E> {
             let lists = cpu::Lists {
                 lists: slice_mut(carried.lists.global_mut()),
                 entries: slice_mut(carried.entries.global_mut()),
-                progress: slice_mut(carried.progress.global_mut()),
+                promoted: slice_mut(carried.promoted.global_mut()),
+                renews: self.mode & mode::RENEWS != 0,
             };
             (slices, near, lists, out)
         };

@@ -173,6 +173,11 @@ unsafe impl KvCache for CertifiedCache {
         Ok(self.layers.iter_mut().try_for_each(|(cache, _)| cache.check(stream))?)
     }
 
+    /// Steps that renew the lists of some layers each, in turn.
+    fn period(&self) -> usize {
+        self.policy.every().max(1) as usize
+    }
+
     fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
         self.sequence.room(tokens)?;
         self.prompts.ready(&self.sequence, tokens)?;

@@ -220,6 +220,12 @@ pub unsafe trait KvCache: Send {
         Ok(())
     }
 
+    /// After how many steps of decoding what they launch is the same again. Where it is more than one, graphs of so many steps take
+    /// turns, captured when a first step was launched.
+    fn period(&self) -> usize {
+        1
+    }
+
     /// Makes ready for a chunk of `tokens` that follow those committed. A chunk that was begun, and of which nothing was
     /// appended, is forgotten. For one token nothing happens on the device.
     ///

@@ -9,15 +9,19 @@ use crate::{GraphExec, Pinned};
 ///
 /// By kernels a step is one graph, from the embedding of a token to the choice of the one that follows, in every layer
 /// whatever the cache's scheme launches: it is captured at the start and replayed, token and position being where the step
-/// before has left them. The host puts one call into the stream and waits for the token.
+/// before has left them. The host puts one call into the stream and waits for the token. Where a cache has steps of several kinds
+/// ([`KvCache::period`]), a graph of each is captured, behind a first step that is launched kernel by kernel.
 pub struct Decoder<'a> {
     runner: &'a mut Runner,
     cache: &'a mut dyn KvCache,
     choice: Choice,
     token: u32,
-    /// The step, and where its token comes; by kernels. It names buffers of runner and cache, which stay borrowed.
-    graph: Option<(GraphExec, Pinned<u32>)>,
+    /// Steps that take turns, and where the token of each comes; by kernels. They name buffers of runner and cache, which stay
+    /// borrowed.
+    graphs: Vec<(GraphExec, Pinned<u32>)>,
     graph_len: Option<usize>,
+    /// Steps so far.
+    steps: usize,
     /// A step has failed half-way.
     failed: bool,
 }
@@ -35,19 +39,39 @@ impl Runner {
     ) -> Result<Decoder<'a>> {
         choice.shape(self.vocab)?;
         self.check(&[token], cache)?;
-        let graph = match &mut self.engine {
-            Engine::Slices(_) => None,
-            Engine::Launches(launches) => Some(launches.capture(token, choice, cache)?),
+        let mut decoder = Decoder {
+            runner: self,
+            cache,
+            choice,
+            token,
+            graphs: Vec::new(),
+            graph_len: None,
+            steps: 0,
+            failed: false,
         };
-        let graph_len = graph.as_ref().map(|(captured, _)| captured.len());
-        let graph = graph
-            .map(|(captured, chosen)| Ok::<_, super::Error>((captured.instantiate()?, chosen)))
-            .transpose()?;
-        Ok(Decoder { runner: self, cache, choice, token, graph, graph_len, failed: false })
+        if decoder.cache.period() == 1 {
+            decoder.capture()?;
+        }
+        Ok(decoder)
     }
 }
 
 impl Decoder<'_> {
+    /// Captures the steps that follow, of each kind one; nothing, where there are no kernels.
+    fn capture(&mut self) -> Result<()> {
+        let Decoder { runner, cache, choice, token, graphs, graph_len, .. } = self;
+        let Engine::Launches(launches) = &mut runner.engine else { return Ok(()) };
+        let mut captured = Vec::new();
+        for _ in 0..cache.period() {
+            captured.push(launches.capture(*token, *choice, *cache)?);
+        }
+        *graph_len = captured.first().map(|(graph, _)| graph.len());
+        for (graph, chosen) in captured {
+            graphs.push((graph.instantiate()?, chosen));
+        }
+        Ok(())
+    }
+
     /// Reads the token before and chooses the one that follows.
     ///
     /// # Errors
@@ -58,10 +82,16 @@ impl Decoder<'_> {
         if self.failed {
             return Err(super::Error::Failed);
         }
-        let Decoder { runner, cache, choice, token, graph, failed, .. } = self;
         // Room in context and cache; the token is one that the model chose.
-        Runner::room(runner.context, 1, *cache)?;
-        let chosen = match (&mut runner.engine, graph) {
+        Runner::room(self.runner.context, 1, self.cache)?;
+        if self.steps > 0 && self.graphs.is_empty() {
+            let captured = self.capture();
+            self.failed = captured.is_err();
+            captured?;
+        }
+        let Decoder { runner, cache, choice, token, graphs, steps, failed, .. } = self;
+        let turn = steps.checked_sub(cache.period().min(2) - 1).map(|step| step % cache.period());
+        let chosen = match (&mut runner.engine, turn.and_then(|turn| graphs.get(turn))) {
             (Engine::Launches(launches), Some((graph, chosen))) => {
                 // SAFETY: the graph was captured with this cache and this engine, which are borrowed since; a cache keeps what
                 // it named, and the engine's buffers are replaced by longer chunks alone.
@@ -72,6 +102,7 @@ impl Decoder<'_> {
         // The device may be a step ahead of the host, or one layer ahead of another: no further step.
         *failed = chosen.is_err();
         *token = chosen?;
+        *steps += 1;
         Ok(*token)
     }
 
@@ -104,7 +135,7 @@ impl Decoder<'_> {
         self.cache
     }
 
-    /// Launches and copies of a step; `None` where it is no graph.
+    /// Launches and copies of a step, the first of its kinds; `None` where it is no graph, or none yet.
     pub fn graph_len(&self) -> Option<usize> {
         self.graph_len
     }

@@ -6,11 +6,11 @@ use super::super::pass::StepShape;
 use super::super::policy::{Certificate, Thresholds, rung};
 use super::super::query::Query;
 use super::CarriedLayout;
-use super::gather::{Gathered, merge, weight};
+use super::gather::{Gathered, merge};
 use super::judge::Judge;
-use crate::attention::{Half, PartialRow, ROWS, part_floats, warps};
-use simt::math::max;
-use simt::{Global, GlobalMut, Zeroable, thread};
+use crate::attention::{Half, ROWS, part_floats, warps};
+use glam::UVec4;
+use simt::{Global, GlobalMut, Zeroable, async_copy, thread};
 
 /// What finishing a row of blocks takes.
 pub(super) struct Finish {
@@ -23,37 +23,51 @@ pub(super) struct Finish {
     pub(super) length: u32,
     /// Splits that have blocks.
     pub(super) used: u32,
-    /// Entries of the list.
+    /// Entries of the list, and blocks that are newer.
     pub(super) listed: u32,
     pub(super) shape: StepShape,
     pub(super) thresholds: Thresholds,
 }
 
 impl Finish {
-    /// Adds up what the warps have gathered, relative to what [`combine`](crate::attention::combine) makes their results relative
-    /// to, and writes it as that of `part`.
+    /// Adds up what the warps have gathered, with the weights that [`combine`](crate::attention::combine) has left, and writes it as
+    /// that of `split`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub(super) fn gather_warps<const D: usize>(&self, gathered: GlobalMut<f32>, part: u32) {
+    pub(super) fn gather_warps<const D: usize>(&self, gathered: GlobalMut<f32>, split: u32) {
         let t = thread::thread_idx_x();
         if t < Gathered::EIGHT {
             let (r, word) = (t / Gathered::WORDS, t % Gathered::WORDS);
-            let row = |w: u32| self.layout.pass.rows.load(w * ROWS + r);
-            let mut reference = PartialRow::EMPTY.reference;
-            for w in 0..warps(D as u32) {
-                reference = max(reference, row(w).reference);
-            }
+            let weight = |w: u32| self.layout.pass.rows.load(w * ROWS + r).reference;
             let of_warp = |w: u32| self.layout.gathered.load(w * Gathered::EIGHT + t);
-            let merged = merge(word, warps(D as u32), of_warp, |w| weight(row(w), reference));
-            gathered.store((part * Gathered::EIGHT + t) as usize, merged);
+            let merged = merge(word, warps(D as u32), of_warp, weight);
+            gathered.store((self.first_split() + split * Gathered::EIGHT + t) as usize, merged);
         }
+    }
+
+    /// Where what the row's splits have gathered starts.
+    #[inline(always)]
+    fn first_split(&self) -> u32 {
+        self.launch_row * self.shape.splits * Gathered::EIGHT
+    }
+
+    /// Asks for what the splits have gathered: it is there when outputs are added up.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn ask(&self, gathered: Global<f32>) {
+        let mut at = 4 * thread::thread_idx_x();
+        while at < self.used * Gathered::EIGHT {
+            self.layout.splits.copy_async(at, gathered, (self.first_split() + at) as usize);
+            at += 4 * thread::block_dim_x();
+        }
+        async_copy::commit();
     }
 
     /// Adds up the splits and writes the rows of `output`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn output<const D: usize>(&self, partials: Global<f32>, output: GlobalMut<f32>) {
-        let first = self.launch_row * self.shape.splits;
+        let first = self.shape.first_partial(self.launch_row);
         let place = |p: u32| (first + p) as usize * part_floats(D as u32);
         self.layout.ends.output::<D>(self.used, [self.first_row, self.rows], partials, place, output);
     }
@@ -61,13 +75,12 @@ impl Finish {
     /// Adds up what the splits have gathered, with the weights that [`output`](Self::output) has left.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub(super) fn gather_splits(&self, gathered: Global<f32>) {
+    pub(super) fn gather_splits(&self) {
         let t = thread::thread_idx_x();
         let (r, word) = (t / Gathered::WORDS, t % Gathered::WORDS);
         if r < self.rows {
-            let first = self.launch_row * self.shape.splits;
-            let of_split = |p: u32| gathered.load(((first + p) * Gathered::EIGHT + t) as usize);
-            let weight = |p: u32| self.layout.ends.staged.load(p * ROWS + r).reference;
+            let of_split = |p: u32| self.layout.splits.load(p * Gathered::EIGHT + t);
+            let weight = |p: u32| self.layout.ends.adding.weight(p, r);
             let merged = merge(word, self.used, of_split, weight);
             self.layout.gathered.store(t, merged);
         }
@@ -97,6 +110,7 @@ impl Finish {
                     core::array::from_fn(|i| layout.gathered.load(r * Gathered::WORDS + i as u32));
                 gathered = bytemuck::cast(words);
             }
+            let step = layout.chains.load_vector::<UVec4>(0).to_array();
             if self.listed != 0 {
                 promoted = [0, 1, 2].map(|kind| layout.promoted.load(kind));
             }
@@ -106,8 +120,8 @@ impl Finish {
                 squares,
                 promoted,
                 length,
-                chain: Chain::of_carried::<D>(length, shape.splits, self.listed),
-                dense: Chain::of_dense::<D>(length, shape.splits),
+                chain: Chain::of_words([step[0], step[1]], length),
+                dense: Chain::of_words([step[2], step[3]], length),
                 softmax_scale: shape.softmax_scale,
             };
             let judged = judge.certificate::<E, D>(query, thresholds);

@@ -55,9 +55,10 @@ impl Judge {
         let a1 = fma(lost, grown_t, gathered.a1);
         let a2 = fma(lost * grown_t, nu, gathered.a2);
         let a3 = gathered.a3 + lost;
-        // 1000 roundings, and those of the sums and of the sum that they are divided by.
+        // 1000 roundings, and those of the sums and of the sum that they are divided by: once for all of them.
         let up = 1.0 + (1.0 / 16384.0 + 2.0 * self.chain.roundings());
-        let share = |x: f32| x / row.sum * up;
+        let inverse = up / row.sum;
+        let share = |x: f32| x * inverse;
         let delta_f = delta_original::<D>(query, kappa);
         let grown_f = growth(at_least_exp(delta_f));
         let e_val = share(gathered.eta);

@@ -1,11 +1,13 @@
 //! The list in `carry`: which blocks of a split it has, and where they are.
 
 use super::super::admit::{Found, Scratch, find, order};
+use super::super::judge::Chain;
 use super::super::lists::{find_entry, lay_out_lists};
 use super::super::marking::{Entry, ListHead};
 use super::super::pass::{StepShape, Tiles};
 use super::CarriedLayout;
-use crate::attention::{BLOCK_TOKENS, Half, Ring};
+use crate::attention::{BLOCK_TOKENS, Half, Ring, warps};
+use core::cell::Cell;
 use glam::UVec4;
 use half::f16;
 use simt::warp::{self, FULL_MASK};
@@ -64,6 +66,8 @@ pub(super) struct List<E> {
     pub(super) end: u32,
     /// Full blocks of the sequence.
     pub(super) blocks: u32,
+    /// See [`first_recent`](super::first_recent).
+    pub(super) recent: u32,
     /// The warp's first entry.
     pub(super) place: u32,
     pub(super) lane: u32,
@@ -76,7 +80,14 @@ impl<E: Half> List<E> {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn look(&self, e: u32) -> Lookup {
         let List { layout, shape, launch_row, .. } = *self;
-        let entry = find_entry(layout.starts, self.entries, launch_row, shape, e, self.lane);
+        self.find(find_entry(layout.starts, self.entries, launch_row, shape, e, self.lane))
+    }
+
+    /// Where an entry's block is: a warp's work.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn find(&self, entry: Entry) -> Lookup {
+        let List { shape, launch_row, .. } = *self;
         let none = Found { tile: Scratch::EMPTY, admit: Scratch::EMPTY };
         if entry.index >= self.blocks {
             return Lookup { entry, block: 0, found: [none; 2] };
@@ -85,6 +96,16 @@ impl<E: Half> List<E> {
         let place = order(launch_row, shape.max_blocks, entry.index);
         let pair = block * shape.kv_heads + self.head;
         Lookup { entry, block, found: find(self.directory, self.scratch, pair, place, self.lane) }
+    }
+
+    /// The `i`th of the blocks that are newer than the list.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn look_recent(&self, i: u32) -> Lookup {
+        let index = self.recent + i;
+        let block = self.table.load_readonly((self.sequence * self.shape.max_blocks + index) as usize);
+        let none = Found { tile: Scratch::EMPTY, admit: Scratch::EMPTY };
+        Lookup { entry: Entry { index, rows: 0xffff }, block, found: [none; 2] }
     }
 
     /// The trailing block.
@@ -105,7 +126,9 @@ impl<E: Half> List<E> {
         if self.place >= self.layout.starts.load(self.shape.parts) {
             return;
         }
-        let look = self.look(self.place);
+        let [index, rows, ..] = self.layout.ahead.load_vector::<UVec4>(Lookup::WORDS * self.warp).to_array();
+        let look = self.find(Entry { index, rows });
+        warp::sync_warp(FULL_MASK);
         if self.lane == 0 {
             look.store(self.layout.ahead, self.warp);
         }
@@ -125,12 +148,13 @@ impl<E: Half> List<E> {
     /// Whether a block of the split is listed.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub(super) fn has(&self, block: u32) -> bool {
+    fn has(&self, block: u32) -> bool {
         let at = block - self.first;
         self.layout.listed.load(at / 32) >> (at % 32) & 1 != 0
     }
 
-    /// Marks the split's blocks that are listed, and counts the entries: all warps' work, at a place that all of them pass.
+    /// Marks the split's blocks that are listed, counts the entries, and leaves each warp its first one: all warps' work, at a place
+    /// that all of them pass.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn read(&self) {
@@ -142,33 +166,48 @@ impl<E: Half> List<E> {
             word += thread::block_dim_x();
         }
         if t < 2 {
-            layout.promoted.store(t, 0);
+            layout.promoted.store(t, self.blocks - self.recent);
         }
         if t == 2 {
             let first = 4 * (self.launch_row * shape.parts) as usize;
             layout.promoted.store(2, self.lists.cast::<u32>().load(first + 3));
         }
         lay_out_lists(layout.starts, self.lists, self.launch_row, shape, self.lane, self.warp);
+        let newer = self.recent + t;
+        if newer < self.blocks && newer >= self.first && newer < self.end {
+            layout.listed.atomic_or((newer - self.first) / 32, 1 << ((newer - self.first) % 32));
+        }
         let mut promoted = [0u32; 2];
-        let mut part = self.warp;
-        while part < shape.parts {
-            let count = layout.starts.load(part + 1) - layout.starts.load(part);
-            let from = (self.launch_row * shape.parts + part) as usize * shape.places() as usize;
-            let mut e = self.lane;
-            while e < count {
-                let entry = self.entries.load(from + e as usize);
-                let [keys, values] = entry.wants();
-                if entry.index < self.blocks {
-                    promoted[0] += keys as u32;
-                    promoted[1] += values as u32;
+        let (count, own) = (layout.starts.load(shape.parts), self.place - self.warp);
+        // All at once: each thread looks for the part that its entry is of.
+        let mut e = t;
+        while e < count {
+            let (mut part, mut past) = (0, shape.parts);
+            while past - part > 1 {
+                let middle = (part + past) / 2;
+                if layout.starts.load(middle) <= e {
+                    part = middle;
+                } else {
+                    past = middle;
                 }
-                if entry.index >= self.first && entry.index < self.end {
-                    let at = entry.index - self.first;
-                    layout.listed.atomic_or(at / 32, 1 << (at % 32));
-                }
-                e += 32;
             }
-            part += thread::block_dim_x() / 32;
+            let from = (self.launch_row * shape.parts + part) as usize * shape.places() as usize;
+            let entry = self.entries.load(from + (e - layout.starts.load(part)) as usize);
+            let [keys, values] = entry.wants();
+            if entry.index < self.blocks {
+                promoted[0] += keys as u32;
+                promoted[1] += values as u32;
+            }
+            if entry.index >= self.first && entry.index < self.end {
+                let at = entry.index - self.first;
+                layout.listed.atomic_or(at / 32, 1 << (at % 32));
+            }
+            if e >= own && e - own < thread::block_dim_x() / 32 {
+                layout
+                    .ahead
+                    .store_vector(Lookup::WORDS * (e - own), UVec4::new(entry.index, entry.rows, 0, 0));
+            }
+            e += thread::block_dim_x();
         }
         unroll!(for kind in 0..2 {
             let of_warp = warp::warp_reduce_add_u32(FULL_MASK, promoted[kind]);
@@ -183,9 +222,60 @@ impl<E: Half> List<E> {
 /// A warp's quantized tiles, of which a list has some: they are skipped.
 pub(super) struct Listed<E, const D: usize> {
     pub(super) tiles: Tiles<f16, D>,
+    /// Whether the list was read.
+    pub(super) read: Cell<bool>,
+    /// Stages of the ring whose blocks are listed: bit s of stage s. They are not asked for once that is known, and passed over.
+    pub(super) skipped: Cell<u32>,
     pub(super) list: List<E>,
     /// Whether there is a list.
     pub(super) exists: bool,
+    /// Tokens of the sequence.
+    pub(super) length: u32,
+}
+
+impl<E: Half, const D: usize> Listed<E, D> {
+    /// Notes in [`skipped`](Self::skipped) whether a tile is listed, and says so.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn mark(&self, tile: u32, stage: u32) -> bool {
+        let listed = self.list.has(tile);
+        self.skipped.set(self.skipped.get() & !(1 << stage) | (listed as u32) << stage);
+        listed
+    }
+
+    /// Entries of the list: once it was read.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn listed(&self) -> u32 {
+        let List { layout, shape, .. } = self.list;
+        if self.exists { layout.starts.load(shape.parts) } else { 0 }
+    }
+
+    /// The same with the blocks that are newer and the trailing block, which follow in this order.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn entries(&self) -> u32 {
+        self.listed() + self.list.blocks - self.list.recent + self.trailing() as u32
+    }
+
+    /// Whether a trailing block comes behind the entries.
+    #[inline(always)]
+    pub(super) fn trailing(&self) -> bool {
+        !self.length.is_multiple_of(BLOCK_TOKENS)
+    }
+
+    /// What the certificates will want to know of sums: the last warp's work, which lists keep less busy than the first.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn chains(&self) {
+        let List { layout, shape, lane, warp, .. } = self.list;
+        if warp + 1 == warps(D as u32) && lane == 0 {
+            let listed = self.entries() - self.trailing() as u32;
+            let step = Chain::of_carried::<D>(self.length, shape.splits, listed).words();
+            let dense = Chain::of_dense::<D>(self.length, shape.splits).words();
+            layout.chains.store_vector(0, UVec4::new(step[0], step[1], dense[0], dense[1]));
+        }
+    }
 }
 
 impl<E: Half, const D: usize> Ring for Listed<E, D> {
@@ -210,13 +300,23 @@ impl<E: Half, const D: usize> Ring for Listed<E, D> {
     fn begun(&self) {
         if self.exists {
             self.list.read();
+            self.read.set(true);
+            unroll!(for s in 0..4 {
+                let tile = self.list.first + self.list.warp + Self::STRIDE * s as u32;
+                if (s as u32) < Self::STAGES - 1 && tile < self.tiles.end() {
+                    self.mark(tile, s as u32);
+                }
+            });
             self.list.look_ahead::<D>();
         }
+        self.chains();
     }
 
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn start(&self, tile: u32, block: u32, stage: u32) {
-        self.tiles.start(tile, block, stage);
+        if !self.read.get() || !self.mark(tile, stage) {
+            self.tiles.start(tile, block, stage);
+        }
     }
 }

@@ -12,12 +12,12 @@
 //!
 //! # Layout
 //! As in [`attend`](fn@super::attend) and [`replace`](fn@super::replace). `lists` and `entries` as [`mark`](fn@super::mark) leaves
-//! them; rows of a KV head share what is promoted. `progress` [sequences · kv_heads · row groups]. `gathered`
+//! them; rows of a KV head share what is promoted. `promoted` [sequences · kv_heads · row groups]. `gathered`
 //! [the same, splits, 8] of [`Gathered`].
 //!
 //! # Bytes
-//! 32·D + 16 a block and KV head, read once; of a listed one the originals, 32·D each of keys and values, besides. Every
-//! `every`th step 16 bytes a block and query head are written, for the next list.
+//! 32·D + 16 a block and KV head, read once; of a listed one the originals, 32·D each of keys and values, besides. In a step that
+//! notes blocks, 16 bytes a block and query head are written, for the next list.
 //!
 //! # Work split
 //! Grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each; then entries of the list go round all warps
@@ -40,13 +40,14 @@ use super::promote::{largest_norms, original_scores};
 use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
-    BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine, last_to_arrive,
-    part_floats, staged_rows, walk, warps,
+    Adding, BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine,
+    first_blocks, last_to_arrive, part_floats, walk, warps,
 };
+use core::cell::Cell;
 use core::marker::PhantomData;
 use finish::Finish;
 use gather::{Bounds, Gather, Gathered};
-use glam::{UVec4, Vec4};
+use glam::{UVec2, Vec4};
 use half::{bf16, f16};
 use list::{List, Listed, Lookup};
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
@@ -54,39 +55,49 @@ use simt::{
     Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
 };
 
-/// Where a row of blocks is, and what its last step has promoted.
+/// What a step has promoted of a row of blocks, and when the list was made that the next one promotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(16))]
-pub struct Progress {
-    /// Steps so far.
-    pub steps: u32,
-    /// Tiles of keys that the last of them has promoted.
+pub struct Promoted {
+    /// Tiles of keys.
     pub key_tiles: u32,
     /// Tiles of values.
     pub value_tiles: u32,
-    /// How many steps early lists are renewed: other than those of other layers, so that not all do it in the same step.
-    pub phase: u32,
+    /// Full blocks that the sequence had when the list was made.
+    pub blocks: u32,
+    #[doc(hidden)]
+    pub unused: u32,
 }
 
-impl Progress {
-    /// Whether blocks are noted in this step, for a list: in the first one, then in every `every`th.
-    #[inline(always)]
-    pub fn due(self, every: u32) -> bool {
-        self.steps == 0 || bits::rem_u32(self.steps.wrapping_add(self.phase), every) == 0
-    }
-
-    /// The same, asked when [`carry`](fn@carry) has counted the step.
-    #[inline(always)]
-    pub fn was_due(self, every: u32) -> bool {
-        Progress { steps: self.steps.wrapping_sub(1), ..self }.due(every)
-    }
-
-    /// That of a row of blocks.
+impl Promoted {
+    /// Full blocks that a row's sequence had when its list was made.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub(super) fn of(rows: Global<Progress>, launch_row: u32) -> Self {
-        bytemuck::cast(rows.cast::<UVec4>().load(launch_row as usize))
+    pub(super) fn blocks(rows: Global<Promoted>, launch_row: u32) -> u32 {
+        rows.cast::<u32>().load(4 * launch_row as usize + 2)
     }
+
+    /// Notes them.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub(super) fn note_blocks(rows: GlobalMut<Promoted>, launch_row: u32, blocks: u32) {
+        rows.cast::<u32>().store(4 * launch_row as usize + 2, blocks);
+    }
+}
+
+/// The first of the full blocks that a step promotes though no list has them: those that were filled since it was made, the two
+/// newest of them at the most.
+#[inline(always)]
+pub fn first_recent(blocks: u32, when_made: u32) -> u32 {
+    when_made.max(blocks.saturating_sub(2)).min(blocks)
+}
+
+/// What a step does with lists, as the launches are told: bits. Who launches counts the steps.
+pub mod mode {
+    /// There is a list, of an earlier step: its blocks are promoted.
+    pub const LISTED: u32 = 1;
+    /// Blocks are noted, and the next list made of them.
+    pub const RENEWS: u32 = 2;
 }
 
 /// Shared memory of a block.
@@ -94,12 +105,16 @@ impl Progress {
 pub struct CarriedLayout {
     pass: PassLayout,
     ends: Ends,
+    /// What all splits have gathered, [`EIGHT`](Gathered::EIGHT) words of each: in the rings' memory too.
+    splits: Shared<f32>,
     /// Where each part's list starts among all entries, and how many there are.
     starts: Shared<u32>,
     /// A bit for each block of the split that the list has.
     listed: Shared<u32>,
     /// Each warp's first entry, [warps, 8].
     ahead: Shared<u32>,
+    /// What [`Chain`] says of the step's sums and of the dense rung's: worked out while tiles are on their way.
+    chains: Shared<u32>,
     /// Entries whose keys are promoted, those whose values are, and whether K_max was raised for them.
     promoted: Shared<u32>,
     /// Of the warps, [warps, 8, 12]; at the end of the rows, [8, 12].
@@ -115,24 +130,37 @@ pub const fn carried_layout<const D: usize>() -> CarriedLayout {
     let pass = pass_layout_in::<f16, D>(&mut plan);
     // The rings' memory again.
     let mut over = SharedPlan::new();
-    let staged = over.array(staged_rows(MAX_PARTS));
+    let splits = over.array(MAX_PARTS * Gathered::EIGHT);
+    let adding = Adding::over::<D>(&mut over, MAX_PARTS, 4 * pass.ring.len());
     let squares = plan.array(ROWS * 32);
     let totals = plan.array(ROWS);
-    let ends = Ends { staged, squares, totals };
+    let ends = Ends { adding, squares, totals };
     let starts = plan.array(STARTS);
     let listed = plan.array(MAX_BLOCKS / 32);
     let ahead = plan.array(warps(D as u32) * Lookup::WORDS);
+    let chains = plan.array(4);
     let promoted = plan.array(3);
     let gathered = plan.array(warps(D as u32) * Gathered::EIGHT);
     let last = plan.array(1);
-    CarriedLayout { pass, ends, starts, listed, ahead, promoted, gathered, last, bytes: plan.bytes() }
+    CarriedLayout {
+        pass,
+        ends,
+        splits,
+        starts,
+        listed,
+        ahead,
+        chains,
+        promoted,
+        gathered,
+        last,
+        bytes: plan.bytes(),
+    }
 }
 
 /// A step of attention by a list from an earlier step: output, LSE, certificate, and which rows want the dense rung.
 ///
 /// `output` f32 [sequences, query heads, D]; `lse` and `certificates` [sequences, query heads]; `dense_rows`
-/// [sequences · kv_heads · row groups], bit g for row g; `counters` of that shape, 0 before and after. `every`: how many steps a
-/// list is used for; 0 if there is none.
+/// [sequences · kv_heads · row groups], bit g for row g; `counters` of that shape, 0 before and after. `mode`: bits of [`mode`].
 #[kernel(
     system = certified,
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
@@ -152,7 +180,7 @@ pub fn carry<E: Half, const D: usize>(
     directory: GlobalMut<u64>,
     lists: Global<ListHead>,
     entries: Global<Entry>,
-    progress: GlobalMut<Progress>,
+    promoted: GlobalMut<Promoted>,
     records: GlobalMut<Record>,
     partials: GlobalMut<f32>,
     gathered: GlobalMut<f32>,
@@ -164,7 +192,7 @@ pub fn carry<E: Half, const D: usize>(
     shape: StepShape,
     thresholds: Thresholds,
     scratch: Scratch,
-    every: u32,
+    mode: u32,
 ) {
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
@@ -185,10 +213,27 @@ pub fn carry<E: Half, const D: usize>(
     let present = in_group < shape.group;
     let first_row = (sequence * shape.kv_heads + head) * shape.group + row_group * ROWS;
     let query_row = (first_row + (lane >> 2)) as usize;
+    let own = Tiles::<f16, D> {
+        layout: layout.pass,
+        metadata: PhantomData,
+        tiles,
+        annotations,
+        table,
+        shape,
+        sequence,
+        head,
+        warp,
+        lane,
+        end,
+    };
+    let ahead = first_blocks(&own, first + warp);
+    let listed = mode & mode::LISTED != 0;
+    let made = if listed { Promoted::blocks(promoted.as_const(), launch_row) } else { blocks };
+    let recent = first_recent(blocks, made);
     let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
     let to_log2 = query.scale * LOG2_E;
     let certify = thresholds.certify != 0;
-    let noting = every != 0 && Progress::of(progress.as_const(), launch_row).due(every);
+    let noting = mode & mode::RENEWS != 0;
     let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present, lane };
 
     let pass = layout.pass;
@@ -209,32 +254,18 @@ pub fn carry<E: Half, const D: usize>(
         first,
         end,
         blocks,
+        recent,
         // The warp's place among those of all splits.
         place: split * warps(D as u32) + warp,
         lane,
         warp,
     };
-    let ring = Listed {
-        tiles: Tiles::<f16, D> {
-            layout: pass,
-            metadata: PhantomData,
-            tiles,
-            annotations,
-            table,
-            shape,
-            sequence,
-            head,
-            warp,
-            lane,
-            end,
-        },
-        list,
-        exists: every != 0,
-    };
+    let ring =
+        Listed { tiles: own, read: Cell::new(false), skipped: Cell::new(0), list, exists: listed, length };
     let mut running = Running::new();
     let mut gather = Gather::new();
-    walk(&ring, first + warp, |block, stage| {
-        if ring.exists && list.has(block) {
+    walk(&ring, first + warp, ahead, |block, stage| {
+        if ring.skipped.get() >> stage & 1 != 0 {
             return;
         }
         let (tile, annotation) = (ring.tiles.tile(stage), pass.annotations.load(ring.tiles.slot(stage)));
@@ -258,13 +289,14 @@ pub fn carry<E: Half, const D: usize>(
     // What was looked up ahead is there for all lanes.
     warp::sync_warp(FULL_MASK);
 
-    let listed = if ring.exists { layout.starts.load(shape.parts) } else { 0 };
-    let count = listed + !length.is_multiple_of(BLOCK_TOKENS) as u32;
+    let count = ring.entries();
     let mut e = list.place;
     while e < count {
-        let trailing = e == listed;
+        let trailing = ring.trailing() && e + 1 == count;
         let look = if trailing {
             list.look_trailing()
+        } else if e >= ring.listed() {
+            list.look_recent(e - ring.listed())
         } else if e == list.place {
             Lookup::load(layout.ahead, warp)
         } else {
@@ -364,8 +396,7 @@ pub fn carry<E: Half, const D: usize>(
     thread::sync_threads();
 
     let floats = part_floats(D as u32);
-    let part = launch_row * shape.splits + split;
-    let base = part as usize * floats;
+    let base = (shape.first_partial(launch_row) + split) as usize * floats;
     combine::<D>(pass.rows, pass.outputs, |r, d, merged| {
         partials.store_vector(base + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
         if d == 0 {
@@ -379,29 +410,29 @@ pub fn carry<E: Half, const D: usize>(
         first_row,
         length,
         used,
-        listed,
+        listed: count - ring.trailing() as u32,
         shape,
         thresholds,
     };
     if certify {
-        finish.gather_warps::<D>(gathered, part);
+        finish.gather_warps::<D>(gathered, split);
     }
     if !last_to_arrive(counters, launch_row, used, layout.last) {
         return;
     }
+    if certify {
+        finish.ask(gathered.as_const());
+    }
     finish.output::<D>(partials.as_const(), output);
     if certify {
-        finish.gather_splits(gathered.as_const());
+        finish.gather_splits();
     }
     thread::sync_threads();
     if warp == 0 {
         finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
-        if lane == 0 && every != 0 {
-            // All of the row's blocks have read it.
-            let Progress { steps, phase, .. } = Progress::of(progress.as_const(), launch_row);
-            let [key_tiles, value_tiles] = [0, 1].map(|kind| layout.promoted.load(kind));
-            let words = UVec4::new(steps.wrapping_add(1), key_tiles, value_tiles, phase);
-            progress.cast::<UVec4>().store(launch_row as usize, words);
+        if lane == 0 && mode != 0 {
+            let [keys, values] = [0, 1].map(|kind| if ring.exists { layout.promoted.load(kind) } else { 0 });
+            promoted.cast::<UVec2>().store(2 * launch_row as usize, UVec2::new(keys, values));
         }
     }
 }

@@ -207,9 +207,12 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
         Ok(unsafe { self.plan.run(stream, &handles, self.out.handles()) }?)
     }
 
-    /// So many that queries change as they do from token to token.
-    fn least_calls(&self) -> usize {
-        if self.policy.renew > 0 && self.policy.certify { LEAST_CALLS } else { 1 }
+    /// So many that queries change as they do from token to token, and of each kind of step as many as there are in the long run.
+    fn calls(&self, least: usize) -> usize {
+        if self.policy.renew == 0 || !self.policy.certify {
+            return least;
+        }
+        least.max(LEAST_CALLS).next_multiple_of(self.policy.renew as usize)
     }
 
     fn parts(&self) -> &'static [&'static str] {

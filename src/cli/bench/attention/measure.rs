@@ -158,7 +158,7 @@ fn row<E: CacheElement>(
     let stream = Stream::new(device)?;
     let mut scheme = schemes::open::<E>(name, caches, plan.options)?;
     let calls = match device.kind() {
-        BackendKind::Cuda => calls(device, scheme.cache_bytes(), count).max(scheme.least_calls()),
+        BackendKind::Cuda => scheme.calls(calls(device, scheme.cache_bytes(), count)),
         BackendKind::Cpu => 1,
     };
     let parts = match device.kind() {

@@ -51,9 +51,9 @@ pub trait Scheme<E: CacheElement> {
     /// What the launches report.
     fn step(&mut self, stream: &Stream, caches: &Caches<E>, set: usize) -> Result<(), Failure>;
 
-    /// Calls that a graph has at least.
-    fn least_calls(&self) -> usize {
-        1
+    /// How many calls a graph has that shall have `least` or more.
+    fn calls(&self, least: usize) -> usize {
+        least
     }
 
     /// Names of what a step consists of; empty if it is one launch.
