@@ -5,9 +5,9 @@ use super::super::judge::Chain;
 use super::super::pass::StepShape;
 use super::super::policy::{Certificate, Thresholds, rung};
 use super::super::query::Query;
-use super::CarriedLayout;
 use super::gather::{Gathered, merge};
 use super::judge::Judge;
+use super::{CarriedLayout, SPLITS_AT_HAND};
 use crate::attention::{Half, ROWS, part_floats, warps};
 use glam::UVec4;
 use simt::{Global, GlobalMut, Zeroable, async_copy, thread};
@@ -51,12 +51,12 @@ impl Finish {
         self.launch_row * self.shape.splits * Gathered::EIGHT
     }
 
-    /// Asks for what the splits have gathered: it is there when outputs are added up.
+    /// Asks for what the splits have gathered, if there is room for it: it is there when outputs are added up.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn ask(&self, gathered: Global<f32>) {
         let mut at = 4 * thread::thread_idx_x();
-        while at < self.used * Gathered::EIGHT {
+        while self.used <= SPLITS_AT_HAND && at < self.used * Gathered::EIGHT {
             self.layout.splits.copy_async(at, gathered, (self.first_split() + at) as usize);
             at += 4 * thread::block_dim_x();
         }
@@ -75,11 +75,18 @@ impl Finish {
     /// Adds up what the splits have gathered, with the weights that [`output`](Self::output) has left.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub(super) fn gather_splits(&self) {
+    pub(super) fn gather_splits(&self, gathered: Global<f32>) {
         let t = thread::thread_idx_x();
         let (r, word) = (t / Gathered::WORDS, t % Gathered::WORDS);
         if r < self.rows {
-            let of_split = |p: u32| self.layout.splits.load(p * Gathered::EIGHT + t);
+            let of_split = |p: u32| {
+                let at = p * Gathered::EIGHT + t;
+                if self.used <= SPLITS_AT_HAND {
+                    self.layout.splits.load(at)
+                } else {
+                    gathered.load((self.first_split() + at) as usize)
+                }
+            };
             let weight = |p: u32| self.layout.ends.adding.weight(p, r);
             let merged = merge(word, self.used, of_split, weight);
             self.layout.gathered.store(t, merged);

@@ -100,12 +100,16 @@ pub mod mode {
     pub const RENEWS: u32 = 2;
 }
 
+/// Splits of which what they have gathered is brought to shared memory: more of it would leave less room for their outputs, which at
+/// batch 1 shall be added up in one go.
+const SPLITS_AT_HAND: u32 = 40;
+
 /// Shared memory of a block.
 #[derive(Clone, Copy)]
 pub struct CarriedLayout {
     pass: PassLayout,
     ends: Ends,
-    /// What all splits have gathered, [`EIGHT`](Gathered::EIGHT) words of each: in the rings' memory too.
+    /// What all splits have gathered, if they are not too many, [`EIGHT`](Gathered::EIGHT) words of each: in the rings' memory too.
     splits: Shared<f32>,
     /// Where each part's list starts among all entries, and how many there are.
     starts: Shared<u32>,
@@ -130,7 +134,7 @@ pub const fn carried_layout<const D: usize>() -> CarriedLayout {
     let pass = pass_layout_in::<f16, D>(&mut plan);
     // The rings' memory again.
     let mut over = SharedPlan::new();
-    let splits = over.array(MAX_PARTS * Gathered::EIGHT);
+    let splits = over.array(SPLITS_AT_HAND * Gathered::EIGHT);
     let adding = Adding::over::<D>(&mut over, MAX_PARTS, 4 * pass.ring.len());
     let squares = plan.array(ROWS * 32);
     let totals = plan.array(ROWS);
@@ -425,7 +429,7 @@ pub fn carry<E: Half, const D: usize>(
     }
     finish.output::<D>(partials.as_const(), output);
     if certify {
-        finish.gather_splits();
+        finish.gather_splits(gathered.as_const());
     }
     thread::sync_threads();
     if warp == 0 {
