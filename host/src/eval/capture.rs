@@ -106,6 +106,10 @@ unsafe impl KvCache for Capture<'_> {
         self.inner.host_bytes()
     }
 
+    fn period(&self) -> usize {
+        self.inner.period()
+    }
+
     fn certificates(&self) -> Result<Vec<Certificate>> {
         self.inner.certificates()
     }
