@@ -1,7 +1,7 @@
 //! The lint's rule of kernels that overlap: they wait for the launch ahead of them before what that one could disturb.
 //!
 //! A launch may start while those ahead of it run, and what it does before its wait must not depend on them, nor they on it:
-//! it reads parameters, and by `load_ahead` memory that nobody writes. On the straight path, where every thread comes by.
+//! it reads parameters, by `load_ahead` memory that nobody writes, and by `peek` what nothing but hints depends on. On the straight path, where every thread comes by.
 
 use crate::lint::{CONVERGENT, MEMORY};
 use crate::ptx::{Instruction, Module, Statement};
@@ -50,6 +50,7 @@ fn may_come_before_the_wait(instruction: &Instruction) -> bool {
             space("param")
                 || space("const")
                 || (space("global") && instruction.has("L1::no_allocate") && !instruction.has("nc"))
+                || (space("global") && instruction.has("relaxed") && instruction.has("gpu"))
         }
         "prefetch" | "prefetchu" | "cvta" | "mov" => true,
         "cp" => instruction.has("prefetch"),
@@ -107,6 +108,7 @@ cvta.to.global.u64 %rd2, %rd1; mov.u32 %r1, %tid.x; add.s32 %r2, %r1, 1; selp.b3
 // begin inline asm
 { .reg .b64 g; cvta.to.global.u64 g, %rd1; ld.global.L1::no_allocate.v4.b32 {%r4, %r5, %r6, %r7}, [g]; }
 @%p2 cp.async.bulk.prefetch.L2.global [%rd2], %r9; prefetch.global.L2 [%rd2];
+{ .reg .b64 g; cvta.to.global.u64 g, %rd1; ld.relaxed.gpu.global.b32 %r8, [g]; }
 griddepcontrol.launch_dependents;
 griddepcontrol.wait;
 // end inline asm
@@ -118,13 +120,15 @@ ret;";
         assert_eq!(early(100, good), []);
         // No wait at all: what first needed one, and all that follows.
         let without = good.replace("griddepcontrol.wait;\n", "");
-        assert_eq!(early(90, &without), [7, 8, 8, 8, 8, 10]);
+        assert_eq!(early(90, &without), [8, 9, 9, 9, 9, 11]);
         assert_eq!(early(80, &without), []);
         assert_eq!(early(90, "ret;"), [0]);
 
         for bad in [
             "ld.global.b32 %r1, [%rd1];",
             "ld.volatile.global.b32 %r1, [%rd1];",
+            "ld.acquire.gpu.global.b32 %r1, [%rd1];",
+            "ld.relaxed.gpu.shared.b32 %r1, [%r2];",
             "ld.shared.b32 %r1, [%r2];",
             "ld.global.nc.b32 %r1, [%rd1];",
             "ld.global.nc.L1::no_allocate.b32 %r1, [%rd1];",

@@ -32,6 +32,8 @@ enum Overlaps {
     Held,
     /// It may start before, and the author's code waits.
     Late,
+    /// The same, and the next launch is let in where the author's code says so.
+    ByHand,
 }
 
 /// The generic arguments of one instance.
@@ -74,8 +76,10 @@ impl Parse for Options {
                             Overlaps::InTurn
                         } else if when == "held" {
                             Overlaps::Held
+                        } else if when == "by_hand" {
+                            Overlaps::ByHand
                         } else {
-                            let known = "expected `overlaps`, `overlaps = in_turn`, `overlaps = held` or `overlaps = late`";
+                            let known = "expected `overlaps`, or `overlaps = ` and `in_turn`, `held`, `late` or `by_hand`";
                             return Err(Error::new(when.span(), known));
                         };
                     }
@@ -206,7 +210,8 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         None => 0,
     };
     let overlaps = options.overlaps;
-    let (may_overlap, waits_late) = (overlaps != Overlaps::No, overlaps == Overlaps::Late);
+    let (may_overlap, waits_late) =
+        (overlaps != Overlaps::No, matches!(overlaps, Overlaps::Late | Overlaps::ByHand));
     let mut entries = Vec::new();
     let mut infos = Vec::new();
     let mut names = Vec::new();
@@ -346,6 +351,7 @@ fn device_entry(
             Overlaps::InTurn => quote! { #wait #let_in },
             Overlaps::Held => wait,
             Overlaps::Late => let_in,
+            Overlaps::ByHand => quote! {},
             _ => quote! { #let_in #wait },
         };
         (quote! { ::core::arch::global_asm!(#text); }, begin)

@@ -37,7 +37,9 @@ use proc_macro::TokenStream;
 /// - `overlaps = held`: the same, and the launch behind this one may start only where the kernel calls
 ///   `thread::let_next_start`, or ends: where what that launch loads ahead would hold up this one's own loads.
 /// - `overlaps = late`: the same as `overlaps`, but the kernel itself waits, by one call of `thread::wait_for_previous` on no branch.
-///   Before it the kernel may `load_ahead` what no launch of the stream writes, and touch no other memory.
+///   Before it the kernel may `load_ahead` what no launch of the stream writes, `peek` and `prefetch`, and touch no other memory.
+/// - `overlaps = by_hand`: the same as `overlaps = late`, and the launch behind this one may start only where the kernel calls
+///   `thread::let_next_start`, or ends.
 #[proc_macro_attribute]
 pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()

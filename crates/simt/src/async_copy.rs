@@ -40,11 +40,10 @@ impl<T: Pod> Shared<T> {
         // SAFETY: as above.
         unsafe {
             asm!(
-                "{{ .reg .b64 g; .reg .b64 p; cvta.to.global.u64 g, {1}; \
-                 createpolicy.fractional.L2::evict_first.b64 p, 1.0; \
-                 cp.async.cg.shared.global.L2::cache_hint.L2::128B [{0}], [g], 16, p; }}",
+                "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; \
+                 cp.async.cg.shared.global.L2::cache_hint.L2::128B [{0}], [g], 16, {2}; }}",
                 in(reg32) crate::ptx::shared_base() + self.byte_offset(index), in(reg64) source.element(from),
-                options(nostack)
+                in(reg64) crate::ptx::evict_first(), options(nostack)
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]

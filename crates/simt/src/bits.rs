@@ -22,6 +22,20 @@ sides! {
         }
     }
 
+    /// `a & mask | set`, in one instruction where `|` and `&` of constants would be two. PTX: `lop3.b32`.
+    pub fn and_or(a: u32, mask: u32, set: u32) -> u32 {
+        device {
+            let d: u32;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                asm!("lop3.b32 {0}, {1}, {2}, {3}, 0xea;", out(reg32) d, in(reg32) a, in(reg32) mask, in(reg32) set,
+                    options(pure, nomem, nostack));
+            }
+            d
+        }
+        emulator { a & mask | set }
+    }
+
     /// Picks four of the eight bytes of `b:a` (`a` is bytes 0 to 3): nibble `i` of `selector` names byte `i` of
     /// the result in its low three bits; with bit 3 set the byte's sign is replicated instead.
     /// PTX: `prmt.b32`.

@@ -9,7 +9,8 @@
 //! | `load_vector`, `store_vector` | `ld.global.v2/.v4` | 2 to 16 bytes at once, e.g. a [`glam::Vec4`] |
 //! | `…_readonly` | `ld.global.nc` | data that no thread of the launch writes |
 //! | `…_ahead` | `ld.global.L1::no_allocate` | the same, before the wait of a launch that overlaps |
-//! | `prefetch` | `cp.async.bulk.prefetch.L2` | data that a later launch reads |
+//! | `prefetch` | `cp.async.bulk.prefetch.L2` | data that this launch reads behind its wait, or a later one |
+//! | `peek` | `ld.relaxed.gpu.global` | what to prefetch: a word that another launch may be writing |
 //! | `…_streaming` | `ld.global.nc.L1::no_allocate`, `st.global.cs` | data touched once |
 
 use bytemuck::Pod;
@@ -220,6 +221,20 @@ impl<T: Pod> Global<T> {
     #[inline(always)]
     pub(crate) fn element(self, index: usize) -> *const T {
         self.at(index)
+    }
+}
+
+impl Global<u32> {
+    /// Element `index` as it is or once was, though a launch that is still under way may write it: nothing may depend on it but
+    /// what is [`prefetch`](Self::prefetch)ed. 0 where it is not `wanted`, and nothing is read then. The emulator makes some of them
+    /// up: what comes of them must be in bounds whatever they are, and change no result. PTX: `ld.relaxed.gpu.global`.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn peek(self, index: usize, wanted: bool) -> u32 {
+        #[cfg(target_arch = "nvptx64")]
+        return ptx::peek(self.at(index), wanted);
+        #[cfg(not(target_arch = "nvptx64"))]
+        if wanted { emu::peek(self.address, self.len, index) } else { 0 }
     }
 }
 

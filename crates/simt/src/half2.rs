@@ -55,6 +55,22 @@ pairs! {
     };
 }
 
+sides! {
+    /// a · b − c rounded once, twice. PTX: `neg.f16x2`, which becomes a sign of the operand, and `fma.rn.f16x2`.
+    pub fn fms_f16x2(a: u32, b: u32, c: u32) -> u32 {
+        device {
+            let d: u32;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                asm!("{{ .reg .b32 n; neg.f16x2 n, {3}; fma.rn.f16x2 {0}, {1}, {2}, n; }}", out(reg32) d,
+                    in(reg32) a, in(reg32) b, in(reg32) c, options(pure, nomem, nostack));
+            }
+            d
+        }
+        emulator { fma_f16x2(a, b, neg_f16x2(c)) }
+    }
+}
+
 /// −a, twice: the signs flipped. PTX: `xor.b32`.
 #[inline(always)]
 pub fn neg_f16x2(a: u32) -> u32 {

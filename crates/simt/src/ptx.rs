@@ -21,6 +21,17 @@ pub fn shared_base() -> u32 {
     address
 }
 
+/// The policy that the L2 cache gives lines up by first: the same for all copies, so that it is made once.
+#[inline(always)]
+pub fn evict_first() -> u64 {
+    let policy: u64;
+    // SAFETY: makes a number.
+    unsafe {
+        asm!("createpolicy.fractional.L2::evict_first.b64 {0}, 1.0;", out(reg64) policy, options(pure, nomem, nostack));
+    }
+    policy
+}
+
 /// `$name(address) -> V`: one load instruction for each size of `V`.
 macro_rules! load {
     ($(#[$doc:meta])* $name:ident, $address:ty, $class:ident, $open:literal, $operand:literal, $instruction:literal, ($($option:ident),*)) => {
@@ -281,6 +292,23 @@ pub fn to_global<T>(pointer: *mut T) -> u64 {
         asm!("cvta.to.global.u64 {0}, {1};", out(reg64) address, in(reg64) pointer, options(pure, nomem, nostack));
     }
     address
+}
+
+/// `ld.relaxed.gpu.global`: from the cache that all multiprocessors share, whoever writes meanwhile, and nothing stays in one that
+/// an ordinary load behind it would look at. 0 if not `wanted`, and nothing is read then.
+#[inline(always)]
+pub fn peek(address: *const u32, wanted: bool) -> u32 {
+    let value;
+    // SAFETY: in bounds and aligned by the launch's contract; relaxed, so that a write beside it is no race. It reads what others
+    // may write, so it is not `pure`, and with the memory clobber that LLVM assumes it moves across no wait.
+    unsafe {
+        asm!(
+            "{{ .reg .b64 g; .reg .pred p; cvta.to.global.u64 g, {1}; setp.ne.u32 p, {2}, 0; mov.b32 {0}, 0; \
+             @p ld.relaxed.gpu.global.b32 {0}, [g]; }}",
+            out(reg32) value, in(reg64) address, in(reg32) wanted as u32, options(nostack)
+        );
+    }
+    value
 }
 
 /// A hint that `bytes` bytes from `address` on, multiples of 16, will be read; by threads with `wanted`. Without `pure` it

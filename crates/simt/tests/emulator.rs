@@ -322,6 +322,32 @@ fn add_in_turn<const STEP: u32>(x: GlobalMut<u32>) {
     x.store(i, x.load(i) + STEP);
 }
 
+/// What comes of a peek may be asked for, and nothing else: `leaks` stores it.
+#[kernel(instances(0, 1), overlaps = by_hand)]
+fn glance<const LEAKS: u32>(next: Global<u32>, pool: Global<u32>, y: GlobalMut<u32>) {
+    let i = thread::index_1d();
+    let guess = next.peek(i, true) + next.peek(usize::MAX, false);
+    let wanted = guess < 16;
+    pool.prefetch(if wanted { 4 * guess as usize } else { 0 }, 16, wanted);
+    thread::wait_for_previous();
+    thread::let_next_start();
+    let true_one = next.load(i);
+    y.store(i, if LEAKS != 0 { guess } else { pool.load(4 * true_one as usize) });
+}
+
+#[test]
+fn a_peek_is_right_for_most_threads_and_decides_nothing() {
+    let next: Vec<u32> = (0..64).map(|i| i % 16).collect();
+    let pool: Vec<u32> = (0..64).collect();
+    let mut y = vec![u32::MAX; 64];
+    run(glance::kernel::<0>(), LaunchShape::new(2, 32), (read(&next), read(&pool), write(&mut y)));
+    assert!(y.iter().zip(&next).all(|(y, next)| *y == 4 * next));
+    run(glance::kernel::<1>(), LaunchShape::new(2, 32), (read(&next), read(&pool), write(&mut y)));
+    let right = y.iter().zip(&next).filter(|(y, next)| y == next).count();
+    assert!((33..60).contains(&right), "{right} of 64");
+    assert!(glance::INSTANCES.iter().all(|info| info.overlaps && info.waits_late));
+}
+
 #[test]
 fn launches_that_may_overlap_say_so_and_run_in_order_here() {
     assert!(add_in_turn::INSTANCES.iter().all(|info| info.overlaps));

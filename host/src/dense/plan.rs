@@ -243,7 +243,11 @@ impl<E: DenseElement> Plan<E> {
             self.counters.global_mut(),
             handles.output,
             handles.lse,
-            DenseShape { rung: u32::from(handles.wanted.is_some()), ..self.shape },
+            DenseShape {
+                pool_blocks: blocks as u32,
+                rung: u32::from(handles.wanted.is_some()),
+                ..self.shape
+            },
         );
         // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's contract. Blocks of a
         // row meet in `counters` only, and the one that reads the others' parts comes last.

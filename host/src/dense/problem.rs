@@ -104,6 +104,7 @@ impl Problem {
             max_blocks: self.max_blocks(),
             splits: 1,
             scale_log2: (self.scale() * std::f64::consts::LOG2_E) as f32,
+            pool_blocks: 0,
             rung: 0,
         };
         let launches = self.sequences * self.kv_heads * shape.row_groups();

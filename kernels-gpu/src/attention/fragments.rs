@@ -122,18 +122,52 @@ macro_rules! tiles {
             #[inline(always)]
             #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
             pub fn copy<E: Half>(self, source: Global<E>, from: usize, rows: u32, lane: u32) {
+                self.copy_as::<E, false>(source, from, rows, lane);
+            }
+
+            /// [`copy`](Self::copy) of a tile that nobody needs again soon.
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            pub fn copy_once<E: Half>(self, source: Global<E>, from: usize, rows: u32, lane: u32) {
+                self.copy_as::<E, true>(source, from, rows, lane);
+            }
+
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            fn copy_as<E: Half, const ONCE: bool>(
+                self,
+                source: Global<E>,
+                from: usize,
+                rows: u32,
+                lane: u32,
+            ) {
                 let per_row = D as u32 / 8;
-                unroll!(for i in 0..(Self::COPIES as usize), at_most 16 {
-                    let c = 32 * i as u32 + lane;
-                    let (row, chunk) = (bits::div_u32(c, per_row), bits::rem_u32(c, per_row));
-                    let target = self.start + Self::word(row, chunk);
-                    let at = from + (c * (CHUNK_BYTES / 2)) as usize;
-                    if rows >= super::BLOCK_TOKENS {
-                        self.memory.copy_async(target, source, at);
+                // A lane's chunks lie at distances that are known when this is compiled, if it is known that no lane is beyond 31.
+                let lane = lane % 32;
+                let first = from + (lane * (CHUNK_BYTES / 2)) as usize;
+                let place = |i: u32| {
+                    let (row, chunk) = if 32u32.is_multiple_of(per_row) {
+                        (32 / per_row * i + lane / per_row, lane % per_row)
                     } else {
+                        ((32 * i + lane) / per_row, (32 * i + lane) % per_row)
+                    };
+                    (row, self.start + Self::word(row, chunk), first + (32 * i * CHUNK_BYTES / 2) as usize)
+                };
+                if rows >= super::BLOCK_TOKENS {
+                    unroll!(for i in 0..(Self::COPIES as usize), at_most 16 {
+                        let (_, target, at) = place(i as u32);
+                        if ONCE {
+                            self.memory.copy_async_once(target, source, at);
+                        } else {
+                            self.memory.copy_async(target, source, at);
+                        }
+                    });
+                } else {
+                    unroll!(for i in 0..(Self::COPIES as usize), at_most 16 {
+                        let (row, target, at) = place(i as u32);
                         self.memory.copy_async_or_zero(target, source, at, row < rows);
-                    }
-                });
+                    });
+                }
             }
 
             /// Writes the tile to `target`, from element `to` on; a warp's work.

@@ -23,7 +23,7 @@ pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width
 pub use partial::{
     Adding, MAX_PARTS, Merged, PartialRow, combine, combined_rows, last_to_arrive, part_floats,
 };
-pub use ring::{Ring, first_blocks, walk};
+pub use ring::{Glance, Ring, first_blocks, walk};
 pub use softmax::Running;
 
 use crate::Element;

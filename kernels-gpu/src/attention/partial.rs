@@ -117,6 +117,11 @@ impl Adding {
         Adding { heads, values, at_once }
     }
 
+    /// Words in which up to `most` parts can be added up, `at_once` of them in one go.
+    pub const fn words<const D: usize>(most: u32, at_once: u32) -> u32 {
+        2 * (most + 1) * ROWS + at_once * ROWS * D as u32
+    }
+
     /// The weight of a part in row `r`, when all are added up.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]

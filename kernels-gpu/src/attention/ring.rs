@@ -1,11 +1,11 @@
 //! A warp's ring of tiles: copies run some rounds ahead of the arithmetic, and no other warp is waited for.
 
 use simt::warp::{FULL_MASK, sync_warp};
-use simt::{async_copy, unroll};
+use simt::{Global, async_copy, unroll};
 
 /// Where a warp's tiles come from, and where they go.
 pub trait Ring {
-    /// Stages of the ring: 3 to 5.
+    /// Stages of the ring: 2 to 5.
     const STAGES: u32;
     /// How far apart the tiles of one warp are: the warps of a block.
     const STRIDE: u32;
@@ -61,6 +61,7 @@ pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnM
     let mut stage = 0u32;
     while tile < ring.end() {
         match R::STAGES {
+            2 => async_copy::wait::<0>(),
             3 => async_copy::wait::<1>(),
             4 => async_copy::wait::<2>(),
             _ => async_copy::wait::<3>(),
@@ -76,5 +77,39 @@ pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnM
         visit(tile, stage);
         tile += R::STRIDE;
         stage = if stage == R::STAGES - 1 { 0 } else { stage + 1 };
+    }
+}
+
+/// What a launch can know of its tiles while the one ahead of it still runs: which blocks they most likely are. That one may be
+/// counting lengths up, or writing the table: a glance decides what is asked for early, nothing else.
+#[derive(Clone, Copy)]
+pub struct Glance {
+    /// [sequences, max_blocks].
+    pub table: Global<u32>,
+    /// \[sequences\].
+    pub lengths: Global<u32>,
+    /// Entries of a row of the table.
+    pub max_blocks: u32,
+    /// Blocks of the pool.
+    pub pool_blocks: u32,
+    /// Whether anything shall be asked for.
+    pub wanted: bool,
+}
+
+impl Glance {
+    /// The tokens of a sequence, no more than its row of the table holds.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn length(self, sequence: u32) -> u32 {
+        self.lengths.peek(sequence as usize, self.wanted).min(self.max_blocks * super::BLOCK_TOKENS)
+    }
+
+    /// Block `tile` of a sequence, and whether it is one of the pool's; 0 if not.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn block(self, sequence: u32, tile: u32) -> (u32, bool) {
+        let tile = tile.min(self.max_blocks - 1);
+        let block = self.table.peek((sequence * self.max_blocks + tile) as usize, self.wanted);
+        if self.wanted & (block < self.pool_blocks) { (block, true) } else { (0, false) }
     }
 }

@@ -63,6 +63,8 @@ pub struct StepShape {
     pub softmax_scale: f32,
     /// 1: blocks and what bounds their errors are noted. 0: nobody asks.
     pub notes: u32,
+    /// Blocks of the pool.
+    pub pool_blocks: u32,
 }
 
 impl StepShape {
@@ -154,7 +156,7 @@ impl Record {
 
 /// Stages of a warp's ring.
 pub const fn stages(head_dim: u32) -> u32 {
-    if head_dim <= 128 { 5 } else { 4 }
+    if head_dim <= 64 { 5 } else { 3 }
 }
 
 /// Shared memory of a block.
@@ -174,13 +176,19 @@ pub struct PassLayout {
 
 /// Lays out the shared memory of an instance.
 pub const fn pass_layout<M: KeyMetadata, const D: usize>() -> PassLayout {
-    pass_layout_in::<M, D>(&mut SharedPlan::new())
+    pass_layout_in::<M, D>(&mut SharedPlan::new(), 0)
 }
 
 /// The same at the beginning of a plan that has more.
-pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize>(plan: &mut SharedPlan) -> PassLayout {
+///
+/// The rings' memory has `least` words at least.
+pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize>(
+    plan: &mut SharedPlan,
+    least: u32,
+) -> PassLayout {
     let stages = stages(D as u32);
-    let ring = plan.array(warps(D as u32) * stages * Tile::<M, D>::WORDS);
+    let words = warps(D as u32) * stages * Tile::<M, D>::WORDS;
+    let ring = plan.array(if words < least { least } else { words });
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
     let annotations = plan.array(warps(D as u32) * stages);
@@ -196,6 +204,7 @@ pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize>(plan: &mut Sh
         (f16, 64, f32), (f16, 128, f32), (bf16, 64, f32), (bf16, 128, f32),
     ),
     max_threads = 256,
+    min_blocks = 1,
     overlaps = in_turn
 )]
 pub fn attend<E: Half, const D: usize, M: KeyMetadata>(

@@ -89,7 +89,7 @@ impl Query {
     #[inline(always)]
     pub fn times(&self, pair: usize, scales: u32) -> (u32, u32) {
         let x = half2::mul_f16x2(self.pairs[pair], scales);
-        (x, half2::fma_f16x2(self.pairs[pair], scales, half2::neg_f16x2(x)))
+        (x, half2::fms_f16x2(self.pairs[pair], scales, x))
     }
 }
 

@@ -16,6 +16,9 @@ use simt::{Global, Shared, bits, convert, half2, unroll};
 const KEY_BIAS: u32 = 0x6480_6480;
 /// 1024 twice.
 const VALUE_BIAS: u32 = 0x6400_6400;
+/// 1/16 and −64, twice.
+const SIXTEENTH: u32 = 0x2c00_2c00;
+const MINUS_64: u32 = 0xd400_d400;
 
 /// One tile of [`TileLayout`] in shared memory, its chunks of 16 bytes in an order that avoids bank conflicts. `M` is what its
 /// keys' scales and zeros are.
@@ -281,22 +284,19 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
                 _ => codes[i] = self.memory.load_vector::<UVec4>(at).to_array(),
             }
         });
-        let pair = |part: u32, token: u32, group: u32| {
-            bits::byte_perm(self.metadata(part, token, group), self.metadata(part, token + 1, group), 0x5410)
-        };
+        // Two groups a word, the words of a token side by side: a lane's are at distances that are known when this is compiled.
+        let words = D as u32 / 32;
+        let own = self.start + 2 * q * words + first / 32;
         let both = |part: u32| {
-            let groups = [first / 16, if D == 256 { first / 16 + 1 } else { first / 16 }];
-            groups.map(|group| [pair(part, 2 * q, group), pair(part, 2 * q + 8, group)])
+            [0, if D == 256 { 1 } else { 0 }].map(|more| {
+                let half = if D == 256 { 0x5410 + 0x2222 * more } else { 0x5410 + 0x2222 * (first / 16 & 1) };
+                [0, 8].map(|token| {
+                    let at = own + part / 4 + token * words;
+                    bits::byte_perm(self.memory.load(at), self.memory.load(at + words), half)
+                })
+            })
         };
         Int4Values { codes, scales: both(Self::LAYOUT.value_scales), zeros: both(Self::LAYOUT.value_zeros) }
-    }
-
-    /// The f16 of a token and group, in the low half.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    fn metadata(self, part: u32, token: u32, group: u32) -> u32 {
-        let at = part + 2 * (token * (D as u32 / 16) + group);
-        self.memory.load(self.start + at / 4) >> (8 * (at & 2))
     }
 }
 
@@ -311,12 +311,12 @@ impl<const D: usize> Values<D> for Int4Values<D> {
                 // A byte of both tokens, in bytes 0 and 2: the code of an even dimension below that of an odd one.
                 let selector = (byte + e) as u32 * 0x1111 + 0x4400;
                 let both = bits::byte_perm(self.codes[2 * h][word], self.codes[2 * h + 1][word], selector);
-                let restore = |nibbles: u32| {
-                    let code = half2::sub_f16x2(nibbles & 0x000f_000f | VALUE_BIAS, VALUE_BIAS);
-                    half2::fma_f16x2(code, self.scales[group][h], self.zeros[group][h])
-                };
-                b[2 * e][h] = restore(both);
-                b[2 * e + 1][h] = restore(both >> 4);
+                let restore = |code: u32| half2::fma_f16x2(code, self.scales[group][h], self.zeros[group][h]);
+                // 1024 + the low code, and 1024 + 16 times the high one, which needs no shift: both become the code, exactly.
+                let low = half2::sub_f16x2(bits::and_or(both, 0x000f_000f, VALUE_BIAS), VALUE_BIAS);
+                let high = bits::and_or(both, 0x00f0_00f0, VALUE_BIAS);
+                b[2 * e][h] = restore(low);
+                b[2 * e + 1][h] = restore(half2::fma_f16x2(high, SIXTEENTH, MINUS_64));
             });
         });
         b

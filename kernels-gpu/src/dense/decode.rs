@@ -20,7 +20,7 @@
 
 use super::{DenseShape, stages};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Queries, ROWS, Ring, Running,
+    Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Queries, ROWS, Ring, Running,
     ValueTile, combine, combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
 };
 use glam::Vec4;
@@ -52,11 +52,15 @@ pub struct Layout {
     pub bytes: u32,
 }
 
+/// Parts that there is room for at the end, up to head_dim 128: those of a sequence of four KV heads are all there then.
+const AT_ONCE: u32 = 33;
+
 /// Lays out the shared memory of an instance.
 pub const fn layout<const D: usize>() -> Layout {
     let mut plan = SharedPlan::new();
     let ring_words = stages(D as u32) * (KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
-    let ring = plan.array(warps(D as u32) * ring_words);
+    let (of_rings, of_parts) = (warps(D as u32) * ring_words, Adding::words::<D>(MAX_PARTS, AT_ONCE));
+    let ring = plan.array(if of_rings < of_parts && D <= 128 { of_parts } else { of_rings });
     // The results take the rings' place.
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
@@ -76,7 +80,7 @@ pub const fn layout<const D: usize>() -> Layout {
     instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
     max_threads = 256,
     min_blocks = 1,
-    overlaps = held
+    overlaps = by_hand
 )]
 pub fn attend<E: Half, const D: usize>(
     queries: Global<E>,
@@ -91,11 +95,18 @@ pub fn attend<E: Half, const D: usize>(
     lse: GlobalMut<f32>,
     shape: DenseShape,
 ) {
+    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
+    let DenseShape { max_blocks, pool_blocks, .. } = shape;
+    let glance = Glance { table, lengths, max_blocks, pool_blocks, wanted: shape.rung == 0 };
+    // At 256 every register is taken, and what is kept over the wait would cost some.
+    if D <= 128 {
+        look_ahead::<E, D>(keys, values, glance, shape);
+    }
+    thread::wait_for_previous();
     // Again when tiles are under way, which changes nothing.
     if shape.rung != 0 {
         thread::let_next_start();
     }
-    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
     let (rows_wanted, length) = (wanted.load(launch_row as usize), lengths.load(sequence as usize));
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
@@ -182,6 +193,36 @@ pub fn attend<E: Half, const D: usize>(
         .parts::<D>(used, rows, partials.as_const(), place, |r, d, merged| target.finish::<D>(r, d, merged));
 }
 
+/// Tiles that each warp asks for ahead of the wait: as much as memory can bring while the launch ahead puts its parts together. More would
+/// be given up by the L2 cache before it is used.
+const AHEAD: u32 = 2;
+
+/// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run: memory has less and less to do towards a
+/// launch's end. Not as a rung, which has nothing to read most of the time.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+fn look_ahead<E: Half, const D: usize>(
+    keys: Global<E>,
+    values: Global<E>,
+    glance: Glance,
+    shape: DenseShape,
+) {
+    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
+    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
+    let Parts { tiles, tiles_a_split, .. } = Parts::of(glance.length(sequence), shape.splits);
+    // Two lanes a tile.
+    let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+    let at = warp + warps(D as u32) * (lane / 2);
+    let tile = split * tiles_a_split + at;
+    let (block, exists) = glance.block(sequence, tile);
+    let wanted = exists & (lane < 2 * AHEAD) & (at < tiles_a_split) & (tile < tiles);
+    let elements = BLOCK_TOKENS as usize * D;
+    let from = (block * shape.kv_heads + head) as usize * elements;
+    let bytes = 2 * elements as u32;
+    keys.prefetch(from, bytes, wanted & (lane & 1 == 0));
+    values.prefetch(from, bytes, wanted & (lane & 1 != 0));
+}
+
 /// How a sequence is cut.
 struct Parts {
     /// Tiles of 16 tokens, the last maybe not full.
@@ -257,8 +298,13 @@ impl<E: Half, const D: usize> Ring for Tiles<E, D> {
         let (k, v) = self.stage(stage);
         let from = (block * self.shape.kv_heads + self.head) as usize * (BLOCK_TOKENS as usize * D);
         let rows = self.length - tile * BLOCK_TOKENS;
-        k.copy(self.keys, from, rows, self.lane);
-        v.copy(self.values, from, rows, self.lane);
+        if D > 128 {
+            k.copy(self.keys, from, rows, self.lane);
+            v.copy(self.values, from, rows, self.lane);
+        } else {
+            k.copy_once(self.keys, from, rows, self.lane);
+            v.copy_once(self.values, from, rows, self.lane);
+        }
     }
 }
 

@@ -8,9 +8,10 @@ pub use decode::{attend, layout};
 pub use layout::{DenseShape, partial_floats, split_count};
 pub use tokens::{APPEND_THREADS, AppendShape, append};
 
-/// Stages of a warp's ring of tiles: enough bytes under way to hide the memory's latency.
+/// Stages of a warp's ring of tiles: some 64 KB are on the way to each multiprocessor then. With more, under full load, multiprocessors'
+/// shares of the bandwidth differ the more, and those that come last cannot catch up.
 pub const fn stages(head_dim: u32) -> u32 {
-    if head_dim <= 64 { 4 } else { 3 }
+    if head_dim <= 64 { 3 } else { 2 }
 }
 
 /// Every kernel instance of the system.

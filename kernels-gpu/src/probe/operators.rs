@@ -121,12 +121,14 @@ operators! {
     I64ToF32: |a, b, c| (a as i64 as f32).to_bits() as u64;
     U64ToF32: |a, b, c| (a as f32).to_bits() as u64;
     Dp4a: |a, b, c| bits::dp4a(a as u32, b as u32, c as i32) as u32 as u64;
+    AndOr: |a, b, c| bits::and_or(a as u32, b as u32, c as u32) as u64;
     BytePerm: |a, b, c| bits::byte_perm(a as u32, b as u32, c as u32) as u64;
     PackLowBytes: |a, b, c| bits::pack_low_bytes([a as u32, (a >> 32) as u32, b as u32, c as u32]) as u64;
     AddF16x2: |a, b, c| half2::add_f16x2(a as u32, b as u32) as u64;
     SubF16x2: |a, b, c| half2::sub_f16x2(a as u32, b as u32) as u64;
     MulF16x2: |a, b, c| half2::mul_f16x2(a as u32, b as u32) as u64;
     FmaF16x2: |a, b, c| half2::fma_f16x2(a as u32, b as u32, c as u32) as u64;
+    FmsF16x2: |a, b, c| half2::fms_f16x2(a as u32, b as u32, c as u32) as u64;
     MulU64: |a, b, c| a.wrapping_mul(b).wrapping_add(c);
     MulHigh: |a, b, c| ((a as u128 * b as u128) >> 64) as u64;
     DivU32: |a, b, c| (a as u32 / (b as u32 | 1)) as u64;

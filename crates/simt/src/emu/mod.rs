@@ -42,7 +42,7 @@ pub(crate) use block::{
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use memory::{
-    global_atomic, global_load, global_store, prefetch, shared_atomic, shared_load, shared_store,
+    global_atomic, global_load, global_store, peek, prefetch, shared_atomic, shared_load, shared_store,
 };
 pub(crate) use tensor::Format;
 

@@ -6,10 +6,16 @@ use crate::certified::Result;
 use crate::{Stream, dense};
 use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
 use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
-use kernels_gpu::certified::{mark, rank, rank_layout, settle, weigh};
+use kernels_gpu::certified::{StepShape, mark, rank, rank_layout, settle, weigh};
 use simt::LaunchShape;
 
 impl<E: StepElement> StepPlan<E> {
+    /// The shape of a step over this cache.
+    fn shape_over(&self, cache: &StepHandles<E>) -> StepShape {
+        let blocks = cache.annotations.len() / self.shape.kv_heads as usize;
+        StepShape { pool_blocks: blocks as u32, ..self.shape }
+    }
+
     /// All of a step by the list that is carried: the first of its launches. Then come the dense rung and, where the list is due to
     /// be made anew, the choice of the next one and that list itself.
     ///
@@ -46,7 +52,7 @@ impl<E: StepElement> StepPlan<E> {
             out.lse,
             out.certificates,
             self.dense_rows.global_mut(),
-            self.shape,
+            self.shape_over(cache),
             self.thresholds,
             cache.near.scratch,
             self.mode,

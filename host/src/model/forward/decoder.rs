@@ -72,6 +72,13 @@ impl Decoder<'_> {
         Ok(())
     }
 
+    /// Which of the graphs is the step that comes now; `None` for a first one that is launched kernel by kernel.
+    fn turn(&self) -> Option<usize> {
+        let period = self.cache.period();
+        let by_hand = usize::from(period > 1);
+        self.steps.checked_sub(by_hand).map(|step| step % period)
+    }
+
     /// Reads the token before and chooses the one that follows.
     ///
     /// # Errors
@@ -89,8 +96,8 @@ impl Decoder<'_> {
             self.failed = captured.is_err();
             captured?;
         }
+        let turn = self.turn();
         let Decoder { runner, cache, choice, token, graphs, steps, failed, .. } = self;
-        let turn = steps.checked_sub(cache.period().min(2) - 1).map(|step| step % cache.period());
         let chosen = match (&mut runner.engine, turn.and_then(|turn| graphs.get(turn))) {
             (Engine::Launches(launches), Some((graph, chosen))) => {
                 // SAFETY: the graph was captured with this cache and this engine, which are borrowed since; a cache keeps what

@@ -23,6 +23,7 @@
 //! Grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each; then entries of the list go round all warps
 //! of a row of blocks, the trailing block last. The block of a row that arrives last adds the splits up.
 
+mod ahead;
 mod finish;
 pub mod gather;
 pub mod judge;
@@ -40,9 +41,10 @@ use super::promote::{largest_norms, original_scores};
 use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine,
+    Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine,
     first_blocks, last_to_arrive, part_floats, walk, warps,
 };
+use ahead::look_ahead;
 use core::cell::Cell;
 use core::marker::PhantomData;
 use finish::Finish;
@@ -104,6 +106,9 @@ pub mod mode {
 /// batch 1 shall be added up in one go.
 const SPLITS_AT_HAND: u32 = 40;
 
+/// Splits whose outputs there is room for at the end: those of a sequence of four KV heads are all there then.
+const AT_ONCE: u32 = 33;
+
 /// Shared memory of a block.
 #[derive(Clone, Copy)]
 pub struct CarriedLayout {
@@ -131,7 +136,8 @@ pub struct CarriedLayout {
 /// Lays out the shared memory of an instance.
 pub const fn carried_layout<const D: usize>() -> CarriedLayout {
     let mut plan = SharedPlan::new();
-    let pass = pass_layout_in::<f16, D>(&mut plan);
+    let adding = Adding::words::<D>(MAX_PARTS, AT_ONCE) + SPLITS_AT_HAND * Gathered::EIGHT;
+    let pass = pass_layout_in::<f16, D>(&mut plan, adding);
     // The rings' memory again.
     let mut over = SharedPlan::new();
     let splits = over.array(SPLITS_AT_HAND * Gathered::EIGHT);
@@ -170,7 +176,7 @@ pub const fn carried_layout<const D: usize>() -> CarriedLayout {
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
     max_threads = 256,
     min_blocks = 1,
-    overlaps = in_turn
+    overlaps = by_hand
 )]
 pub fn carry<E: Half, const D: usize>(
     queries: Global<E>,
@@ -198,6 +204,11 @@ pub fn carry<E: Half, const D: usize>(
     scratch: Scratch,
     mode: u32,
 ) {
+    let StepShape { max_blocks, pool_blocks, .. } = shape;
+    let glance = Glance { table, lengths, max_blocks, pool_blocks, wanted: thresholds.certify == 0 };
+    look_ahead::<D>(tiles, annotations, glance, shape);
+    thread::wait_for_previous();
+    thread::let_next_start();
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
