@@ -53,9 +53,12 @@ fn kernels_that_overlap_wait_where_there_is_a_wait() {
             let early = image.sm >= 90 && overlaps.contains(&function.name);
             let place = format!("{} for sm_{}", function.name, image.sm);
             assert_eq!(count("wait"), early as usize, "{place}");
-            // Dense attention gives the word at once where it is a rung that nobody may want, else behind its first tiles.
-            let words = if function.name.starts_with("dense_attend") { 2 } else { 1 };
-            assert!(!early || count("launch_dependents") == words, "{place}");
+            // Dense attention gives the word at once where it is a rung that nobody may want, else behind its first tiles, on
+            // each of the paths that the compiler makes of that.
+            let words = count("launch_dependents");
+            let enough =
+                if function.name.starts_with("dense_attend") { (2..=3).contains(&words) } else { words == 1 };
+            assert!(!early || enough, "{place}: {words}");
             // Attention, whose blocks take much shared memory, lets the next launch in behind its wait.
             let first = instructions.clone().find(|i| i.name() == "griddepcontrol");
             let in_turn =

@@ -28,8 +28,6 @@ enum Overlaps {
     FromEntry,
     /// The same, and the next launch is let in behind the wait.
     InTurn,
-    /// The same, and the next launch is let in where the author's code says so.
-    Held,
     /// It may start before, and the author's code waits.
     Late,
     /// The same, and the next launch is let in where the author's code says so.
@@ -74,12 +72,11 @@ impl Parse for Options {
                             Overlaps::Late
                         } else if when == "in_turn" {
                             Overlaps::InTurn
-                        } else if when == "held" {
-                            Overlaps::Held
                         } else if when == "by_hand" {
                             Overlaps::ByHand
                         } else {
-                            let known = "expected `overlaps`, or `overlaps = ` and `in_turn`, `held`, `late` or `by_hand`";
+                            let known =
+                                "expected `overlaps`, or `overlaps = ` and `in_turn`, `late` or `by_hand`";
                             return Err(Error::new(when.span(), known));
                         };
                     }
@@ -349,7 +346,6 @@ fn device_entry(
         let let_in = quote! { ::simt::thread::let_next_start(); };
         let begin = match overlaps {
             Overlaps::InTurn => quote! { #wait #let_in },
-            Overlaps::Held => wait,
             Overlaps::Late => let_in,
             Overlaps::ByHand => quote! {},
             _ => quote! { #let_in #wait },

@@ -34,12 +34,10 @@ use proc_macro::TokenStream;
 ///   waits for that one's end before it does anything else, so that what the kernel reads and writes is ordered as ever.
 /// - `overlaps = in_turn`: the same, and the launch behind this one may start only when this one has stopped waiting: where its
 ///   blocks, with much shared memory say, would stand in the way of launches that are ahead.
-/// - `overlaps = held`: the same, and the launch behind this one may start only where the kernel calls
-///   `thread::let_next_start`, or ends: where what that launch loads ahead would hold up this one's own loads.
 /// - `overlaps = late`: the same as `overlaps`, but the kernel itself waits, by one call of `thread::wait_for_previous` on no branch.
 ///   Before it the kernel may `load_ahead` what no launch of the stream writes, `peek` and `prefetch`, and touch no other memory.
 /// - `overlaps = by_hand`: the same as `overlaps = late`, and the launch behind this one may start only where the kernel calls
-///   `thread::let_next_start`, or ends.
+///   `thread::let_next_start`, or ends: where what that launch loads ahead would hold up this one's own loads.
 #[proc_macro_attribute]
 pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()

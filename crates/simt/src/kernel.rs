@@ -152,8 +152,8 @@ pub struct KernelInfo {
     /// The most threads a block may have; 1024 unless the attribute says otherwise.
     pub max_threads: u32,
     /// Whether a launch may start before the launch ahead of it has ended: the device's entry waits for that one
-    /// before anything else (`#[kernel(overlaps)]`), or the kernel does before all but loads of what no launch writes
-    /// (`#[kernel(overlaps = late)]`).
+    /// before anything else (`#[kernel(overlaps)]`), or the kernel does before all but loads of what no launch writes and hints
+    /// (`#[kernel(overlaps = late)]`, `by_hand`).
     pub overlaps: bool,
     /// Whether it is the kernel that waits, and not its entry.
     pub waits_late: bool,

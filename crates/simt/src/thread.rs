@@ -116,7 +116,7 @@ sides! {
     /// launch may have started before that; else does nothing. PTX: `griddepcontrol.wait`, on sm_90 and later.
     ///
     /// `#[kernel(overlaps)]` puts it at the start of a kernel, ahead of every access; a second call changes nothing.
-    /// A kernel with `overlaps = late` calls it itself, once and on no branch. Before, it may `load_ahead` what no launch
+    /// A kernel with `overlaps = late` or `by_hand` calls it itself, once and on no branch. Before, it may `load_ahead` what no launch
     /// writes that the stream may still be at: weights, tables. The lint refuses other accesses there; which memory it is
     /// nobody checks. The emulator, which runs one launch after another, reports a kernel that returns without the call.
     pub fn wait_for_previous() {

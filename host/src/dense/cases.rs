@@ -210,6 +210,7 @@ fn run<E: DenseElement>(
             values: values.global(),
             table: table.global(),
             lengths: lengths.global(),
+            near: true,
             wanted: wanted.map(Buffer::global),
             output: output.global_mut(),
             lse: lse.global_mut(),

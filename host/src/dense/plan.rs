@@ -71,6 +71,9 @@ pub struct Handles<E> {
     /// [sequences, kv_heads · row groups]: bit g of a word asks for row g of a group of eight, and a block whose word is 0
     /// leaves at once. Row `t · group + h` of a KV head is query token t of its query head h. `None` asks for all.
     pub wanted: Option<Global<u32>>,
+    /// Whether keys and values are in the device's own memory: then a launch asks the L2 cache for its first tiles while the one ahead
+    /// of it still runs. From pinned host memory they would come over the bus twice where the cache gives them up.
+    pub near: bool,
     /// Like the queries. Rows that are not wanted stay as they are.
     pub output: GlobalMut<f32>,
     /// [sequences, query_tokens, q_heads]; likewise.
@@ -197,6 +200,7 @@ impl<E: DenseElement> Plan<E> {
             table: table.blocks().global(),
             lengths: table.lengths().global(),
             wanted: None,
+            near: true,
             output: out.output.global_mut(),
             lse: out.lse.global_mut(),
         };
@@ -244,7 +248,7 @@ impl<E: DenseElement> Plan<E> {
             handles.output,
             handles.lse,
             DenseShape {
-                pool_blocks: blocks as u32,
+                pool_blocks: if handles.near { blocks as u32 } else { 0 },
                 rung: u32::from(handles.wanted.is_some()),
                 ..self.shape
             },

@@ -19,7 +19,7 @@ pub struct DenseShape {
     pub splits: u32,
     /// Scores in log2 units: log2(e) times the softmax scale.
     pub scale_log2: f32,
-    /// Blocks of the pool.
+    /// Blocks of the pool; 0 where its tiles shall not be asked for ahead.
     pub pool_blocks: u32,
     /// 1: few rows are wanted, if any, so that what comes behind is let in at once.
     pub rung: u32,

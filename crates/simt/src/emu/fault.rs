@@ -284,7 +284,10 @@ impl fmt::Display for FaultKind {
                 write!(f, "shuffle width {width} is not a power of two up to 32")
             }
             FaultKind::NoWait => {
-                write!(f, "the kernel `overlaps = late` and ends without thread::wait_for_previous")
+                write!(
+                    f,
+                    "the kernel is to wait by itself (`overlaps = late`, `by_hand`) and ends without thread::wait_for_previous"
+                )
             }
             FaultKind::Race(race) => write!(f, "{race}"),
             FaultKind::Panic { message } => write!(f, "the kernel panicked: {message}"),

@@ -154,13 +154,19 @@ pub(crate) fn global_load<T: Pod, V: Pod>(base: u64, len: usize, index: usize) -
     })
 }
 
-/// What is there, or for every third thread something else.
+/// What is there, or for every third thread or so something else.
 #[track_caller]
 pub(crate) fn peek(base: u64, len: usize, index: usize) -> u32 {
     let value: u32 = global_load::<u32, u32>(base, len, index);
     with_lane(|lane| {
-        let odd = (lane.linear ^ index as u32).wrapping_mul(0x9e37_79b9);
-        if odd % 3 == 0 { value ^ odd } else { value }
+        let odd = (lane.linear.wrapping_mul(5).wrapping_add(index as u32).wrapping_add(1))
+            .wrapping_mul(0x9e37_79b9);
+        // Some are a little off, so that they pass for the true ones, and some are wild.
+        match (odd >> 16) % 6 {
+            0 => value ^ odd,
+            1 => value.wrapping_add(odd >> 30),
+            _ => value,
+        }
     })
 }
 

@@ -143,6 +143,7 @@ impl<E: CacheElement> TieredCache<E> {
             table: self.table.global_range(..rows * self.shape.max_blocks as usize)?,
             lengths: self.lengths.global_range(..rows)?,
             wanted: None,
+            near: false,
             output,
             lse,
         })

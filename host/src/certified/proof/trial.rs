@@ -252,6 +252,7 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
             table: self.table.global(),
             lengths: self.lengths.global(),
             wanted: None,
+            near: true,
             output: out.output.global_mut(),
             lse: out.lse.global_mut(),
         };

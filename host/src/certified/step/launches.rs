@@ -285,6 +285,7 @@ impl<E: StepElement> StepPlan<E> {
             table: cache.table,
             lengths: cache.lengths,
             wanted: Some(self.dense_rows.global()),
+            near: false,
             output: out.output,
             lse: out.lse,
         };

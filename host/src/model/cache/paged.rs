@@ -49,6 +49,7 @@ impl Paged {
             table: self.table.blocks().global(),
             lengths: self.table.lengths().global(),
             wanted: None,
+            near: true,
             output,
             lse: exact.lse(),
         };
