@@ -289,7 +289,7 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
         let own = self.start + 2 * q * words + first / 32;
         let both = |part: u32| {
             [0, if D == 256 { 1 } else { 0 }].map(|more| {
-                let half = if D == 256 { 0x5410 + 0x2222 * more } else { 0x5410 + 0x2222 * (first / 16 & 1) };
+                let half = if D == 256 { 0x5410 + 0x2222 * more } else { 0x5410 + 0x2222 * (first / 16 % 2) };
                 [0, 8].map(|token| {
                     let at = own + part / 4 + token * words;
                     bits::byte_perm(self.memory.load(at), self.memory.load(at + words), half)
