@@ -1,7 +1,8 @@
 //! The lint's rule of kernels that overlap: they wait for the launch ahead of them before what that one could disturb.
 //!
 //! A launch may start while those ahead of it run, and what it does before its wait must not depend on them, nor they on it:
-//! it reads parameters, by `load_ahead` memory that nobody writes, and by `peek` what nothing but hints depends on. On the straight path, where every thread comes by.
+//! it reads parameters, by `load_ahead` memory that nobody writes, and by `peek` what nothing but hints depends on. On the
+//! straight path, where every thread comes by.
 
 use crate::lint::{CONVERGENT, MEMORY};
 use crate::ptx::{Instruction, Module, Statement};
