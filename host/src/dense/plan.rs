@@ -107,7 +107,7 @@ impl<E: DenseElement> Plan<E> {
     /// A plan for a problem.
     ///
     /// # Errors
-    /// Those of [`Problem::checked`]; out of memory for the scratch (some 34·head_dim bytes for each of up to about 264 thread
+    /// Those of [`Problem::checked`]; out of memory for the scratch (some 34·head_dim bytes for each of up to 132 thread
     /// blocks, or one for each sequence, KV head and group of eight query rows).
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
         let problem = problem.checked()?;

@@ -10,7 +10,7 @@
 //!
 //! # Bytes
 //! 4·D a token and KV head are read once (2·D of keys, 2·D of values); at head_dim 128, 512 bytes. Partials:
-//! (8·D + 16)·4 bytes a block written and read: 264 blocks, 1.1 MB.
+//! (8·D + 16)·4 bytes a block written and read: 132 blocks, 0.5 MB.
 //!
 //! # Work split
 //! Grid (splits, kv_heads · row groups, sequences). A block takes a run of consecutive tiles of 16 tokens, its warps (eight,
