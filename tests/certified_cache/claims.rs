@@ -49,6 +49,7 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
             softmax_scale: 1.0,
             notes: 1,
             pool_blocks: 8,
+            paced: 0,
         };
         let thresholds = Thresholds { max_keys: 9, max_values: 9, certify: 1, ..Thresholds::zeroed() };
         let part_counts = Buffer::<u32>::zeroed(device, 2 * 256).unwrap();

@@ -112,6 +112,16 @@ sides! {
         emulator { emu::fence(emu::FenceScope::Device); }
     }
 
+    /// Rests for about so many nanoseconds, none to twice as many: for a warp that would only take from others what they need more.
+    /// PTX: `nanosleep.u32`. The emulator goes on at once.
+    pub fn pause(nanoseconds: u32) {
+        device {
+            // SAFETY: it only waits.
+            unsafe { core::arch::asm!("nanosleep.u32 {0};", in(reg32) nanoseconds, options(nomem, nostack)) }
+        }
+        emulator { let _ = nanoseconds; }
+    }
+
     /// Waits until the launch before this one in the stream is done and all it wrote can be read, where this
     /// launch may have started before that; else does nothing. PTX: `griddepcontrol.wait`, on sm_90 and later.
     ///

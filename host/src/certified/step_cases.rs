@@ -66,6 +66,17 @@ const HOSTILE: &[(Input, u32)] = &[
     (Input::Extremal, 208),
 ];
 const FEW: &[(Input, u32)] = &[(Input::Normal, 0), (Input::Sharp, 15), (Input::Outlier, 130)];
+/// With nine KV heads no sequence is cut, and the warps of the first have enough tiles to count them twice.
+const UNEQUAL: &[(Input, u32)] = &[
+    (Input::Normal, 2100),
+    (Input::Sharp, 40),
+    (Input::Normal, 0),
+    (Input::Outlier, 300),
+    (Input::Normal, 17),
+    (Input::Diffuse, 64),
+    (Input::Normal, 700),
+    (Input::Wide, 16),
+];
 const SMALL: &[(Input, u32)] = &[(Input::Normal, 51)];
 
 const PLAIN: Step = Step {
@@ -78,6 +89,16 @@ const PLAIN: Step = Step {
     slots: None,
     race_check: false,
     fault: false,
+};
+
+/// Warps keep together.
+const PACED: Step = Step {
+    sequences: UNEQUAL,
+    kv_heads: 9,
+    group: 1,
+    max_tokens: 8192,
+    policy: ("bare", Policy::BARE),
+    ..PLAIN
 };
 
 /// Every check, and a third of the other blocks looked at.
@@ -108,6 +129,7 @@ fn steps(large: bool) -> Vec<Step> {
         Step { policy: ("fast, chosen in the step", Policy { renew: 0, ..Policy::FAST }), ..long },
         Step { policy: ("fast", Policy::FAST), slots: Some((40, 7)), ..long },
         Step { policy: ("bare", Policy::BARE), ..PLAIN },
+        PACED,
         Step { policy: ("bare, two passes", Policy { renew: 0, ..Policy::BARE }), ..PLAIN },
         Step { policy: ("all", ALL), slots: Some((2, 3)), ..small },
         Step { policy: ("watched", WATCHED), slots: Some((2, 3)), fault: true, ..small },
@@ -258,4 +280,39 @@ fn run<E: StepElement + CertifiedElement>(
         outputs.push(OutputBuffer::new("scratch", near.iter().map(|x| x.to_f32()).collect::<Vec<f32>>()));
     }
     Ok(outputs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use simt::emu::EmuOptions;
+
+    #[test]
+    fn counts_are_zero_again_behind_a_step() {
+        let device = Device::cpu(EmuOptions::default());
+        let Step { sequences, kv_heads, group, max_tokens, .. } = PACED;
+        let problem = StepProblem {
+            sequences: sequences.len() as u32,
+            q_heads: group * kv_heads,
+            kv_heads,
+            head_dim: 64,
+            max_tokens,
+        };
+        let paced = |policy: &Policy, max_tokens: u32| {
+            let problem = StepProblem { max_tokens, ..problem };
+            super::super::StepPlan::<f16>::new(&device, problem, policy).unwrap().is_paced()
+        };
+        assert_eq!([paced(&Policy::BARE, 8192), paced(&Policy::BARE, 8000)], [true, false]);
+        assert_eq!([paced(&Policy::NAIVE, 8192), paced(&Policy::SOUND, 8192)], [false, false]);
+        let batch = Batch::<f16>::new(problem, sequences, 5, 9);
+        let mut trial = Trial::with_layout(&device, problem, batch.blocks(), Layout::Compact).unwrap();
+        trial.load(&batch).unwrap();
+        trial.ask(&batch).unwrap();
+        let mut plan = trial.plan(&Policy::BARE).unwrap();
+        let mut out = plan.allocate().unwrap();
+        trial.step_poisoned(&mut plan, &mut out).unwrap();
+        let between = plan.between().unwrap();
+        let (_, counters) = between.iter().find(|(name, _)| *name == "counters").unwrap();
+        assert_eq!(counters, &vec![0; 8 * 9 + 1]);
+    }
 }

@@ -15,11 +15,13 @@
 //! the four lanes' chunks.
 
 mod fragments;
+mod pace;
 mod partial;
 mod ring;
 mod softmax;
 
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
+pub use pace::{MAX_WARPS, Pace, tiles_of};
 pub use partial::{
     Adding, MAX_PARTS, Merged, PartialRow, combine, combined_rows, last_to_arrive, part_floats,
 };

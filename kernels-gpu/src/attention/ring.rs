@@ -19,6 +19,9 @@ pub trait Ring {
     /// Comes once, when the first copies are under way.
     #[inline(always)]
     fn begun(&self) {}
+    /// Comes with each tile, ahead of the next copy.
+    #[inline(always)]
+    fn turn(&self) {}
     /// Starts copying a tile, which there is, into a stage.
     fn start(&self, tile: u32, block: u32, stage: u32);
 }
@@ -70,6 +73,7 @@ pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnM
         // The stage that the last round has read is free.
         let free = if stage == 0 { R::STAGES - 1 } else { stage - 1 };
         let ahead = tile + R::STRIDE * (R::STAGES - 1);
+        ring.turn();
         start(ring, ahead, if R::LOOKS_AHEAD { next_block } else { ring.block(ahead) }, free);
         if R::LOOKS_AHEAD {
             next_block = ring.block(ahead + R::STRIDE);

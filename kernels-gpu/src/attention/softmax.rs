@@ -60,6 +60,23 @@ impl Running {
         self.accumulate::<E, D>(probabilities::<E>(weights), values, lane);
     }
 
+    /// The same of operands that are there: those of [`Values::operands`], D / 64 times eight.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub fn accumulate_operands<E: Half, const D: usize>(
+        &mut self,
+        weights: [f32; 4],
+        operands: [[[u32; 2]; 8]; 2],
+    ) {
+        let a = probabilities::<E>(weights);
+        unroll!(for s in 0..(D / 64), at_most 2 {
+            unroll!(for e in 0..8 {
+                let t = s * 8 + e;
+                self.output[t] = E::multiply(a, operands[s][e], self.output[t]);
+            });
+        });
+    }
+
     /// The weights of a tile's scores, and their sum over this lane's tokens, which is added to the row's; raises the reference
     /// if it must.
     #[inline(always)]

@@ -65,6 +65,8 @@ pub struct StepShape {
     pub notes: u32,
     /// Blocks of the pool.
     pub pool_blocks: u32,
+    /// 1: warps of `carry` keep together, as all its blocks run at once: [`Pace`](crate::attention::Pace).
+    pub paced: u32,
 }
 
 impl StepShape {
@@ -246,6 +248,7 @@ pub fn attend<E: Half, const D: usize, M: KeyMetadata>(
         warp,
         lane,
         end,
+        annotated: true,
     };
     let ahead = first_blocks(&ring, first + warp);
     let query = Query::load::<E, D>(queries, query_row as usize, present, shape.softmax_scale, lane);
@@ -350,6 +353,8 @@ pub(super) struct Tiles<M, const D: usize> {
     pub(super) warp: u32,
     pub(super) lane: u32,
     pub(super) end: u32,
+    /// Whether anybody asks for the annotations: only certificates do.
+    pub(super) annotated: bool,
 }
 
 impl<M: KeyMetadata, const D: usize> Tiles<M, D> {
@@ -391,7 +396,7 @@ impl<M: KeyMetadata, const D: usize> Ring for Tiles<M, D> {
         let pair = block * self.shape.kv_heads + self.head;
         let from = pair as usize * TileLayout::new(D as u32, M::LAYOUT).bytes as usize;
         self.tile(stage).copy(self.tiles, from, self.lane);
-        if self.lane == 0 {
+        if self.lane == 0 && self.annotated {
             self.layout.annotations.copy_async(self.slot(stage), self.annotations, pair as usize);
         }
     }

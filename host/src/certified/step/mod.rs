@@ -76,6 +76,7 @@ pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) 
         softmax_scale: (1.0 / f64::from(head_dim).sqrt()) as f32,
         notes: (policy.certify && !policy.carries()) as u32,
         pool_blocks: 0,
+        paced: 0,
     };
     let launches = sequences * kv_heads * shape.row_groups();
     shape.splits = split_count(launches, max_blocks);

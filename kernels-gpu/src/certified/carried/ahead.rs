@@ -1,6 +1,6 @@
 //! What a launch asks for while the one ahead of it still runs.
 
-use super::{Annotation, StepShape, Tile, pass_share};
+use super::{StepShape, Tile, pass_share};
 use crate::attention::{BLOCK_TOKENS, Glance, warps};
 use half::f16;
 use simt::{Global, bits, thread, warp};
@@ -12,12 +12,7 @@ const AHEAD: u32 = 4;
 /// certify: the launch ahead is most often the dense rung of another step then, which leaves no time (measured: 1.5 us lost).
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub(super) fn look_ahead<const D: usize>(
-    tiles: Global<u32>,
-    annotations: Global<Annotation>,
-    glance: Glance,
-    shape: StepShape,
-) {
+pub(super) fn look_ahead<const D: usize>(tiles: Global<u32>, glance: Glance, shape: StepShape) {
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let blocks = glance.length(sequence) / BLOCK_TOKENS;
@@ -30,5 +25,4 @@ pub(super) fn look_ahead<const D: usize>(
     let pair = (block * shape.kv_heads + head) as usize;
     let words = Tile::<f16, D>::WORDS;
     tiles.prefetch(pair * words as usize, 4 * words, wanted);
-    annotations.prefetch(pair, size_of::<Annotation>() as u32, wanted);
 }

@@ -6,7 +6,7 @@ use super::super::lists::{find_entry, lay_out_lists};
 use super::super::marking::{Entry, ListHead};
 use super::super::pass::{StepShape, Tiles};
 use super::CarriedLayout;
-use crate::attention::{BLOCK_TOKENS, Half, Ring, warps};
+use crate::attention::{BLOCK_TOKENS, Half, Pace, Ring, warps};
 use core::cell::Cell;
 use glam::UVec4;
 use half::f16;
@@ -227,6 +227,7 @@ pub(super) struct Listed<E, const D: usize> {
     /// Stages of the ring whose blocks are listed: bit s of stage s. They are not asked for once that is known, and passed over.
     pub(super) skipped: Cell<u32>,
     pub(super) list: List<E>,
+    pub(super) pace: Pace,
     /// Whether there is a list.
     pub(super) exists: bool,
     /// Tokens of the sequence.
@@ -310,6 +311,12 @@ impl<E: Half, const D: usize> Ring for Listed<E, D> {
             self.list.look_ahead::<D>();
         }
         self.chains();
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn turn(&self) {
+        self.pace.turn();
     }
 
     #[inline(always)]

@@ -41,8 +41,8 @@ use super::promote::{largest_norms, original_scores};
 use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine,
-    first_blocks, last_to_arrive, part_floats, walk, warps,
+    Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, Pace, PartialRow, ROWS, Running, ValueTile,
+    Values, combine, first_blocks, last_to_arrive, part_floats, tiles_of, walk, warps,
 };
 use ahead::look_ahead;
 use core::cell::Cell;
@@ -170,7 +170,7 @@ pub const fn carried_layout<const D: usize>() -> CarriedLayout {
 /// A step of attention by a list from an earlier step: output, LSE, certificate, and which rows want the dense rung.
 ///
 /// `output` f32 [sequences, query heads, D]; `lse` and `certificates` [sequences, query heads]; `dense_rows`
-/// [sequences · kv_heads · row groups], bit g for row g; `counters` of that shape, 0 before and after. `mode`: bits of [`mode`].
+/// [sequences · kv_heads · row groups], bit g for row g; `counters` of that shape and one more for [`Pace`], 0 before and after. `mode`: bits of [`mode`].
 #[kernel(
     system = certified,
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
@@ -206,7 +206,7 @@ pub fn carry<E: Half, const D: usize>(
 ) {
     let StepShape { max_blocks, pool_blocks, .. } = shape;
     let glance = Glance { table, lengths, max_blocks, pool_blocks, wanted: thresholds.certify == 0 };
-    look_ahead::<D>(tiles, annotations, glance, shape);
+    look_ahead::<D>(tiles, glance, shape);
     thread::wait_for_previous();
     thread::let_next_start();
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
@@ -216,7 +216,10 @@ pub fn carry<E: Half, const D: usize>(
     let length = lengths.load(sequence as usize);
     let blocks = length / BLOCK_TOKENS;
     let (a_split, used) = pass_share(blocks, shape.splits);
+    // The count lies behind those of the rows.
+    let progress = thread::grid_dim_y() * thread::grid_dim_z();
     if split >= used {
+        Pace::none(counters, progress, shape.paced != 0);
         return;
     }
     let first = split * a_split;
@@ -228,6 +231,7 @@ pub fn carry<E: Half, const D: usize>(
     let present = in_group < shape.group;
     let first_row = (sequence * shape.kv_heads + head) * shape.group + row_group * ROWS;
     let query_row = (first_row + (lane >> 2)) as usize;
+    let certify = thresholds.certify != 0;
     let own = Tiles::<f16, D> {
         layout: layout.pass,
         metadata: PhantomData,
@@ -240,6 +244,7 @@ pub fn carry<E: Half, const D: usize>(
         warp,
         lane,
         end,
+        annotated: certify,
     };
     let ahead = first_blocks(&own, first + warp);
     let listed = mode & mode::LISTED != 0;
@@ -247,7 +252,6 @@ pub fn carry<E: Half, const D: usize>(
     let recent = first_recent(blocks, made);
     let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
     let to_log2 = query.scale * LOG2_E;
-    let certify = thresholds.certify != 0;
     let noting = mode & mode::RENEWS != 0;
     let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present, lane };
 
@@ -275,21 +279,36 @@ pub fn carry<E: Half, const D: usize>(
         lane,
         warp,
     };
-    let ring =
-        Listed { tiles: own, read: Cell::new(false), skipped: Cell::new(0), list, exists: listed, length };
+    let pace = Pace::new(counters, progress, shape.paced != 0, tiles_of(&own, first + warp), lane);
+    let ring = Listed {
+        tiles: own,
+        read: Cell::new(false),
+        skipped: Cell::new(0),
+        list,
+        pace,
+        exists: listed,
+        length,
+    };
     let mut running = Running::new();
     let mut gather = Gather::new();
     walk(&ring, first + warp, ahead, |block, stage| {
         if ring.skipped.get() >> stage & 1 != 0 {
             return;
         }
-        let (tile, annotation) = (ring.tiles.tile(stage), pass.annotations.load(ring.tiles.slot(stage)));
+        let tile = ring.tiles.tile(stage);
+        // Ahead of the scores, of which they want nothing: what the tensor cores take their time for hides behind them.
+        let values = tile.values(lane);
+        let mut operands = [[[0u32; 2]; 8]; 2];
+        unroll!(for s in 0..(D / 64), at_most 2 {
+            operands[s] = Values::<D>::operands(values, s as u32, lane);
+        });
         let (products, x) = tile.products(&query, lane);
         let scores = products.map(|pair| pair.map(|s| s * to_log2));
         let before = running.reference;
         let (p, sum) = running.weigh::<D>(scores);
         // Before the multiplications, and by every lane, so that it hides behind them.
         if certify {
+            let annotation = pass.annotations.load(ring.tiles.slot(stage));
             let mass = of_row(sum);
             let delta = delta::<f16, D>(&query, x, annotation.eps, annotation.zeta);
             gather.rescale(before, running.reference);
@@ -298,8 +317,9 @@ pub fn carry<E: Half, const D: usize>(
                 notes.store(block, Record::new(mass, running.reference, delta, annotation));
             }
         }
-        running.accumulate_weights::<f16, D>(p, tile.values(lane), lane);
+        running.accumulate_operands::<f16, D>(p, operands);
     });
+    let done = ring.pace.done();
     async_copy::wait::<0>();
     // What was looked up ahead is there for all lanes.
     warp::sync_warp(FULL_MASK);
@@ -432,6 +452,7 @@ pub fn carry<E: Half, const D: usize>(
     if certify {
         finish.gather_warps::<D>(gathered, split);
     }
+    ring.pace.close(done);
     if !last_to_arrive(counters, launch_row, used, layout.last) {
         return;
     }
