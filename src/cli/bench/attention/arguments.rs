@@ -1,6 +1,7 @@
 //! The command line.
 
 use super::super::seconds;
+use super::report::BlockOrder;
 use crate::cli::backend::BackendArguments;
 use crate::cli::output::ReportArguments;
 use host::certified::Policy;
@@ -13,7 +14,8 @@ const LONG: &str = "\
 Times decode attention, one query token a sequence: our kernels beside what memory alone takes and, asked for, \
 PyTorch's backends.
 
-Caches are paged, blocks in random order. On the GPU each row is the median over replays of a captured graph, whose \
+Caches are paged. Blocks lie shuffled over the pool, as in one that has long been in use, or with --blocks in-order one \
+behind the other, as other libraries' caches do and those of a fresh pool. On the GPU each row is the median over replays of a captured graph, whose \
 calls take turns over as many caches as keep the GPU's own cache out. Of every row outputs are compared with the formula \
 in f64 within a bound that is derived, and on small caches every bit with the emulator's. It ends within --seconds, \
 with a report: what there was no time for is listed.
@@ -32,6 +34,7 @@ const EXAMPLES: &str = "\
 Examples:
   ferrokv bench attention --shapes 32/8/128 --contexts 8K,128K
   ferrokv bench attention --schemes dense,certified --policy strict --query-scale 5
+  ferrokv bench attention --schemes naive --blocks shuffled,in-order --batches 8
   ferrokv bench attention --peers --seconds 300 --json attention.json --plot attention";
 
 /// Times decode attention: our kernels beside what memory alone takes and, asked for, PyTorch's backends.
@@ -51,6 +54,9 @@ pub struct Arguments {
     /// Element types of the cache: f16, bf16, separated by commas.
     #[arg(long, value_name = "TYPES", default_value = "f16", value_delimiter = ',', value_parser = ["f16", "bf16"])]
     pub dtype: Vec<String>,
+    /// Where the blocks of the caches lie in their pools, separated by commas.
+    #[arg(long, value_name = "ORDERS", default_value = "shuffled", value_delimiter = ',', value_enum)]
+    pub blocks: Vec<BlockOrder>,
     /// Schemes, separated by commas; all if left out.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = super::schemes::NAMES)]
     pub schemes: Option<Vec<String>>,

@@ -1,6 +1,6 @@
-//! Caches to measure on: paged, in random order, filled on the device.
+//! Caches to measure on: paged, filled on the device.
 
-use super::report::Subject;
+use super::report::{BlockOrder, Subject};
 use crate::cli::failure::Failure;
 use host::attention::oracle::{Sequence, softmax};
 use host::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
@@ -100,8 +100,10 @@ impl<E: DenseElement> Caches<E> {
         let queries = numbers(3, problem.query_rows() * dim, query_scale);
 
         let mut order: Vec<u32> = (0..blocks).collect();
-        for i in (1..order.len()).rev() {
-            order.swap(i, (random(4, i as u64) % (i as u64 + 1)) as usize);
+        if subject.blocks == BlockOrder::Shuffled {
+            for i in (1..order.len()).rev() {
+                order.swap(i, (random(4, i as u64) % (i as u64 + 1)) as usize);
+            }
         }
         let tables: Vec<Vec<u32>> =
             order.chunks(problem.max_blocks() as usize).map(<[u32]>::to_vec).collect();

@@ -23,11 +23,12 @@ const JOBS: usize = 1 << 14;
 /// Bytes of a dimension of a tile of 16 tokens: quantized keys and values; original keys, or values.
 const TILE_BYTES: u64 = 32;
 
-/// What the scheme reads of a quantized cache: tiles and annotations of full blocks.
-pub fn quantized_bytes(subject: Subject) -> u64 {
+/// What a scheme reads of a quantized cache: tiles of full blocks, and their annotations where it certifies.
+pub fn quantized_bytes(subject: Subject, certifies: bool) -> u64 {
     let pairs = u64::from(subject.batch) * u64::from(subject.shape.kv_heads);
     let blocks = u64::from(subject.context / BLOCK_TOKENS);
-    pairs * blocks * (TILE_BYTES * u64::from(subject.shape.head_dim) + size_of::<Annotation>() as u64)
+    let annotation = if certifies { size_of::<Annotation>() as u64 } else { 0 };
+    pairs * blocks * (TILE_BYTES * u64::from(subject.shape.head_dim) + annotation)
 }
 
 /// The policy of that name, which the command line has checked.
@@ -196,7 +197,7 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
     }
 
     fn cache_bytes(&self) -> u64 {
-        quantized_bytes(self.subject) + self.original_bytes().iter().sum::<u64>()
+        quantized_bytes(self.subject, self.policy.certify) + self.original_bytes().iter().sum::<u64>()
     }
 
     fn step(&mut self, stream: &Stream, caches: &Caches<E>, set: usize) -> Result<(), Failure> {
@@ -292,7 +293,7 @@ impl<E: CacheElement> Scheme<E> for Step<E> {
             policy: self.preset.into(),
             originals: if self.host.is_some() { "host" } else { "gpu" }.into(),
             parts,
-            quantized_bytes: quantized_bytes(self.subject),
+            quantized_bytes: quantized_bytes(self.subject, self.policy.certify),
             promoted_bytes,
             dense_bytes,
             promoted_keys: mean(&|c| f64::from(c.promoted_keys)),

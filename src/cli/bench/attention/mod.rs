@@ -133,7 +133,8 @@ fn own(
                 ceilings.push(Ceiling::measure(device, bytes, repetition)?);
             }
             let ceiling = ceilings.iter().find(|known| known.bytes == bytes);
-            let mut found: Vec<Row> = ceiling.map(|ceiling| ceiling.row(subject)).into_iter().collect();
+            let ceiling_row = ceiling.filter(|_| subject.blocks == arguments.blocks[0]);
+            let mut found: Vec<Row> = ceiling_row.map(|ceiling| ceiling.row(subject)).into_iter().collect();
             found.extend(match subject.dtype {
                 "bf16" => measure::<bf16>(device, subject, &plan, ceiling, &mut refused)?,
                 _ => measure::<f16>(device, subject, &plan, ceiling, &mut refused)?,
@@ -186,8 +187,11 @@ fn subjects(arguments: &Arguments) -> Vec<Subject> {
         for dtype in &arguments.dtype {
             for batch in &arguments.batches {
                 for context in &arguments.contexts {
-                    let dtype = if dtype == "bf16" { "bf16" } else { "f16" };
-                    subjects.push(Subject { shape: *shape, batch: *batch, context: *context, dtype });
+                    for blocks in &arguments.blocks {
+                        let dtype = if dtype == "bf16" { "bf16" } else { "f16" };
+                        let (batch, context, blocks) = (*batch, *context, *blocks);
+                        subjects.push(Subject { shape: *shape, batch, context, dtype, blocks });
+                    }
                 }
             }
         }

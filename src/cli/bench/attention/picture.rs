@@ -3,7 +3,7 @@
 use super::super::plot_data::{Chart, Panel, Series, Stroke, X};
 use super::super::{Error, plot};
 use super::arguments::{Arguments, Shape, short};
-use super::report::{Report, Row};
+use super::report::{BlockOrder, Report, Row};
 use super::summary::fastest_forms;
 use crate::cli::failure::Failure;
 use host::tensor_file::Target;
@@ -120,8 +120,13 @@ fn panel(rows: &[&Row], batch: u32, contexts: &[u32]) -> Panel {
     };
     push("reading alone", (0, 0, 0), Stroke::Dashed, ceiling.collect());
     for (by, name, colour) in LINES {
-        let points = shown.iter().filter(|(_, row)| row.by() == by);
-        push(name, colour, Stroke::Solid, points.map(|(x, row)| (*x, row.gb_per_s)).collect());
+        let points = |order: BlockOrder| {
+            let of =
+                shown.iter().filter(|(_, row)| row.by() == by && row.blocks.unwrap_or_default() == order);
+            of.map(|(x, row)| (*x, row.gb_per_s)).collect()
+        };
+        push(name, colour, Stroke::Solid, points(BlockOrder::Shuffled));
+        push(&format!("{name}, blocks in order"), colour, Stroke::Dashed, points(BlockOrder::InOrder));
     }
     Panel {
         title: format!("batch {batch}"),

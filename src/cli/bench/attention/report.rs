@@ -31,6 +31,9 @@ pub struct Row {
     pub head_dim: u32,
     /// Tokens of each sequence.
     pub context: u32,
+    /// Where the blocks of a paged cache lie; shuffled, if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<BlockOrder>,
     /// Bytes that the formula must move: keys, values, queries and outputs in the cache's type.
     pub bytes: u64,
     /// Bytes that the scheme's own layout makes it read of the cache.
@@ -134,6 +137,17 @@ pub struct Certified {
     pub dense_heads: usize,
 }
 
+/// Where the blocks of a paged cache lie in their pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum BlockOrder {
+    /// Shuffled over all of it.
+    #[default]
+    Shuffled,
+    /// A sequence's one behind the other.
+    InOrder,
+}
+
 /// What a row is about.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Subject {
@@ -145,6 +159,8 @@ pub struct Subject {
     pub context: u32,
     /// Element type.
     pub dtype: &'static str,
+    /// Where its blocks lie.
+    pub blocks: BlockOrder,
 }
 
 /// Bytes of an element of the cache.
@@ -175,6 +191,7 @@ impl Subject {
             kv_heads: self.shape.kv_heads,
             head_dim: self.shape.head_dim,
             context: self.context,
+            blocks: (op == "decode" && self.blocks != BlockOrder::default()).then_some(self.blocks),
             bytes,
             median_us: timing.median_us,
             p10_us: timing.p10_us,
@@ -189,7 +206,11 @@ impl Subject {
 
 impl std::fmt::Display for Subject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {} batch {} context {}", self.shape, self.dtype, self.batch, self.context)
+        write!(f, "{} {} batch {} context {}", self.shape, self.dtype, self.batch, self.context)?;
+        match self.blocks {
+            BlockOrder::Shuffled => Ok(()),
+            BlockOrder::InOrder => f.write_str(", blocks in order"),
+        }
     }
 }
 
@@ -197,6 +218,13 @@ impl Row {
     /// Whose row, in a table: the scheme, or the other library.
     pub fn by(&self) -> &str {
         if self.peer == "ferrokv" { self.scheme.as_deref().unwrap_or("ferrokv") } else { &self.peer }
+    }
+
+    /// The same, and where its blocks lie if they are not shuffled.
+    pub fn label(&self) -> String {
+        let order = if self.blocks == Some(BlockOrder::InOrder) { ", in order" } else { "" };
+        let emulator = if self.emulator { ", emulator" } else { "" };
+        format!("{}{order}{emulator}", self.by())
     }
 
     /// Whether both are of one shape, type, batch and context.
@@ -221,7 +249,8 @@ pub fn set_ratios(rows: &mut [Row]) {
         let dense = rows
             .iter()
             .filter(beside)
-            .find(|row| row.peer == "ferrokv" && row.by() == "dense" && row.emulator == of.emulator);
+            .filter(|row| row.peer == "ferrokv" && row.by() == "dense" && row.emulator == of.emulator)
+            .find(|row| row.blocks == of.blocks);
         let dense = dense.map(|row| row.median_us / of.median_us);
         let peers = rows.iter().filter(beside).filter(|row| row.peer != "ferrokv" && !of.emulator);
         let peer = peers.min_by(|a, b| a.median_us.total_cmp(&b.median_us));

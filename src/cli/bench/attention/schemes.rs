@@ -98,7 +98,7 @@ pub trait Scheme<E: CacheElement> {
 
 /// Bytes of the cache that the scheme of this name reads at least.
 pub fn least_bytes(name: &str, subject: Subject) -> u64 {
-    if name == "dense" { subject.cache_bytes() } else { quantized_bytes(subject) }
+    if name == "dense" { subject.cache_bytes() } else { quantized_bytes(subject, name == "certified") }
 }
 
 /// The scheme of this name over these caches.

@@ -65,7 +65,7 @@ fn figures(rows: &[&Row]) -> String {
         };
         table.row([
             short(row.context),
-            if row.emulator { format!("{}, emulator", row.by()) } else { row.by().into() },
+            row.label(),
             time(row.median_us),
             time(row.p10_us),
             time(row.p90_us),
@@ -90,7 +90,12 @@ fn certified(rows: &[&Row]) -> String {
         return String::new();
     }
     found.sort_by_key(|(row, _)| row.context);
-    let mut columns = vec![("context", Align::Right), ("policy", Align::Left), ("originals", Align::Left)];
+    let mut columns = vec![
+        ("context", Align::Right),
+        ("scheme", Align::Left),
+        ("policy", Align::Left),
+        ("originals", Align::Left),
+    ];
     // Those that any row has, each once.
     let known = PARTS.into_iter().filter(|part| !CARRIED_PARTS.contains(part));
     let has =
@@ -103,7 +108,7 @@ fn certified(rows: &[&Row]) -> String {
     for (row, figures) in found {
         let bound = |x: Option<f64>| x.map_or_else(|| "none".into(), |x| format!("{x:.2e}"));
         let originals = if figures.originals == "host" { "host" } else { "GPU (warm)" };
-        let mut cells = vec![short(row.context), figures.policy.clone(), originals.into()];
+        let mut cells = vec![short(row.context), row.label(), figures.policy.clone(), originals.into()];
         let part = |name: &str| figures.parts.iter().find(|part| part.name == name);
         let parts = names.iter().map(|name| part(name));
         cells.extend(parts.map(|part| part.map_or_else(String::new, |part| format!("{:.1} µs", part.us))));
@@ -145,7 +150,7 @@ pub fn side_by_side(rows: &[&Row]) -> String {
             theirs.config.clone().unwrap_or_default(),
             time(theirs.median_us),
             format!("{:.1}", theirs.gb_per_s),
-            ours.by().into(),
+            ours.label(),
             time(ours.median_us),
             format!("{:.2}", theirs.median_us / ours.median_us),
         ]);

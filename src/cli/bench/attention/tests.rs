@@ -1,7 +1,7 @@
 use super::super::peers::{Found, read};
 use super::super::testing::{parse, peer_that_writes, refusal, report, written};
 use super::arguments::{Arguments, Shape, short};
-use super::report::{Libraries, Row, Subject, set_ratios};
+use super::report::{BlockOrder, Libraries, Row, Subject, set_ratios};
 use super::schemes::Options;
 use super::{compared, peers, picture, run, summary};
 
@@ -16,6 +16,7 @@ fn what_cannot_be_measured_is_refused_with_what_can() {
         (["--dtype", "f32"], "f16, bf16"),
         (["--schemes", "fast"], "dense, naive, certified"),
         (["--policy", "loose"], "sound, paper, strict, fast"),
+        (["--blocks", "sorted"], "shuffled, in-order"),
         (["--query-scale", "0"], "no number above 0"),
     ];
     for (line, part) in refused {
@@ -30,7 +31,7 @@ fn what_cannot_be_measured_is_refused_with_what_can() {
 #[test]
 fn bytes_are_those_of_the_formula() {
     let shape: Shape = "32/8/128".parse().unwrap();
-    let subject = Subject { shape, batch: 2, context: 1000, dtype: "f16" };
+    let subject = Subject { shape, batch: 2, context: 1000, dtype: "f16", blocks: BlockOrder::Shuffled };
     // Keys and values of 8 heads; queries and outputs of 32.
     assert_eq!(subject.cache_bytes(), 2 * 1000 * 8 * 128 * 2 * 2);
     assert_eq!(subject.bytes(), subject.cache_bytes() + 2 * 2 * 32 * 128 * 2);
@@ -83,7 +84,7 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
         assert_eq!([&step["promoted_keys"], &step["promoted_values"]], [0.0, 0.0]);
         // The full blocks of 2 heads, quantized; the others' tokens, keys and values.
         let (blocks, rest) = (tokens / 16, tokens % 16);
-        assert_eq!(step["quantized_bytes"], batch * 2 * blocks * (32 * 64 + 16));
+        assert_eq!(step["quantized_bytes"], batch * 2 * blocks * 32 * 64);
         assert_eq!(step["promoted_bytes"], batch * 2 * 16 * u64::from(rest != 0) * 64 * 4);
         assert!(step["e_key"].as_f64() > Some(0.0) && step["e_val"].as_f64() > Some(0.0), "{row}");
     }
@@ -105,6 +106,38 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
     for name in ["plot-4-2-64-f16.svg", "plot-3-1-96-bf16.png"] {
         assert!(folder.path().join(name).metadata().unwrap().len() > 1000, "{name}");
     }
+}
+
+#[test]
+fn blocks_lie_as_asked_and_make_rows_of_their_own() {
+    use super::caches::Caches;
+    let device = host::Device::cpu(simt::emu::EmuOptions::default());
+    let shape: Shape = "4/2/64".parse().unwrap();
+    let blocks = |blocks| {
+        let subject = Subject { shape, batch: 3, context: 100, dtype: "f16", blocks };
+        Caches::<half::f16>::new(&device, subject, 1, 3.0).unwrap().table.blocks().to_vec().unwrap()
+    };
+    let in_order: Vec<u32> = (0..21).collect();
+    let mut shuffled = blocks(BlockOrder::Shuffled);
+    assert_eq!(blocks(BlockOrder::InOrder), in_order);
+    assert_ne!(shuffled, in_order);
+    shuffled.sort_unstable();
+    assert_eq!(shuffled, in_order);
+
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("report.json").display().to_string();
+    let line = ["--backend", "cpu", "--shapes", "4/2/64", "--batches", "1", "--contexts", "100"];
+    let more = ["--blocks", "shuffled,in-order", "--seconds-per-row", "0", "--json", &json];
+    run(&parse(&[&line[..], &more].concat()).unwrap()).unwrap();
+    let written = written(&json);
+    let rows = written["rows"].as_array().unwrap();
+    let of = |scheme: &str| -> Vec<_> {
+        rows.iter().filter(|row| row["scheme"] == scheme).map(|row| row["blocks"].as_str()).collect()
+    };
+    for scheme in ["dense", "naive", "certified"] {
+        assert_eq!(of(scheme), [None, Some("in-order")]);
+    }
+    assert!(rows.iter().all(|row| row["verified"] == true), "{rows:?}");
 }
 
 #[test]
@@ -193,7 +226,7 @@ fn an_error_above_its_certificate_is_wrong() {
     use super::caches::Caches;
     let device = host::Device::cpu(simt::emu::EmuOptions::default());
     let shape: Shape = "4/2/64".parse().unwrap();
-    let subject = Subject { shape, batch: 2, context: 70, dtype: "f16" };
+    let subject = Subject { shape, batch: 2, context: 70, dtype: "f16", blocks: BlockOrder::Shuffled };
     let caches = Caches::<half::f16>::new(&device, subject, 1, 3.0).unwrap();
     let mut scheme =
         super::schemes::open("dense", &caches, Options { policy: "sound", cold: false }).unwrap();
@@ -220,6 +253,12 @@ fn rows_of_one_configuration_are_set_beside_each_other() {
     let figures: Vec<_> = own.iter().map(|row| (row.dense_ratio, row.peer_ratio)).collect();
     assert_eq!(figures, [(Some(1.0), Some(2.0)), (Some(2.0), Some(4.0)), (None, None)]);
     assert_eq!(own[1].fastest_peer.as_deref(), Some("torch cudnn"));
+    // Blocks in order are beside dense attention over blocks in order.
+    let in_order = |row: Row| Row { blocks: Some(BlockOrder::InOrder), ..row };
+    rows.extend([in_order(ours(8.0)), in_order(certified)]);
+    set_ratios(&mut rows);
+    let last = &rows[rows.len() - 1];
+    assert_eq!((last.dense_ratio, last.peer_ratio), (Some(1.6), Some(4.0)));
     assert!(rows.iter().filter(|row| row.peer != "ferrokv").all(|row| row.dense_ratio.is_none()));
 }
 
@@ -228,11 +267,13 @@ fn a_picture_has_a_panel_a_batch_and_a_line_for_each() {
     let mut rows = theirs().rows;
     rows.push(Row { gb_per_s: 7.0, bytes: 70, roofline_us: Some(5.0), ..ours(10.0) });
     rows.push(Row { batch: 8, gb_per_s: 7.0, ..ours(10.0) });
+    rows.push(Row { batch: 8, gb_per_s: 8.0, blocks: Some(BlockOrder::InOrder), ..ours(9.0) });
     let report = report("bench attention", rows);
     let chart = picture::chart(&report, "4/2/64".parse().unwrap(), "f16");
     let names = |panel: usize| chart.panels[panel].series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>();
     assert_eq!(names(0), ["reading alone", "dense", "PyTorch, cuDNN"]);
-    assert_eq!(names(1), ["dense"]);
+    assert_eq!(names(1), ["dense", "dense, blocks in order"]);
     let text = summary::tables(&report);
     assert!(text.contains("4/2/64 f16, batch 8") && text.contains("8K"), "{text}");
+    assert!(text.contains("dense, in order"), "{text}");
 }
