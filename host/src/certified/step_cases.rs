@@ -101,6 +101,9 @@ const PACED: Step = Step {
     ..PLAIN
 };
 
+/// The same where sequences are cut in two, and some blocks have nothing to do.
+const PACED_IN_TWO: Step = Step { kv_heads: 8, max_tokens: 16384, ..PACED };
+
 /// Every check, and a third of the other blocks looked at.
 const WATCHED: Policy = Policy { ranking: 3, canary: 1e-6, exploration: 0.33, ..CHOOSING };
 /// The same where nothing is promoted and everything is looked at.
@@ -130,6 +133,7 @@ fn steps(large: bool) -> Vec<Step> {
         Step { policy: ("fast", Policy::FAST), slots: Some((40, 7)), ..long },
         Step { policy: ("bare", Policy::BARE), ..PLAIN },
         PACED,
+        PACED_IN_TWO,
         Step { policy: ("bare, two passes", Policy { renew: 0, ..Policy::BARE }), ..PLAIN },
         Step { policy: ("all", ALL), slots: Some((2, 3)), ..small },
         Step { policy: ("watched", WATCHED), slots: Some((2, 3)), fault: true, ..small },
@@ -290,29 +294,33 @@ mod tests {
     #[test]
     fn counts_are_zero_again_behind_a_step() {
         let device = Device::cpu(EmuOptions::default());
-        let Step { sequences, kv_heads, group, max_tokens, .. } = PACED;
-        let problem = StepProblem {
-            sequences: sequences.len() as u32,
-            q_heads: group * kv_heads,
-            kv_heads,
+        let problem = |step: &Step, max_tokens| StepProblem {
+            sequences: step.sequences.len() as u32,
+            q_heads: step.group * step.kv_heads,
+            kv_heads: step.kv_heads,
             head_dim: 64,
             max_tokens,
         };
-        let paced = |policy: &Policy, max_tokens: u32| {
-            let problem = StepProblem { max_tokens, ..problem };
-            super::super::StepPlan::<f16>::new(&device, problem, policy).unwrap().is_paced()
+        let plan = |policy: &Policy, max_tokens| {
+            super::super::StepPlan::<f16>::new(&device, problem(&PACED, max_tokens), policy).unwrap()
         };
-        assert_eq!([paced(&Policy::BARE, 8192), paced(&Policy::BARE, 8000)], [true, false]);
-        assert_eq!([paced(&Policy::NAIVE, 8192), paced(&Policy::SOUND, 8192)], [false, false]);
-        let batch = Batch::<f16>::new(problem, sequences, 5, 9);
-        let mut trial = Trial::with_layout(&device, problem, batch.blocks(), Layout::Compact).unwrap();
-        trial.load(&batch).unwrap();
-        trial.ask(&batch).unwrap();
-        let mut plan = trial.plan(&Policy::BARE).unwrap();
-        let mut out = plan.allocate().unwrap();
-        trial.step_poisoned(&mut plan, &mut out).unwrap();
-        let between = plan.between().unwrap();
-        let (_, counters) = between.iter().find(|(name, _)| *name == "counters").unwrap();
-        assert_eq!(counters, &vec![0; 8 * 9 + 1]);
+        assert!(plan(&Policy::BARE, 8192).is_paced() && !plan(&Policy::BARE, 8000).is_paced());
+        assert!(!plan(&Policy::NAIVE, 8192).is_paced() && !plan(&Policy::SOUND, 8192).is_paced());
+        for (step, splits) in [(PACED, 1), (PACED_IN_TWO, 2)] {
+            let problem = problem(&step, step.max_tokens);
+            let batch = Batch::<f16>::new(problem, step.sequences, 5, 9);
+            let mut trial = Trial::with_layout(&device, problem, batch.blocks(), Layout::Compact).unwrap();
+            trial.load(&batch).unwrap();
+            trial.ask(&batch).unwrap();
+            let mut plan = trial.plan(&Policy::BARE).unwrap();
+            assert!(plan.is_paced() && plan.splits() == splits);
+            let mut out = plan.allocate().unwrap();
+            for _ in 0..2 {
+                trial.step_poisoned(&mut plan, &mut out).unwrap();
+                let between = plan.between().unwrap();
+                let (_, counters) = between.iter().find(|(name, _)| *name == "counters").unwrap();
+                assert_eq!(counters, &vec![0; step.sequences.len() * step.kv_heads as usize + 1]);
+            }
+        }
     }
 }

@@ -16,7 +16,7 @@
 //! [the same, splits, 8] of [`Gathered`].
 //!
 //! # Bytes
-//! 32·D + 16 a block and KV head, read once; of a listed one the originals, 32·D each of keys and values, besides. In a step that
+//! 32·D a block and KV head, and 16 where something is certified, read once; of a listed one the originals, 32·D each of keys and values, besides. In a step that
 //! notes blocks, 16 bytes a block and query head are written, for the next list.
 //!
 //! # Work split

@@ -91,6 +91,8 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
     for row in of("certified") {
         let step = &row["certified"];
         assert_eq!((&step["policy"], &step["originals"]), (&"strict".into(), &"host".into()));
+        let (tokens, batch) = (row["context"].as_u64().unwrap(), row["batch"].as_u64().unwrap());
+        assert_eq!(step["quantized_bytes"], batch * 2 * (tokens / 16) * (32 * 64 + 16));
         assert!(step["promoted_keys"].as_f64() > Some(0.0), "{row}");
         let read =
             ["quantized_bytes", "promoted_bytes", "dense_bytes"].map(|part| step[part].as_u64().unwrap());
