@@ -64,11 +64,5 @@ pub fn ptx() -> &'static [PtxImage] {
 
 /// Every kernel instance, with the name of the system it belongs to.
 pub fn kernels() -> impl Iterator<Item = (&'static str, &'static KernelInfo)> {
-    let certified = kernels_gpu::certified::kernels().map(|kernel| ("certified", kernel));
-    let dense = kernels_gpu::dense::kernels().map(|kernel| ("dense", kernel));
-    let int8 = kernels_gpu::int8::kernels().map(|kernel| ("int8", kernel));
-    let model = kernels_gpu::model::kernels().map(|kernel| ("model", kernel));
-    let roofline = kernels_gpu::roofline::kernels().map(|kernel| ("roofline", kernel));
-    let probe = host::check::probe::kernels().map(|kernel| ("probe", kernel));
-    certified.chain(dense).chain(int8).chain(model).chain(roofline).chain(probe)
+    host::SYSTEMS.iter().flat_map(|system| (system.kernels)().into_iter().map(|kernel| (system.name, kernel)))
 }

@@ -110,7 +110,7 @@ fn perplexity_is_the_oracles_over_the_second_half() {
             let interval = &row["delta_interval"];
             assert!(number(interval, "low") <= delta && delta <= number(interval, "high"), "{row}");
         }
-        assert_eq!((&naive["kv"], &certified["kv"]), (&"naive-int8-int4".into(), &"certified".into()));
+        assert_eq!((&naive["kv"], &certified["kv"]), (&"int8-int4".into(), &"certified".into()));
         assert!(naive["certificates"].is_null());
         // Two layers of four heads, in every step of three windows.
         let heads = 2 * 4 * 3 * (context - context / 2);
@@ -222,8 +222,8 @@ fn a_scheme_is_compared_with_itself_and_with_another() {
     refused_pair("dense,dense");
     refused_pair("dense");
     // Bit by bit the same: what quantizes nothing must differ in nothing.
-    let same = of("naive-int8-int4,dense");
-    let other = of("dense,naive-int8-int4");
+    let same = of("int8-int4,dense");
+    let other = of("dense,int8-int4");
     let (summary, trials) = (&other["summary"], array(&other, "trials"));
     assert!(number(summary, "kl") > 0.0 && number(summary, "kl_max") < 1.0, "{summary}");
     assert!(number(summary, "tv") > 0.0 && number(summary, "tv_max") < 0.5, "{summary}");
@@ -353,7 +353,7 @@ fn needles_and_tasks_are_recorded_trial_by_trial() {
     let needles = [
         "niah",
         "--kv",
-        "naive-int8-int4",
+        "int8-int4",
         "--context",
         "700",
         "--depths",
@@ -365,11 +365,11 @@ fn needles_and_tasks_are_recorded_trial_by_trial() {
     ];
     let (out, svg, found) = run(&needles);
     assert!(out.contains("McNemar") && out.contains("0/2"), "{out}");
-    assert!(svg.contains("naive-int8-int4") && svg.contains("100 %") && svg.contains("0/1"), "{svg}");
+    assert!(svg.contains("int8-int4") && svg.contains("100 %") && svg.contains("0/1"), "{svg}");
     let (trials, rows) = (array(&found, "trials"), array(&found["summary"], "rows"));
     assert_eq!((trials.len(), rows.len()), (4, 2));
     for (dense, naive) in trials.iter().step_by(2).zip(trials.iter().skip(1).step_by(2)) {
-        assert_eq!((&dense["kv"], &naive["kv"]), (&"dense".into(), &"naive-int8-int4".into()));
+        assert_eq!((&dense["kv"], &naive["kv"]), (&"dense".into(), &"int8-int4".into()));
         assert_eq!((&dense["key"], &dense["depth"]), (&naive["key"], &naive["depth"]));
         assert!(
             number(dense, "log_probability") < -5.0 && dense["hit"] == false,
@@ -440,5 +440,5 @@ fn bad_input_is_refused_in_a_line() {
     let again = with(&["--context", "16", "--windows", "3", "--kv", "dense", "--json", &report, "--fresh"]);
     succeed(&again.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(array(&json(&report), "trials").len(), 3);
-    refuse(&["--kv", "dense,nothing"], &["no KV scheme 'nothing'", "naive-int8-int4"]);
+    refuse(&["--kv", "dense,nothing"], &["no KV scheme 'nothing'", "int8-int4"]);
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Folder, ferrokv, json, refused, succeed, text};
 use ferrokv::host::Device;
-use ferrokv::host::model::cache::{DenseCache, KvCache};
+use ferrokv::host::kv::{DenseCache, KvCache};
 use ferrokv::host::model::config::Architecture;
 use ferrokv::host::model::forward::Runner;
 use ferrokv::host::model::gguf::write::Writer;

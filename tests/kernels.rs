@@ -1,8 +1,7 @@
 //! The kernels as a whole: what the sources declare, what the PTX holds and what `ferrokv check` covers are one set.
 
-use ferrokv::host::Device;
-use ferrokv::host::check::{not_covered, probe, run_cases};
-use ferrokv::host::{certified, dense, int8, model, roofline};
+use ferrokv::host::check::{Coverage, not_covered, run_cases};
+use ferrokv::host::{Device, SYSTEMS};
 use ferrokv::simt::emu::EmuOptions;
 use std::collections::BTreeSet;
 
@@ -72,12 +71,7 @@ fn kernels_that_overlap_wait_where_there_is_a_wait() {
 
 #[test]
 fn every_kernel_has_a_case_and_the_emulator_accepts_all_of_them() {
-    let mut cases = probe::cases(probe::Coverage::QUICK);
-    cases.extend(int8::cases::cases(int8::cases::Coverage::Quick));
-    cases.extend(model::cases::cases(model::cases::Coverage::Quick));
-    cases.extend(roofline::cases());
-    cases.extend(certified::cases::cases(false));
-    cases.extend(dense::cases::cases(dense::cases::Coverage::Quick));
+    let cases: Vec<_> = SYSTEMS.iter().flat_map(|system| (system.cases)(Coverage::Quick)).collect();
     assert_eq!(not_covered(&cases, ferrokv::kernels().map(|(_, kernel)| kernel)), Vec::<&str>::new());
 
     let report = run_cases(&cases, &Device::cpu(EmuOptions::default()), None, |_| {});

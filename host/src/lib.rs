@@ -30,9 +30,11 @@ pub mod eval;
 mod event;
 mod graph;
 pub mod int8;
+pub mod kv;
 mod limits;
 pub mod model;
 mod pinned;
+pub mod probe;
 pub mod roofline;
 mod simd_level;
 mod stream;
@@ -45,3 +47,22 @@ pub use event::Event;
 pub use graph::{Graph, GraphExec, NodeId};
 pub use pinned::Pinned;
 pub use stream::Stream;
+
+use kv::{Error as SchemeError, Scheme, Selection, System};
+
+/// Every system: what commands, checks and listings know.
+pub static SYSTEMS: &[&System] =
+    &[&dense::SYSTEM, &int8::SYSTEM, &certified::SYSTEM, &model::SYSTEM, &roofline::SYSTEM, &probe::SYSTEM];
+
+/// The ways to keep keys and values of all systems, in the order of [`SYSTEMS`].
+pub fn schemes() -> impl Iterator<Item = &'static Scheme> + Clone {
+    SYSTEMS.iter().flat_map(|system| system.schemes)
+}
+
+impl std::str::FromStr for Selection {
+    type Err = SchemeError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, SchemeError> {
+        Selection::parse(text, schemes())
+    }
+}

@@ -4,7 +4,7 @@ use host::eval::needle::{self, Setting};
 use host::eval::prompt::Prompt;
 use host::eval::ruler::{self, Source, Subtask};
 use host::eval::{Error, decoder};
-use host::model::cache::{KvCache, Scheme};
+use host::kv::{KvCache, Scheme};
 use host::model::config::Architecture;
 use host::model::forward::Runner;
 use host::model::gguf::Gguf;

@@ -3,12 +3,13 @@
 use super::eval::{Error, Watcher};
 use super::failure::Failure;
 use super::output::ReportArguments;
-use super::subject::{SubjectArguments, behind_bos, corpus, schemes};
+use super::scheme;
+use super::subject::{SubjectArguments, behind_bos, corpus};
 use super::table::{Align, Table};
 use super::text;
 use host::eval::capture::{Capture, Captured};
 use host::eval::{self, Decoder, decoder};
-use host::model::cache::Geometry;
+use host::kv::{Geometry, Selection};
 use host::model::forward::Error as ForwardError;
 use host::tensor_file::{Dtype, Target, TensorWriter};
 use serde::Serialize;
@@ -35,7 +36,7 @@ const EXAMPLES: &str = "\
 Examples:
   ferrokv capture -o kv.safetensors
   ferrokv capture -o kv.safetensors --layers 0,7,15 --tokens 2048 --queries 64 --text moby-dick --start 100000
-  ferrokv capture -o kv.safetensors --kv naive-int8-int4 --decode 32 && ferrokv attend kv.safetensors";
+  ferrokv capture -o kv.safetensors --kv int8-int4 --decode 32 && ferrokv attend kv.safetensors";
 
 /// Write queries, keys and values of a real run to a file.
 #[derive(clap::Args)]
@@ -62,9 +63,10 @@ pub struct Arguments {
     /// The byte of the text where it starts.
     #[arg(long, value_name = "BYTE", default_value_t = 0)]
     start: usize,
-    /// How keys and values are kept meanwhile: dense, naive-int8-int4, certified[:PRESET].
-    #[arg(long, value_name = "SCHEME", default_value = "dense")]
-    kv: String,
+    #[arg(long, value_name = "SCHEME", default_value = "dense", value_parser = scheme::parse)]
+    #[arg(help = scheme::short("How keys and values are kept meanwhile"))]
+    #[arg(long_help = scheme::long("How keys and values are kept meanwhile"))]
+    kv: Selection,
     /// How many of the last tokens are decoded one by one.
     #[arg(long, value_name = "N", default_value_t = 0)]
     decode: u32,
@@ -104,7 +106,6 @@ struct Layer {
 /// # Errors
 /// Bad input, what the device reports, what cannot be written, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let schemes = schemes(std::slice::from_ref(&arguments.kv))?;
     let path = arguments.subject.path()?;
     let target = Target::new(&arguments.output, arguments.force, Some(&path))?;
     let report = arguments.report.open(Some(&path), Some(&arguments.output))?;
@@ -134,9 +135,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     tokens.truncate(count);
 
     let first_query = count - queries;
-    let kv = schemes.iter().map(ToString::to_string).collect::<String>();
+    let kv = arguments.kv.to_string();
     let mut runner = subject.runner()?;
-    let mut inner = subject.cache(*schemes.first().unwrap_or(&host::model::cache::Scheme::Dense), count)?;
+    let mut inner = subject.cache(&arguments.kv, count)?;
     let mut cache = Capture::new(&mut *inner, &layers, first_query).map_err(ForwardError::from)?;
     let watcher = Watcher::new(count - decoded + decoded * decoder::STEP)?;
     let (read, steps) = tokens.split_at(count - decoded);

@@ -5,11 +5,9 @@ use super::failure::Failure;
 use super::output::ReportArguments;
 use super::table::{Align, Table};
 use super::{progress, text};
-use host::Device;
-use host::check::{self, Case, CaseReport, Outcome, Report, Totals};
-use host::dense::cases as dense;
-use host::int8::cases as int8;
-use host::model::cases as model;
+use clap::builder::PossibleValuesParser;
+use host::check::{self, Case, CaseReport, Coverage, Outcome, Report, Totals};
+use host::{Device, SYSTEMS};
 use serde::Serialize;
 use simt::emu::EmuOptions;
 use std::cell::Cell;
@@ -41,7 +39,7 @@ Examples:
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// Only the cases of this system.
-    #[arg(long, value_parser = ["certified", "dense", "int8", "model", "probe", "roofline"])]
+    #[arg(long, value_parser = PossibleValuesParser::new(SYSTEMS.iter().map(|system| system.name)))]
     system: Option<String>,
     /// Only cases with this in a kernel's name or in their parameters.
     #[arg(long, value_name = "TEXT")]
@@ -102,43 +100,15 @@ impl Arguments {
 
     /// Every case of the suite.
     fn cases(&self) -> Vec<Case> {
-        let in_system = |name| self.system.as_deref().is_none_or(|system| system == name);
-        let (probe, int8_coverage) = match self.suite() {
-            "sanitize" => {
-                (Some(check::probe::Coverage { patterns: 1 << 10, operands: 1 << 10 }), int8::Coverage::Small)
-            }
-            "huge" => (None, int8::Coverage::Huge),
-            "full" => (Some(check::probe::Coverage::FULL), int8::Coverage::Full),
-            _ => (Some(check::probe::Coverage::QUICK), int8::Coverage::Quick),
+        let coverage = match self.suite() {
+            "sanitize" => Coverage::Small,
+            "huge" => Coverage::Huge,
+            "full" => Coverage::Full,
+            _ => Coverage::Quick,
         };
-        let mut cases = Vec::new();
-        if let Some(coverage) = probe.filter(|_| in_system("probe")) {
-            cases.extend(check::probe::cases(coverage));
-        }
-        if in_system("dense") && self.suite() != "huge" {
-            cases.extend(dense::cases(match self.suite() {
-                "sanitize" => dense::Coverage::Small,
-                "full" => dense::Coverage::Full,
-                _ => dense::Coverage::Quick,
-            }));
-        }
-        if in_system("int8") {
-            cases.extend(int8::cases(int8_coverage));
-        }
-        if in_system("certified") && self.suite() != "huge" {
-            cases.extend(host::certified::cases::cases(self.suite() == "full"));
-        }
-        if in_system("model") && self.suite() != "huge" {
-            cases.extend(model::cases(match self.suite() {
-                "sanitize" => model::Coverage::Small,
-                "full" => model::Coverage::Full,
-                _ => model::Coverage::Quick,
-            }));
-        }
-        if in_system("roofline") && self.suite() != "huge" {
-            cases.extend(host::roofline::cases());
-        }
-        cases
+        let wanted = |name| self.system.as_deref().is_none_or(|system| system == name);
+        let systems = SYSTEMS.iter().filter(|system| wanted(system.name));
+        systems.flat_map(|system| (system.cases)(coverage)).collect()
     }
 }
 

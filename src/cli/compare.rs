@@ -5,12 +5,13 @@ use super::eval::journal::{Journal, JournalArguments};
 use super::eval::{Error, Watcher, signed};
 use super::failure::Failure;
 use super::picture::Picture;
-use super::subject::{SubjectArguments, behind_bos, corpus, schemes};
+use super::scheme;
+use super::subject::{SubjectArguments, behind_bos, corpus};
 use super::table::{Align, Table};
 use super::text;
 use host::eval::compare::{self, Agreement, Compared, Summary};
 use host::eval::statistics;
-use host::model::cache::KvCache;
+use host::kv::{KvCache, Selection};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -27,7 +28,7 @@ const EXAMPLES: &str = "\
 Examples:
   ferrokv compare --kv dense,certified --json compare.json
   ferrokv compare --kv certified,certified:strict --context 4096 --windows 8 --plot compare
-  ferrokv compare --kv dense,naive-int8-int4 --text moby-dick --backend cuda";
+  ferrokv compare --kv dense,int8-int4 --text moby-dick --backend cuda";
 
 /// How many points a curve has, at most.
 const POINTS: usize = 64;
@@ -36,9 +37,10 @@ const POINTS: usize = 64;
 #[derive(clap::Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// The two: dense, naive-int8-int4, certified[:PRESET]; `ferrokv generate --help` says what they are.
     #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "dense,certified")]
-    kv: Vec<String>,
+    #[arg(value_parser = scheme::parse, help = scheme::short("The two schemes"))]
+    #[arg(long_help = scheme::long("The two schemes"))]
+    kv: Vec<Selection>,
     /// Tokens of a window; its second half is decoded.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..))]
     context: u32,
@@ -94,10 +96,11 @@ struct Json {
 /// # Errors
 /// Bad input, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let pair = match schemes(&arguments.kv)?[..] {
-        [first, second] => [first, second],
-        _ => return Err(Error::NotTwo { found: arguments.kv.join(",") }.into()),
+    let [first, second] = &scheme::each_once(&arguments.kv)[..] else {
+        let found: Vec<String> = arguments.kv.iter().map(ToString::to_string).collect();
+        return Err(Error::NotTwo { found: found.join(",") }.into());
     };
+    let pair = [first, second];
     let picture = arguments.plot.as_deref().map(|prefix| Picture::new(prefix, None)).transpose()?;
     let corpus = corpus(&arguments.text)?;
     let subject = arguments.subject.open()?;

@@ -1,10 +1,10 @@
 //! How a command fails: one line, and an exit code.
 
 use super::{attend, bench, eval, generate};
+use host::certified;
 use host::int8;
 use host::int8::file;
 use host::tensor_file;
-use host::{certified, dense};
 use std::process::ExitCode;
 
 /// Why a command did not succeed.
@@ -19,10 +19,7 @@ pub enum Failure {
     /// A plan or a launch failed.
     #[error(transparent)]
     Int8(#[from] int8::Error),
-    /// A plan of dense attention, or its launch, failed.
-    #[error(transparent)]
-    Dense(#[from] dense::Error),
-    /// The same of certified attention.
+    /// A proof of certified attention failed.
     #[error(transparent)]
     Certified(#[from] certified::Error),
     /// A device failed.
@@ -31,6 +28,9 @@ pub enum Failure {
     /// A model cannot be opened or run.
     #[error(transparent)]
     Model(#[from] host::model::Error),
+    /// A KV scheme, its options or its cache.
+    #[error(transparent)]
+    Scheme(#[from] host::kv::Error),
     /// A forward pass failed.
     #[error(transparent)]
     Forward(#[from] host::model::forward::Error),

@@ -4,10 +4,11 @@ use super::failure::Failure;
 use super::interrupt::{self, Interrupt};
 use super::output::{ReportArguments, print};
 use super::progress;
+use super::scheme;
 use super::subject::{SubjectArguments, behind_bos};
 use super::text;
+use host::kv::{KvCache, Selection, Summary};
 use host::model::Tokenizer;
-use host::model::cache::{KvCache, Scheme, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
 use host::model::tokenizer::{DecodeStream, Message};
@@ -22,14 +23,6 @@ to stdout as it is made; a line on stderr at the end says how fast the prompt wa
 cache takes.
 
 Without --temperature every token is the most likely one. With it tokens are drawn, and the same seed draws the same ones.
-
-KV schemes:
-  dense               keys and values in f16, exact attention
-  int8                keys and values in 8 bits, restored for attention
-  naive-int8-int4     keys in 8 bits, values in 4, nothing known of the error
-  certified[:PRESET]  the same with a bound on the error of every head, layer and step, blocks used from their originals where
-                      that pays, and heads computed exactly whose bound is over its budget. Presets: sound (default), paper,
-                      strict, fast
 
 The prompt is attended to exactly, but for int8, which keeps no originals; the scheme acts on the tokens that are written.
 
@@ -52,9 +45,10 @@ Examples:
 pub struct Arguments {
     /// What to continue; with --chat, what to answer.
     prompt: String,
-    /// How keys and values are kept: dense, int8, naive-int8-int4, certified[:PRESET].
-    #[arg(long, value_name = "SCHEME", default_value = "dense")]
-    kv: String,
+    #[arg(long, value_name = "SCHEME", default_value = "dense", value_parser = scheme::parse)]
+    #[arg(help = scheme::short("How keys and values are kept"))]
+    #[arg(long_help = scheme::long("How keys and values are kept"))]
+    kv: Selection,
     /// Tokens to write at most; the model may end earlier. The cache is made for as many, and how attention cuts its work, with
     /// that the last bits, follows its size.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
@@ -149,8 +143,8 @@ struct Json<'a> {
     /// What they would take in f16.
     kv_bytes_f16: u64,
     kv_host_bytes: u64,
-    /// Of all steps; `None` for a scheme that certifies nothing.
-    certificates: Option<Summary>,
+    /// Of all steps; `None` for a scheme that says nothing of them.
+    report: Option<Summary>,
     /// Tiles of 16 tokens that were used from their originals: found on the device, and read from the host's memory.
     tiles_found: Option<u64>,
     tiles_read: Option<u64>,
@@ -165,7 +159,7 @@ struct Step {
     /// From the step's start to the choice; for the first token, the prompt's pass.
     seconds: f64,
     /// What is known of the attention that it was chosen by; nothing of the first.
-    certificates: Option<Summary>,
+    report: Option<Summary>,
 }
 
 /// Runs the command.
@@ -176,7 +170,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.prompt.is_empty() {
         return Err(Error::EmptyPrompt.into());
     }
-    let scheme: Scheme = arguments.kv.parse().map_err(ForwardError::from)?;
+    let scheme = &arguments.kv;
     let report = arguments.report.open(Some(&arguments.subject.path()?), None)?;
     let subject = arguments.subject.open()?;
     let tokenizer = subject.tokenizer()?;
@@ -239,9 +233,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         kv_bytes: cache.bytes(),
         kv_bytes_f16: f16_bytes(&*cache),
         kv_host_bytes: cache.host_bytes(),
-        certificates: done.certificates,
-        tiles_found: traffic.map(|t| t.key_hits + t.value_hits),
-        tiles_read: traffic.map(|t| t.key_misses + t.value_misses),
+        report: done.report,
+        tiles_found: traffic.map(|t| t.found),
+        tiles_read: traffic.map(|t| t.read),
     };
     let written = report.finish("", &json);
     match done.failure {
@@ -290,7 +284,7 @@ struct Done {
     prefill: f64,
     /// Seconds, of all tokens but the first.
     decode: f64,
-    certificates: Option<Summary>,
+    report: Option<Summary>,
 }
 
 impl Text<'_> {
@@ -304,7 +298,7 @@ impl Text<'_> {
             read: 0,
             prefill: 0.0,
             decode: 0.0,
-            certificates: None,
+            report: None,
         };
         let line = progress::spinner("reading the prompt");
         let mut stream = self.tokenizer.stream();
@@ -348,7 +342,7 @@ impl Text<'_> {
             // The text takes the terminal from here on.
             line.finish_and_clear();
         }
-        let (mut seconds, mut certificates) = (done.prefill, None);
+        let (mut seconds, mut report) = (done.prefill, None);
         let goes_on = |first: &u32| {
             !self.tokenizer.is_end(*first) && self.max_tokens > 1 && cache.tokens() < self.context
         };
@@ -361,7 +355,7 @@ impl Text<'_> {
             let piece = if end { String::new() } else { stream.push(chosen)? };
             done.text += &piece;
             let printed = self.print(&piece);
-            done.steps.push(Step { token: chosen, text: piece, seconds, certificates });
+            done.steps.push(Step { token: chosen, text: piece, seconds, report });
             printed?;
             let Some(decoder) = &mut decoder else {
                 let ends = if self.max_tokens > 1 { Finish::Context } else { Finish::MaxTokens };
@@ -379,11 +373,8 @@ impl Text<'_> {
                 token = Some(decoder.next()?);
                 seconds = start.elapsed().as_secs_f64();
                 done.decode += seconds;
-                certificates = Summary::of(&decoder.cache().certificates().map_err(ForwardError::from)?);
-                done.certificates = match (done.certificates, certificates) {
-                    (Some(sum), Some(step)) => Some(sum.and(step)),
-                    (sum, step) => sum.or(step),
-                };
+                report = Summary::of(&decoder.cache().report()?);
+                done.report = Summary::join(done.report, report);
                 line.set_message(done.status(prompt.len(), decoder.cache(), "running"));
             }
         }
@@ -401,8 +392,8 @@ impl Text<'_> {
 }
 
 impl Done {
-    /// `12 prompt tokens in 0.30 s (40.0/s); 8 tokens, 20.1/s; KV dense: 19 tokens, 427.5 KiB; CPU`, with what certificates say
-    /// of a scheme that has them.
+    /// `12 prompt tokens in 0.30 s (40.0/s); 8 tokens, 20.1/s; KV dense: 19 tokens, 427.5 KiB; CPU`, with what is known
+    /// of the steps.
     fn status(&self, prompt: usize, cache: &dyn KvCache, device: &str) -> String {
         let decoded = self.steps.len().saturating_sub(1);
         let speed = match decoded {
@@ -414,7 +405,7 @@ impl Done {
             true => String::new(),
             false => format!(" ({:.0} % of f16)", 100.0 * bytes as f64 / whole as f64),
         };
-        let known = self.certificates.map(known).unwrap_or_default();
+        let known = self.report.map(|report| format!(", {}", report.line())).unwrap_or_default();
         format!(
             "{} in {} ({:.1}/s); {}{speed}; KV {}: {}, {}{share}{known}; {device}",
             text::plural(prompt, "prompt token"),
@@ -431,15 +422,6 @@ impl Done {
 /// What the cache's tokens would take in f16.
 fn f16_bytes(cache: &dyn KvCache) -> u64 {
     cache.geometry().token_bytes() * cache.tokens() as u64
-}
-
-/// `, bound at most 0.31, 12 of 8100 heads computed exactly`.
-fn known(summary: Summary) -> String {
-    let bound = match summary.worst_bound {
-        Some(bound) => format!("bound at most {bound:.3}"),
-        None => "a head without a bound".to_string(),
-    };
-    format!(", {bound}, {} of {} heads computed exactly", summary.dense_heads, summary.heads)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ Exit codes: 0 they match, or there is no PTX; 1 they do not; 2 bad input.";
 #[derive(clap::Args)]
 #[command(long_about = LONG)]
 pub struct Arguments {
-    /// Only kernels of this system (certified, int8, probe, roofline).
+    /// Only kernels of this system: those that `--help` of `ferrokv check` lists.
     #[arg(long)]
     system: Option<String>,
     /// Only kernels whose name has this in it.

@@ -20,6 +20,7 @@ mod picture;
 mod progress;
 mod prove;
 mod quantize;
+mod scheme;
 mod subject;
 mod table;
 mod text;

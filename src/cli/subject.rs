@@ -3,15 +3,12 @@
 use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
 use host::Device;
-use host::model::cache::{self, KvCache, Scheme};
-use host::model::forward::{Error as ForwardError, Runner};
+use host::kv::{KvCache, Rope, Selection};
+use host::model::forward::Runner;
 use host::model::text::Corpus;
 use host::model::{Error as ModelError, Model, Tokenizer, fetched};
 use simt::emu::EmuOptions;
 use std::path::PathBuf;
-
-/// The scheme that others are measured against.
-pub const DENSE: &str = "dense";
 
 /// The options that choose a model and a device.
 #[derive(clap::Args)]
@@ -93,9 +90,9 @@ impl Subject {
     ///
     /// # Errors
     /// Heads that the scheme has no kernels for; out of memory.
-    pub fn cache(&self, scheme: Scheme, capacity: usize) -> Result<Box<dyn KvCache>, Failure> {
-        let cache = scheme.open(&self.device, (&self.model.config).into(), capacity);
-        Ok(cache.map_err(ForwardError::from)?)
+    pub fn cache(&self, scheme: &Selection, capacity: usize) -> Result<Box<dyn KvCache>, Failure> {
+        let config = &self.model.config;
+        Ok(scheme.open(&self.device, config.into(), Some(&Rope::from(config)), capacity)?)
     }
 
     /// Refuses what the model's context is too short for.
@@ -106,21 +103,6 @@ impl Subject {
         let context = self.model.config.context;
         if tokens > context { Err(ModelError::Context { tokens, context }.into()) } else { Ok(()) }
     }
-}
-
-/// Schemes by their names, each once.
-///
-/// # Errors
-/// A name that none has.
-pub fn schemes(names: &[String]) -> Result<Vec<Scheme>, Failure> {
-    let mut schemes = Vec::new();
-    for name in names {
-        let scheme = name.parse().map_err(|error: cache::Error| ForwardError::from(error))?;
-        if !schemes.contains(&scheme) {
-            schemes.push(scheme);
-        }
-    }
-    Ok(schemes)
 }
 
 /// One of the fetched texts by its name, or a file.

@@ -1,5 +1,7 @@
 //! Numbers with their units.
 
+use host::kv::workload::Figure;
+
 /// `196,608`.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
@@ -49,6 +51,18 @@ pub fn error(x: f64) -> String {
         x if x.abs() < 1e-3 || x.abs() >= 1e5 => format!("{x:.3e}"),
         x if x.abs() < 1.0 => format!("{x:.5}"),
         x => format!("{x:.3}"),
+    }
+}
+
+/// A workload's figure with its unit.
+pub fn figure(figure: &Figure) -> String {
+    match figure {
+        Figure::Count(count) if count.fract() == 0.0 => self::count(*count as u64),
+        Figure::Count(mean) => format!("{mean:.4}"),
+        Figure::Bytes(bytes) => self::bytes(*bytes),
+        Figure::Error(None) => "none".into(),
+        Figure::Error(Some(error)) => self::error(*error),
+        Figure::Text(text) => text.clone(),
     }
 }
 

@@ -1,8 +1,11 @@
-//! What every attention system shares: paged caches, and the formula in f64 that each is judged by.
+//! What every attention system shares: paged caches, rotation, exact attention, and the formula in f64 that each is
+//! judged by.
 
 pub(crate) mod cpu;
+pub mod dense;
 pub mod oracle;
 mod pool;
+pub mod rope;
 mod table;
 
 pub use kernels_gpu::attention::{BLOCK_TOKENS, Half};
@@ -81,5 +84,15 @@ pub enum Error {
         length: u32,
         /// Blocks given.
         blocks: usize,
+    },
+    /// Extents that cannot be rotated.
+    #[error("{what} is {value}; {limit}")]
+    Rotation {
+        /// What was given.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// What it may be.
+        limit: &'static str,
     },
 }

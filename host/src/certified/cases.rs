@@ -1,7 +1,7 @@
 //! The certified system's cases for `ferrokv check`: every instance over hostile inputs.
 
 use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, HEAD_DIMS, Job, Layout, Writer};
-use crate::check::{Case, CaseError, OutputBuffer, poisoned};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 
@@ -117,9 +117,12 @@ fn mix(seed: u64, index: u64) -> u64 {
     z ^ z >> 31
 }
 
-/// The cases of every instance; `large` adds pools of thousands of blocks.
-pub fn cases(large: bool) -> Vec<Case> {
-    let mut cases = Vec::new();
+/// The cases of every instance; the full coverage has pools of thousands of blocks.
+pub fn cases(coverage: Coverage) -> Vec<Case> {
+    let (mut cases, large) = (Vec::new(), coverage == Coverage::Full);
+    if coverage == Coverage::Huge {
+        return cases;
+    }
     for head_dim in HEAD_DIMS {
         for input in Input::ALL {
             for (kv_heads, blocks) in [(1, 1), (3, 4)] {

@@ -1,4 +1,4 @@
-//! Attention over INT8 keys and INT4 values with a certificate: what is stored.
+//! Attention over INT8 keys and INT4 values with a certificate, after Calver (2026).
 //!
 //! [`Writer`] turns full blocks of 16 tokens into the tiles and annotations of [`kernels_gpu::certified`]; [`mod@reference`]
 //! is the same format told once more, serially, and judged in f64.
@@ -29,11 +29,14 @@
 pub mod cache;
 pub mod cases;
 pub mod cpu;
+mod kv;
 mod policy;
 pub mod proof;
 pub mod reference;
+mod scheme;
 mod step;
 mod step_cases;
+mod workload;
 mod write;
 
 pub use cache::{CacheElement, CacheError, Extents, Memory, SequenceId, TieredCache};
@@ -41,7 +44,9 @@ pub use kernels_gpu::certified::layout::{
     Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Layout, Problems, TileLayout,
 };
 pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
+pub use kv::CertifiedCache;
 pub use policy::{Bound, Policy, Rung, reasons};
+pub use scheme::SYSTEM;
 pub use step::{
     Attended, AttendedHandles, Carried, Checked, Near, OriginalsRead, STEP_HEAD_DIMS, StepElement,
     StepHandles, StepPlan, StepProblem,
@@ -62,7 +67,7 @@ pub enum Error {
     Device(#[from] crate::Error),
     /// Extents that the dense rung does not take.
     #[error(transparent)]
-    Dense(#[from] crate::dense::Error),
+    Dense(#[from] crate::attention::dense::Error),
     /// What a cache refuses.
     #[error(transparent)]
     Cache(#[from] CacheError),

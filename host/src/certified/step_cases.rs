@@ -5,8 +5,8 @@ use super::cases::in_layout;
 use super::proof::{Batch, Input, Trial};
 use super::{CertifiedElement, Geometry, Layout, Policy, StepElement, StepProblem};
 use crate::Device;
+use crate::attention::dense::DenseElement;
 use crate::check::{Case, CaseError, OutputBuffer};
-use crate::dense::DenseElement;
 use half::{bf16, f16};
 use kernels_gpu::certified::{mark, rank, settle, weigh};
 

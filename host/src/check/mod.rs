@@ -24,9 +24,6 @@
 //! ```
 
 mod compare;
-pub mod probe;
-mod probe_matrices;
-mod probe_overlaps;
 mod report;
 
 pub use compare::{Difference, ElementKind, OutputBuffer, OutputElement};
@@ -37,6 +34,19 @@ use crate::{BackendKind, Buffer, Device, Stream};
 use simt::emu::EmuOptions;
 use simt::{KernelInfo, Pod};
 use std::time::Instant;
+
+/// How much a system's cases try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Coverage {
+    /// A few small cases: for tools that slow a GPU down a hundred times.
+    Small,
+    /// Every instance, shapes around every edge: minutes.
+    Quick,
+    /// Those, and large ones.
+    Full,
+    /// Only what takes gigabytes: indices beyond 32 bits.
+    Huge,
+}
 
 /// What a case's run may end with: this crate's [`Error`], or that of a system.
 pub type CaseError = Box<dyn std::error::Error + Send + Sync>;

@@ -1,7 +1,6 @@
 //! What passes through a cache, kept.
 
-use crate::certified::{Certificate, Traffic};
-use crate::model::cache::{Error, Geometry, KvCache, Result};
+use crate::kv::{Error, Geometry, KvCache, New, Result, Rotated, StepReport, Traffic};
 use crate::{Buffer, Stream};
 use half::f16;
 
@@ -110,8 +109,8 @@ unsafe impl KvCache for Capture<'_> {
         self.inner.period()
     }
 
-    fn certificates(&self) -> Result<Vec<Certificate>> {
-        self.inner.certificates()
+    fn report(&self) -> Result<StepReport> {
+        self.inner.report()
     }
 
     fn traffic(&self, stream: &Stream) -> Result<Option<Traffic>> {
@@ -128,16 +127,11 @@ unsafe impl KvCache for Capture<'_> {
         Ok(())
     }
 
-    fn append(
-        &mut self,
-        stream: &Stream,
-        layer: usize,
-        positions: &Buffer<u32>,
-        keys: &Buffer<f16>,
-        values: &Buffer<f16>,
-    ) -> Result<()> {
+    fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let (held, chunk, width) = (self.tokens(), self.chunk, self.geometry().kv_width());
-        self.inner.append(stream, layer, positions, keys, values)?;
+        let new = new.rotated(stream, self.geometry(), chunk)?;
+        self.inner.append(stream, layer, New::Rotated(new))?;
+        let Rotated { keys, values, .. } = new;
         match self.find(layer) {
             None => Ok(()),
             Some(captured) => {

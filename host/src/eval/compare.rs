@@ -6,7 +6,7 @@
 use super::decoder::{self, Steps};
 use super::statistics::{self, Interval, RESAMPLES};
 use super::{Error, Result, Watch, perplexity};
-use crate::model::cache::{KvCache, Summary as Certificates};
+use crate::kv::{KvCache, Summary as Report};
 use crate::model::forward::Runner;
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +27,7 @@ pub struct Compared {
     /// The negative log-likelihood of the text's token over each cache, nats.
     pub nll: [Vec<f64>; 2],
     /// What the schemes promised.
-    pub certificates: [Option<Certificates>; 2],
+    pub report: [Option<Report>; 2],
 }
 
 /// Work of a window of `length` in the measure of a [`Watch`].
@@ -67,7 +67,7 @@ pub fn compare(
     }
     runner.check_cache(first)?;
     runner.check_cache(second)?;
-    found.certificates = steps.map(|steps| steps.certificates);
+    found.report = steps.map(|steps| steps.report);
     Ok(found)
 }
 
@@ -168,7 +168,7 @@ mod tests {
             agrees: agrees.into(),
             margin: margin.into(),
             nll: nll.map(Vec::from),
-            certificates: [None; 2],
+            report: [None; 2],
         };
         let windows = [
             window([0.0, 0.2], [true, false], [3.0, 0.5], [[1.0, 2.0], [1.5, 2.5]]),

@@ -2,8 +2,8 @@
 
 use super::distribution::Distribution;
 use super::{Error, Result};
+use crate::kv::{KvCache, Summary};
 use crate::model::Tokenizer;
-use crate::model::cache::{KvCache, Summary};
 use crate::model::forward::{self, Runner};
 use std::ops::ControlFlow;
 
@@ -44,7 +44,7 @@ fn hear(watch: Watch, work: usize) -> Result<()> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Steps {
     /// What the scheme promised, over all of them.
-    pub certificates: Option<Summary>,
+    pub report: Option<Summary>,
 }
 
 impl Steps {
@@ -60,9 +60,8 @@ impl Steps {
         watch: Watch,
     ) -> Result<Distribution> {
         let logits = runner.logits(&[token], cache)?;
-        if let Some(own) = Summary::of(&cache.certificates().map_err(forward::Error::from)?) {
-            self.certificates = Some(self.certificates.map_or(own, |all| all.and(own)));
-        }
+        let own = Summary::of(&cache.report().map_err(forward::Error::from)?);
+        self.report = Summary::join(self.report, own);
         hear(watch, STEP)?;
         Distribution::new(&logits).ok_or_else(|| Error::NotFinite {
             scheme: cache.scheme().to_string(),
@@ -92,7 +91,7 @@ impl<'a> Decoder<'a> {
     /// What the cache refused; what the device reports.
     pub fn finish(self) -> Result<Option<Summary>> {
         self.runner.check_cache(self.cache)?;
-        Ok(self.steps.certificates)
+        Ok(self.steps.report)
     }
 
     /// Reads tokens in chunks.

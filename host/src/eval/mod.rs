@@ -1,4 +1,4 @@
-//! What a KV scheme does to a language model: measurements over any [`KvCache`](crate::model::cache::KvCache).
+//! What a KV scheme does to a language model: measurements over any [`KvCache`](crate::kv::KvCache).
 //!
 //! | module | what it is |
 //! | --- | --- |

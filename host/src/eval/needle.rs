@@ -8,8 +8,8 @@ use super::decoder::{self, Decoder, Watch};
 use super::prompt::{Frame, Prompt, number, sentences, with_needles};
 use super::random::Random;
 use super::{Error, Result};
+use crate::kv::{KvCache, Summary};
 use crate::model::Tokenizer;
-use crate::model::cache::{KvCache, Summary};
 use crate::model::forward::Runner;
 use crate::model::text::Corpus;
 
@@ -113,7 +113,7 @@ pub struct Scored {
     /// What the model writes.
     pub text: String,
     /// What the scheme promised, over all steps.
-    pub certificates: Option<Summary>,
+    pub report: Option<Summary>,
 }
 
 /// Runs a trial over caches that `open` makes: one, or a second where the model does not write the key.
@@ -140,10 +140,10 @@ pub fn run<E: From<Error>>(
             same &= next.best() == right;
         }
     }
-    let certificates = decoder.finish()?;
+    let report = decoder.finish()?;
     if same {
         // Left to itself the model writes the same.
-        return Ok(Scored { log_probability, hit: true, text: format!(" {}", task.key), certificates });
+        return Ok(Scored { log_probability, hit: true, text: format!(" {}", task.key), report });
     }
     drop(cache);
     let mut cache = open()?;
@@ -153,5 +153,5 @@ pub fn run<E: From<Error>>(
     let written = decoder.continue_greedily(tokenizer, &task.prompt.steps, count)?;
     decoder.finish()?;
     let text = tokenizer.decode(&written).map_err(Error::from)?;
-    Ok(Scored { log_probability, hit: text.contains(&task.key), text, certificates })
+    Ok(Scored { log_probability, hit: text.contains(&task.key), text, report })
 }

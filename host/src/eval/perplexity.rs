@@ -6,7 +6,7 @@
 
 use super::statistics::{self, Interval, RESAMPLES};
 use super::{Decoder, Error, Result, Watch, decoder};
-use crate::model::cache::{self, KvCache};
+use crate::kv::{self, KvCache};
 use crate::model::forward::Runner;
 use serde::Serialize;
 
@@ -26,7 +26,7 @@ pub struct Half {
     /// The negative log-likelihood of each of its tokens, nats.
     pub nll: Vec<f64>,
     /// What the scheme promised, over all steps.
-    pub certificates: Option<cache::Summary>,
+    pub report: Option<kv::Summary>,
 }
 
 /// Decodes the second half of `tokens`. The cache is empty and has room for all but
@@ -47,7 +47,7 @@ pub fn decode_half(
     let mut decoder = Decoder::new(runner, cache, watch);
     decoder.read(read)?;
     let nll = decoder.force(rest)?.into_iter().map(|log| -log).collect();
-    Ok(Half { nll, certificates: decoder.finish()? })
+    Ok(Half { nll, report: decoder.finish()? })
 }
 
 /// Windows of one scheme beside the same windows of the baseline.

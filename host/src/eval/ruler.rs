@@ -7,8 +7,8 @@ use super::decoder::{self, Decoder, Watch};
 use super::prompt::{Frame, Prompt, number, sentences, with_needles, words};
 use super::random::Random;
 use super::{Error, Result};
+use crate::kv::{KvCache, Summary};
 use crate::model::Tokenizer;
-use crate::model::cache::{KvCache, Summary};
 use crate::model::forward::Runner;
 use crate::model::text::Corpus;
 
@@ -318,7 +318,7 @@ pub struct Scored {
     /// The share of the expected answers in it.
     pub score: f64,
     /// What the scheme promised, over all steps.
-    pub certificates: Option<Summary>,
+    pub report: Option<Summary>,
 }
 
 /// Runs a trial over an empty cache.
@@ -335,7 +335,7 @@ pub fn run(
     let mut decoder = Decoder::new(runner, cache, watch);
     decoder.read(&task.prompt.context)?;
     let written = decoder.continue_greedily(tokenizer, &task.prompt.steps, task.subtask.most_tokens())?;
-    let certificates = decoder.finish()?;
+    let report = decoder.finish()?;
     let text = tokenizer.decode(&written)?;
-    Ok(Scored { score: task.score(&text), text, certificates })
+    Ok(Scored { score: task.score(&text), text, report })
 }

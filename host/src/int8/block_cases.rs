@@ -1,7 +1,7 @@
 //! Cases of the kernels behind a growing cache: appended in two pieces, then restored.
 
+use crate::attention::dense::sample::normal;
 use crate::check::{Case, CaseError, OutputBuffer, poisoned};
-use crate::dense::sample::normal;
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::int8::{BlockShape, append_blocks, restore_blocks};

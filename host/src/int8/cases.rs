@@ -1,24 +1,11 @@
 //! The INT8 system's cases for `ferrokv check`: every instance over shapes around every edge and hostile inputs.
 
 use super::{Int8Element, Matrix, Plan, Variant};
-use crate::check::{Case, CaseError, OutputBuffer, OutputElement, poisoned};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use simt::KernelInfo;
-
-/// How much is tried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Coverage {
-    /// A few small shapes: for tools that slow a GPU down a hundred times.
-    Small,
-    /// Small shapes: seconds on the emulator of a debug build.
-    Quick,
-    /// Those, and matrices of 2^20 to 2^24 elements.
-    Full,
-    /// One matrix of more than 2^31 elements: some 20 GB of memory on the host and on the GPU.
-    Huge,
-}
 
 /// What the matrices hold.
 #[derive(Clone, Copy, Debug)]

@@ -18,6 +18,7 @@
 //! ```
 
 mod block_cases;
+mod cache;
 pub mod cases;
 pub mod cpu;
 pub mod file;
@@ -27,12 +28,35 @@ pub mod oracle;
 mod plan;
 pub mod scores;
 
+pub use cache::Int8Cache;
 pub use kernels::Int8Element;
 pub use plan::{Plan, Quantized};
 
 use kernels_gpu::int8::{Shape, TOKENS_PER_BLOCK, WIDE_BACK_COLUMNS, WIDE_COLUMNS};
 use std::fmt;
 use std::str::FromStr;
+
+use crate::kv::{Scheme, System, workload};
+
+/// The system.
+pub static SYSTEM: System = System {
+    name: "int8",
+    about: "per-channel INT8 quantization of a KV cache, after Taneja and Shingvi (2025)",
+    kernels: || kernels_gpu::int8::kernels().collect(),
+    cases: cases::cases,
+    schemes: &[Scheme {
+        name: "int8",
+        about: "keys and values in 8 bits, restored for attention",
+        presets: &[],
+        options: &[],
+        bounded: false,
+        // Codes, and a scale in f32 for 16 tokens of a channel.
+        token_bytes: |_, head_dim| f64::from(2 * head_dim) * (1.0 + 4.0 / 16.0),
+        check: |_| Ok(()),
+        open: |opening| Ok(Box::new(Int8Cache::new(opening.device, opening.geometry, opening.capacity)?)),
+        workload: workload::through_cache,
+    }],
+};
 
 /// A result with this system's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

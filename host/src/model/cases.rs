@@ -2,15 +2,16 @@
 //! run on the CPU's own path, whose bits are an output like the kernels', so that a GPU is compared with all of them.
 
 use super::cpu;
-use super::kernels::{
-    Choice, Pairing, RopeAppendHandles, RopeElement, RopeHandles, choose, embed_kernel, embedding,
-    frequencies, quantize, record_words, rope_append_kernel, rotate, rotate_and_append,
-};
+use super::kernels::{Choice, choose, embed_kernel, embedding, quantize, record_words};
 use super::linear::{
     DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind, decode_kernel,
     fused_kernels, prefill_kernel,
 };
-use crate::check::{Case, CaseError, OutputBuffer, OutputElement, poisoned};
+use crate::attention::rope::{
+    Pairing, RopeAppendHandles, RopeElement, RopeHandles, frequencies, rope_append_kernel, rotate,
+    rotate_and_append,
+};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::model::activations::{Gated, Normed, Plain};
@@ -18,17 +19,6 @@ use kernels_gpu::model::fixed::{Part, Record};
 use kernels_gpu::model::rotation::RopeShape;
 use kernels_gpu::model::{choose_largest, choose_sampled, quantize_activations};
 use simt::KernelInfo;
-
-/// How much is tried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Coverage {
-    /// A few small shapes: for tools that slow a GPU down a hundred times.
-    Small,
-    /// Shapes around every edge.
-    Quick,
-    /// Those, and the extents of real models.
-    Full,
-}
 
 /// What activations and logits hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +98,9 @@ fn weights(kind: WeightKind, rows: usize, columns: usize, hostile: bool) -> Resu
 /// Every case.
 pub fn cases(coverage: Coverage) -> Vec<Case> {
     let mut cases = Vec::new();
+    if coverage == Coverage::Huge {
+        return cases;
+    }
     add_quantize(&mut cases, coverage);
     add_products(&mut cases, coverage);
     add_embedding(&mut cases);
@@ -138,7 +131,7 @@ fn add_quantize(cases: &mut Vec<Case>, coverage: Coverage) {
     let shapes: &[(usize, usize)] = match coverage {
         Coverage::Small => &[(2, 96)],
         Coverage::Quick => &[(1, 32), (3, 96), (2, 576), (1, 1024), (2, 1056), (1, 4128)],
-        Coverage::Full => {
+        Coverage::Full | Coverage::Huge => {
             &[(1, 32), (3, 96), (2, 576), (1, 1024), (2, 1056), (1, 4128), (64, 8192), (9, 14336)]
         }
     };
@@ -411,7 +404,7 @@ fn add_choices(cases: &mut Vec<Case>, coverage: Coverage) {
     let vocabularies: &[usize] = match coverage {
         Coverage::Small => &[33],
         Coverage::Quick => &[1, 33, 1025, 3000, 17_000],
-        Coverage::Full => &[1, 31, 32, 33, 1024, 1025, 3000, 49152, 262_144],
+        Coverage::Full | Coverage::Huge => &[1, 31, 32, 33, 1024, 1025, 3000, 49152, 262_144],
     };
     let draws = [
         Choice::Sampled { temperature: 1.0, top_p: 1.0, seed: 1 },

@@ -335,3 +335,23 @@ impl Keys<'_> {
         Ok(())
     }
 }
+
+impl From<&ModelConfig> for crate::kv::Geometry {
+    fn from(config: &ModelConfig) -> Self {
+        let &ModelConfig { layers, query_heads: q_heads, kv_heads, head_dim, .. } = config;
+        crate::kv::Geometry { layers, q_heads, kv_heads, head_dim }
+    }
+}
+
+impl From<&ModelConfig> for crate::kv::Rope {
+    fn from(config: &ModelConfig) -> Self {
+        crate::kv::Rope {
+            pairing: match config.rope.kind {
+                RopeKind::Interleaved => crate::attention::rope::Pairing::Interleaved,
+                RopeKind::HalfSplit => crate::attention::rope::Pairing::HalfSplit,
+            },
+            rotary: config.rope.dims as u32,
+            frequencies: config.rope.frequencies().into_iter().map(|f| f as f32).collect(),
+        }
+    }
+}

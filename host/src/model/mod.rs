@@ -8,14 +8,12 @@
 //! | [`weights`] | the tensors by what they are for, packed as they are stored |
 //! | [`oracle`] | the forward pass in f64, to measure others against |
 //! | [`forward`] | the forward pass on a device |
-//! | [`cache`] | the caches that it runs over |
 //! | [`text`] | long texts and windows of them |
 //! | [`fetched`] | where `./setup --model` puts a model and texts |
 //! | [`synthetic`] | models of given sizes with random weights |
 //!
 //! [`Model::open`] reads all of it; everything is checked there, so that what uses a model relies on its shapes.
 
-pub mod cache;
 pub mod cases;
 pub mod config;
 pub mod cpu;
@@ -36,8 +34,19 @@ pub use error::{Error, Result};
 pub use tokenizer::Tokenizer;
 pub use weights::Weights;
 
+use crate::kv::System;
 use gguf::Gguf;
 use std::path::Path;
+
+/// The system: kernels of the forward pass. How keys and values are kept is the affair of the systems that offer
+/// [schemes](crate::kv::Scheme).
+pub static SYSTEM: System = System {
+    name: "model",
+    about: "a transformer's forward pass but for attention",
+    kernels: || kernels_gpu::model::kernels().collect(),
+    cases: cases::cases,
+    schemes: &[],
+};
 
 /// A model that is ready to run.
 #[derive(Debug)]

@@ -1,11 +1,21 @@
 //! What a device's memory reaches with no arithmetic in the way: the kernels of [`kernels_gpu::roofline`], each in
 //! the patterns that the other systems' kernels use.
 
-use crate::check::{Case, CaseError, OutputBuffer, poisoned};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
+use crate::kv::System;
 use crate::{Buffer, Device, Error, Stream};
 use kernels_gpu::roofline::{Grid, copy_four, narrow_four, narrow_neighbours, read_four, widen_four};
 use simt::{Global, GlobalMut, Kernel, KernelInfo};
 use std::fmt;
+
+/// The system.
+pub static SYSTEM: System = System {
+    name: "roofline",
+    about: "kernels that only move bytes: what the others are measured against",
+    kernels: || kernels_gpu::roofline::kernels().collect(),
+    cases: |coverage| if coverage == Coverage::Huge { Vec::new() } else { cases() },
+    schemes: &[],
+};
 
 type Move = Kernel<(Global<u32>, GlobalMut<u32>, Grid)>;
 

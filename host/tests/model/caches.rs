@@ -1,8 +1,8 @@
 //! The schemes behind a model: exact prompts, captured steps, certificates.
 
 use host::certified::{Policy, Rung};
+use host::kv::{CertifiedCache, DenseCache, Int8Cache, KvCache, Scheme};
 use host::model::Model;
-use host::model::cache::{CertifiedCache, DenseCache, Int8Cache, KvCache, Scheme};
 use host::model::config::Architecture;
 use host::model::forward::Runner;
 use host::model::kernels::Choice;
@@ -10,7 +10,7 @@ use host::model::synthetic::{self, Packing};
 use host::{Buffer, Device, Stream};
 use simt::emu::EmuOptions;
 
-const SCHEMES: [&str; 4] = ["dense", "naive-int8-int4", "certified", "certified:strict"];
+const SCHEMES: [&str; 4] = ["dense", "int8-int4", "certified", "certified:strict"];
 
 fn device() -> Device {
     Device::cpu(EmuOptions::default())
@@ -40,7 +40,7 @@ fn names_are_read_as_they_are_written() {
     }
     for name in ["", "Dense", "certified:", "certified:loose", "dense:sound"] {
         let error = name.parse::<Scheme>().expect_err("refused").to_string();
-        assert!(error.contains(&format!("'{name}'")) && error.contains("naive-int8-int4"), "{error}");
+        assert!(error.contains(&format!("'{name}'")) && error.contains("int8-int4"), "{error}");
     }
 }
 
@@ -151,7 +151,7 @@ fn an_int8_cache_uses_all_of_its_room() {
 fn captured_steps_are_the_steps() {
     let (device, model, prompt) = (device(), tiny(), prompt(13));
     let choice = Choice::Sampled { temperature: 2.0, top_p: 1.0, seed: 5 };
-    for scheme in ["dense", "int8", "naive-int8-int4", "certified"] {
+    for scheme in ["dense", "int8", "int8-int4", "certified"] {
         let kernels = || Runner::of_kernels(&model, &device, 16).expect("a runner");
         let run = |mut runner: Runner, captured: bool| {
             let mut cache = open(scheme, &model, &device, 40);
@@ -223,7 +223,7 @@ fn a_decoder_ends_where_the_cache_does() {
 fn steps_are_certified() {
     let (device, model, prompt) = (device(), tiny(), prompt(60));
     let mut runner = Runner::new(&model, &device).expect("a runner");
-    for (scheme, heads) in [("dense", 0), ("naive-int8-int4", 0), ("certified", 2 * 4)] {
+    for (scheme, heads) in [("dense", 0), ("int8-int4", 0), ("certified", 2 * 4)] {
         let mut cache = open(scheme, &model, &device, 80);
         runner.read(&prompt, &mut *cache).expect("read");
         assert!(cache.certificates().expect("read").is_empty(), "{scheme}: exact");
@@ -243,7 +243,7 @@ fn steps_are_certified() {
 fn an_int8_cache_holds_what_its_formula_says() {
     let (device, model) = (device(), tiny());
     let stream = Stream::new(&device).expect("a stream");
-    let geometry = host::model::cache::Geometry { layers: 2, ..(&model.config).into() };
+    let geometry = host::kv::Geometry { layers: 2, ..(&model.config).into() };
     let row = |token: usize, i: usize, kind: usize| {
         half::f16::from_f32(((token * 131 + i * 17 + kind * 7) % 251) as f32 / 25.0 - 5.0)
     };

@@ -1,6 +1,6 @@
 //! Steps that fail half-way: a decoder gives no more tokens after one.
 
-use host::model::cache::{DenseCache, Geometry, KvCache, Result};
+use host::kv::{DenseCache, Geometry, KvCache, Result};
 use host::model::config::Architecture;
 use host::model::forward::{Error, Runner};
 use host::model::kernels::Choice;

@@ -1,7 +1,7 @@
 //! The forward pass: against the oracle, in chunks of any length, and by kernels as by the CPU's own path.
 
 use super::fetched;
-use host::model::cache::{self, DenseCache, KvCache};
+use host::kv::{self, DenseCache, KvCache};
 use host::model::config::Architecture;
 use host::model::forward::{Error, Runner};
 use host::model::kernels::Choice;

@@ -1,8 +1,8 @@
 //! The cases of `ferrokv check`.
 
 use host::Device;
-use host::check::{not_covered, run_cases};
-use host::model::cases::{Coverage, cases};
+use host::check::{Coverage, not_covered, run_cases};
+use host::model::cases::cases;
 use simt::emu::EmuOptions;
 
 #[test]

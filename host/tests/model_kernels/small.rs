@@ -3,12 +3,13 @@
 use super::{Numbers, assert_bits, blocks, emulator, weights};
 use half::{bf16, f16};
 use host::Buffer;
+use host::attention::rope::{
+    Pairing, RopeAppendHandles, RopeElement, RopeHandles, frequencies, rotate, rotate_and_append,
+};
 use host::check::OutputElement;
 use host::model::cpu;
 use host::model::gguf::dequantize;
-use host::model::kernels::{
-    Pairing, RopeAppendHandles, RopeElement, RopeHandles, embedding, frequencies, rotate, rotate_and_append,
-};
+use host::model::kernels::embedding;
 use host::model::linear::{DeviceWeights, WeightKind};
 use kernels_gpu::model::rotation::RopeShape;
 

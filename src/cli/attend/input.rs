@@ -2,7 +2,7 @@
 
 use super::Error;
 use crate::cli::failure::Failure;
-use host::certified::CacheElement;
+use host::attention::dense::DenseElement;
 use host::int8::file::Dtype;
 use host::tensor_file::TensorFile;
 
@@ -174,7 +174,7 @@ impl Layer {
     ///
     /// # Errors
     /// What cannot be read, and what is not finite.
-    pub fn read<E: CacheElement>(&self, file: &mut TensorFile) -> Result<Tensors<E>, Failure> {
+    pub fn read<E: DenseElement>(&self, file: &mut TensorFile) -> Result<Tensors<E>, Failure> {
         let mut part = |part: &str, heads: usize| -> Result<Vec<E>, Failure> {
             let name = format!("{}.{part}", self.name);
             let data: Vec<E> = file.read(&name, self.dtype.to_file())?;

@@ -9,14 +9,12 @@ use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
 use super::output::ReportArguments;
 use super::picture::Picture;
-use super::{progress, text};
-use clap::ValueEnum;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use super::{progress, scheme, text};
 use half::{bf16, f16};
-use host::certified::{Layout, Policy};
 use host::int8::file::Dtype;
+use host::kv::{self, Selection};
 use host::tensor_file::TensorFile;
-use host::{Device, Stream, certified, dense};
+use host::{Device, Stream};
 use picture::Heads;
 use report::{Report, summary};
 use simt::emu::EmuOptions;
@@ -24,8 +22,8 @@ use std::path::PathBuf;
 use step::Setting;
 
 const LONG: &str = "\
-Compute attention over the keys, values and queries of a safetensors file, and hold each head's bound against its \
-true error.
+Compute attention over the keys, values and queries of a safetensors file by a KV scheme, and hold what it promises of each \
+head against the head's true error.
 
 A layer NN is three tensors, all F16 or all BF16: `layer.NN.key` and `layer.NN.value`, [tokens, kv_heads, head_dim], \
 and `layer.NN.query`, [query tokens, heads, head_dim], after RoPE and not scaled. Query head h reads KV head \
@@ -33,34 +31,21 @@ h / (heads / kv_heads). With `query_first_position` = p in the file's metadata, 
 keys 0 to p + r; without it, the rows are the last tokens. Each chosen query token is a sequence of its own, and \
 attends to the tokens up to its own, in one step together with the others.
 
-Schemes:
-  certified  The cache holds INT8 keys and INT4 values on the GPU, originals in host memory. One pass over the \
-quantized blocks gives each head an output and a bound; the heaviest blocks of 16 tokens are then replaced by their \
-originals (promoted), and a head whose bound is over its budget is computed from the originals (the dense rung), \
-with the bits of dense attention.
-  naive      The same with nothing promoted and no budget: INT8/INT4 attention, with the bound it has.
-  dense      Exact attention over the originals, with the bound on its rounding.
-
-A bound is E_key + E_val + E_round: what quantized keys, quantized values and the arithmetic can have moved the \
-head's output by, in the Euclidean norm. The true error is the distance from the formula in f64. Policies say what is \
-promoted, and which bounds are too large (--json writes their thresholds): sound, the default; strict promotes more, \
-checks the order of the heaviest blocks, and compares promoted blocks and a few others with their originals; fast \
-promotes less; paper has the thresholds of the paper's runs, its bound, its check of the order, and no budgets; naive \
-is that of the scheme. Each query chooses for itself what is promoted, where in decoding a list of an earlier token \
-serves for some steps. --layout paper stores the scales and zeros of keys as f32, as the paper does: 36 bytes a token and 16 \
-channels in place of 32. A head that fails a check is computed from the originals; a stored block that is not what it \
-was sends all heads there (rung layer).
+A bound is what a scheme promises of the Euclidean norm of a head's error; the true error is the distance from the formula in \
+f64. Of a scheme that promises nothing the error alone is shown. A head that an exact fallback has computed must have the \
+bits of dense attention. Originals that a scheme keeps besides what it stores are in host memory, with a scratch of --scratch \
+blocks on the device; the step that is judged is one that follows others of the same queries.
 
 Without a GPU everything runs on the emulator: the same bits, and times that mean nothing but patience.
 
-Exit codes: 0 every bound holds; 1 one does not, or the dense rung has other bits than dense attention; 2 bad input.";
+Exit codes: 0 every promise holds; 1 one does not, or the exact fallback has other bits than dense attention; 2 bad input.";
 
 const EXAMPLES: &str = "\
 Examples:
   ferrokv attend assets/kv-smollm2.safetensors
-  ferrokv attend assets/kv-smollm2.safetensors --layers 7,22 --queries 16 --policy strict
-  ferrokv attend assets/kv-smollm2.safetensors --scheme naive --plot naive     writes naive.svg and naive.png
-  ferrokv attend assets/kv-smollm2.safetensors --policy paper --layout paper
+  ferrokv attend assets/kv-smollm2.safetensors --layers 7,22 --queries 16 --kv certified:strict
+  ferrokv attend assets/kv-smollm2.safetensors --kv int8-int4 --plot int8-int4     writes int8-int4.svg and .png
+  ferrokv attend assets/kv-smollm2.safetensors --kv certified:paper/layout=paper
   ferrokv attend cache.safetensors --backend cuda --scratch 0 --json report.json";
 
 /// Attend to a file's keys and values: each head's bound beside its true error.
@@ -69,15 +54,10 @@ Examples:
 pub struct Arguments {
     /// The safetensors file to read.
     file: PathBuf,
-    /// How attention is computed.
-    #[arg(long, value_enum, default_value = "certified")]
-    scheme: Scheme,
-    /// The thresholds of the certified scheme [default: sound].
-    #[arg(long, value_name = "NAME", value_parser = policy_parser())]
-    policy: Option<&'static str>,
-    /// How the quantized cache is stored [default: compact].
-    #[arg(long, value_name = "NAME", value_parser = layout_parser())]
-    layout: Option<Layout>,
+    #[arg(long, value_name = "SCHEME", default_value = "certified", value_parser = scheme::parse)]
+    #[arg(help = scheme::short("How keys and values are kept"))]
+    #[arg(long_help = scheme::long("How keys and values are kept"))]
+    kv: Selection,
     /// Only these layers, by number and separated by commas.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     layers: Vec<u32>,
@@ -98,40 +78,6 @@ pub struct Arguments {
     plot: Option<PathBuf>,
     #[command(flatten)]
     report: ReportArguments,
-}
-
-/// How attention is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Scheme {
-    /// Quantized, with a bound that decides what is promoted or computed exactly.
-    Certified,
-    /// Exact.
-    Dense,
-    /// Quantized, nothing promoted.
-    Naive,
-}
-
-impl Scheme {
-    fn name(self) -> &'static str {
-        match self {
-            Scheme::Certified => "certified",
-            Scheme::Dense => "dense",
-            Scheme::Naive => "naive",
-        }
-    }
-}
-
-/// The presets, and the one that promotes nothing.
-const POLICIES: [&str; 5] = ["sound", "paper", "strict", "fast", "naive"];
-
-fn policy_parser() -> impl TypedValueParser<Value = &'static str> {
-    PossibleValuesParser::new(POLICIES)
-        .map(|name| POLICIES.into_iter().find(|policy| *policy == name).unwrap_or(POLICIES[0]))
-}
-
-fn layout_parser() -> impl TypedValueParser<Value = Layout> {
-    PossibleValuesParser::new(Layout::ALL.map(Layout::name))
-        .map(|name| Layout::ALL.into_iter().find(|layout| layout.name() == name).unwrap_or_default())
 }
 
 /// Why a file cannot be attended to.
@@ -205,30 +151,13 @@ pub enum Error {
         /// What was asked for.
         wanted: usize,
     },
-    /// A policy for a scheme that has none.
-    #[error("--policy is of the certified scheme; leave it out with --scheme {scheme}")]
-    NoPolicy {
-        /// The scheme.
-        scheme: &'static str,
-    },
-    /// A layout for a scheme that quantizes nothing.
-    #[error("--layout is of quantized caches; leave it out with --scheme dense")]
-    NoLayout,
-    /// Extents that certified attention does not take, or what it reports.
+    /// Extents that the scheme does not take, or what it reports.
     #[error("{layer}: {source}")]
-    Certified {
+    Scheme {
         /// The layer.
         layer: String,
         /// What is wrong.
-        source: certified::Error,
-    },
-    /// The same of dense attention.
-    #[error("{layer}: {source}")]
-    Dense {
-        /// The layer.
-        layer: String,
-        /// What is wrong.
-        source: dense::Error,
+        source: kv::Error,
     },
 }
 
@@ -240,19 +169,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = arguments.report.open(Some(&arguments.file), None)?;
     let picture =
         arguments.plot.as_ref().map(|prefix| Picture::new(prefix, Some(&arguments.file))).transpose()?;
-    let scheme = arguments.scheme;
-    let name = match (scheme, arguments.policy) {
-        (Scheme::Certified, policy) => Some(policy.unwrap_or("sound")),
-        (_, Some(_)) => return Err(Error::NoPolicy { scheme: scheme.name() }.into()),
-        (Scheme::Naive, None) => Some("naive"),
-        (Scheme::Dense, None) => None,
-    };
-    if scheme == Scheme::Dense && arguments.layout.is_some() {
-        return Err(Error::NoLayout.into());
-    }
-    let layout = arguments.layout.unwrap_or_default();
-    // There is no step before these that could have chosen for them.
-    let policy = Policy { renew: 0, ..name.and_then(Policy::preset).unwrap_or_default() };
     let mut file = TensorFile::open(&arguments.file)?;
     let layers = input::layers(&file, &arguments.layers)?;
     let chosen = layers.iter().map(|layer| layer.choose(arguments.queries.into()));
@@ -262,14 +178,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Gpu::None(reason) => (Device::cpu(EmuOptions::default()), Some(reason)),
     };
     let stream = Stream::new(&device)?;
-    let setting = Setting {
-        device: &device,
-        stream: &stream,
-        scheme,
-        policy: &policy,
-        layout,
-        scratch: arguments.scratch,
-    };
+    let kv = &arguments.kv;
+    let setting = Setting { device: &device, stream: &stream, kv, scratch: arguments.scratch };
 
     let bar = progress::bar(layers.len());
     let mut done = Vec::new();
@@ -288,34 +198,27 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => device.info().name.clone(),
         Some(_) => "emulator".to_owned(),
     };
-    let mut by = name.map_or(String::new(), |policy| format!(", policy {policy}"));
-    if layout == Layout::Paper {
-        by += ", the paper's layout";
-    }
-    let mut tables = format!("{}: {}{by}, on {machine}", arguments.file.display(), scheme.name());
+    let mut tables = format!("{}: {kv}, on {machine}", arguments.file.display());
     if let Some(note) = &gpu_note {
         // The first clause says what is missing; the rest is advice.
         tables += &format!("; no GPU: {}", note.split("; ").next().unwrap_or(note));
     }
     tables += "\n\n";
     for layer in &done {
-        tables += &report::layer(layer, arguments.all, scheme == Scheme::Dense);
+        tables += &report::layer(layer, arguments.all);
     }
     tables += report::LEGEND;
-    tables += &format!("\n{}", found.line());
+    tables += &format!("\n{}", found.lines());
     if let Some(picture) = &picture {
         let stem = arguments.file.file_name().unwrap_or(arguments.file.as_os_str());
-        let title = format!("Bound and true error: {}, {}{by}", stem.display(), scheme.name());
+        let title = format!("Bound and true error: {}, {kv}", stem.display());
         picture.write(&Heads { title, layers: &done })?;
     }
     let json = Report {
         command: "attend",
         version: env!("CARGO_PKG_VERSION"),
         file: arguments.file.display().to_string(),
-        scheme: scheme.name(),
-        policy: name,
-        layout: name.map(|_| layout.name()),
-        thresholds: name.map(|_| &policy),
+        kv: kv.to_string(),
         device: machine,
         gpu_note: gpu_note.as_deref(),
         summary: found.clone(),
@@ -326,7 +229,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match (found.violations, found.dense_bits_differing) {
         (0, 0) => Ok(()),
         (0, bits) => Err(Failure::Differs(format!(
-            "{bits} of {heads} heads came from the dense rung with other bits than dense attention; run `ferrokv check`, \
+            "{bits} of {heads} heads came from the exact fallback with other bits than dense attention; run `ferrokv check`, \
              and report this with its output"
         ))),
         (violated, _) => Err(Failure::Differs(format!(

@@ -2,7 +2,7 @@
 
 use super::report::LayerReport;
 use crate::cli::picture::{Drawing, GRID, INK, Outcome, TEXT, ink};
-use host::certified::Rung;
+use host::kv::Source;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::ops::Range;
@@ -11,13 +11,11 @@ const SIZE: (u32, u32) = (900, 760);
 /// What errors of 0 are drawn as.
 const LEAST: f64 = 1e-12;
 
-/// A colour that everybody can tell from the others, and a name, by rung.
-const RUNGS: [(Rung, &str, RGBColor); 5] = [
-    (Rung::Quantized, "quantized", RGBColor(230, 159, 0)),
-    (Rung::Promoted, "promoted", RGBColor(0, 114, 178)),
-    (Rung::Expanded, "expanded", RGBColor(0, 158, 115)),
-    (Rung::Dense, "dense", RGBColor(213, 94, 0)),
-    (Rung::Layer, "layer", RGBColor(204, 121, 167)),
+/// A colour that everybody can tell from the others, and a name, by what heads were computed from.
+const SOURCES: [(Source, &str, RGBColor); 3] = [
+    (Source::Stored, "stored", RGBColor(230, 159, 0)),
+    (Source::Mixed, "mixed with originals", RGBColor(0, 114, 178)),
+    (Source::Originals, "originals alone", RGBColor(213, 94, 0)),
 ];
 
 /// The layers' heads.
@@ -56,11 +54,13 @@ fn draw<B: DrawingBackend>(root: &DrawingArea<B, Shift>, title: &str, layers: &[
 where
     B::ErrorType: 'static,
 {
-    let points: Vec<(Rung, f64, f64)> = layers
+    // Without a bound there is the error to see: on the diagonal.
+    let points: Vec<(Source, f64, f64)> = layers
         .iter()
         .flat_map(|layer| &layer.rows)
-        .filter(|row| row.bound.is_finite() && row.error.is_finite())
-        .map(|row| (row.rung, row.error.max(LEAST), row.bound.max(LEAST)))
+        .map(|row| (row.source, row.error, row.bound.unwrap_or(row.error)))
+        .filter(|(_, error, bound)| error.is_finite() && bound.is_finite())
+        .map(|(source, error, bound)| (source, error.max(LEAST), bound.max(LEAST)))
         .collect();
     let x = decades(points.iter().map(|point| point.1));
     let y = decades(points.iter().flat_map(|point| [point.1, point.2]));
@@ -94,9 +94,12 @@ where
         let sample = |(x, y): (i32, i32)| PathElement::new([(x, y), (x + 18, y)], INK.stroke_width(2));
         chart.draw_series(line)?.label("bound = error").legend(sample);
     }
-    for (rung, name, colour) in RUNGS {
-        let own: Vec<(f64, f64)> =
-            points.iter().filter(|point| point.0 == rung).map(|(_, error, bound)| (*error, *bound)).collect();
+    for (source, name, colour) in SOURCES {
+        let own: Vec<(f64, f64)> = points
+            .iter()
+            .filter(|point| point.0 == source)
+            .map(|(_, error, bound)| (*error, *bound))
+            .collect();
         if own.is_empty() {
             continue;
         }

@@ -2,7 +2,8 @@
 
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
-use host::certified::{Policy, Rung};
+use host::kv::Source;
+use host::kv::workload::{Fact, Memory};
 use serde::Serialize;
 
 /// The report for machines.
@@ -14,14 +15,8 @@ pub struct Report<'a> {
     pub version: &'static str,
     /// The file read.
     pub file: String,
-    /// `certified`, `dense` or `naive`.
-    pub scheme: &'static str,
-    /// The preset's name; none for `dense`.
-    pub policy: Option<&'static str>,
-    /// Its thresholds. Infinite ones are null.
-    pub thresholds: Option<&'a Policy>,
-    /// How the quantized cache is stored, `compact` or `paper`; none for `dense`.
-    pub layout: Option<&'static str>,
+    /// The scheme, with preset and options.
+    pub kv: String,
     /// `emulator`, or the GPU's name.
     pub device: String,
     /// Why it is no GPU.
@@ -37,15 +32,21 @@ pub struct Report<'a> {
 pub struct Summary {
     /// Heads, counted for each query token.
     pub heads: usize,
-    /// Those whose error is not within their bound.
+    /// Heads for which the scheme promises something.
+    pub bounded: usize,
+    /// Those whose error is not within what is promised.
     pub violations: usize,
-    /// Bound over error.
+    /// Bound over error, median.
     pub median_ratio: Option<f64>,
     /// The least of them.
     pub least_ratio: Option<f64>,
-    /// Heads computed from the originals.
-    pub dense_heads: usize,
-    /// Those of them that have other bits than dense attention.
+    /// Error over the output's norm: median, 99 % and largest.
+    pub relative_error: Option<[f64; 3]>,
+    /// Bound over the output's norm: likewise.
+    pub relative_bound: Option<[f64; 3]>,
+    /// Heads that the exact fallback computed.
+    pub exact_heads: usize,
+    /// Those of them that have other bits than exact attention.
     pub dense_bits_differing: usize,
 }
 
@@ -68,56 +69,18 @@ pub struct LayerReport {
     pub query_tokens: Vec<usize>,
     /// A step, all query tokens at once.
     pub step_seconds: f64,
-    /// Dense attention of the same.
+    /// Exact attention of the same.
     pub dense_seconds: f64,
-    /// What the first step read, with nothing in the scratch.
-    pub bytes: Bytes,
+    /// Bytes of the cache that a step reads at least.
+    pub read_bytes: u64,
+    /// Those of exact attention.
+    pub dense_read_bytes: u64,
     /// What the cache takes.
     pub memory: Memory,
+    /// Figures that the scheme alone knows the meaning of.
+    pub facts: Vec<Fact>,
     /// A row for each query token and head.
     pub rows: Vec<Head>,
-}
-
-/// Bytes read, each as often as a group of up to eight query heads reads it.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Bytes {
-    /// GPU: quantized blocks and their annotations, in the one pass over all.
-    pub quantized: u64,
-    /// GPU: quantized blocks once more, whose share the originals take.
-    pub replaced: u64,
-    /// GPU: blocks that are not full yet, held as they came.
-    pub trailing: u64,
-    /// GPU: originals found in the scratch.
-    pub scratch: u64,
-    /// Host memory: originals of promoted blocks.
-    pub host_promoted: u64,
-    /// Host memory: whole sequences, for heads on the dense rung.
-    pub host_dense: u64,
-    /// Host memory: originals of promoted blocks in a step that follows others of the same; on a GPU only.
-    pub host_promoted_warm: Option<u64>,
-    /// GPU or host memory: tiles and originals that the checks of a step read once more.
-    pub checked: u64,
-    /// GPU: what dense attention reads.
-    pub dense: u64,
-}
-
-impl Bytes {
-    fn gpu(self) -> u64 {
-        self.quantized + self.replaced + self.trailing + self.scratch
-    }
-
-    fn host(self) -> u64 {
-        self.host_promoted + self.host_dense
-    }
-}
-
-/// What a cache takes, all of its buffers counted.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Memory {
-    /// Bytes on the GPU.
-    pub gpu: usize,
-    /// Page-locked bytes on the host.
-    pub host: usize,
 }
 
 /// A head for one query token.
@@ -129,45 +92,49 @@ pub struct Head {
     pub head: usize,
     /// The head of keys and values that it reads.
     pub kv_head: usize,
-    /// E_key + E_val + E_round.
-    pub bound: f64,
-    /// By quantized keys.
-    pub e_key: f32,
-    /// By quantized values.
-    pub e_val: f32,
-    /// By the arithmetic.
-    pub e_round: f32,
+    /// What is promised of the Euclidean norm of the error; none if nothing is.
+    pub bound: Option<f64>,
     /// The distance from the formula in f64.
     pub error: f64,
     /// Bound over error; none where the error is 0.
     pub ratio: Option<f64>,
-    /// Whether the error is within the bound.
+    /// Whether the error is within what is promised.
     pub holds: bool,
-    /// Dense attention's distance from the formula.
+    /// Exact attention's distance from the formula.
     pub dense_error: f64,
     /// The exact output's norm.
     pub output_norm: f64,
-    /// The share of the mass that comes from quantized keys.
-    pub tail_mass: f32,
-    /// The largest error of a score by quantized keys.
-    pub delta: f32,
-    /// Blocks of 16 tokens whose keys were promoted.
-    pub promoted_keys: u32,
-    /// The same of values.
-    pub promoted_values: u32,
     /// What the output was computed from.
-    pub rung: Rung,
-    /// Why, for the dense rung.
-    pub reasons: Vec<&'static str>,
-    /// Whether the output has the bits of dense attention.
-    pub bits_of_dense: bool,
+    pub source: Source,
+    /// Blocks of 16 tokens whose keys were used from their originals.
+    pub original_keys: u32,
+    /// The same of values.
+    pub original_values: u32,
+    /// Tokens that were not attended to.
+    pub skipped: u32,
+    /// Of a head that the exact fallback computed: whether the output has the bits of exact attention.
+    pub bits_of_dense: Option<bool>,
+    /// Figures that the scheme alone knows the meaning of.
+    pub facts: Vec<Fact>,
 }
 
 impl Head {
-    /// A bound that does not hold is tighter than any.
+    /// A bound that does not hold is tighter than any; where there is none, the largest error comes first.
     fn tightness(&self) -> f64 {
-        if self.holds { self.ratio.unwrap_or(f64::INFINITY) } else { 0.0 }
+        match (self.holds, self.bound) {
+            (false, _) => f64::NEG_INFINITY,
+            (true, Some(_)) => self.ratio.unwrap_or(f64::INFINITY),
+            (true, None) => -self.error / self.output_norm,
+        }
     }
+}
+
+/// Median, 99 % and largest.
+fn spread(values: impl Iterator<Item = f64>) -> Option<[f64; 3]> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let last = values.len().checked_sub(1)?;
+    Some([values[last / 2], values[last * 99 / 100], values[last]])
 }
 
 /// What was found over all layers.
@@ -175,46 +142,47 @@ pub fn summary(layers: &[LayerReport]) -> Summary {
     let rows = || layers.iter().flat_map(|layer| &layer.rows);
     let mut ratios: Vec<f64> = rows().filter_map(|row| row.ratio).collect();
     ratios.sort_by(f64::total_cmp);
-    let dense = |row: &&Head| row.rung.is_dense();
+    let exact = |row: &&Head| row.source == Source::Originals;
     Summary {
         heads: rows().count(),
+        bounded: rows().filter(|row| row.bound.is_some()).count(),
         violations: rows().filter(|row| !row.holds).count(),
         median_ratio: ratios.get(ratios.len() / 2).copied(),
         least_ratio: ratios.first().copied(),
-        dense_heads: rows().filter(dense).count(),
-        dense_bits_differing: rows().filter(dense).filter(|row| !row.bits_of_dense).count(),
+        relative_error: spread(rows().map(|row| row.error / row.output_norm)),
+        relative_bound: spread(rows().filter_map(|row| Some(row.bound? / row.output_norm))),
+        exact_heads: rows().filter(exact).count(),
+        dense_bits_differing: rows().filter(|row| row.bits_of_dense == Some(false)).count(),
     }
 }
 
-const COLUMNS: [(&str, Align); 12] = [
-    ("token", Align::Right),
-    ("head", Align::Right),
-    ("E_key", Align::Right),
-    ("E_val", Align::Right),
-    ("E_round", Align::Right),
-    ("bound", Align::Right),
-    ("error", Align::Right),
-    ("bound/error", Align::Right),
-    ("keys", Align::Right),
-    ("values", Align::Right),
-    ("rung", Align::Left),
-    ("why", Align::Left),
-];
-
 /// What the columns mean.
 pub const LEGEND: &str = "\
-token: the query token's position, which sees the keys up to its own; of each head the one whose bound is tightest
-is shown (--all: every one);
-bound: E_key + E_val + E_round, of the Euclidean norm of the head's error; error: its distance from the formula in f64;
-keys, values: blocks of 16 tokens that were used from their originals; rung, why: what the output was computed from:
-quantized blocks, some promoted, more of them (expanded), the head's originals (dense), those of all heads because stored
-data have changed (layer);
-bytes: of the first step, with an empty scratch, each as often as a group of up to 8 query heads reads it.
+token: the query token's position, which sees the keys up to its own; of each head the one whose bound is tightest, or
+without bounds the one that is furthest off, is shown (--all: every one);
+bound: of the Euclidean norm of the head's error; error: its distance from the formula in f64; of output: parts of the
+output's norm; keys, values: blocks of 16 tokens that were used from their originals; from: what the output was computed from:
+stored data, some originals with them (mixed), or originals alone, the exact fallback; the columns between are the scheme's own.
 ";
 
 /// A layer's table and what it cost.
-pub fn layer(layer: &LayerReport, all: bool, dense: bool) -> String {
-    let mut table = Table::new(&COLUMNS);
+pub fn layer(layer: &LayerReport, all: bool) -> String {
+    let own: Vec<String> =
+        layer.rows.first().map_or(Vec::new(), |row| row.facts.iter().map(|fact| fact.name.clone()).collect());
+    let mut columns = vec![("token", Align::Right), ("head", Align::Right)];
+    columns.extend(own.iter().map(|name| (name.as_str(), Align::Right)));
+    columns.extend([
+        ("bound", Align::Right),
+        ("error", Align::Right),
+        ("bound/error", Align::Right),
+        ("error of output", Align::Right),
+        ("bound of output", Align::Right),
+        ("keys", Align::Right),
+        ("values", Align::Right),
+        ("from", Align::Left),
+        ("", Align::Left),
+    ]);
+    let mut table = Table::new(&columns);
     let mut shown: Vec<&Head> = Vec::new();
     if all {
         shown.extend(&layer.rows);
@@ -225,26 +193,28 @@ pub fn layer(layer: &LayerReport, all: bool, dense: bool) -> String {
         }
     }
     for row in shown {
-        let mut why = row.reasons.join(", ");
-        if !row.holds {
-            why = format!("VIOLATED {why}");
-        }
-        table.row([
-            row.token.to_string(),
-            row.head.to_string(),
-            text::error(row.e_key.into()),
-            text::error(row.e_val.into()),
-            text::error(row.e_round.into()),
-            text::error(row.bound),
+        let mut cells = vec![row.token.to_string(), row.head.to_string()];
+        cells.extend(row.facts.iter().map(|fact| text::figure(&fact.value)));
+        let share = |x: f64| format!("{:.3} %", 100.0 * x / row.output_norm);
+        cells.extend([
+            row.bound.map_or("none".into(), text::error),
             text::error(row.error),
             row.ratio.map_or("-".into(), |ratio| format!("{ratio:.1}")),
-            row.promoted_keys.to_string(),
-            row.promoted_values.to_string(),
-            row.rung.to_string(),
-            why,
+            share(row.error),
+            row.bound.map_or("none".into(), share),
+            row.original_keys.to_string(),
+            row.original_values.to_string(),
+            match row.source {
+                Source::Stored => "stored",
+                Source::Mixed => "mixed",
+                Source::Originals => "originals",
+            }
+            .into(),
+            if row.holds { String::new() } else { "VIOLATED".into() },
         ]);
+        table.row(cells);
     }
-    let LayerReport { name, dtype, tokens, kv_heads, heads, head_dim, bytes, memory, .. } = layer;
+    let LayerReport { name, dtype, tokens, kv_heads, heads, head_dim, memory, .. } = layer;
     let positions: Vec<String> = layer.query_tokens.iter().map(usize::to_string).collect();
     let mut out = format!(
         "{name}  {dtype}, {} tokens, {heads} heads on {kv_heads} KV heads of {head_dim}; query tokens {}\n{}",
@@ -252,61 +222,52 @@ pub fn layer(layer: &LayerReport, all: bool, dense: bool) -> String {
         positions.join(", "),
         table.render()
     );
-    let (step, beside) = (text::seconds(layer.step_seconds), text::seconds(layer.dense_seconds));
-    if dense {
-        let read = text::bytes(bytes.dense);
-        return out
-            + &format!(
-                "  step {beside}; reads {read} on the GPU, where the cache takes {}\n\n",
-                text::bytes(memory.gpu as u64)
-            );
-    }
     out += &format!(
-        "  step {step} (dense {beside}); reads {} on the GPU (dense {}): {} quantized, {} of them again, {} trailing, \
-         {} from the scratch\n",
-        text::bytes(bytes.gpu()),
-        text::bytes(bytes.dense),
-        text::bytes(bytes.quantized),
-        text::bytes(bytes.replaced),
-        text::bytes(bytes.trailing),
-        text::bytes(bytes.scratch),
+        "  step {} (dense {}); reads {} (dense {}); the cache takes {} on the device, {} on the host\n",
+        text::seconds(layer.step_seconds),
+        text::seconds(layer.dense_seconds),
+        text::bytes(layer.read_bytes),
+        text::bytes(layer.dense_read_bytes),
+        text::bytes(memory.device),
+        text::bytes(memory.host),
     );
-    let warm = bytes
-        .host_promoted_warm
-        .map_or(String::new(), |warm| format!(" ({} in later steps)", text::bytes(warm)));
-    if bytes.checked > 0 {
-        out += &format!("  reads {} once more to check blocks and their order\n", text::bytes(bytes.checked));
+    let facts: Vec<String> =
+        layer.facts.iter().map(|fact| format!("{} {}", fact.name, text::figure(&fact.value))).collect();
+    if !facts.is_empty() {
+        out += &format!("  {}\n", facts.join("; "));
     }
-    out += &format!(
-        "  reads {} from host memory: {} of promoted blocks{warm}, {} for the dense rung; the cache takes {} on the GPU, \
-         {} on the host\n\n",
-        text::bytes(bytes.host()),
-        text::bytes(bytes.host_promoted),
-        text::bytes(bytes.host_dense),
-        text::bytes(memory.gpu as u64),
-        text::bytes(memory.host as u64),
-    );
-    out
+    out + "\n"
 }
 
 impl Summary {
-    /// Its line.
-    pub fn line(&self) -> String {
-        let bounds = match self.violations {
-            0 => format!("all {} hold", text::count(self.heads as u64)),
-            n => format!("{} of {} are VIOLATED", text::count(n as u64), text::count(self.heads as u64)),
+    /// Its lines.
+    pub fn lines(&self) -> String {
+        let count = |n: usize| text::count(n as u64);
+        let bounds = match (self.bounded, self.violations) {
+            (0, _) => "none is stated".into(),
+            (bounded, 0) => format!("all {} hold", count(bounded)),
+            (bounded, n) => format!("{} of {} are VIOLATED", count(n), count(bounded)),
         };
         let ratio = |ratio: Option<f64>| ratio.map_or("-".into(), |ratio| format!("{ratio:.1}"));
-        let bits = match (self.dense_heads, self.dense_bits_differing) {
+        let bits = match (self.exact_heads, self.dense_bits_differing) {
             (0, _) => String::new(),
             (_, 0) => " with the bits of dense attention".into(),
             (_, n) => format!(", {n} of which DIFFER from dense attention"),
         };
+        let spread = |what: &str, spread: Option<[f64; 3]>| match spread {
+            None => String::new(),
+            Some(spread) => {
+                let [median, most, worst] = spread.map(|x| format!("{:.3} %", 100.0 * x));
+                format!("{what} of the output's norm: median {median}, 99 % {most}, worst {worst}\n")
+            }
+        };
         format!(
-            "bounds: {bounds}; bound over error: median {}, least {}; {} on the dense rung{bits}\n",
+            "bounds: {bounds}; bound over error: median {}, least {}; {} exact{bits}\n{}{}",
             ratio(self.median_ratio),
             ratio(self.least_ratio),
-            text::plural(self.dense_heads, "head"),
+            text::plural(self.exact_heads, "head"),
+            spread("error", self.relative_error),
+            spread("bound", self.relative_bound),
         )
     }
 }

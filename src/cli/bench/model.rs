@@ -9,10 +9,10 @@ use crate::cli::backend::{BackendArguments, Gpu};
 use crate::cli::failure::Failure;
 use crate::cli::output::ReportArguments;
 use crate::cli::progress;
+use crate::cli::scheme::{self, DENSE};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
-use host::certified::Traffic;
-use host::model::cache::{Scheme, Summary};
+use host::kv::{Selection, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
 use host::model::linear::Fusing;
@@ -50,7 +50,7 @@ Exit codes: 0 done; 2 bad input.";
 const EXAMPLES: &str = "\
 Examples:
   ferrokv bench model                                               the model that ./setup --model fetched
-  ferrokv bench model --synthetic llama-3.1-8b --contexts 1K,128K --kv dense,naive-int8-int4,certified
+  ferrokv bench model --synthetic llama-3.1-8b --contexts 1K,128K --kv dense,int8-int4,certified
   ferrokv bench model --model other.gguf --steps 200 --json model.json";
 
 /// Times a model's step of decoding, embedding to chosen token, over caches of several schemes and lengths.
@@ -63,14 +63,10 @@ pub struct Arguments {
     /// Random weights in 8 bits of the sizes of a known model: llama-3.1-8b, qwen2.5-7b.
     #[arg(long, value_name = "SHAPE", value_parser = shape)]
     synthetic: Option<Shape>,
-    /// KV schemes, separated by commas: dense, int8, naive-int8-int4, certified[:PRESET].
-    #[arg(
-        long,
-        value_name = "LIST",
-        default_value = "dense,naive-int8-int4,certified",
-        value_delimiter = ','
-    )]
-    kv: Vec<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "dense,int8-int4,certified")]
+    #[arg(value_parser = scheme::parse, help = scheme::short("KV schemes"))]
+    #[arg(long_help = scheme::long("KV schemes"))]
+    kv: Vec<Selection>,
     /// Tokens in the cache when the last step ends, separated by commas; K is 1024.
     #[arg(long, value_name = "LIST", default_value = "1K,4K", value_delimiter = ',', value_parser = count)]
     contexts: Vec<u32>,
@@ -147,7 +143,7 @@ struct Row {
     /// Seconds that filling the cache took.
     fill_seconds: f64,
     /// Of the steps that count.
-    certificates: Option<Summary>,
+    report: Option<Summary>,
     /// Bytes that a step read from the originals in the host's memory.
     bus_bytes: Option<u64>,
     /// Of the tiles that were used from their originals, the share that was on the device already.
@@ -170,12 +166,7 @@ struct More {
 /// A model that cannot be opened, a scheme that there is not; what the device reports.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let start = Instant::now();
-    let schemes: Vec<Scheme> = arguments
-        .kv
-        .iter()
-        .map(|name| name.parse())
-        .collect::<Result<_, host::model::cache::Error>>()
-        .map_err(ForwardError::from)?;
+    let schemes = scheme::each_once(&arguments.kv);
     let path = match (&arguments.model, arguments.synthetic) {
         (Some(path), _) => Some(path.clone()),
         (None, Some(_)) => None,
@@ -228,7 +219,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 continue;
             }
             spinner.set_message(what.clone());
-            match measure(&mut runner, &device, *scheme, context, speed, arguments) {
+            match measure(&mut runner, &device, scheme, context, speed, arguments) {
                 Ok(row) => rows.push(row),
                 // Others may fit, unless the device itself has failed.
                 Err(error) => {
@@ -240,7 +231,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     spinner.finish_and_clear();
     for i in 0..rows.len() {
-        let dense = rows.iter().find(|row| row.kv == "dense" && row.context == rows[i].context);
+        let dense = rows.iter().find(|row| row.kv == DENSE && row.context == rows[i].context);
         rows[i].times_dense = dense.map(|dense| dense.median_us / rows[i].median_us);
     }
     let environment = Environment::here(gpu, arguments.commit.as_deref());
@@ -271,13 +262,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn measure(
     runner: &mut Runner,
     device: &Device,
-    scheme: Scheme,
+    scheme: &Selection,
     context: u32,
     speed: Option<f64>,
     arguments: &Arguments,
 ) -> Result<Row, ForwardError> {
     let (context, steps) = (context as usize, arguments.steps as usize);
-    let mut cache = scheme.open(device, runner.geometry(), context)?;
+    let mut cache = scheme.open(device, runner.geometry(), Some(runner.rope()), context)?;
     let start = Instant::now();
     // The steps, those to warm up, and the token before them.
     runner.fill(&mut *cache, context.saturating_sub(steps + WARM + 1), arguments.key_scale)?;
@@ -285,7 +276,7 @@ fn measure(
     let first = runner.prefill(&[TOKEN], &mut *cache, Choice::Greedy)?;
     let before = runner.traffic(&*cache)?;
     let mut decoder = runner.decoder(first, &mut *cache, Choice::Greedy)?;
-    let (mut times, mut certificates) = (Vec::with_capacity(steps), None::<Summary>);
+    let (mut times, mut report) = (Vec::with_capacity(steps), None::<Summary>);
     for step in 0..WARM + steps {
         if !arguments.chosen_tokens {
             decoder.set_token(TOKEN)?;
@@ -297,21 +288,12 @@ fn measure(
             continue;
         }
         times.push(time);
-        let known = Summary::of(&decoder.cache().certificates()?);
-        certificates = match (certificates, known) {
-            (Some(sum), Some(step)) => Some(sum.and(step)),
-            (sum, step) => sum.or(step),
-        };
+        report = Summary::join(report, Summary::of(&decoder.cache().report()?));
     }
     let launches = decoder.graph_len();
     drop(decoder);
     runner.check_cache(&mut *cache)?;
-    let traffic = runner.traffic(&*cache)?.zip(before).map(|(after, before)| {
-        let misses = |t: Traffic| t.key_misses + t.value_misses;
-        let hits = |t: Traffic| t.key_hits + t.value_hits;
-        (misses(after) - misses(before), hits(after) - hits(before))
-    });
-    let tile = 32 * runner.geometry().head_dim as u64;
+    let traffic = runner.traffic(&*cache)?.zip(before).map(|(after, before)| after.since(before));
     let timing = Timing::new(times, 1);
     let (weight_bytes, kv_bytes) = (runner.step_bytes(), cache.step_bytes());
     let read_us = speed.map(|speed| (weight_bytes + kv_bytes) as f64 / speed * 1e6);
@@ -332,9 +314,9 @@ fn measure(
         cache_host_bytes: cache.host_bytes(),
         launches,
         fill_seconds,
-        certificates,
-        bus_bytes: traffic.map(|(misses, _)| misses * tile / (WARM + steps) as u64),
-        found: traffic.map(|(misses, hits)| hits as f64 / ((misses + hits) as f64).max(1.0)),
+        report,
+        bus_bytes: traffic.map(|traffic| traffic.read_bytes / (WARM + steps) as u64),
+        found: traffic.map(host::kv::Traffic::found_share),
     })
 }
 
@@ -365,8 +347,7 @@ fn table(rows: &[Row]) -> String {
             text::bytes(row.cache_bytes),
             row.bus_bytes.map_or_else(String::new, text::bytes),
             row.found.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share)),
-            row.certificates
-                .map_or_else(String::new, |known| format!("{} of {}", known.dense_heads, known.heads)),
+            row.report.map_or_else(String::new, |known| format!("{} of {}", known.exact_heads, known.heads)),
         ]);
     }
     table.render()

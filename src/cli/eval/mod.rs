@@ -9,10 +9,11 @@ mod ruler;
 
 use super::failure::Failure;
 use super::interrupt::{self, Interrupt};
-use super::{progress, subject};
+use super::progress;
+use super::scheme::{self, DENSE};
 use clap::Subcommand;
 use host::eval::statistics::Interval;
-use host::model::cache::{Scheme, Summary};
+use host::kv::{Selection, Summary};
 use indicatif::ProgressBar;
 use std::ops::ControlFlow;
 use std::str::FromStr;
@@ -120,19 +121,15 @@ impl FromStr for Lengths {
 }
 
 /// The schemes of a run: the baseline first, each once.
-///
-/// # Errors
-/// A name that none has.
-pub fn beside_dense(names: &[String]) -> Result<Vec<Scheme>, Failure> {
-    let mut all = subject::schemes(names)?;
-    all.retain(|scheme| *scheme != Scheme::Dense);
-    all.insert(0, Scheme::Dense);
-    Ok(all)
+pub fn beside_dense(selections: &[Selection]) -> Vec<Selection> {
+    let dense = scheme::dense();
+    let others = scheme::each_once(selections).into_iter().filter(|other| Some(other) != dense.as_ref());
+    dense.iter().cloned().chain(others).collect()
 }
 
 /// The names of a record's schemes: the baseline first, the others as they came.
 pub fn names<'a>(found: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut names = vec![subject::DENSE];
+    let mut names = vec![DENSE];
     for name in found {
         if !names.contains(&name) {
             names.push(name);
@@ -213,15 +210,15 @@ pub fn signed(interval: Option<Interval>) -> String {
     interval.map_or_else(|| "-".into(), |i| format!("[{:+.5}, {:+.5}]", i.low, i.high))
 }
 
-/// The share of heads that were computed exactly; nothing without certificates.
-pub fn dense_heads(certificates: Option<Summary>) -> String {
-    certificates
-        .map_or_else(String::new, |all| format!("{:.2} %", 100.0 * all.dense_heads as f64 / all.heads as f64))
+/// The share of heads that were computed exactly; nothing where nothing is known of steps.
+pub fn exact_heads(report: Option<Summary>) -> String {
+    report
+        .map_or_else(String::new, |all| format!("{:.2} %", 100.0 * all.exact_heads as f64 / all.heads as f64))
 }
 
-/// The largest bound on a head's error; nothing without certificates.
-pub fn worst_bound(certificates: Option<Summary>) -> String {
-    certificates.map_or_else(String::new, |all| match all.worst_bound {
+/// The largest bound on a head's error; nothing where none is stated.
+pub fn worst_bound(report: Option<Summary>) -> String {
+    report.filter(|all| all.bounded_heads > 0).map_or_else(String::new, |all| match all.worst_bound {
         Some(bound) => format!("{bound:.4}"),
         None => "none".into(),
     })

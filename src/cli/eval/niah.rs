@@ -3,16 +3,17 @@
 use super::heat_map::{Cell, HeatMaps, Map};
 use super::journal::{Journal, JournalArguments};
 use super::pairs::{Paired, Pairs, Rows, lengths};
-use super::{Lengths, Watcher, beside_dense, dense_heads, names, signed};
+use super::{Lengths, Watcher, beside_dense, exact_heads, names, signed};
 use crate::cli::failure::Failure;
 use crate::cli::picture::Picture;
-use crate::cli::subject::{DENSE, SubjectArguments, corpus};
+use crate::cli::scheme::{self, DENSE};
+use crate::cli::subject::{SubjectArguments, corpus};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
 use host::eval::needle::{self, Setting, Task};
 use host::eval::ruler;
 use host::eval::statistics::{self, Interval, RESAMPLES};
-use host::model::cache;
+use host::kv::{self, Selection};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -28,16 +29,17 @@ for hits and the mean difference of log-probabilities with a bootstrap interval 
 const EXAMPLES: &str = "\
 Examples:
   ferrokv eval niah --kv certified --context 512..4096 --json niah.json --plot niah
-  ferrokv eval niah --kv naive-int8-int4 --depths 11 --trials 4 --distractors 16
+  ferrokv eval niah --kv int8-int4 --depths 11 --trials 4 --distractors 16
   ferrokv eval niah --kv certified --text moby-dick";
 
 /// Find a needle in a haystack.
 #[derive(clap::Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// How keys and values are kept: naive-int8-int4, certified[:PRESET]; `ferrokv generate --help` says what they are.
-    #[arg(long, value_name = "SCHEME", value_delimiter = ',', default_value = "naive-int8-int4,certified")]
-    kv: Vec<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "int8-int4,certified")]
+    #[arg(value_parser = scheme::parse, help = scheme::short("How keys and values are kept"))]
+    #[arg(long_help = scheme::long("How keys and values are kept"))]
+    kv: Vec<Selection>,
     /// Lengths of prompt and answer in tokens: a list, or 512..8192 with what lies between by doubling.
     #[arg(long, value_name = "LENGTHS", default_value = "1024,2048")]
     context: Lengths,
@@ -88,7 +90,7 @@ struct Trial {
     hit: bool,
     /// What the model wrote.
     text: String,
-    certificates: Option<cache::Summary>,
+    report: Option<kv::Summary>,
     seconds: f64,
 }
 
@@ -105,8 +107,8 @@ impl Paired for Trial {
         (self.context, self.depth, self.trial) == (other.context, other.depth, other.trial)
     }
 
-    fn certificates(&self) -> Option<cache::Summary> {
-        self.certificates
+    fn report(&self) -> Option<kv::Summary> {
+        self.report
     }
 
     fn seconds(&self) -> f64 {
@@ -133,7 +135,7 @@ struct Row {
     /// Against dense on the same trials.
     delta: f64,
     delta_interval: Option<Interval>,
-    certificates: Option<cache::Summary>,
+    report: Option<kv::Summary>,
     seconds: f64,
 }
 
@@ -142,7 +144,7 @@ struct Row {
 /// # Errors
 /// Bad input, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let schemes = beside_dense(&arguments.kv)?;
+    let schemes = beside_dense(&arguments.kv);
     let picture = arguments.plot.as_deref().map(|prefix| Picture::new(prefix, None)).transpose()?;
     let corpus = corpus(&arguments.text)?;
     let subject = arguments.subject.open()?;
@@ -183,7 +185,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             watcher.say(format!("{context} tokens, depth {:.0} %, trial {}, {kv}", 100.0 * depth, trial + 1));
             let begun = Instant::now();
-            let open = || subject.cache(*scheme, task.capacity());
+            let open = || subject.cache(scheme, task.capacity());
             // The bar counts tokens of prompts: steps take longer, and so do misses, in every trial alike.
             let mut part = watcher.part(context);
             let scored = match needle::run(&mut runner, tokenizer, &task, open, &mut |work| part.hear(work)) {
@@ -205,7 +207,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 log_probability: scored.log_probability,
                 hit: scored.hit,
                 text: scored.text,
-                certificates: scored.certificates,
+                report: scored.report,
                 seconds: begun.elapsed().as_secs_f64(),
             };
             journal.push(trial, rows)?;
@@ -253,7 +255,7 @@ fn rows(trials: &[Trial]) -> Rows<Row> {
                 log_probability: statistics::mean(&logs),
                 delta: statistics::mean(&deltas),
                 delta_interval: statistics::bootstrap(&deltas, RESAMPLES, statistics::SEED),
-                certificates: pairs.certificates(),
+                report: pairs.report(),
                 seconds: pairs.seconds(),
             });
         }
@@ -291,7 +293,7 @@ fn render(head: &str, summary: &Rows<Row>) -> String {
             format!("{:.4}", row.log_probability),
             only(format!("{:+.5}", row.delta)),
             only(signed(row.delta_interval)),
-            dense_heads(row.certificates),
+            exact_heads(row.report),
             text::seconds(row.seconds),
         ]);
     }
@@ -342,7 +344,7 @@ mod tests {
     fn trial(kv: &str, depth: f64, trial: u64, hit: bool, log_probability: f64) -> Trial {
         let (text, key) = (String::new(), "12345".to_owned());
         let kv = kv.to_owned();
-        let certificates = None;
+        let report = None;
         Trial {
             kv,
             context: 64,
@@ -353,7 +355,7 @@ mod tests {
             log_probability,
             hit,
             text,
-            certificates,
+            report,
             seconds: 1.0,
         }
     }

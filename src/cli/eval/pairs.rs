@@ -1,8 +1,8 @@
 //! What every measurement makes of its trials: pairs with the dense cache, by length and scheme.
 
-use crate::cli::subject::DENSE;
+use crate::cli::scheme::DENSE;
 use host::eval::statistics::RESAMPLES;
-use host::model::cache::Summary;
+use host::kv::Summary;
 use serde::Serialize;
 
 /// One trial of one scheme.
@@ -14,7 +14,7 @@ pub trait Paired {
     /// Whether another scheme's trial had the same text.
     fn is_same(&self, other: &Self) -> bool;
     /// What the scheme promised.
-    fn certificates(&self) -> Option<Summary>;
+    fn report(&self) -> Option<Summary>;
     /// How long it took.
     fn seconds(&self) -> f64;
 }
@@ -52,8 +52,8 @@ impl<'a, T: Paired> Pairs<'a, T> {
     }
 
     /// What the scheme promised, over all of them.
-    pub fn certificates(&self) -> Option<Summary> {
-        self.0.iter().filter_map(|(own, _)| own.certificates()).reduce(Summary::and)
+    pub fn report(&self) -> Option<Summary> {
+        self.0.iter().filter_map(|(own, _)| own.report()).reduce(Summary::and)
     }
 
     /// How long the scheme's trials took.

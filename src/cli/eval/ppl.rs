@@ -2,16 +2,17 @@
 
 use super::journal::{Journal, JournalArguments};
 use super::pairs::{Paired, Pairs, Rows, lengths};
-use super::{Lengths, Watcher, beside_dense, dense_heads, names, signed, worst_bound};
+use super::{Lengths, Watcher, beside_dense, exact_heads, names, signed, worst_bound};
 use crate::cli::chart::{Chart, Line, Panel, Point};
 use crate::cli::failure::Failure;
 use crate::cli::picture::Picture;
-use crate::cli::subject::{DENSE, Subject, SubjectArguments, behind_bos, corpus};
+use crate::cli::scheme::{self, DENSE};
+use crate::cli::subject::{Subject, SubjectArguments, behind_bos, corpus};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
 use host::eval::perplexity::{self, Summary};
 use host::eval::statistics::{self, Interval};
-use host::model::cache;
+use host::kv::{self, Selection};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -27,7 +28,7 @@ that holds 0 says that these windows show no difference.";
 
 const EXAMPLES: &str = "\
 Examples:
-  ferrokv eval ppl --kv certified,naive-int8-int4 --context 512..4096 --json ppl.json
+  ferrokv eval ppl --kv certified,int8-int4 --context 512..4096 --json ppl.json
   ferrokv eval ppl --kv certified --text moby-dick --windows 20 --plot ppl       writes ppl.svg and ppl.png
   ferrokv eval ppl --kv certified --model other.gguf --text notes.txt --context 8192";
 
@@ -35,9 +36,10 @@ Examples:
 #[derive(clap::Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// How keys and values are kept: naive-int8-int4, certified[:PRESET]; `ferrokv generate --help` says what they are.
-    #[arg(long, value_name = "SCHEME", value_delimiter = ',', default_value = "naive-int8-int4,certified")]
-    kv: Vec<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "int8-int4,certified")]
+    #[arg(value_parser = scheme::parse, help = scheme::short("How keys and values are kept"))]
+    #[arg(long_help = scheme::long("How keys and values are kept"))]
+    kv: Vec<Selection>,
     /// Lengths of windows in tokens: a list, or 512..8192 with what lies between by doubling.
     #[arg(long, value_name = "LENGTHS", default_value = "1024")]
     context: Lengths,
@@ -82,7 +84,7 @@ struct Trial {
     /// Of the device's memory, at the end.
     kv_bytes: u64,
     /// What the scheme promised, over all steps.
-    certificates: Option<cache::Summary>,
+    report: Option<kv::Summary>,
     seconds: f64,
 }
 
@@ -99,8 +101,8 @@ impl Paired for Trial {
         (self.context, self.window) == (other.context, other.window)
     }
 
-    fn certificates(&self) -> Option<cache::Summary> {
-        self.certificates
+    fn report(&self) -> Option<kv::Summary> {
+        self.report
     }
 
     fn seconds(&self) -> f64 {
@@ -123,7 +125,7 @@ pub struct Row {
     #[serde(flatten)]
     pub summary: Summary,
     /// What the scheme promised, over all windows.
-    pub certificates: Option<cache::Summary>,
+    pub report: Option<kv::Summary>,
     /// Time of all windows.
     pub seconds: f64,
 }
@@ -133,7 +135,7 @@ pub struct Row {
 /// # Errors
 /// Bad input, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let schemes = beside_dense(&arguments.kv)?;
+    let schemes = beside_dense(&arguments.kv);
     let picture = arguments.plot.as_deref().map(|prefix| Picture::new(prefix, None)).transpose()?;
     let corpus = corpus(&arguments.text)?;
     let subject = arguments.subject.open()?;
@@ -166,7 +168,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         watcher.say(format!("{context} tokens, window {} of {windows}, {kv}", number + 1));
         let begun = Instant::now();
-        let mut cache = subject.cache(**scheme, context)?;
+        let mut cache = subject.cache(scheme, context)?;
         let half = perplexity::decode_half(&mut runner, &mut *cache, tokens, &mut |work| watcher.hear(work));
         let half = match half {
             Ok(half) => half,
@@ -184,7 +186,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             nll: statistics::mean(&half.nll),
             kv_tokens: cache.tokens(),
             kv_bytes: cache.bytes(),
-            certificates: half.certificates,
+            report: half.report,
             seconds: begun.elapsed().as_secs_f64(),
         };
         journal.push(trial, rows)?;
@@ -214,7 +216,7 @@ fn rows(trials: &[Trial], seed: u64) -> Rows<Row> {
                 decoded: first.decoded,
                 kv_bytes_per_token: first.kv_bytes as f64 / first.kv_tokens as f64,
                 summary: perplexity::summarize(&nll, &baseline, seed),
-                certificates: pairs.certificates(),
+                report: pairs.report(),
                 seconds: pairs.seconds(),
             });
         }
@@ -255,8 +257,8 @@ fn render(summary: &Rows<Row>, subject: &Subject, corpus: &str, machine: &str) -
             only(format!("{ratio:.5}")),
             only(ratio_interval.map_or_else(|| "-".into(), |i| format!("[{:.5}, {:.5}]", i.low, i.high))),
             format!("{:.0}", row.kv_bytes_per_token),
-            dense_heads(row.certificates),
-            worst_bound(row.certificates),
+            exact_heads(row.report),
+            worst_bound(row.report),
             text::seconds(row.seconds),
         ]);
     }
@@ -317,7 +319,7 @@ mod tests {
             nll,
             kv_tokens: context - 1,
             kv_bytes: 4 * (context as u64 - 1),
-            certificates: None,
+            report: None,
             seconds: 1.0,
         }
     }

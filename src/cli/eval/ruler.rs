@@ -2,17 +2,18 @@
 
 use super::journal::{Journal, JournalArguments};
 use super::pairs::{Paired, Pairs, Rows, lengths};
-use super::{Lengths, Watcher, beside_dense, dense_heads, names, signed};
+use super::{Lengths, Watcher, beside_dense, exact_heads, names, signed};
 use crate::cli::chart::{Chart, Line, Panel, Point};
 use crate::cli::failure::Failure;
 use crate::cli::picture::Picture;
-use crate::cli::subject::{DENSE, SubjectArguments, corpus};
+use crate::cli::scheme::{self, DENSE};
+use crate::cli::subject::{SubjectArguments, corpus};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
 use clap::builder::PossibleValuesParser;
 use host::eval::ruler::{self, Source, Subtask};
 use host::eval::statistics::{self, Interval, RESAMPLES};
-use host::model::cache;
+use host::kv::{self, Selection};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -35,7 +36,7 @@ mean difference with a bootstrap interval over trials.";
 const EXAMPLES: &str = "\
 Examples:
   ferrokv eval ruler --kv certified --context 2048 --json ruler.json --plot ruler
-  ferrokv eval ruler --kv naive-int8-int4,certified --tasks single,vt --trials 20 --context 1024..4096";
+  ferrokv eval ruler --kv int8-int4,certified --tasks single,vt --trials 20 --context 1024..4096";
 
 /// What stands for all tasks together.
 const ALL: &str = "all";
@@ -44,9 +45,10 @@ const ALL: &str = "all";
 #[derive(clap::Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// How keys and values are kept: naive-int8-int4, certified[:PRESET]; `ferrokv generate --help` says what they are.
-    #[arg(long, value_name = "SCHEME", value_delimiter = ',', default_value = "naive-int8-int4,certified")]
-    kv: Vec<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "int8-int4,certified")]
+    #[arg(value_parser = scheme::parse, help = scheme::short("How keys and values are kept"))]
+    #[arg(long_help = scheme::long("How keys and values are kept"))]
+    kv: Vec<Selection>,
     /// Lengths of prompt and answer in tokens: a list, or 512..8192 with what lies between by doubling.
     #[arg(long, value_name = "LENGTHS", default_value = "1024")]
     context: Lengths,
@@ -91,7 +93,7 @@ struct Trial {
     /// What the model wrote.
     text: String,
     score: f64,
-    certificates: Option<cache::Summary>,
+    report: Option<kv::Summary>,
     seconds: f64,
 }
 
@@ -108,8 +110,8 @@ impl Paired for Trial {
         (self.context, self.trial) == (other.context, other.trial) && self.task == other.task
     }
 
-    fn certificates(&self) -> Option<cache::Summary> {
-        self.certificates
+    fn report(&self) -> Option<kv::Summary> {
+        self.report
     }
 
     fn seconds(&self) -> f64 {
@@ -128,7 +130,7 @@ struct Row {
     /// Against dense on the same trials.
     delta: f64,
     delta_interval: Option<Interval>,
-    certificates: Option<cache::Summary>,
+    report: Option<kv::Summary>,
     seconds: f64,
 }
 
@@ -137,7 +139,7 @@ struct Row {
 /// # Errors
 /// Bad input, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let schemes = beside_dense(&arguments.kv)?;
+    let schemes = beside_dense(&arguments.kv);
     let picture = arguments.plot.as_deref().map(|prefix| Picture::new(prefix, None)).transpose()?;
     let corpus = corpus(&arguments.text)?;
     let subject = arguments.subject.open()?;
@@ -175,7 +177,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             watcher.say(format!("{context} tokens, {}, trial {}, {kv}", subtask.name(), trial + 1));
             let begun = Instant::now();
-            let mut cache = subject.cache(*scheme, task.capacity())?;
+            let mut cache = subject.cache(scheme, task.capacity())?;
             // The bar counts tokens of prompts, and steps as far as they go beyond.
             let mut part = watcher.part(context);
             let scored =
@@ -197,7 +199,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 expected: task.expected.clone(),
                 text: scored.text,
                 score: scored.score,
-                certificates: scored.certificates,
+                report: scored.report,
                 seconds: begun.elapsed().as_secs_f64(),
             };
             journal.push(trial, rows)?;
@@ -239,7 +241,7 @@ fn rows(trials: &[Trial]) -> Rows<Row> {
                     score: statistics::mean(&scores),
                     delta: statistics::mean(&deltas),
                     delta_interval: statistics::bootstrap(&deltas, RESAMPLES, statistics::SEED),
-                    certificates: pairs.certificates(),
+                    report: pairs.report(),
                     seconds: pairs.seconds(),
                 });
             }
@@ -270,7 +272,7 @@ fn render(head: &str, summary: &Rows<Row>) -> String {
             format!("{:.3}", row.score),
             only(format!("{:+.3}", row.delta)),
             only(signed(row.delta_interval)),
-            dense_heads(row.certificates),
+            exact_heads(row.report),
             text::seconds(row.seconds),
         ]);
     }
@@ -323,7 +325,7 @@ mod tests {
             expected: Vec::new(),
             text: String::new(),
             score,
-            certificates: None,
+            report: None,
             seconds: 1.0,
         };
         let trials = [

@@ -1,8 +1,9 @@
 //! Texts that fail half-way.
 
 use super::*;
+use host::dense::DenseCache;
+use host::kv::{self, Geometry, New};
 use host::model::Model;
-use host::model::cache::{self, DenseCache, Geometry};
 use host::model::config::Architecture;
 use host::model::synthetic::{self, Packing};
 use host::{Buffer, Device, Stream};
@@ -16,8 +17,8 @@ struct Failing {
     lost: bool,
 }
 
-fn failure() -> cache::Error {
-    cache::Error::Order { what: "the test's chunk", value: 0, limit: "it was to fail" }
+fn failure() -> kv::Error {
+    kv::Error::Order { what: "the test's chunk", value: 0, limit: "it was to fail" }
 }
 
 // SAFETY: the cache inside names what it names.
@@ -46,24 +47,17 @@ unsafe impl KvCache for Failing {
         self.inner.step_bytes()
     }
 
-    fn check(&mut self, stream: &Stream) -> cache::Result<()> {
+    fn check(&mut self, stream: &Stream) -> kv::Result<()> {
         if self.lost { Err(failure()) } else { self.inner.check(stream) }
     }
 
-    fn begin(&mut self, stream: &Stream, tokens: usize) -> cache::Result<()> {
+    fn begin(&mut self, stream: &Stream, tokens: usize) -> kv::Result<()> {
         self.chunks = self.chunks.checked_sub(1).ok_or_else(failure)?;
         self.inner.begin(stream, tokens)
     }
 
-    fn append(
-        &mut self,
-        stream: &Stream,
-        layer: usize,
-        positions: &Buffer<u32>,
-        keys: &Buffer<half::f16>,
-        values: &Buffer<half::f16>,
-    ) -> cache::Result<()> {
-        self.inner.append(stream, layer, positions, keys, values)
+    fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> kv::Result<()> {
+        self.inner.append(stream, layer, new)
     }
 
     fn attend(
@@ -72,7 +66,7 @@ unsafe impl KvCache for Failing {
         layer: usize,
         queries: &Buffer<half::f16>,
         output: &mut Buffer<f32>,
-    ) -> cache::Result<()> {
+    ) -> kv::Result<()> {
         self.inner.attend(stream, layer, queries, output)
     }
 

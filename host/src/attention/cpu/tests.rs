@@ -4,7 +4,7 @@ use super::lanes::{Eights, Floats, Lanes, Order, Row, Tile, multiply_each};
 use super::pieces::Pieces;
 use super::{Work, run};
 use crate::attention::Half;
-use crate::dense::sample::random;
+use crate::attention::dense::sample::random;
 use crate::simd_level::Level;
 use half::{bf16, f16};
 use simt::emu::tensor::{Format, mma_16x8x16};

@@ -3,7 +3,8 @@
 use super::super::{Attended, AttendedHandles, Near, StepHandles, StepPlan};
 use super::{CacheElement, CacheError, Result, TieredCache};
 use crate::attention::PagedPool;
-use crate::{Buffer, Stream, dense};
+use crate::attention::dense;
+use crate::{Buffer, Stream};
 use simt::{Global, GlobalMut};
 
 impl<E: CacheElement> TieredCache<E> {

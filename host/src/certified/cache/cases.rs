@@ -3,8 +3,8 @@
 use super::super::cases::in_layout;
 use super::super::{Annotation, Attended, HEAD_DIMS, Layout, Policy, StepPlan, StepProblem};
 use super::{BLOCK_TOKENS, CacheElement, CacheError, Extents, Geometry, Result, TieredCache};
+use crate::attention::dense::sample::normal;
 use crate::check::{Case, CaseError, OutputBuffer, OutputElement};
-use crate::dense::sample::normal;
 use crate::{Buffer, Device, Stream};
 use bytemuck::Zeroable;
 use half::{bf16, f16};

@@ -34,7 +34,7 @@ use crate::attention::Half;
 use crate::attention::cpu::TILES_ALONE;
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
 use crate::attention::cpu::softmax::MAX_WARPS;
-use crate::dense;
+use crate::attention::dense;
 use choose::Chosen;
 use gather::Gather;
 use kernels_gpu::attention::{part_floats, warps};

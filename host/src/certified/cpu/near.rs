@@ -4,8 +4,8 @@
 use super::list::Used;
 use super::{BLOCK_TOKENS, Slices, Step};
 use crate::attention::Half;
+use crate::attention::dense;
 use crate::certified::{Result, Scratch};
-use crate::dense;
 use kernels_gpu::certified::Entry;
 use kernels_gpu::certified::admit::{LAST, STEP, TOTAL, order, stamp};
 use kernels_gpu::certified::layout::pair;

@@ -1,7 +1,7 @@
 //! Caches and queries that a certificate must hold for: ordinary, degenerate, and made to go wrong.
 
+use crate::attention::dense::sample::{normal, random};
 use crate::certified::{BLOCK_TOKENS, StepElement, StepProblem};
-use crate::dense::sample::{normal, random};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::fmt;

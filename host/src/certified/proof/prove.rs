@@ -2,11 +2,11 @@
 
 use super::{Batch, Exact, Input, Returned, Trial};
 use crate::Device;
+use crate::attention::dense::sample::random;
 use crate::certified::{
     Attended, BLOCK_TOKENS, Bound, Certificate, CertifiedElement, Layout, Policy, Result, Rung, StepElement,
     StepPlan, StepProblem,
 };
-use crate::dense::sample::random;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::Serialize;

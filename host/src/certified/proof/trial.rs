@@ -1,11 +1,11 @@
 //! A batch on a device: quantized, then attended to.
 
 use super::inputs::Batch;
+use crate::attention::dense;
 use crate::certified::{
     Annotation, Attended, Certificate, CertifiedElement, Error, Geometry, Job, Layout, Near, Policy, Result,
     Scratch, StepElement, StepHandles, StepPlan, StepProblem, Writer,
 };
-use crate::dense;
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::certified::admit::HEADER;
 use simt::Global;

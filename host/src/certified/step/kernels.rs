@@ -1,7 +1,7 @@
 //! The kernels of a step for each element type and head_dim.
 
+use crate::attention::dense::DenseElement;
 use crate::certified::{Annotation, Layout};
-use crate::dense::DenseElement;
 use half::{bf16, f16};
 use kernels_gpu::certified::carried::Promoted;
 use kernels_gpu::certified::{

@@ -2,8 +2,9 @@
 
 use super::watching::Watching;
 use super::{AttendedHandles, StepElement, StepHandles, StepPlan};
+use crate::Stream;
+use crate::attention::dense;
 use crate::certified::Result;
-use crate::{Stream, dense};
 use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
 use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
 use kernels_gpu::certified::{StepShape, mark, rank, rank_layout, settle, weigh};
@@ -24,7 +25,7 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Errors
     /// What the launch reports.
-    pub unsafe fn run_carry(
+    pub(super) unsafe fn run_carry(
         &mut self,
         stream: &Stream,
         cache: &StepHandles<E>,
@@ -69,7 +70,7 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Errors
     /// What the launch reports.
-    pub unsafe fn run_pass(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+    pub(super) unsafe fn run_pass(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
         let arguments = (
             cache.queries,
             cache.tiles,
@@ -93,7 +94,7 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Errors
     /// What the launch reports.
-    pub unsafe fn run_weigh(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+    pub(super) unsafe fn run_weigh(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
         if !self.chooses() || self.stays() {
             return Ok(());
         }
@@ -123,7 +124,7 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Errors
     /// What the launch reports.
-    pub unsafe fn run_mark(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+    pub(super) unsafe fn run_mark(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
         if !self.chooses() || self.stays() && !cache.near.scratch.claims() {
             return Ok(());
         }
@@ -155,7 +156,7 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Errors
     /// What the launch reports.
-    pub unsafe fn run_replace(
+    pub(super) unsafe fn run_replace(
         &mut self,
         stream: &Stream,
         cache: &StepHandles<E>,
@@ -198,7 +199,7 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Errors
     /// What the launches report.
-    pub unsafe fn run_checks(
+    pub(super) unsafe fn run_checks(
         &mut self,
         stream: &Stream,
         cache: &StepHandles<E>,
@@ -272,7 +273,7 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Errors
     /// What the launch reports.
-    pub unsafe fn run_dense(
+    pub(super) unsafe fn run_dense(
         &mut self,
         stream: &Stream,
         cache: &StepHandles<E>,

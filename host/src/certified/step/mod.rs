@@ -13,7 +13,8 @@ pub use kernels::{STEP_HEAD_DIMS, StepElement};
 pub use plan::StepPlan;
 
 use super::{Annotation, BLOCK_TOKENS, Error, Layout, Policy, Result, TileLayout};
-use crate::{Buffer, dense};
+use crate::Buffer;
+use crate::attention::dense;
 use kernels_gpu::certified::{Certificate, Scratch, StepShape, parts};
 use kernels_gpu::dense::split_count;
 use simt::{Global, GlobalMut};

@@ -6,8 +6,9 @@ use super::{
     Attended, AttendedHandles, Carried, Checked, OriginalsRead, StepElement, StepHandles, StepProblem,
     step_shape,
 };
+use crate::attention::dense;
 use crate::certified::{BLOCK_TOKENS, Error, Layout, Policy, Result, cpu};
-use crate::{BackendKind, Buffer, Device, Stream, dense};
+use crate::{BackendKind, Buffer, Device, Stream};
 use kernels_gpu::attention::{MAX_WARPS, threads, warps};
 use kernels_gpu::certified::carried::{gather::Gathered, mode};
 use kernels_gpu::certified::choice::BINS;
@@ -62,6 +63,18 @@ pub struct StepPlan<E: StepElement> {
     pub(super) counters: [Buffer<u32>; 2],
     /// The checks that the policy asks for.
     pub(super) watching: Option<Watching>,
+}
+
+/// A launch of a step, or a few that belong together.
+#[derive(Clone, Copy)]
+enum Stage {
+    Carry,
+    Pass,
+    Weigh,
+    Mark,
+    Replace,
+    Checks,
+    Dense,
 }
 
 /// Tiles that a warp has of a full sequence, from which on warps keep together: with fewer it costs more than it gains (measured:
@@ -295,28 +308,60 @@ impl<E: StepElement> StepPlan<E> {
         cache: &StepHandles<E>,
         out: AttendedHandles,
     ) -> Result<()> {
-        stream.device().check_same(&self.device, "the plan")?;
-        self.on_slices = None;
-        if self.policy.carries() {
-            // SAFETY: this function's contract.
-            unsafe {
-                self.run_carry(stream, cache, out)?;
-                if self.policy.certify {
-                    self.run_dense(stream, cache, out)?;
-                }
-                self.run_weigh(stream, cache)?;
-                return self.run_mark(stream, cache);
+        // SAFETY: this function's contract.
+        unsafe { self.run_stages(stream, cache, out, usize::MAX) }
+    }
+
+    fn schedule(&self) -> &'static [Stage] {
+        match (self.policy.carries(), self.policy.certify) {
+            (true, true) => &[Stage::Carry, Stage::Dense, Stage::Weigh, Stage::Mark],
+            (true, false) => &[Stage::Carry],
+            (false, _) => {
+                &[Stage::Pass, Stage::Weigh, Stage::Mark, Stage::Replace, Stage::Checks, Stage::Dense]
             }
         }
-        // SAFETY: this function's contract.
-        unsafe {
-            self.run_pass(stream, cache)?;
-            self.run_weigh(stream, cache)?;
-            self.run_mark(stream, cache)?;
-            self.run_replace(stream, cache, out)?;
-            self.run_checks(stream, cache, out)?;
-            self.run_dense(stream, cache, out)
+    }
+
+    /// What a step consists of, in order.
+    pub fn stages(&self) -> &'static [&'static str] {
+        match (self.policy.carries(), self.policy.certify) {
+            (true, true) => &["carry", "dense", "weigh", "mark"],
+            (true, false) => &["carry"],
+            (false, _) => &["pass", "weigh", "mark", "replace", "checks", "dense"],
         }
+    }
+
+    /// The first `count` of the [`stages`](Self::stages) of a step; all of them are [`run`](Self::run).
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub unsafe fn run_stages(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+        count: usize,
+    ) -> Result<()> {
+        stream.device().check_same(&self.device, "the plan")?;
+        self.on_slices = None;
+        for stage in self.schedule().iter().take(count) {
+            // SAFETY: this function's contract; each stage finds what those before it have written.
+            unsafe {
+                match stage {
+                    Stage::Carry => self.run_carry(stream, cache, out),
+                    Stage::Pass => self.run_pass(stream, cache),
+                    Stage::Weigh => self.run_weigh(stream, cache),
+                    Stage::Mark => self.run_mark(stream, cache),
+                    Stage::Replace => self.run_replace(stream, cache, out),
+                    Stage::Checks => self.run_checks(stream, cache, out),
+                    Stage::Dense => self.run_dense(stream, cache, out),
+                }
+            }?;
+        }
+        Ok(())
     }
 
     /// Fills what the kernels hand to each other with a byte, so that what none of them writes is the same everywhere.

@@ -1,7 +1,7 @@
 //! Embedding rows and rotation on slices.
 
 use super::product::scale;
-use crate::model::kernels::{Pairing, check_rope};
+use crate::attention::rope::{Pairing, check_rope};
 use crate::model::linear::{PackedWeights, Result, WeightKind};
 use half::{bf16, f16};
 use kernels_gpu::Element;

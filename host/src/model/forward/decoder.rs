@@ -1,7 +1,7 @@
 //! Decoding token by token, with a step captured once.
 
 use super::{Engine, Result, Runner};
-use crate::model::cache::KvCache;
+use crate::kv::KvCache;
 use crate::model::kernels::Choice;
 use crate::{GraphExec, Pinned};
 

@@ -2,8 +2,8 @@
 
 use super::{Result, Runner};
 use crate::Buffer;
-use crate::dense::sample::normal;
-use crate::model::cache::KvCache;
+use crate::attention::dense::sample::normal;
+use crate::kv::{KvCache, New, Rotated};
 use half::f16;
 use rayon::prelude::*;
 
@@ -34,7 +34,8 @@ impl Runner {
             let positions = Buffer::from_slice(stream.device(), &positions)?;
             cache.begin(stream, count)?;
             for layer in 0..layers {
-                cache.append(stream, layer, &positions, &keys, &values)?;
+                let new = Rotated { positions: &positions, keys: &keys, values: &values };
+                cache.append(stream, layer, New::Rotated(new))?;
             }
             // Before the positions go.
             stream.synchronize()?;

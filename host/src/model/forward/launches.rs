@@ -2,8 +2,8 @@
 
 use super::weights::{Extents, Layer, Packed};
 use super::{Result, Rows};
-use crate::model::cache::{KvCache, Unrotated};
-use crate::model::kernels::{self, Choice, RopeHandles, record_words};
+use crate::kv::{KvCache, New, Raw};
+use crate::model::kernels::{self, Choice, record_words};
 use crate::model::linear::{DeviceWeights, Epilogue, Fusing, Input, PackedWeights, ProductKernel};
 use crate::{Buffer, Device, Graph, GraphExec, Pinned, Stream};
 use half::f16;
@@ -211,21 +211,17 @@ impl Pass {
                 Epilogue { bias: layer.qkv_bias.as_ref().map(Buffer::global), ..Epilogue::default() };
             // SAFETY: as above.
             unsafe { product(stream, &layer.qkv, normed, biased, records, qkv.global_mut(), count) }?;
-            let (positions, frequencies) = (&self.positions, &weights.frequencies);
-            let new = Unrotated { qkv, positions, frequencies, pairing, rotary: rope.rotary };
-            if !cache.rotate_and_append(stream, number, new, queries)? {
-                let handles = RopeHandles {
-                    qkv: qkv.global(),
-                    positions: positions.global(),
-                    frequencies: frequencies.global(),
-                    queries: queries.global_mut(),
-                    keys: keys.global_mut(),
-                    values: values.global_mut(),
-                };
-                // SAFETY: as above.
-                unsafe { kernels::rotate(stream, pairing, handles, rope, count) }?;
-                cache.append(stream, number, positions, keys, values)?;
-            }
+            let raw = Raw {
+                qkv,
+                positions: &self.positions,
+                frequencies: &weights.frequencies,
+                pairing,
+                rotary: rope.rotary,
+                queries,
+                keys,
+                values,
+            };
+            cache.append(stream, number, New::Raw(raw))?;
             cache.attend(stream, number, queries, attended)?;
             let residual = Some(x.global());
             let onto = Epilogue { bias: layer.output_bias.as_ref().map(Buffer::global), residual };

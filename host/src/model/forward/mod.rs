@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use host::Device;
-//! use host::model::cache::DenseCache;
+//! use host::dense::DenseCache;
 //! use host::model::config::Architecture;
 //! use host::model::forward::Runner;
 //! use host::model::kernels::Choice;
@@ -29,10 +29,9 @@ mod launches;
 mod slices;
 mod weights;
 
-use super::cache::{self, Geometry, KvCache};
 use super::kernels::Choice;
 use super::{Model, linear};
-use crate::certified::Traffic;
+use crate::kv::{self, Geometry, KvCache, Rope, Traffic};
 use crate::{BackendKind, Device, Stream};
 pub use decoder::Decoder;
 use launches::Launches;
@@ -59,7 +58,7 @@ pub enum Error {
     Linear(#[from] linear::Error),
     /// The cache.
     #[error(transparent)]
-    Cache(#[from] cache::Error),
+    Cache(#[from] kv::Error),
     /// A buffer, a launch or a copy failed.
     #[error(transparent)]
     Device(#[from] crate::Error),
@@ -109,6 +108,7 @@ enum Engine {
 pub struct Runner {
     engine: Engine,
     geometry: Geometry,
+    rope: Rope,
     vocab: usize,
     context: usize,
     chunk: usize,
@@ -150,14 +150,19 @@ impl Runner {
         let packed = Packed::new(model)?;
         let step_bytes = packed.step_bytes();
         let engine = engine(packed, chunk)?;
-        let geometry = Geometry::from(config);
+        let (geometry, rope) = (Geometry::from(config), Rope::from(config));
         let (vocab, context) = (config.vocab, config.context);
-        Ok(Runner { engine, geometry, vocab, context, chunk, step_bytes })
+        Ok(Runner { engine, geometry, rope, vocab, context, chunk, step_bytes })
     }
 
     /// Heads and layers of the caches that it runs over.
     pub fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    /// How it turns queries and keys.
+    pub fn rope(&self) -> &Rope {
+        &self.rope
     }
 
     /// Tokens of a chunk, at most.
@@ -262,7 +267,7 @@ impl Runner {
             return Err(super::Error::Context { tokens: held + tokens, context }.into());
         }
         if held + tokens > capacity {
-            return Err(cache::Error::Full { tokens, held, capacity }.into());
+            return Err(kv::Error::Full { tokens, held, capacity }.into());
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::weights::{Extents, Packed};
 use super::{Result, Rows};
-use crate::model::cache::KvCache;
+use crate::kv::{KvCache, New, Rotated};
 use crate::model::cpu::{self, Onto, Source};
 use crate::model::kernels::Choice;
 use crate::model::linear::PackedWeights;
@@ -66,7 +66,8 @@ impl Slices {
             queries.write(0, &q)?;
             keys.write(0, &k)?;
             values.write(0, &v)?;
-            cache.append(stream, number, places, keys, values)?;
+            let new = Rotated { positions: places, keys, values };
+            cache.append(stream, number, New::Rotated(new))?;
             cache.attend(stream, number, queries, attended)?;
             attended.read(0, &mut o)?;
             cpu::quantize(Source::Plain(&o), query_width, &mut of_heads);

@@ -1,9 +1,9 @@
 //! A model's weights, packed for its products.
 
 use super::Result;
+use crate::attention::rope::Pairing;
 use crate::model::Model;
 use crate::model::config::RopeKind;
-use crate::model::kernels::Pairing;
 use crate::model::linear::{PackedWeights, Rows};
 use crate::model::weights::{LayerWeights, Tensor};
 use kernels_gpu::model::rotation::RopeShape;

@@ -62,6 +62,9 @@ pub enum Error {
         /// What it may be.
         limit: &'static str,
     },
+    /// Extents that cannot be rotated.
+    #[error(transparent)]
+    Rotation(#[from] crate::attention::Error),
     /// A number that means nothing for sampling.
     #[error("{what} is {value}; {limit}")]
     Sampling {

@@ -4,8 +4,9 @@ use super::super::seconds;
 use super::report::BlockOrder;
 use crate::cli::backend::BackendArguments;
 use crate::cli::output::ReportArguments;
-use host::certified::Policy;
-use host::dense::Problem;
+use crate::cli::scheme;
+use host::attention::dense::Problem;
+use host::kv::Selection;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -20,21 +21,17 @@ calls take turns over as many caches as keep the GPU's own cache out. Of every r
 in f64 within a bound that is derived, and on small caches every bit with the emulator's. It ends within --seconds, \
 with a report: what there was no time for is listed.
 
-Schemes:
-  dense      f16 or bf16 keys and values
-  naive      INT8 keys and INT4 values with nothing promoted
-  certified  the same with what --policy promotes, each head's error within its certificate. Steps promote what earlier \
-ones have chosen, and each asks queries of its own, as like those before as a model's are (a cosine of 0.84, measured on \
-the sample cache). Its originals are in the GPU's memory, as with a warm scratch; with --cold they are in host memory and \
-come over the bus in every step
+Steps ask queries of their own, each as like the one before as a model's are (a cosine of 0.84, measured on the sample \
+cache). Originals that a scheme keeps besides what it stores are in the GPU's memory, as with a scratch that holds \
+all that is used; with --cold they are in host memory. A scheme whose steps have several stages is timed up to each of them.
 
 Exit codes: 0 all that was compared is right; 1 some is not, an error above its certificate included (the report is written and says which); 2 bad input.";
 
 const EXAMPLES: &str = "\
 Examples:
   ferrokv bench attention --shapes 32/8/128 --contexts 8K,128K
-  ferrokv bench attention --schemes dense,certified --policy strict --query-scale 5
-  ferrokv bench attention --schemes naive --blocks shuffled,in-order --batches 8
+  ferrokv bench attention --kv dense,certified:strict --query-scale 5
+  ferrokv bench attention --kv int8-int4 --blocks shuffled,in-order --batches 8
   ferrokv bench attention --peers --seconds 300 --json attention.json --plot attention";
 
 /// Times decode attention: our kernels beside what memory alone takes and, asked for, PyTorch's backends.
@@ -57,13 +54,12 @@ pub struct Arguments {
     /// Where the blocks of the caches lie in their pools, separated by commas.
     #[arg(long, value_name = "ORDERS", default_value = "shuffled", value_delimiter = ',', value_enum)]
     pub blocks: Vec<BlockOrder>,
-    /// Schemes, separated by commas; all if left out.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = super::schemes::NAMES)]
-    pub schemes: Option<Vec<String>>,
-    /// What the certified scheme promotes, and when it falls back to dense: sound, paper, strict or fast.
-    #[arg(long, value_name = "PRESET", default_value = "sound", value_parser = Policy::PRESETS)]
-    pub policy: String,
-    /// Keep the certified scheme's originals in page-locked host memory: what it promotes comes over the bus.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "dense,int8-int4,certified")]
+    #[arg(value_parser = scheme::parse, help = scheme::short("KV schemes"))]
+    #[arg(long_help = scheme::long("KV schemes"))]
+    pub kv: Vec<Selection>,
+    /// Keep originals that a scheme has besides what it stores in page-locked host memory, with no scratch: what it
+    /// uses of them comes over the bus in every step.
     #[arg(long)]
     pub cold: bool,
     /// What queries are multiplied by, which as keys and values are about N(0, 1): attention is flat at 1 and narrow at 10.
@@ -101,15 +97,7 @@ fn scale(text: &str) -> Result<f32, String> {
     number.ok_or_else(|| format!("'{text}' is no number above 0, 1000 at most"))
 }
 
-impl Arguments {
-    /// The name of the policy's preset.
-    pub fn policy(&self) -> &'static str {
-        Policy::PRESETS.into_iter().find(|name| *name == self.policy).unwrap_or("sound")
-    }
-}
-
-/// `8192`, `8K`, `1M`.
-/// A number that K or M may follow.
+/// A number that K or M may follow: `8192`, `8K`, `1M`.
 ///
 /// # Errors
 /// It is none.

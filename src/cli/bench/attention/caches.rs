@@ -2,13 +2,14 @@
 
 use super::report::{BlockOrder, Subject};
 use crate::cli::failure::Failure;
-use host::attention::oracle::{Sequence, softmax};
+use host::attention::oracle::Sequence;
 use host::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
 use host::dense::sample::{normal, random};
-use host::dense::{DenseElement, Problem, bound};
+use host::dense::{DenseElement, Problem};
+use host::kv::workload::{AnyInput, Data, Exact, Input, Judged, Outcome, Workload, judge};
 use host::{Buffer, Device, Stream};
 use rayon::prelude::*;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Tiles of the pattern that a pool repeats: a prime, so that neighbouring heads never hold the same, and enough of them that
 /// a kernel which reads the wrong one gets other numbers.
@@ -16,43 +17,18 @@ const PATTERN_TILES: usize = 4093;
 /// Rows of the output that are compared with the formula.
 const COMPARED_ROWS: usize = 4;
 
-/// One cache and what is asked of it.
-pub struct Set<E: DenseElement> {
-    /// [sequences, q_heads, head_dim].
-    pub queries: Buffer<E>,
-    /// Keys and values.
-    pub pool: PagedPool<E>,
-}
-
-/// Equal caches, for calls to take in turns.
+/// Equal caches, for calls to take in turns, and what attention over them gives.
 pub struct Caches<E: DenseElement> {
-    /// Where they are.
-    pub device: Device,
     /// What they are for.
     pub subject: Subject,
-    /// The same as extents.
-    pub problem: Problem,
-    /// The caches.
-    pub sets: Vec<Set<E>>,
-    /// Which block holds which tokens: the same for all.
-    pub table: BlockTable,
-    /// The blocks of each sequence.
-    tables: Vec<Vec<u32>>,
+    /// Pools, table and queries.
+    pub input: Arc<Input<E>>,
     queries: Vec<E>,
-    query_scale: f32,
     /// Repeated over the pools, in whole tiles.
     keys: Vec<E>,
     values: Vec<E>,
     /// Some rows of the output by the formula, once they were asked for.
-    formula: OnceLock<Vec<Exact>>,
-}
-
-/// A row of the output by the formula in f64.
-struct Exact {
-    /// Its place in [sequences, q_heads].
-    row: usize,
-    output: Vec<f64>,
-    lse: f64,
+    formula: OnceLock<Vec<(usize, Exact)>>,
 }
 
 /// What successive queries of a head have in common, on the mean: the cosine of those of neighbouring tokens in the sample dump (2,835
@@ -61,34 +37,37 @@ const QUERY_CORRELATION: f32 = 0.84;
 /// Queries before they come again backwards.
 const QUERIES: u64 = 17;
 
-impl<E: DenseElement> Caches<E> {
-    /// Queries of steps that follow each other, as like each other as those of a model are: forwards, then back again. The first are
-    /// those of the caches.
-    ///
-    /// # Errors
-    /// Out of memory.
-    pub fn queries_of_steps(&self) -> Result<Vec<Buffer<E>>, Failure> {
-        let rest = (1.0 - QUERY_CORRELATION * QUERY_CORRELATION).sqrt();
-        let mut rows: Vec<Vec<E>> = vec![self.queries.clone()];
-        for step in 1..QUERIES {
-            let last = &rows[rows.len() - 1];
-            let next = last.par_iter().enumerate().map(|(i, x)| {
-                let fresh = normal(100 + step, i as u64) * self.query_scale;
-                E::from_f32(QUERY_CORRELATION * x.to_f32() + rest * fresh)
-            });
-            rows.push(next.collect());
-        }
-        let back = (1..QUERIES as usize - 1).rev();
-        let order = (0..QUERIES as usize).chain(back);
-        Ok(order.map(|i| Buffer::from_slice(&self.device, &rows[i])).collect::<Result<_, _>>()?)
+/// Queries of steps that follow each other, as like each other as those of a model are: forwards, then back again.
+fn queries_of_steps<E: DenseElement>(
+    device: &Device,
+    first: &[E],
+    scale: f32,
+) -> Result<Vec<Buffer<E>>, Failure> {
+    let rest = (1.0 - QUERY_CORRELATION * QUERY_CORRELATION).sqrt();
+    let mut rows: Vec<Vec<E>> = vec![first.to_vec()];
+    for step in 1..QUERIES {
+        let next = rows[rows.len() - 1].par_iter().enumerate().map(|(i, x)| {
+            let fresh = normal(100 + step, i as u64) * scale;
+            E::from_f32(QUERY_CORRELATION * x.to_f32() + rest * fresh)
+        });
+        rows.push(next.collect());
     }
+    let back = (1..QUERIES as usize - 1).rev();
+    let order = (0..QUERIES as usize).chain(back);
+    Ok(order.map(|i| Buffer::from_slice(device, &rows[i])).collect::<Result<_, _>>()?)
+}
 
+impl<E: DenseElement> Caches<E>
+where
+    Arc<Input<E>>: Into<AnyInput>,
+{
     /// `count` caches; `query_scale` multiplies queries that are about N(0, 1).
     ///
     /// # Errors
     /// Out of memory, or what the device reports.
     pub fn new(device: &Device, subject: Subject, count: usize, query_scale: f32) -> Result<Self, Failure> {
-        let problem = subject.shape.problem(subject.batch, subject.context).checked()?;
+        let problem =
+            subject.shape.problem(subject.batch, subject.context).checked().map_err(host::kv::Error::from)?;
         let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
         let blocks = problem.max_blocks() * problem.sequences;
         let tile = BLOCK_TOKENS as usize * dim;
@@ -116,7 +95,7 @@ impl<E: DenseElement> Caches<E> {
         let stream = Stream::new(device)?;
         let (key_pattern, value_pattern) =
             (Buffer::from_slice(device, &keys)?, Buffer::from_slice(device, &values)?);
-        let mut sets = Vec::with_capacity(count);
+        let mut pools = Vec::with_capacity(count);
         for _ in 0..count {
             let mut pool =
                 PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim).map_err(cache)?;
@@ -127,109 +106,71 @@ impl<E: DenseElement> Caches<E> {
                     stream.copy(from, ..part, to, start)?;
                 }
             }
-            sets.push(Set { queries: Buffer::from_slice(device, &queries)?, pool });
+            pools.push(pool);
         }
         stream.synchronize()?;
-        Ok(Caches {
+        let input = Arc::new(Input {
             device: device.clone(),
-            subject,
             problem,
-            sets,
+            lengths: vec![problem.max_tokens; problem.sequences as usize],
+            pools,
             table,
-            tables,
-            queries,
-            query_scale,
-            keys,
-            values,
-            formula: OnceLock::new(),
-        })
+            blocks: tables,
+            queries: queries_of_steps(device, &queries, query_scale)?,
+        });
+        Ok(Caches { subject, input, queries, keys, values, formula: OnceLock::new() })
     }
 
     /// A token's row in the pattern.
     fn row(&self, pattern: &[E], sequence: usize, kv_head: usize, token: usize, row: &mut [f64]) {
-        let (block, dim) = (BLOCK_TOKENS as usize, self.problem.head_dim as usize);
-        let tile = self.tables[sequence][token / block] as usize * self.problem.kv_heads as usize + kv_head;
+        let problem = self.input.problem;
+        let (block, dim) = (BLOCK_TOKENS as usize, problem.head_dim as usize);
+        let tile = self.input.blocks[sequence][token / block] as usize * problem.kv_heads as usize + kv_head;
         let at = (tile * block + token % block) * dim % pattern.len();
         for (to, from) in row.iter_mut().zip(&pattern[at..at + dim]) {
             *to = f64::from(from.to_f32());
         }
     }
 
-    fn key(&self, sequence: usize) -> impl Fn(usize, usize, &mut [f64]) + '_ {
-        move |head, token, to| self.row(&self.keys, sequence, head, token, to)
-    }
-
-    fn value(&self, sequence: usize) -> impl Fn(usize, usize, &mut [f64]) + '_ {
-        move |head, token, to| self.row(&self.values, sequence, head, token, to)
-    }
-
-    fn sequence(&self) -> Sequence {
-        let Problem { q_heads, kv_heads, head_dim, max_tokens, .. } = self.problem;
-        Sequence::decode(max_tokens as usize, q_heads as usize, kv_heads as usize, head_dim as usize)
-    }
-
-    /// Where a row of the output is: its sequence, its query head, and the sequence's queries.
-    fn place(&self, row: usize) -> (usize, usize, Vec<f64>) {
-        let (heads, dim) = (self.problem.q_heads as usize, self.problem.head_dim as usize);
-        let queries = &self.queries[row / heads * heads * dim..][..heads * dim];
-        (row / heads, row % heads, queries.iter().map(|x| f64::from(x.to_f32())).collect())
+    /// Gives `what` a row of the output: what it is attention over.
+    fn with_data<R>(&self, row: usize, what: impl FnOnce(&Data<'_>) -> R) -> R {
+        let Problem { q_heads, kv_heads, head_dim, max_tokens, .. } = self.input.problem;
+        let (heads, dim) = (q_heads as usize, head_dim as usize);
+        let sequence = row / heads;
+        let query: Vec<f64> = self.queries[sequence * heads * dim..][..heads * dim]
+            .iter()
+            .map(|x| f64::from(x.to_f32()))
+            .collect();
+        let of = |pattern| move |head, token, to: &mut [f64]| self.row(pattern, sequence, head, token, to);
+        let (key, value) = (of(&self.keys), of(&self.values));
+        let of_sequence = Sequence::decode(max_tokens as usize, heads, kv_heads as usize, dim);
+        what(&Data { sequence: of_sequence, q_head: row % heads, query: &query, key: &key, value: &value })
     }
 
     /// Some rows by the formula: over sequences and heads, the first and the last row among them.
-    fn formula(&self) -> &[Exact] {
+    fn formula(&self) -> &[(usize, Exact)] {
         self.formula.get_or_init(|| {
-            let rows = self.problem.query_rows();
+            let rows = self.input.problem.query_rows();
             let compared = rows.min(COMPARED_ROWS);
-            let of = self.sequence();
             let exact = |i: usize| {
                 let row = if compared == 1 { 0 } else { i * (rows - 1) / (compared - 1) };
-                let (sequence, q_head, queries) = self.place(row);
-                let (weights, lse) = softmax(&of.logits(&queries, self.key(sequence), 0, q_head));
-                let mut output = vec![0.0; of.head_dim];
-                let mut of_token = vec![0.0; of.head_dim];
-                for (token, weight) in weights.iter().enumerate() {
-                    self.value(sequence)(of.kv_head(q_head), token, &mut of_token);
-                    output.iter_mut().zip(&of_token).for_each(|(o, v)| *o += weight * v);
-                }
-                Exact { row, output, lse }
+                (row, self.with_data(row, |data| data.exact()))
             };
             (0..compared).into_par_iter().map(exact).collect()
         })
     }
 
-    /// Compares some rows of what `splits` splits of dense attention have made with the formula: the largest error as a part
-    /// of its bound; above 1 it is wrong, and so is NaN.
-    pub fn compare(&self, output: &[f32], lse: &[f32], splits: u32) -> f64 {
-        let of = self.sequence();
-        let parts = self.formula().par_iter().map(|exact| {
-            let (sequence, q_head, queries) = self.place(exact.row);
-            let (key, value) = (self.key(sequence), self.value(sequence));
-            let (bounds, lse_bound) = bound::row::<E>(&of, splits, &queries, key, value, 0, q_head);
-            let got = &output[exact.row * of.head_dim..][..of.head_dim];
-            let part = |got: f32, want: f64, bound: f64| (f64::from(got) - want).abs() / bound;
-            let first = part(lse[exact.row], exact.lse, lse_bound);
-            let errors = got.iter().zip(&exact.output).zip(&bounds);
-            errors.map(|((got, want), bound)| part(*got, *want, *bound)).fold(first, worse)
+    /// Some rows of what a workload has returned beside the formula, each as it was promised.
+    pub fn judge(&self, workload: &dyn Workload, outcome: &Outcome) -> Vec<Judged> {
+        let dim = self.input.problem.head_dim as usize;
+        let rows = self.formula().iter().map(|(row, exact)| {
+            let promise = self.with_data(*row, |data| workload.promise(*row, data));
+            judge(exact, &promise, &outcome.output[row * dim..][..dim], outcome.lse.get(*row).copied())
         });
-        parts.reduce(|| 0.0, worse)
+        rows.collect()
     }
-
-    /// The same where the bound of each row is on its error's Euclidean norm.
-    pub fn compare_norms(&self, output: &[f32], bounds: &[f64]) -> f64 {
-        let parts = self.formula().iter().map(|exact| {
-            let got = &output[exact.row * exact.output.len()..][..exact.output.len()];
-            let squares = got.iter().zip(&exact.output).map(|(got, want)| (f64::from(*got) - want).powi(2));
-            squares.sum::<f64>().sqrt() / bounds[exact.row]
-        });
-        parts.fold(0.0, worse)
-    }
-}
-
-/// The larger; NaN if one is.
-fn worse(a: f64, b: f64) -> f64 {
-    if a.is_nan() || a > b { a } else { b }
 }
 
 fn cache(error: host::attention::Error) -> Failure {
-    host::dense::Error::from(error).into()
+    host::kv::Error::from(error).into()
 }

@@ -4,13 +4,15 @@ use super::super::record::Skipped;
 use super::super::timing::{Repetition, Timing, on_device};
 use super::caches::Caches;
 use super::refusal;
-use super::report::{Part, Row, Subject};
-use super::schemes::{self, Options, Output, Scheme};
+use super::report::{Row, Stage, Subject};
 use crate::cli::failure::Failure;
-use host::certified::CacheElement;
+use host::attention::dense::DenseElement;
+use host::kv::Selection;
+use host::kv::workload::{AnyInput, Input, Judged, Opening, Originals, Outcome, Workload};
 use host::roofline::{self, Mix};
 use host::{BackendKind, Buffer, Device, Stream};
 use simt::emu::EmuOptions;
+use std::sync::Arc;
 
 /// What a captured graph should take, so that the gap around it does not count.
 const GRAPH_SECONDS: f64 = 2e-3;
@@ -20,8 +22,10 @@ const BYTES_PER_SECOND: f64 = 2e12;
 const CACHE_TIMES: u64 = 4;
 /// Tiles of 16 tokens of a KV head up to which the emulator does it too.
 const EMULATE_TILES: u64 = 4096;
-/// The same for schemes over a quantized cache: there it takes three times as long.
-const EMULATE_QUANTIZED_TILES: u64 = 2048;
+/// The same for steps of several stages: there it takes three times as long.
+const EMULATE_STAGED_TILES: u64 = 2048;
+/// Steps of a graph at least, where each does something else than the one before.
+const LEAST_CALLS: usize = 16;
 /// Vectors of a row, for the pattern of reading that walks down rows.
 const ROW_VECTORS: u32 = 4096;
 
@@ -111,35 +115,57 @@ impl Ceiling {
 /// What is measured, and how.
 pub struct Plan<'a> {
     /// The schemes.
-    pub names: &'a [String],
-    /// How the certified one is run.
-    pub options: Options,
+    pub kv: &'a [Selection],
+    /// Where originals are.
+    pub originals: Originals,
     /// What queries are multiplied by.
     pub query_scale: f32,
     /// How often a row is repeated.
     pub repetition: Repetition,
 }
 
+impl Plan<'_> {
+    /// The scheme over these caches.
+    fn open<E: DenseElement>(
+        &self,
+        selection: &Selection,
+        caches: &Caches<E>,
+    ) -> Result<Box<dyn Workload>, Failure>
+    where
+        Arc<Input<E>>: Into<AnyInput>,
+    {
+        let input = caches.input.clone().into();
+        let opening = Opening { input, selection, originals: self.originals };
+        Ok((selection.scheme().workload)(&opening)?)
+    }
+}
+
 /// Measures each scheme over one kind of cache.
 ///
 /// # Errors
 /// Out of memory for the cache, or what the device reports.
-pub fn measure<E: CacheElement>(
+pub fn measure<E: DenseElement>(
     device: &Device,
     subject: Subject,
     plan: &Plan<'_>,
     ceiling: Option<&Ceiling>,
     skipped: &mut Vec<Skipped>,
-) -> Result<Vec<Row>, Failure> {
-    let least = plan.names.iter().map(|name| schemes::least_bytes(name, subject)).min();
-    let count = sets(device, least.unwrap_or_else(|| subject.cache_bytes()));
+) -> Result<Vec<Row>, Failure>
+where
+    Arc<Input<E>>: Into<AnyInput>,
+{
+    let tokens = u64::from(subject.batch) * u64::from(subject.shape.kv_heads) * u64::from(subject.context);
+    let bytes = |selection: &Selection| {
+        (tokens as f64 * (selection.scheme().token_bytes)(selection, subject.shape.head_dim)) as u64
+    };
+    let count = sets(device, plan.kv.iter().map(bytes).min().unwrap_or_else(|| subject.cache_bytes()));
     let caches = Caches::<E>::new(device, subject, count, plan.query_scale)?;
     let mut rows = Vec::new();
-    for name in plan.names {
-        match row(name, &caches, plan, ceiling) {
+    for selection in plan.kv {
+        match row(selection, &caches, plan, ceiling) {
             Ok(row) => rows.push(row),
             Err(error) => match refusal(&error) {
-                Some(reason) => skipped.push(Skipped { what: format!("{name} {subject}"), reason }),
+                Some(reason) => skipped.push(Skipped { what: format!("{selection} {subject}"), reason }),
                 None => return Err(error),
             },
         }
@@ -148,85 +174,129 @@ pub fn measure<E: CacheElement>(
 }
 
 /// One scheme's row.
-fn row<E: CacheElement>(
-    name: &str,
+fn row<E: DenseElement>(
+    selection: &Selection,
     caches: &Caches<E>,
     plan: &Plan<'_>,
     ceiling: Option<&Ceiling>,
-) -> Result<Row, Failure> {
-    let (device, subject, count) = (&caches.device, caches.subject, caches.sets.len());
+) -> Result<Row, Failure>
+where
+    Arc<Input<E>>: Into<AnyInput>,
+{
+    let (device, subject, count) = (&caches.input.device, caches.subject, caches.input.pools.len());
     let stream = Stream::new(device)?;
-    let mut scheme = schemes::open::<E>(name, caches, plan.options)?;
+    let mut workload = plan.open(selection, caches)?;
+    let bytes = workload.read_bytes();
     let calls = match device.kind() {
-        BackendKind::Cuda => scheme.calls(calls(device, scheme.cache_bytes(), count)),
+        BackendKind::Cuda => whole_periods(calls(device, bytes, count), workload.period()),
         BackendKind::Cpu => 1,
     };
-    let parts = match device.kind() {
-        BackendKind::Cuda => parts(scheme.as_mut(), caches, &stream, calls, plan.repetition)?,
+    let stages = match device.kind() {
+        BackendKind::Cuda => stages(workload.as_mut(), count, &stream, calls, plan.repetition)?,
         BackendKind::Cpu => Vec::new(),
     };
     // The whole step last: it is what is compared.
-    // SAFETY: caches and scheme outlive the replays.
+    let every = workload.stages().len();
+    // SAFETY: caches and workload outlive the replays.
     let timing = unsafe {
-        on_device(&stream, calls, plan.repetition, |stream, call| scheme.step(stream, caches, call % count))
+        on_device(&stream, calls, plan.repetition, |stream, call| {
+            workload.enqueue(stream, call % count, every).map_err(Failure::from)
+        })
     }?;
-    let mut row = subject.row("decode", scheme.name(), subject.bytes(), timing);
+    let mut row = subject.row("decode", &selection.to_string(), subject.bytes(), timing);
     row.emulator = device.kind() == BackendKind::Cpu;
-    row.cache_bytes = Some(scheme.cache_bytes());
-    row.read_gb_per_s = Some(scheme.cache_bytes() as f64 / row.median_us * 1e-3);
+    row.cache_bytes = Some(bytes);
+    row.read_gb_per_s = Some(bytes as f64 / row.median_us * 1e-3);
     row.sets = Some(count);
     if let Some(ceiling) = ceiling {
         // A scheme that reads less is measured against less.
-        let part = scheme.cache_bytes() as f64 / ceiling.bytes as f64;
+        let part = bytes as f64 / ceiling.bytes as f64;
         let microseconds = ceiling.timing.median_us * part;
         row.roofline = Some(ceiling.pattern.clone());
         row.roofline_us = Some(microseconds);
         row.fraction = Some(microseconds / row.median_us);
     }
-    row.certified = scheme.certified(parts)?;
-    let result = scheme.result()?;
-    let part = scheme.error_of_bound(caches, &result)?;
-    row.error_of_bound = Some(part);
-    row.verified = Some(part <= 1.0);
+    row.stages = stages;
+    row.memory = Some(workload.memory());
+    row.facts = workload.facts()?;
+    let outcome = workload.outcome()?;
+    let judged = caches.judge(&*workload, &outcome);
+    row.error_of_bound = judged.iter().filter_map(|row| row.error_of_bound).reduce(worse);
+    row.verified = row.error_of_bound.map(|_| judged.iter().all(Judged::holds));
+    row.relative_error = median_and_most(judged.iter().map(Judged::relative));
+    row.relative_bound = median_and_most(judged.iter().filter_map(|row| Some(row.bound? / row.norm)));
     let tiles = subject.cache_bytes() / (64 * u64::from(subject.shape.head_dim));
-    let emulate = if row.certified.is_some() { EMULATE_QUANTIZED_TILES } else { EMULATE_TILES };
+    let emulate = if every > 1 { EMULATE_STAGED_TILES } else { EMULATE_TILES };
     if device.kind() == BackendKind::Cuda && tiles <= emulate {
-        let expected = emulated::<E>(subject, name, plan)?;
+        let expected = emulated::<E>(subject, selection, plan)?;
         row.bits_compared = Some(true);
-        row.verified = Some(expected.same_bits(&result) && row.verified != Some(false));
+        row.verified = Some(same_bits(&expected, &outcome) && row.verified != Some(false));
     }
     Ok(row)
 }
 
-/// By how much a step's time grows with each of its parts.
-fn parts<E: CacheElement>(
-    scheme: &mut dyn Scheme<E>,
-    caches: &Caches<E>,
+/// Calls of a graph, `least` or more: of each kind of step as many as there are in the long run, and enough that queries change
+/// as they do from token to token.
+fn whole_periods(least: usize, period: usize) -> usize {
+    if period == 1 { least } else { least.max(LEAST_CALLS).next_multiple_of(period) }
+}
+
+/// The larger; NaN if one is.
+fn worse(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+/// The middle and the largest of some numbers.
+fn median_and_most(values: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    Some([*values.get(values.len() / 2)?, *values.last()?])
+}
+
+/// Whether every bit is the same.
+fn same_bits(one: &Outcome, other: &Outcome) -> bool {
+    let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    bits(&one.output) == bits(&other.output) && bits(&one.lse) == bits(&other.lse)
+}
+
+/// By how much a step's time grows with each of its stages; nothing for a step of one.
+fn stages(
+    workload: &mut dyn Workload,
+    sets: usize,
     stream: &Stream,
     calls: usize,
     repetition: Repetition,
-) -> Result<Vec<Part>, Failure> {
-    let count = caches.sets.len();
+) -> Result<Vec<Stage>, Failure> {
     let repetition = Repetition { seconds: repetition.seconds / 2.0, ..repetition };
-    let mut before = 0.0;
-    let mut parts = Vec::new();
-    for (i, name) in scheme.parts().iter().enumerate() {
-        // SAFETY: caches and scheme outlive the replays.
+    let names = workload.stages();
+    if names.len() < 2 {
+        return Ok(Vec::new());
+    }
+    let (mut before, mut stages) = (0.0, Vec::new());
+    for (i, name) in names.iter().enumerate() {
+        // SAFETY: caches and workload outlive the replays.
         let timing = unsafe {
             on_device(stream, calls, repetition, |stream, call| {
-                scheme.first_parts(i + 1, stream, caches, call % count)
+                workload.enqueue(stream, call % sets, i + 1).map_err(Failure::from)
             })
         }?;
-        parts.push(Part { name: (*name).into(), us: timing.median_us - before });
+        stages.push(Stage { name: (*name).into(), us: timing.median_us - before });
         before = timing.median_us;
     }
-    Ok(parts)
+    Ok(stages)
 }
 
 /// What the emulator makes of the same cache.
-fn emulated<E: CacheElement>(subject: Subject, name: &str, plan: &Plan<'_>) -> Result<Output, Failure> {
+fn emulated<E: DenseElement>(
+    subject: Subject,
+    selection: &Selection,
+    plan: &Plan<'_>,
+) -> Result<Outcome, Failure>
+where
+    Arc<Input<E>>: Into<AnyInput>,
+{
     let device = Device::cpu(EmuOptions::default());
     let caches = Caches::<E>::new(&device, subject, 1, plan.query_scale)?;
-    // Opening runs it once.
-    schemes::open::<E>(name, &caches, plan.options)?.result()
+    // Opening runs it.
+    Ok(plan.open::<E>(selection, &caches)?.outcome()?)
 }

@@ -2,12 +2,10 @@
 
 mod arguments;
 mod caches;
-mod certified;
 mod measure;
 mod peers;
 mod picture;
 mod report;
-mod schemes;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -20,12 +18,12 @@ use super::environment::Environment;
 use super::record::Skipped;
 use crate::cli::backend::Gpu;
 use crate::cli::failure::Failure;
-use crate::cli::progress;
+use crate::cli::{progress, scheme};
 use half::{bf16, f16};
+use host::kv::workload::Originals;
 use host::{BackendKind, Device};
 use measure::{Plan, measure, repetition};
 use report::{Report, Row, Subject, set_ratios};
-use schemes::Options;
 use simt::emu::EmuOptions;
 use std::time::Instant;
 
@@ -101,10 +99,9 @@ fn own(
 ) -> Result<(), Failure> {
     let share = if arguments.peers { OWN_SHARE } else { 1.0 };
     let repetition = repetition(device, arguments.seconds_per_row);
-    let options = Options { policy: arguments.policy(), cold: arguments.cold };
-    let names: Vec<String> =
-        arguments.schemes.clone().unwrap_or_else(|| schemes::NAMES.map(str::to_string).to_vec());
-    let plan = Plan { names: &names, options, query_scale: arguments.query_scale, repetition };
+    let originals = if arguments.cold { Originals::Host { scratch: 0 } } else { Originals::Device };
+    let kv = scheme::each_once(&arguments.kv);
+    let plan = Plan { kv: &kv, originals, query_scale: arguments.query_scale, repetition };
     let mut subjects = subjects(arguments);
     subjects.sort_by_key(|subject| std::cmp::Reverse(subject.context));
     let bar = progress::bar(subjects.len());
@@ -157,24 +154,9 @@ fn own(
 
 /// Why something is not measured, where that is no failure: too little memory, or extents that a scheme does not take.
 fn refusal(error: &Failure) -> Option<String> {
-    use host::{Error as Host, attention, certified, dense};
-    let of_dense = |error: &dense::Error| {
-        matches!(
-            error,
-            dense::Error::Device(Host::OutOfMemory { .. })
-                | dense::Error::Cache(attention::Error::Device(Host::OutOfMemory { .. }))
-        )
-    };
     let refused = match error {
-        Failure::Device(Host::OutOfMemory { .. }) => true,
-        Failure::Dense(error) => of_dense(error),
-        Failure::Certified(error) => match error {
-            certified::Error::Device(Host::OutOfMemory { .. })
-            | certified::Error::StepHeadDim { .. }
-            | certified::Error::TooLong { .. } => true,
-            certified::Error::Dense(error) => of_dense(error),
-            _ => false,
-        },
+        Failure::Device(host::Error::OutOfMemory { .. }) => true,
+        Failure::Scheme(error) => error.is_refusal(),
         _ => false,
     };
     refused.then(|| error.to_string())

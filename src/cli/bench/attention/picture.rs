@@ -13,7 +13,7 @@ use std::path::Path;
 /// The lines, by scheme or peer.
 const LINES: [(&str, &str, (u8, u8, u8)); 9] = [
     ("dense", "dense", (213, 94, 0)),
-    ("naive", "naive INT8/INT4", (230, 159, 0)),
+    ("int8-int4", "INT8/INT4", (230, 159, 0)),
     ("certified", "certified", (0, 114, 178)),
     ("torch cudnn", "PyTorch, cuDNN", (0, 158, 115)),
     ("torch flash", "PyTorch, flash", (86, 180, 233)),

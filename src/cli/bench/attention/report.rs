@@ -3,6 +3,7 @@
 use super::super::record;
 use super::super::timing::Timing;
 use super::arguments::Shape;
+use host::kv::workload::{Fact, Memory};
 use serde::{Deserialize, Serialize};
 
 /// One measured figure. Peers write the same fields.
@@ -63,12 +64,11 @@ pub struct Row {
     /// `roofline_us` / `median_us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fraction: Option<f64>,
-    /// Whether what was compared is right: rows of the output within their bounds (of a quantized cache: within their
-    /// certificates) of the formula in f64, and on small caches
-    /// every bit that of the emulator.
+    /// Whether what was compared is right: rows of the output within what their scheme promises of the formula in f64,
+    /// and on small caches every bit that of the emulator. None where nothing is promised and no bit was compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<bool>,
-    /// The largest part of a bound that an error took.
+    /// The largest part of a bound that an error took, of the compared rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_of_bound: Option<f64>,
     /// Whether every bit was compared with the emulator's.
@@ -89,52 +89,30 @@ pub struct Row {
     /// Its time / `median_us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_ratio: Option<f64>,
-    /// Of schemes over a quantized cache.
+    /// What a step consists of, if it is more than one stage; none on the emulator.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<Stage>,
+    /// Bytes that the scheme's cache takes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub certified: Option<Certified>,
+    pub memory: Option<Memory>,
+    /// The errors of the compared rows as parts of their outputs' norms: median and largest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relative_error: Option<[f64; 2]>,
+    /// The bounds that are stated, as parts of the outputs' norms: median and largest of the compared rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relative_bound: Option<[f64; 2]>,
+    /// Figures that the scheme alone knows the meaning of.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub facts: Vec<Fact>,
 }
 
-/// A part of a step.
+/// A stage of a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Part {
+pub struct Stage {
     /// Its name.
     pub name: String,
-    /// By how many microseconds the median grows with it: a step up to it, less a step up to the part before.
+    /// By how many microseconds the median grows with it: a step up to it, less a step up to the stage before.
     pub us: f64,
-}
-
-/// What a step over a quantized cache read, and what its certificates say.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Certified {
-    /// The preset of its policy.
-    pub policy: String,
-    /// Where the originals were: `gpu`, as with a scratch that holds all that is promoted, or `host`, over the bus.
-    pub originals: String,
-    /// Times of its launches; none on the emulator.
-    pub parts: Vec<Part>,
-    /// Bytes of quantized blocks and annotations.
-    pub quantized_bytes: u64,
-    /// Bytes of originals for promoted and trailing blocks.
-    pub promoted_bytes: u64,
-    /// Bytes of originals for the dense rung.
-    pub dense_bytes: u64,
-    /// Blocks that a head chose for its keys, mean.
-    pub promoted_keys: f64,
-    /// Blocks that a head chose for its values, mean.
-    pub promoted_values: f64,
-    /// The share of a head's mass from quantized keys, mean.
-    pub tail_mass: f64,
-    /// Bound on the error by quantized keys, median of the heads; none if it is not finite.
-    pub e_key: Option<f64>,
-    /// By quantized values.
-    pub e_val: Option<f64>,
-    /// By the rounding of the arithmetic.
-    pub e_round: Option<f64>,
-    /// Query heads of all sequences.
-    pub heads: usize,
-    /// How many of them were computed from the originals.
-    pub dense_heads: usize,
 }
 
 /// Where the blocks of a paged cache lie in their pool.

@@ -2,10 +2,9 @@
 
 use super::super::record::not_measured;
 use super::arguments::short;
-use super::certified::{CARRIED_PARTS, PARTS};
-use super::report::{Certified, Report, Row};
+use super::report::{Report, Row};
 use crate::cli::table::{Align, Table};
-use crate::cli::text::microseconds as time;
+use crate::cli::text::{self, microseconds as time};
 
 fn optional(x: Option<f64>) -> String {
     x.map_or_else(String::new, |x| format!("{x:.3}"))
@@ -30,7 +29,7 @@ pub fn tables(report: &Report) -> String {
         let rows: Vec<&Row> =
             report.rows.iter().filter(|row| row.group() == group && row.op == "decode").collect();
         out += &figures(&rows);
-        out += &certified(&rows);
+        out += &facts(&rows);
         out += &side_by_side(&rows);
     }
     out += &not_measured(&report.skipped);
@@ -82,45 +81,47 @@ fn figures(rows: &[&Row]) -> String {
     table.render()
 }
 
-/// What the schemes over a quantized cache consist of, promoted and certify.
-fn certified(rows: &[&Row]) -> String {
-    let mut found: Vec<(&Row, &Certified)> =
-        rows.iter().filter_map(|row| Some((*row, row.certified.as_ref()?))).collect();
+/// What a step consists of, and what its scheme says of it.
+fn facts(rows: &[&Row]) -> String {
+    let mut found: Vec<&Row> =
+        rows.iter().copied().filter(|row| !row.facts.is_empty() || !row.stages.is_empty()).collect();
     if found.is_empty() {
         return String::new();
     }
-    found.sort_by_key(|(row, _)| row.context);
-    let mut columns = vec![
-        ("context", Align::Right),
-        ("scheme", Align::Left),
-        ("policy", Align::Left),
-        ("originals", Align::Left),
-    ];
-    // Those that any row has, each once.
-    let known = PARTS.into_iter().filter(|part| !CARRIED_PARTS.contains(part));
-    let has =
-        |name: &str| found.iter().any(|(_, figures)| figures.parts.iter().any(|part| part.name == name));
-    let names: Vec<&str> = CARRIED_PARTS.into_iter().chain(known).filter(|name| has(name)).collect();
-    columns.extend(names.iter().map(|part| (*part, Align::Right)));
-    let figures = ["keys", "values", "tail", "E_key", "E_val", "E_round", "dense heads"];
-    columns.extend(figures.map(|figure| (figure, Align::Right)));
+    found.sort_by_key(|row| row.context);
+    // Those that any row has, each once, in the order of their schemes.
+    let (mut stages, mut facts) = (Vec::new(), Vec::new());
+    for row in &found {
+        for stage in &row.stages {
+            if !stages.contains(&stage.name.as_str()) {
+                stages.push(&stage.name);
+            }
+        }
+        for fact in &row.facts {
+            if !facts.contains(&fact.name.as_str()) {
+                facts.push(&fact.name);
+            }
+        }
+    }
+    let mut columns = vec![("context", Align::Right), ("scheme", Align::Left)];
+    columns.extend(stages.iter().map(|name: &&str| (*name, Align::Right)));
+    columns.extend([("error / output", Align::Right), ("bound / output", Align::Right)]);
+    columns.extend(facts.iter().map(|name| (*name, Align::Right)));
     let mut table = Table::new(&columns);
-    for (row, figures) in found {
-        let bound = |x: Option<f64>| x.map_or_else(|| "none".into(), |x| format!("{x:.2e}"));
-        let originals = if figures.originals == "host" { "host" } else { "GPU (warm)" };
-        let mut cells = vec![short(row.context), row.label(), figures.policy.clone(), originals.into()];
-        let part = |name: &str| figures.parts.iter().find(|part| part.name == name);
-        let parts = names.iter().map(|name| part(name));
-        cells.extend(parts.map(|part| part.map_or_else(String::new, |part| format!("{:.1} µs", part.us))));
-        cells.extend([
-            format!("{:.1}", figures.promoted_keys),
-            format!("{:.1}", figures.promoted_values),
-            format!("{:.4}", figures.tail_mass),
-            bound(figures.e_key),
-            bound(figures.e_val),
-            bound(figures.e_round),
-            format!("{} of {}", figures.dense_heads, figures.heads),
-        ]);
+    for row in found {
+        let mut cells = vec![short(row.context), row.label()];
+        cells.extend(stages.iter().map(|name| {
+            let stage = row.stages.iter().find(|stage| stage.name == **name);
+            stage.map_or_else(String::new, |stage| format!("{:.1} µs", stage.us))
+        }));
+        cells.extend(
+            [row.relative_error, row.relative_bound]
+                .map(|relative| relative.map_or_else(String::new, |[median, _]| text::error(median))),
+        );
+        cells.extend(facts.iter().map(|name| {
+            let fact = row.facts.iter().find(|fact| fact.name == **name);
+            fact.map_or_else(String::new, |fact| text::figure(&fact.value))
+        }));
         table.row(cells);
     }
     format!("\n{}", table.render())

@@ -1,7 +1,7 @@
 //! The cases of the tensor-core and asynchronous-copy probes.
 
-use super::probe::Coverage;
-use super::{Case, CaseError, OutputBuffer, poisoned};
+use super::Samples;
+use crate::check::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::probe::{matrices, mix};
 use simt::{GlobalMut, Kernel, LaunchShape};
@@ -9,10 +9,10 @@ use simt::{GlobalMut, Kernel, LaunchShape};
 /// Warps of a block of the MMA probe.
 const WARPS: u32 = 4;
 
-pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
+pub(super) fn cases(samples: Samples) -> Vec<Case> {
     let mut cases = Vec::new();
     // An MMA costs as much as some hundred operators.
-    let blocks = (coverage.operands >> 11).max(1);
+    let blocks = (samples.operands >> 11).max(1);
     for class in 0..matrices::CLASSES {
         multiply(&mut cases, matrices::multiply::kernel::<matrices::F16>(), blocks, class);
         multiply(&mut cases, matrices::multiply::kernel::<matrices::Bf16>(), blocks, class);

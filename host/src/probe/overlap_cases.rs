@@ -1,15 +1,15 @@
 //! The cases of launches that overlap.
 
-use super::probe::Coverage;
-use super::{Case, CaseError, OutputBuffer, poisoned};
+use super::Samples;
+use crate::check::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, NodeId, Stream};
 use kernels_gpu::probe::{mix, overlaps};
 use simt::{Global, GlobalMut, LaunchShape};
 
-pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
+pub(super) fn cases(samples: Samples) -> Vec<Case> {
     // Elements and links: one block; all blocks of two links fit a GPU at once; one link is more than a GPU holds.
     let mut sizes = vec![(100, 64), (20_000, 64)];
-    if coverage.patterns > Coverage::QUICK.patterns {
+    if samples.patterns > Samples::QUICK.patterns {
         sizes.push((600_001, 16));
     }
     let mut cases = Vec::new();

@@ -1,9 +1,7 @@
 //! Keys and values in 8 bits, restored for attention.
 
-use super::paged::Paged;
-use super::sequence::Sequence;
-use super::{Error, Geometry, KvCache, Result};
 use crate::attention::{BLOCK_TOKENS, PagedPool};
+use crate::kv::{Error, Geometry, KvCache, New, Paged, Result, Rotated, Sequence};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::int8::quantizer::{dequantize, quantize, scale_from_max};
@@ -218,16 +216,11 @@ unsafe impl KvCache for Int8Cache {
         Ok(())
     }
 
-    fn append(
-        &mut self,
-        stream: &Stream,
-        layer: usize,
-        positions: &Buffer<u32>,
-        keys: &Buffer<f16>,
-        values: &Buffer<f16>,
-    ) -> Result<()> {
+    fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let tokens = self.sequence.begun(layer)?;
-        self.sequence.check_appended(stream, positions, keys, values)?;
+        let new = new.rotated(stream, self.sequence.geometry, tokens)?;
+        self.sequence.check_appended(stream, new)?;
+        let Rotated { positions, keys, values } = new;
         if self.sequence.on_slices(stream) {
             return self.on_slices(layer, keys, values, tokens);
         }

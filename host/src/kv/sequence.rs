@@ -1,15 +1,15 @@
 //! What every cache knows of its sequence, and the checks that follow from it.
 
-use super::{Error, Geometry, Result};
+use super::{Error, Geometry, Result, Rotated};
 use crate::attention::PagedPool;
-use crate::dense::Problem;
+use crate::attention::dense::Problem;
 use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
 use simt::{Global, GlobalMut};
 
 /// One sequence in a cache: its extents, how far it is, and where it lives.
 #[derive(Debug)]
-pub(super) struct Sequence {
+pub(crate) struct Sequence {
     pub geometry: Geometry,
     /// Tokens that fit.
     pub capacity: usize,
@@ -23,7 +23,7 @@ pub(super) struct Sequence {
 }
 
 /// A chunk's queries and where its attention goes, both [chunk, q_heads, head_dim].
-pub(super) struct Attending {
+pub(crate) struct Attending {
     pub chunk: usize,
     pub queries: Global<f16>,
     pub output: GlobalMut<f32>,
@@ -86,17 +86,11 @@ impl Sequence {
     }
 
     /// Says so if something that is appended is on another device than the cache.
-    pub fn check_appended(
-        &self,
-        stream: &Stream,
-        positions: &Buffer<u32>,
-        keys: &Buffer<f16>,
-        values: &Buffer<f16>,
-    ) -> Result<()> {
+    pub fn check_appended(&self, stream: &Stream, new: Rotated<'_>) -> Result<()> {
         stream.device().check_same(&self.device, "the cache")?;
-        stream.device().check_same(positions.device(), "the buffer of positions")?;
-        stream.device().check_same(keys.device(), "the buffer of keys")?;
-        Ok(stream.device().check_same(values.device(), "the buffer of values")?)
+        stream.device().check_same(new.positions.device(), "the buffer of positions")?;
+        stream.device().check_same(new.keys.device(), "the buffer of keys")?;
+        Ok(stream.device().check_same(new.values.device(), "the buffer of values")?)
     }
 
     /// The chunk's part of `queries` and `output`, which must be on the cache's device.

@@ -3,14 +3,14 @@
 use super::Result;
 use super::exact::{Exact, Prompts};
 use super::sequence::{Attending, Sequence};
+use crate::attention::dense::Handles;
 use crate::attention::{BlockTable, PagedPool};
-use crate::dense::Handles;
 use crate::{Buffer, Stream};
 use half::f16;
 
 /// What attention needs besides the pool: [`Sequence::pool`], whose block i holds tokens 16·i to 16·i + 15.
 #[derive(Debug)]
-pub(super) struct Paged {
+pub(crate) struct Paged {
     pub table: BlockTable,
     decode: Exact,
     prompts: Prompts,

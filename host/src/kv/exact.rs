@@ -2,15 +2,15 @@
 
 use super::Result;
 use super::sequence::Sequence;
+use crate::attention::dense::{self, Handles, Plan, Problem};
 use crate::cpu::handles::{slice, slice_mut};
-use crate::dense::{self, Handles, Plan, Problem};
 use crate::{Buffer, Stream};
 use half::f16;
 use simt::GlobalMut;
 
 /// A plan and what it writes besides the output.
 #[derive(Debug)]
-pub(super) struct Exact {
+pub(crate) struct Exact {
     pub plan: Plan<f16>,
     lse: Buffer<f32>,
 }
@@ -44,7 +44,7 @@ impl Exact {
 
 /// The plan for a prompt's chunks: all but the last of a prompt are of one length.
 #[derive(Debug, Default)]
-pub(super) struct Prompts(Option<Exact>);
+pub(crate) struct Prompts(Option<Exact>);
 
 impl Prompts {
     /// Makes ready for chunks of `tokens`. A chunk of one token is none of a prompt, and the plan that is there stays.

@@ -1,6 +1,10 @@
-//! The cases of the probe kernels: every primitive of `simt`.
+//! The probe kernels: every primitive of `simt`, for emulator and GPU to be compared by.
 
-use super::{Case, CaseError, OutputBuffer, OutputElement, poisoned};
+mod matrix_cases;
+mod overlap_cases;
+
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
+use crate::kv::System;
 use crate::{Buffer, Device, Stream};
 use glam::Vec4;
 use kernels_gpu::probe::{
@@ -13,24 +17,38 @@ const LAUNCH: u32 = 1 << 22;
 /// Threads of their blocks.
 const BLOCK: u32 = 256;
 
+/// The system.
+pub static SYSTEM: System = System {
+    name: "probe",
+    about: "what each primitive of the kernel language does",
+    kernels: || kernels().collect(),
+    cases: |coverage| match coverage {
+        Coverage::Small => cases(Samples { patterns: 1 << 10, operands: 1 << 10 }),
+        Coverage::Quick => cases(Samples::QUICK),
+        Coverage::Full => cases(Samples::FULL),
+        Coverage::Huge => Vec::new(),
+    },
+    schemes: &[],
+};
+
 /// How much of the functions' and operators' input is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Coverage {
+pub struct Samples {
     /// Bit patterns for each function of one operand, spread over all 2^32, in multiples of 4.
     pub patterns: u32,
     /// Operands for each operator.
     pub operands: u32,
 }
 
-impl Coverage {
+impl Samples {
     /// Enough to notice a wrong instruction: seconds on the emulator of a debug build.
-    pub const QUICK: Coverage = Coverage { patterns: 1 << 14, operands: 1 << 13 };
+    pub const QUICK: Samples = Samples { patterns: 1 << 14, operands: 1 << 13 };
     /// Over 10^9 outputs in all.
-    pub const FULL: Coverage = Coverage { patterns: 1 << 24, operands: 3 << 22 };
+    pub const FULL: Samples = Samples { patterns: 1 << 24, operands: 3 << 22 };
 }
 
 /// Every case of every probe kernel.
-pub fn cases(coverage: Coverage) -> Vec<Case> {
+pub fn cases(samples: Samples) -> Vec<Case> {
     let mut cases = Vec::new();
     index_cases(&mut cases);
     barrier_cases(&mut cases);
@@ -39,10 +57,10 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
     shared_cases(&mut cases);
     memory_cases(&mut cases);
     fence_cases(&mut cases);
-    cases.extend(super::probe_matrices::cases(coverage));
-    cases.extend(super::probe_overlaps::cases(coverage));
-    function_cases(&mut cases, coverage.patterns);
-    operator_cases(&mut cases, coverage.operands);
+    cases.extend(matrix_cases::cases(samples));
+    cases.extend(overlap_cases::cases(samples));
+    function_cases(&mut cases, samples.patterns);
+    operator_cases(&mut cases, samples.operands);
     cases
 }
 
@@ -382,7 +400,7 @@ mod tests {
 
     #[test]
     fn every_probe_runs_on_the_emulator_the_same_twice() {
-        let cases = cases(Coverage { patterns: 1 << 10, operands: 1 << 10 });
+        let cases = cases(Samples { patterns: 1 << 10, operands: 1 << 10 });
         assert_eq!(not_covered(&cases, kernels()), Vec::<&str>::new());
         let cpu = Device::cpu(EmuOptions::default());
         // The second run without race checking: blocks then run in parallel.
@@ -395,7 +413,7 @@ mod tests {
 
     #[test]
     fn full_coverage_is_over_a_billion_outputs() {
-        let full = Coverage::FULL;
+        let full = Samples::FULL;
         let swept = full.patterns as u64 * functions::KERNELS.len() as u64;
         let operated = full.operands as u64 * operators::KERNELS.len() as u64;
         assert!(swept + operated > 1_000_000_000, "{swept} + {operated}");

@@ -1,18 +1,20 @@
 //! INT8 keys and INT4 values: with a certificate and the originals behind it, or bare.
 
-use super::exact::Prompts;
-use super::sequence::{Attending, Sequence};
-use super::{Error, Geometry, KvCache, Result};
+use super::{
+    AttendedHandles, BLOCK_TOKENS, Carried, Certificate, Extents, Layout, Policy, Rung, SequenceId, StepPlan,
+    StepProblem, TieredCache,
+};
 use crate::attention::PagedPool;
-use crate::certified::{
-    self, AttendedHandles, BLOCK_TOKENS, Carried, Certificate, Extents, Policy, SequenceId, StepPlan,
-    StepProblem, TieredCache, Traffic,
+use crate::certified;
+use crate::kv::{
+    Attending, Error, Geometry, HeadReport, KvCache, New, Prompts, Result, Sequence, Source, StepReport,
+    Traffic,
 };
 use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
 
-/// Of the blocks of a layer, the share whose original keys, and values, the GPU keeps after use: one in so many.
-const SCRATCH_SHARE: u32 = 8;
+/// Of the blocks of a layer, the share whose original keys, and values, the GPU keeps after use.
+pub(super) const SCRATCH_SHARE: f64 = 1.0 / 8.0;
 
 /// A [`TieredCache`] a layer, all of one sequence.
 ///
@@ -43,15 +45,29 @@ impl CertifiedCache {
     /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; thresholds that make no sense; out
     /// of memory, of the device or of what the host can lock.
     pub fn new(device: &Device, geometry: Geometry, capacity: usize, policy: Policy) -> Result<Self> {
+        Self::with_settings(device, geometry, capacity, (policy, Layout::Compact, SCRATCH_SHARE))
+    }
+
+    /// The same with the layout of its tiles, and the share of the blocks whose originals the GPU keeps after use.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_settings(
+        device: &Device,
+        geometry: Geometry,
+        capacity: usize,
+        (policy, layout, scratch_share): (Policy, Layout, f64),
+    ) -> Result<Self> {
         let sequence = Sequence::new(device, geometry, capacity);
         let problem = sequence.problem(1).checked()?;
-        let heads = certified::Geometry::new(problem.kv_heads, problem.head_dim)?;
+        let heads = certified::Geometry::new(problem.kv_heads, problem.head_dim)?.with_layout(layout);
         let blocks = problem.max_blocks();
         let bytes = quantized_bytes(heads, geometry.layers, blocks as usize);
         Error::if_too_large(device, capacity, bytes)?;
         // The CPU's originals are as near as everything else.
         let promotes = policy.certify && device.kind() != BackendKind::Cpu;
-        let slots = if promotes { (blocks * problem.kv_heads).div_ceil(SCRATCH_SHARE) } else { 0 };
+        let all = f64::from(blocks * problem.kv_heads);
+        let slots = if promotes { (all * scratch_share).ceil() as u32 } else { 0 };
         let extents = Extents {
             geometry: heads,
             blocks,
@@ -75,7 +91,7 @@ impl CertifiedCache {
             head_dim: problem.head_dim,
             max_tokens: problem.max_tokens,
         };
-        let plan = StepPlan::new(device, step, &policy)?;
+        let plan = StepPlan::with_layout(device, step, &policy, layout)?;
         let carried = (0..geometry.layers).map(|layer| plan.carried(layer as u32));
         Ok(CertifiedCache {
             sequence,
@@ -105,6 +121,38 @@ impl CertifiedCache {
     }
 }
 
+/// A certificate in terms of no scheme.
+pub(super) fn head_report(certificate: &Certificate) -> HeadReport {
+    HeadReport {
+        bound: Some(certificate.bound()),
+        source: match Rung::of(certificate.rung()) {
+            Rung::Quantized => Source::Stored,
+            Rung::Promoted | Rung::Expanded => Source::Mixed,
+            Rung::Dense | Rung::Layer => Source::Originals,
+        },
+        original_keys: certificate.promoted_keys,
+        original_values: certificate.promoted_values,
+        skipped: 0,
+        skipped_mass: None,
+    }
+}
+
+impl From<certified::Error> for Error {
+    fn from(error: certified::Error) -> Self {
+        use certified::Error as Own;
+        match error {
+            Own::Device(error) => error.into(),
+            Own::Dense(error) => error.into(),
+            Own::StepHeadDim { .. }
+            | Own::TooLong { .. }
+            | Own::Policy { .. }
+            | Own::CarriedLayout { .. }
+            | Own::Geometry { .. } => Error::refused(error),
+            _ => Error::system(error),
+        }
+    }
+}
+
 /// Bytes of `blocks` quantized blocks in all layers, annotations included.
 fn quantized_bytes(heads: certified::Geometry, layers: usize, blocks: usize) -> u64 {
     let annotations = heads.pairs(blocks) * size_of::<certified::Annotation>();
@@ -114,7 +162,7 @@ fn quantized_bytes(heads: certified::Geometry, layers: usize, blocks: usize) -> 
 // SAFETY: layers, plan, lists, log-sums and certificates are made once; what a prompt needs is not captured.
 unsafe impl KvCache for CertifiedCache {
     fn scheme(&self) -> &'static str {
-        if self.policy.certify { "certified" } else { "naive-int8-int4" }
+        if self.policy.certify { "certified" } else { "int8-int4" }
     }
 
     fn geometry(&self) -> Geometry {
@@ -150,21 +198,20 @@ unsafe impl KvCache for CertifiedCache {
         self.sequence.geometry.token_bytes() * self.sequence.tokens as u64
     }
 
-    fn certificates(&self) -> Result<Vec<Certificate>> {
+    fn report(&self) -> Result<StepReport> {
         if !self.policy.certify || self.last != 1 {
-            return Ok(Vec::new());
+            return Ok(StepReport::default());
         }
-        Ok(self.certificates.to_vec()?)
+        Ok(StepReport { heads: self.certificates.to_vec()?.iter().map(head_report).collect() })
     }
 
     fn traffic(&self, stream: &Stream) -> Result<Option<Traffic>> {
         let mut sum = Traffic::default();
         for (cache, _) in &self.layers {
             let [_, total] = cache.traffic(stream)?;
-            sum.key_hits += total.key_hits;
-            sum.key_misses += total.key_misses;
-            sum.value_hits += total.value_hits;
-            sum.value_misses += total.value_misses;
+            sum.found += total.key_hits + total.value_hits;
+            sum.read += total.key_misses + total.value_misses;
+            sum.read_bytes += total.bytes(cache.geometry().head_dim());
         }
         Ok(self.policy.certify.then_some(sum))
     }
@@ -188,20 +235,14 @@ unsafe impl KvCache for CertifiedCache {
         Ok(())
     }
 
-    fn append(
-        &mut self,
-        stream: &Stream,
-        layer: usize,
-        _: &Buffer<u32>,
-        keys: &Buffer<f16>,
-        values: &Buffer<f16>,
-    ) -> Result<()> {
+    fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let tokens = self.sequence.begun(layer)?;
+        let new = new.rotated(stream, self.sequence.geometry, tokens)?;
         let (cache, sequence) = &mut self.layers[layer];
         // Either knows where the sequence ends.
         Ok(match tokens {
-            1 => cache.append(stream, keys, values),
-            _ => cache.prefill_first(stream, *sequence, keys, values, tokens),
+            1 => cache.append(stream, new.keys, new.values),
+            _ => cache.prefill_first(stream, *sequence, new.keys, new.values, tokens),
         }?)
     }
 

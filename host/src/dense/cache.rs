@@ -1,16 +1,13 @@
 //! Keys and values as they are, in f16.
 
-use super::paged::Paged;
-use super::sequence::Sequence;
-use super::{Error, Geometry, KvCache, Result, Unrotated};
+use crate::attention::dense::{self, AppendHandles};
+use crate::attention::rope::{RopeAppendHandles, rotate_and_append};
 use crate::attention::{BLOCK_TOKENS, PagedPool};
-use crate::dense::{self, AppendHandles, Problem};
-use crate::model::kernels::{RopeAppendHandles, rotate_and_append};
+use crate::kv::{Error, Geometry, KvCache, New, Paged, Raw, Result, Rotated, Sequence};
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::model::rotation::RopeShape;
 
-/// A dense cache of one sequence: a paged pool a layer, and exact attention.
+/// A cache of one sequence in f16: a paged pool a layer, and exact attention.
 ///
 /// The capacity decides how attention cuts its work ([`Plan`](dense::Plan)): another one may give other bits. Where it is one
 /// part, up to 256 tokens, a chunk gives the bits that its tokens give one by one.
@@ -41,6 +38,78 @@ impl DenseCache {
     pub fn with_kernels(mut self) -> Self {
         self.sequence.simd = false;
         self
+    }
+
+    /// Adds keys and values as they are.
+    fn append_rotated(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        new: Rotated<'_>,
+        tokens: usize,
+    ) -> Result<()> {
+        let DenseCache { sequence, pools, paged } = self;
+        sequence.check_appended(stream, new)?;
+        let Rotated { positions, keys, values } = new;
+        let elements = tokens * sequence.geometry.kv_width();
+        let (pool_keys, pool_values) = pools[layer].both_mut();
+        if sequence.on_slices(stream) {
+            // Which gives the same, without an emulated launch.
+            let Geometry { kv_heads, head_dim, .. } = sequence.geometry;
+            let block_tokens = BLOCK_TOKENS as usize;
+            for token in 0..tokens {
+                let position = sequence.tokens + token;
+                let (block, place) = (position / block_tokens, position % block_tokens);
+                for head in 0..kv_heads {
+                    let from = (token * kv_heads + head) * head_dim;
+                    let to = ((block * kv_heads + head) * block_tokens + place) * head_dim;
+                    stream.copy(keys, from..from + head_dim, pool_keys, to)?;
+                    stream.copy(values, from..from + head_dim, pool_values, to)?;
+                }
+            }
+            return Ok(paged.table.lengths_mut().write(0, &[(sequence.tokens + tokens) as u32])?);
+        }
+        let problem = sequence.problem(tokens);
+        let handles = AppendHandles {
+            new_keys: keys.global_range(..elements)?,
+            new_values: values.global_range(..elements)?,
+            positions: positions.global_range(..tokens)?,
+            table: paged.table.blocks().global(),
+            lengths: paged.table.lengths_mut().global_mut(),
+            keys: pool_keys.global_mut(),
+            values: pool_values.global_mut(),
+        };
+        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and what is past
+        // it is left out. Equal positions would leave one token's row or the other's. Dropping a buffer waits for the device.
+        Ok(unsafe { dense::append(stream, problem, handles) }?)
+    }
+
+    /// The same of what is not rotated yet, with the rotation, in one launch.
+    fn rotate_and_append(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        new: Raw<'_>,
+        tokens: usize,
+    ) -> Result<()> {
+        let DenseCache { sequence, pools, paged } = self;
+        stream.device().check_same(&sequence.device, "the cache")?;
+        new.check_device(stream)?;
+        let (geometry, shape) = (sequence.geometry, new.shape(sequence.geometry));
+        let width = geometry.query_width() + 2 * geometry.kv_width();
+        let (keys, values) = pools[layer].both_mut();
+        let handles = RopeAppendHandles {
+            qkv: new.qkv.global_range(..tokens * width)?,
+            positions: new.positions.global_range(..tokens)?,
+            frequencies: new.frequencies.global_range(..new.rotary as usize / 2)?,
+            queries: new.queries.global_range_mut(..tokens * geometry.query_width())?,
+            table: paged.table.blocks().global(),
+            lengths: paged.table.lengths_mut().global_mut(),
+            keys: keys.global_mut(),
+            values: values.global_mut(),
+        };
+        // SAFETY: as in `append_rotated`.
+        Ok(unsafe { rotate_and_append(stream, new.pairing, handles, shape, tokens) }?)
     }
 }
 
@@ -77,86 +146,17 @@ unsafe impl KvCache for DenseCache {
         Ok(())
     }
 
-    fn append(
-        &mut self,
-        stream: &Stream,
-        layer: usize,
-        positions: &Buffer<u32>,
-        keys: &Buffer<f16>,
-        values: &Buffer<f16>,
-    ) -> Result<()> {
-        let DenseCache { sequence, pools, paged } = self;
-        let tokens = sequence.begun(layer)?;
-        sequence.check_appended(stream, positions, keys, values)?;
-        let elements = tokens * sequence.geometry.kv_width();
-        let (pool_keys, pool_values) = pools[layer].both_mut();
-        if sequence.on_slices(stream) {
-            // Which gives the same, without an emulated launch.
-            let Geometry { kv_heads, head_dim, .. } = sequence.geometry;
-            let block_tokens = BLOCK_TOKENS as usize;
-            for token in 0..tokens {
-                let position = sequence.tokens + token;
-                let (block, place) = (position / block_tokens, position % block_tokens);
-                for head in 0..kv_heads {
-                    let from = (token * kv_heads + head) * head_dim;
-                    let to = ((block * kv_heads + head) * block_tokens + place) * head_dim;
-                    stream.copy(keys, from..from + head_dim, pool_keys, to)?;
-                    stream.copy(values, from..from + head_dim, pool_values, to)?;
-                }
+    fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
+        let tokens = self.sequence.begun(layer)?;
+        match new {
+            New::Raw(raw) if !self.sequence.on_slices(stream) => {
+                self.rotate_and_append(stream, layer, raw, tokens)
             }
-            return Ok(paged.table.lengths_mut().write(0, &[(sequence.tokens + tokens) as u32])?);
+            new => {
+                let rotated = new.rotated(stream, self.sequence.geometry, tokens)?;
+                self.append_rotated(stream, layer, rotated, tokens)
+            }
         }
-        let problem = sequence.problem(tokens);
-        let handles = AppendHandles {
-            new_keys: keys.global_range(..elements)?,
-            new_values: values.global_range(..elements)?,
-            positions: positions.global_range(..tokens)?,
-            table: paged.table.blocks().global(),
-            lengths: paged.table.lengths_mut().global_mut(),
-            keys: pool_keys.global_mut(),
-            values: pool_values.global_mut(),
-        };
-        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and what is past
-        // it is left out. Equal positions would leave one token's row or the other's. Dropping a buffer waits for the device.
-        Ok(unsafe { dense::append(stream, problem, handles) }?)
-    }
-
-    fn rotate_and_append(
-        &mut self,
-        stream: &Stream,
-        layer: usize,
-        new: Unrotated<'_>,
-        queries: &mut Buffer<f16>,
-    ) -> Result<bool> {
-        let DenseCache { sequence, pools, paged } = self;
-        let tokens = sequence.begun(layer)?;
-        if sequence.on_slices(stream) {
-            return Ok(false);
-        }
-        let Unrotated { qkv, positions, frequencies, pairing, rotary } = new;
-        stream.device().check_same(&sequence.device, "the cache")?;
-        stream.device().check_same(qkv.device(), "the buffer of queries, keys and values")?;
-        stream.device().check_same(positions.device(), "the buffer of positions")?;
-        stream.device().check_same(frequencies.device(), "the buffer of frequencies")?;
-        stream.device().check_same(queries.device(), "the buffer of queries")?;
-        let geometry = sequence.geometry;
-        let Problem { q_heads, kv_heads, head_dim, .. } = sequence.problem(tokens);
-        let width = geometry.query_width() + 2 * geometry.kv_width();
-        let (keys, values) = pools[layer].both_mut();
-        let handles = RopeAppendHandles {
-            qkv: qkv.global_range(..tokens * width)?,
-            positions: positions.global_range(..tokens)?,
-            frequencies: frequencies.global_range(..rotary as usize / 2)?,
-            queries: queries.global_range_mut(..tokens * geometry.query_width())?,
-            table: paged.table.blocks().global(),
-            lengths: paged.table.lengths_mut().global_mut(),
-            keys: keys.global_mut(),
-            values: values.global_mut(),
-        };
-        let shape = RopeShape { q_heads, kv_heads, head_dim, rotary };
-        // SAFETY: as in `append`.
-        unsafe { rotate_and_append(stream, pairing, handles, shape, tokens) }?;
-        Ok(true)
     }
 
     fn attend(

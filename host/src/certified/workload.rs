@@ -1,0 +1,390 @@
+//! Steps of certified attention, and of bare INT8/INT4 attention, as workloads.
+//!
+//! Both are whole steps: the pass alone leaves out a trailing block that is not full, and writes no output.
+
+use super::kv::head_report;
+use super::scheme::{layout, policy};
+use super::{
+    Annotation, Attended, CacheElement, Certificate, Geometry, Job, Layout, Near, OriginalsRead, Policy,
+    Rung, Scratch, StepHandles, StepPlan, StepProblem, Traffic, Writer, reasons,
+};
+use crate::attention::BLOCK_TOKENS;
+use crate::kv::workload::{
+    AnyInput, Data, Fact, Input, Memory, Opening, Originals, Outcome, Promise, Workload,
+};
+use crate::kv::{Error, Result};
+use crate::{Buffer, Pinned, Stream};
+use kernels_gpu::certified::admit::{HEADER, LAST, TOTAL};
+use std::sync::Arc;
+
+/// Blocks that are quantized by one launch.
+const JOBS: usize = 1 << 14;
+/// Query heads of a KV head that are computed together and share what is read.
+const ROW_GROUP: u64 = 8;
+/// Bytes of a dimension of a tile of 16 tokens: original keys, or values.
+const TILE_BYTES: u64 = 2 * BLOCK_TOKENS as u64;
+
+/// Original keys and values in host memory, and what of them is near.
+struct Host<E: CacheElement> {
+    keys: Pinned<E>,
+    values: Pinned<E>,
+    near: Buffer<E>,
+    directory: Buffer<u64>,
+    scratch: Scratch,
+}
+
+/// The quantized form of one pool.
+struct Quantized {
+    tiles: Buffer<u8>,
+    annotations: Buffer<Annotation>,
+}
+
+struct Step<E: CacheElement> {
+    input: Arc<Input<E>>,
+    plan: StepPlan<E>,
+    out: Attended,
+    policy: Policy,
+    geometry: Geometry,
+    /// Of each pool.
+    quantized: Vec<Quantized>,
+    host: Option<Host<E>>,
+    /// Steps so far.
+    steps: usize,
+    settled: Settled,
+}
+
+/// What is kept of steps before any that is timed.
+#[derive(Default)]
+struct Settled {
+    output: Vec<f32>,
+    lse: Vec<f32>,
+    certificates: Vec<Certificate>,
+    read: OriginalsRead,
+    checked: u64,
+    /// Of the first step, with an empty scratch, and of the settled one.
+    traffic: [Traffic; 2],
+    /// Heads of all steps so far, and those of them that were computed from the originals.
+    heads: [usize; 2],
+}
+
+/// Steps of `certified`.
+pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
+    let settings = (policy(opening.selection)?, layout(opening.selection));
+    Ok(match &opening.input {
+        AnyInput::F16(input) => Box::new(Step::open(input.clone(), settings, opening.originals)?),
+        AnyInput::Bf16(input) => Box::new(Step::open(input.clone(), settings, opening.originals)?),
+    })
+}
+
+/// Steps of `int8-int4`: nothing of the originals is used but the trailing block, and their error is judged by the bound of a
+/// step that makes the same outputs with a certificate.
+pub(super) fn open_bare(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
+    let settings = (Policy::BARE, Layout::Compact);
+    Ok(match &opening.input {
+        AnyInput::F16(input) => Box::new(Step::open(input.clone(), settings, Originals::Device)?),
+        AnyInput::Bf16(input) => Box::new(Step::open(input.clone(), settings, Originals::Device)?),
+    })
+}
+
+impl<E: CacheElement> Step<E> {
+    fn open(input: Arc<Input<E>>, (policy, layout): (Policy, Layout), originals: Originals) -> Result<Self> {
+        let device = &input.device;
+        let problem = StepProblem {
+            sequences: input.problem.sequences,
+            q_heads: input.problem.q_heads,
+            kv_heads: input.problem.kv_heads,
+            head_dim: input.problem.head_dim,
+            max_tokens: input.problem.max_tokens,
+        };
+        // Before anything large: it refuses what it cannot do.
+        let plan = StepPlan::<E>::with_layout(device, problem, &policy, layout)?;
+        let out = plan.allocate()?;
+        let geometry = Geometry::new(problem.kv_heads, problem.head_dim)?.with_layout(layout);
+        let stream = Stream::new(device)?;
+        let quantized = quantize(&input, geometry, &stream)?;
+        let host = match originals {
+            Originals::Device => None,
+            Originals::Host { scratch } => Some(Host::new(&input, geometry, scratch, &stream)?),
+        };
+        let settled = Settled::default();
+        let mut step = Step { input, plan, out, policy, geometry, quantized, host, steps: 0, settled };
+        // What no right result is.
+        stream.fill_u8(&mut step.out.output, .., 0xff)?;
+        stream.fill_u8(&mut step.out.lse, .., 0xff)?;
+        step.settle(&stream)?;
+        if !policy.certify {
+            step.bound_bare(&stream, problem, layout)?;
+        }
+        Ok(step)
+    }
+
+    /// Steps outside any timing: the driver loads the kernels, and until a list is there and the first queries are asked again.
+    fn settle(&mut self, stream: &Stream) -> Result<()> {
+        let carries = self.policy.renew > 0 && self.policy.certify;
+        let steps = if carries { self.input.queries.len() + 1 } else { 1 };
+        for step in 0..steps {
+            self.enqueue(stream, 0, usize::MAX)?;
+            stream.synchronize()?;
+            if step == 0 {
+                self.settled.traffic[0] = self.traffic(stream)?;
+            }
+            if self.policy.certify {
+                let certificates = self.out.certificates.to_vec()?;
+                let dense = certificates.iter().filter(|c| Rung::of(c.rung()).is_dense()).count();
+                self.settled.heads[0] += certificates.len();
+                self.settled.heads[1] += dense;
+            }
+        }
+        let settled = &mut self.settled;
+        settled.output = self.out.output.to_vec()?;
+        settled.lse = self.out.lse.to_vec()?;
+        settled.read = self.plan.originals_read(&self.input.lengths)?;
+        settled.checked = self.plan.checked(&self.input.lengths)?.bytes(self.geometry.layout());
+        if self.policy.certify {
+            settled.certificates = self.out.certificates.to_vec()?;
+        }
+        self.settled.traffic[1] = self.traffic(stream)?;
+        Ok(())
+    }
+
+    /// The certificates of the same outputs, from a step that makes them.
+    fn bound_bare(&mut self, stream: &Stream, problem: StepProblem, layout: Layout) -> Result<()> {
+        let mut judged = StepPlan::<E>::with_layout(&self.input.device, problem, &Policy::NAIVE, layout)?;
+        let mut out = judged.allocate()?;
+        let handles = self.handles(0, 0);
+        // SAFETY: as for every step of this workload; it ends before the plan goes.
+        unsafe { judged.run(stream, &handles, out.handles()) }?;
+        stream.synchronize()?;
+        self.settled.certificates = out.certificates.to_vec()?;
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        if bits(&self.settled.output) == bits(&out.output.to_vec()?) {
+            return Ok(());
+        }
+        #[derive(Debug, thiserror::Error)]
+        #[error(
+            "int8-int4 has other outputs with a certificate than without; run `ferrokv check` and report this"
+        )]
+        struct OtherOutputs;
+        Err(Error::system(OtherOutputs))
+    }
+
+    fn handles(&mut self, set: usize, step: usize) -> StepHandles<E> {
+        let Input { queries, pools, table, .. } = &*self.input;
+        let (keys, values) = match &self.host {
+            Some(host) => (host.keys.global(), host.values.global()),
+            None => (pools[set].keys().global(), pools[set].values().global()),
+        };
+        let near = match &mut self.host {
+            Some(host) if host.scratch != Scratch::NONE => Near {
+                tiles: host.near.global_mut(),
+                directory: host.directory.global_mut(),
+                scratch: host.scratch,
+            },
+            _ => Near::none(),
+        };
+        StepHandles {
+            queries: queries[step % queries.len()].global(),
+            tiles: self.quantized[set].tiles.global().cast(),
+            annotations: self.quantized[set].annotations.global(),
+            table: table.blocks().global(),
+            lengths: table.lengths().global(),
+            keys,
+            values,
+            near,
+        }
+    }
+
+    /// Of the last step; nothing where there is no scratch to count it.
+    fn traffic(&self, stream: &Stream) -> Result<Traffic> {
+        const { assert!(TOTAL == LAST + 4) };
+        let Some(host) = self.host.as_ref().filter(|host| host.scratch != Scratch::NONE) else {
+            return Ok(Traffic::default());
+        };
+        let mut words = [0u64; 4];
+        stream.download(&host.directory, LAST, &mut words)?;
+        Ok(bytemuck::cast(words))
+    }
+
+    /// Tiles of full blocks, each as often as a group of query heads reads them, and their annotations where a step certifies.
+    fn quantized_bytes(&self) -> u64 {
+        let problem = self.input.problem;
+        let groups =
+            u64::from(problem.kv_heads) * u64::from(problem.q_heads / problem.kv_heads).div_ceil(ROW_GROUP);
+        let blocks: u64 = self.input.lengths.iter().map(|length| u64::from(length / BLOCK_TOKENS)).sum();
+        let annotation = if self.policy.certify { size_of::<Annotation>() as u64 } else { 0 };
+        groups * blocks * (u64::from(self.geometry.layout().bytes) + annotation)
+    }
+
+    /// Bytes of originals for promoted and trailing blocks, and for the dense rung.
+    fn original_bytes(&self) -> [u64; 2] {
+        let dim = u64::from(self.input.problem.head_dim);
+        let read = self.settled.read;
+        let token = 4 * dim;
+        let longest = self.input.lengths.iter().copied().max().unwrap_or(0);
+        [(read.key_tiles + read.value_tiles) * TILE_BYTES * dim, read.dense_rows * u64::from(longest) * token]
+    }
+}
+
+/// Quantizes the full blocks of each pool.
+fn quantize<E: CacheElement>(
+    input: &Input<E>,
+    geometry: Geometry,
+    stream: &Stream,
+) -> Result<Vec<Quantized>> {
+    let blocks = input.table.pool_blocks();
+    let mut full: Vec<u32> = Vec::new();
+    for (row, length) in input.blocks.iter().zip(&input.lengths) {
+        full.extend(&row[..(length / BLOCK_TOKENS) as usize]);
+    }
+    // Sequences may share blocks.
+    full.sort_unstable();
+    full.dedup();
+    let jobs: Vec<Job> = full.iter().map(|block| Job { source: *block, destination: *block }).collect();
+    let mut writer = Writer::<E>::new(&input.device, geometry, jobs.len().clamp(1, JOBS))?;
+    let mut all = Vec::with_capacity(input.pools.len());
+    for pool in &input.pools {
+        let mut tiles = Buffer::zeroed(&input.device, geometry.tile_bytes(blocks as usize))?;
+        let mut annotations = Buffer::zeroed(&input.device, geometry.pairs(blocks as usize))?;
+        for jobs in jobs.chunks(JOBS) {
+            writer.write(stream, pool.keys(), pool.values(), jobs, &mut tiles, &mut annotations)?;
+        }
+        all.push(Quantized { tiles, annotations });
+    }
+    writer.check(stream)?;
+    Ok(all)
+}
+
+impl<E: CacheElement> Host<E> {
+    /// All pools are the same, and what comes over the bus is in nobody's cache: one copy will do.
+    fn new(input: &Input<E>, geometry: Geometry, blocks: u32, stream: &Stream) -> Result<Self> {
+        let pinned = |from: &Buffer<E>| -> Result<Pinned<E>> {
+            let mut to = Pinned::zeroed(&input.device, from.len())?;
+            stream.download(from, 0, &mut to)?;
+            Ok(to)
+        };
+        let slots = blocks.saturating_mul(input.problem.kv_heads);
+        let scratch = match slots {
+            0 => Scratch::NONE,
+            _ => Scratch { key_slots: slots, value_slots: slots, fresh: 0, admits: 1 },
+        };
+        let mut directory = vec![0u64; HEADER as usize];
+        for _ in 0..2 * slots {
+            directory.extend([u64::MAX, u64::from(Scratch::EMPTY)]);
+        }
+        let tile = geometry.layout().elements() as usize;
+        Ok(Host {
+            keys: pinned(input.pools[0].keys())?,
+            values: pinned(input.pools[0].values())?,
+            near: Buffer::zeroed(&input.device, scratch.tiles() as usize * tile)?,
+            directory: Buffer::from_slice(&input.device, &directory)?,
+            scratch,
+        })
+    }
+}
+
+impl<E: CacheElement> Workload for Step<E> {
+    fn stages(&self) -> &'static [&'static str] {
+        self.plan.stages()
+    }
+
+    fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
+        let handles = self.handles(set, self.steps);
+        self.steps += 1;
+        // SAFETY: every buffer lives as long as the workload, which the caller keeps until the stream is done; the table's
+        // lengths and blocks are those that the pools were made for, and every full block is quantized.
+        Ok(unsafe { self.plan.run_stages(stream, &handles, self.out.handles(), stages) }?)
+    }
+
+    /// So many that queries change as they do from token to token, and of each kind of step as many as there are in the long run.
+    fn period(&self) -> usize {
+        if self.policy.certify { self.policy.renew.max(1) as usize } else { 1 }
+    }
+
+    fn read_bytes(&self) -> u64 {
+        self.quantized_bytes() + self.original_bytes().iter().sum::<u64>()
+    }
+
+    fn memory(&self) -> Memory {
+        let quantized = &self.quantized[0];
+        let stored = quantized.tiles.bytes() + quantized.annotations.bytes();
+        let pool = &self.input.pools[0];
+        let originals = (pool.keys().bytes() + pool.values().bytes()) as u64;
+        match &self.host {
+            Some(host) => Memory {
+                device: (stored + host.near.bytes() + host.directory.bytes()) as u64,
+                host: originals,
+            },
+            None if self.policy.certify => Memory { device: stored as u64 + originals, host: 0 },
+            None => Memory { device: stored as u64, host: 0 },
+        }
+    }
+
+    fn outcome(&self) -> Result<Outcome> {
+        let Settled { output, lse, certificates, .. } = &self.settled;
+        Ok(Outcome {
+            output: output.clone(),
+            lse: lse.clone(),
+            heads: certificates.iter().map(head_report).collect(),
+        })
+    }
+
+    fn promise(&self, row: usize, _: &Data<'_>) -> Promise {
+        let Certificate { e_key, e_val, e_round, .. } = self.settled.certificates[row];
+        Promise::Norm(f64::from(e_key) + f64::from(e_val) + f64::from(e_round))
+    }
+
+    fn facts(&self) -> Result<Vec<Fact>> {
+        let certificates = &self.settled.certificates;
+        let mean = |of: &dyn Fn(&Certificate) -> f64| {
+            certificates.iter().map(of).sum::<f64>() / certificates.len() as f64
+        };
+        let median = |of: &dyn Fn(&Certificate) -> f32| {
+            let mut all: Vec<f32> = certificates.iter().map(of).collect();
+            all.sort_by(f32::total_cmp);
+            all.get(all.len() / 2).map_or(f64::NAN, |x| f64::from(*x))
+        };
+        let [promoted, dense] = self.original_bytes();
+        let [first, later] = self.settled.traffic;
+        let dim = self.input.problem.head_dim;
+        let mut facts = vec![
+            Fact::text(
+                "originals",
+                match &self.host {
+                    _ if !self.policy.certify => "none",
+                    Some(_) => "host",
+                    None => "device",
+                },
+            ),
+            Fact::count("keys", mean(&|c| f64::from(c.promoted_keys))),
+            Fact::count("values", mean(&|c| f64::from(c.promoted_values))),
+            Fact::count("tail", mean(&|c| f64::from(c.tail_mass))),
+            Fact::error("E_key", median(&|c| c.e_key)),
+            Fact::error("E_val", median(&|c| c.e_val)),
+            Fact::error("E_round", median(&|c| c.e_round)),
+            Fact::bytes("quantized", self.quantized_bytes()),
+            Fact::bytes("promoted", promoted),
+            Fact::bytes("dense", dense),
+            Fact::bytes("checked", self.settled.checked),
+            Fact::text("dense heads", format!("{} of {}", self.settled.heads[1], self.settled.heads[0])),
+        ];
+        if self.host.as_ref().is_some_and(|host| host.scratch != Scratch::NONE) {
+            facts.push(Fact::bytes("host, first step", first.bytes(dim)));
+            facts.push(Fact::bytes("host, later", later.bytes(dim)));
+            facts.push(Fact::count("scratch hits", (later.key_hits + later.value_hits) as f64));
+        }
+        Ok(facts)
+    }
+
+    fn row_facts(&self, row: usize) -> Vec<Fact> {
+        let certificate = &self.settled.certificates[row];
+        vec![
+            Fact::error("E_key", certificate.e_key.into()),
+            Fact::error("E_val", certificate.e_val.into()),
+            Fact::error("E_round", certificate.e_round.into()),
+            Fact::count("tail", certificate.tail_mass.into()),
+            Fact::error("delta", certificate.delta.into()),
+            Fact::text("rung", Rung::of(certificate.rung()).to_string()),
+            Fact::text("why", reasons(certificate.reason()).join(", ")),
+        ]
+    }
+}

@@ -1,0 +1,70 @@
+//! Exact attention as a workload.
+
+use super::{Attended, DenseElement, Plan, bound};
+use crate::Stream;
+use crate::kv::workload::{AnyInput, Data, Input, Memory, Opening, Outcome, Promise, Workload};
+use crate::kv::{HeadReport, Result};
+use std::sync::Arc;
+
+struct Dense<E: DenseElement> {
+    input: Arc<Input<E>>,
+    plan: Plan<E>,
+    out: Attended,
+}
+
+/// One launch over each of the pools.
+pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
+    Ok(match &opening.input {
+        AnyInput::F16(input) => Box::new(Dense::open(input.clone())?),
+        AnyInput::Bf16(input) => Box::new(Dense::open(input.clone())?),
+    })
+}
+
+impl<E: DenseElement> Dense<E> {
+    fn open(input: Arc<Input<E>>) -> Result<Self> {
+        let plan = Plan::new(&input.device, input.problem)?;
+        let mut out = plan.allocate()?;
+        // What no right result is.
+        let stream = Stream::new(&input.device)?;
+        stream.fill_u8(&mut out.output, .., 0xff)?;
+        stream.fill_u8(&mut out.lse, .., 0xff)?;
+        let mut dense = Dense { input, plan, out };
+        // A first run outside any timing: the driver loads the kernel.
+        dense.enqueue(&stream, 0, 1)?;
+        stream.synchronize()?;
+        Ok(dense)
+    }
+}
+
+impl<E: DenseElement> Workload for Dense<E> {
+    fn stages(&self) -> &'static [&'static str] {
+        &["attend"]
+    }
+
+    fn enqueue(&mut self, stream: &Stream, set: usize, _: usize) -> Result<()> {
+        let Input { queries, pools, table, .. } = &*self.input;
+        Ok(self.plan.run(stream, &queries[0], &pools[set], table, &mut self.out)?)
+    }
+
+    fn read_bytes(&self) -> u64 {
+        let problem = self.input.problem;
+        let tokens: u64 = self.input.lengths.iter().map(|length| u64::from(*length)).sum();
+        2 * size_of::<E>() as u64 * tokens * u64::from(problem.kv_heads) * u64::from(problem.head_dim)
+    }
+
+    fn memory(&self) -> Memory {
+        let pool = &self.input.pools[0];
+        Memory { device: (pool.keys().bytes() + pool.values().bytes()) as u64, host: 0 }
+    }
+
+    fn outcome(&self) -> Result<Outcome> {
+        let heads = vec![HeadReport::STORED; self.out.lse.len()];
+        Ok(Outcome { output: self.out.output.to_vec()?, lse: self.out.lse.to_vec()?, heads })
+    }
+
+    fn promise(&self, _: usize, data: &Data<'_>) -> Promise {
+        let Data { sequence, q_head, query, key, value } = *data;
+        let (output, lse) = bound::row::<E>(&sequence, self.plan.splits(), query, key, value, 0, q_head);
+        Promise::Elements { output, lse }
+    }
+}

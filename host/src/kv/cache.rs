@@ -1,0 +1,209 @@
+//! What stands between a model and the cache of its keys and values.
+
+use super::{Geometry, Result, StepReport, Traffic};
+use crate::attention::rope::{Pairing, RopeHandles, RopeShape, rotate};
+use crate::{Buffer, Stream};
+use half::f16;
+
+/// A chunk's keys and values on their way into a cache.
+#[derive(Debug)]
+pub enum New<'a> {
+    /// As the product gives them, queries beside them: the cache turns them, or has [`Raw::rotate`] do it.
+    Raw(Raw<'a>),
+    /// Turned already.
+    Rotated(Rotated<'a>),
+}
+
+/// Queries, keys and values of a chunk that nobody has rotated.
+#[derive(Debug)]
+pub struct Raw<'a> {
+    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
+    pub qkv: &'a Buffer<f32>,
+    /// Where they belong in the sequence, \[tokens\]: the tokens that follow those committed.
+    pub positions: &'a Buffer<u32>,
+    /// Radians a position, [rotary / 2].
+    pub frequencies: &'a Buffer<f32>,
+    /// Which channels turn together.
+    pub pairing: Pairing,
+    /// Channels of a head that turn.
+    pub rotary: u32,
+    /// Where the rotated queries go, [tokens, q_heads, head_dim]: a cache that takes them raw writes them.
+    pub queries: &'a mut Buffer<f16>,
+    /// Room for the rotated keys, [tokens, kv_heads, head_dim].
+    pub keys: &'a mut Buffer<f16>,
+    /// Room for the values.
+    pub values: &'a mut Buffer<f16>,
+}
+
+/// Keys and values of a chunk, rotated.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotated<'a> {
+    /// Where they belong in the sequence, \[tokens\]: the tokens that follow those committed.
+    pub positions: &'a Buffer<u32>,
+    /// [tokens, kv_heads, head_dim].
+    pub keys: &'a Buffer<f16>,
+    /// [tokens, kv_heads, head_dim].
+    pub values: &'a Buffer<f16>,
+}
+
+impl<'a> Raw<'a> {
+    /// The extents of the rotation.
+    pub fn shape(&self, geometry: Geometry) -> RopeShape {
+        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        RopeShape {
+            q_heads: narrow(geometry.q_heads),
+            kv_heads: narrow(geometry.kv_heads),
+            head_dim: narrow(geometry.head_dim),
+            rotary: self.rotary,
+        }
+    }
+
+    /// Turns queries and keys of `tokens` tokens and hands all three on in f16, in one launch.
+    ///
+    /// # Errors
+    /// Buffers that are too short or on another device; extents that cannot be rotated; what the launch reports.
+    pub fn rotate(self, stream: &Stream, geometry: Geometry, tokens: usize) -> Result<Rotated<'a>> {
+        let shape = self.shape(geometry);
+        self.check_device(stream)?;
+        let (query_width, kv_width) = (geometry.query_width(), geometry.kv_width());
+        let handles = RopeHandles {
+            qkv: self.qkv.global_range(..tokens * (query_width + 2 * kv_width))?,
+            positions: self.positions.global_range(..tokens)?,
+            frequencies: self.frequencies.global_range(..self.rotary as usize / 2)?,
+            queries: self.queries.global_range_mut(..tokens * query_width)?,
+            keys: self.keys.global_range_mut(..tokens * kv_width)?,
+            values: self.values.global_range_mut(..tokens * kv_width)?,
+        };
+        // SAFETY: buffers of the stream's device, as long as just seen. Dropping a buffer waits for the device.
+        unsafe { rotate(stream, self.pairing, handles, shape, tokens) }?;
+        Ok(Rotated { positions: self.positions, keys: self.keys, values: self.values })
+    }
+
+    /// Says so if something is on another device than the stream.
+    ///
+    /// # Errors
+    /// [`crate::Error::WrongDevice`].
+    pub fn check_device(&self, stream: &Stream) -> Result<()> {
+        let device = stream.device();
+        device.check_same(self.qkv.device(), "the buffer of queries, keys and values")?;
+        device.check_same(self.positions.device(), "the buffer of positions")?;
+        device.check_same(self.frequencies.device(), "the buffer of frequencies")?;
+        device.check_same(self.keys.device(), "the buffer of keys")?;
+        device.check_same(self.values.device(), "the buffer of values")?;
+        Ok(device.check_same(self.queries.device(), "the buffer of queries")?)
+    }
+}
+
+impl<'a> New<'a> {
+    /// Rotated, by a launch if they are raw.
+    ///
+    /// # Errors
+    /// As [`Raw::rotate`].
+    pub fn rotated(self, stream: &Stream, geometry: Geometry, tokens: usize) -> Result<Rotated<'a>> {
+        match self {
+            New::Raw(raw) => raw.rotate(stream, geometry, tokens),
+            New::Rotated(rotated) => Ok(rotated),
+        }
+    }
+}
+
+/// Keys and values of one sequence, in all layers of a model, on a device.
+///
+/// A model's step is the same for every scheme: [`begin`](Self::begin) with the number of new tokens, then for each layer
+/// [`append`](Self::append) and [`attend`](Self::attend), then [`commit`](Self::commit). What attention gives is f32.
+/// Buffers may be longer than the chunk needs: its tokens are the first rows. After an error of `append`, `attend` or
+/// [`check`](Self::check) some layers may hold what others do not: the cache is not to be used further.
+///
+/// # Graphs
+/// The launches of a step of one token can be captured once and replayed: `begin` and `commit` are the host's affair and
+/// happen around each replay, `append` and `attend` put nothing but launches into the stream, and where the token goes
+/// they find in the device's memory.
+///
+/// # Safety
+/// The memory that appending and `attend` of one token name in a capture stays where it is as long as the cache is there,
+/// whatever is called on it: replays of the graph use it.
+pub unsafe trait KvCache: Send {
+    /// What the scheme is called on the command line.
+    fn scheme(&self) -> &'static str;
+
+    /// Heads and layers that it is for.
+    fn geometry(&self) -> Geometry;
+
+    /// Tokens that are committed.
+    fn tokens(&self) -> usize;
+
+    /// Tokens that fit.
+    fn capacity(&self) -> usize;
+
+    /// Bytes that its committed tokens take in all layers, and what is set aside for using them: the device's memory.
+    fn bytes(&self) -> u64;
+
+    /// Bytes of keys and values that a step of decoding reads at least, in all layers.
+    fn step_bytes(&self) -> u64;
+
+    /// Bytes of the host's memory that they take beside.
+    fn host_bytes(&self) -> u64 {
+        0
+    }
+
+    /// What is known of the attention of the last token: bounds, what was skipped, what came from originals. Empty, if
+    /// the scheme says nothing or the last chunk had more than one token. Waits for the device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn report(&self) -> Result<StepReport> {
+        Ok(StepReport::default())
+    }
+
+    /// Originals that all steps so far have used, and where they were found; `None` for a scheme that keeps none. Apart
+    /// from [`report`](Self::report), since every layer is asked. Waits for the stream.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn traffic(&self, _: &Stream) -> Result<Option<Traffic>> {
+        Ok(None)
+    }
+
+    /// Waits for the stream, and says whether everything that was appended is held.
+    ///
+    /// # Errors
+    /// The first key or value that the scheme does not take; what the device reports.
+    fn check(&mut self, _: &Stream) -> Result<()> {
+        Ok(())
+    }
+
+    /// After how many steps of decoding what they launch is the same again. Where it is more than one, graphs of so many
+    /// steps take turns, captured when a first step was launched.
+    fn period(&self) -> usize {
+        1
+    }
+
+    /// Makes ready for a chunk of `tokens` that follow those committed. A chunk that was begun, and of which nothing was
+    /// appended, is forgotten. For one token nothing happens on the device.
+    ///
+    /// # Errors
+    /// [`Error::Full`](super::Error::Full), before anything changes; what the device reports.
+    fn begin(&mut self, stream: &Stream, tokens: usize) -> Result<()>;
+
+    /// Adds the chunk's keys and values to a layer. Of [`New::Raw`] the rotated queries are written too.
+    ///
+    /// # Errors
+    /// [`Error::Order`](super::Error::Order); buffers that are too short; what the device reports.
+    fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()>;
+
+    /// Causal attention of the chunk's `queries` to `output`, both [tokens, q_heads, head_dim], in a layer that has its
+    /// keys and values.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    fn attend(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        queries: &Buffer<f16>,
+        output: &mut Buffer<f32>,
+    ) -> Result<()>;
+
+    /// The chunk is in all layers: from now on it counts.
+    fn commit(&mut self);
+}

@@ -1,0 +1,164 @@
+//! What can be wrong with a scheme, its options or its cache.
+
+use crate::attention;
+use crate::{Device, Error as DeviceError};
+
+/// A result with this module's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a scheme reports.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A paged pool or its table, or extents that cannot be rotated.
+    #[error(transparent)]
+    Attention(#[from] attention::Error),
+    /// Exact attention.
+    #[error(transparent)]
+    Exact(#[from] attention::dense::Error),
+    /// A buffer, a launch or a copy failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Extents or settings that a system has nothing for; another scheme may take them.
+    #[error(transparent)]
+    Refused(Source),
+    /// What else a system reports.
+    #[error(transparent)]
+    System(Source),
+    /// A scheme that there is not.
+    #[error("there is no KV scheme '{name}'; there is {names}")]
+    Scheme {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        names: String,
+    },
+    /// A preset that the scheme does not have.
+    #[error("{scheme} has no preset '{preset}'; {presets}")]
+    Preset {
+        /// The scheme.
+        scheme: &'static str,
+        /// What was asked for.
+        preset: String,
+        /// What it has, as a sentence's end.
+        presets: String,
+    },
+    /// An option that the scheme does not have, or one without a value.
+    #[error("{scheme} has no option '{option}'; {options}")]
+    Option {
+        /// The scheme.
+        scheme: &'static str,
+        /// What was given.
+        option: String,
+        /// What it has, as a sentence's end.
+        options: String,
+    },
+    /// An option's value.
+    #[error("{scheme}/{option}={value}: {option} is {expected}")]
+    Value {
+        /// The scheme.
+        scheme: &'static str,
+        /// The option.
+        option: &'static str,
+        /// What was given.
+        value: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// An option that is given twice.
+    #[error("{scheme} is given {option} twice; leave one out")]
+    Twice {
+        /// The scheme.
+        scheme: &'static str,
+        /// The option.
+        option: &'static str,
+    },
+    /// A file that a scheme asks for and that does not go with the model.
+    #[error("{path} is for {what} {found}, and the model has {expected}; make it for this model")]
+    Artifact {
+        /// The file.
+        path: String,
+        /// What differs.
+        what: &'static str,
+        /// The file's.
+        found: String,
+        /// The model's.
+        expected: String,
+    },
+    /// A file that a scheme asks for and that cannot be read.
+    #[error(transparent)]
+    File(#[from] crate::tensor_file::Error),
+    /// Tokens that there is no room for.
+    #[error(
+        "{tokens} tokens more do not fit a cache that has {held} of {capacity}; make it for more tokens, or ask for fewer"
+    )]
+    Full {
+        /// Tokens to come.
+        tokens: usize,
+        /// Tokens that are there.
+        held: usize,
+        /// Tokens that fit.
+        capacity: usize,
+    },
+    /// A cache that cannot be numbered, or that the device's memory cannot hold.
+    #[error(
+        "a cache of {tokens} tokens takes {bytes} bytes, and {device} has {memory}; ask for fewer tokens"
+    )]
+    Memory {
+        /// Tokens asked for.
+        tokens: usize,
+        /// Bytes that they take in all layers.
+        bytes: u64,
+        /// The device.
+        device: String,
+        /// Its memory in bytes.
+        memory: u64,
+    },
+    /// A call outside its order, or for a layer that is not there.
+    #[error("{what} is {value}; {limit}")]
+    Order {
+        /// What was given.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// What it may be.
+        limit: &'static str,
+    },
+}
+
+impl Error {
+    /// What a system says of extents or settings that it has nothing for.
+    pub fn refused(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Error::Refused(Box::new(error))
+    }
+
+    /// Anything else that a system says.
+    pub fn system(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Error::System(Box::new(error))
+    }
+
+    /// Whether another scheme, or a smaller problem, may well succeed: the device has not failed.
+    pub fn is_refusal(&self) -> bool {
+        use attention::dense::Error as Exact;
+        let memory = |error: &DeviceError| matches!(error, DeviceError::OutOfMemory { .. });
+        match self {
+            Error::Refused(_) | Error::Memory { .. } => true,
+            Error::Device(error) | Error::Attention(attention::Error::Device(error)) => memory(error),
+            Error::Exact(Exact::Device(error) | Exact::Cache(attention::Error::Device(error))) => {
+                memory(error)
+            }
+            Error::Exact(Exact::HeadDim { .. } | Exact::Group { .. } | Exact::Heads { .. }) => true,
+            _ => false,
+        }
+    }
+
+    /// Says so if a device can never hold `bytes`.
+    pub(crate) fn if_too_large(device: &Device, tokens: usize, bytes: u64) -> Result<()> {
+        match device.info().memory_bytes.filter(|memory| bytes > *memory) {
+            Some(memory) => Err(Error::Memory { tokens, bytes, device: device.info().name.clone(), memory }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Ways to keep keys and values: the contracts that every scheme fulfils, and that belong to no system.
+//!
+//! | item | what it is |
+//! | --- | --- |
+//! | [`System`], [`Scheme`] | what a system declares; [`crate::SYSTEMS`] lists them all |
+//! | [`Selection`] | a scheme with preset and options, as a command line names it |
+//! | [`Opening`] | what a scheme is given to open a cache |
+//! | [`KvCache`] | keys and values of a model's layers: append, attend, report |
+//! | [`StepReport`], [`Summary`], [`Traffic`] | what is known of steps: bounds, what was skipped, originals used |
+//! | [`Workload`](workload::Workload) | one layer's decode step, for benchmarks and proofs |
+//!
+//! What caches of one sequence have in common is in `sequence`; exact attention over a paged pool, which most of them
+//! need for prompts, in `paged` and `exact`.
+
+mod cache;
+mod error;
+mod exact;
+mod paged;
+mod report;
+mod scheme;
+mod sequence;
+mod system;
+pub mod workload;
+
+pub use cache::{KvCache, New, Raw, Rotated};
+pub use error::{Error, Result};
+pub(crate) use exact::Prompts;
+pub(crate) use paged::Paged;
+pub use report::{HeadReport, Source, StepReport, Summary, Traffic};
+pub use scheme::{Kind, Opening, OptionSpec, Preset, Rope, Scheme, Selection, Value};
+pub(crate) use sequence::{Attending, Sequence};
+pub use system::System;
+
+use half::f16;
+
+/// Heads and layers that a cache is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+}
+
+impl Geometry {
+    /// Elements of one token's queries.
+    pub fn query_width(self) -> usize {
+        self.q_heads * self.head_dim
+    }
+
+    /// Elements of one token's keys, and of its values.
+    pub fn kv_width(self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Bytes of a token in f16, in all layers.
+    pub fn token_bytes(self) -> u64 {
+        2 * size_of::<f16>() as u64 * self.layers as u64 * self.kv_width() as u64
+    }
+}

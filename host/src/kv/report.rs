@@ -1,0 +1,220 @@
+//! What is known of a step, in terms of no scheme.
+
+use serde::{Deserialize, Serialize};
+
+/// What a head's output was computed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// What the scheme stores, alone.
+    Stored,
+    /// That, and the originals of some blocks.
+    Mixed,
+    /// The originals alone, where the scheme stores something else: its exact fallback.
+    Originals,
+}
+
+/// What is known of the attention of one query head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadReport {
+    /// The most that the head's output, a row of head_dim numbers, can be away from exact attention, in the Euclidean
+    /// norm. Not finite: the scheme has no bound for this head. `None`: it never has one.
+    pub bound: Option<f32>,
+    /// What the output was computed from.
+    pub source: Source,
+    /// Blocks of 16 tokens whose keys were used from the originals.
+    pub original_keys: u32,
+    /// The same of values.
+    pub original_values: u32,
+    /// Tokens of the sequence that were not attended to.
+    pub skipped: u32,
+    /// The most that these can have of the head's attention mass; `None` where nothing is known of it.
+    pub skipped_mass: Option<f32>,
+}
+
+impl HeadReport {
+    /// Of a head that is computed from what is stored, all of it, and of whose error nothing is known.
+    pub const STORED: HeadReport = HeadReport {
+        bound: None,
+        source: Source::Stored,
+        original_keys: 0,
+        original_values: 0,
+        skipped: 0,
+        skipped_mass: None,
+    };
+}
+
+/// What is known of the last step of decoding.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepReport {
+    /// [layers, q_heads]; empty where the scheme says nothing, or the last chunk was a prompt's.
+    pub heads: Vec<HeadReport>,
+}
+
+/// Originals that steps have used so far, in all layers: tiles of 16 tokens of one KV head, of keys or of values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Tiles that were in the device's memory.
+    pub found: u64,
+    /// Tiles that were read from the host's.
+    pub read: u64,
+    /// Bytes of the latter.
+    pub read_bytes: u64,
+}
+
+impl Traffic {
+    /// What has come since `before`.
+    pub fn since(self, before: Traffic) -> Traffic {
+        Traffic {
+            found: self.found - before.found,
+            read: self.read - before.read,
+            read_bytes: self.read_bytes - before.read_bytes,
+        }
+    }
+
+    /// The share of the tiles that was in the device's memory; 0 if there were none.
+    pub fn found_share(self) -> f64 {
+        self.found as f64 / ((self.found + self.read) as f64).max(1.0)
+    }
+}
+
+/// What the reports of some steps say together.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Heads, of all layers and steps.
+    pub heads: u64,
+    /// Heads for which the scheme states a bound, finite or not.
+    pub bounded_heads: u64,
+    /// The largest bound on a head's error: the Euclidean norm of an output row. `None` where a stated bound is not finite, or
+    /// none is stated.
+    pub worst_bound: Option<f32>,
+    /// Heads some of whose blocks were used from their originals.
+    pub mixed_heads: u64,
+    /// Heads that were computed from the originals alone: the exact fallback.
+    pub exact_heads: u64,
+    /// Blocks whose keys were used from their originals.
+    pub original_keys: u64,
+    /// Blocks whose values were.
+    pub original_values: u64,
+    /// Tokens that were not attended to.
+    pub skipped: u64,
+    /// The largest share of a head's mass that skipped tokens can have; `None` where nothing is known of it.
+    pub worst_skipped_mass: Option<f32>,
+}
+
+impl Summary {
+    /// That of one step, if its scheme says anything.
+    pub fn of(step: &StepReport) -> Option<Summary> {
+        step.heads.iter().map(|head| Summary::of_head(*head)).reduce(Summary::and)
+    }
+
+    fn of_head(head: HeadReport) -> Summary {
+        Summary {
+            heads: 1,
+            bounded_heads: u64::from(head.bound.is_some()),
+            worst_bound: head.bound.filter(|bound| bound.is_finite()),
+            mixed_heads: u64::from(head.source == Source::Mixed),
+            exact_heads: u64::from(head.source == Source::Originals),
+            original_keys: head.original_keys.into(),
+            original_values: head.original_values.into(),
+            skipped: head.skipped.into(),
+            worst_skipped_mass: head.skipped_mass,
+        }
+    }
+
+    /// Both together.
+    pub fn and(self, other: Summary) -> Summary {
+        let worst = |a: Option<f32>, b: Option<f32>| a.zip(b).map(|(a, b)| a.max(b));
+        Summary {
+            heads: self.heads + other.heads,
+            bounded_heads: self.bounded_heads + other.bounded_heads,
+            worst_bound: worst(self.worst_bound, other.worst_bound),
+            mixed_heads: self.mixed_heads + other.mixed_heads,
+            exact_heads: self.exact_heads + other.exact_heads,
+            original_keys: self.original_keys + other.original_keys,
+            original_values: self.original_values + other.original_values,
+            skipped: self.skipped + other.skipped,
+            worst_skipped_mass: match (self.skipped, other.skipped) {
+                (0, _) => other.worst_skipped_mass,
+                (_, 0) => self.worst_skipped_mass,
+                _ => worst(self.worst_skipped_mass, other.worst_skipped_mass),
+            },
+        }
+    }
+
+    /// Both together, where either may be missing.
+    pub fn join(all: Option<Summary>, step: Option<Summary>) -> Option<Summary> {
+        match (all, step) {
+            (Some(all), Some(step)) => Some(all.and(step)),
+            (all, step) => all.or(step),
+        }
+    }
+
+    /// In words: what a scheme's user wants to know at the end of a run.
+    pub fn line(&self) -> String {
+        let mut parts = Vec::new();
+        if self.bounded_heads > 0 {
+            parts.push(match self.worst_bound {
+                Some(bound) => format!("bound at most {bound:.3}"),
+                None => "no finite bound for some heads".into(),
+            });
+        }
+        if self.skipped > 0 {
+            parts.push(match self.worst_skipped_mass {
+                Some(mass) => format!("skipped mass at most {mass:.2e}"),
+                None => "nothing known of the skipped mass".into(),
+            });
+        }
+        if self.bounded_heads > 0 || self.exact_heads > 0 {
+            parts.push(format!("{} of {} heads exact", self.exact_heads, self.heads));
+        }
+        parts.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(bound: f32, source: Source) -> HeadReport {
+        HeadReport { bound: Some(bound), source, original_keys: 2, ..HeadReport::STORED }
+    }
+
+    #[test]
+    fn heads_are_counted_by_source_and_the_worst_bound_counts() {
+        let heads = vec![
+            head(1.25, Source::Stored),
+            head(0.75, Source::Mixed),
+            head(2.25, Source::Mixed),
+            head(0.25, Source::Originals),
+        ];
+        let one = Summary::of(&StepReport { heads }).expect("some");
+        assert_eq!((one.heads, one.mixed_heads, one.exact_heads, one.original_keys), (4, 2, 1, 8));
+        assert_eq!((one.bounded_heads, one.worst_bound), (4, Some(2.25)));
+        let heads = vec![head(f32::NAN, Source::Stored), head(0.25, Source::Stored)];
+        let unbounded = Summary::of(&StepReport { heads }).expect("one");
+        assert_eq!(unbounded.worst_bound, None);
+        assert_eq!((one.and(unbounded).worst_bound, one.and(one).heads), (None, 8));
+        assert_eq!(Summary::of(&StepReport::default()), None);
+    }
+
+    #[test]
+    fn what_is_not_known_of_skipped_tokens_is_not_known_of_all() {
+        let skips = |skipped, skipped_mass| {
+            let head = HeadReport { skipped, skipped_mass, ..HeadReport::STORED };
+            Summary::of(&StepReport { heads: vec![head] }).expect("one")
+        };
+        let known = skips(16, Some(0.25)).and(skips(32, Some(0.125)));
+        assert_eq!((known.skipped, known.worst_skipped_mass), (48, Some(0.25)));
+        assert_eq!(known.and(skips(0, None)).worst_skipped_mass, Some(0.25));
+        assert_eq!(known.and(skips(16, None)).worst_skipped_mass, None);
+    }
+
+    #[test]
+    fn traffic_is_a_difference_of_counters() {
+        let (before, after) =
+            (Traffic { found: 3, read: 1, read_bytes: 64 }, Traffic { found: 9, read: 3, read_bytes: 192 });
+        assert_eq!(after.since(before), Traffic { found: 6, read: 2, read_bytes: 128 });
+        assert_eq!((after.since(before).found_share(), Traffic::default().found_share()), (0.75, 0.0));
+    }
+}

@@ -1,0 +1,339 @@
+//! Schemes, and how a command line names one: `name[:preset][/key=value]…`.
+
+use super::workload::{self, Workload};
+use super::{Error, Geometry, KvCache, Result};
+use crate::Device;
+use crate::attention::rope::Pairing;
+use crate::tensor_file::TensorFile;
+use std::fmt;
+use std::path::Path;
+
+/// A way to keep keys and values.
+#[derive(Debug)]
+pub struct Scheme {
+    /// What it is called: lower case, digits and hyphens.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub about: &'static str,
+    /// Named settings, the default first; empty if there is nothing to choose.
+    pub presets: &'static [Preset],
+    /// What can be set besides, over the preset.
+    pub options: &'static [OptionSpec],
+    /// Whether a step states a bound on each head's error.
+    pub bounded: bool,
+    /// Bytes that a token of one KV head of so many channels takes in what steps read, keys and values and all that belongs
+    /// to them.
+    pub token_bytes: fn(&Selection, u32) -> f64,
+    /// Says so if preset and options together make no sense, before anything is opened.
+    pub check: fn(&Selection) -> Result<()>,
+    /// An empty cache for the layers of a model.
+    pub open: fn(&Opening<'_>) -> Result<Box<dyn KvCache>>,
+    /// One layer's step of decoding over given keys and values, to be measured and judged.
+    pub workload: fn(&workload::Opening<'_>) -> Result<Box<dyn Workload>>,
+}
+
+/// Settings with a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preset {
+    /// The name.
+    pub name: &'static str,
+    /// What it is for.
+    pub about: &'static str,
+}
+
+/// A setting of a scheme.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OptionSpec {
+    /// The name.
+    pub name: &'static str,
+    /// What it sets, with its unit.
+    pub about: &'static str,
+    /// What it may be.
+    pub kind: Kind,
+}
+
+/// What an option's value may be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// A whole number between two, both included.
+    Count(u64, u64),
+    /// A number between two, both included; `inf` if the upper one is infinite.
+    Number(f64, f64),
+    /// `on` or `off`.
+    Switch,
+    /// One of some words.
+    Word(&'static [&'static str]),
+    /// A file.
+    File,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Count(least, most) if *most == u64::from(u32::MAX) => {
+                write!(f, "a whole number from {least} up")
+            }
+            Kind::Count(least, most) => write!(f, "a whole number from {least} to {most}"),
+            Kind::Number(least, most) if *most == f64::INFINITY => {
+                write!(f, "a number from {least} up, or inf")
+            }
+            Kind::Number(least, most) => write!(f, "a number from {least} to {most}"),
+            Kind::Switch => f.write_str("on or off"),
+            Kind::Word(words) => write!(f, "one of {}", words.join(", ")),
+            Kind::File => f.write_str("a file"),
+        }
+    }
+}
+
+/// An option's value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Of [`Kind::Count`].
+    Count(u64),
+    /// Of [`Kind::Number`].
+    Number(f64),
+    /// Of [`Kind::Switch`].
+    Switch(bool),
+    /// Of [`Kind::Word`].
+    Word(&'static str),
+    /// Of [`Kind::File`].
+    File(String),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Count(count) => write!(f, "{count}"),
+            Value::Number(number) => write!(f, "{number}"),
+            Value::Switch(on) => f.write_str(if *on { "on" } else { "off" }),
+            Value::Word(word) => f.write_str(word),
+            Value::File(path) => f.write_str(path),
+        }
+    }
+}
+
+impl OptionSpec {
+    fn parse(&self, scheme: &'static str, text: &str) -> Result<Value> {
+        let value = match self.kind {
+            Kind::Count(least, most) => {
+                text.parse().ok().filter(|n| (least..=most).contains(n)).map(Value::Count)
+            }
+            Kind::Number(least, most) => {
+                text.parse().ok().filter(|x| (least..=most).contains(x)).map(Value::Number)
+            }
+            Kind::Switch => match text {
+                "on" => Some(Value::Switch(true)),
+                "off" => Some(Value::Switch(false)),
+                _ => None,
+            },
+            Kind::Word(words) => words.iter().find(|word| **word == text).map(|word| Value::Word(word)),
+            Kind::File => (!text.is_empty()).then(|| Value::File(text.to_owned())),
+        };
+        let expected = || self.kind.to_string();
+        value.ok_or_else(|| Error::Value {
+            scheme,
+            option: self.name,
+            value: text.to_owned(),
+            expected: expected(),
+        })
+    }
+}
+
+/// A scheme with a preset and options, as a command line names it.
+///
+/// ```
+/// use host::kv::Selection;
+///
+/// let selection: Selection = "certified:strict/value_floor=0".parse()?;
+/// assert_eq!((selection.scheme().name, selection.preset()), ("certified", Some("strict")));
+/// assert_eq!(selection.to_string(), "certified:strict/value_floor=0");
+/// assert!("certified:loose".parse::<Selection>().is_err());
+/// # Ok::<(), host::kv::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Selection {
+    scheme: &'static Scheme,
+    preset: Option<&'static Preset>,
+    /// In the order in which the scheme lists them.
+    values: Vec<(&'static OptionSpec, Value)>,
+}
+
+impl Selection {
+    /// The scheme's default.
+    pub fn of(scheme: &'static Scheme) -> Self {
+        Selection { scheme, preset: scheme.presets.first(), values: Vec::new() }
+    }
+
+    /// Finds the scheme among `schemes`, and reads preset and options.
+    ///
+    /// # Errors
+    /// What there is not, with what there is: [`Error::Scheme`], [`Error::Preset`], [`Error::Option`], [`Error::Value`],
+    /// [`Error::Twice`]; what the scheme says of settings that make no sense together.
+    pub fn parse(text: &str, schemes: impl Iterator<Item = &'static Scheme> + Clone) -> Result<Self> {
+        let (head, options) = text.split_once('/').map_or((text, None), |(head, rest)| (head, Some(rest)));
+        let (name, preset) = head.split_once(':').map_or((head, None), |(name, preset)| (name, Some(preset)));
+        let scheme = schemes.clone().find(|scheme| scheme.name == name).ok_or_else(|| Error::Scheme {
+            name: text.to_owned(),
+            names: list(schemes.map(|scheme| scheme.name)),
+        })?;
+        let mut selection = Selection::of(scheme);
+        if let Some(preset) = preset {
+            let known = scheme.presets.iter().find(|known| known.name == preset);
+            selection.preset = Some(known.ok_or_else(|| Error::Preset {
+                scheme: scheme.name,
+                preset: preset.to_owned(),
+                presets: has("presets", scheme.presets.iter().map(|preset| preset.name)),
+            })?);
+        }
+        for option in options.into_iter().flat_map(|options| options.split('/')) {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            let spec = scheme.options.iter().find(|spec| spec.name == key).ok_or_else(|| Error::Option {
+                scheme: scheme.name,
+                option: key.to_owned(),
+                options: has("options", scheme.options.iter().map(|spec| spec.name)),
+            })?;
+            if selection.value(spec.name).is_some() {
+                return Err(Error::Twice { scheme: scheme.name, option: spec.name });
+            }
+            selection.values.push((spec, spec.parse(scheme.name, value)?));
+        }
+        let place = |spec: &OptionSpec| scheme.options.iter().position(|known| known.name == spec.name);
+        selection.values.sort_by_key(|(spec, _)| place(spec));
+        (scheme.check)(&selection)?;
+        Ok(selection)
+    }
+
+    /// The scheme.
+    pub fn scheme(&self) -> &'static Scheme {
+        self.scheme
+    }
+
+    /// The preset's name, the default one if none was given; none if the scheme has none.
+    pub fn preset(&self) -> Option<&'static str> {
+        self.preset.map(|preset| preset.name)
+    }
+
+    /// The options that were given.
+    pub fn values(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+        self.values.iter().map(|(spec, value)| (spec.name, value))
+    }
+
+    /// What an option was given, if it was.
+    pub fn value(&self, option: &str) -> Option<&Value> {
+        self.values().find(|(name, _)| *name == option).map(|(_, value)| value)
+    }
+
+    /// A [`Kind::Count`], or what it is if nothing was given.
+    pub fn count(&self, option: &str, otherwise: u64) -> u64 {
+        match self.value(option) {
+            Some(Value::Count(count)) => *count,
+            _ => otherwise,
+        }
+    }
+
+    /// A [`Kind::Word`], or what it is if nothing was given.
+    pub fn word(&self, option: &str, otherwise: &'static str) -> &'static str {
+        match self.value(option) {
+            Some(Value::Word(word)) => word,
+            _ => otherwise,
+        }
+    }
+
+    /// A [`Kind::File`], if it was given.
+    pub fn file(&self, option: &str) -> Option<&Path> {
+        match self.value(option) {
+            Some(Value::File(path)) => Some(Path::new(path)),
+            _ => None,
+        }
+    }
+
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// Heads that the scheme has no kernels for, files that do not go with the model; out of memory.
+    pub fn open(
+        &self,
+        device: &Device,
+        geometry: Geometry,
+        rope: Option<&Rope>,
+        capacity: usize,
+    ) -> Result<Box<dyn KvCache>> {
+        (self.scheme.open)(&Opening { device, geometry, rope, capacity, selection: self })
+    }
+}
+
+impl PartialEq for Selection {
+    fn eq(&self, other: &Self) -> bool {
+        self.scheme.name == other.scheme.name && self.preset == other.preset && self.values == other.values
+    }
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.scheme.name)?;
+        if let Some(preset) = self.preset.filter(|preset| self.scheme.presets.first() != Some(preset)) {
+            write!(f, ":{}", preset.name)?;
+        }
+        self.values.iter().try_for_each(|(spec, value)| write!(f, "/{}={value}", spec.name))
+    }
+}
+
+fn list(names: impl Iterator<Item = &'static str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+fn has(what: &str, names: impl Iterator<Item = &'static str>) -> String {
+    let names = list(names);
+    if names.is_empty() { format!("it has no {what}") } else { format!("its {what} are {names}") }
+}
+
+/// How a model turns its queries and keys.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Which channels turn together.
+    pub pairing: Pairing,
+    /// Channels of a head that turn.
+    pub rotary: u32,
+    /// Radians a position, [rotary / 2].
+    pub frequencies: Vec<f32>,
+}
+
+/// What a scheme is given to open a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening<'a> {
+    /// Where it is to be.
+    pub device: &'a Device,
+    /// Its layers and heads.
+    pub geometry: Geometry,
+    /// How the model turns queries and keys; `None` where there is no model, and keys come turned.
+    pub rope: Option<&'a Rope>,
+    /// Tokens that it is to hold.
+    pub capacity: usize,
+    /// The scheme with its preset and options.
+    pub selection: &'a Selection,
+}
+
+impl Opening<'_> {
+    /// The safetensors file that an option of [`Kind::File`] names, if it was given: codebooks, allocations, and whatever else
+    /// was made for one model. Its metadata `layers`, `kv_heads` and `head_dim` must be the model's.
+    ///
+    /// # Errors
+    /// A file that cannot be read; [`Error::Artifact`] for another model's.
+    pub fn artifact(&self, option: &str) -> Result<Option<TensorFile>> {
+        let Some(path) = self.selection.file(option) else { return Ok(None) };
+        let file = TensorFile::open(path)?;
+        let Geometry { layers, kv_heads, head_dim, .. } = self.geometry;
+        for (what, expected) in [("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)] {
+            let found = file.metadata().get(what).cloned();
+            if found.as_deref() != Some(expected.to_string().as_str()) {
+                return Err(Error::Artifact {
+                    path: path.display().to_string(),
+                    what,
+                    found: found.unwrap_or_else(|| "that it does not name".into()),
+                    expected: expected.to_string(),
+                });
+            }
+        }
+        Ok(Some(file))
+    }
+}

@@ -1,0 +1,60 @@
+//! KV schemes on the command line: how they are read and listed.
+
+use host::kv::{OptionSpec, Preset, Scheme, Selection};
+use std::fmt::Write;
+
+/// The scheme that others are measured against.
+pub const DENSE: &str = "dense";
+
+/// A scheme as an argument names it: `name[:preset][/key=value]…`.
+///
+/// # Errors
+/// What there is not, with what there is.
+pub fn parse(text: &str) -> Result<Selection, String> {
+    text.parse::<Selection>().map_err(|error| error.to_string())
+}
+
+/// [`DENSE`], if it is among the schemes.
+pub fn dense() -> Option<Selection> {
+    DENSE.parse().ok()
+}
+
+/// Each once, in their order.
+pub fn each_once(selections: &[Selection]) -> Vec<Selection> {
+    let mut found: Vec<Selection> = Vec::new();
+    for selection in selections {
+        if !found.contains(selection) {
+            found.push(selection.clone());
+        }
+    }
+    found
+}
+
+/// `what`, and what schemes there are: for an argument's short help.
+pub fn short(what: &str) -> String {
+    let name = |scheme: &Scheme| match (scheme.presets, scheme.options) {
+        ([], []) => scheme.name.to_owned(),
+        ([], _) => format!("{}[/OPTION=VALUE]…", scheme.name),
+        (_, []) => format!("{}[:PRESET]", scheme.name),
+        _ => format!("{}[:PRESET][/OPTION=VALUE]…", scheme.name),
+    };
+    let names: Vec<String> = host::schemes().map(name).collect();
+    format!("{what}: {}", names.join(", "))
+}
+
+/// `what`, and every scheme with its presets and options: for its long help.
+pub fn long(what: &str) -> String {
+    let mut out =
+        format!("{what}: NAME[:PRESET][/OPTION=VALUE]…, separated by commas where several are taken.\n\n");
+    for scheme in host::schemes() {
+        let _ = writeln!(out, "{:<12} {}", scheme.name, scheme.about);
+        for (i, Preset { name, about }) in scheme.presets.iter().enumerate() {
+            let default = if i == 0 { " (default)" } else { "" };
+            let _ = writeln!(out, "{:<14}:{name}{default} — {about}", "");
+        }
+        for OptionSpec { name, about, kind } in scheme.options {
+            let _ = writeln!(out, "{:<14}/{name}= — {about}: {kind}", "");
+        }
+    }
+    out
+}
