@@ -1,7 +1,6 @@
 //! How a command fails: one line, and an exit code.
 
 use super::{attend, bench, eval, generate};
-use host::certified;
 use host::int8;
 use host::int8::file;
 use host::tensor_file;
@@ -19,9 +18,6 @@ pub enum Failure {
     /// A plan or a launch failed.
     #[error(transparent)]
     Int8(#[from] int8::Error),
-    /// A proof of certified attention failed.
-    #[error(transparent)]
-    Certified(#[from] certified::Error),
     /// A device failed.
     #[error(transparent)]
     Device(#[from] host::Error),

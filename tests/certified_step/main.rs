@@ -9,7 +9,7 @@ mod ranking;
 mod relations;
 
 use ferrokv::host::Device;
-use ferrokv::host::certified::proof::{Batch, Exact, Input, Options, Returned, Trial, prove};
+use ferrokv::host::certified::proof::{Batch, Exact, Input, Options, POLICIES, Returned, Trial, prove};
 use ferrokv::host::certified::{CertifiedElement, Layout, Policy, Rung, StepElement, StepProblem};
 use ferrokv::simt::emu::EmuOptions;
 use half::{bf16, f16};
@@ -252,7 +252,7 @@ fn steps_by_a_carried_list_are_refused_in_the_papers_layout() {
 fn no_certificate_promises_too_much() {
     for device in devices() {
         let options = Options { head_steps: 700, max_tokens: 96, long_tokens: 400, seed: 5 };
-        let findings = prove(device, options, &[], |_| {}).unwrap();
+        let findings = prove(device, options, &[], &POLICIES, |_| {}).unwrap();
         let total = &findings.total;
         assert!(total.violations == 0 && total.unbounded == 0, "{:#?}", findings.violations);
         assert!(total.head_steps >= 700 && findings.inputs.len() == Input::MADE.len());

@@ -3,13 +3,16 @@
 
 pub(crate) mod cpu;
 pub mod dense;
+pub mod inputs;
 pub mod oracle;
 mod pool;
+mod problem;
 pub mod rope;
 mod table;
 
 pub use kernels_gpu::attention::{BLOCK_TOKENS, Half};
 pub use pool::PagedPool;
+pub use problem::StepProblem;
 pub use table::BlockTable;
 
 /// A result with the caches' [`Error`].

@@ -1,9 +1,10 @@
 //! What the system declares: its schemes, their presets, and each threshold of a [`Policy`] as an option.
 
 use super::{
-    Annotation, BLOCK_TOKENS, Bound, CertifiedCache, Error as Own, Layout, Policy, TileLayout, cases,
+    Annotation, BLOCK_TOKENS, Bound, CertifiedCache, Error as Own, Layout, Policy, TileLayout, cases, proof,
     workload,
 };
+use crate::kv::proof::by_workload;
 use crate::kv::{Error, Kind, OptionSpec, Preset, Result, Scheme, Selection, System, Value};
 
 /// The system.
@@ -30,6 +31,7 @@ pub static SYSTEM: System = System {
                 )?))
             },
             workload: workload::open_bare,
+            proof: by_workload,
         },
         Scheme {
             name: "certified",
@@ -49,6 +51,7 @@ pub static SYSTEM: System = System {
                 Ok(Box::new(CertifiedCache::with_settings(device, geometry, opening.capacity, settings)?))
             },
             workload: workload::open,
+            proof: proof::prove_scheme,
         },
     ],
 };

@@ -9,7 +9,7 @@ mod workload;
 pub use crate::attention::dense::*;
 pub use cache::DenseCache;
 
-use crate::kv::{Scheme, System};
+use crate::kv::{Scheme, System, proof};
 
 /// The system.
 pub static SYSTEM: System = System {
@@ -27,5 +27,6 @@ pub static SYSTEM: System = System {
         check: |_| Ok(()),
         open: |opening| Ok(Box::new(DenseCache::new(opening.device, opening.geometry, opening.capacity)?)),
         workload: workload::open,
+        proof: proof::by_workload,
     }],
 };

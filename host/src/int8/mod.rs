@@ -36,7 +36,7 @@ use kernels_gpu::int8::{Shape, TOKENS_PER_BLOCK, WIDE_BACK_COLUMNS, WIDE_COLUMNS
 use std::fmt;
 use std::str::FromStr;
 
-use crate::kv::{Scheme, System, workload};
+use crate::kv::{Scheme, System, proof, workload};
 
 /// The system.
 pub static SYSTEM: System = System {
@@ -55,6 +55,7 @@ pub static SYSTEM: System = System {
         check: |_| Ok(()),
         open: |opening| Ok(Box::new(Int8Cache::new(opening.device, opening.geometry, opening.capacity)?)),
         workload: workload::through_cache,
+        proof: proof::by_workload,
     }],
 };
 

@@ -8,6 +8,7 @@
 //! | [`KvCache`] | keys and values of a model's layers: append, attend, report |
 //! | [`StepReport`], [`Summary`], [`Traffic`] | what is known of steps: bounds, what was skipped, originals used |
 //! | [`Workload`](workload::Workload) | one layer's decode step, for benchmarks and proofs |
+//! | [`proof`] | promises held against errors, head-step by head-step |
 //!
 //! What caches of one sequence have in common is in `sequence`; exact attention over a paged pool, which most of them
 //! need for prompts, in `paged` and `exact`.
@@ -16,6 +17,7 @@ mod cache;
 mod error;
 mod exact;
 mod paged;
+pub mod proof;
 mod report;
 mod scheme;
 mod sequence;

@@ -1,5 +1,6 @@
 //! Schemes, and how a command line names one: `name[:preset][/key=value]…`.
 
+use super::proof::Prove;
 use super::workload::{self, Workload};
 use super::{Error, Geometry, KvCache, Result};
 use crate::Device;
@@ -30,6 +31,8 @@ pub struct Scheme {
     pub open: fn(&Opening<'_>) -> Result<Box<dyn KvCache>>,
     /// One layer's step of decoding over given keys and values, to be measured and judged.
     pub workload: fn(&workload::Opening<'_>) -> Result<Box<dyn Workload>>,
+    /// What it promises put to the test: [`by_workload`](super::proof::by_workload), unless the system knows more.
+    pub proof: Prove,
 }
 
 /// Settings with a name.

@@ -1,8 +1,9 @@
 //! What a step should have returned, in f64, and what others' formula would have said of its error.
 
-use super::inputs::Batch;
+use crate::attention::dense::DenseElement;
+use crate::attention::inputs::Batch;
 use crate::attention::oracle::softmax;
-use crate::certified::{BLOCK_TOKENS, StepElement};
+use crate::certified::BLOCK_TOKENS;
 
 const TOKENS: usize = BLOCK_TOKENS as usize;
 
@@ -51,7 +52,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().sum()
 }
 
-impl<E: StepElement> Batch<E> {
+impl<E: DenseElement> Batch<E> {
     /// Exact attention of the query heads of one sequence and KV head.
     pub fn exact(&self, sequence: usize, kv_head: usize) -> Vec<Exact> {
         let dim = self.problem.head_dim as usize;

@@ -7,44 +7,13 @@ use crate::certified::{
     Attended, BLOCK_TOKENS, Bound, Certificate, CertifiedElement, Layout, Policy, Result, Rung, StepElement,
     StepPlan, StepProblem,
 };
+use crate::kv::Source;
+use crate::kv::proof::{Counting, Layer, Options};
+use crate::kv::workload::norm;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// How much is tried.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Head-steps at least: query heads of steps, each of one policy.
-    pub head_steps: u64,
-    /// The longest of most sequences.
-    pub max_tokens: u32,
-    /// The length of a few sequences that are attended to all over.
-    pub long_tokens: u32,
-    /// Another seed, other numbers.
-    pub seed: u64,
-}
-
-/// A piece of a real cache of one layer, and queries at its end.
-#[derive(Clone, Debug)]
-pub struct Layer {
-    /// [tokens, kv_heads, head_dim].
-    pub keys: Vec<f16>,
-    /// Likewise.
-    pub values: Vec<f16>,
-    /// [query tokens, q_heads, head_dim]; the last query token is the last token.
-    pub queries: Vec<f16>,
-    /// Tokens.
-    pub tokens: u32,
-    /// Query tokens.
-    pub query_tokens: u32,
-    /// KV heads.
-    pub kv_heads: u32,
-    /// Query heads.
-    pub q_heads: u32,
-    /// Elements of a row.
-    pub head_dim: u32,
-}
 
 /// A head-step that needs a look.
 #[derive(Clone, Debug, Serialize)]
@@ -58,7 +27,7 @@ pub struct Notable {
     /// What made the batch.
     pub seed: u64,
     /// Preset.
-    pub policy: &'static str,
+    pub policy: String,
     /// Which sequence of the batch.
     pub sequence: usize,
     /// Which query head.
@@ -104,6 +73,9 @@ pub struct Tally {
     pub paper_kernel_over_f64: [f64; 3],
     /// Median E_key, E_val, E_round and error of heads that are not dense.
     pub medians: [f64; 4],
+    /// In terms of no scheme.
+    #[serde(skip)]
+    pub counting: Counting,
     #[serde(skip)]
     ratios: [Vec<f32>; 2],
     #[serde(skip)]
@@ -207,8 +179,12 @@ const PAPER_SOUND: &str = "paper, sound bound";
 /// Thresholds of a step that chooses for itself.
 const CHOOSING: Policy = Policy { renew: 0, ..Policy::SOUND };
 
-/// What is tried. Where a list is carried each policy takes two steps: by the list of another batch, then by its own.
-const POLICIES: [(&str, Policy, Layout); 9] = [
+/// What is tried: a name, thresholds, and how the cache is stored. Where a list is carried each takes two steps: by the list of
+/// another batch, then by its own.
+pub type Tried<'a> = (&'a str, Policy, Layout);
+
+/// What is tried where nothing is said.
+pub const POLICIES: [Tried<'static>; 9] = [
     ("paper", Policy::PAPER, Layout::Compact),
     (PAPER_SOUND, Policy { bound: Bound::Sound, ranking: 0, renew: 1, ..Policy::PAPER }, Layout::Compact),
     ("choosing", CHOOSING, Layout::Compact),
@@ -232,14 +208,15 @@ pub fn prove(
     device: &Device,
     options: Options,
     layers: &[Layer],
+    tried: &[Tried<'_>],
     mut progress: impl FnMut(u64),
 ) -> Result<Findings> {
     let mut findings = Findings::default();
     let mut done = 0;
     for layer in layers {
         let batch = layer.batch();
-        let mut runner = Runner::<f16>::new(device, batch.problem, batch.blocks())?;
-        for policy in 0..POLICIES.len() {
+        let mut runner = Runner::<f16>::new(device, batch.problem, batch.blocks(), tried)?;
+        for policy in 0..tried.len() {
             done += runner.run(&batch, 0, &[policy], &mut findings)?;
             progress(done);
         }
@@ -267,8 +244,8 @@ pub fn prove(
         if runner.is_none() {
             let blocks = (problem.sequences * problem.max_tokens.div_ceil(BLOCK_TOKENS) + 3) as usize;
             *runner = Some((
-                Runner::<f16>::new(device, *problem, blocks)?,
-                Runner::<bf16>::new(device, *problem, blocks)?,
+                Runner::<f16>::new(device, *problem, blocks, tried)?,
+                Runner::<bf16>::new(device, *problem, blocks, tried)?,
             ));
         }
         let Some((narrow_runner, wide_runner)) = runner else { continue };
@@ -283,7 +260,11 @@ pub fn prove(
                 .map(|(i, input)| (input, length(random(seed, i as u64), problem.max_tokens)))
                 .collect(),
         };
-        let policies = [0, 1, 2 + round as usize % (POLICIES.len() - 2)];
+        // The paper's in every batch, of the others one.
+        let policies: Vec<usize> = match tried.len() {
+            0..=3 => (0..tried.len()).collect(),
+            all => vec![0, 1, 2 + round as usize % (all - 2)],
+        };
         done += if wide {
             let batch = Batch::<bf16>::new(*problem, &sequences, seed, seed);
             wide_runner.run(&batch, seed, &policies, &mut findings)?
@@ -311,15 +292,16 @@ fn length(z: u64, max_tokens: u32) -> u32 {
 }
 
 /// A trial for each layout, and plans for each policy when they are needed.
-struct Runner<E: StepElement + CertifiedElement> {
+struct Runner<'a, E: StepElement + CertifiedElement> {
+    tried: &'a [Tried<'a>],
     trials: [Trial<E>; 2],
-    plans: [Option<(StepPlan<E>, Attended)>; POLICIES.len()],
+    plans: Vec<Option<(StepPlan<E>, Attended)>>,
 }
 
-impl<E: StepElement + CertifiedElement> Runner<E> {
-    fn new(device: &Device, problem: StepProblem, blocks: usize) -> Result<Self> {
+impl<'a, E: StepElement + CertifiedElement> Runner<'a, E> {
+    fn new(device: &Device, problem: StepProblem, blocks: usize, tried: &'a [Tried<'a>]) -> Result<Self> {
         let [compact, paper] = Layout::ALL.map(|layout| Trial::with_layout(device, problem, blocks, layout));
-        Ok(Runner { trials: [compact?, paper?], plans: [const { None }; POLICIES.len()] })
+        Ok(Runner { tried, trials: [compact?, paper?], plans: tried.iter().map(|_| None).collect() })
     }
 
     /// Steps of one batch with some policies; says how many head-steps that were.
@@ -331,20 +313,20 @@ impl<E: StepElement + CertifiedElement> Runner<E> {
         findings: &mut Findings,
     ) -> Result<u64> {
         for (trial, layout) in self.trials.iter_mut().zip(Layout::ALL) {
-            if policies.iter().any(|policy| POLICIES[*policy].2 == layout) {
+            if policies.iter().any(|policy| self.tried[*policy].2 == layout) {
                 trial.load(batch)?;
                 trial.ask(batch)?;
             }
         }
         let mut returned = Vec::new();
         for &policy in policies {
-            let trial = &mut self.trials[POLICIES[policy].2 as usize];
+            let trial = &mut self.trials[self.tried[policy].2 as usize];
             if self.plans[policy].is_none() {
-                let plan = trial.plan(&POLICIES[policy].1)?;
+                let plan = trial.plan(&self.tried[policy].1)?;
                 let out = plan.allocate()?;
                 self.plans[policy] = Some((plan, out));
             }
-            let carries = POLICIES[policy].1.renew > 0;
+            let carries = self.tried[policy].1.renew > 0;
             if let Some((plan, out)) = &mut self.plans[policy] {
                 if carries {
                     returned.push((policy, true, trial.step(plan, out)?));
@@ -359,7 +341,7 @@ impl<E: StepElement + CertifiedElement> Runner<E> {
             .collect();
         let truth: Vec<Exact> = truth.into_iter().flatten().collect();
         for (policy, foreign, returned) in &returned {
-            count(batch, seed, (*policy, *foreign), &truth, returned, findings);
+            count(batch, seed, (self.tried[*policy].0, *foreign), &truth, returned, findings);
         }
         Ok((returned.len() * truth.len()) as u64)
     }
@@ -369,7 +351,7 @@ impl<E: StepElement + CertifiedElement> Runner<E> {
 fn count<E: StepElement>(
     batch: &Batch<E>,
     seed: u64,
-    (policy, foreign): (usize, bool),
+    (policy, foreign): (&str, bool),
     truth: &[Exact],
     returned: &Returned,
     findings: &mut Findings,
@@ -380,7 +362,7 @@ fn count<E: StepElement>(
         let sequence = row / heads;
         let error = exact.error(&returned.output[row * dim..][..dim]);
         let tail = f64::from(certificate.tail_mass);
-        let paper = match POLICIES[policy].0 {
+        let paper = match policy {
             _ if foreign => Papers::No,
             "paper" => Papers::Evaluated(exact.paper_tail_bound(tail)),
             PAPER_SOUND => Papers::Beside(exact.paper_bound(tail)),
@@ -388,14 +370,24 @@ fn count<E: StepElement>(
         };
         let input = batch.inputs[sequence];
         findings.total.add(error, certificate, paper);
-        let holds = findings.inputs.entry(input).or_default().add(error, certificate, paper);
+        let own = findings.inputs.entry(input).or_default();
+        let holds = own.add(error, certificate, paper);
+        let source = match Rung::of(certificate.rung()) {
+            Rung::Quantized => Source::Stored,
+            Rung::Promoted | Rung::Expanded => Source::Mixed,
+            Rung::Dense | Rung::Layer => Source::Originals,
+        };
+        let length = norm(exact.output.iter().copied());
+        for tally in [own, &mut findings.total] {
+            tally.counting.add(source, error, Some(self::bound(certificate)), length);
+        }
         let bound = bound(certificate);
         let notable = || Notable {
             element: E::NAME,
             head_dim: batch.problem.head_dim,
             group: batch.problem.q_heads / batch.problem.kv_heads,
             seed,
-            policy: POLICIES[policy].0,
+            policy: policy.to_owned(),
             sequence,
             q_head: row % heads,
             tokens: batch.lengths[sequence],
@@ -410,42 +402,6 @@ fn count<E: StepElement>(
         let ratio = |found: &Notable| found.bound / found.error;
         if error > 0.0 && findings.tightest.as_ref().is_none_or(|found| bound / error < ratio(found)) {
             findings.tightest = Some(notable());
-        }
-    }
-}
-
-impl Layer {
-    /// One sequence for each query token, all over the same blocks.
-    fn batch(&self) -> Batch<f16> {
-        let (heads, dim) = (self.kv_heads as usize, self.head_dim as usize);
-        let max_blocks = self.tokens.div_ceil(BLOCK_TOKENS);
-        let block = BLOCK_TOKENS as usize;
-        let mut pools =
-            [&self.keys, &self.values].map(|_| vec![f16::NAN; max_blocks as usize * heads * block * dim]);
-        for (pool, source) in pools.iter_mut().zip([&self.keys, &self.values]) {
-            for token in 0..self.tokens as usize {
-                for head in 0..heads {
-                    let from = (token * heads + head) * dim;
-                    let to = ((token / block * heads + head) * block + token % block) * dim;
-                    pool[to..to + dim].copy_from_slice(&source[from..from + dim]);
-                }
-            }
-        }
-        let [keys, values] = pools;
-        Batch {
-            problem: StepProblem {
-                sequences: self.query_tokens,
-                q_heads: self.q_heads,
-                kv_heads: self.kv_heads,
-                head_dim: self.head_dim,
-                max_tokens: self.tokens,
-            },
-            lengths: (1..=self.query_tokens).map(|i| self.tokens - self.query_tokens + i).collect(),
-            inputs: vec![Input::Real; self.query_tokens as usize],
-            queries: self.queries.clone(),
-            keys,
-            values,
-            table: (0..self.query_tokens).flat_map(|_| 0..max_blocks).collect(),
         }
     }
 }

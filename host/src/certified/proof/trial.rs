@@ -1,7 +1,7 @@
 //! A batch on a device: quantized, then attended to.
 
-use super::inputs::Batch;
 use crate::attention::dense;
+use crate::attention::inputs::Batch;
 use crate::certified::{
     Annotation, Attended, Certificate, CertifiedElement, Error, Geometry, Job, Layout, Near, Policy, Result,
     Scratch, StepElement, StepHandles, StepPlan, StepProblem, Writer,

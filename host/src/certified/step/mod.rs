@@ -7,6 +7,7 @@ mod plan;
 mod slices;
 mod watching;
 
+pub use crate::attention::StepProblem;
 pub use carried::Carried;
 pub(super) use carried::Turns;
 pub use kernels::{STEP_HEAD_DIMS, StepElement};
@@ -14,41 +15,12 @@ pub use plan::StepPlan;
 
 use super::{Annotation, BLOCK_TOKENS, Error, Layout, Policy, Result, TileLayout};
 use crate::Buffer;
-use crate::attention::dense;
 use kernels_gpu::certified::{Certificate, Scratch, StepShape, parts};
 use kernels_gpu::dense::split_count;
 use simt::{Global, GlobalMut};
 
-/// What a step is for: one query token for each sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepProblem {
-    /// Sequences of the batch.
-    pub sequences: u32,
-    /// Query heads.
-    pub q_heads: u32,
-    /// KV heads; each serves `q_heads / kv_heads` query heads, 16 at most.
-    pub kv_heads: u32,
-    /// Channels of a head: one of [`STEP_HEAD_DIMS`].
-    pub head_dim: u32,
-    /// Tokens that a sequence may grow to.
-    pub max_tokens: u32,
-}
-
-impl StepProblem {
-    /// Tokens that a sequence may have at most: as many parts as are added up.
-    pub const MAX_TOKENS: u32 = BLOCK_TOKENS * parts::MAX_BLOCKS;
-
-    pub(super) fn dense(self) -> dense::Problem {
-        dense::Problem {
-            sequences: self.sequences,
-            q_heads: self.q_heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            query_tokens: 1,
-            max_tokens: self.max_tokens,
-        }
-    }
-}
+/// Tokens that a sequence may have at most: as many parts as are added up.
+pub const MAX_TOKENS: u32 = BLOCK_TOKENS * parts::MAX_BLOCKS;
 
 /// How the work of a step is cut: the order of its sums follows from it.
 pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) -> Result<StepShape> {
@@ -62,8 +34,8 @@ pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) 
     if !STEP_HEAD_DIMS.contains(&head_dim) {
         return Err(Error::StepHeadDim { head_dim });
     }
-    if max_tokens > StepProblem::MAX_TOKENS {
-        return Err(Error::TooLong { tokens: max_tokens, most: StepProblem::MAX_TOKENS });
+    if max_tokens > MAX_TOKENS {
+        return Err(Error::TooLong { tokens: max_tokens, most: MAX_TOKENS });
     }
     problem.dense().checked()?;
     let max_blocks = max_tokens.div_ceil(BLOCK_TOKENS);

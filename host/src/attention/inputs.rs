@@ -1,7 +1,8 @@
-//! Caches and queries that a certificate must hold for: ordinary, degenerate, and made to go wrong.
+//! Caches and queries that a scheme is proven on: ordinary, degenerate, and made to go wrong.
 
-use crate::attention::dense::sample::{normal, random};
-use crate::certified::{BLOCK_TOKENS, StepElement, StepProblem};
+use super::dense::DenseElement;
+use super::dense::sample::{normal, random};
+use super::{BLOCK_TOKENS, StepProblem};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -114,7 +115,7 @@ pub struct Batch<E> {
 
 const TOKENS: usize = BLOCK_TOKENS as usize;
 
-impl<E: StepElement> Batch<E> {
+impl<E: DenseElement> Batch<E> {
     /// A batch of made-up sequences; the same on every machine. `order` shuffles the pool and changes nothing else.
     pub fn new(problem: StepProblem, sequences: &[(Input, u32)], seed: u64, order: u64) -> Self {
         let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);

@@ -1,0 +1,32 @@
+//! What a step of decoding is for.
+
+use super::dense::Problem;
+
+/// One query token for each sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepProblem {
+    /// Sequences of the batch.
+    pub sequences: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// KV heads; each serves `q_heads / kv_heads` query heads, 16 at most.
+    pub kv_heads: u32,
+    /// Channels of a head: those that a system has instances for.
+    pub head_dim: u32,
+    /// Tokens that a sequence may grow to.
+    pub max_tokens: u32,
+}
+
+impl StepProblem {
+    /// The same as exact attention has it.
+    pub fn dense(self) -> Problem {
+        Problem {
+            sequences: self.sequences,
+            q_heads: self.q_heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            query_tokens: 1,
+            max_tokens: self.max_tokens,
+        }
+    }
+}
