@@ -58,13 +58,22 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
+/// A figure that the scheme alone knows.
+fn fact(of: &Value, name: &str) -> Value {
+    let facts = of["facts"].as_array().expect("facts");
+    let fact = facts.iter().find(|fact| fact["name"] == name).unwrap_or_else(|| panic!("no {name}: {of}"));
+    fact["value"].as_object().expect("a figure").values().next().expect("a value").clone()
+}
+
 #[test]
 fn bounds_hold_on_the_sample() {
     let folder = Folder::new();
     let (path, plot) = (folder.text("report.json"), folder.text("plot"));
     let out =
         succeed(&["attend", SAMPLE, "--layers", "7", "--queries", "2", "--json", &path, "--plot", &plot]);
-    for word in ["policy sound", "layer.07", "query tokens 448, 511", "all 18 hold", "from host memory"] {
+    for word in
+        ["certified, on emulator", "layer.07", "query tokens 448, 511", "all 18 hold", "bound of the output"]
+    {
         assert!(out.contains(word), "'{word}' is not in: {out}");
     }
     let report = json(&path);
@@ -75,64 +84,78 @@ fn bounds_hold_on_the_sample() {
     assert_eq!(rows.len(), 18);
     for row in &rows {
         let (bound, error) = (number(&row["bound"]), number(&row["error"]));
-        let parts: f64 = ["e_key", "e_val", "e_round"].into_iter().map(|part| number(&row[part])).sum();
+        let parts: f64 = ["E_key", "E_val", "E_round"].into_iter().map(|part| number(&fact(row, part))).sum();
         assert!(error > 0.0 && error <= bound && row["holds"] == true, "{row}");
         assert!((bound - parts).abs() <= 1e-6 * bound, "{row}");
-        let dense = row["rung"] == "dense";
-        assert_eq!(dense, !row["reasons"].as_array().expect("reasons").is_empty(), "{row}");
-        assert!(!dense || row["bits_of_dense"] == true, "{row}");
+        let exact = row["source"] == "originals";
+        assert_eq!(exact, !fact(row, "why").as_str().expect("words").is_empty(), "{row}");
+        assert!(!exact || row["bits_of_dense"] == true, "{row}");
     }
     // Token 511 has 32 full blocks, token 448 has 28 and one key more. Tiles of 2048 bytes, annotations of 16.
     let layer = &report["layers"][0];
-    assert_eq!(layer["bytes"]["quantized"], 3 * (32 + 28) * (2048 + 16));
-    assert_eq!(layer["bytes"]["trailing"], 3 * 2 * 2048);
-    assert_eq!(layer["bytes"]["dense"], 3 * (512 + 449) * 4 * 64);
+    assert_eq!(fact(layer, "quantized"), 3 * (32 + 28) * (2048 + 16));
+    assert_eq!(layer["dense_read_bytes"], 3 * (512 + 449) * 4 * 64);
+    // Tiles and annotations of 33 blocks, a scratch of 64 blocks of keys and as many of values, its directory.
+    let scratch = 3 * 64 * 2;
+    let memory = 33 * 3 * (2048 + 16) + scratch * (2048 + 16) + 16 * 8;
+    assert_eq!(layer["memory"]["device"], memory);
+    assert_eq!(layer["memory"]["host"], 2 * 33 * 3 * 2048);
     let svg = fs::read_to_string(folder.text("plot.svg")).expect("the picture");
     assert!(svg.contains("bound = error") && svg.contains("true error"));
     assert!(fs::read(folder.text("plot.png")).expect("the picture").starts_with(b"\x89PNG"));
 }
 
 #[test]
-fn nothing_is_promoted_naively_and_dense_has_rounding_only() {
+fn nothing_is_promoted_by_int8_int4_and_dense_has_rounding_only() {
     let on_sample =
-        |scheme: &str| report(&["attend", SAMPLE, "--layers", "15", "--queries", "1", "--scheme", scheme]);
-    let (naive, dense) = (on_sample("naive"), on_sample("dense"));
-    for (naive, dense) in rows(&naive).into_iter().zip(rows(&dense)) {
-        assert_eq!([&naive["promoted_keys"], &naive["promoted_values"]], [0, 0]);
-        assert_eq!(naive["rung"], "quantized");
-        assert!(number(&naive["e_key"]) > 0.0 && number(&naive["e_val"]) > 0.0, "{naive}");
-        assert_eq!((dense["rung"].as_str(), number(&dense["e_key"])), (Some("dense"), 0.0));
-        assert!(number(&dense["error"]) < 0.01 * number(&naive["error"]), "{dense} {naive}");
-        assert_eq!(number(&dense["error"]), number(&naive["dense_error"]));
+        |scheme: &str| report(&["attend", SAMPLE, "--layers", "15", "--queries", "1", "--kv", scheme]);
+    let (bare, dense) = (on_sample("int8-int4"), on_sample("dense"));
+    for (bare, dense) in rows(&bare).into_iter().zip(rows(&dense)) {
+        assert_eq!([&bare["original_keys"], &bare["original_values"]], [0, 0]);
+        assert_eq!((&bare["source"], &dense["source"]), (&"stored".into(), &"stored".into()));
+        assert!(number(&fact(bare, "E_key")) > 0.0 && number(&fact(bare, "E_val")) > 0.0, "{bare}");
+        assert!(number(&dense["error"]) < 0.01 * number(&bare["error"]), "{dense} {bare}");
+        assert!(number(&dense["bound"]) >= number(&dense["error"]), "{dense}");
+        assert_eq!(number(&dense["error"]), number(&bare["dense_error"]));
     }
-    assert_eq!(dense["summary"]["violations"], 0);
-    assert_eq!(dense["policy"], Value::Null);
+    assert_eq!((&dense["summary"]["violations"], &dense["kv"]), (&0.into(), &"dense".into()));
+}
+
+/// A scheme that promises nothing is shown with its errors, and there is nothing to violate.
+#[test]
+fn without_a_promise_there_is_the_error() {
+    let report = report(&["attend", SAMPLE, "--layers", "7", "--queries", "1", "--kv", "int8"]);
+    assert_eq!((&report["summary"]["bounded"], &report["summary"]["violations"]), (&0.into(), &0.into()));
+    for row in rows(&report) {
+        assert!(row["bound"].is_null() && row["holds"] == true, "{row}");
+        let relative = number(&row["error"]) / number(&row["output_norm"]);
+        assert!(relative > 1e-5 && relative < 0.05, "eight bits: {row}");
+    }
 }
 
 #[test]
 fn the_papers_layout_has_its_bytes_and_holds() {
-    let on_sample = |options: &[&str]| {
-        report(
-            &[&["attend", SAMPLE, "--layers", "7", "--queries", "1", "--policy", "paper"], options].concat(),
-        )
-    };
-    let (paper, compact) = (on_sample(&["--layout", "paper"]), on_sample(&[]));
-    assert_eq!([&paper["layout"], &compact["layout"]], ["paper", "compact"]);
+    let on_sample =
+        |scheme: &str| report(&["attend", SAMPLE, "--layers", "7", "--queries", "1", "--kv", scheme]);
+    let (paper, compact) = (on_sample("certified:paper/layout=paper"), on_sample("certified:paper"));
+    assert_eq!([&paper["kv"], &compact["kv"]], ["certified:paper/layout=paper", "certified:paper"]);
     // 32 blocks of 3 KV heads of 64 channels: tiles of 36 bytes a channel, or of 32, and annotations of 16 bytes.
     for (report, bytes) in [(&paper, 36 * 64), (&compact, 32 * 64)] {
         assert_eq!(report["summary"]["violations"], 0);
-        assert_eq!(report["layers"][0]["bytes"]["quantized"], 3 * 32 * (bytes + 16));
+        assert_eq!(fact(&report["layers"][0], "quantized"), 3 * 32 * (bytes + 16));
     }
-    let gpu = |report: &Value| number(&report["layers"][0]["memory"]["gpu"]);
-    // One block more than the query's 32, for what is not full.
-    assert_eq!(gpu(&paper) - gpu(&compact), f64::from(3 * 33 * 4 * 64));
+    let device = |report: &Value| number(&report["layers"][0]["memory"]["device"]);
+    assert_eq!(device(&paper) - device(&compact), f64::from(3 * 32 * 4 * 64));
     let delta =
-        |report: &Value| rows(report).into_iter().map(|row| number(&row["delta"])).collect::<Vec<_>>();
+        |report: &Value| rows(report).into_iter().map(|row| number(&fact(row, "delta"))).collect::<Vec<_>>();
     assert_ne!(delta(&paper), delta(&compact));
-    refused(
-        &["attend", SAMPLE, "--scheme", "dense", "--layout", "paper"],
-        &["--layout is of quantized caches", "--scheme dense"],
-    );
+    let refuse = |scheme: &str, part: &str| {
+        let refused = ferrokv(&["attend", SAMPLE, "--kv", scheme]);
+        let error = text(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && error.contains(part), "{error}");
+    };
+    refuse("dense/layout=paper", "it has no options");
+    refuse("certified/layout=paper", "set renew to 0");
 }
 
 #[test]
@@ -147,13 +170,13 @@ fn outputs_do_not_depend_on_the_scratch() {
 fn bf16_and_positions_without_metadata() {
     let folder = Folder::new();
     let file = cache(&folder, &layer(Dtype::BF16, 1, 2, 128), &[]);
-    let report = report(&["attend", &file, "--queries", "3", "--policy", "strict"]);
+    let report = report(&["attend", &file, "--queries", "3", "--kv", "certified:strict"]);
     // The last three of forty tokens.
     assert_eq!(report["layers"][0]["query_tokens"], serde_json::json!([37, 38, 39]));
     assert_eq!((rows(&report).len(), &report["summary"]["violations"]), (6, &Value::from(0)));
     // Dense attention has more head dimensions than certified.
     let file = cache(&folder, &layer(Dtype::F16, 2, 2, 96), &[("query_first_position", "5")]);
-    let out = succeed(&["attend", &file, "--queries", "1", "--scheme", "dense"]);
+    let out = succeed(&["attend", &file, "--queries", "1", "--kv", "dense"]);
     assert!(out.contains("query tokens 7\n"), "{out}");
     refused(&["attend", &file, "--queries", "1"], &["layer.03", "head_dim 96", "64 and 128"]);
 }
@@ -170,7 +193,6 @@ fn files_that_are_refused() {
     refuse(&[part("keys", Dtype::F16, &[4, 1, 64])], &[], &["no layer", "layer.NN.key", "keys"]);
     refuse(&whole, &["--layers", "3,7"], &["no layer 7", "layers 3"]);
     refuse(&whole, &["--backend", "cuda"], &["libcuda"]);
-    refuse(&whole, &["--scheme", "dense", "--policy", "sound"], &["--policy", "--scheme dense"]);
     refused(&["attend", &cache(&folder, &whole, &[]), "--queries", "4"], &["layer.03", "up to 3"]);
 
     let with = |index: usize, part: Part| {
@@ -200,7 +222,7 @@ fn files_that_are_refused() {
     refused(&["attend", &file], &["layer.03.query", "is 38"]);
     let file = cache(&folder, &whole, &[("query_first_position", "last")]);
     refused(&["attend", &file], &["'last'"]);
-    let unknown = ferrokv(&["attend", &file, "--policy", "brave"]);
+    let unknown = ferrokv(&["attend", &file, "--kv", "certified:brave"]);
     let error = text(&unknown.stderr);
     assert_eq!(unknown.status.code(), Some(2), "{error}");
     assert!(error.contains("brave") && error.contains("sound") && error.contains("strict"), "{error}");

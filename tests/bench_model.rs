@@ -34,8 +34,8 @@ fn a_row_says_what_a_step_read() {
         assert!(row["median_us"].as_f64().expect("a time") > 0.0 && row["read_us"].is_null(), "{row}");
         assert_eq!(row["weight_bytes"], rows[0]["weight_bytes"]);
     }
-    assert_eq!(rows[2]["certificates"]["heads"], 3 * 2 * 4, "steps, layers and query heads");
-    assert!(rows[0]["certificates"].is_null() && rows[0]["times_dense"] == 1.0);
+    assert_eq!(rows[2]["report"]["heads"], 3 * 2 * 4, "steps, layers and query heads");
+    assert!(rows[0]["report"].is_null() && rows[0]["times_dense"] == 1.0);
     // The model's context is 512 tokens.
     let skipped = report["skipped"].as_array().expect("a list");
     assert_eq!(skipped.len(), 3);

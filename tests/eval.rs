@@ -111,10 +111,10 @@ fn perplexity_is_the_oracles_over_the_second_half() {
             assert!(number(interval, "low") <= delta && delta <= number(interval, "high"), "{row}");
         }
         assert_eq!((&naive["kv"], &certified["kv"]), (&"int8-int4".into(), &"certified".into()));
-        assert!(naive["certificates"].is_null());
+        assert!(naive["report"].is_null());
         // Two layers of four heads, in every step of three windows.
         let heads = 2 * 4 * 3 * (context - context / 2);
-        assert_eq!(number(&certified["certificates"], "heads"), heads as f64);
+        assert_eq!(number(&certified["report"], "heads"), heads as f64);
     }
     let svg = fs::read_to_string(folder.path("ppl.svg")).expect("a picture");
     assert!(svg.contains("perplexity") && svg.contains("dense"));

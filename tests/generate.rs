@@ -4,7 +4,8 @@ mod common;
 
 use common::{Folder, ferrokv, json, refused, succeed, text};
 use ferrokv::host::Device;
-use ferrokv::host::kv::{DenseCache, KvCache};
+use ferrokv::host::dense::DenseCache;
+use ferrokv::host::kv::KvCache;
 use ferrokv::host::model::config::Architecture;
 use ferrokv::host::model::forward::Runner;
 use ferrokv::host::model::gguf::write::Writer;
@@ -87,11 +88,11 @@ fn a_certified_text_says_what_is_known_of_it() {
     assert_eq!(report["kv"], "certified:strict");
     assert!(report["kv_bytes"].as_u64() < report["kv_bytes_f16"].as_u64());
     let steps = report["steps"].as_array().expect("steps");
-    assert!(steps[0]["certificates"].is_null(), "the prompt's token is exact");
-    let heads = steps[1]["certificates"]["heads"].as_u64().expect("a step's heads");
+    assert!(steps[0]["report"].is_null(), "the prompt's token is exact");
+    let heads = steps[1]["report"]["heads"].as_u64().expect("a step's heads");
     assert_eq!(heads, 2 * 4, "layers and query heads");
-    assert_eq!(report["certificates"]["heads"], (steps.len() as u64 - 1) * heads);
-    assert!(report["certificates"]["worst_bound"].as_f64().expect("a bound") > 0.0);
+    assert_eq!(report["report"]["heads"], (steps.len() as u64 - 1) * heads);
+    assert!(report["report"]["worst_bound"].as_f64().expect("a bound") > 0.0);
 }
 
 #[test]

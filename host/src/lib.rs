@@ -25,6 +25,7 @@ mod cpu;
 mod cuda;
 pub mod dense;
 mod device;
+pub mod echo;
 mod error;
 pub mod eval;
 mod event;
@@ -51,8 +52,16 @@ pub use stream::Stream;
 use kv::{Error as SchemeError, Scheme, Selection, System};
 
 /// Every system: what commands, checks and listings know.
-pub static SYSTEMS: &[&System] =
-    &[&dense::SYSTEM, &int8::SYSTEM, &certified::SYSTEM, &model::SYSTEM, &roofline::SYSTEM, &probe::SYSTEM];
+#[rustfmt::skip]
+pub static SYSTEMS: &[&System] = &[
+    &dense::SYSTEM,
+    &int8::SYSTEM,
+    &certified::SYSTEM,
+    &echo::SYSTEM,
+    &model::SYSTEM,
+    &roofline::SYSTEM,
+    &probe::SYSTEM,
+];
 
 /// The ways to keep keys and values of all systems, in the order of [`SYSTEMS`].
 pub fn schemes() -> impl Iterator<Item = &'static Scheme> + Clone {

@@ -4,7 +4,7 @@ use host::eval::needle::{self, Setting};
 use host::eval::prompt::Prompt;
 use host::eval::ruler::{self, Source, Subtask};
 use host::eval::{Error, decoder};
-use host::kv::{KvCache, Scheme};
+use host::kv::{KvCache, Selection};
 use host::model::config::Architecture;
 use host::model::forward::Runner;
 use host::model::gguf::Gguf;
@@ -184,19 +184,20 @@ fn trials_run_over_any_scheme() {
     let mut runner = Runner::new(&model, &device).expect("a runner");
     let setting = Setting { length: 700, depth: 0.5, distractors: 2, seed: 1, trial: 0 };
     let task = needle::Task::new(tokenizer, &corpus, setting).expect("a task");
-    let open = |scheme: Scheme| -> Result<Box<dyn KvCache>, Error> {
-        let cache = scheme.open(&device, (&model.config).into(), task.capacity());
+    let select = |name: &str| name.parse::<Selection>().expect("a scheme");
+    let open = |scheme: &Selection| -> Result<Box<dyn KvCache>, Error> {
+        let cache = scheme.open(&device, (&model.config).into(), None, task.capacity());
         cache.map_err(|error| host::model::forward::Error::from(error).into())
     };
     let mut results = Vec::new();
-    for scheme in [Scheme::Dense, Scheme::Naive] {
+    for scheme in ["dense", "int8-int4"].map(select) {
         let mut work = 0;
         let mut watch = |done| {
             work += done;
             ControlFlow::Continue(())
         };
         let scored =
-            needle::run(&mut runner, tokenizer, &task, || open(scheme), &mut watch).expect("a score");
+            needle::run(&mut runner, tokenizer, &task, || open(&scheme), &mut watch).expect("a score");
         assert!(scored.log_probability < 0.0 && !scored.hit, "noise finds no key: {scored:?}");
         // A miss takes a second run.
         assert!(work > task.work() && work < 3 * task.work(), "{work} of {}", task.work());
@@ -205,7 +206,7 @@ fn trials_run_over_any_scheme() {
     assert_ne!(results[0], results[1]);
     // All of prompt and key in one call of the pass.
     let all = [&task.prompt.context[..], &task.prompt.steps, &task.answer].concat();
-    let mut cache = open(Scheme::Dense).expect("a cache");
+    let mut cache = open(&select("dense")).expect("a cache");
     let logits = runner.logits(&all, &mut *cache).expect("logits");
     let first = all.len() - task.answer.len();
     let expected: f64 = (first..all.len())
@@ -219,11 +220,13 @@ fn trials_run_over_any_scheme() {
 
     let source = Source { tokenizer, corpus: &corpus, seed: 1 };
     let task = source.task(Subtask::Single, 700, 0).expect("a task");
-    let mut cache = Scheme::Dense.open(&device, (&model.config).into(), task.capacity()).expect("a cache");
+    let mut cache =
+        select("dense").open(&device, (&model.config).into(), None, task.capacity()).expect("a cache");
     let scored =
         ruler::run(&mut runner, tokenizer, &task, &mut *cache, &mut decoder::unwatched).expect("a score");
     assert_eq!(scored.score, task.score(&scored.text));
-    let mut cache = Scheme::Dense.open(&device, (&model.config).into(), task.capacity()).expect("a cache");
+    let mut cache =
+        select("dense").open(&device, (&model.config).into(), None, task.capacity()).expect("a cache");
     let stopped = ruler::run(&mut runner, tokenizer, &task, &mut *cache, &mut |_| ControlFlow::Break(()));
     assert!(matches!(stopped, Err(Error::Stopped)));
 }

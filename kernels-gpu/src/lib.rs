@@ -7,6 +7,7 @@
 //! | [`attention`] | what the attention kernels have in common |
 //! | [`certified`] | attention over INT8 keys and INT4 values with a certificate |
 //! | [`dense`] | exact decode attention over f16 and bf16 caches: baseline and fallback |
+//! | [`echo`] | f16 with fewer bits: the guide's example of a system |
 //! | [`int8`] | per-channel INT8 quantization of a KV cache |
 //! | [`model`] | a transformer's forward pass but for attention: products with quantized weights, norms, rotations |
 //! | [`probe`] | kernels that show what each primitive does: emulator and GPU are compared by them |
@@ -16,6 +17,7 @@
 pub mod attention;
 pub mod certified;
 pub mod dense;
+pub mod echo;
 mod element;
 pub mod int8;
 pub mod model;

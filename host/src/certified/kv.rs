@@ -115,6 +115,18 @@ impl CertifiedCache {
         self
     }
 
+    /// The certificates of the last token, [layers, q_heads]: none, if the policy asks for none or the last chunk had more than
+    /// one token. Waits for the device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn certificates(&self) -> Result<Vec<Certificate>> {
+        if !self.policy.certify || self.last != 1 {
+            return Ok(Vec::new());
+        }
+        Ok(self.certificates.to_vec()?)
+    }
+
     /// What decides which blocks are promoted, and when a head is computed exactly.
     pub fn policy(&self) -> &Policy {
         &self.policy
@@ -199,10 +211,7 @@ unsafe impl KvCache for CertifiedCache {
     }
 
     fn report(&self) -> Result<StepReport> {
-        if !self.policy.certify || self.last != 1 {
-            return Ok(StepReport::default());
-        }
-        Ok(StepReport { heads: self.certificates.to_vec()?.iter().map(head_report).collect() })
+        Ok(StepReport { heads: self.certificates()?.iter().map(head_report).collect() })
     }
 
     fn traffic(&self, stream: &Stream) -> Result<Option<Traffic>> {

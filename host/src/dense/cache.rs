@@ -1,9 +1,8 @@
 //! Keys and values as they are, in f16.
 
-use crate::attention::dense::{self, AppendHandles};
 use crate::attention::rope::{RopeAppendHandles, rotate_and_append};
 use crate::attention::{BLOCK_TOKENS, PagedPool};
-use crate::kv::{Error, Geometry, KvCache, New, Paged, Raw, Result, Rotated, Sequence};
+use crate::kv::{Error, Geometry, KvCache, New, Paged, Raw, Result, Sequence};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 
@@ -40,51 +39,7 @@ impl DenseCache {
         self
     }
 
-    /// Adds keys and values as they are.
-    fn append_rotated(
-        &mut self,
-        stream: &Stream,
-        layer: usize,
-        new: Rotated<'_>,
-        tokens: usize,
-    ) -> Result<()> {
-        let DenseCache { sequence, pools, paged } = self;
-        sequence.check_appended(stream, new)?;
-        let Rotated { positions, keys, values } = new;
-        let elements = tokens * sequence.geometry.kv_width();
-        let (pool_keys, pool_values) = pools[layer].both_mut();
-        if sequence.on_slices(stream) {
-            // Which gives the same, without an emulated launch.
-            let Geometry { kv_heads, head_dim, .. } = sequence.geometry;
-            let block_tokens = BLOCK_TOKENS as usize;
-            for token in 0..tokens {
-                let position = sequence.tokens + token;
-                let (block, place) = (position / block_tokens, position % block_tokens);
-                for head in 0..kv_heads {
-                    let from = (token * kv_heads + head) * head_dim;
-                    let to = ((block * kv_heads + head) * block_tokens + place) * head_dim;
-                    stream.copy(keys, from..from + head_dim, pool_keys, to)?;
-                    stream.copy(values, from..from + head_dim, pool_values, to)?;
-                }
-            }
-            return Ok(paged.table.lengths_mut().write(0, &[(sequence.tokens + tokens) as u32])?);
-        }
-        let problem = sequence.problem(tokens);
-        let handles = AppendHandles {
-            new_keys: keys.global_range(..elements)?,
-            new_values: values.global_range(..elements)?,
-            positions: positions.global_range(..tokens)?,
-            table: paged.table.blocks().global(),
-            lengths: paged.table.lengths_mut().global_mut(),
-            keys: pool_keys.global_mut(),
-            values: pool_values.global_mut(),
-        };
-        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and what is past
-        // it is left out. Equal positions would leave one token's row or the other's. Dropping a buffer waits for the device.
-        Ok(unsafe { dense::append(stream, problem, handles) }?)
-    }
-
-    /// The same of what is not rotated yet, with the rotation, in one launch.
+    /// Adds keys and values that are not rotated yet, with the rotation, in one launch.
     fn rotate_and_append(
         &mut self,
         stream: &Stream,
@@ -108,7 +63,8 @@ impl DenseCache {
             keys: keys.global_mut(),
             values: values.global_mut(),
         };
-        // SAFETY: as in `append_rotated`.
+        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and what is past it
+        // is left out. Dropping a buffer waits for the device.
         Ok(unsafe { rotate_and_append(stream, new.pairing, handles, shape, tokens) }?)
     }
 }
@@ -154,7 +110,7 @@ unsafe impl KvCache for DenseCache {
             }
             new => {
                 let rotated = new.rotated(stream, self.sequence.geometry, tokens)?;
-                self.append_rotated(stream, layer, rotated, tokens)
+                self.paged.append(stream, &self.sequence, &mut self.pools[layer], rotated, tokens)
             }
         }
     }

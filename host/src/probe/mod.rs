@@ -394,8 +394,8 @@ fn operator_cases(cases: &mut Vec<Case>, operands: u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Outcome, not_covered, run_cases};
     use super::*;
+    use crate::check::{Outcome, not_covered, run_cases};
     use simt::emu::EmuOptions;
 
     #[test]

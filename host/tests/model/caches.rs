@@ -1,7 +1,10 @@
 //! The schemes behind a model: exact prompts, captured steps, certificates.
 
+use host::certified::CertifiedCache;
 use host::certified::{Policy, Rung};
-use host::kv::{CertifiedCache, DenseCache, Int8Cache, KvCache, Scheme};
+use host::dense::DenseCache;
+use host::int8::Int8Cache;
+use host::kv::{KvCache, New, Rotated, Selection};
 use host::model::Model;
 use host::model::config::Architecture;
 use host::model::forward::Runner;
@@ -21,8 +24,8 @@ fn tiny() -> Model {
 }
 
 fn open(scheme: &str, model: &Model, device: &Device, capacity: usize) -> Box<dyn KvCache> {
-    let scheme: Scheme = scheme.parse().expect("a scheme");
-    scheme.open(device, (&model.config).into(), capacity).expect("a cache")
+    let scheme: Selection = scheme.parse().expect("a scheme");
+    scheme.open(device, (&model.config).into(), None, capacity).expect("a cache")
 }
 
 fn prompt(count: usize) -> Vec<u32> {
@@ -36,12 +39,24 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn names_are_read_as_they_are_written() {
     for name in SCHEMES.into_iter().chain(["int8", "certified:paper", "certified:fast"]) {
-        assert_eq!(name.parse::<Scheme>().expect("a scheme").to_string(), name);
+        assert_eq!(name.parse::<Selection>().expect("a scheme").to_string(), name);
     }
-    for name in ["", "Dense", "certified:", "certified:loose", "dense:sound"] {
-        let error = name.parse::<Scheme>().expect_err("refused").to_string();
+    let refused = |name: &str| name.parse::<Selection>().expect_err("refused").to_string();
+    for name in ["", "Dense", "naive"] {
+        let error = refused(name);
         assert!(error.contains(&format!("'{name}'")) && error.contains("int8-int4"), "{error}");
     }
+    for (name, part) in [
+        ("certified:", "no preset ''; its presets are sound, paper, strict, fast"),
+        ("certified:loose", "no preset 'loose'; its presets are sound"),
+        ("dense:sound", "it has no presets"),
+        ("dense/k=1", "no option 'k'; it has no options"),
+    ] {
+        let error = refused(name);
+        assert!(error.contains(part), "{error}");
+    }
+    let again = "certified:strict/coverage=0.5/renew=0";
+    assert_eq!(again.parse::<Selection>().expect("a scheme").to_string(), again);
 }
 
 /// A prompt's attention is exact whatever the scheme; the steps after it differ by what quantizing does.
@@ -103,7 +118,7 @@ fn no_token_of_a_prompt_is_left_alone() {
         let mut last = |scheme: &str| {
             let mut cache = open(scheme, &model, &device, 80);
             let logits = runner.logits(&prompt, &mut *cache).expect("logits");
-            assert!(cache.certificates().expect("read").is_empty());
+            assert!(cache.report().expect("read").heads.is_empty());
             bits(&logits[logits.len() - 320..])
         };
         assert_eq!(last("certified"), last("dense"), "{count} tokens");
@@ -120,7 +135,9 @@ fn an_int8_cache_stays_inside_its_room() {
     let positions = Buffer::from_slice(&device, &[1_000_000u32]).expect("a buffer");
     let mut output = Buffer::<f32>::zeroed(&device, 256).expect("a buffer");
     cache.begin(&stream, 1).expect("begun");
-    cache.append(&stream, 0, &positions, &row, &row).expect("appended");
+    let (keys, values) = (&row, &row);
+    let new = Rotated { positions: &positions, keys, values };
+    cache.append(&stream, 0, New::Rotated(new)).expect("appended");
     cache.attend(&stream, 0, &row, &mut output).expect("no access out of bounds");
 }
 
@@ -139,7 +156,9 @@ fn an_int8_cache_uses_all_of_its_room() {
     let [own, kernels] = [cache(), cache().with_kernels()].map(|mut cache| {
         let mut output = Buffer::<f32>::zeroed(&device, 16 * 256).expect("a buffer");
         cache.begin(&stream, 16).expect("begun");
-        cache.append(&stream, 0, &positions, &new, &new).expect("appended");
+        let (keys, values) = (&new, &new);
+        let new = Rotated { positions: &positions, keys, values };
+        cache.append(&stream, 0, New::Rotated(new)).expect("appended");
         cache.attend(&stream, 0, &queries, &mut output).expect("attended");
         bits(&output.to_vec().expect("read"))
     });
@@ -226,15 +245,15 @@ fn steps_are_certified() {
     for (scheme, heads) in [("dense", 0), ("int8-int4", 0), ("certified", 2 * 4)] {
         let mut cache = open(scheme, &model, &device, 80);
         runner.read(&prompt, &mut *cache).expect("read");
-        assert!(cache.certificates().expect("read").is_empty(), "{scheme}: exact");
+        assert!(cache.report().expect("read").heads.is_empty(), "{scheme}: exact");
         runner.step(3, &mut *cache, Choice::Greedy).expect("a token");
-        let certificates = cache.certificates().expect("read");
-        assert_eq!(certificates.len(), heads, "{scheme}");
-        for certificate in certificates {
-            assert!(certificate.bound() > 0.0 && certificate.bound() < 100.0, "{certificate:?}");
+        let report = cache.report().expect("read");
+        assert_eq!(report.heads.len(), heads, "{scheme}");
+        for head in report.heads {
+            assert!(head.bound.is_some_and(|bound| bound > 0.0 && bound < 100.0), "{head:?}");
         }
         runner.read(&[1, 2], &mut *cache).expect("read");
-        assert!(cache.certificates().expect("read").is_empty(), "{scheme}: exact again");
+        assert!(cache.report().expect("read").heads.is_empty(), "{scheme}: exact again");
     }
 }
 
@@ -260,7 +279,9 @@ fn an_int8_cache_holds_what_its_formula_says() {
             let positions = Buffer::from_slice(&device, &positions).expect("a buffer");
             cache.begin(&stream, count).expect("begun");
             for layer in 0..2 {
-                cache.append(&stream, layer, &positions, &rows(0), &rows(1)).expect("appended");
+                let (keys, values) = (&rows(0), &rows(1));
+                let new = Rotated { positions: &positions, keys, values };
+                cache.append(&stream, layer, New::Rotated(new)).expect("appended");
             }
             cache.commit();
             first += count;
@@ -275,7 +296,9 @@ fn an_int8_cache_holds_what_its_formula_says() {
             let row: Vec<_> = (0..width).map(|i| row(total, i, kind)).collect();
             Buffer::from_slice(&device, &row).expect("a buffer")
         };
-        cache.append(&stream, 1, &position, &last(0), &last(1)).expect("appended");
+        let (keys, values) = (&last(0), &last(1));
+        let new = Rotated { positions: &position, keys, values };
+        cache.append(&stream, 1, New::Rotated(new)).expect("appended");
         cache.attend(&stream, 1, &queries, &mut output).expect("attended");
         let output = output.to_vec().expect("read");
         for i in 0..width {
@@ -330,7 +353,9 @@ fn what_a_cache_refuses_is_said() {
     };
     let positions = Buffer::from_slice(&device, &[0u32]).expect("a buffer");
     cache.begin(&stream, 1).expect("begun");
-    cache.append(&stream, 1, &positions, &rows(f32::NAN), &rows(1.0)).expect("appended");
+    let (keys, values) = (&rows(f32::NAN), &rows(1.0));
+    let new = Rotated { positions: &positions, keys, values };
+    cache.append(&stream, 1, New::Rotated(new)).expect("appended");
     let error = cache.check(&stream).expect_err("refused").to_string();
     assert!(error.contains("key") && error.contains("not finite") && error.lines().count() == 1, "{error}");
 }

@@ -1,6 +1,7 @@
 //! Steps that fail half-way: a decoder gives no more tokens after one.
 
-use host::kv::{DenseCache, Geometry, KvCache, Result};
+use host::dense::DenseCache;
+use host::kv::{Geometry, KvCache, New, Result};
 use host::model::config::Architecture;
 use host::model::forward::{Error, Runner};
 use host::model::kernels::Choice;
@@ -53,19 +54,12 @@ unsafe impl KvCache for Tripping {
         self.inner.begin(stream, tokens)
     }
 
-    fn append(
-        &mut self,
-        stream: &Stream,
-        layer: usize,
-        positions: &Buffer<u32>,
-        keys: &Buffer<half::f16>,
-        values: &Buffer<half::f16>,
-    ) -> Result<()> {
+    fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         if layer + 1 == self.geometry().layers {
             // SAFETY: one thread over a buffer that the test keeps; what it does outside is what the emulator refuses.
             unsafe { stream.launch(&trip::kernel(), LaunchShape::new(1, 1), (self.wire,)) }?;
         }
-        self.inner.append(stream, layer, positions, keys, values)
+        self.inner.append(stream, layer, new)
     }
 
     fn attend(

@@ -1,7 +1,8 @@
 //! The forward pass: against the oracle, in chunks of any length, and by kernels as by the CPU's own path.
 
 use super::fetched;
-use host::kv::{self, DenseCache, KvCache};
+use host::dense::DenseCache;
+use host::kv::{self, KvCache, New, Rotated};
 use host::model::config::Architecture;
 use host::model::forward::{Error, Runner};
 use host::model::kernels::Choice;
@@ -188,12 +189,13 @@ fn a_cache_wants_its_calls_in_order() {
     let rows = |n: usize| host::Buffer::from_slice(&device, &vec![half::f16::ONE; n]).expect("a buffer");
     let (keys, values) = (rows(128), rows(128));
     let positions = host::Buffer::from_slice(&device, &[0u32]).expect("a buffer");
-    assert!(matches!(cache.append(&stream, 0, &positions, &keys, &values), Err(cache::Error::Order { .. })));
-    assert!(matches!(cache.begin(&stream, 9), Err(cache::Error::Full { tokens: 9, held: 0, capacity: 8 })));
+    let new = || New::Rotated(Rotated { positions: &positions, keys: &keys, values: &values });
+    assert!(matches!(cache.append(&stream, 0, new()), Err(kv::Error::Order { .. })));
+    assert!(matches!(cache.begin(&stream, 9), Err(kv::Error::Full { tokens: 9, held: 0, capacity: 8 })));
     cache.begin(&stream, 1).expect("begun");
-    let refused = cache.append(&stream, 2, &positions, &keys, &values);
-    assert!(matches!(refused, Err(cache::Error::Order { value: 2, .. })));
-    cache.append(&stream, 1, &positions, &keys, &values).expect("appended");
+    let refused = cache.append(&stream, 2, new());
+    assert!(matches!(refused, Err(kv::Error::Order { value: 2, .. })));
+    cache.append(&stream, 1, new()).expect("appended");
     // One token: attention gives back its values, but for a rounding of its logarithms.
     let mut output = host::Buffer::<f32>::zeroed(&device, 256).expect("a buffer");
     cache.attend(&stream, 1, &rows(256), &mut output).expect("attended");
@@ -203,7 +205,7 @@ fn a_cache_wants_its_calls_in_order() {
     cache.commit();
     assert_eq!((cache.tokens(), cache.bytes()), (1, 1024));
     let memory = DenseCache::new(&device, (&model.config).into(), u32::MAX as usize / 2);
-    assert!(matches!(memory, Err(cache::Error::Memory { .. })), "2 TiB");
+    assert!(matches!(memory, Err(kv::Error::Memory { .. })), "2 TiB");
 }
 
 /// Greedy text of the real model: every token is the oracle's first choice, or one that f16 and f32 cannot tell from it.

@@ -2,7 +2,6 @@ use super::super::peers::{Found, read};
 use super::super::testing::{parse, peer_that_writes, refusal, report, written};
 use super::arguments::{Arguments, Shape, short};
 use super::report::{BlockOrder, Libraries, Row, Subject, set_ratios};
-use super::schemes::Options;
 use super::{compared, peers, picture, run, summary};
 
 #[test]
@@ -14,8 +13,8 @@ fn what_cannot_be_measured_is_refused_with_what_can() {
         (["--contexts", "0"], "no number"),
         (["--contexts", "8G"], "K and M may follow"),
         (["--dtype", "f32"], "f16, bf16"),
-        (["--schemes", "fast"], "dense, naive, certified"),
-        (["--policy", "loose"], "sound, paper, strict, fast"),
+        (["--kv", "fast"], "there is no KV scheme 'fast'; there is dense, int8"),
+        (["--kv", "certified:loose"], "its presets are sound, paper, strict, fast"),
         (["--blocks", "sorted"], "shuffled, in-order"),
         (["--query-scale", "0"], "no number above 0"),
     ];
@@ -55,8 +54,8 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
         "f16,bf16",
         "--seconds-per-row",
         "0",
-        "--policy",
-        "strict",
+        "--kv",
+        "dense,int8-int4,certified:strict",
         "--cold",
         "--commit",
         "0123abc",
@@ -70,7 +69,13 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
     assert_eq!(written["environment"]["commit"], "0123abc");
     let rows = written["rows"].as_array().unwrap();
     let of = |scheme: &str| rows.iter().filter(|row| row["scheme"] == scheme).collect::<Vec<_>>();
-    assert_eq!([of("dense").len(), of("naive").len(), of("certified").len()], [16, 8, 8]);
+    assert_eq!(["dense", "int8-int4", "certified:strict"].map(|scheme| of(scheme).len()), [16, 8, 8]);
+    let fact = |row: &serde_json::Value, name: &str, kind: &str| {
+        let facts = row["facts"].as_array().unwrap();
+        let fact = facts.iter().find(|fact| fact["name"] == name).unwrap_or_else(|| panic!("{name}: {row}"));
+        fact["value"][kind].clone()
+    };
+    let bytes = |row, name| fact(row, name, "bytes").as_u64().unwrap();
     for row in rows {
         assert_eq!((&row["op"], &row["emulator"]), (&"decode".into(), &true.into()));
         assert_eq!(row["verified"], true, "{row}");
@@ -78,24 +83,22 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
         assert!(part > 1e-5 && part <= 1.0, "{row}");
         assert!(row["dense_ratio"].as_f64().unwrap() > 0.0, "{row}");
     }
-    for row in of("naive") {
+    for row in of("int8-int4") {
         let (tokens, batch) = (row["context"].as_u64().unwrap(), row["batch"].as_u64().unwrap());
-        let step = &row["certified"];
-        assert_eq!([&step["promoted_keys"], &step["promoted_values"]], [0.0, 0.0]);
+        assert_eq!(["keys", "values"].map(|name| fact(row, name, "count")), [0.0, 0.0]);
         // The full blocks of 2 heads, quantized; the others' tokens, keys and values.
         let (blocks, rest) = (tokens / 16, tokens % 16);
-        assert_eq!(step["quantized_bytes"], batch * 2 * blocks * 32 * 64);
-        assert_eq!(step["promoted_bytes"], batch * 2 * 16 * u64::from(rest != 0) * 64 * 4);
-        assert!(step["e_key"].as_f64() > Some(0.0) && step["e_val"].as_f64() > Some(0.0), "{row}");
+        assert_eq!(bytes(row, "quantized"), batch * 2 * blocks * 32 * 64);
+        assert_eq!(bytes(row, "promoted"), batch * 2 * 16 * u64::from(rest != 0) * 64 * 4);
+        let positive = |name| fact(row, name, "error").as_f64() > Some(0.0);
+        assert!(positive("E_key") && positive("E_val"), "{row}");
     }
-    for row in of("certified") {
-        let step = &row["certified"];
-        assert_eq!((&step["policy"], &step["originals"]), (&"strict".into(), &"host".into()));
+    for row in of("certified:strict") {
+        assert_eq!(fact(row, "originals", "text"), "host");
         let (tokens, batch) = (row["context"].as_u64().unwrap(), row["batch"].as_u64().unwrap());
-        assert_eq!(step["quantized_bytes"], batch * 2 * (tokens / 16) * (32 * 64 + 16));
-        assert!(step["promoted_keys"].as_f64() > Some(0.0), "{row}");
-        let read =
-            ["quantized_bytes", "promoted_bytes", "dense_bytes"].map(|part| step[part].as_u64().unwrap());
+        assert_eq!(bytes(row, "quantized"), batch * 2 * (tokens / 16) * (32 * 64 + 16));
+        assert!(fact(row, "keys", "count").as_f64() > Some(0.0), "{row}");
+        let read = ["quantized", "promoted", "dense"].map(|part| bytes(row, part));
         assert_eq!(row["cache_bytes"], read.iter().sum::<u64>());
     }
     let refused = written["skipped"].as_array().unwrap();
@@ -117,7 +120,7 @@ fn blocks_lie_as_asked_and_make_rows_of_their_own() {
     let shape: Shape = "4/2/64".parse().unwrap();
     let blocks = |blocks| {
         let subject = Subject { shape, batch: 3, context: 100, dtype: "f16", blocks };
-        Caches::<half::f16>::new(&device, subject, 1, 3.0).unwrap().table.blocks().to_vec().unwrap()
+        Caches::<half::f16>::new(&device, subject, 1, 3.0).unwrap().input.table.blocks().to_vec().unwrap()
     };
     let in_order: Vec<u32> = (0..21).collect();
     let mut shuffled = blocks(BlockOrder::Shuffled);
@@ -136,7 +139,7 @@ fn blocks_lie_as_asked_and_make_rows_of_their_own() {
     let of = |scheme: &str| -> Vec<_> {
         rows.iter().filter(|row| row["scheme"] == scheme).map(|row| row["blocks"].as_str()).collect()
     };
-    for scheme in ["dense", "naive", "certified"] {
+    for scheme in ["dense", "int8-int4", "certified"] {
         assert_eq!(of(scheme), [None, Some("in-order")]);
     }
     assert!(rows.iter().all(|row| row["verified"] == true), "{rows:?}");
@@ -224,25 +227,31 @@ fn a_wrong_output_fails_the_command_and_names_its_row() {
 }
 
 #[test]
-fn an_error_above_its_certificate_is_wrong() {
+fn an_error_above_its_bound_is_wrong() {
     use super::caches::Caches;
+    use host::kv::workload::{Judged, Opening, Originals};
     let device = host::Device::cpu(simt::emu::EmuOptions::default());
     let shape: Shape = "4/2/64".parse().unwrap();
     let subject = Subject { shape, batch: 2, context: 70, dtype: "f16", blocks: BlockOrder::Shuffled };
     let caches = Caches::<half::f16>::new(&device, subject, 1, 3.0).unwrap();
-    let mut scheme =
-        super::schemes::open("dense", &caches, Options { policy: "sound", cold: false }).unwrap();
-    let stream = host::Stream::new(&device).unwrap();
-    scheme.step(&stream, &caches, 0).unwrap();
-    let mut result = scheme.result().unwrap();
-    assert!(caches.compare_norms(&result.output, &[1e-5; 8]) < 1.0);
-    // The last row: (0.3, 0.4) away from where it was.
-    result.output[7 * 64] += 0.3;
-    result.output[7 * 64 + 1] += 0.4;
-    let part = caches.compare_norms(&result.output, &[0.25; 8]);
-    assert!((part - 2.0).abs() < 1e-3, "{part}");
-    result.output[0] = f32::NAN;
-    assert!(caches.compare_norms(&result.output, &[0.25; 8]).is_nan());
+    for name in ["dense", "certified"] {
+        let selection = name.parse().unwrap();
+        let input = caches.input.clone().into();
+        let opening = Opening { input, selection: &selection, originals: Originals::Device };
+        let workload = (selection.scheme().workload)(&opening).unwrap();
+        let mut outcome = workload.outcome().unwrap();
+        let judged = caches.judge(&*workload, &outcome);
+        assert!(judged.len() == 4 && judged.iter().all(Judged::holds), "{name}: {judged:?}");
+        // The last row, in one element by twice what the norm of its error may be.
+        let bound = judged[3].bound.unwrap();
+        outcome.output[7 * 64 + 5] += (2.0 * bound + judged[3].error) as f32;
+        let holds = |outcome: &host::kv::workload::Outcome| {
+            caches.judge(&*workload, outcome).iter().map(Judged::holds).collect::<Vec<_>>()
+        };
+        assert_eq!(holds(&outcome), [true, true, true, false], "{name}");
+        outcome.output[0] = f32::NAN;
+        assert_eq!(holds(&outcome), [false, true, true, false], "{name}");
+    }
 }
 
 #[test]
