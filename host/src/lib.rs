@@ -1,47 +1,20 @@
-//! Buffers, streams, graphs and the systems above the kernels.
+//! The systems above the kernels: plans, CPU paths, caches, policies, models and their evaluation.
 //!
-//! One interface, two backends: a [`Device`] is a GPU (through `cust`, the driver loaded on first use) or the
-//! emulator of `simt` on the CPU. Everything made from a device works the same on both, and gives the same
-//! bits:
-//!
-//! | type | what it is |
-//! | --- | --- |
-//! | [`Buffer`] | typed device memory |
-//! | [`Pinned`] | host memory that the device reaches too |
-//! | [`Stream`] | work in order: launches, copies, fills, capture |
-//! | [`Event`] | a point in a stream, with a time |
-//! | [`Graph`], [`GraphExec`] | captured work, replayed with no host work between its steps |
-//!
-//! Launches are `unsafe`: a kernel reads and writes memory through handles that the compiler does not follow.
-//! What the caller vouches for is in [`Stream::launch`].
+//! The device layer they stand on is [`ferrokv_device`]: all its types are here too, at the root.
 
 pub mod attention;
-mod backend;
-mod buffer;
 pub mod certified;
 pub mod check;
-mod cpu;
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-mod cuda;
 pub mod dense;
-mod device;
-mod error;
 pub mod eval;
-mod event;
-mod graph;
 pub mod int8;
-mod limits;
 pub mod model;
-mod pinned;
 pub mod roofline;
 mod simd_level;
-mod stream;
 pub mod tensor_file;
 
-pub use buffer::Buffer;
-pub use device::{BackendKind, Device, DeviceInfo, KernelAttributes, PtxImage, cuda_devices};
-pub use error::{Error, PtxRefusal, Result};
-pub use event::Event;
-pub use graph::{Graph, GraphExec, NodeId};
-pub use pinned::Pinned;
-pub use stream::Stream;
+use ferrokv_device::cpu;
+pub use ferrokv_device::{
+    BackendKind, Buffer, Device, DeviceInfo, Error, Event, Graph, GraphExec, KernelAttributes, NodeId,
+    Pinned, PtxImage, PtxRefusal, Result, Stream, cuda_devices,
+};
