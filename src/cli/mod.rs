@@ -28,7 +28,7 @@ mod text;
 use clap::{Parser, Subcommand};
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 const ABOUT: &str = "\
 Quantize KV caches with kernels that give the same bits on the GPU and on the CPU.
@@ -88,12 +88,12 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let level = match cli.verbose {
-        0 => "warn",
-        1 => "debug",
-        _ => "trace",
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
     };
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(level))
+        .with_max_level(level)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()

@@ -224,7 +224,6 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         for argument in &instance.arguments {
             entry = format!("{entry}_{}", argument.tag()?);
         }
-        let generics: Vec<_> = instance.arguments.iter().map(Argument::tokens).collect();
         entries.push(device_entry(
             name,
             &entry,
@@ -237,9 +236,7 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         infos.push(quote! {
             ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads, overlaps: #may_overlap, waits_late: #waits_late }
         });
-        names.push(quote! {
-            impl Named for Instance<#(#generics),*> { const INFO: &'static ::simt::KernelInfo = &INSTANCES[#index]; }
-        });
+        names.push(host_body(name, &entry, &parameters, instance, &arguments, index));
     }
 
     let visibility = &function.vis;
@@ -247,7 +244,6 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
     let declared = &signature.generics.params;
     let predicates = where_clause.map(|clause| &clause.predicates);
     let types: Vec<_> = arguments.iter().map(|(_, ty)| ty).collect();
-    let variables: Vec<_> = (0..arguments.len()).map(|i| format_ident!("argument{i}")).collect();
     let phantom: Vec<_> = signature
         .generics
         .type_params()
@@ -256,7 +252,6 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
             quote! { ::core::marker::PhantomData<#ident> }
         })
         .collect();
-    let turbofish = type_generics.as_turbofish();
     let doc = format!("Handles to the instances of the kernel [`{name}`](fn@{name}).");
     Ok(quote! {
         // An entry is its kernel: a call would pass parameters through memory.
@@ -278,8 +273,9 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
 
             /// An instance that the attribute lists.
             #[doc(hidden)]
-            pub trait Named {
+            pub trait Named<Arguments> {
                 const INFO: &'static ::simt::KernelInfo;
+                const BODY: fn(Arguments);
             }
 
             /// Names an instance by its generic arguments.
@@ -292,16 +288,70 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
             /// The handle to one instance.
             pub const fn kernel<#declared>() -> ::simt::Kernel<(#(#types,)*)>
             where
-                Instance #type_generics: Named,
+                Instance #type_generics: Named<(#(#types,)*)>,
                 #predicates
             {
                 ::simt::Kernel::new(
-                    <Instance #type_generics as Named>::INFO,
-                    |(#(#variables,)*)| super::#name #turbofish (#(#variables),*),
+                    <Instance #type_generics as Named<(#(#types,)*)>>::INFO,
+                    <Instance #type_generics as Named<(#(#types,)*)>>::BODY,
                 )
             }
         }
     })
+}
+
+/// The generic parameters as local aliases of the instance's own arguments, for the types that name them.
+fn aliases(parameters: &[(Ident, Option<Type>)], instance: &Instance) -> Vec<TokenStream> {
+    let alias = |((parameter, constant), argument): (&(Ident, Option<Type>), &Argument)| {
+        let value = argument.tokens();
+        match constant {
+            Some(ty) => quote! { const #parameter: #ty = #value; },
+            None => quote! { type #parameter = #value; },
+        }
+    };
+    parameters.iter().zip(&instance.arguments).map(alias).collect()
+}
+
+/// The instance's generic arguments behind the kernel's name; nothing for a kernel without generics.
+fn generics(instance: &Instance) -> TokenStream {
+    if instance.arguments.is_empty() {
+        return quote! {};
+    }
+    let generics = instance.arguments.iter().map(Argument::tokens);
+    quote! { ::<#(#generics),*> }
+}
+
+/// What the emulator calls for one instance: a function without generics, so that the crate of the kernel compiles
+/// it, once, and not each crate that launches the kernel.
+fn host_body(
+    name: &Ident,
+    entry: &str,
+    parameters: &[(Ident, Option<Type>)],
+    instance: &Instance,
+    arguments: &[(Ident, Type)],
+    index: usize,
+) -> TokenStream {
+    let module = format_ident!("host_{entry}");
+    let (aliases, generics) = (aliases(parameters, instance), generics(instance));
+    let types: Vec<_> = arguments.iter().map(|(_, ty)| ty).collect();
+    let variables: Vec<_> = (0..arguments.len()).map(|i| format_ident!("argument{i}")).collect();
+    quote! {
+        #[allow(non_snake_case, unused_imports, dead_code, clippy::upper_case_acronyms)]
+        mod #module {
+            use super::*;
+            #(#aliases)*
+
+            #[inline(never)]
+            fn body((#(#variables,)*): (#(#types,)*)) {
+                super::super::#name #generics (#(#variables),*)
+            }
+
+            impl Named<(#(#types,)*)> for Instance #generics {
+                const INFO: &'static ::simt::KernelInfo = &INSTANCES[#index];
+                const BODY: fn((#(#types,)*)) = body;
+            }
+        }
+    }
 }
 
 /// The `extern "ptx-kernel"` entry of one instance. Generic parameters in the argument types become the
@@ -317,19 +367,7 @@ fn device_entry(
 ) -> TokenStream {
     let entry_ident = Ident::new(entry, name.span());
     let module = format_ident!("device_{entry}");
-    let aliases = parameters.iter().zip(&instance.arguments).map(|((parameter, constant), argument)| {
-        let value = argument.tokens();
-        match constant {
-            Some(ty) => quote! { const #parameter: #ty = #value; },
-            None => quote! { type #parameter = #value; },
-        }
-    });
-    let generics = instance.arguments.iter().map(Argument::tokens);
-    let generics = if parameters.is_empty() {
-        quote! {}
-    } else {
-        quote! { ::<#(#generics),*> }
-    };
+    let (aliases, generics) = (aliases(parameters, instance), generics(instance));
     let names: Vec<_> = arguments.iter().map(|(name, _)| name).collect();
     let types = arguments.iter().map(|(_, ty)| ty);
     let bounds = (max_threads != 1024 || min_blocks != 0).then(|| {

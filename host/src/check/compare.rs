@@ -1,7 +1,7 @@
 //! Outputs, and where two of them differ.
 
 use crate::Buffer;
-use crate::error::Result;
+use crate::Result;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};

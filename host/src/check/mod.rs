@@ -29,8 +29,8 @@ mod report;
 pub use compare::{Difference, ElementKind, OutputBuffer, OutputElement};
 pub use report::{CaseReport, Outcome, Report, Totals};
 
-use crate::error::{Error, Result};
 use crate::{BackendKind, Buffer, Device, Stream};
+use crate::{Error, Result};
 use simt::emu::EmuOptions;
 use simt::{KernelInfo, Pod};
 use std::time::Instant;

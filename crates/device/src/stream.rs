@@ -326,8 +326,12 @@ impl Stream {
         unsafe { self.backend.copy(to, from, bytes) }
     }
 
-    /// Keeps captures from beginning while the guard lives.
-    pub(crate) fn outside_capture(&self, doing: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
+    /// Keeps captures from beginning while the guard lives: for work that waits, which no capture can hold. `doing` says
+    /// what that work is.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`] where one runs or is about to.
+    pub fn outside_capture(&self, doing: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
         // Not a blocking read: a capture that waits for other guards would let this one wait for itself.
         let guard = match self.outside.try_read() {
             Ok(guard) => guard,

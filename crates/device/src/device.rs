@@ -149,8 +149,11 @@ impl Device {
         &*self.backend
     }
 
-    /// Whether things of the two devices may be used together.
-    pub(crate) fn check_same(&self, other: &Device, what: &'static str) -> Result<()> {
+    /// Refuses things of another device: only those of one device may be used together. `what` names the thing.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`].
+    pub fn check_same(&self, other: &Device, what: &'static str) -> Result<()> {
         let same = self.kind() == other.kind() && self.backend().context() == other.backend().context();
         if same { Ok(()) } else { Err(Error::WrongDevice { what }) }
     }

@@ -7,7 +7,7 @@ mod common;
 use common::INCREMENT;
 use cust::module::Module;
 use cust::sys;
-use host::{Buffer, Stream};
+use ferrokv_device::{Buffer, Stream};
 use simt::LaunchShape;
 use std::time::Instant;
 

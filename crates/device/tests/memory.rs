@@ -3,7 +3,7 @@
 mod common;
 
 use common::{AFFINE, INCREMENT, cover, on_both};
-use host::{BackendKind, Buffer, Device, Error, Event, Pinned, Stream};
+use ferrokv_device::{BackendKind, Buffer, Device, Error, Event, Pinned, Stream};
 
 on_both! {
     round_trips_keep_every_bit
@@ -253,7 +253,7 @@ fn the_device_describes_itself(device: &Device) {
             assert!(
                 info.compute_capability >= Some(80) && info.l2_bytes > Some(0) && info.memory_bytes > Some(0)
             );
-            assert!(host::cuda_devices().unwrap().contains(info));
+            assert!(ferrokv_device::cuda_devices().unwrap().contains(info));
         }
     }
 }

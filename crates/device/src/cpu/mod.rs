@@ -1,7 +1,9 @@
 //! The CPU backend: host memory, and the emulator for launches. Work is done in the call that asks for it, and
 //! a capture keeps the calls for later.
+//!
+//! [`handles`] is what other crates take from it.
 
-pub(crate) mod handles;
+pub mod handles;
 mod stream;
 
 use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{INCREMENT, INCREMENT_OVERLAPPING};
-use host::{Buffer, Device, Event, PtxImage, Stream};
+use ferrokv_device::{Buffer, Device, Event, PtxImage, Stream};
 use simt::{Kernel, LaunchShape};
 use std::path::Path;
 use std::process::Command;

@@ -2,7 +2,7 @@
 // Each test binary takes a part.
 #![allow(dead_code, unused_macros, unused_imports)]
 
-use host::{Device, Error, PtxImage};
+use ferrokv_device::{Device, Error, PtxImage};
 use simt::emu::EmuOptions;
 use simt::{Global, GlobalMut, Kernel, KernelInfo, LaunchShape, SharedPlan, thread};
 

@@ -5,7 +5,7 @@ mod common;
 use common::{
     AFFINE, IMAGES, INCREMENT, INCREMENT_OVERLAPPING, MISSING, NARROW, REVERSE, cover, cpu, cuda, on_both,
 };
-use host::{BackendKind, Buffer, Device, Error, Event, Graph, NodeId, Pinned, PtxImage, Stream};
+use ferrokv_device::{BackendKind, Buffer, Device, Error, Event, Graph, NodeId, Pinned, PtxImage, Stream};
 use simt::LaunchShape;
 use simt::emu::{EmuOptions, FaultKind};
 
@@ -301,7 +301,7 @@ fn a_failed_capture_leaves_the_stream_usable(device: &Device) {
         .unwrap_err();
     assert!(matches!(error, Error::ForeignNode), "{error}");
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        stream.capture(|_| -> host::Result<()> { panic!("in a capture") }).map(drop)
+        stream.capture(|_| -> ferrokv_device::Result<()> { panic!("in a capture") }).map(drop)
     }));
     assert!(panicked.is_err());
     // SAFETY: the buffer has 8 elements, each thread its own.

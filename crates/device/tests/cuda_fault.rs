@@ -4,7 +4,7 @@
 mod common;
 
 use common::INCREMENT;
-use host::{Buffer, Error, Event, Pinned, Stream};
+use ferrokv_device::{Buffer, Error, Event, Pinned, Stream};
 use simt::{GlobalMut, LaunchShape};
 
 #[test]

@@ -1,4 +1,4 @@
-//! The memory behind handles of this backend.
+//! The memory behind handles of the CPU backend, for code that does a kernel's work without the emulator.
 
 use simt::{Global, GlobalMut, Pod};
 
@@ -6,7 +6,7 @@ use simt::{Global, GlobalMut, Pod};
 ///
 /// # Safety
 /// It is host memory that is there for 'a, and nothing writes it meanwhile.
-pub(crate) unsafe fn slice<'a, T: Pod>(handle: Global<T>) -> &'a [T] {
+pub unsafe fn slice<'a, T: Pod>(handle: Global<T>) -> &'a [T] {
     if handle.is_empty() {
         return &[];
     }
@@ -17,8 +17,8 @@ pub(crate) unsafe fn slice<'a, T: Pod>(handle: Global<T>) -> &'a [T] {
 /// The same for writing.
 ///
 /// # Safety
-/// As [`slice`], and nothing else touches it meanwhile.
-pub(crate) unsafe fn slice_mut<'a, T: Pod>(handle: GlobalMut<T>) -> &'a mut [T] {
+/// As [`slice()`], and nothing else touches it meanwhile.
+pub unsafe fn slice_mut<'a, T: Pod>(handle: GlobalMut<T>) -> &'a mut [T] {
     if handle.is_empty() {
         return &mut [];
     }

@@ -1,0 +1,38 @@
+//! Devices, buffers, streams, graphs and typed launches. The layer knows no kernel of its own and nothing of
+//! what is built on it.
+//!
+//! One interface, two backends: a [`Device`] is a GPU (through `cust`, the driver loaded on first use) or the
+//! emulator of `simt` on the CPU. Everything made from a device works the same on both, and gives the same
+//! bits:
+//!
+//! | type | what it is |
+//! | --- | --- |
+//! | [`Buffer`] | typed device memory |
+//! | [`Pinned`] | host memory that the device reaches too |
+//! | [`Stream`] | work in order: launches, copies, fills, capture |
+//! | [`Event`] | a point in a stream, with a time |
+//! | [`Graph`], [`GraphExec`] | captured work, replayed with no host work between its steps |
+//!
+//! Launches are `unsafe`: a kernel reads and writes memory through handles that the compiler does not follow.
+//! What the caller vouches for is in [`Stream::launch`].
+
+mod backend;
+mod buffer;
+pub mod cpu;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod cuda;
+mod device;
+mod error;
+mod event;
+mod graph;
+mod limits;
+mod pinned;
+mod stream;
+
+pub use buffer::Buffer;
+pub use device::{BackendKind, Device, DeviceInfo, KernelAttributes, PtxImage, cuda_devices};
+pub use error::{Error, PtxRefusal, Result};
+pub use event::Event;
+pub use graph::{Graph, GraphExec, NodeId};
+pub use pinned::Pinned;
+pub use stream::Stream;
