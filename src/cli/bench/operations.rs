@@ -4,7 +4,7 @@ use host::int8::Matrix;
 use host::roofline::{Mix, Pattern};
 use kernels_gpu::int8::TOKENS_PER_BLOCK;
 
-/// One thing that is timed. The names are those of the peers' rows (`docs/results/README.md`).
+/// One thing that is timed. The names are those of the peers' rows (`docs/results/FIELDS.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// The matrix to another place.

@@ -20,7 +20,7 @@ pub enum Place {
     Emulator,
 }
 
-/// One measured figure. `docs/results/README.md` describes the fields.
+/// One measured figure. `docs/results/FIELDS.md` describes the fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Row {
