@@ -61,8 +61,21 @@ def check(path):
                 yield number, f"no such heading: {target}#{name}"
 
 
+def experiments():
+    """Pages of docs/experiments that its index does not have under their own title."""
+    folder = ROOT / "docs/experiments"
+    index = (folder / "README.md").read_text()
+    for page in sorted(folder.glob("[0-9]*.md")):
+        title = page.read_text().splitlines()[0].removeprefix("# ")
+        if f"| [{page.name[:3]}]({page.name}) | {title} |" not in index:
+            yield f"docs/experiments/README.md: no row for {page.name}, {title}"
+
+
 def main():
     found = 0
+    for what in experiments():
+        found += 1
+        print(what)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "assets/README.md"]:
         for number, what in check(path):
             found += 1
