@@ -82,7 +82,8 @@ fn bounds_hold_on_the_sample() {
         assert_eq!(dense, !row["reasons"].as_array().expect("reasons").is_empty(), "{row}");
         assert!(!dense || row["bits_of_dense"] == true, "{row}");
     }
-    // Token 511 has 32 full blocks, token 448 has 28 and one key more. Tiles of 2048 bytes, annotations of 16.
+    // Token 511 has 32 full blocks, token 448 has 28 and one key more. Tiles of 2048 bytes, annotations
+    // of 16.
     let layer = &report["layers"][0];
     assert_eq!(layer["bytes"]["quantized"], 3 * (32 + 28) * (2048 + 16));
     assert_eq!(layer["bytes"]["trailing"], 3 * 2 * 2048);
@@ -118,7 +119,8 @@ fn the_papers_layout_has_its_bytes_and_holds() {
     };
     let (paper, compact) = (on_sample(&["--layout", "paper"]), on_sample(&[]));
     assert_eq!([&paper["layout"], &compact["layout"]], ["paper", "compact"]);
-    // 32 blocks of 3 KV heads of 64 channels: tiles of 36 bytes a channel, or of 32, and annotations of 16 bytes.
+    // 32 blocks of 3 KV heads of 64 channels: tiles of 36 bytes a channel, or of 32, and annotations of 16
+    // bytes.
     for (report, bytes) in [(&paper, 36 * 64), (&compact, 32 * 64)] {
         assert_eq!(report["summary"]["violations"], 0);
         assert_eq!(report["layers"][0]["bytes"]["quantized"], 3 * 32 * (bytes + 16));

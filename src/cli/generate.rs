@@ -55,8 +55,8 @@ pub struct Arguments {
     /// How keys and values are kept: dense, int8, naive-int8-int4, certified[:PRESET].
     #[arg(long, value_name = "SCHEME", default_value = "dense")]
     kv: String,
-    /// Tokens to write at most; the model may end earlier. The cache is made for as many, and how attention cuts its work, with
-    /// that the last bits, follows its size.
+    /// Tokens to write at most; the model may end earlier. The cache is made for as many, and how attention
+    /// cuts its work, with that the last bits, follows its size.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Draw tokens, with logits divided by T; above 1 more surprising, below 1 less.
@@ -151,7 +151,8 @@ struct Json<'a> {
     kv_host_bytes: u64,
     /// Of all steps; `None` for a scheme that certifies nothing.
     certificates: Option<Summary>,
-    /// Tiles of 16 tokens that were used from their originals: found on the device, and read from the host's memory.
+    /// Tiles of 16 tokens that were used from their originals: found on the device, and read from the host's
+    /// memory.
     tiles_found: Option<u64>,
     tiles_read: Option<u64>,
 }
@@ -401,8 +402,8 @@ impl Text<'_> {
 }
 
 impl Done {
-    /// `12 prompt tokens in 0.30 s (40.0/s); 8 tokens, 20.1/s; KV dense: 19 tokens, 427.5 KiB; CPU`, with what certificates say
-    /// of a scheme that has them.
+    /// `12 prompt tokens in 0.30 s (40.0/s); 8 tokens, 20.1/s; KV dense: 19 tokens, 427.5 KiB; CPU`, with
+    /// what certificates say of a scheme that has them.
     fn status(&self, prompt: usize, cache: &dyn KvCache, device: &str) -> String {
         let decoded = self.steps.len().saturating_sub(1);
         let speed = match decoded {

@@ -17,7 +17,8 @@ fn trip(wire: GlobalMut<u32>) {
     }
 }
 
-/// A cache whose last layer has a launch more, which faults when the wire is set: the others hold the token then.
+/// A cache whose last layer has a launch more, which faults when the wire is set: the others hold the token
+/// then.
 struct Tripping {
     inner: DenseCache,
     wire: GlobalMut<u32>,
@@ -62,7 +63,8 @@ unsafe impl KvCache for Tripping {
         values: &Buffer<half::f16>,
     ) -> Result<()> {
         if layer + 1 == self.geometry().layers {
-            // SAFETY: one thread over a buffer that the test keeps; what it does outside is what the emulator refuses.
+            // SAFETY: one thread over a buffer that the test keeps; what it does outside is what the emulator
+            // refuses.
             unsafe { stream.launch(&trip::kernel(), LaunchShape::new(1, 1), (self.wire,)) }?;
         }
         self.inner.append(stream, layer, positions, keys, values)

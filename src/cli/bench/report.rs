@@ -140,8 +140,8 @@ pub struct Subject {
     pub element: usize,
 }
 
-/// How far quantization moves a matrix: the paper's columns. All variants of one scheme share these, as they share
-/// the bits.
+/// How far quantization moves a matrix: the paper's columns. All variants of one scheme share these, as they
+/// share the bits.
 #[derive(Clone, Debug, Serialize)]
 pub struct Accuracy {
     /// Rows.

@@ -44,7 +44,8 @@ const ALL: &str = "all";
 #[derive(clap::Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// How keys and values are kept: naive-int8-int4, certified[:PRESET]; `ferrokv generate --help` says what they are.
+    /// How keys and values are kept: naive-int8-int4, certified[:PRESET]; `ferrokv generate --help` says what
+    /// they are.
     #[arg(long, value_name = "SCHEME", value_delimiter = ',', default_value = "naive-int8-int4,certified")]
     kv: Vec<String>,
     /// Lengths of prompt and answer in tokens: a list, or 512..8192 with what lies between by doubling.
