@@ -498,7 +498,7 @@ def questions(records):
          f"{steps['certified', 131072]['median_us'] / 1000:.1f} certified",
          f"at 1K tokens: {steps['certified', 1024]['times_dense']:.2f} of its speed"),
         (quality, "What does a model's text lose?",
-         f"perplexity +{worst['certified']:.2%}, no bound +{worst['int8-int4']:.2%}".replace("%", " %"), "no larger model was tried"),
+         f"perplexity +{worst['certified']:.2%}, no bound +{worst['int8-int4']:.2%}".replace("%", " %"), "SmolLM2-135M; none larger"),
     ]
     return table(("question", "answer", "where it loses", "commit"), [(*cells, record.commit) for record, *cells in rows])
 
