@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Says what must not stand in README.md and docs: paths of one machine, a diary, links that lead nowhere.
 
-`python3 tools/documents.py` prints FILE:LINE and what is wrong, and exits with 1 if there is any. What was and is no more
-belongs to docs/experiments alone. Needs nothing but Python.
+`python3 tools/documents.py` prints FILE:LINE and what is wrong, and exits with 1 if there is any. What was and is
+no more belongs to docs/experiments alone. Needs nothing but Python.
 """
 
 import re

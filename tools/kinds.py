@@ -196,8 +196,8 @@ def attention_stages(records):
         if batch != 1 or context not in (65536, 131072):
             continue
         parts = {part["name"]: part["us"] for part in found["certified"]["certified"]["parts"]}
-        rows.append((f"{heads}/{kv}", tokens(context), *(f"{parts[name]:.1f}" for name in ("carry", "dense", "weigh",
-                                                            "mark")),
+        launches = (f"{parts[name]:.1f}" for name in ("carry", "dense", "weigh", "mark"))
+        rows.append((f"{heads}/{kv}", tokens(context), *launches,
                      f"{found['certified']['median_us']:.1f}", f"{found['int8-int4']['median_us']:.1f}"))
     return table(("heads", "context", "`carry`", "dense rung, no head on it", "`weigh`", "`mark`", "whole step",
                   "`int8-int4`, whole step"), rows)
@@ -271,7 +271,7 @@ def llama_cpp(records):
 def compared(record):
     """Cases, outputs compared and bits that differ."""
     if record.path.endswith(".txt"):
-        found = re.search(r"([\d,]+) cases: [\d,]+ outputs, ([\d,]+) compared, [\d,]+ elements \(([\d,]+) bits\) differ",
+        found = re.search(r"([\d,]+) cases: [\d,]+ outputs, ([\d,]+) compared, [\d,]+ elements \(([\d,]+) bits\)",
                           record.text)
         return tuple(int(number.replace(",", "")) for number in found.groups())
     total = record.data.get("totals") or record.data["total"]
@@ -384,8 +384,7 @@ def questions(records):
          "small and narrow matrices"),
         (int8, "… and beside torch.compile?", f"{min(peers):.2f} to {max(peers):.2f} times its speed", "the same"),
         (attention, "Exact attention beside PyTorch's?", f"{min(dense):.2f} to {max(dense):.2f} times its speed",
-         f"{sum(value < 0.995 for value in dense)} of {len(dense)} shapes, by up to {1 - min(dense):.0%}".replace("%",
-                                                            " %")),
+         f"{sum(value < 0.995 for value in dense)} of {len(dense)} shapes, by up to {100 * (1 - min(dense)):.0f} %"),
         (attention, "… over 8-bit keys, 4-bit values?", f"{beside(far, 'int8-int4'):.2f} times at 128K tokens",
          "its error is not known"),
         (attention, "… with a bound on each error?", f"{beside(far, 'certified'):.2f} times, originals on the GPU",
