@@ -236,8 +236,8 @@ def model(records):
                       "–" if found is None else f"{found * 100:.0f} %",
                       "–" if bus is None else f"{bus / 2**20:.0f} MiB"]
         lines.append(cells)
-    heads = [head for context in contexts for head in (f"{tokens(context)}: ms", "dense / it", "the rest", "found",
-                                                       "bus")]
+    heads = [head for context in contexts
+             for head in (f"{tokens(context)}: ms", "dense / it", "the rest", "found", "bus")]
     return table(("`--kv`", *heads), lines)
 
 
@@ -402,8 +402,8 @@ def questions(records):
          f"perplexity +{worst['certified']:.2%}, no bound +{worst['int8-int4']:.2%}".replace("%", " %"),
          "SmolLM2-135M; none larger"),
     ]
-    return table(("question", "answer", "where it loses", "commit"), [(*cells, record.commit) for record,
-                                                            *cells in rows])
+    return table(("question", "answer", "where it loses", "commit"),
+                 [(*cells, record.commit) for record, *cells in rows])
 
 
 TABLES = {
