@@ -1,5 +1,5 @@
-//! Attention of one layer of SmolLM2-135M on the CPU's own path, one query token: dense, and certified by policy. Throughput is in
-//! cached tokens.
+//! Attention of one layer of SmolLM2-135M on the CPU's own path, one query token: dense, and certified by
+//! policy. Throughput is in cached tokens.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;

@@ -1,5 +1,5 @@
-//! How fast the emulator runs 2^20 elements: a vectorized kernel whose threads never wait, and one whose threads
-//! all wait at a barrier and in warp reductions.
+//! How fast the emulator runs 2^20 elements: a vectorized kernel whose threads never wait, and one whose
+//! threads all wait at a barrier and in warp reductions.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use glam::Vec4;

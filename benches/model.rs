@@ -1,5 +1,5 @@
-//! The CPU's products at the extents of SmolLM2-135M: 30 layers of Q4_1 and an output layer of Q8_0, each layer with weights of
-//! its own, so that they come from memory as in a run. Throughput is in tokens.
+//! The CPU's products at the extents of SmolLM2-135M: 30 layers of Q4_1 and an output layer of Q8_0, each
+//! layer with weights of its own, so that they come from memory as in a run. Throughput is in tokens.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use host::model::cpu::{self, Level, Onto, Source};

@@ -1,7 +1,7 @@
 //! Attention over a quantized cache, with a bound on every head's error.
 //!
-//! Fills a cache with a prompt, decodes a few tokens, and shows for each head of the last step what was used, what its error
-//! is at most, and what it is, by the formula in f64.
+//! Fills a cache with a prompt, decodes a few tokens, and shows for each head of the last step what was used,
+//! what its error is at most, and what it is, by the formula in f64.
 //!
 //! `cargo run --release --example certified`
 

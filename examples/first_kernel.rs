@@ -30,7 +30,7 @@ fn axpy_past_the_end(a: f32, x: Global<f32>, y: GlobalMut<f32>, n: u32) {
     }
 }
 
-/// Adds the right neighbour in place: whether thread i reads it before or after thread i + 1 writes it is open.
+/// Adds the right neighbour in place: whether thread i reads it before thread i + 1 writes it is open.
 #[kernel]
 fn axpy_in_place(a: f32, _x: Global<f32>, y: GlobalMut<f32>, n: u32) {
     let i = thread::index_1d();
@@ -49,8 +49,8 @@ fn run(device: &Device, kernel: &Axpy) -> Result<Vec<f32>, Error> {
     let x = Buffer::from_slice(device, &(0..N).map(|i| i as f32).collect::<Vec<_>>())?;
     let mut y = Buffer::from_slice(device, &[1f32; N as usize])?;
     let shape = LaunchShape::new(N.div_ceil(256), 256);
-    // SAFETY: both buffers have N elements and live until `to_vec` has waited for the launch. On the emulator a
-    // kernel that breaks the rest of the contract is an error, not undefined behaviour.
+    // SAFETY: both buffers have N elements and live until `to_vec` has waited for the launch. On the emulator
+    // a kernel that breaks the rest of the contract is an error, not undefined behaviour.
     unsafe { stream.launch(kernel, shape, (0.5, x.global(), y.global_mut(), N)) }?;
     y.to_vec()
 }

@@ -4,10 +4,10 @@
 //! cargo run --release --example graph
 //! ```
 //!
-//! The graph copies keys into place, scales and quantizes them (INT8, scales on the device) and restores them.
-//! It runs on the emulator and, where there is one, on a GPU; both must give the bits of the SIMD path. A kernel
-//! defined here, in an example, is not in the embedded PTX: the graph with the step `gain` runs on the emulator
-//! only. Exit code 1 if any bit differs.
+//! The graph copies keys into place, scales and quantizes them (INT8, scales on the device) and restores
+//! them. It runs on the emulator and, where there is one, on a GPU; both must give the bits of the SIMD path.
+//! A kernel defined here, in an example, is not in the embedded PTX: the graph with the step `gain` runs on
+//! the emulator only. Exit code 1 if any bit differs.
 
 use ferrokv::host::int8::{self, Matrix, Plan, Variant};
 use ferrokv::host::{Buffer, Device, Stream};
@@ -54,8 +54,8 @@ fn replay(device: &Device, with_gain: bool) -> int8::Result<[(Vec<i8>, Vec<f32>)
     let shape = launch(VECTORS, 1).expect("a small launch");
 
     let (graph, recorded) = stream.capture(|stream| {
-        // SAFETY: every buffer has N elements and lives until the last replay has been waited for; no step has a
-        // race, as the emulator checks below.
+        // SAFETY: every buffer has N elements and lives until the last replay has been waited for; no step
+        // has a race, as the emulator checks below.
         let copied = unsafe { stream.launch_node(&copy, shape, (first.global(), target, VECTORS)) }?;
         let gained = match with_gain {
             // SAFETY: as above.

@@ -1,7 +1,8 @@
-//! Ferrokv: INT8 KV-cache quantization in Rust, one kernel source for the GPU and the CPU, the same bits on both.
+//! Ferrokv: INT8 KV-cache quantization in Rust, one kernel source for the GPU and the CPU, the same bits on
+//! both.
 //!
-//! This crate is the front door: it embeds the kernels' PTX, gathers the crates below it and holds the `ferrokv`
-//! command.
+//! This crate is the front door: it embeds the kernels' PTX, gathers the crates below it and holds the
+//! `ferrokv` command.
 //!
 //! | crate | what it is |
 //! | --- | --- |
@@ -17,7 +18,7 @@
 //! use ferrokv::host::{Buffer, Device, Stream};
 //! use ferrokv::simt::emu::EmuOptions;
 //!
-//! // 64 tokens of 32 channels. `Device::auto(EmuOptions::default(), ferrokv::ptx())` would take a GPU if it can.
+//! // 64 tokens of 32 channels. `Device::auto(EmuOptions::default(), ferrokv::ptx())` takes a GPU if it can.
 //! let device = Device::cpu(EmuOptions::default());
 //! let stream = Stream::new(&device)?;
 //! let values: Vec<f32> = (0..64 * 32).map(|i| (i as f32 * 0.37).sin()).collect();

@@ -91,7 +91,8 @@ fn bounds_hold_on_the_sample() {
         assert_eq!(exact, !fact(row, "why").as_str().expect("words").is_empty(), "{row}");
         assert!(!exact || row["bits_of_dense"] == true, "{row}");
     }
-    // Token 511 has 32 full blocks, token 448 has 28 and one key more. Tiles of 2048 bytes, annotations of 16.
+    // Token 511 has 32 full blocks, token 448 has 28 and one key more. Tiles of 2048 bytes, annotations
+    // of 16.
     let layer = &report["layers"][0];
     assert_eq!(fact(layer, "quantized"), 3 * (32 + 28) * (2048 + 16));
     assert_eq!(layer["dense_read_bytes"], 3 * (512 + 449) * 4 * 64);

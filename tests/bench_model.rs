@@ -1,4 +1,5 @@
-//! `ferrokv bench model` with a tiny model of random weights: a row a scheme and context, and what it refuses.
+//! `ferrokv bench model` with a tiny model of random weights: a row a scheme and context, and what it
+//! refuses.
 
 mod common;
 
@@ -27,7 +28,8 @@ fn a_row_says_what_a_step_read() {
     let rows = report["rows"].as_array().expect("rows");
     let names: Vec<&str> = rows.iter().map(|row| row["kv"].as_str().expect("a name")).collect();
     assert_eq!(names, ["dense", "int8", "certified"]);
-    // Two layers, two KV heads of 64, the last step with 64 tokens: full blocks in 16, 10 and 8 bits with annotations.
+    // Two layers, two KV heads of 64, the last step with 64 tokens: full blocks in 16, 10 and 8 bits with
+    // annotations.
     let tokens = |row: usize| rows[row]["kv_bytes"].as_u64().expect("bytes");
     assert_eq!([tokens(0), tokens(1), tokens(2)], [64 * 1024, 64 * 640, 64 * 512 + 4 * 2 * 2 * 16]);
     for row in rows {

@@ -1,4 +1,5 @@
-//! `ferrokv eval` with a tiny model of random weights: figures are those of the oracle, and an interrupted run goes on.
+//! `ferrokv eval` with a tiny model of random weights: figures are those of the oracle, and an interrupted
+//! run goes on.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! `ferrokv generate` with a tiny model of random weights: its text is that of the library, and what it refuses.
+//! `ferrokv generate` with a tiny model of random weights: its text is that of the library, and what it
+//! refuses.
 
 mod common;
 

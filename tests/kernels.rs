@@ -1,4 +1,5 @@
-//! The kernels as a whole: what the sources declare, what the PTX holds and what `ferrokv check` covers are one set.
+//! The kernels as a whole: what the sources declare, what the PTX holds and what `ferrokv check` covers are
+//! one set.
 
 use ferrokv::host::check::{Coverage, not_covered, run_cases};
 use ferrokv::host::{Device, SYSTEMS};
@@ -52,8 +53,9 @@ fn kernels_that_overlap_wait_where_there_is_a_wait() {
             let early = image.sm >= 90 && overlaps.contains(&function.name);
             let place = format!("{} for sm_{}", function.name, image.sm);
             assert_eq!(count("wait"), early as usize, "{place}");
-            // Dense attention gives the word at once where it is a rung that nobody may want, else behind its first tiles: with
-            // two stages the compiler makes two paths of that, for a warp with a tile to start with and for one without.
+            // Dense attention gives the word at once where it is a rung that nobody may want, else behind its
+            // first tiles: with two stages the compiler makes two paths of that, for a warp with a tile to
+            // start with and for one without.
             let words = match function.name.strip_prefix("dense_attend") {
                 None => 1,
                 Some(instance) if instance.ends_with("_64") => 2,

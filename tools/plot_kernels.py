@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/kernels-h200.svg from docs/results/bench-int8-h200.json: bars of bandwidth, the peers' and the ceilings.
+"""Draws docs/kernels-h200.svg from the INT8 record of an H200: bars of bandwidth, the peers' and the ceilings.
 
 Needs nothing but Python. `python3 tools/plot_kernels.py` from the repository's root.
 """
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-record = json.loads((root / "docs/results/bench-int8-h200.json").read_text())
+record = json.loads((root / "docs/results/bench-int8/h200/2026-11-21-deb6793.json").read_text())
 # The largest size at which the record has both peers.
 TOKENS, CHANNELS = 131072, 2048
 rows = [r for r in record["rows"] if (r["tokens"], r["channels"]) == (TOKENS, CHANNELS) and r.get("place", "gpu") == "gpu"]

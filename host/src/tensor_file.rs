@@ -1,9 +1,9 @@
-//! Tensors in files (safetensors): reading with every number of the header checked, writing that replaces a file
-//! as a whole or not at all.
+//! Tensors in files (safetensors): reading with every number of the header checked, writing that replaces a
+//! file as a whole or not at all.
 //!
-//! The reader copies tensors out one at a time instead of mapping the file: a file that another program shortens
-//! meanwhile is an error then and not a crash. The writer's bytes depend on its input only, so equal caches make
-//! equal files.
+//! The reader copies tensors out one at a time instead of mapping the file: a file that another program
+//! shortens meanwhile is an error then and not a crash. The writer's bytes depend on its input only, so equal
+//! caches make equal files.
 
 use bytemuck::Pod;
 pub use safetensors::Dtype;
@@ -306,8 +306,8 @@ impl Target {
     /// `path`, which `force` allows to replace a file, but not `input`.
     ///
     /// # Errors
-    /// [`Error::SameAsInput`], [`Error::Exists`], [`Error::NotRegular`], or [`Error::Io`] for a folder that is not
-    /// there.
+    /// [`Error::SameAsInput`], [`Error::Exists`], [`Error::NotRegular`], or [`Error::Io`] for a folder that
+    /// is not there.
     pub fn new(path: &Path, force: bool, input: Option<&Path>) -> Result<Self> {
         let way_out = "choose a path in a folder that exists";
         if path.file_name().is_none() {

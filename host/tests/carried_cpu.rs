@@ -1,5 +1,5 @@
-//! Certified steps on slices that promote what an earlier one has chosen give the emulator's bits step after step, on every path
-//! that this machine has.
+//! Certified steps on slices that promote what an earlier one has chosen give the emulator's bits step after
+//! step, on every path that this machine has.
 
 #[path = "common/certified.rs"]
 mod common;
@@ -118,7 +118,8 @@ impl<E: CacheElement> Steps<E> {
         }
     }
 
-    /// The same with the kernels' lists and scratch, on the kernels in some steps and on slices in the others.
+    /// The same with the kernels' lists and scratch, on the kernels in some steps and on slices in the
+    /// others.
     fn mix(&mut self, policy: &Policy, slots: [u32; 2], on_slices: &[bool]) {
         let mut kernels = Emulated::new(&self.case, policy, slots);
         let mut mixed = Emulated::new(&self.case, policy, slots);
@@ -228,7 +229,8 @@ fn sequences_of_several_splits_and_parts() {
     }
     Steps::<bf16>::new(problem, &[Input::Sharp], growing(&[2040], 2, 4), 13)
         .compare(&renewed(Policy::SOUND, 3), "");
-    // More than a thousand blocks: several blocks of a part for a thread, and several parts for a thread block.
+    // More than a thousand blocks: several blocks of a part for a thread, and several parts for a thread
+    // block.
     let problem = StepProblem { q_heads: 2, kv_heads: 1, max_tokens: 20_000, ..PROBLEM };
     Steps::<f16>::new(problem, &[Input::Diffuse], growing(&[17_001], 9, 2), 14)
         .compare(&renewed(SOME_DENSE, 1), "");

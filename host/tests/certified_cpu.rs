@@ -1,5 +1,5 @@
-//! A certified step on slices that chooses for itself gives the emulator's bits, on every path that this machine has; so does a
-//! cache that takes steps of any kind.
+//! A certified step on slices that chooses for itself gives the emulator's bits, on every path that this
+//! machine has; so does a cache that takes steps of any kind.
 
 #[path = "common/certified.rs"]
 mod common;
@@ -144,7 +144,8 @@ fn sequences_of_several_parts() {
     let problem = StepProblem { q_heads: 4, kv_heads: 1, max_tokens: 2048, ..PROBLEM };
     check::<f16>(problem, &[(Input::Normal, 1500)], &[Policy::FAST, STRICT, ALL], 8);
     check::<bf16>(problem, &[(Input::Sharp, 2047)], &[Policy::SOUND], 9);
-    // More than a thousand blocks: several blocks of a part for a thread, and several parts for a thread block.
+    // More than a thousand blocks: several blocks of a part for a thread, and several parts for a thread
+    // block.
     let problem = StepProblem { q_heads: 2, kv_heads: 1, max_tokens: 20_000, ..PROBLEM };
     check::<f16>(problem, &[(Input::Diffuse, 17_001)], &[PAPER], 10);
 }
@@ -171,7 +172,8 @@ fn what_is_not_finite_takes_the_same_way() {
     }
 }
 
-/// Warps of a group are shared out where threads would else be idle: whoever computes them, the bits are the same.
+/// Warps of a group are shared out where threads would else be idle: whoever computes them, the bits are the
+/// same.
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let sequences = [(Input::Normal, 250), (Input::Sharp, 97)];
@@ -242,8 +244,8 @@ proptest! {
 /// Steps on the CPU's own path: none.
 const NEVER: std::ops::Range<u64> = u64::MAX..u64::MAX;
 
-/// A cache that grows and takes steps, on either path or first on the one and then on the other: the bits of everything that
-/// is returned, the traffic of its scratch included.
+/// A cache that grows and takes steps, on either path or first on the one and then on the other: the bits of
+/// everything that is returned, the traffic of its scratch included.
 fn grow<E: CacheElement>(slots: (u32, u32), policy: &Policy, slices: std::ops::Range<u64>) -> Vec<Vec<u32>> {
     grow_in::<E>(Layout::Compact, slots, policy, slices)
 }

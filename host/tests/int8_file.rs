@@ -1,5 +1,5 @@
-//! The quantized file: what is written is read back, what is broken is refused by name, and no bytes at all make
-//! the reader panic.
+//! The quantized file: what is written is read back, what is broken is refused by name, and no bytes at all
+//! make the reader panic.
 
 use host::int8::file::{Dtype, Error, Original, QuantizedFile, QuantizedWriter, Scheme, check_source};
 use host::int8::{Int8Element, Matrix, cpu};

@@ -1,4 +1,5 @@
-//! Tasks over long texts: made by rule, the same every time, of the length asked for, and solvable from what they say.
+//! Tasks over long texts: made by rule, the same every time, of the length asked for, and solvable from what
+//! they say.
 
 use host::eval::needle::{self, Setting};
 use host::eval::prompt::Prompt;
@@ -175,7 +176,8 @@ fn tasks_say_what_their_answers_are() {
     assert!(matches!(few, Err(Error::FewWords { .. })), "{few:?}");
 }
 
-/// The score by force is the product of what every step gives the key; what the model writes is its greedy text.
+/// The score by force is the product of what every step gives the key; what the model writes is its greedy
+/// text.
 #[test]
 fn trials_run_over_any_scheme() {
     let (model, corpus) = (model(1024), corpus());

@@ -4,8 +4,8 @@ use glam::{UVec2, UVec4, Vec4};
 use half::{bf16, f16};
 use simt::{Global, GlobalMut, Pod, convert};
 
-/// Writes `x`, of 4, 8 or 16 bytes, from element `index` on in one access. A plain store of a vector type is several to
-/// the optimizer, which may leave them apart where it shares them between the arms of a branch.
+/// Writes `x`, of 4, 8 or 16 bytes, from element `index` on in one access. A plain store of a vector type is
+/// several to the optimizer, which may leave them apart where it shares them between the arms of a branch.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub(crate) fn store_whole<T: Pod, V: Pod>(data: GlobalMut<T>, index: usize, x: V) {
@@ -24,14 +24,15 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// A storage type of floats: `f32`, `f16` or `bf16`. Arithmetic is f32 throughout; these convert at the edges.
+/// A storage type of floats: `f32`, `f16` or `bf16`. Arithmetic is f32 throughout; these convert at the
+/// edges.
 pub trait Element: Pod + Send + Sync + sealed::Sealed {
     /// Four elements side by side, moved in one access: 16 bytes of f32, 8 of f16 and bf16.
     type Four: Pod;
     /// The type's name in files and listings.
     const NAME: &'static str;
-    /// What infinities count as: the largest value, for f32 a hair (2 ULP) below it, so that a scale made from it, times
-    /// its largest code, does not overflow when rounded.
+    /// What infinities count as: the largest value, for f32 a hair (2 ULP) below it, so that a scale made
+    /// from it, times its largest code, does not overflow when rounded.
     const LARGEST: f32;
     /// Half the relative distance of neighbours: rounding to the type changes a normal value by no more.
     const HALF_ULP: f64;
@@ -61,8 +62,8 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
         store_whole(data, index, Self::narrow(x));
     }
 
-    /// Elements `index` to `index + 15`, read once, in accesses of 16 bytes; `index` is a multiple of 16. Each takes half of
-    /// every sector that a warp touches; the next finds its half in the first-level cache.
+    /// Elements `index` to `index + 15`, read once, in accesses of 16 bytes; `index` is a multiple of 16.
+    /// Each takes half of every sector that a warp touches; the next finds its half in the first-level cache.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn load_sixteen(data: Global<Self>, index: usize) -> [[f32; 4]; 4] {
@@ -76,7 +77,8 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
         [a, b, c, d]
     }
 
-    /// Writes 16 bytes: four elements of f32, of `x[0]` alone, or eight of f16 and bf16; `index` is a multiple of as many.
+    /// Writes 16 bytes: four elements of f32, of `x[0]` alone, or eight of f16 and bf16; `index` is a
+    /// multiple of as many.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn store_16_bytes(data: GlobalMut<Self>, index: usize, x: [[f32; 4]; 2]) {

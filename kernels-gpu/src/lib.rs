@@ -9,7 +9,7 @@
 //! | [`dense`] | exact decode attention over f16 and bf16 caches: baseline and fallback |
 //! | [`echo`] | f16 with fewer bits: the guide's example of a system |
 //! | [`int8`] | per-channel INT8 quantization of a KV cache |
-//! | [`model`] | a transformer's forward pass but for attention: products with quantized weights, norms, rotations |
+//! | [`model`] | a transformer's forward pass but for attention: quantized products, norms, rotations |
 //! | [`probe`] | kernels that show what each primitive does: emulator and GPU are compared by them |
 //! | [`roofline`] | kernels that only move bytes: what the others are measured against |
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]

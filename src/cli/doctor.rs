@@ -238,7 +238,8 @@ fn gpu_finding(gpus: &Result<Vec<Gpu>, host::Error>) -> Finding {
     }
 }
 
-/// The folder that `./setup --tools` fills: of the checkout that this program was built from, if it is still there.
+/// The folder that `./setup --tools` fills: of the checkout that this program was built from, if it is still
+/// there.
 fn workspace() -> PathBuf {
     let built = Path::new(env!("CARGO_MANIFEST_DIR"));
     if built.is_dir() { built.to_owned() } else { PathBuf::from(".") }

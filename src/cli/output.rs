@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 /// The option for machines.
 #[derive(clap::Args)]
 pub struct ReportArguments {
-    /// Write the results as JSON: to FILE (replaced if it exists), or with `-` to stdout in place of the tables.
+    /// Write the results as JSON: to FILE (replaced if it exists), or with `-` to stdout in place of the
+    /// tables.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
-//! Binding against a stand-in for the driver, compiled here: arguments of every kind arrive, a symbol that the
-//! driver lacks says so, and threads that race to bind one symbol all get through.
+//! Binding against a stand-in for the driver, compiled here: arguments of every kind arrive, a symbol that
+//! the driver lacks says so, and threads that race to bind one symbol all get through.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use cust::sys;

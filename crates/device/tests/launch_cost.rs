@@ -1,5 +1,5 @@
-//! What a typed launch costs the host beside a raw driver launch of the same kernel, on a GPU: the figures are
-//! printed, what is asserted is that every launch happened.
+//! What a typed launch costs the host beside a raw driver launch of the same kernel, on a GPU: the figures
+//! are printed, what is asserted is that every launch happened.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod common;

@@ -1,5 +1,5 @@
-//! Which launches are told that they may overlap the one before them, seen from a stand-in for the driver, compiled
-//! here, that writes down what it is asked for.
+//! Which launches are told that they may overlap the one before them, seen from a stand-in for the driver,
+//! compiled here, that writes down what it is asked for.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod common;
@@ -10,8 +10,8 @@ use simt::{Kernel, LaunchShape};
 use std::path::Path;
 use std::process::Command;
 
-/// A GPU of compute capability 9.0 whose streams are numbered from 1. It reads the structures at the offsets of CUDA's
-/// headers.
+/// A GPU of compute capability 9.0 whose streams are numbered from 1. It reads the structures at the offsets
+/// of CUDA's headers.
 const FAKE: &str = r#"
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -140,8 +140,8 @@ impl AllowList {
         accepted
     }
 
-    /// One message for each row that has accepted nothing. Rows of rules that only ptxas can find are left out
-    /// unless it ran.
+    /// One message for each row that has accepted nothing. Rows of rules that only ptxas can find are left
+    /// out unless it ran.
     pub fn unused(&self, ptxas_ran: bool) -> Vec<String> {
         let idle = self.rows.iter().filter(|row| !row.used.get() && (ptxas_ran || !row.rule.needs_ptxas()));
         idle.map(|row| {

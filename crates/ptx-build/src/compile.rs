@@ -83,7 +83,8 @@ pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
     let folder = request.folder.join(format!("sm_{}", request.sm));
     let file = |path: &Path, error| CompileError::File { path: path.to_owned(), error };
     fs::create_dir_all(&folder).map_err(|error| file(&folder, error))?;
-    // Two outer builds (debug and release, say) may meet here: the second waits until the first has read its PTX.
+    // Two outer builds (debug and release, say) may meet here: the second waits until the first has read its
+    // PTX.
     let lock_path = folder.join(".ptx-build.lock");
     let lock = File::create(&lock_path).map_err(|error| file(&lock_path, error))?;
     lock.lock().map_err(|error| file(&lock_path, error))?;
@@ -133,8 +134,9 @@ fn flags(sm: u32, targets: &[u32], linker: &Path) -> OsString {
         format!("-Ctarget-feature=+{PTX_VERSION}"),
         "-Zunstable-options".into(),
         "-Cpanic=immediate-abort".into(),
-        // rustc's own jump threading copies calls into the arms of a later branch, barriers too: threads that took
-        // different arms then wait for each other at different barriers, for ever. LLVM knows not to do that.
+        // rustc's own jump threading copies calls into the arms of a later branch, barriers too: threads that
+        // took different arms then wait for each other at different barriers, for ever. LLVM knows not to do
+        // that.
         "-Zmir-enable-passes=-JumpThreading".into(),
         // What a kernel unrolls or calls must disappear whatever its size: indices must become constants, or
         // arrays land in local memory.

@@ -8,7 +8,8 @@
 //!         .run()
 //! }
 //! ```
-//! and in the crate: `include!(concat!(env!("OUT_DIR"), "/ptx_index.rs"));` ([`index`] says what that file holds).
+//! and in the crate: `include!(concat!(env!("OUT_DIR"), "/ptx_index.rs"));` ([`index`] says what that file
+//! holds).
 //!
 //! The stages, each a module that can be used alone:
 //!
@@ -17,7 +18,7 @@
 //! | find | [`toolchain`] | a rustc of the pinned version with its library source |
 //! | compile | [`mod@compile`] | one run of cargo a target, in a target folder that persists |
 //! | directives | [`directives`] | launch bounds, carried as comments through the compiler |
-//! | lint | [`lint`], [`allow`] | the numerics contract and the memory rules, over parsed instructions ([`ptx`]) |
+//! | lint | [`lint`], [`allow`] | numerics contract and memory rules, over parsed instructions ([`ptx`]) |
 //! | assemble | [`ptxas`] | registers, stack and spills of every entry, where a `ptxas` is found |
 //! | embed | [`index`] | the PTX and a generated Rust file that holds it |
 //!

@@ -1,7 +1,8 @@
 //! The lint: what PTX must not hold if a kernel is to give the CPU's bits and the memory's speed.
 //!
 //! Tensor-core and asynchronous-copy instructions (`mma`, `ldmatrix`, `cp.async`) have contracts of their own
-//! and pass; those that a warp executes together must come from an LLVM intrinsic, not from inline assembly. A finding can be accepted for one entry by a row with a reason in the [allow list](crate::allow).
+//! and pass; those that a warp executes together must come from an LLVM intrinsic, not from inline assembly.
+//! A finding can be accepted for one entry by a row with a reason in the [allow list](crate::allow).
 
 use crate::ptx::{Instruction, Module, Statement};
 use crate::waits::Waits;
@@ -27,8 +28,8 @@ pub enum Rule {
     GenericAddress,
     /// Local memory: an array that did not become registers.
     LocalMemory,
-    /// A kernel that may start before the launch ahead of it is done, and does not wait once, on every path and before
-    /// all but the loads made for that; or a wait in one that never starts early.
+    /// A kernel that may start before the launch ahead of it is done, and does not wait once, on every path
+    /// and before all but the loads made for that; or a wait in one that never starts early.
     Wait,
     /// A call that was not inlined.
     Call,
@@ -180,7 +181,8 @@ pub fn check(module: &Module) -> Vec<Finding> {
             rules.push(Rule::Wait);
         }
         let convergent = |instruction: &Instruction| {
-            // Of f16 operands there is no other way: LLVM's intrinsic takes a vector type that rustc passes to no function.
+            // Of f16 operands there is no other way: LLVM's intrinsic takes a vector type that rustc passes
+            // to no function.
             CONVERGENT.contains(&instruction.name())
                 && !(instruction.name() == "mma" && instruction.has("f16"))
         };
@@ -350,7 +352,8 @@ fn needs_rounding(instruction: &Instruction) -> bool {
             match float_type(source) {
                 // The integral rounding of a float in its own type says its direction (.rni, .rzi and so on).
                 Some((digits, bits)) if (digits, bits) == (target_digits, target_bits) => false,
-                // Exact only into a wider element that has no fewer digits (f16 and bf16 do not hold each other).
+                // Exact only into a wider element that has no fewer digits (f16 and bf16 do not hold each
+                // other).
                 Some((digits, bits)) => digits > target_digits || bits >= target_bits,
                 None => true,
             }

@@ -16,8 +16,8 @@ pub struct Module {
     pub statements: Vec<Statement>,
     /// The lines between LLVM's marks of inline assembly, each block a range, from 1.
     pub inline_assembly: Vec<Range<usize>>,
-    /// The entries that may start before the launch ahead of them is done: those that comments of the kernel macro name,
-    /// `// simt.overlaps ENTRY`.
+    /// The entries that may start before the launch ahead of them is done: those that comments of the kernel
+    /// macro name, `// simt.overlaps ENTRY`.
     pub overlapping: BTreeSet<String>,
 }
 

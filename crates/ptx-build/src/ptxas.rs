@@ -116,8 +116,8 @@ pub struct Assembled {
 }
 
 impl Ptxas {
-    /// Assembles the file `ptx` for `sm` and leaves the machine code beside it, as `.cubin`. What ptxas said is
-    /// kept there too: the same text is not assembled twice by the same release.
+    /// Assembles the file `ptx` for `sm` and leaves the machine code beside it, as `.cubin`. What ptxas said
+    /// is kept there too: the same text is not assembled twice by the same release.
     pub fn assemble(&self, ptx: &Path, text: &str, sm: u32) -> Result<Assembled, PtxasError> {
         let log_path = ptx.with_extension("ptxas.log");
         let cubin = ptx.with_extension("cubin");

@@ -264,8 +264,9 @@ fn print_lines(kind: &str, text: &str) {
     text.lines().for_each(|line| println!("cargo::{kind}={line}"));
 }
 
-/// The target folder that `out` lies in: the one that cargo tagged, or, in a folder that was there before cargo,
-/// the one above `PROFILE/build/PACKAGE/out`. (Its subfolder `ptx` would be where the profile `ptx` goes.)
+/// The target folder that `out` lies in: the one that cargo tagged, or, in a folder that was there before
+/// cargo, the one above `PROFILE/build/PACKAGE/out`. (Its subfolder `ptx` would be where the profile `ptx`
+/// goes.)
 fn target_folder(workspace: &Path, out: &Path) -> PathBuf {
     let tagged = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
     tagged.or_else(|| out.ancestors().nth(4)).map_or_else(|| workspace.join("target"), Path::to_owned)

@@ -1,8 +1,9 @@
-//! The lint's rule of kernels that overlap: they wait for the launch ahead of them before what that one could disturb.
+//! The lint's rule of kernels that overlap: they wait for the launch ahead of them before what that one could
+//! disturb.
 //!
-//! A launch may start while those ahead of it run, and what it does before its wait must not depend on them, nor they on it:
-//! it reads parameters, by `load_ahead` memory that nobody writes, and by `peek` what nothing but hints depends on. On the
-//! straight path, where every thread comes by.
+//! A launch may start while those ahead of it run, and what it does before its wait must not depend on them,
+//! nor they on it: it reads parameters, by `load_ahead` memory that nobody writes, and by `peek` what nothing
+//! but hints depends on. On the straight path, where every thread comes by.
 
 use crate::lint::{CONVERGENT, MEMORY};
 use crate::ptx::{Instruction, Module, Statement};
@@ -22,8 +23,8 @@ impl<'a> Waits<'a> {
         Waits { module, may_overlap: module.target() >= 90, function: None, seen: 0 }
     }
 
-    /// Follows `statement`, and says whether it is one wait too many, or stands before the wait and must not. An entry
-    /// without a wait breaks the rule by its first access or branch, its `ret` at the latest.
+    /// Follows `statement`, and says whether it is one wait too many, or stands before the wait and must not.
+    /// An entry without a wait breaks the rule by its first access or branch, its `ret` at the latest.
     pub(crate) fn are_broken_by(&mut self, statement: &Statement) -> bool {
         if statement.function != self.function {
             (self.function, self.seen) = (statement.function, 0);
@@ -41,8 +42,8 @@ impl<'a> Waits<'a> {
     }
 }
 
-/// Of what touches memory or leaves the straight path: parameters, hints, and the loads that are made for this place. Read-only
-/// ones are not: ptxas moves them behind the wait.
+/// Of what touches memory or leaves the straight path: parameters, hints, and the loads that are made for
+/// this place. Read-only ones are not: ptxas moves them behind the wait.
 fn may_come_before_the_wait(instruction: &Instruction) -> bool {
     match instruction.name() {
         "ld" => {

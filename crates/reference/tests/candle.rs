@@ -136,8 +136,8 @@ impl Candle {
     }
 }
 
-/// The largest difference of logits, beside the largest logit; and how often the likeliest token differs where it
-/// leads by more than that.
+/// The largest difference of logits, beside the largest logit; and how often the likeliest token differs
+/// where it leads by more than that.
 #[derive(Debug, Default)]
 struct Difference {
     largest: f64,
@@ -190,7 +190,8 @@ fn small_models_of_both_architectures_give_the_same_logits() {
         let difference = compare_logits(&model, &synthetic::file(&model), &tokens);
         println!("{architecture:?}: {difference:?}");
         assert!(difference.magnitude > 1.0, "{difference:?}");
-        // Sums of a few hundred f32, twice: 2^-24 each, and a wrong pairing or a lost bias would be of order 1.
+        // Sums of a few hundred f32, twice: 2^-24 each, and a wrong pairing or a lost bias would be of
+        // order 1.
         assert!(difference.largest < 1e-4 * difference.magnitude, "{architecture:?}: {difference:?}");
         assert_eq!(difference.argmax_differs, 0, "{architecture:?}: {difference:?}");
     }
@@ -230,8 +231,8 @@ fn unpacked(model: &Model) -> Model {
     Model { config: model.config.clone(), weights, tokenizer: None }
 }
 
-/// A thousand teacher-forced tokens of real text: differences are those of f32, and no likeliest token differs but
-/// for ties.
+/// A thousand teacher-forced tokens of real text: differences are those of f32, and no likeliest token
+/// differs but for ties.
 #[test]
 fn the_model_gives_the_same_logits_on_a_thousand_tokens() {
     let Some(path) = fetched_model("the_model_gives_the_same_logits_on_a_thousand_tokens") else { return };

@@ -1,9 +1,9 @@
 //! Copies from global to shared memory that run while the thread goes on: `cp.async`.
 //!
-//! A thread starts copies, closes them into a group ([`commit`]), and waits until at most so many of its groups are
-//! still under way ([`wait`]). From then on the bytes are there **for this thread**; a barrier shows them to others.
-//! The emulator moves the bytes as late as it may, at the wait, and reports a read or write of bytes that are still on
-//! the way.
+//! A thread starts copies, closes them into a group ([`commit`]), and waits until at most so many of its
+//! groups are still under way ([`wait`]). From then on the bytes are there **for this thread**; a barrier
+//! shows them to others. The emulator moves the bytes as late as it may, at the wait, and reports a read or
+//! write of bytes that are still on the way.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::emu;
@@ -12,8 +12,8 @@ use crate::{Global, Pod, Shared};
 use core::arch::asm;
 
 impl<T: Pod> Shared<T> {
-    /// Starts copying 16 bytes from element `from` of `source` to element `index`, both aligned to 16; they pass by the
-    /// L1 cache. PTX: `cp.async.cg.shared.global.L2::128B`.
+    /// Starts copying 16 bytes from element `from` of `source` to element `index`, both aligned to 16; they
+    /// pass by the L1 cache. PTX: `cp.async.cg.shared.global.L2::128B`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn copy_async<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
@@ -30,9 +30,9 @@ impl<T: Pod> Shared<T> {
         emu::copy_async(self, index, source, Some(from))
     }
 
-    /// [`copy_async`](Self::copy_async) of bytes that nobody needs again soon: the L2 cache gives them up first, and keeps what
-    /// others write meanwhile. PTX: `cp.async.cg.shared.global.L2::cache_hint.L2::128B` with the policy of
-    /// `createpolicy.fractional.L2::evict_first`.
+    /// [`copy_async`](Self::copy_async) of bytes that nobody needs again soon: the L2 cache gives them up
+    /// first, and keeps what others write meanwhile. PTX: `cp.async.cg.shared.global.L2::cache_hint.L2::128B`
+    /// with the policy of `createpolicy.fractional.L2::evict_first`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn copy_async_once<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
@@ -70,7 +70,8 @@ impl<T: Pod> Shared<T> {
 }
 
 sides! {
-    /// Closes the copies started since the last call into a group; a group may be empty. PTX: `cp.async.commit_group`.
+    /// Closes the copies started since the last call into a group; a group may be empty. PTX:
+    /// `cp.async.commit_group`.
     pub fn commit() {
         device {
             // SAFETY: no precondition.
@@ -80,7 +81,8 @@ sides! {
     }
 }
 
-/// Waits until at most the last `PENDING` groups of this thread are still under way. PTX: `cp.async.wait_group`.
+/// Waits until at most the last `PENDING` groups of this thread are still under way. PTX:
+/// `cp.async.wait_group`.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn wait<const PENDING: usize>() {

@@ -36,9 +36,9 @@ sides! {
         emulator { a & mask | set }
     }
 
-    /// Picks four of the eight bytes of `b:a` (`a` is bytes 0 to 3): nibble `i` of `selector` names byte `i` of
-    /// the result in its low three bits; with bit 3 set the byte's sign is replicated instead.
-    /// PTX: `prmt.b32`.
+    /// Picks four of the eight bytes of `b:a` (`a` is bytes 0 to 3): nibble `i` of `selector` names byte `i`
+    /// of the result in its low three bits; with bit 3 set the byte's sign is replicated instead. PTX:
+    /// `prmt.b32`.
     pub fn byte_perm(a: u32, b: u32, selector: u32) -> u32 {
         device {
             let d: u32;
@@ -62,8 +62,8 @@ sides! {
 }
 
 sides! {
-    /// `x`, made anew each time: what is computed from it is not kept in registers across the rounds of a loop. For
-    /// addresses that are cheap to compute where registers are short. PTX: `mov.b32`.
+    /// `x`, made anew each time: what is computed from it is not kept in registers across the rounds of a
+    /// loop. For addresses that are cheap to compute where registers are short. PTX: `mov.b32`.
     pub fn renewed(x: u32) -> u32 {
         device {
             let y: u32;

@@ -1,7 +1,7 @@
 //! Conversions between f32 and the storage types, each rounding to nearest even.
 //!
-//! `half` converts in software on `nvptx64`, so kernels convert through here: one `cvt` on the device, the same
-//! bits on the host. A NaN becomes the format's canonical NaN, as the hardware makes it.
+//! `half` converts in software on `nvptx64`, so kernels convert through here: one `cvt` on the device, the
+//! same bits on the host. A NaN becomes the format's canonical NaN, as the hardware makes it.
 
 use half::{bf16, f16};
 

@@ -105,8 +105,8 @@ host_side!(GlobalMut, "reads and writes");
 macro_rules! loads {
     ($handle:ident, $pointer:ty) => {
         impl<T: Pod> $handle<T> {
-            /// The same bytes as elements of type `V`: for structs that are larger than one access. What is left of the
-            /// last element is out of reach.
+            /// The same bytes as elements of type `V`: for structs that are larger than one access. What is
+            /// left of the last element is out of reach.
             #[inline(always)]
             pub fn cast<V: Pod>(self) -> $handle<V> {
                 #[cfg(target_arch = "nvptx64")]
@@ -132,8 +132,8 @@ macro_rules! loads {
                 self.load_vector::<T>(index)
             }
 
-            /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) starting at element `index`, whose address must be
-            /// a multiple of `V`'s size.
+            /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) starting at element `index`, whose address must
+            /// be a multiple of `V`'s size.
             #[inline(always)]
             #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
             pub fn load_vector<V: Pod>(self, index: usize) -> V {
@@ -165,7 +165,8 @@ impl<T: Pod> Global<T> {
     }
 
     /// Element `index`, of data that no launch writes which the stream may still be at. Before
-    /// [`wait_for_previous`](crate::thread::wait_for_previous) it is the load to take: it is under way when the wait begins.
+    /// [`wait_for_previous`](crate::thread::wait_for_previous) it is the load to take: it is under way when
+    /// the wait begins.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn load_ahead(self, index: usize) -> T {
@@ -182,9 +183,10 @@ impl<T: Pod> Global<T> {
         emu::global_load::<T, V>(self.address, self.len, index)
     }
 
-    /// Asks for `bytes` bytes from element `index` on to come to the second-level cache, where one thread says `wanted`: a
-    /// hint, which waits for nothing and may stand before [`wait_for_previous`](crate::thread::wait_for_previous). Address and
-    /// `bytes` are multiples of 16. PTX: `cp.async.bulk.prefetch.L2.global`, on sm_90 and later; else nothing.
+    /// Asks for `bytes` bytes from element `index` on to come to the second-level cache, where one thread
+    /// says `wanted`: a hint, which waits for nothing and may stand before
+    /// [`wait_for_previous`](crate::thread::wait_for_previous). Address and `bytes` are multiples of 16. PTX:
+    /// `cp.async.bulk.prefetch.L2.global`, on sm_90 and later; else nothing.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn prefetch(self, index: usize, bytes: u32, wanted: bool) {
@@ -225,9 +227,10 @@ impl<T: Pod> Global<T> {
 }
 
 impl Global<u32> {
-    /// Element `index` as it is or once was, though a launch that is still under way may write it: nothing may depend on it but
-    /// what is [`prefetch`](Self::prefetch)ed. 0 where it is not `wanted`, and nothing is read then. The emulator makes some of them
-    /// up: what comes of them must be in bounds whatever they are, and change no result. PTX: `ld.relaxed.gpu.global`.
+    /// Element `index` as it is or once was, though a launch that is still under way may write it: nothing
+    /// may depend on it but what is [`prefetch`](Self::prefetch)ed. 0 where it is not `wanted`, and nothing
+    /// is read then. The emulator makes some of them up: what comes of them must be in bounds whatever they
+    /// are, and change no result. PTX: `ld.relaxed.gpu.global`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn peek(self, index: usize, wanted: bool) -> u32 {

@@ -1,5 +1,5 @@
-//! Arithmetic on two f16 in one register, `low` in bits 0 to 15. Each result is rounded once, to nearest even; a NaN is
-//! 0x7fff.
+//! Arithmetic on two f16 in one register, `low` in bits 0 to 15. Each result is rounded once, to nearest
+//! even; a NaN is 0x7fff.
 //!
 //! An MMA takes f16 operands: what is computed in f16 needs no conversion on the way.
 
@@ -56,7 +56,8 @@ pairs! {
 }
 
 sides! {
-    /// a · b − c rounded once, twice. PTX: `neg.f16x2`, which becomes a sign of the operand, and `fma.rn.f16x2`.
+    /// a · b − c rounded once, twice. PTX: `neg.f16x2`, which becomes a sign of the operand, and
+    /// `fma.rn.f16x2`.
     pub fn fms_f16x2(a: u32, b: u32, c: u32) -> u32 {
         device {
             let d: u32;
@@ -83,8 +84,8 @@ pub fn abs_f16x2(a: u32) -> u32 {
     a & 0x7fff_7fff
 }
 
-/// Bits of the f16 nearest to `value + rest`, where `rest` is what rounding to f64 lost. On the way to fewer bits a
-/// result that is not exact is kept odd: then rounding twice is rounding once.
+/// Bits of the f16 nearest to `value + rest`, where `rest` is what rounding to f64 lost. On the way to fewer
+/// bits a result that is not exact is kept odd: then rounding twice is rounding once.
 #[cfg(not(target_arch = "nvptx64"))]
 fn from_exact(value: f64, rest: f64) -> u16 {
     if value.is_nan() {

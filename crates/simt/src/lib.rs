@@ -20,15 +20,16 @@
 //! | [`math`] | exact-order elementary functions | `GpuFloat` |
 //!
 //! # Numerics
-//! Float operations are IEEE-754, round to nearest even, never contracted, never flushed; a fused multiply-add
-//! happens only where the source says [`math::fma`]. Elementary functions are this crate's own polynomials.
-//! So a kernel's output on the GPU equals its output under the emulator bit for bit. NaN payloads are the one
-//! exception: a NaN is a NaN on both sides, its bits are not promised.
+//! Float operations are IEEE-754, round to nearest even, never contracted, never flushed; a fused
+//! multiply-add happens only where the source says [`math::fma`]. Elementary functions are this crate's own
+//! polynomials. So a kernel's output on the GPU equals its output under the emulator bit for bit. NaN
+//! payloads are the one exception: a NaN is a NaN on both sides, its bits are not promised.
 //!
 //! # Safety
-//! Inside a kernel the accessors are safe functions: what makes them sound is the **launch**, which is `unsafe`
-//! (on the GPU) and whose caller vouches that the kernel, with these arguments and this shape, stays inside
-//! its buffers and has no race. The emulator is how one finds out: it turns each such mistake into an error.
+//! Inside a kernel the accessors are safe functions: what makes them sound is the **launch**, which is
+//! `unsafe` (on the GPU) and whose caller vouches that the kernel, with these arguments and this shape, stays
+//! inside its buffers and has no race. The emulator is how one finds out: it turns each such mistake into an
+//! error.
 #![cfg_attr(target_arch = "nvptx64", no_std, allow(internal_features))]
 #![cfg_attr(target_arch = "nvptx64", feature(
         stdarch_nvptx,

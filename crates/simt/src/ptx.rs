@@ -38,8 +38,8 @@ macro_rules! load {
         $(#[$doc])*
         #[inline(always)]
         pub fn $name<V: Pod>(address: $address) -> V {
-            // SAFETY: reads `size_of::<V>()` bytes, valid and aligned by the launch's contract; a `Pod` may be
-            // made of any bytes, and each arm makes it of its own size.
+            // SAFETY: reads `size_of::<V>()` bytes, valid and aligned by the launch's contract; a `Pod` may
+            // be made of any bytes, and each arm makes it of its own size.
             unsafe {
                 match size_of::<V>() {
                     1 => {
@@ -87,8 +87,9 @@ load!(
     load_streaming, *const V, reg64, "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; ", "g", "ld.global.nc.L1::no_allocate", (pure, readonly, nostack)
 );
 load!(
-    /// `ld.global.L1::no_allocate`, without `.nc`: ptxas moves no such load across `griddepcontrol.wait`, and read-only ones
-    /// behind it. The data is not written while the launch is under way, nor by those that it may overlap.
+    /// `ld.global.L1::no_allocate`, without `.nc`: ptxas moves no such load across `griddepcontrol.wait`, and
+    /// read-only ones behind it. The data is not written while the launch is under way, nor by those that it
+    /// may overlap.
     load_ahead, *const V, reg64, "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; ", "g", "ld.global.L1::no_allocate", (pure, readonly, nostack)
 );
 load!(
@@ -102,8 +103,8 @@ macro_rules! store {
         $(#[$doc])*
         #[inline(always)]
         pub fn $name<V: Pod>(address: $address, value: V) {
-            // SAFETY: writes `size_of::<V>()` bytes, valid, aligned and without a race by the launch's contract;
-            // each arm reads `value` as its own size.
+            // SAFETY: writes `size_of::<V>()` bytes, valid, aligned and without a race by the launch's
+            // contract; each arm reads `value` as its own size.
             unsafe {
                 match size_of::<V>() {
                     1 => {
@@ -144,8 +145,9 @@ store!(
 
 /// Instructions that several threads execute together, as LLVM intrinsics.
 ///
-/// Inline assembly would not do: LLVM does not know it as *convergent* and may move it into the arms of a branch,
-/// where only some of the threads arrive (seen: a barrier duplicated before `if`, and a kernel that hangs).
+/// Inline assembly would not do: LLVM does not know it as *convergent* and may move it into the arms of a
+/// branch, where only some of the threads arrive (seen: a barrier duplicated before `if`, and a kernel that
+/// hangs).
 pub mod convergent {
     // The names and types are those of LLVM's IntrinsicsNVVM.td.
     unsafe extern "unadjusted" {
@@ -233,9 +235,9 @@ pub mod convergent {
         }
     }
 
-    /// The one of these in assembly: LLVM's intrinsic takes `<2 x half>`, which rustc passes to no function. Without
-    /// `pure` it stays where it is: LLVM sinks no side effect into a branch, and its jump threading, which could copy one
-    /// there, does nothing for targets whose branches diverge.
+    /// The one of these in assembly: LLVM's intrinsic takes `<2 x half>`, which rustc passes to no function.
+    /// Without `pure` it stays where it is: LLVM sinks no side effect into a branch, and its jump threading,
+    /// which could copy one there, does nothing for targets whose branches diverge.
     #[inline(always)]
     pub fn mma_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
         let [mut d0, mut d1, mut d2, mut d3] = c;
@@ -266,8 +268,9 @@ pub mod convergent {
             .map(|x| x as i32)
     }
 
-    /// `ldmatrix` of the row at byte `offset` of the dynamic shared memory. Rust has no pointers into the shared window,
-    /// and without one the intrinsic's access is generic: the one exception that the lint knows.
+    /// `ldmatrix` of the row at byte `offset` of the dynamic shared memory. Rust has no pointers into the
+    /// shared window, and without one the intrinsic's access is generic: the one exception that the lint
+    /// knows.
     #[inline(always)]
     pub fn load_matrix<const TRANSPOSED: bool>(offset: u32) -> [u32; 4] {
         let row: *const u8;
@@ -294,13 +297,15 @@ pub fn to_global<T>(pointer: *mut T) -> u64 {
     address
 }
 
-/// `ld.relaxed.gpu.global`: from the cache that all multiprocessors share, whoever writes meanwhile, and nothing stays in one that
-/// an ordinary load behind it would look at. 0 if not `wanted`, and nothing is read then.
+/// `ld.relaxed.gpu.global`: from the cache that all multiprocessors share, whoever writes meanwhile, and
+/// nothing stays in one that an ordinary load behind it would look at. 0 if not `wanted`, and nothing is read
+/// then.
 #[inline(always)]
 pub fn peek(address: *const u32, wanted: bool) -> u32 {
     let value;
-    // SAFETY: in bounds and aligned by the launch's contract; relaxed, so that a write beside it is no race. It reads what others
-    // may write, so it is not `pure`, and with the memory clobber that LLVM assumes it moves across no wait.
+    // SAFETY: in bounds and aligned by the launch's contract; relaxed, so that a write beside it is no race.
+    // It reads what others may write, so it is not `pure`, and with the memory clobber that LLVM assumes it
+    // moves across no wait.
     unsafe {
         asm!(
             "{{ .reg .b64 g; .reg .pred p; cvta.to.global.u64 g, {1}; setp.ne.u32 p, {2}, 0; mov.b32 {0}, 0; \
@@ -311,8 +316,9 @@ pub fn peek(address: *const u32, wanted: bool) -> u32 {
     value
 }
 
-/// A hint that `bytes` bytes from `address` on, multiples of 16, will be read; by threads with `wanted`. Without `pure` it
-/// stays where it is, and with the memory clobber that LLVM assumes it moves across no wait.
+/// A hint that `bytes` bytes from `address` on, multiples of 16, will be read; by threads with `wanted`.
+/// Without `pure` it stays where it is, and with the memory clobber that LLVM assumes it moves across no
+/// wait.
 #[inline(always)]
 pub fn prefetch<T>(address: *const T, bytes: u32, wanted: bool) {
     #[cfg(simt_sm = "80")]

@@ -12,8 +12,8 @@
 //! and for [`mma_i8`] (m16n8k32; four bytes a register) the same with columns of A and rows of B 4q to 4q + 3
 //! (+ 16 in A's registers 2 and 3 and B's register 1).
 //!
-//! Integer products are exact. The float ones follow the arithmetic of `simt::emu::tensor`, which was measured: one
-//! truncating sum of seventeen terms.
+//! Integer products are exact. The float ones follow the arithmetic of `simt::emu::tensor`, which was
+//! measured: one truncating sum of seventeen terms.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::emu::{self, Format, MatrixOp};
@@ -22,13 +22,15 @@ use crate::ptx::convergent;
 use crate::{Pod, Shared};
 
 sides! {
-    /// A·B + C of f16 matrices with f32 accumulation. PTX: `mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32`.
+    /// A·B + C of f16 matrices with f32 accumulation. PTX:
+    /// `mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32`.
     pub fn mma_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
         device { convergent::mma_f16(a, b, c) }
         emulator { emu::matrix(MatrixOp::Float(Format::F16), a, b, c.map(f32::to_bits)).map(f32::from_bits) }
     }
 
-    /// A·B + C of bf16 matrices with f32 accumulation. PTX: `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`.
+    /// A·B + C of bf16 matrices with f32 accumulation. PTX:
+    /// `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`.
     pub fn mma_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
         device { convergent::mma_bf16(a, b, c) }
         emulator { emu::matrix(MatrixOp::Float(Format::Bf16), a, b, c.map(f32::to_bits)).map(f32::from_bits) }
@@ -41,8 +43,8 @@ sides! {
     }
 }
 
-/// Four 8 × 8 matrices of 16-bit elements. Lane `8m + r` names row `r` of matrix `m`: the 16 bytes from element
-/// `index` of `rows` on, aligned to 16. In register `m` a lane gets elements 2q and 2q + 1 of row g.
+/// Four 8 × 8 matrices of 16-bit elements. Lane `8m + r` names row `r` of matrix `m`: the 16 bytes from
+/// element `index` of `rows` on, aligned to 16. In register `m` a lane gets elements 2q and 2q + 1 of row g.
 /// PTX: `ldmatrix.sync.aligned.m8n8.x4.b16`.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]

@@ -83,7 +83,8 @@ sides! {
         emulator { emu::barrier(emu::BarrierKind::Or, predicate) }
     }
 
-    /// Orders this thread's memory accesses before and after, as its block sees them. PTX: `fence.acq_rel.cta`.
+    /// Orders this thread's memory accesses before and after, as its block sees them. PTX:
+    /// `fence.acq_rel.cta`.
     pub fn block_fence() {
         device {
             // SAFETY: a fence has no precondition.
@@ -92,8 +93,9 @@ sides! {
         emulator { emu::fence(emu::FenceScope::Block); }
     }
 
-    /// Orders this thread's memory accesses before and after, as the whole GPU sees them. PTX: `fence.acq_rel.gpu`.
-    /// Before an [atomic](crate::atomic) it is what lets another block read what this one wrote.
+    /// Orders this thread's memory accesses before and after, as the whole GPU sees them. PTX:
+    /// `fence.acq_rel.gpu`. Before an [atomic](crate::atomic) it is what lets another block read what this
+    /// one wrote.
     pub fn device_fence() {
         device {
             // SAFETY: a fence has no precondition.
@@ -112,8 +114,8 @@ sides! {
         emulator { emu::fence(emu::FenceScope::Device); }
     }
 
-    /// Rests for about so many nanoseconds, none to twice as many: for a warp that would only take from others what they need more.
-    /// PTX: `nanosleep.u32`. The emulator goes on at once.
+    /// Rests for about so many nanoseconds, none to twice as many: for a warp that would only take from
+    /// others what they need more. PTX: `nanosleep.u32`. The emulator goes on at once.
     pub fn pause(nanoseconds: u32) {
         device {
             // SAFETY: it only waits.
@@ -123,17 +125,20 @@ sides! {
     }
 
     /// Waits until the launch before this one in the stream is done and all it wrote can be read, where this
-    /// launch may have started before that; else does nothing. PTX: `griddepcontrol.wait`, on sm_90 and later.
+    /// launch may have started before that; else does nothing. PTX: `griddepcontrol.wait`, on sm_90 and
+    /// later.
     ///
-    /// `#[kernel(overlaps)]` puts it at the start of a kernel, ahead of every access; a second call changes nothing.
-    /// A kernel with `overlaps = late` or `by_hand` calls it itself, once and on no branch. Before, it may `load_ahead` what no launch
-    /// writes that the stream may still be at: weights, tables. The lint refuses other accesses there; which memory it is
-    /// nobody checks. The emulator, which runs one launch after another, reports a kernel that returns without the call.
+    /// `#[kernel(overlaps)]` puts it at the start of a kernel, ahead of every access; a second call changes
+    /// nothing. A kernel with `overlaps = late` or `by_hand` calls it itself, once and on no branch. Before,
+    /// it may `load_ahead` what no launch writes that the stream may still be at: weights, tables. The lint
+    /// refuses other accesses there; which memory it is nobody checks. The emulator, which runs one launch
+    /// after another, reports a kernel that returns without the call.
     pub fn wait_for_previous() {
         device {
-            // Threads may come here one by one, on any path: the instruction waits for a grid, not for other lanes. So
-            // it is no convergent operation, and assembly will do. Without `nomem` LLVM moves no access across it. Only
-            // sm_80 is named: a target between it and sm_90 shall fail to assemble, not lose the wait.
+            // Threads may come here one by one, on any path: the instruction waits for a grid, not for other
+            // lanes. So it is no convergent operation, and assembly will do. Without `nomem` LLVM moves no
+            // access across it. Only sm_80 is named: a target between it and sm_90 shall fail to assemble,
+            // not lose the wait.
             #[cfg(not(simt_sm = "80"))]
             // SAFETY: it only waits.
             unsafe { core::arch::asm!("griddepcontrol.wait;", options(nostack)) }
@@ -141,9 +146,10 @@ sides! {
         emulator { emu::wait_for_previous() }
     }
 
-    /// Lets the next launch of the stream start, if its kernel is one that `overlaps`: once a thread of every block has
-    /// called this or the block has ended, the next launch's blocks take what room is left, and wait there for this
-    /// launch to be done. `#[kernel(overlaps)]` puts it at the start of a kernel, ahead of the wait. PTX: `griddepcontrol.launch_dependents`, on sm_90 and later.
+    /// Lets the next launch of the stream start, if its kernel is one that `overlaps`: once a thread of every
+    /// block has called this or the block has ended, the next launch's blocks take what room is left, and
+    /// wait there for this launch to be done. `#[kernel(overlaps)]` puts it at the start of a kernel, ahead
+    /// of the wait. PTX: `griddepcontrol.launch_dependents`, on sm_90 and later.
     ///
     /// It publishes nothing: what is written before the call is seen no sooner than what is written after it.
     pub fn let_next_start() {

@@ -2,8 +2,8 @@
 //!
 //! Every function takes the mask of the lanes that take part; each named lane must make the same call. The
 //! emulator reports a lane that is missing from the mask, one that is named but elsewhere, and a shuffle that
-//! reads a lane outside the mask (undefined in PTX). Only [`sync_warp`] orders memory accesses: shuffles, votes and
-//! reductions exchange registers, and the race check takes them for no more.
+//! reads a lane outside the mask (undefined in PTX). Only [`sync_warp`] orders memory accesses: shuffles,
+//! votes and reductions exchange registers, and the race check takes them for no more.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::emu::{self, ReduceOp, ShuffleKind, VoteKind};
@@ -165,8 +165,8 @@ reductions! {
     warp_reduce_xor, u32, Xor, reduce_xor, "xor.b32", "Bitwise exclusive or";
 }
 
-/// Sum over the 32 lanes in the fixed order of a butterfly: lanes 16 apart first, then 8, 4, 2 and 1. The same
-/// bits in every lane and on every machine.
+/// Sum over the 32 lanes in the fixed order of a butterfly: lanes 16 apart first, then 8, 4, 2 and 1. The
+/// same bits in every lane and on every machine.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn warp_sum_f32(value: f32) -> f32 {

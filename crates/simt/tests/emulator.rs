@@ -132,7 +132,8 @@ fn histogram(
     total: GlobalMut<u32>,
     len: u32,
 ) {
-    // Each block counts; the block that comes last adds up all bins: the grid-wide reduction without a second launch.
+    // Each block counts; the block that comes last adds up all bins: the grid-wide reduction without a second
+    // launch.
     let i = thread::index_1d();
     if i < len as usize {
         bins.atomic_add((values.load(i) % 16) as usize, 1);

@@ -1,9 +1,9 @@
 //! Error of the elementary functions, in units in the last place, against `f64`.
 //!
 //! The reference is the platform's `f64` function, whose own error is under 2 ULP of `f64`, that is under
-//! 2^−28 ULP of `f32`: nothing against the three decimals that are asserted here. (Where the `f64`
-//! result of `exp2` is itself subnormal or 0, the `f32` one is 0; and the platform's `f64` sine and cosine reduce
-//! huge arguments exactly.)
+//! 2^−28 ULP of `f32`: nothing against the three decimals that are asserted here. (Where the `f64` result of
+//! `exp2` is itself subnormal or 0, the `f32` one is 0; and the platform's `f64` sine and cosine reduce huge
+//! arguments exactly.)
 //!
 //! The normal run takes one input of every 2039; `cargo test --release -p simt --test math_ulp -- --ignored
 //! --nocapture` takes all 2^32 and shows the worst of them.

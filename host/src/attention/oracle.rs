@@ -1,11 +1,11 @@
 //! Decode attention in f64, written to be obvious: what every implementation is judged by.
 //!
 //! ```text
-//! s_t = scale · q·K_t      a_t = exp(s_t) / sum_u exp(s_u)      O = sum_t a_t V_t      lse = ln sum_t exp(s_t)
+//! s_t = scale · q·K_t    a_t = exp(s_t) / sum_u exp(s_u)    O = sum_t a_t V_t    lse = ln sum_t exp(s_t)
 //! ```
 //!
-//! over the tokens that a query token sees. Sums run in the order of the tokens; with n of them the result is within
-//! about n · 2^−52 of the largest value, 10^−10 at half a million: far below what it judges.
+//! over the tokens that a query token sees. Sums run in the order of the tokens; with n of them the result is
+//! within about n · 2^−52 of the largest value, 10^−10 at half a million: far below what it judges.
 
 use rayon::prelude::*;
 

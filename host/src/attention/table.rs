@@ -3,10 +3,11 @@
 use super::{BLOCK_TOKENS, Error, Result};
 use crate::{Buffer, Device};
 
-/// The block tables and lengths of a batch, on the device: blocks [sequences, max_blocks], lengths \[sequences\].
+/// The block tables and lengths of a batch, on the device: blocks [sequences, max_blocks], lengths
+/// \[sequences\].
 ///
-/// What it holds is checked on the way in: every entry that a length reaches is a block of the pool. So kernels may follow
-/// it.
+/// What it holds is checked on the way in: every entry that a length reaches is a block of the pool. So
+/// kernels may follow it.
 #[derive(Debug)]
 pub struct BlockTable {
     blocks: Buffer<u32>,
@@ -36,8 +37,8 @@ impl BlockTable {
     /// Sets a sequence's blocks, in order, and how many tokens they hold. Waits for the device.
     ///
     /// # Errors
-    /// [`Error::Sequence`], [`Error::RowLength`], [`Error::Block`], [`Error::Tokens`]: nothing is changed then; what the
-    /// device reports.
+    /// [`Error::Sequence`], [`Error::RowLength`], [`Error::Block`], [`Error::Tokens`]: nothing is changed
+    /// then; what the device reports.
     pub fn set(&mut self, sequence: u32, blocks: &[u32], length: u32) -> Result<()> {
         if sequence >= self.sequences {
             return Err(Error::Sequence { sequence, sequences: self.sequences });

@@ -1,7 +1,7 @@
 //! Attention over INT8 keys and INT4 values with a certificate, after Calver (2026).
 //!
-//! [`Writer`] turns full blocks of 16 tokens into the tiles and annotations of [`kernels_gpu::certified`]; [`mod@reference`]
-//! is the same format told once more, serially, and judged in f64.
+//! [`Writer`] turns full blocks of 16 tokens into the tiles and annotations of [`kernels_gpu::certified`];
+//! [`mod@reference`] is the same format told once more, serially, and judged in f64.
 //!
 //! ```
 //! use half::f16;
@@ -13,14 +13,17 @@
 //! let stream = Stream::new(&device)?;
 //! let geometry = Geometry::new(2, 64)?;
 //! // Two blocks of 16 tokens; the second one becomes the first of the quantized pool.
-//! let numbers = |step: f32| (0..geometry.pool_elements(2)).map(|i| f16::from_f32((i as f32 * step).sin())).collect();
+//! let numbers = |step: f32| {
+//!     (0..geometry.pool_elements(2)).map(|i| f16::from_f32((i as f32 * step).sin())).collect()
+//! };
 //! let (keys, values): (Vec<f16>, Vec<f16>) = (numbers(0.37), numbers(0.73));
 //! let (keys, values) = (Buffer::from_slice(&device, &keys)?, Buffer::from_slice(&device, &values)?);
 //! let mut tiles = Buffer::<u8>::new(&device, geometry.tile_bytes(1))?;
 //! let mut annotations = Buffer::<Annotation>::new(&device, geometry.pairs(1))?;
 //!
 //! let mut writer = Writer::<f16>::new(&device, geometry, 16)?;
-//! writer.write(&stream, &keys, &values, &[Job { source: 1, destination: 0 }], &mut tiles, &mut annotations)?;
+//! let job = Job { source: 1, destination: 0 };
+//! writer.write(&stream, &keys, &values, &[job], &mut tiles, &mut annotations)?;
 //! writer.check(&stream)?;
 //! assert!(annotations.to_vec()?.iter().all(|a| a.eps < 0.05 && a.eta < 0.4 && a.nu < 8.0));
 //! # Ok::<(), host::certified::Error>(())

@@ -7,53 +7,58 @@ use std::fmt;
 
 /// The thresholds of the ladder.
 ///
-/// Rung by rung: the quantized pass alone; keys promoted by coverage; rung 1, more of them where the tail stays heavy; rung
-/// 2, values promoted to a budget; rung 3, the head computed from the originals because a bound is over its budget, or because
-/// the order of its heaviest blocks is in doubt; rung 4, all heads of the sequence, because stored data have changed.
+/// Rung by rung: the quantized pass alone; keys promoted by coverage; rung 1, more of them where the tail
+/// stays heavy; rung 2, values promoted to a budget; rung 3, the head computed from the originals because a
+/// bound is over its budget, or because the order of its heaviest blocks is in doubt; rung 4, all heads of
+/// the sequence, because stored data have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Policy {
-    /// τ_cov: the share of a head's attention mass that blocks with promoted keys shall cover; 0 to 1. With `renew` the mass of the trailing
-    /// block is in the whole, which no list covers.
+    /// τ_cov: the share of a head's attention mass that blocks with promoted keys shall cover; 0 to 1. With
+    /// `renew` the mass of the trailing block is in the whole, which no list covers.
     pub coverage: f32,
     /// K_min: blocks whose keys are promoted in any case.
     pub min_keys: u32,
     /// K_max: blocks whose keys are promoted at the most.
     pub max_keys: u32,
-    /// The least share of a head's attention mass that a block beyond `min_keys` must have for its keys to be promoted: what
-    /// promoting it can take from E_key is as small a share of what E_key is.
+    /// The least share of a head's attention mass that a block beyond `min_keys` must have for its keys to be
+    /// promoted: what promoting it can take from E_key is as small a share of what E_key is.
     pub key_floor: f32,
     /// Rung 1: a tail of more than this share raises K_max to `expanded_keys`.
     pub expand_tail: f32,
     /// See `expand_tail`.
     pub expanded_keys: u32,
-    /// Rung 2: values are promoted, the worst first, until E_val of the rest is at most this share of ν, ν, the largest norm of a
-    /// value in the head's cache with its error η added.
+    /// Rung 2: values are promoted, the worst first, until E_val of the rest is at most this share of ν, ν,
+    /// the largest norm of a value in the head's cache with its error η added.
     pub value_tolerance: f32,
-    /// The local threshold of rung 2: a block's values are promoted only if its part of E_val, ρ_b·η_b, is at least this share
-    /// of ν.
+    /// The local threshold of rung 2: a block's values are promoted only if its part of E_val, ρ_b·η_b, is at
+    /// least this share of ν.
     pub value_floor: f32,
     /// Blocks whose values are promoted at the most.
     pub max_values: u32,
-    /// Rung 3: a head whose E_key is a larger share of ν is computed from the originals. Infinite: E_key gates nothing.
+    /// Rung 3: a head whose E_key is a larger share of ν is computed from the originals. Infinite: E_key
+    /// gates nothing.
     pub key_budget: f32,
     /// The same for E_val.
     pub value_budget: f32,
-    /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes. With `renew` they always do.
+    /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes. With
+    /// `renew` they always do.
     pub per_group: bool,
-    /// For how many steps what was chosen by the masses of one is promoted: from the step after it on, so that each step is one
-    /// pass. Blocks that were filled since are promoted too, the two newest of them. The bound is that of the step's own weights, however
-    /// old the choice; it grows with what the choice has missed. 0: each step chooses for itself, between two passes.
+    /// For how many steps what was chosen by the masses of one is promoted: from the step after it on, so
+    /// that each step is one pass. Blocks that were filled since are promoted too, the two newest of them.
+    /// The bound is that of the step's own weights, however old the choice; it grows with what the choice has
+    /// missed. 0: each step chooses for itself, between two passes.
     pub renew: u32,
-    /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error: what is left is
-    /// one pass over the quantized cache.
+    /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error:
+    /// what is left is one pass over the quantized cache.
     pub certify: bool,
     /// Whose bound E_key is.
     pub bound: Bound,
-    /// r: the order of the r heaviest promoted blocks is checked, and that no other block may be among them; a head that fails
-    /// is computed from the originals. 0: it is not checked.
+    /// r: the order of the r heaviest promoted blocks is checked, and that no other block may be among them;
+    /// a head that fails is computed from the originals. 0: it is not checked.
     pub ranking: u32,
-    /// ε_guard: scores by quantized and by original keys may differ by Δ, the rounding of both and this much; a block where they
-    /// do by more, or whose values differ by more than η, sends the sequence to rung 4. Infinite: nothing is compared.
+    /// ε_guard: scores by quantized and by original keys may differ by Δ, the rounding of both and this much;
+    /// a block where they do by more, or whose values differ by more than η, sends the sequence to rung 4.
+    /// Infinite: nothing is compared.
     pub canary: f32,
     /// The share of the blocks that are compared in each step though nobody promotes them.
     pub exploration: f32,
@@ -73,11 +78,12 @@ impl Policy {
     /// The names of the presets.
     pub const PRESETS: [&'static str; 4] = ["sound", "paper", "strict", "fast"];
 
-    /// The default: what carries a noticeable share of a head's mass or of its error comes from the originals, for every head of
-    /// a KV head, and budgets hold for what is returned: a quarter of the largest value's norm for the keys' error, 0.15 for the
-    /// values'. Promotion pays where attention is concentrated; where it is not, no affordable number of blocks
-    /// covers it, and the bounds on quantized blocks are what there is. Errors by keys of 8 bits are small, those by values of 4
-    /// are what a model notices: hence few keys, and values down to a hundredth.
+    /// The default: what carries a noticeable share of a head's mass or of its error comes from the
+    /// originals, for every head of a KV head, and budgets hold for what is returned: a quarter of the
+    /// largest value's norm for the keys' error, 0.15 for the values'. Promotion pays where attention is
+    /// concentrated; where it is not, no affordable number of blocks covers it, and the bounds on quantized
+    /// blocks are what there is. Errors by keys of 8 bits are small, those by values of 4 are what a model
+    /// notices: hence few keys, and values down to a hundredth.
     pub const SOUND: Policy = Policy {
         coverage: 0.95,
         min_keys: 2,
@@ -99,8 +105,8 @@ impl Policy {
         exploration: 0.0,
     };
 
-    /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative), its bound and its ranking check; the
-    /// canary was off there. No rung looks at E_key.
+    /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative), its bound and its
+    /// ranking check; the canary was off there. No rung looks at E_key.
     pub const PAPER: Policy = Policy {
         coverage: 0.995,
         min_keys: 2,

@@ -1,7 +1,8 @@
 //! The certified system's storage told again: a block quantized one element after another, and judged in f64.
 //!
-//! [`quantize`] shares the arithmetic of one element with the kernel, and nothing of its work split: the two must agree
-//! in every bit. [`Tile`] reads a tile without that arithmetic, and [`measure`] says in f64 what was lost; those judge both.
+//! [`quantize`] shares the arithmetic of one element with the kernel, and nothing of its work split: the two
+//! must agree in every bit. [`Tile`] reads a tile without that arithmetic, and [`measure`] says in f64 what
+//! was lost; those judge both.
 
 use super::cpu::{channel, put_key};
 use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Layout, TileLayout};
@@ -86,8 +87,8 @@ fn largest_norm(x: &[f32], d: usize) -> f32 {
     f32::from_bits(norms.max().unwrap_or(0))
 }
 
-/// The sum of squares over the channels, in the kernel's order: in each 32, pairs first that are half of the lanes
-/// apart, where lane 4p + i has channel 8i + p.
+/// The sum of squares over the channels, in the kernel's order: in each 32, pairs first that are half of the
+/// lanes apart, where lane 4p + i has channel 8i + p.
 fn channel_sum(x: &[f32]) -> f32 {
     let sum_of_32 = |x: &[f32]| {
         let mut lanes: Vec<f32> = (0..32).map(|lane| x[lane % 4 * 8 + lane / 4]).map(|x| x * x).collect();
@@ -160,8 +161,8 @@ impl<'a> Tile<'a> {
         self.f16_at(self.layout.value_zero(token as u32, (channel / GROUP) as u32))
     }
 
-    /// K^: without rounding in the compact layout (19 bits of product, and f16's 40 binades, fit an f64), rounded to f64 once in the
-    /// paper's.
+    /// K^: without rounding in the compact layout (19 bits of product, and f16's 40 binades, fit an f64),
+    /// rounded to f64 once in the paper's.
     pub fn key(self, token: usize, channel: usize) -> f64 {
         self.key_code(token, channel) as f64 * self.key_scale(channel) + self.key_zero(channel)
     }

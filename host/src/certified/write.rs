@@ -98,9 +98,10 @@ impl<T: CertifiedElement> Writer<T> {
         })
     }
 
-    /// Quantizes the blocks that `jobs` names: `keys` and `values` are pools `[block][kv_head][16][D]`, `tiles` and
-    /// `annotations` pools `[block][kv_head]`. Waits for earlier work of the stream to take the list of jobs, and not for
-    /// the quantization. What could not be quantized shows at [`check`](Self::check).
+    /// Quantizes the blocks that `jobs` names: `keys` and `values` are pools `[block][kv_head][16][D]`,
+    /// `tiles` and `annotations` pools `[block][kv_head]`. Waits for earlier work of the stream to take the
+    /// list of jobs, and not for the quantization. What could not be quantized shows at
+    /// [`check`](Self::check).
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::Block`], [`Error::Twice`]; [`crate::Error::WrongDevice`],
@@ -142,8 +143,8 @@ impl<T: CertifiedElement> Writer<T> {
                 self.problems.global_mut(),
                 geometry.kv_heads(),
             );
-            // SAFETY: the buffers hold whole blocks, each job names blocks inside them, and no two the same destination,
-            // all as just checked; dropping a buffer waits for the device.
+            // SAFETY: the buffers hold whole blocks, each job names blocks inside them, and no two the same
+            // destination, all as just checked; dropping a buffer waits for the device.
             unsafe { stream.launch(&kernel, shape, arguments)? };
         }
         Ok(())
@@ -152,8 +153,8 @@ impl<T: CertifiedElement> Writer<T> {
     /// Waits for the stream, and says whether everything written since the last check could be quantized.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] or [`Error::Range`] for the first element that could not; [`crate::Error::Capturing`];
-    /// what a kernel did wrong.
+    /// [`Error::NotFinite`] or [`Error::Range`] for the first element that could not;
+    /// [`crate::Error::Capturing`]; what a kernel did wrong.
     pub fn check(&mut self, stream: &Stream) -> Result<()> {
         let problems = self.take_problems(stream)?;
         self.geometry.verdict(problems)

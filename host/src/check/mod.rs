@@ -1,8 +1,8 @@
 //! Equality instead of a tolerance: runs kernels on two devices and compares every bit of what they wrote.
 //!
 //! A [`Case`] is one run of a kernel with all its parameters; [`run_cases`] runs each on the emulator and, if
-//! there is one, on a GPU, and reports. A case poisons its outputs before it runs ([`poisoned`]), with another
-//! byte on each kind of device: so an element that a kernel never writes is a difference as well.
+//! there is one, on a GPU, and reports. A case poisons its outputs before it runs ([`poisoned`]), with
+//! another byte on each kind of device: so an element that a kernel never writes is a difference as well.
 //!
 //! ```
 //! use host::check::{Case, Outcome, OutputBuffer, poisoned, run_cases};
@@ -126,8 +126,8 @@ pub fn poisoned<T: Pod>(stream: &Stream, len: usize) -> Result<Buffer<T>> {
 
 /// Runs every case on `reference`, the emulator, and on `other`, usually a GPU, and compares their outputs.
 ///
-/// Without `other` the cases run all the same, so that the emulator checks them, and end as [`Outcome::NoGpu`].
-/// Cases that ask for it run on the emulator with race checking.
+/// Without `other` the cases run all the same, so that the emulator checks them, and end as
+/// [`Outcome::NoGpu`]. Cases that ask for it run on the emulator with race checking.
 pub fn run_cases(
     cases: &[Case],
     reference: &Device,

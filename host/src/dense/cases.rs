@@ -1,5 +1,5 @@
-//! The dense system's cases for `ferrokv check`: every instance over lengths around every edge of tiles and splits, groups,
-//! query tokens, hostile numbers; block tables shuffled, and poison wherever no token is.
+//! The dense system's cases for `ferrokv check`: every instance over lengths around every edge of tiles and
+//! splits, groups, query tokens, hostile numbers; block tables shuffled, and poison wherever no token is.
 
 use super::{AppendElement, AppendHandles, DenseElement, Handles, Plan, Problem, append};
 use crate::attention::dense::sample::{Input, Sample};
@@ -102,7 +102,8 @@ fn add<E: DenseElement + crate::check::OutputElement>(cases: &mut Vec<Case>, bat
     cases.push(if race_check { case.race_checked() } else { case });
 }
 
-/// Tokens of three sequences on their way into shuffled blocks; the last sequence has one that is past its table.
+/// Tokens of three sequences on their way into shuffled blocks; the last sequence has one that is past its
+/// table.
 fn add_append<E: AppendElement + crate::check::OutputElement>(
     cases: &mut Vec<Case>,
     tokens: u32,
@@ -147,8 +148,8 @@ fn add_append<E: AppendElement + crate::check::OutputElement>(
             keys: keys.global_mut(),
             values: values.global_mut(),
         };
-        // SAFETY: buffers of the device, read back before they go; the table's entries are the pool's nine blocks, and no
-        // two sequences share one.
+        // SAFETY: buffers of the device, read back before they go; the table's entries are the pool's nine
+        // blocks, and no two sequences share one.
         unsafe { append(&stream, problem, handles)? };
         Ok(vec![
             OutputBuffer::download("keys", &keys)?,
@@ -207,7 +208,8 @@ fn run<E: DenseElement>(
             output: output.global_mut(),
             lse: lse.global_mut(),
         };
-        // SAFETY: buffers of the device, read back before they go; lengths fit the table, and their entries the pool.
+        // SAFETY: buffers of the device, read back before they go; lengths fit the table, and their entries
+        // the pool.
         unsafe { plan.run_on(&stream, handles)? };
         outputs.push(OutputBuffer::download(names[0], &output)?);
         outputs.push(OutputBuffer::download(names[1], &lse)?);

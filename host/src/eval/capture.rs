@@ -13,7 +13,8 @@ pub struct Captured {
     pub keys: Vec<f16>,
     /// Likewise.
     pub values: Vec<f16>,
-    /// Those of the tokens from [`Capture::first_query`] on: [tokens, q_heads, head_dim], rotated and not scaled.
+    /// Those of the tokens from [`Capture::first_query`] on: [tokens, q_heads, head_dim], rotated and not
+    /// scaled.
     pub queries: Vec<f16>,
 }
 
@@ -29,7 +30,8 @@ pub struct Capture<'a> {
 }
 
 impl<'a> Capture<'a> {
-    /// Around an empty cache: all keys and values of these layers, and the queries of the tokens from `first_query` on.
+    /// Around an empty cache: all keys and values of these layers, and the queries of the tokens from
+    /// `first_query` on.
     ///
     /// # Errors
     /// [`Error::Order`] for a layer that the cache does not have.
@@ -60,7 +62,8 @@ impl<'a> Capture<'a> {
     }
 }
 
-/// The rows of a buffer from `first` to before `last`, behind what a chunk that was begun again may have left.
+/// The rows of a buffer from `first` to before `last`, behind what a chunk that was begun again may have
+/// left.
 fn keep(
     stream: &Stream,
     kept: &mut Vec<f16>,

@@ -10,7 +10,8 @@ use crate::kv::{KvCache, Summary as Report};
 use crate::model::forward::Runner;
 use serde::{Deserialize, Serialize};
 
-/// From this margin between the two largest logits on, another choice is no matter of rounding: a factor of e in probability.
+/// From this margin between the two largest logits on, another choice is no matter of rounding: a factor of e
+/// in probability.
 pub const DECISIVE: f64 = 1.0;
 
 /// The decoded half of a window over two caches, a value a step.
@@ -35,7 +36,8 @@ pub const fn work(length: usize) -> usize {
     2 * perplexity::work(length)
 }
 
-/// Decodes the second half of `tokens` over both caches, which are empty and have room for all but the last of them.
+/// Decodes the second half of `tokens` over both caches, which are empty and have room for all but the last
+/// of them.
 ///
 /// # Errors
 /// Fewer than two tokens; what the pass reports; [`Error::Stopped`].

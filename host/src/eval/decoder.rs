@@ -7,8 +7,8 @@ use crate::model::Tokenizer;
 use crate::model::forward::{self, Runner};
 use std::ops::ControlFlow;
 
-/// Hears how much work was done since it was last called, and may end it. A token that is read in a chunk counts 1, one that
-/// is decoded by itself [`STEP`].
+/// Hears how much work was done since it was last called, and may end it. A token that is read in a chunk
+/// counts 1, one that is decoded by itself [`STEP`].
 pub type Watch<'a> = &'a mut dyn FnMut(usize) -> ControlFlow<()>;
 
 /// What a token that is decoded by itself counts in the measure of progress.
@@ -84,8 +84,8 @@ impl<'a> Decoder<'a> {
         Decoder { runner, cache, watch, steps: Steps::default() }
     }
 
-    /// Waits for the device and makes sure that the cache holds everything that it was given; what its scheme promised, over all
-    /// steps.
+    /// Waits for the device and makes sure that the cache holds everything that it was given; what its scheme
+    /// promised, over all steps.
     ///
     /// # Errors
     /// What the cache refused; what the device reports.
@@ -110,7 +110,8 @@ impl<'a> Decoder<'a> {
         self.steps.step(self.runner, self.cache, token, self.watch)
     }
 
-    /// Reads `tokens` one by one, all but the last; the log-probability of each but the first, given those before it.
+    /// Reads `tokens` one by one, all but the last; the log-probability of each but the first, given those
+    /// before it.
     ///
     /// # Errors
     /// As [`step`](Self::step).
@@ -118,8 +119,8 @@ impl<'a> Decoder<'a> {
         tokens.windows(2).map(|pair| Ok(self.step(pair[0])?.log_probability(pair[1]))).collect()
     }
 
-    /// Reads `tokens` one by one and goes on with the most likely token each time: up to `count` of them, fewer where the model
-    /// ends its text. What the text ends with is not among them.
+    /// Reads `tokens` one by one and goes on with the most likely token each time: up to `count` of them,
+    /// fewer where the model ends its text. What the text ends with is not among them.
     ///
     /// # Errors
     /// As [`step`](Self::step).

@@ -12,8 +12,8 @@
 //! | [`ruler`] | seven tasks over long texts |
 //! | [`capture`] | what passes through a cache, kept |
 //!
-//! Every measurement has the same shape: what comes before is read in chunks, and then each token goes through the cache by
-//! itself, as a text that is being written does. That is where a scheme acts.
+//! Every measurement has the same shape: what comes before is read in chunks, and then each token goes
+//! through the cache by itself, as a text that is being written does. That is where a scheme acts.
 
 pub mod capture;
 pub mod compare;

@@ -1,8 +1,8 @@
 //! A needle in a haystack: a pass key among many others, in a long text.
 //!
-//! The text is read in chunks; the question and the answer are decoded token by token through the cache. A trial is scored
-//! twice: by the log-probability of the right key, teacher-forced, which tells caches apart where all of them find it; and by
-//! whether the key is in what the model writes by itself.
+//! The text is read in chunks; the question and the answer are decoded token by token through the cache. A
+//! trial is scored twice: by the log-probability of the right key, teacher-forced, which tells caches apart
+//! where all of them find it; and by whether the key is in what the model writes by itself.
 
 use super::decoder::{self, Decoder, Watch};
 use super::prompt::{Frame, Prompt, number, sentences, with_needles};
@@ -16,7 +16,8 @@ use crate::model::text::Corpus;
 /// Tokens that the model may write beyond those of the key.
 const BEYOND: usize = 4;
 
-/// Whom keys belong to: any of the first with any of the second. So distractors share half of their names with the needle.
+/// Whom keys belong to: any of the first with any of the second. So distractors share half of their names
+/// with the needle.
 const COLOURS: [&str; 8] = ["amber", "crimson", "golden", "silver", "scarlet", "violet", "ivory", "emerald"];
 const ANIMALS: [&str; 8] = ["falcon", "otter", "badger", "heron", "lynx", "raven", "salmon", "tortoise"];
 

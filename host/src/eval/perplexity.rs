@@ -1,8 +1,9 @@
 //! Perplexity of the decoded half of a window.
 //!
-//! The first half of the window is read in chunks, the second token by token through the cache, teacher-forced. Each token of
-//! the second half is predicted by such a step, the first of them too: the last token of the first half is a step already.
-//! So what is measured is the scheme's and nothing else; a mean over the whole window would be diluted by its first half.
+//! The first half of the window is read in chunks, the second token by token through the cache,
+//! teacher-forced. Each token of the second half is predicted by such a step, the first of them too: the last
+//! token of the first half is a step already. So what is measured is the scheme's and nothing else; a mean
+//! over the whole window would be diluted by its first half.
 
 use super::statistics::{self, Interval, RESAMPLES};
 use super::{Decoder, Error, Result, Watch, decoder};

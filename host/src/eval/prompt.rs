@@ -91,7 +91,8 @@ impl Frame<'_> {
     }
 }
 
-/// Consecutive sentences of a text from a place of chance on: `tokens` tokens or more, unless the first or last is very long.
+/// Consecutive sentences of a text from a place of chance on: `tokens` tokens or more, unless the first or
+/// last is very long.
 ///
 /// # Errors
 /// The text has fewer tokens.
@@ -128,7 +129,8 @@ pub fn sentences(
     Ok(found)
 }
 
-/// The first `count` sentences with others put between them, each at its depth: 0 before all of them, 1 behind.
+/// The first `count` sentences with others put between them, each at its depth: 0 before all of them, 1
+/// behind.
 pub fn with_needles(sentences: &[String], count: usize, needles: &[(f64, String)]) -> String {
     let sentences = &sentences[..count.min(sentences.len())];
     let mut ordered: Vec<&(f64, String)> = needles.iter().collect();

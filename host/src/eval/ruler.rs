@@ -1,7 +1,7 @@
 //! Seven tasks over long texts, after the RULER benchmark, made by rule from a seed.
 //!
-//! The text is read in chunks; question and answer are decoded token by token through the cache. A trial's score is the share
-//! of the expected answers that what the model writes contains, whatever their case.
+//! The text is read in chunks; question and answer are decoded token by token through the cache. A trial's
+//! score is the share of the expected answers that what the model writes contains, whatever their case.
 
 use super::decoder::{self, Decoder, Watch};
 use super::prompt::{Frame, Prompt, number, sentences, with_needles, words};

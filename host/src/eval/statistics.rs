@@ -41,11 +41,11 @@ pub fn quantile(sorted: &[f64], p: f64) -> f64 {
     sorted[below] + (at - below as f64) * (sorted[above] - sorted[below])
 }
 
-/// The interval of the mean by the percentile bootstrap: `resamples` means of as many values as there are, drawn with
-/// replacement. None of fewer than two values.
+/// The interval of the mean by the percentile bootstrap: `resamples` means of as many values as there are,
+/// drawn with replacement. None of fewer than two values.
 ///
-/// The values must be independent of one another, such as differences on windows with no text in common. Of few values (under
-/// about ten) the interval is too narrow, as percentile bootstraps are.
+/// The values must be independent of one another, such as differences on windows with no text in common. Of
+/// few values (under about ten) the interval is too narrow, as percentile bootstraps are.
 pub fn bootstrap(values: &[f64], resamples: usize, seed: u64) -> Option<Interval> {
     if values.len() < 2 || resamples == 0 {
         return None;
@@ -73,8 +73,8 @@ pub fn wilson(hits: usize, trials: usize) -> Interval {
     Interval { low, high }
 }
 
-/// McNemar's exact test, two-sided: the probability, were both runs equally good, of pairs as uneven as these, of which the
-/// first run alone hit in `first` and the second alone in `second`.
+/// McNemar's exact test, two-sided: the probability, were both runs equally good, of pairs as uneven as
+/// these, of which the first run alone hit in `first` and the second alone in `second`.
 pub fn mcnemar(first: usize, second: usize) -> f64 {
     let (fewer, n) = (first.min(second), first + second);
     // Binomial probabilities by their logarithms: 2⁻ⁿ is no f64 for large n.
@@ -128,11 +128,13 @@ mod tests {
             assert!((mcnemar(a, b) - p).abs() < 1e-12, "{a}, {b}: {} for {p}", mcnemar(a, b));
             assert_eq!(mcnemar(a, b), mcnemar(b, a));
         }
-        // By the normal distribution, with the correction for continuity: 2·(1 − Φ((120 − 1)/√4120)), and Φ is 0.96813 there.
+        // By the normal distribution, with the correction for continuity: 2·(1 − Φ((120 − 1)/√4120)), and Φ
+        // is 0.96813 there.
         assert!((mcnemar(2000, 2120) - 0.0637).abs() < 5e-4, "{}", mcnemar(2000, 2120));
     }
 
-    /// The sum of four draws from 0, 1, 2, 3 is at most 1 in 5 of 256 cases and at most 2 in 15 of them: 2.5 % lie below 2.
+    /// The sum of four draws from 0, 1, 2, 3 is at most 1 in 5 of 256 cases and at most 2 in 15 of them: 2.5
+    /// % lie below 2.
     #[test]
     fn small_bootstraps_are_those_of_all_resamples() {
         let interval = bootstrap(&[3.0, 0.0, 2.0, 1.0], RESAMPLES, SEED).expect("four values");

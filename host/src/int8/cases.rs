@@ -1,4 +1,5 @@
-//! The INT8 system's cases for `ferrokv check`: every instance over shapes around every edge and hostile inputs.
+//! The INT8 system's cases for `ferrokv check`: every instance over shapes around every edge and hostile
+//! inputs.
 
 use super::{Int8Element, Matrix, Plan, Variant};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
@@ -62,8 +63,8 @@ impl Input {
     }
 }
 
-/// Tokens × channels around the edges of vectors (4, 8 and 16), strips (2 and 8), tiles and token blocks (16), warps and
-/// scan blocks (128 columns, 64 rows).
+/// Tokens × channels around the edges of vectors (4, 8 and 16), strips (2 and 8), tiles and token blocks
+/// (16), warps and scan blocks (128 columns, 64 rows).
 const EDGES: [(usize, usize); 19] = [
     (1, 1),
     (1, 4),

@@ -1,13 +1,15 @@
 //! The file of a quantized cache.
 //!
-//! A safetensors file, so that any reader of the format can open it. A tensor `x` that was quantized is stored as
+//! A safetensors file, so that any reader of the format can open it. A tensor `x` that was quantized is
+//! stored as
 //!
 //! | tensor | type | shape |
 //! | --- | --- | --- |
 //! | `x.codes` | I8 | the shape of `x`: [tokens, …], each code in ±127 |
-//! | `x.scales` | F32 | \[channels\], or [⌈tokens/16⌉, channels] with scheme `block16`; channels is the product of all extents but the first |
+//! | `x.scales` | F32 | \[channels\], or [⌈tokens/16⌉, channels] with `block16`; see below |
 //!
-//! and every other tensor of the source as it was. The header's `__metadata__` carries the source's texts and
+//! and every other tensor of the source as it was. Channels are the product of all extents but the first. The
+//! header's `__metadata__` carries the source's texts and
 //!
 //! | key | value |
 //! | --- | --- |
@@ -16,8 +18,9 @@
 //! | `ferrokv.scheme` | `channel` or `block16` |
 //! | `ferrokv.tensors` | JSON: `{"x": {"dtype": "F16", "shape": [512, 3, 64]}, …}`, the originals |
 //!
-//! The reader believes none of it: types, shapes and sizes must agree, no code may be −128, and every scale must be
-//! a positive normal number of at most `LARGEST`/127 of the original type, so that no code restores to an infinity.
+//! The reader believes none of it: types, shapes and sizes must agree, no code may be −128, and every scale
+//! must be a positive normal number of at most `LARGEST`/127 of the original type, so that no code restores
+//! to an infinity.
 
 use super::{Matrix, Variant};
 use crate::tensor_file::{self, Entry, Target, TensorFile, TensorWriter};
@@ -190,7 +193,8 @@ impl Dtype {
         self.to_file().bitsize() / 8
     }
 
-    /// The largest scale that a quantizer gives a column of this type; no code times it rounds to an infinity.
+    /// The largest scale that a quantizer gives a column of this type; no code times it rounds to an
+    /// infinity.
     pub fn largest_scale(self) -> f32 {
         match self {
             Dtype::F32 => scale_from_max::<f32>(f32::INFINITY),
@@ -388,7 +392,8 @@ pub struct QuantizedWriter {
 }
 
 impl QuantizedWriter {
-    /// Starts the file for `quantized` tensors of a source with `metadata`, and its `others`, stored as they are.
+    /// Starts the file for `quantized` tensors of a source with `metadata`, and its `others`, stored as they
+    /// are.
     ///
     /// # Errors
     /// [`Error::Inconsistent`] for a tensor that is no matrix, or what writing reports.

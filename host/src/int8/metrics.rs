@@ -1,5 +1,5 @@
-//! How far quantization moved a matrix, summed in f64: an f32 running sum stops growing long before 2^30 terms (the
-//! paper's L2 errors of its large cases are low by up to a factor of 3 for that reason).
+//! How far quantization moved a matrix, summed in f64: an f32 running sum stops growing long before 2^30
+//! terms (the paper's L2 errors of its large cases are low by up to a factor of 3 for that reason).
 
 use super::{Int8Element, Matrix};
 use kernels_gpu::int8::quantizer::error_bound;
@@ -18,8 +18,8 @@ pub struct Errors {
     pub mean_abs: f64,
 }
 
-/// Errors of `restored` [T, D] against `original` [T, D], with the `scales` (\[D\] or [⌈T/16⌉, D]) it was made by.
-/// Values that are not finite are left out.
+/// Errors of `restored` [T, D] against `original` [T, D], with the `scales` (\[D\] or [⌈T/16⌉, D]) it was
+/// made by. Values that are not finite are left out.
 ///
 /// # Panics
 /// If a slice does not fit the matrix.
@@ -59,8 +59,8 @@ pub fn errors<T: Int8Element>(original: &[T], restored: &[T], matrix: Matrix, sc
     }
 }
 
-/// The paper's attention-score error: the mean over queries and tokens of |q·K\[t\] − q·K^\[t\]|, not divided by √D.
-/// `queries` [n, D]; 0 for no query.
+/// The paper's attention-score error: the mean over queries and tokens of |q·K\[t\] − q·K^\[t\]|, not divided
+/// by √D. `queries` [n, D]; 0 for no query.
 ///
 /// # Panics
 /// If a slice does not fit the matrix.

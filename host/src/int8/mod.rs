@@ -1,5 +1,5 @@
-//! Per-channel symmetric INT8 quantization: plans over the kernels of [`kernels_gpu::int8`], the same arithmetic
-//! on all CPU cores, an f64 oracle, and error metrics.
+//! Per-channel symmetric INT8 quantization: plans over the kernels of [`kernels_gpu::int8`], the same
+//! arithmetic on all CPU cores, an f64 oracle, and error metrics.
 //!
 //! ```
 //! use host::{Buffer, Device, Stream, int8};
@@ -126,7 +126,8 @@ impl Matrix {
     /// A matrix of at least one element.
     ///
     /// # Errors
-    /// [`Error::Empty`] for a zero extent, [`Error::TooLarge`] for more channels or elements than can be numbered.
+    /// [`Error::Empty`] for a zero extent, [`Error::TooLarge`] for more channels or elements than can be
+    /// numbered.
     pub fn new(tokens: usize, channels: usize) -> Result<Self> {
         if tokens == 0 || channels == 0 {
             return Err(Error::Empty { tokens, channels });
@@ -150,7 +151,8 @@ impl Matrix {
         }
     }
 
-    /// How many rows share a scale where there are `scales` of them: all T, or 16; `None` if that many fit neither.
+    /// How many rows share a scale where there are `scales` of them: all T, or 16; `None` if that many fit
+    /// neither.
     pub fn tokens_per_scale(self, scales: usize) -> Option<usize> {
         let block = TOKENS_PER_BLOCK as usize;
         if scales == self.channels {
@@ -194,8 +196,8 @@ pub enum Variant {
     Vectorized,
     /// Four neighbouring columns of eight rows a thread.
     Rows,
-    /// Sixteen neighbouring columns of two rows a thread, 16 bytes of two rows on the way back; `Rows` where channels are
-    /// no multiple of 16 (back: of 8).
+    /// Sixteen neighbouring columns of two rows a thread, 16 bytes of two rows on the way back; `Rows` where
+    /// channels are no multiple of 16 (back: of 8).
     Wide,
     /// Scales and codes of each block of 16 tokens in one read.
     Fused,

@@ -15,7 +15,8 @@ pub struct Quantized {
     pub rows_per_scale: usize,
 }
 
-/// Equations (6) and (7) with a scale for every `rows_per_scale` rows. NaN counts as 0, infinity as the type's largest.
+/// Equations (6) and (7) with a scale for every `rows_per_scale` rows. NaN counts as 0, infinity as the
+/// type's largest.
 pub fn quantize<T: Element>(keys: &[T], matrix: Matrix, rows_per_scale: usize) -> Quantized {
     let value = |token: usize, channel: usize| {
         let x = keys[token * matrix.channels + channel].to_f32() as f64;
@@ -43,8 +44,8 @@ pub fn quantize<T: Element>(keys: &[T], matrix: Matrix, rows_per_scale: usize) -
 impl Quantized {
     /// Whether `code` is a right rounding of the quotient at `index`.
     ///
-    /// The implementations round K/s to f32 first, with a relative error of 2^−24, so a quotient that near a tie may
-    /// go either way: half an integer is the tie, and |quotient| <= 127.00002.
+    /// The implementations round K/s to f32 first, with a relative error of 2^−24, so a quotient that near a
+    /// tie may go either way: half an integer is the tie, and |quotient| <= 127.00002.
     pub fn accepts(&self, index: usize, code: i8) -> bool {
         let quotient = self.quotients[index];
         let distance = (quotient.clamp(-127.0, 127.0) - code as f64).abs();

@@ -1,5 +1,5 @@
-//! Plan and run: a plan owns its scratch and fixes the launches; running it allocates nothing, waits for nothing
-//! and can be captured in a graph.
+//! Plan and run: a plan owns its scratch and fixes the launches; running it allocates nothing, waits for
+//! nothing and can be captured in a graph.
 
 use super::{Error, Int8Element, Matrix, Result, Variant};
 use crate::{Buffer, Device, Stream};
@@ -37,8 +37,8 @@ impl<T: Int8Element> Plan<T> {
     /// A plan for matrices of this shape.
     ///
     /// # Errors
-    /// [`Error::Empty`]; [`Error::TooLarge`] where a launch cannot number its threads; out of memory for the scratch
-    /// (4 bytes a channel).
+    /// [`Error::Empty`]; [`Error::TooLarge`] where a launch cannot number its threads; out of memory for the
+    /// scratch (4 bytes a channel).
     pub fn new(device: &Device, matrix: Matrix, variant: Variant) -> Result<Self> {
         // The fields are public: what follows counts on their limits.
         let matrix = Matrix::new(matrix.tokens, matrix.channels)?;
@@ -119,11 +119,12 @@ impl<T: Int8Element> Plan<T> {
         self.length("scales", scales.len(), self.matrix.scales(self.variant))
     }
 
-    /// Equation (6): the scale of each column, on the device. Does nothing for [`Variant::Fused`], whose scales
-    /// come with the codes.
+    /// Equation (6): the scale of each column, on the device. Does nothing for [`Variant::Fused`], whose
+    /// scales come with the codes.
     ///
     /// # Errors
-    /// [`Error::Length`] for buffers of another matrix; [`crate::Error::WrongDevice`]; what the launch reports.
+    /// [`Error::Length`] for buffers of another matrix; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
     pub fn scales(&mut self, stream: &Stream, keys: &Buffer<T>, out: &mut Quantized) -> Result<()> {
         self.check_buffers(stream, keys, &out.codes, &out.scales)?;
         if self.variant == Variant::Fused {
@@ -132,8 +133,8 @@ impl<T: Int8Element> Plan<T> {
         let shape = self.matrix.shape();
         stream.fill_u32(&mut self.maxima, .., 0)?;
         let maxima = self.maxima.global_mut();
-        // SAFETY: the buffers hold what `shape` says (checked above; `maxima` was made for it); the kernels stay
-        // inside and have no race, which their tests under the emulator show for every kind of shape.
+        // SAFETY: the buffers hold what `shape` says (checked above; `maxima` was made for it); the kernels
+        // stay inside and have no race, which their tests under the emulator show for every kind of shape.
         unsafe {
             let arguments = (keys.global(), maxima, shape, launch::scan_band(shape));
             stream.launch(&T::KERNELS.column_maxima, self.scan, arguments)?;
@@ -146,7 +147,8 @@ impl<T: Int8Element> Plan<T> {
     /// Equation (7) with the scales in `out`; [`Variant::Fused`] makes the scales as well.
     ///
     /// # Errors
-    /// [`Error::Length`] for buffers of another matrix; [`crate::Error::WrongDevice`]; what the launch reports.
+    /// [`Error::Length`] for buffers of another matrix; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
     pub fn codes(&self, stream: &Stream, keys: &Buffer<T>, out: &mut Quantized) -> Result<()> {
         self.check_buffers(stream, keys, &out.codes, &out.scales)?;
         let kernels = &T::KERNELS;
@@ -183,7 +185,8 @@ impl<T: Int8Element> Plan<T> {
     /// Equation (8).
     ///
     /// # Errors
-    /// [`Error::Length`] for buffers of another matrix; [`crate::Error::WrongDevice`]; what the launch reports.
+    /// [`Error::Length`] for buffers of another matrix; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
     pub fn dequantize(&self, stream: &Stream, from: &Quantized, keys: &mut Buffer<T>) -> Result<()> {
         self.check_buffers(stream, keys, &from.codes, &from.scales)?;
         let kernels = &T::KERNELS;
@@ -207,7 +210,8 @@ impl<T: Int8Element> Plan<T> {
     /// The kernels accept such values (NaN gets code 0, infinities saturate), but no error bound covers them.
     ///
     /// # Errors
-    /// [`Error::Length`] for a buffer of another matrix; [`crate::Error::WrongDevice`]; what the launch reports.
+    /// [`Error::Length`] for a buffer of another matrix; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
     pub fn first_nonfinite(&mut self, stream: &Stream, keys: &Buffer<T>) -> Result<Option<usize>> {
         self.check_device(stream, keys)?;
         drop(stream.outside_capture("looking for a value that is not finite")?);

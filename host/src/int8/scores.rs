@@ -28,8 +28,8 @@ impl Queries<'_> {
     }
 
     /// The mean of |q·k − q·k^| over the scores that are computed: each query head with each key it sees. Not
-    /// divided by √head_dim, as in the paper. Query head h reads KV head h / (heads / KV heads). Keys that are not
-    /// finite count as unchanged. 0 if no query sees a key.
+    /// divided by √head_dim, as in the paper. Query head h reads KV head h / (heads / KV heads). Keys that
+    /// are not finite count as unchanged. 0 if no query sees a key.
     ///
     /// # Panics
     /// If the queries do not [`fit`](Self::fit) or a slice does not fit the matrix.

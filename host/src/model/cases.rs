@@ -1,5 +1,6 @@
-//! The model system's cases for `ferrokv check`: every instance over shapes around its edges and hostile inputs. Products also
-//! run on the CPU's own path, whose bits are an output like the kernels', so that a GPU is compared with all of them.
+//! The model system's cases for `ferrokv check`: every instance over shapes around its edges and hostile
+//! inputs. Products also run on the CPU's own path, whose bits are an output like the kernels', so that a GPU
+//! is compared with all of them.
 
 use super::cpu;
 use super::kernels::{Choice, choose, embed_kernel, embedding, quantize, record_words};
@@ -175,7 +176,8 @@ struct Problem {
 }
 
 fn add_products(cases: &mut Vec<Case>, coverage: Coverage) {
-    // Around groups of eight rows and a thread block's, every number of strands, full and ragged, one to 70 tokens.
+    // Around groups of eight rows and a thread block's, every number of strands, full and ragged, one to 70
+    // tokens.
     let edges: [(usize, usize, usize); 10] = [
         (1, 32, 1),
         (7, 192, 2),
@@ -385,7 +387,8 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
                         keys: keys.global_mut(),
                         values: values.global_mut(),
                     };
-                    // SAFETY: buffers of the shape's lengths, read back before they go; the table's blocks are the pools'.
+                    // SAFETY: buffers of the shape's lengths, read back before they go; the table's blocks
+                    // are the pools'.
                     unsafe { rotate_and_append(&stream, pairing, handles, shape, count)? };
                 }
                 Ok(vec![

@@ -11,7 +11,8 @@ use super::gguf::{Gguf, TensorType, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
-    /// Llama and what follows it: RoPE over adjacent pairs in GGUF (the converter permutes the rows of Q and K).
+    /// Llama and what follows it: RoPE over adjacent pairs in GGUF (the converter permutes the rows of Q and
+    /// K).
     Llama,
     /// Qwen 2 and 2.5: biases on Q, K and V; RoPE over the two halves of a head.
     Qwen2,
@@ -141,7 +142,8 @@ impl ModelConfig {
     /// Reads the configuration of a file.
     ///
     /// # Errors
-    /// An architecture or a feature that cannot be run; metadata missing, of the wrong type, or contradictory.
+    /// An architecture or a feature that cannot be run; metadata missing, of the wrong type, or
+    /// contradictory.
     pub fn from_gguf(file: &Gguf) -> Result<ModelConfig> {
         let architecture = text(file, "general.architecture")?;
         let Some(architecture) = Architecture::ALL.into_iter().find(|known| known.name() == architecture)

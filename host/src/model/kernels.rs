@@ -22,11 +22,12 @@ fn tokens_of(tokens: usize) -> Result<u32> {
     count("tokens", tokens, 65535, "a launch takes 1 to 65535")
 }
 
-/// Records of `input` (values [tokens, columns], [tokens, 2·columns] for SwiGLU) to `records` [tokens, columns / 32, 32 words].
+/// Records of `input` (values [tokens, columns], [tokens, 2·columns] for SwiGLU) to `records` [tokens,
+/// columns / 32, 32 words].
 ///
 /// # Safety
-/// As [`Stream::launch`]: the handles reach memory of the stream's device of these lengths until the launch has finished, and
-/// nothing else touches `records`; a norm's weights are what no launch writes.
+/// As [`Stream::launch`]: the handles reach memory of the stream's device of these lengths until the launch
+/// has finished, and nothing else touches `records`; a norm's weights are what no launch writes.
 ///
 /// # Errors
 /// [`Error::Columns`], [`Error::Argument`]; what the launch reports.
@@ -137,8 +138,9 @@ impl Choice {
     }
 }
 
-/// Chooses a token of each sequence's `logits` [sequences, vocabulary], writes it to `tokens` \[sequences\], and counts
-/// `positions` \[sequences\] up by one: both where the next step reads them. A draw's counter is the position before.
+/// Chooses a token of each sequence's `logits` [sequences, vocabulary], writes it to `tokens` \[sequences\],
+/// and counts `positions` \[sequences\] up by one: both where the next step reads them. A draw's counter is
+/// the position before.
 ///
 /// # Safety
 /// As [`quantize`].

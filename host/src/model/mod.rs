@@ -12,7 +12,8 @@
 //! | [`fetched`] | where `./setup --model` puts a model and texts |
 //! | [`synthetic`] | models of given sizes with random weights |
 //!
-//! [`Model::open`] reads all of it; everything is checked there, so that what uses a model relies on its shapes.
+//! [`Model::open`] reads all of it; everything is checked there, so that what uses a model relies on its
+//! shapes.
 
 pub mod cases;
 pub mod config;

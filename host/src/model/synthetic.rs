@@ -1,8 +1,8 @@
-//! Models with random weights: the right shapes for measuring speed at sizes that no file here has, and small ones
-//! for tests.
+//! Models with random weights: the right shapes for measuring speed at sizes that no file here has, and small
+//! ones for tests.
 //!
-//! The weights depend on the seed and the shape alone, not on the machine or the number of threads. They are of a
-//! size that keeps activations finite (about 1/√inputs), and the text that such a model writes is noise.
+//! The weights depend on the seed and the shape alone, not on the machine or the number of threads. They are
+//! of a size that keeps activations finite (about 1/√inputs), and the text that such a model writes is noise.
 
 use super::Model;
 use super::config::{Architecture, ModelConfig, Rope};
@@ -88,8 +88,8 @@ impl Shape {
     }
 }
 
-/// Llama 3.1's rule: wavelengths over 8192 positions are stretched 8 times, those under 8192/4 not at all, and
-/// between them the factor's inverse goes linearly with 8192 / wavelength.
+/// Llama 3.1's rule: wavelengths over 8192 positions are stretched 8 times, those under 8192/4 not at all,
+/// and between them the factor's inverse goes linearly with 8192 / wavelength.
 fn llama31_factors(theta: f64, dims: usize) -> Vec<f32> {
     const STRETCH: f64 = 8.0;
     const LOW: f64 = 1.0;
@@ -240,7 +240,8 @@ impl Random {
     }
 }
 
-/// A file of a model, with the tiny tokenizer if the vocabulary has room for it: what a converter would write.
+/// A file of a model, with the tiny tokenizer if the vocabulary has room for it: what a converter would
+/// write.
 ///
 /// The tokenizer is of the kind `smollm` with ChatML: tokens 0 to 2 are `<|endoftext|>`, `<|im_start|>` and
 /// `<|im_end|>`, byte b is token 3 + b, and some common pieces follow.

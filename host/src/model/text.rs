@@ -70,8 +70,8 @@ impl Corpus {
         self.cut(tokenizer, start, self.text.len(), length)
     }
 
-    /// `count` windows of `length` tokens, evenly spread over the text and with no text in common. Each starts
-    /// behind white space, but for the first, which starts with the text.
+    /// `count` windows of `length` tokens, evenly spread over the text and with no text in common. Each
+    /// starts behind white space, but for the first, which starts with the text.
     ///
     /// # Errors
     /// The text is too short for them.

@@ -121,8 +121,8 @@ impl Weights {
     /// Takes the tensors of a file.
     ///
     /// # Errors
-    /// A tensor that is missing, of another shape than the configuration asks for, or that has no place in the
-    /// architecture.
+    /// A tensor that is missing, of another shape than the configuration asks for, or that has no place in
+    /// the architecture.
     pub fn from_gguf(file: &Gguf, config: &ModelConfig) -> Result<Weights> {
         let mut used = HashSet::new();
         let mut find = |name: &str, rows: usize, columns: usize| -> Result<Tensor> {
@@ -150,7 +150,8 @@ impl Weights {
     }
 }
 
-/// Makes the weights that a configuration asks for, each tensor by name, rows and columns; a vector has one row.
+/// Makes the weights that a configuration asks for, each tensor by name, rows and columns; a vector has one
+/// row.
 pub(super) fn assemble(
     config: &ModelConfig,
     make: &mut dyn FnMut(&str, usize, usize) -> Result<Tensor>,

@@ -169,8 +169,8 @@ fn warp_cases(cases: &mut Vec<Case>) {
         for seed in [1, 2] {
             let label = format!("warps=16 width={width} seed={seed}");
             let args = move |out: &mut Buffer<u32>| (out.global_mut(), width, seed);
-            // SAFETY: each thread writes its own words of the outputs, every lane of a mask calls, and the tile
-            // has room for 1024 threads.
+            // SAFETY: each thread writes its own words of the outputs, every lane of a mask calls, and the
+            // tile has room for 1024 threads.
             unsafe {
                 let len = 512 * warps::VOTE_WORDS as usize;
                 cases.push(one_output(warps::votes::kernel(), label.clone(), shape, len, args));
@@ -296,7 +296,8 @@ fn fence_cases(cases: &mut Vec<Case>) {
     cases.push(unsafe { one_output(fences::last_lane::kernel(), label, shape, 24, args) });
 }
 
-/// Where functions of a float change: around zero, the subnormals' end, one, 2^22 to 2^31, infinity, both signs.
+/// Where functions of a float change: around zero, the subnormals' end, one, 2^22 to 2^31, infinity, both
+/// signs.
 const EDGES: [u32; 16] = [
     0,
     0x0080_0000,

@@ -100,14 +100,15 @@ impl Relay {
         (from, to, self.n, step)
     }
 
-    /// `links` links, an even number. With `mixed`, now and then one is in order, or there is other work between two: a
-    /// copy of what the one wrote and the next reads, a fill of a part of that.
+    /// `links` links, an even number. With `mixed`, now and then one is in order, or there is other work
+    /// between two: a copy of what the one wrote and the next reads, a fill of a part of that.
     fn links(&mut self, stream: &Stream, links: u32, mixed: bool) -> crate::Result<()> {
         let shape = self.shape();
         for link in 0..links {
             let in_order = mixed && link % 8 == 3;
             let kernel = if in_order { overlaps::link_in_order::kernel() } else { overlaps::link::kernel() };
-            // SAFETY: both buffers have `n` elements, the stream keeps the links apart, and its user the buffers alive.
+            // SAFETY: both buffers have `n` elements, the stream keeps the links apart, and its user the
+            // buffers alive.
             unsafe { stream.launch(&kernel, shape, self.arguments(link, link)) }?;
             let written = if link % 2 == 0 { &mut self.second } else { &mut self.first };
             if mixed && link % 16 == 5 {
@@ -123,7 +124,8 @@ impl Relay {
     /// Link number `link`, as a node of the graph that is captured.
     fn node(&mut self, stream: &Stream, link: u32) -> crate::Result<NodeId> {
         let shape = self.shape();
-        // SAFETY: both buffers have `n` elements, the stream keeps the links apart, and its user the buffers alive.
+        // SAFETY: both buffers have `n` elements, the stream keeps the links apart, and its user the buffers
+        // alive.
         unsafe { stream.launch_node(&overlaps::link::kernel(), shape, self.arguments(link, link)) }
     }
 

@@ -1,5 +1,5 @@
-//! What a device's memory reaches with no arithmetic in the way: the kernels of [`kernels_gpu::roofline`], each in
-//! the patterns that the other systems' kernels use.
+//! What a device's memory reaches with no arithmetic in the way: the kernels of [`kernels_gpu::roofline`],
+//! each in the patterns that the other systems' kernels use.
 
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
 use crate::kv::System;
@@ -56,8 +56,8 @@ impl Mix {
         }
     }
 
-    /// The patterns that there are for it, over a matrix with rows of `row` vectors if there is one. Which is fastest
-    /// depends on the mix and on the memory, so a ceiling is the best of all.
+    /// The patterns that there are for it, over a matrix with rows of `row` vectors if there is one. Which is
+    /// fastest depends on the mix and on the memory, so a ceiling is the best of all.
     pub fn patterns(self, row: Option<u32>) -> Vec<Pattern> {
         let mut patterns = Vec::new();
         let mut add = |order, kernel| patterns.push(Pattern { mix: self, order, kernel });
@@ -137,16 +137,16 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Moves `vectors` vectors from `source` to `target`, whose sizes in words must fit the pattern's mix (a read needs one word of
-/// target).
+/// Moves `vectors` vectors from `source` to `target`, whose sizes in words must fit the pattern's mix (a read
+/// needs one word of target).
 ///
 /// # Safety
-/// Until the launch has finished, the memory behind both handles is there, on the stream's device, and nothing else
-/// uses the target or writes the source.
+/// Until the launch has finished, the memory behind both handles is there, on the stream's device, and
+/// nothing else uses the target or writes the source.
 ///
 /// # Errors
-/// [`Error::Range`] for a handle that is too short; [`Error::TooLarge`] for vectors that one launch cannot number; what
-/// the launch reports.
+/// [`Error::Range`] for a handle that is too short; [`Error::TooLarge`] for vectors that one launch cannot
+/// number; what the launch reports.
 pub unsafe fn launch(
     stream: &Stream,
     pattern: Pattern,
@@ -165,8 +165,8 @@ pub unsafe fn launch(
     let Some(shape) = kernels_gpu::roofline::launch(grid, pattern.order.per_thread()) else {
         return Err(Error::TooLarge { len: vectors as usize, element_bytes: 16 });
     };
-    // SAFETY: both handles reach what `vectors` vectors of this mix need, as just checked; each vector is moved by one
-    // thread. The rest is this function's contract.
+    // SAFETY: both handles reach what `vectors` vectors of this mix need, as just checked; each vector is
+    // moved by one thread. The rest is this function's contract.
     unsafe { stream.launch(&pattern.kernel, shape, (source, target, grid)) }
 }
 

@@ -1,4 +1,5 @@
-//! What `carry` adds up and evaluates of docs/certificate.md in f32, against the same in f64: never less, and hardly more.
+//! What `carry` adds up and evaluates of docs/certificate.md in f32, against the same in f64: never less, and
+//! hardly more.
 
 use super::Random;
 use half::f16;
@@ -15,7 +16,8 @@ use simt::Zeroable;
 const D: usize = 64;
 const WARPS: usize = 8;
 
-/// A block of a row: what bounds its errors, and the sum of its weights, relative to a power of two of the row's.
+/// A block of a row: what bounds its errors, and the sum of its weights, relative to a power of two of the
+/// row's.
 struct Block {
     bounds: Bounds,
     mass: f64,
@@ -74,7 +76,8 @@ impl Row {
         Row { blocks, query, output, steps: s.unit() * 0.2 }
     }
 
-    /// As warps meet the blocks and are merged: each raises its reference now and then, the row's is the largest.
+    /// As warps meet the blocks and are merged: each raises its reference now and then, the row's is the
+    /// largest.
     fn gather(&self) -> (PartialRow, Gathered) {
         let mut rows = Vec::new();
         let mut lanes = Vec::new();

@@ -83,8 +83,8 @@ fn case(seed: u64) -> Case {
 impl Case {
     /// The largest norm of exact minus returned output that an ascent over all permitted logits finds.
     ///
-    /// Along a direction the difference is a linear fraction of every e^delta, so each delta belongs at an end of its
-    /// range: up for values beyond the exact output in that direction, down for the others.
+    /// Along a direction the difference is a linear fraction of every e^delta, so each delta belongs at an
+    /// end of its range: up for values beyond the exact output in that direction, down for the others.
     fn worst(&self, random: &mut Random) -> f64 {
         let returned = mean(&self.weights, &self.used);
         let mut worst: f64 = 0.0;

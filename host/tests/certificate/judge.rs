@@ -1,4 +1,5 @@
-//! What the kernels evaluate of docs/certificate.md in f32, against the same in f64: never less, and hardly more.
+//! What the kernels evaluate of docs/certificate.md in f32, against the same in f64: never less, and hardly
+//! more.
 
 use super::Random;
 use half::f16;
@@ -120,7 +121,8 @@ impl Row {
         scale * (c_f * norm * kappa + D as f64 * 2f64.powi(-30)) + f64::from(Slack::EXP)
     }
 
-    /// E_key with the rounding of this certificate: by the true masses of promoted blocks, and by what is known of them.
+    /// E_key with the rounding of this certificate: by the true masses of promoted blocks, and by what is
+    /// known of them.
     fn key_errors(&self, e_val: f64, e_round: f64) -> [f64; 2] {
         let sum = self.sum();
         let of = |f: &dyn Fn(&Block, f64) -> f64| {
@@ -211,7 +213,8 @@ fn key_errors_are_never_less_than_in_f64_and_hardly_more() {
     assert!(middle < 1.01 && high < 1.2, "{middle} {high} times what f64 says");
 }
 
-/// Without blocks that are promoted, nothing is known of them but the sums: what is not promoted must not be in them.
+/// Without blocks that are promoted, nothing is known of them but the sums: what is not promoted must not be
+/// in them.
 #[test]
 fn what_is_promoted_is_taken_out() {
     for seed in 0..2000 {

@@ -1,6 +1,6 @@
-//! The theorem of docs/certificate.md, against f64: in exact arithmetic over adversarial weights and values, end to end
-//! with quantized keys and values, the rounding analysis against a model of the tensor core's sums, and what the kernels evaluate
-//! of it in f32.
+//! The theorem of docs/certificate.md, against f64: in exact arithmetic over adversarial weights and values,
+//! end to end with quantized keys and values, the rounding analysis against a model of the tensor core's
+//! sums, and what the kernels evaluate of it in f32.
 
 mod carried;
 mod exact;

@@ -3,7 +3,8 @@
 use super::{Block, Random, certificate, dot, f16, f16_up, mean, median, minus, norm};
 use rayon::prelude::*;
 
-/// Codes, scales and offsets of sixteen keys; scales f16 such that no key is further than half of one (1 + 2^-9).
+/// Codes, scales and offsets of sixteen keys; scales f16 such that no key is further than half of one (1 +
+/// 2^-9).
 pub(super) fn quantize_keys(keys: &[Vec<f64>]) -> (Vec<Vec<f64>>, Vec<f64>, Vec<f64>) {
     let dim = keys[0].len();
     let (mut codes, mut sigmas, mut zeros) = (vec![vec![0.0; dim]; keys.len()], vec![], vec![]);

@@ -85,8 +85,8 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
             unsafe { stream.launch(&mark::kernel(), grid, arguments) }.unwrap();
             directory.to_vec().unwrap()
         };
-        // Blocks 0 and 2 want the slot of block 4, which is used: they stay out. Blocks 1 and 5 want the empty one, and all
-        // values the only one for values. The second sequence's trailing block is fresh.
+        // Blocks 0 and 2 want the slot of block 4, which is used: they stay out. Blocks 1 and 5 want the
+        // empty one, and all values the only one for values. The second sequence's trailing block is fresh.
         let words = launch([64, 37], [KEYS, BOTH, KEYS, NOTHING, KEYS, BOTH, NOTHING, NOTHING]);
         let stamp = 0xffff_ffff_u64 << 32;
         assert_eq!([words[first], words[second], words[value]], [stamp, stamp | 2, stamp | 2]);

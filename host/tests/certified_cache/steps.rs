@@ -112,7 +112,8 @@ fn decode(device: &Device, count: u64, in_graph: bool) -> (Vec<Vec<u32>>, Vec<[V
         values.write(0, &tokens::<f16>(extents.geometry, 4, 200 + index)).unwrap();
         asked.write(0, &queries::<f16>(plan.problem(), 300 + index / 4)).unwrap();
         match &exec {
-            // SAFETY: everything that was captured lives to the end of this function, and is written between replays only.
+            // SAFETY: everything that was captured lives to the end of this function, and is written between
+            // replays only.
             Some(exec) => unsafe { exec.launch(&stream) }.unwrap(),
             None => {
                 cache.append(&stream, &keys, &values).unwrap();

@@ -80,7 +80,8 @@ fn errors_are_within_the_certificates_of_carried_steps_bf16() {
     lists_hold::<bf16>();
 }
 
-/// With every block listed nothing quantized is left: exact attention but for rounding, and the certificate says so.
+/// With every block listed nothing quantized is left: exact attention but for rounding, and the certificate
+/// says so.
 #[test]
 fn everything_promoted_is_exact() {
     let sequences = [(Input::Sharp, 352), (Input::Normal, 200), (Input::Diffuse, 33)];
@@ -97,7 +98,8 @@ fn everything_promoted_is_exact() {
             let error = exact.error(&returned[1].output[row * 64..][..64]);
             let before = returned[0].certificates[row].bound();
             assert!(error <= f64::from(certificate.bound()), "{error}: {certificate:?}");
-            // The first step has promoted the two newest blocks without a list: where there are no others, it was exact too.
+            // The first step has promoted the two newest blocks without a list: where there are no others, it
+            // was exact too.
             if full > 2 {
                 assert!(certificate.bound() < before / 20.0, "{before}: {certificate:?}");
             } else {

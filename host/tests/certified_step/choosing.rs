@@ -6,7 +6,8 @@ use ferrokv::host::certified::{BLOCK_TOKENS, Geometry, reference};
 
 const TOKENS: usize = BLOCK_TOKENS as usize;
 
-/// Blocks are chosen by eighths of an octave: those of one bin differ by no more, a little for rounding added.
+/// Blocks are chosen by eighths of an octave: those of one bin differ by no more, a little for rounding
+/// added.
 const BIN: f64 = 1.126;
 const ROUNDING: f64 = 1e-3;
 
@@ -18,7 +19,8 @@ struct Limits {
     floor: f64,
 }
 
-/// Checks how many of `sizes` were chosen, the largest first; says what ended the choice: what was wanted, the most, the floor.
+/// Checks how many of `sizes` were chosen, the largest first; says what ended the choice: what was wanted,
+/// the most, the floor.
 fn check(mut sizes: Vec<f64>, chosen: usize, limits: Limits, what: &str) -> [u32; 3] {
     sizes.sort_by(|a, b| b.total_cmp(a));
     let least = limits.least.min(sizes.len());
@@ -113,7 +115,8 @@ fn what_is_promoted_is_what_the_policy_says() {
                 let (nu, tolerance) = (f64::from(nu), f64::from(policy.value_tolerance));
                 let errors: Vec<f64> =
                     (0..blocks).map(|b| shares[b] * f64::from(annotation(b).eta)).collect();
-                // Blocks of small errors are within the tolerance together and do not take part; η is noted to 1/128.
+                // Blocks of small errors are within the tolerance together and do not take part; η is noted
+                // to 1/128.
                 let ranks =
                     |b: &usize| f64::from(annotation(*b).eta) > tolerance * f64::from(annotation(*b).nu);
                 let ranked: Vec<f64> =

@@ -1,5 +1,5 @@
-//! Stored data that change after they were written: what the canary and the exploration find, how often, and what they
-//! leave alone.
+//! Stored data that change after they were written: what the canary and the exploration find, how often, and
+//! what they leave alone.
 
 use super::*;
 use ferrokv::host::certified::{Annotation, BLOCK_TOKENS, Geometry, TileLayout, reference};
@@ -64,8 +64,8 @@ impl Fault {
     }
 }
 
-/// Whether a block differs from its originals by more than its annotation allows; `None` where that is a matter of rounding, or
-/// nothing is a number.
+/// Whether a block differs from its originals by more than its annotation allows; `None` where that is a
+/// matter of rounding, or nothing is a number.
 fn differs(
     batch: &Batch<f16>,
     tile: &[u8],
@@ -127,8 +127,8 @@ fn plausible(successes: u64, n: u64, p: f64) -> bool {
     (successes as f64 - mean).abs() <= 4.5 * deviation + 1e-9
 }
 
-/// A flipped bit that moves a score by more than Δ, or a value by more than η, is found at once where the block is promoted,
-/// and with the policy's probability a step where it is not; no other is ever reported.
+/// A flipped bit that moves a score by more than Δ, or a value by more than η, is found at once where the
+/// block is promoted, and with the policy's probability a step where it is not; no other is ever reported.
 #[test]
 fn faults_are_found_as_often_as_they_should_be() {
     const RATE: f32 = 0.25;
@@ -155,7 +155,8 @@ fn faults_are_found_as_often_as_they_should_be() {
             tile[fault.byte] ^= 1 << fault.bit;
             let expected = differs(&batch, &tile, annotations[pair], layout, &fault);
             trial.flip(first + fault.byte, 1 << fault.bit).unwrap();
-            // A number that became none is found by the certificate itself, which a step of quantized blocks shows.
+            // A number that became none is found by the certificate itself, which a step of quantized blocks
+            // shows.
             if let Some(expected) = expected {
                 let returned = trial.step(&mut plans[0], &mut out).unwrap();
                 assert_eq!(alarmed(&returned, 8), expected, "{fault:?}");
@@ -193,7 +194,8 @@ fn faults_are_found_as_often_as_they_should_be() {
     }
 }
 
-/// Where every block is looked at, what is not found is within the certificate: any bit of tiles and annotations may change.
+/// Where every block is looked at, what is not found is within the certificate: any bit of tiles and
+/// annotations may change.
 #[test]
 fn what_is_not_found_is_within_the_certificate() {
     let sequences = [(Input::Normal, 100), (Input::Sharp, 50)];
@@ -269,8 +271,8 @@ fn draws_are_independent() {
     assert!((0..4096).all(|block| drawn(1 << 32, 3, 1, block) && !drawn(0, 3, 1, block)));
 }
 
-/// What the checks read, by the plan's own count: everything where everything is drawn, nothing where nobody asks, what is
-/// promoted in between.
+/// What the checks read, by the plan's own count: everything where everything is drawn, nothing where nobody
+/// asks, what is promoted in between.
 #[test]
 fn what_is_looked_at_is_counted() {
     let sequences = [(Input::Normal, 100), (Input::Sharp, 50)];

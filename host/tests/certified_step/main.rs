@@ -1,5 +1,5 @@
-//! Steps of certified attention: never further from exact attention than their certificate says, part by part what they
-//! should be, and the same bits wherever the cache lies.
+//! Steps of certified attention: never further from exact attention than their certificate says, part by part
+//! what they should be, and the same bits wherever the cache lies.
 
 mod carried;
 mod choosing;
@@ -208,8 +208,8 @@ fn errors_are_within_the_certificates_in_the_papers_layout_bf16() {
     the_papers_layout_holds::<bf16>();
 }
 
-/// Keys far from zero whose channels have two neighbouring numbers of f16: an f16 zero is one of them, and the steps must reach
-/// the other. In f32 it lies between.
+/// Keys far from zero whose channels have two neighbouring numbers of f16: an f16 zero is one of them, and
+/// the steps must reach the other. In f32 it lies between.
 #[test]
 fn f32_scales_and_zeros_make_deltas_smaller_where_keys_lie_far_out() {
     let mut batch = Batch::<f16>::new(problem(1, 4, 1, 64, 256), &[(Input::Normal, 256)], 3, 5);

@@ -5,8 +5,8 @@ use ferrokv::host::certified::{BLOCK_TOKENS, Certificate, Geometry, Layout, refe
 
 const TOKENS: usize = BLOCK_TOKENS as usize;
 
-/// Without any promotion a step is attention over the quantized cache and the trailing block: f64 attention over the
-/// dequantized numbers, but for rounding of scores and of sums.
+/// Without any promotion a step is attention over the quantized cache and the trailing block: f64 attention
+/// over the dequantized numbers, but for rounding of scores and of sums.
 fn naive_is_attention_over_the_quantized_cache<E: StepElement + CertifiedElement>(
     head_dim: u32,
     layout: Layout,
@@ -124,7 +124,8 @@ fn everything_promoted_is_dense() {
     }
 }
 
-/// A head on the dense rung has the bits of dense attention, the others have not; heads without a token are zeros.
+/// A head on the dense rung has the bits of dense attention, the others have not; heads without a token are
+/// zeros.
 #[test]
 fn the_dense_rung_has_the_bits_of_dense() {
     let sequences = [(Input::Normal, 0), (Input::Sharp, 170), (Input::Diffuse, 300), (Input::Outlier, 97)];
@@ -168,7 +169,8 @@ fn the_dense_rung_has_the_bits_of_dense() {
     }
 }
 
-/// Queries that are no numbers, and caches with scores beyond what the pass represents, end on the dense rung.
+/// Queries that are no numbers, and caches with scores beyond what the pass represents, end on the dense
+/// rung.
 #[test]
 fn what_the_pass_cannot_hold_is_dense() {
     let sequences = [(Input::Normal, 50), (Input::Huge, 90)];
@@ -212,7 +214,8 @@ fn what_the_pass_cannot_hold_is_dense() {
     }
 }
 
-/// A trailing block with a token that is no number has no bound: never a finite one beside an output that is none.
+/// A trailing block with a token that is no number has no bound: never a finite one beside an output that is
+/// none.
 #[test]
 fn a_trailing_block_that_is_no_number_has_no_bound() {
     for of_key in [true, false] {

@@ -20,8 +20,8 @@ pub(super) fn log_masses(query: &[f64], blocks: usize, key: impl Fn(usize, usize
         .collect()
 }
 
-/// The first `depth` blocks by mass; and whether their order is beyond doubt: rounding could not change it, and none is so light
-/// that it is nothing in f32.
+/// The first `depth` blocks by mass; and whether their order is beyond doubt: rounding could not change it,
+/// and none is so light that it is nothing in f32.
 fn first(masses: &[f64], depth: usize) -> (Vec<usize>, bool) {
     let mut order: Vec<usize> = (0..masses.len()).collect();
     order.sort_by(|a, b| masses[*b].total_cmp(&masses[*a]));
@@ -32,7 +32,8 @@ fn first(masses: &[f64], depth: usize) -> (Vec<usize>, bool) {
     (order.into_iter().take(depth).collect(), clear)
 }
 
-/// A head that passes has the heaviest blocks of its exact keys where its quantized keys have them; one that fails is dense.
+/// A head that passes has the heaviest blocks of its exact keys where its quantized keys have them; one that
+/// fails is dense.
 #[test]
 fn heads_that_pass_have_the_exact_order() {
     let sequences: Vec<(Input, u32)> =
@@ -113,7 +114,8 @@ fn without_promoted_blocks_the_order_is_unknown() {
     }
 }
 
-/// The kernels' evaluation of the paper's bound is (15) by the certificate's own Δ and mass, and no error is beyond it.
+/// The kernels' evaluation of the paper's bound is (15) by the certificate's own Δ and mass, and no error is
+/// beyond it.
 #[test]
 fn the_papers_bound_is_equation_15() {
     let sequences: Vec<(Input, u32)> =

@@ -15,8 +15,8 @@ fn bits(returned: &Returned) -> Vec<u32> {
     floats.chain(bytemuck::cast_slice::<_, u32>(&returned.certificates).iter().copied()).collect()
 }
 
-/// Whether blocks come from the originals or from a scratch that holds all, some or none of them, for the first time or
-/// again.
+/// Whether blocks come from the originals or from a scratch that holds all, some or none of them, for the
+/// first time or again.
 #[test]
 fn the_scratch_does_not_show() {
     for policy in [Policy { per_group: false, ..CHOOSING }, ALL] {

@@ -26,7 +26,8 @@ pub fn block<T: CertifiedElement>(
     }
 
     let real = measure(tile, keys, values);
-    // Tight: to 2^-14, and what the descriptions of the bounds allow besides (roundings of a key's error, underflow).
+    // Tight: to 2^-14, and what the descriptions of the bounds allow besides (roundings of a key's error,
+    // underflow).
     let bounds = |name: &str, bound: f32, exact: f64, besides: f64| {
         let (bound, most) = (bound as f64, exact * (1.0 + 2f64.powi(-14)) + besides);
         assert!(exact <= bound, "{name}: {bound:e} does not bound {exact:e}");
@@ -53,7 +54,8 @@ fn channel(keys: &[f64], c: usize, tile: Tile<'_>, layout: Layout) {
     }
     let (low, high) = range(keys);
     if layout == Layout::Paper {
-        // As the paper has it, but for roundings to f32, and what σ is at least; a channel of one number is exact.
+        // As the paper has it, but for roundings to f32, and what σ is at least; a channel of one number is
+        // exact.
         let paper = (high - low) / 255.0;
         let most = paper * (1.0 + 2f64.powi(-21)) + zero.abs() * 2f64.powi(-24) / 127.0;
         let least = if high > low { f64::from(LEAST_WIDE_SCALE) } else { 0.0 };
@@ -63,8 +65,8 @@ fn channel(keys: &[f64], c: usize, tile: Tile<'_>, layout: Layout) {
         );
         return;
     }
-    // z is off by half a step of f16, 2^-11 of it or 2^-25, and a 127.5th of that is what σ can take for it; σ itself is
-    // rounded up twice, by 2^-10 of it or 2^-24.
+    // z is off by half a step of f16, 2^-11 of it or 2^-25, and a 127.5th of that is what σ can take for it;
+    // σ itself is rounded up twice, by 2^-10 of it or 2^-24.
     let fine = (high - low) / 255.0 + (zero.abs() * 2f64.powi(-11) + 2f64.powi(-25)) / 127.5;
     let most = (fine * (1.0 + 2f64.powi(-10)) + 2f64.powi(-24)) * (1.0 + 2f64.powi(-10)) + 2f64.powi(-24);
     assert!(scale <= most, "channel {c}: σ = {scale:e} for {low:e}..{high:e}, z = {zero:e}");

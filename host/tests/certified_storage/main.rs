@@ -1,5 +1,5 @@
-//! The certified system's storage: the kernel and the serial reference give the same bytes, and every stored bound
-//! holds, in f64, against what was really lost.
+//! The certified system's storage: the kernel and the serial reference give the same bytes, and every stored
+//! bound holds, in f64, against what was really lost.
 
 mod judge;
 mod properties;
@@ -97,8 +97,8 @@ fn kernel_and_reference_agree_and_the_bounds_hold_bf16() {
 
 #[test]
 fn a_block_worked_out_by_hand() {
-    // Keys 0, 17, …, 255 in every channel: σ = 1, z = 128, codes −128, −111, …, 127. Values 0 to 15 in every group:
-    // scale 1, zero 0.
+    // Keys 0, 17, …, 255 in every channel: σ = 1, z = 128, codes −128, −111, …, 127. Values 0 to 15 in every
+    // group: scale 1, zero 0.
     let geometry = Geometry::new(1, 64).unwrap();
     let keys: Vec<f16> = (0..16 * 64).map(|i| f16::from_f32((i / 64 * 17) as f32)).collect();
     let values: Vec<f16> = (0..16 * 64).map(|i| f16::from_f32((i % 16) as f32)).collect();
@@ -135,8 +135,8 @@ fn a_block_worked_out_by_hand() {
     assert!(close(annotation.zeta, 2048.0), "{annotation:?}");
 }
 
-/// Keys of three channels in the paper's layout: a range that no f16 scale has exactly, an offset that none has as a zero, and
-/// one number.
+/// Keys of three channels in the paper's layout: a range that no f16 scale has exactly, an offset that none
+/// has as a zero, and one number.
 #[test]
 fn the_papers_scales_and_zeros_are_not_rounded_to_f16() {
     let geometry = Geometry::new(1, 64).unwrap().with_layout(Layout::Paper);

@@ -80,7 +80,8 @@ proptest! {
         prop_assume!(x.is_finite());
         let down = f16_at_or_below(x).to_f32();
         prop_assert!(down <= x);
-        // No other f16 lies between: the one above in value has the bits beside, away from zero or towards it.
+        // No other f16 lies between: the one above in value has the bits beside, away from zero or towards
+        // it.
         let bits = f16_at_or_below(x).to_bits();
         let above = match bits { 0x8000 => 1, _ if bits & 0x8000 != 0 => bits - 1, _ => bits + 1 };
         prop_assert!(f16::from_bits(above).to_f32() > x || x > 65504.0);

@@ -1,4 +1,5 @@
-//! Dense decode attention: one property over the emulator and, where there is one, a GPU, judged by the formula in f64.
+//! Dense decode attention: one property over the emulator and, where there is one, a GPU, judged by the
+//! formula in f64.
 
 mod properties;
 mod relations;

@@ -6,8 +6,8 @@ use ferrokv::host::dense::{DenseElement, HEAD_DIMS, Plan, Problem};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-/// Every output and log-sum is within its bound of the formula, and every device gives the same bits. Returns the largest
-/// part of a bound that was used.
+/// Every output and log-sum is within its bound of the formula, and every device gives the same bits. Returns
+/// the largest part of a bound that was used.
 pub fn holds<E: DenseElement>(sample: &Sample<E>, seed: u64) -> f64 {
     let paged = sample.paged(seed, 2);
     let mut first: Option<(Vec<u32>, Vec<u32>)> = None;
@@ -115,8 +115,8 @@ fn hostile_numbers() {
     }
 }
 
-/// Scores of some tens of millions, one above the other: raising the reference must not overflow a probability. 2^24 to
-/// 2^28 in log2 units is where an f32 less 15 is rounded.
+/// Scores of some tens of millions, one above the other: raising the reference must not overflow a
+/// probability. 2^24 to 2^28 in log2 units is where an f32 less 15 is rounded.
 #[test]
 fn growing_scores_past_two_to_the_24() {
     let problem = Problem { q_heads: 1, kv_heads: 1, max_tokens: 256, ..PROBLEM };

@@ -10,7 +10,8 @@ fn bits((output, lse): (Vec<f32>, Vec<f32>)) -> (Vec<u32>, Vec<u32>) {
     (of(output), of(lse))
 }
 
-/// Where a block lies is nothing to the result; and what lies where no token is, neither: `paged` puts NaN there.
+/// Where a block lies is nothing to the result; and what lies where no token is, neither: `paged` puts NaN
+/// there.
 #[test]
 fn the_order_of_blocks_in_the_pool_changes_no_bit() {
     let problem = Problem { sequences: 2, query_tokens: 2, max_tokens: 300, ..PROBLEM };
@@ -40,9 +41,9 @@ fn what_lies_behind_the_last_token_changes_no_bit() {
     }
 }
 
-/// Promised: in a batch of as many sequences with the same `max_tokens`, the others do not matter. Alone or in a batch of
-/// another size, the bits are the same if the splits are; else the results differ within their bounds, which
-/// `properties` checks of each.
+/// Promised: in a batch of as many sequences with the same `max_tokens`, the others do not matter. Alone or
+/// in a batch of another size, the bits are the same if the splits are; else the results differ within their
+/// bounds, which `properties` checks of each.
 #[test]
 fn other_sequences_of_the_batch_change_no_bit() {
     let batch = Problem { sequences: 3, max_tokens: 600, ..PROBLEM };

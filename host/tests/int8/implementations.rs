@@ -57,8 +57,8 @@ pub fn kernels<T: Int8Element>(device: &Device, variant: Variant, keys: &[T], ma
     }
 }
 
-/// The devices to run kernels on: the emulator, and the GPU where there is one. The race check keeps a record of
-/// every access, so it is for small matrices.
+/// The devices to run kernels on: the emulator, and the GPU where there is one. The race check keeps a record
+/// of every access, so it is for small matrices.
 fn devices(elements: usize) -> Vec<Device> {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     let all = DEVICES.get_or_init(|| {

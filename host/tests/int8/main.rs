@@ -1,7 +1,7 @@
 //! The INT8 system: one property, every implementation.
 //!
-//! The implementations are the SIMD path, the paper's loop, each variant's kernels on the emulator and, where there
-//! is a GPU, on it. All of them must give the same bits, and the f64 oracle accepts each code.
+//! The implementations are the SIMD path, the paper's loop, each variant's kernels on the emulator and, where
+//! there is a GPU, on it. All of them must give the same bits, and the f64 oracle accepts each code.
 
 mod implementations;
 mod properties;

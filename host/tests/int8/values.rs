@@ -44,7 +44,8 @@ fn zeros_ones_and_alternating_signs() {
 
 #[test]
 fn small_columns_keep_their_range() {
-    // The authors' code takes any column under 1e-8 for zeros; here only zeros are, and a scale is never subnormal.
+    // The authors' code takes any column under 1e-8 for zeros; here only zeros are, and a scale is never
+    // subnormal.
     gives(&[1e-9, -5e-10], 2, 1, &[1e-9 / 127.0], &[127, -64]);
     gives(&[1e-45, 0.0], 2, 1, &[f32::MIN_POSITIVE], &[0, 0]);
     gives(&[1e-36, -1e-38], 2, 1, &[f32::MIN_POSITIVE], &[85, -1]);
@@ -107,8 +108,8 @@ fn l2_grows_past_what_an_f32_sum_can_hold() {
 
 #[test]
 fn uniform_data_has_the_paper_s_errors() {
-    // U(-1, 1): the error is uniform in ±s/2, so L2 is √(T·D)·s/√12 and the attention error of U(-1, 1) queries
-    // √(D/3)·s/√12·√(2/π): the paper's .0119 at D = 128. Sampling noise here is under 1 %.
+    // U(-1, 1): the error is uniform in ±s/2, so L2 is √(T·D)·s/√12 and the attention error of U(-1, 1)
+    // queries √(D/3)·s/√12·√(2/π): the paper's .0119 at D = 128. Sampling noise here is under 1 %.
     let matrix = Matrix::new(16384, 128).unwrap();
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut uniform = || {

@@ -82,13 +82,14 @@ fn prompts_are_exact_and_steps_come_near() {
         assert_eq!(bits(&logits[..read]), bits(&expected[..read]), "{scheme}: the prompt");
         let errors: Vec<f32> = logits[read..].iter().zip(&expected[read..]).map(|(a, b)| a - b).collect();
         let far = size(&errors) / size(&expected[read..]);
-        // The range of 16 normal values is 3.5 deviations; its fifteenth, uniform, has 0.067 of one as its deviation. So much
-        // in each of two layers is 0.095; twice that, for keys and what layers amplify.
+        // The range of 16 normal values is 3.5 deviations; its fifteenth, uniform, has 0.067 of one as its
+        // deviation. So much in each of two layers is 0.095; twice that, for keys and what layers amplify.
         assert!(far > 0.0 && far < 0.19, "{scheme}: {far}");
     }
 }
 
-/// Prompts by kernels, which read the originals of one layer from a pool that all share: the bits of the CPU's own path.
+/// Prompts by kernels, which read the originals of one layer from a pool that all share: the bits of the
+/// CPU's own path.
 #[test]
 fn prompts_by_kernels_are_exact_too() {
     let (device, model, prompt) = (device(), tiny(), prompt(37));
@@ -106,7 +107,8 @@ fn prompts_by_kernels_are_exact_too() {
     assert_eq!(with_pool - bytes, 3 * 16 * 2 * 2 * 128, "three blocks of one layer");
 }
 
-/// A prompt one token longer than its chunks: the last token is no step of decoding, and its attention is exact.
+/// A prompt one token longer than its chunks: the last token is no step of decoding, and its attention is
+/// exact.
 #[test]
 fn no_token_of_a_prompt_is_left_alone() {
     let (device, model) = (device(), tiny());
@@ -165,7 +167,8 @@ fn an_int8_cache_uses_all_of_its_room() {
     assert_eq!(kernels, own);
 }
 
-/// A captured step, replayed over block boundaries, gives what steps one by one give, and those are the CPU's own.
+/// A captured step, replayed over block boundaries, gives what steps one by one give, and those are the CPU's
+/// own.
 #[test]
 fn captured_steps_are_the_steps() {
     let (device, model, prompt) = (device(), tiny(), prompt(13));
@@ -257,7 +260,8 @@ fn steps_are_certified() {
     }
 }
 
-/// Full blocks are what (6) to (8) make of them, the last one as it came; kernels and the CPU's own path agree.
+/// Full blocks are what (6) to (8) make of them, the last one as it came; kernels and the CPU's own path
+/// agree.
 #[test]
 fn an_int8_cache_holds_what_its_formula_says() {
     let (device, model) = (device(), tiny());
@@ -319,7 +323,8 @@ fn an_int8_cache_holds_what_its_formula_says() {
     }
 }
 
-/// With budgets of zero every head is computed from the originals: the bits of a dense cache of the same extents.
+/// With budgets of zero every head is computed from the originals: the bits of a dense cache of the same
+/// extents.
 #[test]
 fn heads_over_budget_are_dense() {
     let (device, model, prompt) = (device(), tiny(), prompt(40));

@@ -18,7 +18,8 @@ fn trip(wire: GlobalMut<u32>) {
     }
 }
 
-/// A cache whose last layer has a launch more, which faults when the wire is set: the others hold the token then.
+/// A cache whose last layer has a launch more, which faults when the wire is set: the others hold the token
+/// then.
 struct Tripping {
     inner: DenseCache,
     wire: GlobalMut<u32>,
@@ -56,7 +57,8 @@ unsafe impl KvCache for Tripping {
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         if layer + 1 == self.geometry().layers {
-            // SAFETY: one thread over a buffer that the test keeps; what it does outside is what the emulator refuses.
+            // SAFETY: one thread over a buffer that the test keeps; what it does outside is what the emulator
+            // refuses.
             unsafe { stream.launch(&trip::kernel(), LaunchShape::new(1, 1), (self.wire,)) }?;
         }
         self.inner.append(stream, layer, new)

@@ -1,4 +1,5 @@
-//! What `./setup --model` fetches. Without it these tests say so and pass; nothing else lets them pass unseen.
+//! What `./setup --model` fetches. Without it these tests say so and pass; nothing else lets them pass
+//! unseen.
 
 use host::model::oracle::{DenseKeyValues, KeyValues, Oracle, log_probability, perplexity};
 use host::model::text::Corpus;

@@ -62,8 +62,8 @@ fn distance(model: &Model, device: &Device, tokens: &[u32]) -> f64 {
     differences.fold(0.0, f64::max) / size
 }
 
-/// Attention's inputs are rounded to f16, by 2^−11 each, in both layers; what f32 and fixed point add is a hundredth of it
-/// or less. The largest difference measured is 3.6e-3 of the logits' size.
+/// Attention's inputs are rounded to f16, by 2^−11 each, in both layers; what f32 and fixed point add is a
+/// hundredth of it or less. The largest difference measured is 3.6e-3 of the logits' size.
 #[test]
 fn logits_are_those_of_the_oracle() {
     let device = device();
@@ -208,7 +208,8 @@ fn a_cache_wants_its_calls_in_order() {
     assert!(matches!(memory, Err(kv::Error::Memory { .. })), "2 TiB");
 }
 
-/// Greedy text of the real model: every token is the oracle's first choice, or one that f16 and f32 cannot tell from it.
+/// Greedy text of the real model: every token is the oracle's first choice, or one that f16 and f32 cannot
+/// tell from it.
 #[test]
 fn the_model_continues_as_the_oracle_does() {
     let Some(model) = fetched::model() else { return };

@@ -54,7 +54,8 @@ fn metadata_defaults_are_the_formats() {
     assert_eq!((config.group(), config.query_width(), config.kv_width()), (2, 256, 128));
     assert_eq!(config.kv_values_per_token(), 2 * 2 * 128);
 
-    // With no key_length a head has its share of the residual stream: then Q no longer has the shape it should.
+    // With no key_length a head has its share of the residual stream: then Q no longer has the shape it
+    // should.
     writer.unset("llama.attention.key_length").unset("llama.attention.value_length");
     let (error, text) = refusal(&writer.set("llama.rope.dimension_count", Value::U32(32)).clone());
     assert!(matches!(error, Error::TensorShape { .. }), "{text}");

@@ -112,14 +112,16 @@ proptest! {
         let normed = restored(Source::Normed { x: &x[..columns], weight: &weight, epsilon: 1e-5 });
         for (((y, half), x), w) in normed.into_iter().zip(&x).zip(&weight) {
             let exact = f64::from(*x) * factor * f64::from(*w);
-            // A chain of columns / 1024 squares, 10 additions, a division, an addition, 1.5 for the root, two products.
+            // A chain of columns / 1024 squares, 10 additions, a division, an addition, 1.5 for the root, two
+            // products.
             let rounding = (columns as f64 / 1024.0 + 16.0) * 2f64.powi(-24) * exact.abs();
             prop_assert!((y - exact).abs() <= half + rounding, "{y:e} for {exact:e}");
         }
         for (((y, half), g), u) in restored(Source::Gated(&x)).into_iter().zip(&x).zip(&x[columns..]) {
             let (g, u) = (f64::from(*g), f64::from(*u));
             let exact = g / (1.0 + (-g).exp()) * u;
-            // The exponential: a rounded argument of g·log2(e) and one ULP; an addition, a division, a product.
+            // The exponential: a rounded argument of g·log2(e) and one ULP; an addition, a division, a
+            // product.
             let rounding = (g.abs() * 1.5 + 6.0) * 2f64.powi(-24) * exact.abs() + 1e-37 * (1.0 + u.abs());
             prop_assert!((y - exact).abs() <= half + rounding, "{y:e} for {exact:e}");
         }

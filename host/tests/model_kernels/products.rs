@@ -76,7 +76,8 @@ fn check(problem: &Problem) -> Vec<f32> {
 
 #[test]
 fn odd_shapes_have_the_same_bits_on_every_path() {
-    // Around a group, a warp's rows and a thread block's; every number of strands, full and ragged; around 4, 32 and 64 tokens.
+    // Around a group, a warp's rows and a thread block's; every number of strands, full and ragged; around 4,
+    // 32 and 64 tokens.
     let shapes = [
         (1, 32, 1),
         (7, 192, 2),

@@ -7,8 +7,9 @@ use simt::{Global, GlobalMut, Shared, bits, unroll};
 /// Bytes of a chunk: what one asynchronous copy moves.
 const CHUNK_BYTES: u32 = 16;
 
-/// The query rows of a warp: per lane row `g`, in the order of dimensions in which keys are loaded. Up to head_dim 128
-/// they stay in registers; beyond, in shared memory, where all warps of a block find the same rows.
+/// The query rows of a warp: per lane row `g`, in the order of dimensions in which keys are loaded. Up to
+/// head_dim 128 they stay in registers; beyond, in shared memory, where all warps of a block find the same
+/// rows.
 #[derive(Clone, Copy)]
 pub struct Queries {
     /// Chunk `4s + q` of row `g`: eight elements.
@@ -22,8 +23,8 @@ impl Queries {
         if D > 128 { ROWS * D as u32 / 2 } else { 0 }
     }
 
-    /// Loads row `row` of `queries` [rows, D], or zeros if there is none. All warps call it with the same rows; beyond
-    /// head_dim 128 a block barrier must follow.
+    /// Loads row `row` of `queries` [rows, D], or zeros if there is none. All warps call it with the same
+    /// rows; beyond head_dim 128 a block barrier must follow.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn load<E: Half, const D: usize>(
@@ -75,8 +76,8 @@ impl Queries {
     }
 }
 
-/// Where a chunk of a row lies, in chunks: `bits` are flipped so that neither the copies' writes nor the lanes' reads meet
-/// in a bank.
+/// Where a chunk of a row lies, in chunks: `bits` are flipped so that neither the copies' writes nor the
+/// lanes' reads meet in a bank.
 #[inline(always)]
 fn swizzle<const D: usize>(row: u32, chunk: u32, bits: u32) -> u32 {
     // Rows of 96 elements are 192 bytes: neighbours start half the banks apart on their own.
@@ -117,8 +118,8 @@ macro_rules! tiles {
                 4 * swizzle::<D>($row, chunk, $swizzle)
             }
 
-            /// Starts copying the tile at element `from` of `source`; a warp's work. Rows from `rows` on become zeros and are
-            /// not read.
+            /// Starts copying the tile at element `from` of `source`; a warp's work. Rows from `rows` on
+            /// become zeros and are not read.
             #[inline(always)]
             #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
             pub fn copy<E: Half>(self, source: Global<E>, from: usize, rows: u32, lane: u32) {
@@ -142,7 +143,8 @@ macro_rules! tiles {
                 lane: u32,
             ) {
                 let per_row = D as u32 / 8;
-                // A lane's chunks lie at distances that are known when this is compiled, if it is known that no lane is beyond 31.
+                // A lane's chunks lie at distances that are known when this is compiled, if it is known that
+                // no lane is beyond 31.
                 let lane = lane % 32;
                 let first = from + (lane * (CHUNK_BYTES / 2)) as usize;
                 let place = |i: u32| {
@@ -201,8 +203,8 @@ tiles!(ValueTile, |row| match D {
     _ => row >> 1 & 3,
 });
 
-/// The dimension that output tile `t` holds in column `column`: a lane supplies, as column `g` of the tiles, D/8
-/// neighbouring dimensions.
+/// The dimension that output tile `t` holds in column `column`: a lane supplies, as column `g` of the tiles,
+/// D/8 neighbouring dimensions.
 #[inline(always)]
 pub const fn output_dimension<const D: usize>(t: usize, column: u32) -> u32 {
     column * (D as u32 / 8) + t as u32
@@ -217,8 +219,8 @@ pub const fn width<const D: usize>() -> usize {
 
 /// Values as operands, some output tiles at a time.
 pub trait Values<const D: usize>: Copy {
-    /// B operands of [`width`] output tiles from tile `width · s` on: tokens 2q, 2q + 1 and 2q + 8, 2q + 9 of the dimension
-    /// that [`output_dimension`] names for column `g`.
+    /// B operands of [`width`] output tiles from tile `width · s` on: tokens 2q, 2q + 1 and 2q + 8, 2q + 9 of
+    /// the dimension that [`output_dimension`] names for column `g`.
     fn operands(self, s: u32, lane: u32) -> [[u32; 2]; 8];
 }
 

@@ -1,18 +1,19 @@
-//! What the attention kernels have in common: tiles of 16 tokens, fragments of the tensor cores, the online softmax.
+//! What the attention kernels have in common: tiles of 16 tokens, fragments of the tensor cores, the online
+//! softmax.
 //!
 //! # One warp, one tile
-//! A warp handles 16 tokens (one cache block) of one KV head for up to eight query rows at a time. With `g = lane / 4` and
-//! `q = lane % 4` a lane owns query row `g`, tokens 2q, 2q + 1, 2q + 8 and 2q + 9 of the tile, and output columns
-//! 2q and 2q + 1 of each output tile, whose dimensions [`output_dimension`] names.
+//! A warp handles 16 tokens (one cache block) of one KV head for up to eight query rows at a time. With
+//! `g = lane / 4` and `q = lane % 4` a lane owns query row `g`, tokens 2q, 2q + 1, 2q + 8 and 2q + 9 of the
+//! tile, and output columns 2q and 2q + 1 of each output tile, whose dimensions [`output_dimension`] names.
 //!
-//! A tensor-core operand has 16 rows, decoding needs eight or fewer. The other eight carry what rounding to 16 bits has
-//! cut off: row `g + 8` of the probabilities holds `p − round(p)`, rounded itself. Both land in accumulators of
-//! their own and are added at the end. So probabilities enter with some 22 bits (f16) or 16 (bf16), at no
-//! cost: the instruction is the same.
+//! A tensor-core operand has 16 rows, decoding needs eight or fewer. The other eight carry what rounding to
+//! 16 bits has cut off: row `g + 8` of the probabilities holds `p − round(p)`, rounded itself. Both land in
+//! accumulators of their own and are added at the end. So probabilities enter with some 22 bits (f16) or 16
+//! (bf16), at no cost: the instruction is the same.
 //!
-//! The order of dimensions inside a contraction is free as long as both operands agree. Keys use that to be loaded 16
-//! bytes at a time: lane `q` takes chunk `4s + q` of its row, and step `2s` and `2s + 1` contract over the two halves of
-//! the four lanes' chunks.
+//! The order of dimensions inside a contraction is free as long as both operands agree. Keys use that to be
+//! loaded 16 bytes at a time: lane `q` takes chunk `4s + q` of its row, and step `2s` and `2s + 1` contract
+//! over the two halves of the four lanes' chunks.
 
 mod fragments;
 mod pace;
@@ -36,7 +37,8 @@ use simt::{convert, tensor};
 pub const BLOCK_TOKENS: u32 = 16;
 /// Query rows that a warp handles.
 pub const ROWS: u32 = 8;
-/// Warps of a block for head_dim `head_dim`: one block fills a multiprocessor, and few parts are left to merge.
+/// Warps of a block for head_dim `head_dim`: one block fills a multiprocessor, and few parts are left to
+/// merge.
 #[inline(always)]
 pub const fn warps(head_dim: u32) -> u32 {
     if head_dim <= 128 { 8 } else { 4 }

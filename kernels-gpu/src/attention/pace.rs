@@ -1,9 +1,10 @@
 //! Keeping the warps of a launch together.
 //!
-//! Multiprocessors get unequal shares of the memory's bandwidth, always the same ones more, and a launch takes as long as its
-//! slowest block: with equal work some end a twentieth before the others, and then who is late cannot use the bandwidth that is left,
-//! as its arithmetic holds it back. So warps count what they have done, and one that is ahead of the mean asks for its next tile a
-//! little later. Whoever pauses, what is computed stays the same.
+//! Multiprocessors get unequal shares of the memory's bandwidth, always the same ones more, and a launch
+//! takes as long as its slowest block: with equal work some end a twentieth before the others, and then who
+//! is late cannot use the bandwidth that is left, as its arithmetic holds it back. So warps count what they
+//! have done, and one that is ahead of the mean asks for its next tile a little later. Whoever pauses, what
+//! is computed stays the same.
 
 use super::ring::Ring;
 use core::cell::Cell;
@@ -14,10 +15,11 @@ use simt::{GlobalMut, thread};
 const WHOLE: u32 = 1 << 16;
 /// Tiles from count to count.
 const EVERY: u32 = 8;
-/// Eighths of what lies between two counts that a warp may be ahead of the mean: five are one tile, as the mean's own counts are half
-/// an interval old.
+/// Eighths of what lies between two counts that a warp may be ahead of the mean: five are one tile, as the
+/// mean's own counts are half an interval old.
 const EIGHTHS: u32 = 5;
-/// What a warp that is ahead waits for with each tile: at head_dim 128 a ninth of what a tile takes a warp at full bandwidth.
+/// What a warp that is ahead waits for with each tile: at head_dim 128 a ninth of what a tile takes a warp at
+/// full bandwidth.
 const NANOSECONDS: u32 = 150;
 
 /// A warp's part in it.
@@ -39,8 +41,9 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// For a warp that has so many tiles; `counts` says whether the launch's blocks all run at once, and if they do every warp of every
-    /// block comes to [`done`](Self::done) or is spoken for by [`none`](Self::none).
+    /// For a warp that has so many tiles; `counts` says whether the launch's blocks all run at once, and if
+    /// they do every warp of every block comes to [`done`](Self::done) or is spoken for by
+    /// [`none`](Self::none).
     #[inline(always)]
     pub fn new(progress: GlobalMut<u32>, place: u32, counts: bool, tiles: u32, lane: u32) -> Self {
         Pace {
@@ -80,8 +83,8 @@ impl Pace {
         }
     }
 
-    /// Counts what is left, when all tiles are done: whether the launch is then, in lane 0. It takes a while until that is known, so
-    /// [`close`](Self::close) should come later.
+    /// Counts what is left, when all tiles are done: whether the launch is then, in lane 0. It takes a while
+    /// until that is known, so [`close`](Self::close) should come later.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn done(&self) -> Done {

@@ -36,8 +36,8 @@ fn start<R: Ring>(ring: &R, tile: u32, block: u32, stage: u32) {
     async_copy::commit();
 }
 
-/// The blocks of the tiles that a ring begins with: asked for ahead of what else is loaded at the start of a kernel, they are there
-/// when it is.
+/// The blocks of the tiles that a ring begins with: asked for ahead of what else is loaded at the start of a
+/// kernel, they are there when it is.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn first_blocks<R: Ring>(ring: &R, first: u32) -> [u32; 5] {
@@ -48,8 +48,8 @@ pub fn first_blocks<R: Ring>(ring: &R, first: u32) -> [u32; 5] {
     blocks
 }
 
-/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have arrived. `blocks`: what
-/// [`first_blocks`] has said.
+/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have
+/// arrived. `blocks`: what [`first_blocks`] has said.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnMut(u32, u32)) {
@@ -84,8 +84,9 @@ pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnM
     }
 }
 
-/// What a launch can know of its tiles while the one ahead of it still runs: which blocks they most likely are. That one may be
-/// counting lengths up, or writing the table: a glance decides what is asked for early, nothing else.
+/// What a launch can know of its tiles while the one ahead of it still runs: which blocks they most likely
+/// are. That one may be counting lengths up, or writing the table: a glance decides what is asked for early,
+/// nothing else.
 #[derive(Clone, Copy)]
 pub struct Glance {
     /// [sequences, max_blocks].

@@ -6,8 +6,8 @@ use simt::math::{exp2_nonpositive, floor, max};
 use simt::warp::{FULL_MASK, warp_shuffle_xor, warp_vote_any};
 use simt::{Shared, unroll};
 
-/// Probabilities are scaled by 2^15 relative to the row's reference: the largest is at most 32768, and what f16 loses of
-/// the small ones is below 2^−39 of it.
+/// Probabilities are scaled by 2^15 relative to the row's reference: the largest is at most 32768, and what
+/// f16 loses of the small ones is below 2^−39 of it.
 const LARGEST_EXPONENT: f32 = 15.0;
 
 /// "No key yet": below every reference, and `exp2` of any difference to it is 0.
@@ -15,10 +15,12 @@ const NOTHING: f32 = -1.0e30;
 
 /// What a warp has accumulated for its eight query rows; each lane its share.
 ///
-/// With `r` the row's `reference`, an integer, and `p_t = 2^(s_t − r)`: `sum` is this lane's part of Σ p_t, and the
-/// accumulators hold Σ p_t·v_t. As the reference is an integer, raising it multiplies by a power of two: exactly.
+/// With `r` the row's `reference`, an integer, and `p_t = 2^(s_t − r)`: `sum` is this lane's part of Σ p_t,
+/// and the accumulators hold Σ p_t·v_t. As the reference is an integer, raising it multiplies by a power of
+/// two: exactly.
 pub struct Running {
-    /// Accumulators of the output tiles, two of row `g` (probabilities) and two of what their rounding cut off.
+    /// Accumulators of the output tiles, two of row `g` (probabilities) and two of what their rounding cut
+    /// off.
     pub output: [[f32; 4]; 32],
     /// The row's reference, in the units of the scores; the largest score is at most `reference` + 15.
     pub reference: f32,
@@ -33,8 +35,8 @@ impl Running {
         Running { output: [[0.0; 4]; 32], reference: NOTHING, sum: 0.0 }
     }
 
-    /// Takes a tile in. `scores` are in log2 units; a token that does not count has −∞. Returns this lane's part of the
-    /// tile's sum, relative to the reference as it then is.
+    /// Takes a tile in. `scores` are in log2 units; a token that does not count has −∞. Returns this lane's
+    /// part of the tile's sum, relative to the reference as it then is.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn add<E: Half, const D: usize>(
@@ -77,8 +79,8 @@ impl Running {
         });
     }
 
-    /// The weights of a tile's scores, and their sum over this lane's tokens, which is added to the row's; raises the reference
-    /// if it must.
+    /// The weights of a tile's scores, and their sum over this lane's tokens, which is added to the row's;
+    /// raises the reference if it must.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn weigh<const D: usize>(&mut self, scores: [[f32; 2]; 2]) -> ([f32; 4], f32) {
@@ -99,8 +101,8 @@ impl Running {
             let [s0, s1, s2, s3] = scores[i];
             largest = max(largest, max(max(s0, s1), max(s2, s3)));
         });
-        // Asked of the difference itself: beyond 2^24, where scores are further than 1 apart, `largest - 15` rounds, and a
-        // probability of 2^16 would be infinite in f16.
+        // Asked of the difference itself: beyond 2^24, where scores are further than 1 apart, `largest - 15`
+        // rounds, and a probability of 2^16 would be infinite in f16.
         if warp_vote_any(FULL_MASK, largest - self.reference > LARGEST_EXPONENT) {
             // A reference that suits the largest score of the row, this lane's part of it.
             let lowered = -floor(-largest) - LARGEST_EXPONENT;

@@ -2,28 +2,30 @@
 //!
 //! # The near pool
 //! Tiles of 16 · D elements, `[key slots][value slots][fresh keys][fresh values]`:
-//! - **slots** hold originals that steps have used: the pair (block, KV head) in slot `pair mod slots`, keys and values
-//!   apart. Of which pair a slot is, its tag says.
-//! - **fresh** blocks are those that are being filled: one for each sequence, and a few for prefill. Their rows are in the
-//!   originals as well, but a step reads its trailing blocks here, and so does [`quantize_block`](fn@super::quantize_block)
-//!   when they are full. No two sequences share one, so nothing evicts it, and no scratch is needed for it.
+//! - **slots** hold originals that steps have used: the pair (block, KV head) in slot `pair mod slots`, keys
+//!   and values apart. Of which pair a slot is, its tag says.
+//! - **fresh** blocks are those that are being filled: one for each sequence, and a few for prefill. Their
+//!   rows are in the originals as well, but a step reads its trailing blocks here, and so does
+//!   [`quantize_block`](fn@super::quantize_block) when they are full. No two sequences share one, so nothing
+//!   evicts it, and no scratch is needed for it.
 //!
 //! # The directory
 //! u64 words: [`HEADER`] of them, then for each slot, keys' before values', a claim and a tag.
 //!
 //! # Admission
-//! What a step reads from the originals goes into its slot on the way: [`mark`](fn@super::mark), before `replace`, settles who.
-//! Every block that the step wants and that is in its slot claims the slot with 0, every other one with its place in the
-//! [`order`] of the step's blocks, counted from 1; the smallest number wins. So a block that is used now stays, else the first that missed comes in, whatever
-//! order the threads run in. `replace` finds the claims settled: a block is read from its slot only where a hit has
-//! claimed it, and written to its slot only where it has won itself; both never happen to one slot. The bits of attention are
-//! those of the originals either way.
+//! What a step reads from the originals goes into its slot on the way: [`mark`](fn@super::mark), before
+//! `replace`, settles who. Every block that the step wants and that is in its slot claims the slot with 0,
+//! every other one with its place in the [`order`] of the step's blocks, counted from 1; the smallest number
+//! wins. So a block that is used now stays, else the first that missed comes in, whatever order the threads
+//! run in. `replace` finds the claims settled: a block is read from its slot only where a hit has claimed it,
+//! and written to its slot only where it has won itself; both never happen to one slot. The bits of attention
+//! are those of the originals either way.
 //!
-//! Where a list is carried, [`mark`](fn@super::mark) comes last: what it settles and counts is of the list that the next step's
-//! [`carry`](fn@super::carry) uses, which reads and brings tiles as `replace` does.
+//! Where a list is carried, [`mark`](fn@super::mark) comes last: what it settles and counts is of the list
+//! that the next step's [`carry`](fn@super::carry) uses, which reads and brings tiles as `replace` does.
 //!
-//! Claims carry the step's number, the larger the smaller, in their high half. So those of earlier steps lose against any of
-//! this one, and nobody has to clear them.
+//! Claims carry the step's number, the larger the smaller, in their high half. So those of earlier steps lose
+//! against any of this one, and nobody has to clear them.
 
 use crate::attention::BLOCK_TOKENS;
 use simt::warp::{self, FULL_MASK};
@@ -166,8 +168,8 @@ pub fn find(directory: GlobalMut<u64>, scratch: Scratch, pair: u32, entry: u32, 
             own[kind] = kind as u32 * scratch.key_slots + bits::rem_u32(pair, slots[kind]);
         }
     });
-    // Lanes 0 and 1 look at a claim and its tag for keys, 2 and 3 for values; 4 and 5 whether the claim is this entry's.
-    // Atomics, for another warp may be writing the tag (which then does not matter).
+    // Lanes 0 and 1 look at a claim and its tag for keys, 2 and 3 for values; 4 and 5 whether the claim is
+    // this entry's. Atomics, for another warp may be writing the tag (which then does not matter).
     let kind = if lane < 4 { lane / 2 } else { lane & 1 };
     let slot = if kind == 0 { own[0] } else { own[1] };
     let mut holds = false;
@@ -227,7 +229,8 @@ pub fn admit(directory: GlobalMut<u64>, slot: u32, pair: u32, lane: u32) {
     }
 }
 
-/// Empties the slots that hold an earlier block of the same number: by one thread, when the block has been filled anew.
+/// Empties the slots that hold an earlier block of the same number: by one thread, when the block has been
+/// filled anew.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn forget(directory: GlobalMut<u64>, scratch: Scratch, pair: u32) {
@@ -247,8 +250,8 @@ pub fn order(launch_row: u32, max_blocks: u32, block: u32) -> u32 {
     launch_row * (max_blocks + 1) + block
 }
 
-/// Claims the slots of a pair whose keys or values are wanted, for its `place` in the step's order, and counts what will be
-/// found there and what not: a thread's work.
+/// Claims the slots of a pair whose keys or values are wanted, for its `place` in the step's order, and
+/// counts what will be found there and what not: a thread's work.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn claim(
@@ -278,7 +281,8 @@ pub fn claim(
     });
 }
 
-/// Adds a thread's counts to the step's [`Traffic`]; the block that arrives last closes the step. All blocks call it.
+/// Adds a thread's counts to the step's [`Traffic`]; the block that arrives last closes the step. All blocks
+/// call it.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub fn tally(directory: GlobalMut<u64>, counts: [u32; 4], lane: u32) {

@@ -1,24 +1,25 @@
 //! # Mathematics
-//! What was stored is compared with what it was made from. A block of keys, its scores s^ by the tile and s by the originals,
-//! is as it was annotated only if, for every row,
+//! What was stored is compared with what it was made from. A block of keys, its scores s^ by the tile and s
+//! by the originals, is as it was annotated only if, for every row,
 //!
 //! ```text
-//! |s_t − s^_t| <= Δ_b + δ_F + ε_guard        ‖V_t − V^_t‖ <= η_b        ‖V_t‖ <= ν_b        for its 16 tokens
+//! |s_t − s^_t| <= Δ_b + δ_F + ε_guard      ‖V_t − V^_t‖ <= η_b      ‖V_t‖ <= ν_b      for its 16 tokens
 //! ```
 //!
-//! The first is the paper's score-consistency canary with the rounding of both scores, (5) and (6), in it: sound data never
-//! raise it. Looked at are the blocks that the step has promoted, and others with a fixed probability, drawn anew each step.
-//! Of promoted keys the exact masses are noted, for [`rank`](fn@super::rank).
+//! The first is the paper's score-consistency canary with the rounding of both scores, (5) and (6), in it:
+//! sound data never raise it. Looked at are the blocks that the step has promoted, and others with a fixed
+//! probability, drawn anew each step. Of promoted keys the exact masses are noted, for
+//! [`rank`](fn@super::rank).
 //!
 //! # Layout
-//! `lists` and `entries` as `mark` leaves them; `masses` f32 [places of all lists, 8], relative to the row's reference over
-//! all quantized blocks; `flags` [sequences, query heads] of [`reason`], or-ed to; `exacts` [sequences, query heads].
-//! `clock` \[1\] counts steps.
+//! `lists` and `entries` as `mark` leaves them; `masses` f32 [places of all lists, 8], relative to the row's
+//! reference over all quantized blocks; `flags` [sequences, query heads] of [`reason`], or-ed to; `exacts`
+//! [sequences, query heads]. `clock` \[1\] counts steps.
 //!
 //! # Bytes
-//! A block that is looked at: 32·D of keys; where they are compared, 32·D quantized (36·D in the paper's layout) and 32·D of values
-//! besides. What is in the
-//! scratch is read there; the rest comes from the originals a second time.
+//! A block that is looked at: 32·D of keys; where they are compared, 32·D quantized (36·D in the paper's
+//! layout) and 32·D of values besides. What is in the scratch is read there; the rest comes from the
+//! originals a second time.
 //!
 //! # Work split
 //! That of `replace`: a warp a listed block; then a warp for 32 blocks of which some are drawn.
@@ -65,8 +66,8 @@ pub const fn audit_layout<M: KeyMetadata, const D: usize>() -> AuditLayout {
     AuditLayout { tiles, starts, bytes: plan.bytes() }
 }
 
-/// Whether a step looks at a block that nobody has promoted: `draw` of 2^32 times, by a hash of step, row of blocks (sequence,
-/// KV head and group of eight query heads) and block.
+/// Whether a step looks at a block that nobody has promoted: `draw` of 2^32 times, by a hash of step, row of
+/// blocks (sequence, KV head and group of eight query heads) and block.
 #[inline(always)]
 pub fn drawn(draw: u64, step: u32, launch_row: u32, block: u32) -> bool {
     let mut hash = 0x9e37_79b9u32;
@@ -76,7 +77,8 @@ pub fn drawn(draw: u64, step: u32, launch_row: u32, block: u32) -> bool {
     (hash as u64) < draw
 }
 
-/// A permutation of 32 bits in which each bit of the argument changes about half of the result's (Appleby's finalizer, twice).
+/// A permutation of 32 bits in which each bit of the argument changes about half of the result's (Appleby's
+/// finalizer, twice).
 #[inline(always)]
 fn mixed(mut x: u32) -> u32 {
     unroll!(for _i in 0..2 {
@@ -257,7 +259,8 @@ fn beyond(x: f32, allowed: f32) -> bool {
     allowed < f32::INFINITY && !(x <= allowed)
 }
 
-/// Whether a value is further from its quantized form than η, or longer than ν: a warp's work, the same in all lanes.
+/// Whether a value is further from its quantized form than η, or longer than ν: a warp's work, the same in
+/// all lanes.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn values_differ<E: Half, const D: usize>(

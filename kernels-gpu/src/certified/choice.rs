@@ -1,11 +1,11 @@
 //! The heaviest of many numbers, spread over thread blocks: a histogram of their bits.
 //!
-//! The bits of positive floats order like the floats. A bin is what their sign, exponent and first fraction bits have in
-//! common; [`BINS`] of them from a top downward, the first also for what lies above it and the last for all below. Each bin
-//! counts its numbers and adds up what lies above its lower edge, in integers, so that the order of the additions does
-//! not matter. A prefix sum from the top then tells for every bin how many numbers are in it and above, and how much: thread t
-//! has bin t. A choice is a threshold in that order: all bins before one, and of that one as many as there is room for, by
-//! part and place.
+//! The bits of positive floats order like the floats. A bin is what their sign, exponent and first fraction
+//! bits have in common; [`BINS`] of them from a top downward, the first also for what lies above it and the
+//! last for all below. Each bin counts its numbers and adds up what lies above its lower edge, in integers,
+//! so that the order of the additions does not matter. A prefix sum from the top then tells for every bin how
+//! many numbers are in it and above, and how much: thread t has bin t. A choice is a threshold in that order:
+//! all bins before one, and of that one as many as there is room for, by part and place.
 
 use super::sums::Own;
 use simt::math::{fma, max};
@@ -16,8 +16,9 @@ use simt::{Pod, Shared, SharedPlan, Zeroable, thread, unroll};
 pub const BINS: u32 = 256;
 const WARPS: u32 = BINS / 32;
 
-/// A thread block's histogram has one word a bin: numbers above this bit, modulo 4096; below it what they are above the bin's
-/// edge, in units of 2^−10 of its width. Of a part, of 1024 numbers at most, the difference of two such words is exact.
+/// A thread block's histogram has one word a bin: numbers above this bit, modulo 4096; below it what they are
+/// above the bin's edge, in units of 2^−10 of its width. Of a part, of 1024 numbers at most, the difference
+/// of two such words is exact.
 pub const PART_SHIFT: u32 = 20;
 /// The same in the histogram of all parts.
 pub const COUNT_SHIFT: u32 = 40;
@@ -100,8 +101,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// How many of a bin are missing, each at least as heavy as its `edge`, if those of the bins before it have `taken_sum`. A bin
-    /// that is there for the sake of `least` alone has nothing to add.
+    /// How many of a bin are missing, each at least as heavy as its `edge`, if those of the bins before it
+    /// have `taken_sum`. A bin that is there for the sake of `least` alone has nothing to add.
     #[inline(always)]
     pub fn missing(self, taken_sum: f32, edge: f32) -> u32 {
         let missing = (self.wanted - taken_sum) / edge;
@@ -177,7 +178,8 @@ impl Reduce {
         (self.round & 1) * 16 * WARPS
     }
 
-    /// Adds up, or takes the largest of, each of the threads' words, the largest from word `first_maximum` on; the result is in `told`.
+    /// Adds up, or takes the largest of, each of the threads' words, the largest from word `first_maximum`
+    /// on; the result is in `told`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn words(&mut self, words: [f32; Own::WORDS], first_maximum: u32) {
@@ -234,7 +236,8 @@ impl Reduce {
         Ranked { bins, count: count_before + count, sum: sum_before + sum, own_count, own_sum }
     }
 
-    /// The largest of what was ranked that make `limits`, and their sum, those of the choice's bin as if they lay at its edge.
+    /// The largest of what was ranked that make `limits`, and their sum, those of the choice's bin as if they
+    /// lay at its edge.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn choose(&mut self, ranked: &Ranked, limits: Limits) -> (Choice, f32) {

@@ -59,8 +59,9 @@ impl Chain {
         Chain::new(tiles.div_ceil(warps(D as u32)) + 1, splits + warps(D as u32), length)
     }
 
-    /// A lane adds up its tokens' weights one tile after another, then four lanes theirs; a row of the numerator its two
-    /// halves; of a corrected token the difference of two weights is taken first. All is merged.
+    /// A lane adds up its tokens' weights one tile after another, then four lanes theirs; a row of the
+    /// numerator its two halves; of a corrected token the difference of two weights is taken first. All is
+    /// merged.
     #[inline(always)]
     fn new(steps: u32, merges: u32, tokens: u32) -> Self {
         Chain { steps, additions: steps + 2 * merges + 8, tokens }
@@ -136,7 +137,8 @@ impl Judge {
         let delta_f = delta_original::<D>(query, kappa);
         let grown_f = growth(at_least_exp(delta_f));
         let e_val = fma(share(sums.eta), grown_f, share(sums.eta));
-        // What is subtracted may differ from what was added by two roundings of the exponential, in N and in P.
+        // What is subtracted may differ from what was added by two roundings of the exponential, in N and in
+        // P.
         let e_round = (lambda * nu) * self.chain.bracket::<E>()
             + (lambda - 1.0) * nu * (2.0 * Slack::EXP)
             + lambda * UNDERFLOW;
@@ -265,7 +267,8 @@ impl Exact {
 /// √D·2^−34 of (7), for every D.
 pub(super) const UNDERFLOW: f32 = 1.0 / 1_073_741_824.0;
 
-/// The paper's (15) without its second part: 2 V_max e^(2Δ) α^ (e^(2Δ) − 1), a tail of nothing being worth nothing.
+/// The paper's (15) without its second part: 2 V_max e^(2Δ) α^ (e^(2Δ) − 1), a tail of nothing being worth
+/// nothing.
 #[inline(always)]
 pub(super) fn papers_bound(nu: f32, tail: f32, delta: f32) -> f32 {
     let grown = at_least_exp(2.0 * delta);

@@ -1,8 +1,9 @@
-//! Where everything of a quantized block lies: one tile and one annotation for each block of 16 tokens and KV head.
+//! Where everything of a quantized block lies: one tile and one annotation for each block of 16 tokens and KV
+//! head.
 //!
 //! # The tile
-//! `32·D` bytes in the compact layout, 16 a token and 16 channels: half of what f16 takes. `36·D` in the paper's, whose key scales
-//! and zeros are f32. Pools are `[block][kv_head][tile]`.
+//! `32·D` bytes in the compact layout, 16 a token and 16 channels: half of what f16 takes. `36·D` in the
+//! paper's, whose key scales and zeros are f32. Pools are `[block][kv_head][tile]`.
 //!
 //! | from byte | paper's | what | type | shape |
 //! |---|---|---|---|---|
@@ -165,8 +166,8 @@ pub const fn pair(block: u32, kv_heads: u32, kv_head: u32) -> usize {
     block as usize * kv_heads as usize + kv_head as usize
 }
 
-/// What is known about the error of one block and KV head: 16 bytes, `[block][kv_head]`. Each is an upper bound, and
-/// infinite where the block cannot be quantized.
+/// What is known about the error of one block and KV head: 16 bytes, `[block][kv_head]`. Each is an upper
+/// bound, and infinite where the block cannot be quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(16))]
 pub struct Annotation {
@@ -195,14 +196,15 @@ impl Job {
     pub const NONE: Job = Job { source: u32::MAX, destination: u32::MAX };
 }
 
-/// What could not be quantized: the flat indices, in the pools of originals, of the first elements of each kind, or
-/// `u64::MAX`. They start at `u64::MAX`.
+/// What could not be quantized: the flat indices, in the pools of originals, of the first elements of each
+/// kind, or `u64::MAX`. They start at `u64::MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Problems {
     /// A key that is NaN or infinite.
     pub key_not_finite: u64,
-    /// A finite key whose channel needs a scale or a zero beyond f16, or in the paper's layout than its f16 products with queries hold.
+    /// A finite key whose channel needs a scale or a zero beyond f16, or in the paper's layout than its f16
+    /// products with queries hold.
     pub key_range: u64,
     /// A value that is NaN or infinite.
     pub value_not_finite: u64,

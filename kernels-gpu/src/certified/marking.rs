@@ -1,12 +1,13 @@
 //! # Mathematics
-//! Which blocks of a part any of eight query rows wants from the originals. Each row's choice is a bin and the room in it; who
-//! is in that bin comes by part and place. So the numbers of the parts before this one, which `weigh` has left, and of the
-//! words before one tell for every word of 32 places who still has room. Then what a row's promoted blocks take out of its
-//! sums, and which of the blocks come into the scratch: [`admit`](super::admit).
+//! Which blocks of a part any of eight query rows wants from the originals. Each row's choice is a bin and
+//! the room in it; who is in that bin comes by part and place. So the numbers of the parts before this one,
+//! which `weigh` has left, and of the words before one tell for every word of 32 places who still has room.
+//! Then what a row's promoted blocks take out of its sums, and which of the blocks come into the scratch:
+//! [`admit`](super::admit).
 //!
 //! # Layout
-//! `lists` [sequences · kv_heads · row groups, parts] and `entries` [the same, places of a part]; `taken` [sequences · query
-//! heads, parts].
+//! `lists` [sequences · kv_heads · row groups, parts] and `entries` [the same, places of a part]; `taken`
+//! [sequences · query heads, parts].
 //!
 //! # Bytes
 //! Read: 16 a block and query head, from the L2 cache for the most part. Written: 8 a listed block.
@@ -110,8 +111,9 @@ impl MarkLayout {
 
 /// Lists the blocks that are wanted, and settles which of them come into the scratch.
 ///
-/// `mode`, bits of [`mode`](super::carried::mode): 0 where the step itself promotes what is listed. Where the next one does, RENEWS if
-/// the list is made anew; else the blocks of the one that there is claim their slots again.
+/// `mode`, bits of [`mode`](super::carried::mode): 0 where the step itself promotes what is listed. Where the
+/// next one does, RENEWS if the list is made anew; else the blocks of the one that there is claim their slots
+/// again.
 #[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn mark(
     records: Global<Record>,
@@ -266,7 +268,8 @@ impl Marking {
         bytemuck::cast(words)
     }
 
-    /// Lists the part's blocks that are wanted, by place: its entries' `index` is a place. Returns how many there are.
+    /// Lists the part's blocks that are wanted, by place: its entries' `index` is a place. Returns how many
+    /// there are.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn list(&self, layout: MarkLayout, lane: u32, warp: u32) -> u32 {
@@ -386,7 +389,8 @@ impl Marking {
         warp_shuffle_idx(FULL_MASK, up_to_here, 31, 32)
     }
 
-    /// What row `r` itself has promoted of the list's first `count` entries: a warp's work, the result in every lane.
+    /// What row `r` itself has promoted of the list's first `count` entries: a warp's work, the result in
+    /// every lane.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn taken(&self, layout: MarkLayout, count: u32, r: u32, lane: u32) -> Taken {
@@ -408,7 +412,8 @@ impl Marking {
     }
 }
 
-/// Gives row `r`'s room to the first of its bin; `before` of each kind came in earlier parts. A warp's work, lane w word w.
+/// Gives row `r`'s room to the first of its bin; `before` of each kind came in earlier parts. A warp's work,
+/// lane w word w.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn decide(layout: MarkLayout, words: u32, before: [u32; 2], r: u32, lane: u32) {

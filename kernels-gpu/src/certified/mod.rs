@@ -1,21 +1,23 @@
-//! Runtime-certified attention over INT8 keys and INT4 values (Calver): what is quantized, and by how much it errs.
+//! Runtime-certified attention over INT8 keys and INT4 values (Calver): what is quantized, and by how much it
+//! errs.
 //!
-//! A KV cache is blocks of 16 tokens. A full block is quantized once, to a [tile](layout) that takes half of f16's room, or 9/16 in
-//! the paper's layout, with an [annotation](layout::Annotation) that bounds its errors; the originals stay in another pool, for the
-//! blocks that attention then finds to matter. [`quantizer`] has the arithmetic and the derivation of its bounds.
+//! A KV cache is blocks of 16 tokens. A full block is quantized once, to a [tile](layout) that takes half of
+//! f16's room, or 9/16 in the paper's layout, with an [annotation](layout::Annotation) that bounds its
+//! errors; the originals stay in another pool, for the blocks that attention then finds to matter.
+//! [`quantizer`] has the arithmetic and the derivation of its bounds.
 //!
 //! | kernel | does | block |
 //! |---|---|---|
-//! | [`attend`](fn@attend) | attention over all tiles, masses and error bounds of blocks | eight warps a split |
-//! | [`carry`](fn@carry) | all of a step in one pass, by the list of an earlier one | eight warps a split |
-//! | [`append`](fn@append), [`prefill`](fn@prefill) | tokens to originals and fresh blocks | 256 threads a token |
-//! | [`weigh`](fn@weigh) | what each query row wants from the originals | a thread for one or two blocks |
-//! | [`mark`](fn@mark) | the lists of these, and which of them come into the scratch | a warp for 32 blocks |
-//! | [`replace`](fn@replace) | promoted blocks' shares replaced; output and certificate | a warp a listed block |
-//! | [`audit`](fn@audit) | promoted and drawn blocks compared with their originals, if asked | a warp a block |
-//! | [`rank`](fn@rank) | the order of the heaviest blocks checked, if asked | 256 threads a query head |
-//! | [`settle`](fn@settle) | heads sent to the dense rung for what these found | 256 threads a sequence |
-//! | [`quantize_block`](fn@quantize_block) | originals to tile and annotation | D threads a block and KV head |
+//! | [`fn@attend`] | attention over all tiles, masses and error bounds of blocks | eight warps a split |
+//! | [`fn@carry`] | all of a step in one pass, by the list of an earlier one | eight warps a split |
+//! | [`fn@append`], [`fn@prefill`] | tokens to originals and fresh blocks | 256 threads a token |
+//! | [`fn@weigh`] | what each query row wants from the originals | a thread for one or two blocks |
+//! | [`fn@mark`] | the lists of these, and which of them come into the scratch | a warp for 32 blocks |
+//! | [`fn@replace`] | promoted blocks' shares replaced; output and certificate | a warp a listed block |
+//! | [`fn@audit`] | promoted and drawn blocks compared with their originals, if asked | a warp a block |
+//! | [`fn@rank`] | the order of the heaviest blocks checked, if asked | 256 threads a query head |
+//! | [`fn@settle`] | heads sent to the dense rung for what these found | 256 threads a sequence |
+//! | [`fn@quantize_block`] | originals to tile and annotation | D threads a block and KV head |
 
 pub mod admit;
 pub mod auditing;

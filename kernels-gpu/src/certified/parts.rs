@@ -3,16 +3,16 @@
 use crate::attention::MAX_PARTS;
 use simt::bits;
 
-/// Neighbouring blocks that go to the same part: attention is often heavy over a stretch of a sequence, and dealt out like
-/// this each part gets its share of it.
+/// Neighbouring blocks that go to the same part: attention is often heavy over a stretch of a sequence, and
+/// dealt out like this each part gets its share of it.
 const RUN: u32 = 8;
 /// Blocks of a part at most: 32 words of a bitmap, one for each lane of a warp.
 pub const PART_BLOCKS: u32 = 1024;
 /// Blocks of a sequence at most.
 pub const MAX_BLOCKS: u32 = MAX_PARTS * PART_BLOCKS;
 
-/// Parts for tables of `max_blocks` blocks, for `launches` rows of blocks: two thread blocks a multiprocessor if that is
-/// sensible. Depends on shapes only, for the order in which blocks are chosen depends on it.
+/// Parts for tables of `max_blocks` blocks, for `launches` rows of blocks: two thread blocks a multiprocessor
+/// if that is sensible. Depends on shapes only, for the order in which blocks are chosen depends on it.
 pub const fn part_count(launches: u32, max_blocks: u32) -> u32 {
     let least = max_blocks.div_ceil(PART_BLOCKS);
     let most = max_blocks.div_ceil(4 * RUN);

@@ -5,24 +5,24 @@
 //! s_t = q_r·K^_t / √D      p_t = 2^(s_t·log2 e − reference)      N_r = Σ p_t V^_t      P_r = Σ p_t
 //! ```
 //!
-//! and for each block its mass Σ p_t, and Δ (docs/certificate.md, equation (5)): how far its logits may be from the exact
-//! ones. Scores follow equation (16) of the paper, the query times σ against the codes and the query against z, but with
-//! f16 operands whose rounding errors are carried along: see `Tile::products`.
+//! and for each block its mass Σ p_t, and Δ (docs/certificate.md, equation (5)): how far its logits may be
+//! from the exact ones. Scores follow equation (16) of the paper, the query times σ against the codes and the
+//! query against z, but with f16 operands whose rounding errors are carried along: see `Tile::products`.
 //!
 //! # Layout
-//! `queries` [sequences, kv_heads · group, D]. `tiles`: the pool [blocks, kv_heads] of [`TileLayout`](super::layout),
-//! `annotations` beside it. `table` [sequences, max_blocks], `lengths` \[sequences\] in tokens: the ⌊length/16⌋ full blocks
-//! are read. `records` [sequences, kv_heads, max_blocks, group]; none where `shape.notes` is 0. `partials`
-//! [sequences · kv_heads · row groups, splits + replacers] of N and P, of which the splits are written.
+//! `queries` [sequences, kv_heads · group, D]. `tiles`: the pool [blocks, kv_heads] of
+//! [`TileLayout`](super::layout), `annotations` beside it. `table` [sequences, max_blocks], `lengths`
+//! \[sequences\] in tokens: the ⌊length/16⌋ full blocks are read. `records` [sequences, kv_heads, max_blocks,
+//! group]; none where `shape.notes` is 0. `partials` [sequences · kv_heads · row groups, splits + replacers]
+//! of N and P, of which the splits are written.
 //!
 //! # Bytes
-//! 32·D + 16 a block and KV head (36·D + 16 in the paper's layout), read once: at head_dim 128, 257 (289) bytes a token, where f16
-//! takes 512. Written: 16 bytes a
-//! block and query head.
+//! 32·D + 16 a block and KV head (36·D + 16 in the paper's layout), read once: at head_dim 128, 257 (289)
+//! bytes a token, where f16 takes 512. Written: 16 bytes a block and query head.
 //!
 //! # Work split
-//! As in `dense`: grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each. The kernels that
-//! follow add the splits up.
+//! As in `dense`: grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each. The
+//! kernels that follow add the splits up.
 
 use super::layout::{Annotation, TileLayout};
 use super::metadata::KeyMetadata;
@@ -88,8 +88,8 @@ impl StepShape {
         Part { index: 0, parts: self.parts, blocks: self.max_blocks }.places()
     }
 
-    /// Where the record of a query row and block is: those of a KV head's query heads lie side by side, so that the pass writes
-    /// whole sectors.
+    /// Where the record of a query row and block is: those of a KV head's query heads lie side by side, so
+    /// that the pass writes whole sectors.
     #[inline(always)]
     pub fn record(self, row: u32, block: u32) -> usize {
         let (pair, in_group) = (bits::div_u32(row, self.group), bits::rem_u32(row, self.group));
@@ -97,7 +97,8 @@ impl StepShape {
     }
 }
 
-/// What the pass notes of one block and query head: all that the choice wants to know, so that it reads nothing else.
+/// What the pass notes of one block and query head: all that the choice wants to know, so that it reads
+/// nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(16))]
 pub struct Record {

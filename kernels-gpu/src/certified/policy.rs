@@ -13,13 +13,15 @@ pub struct Thresholds {
     pub min_keys: u32,
     /// See `min_keys`.
     pub max_keys: u32,
-    /// The least share of the attention mass that a block beyond `min_keys` must have for its keys to be promoted.
+    /// The least share of the attention mass that a block beyond `min_keys` must have for its keys to be
+    /// promoted.
     pub key_floor: f32,
     /// Rung 1: where the tail is heavier than this, K_max is `expanded_keys` instead.
     pub expand_tail: f32,
     /// See `expand_tail`.
     pub expanded_keys: u32,
-    /// Rung 2: values are promoted until Σ ρ_b·η_b of the others is at most this share of ν, the largest norm of a value.
+    /// Rung 2: values are promoted until Σ ρ_b·η_b of the others is at most this share of ν, the largest norm
+    /// of a value.
     pub value_tolerance: f32,
     /// The least share of ν that ρ_b·η_b of a block must be for its values to be promoted.
     pub value_floor: f32,
@@ -31,8 +33,8 @@ pub struct Thresholds {
     pub value_budget: f32,
     /// 1: a KV head's query heads use the promoted blocks of all of them.
     pub per_group: u32,
-    /// 1: outputs come with a certificate, and what is over budget is computed exactly. 0: nothing is promoted, and nothing
-    /// is known.
+    /// 1: outputs come with a certificate, and what is over budget is computed exactly. 0: nothing is
+    /// promoted, and nothing is known.
     pub certify: u32,
     /// 1: E_key is the paper's (15). 0: the least of (1b), (1c) and (1d).
     pub paper_bound: u32,
@@ -42,10 +44,11 @@ pub struct Thresholds {
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Watch {
-    /// r: so many of the heaviest promoted blocks shall have the same order by original keys as by quantized ones; 0: nobody
-    /// asks.
+    /// r: so many of the heaviest promoted blocks shall have the same order by original keys as by quantized
+    /// ones; 0: nobody asks.
     pub depth: u32,
-    /// ε_guard, in nats: scores by quantized and by original keys may differ by Δ and this much. Infinite: nobody asks.
+    /// ε_guard, in nats: scores by quantized and by original keys may differ by Δ and this much. Infinite:
+    /// nobody asks.
     pub guard: f32,
     /// Of 2^32: how likely a block is looked at that nobody has promoted.
     pub draw: u64,

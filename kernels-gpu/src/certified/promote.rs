@@ -1,6 +1,6 @@
 //! # Mathematics
-//! The pass has attended to everything in its quantized form. For each listed block the share of the rows that want it is
-//! replaced: with p^ and V^ quantized and p and V from the originals,
+//! The pass has attended to everything in its quantized form. For each listed block the share of the rows
+//! that want it is replaced: with p^ and V^ quantized and p and V from the originals,
 //!
 //! ```text
 //! N += Σ p·V − Σ p^·V^       P += Σ p − Σ p^        (keys and values promoted)
@@ -9,21 +9,22 @@
 //! N += Σ p·V                 P += Σ p               (the trailing block, which has no quantized form)
 //! ```
 //!
-//! What is subtracted is computed as the pass computed it, relative to another power of two: so it cancels but for the
-//! rounding of the sums. What multiplies the same V^ is subtracted first: p − p^. Then o = N/P, and the certificate from the sums of `weigh`: docs/certificate.md, (1b), (1c), (1d), (3)
-//! and (7).
+//! What is subtracted is computed as the pass computed it, relative to another power of two: so it cancels
+//! but for the rounding of the sums. What multiplies the same V^ is subtracted first: p − p^. Then o = N/P,
+//! and the certificate from the sums of `weigh`: docs/certificate.md, (1b), (1c), (1d), (3) and (7).
 //!
 //! # Layout
-//! The originals are pools of 16 · D elements a block and KV head, keys and values apart, and may be host memory. What is
-//! near, and how a block gets there on its way through this kernel: [`admit`](super::admit).
+//! The originals are pools of 16 · D elements a block and KV head, keys and values apart, and may be host
+//! memory. What is near, and how a block gets there on its way through this kernel: [`admit`](super::admit).
 //!
 //! # Bytes
-//! A listed block and KV head: 32·D + 16 quantized (36·D + 16 in the paper's layout), 32·D each of keys and values; 12,304 (12,816) at
-//! head_dim 128.
+//! A listed block and KV head: 32·D + 16 quantized (36·D + 16 in the paper's layout), 32·D each of keys and
+//! values; 12,304 (12,816) at head_dim 128.
 //!
 //! # Work split
-//! Grid (replacers, kv_heads · row groups, sequences), eight warps a block; the entries of all parts' lists go round the warps.
-//! The block that arrives last adds up the pass and all replacements and writes output and certificate.
+//! Grid (replacers, kv_heads · row groups, sequences), eight warps a block; the entries of all parts' lists
+//! go round the warps. The block that arrives last adds up the pass and all replacements and writes output
+//! and certificate.
 
 use super::admit::{Found, Scratch, find, order};
 use super::finish::{Ends, Finish};
@@ -85,12 +86,13 @@ pub const fn promote_layout<M: KeyMetadata, const D: usize>() -> PromoteLayout {
     PromoteLayout { tiles, outputs, ends, starts, rows, last, bytes: plan.bytes() }
 }
 
-/// Replaces the shares of the listed blocks, and finishes: output, LSE, certificate, and which rows want the dense rung.
+/// Replaces the shares of the listed blocks, and finishes: output, LSE, certificate, and which rows want the
+/// dense rung.
 ///
 /// `output` f32 [sequences, query heads, D]; `lse` and `certificates` [sequences, query heads]; `dense_rows`
-/// [sequences · kv_heads · row groups], bit g for row g; `lists`, `entries` and `taken` as
-/// `mark` leaves them; `norms` [sequences · kv_heads · row groups, 2], of the trailing blocks; `partials` those of the pass, with room for this kernel's; `counters`
-/// [sequences · kv_heads · row groups], 0 before and after.
+/// [sequences · kv_heads · row groups], bit g for row g; `lists`, `entries` and `taken` as `mark` leaves
+/// them; `norms` [sequences · kv_heads · row groups, 2], of the trailing blocks; `partials` those of the
+/// pass, with room for this kernel's; `counters` [sequences · kv_heads · row groups], 0 before and after.
 #[kernel(
     system = certified,
     instances(

@@ -1,10 +1,11 @@
 //! The arithmetic of a block: the one source that host and device quantize and restore with.
 //!
 //! # Keys
-//! Asymmetric, for each channel of a block (equations (2) and (3)): K^ = code·σ + z with code in −128..=127, σ and z
-//! f16. The paper keeps both in f32; rounded to f16 they take half the room, but z then lies up to half an ULP beside
-//! the place where the ends of the channel get the end codes, and where a channel's offset is large against its range
-//! that is many σ. So z is rounded first, and σ is what covers the channel **around that z**:
+//! Asymmetric, for each channel of a block (equations (2) and (3)): K^ = code·σ + z with code in −128..=127,
+//! σ and z f16. The paper keeps both in f32; rounded to f16 they take half the room, but z then lies up to
+//! half an ULP beside the place where the ends of the channel get the end codes, and where a channel's offset
+//! is large against its range that is many σ. So z is rounded first, and σ is what covers the channel
+//! **around that z**:
 //!
 //! ```text
 //! σ₀ = ⌈(hi − lo)/255⌉₁₆        z = RN₁₆(lo + 128·σ₀)
@@ -12,43 +13,44 @@
 //! code = clamp(rint((k − z)·RN(1/σ)), −128, 127)
 //! ```
 //!
-//! ⌈·⌉₁₆ is the next f16 at or above. A constant channel of f16 gets σ = 0 and is exact. A channel whose range is few
-//! f16 steps pays up to twice σ₀ (one step: 1/128.5 of it), still far below the step.
+//! ⌈·⌉₁₆ is the next f16 at or above. A constant channel of f16 gets σ = 0 and is exact. A channel whose
+//! range is few f16 steps pays up to twice σ₀ (one step: 1/128.5 of it), still far below the step.
 //!
-//! In the paper's layout both are f32, and so are their roundings: σ₀ = RN₃₂((hi − lo)/255), z = RN₃₂(lo + 128·σ₀), and σ the
-//! maximum of the same three, not below [`LEAST_WIDE_SCALE`] unless it is 0. What it costs to take the rounding of z into account is
-//! at most a 30th of σ, where a channel's range is one step of f16 at its offset. A constant channel is exact whatever its type.
-//! A channel with |z| + 64·σ₀ beyond f16 is refused as well, for the products with queries, below 64 when normalised, are f16; no key
-//! within f16 makes such a channel.
+//! In the paper's layout both are f32, and so are their roundings: σ₀ = RN₃₂((hi − lo)/255), z = RN₃₂(lo +
+//! 128·σ₀), and σ the maximum of the same three, not below [`LEAST_WIDE_SCALE`] unless it is 0. What it costs
+//! to take the rounding of z into account is at most a 30th of σ, where a channel's range is one step of f16
+//! at its offset. A constant channel is exact whatever its type. A channel with |z| + 64·σ₀ beyond f16 is
+//! refused as well, for the products with queries, below 64 when normalised, are f16; no key within f16 makes
+//! such a channel.
 //!
-//! **The bound.** For finite k in [lo, hi], |k − K^| <= [`KEY_BOUND`]·σ, half a step and 2^−13 of one for rounding. With
-//! u = 2^−24 and t = (k − z)/σ:
-//! - σ is at least max((z − lo)/128.5, (hi − z)/127.5)·(1 − u)² (a subtraction and a division, rounded), so t is in
-//!   [−128.5, 127.5]·(1 + 3u).
-//! - The computed quotient has three roundings (difference, reciprocal, product): it is within 128.51·3.01·u of t.
-//!   (1/σ is between 2^−16 and 2^64; what underflows has code 0 either way.)
-//! - rint moves it by at most 1/2. Where the clamp acts, t is past the end code by at most 1/2 + 128.5·3·u, or short of
-//!   it by no more than the quotient's error.
+//! **The bound.** For finite k in [lo, hi], |k − K^| <= [`KEY_BOUND`]·σ, half a step and 2^−13 of one for
+//! rounding. With u = 2^−24 and t = (k − z)/σ:
+//! - σ is at least max((z − lo)/128.5, (hi − z)/127.5)·(1 − u)² (a subtraction and a division, rounded), so t
+//!   is in [−128.5, 127.5]·(1 + 3u).
+//! - The computed quotient has three roundings (difference, reciprocal, product): it is within 128.51·3.01·u
+//!   of t. (1/σ is between 2^−16 and 2^64; what underflows has code 0 either way.)
+//! - rint moves it by at most 1/2. Where the clamp acts, t is past the end code by at most 1/2 + 128.5·3·u,
+//!   or short of it by no more than the quotient's error.
 //!
 //! Together |t − code| <= 1/2 + 128.51·6.01·u < 1/2 + 2^−14.
 //!
 //! # Values
 //! Asymmetric, for each token and group of 16 channels: zero = ⌊lo⌋₁₆, scale = ⌈(hi − zero)/15⌉₁₆, code =
-//! clamp(rint((v − zero)·RN(1/scale)), 0, 15). V^ = RN₁₆(code·scale + zero), one half-precision fused multiply-add, is
-//! what the kernels restore, so η is measured against that. Where code 15 would be restored as an infinity (a group that
-//! reaches f16's last value), the scale is one f16 lower: the largest then errs by 15 ULP of the scale, under 2^−6 of
-//! it.
+//! clamp(rint((v − zero)·RN(1/scale)), 0, 15). V^ = RN₁₆(code·scale + zero), one half-precision fused
+//! multiply-add, is what the kernels restore, so η is measured against that. Where code 15 would be restored
+//! as an infinity (a group that reaches f16's last value), the scale is one f16 lower: the largest then errs
+//! by 15 ULP of the scale, under 2^−6 of it.
 //!
 //! # Norms that bound
-//! Squares are summed in f32, each sum of D terms by at most 20 nested roundings for D <= 256 (fused multiply-adds over 8
-//! channels, a tree over 4 such, one after another the rest). So a sum is low by at most 20·u of itself plus, where squares
-//! underflow, 2·256·2^−150; its root by at most 10·u of itself plus 2^−70. [`norm_bound`] multiplies the root by
-//! 1 + 2^−16 = 1 + 256·u, which also pays for the rounding of the root, of the product, of a later sum of two such, and of
-//! each term; and adds 2^−70.
+//! Squares are summed in f32, each sum of D terms by at most 20 nested roundings for D <= 256 (fused
+//! multiply-adds over 8 channels, a tree over 4 such, one after another the rest). So a sum is low by at most
+//! 20·u of itself plus, where squares underflow, 2·256·2^−150; its root by at most 10·u of itself plus 2^−70.
+//! [`norm_bound`] multiplies the root by 1 + 2^−16 = 1 + 256·u, which also pays for the rounding of the root,
+//! of the product, of a later sum of two such, and of each term; and adds 2^−70.
 //!
-//! A key's error e = (k − z) − code·σ is computed with two roundings: the last (of the fused multiply-add) is relative to
-//! e, the first to |k − z| <= 128.6·σ, that is at most 128.6·u·σ < 2^−16·σ a channel: [`key_error_bound`] adds
-//! 2^−16·‖σ‖₂. A value's error v − V^ is one subtraction.
+//! A key's error e = (k − z) − code·σ is computed with two roundings: the last (of the fused multiply-add) is
+//! relative to e, the first to |k − z| <= 128.6·σ, that is at most 128.6·u·σ < 2^−16·σ a channel:
+//! [`key_error_bound`] adds 2^−16·‖σ‖₂. A value's error v − V^ is one subtraction.
 
 use half::f16;
 use simt::half2::fma_f16x2;
@@ -60,8 +62,8 @@ pub const KEY_BOUND: f64 = 0.5 + 1.0 / 8192.0;
 /// What is added to a key's code in its byte.
 pub const KEY_CODE_BIAS: i32 = 128;
 
-/// 1.5·2^23: adding it to a float of at most 2^22 rounds to the nearest integer, ties to even, and leaves that integer in
-/// the low bits.
+/// 1.5·2^23: adding it to a float of at most 2^22 rounds to the nearest integer, ties to even, and leaves
+/// that integer in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
 
 /// The smallest f16 at or above `x >= 0`; infinite past 65504.
@@ -89,7 +91,8 @@ pub fn reciprocal(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { 1.0 / x }
 }
 
-/// σ and z of a channel whose keys lie between `low` and `high`. Either is infinite or NaN if f16 cannot cover them.
+/// σ and z of a channel whose keys lie between `low` and `high`. Either is infinite or NaN if f16 cannot
+/// cover them.
 #[inline(always)]
 pub fn key_channel(low: f32, high: f32) -> (f16, f16) {
     let step = convert::f32_from_f16(f16_at_or_above((high - low) / 255.0));
@@ -99,10 +102,12 @@ pub fn key_channel(low: f32, high: f32) -> (f16, f16) {
     (f16_at_or_above(math::max(step, needed)), zero)
 }
 
-/// The least σ of the paper's layout that is not 0: its reciprocal is finite, and what it multiplies is far below f16's last bit.
+/// The least σ of the paper's layout that is not 0: its reciprocal is finite, and what it multiplies is far
+/// below f16's last bit.
 pub const LEAST_WIDE_SCALE: f32 = f32::from_bits((127 - 64) << 23);
 
-/// [`key_channel`] in f32; both infinite for keys that are not finite, and where products with queries would be beyond f16.
+/// [`key_channel`] in f32; both infinite for keys that are not finite, and where products with queries would
+/// be beyond f16.
 #[inline(always)]
 pub fn wide_key_channel(low: f32, high: f32) -> (f32, f32) {
     let step = (high - low) / 255.0;

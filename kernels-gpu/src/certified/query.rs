@@ -16,7 +16,8 @@ pub const LOG2_E_ABOVE: f32 = 1.442_696;
 
 /// Row `g` of a warp, a lane's quarter of it: chunks `4s + q` of 16 dimensions, normalised.
 ///
-/// `q_n = f16(q · 2^−e)` with the largest |q_n| between 32 and 64: exact but for elements 2^−20 times smaller than it.
+/// `q_n = f16(q · 2^−e)` with the largest |q_n| between 32 and 64: exact but for elements 2^−20 times smaller
+/// than it.
 #[derive(Clone, Copy)]
 pub struct Query {
     /// Dimensions 16·(4s + q) + 2i and + 1 in `pairs[8·s + i]`.
@@ -30,7 +31,8 @@ pub struct Query {
 }
 
 impl Query {
-    /// Loads row `row` of `queries` [rows, D]; zeros if it is not `present`. The four lanes of a row do it together.
+    /// Loads row `row` of `queries` [rows, D]; zeros if it is not `present`. The four lanes of a row do it
+    /// together.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn load<E: Half, const D: usize>(
@@ -74,7 +76,8 @@ impl Query {
         Query { pairs, scale: down * softmax_scale, norm: norm_above(squares), finite }
     }
 
-    /// Pair `pair` as an operand of the element type: the normalised query is exact in bf16 too if it was bf16.
+    /// Pair `pair` as an operand of the element type: the normalised query is exact in bf16 too if it was
+    /// bf16.
     #[inline(always)]
     pub fn operand<E: Half>(&self, pair: usize) -> u32 {
         if E::IS_F16 {
@@ -96,7 +99,8 @@ impl Query {
 /// 2^−e and 2^e of a row whose largest element has these bits, the sign cleared.
 #[inline(always)]
 pub fn normalization(largest: u32) -> [f32; 2] {
-    // 2^(5 − exponent) and 2^(exponent − 5). A largest element below 2^−100 counts as 2^−100: every logit is 0 then.
+    // 2^(5 − exponent) and 2^(exponent − 5). A largest element below 2^−100 counts as 2^−100: every logit is
+    // 0 then.
     let exponent = (largest >> 23) as i32;
     let exponent = if exponent < 27 { 27 } else { exponent };
     let up = f32::from_bits(((127 + 5 - (exponent - 127)).clamp(1, 254) as u32) << 23);
@@ -149,8 +153,8 @@ impl Slack {
     pub const EVALUATION: f32 = 1.0 + 1.0 / 262_144.0;
 }
 
-/// Δ of a block (5): no weight's logarithm is further from the exact logit. `x` is Σ|q_n|·σ as the tensor core gives it,
-/// `eps` and `zeta` are the block's, and `M` is what its keys' scales and zeros are.
+/// Δ of a block (5): no weight's logarithm is further from the exact logit. `x` is Σ|q_n|·σ as the tensor
+/// core gives it, `eps` and `zeta` are the block's, and `M` is what its keys' scales and zeros are.
 #[inline(always)]
 pub fn delta<M: KeyMetadata, const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 {
     const BOX: f32 = 0.5 * (1.0 + 1.0 / 512.0 + 1.0 / 16384.0);
@@ -160,8 +164,8 @@ pub fn delta<M: KeyMetadata, const D: usize>(query: &Query, x: f32, eps: f32, ze
     Slack::EVALUATION * fma(query.scale, key + rounding, Slack::EXP)
 }
 
-/// The same for `dense` attention, whose queries are not normalised: there a subnormal operand counts as 2^−14, at most
-/// 2^−10 for a row of 256 of them.
+/// The same for `dense` attention, whose queries are not normalised: there a subnormal operand counts as
+/// 2^−14, at most 2^−10 for a row of 256 of them.
 #[inline(always)]
 pub fn delta_dense<const D: usize>(query: &Query, softmax_scale: f32, kappa: f32) -> f32 {
     const SUBNORMAL: f32 = 1.0 / 1024.0;

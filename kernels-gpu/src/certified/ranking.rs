@@ -1,14 +1,15 @@
 //! # Mathematics
-//! Do the original keys say what the quantized ones said of the heaviest blocks? With w_b a promoted block's mass by quantized
-//! keys, m_b by original ones, both relative to the row's reference, and r the depth:
+//! Do the original keys say what the quantized ones said of the heaviest blocks? With w_b a promoted block's
+//! mass by quantized keys, m_b by original ones, both relative to the row's reference, and r the depth:
 //!
 //! ```text
 //! (17)  the r heaviest promoted blocks by w are those by m, in the same order
 //! (18)  no block of quantized keys has w_b e^Δ_b > m_(r), the r-th largest m: it might be among them
 //! ```
 //!
-//! Where neither fails, the r heaviest blocks of the head by its exact keys are those that the selection put first. Δ_b is the
-//! block's own; with the paper's bound the largest of the head, as there. With fewer than r promoted blocks m_(r) is 0.
+//! Where neither fails, the r heaviest blocks of the head by its exact keys are those that the selection put
+//! first. Δ_b is the block's own; with the paper's bound the largest of the head, as there. With fewer than r
+//! promoted blocks m_(r) is 0.
 //!
 //! # Layout
 //! `masses` as `audit` leaves them; `flags` [sequences, query heads] of [`reason`].

@@ -1,11 +1,11 @@
 //! # Mathematics
-//! What was found after a step decides what is returned. A head whose ranking failed is computed from the originals: rung 3.
-//! Where a stored block is not what it was, nothing that rests on stored blocks is to be believed: all heads of the sequence
-//! are: rung 4. Their certificates become those of exact outputs.
+//! What was found after a step decides what is returned. A head whose ranking failed is computed from the
+//! originals: rung 3. Where a stored block is not what it was, nothing that rests on stored blocks is to be
+//! believed: all heads of the sequence are: rung 4. Their certificates become those of exact outputs.
 //!
 //! # Layout
-//! `flags` [sequences, query heads], 0 afterwards; `exacts` as `audit` leaves them; `certificates` and `dense_rows` as
-//! `replace` does.
+//! `flags` [sequences, query heads], 0 afterwards; `exacts` as `audit` leaves them; `certificates` and
+//! `dense_rows` as `replace` does.
 //!
 //! # Bytes
 //! 68 a query head, where something was found; else 4.

@@ -6,11 +6,12 @@ use glam::UVec4;
 use simt::math::{exp2_nonpositive, fma, max};
 use simt::{Global, GlobalMut, Pod, Shared, Zeroable, unroll};
 
-/// Above what a block's mass may have lost by weights below f32's smallest: 16 tokens of at most 2^15, times 2^−126.5.
+/// Above what a block's mass may have lost by weights below f32's smallest: 16 tokens of at most 2^15, times
+/// 2^−126.5.
 pub(super) const LOST: f32 = f32::from_bits((127 - 106) << 23);
 
-/// What is taken in counts for so much more than what is taken out: 512 roundings of the sum of all. An addend passes at most 2
-/// additions of its thread, 20 over the threads and 136 over the parts; what is taken
+/// What is taken in counts for so much more than what is taken out: 512 roundings of the sum of all. An
+/// addend passes at most 2 additions of its thread, 20 over the threads and 136 over the parts; what is taken
 /// out 32, 5 and 136 more; and no partial sum is larger than the sum of all.
 const SLACK: f32 = 1.0 + 1.0 / 32768.0;
 
@@ -26,8 +27,8 @@ pub struct RowSums {
     pub a2: f32,
     /// Σ_T w (1 − e^−Δ).
     pub a3: f32,
-    /// Σ w η over blocks whose values are not promoted. Where the keys are, or may be for another row's sake, times e^Δ: the
-    /// weight from the original keys may be that much larger than w.
+    /// Σ w η over blocks whose values are not promoted. Where the keys are, or may be for another row's sake,
+    /// times e^Δ: the weight from the original keys may be that much larger than w.
     pub eta: f32,
     /// Σ w ν² over all quantized blocks; times e^Δ where the row promotes the keys.
     pub nu_squares: f32,
@@ -102,8 +103,8 @@ macro_rules! three_vectors {
 three_vectors!(RowSums);
 three_vectors!(Taken);
 
-/// A block's mass relative to a row's reference, and mass times η. What is not a number is infinite: its bits, which decide
-/// what is chosen, are the same everywhere.
+/// A block's mass relative to a row's reference, and mass times η. What is not a number is infinite: its
+/// bits, which decide what is chosen, are the same everywhere.
 #[inline(always)]
 pub fn weights(record: Record, reference: f32) -> (f32, f32) {
     let number = |x: f32| if x < f32::INFINITY { x } else { f32::INFINITY };
@@ -165,7 +166,8 @@ impl Own {
     /// The row's sums from all threads' words; `mass` is Σ p of the pass, the sum of all w.
     #[inline(always)]
     pub fn row(words: [f32; Self::WORDS], mass: f32, expanded: u32) -> RowSums {
-        // What is lost of a block is 2^−119 of the whole at most; the additions of the pass are the judge's to count.
+        // What is lost of a block is 2^−119 of the whole at most; the additions of the pass are the judge's
+        // to count.
         let tail = mass * SLACK;
         let [a1, a2, a3, eta, nu_squares, kappa_squares, _, delta, nu, kappa] = words;
         RowSums { tail, a1, a2, a3, eta, nu_squares, kappa_squares, delta, nu, kappa, expanded, unused: 0 }

@@ -20,8 +20,8 @@ const VALUE_BIAS: u32 = 0x6400_6400;
 const SIXTEENTH: u32 = 0x2c00_2c00;
 const MINUS_64: u32 = 0xd400_d400;
 
-/// One tile of [`TileLayout`] in shared memory, its chunks of 16 bytes in an order that avoids bank conflicts. `M` is what its
-/// keys' scales and zeros are.
+/// One tile of [`TileLayout`] in shared memory, its chunks of 16 bytes in an order that avoids bank
+/// conflicts. `M` is what its keys' scales and zeros are.
 #[derive(Clone, Copy)]
 pub struct Tile<M, const D: usize> {
     memory: Shared<u32>,
@@ -55,8 +55,8 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
         4 * (row * Self::KEY_CHUNKS + (chunk ^ flip))
     }
 
-    /// Where chunk `chunk` of a row of value codes lies. Sixteen lanes read from each of four rows, two apart: the rows
-    /// change places and their chunks too, so that they meet in no bank.
+    /// Where chunk `chunk` of a row of value codes lies. Sixteen lanes read from each of four rows, two
+    /// apart: the rows change places and their chunks too, so that they meet in no bank.
     #[inline(always)]
     fn value_word(row: u32, chunk: u32) -> u32 {
         let (row, flip) = match D {
@@ -71,9 +71,9 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn copy(self, pool: Global<u32>, from: usize, lane: u32) {
-        // Of which part a lane's chunk is should be known when this is compiled: that no lane is beyond 31 gets lost on the way. Not
-        // in the paper's layout: of what is known then ptxas 13.0 and drivers make a copy whose descriptor is no register, an illegal
-        // instruction.
+        // Of which part a lane's chunk is should be known when this is compiled: that no lane is beyond 31
+        // gets lost on the way. Not in the paper's layout: of what is known then ptxas 13.0 and drivers make
+        // a copy whose descriptor is no register, an illegal instruction.
         let lane = if matches!(M::LAYOUT, Layout::Paper) { lane } else { lane % 32 };
         unroll!(for i in 0..(Self::COPIES as usize), at_most 16 {
             let chunk = 32 * i as u32 + lane;
@@ -100,8 +100,8 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
         });
     }
 
-    /// Where chunk `chunk` of the scales or zeros in f32 lies, of which `part` is the first byte: eight lanes read one of four
-    /// neighbours of both parts each, 64 bytes apart.
+    /// Where chunk `chunk` of the scales or zeros in f32 lies, of which `part` is the first byte: eight lanes
+    /// read one of four neighbours of both parts each, 64 bytes apart.
     #[inline(always)]
     fn wide_word(part: u32, chunk: u32) -> u32 {
         let flip = (chunk >> 3 & 1) ^ if part == Self::LAYOUT.key_zeros { 2 } else { 0 };
@@ -115,8 +115,8 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
         self.memory.load_vector::<UVec4>(self.start + offset / 4).to_array()
     }
 
-    /// The products of the query row with the tile's keys, before any scaling: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`,
-    /// and Σ|q_n|·σ.
+    /// The products of the query row with the tile's keys, before any scaling:
+    /// `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`, and Σ|q_n|·σ.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub fn products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
@@ -134,7 +134,8 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
     }
 }
 
-/// Adds the products of four codes of each of two tokens, `codes[j]`, with q_n·σ, rounded (`x`) and what rounding lost (`r`).
+/// Adds the products of four codes of each of two tokens, `codes[j]`, with q_n·σ, rounded (`x`) and what
+/// rounding lost (`r`).
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn multiply_codes(x: [u32; 2], r: [u32; 2], codes: [u32; 2], c: &mut [[f32; 4]; 2]) {
@@ -154,8 +155,8 @@ fn scores(c: [[f32; 4]; 2], z: f32) -> [[f32; 2]; 2] {
 impl<const D: usize> Tile<f16, D> {
     /// [`products`](Tile::products) of the compact layout.
     ///
-    /// One chain multiplies q_n·σ (rows 0 to 7) and what its rounding lost (rows 8 to 15) with the codes; another q_n
-    /// (rows 0 to 7) and |q_n| (rows 8 to 15) with z in the even columns and σ in the odd ones.
+    /// One chain multiplies q_n·σ (rows 0 to 7) and what its rounding lost (rows 8 to 15) with the codes;
+    /// another q_n (rows 0 to 7) and |q_n| (rows 8 to 15) with z in the even columns and σ in the odd ones.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn narrow_products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
@@ -193,8 +194,9 @@ impl<const D: usize> Tile<f16, D> {
 impl<const D: usize> Tile<f32, D> {
     /// [`products`](Tile::products) of the paper's layout.
     ///
-    /// Of q_n·σ, rounded to f32, two f16 have 22 bits, for the chain over the codes. The other chain has z rounded in the even
-    /// columns, what that lost in every fourth of the odd ones, and σ, rounded up, in the others: its sums come from two lanes.
+    /// Of q_n·σ, rounded to f32, two f16 have 22 bits, for the chain over the codes. The other chain has z
+    /// rounded in the even columns, what that lost in every fourth of the odd ones, and σ, rounded up, in the
+    /// others: its sums come from two lanes.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn wide_products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
@@ -284,7 +286,8 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
                 _ => codes[i] = self.memory.load_vector::<UVec4>(at).to_array(),
             }
         });
-        // Two groups a word, the words of a token side by side: a lane's are at distances that are known when this is compiled.
+        // Two groups a word, the words of a token side by side: a lane's are at distances that are known when
+        // this is compiled.
         let words = D as u32 / 32;
         let own = self.start + 2 * q * words + first / 32;
         let both = |part: u32| {
@@ -308,11 +311,13 @@ impl<const D: usize> Values<D> for Int4Values<D> {
         let mut b = [[0u32; 2]; 8];
         unroll!(for e in 0..(width::<D>() / 2), at_most 4 {
             unroll!(for h in 0..2 {
-                // A byte of both tokens, in bytes 0 and 2: the code of an even dimension below that of an odd one.
+                // A byte of both tokens, in bytes 0 and 2: the code of an even dimension below that of an odd
+                // one.
                 let selector = (byte + e) as u32 * 0x1111 + 0x4400;
                 let both = bits::byte_perm(self.codes[2 * h][word], self.codes[2 * h + 1][word], selector);
                 let restore = |code: u32| half2::fma_f16x2(code, self.scales[group][h], self.zeros[group][h]);
-                // 1024 + the low code, and 1024 + 16 times the high one, which needs no shift: both become the code, exactly.
+                // 1024 + the low code, and 1024 + 16 times the high one, which needs no shift: both become
+                // the code, exactly.
                 let low = half2::sub_f16x2(bits::and_or(both, 0x000f_000f, VALUE_BIAS), VALUE_BIAS);
                 let high = bits::and_or(both, 0x00f0_00f0, VALUE_BIAS);
                 b[2 * e][h] = restore(low);

@@ -1,18 +1,21 @@
 //! Tokens on their way into a cache.
 //!
 //! # Work split
-//! [`append`](fn@append): a block a sequence, one token each; [`prefill`](fn@prefill): a block a token, all of one sequence.
-//! Threads take vectors of 8 elements of the token's rows. Each row goes to the originals, which may be host memory, and to
-//! the sequence's fresh block (see [`admit`](super::admit)), which `quantize_block` reads when it is full, with the jobs
-//! that these kernels leave: nobody asks the host, and no block of host memory is read back.
+//! [`append`](fn@append): a block a sequence, one token each; [`prefill`](fn@prefill): a block a token, all
+//! of one sequence. Threads take vectors of 8 elements of the token's rows. Each row goes to the originals,
+//! which may be host memory, and to the sequence's fresh block (see [`admit`](super::admit)), which
+//! `quantize_block` reads when it is full, with the jobs that these kernels leave: nobody asks the host, and
+//! no block of host memory is read back.
 //!
 //! # What is refused
-//! Keys and values that are not finite, or beyond f16: everything else can be quantized. [`append`](fn@append) looks before it
-//! writes: a sequence with such a token, or at its limit, keeps its length and takes no more tokens, its limit being 0 from
-//! then on, until the host has looked at [`Refusals`]. For prefill [`inspect`](fn@inspect) looks first.
+//! Keys and values that are not finite, or beyond f16: everything else can be quantized.
+//! [`append`](fn@append) looks before it writes: a sequence with such a token, or at its limit, keeps its
+//! length and takes no more tokens, its limit being 0 from then on, until the host has looked at
+//! [`Refusals`]. For prefill [`inspect`](fn@inspect) looks first.
 //!
 //! # Bytes
-//! A token and KV head: 4·D read and 8·D written, half of that over the bus where the originals are host memory.
+//! A token and KV head: 4·D read and 8·D written, half of that over the bus where the originals are host
+//! memory.
 
 use super::admit::{Scratch, forget};
 use super::layout::{Job, pair};
@@ -80,7 +83,8 @@ impl Refusals {
     };
 }
 
-/// Whether a cache takes the eight elements; reports those that it does not, `kind` 0 for keys and 2 for values.
+/// Whether a cache takes the eight elements; reports those that it does not, `kind` 0 for keys and 2 for
+/// values.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn takes<E: Half>(vector: UVec4, kind: usize, index: usize, problems: GlobalMut<u64>) -> bool {
@@ -134,8 +138,8 @@ impl<E: Half> Target<E> {
         store_whole(self.near, fresh as usize * tile + inside, vector);
     }
 
-    /// Copies the token's rows, `[kv_heads, D]` from `from` on; if the block is full then, empties the slots that hold what
-    /// it held before.
+    /// Copies the token's rows, `[kv_heads, D]` from `from` on; if the block is full then, empties the slots
+    /// that hold what it held before.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn copy(&self, keys: Global<E>, values: Global<E>, from: usize, directory: GlobalMut<u64>) {
@@ -158,9 +162,9 @@ impl<E: Half> Target<E> {
 
 /// Appends one token to each sequence whose limit is not 0.
 ///
-/// `new_keys` and `new_values` [sequences, kv_heads, D]; `table` [sequences, max_blocks]; `lengths` and `limits`
-/// \[sequences\], in tokens, every block below a limit being in the table; `keys` and `values` the originals, [blocks,
-/// kv_heads, 16, D]; `jobs` \[sequences\]; `problems` as [`Refusals`].
+/// `new_keys` and `new_values` [sequences, kv_heads, D]; `table` [sequences, max_blocks]; `lengths` and
+/// `limits` \[sequences\], in tokens, every block below a limit being in the table; `keys` and `values` the
+/// originals, [blocks, kv_heads, 16, D]; `jobs` \[sequences\]; `problems` as [`Refusals`].
 ///
 /// Grid \[sequences\], [`THREADS`] threads.
 #[kernel(system = certified, instances(f16, bf16), max_threads = 256, overlaps = in_turn)]
@@ -219,10 +223,11 @@ pub fn append<E: Half>(
     }
 }
 
-/// Copies tokens of one sequence to its blocks, which the table has. The length stays as it is. `jobs` gets one for each
-/// block that is full then, from the first block that the tokens reach on.
+/// Copies tokens of one sequence to its blocks, which the table has. The length stays as it is. `jobs` gets
+/// one for each block that is full then, from the first block that the tokens reach on.
 ///
-/// `new_keys` and `new_values` [tokens, kv_heads, D]; the others as for [`append`](fn@append). Grid \[tokens of the piece\].
+/// `new_keys` and `new_values` [tokens, kv_heads, D]; the others as for [`append`](fn@append). Grid \[tokens
+/// of the piece\].
 #[kernel(system = certified, instances(f16, bf16), max_threads = 256, overlaps = in_turn)]
 pub fn prefill<E: Half>(
     new_keys: Global<E>,

@@ -2,24 +2,25 @@
 //! What each query row wants from the originals, by what the pass has noted: blocks sorted by mass,
 //!
 //! ```text
-//! w_b = Σ p_t of block b, relative to the row's reference over all blocks      keys: the heaviest, until Σ w >= τ P
-//! e_b = w_b·η_b                                                                 values: the largest, until Σ rest <= v·ν·P
+//! w_b = Σ p_t of block b, relative to the row's reference      keys: the heaviest, until Σ w >= τ P
+//! e_b = w_b·η_b                                                values: the largest, until Σ rest <= v·ν·P
 //! ```
 //!
-//! and the sums that the certificate is made of (docs/certificate.md, (1c), (1d), (3)), over all blocks as if nothing were
-//! promoted.
+//! and the sums that the certificate is made of (docs/certificate.md, (1c), (1d), (3)), over all blocks as if
+//! nothing were promoted.
 //!
 //! # Layout
-//! Parts of a sequence are those of [`Part`]. `histograms` [rows, 2, BINS], of masses and of errors, and `counts`
-//! [rows, parts, BINS], the numbers of masses of each bin in the low half and of errors in the high half; `partial_sums`
-//! [rows, thread blocks of a row, 12]; `weighed` \[rows\]. A row is a sequence's query head.
+//! Parts of a sequence are those of [`Part`]. `histograms` [rows, 2, BINS], of masses and of errors, and
+//! `counts` [rows, parts, BINS], the numbers of masses of each bin in the low half and of errors in the high
+//! half; `partial_sums` [rows, thread blocks of a row, 12]; `weighed` \[rows\]. A row is a sequence's query
+//! head.
 //!
 //! # Bytes
 //! Read: 16 a block and query head, from the L2 cache for the most part. Written: 1 KB a part and row.
 //!
 //! # Work split
-//! Grid (thread blocks of a row, query heads, sequences), each with every so manieth part, four blocks of it a thread at most; the
-//! one of a row that arrives last chooses.
+//! Grid (thread blocks of a row, query heads, sequences), each with every so manieth part, four blocks of it
+//! a thread at most; the one of a row that arrives last chooses.
 
 use super::choice::{BINS, Bins, Choice, Limits, PART_SHIFT, Reduce, weigh_layout, widened};
 use super::parts::Part;
@@ -88,8 +89,8 @@ impl Weighed {
     }
 }
 
-/// Whether a block's values are in the choice: its η is more than the tolerated share of its ν. The others together are within
-/// what is tolerated.
+/// Whether a block's values are in the choice: its η is more than the tolerated share of its ν. The others
+/// together are within what is tolerated.
 // What is not a number ranks.
 #[allow(clippy::neg_cmp_op_on_partial_ord)]
 #[inline(always)]
@@ -104,7 +105,8 @@ const THREADS: u32 = BINS;
 
 /// Weighs the blocks of each query row, and chooses.
 ///
-/// `records` and `partials` as `attend` leaves them, or [`carry`](fn@super::carry). `histograms` and `counters` \[rows\] are 0 before and after.
+/// `records` and `partials` as `attend` leaves them, or [`carry`](fn@super::carry). `histograms` and
+/// `counters` \[rows\] are 0 before and after.
 #[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn weigh(
     records: Global<Record>,

@@ -1,17 +1,17 @@
 //! `quantize_block`: originals to tile and annotation, in one read.
 //!
 //! # Work split
-//! One thread block a job and KV head, D threads. All 8 KiB (D = 128) of a job and head are loaded at once, 16 bytes a
-//! load, four loads a thread:
-//! - **keys**: a warp has 32 channels, so that it needs no other warp for their ranges; a lane has 8 channels of tokens
-//!   p and p + 8 (p = lane / 4). Three exchanges among the 8 lanes of the same channels halve the channels at each step, and
-//!   leave every lane with the range of one channel. It makes that channel's σ and z, and passes them on through
-//!   the tile in shared memory.
+//! One thread block a job and KV head, D threads. All 8 KiB (D = 128) of a job and head are loaded at once,
+//! 16 bytes a load, four loads a thread:
+//! - **keys**: a warp has 32 channels, so that it needs no other warp for their ranges; a lane has 8 channels
+//!   of tokens p and p + 8 (p = lane / 4). Three exchanges among the 8 lanes of the same channels halve the
+//!   channels at each step, and leave every lane with the range of one channel. It makes that channel's σ and
+//!   z, and passes them on through the tile in shared memory.
 //! - **values**: 8 channels of tokens t and t + 8; two neighbouring lanes have a group.
 //!
-//! The tile is put together in shared memory (32·D bytes, or 36·D) and leaves in whole 16-byte vectors; norms are summed in the
-//! order that [`quantizer`](super::quantizer) bounds. What cannot be quantized shows as a norm that is not finite; only
-//! then is the block looked through again, for the first offending element.
+//! The tile is put together in shared memory (32·D bytes, or 36·D) and leaves in whole 16-byte vectors; norms
+//! are summed in the order that [`quantizer`](super::quantizer) bounds. What cannot be quantized shows as a
+//! norm that is not finite; only then is the block looked through again, for the first offending element.
 //!
 //! # Bytes
 //! For each job and head 64·D read, 32·D + 16 written, in the paper's layout 36·D + 16.
@@ -60,12 +60,13 @@ pub const fn write_layout(layout: TileLayout) -> WriteLayout {
     WriteLayout { tile, reciprocals, sums, channel_sums, bytes: plan.bytes() }
 }
 
-/// Quantizes blocks. Of `jobs`, `[⌈blocks of the grid / kv_heads⌉]`, no two have one destination; `keys` and `values` are
-/// `[source blocks][kv_heads][16][D]`, `tiles` `[destination blocks][kv_heads][tile]`, `annotations` `[destination
-/// blocks][kv_heads][4]`, as [`Annotation`](super::layout::Annotation), and `problems` `[4]`, as
-/// [`Problems`](super::layout::Problems), lowered to what is found.
+/// Quantizes blocks. Of `jobs`, `[⌈blocks of the grid / kv_heads⌉]`, no two have one destination; `keys` and
+/// `values` are `[source blocks][kv_heads][16][D]`, `tiles` `[destination blocks][kv_heads][tile]`,
+/// `annotations` `[destination blocks][kv_heads][4]`, as [`Annotation`](super::layout::Annotation), and
+/// `problems` `[4]`, as [`Problems`](super::layout::Problems), lowered to what is found.
 ///
-/// One thread block for each job and KV head, the heads of a job side by side; D threads. Shared: [`write_layout`].
+/// One thread block for each job and KV head, the heads of a job side by side; D threads. Shared:
+/// [`write_layout`].
 #[kernel(
     system = certified,
     instances(
@@ -116,7 +117,8 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
     });
     thread::sync_threads();
 
-    // Two vectors a thread, and in the paper's layout one more for a quarter of the threads: the tile is 2·D of them, or 2.25·D.
+    // Two vectors a thread, and in the paper's layout one more for a quarter of the threads: the tile is 2·D
+    // of them, or 2.25·D.
     let tile = layout.tile(destination, kv_heads, head);
     unroll!(for part in 0..3 {
         if part < 2 || t < layout.bytes / 16 - 2 * D {
@@ -150,7 +152,8 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
     }
 }
 
-/// Keys: lane 4p + i of warp w has channels 32w + 8i … + 7 of tokens p and p + 8. Token p, and the first of the channels.
+/// Keys: lane 4p + i of warp w has channels 32w + 8i … + 7 of tokens p and p + 8. Token p, and the first of
+/// the channels.
 #[inline(always)]
 fn key_place(t: u32) -> (u32, u32) {
     (t % 32 / 4, t / 32 * 32 + t % 4 * 8)
@@ -169,8 +172,9 @@ fn largest(x: f32) -> f32 {
     f32::from_bits(warp::warp_reduce_max_u32(FULL_MASK, x.to_bits()))
 }
 
-/// One channel's range out of those that the 8 lanes of the same channels have: of `low` and `high`, the channel
-/// number lane / 4. Each step sends half of the channels away, and keeps the half that the lane's bit says.
+/// One channel's range out of those that the 8 lanes of the same channels have: of `low` and `high`, the
+/// channel number lane / 4. Each step sends half of the channels away, and keeps the half that the lane's bit
+/// says.
 #[inline(always)]
 fn channel_range(low: [f32; 8], high: [f32; 8], lane: u32) -> (f32, f32) {
     let (mut low, mut high) = (low, high);
@@ -244,7 +248,8 @@ fn write_keys<M: KeyMetadata, const D: u32>(keys: [[f32; 8]; 2], t: u32) {
     });
 }
 
-/// Quantizes this lane's values: 8 channels from `channel` on, of one token. The neighbouring lane has the group's rest.
+/// Quantizes this lane's values: 8 channels from `channel` on, of one token. The neighbouring lane has the
+/// group's rest.
 #[inline(always)]
 fn write_values<M: KeyMetadata, const D: u32>(v: [f32; 8], token: u32, channel: u32) {
     let layout = TileLayout::new(D, M::LAYOUT);
@@ -370,8 +375,8 @@ fn range<T: Element>(data: Global<T>, first: usize, stride: u32) -> (f32, f32) {
     (low, high)
 }
 
-/// Lowers the problem that an element and its error show, if any: `kind` for an element that is not finite, the next
-/// for one whose error is not.
+/// Lowers the problem that an element and its error show, if any: `kind` for an element that is not finite,
+/// the next for one whose error is not.
 #[inline(always)]
 fn report(problems: GlobalMut<u64>, kind: usize, element: f32, error: f32, index: usize) {
     if not_finite(element) {
@@ -381,7 +386,8 @@ fn report(problems: GlobalMut<u64>, kind: usize, element: f32, error: f32, index
     }
 }
 
-/// The launch of [`quantize_block`](fn@quantize_block) over `jobs` jobs; `None` where 32 bits cannot number the blocks.
+/// The launch of [`quantize_block`](fn@quantize_block) over `jobs` jobs; `None` where 32 bits cannot number
+/// the blocks.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn launch(layout: TileLayout, kv_heads: u32, jobs: u32) -> Option<simt::LaunchShape> {
     let blocks = jobs.checked_mul(kv_heads).filter(|blocks| *blocks <= i32::MAX as u32)?;

@@ -1,22 +1,23 @@
 //! # Mathematics
-//! For query row r with scale σ: s_t = σ·q_r·k_t, a_t = exp(s_t) / Σ exp(s_u), o_r = Σ a_t·v_t, lse_r = ln Σ exp(s_u).
-//! Scores are kept in log2 units, s·log2(e).
+//! For query row r with scale σ: s_t = σ·q_r·k_t, a_t = exp(s_t) / Σ exp(s_u), o_r = Σ a_t·v_t, lse_r = ln Σ
+//! exp(s_u). Scores are kept in log2 units, s·log2(e).
 //!
 //! # Layout
-//! `queries` [sequences, query_tokens, kv_heads · group, D]. `keys`, `values`: pools of blocks, [blocks, kv_heads, 16, D].
-//! `table` [sequences, max_blocks]: a sequence's blocks in order. `lengths` \[sequences\] counts the keys, those of the
-//! query tokens included; query token i of n sees `length − (n − 1 − i)` of them.
-//! `output` f32 like `queries`; `lse` f32 [sequences, query_tokens, kv_heads · group].
+//! `queries` [sequences, query_tokens, kv_heads · group, D]. `keys`, `values`: pools of blocks, [blocks,
+//! kv_heads, 16, D]. `table` [sequences, max_blocks]: a sequence's blocks in order. `lengths` \[sequences\]
+//! counts the keys, those of the query tokens included; query token i of n sees `length − (n − 1 − i)` of
+//! them. `output` f32 like `queries`; `lse` f32 [sequences, query_tokens, kv_heads · group].
 //!
 //! # Bytes
 //! 4·D a token and KV head are read once (2·D of keys, 2·D of values); at head_dim 128, 512 bytes. Partials:
 //! (8·D + 16)·4 bytes a block written and read: 132 blocks, 0.5 MB.
 //!
 //! # Work split
-//! Grid (splits, kv_heads · row groups, sequences). A block takes a run of consecutive tiles of 16 tokens, its warps (eight,
-//! four at head_dim 256) one after another, each with its own ring of asynchronous copies and its own online softmax: no block barrier in
-//! the loop. At the end the warps' results are added in the order of the warps, the block's part goes to
-//! `partials`, and the block of a row that arrives last adds the parts in the order of the splits.
+//! Grid (splits, kv_heads · row groups, sequences). A block takes a run of consecutive tiles of 16 tokens,
+//! its warps (eight, four at head_dim 256) one after another, each with its own ring of asynchronous copies
+//! and its own online softmax: no block barrier in the loop. At the end the warps' results are added in the
+//! order of the warps, the block's part goes to `partials`, and the block of a row that arrives last adds the
+//! parts in the order of the splits.
 
 use super::{DenseShape, stages};
 use crate::attention::{
@@ -52,7 +53,8 @@ pub struct Layout {
     pub bytes: u32,
 }
 
-/// Parts that there is room for at the end, up to head_dim 128: those of a sequence of four KV heads are all there then.
+/// Parts that there is room for at the end, up to head_dim 128: those of a sequence of four KV heads are all
+/// there then.
 const AT_ONCE: u32 = 33;
 
 /// Lays out the shared memory of an instance.
@@ -73,8 +75,8 @@ pub const fn layout<const D: usize>() -> Layout {
 
 /// Attention of the rows that `wanted` names.
 ///
-/// `wanted` [sequences, kv_heads · row groups]: bit g asks for row g of the group of eight; without any the block leaves.
-/// `counters`, of the same shape, are 0 before and after.
+/// `wanted` [sequences, kv_heads · row groups]: bit g asks for row g of the group of eight; without any the
+/// block leaves. `counters`, of the same shape, are 0 before and after.
 #[kernel(
     system = dense,
     instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
@@ -113,7 +115,8 @@ pub fn attend<E: Half, const D: usize>(
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
 
     let Parts { tiles, tiles_a_split, used } = Parts::of(length, shape.splits);
-    // A sequence without keys still needs somebody to write its rows. One branch for both, so that both loads are under way at once.
+    // A sequence without keys still needs somebody to write its rows. One branch for both, so that both loads
+    // are under way at once.
     if rows_wanted == 0 || split >= used {
         return;
     }
@@ -193,12 +196,12 @@ pub fn attend<E: Half, const D: usize>(
         .parts::<D>(used, rows, partials.as_const(), place, |r, d, merged| target.finish::<D>(r, d, merged));
 }
 
-/// Tiles that each warp asks for ahead of the wait: as much as memory can bring while the launch ahead puts its parts together. More would
-/// be given up by the L2 cache before it is used.
+/// Tiles that each warp asks for ahead of the wait: as much as memory can bring while the launch ahead puts
+/// its parts together. More would be given up by the L2 cache before it is used.
 const AHEAD: u32 = 2;
 
-/// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run: memory has less and less to do towards a
-/// launch's end. Not as a rung, which has nothing to read most of the time.
+/// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run: memory has less and
+/// less to do towards a launch's end. Not as a rung, which has nothing to read most of the time.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn look_ahead<E: Half, const D: usize>(

@@ -39,13 +39,13 @@ impl DenseShape {
     }
 }
 
-/// Thread blocks that fill the machine once: one on each of the 132 multiprocessors of a GH100. A constant, not the
-/// device's own number: the order of additions, and with it the bits, must not depend on the device.
+/// Thread blocks that fill the machine once: one on each of the 132 multiprocessors of a GH100. A constant,
+/// not the device's own number: the order of additions, and with it the bits, must not depend on the device.
 const BLOCKS_WANTED: u32 = 132;
 const _: () = assert!(BLOCKS_WANTED < MAX_PARTS, "parts that are merged at once");
 
-/// Parts that each sequence is cut into, for `launches` rows of blocks (sequences × KV heads × row groups) and tables of
-/// `max_blocks` blocks.
+/// Parts that each sequence is cut into, for `launches` rows of blocks (sequences × KV heads × row groups)
+/// and tables of `max_blocks` blocks.
 pub const fn split_count(launches: u32, max_blocks: u32) -> u32 {
     let wanted = BLOCKS_WANTED / if launches == 0 { 1 } else { launches };
     // A part should have work for every warp, twice.

@@ -1,13 +1,13 @@
 //! New tokens on their way into a paged cache.
 //!
 //! # Layout and bytes
-//! Rows `[tokens, kv_heads, D]`, `tokens` of each sequence one behind another, go where the block table says: pools are
-//! `[blocks, kv_heads, 16, D]`. A token and KV head: 4·D bytes read, 4·D written.
+//! Rows `[tokens, kv_heads, D]`, `tokens` of each sequence one behind another, go where the block table says:
+//! pools are `[blocks, kv_heads, 16, D]`. A token and KV head: 4·D bytes read, 4·D written.
 //!
 //! # Work split
-//! A block a token; a thread takes vectors of 8 elements of its keys and of its values. Positions are in device memory, where
-//! the step before counts them up, and the lengths that attention reads follow them: a captured step grows its sequences
-//! without the host. A token beyond the table's last block is left out.
+//! A block a token; a thread takes vectors of 8 elements of its keys and of its values. Positions are in
+//! device memory, where the step before counts them up, and the lengths that attention reads follow them: a
+//! captured step grows its sequences without the host. A token beyond the table's last block is left out.
 
 use crate::attention::{BLOCK_TOKENS, Half};
 use crate::element::store_whole;
@@ -34,12 +34,13 @@ pub struct AppendShape {
     pub max_blocks: u32,
 }
 
-/// Copies each token's keys and values to its position, and sets its sequence's length to one more than the last token's
-/// position.
+/// Copies each token's keys and values to its position, and sets its sequence's length to one more than the
+/// last token's position.
 ///
-/// `new_keys` and `new_values` [sequences, tokens, kv_heads, D]; `positions` [sequences, tokens]; `table` [sequences,
-/// max_blocks], whose entries up to the last position are blocks of the pools; `lengths` \[sequences\]; `keys` and `values`
-/// [blocks, kv_heads, 16, D]. Grid \[sequences · tokens\], [`APPEND_THREADS`] threads.
+/// `new_keys` and `new_values` [sequences, tokens, kv_heads, D]; `positions` [sequences, tokens]; `table`
+/// [sequences, max_blocks], whose entries up to the last position are blocks of the pools; `lengths`
+/// \[sequences\]; `keys` and `values` [blocks, kv_heads, 16, D]. Grid \[sequences · tokens\],
+/// [`APPEND_THREADS`] threads.
 #[kernel(system = dense, instances(f16, bf16), max_threads = 128, overlaps)]
 pub fn append<E: Half>(
     new_keys: Global<E>,

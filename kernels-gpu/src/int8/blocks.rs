@@ -1,8 +1,9 @@
 //! A growing INT8 cache: tokens on their way into blocks of 16, and blocks on their way back.
 //!
 //! # Mathematics
-//! Equations (6) to (8) with a scale for each block of 16 tokens, KV head and channel, as in [`fused`](super::fused): a block is
-//! quantized at the moment it is full, and never again. The block that is being filled stays as it came.
+//! Equations (6) to (8) with a scale for each block of 16 tokens, KV head and channel, as in
+//! [`fused`](super::fused): a block is quantized at the moment it is full, and never again. The block that is
+//! being filled stays as it came.
 //!
 //! # Layout and bytes
 //! Keys and values are the two halves of each array, keys first:
@@ -13,12 +14,14 @@
 //! | scales | f32 [2, blocks, kv_heads, D] | D / 2 |
 //! | fresh | E [2, kv_heads, 16, D] | (one block) |
 //!
-//! What [`restore_blocks`](fn@restore_blocks) writes is a paged pool of dense attention, block i holding tokens 16·i to
-//! 16·i + 15: all layers of a model use one. A step reads 2.5·D bytes a token and KV head and writes 4·D, which attention reads.
+//! What [`restore_blocks`](fn@restore_blocks) writes is a paged pool of dense attention, block i holding
+//! tokens 16·i to 16·i + 15: all layers of a model use one. A step reads 2.5·D bytes a token and KV head and
+//! writes 4·D, which attention reads.
 //!
 //! # Work split
-//! A thread has one channel and handles its tokens in order, so that a full block is read back by the thread that wrote it. For
-//! appending a thread block has a KV head's keys or values; for restoring a block of 16 tokens of them.
+//! A thread has one channel and handles its tokens in order, so that a full block is read back by the thread
+//! that wrote it. For appending a thread block has a KV head's keys or values; for restoring a block of 16
+//! tokens of them.
 
 use super::quantizer::{dequantize, quantize, scale_from_max};
 use crate::Element;
@@ -68,8 +71,8 @@ impl BlockShape {
     }
 }
 
-/// Takes `shape.tokens` tokens, `new_keys` and `new_values` [tokens, kv_heads, D] for `positions` \[tokens\], which follow each
-/// other; what is past the last block is left out. Grid (kv_heads, 2), D threads.
+/// Takes `shape.tokens` tokens, `new_keys` and `new_values` [tokens, kv_heads, D] for `positions` \[tokens\],
+/// which follow each other; what is past the last block is left out. Grid (kv_heads, 2), D threads.
 #[kernel(system = int8, instances(f16), max_threads = 256, overlaps)]
 pub fn append_blocks<E: Element>(
     new_keys: Global<E>,
@@ -112,9 +115,9 @@ pub fn append_blocks<E: Element>(
     }
 }
 
-/// Writes the first `positions[tokens − 1] + 1` tokens to a pool, `keys` and `values` [blocks, kv_heads, 16, D], and their number
-/// to `lengths` \[1\]: full blocks from their codes (8), the last from where it is being filled. Grid (blocks, kv_heads, 2), D
-/// threads; thread blocks past the last token do nothing.
+/// Writes the first `positions[tokens − 1] + 1` tokens to a pool, `keys` and `values` [blocks, kv_heads, 16,
+/// D], and their number to `lengths` \[1\]: full blocks from their codes (8), the last from where it is being
+/// filled. Grid (blocks, kv_heads, 2), D threads; thread blocks past the last token do nothing.
 #[kernel(system = int8, instances(f16), max_threads = 256, overlaps)]
 pub fn restore_blocks<E: Element>(
     positions: Global<u32>,

@@ -1,14 +1,14 @@
 //! `fused`: scales and codes of each block of 16 tokens in one read of the keys; beyond the paper.
 //!
 //! # Why
-//! A scale over the whole column (6) needs every token before the first code: two reads of the keys, and nothing
-//! may be appended later. With a scale for each block of 16 tokens and channel, a block is quantized the moment it
-//! is full, from one read, and the error bound (9) follows the block's own range.
+//! A scale over the whole column (6) needs every token before the first code: two reads of the keys, and
+//! nothing may be appended later. With a scale for each block of 16 tokens and channel, a block is quantized
+//! the moment it is full, from one read, and the error bound (9) follows the block's own range.
 //!
 //! # Work split
-//! One thread has four neighbouring columns of 16 tokens, 64 values in registers: 16 loads of 16 bytes in flight,
-//! no shared memory and no barrier. Where D is no multiple of 4, rows are not aligned for that, and a thread has
-//! one column.
+//! One thread has four neighbouring columns of 16 tokens, 64 values in registers: 16 loads of 16 bytes in
+//! flight, no shared memory and no barrier. Where D is no multiple of 4, rows are not aligned for that, and a
+//! thread has one column.
 //!
 //! # Bytes
 //! f32: 4·T·D read, T·D codes and 4·D·⌈T/16⌉ scales written: 5.25 bytes an element.
@@ -41,7 +41,8 @@ pub fn quantize_fused<T: Element>(
     }
 }
 
-/// Equation (8) with the scales of each block of 16 tokens. `codes` [T, D], `scales` [⌈T/16⌉, D], `keys` [T, D].
+/// Equation (8) with the scales of each block of 16 tokens. `codes` [T, D], `scales` [⌈T/16⌉, D], `keys` [T,
+/// D].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 128)]
 pub fn dequantize_fused<T: Element>(
     codes: Global<i8>,
@@ -81,8 +82,8 @@ fn quantize_lanes<T: Element, const LANES: u32>(
     }
 }
 
-/// `LANES` columns of one block of tokens. With all 16 tokens there (`FULL`) no access is conditional, so that all
-/// loads are in flight before the first is used.
+/// `LANES` columns of one block of tokens. With all 16 tokens there (`FULL`) no access is conditional, so
+/// that all loads are in flight before the first is used.
 #[inline(always)]
 fn quantize_block<T: Element, const LANES: u32, const FULL: bool>(
     keys: Global<T>,

@@ -33,8 +33,9 @@ impl Shape {
 
 /// The matrix as rows that four-wide accesses fit: (rows, columns of such a row, elements left over).
 ///
-/// With D a multiple of 4 these are the matrix's own rows. Otherwise four rows at a time are taken as one row of
-/// 4·D columns, whose column c has the scale of c mod D; the up to three rows left over go element by element.
+/// With D a multiple of 4 these are the matrix's own rows. Otherwise four rows at a time are taken as one row
+/// of 4·D columns, whose column c has the scale of c mod D; the up to three rows left over go element by
+/// element.
 #[inline(always)]
 pub const fn quad_rows(shape: Shape) -> (u64, u32, u32) {
     if shape.channels.is_multiple_of(4) {
@@ -54,8 +55,8 @@ pub(super) enum Place {
     Outside,
 }
 
-/// Thread `thread` of a grid in which each thread has one quad of `rows_per_thread` rows; the threads after those
-/// take the left-over elements one by one.
+/// Thread `thread` of a grid in which each thread has one quad of `rows_per_thread` rows; the threads after
+/// those take the left-over elements one by one.
 #[inline(always)]
 pub(super) fn place(shape: Shape, thread: u32, rows_per_thread: u32) -> Place {
     let (rows, columns, rest) = quad_rows(shape);
@@ -96,7 +97,8 @@ pub mod launch {
     /// Threads of a block of the fused kernels: each thread holds 16 tokens in registers.
     pub const FUSED_BLOCK: u32 = 128;
 
-    /// 16 × 16 threads over `columns_per_thread` columns and one row each; past 65535 row tiles the blocks loop.
+    /// 16 × 16 threads over `columns_per_thread` columns and one row each; past 65535 row tiles the blocks
+    /// loop.
     fn square(shape: Shape, columns_per_thread: u32) -> LaunchShape {
         let columns = shape.channels.div_ceil(PAPER_TILE * columns_per_thread);
         let rows = shape.tokens.div_ceil(PAPER_TILE as u64).min(65535) as u32;

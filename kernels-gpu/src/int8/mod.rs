@@ -12,27 +12,28 @@
 //! ```
 //!
 //! [`quantizer`] settles what the paper leaves open: rounding is to nearest even everywhere, the division is
-//! IEEE division, a column of zeros has scale 1/127, a scale is never subnormal, NaN counts as 0 and infinities
-//! saturate; and it gives (9) with its rounding terms.
+//! IEEE division, a column of zeros has scale 1/127, a scale is never subnormal, NaN counts as 0 and
+//! infinities saturate; and it gives (9) with its rounding terms.
 //!
 //! # The layout
-//! Codes are int8, row-major [T, D]; scales f32 \[D\], or f32 [⌈T/16⌉, D] for `fused`, which gives each block of
-//! 16 tokens its own scales. Bytes for f32 input: quantizing reads 4·T·D (+ 4·D scales) and writes T·D; the
-//! scales of a whole column need another read of 4·T·D, those of `fused` cost 4·T·D/16 written and no read.
+//! Codes are int8, row-major [T, D]; scales f32 \[D\], or f32 [⌈T/16⌉, D] for `fused`, which gives each block
+//! of 16 tokens its own scales. Bytes for f32 input: quantizing reads 4·T·D (+ 4·D scales) and writes T·D;
+//! the scales of a whole column need another read of 4·T·D, those of `fused` cost 4·T·D/16 written and no
+//! read.
 //!
 //! # The kernels
 //! | kernel | one thread does | block |
 //! |---|---|---|
-//! | [`quantize_naive`](fn@quantize_naive), [`dequantize_naive`](fn@dequantize_naive) | one element | 16 × 16 |
-//! | [`quantize_tiled`](fn@quantize_tiled), … | one element, scales in shared memory | 16 × 16 |
-//! | [`quantize_coarsened`](fn@quantize_coarsened), … | four columns 16 apart | 16 × 16 |
-//! | [`quantize_vectorized`](fn@quantize_vectorized), … | four neighbouring columns of one row | 256 |
-//! | [`quantize_rows`](fn@quantize_rows), … | four neighbouring columns of eight rows | 256 |
-//! | [`quantize_wide`](fn@quantize_wide) | sixteen neighbouring columns of two rows | 256 |
-//! | [`dequantize_wide`](fn@dequantize_wide) | 16 bytes of two rows | 256 |
-//! | [`quantize_fused`](fn@quantize_fused), … | four columns of 16 tokens, scales included | 128 |
-//! | [`column_maxima`](fn@column_maxima), [`finish_scales`](fn@finish_scales) | (6) over the whole column | 256 |
-//! | [`append_blocks`](fn@append_blocks), [`restore_blocks`](fn@restore_blocks) | a channel of a block of a growing cache | D |
+//! | [`fn@quantize_naive`], [`fn@dequantize_naive`] | one element | 16 × 16 |
+//! | [`fn@quantize_tiled`], … | one element, scales in shared memory | 16 × 16 |
+//! | [`fn@quantize_coarsened`], … | four columns 16 apart | 16 × 16 |
+//! | [`fn@quantize_vectorized`], … | four neighbouring columns of one row | 256 |
+//! | [`fn@quantize_rows`], … | four neighbouring columns of eight rows | 256 |
+//! | [`fn@quantize_wide`] | sixteen neighbouring columns of two rows | 256 |
+//! | [`fn@dequantize_wide`] | 16 bytes of two rows | 256 |
+//! | [`fn@quantize_fused`], … | four columns of 16 tokens, scales included | 128 |
+//! | [`fn@column_maxima`], [`fn@finish_scales`] | (6) over the whole column | 256 |
+//! | [`fn@append_blocks`], [`fn@restore_blocks`] | a channel of a block of a growing cache | D |
 
 mod blocks;
 mod fused;

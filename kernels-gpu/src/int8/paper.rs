@@ -1,16 +1,16 @@
 //! The paper's first three kernels: `naive` (listing 5), `tiled` (listing 6) and `coarsened`.
 //!
 //! # Work split
-//! Blocks of 16 × 16 threads, x along the channels, y along the tokens. Each row of a block touches 64 bytes of
-//! f32: half a warp, so these kernels reach less of the memory's bandwidth by construction. Past 65535 row tiles
-//! (1,048,560 tokens), where the grid's y ends, blocks go on to further tiles.
+//! Blocks of 16 × 16 threads, x along the channels, y along the tokens. Each row of a block touches 64 bytes
+//! of f32: half a warp, so these kernels reach less of the memory's bandwidth by construction. Past 65535 row
+//! tiles (1,048,560 tokens), where the grid's y ends, blocks go on to further tiles.
 //!
 //! The paper's listing 7 (`coarsened`) loops over rows with a stride of `blockDim.y` from `blockIdx.y`, which
-//! visits some rows twice and others never for any grid but one; the authors' code gives each thread four columns
-//! 16 apart instead, and so does this one.
+//! visits some rows twice and others never for any grid but one; the authors' code gives each thread four
+//! columns 16 apart instead, and so does this one.
 //!
-//! `tiled` stages the 16 scales of the block's columns in shared memory, as the paper describes; the authors' code
-//! stages the data, which nothing reuses.
+//! `tiled` stages the 16 scales of the block's columns in shared memory, as the paper describes; the authors'
+//! code stages the data, which nothing reuses.
 
 use super::grid::{PAPER_TILE, Shape};
 use super::quantizer::{dequantize, quantize};

@@ -1,15 +1,16 @@
 //! The arithmetic of one element: the one source that host and device quantize with.
 //!
 //! # The error bound
-//! Let s be the stored scale, x a value with |x| <= 127·s·(1 + 2^−22) (true of the column that s was made from:
-//! max/127 is rounded, and f32's largest two values count as the third), u = 2^−24 and C = rint(RN(x/s)).
+//! Let s be the stored scale, x a value with |x| <= 127·s·(1 + 2^−22) (true of the column that s was made
+//! from: max/127 is rounded, and f32's largest two values count as the third), u = 2^−24 and C =
+//! rint(RN(x/s)).
 //! - RN(x/s) is within 127·(1 + 2^−22)·u of x/s, and C within 1/2 of RN(x/s), so
 //!   |x − C·s| <= s·(1/2 + 127·(1 + 2^−22)·u). The clamp to ±127 changes nothing: |x/s| is below 127.5.
 //! - The stored K^ = RN(C·s) is within 127·s·u of C·s. Nothing underflows, since s >= 2^−126.
 //!
 //! Together |x − K^| <= s·(1/2 + 254·(1 + 2^−22)·u) < s/2·(1 + 2^−15), equation (9) with its rounding terms;
-//! [`error_bound`] is the right-hand side, plus the rounding of K^ to the element type. The paper's authors clamp
-//! at −128 in their code and test to ±1; here both ends are ±127 and the test is equality.
+//! [`error_bound`] is the right-hand side, plus the rounding of K^ to the element type. The paper's authors
+//! clamp at −128 in their code and test to ±1; here both ends are ±127 and the test is equality.
 
 use crate::Element;
 use simt::math::{self, Divisor};
@@ -20,8 +21,8 @@ pub const CODE_MAX: i32 = 127;
 /// The scale of a column of zeros: the authors' choice, where the paper would divide 0 by 0.
 pub const ZERO_COLUMN_SCALE: f32 = 1.0 / 127.0;
 
-/// 1.5·2^23: adding it to a float of at most 2^22 rounds to the nearest integer, ties to even, and leaves that
-/// integer in the low bits.
+/// 1.5·2^23: adding it to a float of at most 2^22 rounds to the nearest integer, ties to even, and leaves
+/// that integer in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
 
 /// Equation (6): the scale of a column of `T` whose largest magnitude is `max_abs` (NaN counts as 0, ∞ as
@@ -46,16 +47,16 @@ fn clamp_quotient(quotient: f32) -> f32 {
 
 /// Equation (7) as the paper's listings do it, with one IEEE division and one conversion.
 ///
-/// The conversion is an instruction of its own on purpose. Storing the low byte of [`quantize_by`]'s word with
-/// `st.b8` makes ptxas 13.0 take the addition for a conversion of its own (`F2IP.U8.F32.TRUNC`), which saturates:
-/// every code became -1. The lint refuses byte stores of float registers for that reason.
+/// The conversion is an instruction of its own on purpose. Storing the low byte of [`quantize_by`]'s word
+/// with `st.b8` makes ptxas 13.0 take the addition for a conversion of its own (`F2IP.U8.F32.TRUNC`), which
+/// saturates: every code became -1. The lint refuses byte stores of float registers for that reason.
 #[inline(always)]
 pub fn quantize(x: f32, scale: f32) -> i32 {
     math::to_i32_nearest_even(clamp_quotient(x / scale))
 }
 
-/// [`quantize`] for a scale that serves many elements, without a division: a word whose low byte is the code, to be
-/// packed with three others by [`simt::bits::pack_low_bytes`].
+/// [`quantize`] for a scale that serves many elements, without a division: a word whose low byte is the code,
+/// to be packed with three others by [`simt::bits::pack_low_bytes`].
 #[inline(always)]
 pub fn quantize_by(x: f32, scale: Divisor) -> u32 {
     (clamp_quotient(scale.divide(x)) + ROUNDER).to_bits()
@@ -76,8 +77,9 @@ pub fn codes_as_f32(word: u32) -> [f32; 4] {
     [lane(0x7440), lane(0x7441), lane(0x7442), lane(0x7443)]
 }
 
-/// The largest |x − K^| that quantizing by `scale` and storing the result as `T` can leave, for any finite x of the
-/// column that the scale was made from (or any |x| <= 127·scale). The derivation is in the module's description.
+/// The largest |x − K^| that quantizing by `scale` and storing the result as `T` can leave, for any finite x
+/// of the column that the scale was made from (or any |x| <= 127·scale). The derivation is in the module's
+/// description.
 pub fn error_bound<T: Element>(scale: f32) -> f64 {
     let scale = scale as f64;
     let largest = 127.0 * scale * (1.0 + 1.0 / 8_388_608.0);

@@ -1,8 +1,8 @@
 //! `rows`: four neighbouring columns of eight rows a thread; beyond the paper.
 //!
 //! # Why
-//! `vectorized` has one load in flight a thread and divides once an element. With eight rows a thread the eight
-//! loads are issued before the first is used, and the scales, loaded once, are turned into
+//! `vectorized` has one load in flight a thread and divides once an element. With eight rows a thread the
+//! eight loads are issued before the first is used, and the scales, loaded once, are turned into
 //! [`Divisor`]s, whose quotients are those of IEEE division without its cost.
 //!
 //! # Bytes
@@ -42,8 +42,9 @@ pub fn quantize_rows<T: Element>(keys: Global<T>, scales: Global<f32>, codes: Gl
     }
 }
 
-/// Four columns of `here` rows from element `start` on. With all eight there (`FULL`) no access is conditional:
-/// a condition shared by load and store would let the compiler pair them up, one load in flight at a time.
+/// Four columns of `here` rows from element `start` on. With all eight there (`FULL`) no access is
+/// conditional: a condition shared by load and store would let the compiler pair them up, one load in flight
+/// at a time.
 #[inline(always)]
 fn quantize_strip<T: Element, const FULL: bool>(
     keys: Global<T>,

@@ -1,10 +1,10 @@
 //! Equation (6) on the GPU: the paper computes its scales on the CPU, outside its timings.
 //!
 //! # Work split
-//! A block of eight warps has 128 columns of a band of rows: each warp every eighth row, each lane four neighbouring
-//! columns with eight loads in flight. The warps' maxima meet in shared memory (4 KiB), and one atomic maximum a
-//! column leaves the block. Bit patterns of non-negative floats order as integers do, so the result does not
-//! depend on which block comes first. One more kernel of D threads turns maxima into scales.
+//! A block of eight warps has 128 columns of a band of rows: each warp every eighth row, each lane four
+//! neighbouring columns with eight loads in flight. The warps' maxima meet in shared memory (4 KiB), and one
+//! atomic maximum a column leaves the block. Bit patterns of non-negative floats order as integers do, so the
+//! result does not depend on which block comes first. One more kernel of D threads turns maxima into scales.
 //!
 //! # Bytes
 //! 4·T·D read for f32; 4·D·⌈T/band⌉ in atomics, under 1 % of it for bands of 128 rows and more.
@@ -51,8 +51,8 @@ pub const fn scan_layout() -> ScanLayout {
 }
 
 /// Raises `maxima`\[d\], the bits of an f32 that starts at zero, to max_t |K\[t,d\]|; NaN does not count.
-/// `keys` [T, D], `maxima` \[D\]. Blocks take bands of `band` rows (of [`quad_rows`]), column groups fastest; the
-/// blocks after those take the left-over elements one by one. Shared: [`scan_layout`].
+/// `keys` [T, D], `maxima` \[D\]. Blocks take bands of `band` rows (of [`quad_rows`]), column groups fastest;
+/// the blocks after those take the left-over elements one by one. Shared: [`scan_layout`].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn column_maxima<T: Element>(keys: Global<T>, maxima: GlobalMut<u32>, shape: Shape, band: u32) {
     let (rows, columns, rest) = quad_rows(shape);
@@ -121,8 +121,8 @@ pub fn finish_scales<T: Element>(maxima: Global<u32>, scales: GlobalMut<f32>, ch
     }
 }
 
-/// Lowers `first`, which starts at the largest u64, to the flat index of the first element that is NaN or infinite.
-/// `keys` [T, D], `first` \[1\].
+/// Lowers `first`, which starts at the largest u64, to the flat index of the first element that is NaN or
+/// infinite. `keys` [T, D], `first` \[1\].
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn first_nonfinite<T: Element>(keys: Global<T>, first: GlobalMut<u64>, shape: Shape) {
     let (_, columns, _) = quad_rows(shape);

@@ -1,10 +1,10 @@
 //! The paper's fourth kernel, `vectorized` (listing 8): four neighbouring elements a thread.
 //!
 //! # Work split
-//! A warp of the f32 kernel reads 512 bytes of keys and 512 of scales and writes 128 bytes of codes. The authors'
-//! kernel leaves the columns after the last multiple of 4 unprocessed; here a matrix whose D is no multiple of 4
-//! is taken four rows at a time (see [`quad_rows`](super::quad_rows)), so that every access stays aligned, and the
-//! up to three rows left over go element by element.
+//! A warp of the f32 kernel reads 512 bytes of keys and 512 of scales and writes 128 bytes of codes. The
+//! authors' kernel leaves the columns after the last multiple of 4 unprocessed; here a matrix whose D is no
+//! multiple of 4 is taken four rows at a time (see [`quad_rows`](super::quad_rows)), so that every access
+//! stays aligned, and the up to three rows left over go element by element.
 
 use super::grid::{Place, Shape, place, quad_rows};
 use super::quantizer::{codes_as_f32, dequantize, quantize};

@@ -1,17 +1,20 @@
-//! `wide`: sixteen neighbouring columns of two rows a thread, and 16 bytes of two rows on the way back; beyond the paper.
+//! `wide`: sixteen neighbouring columns of two rows a thread, and 16 bytes of two rows on the way back;
+//! beyond the paper.
 //!
 //! # Why
-//! The stores decide, both ways. Moving 16 bytes to 4 is fastest where a thread reads four neighbouring vectors and writes
-//! one (`narrow_neighbours` in docs/performance.md): so here, codes are written sixteen at a time. On the way back one or
-//! two vectors of 16 bytes a thread, side by side over the warp, are faster than eight (`widen_four`). `vectorized` has
-//! one, and finds its place and its scales for four elements only.
+//! The stores decide, both ways. Moving 16 bytes to 4 is fastest where a thread reads four neighbouring
+//! vectors and writes one (`narrow_neighbours`; docs/experiments/001-store-patterns.md): so here, codes are
+//! written sixteen at a time. On the way back one or two vectors of 16 bytes a thread, side by side over the
+//! warp, are faster than eight (`widen_four`). `vectorized` has one, and finds its place and its scales for
+//! four elements only.
 //!
 //! # Work split
-//! A warp of the f32 kernels reads 2048 consecutive bytes of each of two rows and writes 512 bytes of codes of each; on the
-//! way back it writes 512 bytes of each of two rows. A thread's 64 bytes of f32 are four loads, all issued before the
-//! first is used, which share their lines with the neighbours' in the first-level cache. Stores have no such cache: 32
-//! bytes a lane, in two stores, of four rows took 1.7 times as long as `vectorized`. Quantizing needs D a multiple of 16,
-//! the way back one of 8; the plan takes `rows` otherwise.
+//! A warp of the f32 kernels reads 2048 consecutive bytes of each of two rows and writes 512 bytes of codes
+//! of each; on the way back it writes 512 bytes of each of two rows. A thread's 64 bytes of f32 are four
+//! loads, all issued before the first is used, which share their lines with the neighbours' in the
+//! first-level cache. Stores have no such cache: 32 bytes a lane, in two stores, of four rows took 1.7 times
+//! as long as `vectorized`. Quantizing needs D a multiple of 16, the way back one of 8; the plan takes `rows`
+//! otherwise.
 //!
 //! # Bytes
 //! f32: 4·T·D read and T·D written, and D scales for every two rows from the caches.
@@ -38,8 +41,9 @@ pub const fn wide_back_columns<T: Element>() -> u32 {
     (16 / size_of::<T>()) as u32
 }
 
-/// First elements of this thread's two rows and their first column, with `columns` columns a thread; `None` outside the
-/// matrix. After the last of an odd number of rows comes the same row again, so that no access is conditional.
+/// First elements of this thread's two rows and their first column, with `columns` columns a thread; `None`
+/// outside the matrix. After the last of an odd number of rows comes the same row again, so that no access is
+/// conditional.
 #[inline(always)]
 fn place(shape: Shape, columns: u32) -> Option<([usize; 2], usize)> {
     let lanes = shape.channels / columns;
@@ -61,8 +65,8 @@ fn four_scales(scales: Global<f32>, column: usize) -> [f32; 4] {
     scales.load_vector_readonly::<Vec4>(column).to_array()
 }
 
-/// Equation (7), one thread sixteen columns of two rows. `keys` [T, D], `scales` \[D\], `codes` [T, D]; D a multiple
-/// of 16.
+/// Equation (7), one thread sixteen columns of two rows. `keys` [T, D], `scales` \[D\], `codes` [T, D]; D a
+/// multiple of 16.
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn quantize_wide<T: Element>(keys: Global<T>, scales: Global<f32>, codes: GlobalMut<i8>, shape: Shape) {
     let Some((rows, column)) = place(shape, WIDE_COLUMNS) else { return };
@@ -82,7 +86,8 @@ pub fn quantize_wide<T: Element>(keys: Global<T>, scales: Global<f32>, codes: Gl
     });
 }
 
-/// Equation (8), one thread 16 bytes of two rows. `codes` [T, D], `scales` \[D\], `keys` [T, D]; D a multiple of 8.
+/// Equation (8), one thread 16 bytes of two rows. `codes` [T, D], `scales` \[D\], `keys` [T, D]; D a multiple
+/// of 8.
 #[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
 pub fn dequantize_wide<T: Element>(codes: Global<i8>, scales: Global<f32>, keys: GlobalMut<T>, shape: Shape) {
     let Some((rows, column)) = place(shape, wide_back_columns::<T>()) else { return };

@@ -8,19 +8,20 @@
 //! ```
 //! Then each block of 32 v becomes a record ([`fixed`]).
 //!
-//! Σ x² is a fixed tree: channel i belongs to chain i mod 1024 (thread (i / 4) mod 256, component i mod 4), a chain of
-//! multiply-adds in the order of i; a thread's four chains are added as (0 + 1) + (2 + 3), the 32 threads of a warp
-//! as butterflies, the eight warps one after another.
+//! Σ x² is a fixed tree: channel i belongs to chain i mod 1024 (thread (i / 4) mod 256, component i mod 4), a
+//! chain of multiply-adds in the order of i; a thread's four chains are added as (0 + 1) + (2 + 3), the 32
+//! threads of a warp as butterflies, the eight warps one after another.
 //!
 //! # Layout and bytes
-//! `x` f32 [tokens, row] read (4·k bytes a token, 8·k for SwiGLU; RMSNorm reads what is past the first 1024 channels twice, the second time from a cache),
-//! `records` [tokens, k / 32] of 128 bytes written: 4·k a token.
+//! `x` f32 [tokens, row] read (4·k bytes a token, 8·k for SwiGLU; RMSNorm reads what is past the first 1024
+//! channels twice, the second time from a cache), `records` [tokens, k / 32] of 128 bytes written: 4·k a
+//! token.
 //!
 //! # Work split
-//! A block of 256 threads for every 1024 channels of a token, so that one token's row goes to several multiprocessors; for
-//! RMSNorm each of them adds up the whole row. A thread takes four neighbouring channels, so eight lanes have a block of
-//! channels: its largest magnitude and its sum are three exchanges each. Ahead of a fused product one thread block
-//! does all of a row.
+//! A block of 256 threads for every 1024 channels of a token, so that one token's row goes to several
+//! multiprocessors; for RMSNorm each of them adds up the whole row. A thread takes four neighbouring
+//! channels, so eight lanes have a block of channels: its largest magnitude and its sum are three exchanges
+//! each. Ahead of a fused product one thread block does all of a row.
 
 use super::fixed::{self, BLOCK, PART_WORDS, RECORD_WORDS, digits, magnitude};
 use glam::Vec4;
@@ -62,7 +63,8 @@ type Raw = [Vec4; 2];
 pub trait Source {
     /// Loads what channels `at` to `at + 3` are made of.
     fn load(x: Global<f32>, weight: Global<f32>, start: usize, at: u32, shape: SourceShape) -> [Vec4; 2];
-    /// What of channels `at` to `at + 3` no launch writes: RMSNorm's weights. May come before the wait for the launch before.
+    /// What of channels `at` to `at + 3` no launch writes: RMSNorm's weights. May come before the wait for
+    /// the launch before.
     fn ahead(_weight: Global<f32>, _at: u32) -> Vec4 {
         Vec4::ZERO
     }
@@ -70,8 +72,8 @@ pub trait Source {
     fn load_rest(x: Global<f32>, _ahead: Vec4, start: usize, at: u32, shape: SourceShape) -> [Vec4; 2] {
         Self::load(x, x, start, at, shape)
     }
-    /// What the block's threads find out about the token first: r of RMSNorm. `first` is what each loaded of its first four
-    /// channels. Uses a barrier if `sums` is used.
+    /// What the block's threads find out about the token first: r of RMSNorm. `first` is what each loaded of
+    /// its first four channels. Uses a barrier if `sums` is used.
     fn prepare(first: [Vec4; 2], x: Global<f32>, start: usize, shape: SourceShape, sums: Shared<f32>) -> f32;
     /// v of four channels.
     fn four(raw: [Vec4; 2], r: f32) -> [f32; 4];
@@ -183,7 +185,8 @@ pub fn gated(gate: f32, up: f32) -> f32 {
     (gate / (1.0 + exp2(gate * -LOG2_E))) * up
 }
 
-/// What comes ahead of the wait for this thread's first channels in part `part` of a token; past the end, for the last ones.
+/// What comes ahead of the wait for this thread's first channels in part `part` of a token; past the end, for
+/// the last ones.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub(super) fn load_ahead<S: Source>(weight: Global<f32>, part: u32, shape: SourceShape) -> Vec4 {
@@ -191,8 +194,8 @@ pub(super) fn load_ahead<S: Source>(weight: Global<f32>, part: u32, shape: Sourc
     S::ahead(weight, at.min(shape.columns - 4))
 }
 
-/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number `part`; `store`
-/// gets words of the token's records. `ahead` is what [`load_ahead`] gives for the part.
+/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number
+/// `part`; `store` gets words of the token's records. `ahead` is what [`load_ahead`] gives for the part.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 #[allow(clippy::too_many_arguments)]
@@ -244,8 +247,8 @@ pub(super) fn make_records<S: Source>(
     }
 }
 
-/// The records of every token. Grid (tokens, any number of blocks for a token, of use up to one for every 1024 channels), blocks
-/// of [`THREADS`] threads; `weight` \[k\] is read by `Normed` alone.
+/// The records of every token. Grid (tokens, any number of blocks for a token, of use up to one for every
+/// 1024 channels), blocks of [`THREADS`] threads; `weight` \[k\] is read by `Normed` alone.
 #[kernel(system = model, instances(Plain, Normed, Gated), max_threads = 256, overlaps = late)]
 pub fn quantize_activations<S: Source>(
     x: Global<f32>,

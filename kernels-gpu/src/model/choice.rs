@@ -1,12 +1,12 @@
 //! The most likely token.
 //!
 //! # Mathematics
-//! The index of the largest logit; of equal ones (−0 equals +0) the lowest. NaN loses to every number; with nothing but NaN
-//! the choice is token 0.
+//! The index of the largest logit; of equal ones (−0 equals +0) the lowest. NaN loses to every number; with
+//! nothing but NaN the choice is token 0.
 //!
 //! # Work split and bytes
-//! One block of 1024 threads a sequence; 4·vocabulary bytes read. A logit and its index are one 64-bit number that orders as
-//! wanted ([`order_key`]), so the maximum does not depend on any order.
+//! One block of 1024 threads a sequence; 4·vocabulary bytes read. A logit and its index are one 64-bit number
+//! that orders as wanted ([`order_key`]), so the maximum does not depend on any order.
 
 use simt::warp::{self, FULL_MASK, warp_shuffle_xor};
 use simt::{Global, GlobalMut, Shared, SharedPlan, kernel, thread, unroll};
@@ -29,7 +29,8 @@ pub(super) fn key_index(key: u64) -> u32 {
     if key >> 32 == 0 { 0 } else { !(key as u32) }
 }
 
-/// The largest key of a sequence's logits, in every thread. Ends with all threads past the last read of `exchanged`'s words.
+/// The largest key of a sequence's logits, in every thread. Ends with all threads past the last read of
+/// `exchanged`'s words.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub(super) fn largest_key(logits: Global<f32>, start: usize, vocabulary: u32, exchanged: Shared<u64>) -> u64 {
@@ -73,7 +74,8 @@ pub(super) fn largest_key(logits: Global<f32>, start: usize, vocabulary: u32, ex
     largest
 }
 
-/// Writes the choice where the next step looks: `tokens` \[sequences\], and `positions` \[sequences\] go up by one.
+/// Writes the choice where the next step looks: `tokens` \[sequences\], and `positions` \[sequences\] go up
+/// by one.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub(super) fn tell(tokens: GlobalMut<u32>, positions: GlobalMut<u32>, sequence: usize, token: u32) {
@@ -81,8 +83,8 @@ pub(super) fn tell(tokens: GlobalMut<u32>, positions: GlobalMut<u32>, sequence: 
     positions.store(sequence, positions.load(sequence).wrapping_add(1));
 }
 
-/// The most likely token of each sequence: `logits` [sequences, vocabulary]. One block of [`CHOICE_THREADS`] threads a
-/// sequence, 256 bytes of shared memory.
+/// The most likely token of each sequence: `logits` [sequences, vocabulary]. One block of [`CHOICE_THREADS`]
+/// threads a sequence, 256 bytes of shared memory.
 #[kernel(system = model, max_threads = 1024, overlaps)]
 pub fn choose_largest(
     logits: Global<f32>,

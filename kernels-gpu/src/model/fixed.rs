@@ -9,13 +9,14 @@
 //! X_i = 2^14·a_i + 2^7·b_i + c_i       a in −127..=127, b and c in −64..=63
 //! ```
 //!
-//! t is a power of two, so x_i / t is exact and |x_i − t·X_i| <= t/2 <= 2^−20·m: activations keep some 21 bits of their
-//! block's largest value. t is never below 2^−126; below m = 2^−106 the error is at most 2^−127. A block that holds an
-//! infinity or a NaN has X = 0 and t = NaN: what is computed from it is NaN.
+//! t is a power of two, so x_i / t is exact and |x_i − t·X_i| <= t/2 <= 2^−20·m: activations keep some 21
+//! bits of their block's largest value. t is never below 2^−126; below m = 2^−106 the error is at most
+//! 2^−127. A block that holds an infinity or a NaN has X = 0 and t = NaN: what is computed from it is NaN.
 //!
 //! # Layout
-//! A record is 128 bytes for a block of a token: four [`Part`]s of eight channels with three planes of digits each, so that a
-//! lane gets all that it needs of eight channels in two loads of 16 bytes. t and u = t·ΣX stand in each part.
+//! A record is 128 bytes for a block of a token: four [`Part`]s of eight channels with three planes of digits
+//! each, so that a lane gets all that it needs of eight channels in two loads of 16 bytes. t and u = t·ΣX
+//! stand in each part.
 
 use simt::math::{NAN_BITS, nearest_even_i32};
 use simt::{Pod, Zeroable};

@@ -11,29 +11,29 @@
 //! | f16, bf16 | themselves | 64 |
 //! | f32 | itself | 128 |
 //!
-//! With the record t, X, u = t·ΣX of the same 32 channels of a token ([`fixed`](super::fixed)) a block is added to a sum
-//! `s` as
+//! With the record t, X, u = t·ΣX of the same 32 channels of a token ([`fixed`](super::fixed)) a block is
+//! added to a sum `s` as
 //!
 //! ```text
 //! S = Σ q·X                                                            (an integer, exact in any order)
 //! s ← fma(d·t, f32(S), s), then for Q4_1 and Q4_0  s ← fma(m, u, s)    (m = −8·d for Q4_0)
 //! ```
 //!
-//! For four-bit codes |S| < 2^30 and f32(S) rounds once. For Q8_0, S = 2^7·(2^7·A + B) + C by planes of digits, and
-//! f32(S) = fma(f32(2^7·A + B), 128, f32(C)). For floats S = Σ w·X is a sum of eight chains: chain c adds the channels
-//! c, c + 8, c + 16 and c + 24 by multiply-adds, chains are added as ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)), and
-//! s ← fma(t, S, s).
+//! For four-bit codes |S| < 2^30 and f32(S) rounds once. For Q8_0, S = 2^7·(2^7·A + B) + C by planes of
+//! digits, and f32(S) = fma(f32(2^7·A + B), 128, f32(C)). For floats S = Σ w·X is a sum of eight chains:
+//! chain c adds the channels c, c + 8, c + 16 and c + 24 by multiply-adds, chains are added as ((0 + 4) +
+//! (2 + 6)) + ((1 + 5) + (3 + 7)), and s ← fma(t, S, s).
 //!
 //! # Layout
 //! Rows go in groups of eight, blocks of a group follow each other: tile `group · blocks + block`. In a tile
 //!
-//! - four bits, 128 bytes: 32-bit word 8·j + r has of row r in byte i the codes of channels 8·j + i (low half) and
-//!   8·j + 4 + i (high half);
+//! - four bits, 128 bytes: 32-bit word 8·j + r has of row r in byte i the codes of channels 8·j + i (low
+//!   half) and 8·j + 4 + i (high half);
 //! - eight bits, 256 bytes: word 32·e + 8·j + r has the codes of channels 8·j + 4·e + 0 to 3 of row r;
 //! - floats: [32 channels][8 rows].
 //!
-//! So one CPU register holds four channels of eight rows; a GPU lane loads 16 bytes: four rows' words; and a lane's word
-//! is a fragment of a tensor-core operand. Scales are apart: [tile][8 rows] of d, or of d and m.
+//! So one CPU register holds four channels of eight rows; a GPU lane loads 16 bytes: four rows' words; and a
+//! lane's word is a fragment of a tensor-core operand. Scales are apart: [tile][8 rows] of d, or of d and m.
 
 use crate::Element;
 use glam::UVec4;
@@ -63,7 +63,8 @@ pub trait Format: 'static {
     type Loaded: Copy;
     /// Tiles that a lane loads before it uses the first: enough bytes under way, and not too many registers.
     const BATCH: u32;
-    /// Whether a lane holds its first tiles while it waits for the launch before: where there are registers for that.
+    /// Whether a lane holds its first tiles while it waits for the launch before: where there are registers
+    /// for that.
     const AHEAD: bool;
     /// 32-bit words of a tile.
     const TILE_WORDS: u32;
@@ -75,7 +76,8 @@ pub trait Format: 'static {
     fn load(codes: Global<u32>, scales: Global<u16>, tile: usize, c: u32) -> Self::Loaded;
     /// The row of the group whose sum lane `c` keeps.
     fn row(c: u32) -> u32;
-    /// Adds the block to the sum of lane `c`'s row; `part` gives parts of the token's record. All 32 lanes call it together.
+    /// Adds the block to the sum of lane `c`'s row; `part` gives parts of the token's record. All 32 lanes
+    /// call it together.
     fn add(loaded: Self::Loaded, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32;
     /// One weight: channel `k` of row `r` of a tile.
     fn weight(codes: Global<u32>, scales: Global<u16>, tile: usize, r: u32, k: u32) -> f32;
@@ -93,7 +95,8 @@ pub trait Codes: Format {
     fn finish(sum: f32, scale: [f32; 2], dot: f32, step: f32, u: f32) -> f32;
 }
 
-/// Lane c's words of four rows of a tile, and its row's scales as they are stored: a conversion would wait for the load.
+/// Lane c's words of four rows of a tile, and its row's scales as they are stored: a conversion would wait
+/// for the load.
 #[derive(Clone, Copy)]
 pub struct FourBits<S> {
     words: UVec4,

@@ -1,20 +1,22 @@
-//! A transformer's forward pass but for attention: products with quantized weights, norms, rotations, the choice of a token.
+//! A transformer's forward pass but for attention: products with quantized weights, norms, rotations, the
+//! choice of a token.
 //!
 //! # Exact inside a block
-//! Activations are turned to fixed point, 32 channels at a time ([`fixed`]); then a dot product with the integer codes
-//! of a block of weights is an integer, the same in any order: `dp4a` for one token, tensor cores for many, SIMD on the CPU.
-//! What is left to fix is the order in which blocks are added ([`product`]), and that is the same for
-//! all: prefill in any chunks gives the bits of token by token, and the CPU those of the GPU.
+//! Activations are turned to fixed point, 32 channels at a time ([`fixed`]); then a dot product with the
+//! integer codes of a block of weights is an integer, the same in any order: `dp4a` for one token, tensor
+//! cores for many, SIMD on the CPU. What is left to fix is the order in which blocks are added ([`product`]),
+//! and that is the same for all: prefill in any chunks gives the bits of token by token, and the CPU those of
+//! the GPU.
 //!
 //! # The kernels
 //! | kernel | what it does | launches of it a layer and step |
 //! |---|---|---|
-//! | [`embed`](fn@embed) | rows of the embedding | once a step |
-//! | [`quantize_activations`](fn@quantize_activations) | fixed point, with RMSNorm or SwiGLU in front | 0, or 4 for long rows |
-//! | [`linear`](fn@linear), [`linear_fused`](fn@linear_fused) | product for one to a few tokens, with all that comes before and after | 4: QKV, output, gate and up, down |
-//! | [`linear_prefill`](fn@linear_prefill) | product for many tokens | |
-//! | [`rope`](fn@rope), [`rope_append`](fn@rope_append) | rotation, types and places that caches want | 1 |
-//! | [`choose_largest`](fn@choose_largest), [`choose_sampled`](fn@choose_sampled) | the next token, written where the next step reads it | once a step |
+//! | [`fn@embed`] | rows of the embedding | once a step |
+//! | [`fn@quantize_activations`] | fixed point, with RMSNorm or SwiGLU in front | 0, or 4 for long rows |
+//! | [`fn@linear`], [`fn@linear_fused`] | product for a few tokens | 4: QKV, output, gate and up, down |
+//! | [`fn@linear_prefill`] | product for many tokens | |
+//! | [`fn@rope`], [`fn@rope_append`] | rotation, types and places that caches want | 1 |
+//! | [`fn@choose_largest`], [`fn@choose_sampled`] | the next token, for the next step | once a step |
 
 pub mod activations;
 mod choice;

@@ -1,20 +1,22 @@
-//! Matrix times matrix on the integer tensor cores, for prompts: the bits of [`product`](super::product) for every token.
+//! Matrix times matrix on the integer tensor cores, for prompts: the bits of [`product`](super::product) for
+//! every token.
 //!
 //! # Mathematics
-//! That of [`product`](super::product), in its order: a warp takes a strand's blocks in order, adds the strand to the total, and
-//! goes on to the next strand; so one sum and one total an output are enough. The 32 channels of a block are one
-//! m16n8k32 product for each of the three planes of digits, exact.
+//! That of [`product`](super::product), in its order: a warp takes a strand's blocks in order, adds the
+//! strand to the total, and goes on to the next strand; so one sum and one total an output are enough. The 32
+//! channels of a block are one m16n8k32 product for each of the three planes of digits, exact.
 //!
 //! # Work split
-//! A warp has 16 rows (two groups) and 32 tokens, a thread block four warps: grid (⌈tokens / 32⌉, ⌈R / 64⌉). Operands come
-//! straight from memory as fragments. With g = lane / 4 and q = lane % 4, A's registers are the words of part q of row g and
-//! row g + 8 of the tile; B's are the eight bytes of a plane in part q of token g's record: both name channels 8q to 8q + 7, so
-//! the order of the contraction is the same on both sides. The steps t and u that the result's columns 2q and 2q + 1 want
-//! come from the lanes that hold those tokens' records.
+//! A warp has 16 rows (two groups) and 32 tokens, a thread block four warps: grid (⌈tokens / 32⌉, ⌈R / 64⌉).
+//! Operands come straight from memory as fragments. With g = lane / 4 and q = lane % 4, A's registers are the
+//! words of part q of row g and row g + 8 of the tile; B's are the eight bytes of a plane in part q of token
+//! g's record: both name channels 8q to 8q + 7, so the order of the contraction is the same on both sides.
+//! The steps t and u that the result's columns 2q and 2q + 1 want come from the lanes that hold those tokens'
+//! records.
 //!
 //! # Bytes
-//! Weights once for every 32 tokens (20 bytes for 32 of Q4_1), records once for every 64 rows: from the L2 cache but for
-//! the first time.
+//! Weights once for every 32 tokens (20 bytes for 32 of Q4_1), records once for every 64 rows: from the L2
+//! cache but for the first time.
 
 use super::fixed::{PART_WORDS, RECORD_WORDS};
 use super::format::{Codes, GROUP, Q4_0, Q4_1, Q8_0};

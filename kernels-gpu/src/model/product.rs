@@ -1,44 +1,50 @@
 //! Matrix times vector, for one to a few tokens: weights stream by once, at the memory's speed.
 //!
 //! # Mathematics
-//! y = W·v + bias + residual, for v in records ([`fixed`](super::fixed)). W has R rows and n = k / 32 blocks a row. The order
-//! of all float additions is fixed by n alone:
+//! y = W·v + bias + residual, for v in records ([`fixed`](super::fixed)). W has R rows and n = k / 32 blocks
+//! a row. The order of all float additions is fixed by n alone:
 //!
 //! - block b belongs to strand b mod L, L = [`strands`]`(n)`;
 //! - a strand starts at +0 and takes its blocks in order, each by what [`format`](super::format) says;
 //! - strands are added one after another, ((s_0 + s_1) + s_2) + …; then the bias, then the residual.
 //!
-//! The matrix-matrix kernel ([`prefill`](super::prefill)) and the CPU path follow the same order: a token's bits depend on
-//! neither the number of tokens nor the machine.
+//! The matrix-matrix kernel ([`prefill`](super::prefill)) and the CPU path follow the same order: a token's
+//! bits depend on neither the number of tokens nor the machine.
 //!
 //! # Error
-//! With z = Σ over channels of (15·|d| + |m|)·|x| for four-bit codes, 128·|d|·|x| for eight-bit ones, |w|·|x| for floats (the
-//! block's d and m), M a block's largest |x| and q its n' = 32 weights, a row's result differs from Σ w·x by at most
+//! With z = Σ over channels of (15·|d| + |m|)·|x| for four-bit codes, 128·|d|·|x| for eight-bit ones, |w|·|x|
+//! for floats (the block's d and m), M a block's largest |x| and q its n' = 32 weights, a row's result
+//! differs from Σ w·x by at most
 //!
 //! ```text
 //! Σ_blocks 2^−20·M·Σ|w|  +  (⌈n/L⌉·2 + L + 12)·2^−24·1.01·z  +  n·2^−120
 //! ```
 //!
-//! first the fixed point (|x − t·X| <= 2^−20·M, half a step; 2^−127 for tiny blocks goes with the last term), then roundings: of
-//! d·t·S (at most three), of m·u (three), of a strand's two additions a block, of the strands' sum (floats: chains of four, three
-//! additions, one), last what underflows. Bias and residual add one rounding each. The tests use this bound.
+//! first the fixed point (|x − t·X| <= 2^−20·M, half a step; 2^−127 for tiny blocks goes with the last term),
+//! then roundings: of d·t·S (at most three), of m·u (three), of a strand's two additions a block, of the
+//! strands' sum (floats: chains of four, three additions, one), last what underflows. Bias and residual add
+//! one rounding each. The tests use this bound.
 //!
 //! # Layout and bytes
-//! Weights as [`format`](super::format) packs them, read once for each token: 20 bytes for 32 of Q4_1. Records: 128 bytes a
-//! block and token, read by all (from a cache). `out`, `residual` f32 [tokens, R], `bias` \[R\].
+//! Weights as [`format`](super::format) packs them, read once for each token: 20 bytes for 32 of Q4_1.
+//! Records: 128 bytes a block and token, read by all (from a cache). `out`, `residual` f32 [tokens, R],
+//! `bias` \[R\].
 //!
 //! # Work split
-//! Eight lanes have a tile of eight rows and a block; four tiles side by side, four strands, are a warp's; L / 4 warps have
-//! a group of rows. A thread block is eight warps, so 32 / L · 8 groups. n alone decides how many warps share a row: 4 at k = 576, 8
-//! from 800 on; so matrices of few rows still go to many multiprocessors. The last step, a row's strands, goes through shared memory.
+//! Eight lanes have a tile of eight rows and a block; four tiles side by side, four strands, are a warp's; L
+//! / 4 warps have a group of rows. A thread block is eight warps, so 32 / L · 8 groups. n alone decides how
+//! many warps share a row: 4 at k = 576, 8 from 800 on; so matrices of few rows still go to many
+//! multiprocessors. The last step, a row's strands, goes through shared memory.
 //!
 //! # Ahead of the launch before
-//! A product's input is the last thing that the launches before it make, and they are short, many and wait for each other: left
-//! alone, the memory stands still meanwhile. No launch writes weights. So a thread block, which may be placed as soon as those
-//! before have begun, asks for its first weights before it waits, as many as registers hold: on an H100 18 MB, what its memory
-//! delivers in 6 µs. Bringing more to the second-level cache made steps slower (docs/performance.md).
+//! A product's input is the last thing that the launches before it make, and they are short, many and wait
+//! for each other: left alone, the memory stands still meanwhile. No launch writes weights. So a thread
+//! block, which may be placed as soon as those before have begun, asks for its first weights before it waits,
+//! as many as registers hold: on an H100 18 MB, what its memory delivers in 6 µs. Bringing more to the
+//! second-level cache makes steps slower (docs/experiments/024-the-fixed-cost-of-a-step.md).
 //!
-//! [`linear_fused`](fn@linear_fused) makes the records itself, in shared memory: a launch less in a chain of short ones. Each thread block does that work again, so it is for short rows.
+//! [`linear_fused`](fn@linear_fused) makes the records itself, in shared memory: a launch less in a chain of
+//! short ones. Each thread block does that work again, so it is for short rows.
 
 use super::activations::{Gated, Normed, Plain, Source, SourceShape, THREADS, load_ahead, make_records};
 use super::fixed::{PART_WORDS, RECORD_WORDS};
@@ -134,7 +140,8 @@ pub struct LinearLayout {
     pub bytes: u32,
 }
 
-/// Lays out the shared memory, with room for the records of `blocks` blocks (0 where they come from global memory).
+/// Lays out the shared memory, with room for the records of `blocks` blocks (0 where they come from global
+/// memory).
 pub const fn linear_layout(blocks: u32) -> LinearLayout {
     let mut plan = SharedPlan::new();
     let strands = plan.array(THREADS);
@@ -253,9 +260,9 @@ impl Share {
     }
 }
 
-/// W·v of records in global memory. Grid (tokens, ⌈groups / [`groups_a_block`](LinearShape::groups_a_block)⌉) of
-/// [`THREADS`] threads: tokens first, so that they find each other's weights in the cache; shared: [`linear_layout`]`(0)`. `bias` and `residual` are read where the flags say so; `residual` may
-/// be `out`.
+/// W·v of records in global memory. Grid (tokens, ⌈groups / [`groups_a_block`](LinearShape::groups_a_block)⌉)
+/// of [`THREADS`] threads: tokens first, so that they find each other's weights in the cache; shared:
+/// [`linear_layout`]`(0)`. `bias` and `residual` are read where the flags say so; `residual` may be `out`.
 ///
 /// Four blocks a multiprocessor: 512 groups of rows, a matrix of 4096, are then there at once.
 #[kernel(system = model, instances(Q4_1, Q4_0, Q8_0, f16, bf16, f32), max_threads = 256, min_blocks = 4, overlaps = late)]
@@ -288,8 +295,8 @@ pub fn linear<F: Format>(
     share.finish::<F>(linear_layout(0), token, sum, Target { bias, residual, out, shape });
 }
 
-/// [`quantize_activations`](fn@super::quantize_activations) and [`linear`](fn@linear) in one. Grid and block as there; shared:
-/// [`linear_layout`]`(blocks)`.
+/// [`quantize_activations`](fn@super::quantize_activations) and [`linear`](fn@linear) in one. Grid and block
+/// as there; shared: [`linear_layout`]`(blocks)`.
 #[kernel(
     system = model,
     instances(

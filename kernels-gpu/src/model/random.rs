@@ -1,5 +1,6 @@
-//! Random numbers by counting: Philox 4×32 with ten rounds (Salmon and others, *Parallel random numbers: as easy as 1, 2, 3*,
-//! 2011). A number depends on key and counter alone, so that a step can be drawn again, anywhere.
+//! Random numbers by counting: Philox 4×32 with ten rounds (Salmon and others, *Parallel random numbers: as
+//! easy as 1, 2, 3*, 2011). A number depends on key and counter alone, so that a step can be drawn again,
+//! anywhere.
 
 /// Four random words for a counter and a key.
 #[inline(always)]

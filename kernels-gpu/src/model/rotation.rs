@@ -7,14 +7,15 @@
 //! x' = fma(x, cos a, −(y·sin a))        y' = fma(x, sin a, y·cos a)
 //! ```
 //!
-//! A pair is channels 2i and 2i + 1 (`INTERLEAVED`, as GGUF files of Llama store heads) or i and i + rotary/2 (half-split).
-//! Channels from `rotary` on, and values, pass as they are. Frequencies θ^(−2i/rotary) come as a table that the host
-//! computes in f64.
+//! A pair is channels 2i and 2i + 1 (`INTERLEAVED`, as GGUF files of Llama store heads) or i and i + rotary/2
+//! (half-split). Channels from `rotary` on, and values, pass as they are. Frequencies θ^(−2i/rotary) come as
+//! a table that the host computes in f64.
 //!
 //! # Layout and bytes
-//! `qkv` f32 [tokens, (q_heads + 2·kv_heads)·D], the output of one product with Q, K and V rows one below another, goes to
-//! `queries` [tokens, q_heads, D], `keys` and `values` [tokens, kv_heads, D]. `positions` \[tokens\] is in device memory: a
-//! captured step finds the next position there. [`rope_append`](fn@rope_append) puts keys and values into a dense cache at once.
+//! `qkv` f32 [tokens, (q_heads + 2·kv_heads)·D], the output of one product with Q, K and V rows one below
+//! another, goes to `queries` [tokens, q_heads, D], `keys` and `values` [tokens, kv_heads, D]. `positions`
+//! \[tokens\] is in device memory: a captured step finds the next position there.
+//! [`rope_append`](fn@rope_append) puts keys and values into a dense cache at once.
 //!
 //! # Work split
 //! A thread a pair; grid (⌈pairs of a token / 128⌉, tokens) of 128 threads.
@@ -97,10 +98,10 @@ pub fn rope<E: Element, const INTERLEAVED: u32>(
     target.store(to + second as usize, E::from_f32(pair[1]));
 }
 
-/// [`rope`](fn@rope) of one sequence's tokens and [`append`](fn@crate::dense::append) of its keys and values in one: they go to
-/// their places in the pools `keys` and `values` [blocks, kv_heads, 16, D] by `table` \[max_blocks\], and `lengths` \[1\] becomes
-/// one more than the last token's position. Keys and values of a token past the table's last block are left out. Grid as for
-/// `rope`.
+/// [`rope`](fn@rope) of one sequence's tokens and [`append`](fn@crate::dense::append) of its keys and values
+/// in one: they go to their places in the pools `keys` and `values` [blocks, kv_heads, 16, D] by `table`
+/// \[max_blocks\], and `lengths` \[1\] becomes one more than the last token's position. Keys and values of a
+/// token past the table's last block are left out. Grid as for `rope`.
 #[kernel(system = model, instances(0, 1), max_threads = 128, overlaps)]
 pub fn rope_append<const INTERLEAVED: u32>(
     qkv: Global<f32>,

@@ -7,14 +7,16 @@
 //! w_i = round(2^30 · 2^((l_i − l_max)·c))        (NaN: 0)
 //! ```
 //!
-//! From there on all is exact. W = Σ w. The nucleus are the tokens with w_i >= θ, θ the largest number for which they weigh at
-//! least max(1, ⌊W·p⌋), p in units of 2^−16; tokens that weigh as much as the last one needed are in, all of them. A draw of 64
-//! bits from seed, position and sequence ([`random`](super::random)) picks ⌊draw·N / 2^64⌋ of the nucleus's weight N, counted
-//! in the order of the vocabulary. What weighs less than 2^−31 of the most likely token is never drawn.
+//! From there on all is exact. W = Σ w. The nucleus are the tokens with w_i >= θ, θ the largest number for
+//! which they weigh at least max(1, ⌊W·p⌋), p in units of 2^−16; tokens that weigh as much as the last one
+//! needed are in, all of them. A draw of 64 bits from seed, position and sequence ([`random`](super::random))
+//! picks ⌊draw·N / 2^64⌋ of the nucleus's weight N, counted in the order of the vocabulary. What weighs less
+//! than 2^−31 of the most likely token is never drawn.
 //!
 //! # Work split and bytes
-//! One block of 1024 threads a sequence; the logits are read six times, from a cache after the first (4·vocabulary bytes).
-//! θ is found 11, 10 and 10 bits at a time from histograms of weights. For the last step each warp has a run of tokens.
+//! One block of 1024 threads a sequence; the logits are read six times, from a cache after the first
+//! (4·vocabulary bytes). θ is found 11, 10 and 10 bits at a time from histograms of weights. For the last
+//! step each warp has a run of tokens.
 
 use super::choice::{CHOICE_THREADS, key_index, largest_key, tell};
 use super::random::draw;
@@ -104,8 +106,8 @@ impl Weights {
         sample_weight(self.logits.load(self.start + i as usize), self.largest, self.shape.sharpness)
     }
 
-    /// Sum of the weights that are at least `least`, of tokens `first`, `first + step`, … below `end`; over the block's warps
-    /// in the order of the threads, which does not matter.
+    /// Sum of the weights that are at least `least`, of tokens `first`, `first + step`, … below `end`; over
+    /// the block's warps in the order of the threads, which does not matter.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn sum(self, first: u32, end: u32, step: u32, least: u32) -> u64 {
@@ -122,8 +124,8 @@ impl Weights {
         sum
     }
 
-    /// The highest bin of weights with `upper` above `shift + bits` bits for which it and the bins above weigh at least
-    /// `wanted` (`above` being what lies above all bins); and what lies above it.
+    /// The highest bin of weights with `upper` above `shift + bits` bits for which it and the bins above
+    /// weigh at least `wanted` (`above` being what lies above all bins); and what lies above it.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn find(
@@ -171,9 +173,9 @@ impl Weights {
     }
 }
 
-/// A token of each sequence: `logits` [sequences, vocabulary]. One block of [`CHOICE_THREADS`] threads a sequence; shared:
-/// [`sample_layout`]. Without a weight that is not 0 (nothing but NaN) the choice is that of
-/// [`choose_largest`](fn@super::choose_largest).
+/// A token of each sequence: `logits` [sequences, vocabulary]. One block of [`CHOICE_THREADS`] threads a
+/// sequence; shared: [`sample_layout`]. Without a weight that is not 0 (nothing but NaN) the choice is that
+/// of [`choose_largest`](fn@super::choose_largest).
 #[kernel(system = model, max_threads = 1024, overlaps)]
 pub fn choose_sampled(
     logits: Global<f32>,

@@ -90,7 +90,8 @@ pub const fn layout<T: Integer>() -> Layout<T> {
     Layout { words, bytes: plan.bytes() }
 }
 
-/// The same on shared memory: each block writes its contended words, then each thread its own and what they held.
+/// The same on shared memory: each block writes its contended words, then each thread its own and what they
+/// held.
 #[kernel(system = probe, instances(u32, i32, u64), max_threads = 128)]
 pub fn shared<T: Integer>(out: GlobalMut<T>, seed: u32) {
     let (i, t) = (thread::index_1d(), thread::thread_idx_x());

@@ -22,8 +22,8 @@ pub const fn layout() -> Layout {
     Layout { tile, bytes: plan.bytes() }
 }
 
-/// Threads hand words round through shared memory, and count, and, or predicates that nobody, one thread, some
-/// or all fulfil.
+/// Threads hand words round through shared memory, and count, and, or predicates that nobody, one thread,
+/// some or all fulfil.
 #[kernel(system = probe)]
 pub fn barriers(out: GlobalMut<u32>, seed: u32) {
     let (t, threads) = (thread::thread_idx_x(), thread::block_dim_x());

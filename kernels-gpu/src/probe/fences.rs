@@ -20,8 +20,8 @@ pub const fn layout() -> Layout {
     Layout { last, bytes: plan.bytes() }
 }
 
-/// Every block writes a part; the block that finishes last reads all parts and folds them, in the order of the
-/// blocks. `done` is 0 before. The fence is the device's, or with `system` not 0 the system's.
+/// Every block writes a part; the block that finishes last reads all parts and folds them, in the order of
+/// the blocks. `done` is 0 before. The fence is the device's, or with `system` not 0 the system's.
 #[kernel(system = probe, max_threads = 64)]
 pub fn last_block(
     parts: GlobalMut<u32>,
@@ -70,8 +70,8 @@ pub const fn handover() -> Handover {
     Handover { words, arrived, bytes: plan.bytes() }
 }
 
-/// Within a warp: every lane writes, fences for its block, and counts itself in; the lane that comes last folds
-/// what all wrote.
+/// Within a warp: every lane writes, fences for its block, and counts itself in; the lane that comes last
+/// folds what all wrote.
 #[kernel(system = probe)]
 pub fn last_lane(out: GlobalMut<u32>, seed: u32) {
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());

@@ -208,8 +208,8 @@ pub const fn ring() -> (Shared<u32>, u32) {
     (plan.array(STAGES * STAGE_WORDS), plan.bytes())
 }
 
-/// A ring of asynchronous copies: sums `tiles` tiles of 128 words, of which those from `present` on count as zero. One
-/// warp; `out` \[32\].
+/// A ring of asynchronous copies: sums `tiles` tiles of 128 words, of which those from `present` on count as
+/// zero. One warp; `out` \[32\].
 #[kernel(system = probe, max_threads = 32)]
 pub fn copies(source: Global<u32>, out: GlobalMut<u32>, tiles: u32, present: u32) {
     let lane = warp::lane_id();

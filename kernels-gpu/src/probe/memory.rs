@@ -19,7 +19,8 @@ pub fn hints<V: Pod>(x: Global<u8>, out: GlobalMut<u8>, count: u32) {
     out.store_vector::<V>(at + copy, x.load_vector_readonly(at));
     out.store_vector::<V>(at + 2 * copy, x.load_vector_streaming(at));
     out.store_vector_streaming::<V>(at + 3 * copy, x.load_vector(at));
-    // What this thread wrote itself, read back through the handle it was written through and as a constant one.
+    // What this thread wrote itself, read back through the handle it was written through and as a constant
+    // one.
     out.store_vector::<V>(at + 4 * copy, out.load_vector(at + 3 * copy));
     out.store_vector::<V>(at + 5 * copy, out.as_const().load_vector(at + 2 * copy));
 }

@@ -1,5 +1,5 @@
-//! Kernels that exercise each primitive of `simt` once: their output holds everything that can be observed, so
-//! that equal bits from the emulator and from the GPU prove that both sides of the primitive agree.
+//! Kernels that exercise each primitive of `simt` once: their output holds everything that can be observed,
+//! so that equal bits from the emulator and from the GPU prove that both sides of the primitive agree.
 //!
 //! | file | what it probes |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | [`shared`] | widths and layouts of shared memory |
 //! | [`matrices`] | tensor cores, `ldmatrix`, asynchronous copies |
 //! | [`memory`] | widths and cache hints of global memory |
-//! | [`functions`] | one-operand functions over a range of bit patterns: conversions, roundings, `simt::math` |
+//! | [`functions`] | one-operand functions over bit patterns: conversions, roundings, `simt::math` |
 //! | [`operators`] | operators of two and three operands over mixed patterns: f32, f64, integers, bytes |
 //! | [`fences`] | blocks that meet through fences and atomics |
 //! | [`overlaps`] | launches that start before the one ahead of them has ended |

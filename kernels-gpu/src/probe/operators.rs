@@ -10,8 +10,8 @@ pub trait Operator: Copy + Send + Sync + 'static {
     fn apply(a: u64, b: u64, c: u64) -> u64;
 }
 
-/// A float of the pattern: one of four any bits, one of four a medium exponent, else an exponent and a mantissa
-/// from the edges (zero, subnormal, one, two, the largest, infinite, NaN).
+/// A float of the pattern: one of four any bits, one of four a medium exponent, else an exponent and a
+/// mantissa from the edges (zero, subnormal, one, two, the largest, infinite, NaN).
 #[inline(always)]
 pub fn float(pattern: u64) -> f32 {
     let random = pattern as u32;

@@ -1,5 +1,5 @@
-//! Launches that overlap: each launch of a chain reads what every block of the one before it wrote, and overwrites what
-//! that one read. A launch that did not wait would give other words.
+//! Launches that overlap: each launch of a chain reads what every block of the one before it wrote, and
+//! overwrites what that one read. A launch that did not wait would give other words.
 
 use super::{mix, word};
 use simt::{Global, GlobalMut, kernel, thread};
@@ -22,8 +22,8 @@ pub fn link_in_order(from: Global<u32>, to: GlobalMut<u32>, n: u32, step: u32) {
     fold(from, to, n, step);
 }
 
-/// `to[i]` of `READS` elements of `from` that lie all over it, each read after the one before it is known and with each
-/// of the three hints. Both hold `n` elements, at least `READS` and less than 2^31.
+/// `to[i]` of `READS` elements of `from` that lie all over it, each read after the one before it is known and
+/// with each of the three hints. Both hold `n` elements, at least `READS` and less than 2^31.
 #[inline(always)]
 fn fold(from: Global<u32>, to: GlobalMut<u32>, n: u32, step: u32) {
     let i = thread::index_1d() as u32;

@@ -21,8 +21,8 @@ pub const fn bytes() -> Bytes {
     Bytes { bytes, size: plan.bytes() }
 }
 
-/// Each thread writes 16 bytes in units of `V`; another reads them in units of `V` and copies them out. Then once
-/// more the other way round: written as bytes, read as `V`.
+/// Each thread writes 16 bytes in units of `V`; another reads them in units of `V` and copies them out. Then
+/// once more the other way round: written as bytes, read as `V`.
 #[kernel(system = probe, instances(u8, u16, u32, u64, Vec4), max_threads = 256)]
 pub fn widths<V: Pod>(out: GlobalMut<u8>, seed: u32) {
     let (t, threads) = (thread::thread_idx_x(), thread::block_dim_x());

@@ -21,8 +21,8 @@ fn group(width: u32) -> u32 {
     (u32::MAX >> (32 - width)) << (warp::lane_id() & !(width - 1))
 }
 
-/// Every shuffle, over all source lanes and distances, in groups of `width` lanes. With `partial` 0 all lanes are
-/// in the mask, else only those of the own group.
+/// Every shuffle, over all source lanes and distances, in groups of `width` lanes. With `partial` 0 all lanes
+/// are in the mask, else only those of the own group.
 #[kernel(system = probe, instances(u32, i32, f32, u64, i64, f64))]
 pub fn shuffles<T: Word>(out: GlobalMut<u64>, width: u32, partial: u32) {
     let i = thread::index_1d();

@@ -8,13 +8,13 @@
 //! | [`widen_four`](fn@widen_four) | 1 : 4 | dequantizing f32 |
 //! | [`copy_four`](fn@copy_four) | 4 : 4 | a plain copy |
 //!
-//! The vectors form rows of [`Grid::row`]; a thread has `PER_THREAD` of them, one below the other. With rows of 256
-//! vectors a block's are side by side; with the rows of a matrix it is the pattern of kernels that walk down columns.
-//! In [`narrow_neighbours`](fn@narrow_neighbours) a thread's vectors are neighbours, and their narrow side is one access.
-//! [`narrow_four`](fn@narrow_four) stores with the hint that the data is not read again, which lets it leave the
-//! second-level cache at once; the others leave it there until its place is needed.
-//! Which is fastest depends on the mix and the memory; a ceiling is the best of them. What is here was the best at some
-//! size.
+//! The vectors form rows of [`Grid::row`]; a thread has `PER_THREAD` of them, one below the other. With rows
+//! of 256 vectors a block's are side by side; with the rows of a matrix it is the pattern of kernels that
+//! walk down columns. In [`narrow_neighbours`](fn@narrow_neighbours) a thread's vectors are neighbours, and
+//! their narrow side is one access. [`narrow_four`](fn@narrow_four) stores with the hint that the data is not
+//! read again, which lets it leave the second-level cache at once; the others leave it there until its place
+//! is needed. Which is fastest depends on the mix and the memory; a ceiling is the best of them. What is here
+//! was the best at some size.
 
 use crate::element::store_whole;
 use glam::UVec4;
@@ -110,8 +110,8 @@ pub fn widen_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMu
     );
 }
 
-/// [`narrow_four`](fn@narrow_four) with four neighbouring vectors a thread, narrowed to one store. A thread's loads meet
-/// in the first-level cache, so they may stay there.
+/// [`narrow_four`](fn@narrow_four) with four neighbouring vectors a thread, narrowed to one store. A thread's
+/// loads meet in the first-level cache, so they may stay there.
 #[kernel(system = roofline, max_threads = 256)]
 pub fn narrow_neighbours(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
     let first = thread::index_1d() * 4;
@@ -138,8 +138,8 @@ pub fn copy_four(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
     );
 }
 
-/// The launch over `grid` with `per_thread` vectors a thread; `None` where 32 bits cannot number the threads, or rows
-/// or threads have no vector.
+/// The launch over `grid` with `per_thread` vectors a thread; `None` where 32 bits cannot number the threads,
+/// or rows or threads have no vector.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn launch(grid: Grid, per_thread: u32) -> Option<simt::LaunchShape> {
     if grid.row == 0 || per_thread == 0 {

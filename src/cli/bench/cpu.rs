@@ -9,8 +9,8 @@ use host::int8::{Int8Element, Variant, cpu};
 use rayon::prelude::*;
 use std::hint::black_box;
 
-/// Sizes of the pieces that the copy hands to the pool; the fastest counts. (Large pieces go past the cache, small
-/// ones through it.) The last is one piece a thread.
+/// Sizes of the pieces that the copy hands to the pool; the fastest counts. (Large pieces go past the cache,
+/// small ones through it.) The last is one piece a thread.
 const PIECES: [usize; 3] = [1 << 16, 1 << 20, usize::MAX];
 
 /// The operations on one matrix and the memory for them.
@@ -35,8 +35,8 @@ impl<'a, T: Int8Element> Cpu<'a, T> {
         Cpu { subject, keys, repetition, measure, copy: None, rows: Vec::new() }
     }
 
-    /// The copy on all cores of as many bytes as quantizing moves, half read and half written. `scratch` has the
-    /// matrix's length.
+    /// The copy on all cores of as many bytes as quantizing moves, half read and half written. `scratch` has
+    /// the matrix's length.
     pub fn copy(&mut self, scratch: &mut [T]) {
         if !self.measure {
             return;

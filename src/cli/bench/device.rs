@@ -1,4 +1,5 @@
-//! Rows of a GPU, or of the emulator in its place: every variant, the ceilings beside them, and every bit compared.
+//! Rows of a GPU, or of the emulator in its place: every variant, the ceilings beside them, and every bit
+//! compared.
 
 use super::operations::{CEILINGS, Ceiling, Operation, Traffic};
 use super::report::{Place, Row, Subject};

@@ -47,7 +47,8 @@ calls take turns over as many buffers as keep the cache out. Every result is com
 
 Exit codes: 0 all compared bits agree; 1 some differ (the report is written and says which); 2 bad input.";
 
-/// Times INT8 quantization: every kernel beside the memory's ceiling, the CPU and, asked for, PyTorch and Triton.
+/// Times INT8 quantization: every kernel beside the memory's ceiling, the CPU and, asked for, PyTorch and
+/// Triton.
 #[derive(clap::Args)]
 #[command(long_about = LONG)]
 pub struct Arguments {

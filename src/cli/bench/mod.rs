@@ -32,7 +32,8 @@ their bytes.
 Exit codes: 0 done; 1 compared bits differ (the report is written and says which); 2 bad input, or no GPU where one \
 is needed.";
 
-/// Measures speed: kernels against the memory's ceiling, the CPU and other libraries; launches against the driver.
+/// Measures speed: kernels against the memory's ceiling, the CPU and other libraries; launches against the
+/// driver.
 #[derive(clap::Args)]
 #[command(long_about = LONG)]
 pub struct Arguments {

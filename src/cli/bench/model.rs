@@ -79,8 +79,9 @@ pub struct Arguments {
     /// Each step reads the token that the one before chose.
     #[arg(long)]
     chosen_tokens: bool,
-    /// Which products quantize their input themselves, again in each thread block: rows of up to so many channels, of matrices
-    /// of up to so many thread blocks: "COLUMNS:BLOCKS". To find the best limits; without it they are the library's.
+    /// Which products quantize their input themselves, again in each thread block: rows of up to so many
+    /// channels, of matrices of up to so many thread blocks: "COLUMNS:BLOCKS". To find the best limits;
+    /// without it they are the library's.
     #[arg(long, value_name = "LIMITS", value_parser = fusing, hide = true)]
     fuse_up_to: Option<Fusing>,
     /// Seconds after which no further row is begun.

@@ -4,7 +4,7 @@ use host::int8::Matrix;
 use host::roofline::{Mix, Pattern};
 use kernels_gpu::int8::TOKENS_PER_BLOCK;
 
-/// One thing that is timed. The names are those of the peers' rows (`docs/results/README.md`).
+/// One thing that is timed. The names are those of the peers' rows (`docs/results/FIELDS.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// The matrix to another place.
@@ -137,8 +137,8 @@ impl Ceiling {
         self.mix.patterns(whole.then_some(row as u32))
     }
 
-    /// How many vectors make the traffic that this kernel stands beside, within a source and a target of so many
-    /// bytes.
+    /// How many vectors make the traffic that this kernel stands beside, within a source and a target of so
+    /// many bytes.
     pub fn vectors(self, matrix: Matrix, element: usize) -> u64 {
         let (codes, keys) = (matrix.elements() as u64, (matrix.elements() * element) as u64);
         let (source, target) = match self.kernel {

@@ -71,8 +71,8 @@ pub struct Script<'a> {
 }
 
 impl Script<'_> {
-    /// Runs it, `--json` and a file behind `arguments`, and reads what it wrote. A failure is a remark, not an error: our own
-    /// rows stand without it.
+    /// Runs it, `--json` and a file behind `arguments`, and reads what it wrote. A failure is a remark, not
+    /// an error: our own rows stand without it.
     pub fn run<R, L>(&self, arguments: &[(&str, String)]) -> Found<R, L>
     where
         R: PeerRow,
@@ -137,8 +137,8 @@ fn within(command: &mut Command, log: &Path, seconds: f64) -> io::Result<Option<
     }
 }
 
-/// What a report of the script holds. Rows that it lists as skipped and gives no reason for had no time left, of which `option`
-/// gives more.
+/// What a report of the script holds. Rows that it lists as skipped and gives no reason for had no time left,
+/// of which `option` gives more.
 pub fn read<R, L>(text: &str, option: &str) -> Found<R, L>
 where
     R: PeerRow,

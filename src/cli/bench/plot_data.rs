@@ -67,7 +67,8 @@ impl Chart {
     }
 }
 
-/// A line of the charts: which rows, by place, peer or variant; and its looks. Colours differ in lightness too.
+/// A line of the charts: which rows, by place, peer or variant; and its looks. Colours differ in lightness
+/// too.
 struct Line {
     place: Place,
     by: &'static str,

@@ -4,7 +4,8 @@ use super::environment::Environment;
 use crate::cli::table::{Align, Table};
 use serde::{Deserialize, Serialize};
 
-/// A whole report: `R` is a row, `L` the versions of the libraries that the peers use, `M` what one benchmark has besides.
+/// A whole report: `R` is a row, `L` the versions of the libraries that the peers use, `M` what one benchmark
+/// has besides.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report<R, L, M = ()> {
     /// Version of this layout.

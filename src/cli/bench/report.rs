@@ -20,7 +20,7 @@ pub enum Place {
     Emulator,
 }
 
-/// One measured figure. `docs/results/README.md` describes the fields.
+/// One measured figure. `docs/results/FIELDS.md` describes the fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Row {
@@ -140,8 +140,8 @@ pub struct Subject {
     pub element: usize,
 }
 
-/// How far quantization moves a matrix: the paper's columns. All variants of one scheme share these, as they share
-/// the bits.
+/// How far quantization moves a matrix: the paper's columns. All variants of one scheme share these, as they
+/// share the bits.
 #[derive(Clone, Debug, Serialize)]
 pub struct Accuracy {
     /// Rows.

@@ -43,8 +43,8 @@ pub fn report<R, L, M: Default>(command: &'static str, rows: Vec<R>) -> Report<R
     }
 }
 
-/// Puts a script for `sh` into a folder that, where its arguments begin with `arguments`, writes `report` to the file that its
-/// last argument names.
+/// Puts a script for `sh` into a folder that, where its arguments begin with `arguments`, writes `report` to
+/// the file that its last argument names.
 pub fn peer_that_writes(folder: &Path, report: &str, arguments: &str) -> String {
     std::fs::write(folder.join("written.json"), report).unwrap();
     let script = folder.join("peer.sh");

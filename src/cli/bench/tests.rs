@@ -1,5 +1,5 @@
-//! Arguments, the report's shape, the peers' rows, what is left out, and pictures. No figure is asserted: figures
-//! are the machine's.
+//! Arguments, the report's shape, the peers' rows, what is left out, and pictures. No figure is asserted:
+//! figures are the machine's.
 
 use super::accuracy::uniform_matrix;
 use super::device::{Bench, Expected};

@@ -48,8 +48,8 @@ impl Repetition {
     }
 }
 
-/// Times `calls` calls of `record` in a captured graph: one call to the driver a repetition, events around it.
-/// `record` is given the number of the call, to take inputs in turns.
+/// Times `calls` calls of `record` in a captured graph: one call to the driver a repetition, events around
+/// it. `record` is given the number of the call, to take inputs in turns.
 ///
 /// # Safety
 /// The buffers that `record` names live until this returns.
@@ -87,7 +87,8 @@ pub unsafe fn on_device<X: From<host::Error>>(
     Ok(Timing::new(replay(0, count)?, calls))
 }
 
-/// Times `call` on the host's clock, after one call to warm up, unless that one alone took longer than a row may.
+/// Times `call` on the host's clock, after one call to warm up, unless that one alone took longer than a row
+/// may.
 pub fn on_host(repetition: Repetition, mut call: impl FnMut()) -> Timing {
     let mut once = || {
         let start = Instant::now();

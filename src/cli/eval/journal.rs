@@ -1,4 +1,5 @@
-//! The record of a run that may be interrupted: each trial is kept as it is done, and a later run with the same file goes on.
+//! The record of a run that may be interrupted: each trial is kept as it is done, and a later run with the
+//! same file goes on.
 
 use crate::cli::bench::environment::Environment;
 use crate::cli::failure::Failure;

@@ -113,8 +113,9 @@ pub struct Reference<T> {
     run: Run,
 }
 
-/// Bytes that quantizing must move: two reads of the matrix with scales of whole columns (the scales are needed
-/// before the first code), one with scales of blocks; and the scales read where they were written before.
+/// Bytes that quantizing must move: two reads of the matrix with scales of whole columns (the scales are
+/// needed before the first code), one with scales of blocks; and the scales read where they were written
+/// before.
 fn quantize_bytes<T>(matrix: Matrix, scheme: Scheme) -> u64 {
     let (elements, scales) = (matrix.elements() as u64, matrix.scales(scheme.variant()) as u64);
     let element = size_of::<T>() as u64;

@@ -35,7 +35,8 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// `*` stands for any bytes, `?` for one. Goes back to the last star only, so it takes |pattern|·|name| steps.
+/// `*` stands for any bytes, `?` for one. Goes back to the last star only, so it takes |pattern|·|name|
+/// steps.
 fn glob(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
     let mut star = None;
@@ -73,8 +74,9 @@ fn suitable(entry: &Entry) -> Result<Original, String> {
     }
 }
 
-/// Divides the tensors of `file`. With patterns, what they match must be suitable; without, what is not a float
-/// of rank 2 or more is passed over. Queries beside keys are measured with, unless `queries` asks for them.
+/// Divides the tensors of `file`. With patterns, what they match must be suitable; without, what is not a
+/// float of rank 2 or more is passed over. Queries beside keys are measured with, unless `queries` asks for
+/// them.
 ///
 /// # Errors
 /// A pattern that matches nothing, a tensor that cannot be quantized, or nothing left.

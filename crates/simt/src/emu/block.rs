@@ -203,7 +203,7 @@ pub(crate) fn fence(scope: FenceScope) {
     });
 }
 
-/// Owns a value that raw pointers lead to: unlike a `Box`, it claims no exclusive access when it is moved or borrowed.
+/// Owns a value that raw pointers lead to: unlike a `Box`, moving or borrowing it claims no exclusive access.
 struct Fixed<T: ?Sized>(NonNull<T>);
 
 impl<T: ?Sized> Fixed<T> {
@@ -217,7 +217,7 @@ impl<T: ?Sized> Deref for Fixed<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: made from a box and owned until the drop; shared access only, everything that changes is in cells.
+        // SAFETY: made from a box and owned until the drop; shared access only, what changes is in cells.
         unsafe { self.0.as_ref() }
     }
 }
@@ -346,8 +346,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Releases the barrier if every thread of the block waits at the same one; otherwise nothing can move any
-    /// more, and that is the fault.
+    /// Releases the barrier if every thread of the block waits at the same one; otherwise nothing can move
+    /// any more, and that is the fault.
     fn release_barrier(&mut self) -> Result<(), Box<Fault>> {
         if let Some((lane, place, kind)) = collective::why_stuck(&self.lanes) {
             return Err(self.fault(&self.lanes[lane], Some(place), kind));
@@ -377,10 +377,10 @@ impl<'a> Runner<'a> {
         })?;
         let block: *const Block = &*self.block;
         let body: *const (dyn Fn() + Sync + 'a) = self.body;
-        // SAFETY: only the lifetime changes; the runner outlives its coroutines and the body outlives the runner.
+        // SAFETY: only the lifetime changes; the runner outlives its coroutines, the body outlives it.
         let body: *const (dyn Fn() + Sync + 'static) = unsafe { core::mem::transmute(body) };
         let coroutine = Coroutine::with_stack(stack, move |yielder: &Yielder<u64, ()>, _| {
-            // SAFETY: as above: block, lanes and body outlive this coroutine, and one OS thread runs them all.
+            // SAFETY: as above: block, lanes and body outlive this coroutine; one OS thread runs them all.
             let (block, body) = unsafe { (&*block, &*body) };
             while block.next.get() < block.threads {
                 let index = block.next.get();

@@ -91,7 +91,8 @@ pub(super) struct Settled {
     pub(super) orders_memory: bool,
 }
 
-/// Finds a warp primitive that has all its lanes and computes what each of them gets. `warp` starts at lane 0.
+/// Finds a warp primitive that has all its lanes and computes what each of them gets. `warp` starts at
+/// lane 0.
 pub(super) fn settle(warp: &[Lane]) -> Result<Option<Settled>, Stuck> {
     for lane in warp {
         let Some(call) = warp_call(lane) else {

@@ -57,7 +57,8 @@ fn read_row<T: Pod>(lane: &Lane, rows: Shared<T>, index: u32, place: &'static Lo
 
 /// Computes every lane's result; `addresses` are those of the lanes' operands.
 pub(super) fn exchange(op: MatrixOp, addresses: &[u64; 32]) {
-    // SAFETY: all 32 lanes are parked in `meet`, with their operands on their stacks, and this thread runs them all.
+    // SAFETY: all 32 lanes are parked in `meet`, with their operands on their stacks, and this thread runs
+    // them all.
     let lanes = addresses.map(|address| unsafe { &*(address as *const Operands) });
     let results = match op {
         MatrixOp::Float(format) => float(format, &lanes),

@@ -149,7 +149,8 @@ pub(crate) fn global_load<T: Pod, V: Pod>(base: u64, len: usize, index: usize) -
     with_lane(|lane| {
         let address = base + locate::<T, V>(Space::Global, base, len as u64, index as u64, false, place);
         watch(lane, Space::Global, (address, index as u64), size_of::<V>(), Access::Read, place);
-        // SAFETY: inside the handle's memory, which the launch's caller vouches for, and aligned; `V` is `Pod`.
+        // SAFETY: inside the handle's memory, which the launch's caller vouches for, and aligned; `V` is
+        // `Pod`.
         unsafe { (address as *const V).read_unaligned() }
     })
 }

@@ -105,7 +105,8 @@ fn run_grid(
         let mut runner = block::Runner::new(info, shape, body, options);
         return (0..blocks).try_for_each(|index| runner.run(index).map_err(|fault| *fault));
     }
-    // Blocks above one that failed are skipped, those below still run: so the report does not depend on timing.
+    // Blocks above one that failed are skipped, those below still run: so the report does not depend on
+    // timing.
     let lowest_failed = AtomicU64::new(u64::MAX);
     let first: Mutex<Option<(u64, Fault)>> = Mutex::new(None);
     let per_task = block::blocks_per_task(shape).max(blocks / (64 * rayon::current_num_threads() as u64));

@@ -1,13 +1,13 @@
 //! Which accesses nothing orders: vector clocks over the threads of a launch.
 //!
-//! A thread's accesses carry its own clock, which ticks whenever others may learn of what it did. Thread B has
-//! access X of thread A behind it if
+//! A thread's accesses carry its own clock, which ticks whenever others may learn of what it did. Thread B
+//! has access X of thread A behind it if
 //! - both are one thread, or
 //! - they share a block and a block barrier came between (the barrier count, `epoch`, is higher), or
 //! - they share a warp and B has heard A's clock through a warp synchronisation, or
-//! - B has heard of X through an atomic: A made a fence and then an atomic on a word, and B (or one B has heard
-//!   from) a later atomic on that word and then a fence or a barrier. The atomics are relaxed, so both sides need
-//!   theirs.
+//! - B has heard of X through an atomic: A made a fence and then an atomic on a word, and B (or one B has
+//!   heard from) a later atomic on that word and then a fence or a barrier. The atomics are relaxed, so both
+//!   sides need theirs.
 //!
 //! Anything else on the same byte, one of the two writing, is a race. Two atomics never race.
 
@@ -172,8 +172,8 @@ impl Races {
         }
     }
 
-    /// From here on this thread knows what its atomics have heard, and its next atomics pass on what it has done and
-    /// knows.
+    /// From here on this thread knows what its atomics have heard, and its next atomics pass on what it has
+    /// done and knows.
     pub(super) fn fence(&mut self, lane: &Lane, scope: FenceScope) {
         let (block, first) = (lane.block().number.get(), lane.linear - lane.lane());
         let epoch = self.epoch;

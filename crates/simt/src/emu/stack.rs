@@ -4,8 +4,8 @@ use corosensei::stack::{DefaultStack, Stack, StackPointer};
 use std::cell::{Cell, RefCell};
 use std::io;
 
-/// Stacks end at page boundaries. If the frames of all threads began there too, they would share the few cache
-/// sets of that page offset: so each stack begins a little deeper than the one before, modulo this.
+/// Stacks end at page boundaries. If the frames of all threads began there too, they would share the few
+/// cache sets of that page offset: so each stack begins a little deeper than the one before, modulo this.
 const SPREAD_BYTES: usize = 4096;
 
 /// Two cache lines, so that neighbours also differ for the line that a prefetcher fetches along.
@@ -60,8 +60,8 @@ impl ThreadStack {
     }
 }
 
-// SAFETY: the memory of a `DefaultStack`, less its highest `offset` bytes: fewer than it was enlarged by, and a
-// multiple of the stack alignment.
+// SAFETY: the memory of a `DefaultStack`, less its highest `offset` bytes: fewer than it was enlarged by, and
+// a multiple of the stack alignment.
 unsafe impl Stack for ThreadStack {
     #[inline]
     fn base(&self) -> StackPointer {

@@ -1,17 +1,17 @@
 //! The tensor cores' arithmetic, as measured on compute capability 9.0.
 //!
 //! One output of an MMA is **one** sum of seventeen terms, the sixteen products and the accumulator:
-//! - a product is exact; it is aligned by the sum of its operands' exponents, not by its own normalised one; a
-//!   subnormal operand has the smallest normal exponent; the accumulator is aligned by its own;
-//! - every term is shifted to the largest alignment and cut off toward zero 25 bits below it; terms that are zero
-//!   have no alignment;
-//! - the sum of what is left is exact and is rounded toward zero to f32, subnormal results included; beyond the
-//!   largest f32 it is an infinity, and a sum that is or becomes zero is +0;
+//! - a product is exact; it is aligned by the sum of its operands' exponents, not by its own normalised one;
+//!   a subnormal operand has the smallest normal exponent; the accumulator is aligned by its own;
+//! - every term is shifted to the largest alignment and cut off toward zero 25 bits below it; terms that are
+//!   zero have no alignment;
+//! - the sum of what is left is exact and is rounded toward zero to f32, subnormal results included; beyond
+//!   the largest f32 it is an infinity, and a sum that is or becomes zero is +0;
 //! - a NaN operand, zero times infinity, and infinities of both signs give the NaN 0x7fffffff.
 //!
-//! Fitted to, and equal to, 589,824 results of an H100: ordinary and random bit patterns, subnormals, signed zeros,
-//! cancellation, overflow, infinities and NaN, for f16 and bf16. `ferrokv check` compares the two on every GPU it
-//! runs on.
+//! Fitted to, and equal to, 589,824 results of an H100: ordinary and random bit patterns, subnormals, signed
+//! zeros, cancellation, overflow, infinities and NaN, for f16 and bf16. `ferrokv check` compares the two on
+//! every GPU it runs on.
 
 /// The formats of an MMA's operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +130,8 @@ fn round_toward_zero(value: i64, exponent: i32) -> u32 {
     if bits == 0 { 0 } else { bits | ((value < 0) as u32) << 31 }
 }
 
-/// D = A·B + C of one tile: `a` [16 rows, 16], `b` [8 columns, 16], `c` and the result [16 rows, 8 columns], all as bits.
+/// D = A·B + C of one tile: `a` [16 rows, 16], `b` [8 columns, 16], `c` and the result [16 rows, 8 columns],
+/// all as bits.
 pub fn mma_16x8x16(
     format: Format,
     a: &[[u16; 16]; 16],

@@ -106,8 +106,8 @@ pub fn minimum(a: f32, b: f32) -> f32 {
 
 /// `x` held between `low` and `high`: `minimum(maximum(x, low), high)`.
 ///
-/// NaN stays NaN ([`NAN_BITS`]), as in `f32::clamp`; −0 counts as less than +0; with `low > high` the result is
-/// `high`. Two PTX instructions.
+/// NaN stays NaN ([`NAN_BITS`]), as in `f32::clamp`; −0 counts as less than +0; with `low > high` the result
+/// is `high`. Two PTX instructions.
 #[inline(always)]
 #[must_use]
 pub fn clamp(x: f32, low: f32, high: f32) -> f32 {

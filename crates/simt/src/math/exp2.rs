@@ -5,12 +5,12 @@ use super::{ROUNDER, clamp, fma, host_nan, maximum};
 /// 2^x for the whole range of `f32`.
 ///
 /// Error, measured over every `f32`: at most 0.608 ULP where the result is normal, 0.766 ULP where it is
-/// subnormal (two roundings). Exact for every integer `x`. From 128 up the result is +∞, from −150 down it is +0, NaN gives NaN
-/// ([`NAN_BITS`](super::NAN_BITS)).
+/// subnormal (two roundings). Exact for every integer `x`. From 128 up the result is +∞, from −150 down it is
+/// +0, NaN gives NaN ([`NAN_BITS`](super::NAN_BITS)).
 ///
-/// Method: x = n + f with n the nearest integer, so |f| <= 1/2 and f is exact. 1 + f·ln2 is kept as a sum of two
-/// floats, a polynomial supplies the rest, and two multiplications by powers of two place the exponent: the
-/// first is exact, the second rounds once if the result is subnormal.
+/// Method: x = n + f with n the nearest integer, so |f| <= 1/2 and f is exact. 1 + f·ln2 is kept as a sum of
+/// two floats, a polynomial supplies the rest, and two multiplications by powers of two place the exponent:
+/// the first is exact, the second rounds once if the result is subnormal.
 #[inline(always)]
 #[must_use]
 pub fn exp2(x: f32) -> f32 {
@@ -49,8 +49,8 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// (2^f - 1) / f on [-1/2, 1/2], lowest power first; relative error of 2^f below 2^-28.3. For SIMD versions of
-/// [`exp2_nonpositive`].
+/// (2^f - 1) / f on [-1/2, 1/2], lowest power first; relative error of 2^f below 2^-28.3. For SIMD versions
+/// of [`exp2_nonpositive`].
 #[doc(hidden)]
 pub const EXP2_COEFFICIENTS: [f32; 6] = [
     f32::from_bits(0x3f31_7218),

@@ -8,8 +8,8 @@ use super::{NAN_BITS, fma};
 /// Exact for powers of two. ±0 gives −∞, +∞ gives +∞, a negative number or NaN gives NaN
 /// ([`NAN_BITS`](super::NAN_BITS)).
 ///
-/// Method: x = 2^e·(1 + r) with 1 + r in [2/3, 4/3), so r is exact. r·log2(e) is kept as a sum of two floats, a
-/// polynomial times r² supplies the rest, and an exact sum with e carries its rounding error along.
+/// Method: x = 2^e·(1 + r) with 1 + r in [2/3, 4/3), so r is exact. r·log2(e) is kept as a sum of two floats,
+/// a polynomial times r² supplies the rest, and an exact sum with e carries its rounding error along.
 #[inline(always)]
 #[must_use]
 pub fn log2(x: f32) -> f32 {

@@ -1,9 +1,9 @@
 //! Arithmetic that gives the same bits on the GPU and on the CPU.
 //!
 //! Every function is built from IEEE-754 additions, multiplications, divisions, square roots and fused
-//! multiply-adds (all rounding to nearest even), from comparisons and from integer operations, in a fixed order.
-//! No function of the platform's mathematics library is involved, and nothing is approximated or flushed to
-//! zero by hardware.
+//! multiply-adds (all rounding to nearest even), from comparisons and from integer operations, in a fixed
+//! order. No function of the platform's mathematics library is involved, and nothing is approximated or
+//! flushed to zero by hardware.
 //!
 //! | function | domain | largest error | instructions on sm_90 |
 //! |---|---|---|---|
@@ -13,7 +13,7 @@
 //! | [`sin`], [`cos`] | every `f32` | 0.502 ULP | 54 below 2^30, 86 above; `f64` |
 //! | [`sin_cos`] | every `f32` | as [`sin`] and [`cos`] | 63 below 2^30, 94 above; `f64` |
 //! | [`rsqrt`] | every `f32` | 1.491 ULP | those of one `sqrt.rn` and one `rcp.rn` |
-//! | [`Divisor::divide`] | 2^−102 <= abs(x / s) <= 2^126 and all special values | none: the bits of `x / s` | 8 |
+//! | [`Divisor::divide`] | 2^−102 <= abs(x / s) <= 2^126, special values | none: the bits of `x / s` | 8 |
 //!
 //! The errors are measured over every input there is, against `f64` (`tests/math_ulp.rs`). Sine and
 //! cosine hold their bound up to `f32::MAX`.
@@ -21,8 +21,8 @@
 //! One ULP is the distance between neighbouring `f32` in the binade of the exact result (2^−149 for subnormal
 //! ones).
 //!
-//! Plain operators are IEEE as well, so a kernel adds and multiplies with `+` and `*`; the one thing they leave
-//! open is the bits of a NaN. See [`canonical_nan`].
+//! Plain operators are IEEE as well, so a kernel adds and multiplies with `+` and `*`; the one thing they
+//! leave open is the bits of a NaN. See [`canonical_nan`].
 
 mod compare;
 mod divide;
@@ -43,7 +43,8 @@ pub use ieee::{
 pub use log2::log2;
 pub use trig::{cos, sin, sin_cos};
 
-/// The bits of the NaN that the functions of this module return: the one that PTX instructions over `f32` give.
+/// The bits of the NaN that the functions of this module return: the one that PTX instructions over `f32`
+/// give.
 pub const NAN_BITS: u32 = 0x7fff_ffff;
 
 /// 1.5·2^23: added to a float of at most 2^22, it rounds to the nearest integer and shows it in the low bits.

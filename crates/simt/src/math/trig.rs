@@ -50,8 +50,8 @@ const SMALL: f32 = 1_073_741_824.0;
 
 /// r and k of x = k·π/2 + r for |x| < [`SMALL`] (Cody and Waite).
 ///
-/// π/2 is the sum of two `f64` with an error of 2^−109, so that k < 2^30 of them are off by less than 2^−79. The
-/// first multiply-add rounds with 2^−53 relative to what is left after cancellation, the second one too.
+/// π/2 is the sum of two `f64` with an error of 2^−109, so that k < 2^30 of them are off by less than 2^−79.
+/// The first multiply-add rounds with 2^−53 relative to what is left after cancellation, the second one too.
 #[inline(always)]
 fn reduce_small(x: f32) -> (f64, u32) {
     const TWO_OVER_PI: f64 = core::f64::consts::FRAC_2_PI;

@@ -1,5 +1,5 @@
-//! Kernels that shall wait for the launch before them, and threads that do not: on the device they would read what that
-//! launch has not written yet.
+//! Kernels that shall wait for the launch before them, and threads that do not: on the device they would read
+//! what that launch has not written yet.
 
 use crate::support::{modes, pass, read, write};
 use simt::emu::{FaultKind, launch};

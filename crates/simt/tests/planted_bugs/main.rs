@@ -6,12 +6,12 @@
 //! |---|---|---|---|---|
 //! | `bounds` | one element past a global or shared array, read or written | `OutOfBounds` | yes | yes |
 //! | `alignment` | a vector that does not start at a multiple of its size | `Misaligned` | yes | yes |
-//! | `block_race` | no block barrier between writing and reading, or one that orders too little | `Race` | passes | yes |
+//! | `block_race` | no barrier between a write and a read, or too weak a one | `Race` | passes | yes |
 //! | `block_race` | … where the reader comes first | `Uninitialized` | yes | yes |
 //! | `block_race` | no barrier between setting a word and atomics on it | `Race` | passes | yes |
 //! | `warp_race` | no warp barrier between lanes that exchange through memory | `Race` | passes | yes |
-//! | `divergent_barrier` | threads that return early, barriers at two places | `DivergentBarrier` | yes | yes |
-//! | `unwritten_shared` | a read, a vector read or an atomic of bytes that nobody wrote | `Uninitialized` | yes | yes |
+//! | `divergent_barrier` | threads that leave, barriers at two places | `DivergentBarrier` | yes | yes |
+//! | `unwritten_shared` | a read, vector or atomic, of unwritten bytes | `Uninitialized` | yes | yes |
 //! | `shuffle_mask` | a caller that its mask does not name | `LaneNotInMask` | yes | yes |
 //! | `shuffle_mask` | a named lane that returned, never was, or waits elsewhere | `LaneMissing` | yes | yes |
 //! | `shuffle_source` | a shuffle that reads a lane outside its mask | `ShuffleSource` | yes | yes |
@@ -23,11 +23,11 @@
 //! | `shared_size` | a shared layout larger than the launch's shared memory | `SharedTooSmall` | yes | yes |
 //! | `async_copies` | a read before the wait, or of a group never closed | `CopyUnderWay` | yes | yes |
 //! | `async_copies` | no barrier between the wait and another lane's read | `Race` | passes | yes |
-//! | `late_wait` | a kernel that is to wait for the launch before, and a path without that | `NoWait` | yes | yes |
+//! | `late_wait` | a kernel that is to wait for the launch before, a path without | `NoWait` | yes | yes |
 //! | `panics` | an assertion, an index, a division by zero | `Panic` | yes | yes |
 //!
-//! `runner` holds what the launch itself promises: which fault is reported, and that threads that a fault leaves
-//! parked are unwound.
+//! `runner` holds what the launch itself promises: which fault is reported, and that threads that a fault
+//! leaves parked are unwound.
 
 mod alignment;
 mod async_copies;

@@ -1,5 +1,6 @@
-//! The reduction by the block that comes last: without a fence before its atomic, a block may be counted before
-//! its partial result has arrived; without one after it, the last block may have read before it counted.
+//! The reduction by the block that comes last: without a fence before its atomic, a block may be counted
+//! before its partial result has arrived; without one after it, the last block may have read before it
+//! counted.
 
 use crate::support::{at, caught, line, modes, pass, thread as thread_id, write};
 use simt::emu::{EmuOptions, FaultKind, Race, Space};

@@ -73,8 +73,8 @@ pub fn place(file: &'static str, source: &str, marker: &str) -> Place {
     Place { file, line, column: 0 }
 }
 
-/// Runs a broken kernel: its fault must name the kernel, the thread and the line. Returns what went wrong, its
-/// places without columns.
+/// Runs a broken kernel: its fault must name the kernel, the thread and the line. Returns what went wrong,
+/// its places without columns.
 #[track_caller]
 pub fn caught<A: KernelArgs>(
     kernel: Kernel<A>,

@@ -1,7 +1,7 @@
 //! [`Lanes`] in AVX-512 F, BW and VL. What is of eight lanes or bytes is [`Avx2`]'s.
 //!
-//! Elements stay as they are, and become floats and exponent words in registers, for several rows at once: a tile of
-//! operands would be three times as large.
+//! Elements stay as they are, and become floats and exponent words in registers, for several rows at once: a
+//! tile of operands would be three times as large.
 
 use super::lanes::{
     BOTH, Chunk, Floats, Lanes, NARROWEST, Order, Portable, Row, SCALE, Tile, UNSCALE, WIDEST, bits,

@@ -1,16 +1,17 @@
 //! Sixteen outputs of the tensor cores' arithmetic at a time, one a lane.
 //!
-//! [`simt::emu::tensor`] says what an output is: the sum of 16 products and the accumulator, each cut off 25 bits below the
-//! largest alignment, the sum rounded toward zero. Here, for all lanes at once:
-//! 1. The alignment of a product is the sum of its operands' exponents. Exponents are 16-bit words, two steps of the
-//!    contraction in a lane: an addition and a maximum see to two products. [`word`] makes a zero operand come out
-//!    below everything.
-//! 2. A product is exact in f32, times 2^(25 − alignment) too; the conversion to an integer cuts off, toward zero. Sixteen such
-//!    integers are below 2^31 in sum: 16 · 2^25 · (2 − 2^−10)². With the accumulator f64 holds them; nearly always 32 bits do.
+//! [`simt::emu::tensor`] says what an output is: the sum of 16 products and the accumulator, each cut off 25
+//! bits below the largest alignment, the sum rounded toward zero. Here, for all lanes at once:
+//! 1. The alignment of a product is the sum of its operands' exponents. Exponents are 16-bit words, two steps
+//!    of the contraction in a lane: an addition and a maximum see to two products. [`word`] makes a zero
+//!    operand come out below everything.
+//! 2. A product is exact in f32, times 2^(25 − alignment) too; the conversion to an integer cuts off, toward
+//!    zero. Sixteen such integers are below 2^31 in sum: 16 · 2^25 · (2 − 2^−10)². With the accumulator f64
+//!    holds them; nearly always 32 bits do.
 //! 3. That to f32 toward zero, and the scale undone.
 //!
-//! Lanes for which f32 or, where a path adds in them, 32 bits are too narrow, or whose accumulator is not finite, are left to the emulator's own
-//! model, as are tiles with an operand that is not finite.
+//! Lanes for which f32 or, where a path adds in them, 32 bits are too narrow, or whose accumulator is not
+//! finite, are left to the emulator's own model, as are tiles with an operand that is not finite.
 
 use crate::attention::Half;
 use half::f16;
@@ -24,7 +25,8 @@ pub(crate) type Pairs = [u32; 16];
 
 /// The words of two operands, both nonzero, add up to no less than this.
 pub(crate) const BOTH: i32 = 0x8000;
-/// Alignments, biased like f32's exponents, for which f32 is wide enough: no scale and no relevant product under- or overflows.
+/// Alignments, biased like f32's exponents, for which f32 is wide enough: no scale and no relevant product
+/// under- or overflows.
 pub(crate) const NARROWEST: i32 = 27;
 /// See [`NARROWEST`].
 pub(crate) const WIDEST: i32 = 240;
@@ -53,8 +55,8 @@ pub(crate) const fn bits<E: Half>() -> Bits {
     }
 }
 
-/// The exponent word of an operand: 0 for zero, 2^14 and the exponent field, that of the smallest normal number for
-/// subnormal ones.
+/// The exponent word of an operand: 0 for zero, 2^14 and the exponent field, that of the smallest normal
+/// number for subnormal ones.
 #[inline(always)]
 pub(crate) fn word(x: u16, bits: Bits) -> u16 {
     let exponent = (x & 0x7fff) >> bits.fraction;
@@ -93,8 +95,9 @@ impl Row {
     }
 }
 
-/// 16 tokens of keys or values as the second operand. Chunk `c` is sixteen steps of a contraction for sixteen lanes: for keys
-/// contraction `c` over dimensions, a token a lane; for values the tokens, dimensions 16c to 16c + 15 in the lanes.
+/// 16 tokens of keys or values as the second operand. Chunk `c` is sixteen steps of a contraction for sixteen
+/// lanes: for keys contraction `c` over dimensions, a token a lane; for values the tokens, dimensions 16c to
+/// 16c + 15 in the lanes.
 pub(crate) struct Tile {
     /// Elements of keys, [chunks, steps, lanes]. Values are read where they are.
     pub(crate) keys: [[[u16; 16]; 16]; 16],
@@ -149,7 +152,8 @@ impl Chunk<'_> {
 
 /// In which order a kernel contracts over the dimensions of queries and keys: 16 at a time.
 pub(crate) trait Order {
-    /// Contraction and step in it of dimension `d`. Even steps are of even dimensions, the next dimension is the next step.
+    /// Contraction and step in it of dimension `d`. Even steps are of even dimensions, the next dimension is
+    /// the next step.
     fn step_of(d: usize) -> (usize, usize);
     /// The dimension of a step of a contraction.
     fn dimension(contraction: usize, step: usize) -> usize;
@@ -228,8 +232,8 @@ pub(crate) trait Lanes {
     }
     /// Values [16, head_dim], a dimension a lane.
     fn values<E: Half>(rows: &[u16], head_dim: usize, tile: &mut Tile);
-    /// c += row · chunk for each row; the lanes (a bit each) that are not what they should be, and are as they were. Operands
-    /// are finite.
+    /// c += row · chunk for each row; the lanes (a bit each) that are not what they should be, and are as
+    /// they were. Operands are finite.
     fn steps<E: Half, const R: usize>(
         rows: [&Row; R],
         chunk: Chunk<'_>,

@@ -1,5 +1,5 @@
-//! What attention on slices shares: the tensor cores' arithmetic sixteen outputs at a time, the online softmax of the
-//! kernels' warps, and the choice of instructions.
+//! What attention on slices shares: the tensor cores' arithmetic sixteen outputs at a time, the online
+//! softmax of the kernels' warps, and the choice of instructions.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;

@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use std::cell::RefCell;
 use std::thread::LocalKey;
 
-/// How the warps of a thread block are dealt out: warp w to piece w modulo their number. The first warps have a block more than the
-/// last where blocks do not divide among them, so each piece gets its share of those.
+/// How the warps of a thread block are dealt out: warp w to piece w modulo their number. The first warps have
+/// a block more than the last where blocks do not divide among them, so each piece gets its share of those.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pieces {
     /// Divides the warps.
@@ -17,8 +17,8 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// For as many thread blocks as there are to share out over the current threads: several where threads would else wait for
-    /// the last of them.
+    /// For as many thread blocks as there are to share out over the current threads: several where threads
+    /// would else wait for the last of them.
     pub(crate) fn of(thread_blocks: usize, warps: usize) -> Self {
         let threads = rayon::current_num_threads();
         let count = match thread_blocks {
@@ -46,8 +46,8 @@ impl Pieces {
         warp % self.count * self.each() + warp / self.count
     }
 
-    /// Does a thread block's work: `one` for each piece, with what `inputs` has for it and the results to be of its warps; then
-    /// they are merged into `out`. Gives what `one` has found, if any has.
+    /// Does a thread block's work: `one` for each piece, with what `inputs` has for it and the results to be
+    /// of its warps; then they are merged into `out`. Gives what `one` has found, if any has.
     pub(crate) fn share<I: Send, T: Send>(
         self,
         level: Level,
@@ -81,8 +81,8 @@ fn new_results() -> Box<[WarpResult; MAX_WARPS]> {
 /// What a thread keeps for its tasks, used again and again.
 pub(crate) type Memory<T> = RefCell<Vec<Box<T>>>;
 
-/// Does something with this thread's memory. It is the task's own meanwhile: while a task waits for its pieces its thread may
-/// begin another.
+/// Does something with this thread's memory. It is the task's own meanwhile: while a task waits for its
+/// pieces its thread may begin another.
 pub(crate) fn with_memory<T, R>(
     memory: &'static LocalKey<Memory<T>>,
     new: impl FnOnce() -> Box<T>,

@@ -74,7 +74,8 @@ impl Running {
     }
 }
 
-/// The new reference as the four lanes of a row find it, where scores are not all numbers or so large that differences round.
+/// The new reference as the four lanes of a row find it, where scores are not all numbers or so large that
+/// differences round.
 #[cold]
 #[inline(never)]
 fn raised_by_lanes(scores: &[&[f32; TOKENS]], reference: f32) -> f32 {
@@ -153,8 +154,8 @@ impl WarpResult {
     }
 }
 
-/// Adds up the warps of a thread block in their order: `out` [8, head_dim] of Σ p·v, then [8] pairs of reference and sum. `Merging` of
-/// the kernels.
+/// Adds up the warps of a thread block in their order: `out` [8, head_dim] of Σ p·v, then [8] pairs of
+/// reference and sum. `Merging` of the kernels.
 pub(crate) struct Merge<'a> {
     /// In the order of [`Pieces`].
     pub(crate) results: &'a [WarpResult],
@@ -192,7 +193,8 @@ impl Work for Merge<'_> {
     }
 }
 
-/// `Adding::parts` of the kernels for row `r`: a warp adds up the sums, a part a lane; values in the order of the parts.
+/// `Adding::parts` of the kernels for row `r`: a warp adds up the sums, a part a lane; values in the order of
+/// the parts.
 #[inline(always)]
 pub(crate) fn combine(
     parts: &[f32],

@@ -1,4 +1,5 @@
-//! Sums of several rows at once, and warps shared out, against the model of the tensor cores and against each other.
+//! Sums of several rows at once, and warps shared out, against the model of the tensor cores and against each
+//! other.
 
 use super::lanes::{Eights, Floats, Lanes, Order, Row, Tile, multiply_each};
 use super::pieces::Pieces;

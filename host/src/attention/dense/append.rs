@@ -56,13 +56,14 @@ pub struct AppendHandles<E> {
     pub values: GlobalMut<E>,
 }
 
-/// Copies `problem.query_tokens` new tokens of each sequence to the blocks of a paged cache, and sets the lengths. It allocates
-/// nothing, waits for nothing and can be captured: positions that a step counts up make each replay append the next tokens.
+/// Copies `problem.query_tokens` new tokens of each sequence to the blocks of a paged cache, and sets the
+/// lengths. It allocates nothing, waits for nothing and can be captured: positions that a step counts up make
+/// each replay append the next tokens.
 ///
 /// # Safety
 /// Until the launch has finished (for a capture: until each run of the graph has):
-/// - the memory behind every handle is there, reached by the stream's device, and nothing else writes it, or touches what is
-///   written;
+/// - the memory behind every handle is there, reached by the stream's device, and nothing else writes it, or
+///   touches what is written;
 /// - no two tokens have one place, and the table's entries up to each position are blocks of the pools.
 ///
 /// # Errors
@@ -95,7 +96,8 @@ pub unsafe fn append<E: AppendElement>(
     let arguments = (new_keys, new_values, positions, table, lengths, keys, values, shape);
     // One block a token: the problem's rows fit a launch, and they are no fewer.
     let launch = LaunchShape::new(tokens as u32, APPEND_THREADS);
-    // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this function's contract.
+    // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this function's
+    // contract.
     unsafe { stream.launch(&E::append_kernel(), launch, arguments)? };
     Ok(())
 }

@@ -1,33 +1,37 @@
 //! How far dense attention may be from the formula.
 //!
-//! u = 2^−24, h the relative rounding error of the cache's type (2^−11 for f16, 2^−8 for bf16), n its smallest normal
-//! number. Each quantity is bounded for one query row; "tiles" are those of one warp.
+//! u = 2^−24, h the relative rounding error of the cache's type (2^−11 for f16, 2^−8 for bf16), n its
+//! smallest normal number. Each quantity is bounded for one query row; "tiles" are those of one warp.
 //!
-//! **A tensor-core step** adds 16 products and an accumulator. Each of the 17 terms is cut off below 2^−25 of the largest
-//! alignment exponent, which is at most that of the largest |term| with operands below n counted as n; the sum is rounded
-//! toward zero to f32. So with M the sum of those magnitudes a step adds at most (17·2^−25 + 2^−23)·M = κ·M.
+//! **A tensor-core step** adds 16 products and an accumulator. Each of the 17 terms is cut off below 2^−25 of
+//! the largest alignment exponent, which is at most that of the largest |term| with operands below n counted
+//! as n; the sum is rounded toward zero to f32. So with M the sum of those magnitudes a step adds at most
+//! (17·2^−25 + 2^−23)·M = κ·M.
 //!
-//! **Score** in log2 units, c = log2(e)·scale: D/16 steps, then two roundings of the product with c, one of the difference to
-//! the reference, which is between 16 below the largest score and 1 above it. With Q_t = Σ max(|q|, n)·max(|k|, n):
-//! d_t = c·κ·(D/16)·Q_t + 2u·|s_t| + u·(17 + s_max − s_t), and 2^x itself is within 2^−23: the probability is p_t·(1 + ε_t),
+//! **Score** in log2 units, c = log2(e)·scale: D/16 steps, then two roundings of the product with c, one of
+//! the difference to the reference, which is between 16 below the largest score and 1 above it. With Q_t = Σ
+//! max(|q|, n)·max(|k|, n): d_t = c·κ·(D/16)·Q_t + 2u·|s_t| + u·(17 + s_max − s_t), and 2^x itself is within
+//! 2^−23: the probability is p_t·(1 + ε_t),
 //! |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1.
 //!
 //! **Weights.** Such ε_t move Σ a_t v_t by at most (Σ a_t e_t |v_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
 //!
-//! **Rounding to 16 bits**, twice (rounded, and what that cut off): h²·p, and below n no less than its subnormal step σ.
-//! Probabilities are relative to a reference that makes the largest of them at least 2^14, or 1 where scores are beyond 2^24.
-//! With P the reciprocal of that: h²·A + σ·P·Σ|v_t|, A = Σ a_t |v_t|.
+//! **Rounding to 16 bits**, twice (rounded, and what that cut off): h²·p, and below n no less than its
+//! subnormal step σ. Probabilities are relative to a reference that makes the largest of them at least 2^14,
+//! or 1 where scores are beyond 2^24. With P the reciprocal of that: h²·A + σ·P·Σ|v_t|, A = Σ a_t |v_t|.
 //!
-//! **Sums of values**: a step a tile, hence κ·tiles·(1 + h)·(A + 2·warps·n·P·max|v|). Merging adds four warps and the splits
-//! and divides: u·(splits + 8)·A.
+//! **Sums of values**: a step a tile, hence κ·tiles·(1 + h)·(A + 2·warps·n·P·max|v|). Merging adds four warps
+//! and the splits and divides: u·(splits + 8)·A.
 //!
-//! **Sum of probabilities**: additions of positive numbers, u·(tiles + splits + 10) relative: that share of |o|, and of the
-//! logarithm.
+//! **Sum of probabilities**: additions of positive numbers, u·(tiles + splits + 10) relative: that share of
+//! |o|, and of the logarithm.
 //!
-//! **Log-sum-exp**: −ln(1 − Σ a_t e_t), the sum's error, 2^−23 of a log2 of at most 40, and four roundings of the result.
+//! **Log-sum-exp**: −ln(1 − Σ a_t e_t), the sum's error, 2^−23 of a log2 of at most 40, and four roundings of
+//! the result.
 //!
-//! The factor 1.01 covers products of these. Where Σ a_t e_t reaches 1/2 (scores in the millions: a rounding of the score is
-//! a power of two of the weight) an output is still a mean of values with weights of its own: 2·max|v| then.
+//! The factor 1.01 covers products of these. Where Σ a_t e_t reaches 1/2 (scores in the millions: a rounding
+//! of the score is a power of two of the weight) an output is still a mean of values with weights of its own:
+//! 2·max|v| then.
 
 use crate::attention::oracle::Sequence;
 use crate::attention::{BLOCK_TOKENS, Half};

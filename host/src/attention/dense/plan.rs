@@ -1,5 +1,5 @@
-//! Plan and run: a plan owns its scratch and fixes the launch; running it allocates nothing, waits for nothing and can be
-//! captured in a graph.
+//! Plan and run: a plan owns its scratch and fixes the launch; running it allocates nothing, waits for
+//! nothing and can be captured in a graph.
 
 use super::{Error, Problem, Result};
 use crate::attention::{BLOCK_TOKENS, BlockTable, Half, PagedPool};
@@ -51,7 +51,8 @@ instances!(f16: 64 96 128 256, bf16: 64 96 128 256);
 pub struct Attended {
     /// Attention, [sequences, query_tokens, q_heads, head_dim]; zeros for a query token that sees no key.
     pub output: Buffer<f32>,
-    /// Natural log-sum-exp of the scaled scores, [sequences, query_tokens, q_heads]; −∞ for a query token that sees no key.
+    /// Natural log-sum-exp of the scaled scores, [sequences, query_tokens, q_heads]; −∞ for a query token
+    /// that sees no key.
     pub lse: Buffer<f32>,
 }
 
@@ -68,11 +69,13 @@ pub struct Handles<E> {
     pub table: Global<u32>,
     /// \[sequences\].
     pub lengths: Global<u32>,
-    /// [sequences, kv_heads · row groups]: bit g of a word asks for row g of a group of eight, and a block whose word is 0
-    /// leaves at once. Row `t · group + h` of a KV head is query token t of its query head h. `None` asks for all.
+    /// [sequences, kv_heads · row groups]: bit g of a word asks for row g of a group of eight, and a block
+    /// whose word is 0 leaves at once. Row `t · group + h` of a KV head is query token t of its query head h.
+    /// `None` asks for all.
     pub wanted: Option<Global<u32>>,
-    /// Whether keys and values are in the device's own memory: then a launch asks the L2 cache for its first tiles while the one ahead
-    /// of it still runs. From pinned host memory they would come over the bus twice where the cache gives them up.
+    /// Whether keys and values are in the device's own memory: then a launch asks the L2 cache for its first
+    /// tiles while the one ahead of it still runs. From pinned host memory they would come over the bus twice
+    /// where the cache gives them up.
     pub near: bool,
     /// Like the queries. Rows that are not wanted stay as they are.
     pub output: GlobalMut<f32>,
@@ -82,10 +85,10 @@ pub struct Handles<E> {
 
 /// The launch that computes the attention of one problem, and its scratch.
 ///
-/// The result depends on problem, queries, keys, values and lengths, and on nothing else: not on the device, nor on where
-/// in the pool a block lies, nor on what other sequences of the batch hold. The split of the work follows from the
-/// problem's extents; another `max_tokens` or another number of sequences may give other bits, within the
-/// [bound](super::bound).
+/// The result depends on problem, queries, keys, values and lengths, and on nothing else: not on the device,
+/// nor on where in the pool a block lies, nor on what other sequences of the batch hold. The split of the
+/// work follows from the problem's extents; another `max_tokens` or another number of sequences may give
+/// other bits, within the [bound](super::bound).
 ///
 /// One run at a time: the scratch is the plan's. Runs in one stream follow each other anyway.
 #[derive(Debug)]
@@ -107,8 +110,8 @@ impl<E: DenseElement> Plan<E> {
     /// A plan for a problem.
     ///
     /// # Errors
-    /// Those of [`Problem::checked`]; out of memory for the scratch (some 34·head_dim bytes for each of up to 132 thread
-    /// blocks, or one for each sequence, KV head and group of eight query rows).
+    /// Those of [`Problem::checked`]; out of memory for the scratch (some 34·head_dim bytes for each of up to
+    /// 132 thread blocks, or one for each sequence, KV head and group of eight query rows).
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
         let problem = problem.checked()?;
         let head_dim = problem.head_dim;
@@ -163,11 +166,12 @@ impl<E: DenseElement> Plan<E> {
         })
     }
 
-    /// Attention of `queries` [sequences, query_tokens, q_heads, head_dim] over the sequences that `table` names.
+    /// Attention of `queries` [sequences, query_tokens, q_heads, head_dim] over the sequences that `table`
+    /// names.
     ///
     /// # Errors
-    /// [`Error::Length`] and [`Error::Mismatch`] for what belongs to another problem; [`crate::Error::WrongDevice`]; what the
-    /// launch reports.
+    /// [`Error::Length`] and [`Error::Mismatch`] for what belongs to another problem;
+    /// [`crate::Error::WrongDevice`]; what the launch reports.
     pub fn run(
         &mut self,
         stream: &Stream,
@@ -204,22 +208,25 @@ impl<E: DenseElement> Plan<E> {
             output: out.output.global_mut(),
             lse: out.lse.global_mut(),
         };
-        // SAFETY: buffers of this device; the table checked its entries against a pool no larger than this one and its
-        // lengths against its rows. Dropping a buffer waits for the device.
+        // SAFETY: buffers of this device; the table checked its entries against a pool no larger than this
+        // one and its lengths against its rows. Dropping a buffer waits for the device.
         unsafe { self.run_on(stream, handles) }
     }
 
-    /// [`run`](Self::run) over memory that the caller vouches for, and only for the rows that are wanted: for pools in pinned
-    /// memory, tables that the device writes, and for doing again what something cheaper could not.
+    /// [`run`](Self::run) over memory that the caller vouches for, and only for the rows that are wanted: for
+    /// pools in pinned memory, tables that the device writes, and for doing again what something cheaper
+    /// could not.
     ///
     /// # Safety
     /// Until the launch has finished (for a capture: until each run of the graph has):
-    /// - the memory behind every handle is there, reached by the stream's device, and used by nothing else that writes it, or
-    ///   for the outputs, that touches it;
-    /// - each length is at most `max_blocks · 16`, and each table entry that a length reaches is a block of the pool.
+    /// - the memory behind every handle is there, reached by the stream's device, and used by nothing else
+    ///   that writes it, or for the outputs, that touches it;
+    /// - each length is at most `max_blocks · 16`, and each table entry that a length reaches is a block of
+    ///   the pool.
     ///
     /// # Errors
-    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch reports.
+    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
     pub unsafe fn run_on(&mut self, stream: &Stream, handles: Handles<E>) -> Result<()> {
         stream.device().check_same(&self.device, "the plan")?;
         let problem = self.problem;
@@ -253,8 +260,9 @@ impl<E: DenseElement> Plan<E> {
                 ..self.shape
             },
         );
-        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's contract. Blocks of a
-        // row meet in `counters` only, and the one that reads the others' parts comes last.
+        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
+        // contract. Blocks of a row meet in `counters` only, and the one that reads the others' parts comes
+        // last.
         unsafe { stream.launch(&self.kernel, self.launch, arguments)? };
         Ok(())
     }

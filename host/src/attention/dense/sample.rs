@@ -163,8 +163,8 @@ impl<E: DenseElement> Sample<E> {
         }
     }
 
-    /// Puts keys and values into a pool of as many blocks as needed and `spare` more, in an order that `seed` says. What no
-    /// token fills is NaN: unused blocks and the rest of last blocks.
+    /// Puts keys and values into a pool of as many blocks as needed and `spare` more, in an order that `seed`
+    /// says. What no token fills is NaN: unused blocks and the rest of last blocks.
     pub fn paged(&self, seed: u64, spare: u32) -> Paged<E> {
         let Problem { kv_heads, head_dim, .. } = self.problem;
         let (heads, dim, block) = (kv_heads as usize, head_dim as usize, BLOCK_TOKENS as usize);

@@ -8,17 +8,18 @@ use crate::{Buffer, Stream};
 use simt::{Global, GlobalMut};
 
 impl<E: CacheElement> TieredCache<E> {
-    /// Attends to everything that the sequences have: rows 0 to `plan.problem().sequences` of the cache, empty ones included.
-    /// `queries` is [sequences, q_heads, head_dim].
+    /// Attends to everything that the sequences have: rows 0 to `plan.problem().sequences` of the cache,
+    /// empty ones included. `queries` is [sequences, q_heads, head_dim].
     ///
-    /// It allocates nothing, waits for nothing, and can be captured, together with appends. What it reads from host memory
-    /// comes into the scratch on the way; the bits of output and certificates are the same whatever is there, and whether the
-    /// kernels or, on the CPU, [`cpu::Step`](super::super::cpu::Step) computes them. A policy that checks the order of blocks or what is
-    /// stored runs through the kernels on the CPU too, for [`cpu::Step`](super::super::cpu::Step) has no such checks.
+    /// It allocates nothing, waits for nothing, and can be captured, together with appends. What it reads
+    /// from host memory comes into the scratch on the way; the bits of output and certificates are the same
+    /// whatever is there, and whether the kernels or, on the CPU, [`cpu::Step`](super::super::cpu::Step)
+    /// computes them. A policy that checks the order of blocks or what is stored runs through the kernels on
+    /// the CPU too, for [`cpu::Step`](super::super::cpu::Step) has no such checks.
     ///
     /// # Errors
-    /// [`CacheError::Plan`], [`CacheError::Layout`], [`CacheError::Length`], and nothing is launched; [`crate::Error::WrongDevice`]; what the launches
-    /// report.
+    /// [`CacheError::Plan`], [`CacheError::Layout`], [`CacheError::Length`], and nothing is launched;
+    /// [`crate::Error::WrongDevice`]; what the launches report.
     pub fn attend(
         &mut self,
         stream: &Stream,
@@ -34,11 +35,13 @@ impl<E: CacheElement> TieredCache<E> {
         unsafe { self.attend_on(stream, plan, queries.global(), out.handles()) }
     }
 
-    /// [`attend`](Self::attend) over memory that the caller vouches for: parts of larger buffers, pinned memory.
+    /// [`attend`](Self::attend) over memory that the caller vouches for: parts of larger buffers, pinned
+    /// memory.
     ///
     /// # Safety
-    /// Until the last launch has finished (for a capture: until each run of the graph has), the memory behind every handle is
-    /// there, reached by the stream's device, and used by nothing else that writes it, or for the outputs, that touches it.
+    /// Until the last launch has finished (for a capture: until each run of the graph has), the memory behind
+    /// every handle is there, reached by the stream's device, and used by nothing else that writes it, or for
+    /// the outputs, that touches it.
     ///
     /// # Errors
     /// As [`attend`](Self::attend).
@@ -91,17 +94,19 @@ impl<E: CacheElement> TieredCache<E> {
             },
         };
         if self.on_slices(stream) && plan.runs_on_slices() {
-            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call returns; the rest as
-            // below.
+            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call
+            // returns; the rest as below.
             return unsafe { plan.run_on_slices(&handles, out) };
         }
-        // SAFETY: everything is the cache's own and made for these extents; lengths stay below limits, whose blocks are in the
-        // table, and a block that is full was quantized in this stream. Dropping a buffer, or the cache, waits for the device.
+        // SAFETY: everything is the cache's own and made for these extents; lengths stay below limits, whose
+        // blocks are in the table, and a block that is full was quantized in this stream. Dropping a buffer,
+        // or the cache, waits for the device.
         unsafe { plan.run(stream, &handles, out) }
     }
 
-    /// Exact attention over the originals, for as many query tokens as the plan says: what a prompt wants, whose last keys
-    /// are those of its queries. The originals are read where they are: from host memory, for a GPU.
+    /// Exact attention over the originals, for as many query tokens as the plan says: what a prompt wants,
+    /// whose last keys are those of its queries. The originals are read where they are: from host memory, for
+    /// a GPU.
     ///
     /// # Safety
     /// As [`attend_on`](Self::attend_on).
@@ -150,9 +155,9 @@ impl<E: CacheElement> TieredCache<E> {
         })
     }
 
-    /// Puts the originals of the first `blocks` blocks of the cache into `pool`, which has as many blocks as the cache, in the
-    /// stream's order. For a GPU they come over the bus once, where attention of many query tokens would read them again and
-    /// again.
+    /// Puts the originals of the first `blocks` blocks of the cache into `pool`, which has as many blocks as
+    /// the cache, in the stream's order. For a GPU they come over the bus once, where attention of many query
+    /// tokens would read them again and again.
     pub(crate) fn stage(&self, stream: &Stream, blocks: u32, pool: &mut PagedPool<E>) -> Result<()> {
         let (expected, got) = (self.keys.len(), pool.keys().len());
         if got != expected {
@@ -161,7 +166,8 @@ impl<E: CacheElement> TieredCache<E> {
         }
         let elements = self.geometry().pool_elements(blocks as usize).min(expected);
         let (keys, values) = pool.both_mut();
-        // SAFETY: kernels of this stream alone write the originals, and dropping the cache waits for the device.
+        // SAFETY: kernels of this stream alone write the originals, and dropping the cache waits for the
+        // device.
         unsafe {
             stream.upload_async(&self.keys, ..elements, keys, 0)?;
             stream.upload_async(&self.values, ..elements, values, 0)?;

@@ -140,8 +140,8 @@ impl Book {
         }
     }
 
-    /// A sequence that shares the full blocks of another, with a block of its own for what does not fill one: source and
-    /// copy.
+    /// A sequence that shares the full blocks of another, with a block of its own for what does not fill one:
+    /// source and copy.
     pub fn fork(&mut self, row: u32) -> Result<(SequenceId, Option<(u32, u32)>), CacheError> {
         let Row { length, ref blocks, .. } = *self.row(row);
         let full = (length / BLOCK_TOKENS) as usize;

@@ -206,8 +206,8 @@ fn steps<E: CacheElement + OutputElement>(
     Ok(outputs)
 }
 
-/// Everything that the device has of a cache and is defined: of the pools the full blocks of live sequences, and no more is
-/// downloaded, so that a tool that looks for reads of what nobody wrote finds none.
+/// Everything that the device has of a cache and is defined: of the pools the full blocks of live sequences,
+/// and no more is downloaded, so that a tool that looks for reads of what nobody wrote finds none.
 fn contents<E: CacheElement + OutputElement>(
     cache: &TieredCache<E>,
     stream: &Stream,

@@ -6,24 +6,26 @@
 //! | GPU | tiles and annotations of every block; the scratch; fresh blocks; table, lengths, limits |
 //! | host, mapped | the originals of every block |
 //!
-//! Blocks of 16 tokens belong to one pool, whatever sequence has them. A full block never changes again, so that forks
-//! share it.
+//! Blocks of 16 tokens belong to one pool, whatever sequence has them. A full block never changes again, so
+//! that forks share it.
 //!
 //! # The block that is being filled
-//! Each sequence has a *fresh* block in the GPU's memory, and a row goes there and to the originals. A step reads its
-//! trailing blocks there, and a full one is quantized from there. The alternative, keeping trailing blocks in the scratch,
-//! would let two of them, or a promoted block and one of them, want the same slot; and with no scratch every step would read
-//! them over the bus. So: 64·D bytes for each sequence and KV head, no eviction, no tags, and no host memory is ever read to
-//! append.
+//! Each sequence has a *fresh* block in the GPU's memory, and a row goes there and to the originals. A step
+//! reads its trailing blocks there, and a full one is quantized from there. The alternative, keeping trailing
+//! blocks in the scratch, would let two of them, or a promoted block and one of them, want the same slot; and
+//! with no scratch every step would read them over the bus. So: 64·D bytes for each sequence and KV head, no
+//! eviction, no tags, and no host memory is ever read to append.
 //!
 //! # What the host knows
-//! The device's lengths are the truth: kernels advance them, in a graph without the host. An append checks a row's limit,
-//! which [`reserve`](TieredCache::reserve) raises after it has put the blocks into the table. What the host keeps beside
-//! it is exact as long as it has seen every append, and asked anew where it has not.
+//! The device's lengths are the truth: kernels advance them, in a graph without the host. An append checks a
+//! row's limit, which [`reserve`](TieredCache::reserve) raises after it has put the blocks into the table.
+//! What the host keeps beside it is exact as long as it has seen every append, and asked anew where it has
+//! not.
 //!
 //! # On the CPU
-//! Calls that are not captured do their work on slices, with the kernels' bits in all that is listed above. Captured ones, and
-//! all of a cache [`with_kernels`](TieredCache::with_kernels), are launches under the emulator.
+//! Calls that are not captured do their work on slices, with the kernels' bits in all that is listed above.
+//! Captured ones, and all of a cache [`with_kernels`](TieredCache::with_kernels), are launches under the
+//! emulator.
 //!
 //! # Use
 //! One stream at a time: a call's work must be ordered behind that of the calls before.
@@ -156,8 +158,8 @@ impl<E: CacheElement> TieredCache<E> {
     /// An empty cache.
     ///
     /// # Errors
-    /// [`CacheError::Extents`]; [`Error::Geometry`](super::Error::Geometry) cannot happen, for there is a geometry; out of
-    /// memory, of the device or of what the host can lock.
+    /// [`CacheError::Extents`]; [`Error::Geometry`](super::Error::Geometry) cannot happen, for there is a
+    /// geometry; out of memory, of the device or of what the host can lock.
     pub fn new(device: &Device, extents: Extents) -> Result<Self> {
         let scratch = extents.checked()?;
         let Extents { geometry, blocks, sequences, max_tokens, .. } = extents;
@@ -196,8 +198,8 @@ impl<E: CacheElement> TieredCache<E> {
         })
     }
 
-    /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path and takes some
-    /// hundred times as long.
+    /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path and
+    /// takes some hundred times as long.
     pub fn with_kernels(mut self) -> Self {
         self.own_path = false;
         self

@@ -14,12 +14,12 @@ impl<E: CacheElement> TieredCache<E> {
         Ok(self.book.start()?)
     }
 
-    /// Room for `tokens` more tokens of a sequence: the blocks are its own from then on. A graph that appends needs it, for
-    /// it cannot ask. Waits for the stream.
+    /// Room for `tokens` more tokens of a sequence: the blocks are its own from then on. A graph that appends
+    /// needs it, for it cannot ask. Waits for the stream.
     ///
     /// # Errors
-    /// [`CacheError::UnknownSequence`], [`CacheError::TooLong`], [`CacheError::PoolExhausted`], and the cache is as it was;
-    /// [`crate::Error::Capturing`].
+    /// [`CacheError::UnknownSequence`], [`CacheError::TooLong`], [`CacheError::PoolExhausted`], and the cache
+    /// is as it was; [`crate::Error::Capturing`].
     pub fn reserve(&mut self, stream: &Stream, sequence: SequenceId, tokens: u32) -> Result<()> {
         let row = self.row_of(sequence)?;
         self.refresh(stream)?;
@@ -60,11 +60,12 @@ impl<E: CacheElement> TieredCache<E> {
         self.write_limit(stream, row)
     }
 
-    /// A sequence with the same tokens. Full blocks are shared, the one that is being filled is copied. Waits for the stream.
+    /// A sequence with the same tokens. Full blocks are shared, the one that is being filled is copied. Waits
+    /// for the stream.
     ///
     /// # Errors
-    /// [`CacheError::UnknownSequence`], [`CacheError::NoSequence`], [`CacheError::PoolExhausted`], and the cache is as it
-    /// was; [`crate::Error::Capturing`].
+    /// [`CacheError::UnknownSequence`], [`CacheError::NoSequence`], [`CacheError::PoolExhausted`], and the
+    /// cache is as it was; [`crate::Error::Capturing`].
     pub fn fork(&mut self, stream: &Stream, sequence: SequenceId) -> Result<SequenceId> {
         let source = self.row_of(sequence)?;
         self.refresh(stream)?;
@@ -131,7 +132,8 @@ impl<E: CacheElement> TieredCache<E> {
         Ok(rows)
     }
 
-    /// The full blocks of a sequence in their quantized form: tiles and annotations of its KV heads. Waits for the device.
+    /// The full blocks of a sequence in their quantized form: tiles and annotations of its KV heads. Waits
+    /// for the device.
     ///
     /// # Errors
     /// As [`length`](Self::length).

@@ -23,7 +23,8 @@ struct Memory<'a, E> {
 
 impl<E: CacheElement> TieredCache<E> {
     /// # Safety
-    /// The device is the CPU, whose streams have done what they were told when a call returns, and the buffers are there.
+    /// The device is the CPU, whose streams have done what they were told when a call returns, and the
+    /// buffers are there.
     unsafe fn memory_of<'a>(&'a mut self, keys: &'a Buffer<E>, values: &'a Buffer<E>) -> Memory<'a, E> {
         // SAFETY: the caller's word; this cache's own memory is borrowed with it.
         unsafe {
@@ -85,8 +86,8 @@ impl<E: CacheElement> TieredCache<E> {
     /// `prefill` of `count` tokens, and the blocks that are full then.
     ///
     /// # Safety
-    /// As [`memory_of`](Self::memory_of); as many tokens are left in the input, their blocks are in the table, and from
-    /// `piece.fresh` on there are as many fresh blocks as they reach.
+    /// As [`memory_of`](Self::memory_of); as many tokens are left in the input, their blocks are in the
+    /// table, and from `piece.fresh` on there are as many fresh blocks as they reach.
     pub(super) unsafe fn place_on_slices(
         &mut self,
         keys: &Buffer<E>,
@@ -178,8 +179,9 @@ impl<E: CacheElement> TieredCache<E> {
 }
 
 impl<E: CacheElement> Memory<'_, E> {
-    /// `Target::copy`: a token's rows, from element `from` of the input on, to its place in a block of the originals and in a
-    /// fresh one; if the block is full then, the slots that hold what it held before are emptied.
+    /// `Target::copy`: a token's rows, from element `from` of the input on, to its place in a block of the
+    /// originals and in a fresh one; if the block is full then, the slots that hold what it held before are
+    /// emptied.
     fn copy(&mut self, from: usize, block: u32, fresh: u32, token: u32) {
         let CacheShape { kv_heads, head_dim, .. } = self.shape;
         let (tile, dim) = ((BLOCK_TOKENS * head_dim) as usize, head_dim as usize);

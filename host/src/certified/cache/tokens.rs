@@ -8,18 +8,20 @@ use kernels_gpu::certified::{Piece, Refusals, write_launch};
 use simt::{GlobalMut, LaunchShape};
 
 impl<E: CacheElement> TieredCache<E> {
-    /// Appends a token to every sequence that is not paused: `keys` and `values` start with [sequences, kv_heads, head_dim], in
-    /// rows of which those without a sequence are not read. Blocks that are full then are quantized, in the same stream.
+    /// Appends a token to every sequence that is not paused: `keys` and `values` start with [sequences,
+    /// kv_heads, head_dim], in rows of which those without a sequence are not read. Blocks that are full then
+    /// are quantized, in the same stream.
     ///
-    /// Where room was [reserved](Self::reserve) it waits for nothing and can be captured: each replay appends a token. Else
-    /// it makes room itself, a block at a time, and waits for the stream to do so.
+    /// Where room was [reserved](Self::reserve) it waits for nothing and can be captured: each replay appends
+    /// a token. Else it makes room itself, a block at a time, and waits for the stream to do so.
     ///
-    /// A key or value that is not finite, or beyond f16, is refused by the device: the sequence keeps its length and takes no
-    /// more tokens until [`check`](Self::check) has said so. Other sequences go on.
+    /// A key or value that is not finite, or beyond f16, is refused by the device: the sequence keeps its
+    /// length and takes no more tokens until [`check`](Self::check) has said so. Other sequences go on.
     ///
     /// # Errors
-    /// [`CacheError::Length`]; [`CacheError::TooLong`], [`CacheError::PoolExhausted`] and [`CacheError::NotReserved`], and no
-    /// sequence has got a token; [`crate::Error::WrongDevice`]; what the launches report.
+    /// [`CacheError::Length`]; [`CacheError::TooLong`], [`CacheError::PoolExhausted`] and
+    /// [`CacheError::NotReserved`], and no sequence has got a token; [`crate::Error::WrongDevice`]; what the
+    /// launches report.
     pub fn append(&mut self, stream: &Stream, keys: &Buffer<E>, values: &Buffer<E>) -> Result<()> {
         stream.device().check_same(&self.device, "the cache")?;
         let expected = self.extents.sequences as usize * self.extents.token_elements();
@@ -45,7 +47,8 @@ impl<E: CacheElement> TieredCache<E> {
             self.grow(stream, &growth)?;
         }
         if self.on_slices(stream) {
-            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call returns.
+            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call
+            // returns.
             unsafe { self.append_on_slices(keys, values) };
             self.count_appended();
             return Ok(());
@@ -66,8 +69,9 @@ impl<E: CacheElement> TieredCache<E> {
             self.scratch,
         );
         let launch = LaunchShape::new(self.extents.sequences, THREADS);
-        // SAFETY: inputs are a row for each sequence; a length below its limit has its block in the table; near pool,
-        // directory, jobs and refusals were made for these extents. Dropping a buffer, or the cache, waits for the device.
+        // SAFETY: inputs are a row for each sequence; a length below its limit has its block in the table;
+        // near pool, directory, jobs and refusals were made for these extents. Dropping a buffer, or the
+        // cache, waits for the device.
         unsafe { stream.launch(&self.kernels.append, launch, arguments)? };
         self.quantize(stream, self.extents.sequences)?;
         if !stream.is_capturing() {
@@ -106,18 +110,20 @@ impl<E: CacheElement> TieredCache<E> {
             self.problems.global_mut(),
             geometry.kv_heads(),
         );
-        // SAFETY: the kernel before has written as many jobs, from fresh blocks to blocks of the cache, each of which one
-        // sequence fills.
+        // SAFETY: the kernel before has written as many jobs, from fresh blocks to blocks of the cache, each
+        // of which one sequence fills.
         unsafe { stream.launch(&E::quantize_block(geometry), launch, arguments)? };
         Ok(())
     }
 
-    /// Appends many tokens to a sequence: `keys` and `values` are [tokens, kv_heads, head_dim]. Waits for the stream.
+    /// Appends many tokens to a sequence: `keys` and `values` are [tokens, kv_heads, head_dim]. Waits for the
+    /// stream.
     ///
     /// # Errors
-    /// [`CacheError::UnknownSequence`], [`CacheError::Length`], [`CacheError::TooLong`], [`CacheError::PoolExhausted`],
-    /// [`CacheError::Refused`] for keys or values that are not finite or beyond f16, and the cache is as it was;
-    /// [`crate::Error::WrongDevice`], [`crate::Error::Capturing`]; what the launches report.
+    /// [`CacheError::UnknownSequence`], [`CacheError::Length`], [`CacheError::TooLong`],
+    /// [`CacheError::PoolExhausted`], [`CacheError::Refused`] for keys or values that are not finite or
+    /// beyond f16, and the cache is as it was; [`crate::Error::WrongDevice`], [`crate::Error::Capturing`];
+    /// what the launches report.
     pub fn prefill(
         &mut self,
         stream: &Stream,
@@ -197,8 +203,8 @@ impl<E: CacheElement> TieredCache<E> {
         count: u32,
     ) -> Result<()> {
         if self.on_slices(stream) {
-            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call returns; the rest as
-            // below.
+            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call
+            // returns; the rest as below.
             unsafe { self.place_on_slices(keys, values, piece, count) };
             return Ok(());
         }
@@ -215,8 +221,8 @@ impl<E: CacheElement> TieredCache<E> {
             self.scratch,
             piece,
         );
-        // SAFETY: as many tokens are left in the input, and their blocks are in the table; from `piece.fresh` on there are as
-        // many fresh blocks as the tokens reach.
+        // SAFETY: as many tokens are left in the input, and their blocks are in the table; from `piece.fresh`
+        // on there are as many fresh blocks as the tokens reach.
         unsafe { stream.launch(&self.kernels.prefill, LaunchShape::new(count, THREADS), arguments)? };
         match (piece.position % BLOCK_TOKENS + count) / BLOCK_TOKENS {
             0 => Ok(()),
@@ -224,7 +230,8 @@ impl<E: CacheElement> TieredCache<E> {
         }
     }
 
-    /// Looks for keys and values that a cache does not take, among the first `elements`, which would come behind `start` tokens.
+    /// Looks for keys and values that a cache does not take, among the first `elements`, which would come
+    /// behind `start` tokens.
     fn inspect(
         &mut self,
         stream: &Stream,
@@ -237,7 +244,8 @@ impl<E: CacheElement> TieredCache<E> {
         let vectors = elements as u64 / 8;
         let blocks = vectors.div_ceil(u64::from(THREADS)) as u32;
         if self.on_slices(stream) {
-            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call returns.
+            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call
+            // returns.
             unsafe { self.inspect_on_slices(keys, values, elements) };
         } else {
             let arguments = (keys.global(), values.global(), self.refusals[1].global_mut(), vectors);
@@ -254,8 +262,9 @@ impl<E: CacheElement> TieredCache<E> {
         }
     }
 
-    /// Waits for the stream, and says whether every appended token was taken since the last check. Sequences that had
-    /// stopped take tokens again from here on; they hold what they held before the one that was refused.
+    /// Waits for the stream, and says whether every appended token was taken since the last check. Sequences
+    /// that had stopped take tokens again from here on; they hold what they held before the one that was
+    /// refused.
     ///
     /// # Errors
     /// [`CacheError::Refused`] for the first element that was not taken, [`CacheError::Full`];

@@ -1,4 +1,5 @@
-//! What each query row wants from the originals: `weigh` and `mark` of the kernels, for a group of eight rows.
+//! What each query row wants from the originals: `weigh` and `mark` of the kernels, for a group of eight
+//! rows.
 
 use super::pass::{Note, RowGroup};
 use crate::attention::cpu::Work;
@@ -36,7 +37,8 @@ pub(super) struct Chosen {
     weights: Vec<[f32; 2]>,
     /// What the threads of a block that weighs add up.
     threads: Vec<Own>,
-    /// A part's list: of each entry and row whether its keys and its values are chosen, bits as in [`Entry::rows`].
+    /// A part's list: of each entry and row whether its keys and its values are chosen, bits as in
+    /// [`Entry::rows`].
     own: Vec<u32>,
 }
 
@@ -267,8 +269,8 @@ fn added(k: usize, a: f32, b: f32) -> f32 {
     if k < Own::FIRST_MAXIMUM as usize { a + b } else { max(a, b) }
 }
 
-/// `Reduce::words`: over the lanes of each warp, then over the warps, of the first `used` threads. What threads without a block
-/// have changes nothing.
+/// `Reduce::words`: over the lanes of each warp, then over the warps, of the first `used` threads. What
+/// threads without a block have changes nothing.
 #[inline(always)]
 fn reduce(threads: &[Own], used: usize) -> [f32; WORDS] {
     let mut total = [0f32; WORDS];

@@ -40,7 +40,8 @@ pub(super) struct Finish<'a, E, const D: usize> {
 /// What is known of a group of rows when all its blocks have been visited.
 #[derive(Clone, Copy)]
 pub(super) enum Known<'a> {
-    /// After a pass and its corrections: the choice, and bounds of the norms of the trailing block's keys and values.
+    /// After a pass and its corrections: the choice, and bounds of the norms of the trailing block's keys and
+    /// values.
     Chosen(&'a Chosen, [f32; 2]),
     /// After one pass by a list: what it was, and what each split has gathered, if a certificate is wanted.
     Gathered(&'a Used, &'a [Gather]),

@@ -1,4 +1,5 @@
-//! What the certificates of a carried step add up over its blocks: `carried::gather` of the kernels, eight rows side by side.
+//! What the certificates of a carried step add up over its blocks: `carried::gather` of the kernels, eight
+//! rows side by side.
 
 use crate::attention::cpu::Work;
 use crate::attention::cpu::lanes::Lanes;
@@ -57,8 +58,8 @@ impl Gather {
         }
     }
 
-    /// `Gather::add` of the first `rows` rows and their lanes: a block whose tokens weigh `mass` in each row; its keys are
-    /// quantized if there are `deltas`, whatever `of` says of them.
+    /// `Gather::add` of the first `rows` rows and their lanes: a block whose tokens weigh `mass` in each row;
+    /// its keys are quantized if there are `deltas`, whatever `of` says of them.
     #[inline(always)]
     pub(super) fn add(&mut self, rows: usize, mass: &Rows, deltas: Option<&Rows>, of: Bounds) {
         let Bounds { eta, nu, kappa, .. } = of;
@@ -83,7 +84,8 @@ impl Gather {
         }
     }
 
-    /// Adds up some parts in their order, relative to the largest reference: `merge` of the kernels over warps, and over splits.
+    /// Adds up some parts in their order, relative to the largest reference: `merge` of the kernels over
+    /// warps, and over splits.
     #[inline(always)]
     pub(super) fn merge<'a>(parts: impl Iterator<Item = &'a Gather> + Clone) -> Gather {
         let mut all = Gather::NONE;

@@ -6,8 +6,9 @@ use crate::certified::step::Turns;
 use kernels_gpu::certified::carried::{Promoted, first_recent, mode};
 use kernels_gpu::certified::{Entry, ListHead, StepShape};
 
-/// What is carried from step to step, as the kernels keep it: a cache may change its path with it at any step. Zeros at first;
-/// afterwards what a step has left. It may be of other sequences, but no list has a block twice.
+/// What is carried from step to step, as the kernels keep it: a cache may change its path with it at any
+/// step. Zeros at first; afterwards what a step has left. It may be of other sequences, but no list has a
+/// block twice.
 #[derive(Debug)]
 pub struct Lists<'a> {
     /// [sequences · kv_heads · row groups, parts].
@@ -133,7 +134,8 @@ impl List<'_> {
 /// What a step promotes of a group of rows.
 #[derive(Default)]
 pub(super) struct Used {
-    /// Parts' lists one after another, of which those past the sequence's full blocks are passed over; then blocks that are newer.
+    /// Parts' lists one after another, of which those past the sequence's full blocks are passed over; then
+    /// blocks that are newer.
     pub(super) entries: Vec<Entry>,
     /// How many of the last.
     pub(super) newer: usize,
@@ -158,7 +160,8 @@ impl Used {
     }
 }
 
-/// What the warps of a thread block visit: full blocks of a stretch, but for those that are listed, then entries of the list.
+/// What the warps of a thread block visit: full blocks of a stretch, but for those that are listed, then
+/// entries of the list.
 #[derive(Clone, Copy)]
 pub(super) struct Visits<'a> {
     /// From the first block to before the last.
@@ -196,7 +199,8 @@ impl<'a> Visits<'a> {
         quantized.chain(promoted)
     }
 
-    /// What each piece's warps need of what full blocks have, each its own: in the order of their visits, one for each.
+    /// What each piece's warps need of what full blocks have, each its own: in the order of their visits, one
+    /// for each.
     pub(super) fn deal<T>(self, pieces: Pieces, left: &mut [Option<T>]) -> Vec<Vec<Option<T>>> {
         let of_piece = |piece| {
             let visits = pieces.warps_of(piece).flat_map(|warp| self.of(warp));

@@ -1,12 +1,15 @@
-//! A step of certified attention on slices: all cores, SIMD, and the bits of the kernels' output, log-sums and certificates.
+//! A step of certified attention on slices: all cores, SIMD, and the bits of the kernels' output, log-sums
+//! and certificates.
 //!
 //! What the kernels do on tensor cores is done sixteen outputs at a time, as in [`dense::cpu`]; what they
-//! decide is decided by their own functions, and every sum has their order. Threads share out what on a GPU are thread
-//! blocks. Where a step chooses for itself, scores of the pass are kept for the blocks that are promoted, which the kernels compute
-//! twice; where it promotes what an earlier one has chosen, it is one pass, as in `carry`.
+//! decide is decided by their own functions, and every sum has their order. Threads share out what on a GPU
+//! are thread blocks. Where a step chooses for itself, scores of the pass are kept for the blocks that are
+//! promoted, which the kernels compute twice; where it promotes what an earlier one has chosen, it is one
+//! pass, as in `carry`.
 //!
-//! All is host memory here: originals are read where they are, the trailing block too, and no scratch is needed. Neither output
-//! nor certificates know the difference. [`Step::admit`] keeps a scratch as the kernels would, traffic included.
+//! All is host memory here: originals are read where they are, the trailing block too, and no scratch is
+//! needed. Neither output nor certificates know the difference. [`Step::admit`] keeps a scratch as the
+//! kernels would, traffic included.
 
 mod choose;
 mod finish;
@@ -47,9 +50,9 @@ use rayon::prelude::*;
 use stages::{Share, Stages, Threads};
 use std::cell::RefCell;
 
-/// Full blocks of a sequence up to which a group of rows is one task, all stages of it, if there are as many groups as
-/// threads: waiting for each other after each stage would take longer than what sharing it out saves. A thread that has no
-/// group left takes warps of another's ([`Pieces`]).
+/// Full blocks of a sequence up to which a group of rows is one task, all stages of it, if there are as many
+/// groups as threads: waiting for each other after each stage would take longer than what sharing it out
+/// saves. A thread that has no group left takes warps of another's ([`Pieces`]).
 const BLOCKS_TOGETHER: usize = 64;
 
 /// What a step reads.
@@ -61,7 +64,8 @@ pub struct Slices<'a, E> {
     pub tiles: &'a [u32],
     /// Their annotations, [blocks, kv_heads].
     pub annotations: &'a [Annotation],
-    /// A sequence's blocks in order, [sequences, max_blocks]; entries that its length does not reach may be anything.
+    /// A sequence's blocks in order, [sequences, max_blocks]; entries that its length does not reach may be
+    /// anything.
     pub table: &'a [u32],
     /// \[sequences\], in tokens.
     pub lengths: &'a [u32],
@@ -109,12 +113,12 @@ pub struct Step {
 }
 
 impl Step {
-    /// A step of a problem. What it notes of blocks takes some 640 bytes a full block and group of eight query heads, as
-    /// sequences grow; without a certificate, and where nothing may be promoted, nothing.
+    /// A step of a problem. What it notes of blocks takes some 640 bytes a full block and group of eight
+    /// query heads, as sequences grow; without a certificate, and where nothing may be promoted, nothing.
     ///
     /// # Errors
-    /// As [`StepPlan::new`](super::StepPlan::new); [`Error::Policy`] for a policy that checks the order of blocks or what is
-    /// stored: these checks have kernels and no path of their own here.
+    /// As [`StepPlan::new`](super::StepPlan::new); [`Error::Policy`] for a policy that checks the order of
+    /// blocks or what is stored: these checks have kernels and no path of their own here.
     pub fn new(problem: StepProblem, policy: &Policy) -> Result<Self> {
         Self::with_layout(problem, policy, Layout::Compact)
     }
@@ -171,12 +175,13 @@ impl Step {
         self.problem
     }
 
-    /// One step. The bits are those of a [`StepPlan`](super::StepPlan) for the same problem and policy, whatever its scratch.
-    /// Runs on rayon's current thread pool. With [`Policy::renew`] it promotes what earlier steps of this [`Step`] have chosen.
+    /// One step. The bits are those of a [`StepPlan`](super::StepPlan) for the same problem and policy,
+    /// whatever its scratch. Runs on rayon's current thread pool. With [`Policy::renew`] it promotes what
+    /// earlier steps of this [`Step`] have chosen.
     ///
     /// # Errors
-    /// [`Error::Dense`] for slices of other lengths than the problem's, and for a length or a block that table or pool do not
-    /// have; nothing is written then.
+    /// [`Error::Dense`] for slices of other lengths than the problem's, and for a length or a block that
+    /// table or pool do not have; nothing is written then.
     pub fn run<E: Half>(&mut self, slices: Slices<'_, E>, out: Out<'_>) -> Result<()> {
         self.run_at(Level::best(), slices, out)
     }
@@ -196,8 +201,8 @@ impl Step {
         done
     }
 
-    /// [`run`](Self::run) by lists that the caller keeps, and the kernels too if he likes. A policy that carries none does not look
-    /// at them.
+    /// [`run`](Self::run) by lists that the caller keeps, and the kernels too if he likes. A policy that
+    /// carries none does not look at them.
     ///
     /// # Errors
     /// As [`run`](Self::run), lists included.
@@ -230,7 +235,8 @@ impl Step {
         }
     }
 
-    /// What the last step read of the originals, as [`StepPlan::originals_read`](super::StepPlan::originals_read) counts it.
+    /// What the last step read of the originals, as
+    /// [`StepPlan::originals_read`](super::StepPlan::originals_read) counts it.
     pub fn originals_read(&self) -> OriginalsRead {
         let mut read = OriginalsRead {
             key_tiles: self.trailing,

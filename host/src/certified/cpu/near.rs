@@ -1,5 +1,5 @@
-//! What a step brings into a scratch, though it needs none here: claims, tags, tiles and traffic are those of the kernels, so
-//! that either may go on where the other has stopped.
+//! What a step brings into a scratch, though it needs none here: claims, tags, tiles and traffic are those of
+//! the kernels, so that either may go on where the other has stopped.
 
 use super::list::Used;
 use super::{BLOCK_TOKENS, Slices, Step};
@@ -22,11 +22,12 @@ pub struct NearSlices<'a, E> {
 }
 
 impl Step {
-    /// Does to a scratch what the last [`run`](Self::run) over `slices` would have done to it on the kernels. Nothing, where
-    /// there is none or the policy promotes nothing.
+    /// Does to a scratch what the last [`run`](Self::run) over `slices` would have done to it on the kernels.
+    /// Nothing, where there is none or the policy promotes nothing.
     ///
     /// # Errors
-    /// [`Error::Dense`](crate::certified::Error::Dense) for a scratch that is shorter than it says; it is as it was then.
+    /// [`Error::Dense`](crate::certified::Error::Dense) for a scratch that is shorter than it says; it is as
+    /// it was then.
     pub fn admit<E: Half>(&self, slices: Slices<'_, E>, near: NearSlices<'_, E>) -> Result<()> {
         let NearSlices { tiles, directory, scratch } = near;
         let chooses = if self.carries { self.every != 0 } else { self.thresholds.certify != 0 };
@@ -47,7 +48,8 @@ impl Step {
         let step = near.directory[STEP];
         let mut counts = [0u64; 4];
         if self.carries {
-            // What this step has promoted, by the claims that the step before it has made for it; then claims for the next one.
+            // What this step has promoted, by the claims that the step before it has made for it; then claims
+            // for the next one.
             let used = self.used.iter().map(Used::listed);
             self.bring(slices, &mut near, step.wrapping_sub(1), used);
             let next = self.used.iter().zip(&self.chosen);

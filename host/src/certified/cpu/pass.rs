@@ -235,7 +235,8 @@ impl Warp {
         Warp { running, gather: Gather::NONE, noted, gathers, absent_vote, begun: false }
     }
 
-    /// Raises references where scores are too large for them. `of_zeros`: whether scores of rows of zeros are numbers.
+    /// Raises references where scores are too large for them. `of_zeros`: whether scores of rows of zeros are
+    /// numbers.
     #[inline(always)]
     fn raise(
         &mut self,

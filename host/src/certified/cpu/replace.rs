@@ -123,7 +123,8 @@ impl<E: Half, const D: usize> Work for Replace<'_, E, D> {
                     }
                     vote |= running[r].votes(&new_scores[r]) | running[r].votes(&old_scores[r]);
                 }
-                // Rows of the eight that there are not want the trailing block too, with scores of 0: nothing before it.
+                // Rows of the eight that there are not want the trailing block too, with scores of 0: nothing
+                // before it.
                 if trailing && rows < MAX_ROWS {
                     vote |= scratch.keys.finite || a_finite_row::<E>(&keys[..tokens * D], D);
                 }

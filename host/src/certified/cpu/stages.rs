@@ -1,5 +1,6 @@
-//! The stages of a step, for some groups of rows: together, each stage shared out over all threads, or one group as one task
-//! from beginning to end. In both, the warps of a thread block go to threads that have nothing else to do.
+//! The stages of a step, for some groups of rows: together, each stage shared out over all threads, or one
+//! group as one task from beginning to end. In both, the warps of a thread block go to threads that have
+//! nothing else to do.
 
 use super::choose::{Choose, Chosen};
 use super::finish::{Finish, Known};

@@ -24,7 +24,8 @@ pub(super) struct Products {
     pub(super) scores: [[f32; TOKENS]; MAX_ROWS],
     /// Σ|q_n|·σ in lanes 8 to 15.
     pub(super) sigma: Floats,
-    /// Whether a row of zeros, which is what a group of eight has where it has no row, has scores of 0; else they are NaN.
+    /// Whether a row of zeros, which is what a group of eight has where it has no row, has scores of 0; else
+    /// they are NaN.
     pub(super) of_zeros: bool,
 }
 
@@ -153,8 +154,8 @@ impl Unpacked {
         L::values::<f16>(&self.restored[..TOKENS * D], D, &mut self.values);
     }
 
-    /// Adds weights times the restored values to the outputs of the rows, [D / 16, rows, 2]: those of rounded weights and those
-    /// of what rounding has cut off.
+    /// Adds weights times the restored values to the outputs of the rows, [D / 16, rows, 2]: those of rounded
+    /// weights and those of what rounding has cut off.
     #[inline(always)]
     pub(super) fn add_values<L: Lanes, const D: usize>(
         &self,
@@ -191,8 +192,8 @@ fn of_contraction<T: Copy + Default>(x: &[T], contraction: usize) -> [T; 16] {
     out
 }
 
-/// q_n·σ rounded, and what rounding lost: `Query::times`, whose product of two f16 is exact in f32, and what the kernels do with σ
-/// in f32.
+/// q_n·σ rounded, and what rounding lost: `Query::times`, whose product of two f16 is exact in f32, and what
+/// the kernels do with σ in f32.
 #[inline(always)]
 fn times<L: Lanes>(query: &Floats, scales: &Floats, [rounded, lost]: &mut [Row; 2]) {
     let mut product = [0f32; 16];
@@ -233,8 +234,8 @@ fn restore_others(codes: &[[u8; 8]; 16], scales: &Floats, zeros: &Floats, out: &
     }
 }
 
-/// Makes what rounding has changed odd, so that it lies on the right side of every tie and rounding it to f16 is the one
-/// rounding of `fma_f16x2`.
+/// Makes what rounding has changed odd, so that it lies on the right side of every tie and rounding it to f16
+/// is the one rounding of `fma_f16x2`.
 fn make_odd(sums: &mut Floats, codes: [u8; 8], scale: f32, zero: f32) {
     let codes = u64::from_le_bytes(codes);
     for (i, sum) in sums.iter_mut().enumerate() {

@@ -17,8 +17,8 @@ use simt::math::{max, min};
 /// Sums are taken over so many channels first: those of a warp.
 const SPAN: usize = 32;
 
-/// Quantizes one block of a KV head: `keys` and `values` [16, head_dim], whose first elements have index `start` in their
-/// pools; `tile` is as `layout` has it. What cannot be quantized lowers `problems`.
+/// Quantizes one block of a KV head: `keys` and `values` [16, head_dim], whose first elements have index
+/// `start` in their pools; `tile` is as `layout` has it. What cannot be quantized lowers `problems`.
 pub(crate) fn quantize<E: Half>(
     level: Level,
     layout: TileLayout,

@@ -8,7 +8,8 @@ use std::any::TypeId;
 /// 1.5·2^23: see [`kernels_gpu::int8::quantizer`].
 const ROUNDER: f32 = 12_582_912.0;
 
-/// Makes `$name(arguments)`: the loop `$body`, compiled for AVX-512, for AVX2 and as it comes, chosen at run time.
+/// Makes `$name(arguments)`: the loop `$body`, compiled for AVX-512, for AVX2 and as it comes, chosen at run
+/// time.
 macro_rules! multiversion {
     ($(#[$doc:meta])* fn $name:ident<$T:ident>($($argument:ident: $type:ty),*) $body:block) => {
         $(#[$doc])*
@@ -110,9 +111,9 @@ fn raise<T: Int8Element>(row: &[T], maxima: &mut [f32]) {
     }
 }
 
-/// How many of `elements`, in rows of `channels`, are done two rows at a time: a scale is then loaded once for both,
-/// which counts where a row and its scales are longer than the nearest cache. (Narrower ones gain nothing, and
-/// two rows of 2-byte elements vectorise badly.)
+/// How many of `elements`, in rows of `channels`, are done two rows at a time: a scale is then loaded once
+/// for both, which counts where a row and its scales are longer than the nearest cache. (Narrower ones gain
+/// nothing, and two rows of 2-byte elements vectorise badly.)
 #[inline(always)]
 fn paired<T>(elements: usize, channels: usize) -> usize {
     if size_of::<T>() == 4 && channels >= 4096 { elements / (2 * channels) * (2 * channels) } else { 0 }
@@ -164,7 +165,8 @@ fn narrow<T: Int8Element>(x: f32) -> T {
     if TypeId::of::<T>() == TypeId::of::<f16>() { bytemuck::cast(f16_from_f32(x)) } else { T::from_f32(x) }
 }
 
-/// Exact: the magnitude's bits, moved to where f32 has them, are a float 2^112 too small, subnormals included.
+/// Exact: the magnitude's bits, moved to where f32 has them, are a float 2^112 too small, subnormals
+/// included.
 #[inline(always)]
 fn f32_from_f16(half: u16) -> f32 {
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
@@ -180,10 +182,12 @@ fn f32_from_f16(half: u16) -> f32 {
 #[inline(always)]
 fn f16_from_f32(x: f32) -> u16 {
     let (magnitude, sign) = (x.to_bits() & 0x7fff_ffff, (x.to_bits() >> 16) & 0x8000);
-    // Normal: the exponent is moved by 112, and a carry of the rounding may move it once more, up to infinity.
+    // Normal: the exponent is moved by 112, and a carry of the rounding may move it once more, up to
+    // infinity.
     let odd = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_add(0xfff + odd).wrapping_sub(112 << 23) >> 13;
-    // Subnormal: beside 0.5 the last place of an f32 is that of an f16 subnormal, and the sum is rounded to it.
+    // Subnormal: beside 0.5 the last place of an f32 is that of an f16 subnormal, and the sum is rounded to
+    // it.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let small = if magnitude < 113 << 23 { subnormal } else { normal };
     let nan = 0x7e00 | (magnitude >> 13) & 0x3ff;

@@ -1,7 +1,7 @@
 //! INT8 quantization of slices on the CPU: all cores, SIMD, and the kernels' bits.
 //!
-//! Row-major bands go to the thread pool; each band's inner loop is compiled for AVX-512, AVX2 and the build's
-//! baseline, and the best that the machine has is taken at run time. The arithmetic is that of
+//! Row-major bands go to the thread pool; each band's inner loop is compiled for AVX-512, AVX2 and the
+//! build's baseline, and the best that the machine has is taken at run time. The arithmetic is that of
 //! [`kernels_gpu::int8::quantizer`] in a form that vectorises: tests compare them bit for bit.
 //!
 //! [`paper`] is the paper's own baseline, for its table.
@@ -63,7 +63,8 @@ pub fn quantize<T: Int8Element>(keys: &[T], matrix: Matrix, scales: &[f32], code
     });
 }
 
-/// Equations (6) and (7) for each block of 16 tokens: `scales` [⌈T/16⌉, D] and `codes` [T, D] of `keys` [T, D].
+/// Equations (6) and (7) for each block of 16 tokens: `scales` [⌈T/16⌉, D] and `codes` [T, D] of `keys` [T,
+/// D].
 ///
 /// # Panics
 /// If a slice does not fit the matrix.
@@ -94,7 +95,8 @@ pub fn dequantize<T: Int8Element>(codes: &[i8], matrix: Matrix, scales: &[f32], 
     let rows = rows_per_band(matrix).next_multiple_of(TOKENS_PER_BLOCK as usize);
     let band = rows * matrix.channels;
     codes.par_chunks(band).zip(keys.par_chunks_mut(band)).enumerate().for_each(|(index, (codes, keys))| {
-        // Rows that share scales are done together: a band begins with a block, and one of columns has one group.
+        // Rows that share scales are done together: a band begins with a block, and one of columns has one
+        // group.
         let group = rows_per_scale.min(rows) * matrix.channels;
         for (part, (codes, keys)) in codes.chunks(group).zip(keys.chunks_mut(group)).enumerate() {
             let row = index * rows + part * rows_per_scale.min(rows);

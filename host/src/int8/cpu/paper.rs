@@ -1,9 +1,9 @@
 //! The paper's CPU baseline: one thread, and every loop down the columns of row-major data.
 //!
 //! The paper's listings 2 to 4 show row-major loops for the codes; the authors' code walks column by column
-//! throughout, touching a new cache line with every element, and its speedups over 1,000 are against that. Kept
-//! as the yardstick that it was, next to the honest one in [`cpu`](super). Rounding is to nearest even as
-//! everywhere here; the authors' is half away from zero.
+//! throughout, touching a new cache line with every element, and its speedups over 1,000 are against that.
+//! Kept as the yardstick that it was, next to the honest one in [`cpu`](super). Rounding is to nearest even
+//! as everywhere here; the authors' is half away from zero.
 
 use crate::int8::{Int8Element, Matrix};
 use kernels_gpu::int8::quantizer;

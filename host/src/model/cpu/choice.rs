@@ -5,7 +5,8 @@ use crate::model::linear::Result;
 use kernels_gpu::model::random::draw;
 use kernels_gpu::model::{nucleus_mass, order_key, sample_weight};
 
-/// The token that a sequence's kernel chooses from `logits` at `position`; `sequence` is the sequence's number in its batch.
+/// The token that a sequence's kernel chooses from `logits` at `position`; `sequence` is the sequence's
+/// number in its batch.
 ///
 /// # Errors
 /// Those of [`Choice::shape`].

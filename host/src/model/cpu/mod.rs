@@ -1,7 +1,8 @@
 //! The model's operations on slices: all cores, SIMD, and the kernels' bits.
 //!
-//! Every function here gives what the kernel of the same purpose in [`kernels_gpu::model`] gives, in every bit but those of a
-//! NaN, whose bits it canonicalises where the kernel does. There are three paths ([`Level`]), chosen at run time:
+//! Every function here gives what the kernel of the same purpose in [`kernels_gpu::model`] gives, in every
+//! bit but those of a NaN, whose bits it canonicalises where the kernel does. There are three paths
+//! ([`Level`]), chosen at run time:
 //!
 //! | path | a block's dot product for eight rows |
 //! |---|---|
@@ -9,8 +10,8 @@
 //! | [`Level::Avx2`] | `vpmaddubsw`; four-bit codes add up in 16 bits, as 8·2·15·127 = 30480 fits |
 //! | [`Level::Portable`] | plain Rust |
 //!
-//! No path sums across a register: eight rows are eight lanes from codes to result, and a strand of the order in
-//! [`kernels_gpu::model::product`] is a register.
+//! No path sums across a register: eight rows are eight lanes from codes to result, and a strand of the order
+//! in [`kernels_gpu::model::product`] is a register.
 
 mod activations;
 mod choice;

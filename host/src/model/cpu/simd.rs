@@ -1,4 +1,5 @@
-//! The inner loops in AVX2 and AVX-512 VNNI: eight rows are the eight lanes of a register, from codes to sums.
+//! The inner loops in AVX2 and AVX-512 VNNI: eight rows are the eight lanes of a register, from codes to
+//! sums.
 
 use super::Level;
 use super::product::{ROWS, STRANDS, Strands, Sums, TOKENS, View};
@@ -141,15 +142,15 @@ fn records<'a, const T: usize>(view: &'a View<'a>, first: usize, count: usize) -
     std::array::from_fn(|i| view.token(first + i.min(count - 1)))
 }
 
-/// Parts of a record: four. For several tokens the compiler shall not know: it would unroll the loop, put all loads first,
-/// and have no registers for what they loaded.
+/// Parts of a record: four. For several tokens the compiler shall not know: it would unroll the loop, put all
+/// loads first, and have no registers for what they loaded.
 #[inline(always)]
 fn parts<const T: usize>() -> usize {
     if T == 1 { 4 } else { black_box(4) }
 }
 
-/// Makes a module with the loops over integer codes for one instruction set: `$four` and `$eight` add products to a
-/// token's three accumulators, `$close` makes 32-bit sums of those of four-bit codes.
+/// Makes a module with the loops over integer codes for one instruction set: `$four` and `$eight` add
+/// products to a token's three accumulators, `$close` makes 32-bit sums of those of four-bit codes.
 macro_rules! integer_paths {
     ($name:ident, $features:literal, |$acc:ident, $codes:ident, $x:ident| $four:expr, |$closed:ident| $close:expr,
         |$acc8:ident, $codes8:ident, $x8:ident| $eight:expr) => {

@@ -7,17 +7,18 @@ use crate::{GraphExec, Pinned};
 
 /// Tokens after a prompt, one [`next`](Self::next) at a time.
 ///
-/// By kernels a step is one graph, from the embedding of a token to the choice of the one that follows, in every layer
-/// whatever the cache's scheme launches: it is captured at the start and replayed, token and position being where the step
-/// before has left them. The host puts one call into the stream and waits for the token. Where a cache has steps of several kinds
-/// ([`KvCache::period`]), a graph of each is captured, behind a first step that is launched kernel by kernel.
+/// By kernels a step is one graph, from the embedding of a token to the choice of the one that follows, in
+/// every layer whatever the cache's scheme launches: it is captured at the start and replayed, token and
+/// position being where the step before has left them. The host puts one call into the stream and waits for
+/// the token. Where a cache has steps of several kinds ([`KvCache::period`]), a graph of each is captured,
+/// behind a first step that is launched kernel by kernel.
 pub struct Decoder<'a> {
     runner: &'a mut Runner,
     cache: &'a mut dyn KvCache,
     choice: Choice,
     token: u32,
-    /// Steps that take turns, and where the token of each comes; by kernels. They name buffers of runner and cache, which stay
-    /// borrowed.
+    /// Steps that take turns, and where the token of each comes; by kernels. They name buffers of runner and
+    /// cache, which stay borrowed.
     graphs: Vec<(GraphExec, Pinned<u32>)>,
     graph_len: Option<usize>,
     /// Steps so far.
@@ -72,7 +73,8 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// Which of the graphs is the step that comes now; `None` for a first one that is launched kernel by kernel.
+    /// Which of the graphs is the step that comes now; `None` for a first one that is launched kernel by
+    /// kernel.
     fn turn(&self) -> Option<usize> {
         let period = self.cache.period();
         let by_hand = usize::from(period > 1);
@@ -82,8 +84,8 @@ impl Decoder<'_> {
     /// Reads the token before and chooses the one that follows.
     ///
     /// # Errors
-    /// As [`prefill`](Runner::prefill): no room, and nothing has changed; or what the device reports, and from then on
-    /// [`Error::Failed`](super::Error::Failed).
+    /// As [`prefill`](Runner::prefill): no room, and nothing has changed; or what the device reports, and
+    /// from then on [`Error::Failed`](super::Error::Failed).
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<u32> {
         if self.failed {
@@ -100,8 +102,8 @@ impl Decoder<'_> {
         let Decoder { runner, cache, choice, token, graphs, steps, failed, .. } = self;
         let chosen = match (&mut runner.engine, turn.and_then(|turn| graphs.get(turn))) {
             (Engine::Launches(launches), Some((graph, chosen))) => {
-                // SAFETY: the graph was captured with this cache and this engine, which are borrowed since; a cache keeps what
-                // it named, and the engine's buffers are replaced by longer chunks alone.
+                // SAFETY: the graph was captured with this cache and this engine, which are borrowed since; a
+                // cache keeps what it named, and the engine's buffers are replaced by longer chunks alone.
                 unsafe { launches.replay(graph, chosen, *cache) }
             }
             _ => runner.step(*token, *cache, *choice),

@@ -11,8 +11,9 @@ use rayon::prelude::*;
 const CHUNK: usize = 1024;
 
 impl Runner {
-    /// Adds `tokens` to the cache with keys and values that no text has: numbers of about N(0, 1), keys times `key_scale`, the
-    /// same in all layers and every 1024 tokens. The larger the scale the narrower is attention.
+    /// Adds `tokens` to the cache with keys and values that no text has: numbers of about N(0, 1), keys times
+    /// `key_scale`, the same in all layers and every 1024 tokens. The larger the scale the narrower is
+    /// attention.
     ///
     /// # Errors
     /// As [`read`](Self::read).

@@ -120,7 +120,8 @@ impl Launches {
         Ok(chosen[0])
     }
 
-    /// One step of decoding as a graph, and the memory that its choice comes to. The first replay reads `token`.
+    /// One step of decoding as a graph, and the memory that its choice comes to. The first replay reads
+    /// `token`.
     pub fn capture(
         &mut self,
         token: u32,
@@ -146,7 +147,8 @@ impl Launches {
     /// Runs a captured step, and waits for the token that it chose.
     ///
     /// # Safety
-    /// The graph and `chosen` are those of [`capture`](Self::capture) with this cache, of which no buffer has been replaced.
+    /// The graph and `chosen` are those of [`capture`](Self::capture) with this cache, of which no buffer has
+    /// been replaced.
     pub unsafe fn replay(
         &mut self,
         graph: &GraphExec,
@@ -200,8 +202,9 @@ impl Pass {
         let Extents { hidden, epsilon, rope, pairing, .. } = weights.extents;
         let records = self.records.global_mut();
         let alone = Epilogue::default();
-        // SAFETY: here and below, buffers of the stream's device that are long enough for a chunk, as `new` made them; one
-        // stream, so each launch sees what those before it wrote. Dropping a buffer waits for the device.
+        // SAFETY: here and below, buffers of the stream's device that are long enough for a chunk, as `new`
+        // made them; one stream, so each launch sees what those before it wrote. Dropping a buffer waits for
+        // the device.
         unsafe {
             kernels::embedding(stream, &weights.embedding, self.tokens.global(), x.global_mut(), count)
         }?;

@@ -20,8 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Every product gives the same bits in chunks of any length, on a GPU, on the emulator and on the CPU's own path; attention's
-//! are the cache's affair.
+//! Every product gives the same bits in chunks of any length, on a GPU, on the emulator and on the CPU's own
+//! path; attention's are the cache's affair.
 
 mod decoder;
 mod fill;
@@ -131,7 +131,8 @@ impl Runner {
         }
     }
 
-    /// Kernels for everything, on any device, with chunks of up to `chunk` tokens: on the emulator slow, to compare with.
+    /// Kernels for everything, on any device, with chunks of up to `chunk` tokens: on the emulator slow, to
+    /// compare with.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -173,8 +174,8 @@ impl Runner {
     /// Reads `tokens` into the cache, after those that it holds, and chooses the one that follows.
     ///
     /// # Errors
-    /// [`Error::NoTokens`]; tokens that the model lacks, or more than its context or the cache holds: the cache is as before
-    /// then. What the device reports, after which the cache may hold some of the chunks.
+    /// [`Error::NoTokens`]; tokens that the model lacks, or more than its context or the cache holds: the
+    /// cache is as before then. What the device reports, after which the cache may hold some of the chunks.
     pub fn prefill(&mut self, tokens: &[u32], cache: &mut dyn KvCache, choice: Choice) -> Result<u32> {
         // What is wrong with the choice is said before the work.
         choice.shape(self.vocab)?;
@@ -251,7 +252,8 @@ impl Runner {
         Runner::room(self.context, tokens.len(), cache)
     }
 
-    /// The next chunk of `tokens`, and what follows it. No token is left alone: to a cache that would be a step of decoding.
+    /// The next chunk of `tokens`, and what follows it. No token is left alone: to a cache that would be a
+    /// step of decoding.
     pub fn split<'a>(&self, tokens: &'a [u32]) -> Option<(&'a [u32], &'a [u32])> {
         let mut length = self.chunk.min(tokens.len());
         if tokens.len() - length == 1 && length > 2 {
@@ -272,8 +274,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Waits, and says whether the cache holds everything that it was given: a scheme may refuse keys and values that are not
-    /// finite, and a step does not wait to see.
+    /// Waits, and says whether the cache holds everything that it was given: a scheme may refuse keys and
+    /// values that are not finite, and a step does not wait to see.
     ///
     /// # Errors
     /// What the cache refused; what the device reports.
@@ -289,8 +291,8 @@ impl Runner {
         Ok(cache.traffic(self.stream())?)
     }
 
-    /// Sets which products of a few tokens quantize their input themselves, to measure it: no bits change. On the CPU's own
-    /// path it means nothing.
+    /// Sets which products of a few tokens quantize their input themselves, to measure it: no bits change. On
+    /// the CPU's own path it means nothing.
     pub fn set_fusing(&mut self, fusing: linear::Fusing) {
         if let Engine::Launches(launches) = &mut self.engine {
             launches.set_fusing(fusing);

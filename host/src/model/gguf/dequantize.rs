@@ -1,5 +1,5 @@
-//! Blocks to f32: one plain function a type, with the products and sums of the format's definition, each rounded
-//! once to f32 and never fused.
+//! Blocks to f32: one plain function a type, with the products and sums of the format's definition, each
+//! rounded once to f32 and never fused.
 
 use super::TensorType;
 use half::{bf16, f16};
@@ -90,8 +90,8 @@ fn q4_k(block: &[u8], y: &mut [f32]) {
     }
 }
 
-/// Group 0 to 3: the low six bits of bytes 0 to 3 (scale) and 4 to 7 (minimum). Group 4 to 7: the nibbles of bytes
-/// 8 to 11, with the two bits left over in the first eight bytes on top.
+/// Group 0 to 3: the low six bits of bytes 0 to 3 (scale) and 4 to 7 (minimum). Group 4 to 7: the nibbles of
+/// bytes 8 to 11, with the two bits left over in the first eight bytes on top.
 fn scale_and_min(packed: &[u8], group: usize) -> (u8, u8) {
     if group < 4 {
         return (packed[group] & 63, packed[group + 4] & 63);
@@ -100,9 +100,9 @@ fn scale_and_min(packed: &[u8], group: usize) -> (u8, u8) {
     (low & 15 | packed[group - 4] >> 6 << 4, low >> 4 | packed[group] >> 6 << 4)
 }
 
-/// Two halves of 128 values, each with 64 low bytes, 32 high bytes and 8 scales. Value 32·k + l of a half takes a
-/// nibble of low byte 32·(k mod 2) + l (the high one for k ≥ 2), bits 2k and 2k + 1 of high byte l, and
-/// scale 2·k + l/16.
+/// Two halves of 128 values, each with 64 low bytes, 32 high bytes and 8 scales. Value 32·k + l of a half
+/// takes a nibble of low byte 32·(k mod 2) + l (the high one for k ≥ 2), bits 2k and 2k + 1 of high byte l,
+/// and scale 2·k + l/16.
 fn q6_k(block: &[u8], y: &mut [f32]) {
     let d = f16_at(block, 208);
     for (half, y) in y.chunks_exact_mut(128).enumerate() {

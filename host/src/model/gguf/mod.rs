@@ -131,8 +131,8 @@ pub struct Gguf {
 impl Gguf {
     /// Maps a file and checks its header.
     ///
-    /// The file must not be changed while it is open: as with every mapped file, a program that shortens it ends
-    /// this one with a bus error. Replace a model by renaming a new file over it.
+    /// The file must not be changed while it is open: as with every mapped file, a program that shortens it
+    /// ends this one with a bus error. Replace a model by renaming a new file over it.
     ///
     /// # Errors
     /// A file that cannot be opened or that is not valid.
@@ -143,8 +143,8 @@ impl Gguf {
         if !file.metadata().map_err(io)?.is_file() {
             return Err(io(io::Error::other("it is not a regular file")));
         }
-        // SAFETY: the bytes are only read, as u8, for which any value is valid; that nobody changes the file is
-        // what the documentation asks of the user.
+        // SAFETY: the bytes are only read, as u8, for which any value is valid; that nobody changes the file
+        // is what the documentation asks of the user.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         Gguf::new(path, Bytes::new(Storage::Mapped(map)))
     }

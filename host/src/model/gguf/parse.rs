@@ -1,5 +1,5 @@
-//! The header: nothing in it is believed before it is checked, and no memory is taken for a count that the bytes
-//! left cannot hold.
+//! The header: nothing in it is believed before it is checked, and no memory is taken for a count that the
+//! bytes left cannot hold.
 
 use super::{Array, TensorType, Value};
 use std::collections::HashSet;

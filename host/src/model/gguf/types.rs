@@ -1,7 +1,7 @@
 //! Tensor types and their blocks.
 //!
-//! A quantized row is a sequence of blocks; a block holds consecutive values of one row and never spans two rows.
-//! Numbers are little-endian, `d`, `m` and `dmin` are f16.
+//! A quantized row is a sequence of blocks; a block holds consecutive values of one row and never spans two
+//! rows. Numbers are little-endian, `d`, `m` and `dmin` are f16.
 //!
 //! | type | values | bytes | layout | value |
 //! | --- | --- | --- | --- | --- |
@@ -12,11 +12,11 @@
 //! | Q4_0 | 32 | 18 | `d`, 16 bytes of nibbles | d·(q − 8) |
 //! | Q4_1 | 32 | 20 | `d`, `m`, 16 bytes of nibbles | d·q + m |
 //! | Q5_0 | 32 | 22 | `d`, 4 bytes of fifth bits, 16 bytes of nibbles | d·(q − 16) |
-//! | Q4_K | 256 | 144 | `d`, `dmin`, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles | d·s·q − dmin·m |
-//! | Q6_K | 256 | 210 | 128 bytes of low nibbles, 64 bytes of high pairs, 16 × i8 scales, `d` | d·s·(q − 32) |
+//! | Q4_K | 256 | 144 | `d`, `dmin`, 12 bytes of 6-bit scales and minima, 128 of nibbles | d·s·q − dmin·m |
+//! | Q6_K | 256 | 210 | 128 bytes of low nibbles, 64 of high pairs, 16 × i8 scales, `d` | d·s·(q − 32) |
 //!
-//! In a block of 32 the low nibble of byte j is value j and the high nibble value j + 16. The orders within the
-//! blocks of 256 are in [`dequantize`](super::dequantize()).
+//! In a block of 32 the low nibble of byte j is value j and the high nibble value j + 16. The orders within
+//! the blocks of 256 are in [`dequantize`](super::dequantize()).
 
 use std::fmt;
 
@@ -148,7 +148,8 @@ impl TensorType {
         }
     }
 
-    /// Bytes of a row of `columns` values; `None` if they are no whole number of blocks, or too many to count.
+    /// Bytes of a row of `columns` values; `None` if they are no whole number of blocks, or too many to
+    /// count.
     pub fn row_bytes(self, columns: usize) -> Option<usize> {
         if !columns.is_multiple_of(self.block_values()) {
             return None;

@@ -37,7 +37,8 @@ impl Writer {
         self
     }
 
-    /// Adds a tensor, or replaces the one of that name: extents with the row length first, and its packed bytes.
+    /// Adds a tensor, or replaces the one of that name: extents with the row length first, and its packed
+    /// bytes.
     pub fn tensor(&mut self, name: &str, dims: &[u64], tensor_type: TensorType, bytes: Vec<u8>) -> &mut Self {
         self.remove_tensor(name);
         self.tensors.push((name.to_owned(), dims.to_vec(), tensor_type, bytes));

@@ -168,13 +168,13 @@ impl DeviceWeights {
     /// `out` [tokens, rows] = W·v + bias + residual: one launch.
     ///
     /// # Safety
-    /// As [`Stream::launch`]: every handle reaches memory of the stream's device that is as long as said, until the launch has
-    /// finished; `out` is touched by nothing else meanwhile, and overlaps no input but `residual`, with which it agrees
-    /// element by element if at all. No launch writes a norm's weights.
+    /// As [`Stream::launch`]: every handle reaches memory of the stream's device that is as long as said,
+    /// until the launch has finished; `out` is touched by nothing else meanwhile, and overlaps no input but
+    /// `residual`, with which it agrees element by element if at all. No launch writes a norm's weights.
     ///
     /// # Errors
-    /// [`Error::Argument`] for no tokens, more than 65535 of them, or a kernel that the weights or the input do not suit; what the
-    /// launch reports.
+    /// [`Error::Argument`] for no tokens, more than 65535 of them, or a kernel that the weights or the input
+    /// do not suit; what the launch reports.
     pub unsafe fn run_on(
         &self,
         stream: &Stream,
@@ -217,8 +217,8 @@ impl DeviceWeights {
         let source = SourceShape { columns: self.columns, stride, epsilon, padding: 0 };
         let launch = decode_launch(shape).shared(linear_layout(shape.blocks).bytes);
         let args = (codes, scales, x, weight, bias, residual, out, source, shape);
-        // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the shared memory
-        // holds a token's records. No launch writes weights.
+        // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the
+        // shared memory holds a token's records. No launch writes weights.
         unsafe { stream.launch(&kernels[variant], launch, args) }?;
         Ok(())
     }

@@ -121,9 +121,11 @@ impl<'a> From<&'a Tensor> for Rows<'a> {
 #[repr(C, align(64))]
 struct Line([u32; 16]);
 
-/// A matrix \[rows, columns\] in tiles of eight rows and 32 channels, as `kernels_gpu::model::format` describes.
+/// A matrix \[rows, columns\] in tiles of eight rows and 32 channels, as `kernels_gpu::model::format`
+/// describes.
 ///
-/// Rows are filled up with zeros to a multiple of eight; otherwise it takes the bytes that the file's blocks do.
+/// Rows are filled up with zeros to a multiple of eight; otherwise it takes the bytes that the file's blocks
+/// do.
 #[derive(Clone)]
 pub struct PackedWeights {
     kind: WeightKind,
@@ -139,8 +141,9 @@ impl PackedWeights {
     /// Parts of one type are packed as it is, other types and mixtures as f16; f32 beside others stays f32.
     ///
     /// # Errors
-    /// [`Error::Columns`] if rows are no whole number of 32 channels, [`Error::Parts`] if the parts' rows differ in length or
-    /// there are none, [`Error::Bytes`] if a part is not as long as its shape says, [`Error::TooLarge`].
+    /// [`Error::Columns`] if rows are no whole number of 32 channels, [`Error::Parts`] if the parts' rows
+    /// differ in length or there are none, [`Error::Bytes`] if a part is not as long as its shape says,
+    /// [`Error::TooLarge`].
     pub fn new(parts: &[Rows<'_>]) -> Result<PackedWeights> {
         let Some(first) = parts.first() else { return Err(Error::Parts { columns: Vec::new() }) };
         let columns = first.columns;

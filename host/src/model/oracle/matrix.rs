@@ -114,7 +114,8 @@ mod tests {
 
     #[test]
     fn products_are_exact_on_integers() {
-        // Sizes around the tasks' and the groups' edges; small integers, so that every order gives the same sum.
+        // Sizes around the tasks' and the groups' edges; small integers, so that every order gives the same
+        // sum.
         for (rows, columns, count) in [(1, 1, 1), (3, 5, 2), (16, 8, 1), (17, 9, 3), (37, 64, 50)] {
             let weight = |i: usize| (i * 7 % 23) as f32 - 11.0;
             let tensor = matrix(rows, columns, weight);

@@ -15,8 +15,8 @@
 //! logits = Woutput·(RMSNorm(h) · output_norm)
 //! ```
 //!
-//! Weights are the f32 that their blocks restore to; all else is f64, sines and cosines included. The order of
-//! sums is not fixed: results of two machines may differ in the last bits of an f64.
+//! Weights are the f32 that their blocks restore to; all else is f64, sines and cosines included. The order
+//! of sums is not fixed: results of two machines may differ in the last bits of an f64.
 
 mod matrix;
 
@@ -41,8 +41,8 @@ pub trait KeyValues: Sync {
     /// What attention reads of a KV head: keys and values of all tokens held, each [tokens, head_dim].
     fn head(&self, layer: usize, kv_head: usize) -> [Cow<'_, [f64]>; 2];
 
-    /// Does what is read of a token never change once it is there? Then a whole text is appended at once, and each
-    /// query reads the tokens up to its own; otherwise token by token.
+    /// Does what is read of a token never change once it is there? Then a whole text is appended at once, and
+    /// each query reads the tokens up to its own; otherwise token by token.
     fn is_append_only(&self) -> bool {
         false
     }
@@ -111,8 +111,8 @@ impl<'a> Oracle<'a> {
         Ok(self.logits(&self.hidden(tokens, cache)?))
     }
 
-    /// What the output projection reads after each token, [tokens, hidden]: the residual stream after the last
-    /// norm.
+    /// What the output projection reads after each token, [tokens, hidden]: the residual stream after the
+    /// last norm.
     ///
     /// # Errors
     /// As [`Oracle::forward`]; the cache is then as before.

@@ -1,19 +1,21 @@
 //! Text to tokens and back: byte-level BPE from a file's tokens and merges.
 //!
-//! The merging is the `tokenizers` crate's; what a file calls its pre-tokenizer chooses how a text is cut before:
+//! The merging is the `tokenizers` crate's; what a file calls its pre-tokenizer chooses how a text is cut
+//! before:
 //!
 //! | `tokenizer.ggml.pre` | pieces |
 //! | --- | --- |
 //! | `gpt-2` | contractions, words, numbers and punctuation, each with the space before it |
 //! | `smollm` | every digit alone, then as `gpt-2` |
-//! | `qwen2` | NFC; words with one character before them, every digit alone, line breaks with what precedes them |
-//! | `llama-bpe` | the same without NFC, with up to three digits together; a piece that is a token is not merged |
+//! | `qwen2` | NFC; words with one character before them, digits alone, line breaks with what precedes |
+//! | `llama-bpe` | the same without NFC, up to three digits together; a piece that is a token is not merged |
 //!
-//! Bytes that the vocabulary lacks are left out, as the models' own tokenizers do. SmolLM2 lacks 21: 13 that UTF-8
-//! never has, six control characters, and the first bytes of two ranges of rare characters.
+//! Bytes that the vocabulary lacks are left out, as the models' own tokenizers do. SmolLM2 lacks 21: 13 that
+//! UTF-8 never has, six control characters, and the first bytes of two ranges of rare characters.
 //!
 //! A text never becomes a control token: a prompt with `<|im_end|>` in it is those ten characters, unless
-//! [`Tokenizer::encode_special`] is asked. The turns of a chat are put together from ids ([`Tokenizer::chat`]).
+//! [`Tokenizer::encode_special`] is asked. The turns of a chat are put together from ids
+//! ([`Tokenizer::chat`]).
 
 mod chat;
 mod stream;
@@ -250,8 +252,8 @@ impl Tokenizer {
         DecodeStream::new(self)
     }
 
-    /// The prompt of a chat, up to where the assistant's answer starts. Without a system message the one that the
-    /// model was trained with comes first, if its template has one.
+    /// The prompt of a chat, up to where the assistant's answer starts. Without a system message the one that
+    /// the model was trained with comes first, if its template has one.
     ///
     /// # Errors
     /// The model has no ChatML template.
@@ -301,8 +303,8 @@ impl Tokenizer {
     }
 }
 
-/// The characters that stand for the bytes 0 to 255 in pieces: printable bytes for themselves, and the other 68
-/// from U+0100 on.
+/// The characters that stand for the bytes 0 to 255 in pieces: printable bytes for themselves, and the other
+/// 68 from U+0100 on.
 pub(super) fn byte_characters() -> impl Iterator<Item = char> {
     let mut others = '\u{100}'..;
     (0..=255u8).filter_map(move |byte| match byte {

@@ -5,8 +5,8 @@ use crate::model::Result;
 
 /// Gives out text as soon as its characters are complete.
 ///
-/// A character may take several tokens; its first bytes are held back until the last has come. Bytes that can be no
-/// part of a character become U+FFFD.
+/// A character may take several tokens; its first bytes are held back until the last has come. Bytes that can
+/// be no part of a character become U+FFFD.
 #[derive(Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,

@@ -1,4 +1,5 @@
-//! What is left when a row of blocks has passed everything: sums over warps and splits, outputs, certificates.
+//! What is left when a row of blocks has passed everything: sums over warps and splits, outputs,
+//! certificates.
 
 use super::super::finish::{store_dense_rows, store_lse};
 use super::super::judge::Chain;
@@ -30,8 +31,8 @@ pub(super) struct Finish {
 }
 
 impl Finish {
-    /// Adds up what the warps have gathered, with the weights that [`combine`](crate::attention::combine) has left, and writes it as
-    /// that of `split`.
+    /// Adds up what the warps have gathered, with the weights that [`combine`](crate::attention::combine) has
+    /// left, and writes it as that of `split`.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn gather_warps<const D: usize>(&self, gathered: GlobalMut<f32>, split: u32) {
@@ -51,7 +52,8 @@ impl Finish {
         self.launch_row * self.shape.splits * Gathered::EIGHT
     }
 
-    /// Asks for what the splits have gathered, if there is room for it: it is there when outputs are added up.
+    /// Asks for what the splits have gathered, if there is room for it: it is there when outputs are added
+    /// up.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub(super) fn ask(&self, gathered: Global<f32>) {

@@ -1,4 +1,5 @@
-//! What a row's certificate adds up over its blocks, in the pass itself: each of a row's four lanes some of it.
+//! What a row's certificate adds up over its blocks, in the pass itself: each of a row's four lanes some of
+//! it.
 
 use super::super::layout::Annotation;
 use super::super::query::LOG2_E_ABOVE;
@@ -6,8 +7,8 @@ use crate::attention::{PartialRow, ROWS};
 use simt::math::{abs, exp2, exp2_nonpositive, fma, max};
 use simt::{Pod, Shared, Zeroable};
 
-/// Sums over the blocks of one query row, each weighed with its share of the row's sum: Σ p_t of the weights that the output is
-/// made with, relative to the row's reference. T: the blocks whose keys are quantized.
+/// Sums over the blocks of one query row, each weighed with its share of the row's sum: Σ p_t of the weights
+/// that the output is made with, relative to the row's reference. T: the blocks whose keys are quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Gathered {
@@ -147,10 +148,12 @@ impl Default for Gather {
     }
 }
 
-/// What a lane multiplies a block's mass with: lanes 0 and 1 at least e^Δ − 1, lane 2 at least 1 − e^−Δ, lane 3 has 1.
+/// What a lane multiplies a block's mass with: lanes 0 and 1 at least e^Δ − 1, lane 2 at least 1 − e^−Δ, lane
+/// 3 has 1.
 ///
-/// Up to Δ = 1 these are polynomials that are above them: e^Δ − 1 is 1 + Δ/2 + Δ²/6 + Δ³/24 + … times Δ, of which what follows
-/// Δ²/6 is at most Δ³ times what it is at 1, e − 8/3; and 1 − e^−Δ is an alternating series. Beyond, they are an exponential's.
+/// Up to Δ = 1 these are polynomials that are above them: e^Δ − 1 is 1 + Δ/2 + Δ²/6 + Δ³/24 + … times Δ, of
+/// which what follows Δ²/6 is at most Δ³ times what it is at 1, e − 8/3; and 1 − e^−Δ is an alternating
+/// series. Beyond, they are an exponential's.
 #[inline(always)]
 pub fn growth_of_lane(delta: f32, q: u32) -> f32 {
     let mut growth = if delta <= 1.0 {
@@ -162,7 +165,8 @@ pub fn growth_of_lane(delta: f32, q: u32) -> f32 {
     } else {
         let x = if delta > 80.0 { 128.0 } else { delta * LOG2_E_ABOVE };
         let grown = exp2(if q == 2 { -x } else { x });
-        // The rounding of the exponential on the safe side, and that of the difference, which is more where 1 is the larger part.
+        // The rounding of the exponential on the safe side, and that of the difference, which is more where 1
+        // is the larger part.
         fma(grown, 1.0 / 2_097_152.0, abs(grown - 1.0)) * (1.0 + 1.0 / 4_194_304.0)
     };
     if q == 3 {

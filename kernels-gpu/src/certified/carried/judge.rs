@@ -1,5 +1,5 @@
-//! The certificate of a row that one pass has finished: docs/certificate.md, with the weights of the output itself and nothing
-//! subtracted (Λ = 1).
+//! The certificate of a row that one pass has finished: docs/certificate.md, with the weights of the output
+//! itself and nothing subtracted (Λ = 1).
 
 use super::super::judge::{
     Chain, Exact, UNDERFLOW, at_least_exp, growth, papers_bound, tail_variation, total_variation,
@@ -55,7 +55,8 @@ impl Judge {
         let a1 = fma(lost, grown_t, gathered.a1);
         let a2 = fma(lost * grown_t, nu, gathered.a2);
         let a3 = gathered.a3 + lost;
-        // 1000 roundings, and those of the sums and of the sum that they are divided by: once for all of them.
+        // 1000 roundings, and those of the sums and of the sum that they are divided by: once for all of
+        // them.
         let up = 1.0 + (1.0 / 16384.0 + 2.0 * self.chain.roundings());
         let inverse = up / row.sum;
         let share = |x: f32| x * inverse;

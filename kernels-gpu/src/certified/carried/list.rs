@@ -153,8 +153,8 @@ impl<E: Half> List<E> {
         self.layout.listed.load(at / 32) >> (at % 32) & 1 != 0
     }
 
-    /// Marks the split's blocks that are listed, counts the entries, and leaves each warp its first one: all warps' work, at a place
-    /// that all of them pass.
+    /// Marks the split's blocks that are listed, counts the entries, and leaves each warp its first one: all
+    /// warps' work, at a place that all of them pass.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn read(&self) {
@@ -224,7 +224,8 @@ pub(super) struct Listed<E, const D: usize> {
     pub(super) tiles: Tiles<f16, D>,
     /// Whether the list was read.
     pub(super) read: Cell<bool>,
-    /// Stages of the ring whose blocks are listed: bit s of stage s. They are not asked for once that is known, and passed over.
+    /// Stages of the ring whose blocks are listed: bit s of stage s. They are not asked for once that is
+    /// known, and passed over.
     pub(super) skipped: Cell<u32>,
     pub(super) list: List<E>,
     pub(super) pace: Pace,
@@ -265,7 +266,8 @@ impl<E: Half, const D: usize> Listed<E, D> {
         !self.length.is_multiple_of(BLOCK_TOKENS)
     }
 
-    /// What the certificates will want to know of sums: the last warp's work, which lists keep less busy than the first.
+    /// What the certificates will want to know of sums: the last warp's work, which lists keep less busy than
+    /// the first.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn chains(&self) {
@@ -295,7 +297,8 @@ impl<E: Half, const D: usize> Ring for Listed<E, D> {
         self.tiles.block(tile)
     }
 
-    /// While the first tiles are on their way, which takes several microseconds for all warps, the list is read, and where its blocks are.
+    /// While the first tiles are on their way, which takes several microseconds for all warps, the list is
+    /// read, and where its blocks are.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn begun(&self) {

@@ -1,27 +1,31 @@
 //! # Mathematics
-//! One pass over everything: the blocks of a list, which an earlier step has left, from their originals, all others in their
-//! quantized form, the trailing block from what it has. With keys K' and values V' of either kind,
+//! One pass over everything: the blocks of a list, which an earlier step has left, from their originals, all
+//! others in their quantized form, the trailing block from what it has. With keys K' and values V' of either
+//! kind,
 //!
 //! ```text
 //! s_t = q_r·K'_t / √D      p_t = 2^(s_t·log2 e − reference)      o_r = Σ p_t V'_t / Σ p_t
 //! ```
 //!
-//! and with every weight, what bounds the error that it brings: docs/certificate.md, (1b), (1c), (1d), (3), (7). Nothing is
-//! taken out again, so the weights of the certificate are those of the output. What a list has in it decides how large the bound is,
-//! never whether it holds: it may be any steps old, and of another sequence.
+//! and with every weight, what bounds the error that it brings: docs/certificate.md, (1b), (1c), (1d), (3),
+//! (7). Nothing is taken out again, so the weights of the certificate are those of the output. What a list
+//! has in it decides how large the bound is, never whether it holds: it may be any steps old, and of another
+//! sequence.
 //!
 //! # Layout
-//! As in [`attend`](fn@super::attend) and [`replace`](fn@super::replace). `lists` and `entries` as [`mark`](fn@super::mark) leaves
-//! them; rows of a KV head share what is promoted. `promoted` [sequences · kv_heads · row groups]. `gathered`
-//! [the same, splits, 8] of [`Gathered`].
+//! As in [`attend`](fn@super::attend) and [`replace`](fn@super::replace). `lists` and `entries` as
+//! [`mark`](fn@super::mark) leaves them; rows of a KV head share what is promoted. `promoted` [sequences ·
+//! kv_heads · row groups]. `gathered` [the same, splits, 8] of [`Gathered`].
 //!
 //! # Bytes
-//! 32·D a block and KV head, and 16 where something is certified, read once; of a listed one the originals, 32·D each of keys and values, besides. In a step that
-//! notes blocks, 16 bytes a block and query head are written, for the next list.
+//! 32·D a block and KV head, and 16 where something is certified, read once; of a listed one the originals,
+//! 32·D each of keys and values, besides. In a step that notes blocks, 16 bytes a block and query head are
+//! written, for the next list.
 //!
 //! # Work split
-//! Grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each; then entries of the list go round all warps
-//! of a row of blocks, the trailing block last. The block of a row that arrives last adds the splits up.
+//! Grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each; then entries of
+//! the list go round all warps of a row of blocks, the trailing block last. The block of a row that arrives
+//! last adds the splits up.
 
 mod ahead;
 mod finish;
@@ -87,8 +91,8 @@ impl Promoted {
     }
 }
 
-/// The first of the full blocks that a step promotes though no list has them: those that were filled since it was made, the two
-/// newest of them at the most.
+/// The first of the full blocks that a step promotes though no list has them: those that were filled since it
+/// was made, the two newest of them at the most.
 #[inline(always)]
 pub fn first_recent(blocks: u32, when_made: u32) -> u32 {
     when_made.max(blocks.saturating_sub(2)).min(blocks)
@@ -102,11 +106,12 @@ pub mod mode {
     pub const RENEWS: u32 = 2;
 }
 
-/// Splits of which what they have gathered is brought to shared memory: more of it would leave less room for their outputs, which at
-/// batch 1 shall be added up in one go.
+/// Splits of which what they have gathered is brought to shared memory: more of it would leave less room for
+/// their outputs, which at batch 1 shall be added up in one go.
 const SPLITS_AT_HAND: u32 = 40;
 
-/// Splits whose outputs there is room for at the end: those of a sequence of four KV heads are all there then.
+/// Splits whose outputs there is room for at the end: those of a sequence of four KV heads are all there
+/// then.
 const AT_ONCE: u32 = 33;
 
 /// Shared memory of a block.
@@ -114,7 +119,8 @@ const AT_ONCE: u32 = 33;
 pub struct CarriedLayout {
     pass: PassLayout,
     ends: Ends,
-    /// What all splits have gathered, if they are not too many, [`EIGHT`](Gathered::EIGHT) words of each: in the rings' memory too.
+    /// What all splits have gathered, if they are not too many, [`EIGHT`](Gathered::EIGHT) words of each: in
+    /// the rings' memory too.
     splits: Shared<f32>,
     /// Where each part's list starts among all entries, and how many there are.
     starts: Shared<u32>,
@@ -122,7 +128,8 @@ pub struct CarriedLayout {
     listed: Shared<u32>,
     /// Each warp's first entry, [warps, 8].
     ahead: Shared<u32>,
-    /// What [`Chain`] says of the step's sums and of the dense rung's: worked out while tiles are on their way.
+    /// What [`Chain`] says of the step's sums and of the dense rung's: worked out while tiles are on their
+    /// way.
     chains: Shared<u32>,
     /// Entries whose keys are promoted, those whose values are, and whether K_max was raised for them.
     promoted: Shared<u32>,
@@ -167,10 +174,12 @@ pub const fn carried_layout<const D: usize>() -> CarriedLayout {
     }
 }
 
-/// A step of attention by a list from an earlier step: output, LSE, certificate, and which rows want the dense rung.
+/// A step of attention by a list from an earlier step: output, LSE, certificate, and which rows want the
+/// dense rung.
 ///
 /// `output` f32 [sequences, query heads, D]; `lse` and `certificates` [sequences, query heads]; `dense_rows`
-/// [sequences · kv_heads · row groups], bit g for row g; `counters` of that shape and one more for [`Pace`], 0 before and after. `mode`: bits of [`mode`].
+/// [sequences · kv_heads · row groups], bit g for row g; `counters` of that shape and one more for [`Pace`],
+/// 0 before and after. `mode`: bits of [`mode`].
 #[kernel(
     system = certified,
     instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
@@ -296,7 +305,8 @@ pub fn carry<E: Half, const D: usize>(
             return;
         }
         let tile = ring.tiles.tile(stage);
-        // Ahead of the scores, of which they want nothing: what the tensor cores take their time for hides behind them.
+        // Ahead of the scores, of which they want nothing: what the tensor cores take their time for hides
+        // behind them.
         let values = tile.values(lane);
         let mut operands = [[[0u32; 2]; 8]; 2];
         unroll!(for s in 0..(D / 64), at_most 2 {

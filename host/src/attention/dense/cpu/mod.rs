@@ -1,12 +1,13 @@
 //! Decode attention on slices: all cores, SIMD, and the bits of [`attend`](kernels_gpu::dense::attend()).
 //!
-//! What the kernel does on tensor cores is done here sixteen outputs at a time: sixteen tokens of a tile for the scores,
-//! sixteen dimensions for the outputs. Threads share out what on a GPU are thread blocks: sequences, KV heads, groups of eight
-//! query rows, parts of a sequence; where there are too few of those, also their warps. Rows that a group of eight does not have
-//! are not computed.
+//! What the kernel does on tensor cores is done here sixteen outputs at a time: sixteen tokens of a tile for
+//! the scores, sixteen dimensions for the outputs. Threads share out what on a GPU are thread blocks:
+//! sequences, KV heads, groups of eight query rows, parts of a sequence; where there are too few of those,
+//! also their warps. Rows that a group of eight does not have are not computed.
 //!
-//! There are three paths ([`Level`]), chosen at run time, with the same results: AVX-512, AVX2, and plain Rust. Tiles with an
-//! infinity or NaN take the emulator's model of the tensor cores instead, which is slower.
+//! There are three paths ([`Level`]), chosen at run time, with the same results: AVX-512, AVX2, and plain
+//! Rust. Tiles with an infinity or NaN take the emulator's model of the tensor cores instead, which is
+//! slower.
 
 mod part;
 
@@ -34,14 +35,16 @@ pub struct Slices<'a, E> {
     pub keys: &'a [E],
     /// Its values, like the keys.
     pub values: &'a [E],
-    /// A sequence's blocks in order, [sequences, max_blocks]; entries that its length does not reach may be anything.
+    /// A sequence's blocks in order, [sequences, max_blocks]; entries that its length does not reach may be
+    /// anything.
     pub table: &'a [u32],
     /// Tokens of each sequence, those of the query tokens included, \[sequences\].
     pub lengths: &'a [u32],
 }
 
-/// Attention of `problem`: `output` [sequences, query_tokens, q_heads, head_dim], zeros for a query token that sees no key, and
-/// `lse` [sequences, query_tokens, q_heads], the natural log-sum-exp of the scaled scores, −∞ for one that sees none.
+/// Attention of `problem`: `output` [sequences, query_tokens, q_heads, head_dim], zeros for a query token
+/// that sees no key, and `lse` [sequences, query_tokens, q_heads], the natural log-sum-exp of the scaled
+/// scores, −∞ for one that sees none.
 ///
 /// The bits are those of a [`Plan`](super::Plan) for the same problem. Runs on rayon's current thread pool.
 ///
@@ -70,8 +73,8 @@ pub fn attend_at<E: Half>(
     attend_rows(level, problem, slices, None, output, lse)
 }
 
-/// [`attend_at`] for the rows that `wanted` asks for, as [`Handles::wanted`](super::Handles::wanted) does; the others stay as
-/// they are.
+/// [`attend_at`] for the rows that `wanted` asks for, as [`Handles::wanted`](super::Handles::wanted) does;
+/// the others stay as they are.
 pub(crate) fn attend_rows<E: Half>(
     level: Level,
     problem: Problem,

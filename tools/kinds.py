@@ -1,0 +1,430 @@
+"""One function a table: the lines of Markdown that records make. The names are those in docs/results/current.toml."""
+
+import re
+import statistics
+from collections import defaultdict
+
+from records import DEVICES, Wrong, interval, losing, ratio, scheme, table, tokens
+
+# --- INT8 -----------------------------------------------------------------------------------------------------------
+
+OPERATIONS = [
+    ("scales", "scales"),
+    ("quantize", "quantize"),
+    ("dequantize", "dequantize"),
+    ("scales_quantize", "scales and codes"),
+    ("block_quantize", "blocks of 16"),
+]
+
+
+def int8_rows(record, tokens, channels, op, place="gpu"):
+    rows = record.rows(tokens=tokens, channels=channels, op=op)
+    ours = [row for row in rows if row["peer"] == "ferrokv" and row.get("place") == place]
+    return ours, {row["peer"]: row for row in rows if row["peer"] not in ("ferrokv", "cuda driver")}
+
+
+def fastest(rows):
+    return min(rows, key=lambda row: row["median_us"])
+
+
+def int8_h200(records):
+    (record,) = records
+    size = {"tokens": 131072, "channels": 8192}
+    found = {}
+    for op in ("quantize", "dequantize", "block_quantize", "block_dequantize", "scales", "scales_quantize"):
+        for row in int8_rows(record, *size.values(), op)[0]:
+            found[op, row["variant"]] = row
+
+    def pair(op, variant):
+        row = found.get((op, variant))
+        return (f"{row['median_us']:.0f}", ratio(row["fraction"])) if row else ("–", "–")
+
+    rows = [(f"`{variant}`", *pair("quantize", variant), *pair("dequantize", variant))
+            for variant in ("naive", "tiled", "coarsened", "vectorized", "rows", "wide")]
+    rows.append(("`fused`, blocks of 16 tokens", *pair("block_quantize", "fused"), *pair("block_dequantize", "fused")))
+    for op, name in (("scales", "column scales"), ("scales_quantize", "column scales and codes")):
+        row = fastest(int8_rows(record, *size.values(), op)[0])
+        rows.append((name, f"{row['median_us']:.0f}", ratio(row["fraction"]), "–", "–"))
+    return table(("131072 × 8192, f32", "to codes, µs", "of the ceiling", "from codes, µs", "of the ceiling"), rows)
+
+
+def int8_peers_h200(records):
+    sizes = []
+    for record in records:
+        for row in record.data["rows"]:
+            size = row["tokens"], row["channels"]
+            if size not in sizes:
+                sizes.append(size)
+    rows = []
+    for size in sorted(sizes, key=lambda size: (-size[0] * size[1], -size[1])):
+        for record in records:
+            cells = []
+            for op, _ in OPERATIONS:
+                ours, peers = int8_rows(record, *size, op)
+                if ours and "torch.compile" in peers:
+                    best = fastest(ours)["median_us"]
+                    triton = peers.get("triton")
+                    cells.append(f"{peers['torch.compile']['median_us'] / best:.2f} · "
+                                 + ratio(triton and triton["median_us"] / best))
+            if len(cells) == len(OPERATIONS):
+                rows.append((f"{size[0]} × {size[1]}", *cells, str(records.index(record) + 1)))
+                break
+    return table(("matrix", *(name for _, name in OPERATIONS), "record"), rows)
+
+
+def int8_h100(records):
+    (record,) = records
+    rows = []
+    for op, name in OPERATIONS:
+        ours, peers = int8_rows(record, 131072, 8192, op)
+        best = fastest(ours)
+        torch = peers["torch.compile"]["median_us"]
+        triton = peers.get("triton")
+        rows.append((f"{name}, `{best['variant']}`", f"{best['median_us'] / 1000:.3f}", ratio(best["fraction"]),
+                     f"{torch / 1000:.3f}", ratio(torch / best["median_us"]),
+                     f"{triton['median_us'] / 1000:.3f}" if triton else "–",
+                     ratio(triton and triton["median_us"] / best["median_us"])))
+    return table(("131072 × 8192, f32", "ours, ms", "of the ceiling", "torch.compile, ms", "×", "Triton, ms", "×"),
+                 rows)
+
+
+def int8_cpu(records):
+    (record,) = records
+    sizes = [(32768, 1024), (131072, 256)]
+    operations = OPERATIONS[:3] + [("block_quantize", "blocks of 16: scales and codes"),
+                                   ("block_dequantize", "blocks of 16: dequantize")]
+    rows = []
+    for op, name in operations:
+        cells = []
+        for size in sizes:
+            ours = [row for row in int8_rows(record, *size, op, "cpu")[0] if row["variant"] == "simd"]
+            cells.append(ratio(fastest(ours)["fraction"]))
+        rows.append((name, *cells))
+    cells = []
+    for size in sizes:
+        (paper,) = [row for row in int8_rows(record, *size, "quantize", "cpu")[0] if row["variant"] == "paper"]
+        cells.append(f"{paper['fraction']:.3f}")
+    rows.append(("the paper's loop: quantize", *cells))
+    return table(("of a parallel `memcpy` of the same bytes", *(f"{a} × {b}" for a, b in sizes)), rows)
+
+
+# --- Attention ------------------------------------------------------------------------------------------------------
+
+def shapes(records):
+    """Rows of decoding by type, heads, batch and context: our schemes, and the fastest peer of the same record."""
+    found = {}
+    for record in records:
+        here = defaultdict(dict)
+        for row in record.rows(op="decode"):
+            if row.get("emulator"):
+                continue
+            rows = here[row["dtype"], row["q_heads"], row["kv_heads"], row["batch"], row["context"]]
+            name = scheme(row["scheme"]) if row["peer"] == "ferrokv" else "peer"
+            if name not in rows or row["median_us"] < rows[name]["median_us"]:
+                rows[name] = row
+        for key, rows in here.items():
+            if "dense" in rows:
+                found.setdefault(key, rows)
+    # 32/8 ahead of 28/4, then as they grow.
+    return [(key, found[key]) for key in sorted(found, key=lambda key: (key[0] != "f16", -key[2], key[3], key[4]))]
+
+
+def beside(found, name):
+    if name not in found or "peer" not in found:
+        return None
+    return found["peer"]["median_us"] / found[name]["median_us"]
+
+
+def by_context(records, labels):
+    """Heads and batch by context: a row for each label, of what its function makes of the rows of one shape."""
+    found = shapes(records)
+    contexts = sorted({key[4] for key, _ in found})
+    groups = defaultdict(dict)
+    for (_, heads, kv, batch, context), rows in found:
+        groups[f"{heads}/{kv}, {batch}"][context] = rows
+    lines = []
+    for group, here in groups.items():
+        for label, cell in labels:
+            cells = [cell(here[context]) if context in here else "–" for context in contexts]
+            if any(cell != "–" for cell in cells):
+                lines.append((group, label, *cells))
+    return table(("heads, batch", "", *map(tokens, contexts)), lines)
+
+
+def disturbed(row):
+    """A mark behind a figure whose 10th and 90th percentile are more than a twentieth apart."""
+    return " ~" if row["p90_us"] > 1.05 * row["p10_us"] else ""
+
+
+def peer_times(name):
+    return f"`{name}`, ×", lambda rows: losing(beside(rows, name)) + (disturbed(rows[name]) if "peer" in rows else "")
+
+
+def attention_h100(records):
+    def peer(rows):
+        return f"{rows['peer']['median_us']:.0f} {rows['peer']['peer'].removeprefix('torch ')}"
+
+    return by_context(records, [("fastest peer, µs", peer), *map(peer_times, ("dense", "int8-int4", "certified"))])
+
+
+def attention_in_order(records):
+    return by_context(records, [
+        *map(peer_times, ("dense", "int8-int4")),
+        ("`dense` / `int8-int4`", lambda rows: ratio(rows["dense"]["median_us"] / rows["int8-int4"]["median_us"])),
+        ("`int8-int4` of reading alone", lambda rows: f"{rows['int8-int4']['fraction']:.3f}"),
+    ])
+
+
+def attention_certificates(records):
+    rows = []
+    for (_, heads, kv, batch, context), found in shapes(records):
+        if (heads, batch) != (32, 1) or context not in (8192, 32768, 131072, 524288):
+            continue
+        row = found["certified"]
+        of = row["certified"]
+        bound = of["e_key"] + of["e_val"] + of["e_round"]
+        rows.append((tokens(context), ratio(beside(found, "certified")), f"{of['tail_mass']:.4f}", f"{of['e_key']:.2f}",
+                     f"{of['e_val']:.2f}", f"{bound:.2f}", f"{row['error_of_bound']:.3f}",
+                     f"{of['dense_heads']} of {of['heads']:,}"))
+    return table(("context", "× peer", "mass left quantized", "E_key", "E_val", "bound", "largest error / bound",
+                  "computed exactly"), rows)
+
+
+def attention_stages(records):
+    rows = []
+    for (_, heads, kv, batch, context), found in shapes(records):
+        if batch != 1 or context not in (65536, 131072):
+            continue
+        parts = {part["name"]: part["us"] for part in found["certified"]["certified"]["parts"]}
+        launches = (f"{parts[name]:.1f}" for name in ("carry", "dense", "weigh", "mark"))
+        rows.append((f"{heads}/{kv}", tokens(context), *launches,
+                     f"{found['certified']['median_us']:.1f}", f"{found['int8-int4']['median_us']:.1f}"))
+    return table(("heads", "context", "`carry`", "dense rung, no head on it", "`weigh`", "`mark`", "whole step",
+                  "`int8-int4`, whole step"), rows)
+
+
+def attention_h200(records):
+    groups = defaultdict(dict)
+    contexts = (65536, 131072, 262144)
+    for (dtype, heads, kv, batch, context), found in shapes(records):
+        if "peer" in found and context in contexts:
+            groups[f"{dtype}, {heads}/{kv}, {batch}"][context] = " · ".join(
+                losing(beside(found, name)) for name in ("dense", "int8-int4", "certified"))
+    return table(("type, heads, batch", *map(tokens, contexts)),
+                 [(group, *(here.get(context, "–") for context in contexts)) for group, here in groups.items()])
+
+
+# --- Models ---------------------------------------------------------------------------------------------------------
+
+def model(records):
+    """A row a scheme; of a second record only the schemes that the first one has not."""
+    contexts, schemes = [], {}
+    for record in records:
+        new = set(map(scheme, (row["kv"] for row in record.data["rows"]))) - set(schemes)
+        for row in record.data["rows"]:
+            if scheme(row["kv"]) in new:
+                schemes.setdefault(scheme(row["kv"]), {})[row["context"]] = row
+                schemes[scheme(row["kv"])]["record"] = records.index(record) + 1
+                contexts += [row["context"]] * (row["context"] not in contexts)
+    lines = []
+    for name, of in schemes.items():
+        cells = [f"`{name}`" + (f" (record {of['record']})" if of["record"] > 1 else "")]
+        for context in contexts:
+            row = of[context]
+            found, bus = row.get("found"), row.get("bus_bytes")
+            cells += [f"{row['median_us'] / 1000:.2f}", losing(row["times_dense"]), f"{row['fixed_us'] / 1000:.2f}",
+                      "–" if found is None else f"{found * 100:.0f} %",
+                      "–" if bus is None else f"{bus / 2**20:.0f} MiB"]
+        lines.append(cells)
+    heads = [head for context in contexts
+             for head in (f"{tokens(context)}: ms", "dense / it", "the rest", "found", "bus")]
+    return table(("`--kv`", *heads), lines)
+
+
+def generate(records):
+    rows = []
+    for record in records:
+        data, of = record.data, record.data["certificates"]
+        rows.append((DEVICES[record.device], f"`{scheme(data['kv'])}`", f"{data['decode_tokens_per_second']:,.0f}",
+                     f"{data['prefill_tokens_per_second']:,.0f}", f"{of['worst_bound']:.2f}" if of else "–",
+                     f"{of['dense_heads']:,} of {of['heads']:,}" if of else "–"))
+    return table(("device", "`--kv`", "decode, tokens a second", "prompt", "worst bound", "heads computed exactly"),
+                 rows)
+
+
+def llama_cpp(records):
+    peer, *ours = records
+    base = peer.data
+    rows = [(f"llama.cpp, {base['version']}", f"{base['predicted_per_second']:.0f}", "1.00",
+             f"{base['prompt_per_second']:.0f}", "1.00")]
+    for record in ours:
+        data = record.data
+        decode, prompt = data["decode_tokens_per_second"], data["prefill_tokens_per_second"]
+        rows.append((f"`{scheme(data['kv'])}`", f"{decode:.0f}", losing(decode / base["predicted_per_second"]),
+                     f"{prompt:.0f}", losing(prompt / base["prompt_per_second"])))
+    return table(("two CPU threads", "decode, tokens a second", "of llama.cpp", "prompt, tokens a second",
+                  "of llama.cpp"), rows)
+
+
+# --- Checks ---------------------------------------------------------------------------------------------------------
+
+def compared(record):
+    """Cases, outputs compared and bits that differ."""
+    if record.path.endswith(".txt"):
+        found = re.search(r"([\d,]+) cases: [\d,]+ outputs, ([\d,]+) compared, [\d,]+ elements \(([\d,]+) bits\)",
+                          record.text)
+        return tuple(int(number.replace(",", "")) for number in found.groups())
+    total = record.data.get("totals") or record.data["total"]
+    bits = total["differing_bits"] if "differing_bits" in total else total["bits_differing"]
+    return total["cases"], total["compared"], bits
+
+
+def checks(records):
+    rows = []
+    for record in records:
+        cases, outputs, bits = compared(record)
+        rows.append((f"`{record.notes['command']}`", DEVICES[record.device], record.commit, f"{cases:,}",
+                     f"{outputs:,}",
+                     f"{bits:,}"))
+    return table(("command", "GPU", "commit", "cases", "outputs compared", "bits that differ"), rows)
+
+
+def prove(records):
+    (record,) = records
+    inputs = dict(record.data["inputs"])
+    rows = [("all", record.data["total"])] + [(name, inputs[name]) for name in inputs]
+    return table(
+        ("keys and values", "head-steps", "errors above the bound", "bound / error, median", "least",
+         "paper's E_key / ours"),
+        [(name if name in ("all",) else "a real cache" if name == "real" else f"`{name}`", f"{of['head_steps']:,}",
+          f"{of['violations']:,}", f"{of['median'][0]:,.1f}", f"{of['tightest']:.4f}",
+          "–" if of["paper_over_ours"] is None else f"{of['paper_over_ours']:.1f}") for name, of in rows])
+
+
+def launch(records):
+    (record,) = records
+    of = record.data["launch"]
+    return table(("raw `cuLaunchKernel`", "typed launch", "ratio", "1000 single launches", "a graph of 1000",
+                  "its call"),
+                 [(f"{of['raw_ns'] / 1000:.2f} µs", f"{of['typed_ns'] / 1000:.2f} µs", f"{of['ratio']:.3f}",
+                   f"{of['single_launches_us'] / 1000:.2f} ms", f"{of['graph_replay_us'] / 1000:.2f} ms",
+                   f"{of['graph_call_us']:.1f} µs")])
+
+
+# --- Quality --------------------------------------------------------------------------------------------------------
+
+def exactly(of):
+    return f"{of['dense_heads']:,} of {of['heads']:,}" if of else "–"
+
+
+def perplexity(records):
+    current, other = records
+    rows = []
+    summary = [(current, row) for row in current.data["summary"]["rows"]]
+    summary += [(other, row) for row in other.data["summary"]["rows"] if row["kv"] in ("int8", "certified:strict")]
+    for record, row in sorted(summary, key=lambda each: each[1]["context"]):
+        of = row["delta_interval"]
+        rows.append((str(row["context"]), f"`{scheme(row['kv'])}`", str(row["windows"]), f"{row['perplexity']:.3f}",
+                     "–" if row["kv"] == "dense" else f"{row['delta']:+.5f} {interval(of['low'], of['high'], 5)}",
+                     exactly(row["certificates"]), f"{row['kv_bytes_per_token']:,.0f}",
+                     str(records.index(record) + 1)))
+    return table(("context", "`--kv`", "windows", "perplexity", "ΔNLL, 95 %", "computed exactly", "B/token",
+                  "record"), rows)
+
+
+def needles(records):
+    (record,) = records
+    rows = []
+    for row in record.data["summary"]["rows"]:
+        of = row["delta_interval"]
+        rows.append((str(row["context"]), f"`{scheme(row['kv'])}`", f"{row['hits']} of {row['trials']}",
+                     "–" if row["kv"] == "dense" else f"{row['p']:.2f}",
+                     "–" if row["kv"] == "dense" else f"{row['delta']:+.3f} {interval(of['low'], of['high'], 3)}"))
+    return table(("context", "`--kv`", "keys found", "McNemar p", "Δ of the key's log-probability, 95 %"), rows)
+
+
+def ruler(records):
+    (record,) = records
+    tasks, schemes = [], []
+    found = {}
+    for row in record.data["summary"]["rows"]:
+        found[row["task"], row["kv"]] = row["score"]
+        tasks += [row["task"]] * (row["task"] not in tasks)
+        schemes += [row["kv"]] * (row["kv"] not in schemes)
+    tasks = [task for task in tasks if task != "all"]
+    return table(("`--kv`", *(f"`{task}`" for task in tasks), "mean"),
+                 [(f"`{scheme(kv)}`", *(f"{found[task, kv]:.3f}" for task in tasks),
+                   f"{statistics.mean(found[task, kv] for task in tasks):.3f}") for kv in schemes])
+
+
+# --- The README's table ---------------------------------------------------------------------------------------------
+
+def questions(records):
+    """Ten questions at most, each answered by one record, and where it loses."""
+    check, int8, attention, row_8k, step, bounds, quality = records
+    cases, _, bits = compared(check)
+    ours = {op: fastest(int8_rows(int8, 131072, 8192, op)[0]) for op, _ in OPERATIONS}
+    peers = [int8_rows(int8, 131072, 8192, op)[1]["torch.compile"]["median_us"] / ours[op]["median_us"] for op in ours]
+    fractions = [row["fraction"] for row in ours.values()]
+    found = shapes([attention, row_8k])
+    dense = [beside(here, "dense") for _, here in found]
+    lost = [ratio for ratio in (beside(here, "certified") for _, here in found) if ratio < 0.995]
+    far = dict(found)["f16", 32, 8, 1, 131072]
+    of = far["certified"]["certified"]
+    if of["originals"] != "gpu" or of["tail_mass"] < 0.9:
+        raise Wrong("tools/tables.py: what the README says of the certified row at 128K is not so any more")
+    steps = {(scheme(row["kv"]), row["context"]): row for row in step.data["rows"]}
+    total = bounds.data["total"]
+    text = [(scheme(row["kv"]), row["ratio"] - 1) for row in quality.data["summary"]["rows"]]
+    worst = {name: max(ratio for kv, ratio in text if kv == name) for name in ("int8-int4", "certified")}
+    rows = [
+        (check, "Same bits on emulator and GPU?", f"{cases:,} cases: {bits} bits differ",
+         "tried on one generation of GPUs"),
+        (int8, "INT8 codes: as fast as memory is?", f"{min(fractions):.2f} to {max(fractions):.2f} of it",
+         "small and narrow matrices"),
+        (int8, "… and beside torch.compile?", f"{min(peers):.2f} to {max(peers):.2f} times its speed", "the same"),
+        (attention, "Exact attention beside PyTorch's?", f"{min(dense):.2f} to {max(dense):.2f} times its speed",
+         f"{sum(value < 0.995 for value in dense)} of {len(dense)} shapes, by up to {100 * (1 - min(dense)):.0f} %"),
+        (attention, "… over 8-bit keys, 4-bit values?", f"{beside(far, 'int8-int4'):.2f} times at 128K tokens",
+         "its error is not known"),
+        (attention, "… with a bound on each error?", f"{beside(far, 'certified'):.2f} times, originals on the GPU",
+         f"{len(lost)} short contexts, {min(lost):.2f} to {max(lost):.2f}"),
+        (attention, "… what is that bound worth?",
+         f"{of['e_key'] + of['e_val'] + of['e_round']:.1f}: more than the output's norm",
+         "made-up keys: flat attention"),
+        (bounds, "Is an error ever above its bound?",
+         f"{'no' if not total['violations'] else total['violations']}, in {total['head_steps']:,} outputs",
+         f"{total['median'][0]:.0f} times the error in the median"),
+        (step, "A step at 8B sizes, 128K tokens?", f"{steps['dense', 131072]['median_us'] / 1000:.1f} ms exact, "
+         f"{steps['certified', 131072]['median_us'] / 1000:.1f} certified",
+         f"at 1K tokens: {steps['certified', 1024]['times_dense']:.2f} of its speed"),
+        (quality, "What does a model's text lose?",
+         f"perplexity +{worst['certified']:.2%}, no bound +{worst['int8-int4']:.2%}".replace("%", " %"),
+         "SmolLM2-135M; none larger"),
+    ]
+    return table(("question", "answer", "where it loses", "commit"),
+                 [(*cells, record.commit) for record, *cells in rows])
+
+
+TABLES = {
+    "questions": questions,
+    "int8-h100": int8_h100,
+    "int8-h200": int8_h200,
+    "int8-peers-h200": int8_peers_h200,
+    "int8-cpu": int8_cpu,
+    "attention-h100": attention_h100,
+    "attention-certificates": attention_certificates,
+    "attention-stages": attention_stages,
+    "attention-in-order": attention_in_order,
+    "attention-h200": attention_h200,
+    "model-llama-8b": model,
+    "model-smollm2": model,
+    "generate": generate,
+    "llama-cpp": llama_cpp,
+    "checks": checks,
+    "prove": prove,
+    "launch": launch,
+    "perplexity": perplexity,
+    "needles": needles,
+    "ruler": ruler,
+}
