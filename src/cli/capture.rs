@@ -1,12 +1,12 @@
 //! `ferrokv capture`: queries, keys and values of a real run, in a file.
 
-use super::eval::{Error, Watcher};
 use super::failure::Failure;
 use super::output::ReportArguments;
 use super::scheme;
 use super::subject::{SubjectArguments, behind_bos, corpus};
 use super::table::{Align, Table};
 use super::text;
+use super::trials::{Error, Watcher};
 use host::eval::capture::{Capture, Captured};
 use host::eval::{self, Decoder, decoder};
 use host::kv::{Geometry, Selection};

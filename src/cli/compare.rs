@@ -1,14 +1,14 @@
 //! `ferrokv compare`: two KV schemes on the same text, step by step.
 
 use super::chart::{Chart, Line, Panel, Point};
-use super::eval::journal::{Journal, JournalArguments};
-use super::eval::{Error, Watcher, signed};
 use super::failure::Failure;
 use super::picture::Picture;
 use super::scheme;
 use super::subject::{SubjectArguments, behind_bos, corpus};
 use super::table::{Align, Table};
 use super::text;
+use super::trials::journal::{Journal, JournalArguments};
+use super::trials::{Error, Watcher, signed};
 use host::eval::compare::{self, Agreement, Compared, Summary};
 use host::eval::statistics;
 use host::kv::{KvCache, Selection};

@@ -2,7 +2,7 @@
 
 use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
-use super::quantize::zeros;
+use super::memory::zeros;
 use super::{output, progress, text};
 use bytemuck::Pod;
 use half::{bf16, f16};

@@ -1,6 +1,5 @@
 //! How a command fails: one line, and an exit code.
 
-use super::{attend, bench, eval, generate};
 use host::int8;
 use host::int8::file;
 use host::tensor_file;
@@ -30,18 +29,12 @@ pub enum Failure {
     /// A forward pass failed.
     #[error(transparent)]
     Forward(#[from] host::model::forward::Error),
-    /// A prompt that cannot be continued, or a text that was interrupted.
-    #[error(transparent)]
-    Generate(#[from] generate::Error),
+    /// What a command says of its own.
+    #[error("{0}")]
+    Command(Box<dyn CommandError>),
     /// A measurement of a model has no result.
     #[error(transparent)]
-    Eval(#[from] eval::Error),
-    /// The same, of what is below the command.
-    #[error(transparent)]
     Measure(#[from] host::eval::Error),
-    /// A file that cannot be attended to.
-    #[error(transparent)]
-    Attend(#[from] attend::Error),
     /// The file has nothing that can be quantized.
     #[error("{path} has no tensor to quantize: {reason}; F32, F16 or BF16 of rank 2 or more is needed")]
     NothingToDo {
@@ -128,9 +121,14 @@ pub enum Failure {
         /// The path.
         path: String,
     },
-    /// A benchmark could not be done, or found bits that differ.
-    #[error(transparent)]
-    Bench(#[from] bench::Error),
+    /// A picture could not be drawn.
+    #[error("cannot draw {path}: {reason}; leave out --plot or give another prefix")]
+    Plot {
+        /// The picture.
+        path: String,
+        /// What the library says.
+        reason: String,
+    },
     /// stdout could not be written.
     #[error("cannot write to stdout: {0}; write to a file instead")]
     Stdout(#[source] std::io::Error),
@@ -142,13 +140,25 @@ pub enum Failure {
     Missing(String),
 }
 
+/// What a command says of its own: anything but what all of them meet.
+pub trait CommandError: std::error::Error + Send + Sync + 'static {
+    /// The exit code: 1 for a comparison that failed, 2 for bad input, 130 for Ctrl-C.
+    fn exit_code(&self) -> u8 {
+        2
+    }
+}
+
+impl<E: CommandError> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure::Command(Box::new(error))
+    }
+}
+
 impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
             Failure::Differs(_) | Failure::Missing(_) => 1,
-            Failure::Bench(error) if error.is_difference() => 1,
-            Failure::Generate(generate::Error::Interrupted { .. }) => 130,
-            Failure::Eval(eval::Error::Interrupted(_)) => 130,
+            Failure::Command(error) => error.exit_code(),
             _ => 2,
         }
     }

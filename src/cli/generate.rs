@@ -1,6 +1,6 @@
 //! `ferrokv generate`: a model continues a prompt, its keys and values in a cache of one's choice.
 
-use super::failure::Failure;
+use super::failure::{CommandError, Failure};
 use super::interrupt::{self, Interrupt};
 use super::output::{ReportArguments, print};
 use super::progress;
@@ -92,6 +92,12 @@ pub enum Error {
     /// The handler of Ctrl-C.
     #[error(transparent)]
     Watch(#[from] interrupt::Error),
+}
+
+impl CommandError for Error {
+    fn exit_code(&self) -> u8 {
+        if matches!(self, Error::Interrupted { .. }) { 130 } else { 2 }
+    }
 }
 
 /// Why a text ends.

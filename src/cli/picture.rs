@@ -1,6 +1,5 @@
 //! Pictures as SVG and PNG: files, fonts and colours.
 
-use super::bench::Error;
 use super::failure::Failure;
 use host::tensor_file::Target;
 use plotters::coord::Shift;
@@ -76,7 +75,7 @@ impl Picture {
     /// # Errors
     /// What cannot be drawn or written.
     pub fn write(&self, drawing: &impl Drawing) -> Result<(), Failure> {
-        let failed = |target: &Target, reason: String| Error::Plot {
+        let failed = |target: &Target, reason: String| Failure::Plot {
             path: target.path().display().to_string(),
             reason,
         };

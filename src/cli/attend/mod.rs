@@ -6,7 +6,7 @@ mod report;
 mod step;
 
 use super::backend::{BackendArguments, Gpu};
-use super::failure::Failure;
+use super::failure::{CommandError, Failure};
 use super::output::ReportArguments;
 use super::picture::Picture;
 use super::{progress, scheme, text};
@@ -160,6 +160,8 @@ pub enum Error {
         source: kv::Error,
     },
 }
+
+impl CommandError for Error {}
 
 /// Runs the command.
 ///

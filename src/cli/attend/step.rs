@@ -3,9 +3,9 @@
 use super::Error;
 use super::input::{Layer, Tensors};
 use super::report::{Head, LayerReport};
-use crate::cli::bench::timing::{Repetition, on_device};
 use crate::cli::failure::Failure;
 use crate::cli::scheme;
+use crate::cli::timing::{Repetition, on_device};
 use host::attention::dense::{DenseElement, Problem};
 use host::attention::oracle::Sequence;
 use host::attention::{BLOCK_TOKENS, BlockTable, PagedPool};

@@ -3,7 +3,7 @@
 use super::operations::{Operation, Traffic};
 use super::record::Skipped;
 use super::report::{Place, Row, Subject};
-use super::timing::{Repetition, on_host};
+use crate::cli::timing::{Repetition, on_host};
 use bytemuck::Pod;
 use host::int8::{Int8Element, Variant, cpu};
 use rayon::prelude::*;

@@ -3,7 +3,7 @@
 
 use super::operations::{CEILINGS, Ceiling, Operation, Traffic};
 use super::report::{Place, Row, Subject};
-use super::timing::{Repetition, Timing, on_device};
+use crate::cli::timing::{Repetition, Timing, on_device};
 use bytemuck::Pod;
 use host::int8::{Int8Element, Plan, Quantized, Result, Variant};
 use host::roofline::{self, Mix};

@@ -3,16 +3,16 @@
 use super::accuracy::{accuracy, uniform_matrix};
 use super::cpu::Cpu;
 use super::device::{Bench, Expected};
-use super::environment::{Environment, free_memory};
 use super::peers::{Found, Script};
 use super::record::Skipped;
 use super::report::{Accuracy, Errors, Libraries, Place, Report, Row, Subject};
 use super::sizes::Sizes;
-use super::timing::Repetition;
 use super::{Error, plot, seconds, summary};
 use crate::cli::backend::{BackendArguments, Gpu};
+use crate::cli::environment::{Environment, free_memory};
 use crate::cli::failure::Failure;
 use crate::cli::output::ReportArguments;
+use crate::cli::timing::Repetition;
 use crate::cli::{progress, text};
 use half::{bf16, f16};
 use host::Device;

@@ -1,8 +1,8 @@
 //! `ferrokv bench launch`: what a launch costs the host.
 
 use super::Error;
-use super::environment::Environment;
 use crate::cli::backend::{BackendArguments, Gpu};
+use crate::cli::environment::Environment;
 use crate::cli::failure::Failure;
 use crate::cli::output::ReportArguments;
 use crate::cli::table::{Align, Table};

@@ -4,7 +4,6 @@ mod accuracy;
 mod attention;
 mod cpu;
 mod device;
-pub mod environment;
 mod int8;
 mod launch;
 mod model;
@@ -20,9 +19,8 @@ mod summary;
 mod testing;
 #[cfg(test)]
 mod tests;
-pub mod timing;
 
-use super::failure::Failure;
+use super::failure::{CommandError, Failure};
 use clap::Subcommand;
 
 const LONG: &str = "\
@@ -58,14 +56,6 @@ pub enum Error {
         /// Why there is none.
         reason: String,
     },
-    /// A plot could not be drawn.
-    #[error("cannot draw {path}: {reason}; leave out --plot or give another prefix")]
-    Plot {
-        /// The picture.
-        path: String,
-        /// What the library says.
-        reason: String,
-    },
     /// The driver refused a call that goes around `host`.
     #[error("CUDA error {code} while {doing}; run `ferrokv doctor` to see what the machine has")]
     Driver {
@@ -96,10 +86,9 @@ pub enum Error {
     },
 }
 
-impl Error {
-    /// Whether a comparison failed, rather than the command.
-    pub fn is_difference(&self) -> bool {
-        matches!(self, Error::Bits { .. } | Error::Wrong { .. })
+impl CommandError for Error {
+    fn exit_code(&self) -> u8 {
+        if matches!(self, Error::Bits { .. } | Error::Wrong { .. }) { 1 } else { 2 }
     }
 }
 

@@ -1,17 +1,17 @@
 //! `ferrokv bench model`: a step of decoding of a whole model, by KV scheme and context.
 
 use super::attention::{Ceiling, count, short};
-use super::environment::Environment;
 use super::record::{Report, Skipped, not_measured};
 use super::seconds;
-use super::timing::{Repetition, Timing};
 use crate::cli::backend::{BackendArguments, Gpu};
+use crate::cli::environment::Environment;
 use crate::cli::failure::Failure;
 use crate::cli::output::ReportArguments;
 use crate::cli::progress;
 use crate::cli::scheme::{self, DENSE};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
+use crate::cli::timing::{Repetition, Timing};
 use host::kv::{Selection, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;

@@ -1,7 +1,7 @@
 //! Pictures of a report: bandwidth by size, and time by elements, as SVG and PNG.
 
+use super::plot_data;
 use super::report::{Place, Report, Row};
-use super::{Error, plot_data};
 use crate::cli::failure::Failure;
 use crate::cli::text;
 use host::tensor_file::Target;
@@ -64,7 +64,7 @@ pub fn int8(report: &Report, pictures: &[Picture]) -> Result<(), Failure> {
             Kind::Bandwidth => plot_data::bandwidth(report),
             Kind::Time => plot_data::time(report),
         };
-        let failed = |target: &Target, reason: String| Error::Plot {
+        let failed = |target: &Target, reason: String| Failure::Plot {
             path: target.path().display().to_string(),
             reason,
         };

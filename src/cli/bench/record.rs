@@ -1,6 +1,6 @@
 //! What the reports of all benchmarks have in common.
 
-use super::environment::Environment;
+use crate::cli::environment::Environment;
 use crate::cli::table::{Align, Table};
 use serde::{Deserialize, Serialize};
 

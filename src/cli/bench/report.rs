@@ -3,7 +3,7 @@
 use super::operations::{Operation, Traffic};
 use super::peers::PeerRow;
 use super::record;
-use super::timing::Timing;
+use crate::cli::timing::Timing;
 use host::int8::Matrix;
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,8 @@
 //! What the tests of several benchmarks use.
 
-use super::environment::Environment;
 use super::record::Report;
-use super::timing::Timing;
+use crate::cli::environment::Environment;
+use crate::cli::timing::Timing;
 use clap::FromArgMatches;
 use serde_json::Value;
 use std::path::Path;

@@ -3,15 +3,15 @@
 
 use super::accuracy::uniform_matrix;
 use super::device::{Bench, Expected};
-use super::environment::utc;
 use super::int8::{Arguments, PEERS_OPTION};
 use super::operations::{CEILINGS, Ceiling, Operation};
 use super::peers::{Found, read};
 use super::report::{Libraries, Place, Report, Row, Subject};
 use super::sizes::{PAPER, Sizes};
 use super::testing::{parse, peer_that_writes, refusal, report, timing, written};
-use super::timing::{Repetition, Timing, on_device, on_host};
 use super::{int8, launch, plot, plot_data, summary};
+use crate::cli::environment::utc;
+use crate::cli::timing::{Repetition, Timing, on_device, on_host};
 use host::int8::{Matrix, Variant, cpu};
 use host::{Buffer, Device, Stream};
 use simt::emu::EmuOptions;

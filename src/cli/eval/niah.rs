@@ -1,15 +1,16 @@
 //! `ferrokv eval niah`: a needle in a haystack.
 
 use super::heat_map::{Cell, HeatMaps, Map};
-use super::journal::{Journal, JournalArguments};
 use super::pairs::{Paired, Pairs, Rows, lengths};
-use super::{Lengths, Watcher, beside_dense, exact_heads, names, signed};
+use super::{Lengths, beside_dense, exact_heads, names};
 use crate::cli::failure::Failure;
 use crate::cli::picture::Picture;
 use crate::cli::scheme::{self, DENSE};
 use crate::cli::subject::{SubjectArguments, corpus};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
+use crate::cli::trials::journal::{Journal, JournalArguments};
+use crate::cli::trials::{Watcher, signed};
 use host::eval::needle::{self, Setting, Task};
 use host::eval::ruler;
 use host::eval::statistics::{self, Interval, RESAMPLES};

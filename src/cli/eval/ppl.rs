@@ -1,8 +1,7 @@
 //! `ferrokv eval ppl`: perplexity of the decoded half of windows.
 
-use super::journal::{Journal, JournalArguments};
 use super::pairs::{Paired, Pairs, Rows, lengths};
-use super::{Lengths, Watcher, beside_dense, exact_heads, names, signed, worst_bound};
+use super::{Lengths, beside_dense, exact_heads, names, worst_bound};
 use crate::cli::chart::{Chart, Line, Panel, Point};
 use crate::cli::failure::Failure;
 use crate::cli::picture::Picture;
@@ -10,6 +9,8 @@ use crate::cli::scheme::{self, DENSE};
 use crate::cli::subject::{Subject, SubjectArguments, behind_bos, corpus};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
+use crate::cli::trials::journal::{Journal, JournalArguments};
+use crate::cli::trials::{Watcher, signed};
 use host::eval::perplexity::{self, Summary};
 use host::eval::statistics::{self, Interval};
 use host::kv::{self, Selection};

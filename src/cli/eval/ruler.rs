@@ -1,8 +1,7 @@
 //! `ferrokv eval ruler`: seven tasks over long texts.
 
-use super::journal::{Journal, JournalArguments};
 use super::pairs::{Paired, Pairs, Rows, lengths};
-use super::{Lengths, Watcher, beside_dense, exact_heads, names, signed};
+use super::{Lengths, beside_dense, exact_heads, names};
 use crate::cli::chart::{Chart, Line, Panel, Point};
 use crate::cli::failure::Failure;
 use crate::cli::picture::Picture;
@@ -10,6 +9,8 @@ use crate::cli::scheme::{self, DENSE};
 use crate::cli::subject::{SubjectArguments, corpus};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
+use crate::cli::trials::journal::{Journal, JournalArguments};
+use crate::cli::trials::{Watcher, signed};
 use clap::builder::PossibleValuesParser;
 use host::eval::ruler::{self, Source, Subtask};
 use host::eval::statistics::{self, Interval, RESAMPLES};

@@ -1,6 +1,7 @@
 //! One tensor through every implementation: sizes, errors, times, and whether the bits agree.
 
 use crate::cli::failure::Failure;
+use crate::cli::memory::zeros;
 use bytemuck::Pod;
 use host::int8::file::Scheme;
 use host::int8::metrics::{self, Errors};
@@ -199,16 +200,6 @@ fn quantize_into<T: Int8Element>(
         }
         Scheme::Block16 => cpu::quantize_blocks(keys, matrix, scales, codes),
     }
-}
-
-/// `len` zeros, or an error where `vec!` would end the process.
-pub fn zeros<T: Pod>(name: &str, len: usize) -> Result<Vec<T>, Failure> {
-    let mut values = Vec::new();
-    let no_memory =
-        |_| Failure::NoMemory { name: name.to_owned(), bytes: len.saturating_mul(size_of::<T>()) };
-    values.try_reserve_exact(len).map_err(no_memory)?;
-    values.resize(len, T::zeroed());
-    Ok(values)
 }
 
 fn differing<T: Pod>(a: &[T], b: &[T]) -> u64 {

@@ -16,7 +16,6 @@ use host::int8::scores::Queries;
 use host::int8::{Int8Element, Matrix, Variant, cpu};
 use host::tensor_file::{Target, TensorFile};
 use host::{Device, DeviceInfo};
-pub use measure::zeros;
 use measure::{Bench, Tensor};
 use serde::Serialize;
 use simt::emu::EmuOptions;

@@ -1,11 +1,11 @@
 //! Rows of one cache: what memory alone takes, and every scheme, compared.
 
 use super::super::record::Skipped;
-use super::super::timing::{Repetition, Timing, on_device};
 use super::caches::Caches;
 use super::refusal;
 use super::report::{Row, Stage, Subject};
 use crate::cli::failure::Failure;
+use crate::cli::timing::{Repetition, Timing, on_device};
 use host::attention::dense::DenseElement;
 use host::kv::Selection;
 use host::kv::workload::{AnyInput, Input, Judged, Opening, Originals, Outcome, Workload};

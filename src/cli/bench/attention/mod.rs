@@ -14,9 +14,9 @@ pub use arguments::{Arguments, count, short};
 pub use measure::Ceiling;
 
 use super::Error;
-use super::environment::Environment;
 use super::record::Skipped;
 use crate::cli::backend::Gpu;
+use crate::cli::environment::Environment;
 use crate::cli::failure::Failure;
 use crate::cli::{progress, scheme};
 use half::{bf16, f16};

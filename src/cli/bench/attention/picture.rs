@@ -1,7 +1,7 @@
 //! Pictures: bandwidth by context, a panel a batch.
 
+use super::super::plot;
 use super::super::plot_data::{Chart, Panel, Series, Stroke, X};
-use super::super::{Error, plot};
 use super::arguments::{Arguments, Shape, short};
 use super::report::{BlockOrder, Report, Row};
 use super::summary::fastest_forms;
@@ -63,7 +63,7 @@ pub fn targets(arguments: &Arguments, prefix: &Path) -> Result<Vec<Picture>, Fai
 pub fn draw(report: &Report, pictures: &[Picture]) -> Result<(), Failure> {
     for picture in pictures {
         let chart = chart(report, picture.shape, &picture.dtype);
-        let failed = |target: &Target, reason: String| Error::Plot {
+        let failed = |target: &Target, reason: String| Failure::Plot {
             path: target.path().display().to_string(),
             reason,
         };

@@ -1,8 +1,8 @@
 //! What `bench attention` found, as data.
 
 use super::super::record;
-use super::super::timing::Timing;
 use super::arguments::Shape;
+use crate::cli::timing::Timing;
 use host::kv::workload::{Fact, Memory};
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! The record of a run that may be interrupted: each trial is kept as it is done, and a later run with the
 //! same file goes on.
 
-use crate::cli::bench::environment::Environment;
+use crate::cli::environment::Environment;
 use crate::cli::failure::Failure;
 use crate::cli::output::{Report, ReportArguments};
 use crate::cli::subject::Subject;
