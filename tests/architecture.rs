@@ -146,8 +146,8 @@ impl Source {
                 rest.find('\n').unwrap_or(rest.len())
             } else if rest.starts_with("/*") {
                 rest.find("*/").map_or(rest.len(), |at| at + 2)
-            } else if rest.starts_with("r\"") {
-                rest[2..].find('"').map_or(rest.len(), |at| at + 3)
+            } else if let Some(raw) = rest.strip_prefix("r\"") {
+                raw.find('"').map_or(rest.len(), |at| at + 3)
             } else if rest.starts_with("r#\"") {
                 rest.find("\"#").map_or(rest.len(), |at| at + 2)
             } else if first == '"' {
