@@ -1,17 +1,20 @@
 //! `#[kernel]`.
 
+use crate::args::{self, Parameter};
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{
-    Error, Expr, FnArg, GenericParam, Ident, ItemFn, Lit, LitInt, Pat, ReturnType, Token, Type, parenthesized,
+    Error, Expr, FnArg, GenericParam, Ident, ItemFn, Lit, LitInt, Pat, Path, ReturnType, Token, Type,
+    parenthesized,
 };
 
 #[derive(Default)]
 struct Options {
     system: Option<Ident>,
+    args: Option<Path>,
     instances: Option<Vec<Instance>>,
     max_threads: Option<LitInt>,
     min_blocks: Option<LitInt>,
@@ -55,6 +58,10 @@ impl Parse for Options {
                     input.parse::<Token![=]>()?;
                     options.system = Some(input.parse()?);
                 }
+                "args" => {
+                    input.parse::<Token![=]>()?;
+                    options.args = Some(input.parse()?);
+                }
                 "max_threads" => {
                     input.parse::<Token![=]>()?;
                     options.max_threads = Some(input.parse()?);
@@ -88,7 +95,8 @@ impl Parse for Options {
                     options.instances = Some(list.into_iter().collect());
                 }
                 _ => {
-                    let known = "expected `system`, `instances`, `max_threads`, `min_blocks` or `overlaps`";
+                    let known =
+                        "expected `system`, `instances`, `args`, `max_threads`, `min_blocks` or `overlaps`";
                     return Err(Error::new(key.span(), known));
                 }
             }
@@ -150,7 +158,8 @@ impl Argument {
 
 pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStream> {
     let options: Options = syn::parse2(options)?;
-    let function: ItemFn = syn::parse2(item)?;
+    let mut function: ItemFn = syn::parse2(item)?;
+    let arguments = launch_parameters(&mut function)?;
     let signature = &function.sig;
     let name = &signature.ident;
     if !matches!(signature.output, ReturnType::Default) {
@@ -159,20 +168,6 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
     let unusual = signature.unsafety.is_some() || signature.asyncness.is_some() || signature.abi.is_some();
     if unusual || signature.constness.is_some() || signature.variadic.is_some() {
         return Err(Error::new(signature.span(), "a kernel is a plain `fn`: its launch is what is unsafe"));
-    }
-
-    let mut arguments = Vec::new();
-    for argument in &signature.inputs {
-        let FnArg::Typed(argument) = argument else {
-            return Err(Error::new(argument.span(), "a kernel has no `self`"));
-        };
-        let Pat::Ident(pattern) = &*argument.pat else {
-            return Err(Error::new(argument.pat.span(), "a kernel's parameter has a plain name"));
-        };
-        arguments.push((pattern.ident.clone(), (*argument.ty).clone()));
-    }
-    if arguments.len() > 24 {
-        return Err(Error::new(signature.inputs.span(), "a kernel takes at most 24 parameters"));
     }
 
     let mut parameters = Vec::new();
@@ -246,8 +241,8 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
     let (_, type_generics, where_clause) = signature.generics.split_for_impl();
     let declared = &signature.generics.params;
     let predicates = where_clause.map(|clause| &clause.predicates);
-    let types: Vec<_> = arguments.iter().map(|(_, ty)| ty).collect();
-    let variables: Vec<_> = (0..arguments.len()).map(|i| format_ident!("argument{i}")).collect();
+    let args = args::expand(name, &signature.generics, &arguments, options.args.as_ref());
+    let args::Args { items: args, ty: args_type, pattern, variables } = args;
     let phantom: Vec<_> = signature
         .generics
         .type_params()
@@ -257,7 +252,7 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         })
         .collect();
     let turbofish = type_generics.as_turbofish();
-    let doc = format!("Handles to the instances of the kernel [`{name}`](fn@{name}).");
+    let doc = format!("Handles to the instances of the kernel [`{name}`](fn@{name}), and their arguments.");
     Ok(quote! {
         // An entry is its kernel: a call would pass parameters through memory.
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -289,19 +284,39 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
 
             #(#names)*
 
+            #args
+
             /// The handle to one instance.
-            pub const fn kernel<#declared>() -> ::simt::Kernel<(#(#types,)*)>
+            pub const fn kernel<#declared>() -> ::simt::Kernel<#args_type>
             where
                 Instance #type_generics: Named,
                 #predicates
             {
                 ::simt::Kernel::new(
                     <Instance #type_generics as Named>::INFO,
-                    |(#(#variables,)*)| super::#name #turbofish (#(#variables),*),
+                    |#pattern| super::#name #turbofish (#(#variables),*),
                 )
             }
         }
     })
+}
+
+/// The parameters of a kernel. Takes their doc comments out of the function, where rustc allows none.
+fn launch_parameters(function: &mut ItemFn) -> syn::Result<Vec<Parameter>> {
+    let mut parameters = Vec::new();
+    for argument in &mut function.sig.inputs {
+        let FnArg::Typed(argument) = argument else {
+            return Err(Error::new(argument.span(), "a kernel has no `self`"));
+        };
+        let Pat::Ident(pattern) = &*argument.pat else {
+            return Err(Error::new(argument.pat.span(), "a kernel's parameter has a plain name"));
+        };
+        let (docs, others) =
+            std::mem::take(&mut argument.attrs).into_iter().partition(|a| a.path().is_ident("doc"));
+        argument.attrs = others;
+        parameters.push(Parameter { name: pattern.ident.clone(), ty: (*argument.ty).clone(), docs });
+    }
+    Ok(parameters)
 }
 
 /// The `extern "ptx-kernel"` entry of one instance. Generic parameters in the argument types become the
@@ -311,7 +326,7 @@ fn device_entry(
     entry: &str,
     parameters: &[(Ident, Option<Type>)],
     instance: &Instance,
-    arguments: &[(Ident, Type)],
+    arguments: &[Parameter],
     (max_threads, min_blocks): (u32, u32),
     overlaps: Overlaps,
 ) -> TokenStream {
@@ -330,8 +345,8 @@ fn device_entry(
     } else {
         quote! { ::<#(#generics),*> }
     };
-    let names: Vec<_> = arguments.iter().map(|(name, _)| name).collect();
-    let types = arguments.iter().map(|(_, ty)| ty);
+    let names: Vec<_> = arguments.iter().map(|argument| &argument.name).collect();
+    let types = arguments.iter().map(|argument| &argument.ty);
     let bounds = (max_threads != 1024 || min_blocks != 0).then(|| {
         // ptx-build reads this comment and writes the entry's directives: rustc has no attribute for them.
         let text = format!("// simt.launch_bounds {entry} {max_threads} {min_blocks}");

@@ -58,6 +58,10 @@ macro_rules! sides {
     )*};
 }
 
+// What `#[kernel]` writes names the crate from outside.
+#[cfg(test)]
+extern crate self as simt;
+
 #[cfg(target_arch = "nvptx64")]
 mod ptx;
 
@@ -79,6 +83,9 @@ pub mod warp;
 
 pub use bytemuck::{Pod, Zeroable};
 pub use global::{Global, GlobalMut};
+#[cfg(not(target_arch = "nvptx64"))]
+#[doc(hidden)]
+pub use kernel::same_names;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use kernel::{Dim3, Kernel, KernelArg, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
 pub use shared::{Shared, SharedPlan};

@@ -3,8 +3,8 @@
 
 use super::cpu;
 use super::kernels::{
-    Choice, Pairing, RopeAppendHandles, RopeElement, RopeHandles, choose, embed_kernel, embedding,
-    frequencies, quantize, record_words, rope_append_kernel, rotate, rotate_and_append,
+    Choice, Pairing, RopeElement, choose, embed_kernel, embedding, frequencies, quantize, record_words,
+    rope_append_kernel, rotate, rotate_and_append,
 };
 use super::linear::{
     DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind, decode_kernel,
@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use kernels_gpu::model::activations::{Gated, Normed, Plain};
 use kernels_gpu::model::fixed::{Part, Record};
 use kernels_gpu::model::rotation::RopeShape;
-use kernels_gpu::model::{choose_largest, choose_sampled, quantize_activations};
+use kernels_gpu::model::{choose_largest, choose_sampled, quantize_activations, rope, rope_append};
 use simt::KernelInfo;
 
 /// How much is tried.
@@ -335,16 +335,17 @@ fn add_rotation<E: RopeElement + OutputElement>(cases: &mut Vec<Case>, pairing: 
                 let mut queries = poisoned::<E>(&stream, tokens * (q_heads * head_dim) as usize)?;
                 let mut keys = poisoned::<E>(&stream, tokens * (kv_heads * head_dim) as usize)?;
                 let mut values = poisoned::<E>(&stream, tokens * (kv_heads * head_dim) as usize)?;
-                let handles = RopeHandles {
+                let args = rope::Args {
                     qkv: qkv.global(),
                     positions: positions.global(),
                     frequencies: table.global(),
                     queries: queries.global_mut(),
                     keys: keys.global_mut(),
                     values: values.global_mut(),
+                    shape,
                 };
                 // SAFETY: buffers of the shape's lengths, read back before they go.
-                unsafe { rotate(&stream, pairing, handles, shape, tokens)? };
+                unsafe { rotate(&stream, pairing, args, tokens)? };
                 Ok(vec![
                     OutputBuffer::download("queries", &queries)?,
                     OutputBuffer::download("keys", &keys)?,
@@ -382,7 +383,7 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
                 let mut queries = poisoned::<f16>(&stream, tokens * (q_heads * head_dim) as usize)?;
                 // All, then all but the last: only that one sets the length.
                 for count in [tokens, tokens - 1] {
-                    let handles = RopeAppendHandles {
+                    let args = rope_append::Args {
                         qkv: qkv.global(),
                         positions: positions.global(),
                         frequencies: turns.global(),
@@ -391,9 +392,11 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
                         lengths: lengths.global_mut(),
                         keys: keys.global_mut(),
                         values: values.global_mut(),
+                        shape,
+                        max_blocks: table.len() as u32,
                     };
                     // SAFETY: buffers of the shape's lengths, read back before they go; the table's blocks are the pools'.
-                    unsafe { rotate_and_append(&stream, pairing, handles, shape, count)? };
+                    unsafe { rotate_and_append(&stream, pairing, args, count)? };
                 }
                 Ok(vec![
                     OutputBuffer::download("queries", &queries)?,

@@ -56,7 +56,7 @@ pub unsafe fn quantize(
     let shape = SourceShape { columns, stride, epsilon, padding: 0 };
     let launch = LaunchShape::new((tokens, columns.div_ceil(4 * THREADS)), THREADS).shared(sums_layout().1);
     // SAFETY: the caller's word; blocks for each token.
-    unsafe { stream.launch(&kernel, launch, (x, weight, records, shape)) }?;
+    unsafe { stream.launch(&kernel, launch, quantize_activations::Args { x, weight, records, shape }) }?;
     Ok(())
 }
 
@@ -77,14 +77,21 @@ pub unsafe fn embedding(
     let count = tokens_of(count)?;
     let (codes, scales) = weights.handles();
     let kernel = embed_kernel(weights.kind());
-    let args = (codes, scales, tokens, out, weights.rows() as u32, weights.blocks() as u32);
+    let args = embed::Args {
+        codes,
+        scales,
+        tokens,
+        out,
+        rows: weights.rows() as u32,
+        blocks: weights.blocks() as u32,
+    };
     // SAFETY: the caller's word; a block a token.
     unsafe { stream.launch(&kernel, LaunchShape::new(count, THREADS), args) }?;
     Ok(())
 }
 
 /// The kernels of [`embedding`].
-type Embed = Kernel<(Global<u32>, Global<u16>, Global<u32>, GlobalMut<f32>, u32, u32)>;
+type Embed = Kernel<embed::Args>;
 
 /// The kernel of [`embedding`].
 pub(super) fn embed_kernel(kind: WeightKind) -> Embed {
@@ -112,27 +119,9 @@ pub fn frequencies(theta: f64, rotary: usize) -> Vec<f32> {
     (0..rotary / 2).map(|i| theta.powf(-2.0 * i as f64 / rotary as f64) as f32).collect()
 }
 
-/// Where a rotation reads and writes: see [`kernels_gpu::model::rotation`].
-#[derive(Clone, Copy, Debug)]
-pub struct RopeHandles<E> {
-    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
-    pub qkv: Global<f32>,
-    /// \[tokens\].
-    pub positions: Global<u32>,
-    /// [rotary / 2].
-    pub frequencies: Global<f32>,
-    /// [tokens, q_heads, head_dim].
-    pub queries: GlobalMut<E>,
-    /// [tokens, kv_heads, head_dim].
-    pub keys: GlobalMut<E>,
-    /// [tokens, kv_heads, head_dim].
-    pub values: GlobalMut<E>,
-}
-
 /// The kernels' handles.
 #[doc(hidden)]
-pub type Rope<E> =
-    Kernel<(Global<f32>, Global<u32>, Global<f32>, GlobalMut<E>, GlobalMut<E>, GlobalMut<E>, RopeShape)>;
+pub type Rope<E> = Kernel<rope::Args<E>>;
 
 /// A type that queries, keys and values are handed on in: f32, f16, bf16.
 pub trait RopeElement: Element {
@@ -155,7 +144,7 @@ macro_rules! rope_elements {
 }
 rope_elements!(f32, f16, bf16);
 
-/// Rotates queries and keys and hands all three on in type `E`.
+/// Rotates queries and keys and hands all three on in type `E`: see [`kernels_gpu::model::rotation`].
 ///
 /// # Safety
 /// As [`quantize`].
@@ -165,54 +154,19 @@ rope_elements!(f32, f16, bf16);
 pub unsafe fn rotate<E: RopeElement>(
     stream: &Stream,
     pairing: Pairing,
-    handles: RopeHandles<E>,
-    shape: RopeShape,
+    args: rope::Args<E>,
     tokens: usize,
 ) -> Result<()> {
     let tokens = tokens_of(tokens)?;
-    check_rope(shape)?;
-    let launch = LaunchShape::new((shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
-    let RopeHandles { qkv, positions, frequencies, queries, keys, values } = handles;
-    let args = (qkv, positions, frequencies, queries, keys, values, shape);
+    check_rope(args.shape)?;
+    let launch = LaunchShape::new((args.shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
     // SAFETY: the caller's word; a thread a pair.
     unsafe { stream.launch(&E::kernel(pairing), launch, args) }?;
     Ok(())
 }
 
-/// Where [`rotate_and_append`] reads and writes.
-#[derive(Clone, Copy, Debug)]
-pub struct RopeAppendHandles {
-    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
-    pub qkv: Global<f32>,
-    /// Where each token belongs, \[tokens\].
-    pub positions: Global<u32>,
-    /// [rotary / 2].
-    pub frequencies: Global<f32>,
-    /// [tokens, q_heads, head_dim].
-    pub queries: GlobalMut<f16>,
-    /// \[max_blocks\].
-    pub table: Global<u32>,
-    /// \[1\]: one more than the position of the last token.
-    pub lengths: GlobalMut<u32>,
-    /// The pool's keys, [blocks, kv_heads, 16, head_dim].
-    pub keys: GlobalMut<f16>,
-    /// Its values.
-    pub values: GlobalMut<f16>,
-}
-
 /// The kernel of [`rotate_and_append`].
-type RopeAppend = Kernel<(
-    Global<f32>,
-    Global<u32>,
-    Global<f32>,
-    GlobalMut<f16>,
-    Global<u32>,
-    GlobalMut<u32>,
-    GlobalMut<f16>,
-    GlobalMut<f16>,
-    RopeShape,
-    u32,
-)>;
+type RopeAppend = Kernel<rope_append::Args>;
 
 /// The kernel of [`rotate_and_append`].
 pub(super) fn rope_append_kernel(pairing: Pairing) -> RopeAppend {
@@ -233,16 +187,16 @@ pub(super) fn rope_append_kernel(pairing: Pairing) -> RopeAppend {
 pub unsafe fn rotate_and_append(
     stream: &Stream,
     pairing: Pairing,
-    handles: RopeAppendHandles,
-    shape: RopeShape,
+    args: rope_append::Args,
     tokens: usize,
 ) -> Result<()> {
     let tokens = tokens_of(tokens)?;
-    check_rope(shape)?;
-    let launch = LaunchShape::new((shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
-    let RopeAppendHandles { qkv, positions, frequencies, queries, table, lengths, keys, values } = handles;
-    let max_blocks = u32::try_from(table.len()).unwrap_or(u32::MAX);
-    let args = (qkv, positions, frequencies, queries, table, lengths, keys, values, shape, max_blocks);
+    if args.max_blocks as usize > args.table.len() {
+        let limit = "the table has no more entries";
+        return Err(Error::Argument { what: "max_blocks", value: args.max_blocks as usize, limit });
+    }
+    check_rope(args.shape)?;
+    let launch = LaunchShape::new((args.shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
     // SAFETY: the caller's word; a thread a pair.
     unsafe { stream.launch(&rope_append_kernel(pairing), launch, args) }?;
     Ok(())
@@ -329,12 +283,12 @@ pub unsafe fn choose(
     match shape {
         // SAFETY: the caller's word; a block a sequence.
         None => unsafe {
-            let args = (logits, tokens, positions, vocabulary as u32);
+            let args = choose_largest::Args { logits, tokens, positions, vocabulary: vocabulary as u32 };
             stream.launch(&choose_largest::kernel(), launch.shared(256), args)
         },
         // SAFETY: as above.
         Some(shape) => unsafe {
-            let args = (logits, tokens, positions, shape);
+            let args = choose_sampled::Args { logits, tokens, positions, shape };
             stream.launch(&choose_sampled::kernel(), launch.shared(sample_layout().bytes), args)
         },
     }?;

@@ -7,7 +7,7 @@ use kernels_gpu::roofline::{Grid, copy_four, narrow_four, narrow_neighbours, rea
 use simt::{Global, GlobalMut, Kernel, KernelInfo};
 use std::fmt;
 
-type Move = Kernel<(Global<u32>, GlobalMut<u32>, Grid)>;
+type Move = Kernel<copy_four::Args>;
 
 /// How many bytes are read and written for each vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ pub unsafe fn launch(
     };
     // SAFETY: both handles reach what `vectors` vectors of this mix need, as just checked; each vector is moved by one
     // thread. The rest is this function's contract.
-    unsafe { stream.launch(&pattern.kernel, shape, (source, target, grid)) }
+    unsafe { stream.launch(&pattern.kernel, shape, copy_four::Args { source, target, grid }) }
 }
 
 /// Every kernel in every pattern, over whole and ragged grids.

@@ -6,11 +6,10 @@ use host::Buffer;
 use host::check::OutputElement;
 use host::model::cpu;
 use host::model::gguf::dequantize;
-use host::model::kernels::{
-    Pairing, RopeAppendHandles, RopeElement, RopeHandles, embedding, frequencies, rotate, rotate_and_append,
-};
+use host::model::kernels::{Pairing, RopeElement, embedding, frequencies, rotate, rotate_and_append};
 use host::model::linear::{DeviceWeights, WeightKind};
 use kernels_gpu::model::rotation::RopeShape;
+use kernels_gpu::model::{rope, rope_append};
 
 #[test]
 fn embedding_rows_are_those_of_the_file() {
@@ -69,16 +68,17 @@ fn check_rotation<E: RopeElement + OutputElement>(pairing: Pairing, shape: RopeS
     let buffer = |len| Buffer::<E>::new(&device, len).unwrap();
     let mut found = [buffer(q), buffer(kv), buffer(kv)];
     let [to_queries, to_keys, to_values] = found.each_mut().map(|buffer| buffer.global_mut());
-    let handles = RopeHandles {
+    let args = rope::Args {
         qkv: from.global(),
         positions: at.global(),
         frequencies: turns.global(),
         queries: to_queries,
         keys: to_keys,
         values: to_values,
+        shape,
     };
     // SAFETY: the buffers have the shape's lengths.
-    unsafe { rotate(&stream, pairing, handles, shape, tokens) }.unwrap();
+    unsafe { rotate(&stream, pairing, args, tokens) }.unwrap();
     for (expected, found) in [queries.clone(), keys, values].iter().zip(&found) {
         let found: Vec<f32> = found.to_vec().unwrap().into_iter().map(E::to_f32).collect();
         let expected: Vec<f32> = expected.iter().map(|x| x.to_f32()).collect();
@@ -174,7 +174,7 @@ fn rotation_to_a_pool_is_rotation_and_then_appending() {
             let mut found = [q, pool, pool].map(|len| Buffer::<f16>::zeroed(&device, len).unwrap());
             let [to_queries, to_keys, to_values] = found.each_mut().map(|buffer| buffer.global_mut());
             let mut lengths = Buffer::from_slice(&device, &[7u32]).unwrap();
-            let handles = RopeAppendHandles {
+            let args = rope_append::Args {
                 qkv: from.global(),
                 positions: at.global(),
                 frequencies: turns_there.global(),
@@ -183,9 +183,11 @@ fn rotation_to_a_pool_is_rotation_and_then_appending() {
                 lengths: lengths.global_mut(),
                 keys: to_keys,
                 values: to_values,
+                shape,
+                max_blocks: table.len() as u32,
             };
             // SAFETY: the buffers have the shape's lengths, and the table's blocks are the pools'.
-            unsafe { rotate_and_append(&stream, pairing, handles, shape, count) }.unwrap();
+            unsafe { rotate_and_append(&stream, pairing, args, count) }.unwrap();
             assert_eq!(lengths.to_vec().unwrap(), [length]);
             let [found_queries, found_keys, found_values] = found.each_ref().map(|b| b.to_vec().unwrap());
             assert_eq!(found_queries[..count * 40], queries[..count * 40]);

@@ -16,7 +16,7 @@ pub fn link(from: Global<u32>, to: GlobalMut<u32>, n: u32, step: u32) {
 }
 
 /// A link that starts when all before it is done, and lets the next one start at once.
-#[kernel(system = probe, max_threads = 256)]
+#[kernel(system = probe, args = link, max_threads = 256)]
 pub fn link_in_order(from: Global<u32>, to: GlobalMut<u32>, n: u32, step: u32) {
     thread::let_next_start();
     fold(from, to, n, step);

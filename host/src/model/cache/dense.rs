@@ -5,9 +5,10 @@ use super::sequence::Sequence;
 use super::{Error, Geometry, KvCache, Result, Unrotated};
 use crate::attention::{BLOCK_TOKENS, PagedPool};
 use crate::dense::{self, AppendHandles, Problem};
-use crate::model::kernels::{RopeAppendHandles, rotate_and_append};
+use crate::model::kernels::rotate_and_append;
 use crate::{Buffer, Device, Stream};
 use half::f16;
+use kernels_gpu::model::rope_append;
 use kernels_gpu::model::rotation::RopeShape;
 
 /// A dense cache of one sequence: a paged pool a layer, and exact attention.
@@ -143,7 +144,7 @@ unsafe impl KvCache for DenseCache {
         let Problem { q_heads, kv_heads, head_dim, .. } = sequence.problem(tokens);
         let width = geometry.query_width() + 2 * geometry.kv_width();
         let (keys, values) = pools[layer].both_mut();
-        let handles = RopeAppendHandles {
+        let args = rope_append::Args {
             qkv: qkv.global_range(..tokens * width)?,
             positions: positions.global_range(..tokens)?,
             frequencies: frequencies.global_range(..rotary as usize / 2)?,
@@ -152,10 +153,11 @@ unsafe impl KvCache for DenseCache {
             lengths: paged.table.lengths_mut().global_mut(),
             keys: keys.global_mut(),
             values: values.global_mut(),
+            shape: RopeShape { q_heads, kv_heads, head_dim, rotary },
+            max_blocks: paged.table.blocks().len() as u32,
         };
-        let shape = RopeShape { q_heads, kv_heads, head_dim, rotary };
         // SAFETY: as in `append`.
-        unsafe { rotate_and_append(stream, pairing, handles, shape, tokens) }?;
+        unsafe { rotate_and_append(stream, pairing, args, tokens) }?;
         Ok(true)
     }
 

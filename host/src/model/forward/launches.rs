@@ -3,10 +3,11 @@
 use super::weights::{Extents, Layer, Packed};
 use super::{Result, Rows};
 use crate::model::cache::{KvCache, Unrotated};
-use crate::model::kernels::{self, Choice, RopeHandles, record_words};
+use crate::model::kernels::{self, Choice, record_words};
 use crate::model::linear::{DeviceWeights, Epilogue, Fusing, Input, PackedWeights, ProductKernel};
 use crate::{Buffer, Device, Graph, GraphExec, Pinned, Stream};
 use half::f16;
+use kernels_gpu::model::rope;
 use simt::GlobalMut;
 
 /// The pass and the stream that it is put into.
@@ -214,16 +215,17 @@ impl Pass {
             let (positions, frequencies) = (&self.positions, &weights.frequencies);
             let new = Unrotated { qkv, positions, frequencies, pairing, rotary: rope.rotary };
             if !cache.rotate_and_append(stream, number, new, queries)? {
-                let handles = RopeHandles {
+                let args = rope::Args {
                     qkv: qkv.global(),
                     positions: positions.global(),
                     frequencies: frequencies.global(),
                     queries: queries.global_mut(),
                     keys: keys.global_mut(),
                     values: values.global_mut(),
+                    shape: rope,
                 };
                 // SAFETY: as above.
-                unsafe { kernels::rotate(stream, pairing, handles, rope, count) }?;
+                unsafe { kernels::rotate(stream, pairing, args, count) }?;
                 cache.append(stream, number, positions, keys, values)?;
             }
             cache.attend(stream, number, queries, attended)?;
