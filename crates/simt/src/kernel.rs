@@ -25,6 +25,56 @@ pub trait KernelArg: Copy + Send + Sync + 'static {
 impl<T: Pod + Send + Sync> KernelArg for T {}
 
 /// All arguments of one kernel: the `Args` that `#[kernel]` makes, a field for each parameter.
+///
+/// ```
+/// use simt::{Global, GlobalMut, KernelArgs, kernel, thread};
+///
+/// #[kernel]
+/// fn gather(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) {
+///     let i = thread::index_1d();
+///     to.store(i, from.load(rows.load(i) as usize));
+/// }
+///
+/// fn arguments(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) -> gather::Args {
+///     gather::Args { rows, from, to }
+/// }
+/// # fn main() { assert_eq!(<gather::Args as KernelArgs>::COUNT, 3); }
+/// ```
+///
+/// Without one of them it does not compile:
+///
+/// ```compile_fail,E0063
+/// # use simt::{Global, GlobalMut, kernel};
+/// # #[kernel]
+/// # fn gather(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) {}
+/// fn arguments(from: Global<u32>, to: GlobalMut<u32>) -> gather::Args {
+///     gather::Args { from, to }
+/// }
+/// # fn main() {}
+/// ```
+///
+/// nor by places, where two of one type could be swapped unseen:
+///
+/// ```compile_fail,E0308
+/// # use simt::{Global, GlobalMut, emu, kernel};
+/// # #[kernel]
+/// # fn gather(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) {}
+/// unsafe fn run(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) -> Result<(), emu::Fault> {
+///     emu::launch(&gather::kernel(), simt::LaunchShape::new(1, 32), (rows, from, to), &Default::default())
+/// }
+/// # fn main() {}
+/// ```
+///
+/// nor where a kernel that shares the arguments of another has them in another order:
+///
+/// ```compile_fail,E0080
+/// # use simt::{Global, GlobalMut, kernel};
+/// # #[kernel]
+/// # fn gather(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) {}
+/// #[kernel(args = gather)]
+/// fn gather_readonly(rows: Global<u32>, from: Global<u32>, to: GlobalMut<u32>) {}
+/// # fn main() {}
+/// ```
 pub trait KernelArgs: Copy + Send + Sync + 'static {
     /// How many parameters there are.
     const COUNT: usize;
