@@ -18,8 +18,10 @@ pub mod certified;
 pub mod dense;
 mod element;
 pub mod int8;
+mod mix;
 pub mod model;
 pub mod probe;
 pub mod roofline;
 
 pub use element::Element;
+pub use mix::{mix, mixed};

@@ -3,8 +3,9 @@
 use super::{Case, CaseError, OutputBuffer, OutputElement, poisoned};
 use crate::{Buffer, Device, Stream};
 use glam::Vec4;
+use kernels_gpu::mix;
 use kernels_gpu::probe::{
-    atomics, barriers, fences, functions, indices, matrices, memory, mix, operators, overlaps, shared, warps,
+    atomics, barriers, fences, functions, indices, matrices, memory, operators, overlaps, shared, warps,
 };
 use simt::{Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape, Pod};
 

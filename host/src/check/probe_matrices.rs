@@ -3,7 +3,8 @@
 use super::probe::Coverage;
 use super::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
-use kernels_gpu::probe::{matrices, mix};
+use kernels_gpu::mix;
+use kernels_gpu::probe::matrices;
 use simt::{Kernel, LaunchShape};
 
 /// Warps of a block of the MMA probe.

@@ -3,7 +3,8 @@
 use super::probe::Coverage;
 use super::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, NodeId, Stream};
-use kernels_gpu::probe::{mix, overlaps};
+use kernels_gpu::mix;
+use kernels_gpu::probe::overlaps;
 use simt::LaunchShape;
 
 pub(super) fn cases(coverage: Coverage) -> Vec<Case> {

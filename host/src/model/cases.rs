@@ -13,6 +13,7 @@ use super::linear::{
 use crate::check::{Case, CaseError, OutputBuffer, OutputElement, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
+use kernels_gpu::mixed;
 use kernels_gpu::model::activations::{Gated, Normed, Plain};
 use kernels_gpu::model::fixed::{Part, Record};
 use kernels_gpu::model::rotation::RopeShape;
@@ -72,13 +73,9 @@ impl Content {
     }
 }
 
-/// SplitMix64 of an index.
+/// Number `index` of stream `seed`.
 fn mix(seed: u64, index: usize) -> u64 {
-    let mut z = seed.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(index as u64 + 1);
-    z = z.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    mixed(0, seed.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(index as u64))
 }
 
 /// Random weights; hostile ones have any bytes as scales or elements.

@@ -1,7 +1,8 @@
 //! Launches that overlap: each launch of a chain reads what every block of the one before it wrote, and overwrites what
 //! that one read. A launch that did not wait would give other words.
 
-use super::{mix, word};
+use super::word;
+use crate::mix;
 use simt::{Global, GlobalMut, kernel, thread};
 
 /// Reads of each element.

@@ -1,6 +1,7 @@
 //! What the lanes of a warp exchange.
 
-use super::{mix, word};
+use super::word;
+use crate::mix;
 use simt::warp::{self, Word};
 use simt::{GlobalMut, Shared, SharedPlan, kernel, thread};
 
