@@ -51,6 +51,19 @@ pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
+/// A function that kernels call: a part of them on the device; on the host the emulator's errors name its caller's line, so
+/// that a mistake shows where the kernel makes it.
+#[proc_macro_attribute]
+pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
+    let item = proc_macro2::TokenStream::from(item);
+    quote::quote! {
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        #item
+    }
+    .into()
+}
+
 /// A loop written out: `unroll!(for i in 0..8 { … })` repeats the body with `i` a constant of 0 to 7.
 ///
 /// The compiler leaves large bodies rolled, and an array indexed by the loop's variable then lives in local

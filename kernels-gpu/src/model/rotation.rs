@@ -169,8 +169,7 @@ struct Turned {
 }
 
 /// This thread's pair; none for a thread past the last.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 fn turned<const INTERLEAVED: u32>(
     qkv: Global<f32>,
     positions: Global<u32>,

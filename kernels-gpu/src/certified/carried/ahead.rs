@@ -10,8 +10,7 @@ const AHEAD: u32 = 4;
 
 /// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run, as dense attention does. Not where steps
 /// certify: the launch ahead is most often the dense rung of another step then, which leaves no time (measured: 1.5 us lost).
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub(super) fn look_ahead<const D: usize>(tiles: Global<u32>, glance: Glance, shape: StepShape) {
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
