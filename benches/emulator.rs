@@ -66,7 +66,7 @@ fn emulator(criterion: &mut Criterion) {
         let options = EmuOptions::default();
         group.bench_function(format!("vectorized/{threads} threads"), |bencher| {
             let shape = LaunchShape::new((LEN / 4) as u32 / THREADS, THREADS);
-            let args = (x, codes, 127.0, (LEN / 4) as u32);
+            let args = quantize::Args { x, y: codes, inverse: 127.0, vectors: (LEN / 4) as u32 };
             // SAFETY: see above.
             let run = || unsafe { emu::launch(&quantize::kernel(), shape, args, &options) };
             bencher.iter(|| launch(&run));
@@ -74,7 +74,9 @@ fn emulator(criterion: &mut Criterion) {
         group.bench_function(format!("block sums/{threads} threads"), |bencher| {
             let shape = LaunchShape::new(LEN as u32 / THREADS, THREADS).shared(THREADS / 32 * 4);
             // SAFETY: see above.
-            let run = || unsafe { emu::launch(&block_sums::kernel(), shape, (x, sums), &options) };
+            let run = || unsafe {
+                emu::launch(&block_sums::kernel(), shape, block_sums::Args { x, y: sums }, &options)
+            };
             bencher.iter(|| launch(&run));
         });
     }

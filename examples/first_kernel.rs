@@ -22,7 +22,7 @@ fn axpy(a: f32, x: Global<f32>, y: GlobalMut<f32>, n: u32) {
 }
 
 /// The same with `<=` for `<`: the thread after the last element reads past the end of x.
-#[kernel]
+#[kernel(args = axpy)]
 fn axpy_past_the_end(a: f32, x: Global<f32>, y: GlobalMut<f32>, n: u32) {
     let i = thread::index_1d();
     if i <= n as usize {
@@ -30,8 +30,8 @@ fn axpy_past_the_end(a: f32, x: Global<f32>, y: GlobalMut<f32>, n: u32) {
     }
 }
 
-/// Adds the right neighbour in place: whether thread i reads it before thread i + 1 writes it is open.
-#[kernel]
+/// Adds the right neighbour in place: whether thread i reads it before or after thread i + 1 writes it is open.
+#[kernel(args = axpy)]
 fn axpy_in_place(a: f32, _x: Global<f32>, y: GlobalMut<f32>, n: u32) {
     let i = thread::index_1d();
     if i + 1 < n as usize {
@@ -39,19 +39,18 @@ fn axpy_in_place(a: f32, _x: Global<f32>, y: GlobalMut<f32>, n: u32) {
     }
 }
 
-type Axpy = Kernel<(f32, Global<f32>, GlobalMut<f32>, u32)>;
-
 const N: u32 = 1000;
 
 /// Runs `kernel` over 1000 elements on `device` and returns y.
-fn run(device: &Device, kernel: &Axpy) -> Result<Vec<f32>, Error> {
+fn run(device: &Device, kernel: &Kernel<axpy::Args>) -> Result<Vec<f32>, Error> {
     let stream = Stream::new(device)?;
     let x = Buffer::from_slice(device, &(0..N).map(|i| i as f32).collect::<Vec<_>>())?;
     let mut y = Buffer::from_slice(device, &[1f32; N as usize])?;
     let shape = LaunchShape::new(N.div_ceil(256), 256);
-    // SAFETY: both buffers have N elements and live until `to_vec` has waited for the launch. On the emulator
-    // a kernel that breaks the rest of the contract is an error, not undefined behaviour.
-    unsafe { stream.launch(kernel, shape, (0.5, x.global(), y.global_mut(), N)) }?;
+    let args = axpy::Args { a: 0.5, x: x.global(), y: y.global_mut(), n: N };
+    // SAFETY: both buffers have N elements and live until `to_vec` has waited for the launch. On the emulator a
+    // kernel that breaks the rest of the contract is an error, not undefined behaviour.
+    unsafe { stream.launch(kernel, shape, args) }?;
     y.to_vec()
 }
 

@@ -52,15 +52,20 @@ fn replay(device: &Device, with_gain: bool) -> int8::Result<[(Vec<i8>, Vec<f32>)
     let target: GlobalMut<u32> = unsafe { GlobalMut::from_raw(keys.global_mut().address(), N) };
     let (copy, line) = (copy_four::kernel(), LaunchShape::new((N as u32).div_ceil(256), 256));
     let shape = launch(VECTORS, 1).expect("a small launch");
+    let moved = |from: &Buffer<u32>| copy_four::Args { source: from.global(), target, grid: VECTORS };
 
     let (graph, recorded) = stream.capture(|stream| {
-        // SAFETY: every buffer has N elements and lives until the last replay has been waited for; no step
-        // has a race, as the emulator checks below.
-        let copied = unsafe { stream.launch_node(&copy, shape, (first.global(), target, VECTORS)) }?;
+        // SAFETY: every buffer has N elements and lives until the last replay has been waited for; no step has a
+        // race, as the emulator checks below.
+        let copied = unsafe { stream.launch_node(&copy, shape, moved(&first)) }?;
         let gained = match with_gain {
             // SAFETY: as above.
             true => Some(unsafe {
-                stream.launch_node(&gain::kernel(), line, (keys.global_mut(), GAINS[0], N as u32))
+                stream.launch_node(
+                    &gain::kernel(),
+                    line,
+                    gain::Args { keys: keys.global_mut(), gain: GAINS[0], n: N as u32 },
+                )
             }?),
             false => None,
         };
@@ -74,10 +79,17 @@ fn replay(device: &Device, with_gain: bool) -> int8::Result<[(Vec<i8>, Vec<f32>)
     for round in 0..2 {
         if round == 1 {
             // SAFETY: as above.
-            unsafe { exec.update(copied, &copy, shape, (second.global(), target, VECTORS)) }?;
+            unsafe { exec.update(copied, &copy, shape, moved(&second)) }?;
             if let Some(node) = gained {
                 // SAFETY: as above.
-                unsafe { exec.update(node, &gain::kernel(), line, (keys.global_mut(), GAINS[1], N as u32)) }?;
+                unsafe {
+                    exec.update(
+                        node,
+                        &gain::kernel(),
+                        line,
+                        gain::Args { keys: keys.global_mut(), gain: GAINS[1], n: N as u32 },
+                    )
+                }?;
             }
         }
         // SAFETY: as above.

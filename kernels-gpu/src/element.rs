@@ -4,10 +4,9 @@ use glam::{UVec2, UVec4, Vec4};
 use half::{bf16, f16};
 use simt::{Global, GlobalMut, Pod, convert};
 
-/// Writes `x`, of 4, 8 or 16 bytes, from element `index` on in one access. A plain store of a vector type is
-/// several to the optimizer, which may leave them apart where it shares them between the arms of a branch.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Writes `x`, of 4, 8 or 16 bytes, from element `index` on in one access. A plain store of a vector type is several to
+/// the optimizer, which may leave them apart where it shares them between the arms of a branch.
+#[simt::device]
 pub(crate) fn store_whole<T: Pod, V: Pod>(data: GlobalMut<T>, index: usize, x: V) {
     match size_of::<V>() {
         4 => data.store_vector::<u32>(index, bytemuck::cast(x)),
@@ -49,23 +48,20 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
     fn narrow(x: [f32; 4]) -> Self::Four;
 
     /// Elements `index` to `index + 3`, read once; `index` is a multiple of 4.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn load_four(data: Global<Self>, index: usize) -> [f32; 4] {
         Self::widen(data.load_vector_streaming::<Self::Four>(index))
     }
 
     /// Writes elements `index` to `index + 3`; `index` is a multiple of 4.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn store_four(data: GlobalMut<Self>, index: usize, x: [f32; 4]) {
         store_whole(data, index, Self::narrow(x));
     }
 
-    /// Elements `index` to `index + 15`, read once, in accesses of 16 bytes; `index` is a multiple of 16.
-    /// Each takes half of every sector that a warp touches; the next finds its half in the first-level cache.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Elements `index` to `index + 15`, read once, in accesses of 16 bytes; `index` is a multiple of 16. Each takes half of
+    /// every sector that a warp touches; the next finds its half in the first-level cache.
+    #[simt::device]
     fn load_sixteen(data: Global<Self>, index: usize) -> [[f32; 4]; 4] {
         if size_of::<Self::Four>() == 16 {
             let four = |at| Self::widen(data.load_vector_readonly::<Self::Four>(at));
@@ -77,10 +73,8 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
         [a, b, c, d]
     }
 
-    /// Writes 16 bytes: four elements of f32, of `x[0]` alone, or eight of f16 and bf16; `index` is a
-    /// multiple of as many.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Writes 16 bytes: four elements of f32, of `x[0]` alone, or eight of f16 and bf16; `index` is a multiple of as many.
+    #[simt::device]
     fn store_16_bytes(data: GlobalMut<Self>, index: usize, x: [[f32; 4]; 2]) {
         if size_of::<Self::Four>() == 16 {
             Self::store_four(data, index, x[0]);

@@ -20,8 +20,10 @@ pub mod dense;
 pub mod echo;
 mod element;
 pub mod int8;
+mod mix;
 pub mod model;
 pub mod probe;
 pub mod roofline;
 
 pub use element::Element;
+pub use mix::{mix, mixed};

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::INCREMENT;
+use common::increment;
 use ferrokv_device::{Buffer, Error, Event, Pinned, Stream};
 use simt::{GlobalMut, LaunchShape};
 
@@ -21,7 +21,11 @@ fn an_illegal_access_is_reported_and_survived() {
     // SAFETY: not met, which is the point: nothing is at this address. The GPU stops the kernel.
     let outcome = unsafe {
         let nowhere = GlobalMut::<u32>::from_raw(1 << 20, 32);
-        stream.launch(&INCREMENT, LaunchShape::new(1, 32), (nowhere, 1, 32))
+        stream.launch(
+            &increment::kernel(),
+            LaunchShape::new(1, 32),
+            increment::Args { y: nowhere, by: 1, n: 32 },
+        )
     };
     let error = outcome.and_then(|()| stream.synchronize()).unwrap_err();
     let Error::Cuda { code: 700, name, .. } = &error else { panic!("{error}") };

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{
-    AFFINE, IMAGES, INCREMENT, INCREMENT_OVERLAPPING, MISSING, NARROW, REVERSE, cover, cpu, cuda, on_both,
+    IMAGES, add, affine, cover, cpu, cuda, increment, missing, narrow, on_both, overlapping, reverse,
 };
 use ferrokv_device::{BackendKind, Buffer, Device, Error, Event, Graph, NodeId, Pinned, PtxImage, Stream};
 use simt::LaunchShape;
@@ -35,7 +35,14 @@ fn a_launch_computes(device: &Device) {
         let x = Buffer::from_slice(device, &values).unwrap();
         let mut y = Buffer::<f32>::new(device, n).unwrap();
         // SAFETY: both have `n` elements, each thread its own.
-        unsafe { stream.launch(&AFFINE, cover(n), (x.global(), y.global_mut(), -1.7, n as u32)) }.unwrap();
+        unsafe {
+            stream.launch(
+                &affine::kernel(),
+                cover(n),
+                affine::Args { x: x.global(), y: y.global_mut(), a: -1.7, n: n as u32 },
+            )
+        }
+        .unwrap();
         stream.synchronize().unwrap();
         let expected: Vec<u32> = values.iter().map(|v| (v * -1.7 + 1.0).to_bits()).collect();
         let found: Vec<u32> = y.to_vec().unwrap().iter().map(|v| v.to_bits()).collect();
@@ -52,7 +59,8 @@ fn a_launch_takes_much_shared_memory(device: &Device) {
         let mut buffer = Buffer::from_slice(device, &values).unwrap();
         let shape = LaunchShape::new(1, 256).shared(256 * stride * 4);
         // SAFETY: one block of 256 threads over 256 elements, with the shared memory the kernel lays out.
-        unsafe { stream.launch(&REVERSE, shape, (buffer.global_mut(), stride)) }.unwrap();
+        unsafe { stream.launch(&reverse::kernel(), shape, reverse::Args { y: buffer.global_mut(), stride }) }
+            .unwrap();
         stream.synchronize().unwrap();
         assert_eq!(buffer.to_vec().unwrap(), reversed, "stride {stride}");
     }
@@ -72,7 +80,10 @@ fn shapes_are_refused_before_the_backend(device: &Device) {
     ];
     for (shape, part) in refused {
         // SAFETY: refused, so nothing runs.
-        let error = unsafe { stream.launch(&REVERSE, shape, (buffer.global_mut(), 1)) }.unwrap_err();
+        let error = unsafe {
+            stream.launch(&reverse::kernel(), shape, reverse::Args { y: buffer.global_mut(), stride: 1 })
+        }
+        .unwrap_err();
         let Error::Shape { kernel: "host_test_reverse", shape: named, reason } = &error else {
             panic!("{error}")
         };
@@ -81,7 +92,14 @@ fn shapes_are_refused_before_the_backend(device: &Device) {
         let (outcome, _) = stream
             .capture(|s| {
                 // SAFETY: refused, so nothing is recorded.
-                Ok(unsafe { s.launch_node(&REVERSE, shape, (buffer.global_mut(), 1)) }.is_err())
+                Ok(unsafe {
+                    s.launch_node(
+                        &reverse::kernel(),
+                        shape,
+                        reverse::Args { y: buffer.global_mut(), stride: 1 },
+                    )
+                }
+                .is_err())
             })
             .map(|(graph, refused)| (refused, graph))
             .unwrap();
@@ -95,7 +113,13 @@ fn a_kernel_that_the_ptx_lacks(device: &Device) {
     let mut buffer = Buffer::zeroed(device, 32).unwrap();
     for _ in 0..2 {
         // SAFETY: one thread for each of 32 elements.
-        let outcome = unsafe { stream.launch(&MISSING, LaunchShape::new(1, 32), (buffer.global_mut(),)) };
+        let outcome = unsafe {
+            stream.launch(
+                &missing::kernel(),
+                LaunchShape::new(1, 32),
+                missing::Args { y: buffer.global_mut() },
+            )
+        };
         match device.kind() {
             // The emulator runs the Rust function; it needs no PTX.
             BackendKind::Cpu => outcome.unwrap(),
@@ -105,7 +129,7 @@ fn a_kernel_that_the_ptx_lacks(device: &Device) {
                     matches!(error, Error::KernelMissing { kernel: "host_test_missing", sm: 80 }),
                     "{error}"
                 );
-                let error = device.kernel_attributes(MISSING.info()).unwrap_err();
+                let error = device.kernel_attributes(missing::kernel().info()).unwrap_err();
                 assert!(matches!(error, Error::KernelMissing { .. }), "{error}");
             }
         }
@@ -120,8 +144,8 @@ fn two_steps(stream: &Stream, buffer: &mut Buffer<u32>) -> (Graph, [NodeId; 2]) 
             // SAFETY: the buffer has `n` elements and outlives the graph's runs; each thread has its own.
             unsafe {
                 Ok([
-                    s.launch_node(&INCREMENT, cover(n), (buffer.global_mut(), 1, n as u32))?,
-                    s.launch_node(&INCREMENT, cover(n), (buffer.global_mut(), 10, n as u32))?,
+                    s.launch_node(&increment::kernel(), cover(n), add(buffer, 1))?,
+                    s.launch_node(&increment::kernel(), cover(n), add(buffer, 10))?,
                 ])
             }
         })
@@ -162,14 +186,32 @@ fn a_graph_replays_and_updates(device: &Device) {
             exec.launch(&stream).unwrap();
         }
         // Other arguments; then another shape and another kernel.
-        exec.update(nodes[1], &INCREMENT, cover(n), (other.global_mut(), 100, 50)).unwrap();
+        exec.update(
+            nodes[1],
+            &increment::kernel(),
+            cover(n),
+            increment::Args { y: other.global_mut(), by: 100, n: 50 },
+        )
+        .unwrap();
         exec.launch(&stream).unwrap();
         assert_eq!(buffer.to_vec().unwrap(), vec![5 * 11 + 1; n]);
         let values = other.to_vec().unwrap();
         assert!((0..n).all(|i| values[i] == if i < 50 { 100 } else { 0 }));
 
-        exec.update(nodes[0], &NARROW, LaunchShape::new(1, 64), (other.global_mut(),)).unwrap();
-        exec.update(nodes[1], &INCREMENT, LaunchShape::new(1, 32), (other.global_mut(), 1, 32)).unwrap();
+        exec.update(
+            nodes[0],
+            &narrow::kernel(),
+            LaunchShape::new(1, 64),
+            narrow::Args { y: other.global_mut() },
+        )
+        .unwrap();
+        exec.update(
+            nodes[1],
+            &increment::kernel(),
+            LaunchShape::new(1, 32),
+            increment::Args { y: other.global_mut(), by: 1, n: 32 },
+        )
+        .unwrap();
         exec.launch(&stream).unwrap();
         stream.synchronize().unwrap();
         let values = other.to_vec().unwrap();
@@ -177,7 +219,15 @@ fn a_graph_replays_and_updates(device: &Device) {
         assert_eq!(buffer.to_vec().unwrap(), vec![56; n]);
 
         // A refused update changes nothing, and neither does an update of another copy.
-        assert!(exec.update(nodes[0], &NARROW, LaunchShape::new(1, 0), (other.global_mut(),)).is_err());
+        assert!(
+            exec.update(
+                nodes[0],
+                &narrow::kernel(),
+                LaunchShape::new(1, 0),
+                narrow::Args { y: other.global_mut() }
+            )
+            .is_err()
+        );
         exec.launch(&stream).unwrap();
         untouched.launch(&stream).unwrap();
     }
@@ -191,7 +241,7 @@ fn a_thousand_launches_in_one_graph(device: &Device) {
         .capture(|s| {
             for step in 0..1000 {
                 // SAFETY: the buffer has 64 elements, each thread its own.
-                unsafe { s.launch(&INCREMENT, LaunchShape::new(1, 64), (buffer.global_mut(), step, 64)) }?;
+                unsafe { s.launch(&increment::kernel(), LaunchShape::new(1, 64), add(&mut buffer, step)) }?;
             }
             Ok(())
         })
@@ -217,7 +267,7 @@ fn copies_and_fills_are_captured(device: &Device) {
             // SAFETY: all outlive the graph's runs, and the host waits before it touches them.
             unsafe {
                 s.upload_async(&input, .., &mut a, 0)?;
-                s.launch(&INCREMENT, cover(40), (a.global_mut(), 5, 40))?;
+                s.launch(&increment::kernel(), cover(40), add(&mut a, 5))?;
                 s.fill_u32(&mut b, .., 9)?;
                 s.fill_u8(&mut b, 30.., 0)?;
                 s.copy(&a, ..10, &mut b, 0)?;
@@ -285,7 +335,8 @@ fn waiting_in_a_capture_is_refused(device: &Device) {
 
     // And a node is made in a capture only.
     // SAFETY: refused, so nothing runs.
-    let error = unsafe { stream.launch_node(&INCREMENT, cover(4), (buffer.global_mut(), 1, 4)) }.unwrap_err();
+    let error =
+        unsafe { stream.launch_node(&increment::kernel(), cover(4), add(&mut buffer, 1)) }.unwrap_err();
     assert!(matches!(error, Error::NotCapturing { kernel: "host_test_increment" }), "{error}");
 }
 
@@ -295,7 +346,7 @@ fn a_failed_capture_leaves_the_stream_usable(device: &Device) {
     let error = stream
         .capture(|s| {
             // SAFETY: the buffer has 8 elements, each thread its own.
-            unsafe { s.launch(&INCREMENT, cover(8), (buffer.global_mut(), 1, 8)) }?;
+            unsafe { s.launch(&increment::kernel(), cover(8), add(&mut buffer, 1)) }?;
             Err::<(), _>(Error::ForeignNode)
         })
         .unwrap_err();
@@ -305,7 +356,7 @@ fn a_failed_capture_leaves_the_stream_usable(device: &Device) {
     }));
     assert!(panicked.is_err());
     // SAFETY: the buffer has 8 elements, each thread its own.
-    unsafe { stream.launch(&INCREMENT, cover(8), (buffer.global_mut(), 1, 8)) }.unwrap();
+    unsafe { stream.launch(&increment::kernel(), cover(8), add(&mut buffer, 1)) }.unwrap();
     stream.synchronize().unwrap();
     assert_eq!(buffer.to_vec().unwrap(), [1; 8]);
     let (graph, _) = two_steps(&stream, &mut buffer);
@@ -319,7 +370,7 @@ fn nodes_belong_to_their_graph(device: &Device) {
     let (_second, nodes) = two_steps(&stream, &mut buffer);
     let mut exec = first.instantiate().unwrap();
     // SAFETY: refused, so nothing changes.
-    let outcome = unsafe { exec.update(nodes[0], &INCREMENT, cover(8), (buffer.global_mut(), 9, 8)) };
+    let outcome = unsafe { exec.update(nodes[0], &increment::kernel(), cover(8), add(&mut buffer, 9)) };
     assert!(matches!(outcome, Err(Error::ForeignNode)), "{outcome:?}");
 }
 
@@ -333,7 +384,7 @@ fn a_graph_outlives_its_stream(device: &Device) {
     let stream = Stream::new(device).unwrap();
     // SAFETY: the buffer is there, with 8 elements.
     unsafe {
-        exec.update(nodes[0], &INCREMENT, cover(8), (buffer.global_mut(), 2, 8)).unwrap();
+        exec.update(nodes[0], &increment::kernel(), cover(8), add(&mut buffer, 2)).unwrap();
         exec.launch(&stream).unwrap();
     }
     assert_eq!(buffer.to_vec().unwrap(), [12; 8]);
@@ -342,14 +393,14 @@ fn a_graph_outlives_its_stream(device: &Device) {
 fn overlapping_nodes_take_only_kernels_that_wait(device: &Device) {
     let stream = Stream::new(device).unwrap();
     let mut buffer = Buffer::zeroed(device, 8).unwrap();
-    let (kernel, shape) = (&INCREMENT_OVERLAPPING, cover(8));
+    let (kernel, shape) = (&overlapping::increment::kernel(), cover(8));
     let (graph, nodes) = stream
         .capture(|s| {
             // SAFETY: the buffer has 8 elements and outlives the graph's runs; each thread has its own.
             unsafe {
                 Ok([
-                    s.launch_node(&INCREMENT, shape, (buffer.global_mut(), 1, 8))?,
-                    s.launch_node(kernel, shape, (buffer.global_mut(), 10, 8))?,
+                    s.launch_node(&increment::kernel(), shape, add(&mut buffer, 1))?,
+                    s.launch_node(kernel, shape, add(&mut buffer, 10))?,
                 ])
             }
         })
@@ -357,11 +408,11 @@ fn overlapping_nodes_take_only_kernels_that_wait(device: &Device) {
     let mut exec = graph.instantiate().unwrap();
     // SAFETY: as above.
     unsafe {
-        let error = exec.update(nodes[1], &INCREMENT, shape, (buffer.global_mut(), 5, 8)).unwrap_err();
+        let error = exec.update(nodes[1], &increment::kernel(), shape, add(&mut buffer, 5)).unwrap_err();
         assert!(matches!(error, Error::OverlappingNode { kernel: "host_test_increment" }), "{error}");
         exec.launch(&stream).unwrap();
-        exec.update(nodes[0], kernel, shape, (buffer.global_mut(), 100, 8)).unwrap();
-        exec.update(nodes[1], kernel, shape, (buffer.global_mut(), 1000, 8)).unwrap();
+        exec.update(nodes[0], kernel, shape, add(&mut buffer, 100)).unwrap();
+        exec.update(nodes[1], kernel, shape, add(&mut buffer, 1000)).unwrap();
         exec.launch(&stream).unwrap();
     }
     assert_eq!(buffer.to_vec().unwrap(), [1111; 8]);
@@ -391,7 +442,7 @@ fn work_before_a_capture_is_waited_for(device: &Device) {
     let mut buffer = Buffer::zeroed(device, n).unwrap();
     for _ in 0..20 {
         // SAFETY: the buffer has `n` elements, each thread its own.
-        unsafe { stream.launch(&INCREMENT, cover(n), (buffer.global_mut(), 1, n as u32)) }.unwrap();
+        unsafe { stream.launch(&increment::kernel(), cover(n), add(&mut buffer, 1)) }.unwrap();
     }
     let (_, values) = stream.capture(|_| buffer.to_vec()).unwrap();
     assert!(values.iter().all(|v| *v == 20));
@@ -427,7 +478,14 @@ fn the_emulators_fault_is_carried_as_it_is() {
     let stream = Stream::new(&device).unwrap();
     let mut buffer = Buffer::zeroed(&device, 10).unwrap();
     // SAFETY: the emulator checks the bounds that the kernel breaks.
-    let error = unsafe { stream.launch(&INCREMENT, cover(11), (buffer.global_mut(), 1, 11)) }.unwrap_err();
+    let error = unsafe {
+        stream.launch(
+            &increment::kernel(),
+            cover(11),
+            increment::Args { y: buffer.global_mut(), by: 1, n: 11 },
+        )
+    }
+    .unwrap_err();
     let Error::Fault(fault) = error else { panic!("{error}") };
     assert_eq!(fault.kernel, "host_test_increment");
     assert!(matches!(fault.kind, FaultKind::OutOfBounds { index: 10, len: 10, .. }), "{fault}");
@@ -436,7 +494,13 @@ fn the_emulators_fault_is_carried_as_it_is() {
     let (graph, ()) = stream
         .capture(|s| {
             // SAFETY: as above.
-            unsafe { s.launch(&INCREMENT, cover(11), (buffer.global_mut(), 1, 11)) }?;
+            unsafe {
+                s.launch(
+                    &increment::kernel(),
+                    cover(11),
+                    increment::Args { y: buffer.global_mut(), by: 1, n: 11 },
+                )
+            }?;
             s.fill_u8(&mut buffer, .., 0xff)
         })
         .unwrap();
@@ -514,9 +578,11 @@ fn registers_and_maxntid_limit_a_block() {
     let stream = Stream::new(&device).unwrap();
     let mut buffer = Buffer::zeroed(&device, 128).unwrap();
     // SAFETY: refused, so nothing runs.
-    let error =
-        unsafe { stream.launch(&NARROW, LaunchShape::new(1, 65), (buffer.global_mut(),)) }.unwrap_err();
+    let error = unsafe {
+        stream.launch(&narrow::kernel(), LaunchShape::new(1, 65), narrow::Args { y: buffer.global_mut() })
+    }
+    .unwrap_err();
     let Error::Shape { reason, .. } = &error else { panic!("{error}") };
     assert!(reason.contains("64 is the most on this GPU"), "{reason}");
-    assert_eq!(device.kernel_attributes(NARROW.info()).unwrap().unwrap().max_threads, 64);
+    assert_eq!(device.kernel_attributes(narrow::kernel().info()).unwrap().unwrap().max_threads, 64);
 }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::INCREMENT;
+use common::{add, increment};
 use cust::module::Module;
 use cust::sys;
 use ferrokv_device::{Buffer, Stream};
@@ -24,7 +24,7 @@ fn typed_and_raw_launches_do_the_same() {
 
     let _context = cust::quick_init().unwrap();
     let module = Module::from_ptx(common::PTX, &[]).unwrap();
-    let function = module.get_function(INCREMENT.name()).unwrap().to_raw();
+    let function = module.get_function(increment::kernel().name()).unwrap().to_raw();
     let mut raw_stream = std::ptr::null_mut();
     // SAFETY: the driver runs, and `raw_stream` is valid for a write.
     assert_eq!(unsafe { sys::cuStreamCreate(&mut raw_stream, 1) } as u32, 0);
@@ -53,9 +53,9 @@ fn typed_and_raw_launches_do_the_same() {
     let mut typed = || {
         let start = Instant::now();
         for _ in 0..BATCH {
-            let args = (buffer.global_mut(), 1, 32);
+            let args = add(&mut buffer, 1);
             // SAFETY: the buffer has 32 elements, each thread its own; each batch ends with a wait.
-            unsafe { stream.launch(&INCREMENT, LaunchShape::new(1, 32), args) }.unwrap();
+            unsafe { stream.launch(&increment::kernel(), LaunchShape::new(1, 32), args) }.unwrap();
         }
         let elapsed = start.elapsed();
         stream.synchronize().unwrap();
@@ -88,7 +88,7 @@ fn a_graph_replays_a_thousand_launches_in_one_call() {
     let mut record = |s: &Stream| {
         for _ in 0..1000 {
             // SAFETY: the buffer has 32 elements, each thread its own.
-            unsafe { s.launch(&INCREMENT, LaunchShape::new(1, 32), (buffer.global_mut(), 1, 32)) }?;
+            unsafe { s.launch(&increment::kernel(), LaunchShape::new(1, 32), add(&mut buffer, 1)) }?;
         }
         Ok(())
     };

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{AFFINE, INCREMENT, cover, on_both};
+use common::{add, affine, cover, increment, on_both};
 use ferrokv_device::{BackendKind, Buffer, Device, Error, Event, Pinned, Stream};
 
 on_both! {
@@ -96,7 +96,7 @@ fn slices_go_through_a_stream(device: &Device) {
     let mut buffer = Buffer::<u32>::new(device, n).unwrap();
     stream.upload(&vec![5; n], &mut buffer, 0).unwrap();
     // SAFETY: the buffer has `n` elements, each thread has its own, and the download below is in order.
-    unsafe { stream.launch(&INCREMENT, cover(n), (buffer.global_mut(), 2, n as u32)) }.unwrap();
+    unsafe { stream.launch(&increment::kernel(), cover(n), add(&mut buffer, 2)) }.unwrap();
     let mut part = [0; 10];
     stream.download(&buffer, n - 10, &mut part).unwrap();
     assert_eq!(part, [7; 10]);
@@ -133,7 +133,14 @@ fn kernels_reach_pinned_memory(device: &Device) {
     let x = Pinned::from_slice(device, &values).unwrap();
     let mut y = Pinned::zeroed(device, n).unwrap();
     // SAFETY: both have `n` elements and are left alone until the wait.
-    unsafe { stream.launch(&AFFINE, cover(n), (x.global(), y.global_mut(), 3.0, n as u32)) }.unwrap();
+    unsafe {
+        stream.launch(
+            &affine::kernel(),
+            cover(n),
+            affine::Args { x: x.global(), y: y.global_mut(), a: 3.0, n: n as u32 },
+        )
+    }
+    .unwrap();
     stream.synchronize().unwrap();
     let expected: Vec<f32> = values.iter().map(|v| v * 3.0 + 1.0).collect();
     assert_eq!(&y[..], expected);
@@ -161,7 +168,8 @@ fn sub_ranges_are_handles(device: &Device) {
     let handle = buffer.global_range_mut(10..30).unwrap();
     assert_eq!((handle.len(), handle.address()), (20, buffer.global().address() + 40));
     // SAFETY: the handle has 20 elements, each thread its own.
-    unsafe { stream.launch(&INCREMENT, cover(20), (handle, 1, 20)) }.unwrap();
+    unsafe { stream.launch(&increment::kernel(), cover(20), increment::Args { y: handle, by: 1, n: 20 }) }
+        .unwrap();
     stream.synchronize().unwrap();
     let values = buffer.to_vec().unwrap();
     assert!((0..100).all(|i| values[i] == u32::from((10..30).contains(&i))));
@@ -188,7 +196,7 @@ fn events_order_and_time(device: &Device) {
     let mut buffer = Buffer::zeroed(device, 1 << 16).unwrap();
     stream.record(&start).unwrap();
     // SAFETY: the buffer has 2^16 elements, each thread its own.
-    unsafe { stream.launch(&INCREMENT, cover(1 << 16), (buffer.global_mut(), 1, 1 << 16)) }.unwrap();
+    unsafe { stream.launch(&increment::kernel(), cover(1 << 16), add(&mut buffer, 1)) }.unwrap();
     stream.record(&end).unwrap();
     let forth = end.elapsed_ms(&start).unwrap();
     assert!(forth > 0.0 && forth.is_finite(), "{forth}");
@@ -209,7 +217,7 @@ fn buffers_drop_on_other_threads(device: &Device) {
                 let stream = Stream::new(&device).unwrap();
                 let mut own = Buffer::zeroed(&device, 100).unwrap();
                 // SAFETY: the buffer has 100 elements, each thread its own.
-                unsafe { stream.launch(&INCREMENT, cover(100), (own.global_mut(), 3, 100)) }.unwrap();
+                unsafe { stream.launch(&increment::kernel(), cover(100), add(&mut own, 3)) }.unwrap();
                 let mut values = [0; 100];
                 stream.download(&own, 0, &mut values).unwrap();
                 assert_eq!(values, [3; 100]);
@@ -228,7 +236,7 @@ fn streams_wait_for_each_other(device: &Device) {
     for _ in 0..20 {
         for (stream, other) in [(&first, &second), (&second, &first)] {
             // SAFETY: the buffer has `n` elements, each thread its own; the event orders the streams.
-            unsafe { stream.launch(&INCREMENT, cover(n), (buffer.global_mut(), 1, n as u32)) }.unwrap();
+            unsafe { stream.launch(&increment::kernel(), cover(n), add(&mut buffer, 1)) }.unwrap();
             let event = Event::new(device).unwrap();
             stream.record(&event).unwrap();
             other.wait(&event).unwrap();
@@ -243,7 +251,7 @@ fn the_device_describes_itself(device: &Device) {
     assert!(!info.name.is_empty() && info.multiprocessors > 0);
     assert!(info.max_shared_bytes >= 48 * 1024);
     assert_eq!(info.backend, device.kind());
-    let attributes = device.kernel_attributes(INCREMENT.info()).unwrap();
+    let attributes = device.kernel_attributes(increment::kernel().info()).unwrap();
     match device.kind() {
         BackendKind::Cpu => assert_eq!((info.compute_capability, attributes), (None, None)),
         BackendKind::Cuda => {

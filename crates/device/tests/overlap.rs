@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{INCREMENT, INCREMENT_OVERLAPPING};
+use common::{increment, overlapping};
 use ferrokv_device::{Buffer, Device, Event, PtxImage, Stream};
 use simt::{Kernel, LaunchShape};
 use std::path::Path;
@@ -122,14 +122,14 @@ fn a_launch_overlaps_only_a_launch_before_it() {
         let launch = |kernel: &Kernel<_>, x: u32| {
             let shape = LaunchShape::new((x, 2, 3), (32, 4, 2)).shared(400);
             // SAFETY: the stand-in runs nothing.
-            unsafe { stream.launch(kernel, shape, (address, 1, 8)) }
+            unsafe { stream.launch(kernel, shape, increment::Args { y: address, by: 1, n: 8 }) }
         };
         let links = |range: std::ops::Range<u32>| {
-            range.into_iter().try_for_each(|x| launch(&INCREMENT_OVERLAPPING, x))
+            range.into_iter().try_for_each(|x| launch(&overlapping::increment::kernel(), x))
         };
         // The first has nothing to overlap; one of the other kind never does, and may be overlapped.
         links(1..4).unwrap();
-        launch(&INCREMENT, 4).unwrap();
+        launch(&increment::kernel(), 4).unwrap();
         links(5..6).unwrap();
         stream.fill_u8(&mut buffer, .., 1).unwrap();
         links(6..8).unwrap();
@@ -147,7 +147,13 @@ fn a_launch_overlaps_only_a_launch_before_it() {
                 links(15..17)?;
                 let shape = LaunchShape::new((17, 2, 3), (32, 4, 2)).shared(400);
                 // SAFETY: the stand-in runs nothing.
-                let node = unsafe { stream.launch_node(&INCREMENT_OVERLAPPING, shape, (address, 1, 8)) }?;
+                let node = unsafe {
+                    stream.launch_node(
+                        &overlapping::increment::kernel(),
+                        shape,
+                        increment::Args { y: address, by: 1, n: 8 },
+                    )
+                }?;
                 links(18..19)?;
                 Ok(node)
             })
@@ -156,7 +162,13 @@ fn a_launch_overlaps_only_a_launch_before_it() {
         let mut exec = graph.instantiate().unwrap();
         // SAFETY: as above.
         unsafe {
-            exec.update(node, &INCREMENT_OVERLAPPING, LaunchShape::new(1, 32), (address, 1, 8)).unwrap();
+            exec.update(
+                node,
+                &overlapping::increment::kernel(),
+                LaunchShape::new(1, 32),
+                increment::Args { y: address, by: 1, n: 8 },
+            )
+            .unwrap();
             exec.launch(&stream).unwrap();
         }
         links(21..23).unwrap();

@@ -1,17 +1,20 @@
 //! `#[kernel]`.
 
+use crate::args::{self, Parameter};
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{
-    Error, Expr, FnArg, GenericParam, Ident, ItemFn, Lit, LitInt, Pat, ReturnType, Token, Type, parenthesized,
+    Error, Expr, FnArg, GenericParam, Ident, ItemFn, Lit, LitInt, Pat, Path, ReturnType, Token, Type,
+    parenthesized,
 };
 
 #[derive(Default)]
 struct Options {
     system: Option<Ident>,
+    args: Option<Path>,
     instances: Option<Vec<Instance>>,
     max_threads: Option<LitInt>,
     min_blocks: Option<LitInt>,
@@ -55,6 +58,10 @@ impl Parse for Options {
                     input.parse::<Token![=]>()?;
                     options.system = Some(input.parse()?);
                 }
+                "args" => {
+                    input.parse::<Token![=]>()?;
+                    options.args = Some(input.parse()?);
+                }
                 "max_threads" => {
                     input.parse::<Token![=]>()?;
                     options.max_threads = Some(input.parse()?);
@@ -88,7 +95,8 @@ impl Parse for Options {
                     options.instances = Some(list.into_iter().collect());
                 }
                 _ => {
-                    let known = "expected `system`, `instances`, `max_threads`, `min_blocks` or `overlaps`";
+                    let known =
+                        "expected `system`, `instances`, `args`, `max_threads`, `min_blocks` or `overlaps`";
                     return Err(Error::new(key.span(), known));
                 }
             }
@@ -150,7 +158,8 @@ impl Argument {
 
 pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStream> {
     let options: Options = syn::parse2(options)?;
-    let function: ItemFn = syn::parse2(item)?;
+    let mut function: ItemFn = syn::parse2(item)?;
+    let arguments = launch_parameters(&mut function)?;
     let signature = &function.sig;
     let name = &signature.ident;
     if !matches!(signature.output, ReturnType::Default) {
@@ -159,20 +168,6 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
     let unusual = signature.unsafety.is_some() || signature.asyncness.is_some() || signature.abi.is_some();
     if unusual || signature.constness.is_some() || signature.variadic.is_some() {
         return Err(Error::new(signature.span(), "a kernel is a plain `fn`: its launch is what is unsafe"));
-    }
-
-    let mut arguments = Vec::new();
-    for argument in &signature.inputs {
-        let FnArg::Typed(argument) = argument else {
-            return Err(Error::new(argument.span(), "a kernel has no `self`"));
-        };
-        let Pat::Ident(pattern) = &*argument.pat else {
-            return Err(Error::new(argument.pat.span(), "a kernel's parameter has a plain name"));
-        };
-        arguments.push((pattern.ident.clone(), (*argument.ty).clone()));
-    }
-    if arguments.len() > 24 {
-        return Err(Error::new(signature.inputs.span(), "a kernel takes at most 24 parameters"));
     }
 
     let mut parameters = Vec::new();
@@ -209,6 +204,7 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
     let overlaps = options.overlaps;
     let (may_overlap, waits_late) =
         (overlaps != Overlaps::No, matches!(overlaps, Overlaps::Late | Overlaps::ByHand));
+    let args = args::expand(name, &signature.generics, &arguments, options.args.as_ref());
     let mut entries = Vec::new();
     let mut infos = Vec::new();
     let mut names = Vec::new();
@@ -236,14 +232,14 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         infos.push(quote! {
             ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads, overlaps: #may_overlap, waits_late: #waits_late }
         });
-        names.push(host_body(name, &entry, &parameters, instance, &arguments, index));
+        names.push(host_body(name, &entry, &parameters, instance, &args, index));
     }
 
+    let args::Args { items: args, ty: args_type, .. } = args;
     let visibility = &function.vis;
     let (_, type_generics, where_clause) = signature.generics.split_for_impl();
     let declared = &signature.generics.params;
     let predicates = where_clause.map(|clause| &clause.predicates);
-    let types: Vec<_> = arguments.iter().map(|(_, ty)| ty).collect();
     let phantom: Vec<_> = signature
         .generics
         .type_params()
@@ -252,7 +248,7 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
             quote! { ::core::marker::PhantomData<#ident> }
         })
         .collect();
-    let doc = format!("Handles to the instances of the kernel [`{name}`](fn@{name}).");
+    let doc = format!("Handles to the instances of the kernel [`{name}`](fn@{name}), and their arguments.");
     Ok(quote! {
         // An entry is its kernel: a call would pass parameters through memory.
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -285,15 +281,17 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
 
             #(#names)*
 
+            #args
+
             /// The handle to one instance.
-            pub const fn kernel<#declared>() -> ::simt::Kernel<(#(#types,)*)>
+            pub const fn kernel<#declared>() -> ::simt::Kernel<#args_type>
             where
-                Instance #type_generics: Named<(#(#types,)*)>,
+                Instance #type_generics: Named<#args_type>,
                 #predicates
             {
                 ::simt::Kernel::new(
-                    <Instance #type_generics as Named<(#(#types,)*)>>::INFO,
-                    <Instance #type_generics as Named<(#(#types,)*)>>::BODY,
+                    <Instance #type_generics as Named<#args_type>>::INFO,
+                    <Instance #type_generics as Named<#args_type>>::BODY,
                 )
             }
         }
@@ -328,13 +326,12 @@ fn host_body(
     entry: &str,
     parameters: &[(Ident, Option<Type>)],
     instance: &Instance,
-    arguments: &[(Ident, Type)],
+    args: &args::Args,
     index: usize,
 ) -> TokenStream {
     let module = format_ident!("host_{entry}");
     let (aliases, generics) = (aliases(parameters, instance), generics(instance));
-    let types: Vec<_> = arguments.iter().map(|(_, ty)| ty).collect();
-    let variables: Vec<_> = (0..arguments.len()).map(|i| format_ident!("argument{i}")).collect();
+    let args::Args { ty, pattern, variables, .. } = args;
     quote! {
         #[allow(non_snake_case, unused_imports, dead_code, clippy::upper_case_acronyms)]
         mod #module {
@@ -342,16 +339,34 @@ fn host_body(
             #(#aliases)*
 
             #[inline(never)]
-            fn body((#(#variables,)*): (#(#types,)*)) {
+            fn body(#pattern: #ty) {
                 super::super::#name #generics (#(#variables),*)
             }
 
-            impl Named<(#(#types,)*)> for Instance #generics {
+            impl Named<#ty> for Instance #generics {
                 const INFO: &'static ::simt::KernelInfo = &INSTANCES[#index];
-                const BODY: fn((#(#types,)*)) = body;
+                const BODY: fn(#ty) = body;
             }
         }
     }
+}
+
+/// The parameters of a kernel. Takes their doc comments out of the function, where rustc allows none.
+fn launch_parameters(function: &mut ItemFn) -> syn::Result<Vec<Parameter>> {
+    let mut parameters = Vec::new();
+    for argument in &mut function.sig.inputs {
+        let FnArg::Typed(argument) = argument else {
+            return Err(Error::new(argument.span(), "a kernel has no `self`"));
+        };
+        let Pat::Ident(pattern) = &*argument.pat else {
+            return Err(Error::new(argument.pat.span(), "a kernel's parameter has a plain name"));
+        };
+        let (docs, others) =
+            std::mem::take(&mut argument.attrs).into_iter().partition(|a| a.path().is_ident("doc"));
+        argument.attrs = others;
+        parameters.push(Parameter { name: pattern.ident.clone(), ty: (*argument.ty).clone(), docs });
+    }
+    Ok(parameters)
 }
 
 /// The `extern "ptx-kernel"` entry of one instance. Generic parameters in the argument types become the
@@ -361,15 +376,15 @@ fn device_entry(
     entry: &str,
     parameters: &[(Ident, Option<Type>)],
     instance: &Instance,
-    arguments: &[(Ident, Type)],
+    arguments: &[Parameter],
     (max_threads, min_blocks): (u32, u32),
     overlaps: Overlaps,
 ) -> TokenStream {
     let entry_ident = Ident::new(entry, name.span());
     let module = format_ident!("device_{entry}");
     let (aliases, generics) = (aliases(parameters, instance), generics(instance));
-    let names: Vec<_> = arguments.iter().map(|(name, _)| name).collect();
-    let types = arguments.iter().map(|(_, ty)| ty);
+    let names: Vec<_> = arguments.iter().map(|argument| &argument.name).collect();
+    let types = arguments.iter().map(|argument| &argument.ty);
     let bounds = (max_threads != 1024 || min_blocks != 0).then(|| {
         // ptx-build reads this comment and writes the entry's directives: rustc has no attribute for them.
         let text = format!("// simt.launch_bounds {entry} {max_threads} {min_blocks}");

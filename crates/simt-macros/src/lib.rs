@@ -1,5 +1,6 @@
 //! The kernel attribute and the unroll macro of `simt`; use them as `simt::kernel` and `simt::unroll`.
 
+mod args;
 mod kernel;
 mod unroll;
 
@@ -8,8 +9,9 @@ use proc_macro::TokenStream;
 /// Makes a kernel of a plain function.
 ///
 /// On the device each instance becomes an `extern "ptx-kernel"` entry. On the host the function stays as it is,
-/// and a module of the same name holds `kernel()`, which returns the typed handle that every backend launches,
-/// and `INSTANCES`, what is known of each instance without its types.
+/// and a module of the same name holds `kernel()`, which returns the typed handle that every backend launches;
+/// `Args`, the struct that a launch takes, with a field for each parameter; and `INSTANCES`, what is known of each
+/// instance without its types.
 ///
 /// ```ignore
 /// #[kernel]                                          // entry `scale`
@@ -21,13 +23,19 @@ use proc_macro::TokenStream;
 /// #[kernel(instances((f32, 16), (f16, 16)))]         // `sum_f32_16`, `sum_f16_16`
 /// pub fn sum<T: Element, const TOKENS: usize>(/* … */) { /* … */ }
 ///
-/// let handle = widen::kernel::<f32>();
+/// // On the host:
+/// stream.launch(&widen::kernel::<f16>(), shape, widen::Args { x, y, n })?;
 /// ```
+///
+/// The generic parameters of `Args` are those of the kernel that occur in its parameters' types, in their order. A
+/// parameter's doc comment becomes its field's, and `_x`, which the kernel does not use, is the field `x`.
 ///
 /// Options:
 /// - `system = NAME`: prefix of the entry names, so that two systems may use the same function name.
 /// - `instances(…)`: the instances of a generic kernel; each a type or constant, or a tuple of them in the order
 ///   of the generic parameters. `kernel::<…>()` of an instance that is not listed does not compile.
+/// - `args = PATH`: the kernel takes the `Args` of the kernel of that path, which has the same parameters: for kernels
+///   that one launch chooses among. `PATH` starts with `crate`, or with a name that the kernel's own module knows.
 /// - `max_threads = N`: the most threads a block may have (`.maxntid`), so that ptxas may use more registers.
 /// - `min_blocks = N`: blocks that shall fit a multiprocessor at once (`.minnctapersm`).
 /// - `overlaps`: a launch may start while the launch ahead of it in the stream still runs; on the device the entry
@@ -41,6 +49,19 @@ use proc_macro::TokenStream;
 #[proc_macro_attribute]
 pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+/// A function that kernels call: a part of them on the device; on the host the emulator's errors name its caller's line, so
+/// that a mistake shows where the kernel makes it.
+#[proc_macro_attribute]
+pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
+    let item = proc_macro2::TokenStream::from(item);
+    quote::quote! {
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        #item
+    }
+    .into()
 }
 
 /// A loop written out: `unroll!(for i in 0..8 { … })` repeats the body with `i` a constant of 0 to 7.

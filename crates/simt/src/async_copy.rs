@@ -12,10 +12,9 @@ use crate::{Global, Pod, Shared};
 use core::arch::asm;
 
 impl<T: Pod> Shared<T> {
-    /// Starts copying 16 bytes from element `from` of `source` to element `index`, both aligned to 16; they
-    /// pass by the L1 cache. PTX: `cp.async.cg.shared.global.L2::128B`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Starts copying 16 bytes from element `from` of `source` to element `index`, both aligned to 16; they pass by the
+    /// L1 cache. PTX: `cp.async.cg.shared.global.L2::128B`.
+    #[crate::device]
     pub fn copy_async<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: in bounds and aligned by the launch's contract, which the emulator checks.
@@ -30,11 +29,10 @@ impl<T: Pod> Shared<T> {
         emu::copy_async(self, index, source, Some(from))
     }
 
-    /// [`copy_async`](Self::copy_async) of bytes that nobody needs again soon: the L2 cache gives them up
-    /// first, and keeps what others write meanwhile. PTX: `cp.async.cg.shared.global.L2::cache_hint.L2::128B`
-    /// with the policy of `createpolicy.fractional.L2::evict_first`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// [`copy_async`](Self::copy_async) of bytes that nobody needs again soon: the L2 cache gives them up first, and keeps what
+    /// others write meanwhile. PTX: `cp.async.cg.shared.global.L2::cache_hint.L2::128B` with the policy of
+    /// `createpolicy.fractional.L2::evict_first`.
+    #[crate::device]
     pub fn copy_async_once<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: as above.
@@ -52,8 +50,7 @@ impl<T: Pod> Shared<T> {
 
     /// [`copy_async`](Self::copy_async), or 16 zero bytes if not `present`: then nothing is read.
     /// PTX: `cp.async.cg.shared.global.L2::128B` with a source size of 16 or 0.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn copy_async_or_zero<S: Pod>(self, index: u32, source: Global<S>, from: usize, present: bool) {
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: as above; a source of no bytes is not read.
@@ -81,10 +78,8 @@ sides! {
     }
 }
 
-/// Waits until at most the last `PENDING` groups of this thread are still under way. PTX:
-/// `cp.async.wait_group`.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Waits until at most the last `PENDING` groups of this thread are still under way. PTX: `cp.async.wait_group`.
+#[crate::device]
 pub fn wait<const PENDING: usize>() {
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: no precondition.

@@ -132,8 +132,7 @@ macro_rules! operations {
         impl<T: AtomicWord> GlobalMut<T> {
             $(
                 $(#[$doc])*
-                #[inline(always)]
-                #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+                #[crate::device]
                 pub fn $name(self, index: usize, value: T) -> T {
                     #[cfg(target_arch = "nvptx64")]
                     return T::global(AtomicOp::$op, self.element_pointer(index), value, value);
@@ -142,8 +141,7 @@ macro_rules! operations {
                 }
             )*
             /// Writes `value` to element `index` if it holds `compare`.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[crate::device]
             pub fn atomic_cas(self, index: usize, compare: T, value: T) -> T {
                 #[cfg(target_arch = "nvptx64")]
                 return T::global(AtomicOp::CompareExchange, self.element_pointer(index), value, compare);
@@ -154,8 +152,7 @@ macro_rules! operations {
         impl<T: AtomicWord> Shared<T> {
             $(
                 $(#[$doc])*
-                #[inline(always)]
-                #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+                #[crate::device]
                 pub fn $name(self, index: u32, value: T) -> T {
                     #[cfg(target_arch = "nvptx64")]
                     return T::shared(AtomicOp::$op, crate::ptx::shared_base() + self.byte_offset(index), value, value);
@@ -164,8 +161,7 @@ macro_rules! operations {
                 }
             )*
             /// Writes `value` to element `index` if it holds `compare`.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[crate::device]
             pub fn atomic_cas(self, index: u32, compare: T, value: T) -> T {
                 #[cfg(target_arch = "nvptx64")]
                 return T::shared(AtomicOp::CompareExchange, crate::ptx::shared_base() + self.byte_offset(index), value, compare);

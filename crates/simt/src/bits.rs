@@ -84,8 +84,7 @@ pub fn pack_low_bytes(words: [u32; 4]) -> u32 {
 }
 
 /// `a / b`. A zero `b` breaks the launch's contract: the emulator reports it, the device does not look.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[crate::device]
 pub fn div_u32(a: u32, b: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: by the launch's contract, which the emulator checks. Without it the kernel would call `panic`.
@@ -96,8 +95,7 @@ pub fn div_u32(a: u32, b: u32) -> u32 {
 }
 
 /// `a % b`. A zero `b` breaks the launch's contract: the emulator reports it, the device does not look.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[crate::device]
 pub fn rem_u32(a: u32, b: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: as in `div_u32`.
@@ -109,8 +107,7 @@ pub fn rem_u32(a: u32, b: u32) -> u32 {
 
 /// `a / b`, rounded up. A zero `b` breaks the launch's contract: the emulator reports it, the device does not
 /// look.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[crate::device]
 pub fn div_ceil_u64(a: u64, b: u64) -> u64 {
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: as in `div_u32`.

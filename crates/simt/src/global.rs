@@ -126,16 +126,14 @@ macro_rules! loads {
             }
 
             /// Element `index`.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[crate::device]
             pub fn load(self, index: usize) -> T {
                 self.load_vector::<T>(index)
             }
 
-            /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) starting at element `index`, whose address must
-            /// be a multiple of `V`'s size.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) starting at element `index`, whose address must be
+            /// a multiple of `V`'s size.
+            #[crate::device]
             pub fn load_vector<V: Pod>(self, index: usize) -> V {
                 #[cfg(target_arch = "nvptx64")]
                 // SAFETY: in bounds and aligned by the launch's contract.
@@ -151,31 +149,26 @@ loads!(GlobalMut, *mut V);
 
 impl<T: Pod> Global<T> {
     /// Element `index`, through the read-only path.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn load_readonly(self, index: usize) -> T {
         self.load_vector_readonly::<T>(index)
     }
 
     /// Element `index`, which no thread will read again.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn load_streaming(self, index: usize) -> T {
         self.load_vector_streaming::<T>(index)
     }
 
     /// Element `index`, of data that no launch writes which the stream may still be at. Before
-    /// [`wait_for_previous`](crate::thread::wait_for_previous) it is the load to take: it is under way when
-    /// the wait begins.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// [`wait_for_previous`](crate::thread::wait_for_previous) it is the load to take: it is under way when the wait begins.
+    #[crate::device]
     pub fn load_ahead(self, index: usize) -> T {
         self.load_vector_ahead::<T>(index)
     }
 
     /// [`load_vector`](Self::load_vector) of such data.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn load_vector_ahead<V: Pod>(self, index: usize) -> V {
         #[cfg(target_arch = "nvptx64")]
         return ptx::load_ahead(self.at(index).cast::<V>());
@@ -183,12 +176,10 @@ impl<T: Pod> Global<T> {
         emu::global_load::<T, V>(self.address, self.len, index)
     }
 
-    /// Asks for `bytes` bytes from element `index` on to come to the second-level cache, where one thread
-    /// says `wanted`: a hint, which waits for nothing and may stand before
-    /// [`wait_for_previous`](crate::thread::wait_for_previous). Address and `bytes` are multiples of 16. PTX:
-    /// `cp.async.bulk.prefetch.L2.global`, on sm_90 and later; else nothing.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Asks for `bytes` bytes from element `index` on to come to the second-level cache, where one thread says `wanted`: a
+    /// hint, which waits for nothing and may stand before [`wait_for_previous`](crate::thread::wait_for_previous). Address and
+    /// `bytes` are multiples of 16. PTX: `cp.async.bulk.prefetch.L2.global`, on sm_90 and later; else nothing.
+    #[crate::device]
     pub fn prefetch(self, index: usize, bytes: u32, wanted: bool) {
         #[cfg(target_arch = "nvptx64")]
         ptx::prefetch(self.at(index), bytes, wanted);
@@ -197,8 +188,7 @@ impl<T: Pod> Global<T> {
     }
 
     /// [`load_vector`](Self::load_vector) through the read-only path.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn load_vector_readonly<V: Pod>(self, index: usize) -> V {
         #[cfg(target_arch = "nvptx64")]
         return ptx::load_readonly(self.at(index).cast::<V>());
@@ -207,8 +197,7 @@ impl<T: Pod> Global<T> {
     }
 
     /// [`load_vector`](Self::load_vector) of bytes that no thread will read again.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn load_vector_streaming<V: Pod>(self, index: usize) -> V {
         #[cfg(target_arch = "nvptx64")]
         return ptx::load_streaming(self.at(index).cast::<V>());
@@ -227,12 +216,10 @@ impl<T: Pod> Global<T> {
 }
 
 impl Global<u32> {
-    /// Element `index` as it is or once was, though a launch that is still under way may write it: nothing
-    /// may depend on it but what is [`prefetch`](Self::prefetch)ed. 0 where it is not `wanted`, and nothing
-    /// is read then. The emulator makes some of them up: what comes of them must be in bounds whatever they
-    /// are, and change no result. PTX: `ld.relaxed.gpu.global`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Element `index` as it is or once was, though a launch that is still under way may write it: nothing may depend on it but
+    /// what is [`prefetch`](Self::prefetch)ed. 0 where it is not `wanted`, and nothing is read then. The emulator makes some of them
+    /// up: what comes of them must be in bounds whatever they are, and change no result. PTX: `ld.relaxed.gpu.global`.
+    #[crate::device]
     pub fn peek(self, index: usize, wanted: bool) -> u32 {
         #[cfg(target_arch = "nvptx64")]
         return ptx::peek(self.at(index), wanted);
@@ -252,23 +239,20 @@ impl<T: Pod> GlobalMut<T> {
     }
 
     /// Writes element `index`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn store(self, index: usize, value: T) {
         self.store_vector::<T>(index, value)
     }
 
     /// Writes element `index`, which the launch will not touch again.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn store_streaming(self, index: usize, value: T) {
         self.store_vector_streaming::<T>(index, value)
     }
 
     /// Writes the bytes of one `V` (1, 2, 4, 8 or 16 bytes) from element `index` on, whose address must be a
     /// multiple of `V`'s size.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn store_vector<V: Pod>(self, index: usize, value: V) {
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: in bounds, aligned and without a race by the launch's contract.
@@ -280,8 +264,7 @@ impl<T: Pod> GlobalMut<T> {
     }
 
     /// [`store_vector`](Self::store_vector) of bytes that the launch will not touch again.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn store_vector_streaming<V: Pod>(self, index: usize, value: V) {
         #[cfg(target_arch = "nvptx64")]
         ptx::store_streaming(self.pointer.wrapping_add(index).cast::<V>(), value);

@@ -1,15 +1,15 @@
 //! What the host holds of a kernel: a typed handle that every backend can launch.
 //!
 //! `#[kernel]` makes one [`Kernel`] per instance. The handle carries the entry's name in the PTX for the
-//! GPU, and the kernel function itself for the [emulator](crate::emu); its type carries the arguments, so a
-//! launch with the wrong arguments does not compile.
+//! GPU, and the kernel function itself for the [emulator](crate::emu); its type carries the arguments, by the
+//! names of the kernel's parameters, so a launch with the wrong arguments does not compile.
 
 use bytemuck::Pod;
 use core::ffi::c_void;
 use core::fmt;
 
-/// The most parameters one kernel may take.
-pub const MAX_PARAMS: usize = 24;
+/// The most parameters one kernel may take: what a launch has room to point at. Drivers limit their bytes alone.
+pub const MAX_PARAMS: usize = 64;
 
 /// A value that may be handed to a kernel: plain data, or a handle to global memory.
 ///
@@ -24,7 +24,57 @@ pub trait KernelArg: Copy + Send + Sync + 'static {
 
 impl<T: Pod + Send + Sync> KernelArg for T {}
 
-/// All arguments of one kernel, as a tuple of [`KernelArg`]s.
+/// All arguments of one kernel: the `Args` that `#[kernel]` makes, a field for each parameter.
+///
+/// ```
+/// use simt::{Global, GlobalMut, KernelArgs, kernel, thread};
+///
+/// #[kernel]
+/// fn gather(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) {
+///     let i = thread::index_1d();
+///     to.store(i, from.load(rows.load(i) as usize));
+/// }
+///
+/// fn arguments(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) -> gather::Args {
+///     gather::Args { rows, from, to }
+/// }
+/// # fn main() { assert_eq!(<gather::Args as KernelArgs>::COUNT, 3); }
+/// ```
+///
+/// Without one of them it does not compile:
+///
+/// ```compile_fail,E0063
+/// # use simt::{Global, GlobalMut, kernel};
+/// # #[kernel]
+/// # fn gather(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) {}
+/// fn arguments(from: Global<u32>, to: GlobalMut<u32>) -> gather::Args {
+///     gather::Args { from, to }
+/// }
+/// # fn main() {}
+/// ```
+///
+/// nor by places, where two of one type could be swapped unseen:
+///
+/// ```compile_fail,E0308
+/// # use simt::{Global, GlobalMut, emu, kernel};
+/// # #[kernel]
+/// # fn gather(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) {}
+/// unsafe fn run(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) -> Result<(), emu::Fault> {
+///     emu::launch(&gather::kernel(), simt::LaunchShape::new(1, 32), (rows, from, to), &Default::default())
+/// }
+/// # fn main() {}
+/// ```
+///
+/// nor where a kernel that shares the arguments of another has them in another order:
+///
+/// ```compile_fail,E0080
+/// # use simt::{Global, GlobalMut, kernel};
+/// # #[kernel]
+/// # fn gather(from: Global<u32>, rows: Global<u32>, to: GlobalMut<u32>) {}
+/// #[kernel(args = gather)]
+/// fn gather_readonly(rows: Global<u32>, from: Global<u32>, to: GlobalMut<u32>) {}
+/// # fn main() {}
+/// ```
 pub trait KernelArgs: Copy + Send + Sync + 'static {
     /// How many parameters there are.
     const COUNT: usize;
@@ -32,42 +82,23 @@ pub trait KernelArgs: Copy + Send + Sync + 'static {
     fn params(&self, out: &mut [*const c_void; MAX_PARAMS]);
 }
 
-macro_rules! kernel_args {
-    ($count:literal: $($name:ident . $index:tt),*) => {
-        impl<$($name: KernelArg),*> KernelArgs for ($($name,)*) {
-            const COUNT: usize = $count;
-            #[allow(unused_variables)]
-            fn params(&self, out: &mut [*const c_void; MAX_PARAMS]) {
-                $( out[$index] = self.$index.param(); )*
-            }
+/// Whether two kernels name their parameters alike, in one order. Used by `#[kernel(args = …)]`.
+#[doc(hidden)]
+pub const fn same_names(a: &[&str], b: &[&str]) -> bool {
+    let mut same = a.len() == b.len();
+    let mut i = 0;
+    while same && i < a.len() {
+        let (x, y) = (a[i].as_bytes(), b[i].as_bytes());
+        same = x.len() == y.len();
+        let mut j = 0;
+        while same && j < x.len() {
+            same = x[j] == y[j];
+            j += 1;
         }
-    };
+        i += 1;
+    }
+    same
 }
-kernel_args!(0:);
-kernel_args!(1: A.0);
-kernel_args!(2: A.0, B.1);
-kernel_args!(3: A.0, B.1, C.2);
-kernel_args!(4: A.0, B.1, C.2, D.3);
-kernel_args!(5: A.0, B.1, C.2, D.3, E.4);
-kernel_args!(6: A.0, B.1, C.2, D.3, E.4, F.5);
-kernel_args!(7: A.0, B.1, C.2, D.3, E.4, F.5, G.6);
-kernel_args!(8: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7);
-kernel_args!(9: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8);
-kernel_args!(10: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9);
-kernel_args!(11: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10);
-kernel_args!(12: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11);
-kernel_args!(13: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12);
-kernel_args!(14: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13);
-kernel_args!(15: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14);
-kernel_args!(16: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14, P.15);
-kernel_args!(17: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14, P.15, Q.16);
-kernel_args!(18: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14, P.15, Q.16, R.17);
-kernel_args!(19: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14, P.15, Q.16, R.17, S.18);
-kernel_args!(20: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14, P.15, Q.16, R.17, S.18, T.19);
-kernel_args!(21: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14, P.15, Q.16, R.17, S.18, T.19, U.20);
-kernel_args!(22: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14, P.15, Q.16, R.17, S.18, T.19, U.20, V.21);
-kernel_args!(23: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14, P.15, Q.16, R.17, S.18, T.19, U.20, V.21, W.22);
-kernel_args!(24: A.0, B.1, C.2, D.3, E.4, F.5, G.6, H.7, I.8, J.9, K.10, L.11, M.12, N.13, O.14, P.15, Q.16, R.17, S.18, T.19, U.20, V.21, W.22, X.23);
 
 /// An extent or an index in three dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -48,8 +48,7 @@ macro_rules! sides {
         { device $device:block emulator $emulator:block }
     )*) => {$(
         $(#[$attr])*
-        #[inline(always)]
-        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        #[crate::device]
         pub fn $name $(<$($gen $(: $bound)?),*>)? ($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "nvptx64")]
             $device
@@ -58,6 +57,10 @@ macro_rules! sides {
         }
     )*};
 }
+
+// What `#[kernel]` writes names the crate from outside.
+#[cfg(test)]
+extern crate self as simt;
 
 #[cfg(target_arch = "nvptx64")]
 mod ptx;
@@ -81,9 +84,12 @@ pub mod warp;
 pub use bytemuck::{Pod, Zeroable};
 pub use global::{Global, GlobalMut};
 #[cfg(not(target_arch = "nvptx64"))]
+#[doc(hidden)]
+pub use kernel::same_names;
+#[cfg(not(target_arch = "nvptx64"))]
 pub use kernel::{Dim3, Kernel, KernelArg, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
 pub use shared::{Shared, SharedPlan};
-pub use simt_macros::{kernel, unroll};
+pub use simt_macros::{device, kernel, unroll};
 
 /// What a panic becomes on the device: the grid stops with an error.
 #[cfg(target_arch = "nvptx64")]

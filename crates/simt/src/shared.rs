@@ -84,22 +84,19 @@ impl<T: Pod> Shared<T> {
     }
 
     /// Element `index`. PTX: `ld.shared`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn load(self, index: u32) -> T {
         self.load_vector::<T>(index)
     }
 
     /// Writes element `index`. PTX: `st.shared`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn store(self, index: u32, value: T) {
         self.store_vector::<T>(index, value)
     }
 
     /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) from element `index` on, aligned to `V`'s size.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn load_vector<V: Pod>(self, index: u32) -> V {
         #[cfg(target_arch = "nvptx64")]
         return ptx::shared_load::<V>(ptx::shared_base() + self.byte_offset(index));
@@ -108,8 +105,7 @@ impl<T: Pod> Shared<T> {
     }
 
     /// Writes the bytes of one `V` (1, 2, 4, 8 or 16 bytes) from element `index` on, aligned to `V`'s size.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[crate::device]
     pub fn store_vector<V: Pod>(self, index: u32, value: V) {
         #[cfg(target_arch = "nvptx64")]
         ptx::shared_store::<V>(ptx::shared_base() + self.byte_offset(index), value);

@@ -46,8 +46,7 @@ sides! {
 /// Four 8 × 8 matrices of 16-bit elements. Lane `8m + r` names row `r` of matrix `m`: the 16 bytes from
 /// element `index` of `rows` on, aligned to 16. In register `m` a lane gets elements 2q and 2q + 1 of row g.
 /// PTX: `ldmatrix.sync.aligned.m8n8.x4.b16`.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[crate::device]
 pub fn load_matrix<T: Pod>(rows: Shared<T>, index: u32) -> [u32; 4] {
     #[cfg(target_arch = "nvptx64")]
     return convergent::load_matrix::<false>(rows.byte_offset(index));
@@ -57,8 +56,7 @@ pub fn load_matrix<T: Pod>(rows: Shared<T>, index: u32) -> [u32; 4] {
 
 /// [`load_matrix`], each matrix transposed: in register `m` a lane gets column g of rows 2q and 2q + 1.
 /// PTX: `ldmatrix.sync.aligned.m8n8.x4.trans.b16`.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[crate::device]
 pub fn load_matrix_transposed<T: Pod>(rows: Shared<T>, index: u32) -> [u32; 4] {
     #[cfg(target_arch = "nvptx64")]
     return convergent::load_matrix::<true>(rows.byte_offset(index));

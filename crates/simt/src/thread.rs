@@ -36,8 +36,7 @@ index_functions! {
 }
 
 /// Number of this thread in a one-dimensional grid: `block_idx_x * block_dim_x + thread_idx_x`, in 64 bits.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[crate::device]
 pub fn index_1d() -> usize {
     block_idx_x() as usize * block_dim_x() as usize + thread_idx_x() as usize
 }

@@ -107,8 +107,7 @@ macro_rules! shuffles {
         $(#[$doc])*
         ///
         /// `width` (a power of two up to 32) splits the warp into groups that shuffle among themselves.
-        #[inline(always)]
-        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        #[crate::device]
         pub fn $name<T: Word>(mask: u32, value: T, $param: u32, width: u32) -> T {
             #[cfg(target_arch = "nvptx64")]
             {
@@ -165,10 +164,9 @@ reductions! {
     warp_reduce_xor, u32, Xor, reduce_xor, "xor.b32", "Bitwise exclusive or";
 }
 
-/// Sum over the 32 lanes in the fixed order of a butterfly: lanes 16 apart first, then 8, 4, 2 and 1. The
-/// same bits in every lane and on every machine.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Sum over the 32 lanes in the fixed order of a butterfly: lanes 16 apart first, then 8, 4, 2 and 1. The same
+/// bits in every lane and on every machine.
+#[crate::device]
 pub fn warp_sum_f32(value: f32) -> f32 {
     let mut sum = value;
     sum += warp_shuffle_xor(FULL_MASK, sum, 16, 32);

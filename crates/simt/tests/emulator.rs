@@ -35,7 +35,11 @@ fn scale(x: Global<f32>, y: GlobalMut<f32>, factor: f32, len: u32) {
 fn threads_cover_a_ragged_grid() {
     let x: Vec<f32> = (0..1000).map(|i| i as f32).collect();
     let mut y = vec![0f32; 1000];
-    run(scale::kernel(), LaunchShape::new(8, 128), (read(&x), write(&mut y), 3.0, 1000));
+    run(
+        scale::kernel(),
+        LaunchShape::new(8, 128),
+        scale::Args { x: read(&x), y: write(&mut y), factor: 3.0, len: 1000 },
+    );
     assert!(y.iter().enumerate().all(|(i, y)| *y == i as f32 * 3.0));
     assert_eq!(scale::INSTANCES[0].name, "scale");
 }
@@ -65,11 +69,18 @@ fn a_block_exchanges_through_shared_memory() {
     let mut x: Vec<u32> = (0..1024).collect();
     // Twice (both modes): back where it was after the first pair, reversed after one more.
     let shape = LaunchShape::new(4, 256).shared(reverse_layout(256).bytes);
-    run(reverse::kernel::<256>(), shape, (write(&mut x),));
+    run(reverse::kernel::<256>(), shape, reverse::Args { x: write(&mut x) });
     assert!(x.iter().copied().eq(0..1024));
     // SAFETY: `x` lives.
-    unsafe { emu::launch(&reverse::kernel::<256>(), shape, (write(&mut x),), &EmuOptions::default()) }
-        .unwrap();
+    unsafe {
+        emu::launch(
+            &reverse::kernel::<256>(),
+            shape,
+            reverse::Args { x: write(&mut x) },
+            &EmuOptions::default(),
+        )
+    }
+    .unwrap();
     assert_eq!(x[..3], [255, 254, 253]);
     assert_eq!(reverse::INSTANCES.iter().map(|i| i.name).collect::<Vec<_>>(), ["reverse_64", "reverse_256"]);
 }
@@ -102,7 +113,7 @@ fn warp_tour(out: GlobalMut<u64>) {
 #[test]
 fn warp_primitives_follow_the_ptx_isa() {
     let mut out = vec![0u64; 64 * 12];
-    run(warp_tour::kernel(), LaunchShape::new(1, 64), (write(&mut out),));
+    run(warp_tour::kernel(), LaunchShape::new(1, 64), warp_tour::Args { out: write(&mut out) });
     for (thread, got) in out.chunks(12).enumerate() {
         let lane = thread as u64 % 32;
         let multiples_of_3 = (0..32).filter(|l| l % 3 == 0).fold(0u64, |m, l| m | 1 << l);
@@ -157,7 +168,13 @@ fn blocks_meet_through_atomics() {
     let values: Vec<u32> = (0..1000).collect();
     for options in [EmuOptions::default(), EmuOptions::race_checked()] {
         let (mut bins, mut done, mut total) = (vec![0u32; 16], vec![0u32; 1], vec![0u32; 1]);
-        let args = (read(&values), write(&mut bins), write(&mut done), write(&mut total), 1000);
+        let args = histogram::Args {
+            values: read(&values),
+            bins: write(&mut bins),
+            done: write(&mut done),
+            total: write(&mut total),
+            len: 1000,
+        };
         // SAFETY: all vectors live.
         unsafe { emu::launch(&histogram::kernel(), LaunchShape::new(8, 128), args, &options) }
             .unwrap_or_else(|fault| panic!("{fault}"));
@@ -192,7 +209,12 @@ fn a_fence_with_an_atomic_orders_blocks_and_without_it_they_race() {
     let (mut partial, mut done, mut total) = (vec![0u32; 128], vec![0u32; 1], vec![0u32; 1]);
     let mut launch = |fenced: u32| {
         done[0] = 0;
-        let args = (write(&mut partial), write(&mut done), write(&mut total), fenced);
+        let args = last_block_sums::Args {
+            partial: write(&mut partial),
+            done: write(&mut done),
+            total: write(&mut total),
+            fenced,
+        };
         // SAFETY: all vectors live.
         unsafe {
             emu::launch(
@@ -221,8 +243,14 @@ fn launch_shapes_that_no_gpu_takes_are_refused() {
         LaunchShape::new(1, 64).shared(228 * 1024),
     ] {
         // SAFETY: `x` lives.
-        let fault =
-            unsafe { emu::launch(&reverse::kernel::<64>(), shape, (write(&mut x),), &EmuOptions::default()) };
+        let fault = unsafe {
+            emu::launch(
+                &reverse::kernel::<64>(),
+                shape,
+                reverse::Args { x: write(&mut x) },
+                &EmuOptions::default(),
+            )
+        };
         assert!(matches!(fault.unwrap_err().kind, emu::FaultKind::Refused { .. }), "{shape:?}");
     }
 }
@@ -241,7 +269,7 @@ fn every_atomic(words: GlobalMut<i32>) {
 #[test]
 fn atomics_have_every_operation() {
     let mut words = vec![0, 0, -1, 0, 5, 0, 0];
-    run(every_atomic::kernel(), LaunchShape::new(1, 16), (write(&mut words),));
+    run(every_atomic::kernel(), LaunchShape::new(1, 16), every_atomic::Args { words: write(&mut words) });
     assert_eq!(words, [-15, 15, !0xffff, 0xffff, 5, 7, 9]);
 }
 
@@ -261,7 +289,7 @@ fn neighbours(x: GlobalMut<u32>, sums: GlobalMut<u32>, synchronised: u32) {
 fn a_shuffle_is_no_memory_barrier() {
     let (mut x, mut sums) = (vec![0u32; 32], vec![0u32; 32]);
     let mut launch = |synchronised: u32| {
-        let args = (write(&mut x), write(&mut sums), synchronised);
+        let args = neighbours::Args { x: write(&mut x), sums: write(&mut sums), synchronised };
         // SAFETY: both vectors live.
         unsafe {
             emu::launch(&neighbours::kernel(), LaunchShape::new(1, 32), args, &EmuOptions::race_checked())
@@ -294,7 +322,7 @@ fn hand_over(data: GlobalMut<u32>, flag: GlobalMut<u32>, fences: u32) {
 fn a_hand_over_needs_a_fence_on_both_sides() {
     for fences in 0..4u32 {
         let (mut data, mut flag) = (vec![0u32; 2], vec![0u32; 1]);
-        let args = (write(&mut data), write(&mut flag), fences);
+        let args = hand_over::Args { data: write(&mut data), flag: write(&mut flag), fences };
         // SAFETY: both vectors live.
         let result = unsafe {
             emu::launch(&hand_over::kernel(), LaunchShape::new(2, 1), args, &EmuOptions::race_checked())
@@ -341,9 +369,17 @@ fn a_peek_is_right_for_most_threads_and_decides_nothing() {
     let next: Vec<u32> = (0..64).map(|i| i % 16).collect();
     let pool: Vec<u32> = (0..64).collect();
     let mut y = vec![u32::MAX; 64];
-    run(glance::kernel::<0>(), LaunchShape::new(2, 32), (read(&next), read(&pool), write(&mut y)));
+    run(
+        glance::kernel::<0>(),
+        LaunchShape::new(2, 32),
+        glance::Args { next: read(&next), pool: read(&pool), y: write(&mut y) },
+    );
     assert!(y.iter().zip(&next).all(|(y, next)| *y == 4 * next));
-    run(glance::kernel::<1>(), LaunchShape::new(2, 32), (read(&next), read(&pool), write(&mut y)));
+    run(
+        glance::kernel::<1>(),
+        LaunchShape::new(2, 32),
+        glance::Args { next: read(&next), pool: read(&pool), y: write(&mut y) },
+    );
     let right = y.iter().zip(&next).filter(|(y, next)| y == next).count();
     assert!((33..60).contains(&right), "{right} of 64");
     assert!(glance::INSTANCES.iter().all(|info| info.overlaps && info.waits_late));
@@ -356,8 +392,8 @@ fn launches_that_may_overlap_say_so_and_run_in_order_here() {
     assert!(add_in_turn::INSTANCES.iter().all(|info| !info.waits_late));
     let mut x = vec![0u32; 64];
     for _ in 0..3 {
-        run(add_in_turn::kernel::<1>(), LaunchShape::new(2, 32), (write(&mut x),));
-        run(add_in_turn::kernel::<2>(), LaunchShape::new(2, 32), (write(&mut x),));
+        run(add_in_turn::kernel::<1>(), LaunchShape::new(2, 32), add_in_turn::Args { x: write(&mut x) });
+        run(add_in_turn::kernel::<2>(), LaunchShape::new(2, 32), add_in_turn::Args { x: write(&mut x) });
     }
     // `run` runs each twice.
     assert_eq!(x, [18; 64]);

@@ -9,7 +9,7 @@ use kernels_gpu::Element;
 use kernels_gpu::model::rotation::ROPE_THREADS;
 pub use kernels_gpu::model::rotation::RopeShape;
 use kernels_gpu::model::{rope, rope_append};
-use simt::{Global, GlobalMut, Kernel, LaunchShape};
+use simt::{Kernel, LaunchShape};
 
 fn count(what: &'static str, value: usize, most: usize, limit: &'static str) -> Result<u32> {
     if value == 0 || value > most { Err(Error::Rotation { what, value, limit }) } else { Ok(value as u32) }
@@ -29,27 +29,9 @@ pub fn frequencies(theta: f64, rotary: usize) -> Vec<f32> {
     (0..rotary / 2).map(|i| theta.powf(-2.0 * i as f64 / rotary as f64) as f32).collect()
 }
 
-/// Where a rotation reads and writes: see [`kernels_gpu::model::rotation`].
-#[derive(Clone, Copy, Debug)]
-pub struct RopeHandles<E> {
-    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
-    pub qkv: Global<f32>,
-    /// \[tokens\].
-    pub positions: Global<u32>,
-    /// [rotary / 2].
-    pub frequencies: Global<f32>,
-    /// [tokens, q_heads, head_dim].
-    pub queries: GlobalMut<E>,
-    /// [tokens, kv_heads, head_dim].
-    pub keys: GlobalMut<E>,
-    /// [tokens, kv_heads, head_dim].
-    pub values: GlobalMut<E>,
-}
-
 /// The kernels' handles.
 #[doc(hidden)]
-pub type Rope<E> =
-    Kernel<(Global<f32>, Global<u32>, Global<f32>, GlobalMut<E>, GlobalMut<E>, GlobalMut<E>, RopeShape)>;
+pub type Rope<E> = Kernel<rope::Args<E>>;
 
 /// A type that queries, keys and values are handed on in: f32, f16, bf16.
 pub trait RopeElement: Element {
@@ -72,7 +54,7 @@ macro_rules! rope_elements {
 }
 rope_elements!(f32, f16, bf16);
 
-/// Rotates queries and keys and hands all three on in type `E`.
+/// Rotates queries and keys and hands all three on in type `E`: see [`kernels_gpu::model::rotation`].
 ///
 /// # Safety
 /// As [`Stream::launch`]: the handles reach memory of the stream's device of these lengths until the launch has
@@ -83,54 +65,19 @@ rope_elements!(f32, f16, bf16);
 pub unsafe fn rotate<E: RopeElement>(
     stream: &Stream,
     pairing: Pairing,
-    handles: RopeHandles<E>,
-    shape: RopeShape,
+    args: rope::Args<E>,
     tokens: usize,
 ) -> Result<()> {
     let tokens = count("tokens", tokens, 65535, "a launch takes 1 to 65535")?;
-    check_rope(shape)?;
-    let launch = LaunchShape::new((shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
-    let RopeHandles { qkv, positions, frequencies, queries, keys, values } = handles;
-    let args = (qkv, positions, frequencies, queries, keys, values, shape);
+    check_rope(args.shape)?;
+    let launch = LaunchShape::new((args.shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
     // SAFETY: the caller's word; a thread a pair.
     unsafe { stream.launch(&E::kernel(pairing), launch, args) }?;
     Ok(())
 }
 
-/// Where [`rotate_and_append`] reads and writes.
-#[derive(Clone, Copy, Debug)]
-pub struct RopeAppendHandles {
-    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
-    pub qkv: Global<f32>,
-    /// Where each token belongs, \[tokens\].
-    pub positions: Global<u32>,
-    /// [rotary / 2].
-    pub frequencies: Global<f32>,
-    /// [tokens, q_heads, head_dim].
-    pub queries: GlobalMut<f16>,
-    /// \[max_blocks\].
-    pub table: Global<u32>,
-    /// \[1\]: one more than the position of the last token.
-    pub lengths: GlobalMut<u32>,
-    /// The pool's keys, [blocks, kv_heads, 16, head_dim].
-    pub keys: GlobalMut<f16>,
-    /// Its values.
-    pub values: GlobalMut<f16>,
-}
-
 /// The kernel of [`rotate_and_append`].
-type RopeAppend = Kernel<(
-    Global<f32>,
-    Global<u32>,
-    Global<f32>,
-    GlobalMut<f16>,
-    Global<u32>,
-    GlobalMut<u32>,
-    GlobalMut<f16>,
-    GlobalMut<f16>,
-    RopeShape,
-    u32,
-)>;
+type RopeAppend = Kernel<rope_append::Args>;
 
 /// The kernel of [`rotate_and_append`].
 pub(crate) fn rope_append_kernel(pairing: Pairing) -> RopeAppend {
@@ -151,16 +98,16 @@ pub(crate) fn rope_append_kernel(pairing: Pairing) -> RopeAppend {
 pub unsafe fn rotate_and_append(
     stream: &Stream,
     pairing: Pairing,
-    handles: RopeAppendHandles,
-    shape: RopeShape,
+    args: rope_append::Args,
     tokens: usize,
 ) -> Result<()> {
     let tokens = count("tokens", tokens, 65535, "a launch takes 1 to 65535")?;
-    check_rope(shape)?;
-    let launch = LaunchShape::new((shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
-    let RopeAppendHandles { qkv, positions, frequencies, queries, table, lengths, keys, values } = handles;
-    let max_blocks = u32::try_from(table.len()).unwrap_or(u32::MAX);
-    let args = (qkv, positions, frequencies, queries, table, lengths, keys, values, shape, max_blocks);
+    if args.max_blocks as usize > args.table.len() {
+        let limit = "the table has no more entries";
+        return Err(Error::Rotation { what: "max_blocks", value: args.max_blocks as usize, limit });
+    }
+    check_rope(args.shape)?;
+    let launch = LaunchShape::new((args.shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
     // SAFETY: the caller's word; a thread a pair.
     unsafe { stream.launch(&rope_append_kernel(pairing), launch, args) }?;
     Ok(())

@@ -4,6 +4,7 @@ use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, HEAD_DIMS, Job
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
+use kernels_gpu::mixed;
 
 /// What a pool of originals holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +70,9 @@ impl Input {
     /// Element `index` of a pool with `head_dim` channels: the same on every machine.
     fn value<T: CertifiedElement>(self, index: usize, head_dim: usize, seed: u64) -> T {
         let (channel, token) = (index % head_dim, index / head_dim % BLOCK_TOKENS as usize);
-        let z = mix(seed, index as u64);
+        let z = mixed(seed, index as u64);
         let of_channel =
-            mix(seed ^ 1, (index / (head_dim * BLOCK_TOKENS as usize) * head_dim + channel) as u64);
+            mixed(seed ^ 1, (index / (head_dim * BLOCK_TOKENS as usize) * head_dim + channel) as u64);
         let uniform = |z: u64| (z >> 40) as f32 / (1 << 23) as f32 - 1.0;
         // Bits of any f16 but infinities and NaN.
         let finite =
@@ -107,14 +108,6 @@ impl Input {
         let head_dim = geometry.head_dim() as usize;
         (0..geometry.pool_elements(blocks)).map(|index| self.value(index, head_dim, seed)).collect()
     }
-}
-
-/// SplitMix64.
-fn mix(seed: u64, index: u64) -> u64 {
-    let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }
 
 /// The cases of every instance; the full coverage has pools of thousands of blocks.

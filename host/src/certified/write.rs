@@ -6,12 +6,11 @@ use glam::UVec2;
 use half::{bf16, f16};
 use kernels_gpu::Element;
 use kernels_gpu::certified::{quantize_block, write_launch};
-use simt::{Global, GlobalMut, Kernel, Pod};
+use simt::{GlobalMut, Kernel, Pod};
 use std::marker::PhantomData;
 
 /// The kernel that quantizes a block.
-pub type QuantizeBlock<T> =
-    Kernel<(Global<Job>, Global<T>, Global<T>, GlobalMut<u8>, GlobalMut<f32>, GlobalMut<u64>, u32)>;
+pub type QuantizeBlock<T> = Kernel<quantize_block::Args<T>>;
 
 /// An element type of caches: f16 and bf16.
 pub trait CertifiedElement: Element<Four = UVec2> {
@@ -134,17 +133,17 @@ impl<T: CertifiedElement> Writer<T> {
             let Some(shape) = write_launch(geometry.layout(), geometry.kv_heads(), jobs.len() as u32) else {
                 return Err(Error::TooMany { jobs: jobs.len(), geometry });
             };
-            let arguments = (
-                self.jobs.global(),
-                keys.global(),
-                values.global(),
-                tiles.global_mut(),
-                as_floats(annotations),
-                self.problems.global_mut(),
-                geometry.kv_heads(),
-            );
-            // SAFETY: the buffers hold whole blocks, each job names blocks inside them, and no two the same
-            // destination, all as just checked; dropping a buffer waits for the device.
+            let arguments = quantize_block::Args {
+                jobs: self.jobs.global(),
+                keys: keys.global(),
+                values: values.global(),
+                tiles: tiles.global_mut(),
+                annotations: as_floats(annotations),
+                problems: self.problems.global_mut(),
+                kv_heads: geometry.kv_heads(),
+            };
+            // SAFETY: the buffers hold whole blocks, each job names blocks inside them, and no two the same destination,
+            // all as just checked; dropping a buffer waits for the device.
             unsafe { stream.launch(&kernel, shape, arguments)? };
         }
         Ok(())

@@ -7,15 +7,16 @@
 //! ```
 //! use host::check::{Case, Outcome, OutputBuffer, poisoned, run_cases};
 //! use host::{Device, Stream};
+//! use kernels_gpu::probe::barriers::barriers;
 //! use simt::{LaunchShape, emu::EmuOptions};
 //!
-//! let kernel = kernels_gpu::probe::barriers::barriers::kernel();
+//! let kernel = barriers::kernel();
 //! let case = Case::new(kernel.info(), "block=64", move |device| {
 //!     let stream = Stream::new(device)?;
 //!     let mut out = poisoned::<u32>(&stream, 64 * 48)?;
 //!     let shape = LaunchShape::new(1, 64).shared(4096);
 //!     // SAFETY: 64 threads write 48 words each.
-//!     unsafe { stream.launch(&kernel, shape, (out.global_mut(), 7))? };
+//!     unsafe { stream.launch(&kernel, shape, barriers::Args { out: out.global_mut(), seed: 7 })? };
 //!     Ok(vec![OutputBuffer::download("out", &out)?])
 //! });
 //! let cpu = Device::cpu(EmuOptions::default());

@@ -94,7 +94,9 @@ fn faults_and_errors_are_told_apart_and_the_rest_still_runs() {
         let mut out = poisoned::<u32>(&stream, 32 * probe::barriers::WORDS as usize - 1)?;
         let shape = LaunchShape::new(1, 32).shared(probe::barriers::layout().bytes);
         // SAFETY: the emulator checks bounds.
-        unsafe { stream.launch(&kernel, shape, (out.global_mut(), 1)) }?;
+        unsafe {
+            stream.launch(&kernel, shape, probe::barriers::barriers::Args { out: out.global_mut(), seed: 1 })
+        }?;
         Ok(vec![OutputBuffer::download("out", &out)?])
     });
     let error = Case::new(info(), "error", |_| Err("no such thing".into()));

@@ -1,10 +1,11 @@
 //! Keys and values as they are, in f16.
 
-use crate::attention::rope::{RopeAppendHandles, rotate_and_append};
+use crate::attention::rope::rotate_and_append;
 use crate::attention::{BLOCK_TOKENS, PagedPool};
 use crate::kv::{Error, Geometry, KvCache, New, Paged, Raw, Result, Sequence};
 use crate::{Buffer, Device, Stream};
 use half::f16;
+use kernels_gpu::model::rope_append;
 
 /// A cache of one sequence in f16: a paged pool a layer, and exact attention.
 ///
@@ -53,7 +54,7 @@ impl DenseCache {
         let (geometry, shape) = (sequence.geometry, new.shape(sequence.geometry));
         let width = geometry.query_width() + 2 * geometry.kv_width();
         let (keys, values) = pools[layer].both_mut();
-        let handles = RopeAppendHandles {
+        let args = rope_append::Args {
             qkv: new.qkv.global_range(..tokens * width)?,
             positions: new.positions.global_range(..tokens)?,
             frequencies: new.frequencies.global_range(..new.rotary as usize / 2)?,
@@ -62,10 +63,12 @@ impl DenseCache {
             lengths: paged.table.lengths_mut().global_mut(),
             keys: keys.global_mut(),
             values: values.global_mut(),
+            shape,
+            max_blocks: paged.table.max_blocks(),
         };
-        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and what is past it
-        // is left out. Dropping a buffer waits for the device.
-        Ok(unsafe { rotate_and_append(stream, new.pairing, handles, shape, tokens) }?)
+        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and
+        // what is past it is left out. Dropping a buffer waits for the device.
+        Ok(unsafe { rotate_and_append(stream, new.pairing, args, tokens) }?)
     }
 }
 

@@ -1,11 +1,11 @@
 //! A cache of rounded keys and values.
 
-use super::{Handles, run};
+use super::run;
 use crate::attention::PagedPool;
 use crate::kv::{Geometry, KvCache, New, Opening, Paged, Result, Rotated, Sequence};
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::echo::rounded;
+use kernels_gpu::echo::{round, rounded};
 
 /// Keys and values of a chunk, rounded.
 #[derive(Debug)]
@@ -98,14 +98,16 @@ unsafe impl KvCache for EchoCache {
                 to.write(0, &row)?;
             }
         } else {
-            let handles = Handles {
+            let args = round::Args {
                 keys: keys.global_range(..elements)?,
                 values: values.global_range(..elements)?,
                 rounded_keys: target.keys.global_range_mut(..elements)?,
                 rounded_values: target.values.global_range_mut(..elements)?,
+                count: elements as u32,
+                dropped: *dropped,
             };
             // SAFETY: buffers of this device, as long as just seen. Dropping a buffer waits for the device.
-            unsafe { run(stream, handles, elements as u32, *dropped) }?;
+            unsafe { run(stream, args) }?;
         }
         let new = Rotated { positions, keys: &target.keys, values: &target.values };
         paged.append(stream, sequence, &mut pools[layer], new, tokens)

@@ -1,6 +1,6 @@
 //! The system's cases for `ferrokv check`: every f16 there is.
 
-use super::{Handles, run};
+use super::run;
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::f16;
@@ -31,14 +31,16 @@ fn one(device: &Device, count: usize, dropped: u32) -> Result<Vec<OutputBuffer>,
     let keys = Buffer::from_slice(device, &numbers(1))?;
     let values = Buffer::from_slice(device, &numbers(40503))?;
     let (mut rounded_keys, mut rounded_values) = (poisoned(&stream, count)?, poisoned(&stream, count)?);
-    let handles = Handles {
+    let args = round::Args {
         keys: keys.global(),
         values: values.global(),
         rounded_keys: rounded_keys.global_mut(),
         rounded_values: rounded_values.global_mut(),
+        count: count as u32,
+        dropped,
     };
     // SAFETY: buffers of this device with `count` elements each.
-    unsafe { run(&stream, handles, count as u32, dropped) }?;
+    unsafe { run(&stream, args) }?;
     Ok(vec![
         OutputBuffer::download("keys", &rounded_keys)?,
         OutputBuffer::download("values", &rounded_values)?,

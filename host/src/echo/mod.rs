@@ -7,9 +7,8 @@ pub use cache::EchoCache;
 
 use crate::Stream;
 use crate::kv::{Kind, OptionSpec, Scheme, Selection, System, proof, workload};
-use half::f16;
 use kernels_gpu::echo::{MOST_DROPPED, THREADS, round};
-use simt::{Global, GlobalMut, LaunchShape};
+use simt::LaunchShape;
 
 /// The system.
 pub static SYSTEM: System = System {
@@ -41,27 +40,16 @@ fn dropped(selection: &Selection) -> u32 {
     16 - selection.count("bits", 12) as u32
 }
 
-/// Where [`run`] reads and writes: each at least as many elements as are rounded.
-struct Handles {
-    keys: Global<f16>,
-    values: Global<f16>,
-    rounded_keys: GlobalMut<f16>,
-    rounded_values: GlobalMut<f16>,
-}
-
-/// Rounds `count` keys and values.
+/// Rounds `args.count` keys and values.
 ///
 /// # Safety
-/// As [`Stream::launch`]: the handles reach so many elements until the launch has finished, and nothing else touches what it
-/// writes.
+/// As [`Stream::launch`]: the handles reach so many elements until the launch has finished, and nothing else
+/// touches what it writes.
 ///
 /// # Errors
 /// What the launch reports.
-unsafe fn run(stream: &Stream, handles: Handles, count: u32, dropped: u32) -> crate::Result<()> {
-    let Handles { keys, values, rounded_keys, rounded_values } = handles;
-    let shape = LaunchShape::new(count.div_ceil(THREADS), THREADS);
+unsafe fn run(stream: &Stream, args: round::Args) -> crate::Result<()> {
+    let shape = LaunchShape::new(args.count.div_ceil(THREADS), THREADS);
     // SAFETY: the caller's word; a thread an element.
-    unsafe {
-        stream.launch(&round::kernel(), shape, (keys, values, rounded_keys, rounded_values, count, dropped))
-    }
+    unsafe { stream.launch(&round::kernel(), shape, args) }
 }

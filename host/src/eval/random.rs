@@ -1,6 +1,6 @@
 //! Random choices that a seed decides, on every machine the same.
 
-use kernels_gpu::probe::mix;
+use kernels_gpu::mix;
 
 /// A generator of random numbers (SplitMix64 from a counter).
 #[derive(Clone, Debug)]

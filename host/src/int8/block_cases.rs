@@ -50,15 +50,15 @@ fn run(
         let (keys, values) = (new(seed)?, new(seed + 1)?);
         let positions: Vec<u32> = (position..position + tokens).collect();
         let positions = Buffer::from_slice(device, &positions)?;
-        let arguments = (
-            keys.global(),
-            values.global(),
-            positions.global(),
-            fresh.global_mut(),
-            codes.global_mut(),
-            scales.global_mut(),
-            shape(tokens),
-        );
+        let arguments = append_blocks::Args {
+            new_keys: keys.global(),
+            new_values: values.global(),
+            positions: positions.global(),
+            fresh: fresh.global_mut(),
+            codes: codes.global_mut(),
+            scales: scales.global_mut(),
+            shape: shape(tokens),
+        };
         let launch = LaunchShape::new((kv_heads, 2), head_dim);
         // SAFETY: buffers of these extents, which wait for the device before they go.
         unsafe { stream.launch(&append_blocks::kernel::<f16>(), launch, arguments) }?;
@@ -71,16 +71,16 @@ fn run(
     // What no token is written to stays as it was, the same everywhere.
     stream.fill_u8(&mut keys, .., 0x11)?;
     stream.fill_u8(&mut values, .., 0x22)?;
-    let arguments = (
-        positions.global(),
-        fresh.global(),
-        codes.global(),
-        scales.global(),
-        lengths.global_mut(),
-        keys.global_mut(),
-        values.global_mut(),
-        shape(1),
-    );
+    let arguments = restore_blocks::Args {
+        positions: positions.global(),
+        fresh: fresh.global(),
+        codes: codes.global(),
+        scales: scales.global(),
+        lengths: lengths.global_mut(),
+        keys: keys.global_mut(),
+        values: values.global_mut(),
+        shape: shape(1),
+    };
     let launch = LaunchShape::new((blocks, kv_heads, 2), head_dim);
     // SAFETY: as above.
     unsafe { stream.launch(&restore_blocks::kernel::<f16>(), launch, arguments) }?;

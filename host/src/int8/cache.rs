@@ -75,30 +75,30 @@ impl Int8Cache {
         let shape = BlockShape { tokens: tokens as u32, ..self.shape };
         let Layer { codes, scales, fresh } = &mut self.layers[layer];
         let positions = positions.global_range(..tokens)?;
-        let arguments = (
-            keys.global_range(..elements)?,
-            values.global_range(..elements)?,
+        let arguments = append_blocks::Args {
+            new_keys: keys.global_range(..elements)?,
+            new_values: values.global_range(..elements)?,
             positions,
-            fresh.global_mut(),
-            codes.global_mut(),
-            scales.global_mut(),
+            fresh: fresh.global_mut(),
+            codes: codes.global_mut(),
+            scales: scales.global_mut(),
             shape,
-        );
+        };
         let launch = LaunchShape::new((shape.kv_heads, 2), shape.head_dim);
         // SAFETY: buffers of the stream's device, as long as the shape says; positions past the last block are left out.
         // Dropping a buffer waits for the device.
         unsafe { stream.launch(&append_blocks::kernel::<f16>(), launch, arguments) }?;
         let (pool_keys, pool_values) = self.pool.both_mut();
-        let arguments = (
+        let arguments = restore_blocks::Args {
             positions,
-            fresh.global(),
-            codes.global(),
-            scales.global(),
-            self.paged.table.lengths_mut().global_mut(),
-            pool_keys.global_mut(),
-            pool_values.global_mut(),
+            fresh: fresh.global(),
+            codes: codes.global(),
+            scales: scales.global(),
+            lengths: self.paged.table.lengths_mut().global_mut(),
+            keys: pool_keys.global_mut(),
+            values: pool_values.global_mut(),
             shape,
-        );
+        };
         let launch = LaunchShape::new((shape.blocks, shape.kv_heads, 2), shape.head_dim);
         // SAFETY: as above; the pool has as many blocks.
         unsafe { stream.launch(&restore_blocks::kernel::<f16>(), launch, arguments) }?;

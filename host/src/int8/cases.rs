@@ -5,6 +5,7 @@ use super::{Int8Element, Matrix, Plan, Variant};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
+use kernels_gpu::mixed;
 use rayon::prelude::*;
 use simt::KernelInfo;
 
@@ -38,11 +39,7 @@ impl Input {
 
     /// Element `index` of a matrix: the same on every machine.
     fn value<T: Int8Element>(self, index: usize, matrix: Matrix) -> T {
-        // SplitMix64 of the index.
-        let mut z = (index as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
+        let z = mixed(0, index as u64);
         let uniform = (z >> 40) as f32 / (1 << 23) as f32 - 1.0;
         let bits = f32::from_bits((z >> 32) as u32);
         match self {

@@ -3,26 +3,26 @@
 use half::{bf16, f16};
 use kernels_gpu::Element;
 use kernels_gpu::int8::{
-    Shape, column_maxima, dequantize_coarsened, dequantize_fused, dequantize_naive, dequantize_rows,
+    column_maxima, dequantize_coarsened, dequantize_fused, dequantize_naive, dequantize_rows,
     dequantize_tiled, dequantize_vectorized, dequantize_wide, finish_scales, first_nonfinite,
     quantize_coarsened, quantize_fused, quantize_naive, quantize_rows, quantize_tiled, quantize_vectorized,
     quantize_wide,
 };
-use simt::{Global, GlobalMut, Kernel};
+use simt::Kernel;
 
 /// Quantizes with given scales.
-type Quantize<T> = Kernel<(Global<T>, Global<f32>, GlobalMut<i8>, Shape)>;
+type Quantize<T> = Kernel<quantize_naive::Args<T>>;
 /// Quantizes and writes the scales too.
-type QuantizeFused<T> = Kernel<(Global<T>, GlobalMut<f32>, GlobalMut<i8>, Shape)>;
+type QuantizeFused<T> = Kernel<quantize_fused::Args<T>>;
 /// Restores with given scales.
-type Dequantize<T> = Kernel<(Global<i8>, Global<f32>, GlobalMut<T>, Shape)>;
+type Dequantize<T> = Kernel<dequantize_naive::Args<T>>;
 
 /// Handles to every instance for one element type.
 #[doc(hidden)]
 pub struct Kernels<T: Element> {
-    pub(super) column_maxima: Kernel<(Global<T>, GlobalMut<u32>, Shape, u32)>,
-    pub(super) finish_scales: Kernel<(Global<u32>, GlobalMut<f32>, u32)>,
-    pub(super) first_nonfinite: Kernel<(Global<T>, GlobalMut<u64>, Shape)>,
+    pub(super) column_maxima: Kernel<column_maxima::Args<T>>,
+    pub(super) finish_scales: Kernel<finish_scales::Args>,
+    pub(super) first_nonfinite: Kernel<first_nonfinite::Args<T>>,
     pub(super) quantize_naive: Quantize<T>,
     pub(super) quantize_tiled: Quantize<T>,
     pub(super) quantize_coarsened: Quantize<T>,

@@ -3,7 +3,9 @@
 
 use super::{Error, Int8Element, Matrix, Result, Variant};
 use crate::{Buffer, Device, Stream};
-use kernels_gpu::int8::launch;
+use kernels_gpu::int8::{
+    column_maxima, dequantize_naive, finish_scales, first_nonfinite, launch, quantize_fused, quantize_naive,
+};
 use simt::LaunchShape;
 use std::marker::PhantomData;
 
@@ -136,9 +138,14 @@ impl<T: Int8Element> Plan<T> {
         // SAFETY: the buffers hold what `shape` says (checked above; `maxima` was made for it); the kernels
         // stay inside and have no race, which their tests under the emulator show for every kind of shape.
         unsafe {
-            let arguments = (keys.global(), maxima, shape, launch::scan_band(shape));
+            let arguments =
+                column_maxima::Args { keys: keys.global(), maxima, shape, band: launch::scan_band(shape) };
             stream.launch(&T::KERNELS.column_maxima, self.scan, arguments)?;
-            let arguments = (maxima.as_const(), out.scales.global_mut(), shape.channels);
+            let arguments = finish_scales::Args {
+                maxima: maxima.as_const(),
+                scales: out.scales.global_mut(),
+                channels: shape.channels,
+            };
             stream.launch(&T::KERNELS.finish_scales, launch::finish_scales(shape), arguments)?;
         }
         Ok(())
@@ -161,13 +168,24 @@ impl<T: Int8Element> Plan<T> {
             Variant::Wide if self.matrix.is_wide() => &kernels.quantize_wide,
             Variant::Rows | Variant::Wide => &kernels.quantize_rows,
             Variant::Fused => {
-                let arguments = (keys.global(), out.scales.global_mut(), out.codes.global_mut(), shape);
+                let arguments = quantize_fused::Args {
+                    keys: keys.global(),
+                    scales: out.scales.global_mut(),
+                    codes: out.codes.global_mut(),
+                    shape,
+                };
                 // SAFETY: as in `scales`.
                 unsafe { stream.launch(&kernels.quantize_fused, self.shape, arguments)? };
                 return Ok(());
             }
         };
-        let arguments = (keys.global(), out.scales.global(), out.codes.global_mut(), shape);
+        // Every variant takes the naive one's arguments.
+        let arguments = quantize_naive::Args {
+            keys: keys.global(),
+            scales: out.scales.global(),
+            codes: out.codes.global_mut(),
+            shape,
+        };
         // SAFETY: as in `scales`.
         unsafe { stream.launch(kernel, self.shape, arguments)? };
         Ok(())
@@ -199,7 +217,13 @@ impl<T: Int8Element> Plan<T> {
             Variant::Rows | Variant::Wide => &kernels.dequantize_rows,
             Variant::Fused => &kernels.dequantize_fused,
         };
-        let arguments = (from.codes.global(), from.scales.global(), keys.global_mut(), self.matrix.shape());
+        // As in `codes`.
+        let arguments = dequantize_naive::Args {
+            codes: from.codes.global(),
+            scales: from.scales.global(),
+            keys: keys.global_mut(),
+            shape: self.matrix.shape(),
+        };
         // SAFETY: as in `scales`.
         unsafe { stream.launch(kernel, self.back, arguments)? };
         Ok(())
@@ -217,7 +241,11 @@ impl<T: Int8Element> Plan<T> {
         drop(stream.outside_capture("looking for a value that is not finite")?);
         self.length("the matrix", keys.len(), self.matrix.elements())?;
         stream.fill_u8(&mut self.first, .., 0xff)?;
-        let arguments = (keys.global(), self.first.global_mut(), self.matrix.shape());
+        let arguments = first_nonfinite::Args {
+            keys: keys.global(),
+            first: self.first.global_mut(),
+            shape: self.matrix.shape(),
+        };
         // SAFETY: as in `scales`.
         unsafe { stream.launch(&T::KERNELS.first_nonfinite, self.check, arguments)? };
         let mut first = [0];

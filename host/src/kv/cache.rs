@@ -1,9 +1,10 @@
 //! What stands between a model and the cache of its keys and values.
 
 use super::{Geometry, Result, StepReport, Traffic};
-use crate::attention::rope::{Pairing, RopeHandles, RopeShape, rotate};
+use crate::attention::rope::{Pairing, RopeShape, rotate};
 use crate::{Buffer, Stream};
 use half::f16;
+use kernels_gpu::model::rope;
 
 /// A chunk's keys and values on their way into a cache.
 #[derive(Debug)]
@@ -66,16 +67,17 @@ impl<'a> Raw<'a> {
         let shape = self.shape(geometry);
         self.check_device(stream)?;
         let (query_width, kv_width) = (geometry.query_width(), geometry.kv_width());
-        let handles = RopeHandles {
+        let args = rope::Args {
             qkv: self.qkv.global_range(..tokens * (query_width + 2 * kv_width))?,
             positions: self.positions.global_range(..tokens)?,
             frequencies: self.frequencies.global_range(..self.rotary as usize / 2)?,
             queries: self.queries.global_range_mut(..tokens * query_width)?,
             keys: self.keys.global_range_mut(..tokens * kv_width)?,
             values: self.values.global_range_mut(..tokens * kv_width)?,
+            shape,
         };
         // SAFETY: buffers of the stream's device, as long as just seen. Dropping a buffer waits for the device.
-        unsafe { rotate(stream, self.pairing, handles, shape, tokens) }?;
+        unsafe { rotate(stream, self.pairing, args, tokens) }?;
         Ok(Rotated { positions: self.positions, keys: self.keys, values: self.values })
     }
 

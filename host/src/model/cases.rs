@@ -9,16 +9,16 @@ use super::linear::{
     fused_kernels, prefill_kernel,
 };
 use crate::attention::rope::{
-    Pairing, RopeAppendHandles, RopeElement, RopeHandles, frequencies, rope_append_kernel, rotate,
-    rotate_and_append,
+    Pairing, RopeElement, frequencies, rope_append_kernel, rotate, rotate_and_append,
 };
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
+use kernels_gpu::mixed;
 use kernels_gpu::model::activations::{Gated, Normed, Plain};
 use kernels_gpu::model::fixed::{Part, Record};
 use kernels_gpu::model::rotation::RopeShape;
-use kernels_gpu::model::{choose_largest, choose_sampled, quantize_activations};
+use kernels_gpu::model::{choose_largest, choose_sampled, quantize_activations, rope, rope_append};
 use simt::KernelInfo;
 
 /// What activations and logits hold.
@@ -63,13 +63,9 @@ impl Content {
     }
 }
 
-/// SplitMix64 of an index.
+/// Number `index` of stream `seed`.
 fn mix(seed: u64, index: usize) -> u64 {
-    let mut z = seed.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(index as u64 + 1);
-    z = z.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    mixed(0, seed.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(index as u64))
 }
 
 /// Random weights; hostile ones have any bytes as scales or elements.
@@ -330,16 +326,17 @@ fn add_rotation<E: RopeElement + OutputElement>(cases: &mut Vec<Case>, pairing: 
                 let mut queries = poisoned::<E>(&stream, tokens * (q_heads * head_dim) as usize)?;
                 let mut keys = poisoned::<E>(&stream, tokens * (kv_heads * head_dim) as usize)?;
                 let mut values = poisoned::<E>(&stream, tokens * (kv_heads * head_dim) as usize)?;
-                let handles = RopeHandles {
+                let args = rope::Args {
                     qkv: qkv.global(),
                     positions: positions.global(),
                     frequencies: table.global(),
                     queries: queries.global_mut(),
                     keys: keys.global_mut(),
                     values: values.global_mut(),
+                    shape,
                 };
                 // SAFETY: buffers of the shape's lengths, read back before they go.
-                unsafe { rotate(&stream, pairing, handles, shape, tokens)? };
+                unsafe { rotate(&stream, pairing, args, tokens)? };
                 Ok(vec![
                     OutputBuffer::download("queries", &queries)?,
                     OutputBuffer::download("keys", &keys)?,
@@ -377,7 +374,7 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
                 let mut queries = poisoned::<f16>(&stream, tokens * (q_heads * head_dim) as usize)?;
                 // All, then all but the last: only that one sets the length.
                 for count in [tokens, tokens - 1] {
-                    let handles = RopeAppendHandles {
+                    let args = rope_append::Args {
                         qkv: qkv.global(),
                         positions: positions.global(),
                         frequencies: turns.global(),
@@ -386,10 +383,11 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
                         lengths: lengths.global_mut(),
                         keys: keys.global_mut(),
                         values: values.global_mut(),
+                        shape,
+                        max_blocks: table.len() as u32,
                     };
-                    // SAFETY: buffers of the shape's lengths, read back before they go; the table's blocks
-                    // are the pools'.
-                    unsafe { rotate_and_append(&stream, pairing, handles, shape, count)? };
+                    // SAFETY: buffers of the shape's lengths, read back before they go; the table's blocks are the pools'.
+                    unsafe { rotate_and_append(&stream, pairing, args, count)? };
                 }
                 Ok(vec![
                     OutputBuffer::download("queries", &queries)?,

@@ -54,7 +54,7 @@ pub unsafe fn quantize(
     let shape = SourceShape { columns, stride, epsilon, padding: 0 };
     let launch = LaunchShape::new((tokens, columns.div_ceil(4 * THREADS)), THREADS).shared(sums_layout().1);
     // SAFETY: the caller's word; blocks for each token.
-    unsafe { stream.launch(&kernel, launch, (x, weight, records, shape)) }?;
+    unsafe { stream.launch(&kernel, launch, quantize_activations::Args { x, weight, records, shape }) }?;
     Ok(())
 }
 
@@ -75,14 +75,21 @@ pub unsafe fn embedding(
     let count = tokens_of(count)?;
     let (codes, scales) = weights.handles();
     let kernel = embed_kernel(weights.kind());
-    let args = (codes, scales, tokens, out, weights.rows() as u32, weights.blocks() as u32);
+    let args = embed::Args {
+        codes,
+        scales,
+        tokens,
+        out,
+        rows: weights.rows() as u32,
+        blocks: weights.blocks() as u32,
+    };
     // SAFETY: the caller's word; a block a token.
     unsafe { stream.launch(&kernel, LaunchShape::new(count, THREADS), args) }?;
     Ok(())
 }
 
 /// The kernels of [`embedding`].
-type Embed = Kernel<(Global<u32>, Global<u16>, Global<u32>, GlobalMut<f32>, u32, u32)>;
+type Embed = Kernel<embed::Args>;
 
 /// The kernel of [`embedding`].
 pub(super) fn embed_kernel(kind: WeightKind) -> Embed {
@@ -162,12 +169,12 @@ pub unsafe fn choose(
     match shape {
         // SAFETY: the caller's word; a block a sequence.
         None => unsafe {
-            let args = (logits, tokens, positions, vocabulary as u32);
+            let args = choose_largest::Args { logits, tokens, positions, vocabulary: vocabulary as u32 };
             stream.launch(&choose_largest::kernel(), launch.shared(256), args)
         },
         // SAFETY: as above.
         Some(shape) => unsafe {
-            let args = (logits, tokens, positions, shape);
+            let args = choose_sampled::Args { logits, tokens, positions, shape };
             stream.launch(&choose_sampled::kernel(), launch.shared(sample_layout().bytes), args)
         },
     }?;

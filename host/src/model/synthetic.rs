@@ -12,7 +12,7 @@ use super::gguf::{Array, Bytes, TensorType, Value};
 use super::tokenizer::byte_characters;
 use super::weights::{Tensor, Weights, assemble};
 use half::f16;
-use kernels_gpu::probe::mix;
+use kernels_gpu::mix;
 use rayon::prelude::*;
 
 /// A model whose shape is known.

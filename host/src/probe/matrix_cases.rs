@@ -3,8 +3,9 @@
 use super::Samples;
 use crate::check::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
-use kernels_gpu::probe::{matrices, mix};
-use simt::{GlobalMut, Kernel, LaunchShape};
+use kernels_gpu::mix;
+use kernels_gpu::probe::matrices;
+use simt::{Kernel, LaunchShape};
 
 /// Warps of a block of the MMA probe.
 const WARPS: u32 = 4;
@@ -26,7 +27,13 @@ pub(super) fn cases(samples: Samples) -> Vec<Case> {
             let mut out = poisoned::<u32>(&stream, 32 * 8)?;
             let shape = LaunchShape::new(1, 32).shared(matrices::rows().1);
             // SAFETY: 32 lanes write 8 words each.
-            unsafe { stream.launch(&matrices::matrices::kernel(), shape, (out.global_mut(), seed)) }?;
+            unsafe {
+                stream.launch(
+                    &matrices::matrices::kernel(),
+                    shape,
+                    matrices::matrices::Args { out: out.global_mut(), seed },
+                )
+            }?;
             Ok(vec![OutputBuffer::download("out", &out)?])
         };
         let info = matrices::matrices::kernel().info();
@@ -38,14 +45,20 @@ pub(super) fn cases(samples: Samples) -> Vec<Case> {
     cases
 }
 
-fn multiply(cases: &mut Vec<Case>, kernel: Kernel<(GlobalMut<u32>, u32, u32)>, blocks: u32, class: u32) {
+fn multiply(cases: &mut Vec<Case>, kernel: Kernel<matrices::multiply::Args>, blocks: u32, class: u32) {
     let label = format!("class={class} tiles={}", blocks * WARPS);
     let run = move |device: &Device| -> Result<_, CaseError> {
         let stream = Stream::new(device)?;
         let mut out = poisoned::<u32>(&stream, (blocks * WARPS * 32 * matrices::REGISTERS) as usize)?;
         let shape = LaunchShape::new(blocks, WARPS * 32);
         // SAFETY: each thread writes its own four words.
-        unsafe { stream.launch(&kernel, shape, (out.global_mut(), class + 1, class)) }?;
+        unsafe {
+            stream.launch(
+                &kernel,
+                shape,
+                matrices::multiply::Args { out: out.global_mut(), seed: class + 1, class },
+            )
+        }?;
         Ok(vec![OutputBuffer::download("out", &out)?])
     };
     cases.push(Case::new(kernel.info(), label, run));
@@ -60,7 +73,7 @@ fn copies(cases: &mut Vec<Case>, tiles: u32, present: u32) {
         let source = Buffer::from_slice(device, &words)?;
         let mut out = poisoned::<u32>(&stream, 32)?;
         let shape = LaunchShape::new(1, 32).shared(matrices::ring().1);
-        let args = (source.global(), out.global_mut(), tiles, present);
+        let args = matrices::copies::Args { source: source.global(), out: out.global_mut(), tiles, present };
         // SAFETY: the source holds `present` tiles; 32 lanes write a word each.
         unsafe { stream.launch(&matrices::copies::kernel(), shape, args) }?;
         Ok(vec![OutputBuffer::download("out", &out)?])

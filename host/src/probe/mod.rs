@@ -7,8 +7,9 @@ use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poiso
 use crate::kv::System;
 use crate::{Buffer, Device, Stream};
 use glam::Vec4;
+use kernels_gpu::mix;
 use kernels_gpu::probe::{
-    atomics, barriers, fences, functions, indices, matrices, memory, mix, operators, overlaps, shared, warps,
+    atomics, barriers, fences, functions, indices, matrices, memory, operators, overlaps, shared, warps,
 };
 use simt::{Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape, Pod};
 
@@ -129,7 +130,9 @@ fn index_cases(cases: &mut Vec<Case>) {
         let label = format!("grid={grid} block={block}");
         // SAFETY: each thread writes its own words of the output.
         cases.push(unsafe {
-            one_output(indices::indices::kernel(), label, shape, len, |out| (out.global_mut(),))
+            one_output(indices::indices::kernel(), label, shape, len, |out| indices::indices::Args {
+                out: out.global_mut(),
+            })
         });
     }
 }
@@ -139,18 +142,19 @@ fn barrier_cases(cases: &mut Vec<Case>) {
         let shape = LaunchShape::new(3, threads).shared(barriers::layout().bytes);
         let len = (3 * threads * barriers::WORDS) as usize;
         let label = format!("blocks=3 threads={threads} seed={seed}");
-        let args = move |out: &mut Buffer<u32>| (out.global_mut(), seed);
+        let args = move |out: &mut Buffer<u32>| barriers::barriers::Args { out: out.global_mut(), seed };
         // SAFETY: each thread writes its own words of the output; at most 1024 threads share the tile.
         cases.push(unsafe { one_output(barriers::barriers::kernel(), label, shape, len, args) });
     }
 }
 
-fn shuffle_cases(cases: &mut Vec<Case>, kernel: Kernel<(simt::GlobalMut<u64>, u32, u32)>) {
+fn shuffle_cases(cases: &mut Vec<Case>, kernel: Kernel<warps::shuffles::Args>) {
     for width in [1, 2, 4, 8, 16, 32] {
         for partial in [0, 1] {
             let label = format!("warps=2 width={width} mask={}", if partial == 0 { "full" } else { "group" });
             let len = 64 * warps::SHUFFLE_WORDS as usize;
-            let args = move |out: &mut Buffer<u64>| (out.global_mut(), width, partial);
+            let args =
+                move |out: &mut Buffer<u64>| warps::shuffles::Args { out: out.global_mut(), width, partial };
             // SAFETY: each thread writes its own words of the output, and every lane of a mask calls.
             cases.push(unsafe { one_output(kernel, label, LaunchShape::new(1, 64), len, args) });
         }
@@ -168,9 +172,9 @@ fn warp_cases(cases: &mut Vec<Case>) {
     for width in [1, 2, 4, 8, 16, 32] {
         for seed in [1, 2] {
             let label = format!("warps=16 width={width} seed={seed}");
-            let args = move |out: &mut Buffer<u32>| (out.global_mut(), width, seed);
-            // SAFETY: each thread writes its own words of the outputs, every lane of a mask calls, and the
-            // tile has room for 1024 threads.
+            let args = move |out: &mut Buffer<u32>| warps::votes::Args { out: out.global_mut(), width, seed };
+            // SAFETY: each thread writes its own words of the outputs, every lane of a mask calls, and the tile
+            // has room for 1024 threads.
             unsafe {
                 let len = 512 * warps::VOTE_WORDS as usize;
                 cases.push(one_output(warps::votes::kernel(), label.clone(), shape, len, args));
@@ -186,8 +190,8 @@ fn warp_cases(cases: &mut Vec<Case>) {
 
 fn atomic_cases_of<T: atomics::Integer + OutputElement>(
     cases: &mut Vec<Case>,
-    global: Kernel<(simt::GlobalMut<T>, u32)>,
-    shared: Kernel<(simt::GlobalMut<T>, u32)>,
+    global: Kernel<atomics::global::Args<T>>,
+    shared: Kernel<atomics::shared::Args<T>>,
 ) {
     let (blocks, threads, seed) = (5u32, 96u32, 9u32);
     let label = format!("blocks={blocks} threads={threads} seed={seed}");
@@ -199,13 +203,13 @@ fn atomic_cases_of<T: atomics::Integer + OutputElement>(
         let start: Vec<T> = (0..len as u64).map(|i| T::of(mix(i))).collect();
         let mut out = Buffer::from_slice(device, &start)?;
         // SAFETY: the output has the contended words and those of every thread.
-        unsafe { stream.launch(&global, shape, (out.global_mut(), seed)) }?;
+        unsafe { stream.launch(&global, shape, atomics::global::Args { out: out.global_mut(), seed }) }?;
         Ok(vec![OutputBuffer::download("out", &out)?])
     };
     cases.push(Case::new(global.info(), label.clone(), run).race_checked());
     let len = blocks as usize * (atomics::CONTENDED + threads as usize * atomics::WORDS);
     let shape = shape.shared(atomics::layout::<T>().bytes);
-    let args = move |out: &mut Buffer<T>| (out.global_mut(), seed);
+    let args = move |out: &mut Buffer<T>| atomics::shared::Args { out: out.global_mut(), seed };
     // SAFETY: each block has its words of the output, and at most SHARED_THREADS threads.
     cases.push(unsafe { one_output(shared, label, shape, len, args) });
 }
@@ -228,22 +232,19 @@ fn shared_cases(cases: &mut Vec<Case>) {
         for threads in [1, 32, 100, shared::THREADS] {
             let label = format!("blocks=2 threads={threads} seed=3");
             let shape = LaunchShape::new(2, threads).shared(shared::bytes().size);
-            let args = |out: &mut Buffer<u8>| (out.global_mut(), 3);
+            let args = |out: &mut Buffer<u8>| shared::widths::Args { out: out.global_mut(), seed: 3 };
             // SAFETY: each thread has 32 bytes of the output and 16 of shared memory, for at most THREADS.
             cases.push(unsafe { one_output(kernel, label, shape, 2 * threads as usize * 32, args) });
         }
     }
     let shape = LaunchShape::new(1, 32).shared(shared::layout().bytes);
-    let args = |out: &mut Buffer<u32>| (out.global_mut(), 4);
+    let args = |out: &mut Buffer<u32>| shared::layouts::Args { out: out.global_mut(), seed: 4 };
     let (kernel, len) = (shared::layouts::kernel(), shared::LAYOUT_WORDS);
     // SAFETY: one thread writes LAYOUT_WORDS words.
     cases.push(unsafe { one_output(kernel, "threads=32 seed=4".into(), shape, len, args) });
 }
 
-fn memory_cases_of<V: Pod>(
-    cases: &mut Vec<Case>,
-    kernel: Kernel<(simt::Global<u8>, simt::GlobalMut<u8>, u32)>,
-) {
+fn memory_cases_of<V: Pod>(cases: &mut Vec<Case>, kernel: Kernel<memory::hints::Args>) {
     for count in [1u32, 33, 1000] {
         let run = move |device: &Device| -> Result<_, CaseError> {
             let stream = Stream::new(device)?;
@@ -253,7 +254,13 @@ fn memory_cases_of<V: Pod>(
             let mut out = poisoned::<u8>(&stream, input.len() * memory::COPIES)?;
             let shape = LaunchShape::new(count.div_ceil(128), 128);
             // SAFETY: the input has `count` units, the output as many in each of its copies.
-            unsafe { stream.launch(&kernel, shape, (x.global(), out.global_mut(), count)) }?;
+            unsafe {
+                stream.launch(
+                    &kernel,
+                    shape,
+                    memory::hints::Args { x: x.global(), out: out.global_mut(), count },
+                )
+            }?;
             Ok(vec![OutputBuffer::download("out", &out)?])
         };
         cases.push(Case::new(kernel.info(), format!("count={count}"), run).race_checked());
@@ -277,7 +284,13 @@ fn fence_cases(cases: &mut Vec<Case>) {
             let mut done = Buffer::<u32>::zeroed(device, 1)?;
             let mut folded = poisoned::<u32>(&stream, fences::PART as usize)?;
             let shape = LaunchShape::new(blocks, fences::PART).shared(fences::layout().bytes);
-            let args = (parts.global_mut(), done.global_mut(), folded.global_mut(), 5, system);
+            let args = fences::last_block::Args {
+                parts: parts.global_mut(),
+                done: done.global_mut(),
+                folded: folded.global_mut(),
+                seed: 5,
+                system,
+            };
             // SAFETY: each block has its part, the counter starts at zero, and one block folds.
             unsafe { stream.launch(&kernel, shape, args) }?;
             Ok(vec![
@@ -290,7 +303,7 @@ fn fence_cases(cases: &mut Vec<Case>) {
         cases.push(Case::new(kernel.info(), format!("blocks={blocks} fence={scope}"), run).race_checked());
     }
     let shape = LaunchShape::new(3, 256).shared(fences::handover().bytes);
-    let args = |out: &mut Buffer<u32>| (out.global_mut(), 6);
+    let args = |out: &mut Buffer<u32>| fences::last_lane::Args { out: out.global_mut(), seed: 6 };
     let label = "blocks=3 threads=256 seed=6".to_string();
     // SAFETY: each of the 24 warps writes one word.
     cases.push(unsafe { one_output(fences::last_lane::kernel(), label, shape, 24, args) });
@@ -328,7 +341,12 @@ fn function_cases(cases: &mut Vec<Case>, patterns: u32) {
             for (i, edge) in EDGES.into_iter().enumerate() {
                 let start = i * EDGE as usize;
                 let part = out.global_range_mut(start..start + EDGE as usize)?;
-                let args = (part, edge.wrapping_sub(EDGE / 2), 1, EDGE);
+                let args = functions::function::Args {
+                    out: part,
+                    first: edge.wrapping_sub(EDGE / 2),
+                    stride: 1,
+                    len: EDGE,
+                };
                 // SAFETY: the part has EDGE words.
                 unsafe { stream.launch(&kernel, LaunchShape::new(1, EDGE / 4), args) }?;
             }
@@ -353,7 +371,7 @@ fn function_cases(cases: &mut Vec<Case>, patterns: u32) {
 /// Cases of at most [`LAUNCH`] patterns each.
 fn sweep(
     cases: &mut Vec<Case>,
-    kernel: Kernel<(simt::GlobalMut<u32>, u32, u32, u32)>,
+    kernel: Kernel<functions::function::Args>,
     name: &str,
     first: u32,
     stride: u32,
@@ -368,7 +386,13 @@ fn sweep(
             let mut out = poisoned::<u32>(&stream, len as usize)?;
             let shape = LaunchShape::new((len / 4).div_ceil(BLOCK), BLOCK);
             // SAFETY: the output has `len` words, a multiple of 4.
-            unsafe { stream.launch(&kernel, shape, (out.global_mut(), first, stride, len)) }?;
+            unsafe {
+                stream.launch(
+                    &kernel,
+                    shape,
+                    functions::function::Args { out: out.global_mut(), first, stride, len },
+                )
+            }?;
             Ok(vec![OutputBuffer::download("out", &out)?])
         };
         cases.push(Case::new(kernel.info(), label, run));
@@ -385,7 +409,13 @@ fn operator_cases(cases: &mut Vec<Case>, operands: u32) {
                 let mut out = poisoned::<u64>(&stream, len as usize)?;
                 let shape = LaunchShape::new(len.div_ceil(BLOCK), BLOCK);
                 // SAFETY: the output has `len` words.
-                unsafe { stream.launch(&kernel, shape, (out.global_mut(), start as u64, len)) }?;
+                unsafe {
+                    stream.launch(
+                        &kernel,
+                        shape,
+                        operators::operator::Args { out: out.global_mut(), first: start as u64, len },
+                    )
+                }?;
                 Ok(vec![OutputBuffer::download("out", &out)?])
             };
             cases.push(Case::new(kernel.info(), label, run));

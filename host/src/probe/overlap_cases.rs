@@ -3,8 +3,9 @@
 use super::Samples;
 use crate::check::{Case, CaseError, OutputBuffer, poisoned};
 use crate::{Buffer, Device, NodeId, Stream};
-use kernels_gpu::probe::{mix, overlaps};
-use simt::{Global, GlobalMut, LaunchShape};
+use kernels_gpu::mix;
+use kernels_gpu::probe::overlaps;
+use simt::LaunchShape;
 
 pub(super) fn cases(samples: Samples) -> Vec<Case> {
     // Elements and links: one block; all blocks of two links fit a GPU at once; one link is more than a GPU holds.
@@ -92,12 +93,12 @@ impl Relay {
     }
 
     /// The arguments of link number `link`, which computes `step`.
-    fn arguments(&mut self, link: u32, step: u32) -> (Global<u32>, GlobalMut<u32>, u32, u32) {
+    fn arguments(&mut self, link: u32, step: u32) -> overlaps::link::Args {
         let (from, to) = match link % 2 {
             0 => (self.first.global(), self.second.global_mut()),
             _ => (self.second.global(), self.first.global_mut()),
         };
-        (from, to, self.n, step)
+        overlaps::link::Args { from, to, n: self.n, step }
     }
 
     /// `links` links, an even number. With `mixed`, now and then one is in order, or there is other work

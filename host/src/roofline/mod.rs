@@ -17,7 +17,7 @@ pub static SYSTEM: System = System {
     schemes: &[],
 };
 
-type Move = Kernel<(Global<u32>, GlobalMut<u32>, Grid)>;
+type Move = Kernel<copy_four::Args>;
 
 /// How many bytes are read and written for each vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,9 +165,9 @@ pub unsafe fn launch(
     let Some(shape) = kernels_gpu::roofline::launch(grid, pattern.order.per_thread()) else {
         return Err(Error::TooLarge { len: vectors as usize, element_bytes: 16 });
     };
-    // SAFETY: both handles reach what `vectors` vectors of this mix need, as just checked; each vector is
-    // moved by one thread. The rest is this function's contract.
-    unsafe { stream.launch(&pattern.kernel, shape, (source, target, grid)) }
+    // SAFETY: both handles reach what `vectors` vectors of this mix need, as just checked; each vector is moved by one
+    // thread. The rest is this function's contract.
+    unsafe { stream.launch(&pattern.kernel, shape, copy_four::Args { source, target, grid }) }
 }
 
 /// Every kernel in every pattern, over whole and ragged grids.

@@ -8,16 +8,23 @@ mod judge;
 mod quantized;
 mod rounding;
 
+use kernels_gpu::mixed;
+
 /// SplitMix64: a stream for each seed.
-struct Random(u64);
+struct Random {
+    seed: u64,
+    /// Of the next number.
+    index: u64,
+}
 
 impl Random {
+    fn new(seed: u64) -> Self {
+        Random { seed, index: 0 }
+    }
+
     fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.index += 1;
+        mixed(self.seed, self.index - 1)
     }
     fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 * 2f64.powi(-53)

@@ -63,23 +63,22 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
             });
             let records = Buffer::from_slice(device, &records).unwrap();
             let lengths = Buffer::from_slice(device, &lengths).unwrap();
-            let arguments = (
-                records.global(),
-                weighed.global(),
-                part_counts.global(),
-                lengths.global(),
-                table.global(),
-                lists.global_mut(),
-                entries.global_mut(),
-                taken.global_mut(),
-                directory.global_mut(),
-                promoted.global_mut(),
+            let arguments = mark::Args {
+                records: records.global(),
+                weighed: weighed.global(),
+                part_counts: part_counts.global(),
+                lengths: lengths.global(),
+                table: table.global(),
+                lists: lists.global_mut(),
+                entries: entries.global_mut(),
+                taken: taken.global_mut(),
+                directory: directory.global_mut(),
+                promoted: promoted.global_mut(),
                 shape,
                 thresholds,
-                scratch,
-                // No list is carried.
-                0,
-            );
+                scratch, // No list is carried.
+                mode: 0,
+            };
             let grid = LaunchShape::new((1, 1, 2), THREADS).shared(mark_layout().bytes);
             // SAFETY: records, choices and a table of two rows of four blocks, a directory of three slots.
             unsafe { stream.launch(&mark::kernel(), grid, arguments) }.unwrap();

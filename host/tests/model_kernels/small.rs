@@ -3,15 +3,14 @@
 use super::{Numbers, assert_bits, blocks, emulator, weights};
 use half::{bf16, f16};
 use host::Buffer;
-use host::attention::rope::{
-    Pairing, RopeAppendHandles, RopeElement, RopeHandles, frequencies, rotate, rotate_and_append,
-};
+use host::attention::rope::{Pairing, RopeElement, frequencies, rotate, rotate_and_append};
 use host::check::OutputElement;
 use host::model::cpu;
 use host::model::gguf::dequantize;
 use host::model::kernels::embedding;
 use host::model::linear::{DeviceWeights, WeightKind};
 use kernels_gpu::model::rotation::RopeShape;
+use kernels_gpu::model::{rope, rope_append};
 
 #[test]
 fn embedding_rows_are_those_of_the_file() {
@@ -56,7 +55,7 @@ fn check_rotation<E: RopeElement + OutputElement>(pairing: Pairing, shape: RopeS
     let positions = [0u32, 1, 77, 8191, 1 << 20];
     let (tokens, dim) = (positions.len(), shape.head_dim as usize);
     let (q, kv) = (tokens * shape.q_heads as usize * dim, tokens * shape.kv_heads as usize * dim);
-    let mut numbers = Numbers(u64::from(shape.head_dim));
+    let mut numbers = Numbers::new(u64::from(shape.head_dim));
     let qkv: Vec<f32> =
         (0..q + 2 * kv).map(|_| if wild { numbers.wild() } else { numbers.uniform() }).collect();
     let table = frequencies(100_000.0, shape.rotary as usize);
@@ -70,16 +69,17 @@ fn check_rotation<E: RopeElement + OutputElement>(pairing: Pairing, shape: RopeS
     let buffer = |len| Buffer::<E>::new(&device, len).unwrap();
     let mut found = [buffer(q), buffer(kv), buffer(kv)];
     let [to_queries, to_keys, to_values] = found.each_mut().map(|buffer| buffer.global_mut());
-    let handles = RopeHandles {
+    let args = rope::Args {
         qkv: from.global(),
         positions: at.global(),
         frequencies: turns.global(),
         queries: to_queries,
         keys: to_keys,
         values: to_values,
+        shape,
     };
     // SAFETY: the buffers have the shape's lengths.
-    unsafe { rotate(&stream, pairing, handles, shape, tokens) }.unwrap();
+    unsafe { rotate(&stream, pairing, args, tokens) }.unwrap();
     for (expected, found) in [queries.clone(), keys, values].iter().zip(&found) {
         let found: Vec<f32> = found.to_vec().unwrap().into_iter().map(E::to_f32).collect();
         let expected: Vec<f32> = expected.iter().map(|x| x.to_f32()).collect();
@@ -160,7 +160,7 @@ fn rotation_to_a_pool_is_rotation_and_then_appending() {
     // The last is past the table.
     let (positions, blocks) = ([31u32, 0, 17, 48], [5u32, 0, 3]);
     let (q, kv, pool) = (4 * 4 * 10, 4 * 2 * 10, 6 * 2 * 16 * 10);
-    let mut numbers = Numbers(3);
+    let mut numbers = Numbers::new(3);
     let qkv: Vec<f32> = (0..q + 2 * kv).map(|_| numbers.uniform()).collect();
     let turns = frequencies(10_000.0, 6);
     let from = Buffer::from_slice(&device, &qkv).unwrap();
@@ -175,7 +175,7 @@ fn rotation_to_a_pool_is_rotation_and_then_appending() {
             let mut found = [q, pool, pool].map(|len| Buffer::<f16>::zeroed(&device, len).unwrap());
             let [to_queries, to_keys, to_values] = found.each_mut().map(|buffer| buffer.global_mut());
             let mut lengths = Buffer::from_slice(&device, &[7u32]).unwrap();
-            let handles = RopeAppendHandles {
+            let args = rope_append::Args {
                 qkv: from.global(),
                 positions: at.global(),
                 frequencies: turns_there.global(),
@@ -184,9 +184,11 @@ fn rotation_to_a_pool_is_rotation_and_then_appending() {
                 lengths: lengths.global_mut(),
                 keys: to_keys,
                 values: to_values,
+                shape,
+                max_blocks: table.len() as u32,
             };
             // SAFETY: the buffers have the shape's lengths, and the table's blocks are the pools'.
-            unsafe { rotate_and_append(&stream, pairing, handles, shape, count) }.unwrap();
+            unsafe { rotate_and_append(&stream, pairing, args, count) }.unwrap();
             assert_eq!(lengths.to_vec().unwrap(), [length]);
             let [found_queries, found_keys, found_values] = found.each_ref().map(|b| b.to_vec().unwrap());
             assert_eq!(found_queries[..count * 40], queries[..count * 40]);

@@ -23,10 +23,9 @@ impl Queries {
         if D > 128 { ROWS * D as u32 / 2 } else { 0 }
     }
 
-    /// Loads row `row` of `queries` [rows, D], or zeros if there is none. All warps call it with the same
-    /// rows; beyond head_dim 128 a block barrier must follow.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Loads row `row` of `queries` [rows, D], or zeros if there is none. All warps call it with the same rows; beyond
+    /// head_dim 128 a block barrier must follow.
+    #[simt::device]
     pub fn load<E: Half, const D: usize>(
         queries: Global<E>,
         row: usize,
@@ -48,8 +47,7 @@ impl Queries {
         Queries { chunks, memory }
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn chunk<const D: usize>(&self, s: usize, lane: u32) -> [u32; 4] {
         if D <= 128 {
             self.chunks[s % 4]
@@ -60,8 +58,7 @@ impl Queries {
     }
 
     /// Scores of the tile's 16 tokens: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`, j = 0 and 1.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn scores<E: Half, const D: usize>(&self, keys: KeyTile<D>, lane: u32) -> [[f32; 2]; 2] {
         let mut c = [[0f32; 4]; 2];
         unroll!(for s in 0..(D / 32), at_most 8 {
@@ -118,23 +115,20 @@ macro_rules! tiles {
                 4 * swizzle::<D>($row, chunk, $swizzle)
             }
 
-            /// Starts copying the tile at element `from` of `source`; a warp's work. Rows from `rows` on
-            /// become zeros and are not read.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            /// Starts copying the tile at element `from` of `source`; a warp's work. Rows from `rows` on become zeros and are
+            /// not read.
+            #[simt::device]
             pub fn copy<E: Half>(self, source: Global<E>, from: usize, rows: u32, lane: u32) {
                 self.copy_as::<E, false>(source, from, rows, lane);
             }
 
             /// [`copy`](Self::copy) of a tile that nobody needs again soon.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             pub fn copy_once<E: Half>(self, source: Global<E>, from: usize, rows: u32, lane: u32) {
                 self.copy_as::<E, true>(source, from, rows, lane);
             }
 
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             fn copy_as<E: Half, const ONCE: bool>(
                 self,
                 source: Global<E>,
@@ -173,8 +167,7 @@ macro_rules! tiles {
             }
 
             /// Writes the tile to `target`, from element `to` on; a warp's work.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             pub fn store<E: Half>(self, target: GlobalMut<E>, to: usize, lane: u32) {
                 let per_row = D as u32 / 8;
                 unroll!(for i in 0..(Self::COPIES as usize), at_most 16 {
@@ -186,8 +179,7 @@ macro_rules! tiles {
             }
 
             /// Eight elements of a row.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             pub fn chunk(self, row: u32, chunk: u32) -> [u32; 4] {
                 self.memory.load_vector::<UVec4>(self.start + Self::word(row, chunk)).to_array()
             }
@@ -231,8 +223,7 @@ fn transpose(a: u32, b: u32) -> [u32; 2] {
 }
 
 impl<const D: usize> Values<D> for ValueTile<D> {
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn operands(self, s: u32, lane: u32) -> [[u32; 2]; 8] {
         let (g, q) = (lane >> 2, lane & 3);
         let mut b = [[0; 2]; 8];

@@ -24,7 +24,8 @@ mod softmax;
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
 pub use pace::{MAX_WARPS, Pace, tiles_of};
 pub use partial::{
-    Adding, MAX_PARTS, Merged, PartialRow, combine, combined_rows, last_to_arrive, part_floats,
+    Adding, MAX_PARTS, Merged, PartialRow, combine, combine_to_part, combined_rows, last_to_arrive,
+    part_floats,
 };
 pub use ring::{Glance, Ring, first_blocks, walk};
 pub use softmax::Running;
@@ -64,8 +65,7 @@ pub trait Half: Element {
 
 impl Half for f16 {
     const IS_F16: bool = true;
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn multiply(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
         tensor::mma_f16(a, b, c)
     }
@@ -82,8 +82,7 @@ impl Half for f16 {
 
 impl Half for bf16 {
     const IS_F16: bool = false;
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn multiply(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
         tensor::mma_bf16(a, b, c)
     }

@@ -60,8 +60,7 @@ impl Pace {
     }
 
     /// Comes with every tile, ahead of the next copy.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn turn(&self) {
         if self.warps == 0 {
             return;
@@ -83,10 +82,9 @@ impl Pace {
         }
     }
 
-    /// Counts what is left, when all tiles are done: whether the launch is then, in lane 0. It takes a while
-    /// until that is known, so [`close`](Self::close) should come later.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Counts what is left, when all tiles are done: whether the launch is then, in lane 0. It takes a while until that is known, so
+    /// [`close`](Self::close) should come later.
+    #[simt::device]
     pub fn done(&self) -> Done {
         let mut before = 0;
         let rest = WHOLE - self.own.get();
@@ -97,8 +95,7 @@ impl Pace {
     }
 
     /// Makes the sum 0 for the next launch, if all have counted everything.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn close(&self, done: Done) {
         if self.warps != 0 && self.lane == 0 && done.before + done.rest == self.warps * WHOLE {
             self.progress.atomic_exchange(self.place, 0);
@@ -106,8 +103,7 @@ impl Pace {
     }
 
     /// For all warps of a block that has nothing to do: one thread's work.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn none(progress: GlobalMut<u32>, place: u32, counts: bool) {
         if counts && thread::thread_idx_x() == 0 {
             let own = thread::block_dim_x() / 32 * WHOLE;

@@ -43,12 +43,10 @@ pub const fn combined_rows(head_dim: u32) -> u32 {
     (warps(head_dim) + 1) * ROWS
 }
 
-/// Adds up the warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension
-/// of the eight rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps, 8, D] lie
-/// in shared memory; afterwards the references of `rows`, of which there are [`combined_rows`], are the
-/// warps' weights. All threads of the block call it.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Adds up the warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension of the eight
+/// rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps, 8, D] lie in shared memory; afterwards the
+/// references of `rows`, of which there are [`combined_rows`], are the warps' weights. All threads of the block call it.
+#[simt::device]
 pub fn combine<const D: usize>(
     rows: Shared<PartialRow>,
     outputs: Shared<f32>,
@@ -93,6 +91,22 @@ pub fn combine<const D: usize>(
     }
 }
 
+/// [`combine`], and what comes of it to the block's part: [`part_floats`] of `partials` from `part` on.
+#[simt::device]
+pub fn combine_to_part<const D: usize>(
+    rows: Shared<PartialRow>,
+    outputs: Shared<f32>,
+    partials: GlobalMut<f32>,
+    part: usize,
+) {
+    combine::<D>(rows, outputs, |r, d, merged| {
+        partials.store_vector(part + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
+        if d == 0 {
+            partials.store_vector(part + (ROWS * D as u32 + 2 * r) as usize, merged.row);
+        }
+    });
+}
+
 /// Items of four dimensions of a row that are a thread's work.
 const fn items<const D: usize>() -> usize {
     (ROWS * D as u32 / 4).div_ceil(threads(D as u32)) as usize
@@ -124,8 +138,7 @@ impl Adding {
     }
 
     /// The weight of a part in row `r`, when all are added up.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn weight(self, part: u32, r: u32) -> f32 {
         self.heads.load(part * ROWS + r).reference
     }
@@ -134,11 +147,9 @@ impl Adding {
     /// `place` says where a part is in `partials`. Of copies that are under way at the beginning all have
     /// arrived at the end.
     ///
-    /// Copies bring whatever there is room for at once, first of all references and sums, of which a warp
-    /// each makes a row's weights while the rest comes. All of it is run once a launch: what counts is how
-    /// often somebody waits for the L2 cache.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Copies bring whatever there is room for at once, first of all references and sums, of which a warp each makes a row's
+    /// weights while the rest comes. All of it is run once a launch: what counts is how often somebody waits for the L2 cache.
+    #[simt::device]
     pub fn parts<const D: usize>(
         self,
         parts: u32,
@@ -228,8 +239,7 @@ impl Adding {
     }
 
     /// Turns a row's references into weights, and makes its total: a warp's work.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn weights(self, parts: u32, r: u32, lane: u32) {
         let heads = self.heads;
         let mut reference = PartialRow::EMPTY.reference;
@@ -257,10 +267,9 @@ impl Adding {
     }
 }
 
-/// Publishes what the block has written and says whether all `expected` blocks of `row` have: then their
-/// parts may be read. `counters` are 0 before the first and after the last.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Publishes what the block has written and says whether all `expected` blocks of `row` have: then their parts may be
+/// read. `counters` are 0 before the first and after the last.
+#[simt::device]
 pub fn last_to_arrive(counters: GlobalMut<u32>, row: u32, expected: u32, last: Shared<u32>) -> bool {
     // The barrier shows the block's writes to one thread, and that thread's fence passes them on; likewise
     // back.

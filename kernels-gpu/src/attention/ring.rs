@@ -27,8 +27,7 @@ pub trait Ring {
 }
 
 /// Starts a tile's copies, if there is such a tile, and closes their group in any case.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 fn start<R: Ring>(ring: &R, tile: u32, block: u32, stage: u32) {
     if tile < ring.end() {
         ring.start(tile, block, stage);
@@ -36,10 +35,9 @@ fn start<R: Ring>(ring: &R, tile: u32, block: u32, stage: u32) {
     async_copy::commit();
 }
 
-/// The blocks of the tiles that a ring begins with: asked for ahead of what else is loaded at the start of a
-/// kernel, they are there when it is.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// The blocks of the tiles that a ring begins with: asked for ahead of what else is loaded at the start of a kernel, they are there
+/// when it is.
+#[simt::device]
 pub fn first_blocks<R: Ring>(ring: &R, first: u32) -> [u32; 5] {
     let mut blocks = [0u32; 5];
     unroll!(for s in 0..5 {
@@ -48,10 +46,9 @@ pub fn first_blocks<R: Ring>(ring: &R, first: u32) -> [u32; 5] {
     blocks
 }
 
-/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have
-/// arrived. `blocks`: what [`first_blocks`] has said.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have arrived. `blocks`: what
+/// [`first_blocks`] has said.
+#[simt::device]
 pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnMut(u32, u32)) {
     unroll!(for s in 0..4 {
         if (s as u32) < R::STAGES - 1 {
@@ -103,15 +100,13 @@ pub struct Glance {
 
 impl Glance {
     /// The tokens of a sequence, no more than its row of the table holds.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn length(self, sequence: u32) -> u32 {
         self.lengths.peek(sequence as usize, self.wanted).min(self.max_blocks * super::BLOCK_TOKENS)
     }
 
     /// Block `tile` of a sequence, and whether it is one of the pool's; 0 if not.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn block(self, sequence: u32, tile: u32) -> (u32, bool) {
         let tile = tile.min(self.max_blocks - 1);
         let block = self.table.peek((sequence * self.max_blocks + tile) as usize, self.wanted);

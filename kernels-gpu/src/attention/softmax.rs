@@ -35,10 +35,9 @@ impl Running {
         Running { output: [[0.0; 4]; 32], reference: NOTHING, sum: 0.0 }
     }
 
-    /// Takes a tile in. `scores` are in log2 units; a token that does not count has −∞. Returns this lane's
-    /// part of the tile's sum, relative to the reference as it then is.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Takes a tile in. `scores` are in log2 units; a token that does not count has −∞. Returns this lane's part of the
+    /// tile's sum, relative to the reference as it then is.
+    #[simt::device]
     pub fn add<E: Half, const D: usize>(
         &mut self,
         scores: [[f32; 2]; 2],
@@ -51,8 +50,7 @@ impl Running {
     }
 
     /// Adds weights times values to the output, but not the weights to the sum.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn accumulate_weights<E: Half, const D: usize>(
         &mut self,
         weights: [f32; 4],
@@ -63,8 +61,7 @@ impl Running {
     }
 
     /// The same of operands that are there: those of [`Values::operands`], D / 64 times eight.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn accumulate_operands<E: Half, const D: usize>(
         &mut self,
         weights: [f32; 4],
@@ -79,10 +76,9 @@ impl Running {
         });
     }
 
-    /// The weights of a tile's scores, and their sum over this lane's tokens, which is added to the row's;
-    /// raises the reference if it must.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// The weights of a tile's scores, and their sum over this lane's tokens, which is added to the row's; raises the reference
+    /// if it must.
+    #[simt::device]
     pub fn weigh<const D: usize>(&mut self, scores: [[f32; 2]; 2]) -> ([f32; 4], f32) {
         let [[s0, s1], [s2, s3]] = scores;
         self.raise::<D, 1>([[s0, s1, s2, s3]]);
@@ -93,8 +89,7 @@ impl Running {
     }
 
     /// Raises the reference where one of the scores is too large for it.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn raise<const D: usize, const N: usize>(&mut self, scores: [[f32; 4]; N]) {
         let mut largest = f32::NEG_INFINITY;
         unroll!(for i in 0..N, at_most 2 {
@@ -133,8 +128,7 @@ impl Running {
     }
 
     /// Adds `a`·values to the output.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn accumulate<E: Half, const D: usize>(&mut self, a: [u32; 4], values: impl Values<D>, lane: u32) {
         unroll!(for s in 0..(D / 8 / width::<D>()), at_most 8 {
             let b = values.operands(s as u32, lane);
@@ -146,16 +140,14 @@ impl Running {
     }
 
     /// The row's sum, in each of its four lanes.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn row_sum(&self) -> f32 {
         let sum = self.sum + warp_shuffle_xor(FULL_MASK, self.sum, 1, 32);
         sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32)
     }
 
     /// Writes Σ p·v of the eight rows to `target` [8, D] from element `start` on.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn store_output<const D: usize>(&self, target: Shared<f32>, start: u32, lane: u32) {
         let (g, q) = (lane >> 2, lane & 3);
         let row = start + g * D as u32;

@@ -140,8 +140,7 @@ impl Found {
     }
 
     /// Writes a block that has won its slot there: `write` writes it from an element on. A warp's work.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn bring(
         self,
         directory: GlobalMut<u64>,
@@ -158,8 +157,7 @@ impl Found {
 }
 
 /// Looks a pair up: its keys, and its values. A warp's work; `entry` is the block's [`order`].
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub fn find(directory: GlobalMut<u64>, scratch: Scratch, pair: u32, entry: u32, lane: u32) -> [Found; 2] {
     let slots = [scratch.key_slots, scratch.value_slots];
     let mut own = [Scratch::EMPTY; 2];
@@ -204,8 +202,7 @@ pub fn find(directory: GlobalMut<u64>, scratch: Scratch, pair: u32, entry: u32, 
 }
 
 /// The tiles of the near pool that hold a pair's keys and values, between the launches that bring them there.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub fn held(directory: Global<u64>, scratch: Scratch, pair: u32) -> [u32; 2] {
     let slots = [scratch.key_slots, scratch.value_slots];
     let mut own = [Scratch::EMPTY; 2];
@@ -221,18 +218,15 @@ pub fn held(directory: Global<u64>, scratch: Scratch, pair: u32) -> [u32; 2] {
 }
 
 /// Says that a slot holds `pair` from now on: by the warp that has won it and written it.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub fn admit(directory: GlobalMut<u64>, slot: u32, pair: u32, lane: u32) {
     if lane == 0 {
         directory.atomic_exchange(Scratch::word(slot) + 1, pair as u64);
     }
 }
 
-/// Empties the slots that hold an earlier block of the same number: by one thread, when the block has been
-/// filled anew.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Empties the slots that hold an earlier block of the same number: by one thread, when the block has been filled anew.
+#[simt::device]
 pub fn forget(directory: GlobalMut<u64>, scratch: Scratch, pair: u32) {
     if scratch.key_slots != 0 {
         let slot = bits::rem_u32(pair, scratch.key_slots);
@@ -250,10 +244,9 @@ pub fn order(launch_row: u32, max_blocks: u32, block: u32) -> u32 {
     launch_row * (max_blocks + 1) + block
 }
 
-/// Claims the slots of a pair whose keys or values are wanted, for its `place` in the step's order, and
-/// counts what will be found there and what not: a thread's work.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Claims the slots of a pair whose keys or values are wanted, for its `place` in the step's order, and counts what will be
+/// found there and what not: a thread's work.
+#[simt::device]
 pub fn claim(
     directory: GlobalMut<u64>,
     scratch: Scratch,
@@ -281,10 +274,8 @@ pub fn claim(
     });
 }
 
-/// Adds a thread's counts to the step's [`Traffic`]; the block that arrives last closes the step. All blocks
-/// call it.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Adds a thread's counts to the step's [`Traffic`]; the block that arrives last closes the step. All blocks call it.
+#[simt::device]
 pub fn tally(directory: GlobalMut<u64>, counts: [u32; 4], lane: u32) {
     unroll!(for i in 0..4 {
         let sum = warp::warp_reduce_add_u32(FULL_MASK, counts[i]);

@@ -178,10 +178,8 @@ impl Reduce {
         (self.round & 1) * 16 * WARPS
     }
 
-    /// Adds up, or takes the largest of, each of the threads' words, the largest from word `first_maximum`
-    /// on; the result is in `told`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Adds up, or takes the largest of, each of the threads' words, the largest from word `first_maximum` on; the result is in `told`.
+    #[simt::device]
     pub(super) fn words(&mut self, words: [f32; Own::WORDS], first_maximum: u32) {
         let base = self.base();
         let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
@@ -208,8 +206,7 @@ impl Reduce {
     }
 
     /// Puts the bins in order; `word` is that of this thread's bin.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn rank(&mut self, bins: Bins, word: u64) -> Ranked {
         let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
         let (own_count, own_sum) = ((word >> COUNT_SHIFT) as u32, bins.sum(t, word));
@@ -236,10 +233,8 @@ impl Reduce {
         Ranked { bins, count: count_before + count, sum: sum_before + sum, own_count, own_sum }
     }
 
-    /// The largest of what was ranked that make `limits`, and their sum, those of the choice's bin as if they
-    /// lay at its edge.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// The largest of what was ranked that make `limits`, and their sum, those of the choice's bin as if they lay at its edge.
+    #[simt::device]
     pub(super) fn choose(&mut self, ranked: &Ranked, limits: Limits) -> (Choice, f32) {
         let (t, told) = (thread::thread_idx_x(), self.layout.told);
         let edge = ranked.bins.edge(t);
@@ -264,8 +259,7 @@ impl Reduce {
     }
 }
 
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 fn warp_maximum(value: f32) -> f32 {
     let mut most = value;
     unroll!(for i in 0..5 {

@@ -24,10 +24,9 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Adds up `parts` parts and writes `rows` rows of `output` from row `first_row` on; references, sums and
-    /// squares go to shared memory. `place` says where a part is in `partials`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Adds up `parts` parts and writes `rows` rows of `output` from row `first_row` on; references, sums and squares go to
+    /// shared memory. `place` says where a part is in `partials`.
+    #[simt::device]
     pub(super) fn output<const D: usize>(
         self,
         parts: u32,
@@ -55,8 +54,7 @@ impl Ends {
     }
 
     /// ‖O‖² of a row, its log-sum-exp's argument beside it.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn row<const D: usize>(self, r: u32) -> (PartialRow, f32) {
         let mut squares = 0f32;
         for quad in 0..D as u32 / 4 {
@@ -67,16 +65,14 @@ impl Ends {
 }
 
 /// Writes a row's log-sum-exp.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub(super) fn store_lse(lse: GlobalMut<f32>, at: usize, row: PartialRow) {
     let log = if row.sum == 0.0 { f32::NEG_INFINITY } else { (row.reference + log2(row.sum)) / LOG2_E };
     lse.store(at, canonical_nan(log));
 }
 
 /// Writes which rows want the dense rung, from what their four lanes each say: a warp's work.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub(super) fn store_dense_rows(dense_rows: GlobalMut<u32>, launch_row: u32, wants_dense: bool, lane: u32) {
     let ballot = warp::warp_vote_ballot(FULL_MASK, wants_dense);
     if lane == 0 {
@@ -113,8 +109,7 @@ pub(super) struct Finish {
 
 impl Finish {
     /// Adds up everything and writes the rows of `output`; references, sums and squares go to shared memory.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn output<const D: usize>(&self, output: GlobalMut<f32>) {
         let shape = self.shape;
         let floats = part_floats(D as u32);
@@ -128,10 +123,9 @@ impl Finish {
         self.ends.output::<D>(splits + self.used, rows, self.partials, place, output);
     }
 
-    /// Writes the rows' log-sums and certificates, and which of them want the dense rung: a warp's work. Four
-    /// lanes have a row's query.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Writes the rows' log-sums and certificates, and which of them want the dense rung: a warp's work. Four lanes have a row's
+    /// query.
+    #[simt::device]
     pub(super) fn certificates<E: Half, const D: usize>(
         &self,
         query: &Query,

@@ -9,10 +9,8 @@ use simt::{Global, Shared, thread};
 /// Words that [`lay_out_lists`] fills.
 pub(super) const STARTS: u32 = MAX_PARTS + 1;
 
-/// Where each part's list starts among all entries, in shared memory; returns how many there are. The whole
-/// block's work.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Where each part's list starts among all entries, in shared memory; returns how many there are. The whole block's work.
+#[simt::device]
 pub(super) fn lay_out_lists(
     starts: Shared<u32>,
     lists: Global<ListHead>,
@@ -45,8 +43,7 @@ pub(super) fn lay_out_lists(
 }
 
 /// Entry `e` of all parts' lists: a warp's work.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub(super) fn find_entry(
     starts: Shared<u32>,
     entries: Global<Entry>,
@@ -59,8 +56,7 @@ pub(super) fn find_entry(
 }
 
 /// Where entry `e` of all parts' lists is: a warp's work.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub(super) fn find_place(starts: Shared<u32>, launch_row: u32, shape: StepShape, e: u32, lane: u32) -> usize {
     // The last part that starts at it or before it.
     let (mut starting, mut first) = (0, 0);

@@ -249,8 +249,7 @@ struct Marking {
 
 impl Marking {
     /// Row `r`'s record of the block at a place, if there is one.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn record(&self, r: u32, place: u32) -> Record {
         let block = self.part.block(place);
         if r < self.rows && block < self.part.blocks {
@@ -261,17 +260,14 @@ impl Marking {
     }
 
     /// Row `r`'s choice.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn choice(layout: MarkLayout, r: u32) -> RowChoice {
         let words = [0, 4].map(|i| layout.choices.load_vector::<UVec4>(CHOICE * r + i));
         bytemuck::cast(words)
     }
 
-    /// Lists the part's blocks that are wanted, by place: its entries' `index` is a place. Returns how many
-    /// there are.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Lists the part's blocks that are wanted, by place: its entries' `index` is a place. Returns how many there are.
+    #[simt::device]
     fn list(&self, layout: MarkLayout, lane: u32, warp: u32) -> u32 {
         let t = thread::thread_idx_x();
         let words = self.part.words();
@@ -294,8 +290,7 @@ impl Marking {
     }
 
     /// Which blocks are in a bin before each row's, and which in that bin.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn classify(&self, layout: MarkLayout, words: u32, lane: u32, warp: u32) {
         let mut word = warp;
         while word < words {
@@ -338,8 +333,7 @@ impl Marking {
     }
 
     /// Blocks of row `r`'s bins, for keys and for values, that earlier parts have: a warp's work.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn before_this_part(&self, layout: MarkLayout, r: u32, lane: u32) -> [u32; 2] {
         let choice = Marking::choice(layout, r);
         let mut sums = [0u32; 2];
@@ -354,8 +348,7 @@ impl Marking {
     }
 
     /// Writes the list; returns its length. Every warp counts all words, lane w word w.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn collect(&self, layout: MarkLayout, words: u32, lane: u32, warp: u32) -> u32 {
         let all = 0xffu32 >> (ROWS - self.rows);
         let mut any = 0u32;
@@ -389,10 +382,8 @@ impl Marking {
         warp_shuffle_idx(FULL_MASK, up_to_here, 31, 32)
     }
 
-    /// What row `r` itself has promoted of the list's first `count` entries: a warp's work, the result in
-    /// every lane.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// What row `r` itself has promoted of the list's first `count` entries: a warp's work, the result in every lane.
+    #[simt::device]
     fn taken(&self, layout: MarkLayout, count: u32, r: u32, lane: u32) -> Taken {
         let mut taken = Taken::zeroed();
         let mut e = lane;
@@ -412,10 +403,8 @@ impl Marking {
     }
 }
 
-/// Gives row `r`'s room to the first of its bin; `before` of each kind came in earlier parts. A warp's work,
-/// lane w word w.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Gives row `r`'s room to the first of its bin; `before` of each kind came in earlier parts. A warp's work, lane w word w.
+#[simt::device]
 fn decide(layout: MarkLayout, words: u32, before: [u32; 2], r: u32, lane: u32) {
     let choice = Marking::choice(layout, r);
     unroll!(for kind in 0..2 {
@@ -445,8 +434,7 @@ fn first_bits(word: u32, n: u32) -> u32 {
 }
 
 /// Sum over the lanes up to this one.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub(super) fn inclusive(count: u32, lane: u32) -> u32 {
     let mut sum = count;
     unroll!(for i in 0..5 {

@@ -42,16 +42,14 @@ impl KeyMetadata for f16 {
         Element::to_f32(self)
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn load_eight(tile: Shared<u8>, at: u32) -> [f32; 8] {
         let vector = tile.load_vector::<UVec4>(at);
         let (a, b) = (f16::widen(UVec2::new(vector.x, vector.y)), f16::widen(UVec2::new(vector.z, vector.w)));
         [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn products<const D: usize>(tile: Tile<f16, D>, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
         tile.narrow_products(query, lane)
     }
@@ -72,15 +70,13 @@ impl KeyMetadata for f32 {
         self
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn load_eight(tile: Shared<u8>, at: u32) -> [f32; 8] {
         let [a, b] = [at, at + 16].map(|at| tile.load_vector::<Vec4>(at));
         [a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w]
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn products<const D: usize>(tile: Tile<f32, D>, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
         tile.wide_products(query, lane)
     }

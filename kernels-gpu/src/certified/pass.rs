@@ -31,11 +31,10 @@ use super::quantizer::f16_at_or_above;
 use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
-    BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine, combined_rows, first_blocks,
-    part_floats, walk, warps,
+    BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine_to_part, combined_rows,
+    first_blocks, part_floats, walk, warps,
 };
 use core::marker::PhantomData;
-use glam::Vec4;
 use half::{bf16, f16};
 use simt::math::{exp2_nonpositive, fma, max};
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
@@ -285,12 +284,7 @@ pub fn attend<E: Half, const D: usize, M: KeyMetadata>(
 
     let floats = part_floats(D as u32);
     let base = (shape.first_partial(launch_row) + split) as usize * floats;
-    combine::<D>(layout.rows, layout.outputs, |r, d, merged| {
-        partials.store_vector(base + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
-        if d == 0 {
-            partials.store_vector(base + (ROWS * D as u32 + 2 * r) as usize, merged.row);
-        }
-    });
+    combine_to_part::<D>(layout.rows, layout.outputs, partials, base);
 }
 
 /// Splits that have any block; one even without, whose part is empty.
@@ -300,8 +294,7 @@ pub fn used_splits(blocks: u32, splits: u32) -> u32 {
 }
 
 /// Reference and sum of row `r` of eight over all splits: a warp's work, the same bits in each of its lanes.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub fn row_total(
     partials: Global<f32>,
     launch_row: u32,
@@ -381,8 +374,7 @@ impl<M: KeyMetadata, const D: usize> Ring for Tiles<M, D> {
         self.end
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn block(&self, tile: u32) -> u32 {
         if tile < self.end {
             self.table.load_readonly((self.sequence * self.shape.max_blocks + tile) as usize)
@@ -391,8 +383,7 @@ impl<M: KeyMetadata, const D: usize> Ring for Tiles<M, D> {
         }
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn start(&self, _: u32, block: u32, stage: u32) {
         let pair = block * self.shape.kv_heads + self.head;
         let from = pair as usize * TileLayout::new(D as u32, M::LAYOUT).bytes as usize;

@@ -136,8 +136,7 @@ impl Certificate {
     };
 
     /// Writes row `row`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn store(self, rows: GlobalMut<Certificate>, row: usize) {
         let words: [UVec4; 2] = bytemuck::cast(self);
         rows.cast::<UVec4>().store(row * 2, words[0]);

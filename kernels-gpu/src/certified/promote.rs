@@ -40,10 +40,9 @@ use super::sums::Taken;
 use super::tile::Tile;
 use super::weighing::Weighed;
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine,
+    Adding, BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine_to_part,
     combined_rows, last_to_arrive, part_floats, warps,
 };
-use glam::Vec4;
 use half::{bf16, f16};
 use simt::math::{fma, max};
 use simt::warp::FULL_MASK;
@@ -257,12 +256,7 @@ pub fn replace<E: Half, const D: usize, M: KeyMetadata>(
     thread::sync_threads();
     let floats = part_floats(D as u32);
     let own = (shape.first_partial(launch_row) + shape.splits + replacer) as usize * floats;
-    combine::<D>(layout.rows, layout.outputs, |r, d, merged| {
-        partials.store_vector(own + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
-        if d == 0 {
-            partials.store_vector(own + (ROWS * D as u32 + 2 * r) as usize, merged.row);
-        }
-    });
+    combine_to_part::<D>(layout.rows, layout.outputs, partials, own);
     if !last_to_arrive(counters, launch_row, used, layout.last) {
         return;
     }
@@ -289,8 +283,7 @@ pub fn replace<E: Half, const D: usize, M: KeyMetadata>(
 }
 
 /// Bounds of the norms of a block's keys and of its values: a warp's work, the same in each lane.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub(super) fn largest_norms<E: Half, const D: usize>(
     keys: KeyTile<D>,
     values: ValueTile<D>,
@@ -318,8 +311,7 @@ pub(super) fn largest_norms<E: Half, const D: usize>(
 }
 
 /// Products of the normalised query with original keys: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 pub(super) fn original_scores<E: Half, const D: usize>(
     query: &Query,
     keys: KeyTile<D>,

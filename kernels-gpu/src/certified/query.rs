@@ -31,10 +31,8 @@ pub struct Query {
 }
 
 impl Query {
-    /// Loads row `row` of `queries` [rows, D]; zeros if it is not `present`. The four lanes of a row do it
-    /// together.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Loads row `row` of `queries` [rows, D]; zeros if it is not `present`. The four lanes of a row do it together.
+    #[simt::device]
     pub fn load<E: Half, const D: usize>(
         queries: Global<E>,
         row: usize,

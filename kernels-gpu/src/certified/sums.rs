@@ -78,8 +78,7 @@ macro_rules! three_vectors {
     ($of:ident) => {
         impl $of {
             /// Writes row `row`.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             pub fn store(self, rows: GlobalMut<$of>, row: usize) {
                 let words: [UVec4; 3] = bytemuck::cast(self);
                 unroll!(for i in 0..3 {
@@ -88,8 +87,7 @@ macro_rules! three_vectors {
             }
 
             /// Reads row `row`.
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             pub fn load(rows: Global<$of>, row: usize) -> Self {
                 let mut words = [UVec4::ZERO; 3];
                 unroll!(for i in 0..3 {
@@ -201,8 +199,7 @@ impl Taken {
     pub const WORDS: u32 = size_of::<Taken>() as u32 / 4;
 
     /// Writes that of row `r` to shared memory.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn keep(self, rows: Shared<u32>, r: u32) {
         let words: [UVec4; 3] = bytemuck::cast(self);
         unroll!(for i in 0..3 {
@@ -211,8 +208,7 @@ impl Taken {
     }
 
     /// Reads it back.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn kept(rows: Shared<u32>, r: u32) -> Self {
         bytemuck::cast([0, 1, 2].map(|i| rows.load_vector::<UVec4>(Self::WORDS * r + 4 * i)))
     }
@@ -260,8 +256,7 @@ impl Taken {
     }
 
     /// The sum over lanes whose numbers differ in the bits of `lanes`, the same in each of them.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn over_lanes(self, lanes: u32) -> Taken {
         let mut sum = self;
         unroll!(for i in 0..5 {

@@ -68,8 +68,7 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
     }
 
     /// Starts copying the tile at byte `from` of the pool; a warp's work.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn copy(self, pool: Global<u32>, from: usize, lane: u32) {
         // Of which part a lane's chunk is should be known when this is compiled: that no lane is beyond 31
         // gets lost on the way. Not in the paper's layout: of what is known then ptxas 13.0 and drivers make
@@ -109,23 +108,20 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
     }
 
     /// Four words at byte `offset` of the part that is not reordered.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn plain(self, offset: u32) -> [u32; 4] {
         self.memory.load_vector::<UVec4>(self.start + offset / 4).to_array()
     }
 
-    /// The products of the query row with the tile's keys, before any scaling:
-    /// `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`, and Σ|q_n|·σ.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// The products of the query row with the tile's keys, before any scaling: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`,
+    /// and Σ|q_n|·σ.
+    #[simt::device]
     pub fn products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
         M::products(self, query, lane)
     }
 
     /// A lane's 16 codes of token `8j + g`, dimensions 16·(4s + q) to 16·(4s + q) + 15, for each `j`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn key_codes(self, s: usize, lane: u32) -> [[u32; 4]; 2] {
         [0, 1].map(|j| {
             let at = self.start + Self::key_word(8 * j + (lane >> 2), 4 * s as u32 + (lane & 3));
@@ -134,10 +130,8 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
     }
 }
 
-/// Adds the products of four codes of each of two tokens, `codes[j]`, with q_n·σ, rounded (`x`) and what
-/// rounding lost (`r`).
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Adds the products of four codes of each of two tokens, `codes[j]`, with q_n·σ, rounded (`x`) and what rounding lost (`r`).
+#[simt::device]
 fn multiply_codes(x: [u32; 2], r: [u32; 2], codes: [u32; 2], c: &mut [[f32; 4]; 2]) {
     unroll!(for j in 0..2 {
         let low = half2::sub_f16x2(bits::byte_perm(codes[j], VALUE_BIAS, 0x7170), KEY_BIAS);
@@ -155,10 +149,9 @@ fn scores(c: [[f32; 4]; 2], z: f32) -> [[f32; 2]; 2] {
 impl<const D: usize> Tile<f16, D> {
     /// [`products`](Tile::products) of the compact layout.
     ///
-    /// One chain multiplies q_n·σ (rows 0 to 7) and what its rounding lost (rows 8 to 15) with the codes;
-    /// another q_n (rows 0 to 7) and |q_n| (rows 8 to 15) with z in the even columns and σ in the odd ones.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// One chain multiplies q_n·σ (rows 0 to 7) and what its rounding lost (rows 8 to 15) with the codes; another q_n
+    /// (rows 0 to 7) and |q_n| (rows 8 to 15) with z in the even columns and σ in the odd ones.
+    #[simt::device]
     pub(super) fn narrow_products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
         let (g, q) = (lane >> 2, lane & 3);
         let mut c = [[0f32; 4]; 2];
@@ -194,11 +187,9 @@ impl<const D: usize> Tile<f16, D> {
 impl<const D: usize> Tile<f32, D> {
     /// [`products`](Tile::products) of the paper's layout.
     ///
-    /// Of q_n·σ, rounded to f32, two f16 have 22 bits, for the chain over the codes. The other chain has z
-    /// rounded in the even columns, what that lost in every fourth of the odd ones, and σ, rounded up, in the
-    /// others: its sums come from two lanes.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Of q_n·σ, rounded to f32, two f16 have 22 bits, for the chain over the codes. The other chain has z rounded in the even
+    /// columns, what that lost in every fourth of the odd ones, and σ, rounded up, in the others: its sums come from two lanes.
+    #[simt::device]
     pub(super) fn wide_products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
         let (g, q) = (lane >> 2, lane & 3);
         let (takes_scales, takes_rest) = (g & 3 == 1, g & 3 == 3);
@@ -233,8 +224,7 @@ impl<const D: usize> Tile<f32, D> {
     }
 
     /// Four scales or zeros.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn four(self, part: u32, chunk: u32) -> [f32; 4] {
         self.memory.load_vector::<Vec4>(self.start + Self::wide_word(part, chunk)).to_array()
     }
@@ -267,8 +257,7 @@ pub struct Int4Values<const D: usize> {
 
 impl<M: KeyMetadata, const D: usize> Tile<M, D> {
     /// Loads a lane's part of the values.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn values(self, lane: u32) -> Int4Values<D> {
         let (g, q) = (lane >> 2, lane & 3);
         let first = D as u32 / 8 * g;

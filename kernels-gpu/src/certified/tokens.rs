@@ -83,10 +83,8 @@ impl Refusals {
     };
 }
 
-/// Whether a cache takes the eight elements; reports those that it does not, `kind` 0 for keys and 2 for
-/// values.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Whether a cache takes the eight elements; reports those that it does not, `kind` 0 for keys and 2 for values.
+#[simt::device]
 fn takes<E: Half>(vector: UVec4, kind: usize, index: usize, problems: GlobalMut<u64>) -> bool {
     let words = vector.to_array();
     let mut all = true;
@@ -125,8 +123,7 @@ struct Target<E> {
 
 impl<E: Half> Target<E> {
     /// Stores eight elements, from `head · head_dim + channel` on.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn store(&self, kind: u32, element: u32, vector: UVec4) {
         let CacheShape { kv_heads, head_dim, .. } = self.shape;
         let (head, channel) = (bits::div_u32(element, head_dim), bits::rem_u32(element, head_dim));
@@ -138,10 +135,9 @@ impl<E: Half> Target<E> {
         store_whole(self.near, fresh as usize * tile + inside, vector);
     }
 
-    /// Copies the token's rows, `[kv_heads, D]` from `from` on; if the block is full then, empties the slots
-    /// that hold what it held before.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Copies the token's rows, `[kv_heads, D]` from `from` on; if the block is full then, empties the slots that hold what
+    /// it held before.
+    #[simt::device]
     fn copy(&self, keys: Global<E>, values: Global<E>, from: usize, directory: GlobalMut<u64>) {
         let elements = self.shape.kv_heads * self.shape.head_dim;
         let mut i = VECTOR * thread::thread_idx_x();

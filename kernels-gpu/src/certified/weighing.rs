@@ -68,8 +68,7 @@ impl Weighed {
     const VECTORS: usize = size_of::<Weighed>() / 16;
 
     /// Writes row `row`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn store(self, rows: GlobalMut<Weighed>, row: usize) {
         let words: [UVec4; Self::VECTORS] = bytemuck::cast(self);
         unroll!(for i in 0..5 {
@@ -78,8 +77,7 @@ impl Weighed {
     }
 
     /// Reads row `row`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn load(rows: Global<Weighed>, row: usize) -> Self {
         let mut words = [UVec4::ZERO; Self::VECTORS];
         unroll!(for i in 0..5 {

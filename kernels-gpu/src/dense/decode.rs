@@ -22,7 +22,8 @@
 use super::{DenseShape, stages};
 use crate::attention::{
     Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Queries, ROWS, Ring, Running,
-    ValueTile, combine, combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
+    ValueTile, combine, combine_to_part, combined_rows, first_blocks, last_to_arrive, part_floats, walk,
+    warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
@@ -180,12 +181,7 @@ pub fn attend<E: Half, const D: usize>(
         return;
     }
     let part = base + split as usize * floats;
-    combine::<D>(layout.rows, layout.outputs, |r, d, merged| {
-        partials.store_vector(part + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
-        if d == 0 {
-            partials.store_vector(part + (ROWS * D as u32 + 2 * r) as usize, merged.row);
-        }
-    });
+    combine_to_part::<D>(layout.rows, layout.outputs, partials, part);
     if !last_to_arrive(counters, launch_row, used, layout.last) {
         return;
     }
@@ -200,10 +196,9 @@ pub fn attend<E: Half, const D: usize>(
 /// its parts together. More would be given up by the L2 cache before it is used.
 const AHEAD: u32 = 2;
 
-/// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run: memory has less and
-/// less to do towards a launch's end. Not as a rung, which has nothing to read most of the time.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run: memory has less and less to do towards a
+/// launch's end. Not as a rung, which has nothing to read most of the time.
+#[simt::device]
 fn look_ahead<E: Half, const D: usize>(
     keys: Global<E>,
     values: Global<E>,
@@ -279,8 +274,7 @@ impl<E: Half, const D: usize> Ring for Tiles<E, D> {
         self.end
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn block(&self, tile: u32) -> u32 {
         if tile < self.end {
             self.table.load_readonly((self.sequence * self.shape.max_blocks + tile) as usize)
@@ -295,8 +289,7 @@ impl<E: Half, const D: usize> Ring for Tiles<E, D> {
         thread::let_next_start();
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn start(&self, tile: u32, block: u32, stage: u32) {
         let (k, v) = self.stage(stage);
         let from = (block * self.shape.kv_heads + self.head) as usize * (BLOCK_TOKENS as usize * D);
@@ -325,8 +318,7 @@ struct Target {
 
 impl Target {
     /// Four dimensions of a row, if it is wanted. A row that sees no key is 0, its LSE −∞.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn finish<const D: usize>(self, r: u32, d: u32, merged: Merged) {
         let row = self.row_group * ROWS + r;
         if row >= self.shape.rows() || self.rows_wanted >> r & 1 == 0 {

@@ -89,7 +89,7 @@ fn stage_scales(scales: Global<f32>, shape: Shape) -> Option<u32> {
 }
 
 /// Equation (7), one thread an element, scales from shared memory (listing 6). Shared: [`tiled_layout`].
-#[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
+#[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::quantize_naive, max_threads = 256)]
 pub fn quantize_tiled<T: Element>(keys: Global<T>, scales: Global<f32>, codes: GlobalMut<i8>, shape: Shape) {
     if let Some(column) = stage_scales(scales, shape) {
         let scale = tiled_layout().scales.load(thread::thread_idx_x());
@@ -101,7 +101,7 @@ pub fn quantize_tiled<T: Element>(keys: Global<T>, scales: Global<f32>, codes: G
 }
 
 /// Equation (8), one thread an element, scales from shared memory. Shared: [`tiled_layout`].
-#[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
+#[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::dequantize_naive, max_threads = 256)]
 pub fn dequantize_tiled<T: Element>(
     codes: Global<i8>,
     scales: Global<f32>,
@@ -124,7 +124,7 @@ fn coarse_column(i: usize) -> u32 {
 }
 
 /// Equation (7), one thread four columns 16 apart.
-#[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
+#[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::quantize_naive, max_threads = 256)]
 pub fn quantize_coarsened<T: Element>(
     keys: Global<T>,
     scales: Global<f32>,
@@ -144,7 +144,7 @@ pub fn quantize_coarsened<T: Element>(
 }
 
 /// Equation (8), one thread four columns 16 apart.
-#[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
+#[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::dequantize_naive, max_threads = 256)]
 pub fn dequantize_coarsened<T: Element>(
     codes: Global<i8>,
     scales: Global<f32>,

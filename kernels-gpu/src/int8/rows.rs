@@ -20,7 +20,7 @@ use simt::{Global, GlobalMut, bits, kernel, thread, unroll};
 pub const ROWS_PER_THREAD: u32 = 8;
 
 /// Equation (7), one thread four columns of eight rows. `keys` [T, D], `scales` \[D\], `codes` [T, D].
-#[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
+#[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::quantize_naive, max_threads = 256)]
 pub fn quantize_rows<T: Element>(keys: Global<T>, scales: Global<f32>, codes: GlobalMut<i8>, shape: Shape) {
     let (rows, columns, _) = quad_rows(shape);
     match place(shape, thread::index_1d() as u32, ROWS_PER_THREAD) {
@@ -71,7 +71,7 @@ fn quantize_strip<T: Element, const FULL: bool>(
 }
 
 /// Equation (8), one thread four columns of eight rows. `codes` [T, D], `scales` \[D\], `keys` [T, D].
-#[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
+#[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::dequantize_naive, max_threads = 256)]
 pub fn dequantize_rows<T: Element>(codes: Global<i8>, scales: Global<f32>, keys: GlobalMut<T>, shape: Shape) {
     let (rows, columns, _) = quad_rows(shape);
     match place(shape, thread::index_1d() as u32, ROWS_PER_THREAD) {

@@ -25,7 +25,7 @@ pub(super) fn four_scales(scales: Global<f32>, column: u32, channels: u32) -> [f
 }
 
 /// Equation (7), one thread four elements. `keys` [T, D], `scales` \[D\], `codes` [T, D].
-#[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
+#[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::quantize_naive, max_threads = 256)]
 pub fn quantize_vectorized<T: Element>(
     keys: Global<T>,
     scales: Global<f32>,
@@ -50,7 +50,7 @@ pub fn quantize_vectorized<T: Element>(
 }
 
 /// Equation (8), one thread four elements. `codes` [T, D], `scales` \[D\], `keys` [T, D].
-#[kernel(system = int8, instances(f32, f16, bf16), max_threads = 256)]
+#[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::dequantize_naive, max_threads = 256)]
 pub fn dequantize_vectorized<T: Element>(
     codes: Global<i8>,
     scales: Global<f32>,

@@ -90,8 +90,7 @@ pub struct Normed;
 pub struct Gated;
 
 impl Source for Plain {
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn load(x: Global<f32>, _: Global<f32>, start: usize, at: u32, _: SourceShape) -> Raw {
         [x.load_vector(start + at as usize), Vec4::ZERO]
     }
@@ -106,23 +105,19 @@ impl Source for Plain {
 }
 
 impl Source for Normed {
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn load(x: Global<f32>, weight: Global<f32>, start: usize, at: u32, _: SourceShape) -> Raw {
         [x.load_vector(start + at as usize), weight.load_vector(at as usize)]
     }
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn ahead(weight: Global<f32>, at: u32) -> Vec4 {
         weight.load_vector_ahead(at as usize)
     }
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn load_rest(x: Global<f32>, ahead: Vec4, start: usize, at: u32, _: SourceShape) -> Raw {
         [x.load_vector(start + at as usize), ahead]
     }
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn prepare(first: Raw, x: Global<f32>, start: usize, shape: SourceShape, sums: Shared<f32>) -> f32 {
         // Threads past the row's end hold zeros.
         let mut chains = first[0].to_array().map(|x| fma(x, x, 0.0));
@@ -152,8 +147,7 @@ impl Source for Normed {
 }
 
 impl Source for Gated {
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn load(x: Global<f32>, _: Global<f32>, start: usize, at: u32, shape: SourceShape) -> Raw {
         [x.load_vector(start + at as usize), x.load_vector(start + (shape.columns + at) as usize)]
     }
@@ -185,19 +179,16 @@ pub fn gated(gate: f32, up: f32) -> f32 {
     (gate / (1.0 + exp2(gate * -LOG2_E))) * up
 }
 
-/// What comes ahead of the wait for this thread's first channels in part `part` of a token; past the end, for
-/// the last ones.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// What comes ahead of the wait for this thread's first channels in part `part` of a token; past the end, for the last ones.
+#[simt::device]
 pub(super) fn load_ahead<S: Source>(weight: Global<f32>, part: u32, shape: SourceShape) -> Vec4 {
     let at = part * (4 * THREADS) + thread::thread_idx_x() * 4;
     S::ahead(weight, at.min(shape.columns - 4))
 }
 
-/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number
-/// `part`; `store` gets words of the token's records. `ahead` is what [`load_ahead`] gives for the part.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number `part`; `store`
+/// gets words of the token's records. `ahead` is what [`load_ahead`] gives for the part.
+#[simt::device]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn make_records<S: Source>(
     x: Global<f32>,

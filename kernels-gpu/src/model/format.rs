@@ -124,8 +124,7 @@ const fn quad_row(c: u32) -> u32 {
 }
 
 /// Adds four rows' integers over the four parts; lane c = 2j + h is left with that of row j of its four.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 fn add_parts(rows: [i32; 4], c: u32) -> i32 {
     let upper = c & 4 != 0;
     let keep = if upper { [rows[2], rows[3]] } else { [rows[0], rows[1]] };
@@ -187,8 +186,7 @@ macro_rules! four_bits {
             fn nothing() -> Self::Loaded {
                 FourBits { words: UVec4::ZERO, scale: 0 }
             }
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             fn load(codes: Global<u32>, scales: Global<u16>, tile: usize, c: u32) -> Self::Loaded {
                 let words = codes.load_vector_ahead(tile * Self::TILE_WORDS as usize + 4 * c as usize);
                 let row = tile * GROUP as usize + quad_row(c) as usize;
@@ -198,8 +196,7 @@ macro_rules! four_bits {
             fn row(c: u32) -> u32 {
                 quad_row(c)
             }
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             fn add(loaded: Self::Loaded, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32 {
                 let part = part(c >> 1);
                 let planes = planes(part);
@@ -208,8 +205,7 @@ macro_rules! four_bits {
                 let [step, u] = [f32::from_bits(part[1].z), f32::from_bits(part[1].w)];
                 Self::finish(sum, Self::widen(loaded.scale), dot, step, u)
             }
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             fn weight(codes: Global<u32>, scales: Global<u16>, tile: usize, r: u32, k: u32) -> f32 {
                 let [low, high] = Self::words(codes, tile, k / 8, r);
                 let word = if k & 4 == 0 { low } else { high };
@@ -218,13 +214,11 @@ macro_rules! four_bits {
             }
         }
         impl Codes for $name {
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2] {
                 low_and_high(codes.load_readonly(tile * Self::TILE_WORDS as usize + (8 * j + r) as usize))
             }
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             fn scale(scales: Global<u16>, tile: usize, r: u32) -> [f32; 2] {
                 let row = tile * GROUP as usize + r as usize;
                 Self::widen(scales.cast::<$stored>().load_readonly(row))
@@ -253,8 +247,7 @@ impl Format for Q8_0 {
     fn nothing() -> EightBits {
         EightBits { words: [UVec4::ZERO; 2], scale: 0 }
     }
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn load(codes: Global<u32>, scales: Global<u16>, tile: usize, c: u32) -> EightBits {
         let at = tile * Self::TILE_WORDS as usize + 4 * c as usize;
         let words = [codes.load_vector_ahead(at), codes.load_vector_ahead(at + 32)];
@@ -264,8 +257,7 @@ impl Format for Q8_0 {
     fn row(c: u32) -> u32 {
         quad_row(c)
     }
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn add(loaded: EightBits, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32 {
         let part = part(c >> 1);
         let planes = planes(part);
@@ -280,8 +272,7 @@ impl Format for Q8_0 {
         let [step, u] = [f32::from_bits(part[1].z), f32::from_bits(part[1].w)];
         Self::finish(sum, [half_bits(loaded.scale), 0.0], dot, step, u)
     }
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn weight(codes: Global<u32>, scales: Global<u16>, tile: usize, r: u32, k: u32) -> f32 {
         let [first, second] = Self::words(codes, tile, k / 8, r);
         let word = if k & 4 == 0 { first } else { second };
@@ -291,14 +282,12 @@ impl Format for Q8_0 {
 }
 
 impl Codes for Q8_0 {
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2] {
         let at = tile * Self::TILE_WORDS as usize + (8 * j + r) as usize;
         [codes.load_readonly(at), codes.load_readonly(at + 32)]
     }
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn scale(scales: Global<u16>, tile: usize, r: u32) -> [f32; 2] {
         [half_bits(scales.load_readonly(tile * GROUP as usize + r as usize)), 0.0]
     }
@@ -329,8 +318,7 @@ fn fixed_at(part: [UVec4; 2], c: u32) -> i32 {
 }
 
 /// Adds eight rows' chains over the eight lanes: distances 4, 2 and 1; lane c is left with row c.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 fn add_chains(rows: [f32; 8], c: u32) -> f32 {
     let mut four = [0f32; 4];
     let upper = c & 4 != 0;
@@ -360,8 +348,7 @@ macro_rules! floats {
             fn nothing() -> Self::Loaded {
                 Floats { words: [[UVec4::ZERO; $vectors]; 4] }
             }
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             fn load(codes: Global<u32>, _: Global<u16>, tile: usize, c: u32) -> Self::Loaded {
                 let mut words = [[UVec4::ZERO; $vectors]; 4];
                 unroll!(for i in 0..4 {
@@ -375,8 +362,7 @@ macro_rules! floats {
             fn row(c: u32) -> u32 {
                 c
             }
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             fn add(loaded: Self::Loaded, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32 {
                 let mut rows = [0f32; 8];
                 unroll!(for i in 0..4 {
@@ -390,8 +376,7 @@ macro_rules! floats {
                 });
                 fma(f32::from_bits(part(0)[1].z), add_chains(rows, c), sum)
             }
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            #[simt::device]
             fn weight(codes: Global<u32>, _: Global<u16>, tile: usize, r: u32, k: u32) -> f32 {
                 let elements = codes.cast::<$element>();
                 elements.load_readonly(tile * (32 * GROUP) as usize + (k * GROUP + r) as usize).to_f32()

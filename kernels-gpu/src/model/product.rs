@@ -112,8 +112,7 @@ pub(super) struct Target {
 
 impl Target {
     /// Adds what is to be added to a row's sum, and writes it.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn finish(self, token: u32, row: u32, sum: f32) {
         let at = token as usize * self.shape.rows as usize + row as usize;
         let mut y = sum;
@@ -182,8 +181,7 @@ impl Share {
     }
 
     /// Loads this lane's part of up to four blocks from `first` on.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn load<F: Format>(self, codes: Global<u32>, scales: Global<u16>, first: u32) -> [F::Loaded; 4] {
         let mut loaded = [F::nothing(); 4];
         unroll!(for i in 0..4 {
@@ -197,8 +195,7 @@ impl Share {
     }
 
     /// This lane's strand; `loaded` has its first blocks, `part` gives parts of a block's record.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn sum<F: Format>(
         self,
         codes: Global<u32>,
@@ -231,8 +228,7 @@ impl Share {
     }
 
     /// Adds the strands of the thread block's rows.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn finish<F: Format>(self, layout: LinearLayout, token: u32, sum: f32, target: Target) {
         let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
         layout.strands.store(t / 32 * 32 + lane / 8 * GROUP + F::row(self.c), sum);

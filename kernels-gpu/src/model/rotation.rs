@@ -73,12 +73,19 @@ pub fn turn(x: f32, y: f32, angle: f32) -> [f32; 2] {
     overlaps
 )]
 pub fn rope<E: Element, const INTERLEAVED: u32>(
+    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
     qkv: Global<f32>,
+    /// \[tokens\].
     positions: Global<u32>,
+    /// [rotary / 2].
     frequencies: Global<f32>,
+    /// [tokens, q_heads, head_dim].
     queries: GlobalMut<E>,
+    /// [tokens, kv_heads, head_dim].
     keys: GlobalMut<E>,
+    /// [tokens, kv_heads, head_dim].
     values: GlobalMut<E>,
+    /// The extents.
     shape: RopeShape,
 ) {
     let Some(Turned { token, head, channels: [first, second], pair }) =
@@ -104,15 +111,25 @@ pub fn rope<E: Element, const INTERLEAVED: u32>(
 /// token past the table's last block are left out. Grid as for `rope`.
 #[kernel(system = model, instances(0, 1), max_threads = 128, overlaps)]
 pub fn rope_append<const INTERLEAVED: u32>(
+    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
     qkv: Global<f32>,
+    /// Where each token belongs, \[tokens\].
     positions: Global<u32>,
+    /// [rotary / 2].
     frequencies: Global<f32>,
+    /// [tokens, q_heads, head_dim].
     queries: GlobalMut<f16>,
+    /// \[max_blocks\].
     table: Global<u32>,
+    /// \[1\]: one more than the position of the last token.
     lengths: GlobalMut<u32>,
+    /// The pool's keys, [blocks, kv_heads, 16, head_dim].
     keys: GlobalMut<f16>,
+    /// Its values.
     values: GlobalMut<f16>,
+    /// The extents.
     shape: RopeShape,
+    /// Entries of the table.
     max_blocks: u32,
 ) {
     let Some(Turned { token, head, channels: [first, second], pair }) =
@@ -153,8 +170,7 @@ struct Turned {
 }
 
 /// This thread's pair; none for a thread past the last.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 fn turned<const INTERLEAVED: u32>(
     qkv: Global<f32>,
     positions: Global<u32>,

@@ -79,8 +79,7 @@ pub const fn sample_layout() -> SampleLayout {
 }
 
 /// Inclusive sum over the lanes up to this one.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 fn inclusive(value: u64, lane: u32) -> u64 {
     let mut sum = value;
     unroll!(for i in 0..5 {
@@ -100,16 +99,14 @@ struct Weights {
 }
 
 impl Weights {
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn at(self, i: u32) -> u32 {
         sample_weight(self.logits.load(self.start + i as usize), self.largest, self.shape.sharpness)
     }
 
-    /// Sum of the weights that are at least `least`, of tokens `first`, `first + step`, … below `end`; over
-    /// the block's warps in the order of the threads, which does not matter.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Sum of the weights that are at least `least`, of tokens `first`, `first + step`, … below `end`; over the block's warps
+    /// in the order of the threads, which does not matter.
+    #[simt::device]
     fn sum(self, first: u32, end: u32, step: u32, least: u32) -> u64 {
         let mut sum = 0u64;
         let mut i = first;
@@ -124,10 +121,9 @@ impl Weights {
         sum
     }
 
-    /// The highest bin of weights with `upper` above `shift + bits` bits for which it and the bins above
-    /// weigh at least `wanted` (`above` being what lies above all bins); and what lies above it.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// The highest bin of weights with `upper` above `shift + bits` bits for which it and the bins above weigh at least
+    /// `wanted` (`above` being what lies above all bins); and what lies above it.
+    #[simt::device]
     fn find(
         self,
         layout: SampleLayout,

@@ -52,7 +52,7 @@ macro_rules! functions {
 
         /// Every instance of [`fn@function`].
         #[cfg(not(target_arch = "nvptx64"))]
-        pub const KERNELS: &[simt::Kernel<(GlobalMut<u32>, u32, u32, u32)>] =
+        pub const KERNELS: &[simt::Kernel<function::Args>] =
             &[$(function::kernel::<$name>()),*];
     };
 }

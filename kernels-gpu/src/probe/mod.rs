@@ -29,14 +29,7 @@ pub mod overlaps;
 pub mod shared;
 pub mod warps;
 
-/// A 64-bit word that depends on every bit of `x` (the finalizer of the SplitMix64 generator).
-#[inline(always)]
-pub fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
+use crate::mix;
 
 /// A 32-bit word for thread or element `i` of round `round`.
 #[inline(always)]

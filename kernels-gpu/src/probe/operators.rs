@@ -90,7 +90,7 @@ macro_rules! operators {
 
         /// Every instance of [`fn@operator`].
         #[cfg(not(target_arch = "nvptx64"))]
-        pub const KERNELS: &[simt::Kernel<(GlobalMut<u64>, u64, u32)>] = &[$(operator::kernel::<$name>()),*];
+        pub const KERNELS: &[simt::Kernel<operator::Args>] = &[$(operator::kernel::<$name>()),*];
     };
 }
 

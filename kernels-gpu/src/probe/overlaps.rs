@@ -1,7 +1,8 @@
 //! Launches that overlap: each launch of a chain reads what every block of the one before it wrote, and
 //! overwrites what that one read. A launch that did not wait would give other words.
 
-use super::{mix, word};
+use super::word;
+use crate::mix;
 use simt::{Global, GlobalMut, kernel, thread};
 
 /// Reads of each element.
@@ -16,7 +17,7 @@ pub fn link(from: Global<u32>, to: GlobalMut<u32>, n: u32, step: u32) {
 }
 
 /// A link that starts when all before it is done, and lets the next one start at once.
-#[kernel(system = probe, max_threads = 256)]
+#[kernel(system = probe, args = link, max_threads = 256)]
 pub fn link_in_order(from: Global<u32>, to: GlobalMut<u32>, n: u32, step: u32) {
     thread::let_next_start();
     fold(from, to, n, step);

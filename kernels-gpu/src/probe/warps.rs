@@ -1,6 +1,7 @@
 //! What the lanes of a warp exchange.
 
-use super::{mix, word};
+use super::word;
+use crate::mix;
 use simt::warp::{self, Word};
 use simt::{GlobalMut, Shared, SharedPlan, kernel, thread};
 
@@ -54,7 +55,7 @@ pub fn votes(out: GlobalMut<u32>, width: u32, seed: u32) {
 }
 
 /// Every reduction in groups of `width` lanes; the float sum over whole warps.
-#[kernel(system = probe)]
+#[kernel(system = probe, args = votes)]
 pub fn reductions(out: GlobalMut<u32>, width: u32, seed: u32) {
     let i = thread::index_1d();
     let mask = group(width);
@@ -91,7 +92,7 @@ pub const fn layout() -> Layout {
 }
 
 /// Lanes of a group hand words round through shared memory, ordered by warp barriers alone.
-#[kernel(system = probe)]
+#[kernel(system = probe, args = votes)]
 pub fn exchanges(out: GlobalMut<u32>, width: u32, seed: u32) {
     let (t, i) = (thread::thread_idx_x(), thread::index_1d());
     let (mask, tile) = (group(width), layout().tile);

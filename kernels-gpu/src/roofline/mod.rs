@@ -74,13 +74,13 @@ fn each<T: Copy, const PER_THREAD: usize>(
     }
 }
 
-/// Reads `grid.vectors` × 16 bytes; counts in `sink` the threads whose vectors cancel to one certain word.
-#[kernel(system = roofline, instances(1, 8), max_threads = 256)]
-pub fn read_four<const PER_THREAD: usize>(source: Global<u32>, sink: GlobalMut<u32>, grid: Grid) {
+/// Reads `grid.vectors` × 16 bytes; counts in `target` the threads whose vectors cancel to one certain word.
+#[kernel(system = roofline, instances(1, 8), args = copy_four, max_threads = 256)]
+pub fn read_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
     let mut all = UVec4::ZERO;
     each::<_, PER_THREAD>(grid, |at| source.load_vector_streaming::<UVec4>(at * 4), |_, x| all ^= x);
     if all.x ^ all.y ^ all.z ^ all.w == 0x9e37_79b9 {
-        sink.atomic_add(0, 1);
+        target.atomic_add(0, 1);
     }
 }
 
@@ -91,7 +91,7 @@ fn narrowed(x: UVec4) -> u32 {
 }
 
 /// Reads `grid.vectors` × 16 bytes and writes the exclusive or of each vector's words: 4 bytes.
-#[kernel(system = roofline, instances(1, 2), max_threads = 256)]
+#[kernel(system = roofline, instances(1, 2), args = copy_four, max_threads = 256)]
 pub fn narrow_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
     each::<_, PER_THREAD>(
         grid,
@@ -101,7 +101,7 @@ pub fn narrow_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalM
 }
 
 /// Reads `grid.vectors` × 4 bytes and writes each word four times: 16 bytes.
-#[kernel(system = roofline, instances(1, 2, 8), max_threads = 256)]
+#[kernel(system = roofline, instances(1, 2, 8), args = copy_four, max_threads = 256)]
 pub fn widen_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
     each::<_, PER_THREAD>(
         grid,
@@ -110,9 +110,9 @@ pub fn widen_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMu
     );
 }
 
-/// [`narrow_four`](fn@narrow_four) with four neighbouring vectors a thread, narrowed to one store. A thread's
-/// loads meet in the first-level cache, so they may stay there.
-#[kernel(system = roofline, max_threads = 256)]
+/// [`narrow_four`](fn@narrow_four) with four neighbouring vectors a thread, narrowed to one store. A thread's loads meet
+/// in the first-level cache, so they may stay there.
+#[kernel(system = roofline, args = copy_four, max_threads = 256)]
 pub fn narrow_neighbours(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
     let first = thread::index_1d() * 4;
     let load = |i: usize| source.load_vector_readonly::<UVec4>((first + i) * 4);

@@ -3,6 +3,7 @@
 use super::report::{Accuracy, Subject};
 use host::int8::{Int8Element, metrics};
 use kernels_gpu::int8::quantizer::error_bound;
+use kernels_gpu::mixed;
 use rayon::prelude::*;
 
 /// Queries that the attention error is a mean over.
@@ -10,12 +11,7 @@ const QUERIES: usize = 4;
 
 /// Value `index` of a fixed stream of U(−1, 1), in steps of 2^−23.
 fn uniform(seed: u64, index: u64) -> f32 {
-    // SplitMix64: a counter, scrambled, so that any part can be made by any thread.
-    let mut x = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^= x >> 31;
-    (x >> 40) as f32 / (1 << 23) as f32 - 1.0
+    (mixed(seed, index) >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
 /// `count` elements from U(−1, 1), the same on every machine.

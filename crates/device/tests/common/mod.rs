@@ -2,57 +2,49 @@
 // Each test binary takes a part.
 #![allow(dead_code, unused_macros, unused_imports)]
 
-use ferrokv_device::{Device, Error, PtxImage};
+use ferrokv_device::{Buffer, Device, Error, PtxImage};
 use simt::emu::EmuOptions;
-use simt::{Global, GlobalMut, Kernel, KernelInfo, LaunchShape, SharedPlan, thread};
+use simt::{Global, GlobalMut, LaunchShape, SharedPlan, kernel, thread};
 
-/// The PTX of every kernel here but [`MISSING`].
+/// The PTX of every kernel here but [`fn@missing`].
 pub const PTX: &str = include_str!("kernels.ptx");
 /// [`PTX`] as the loader takes it.
 pub const IMAGES: &[PtxImage] = &[PtxImage { sm: 80, text: PTX }];
 
-// Name in PTX, most threads, whether launches may overlap (the PTX is of a target where none does), body.
-macro_rules! kernels {
-    ($($name:ident: $entry:literal, $max:literal, $overlaps:literal, $body:ident($($arg:ty),*);)*) => {$(
-        pub static $name: Kernel<($($arg,)*)> = {
-            static INFO: KernelInfo = KernelInfo {
-                name: $entry,
-                module: module_path!(),
-                file: file!(),
-                line: line!(),
-                max_threads: $max,
-                overlaps: $overlaps,
-                waits_late: false,
-            };
-            #[allow(unused_parens)]
-            Kernel::new(&INFO, $body)
-        };
-    )*};
-}
-kernels! {
-    AFFINE: "host_test_affine", 1024, false, affine(Global<f32>, GlobalMut<f32>, f32, u32);
-    INCREMENT: "host_test_increment", 1024, false, increment(GlobalMut<u32>, u32, u32);
-    INCREMENT_OVERLAPPING: "host_test_increment", 1024, true, increment(GlobalMut<u32>, u32, u32);
-    REVERSE: "host_test_reverse", 256, false, reverse(GlobalMut<u32>, u32);
-    NARROW: "host_test_narrow", 1024, false, narrow(GlobalMut<u32>);
-    MISSING: "host_test_missing", 1024, false, narrow(GlobalMut<u32>);
-}
-
-fn affine((x, y, a, n): (Global<f32>, GlobalMut<f32>, f32, u32)) {
+#[kernel(system = host_test)]
+pub fn affine(x: Global<f32>, y: GlobalMut<f32>, a: f32, n: u32) {
     let i = thread::index_1d();
     if i < n as usize {
         y.store(i, x.load(i) * a + 1.0);
     }
 }
 
-fn increment((y, by, n): (GlobalMut<u32>, u32, u32)) {
+#[kernel(system = host_test)]
+pub fn increment(y: GlobalMut<u32>, by: u32, n: u32) {
     let i = thread::index_1d();
     if i < n as usize {
         y.store(i, y.load(i).wrapping_add(by));
     }
 }
 
-fn reverse((y, stride): (GlobalMut<u32>, u32)) {
+/// [`fn@increment`] of a whole buffer.
+pub fn add(buffer: &mut Buffer<u32>, by: u32) -> increment::Args {
+    increment::Args { y: buffer.global_mut(), by, n: buffer.len() as u32 }
+}
+
+/// [`fn@increment`] under the same name in the PTX, whose target knows no launches that overlap.
+pub mod overlapping {
+    use super::increment as in_order;
+    use super::{GlobalMut, kernel};
+
+    #[kernel(system = host_test, args = in_order, overlaps)]
+    pub fn increment(y: GlobalMut<u32>, by: u32, n: u32) {
+        in_order(y, by, n);
+    }
+}
+
+#[kernel(system = host_test, max_threads = 256)]
+pub fn reverse(y: GlobalMut<u32>, stride: u32) {
     let (t, n) = (thread::thread_idx_x(), thread::block_dim_x());
     let memory = SharedPlan::new().array::<u32>(n * stride);
     memory.store(t * stride, y.load(t as usize));
@@ -60,9 +52,15 @@ fn reverse((y, stride): (GlobalMut<u32>, u32)) {
     y.store(t as usize, memory.load((n - 1 - t) * stride));
 }
 
-fn narrow((y,): (GlobalMut<u32>,)) {
+#[kernel(system = host_test)]
+pub fn narrow(y: GlobalMut<u32>) {
     let t = thread::thread_idx_x();
     y.store(t as usize, t);
+}
+
+#[kernel(system = host_test)]
+pub fn missing(y: GlobalMut<u32>) {
+    narrow(y);
 }
 
 /// Enough blocks of 128 threads for `n` threads.

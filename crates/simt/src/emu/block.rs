@@ -446,29 +446,29 @@ impl<'a> Runner<'a> {
 mod tests {
     use super::*;
     use crate::emu::launch;
-    use crate::{Kernel, thread};
+    use crate::{kernel, thread};
 
-    static INFO: KernelInfo = KernelInfo {
-        name: "park",
-        module: "tests",
-        file: file!(),
-        line: line!(),
-        max_threads: 1024,
-        overlaps: false,
-        waits_late: false,
-    };
+    #[kernel]
+    fn park(faulty: u32) {
+        thread::sync_threads();
+        assert!(faulty == 0 || thread::thread_idx_x() < 40, "planted");
+        thread::sync_threads();
+    }
+
+    #[kernel]
+    fn barrier() {
+        thread::sync_threads();
+    }
 
     #[test]
     fn stacks_are_reused_from_launch_to_launch() {
-        let kernel = Kernel::new(&INFO, |(faulty,): (u32,)| {
-            thread::sync_threads();
-            assert!(faulty == 0 || thread::thread_idx_x() < 40, "planted");
-            thread::sync_threads();
-        });
+        let kernel = park::kernel();
         // With race checking, blocks run on this very thread, whose pool can be looked at.
         let options = EmuOptions::race_checked();
         // SAFETY: no memory is involved.
-        let run = |faulty: u32| unsafe { launch(&kernel, LaunchShape::new(2, 64), (faulty,), &options) };
+        let run = |faulty: u32| unsafe {
+            launch(&kernel, LaunchShape::new(2, 64), park::Args { faulty }, &options)
+        };
         for _ in 0..50 {
             assert_eq!(run(0), Ok(()));
             assert_eq!(ThreadStack::idle(), 64);
@@ -481,16 +481,18 @@ mod tests {
         assert_eq!(run(0), Ok(()));
         let other_size = EmuOptions { stack_bytes: 128 * 1024, ..options };
         // SAFETY: no memory is involved.
-        let result = unsafe { launch(&kernel, LaunchShape::new(1, 16), (0,), &other_size) };
+        let result =
+            unsafe { launch(&kernel, LaunchShape::new(1, 16), park::Args { faulty: 0 }, &other_size) };
         assert_eq!((result, ThreadStack::idle()), (Ok(()), 16));
     }
 
     #[test]
     fn a_stack_that_no_machine_has_is_refused() {
-        let kernel = Kernel::new(&INFO, |()| thread::sync_threads());
         let options = EmuOptions { stack_bytes: 1 << 60, ..EmuOptions::default() };
         // SAFETY: no memory is involved.
-        let fault = unsafe { launch(&kernel, LaunchShape::new(1, 64), (), &options) }.unwrap_err();
+        let fault =
+            unsafe { launch(&barrier::kernel(), LaunchShape::new(1, 64), barrier::Args {}, &options) }
+                .unwrap_err();
         assert!(
             fault.to_string().contains("no memory for 64 stacks of 1152921504606846976 bytes"),
             "{fault}"

@@ -19,7 +19,7 @@ fn row(x: Global<f32>, y: GlobalMut<f32>) {
     y.store(i, v.x + v.y + v.z);
 }
 
-#[kernel]
+#[kernel(args = row)]
 fn row_fixed(x: Global<f32>, y: GlobalMut<f32>) {
     let i = thread::index_1d();
     y.store(i, x.load(3 * i) + x.load(3 * i + 1) + x.load(3 * i + 2));
@@ -31,7 +31,7 @@ fn global() {
     let x: &[f32] = bytemuck::cast_slice(&rows);
     for options in modes() {
         let mut y = vec![0f32; 16];
-        let args = (read(x), write(&mut y));
+        let args = row::Args { x: read(x), y: write(&mut y) };
         let shape = LaunchShape::new(2, 8);
         let kind = caught(row::kernel(), shape, args, &options, at!("a row is no vector", block 0, thread 1));
         assert_eq!(kind, FaultKind::Misaligned { space: Space::Global, index: 3, bytes: 16, off_by: 12 });
@@ -54,9 +54,15 @@ fn a_base_that_is_not_aligned() {
         let shape = LaunchShape::new(2, 8);
         let place = at!("the offset spoils it", block 0, thread 0);
         // Element 2 of the handle is aligned only if the handle is: this one starts one byte late.
-        let kind = caught(store::kernel(), shape, (write(&mut y[1..68]), 2), &options, place);
+        let kind = caught(
+            store::kernel(),
+            shape,
+            store::Args { y: write(&mut y[1..68]), first: 2 },
+            &options,
+            place,
+        );
         assert_eq!(kind, FaultKind::Misaligned { space: Space::Global, index: 2, bytes: 4, off_by: 3 });
-        pass(store::kernel(), shape, (write(&mut y[1..68]), 3), &options);
+        pass(store::kernel(), shape, store::Args { y: write(&mut y[1..68]), first: 3 }, &options);
         assert!(y[4..].iter().enumerate().all(|(i, y)| *y as usize == i % 4 + 1 || i >= 64));
     }
 }
@@ -75,7 +81,7 @@ fn pairs(y: GlobalMut<u32>) {
     y.store(thread::index_1d(), pair);
 }
 
-#[kernel]
+#[kernel(args = pairs)]
 fn pairs_fixed(y: GlobalMut<u32>) {
     let (tile, t) = (tile(), thread::thread_idx_x());
     tile.store(2 * t, t as u16);
@@ -89,7 +95,7 @@ fn shared() {
     let shape = LaunchShape::new(2, 32).shared(132);
     for options in modes() {
         let mut y = vec![0; 64];
-        let args = (write(&mut y),);
+        let args = pairs::Args { y: write(&mut y) };
         let kind = caught(pairs::kernel(), shape, args, &options, at!("an odd start", block 0, thread 0));
         assert_eq!(kind, FaultKind::Misaligned { space: Space::Shared, index: 1, bytes: 4, off_by: 2 });
         pass(pairs_fixed::kernel(), shape, args, &options);

@@ -49,9 +49,20 @@ fn a_read_before_the_wait() {
     for options in modes() {
         let mut y = vec![0; 32];
         let place = at!("the second group is still under way", block 0, thread 0);
-        let kind = caught(unawaited::kernel(), shape(), (read(&x), write(&mut y)), &options, place);
+        let kind = caught(
+            unawaited::kernel(),
+            shape(),
+            unawaited::Args { x: read(&x), y: write(&mut y) },
+            &options,
+            place,
+        );
         assert_eq!(kind, FaultKind::CopyUnderWay { offset: 512, bytes: 4 });
-        pass(unawaited_fixed::kernel(), shape(), (read(&x), write(&mut y)), &options);
+        pass(
+            unawaited_fixed::kernel(),
+            shape(),
+            unawaited_fixed::Args { x: read(&x), y: write(&mut y) },
+            &options,
+        );
         assert!((0..32).all(|i| y[i] == 4 * (i as u32 ^ 1) + 4 * i as u32));
     }
 }
@@ -71,7 +82,13 @@ fn a_group_that_is_not_closed() {
     for options in modes() {
         let mut y = vec![0; 32];
         let place = at!("never committed, so not waited for", block 0, thread 0);
-        let kind = caught(uncommitted::kernel(), shape(), (read(&x), write(&mut y)), &options, place);
+        let kind = caught(
+            uncommitted::kernel(),
+            shape(),
+            uncommitted::Args { x: read(&x), y: write(&mut y) },
+            &options,
+            place,
+        );
         assert_eq!(kind, FaultKind::CopyUnderWay { offset: 0, bytes: 4 });
     }
 }
@@ -98,10 +115,16 @@ fn a_copy_that_no_barrier_shows() {
     let mut y = vec![0; 32];
     let place = at!("another lane's copy, without a barrier", block 0, thread 0);
     let options = EmuOptions::race_checked();
-    let kind = caught(unshown::kernel(), shape(), (read(&x), write(&mut y), 0), &options, place);
+    let kind = caught(
+        unshown::kernel(),
+        shape(),
+        unshown::Args { x: read(&x), y: write(&mut y), fixed: 0 },
+        &options,
+        place,
+    );
     assert!(matches!(kind, FaultKind::Race(_)), "{kind:?}");
     for options in modes() {
-        pass(unshown::kernel(), shape(), (read(&x), write(&mut y), 1), &options);
+        pass(unshown::kernel(), shape(), unshown::Args { x: read(&x), y: write(&mut y), fixed: 1 }, &options);
         assert!((0..32).all(|i| y[i] == 4 * (i as u32 ^ 1)));
     }
 }

@@ -29,8 +29,8 @@ fn row_sum_fixed(y: GlobalMut<u32>) {
 fn two_blocks_write_one_output() {
     let shape = LaunchShape::new(8, 32);
     let mut y = vec![0; 4];
-    let args = (write(&mut y),);
-    let base = args.0.address();
+    let args = row_sum::Args { y: write(&mut y) };
+    let base = args.y.address();
     let place = at!("both blocks write it", block 1, thread 0);
     let kind = caught(row_sum::kernel(), shape, args, &EmuOptions::race_checked(), place);
     let expected = FaultKind::Race(Box::new(Race {
@@ -46,7 +46,7 @@ fn two_blocks_write_one_output() {
     pass(row_sum::kernel(), shape, args, &EmuOptions::default());
     for options in modes() {
         let mut y = vec![0; 4];
-        pass(row_sum_fixed::kernel(), shape, (write(&mut y),), &options);
+        pass(row_sum_fixed::kernel(), shape, row_sum_fixed::Args { y: write(&mut y) }, &options);
         assert_eq!(y, [64; 4]);
     }
 }
@@ -74,8 +74,8 @@ fn smooth_fixed(x: GlobalMut<u32>, y: GlobalMut<u32>) {
 fn a_block_overwrites_what_another_reads() {
     let shape = LaunchShape::new(4, 32);
     let mut x: Vec<u32> = (0..128).collect();
-    let args = (write(&mut x),);
-    let base = args.0.address();
+    let args = smooth::Args { x: write(&mut x) };
+    let base = args.x.address();
     let kind = caught(
         smooth::kernel(),
         shape,
@@ -95,7 +95,12 @@ fn a_block_overwrites_what_another_reads() {
     assert_eq!(kind, expected);
     for options in modes() {
         let (mut x, mut y): (Vec<u32>, _) = ((0..128).collect(), vec![0; 128]);
-        pass(smooth_fixed::kernel(), shape, (write(&mut x), write(&mut y)), &options);
+        pass(
+            smooth_fixed::kernel(),
+            shape,
+            smooth_fixed::Args { x: write(&mut x), y: write(&mut y) },
+            &options,
+        );
         assert!((0..128).all(|i| y[i] as usize == (i + 1) % 128));
     }
 }

@@ -37,7 +37,7 @@ fn below(x: Global<u32>, y: GlobalMut<u32>) {
     }
 }
 
-#[kernel]
+#[kernel(args = below)]
 fn below_in_warps(x: Global<u32>, y: GlobalMut<u32>) {
     let (t, i) = (thread::thread_idx_x(), thread::index_1d());
     tile().store(t, x.load(i)); // BUG: written before the barrier of one warp
@@ -61,7 +61,7 @@ fn below_fixed(x: Global<u32>, y: GlobalMut<u32>) {
 fn the_reader_comes_second() {
     let x: Vec<u32> = (0..2 * THREADS).collect();
     let mut y = vec![0; 2 * THREADS as usize];
-    let args = (read(&x), write(&mut y));
+    let args = below::Args { x: read(&x), y: write(&mut y) };
     let checked = EmuOptions::race_checked();
 
     let place = at!("read without a barrier", block 0, thread 1);
@@ -79,7 +79,7 @@ fn the_reader_comes_second() {
     pass(below_in_warps::kernel(), shape(), args, &EmuOptions::default());
     for options in modes() {
         y.fill(0);
-        pass(below_fixed::kernel(), shape(), (read(&x), write(&mut y)), &options);
+        pass(below_fixed::kernel(), shape(), below_fixed::Args { x: read(&x), y: write(&mut y) }, &options);
         assert!((0..2 * THREADS).all(|i| y[i as usize] == if i % THREADS == 0 { 0 } else { i - 1 }));
     }
 }
@@ -91,7 +91,7 @@ fn above(x: Global<u32>, y: GlobalMut<u32>) {
     y.store(i, tile().load((t + 1) % THREADS)); // BUG: read before it is written
 }
 
-#[kernel]
+#[kernel(args = above)]
 fn above_fixed(x: Global<u32>, y: GlobalMut<u32>) {
     let (t, i) = (thread::thread_idx_x(), thread::index_1d());
     tile().store(t, x.load(i));
@@ -104,7 +104,7 @@ fn the_reader_comes_first() {
     let x: Vec<u32> = (0..2 * THREADS).collect();
     for options in modes() {
         let mut y = vec![0; 2 * THREADS as usize];
-        let args = (read(&x), write(&mut y));
+        let args = above::Args { x: read(&x), y: write(&mut y) };
         let place = at!("read before it is written", block 0, thread 0);
         let kind = caught(above::kernel(), shape(), args, &options, place);
         assert_eq!(kind, FaultKind::Uninitialized { offset: 4, bytes: 4 });
@@ -141,10 +141,10 @@ fn a_tile_is_overwritten_while_others_read_it() {
     let mut y = vec![0; 2 * THREADS as usize];
     let place = at!("overwritten for round two", block 0, thread 1);
     let checked = EmuOptions::race_checked();
-    let kind = caught(two_rounds::kernel(), shape(), (write(&mut y),), &checked, place);
+    let kind = caught(two_rounds::kernel(), shape(), two_rounds::Args { y: write(&mut y) }, &checked, place);
     assert_eq!(kind, race(1, "write", "read", 0, line!("read in round one").line));
     for options in modes() {
-        pass(two_rounds_fixed::kernel(), shape(), (write(&mut y),), &options);
+        pass(two_rounds_fixed::kernel(), shape(), two_rounds_fixed::Args { y: write(&mut y) }, &options);
         assert!((0..2 * THREADS).all(|i| y[i as usize] == 100 + (i + 2) % THREADS));
     }
 }
@@ -174,13 +174,13 @@ fn count_fixed(y: GlobalMut<u32>) {
 #[test]
 fn atomics_on_a_word_that_is_being_set() {
     let mut y = vec![0; 2 * THREADS as usize];
-    let args = (write(&mut y),);
+    let args = count::Args { y: write(&mut y) };
     let place = at!("counted without a barrier", block 0, thread 1);
     let kind = caught(count::kernel(), shape(), args, &EmuOptions::race_checked(), place);
     assert_eq!(kind, race(0, "atomic", "write", 0, line!("set to zero before the missing barrier").line));
     for options in modes() {
         y.fill(0);
-        pass(count_fixed::kernel(), shape(), (write(&mut y),), &options);
+        pass(count_fixed::kernel(), shape(), count_fixed::Args { y: write(&mut y) }, &options);
         assert_eq!(y, [THREADS; 2 * THREADS as usize]);
     }
 }

@@ -20,7 +20,7 @@ fn shift(x: Global<u32>, y: GlobalMut<u32>, len: u32) {
     }
 }
 
-#[kernel]
+#[kernel(args = shift)]
 fn shift_fixed(x: Global<u32>, y: GlobalMut<u32>, len: u32) {
     let i = thread::index_1d();
     if i < len as usize {
@@ -34,7 +34,7 @@ fn global_read() {
     let x: Vec<u32> = (0..LEN as u32).collect();
     for options in modes() {
         let mut y = vec![7; LEN];
-        let args = (read(&x), write(&mut y), LEN as u32);
+        let args = shift::Args { x: read(&x), y: write(&mut y), len: LEN as u32 };
         let kind = caught(shift::kernel(), shape(), args, &options, at!("reads one past", block 2, thread 5));
         let expected = FaultKind::OutOfBounds {
             space: Space::Global,
@@ -60,7 +60,7 @@ fn prefetch(x: Global<u32>, first: u32, bytes: u32) {
 fn prefetch_of_global_memory() {
     let x = vec![glam::UVec4::ZERO; 8];
     let x: &[u32] = bytemuck::cast_slice(&x);
-    let run = |first: u32, bytes: u32| (read(x), first, bytes);
+    let run = |first: u32, bytes: u32| prefetch::Args { x: read(x), first, bytes };
     for options in modes() {
         let place = || at!("a hint of what is not there", block 1, thread 8);
         let kind = caught(prefetch::kernel(), shape(), run(4, 128), &options, place());
@@ -88,7 +88,7 @@ fn fill(y: GlobalMut<u32>, len: u32) {
     }
 }
 
-#[kernel]
+#[kernel(args = fill)]
 fn fill_fixed(y: GlobalMut<u32>, len: u32) {
     let i = thread::index_1d();
     if i < len as usize {
@@ -101,7 +101,7 @@ fn global_write() {
     for options in modes() {
         // One element more than the handle reaches: the neighbour that the broken kernel would overwrite.
         let mut y = vec![7; LEN + 1];
-        let args = (write(&mut y[..LEN]), LEN as u32);
+        let args = fill::Args { y: write(&mut y[..LEN]), len: LEN as u32 };
         let kind = caught(fill::kernel(), shape(), args, &options, at!("writes one past", block 2, thread 6));
         let expected = FaultKind::OutOfBounds {
             space: Space::Global,
@@ -140,7 +140,7 @@ fn neighbour(y: GlobalMut<u16>) {
     y.store(thread::index_1d(), above);
 }
 
-#[kernel]
+#[kernel(args = neighbour)]
 fn neighbour_fixed(y: GlobalMut<u16>) {
     let (shared, t) = (layout(), thread::thread_idx_x());
     shared.tile.store(t, t as u16);
@@ -155,7 +155,7 @@ fn shared_read() {
     let shape = LaunchShape::new(2, 32).shared(layout().bytes);
     for options in modes() {
         let mut y = vec![7; 64];
-        let args = (write(&mut y),);
+        let args = neighbour::Args { y: write(&mut y) };
         let place = at!("reads past the tile", block 0, thread 31);
         let kind = caught(neighbour::kernel(), shape, args, &options, place);
         let expected = FaultKind::OutOfBounds {
@@ -180,7 +180,7 @@ fn halo(y: GlobalMut<u16>) {
     y.store(thread::index_1d(), shared.tile.load((t + 1) % 32));
 }
 
-#[kernel]
+#[kernel(args = halo)]
 fn halo_fixed(y: GlobalMut<u16>) {
     let (shared, t) = (layout(), thread::thread_idx_x());
     shared.tile.store((t + 1) % 32, t as u16);
@@ -193,7 +193,7 @@ fn shared_write() {
     let shape = LaunchShape::new(2, 32).shared(layout().bytes);
     for options in modes() {
         let mut y = vec![7; 64];
-        let args = (write(&mut y),);
+        let args = halo::Args { y: write(&mut y) };
         let place = at!("writes past the tile", block 0, thread 31);
         let kind = caught(halo::kernel(), shape, args, &options, place);
         let expected = FaultKind::OutOfBounds {

@@ -27,7 +27,7 @@ fn early_return(x: Global<u32>, y: GlobalMut<u32>, len: u32) {
     y.store(i, tile().load(t ^ 1));
 }
 
-#[kernel]
+#[kernel(args = early_return)]
 fn early_return_fixed(x: Global<u32>, y: GlobalMut<u32>, len: u32) {
     let (t, i) = (thread::thread_idx_x(), thread::index_1d());
     if i < len as usize {
@@ -44,7 +44,7 @@ fn threads_that_return_early() {
     let x: Vec<u32> = (0..LEN).collect();
     for options in modes() {
         let mut y = vec![0; LEN as usize];
-        let args = (read(&x), write(&mut y), LEN);
+        let args = early_return::Args { x: read(&x), y: write(&mut y), len: LEN };
         let place = at!("the tail has returned", block 1, thread 0);
         let kind = caught(early_return::kernel(), shape(), args, &options, place);
         assert_eq!(kind, FaultKind::DivergentBarrier { absent: index(36), waits_at: None });
@@ -81,10 +81,10 @@ fn barriers_at_two_places() {
     for options in modes() {
         let mut y = vec![0; 128];
         let place = at!("the lower threads wait here", block 0, thread 0);
-        let kind = caught(branch::kernel(), shape(), (write(&mut y),), &options, place);
+        let kind = caught(branch::kernel(), shape(), branch::Args { y: write(&mut y) }, &options, place);
         let elsewhere = Some(line!("and the upper ones here"));
         assert_eq!(kind, FaultKind::DivergentBarrier { absent: index(48), waits_at: elsewhere });
-        pass(branch_fixed::kernel(), shape(), (write(&mut y),), &options);
+        pass(branch_fixed::kernel(), shape(), branch_fixed::Args { y: write(&mut y) }, &options);
         assert!((0..128).all(|i| y[i] as usize == (i % 64 + 16) % 64));
     }
 }
@@ -114,9 +114,10 @@ fn a_loop_of_unequal_length() {
     for options in modes() {
         let mut y = vec![0; 128];
         let place = at!("one thread goes round once more", block 0, thread 63);
-        let kind = caught(loop_count::kernel(), shape(), (write(&mut y),), &options, place);
+        let kind =
+            caught(loop_count::kernel(), shape(), loop_count::Args { y: write(&mut y) }, &options, place);
         assert_eq!(kind, FaultKind::DivergentBarrier { absent: index(0), waits_at: None });
-        pass(loop_count_fixed::kernel(), shape(), (write(&mut y),), &options);
+        pass(loop_count_fixed::kernel(), shape(), loop_count_fixed::Args { y: write(&mut y) }, &options);
         assert_eq!(y, [64 + 64 + 1; 128]);
     }
 }

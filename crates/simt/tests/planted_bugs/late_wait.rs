@@ -33,7 +33,7 @@ fn a_thread_that_does_not_wait() {
     assert!(scale::INSTANCES[0].overlaps && scale::INSTANCES[0].waits_late);
     for options in modes() {
         let mut x = vec![3; 40];
-        let args = (read(&weights), write(&mut x), 40);
+        let args = scale::Args { weights: read(&weights), x: write(&mut x), n: 40 };
         // SAFETY: both vectors live and have 40 elements.
         let fault = unsafe { launch(&scale::kernel(), shape, args, &options) }.unwrap_err();
         let thread = fault.thread.unwrap();
@@ -43,7 +43,7 @@ fn a_thread_that_does_not_wait() {
         );
 
         let mut x = vec![3; 40];
-        let args = (read(&weights), write(&mut x), 40);
+        let args = scale_fixed::Args { weights: read(&weights), x: write(&mut x), n: 40 };
         pass(scale_fixed::kernel(), shape, args, &options);
         assert!((0..40).all(|i| x[i as usize] == 3 * i));
     }

@@ -28,7 +28,7 @@ fn last_block(partial: GlobalMut<u32>, done: GlobalMut<u32>, total: GlobalMut<u3
     }
 }
 
-#[kernel]
+#[kernel(args = last_block)]
 fn last_block_fixed(partial: GlobalMut<u32>, done: GlobalMut<u32>, total: GlobalMut<u32>) {
     let sum = warp::warp_reduce_add_u32(warp::FULL_MASK, thread::index_1d() as u32);
     if thread::thread_idx_x() == 0 {
@@ -41,7 +41,7 @@ fn last_block_fixed(partial: GlobalMut<u32>, done: GlobalMut<u32>, total: Global
     }
 }
 
-#[kernel]
+#[kernel(args = last_block)]
 fn reader_without_fence(partial: GlobalMut<u32>, done: GlobalMut<u32>, total: GlobalMut<u32>) {
     let sum = warp::warp_reduce_add_u32(warp::FULL_MASK, thread::index_1d() as u32);
     if thread::thread_idx_x() == 0 {
@@ -53,7 +53,7 @@ fn reader_without_fence(partial: GlobalMut<u32>, done: GlobalMut<u32>, total: Gl
     }
 }
 
-#[kernel]
+#[kernel(args = last_block)]
 fn block_fence_only(partial: GlobalMut<u32>, done: GlobalMut<u32>, total: GlobalMut<u32>) {
     let sum = warp::warp_reduce_add_u32(warp::FULL_MASK, thread::index_1d() as u32);
     if thread::thread_idx_x() == 0 {
@@ -75,8 +75,12 @@ fn before_the_atomic_and_after() {
     ];
     for (kernel, other_place) in broken {
         let (mut partial, mut done, mut total) = (vec![0; BLOCKS as usize], vec![0; 1], vec![0; 1]);
-        let args = (write(&mut partial), write(&mut done), write(&mut total));
-        let base = args.0.address();
+        let args = last_block::Args {
+            partial: write(&mut partial),
+            done: write(&mut done),
+            total: write(&mut total),
+        };
+        let base = args.partial.address();
         let place = at!("the last block reads all of them", block BLOCKS - 1, thread 0);
         let kind = caught(kernel, shape, args, &EmuOptions::race_checked(), place);
         let expected = FaultKind::Race(Box::new(Race {
@@ -92,7 +96,11 @@ fn before_the_atomic_and_after() {
     }
     for options in modes() {
         let (mut partial, mut done, mut total) = (vec![0; BLOCKS as usize], vec![0; 1], vec![0; 1]);
-        let args = (write(&mut partial), write(&mut done), write(&mut total));
+        let args = last_block::Args {
+            partial: write(&mut partial),
+            done: write(&mut done),
+            total: write(&mut total),
+        };
         pass(last_block_fixed::kernel(), shape, args, &options);
         assert_eq!(total[0], (0..BLOCKS * 32).sum());
     }

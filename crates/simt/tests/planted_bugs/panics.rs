@@ -17,7 +17,7 @@ fn mean(sums: Global<u32>, counts: Global<u32>, y: GlobalMut<u32>) {
     y.store(i, mean);
 }
 
-#[kernel]
+#[kernel(args = mean)]
 fn mean_fixed(sums: Global<u32>, counts: Global<u32>, y: GlobalMut<u32>) {
     let i = thread::index_1d();
     let mean = sums.load(i) / counts.load(i).max(1);
@@ -30,7 +30,7 @@ fn a_division_by_zero() {
     let counts: Vec<u32> = (0..64).map(|i| if i == 40 { 0 } else { 3 }).collect();
     for options in modes() {
         let mut y = vec![0; 64];
-        let args = (read(&sums), read(&counts), write(&mut y));
+        let args = mean::Args { sums: read(&sums), counts: read(&counts), y: write(&mut y) };
         let kind =
             caught(mean::kernel(), shape(), args, &options, at!("a row may be empty", block 1, thread 8));
         assert_eq!(kind, FaultKind::Panic { message: "attempt to divide by zero".into() });
@@ -49,7 +49,7 @@ fn table(x: Global<u32>, y: GlobalMut<u32>) {
     y.store(i, square);
 }
 
-#[kernel]
+#[kernel(args = table)]
 fn table_fixed(x: Global<u32>, y: GlobalMut<u32>) {
     const SQUARES: [u32; 4] = [0, 1, 4, 9];
     let i = thread::index_1d();
@@ -63,7 +63,7 @@ fn an_index() {
     let x: Vec<u32> = (0..64).map(|i| i % 4 + (i == 7) as u32).collect();
     for options in modes() {
         let mut y = vec![0; 64];
-        let args = (read(&x), write(&mut y));
+        let args = table::Args { x: read(&x), y: write(&mut y) };
         let kind = caught(table::kernel(), shape(), args, &options, at!("the table ends", block 0, thread 7));
         let message = "index out of bounds: the len is 4 but the index is 4".to_string();
         assert_eq!(kind, FaultKind::Panic { message });
@@ -85,12 +85,12 @@ fn an_assertion() {
         let mut x = vec![9; 64];
         let mut y = vec![0; 64];
         x[33] = 11;
-        let args = (read(&x), write(&mut y));
+        let args = checked::Args { x: read(&x), y: write(&mut y) };
         let place = at!("what the kernel demands", block 1, thread 1);
         let kind = caught(checked::kernel(), shape(), args, &options, place);
         assert_eq!(kind, FaultKind::Panic { message: "11 is no digit".into() });
         x[33] = 1;
-        pass(checked::kernel(), shape(), (read(&x), write(&mut y)), &options);
+        pass(checked::kernel(), shape(), checked::Args { x: read(&x), y: write(&mut y) }, &options);
         assert_eq!(x, y);
     }
 }

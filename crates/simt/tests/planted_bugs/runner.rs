@@ -26,7 +26,13 @@ fn the_lowest_failing_block_is_reported() {
             let from = 40 + round;
             // More than one task of the thread pool: 64 blocks of 1024 threads.
             let shape = LaunchShape::new(if options.race_check { 64 } else { 200 }, 256);
-            let fault = launch(faulty_blocks::kernel(), shape, (write(&mut y), from), &options).unwrap_err();
+            let fault = launch(
+                faulty_blocks::kernel(),
+                shape,
+                faulty_blocks::Args { y: write(&mut y), from },
+                &options,
+            )
+            .unwrap_err();
             assert_eq!(fault.thread, Some(crate::support::thread(from, 0)), "{fault}");
             assert!(
                 matches!(fault.kind, FaultKind::OutOfBounds { index, .. } if index == 1000 + from as u64)
@@ -78,8 +84,12 @@ fn parked_threads_are_unwound() {
     for options in modes() {
         for mistake in [0, 1, 2, 3] {
             let mut y = vec![0; 512];
-            let result =
-                launch(parked::kernel(), LaunchShape::new(4, 128), (write(&mut y), mistake), &options);
+            let result = launch(
+                parked::kernel(),
+                LaunchShape::new(4, 128),
+                parked::Args { y: write(&mut y), mistake },
+                &options,
+            );
             assert_eq!(result.is_err(), mistake < 3, "{mistake}: {result:?}");
             assert_eq!(ALIVE.load(Ordering::Relaxed), 0, "{mistake}");
         }
@@ -99,7 +109,12 @@ fn launches_with_different_stacks_do_not_disturb_each_other() {
         let stack_bytes = [64 * 1024, 256 * 1024, 1024 * 1024][round % 3];
         for options in modes().map(|options| EmuOptions { stack_bytes, ..options }) {
             y.fill(0);
-            pass(park_once::kernel(), LaunchShape::new(2, 128), (write(&mut y),), &options);
+            pass(
+                park_once::kernel(),
+                LaunchShape::new(2, 128),
+                park_once::Args { y: write(&mut y) },
+                &options,
+            );
             assert_eq!(y, [128; 256]);
         }
     }
@@ -116,9 +131,14 @@ fn deep(y: GlobalMut<u32>) {
 #[test]
 fn a_larger_stack_is_one_after_a_launch_with_the_default() {
     let mut y = vec![0; 4];
-    pass(park_once::kernel(), LaunchShape::new(1, 4), (write(&mut y),), &EmuOptions::race_checked());
+    pass(
+        park_once::kernel(),
+        LaunchShape::new(1, 4),
+        park_once::Args { y: write(&mut y) },
+        &EmuOptions::race_checked(),
+    );
     let options = EmuOptions { stack_bytes: 2 << 20, ..EmuOptions::race_checked() };
-    pass(deep::kernel(), LaunchShape::new(1, 4), (write(&mut y),), &options);
+    pass(deep::kernel(), LaunchShape::new(1, 4), deep::Args { y: write(&mut y) }, &options);
     assert_eq!(y, [0, 1, 2, 3]);
 }
 
@@ -136,11 +156,21 @@ fn mixed(y: GlobalMut<u32>, rounds: u32) {
 #[test]
 fn a_kernel_that_parks_often_gives_the_same_every_time() {
     let mut first = vec![0; 4096];
-    pass(mixed::kernel(), LaunchShape::new(16, 256), (write(&mut first), 100), &EmuOptions::default());
+    pass(
+        mixed::kernel(),
+        LaunchShape::new(16, 256),
+        mixed::Args { y: write(&mut first), rounds: 100 },
+        &EmuOptions::default(),
+    );
     assert!(first.iter().enumerate().all(|(i, value)| *value as usize == i % 256 + 100));
     for _ in 0..3 {
         let mut again = vec![0; 4096];
-        pass(mixed::kernel(), LaunchShape::new(16, 256), (write(&mut again), 100), &EmuOptions::default());
+        pass(
+            mixed::kernel(),
+            LaunchShape::new(16, 256),
+            mixed::Args { y: write(&mut again), rounds: 100 },
+            &EmuOptions::default(),
+        );
         assert_eq!(first, again);
     }
 }

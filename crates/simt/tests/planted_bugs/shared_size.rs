@@ -32,7 +32,7 @@ fn gather(y: GlobalMut<u32>) {
 fn a_layout_for_more_rows_than_the_launch_has_room_for() {
     for options in modes() {
         let mut y = vec![0; 64];
-        let args = (write(&mut y),);
+        let args = gather::Args { y: write(&mut y) };
         // The host sized the launch for 40 rows and launched 64.
         let shape = LaunchShape::new(1, 64);
         let place = at!("the second array reaches past the launch", block 0, thread 16);

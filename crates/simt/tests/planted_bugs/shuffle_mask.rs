@@ -18,7 +18,7 @@ fn half_mask(y: GlobalMut<u32>) {
     y.store(t as usize, other);
 }
 
-#[kernel]
+#[kernel(args = half_mask)]
 fn half_mask_fixed(y: GlobalMut<u32>) {
     let t = thread::thread_idx_x();
     let other = warp::warp_shuffle_xor(FULL_MASK, t, 1, 32);
@@ -29,7 +29,7 @@ fn half_mask_fixed(y: GlobalMut<u32>) {
 fn the_caller_is_not_named() {
     for options in modes() {
         let mut y = vec![0; 64];
-        let args = (write(&mut y),);
+        let args = half_mask::Args { y: write(&mut y) };
         let place = at!("the upper half calls too", block 0, thread 16);
         let kind = caught(half_mask::kernel(), warps(2), args, &options, place);
         assert_eq!(kind, FaultKind::LaneNotInMask { mask: 0xffff, lane: 16 });
@@ -48,7 +48,7 @@ fn returned(y: GlobalMut<u32>, len: u32) {
     y.store(t as usize, sum);
 }
 
-#[kernel]
+#[kernel(args = returned)]
 fn returned_fixed(y: GlobalMut<u32>, len: u32) {
     let t = thread::thread_idx_x();
     let sum = warp::warp_reduce_add_u32(FULL_MASK, if t < len { t } else { 0 });
@@ -61,7 +61,7 @@ fn returned_fixed(y: GlobalMut<u32>, len: u32) {
 fn a_named_lane_has_returned() {
     for options in modes() {
         let mut y = vec![0; 50];
-        let args = (write(&mut y), 50);
+        let args = returned::Args { y: write(&mut y), len: 50 };
         let place = at!("lanes of the tail are gone", block 0, thread 32);
         let kind = caught(returned::kernel(), warps(2), args, &options, place);
         assert_eq!(kind, FaultKind::LaneMissing { mask: FULL_MASK, lane: 18, waits_at: None });
@@ -77,7 +77,7 @@ fn ballot(y: GlobalMut<u32>) {
     y.store(t as usize, even);
 }
 
-#[kernel]
+#[kernel(args = ballot)]
 fn ballot_fixed(y: GlobalMut<u32>) {
     let t = thread::thread_idx_x();
     let lanes = (thread::block_dim_x() - t / 32 * 32).min(32);
@@ -89,7 +89,7 @@ fn ballot_fixed(y: GlobalMut<u32>) {
 fn a_named_lane_was_never_launched() {
     for options in modes() {
         let mut y = vec![0; 48];
-        let args = (write(&mut y),);
+        let args = ballot::Args { y: write(&mut y) };
         // The block's last warp is half empty.
         let place = at!("a whole warp is assumed", block 0, thread 32);
         let kind = caught(ballot::kernel(), LaunchShape::new(1, 48), args, &options, place);
@@ -110,7 +110,7 @@ fn at_barrier(y: GlobalMut<u32>) {
     y.store(t as usize, value);
 }
 
-#[kernel]
+#[kernel(args = at_barrier)]
 fn at_barrier_fixed(y: GlobalMut<u32>) {
     let t = thread::thread_idx_x();
     let below = warp::warp_shuffle_down(FULL_MASK, t, 1, 32);
@@ -122,7 +122,7 @@ fn at_barrier_fixed(y: GlobalMut<u32>) {
 fn a_named_lane_waits_at_a_barrier() {
     for options in modes() {
         let mut y = vec![0; 64];
-        let args = (write(&mut y),);
+        let args = at_barrier::Args { y: write(&mut y) };
         let place = at!("half of the lanes skip it", block 0, thread 0);
         let kind = caught(at_barrier::kernel(), warps(2), args, &options, place);
         let waits_at = Some(line!("where the others wait"));
@@ -143,7 +143,7 @@ fn two_shuffles(y: GlobalMut<u32>) {
     y.store(t as usize, value);
 }
 
-#[kernel]
+#[kernel(args = two_shuffles)]
 fn two_shuffles_fixed(y: GlobalMut<u32>) {
     let t = thread::thread_idx_x();
     let mine = if t.is_multiple_of(2) { t } else { t + 100 };
@@ -154,7 +154,7 @@ fn two_shuffles_fixed(y: GlobalMut<u32>) {
 fn a_named_lane_makes_another_call() {
     for options in modes() {
         let mut y = vec![0; 64];
-        let args = (write(&mut y),);
+        let args = two_shuffles::Args { y: write(&mut y) };
         let place = at!("even lanes call here", block 0, thread 0);
         let kind = caught(two_shuffles::kernel(), warps(2), args, &options, place);
         let waits_at = Some(line!("odd lanes call there"));

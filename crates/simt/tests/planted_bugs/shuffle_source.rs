@@ -15,7 +15,7 @@ fn across(y: GlobalMut<u32>) {
     }
 }
 
-#[kernel]
+#[kernel(args = across)]
 fn across_fixed(y: GlobalMut<u32>) {
     let t = thread::thread_idx_x();
     if t < 16 {
@@ -28,7 +28,7 @@ fn across_fixed(y: GlobalMut<u32>) {
 fn outside_the_mask() {
     for options in modes() {
         let mut y = vec![0; 16];
-        let args = (write(&mut y),);
+        let args = across::Args { y: write(&mut y) };
         let place = at!("lanes 16 to 31 take no part", block 0, thread 0);
         let kind = caught(across::kernel(), LaunchShape::new(1, 32), args, &options, place);
         assert_eq!(kind, FaultKind::ShuffleSource { mask: 0xffff, lane: 16 });
@@ -49,13 +49,18 @@ fn a_width_that_does_not_exist() {
     for options in modes() {
         let mut y = vec![0; 32];
         for width in [0, 12, 64] {
-            let args = (write(&mut y), width);
+            let args = groups::Args { y: write(&mut y), width };
             let place = at!("groups of twelve", block 0, thread 0);
             let kind = caught(groups::kernel(), LaunchShape::new(1, 32), args, &options, place);
             assert_eq!(kind, FaultKind::ShuffleWidth { width });
         }
         for width in [1, 2, 4, 8, 16, 32] {
-            pass(groups::kernel(), LaunchShape::new(1, 32), (write(&mut y), width), &options);
+            pass(
+                groups::kernel(),
+                LaunchShape::new(1, 32),
+                groups::Args { y: write(&mut y), width },
+                &options,
+            );
             assert!((0..32).all(|t| y[t as usize] == t / width * width));
         }
     }

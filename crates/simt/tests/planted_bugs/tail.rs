@@ -58,7 +58,7 @@ fn the_last_vector_crosses_the_end_or_the_tail_is_dropped() {
         let mut backing = vec![Vec4::splat(POISON); 26];
         let y = bytemuck::cast_slice_mut::<Vec4, f32>(&mut backing);
         let place = at!("the last vector crosses the end", block 0, thread 25);
-        let args = (read(x), write(&mut y[..LEN as usize]), LEN);
+        let args = crossing::Args { x: read(x), y: write(&mut y[..LEN as usize]), len: LEN };
         let kind = caught(crossing::kernel(), shape, args, &options, place);
         let expected = FaultKind::OutOfBounds {
             space: Space::Global,
@@ -71,12 +71,12 @@ fn the_last_vector_crosses_the_end_or_the_tail_is_dropped() {
         assert_eq!(kind, expected);
 
         y.fill(POISON);
-        let args = (read(x), write(&mut y[..LEN as usize]), LEN);
+        let args = dropping::Args { x: read(x), y: write(&mut y[..LEN as usize]), len: LEN };
         pass(dropping::kernel(), shape, args, &options);
         assert_eq!(first_difference(&y[..LEN as usize], x), Some(100));
         assert_eq!(y[100], POISON);
 
-        let args = (read(x), write(&mut y[..LEN as usize]), LEN);
+        let args = whole::Args { x: read(x), y: write(&mut y[..LEN as usize]), len: LEN };
         pass(whole::kernel(), shape, args, &options);
         assert_eq!(first_difference(&y[..LEN as usize], x), None);
         assert_eq!(y[102..], [POISON, POISON]);

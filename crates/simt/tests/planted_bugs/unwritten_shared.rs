@@ -27,7 +27,7 @@ fn padded(y: GlobalMut<u32>, len: u32) {
     y.store(thread::index_1d(), value);
 }
 
-#[kernel]
+#[kernel(args = padded)]
 fn padded_fixed(y: GlobalMut<u32>, len: u32) {
     let t = thread::thread_idx_x();
     tile().store(t, if thread::block_idx_x() == 0 || t < len { 5 } else { 0 });
@@ -40,7 +40,7 @@ fn padded_fixed(y: GlobalMut<u32>, len: u32) {
 fn a_read() {
     for options in modes() {
         let mut y = vec![1; 128];
-        let args = (write(&mut y), 40);
+        let args = padded::Args { y: write(&mut y), len: 40 };
         let place = at!("the padding was never cleared", block 1, thread 40);
         let kind = caught(padded::kernel(), shape(), args, &options, place);
         assert_eq!(kind, FaultKind::Uninitialized { offset: 160, bytes: 4 });
@@ -78,9 +78,9 @@ fn half_a_vector() {
     for options in modes() {
         let mut y = vec![1; 64];
         let place = at!("half of the last vector is missing", block 0, thread 31);
-        let kind = caught(halves::kernel(), shape(), (write(&mut y),), &options, place);
+        let kind = caught(halves::kernel(), shape(), halves::Args { y: write(&mut y) }, &options, place);
         assert_eq!(kind, FaultKind::Uninitialized { offset: 248, bytes: 8 });
-        pass(halves_fixed::kernel(), shape(), (write(&mut y),), &options);
+        pass(halves_fixed::kernel(), shape(), halves_fixed::Args { y: write(&mut y) }, &options);
         assert!((0..64u64).all(|i| y[i as usize] == (i % 32 * 2) | (i % 32 * 2 + 1) << 32));
     }
 }
@@ -114,9 +114,9 @@ fn an_atomic() {
     for options in modes() {
         let mut y = vec![1; 2];
         let place = at!("the counter has no start", block 0, thread 0);
-        let kind = caught(counter::kernel(), shape(), (write(&mut y),), &options, place);
+        let kind = caught(counter::kernel(), shape(), counter::Args { y: write(&mut y) }, &options, place);
         assert_eq!(kind, FaultKind::Uninitialized { offset: 0, bytes: 4 });
-        pass(counter_fixed::kernel(), shape(), (write(&mut y),), &options);
+        pass(counter_fixed::kernel(), shape(), counter_fixed::Args { y: write(&mut y) }, &options);
         assert_eq!(y, [2016, 2016]);
     }
 }

@@ -37,7 +37,7 @@ fn through_shared_memory() {
     let mut y = vec![0; 64];
     let place = at!("read without a warp barrier", block 0, thread 1);
     let checked = EmuOptions::race_checked();
-    let kind = caught(from_below::kernel(), shape(), (write(&mut y),), &checked, place);
+    let kind = caught(from_below::kernel(), shape(), from_below::Args { y: write(&mut y) }, &checked, place);
     let expected = FaultKind::Race(Box::new(Race {
         space: Space::Shared,
         index: 0,
@@ -48,10 +48,10 @@ fn through_shared_memory() {
         other_place: line!("written by the lane below"),
     }));
     assert_eq!(kind, expected);
-    pass(from_below::kernel(), shape(), (write(&mut y),), &EmuOptions::default());
+    pass(from_below::kernel(), shape(), from_below::Args { y: write(&mut y) }, &EmuOptions::default());
     for options in modes() {
         y.fill(0);
-        pass(from_below_fixed::kernel(), shape(), (write(&mut y),), &options);
+        pass(from_below_fixed::kernel(), shape(), from_below_fixed::Args { y: write(&mut y) }, &options);
         assert!((0..64).all(|t| y[t] as usize == 10 * (t / 32 * 32 + t % 32 / 2)));
     }
 }
@@ -75,8 +75,8 @@ fn swap_fixed(x: GlobalMut<u32>) {
 fn through_global_memory() {
     let mut x: Vec<u32> = (0..64).collect();
     let place = at!("the partner may have swapped already", block 0, thread 1);
-    let args = (write(&mut x),);
-    let base = args.0.address();
+    let args = swap::Args { x: write(&mut x) };
+    let base = args.x.address();
     let kind = caught(swap::kernel(), shape(), args, &EmuOptions::race_checked(), place);
     let expected = FaultKind::Race(Box::new(Race {
         space: Space::Global,
@@ -90,7 +90,7 @@ fn through_global_memory() {
     assert_eq!(kind, expected);
     for options in modes() {
         let mut x: Vec<u32> = (0..64).collect();
-        pass(swap_fixed::kernel(), shape(), (write(&mut x),), &options);
+        pass(swap_fixed::kernel(), shape(), swap_fixed::Args { x: write(&mut x) }, &options);
         assert!((0..64).all(|t| x[t] as usize == t ^ 1));
     }
 }

@@ -4,21 +4,12 @@ use super::{Error, Problem, Result};
 use crate::Stream;
 use crate::attention::{BLOCK_TOKENS, Half};
 use half::{bf16, f16};
-use kernels_gpu::dense::{APPEND_THREADS, AppendShape, append as kernel};
+use kernels_gpu::dense::{self as kernels, APPEND_THREADS, AppendShape};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The kernel's handle.
 #[doc(hidden)]
-pub type Append<E> = Kernel<(
-    Global<E>,
-    Global<E>,
-    Global<u32>,
-    Global<u32>,
-    GlobalMut<u32>,
-    GlobalMut<E>,
-    GlobalMut<E>,
-    AppendShape,
-)>;
+pub type Append<E> = Kernel<kernels::append::Args<E>>;
 
 /// An element type that the kernel has an instance for: f16 and bf16.
 pub trait AppendElement: Half {
@@ -30,7 +21,7 @@ macro_rules! instances {
     ($($element:ty),*) => {$(
         impl AppendElement for $element {
             fn append_kernel() -> Append<$element> {
-                kernel::kernel::<$element>()
+                kernels::append::kernel::<$element>()
             }
         }
     )*};
@@ -93,7 +84,8 @@ pub unsafe fn append<E: AppendElement>(
     }
     let shape = AppendShape { tokens: query_tokens, kv_heads, head_dim, max_blocks: problem.max_blocks() };
     let AppendHandles { new_keys, new_values, positions, table, lengths, keys, values } = handles;
-    let arguments = (new_keys, new_values, positions, table, lengths, keys, values, shape);
+    let arguments =
+        kernels::append::Args { new_keys, new_values, positions, table, lengths, keys, values, shape };
     // One block a token: the problem's rows fit a launch, and they are no fewer.
     let launch = LaunchShape::new(tokens as u32, APPEND_THREADS);
     // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this function's

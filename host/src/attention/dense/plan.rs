@@ -11,19 +11,7 @@ use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The kernel's handle.
 #[doc(hidden)]
-pub type Attend<E> = Kernel<(
-    Global<E>,
-    Global<E>,
-    Global<E>,
-    Global<u32>,
-    Global<u32>,
-    Global<u32>,
-    GlobalMut<f32>,
-    GlobalMut<u32>,
-    GlobalMut<f32>,
-    GlobalMut<f32>,
-    DenseShape,
-)>;
+pub type Attend<E> = Kernel<attend::Args<E>>;
 
 /// An element type that the dense kernels have instances for: f16 and bf16.
 pub trait DenseElement: Half {
@@ -243,26 +231,25 @@ impl<E: DenseElement> Plan<E> {
         length("the buffer of keys", handles.keys.len(), blocks * block)?;
         let wanted = handles.wanted.unwrap_or_else(|| self.all.global());
         length("the words of wanted rows", wanted.len(), self.all.len())?;
-        let arguments = (
-            handles.queries,
-            handles.keys,
-            handles.values,
-            handles.table,
-            handles.lengths,
+        let arguments = attend::Args {
+            queries: handles.queries,
+            keys: handles.keys,
+            values: handles.values,
+            table: handles.table,
+            lengths: handles.lengths,
             wanted,
-            self.partials.global_mut(),
-            self.counters.global_mut(),
-            handles.output,
-            handles.lse,
-            DenseShape {
+            partials: self.partials.global_mut(),
+            counters: self.counters.global_mut(),
+            output: handles.output,
+            lse: handles.lse,
+            shape: DenseShape {
                 pool_blocks: if handles.near { blocks as u32 } else { 0 },
                 rung: u32::from(handles.wanted.is_some()),
                 ..self.shape
             },
-        );
-        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
-        // contract. Blocks of a row meet in `counters` only, and the one that reads the others' parts comes
-        // last.
+        };
+        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's contract. Blocks of a
+        // row meet in `counters` only, and the one that reads the others' parts comes last.
         unsafe { stream.launch(&self.kernel, self.launch, arguments)? };
         Ok(())
     }

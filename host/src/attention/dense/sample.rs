@@ -5,6 +5,7 @@ use super::{Attended, DenseElement, Plan, Problem, Result};
 use crate::attention::oracle::{self, Sequence};
 use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
 use crate::{Buffer, Device, Stream};
+use kernels_gpu::mixed;
 use std::fmt;
 
 /// What queries, keys and values hold.
@@ -59,12 +60,7 @@ impl fmt::Display for Input {
 
 /// Number `index` of stream `seed`.
 pub fn random(seed: u64, index: u64) -> u64 {
-    // SplitMix64: a counter, scrambled.
-    let mut z = seed.wrapping_mul(0xd134_2543_de82_ef95);
-    z = z.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    mixed(seed.wrapping_mul(0xd134_2543_de82_ef95), index)
 }
 
 /// About N(0, 1): a sum of four uniform numbers.

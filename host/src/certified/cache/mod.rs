@@ -47,40 +47,14 @@ pub use extents::{Extents, Memory};
 use half::{bf16, f16};
 use kernels_gpu::certified::admit::{LAST, TOTAL};
 use kernels_gpu::certified::layout::{Job, Problems};
-use kernels_gpu::certified::{CacheShape, Piece, Refusals, append, inspect, prefill};
-use simt::{Global, GlobalMut, Kernel};
+use kernels_gpu::certified::{CacheShape, Refusals, append, inspect, prefill};
+use simt::Kernel;
 
-type Append<E> = Kernel<(
-    Global<E>,
-    Global<E>,
-    Global<u32>,
-    GlobalMut<u32>,
-    GlobalMut<u32>,
-    GlobalMut<E>,
-    GlobalMut<E>,
-    GlobalMut<E>,
-    GlobalMut<u64>,
-    GlobalMut<Job>,
-    GlobalMut<u64>,
-    CacheShape,
-    Scratch,
-)>;
+type Append<E> = Kernel<append::Args<E>>;
 
-type Prefill<E> = Kernel<(
-    Global<E>,
-    Global<E>,
-    Global<u32>,
-    GlobalMut<E>,
-    GlobalMut<E>,
-    GlobalMut<E>,
-    GlobalMut<u64>,
-    GlobalMut<Job>,
-    CacheShape,
-    Scratch,
-    Piece,
-)>;
+type Prefill<E> = Kernel<prefill::Args<E>>;
 
-type Inspect<E> = Kernel<(Global<E>, Global<E>, GlobalMut<u64>, u64)>;
+type Inspect<E> = Kernel<inspect::Args<E>>;
 
 /// The kernels that fill a cache.
 #[doc(hidden)]

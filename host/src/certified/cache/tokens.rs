@@ -4,7 +4,7 @@ use super::{BLOCK_TOKENS, CacheElement, CacheError, Refused, Result, SequenceId,
 use crate::{Buffer, Stream};
 use kernels_gpu::certified::layout::Problems;
 use kernels_gpu::certified::tokens::THREADS;
-use kernels_gpu::certified::{Piece, Refusals, write_launch};
+use kernels_gpu::certified::{Piece, Refusals, append, inspect, prefill, quantize_block, write_launch};
 use simt::{GlobalMut, LaunchShape};
 
 impl<E: CacheElement> TieredCache<E> {
@@ -53,21 +53,21 @@ impl<E: CacheElement> TieredCache<E> {
             self.count_appended();
             return Ok(());
         }
-        let arguments = (
-            keys.global(),
-            values.global(),
-            self.table.global(),
-            self.lengths.global_mut(),
-            self.limits.global_mut(),
-            self.keys.global_mut(),
-            self.values.global_mut(),
-            self.near.global_mut(),
-            self.directory.global_mut(),
-            self.jobs.global_mut(),
-            self.refusals[0].global_mut(),
-            self.shape,
-            self.scratch,
-        );
+        let arguments = append::Args {
+            new_keys: keys.global(),
+            new_values: values.global(),
+            table: self.table.global(),
+            lengths: self.lengths.global_mut(),
+            limits: self.limits.global_mut(),
+            keys: self.keys.global_mut(),
+            values: self.values.global_mut(),
+            near: self.near.global_mut(),
+            directory: self.directory.global_mut(),
+            jobs: self.jobs.global_mut(),
+            problems: self.refusals[0].global_mut(),
+            shape: self.shape,
+            scratch: self.scratch,
+        };
         let launch = LaunchShape::new(self.extents.sequences, THREADS);
         // SAFETY: inputs are a row for each sequence; a length below its limit has its block in the table;
         // near pool, directory, jobs and refusals were made for these extents. Dropping a buffer, or the
@@ -101,17 +101,17 @@ impl<E: CacheElement> TieredCache<E> {
         // SAFETY: an annotation is four floats.
         let annotations: GlobalMut<f32> =
             unsafe { GlobalMut::from_raw(annotations.address(), annotations.len() * 4) };
-        let arguments = (
-            self.jobs.global(),
+        let arguments = quantize_block::Args {
+            jobs: self.jobs.global(),
             keys,
             values,
             tiles,
             annotations,
-            self.problems.global_mut(),
-            geometry.kv_heads(),
-        );
-        // SAFETY: the kernel before has written as many jobs, from fresh blocks to blocks of the cache, each
-        // of which one sequence fills.
+            problems: self.problems.global_mut(),
+            kv_heads: geometry.kv_heads(),
+        };
+        // SAFETY: the kernel before has written as many jobs, from fresh blocks to blocks of the cache, each of which one
+        // sequence fills.
         unsafe { stream.launch(&E::quantize_block(geometry), launch, arguments)? };
         Ok(())
     }
@@ -208,21 +208,21 @@ impl<E: CacheElement> TieredCache<E> {
             unsafe { self.place_on_slices(keys, values, piece, count) };
             return Ok(());
         }
-        let arguments = (
-            keys.global(),
-            values.global(),
-            self.table.global(),
-            self.keys.global_mut(),
-            self.values.global_mut(),
-            self.near.global_mut(),
-            self.directory.global_mut(),
-            self.jobs.global_mut(),
-            self.shape,
-            self.scratch,
+        let arguments = prefill::Args {
+            new_keys: keys.global(),
+            new_values: values.global(),
+            table: self.table.global(),
+            keys: self.keys.global_mut(),
+            values: self.values.global_mut(),
+            near: self.near.global_mut(),
+            directory: self.directory.global_mut(),
+            jobs: self.jobs.global_mut(),
+            shape: self.shape,
+            scratch: self.scratch,
             piece,
-        );
-        // SAFETY: as many tokens are left in the input, and their blocks are in the table; from `piece.fresh`
-        // on there are as many fresh blocks as the tokens reach.
+        };
+        // SAFETY: as many tokens are left in the input, and their blocks are in the table; from `piece.fresh` on there are as
+        // many fresh blocks as the tokens reach.
         unsafe { stream.launch(&self.kernels.prefill, LaunchShape::new(count, THREADS), arguments)? };
         match (piece.position % BLOCK_TOKENS + count) / BLOCK_TOKENS {
             0 => Ok(()),
@@ -248,7 +248,12 @@ impl<E: CacheElement> TieredCache<E> {
             // returns.
             unsafe { self.inspect_on_slices(keys, values, elements) };
         } else {
-            let arguments = (keys.global(), values.global(), self.refusals[1].global_mut(), vectors);
+            let arguments = inspect::Args {
+                keys: keys.global(),
+                values: values.global(),
+                problems: self.refusals[1].global_mut(),
+                vectors,
+            };
             // SAFETY: keys and values both have as many elements, a multiple of 32.
             unsafe { stream.launch(&self.kernels.inspect, LaunchShape::new(blocks, THREADS), arguments)? };
         }

@@ -1,100 +1,20 @@
 //! The kernels of a step for each element type and head_dim.
 
-use crate::attention::dense::DenseElement;
-use crate::certified::{Annotation, Layout};
+use crate::certified::Layout;
+use crate::dense::DenseElement;
 use half::{bf16, f16};
-use kernels_gpu::certified::carried::Promoted;
 use kernels_gpu::certified::{
-    Certificate, Entry, Exact, ListHead, Record, Scratch, StepShape, Taken, Thresholds, Watch, Weighed,
     attend, audit, audit_layout, carried_layout, carry, pass_layout, promote_layout, replace,
 };
-use simt::{Global, GlobalMut, Kernel};
+use simt::Kernel;
 
-type Attend<E> = Kernel<(
-    Global<E>,
-    Global<u32>,
-    Global<Annotation>,
-    Global<u32>,
-    Global<u32>,
-    GlobalMut<Record>,
-    GlobalMut<f32>,
-    StepShape,
-)>;
+type Attend<E> = Kernel<attend::Args<E>>;
 
-type Replace<E> = Kernel<(
-    Global<E>,
-    Global<u32>,
-    Global<u32>,
-    Global<u32>,
-    Global<E>,
-    Global<E>,
-    GlobalMut<E>,
-    GlobalMut<u64>,
-    Global<ListHead>,
-    Global<Entry>,
-    Global<Weighed>,
-    Global<Taken>,
-    GlobalMut<f32>,
-    GlobalMut<f32>,
-    GlobalMut<u32>,
-    GlobalMut<f32>,
-    GlobalMut<f32>,
-    GlobalMut<Certificate>,
-    GlobalMut<u32>,
-    StepShape,
-    Thresholds,
-    Scratch,
-)>;
+type Replace<E> = Kernel<replace::Args<E>>;
 
-type Carry<E> = Kernel<(
-    Global<E>,
-    Global<u32>,
-    Global<Annotation>,
-    Global<u32>,
-    Global<u32>,
-    Global<E>,
-    Global<E>,
-    GlobalMut<E>,
-    GlobalMut<u64>,
-    Global<ListHead>,
-    Global<Entry>,
-    GlobalMut<Promoted>,
-    GlobalMut<Record>,
-    GlobalMut<f32>,
-    GlobalMut<f32>,
-    GlobalMut<u32>,
-    GlobalMut<f32>,
-    GlobalMut<f32>,
-    GlobalMut<Certificate>,
-    GlobalMut<u32>,
-    StepShape,
-    Thresholds,
-    Scratch,
-    u32,
-)>;
+type Carry<E> = Kernel<carry::Args<E>>;
 
-type Audit<E> = Kernel<(
-    Global<E>,
-    Global<u32>,
-    Global<u32>,
-    Global<u32>,
-    Global<E>,
-    Global<E>,
-    Global<E>,
-    Global<u64>,
-    Global<Record>,
-    Global<ListHead>,
-    Global<Entry>,
-    Global<Weighed>,
-    Global<f32>,
-    Global<u32>,
-    GlobalMut<f32>,
-    GlobalMut<u32>,
-    GlobalMut<Exact>,
-    StepShape,
-    Watch,
-    Scratch,
-)>;
+type Audit<E> = Kernel<audit::Args<E>>;
 
 /// The kernels of a head_dim and layout, and their shared memory. `carry` is the compact layout's: plans of the other refuse to
 /// carry lists.

@@ -7,7 +7,9 @@ use crate::attention::dense;
 use crate::certified::Result;
 use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
 use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
-use kernels_gpu::certified::{StepShape, mark, rank, rank_layout, settle, weigh};
+use kernels_gpu::certified::{
+    StepShape, attend, audit, carry, mark, rank, rank_layout, replace, settle, weigh,
+};
 use simt::LaunchShape;
 
 impl<E: StepElement> StepPlan<E> {
@@ -32,32 +34,32 @@ impl<E: StepElement> StepPlan<E> {
         out: AttendedHandles,
     ) -> Result<()> {
         self.mode = self.carried.turns.begin(self.policy.every());
-        let arguments = (
-            cache.queries,
-            cache.tiles,
-            cache.annotations,
-            cache.table,
-            cache.lengths,
-            cache.keys,
-            cache.values,
-            cache.near.tiles,
-            cache.near.directory,
-            self.carried.lists.global(),
-            self.carried.entries.global(),
-            self.carried.promoted.global_mut(),
-            self.records.global_mut(),
-            self.partials.global_mut(),
-            self.gathered.global_mut(),
-            self.counters[1].global_mut(),
-            out.output,
-            out.lse,
-            out.certificates,
-            self.dense_rows.global_mut(),
-            self.shape_over(cache),
-            self.thresholds,
-            cache.near.scratch,
-            self.mode,
-        );
+        let arguments = carry::Args {
+            queries: cache.queries,
+            tiles: cache.tiles,
+            annotations: cache.annotations,
+            table: cache.table,
+            lengths: cache.lengths,
+            keys: cache.keys,
+            values: cache.values,
+            near: cache.near.tiles,
+            directory: cache.near.directory,
+            lists: self.carried.lists.global(),
+            entries: self.carried.entries.global(),
+            promoted: self.carried.promoted.global_mut(),
+            records: self.records.global_mut(),
+            partials: self.partials.global_mut(),
+            gathered: self.gathered.global_mut(),
+            counters: self.counters[1].global_mut(),
+            output: out.output,
+            lse: out.lse,
+            certificates: out.certificates,
+            dense_rows: self.dense_rows.global_mut(),
+            shape: self.shape_over(cache),
+            thresholds: self.thresholds,
+            scratch: cache.near.scratch,
+            mode: self.mode,
+        };
         // SAFETY: this function's contract; the scratch was made for this shape.
         unsafe { stream.launch(&self.kernels.carry.0, self.carry, arguments) }?;
         Ok(())
@@ -70,17 +72,17 @@ impl<E: StepElement> StepPlan<E> {
     ///
     /// # Errors
     /// What the launch reports.
-    pub(super) unsafe fn run_pass(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
-        let arguments = (
-            cache.queries,
-            cache.tiles,
-            cache.annotations,
-            cache.table,
-            cache.lengths,
-            self.records.global_mut(),
-            self.partials.global_mut(),
-            self.shape,
-        );
+    pub unsafe fn run_pass(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+        let arguments = attend::Args {
+            queries: cache.queries,
+            tiles: cache.tiles,
+            annotations: cache.annotations,
+            table: cache.table,
+            lengths: cache.lengths,
+            records: self.records.global_mut(),
+            partials: self.partials.global_mut(),
+            shape: self.shape,
+        };
         // SAFETY: this function's contract; the scratch was made for this shape.
         unsafe { stream.launch(&self.kernels.attend.0, self.attend, arguments) }?;
         Ok(())
@@ -98,19 +100,19 @@ impl<E: StepElement> StepPlan<E> {
         if !self.chooses() || self.stays() {
             return Ok(());
         }
-        let arguments = (
-            self.records.global(),
-            cache.lengths,
-            self.partials.global(),
-            self.histograms.global_mut(),
-            self.part_counts.global_mut(),
-            self.part_sums.global_mut(),
-            self.weighed.global_mut(),
-            self.counters[0].global_mut(),
-            self.shape,
-            self.thresholds,
-            self.problem.head_dim,
-        );
+        let arguments = weigh::Args {
+            records: self.records.global(),
+            lengths: cache.lengths,
+            partials: self.partials.global(),
+            histograms: self.histograms.global_mut(),
+            counts: self.part_counts.global_mut(),
+            partial_sums: self.part_sums.global_mut(),
+            weighed: self.weighed.global_mut(),
+            counters: self.counters[0].global_mut(),
+            shape: self.shape,
+            thresholds: self.thresholds,
+            head_dim: self.problem.head_dim,
+        };
         // SAFETY: as above.
         unsafe { stream.launch(&weigh::kernel(), self.weigh, arguments) }?;
         Ok(())
@@ -128,22 +130,22 @@ impl<E: StepElement> StepPlan<E> {
         if !self.chooses() || self.stays() && !cache.near.scratch.claims() {
             return Ok(());
         }
-        let arguments = (
-            self.records.global(),
-            self.weighed.global(),
-            self.part_counts.global(),
-            cache.lengths,
-            cache.table,
-            self.carried.lists.global_mut(),
-            self.carried.entries.global_mut(),
-            self.taken.global_mut(),
-            cache.near.directory,
-            self.carried.promoted.global_mut(),
-            self.shape,
-            self.thresholds,
-            cache.near.scratch,
-            self.mode,
-        );
+        let arguments = mark::Args {
+            records: self.records.global(),
+            weighed: self.weighed.global(),
+            part_counts: self.part_counts.global(),
+            lengths: cache.lengths,
+            table: cache.table,
+            lists: self.carried.lists.global_mut(),
+            entries: self.carried.entries.global_mut(),
+            taken: self.taken.global_mut(),
+            directory: cache.near.directory,
+            promoted: self.carried.promoted.global_mut(),
+            shape: self.shape,
+            thresholds: self.thresholds,
+            scratch: cache.near.scratch,
+            mode: self.mode,
+        };
         // SAFETY: as above.
         unsafe { stream.launch(&mark::kernel(), self.mark, arguments) }?;
         Ok(())
@@ -162,30 +164,30 @@ impl<E: StepElement> StepPlan<E> {
         cache: &StepHandles<E>,
         out: AttendedHandles,
     ) -> Result<()> {
-        let arguments = (
-            cache.queries,
-            cache.tiles,
-            cache.table,
-            cache.lengths,
-            cache.keys,
-            cache.values,
-            cache.near.tiles,
-            cache.near.directory,
-            self.carried.lists.global(),
-            self.carried.entries.global(),
-            self.weighed.global(),
-            self.taken.global(),
-            self.trailing_norms.global_mut(),
-            self.partials.global_mut(),
-            self.counters[1].global_mut(),
-            out.output,
-            out.lse,
-            out.certificates,
-            self.dense_rows.global_mut(),
-            self.shape,
-            self.thresholds,
-            cache.near.scratch,
-        );
+        let arguments = replace::Args {
+            queries: cache.queries,
+            tiles: cache.tiles,
+            table: cache.table,
+            lengths: cache.lengths,
+            keys: cache.keys,
+            values: cache.values,
+            near: cache.near.tiles,
+            directory: cache.near.directory,
+            lists: self.carried.lists.global(),
+            entries: self.carried.entries.global(),
+            weighed: self.weighed.global(),
+            taken: self.taken.global(),
+            norms: self.trailing_norms.global_mut(),
+            partials: self.partials.global_mut(),
+            counters: self.counters[1].global_mut(),
+            output: out.output,
+            lse: out.lse,
+            certificates: out.certificates,
+            dense_rows: self.dense_rows.global_mut(),
+            shape: self.shape,
+            thresholds: self.thresholds,
+            scratch: cache.near.scratch,
+        };
         // SAFETY: as above.
         unsafe { stream.launch(&self.kernels.replace.0, self.replace, arguments) }?;
         Ok(())
@@ -208,58 +210,58 @@ impl<E: StepElement> StepPlan<E> {
         let Some(watching) = &mut self.watching else { return Ok(()) };
         let Watching { watch, masses, flags, exacts, clock } = watching;
         let (watch, problem) = (*watch, self.problem);
-        let arguments = (
-            cache.queries,
-            cache.tiles,
-            cache.table,
-            cache.lengths,
-            cache.keys,
-            cache.values,
-            cache.near.tiles.as_const(),
-            cache.near.directory.as_const(),
-            self.records.global(),
-            self.carried.lists.global(),
-            self.carried.entries.global(),
-            self.weighed.global(),
-            self.trailing_norms.global(),
-            clock.global(),
-            masses.global_mut(),
-            flags.global_mut(),
-            exacts.global_mut(),
-            self.shape,
+        let arguments = audit::Args {
+            queries: cache.queries,
+            tiles: cache.tiles,
+            table: cache.table,
+            lengths: cache.lengths,
+            keys: cache.keys,
+            values: cache.values,
+            near: cache.near.tiles.as_const(),
+            directory: cache.near.directory.as_const(),
+            records: self.records.global(),
+            lists: self.carried.lists.global(),
+            entries: self.carried.entries.global(),
+            weighed: self.weighed.global(),
+            norms: self.trailing_norms.global(),
+            clock: clock.global(),
+            masses: masses.global_mut(),
+            flags: flags.global_mut(),
+            exacts: exacts.global_mut(),
+            shape: self.shape,
             watch,
-            cache.near.scratch,
-        );
+            scratch: cache.near.scratch,
+        };
         // The work of `replace`, split as there.
-        let (audit, shared) = &self.kernels.audit;
+        let (kernel, shared) = &self.kernels.audit;
         let grid = LaunchShape { shared_bytes: *shared, ..self.replace };
         // SAFETY: this function's contract; the buffers were made for this shape.
-        unsafe { stream.launch(audit, grid, arguments) }?;
+        unsafe { stream.launch(kernel, grid, arguments) }?;
         if watch.depth > 0 {
-            let arguments = (
-                self.records.global(),
-                self.weighed.global(),
-                cache.lengths,
-                self.carried.lists.global(),
-                self.carried.entries.global(),
-                masses.global(),
-                flags.global_mut(),
-                self.shape,
-                self.thresholds,
+            let arguments = rank::Args {
+                records: self.records.global(),
+                weighed: self.weighed.global(),
+                lengths: cache.lengths,
+                lists: self.carried.lists.global(),
+                entries: self.carried.entries.global(),
+                masses: masses.global(),
+                flags: flags.global_mut(),
+                shape: self.shape,
+                thresholds: self.thresholds,
                 watch,
-            );
+            };
             let grid = LaunchShape::new((problem.q_heads, problem.sequences), RANK_THREADS);
             // SAFETY: as above.
             unsafe { stream.launch(&rank::kernel(), grid.shared(rank_layout().bytes), arguments) }?;
         }
-        let arguments = (
-            exacts.global(),
-            flags.global_mut(),
-            out.certificates,
-            self.dense_rows.global_mut(),
-            clock.global_mut(),
-            self.shape,
-        );
+        let arguments = settle::Args {
+            exacts: exacts.global(),
+            flags: flags.global_mut(),
+            certificates: out.certificates,
+            dense_rows: self.dense_rows.global_mut(),
+            clock: clock.global_mut(),
+            shape: self.shape,
+        };
         let grid = LaunchShape::new(problem.sequences, SETTLE_THREADS);
         // SAFETY: as above.
         unsafe { stream.launch(&settle::kernel(), grid, arguments) }?;

@@ -12,25 +12,13 @@ use kernels_gpu::model::{linear, linear_fused, linear_prefill};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The matrix-vector kernels over records in global memory.
-pub(in crate::model) type Product =
-    Kernel<(Global<u32>, Global<u16>, Global<u32>, Global<f32>, Global<f32>, GlobalMut<f32>, LinearShape)>;
+pub(in crate::model) type Product = Kernel<linear::Args>;
 
 /// The tensor-core kernels.
-pub(in crate::model) type Prefill =
-    Kernel<(Global<u32>, Global<u16>, Global<u32>, Global<f32>, Global<f32>, GlobalMut<f32>, LinearShape)>;
+pub(in crate::model) type Prefill = Kernel<linear_prefill::Args>;
 
 /// The kernels that make records themselves.
-pub(in crate::model) type Fused = Kernel<(
-    Global<u32>,
-    Global<u16>,
-    Global<f32>,
-    Global<f32>,
-    Global<f32>,
-    Global<f32>,
-    GlobalMut<f32>,
-    SourceShape,
-    LinearShape,
-)>;
+pub(in crate::model) type Fused = Kernel<linear_fused::Args>;
 
 /// Which products of a few tokens quantize their input themselves, again in each thread block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,9 +204,9 @@ impl DeviceWeights {
         let (bias, residual) = added(epilogue, out);
         let source = SourceShape { columns: self.columns, stride, epsilon, padding: 0 };
         let launch = decode_launch(shape).shared(linear_layout(shape.blocks).bytes);
-        let args = (codes, scales, x, weight, bias, residual, out, source, shape);
-        // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the
-        // shared memory holds a token's records. No launch writes weights.
+        let args = linear_fused::Args { codes, scales, x, weight, bias, residual, out, source, shape };
+        // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the shared memory
+        // holds a token's records. No launch writes weights.
         unsafe { stream.launch(&kernels[variant], launch, args) }?;
         Ok(())
     }
@@ -251,11 +239,17 @@ impl DeviceWeights {
             let grid = (shape.tokens.div_ceil(PREFILL_TOKENS), shape.rows.div_ceil(PREFILL_ROWS));
             let launch = LaunchShape::new(grid, PREFILL_THREADS);
             // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both.
-            unsafe { stream.launch(&kernel, launch, (codes, scales, records, bias, residual, out, shape)) }?;
+            unsafe {
+                stream.launch(
+                    &kernel,
+                    launch,
+                    linear_prefill::Args { codes, scales, records, bias, residual, out, shape },
+                )
+            }?;
             return Ok(());
         }
         let launch = decode_launch(shape).shared(linear_layout(0).bytes);
-        let args = (codes, scales, records, bias, residual, out, shape);
+        let args = linear::Args { codes, scales, records, bias, residual, out, shape };
         // SAFETY: as above; no launch writes weights.
         unsafe { stream.launch(&decode_kernel(self.kind), launch, args) }?;
         Ok(())

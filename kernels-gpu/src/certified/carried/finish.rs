@@ -31,10 +31,9 @@ pub(super) struct Finish {
 }
 
 impl Finish {
-    /// Adds up what the warps have gathered, with the weights that [`combine`](crate::attention::combine) has
-    /// left, and writes it as that of `split`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Adds up what the warps have gathered, with the weights that [`combine`](crate::attention::combine) has left, and writes it as
+    /// that of `split`.
+    #[simt::device]
     pub(super) fn gather_warps<const D: usize>(&self, gathered: GlobalMut<f32>, split: u32) {
         let t = thread::thread_idx_x();
         if t < Gathered::EIGHT {
@@ -52,10 +51,8 @@ impl Finish {
         self.launch_row * self.shape.splits * Gathered::EIGHT
     }
 
-    /// Asks for what the splits have gathered, if there is room for it: it is there when outputs are added
-    /// up.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Asks for what the splits have gathered, if there is room for it: it is there when outputs are added up.
+    #[simt::device]
     pub(super) fn ask(&self, gathered: Global<f32>) {
         let mut at = 4 * thread::thread_idx_x();
         while self.used <= SPLITS_AT_HAND && at < self.used * Gathered::EIGHT {
@@ -66,8 +63,7 @@ impl Finish {
     }
 
     /// Adds up the splits and writes the rows of `output`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn output<const D: usize>(&self, partials: Global<f32>, output: GlobalMut<f32>) {
         let first = self.shape.first_partial(self.launch_row);
         let place = |p: u32| (first + p) as usize * part_floats(D as u32);
@@ -75,8 +71,7 @@ impl Finish {
     }
 
     /// Adds up what the splits have gathered, with the weights that [`output`](Self::output) has left.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn gather_splits(&self, gathered: Global<f32>) {
         let t = thread::thread_idx_x();
         let (r, word) = (t / Gathered::WORDS, t % Gathered::WORDS);
@@ -96,8 +91,7 @@ impl Finish {
     }
 
     /// Certificates, LSE, and which rows want the dense rung: a warp's work.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn certificates<E: Half, const D: usize>(
         &self,
         query: &Query,

@@ -132,8 +132,7 @@ impl Gather {
     }
 
     /// Writes them to row `row` of `rows`.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub fn keep(self, rows: Shared<f32>, row: u32, lane: u32) {
         let at = row * Gathered::WORDS + 3 * (lane & 3);
         rows.store(at, self.first);

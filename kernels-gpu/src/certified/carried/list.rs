@@ -27,16 +27,14 @@ impl Lookup {
     /// Words of one in shared memory.
     pub(super) const WORDS: u32 = 8;
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn store(self, memory: Shared<u32>, warp: u32) {
         let Lookup { entry, block, found: [keys, values] } = self;
         memory.store_vector(Self::WORDS * warp, UVec4::new(entry.index, entry.rows, block, keys.tile));
         memory.store_vector(Self::WORDS * warp + 4, UVec4::new(keys.admit, values.tile, values.admit, 0));
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn load(memory: Shared<u32>, warp: u32) -> Self {
         let [index, rows, block, keys] = memory.load_vector::<UVec4>(Self::WORDS * warp).to_array();
         let [admit_keys, values, admit_values, _] =
@@ -76,16 +74,14 @@ pub(super) struct List<E> {
 
 impl<E: Half> List<E> {
     /// Entry `e`: a warp's work.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn look(&self, e: u32) -> Lookup {
         let List { layout, shape, launch_row, .. } = *self;
         self.find(find_entry(layout.starts, self.entries, launch_row, shape, e, self.lane))
     }
 
     /// Where an entry's block is: a warp's work.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn find(&self, entry: Entry) -> Lookup {
         let List { shape, launch_row, .. } = *self;
         let none = Found { tile: Scratch::EMPTY, admit: Scratch::EMPTY };
@@ -99,8 +95,7 @@ impl<E: Half> List<E> {
     }
 
     /// The `i`th of the blocks that are newer than the list.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn look_recent(&self, i: u32) -> Lookup {
         let index = self.recent + i;
         let block = self.table.load_readonly((self.sequence * self.shape.max_blocks + index) as usize);
@@ -109,8 +104,7 @@ impl<E: Half> List<E> {
     }
 
     /// The trailing block.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn look_trailing(&self) -> Lookup {
         let block = self.table.load_readonly((self.sequence * self.shape.max_blocks + self.blocks) as usize);
         // Fresh blocks are the sequences', in their order.
@@ -120,8 +114,7 @@ impl<E: Half> List<E> {
     }
 
     /// Looks the warp's first entry up and asks for its originals.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn look_ahead<const D: usize>(&self) {
         if self.place >= self.layout.starts.load(self.shape.parts) {
             return;
@@ -146,17 +139,15 @@ impl<E: Half> List<E> {
     }
 
     /// Whether a block of the split is listed.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn has(&self, block: u32) -> bool {
         let at = block - self.first;
         self.layout.listed.load(at / 32) >> (at % 32) & 1 != 0
     }
 
-    /// Marks the split's blocks that are listed, counts the entries, and leaves each warp its first one: all
-    /// warps' work, at a place that all of them pass.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// Marks the split's blocks that are listed, counts the entries, and leaves each warp its first one: all warps' work, at a place
+    /// that all of them pass.
+    #[simt::device]
     fn read(&self) {
         let List { layout, shape, .. } = *self;
         let t = thread::thread_idx_x();
@@ -237,8 +228,7 @@ pub(super) struct Listed<E, const D: usize> {
 
 impl<E: Half, const D: usize> Listed<E, D> {
     /// Notes in [`skipped`](Self::skipped) whether a tile is listed, and says so.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn mark(&self, tile: u32, stage: u32) -> bool {
         let listed = self.list.has(tile);
         self.skipped.set(self.skipped.get() & !(1 << stage) | (listed as u32) << stage);
@@ -246,16 +236,14 @@ impl<E: Half, const D: usize> Listed<E, D> {
     }
 
     /// Entries of the list: once it was read.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn listed(&self) -> u32 {
         let List { layout, shape, .. } = self.list;
         if self.exists { layout.starts.load(shape.parts) } else { 0 }
     }
 
     /// The same with the blocks that are newer and the trailing block, which follow in this order.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn entries(&self) -> u32 {
         self.listed() + self.list.blocks - self.list.recent + self.trailing() as u32
     }
@@ -266,10 +254,8 @@ impl<E: Half, const D: usize> Listed<E, D> {
         !self.length.is_multiple_of(BLOCK_TOKENS)
     }
 
-    /// What the certificates will want to know of sums: the last warp's work, which lists keep less busy than
-    /// the first.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// What the certificates will want to know of sums: the last warp's work, which lists keep less busy than the first.
+    #[simt::device]
     fn chains(&self) {
         let List { layout, shape, lane, warp, .. } = self.list;
         if warp + 1 == warps(D as u32) && lane == 0 {
@@ -291,16 +277,13 @@ impl<E: Half, const D: usize> Ring for Listed<E, D> {
         self.tiles.end()
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn block(&self, tile: u32) -> u32 {
         self.tiles.block(tile)
     }
 
-    /// While the first tiles are on their way, which takes several microseconds for all warps, the list is
-    /// read, and where its blocks are.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    /// While the first tiles are on their way, which takes several microseconds for all warps, the list is read, and where its blocks are.
+    #[simt::device]
     fn begun(&self) {
         if self.exists {
             self.list.read();
@@ -316,14 +299,12 @@ impl<E: Half, const D: usize> Ring for Listed<E, D> {
         self.chains();
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn turn(&self) {
         self.pace.turn();
     }
 
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn start(&self, tile: u32, block: u32, stage: u32) {
         if !self.read.get() || !self.mark(tile, stage) {
             self.tiles.start(tile, block, stage);

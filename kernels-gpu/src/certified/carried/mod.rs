@@ -46,14 +46,14 @@ use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
     Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, Pace, PartialRow, ROWS, Running, ValueTile,
-    Values, combine, first_blocks, last_to_arrive, part_floats, tiles_of, walk, warps,
+    Values, combine_to_part, first_blocks, last_to_arrive, part_floats, tiles_of, walk, warps,
 };
 use ahead::look_ahead;
 use core::cell::Cell;
 use core::marker::PhantomData;
 use finish::Finish;
 use gather::{Bounds, Gather, Gathered};
-use glam::{UVec2, Vec4};
+use glam::UVec2;
 use half::{bf16, f16};
 use list::{List, Listed, Lookup};
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
@@ -77,15 +77,13 @@ pub struct Promoted {
 
 impl Promoted {
     /// Full blocks that a row's sequence had when its list was made.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn blocks(rows: Global<Promoted>, launch_row: u32) -> u32 {
         rows.cast::<u32>().load(4 * launch_row as usize + 2)
     }
 
     /// Notes them.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     pub(super) fn note_blocks(rows: GlobalMut<Promoted>, launch_row: u32, blocks: u32) {
         rows.cast::<u32>().store(4 * launch_row as usize + 2, blocks);
     }
@@ -442,12 +440,7 @@ pub fn carry<E: Half, const D: usize>(
 
     let floats = part_floats(D as u32);
     let base = (shape.first_partial(launch_row) + split) as usize * floats;
-    combine::<D>(pass.rows, pass.outputs, |r, d, merged| {
-        partials.store_vector(base + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
-        if d == 0 {
-            partials.store_vector(base + (ROWS * D as u32 + 2 * r) as usize, merged.row);
-        }
-    });
+    combine_to_part::<D>(pass.rows, pass.outputs, partials, base);
     let finish = Finish {
         layout,
         launch_row,
@@ -484,8 +477,7 @@ pub fn carry<E: Half, const D: usize>(
 }
 
 /// The sum over a row's four lanes.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+#[simt::device]
 fn of_row(sum: f32) -> f32 {
     let sum = sum + warp_shuffle_xor(FULL_MASK, sum, 1, 32);
     sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32)
@@ -504,8 +496,7 @@ struct Notes {
 }
 
 impl Notes {
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[simt::device]
     fn store(&self, block: u32, record: Record) {
         if self.lane & 3 == 0 {
             let at = self.first + block as usize * self.shape.group as usize + (self.lane >> 2) as usize;
