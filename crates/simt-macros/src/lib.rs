@@ -51,8 +51,8 @@ pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
-/// A function that kernels call: a part of them on the device; on the host the emulator's errors name its caller's line, so
-/// that a mistake shows where the kernel makes it.
+/// A function that kernels call: a part of them on the device; on the host the emulator's errors name its caller's
+/// line, so that a mistake shows where the kernel makes it.
 #[proc_macro_attribute]
 pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
     let item = proc_macro2::TokenStream::from(item);

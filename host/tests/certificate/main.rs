@@ -8,23 +8,16 @@ mod judge;
 mod quantized;
 mod rounding;
 
-use kernels_gpu::mixed;
+use kernels_gpu::mix;
 
 /// SplitMix64: a stream for each seed.
-struct Random {
-    seed: u64,
-    /// Of the next number.
-    index: u64,
-}
+struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Self {
-        Random { seed, index: 0 }
-    }
-
     fn bits(&mut self) -> u64 {
-        self.index += 1;
-        mixed(self.seed, self.index - 1)
+        let bits = mix(self.0);
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        bits
     }
     fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 * 2f64.powi(-53)

@@ -11,7 +11,7 @@ use half::f16;
 use host::model::gguf::TensorType;
 use host::model::linear::{PackedWeights, Rows, WeightKind};
 use host::{Device, Stream};
-use kernels_gpu::mixed;
+use kernels_gpu::mix;
 use simt::emu::EmuOptions;
 
 /// The emulator.
@@ -23,20 +23,13 @@ fn emulator() -> (Device, Stream) {
 
 /// Numbers from a seed (SplitMix64).
 #[derive(Clone, Copy)]
-struct Numbers {
-    seed: u64,
-    /// Of the next number.
-    index: u64,
-}
+struct Numbers(u64);
 
 impl Numbers {
-    fn new(seed: u64) -> Self {
-        Numbers { seed, index: 0 }
-    }
-
     fn bits(&mut self) -> u64 {
-        self.index += 1;
-        mixed(self.seed, self.index - 1)
+        let bits = mix(self.0);
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        bits
     }
 
     /// In [-1, 1).
@@ -62,7 +55,7 @@ impl Numbers {
 
 /// The blocks of random weights; wild ones have any bytes, scales included.
 fn blocks(tensor_type: TensorType, rows: usize, columns: usize, seed: u64, wild: bool) -> Vec<u8> {
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = Numbers(seed);
     let mut bytes: Vec<u8> =
         (0..tensor_type.row_bytes(columns).unwrap() * rows).map(|_| numbers.bits() as u8).collect();
     if wild {
