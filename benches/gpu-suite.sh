@@ -46,7 +46,7 @@ fi
 # The largest size first; past 90 s no further size starts, and the report says which are missing.
 step bench-int8 300 "$ferrokv" bench int8 --backend cuda --no-cpu --seconds 90 "${peers[@]}" --commit "$commit" \
     --json "$out/bench-int8.json" --plot "$out/bench-int8"
-# Right outputs within their bounds, certified ones within their certificates: else it exits with 1.
+# Outputs within what their schemes promise, small ones with the emulator's bits: else it exits with 1.
 attention=120 peers=()
 if [ "${FERROKV_SUITE_PEERS:-0}" = 1 ]; then
     attention=240 peers=(--peers)

@@ -4,7 +4,7 @@ import re
 import statistics
 from collections import defaultdict
 
-from records import DEVICES, Wrong, interval, losing, ratio, scheme, table, tokens
+from records import DEVICES, Wrong, facts, interval, losing, ratio, scheme, table, tokens
 
 # --- INT8 -----------------------------------------------------------------------------------------------------------
 
@@ -175,17 +175,22 @@ def attention_in_order(records):
     ])
 
 
+def bound(of):
+    """Of the facts of a row of `certified`: medians over heads, added up."""
+    return of["E_key"] + of["E_val"] + of["E_round"]
+
+
 def attention_certificates(records):
     rows = []
     for (_, heads, kv, batch, context), found in shapes(records):
         if (heads, batch) != (32, 1) or context not in (8192, 32768, 131072, 524288):
             continue
         row = found["certified"]
-        of = row["certified"]
-        bound = of["e_key"] + of["e_val"] + of["e_round"]
-        rows.append((tokens(context), ratio(beside(found, "certified")), f"{of['tail_mass']:.4f}", f"{of['e_key']:.2f}",
-                     f"{of['e_val']:.2f}", f"{bound:.2f}", f"{row['error_of_bound']:.3f}",
-                     f"{of['dense_heads']} of {of['heads']:,}"))
+        of = facts(row)
+        exact, heads = map(int, of["dense heads"].split(" of "))
+        rows.append((tokens(context), ratio(beside(found, "certified")), f"{of['tail']:.4f}", f"{of['E_key']:.2f}",
+                     f"{of['E_val']:.2f}", f"{bound(of):.2f}", f"{row['error_of_bound']:.3f}",
+                     f"{exact:,} of {heads:,}"))
     return table(("context", "× peer", "mass left quantized", "E_key", "E_val", "bound", "largest error / bound",
                   "computed exactly"), rows)
 
@@ -195,8 +200,8 @@ def attention_stages(records):
     for (_, heads, kv, batch, context), found in shapes(records):
         if batch != 1 or context not in (65536, 131072):
             continue
-        parts = {part["name"]: part["us"] for part in found["certified"]["certified"]["parts"]}
-        launches = (f"{parts[name]:.1f}" for name in ("carry", "dense", "weigh", "mark"))
+        stages = {stage["name"]: stage["us"] for stage in found["certified"]["stages"]}
+        launches = (f"{stages[name]:.1f}" for name in ("carry", "dense", "weigh", "mark"))
         rows.append((f"{heads}/{kv}", tokens(context), *launches,
                      f"{found['certified']['median_us']:.1f}", f"{found['int8-int4']['median_us']:.1f}"))
     return table(("heads", "context", "`carry`", "dense rung, no head on it", "`weigh`", "`mark`", "whole step",
@@ -241,13 +246,21 @@ def model(records):
     return table(("`--kv`", *heads), lines)
 
 
+def worst_bound(of):
+    return "–" if of is None or of["worst_bound"] is None else f"{of['worst_bound']:.2f}"
+
+
+def exactly(of):
+    """Heads that were computed exactly, of a scheme that can fall back to that."""
+    return f"{of['exact_heads']:,} of {of['heads']:,}" if of and of["bounded_heads"] else "–"
+
+
 def generate(records):
     rows = []
     for record in records:
-        data, of = record.data, record.data["certificates"]
+        data, of = record.data, record.data["report"]
         rows.append((DEVICES[record.device], f"`{scheme(data['kv'])}`", f"{data['decode_tokens_per_second']:,.0f}",
-                     f"{data['prefill_tokens_per_second']:,.0f}", f"{of['worst_bound']:.2f}" if of else "–",
-                     f"{of['dense_heads']:,} of {of['heads']:,}" if of else "–"))
+                     f"{data['prefill_tokens_per_second']:,.0f}", worst_bound(of), exactly(of)))
     return table(("device", "`--kv`", "decode, tokens a second", "prompt", "worst bound", "heads computed exactly"),
                  rows)
 
@@ -289,16 +302,26 @@ def checks(records):
     return table(("command", "GPU", "commit", "cases", "outputs compared", "bits that differ"), rows)
 
 
+def proven(record):
+    """What `prove` found of `certified`."""
+    (found,) = [found for found in record.data["schemes"] if found["kv"] == "certified"]
+    return found
+
+
 def prove(records):
     (record,) = records
-    inputs = dict(record.data["inputs"])
-    rows = [("all", record.data["total"])] + [(name, inputs[name]) for name in inputs]
+    found = proven(record)
+    rows = [("all", found["total"]), *found["inputs"]]
+
+    def paper(of):
+        of = facts(of)["paper/ours"]
+        return "–" if of is None else f"{of:.1f}"
+
     return table(
         ("keys and values", "head-steps", "errors above the bound", "bound / error, median", "least",
          "paper's E_key / ours"),
         [(name if name in ("all",) else "a real cache" if name == "real" else f"`{name}`", f"{of['head_steps']:,}",
-          f"{of['violations']:,}", f"{of['median'][0]:,.1f}", f"{of['tightest']:.4f}",
-          "–" if of["paper_over_ours"] is None else f"{of['paper_over_ours']:.1f}") for name, of in rows])
+          f"{of['violations']:,}", f"{of['ratio'][0]:,.1f}", f"{of['ratio'][1]:.4f}", paper(of)) for name, of in rows])
 
 
 def launch(records):
@@ -313,10 +336,6 @@ def launch(records):
 
 # --- Quality --------------------------------------------------------------------------------------------------------
 
-def exactly(of):
-    return f"{of['dense_heads']:,} of {of['heads']:,}" if of else "–"
-
-
 def perplexity(records):
     current, other = records
     rows = []
@@ -326,7 +345,7 @@ def perplexity(records):
         of = row["delta_interval"]
         rows.append((str(row["context"]), f"`{scheme(row['kv'])}`", str(row["windows"]), f"{row['perplexity']:.3f}",
                      "–" if row["kv"] == "dense" else f"{row['delta']:+.5f} {interval(of['low'], of['high'], 5)}",
-                     exactly(row["certificates"]), f"{row['kv_bytes_per_token']:,.0f}",
+                     exactly(row["report"]), f"{row['kv_bytes_per_token']:,.0f}",
                      str(records.index(record) + 1)))
     return table(("context", "`--kv`", "windows", "perplexity", "ΔNLL, 95 %", "computed exactly", "B/token",
                   "record"), rows)
@@ -370,11 +389,11 @@ def questions(records):
     dense = [beside(here, "dense") for _, here in found]
     lost = [ratio for ratio in (beside(here, "certified") for _, here in found) if ratio < 0.995]
     far = dict(found)["f16", 32, 8, 1, 131072]
-    of = far["certified"]["certified"]
-    if of["originals"] != "gpu" or of["tail_mass"] < 0.9:
+    of = facts(far["certified"])
+    if of["originals"] != "device" or of["tail"] < 0.9:
         raise Wrong("tools/tables.py: what the README says of the certified row at 128K is not so any more")
     steps = {(scheme(row["kv"]), row["context"]): row for row in step.data["rows"]}
-    total = bounds.data["total"]
+    total = proven(bounds)["total"]
     text = [(scheme(row["kv"]), row["ratio"] - 1) for row in quality.data["summary"]["rows"]]
     worst = {name: max(ratio for kv, ratio in text if kv == name) for name in ("int8-int4", "certified")}
     rows = [
@@ -390,11 +409,11 @@ def questions(records):
         (attention, "… with a bound on each error?", f"{beside(far, 'certified'):.2f} times, originals on the GPU",
          f"{len(lost)} short contexts, {min(lost):.2f} to {max(lost):.2f}"),
         (attention, "… what is that bound worth?",
-         f"{of['e_key'] + of['e_val'] + of['e_round']:.1f}: more than the output's norm",
+         f"{bound(of):.1f}: more than the output's norm",
          "made-up keys: flat attention"),
         (bounds, "Is an error ever above its bound?",
          f"{'no' if not total['violations'] else total['violations']}, in {total['head_steps']:,} outputs",
-         f"{total['median'][0]:.0f} times the error in the median"),
+         f"{total['ratio'][0]:.0f} times the error in the median"),
         (step, "A step at 8B sizes, 128K tokens?", f"{steps['dense', 131072]['median_us'] / 1000:.1f} ms exact, "
          f"{steps['certified', 131072]['median_us'] / 1000:.1f} certified",
          f"at 1K tokens: {steps['certified', 1024]['times_dense']:.2f} of its speed"),

@@ -5,6 +5,8 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
+from forms import today
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs/results"
 CURRENT = RESULTS / "current.toml"
@@ -65,7 +67,12 @@ class Record:
 
 @lru_cache(maxsize=None)
 def load(path):
-    return json.loads((RESULTS / path).read_text())
+    return today(json.loads((RESULTS / path).read_text()))
+
+
+def facts(of):
+    """The figures that a scheme alone knows the meaning of: name and bare value."""
+    return {fact["name"]: next(iter(fact["value"].values())) for fact in of["facts"]}
 
 
 def relative(document, record):
@@ -77,8 +84,8 @@ def relative(document, record):
 
 
 def scheme(name):
-    base, colon, preset = name.partition(":")
-    return SCHEMES.get(base, base) + colon + preset
+    base = re.match(r"[^:/]*", name)[0]
+    return SCHEMES.get(base, base) + name[len(base):]
 
 
 def tokens(count):

@@ -91,7 +91,8 @@ def index(current, records):
         "are not comparable: the documents state ratios within one record. Records that a newer one replaces are in",
         "git's history.",
         "",
-        "Older records write `naive` or `naive-int8-int4` for the attention scheme that is called `int8-int4`.",
+        "Commands are those of their commits: older ones have `--schemes` for `--kv`, and `naive` or `naive-int8-int4` for the",
+        "scheme `int8-int4`.",
         "",
     ]
     commands = defaultdict(list)

@@ -1,4 +1,5 @@
-//! Keys and values in fewer bits, by rounding alone: the system that `docs/kernel-guide.md` adds, and one to start from.
+//! Keys and values in fewer bits, by rounding alone: the system that `docs/adding-a-system.md` adds, and one
+//! to start from.
 
 mod cache;
 mod cases;

@@ -1,4 +1,4 @@
-//! Keys and values in fewer bits, by rounding alone: the system that `docs/kernel-guide.md` adds.
+//! Keys and values in fewer bits, by rounding alone: the system that `docs/adding-a-system.md` adds.
 //!
 //! # Mathematics
 //! An f16 has a sign, 5 bits of exponent and 10 of mantissa. Of the mantissa the last `dropped` bits are rounded away, to the
