@@ -6,9 +6,9 @@ use super::{Error, Result};
 use crate::Stream;
 use half::{bf16, f16};
 use kernels_gpu::Element;
-use kernels_gpu::model::rotation::ROPE_THREADS;
-pub use kernels_gpu::model::rotation::RopeShape;
-use kernels_gpu::model::{rope, rope_append};
+use kernels_gpu::attention::rotation::ROPE_THREADS;
+pub use kernels_gpu::attention::rotation::RopeShape;
+use kernels_gpu::attention::rotation::{rope, rope_append};
 use simt::{Kernel, LaunchShape};
 
 fn count(what: &'static str, value: usize, most: usize, limit: &'static str) -> Result<u32> {
@@ -54,7 +54,7 @@ macro_rules! rope_elements {
 }
 rope_elements!(f32, f16, bf16);
 
-/// Rotates queries and keys and hands all three on in type `E`: see [`kernels_gpu::model::rotation`].
+/// Rotates queries and keys and hands all three on in type `E`: see [`kernels_gpu::attention::rotation`].
 ///
 /// # Safety
 /// As [`Stream::launch`]: the handles reach memory of the stream's device of these lengths until the launch has

@@ -19,7 +19,6 @@ pub static SYSTEM: System = System {
             about: "keys in 8 bits, values in 4, nothing known of the error",
             presets: &[],
             options: &[],
-            bounded: false,
             token_bytes: |_, head_dim| tile_bytes(head_dim, Layout::Compact),
             check: |_| Ok(()),
             open: |opening| {
@@ -38,7 +37,6 @@ pub static SYSTEM: System = System {
             about: "the same with a bound on every head's error, and exact fallback",
             presets: &PRESETS,
             options: &OPTIONS,
-            bounded: true,
             token_bytes: |selection, head_dim| {
                 let annotation = size_of::<Annotation>() as f64 / f64::from(BLOCK_TOKENS);
                 tile_bytes(head_dim, layout(selection)) + annotation

@@ -5,7 +5,7 @@ use crate::attention::{BLOCK_TOKENS, PagedPool};
 use crate::kv::{Error, Geometry, KvCache, New, Paged, Raw, Result, Sequence};
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::model::rope_append;
+use kernels_gpu::attention::rotation::rope_append;
 
 /// A cache of one sequence in f16: a paged pool a layer, and exact attention.
 ///

@@ -22,7 +22,6 @@ pub static SYSTEM: System = System {
         about: "keys and values in f16, exact attention",
         presets: &[],
         options: &[],
-        bounded: true,
         token_bytes: |_, head_dim| f64::from(4 * head_dim),
         check: |_| Ok(()),
         open: |opening| Ok(Box::new(DenseCache::new(opening.device, opening.geometry, opening.capacity)?)),

@@ -26,7 +26,6 @@ pub static SYSTEM: System = System {
             about: "bits of a number, sign and 5 of exponent among them",
             kind: Kind::Count(16 - MOST_DROPPED as u64, 16),
         }],
-        bounded: false,
         // Rounded numbers are still stored as f16.
         token_bytes: |_, head_dim| f64::from(4 * head_dim),
         check: |_| Ok(()),

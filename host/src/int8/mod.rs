@@ -49,7 +49,6 @@ pub static SYSTEM: System = System {
         about: "keys and values in 8 bits, restored for attention",
         presets: &[],
         options: &[],
-        bounded: false,
         // Codes, and a scale in f32 for 16 tokens of a channel.
         token_bytes: |_, head_dim| f64::from(2 * head_dim) * (1.0 + 4.0 / 16.0),
         check: |_| Ok(()),

@@ -4,7 +4,7 @@ use super::{Geometry, Result, StepReport, Traffic};
 use crate::attention::rope::{Pairing, RopeShape, rotate};
 use crate::{Buffer, Stream};
 use half::f16;
-use kernels_gpu::model::rope;
+use kernels_gpu::attention::rotation::rope;
 
 /// A chunk's keys and values on their way into a cache.
 #[derive(Debug)]

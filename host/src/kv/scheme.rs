@@ -20,8 +20,6 @@ pub struct Scheme {
     pub presets: &'static [Preset],
     /// What can be set besides, over the preset.
     pub options: &'static [OptionSpec],
-    /// Whether a step states a bound on each head's error.
-    pub bounded: bool,
     /// Bytes that a token of one KV head of so many channels takes in what steps read, keys and values and all that belongs
     /// to them.
     pub token_bytes: fn(&Selection, u32) -> f64,
@@ -66,7 +64,7 @@ pub enum Kind {
     Switch,
     /// One of some words.
     Word(&'static [&'static str]),
-    /// A file.
+    /// A file: the last option, and one at most, since a path may have `/` in it.
     File,
 }
 
@@ -188,8 +186,12 @@ impl Selection {
                 presets: has("presets", scheme.presets.iter().map(|preset| preset.name)),
             })?);
         }
-        for option in options.into_iter().flat_map(|options| options.split('/')) {
-            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+        let mut rest = options;
+        while let Some(text) = rest {
+            let (key, value) = match text.find(['=', '/']) {
+                Some(end) if text[end..].starts_with('=') => (&text[..end], &text[end + 1..]),
+                end => (&text[..end.unwrap_or(text.len())], &text[end.unwrap_or(text.len())..]),
+            };
             let spec = scheme.options.iter().find(|spec| spec.name == key).ok_or_else(|| Error::Option {
                 scheme: scheme.name,
                 option: key.to_owned(),
@@ -198,10 +200,14 @@ impl Selection {
             if selection.value(spec.name).is_some() {
                 return Err(Error::Twice { scheme: scheme.name, option: spec.name });
             }
+            // A path may have folders: it takes all that is left.
+            let split = if spec.kind == Kind::File { None } else { value.split_once('/') };
+            let (value, later) = split.map_or((value, None), |(value, later)| (value, Some(later)));
             selection.values.push((spec, spec.parse(scheme.name, value)?));
+            rest = later;
         }
         let place = |spec: &OptionSpec| scheme.options.iter().position(|known| known.name == spec.name);
-        selection.values.sort_by_key(|(spec, _)| place(spec));
+        selection.values.sort_by_key(|(spec, _)| (spec.kind == Kind::File, place(spec)));
         (scheme.check)(&selection)?;
         Ok(selection)
     }
@@ -338,5 +344,100 @@ impl Opening<'_> {
             }
         }
         Ok(Some(file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::{proof, workload};
+
+    static SCHEME: Scheme = Scheme {
+        name: "made-up",
+        about: "for these tests",
+        presets: &[Preset { name: "one", about: "" }, Preset { name: "two", about: "" }],
+        options: &[
+            OptionSpec { name: "codes", about: "", kind: Kind::File },
+            OptionSpec { name: "k", about: "", kind: Kind::Count(1, 8) },
+            OptionSpec { name: "share", about: "", kind: Kind::Number(0.0, f64::INFINITY) },
+            OptionSpec { name: "score", about: "", kind: Kind::Word(&["bounds", "mean"]) },
+            OptionSpec { name: "group", about: "", kind: Kind::Switch },
+        ],
+        token_bytes: |_, _| 0.0,
+        check: |_| Ok(()),
+        open: |_| Err(Error::Order { what: "this scheme", value: 0, limit: "it is for tests" }),
+        workload: workload::through_cache,
+        proof: proof::by_workload,
+    };
+
+    fn parse(text: &str) -> Result<Selection> {
+        Selection::parse(text, [&SCHEME].into_iter())
+    }
+
+    #[test]
+    fn what_is_written_is_what_was_read() {
+        for text in
+            ["made-up", "made-up:two", "made-up/k=3", "made-up:two/k=8/share=inf/score=mean/group=off"]
+        {
+            assert_eq!(parse(text).expect(text).to_string(), text);
+        }
+        // The default preset is not written, options come in the scheme's order, files last.
+        let selection = parse("made-up:one/group=on/k=2/codes=a folder/b=c/d.safetensors").expect("options");
+        assert_eq!(selection.to_string(), "made-up/k=2/group=on/codes=a folder/b=c/d.safetensors");
+        assert_eq!(selection.file("codes"), Some(Path::new("a folder/b=c/d.safetensors")));
+        assert_eq!((selection.count("k", 1), selection.word("score", "bounds")), (2, "bounds"));
+        assert_eq!(parse(&selection.to_string()).expect("again"), selection);
+    }
+
+    #[test]
+    fn what_there_is_not_is_refused_with_what_there_is() {
+        for (text, part) in [
+            ("", "there is no KV scheme ''; there is made-up"),
+            ("made", "there is no KV scheme 'made'"),
+            ("made-up:", "made-up has no preset ''; its presets are one, two"),
+            ("made-up:three/k=1", "no preset 'three'"),
+            ("made-up/", "made-up has no option ''; its options are codes, k, share, score, group"),
+            ("made-up/k", "made-up/k=: k is a whole number from 1 to 8"),
+            ("made-up/k=/share=1", "made-up/k=: k is"),
+            ("made-up/k=9", "made-up/k=9: k is a whole number from 1 to 8"),
+            ("made-up/k=-1", "k is a whole number"),
+            ("made-up/k=18446744073709551616", "k is a whole number"),
+            ("made-up/share=nan", "share is a number from 0 up, or inf"),
+            ("made-up/share=-0.5", "share is a number from 0 up"),
+            ("made-up/score=max", "score is one of bounds, mean"),
+            ("made-up/group=yes", "group is on or off"),
+            ("made-up/codes=", "codes is a file"),
+            ("made-up/k=1/k=2", "made-up is given k twice"),
+        ] {
+            let error = parse(text).expect_err(text).to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    /// A file that was made for another model is refused, with both sides named; one that is no file as well.
+    #[test]
+    fn artifacts_are_checked_against_the_model() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("codes.safetensors");
+        let write = |head_dim: &str| {
+            let header = format!(
+                r#"{{"__metadata__":{{"layers":"2","kv_heads":"3","head_dim":"{head_dim}"}},"t":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#
+            );
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(header.bytes().chain([7]));
+            std::fs::write(&path, bytes).expect("written");
+        };
+        let device = Device::cpu(simt::emu::EmuOptions::default());
+        let geometry = Geometry { layers: 2, q_heads: 9, kv_heads: 3, head_dim: 64 };
+        let selection = parse(&format!("made-up/codes={}", path.display())).expect("a path");
+        let opening = Opening { device: &device, geometry, rope: None, capacity: 16, selection: &selection };
+        let missing = opening.artifact("codes").expect_err("no file");
+        assert!(matches!(missing, Error::File(_)), "{missing}");
+        write("128");
+        let other = opening.artifact("codes").expect_err("another model's").to_string();
+        assert!(other.contains("is for head_dim 128, and the model has 64"), "{other}");
+        write("64");
+        assert!(opening.artifact("codes").expect("this model's").is_some());
+        assert!(opening.artifact("k").expect("no file option").is_none());
     }
 }

@@ -14,10 +14,10 @@ use crate::attention::rope::{
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
+use kernels_gpu::attention::rotation::RopeShape;
 use kernels_gpu::mixed;
 use kernels_gpu::model::activations::{Gated, Normed, Plain};
 use kernels_gpu::model::fixed::{Part, Record};
-use kernels_gpu::model::rotation::RopeShape;
 use kernels_gpu::model::{choose_largest, choose_sampled, quantize_activations, rope, rope_append};
 use simt::KernelInfo;
 

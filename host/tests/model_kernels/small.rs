@@ -9,7 +9,7 @@ use host::model::cpu;
 use host::model::gguf::dequantize;
 use host::model::kernels::embedding;
 use host::model::linear::{DeviceWeights, WeightKind};
-use kernels_gpu::model::rotation::RopeShape;
+use kernels_gpu::attention::rotation::RopeShape;
 use kernels_gpu::model::{rope, rope_append};
 
 #[test]

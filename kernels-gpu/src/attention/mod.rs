@@ -1,5 +1,5 @@
 //! What the attention kernels have in common: tiles of 16 tokens, fragments of the tensor cores, the online
-//! softmax.
+//! softmax. And what several systems launch: exact attention ([`dense`]) and rotation ([`rotation`]).
 //!
 //! # One warp, one tile
 //! A warp handles 16 tokens (one cache block) of one KV head for up to eight query rows at a time. With
@@ -15,10 +15,12 @@
 //! loaded 16 bytes at a time: lane `q` takes chunk `4s + q` of its row, and step `2s` and `2s + 1` contract
 //! over the two halves of the four lanes' chunks.
 
+pub mod dense;
 mod fragments;
 mod pace;
 mod partial;
 mod ring;
+pub mod rotation;
 mod softmax;
 
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};

@@ -1,19 +1,6 @@
-//! Decode attention over f16 and bf16 caches: the baseline, and what certified attention falls back to.
+//! Exact attention over f16 and bf16 caches: the baseline. The kernels are shared: [`crate::attention::dense`].
 
-mod decode;
-mod layout;
-mod tokens;
-
-pub use decode::{attend, layout};
-pub use layout::{DenseShape, partial_floats, split_count};
-pub use tokens::{APPEND_THREADS, AppendShape, append};
-
-/// Stages of a warp's ring of tiles: some 64 KB are on the way to each multiprocessor then. With more, under
-/// full load, multiprocessors' shares of the bandwidth differ the more, and those that come last cannot catch
-/// up.
-pub const fn stages(head_dim: u32) -> u32 {
-    if head_dim <= 64 { 3 } else { 2 }
-}
+pub use crate::attention::dense::*;
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -26,15 +26,14 @@ pub mod format;
 pub mod prefill;
 pub mod product;
 pub mod random;
-pub mod rotation;
 mod sample;
 
+pub use crate::attention::rotation::{rope, rope_append};
 pub use activations::quantize_activations;
 pub use choice::{CHOICE_THREADS, choose_largest, order_key};
 pub use embedding::embed;
 pub use prefill::linear_prefill;
 pub use product::{linear, linear_fused};
-pub use rotation::{rope, rope_append};
 pub use sample::{SampleShape, choose_sampled, nucleus_mass, sample_layout, sample_weight};
 
 /// Every kernel instance of the system.

@@ -4,7 +4,7 @@ use super::{Error, Problem, Result};
 use crate::Stream;
 use crate::attention::{BLOCK_TOKENS, Half};
 use half::{bf16, f16};
-use kernels_gpu::dense::{self as kernels, APPEND_THREADS, AppendShape};
+use kernels_gpu::attention::dense::{self as kernels, APPEND_THREADS, AppendShape};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The kernel's handle.

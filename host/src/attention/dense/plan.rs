@@ -5,8 +5,8 @@ use super::{Error, Problem, Result};
 use crate::attention::{BLOCK_TOKENS, BlockTable, Half, PagedPool};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
+use kernels_gpu::attention::dense::{DenseShape, attend, layout, partial_floats};
 use kernels_gpu::attention::threads;
-use kernels_gpu::dense::{DenseShape, attend, layout, partial_floats};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The kernel's handle.

@@ -2,7 +2,7 @@
 
 use super::{Error, Result};
 use crate::attention::BLOCK_TOKENS;
-use kernels_gpu::dense::{DenseShape, split_count};
+use kernels_gpu::attention::dense::{DenseShape, split_count};
 
 /// The head dimensions that there are kernels for.
 pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];

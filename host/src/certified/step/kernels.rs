@@ -1,7 +1,7 @@
 //! The kernels of a step for each element type and head_dim.
 
+use crate::attention::dense::DenseElement;
 use crate::certified::Layout;
-use crate::dense::DenseElement;
 use half::{bf16, f16};
 use kernels_gpu::certified::{
     attend, audit, audit_layout, carried_layout, carry, pass_layout, promote_layout, replace,

@@ -15,8 +15,8 @@ pub use plan::StepPlan;
 
 use super::{Annotation, BLOCK_TOKENS, Error, Layout, Policy, Result, TileLayout};
 use crate::Buffer;
+use kernels_gpu::attention::dense::split_count;
 use kernels_gpu::certified::{Certificate, Scratch, StepShape, parts};
-use kernels_gpu::dense::split_count;
 use simt::{Global, GlobalMut};
 
 /// Tokens that a sequence may have at most: as many parts as are added up.

@@ -9,6 +9,7 @@ use super::{
 use crate::attention::dense;
 use crate::certified::{BLOCK_TOKENS, Error, Layout, Policy, Result, cpu};
 use crate::{BackendKind, Buffer, Device, Stream};
+use kernels_gpu::attention::dense::partial_floats;
 use kernels_gpu::attention::{MAX_WARPS, threads, warps};
 use kernels_gpu::certified::carried::{gather::Gathered, mode};
 use kernels_gpu::certified::choice::BINS;
@@ -16,7 +17,6 @@ use kernels_gpu::certified::marking::THREADS as MARK_THREADS;
 use kernels_gpu::certified::parts::weighing_blocks;
 use kernels_gpu::certified::weighing::PARTIAL_SUMS;
 use kernels_gpu::certified::{Record, StepShape, Taken, Thresholds, Weighed, mark_layout, weigh_layout};
-use kernels_gpu::dense::partial_floats;
 use simt::LaunchShape;
 
 /// The launches of a step, and everything they need but the cache.

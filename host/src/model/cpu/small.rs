@@ -5,7 +5,7 @@ use crate::attention::rope::{Pairing, check_rope};
 use crate::model::linear::{PackedWeights, Result, WeightKind};
 use half::{bf16, f16};
 use kernels_gpu::Element;
-use kernels_gpu::model::rotation::{RopeShape, pair_channels, turn};
+use kernels_gpu::attention::rotation::{RopeShape, pair_channels, turn};
 use rayon::prelude::*;
 use simt::math::{NAN_BITS, canonical_nan};
 

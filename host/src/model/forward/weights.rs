@@ -6,7 +6,7 @@ use crate::model::Model;
 use crate::model::config::RopeKind;
 use crate::model::linear::{PackedWeights, Rows};
 use crate::model::weights::{LayerWeights, Tensor};
-use kernels_gpu::model::rotation::RopeShape;
+use kernels_gpu::attention::rotation::RopeShape;
 use rayon::prelude::*;
 
 /// One transformer block: `M` is a packed matrix, `V` a vector of f32, where the products are done.

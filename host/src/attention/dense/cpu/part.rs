@@ -7,7 +7,7 @@ use crate::attention::cpu::softmax::{
     LARGEST_EXPONENT, MAX_ROWS, Running, TOKENS, WarpResult, of_lane, rescale, split,
 };
 use crate::attention::cpu::{a_finite_row, padded};
-use kernels_gpu::dense::DenseShape;
+use kernels_gpu::attention::dense::DenseShape;
 
 /// What all parts read; elements as bits.
 #[derive(Clone, Copy)]
