@@ -96,11 +96,11 @@ fn bounds_hold_on_the_sample() {
     let layer = &report["layers"][0];
     assert_eq!(fact(layer, "quantized"), 3 * (32 + 28) * (2048 + 16));
     assert_eq!(layer["dense_read_bytes"], 3 * (512 + 449) * 4 * 64);
-    // Tiles and annotations of 33 blocks, a scratch of 64 blocks of keys and as many of values, its directory.
+    // Tiles and annotations of 32 blocks, a scratch of 64 blocks of keys and as many of values, its directory.
     let scratch = 3 * 64 * 2;
-    let memory = 33 * 3 * (2048 + 16) + scratch * (2048 + 16) + 16 * 8;
+    let memory = 32 * 3 * (2048 + 16) + scratch * (2048 + 16) + 16 * 8;
     assert_eq!(layer["memory"]["device"], memory);
-    assert_eq!(layer["memory"]["host"], 2 * 33 * 3 * 2048);
+    assert_eq!(layer["memory"]["host"], 2 * 32 * 3 * 2048);
     let svg = fs::read_to_string(folder.text("plot.svg")).expect("the picture");
     assert!(svg.contains("bound = error") && svg.contains("true error"));
     assert!(fs::read(folder.text("plot.png")).expect("the picture").starts_with(b"\x89PNG"));

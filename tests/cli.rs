@@ -389,7 +389,7 @@ fn words_that_mean_nothing_are_refused() {
         (vec!["quantize", SAMPLE, "--variant", "fast"], "possible values: all, naive"),
         (vec!["quantize", SAMPLE, "-o", "x", "--scheme", "rows"], "possible values: channel, block"),
         (vec!["quantize", SAMPLE, "--scheme", "block"], "--output"),
-        (vec!["check", "--system", "rope"], "possible values: certified"),
+        (vec!["check", "--system", "rope"], "possible values: dense, int8, certified"),
         (vec!["quantize"], "<FILE>"),
         (vec!["fly"], "unrecognized subcommand"),
     ] {

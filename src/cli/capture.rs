@@ -9,7 +9,7 @@ use super::text;
 use super::trials::{Error, Watcher};
 use host::eval::capture::{Capture, Captured};
 use host::eval::{self, Decoder, decoder};
-use host::kv::{Geometry, Selection};
+use host::kv::Geometry;
 use host::model::forward::Error as ForwardError;
 use host::tensor_file::{Dtype, Target, TensorWriter};
 use serde::Serialize;
@@ -63,10 +63,10 @@ pub struct Arguments {
     /// The byte of the text where it starts.
     #[arg(long, value_name = "BYTE", default_value_t = 0)]
     start: usize,
-    #[arg(long, value_name = "SCHEME", default_value = "dense", value_parser = scheme::parse)]
+    #[arg(long, value_name = "SCHEME", default_value = "dense")]
     #[arg(help = scheme::short("How keys and values are kept meanwhile"))]
     #[arg(long_help = scheme::long("How keys and values are kept meanwhile"))]
-    kv: Selection,
+    kv: String,
     /// How many of the last tokens are decoded one by one.
     #[arg(long, value_name = "N", default_value_t = 0)]
     decode: u32,
@@ -106,6 +106,7 @@ struct Layer {
 /// # Errors
 /// Bad input, what the device reports, what cannot be written, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let selection = scheme::one(&arguments.kv)?;
     let path = arguments.subject.path()?;
     let target = Target::new(&arguments.output, arguments.force, Some(&path))?;
     let report = arguments.report.open(Some(&path), Some(&arguments.output))?;
@@ -135,9 +136,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     tokens.truncate(count);
 
     let first_query = count - queries;
-    let kv = arguments.kv.to_string();
+    let kv = selection.to_string();
     let mut runner = subject.runner()?;
-    let mut inner = subject.cache(&arguments.kv, count)?;
+    let mut inner = subject.cache(&selection, count)?;
     let mut cache = Capture::new(&mut *inner, &layers, first_query).map_err(ForwardError::from)?;
     let watcher = Watcher::new(count - decoded + decoded * decoder::STEP)?;
     let (read, steps) = tokens.split_at(count - decoded);

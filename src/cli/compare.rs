@@ -11,7 +11,7 @@ use super::trials::journal::{Journal, JournalArguments};
 use super::trials::{Error, Watcher, signed};
 use host::eval::compare::{self, Agreement, Compared, Summary};
 use host::eval::statistics;
-use host::kv::{KvCache, Selection};
+use host::kv::KvCache;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -38,9 +38,9 @@ const POINTS: usize = 64;
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "dense,certified")]
-    #[arg(value_parser = scheme::parse, help = scheme::short("The two schemes"))]
+    #[arg(help = scheme::short("The two schemes"))]
     #[arg(long_help = scheme::long("The two schemes"))]
-    kv: Vec<Selection>,
+    kv: Vec<String>,
     /// Tokens of a window; its second half is decoded.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..))]
     context: u32,
@@ -96,9 +96,8 @@ struct Json {
 /// # Errors
 /// Bad input, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let [first, second] = &scheme::each_once(&arguments.kv)[..] else {
-        let found: Vec<String> = arguments.kv.iter().map(ToString::to_string).collect();
-        return Err(Error::NotTwo { found: found.join(",") }.into());
+    let [first, second] = &scheme::each_once(&arguments.kv)?[..] else {
+        return Err(Error::NotTwo { found: arguments.kv.join(",") }.into());
     };
     let pair = [first, second];
     let picture = arguments.plot.as_deref().map(|prefix| Picture::new(prefix, None)).transpose()?;

@@ -7,7 +7,7 @@ use super::progress;
 use super::scheme;
 use super::subject::{SubjectArguments, behind_bos};
 use super::text;
-use host::kv::{KvCache, Selection, Summary};
+use host::kv::{KvCache, Summary};
 use host::model::Tokenizer;
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
@@ -45,10 +45,10 @@ Examples:
 pub struct Arguments {
     /// What to continue; with --chat, what to answer.
     prompt: String,
-    #[arg(long, value_name = "SCHEME", default_value = "dense", value_parser = scheme::parse)]
+    #[arg(long, value_name = "SCHEME", default_value = "dense")]
     #[arg(help = scheme::short("How keys and values are kept"))]
     #[arg(long_help = scheme::long("How keys and values are kept"))]
-    kv: Selection,
+    kv: String,
     /// Tokens to write at most; the model may end earlier. The cache is made for as many, and how attention cuts its work, with
     /// that the last bits, follows its size.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
@@ -176,7 +176,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.prompt.is_empty() {
         return Err(Error::EmptyPrompt.into());
     }
-    let scheme = &arguments.kv;
+    let scheme = &scheme::one(&arguments.kv)?;
     let report = arguments.report.open(Some(&arguments.subject.path()?), None)?;
     let subject = arguments.subject.open()?;
     let tokenizer = subject.tokenizer()?;

@@ -7,7 +7,6 @@ use super::table::{Align, Table};
 use super::{progress, scheme, text};
 use half::f16;
 use host::Device;
-use host::kv::Selection;
 use host::kv::proof::{Findings, Layer, Options, Tally, Trial};
 use host::tensor_file::{Dtype, TensorFile};
 use serde::Serialize;
@@ -42,9 +41,9 @@ Examples:
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "certified")]
-    #[arg(value_parser = scheme::parse, help = scheme::short("KV schemes"))]
+    #[arg(help = scheme::short("KV schemes"))]
     #[arg(long_help = scheme::long("KV schemes"))]
-    kv: Vec<Selection>,
+    kv: Vec<String>,
     /// Head-steps at least, of each scheme: query heads of steps.
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     head_steps: u64,
@@ -108,7 +107,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         long_tokens: arguments.long_tokens.unwrap_or(if on_gpu { 8192 } else { 2048 }),
         seed: arguments.seed,
     };
-    let schemes = scheme::each_once(&arguments.kv);
+    let schemes = scheme::each_once(&arguments.kv)?;
     let bar = progress::bar(arguments.head_steps as usize * schemes.len());
     let mut proven = Vec::new();
     for selection in &schemes {

@@ -1,17 +1,19 @@
 //! KV schemes on the command line: how they are read and listed.
 
+use super::failure::Failure;
 use host::kv::{OptionSpec, Preset, Scheme, Selection};
 use std::fmt::Write;
 
 /// The scheme that others are measured against.
 pub const DENSE: &str = "dense";
 
-/// A scheme as an argument names it: `name[:preset][/key=value]…`.
+/// A scheme as an argument names it: `name[:preset][/key=value]…`. Read by the command, not with its other arguments: a
+/// refusal is a line then.
 ///
 /// # Errors
 /// What there is not, with what there is.
-pub fn parse(text: &str) -> Result<Selection, String> {
-    text.parse::<Selection>().map_err(|error| error.to_string())
+pub fn one(text: &str) -> Result<Selection, Failure> {
+    Ok(text.parse::<Selection>()?)
 }
 
 /// [`DENSE`], if it is among the schemes.
@@ -19,15 +21,19 @@ pub fn dense() -> Option<Selection> {
     DENSE.parse().ok()
 }
 
-/// Each once, in their order.
-pub fn each_once(selections: &[Selection]) -> Vec<Selection> {
+/// All of them, each once, in their order.
+///
+/// # Errors
+/// As [`one`].
+pub fn each_once(texts: &[String]) -> Result<Vec<Selection>, Failure> {
     let mut found: Vec<Selection> = Vec::new();
-    for selection in selections {
-        if !found.contains(selection) {
-            found.push(selection.clone());
+    for text in texts {
+        let selection = one(text)?;
+        if !found.contains(&selection) {
+            found.push(selection);
         }
     }
-    found
+    Ok(found)
 }
 
 /// `what`, and what schemes there are: for an argument's short help.

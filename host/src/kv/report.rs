@@ -166,7 +166,7 @@ impl Summary {
             });
         }
         if self.bounded_heads > 0 || self.exact_heads > 0 {
-            parts.push(format!("{} of {} heads exact", self.exact_heads, self.heads));
+            parts.push(format!("{} of {} heads computed exactly", self.exact_heads, self.heads));
         }
         parts.join(", ")
     }

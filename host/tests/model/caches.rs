@@ -38,7 +38,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn names_are_read_as_they_are_written() {
-    for name in SCHEMES.into_iter().chain(["int8", "certified:paper", "certified:fast"]) {
+    for name in host::schemes().map(|scheme| scheme.name).chain(SCHEMES) {
         assert_eq!(name.parse::<Selection>().expect("a scheme").to_string(), name);
     }
     let refused = |name: &str| name.parse::<Selection>().expect_err("refused").to_string();
@@ -173,7 +173,7 @@ fn an_int8_cache_uses_all_of_its_room() {
 fn captured_steps_are_the_steps() {
     let (device, model, prompt) = (device(), tiny(), prompt(13));
     let choice = Choice::Sampled { temperature: 2.0, top_p: 1.0, seed: 5 };
-    for scheme in ["dense", "int8", "int8-int4", "certified"] {
+    for scheme in host::schemes().map(|scheme| scheme.name) {
         let kernels = || Runner::of_kernels(&model, &device, 16).expect("a runner");
         let run = |mut runner: Runner, captured: bool| {
             let mut cache = open(scheme, &model, &device, 40);

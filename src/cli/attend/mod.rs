@@ -12,7 +12,7 @@ use super::picture::Picture;
 use super::{progress, scheme, text};
 use half::{bf16, f16};
 use host::int8::file::Dtype;
-use host::kv::{self, Selection};
+use host::kv;
 use host::tensor_file::TensorFile;
 use host::{Device, Stream};
 use picture::Heads;
@@ -54,10 +54,10 @@ Examples:
 pub struct Arguments {
     /// The safetensors file to read.
     file: PathBuf,
-    #[arg(long, value_name = "SCHEME", default_value = "certified", value_parser = scheme::parse)]
+    #[arg(long, value_name = "SCHEME", default_value = "certified")]
     #[arg(help = scheme::short("How keys and values are kept"))]
     #[arg(long_help = scheme::long("How keys and values are kept"))]
-    kv: Selection,
+    kv: String,
     /// Only these layers, by number and separated by commas.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     layers: Vec<u32>,
@@ -168,6 +168,7 @@ impl CommandError for Error {}
 /// # Errors
 /// Bad input, a device that fails, or a bound that does not hold.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let kv = &scheme::one(&arguments.kv)?;
     let report = arguments.report.open(Some(&arguments.file), None)?;
     let picture =
         arguments.plot.as_ref().map(|prefix| Picture::new(prefix, Some(&arguments.file))).transpose()?;
@@ -180,7 +181,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Gpu::None(reason) => (Device::cpu(EmuOptions::default()), Some(reason)),
     };
     let stream = Stream::new(&device)?;
-    let kv = &arguments.kv;
     let setting = Setting { device: &device, stream: &stream, kv, scratch: arguments.scratch };
 
     let bar = progress::bar(layers.len());

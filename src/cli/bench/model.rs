@@ -64,9 +64,9 @@ pub struct Arguments {
     #[arg(long, value_name = "SHAPE", value_parser = shape)]
     synthetic: Option<Shape>,
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "dense,int8-int4,certified")]
-    #[arg(value_parser = scheme::parse, help = scheme::short("KV schemes"))]
+    #[arg(help = scheme::short("KV schemes"))]
     #[arg(long_help = scheme::long("KV schemes"))]
-    kv: Vec<Selection>,
+    kv: Vec<String>,
     /// Tokens in the cache when the last step ends, separated by commas; K is 1024.
     #[arg(long, value_name = "LIST", default_value = "1K,4K", value_delimiter = ',', value_parser = count)]
     contexts: Vec<u32>,
@@ -167,7 +167,7 @@ struct More {
 /// A model that cannot be opened, a scheme that there is not; what the device reports.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let start = Instant::now();
-    let schemes = scheme::each_once(&arguments.kv);
+    let schemes = scheme::each_once(&arguments.kv)?;
     let path = match (&arguments.model, arguments.synthetic) {
         (Some(path), _) => Some(path.clone()),
         (None, Some(_)) => None,

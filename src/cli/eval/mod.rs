@@ -85,10 +85,13 @@ impl FromStr for Lengths {
 }
 
 /// The schemes of a run: the baseline first, each once.
-pub fn beside_dense(selections: &[Selection]) -> Vec<Selection> {
+///
+/// # Errors
+/// A scheme that there is not.
+pub fn beside_dense(texts: &[String]) -> Result<Vec<Selection>, Failure> {
     let dense = scheme::dense();
-    let others = scheme::each_once(selections).into_iter().filter(|other| Some(other) != dense.as_ref());
-    dense.iter().cloned().chain(others).collect()
+    let others = scheme::each_once(texts)?.into_iter().filter(|other| Some(other) != dense.as_ref());
+    Ok(dense.iter().cloned().chain(others).collect())
 }
 
 /// The names of a record's schemes: the baseline first, the others as they came.

@@ -14,7 +14,7 @@ use crate::cli::trials::{Watcher, signed};
 use host::eval::needle::{self, Setting, Task};
 use host::eval::ruler;
 use host::eval::statistics::{self, Interval, RESAMPLES};
-use host::kv::{self, Selection};
+use host::kv;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -38,9 +38,9 @@ Examples:
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "int8-int4,certified")]
-    #[arg(value_parser = scheme::parse, help = scheme::short("How keys and values are kept"))]
+    #[arg(help = scheme::short("How keys and values are kept"))]
     #[arg(long_help = scheme::long("How keys and values are kept"))]
-    kv: Vec<Selection>,
+    kv: Vec<String>,
     /// Lengths of prompt and answer in tokens: a list, or 512..8192 with what lies between by doubling.
     #[arg(long, value_name = "LENGTHS", default_value = "1024,2048")]
     context: Lengths,
@@ -145,7 +145,7 @@ struct Row {
 /// # Errors
 /// Bad input, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let schemes = beside_dense(&arguments.kv);
+    let schemes = beside_dense(&arguments.kv)?;
     let picture = arguments.plot.as_deref().map(|prefix| Picture::new(prefix, None)).transpose()?;
     let corpus = corpus(&arguments.text)?;
     let subject = arguments.subject.open()?;

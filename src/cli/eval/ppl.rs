@@ -13,7 +13,7 @@ use crate::cli::trials::journal::{Journal, JournalArguments};
 use crate::cli::trials::{Watcher, signed};
 use host::eval::perplexity::{self, Summary};
 use host::eval::statistics::{self, Interval};
-use host::kv::{self, Selection};
+use host::kv;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -38,9 +38,9 @@ Examples:
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "int8-int4,certified")]
-    #[arg(value_parser = scheme::parse, help = scheme::short("How keys and values are kept"))]
+    #[arg(help = scheme::short("How keys and values are kept"))]
     #[arg(long_help = scheme::long("How keys and values are kept"))]
-    kv: Vec<Selection>,
+    kv: Vec<String>,
     /// Lengths of windows in tokens: a list, or 512..8192 with what lies between by doubling.
     #[arg(long, value_name = "LENGTHS", default_value = "1024")]
     context: Lengths,
@@ -136,7 +136,7 @@ pub struct Row {
 /// # Errors
 /// Bad input, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let schemes = beside_dense(&arguments.kv);
+    let schemes = beside_dense(&arguments.kv)?;
     let picture = arguments.plot.as_deref().map(|prefix| Picture::new(prefix, None)).transpose()?;
     let corpus = corpus(&arguments.text)?;
     let subject = arguments.subject.open()?;

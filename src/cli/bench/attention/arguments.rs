@@ -6,7 +6,6 @@ use crate::cli::backend::BackendArguments;
 use crate::cli::output::ReportArguments;
 use crate::cli::scheme;
 use host::attention::dense::Problem;
-use host::kv::Selection;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -55,9 +54,9 @@ pub struct Arguments {
     #[arg(long, value_name = "ORDERS", default_value = "shuffled", value_delimiter = ',', value_enum)]
     pub blocks: Vec<BlockOrder>,
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "dense,int8-int4,certified")]
-    #[arg(value_parser = scheme::parse, help = scheme::short("KV schemes"))]
+    #[arg(help = scheme::short("KV schemes"))]
     #[arg(long_help = scheme::long("KV schemes"))]
-    pub kv: Vec<Selection>,
+    pub kv: Vec<String>,
     /// Keep originals that a scheme has besides what it stores in page-locked host memory, with no scratch: what it
     /// uses of them comes over the bus in every step.
     #[arg(long)]

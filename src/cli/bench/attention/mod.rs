@@ -100,7 +100,7 @@ fn own(
     let share = if arguments.peers { OWN_SHARE } else { 1.0 };
     let repetition = repetition(device, arguments.seconds_per_row);
     let originals = if arguments.cold { Originals::Host { scratch: 0 } } else { Originals::Device };
-    let kv = scheme::each_once(&arguments.kv);
+    let kv = scheme::each_once(&arguments.kv)?;
     let plan = Plan { kv: &kv, originals, query_scale: arguments.query_scale, repetition };
     let mut subjects = subjects(arguments);
     subjects.sort_by_key(|subject| std::cmp::Reverse(subject.context));
