@@ -50,8 +50,9 @@ pub fn short(what: &str) -> String {
 
 /// `what`, and every scheme with its presets and options: for its long help.
 pub fn long(what: &str) -> String {
-    let mut out =
-        format!("{what}: NAME[:PRESET][/OPTION=VALUE]…, separated by commas where several are taken.\n\n");
+    let mut out = format!(
+        "{what}: NAME[:PRESET][/OPTION=VALUE]…, separated by commas where several are taken.\n\nKV schemes:\n"
+    );
     for scheme in host::schemes() {
         let _ = writeln!(out, "{:<12} {}", scheme.name, scheme.about);
         for (i, Preset { name, about }) in scheme.presets.iter().enumerate() {
