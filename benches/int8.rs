@@ -1,5 +1,5 @@
-//! The CPU's INT8 quantizers and dequantizers on a cache of 4096 tokens of 1024 channels. Throughput is in bytes of the
-//! unquantized matrix.
+//! The CPU's INT8 quantizers and dequantizers on a cache of 4096 tokens of 1024 channels. Throughput is in
+//! bytes of the unquantized matrix.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};

@@ -30,7 +30,8 @@ fn axpy_past_the_end(a: f32, x: Global<f32>, y: GlobalMut<f32>, n: u32) {
     }
 }
 
-/// Adds the right neighbour in place: whether thread i reads it before or after thread i + 1 writes it is open.
+/// Adds the right neighbour in place: whether thread i reads it before or after thread i + 1 writes it is
+/// open.
 #[kernel(args = axpy)]
 fn axpy_in_place(a: f32, _x: Global<f32>, y: GlobalMut<f32>, n: u32) {
     let i = thread::index_1d();
@@ -48,8 +49,8 @@ fn run(device: &Device, kernel: &Kernel<axpy::Args>) -> Result<Vec<f32>, Error> 
     let mut y = Buffer::from_slice(device, &[1f32; N as usize])?;
     let shape = LaunchShape::new(N.div_ceil(256), 256);
     let args = axpy::Args { a: 0.5, x: x.global(), y: y.global_mut(), n: N };
-    // SAFETY: both buffers have N elements and live until `to_vec` has waited for the launch. On the emulator a
-    // kernel that breaks the rest of the contract is an error, not undefined behaviour.
+    // SAFETY: both buffers have N elements and live until `to_vec` has waited for the launch. On the emulator
+    // a kernel that breaks the rest of the contract is an error, not undefined behaviour.
     unsafe { stream.launch(kernel, shape, args) }?;
     y.to_vec()
 }

@@ -55,8 +55,8 @@ fn replay(device: &Device, with_gain: bool) -> int8::Result<[(Vec<i8>, Vec<f32>)
     let moved = |from: &Buffer<u32>| copy_four::Args { source: from.global(), target, grid: VECTORS };
 
     let (graph, recorded) = stream.capture(|stream| {
-        // SAFETY: every buffer has N elements and lives until the last replay has been waited for; no step has a
-        // race, as the emulator checks below.
+        // SAFETY: every buffer has N elements and lives until the last replay has been waited for; no step
+        // has a race, as the emulator checks below.
         let copied = unsafe { stream.launch_node(&copy, shape, moved(&first)) }?;
         let gained = match with_gain {
             // SAFETY: as above.

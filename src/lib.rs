@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | [`simt`] | the kernel language and the emulator |
 //! | [`kernels_gpu`] | the kernels, and the arithmetic that host and device share |
-//! | [`host`] | the systems above the kernels; files; at its root also the device layer: devices, buffers, streams, graphs |
+//! | [`host`] | the systems above the kernels, files; at its root all of the device layer |
 //!
 //! # Quantize a matrix
 //! [`ptx`] is what a GPU needs to be opened; with no GPU the same calls run on the emulator.

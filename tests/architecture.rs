@@ -1,9 +1,9 @@
-//! What may name what, read off the sources: systems do not name one another, the device layer names nothing that is
-//! built on it, a command names no other command.
+//! What may name what, read off the sources: systems do not name one another, the device layer names nothing
+//! that is built on it, a command names no other command.
 //!
-//! It sees paths: each that begins with `crate`, `super`, `self` or a crate of this workspace, groups in braces
-//! included, in `use` and elsewhere. It does not see names that a macro makes, nor a re-export of another module's
-//! thing under the own name.
+//! It sees paths: each that begins with `crate`, `super`, `self` or a crate of this workspace, groups in
+//! braces included, in `use` and elsewhere. It does not see names that a macro makes, nor a re-export of
+//! another module's thing under the own name.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,8 @@ const SHARED: &[&str] = &["attention", "check", "kv", "probe"];
 /// Folders of `host/src` above the systems, the lowest first: each may name the systems and those before it.
 const ABOVE: &[&str] = &["model", "eval"];
 
-/// What breaks a rule today: the file and what it names. A row that is not needed any more fails the test, too.
+/// What breaks a rule today: the file and what it names. A row that is not needed any more fails the test,
+/// too.
 const ALLOWED: &[(&str, &str)] = &[];
 
 #[test]
@@ -76,7 +77,8 @@ fn commands_do_not_name_one_another() {
     for source in &sources {
         let Some(from) = source.module.first() else { continue };
         for path in source.paths() {
-            // Within `src/cli`, `crate` is the folder itself where `super` led there, and its parent where it is written.
+            // Within `src/cli`, `crate` is the folder itself where `super` led there, and its parent where it
+            // is written.
             let mut rest = path.iter().skip(1).skip_while(|name| *name == "cli");
             let Some(to) = rest.next().filter(|_| path[0] == "crate") else { continue };
             if commands.contains(&**to) && to != from {

@@ -1,5 +1,5 @@
-//! `echo`, the system that `docs/adding-a-system.md` adds: its rounding, and that two folders and one line are all
-//! that every command needs.
+//! `echo`, the system that `docs/adding-a-system.md` adds: its rounding, and that two folders and one line
+//! are all that every command needs.
 
 mod common;
 

@@ -1,8 +1,8 @@
-//! Kernels on a GPU, timed by its events: INT8 quantization both ways, and dense attention. Without a GPU it says so and
-//! measures nothing.
+//! Kernels on a GPU, timed by its events: INT8 quantization both ways, and dense attention. Without a GPU it
+//! says so and measures nothing.
 //!
-//! Launches of a sample follow each other in one stream, so what the caches hold is what the launch before has left:
-//! `ferrokv bench` has cold caches, rotating buffers and the memory's ceiling beside each row.
+//! Launches of a sample follow each other in one stream, so what the caches hold is what the launch before
+//! has left: `ferrokv bench` has cold caches, rotating buffers and the memory's ceiling beside each row.
 
 mod events;
 
@@ -70,7 +70,8 @@ fn quantizers<T: Int8Element>(criterion: &mut Criterion<EventTime>, stream: &Str
     group.finish();
 }
 
-/// One query token a sequence over caches of the heads of an 8B model. Throughput is in bytes of keys and values.
+/// One query token a sequence over caches of the heads of an 8B model. Throughput is in bytes of keys and
+/// values.
 fn attention<E: DenseElement>(criterion: &mut Criterion<EventTime>, stream: &Stream, name: &str) {
     let device = stream.device();
     let mut group = criterion.benchmark_group(format!("dense/{name}"));

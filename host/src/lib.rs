@@ -1,7 +1,8 @@
 //! The systems above the kernels: plans, CPU paths, caches, policies, models and their evaluation.
 //!
-//! The device layer they stand on is [`ferrokv_device`]: all its types are here too, at the root. What every system
-//! declares, and what a way to keep keys and values has to offer, is in [`kv`]; [`SYSTEMS`] lists them.
+//! The device layer they stand on is [`ferrokv_device`]: all its types are here too, at the root. What every
+//! system declares, and what a way to keep keys and values has to offer, is in [`kv`]; [`SYSTEMS`] lists
+//! them.
 
 pub mod attention;
 pub mod certified;

@@ -4,8 +4,8 @@ use glam::{UVec2, UVec4, Vec4};
 use half::{bf16, f16};
 use simt::{Global, GlobalMut, Pod, convert};
 
-/// Writes `x`, of 4, 8 or 16 bytes, from element `index` on in one access. A plain store of a vector type is several to
-/// the optimizer, which may leave them apart where it shares them between the arms of a branch.
+/// Writes `x`, of 4, 8 or 16 bytes, from element `index` on in one access. A plain store of a vector type is
+/// several to the optimizer, which may leave them apart where it shares them between the arms of a branch.
 #[simt::device]
 pub(crate) fn store_whole<T: Pod, V: Pod>(data: GlobalMut<T>, index: usize, x: V) {
     match size_of::<V>() {
@@ -59,8 +59,8 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
         store_whole(data, index, Self::narrow(x));
     }
 
-    /// Elements `index` to `index + 15`, read once, in accesses of 16 bytes; `index` is a multiple of 16. Each takes half of
-    /// every sector that a warp touches; the next finds its half in the first-level cache.
+    /// Elements `index` to `index + 15`, read once, in accesses of 16 bytes; `index` is a multiple of 16.
+    /// Each takes half of every sector that a warp touches; the next finds its half in the first-level cache.
     #[simt::device]
     fn load_sixteen(data: Global<Self>, index: usize) -> [[f32; 4]; 4] {
         if size_of::<Self::Four>() == 16 {
@@ -73,7 +73,8 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
         [a, b, c, d]
     }
 
-    /// Writes 16 bytes: four elements of f32, of `x[0]` alone, or eight of f16 and bf16; `index` is a multiple of as many.
+    /// Writes 16 bytes: four elements of f32, of `x[0]` alone, or eight of f16 and bf16; `index` is a
+    /// multiple of as many.
     #[simt::device]
     fn store_16_bytes(data: GlobalMut<Self>, index: usize, x: [[f32; 4]; 2]) {
         if size_of::<Self::Four>() == 16 {

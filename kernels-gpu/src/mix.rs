@@ -12,7 +12,8 @@ pub fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Number `index` of the generator that starts in the state `seed`: a counter, so that any part can be made by any thread.
+/// Number `index` of the generator that starts in the state `seed`: a counter, so that any part can be made
+/// by any thread.
 #[inline(always)]
 pub fn mixed(seed: u64, index: u64) -> u64 {
     mix(seed.wrapping_add(index.wrapping_mul(STEP)))

@@ -49,8 +49,8 @@ pub struct Arguments {
     #[arg(help = scheme::short("How keys and values are kept"))]
     #[arg(long_help = scheme::long("How keys and values are kept"))]
     kv: String,
-    /// Tokens to write at most; the model may end earlier. The cache is made for as many, and how attention cuts its work, with
-    /// that the last bits, follows its size.
+    /// Tokens to write at most; the model may end earlier. The cache is made for as many, and how attention
+    /// cuts its work, with that the last bits, follows its size.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Draw tokens, with logits divided by T; above 1 more surprising, below 1 less.
@@ -151,7 +151,8 @@ struct Json<'a> {
     kv_host_bytes: u64,
     /// Of all steps; `None` for a scheme that says nothing of them.
     report: Option<Summary>,
-    /// Tiles of 16 tokens that were used from their originals: found on the device, and read from the host's memory.
+    /// Tiles of 16 tokens that were used from their originals: found on the device, and read from the host's
+    /// memory.
     tiles_found: Option<u64>,
     tiles_read: Option<u64>,
 }
@@ -398,8 +399,8 @@ impl Text<'_> {
 }
 
 impl Done {
-    /// `12 prompt tokens in 0.30 s (40.0/s); 8 tokens, 20.1/s; KV dense: 19 tokens, 427.5 KiB; CPU`, with what is known
-    /// of the steps.
+    /// `12 prompt tokens in 0.30 s (40.0/s); 8 tokens, 20.1/s; KV dense: 19 tokens, 427.5 KiB; CPU`, with
+    /// what is known of the steps.
     fn status(&self, prompt: usize, cache: &dyn KvCache, device: &str) -> String {
         let decoded = self.steps.len().saturating_sub(1);
         let speed = match decoded {

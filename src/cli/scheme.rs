@@ -7,8 +7,8 @@ use std::fmt::Write;
 /// The scheme that others are measured against.
 pub const DENSE: &str = "dense";
 
-/// A scheme as an argument names it: `name[:preset][/key=value]…`. Read by the command, not with its other arguments: a
-/// refusal is a line then.
+/// A scheme as an argument names it: `name[:preset][/key=value]…`. Read by the command, not with its other
+/// arguments: a refusal is a line then.
 ///
 /// # Errors
 /// What there is not, with what there is.

@@ -20,8 +20,8 @@ pub struct Buffer<T: Pod> {
 }
 
 impl<T: Pod> Buffer<T> {
-    /// Memory whose contents are unspecified. (The CPU backend fills it with the byte `0xa5`, so that a kernel
-    /// which counts on zeros shows it.)
+    /// Memory whose contents are unspecified. (The CPU backend fills it with the byte `0xa5`, so that a
+    /// kernel which counts on zeros shows it.)
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`].

@@ -85,8 +85,8 @@ impl Device {
         Device::new(Arc::new(CpuDevice::new(options)))
     }
 
-    /// GPU number `ordinal`, with the kernels of the image that suits it: the highest target that is not above
-    /// the GPU and that the driver accepts.
+    /// GPU number `ordinal`, with the kernels of the image that suits it: the highest target that is not
+    /// above the GPU and that the driver accepts.
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::NoPtx`], [`Error::GpuTooOld`],
@@ -136,8 +136,8 @@ impl Device {
         self.backend().attributes(kernel)
     }
 
-    /// Waits until all work that streams of the device were given is done. A stream that captures is waited for
-    /// up to where its capture began.
+    /// Waits until all work that streams of the device were given is done. A stream that captures is waited
+    /// for up to where its capture began.
     ///
     /// # Errors
     /// What a kernel did wrong since the last wait.
@@ -149,7 +149,8 @@ impl Device {
         &*self.backend
     }
 
-    /// Refuses things of another device: only those of one device may be used together. `what` names the thing.
+    /// Refuses things of another device: only those of one device may be used together. `what` names the
+    /// thing.
     ///
     /// # Errors
     /// [`Error::WrongDevice`].

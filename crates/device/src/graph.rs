@@ -62,12 +62,12 @@ impl GraphExec {
     /// of steps, and nothing is allocated.
     ///
     /// # Safety
-    /// The contract of [`Stream::launch`] holds for each launch in the graph, as captured or last updated, and
-    /// every buffer and pinned memory that the graph's copies and fills name is still there.
+    /// The contract of [`Stream::launch`] holds for each launch in the graph, as captured or last updated,
+    /// and every buffer and pinned memory that the graph's copies and fills name is still there.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`]; [`Error::Capturing`] (a graph does not hold graphs); [`Error::Fault`] on the CPU;
-    /// or what the driver reports.
+    /// [`Error::WrongDevice`]; [`Error::Capturing`] (a graph does not hold graphs); [`Error::Fault`] on the
+    /// CPU; or what the driver reports.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         self.device.check_same(stream.device(), "the graph")?;
         let _outside = stream.outside_capture("launching a graph")?;
@@ -81,9 +81,9 @@ impl GraphExec {
     /// The contract of [`Stream::launch`], from the next launch of this graph on.
     ///
     /// # Errors
-    /// [`Error::ForeignNode`] for a node of another graph; [`Error::OverlappingNode`] for a kernel that does not wait for
-    /// the launch before in the place of one that does; [`Error::Shape`]; [`Error::KernelMissing`]; or what
-    /// the driver reports. The graph then stays as it was.
+    /// [`Error::ForeignNode`] for a node of another graph; [`Error::OverlappingNode`] for a kernel that does
+    /// not wait for the launch before in the place of one that does; [`Error::Shape`];
+    /// [`Error::KernelMissing`]; or what the driver reports. The graph then stays as it was.
     pub unsafe fn update<A: KernelArgs>(
         &mut self,
         node: NodeId,

@@ -10,8 +10,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
 
-/// `len` elements of host memory that the device reaches too: as the source or target of an asynchronous copy,
-/// or from a kernel, over the bus. On the CPU backend it is plain aligned memory.
+/// `len` elements of host memory that the device reaches too: as the source or target of an asynchronous
+/// copy, or from a kernel, over the bus. On the CPU backend it is plain aligned memory.
 ///
 /// The host uses it as a slice. While work that touches it is under way, the host must leave it alone: that
 /// is in the contract of each `unsafe` call that starts such work.

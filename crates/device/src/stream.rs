@@ -27,7 +27,8 @@ pub struct Stream {
     device: Device,
     /// The capture that runs; 0 for none.
     capture: AtomicU64,
-    /// Read by what must not be recorded, for as long as it takes; a capture begins when all of them are done.
+    /// Read by what must not be recorded, for as long as it takes; a capture begins when all of them are
+    /// done.
     outside: RwLock<()>,
 }
 
@@ -56,15 +57,16 @@ impl Stream {
 
     /// Launches `kernel` over `shape`.
     ///
-    /// It runs when what is in the stream before it is done. A kernel that [`overlaps`](simt::KernelInfo::overlaps) may be
-    /// placed on the GPU before, where a launch is what comes before it; it then waits there.
+    /// It runs when what is in the stream before it is done. A kernel that
+    /// [`overlaps`](simt::KernelInfo::overlaps) may be placed on the GPU before, where a launch is what comes
+    /// before it; it then waits there.
     ///
     /// # Safety
     /// Until the launch has finished (for a capture: until each run of the graph has):
-    /// - the memory behind every handle in `args` is there, on this device, and long enough for what the kernel
-    ///   does at this shape;
-    /// - the kernel has no race at this shape, and nothing else writes what it reads or touches what it writes:
-    ///   no other stream, no other thread, and for pinned memory not the host.
+    /// - the memory behind every handle in `args` is there, on this device, and long enough for what the
+    ///   kernel does at this shape;
+    /// - the kernel has no race at this shape, and nothing else writes what it reads or touches what it
+    ///   writes: no other stream, no other thread, and for pinned memory not the host.
     ///
     /// The emulator checks accesses against the handles' lengths, and with
     /// [`race_check`](simt::emu::EmuOptions::race_check) looks for races: run a new kernel there first.
@@ -109,11 +111,11 @@ impl Stream {
         Ok(NodeId { graph, index, overlaps: kernel.info().overlaps })
     }
 
-    /// Records what `record` puts into this stream, instead of running it. Returns the graph and what `record`
-    /// returned, usually the nodes to update later.
+    /// Records what `record` puts into this stream, instead of running it. Returns the graph and what
+    /// `record` returned, usually the nodes to update later.
     ///
-    /// Buffers may be made, read and dropped meanwhile. What waits for this stream, or belongs to no graph, is
-    /// refused with [`Error::Capturing`].
+    /// Buffers may be made, read and dropped meanwhile. What waits for this stream, or belongs to no graph,
+    /// is refused with [`Error::Capturing`].
     ///
     /// # Errors
     /// [`Error::Capturing`] inside another capture of this stream; the error of `record`, which ends the
@@ -253,8 +255,8 @@ impl Stream {
         self.backend.synchronize()
     }
 
-    /// Copies elements of `from`, from `start` on, to `values`, after the work already in the stream, and waits
-    /// until they are there.
+    /// Copies elements of `from`, from `start` on, to `values`, after the work already in the stream, and
+    /// waits until they are there.
     ///
     /// # Errors
     /// [`Error::Capturing`], and as [`copy`](Self::copy).
@@ -326,8 +328,8 @@ impl Stream {
         unsafe { self.backend.copy(to, from, bytes) }
     }
 
-    /// Keeps captures from beginning while the guard lives: for work that waits, which no capture can hold. `doing` says
-    /// what that work is.
+    /// Keeps captures from beginning while the guard lives: for work that waits, which no capture can hold.
+    /// `doing` says what that work is.
     ///
     /// # Errors
     /// [`Error::Capturing`] where one runs or is about to.

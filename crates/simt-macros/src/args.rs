@@ -93,8 +93,8 @@ pub fn expand(kernel: &Ident, generics: &Generics, parameters: &[Parameter], sha
     Args { items, ty, pattern, variables }
 }
 
-/// The generic parameters that occur in the arguments' types: a struct may have no others. A bound that names one
-/// that does not occur is left out as well.
+/// The generic parameters that occur in the arguments' types: a struct may have no others. A bound that names
+/// one that does not occur is left out as well.
 fn occurring(generics: &Generics, types: &TokenStream) -> Generics {
     let named = |parameter: &GenericParam, tokens: TokenStream| match parameter {
         GenericParam::Type(p) => names(tokens, &p.ident),

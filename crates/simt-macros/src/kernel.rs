@@ -319,8 +319,8 @@ fn generics(instance: &Instance) -> TokenStream {
     quote! { ::<#(#generics),*> }
 }
 
-/// What the emulator calls for one instance: a function without generics, so that the crate of the kernel compiles
-/// it, once, and not each crate that launches the kernel.
+/// What the emulator calls for one instance: a function without generics, so that the crate of the kernel
+/// compiles it, once, and not each crate that launches the kernel.
 fn host_body(
     name: &Ident,
     entry: &str,
@@ -393,8 +393,9 @@ fn device_entry(
     let overlap = (overlaps != Overlaps::No).then(|| {
         // ptx-build's lint reads it: what may come before the wait.
         let text = format!("// simt.overlaps {entry}");
-        // In the entry, where nothing of the author's can come before. The next launch is let in first: its blocks take what
-        // room is left as soon as all of this one's have begun, and each launch still ends after the one before it.
+        // In the entry, where nothing of the author's can come before. The next launch is let in first: its
+        // blocks take what room is left as soon as all of this one's have begun, and each launch still ends
+        // after the one before it.
         let wait = quote! { ::simt::thread::wait_for_previous(); };
         let let_in = quote! { ::simt::thread::let_next_start(); };
         let begin = match overlaps {

@@ -8,10 +8,10 @@ use proc_macro::TokenStream;
 
 /// Makes a kernel of a plain function.
 ///
-/// On the device each instance becomes an `extern "ptx-kernel"` entry. On the host the function stays as it is,
-/// and a module of the same name holds `kernel()`, which returns the typed handle that every backend launches;
-/// `Args`, the struct that a launch takes, with a field for each parameter; and `INSTANCES`, what is known of each
-/// instance without its types.
+/// On the device each instance becomes an `extern "ptx-kernel"` entry. On the host the function stays as it
+/// is, and a module of the same name holds `kernel()`, which returns the typed handle that every backend
+/// launches; `Args`, the struct that a launch takes, with a field for each parameter; and `INSTANCES`, what
+/// is known of each instance without its types.
 ///
 /// ```ignore
 /// #[kernel]                                          // entry `scale`
@@ -27,32 +27,38 @@ use proc_macro::TokenStream;
 /// stream.launch(&widen::kernel::<f16>(), shape, widen::Args { x, y, n })?;
 /// ```
 ///
-/// The generic parameters of `Args` are those of the kernel that occur in its parameters' types, in their order. A
-/// parameter's doc comment becomes its field's, and `_x`, which the kernel does not use, is the field `x`.
+/// The generic parameters of `Args` are those of the kernel that occur in its parameters' types, in their
+/// order. A parameter's doc comment becomes its field's, and `_x`, which the kernel does not use, is the
+/// field `x`.
 ///
 /// Options:
 /// - `system = NAME`: prefix of the entry names, so that two systems may use the same function name.
-/// - `instances(…)`: the instances of a generic kernel; each a type or constant, or a tuple of them in the order
-///   of the generic parameters. `kernel::<…>()` of an instance that is not listed does not compile.
-/// - `args = PATH`: the kernel takes the `Args` of the kernel of that path, which has the same parameters: for kernels
-///   that one launch chooses among. `PATH` starts with `crate`, or with a name that the kernel's own module knows.
+/// - `instances(…)`: the instances of a generic kernel; each a type or constant, or a tuple of them in the
+///   order of the generic parameters. `kernel::<…>()` of an instance that is not listed does not compile.
+/// - `args = PATH`: the kernel takes the `Args` of the kernel of that path, which has the same parameters:
+///   for kernels that one launch chooses among. `PATH` starts with `crate`, or with a name that the kernel's
+///   own module knows.
 /// - `max_threads = N`: the most threads a block may have (`.maxntid`), so that ptxas may use more registers.
 /// - `min_blocks = N`: blocks that shall fit a multiprocessor at once (`.minnctapersm`).
-/// - `overlaps`: a launch may start while the launch ahead of it in the stream still runs; on the device the entry
-///   waits for that one's end before it does anything else, so that what the kernel reads and writes is ordered as ever.
-/// - `overlaps = in_turn`: the same, and the launch behind this one may start only when this one has stopped waiting: where its
-///   blocks, with much shared memory say, would stand in the way of launches that are ahead.
-/// - `overlaps = late`: the same as `overlaps`, but the kernel itself waits, by one call of `thread::wait_for_previous` on no branch.
-///   Before it the kernel may `load_ahead` what no launch of the stream writes, `peek` and `prefetch`, and touch no other memory.
-/// - `overlaps = by_hand`: the same as `overlaps = late`, and the launch behind this one may start only where the kernel calls
-///   `thread::let_next_start`, or ends: where what that launch loads ahead would hold up this one's own loads.
+/// - `overlaps`: a launch may start while the launch ahead of it in the stream still runs; on the device the
+///   entry waits for that one's end before it does anything else, so that what the kernel reads and writes is
+///   ordered as ever.
+/// - `overlaps = in_turn`: the same, and the launch behind this one may start only when this one has stopped
+///   waiting: where its blocks, with much shared memory say, would stand in the way of launches that are
+///   ahead.
+/// - `overlaps = late`: the same as `overlaps`, but the kernel itself waits, by one call of
+///   `thread::wait_for_previous` on no branch. Before it the kernel may `load_ahead` what no launch of the
+///   stream writes, `peek` and `prefetch`, and touch no other memory.
+/// - `overlaps = by_hand`: the same as `overlaps = late`, and the launch behind this one may start only where
+///   the kernel calls `thread::let_next_start`, or ends: where what that launch loads ahead would hold up
+///   this one's own loads.
 #[proc_macro_attribute]
 pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
-/// A function that kernels call: a part of them on the device; on the host the emulator's errors name its caller's
-/// line, so that a mistake shows where the kernel makes it.
+/// A function that kernels call: a part of them on the device; on the host the emulator's errors name its
+/// caller's line, so that a mistake shows where the kernel makes it.
 #[proc_macro_attribute]
 pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
     let item = proc_macro2::TokenStream::from(item);

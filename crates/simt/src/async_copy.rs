@@ -12,8 +12,8 @@ use crate::{Global, Pod, Shared};
 use core::arch::asm;
 
 impl<T: Pod> Shared<T> {
-    /// Starts copying 16 bytes from element `from` of `source` to element `index`, both aligned to 16; they pass by the
-    /// L1 cache. PTX: `cp.async.cg.shared.global.L2::128B`.
+    /// Starts copying 16 bytes from element `from` of `source` to element `index`, both aligned to 16; they
+    /// pass by the L1 cache. PTX: `cp.async.cg.shared.global.L2::128B`.
     #[crate::device]
     pub fn copy_async<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
         #[cfg(target_arch = "nvptx64")]
@@ -29,9 +29,9 @@ impl<T: Pod> Shared<T> {
         emu::copy_async(self, index, source, Some(from))
     }
 
-    /// [`copy_async`](Self::copy_async) of bytes that nobody needs again soon: the L2 cache gives them up first, and keeps what
-    /// others write meanwhile. PTX: `cp.async.cg.shared.global.L2::cache_hint.L2::128B` with the policy of
-    /// `createpolicy.fractional.L2::evict_first`.
+    /// [`copy_async`](Self::copy_async) of bytes that nobody needs again soon: the L2 cache gives them up
+    /// first, and keeps what others write meanwhile. PTX: `cp.async.cg.shared.global.L2::cache_hint.L2::128B`
+    /// with the policy of `createpolicy.fractional.L2::evict_first`.
     #[crate::device]
     pub fn copy_async_once<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
         #[cfg(target_arch = "nvptx64")]
@@ -78,7 +78,8 @@ sides! {
     }
 }
 
-/// Waits until at most the last `PENDING` groups of this thread are still under way. PTX: `cp.async.wait_group`.
+/// Waits until at most the last `PENDING` groups of this thread are still under way. PTX:
+/// `cp.async.wait_group`.
 #[crate::device]
 pub fn wait<const PENDING: usize>() {
     #[cfg(target_arch = "nvptx64")]

@@ -131,8 +131,8 @@ macro_rules! loads {
                 self.load_vector::<T>(index)
             }
 
-            /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) starting at element `index`, whose address must be
-            /// a multiple of `V`'s size.
+            /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) starting at element `index`, whose address must
+            /// be a multiple of `V`'s size.
             #[crate::device]
             pub fn load_vector<V: Pod>(self, index: usize) -> V {
                 #[cfg(target_arch = "nvptx64")]
@@ -161,7 +161,8 @@ impl<T: Pod> Global<T> {
     }
 
     /// Element `index`, of data that no launch writes which the stream may still be at. Before
-    /// [`wait_for_previous`](crate::thread::wait_for_previous) it is the load to take: it is under way when the wait begins.
+    /// [`wait_for_previous`](crate::thread::wait_for_previous) it is the load to take: it is under way when
+    /// the wait begins.
     #[crate::device]
     pub fn load_ahead(self, index: usize) -> T {
         self.load_vector_ahead::<T>(index)
@@ -176,9 +177,10 @@ impl<T: Pod> Global<T> {
         emu::global_load::<T, V>(self.address, self.len, index)
     }
 
-    /// Asks for `bytes` bytes from element `index` on to come to the second-level cache, where one thread says `wanted`: a
-    /// hint, which waits for nothing and may stand before [`wait_for_previous`](crate::thread::wait_for_previous). Address and
-    /// `bytes` are multiples of 16. PTX: `cp.async.bulk.prefetch.L2.global`, on sm_90 and later; else nothing.
+    /// Asks for `bytes` bytes from element `index` on to come to the second-level cache, where one thread
+    /// says `wanted`: a hint, which waits for nothing and may stand before
+    /// [`wait_for_previous`](crate::thread::wait_for_previous). Address and `bytes` are multiples of 16. PTX:
+    /// `cp.async.bulk.prefetch.L2.global`, on sm_90 and later; else nothing.
     #[crate::device]
     pub fn prefetch(self, index: usize, bytes: u32, wanted: bool) {
         #[cfg(target_arch = "nvptx64")]
@@ -216,9 +218,10 @@ impl<T: Pod> Global<T> {
 }
 
 impl Global<u32> {
-    /// Element `index` as it is or once was, though a launch that is still under way may write it: nothing may depend on it but
-    /// what is [`prefetch`](Self::prefetch)ed. 0 where it is not `wanted`, and nothing is read then. The emulator makes some of them
-    /// up: what comes of them must be in bounds whatever they are, and change no result. PTX: `ld.relaxed.gpu.global`.
+    /// Element `index` as it is or once was, though a launch that is still under way may write it: nothing
+    /// may depend on it but what is [`prefetch`](Self::prefetch)ed. 0 where it is not `wanted`, and nothing
+    /// is read then. The emulator makes some of them up: what comes of them must be in bounds whatever they
+    /// are, and change no result. PTX: `ld.relaxed.gpu.global`.
     #[crate::device]
     pub fn peek(self, index: usize, wanted: bool) -> u32 {
         #[cfg(target_arch = "nvptx64")]

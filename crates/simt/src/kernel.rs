@@ -8,7 +8,8 @@ use bytemuck::Pod;
 use core::ffi::c_void;
 use core::fmt;
 
-/// The most parameters one kernel may take: what a launch has room to point at. Drivers limit their bytes alone.
+/// The most parameters one kernel may take: what a launch has room to point at. Drivers limit their bytes
+/// alone.
 pub const MAX_PARAMS: usize = 64;
 
 /// A value that may be handed to a kernel: plain data, or a handle to global memory.
@@ -182,9 +183,9 @@ pub struct KernelInfo {
     pub line: u32,
     /// The most threads a block may have; 1024 unless the attribute says otherwise.
     pub max_threads: u32,
-    /// Whether a launch may start before the launch ahead of it has ended: the device's entry waits for that one
-    /// before anything else (`#[kernel(overlaps)]`), or the kernel does before all but loads of what no launch writes and hints
-    /// (`#[kernel(overlaps = late)]`, `by_hand`).
+    /// Whether a launch may start before the launch ahead of it has ended: the device's entry waits for that
+    /// one before anything else (`#[kernel(overlaps)]`), or the kernel does before all but loads of what no
+    /// launch writes and hints (`#[kernel(overlaps = late)]`, `by_hand`).
     pub overlaps: bool,
     /// Whether it is the kernel that waits, and not its entry.
     pub waits_late: bool,

@@ -164,8 +164,8 @@ reductions! {
     warp_reduce_xor, u32, Xor, reduce_xor, "xor.b32", "Bitwise exclusive or";
 }
 
-/// Sum over the 32 lanes in the fixed order of a butterfly: lanes 16 apart first, then 8, 4, 2 and 1. The same
-/// bits in every lane and on every machine.
+/// Sum over the 32 lanes in the fixed order of a butterfly: lanes 16 apart first, then 8, 4, 2 and 1. The
+/// same bits in every lane and on every machine.
 #[crate::device]
 pub fn warp_sum_f32(value: f32) -> f32 {
     let mut sum = value;

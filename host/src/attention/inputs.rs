@@ -21,7 +21,8 @@ pub enum Input {
     Outlier,
     /// Every other channel of the keys never changes.
     Constant,
-    /// Blocks that weigh the same but for one part in a thousand, so that the choice between them is arbitrary.
+    /// Blocks that weigh the same but for one part in a thousand, so that the choice between them is
+    /// arbitrary.
     Ties,
     /// Scores of thousands and values of thousands.
     Huge,
@@ -33,8 +34,8 @@ pub enum Input {
     Duplicates,
     /// Keys and values over 20 powers of two.
     Wide,
-    /// Keys that all round the wrong way for the query: up in half of the blocks, down in the others, whose values are
-    /// the opposite.
+    /// Keys that all round the wrong way for the query: up in half of the blocks, down in the others, whose
+    /// values are the opposite.
     Extremal,
     /// Keys, values and queries of a language model.
     Real,
@@ -116,7 +117,8 @@ pub struct Batch<E> {
 const TOKENS: usize = BLOCK_TOKENS as usize;
 
 impl<E: DenseElement> Batch<E> {
-    /// A batch of made-up sequences; the same on every machine. `order` shuffles the pool and changes nothing else.
+    /// A batch of made-up sequences; the same on every machine. `order` shuffles the pool and changes nothing
+    /// else.
     pub fn new(problem: StepProblem, sequences: &[(Input, u32)], seed: u64, order: u64) -> Self {
         let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
         let lengths: Vec<u32> = sequences.iter().map(|(_, length)| *length).collect();
@@ -309,8 +311,8 @@ impl Maker {
         key.iter_mut().zip(&self.query).for_each(|(k, q)| *k += along * q);
     }
 
-    /// In each channel one token of the block has 0 and one 255 steps; the others lie 7/16 of a step from the code that they
-    /// are rounded to.
+    /// In each channel one token of the block has 0 and one 255 steps; the others lie 7/16 of a step from the
+    /// code that they are rounded to.
     fn round_the_wrong_way(&self, token: usize, key: &mut [f32], value: &mut [f32]) {
         const STEP: f32 = 1.0 / 64.0;
         let (block, place) = (token / TOKENS, token % TOKENS);

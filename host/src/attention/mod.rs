@@ -1,5 +1,5 @@
-//! What every attention system shares: paged caches, rotation, exact attention, and the formula in f64 that each is
-//! judged by.
+//! What every attention system shares: paged caches, rotation, exact attention, and the formula in f64 that
+//! each is judged by.
 
 pub(crate) mod cpu;
 pub mod dense;

@@ -57,8 +57,8 @@ rope_elements!(f32, f16, bf16);
 /// Rotates queries and keys and hands all three on in type `E`: see [`kernels_gpu::attention::rotation`].
 ///
 /// # Safety
-/// As [`Stream::launch`]: the handles reach memory of the stream's device of these lengths until the launch has
-/// finished, and nothing else touches what it writes.
+/// As [`Stream::launch`]: the handles reach memory of the stream's device of these lengths until the launch
+/// has finished, and nothing else touches what it writes.
 ///
 /// # Errors
 /// [`Error::Rotation`] for odd or missing extents; what the launch reports.
@@ -87,11 +87,12 @@ pub(crate) fn rope_append_kernel(pairing: Pairing) -> RopeAppend {
     }
 }
 
-/// [`rotate`] of the tokens of one sequence and [`append`](crate::attention::dense::append) to its dense cache, in one launch.
+/// [`rotate`] of the tokens of one sequence and [`append`](crate::attention::dense::append) to its dense
+/// cache, in one launch.
 ///
 /// # Safety
-/// As [`rotate`]; no two tokens have one place, and the table's entries up to each position are blocks of the pools. A token
-/// past the table is left out.
+/// As [`rotate`]; no two tokens have one place, and the table's entries up to each position are blocks of the
+/// pools. A token past the table is left out.
 ///
 /// # Errors
 /// As [`rotate`].

@@ -18,8 +18,9 @@ pub(super) const SCRATCH_SHARE: f64 = 1.0 / 8.0;
 
 /// A [`TieredCache`] a layer, all of one sequence.
 ///
-/// A chunk of more than one token is a prompt's: its attention is exact. A chunk of one token is a step of decoding: its
-/// attention is that of the policy, with a certificate for every layer and head, unless the policy asks for none.
+/// A chunk of more than one token is a prompt's: its attention is exact. A chunk of one token is a step of
+/// decoding: its attention is that of the policy, with a certificate for every layer and head, unless the
+/// policy asks for none.
 pub struct CertifiedCache {
     sequence: Sequence,
     policy: Policy,
@@ -32,7 +33,8 @@ pub struct CertifiedCache {
     /// [layers, q_heads].
     certificates: Buffer<Certificate>,
     prompts: Prompts,
-    /// The originals of the layer that a chunk is at, where its kernels read them; from the first such chunk on.
+    /// The originals of the layer that a chunk is at, where its kernels read them; from the first such chunk
+    /// on.
     staged: Option<PagedPool<f16>>,
     /// Tokens of the last chunk that was committed.
     last: usize,
@@ -42,13 +44,14 @@ impl CertifiedCache {
     /// An empty cache for up to `capacity` tokens.
     ///
     /// # Errors
-    /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; thresholds that make no sense; out
-    /// of memory, of the device or of what the host can lock.
+    /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; thresholds that
+    /// make no sense; out of memory, of the device or of what the host can lock.
     pub fn new(device: &Device, geometry: Geometry, capacity: usize, policy: Policy) -> Result<Self> {
         Self::with_settings(device, geometry, capacity, (policy, Layout::Compact, SCRATCH_SHARE))
     }
 
-    /// The same with the layout of its tiles, and the share of the blocks whose originals the GPU keeps after use.
+    /// The same with the layout of its tiles, and the share of the blocks whose originals the GPU keeps after
+    /// use.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -107,7 +110,8 @@ impl CertifiedCache {
         })
     }
 
-    /// The kernels on every device, for exact attention too: on the CPU the emulator, which gives the same bits.
+    /// The kernels on every device, for exact attention too: on the CPU the emulator, which gives the same
+    /// bits.
     pub fn with_kernels(mut self) -> Self {
         self.sequence.simd = false;
         let layers = self.layers.into_iter();
@@ -115,8 +119,8 @@ impl CertifiedCache {
         self
     }
 
-    /// The certificates of the last token, [layers, q_heads]: none, if the policy asks for none or the last chunk had more than
-    /// one token. Waits for the device.
+    /// The certificates of the last token, [layers, q_heads]: none, if the policy asks for none or the last
+    /// chunk had more than one token. Waits for the device.
     ///
     /// # Errors
     /// What the device reports.
@@ -189,7 +193,8 @@ unsafe impl KvCache for CertifiedCache {
         self.sequence.capacity
     }
 
-    /// Full blocks quantized, the trailing block in f16, the scratch, and what a prompt's chunks read one layer from.
+    /// Full blocks quantized, the trailing block in f16, the scratch, and what a prompt's chunks read one
+    /// layer from.
     fn bytes(&self) -> u64 {
         let Some((cache, _)) = self.layers.first() else { return 0 };
         let memory = cache.memory();
@@ -274,8 +279,8 @@ unsafe impl KvCache for CertifiedCache {
                     cache.stage(stream, blocks, pool)?;
                     (handles.keys, handles.values) = (pool.keys().global(), pool.values().global());
                 }
-                // SAFETY: handles of this device, host memory on the CPU, of these lengths; the cache's lengths and table are
-                // its own. Dropping a buffer, or the cache, waits for the device.
+                // SAFETY: handles of this device, host memory on the CPU, of these lengths; the cache's
+                // lengths and table are its own. Dropping a buffer, or the cache, waits for the device.
                 unsafe { exact.run(stream, self.sequence.on_slices(stream), handles) }
             }
             None => {

@@ -1,5 +1,5 @@
-//! Cases of whole steps for `ferrokv check`: everything that each kernel of a step leaves behind, over lengths around every
-//! edge, groups, policies, hostile caches and scratches.
+//! Cases of whole steps for `ferrokv check`: everything that each kernel of a step leaves behind, over
+//! lengths around every edge, groups, policies, hostile caches and scratches.
 
 use super::cases::in_layout;
 use super::proof::{Batch, Input, Trial};

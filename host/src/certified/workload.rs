@@ -76,8 +76,8 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     })
 }
 
-/// Steps of `int8-int4`: nothing of the originals is used but the trailing block, and their error is judged by the bound of a
-/// step that makes the same outputs with a certificate.
+/// Steps of `int8-int4`: nothing of the originals is used but the trailing block, and their error is judged
+/// by the bound of a step that makes the same outputs with a certificate.
 pub(super) fn open_bare(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     let settings = (Policy::BARE, Layout::Compact);
     Ok(match &opening.input {
@@ -118,7 +118,8 @@ impl<E: CacheElement> Step<E> {
         Ok(step)
     }
 
-    /// Steps outside any timing: the driver loads the kernels, and until a list is there and the first queries are asked again.
+    /// Steps outside any timing: the driver loads the kernels, and until a list is there and the first
+    /// queries are asked again.
     fn settle(&mut self, stream: &Stream) -> Result<()> {
         let carries = self.policy.renew > 0 && self.policy.certify;
         let steps = if carries { self.input.queries.len() + 1 } else { 1 };
@@ -205,7 +206,8 @@ impl<E: CacheElement> Step<E> {
         Ok(bytemuck::cast(words))
     }
 
-    /// Tiles of full blocks, each as often as a group of query heads reads them, and their annotations where a step certifies.
+    /// Tiles of full blocks, each as often as a group of query heads reads them, and their annotations where
+    /// a step certifies.
     fn quantized_bytes(&self) -> u64 {
         let problem = self.input.problem;
         let groups =
@@ -290,12 +292,14 @@ impl<E: CacheElement> Workload for Step<E> {
     fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
         let handles = self.handles(set, self.steps);
         self.steps += 1;
-        // SAFETY: every buffer lives as long as the workload, which the caller keeps until the stream is done; the table's
-        // lengths and blocks are those that the pools were made for, and every full block is quantized.
+        // SAFETY: every buffer lives as long as the workload, which the caller keeps until the stream is
+        // done; the table's lengths and blocks are those that the pools were made for, and every full block
+        // is quantized.
         Ok(unsafe { self.plan.run_stages(stream, &handles, self.out.handles(), stages) }?)
     }
 
-    /// So many that queries change as they do from token to token, and of each kind of step as many as there are in the long run.
+    /// So many that queries change as they do from token to token, and of each kind of step as many as there
+    /// are in the long run.
     fn period(&self) -> usize {
         if self.policy.certify { self.policy.renew.max(1) as usize } else { 1 }
     }

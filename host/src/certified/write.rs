@@ -142,8 +142,8 @@ impl<T: CertifiedElement> Writer<T> {
                 problems: self.problems.global_mut(),
                 kv_heads: geometry.kv_heads(),
             };
-            // SAFETY: the buffers hold whole blocks, each job names blocks inside them, and no two the same destination,
-            // all as just checked; dropping a buffer waits for the device.
+            // SAFETY: the buffers hold whole blocks, each job names blocks inside them, and no two the same
+            // destination, all as just checked; dropping a buffer waits for the device.
             unsafe { stream.launch(&kernel, shape, arguments)? };
         }
         Ok(())

@@ -9,8 +9,8 @@ use kernels_gpu::attention::rotation::rope_append;
 
 /// A cache of one sequence in f16: a paged pool a layer, and exact attention.
 ///
-/// The capacity decides how attention cuts its work ([`Plan`](dense::Plan)): another one may give other bits. Where it is one
-/// part, up to 256 tokens, a chunk gives the bits that its tokens give one by one.
+/// The capacity decides how attention cuts its work ([`Plan`](dense::Plan)): another one may give other bits.
+/// Where it is one part, up to 256 tokens, a chunk gives the bits that its tokens give one by one.
 #[derive(Debug)]
 pub struct DenseCache {
     sequence: Sequence,
@@ -33,8 +33,8 @@ impl DenseCache {
         Ok(DenseCache { pools, paged: Paged::new(&sequence)?, sequence })
     }
 
-    /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path and takes some
-    /// hundred times as long.
+    /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path and
+    /// takes some hundred times as long.
     pub fn with_kernels(mut self) -> Self {
         self.sequence.simd = false;
         self
@@ -66,8 +66,8 @@ impl DenseCache {
             shape,
             max_blocks: paged.table.max_blocks(),
         };
-        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and
-        // what is past it is left out. Dropping a buffer waits for the device.
+        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools,
+        // and what is past it is left out. Dropping a buffer waits for the device.
         Ok(unsafe { rotate_and_append(stream, new.pairing, args, tokens) }?)
     }
 }

@@ -47,7 +47,8 @@ impl EchoCache {
     }
 }
 
-// SAFETY: pools, table, the plan for one token and its rounded row are made once; what prompts need is not captured.
+// SAFETY: pools, table, the plan for one token and its rounded row are made once; what prompts need is not
+// captured.
 unsafe impl KvCache for EchoCache {
     fn scheme(&self) -> &'static str {
         "echo"

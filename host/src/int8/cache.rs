@@ -16,10 +16,11 @@ struct Layer {
     fresh: Buffer<f16>,
 }
 
-/// An INT8 cache of one sequence: blocks of 16 tokens with a scale for each channel, the block that is being filled in f16.
+/// An INT8 cache of one sequence: blocks of 16 tokens with a scale for each channel, the block that is being
+/// filled in f16.
 ///
-/// There are no originals: a chunk's attention, a prompt's too, sees full blocks as they are restored. They are restored in each
-/// layer before attention, to a pool that all layers share.
+/// There are no originals: a chunk's attention, a prompt's too, sees full blocks as they are restored. They
+/// are restored in each layer before attention, to a pool that all layers share.
 #[derive(Debug)]
 pub struct Int8Cache {
     sequence: Sequence,
@@ -85,8 +86,8 @@ impl Int8Cache {
             shape,
         };
         let launch = LaunchShape::new((shape.kv_heads, 2), shape.head_dim);
-        // SAFETY: buffers of the stream's device, as long as the shape says; positions past the last block are left out.
-        // Dropping a buffer waits for the device.
+        // SAFETY: buffers of the stream's device, as long as the shape says; positions past the last block
+        // are left out. Dropping a buffer waits for the device.
         unsafe { stream.launch(&append_blocks::kernel::<f16>(), launch, arguments) }?;
         let (pool_keys, pool_values) = self.pool.both_mut();
         let arguments = restore_blocks::Args {

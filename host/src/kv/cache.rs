@@ -62,7 +62,8 @@ impl<'a> Raw<'a> {
     /// Turns queries and keys of `tokens` tokens and hands all three on in f16, in one launch.
     ///
     /// # Errors
-    /// Buffers that are too short or on another device; extents that cannot be rotated; what the launch reports.
+    /// Buffers that are too short or on another device; extents that cannot be rotated; what the launch
+    /// reports.
     pub fn rotate(self, stream: &Stream, geometry: Geometry, tokens: usize) -> Result<Rotated<'a>> {
         let shape = self.shape(geometry);
         self.check_device(stream)?;
@@ -76,7 +77,8 @@ impl<'a> Raw<'a> {
             values: self.values.global_range_mut(..tokens * kv_width)?,
             shape,
         };
-        // SAFETY: buffers of the stream's device, as long as just seen. Dropping a buffer waits for the device.
+        // SAFETY: buffers of the stream's device, as long as just seen. Dropping a buffer waits for the
+        // device.
         unsafe { rotate(stream, self.pairing, args, tokens) }?;
         Ok(Rotated { positions: self.positions, keys: self.keys, values: self.values })
     }
@@ -111,19 +113,20 @@ impl<'a> New<'a> {
 
 /// Keys and values of one sequence, in all layers of a model, on a device.
 ///
-/// A model's step is the same for every scheme: [`begin`](Self::begin) with the number of new tokens, then for each layer
-/// [`append`](Self::append) and [`attend`](Self::attend), then [`commit`](Self::commit). What attention gives is f32.
-/// Buffers may be longer than the chunk needs: its tokens are the first rows. After an error of `append`, `attend` or
-/// [`check`](Self::check) some layers may hold what others do not: the cache is not to be used further.
+/// A model's step is the same for every scheme: [`begin`](Self::begin) with the number of new tokens, then
+/// for each layer [`append`](Self::append) and [`attend`](Self::attend), then [`commit`](Self::commit). What
+/// attention gives is f32. Buffers may be longer than the chunk needs: its tokens are the first rows. After
+/// an error of `append`, `attend` or [`check`](Self::check) some layers may hold what others do not: the
+/// cache is not to be used further.
 ///
 /// # Graphs
-/// The launches of a step of one token can be captured once and replayed: `begin` and `commit` are the host's affair and
-/// happen around each replay, `append` and `attend` put nothing but launches into the stream, and where the token goes
-/// they find in the device's memory.
+/// The launches of a step of one token can be captured once and replayed: `begin` and `commit` are the host's
+/// affair and happen around each replay, `append` and `attend` put nothing but launches into the stream, and
+/// where the token goes they find in the device's memory.
 ///
 /// # Safety
-/// The memory that appending and `attend` of one token name in a capture stays where it is as long as the cache is there,
-/// whatever is called on it: replays of the graph use it.
+/// The memory that appending and `attend` of one token name in a capture stays where it is as long as the
+/// cache is there, whatever is called on it: replays of the graph use it.
 pub unsafe trait KvCache: Send {
     /// What the scheme is called on the command line.
     fn scheme(&self) -> &'static str;
@@ -137,7 +140,8 @@ pub unsafe trait KvCache: Send {
     /// Tokens that fit.
     fn capacity(&self) -> usize;
 
-    /// Bytes that its committed tokens take in all layers, and what is set aside for using them: the device's memory.
+    /// Bytes that its committed tokens take in all layers, and what is set aside for using them: the device's
+    /// memory.
     fn bytes(&self) -> u64;
 
     /// Bytes of keys and values that a step of decoding reads at least, in all layers.
@@ -148,8 +152,8 @@ pub unsafe trait KvCache: Send {
         0
     }
 
-    /// What is known of the attention of the last token: bounds, what was skipped, what came from originals. Empty, if
-    /// the scheme says nothing or the last chunk had more than one token. Waits for the device.
+    /// What is known of the attention of the last token: bounds, what was skipped, what came from originals.
+    /// Empty, if the scheme says nothing or the last chunk had more than one token. Waits for the device.
     ///
     /// # Errors
     /// What the device reports.
@@ -157,8 +161,8 @@ pub unsafe trait KvCache: Send {
         Ok(StepReport::default())
     }
 
-    /// Originals that all steps so far have used, and where they were found; `None` for a scheme that keeps none. Apart
-    /// from [`report`](Self::report), since every layer is asked. Waits for the stream.
+    /// Originals that all steps so far have used, and where they were found; `None` for a scheme that keeps
+    /// none. Apart from [`report`](Self::report), since every layer is asked. Waits for the stream.
     ///
     /// # Errors
     /// What the device reports.
@@ -174,14 +178,14 @@ pub unsafe trait KvCache: Send {
         Ok(())
     }
 
-    /// After how many steps of decoding what they launch is the same again. Where it is more than one, graphs of so many
-    /// steps take turns, captured when a first step was launched.
+    /// After how many steps of decoding what they launch is the same again. Where it is more than one, graphs
+    /// of so many steps take turns, captured when a first step was launched.
     fn period(&self) -> usize {
         1
     }
 
-    /// Makes ready for a chunk of `tokens` that follow those committed. A chunk that was begun, and of which nothing was
-    /// appended, is forgotten. For one token nothing happens on the device.
+    /// Makes ready for a chunk of `tokens` that follow those committed. A chunk that was begun, and of which
+    /// nothing was appended, is forgotten. For one token nothing happens on the device.
     ///
     /// # Errors
     /// [`Error::Full`](super::Error::Full), before anything changes; what the device reports.
@@ -193,8 +197,8 @@ pub unsafe trait KvCache: Send {
     /// [`Error::Order`](super::Error::Order); buffers that are too short; what the device reports.
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()>;
 
-    /// Causal attention of the chunk's `queries` to `output`, both [tokens, q_heads, head_dim], in a layer that has its
-    /// keys and values.
+    /// Causal attention of the chunk's `queries` to `output`, both [tokens, q_heads, head_dim], in a layer
+    /// that has its keys and values.
     ///
     /// # Errors
     /// As [`append`](Self::append).

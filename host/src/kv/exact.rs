@@ -47,7 +47,8 @@ impl Exact {
 pub(crate) struct Prompts(Option<Exact>);
 
 impl Prompts {
-    /// Makes ready for chunks of `tokens`. A chunk of one token is none of a prompt, and the plan that is there stays.
+    /// Makes ready for chunks of `tokens`. A chunk of one token is none of a prompt, and the plan that is
+    /// there stays.
     pub fn ready(&mut self, sequence: &Sequence, tokens: usize) -> Result<()> {
         let planned = self.0.as_ref().map(|exact| exact.plan.problem().query_tokens as usize);
         if tokens > 1 && planned != Some(tokens) {
@@ -67,8 +68,8 @@ impl Prompts {
 /// Attention of one chunk by the CPU's SIMD path.
 ///
 /// # Safety
-/// The handles are host memory of their lengths, output and log-sums written by nobody else. The emulator's streams have done
-/// what they were told when a call returns.
+/// The handles are host memory of their lengths, output and log-sums written by nobody else. The emulator's
+/// streams have done what they were told when a call returns.
 unsafe fn attend_slices(problem: Problem, handles: Handles<f16>) -> Result<()> {
     // SAFETY: the caller's word.
     let (slices, output, lse) = unsafe {

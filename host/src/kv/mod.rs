@@ -6,12 +6,12 @@
 //! | [`Selection`] | a scheme with preset and options, as a command line names it |
 //! | [`Opening`] | what a scheme is given to open a cache |
 //! | [`KvCache`] | keys and values of a model's layers: append, attend, report |
-//! | [`StepReport`], [`Summary`], [`Traffic`] | what is known of steps: bounds, what was skipped, originals used |
+//! | [`StepReport`], [`Summary`], [`Traffic`] | what is known of steps: bounds, skips, originals |
 //! | [`Workload`](workload::Workload) | one layer's decode step, for benchmarks and proofs |
 //! | [`proof`] | promises held against errors, head-step by head-step |
 //!
-//! What caches of one sequence have in common is in `sequence`; exact attention over a paged pool, which most of them
-//! need for prompts, in `paged` and `exact`.
+//! What caches of one sequence have in common is in `sequence`; exact attention over a paged pool, which most
+//! of them need for prompts, in `paged` and `exact`.
 
 mod cache;
 mod error;

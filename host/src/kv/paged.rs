@@ -69,8 +69,9 @@ impl Paged {
             keys: pool_keys.global_mut(),
             values: pool_values.global_mut(),
         };
-        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools, and what is past
-        // it is left out. Equal positions would leave one token's row or the other's. Dropping a buffer waits for the device.
+        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools,
+        // and what is past it is left out. Equal positions would leave one token's row or the other's.
+        // Dropping a buffer waits for the device.
         Ok(unsafe { append(stream, sequence.problem(tokens), handles) }?)
     }
 
@@ -96,8 +97,8 @@ impl Paged {
             output,
             lse: exact.lse(),
         };
-        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's blocks are those of
-        // the pool. Dropping a buffer waits for the device.
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's
+        // blocks are those of the pool. Dropping a buffer waits for the device.
         unsafe { exact.run(stream, sequence.on_slices(stream), handles) }
     }
 }

@@ -109,7 +109,8 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// Adds a head-step: its error, what was promised of it, and the output's norm. Whether the promise holds.
+    /// Adds a head-step: its error, what was promised of it, and the output's norm. Whether the promise
+    /// holds.
     pub fn add(&mut self, source: Source, error: f64, bound: Option<f64>, norm: f64) -> bool {
         self.head_steps += 1;
         self.sources[source as usize] += 1;

@@ -17,8 +17,8 @@ pub enum Source {
 /// What is known of the attention of one query head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadReport {
-    /// The most that the head's output, a row of head_dim numbers, can be away from exact attention, in the Euclidean
-    /// norm. Not finite: the scheme has no bound for this head. `None`: it never has one.
+    /// The most that the head's output, a row of head_dim numbers, can be away from exact attention, in the
+    /// Euclidean norm. Not finite: the scheme has no bound for this head. `None`: it never has one.
     pub bound: Option<f32>,
     /// What the output was computed from.
     pub source: Source,
@@ -51,7 +51,8 @@ pub struct StepReport {
     pub heads: Vec<HeadReport>,
 }
 
-/// Originals that steps have used so far, in all layers: tiles of 16 tokens of one KV head, of keys or of values.
+/// Originals that steps have used so far, in all layers: tiles of 16 tokens of one KV head, of keys or of
+/// values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Tiles that were in the device's memory.
@@ -85,8 +86,8 @@ pub struct Summary {
     pub heads: u64,
     /// Heads for which the scheme states a bound, finite or not.
     pub bounded_heads: u64,
-    /// The largest bound on a head's error: the Euclidean norm of an output row. `None` where a stated bound is not finite, or
-    /// none is stated.
+    /// The largest bound on a head's error: the Euclidean norm of an output row. `None` where a stated bound
+    /// is not finite, or none is stated.
     pub worst_bound: Option<f32>,
     /// Heads some of whose blocks were used from their originals.
     pub mixed_heads: u64,

@@ -20,8 +20,8 @@ pub struct Scheme {
     pub presets: &'static [Preset],
     /// What can be set besides, over the preset.
     pub options: &'static [OptionSpec],
-    /// Bytes that a token of one KV head of so many channels takes in what steps read, keys and values and all that belongs
-    /// to them.
+    /// Bytes that a token of one KV head of so many channels takes in what steps read, keys and values and
+    /// all that belongs to them.
     pub token_bytes: fn(&Selection, u32) -> f64,
     /// Says so if preset and options together make no sense, before anything is opened.
     pub check: fn(&Selection) -> Result<()>,
@@ -29,7 +29,8 @@ pub struct Scheme {
     pub open: fn(&Opening<'_>) -> Result<Box<dyn KvCache>>,
     /// One layer's step of decoding over given keys and values, to be measured and judged.
     pub workload: fn(&workload::Opening<'_>) -> Result<Box<dyn Workload>>,
-    /// What it promises put to the test: [`by_workload`](super::proof::by_workload), unless the system knows more.
+    /// What it promises put to the test: [`by_workload`](super::proof::by_workload), unless the system knows
+    /// more.
     pub proof: Prove,
 }
 
@@ -168,8 +169,8 @@ impl Selection {
     /// Finds the scheme among `schemes`, and reads preset and options.
     ///
     /// # Errors
-    /// What there is not, with what there is: [`Error::Scheme`], [`Error::Preset`], [`Error::Option`], [`Error::Value`],
-    /// [`Error::Twice`]; what the scheme says of settings that make no sense together.
+    /// What there is not, with what there is: [`Error::Scheme`], [`Error::Preset`], [`Error::Option`],
+    /// [`Error::Value`], [`Error::Twice`]; what the scheme says of settings that make no sense together.
     pub fn parse(text: &str, schemes: impl Iterator<Item = &'static Scheme> + Clone) -> Result<Self> {
         let (head, options) = text.split_once('/').map_or((text, None), |(head, rest)| (head, Some(rest)));
         let (name, preset) = head.split_once(':').map_or((head, None), |(name, preset)| (name, Some(preset)));
@@ -323,8 +324,9 @@ pub struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    /// The safetensors file that an option of [`Kind::File`] names, if it was given: codebooks, allocations, and whatever else
-    /// was made for one model. Its metadata `layers`, `kv_heads` and `head_dim` must be the model's.
+    /// The safetensors file that an option of [`Kind::File`] names, if it was given: codebooks, allocations,
+    /// and whatever else was made for one model. Its metadata `layers`, `kv_heads` and `head_dim` must be the
+    /// model's.
     ///
     /// # Errors
     /// A file that cannot be read; [`Error::Artifact`] for another model's.

@@ -1,5 +1,5 @@
-//! One layer's step of decoding, to be measured, judged and proven: what `bench attention`, `attend` and `prove` know of a
-//! scheme.
+//! One layer's step of decoding, to be measured, judged and proven: what `bench attention`, `attend` and
+//! `prove` know of a scheme.
 
 mod judge;
 mod through_cache;
@@ -15,8 +15,8 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Keys, values and queries of one layer: equal caches for steps to take in turns, so that no step finds its data in the
-/// device's own cache.
+/// Keys, values and queries of one layer: equal caches for steps to take in turns, so that no step finds its
+/// data in the device's own cache.
 #[derive(Debug)]
 pub struct Input<E: DenseElement> {
     /// Where it is.
@@ -62,8 +62,8 @@ pub enum Originals {
     /// All of them in the device's memory.
     #[default]
     Device,
-    /// In page-locked host memory, and of each KV head the keys of so many blocks on the device after use, and as many
-    /// values.
+    /// In page-locked host memory, and of each KV head the keys of so many blocks on the device after use,
+    /// and as many values.
     Host {
         /// Blocks of a KV head.
         scratch: u32,
@@ -180,13 +180,14 @@ pub struct Memory {
 
 /// One layer's step of decoding over given keys and values.
 ///
-/// Opening one stores the input's keys and values as the scheme does, and takes steps until they are as all later ones: the last
-/// of these has the first queries, and is the [`Outcome`].
+/// Opening one stores the input's keys and values as the scheme does, and takes steps until they are as all
+/// later ones: the last of these has the first queries, and is the [`Outcome`].
 pub trait Workload {
     /// What a step consists of, in order: the plan's stages. At least one.
     fn stages(&self) -> &'static [&'static str];
 
-    /// Puts the first `stages` stages of the step that comes next into the stream, over cache `set`. It may be captured.
+    /// Puts the first `stages` stages of the step that comes next into the stream, over cache `set`. It may
+    /// be captured.
     ///
     /// # Errors
     /// What the launches report.

@@ -386,7 +386,8 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
                         shape,
                         max_blocks: table.len() as u32,
                     };
-                    // SAFETY: buffers of the shape's lengths, read back before they go; the table's blocks are the pools'.
+                    // SAFETY: buffers of the shape's lengths, read back before they go; the table's blocks
+                    // are the pools'.
                     unsafe { rotate_and_append(&stream, pairing, args, count)? };
                 }
                 Ok(vec![

@@ -39,8 +39,8 @@ use crate::kv::System;
 use gguf::Gguf;
 use std::path::Path;
 
-/// The system: kernels of the forward pass. How keys and values are kept is the affair of the systems that offer
-/// [schemes](crate::kv::Scheme).
+/// The system: kernels of the forward pass. How keys and values are kept is the affair of the systems that
+/// offer [schemes](crate::kv::Scheme).
 pub static SYSTEM: System = System {
     name: "model",
     about: "a transformer's forward pass but for attention",

@@ -173,8 +173,8 @@ fn warp_cases(cases: &mut Vec<Case>) {
         for seed in [1, 2] {
             let label = format!("warps=16 width={width} seed={seed}");
             let args = move |out: &mut Buffer<u32>| warps::votes::Args { out: out.global_mut(), width, seed };
-            // SAFETY: each thread writes its own words of the outputs, every lane of a mask calls, and the tile
-            // has room for 1024 threads.
+            // SAFETY: each thread writes its own words of the outputs, every lane of a mask calls, and the
+            // tile has room for 1024 threads.
             unsafe {
                 let len = 512 * warps::VOTE_WORDS as usize;
                 cases.push(one_output(warps::votes::kernel(), label.clone(), shape, len, args));

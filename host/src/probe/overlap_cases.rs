@@ -8,7 +8,8 @@ use kernels_gpu::probe::overlaps;
 use simt::LaunchShape;
 
 pub(super) fn cases(samples: Samples) -> Vec<Case> {
-    // Elements and links: one block; all blocks of two links fit a GPU at once; one link is more than a GPU holds.
+    // Elements and links: one block; all blocks of two links fit a GPU at once; one link is more than a GPU
+    // holds.
     let mut sizes = vec![(100, 64), (20_000, 64)];
     if samples.patterns > Samples::QUICK.patterns {
         sizes.push((600_001, 16));

@@ -165,8 +165,8 @@ pub unsafe fn launch(
     let Some(shape) = kernels_gpu::roofline::launch(grid, pattern.order.per_thread()) else {
         return Err(Error::TooLarge { len: vectors as usize, element_bytes: 16 });
     };
-    // SAFETY: both handles reach what `vectors` vectors of this mix need, as just checked; each vector is moved by one
-    // thread. The rest is this function's contract.
+    // SAFETY: both handles reach what `vectors` vectors of this mix need, as just checked; each vector is
+    // moved by one thread. The rest is this function's contract.
     unsafe { stream.launch(&pattern.kernel, shape, copy_four::Args { source, target, grid }) }
 }
 

@@ -57,7 +57,8 @@ unsafe impl KvCache for Tripping {
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         if layer + 1 == self.geometry().layers {
-            // SAFETY: one thread over a buffer that the test keeps; what it does outside is what the emulator refuses.
+            // SAFETY: one thread over a buffer that the test keeps; what it does outside is what the emulator
+            // refuses.
             unsafe {
                 stream.launch(&trip::kernel(), LaunchShape::new(1, 1), trip::Args { wire: self.wire })
             }?;

@@ -23,8 +23,8 @@ impl Queries {
         if D > 128 { ROWS * D as u32 / 2 } else { 0 }
     }
 
-    /// Loads row `row` of `queries` [rows, D], or zeros if there is none. All warps call it with the same rows; beyond
-    /// head_dim 128 a block barrier must follow.
+    /// Loads row `row` of `queries` [rows, D], or zeros if there is none. All warps call it with the same
+    /// rows; beyond head_dim 128 a block barrier must follow.
     #[simt::device]
     pub fn load<E: Half, const D: usize>(
         queries: Global<E>,
@@ -115,8 +115,8 @@ macro_rules! tiles {
                 4 * swizzle::<D>($row, chunk, $swizzle)
             }
 
-            /// Starts copying the tile at element `from` of `source`; a warp's work. Rows from `rows` on become zeros and are
-            /// not read.
+            /// Starts copying the tile at element `from` of `source`; a warp's work. Rows from `rows` on
+            /// become zeros and are not read.
             #[simt::device]
             pub fn copy<E: Half>(self, source: Global<E>, from: usize, rows: u32, lane: u32) {
                 self.copy_as::<E, false>(source, from, rows, lane);

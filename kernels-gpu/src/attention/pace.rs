@@ -82,8 +82,8 @@ impl Pace {
         }
     }
 
-    /// Counts what is left, when all tiles are done: whether the launch is then, in lane 0. It takes a while until that is known, so
-    /// [`close`](Self::close) should come later.
+    /// Counts what is left, when all tiles are done: whether the launch is then, in lane 0. It takes a while
+    /// until that is known, so [`close`](Self::close) should come later.
     #[simt::device]
     pub fn done(&self) -> Done {
         let mut before = 0;

@@ -43,9 +43,10 @@ pub const fn combined_rows(head_dim: u32) -> u32 {
     (warps(head_dim) + 1) * ROWS
 }
 
-/// Adds up the warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension of the eight
-/// rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps, 8, D] lie in shared memory; afterwards the
-/// references of `rows`, of which there are [`combined_rows`], are the warps' weights. All threads of the block call it.
+/// Adds up the warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension
+/// of the eight rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps, 8, D] lie
+/// in shared memory; afterwards the references of `rows`, of which there are [`combined_rows`], are the
+/// warps' weights. All threads of the block call it.
 #[simt::device]
 pub fn combine<const D: usize>(
     rows: Shared<PartialRow>,
@@ -147,8 +148,9 @@ impl Adding {
     /// `place` says where a part is in `partials`. Of copies that are under way at the beginning all have
     /// arrived at the end.
     ///
-    /// Copies bring whatever there is room for at once, first of all references and sums, of which a warp each makes a row's
-    /// weights while the rest comes. All of it is run once a launch: what counts is how often somebody waits for the L2 cache.
+    /// Copies bring whatever there is room for at once, first of all references and sums, of which a warp
+    /// each makes a row's weights while the rest comes. All of it is run once a launch: what counts is how
+    /// often somebody waits for the L2 cache.
     #[simt::device]
     pub fn parts<const D: usize>(
         self,
@@ -267,8 +269,8 @@ impl Adding {
     }
 }
 
-/// Publishes what the block has written and says whether all `expected` blocks of `row` have: then their parts may be
-/// read. `counters` are 0 before the first and after the last.
+/// Publishes what the block has written and says whether all `expected` blocks of `row` have: then their
+/// parts may be read. `counters` are 0 before the first and after the last.
 #[simt::device]
 pub fn last_to_arrive(counters: GlobalMut<u32>, row: u32, expected: u32, last: Shared<u32>) -> bool {
     // The barrier shows the block's writes to one thread, and that thread's fence passes them on; likewise

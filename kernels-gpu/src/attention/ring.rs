@@ -35,8 +35,8 @@ fn start<R: Ring>(ring: &R, tile: u32, block: u32, stage: u32) {
     async_copy::commit();
 }
 
-/// The blocks of the tiles that a ring begins with: asked for ahead of what else is loaded at the start of a kernel, they are there
-/// when it is.
+/// The blocks of the tiles that a ring begins with: asked for ahead of what else is loaded at the start of a
+/// kernel, they are there when it is.
 #[simt::device]
 pub fn first_blocks<R: Ring>(ring: &R, first: u32) -> [u32; 5] {
     let mut blocks = [0u32; 5];
@@ -46,8 +46,8 @@ pub fn first_blocks<R: Ring>(ring: &R, first: u32) -> [u32; 5] {
     blocks
 }
 
-/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have arrived. `blocks`: what
-/// [`first_blocks`] has said.
+/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have
+/// arrived. `blocks`: what [`first_blocks`] has said.
 #[simt::device]
 pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnMut(u32, u32)) {
     unroll!(for s in 0..4 {

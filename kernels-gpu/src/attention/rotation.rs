@@ -105,10 +105,10 @@ pub fn rope<E: Element, const INTERLEAVED: u32>(
     target.store(to + second as usize, E::from_f32(pair[1]));
 }
 
-/// [`rope`](fn@rope) of one sequence's tokens and [`append`](fn@crate::attention::dense::append) of its keys and values
-/// in one: they go to their places in the pools `keys` and `values` [blocks, kv_heads, 16, D] by `table`
-/// \[max_blocks\], and `lengths` \[1\] becomes one more than the last token's position. Keys and values of a
-/// token past the table's last block are left out. Grid as for `rope`.
+/// [`rope`](fn@rope) of one sequence's tokens and [`append`](fn@crate::attention::dense::append) of its keys
+/// and values in one: they go to their places in the pools `keys` and `values` [blocks, kv_heads, 16, D] by
+/// `table` \[max_blocks\], and `lengths` \[1\] becomes one more than the last token's position. Keys and
+/// values of a token past the table's last block are left out. Grid as for `rope`.
 #[kernel(system = model, instances(0, 1), max_threads = 128, overlaps)]
 pub fn rope_append<const INTERLEAVED: u32>(
     /// [tokens, (q_heads + 2·kv_heads)·head_dim].

@@ -35,8 +35,8 @@ impl Running {
         Running { output: [[0.0; 4]; 32], reference: NOTHING, sum: 0.0 }
     }
 
-    /// Takes a tile in. `scores` are in log2 units; a token that does not count has −∞. Returns this lane's part of the
-    /// tile's sum, relative to the reference as it then is.
+    /// Takes a tile in. `scores` are in log2 units; a token that does not count has −∞. Returns this lane's
+    /// part of the tile's sum, relative to the reference as it then is.
     #[simt::device]
     pub fn add<E: Half, const D: usize>(
         &mut self,
@@ -76,8 +76,8 @@ impl Running {
         });
     }
 
-    /// The weights of a tile's scores, and their sum over this lane's tokens, which is added to the row's; raises the reference
-    /// if it must.
+    /// The weights of a tile's scores, and their sum over this lane's tokens, which is added to the row's;
+    /// raises the reference if it must.
     #[simt::device]
     pub fn weigh<const D: usize>(&mut self, scores: [[f32; 2]; 2]) -> ([f32; 4], f32) {
         let [[s0, s1], [s2, s3]] = scores;

@@ -225,7 +225,8 @@ pub fn admit(directory: GlobalMut<u64>, slot: u32, pair: u32, lane: u32) {
     }
 }
 
-/// Empties the slots that hold an earlier block of the same number: by one thread, when the block has been filled anew.
+/// Empties the slots that hold an earlier block of the same number: by one thread, when the block has been
+/// filled anew.
 #[simt::device]
 pub fn forget(directory: GlobalMut<u64>, scratch: Scratch, pair: u32) {
     if scratch.key_slots != 0 {
@@ -244,8 +245,8 @@ pub fn order(launch_row: u32, max_blocks: u32, block: u32) -> u32 {
     launch_row * (max_blocks + 1) + block
 }
 
-/// Claims the slots of a pair whose keys or values are wanted, for its `place` in the step's order, and counts what will be
-/// found there and what not: a thread's work.
+/// Claims the slots of a pair whose keys or values are wanted, for its `place` in the step's order, and
+/// counts what will be found there and what not: a thread's work.
 #[simt::device]
 pub fn claim(
     directory: GlobalMut<u64>,
@@ -274,7 +275,8 @@ pub fn claim(
     });
 }
 
-/// Adds a thread's counts to the step's [`Traffic`]; the block that arrives last closes the step. All blocks call it.
+/// Adds a thread's counts to the step's [`Traffic`]; the block that arrives last closes the step. All blocks
+/// call it.
 #[simt::device]
 pub fn tally(directory: GlobalMut<u64>, counts: [u32; 4], lane: u32) {
     unroll!(for i in 0..4 {

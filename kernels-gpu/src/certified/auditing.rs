@@ -259,7 +259,8 @@ fn beyond(x: f32, allowed: f32) -> bool {
     allowed < f32::INFINITY && !(x <= allowed)
 }
 
-/// Whether a value is further from its quantized form than η, or longer than ν: a warp's work, the same in all lanes.
+/// Whether a value is further from its quantized form than η, or longer than ν: a warp's work, the same in
+/// all lanes.
 #[simt::device]
 fn values_differ<E: Half, const D: usize>(
     originals: ValueTile<D>,

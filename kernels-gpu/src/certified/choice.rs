@@ -178,7 +178,8 @@ impl Reduce {
         (self.round & 1) * 16 * WARPS
     }
 
-    /// Adds up, or takes the largest of, each of the threads' words, the largest from word `first_maximum` on; the result is in `told`.
+    /// Adds up, or takes the largest of, each of the threads' words, the largest from word `first_maximum`
+    /// on; the result is in `told`.
     #[simt::device]
     pub(super) fn words(&mut self, words: [f32; Own::WORDS], first_maximum: u32) {
         let base = self.base();
@@ -233,7 +234,8 @@ impl Reduce {
         Ranked { bins, count: count_before + count, sum: sum_before + sum, own_count, own_sum }
     }
 
-    /// The largest of what was ranked that make `limits`, and their sum, those of the choice's bin as if they lay at its edge.
+    /// The largest of what was ranked that make `limits`, and their sum, those of the choice's bin as if they
+    /// lay at its edge.
     #[simt::device]
     pub(super) fn choose(&mut self, ranked: &Ranked, limits: Limits) -> (Choice, f32) {
         let (t, told) = (thread::thread_idx_x(), self.layout.told);

@@ -24,8 +24,8 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Adds up `parts` parts and writes `rows` rows of `output` from row `first_row` on; references, sums and squares go to
-    /// shared memory. `place` says where a part is in `partials`.
+    /// Adds up `parts` parts and writes `rows` rows of `output` from row `first_row` on; references, sums and
+    /// squares go to shared memory. `place` says where a part is in `partials`.
     #[simt::device]
     pub(super) fn output<const D: usize>(
         self,
@@ -123,8 +123,8 @@ impl Finish {
         self.ends.output::<D>(splits + self.used, rows, self.partials, place, output);
     }
 
-    /// Writes the rows' log-sums and certificates, and which of them want the dense rung: a warp's work. Four lanes have a row's
-    /// query.
+    /// Writes the rows' log-sums and certificates, and which of them want the dense rung: a warp's work. Four
+    /// lanes have a row's query.
     #[simt::device]
     pub(super) fn certificates<E: Half, const D: usize>(
         &self,

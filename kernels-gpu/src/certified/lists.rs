@@ -9,7 +9,8 @@ use simt::{Global, Shared, thread};
 /// Words that [`lay_out_lists`] fills.
 pub(super) const STARTS: u32 = MAX_PARTS + 1;
 
-/// Where each part's list starts among all entries, in shared memory; returns how many there are. The whole block's work.
+/// Where each part's list starts among all entries, in shared memory; returns how many there are. The whole
+/// block's work.
 #[simt::device]
 pub(super) fn lay_out_lists(
     starts: Shared<u32>,

@@ -266,7 +266,8 @@ impl Marking {
         bytemuck::cast(words)
     }
 
-    /// Lists the part's blocks that are wanted, by place: its entries' `index` is a place. Returns how many there are.
+    /// Lists the part's blocks that are wanted, by place: its entries' `index` is a place. Returns how many
+    /// there are.
     #[simt::device]
     fn list(&self, layout: MarkLayout, lane: u32, warp: u32) -> u32 {
         let t = thread::thread_idx_x();
@@ -382,7 +383,8 @@ impl Marking {
         warp_shuffle_idx(FULL_MASK, up_to_here, 31, 32)
     }
 
-    /// What row `r` itself has promoted of the list's first `count` entries: a warp's work, the result in every lane.
+    /// What row `r` itself has promoted of the list's first `count` entries: a warp's work, the result in
+    /// every lane.
     #[simt::device]
     fn taken(&self, layout: MarkLayout, count: u32, r: u32, lane: u32) -> Taken {
         let mut taken = Taken::zeroed();
@@ -403,7 +405,8 @@ impl Marking {
     }
 }
 
-/// Gives row `r`'s room to the first of its bin; `before` of each kind came in earlier parts. A warp's work, lane w word w.
+/// Gives row `r`'s room to the first of its bin; `before` of each kind came in earlier parts. A warp's work,
+/// lane w word w.
 #[simt::device]
 fn decide(layout: MarkLayout, words: u32, before: [u32; 2], r: u32, lane: u32) {
     let choice = Marking::choice(layout, r);

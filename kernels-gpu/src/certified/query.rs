@@ -31,7 +31,8 @@ pub struct Query {
 }
 
 impl Query {
-    /// Loads row `row` of `queries` [rows, D]; zeros if it is not `present`. The four lanes of a row do it together.
+    /// Loads row `row` of `queries` [rows, D]; zeros if it is not `present`. The four lanes of a row do it
+    /// together.
     #[simt::device]
     pub fn load<E: Half, const D: usize>(
         queries: Global<E>,

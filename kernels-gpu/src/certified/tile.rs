@@ -113,8 +113,8 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
         self.memory.load_vector::<UVec4>(self.start + offset / 4).to_array()
     }
 
-    /// The products of the query row with the tile's keys, before any scaling: `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`,
-    /// and Σ|q_n|·σ.
+    /// The products of the query row with the tile's keys, before any scaling:
+    /// `[tokens 8j + 2q, 8j + 2q + 1]` of row `g`, and Σ|q_n|·σ.
     #[simt::device]
     pub fn products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
         M::products(self, query, lane)
@@ -130,7 +130,8 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
     }
 }
 
-/// Adds the products of four codes of each of two tokens, `codes[j]`, with q_n·σ, rounded (`x`) and what rounding lost (`r`).
+/// Adds the products of four codes of each of two tokens, `codes[j]`, with q_n·σ, rounded (`x`) and what
+/// rounding lost (`r`).
 #[simt::device]
 fn multiply_codes(x: [u32; 2], r: [u32; 2], codes: [u32; 2], c: &mut [[f32; 4]; 2]) {
     unroll!(for j in 0..2 {
@@ -149,8 +150,8 @@ fn scores(c: [[f32; 4]; 2], z: f32) -> [[f32; 2]; 2] {
 impl<const D: usize> Tile<f16, D> {
     /// [`products`](Tile::products) of the compact layout.
     ///
-    /// One chain multiplies q_n·σ (rows 0 to 7) and what its rounding lost (rows 8 to 15) with the codes; another q_n
-    /// (rows 0 to 7) and |q_n| (rows 8 to 15) with z in the even columns and σ in the odd ones.
+    /// One chain multiplies q_n·σ (rows 0 to 7) and what its rounding lost (rows 8 to 15) with the codes;
+    /// another q_n (rows 0 to 7) and |q_n| (rows 8 to 15) with z in the even columns and σ in the odd ones.
     #[simt::device]
     pub(super) fn narrow_products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
         let (g, q) = (lane >> 2, lane & 3);
@@ -187,8 +188,9 @@ impl<const D: usize> Tile<f16, D> {
 impl<const D: usize> Tile<f32, D> {
     /// [`products`](Tile::products) of the paper's layout.
     ///
-    /// Of q_n·σ, rounded to f32, two f16 have 22 bits, for the chain over the codes. The other chain has z rounded in the even
-    /// columns, what that lost in every fourth of the odd ones, and σ, rounded up, in the others: its sums come from two lanes.
+    /// Of q_n·σ, rounded to f32, two f16 have 22 bits, for the chain over the codes. The other chain has z
+    /// rounded in the even columns, what that lost in every fourth of the odd ones, and σ, rounded up, in the
+    /// others: its sums come from two lanes.
     #[simt::device]
     pub(super) fn wide_products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
         let (g, q) = (lane >> 2, lane & 3);

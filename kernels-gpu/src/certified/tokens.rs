@@ -83,7 +83,8 @@ impl Refusals {
     };
 }
 
-/// Whether a cache takes the eight elements; reports those that it does not, `kind` 0 for keys and 2 for values.
+/// Whether a cache takes the eight elements; reports those that it does not, `kind` 0 for keys and 2 for
+/// values.
 #[simt::device]
 fn takes<E: Half>(vector: UVec4, kind: usize, index: usize, problems: GlobalMut<u64>) -> bool {
     let words = vector.to_array();
@@ -135,8 +136,8 @@ impl<E: Half> Target<E> {
         store_whole(self.near, fresh as usize * tile + inside, vector);
     }
 
-    /// Copies the token's rows, `[kv_heads, D]` from `from` on; if the block is full then, empties the slots that hold what
-    /// it held before.
+    /// Copies the token's rows, `[kv_heads, D]` from `from` on; if the block is full then, empties the slots
+    /// that hold what it held before.
     #[simt::device]
     fn copy(&self, keys: Global<E>, values: Global<E>, from: usize, directory: GlobalMut<u64>) {
         let elements = self.shape.kv_heads * self.shape.head_dim;

@@ -1,4 +1,5 @@
-//! Exact attention over f16 and bf16 caches: the baseline. The kernels are shared: [`crate::attention::dense`].
+//! Exact attention over f16 and bf16 caches: the baseline. The kernels are shared:
+//! [`crate::attention::dense`].
 
 pub use crate::attention::dense::*;
 

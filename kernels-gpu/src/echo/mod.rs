@@ -1,9 +1,10 @@
 //! Keys and values in fewer bits, by rounding alone: the system that `docs/adding-a-system.md` adds.
 //!
 //! # Mathematics
-//! An f16 has a sign, 5 bits of exponent and 10 of mantissa. Of the mantissa the last `dropped` bits are rounded away, to the
-//! nearest of what is left, ties to even: for 6 bits of mantissa an error of at most 2^-7 of the value. What would become an
-//! infinity is the largest number of that precision; infinities and NaN stay as they are.
+//! An f16 has a sign, 5 bits of exponent and 10 of mantissa. Of the mantissa the last `dropped` bits are
+//! rounded away, to the nearest of what is left, ties to even: for 6 bits of mantissa an error of at most
+//! 2^-7 of the value. What would become an infinity is the largest number of that precision; infinities and
+//! NaN stay as they are.
 //!
 //! # Layout and bytes
 //! Rows `[tokens, kv_heads, D]` of keys and of values: 2 bytes read and 2 written an element.

@@ -41,7 +41,8 @@ pub fn quantize_fused<T: Element>(
     }
 }
 
-/// Equation (8) with the scales of each block of 16 tokens. `codes` [T, D], `scales` [⌈T/16⌉, D], `keys` [T, D].
+/// Equation (8) with the scales of each block of 16 tokens. `codes` [T, D], `scales` [⌈T/16⌉, D], `keys` [T,
+/// D].
 #[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::dequantize_naive, max_threads = 128)]
 pub fn dequantize_fused<T: Element>(
     codes: Global<i8>,

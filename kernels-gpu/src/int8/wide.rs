@@ -65,8 +65,8 @@ fn four_scales(scales: Global<f32>, column: usize) -> [f32; 4] {
     scales.load_vector_readonly::<Vec4>(column).to_array()
 }
 
-/// Equation (7), one thread sixteen columns of two rows. `keys` [T, D], `scales` \[D\], `codes` [T, D]; D a multiple
-/// of 16.
+/// Equation (7), one thread sixteen columns of two rows. `keys` [T, D], `scales` \[D\], `codes` [T, D]; D a
+/// multiple of 16.
 #[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::quantize_naive, max_threads = 256)]
 pub fn quantize_wide<T: Element>(keys: Global<T>, scales: Global<f32>, codes: GlobalMut<i8>, shape: Shape) {
     let Some((rows, column)) = place(shape, WIDE_COLUMNS) else { return };
@@ -86,7 +86,8 @@ pub fn quantize_wide<T: Element>(keys: Global<T>, scales: Global<f32>, codes: Gl
     });
 }
 
-/// Equation (8), one thread 16 bytes of two rows. `codes` [T, D], `scales` \[D\], `keys` [T, D]; D a multiple of 8.
+/// Equation (8), one thread 16 bytes of two rows. `codes` [T, D], `scales` \[D\], `keys` [T, D]; D a multiple
+/// of 8.
 #[kernel(system = int8, instances(f32, f16, bf16), args = crate::int8::dequantize_naive, max_threads = 256)]
 pub fn dequantize_wide<T: Element>(codes: Global<i8>, scales: Global<f32>, keys: GlobalMut<T>, shape: Shape) {
     let Some((rows, column)) = place(shape, wide_back_columns::<T>()) else { return };

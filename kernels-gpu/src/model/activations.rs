@@ -179,15 +179,16 @@ pub fn gated(gate: f32, up: f32) -> f32 {
     (gate / (1.0 + exp2(gate * -LOG2_E))) * up
 }
 
-/// What comes ahead of the wait for this thread's first channels in part `part` of a token; past the end, for the last ones.
+/// What comes ahead of the wait for this thread's first channels in part `part` of a token; past the end, for
+/// the last ones.
 #[simt::device]
 pub(super) fn load_ahead<S: Source>(weight: Global<f32>, part: u32, shape: SourceShape) -> Vec4 {
     let at = part * (4 * THREADS) + thread::thread_idx_x() * 4;
     S::ahead(weight, at.min(shape.columns - 4))
 }
 
-/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number `part`; `store`
-/// gets words of the token's records. `ahead` is what [`load_ahead`] gives for the part.
+/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number
+/// `part`; `store` gets words of the token's records. `ahead` is what [`load_ahead`] gives for the part.
 #[simt::device]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn make_records<S: Source>(

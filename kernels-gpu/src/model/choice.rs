@@ -29,7 +29,8 @@ pub(super) fn key_index(key: u64) -> u32 {
     if key >> 32 == 0 { 0 } else { !(key as u32) }
 }
 
-/// The largest key of a sequence's logits, in every thread. Ends with all threads past the last read of `exchanged`'s words.
+/// The largest key of a sequence's logits, in every thread. Ends with all threads past the last read of
+/// `exchanged`'s words.
 #[simt::device]
 pub(super) fn largest_key(logits: Global<f32>, start: usize, vocabulary: u32, exchanged: Shared<u64>) -> u64 {
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
@@ -72,7 +73,8 @@ pub(super) fn largest_key(logits: Global<f32>, start: usize, vocabulary: u32, ex
     largest
 }
 
-/// Writes the choice where the next step looks: `tokens` \[sequences\], and `positions` \[sequences\] go up by one.
+/// Writes the choice where the next step looks: `tokens` \[sequences\], and `positions` \[sequences\] go up
+/// by one.
 #[simt::device]
 pub(super) fn tell(tokens: GlobalMut<u32>, positions: GlobalMut<u32>, sequence: usize, token: u32) {
     tokens.store(sequence, token);

@@ -104,8 +104,8 @@ impl Weights {
         sample_weight(self.logits.load(self.start + i as usize), self.largest, self.shape.sharpness)
     }
 
-    /// Sum of the weights that are at least `least`, of tokens `first`, `first + step`, … below `end`; over the block's warps
-    /// in the order of the threads, which does not matter.
+    /// Sum of the weights that are at least `least`, of tokens `first`, `first + step`, … below `end`; over
+    /// the block's warps in the order of the threads, which does not matter.
     #[simt::device]
     fn sum(self, first: u32, end: u32, step: u32, least: u32) -> u64 {
         let mut sum = 0u64;
@@ -121,8 +121,8 @@ impl Weights {
         sum
     }
 
-    /// The highest bin of weights with `upper` above `shift + bits` bits for which it and the bins above weigh at least
-    /// `wanted` (`above` being what lies above all bins); and what lies above it.
+    /// The highest bin of weights with `upper` above `shift + bits` bits for which it and the bins above
+    /// weigh at least `wanted` (`above` being what lies above all bins); and what lies above it.
     #[simt::device]
     fn find(
         self,

@@ -110,8 +110,8 @@ pub fn widen_four<const PER_THREAD: usize>(source: Global<u32>, target: GlobalMu
     );
 }
 
-/// [`narrow_four`](fn@narrow_four) with four neighbouring vectors a thread, narrowed to one store. A thread's loads meet
-/// in the first-level cache, so they may stay there.
+/// [`narrow_four`](fn@narrow_four) with four neighbouring vectors a thread, narrowed to one store. A thread's
+/// loads meet in the first-level cache, so they may stay there.
 #[kernel(system = roofline, args = copy_four, max_threads = 256)]
 pub fn narrow_neighbours(source: Global<u32>, target: GlobalMut<u32>, grid: Grid) {
     let first = thread::index_1d() * 4;

@@ -1,4 +1,5 @@
-//! `ferrokv attend`: attention over the keys, values and queries of a file, with each head's bound beside its true error.
+//! `ferrokv attend`: attention over the keys, values and queries of a file, with each head's bound beside its
+//! true error.
 
 mod input;
 mod picture;
@@ -64,8 +65,8 @@ pub struct Arguments {
     /// How many query tokens of each layer, evenly spread over the file's; 1 is the last.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
     queries: u16,
-    /// Blocks of one KV head whose original keys the GPU keeps after use, and as many for values. Outputs do not depend
-    /// on it.
+    /// Blocks of one KV head whose original keys the GPU keeps after use, and as many for values. Outputs do
+    /// not depend on it.
     #[arg(long, value_name = "BLOCKS", default_value_t = 64)]
     scratch: u32,
     /// Show every query token of every head, not the one with the tightest bound alone.

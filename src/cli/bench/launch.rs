@@ -109,7 +109,8 @@ fn measure(device: &Device) -> Result<Costs, Failure> {
     let target = scales.global_mut();
     let typed = |stream: &Stream| {
         let arguments = finish_scales::Args { maxima: maxima.global(), scales: target, channels: ELEMENTS };
-        // SAFETY: both buffers have that many elements and live until the last wait; every launch writes the same.
+        // SAFETY: both buffers have that many elements and live until the last wait; every launch writes the
+        // same.
         unsafe { stream.launch(&kernel, LaunchShape::new(1, ELEMENTS), arguments) }
     };
     let raw = raw::Raw::new(device, kernel.name())?;

@@ -1,5 +1,5 @@
-//! The CPU backend: host memory, and the emulator for launches. Work is done in the call that asks for it, and
-//! a capture keeps the calls for later.
+//! The CPU backend: host memory, and the emulator for launches. Work is done in the call that asks for it,
+//! and a capture keeps the calls for later.
 //!
 //! [`handles`] is what other crates take from it.
 

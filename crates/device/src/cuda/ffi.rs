@@ -2,7 +2,8 @@
 //!
 //! `cust`'s bindings type every result as an enum of the codes its CUDA version had. A newer driver returns
 //! newer codes, and a value outside an enum is undefined behaviour; its error type also folds the codes it
-//! does not know into one. So every call here goes through [`cu!`], which takes the result as the number it is.
+//! does not know into one. So every call here goes through [`cu!`], which takes the result as the number it
+//! is.
 
 use crate::error::{Error, Result};
 use cust::sys::{self, CUfunction, CUresult, CUstream};
@@ -97,7 +98,8 @@ pub(super) struct LaunchConfig {
     pub(super) attribute_count: c_uint,
 }
 
-/// `CUlaunchAttribute` with the one value that is used here. The others of the union hold up to 64 bytes and pointers.
+/// `CUlaunchAttribute` with the one value that is used here. The others of the union hold up to 64 bytes and
+/// pointers.
 #[repr(C, align(8))]
 pub(super) struct LaunchAttribute {
     id: c_uint,
@@ -107,8 +109,8 @@ pub(super) struct LaunchAttribute {
 }
 
 impl LaunchAttribute {
-    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the launch may start before the kernel ahead of it in
-    /// the stream has ended, and waits for that itself.
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the launch may start before the kernel ahead
+    /// of it in the stream has ended, and waits for that itself.
     pub(super) const OVERLAP: LaunchAttribute =
         LaunchAttribute { id: 6, padding: [0; 4], value: 1, rest: [0; 60] };
 }

@@ -108,9 +108,9 @@ impl GraphExecBackend for CudaGraphExec {
             kernelParams: params.as_mut_ptr().cast::<*mut c_void>(),
             extra: null_mut(),
         };
-        // An edge by which the node may overlap its predecessor stays; the caller lets only kernels through that wait.
-        // SAFETY: the node is of the graph that this one was made from; the driver copies the parameters, and
-        // by the contract they suit the kernel.
+        // An edge by which the node may overlap its predecessor stays; the caller lets only kernels through
+        // that wait. SAFETY: the node is of the graph that this one was made from; the driver copies the
+        // parameters, and by the contract they suit the kernel.
         let code = unsafe { cu!(cuGraphExecKernelNodeSetParams(self.raw, node, &params)) };
         check(code, || {
             format!("updating a graph's launch to {} with {}", kernel.info().name, shape_text(&shape))

@@ -52,7 +52,8 @@ pub(super) struct Function {
 }
 
 impl Module {
-    /// Loads the image with the highest target that is not above the GPU; when the driver refuses it, the next.
+    /// Loads the image with the highest target that is not above the GPU; when the driver refuses it, the
+    /// next.
     pub(super) fn load(context: &Arc<Context>, info: &DeviceInfo, images: &[PtxImage]) -> Result<Self> {
         let Some(lowest) = images.iter().map(|image| image.sm).min() else {
             return Err(Error::NoPtx);
@@ -171,8 +172,8 @@ impl Drop for Module {
 }
 
 impl Function {
-    /// Makes the driver accept `shape`: refuses a block that the kernel's registers do not allow, and asks once
-    /// for more dynamic shared memory than the usual 48 KiB.
+    /// Makes the driver accept `shape`: refuses a block that the kernel's registers do not allow, and asks
+    /// once for more dynamic shared memory than the usual 48 KiB.
     #[inline]
     pub(super) fn prepare(&self, shape: LaunchShape) -> Result<()> {
         if shape.block.count() > u64::from(self.attributes.max_threads)
@@ -215,8 +216,8 @@ impl Function {
     }
 }
 
-/// Where in the cache a kernel is: by the address of its information, which lives for ever. Where the compiler keeps
-/// two copies of one, the kernel is looked up twice.
+/// Where in the cache a kernel is: by the address of its information, which lives for ever. Where the
+/// compiler keeps two copies of one, the kernel is looked up twice.
 #[inline]
 fn list_of(info: &'static KernelInfo) -> usize {
     let address = (&raw const *info).addr() as u64;

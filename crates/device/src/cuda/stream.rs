@@ -103,8 +103,8 @@ impl Drop for State {
 struct Order {
     /// The launches of the running capture that have a node, as the driver's handles.
     nodes: Vec<CUgraphNode>,
-    /// Whether the last thing was a launch: only after one may a launch overlap what is before it. For other work CUDA
-    /// does not say what a kernel that starts early would wait for.
+    /// Whether the last thing was a launch: only after one may a launch overlap what is before it. For other
+    /// work CUDA does not say what a kernel that starts early would wait for.
     after_launch: bool,
 }
 
@@ -177,8 +177,8 @@ impl CudaStream {
                 attributes: &LaunchAttribute::OVERLAP,
                 attribute_count: 1,
             };
-            // SAFETY: by the contract the arguments suit the kernel; the driver copies all it is given in this call.
-            // What is before this launch in the stream is a launch, and the kernel waits for it.
+            // SAFETY: by the contract the arguments suit the kernel; the driver copies all it is given in
+            // this call. What is before this launch in the stream is a launch, and the kernel waits for it.
             unsafe { launch_kernel_ex(&config, function.raw, params, null_mut()) }
         } else {
             // SAFETY: by the contract the arguments suit the kernel; the driver copies them in this call.
@@ -281,8 +281,8 @@ impl StreamBackend for CudaStream {
         // SAFETY: both live as long as `self`.
         let code = unsafe { cu!(cuEventRecord(self.state.before_capture, self.raw)) };
         check(code, || "starting a capture".into())?;
-        // Relaxed: buffers may be made and kernels looked up meanwhile. What would break the capture is refused
-        // before it gets here.
+        // Relaxed: buffers may be made and kernels looked up meanwhile. What would break the capture is
+        // refused before it gets here.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives as long as `self`.
         let code = unsafe { cu!(cuStreamBeginCapture_v2(self.raw, mode)) };

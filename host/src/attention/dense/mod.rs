@@ -14,7 +14,8 @@
 //!     Problem { sequences: 2, q_heads: 4, kv_heads: 1, head_dim: 64, query_tokens: 1, max_tokens: 40 };
 //! let mut plan = Plan::<f16>::new(&device, problem)?;
 //!
-//! let numbers = |n: usize, step: f32| (0..n).map(|i| f16::from_f32((i as f32 * step).sin())).collect::<Vec<_>>();
+//! let number = |i: usize, step: f32| f16::from_f32((i as f32 * step).sin());
+//! let numbers = |n: usize, step: f32| (0..n).map(|i| number(i, step)).collect::<Vec<_>>();
 //! let (keys, values) = (numbers(5 * 16 * 64, 0.37), numbers(5 * 16 * 64, 0.73));
 //! let pool = PagedPool::from_slices(&device, 1, 64, &keys, &values)?;
 //! let mut table = BlockTable::new(&device, 2, problem.max_blocks(), pool.blocks())?;

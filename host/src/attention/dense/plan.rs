@@ -248,8 +248,9 @@ impl<E: DenseElement> Plan<E> {
                 ..self.shape
             },
         };
-        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's contract. Blocks of a
-        // row meet in `counters` only, and the one that reads the others' parts comes last.
+        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
+        // contract. Blocks of a row meet in `counters` only, and the one that reads the others' parts comes
+        // last.
         unsafe { stream.launch(&self.kernel, self.launch, arguments)? };
         Ok(())
     }

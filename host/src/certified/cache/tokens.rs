@@ -110,8 +110,8 @@ impl<E: CacheElement> TieredCache<E> {
             problems: self.problems.global_mut(),
             kv_heads: geometry.kv_heads(),
         };
-        // SAFETY: the kernel before has written as many jobs, from fresh blocks to blocks of the cache, each of which one
-        // sequence fills.
+        // SAFETY: the kernel before has written as many jobs, from fresh blocks to blocks of the cache, each
+        // of which one sequence fills.
         unsafe { stream.launch(&E::quantize_block(geometry), launch, arguments)? };
         Ok(())
     }
@@ -221,8 +221,8 @@ impl<E: CacheElement> TieredCache<E> {
             scratch: self.scratch,
             piece,
         };
-        // SAFETY: as many tokens are left in the input, and their blocks are in the table; from `piece.fresh` on there are as
-        // many fresh blocks as the tokens reach.
+        // SAFETY: as many tokens are left in the input, and their blocks are in the table; from `piece.fresh`
+        // on there are as many fresh blocks as the tokens reach.
         unsafe { stream.launch(&self.kernels.prefill, LaunchShape::new(count, THREADS), arguments)? };
         match (piece.position % BLOCK_TOKENS + count) / BLOCK_TOKENS {
             0 => Ok(()),

@@ -21,7 +21,8 @@ pub struct Exact {
 }
 
 impl Exact {
-    /// The paper's bound on the error by quantized keys: the lesser of equations (9) and (11), for a tail of this mass.
+    /// The paper's bound on the error by quantized keys: the lesser of equations (9) and (11), for a tail of
+    /// this mass.
     pub fn paper_bound(&self, tail_mass: f64) -> f64 {
         let grown = (2.0 * self.paper_delta).exp();
         let tail = grown * tail_mass * (grown - 1.0);

@@ -63,13 +63,14 @@ pub struct Tally {
     pub tightest: f64,
     /// Medians of bound / error: of heads on quantized blocks, of dense ones.
     pub median: [f64; 2],
-    /// Median of the paper's bound on the error by keys over ours, of heads with its thresholds and a tail of a
-    /// thousandth of the mass or more.
+    /// Median of the paper's bound on the error by keys over ours, of heads with its thresholds and a tail of
+    /// a thousandth of the mass or more.
     pub paper_over_ours: f64,
     /// Its smallest.
     pub paper_over_ours_least: f64,
-    /// The paper's (15) as the kernels evaluate it over the same in f64, by equation (8) and from the originals: least, median
-    /// and most. Theirs is at most the least of two bounds on the scores, rounding in it.
+    /// The paper's (15) as the kernels evaluate it over the same in f64, by equation (8) and from the
+    /// originals: least, median and most. Theirs is at most the least of two bounds on the scores, rounding
+    /// in it.
     pub paper_kernel_over_f64: [f64; 3],
     /// Median E_key, E_val, E_round and error of heads that are not dense.
     pub medians: [f64; 4],
@@ -179,8 +180,8 @@ const PAPER_SOUND: &str = "paper, sound bound";
 /// Thresholds of a step that chooses for itself.
 const CHOOSING: Policy = Policy { renew: 0, ..Policy::SOUND };
 
-/// What is tried: a name, thresholds, and how the cache is stored. Where a list is carried each takes two steps: by the list of
-/// another batch, then by its own.
+/// What is tried: a name, thresholds, and how the cache is stored. Where a list is carried each takes two
+/// steps: by the list of another batch, then by its own.
 pub type Tried<'a> = (&'a str, Policy, Layout);
 
 /// What is tried where nothing is said.
@@ -200,7 +201,8 @@ pub const POLICIES: [Tried<'static>; 9] = [
 const SHAPES: [(u32, u32, u32); 8] =
     [(128, 4, 2), (64, 8, 2), (128, 8, 1), (64, 1, 3), (128, 7, 1), (64, 16, 1), (128, 16, 1), (64, 3, 3)];
 
-/// Head-steps over made-up caches, until there are enough, and over `layers`. `progress` is told how many there are.
+/// Head-steps over made-up caches, until there are enough, and over `layers`. `progress` is told how many
+/// there are.
 ///
 /// # Errors
 /// What the device reports.

@@ -6,8 +6,8 @@ use crate::kv::proof::{self, Trial};
 use crate::kv::workload::Fact;
 use crate::kv::{Result, Selection};
 
-/// Of the scheme's default every preset in turn, the paper's thresholds with our bound too, steps that choose for themselves, and
-/// the paper's layout; of another selection that alone.
+/// Of the scheme's default every preset in turn, the paper's thresholds with our bound too, steps that choose
+/// for themselves, and the paper's layout; of another selection that alone.
 pub(in crate::certified) fn prove_scheme(
     trial: &Trial<'_>,
     progress: &mut dyn FnMut(u64),

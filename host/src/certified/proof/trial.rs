@@ -21,8 +21,8 @@ pub struct Returned {
     pub certificates: Vec<Certificate>,
 }
 
-/// A cache on a device, its quantized form, and buffers for queries and what is returned: used again by every batch of
-/// one [`StepProblem`].
+/// A cache on a device, its quantized form, and buffers for queries and what is returned: used again by every
+/// batch of one [`StepProblem`].
 pub struct Trial<E: StepElement + CertifiedElement> {
     device: Device,
     stream: Stream,
@@ -100,11 +100,12 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
         Ok(())
     }
 
-    /// Brings a batch's cache to the device and quantizes its full blocks. What nobody may read holds no number.
+    /// Brings a batch's cache to the device and quantizes its full blocks. What nobody may read holds no
+    /// number.
     ///
     /// # Errors
-    /// [`Error::Length`] for a batch of another problem, or with more blocks; what cannot be quantized; what the device
-    /// reports.
+    /// [`Error::Length`] for a batch of another problem, or with more blocks; what cannot be quantized; what
+    /// the device reports.
     pub fn load(&mut self, batch: &Batch<E>) -> Result<()> {
         let geometry = self.geometry;
         let check = |what: &'static str, got: usize, most: usize| {
@@ -225,8 +226,8 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
         self.stream.fill_u8(&mut out.lse, .., byte)?;
         self.stream.fill_u8(&mut out.certificates, .., byte)?;
         let handles = self.handles();
-        // SAFETY: buffers of this trial, made for the problem; the table's entries are blocks of the pool and each full one
-        // was quantized by `load`; what is returned is read before anything here goes.
+        // SAFETY: buffers of this trial, made for the problem; the table's entries are blocks of the pool and
+        // each full one was quantized by `load`; what is returned is read before anything here goes.
         unsafe { plan.run(&self.stream, &handles, out.handles())? };
         self.stream.synchronize()?;
         Ok(Returned {

@@ -6,15 +6,16 @@ use crate::{Buffer, Device, Stream};
 use kernels_gpu::certified::carried::{Promoted, mode};
 use kernels_gpu::certified::{Entry, ListHead};
 
-/// The list by which the steps of a [`StepPlan`](super::StepPlan) promote, with [`Policy::renew`](crate::certified::Policy::renew).
+/// The list by which the steps of a [`StepPlan`](super::StepPlan) promote, with
+/// [`Policy::renew`](crate::certified::Policy::renew).
 ///
-/// The bound of a step holds whatever blocks are in it; what it misses makes the bound larger. So it may serve other sequences than those it
-/// was made for: entries past a sequence's end are passed over, and the next renewal mends it. Plans list no block twice, whose weight would
-/// count twice.
+/// The bound of a step holds whatever blocks are in it; what it misses makes the bound larger. So it may
+/// serve other sequences than those it was made for: entries past a sequence's end are passed over, and the
+/// next renewal mends it. Plans list no block twice, whose weight would count twice.
 ///
-/// When it is made anew is counted here, as steps are put into a stream: a graph repeats what its steps were when it was captured. So one
-/// that shall renew its list now and then holds as many steps as [`Policy::renew`](crate::certified::Policy::renew) says, or several
-/// graphs of one step each take turns.
+/// When it is made anew is counted here, as steps are put into a stream: a graph repeats what its steps were
+/// when it was captured. So one that shall renew its list now and then holds as many steps as
+/// [`Policy::renew`](crate::certified::Policy::renew) says, or several graphs of one step each take turns.
 #[derive(Debug)]
 pub struct Carried {
     /// [sequences · kv_heads · row groups, parts].
@@ -37,7 +38,8 @@ pub(in crate::certified) struct Turns {
 }
 
 impl Turns {
-    /// Bits of [`mode`] for the step that comes now; `every`: for how many steps a list is used, 0 if there is none.
+    /// Bits of [`mode`] for the step that comes now; `every`: for how many steps a list is used, 0 if there
+    /// is none.
     pub(in crate::certified) fn begin(&mut self, every: u32) -> u32 {
         if every == 0 {
             return 0;

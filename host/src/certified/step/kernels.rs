@@ -16,8 +16,8 @@ type Carry<E> = Kernel<carry::Args<E>>;
 
 type Audit<E> = Kernel<audit::Args<E>>;
 
-/// The kernels of a head_dim and layout, and their shared memory. `carry` is the compact layout's: plans of the other refuse to
-/// carry lists.
+/// The kernels of a head_dim and layout, and their shared memory. `carry` is the compact layout's: plans of
+/// the other refuse to carry lists.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct StepKernels<E: StepElement> {

@@ -19,8 +19,8 @@ impl<E: StepElement> StepPlan<E> {
         StepShape { pool_blocks: blocks as u32, ..self.shape }
     }
 
-    /// All of a step by the list that is carried: the first of its launches. Then come the dense rung and, where the list is due to
-    /// be made anew, the choice of the next one and that list itself.
+    /// All of a step by the list that is carried: the first of its launches. Then come the dense rung and,
+    /// where the list is due to be made anew, the choice of the next one and that list itself.
     ///
     /// # Safety
     /// As [`run`](Self::run); the policy's `renew` is not 0, for which there are other launches.
@@ -88,8 +88,8 @@ impl<E: StepElement> StepPlan<E> {
         Ok(())
     }
 
-    /// The choice of what to promote: the second, or of a step by a carried list the third. Nothing, where nothing may be promoted,
-    /// the policy wants no certificate, or a carried list stays.
+    /// The choice of what to promote: the second, or of a step by a carried list the third. Nothing, where
+    /// nothing may be promoted, the policy wants no certificate, or a carried list stays.
     ///
     /// # Safety
     /// As [`run`](Self::run).
@@ -118,8 +118,8 @@ impl<E: StepElement> StepPlan<E> {
         Ok(())
     }
 
-    /// The lists of what is promoted, and what comes into the scratch: behind the choice, and nothing where that is nothing, but
-    /// that a list that stays claims its slots again.
+    /// The lists of what is promoted, and what comes into the scratch: behind the choice, and nothing where
+    /// that is nothing, but that a list that stays claims its slots again.
     ///
     /// # Safety
     /// As [`run`](Self::run).
@@ -193,8 +193,8 @@ impl<E: StepElement> StepPlan<E> {
         Ok(())
     }
 
-    /// The checks of what is stored and of the order of blocks: `audit`, `rank` and `settle`, the fifth to seventh. Nothing,
-    /// where the policy asks for none.
+    /// The checks of what is stored and of the order of blocks: `audit`, `rank` and `settle`, the fifth to
+    /// seventh. Nothing, where the policy asks for none.
     ///
     /// # Safety
     /// As [`run`](Self::run).

@@ -70,7 +70,8 @@ pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) 
 pub struct Attended {
     /// Attention, f32 [sequences, q_heads, head_dim].
     pub output: Buffer<f32>,
-    /// Natural log-sum-exp of the weights used, [sequences, q_heads]. Of a head on the dense rung that of the exact scores.
+    /// Natural log-sum-exp of the weights used, [sequences, q_heads]. Of a head on the dense rung that of the
+    /// exact scores.
     pub lse: Buffer<f32>,
     /// What is known of each head, [sequences, q_heads].
     pub certificates: Buffer<Certificate>,
@@ -98,8 +99,8 @@ pub struct AttendedHandles {
     pub certificates: GlobalMut<Certificate>,
 }
 
-/// What a step reads of the originals, counted in tiles of 16 tokens of a KV head: up to 8 query heads of it are computed
-/// together and share what is read.
+/// What a step reads of the originals, counted in tiles of 16 tokens of a KV head: up to 8 query heads of it
+/// are computed together and share what is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OriginalsRead {
     /// Tiles of keys, the trailing blocks among them.

@@ -21,13 +21,15 @@ use simt::LaunchShape;
 
 /// The launches of a step, and everything they need but the cache.
 ///
-/// `attend` reads every quantized block once and notes each block's mass and error bound; `weigh` chooses what to promote;
-/// `mark` lists it, and settles what comes into the scratch; `replace` swaps the shares of the promoted blocks and writes
-/// output and certificates; if the policy asks, what was stored and how it was chosen is checked; the dense kernel computes the
-/// heads whose certificate is over budget or that failed a check. Nothing waits for the host.
+/// `attend` reads every quantized block once and notes each block's mass and error bound; `weigh` chooses
+/// what to promote; `mark` lists it, and settles what comes into the scratch; `replace` swaps the shares of
+/// the promoted blocks and writes output and certificates; if the policy asks, what was stored and how it was
+/// chosen is checked; the dense kernel computes the heads whose certificate is over budget or that failed a
+/// check. Nothing waits for the host.
 ///
-/// With [`Policy::renew`] a step promotes what an earlier one has chosen, the plan's [`Carried`] list: `carry` does in one pass what
-/// `attend` and `replace` do in two, the dense rung follows, and every so many steps `weigh` and `mark` make the next list.
+/// With [`Policy::renew`] a step promotes what an earlier one has chosen, the plan's [`Carried`] list:
+/// `carry` does in one pass what `attend` and `replace` do in two, the dense rung follows, and every so many
+/// steps `weigh` and `mark` make the next list.
 pub struct StepPlan<E: StepElement> {
     device: Device,
     pub(super) problem: StepProblem,
@@ -59,7 +61,8 @@ pub struct StepPlan<E: StepElement> {
     pub(super) taken: Buffer<Taken>,
     pub(super) trailing_norms: Buffer<f32>,
     pub(super) dense_rows: Buffer<u32>,
-    /// Of `weigh`, and of `replace` or `carry`, which counts its progress behind its rows; 0 between launches.
+    /// Of `weigh`, and of `replace` or `carry`, which counts its progress behind its rows; 0 between
+    /// launches.
     pub(super) counters: [Buffer<u32>; 2],
     /// The checks that the policy asks for.
     pub(super) watching: Option<Watching>,
@@ -77,12 +80,13 @@ enum Stage {
     Dense,
 }
 
-/// Tiles that a warp has of a full sequence, from which on warps keep together: with fewer it costs more than it gains (measured:
-/// 0.2 us with sixteen).
+/// Tiles that a warp has of a full sequence, from which on warps keep together: with fewer it costs more than
+/// it gains (measured: 0.2 us with sixteen).
 const PACED_TILES: u32 = 64;
 
-/// Whether the warps of a pass keep together: [`Pace`](kernels_gpu::attention::Pace). All its blocks must run at once, one a
-/// multiprocessor. Not where steps certify: what a list promotes makes warps unequal anyhow (measured: 1.5 to 2 % lost).
+/// Whether the warps of a pass keep together: [`Pace`](kernels_gpu::attention::Pace). All its blocks must run
+/// at once, one a multiprocessor. Not where steps certify: what a list promotes makes warps unequal anyhow
+/// (measured: 1.5 to 2 % lost).
 fn paced(device: &Device, policy: &Policy, launches: u32, shape: StepShape, head_dim: u32) -> bool {
     let places = match device.kind() {
         BackendKind::Cuda => device.info().multiprocessors,
@@ -103,12 +107,12 @@ impl<E: StepElement> StepPlan<E> {
         Self::with_layout(device, problem, policy, Layout::Compact)
     }
 
-    /// A plan for a problem over tiles in a layout. The paper's has kernels for steps that choose for themselves
-    /// ([`Policy::renew`] 0).
+    /// A plan for a problem over tiles in a layout. The paper's has kernels for steps that choose for
+    /// themselves ([`Policy::renew`] 0).
     ///
     /// # Errors
-    /// [`Error::CarriedLayout`]; [`Error::StepHeadDim`], [`Error::TooLong`], [`Error::Policy`], [`Error::Dense`] for extents that
-    /// no kernel takes; out of memory.
+    /// [`Error::CarriedLayout`]; [`Error::StepHeadDim`], [`Error::TooLong`], [`Error::Policy`],
+    /// [`Error::Dense`] for extents that no kernel takes; out of memory.
     pub fn with_layout(
         device: &Device,
         problem: StepProblem,
@@ -250,8 +254,9 @@ impl<E: StepElement> StepPlan<E> {
         self.policy.carries() && self.mode & mode::RENEWS == 0
     }
 
-    /// An empty list, as the plan has one at first: for plans that serve several caches in turn, layers of a model say, each of which
-    /// has a list of its own. `phase`: how many steps early it is renewed, so that lists of several phases are renewed in turn.
+    /// An empty list, as the plan has one at first: for plans that serve several caches in turn, layers of a
+    /// model say, each of which has a list of its own. `phase`: how many steps early it is renewed, so that
+    /// lists of several phases are renewed in turn.
     ///
     /// # Errors
     /// Out of memory.
@@ -259,9 +264,10 @@ impl<E: StepElement> StepPlan<E> {
         self.carried.another(&self.device, phase)
     }
 
-    /// Takes another list for the steps that follow, and leaves the one there was in its place: of this plan's
-    /// [`carried`](Self::carried), or of a plan for the same problem and policy. A graph keeps the list that was there when its steps were
-    /// captured. [`originals_read`](Self::originals_read) and [`listed`](Self::listed) are about the list that is there now.
+    /// Takes another list for the steps that follow, and leaves the one there was in its place: of this
+    /// plan's [`carried`](Self::carried), or of a plan for the same problem and policy. A graph keeps the
+    /// list that was there when its steps were captured. [`originals_read`](Self::originals_read) and
+    /// [`listed`](Self::listed) are about the list that is there now.
     ///
     /// # Errors
     /// [`Error::Carried`] for a list of other extents; [`crate::Error::WrongDevice`].
@@ -271,8 +277,8 @@ impl<E: StepElement> StepPlan<E> {
         Ok(())
     }
 
-    /// What is listed for the next step, of each row of blocks, by block and with a bit for keys and one for values; waits for
-    /// the device.
+    /// What is listed for the next step, of each row of blocks, by block and with a bit for keys and one for
+    /// values; waits for the device.
     ///
     /// # Errors
     /// What the device reports.
@@ -296,9 +302,11 @@ impl<E: StepElement> StepPlan<E> {
     /// One step: allocates nothing, waits for nothing, can be captured.
     ///
     /// # Safety
-    /// Until the last launch has finished (for a capture: until each run of the graph has), the memory behind every handle is
-    /// there and used by nothing that writes it, and so is the plan's list ([`swap_carried`](Self::swap_carried)); each length is at most `max_tokens`, each table entry that a length reaches
-    /// is a block of the pools, and every full block among them is quantized, in the plan's layout.
+    /// Until the last launch has finished (for a capture: until each run of the graph has), the memory behind
+    /// every handle is there and used by nothing that writes it, and so is the plan's list
+    /// ([`swap_carried`](Self::swap_carried)); each length is at most `max_tokens`, each table entry that a
+    /// length reaches is a block of the pools, and every full block among them is quantized, in the plan's
+    /// layout.
     ///
     /// # Errors
     /// [`crate::Error::WrongDevice`]; what the launches report.
@@ -364,7 +372,8 @@ impl<E: StepElement> StepPlan<E> {
         Ok(())
     }
 
-    /// Fills what the kernels hand to each other with a byte, so that what none of them writes is the same everywhere.
+    /// Fills what the kernels hand to each other with a byte, so that what none of them writes is the same
+    /// everywhere.
     pub(in crate::certified) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {
         stream.fill_u8(&mut self.records, .., byte)?;
         stream.fill_u8(&mut self.partials, .., byte)?;

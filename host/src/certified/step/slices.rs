@@ -6,15 +6,15 @@ use crate::cpu::handles::{slice, slice_mut};
 use kernels_gpu::certified::carried::mode;
 
 impl<E: StepElement> StepPlan<E> {
-    /// Whether the CPU's own path has all that the policy asks for: not the checks of the order of blocks and of what is stored,
-    /// which have kernels alone.
+    /// Whether the CPU's own path has all that the policy asks for: not the checks of the order of blocks and
+    /// of what is stored, which have kernels alone.
     pub fn runs_on_slices(&self) -> bool {
         self.watching.is_none()
     }
 
-    /// The same step by the CPU's own path: the bits of [`run`](Self::run) in all that is returned, in the scratch and its
-    /// traffic, and in [`originals_read`](Self::originals_read). It needs no stream, and cannot be captured; the first run
-    /// allocates, later ones where sequences have grown.
+    /// The same step by the CPU's own path: the bits of [`run`](Self::run) in all that is returned, in the
+    /// scratch and its traffic, and in [`originals_read`](Self::originals_read). It needs no stream, and
+    /// cannot be captured; the first run allocates, later ones where sequences have grown.
     ///
     /// # Safety
     /// As [`run`](Self::run), and all is host memory that the call alone uses.

@@ -33,7 +33,8 @@ impl Watching {
         })
     }
 
-    /// What the last step has read for its checks: of these lists, and of what was drawn in sequences of these lengths.
+    /// What the last step has read for its checks: of these lists, and of what was drawn in sequences of
+    /// these lengths.
     pub(super) fn checked(&self, lists: &[ListHead], lengths: &[u32], shape: StepShape) -> Result<Checked> {
         let compares = self.watch.compares();
         let mut checked = Checked::default();

@@ -54,8 +54,8 @@ pub struct Judged {
     pub norm: f64,
     /// What was promised of the norm of the error; none if nothing was.
     pub bound: Option<f64>,
-    /// The largest error as a part of its bound; none if nothing was promised. Above 1 the promise is broken, and so it is if
-    /// this is NaN.
+    /// The largest error as a part of its bound; none if nothing was promised. Above 1 the promise is broken,
+    /// and so it is if this is NaN.
     pub error_of_bound: Option<f64>,
 }
 

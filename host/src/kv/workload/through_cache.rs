@@ -25,8 +25,8 @@ struct ThroughCache {
 
 /// Opens a cache of one layer for each sequence and set, appends the input's keys and values, and attends.
 ///
-/// A step is the attention of a token that is there: nothing is appended. Sequences follow each other, so that a batch costs as
-/// much as its sequences do one by one.
+/// A step is the attention of a token that is there: nothing is appended. Sequences follow each other, so
+/// that a batch costs as much as its sequences do one by one.
 ///
 /// # Errors
 /// bf16; what the scheme refuses; an empty sequence; out of memory.
@@ -39,7 +39,8 @@ pub fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     let mut sets = (0..input.pools.len()).map(open_set).collect::<Result<Vec<_>>>()?;
     let mut outcome = Outcome { output: Vec::new(), lse: Vec::new(), heads: Vec::new() };
     for sequence in &mut sets[0] {
-        // The step that counts as one, for a report is of a committed token; then one that a capture can repeat.
+        // The step that counts as one, for a report is of a committed token; then one that a capture can
+        // repeat.
         sequence.attend(&stream)?;
         sequence.cache.commit();
         stream.synchronize()?;

@@ -205,8 +205,8 @@ impl DeviceWeights {
         let source = SourceShape { columns: self.columns, stride, epsilon, padding: 0 };
         let launch = decode_launch(shape).shared(linear_layout(shape.blocks).bytes);
         let args = linear_fused::Args { codes, scales, x, weight, bias, residual, out, source, shape };
-        // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the shared memory
-        // holds a token's records. No launch writes weights.
+        // SAFETY: the caller's word; the grid covers rows and tokens, the kernel stays inside both, and the
+        // shared memory holds a token's records. No launch writes weights.
         unsafe { stream.launch(&kernels[variant], launch, args) }?;
         Ok(())
     }

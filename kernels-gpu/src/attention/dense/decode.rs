@@ -196,8 +196,8 @@ pub fn attend<E: Half, const D: usize>(
 /// its parts together. More would be given up by the L2 cache before it is used.
 const AHEAD: u32 = 2;
 
-/// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run: memory has less and less to do towards a
-/// launch's end. Not as a rung, which has nothing to read most of the time.
+/// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run: memory has less and
+/// less to do towards a launch's end. Not as a rung, which has nothing to read most of the time.
 #[simt::device]
 fn look_ahead<E: Half, const D: usize>(
     keys: Global<E>,

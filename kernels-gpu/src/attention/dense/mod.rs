@@ -1,5 +1,5 @@
-//! Exact attention over paged f16 and bf16 caches, and how tokens get there: what the system `dense` is, and what others
-//! fall back to.
+//! Exact attention over paged f16 and bf16 caches, and how tokens get there: what the system `dense` is, and
+//! what others fall back to.
 
 mod decode;
 mod layout;

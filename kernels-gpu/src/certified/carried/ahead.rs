@@ -8,8 +8,9 @@ use simt::{Global, bits, thread, warp};
 /// Tiles that each warp asks for ahead of the wait.
 const AHEAD: u32 = 4;
 
-/// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run, as dense attention does. Not where steps
-/// certify: the launch ahead is most often the dense rung of another step then, which leaves no time (measured: 1.5 us lost).
+/// Asks the L2 cache for each warp's first tiles, while the launch ahead may still run, as dense attention
+/// does. Not where steps certify: the launch ahead is most often the dense rung of another step then, which
+/// leaves no time (measured: 1.5 us lost).
 #[simt::device]
 pub(super) fn look_ahead<const D: usize>(tiles: Global<u32>, glance: Glance, shape: StepShape) {
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());

@@ -31,8 +31,8 @@ pub(super) struct Finish {
 }
 
 impl Finish {
-    /// Adds up what the warps have gathered, with the weights that [`combine`](crate::attention::combine) has left, and writes it as
-    /// that of `split`.
+    /// Adds up what the warps have gathered, with the weights that [`combine`](crate::attention::combine) has
+    /// left, and writes it as that of `split`.
     #[simt::device]
     pub(super) fn gather_warps<const D: usize>(&self, gathered: GlobalMut<f32>, split: u32) {
         let t = thread::thread_idx_x();
@@ -51,7 +51,8 @@ impl Finish {
         self.launch_row * self.shape.splits * Gathered::EIGHT
     }
 
-    /// Asks for what the splits have gathered, if there is room for it: it is there when outputs are added up.
+    /// Asks for what the splits have gathered, if there is room for it: it is there when outputs are added
+    /// up.
     #[simt::device]
     pub(super) fn ask(&self, gathered: Global<f32>) {
         let mut at = 4 * thread::thread_idx_x();

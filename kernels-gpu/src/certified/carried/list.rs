@@ -145,8 +145,8 @@ impl<E: Half> List<E> {
         self.layout.listed.load(at / 32) >> (at % 32) & 1 != 0
     }
 
-    /// Marks the split's blocks that are listed, counts the entries, and leaves each warp its first one: all warps' work, at a place
-    /// that all of them pass.
+    /// Marks the split's blocks that are listed, counts the entries, and leaves each warp its first one: all
+    /// warps' work, at a place that all of them pass.
     #[simt::device]
     fn read(&self) {
         let List { layout, shape, .. } = *self;
@@ -254,7 +254,8 @@ impl<E: Half, const D: usize> Listed<E, D> {
         !self.length.is_multiple_of(BLOCK_TOKENS)
     }
 
-    /// What the certificates will want to know of sums: the last warp's work, which lists keep less busy than the first.
+    /// What the certificates will want to know of sums: the last warp's work, which lists keep less busy than
+    /// the first.
     #[simt::device]
     fn chains(&self) {
         let List { layout, shape, lane, warp, .. } = self.list;
@@ -282,7 +283,8 @@ impl<E: Half, const D: usize> Ring for Listed<E, D> {
         self.tiles.block(tile)
     }
 
-    /// While the first tiles are on their way, which takes several microseconds for all warps, the list is read, and where its blocks are.
+    /// While the first tiles are on their way, which takes several microseconds for all warps, the list is
+    /// read, and where its blocks are.
     #[simt::device]
     fn begun(&self) {
         if self.exists {

@@ -57,11 +57,12 @@ pub struct Arguments {
     #[arg(help = scheme::short("KV schemes"))]
     #[arg(long_help = scheme::long("KV schemes"))]
     pub kv: Vec<String>,
-    /// Keep originals that a scheme has besides what it stores in page-locked host memory, with no scratch: what it
-    /// uses of them comes over the bus in every step.
+    /// Keep originals that a scheme has besides what it stores in page-locked host memory, with no scratch:
+    /// what it uses of them comes over the bus in every step.
     #[arg(long)]
     pub cold: bool,
-    /// What queries are multiplied by, which as keys and values are about N(0, 1): attention is flat at 1 and narrow at 10.
+    /// What queries are multiplied by, which as keys and values are about N(0, 1): attention is flat at 1 and
+    /// narrow at 10.
     #[arg(long, value_name = "X", default_value_t = 3.0, value_parser = scale)]
     pub query_scale: f32,
     #[command(flatten)]

@@ -11,8 +11,8 @@ use host::{Buffer, Device, Stream};
 use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
 
-/// Tiles of the pattern that a pool repeats: a prime, so that neighbouring heads never hold the same, and enough of them that
-/// a kernel which reads the wrong one gets other numbers.
+/// Tiles of the pattern that a pool repeats: a prime, so that neighbouring heads never hold the same, and
+/// enough of them that a kernel which reads the wrong one gets other numbers.
 const PATTERN_TILES: usize = 4093;
 /// Rows of the output that are compared with the formula.
 const COMPARED_ROWS: usize = 4;
@@ -31,13 +31,14 @@ pub struct Caches<E: DenseElement> {
     formula: OnceLock<Vec<(usize, Exact)>>,
 }
 
-/// What successive queries of a head have in common, on the mean: the cosine of those of neighbouring tokens in the sample dump (2,835
-/// pairs of five layers; the median is 0.88).
+/// What successive queries of a head have in common, on the mean: the cosine of those of neighbouring tokens
+/// in the sample dump (2,835 pairs of five layers; the median is 0.88).
 const QUERY_CORRELATION: f32 = 0.84;
 /// Queries before they come again backwards.
 const QUERIES: u64 = 17;
 
-/// Queries of steps that follow each other, as like each other as those of a model are: forwards, then back again.
+/// Queries of steps that follow each other, as like each other as those of a model are: forwards, then back
+/// again.
 fn queries_of_steps<E: DenseElement>(
     device: &Device,
     first: &[E],

@@ -235,8 +235,8 @@ where
     Ok(row)
 }
 
-/// Calls of a graph, `least` or more: of each kind of step as many as there are in the long run, and enough that queries change
-/// as they do from token to token.
+/// Calls of a graph, `least` or more: of each kind of step as many as there are in the long run, and enough
+/// that queries change as they do from token to token.
 fn whole_periods(least: usize, period: usize) -> usize {
     if period == 1 { least } else { least.max(LEAST_CALLS).next_multiple_of(period) }
 }

@@ -1,4 +1,5 @@
-//! `ferrokv bench attention`: decode attention by shape, batch and context, beside reading alone and other libraries.
+//! `ferrokv bench attention`: decode attention by shape, batch and context, beside reading alone and other
+//! libraries.
 
 mod arguments;
 mod caches;
@@ -89,7 +90,8 @@ fn compared(rows: &[Row]) -> Result<(), Failure> {
     Err(Error::Wrong { rows: wrong.len(), checked, first }.into())
 }
 
-/// All our rows: of every shape, batch and type the longest context first, so that short ones are missing if time runs out.
+/// All our rows: of every shape, batch and type the longest context first, so that short ones are missing if
+/// time runs out.
 fn own(
     arguments: &Arguments,
     begin: Instant,
@@ -152,7 +154,8 @@ fn own(
     Ok(())
 }
 
-/// Why something is not measured, where that is no failure: too little memory, or extents that a scheme does not take.
+/// Why something is not measured, where that is no failure: too little memory, or extents that a scheme does
+/// not take.
 fn refusal(error: &Failure) -> Option<String> {
     let refused = match error {
         Failure::Device(host::Error::OutOfMemory { .. }) => true,

@@ -4,8 +4,8 @@ use super::super::peers::{Found, PeerRow, Script};
 use super::arguments::Arguments;
 use super::report::{Libraries, Row};
 
-/// Of the time there is, the script may start rows until so many seconds before its end: what it then has under way is done,
-/// and its report is written.
+/// Of the time there is, the script may start rows until so many seconds before its end: what it then has
+/// under way is done, and its report is written.
 const MARGIN: f64 = 10.0;
 /// The command's option that gives the script more time.
 pub const OPTION: &str = "--seconds";

@@ -64,8 +64,9 @@ pub struct Row {
     /// `roofline_us` / `median_us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fraction: Option<f64>,
-    /// Whether what was compared is right: rows of the output within what their scheme promises of the formula in f64,
-    /// and on small caches every bit that of the emulator. None where nothing is promised and no bit was compared.
+    /// Whether what was compared is right: rows of the output within what their scheme promises of the
+    /// formula in f64, and on small caches every bit that of the emulator. None where nothing is promised and
+    /// no bit was compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<bool>,
     /// The largest part of a bound that an error took, of the compared rows.
@@ -111,7 +112,8 @@ pub struct Row {
 pub struct Stage {
     /// Its name.
     pub name: String,
-    /// By how many microseconds the median grows with it: a step up to it, less a step up to the stage before.
+    /// By how many microseconds the median grows with it: a step up to it, less a step up to the stage
+    /// before.
     pub us: f64,
 }
 

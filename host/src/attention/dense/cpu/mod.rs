@@ -1,4 +1,5 @@
-//! Decode attention on slices: all cores, SIMD, and the bits of [`attend`](kernels_gpu::attention::dense::attend()).
+//! Decode attention on slices: all cores, SIMD, and the bits of
+//! [`attend`](kernels_gpu::attention::dense::attend()).
 //!
 //! What the kernel does on tensor cores is done here sixteen outputs at a time: sixteen tokens of a tile for
 //! the scores, sixteen dimensions for the outputs. Threads share out what on a GPU are thread blocks:
