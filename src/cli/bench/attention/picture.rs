@@ -10,11 +10,8 @@ use host::tensor_file::Target;
 use std::ffi::OsString;
 use std::path::Path;
 
-/// The lines, by scheme or peer.
-const LINES: [(&str, &str, (u8, u8, u8)); 9] = [
-    ("dense", "dense", (213, 94, 0)),
-    ("int8-int4", "INT8/INT4", (230, 159, 0)),
-    ("certified", "certified", (0, 114, 178)),
+/// The lines of other libraries.
+const PEERS: [(&str, &str, (u8, u8, u8)); 6] = [
     ("torch cudnn", "PyTorch, cuDNN", (0, 158, 115)),
     ("torch flash", "PyTorch, flash", (86, 180, 233)),
     ("torch efficient", "PyTorch, efficient", (204, 121, 167)),
@@ -22,6 +19,22 @@ const LINES: [(&str, &str, (u8, u8, u8)); 9] = [
     ("torch math", "PyTorch, math", (150, 150, 150)),
     ("flashinfer", "FlashInfer", (84, 39, 143)),
 ];
+
+/// Colours of schemes, in the order in which they are measured.
+const COLOURS: [(u8, u8, u8); 6] =
+    [(213, 94, 0), (230, 159, 0), (0, 114, 178), (140, 20, 20), (90, 120, 40), (60, 60, 110)];
+
+/// What is drawn, name and colour: our schemes, then the peers.
+fn lines<'a>(rows: &[&'a Row]) -> Vec<(&'a str, &'a str, (u8, u8, u8))> {
+    let mut schemes: Vec<&str> = Vec::new();
+    for row in rows.iter().filter(|row| row.peer == "ferrokv") {
+        if !schemes.contains(&row.by()) {
+            schemes.push(row.by());
+        }
+    }
+    let ours = schemes.into_iter().enumerate().map(|(i, name)| (name, name, COLOURS[i % COLOURS.len()]));
+    ours.chain(PEERS).collect()
+}
 
 /// The files of one picture.
 pub struct Picture {
@@ -119,7 +132,7 @@ fn panel(rows: &[&Row], batch: u32, contexts: &[u32]) -> Panel {
         }
     };
     push("reading alone", (0, 0, 0), Stroke::Dashed, ceiling.collect());
-    for (by, name, colour) in LINES {
+    for (by, name, colour) in lines(&rows) {
         let points = |order: BlockOrder| {
             let of =
                 shown.iter().filter(|(_, row)| row.by() == by && row.blocks.unwrap_or_default() == order);
