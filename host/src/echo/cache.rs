@@ -88,7 +88,9 @@ unsafe impl KvCache for EchoCache {
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let tokens = self.sequence.begun(layer)?;
         let EchoCache { sequence, pools, paged, dropped, step, prompt } = self;
-        let Rotated { positions, keys, values } = new.rotated(stream, sequence.geometry, tokens)?;
+        let new = new.rotated(stream, sequence.geometry, tokens)?;
+        sequence.check_appended(stream, new)?;
+        let Rotated { positions, keys, values } = new;
         let elements = tokens * sequence.geometry.kv_width();
         let target = prompt.as_mut().filter(|_| tokens > 1).unwrap_or(step);
         if sequence.on_slices(stream) {

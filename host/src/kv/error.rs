@@ -45,7 +45,7 @@ pub enum Error {
         /// What it has, as a sentence's end.
         presets: String,
     },
-    /// An option that the scheme does not have, or one without a value.
+    /// An option that the scheme does not have.
     #[error("{scheme} has no option '{option}'; {options}")]
     Option {
         /// The scheme.
@@ -149,7 +149,9 @@ impl Error {
             Error::Exact(Exact::Device(error) | Exact::Cache(attention::Error::Device(error))) => {
                 memory(error)
             }
-            Error::Exact(Exact::HeadDim { .. } | Exact::Group { .. } | Exact::Heads { .. }) => true,
+            Error::Exact(
+                Exact::HeadDim { .. } | Exact::Group { .. } | Exact::Heads { .. } | Exact::TooLarge { .. },
+            ) => true,
             _ => false,
         }
     }

@@ -114,11 +114,13 @@ impl Counting {
     pub fn add(&mut self, source: Source, error: f64, bound: Option<f64>, norm: f64) -> bool {
         self.head_steps += 1;
         self.sources[source as usize] += 1;
-        self.errors.push((error / norm) as f32);
+        // Nothing is a share of an output of 0.
+        let share = |value: f64| (norm > 0.0).then_some((value / norm) as f32);
+        self.errors.extend(share(error));
         // An infinite bound promises nothing; one that is no number is a broken promise.
         let Some(bound) = bound.filter(|bound| *bound != f64::INFINITY) else { return true };
         self.bounded += 1;
-        self.bounds.push((bound / norm) as f32);
+        self.bounds.extend(share(bound));
         // An error of 0 says nothing of how tight a bound is.
         if error > 0.0 {
             self.ratios.push((bound / error) as f32);

@@ -57,7 +57,8 @@ pub struct Peers<L> {
 /// Of a reason as many characters as a line of the table has room for: a library's may fill a screen.
 const REASON: usize = 120;
 
-/// The table of what was not measured, each reason once; nothing if all was. The report has every row and every reason whole.
+/// The table of what was not measured, each reason once; nothing if all was. The report has every row and
+/// every reason whole.
 pub fn not_measured(skipped: &[Skipped]) -> String {
     if skipped.is_empty() {
         return String::new();

@@ -8,6 +8,8 @@ use half::f16;
 use std::sync::Arc;
 
 const BLOCK: usize = BLOCK_TOKENS as usize;
+/// Tokens that are appended at a time.
+const CHUNK: usize = 512;
 
 /// A cache of one layer and one sequence, and where its steps read and write.
 struct Sequence {
@@ -76,10 +78,8 @@ fn fill(
     let mut cache = opening.selection.open(&input.device, geometry, None, length + 1)?;
     let (keys, values) = (gather(input, set, sequence, true)?, gather(input, set, sequence, false)?);
     let width = heads * dim;
-    for tokens in [0..length - 1, length - 1..length] {
-        if tokens.is_empty() {
-            continue;
-        }
+    let chunks = (0..length - 1).step_by(CHUNK).map(|first| first..(length - 1).min(first + CHUNK));
+    for tokens in chunks.chain([length - 1..length]) {
         let part =
             |data: &[f16]| Buffer::from_slice(&input.device, &data[tokens.start * width..tokens.end * width]);
         let positions: Vec<u32> = tokens.clone().map(|token| token as u32).collect();
@@ -93,6 +93,7 @@ fn fill(
             cache.commit();
         }
     }
+    cache.check(stream)?;
     let row = geometry.query_width();
     let mut queries = vec![f16::ZERO; row];
     input.queries[0].read(sequence * row, &mut queries)?;
