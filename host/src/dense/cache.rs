@@ -9,8 +9,9 @@ use kernels_gpu::attention::rotation::rope_append;
 
 /// A cache of one sequence in f16: a paged pool a layer, and exact attention.
 ///
-/// The capacity decides how attention cuts its work ([`Plan`](dense::Plan)): another one may give other bits.
-/// Where it is one part, up to 256 tokens, a chunk gives the bits that its tokens give one by one.
+/// The capacity decides how attention cuts its work ([`Plan`](crate::attention::dense::Plan)): another one
+/// may give other bits. Where it is one part, up to 256 tokens, a chunk gives the bits that its tokens give
+/// one by one.
 #[derive(Debug)]
 pub struct DenseCache {
     sequence: Sequence,

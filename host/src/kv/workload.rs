@@ -117,7 +117,7 @@ pub enum Promise {
     Norm(f64),
     /// The error of each element and of the log-sum-exp, at most.
     Elements {
-        /// [head_dim].
+        /// `[head_dim]`.
         output: Vec<f64>,
         /// Of the log-sum-exp.
         lse: f64,

@@ -24,7 +24,7 @@ pub struct Data<'a> {
 /// Exact attention of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exact {
-    /// [head_dim].
+    /// `[head_dim]`.
     pub output: Vec<f64>,
     /// Natural log-sum-exp of the logits.
     pub lse: f64,
