@@ -79,7 +79,7 @@ fn fill(
     let (keys, values) = (gather(input, set, sequence, true)?, gather(input, set, sequence, false)?);
     let width = heads * dim;
     let chunks = (0..length - 1).step_by(CHUNK).map(|first| first..(length - 1).min(first + CHUNK));
-    for tokens in chunks.chain([length - 1..length]) {
+    for tokens in chunks.chain(std::iter::once(length - 1..length)) {
         let part =
             |data: &[f16]| Buffer::from_slice(&input.device, &data[tokens.start * width..tokens.end * width]);
         let positions: Vec<u32> = tokens.clone().map(|token| token as u32).collect();
