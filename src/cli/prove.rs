@@ -157,10 +157,16 @@ fn layers(path: &Path) -> Result<Vec<Layer>, Failure> {
             let name = format!("{name}.{what}");
             let entry = file.entry(&name)?;
             let extents: Vec<u32> = entry.shape.iter().filter_map(|x| u32::try_from(*x).ok()).collect();
-            <[u32; 3]>::try_from(extents).map_err(|_| Failure::Unsuitable {
-                reason: format!("shape {:?}; [tokens, heads, head_dim] is needed", entry.shape),
-                name,
-            })
+            match <[u32; 3]>::try_from(extents) {
+                Ok(extents) if !extents.contains(&0) => Ok(extents),
+                _ => Err(Failure::Unsuitable {
+                    reason: format!(
+                        "shape {:?}; [tokens, heads, head_dim] is needed, none of them 0",
+                        entry.shape
+                    ),
+                    name,
+                }),
+            }
         };
         let [tokens, kv_heads, head_dim] = shape(&file, "key")?;
         let [query_tokens, q_heads, query_dim] = shape(&file, "query")?;
