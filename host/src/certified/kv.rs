@@ -7,8 +7,8 @@ use super::{
 use crate::attention::PagedPool;
 use crate::certified;
 use crate::kv::{
-    Attending, Error, Geometry, HeadReport, KvCache, New, Prompts, Result, Sequence, Source, StepReport,
-    Traffic,
+    Attending, Error, Geometry, HeadReport, Held, KvCache, New, Prompts, Result, Sequence, Source,
+    StepReport, Traffic,
 };
 use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
@@ -181,16 +181,8 @@ unsafe impl KvCache for CertifiedCache {
         if self.policy.certify { "certified" } else { "int8-int4" }
     }
 
-    fn geometry(&self) -> Geometry {
-        self.sequence.geometry
-    }
-
-    fn tokens(&self) -> usize {
-        self.sequence.tokens
-    }
-
-    fn capacity(&self) -> usize {
-        self.sequence.capacity
+    fn held(&self) -> Held {
+        self.sequence.held()
     }
 
     /// Full blocks quantized, the trailing block in f16, the scratch, and what a prompt's chunks read one

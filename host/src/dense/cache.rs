@@ -2,7 +2,7 @@
 
 use crate::attention::rope::rotate_and_append;
 use crate::attention::{BLOCK_TOKENS, PagedPool};
-use crate::kv::{Error, Geometry, KvCache, New, Paged, Raw, Result, Sequence};
+use crate::kv::{Error, Geometry, Held, KvCache, New, Paged, Raw, Result, Sequence};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::attention::rotation::rope_append;
@@ -79,16 +79,8 @@ unsafe impl KvCache for DenseCache {
         "dense"
     }
 
-    fn geometry(&self) -> Geometry {
-        self.sequence.geometry
-    }
-
-    fn tokens(&self) -> usize {
-        self.sequence.tokens
-    }
-
-    fn capacity(&self) -> usize {
-        self.sequence.capacity
+    fn held(&self) -> Held {
+        self.sequence.held()
     }
 
     fn bytes(&self) -> u64 {

@@ -2,7 +2,7 @@
 
 use super::run;
 use crate::attention::PagedPool;
-use crate::kv::{Geometry, KvCache, New, Opening, Paged, Result, Rotated, Sequence};
+use crate::kv::{Held, KvCache, New, Opening, Paged, Result, Rotated, Sequence};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::echo::{round, rounded};
@@ -54,16 +54,8 @@ unsafe impl KvCache for EchoCache {
         "echo"
     }
 
-    fn geometry(&self) -> Geometry {
-        self.sequence.geometry
-    }
-
-    fn tokens(&self) -> usize {
-        self.sequence.tokens
-    }
-
-    fn capacity(&self) -> usize {
-        self.sequence.capacity
+    fn held(&self) -> Held {
+        self.sequence.held()
     }
 
     fn bytes(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! What passes through a cache, kept.
 
-use crate::kv::{Error, Geometry, KvCache, New, Result, Rotated, StepReport, Traffic};
+use crate::kv::{Error, Held, KvCache, New, Result, Rotated, StepReport, Traffic};
 use crate::{Buffer, Stream};
 use half::f16;
 
@@ -88,16 +88,8 @@ unsafe impl KvCache for Capture<'_> {
         self.inner.scheme()
     }
 
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn tokens(&self) -> usize {
-        self.inner.tokens()
-    }
-
-    fn capacity(&self) -> usize {
-        self.inner.capacity()
+    fn held(&self) -> Held {
+        self.inner.held()
     }
 
     fn bytes(&self) -> u64 {

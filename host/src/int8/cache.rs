@@ -1,7 +1,7 @@
 //! Keys and values in 8 bits, restored for attention.
 
 use crate::attention::{BLOCK_TOKENS, PagedPool};
-use crate::kv::{Error, Geometry, KvCache, New, Paged, Result, Rotated, Sequence};
+use crate::kv::{Error, Geometry, Held, KvCache, New, Paged, Result, Rotated, Sequence};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::int8::quantizer::{dequantize, quantize, scale_from_max};
@@ -183,16 +183,8 @@ unsafe impl KvCache for Int8Cache {
         "int8"
     }
 
-    fn geometry(&self) -> Geometry {
-        self.sequence.geometry
-    }
-
-    fn tokens(&self) -> usize {
-        self.sequence.tokens
-    }
-
-    fn capacity(&self) -> usize {
-        self.sequence.capacity
+    fn held(&self) -> Held {
+        self.sequence.held()
     }
 
     /// Codes and scales of full blocks, the trailing block in f16, and the pool that layers are restored to.

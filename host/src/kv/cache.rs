@@ -1,6 +1,6 @@
 //! What stands between a model and the cache of its keys and values.
 
-use super::{Geometry, Result, StepReport, Traffic};
+use super::{Geometry, Held, Result, StepReport, Traffic};
 use crate::attention::rope::{Pairing, RopeShape, rotate};
 use crate::{Buffer, Stream};
 use half::f16;
@@ -131,14 +131,23 @@ pub unsafe trait KvCache: Send {
     /// What the scheme is called on the command line.
     fn scheme(&self) -> &'static str;
 
+    /// What it is for, and how far it has come.
+    fn held(&self) -> Held;
+
     /// Heads and layers that it is for.
-    fn geometry(&self) -> Geometry;
+    fn geometry(&self) -> Geometry {
+        self.held().geometry
+    }
 
     /// Tokens that are committed.
-    fn tokens(&self) -> usize;
+    fn tokens(&self) -> usize {
+        self.held().tokens
+    }
 
     /// Tokens that fit.
-    fn capacity(&self) -> usize;
+    fn capacity(&self) -> usize {
+        self.held().capacity
+    }
 
     /// Bytes that its committed tokens take in all layers, and what is set aside for using them: the device's
     /// memory.

@@ -48,6 +48,17 @@ pub struct Geometry {
     pub head_dim: usize,
 }
 
+/// What a cache is made for, and how far it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Heads and layers.
+    pub geometry: Geometry,
+    /// Tokens that fit.
+    pub capacity: usize,
+    /// Tokens that are committed.
+    pub tokens: usize,
+}
+
 impl Geometry {
     /// Elements of one token's queries.
     pub fn query_width(self) -> usize {

@@ -1,6 +1,6 @@
 //! What every cache knows of its sequence, and the checks that follow from it.
 
-use super::{Error, Geometry, Result, Rotated};
+use super::{Error, Geometry, Held, Result, Rotated};
 use crate::attention::PagedPool;
 use crate::attention::dense::Problem;
 use crate::{BackendKind, Buffer, Device, Stream};
@@ -34,6 +34,11 @@ impl Sequence {
     pub fn new(device: &Device, geometry: Geometry, capacity: usize) -> Self {
         let simd = device.kind() == BackendKind::Cpu;
         Sequence { geometry, capacity, tokens: 0, chunk: 0, simd, device: device.clone() }
+    }
+
+    /// What a cache says of it.
+    pub fn held(&self) -> Held {
+        Held { geometry: self.geometry, capacity: self.capacity, tokens: self.tokens }
     }
 
     /// The attention of a chunk of `query_tokens`, not yet checked.

@@ -1,7 +1,7 @@
 //! Steps that fail half-way: a decoder gives no more tokens after one.
 
 use host::dense::DenseCache;
-use host::kv::{Geometry, KvCache, New, Result};
+use host::kv::{Held, KvCache, New, Result};
 use host::model::config::Architecture;
 use host::model::forward::{Error, Runner};
 use host::model::kernels::Choice;
@@ -31,16 +31,8 @@ unsafe impl KvCache for Tripping {
         self.inner.scheme()
     }
 
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn tokens(&self) -> usize {
-        self.inner.tokens()
-    }
-
-    fn capacity(&self) -> usize {
-        self.inner.capacity()
+    fn held(&self) -> Held {
+        self.inner.held()
     }
 
     fn bytes(&self) -> u64 {

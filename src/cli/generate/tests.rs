@@ -2,7 +2,7 @@
 
 use super::*;
 use host::dense::DenseCache;
-use host::kv::{self, Geometry, New};
+use host::kv::{self, Held, New};
 use host::model::Model;
 use host::model::config::Architecture;
 use host::model::synthetic::{self, Packing};
@@ -27,16 +27,8 @@ unsafe impl KvCache for Failing {
         self.inner.scheme()
     }
 
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn tokens(&self) -> usize {
-        self.inner.tokens()
-    }
-
-    fn capacity(&self) -> usize {
-        self.inner.capacity()
+    fn held(&self) -> Held {
+        self.inner.held()
     }
 
     fn bytes(&self) -> u64 {
