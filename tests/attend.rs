@@ -230,3 +230,25 @@ fn files_that_are_refused() {
     assert_eq!(unknown.status.code(), Some(2), "{error}");
     assert!(error.contains("brave") && error.contains("sound") && error.contains("strict"), "{error}");
 }
+
+/// `prove` reads real caches by the same rules; what it cannot prove over is said before any step.
+#[test]
+fn prove_refuses_the_same_files() {
+    let folder = Folder::new();
+    let refuse = |parts: &[Part], words: &[&str]| {
+        let file = cache(&folder, parts, &[]);
+        refused(&["prove", "--cache", &file, "--kv", "dense", "--head-steps", "1"], words);
+    };
+    let whole = layer(Dtype::F16, 2, 4, 64);
+    refuse(&whole[..2], &["layer.03.query"]);
+    refuse(&layer(Dtype::BF16, 2, 4, 64), &["layer.03.key", "BF16", "F16"]);
+    let mut empty = whole.clone();
+    empty[2] = part("layer.03.query", Dtype::F16, &[0, 4, 64]);
+    refuse(&empty, &["layer.03.query", "[0, 4, 64]"]);
+    let mut nan = whole.clone();
+    nan[0].data[..2].copy_from_slice(&f16::NAN.to_le_bytes());
+    refuse(&nan, &["layer.03.key", "NaN", "[0, 0, 0]"]);
+    let file = cache(&folder, &whole, &[]);
+    let short = ["--kv", "dense", "--head-steps", "1", "--max-tokens", "32", "--backend", "cpu"];
+    succeed(&[&["prove", "--cache", &file][..], &short].concat());
+}

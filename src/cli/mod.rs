@@ -15,6 +15,7 @@ mod failure;
 mod generate;
 mod interrupt;
 mod kernels;
+mod layers;
 mod memory;
 mod model;
 mod output;

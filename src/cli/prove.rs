@@ -4,11 +4,12 @@ use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
 use super::output::ReportArguments;
 use super::table::{Align, Table};
-use super::{progress, scheme, text};
+use super::{layers, progress, scheme, text};
 use half::f16;
 use host::Device;
+use host::int8::file::Dtype;
 use host::kv::proof::{Findings, Layer, Options, Tally, Trial};
-use host::tensor_file::{Dtype, TensorFile};
+use host::tensor_file::TensorFile;
 use serde::Serialize;
 use simt::emu::EmuOptions;
 use std::path::{Path, PathBuf};
@@ -95,7 +96,7 @@ struct Proven {
 /// Bad input, a GPU asked for that cannot be used, or an error beyond its bound.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = arguments.report.open(arguments.cache.as_deref(), None)?;
-    let layers = arguments.cache.as_deref().map(layers).transpose()?.unwrap_or_default();
+    let layers = arguments.cache.as_deref().map(read).transpose()?.unwrap_or_default();
     let (device, gpu_note) = match arguments.backend.open()? {
         Gpu::Ready(device) => (device, None),
         Gpu::None(reason) => (Device::cpu(EmuOptions::default()), Some(reason)),
@@ -146,52 +147,33 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// The layers of a file that have keys, values and queries.
-fn layers(path: &Path) -> Result<Vec<Layer>, Failure> {
+/// The layers of a file, up to the token of its last query.
+fn read(path: &Path) -> Result<Vec<Layer>, Failure> {
     let mut file = TensorFile::open(path)?;
-    let names: Vec<String> =
-        file.entries().keys().filter_map(|name| name.strip_suffix(".query")).map(str::to_owned).collect();
-    let mut layers = Vec::new();
-    for name in names {
-        let shape = |file: &TensorFile<_>, what: &str| -> Result<[u32; 3], Failure> {
-            let name = format!("{name}.{what}");
-            let entry = file.entry(&name)?;
-            let extents: Vec<u32> = entry.shape.iter().filter_map(|x| u32::try_from(*x).ok()).collect();
-            match <[u32; 3]>::try_from(extents) {
-                Ok(extents) if !extents.contains(&0) => Ok(extents),
-                _ => Err(Failure::Unsuitable {
-                    reason: format!(
-                        "shape {:?}; [tokens, heads, head_dim] is needed, none of them 0",
-                        entry.shape
-                    ),
-                    name,
-                }),
-            }
-        };
-        let [tokens, kv_heads, head_dim] = shape(&file, "key")?;
-        let [query_tokens, q_heads, query_dim] = shape(&file, "query")?;
-        let fits = shape(&file, "value")? == [tokens, kv_heads, head_dim]
-            && query_dim == head_dim
-            && query_tokens <= tokens;
-        if !fits {
-            return Err(Failure::Unsuitable {
-                name: format!("{name}.query"),
-                reason: "its shape does not go with that of keys and values".into(),
-            });
+    let layers = layers::layers(&file, &[])?;
+    let mut read = |layer: &layers::Layer| {
+        if layer.dtype != Dtype::F16 {
+            let reason = format!("it holds {}; prove takes real caches in F16", layer.dtype);
+            return Err(layers::Error::Tensor { name: format!("{}.key", layer.name), reason }.into());
         }
-        let mut read = |what: &str| file.read::<f16>(&format!("{name}.{what}"), Dtype::F16);
-        layers.push(Layer {
-            keys: read("key")?,
-            values: read("value")?,
-            queries: read("query")?,
-            tokens,
-            query_tokens,
-            kv_heads,
-            q_heads,
-            head_dim,
-        });
-    }
-    Ok(layers)
+        let layers::Layer { kv_heads, heads, head_dim, query_rows, .. } = *layer;
+        let tokens = layer.visible(query_rows - 1);
+        let mut data = layer.read::<f16>(&mut file)?;
+        data.keys.truncate(tokens * kv_heads * head_dim);
+        data.values.truncate(tokens * kv_heads * head_dim);
+        Ok(Layer {
+            keys: data.keys,
+            values: data.values,
+            queries: data.queries,
+            // Extents fit into 32 bits, as was checked.
+            tokens: tokens as u32,
+            query_tokens: query_rows as u32,
+            kv_heads: kv_heads as u32,
+            q_heads: heads as u32,
+            head_dim: head_dim as u32,
+        })
+    };
+    layers.iter().map(&mut read).collect()
 }
 
 fn render(proven: &Proven, device: &str) -> String {

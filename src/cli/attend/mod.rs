@@ -1,13 +1,13 @@
 //! `ferrokv attend`: attention over the keys, values and queries of a file, with each head's bound beside its
 //! true error.
 
-mod input;
 mod picture;
 mod report;
 mod step;
 
 use super::backend::{BackendArguments, Gpu};
 use super::failure::{CommandError, Failure};
+use super::layers;
 use super::output::ReportArguments;
 use super::picture::Picture;
 use super::{progress, scheme, text};
@@ -81,77 +81,9 @@ pub struct Arguments {
     report: ReportArguments,
 }
 
-/// Why a file cannot be attended to.
+/// Why a layer cannot be attended to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No layer at all.
-    #[error(
-        "{path} has no layer: tensors named layer.NN.key, layer.NN.value and layer.NN.query are needed; it has {names}"
-    )]
-    NoLayers {
-        /// The file.
-        path: String,
-        /// Some names.
-        names: String,
-    },
-    /// A layer that was asked for.
-    #[error("{path} has no layer {layer}; it has layers {layers}")]
-    NoLayer {
-        /// The file.
-        path: String,
-        /// What was asked for.
-        layer: u32,
-        /// What there is.
-        layers: String,
-    },
-    /// A layer that is not complete.
-    #[error("{path} has no {names}, which {layer} needs; add them, or choose other layers with --layers")]
-    Missing {
-        /// The file.
-        path: String,
-        /// The layer.
-        layer: String,
-        /// The tensors.
-        names: String,
-    },
-    /// A tensor of another type or shape.
-    #[error("tensor '{name}' cannot be used: {reason}")]
-    Tensor {
-        /// The tensor.
-        name: String,
-        /// What is wrong, and what is expected.
-        reason: String,
-    },
-    /// Metadata that is no number.
-    #[error(
-        "{path} has the metadata query_first_position = '{text}', which is no position; make it a number"
-    )]
-    Position {
-        /// The file.
-        path: String,
-        /// What is there.
-        text: String,
-    },
-    /// A NaN or an infinity.
-    #[error("tensor '{name}' has {value} at {index:?}; correct the source")]
-    NonFinite {
-        /// The tensor.
-        name: String,
-        /// The value.
-        value: f32,
-        /// Its index.
-        index: [usize; 3],
-    },
-    /// More query tokens than there are.
-    #[error("{layer} has queries of {rows} tokens, and --queries asks for {wanted}; ask for up to {rows}")]
-    TooFewQueries {
-        /// The layer.
-        layer: String,
-        /// What it has.
-        rows: usize,
-        /// What was asked for.
-        wanted: usize,
-    },
     /// Extents that the scheme does not take, or what it reports.
     #[error("{layer}: {source}")]
     Scheme {
@@ -174,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let picture =
         arguments.plot.as_ref().map(|prefix| Picture::new(prefix, Some(&arguments.file))).transpose()?;
     let mut file = TensorFile::open(&arguments.file)?;
-    let layers = input::layers(&file, &arguments.layers)?;
+    let layers = layers::layers(&file, &arguments.layers)?;
     let chosen = layers.iter().map(|layer| layer.choose(arguments.queries.into()));
     let chosen = chosen.collect::<Result<Vec<_>, _>>()?;
     let (device, gpu_note) = match arguments.backend.open()? {

@@ -124,8 +124,13 @@ impl Head {
         match (self.holds, self.bound) {
             (false, _) => f64::NEG_INFINITY,
             (true, Some(_)) => self.ratio.unwrap_or(f64::INFINITY),
-            (true, None) => -self.error / self.output_norm,
+            (true, None) => -self.share(self.error).unwrap_or(self.error),
         }
+    }
+
+    /// A part of the output's norm; none of an output of 0.
+    fn share(&self, value: f64) -> Option<f64> {
+        (self.output_norm > 0.0).then(|| value / self.output_norm)
     }
 }
 
@@ -149,8 +154,8 @@ pub fn summary(layers: &[LayerReport]) -> Summary {
         violations: rows().filter(|row| !row.holds).count(),
         median_ratio: ratios.get(ratios.len() / 2).copied(),
         least_ratio: ratios.first().copied(),
-        relative_error: spread(rows().map(|row| row.error / row.output_norm)),
-        relative_bound: spread(rows().filter_map(|row| Some(row.bound? / row.output_norm))),
+        relative_error: spread(rows().filter_map(|row| row.share(row.error))),
+        relative_bound: spread(rows().filter_map(|row| row.share(row.bound?))),
         exact_heads: rows().filter(exact).count(),
         dense_bits_differing: rows().filter(|row| row.bits_of_dense == Some(false)).count(),
     }
@@ -195,7 +200,7 @@ pub fn layer(layer: &LayerReport, all: bool) -> String {
     for row in shown {
         let mut cells = vec![row.token.to_string(), row.head.to_string()];
         cells.extend(row.facts.iter().map(|fact| text::figure(&fact.value)));
-        let share = |x: f64| format!("{:.3} %", 100.0 * x / row.output_norm);
+        let share = |x: f64| row.share(x).map_or("-".into(), |part| format!("{:.3} %", 100.0 * part));
         cells.extend([
             row.bound.map_or("none".into(), text::error),
             text::error(row.error),

@@ -1,9 +1,9 @@
 //! One layer: its pool, a step by the scheme, the same by exact attention, and both against the formula.
 
 use super::Error;
-use super::input::{Layer, Tensors};
 use super::report::{Head, LayerReport};
 use crate::cli::failure::Failure;
+use crate::cli::layers::{Layer, Tensors};
 use crate::cli::scheme;
 use crate::cli::timing::{Repetition, on_device};
 use host::attention::dense::{DenseElement, Problem};

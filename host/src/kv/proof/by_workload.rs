@@ -43,8 +43,9 @@ pub fn prove(trial: &Trial<'_>, progress: &mut dyn FnMut(u64)) -> Result<Finding
     let (mut round, mut refused) = (0, 0);
     while counts.done < trial.options.head_steps {
         let seed = random(trial.options.seed, round);
-        let (head_dim, group, kv_heads) = SHAPES[round as usize % SHAPES.len()];
         let long = round % 8 == 7;
+        // The long ones have each shape in turn too.
+        let (head_dim, group, kv_heads) = SHAPES[(round + round / 8) as usize % SHAPES.len()];
         let max_tokens = if long { trial.options.long_tokens } else { trial.options.max_tokens };
         let sequences: Vec<(Kind, u32)> = match long {
             true => vec![([Kind::Diffuse, Kind::Normal, Kind::Ties][round as usize / 8 % 3], max_tokens)],
@@ -211,5 +212,40 @@ impl Layer {
             values,
             table: (0..self.query_tokens).flat_map(|_| 0..max_blocks).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::proof::{self, Options};
+    use crate::kv::{Scheme, Selection};
+    use simt::emu::EmuOptions;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("it takes no heads of any size")]
+    struct NoHeads;
+
+    static PICKY: Scheme = Scheme {
+        name: "picky",
+        about: "refuses every shape",
+        presets: &[],
+        options: &[],
+        token_bytes: |_, _| 0.0,
+        check: |_| Ok(()),
+        open: |_| Err(Error::refused(NoHeads)),
+        workload: |_| Err(Error::refused(NoHeads)),
+        proof: proof::by_workload,
+    };
+
+    /// It ends, and says why, in place of drawing batches for ever.
+    #[test]
+    fn a_scheme_that_refuses_every_shape_is_an_error_with_its_reason() {
+        let selection = Selection::of(&PICKY);
+        let device = Device::cpu(EmuOptions::default());
+        let options = Options { head_steps: 100, max_tokens: 32, long_tokens: 32, seed: 1 };
+        let trial = Trial { device: &device, selection: &selection, options, layers: &[] };
+        let error = prove(&trial, &mut |_| ()).expect_err("nothing was tried");
+        assert!(error.to_string().contains("no heads of any size"), "{error}");
     }
 }

@@ -65,9 +65,9 @@ impl Judged {
         self.error_of_bound.is_none_or(|part| part <= 1.0)
     }
 
-    /// The error as a part of the output's norm.
-    pub fn relative(&self) -> f64 {
-        self.error / self.norm
+    /// An error or a bound as a part of the output's norm; none of an output of 0.
+    pub fn share(&self, value: f64) -> Option<f64> {
+        (self.norm > 0.0).then(|| value / self.norm)
     }
 }
 
@@ -118,7 +118,8 @@ mod tests {
         assert!(judged(0.0, [3.0, 4.0]).holds());
         assert!(!judged(f64::NAN, [3.0, 4.0]).holds() && !judged(1.0, [f32::NAN, 4.0]).holds());
         assert_eq!(judged(2.0, [3.0, 5.0]).error_of_bound, Some(0.5));
-        assert_eq!((judged(2.0, [3.0, 5.0]).norm, judged(2.0, [3.0, 5.0]).relative()), (5.0, 0.2));
+        let judged = judged(2.0, [3.0, 5.0]);
+        assert_eq!((judged.norm, judged.share(judged.error)), (5.0, Some(0.2)));
     }
 
     #[test]

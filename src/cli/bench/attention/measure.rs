@@ -223,8 +223,8 @@ where
     let judged = caches.judge(&*workload, &outcome);
     row.error_of_bound = judged.iter().filter_map(|row| row.error_of_bound).reduce(worse);
     row.verified = row.error_of_bound.map(|_| judged.iter().all(Judged::holds));
-    row.relative_error = median_and_most(judged.iter().map(Judged::relative));
-    row.relative_bound = median_and_most(judged.iter().filter_map(|row| Some(row.bound? / row.norm)));
+    row.relative_error = median_and_most(judged.iter().filter_map(|row| row.share(row.error)));
+    row.relative_bound = median_and_most(judged.iter().filter_map(|row| row.share(row.bound?)));
     let tiles = subject.cache_bytes() / (64 * u64::from(subject.shape.head_dim));
     let emulate = if every > 1 { EMULATE_STAGED_TILES } else { EMULATE_TILES };
     if device.kind() == BackendKind::Cuda && tiles <= emulate {

@@ -1,7 +1,6 @@
-//! The layers of a file: found and checked before anything is computed, read one at a time.
+//! The layers of a file with keys, values and queries: checked before any computing, read one at a time.
 
-use super::Error;
-use crate::cli::failure::Failure;
+use super::failure::{CommandError, Failure};
 use host::attention::dense::DenseElement;
 use host::int8::file::Dtype;
 use host::tensor_file::TensorFile;
@@ -48,6 +47,81 @@ fn digits(name: &str) -> Option<(&str, &str)> {
     let known = PARTS.contains(&part) && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
     known.then_some((digits, part))
 }
+
+/// Why a file's layers cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No layer at all.
+    #[error(
+        "{path} has no layer: tensors named layer.NN.key, layer.NN.value and layer.NN.query are needed; it has {names}"
+    )]
+    NoLayers {
+        /// The file.
+        path: String,
+        /// Some names.
+        names: String,
+    },
+    /// A layer that was asked for.
+    #[error("{path} has no layer {layer}; it has layers {layers}")]
+    NoLayer {
+        /// The file.
+        path: String,
+        /// What was asked for.
+        layer: u32,
+        /// What there is.
+        layers: String,
+    },
+    /// A layer that is not complete.
+    #[error("{path} has no {names}, which {layer} needs; add them, or leave {layer} out")]
+    Missing {
+        /// The file.
+        path: String,
+        /// The layer.
+        layer: String,
+        /// The tensors.
+        names: String,
+    },
+    /// A tensor of another type or shape.
+    #[error("tensor '{name}' cannot be used: {reason}")]
+    Tensor {
+        /// The tensor.
+        name: String,
+        /// What is wrong, and what is expected.
+        reason: String,
+    },
+    /// Metadata that is no number.
+    #[error(
+        "{path} has the metadata query_first_position = '{text}', which is no position; make it a number"
+    )]
+    Position {
+        /// The file.
+        path: String,
+        /// What is there.
+        text: String,
+    },
+    /// A NaN or an infinity.
+    #[error("tensor '{name}' has {value} at {index:?}; correct the source")]
+    NonFinite {
+        /// The tensor.
+        name: String,
+        /// The value.
+        value: f32,
+        /// Its index.
+        index: [usize; 3],
+    },
+    /// More query tokens than there are.
+    #[error("{layer} has queries of {rows} tokens, and --queries asks for {wanted}; ask for up to {rows}")]
+    TooFewQueries {
+        /// The layer.
+        layer: String,
+        /// What it has.
+        rows: usize,
+        /// What was asked for.
+        wanted: usize,
+    },
+}
+
+impl CommandError for Error {}
 
 /// The layers of `file`, by number, or those of `wanted`.
 ///
