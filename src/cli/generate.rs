@@ -1,5 +1,7 @@
 //! `ferrokv generate`: a model continues a prompt, its keys and values in a cache of one's choice.
 
+mod batch;
+
 use super::failure::{CommandError, Failure};
 use super::interrupt::{self, Interrupt};
 use super::output::{ReportArguments, print};
@@ -15,6 +17,7 @@ use host::model::tokenizer::{DecodeStream, Message};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
 use std::time::Instant;
 
 const LONG: &str = "\
@@ -28,6 +31,8 @@ The prompt is attended to exactly, but for int8, which keeps no originals; the s
 
 On the CPU the products are SIMD code with the bits of the GPU's kernels. On a GPU a step is one graph, whatever the scheme.
 
+With --prompts the lines of a file are continued side by side: a step reads the weights once and gives a token of each. A line gets what it gets whoever is beside it; texts are printed in the order of the lines, as they end.
+
 Ctrl-C ends the text, and so does a step that fails: what was printed stays, and --json is written with what there is.
 
 Exit codes: 0 done; 2 bad input; 130 interrupted.";
@@ -37,14 +42,24 @@ Examples:
   ./setup --model                                          fetches SmolLM2-135M-Instruct
   ferrokv generate --kv certified --chat \"Why is the sky blue?\"
   ferrokv generate \"Once upon a time\" --max-tokens 40 --temperature 0.8 --top-p 0.95 --seed 7
-  ferrokv generate \"2, 3, 5, 7,\" --model other.gguf --json record.json";
+  ferrokv generate \"2, 3, 5, 7,\" --model other.gguf --json record.json
+  ferrokv generate --prompts prompts.txt --sequences 4 --kv certified --max-tokens 64";
 
 /// Continue a prompt with a language model.
 #[derive(clap::Args)]
 #[command(long_about = LONG, after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// What to continue; with --chat, what to answer.
-    prompt: String,
+    #[arg(required_unless_present = "prompts", conflicts_with = "prompts")]
+    prompt: Option<String>,
+    /// A file with a prompt on each line, in place of one prompt; empty lines are passed over.
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// Prompts that are continued side by side, at most. How attention cuts its work, with that the last
+    /// bits, follows their number.
+    #[arg(long, value_name = "N", default_value_t = 8, conflicts_with = "prompt")]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=64))]
+    sequences: u32,
     #[arg(long, value_name = "SCHEME", default_value = "dense")]
     #[arg(help = scheme::short("How keys and values are kept"))]
     #[arg(long_help = scheme::long("How keys and values are kept"))]
@@ -83,6 +98,20 @@ pub enum Error {
     /// Nothing to continue.
     #[error("the prompt is empty; give some text")]
     EmptyPrompt,
+    /// A file of prompts that cannot be read.
+    #[error("the prompts of {path} cannot be read: {source}; give a file of UTF-8 text, a prompt a line")]
+    Prompts {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file of prompts without any.
+    #[error("{path} has no prompts; give one on each line")]
+    NoPrompts {
+        /// The file.
+        path: String,
+    },
     /// Ctrl-C.
     #[error("interrupted after {tokens}; what was printed is all there is")]
     Interrupted {
@@ -174,7 +203,11 @@ struct Step {
 /// # Errors
 /// Bad input, a GPU asked for that cannot be used, what the device reports, or Ctrl-C.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.prompt.is_empty() {
+    if let Some(path) = &arguments.prompts {
+        return batch::run(arguments, path);
+    }
+    let asked = arguments.prompt.as_deref().unwrap_or_default();
+    if asked.is_empty() {
         return Err(Error::EmptyPrompt.into());
     }
     let scheme = &scheme::one(&arguments.kv)?;
@@ -182,9 +215,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let subject = arguments.subject.open()?;
     let tokenizer = subject.tokenizer()?;
     let prompt = if arguments.chat {
-        tokenizer.chat(&[Message::user(&arguments.prompt)])?
+        tokenizer.chat(&[Message::user(asked)])?
     } else {
-        behind_bos(tokenizer, &tokenizer.encode(&arguments.prompt)?)
+        behind_bos(tokenizer, &tokenizer.encode(asked)?)
     };
     subject.fits(prompt.len())?;
     let context = subject.model.config.context;
@@ -222,7 +255,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         kv: scheme.to_string(),
         device: name,
         gpu_note: subject.gpu_note.as_deref(),
-        prompt: &arguments.prompt,
+        prompt: asked,
         chat: arguments.chat,
         temperature: arguments.temperature,
         top_p: arguments.top_p,

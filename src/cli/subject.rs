@@ -3,7 +3,7 @@
 use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
 use host::Device;
-use host::kv::{KvCache, Rope, Selection};
+use host::kv::{Capacity, KvCache, Rope, Selection};
 use host::model::forward::Runner;
 use host::model::text::Corpus;
 use host::model::{Error as ModelError, Model, Tokenizer, fetched};
@@ -86,11 +86,15 @@ impl Subject {
         Ok(Runner::new(&self.model, &self.device)?)
     }
 
-    /// An empty cache of a scheme, for so many tokens.
+    /// An empty cache of a scheme, for so many tokens of one sequence or of several.
     ///
     /// # Errors
     /// Heads that the scheme has no kernels for; out of memory.
-    pub fn cache(&self, scheme: &Selection, capacity: usize) -> Result<Box<dyn KvCache>, Failure> {
+    pub fn cache(
+        &self,
+        scheme: &Selection,
+        capacity: impl Into<Capacity>,
+    ) -> Result<Box<dyn KvCache>, Failure> {
         let config = &self.model.config;
         Ok(scheme.open(&self.device, config.into(), Some(&Rope::from(config)), capacity)?)
     }

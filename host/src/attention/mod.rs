@@ -1,6 +1,7 @@
 //! What every attention system shares: paged caches, rotation, exact attention, and the formula in f64 that
 //! each is judged by.
 
+pub(crate) mod blocks;
 pub(crate) mod cpu;
 pub mod dense;
 pub mod inputs;

@@ -1,7 +1,7 @@
 //! Pools of cache blocks.
 
 use super::{BLOCK_TOKENS, Error, Half, Result};
-use crate::{Buffer, Device};
+use crate::{Buffer, Device, Stream};
 
 /// Keys and values of many sequences in blocks of 16 tokens: two arrays [blocks, kv_heads, 16, head_dim].
 ///
@@ -80,6 +80,20 @@ impl<E: Half> PagedPool<E> {
     /// The values.
     pub fn values(&self) -> &Buffer<E> {
         &self.values
+    }
+
+    /// Copies the keys and values of block `from` to block `to`. Waits for the stream.
+    ///
+    /// # Errors
+    /// Blocks that the pool does not have; what the device reports.
+    pub fn copy_block(&mut self, stream: &Stream, from: u32, to: u32) -> Result<()> {
+        let elements = (BLOCK_TOKENS * self.kv_heads) as usize * self.head_dim as usize;
+        let mut block = vec![E::from_f32(0.0); elements];
+        for buffer in [&mut self.keys, &mut self.values] {
+            stream.download(buffer, from as usize * elements, &mut block)?;
+            stream.upload(&block, buffer, to as usize * elements)?;
+        }
+        Ok(())
     }
 
     /// Keys and values, to be written.

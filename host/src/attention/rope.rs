@@ -87,8 +87,8 @@ pub(crate) fn rope_append_kernel(pairing: Pairing) -> RopeAppend {
     }
 }
 
-/// [`rotate`] of the tokens of one sequence and [`append`](crate::attention::dense::append) to its dense
-/// cache, in one launch.
+/// [`rotate`] of `tokens` tokens, `args.tokens` of each sequence, and
+/// [`append`](crate::attention::dense::append) to a dense cache, in one launch.
 ///
 /// # Safety
 /// As [`rotate`]; no two tokens have one place, and the table's entries up to each position are blocks of the
@@ -103,9 +103,18 @@ pub unsafe fn rotate_and_append(
     tokens: usize,
 ) -> Result<()> {
     let tokens = count("tokens", tokens, 65535, "a launch takes 1 to 65535")?;
-    if args.max_blocks as usize > args.table.len() {
+    let of_each = count("tokens of a sequence", args.tokens as usize, tokens as usize, "there are fewer")?;
+    let sequences = tokens.div_ceil(of_each) as usize;
+    if sequences * args.max_blocks as usize > args.table.len() {
         let limit = "the table has no more entries";
         return Err(Error::Rotation { what: "max_blocks", value: args.max_blocks as usize, limit });
+    }
+    if sequences > args.lengths.len() {
+        return Err(Error::Rotation {
+            what: "sequences",
+            value: sequences,
+            limit: "there are fewer lengths",
+        });
     }
     check_rope(args.shape)?;
     let launch = LaunchShape::new((args.shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);

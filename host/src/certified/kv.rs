@@ -7,8 +7,8 @@ use super::{
 use crate::attention::PagedPool;
 use crate::certified;
 use crate::kv::{
-    Attending, Error, Geometry, HeadReport, Held, KvCache, New, Prompts, Result, Sequence, Source,
-    StepReport, Traffic,
+    Attending, Capacity, Chunk, Error, Geometry, HeadReport, Held, KvCache, New, Prompts, Result, Sequences,
+    Source, StepReport, Traffic,
 };
 use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
@@ -16,37 +16,64 @@ use half::f16;
 /// Of the blocks of a layer, the share whose original keys, and values, the GPU keeps after use.
 pub(super) const SCRATCH_SHARE: f64 = 1.0 / 8.0;
 
-/// A [`TieredCache`] a layer, all of one sequence.
+/// A [`TieredCache`] a layer.
 ///
-/// A chunk of more than one token is a prompt's: its attention is exact. A chunk of one token is a step of
-/// decoding: its attention is that of the policy, with a certificate for every layer and head, unless the
-/// policy asks for none.
+/// Attention of a prompt's chunk is exact. That of a step of decoding is the policy's, with a certificate for
+/// every layer, sequence and head, unless the policy asks for none.
+///
+/// With room for several sequences, a layer's list is renewed in its turn alone, also at the start: until
+/// then a new sequence has none, and what its bounds do not allow is computed exactly.
 pub struct CertifiedCache {
-    sequence: Sequence,
+    sequences: Sequences,
     policy: Policy,
-    layers: Vec<(TieredCache<f16>, SequenceId)>,
+    layers: Vec<Layer>,
     /// One for all layers: steps follow each other in the stream.
     plan: StepPlan<f16>,
     /// What each layer promotes from step to step; renewed in turn, a share of the layers in each step.
     carried: Vec<Carried>,
     lse: Buffer<f32>,
-    /// [layers, q_heads].
+    /// [layers, sequences, q_heads].
     certificates: Buffer<Certificate>,
     prompts: Prompts,
     /// The originals of the layer that a chunk is at, where its kernels read them; from the first such chunk
     /// on.
     staged: Option<PagedPool<f16>>,
-    /// Tokens of the last chunk that was committed.
-    last: usize,
+    /// The last chunk that was committed.
+    last: Option<Chunk>,
+}
+
+/// What a layer keeps, and each sequence's name in it; none where no sequence is.
+struct Layer {
+    cache: TieredCache<f16>,
+    names: Vec<Option<SequenceId>>,
+}
+
+impl Layer {
+    /// A sequence begins, with room for all of it: a graph that appends cannot ask for more.
+    fn enter(&mut self, stream: &Stream, sequence: usize, name: SequenceId, tokens: usize) -> Result<()> {
+        self.names[sequence] = Some(name);
+        Ok(self.cache.reserve(stream, name, tokens as u32)?)
+    }
+
+    /// A sequence's name.
+    fn name(&self, sequence: usize) -> Result<SequenceId> {
+        let sequences = self.names.len();
+        self.names.get(sequence).copied().flatten().ok_or(Error::NoSequence { sequence, sequences })
+    }
 }
 
 impl CertifiedCache {
-    /// An empty cache for up to `capacity` tokens.
+    /// An empty cache: of `capacity` tokens of one sequence, or as many of several.
     ///
     /// # Errors
     /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; thresholds that
     /// make no sense; out of memory, of the device or of what the host can lock.
-    pub fn new(device: &Device, geometry: Geometry, capacity: usize, policy: Policy) -> Result<Self> {
+    pub fn new(
+        device: &Device,
+        geometry: Geometry,
+        capacity: impl Into<Capacity>,
+        policy: Policy,
+    ) -> Result<Self> {
         Self::with_settings(device, geometry, capacity, (policy, Layout::Compact, SCRATCH_SHARE))
     }
 
@@ -58,23 +85,23 @@ impl CertifiedCache {
     pub fn with_settings(
         device: &Device,
         geometry: Geometry,
-        capacity: usize,
+        capacity: impl Into<Capacity>,
         (policy, layout, scratch_share): (Policy, Layout, f64),
     ) -> Result<Self> {
-        let sequence = Sequence::new(device, geometry, capacity);
-        let problem = sequence.problem(1).checked()?;
+        let sequences = Sequences::new(device, geometry, capacity.into());
+        let problem = sequences.step_problem().checked()?;
         let heads = certified::Geometry::new(problem.kv_heads, problem.head_dim)?.with_layout(layout);
-        let blocks = problem.max_blocks();
+        let blocks = problem.sequences * problem.max_blocks();
         let bytes = quantized_bytes(heads, geometry.layers, blocks as usize);
-        Error::if_too_large(device, capacity, bytes)?;
+        Error::if_too_large(device, sequences.capacity, bytes)?;
         // The CPU's originals are as near as everything else.
         let promotes = policy.certify && device.kind() != BackendKind::Cpu;
-        let all = f64::from(blocks * problem.kv_heads);
+        let all = f64::from(blocks) * f64::from(problem.kv_heads);
         let slots = if promotes { (all * scratch_share).ceil() as u32 } else { 0 };
         let extents = Extents {
             geometry: heads,
             blocks,
-            sequences: 1,
+            sequences: problem.sequences,
             max_tokens: problem.max_tokens,
             key_slots: slots,
             value_slots: slots,
@@ -82,53 +109,70 @@ impl CertifiedCache {
         let stream = Stream::new(device)?;
         let layer = |_| -> Result<_> {
             let mut cache = TieredCache::new(device, extents)?;
-            let sequence = cache.start_sequence()?;
-            // All of it: a graph that appends cannot ask for more.
-            cache.reserve(&stream, sequence, problem.max_tokens)?;
-            Ok((cache, sequence))
+            let name = cache.start_sequence()?;
+            let mut layer = Layer { cache, names: vec![None; problem.sequences as usize] };
+            layer.enter(&stream, 0, name, sequences.capacity.tokens)?;
+            Ok(layer)
         };
         let step = StepProblem {
-            sequences: 1,
+            sequences: problem.sequences,
             q_heads: problem.q_heads,
             kv_heads: problem.kv_heads,
             head_dim: problem.head_dim,
             max_tokens: problem.max_tokens,
         };
         let plan = StepPlan::with_layout(device, step, &policy, layout)?;
-        let carried = (0..geometry.layers).map(|layer| plan.carried(layer as u32));
+        let carried = (0..geometry.layers).map(|layer| {
+            let carried = plan.carried(layer as u32)?;
+            Ok(if problem.sequences > 1 { carried.in_turn() } else { carried })
+        });
+        let rows = problem.sequences as usize * geometry.q_heads;
         Ok(CertifiedCache {
-            sequence,
             policy,
             carried: carried.collect::<certified::Result<_>>()?,
             plan,
             layers: (0..geometry.layers).map(layer).collect::<Result<_>>()?,
-            lse: Buffer::new(device, geometry.q_heads)?,
-            certificates: Buffer::zeroed(device, geometry.layers * geometry.q_heads)?,
+            lse: Buffer::new(device, rows)?,
+            certificates: Buffer::zeroed(device, geometry.layers * rows)?,
             prompts: Prompts::default(),
             staged: None,
-            last: 0,
+            last: None,
+            sequences,
         })
     }
 
     /// The kernels on every device, for exact attention too: on the CPU the emulator, which gives the same
     /// bits.
     pub fn with_kernels(mut self) -> Self {
-        self.sequence.simd = false;
+        self.sequences.simd = false;
         let layers = self.layers.into_iter();
-        self.layers = layers.map(|(cache, sequence)| (cache.with_kernels(), sequence)).collect();
+        self.layers = layers.map(|layer| Layer { cache: layer.cache.with_kernels(), ..layer }).collect();
         self
     }
 
-    /// The certificates of the last token, [layers, q_heads]: none, if the policy asks for none or the last
-    /// chunk had more than one token. Waits for the device.
+    /// The certificates of the last step, [layers, sequences that are there, q_heads]: none, if the policy
+    /// asks for none or the last chunk was a prompt's. Waits for the device.
     ///
     /// # Errors
     /// What the device reports.
     pub fn certificates(&self) -> Result<Vec<Certificate>> {
-        if !self.policy.certify || self.last != 1 {
+        if !self.policy.certify || self.last != Some(Chunk::Step) {
             return Ok(Vec::new());
         }
-        Ok(self.certificates.to_vec()?)
+        let rows = self.certificates.to_vec()?;
+        let there = self.held().sequences.iter().cycle();
+        let rows = rows.chunks(self.sequences.geometry.q_heads).zip(there);
+        Ok(rows.filter(|(_, there)| there.is_some()).flat_map(|(heads, _)| heads).copied().collect())
+    }
+
+    /// A sequence is there that no list knows.
+    fn enter(&mut self, stream: &Stream, sequence: usize, tokens: usize) -> Result<usize> {
+        let sequences = self.sequences.capacity.sequences;
+        for carried in &mut self.carried {
+            carried.forget(stream, sequence, sequences)?;
+        }
+        self.sequences.enter(sequence, tokens);
+        Ok(sequence)
     }
 
     /// What decides which blocks are promoted, and when a head is computed exactly.
@@ -181,14 +225,14 @@ unsafe impl KvCache for CertifiedCache {
         if self.policy.certify { "certified" } else { "int8-int4" }
     }
 
-    fn held(&self) -> Held {
-        self.sequence.held()
+    fn held(&self) -> Held<'_> {
+        self.sequences.held()
     }
 
-    /// Full blocks quantized, the trailing block in f16, the scratch, and what a prompt's chunks read one
+    /// Full blocks quantized, the trailing blocks in f16, the scratch, and what a prompt's chunks read one
     /// layer from.
     fn bytes(&self) -> u64 {
-        let Some((cache, _)) = self.layers.first() else { return 0 };
+        let Some(Layer { cache, .. }) = self.layers.first() else { return 0 };
         let memory = cache.memory();
         let scratch = (memory.scratch_keys + memory.scratch_values) * self.layers.len();
         let staged = self.staged.as_ref().map_or(0, |pool| pool.keys().bytes() + pool.values().bytes());
@@ -196,15 +240,18 @@ unsafe impl KvCache for CertifiedCache {
     }
 
     fn step_bytes(&self) -> u64 {
-        let Some((cache, _)) = self.layers.first() else { return 0 };
-        let block = BLOCK_TOKENS as usize;
-        quantized_bytes(cache.geometry(), self.layers.len(), self.sequence.tokens / block)
-            + self.sequence.geometry.token_bytes() * (self.sequence.tokens % block) as u64
+        let Some(Layer { cache, .. }) = self.layers.first() else { return 0 };
+        let (block, geometry) = (BLOCK_TOKENS as usize, self.sequences.geometry);
+        let of_sequence = |tokens: &usize| {
+            quantized_bytes(cache.geometry(), geometry.layers, tokens / block)
+                + geometry.token_bytes() * (tokens % block) as u64
+        };
+        self.held().sequences.iter().flatten().map(of_sequence).sum()
     }
 
     /// The originals.
     fn host_bytes(&self) -> u64 {
-        self.sequence.geometry.token_bytes() * self.sequence.tokens as u64
+        self.sequences.geometry.token_bytes() * self.sequences.tokens() as u64
     }
 
     fn report(&self) -> Result<StepReport> {
@@ -213,7 +260,7 @@ unsafe impl KvCache for CertifiedCache {
 
     fn traffic(&self, stream: &Stream) -> Result<Option<Traffic>> {
         let mut sum = Traffic::default();
-        for (cache, _) in &self.layers {
+        for Layer { cache, .. } in &self.layers {
             let [_, total] = cache.traffic(stream)?;
             sum.found += total.key_hits + total.value_hits;
             sum.read += total.key_misses + total.value_misses;
@@ -223,7 +270,7 @@ unsafe impl KvCache for CertifiedCache {
     }
 
     fn check(&mut self, stream: &Stream) -> Result<()> {
-        Ok(self.layers.iter_mut().try_for_each(|(cache, _)| cache.check(stream))?)
+        Ok(self.layers.iter_mut().try_for_each(|layer| layer.cache.check(stream))?)
     }
 
     /// Steps that renew the lists of some layers each, in turn.
@@ -231,24 +278,56 @@ unsafe impl KvCache for CertifiedCache {
         self.policy.every().max(1) as usize
     }
 
-    fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
-        self.sequence.room(tokens)?;
-        self.prompts.ready(&self.sequence, tokens)?;
-        if tokens > 1 && !self.sequence.simd && self.staged.is_none() {
-            self.staged = Some(self.sequence.pool()?);
+    fn join(&mut self, stream: &Stream) -> Result<usize> {
+        let (sequence, tokens) = (self.sequences.vacant()?, self.sequences.capacity.tokens);
+        for layer in &mut self.layers {
+            let name = layer.cache.start_sequence()?;
+            layer.enter(stream, sequence, name, tokens)?;
         }
-        self.sequence.begin(tokens);
+        self.enter(stream, sequence, 0)
+    }
+
+    fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
+        let (tokens, fork) = (self.sequences.length(sequence)?, self.sequences.vacant()?);
+        let left = self.sequences.capacity.tokens - tokens;
+        for layer in &mut self.layers {
+            let name = layer.cache.fork(stream, layer.name(sequence)?)?;
+            layer.enter(stream, fork, name, left)?;
+        }
+        self.enter(stream, fork, tokens)
+    }
+
+    fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {
+        self.sequences.length(sequence)?;
+        for layer in &mut self.layers {
+            let name = layer.name(sequence)?;
+            layer.cache.free(stream, name)?;
+            layer.names[sequence] = None;
+        }
+        self.sequences.leave(sequence)
+    }
+
+    fn begin(&mut self, _: &Stream, chunk: Chunk) -> Result<()> {
+        self.sequences.room(chunk)?;
+        self.prompts.ready(&self.sequences, chunk)?;
+        if chunk != Chunk::Step && !self.sequences.simd && self.staged.is_none() {
+            self.staged = Some(self.sequences.pool()?);
+        }
+        self.sequences.begin(chunk);
         Ok(())
     }
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
-        let tokens = self.sequence.begun(layer)?;
-        let new = new.rotated(stream, self.sequence.geometry, tokens)?;
-        let (cache, sequence) = &mut self.layers[layer];
-        // Either knows where the sequence ends.
-        Ok(match tokens {
-            1 => cache.append(stream, new.keys, new.values),
-            _ => cache.prefill_first(stream, *sequence, new.keys, new.values, tokens),
+        let chunk = self.sequences.begun(layer)?;
+        let new = new.rotated(stream, self.sequences.geometry, self.sequences.rows(chunk))?;
+        let layer = &mut self.layers[layer];
+        // Either knows where the sequences end.
+        Ok(match chunk {
+            Chunk::Step => layer.cache.append(stream, new.keys, new.values),
+            Chunk::Prompt { sequence, tokens } => {
+                let name = layer.name(sequence)?;
+                layer.cache.prefill_first(stream, name, new.keys, new.values, tokens)
+            }
         }?)
     }
 
@@ -259,46 +338,43 @@ unsafe impl KvCache for CertifiedCache {
         queries: &Buffer<f16>,
         output: &mut Buffer<f32>,
     ) -> Result<()> {
-        self.sequence.begun(layer)?;
-        let Attending { chunk, queries, output } = self.sequence.attending(stream, queries, output)?;
-        let (cache, _) = &mut self.layers[layer];
-        match self.prompts.of(chunk) {
-            Some(exact) => {
-                let mut handles = cache.originals(exact.plan.problem(), queries, output, exact.lse())?;
-                if let Some(pool) = &mut self.staged {
-                    // One sequence has the cache's blocks in their order.
-                    let blocks = (self.sequence.tokens + chunk).div_ceil(BLOCK_TOKENS as usize) as u32;
-                    cache.stage(stream, blocks, pool)?;
-                    (handles.keys, handles.values) = (pool.keys().global(), pool.values().global());
-                }
-                // SAFETY: handles of this device, host memory on the CPU, of these lengths; the cache's
-                // lengths and table are its own. Dropping a buffer, or the cache, waits for the device.
-                unsafe { exact.run(stream, self.sequence.on_slices(stream), handles) }
+        let Attending { chunk, queries, output } =
+            self.sequences.attending(stream, layer, queries, output)?;
+        let kept = &mut self.layers[layer];
+        if let (Chunk::Prompt { sequence, tokens }, Some(exact)) = (chunk, self.prompts.of(chunk)) {
+            let lse = exact.lse();
+            let problem = exact.plan.problem();
+            let mut handles = kept.cache.originals(problem, sequence as u32, queries, output, lse)?;
+            if let Some(pool) = &mut self.staged {
+                let end = self.sequences.length(sequence)? + tokens;
+                kept.cache.stage(stream, kept.name(sequence)?, end, pool)?;
+                (handles.keys, handles.values) = (pool.keys().global(), pool.values().global());
             }
-            None => {
-                let heads = self.sequence.geometry.q_heads;
-                let certificates = self.certificates.global_range_mut(layer * heads..(layer + 1) * heads)?;
-                let out = AttendedHandles { output, lse: self.lse.global_mut(), certificates };
-                let carried = &mut self.carried[layer];
-                self.plan.swap_carried(carried)?;
-                // SAFETY: as above; the layer's list lives as long as its cache.
-                let attended = unsafe { cache.attend_on(stream, &mut self.plan, queries, out) };
-                self.plan.swap_carried(carried)?;
-                Ok(attended?)
-            }
+            // SAFETY: handles of this device, host memory on the CPU, of these lengths; the cache's lengths
+            // and table are its own. Dropping a buffer, or the cache, waits for the device.
+            return unsafe { exact.run(stream, self.sequences.on_slices(stream), handles) };
         }
+        let rows = self.sequences.rows(chunk) * self.sequences.geometry.q_heads;
+        let certificates = self.certificates.global_range_mut(layer * rows..(layer + 1) * rows)?;
+        let out = AttendedHandles { output, lse: self.lse.global_mut(), certificates };
+        let carried = &mut self.carried[layer];
+        self.plan.swap_carried(carried)?;
+        // SAFETY: as above; the layer's list lives as long as its cache.
+        let attended = unsafe { kept.cache.attend_on(stream, &mut self.plan, queries, out) };
+        self.plan.swap_carried(carried)?;
+        Ok(attended?)
     }
 
     fn commit(&mut self) {
-        self.last = self.sequence.commit();
+        self.last = self.sequences.commit();
     }
 }
 
 impl std::fmt::Debug for CertifiedCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let CertifiedCache { sequence, policy, .. } = self;
+        let CertifiedCache { sequences, policy, .. } = self;
         f.debug_struct("CertifiedCache")
-            .field("sequence", sequence)
+            .field("sequences", sequences)
             .field("policy", policy)
             .finish_non_exhaustive()
     }

@@ -2,111 +2,122 @@
 
 use crate::attention::rope::rotate_and_append;
 use crate::attention::{BLOCK_TOKENS, PagedPool};
-use crate::kv::{Error, Geometry, Held, KvCache, New, Paged, Raw, Result, Sequence};
+use crate::kv::{Capacity, Chunk, Error, Geometry, Held, KvCache, New, Paged, Raw, Result, Rows, Sequences};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::attention::rotation::rope_append;
 
-/// A cache of one sequence in f16: a paged pool a layer, and exact attention.
+/// A cache in f16: a paged pool a layer, and exact attention.
 ///
-/// The capacity decides how attention cuts its work ([`Plan`](crate::attention::dense::Plan)): another one
-/// may give other bits. Where it is one part, up to 256 tokens, a chunk gives the bits that its tokens give
-/// one by one.
+/// The capacity, of tokens and of sequences, decides how attention cuts its work
+/// ([`Plan`](crate::attention::dense::Plan)): another one may give other bits. Where it is one part, up to
+/// 256 tokens, a chunk gives the bits that its tokens give one by one.
 #[derive(Debug)]
 pub struct DenseCache {
-    sequence: Sequence,
+    sequences: Sequences,
     pools: Vec<PagedPool<f16>>,
     /// All layers have the same table.
     paged: Paged,
 }
 
 impl DenseCache {
-    /// An empty cache for up to `capacity` tokens.
+    /// An empty cache: of `capacity` tokens of one sequence, or as many of several.
     ///
     /// # Errors
     /// [`Error::Memory`] if the device can never hold it; heads that there is no kernel for; out of memory.
-    pub fn new(device: &Device, geometry: Geometry, capacity: usize) -> Result<Self> {
-        let sequence = Sequence::new(device, geometry, capacity);
-        let blocks = u64::from(sequence.problem(1).checked()?.max_blocks());
-        let bytes = geometry.token_bytes().saturating_mul(blocks * u64::from(BLOCK_TOKENS));
-        Error::if_too_large(device, capacity, bytes)?;
-        let pools = (0..geometry.layers).map(|_| sequence.pool()).collect::<Result<_>>()?;
-        Ok(DenseCache { pools, paged: Paged::new(&sequence)?, sequence })
+    pub fn new(device: &Device, geometry: Geometry, capacity: impl Into<Capacity>) -> Result<Self> {
+        let sequences = Sequences::new(device, geometry, capacity.into());
+        let problem = sequences.step_problem().checked()?;
+        let tokens = u64::from(problem.max_blocks() * BLOCK_TOKENS) * u64::from(problem.sequences);
+        let bytes = geometry.token_bytes().saturating_mul(tokens);
+        Error::if_too_large(device, sequences.capacity, bytes)?;
+        let pools = (0..geometry.layers).map(|_| sequences.pool()).collect::<Result<_>>()?;
+        Ok(DenseCache { pools, paged: Paged::new(&sequences)?, sequences })
     }
 
     /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path and
     /// takes some hundred times as long.
     pub fn with_kernels(mut self) -> Self {
-        self.sequence.simd = false;
+        self.sequences.simd = false;
         self
     }
 
     /// Adds keys and values that are not rotated yet, with the rotation, in one launch.
-    fn rotate_and_append(
-        &mut self,
-        stream: &Stream,
-        layer: usize,
-        new: Raw<'_>,
-        tokens: usize,
-    ) -> Result<()> {
-        let DenseCache { sequence, pools, paged } = self;
-        stream.device().check_same(&sequence.device, "the cache")?;
+    fn rotate_and_append(&mut self, stream: &Stream, layer: usize, new: Raw<'_>, chunk: Chunk) -> Result<()> {
+        let DenseCache { sequences, pools, paged } = self;
+        stream.device().check_same(&sequences.device, "the cache")?;
         new.check_device(stream)?;
-        let (geometry, shape) = (sequence.geometry, new.shape(sequence.geometry));
+        let (geometry, shape) = (sequences.geometry, new.shape(sequences.geometry));
+        let count = sequences.rows(chunk);
+        let max_blocks = sequences.problem(1).max_blocks();
+        let Rows { table, lengths, tokens } = paged.rows(chunk)?;
         let width = geometry.query_width() + 2 * geometry.kv_width();
         let (keys, values) = pools[layer].both_mut();
         let args = rope_append::Args {
-            qkv: new.qkv.global_range(..tokens * width)?,
-            positions: new.positions.global_range(..tokens)?,
+            qkv: new.qkv.global_range(..count * width)?,
+            positions: new.positions.global_range(..count)?,
             frequencies: new.frequencies.global_range(..new.rotary as usize / 2)?,
-            queries: new.queries.global_range_mut(..tokens * geometry.query_width())?,
-            table: paged.table.blocks().global(),
-            lengths: paged.table.lengths_mut().global_mut(),
+            queries: new.queries.global_range_mut(..count * geometry.query_width())?,
+            table,
+            lengths,
             keys: keys.global_mut(),
             values: values.global_mut(),
             shape,
-            max_blocks: paged.table.max_blocks(),
+            tokens,
+            max_blocks,
         };
-        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools,
-        // and what is past it is left out. Dropping a buffer waits for the device.
-        Ok(unsafe { rotate_and_append(stream, new.pairing, args, tokens) }?)
+        // SAFETY: buffers of this device, long enough as just seen; a row of the table has all blocks of its
+        // sequence, and what is past it is left out. Dropping a buffer waits for the device.
+        Ok(unsafe { rotate_and_append(stream, new.pairing, args, count) }?)
     }
 }
 
-// SAFETY: pools, table and the plan for one token are made once; other plans are not captured.
+// SAFETY: pools, table and the plan for steps are made once; other plans are not captured.
 unsafe impl KvCache for DenseCache {
     fn scheme(&self) -> &'static str {
         "dense"
     }
 
-    fn held(&self) -> Held {
-        self.sequence.held()
+    fn held(&self) -> Held<'_> {
+        self.sequences.held()
     }
 
     fn bytes(&self) -> u64 {
-        self.sequence.geometry.token_bytes() * self.sequence.tokens as u64
+        self.sequences.geometry.token_bytes() * self.sequences.tokens() as u64
     }
 
     fn step_bytes(&self) -> u64 {
         self.bytes()
     }
 
-    fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
-        self.sequence.room(tokens)?;
-        self.paged.ready(&self.sequence, tokens)?;
-        self.sequence.begin(tokens);
+    fn join(&mut self, _: &Stream) -> Result<usize> {
+        self.paged.join(&mut self.sequences)
+    }
+
+    fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
+        self.paged.fork(stream, &mut self.sequences, sequence, self.pools.iter_mut())
+    }
+
+    fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {
+        self.paged.leave(stream, &mut self.sequences, sequence)
+    }
+
+    fn begin(&mut self, _: &Stream, chunk: Chunk) -> Result<()> {
+        self.sequences.room(chunk)?;
+        self.paged.ready(&self.sequences, chunk)?;
+        self.sequences.begin(chunk);
         Ok(())
     }
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
-        let tokens = self.sequence.begun(layer)?;
+        let chunk = self.sequences.begun(layer)?;
         match new {
-            New::Raw(raw) if !self.sequence.on_slices(stream) => {
-                self.rotate_and_append(stream, layer, raw, tokens)
+            New::Raw(raw) if !self.sequences.on_slices(stream) => {
+                self.rotate_and_append(stream, layer, raw, chunk)
             }
             new => {
-                let rotated = new.rotated(stream, self.sequence.geometry, tokens)?;
-                self.paged.append(stream, &self.sequence, &mut self.pools[layer], rotated, tokens)
+                let rotated = new.rotated(stream, self.sequences.geometry, self.sequences.rows(chunk))?;
+                self.paged.append(stream, &self.sequences, &mut self.pools[layer], rotated, chunk)
             }
         }
     }
@@ -118,11 +129,11 @@ unsafe impl KvCache for DenseCache {
         queries: &Buffer<f16>,
         output: &mut Buffer<f32>,
     ) -> Result<()> {
-        self.sequence.begun(layer)?;
-        self.paged.attend(stream, &self.sequence, &self.pools[layer], queries, output)
+        let attending = self.sequences.attending(stream, layer, queries, output)?;
+        self.paged.attend(stream, &self.sequences, &self.pools[layer], attending)
     }
 
     fn commit(&mut self) {
-        self.sequence.commit();
+        self.sequences.commit();
     }
 }

@@ -2,7 +2,7 @@
 
 use super::run;
 use crate::attention::PagedPool;
-use crate::kv::{Held, KvCache, New, Opening, Paged, Result, Rotated, Sequence};
+use crate::kv::{Chunk, Held, KvCache, New, Opening, Paged, Result, Rotated, Sequences};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::echo::{round, rounded};
@@ -20,14 +20,14 @@ impl Rounded {
     }
 }
 
-/// A cache of one sequence: what is appended is rounded on its way, and attention is exact over that.
+/// A cache: what is appended is rounded on its way, and attention is exact over that.
 #[derive(Debug)]
 pub struct EchoCache {
-    sequence: Sequence,
+    sequences: Sequences,
     pools: Vec<PagedPool<f16>>,
     paged: Paged,
     dropped: u32,
-    /// Of a step of one token: a graph names it, so it stays.
+    /// Of a step: a graph names it, so it stays.
     step: Rounded,
     /// Of the longest chunk of a prompt so far.
     prompt: Option<Rounded>,
@@ -40,52 +40,66 @@ impl EchoCache {
     /// Heads that there is no kernel for; out of memory.
     pub fn new(opening: &Opening<'_>, dropped: u32) -> Result<Self> {
         let Opening { device, geometry, capacity, .. } = *opening;
-        let sequence = Sequence::new(device, geometry, capacity);
-        let pools = (0..geometry.layers).map(|_| sequence.pool()).collect::<Result<_>>()?;
-        let (paged, step) = (Paged::new(&sequence)?, Rounded::new(device, geometry.kv_width())?);
-        Ok(EchoCache { pools, paged, dropped, step, prompt: None, sequence })
+        let sequences = Sequences::new(device, geometry, capacity);
+        let pools = (0..geometry.layers).map(|_| sequences.pool()).collect::<Result<_>>()?;
+        let step = Rounded::new(device, sequences.rows(Chunk::Step) * geometry.kv_width())?;
+        Ok(EchoCache { pools, paged: Paged::new(&sequences)?, dropped, step, prompt: None, sequences })
     }
 }
 
-// SAFETY: pools, table, the plan for one token and its rounded row are made once; what prompts need is not
+// SAFETY: pools, table, the plan for steps and its rounded rows are made once; what prompts need is not
 // captured.
 unsafe impl KvCache for EchoCache {
     fn scheme(&self) -> &'static str {
         "echo"
     }
 
-    fn held(&self) -> Held {
-        self.sequence.held()
+    fn held(&self) -> Held<'_> {
+        self.sequences.held()
     }
 
     fn bytes(&self) -> u64 {
-        self.sequence.geometry.token_bytes() * self.sequence.tokens as u64
+        self.sequences.geometry.token_bytes() * self.sequences.tokens() as u64
     }
 
     fn step_bytes(&self) -> u64 {
         self.bytes()
     }
 
-    fn begin(&mut self, _: &Stream, tokens: usize) -> Result<()> {
-        self.sequence.room(tokens)?;
-        self.paged.ready(&self.sequence, tokens)?;
-        let elements = tokens * self.sequence.geometry.kv_width();
-        if tokens > 1 && self.prompt.as_ref().is_none_or(|prompt| prompt.keys.len() < elements) {
-            self.prompt = Some(Rounded::new(&self.sequence.device, elements)?);
+    fn join(&mut self, _: &Stream) -> Result<usize> {
+        self.paged.join(&mut self.sequences)
+    }
+
+    fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
+        self.paged.fork(stream, &mut self.sequences, sequence, self.pools.iter_mut())
+    }
+
+    fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {
+        self.paged.leave(stream, &mut self.sequences, sequence)
+    }
+
+    fn begin(&mut self, _: &Stream, chunk: Chunk) -> Result<()> {
+        self.sequences.room(chunk)?;
+        self.paged.ready(&self.sequences, chunk)?;
+        let elements = self.sequences.rows(chunk) * self.sequences.geometry.kv_width();
+        let fits = |prompt: &Rounded| prompt.keys.len() >= elements;
+        if chunk != Chunk::Step && !self.prompt.as_ref().is_some_and(fits) {
+            self.prompt = Some(Rounded::new(&self.sequences.device, elements)?);
         }
-        self.sequence.begin(tokens);
+        self.sequences.begin(chunk);
         Ok(())
     }
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
-        let tokens = self.sequence.begun(layer)?;
-        let EchoCache { sequence, pools, paged, dropped, step, prompt } = self;
-        let new = new.rotated(stream, sequence.geometry, tokens)?;
-        sequence.check_appended(stream, new)?;
+        let chunk = self.sequences.begun(layer)?;
+        let EchoCache { sequences, pools, paged, dropped, step, prompt } = self;
+        let rows = sequences.rows(chunk);
+        let new = new.rotated(stream, sequences.geometry, rows)?;
+        sequences.check_appended(stream, new)?;
         let Rotated { positions, keys, values } = new;
-        let elements = tokens * sequence.geometry.kv_width();
-        let target = prompt.as_mut().filter(|_| tokens > 1).unwrap_or(step);
-        if sequence.on_slices(stream) {
+        let elements = rows * sequences.geometry.kv_width();
+        let target = prompt.as_mut().filter(|_| chunk != Chunk::Step).unwrap_or(step);
+        if sequences.on_slices(stream) {
             for (from, to) in [(keys, &mut target.keys), (values, &mut target.values)] {
                 let mut row = vec![f16::ZERO; elements];
                 from.read(0, &mut row)?;
@@ -105,7 +119,7 @@ unsafe impl KvCache for EchoCache {
             unsafe { run(stream, args) }?;
         }
         let new = Rotated { positions, keys: &target.keys, values: &target.values };
-        paged.append(stream, sequence, &mut pools[layer], new, tokens)
+        paged.append(stream, sequences, &mut pools[layer], new, chunk)
     }
 
     fn attend(
@@ -115,11 +129,11 @@ unsafe impl KvCache for EchoCache {
         queries: &Buffer<f16>,
         output: &mut Buffer<f32>,
     ) -> Result<()> {
-        self.sequence.begun(layer)?;
-        self.paged.attend(stream, &self.sequence, &self.pools[layer], queries, output)
+        let attending = self.sequences.attending(stream, layer, queries, output)?;
+        self.paged.attend(stream, &self.sequences, &self.pools[layer], attending)
     }
 
     fn commit(&mut self) {
-        self.sequence.commit();
+        self.sequences.commit();
     }
 }

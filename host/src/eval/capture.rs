@@ -1,6 +1,6 @@
 //! What passes through a cache, kept.
 
-use crate::kv::{Error, Held, KvCache, New, Result, Rotated, StepReport, Traffic};
+use crate::kv::{Chunk, Error, Held, KvCache, New, Result, Rotated, StepReport, Traffic};
 use crate::{Buffer, Stream};
 use half::f16;
 
@@ -88,7 +88,7 @@ unsafe impl KvCache for Capture<'_> {
         self.inner.scheme()
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> Held<'_> {
         self.inner.held()
     }
 
@@ -116,9 +116,21 @@ unsafe impl KvCache for Capture<'_> {
         self.inner.check(stream)
     }
 
-    fn begin(&mut self, stream: &Stream, tokens: usize) -> Result<()> {
-        self.inner.begin(stream, tokens)?;
-        self.chunk = tokens;
+    fn join(&mut self, _: &Stream) -> Result<usize> {
+        Err(Error::NoRoom { sequences: 1 })
+    }
+
+    fn fork(&mut self, _: &Stream, _: usize) -> Result<usize> {
+        Err(Error::NoRoom { sequences: 1 })
+    }
+
+    fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {
+        self.inner.leave(stream, sequence)
+    }
+
+    fn begin(&mut self, stream: &Stream, chunk: Chunk) -> Result<()> {
+        self.inner.begin(stream, chunk)?;
+        self.chunk = chunk.rows(1);
         Ok(())
     }
 

@@ -1,7 +1,9 @@
-//! Cases of the kernels behind a growing cache: appended in two pieces, then restored.
+//! Cases of the kernels behind a growing cache: appended in two pieces, then restored; of two sequences, the
+//! second of which is there or not.
 
 use crate::attention::dense::sample::normal;
 use crate::check::{Case, CaseError, OutputBuffer, poisoned};
+use crate::kv::PARKED;
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::int8::{BlockShape, append_blocks, restore_blocks};
@@ -15,27 +17,41 @@ const EXTENTS: [(u32, u32, u32, u32, u32); 5] =
 pub(super) fn add(cases: &mut Vec<Case>) {
     for extents in EXTENTS {
         let (first, second, kv_heads, head_dim, blocks) = extents;
-        let label =
-            format!("f16 {first} + {second} tokens of {kv_heads} heads of {head_dim}, {blocks} blocks");
-        let case =
-            Case::new(append_blocks::kernel::<f16>().info(), label, move |device| run(device, extents));
-        cases.push(case.and(restore_blocks::kernel::<f16>().info()).race_checked());
+        for both in [true, false] {
+            let who = if both { "two sequences" } else { "one sequence" };
+            let label = format!(
+                "f16 {first} + {second} tokens of {kv_heads} heads of {head_dim}, {blocks} blocks, {who}"
+            );
+            let run = move |device: &Device| run(device, extents, both);
+            let case = Case::new(append_blocks::kernel::<f16>().info(), label, run);
+            cases.push(case.and(restore_blocks::kernel::<f16>().info()).race_checked());
+        }
     }
 }
 
 fn run(
     device: &Device,
     (first, second, kv_heads, head_dim, blocks): (u32, u32, u32, u32, u32),
+    both: bool,
 ) -> Result<Vec<OutputBuffer>, CaseError> {
     let stream = Stream::new(device)?;
-    let shape = |tokens: u32| BlockShape { tokens, kv_heads, head_dim, blocks };
-    let pairs = (blocks * kv_heads) as usize;
+    let all = 2 * blocks;
+    let shape = |tokens: u32| BlockShape { tokens, kv_heads, head_dim, blocks: all, max_blocks: blocks };
+    let pairs = (all * kv_heads) as usize;
+    // Blocks of the two take turns.
+    let table: Vec<u32> = (0..all).map(|i| 2 * (i % blocks) + i / blocks).collect();
+    let table = Buffer::from_slice(device, &table)?;
+    // Where the second sequence's tokens go.
+    let of_second = |positions: &[u32]| match both {
+        true => positions.to_vec(),
+        false => vec![PARKED; positions.len()],
+    };
     let tile = 16 * head_dim as usize;
     let mut codes = poisoned::<i8>(&stream, 2 * pairs * tile)?;
     let mut scales = poisoned::<f32>(&stream, 2 * pairs * head_dim as usize)?;
-    let mut fresh = Buffer::<f16>::zeroed(device, 2 * kv_heads as usize * tile)?;
+    let mut fresh = Buffer::<f16>::zeroed(device, 4 * kv_heads as usize * tile)?;
     for (position, tokens, seed) in [(0, first, 1), (first, second, 3)] {
-        let elements = 0..u64::from(tokens * kv_heads * head_dim);
+        let elements = 0..u64::from(2 * tokens * kv_heads * head_dim);
         // One channel of 64 is large, one zero, and now and then a number is none.
         let number = |seed: u64, i: u64| match (i % 64, i % 1009) {
             (_, 1008) => f16::NAN,
@@ -49,23 +65,26 @@ fn run(
         };
         let (keys, values) = (new(seed)?, new(seed + 1)?);
         let positions: Vec<u32> = (position..position + tokens).collect();
-        let positions = Buffer::from_slice(device, &positions)?;
+        let positions = Buffer::from_slice(device, &[&positions[..], &of_second(&positions)].concat())?;
         let arguments = append_blocks::Args {
             new_keys: keys.global(),
             new_values: values.global(),
             positions: positions.global(),
+            table: table.global(),
             fresh: fresh.global_mut(),
             codes: codes.global_mut(),
             scales: scales.global_mut(),
             shape: shape(tokens),
         };
-        let launch = LaunchShape::new((kv_heads, 2), head_dim);
+        let launch = LaunchShape::new((kv_heads, 2, 2), head_dim);
         // SAFETY: buffers of these extents, which wait for the device before they go.
         unsafe { stream.launch(&append_blocks::kernel::<f16>(), launch, arguments) }?;
     }
     let length = (first + second).min(16 * blocks);
-    let positions = Buffer::from_slice(device, &[length - 1])?;
-    let mut lengths = poisoned::<u32>(&stream, 1)?;
+    let last = [length - 1];
+    let positions = Buffer::from_slice(device, &[&last[..], &of_second(&last)].concat())?;
+    // One without a sequence stays as it was.
+    let mut lengths = Buffer::<u32>::zeroed(device, 2)?;
     let (mut keys, mut values) =
         (poisoned::<f16>(&stream, pairs * tile)?, poisoned::<f16>(&stream, pairs * tile)?);
     // What no token is written to stays as it was, the same everywhere.
@@ -73,6 +92,7 @@ fn run(
     stream.fill_u8(&mut values, .., 0x22)?;
     let arguments = restore_blocks::Args {
         positions: positions.global(),
+        table: table.global(),
         fresh: fresh.global(),
         codes: codes.global(),
         scales: scales.global(),
@@ -81,7 +101,7 @@ fn run(
         values: values.global_mut(),
         shape: shape(1),
     };
-    let launch = LaunchShape::new((blocks, kv_heads, 2), head_dim);
+    let launch = LaunchShape::new((blocks, kv_heads, 4), head_dim);
     // SAFETY: as above.
     unsafe { stream.launch(&restore_blocks::kernel::<f16>(), launch, arguments) }?;
     Ok(vec![

@@ -1,6 +1,6 @@
 //! What stands between a model and the cache of its keys and values.
 
-use super::{Geometry, Held, Result, StepReport, Traffic};
+use super::{Chunk, Geometry, Held, Result, StepReport, Traffic};
 use crate::attention::rope::{Pairing, RopeShape, rotate};
 use crate::{Buffer, Stream};
 use half::f16;
@@ -20,7 +20,7 @@ pub enum New<'a> {
 pub struct Raw<'a> {
     /// [tokens, (q_heads + 2·kv_heads)·head_dim].
     pub qkv: &'a Buffer<f32>,
-    /// Where they belong in the sequence, \[tokens\]: the tokens that follow those committed.
+    /// Where each belongs in its sequence, \[tokens\]: [`Held::positions`].
     pub positions: &'a Buffer<u32>,
     /// Radians a position, [rotary / 2].
     pub frequencies: &'a Buffer<f32>,
@@ -39,7 +39,7 @@ pub struct Raw<'a> {
 /// Keys and values of a chunk, rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotated<'a> {
-    /// Where they belong in the sequence, \[tokens\]: the tokens that follow those committed.
+    /// Where each belongs in its sequence, \[tokens\]: [`Held::positions`].
     pub positions: &'a Buffer<u32>,
     /// [tokens, kv_heads, head_dim].
     pub keys: &'a Buffer<f16>,
@@ -111,42 +111,48 @@ impl<'a> New<'a> {
     }
 }
 
-/// Keys and values of one sequence, in all layers of a model, on a device.
+/// Keys and values of one sequence or several, in all layers of a model, on a device.
 ///
-/// A model's step is the same for every scheme: [`begin`](Self::begin) with the number of new tokens, then
-/// for each layer [`append`](Self::append) and [`attend`](Self::attend), then [`commit`](Self::commit). What
-/// attention gives is f32. Buffers may be longer than the chunk needs: its tokens are the first rows. After
-/// an error of `append`, `attend` or [`check`](Self::check) some layers may hold what others do not: the
-/// cache is not to be used further.
+/// A model's step is the same for every scheme: [`begin`](Self::begin) with what is to come, then for each
+/// layer [`append`](Self::append) and [`attend`](Self::attend), then [`commit`](Self::commit). What attention
+/// gives is f32. Buffers may be longer than the chunk needs: its tokens are the first rows. After an error of
+/// `append`, `attend` or [`check`](Self::check) some layers may hold what others do not: the cache is not to
+/// be used further.
+///
+/// # Sequences
+/// They have numbers below the cache's capacity. A new cache has sequence 0, empty; others
+/// [`join`](Self::join), [`fork`](Self::fork) one that is there, and [`leave`](Self::leave), between chunks.
+/// A prompt's chunk is of one sequence, a step is of all. What a sequence gets has the same bits whoever is
+/// beside it, as long as sequences join when a step of the first kind comes ([`period`](Self::period)).
 ///
 /// # Graphs
-/// The launches of a step of one token can be captured once and replayed: `begin` and `commit` are the host's
+/// The launches of a step can be captured once and replayed: `begin` and `commit` are the host's
 /// affair and happen around each replay, `append` and `attend` put nothing but launches into the stream, and
 /// where the token goes they find in the device's memory.
 ///
 /// # Safety
-/// The memory that appending and `attend` of one token name in a capture stays where it is as long as the
+/// The memory that appending and `attend` of a step name in a capture stays where it is as long as the
 /// cache is there, whatever is called on it: replays of the graph use it.
 pub unsafe trait KvCache: Send {
     /// What the scheme is called on the command line.
     fn scheme(&self) -> &'static str;
 
     /// What it is for, and how far it has come.
-    fn held(&self) -> Held;
+    fn held(&self) -> Held<'_>;
 
     /// Heads and layers that it is for.
     fn geometry(&self) -> Geometry {
         self.held().geometry
     }
 
-    /// Tokens that are committed.
+    /// Tokens that are committed, of all sequences.
     fn tokens(&self) -> usize {
-        self.held().tokens
+        self.held().tokens()
     }
 
-    /// Tokens that fit.
+    /// Tokens that fit, of each sequence.
     fn capacity(&self) -> usize {
-        self.held().capacity
+        self.held().capacity.tokens
     }
 
     /// Bytes that its committed tokens take in all layers, and what is set aside for using them: the device's
@@ -162,7 +168,7 @@ pub unsafe trait KvCache: Send {
     }
 
     /// What is known of the attention of the last token: bounds, what was skipped, what came from originals.
-    /// Empty, if the scheme says nothing or the last chunk had more than one token. Waits for the device.
+    /// Empty, if the scheme says nothing or the last chunk was a prompt's. Waits for the device.
     ///
     /// # Errors
     /// What the device reports.
@@ -193,12 +199,32 @@ pub unsafe trait KvCache: Send {
         1
     }
 
-    /// Makes ready for a chunk of `tokens` that follow those committed. A chunk that was begun, and of which
-    /// nothing was appended, is forgotten. For one token nothing happens on the device.
+    /// A sequence more, empty; its number, the lowest that is free. What was begun is forgotten.
     ///
     /// # Errors
-    /// [`Error::Full`](super::Error::Full), before anything changes; what the device reports.
-    fn begin(&mut self, stream: &Stream, tokens: usize) -> Result<()>;
+    /// [`Error::NoRoom`](super::Error::NoRoom), and nothing changes; what the device reports.
+    fn join(&mut self, stream: &Stream) -> Result<usize>;
+
+    /// A sequence more, with the tokens of one that is there, whose memory both use as far as they can. What
+    /// was begun is forgotten.
+    ///
+    /// # Errors
+    /// [`Error::NoSequence`](super::Error::NoSequence); as [`join`](Self::join).
+    fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize>;
+
+    /// Forgets a sequence: its number and its memory are free. What was begun is forgotten.
+    ///
+    /// # Errors
+    /// [`Error::NoSequence`](super::Error::NoSequence), and nothing changes; what the device reports.
+    fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()>;
+
+    /// Makes ready for a chunk that follows what is committed. A chunk that was begun, and of which nothing
+    /// was appended, is forgotten. For a step nothing happens on the device.
+    ///
+    /// # Errors
+    /// [`Error::Full`](super::Error::Full), [`Error::NoSequence`](super::Error::NoSequence), before anything
+    /// changes; what the device reports.
+    fn begin(&mut self, stream: &Stream, chunk: Chunk) -> Result<()>;
 
     /// Adds the chunk's keys and values to a layer. Of [`New::Raw`] the rotated queries are written too.
     ///
@@ -206,7 +232,7 @@ pub unsafe trait KvCache: Send {
     /// [`Error::Order`](super::Error::Order); buffers that are too short; what the device reports.
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()>;
 
-    /// Causal attention of the chunk's `queries` to `output`, both [tokens, q_heads, head_dim], in a layer
+    /// Causal attention of the chunk's `queries` to `output`, both [rows, q_heads, head_dim], in a layer
     /// that has its keys and values.
     ///
     /// # Errors

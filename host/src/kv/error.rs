@@ -1,5 +1,6 @@
 //! What can be wrong with a scheme, its options or its cache.
 
+use super::Capacity;
 use crate::attention;
 use crate::{Device, Error as DeviceError};
 
@@ -102,6 +103,24 @@ pub enum Error {
         /// Tokens that fit.
         capacity: usize,
     },
+    /// A sequence that a cache does not have.
+    #[error(
+        "there is no sequence {sequence}; the cache has room for {sequences}, and let this one join first"
+    )]
+    NoSequence {
+        /// Its number.
+        sequence: usize,
+        /// How many there is room for.
+        sequences: usize,
+    },
+    /// All sequences that a cache has room for are there.
+    #[error(
+        "the cache has room for {sequences} sequences, and all are there; let one leave, or make it for more"
+    )]
+    NoRoom {
+        /// How many there is room for.
+        sequences: usize,
+    },
     /// A cache that cannot be numbered, or that the device's memory cannot hold.
     #[error(
         "a cache of {tokens} tokens takes {bytes} bytes, and {device} has {memory}; ask for fewer tokens"
@@ -157,7 +176,8 @@ impl Error {
     }
 
     /// Says so if a device can never hold `bytes`.
-    pub(crate) fn if_too_large(device: &Device, tokens: usize, bytes: u64) -> Result<()> {
+    pub(crate) fn if_too_large(device: &Device, capacity: Capacity, bytes: u64) -> Result<()> {
+        let tokens = capacity.tokens.saturating_mul(capacity.sequences);
         match device.info().memory_bytes.filter(|memory| bytes > *memory) {
             Some(memory) => Err(Error::Memory { tokens, bytes, device: device.info().name.clone(), memory }),
             None => Ok(()),

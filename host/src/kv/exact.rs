@@ -1,7 +1,6 @@
 //! Exact attention of a chunk: a plan of the dense system, or on the CPU its SIMD path.
 
-use super::Result;
-use super::sequence::Sequence;
+use super::{Chunk, Result, Sequences};
 use crate::attention::dense::{self, Handles, Plan, Problem};
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Stream};
@@ -16,11 +15,11 @@ pub(crate) struct Exact {
 }
 
 impl Exact {
-    /// For chunks of `query_tokens` of a sequence.
-    pub fn new(sequence: &Sequence, query_tokens: usize) -> Result<Self> {
-        let plan = Plan::new(&sequence.device, sequence.problem(query_tokens))?;
+    /// For chunks like this one.
+    pub fn new(sequences: &Sequences, chunk: Chunk) -> Result<Self> {
+        let plan = Plan::new(&sequences.device, sequences.problem_of(chunk))?;
         let rows = plan.problem().query_rows();
-        Ok(Exact { plan, lse: Buffer::new(&sequence.device, rows)? })
+        Ok(Exact { plan, lse: Buffer::new(&sequences.device, rows)? })
     }
 
     /// The log-sums that nobody reads.
@@ -47,21 +46,21 @@ impl Exact {
 pub(crate) struct Prompts(Option<Exact>);
 
 impl Prompts {
-    /// Makes ready for chunks of `tokens`. A chunk of one token is none of a prompt, and the plan that is
-    /// there stays.
-    pub fn ready(&mut self, sequence: &Sequence, tokens: usize) -> Result<()> {
+    /// Makes ready for a chunk. For a step the plan that is there stays.
+    pub fn ready(&mut self, sequences: &Sequences, chunk: Chunk) -> Result<()> {
+        let Chunk::Prompt { tokens, .. } = chunk else { return Ok(()) };
         let planned = self.0.as_ref().map(|exact| exact.plan.problem().query_tokens as usize);
-        if tokens > 1 && planned != Some(tokens) {
+        if planned != Some(tokens) {
             // The old scratch goes before the new one comes.
             self.0 = None;
-            self.0 = Some(Exact::new(sequence, tokens)?);
+            self.0 = Some(Exact::new(sequences, chunk)?);
         }
         Ok(())
     }
 
-    /// The plan for a chunk that was made ready for; `None` for a step of one token.
-    pub fn of(&mut self, chunk: usize) -> Option<&mut Exact> {
-        self.0.as_mut().filter(|_| chunk > 1)
+    /// The plan for a chunk that was made ready for; `None` for a step.
+    pub fn of(&mut self, chunk: Chunk) -> Option<&mut Exact> {
+        self.0.as_mut().filter(|_| chunk != Chunk::Step)
     }
 }
 

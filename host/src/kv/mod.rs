@@ -5,32 +5,35 @@
 //! | [`System`], [`Scheme`] | what a system declares; [`crate::SYSTEMS`] lists them all |
 //! | [`Selection`] | a scheme with preset and options, as a command line names it |
 //! | [`Opening`] | what a scheme is given to open a cache |
-//! | [`KvCache`] | keys and values of a model's layers: append, attend, report |
+//! | [`KvCache`] | keys and values of a model's layers, of one sequence or several: append, attend, report |
+//! | [`Chunk`] | what is added at once: tokens of a prompt, or one of each sequence |
 //! | [`StepReport`], [`Summary`], [`Traffic`] | what is known of steps: bounds, skips, originals |
 //! | [`Workload`](workload::Workload) | one layer's decode step, for benchmarks and proofs |
 //! | [`proof`] | promises held against errors, head-step by head-step |
 //!
-//! What caches of one sequence have in common is in `sequence`; exact attention over a paged pool, which most
+//! What caches have in common is in `sequences`; exact attention over a paged pool, which most
 //! of them need for prompts, in `paged` and `exact`.
 
 mod cache;
+mod chunk;
 mod error;
 mod exact;
 mod paged;
 pub mod proof;
 mod report;
 mod scheme;
-mod sequence;
+mod sequences;
 mod system;
 pub mod workload;
 
 pub use cache::{KvCache, New, Raw, Rotated};
+pub use chunk::{Chunk, PARKED};
 pub use error::{Error, Result};
 pub(crate) use exact::Prompts;
-pub(crate) use paged::Paged;
+pub(crate) use paged::{Paged, Rows};
 pub use report::{HeadReport, Source, StepReport, Summary, Traffic};
 pub use scheme::{Kind, Opening, OptionSpec, Preset, Rope, Scheme, Selection, Value};
-pub(crate) use sequence::{Attending, Sequence};
+pub(crate) use sequences::{Added, Attending, Sequences};
 pub use system::System;
 
 use half::f16;
@@ -48,15 +51,32 @@ pub struct Geometry {
     pub head_dim: usize,
 }
 
+/// What a cache has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Tokens of a sequence.
+    pub tokens: usize,
+    /// Sequences, at least one.
+    pub sequences: usize,
+}
+
+impl From<usize> for Capacity {
+    /// One sequence of so many tokens.
+    fn from(tokens: usize) -> Self {
+        Capacity { tokens, sequences: 1 }
+    }
+}
+
 /// What a cache is made for, and how far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct Held<'a> {
     /// Heads and layers.
     pub geometry: Geometry,
-    /// Tokens that fit.
-    pub capacity: usize,
-    /// Tokens that are committed.
-    pub tokens: usize,
+    /// What it has room for.
+    pub capacity: Capacity,
+    /// Tokens of each sequence that are committed, as many entries as there is room for; `None` where no
+    /// sequence is.
+    pub sequences: &'a [Option<usize>],
 }
 
 impl Geometry {

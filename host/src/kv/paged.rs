@@ -1,97 +1,204 @@
-//! Attention of one sequence over a paged pool: a table, a plan for steps and one for prompts.
+//! Attention over a paged pool: a table, a plan for steps and one for prompts.
 
 use super::exact::{Exact, Prompts};
-use super::sequence::{Attending, Sequence};
-use super::{Geometry, Result, Rotated};
+use super::{Added, Attending, Chunk, Geometry, Result, Rotated, Sequences};
+use crate::Stream;
+use crate::attention::blocks::Blocks;
 use crate::attention::dense::{AppendHandles, Handles, append};
 use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
-use crate::{Buffer, Stream};
 use half::f16;
+use simt::{Global, GlobalMut};
+use std::ops::Range;
 
-/// What attention needs besides the pool: [`Sequence::pool`], whose block i holds tokens 16·i to 16·i + 15.
+/// What attention needs besides the pool, [`Sequences::pool`].
+///
+/// A sequence has all blocks that it may need from the start, for a graph that appends cannot ask for more;
+/// full blocks of a fork are those of the sequence that it comes from.
 #[derive(Debug)]
 pub(crate) struct Paged {
-    pub table: BlockTable,
+    table: BlockTable,
+    free: Blocks,
+    /// The blocks of each sequence, in order: rows of the table.
+    rows: Vec<Vec<u32>>,
     decode: Exact,
     prompts: Prompts,
 }
 
+/// What kernels are given of the table for a chunk: all rows for a step, one for a prompt.
+pub(crate) struct Rows {
+    /// [sequences, max_blocks].
+    pub table: Global<u32>,
+    /// \[sequences\].
+    pub lengths: GlobalMut<u32>,
+    /// Tokens of each sequence.
+    pub tokens: u32,
+}
+
 impl Paged {
-    /// For all that the sequence may hold.
-    pub fn new(sequence: &Sequence) -> Result<Self> {
-        let decode = Exact::new(sequence, 1)?;
-        let blocks = decode.plan.problem().max_blocks();
-        let mut table = BlockTable::new(&sequence.device, 1, blocks, blocks)?;
-        table.set(0, &(0..blocks).collect::<Vec<_>>(), 0)?;
-        Ok(Paged { table, decode, prompts: Prompts::default() })
+    /// For all that the sequences may hold; the first is there.
+    pub fn new(sequences: &Sequences) -> Result<Self> {
+        let decode = Exact::new(sequences, Chunk::Step)?;
+        let problem = decode.plan.problem();
+        let (count, of_each) = (problem.sequences, problem.max_blocks());
+        let mut paged = Paged {
+            table: BlockTable::new(&sequences.device, count, of_each, count * of_each)?,
+            free: Blocks::new(count * of_each),
+            rows: vec![Vec::new(); count as usize],
+            decode,
+            prompts: Prompts::default(),
+        };
+        paged.enter(0, Vec::new(), 0)?;
+        Ok(paged)
     }
 
-    /// Makes ready for a chunk of `tokens`: for one nothing has to be done.
-    pub fn ready(&mut self, sequence: &Sequence, tokens: usize) -> Result<()> {
-        self.prompts.ready(sequence, tokens)
+    /// A sequence begins with `shared` blocks of another, and gets what it may need besides.
+    fn enter(&mut self, sequence: usize, shared: Vec<u32>, tokens: usize) -> Result<()> {
+        self.free.share(&shared);
+        let mut row = shared;
+        row.extend(self.free.take(self.table.max_blocks() as usize - row.len()));
+        let set = self.table.set(sequence as u32, &row, tokens as u32);
+        self.rows[sequence] = row;
+        Ok(set?)
     }
 
-    /// Adds `tokens` tokens to a layer's `pool`, behind those that are committed.
+    /// An empty sequence more: its number.
+    pub fn join(&mut self, sequences: &mut Sequences) -> Result<usize> {
+        let sequence = sequences.vacant()?;
+        self.enter(sequence, Vec::new(), 0)?;
+        sequences.enter(sequence, 0);
+        Ok(sequence)
+    }
+
+    /// A sequence with the tokens of another: its number. The block that `source` is filling is copied in
+    /// each of `pools`. Waits for the stream.
+    pub fn fork<'a>(
+        &mut self,
+        stream: &Stream,
+        sequences: &mut Sequences,
+        source: usize,
+        pools: impl Iterator<Item = &'a mut PagedPool<f16>>,
+    ) -> Result<usize> {
+        let (tokens, sequence) = (sequences.length(source)?, sequences.vacant()?);
+        stream.synchronize()?;
+        let full = tokens / BLOCK_TOKENS as usize;
+        let shared = self.rows[source][..full].to_vec();
+        self.enter(sequence, shared, tokens)?;
+        if let (Some(from), Some(to)) = (self.rows[source].get(full), self.rows[sequence].get(full)) {
+            for pool in pools {
+                pool.copy_block(stream, *from, *to)?;
+            }
+        }
+        sequences.enter(sequence, tokens);
+        Ok(sequence)
+    }
+
+    /// Forgets a sequence. Waits for the stream.
+    pub fn leave(&mut self, stream: &Stream, sequences: &mut Sequences, sequence: usize) -> Result<()> {
+        sequences.length(sequence)?;
+        stream.synchronize()?;
+        // In the table before others may have the blocks.
+        self.table.set(sequence as u32, &[], 0)?;
+        self.free.give_back(std::mem::take(&mut self.rows[sequence]));
+        sequences.leave(sequence)
+    }
+
+    /// The blocks of a sequence, in order.
+    pub fn blocks(&self, sequence: usize) -> &[u32] {
+        &self.rows[sequence]
+    }
+
+    /// How far attention sees of a sequence.
+    pub fn set_length(&mut self, sequence: usize, tokens: u32) -> Result<()> {
+        Ok(self.table.lengths_mut().write(sequence, &[tokens])?)
+    }
+
+    /// Makes ready for a chunk: for a step nothing has to be done.
+    pub fn ready(&mut self, sequences: &Sequences, chunk: Chunk) -> Result<()> {
+        self.prompts.ready(sequences, chunk)
+    }
+
+    /// What of the table a chunk is about.
+    pub fn rows(&mut self, chunk: Chunk) -> Result<Rows> {
+        let all = self.rows.len();
+        let (rows, tokens): (Range<usize>, usize) = match chunk {
+            Chunk::Prompt { sequence, tokens } => (sequence..sequence + 1, tokens),
+            Chunk::Step => (0..all, 1),
+        };
+        let width = self.table.max_blocks() as usize;
+        Ok(Rows {
+            table: self.table.blocks().global_range(rows.start * width..rows.end * width)?,
+            lengths: self.table.lengths_mut().global_range_mut(rows)?,
+            tokens: tokens as u32,
+        })
+    }
+
+    /// Adds a chunk to a layer's `pool`, behind what is committed.
     pub fn append(
         &mut self,
         stream: &Stream,
-        sequence: &Sequence,
+        sequences: &Sequences,
         pool: &mut PagedPool<f16>,
         new: Rotated<'_>,
-        tokens: usize,
+        chunk: Chunk,
     ) -> Result<()> {
-        sequence.check_appended(stream, new)?;
+        sequences.check_appended(stream, new)?;
         let Rotated { positions, keys, values } = new;
         let (pool_keys, pool_values) = pool.both_mut();
-        if sequence.on_slices(stream) {
+        if sequences.on_slices(stream) {
             // Which gives the same, without an emulated launch.
-            let Geometry { kv_heads, head_dim, .. } = sequence.geometry;
+            let Geometry { kv_heads, head_dim, .. } = sequences.geometry;
             let block_tokens = BLOCK_TOKENS as usize;
-            for token in 0..tokens {
-                let position = sequence.tokens + token;
-                let (block, place) = (position / block_tokens, position % block_tokens);
-                for head in 0..kv_heads {
-                    let from = (token * kv_heads + head) * head_dim;
-                    let to = ((block * kv_heads + head) * block_tokens + place) * head_dim;
-                    stream.copy(keys, from..from + head_dim, pool_keys, to)?;
-                    stream.copy(values, from..from + head_dim, pool_values, to)?;
+            for Added { sequence, row, first, tokens } in sequences.added(chunk) {
+                for token in 0..tokens {
+                    let position = first + token;
+                    let (index, place) = (position / block_tokens, position % block_tokens);
+                    let block = self.rows[sequence][index] as usize;
+                    for head in 0..kv_heads {
+                        let from = ((row + token) * kv_heads + head) * head_dim;
+                        let to = ((block * kv_heads + head) * block_tokens + place) * head_dim;
+                        stream.copy(keys, from..from + head_dim, pool_keys, to)?;
+                        stream.copy(values, from..from + head_dim, pool_values, to)?;
+                    }
                 }
+                self.set_length(sequence, (first + tokens) as u32)?;
             }
-            return Ok(self.table.lengths_mut().write(0, &[(sequence.tokens + tokens) as u32])?);
+            return Ok(());
         }
-        let elements = tokens * sequence.geometry.kv_width();
+        let rows = sequences.rows(chunk);
+        let elements = rows * sequences.geometry.kv_width();
+        let Rows { table, lengths, .. } = self.rows(chunk)?;
         let handles = AppendHandles {
             new_keys: keys.global_range(..elements)?,
             new_values: values.global_range(..elements)?,
-            positions: positions.global_range(..tokens)?,
-            table: self.table.blocks().global(),
-            lengths: self.table.lengths_mut().global_mut(),
+            positions: positions.global_range(..rows)?,
+            table,
+            lengths,
             keys: pool_keys.global_mut(),
             values: pool_values.global_mut(),
         };
-        // SAFETY: buffers of this device, long enough as just seen; the table has all blocks of the pools,
-        // and what is past it is left out. Equal positions would leave one token's row or the other's.
-        // Dropping a buffer waits for the device.
-        Ok(unsafe { append(stream, sequence.problem(tokens), handles) }?)
+        // SAFETY: buffers of this device, long enough as just seen; a row of the table has all blocks of its
+        // sequence, and what is past it is left out, as are rows without a sequence. Equal positions of one
+        // sequence would leave one token's row or the other's. Dropping a buffer waits for the device.
+        Ok(unsafe { append(stream, sequences.problem_of(chunk), handles) }?)
     }
 
-    /// Causal attention of the chunk that was begun over `pool`, which is the sequence's.
+    /// Causal attention of the chunk that was begun over a layer's `pool`.
     pub fn attend(
         &mut self,
         stream: &Stream,
-        sequence: &Sequence,
+        sequences: &Sequences,
         pool: &PagedPool<f16>,
-        queries: &Buffer<f16>,
-        output: &mut Buffer<f32>,
+        attending: Attending,
     ) -> Result<()> {
-        let Attending { chunk, queries, output } = sequence.attending(stream, queries, output)?;
+        let Attending { chunk, queries, output } = attending;
+        let Rows { table, lengths, .. } = self.rows(chunk)?;
         let exact = self.prompts.of(chunk).unwrap_or(&mut self.decode);
         let handles = Handles {
             queries,
             keys: pool.keys().global(),
             values: pool.values().global(),
-            table: self.table.blocks().global(),
-            lengths: self.table.lengths().global(),
+            table,
+            lengths: lengths.as_const(),
             wanted: None,
             near: true,
             output,
@@ -99,6 +206,6 @@ impl Paged {
         };
         // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's
         // blocks are those of the pool. Dropping a buffer waits for the device.
-        unsafe { exact.run(stream, sequence.on_slices(stream), handles) }
+        unsafe { exact.run(stream, sequences.on_slices(stream), handles) }
     }
 }

@@ -1,5 +1,6 @@
 //! What is known of a step, in terms of no scheme.
 
+use super::Held;
 use serde::{Deserialize, Serialize};
 
 /// What a head's output was computed from.
@@ -47,8 +48,20 @@ impl HeadReport {
 /// What is known of the last step of decoding.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
-    /// [layers, q_heads]; empty where the scheme says nothing, or the last chunk was a prompt's.
+    /// [layers, sequences that are there, q_heads]; empty where the scheme says nothing, or the last chunk
+    /// was a prompt's.
     pub heads: Vec<HeadReport>,
+}
+
+impl StepReport {
+    /// What it says of one sequence of a cache that holds what it held at the step: [layers, q_heads].
+    pub fn of_sequence(&self, held: Held<'_>, sequence: usize) -> StepReport {
+        let there = |sequences: &[Option<usize>]| sequences.iter().flatten().count();
+        let before = there(&held.sequences[..sequence.min(held.sequences.len())]);
+        let all = there(held.sequences).max(1);
+        let rows = self.heads.chunks(held.geometry.q_heads.max(1)).skip(before).step_by(all);
+        StepReport { heads: rows.flatten().copied().collect() }
+    }
 }
 
 /// Originals that steps have used so far, in all layers: tiles of 16 tokens of one KV head, of keys or of
@@ -176,6 +189,7 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::{Capacity, Geometry};
 
     fn head(bound: f32, source: Source) -> HeadReport {
         HeadReport { bound: Some(bound), source, original_keys: 2, ..HeadReport::STORED }
@@ -197,6 +211,20 @@ mod tests {
         assert_eq!(unbounded.worst_bound, None);
         assert_eq!((one.and(unbounded).worst_bound, one.and(one).heads), (None, 8));
         assert_eq!(Summary::of(&StepReport::default()), None);
+    }
+
+    #[test]
+    fn a_sequence_has_its_rows_of_every_layer() {
+        let geometry = Geometry { layers: 2, q_heads: 2, kv_heads: 1, head_dim: 64 };
+        let sequences = [Some(5), None, Some(7)];
+        let held = Held { geometry, capacity: Capacity { tokens: 8, sequences: 3 }, sequences: &sequences };
+        let heads = (0..8).map(|i| head(i as f32, Source::Stored)).collect();
+        let bounds = |sequence| {
+            let own = StepReport { heads: Vec::clone(&heads) }.of_sequence(held, sequence);
+            own.heads.iter().filter_map(|head| head.bound).collect::<Vec<_>>()
+        };
+        assert_eq!((bounds(0), bounds(2)), (vec![0.0, 1.0, 4.0, 5.0], vec![2.0, 3.0, 6.0, 7.0]));
+        assert_eq!(StepReport::default().of_sequence(held, 2), StepReport::default());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::proof::Prove;
 use super::workload::{self, Workload};
-use super::{Error, Geometry, KvCache, Result};
+use super::{Capacity, Error, Geometry, KvCache, Result};
 use crate::Device;
 use crate::attention::rope::Pairing;
 use crate::tensor_file::TensorFile;
@@ -257,7 +257,7 @@ impl Selection {
         }
     }
 
-    /// An empty cache.
+    /// An empty cache: of `capacity` tokens of one sequence, or as many of several.
     ///
     /// # Errors
     /// Heads that the scheme has no kernels for, files that do not go with the model; out of memory.
@@ -266,8 +266,13 @@ impl Selection {
         device: &Device,
         geometry: Geometry,
         rope: Option<&Rope>,
-        capacity: usize,
+        capacity: impl Into<Capacity>,
     ) -> Result<Box<dyn KvCache>> {
+        let capacity = capacity.into();
+        if capacity.sequences == 0 {
+            let limit = "a cache has room for one at least";
+            return Err(Error::Order { what: "the number of sequences", value: 0, limit });
+        }
         (self.scheme.open)(&Opening { device, geometry, rope, capacity, selection: self })
     }
 }
@@ -317,8 +322,8 @@ pub struct Opening<'a> {
     pub geometry: Geometry,
     /// How the model turns queries and keys; `None` where there is no model, and keys come turned.
     pub rope: Option<&'a Rope>,
-    /// Tokens that it is to hold.
-    pub capacity: usize,
+    /// Tokens and sequences that it is to hold.
+    pub capacity: Capacity,
     /// The scheme with its preset and options.
     pub selection: &'a Selection,
 }
@@ -432,7 +437,8 @@ mod tests {
         let device = Device::cpu(simt::emu::EmuOptions::default());
         let geometry = Geometry { layers: 2, q_heads: 9, kv_heads: 3, head_dim: 64 };
         let selection = parse(&format!("made-up/codes={}", path.display())).expect("a path");
-        let opening = Opening { device: &device, geometry, rope: None, capacity: 16, selection: &selection };
+        let opening =
+            Opening { device: &device, geometry, rope: None, capacity: 16.into(), selection: &selection };
         let missing = opening.artifact("codes").expect_err("no file");
         assert!(matches!(missing, Error::File(_)), "{missing}");
         write("128");

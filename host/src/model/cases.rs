@@ -3,7 +3,7 @@
 //! is compared with all of them.
 
 use super::cpu;
-use super::kernels::{Choice, choose, embed_kernel, embedding, quantize, record_words};
+use super::kernels::{Choice, Choosing, choose, embed_kernel, embedding, quantize, record_words};
 use super::linear::{
     DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind, decode_kernel,
     fused_kernels, prefill_kernel,
@@ -357,7 +357,7 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
                 format!("{q_heads}/{kv_heads} heads of {head_dim}, {rotary} turn, {content:?}, to pools");
             let case = Case::new(rope_append_kernel(pairing).info(), label, move |device| {
                 let stream = Stream::new(device)?;
-                // The last is past the table.
+                // The last is past the table, also where three of two sequences have three blocks each.
                 let positions = [31u32, 0, 17, 15, 95, 96];
                 let tokens = positions.len();
                 let row = ((q_heads + 2 * kv_heads) * head_dim) as usize;
@@ -370,10 +370,10 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
                 let pool = 12 * (kv_heads * 16 * head_dim) as usize;
                 let mut keys = Buffer::<f16>::zeroed(device, pool)?;
                 let mut values = Buffer::<f16>::zeroed(device, pool)?;
-                let mut lengths = Buffer::<u32>::zeroed(device, 1)?;
+                let mut lengths = Buffer::<u32>::zeroed(device, 2)?;
                 let mut queries = poisoned::<f16>(&stream, tokens * (q_heads * head_dim) as usize)?;
-                // All, then all but the last: only that one sets the length.
-                for count in [tokens, tokens - 1] {
+                // All, then all but the last: only that one sets the length. Then as two sequences.
+                for (count, of_each, blocks) in [(tokens, 6, 6), (tokens - 1, 5, 6), (tokens, 3, 3)] {
                     let args = rope_append::Args {
                         qkv: qkv.global(),
                         positions: positions.global(),
@@ -384,7 +384,8 @@ fn add_rotation_to_pools(cases: &mut Vec<Case>, pairing: Pairing) {
                         keys: keys.global_mut(),
                         values: values.global_mut(),
                         shape,
-                        max_blocks: table.len() as u32,
+                        tokens: of_each,
+                        max_blocks: blocks,
                     };
                     // SAFETY: buffers of the shape's lengths, read back before they go; the table's blocks
                     // are the pools'.
@@ -424,13 +425,17 @@ fn add_choices(cases: &mut Vec<Case>, coverage: Coverage) {
                 let case = Case::new(kernel, label, move |device| {
                     let stream = Stream::new(device)?;
                     let logits = Buffer::from_slice(device, &content.values(10, 3 * vocabulary))?;
+                    let numbers = Buffer::from_slice(device, &[0u32, 1, 70_000])?;
                     let mut tokens = poisoned::<u32>(&stream, 3)?;
                     let mut positions = Buffer::from_slice(device, &[0u32, 4096, u32::MAX])?;
+                    let rows = Choosing {
+                        logits: logits.global(),
+                        numbers: numbers.global(),
+                        tokens: tokens.global_mut(),
+                        positions: positions.global_mut(),
+                    };
                     // SAFETY: three rows of logits, three of the others.
-                    unsafe {
-                        let (to, at) = (tokens.global_mut(), positions.global_mut());
-                        choose(&stream, choice, logits.global(), to, at, 3, vocabulary)?;
-                    }
+                    unsafe { choose(&stream, choice, rows, 3, vocabulary) }?;
                     Ok(vec![
                         OutputBuffer::download("tokens", &tokens)?,
                         OutputBuffer::download("positions", &positions)?,

@@ -145,9 +145,21 @@ impl Choice {
     }
 }
 
-/// Chooses a token of each sequence's `logits` [sequences, vocabulary], writes it to `tokens` \[sequences\],
-/// and counts `positions` \[sequences\] up by one: both where the next step reads them. A draw's counter is
-/// the position before.
+/// What a token is chosen from, and where it goes, of each sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Choosing {
+    /// [sequences, vocabulary].
+    pub logits: Global<f32>,
+    /// What draws are keyed by besides seed and position, \[sequences\].
+    pub numbers: Global<u32>,
+    /// The tokens that are chosen, \[sequences\].
+    pub tokens: GlobalMut<u32>,
+    /// The positions of the tokens before, \[sequences\]: they count up by one.
+    pub positions: GlobalMut<u32>,
+}
+
+/// Chooses a token of each sequence, and counts its position up: both where the next step reads them. A
+/// draw's counter is the position before.
 ///
 /// # Safety
 /// As [`quantize`].
@@ -157,15 +169,14 @@ impl Choice {
 pub unsafe fn choose(
     stream: &Stream,
     choice: Choice,
-    logits: Global<f32>,
-    tokens: GlobalMut<u32>,
-    positions: GlobalMut<u32>,
+    rows: Choosing,
     sequences: usize,
     vocabulary: usize,
 ) -> Result<()> {
     let shape = choice.shape(vocabulary)?;
     let grid = count("sequences", sequences, 65535, "a launch takes 1 to 65535")?;
     let launch = LaunchShape::new(grid, CHOICE_THREADS);
+    let Choosing { logits, numbers, tokens, positions } = rows;
     match shape {
         // SAFETY: the caller's word; a block a sequence.
         None => unsafe {
@@ -174,7 +185,7 @@ pub unsafe fn choose(
         },
         // SAFETY: as above.
         Some(shape) => unsafe {
-            let args = choose_sampled::Args { logits, tokens, positions, shape };
+            let args = choose_sampled::Args { logits, numbers, tokens, positions, shape };
             stream.launch(&choose_sampled::kernel(), launch.shared(sample_layout().bytes), args)
         },
     }?;

@@ -4,7 +4,7 @@ use host::certified::CertifiedCache;
 use host::certified::{Policy, Rung};
 use host::dense::DenseCache;
 use host::int8::Int8Cache;
-use host::kv::{KvCache, New, Rotated, Selection};
+use host::kv::{Chunk, KvCache, New, Rotated, Selection};
 use host::model::Model;
 use host::model::config::Architecture;
 use host::model::forward::Runner;
@@ -136,7 +136,7 @@ fn an_int8_cache_stays_inside_its_room() {
     let row = Buffer::from_slice(&device, &vec![half::f16::ONE; 256]).expect("a buffer");
     let positions = Buffer::from_slice(&device, &[1_000_000u32]).expect("a buffer");
     let mut output = Buffer::<f32>::zeroed(&device, 256).expect("a buffer");
-    cache.begin(&stream, 1).expect("begun");
+    cache.begin(&stream, Chunk::of_one(1)).expect("begun");
     let (keys, values) = (&row, &row);
     let new = Rotated { positions: &positions, keys, values };
     cache.append(&stream, 0, New::Rotated(new)).expect("appended");
@@ -157,7 +157,7 @@ fn an_int8_cache_uses_all_of_its_room() {
     let cache = || Int8Cache::new(&device, (&model.config).into(), 16).expect("a cache");
     let [own, kernels] = [cache(), cache().with_kernels()].map(|mut cache| {
         let mut output = Buffer::<f32>::zeroed(&device, 16 * 256).expect("a buffer");
-        cache.begin(&stream, 16).expect("begun");
+        cache.begin(&stream, Chunk::of_one(16)).expect("begun");
         let (keys, values) = (&new, &new);
         let new = Rotated { positions: &positions, keys, values };
         cache.append(&stream, 0, New::Rotated(new)).expect("appended");
@@ -281,7 +281,7 @@ fn an_int8_cache_holds_what_its_formula_says() {
             };
             let positions: Vec<u32> = (first as u32..(first + count) as u32).collect();
             let positions = Buffer::from_slice(&device, &positions).expect("a buffer");
-            cache.begin(&stream, count).expect("begun");
+            cache.begin(&stream, Chunk::of_one(count)).expect("begun");
             for layer in 0..2 {
                 let (keys, values) = (&rows(0), &rows(1));
                 let new = Rotated { positions: &positions, keys, values };
@@ -295,7 +295,7 @@ fn an_int8_cache_holds_what_its_formula_says() {
         let queries = Buffer::<half::f16>::zeroed(&device, 256).expect("a buffer");
         let mut output = Buffer::<f32>::zeroed(&device, 256).expect("a buffer");
         let position = Buffer::from_slice(&device, &[total as u32]).expect("a buffer");
-        cache.begin(&stream, 1).expect("begun");
+        cache.begin(&stream, Chunk::of_one(1)).expect("begun");
         let last = |kind| {
             let row: Vec<_> = (0..width).map(|i| row(total, i, kind)).collect();
             Buffer::from_slice(&device, &row).expect("a buffer")
@@ -357,7 +357,7 @@ fn what_a_cache_refuses_is_said() {
         Buffer::from_slice(&device, &row).expect("a buffer")
     };
     let positions = Buffer::from_slice(&device, &[0u32]).expect("a buffer");
-    cache.begin(&stream, 1).expect("begun");
+    cache.begin(&stream, Chunk::of_one(1)).expect("begun");
     let (keys, values) = (&rows(f32::NAN), &rows(1.0));
     let new = Rotated { positions: &positions, keys, values };
     cache.append(&stream, 1, New::Rotated(new)).expect("appended");

@@ -1,7 +1,7 @@
 //! Steps that fail half-way: a decoder gives no more tokens after one.
 
 use host::dense::DenseCache;
-use host::kv::{Held, KvCache, New, Result};
+use host::kv::{Chunk, Held, KvCache, New, Result};
 use host::model::config::Architecture;
 use host::model::forward::{Error, Runner};
 use host::model::kernels::Choice;
@@ -31,7 +31,7 @@ unsafe impl KvCache for Tripping {
         self.inner.scheme()
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> Held<'_> {
         self.inner.held()
     }
 
@@ -43,8 +43,20 @@ unsafe impl KvCache for Tripping {
         self.inner.step_bytes()
     }
 
-    fn begin(&mut self, stream: &Stream, tokens: usize) -> Result<()> {
-        self.inner.begin(stream, tokens)
+    fn join(&mut self, stream: &Stream) -> Result<usize> {
+        self.inner.join(stream)
+    }
+
+    fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
+        self.inner.fork(stream, sequence)
+    }
+
+    fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {
+        self.inner.leave(stream, sequence)
+    }
+
+    fn begin(&mut self, stream: &Stream, chunk: Chunk) -> Result<()> {
+        self.inner.begin(stream, chunk)
     }
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::fetched;
 use host::dense::DenseCache;
-use host::kv::{self, KvCache, New, Rotated};
+use host::kv::{self, Chunk, KvCache, New, Rotated};
 use host::model::config::Architecture;
 use host::model::forward::{Error, Runner};
 use host::model::kernels::Choice;
@@ -191,8 +191,11 @@ fn a_cache_wants_its_calls_in_order() {
     let positions = host::Buffer::from_slice(&device, &[0u32]).expect("a buffer");
     let new = || New::Rotated(Rotated { positions: &positions, keys: &keys, values: &values });
     assert!(matches!(cache.append(&stream, 0, new()), Err(kv::Error::Order { .. })));
-    assert!(matches!(cache.begin(&stream, 9), Err(kv::Error::Full { tokens: 9, held: 0, capacity: 8 })));
-    cache.begin(&stream, 1).expect("begun");
+    assert!(matches!(
+        cache.begin(&stream, Chunk::of_one(9)),
+        Err(kv::Error::Full { tokens: 9, held: 0, capacity: 8 })
+    ));
+    cache.begin(&stream, Chunk::of_one(1)).expect("begun");
     let refused = cache.append(&stream, 2, new());
     assert!(matches!(refused, Err(kv::Error::Order { value: 2, .. })));
     cache.append(&stream, 1, new()).expect("appended");

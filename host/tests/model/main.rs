@@ -1,5 +1,6 @@
 //! Models: files as they may be, and what is made of them.
 
+mod batch;
 mod caches;
 mod failing;
 mod fetched;

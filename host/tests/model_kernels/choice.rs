@@ -3,7 +3,7 @@
 use super::{Numbers, emulator};
 use host::Buffer;
 use host::model::cpu;
-use host::model::kernels::{Choice, choose};
+use host::model::kernels::{Choice, Choosing, choose};
 use kernels_gpu::model::random::philox;
 use proptest::prelude::*;
 
@@ -14,12 +14,15 @@ fn on_emulator(choice: Choice, logits: &[f32], position: u32, sequences: usize) 
     let mut tokens = Buffer::from_slice(&device, &vec![u32::MAX; sequences]).unwrap();
     let mut positions = Buffer::from_slice(&device, &vec![position; sequences]).unwrap();
     let vocabulary = logits.len() / sequences;
+    let numbers = Buffer::from_slice(&device, &(0..sequences as u32).collect::<Vec<_>>()).unwrap();
+    let rows = Choosing {
+        logits: buffer.global(),
+        numbers: numbers.global(),
+        tokens: tokens.global_mut(),
+        positions: positions.global_mut(),
+    };
     // SAFETY: `vocabulary` logits for each sequence.
-    unsafe {
-        let (tokens, positions) = (tokens.global_mut(), positions.global_mut());
-        choose(&stream, choice, buffer.global(), tokens, positions, sequences, vocabulary)
-    }
-    .unwrap();
+    unsafe { choose(&stream, choice, rows, sequences, vocabulary) }.unwrap();
     assert_eq!(positions.to_vec().unwrap(), vec![position.wrapping_add(1); sequences]);
     tokens.to_vec().unwrap()
 }

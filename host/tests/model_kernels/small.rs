@@ -185,6 +185,7 @@ fn rotation_to_a_pool_is_rotation_and_then_appending() {
                 keys: to_keys,
                 values: to_values,
                 shape,
+                tokens: count as u32,
                 max_blocks: table.len() as u32,
             };
             // SAFETY: the buffers have the shape's lengths, and the table's blocks are the pools'.

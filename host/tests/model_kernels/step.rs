@@ -3,7 +3,7 @@
 use super::{Numbers, emulator, weights};
 use host::Buffer;
 use host::model::cpu::{self, Onto, Source};
-use host::model::kernels::{Choice, choose, embedding};
+use host::model::kernels::{Choice, Choosing, choose, embedding};
 use host::model::linear::{DeviceWeights, Epilogue, Input, ProductKernel, WeightKind};
 use kernels_gpu::model::fixed::{Part, Record};
 
@@ -29,6 +29,7 @@ fn a_captured_step_goes_from_token_to_token() {
     let weight = Buffer::from_slice(&device, &norm).unwrap();
     let mut token = Buffer::from_slice(&device, &[start]).unwrap();
     let mut positions = Buffer::from_slice(&device, &[position]).unwrap();
+    let number = Buffer::from_slice(&device, &[0u32]).unwrap();
     let mut x = Buffer::<f32>::zeroed(&device, HIDDEN).unwrap();
     let mut hidden = Buffer::<f32>::zeroed(&device, 2 * FFN).unwrap();
     let mut logits = Buffer::<f32>::zeroed(&device, VOCABULARY).unwrap();
@@ -45,8 +46,13 @@ fn a_captured_step_goes_from_token_to_token() {
                     .and_then(|()| down_there.run_on(stream, auto, gated, onto, x.global_mut(), 1))
                     .and_then(|()| table_there.run_on(stream, auto, normed, alone, logits.global_mut(), 1))
                     .and_then(|()| {
-                        let (to, at) = (token.global_mut(), positions.global_mut());
-                        choose(stream, choice, logits.global(), to, at, 1, VOCABULARY)
+                        let rows = Choosing {
+                            logits: logits.global(),
+                            numbers: number.global(),
+                            tokens: token.global_mut(),
+                            positions: positions.global_mut(),
+                        };
+                        choose(stream, choice, rows, 1, VOCABULARY)
                     })
             })
         })

@@ -105,10 +105,11 @@ pub fn rope<E: Element, const INTERLEAVED: u32>(
     target.store(to + second as usize, E::from_f32(pair[1]));
 }
 
-/// [`rope`](fn@rope) of one sequence's tokens and [`append`](fn@crate::attention::dense::append) of its keys
-/// and values in one: they go to their places in the pools `keys` and `values` [blocks, kv_heads, 16, D] by
-/// `table` \[max_blocks\], and `lengths` \[1\] becomes one more than the last token's position. Keys and
-/// values of a token past the table's last block are left out. Grid as for `rope`.
+/// [`rope`](fn@rope) of `tokens` tokens of each sequence and
+/// [`append`](fn@crate::attention::dense::append) of their keys and values in one: they go to their places in
+/// the pools `keys` and `values` [blocks, kv_heads, 16, D] by `table` [sequences, max_blocks], and `lengths`
+/// \[sequences\] become one more than the last tokens' positions. Keys and values of a token past the table's
+/// last block are left out. Grid as for `rope`.
 #[kernel(system = model, instances(0, 1), max_threads = 128, overlaps)]
 pub fn rope_append<const INTERLEAVED: u32>(
     /// [tokens, (q_heads + 2·kv_heads)·head_dim].
@@ -119,9 +120,9 @@ pub fn rope_append<const INTERLEAVED: u32>(
     frequencies: Global<f32>,
     /// [tokens, q_heads, head_dim].
     queries: GlobalMut<f16>,
-    /// \[max_blocks\].
+    /// [sequences, max_blocks].
     table: Global<u32>,
-    /// \[1\]: one more than the position of the last token.
+    /// \[sequences\]: one more than the position of the last token.
     lengths: GlobalMut<u32>,
     /// The pool's keys, [blocks, kv_heads, 16, head_dim].
     keys: GlobalMut<f16>,
@@ -129,7 +130,9 @@ pub fn rope_append<const INTERLEAVED: u32>(
     values: GlobalMut<f16>,
     /// The extents.
     shape: RopeShape,
-    /// Entries of the table.
+    /// Tokens of each sequence.
+    tokens: u32,
+    /// Entries of a row of the table.
     max_blocks: u32,
 ) {
     let Some(Turned { token, head, channels: [first, second], pair }) =
@@ -139,16 +142,17 @@ pub fn rope_append<const INTERLEAVED: u32>(
     };
     let position = positions.load(token as usize);
     let index = position / BLOCK_TOKENS;
-    let last = token == thread::grid_dim_y() - 1;
+    let sequence = bits::div_u32(token, tokens);
+    let last = token == sequence * tokens + tokens - 1;
     if last && index < max_blocks && thread::block_idx_x() == 0 && thread::thread_idx_x() == 0 {
-        lengths.store(0, position + 1);
+        lengths.store(sequence as usize, position + 1);
     }
     let (target, row) = if head < shape.q_heads {
         (queries, token as usize * shape.q_heads as usize + head as usize)
     } else if index < max_blocks {
         let is_key = head < shape.q_heads + shape.kv_heads;
         let kv_head = head - shape.q_heads - if is_key { 0 } else { shape.kv_heads };
-        let block = table.load(index as usize);
+        let block = table.load(sequence as usize * max_blocks as usize + index as usize);
         let place = block as usize * shape.kv_heads as usize + kv_head as usize;
         let row = place * BLOCK_TOKENS as usize + (position % BLOCK_TOKENS) as usize;
         (if is_key { keys } else { values }, row)

@@ -12,10 +12,11 @@
 //! |---|---|---|
 //! | codes | i8 [2, blocks, kv_heads, 16, D] | 2·D |
 //! | scales | f32 [2, blocks, kv_heads, D] | D / 2 |
-//! | fresh | E [2, kv_heads, 16, D] | (one block) |
+//! | fresh | E [sequences, 2, kv_heads, 16, D] | (one block) |
 //!
-//! What [`restore_blocks`](fn@restore_blocks) writes is a paged pool of dense attention, block i holding
-//! tokens 16·i to 16·i + 15: all layers of a model use one. A step reads 2.5·D bytes a token and KV head and
+//! A sequence has the blocks that its row of the block table names. What
+//! [`restore_blocks`](fn@restore_blocks) writes is a paged pool of dense attention with the same table: all
+//! layers of a model use one. A step reads 2.5·D bytes a token and KV head and
 //! writes 4·D, which attention reads.
 //!
 //! # Work split
@@ -30,19 +31,23 @@ use simt::{Global, GlobalMut, Pod, Zeroable, kernel, math, thread, unroll};
 
 /// Tokens of a block.
 const BLOCK: u32 = super::TOKENS_PER_BLOCK;
+/// Positions from here on are of no sequence.
+const ABSENT: u32 = 1 << 31;
 
 /// The extents of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockShape {
-    /// New tokens.
+    /// New tokens of each sequence.
     pub tokens: u32,
     /// KV heads.
     pub kv_heads: u32,
     /// D, a multiple of 32, at most 256: threads of a block.
     pub head_dim: u32,
-    /// Blocks that there is room for.
+    /// Blocks that there are.
     pub blocks: u32,
+    /// Blocks that a sequence has: entries of a row of the table.
+    pub max_blocks: u32,
 }
 
 impl BlockShape {
@@ -66,38 +71,43 @@ impl BlockShape {
 
     /// The first element of a fresh tile.
     #[inline(always)]
-    pub const fn fresh(self, kind: u32, head: u32) -> usize {
-        (kind * self.kv_heads + head) as usize * (BLOCK * self.head_dim) as usize
+    pub const fn fresh(self, sequence: u32, kind: u32, head: u32) -> usize {
+        let tile = (sequence * 2 + kind) * self.kv_heads + head;
+        tile as usize * (BLOCK * self.head_dim) as usize
     }
 }
 
-/// Takes `shape.tokens` tokens, `new_keys` and `new_values` [tokens, kv_heads, D] for `positions` \[tokens\],
-/// which follow each other; what is past the last block is left out. Grid (kv_heads, 2), D threads.
+/// Takes `shape.tokens` tokens of each sequence, `new_keys` and `new_values` [sequences, tokens, kv_heads, D]
+/// for `positions` [sequences, tokens], which follow each other; what is past a sequence's last block is left
+/// out. `table` [sequences, max_blocks]. Grid (kv_heads, 2, sequences), D threads.
 #[kernel(system = int8, instances(f16), max_threads = 256, overlaps)]
 pub fn append_blocks<E: Element>(
     new_keys: Global<E>,
     new_values: Global<E>,
     positions: Global<u32>,
+    table: Global<u32>,
     fresh: GlobalMut<E>,
     codes: GlobalMut<i8>,
     scales: GlobalMut<f32>,
     shape: BlockShape,
 ) {
-    let (head, kind) = (thread::block_idx_x(), thread::block_idx_y());
+    let (head, kind, sequence) = (thread::block_idx_x(), thread::block_idx_y(), thread::block_idx_z());
     let channel = thread::thread_idx_x() as usize;
     let new = if kind == 0 { new_keys } else { new_values };
     let d = shape.head_dim as usize;
-    let (first, own) = (positions.load(0), shape.fresh(kind, head) + channel);
+    let row = sequence as usize * shape.tokens as usize;
+    let (first, own) = (positions.load(row), shape.fresh(sequence, kind, head) + channel);
     let mut token = 0;
     while token < shape.tokens {
         let position = first + token;
-        let (block, place) = (position / BLOCK, position % BLOCK);
-        if block >= shape.blocks {
+        let (index, place) = (position / BLOCK, position % BLOCK);
+        if index >= shape.max_blocks {
             return;
         }
-        let from = (token as usize * shape.kv_heads as usize + head as usize) * d + channel;
+        let from = ((row + token as usize) * shape.kv_heads as usize + head as usize) * d + channel;
         fresh.store(own + place as usize * d, new.load(from));
         if place == BLOCK - 1 {
+            let block = table.load(sequence as usize * shape.max_blocks as usize + index as usize);
             let mut x = [0f32; BLOCK as usize];
             let mut largest = 0f32;
             unroll!(for t in 0..16 {
@@ -115,12 +125,15 @@ pub fn append_blocks<E: Element>(
     }
 }
 
-/// Writes the first `positions[tokens − 1] + 1` tokens to a pool, `keys` and `values` [blocks, kv_heads, 16,
-/// D], and their number to `lengths` \[1\]: full blocks from their codes (8), the last from where it is being
-/// filled. Grid (blocks, kv_heads, 2), D threads; thread blocks past the last token do nothing.
+/// Writes the tokens of each sequence up to the last of `positions` [sequences, tokens] to a pool, `keys` and
+/// `values` [blocks, kv_heads, 16, D], and their number to `lengths` \[sequences\]: full blocks from their
+/// codes (8), the last from where it is being filled. `table` [sequences, max_blocks]. Grid (max_blocks,
+/// kv_heads, 2·sequences), D threads; thread blocks past the last token do nothing, nor do those of a
+/// sequence whose tokens are past its last block.
 #[kernel(system = int8, instances(f16), max_threads = 256, overlaps)]
 pub fn restore_blocks<E: Element>(
     positions: Global<u32>,
+    table: Global<u32>,
     fresh: Global<E>,
     codes: Global<i8>,
     scales: Global<f32>,
@@ -129,23 +142,26 @@ pub fn restore_blocks<E: Element>(
     values: GlobalMut<E>,
     shape: BlockShape,
 ) {
-    let (block, head, kind) = (thread::block_idx_x(), thread::block_idx_y(), thread::block_idx_z());
+    let (index, head, both) = (thread::block_idx_x(), thread::block_idx_y(), thread::block_idx_z());
+    let (sequence, kind) = (both / 2, both % 2);
     let channel = thread::thread_idx_x() as usize;
+    let last = positions.load(sequence as usize * shape.tokens as usize + shape.tokens as usize - 1);
     // Attention follows the length through the table: it must not reach past it.
-    let length = positions.load(shape.tokens as usize - 1).min(shape.blocks * BLOCK - 1) + 1;
-    if block == 0 && head == 0 && kind == 0 && channel == 0 {
-        lengths.store(0, length);
-    }
-    if block * BLOCK >= length {
+    let length = last.min(shape.max_blocks * BLOCK - 1) + 1;
+    if index * BLOCK >= length || last >= ABSENT {
         return;
     }
+    if index == 0 && head == 0 && kind == 0 && channel == 0 {
+        lengths.store(sequence as usize, length);
+    }
+    let block = table.load(sequence as usize * shape.max_blocks as usize + index as usize);
     let pool = if kind == 0 { keys } else { values };
     let d = shape.head_dim as usize;
     let to = shape.tile(0, block, head) + channel;
-    if length < (block + 1) * BLOCK {
-        let from = shape.fresh(kind, head) + channel;
+    if length < (index + 1) * BLOCK {
+        let from = shape.fresh(sequence, kind, head) + channel;
         let mut t = 0;
-        while t < (length - block * BLOCK) as usize {
+        while t < (length - index * BLOCK) as usize {
             pool.store(to + t * d, fresh.load(from + t * d));
             t += 1;
         }

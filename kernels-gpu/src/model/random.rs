@@ -16,9 +16,9 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     c
 }
 
-/// 64 random bits of a draw: `seed` is the key, `position` and `sequence` the counter.
+/// 64 random bits of a draw: `seed` is the key, `position` and the sequence's `number` the counter.
 #[inline(always)]
-pub fn draw(seed: u64, position: u32, sequence: u32) -> u64 {
-    let words = philox([position, sequence, 0, 0], [seed as u32, (seed >> 32) as u32]);
+pub fn draw(seed: u64, position: u32, number: u32) -> u64 {
+    let words = philox([position, number, 0, 0], [seed as u32, (seed >> 32) as u32]);
     words[0] as u64 | (words[1] as u64) << 32
 }

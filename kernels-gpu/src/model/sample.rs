@@ -9,9 +9,9 @@
 //!
 //! From there on all is exact. W = Σ w. The nucleus are the tokens with w_i >= θ, θ the largest number for
 //! which they weigh at least max(1, ⌊W·p⌋), p in units of 2^−16; tokens that weigh as much as the last one
-//! needed are in, all of them. A draw of 64 bits from seed, position and sequence ([`random`](super::random))
-//! picks ⌊draw·N / 2^64⌋ of the nucleus's weight N, counted in the order of the vocabulary. What weighs less
-//! than 2^−31 of the most likely token is never drawn.
+//! needed are in, all of them. A draw of 64 bits from seed, position and the sequence's number
+//! ([`random`](super::random)) picks ⌊draw·N / 2^64⌋ of the nucleus's weight N, counted in the order of the
+//! vocabulary. What weighs less than 2^−31 of the most likely token is never drawn.
 //!
 //! # Work split and bytes
 //! One block of 1024 threads a sequence; the logits are read six times, from a cache after the first
@@ -169,12 +169,14 @@ impl Weights {
     }
 }
 
-/// A token of each sequence: `logits` [sequences, vocabulary]. One block of [`CHOICE_THREADS`] threads a
+/// A token of each sequence: `logits` [sequences, vocabulary]; `numbers` \[sequences\] are what their draws
+/// are keyed by. One block of [`CHOICE_THREADS`] threads a
 /// sequence; shared: [`sample_layout`]. Without a weight that is not 0 (nothing but NaN) the choice is that
 /// of [`choose_largest`](fn@super::choose_largest).
 #[kernel(system = model, max_threads = 1024, overlaps)]
 pub fn choose_sampled(
     logits: Global<f32>,
+    numbers: Global<u32>,
     tokens: GlobalMut<u32>,
     positions: GlobalMut<u32>,
     shape: SampleShape,
@@ -221,7 +223,8 @@ pub fn choose_sampled(
     let up_to_warp = inclusive(layout.exchanged.load(lane), lane);
     let nucleus = warp::warp_shuffle_idx(FULL_MASK, up_to_warp, 31, 32);
     let mut before = warp::warp_shuffle_idx(FULL_MASK, up_to_warp, warp, 32) - own;
-    let random = draw(shape.seed, positions.load(sequence as usize), sequence);
+    let number = numbers.load(sequence as usize);
+    let random = draw(shape.seed, positions.load(sequence as usize), number);
     let pick = ((random as u128 * nucleus as u128) >> 64) as u64;
     // One warp has the token; it tells after the others have read the position.
     thread::sync_threads();

@@ -12,7 +12,7 @@ use crate::cli::scheme::{self, DENSE};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
 use crate::cli::timing::{Repetition, Timing};
-use host::kv::{Selection, Summary};
+use host::kv::{Capacity, Selection, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;
 use host::model::linear::Fusing;
@@ -42,6 +42,8 @@ Every step reads the same token, so that the queries of neighbouring steps diffe
 reads what the one before chose: of random weights noise. What part of the originals that a certified cache uses was found on \
 the device, and what came over the bus, is said.
 
+With --batches a step gives a token of several sequences: it reads the weights once, and the cache of each. The tokens a second are those of all.
+
 Beside each time stands what the bytes take that a step has to read, weights and cache, at the memory's measured speed; what is \
 left is the fixed cost.
 
@@ -51,6 +53,7 @@ const EXAMPLES: &str = "\
 Examples:
   ferrokv bench model                                               the model that ./setup --model fetched
   ferrokv bench model --synthetic llama-3.1-8b --contexts 1K,128K --kv dense,int8-int4,certified
+  ferrokv bench model --synthetic qwen2.5-7b --contexts 8K,128K --batches 1,4
   ferrokv bench model --model other.gguf --steps 200 --json model.json";
 
 /// Times a model's step of decoding, embedding to chosen token, over caches of several schemes and lengths.
@@ -70,6 +73,10 @@ pub struct Arguments {
     /// Tokens in the cache when the last step ends, separated by commas; K is 1024.
     #[arg(long, value_name = "LIST", default_value = "1K,4K", value_delimiter = ',', value_parser = count)]
     contexts: Vec<u32>,
+    /// Sequences of a step, separated by commas; each has the context.
+    #[arg(long, value_name = "LIST", default_value = "1", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
+    batches: Vec<u32>,
     /// Steps that count, of each row.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: u32,
@@ -119,8 +126,10 @@ fn scale(text: &str) -> Result<f32, String> {
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     kv: String,
-    /// Tokens in the cache at the last step.
+    /// Tokens of each sequence at the last step.
     context: u32,
+    /// Sequences.
+    batch: u32,
     steps: usize,
     /// Of a step, the host's wait for the token included.
     median_us: f64,
@@ -134,7 +143,7 @@ struct Row {
     read_us: Option<f64>,
     /// The rest.
     fixed_us: Option<f64>,
-    /// The dense scheme's median at this context over this one's.
+    /// The dense scheme's median at this context and batch over this one's.
     times_dense: Option<f64>,
     /// The cache's bytes in the device's memory, and in the host's.
     cache_bytes: u64,
@@ -203,36 +212,38 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     let (mut rows, mut skipped) = (Vec::<Row>::new(), Vec::new());
-    for &context in &arguments.contexts {
-        for scheme in &schemes {
-            let what = format!("{scheme} at {}", short(context));
-            let mut skip = |reason: String| skipped.push(Skipped { what: what.clone(), reason });
-            if start.elapsed().as_secs_f64() > arguments.seconds {
-                skip(format!("--seconds {} had passed", arguments.seconds));
-                continue;
-            }
-            let least = arguments.steps as usize + WARM + 1;
-            if (context as usize) < least {
-                skip(format!(
-                    "{} steps need a context of {least} tokens; ask for fewer --steps",
-                    arguments.steps
-                ));
-                continue;
-            }
-            spinner.set_message(what.clone());
-            match measure(&mut runner, &device, scheme, context, speed, arguments) {
-                Ok(row) => rows.push(row),
-                // Others may fit, unless the device itself has failed.
-                Err(error) => {
-                    device.synchronize()?;
-                    skip(error.to_string());
-                }
+    let wanted =
+        arguments.contexts.iter().flat_map(|context| arguments.batches.iter().map(|b| (*context, *b)));
+    for ((context, batch), scheme) in wanted.flat_map(|at| schemes.iter().map(move |scheme| (at, scheme))) {
+        let beside = if batch == 1 { String::new() } else { format!(", {batch} sequences") };
+        let what = format!("{scheme} at {}{beside}", short(context));
+        let mut skip = |reason: String| skipped.push(Skipped { what: what.clone(), reason });
+        if start.elapsed().as_secs_f64() > arguments.seconds {
+            skip(format!("--seconds {} had passed", arguments.seconds));
+            continue;
+        }
+        let least = arguments.steps as usize + WARM + 1;
+        if (context as usize) < least {
+            skip(format!(
+                "{} steps need a context of {least} tokens; ask for fewer --steps",
+                arguments.steps
+            ));
+            continue;
+        }
+        spinner.set_message(what.clone());
+        match measure(&mut runner, &device, scheme, (context, batch), speed, arguments) {
+            Ok(row) => rows.push(row),
+            // Others may fit, unless the device itself has failed.
+            Err(error) => {
+                device.synchronize()?;
+                skip(error.to_string());
             }
         }
     }
     spinner.finish_and_clear();
     for i in 0..rows.len() {
-        let dense = rows.iter().find(|row| row.kv == DENSE && row.context == rows[i].context);
+        let at = (rows[i].context, rows[i].batch);
+        let dense = rows.iter().find(|row| row.kv == DENSE && (row.context, row.batch) == at);
         rows[i].times_dense = dense.map(|dense| dense.median_us / rows[i].median_us);
     }
     let environment = Environment::here(gpu, arguments.commit.as_deref());
@@ -264,17 +275,26 @@ fn measure(
     runner: &mut Runner,
     device: &Device,
     scheme: &Selection,
-    context: u32,
+    (context, batch): (u32, u32),
     speed: Option<f64>,
     arguments: &Arguments,
 ) -> Result<Row, ForwardError> {
-    let (context, steps) = (context as usize, arguments.steps as usize);
-    let mut cache = scheme.open(device, runner.geometry(), Some(runner.rope()), context)?;
+    let (tokens, steps) = (context as usize, arguments.steps as usize);
+    let capacity = Capacity { tokens, sequences: batch as usize };
+    let mut cache = scheme.open(device, runner.geometry(), Some(runner.rope()), capacity)?;
     let start = Instant::now();
     // The steps, those to warm up, and the token before them.
-    runner.fill(&mut *cache, context.saturating_sub(steps + WARM + 1), arguments.key_scale)?;
+    let before = tokens.saturating_sub(steps + WARM + 1);
+    runner.fill(&mut *cache, 0, before, arguments.key_scale)?;
+    for _ in 1..batch {
+        let sequence = runner.join(&mut *cache)?;
+        runner.fill(&mut *cache, sequence, before, arguments.key_scale)?;
+    }
     let fill_seconds = start.elapsed().as_secs_f64();
-    let first = runner.prefill(&[TOKEN], &mut *cache, Choice::Greedy)?;
+    let mut first = TOKEN;
+    for sequence in 0..batch as usize {
+        first = runner.prefill_of(sequence, &[TOKEN], &mut *cache, (Choice::Greedy, 0))?;
+    }
     let before = runner.traffic(&*cache)?;
     let mut decoder = runner.decoder(first, &mut *cache, Choice::Greedy)?;
     let (mut times, mut report) = (Vec::with_capacity(steps), None::<Summary>);
@@ -283,7 +303,7 @@ fn measure(
             decoder.set_token(TOKEN)?;
         }
         let start = Instant::now();
-        decoder.next()?;
+        decoder.step()?;
         let time = start.elapsed().as_secs_f64() * 1e6;
         if step < WARM {
             continue;
@@ -300,12 +320,13 @@ fn measure(
     let read_us = speed.map(|speed| (weight_bytes + kv_bytes) as f64 / speed * 1e6);
     Ok(Row {
         kv: scheme.to_string(),
-        context: context as u32,
+        context,
+        batch,
         steps,
         median_us: timing.median_us,
         p10_us: timing.p10_us,
         p90_us: timing.p90_us,
-        tokens_per_second: 1e6 / timing.median_us,
+        tokens_per_second: f64::from(batch) * 1e6 / timing.median_us,
         weight_bytes,
         kv_bytes,
         read_us,
@@ -325,6 +346,7 @@ fn table(rows: &[Row]) -> String {
     let mut table = Table::new(&[
         ("KV", Align::Left),
         ("context", Align::Right),
+        ("batch", Align::Right),
         ("step", Align::Right),
         ("tokens/s", Align::Right),
         ("dense/this", Align::Right),
@@ -340,6 +362,7 @@ fn table(rows: &[Row]) -> String {
         table.row([
             row.kv.clone(),
             short(row.context),
+            row.batch.to_string(),
             text::microseconds(row.median_us),
             format!("{:.1}", row.tokens_per_second),
             row.times_dense.map_or_else(String::new, |ratio| format!("{ratio:.2}")),

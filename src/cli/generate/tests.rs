@@ -2,7 +2,7 @@
 
 use super::*;
 use host::dense::DenseCache;
-use host::kv::{self, Held, New};
+use host::kv::{self, Chunk, Held, New};
 use host::model::Model;
 use host::model::config::Architecture;
 use host::model::synthetic::{self, Packing};
@@ -27,7 +27,7 @@ unsafe impl KvCache for Failing {
         self.inner.scheme()
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> Held<'_> {
         self.inner.held()
     }
 
@@ -43,9 +43,21 @@ unsafe impl KvCache for Failing {
         if self.lost { Err(failure()) } else { self.inner.check(stream) }
     }
 
-    fn begin(&mut self, stream: &Stream, tokens: usize) -> kv::Result<()> {
+    fn join(&mut self, stream: &Stream) -> kv::Result<usize> {
+        self.inner.join(stream)
+    }
+
+    fn fork(&mut self, stream: &Stream, sequence: usize) -> kv::Result<usize> {
+        self.inner.fork(stream, sequence)
+    }
+
+    fn leave(&mut self, stream: &Stream, sequence: usize) -> kv::Result<()> {
+        self.inner.leave(stream, sequence)
+    }
+
+    fn begin(&mut self, stream: &Stream, chunk: Chunk) -> kv::Result<()> {
         self.chunks = self.chunks.checked_sub(1).ok_or_else(failure)?;
-        self.inner.begin(stream, tokens)
+        self.inner.begin(stream, chunk)
     }
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> kv::Result<()> {

@@ -1,7 +1,7 @@
 //! A step on the cache, and exact attention over what it holds.
 
 use super::super::{Attended, AttendedHandles, Near, StepHandles, StepPlan};
-use super::{CacheElement, CacheError, Result, TieredCache};
+use super::{CacheElement, CacheError, Result, SequenceId, TieredCache};
 use crate::attention::PagedPool;
 use crate::attention::dense;
 use crate::{Buffer, Stream};
@@ -121,16 +121,19 @@ impl<E: CacheElement> TieredCache<E> {
         output: GlobalMut<f32>,
         lse: GlobalMut<f32>,
     ) -> Result<()> {
-        let handles = self.originals(plan.problem(), queries, output, lse)?;
+        let sequences = plan.problem().sequences;
+        self.same([("number of sequences", sequences, self.covering(sequences))])?;
+        let handles = self.originals(plan.problem(), 0, queries, output, lse)?;
         // SAFETY: the caller's word for queries and outputs; the rest is the cache's own, as in `attend_on`.
         unsafe { plan.run_on(stream, handles) }?;
         Ok(())
     }
 
-    /// The originals of a batch, as dense attention wants them.
+    /// The originals of as many sequences as the problem has, from a row on, as dense attention wants them.
     pub(crate) fn originals(
         &self,
         problem: dense::Problem,
+        row: u32,
         queries: Global<E>,
         output: GlobalMut<f32>,
         lse: GlobalMut<f32>,
@@ -139,15 +142,14 @@ impl<E: CacheElement> TieredCache<E> {
             ("number of KV heads", problem.kv_heads, self.shape.kv_heads),
             ("head_dim", problem.head_dim, self.shape.head_dim),
             ("number of blocks a sequence", problem.max_blocks(), self.shape.max_blocks),
-            ("number of sequences", problem.sequences, self.covering(problem.sequences)),
         ])?;
-        let rows = problem.sequences as usize;
+        let (row, rows, of_each) = (row as usize, problem.sequences as usize, self.shape.max_blocks as usize);
         Ok(dense::Handles {
             queries,
             keys: self.keys.global(),
             values: self.values.global(),
-            table: self.table.global_range(..rows * self.shape.max_blocks as usize)?,
-            lengths: self.lengths.global_range(..rows)?,
+            table: self.table.global_range(row * of_each..(row + rows) * of_each)?,
+            lengths: self.lengths.global_range(row..row + rows)?,
             wanted: None,
             near: false,
             output,
@@ -155,27 +157,39 @@ impl<E: CacheElement> TieredCache<E> {
         })
     }
 
-    /// Puts the originals of the first `blocks` blocks of the cache into `pool`, which has as many blocks as
-    /// the cache, in the stream's order. For a GPU they come over the bus once, where attention of many query
+    /// Puts the originals of a sequence's first `tokens` tokens into `pool`, which has as many blocks as the
+    /// cache, in the stream's order. For a GPU they come over the bus once, where attention of many query
     /// tokens would read them again and again.
-    pub(crate) fn stage(&self, stream: &Stream, blocks: u32, pool: &mut PagedPool<E>) -> Result<()> {
+    pub(crate) fn stage(
+        &self,
+        stream: &Stream,
+        sequence: SequenceId,
+        tokens: usize,
+        pool: &mut PagedPool<E>,
+    ) -> Result<()> {
         let (expected, got) = (self.keys.len(), pool.keys().len());
         if got != expected {
             let what = "the pool of originals";
             return Err(CacheError::Length { what, got, expected: expected.to_string() }.into());
         }
-        let elements = self.geometry().pool_elements(blocks as usize).min(expected);
+        let blocks = &self.book.row(self.row_of(sequence)?).blocks;
+        let blocks = &blocks[..tokens.div_ceil(super::BLOCK_TOKENS as usize).min(blocks.len())];
         let (keys, values) = pool.both_mut();
-        // SAFETY: kernels of this stream alone write the originals, and dropping the cache waits for the
-        // device.
-        unsafe {
-            stream.upload_async(&self.keys, ..elements, keys, 0)?;
-            stream.upload_async(&self.values, ..elements, values, 0)?;
+        // Runs of blocks that follow each other: one, as a rule.
+        for run in blocks.chunk_by(|a, b| a + 1 == *b) {
+            let first = self.geometry().pool_elements(run[0] as usize);
+            let end = first + self.geometry().pool_elements(run.len());
+            // SAFETY: kernels of this stream alone write the originals, and dropping the cache waits for the
+            // device.
+            unsafe {
+                stream.upload_async(&self.keys, first..end, keys, first)?;
+                stream.upload_async(&self.values, first..end, values, first)?;
+            }
         }
         Ok(())
     }
 
-    fn same(&self, extents: [(&'static str, u32, u32); 4]) -> Result<()> {
+    fn same<const N: usize>(&self, extents: [(&'static str, u32, u32); N]) -> Result<()> {
         match extents.into_iter().find(|(_, plan, cache)| plan != cache) {
             Some((what, plan, cache)) => Err(CacheError::Plan { what, plan, cache }.into()),
             None => Ok(()),

@@ -1,13 +1,7 @@
 //! Who has which blocks: the host's side of the block table, without a device.
 
 use super::{BLOCK_TOKENS, CacheError, SequenceId};
-
-/// Blocks that nobody has, and how many sequences have each of the others.
-#[derive(Clone, Debug)]
-struct Pool {
-    free: Vec<u32>,
-    references: Vec<u32>,
-}
+use crate::attention::blocks::Blocks;
 
 /// One row of the table.
 #[derive(Clone, Debug, Default)]
@@ -36,22 +30,17 @@ pub(super) struct Growth {
 #[derive(Clone, Debug)]
 pub(super) struct Book {
     rows: Vec<Row>,
-    pool: Pool,
+    pool: Blocks,
     max_tokens: u32,
 }
 
 impl Book {
     pub fn new(sequences: u32, blocks: u32, max_tokens: u32) -> Self {
-        Book {
-            rows: vec![Row::default(); sequences as usize],
-            // The lowest first.
-            pool: Pool { free: (0..blocks).rev().collect(), references: vec![0; blocks as usize] },
-            max_tokens,
-        }
+        Book { rows: vec![Row::default(); sequences as usize], pool: Blocks::new(blocks), max_tokens }
     }
 
     pub fn free_blocks(&self) -> usize {
-        self.pool.free.len()
+        self.pool.free()
     }
 
     /// The rows of live sequences.
@@ -125,17 +114,14 @@ impl Book {
 
     fn enough(&self, wanted: usize) -> Result<(), CacheError> {
         let free = self.free_blocks();
-        let blocks = self.pool.references.len() as u32;
+        let blocks = self.pool.count();
         if wanted <= free { Ok(()) } else { Err(CacheError::PoolExhausted { wanted, free, blocks }) }
     }
 
     /// Gives rows what [`growth`](Self::growth) has found.
     pub fn grow(&mut self, growth: &[Growth]) {
         for Growth { row, blocks } in growth {
-            let at = self.pool.free.len().saturating_sub(*blocks);
-            let mut taken = self.pool.free.split_off(at);
-            taken.reverse();
-            taken.iter().for_each(|block| self.pool.references[*block as usize] = 1);
+            let taken = self.pool.take(*blocks);
             self.rows[*row as usize].blocks.extend(taken);
         }
     }
@@ -149,7 +135,7 @@ impl Book {
         let partial = (length % BLOCK_TOKENS != 0).then(|| blocks[full]);
         self.enough(partial.is_some() as usize)?;
         let sequence = self.start()?;
-        shared.iter().for_each(|block| self.pool.references[*block as usize] += 1);
+        self.pool.share(&shared);
         *self.row_mut(sequence.row) = Row { length, blocks: shared, ..self.row(sequence.row).clone() };
         let copy = partial.map(|source| {
             self.grow(&[Growth { row: sequence.row, blocks: 1 }]);
@@ -162,12 +148,6 @@ impl Book {
     pub fn free(&mut self, row: u32) {
         let generation = self.row(row).generation;
         let row = std::mem::replace(self.row_mut(row), Row { generation, ..Row::default() });
-        for block in row.blocks.into_iter().rev() {
-            let references = &mut self.pool.references[block as usize];
-            *references -= 1;
-            if *references == 0 {
-                self.pool.free.push(block);
-            }
-        }
+        self.pool.give_back(row.blocks);
     }
 }

@@ -35,6 +35,8 @@ pub(in crate::certified) struct Turns {
     steps: u64,
     /// How many steps early.
     phase: u32,
+    /// Whether the first step waits for its turn too.
+    waits: bool,
 }
 
 impl Turns {
@@ -44,7 +46,8 @@ impl Turns {
         if every == 0 {
             return 0;
         }
-        let renews = self.steps == 0 || (self.steps + u64::from(self.phase)).is_multiple_of(every.into());
+        let renews = self.steps == 0 && !self.waits
+            || (self.steps + u64::from(self.phase)).is_multiple_of(every.into());
         self.steps += 1;
         if renews { mode::LISTED | mode::RENEWS } else { mode::LISTED }
     }
@@ -57,13 +60,40 @@ impl Carried {
             lists: Buffer::zeroed(device, lists)?,
             entries: Buffer::zeroed(device, entries)?,
             promoted: Buffer::zeroed(device, rows)?,
-            turns: Turns { steps: 0, phase },
+            turns: Turns { steps: 0, phase, waits: false },
         })
     }
 
     /// An empty one of the same extents.
     pub(super) fn another(&self, device: &Device, phase: u32) -> Result<Self> {
         Carried::new(device, self.extents(), phase)
+    }
+
+    /// Renewed in turn only, in the first step as in any other: what a sequence that comes later gets does
+    /// not depend on when it comes, as long as its first step is the first of [`Policy::renew`] too.
+    ///
+    /// [`Policy::renew`]: crate::certified::Policy::renew
+    pub(in crate::certified) fn in_turn(mut self) -> Self {
+        self.turns.waits = true;
+        self
+    }
+
+    /// Empties what one of so many sequences has.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(in crate::certified) fn forget(
+        &mut self,
+        stream: &Stream,
+        sequence: usize,
+        sequences: usize,
+    ) -> Result<()> {
+        let own = |all: usize| sequence * (all / sequences)..(sequence + 1) * (all / sequences);
+        let (lists, entries, promoted) =
+            (own(self.lists.len()), own(self.entries.len()), own(self.promoted.len()));
+        stream.fill_u8(&mut self.lists, lists, 0)?;
+        stream.fill_u8(&mut self.entries, entries, 0)?;
+        Ok(stream.fill_u8(&mut self.promoted, promoted, 0)?)
     }
 
     pub(super) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::{Input, Memory, Opening, Outcome, Workload};
 use crate::attention::BLOCK_TOKENS;
-use crate::kv::{Error, Geometry, HeadReport, KvCache, New, Result, Rotated};
+use crate::kv::{Capacity, Chunk, Error, Geometry, HeadReport, KvCache, New, Result, Rotated};
 use crate::{Buffer, Stream};
 use half::f16;
 use std::sync::Arc;
@@ -11,97 +11,111 @@ const BLOCK: usize = BLOCK_TOKENS as usize;
 /// Tokens that are appended at a time.
 const CHUNK: usize = 512;
 
-/// A cache of one layer and one sequence, and where its steps read and write.
-struct Sequence {
+/// A cache of one layer, and where its steps read and write.
+struct Set {
     cache: Box<dyn KvCache>,
+    /// [sequences, q_heads, head_dim], both.
     queries: Buffer<f16>,
     output: Buffer<f32>,
 }
 
-/// Caches of one sequence each: a step attends in all of them.
+/// Caches of the batch: a step attends in one of them.
 struct ThroughCache {
-    /// For each of the input's pools, its sequences.
-    sets: Vec<Vec<Sequence>>,
+    /// One for each of the input's pools.
+    sets: Vec<Set>,
     outcome: Outcome,
 }
 
-/// Opens a cache of one layer for each sequence and set, appends the input's keys and values, and attends.
+/// Opens a cache of one layer and the batch's sequences for each set, appends the input's keys and values,
+/// and attends.
 ///
-/// A step is the attention of a token that is there: nothing is appended. Sequences follow each other, so
-/// that a batch costs as much as its sequences do one by one.
+/// A step is the attention of tokens that are there: nothing is appended.
 ///
 /// # Errors
 /// bf16; what the scheme refuses; an empty sequence; out of memory.
 pub fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     let input = opening.f16()?;
     let stream = Stream::new(&input.device)?;
-    let open_set = |set: usize| -> Result<Vec<Sequence>> {
-        (0..input.lengths.len()).map(|sequence| fill(opening, &input, &stream, set, sequence)).collect()
+    let mut sets =
+        (0..input.pools.len()).map(|set| fill(opening, &input, &stream, set)).collect::<Result<Vec<_>>>()?;
+    let first = &mut sets[0];
+    // The step that counts as one, for a report is of committed tokens; then one that a capture can repeat.
+    first.attend(&stream)?;
+    first.cache.commit();
+    stream.synchronize()?;
+    let report = first.cache.report()?;
+    let heads = input.problem.q_heads as usize * input.lengths.len();
+    let outcome = Outcome {
+        output: first.output.to_vec()?,
+        lse: Vec::new(),
+        heads: match report.heads.len() {
+            0 => vec![HeadReport::STORED; heads],
+            _ => report.heads,
+        },
     };
-    let mut sets = (0..input.pools.len()).map(open_set).collect::<Result<Vec<_>>>()?;
-    let mut outcome = Outcome { output: Vec::new(), lse: Vec::new(), heads: Vec::new() };
-    for sequence in &mut sets[0] {
-        // The step that counts as one, for a report is of a committed token; then one that a capture can
-        // repeat.
-        sequence.attend(&stream)?;
-        sequence.cache.commit();
-        stream.synchronize()?;
-        let report = sequence.cache.report()?;
-        outcome.output.extend(sequence.output.to_vec()?);
-        let heads = input.problem.q_heads as usize;
-        match report.heads.len() {
-            0 => outcome.heads.extend(vec![HeadReport::STORED; heads]),
-            _ => outcome.heads.extend(report.heads),
-        }
-        sequence.cache.begin(&stream, 1)?;
-    }
+    first.cache.begin(&stream, Chunk::Step)?;
     Ok(Box::new(ThroughCache { sets, outcome }))
 }
 
-/// The cache of one sequence, with all of its tokens and the last of them begun.
-fn fill(
-    opening: &Opening<'_>,
-    input: &Arc<Input<f16>>,
-    stream: &Stream,
-    set: usize,
-    sequence: usize,
-) -> Result<Sequence> {
+/// A cache with all tokens of all sequences, the last of each begun.
+fn fill(opening: &Opening<'_>, input: &Arc<Input<f16>>, stream: &Stream, set: usize) -> Result<Set> {
     let problem = input.problem;
     let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
     let geometry = Geometry { layers: 1, q_heads: problem.q_heads as usize, kv_heads: heads, head_dim: dim };
-    let length = input.lengths[sequence] as usize;
-    if length == 0 {
+    if input.lengths.contains(&0) {
         let limit = "a cache needs a token to attend to";
         return Err(Error::Order { what: "the sequence's length", value: 0, limit });
     }
+    let longest = input.lengths.iter().max().map_or(1, |longest| *longest as usize);
     // One more, for the chunk that is begun and never appended.
-    let mut cache = opening.selection.open(&input.device, geometry, None, length + 1)?;
-    let (keys, values) = (gather(input, set, sequence, true)?, gather(input, set, sequence, false)?);
+    let capacity = Capacity { tokens: longest + 1, sequences: input.lengths.len() };
+    let mut cache = opening.selection.open(&input.device, geometry, None, capacity)?;
     let width = heads * dim;
-    let chunks = (0..length - 1).step_by(CHUNK).map(|first| first..(length - 1).min(first + CHUNK));
-    for tokens in chunks.chain(std::iter::once(length - 1..length)) {
-        let part =
-            |data: &[f16]| Buffer::from_slice(&input.device, &data[tokens.start * width..tokens.end * width]);
-        let positions: Vec<u32> = tokens.clone().map(|token| token as u32).collect();
-        let positions = Buffer::from_slice(&input.device, &positions)?;
-        let (keys, values) = (part(&keys)?, part(&values)?);
-        cache.begin(stream, tokens.len())?;
-        let new = Rotated { positions: &positions, keys: &keys, values: &values };
-        cache.append(stream, 0, New::Rotated(new))?;
-        stream.synchronize()?;
-        if tokens.end < length {
+    let [mut last_keys, mut last_values] = [Vec::new(), Vec::new()];
+    for (sequence, length) in input.lengths.iter().enumerate() {
+        if sequence > 0 {
+            cache.join(stream)?;
+        }
+        let last = *length as usize - 1;
+        let (keys, values) = (gather(input, set, sequence, true)?, gather(input, set, sequence, false)?);
+        for first in (0..last).step_by(CHUNK) {
+            let tokens = first..last.min(first + CHUNK);
+            let rows = tokens.start * width..tokens.end * width;
+            let chunk = Chunk::Prompt { sequence, tokens: tokens.len() };
+            append(&mut *cache, stream, chunk, &keys[rows.clone()], &values[rows])?;
             cache.commit();
         }
+        last_keys.extend_from_slice(&keys[last * width..]);
+        last_values.extend_from_slice(&values[last * width..]);
     }
+    append(&mut *cache, stream, Chunk::Step, &last_keys, &last_values)?;
     cache.check(stream)?;
-    let row = geometry.query_width();
-    let mut queries = vec![f16::ZERO; row];
-    input.queries[0].read(sequence * row, &mut queries)?;
-    Ok(Sequence {
+    let rows = input.lengths.len() * geometry.query_width();
+    let mut queries = vec![f16::ZERO; rows];
+    input.queries[0].read(0, &mut queries)?;
+    Ok(Set {
         cache,
         queries: Buffer::from_slice(&input.device, &queries)?,
-        output: Buffer::zeroed(&input.device, row)?,
+        output: Buffer::zeroed(&input.device, rows)?,
     })
+}
+
+/// Begins a chunk and appends it.
+fn append(
+    cache: &mut dyn KvCache,
+    stream: &Stream,
+    chunk: Chunk,
+    keys: &[f16],
+    values: &[f16],
+) -> Result<()> {
+    let device = stream.device();
+    let (keys, values) = (Buffer::from_slice(device, keys)?, Buffer::from_slice(device, values)?);
+    let positions = Buffer::from_slice(device, &cache.held().positions(chunk))?;
+    cache.begin(stream, chunk)?;
+    let new = Rotated { positions: &positions, keys: &keys, values: &values };
+    cache.append(stream, 0, New::Rotated(new))?;
+    // Before the buffers go.
+    Ok(stream.synchronize()?)
 }
 
 /// The keys, or values, of a sequence in the order of its tokens.
@@ -124,7 +138,7 @@ fn gather(input: &Input<f16>, set: usize, sequence: usize, keys: bool) -> Result
     Ok(rows)
 }
 
-impl Sequence {
+impl Set {
     fn attend(&mut self, stream: &Stream) -> Result<()> {
         self.cache.attend(stream, 0, &self.queries, &mut self.output)
     }
@@ -136,21 +150,20 @@ impl Workload for ThroughCache {
     }
 
     fn enqueue(&mut self, stream: &Stream, set: usize, _: usize) -> Result<()> {
-        self.sets[set].iter_mut().try_for_each(|sequence| sequence.attend(stream))
+        self.sets[set].attend(stream)
     }
 
     fn period(&self) -> usize {
-        self.sets[0].iter().map(|sequence| sequence.cache.period()).max().unwrap_or(1)
+        self.sets[0].cache.period()
     }
 
     fn read_bytes(&self) -> u64 {
-        self.sets[0].iter().map(|sequence| sequence.cache.step_bytes()).sum()
+        self.sets[0].cache.step_bytes()
     }
 
     fn memory(&self) -> Memory {
-        let sum =
-            |of: fn(&dyn KvCache) -> u64| self.sets[0].iter().map(|sequence| of(&*sequence.cache)).sum();
-        Memory { device: sum(|cache| cache.bytes()), host: sum(|cache| cache.host_bytes()) }
+        let cache = &self.sets[0].cache;
+        Memory { device: cache.bytes(), host: cache.host_bytes() }
     }
 
     fn outcome(&self) -> Result<Outcome> {

@@ -5,12 +5,12 @@ use crate::model::linear::Result;
 use kernels_gpu::model::random::draw;
 use kernels_gpu::model::{nucleus_mass, order_key, sample_weight};
 
-/// The token that a sequence's kernel chooses from `logits` at `position`; `sequence` is the sequence's
-/// number in its batch.
+/// The token that a sequence's kernel chooses from `logits` at `position`; `number` is what its draws are
+/// keyed by.
 ///
 /// # Errors
 /// Those of [`Choice::shape`].
-pub fn choose(choice: Choice, logits: &[f32], position: u32, sequence: u32) -> Result<u32> {
+pub fn choose(choice: Choice, logits: &[f32], position: u32, number: u32) -> Result<u32> {
     let shape = choice.shape(logits.len())?;
     let keys = logits.iter().enumerate().map(|(i, logit)| order_key(*logit, i as u32));
     let key = keys.max().unwrap_or(0);
@@ -33,7 +33,7 @@ pub fn choose(choice: Choice, logits: &[f32], position: u32, sequence: u32) -> R
     let least = least.unwrap_or(0);
     let inside = |weight: u32| if weight >= least { u64::from(weight) } else { 0 };
     let nucleus: u64 = weights.iter().map(|weight| inside(*weight)).sum();
-    let random = draw(shape.seed, position, sequence);
+    let random = draw(shape.seed, position, number);
     let pick = ((u128::from(random) * u128::from(nucleus)) >> 64) as u64;
     let mut sum = 0;
     let token = weights.iter().position(|weight| {

@@ -3,7 +3,7 @@
 use super::{Result, Runner};
 use crate::Buffer;
 use crate::attention::dense::sample::normal;
-use crate::kv::{KvCache, New, Rotated};
+use crate::kv::{Chunk, KvCache, New, Rotated};
 use half::f16;
 use rayon::prelude::*;
 
@@ -11,15 +11,23 @@ use rayon::prelude::*;
 const CHUNK: usize = 1024;
 
 impl Runner {
-    /// Adds `tokens` to the cache with keys and values that no text has: numbers of about N(0, 1), keys times
-    /// `key_scale`, the same in all layers and every 1024 tokens. The larger the scale the narrower is
-    /// attention.
+    /// Adds `tokens` to a sequence of the cache with keys and values that no text has: numbers of about N(0,
+    /// 1), keys times `key_scale`, the same in all layers and every 1024 tokens. The larger the scale the
+    /// narrower is attention.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn fill(&mut self, cache: &mut dyn KvCache, tokens: usize, key_scale: f32) -> Result<()> {
-        self.check(&[0], cache)?;
-        Runner::room(self.context, tokens, cache)?;
+    pub fn fill(
+        &mut self,
+        cache: &mut dyn KvCache,
+        sequence: usize,
+        tokens: usize,
+        key_scale: f32,
+    ) -> Result<()> {
+        if tokens == 0 {
+            return Ok(());
+        }
+        self.fits(cache, Chunk::Prompt { sequence, tokens })?;
         let stream = self.stream();
         let (layers, width) = (self.geometry.layers, self.geometry.kv_width());
         let numbers = |seed: u64, scale: f32| -> Vec<f16> {
@@ -30,10 +38,10 @@ impl Runner {
         let values = Buffer::from_slice(stream.device(), &numbers(2, 1.0))?;
         let mut left = tokens;
         while left > 0 {
-            let (count, first) = (CHUNK.min(left), cache.tokens());
-            let positions: Vec<u32> = (first as u32..).take(count).collect();
-            let positions = Buffer::from_slice(stream.device(), &positions)?;
-            cache.begin(stream, count)?;
+            let count = CHUNK.min(left);
+            let chunk = Chunk::Prompt { sequence, tokens: count };
+            let positions = Buffer::from_slice(stream.device(), &cache.held().positions(chunk))?;
+            cache.begin(stream, chunk)?;
             for layer in 0..layers {
                 let new = Rotated { positions: &positions, keys: &keys, values: &values };
                 cache.append(stream, layer, New::Rotated(new))?;

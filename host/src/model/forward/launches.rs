@@ -2,8 +2,8 @@
 
 use super::weights::{Extents, Layer, Packed};
 use super::{Result, Rows};
-use crate::kv::{KvCache, New, Raw};
-use crate::model::kernels::{self, Choice, record_words};
+use crate::kv::{Chunk, KvCache, New, Raw};
+use crate::model::kernels::{self, Choice, Choosing, record_words};
 use crate::model::linear::{DeviceWeights, Epilogue, Fusing, Input, PackedWeights, ProductKernel};
 use crate::{Buffer, Device, Graph, GraphExec, Pinned, Stream};
 use half::f16;
@@ -26,6 +26,8 @@ struct Pass {
     weights: Packed<DeviceWeights, Buffer<f32>>,
     tokens: Buffer<u32>,
     positions: Buffer<u32>,
+    /// What the draws of a chunk's last rows are keyed by.
+    numbers: Buffer<u32>,
     x: Buffer<f32>,
     qkv: Buffer<f32>,
     queries: Buffer<f16>,
@@ -74,6 +76,7 @@ impl Launches {
             weights: to_device(device, weights)?,
             tokens: Buffer::new(device, chunk)?,
             positions: Buffer::new(device, chunk)?,
+            numbers: Buffer::zeroed(device, chunk)?,
             x: Buffer::new(device, chunk * extents.hidden)?,
             qkv: Buffer::new(device, chunk * extents.qkv_width())?,
             queries: Buffer::new(device, chunk * extents.query_width())?,
@@ -87,16 +90,12 @@ impl Launches {
         Ok(Launches { stream: Stream::new(device)?, pass, rows: 0, count: 0 })
     }
 
-    pub fn chunk(&mut self, tokens: &[u32], rows: Rows, cache: &mut dyn KvCache) -> Result<()> {
+    pub fn chunk(&mut self, tokens: &[u32], chunk: Chunk, rows: Rows, cache: &mut dyn KvCache) -> Result<()> {
         let Launches { stream, pass, .. } = self;
-        let (count, first) = (tokens.len(), cache.tokens());
-        let positions: Vec<u32> = (first as u32..).take(count).collect();
+        let (count, positions) = (tokens.len(), cache.held().positions(chunk));
         let outputs = rows.of(count);
-        let logits = outputs * pass.weights.extents.vocab;
-        if pass.logits.len() < logits {
-            pass.logits = Buffer::new(stream.device(), logits)?;
-        }
-        cache.begin(stream, count)?;
+        pass.room_for_logits(stream, outputs)?;
+        cache.begin(stream, chunk)?;
         stream.upload(tokens, &mut pass.tokens, 0)?;
         stream.upload(&positions, &mut pass.positions, 0)?;
         pass.enqueue(stream, count, outputs, cache)?;
@@ -111,40 +110,36 @@ impl Launches {
         Ok(logits)
     }
 
-    /// A token from the last row of logits.
-    pub fn choose(&mut self, choice: Choice) -> Result<u32> {
-        let (row, last) = (self.rows - 1, self.count - 1);
-        self.pass.choose(&self.stream, choice, row, last)?;
-        let mut chosen = [0];
-        self.stream.download(&self.pass.tokens, last, &mut chosen)?;
-        Ok(chosen[0])
+    /// A token from each of the last rows of logits, drawn by these numbers.
+    pub fn choose(&mut self, choice: Choice, numbers: &[u32]) -> Result<Vec<u32>> {
+        let first = self.count - numbers.len();
+        self.stream.upload(numbers, &mut self.pass.numbers, 0)?;
+        self.pass.choose(&self.stream, choice, self.rows - numbers.len(), first, numbers.len())?;
+        let mut chosen = vec![0; numbers.len()];
+        self.stream.download(&self.pass.tokens, first, &mut chosen)?;
+        Ok(chosen)
     }
 
-    /// One step of decoding as a graph, and the memory that its choice comes to. The first replay reads
-    /// `token`.
-    pub fn capture(
-        &mut self,
-        token: u32,
-        choice: Choice,
-        cache: &mut dyn KvCache,
-    ) -> Result<(Graph, Pinned<u32>)> {
+    /// One step of decoding as a graph, and the memory that its choices come to. What a replay reads is
+    /// [set](Self::set_rows) before the first of them.
+    pub fn capture(&mut self, choice: Choice, cache: &mut dyn KvCache) -> Result<(Graph, Pinned<u32>)> {
         let Launches { stream, pass, .. } = self;
-        cache.begin(stream, 1)?;
-        stream.upload(&[token], &mut pass.tokens, 0)?;
-        stream.upload(&[cache.tokens() as u32], &mut pass.positions, 0)?;
-        let mut chosen = Pinned::zeroed(stream.device(), 1)?;
+        let sequences = cache.held().sequences.len();
+        pass.room_for_logits(stream, sequences)?;
+        cache.begin(stream, Chunk::Step)?;
+        let mut chosen = Pinned::zeroed(stream.device(), sequences)?;
         let (graph, recorded) = stream.capture(|stream| {
-            Ok(pass.enqueue(stream, 1, 1, cache).and_then(|()| {
-                pass.choose(stream, choice, 0, 0)?;
+            Ok(pass.enqueue(stream, sequences, sequences, cache).and_then(|()| {
+                pass.choose(stream, choice, 0, 0, sequences)?;
                 // SAFETY: it is read after the stream was waited for, and goes after that with the graph.
-                Ok(unsafe { stream.download_async(&pass.tokens, ..1, &mut chosen, 0) }?)
+                Ok(unsafe { stream.download_async(&pass.tokens, ..sequences, &mut chosen, 0) }?)
             }))
         })?;
         recorded?;
         Ok((graph, chosen))
     }
 
-    /// Runs a captured step, and waits for the token that it chose.
+    /// Runs a captured step, and waits for the tokens that it chose.
     ///
     /// # Safety
     /// The graph and `chosen` are those of [`capture`](Self::capture) with this cache, of which no buffer has
@@ -154,19 +149,22 @@ impl Launches {
         graph: &GraphExec,
         chosen: &Pinned<u32>,
         cache: &mut dyn KvCache,
-    ) -> Result<u32> {
-        cache.begin(&self.stream, 1)?;
+    ) -> Result<Vec<u32>> {
+        cache.begin(&self.stream, Chunk::Step)?;
         // SAFETY: the caller's word.
         unsafe { graph.launch(&self.stream) }?;
         self.wait()?;
-        (self.rows, self.count) = (1, 1);
+        (self.rows, self.count) = (chosen.len(), chosen.len());
         cache.commit();
-        Ok(chosen[0])
+        Ok(chosen.to_vec())
     }
 
-    /// Has the next captured step read another token.
-    pub fn set_token(&mut self, token: u32) -> Result<()> {
-        Ok(self.stream.upload(&[token], &mut self.pass.tokens, 0)?)
+    /// What the next captured step reads of each sequence: a token, where it goes, and what its draw is keyed
+    /// by.
+    pub fn set_rows(&mut self, tokens: &[u32], positions: &[u32], numbers: &[u32]) -> Result<()> {
+        self.stream.upload(tokens, &mut self.pass.tokens, 0)?;
+        self.stream.upload(positions, &mut self.pass.positions, 0)?;
+        Ok(self.stream.upload(numbers, &mut self.pass.numbers, 0)?)
     }
 
     pub fn set_fusing(&mut self, fusing: Fusing) {
@@ -190,6 +188,15 @@ impl Launches {
 }
 
 impl Pass {
+    /// Room for so many rows of logits.
+    fn room_for_logits(&mut self, stream: &Stream, rows: usize) -> Result<()> {
+        let logits = rows * self.weights.extents.vocab;
+        if self.logits.len() < logits {
+            self.logits = Buffer::new(stream.device(), logits)?;
+        }
+        Ok(())
+    }
+
     /// The launches of a chunk, from its tokens to the logits of its last `outputs` tokens.
     fn enqueue(
         &mut self,
@@ -249,14 +256,25 @@ impl Pass {
         Ok(())
     }
 
-    /// The choice from a row of logits, to the token at `last`, whose position counts up.
-    fn choose(&mut self, stream: &Stream, choice: Choice, row: usize, last: usize) -> Result<()> {
+    /// Choices from `count` rows of logits, `row` the first of them, to the tokens from `first` on, whose
+    /// positions count up.
+    fn choose(
+        &mut self,
+        stream: &Stream,
+        choice: Choice,
+        row: usize,
+        first: usize,
+        count: usize,
+    ) -> Result<()> {
         let vocab = self.weights.extents.vocab;
-        let logits = self.logits.global_range(row * vocab..(row + 1) * vocab)?;
-        let token = self.tokens.global_range_mut(last..last + 1)?;
-        let position = self.positions.global_range_mut(last..last + 1)?;
-        // SAFETY: a row of logits, and a token and a position, all of this device.
-        Ok(unsafe { kernels::choose(stream, choice, logits, token, position, 1, vocab) }?)
+        let rows = Choosing {
+            logits: self.logits.global_range(row * vocab..(row + count) * vocab)?,
+            numbers: self.numbers.global_range(..count)?,
+            tokens: self.tokens.global_range_mut(first..first + count)?,
+            positions: self.positions.global_range_mut(first..first + count)?,
+        };
+        // SAFETY: rows of logits, and as many numbers, tokens and positions, all of this device.
+        Ok(unsafe { kernels::choose(stream, choice, rows, count, vocab) }?)
     }
 }
 

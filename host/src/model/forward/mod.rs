@@ -31,7 +31,7 @@ mod weights;
 
 use super::kernels::Choice;
 use super::{Model, linear};
-use crate::kv::{self, Geometry, KvCache, Rope, Traffic};
+use crate::kv::{self, Chunk, Geometry, KvCache, Rope, Traffic};
 use crate::{BackendKind, Device, Stream};
 pub use decoder::Decoder;
 use launches::Launches;
@@ -68,6 +68,22 @@ pub enum Error {
     /// There is nothing to continue.
     #[error("there are no tokens to start from; give at least one")]
     NoTokens,
+    /// More sequences than a step has rows for.
+    #[error(
+        "a step has rows for {most} sequences, and the cache has room for {sequences}; give the runner longer chunks"
+    )]
+    Sequences {
+        /// What the cache has room for.
+        sequences: usize,
+        /// Rows of a step.
+        most: usize,
+    },
+    /// A sequence that joins between steps of several kinds.
+    #[error("sequences join when {steps} more steps are done; wait for them")]
+    Turn {
+        /// How many.
+        steps: usize,
+    },
     /// A cache of other heads or layers.
     #[error("the cache is for {found:?}, and the model has {expected:?}; make it for this model")]
     Geometry {
@@ -171,39 +187,45 @@ impl Runner {
         self.chunk
     }
 
-    /// Reads `tokens` into the cache, after those that it holds, and chooses the one that follows.
+    /// Reads `tokens` into the cache's one sequence, after those that it holds, and chooses the one that
+    /// follows.
     ///
     /// # Errors
     /// [`Error::NoTokens`]; tokens that the model lacks, or more than its context or the cache holds: the
     /// cache is as before then. What the device reports, after which the cache may hold some of the chunks.
     pub fn prefill(&mut self, tokens: &[u32], cache: &mut dyn KvCache, choice: Choice) -> Result<u32> {
-        // What is wrong with the choice is said before the work.
-        choice.shape(self.vocab)?;
-        self.check(tokens, cache)?;
-        let mut rest = tokens;
-        while let Some((piece, later)) = self.split(rest) {
-            self.run(piece, if later.is_empty() { Rows::Last } else { Rows::None }, cache)?;
-            rest = later;
-        }
-        let position = cache.tokens() - 1;
-        match &mut self.engine {
-            Engine::Slices(slices) => slices.choose(choice, position as u32),
-            Engine::Launches(launches) => launches.choose(choice),
-        }
+        self.prefill_of(0, tokens, cache, (choice, 0))
     }
 
-    /// Reads `tokens` into the cache, after those that it holds, for others to follow.
+    /// [`prefill`](Self::prefill) of one of several sequences. Its draws are keyed by `number` besides the
+    /// choice's seed. A single token is a step where the cache has one sequence, and else a prompt's.
+    ///
+    /// # Errors
+    /// As [`prefill`](Self::prefill).
+    pub fn prefill_of(
+        &mut self,
+        sequence: usize,
+        tokens: &[u32],
+        cache: &mut dyn KvCache,
+        (choice, number): (Choice, u32),
+    ) -> Result<u32> {
+        // What is wrong with the choice is said before the work.
+        choice.shape(self.vocab)?;
+        self.pieces(sequence, tokens, Rows::Last, cache, |_| Ok(()))?;
+        let position = cache.held().sequences[sequence].unwrap_or(0) as u32 - 1;
+        let chosen = match &mut self.engine {
+            Engine::Slices(slices) => slices.choose(choice, [(position, number)].into_iter()),
+            Engine::Launches(launches) => launches.choose(choice, &[number]),
+        }?;
+        Ok(chosen[0])
+    }
+
+    /// Reads `tokens` into the cache's one sequence, after those that it holds, for others to follow.
     ///
     /// # Errors
     /// As [`prefill`](Self::prefill).
     pub fn read(&mut self, tokens: &[u32], cache: &mut dyn KvCache) -> Result<()> {
-        self.check(tokens, cache)?;
-        let mut rest = tokens;
-        while let Some((piece, later)) = self.split(rest) {
-            self.run(piece, Rows::None, cache)?;
-            rest = later;
-        }
-        Ok(())
+        self.pieces(0, tokens, Rows::None, cache, |_| Ok(()))
     }
 
     /// Reads one token and chooses the one that follows.
@@ -214,20 +236,42 @@ impl Runner {
         self.prefill(&[token], cache, choice)
     }
 
-    /// Reads `tokens` into the cache; logits after each of them, [tokens, vocab].
+    /// Reads `tokens` into the cache's one sequence; logits after each of them, [tokens, vocab].
     ///
     /// # Errors
     /// As [`prefill`](Self::prefill).
     pub fn logits(&mut self, tokens: &[u32], cache: &mut dyn KvCache) -> Result<Vec<f32>> {
-        self.check(tokens, cache)?;
         let mut logits = Vec::with_capacity(tokens.len() * self.vocab);
+        self.pieces(0, tokens, Rows::All, cache, |runner| {
+            logits.extend(runner.last_logits()?);
+            Ok(())
+        })?;
+        Ok(logits)
+    }
+
+    /// Chunk by chunk, with logits of these rows, or of the last chunk's last. `after` is called behind each.
+    fn pieces(
+        &mut self,
+        sequence: usize,
+        tokens: &[u32],
+        rows: Rows,
+        cache: &mut dyn KvCache,
+        mut after: impl FnMut(&Self) -> Result<()>,
+    ) -> Result<()> {
+        self.check(tokens)?;
+        self.fits(cache, Chunk::Prompt { sequence, tokens: tokens.len() })?;
         let mut rest = tokens;
         while let Some((piece, later)) = self.split(rest) {
-            self.run(piece, Rows::All, cache)?;
+            let rows = if rows == Rows::Last && !later.is_empty() { Rows::None } else { rows };
+            let chunk = match cache.held().sequences.len() {
+                1 => Chunk::of_one(piece.len()),
+                _ => Chunk::Prompt { sequence, tokens: piece.len() },
+            };
+            self.run(piece, chunk, rows, cache)?;
+            after(self)?;
             rest = later;
-            logits.extend(self.last_logits()?);
         }
-        Ok(logits)
+        Ok(())
     }
 
     /// Those that the last chunk gave.
@@ -238,40 +282,44 @@ impl Runner {
         }
     }
 
-    fn check(&self, tokens: &[u32], cache: &dyn KvCache) -> Result<()> {
-        let (found, expected) = (cache.geometry(), self.geometry);
-        if found != expected {
-            return Err(Error::Geometry { found, expected });
-        }
+    /// Whether there are tokens, and the model has them.
+    fn check(&self, tokens: &[u32]) -> Result<()> {
         if tokens.is_empty() {
             return Err(Error::NoTokens);
         }
-        if let Some(&id) = tokens.iter().find(|&&id| id as usize >= self.vocab) {
-            return Err(super::Error::NoToken { id, vocab: self.vocab }.into());
+        match tokens.iter().find(|&&id| id as usize >= self.vocab) {
+            Some(&id) => Err(super::Error::NoToken { id, vocab: self.vocab }.into()),
+            None => Ok(()),
         }
-        Runner::room(self.context, tokens.len(), cache)
     }
 
-    /// The next chunk of `tokens`, and what follows it. No token is left alone: to a cache that would be a
-    /// step of decoding.
+    /// Whether the cache is for this model, and cache and context have room for a chunk, of any length.
+    fn fits(&self, cache: &dyn KvCache, chunk: Chunk) -> Result<()> {
+        let held = cache.held();
+        let (found, expected) = (held.geometry, self.geometry);
+        if found != expected {
+            return Err(Error::Geometry { found, expected });
+        }
+        if held.sequences.len() > self.chunk {
+            return Err(Error::Sequences { sequences: held.sequences.len(), most: self.chunk });
+        }
+        Runner::in_context(self.context, held.longest_after(chunk))?;
+        Ok(held.room(chunk)?)
+    }
+
+    /// Whether the model's context has room for so many tokens.
+    fn in_context(context: usize, tokens: usize) -> Result<()> {
+        if tokens > context { Err(super::Error::Context { tokens, context }.into()) } else { Ok(()) }
+    }
+
+    /// The next chunk of `tokens`, and what follows it. No token is left alone: to a cache of one sequence
+    /// that would be a step of decoding.
     pub fn split<'a>(&self, tokens: &'a [u32]) -> Option<(&'a [u32], &'a [u32])> {
         let mut length = self.chunk.min(tokens.len());
         if tokens.len() - length == 1 && length > 2 {
             length -= 1;
         }
         (length > 0).then(|| tokens.split_at(length))
-    }
-
-    /// Whether context and cache have room for `tokens` more.
-    fn room(context: usize, tokens: usize, cache: &dyn KvCache) -> Result<()> {
-        let (held, capacity) = (cache.tokens(), cache.capacity());
-        if held + tokens > context {
-            return Err(super::Error::Context { tokens: held + tokens, context }.into());
-        }
-        if held + tokens > capacity {
-            return Err(kv::Error::Full { tokens, held, capacity }.into());
-        }
-        Ok(())
     }
 
     /// Waits, and says whether the cache holds everything that it was given: a scheme may refuse keys and
@@ -289,6 +337,14 @@ impl Runner {
     /// What the device reports.
     pub fn traffic(&self, cache: &dyn KvCache) -> Result<Option<Traffic>> {
         Ok(cache.traffic(self.stream())?)
+    }
+
+    /// A sequence more in the cache, empty: its number.
+    ///
+    /// # Errors
+    /// [`kv::Error::NoRoom`]; what the device reports.
+    pub fn join(&self, cache: &mut dyn KvCache) -> Result<usize> {
+        Ok(cache.join(self.stream())?)
     }
 
     /// Sets which products of a few tokens quantize their input themselves, to measure it: no bits change. On
@@ -311,10 +367,10 @@ impl Runner {
         }
     }
 
-    fn run(&mut self, chunk: &[u32], rows: Rows, cache: &mut dyn KvCache) -> Result<()> {
+    fn run(&mut self, tokens: &[u32], chunk: Chunk, rows: Rows, cache: &mut dyn KvCache) -> Result<()> {
         match &mut self.engine {
-            Engine::Slices(slices) => slices.chunk(chunk, rows, cache),
-            Engine::Launches(launches) => launches.chunk(chunk, rows, cache),
+            Engine::Slices(slices) => slices.chunk(tokens, chunk, rows, cache),
+            Engine::Launches(launches) => launches.chunk(tokens, chunk, rows, cache),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::weights::{Extents, Packed};
 use super::{Result, Rows};
-use crate::kv::{KvCache, New, Rotated};
+use crate::kv::{Chunk, KvCache, New, Rotated};
 use crate::model::cpu::{self, Onto, Source};
 use crate::model::kernels::Choice;
 use crate::model::linear::PackedWeights;
@@ -41,12 +41,12 @@ impl Slices {
         })
     }
 
-    pub fn chunk(&mut self, tokens: &[u32], rows: Rows, cache: &mut dyn KvCache) -> Result<()> {
+    pub fn chunk(&mut self, tokens: &[u32], chunk: Chunk, rows: Rows, cache: &mut dyn KvCache) -> Result<()> {
         let Slices { weights, stream, queries, keys, values, positions: places, attended, logits } = self;
         let Extents { hidden, ffn, vocab, epsilon, rope, pairing } = weights.extents;
-        let (count, first) = (tokens.len(), cache.tokens());
+        let count = tokens.len();
         let (query_width, kv_width) = (weights.extents.query_width(), weights.extents.kv_width());
-        let positions: Vec<u32> = (first as u32..).take(count).collect();
+        let positions = cache.held().positions(chunk);
         let records = |columns: usize| vec![ZERO; count * columns / BLOCK as usize];
         let (mut narrow, mut of_heads, mut wide) = (records(hidden), records(query_width), records(ffn));
         let mut x = vec![0f32; count * hidden];
@@ -55,7 +55,7 @@ impl Slices {
         let (mut q, mut o) = (vec![f16::ZERO; count * query_width], vec![0f32; count * query_width]);
         let (mut k, mut v) = (vec![f16::ZERO; count * kv_width], vec![f16::ZERO; count * kv_width]);
 
-        cache.begin(stream, count)?;
+        cache.begin(stream, chunk)?;
         places.write(0, &positions)?;
         cpu::embedding(&weights.embedding, tokens, &mut x);
         for (number, layer) in weights.layers.iter().enumerate() {
@@ -98,9 +98,12 @@ impl Slices {
         self.logits.clone()
     }
 
-    /// A token from the last row of logits, that of `position`.
-    pub fn choose(&self, choice: Choice, position: u32) -> Result<u32> {
-        let vocab = self.weights.extents.vocab;
-        Ok(cpu::choose(choice, &self.logits[self.logits.len() - vocab..], position, 0)?)
+    /// A token from each of the last rows of logits: those of these positions, drawn by these numbers.
+    pub fn choose(&self, choice: Choice, rows: impl Iterator<Item = (u32, u32)>) -> Result<Vec<u32>> {
+        let logits = self.logits.chunks_exact(self.weights.extents.vocab);
+        let chosen = logits.zip(rows);
+        chosen
+            .map(|(logits, (position, number))| Ok(cpu::choose(choice, logits, position, number)?))
+            .collect()
     }
 }
