@@ -198,8 +198,8 @@ pub fn fold<E: Half>(
         extremes.take::<E>(shared().load(at(other as u32)), shared().load(at(other as u32) + 1));
     });
     let row = sequence as usize * shape.kv_heads as usize + head as usize;
-    let start = (row * shape.tiles as usize + (index / TILE_BLOCKS) as usize)
-        * tile_words(shape.head_dim) as usize;
+    let start =
+        (row * shape.tiles as usize + (index / TILE_BLOCKS) as usize) * tile_words(shape.head_dim) as usize;
     let place = |kind: u32| start + word(kind, index % TILE_BLOCKS, pair) as usize;
     if begin != index * shape.block {
         extremes.take::<E>(bounds.load(place(0)), bounds.load(place(1)));

@@ -21,8 +21,8 @@ mod rule;
 mod top;
 
 pub use bounds::{Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, tile_words, word};
-pub use rule::{Extent, Rule};
 pub use choice::{SELECT_THREADS, SelectShape, ordered, parts_for, select, select_bytes, signs};
+pub use rule::{Extent, Rule};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
