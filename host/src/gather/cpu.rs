@@ -83,8 +83,14 @@ pub(super) struct Choice<'a> {
     pub kept: &'a mut [u32],
 }
 
-/// What [`select`](kernels_gpu::gather::select()) does: the same arguments but for its scratch.
-pub(super) fn select<E: GatherElement>(shape: SelectShape, from: Selecting<'_, E>, to: Choice<'_>) {
+/// What [`select`](kernels_gpu::gather::select()) does: the same arguments but for its scratch. On a path that
+/// the machine has ([`Level::checked`]).
+pub(super) fn select<E: GatherElement>(
+    level: Level,
+    shape: SelectShape,
+    from: Selecting<'_, E>,
+    to: Choice<'_>,
+) {
     let (heads, per_block) = (shape.kv_heads as usize, shape.rule.entries() as usize);
     let max_blocks = shape.max_blocks as usize;
     let width = shape.most as usize * per_block;
@@ -96,7 +102,7 @@ pub(super) fn select<E: GatherElement>(shape: SelectShape, from: Selecting<'_, E
         let extent = Extent::of(length, shape.rule);
         list.fill(u32::MAX);
         let distant: Vec<u32> = if extent.ranked() {
-            let words = scores(shape, from, row, extent.local);
+            let words = scores(level, shape, from, row, extent.local);
             best(&words, extent)
         } else {
             (1..extent.local.max(1)).collect()
@@ -130,7 +136,13 @@ fn best(words: &[u32], extent: Extent) -> Vec<u32> {
 }
 
 /// Words that order like the scores of a row's blocks before `end`.
-fn scores<E: GatherElement>(shape: SelectShape, from: Selecting<'_, E>, row: usize, end: u32) -> Vec<u32> {
+fn scores<E: GatherElement>(
+    level: Level,
+    shape: SelectShape,
+    from: Selecting<'_, E>,
+    row: usize,
+    end: u32,
+) -> Vec<u32> {
     let group = shape.group as usize;
     let dim = from.queries.len() / (from.lengths.len() * shape.kv_heads as usize * group);
     let words = tile_words(dim as u32) as usize;
@@ -142,7 +154,7 @@ fn scores<E: GatherElement>(shape: SelectShape, from: Selecting<'_, E>, row: usi
             thread_local!(static SCRATCH: Memory<Scratch> = const { RefCell::new(Vec::new()) });
             with_memory(&SCRATCH, Scratch::new, |scratch| {
                 let element = PhantomData;
-                run(Level::best(), Score::<E> { queries, group, dim, tile, scores, scratch, element });
+                run(level, Score::<E> { queries, group, dim, tile, scores, scratch, element });
             });
         },
     );

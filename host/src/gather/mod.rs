@@ -9,7 +9,7 @@
 mod bounds;
 mod cache;
 mod cases;
-pub mod cpu;
+mod cpu;
 pub mod oracle;
 mod plan;
 #[cfg(test)]

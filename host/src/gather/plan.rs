@@ -6,6 +6,7 @@ use super::{Error, Result, Support, length};
 use crate::attention::dense::{self, DenseElement, Problem};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
+use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::attention::ROWS;
@@ -187,6 +188,12 @@ impl<E: GatherElement> Plan<E> {
         &self.chosen
     }
 
+    /// What the kernel is told.
+    #[cfg(test)]
+    pub(super) fn shape(&self) -> SelectShape {
+        self.shape
+    }
+
     /// The same, to be filled before a case.
     pub(super) fn chosen_mut(&mut self) -> &mut Chosen {
         &mut self.chosen
@@ -228,7 +235,12 @@ impl<E: GatherElement> Plan<E> {
                 };
                 let (list, counts) = (slice_mut(list.global_mut()), slice_mut(counts.global_mut()));
                 let (entries, kept) = (slice_mut(entries.global_mut()), slice_mut(kept.global_mut()));
-                cpu::select(self.shape, selecting, cpu::Choice { list, counts, entries, kept });
+                cpu::select(
+                    Level::best(),
+                    self.shape,
+                    selecting,
+                    cpu::Choice { list, counts, entries, kept },
+                );
             }
             return Ok(());
         }
