@@ -168,13 +168,23 @@ pub fn select<E: Half, const D: usize, const R: usize>(
     }
     let first_key = row as usize * (shape.tiles * TILE_BLOCKS) as usize;
     if tiles > 0 {
-        let query_row = (row * shape.group) as usize;
-        let operands = Operands::<R>::load::<E, D>(queries, query_row, shape.group, lane);
         let end = tiles.min((part + 1) * tiles_a_part);
         let mut tile = part * tiles_a_part + warp;
+        let from =
+            |tile: u32| (row as usize * shape.tiles as usize + tile as usize) * tile_words(D as u32) as usize;
+        // Ahead of the queries, which they do not depend on.
+        let mut bounds_of_tile = TileBounds::NONE;
+        if tile < end {
+            bounds_of_tile = TileBounds::load::<D>(bounds, from(tile), lane);
+        }
+        let operands = Operands::<R>::load::<E, D>(queries, (row * shape.group) as usize, shape.group, lane);
         while tile < end {
-            let from = (row as usize * shape.tiles as usize + tile as usize) * tile_words(D as u32) as usize;
-            let [low, high] = operands.best::<E, D>(bounds, from, shape.group, lane);
+            let scored = operands.scores::<E, D>(&bounds_of_tile);
+            // The next ones are on their way while these are put together.
+            if tile + WARPS < end {
+                bounds_of_tile = TileBounds::load::<D>(bounds, from(tile + WARPS), lane);
+            }
+            let [low, high] = best::<R>(scored, shape.group, lane);
             // Lanes 4g have block g, lanes 4g + 1 block g + 8.
             if lane & 3 < 2 {
                 let block = TILE_BLOCKS * tile + 8 * (lane & 3) + (lane >> 2);
@@ -249,43 +259,59 @@ impl<const R: usize> Operands<R> {
         Operands(operands)
     }
 
-    /// The best scores of blocks g and g + 8 of the tile at word `from`.
+    /// Sums over the positive and over the negative channels of a tile: of blocks g and g + 8 for two query
+    /// heads each, for each group of eight heads.
     #[simt::device]
-    fn best<E: Half, const D: usize>(
-        &self,
-        bounds: Global<u32>,
-        from: usize,
-        group: u32,
-        lane: u32,
-    ) -> [f32; 2] {
-        let mut a = [[UVec4::ZERO; 2]; 8];
+    fn scores<E: Half, const D: usize>(&self, bounds: &TileBounds) -> [[[f32; 4]; 2]; R] {
+        let mut c = [[[0f32; 4]; 2]; R];
         unroll!(for s in 0..(D / 16), at_most 8 {
             unroll!(for kind in 0..2 {
-                a[s][kind] = bounds.load_vector_streaming(from + 128 * (2 * s + kind) + 4 * lane as usize);
-            });
-        });
-        let mut best = [f32::NEG_INFINITY; 2];
-        unroll!(for r in 0..R, at_most 2 {
-            let mut c = [[0f32; 4]; 2];
-            unroll!(for s in 0..(D / 16), at_most 8 {
-                unroll!(for kind in 0..2 {
-                    c[kind] = E::multiply(a[s][kind].to_array(), self.0[r][s][kind], c[kind]);
+                unroll!(for r in 0..R, at_most 2 {
+                    c[r][kind] = E::multiply(bounds.0[s][kind].to_array(), self.0[r][s][kind], c[r][kind]);
                 });
             });
-            unroll!(for i in 0..4 {
-                let head = ROWS * r as u32 + 2 * (lane & 3) + (i as u32 & 1);
-                let score = c[0][i] + c[1][i];
-                if head < group {
-                    best[i / 2] = maximum(best[i / 2], score);
-                }
-            });
         });
-        unroll!(for i in 0..2 {
-            unroll!(for distance in 0..2 {
-                let other = warp::warp_shuffle_xor(FULL_MASK, best[i], 1 << distance, 32);
-                best[i] = maximum(best[i], other);
-            });
-        });
-        best
+        c
     }
+}
+
+/// The bounds of 16 gather-blocks as A operands: for each contraction maxima and minima.
+struct TileBounds([[UVec4; 2]; 8]);
+
+impl TileBounds {
+    const NONE: TileBounds = TileBounds([[UVec4::ZERO; 2]; 8]);
+
+    /// Loads the tile at word `from`.
+    #[simt::device]
+    fn load<const D: usize>(bounds: Global<u32>, from: usize, lane: u32) -> Self {
+        let mut a = Self::NONE;
+        unroll!(for s in 0..(D / 16), at_most 8 {
+            unroll!(for kind in 0..2 {
+                a.0[s][kind] = bounds.load_vector_streaming(from + 128 * (2 * s + kind) + 4 * lane as usize);
+            });
+        });
+        a
+    }
+}
+
+/// The best scores of blocks g and g + 8 over the query heads, in all lanes of g.
+#[simt::device]
+fn best<const R: usize>(sums: [[[f32; 4]; 2]; R], group: u32, lane: u32) -> [f32; 2] {
+    let mut best = [f32::NEG_INFINITY; 2];
+    unroll!(for r in 0..R, at_most 2 {
+        unroll!(for i in 0..4 {
+            let head = ROWS * r as u32 + 2 * (lane & 3) + (i as u32 & 1);
+            let score = sums[r][0][i] + sums[r][1][i];
+            if head < group {
+                best[i / 2] = maximum(best[i / 2], score);
+            }
+        });
+    });
+    unroll!(for i in 0..2 {
+        unroll!(for distance in 0..2 {
+            let other = warp::warp_shuffle_xor(FULL_MASK, best[i], 1 << distance, 32);
+            best[i] = maximum(best[i], other);
+        });
+    });
+    best
 }

@@ -4,8 +4,8 @@
 //! Keys are u32 words. What all of them have in common at the top is skipped; then eight bits at a time, a
 //! histogram of the keys that are still in question tells in which bin the k-th one lies, until a bin is
 //! wanted as a whole or no bits are left. Counts are integers, so the order of the atomics does not matter.
-//! Then each warp goes twice over a run of neighbouring indices: to count what it will write, and to write
-//! it where the counts of the warps before it say.
+//! Then a lane has the marks of 32 neighbouring indices, and a warp of 1024 at the most; the counts of those
+//! before say where each writes.
 
 use super::choice::{SELECT_THREADS, SelectLayout};
 use glam::UVec4;
@@ -143,51 +143,67 @@ impl Keys {
     pub fn write(self, cut: Cut, list: GlobalMut<u32>, to: usize) {
         let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
         let layout = self.layout;
-        let run = self.end.div_ceil(32 * WARPS) * 32;
-        let (start, end) = (warp * run, ((warp + 1) * run).min(self.end));
-        let before = (1 << lane) - 1;
-        // Lanes whose keys are above the cut, and those that tie.
-        let ask = |index: u32| {
-            let key = if index >= 1 && index < end { self.get(index) >> cut.shift } else { 0 };
-            let there = index >= 1 && index < end;
-            let at = cut.prefix >> cut.shift;
-            let above = warp::warp_vote_ballot(FULL_MASK, there && key > at);
-            (above, warp::warp_vote_ballot(FULL_MASK, there && key == at))
-        };
-        let (mut above, mut equal) = (0, 0);
-        let mut index = start;
-        while index < end {
-            let (ballot, ties) = ask(index + lane);
-            above += ballot.count_ones();
-            equal += ties.count_ones();
-            index += 32;
-        }
-        // Nobody reads the counts of a bin any more, behind a barrier.
-        thread::sync_threads();
-        if lane == 0 {
-            layout.warps.store(warp, above);
-            layout.warps.store(WARPS + warp, equal);
-        }
-        thread::sync_threads();
-        let (mut above, mut equal) = (0, 0);
-        unroll!(for w in 0..7 {
-            if (w as u32) < warp {
-                above += layout.warps.load(w as u32);
-                equal += layout.warps.load(WARPS + w as u32);
+        let at = cut.prefix >> cut.shift;
+        let run = (self.end.div_ceil(32 * WARPS) * 32).min(32 * 32);
+        // Chosen above the cut, and ties seen, before the round.
+        let (mut above_before, mut equal_before) = (0, 0);
+        let mut start = 0;
+        while start < self.end {
+            let first = start + warp * run;
+            // Lane i keeps which of indices first + 32·i and on are above the cut, and which tie.
+            let (mut above, mut equal) = (0, 0);
+            let mut i = 0;
+            while 32 * i < run {
+                let index = first + 32 * i + lane;
+                let there = index >= 1 && index < self.end;
+                let key = if there { self.get(index) >> cut.shift } else { 0 };
+                let ballot = warp::warp_vote_ballot(FULL_MASK, there && key > at);
+                let ties = warp::warp_vote_ballot(FULL_MASK, there && key == at);
+                above = if lane == i { ballot } else { above };
+                equal = if lane == i { ties } else { equal };
+                i += 1;
             }
-        });
-        let mut index = start;
-        while index < end {
-            let (ballot, ties) = ask(index + lane);
-            let own_above = above + (ballot & before).count_ones();
-            let own_equal = equal + (ties & before).count_ones();
-            let tied = ties >> lane & 1 != 0 && own_equal < cut.ties;
-            if ballot >> lane & 1 != 0 || tied {
-                list.store(to + (own_above + own_equal.min(cut.ties)) as usize, index + lane);
+            let own = [above.count_ones(), equal.count_ones()];
+            let mut counts = own;
+            unroll!(for kind in 0..2 {
+                unroll!(for step in 0..5 {
+                    let others = warp_shuffle_up(FULL_MASK, counts[kind], 1 << step, 32);
+                    counts[kind] += if lane >= 1 << step { others } else { 0 };
+                });
+            });
+            // Everybody has read what the round before, or the cut, has told.
+            thread::sync_threads();
+            if lane == 31 {
+                layout.warps.store(warp, counts[0]);
+                layout.warps.store(WARPS + warp, counts[1]);
             }
-            above += ballot.count_ones();
-            equal += ties.count_ones();
-            index += 32;
+            thread::sync_threads();
+            let mut before = [above_before + counts[0] - own[0], equal_before + counts[1] - own[1]];
+            unroll!(for w in 0..8 {
+                let of_warp = [layout.warps.load(w as u32), layout.warps.load(WARPS + w as u32)];
+                if (w as u32) < warp {
+                    before[0] += of_warp[0];
+                    before[1] += of_warp[1];
+                }
+                above_before += of_warp[0];
+                equal_before += of_warp[1];
+            });
+            let mut rest = above | equal;
+            while rest != 0 {
+                let bit = rest.trailing_zeros();
+                rest &= rest - 1;
+                let [place, ties] = [before[0], before[1].min(cut.ties)];
+                if equal >> bit & 1 == 0 {
+                    list.store(to + (place + ties) as usize, first + 32 * lane + bit);
+                    before[0] += 1;
+                } else {
+                    if before[1] < cut.ties {
+                        list.store(to + (place + ties) as usize, first + 32 * lane + bit);
+                    }
+                    before[1] += 1;
+                }
+            }
+            start += WARPS * run;
         }
     }
 }
