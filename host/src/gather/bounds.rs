@@ -119,8 +119,8 @@ impl<E: GatherElement> Bounds<E> {
         let launch = LaunchShape::new((touched, kv_heads, sequences), FOLD_LANES * shape.head_dim / 2)
             .shared(fold_bytes());
         let args = fold::Args { keys, table, positions, lengths, bounds, shape };
-        // SAFETY: lengths as just checked, what is past the table is left out, and the rest is this function's
-        // contract. Every word belongs to one thread of the grid.
+        // SAFETY: lengths as just checked, what is past the table is left out, every word belongs to one
+        // thread of the grid, and the rest is this function's contract.
         Ok(unsafe { stream.launch(&E::fold_kernel(), launch, args) }?)
     }
 }

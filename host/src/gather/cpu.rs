@@ -83,8 +83,8 @@ pub(super) struct Choice<'a> {
     pub kept: &'a mut [u32],
 }
 
-/// What [`select`](kernels_gpu::gather::select()) does: the same arguments but for its scratch. On a path that
-/// the machine has ([`Level::checked`]).
+/// What [`select`](kernels_gpu::gather::select()) does, on a path that the machine has: the same arguments
+/// but for its scratch.
 pub(super) fn select<E: GatherElement>(
     level: Level,
     shape: SelectShape,

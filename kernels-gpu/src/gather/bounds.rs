@@ -70,8 +70,8 @@ impl Extremes {
     /// Of no key.
     pub const NONE: Extremes = Extremes { largest: [BELOW - 1; 2], smallest: [ABOVE + 1; 2] };
 
-    /// Takes two channels in, `high` into the maxima and `low` into the minima: both are the pair of a key, or
-    /// they are the bounds of some keys.
+    /// Takes two channels in, `high` into the maxima and `low` into the minima: both are the pair of a key,
+    /// or they are the bounds of some keys.
     #[inline(always)]
     pub fn take<E: Half>(&mut self, high: u32, low: u32) {
         unroll!(for i in 0..2 {

@@ -34,7 +34,7 @@
 //! # Work split
 //! Grid (parts, kv_heads, sequences). A warp takes every eighth tile of its part: 16 gather-blocks by eight
 //! query heads in 2·D/16 steps, operands straight from global memory. The thread block of a row that arrives
-//! last ranks all of its scores ([`top`](super::top)) and writes the list and the table. Where nothing is
+//! last ranks all of its scores (`top.rs`) and writes the list and the table. Where nothing is
 //! left out nothing is read. The result does not depend on how many parts there are.
 
 use super::bounds::{TILE_BLOCKS, tile_words};

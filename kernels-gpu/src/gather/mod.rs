@@ -3,7 +3,7 @@
 //! | kernel | what it does |
 //! |---|---|
 //! | [`fold`](fn@fold) | keeps the bounds of each gather-block as tokens are appended |
-//! | [`select`](fn@select) | scores the distant blocks, takes the k best, writes a block table of what is kept |
+//! | [`select`](fn@select) | scores the distant blocks, takes the k best, writes a table of what is kept |
 //!
 //! The attention is [`attend`](fn@crate::attention::dense::attend) over that table: a pool [blocks, kv_heads,
 //! 16, D] is also a pool [blocks · kv_heads, 1, 16, D], in which each KV head is a sequence of its own, with
