@@ -48,7 +48,7 @@ fn captured_steps_choose_the_same() {
         let stream = Stream::new(&device).expect("a stream");
         cache.check(&stream).expect("all is held");
         let report = cache.report().expect("a report");
-        assert_eq!(report.heads.len(), model.config.layers * model.config.q_heads);
+        assert_eq!(report.heads.len(), cache.geometry().layers * cache.geometry().q_heads);
         // 100 tokens are seven blocks.
         assert!(report.heads.iter().all(|head| head.skipped == 3 * 16), "{report:?}");
         tokens
@@ -82,7 +82,8 @@ fn what_is_left_out_makes_the_difference() {
         let errors: Vec<f32> = logits[read..].iter().zip(&expected[read..]).map(|(a, b)| a - b).collect();
         size(&errors) / size(&expected[read..])
     };
-    // Both are within some 10^-6 of exact attention, in each of two layers.
+    // Dense attention is within some 10^-6 of the exact one. Of random weights attention is flat, and what is
+    // left out, two thirds of the tokens, changes all of it.
     let [all, few] = ["gather", "gather/k=1/block=16/local=1"].map(&mut far);
-    assert!(all < 1e-4 && few > 100.0 * all.max(1e-6) && few < 1.0, "{all} {few}");
+    assert!(all < 1e-4 && few > 0.01, "{all} {few}");
 }
