@@ -143,14 +143,13 @@ fn scores_are_within_their_bound() {
                 let queries = queries(&batch, sequence, head);
                 let extent = support.extent(*length);
                 let mut judged = Vec::new();
-                for index in 1..extent.local as usize {
+                for (index, bits) in words.iter().enumerate().take(extent.local as usize).skip(1) {
                     let [largest, smallest] = of_block(&batch, 16, sequence, head, index);
                     let bounds = [largest.as_slice(), smallest.as_slice()];
                     let most =
                         |of: &dyn Fn(&Vec<f64>) -> f64| queries.iter().map(of).fold(f64::MIN, f64::max);
                     let score = most(&|query| oracle::score(query, bounds));
                     let error = most(&|query| oracle::score_error::<E>(query, bounds));
-                    let bits = words[index];
                     let got = f32::from_bits(if bits >> 31 == 1 { bits ^ 1 << 31 } else { !bits });
                     assert!((f64::from(got) - score).abs() <= error, "{input}: {got}, {score}, {error}");
                     judged.push((score, error, found.contains(&index)));
