@@ -17,7 +17,7 @@ struct Step {
     inputs: &'static [Input],
     kv_heads: u32,
     group: u32,
-    head_dim: u32,
+    head_dims: &'static [u32],
     max_tokens: u32,
     support: Support,
     race_check: bool,
@@ -28,7 +28,7 @@ const STEP: Step = Step {
     inputs: &[Input::Normal, Input::Ties, Input::Duplicates, Input::Wide],
     kv_heads: 2,
     group: 4,
-    head_dim: 64,
+    head_dims: &super::HEAD_DIMS,
     max_tokens: 160,
     support: Support { k: 3, block: 16, local: 2 },
     race_check: false,
@@ -37,19 +37,21 @@ const STEP: Step = Step {
 /// The steps of every instance.
 fn steps(coverage: Coverage) -> Vec<Step> {
     let small = Step { lengths: &[150, 1, 97], kv_heads: 1, race_check: true, ..STEP };
+    let wide = Step { group: 2 * ROWS, ..small };
     // Several thread blocks score, and one of them ranks what all have found.
     let several = Step {
-        lengths: &[2500, 2309],
+        lengths: &[2310, 40],
         kv_heads: 1,
+        head_dims: &[64],
         max_tokens: 2560,
         support: Support { k: 7, block: 16, local: 1 },
         race_check: true,
         ..STEP
     };
     if coverage == Coverage::Small {
-        return vec![small, several];
+        return vec![small, wide, several];
     }
-    let mut steps = vec![small, several, STEP];
+    let mut steps = vec![small, wide, several, STEP];
     for group in [1, 7, 8, 11, 16] {
         steps.push(Step { lengths: &[159, 111], group, ..STEP });
     }
@@ -58,7 +60,7 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         steps.push(Step { lengths: &[1000, 129, 641], max_tokens: 1024, support, ..STEP });
     }
     let none = &[Input::Constant, Input::Huge, Input::Outlier];
-    steps.push(Step { lengths: &[900, 800, 530], inputs: none, max_tokens: 900, ..several });
+    steps.push(Step { lengths: &[900, 800, 530], inputs: none, max_tokens: 900, ..STEP });
     // More is asked for than there is, and as much.
     let all = Support { k: 1000, block: 16, local: 4 };
     steps.push(Step { lengths: &[160, 79], support: all, ..STEP });
@@ -72,8 +74,7 @@ fn steps(coverage: Coverage) -> Vec<Step> {
             kv_heads: 1,
             max_tokens: 140_000,
             support: long,
-            race_check: false,
-            ..several
+            ..STEP
         });
     }
     steps
@@ -86,19 +87,16 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
         return cases;
     }
     for step in steps(coverage) {
-        for head_dim in super::HEAD_DIMS {
-            let groups = if step.race_check { vec![step.group, 2 * ROWS] } else { vec![step.group] };
-            for group in groups {
-                add::<f16>(&mut cases, Step { head_dim, group, ..step });
-                add::<bf16>(&mut cases, Step { head_dim, group, ..step });
-            }
+        for head_dim in step.head_dims {
+            add::<f16>(&mut cases, step, *head_dim);
+            add::<bf16>(&mut cases, step, *head_dim);
         }
     }
     cases
 }
 
-fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step) {
-    let Step { group, kv_heads, head_dim, support, .. } = step;
+fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
+    let Step { group, kv_heads, support, .. } = step;
     let Some(kernel) = E::select_kernel(head_dim, group.div_ceil(ROWS)) else { return };
     let lengths = step.lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let Support { k, block, local } = support;
@@ -107,14 +105,14 @@ fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step) {
         group * kv_heads,
         step.max_tokens
     );
-    let case = Case::new(kernel.info(), label, move |device| run::<E>(device, step));
+    let case = Case::new(kernel.info(), label, move |device| run::<E>(device, step, head_dim));
     let case = case.and(E::fold_kernel().info());
     cases.push(if step.race_check { case.race_checked() } else { case });
 }
 
 /// Bounds by chunks of several lengths, then a choice.
-fn run<E: GatherElement>(device: &Device, step: Step) -> Result<Vec<OutputBuffer>, CaseError> {
-    let Step { lengths, inputs, kv_heads, group, head_dim, max_tokens, support, .. } = step;
+fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<Vec<OutputBuffer>, CaseError> {
+    let Step { lengths, inputs, kv_heads, group, max_tokens, support, .. } = step;
     let sequences = lengths.len() as u32;
     let q_heads = group * kv_heads;
     let problem = StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens };
