@@ -10,6 +10,7 @@ pub mod check;
 pub mod dense;
 pub mod echo;
 pub mod eval;
+pub mod gather;
 pub mod int8;
 pub mod kv;
 pub mod model;
@@ -32,6 +33,7 @@ pub static SYSTEMS: &[&System] = &[
     &dense::SYSTEM,
     &int8::SYSTEM,
     &certified::SYSTEM,
+    &gather::SYSTEM,
     &echo::SYSTEM,
     &model::SYSTEM,
     &roofline::SYSTEM,

@@ -8,6 +8,7 @@
 //! | [`certified`] | attention over INT8 keys and INT4 values with a certificate |
 //! | [`dense`] | exact decode attention over f16 and bf16 caches: baseline and fallback |
 //! | [`echo`] | f16 with fewer bits: the guide's example of a system |
+//! | [`gather`] | attention to a constant number of keys: bounds, and the choice of blocks |
 //! | [`int8`] | per-channel INT8 quantization of a KV cache |
 //! | [`model`] | a transformer's forward pass but for attention: quantized products, norms, rotations |
 //! | [`probe`] | kernels that show what each primitive does: emulator and GPU are compared by them |
@@ -19,6 +20,7 @@ pub mod certified;
 pub mod dense;
 pub mod echo;
 mod element;
+pub mod gather;
 pub mod int8;
 mod mix;
 pub mod model;

@@ -1,0 +1,139 @@
+//! The bounds of a layer's gather-blocks, and the launch that keeps them.
+
+use super::{Error, GatherElement, HEAD_DIMS, MOST_TOKENS, Result, Support, cpu, length};
+use crate::attention::{BLOCK_TOKENS, StepProblem};
+use crate::cpu::handles::{slice, slice_mut};
+use crate::{Buffer, Device, Stream};
+use kernels_gpu::gather::{FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, tile_words};
+use simt::{Global, LaunchShape};
+use std::marker::PhantomData;
+
+/// The largest and the smallest key of each gather-block of a layer, by sequence, KV head and channel:
+/// [sequences, kv_heads, tiles of 16 blocks, 16 · head_dim words], as `kernels_gpu::gather` has it.
+///
+/// A block's first token sets its bounds, so a sequence may start again in a row that another has used.
+#[derive(Debug)]
+pub struct Bounds<E: GatherElement> {
+    words: Buffer<u32>,
+    sequences: u32,
+    shape: FoldShape,
+    element: PhantomData<E>,
+}
+
+/// The arguments of [`Bounds::fold_on`]: memory of any kind that the device reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct FoldHandles<E> {
+    /// Keys of the pool that holds the new tokens, [blocks, kv_heads, 16, head_dim].
+    pub keys: Global<E>,
+    /// [sequences, max_blocks].
+    pub table: Global<u32>,
+    /// Positions of the new tokens, [sequences, any]: the first of each sequence is read.
+    pub positions: Global<u32>,
+    /// Tokens of each sequence with the new ones, \[sequences\].
+    pub lengths: Global<u32>,
+}
+
+impl<E: GatherElement> Bounds<E> {
+    /// Bounds for the sequences of a problem, in blocks of `support.block` tokens.
+    ///
+    /// # Errors
+    /// Those of [`Support::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of
+    /// memory.
+    pub fn new(device: &Device, problem: StepProblem, support: Support) -> Result<Self> {
+        let (support, problem) = (support.checked()?, checked(problem)?);
+        let tiles = problem.max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
+        let shape = FoldShape {
+            stride: 1,
+            kv_heads: problem.kv_heads,
+            head_dim: problem.head_dim,
+            max_blocks: problem.max_tokens.div_ceil(BLOCK_TOKENS),
+            block: support.block,
+            tiles,
+        };
+        let rows = problem.sequences as usize * problem.kv_heads as usize;
+        let words = Buffer::zeroed(device, rows * tiles as usize * tile_words(problem.head_dim) as usize)?;
+        Ok(Bounds { words, sequences: problem.sequences, shape, element: PhantomData })
+    }
+
+    /// Where they are.
+    pub fn device(&self) -> &Device {
+        self.words.device()
+    }
+
+    /// The words.
+    pub fn words(&self) -> &Buffer<u32> {
+        &self.words
+    }
+
+    /// Bytes of the bounds of `blocks` gather-blocks of a sequence.
+    pub fn bytes_of(&self, blocks: u32) -> u64 {
+        let FoldShape { kv_heads, head_dim, .. } = self.shape;
+        4 * u64::from(blocks) * u64::from(kv_heads) * u64::from(head_dim)
+    }
+
+    /// Takes each sequence's tokens from its first position to before its length into the bounds; they are in
+    /// the pool already, and are up to `tokens`, one behind another. It allocates nothing, waits for nothing
+    /// and can be captured. Tokens past the table are left out.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
+    ///
+    /// # Safety
+    /// Until the launch has finished (for a capture: until each run of the graph has):
+    /// - the memory behind every handle is there, reached by the stream's device, and written by nothing
+    ///   else; with `slices` it is host memory;
+    /// - a sequence's new tokens are at most `tokens`, and the table's entries up to its length are blocks of
+    ///   the pool.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
+    pub unsafe fn fold_on(
+        &mut self,
+        stream: &Stream,
+        tokens: u32,
+        slices: bool,
+        handles: FoldHandles<E>,
+    ) -> Result<()> {
+        stream.device().check_same(self.device(), "the bounds")?;
+        let (sequences, kv_heads) = (self.sequences, self.shape.kv_heads);
+        let FoldHandles { keys, table, positions, lengths } = handles;
+        length("the block table", table.len(), sequences as usize * self.shape.max_blocks as usize)?;
+        length("the buffer of lengths", lengths.len(), sequences as usize)?;
+        let stride = positions.len() / sequences as usize;
+        length("the buffer of positions", positions.len(), stride.max(1) * sequences as usize)?;
+        let block = (BLOCK_TOKENS * kv_heads) as usize * self.shape.head_dim as usize;
+        length("the buffer of keys", keys.len(), keys.len() / block * block)?;
+        let shape = FoldShape { stride: stride as u32, ..self.shape };
+        let bounds = self.words.global_mut();
+        if slices {
+            // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
+            // returns.
+            unsafe {
+                let (keys, table, bounds) = (slice(keys), slice(table), slice_mut(bounds));
+                cpu::fold::<E>(shape, keys, table, slice(positions), slice(lengths), bounds);
+            }
+            return Ok(());
+        }
+        // The last token may be the first of its block.
+        let touched = (tokens.max(1) - 1).div_ceil(self.shape.block) + 1;
+        let launch = LaunchShape::new((touched, kv_heads, sequences), FOLD_LANES * shape.head_dim / 2)
+            .shared(fold_bytes());
+        let args = fold::Args { keys, table, positions, lengths, bounds, shape };
+        // SAFETY: lengths as just checked, what is past the table is left out, every word belongs to one
+        // thread of the grid, and the rest is this function's contract.
+        Ok(unsafe { stream.launch(&E::fold_kernel(), launch, args) }?)
+    }
+}
+
+/// A problem that there are kernels for.
+pub(super) fn checked(problem: StepProblem) -> Result<StepProblem> {
+    let StepProblem { head_dim, max_tokens: tokens, .. } = problem;
+    problem.dense().checked()?;
+    if !HEAD_DIMS.contains(&head_dim) {
+        return Err(Error::HeadDim { head_dim });
+    }
+    if tokens > MOST_TOKENS {
+        return Err(Error::TooLong { tokens });
+    }
+    Ok(problem)
+}

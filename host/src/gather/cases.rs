@@ -1,0 +1,198 @@
+//! The system's cases for `ferrokv check`: bounds over chunks of every cut, choices around every edge of
+//! blocks, tiles and lists, ties, several sequences of different lengths.
+
+use super::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
+use crate::attention::StepProblem;
+use crate::attention::inputs::{Batch, Input};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
+use crate::{Buffer, Device, Stream};
+use half::{bf16, f16};
+use kernels_gpu::attention::ROWS;
+use kernels_gpu::gather::TILE_BLOCKS;
+
+/// A batch and how much of it is kept.
+#[derive(Clone, Copy)]
+struct Step {
+    lengths: &'static [u32],
+    inputs: &'static [Input],
+    kv_heads: u32,
+    group: u32,
+    head_dims: &'static [u32],
+    max_tokens: u32,
+    support: Support,
+    race_check: bool,
+}
+
+const STEP: Step = Step {
+    lengths: &[1, 15, 16, 17, 33, 64, 79, 80, 81, 150, 160],
+    inputs: &[Input::Normal, Input::Ties, Input::Duplicates, Input::Wide],
+    kv_heads: 2,
+    group: 4,
+    head_dims: &super::HEAD_DIMS,
+    max_tokens: 160,
+    support: Support { k: 3, block: 16, local: 2 },
+    race_check: false,
+};
+
+/// The steps of every instance.
+fn steps(coverage: Coverage) -> Vec<Step> {
+    let small = Step { lengths: &[150, 1, 97], kv_heads: 1, race_check: true, ..STEP };
+    let wide = Step { group: 2 * ROWS, ..small };
+    // Several thread blocks score, and one of them ranks what all have found.
+    let several = Step {
+        lengths: &[2310, 40],
+        kv_heads: 1,
+        head_dims: &[64],
+        max_tokens: 2560,
+        support: Support { k: 7, block: 16, local: 1 },
+        race_check: true,
+        ..STEP
+    };
+    if coverage == Coverage::Small {
+        return vec![small, wide, several];
+    }
+    let mut steps = vec![small, wide, several, STEP];
+    for group in [1, 7, 8, 11, 16] {
+        steps.push(Step { lengths: &[159, 111], group, ..STEP });
+    }
+    for block in [32, 64, 128] {
+        let support = Support { k: 2, block, local: 1 };
+        steps.push(Step { lengths: &[1000, 129, 641], max_tokens: 1024, support, ..STEP });
+    }
+    let none = &[Input::Constant, Input::Huge, Input::Outlier];
+    steps.push(Step { lengths: &[900, 800, 530], inputs: none, max_tokens: 900, ..STEP });
+    // More is asked for than there is, and as much.
+    let all = Support { k: 1000, block: 16, local: 4 };
+    steps.push(Step { lengths: &[160, 79], support: all, ..STEP });
+    steps.push(Step { support: Support { k: 5, block: 16, local: 4 }, ..STEP });
+    if coverage == Coverage::Full {
+        // More blocks than there is shared memory for.
+        let long = Support { k: 300, block: 16, local: 4 };
+        steps.push(Step {
+            lengths: &[140_000, 90_007],
+            inputs: &[Input::Normal, Input::Duplicates],
+            kv_heads: 1,
+            max_tokens: 140_000,
+            support: long,
+            ..STEP
+        });
+    }
+    steps
+}
+
+/// The cases of every instance.
+pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
+    let mut cases = Vec::new();
+    if coverage == Coverage::Huge {
+        return cases;
+    }
+    for step in steps(coverage) {
+        for head_dim in step.head_dims {
+            add::<f16>(&mut cases, step, *head_dim);
+            add::<bf16>(&mut cases, step, *head_dim);
+        }
+    }
+    cases
+}
+
+fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
+    let Step { group, kv_heads, support, .. } = step;
+    let Some(kernel) = E::select_kernel(head_dim, group.div_ceil(ROWS)) else { return };
+    let lengths = step.lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let Support { k, block, local } = support;
+    let label = format!(
+        "heads={}/{kv_heads} k={k} block={block} local={local} of {}: {lengths}",
+        group * kv_heads,
+        step.max_tokens
+    );
+    let case = Case::new(kernel.info(), label, move |device| run::<E>(device, step, head_dim));
+    let case = case.and(E::fold_kernel().info());
+    cases.push(if step.race_check { case.race_checked() } else { case });
+}
+
+/// Bounds by chunks of several lengths, then a choice.
+fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<Vec<OutputBuffer>, CaseError> {
+    let Step { lengths, inputs, kv_heads, group, max_tokens, support, .. } = step;
+    let sequences = lengths.len() as u32;
+    let q_heads = group * kv_heads;
+    let problem = StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens };
+    let kinds: Vec<(Input, u32)> = inputs.iter().copied().cycle().zip(lengths.iter().copied()).collect();
+    let batch = Batch::<E>::new(problem, &kinds, 5, 9);
+    let stream = Stream::new(device)?;
+    let (keys, values) =
+        (Buffer::from_slice(device, &batch.keys)?, Buffer::from_slice(device, &batch.values)?);
+    let (queries, table) =
+        (Buffer::from_slice(device, &batch.queries)?, Buffer::from_slice(device, &batch.table)?);
+    let mut bounds = Bounds::<E>::new(device, problem, support)?;
+    // Half of the tokens at once, one more, then the rest.
+    let cuts = [0, 1, 2, 3].map(|cut| -> Vec<u32> {
+        let of = |length: &u32| [0, length / 2, (length / 2 + 1).min(*length), *length][cut];
+        lengths.iter().map(of).collect()
+    });
+    for cut in cuts.windows(2) {
+        let tokens = cut[0].iter().zip(&cut[1]).map(|(from, to)| to - from).max().unwrap_or(0);
+        let (positions, ends) = (Buffer::from_slice(device, &cut[0])?, Buffer::from_slice(device, &cut[1])?);
+        let handles = FoldHandles {
+            keys: keys.global(),
+            table: table.global(),
+            positions: positions.global(),
+            lengths: ends.global(),
+        };
+        // SAFETY: buffers of the device; the table's entries up to each length are the pool's, and no
+        // sequence has more new tokens. Dropping a buffer waits for the device.
+        unsafe { bounds.fold_on(&stream, tokens, false, handles) }?;
+    }
+    let lengths = Buffer::from_slice(device, lengths)?;
+    let mut plan = Plan::<E>::new(device, problem, support)?;
+    let rows = (sequences * q_heads) as usize;
+    let mut output = poisoned::<f32>(&stream, rows * head_dim as usize)?;
+    let mut lse = poisoned::<f32>(&stream, rows)?;
+    let handles = Handles {
+        queries: queries.global(),
+        keys: keys.global(),
+        values: values.global(),
+        bounds: bounds.words().global(),
+        table: table.global(),
+        lengths: lengths.global(),
+        output: output.global_mut(),
+        lse: lse.global_mut(),
+    };
+    plan.poison(&stream)?;
+    // SAFETY: as above.
+    unsafe {
+        plan.select_on(&stream, false, &handles)?;
+        plan.attend_on(&stream, false, &handles)?;
+    }
+    let mut scores = plan.scores().to_vec()?;
+    let tiles = max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
+    for (row, scores) in scores.chunks_exact_mut((tiles * TILE_BLOCKS) as usize).enumerate() {
+        let extent = support.extent(step.lengths[row / kv_heads as usize]);
+        let ranked = if extent.ranked() { 1..extent.local as usize } else { 0..0 };
+        // What is not ranked is nobody's.
+        for (block, score) in scores.iter_mut().enumerate() {
+            *score = if ranked.contains(&block) { *score } else { 0 };
+        }
+    }
+    let chosen = plan.chosen();
+    Ok(vec![
+        OutputBuffer::download("bounds", bounds.words())?,
+        OutputBuffer::new("scores", scores),
+        OutputBuffer::download("list", &chosen.list)?,
+        OutputBuffer::download("counts", &chosen.counts)?,
+        OutputBuffer::download("entries", &chosen.entries)?,
+        OutputBuffer::download("kept", &chosen.kept)?,
+        OutputBuffer::download("output", &output)?,
+        OutputBuffer::download("lse", &lse)?,
+    ])
+}
+
+impl<E: GatherElement> Plan<E> {
+    /// Fills what a step writes with what no step writes.
+    fn poison(&mut self, stream: &Stream) -> crate::Result<()> {
+        let chosen = self.chosen_mut();
+        for buffer in [&mut chosen.list, &mut chosen.counts, &mut chosen.entries, &mut chosen.kept] {
+            *buffer = poisoned(stream, buffer.len())?;
+        }
+        Ok(())
+    }
+}

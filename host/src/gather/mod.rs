@@ -1,0 +1,208 @@
+//! Attention to a constant number of keys, after Alsufi and Scott, *Attention Pays Its Bill* (2026): block 0,
+//! the last blocks, and of those between them the k whose bounds promise the largest scores.
+//!
+//! Keys and values stay as they are, in a paged cache; beside it [`Bounds`] keep the largest and the smallest
+//! key of each gather-block, channel by channel. A step ranks blocks by them ([`Plan::select_on`]), which
+//! writes a block table, and attends over that with the kernel of [`crate::attention::dense`]
+//! ([`Plan::attend_on`]). What is left out is counted; nothing is known of its weight.
+
+mod bounds;
+mod cache;
+mod cases;
+mod cpu;
+pub mod oracle;
+mod plan;
+#[cfg(test)]
+mod tests;
+mod workload;
+
+pub use bounds::{Bounds, FoldHandles};
+pub use cache::GatherCache;
+pub use kernels_gpu::gather::Extent;
+pub use plan::{Chosen, GatherElement, Handles, Plan};
+
+use crate::kv::{self, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
+use kernels_gpu::gather::Rule;
+
+/// Tokens that a gather-block may have.
+pub const BLOCKS: [u32; 4] = [16, 32, 64, 128];
+/// Channels of a head that there are kernels for.
+pub const HEAD_DIMS: [u32; 2] = [64, 128];
+/// The most tokens of a sequence.
+const MOST_TOKENS: u32 = 1 << 31;
+
+/// The system.
+pub static SYSTEM: System = System {
+    name: "gather",
+    about: "attention to a constant number of keys: the first, the last and the most promising blocks",
+    kernels: || kernels_gpu::gather::kernels().collect(),
+    cases: cases::cases,
+    schemes: &[Scheme {
+        name: "gather",
+        about: "keys and values in f16, of which steps read the first, the last and the k best blocks",
+        presets: &[
+            Preset { name: "assured", about: "32 distant blocks of 128 tokens: the paper's gate is met" },
+            Preset { name: "production", about: "8 distant blocks: quicker, and off the paper's gate" },
+        ],
+        options: &[
+            OptionSpec {
+                name: "k",
+                about: "distant blocks that a step reads",
+                kind: Kind::Count(1, u32::MAX as u64),
+            },
+            OptionSpec {
+                name: "block",
+                about: "tokens of a block that is kept or left out",
+                kind: Kind::Word(&["16", "32", "64", "128"]),
+            },
+            OptionSpec {
+                name: "local",
+                about: "blocks at the end that a step always reads, the last one maybe not full",
+                kind: Kind::Count(1, u32::MAX as u64),
+            },
+        ],
+        // Keys and values, and bounds of two keys a block.
+        token_bytes: |selection, head_dim| {
+            f64::from(4 * head_dim) * (1.0 + 1.0 / f64::from(Support::of(selection).block))
+        },
+        check: |_| Ok(()),
+        open: |opening| Ok(Box::new(GatherCache::new(opening, Support::of(opening.selection))?)),
+        workload: workload::open,
+        proof: proof::by_workload,
+    }],
+};
+
+/// How much of a sequence a step keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Support {
+    /// Distant blocks: those with the highest scores between the first block and the last ones; all, where
+    /// there are no more.
+    pub k: u32,
+    /// Tokens of a block: one of [`BLOCKS`].
+    pub block: u32,
+    /// Blocks at the end that are always kept; the last one counts, full or not.
+    pub local: u32,
+}
+
+impl Support {
+    /// The default: 32 distant blocks of 128 tokens.
+    pub const ASSURED: Support = Support { k: 32, block: 128, local: 4 };
+    /// The paper's production setting: eight of them.
+    pub const PRODUCTION: Support = Support { k: 8, ..Support::ASSURED };
+
+    /// What a selection says.
+    fn of(selection: &Selection) -> Self {
+        let preset = match selection.preset() {
+            Some("production") => Support::PRODUCTION,
+            _ => Support::ASSURED,
+        };
+        let word = selection.word("block", "");
+        let narrow = |name: &str, otherwise: u32| selection.count(name, otherwise.into()) as u32;
+        Support {
+            k: narrow("k", preset.k),
+            block: BLOCKS.into_iter().find(|block| block.to_string() == word).unwrap_or(preset.block),
+            local: narrow("local", preset.local),
+        }
+    }
+
+    /// Itself, if it can be launched.
+    ///
+    /// # Errors
+    /// [`Error::Empty`], [`Error::Block`].
+    pub fn checked(self) -> Result<Self> {
+        if let Some((what, _)) = [("k", self.k), ("local", self.local)].into_iter().find(|(_, n)| *n == 0) {
+            return Err(Error::Empty { what });
+        }
+        if !BLOCKS.contains(&self.block) {
+            return Err(Error::Block { block: self.block });
+        }
+        Ok(self)
+    }
+
+    /// What it keeps of a sequence of `length` tokens, at most 2^31.
+    pub fn extent(self, length: u32) -> Extent {
+        Extent::of(length, self.rule())
+    }
+
+    /// Tokens that it keeps of them.
+    pub fn kept(self, length: u32) -> u32 {
+        self.extent(length).kept(self.rule())
+    }
+
+    /// The most blocks that it keeps of sequences of up to `max_tokens`.
+    pub fn most(self, max_tokens: u32) -> u32 {
+        let blocks = max_tokens.div_ceil(self.block);
+        1u32.saturating_add(self.local).saturating_add(self.k).min(blocks)
+    }
+
+    /// What the kernels are told.
+    fn rule(self) -> Rule {
+        Rule { block: self.block, local: self.local, k: self.k }
+    }
+}
+
+/// A result with this system's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What the system reports.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A buffer, a launch or a copy failed.
+    #[error(transparent)]
+    Device(#[from] crate::Error),
+    /// What attention over the chosen blocks refuses.
+    #[error(transparent)]
+    Exact(#[from] crate::attention::dense::Error),
+    /// A setting that is 0.
+    #[error("{what} is 0; give it at least one block")]
+    Empty {
+        /// Which.
+        what: &'static str,
+    },
+    /// A block that there are no kernels for.
+    #[error("there are no kernels for gather-blocks of {block} tokens; there are 16, 32, 64 and 128")]
+    Block {
+        /// Its tokens.
+        block: u32,
+    },
+    /// A head_dim that no kernel has an instance for.
+    #[error("gather has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
+    HeadDim {
+        /// What was asked for.
+        head_dim: u32,
+    },
+    /// A sequence whose tokens cannot be numbered.
+    #[error("{tokens} tokens a sequence are too many for gather; it takes up to {MOST_TOKENS}")]
+    TooLong {
+        /// Tokens.
+        tokens: u32,
+    },
+    /// A buffer that does not hold what the problem needs.
+    #[error("{what} has {got} elements, this problem needs {expected}; make it for the plan")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// Elements it has.
+        got: usize,
+        /// Elements it needs.
+        expected: usize,
+    },
+}
+
+impl From<Error> for kv::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Device(error) => error.into(),
+            Error::Exact(error) => error.into(),
+            error @ (Error::Block { .. } | Error::HeadDim { .. } | Error::TooLong { .. }) => {
+                kv::Error::refused(error)
+            }
+            error => kv::Error::system(error),
+        }
+    }
+}
+
+fn length(what: &'static str, got: usize, expected: usize) -> Result<()> {
+    if got == expected { Ok(()) } else { Err(Error::Length { what, got, expected }) }
+}

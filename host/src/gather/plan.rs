@@ -1,0 +1,320 @@
+//! Plan and run: a plan owns its scratch and fixes the launches of a step.
+
+use super::bounds::checked;
+use super::cpu::{self, Selecting};
+use super::{Error, Result, Support, length};
+use crate::attention::dense::{self, DenseElement, Problem};
+use crate::attention::{BLOCK_TOKENS, StepProblem};
+use crate::cpu::handles::{slice, slice_mut};
+use crate::simd_level::Level;
+use crate::{Buffer, Device, Stream};
+use half::{bf16, f16};
+use kernels_gpu::attention::ROWS;
+use kernels_gpu::gather::{
+    SELECT_THREADS, SelectShape, TILE_BLOCKS, fold, parts_for, select, select_bytes, tile_words,
+};
+use simt::{Global, GlobalMut, Kernel, LaunchShape};
+
+/// The kernel's handle.
+#[doc(hidden)]
+pub type Select<E> = Kernel<select::Args<E>>;
+/// The kernel's handle.
+#[doc(hidden)]
+pub type Fold<E> = Kernel<fold::Args<E>>;
+
+/// An element type that the kernels have instances for: f16 and bf16.
+pub trait GatherElement: DenseElement {
+    /// The instance for a head_dim and so many groups of eight query heads, if there is one.
+    #[doc(hidden)]
+    fn select_kernel(head_dim: u32, row_groups: u32) -> Option<Select<Self>>;
+    #[doc(hidden)]
+    fn fold_kernel() -> Fold<Self>;
+}
+
+macro_rules! instances {
+    ($($element:ty),*) => {$(
+        impl GatherElement for $element {
+            fn select_kernel(head_dim: u32, row_groups: u32) -> Option<Select<Self>> {
+                match (head_dim, row_groups) {
+                    (64, 1) => Some(select::kernel::<$element, 64, 1>()),
+                    (64, 2) => Some(select::kernel::<$element, 64, 2>()),
+                    (128, 1) => Some(select::kernel::<$element, 128, 1>()),
+                    (128, 2) => Some(select::kernel::<$element, 128, 2>()),
+                    _ => None,
+                }
+            }
+
+            fn fold_kernel() -> Fold<Self> {
+                fold::kernel::<$element>()
+            }
+        }
+    )*};
+}
+instances!(f16, bf16);
+
+/// What a step chose, for each sequence and KV head.
+#[derive(Debug)]
+pub struct Chosen {
+    /// The gather-blocks that are kept, in their order, then `u32::MAX`: [sequences, kv_heads, most].
+    pub list: Buffer<u32>,
+    /// How many these are, [sequences, kv_heads].
+    pub counts: Buffer<u32>,
+    /// A block table over the pool seen as [blocks · kv_heads, 1, 16, head_dim], [sequences · kv_heads, most
+    /// · block / 16]; `u32::MAX` where there is no token.
+    pub entries: Buffer<u32>,
+    /// Tokens that are kept, [sequences · kv_heads].
+    pub kept: Buffer<u32>,
+}
+
+/// The arguments of a step: memory of any kind that the device reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct Handles<E> {
+    /// [sequences, q_heads, head_dim].
+    pub queries: Global<E>,
+    /// The pool's keys, [blocks, kv_heads, 16, head_dim].
+    pub keys: Global<E>,
+    /// Its values, like the keys.
+    pub values: Global<E>,
+    /// [`Bounds::words`](super::Bounds::words) of the same tokens.
+    pub bounds: Global<u32>,
+    /// [sequences, max_blocks].
+    pub table: Global<u32>,
+    /// \[sequences\].
+    pub lengths: Global<u32>,
+    /// Like the queries.
+    pub output: GlobalMut<f32>,
+    /// Natural log-sum-exp over what is kept, [sequences, q_heads].
+    pub lse: GlobalMut<f32>,
+}
+
+/// The launches of a step: [`select_on`](Self::select_on), then [`attend_on`](Self::attend_on).
+///
+/// What is chosen depends on queries, bounds and lengths, and on nothing else; the output is that of
+/// [`dense::Plan`] for [`attended`](Self::attended) over the table of what was chosen, bit for bit.
+///
+/// One step at a time: scratch and choice are the plan's. Steps in one stream follow each other anyway.
+#[derive(Debug)]
+pub struct Plan<E: GatherElement> {
+    device: Device,
+    problem: StepProblem,
+    support: Support,
+    kernel: Select<E>,
+    launch: LaunchShape,
+    shape: SelectShape,
+    /// Words that order like the scores, [sequences, kv_heads, tiles, 16].
+    scores: Buffer<u32>,
+    /// How many thread blocks of a row have come; 0 between launches.
+    counters: Buffer<u32>,
+    chosen: Chosen,
+    dense: dense::Plan<E>,
+}
+
+impl<E: GatherElement> Plan<E> {
+    /// A plan for a problem: `max_tokens` is what a sequence may grow to.
+    ///
+    /// # Errors
+    /// Those of [`Support::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of
+    /// memory for the scratch.
+    pub fn new(device: &Device, problem: StepProblem, support: Support) -> Result<Self> {
+        let (support, problem) = (support.checked()?, checked(problem)?);
+        let StepProblem { sequences, kv_heads, head_dim, max_tokens, .. } = problem;
+        let group = problem.dense().group();
+        let kernel = E::select_kernel(head_dim, group.div_ceil(ROWS)).ok_or(Error::HeadDim { head_dim })?;
+        let rows = sequences * kv_heads;
+        let most = support.most(max_tokens);
+        let tiles = max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
+        let shape = SelectShape {
+            rule: support.rule(),
+            group,
+            kv_heads,
+            max_blocks: max_tokens.div_ceil(BLOCK_TOKENS),
+            tiles,
+            most,
+        };
+        let attended = Problem {
+            sequences: rows,
+            q_heads: group,
+            kv_heads: 1,
+            head_dim,
+            query_tokens: 1,
+            max_tokens: most * support.block,
+        };
+        let dense = dense::Plan::new(device, attended)?;
+        let grid = (parts_for(rows, tiles), kv_heads, sequences);
+        let launch = LaunchShape::new(grid, SELECT_THREADS).shared(select_bytes());
+        let rows = rows as usize;
+        let chosen = Chosen {
+            list: Buffer::new(device, rows * most as usize)?,
+            counts: Buffer::new(device, rows)?,
+            entries: Buffer::new(device, rows * attended.max_blocks() as usize)?,
+            kept: Buffer::new(device, rows)?,
+        };
+        Ok(Plan {
+            device: device.clone(),
+            problem,
+            support,
+            kernel,
+            launch,
+            shape,
+            scores: Buffer::new(device, rows * (tiles * TILE_BLOCKS) as usize)?,
+            counters: Buffer::zeroed(device, rows)?,
+            chosen,
+            dense,
+        })
+    }
+
+    /// What it is for.
+    pub fn problem(&self) -> StepProblem {
+        self.problem
+    }
+
+    /// How much it keeps.
+    pub fn support(&self) -> Support {
+        self.support
+    }
+
+    /// What the attention is, each KV head a sequence of its own.
+    pub fn attended(&self) -> Problem {
+        self.dense.problem()
+    }
+
+    /// Parts that this attention is cut into, at the most.
+    pub fn splits(&self) -> u32 {
+        self.dense.splits()
+    }
+
+    /// What the last step chose.
+    pub fn chosen(&self) -> &Chosen {
+        &self.chosen
+    }
+
+    /// What the kernel is told.
+    #[cfg(test)]
+    pub(super) fn shape(&self) -> SelectShape {
+        self.shape
+    }
+
+    /// The same, to be filled before a case.
+    pub(super) fn chosen_mut(&mut self) -> &mut Chosen {
+        &mut self.chosen
+    }
+
+    /// Words that order like the scores of the blocks that the last step ranked by its kernel, [sequences,
+    /// kv_heads, blocks]; others are unspecified.
+    pub fn scores(&self) -> &Buffer<u32> {
+        &self.scores
+    }
+
+    /// Chooses. It allocates nothing, waits for nothing and can be captured.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernel, which chooses the same.
+    ///
+    /// # Safety
+    /// Until the launch has finished (for a capture: until each run of the graph has):
+    /// - the memory behind every handle is there, reached by the stream's device, and written by nothing
+    ///   else; with `slices` it is host memory;
+    /// - each length is at most the problem's `max_tokens`, and each table entry that a length reaches is a
+    ///   block of the pool.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
+    pub unsafe fn select_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
+        self.check(stream, handles)?;
+        let Handles { queries, bounds, table, lengths, .. } = *handles;
+        let Chosen { list, counts, entries, kept } = &mut self.chosen;
+        if slices {
+            // SAFETY: the caller's word, and the plan's own memory; the emulator's streams have done what
+            // they were told when a call returns.
+            unsafe {
+                let selecting = Selecting {
+                    queries: slice(queries),
+                    bounds: slice(bounds),
+                    table: slice(table),
+                    lengths: slice(lengths),
+                };
+                let (list, counts) = (slice_mut(list.global_mut()), slice_mut(counts.global_mut()));
+                let (entries, kept) = (slice_mut(entries.global_mut()), slice_mut(kept.global_mut()));
+                cpu::select(
+                    Level::best(),
+                    self.shape,
+                    selecting,
+                    cpu::Choice { list, counts, entries, kept },
+                );
+            }
+            return Ok(());
+        }
+        let args = select::Args {
+            queries,
+            bounds,
+            table,
+            lengths,
+            scores: self.scores.global_mut(),
+            counters: self.counters.global_mut(),
+            list: list.global_mut(),
+            counts: counts.global_mut(),
+            entries: entries.global_mut(),
+            kept: kept.global_mut(),
+            shape: self.shape,
+        };
+        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
+        // contract. Blocks of a row meet in `counters` only, and the one that reads the others' scores comes
+        // last.
+        Ok(unsafe { stream.launch(&self.kernel, self.launch, args) }?)
+    }
+
+    /// Attends over what [`select_on`](Self::select_on) chose last. It allocates nothing, waits for nothing
+    /// and can be captured.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
+    ///
+    /// # Safety
+    /// As [`select_on`](Self::select_on), which came before with the same table and lengths; and nothing else
+    /// touches what is written.
+    ///
+    /// # Errors
+    /// As [`select_on`](Self::select_on).
+    pub unsafe fn attend_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
+        self.check(stream, handles)?;
+        let Handles { queries, keys, values, output, lse, .. } = *handles;
+        let (table, lengths) = (self.chosen.entries.global(), self.chosen.kept.global());
+        if slices {
+            let problem = self.dense.problem();
+            // SAFETY: the caller's word, and the plan's own memory.
+            let (slices, output, lse) = unsafe {
+                let slices = dense::cpu::Slices {
+                    queries: slice(queries),
+                    keys: slice(keys),
+                    values: slice(values),
+                    table: slice(table),
+                    lengths: slice(lengths),
+                };
+                (slices, slice_mut(output), slice_mut(lse))
+            };
+            return Ok(dense::cpu::attend(problem, slices, output, lse)?);
+        }
+        let handles =
+            dense::Handles { queries, keys, values, table, lengths, wanted: None, near: true, output, lse };
+        // SAFETY: what was chosen are blocks of the sequences, in the pool by the caller's word, and their
+        // tokens; the rest is this function's contract.
+        Ok(unsafe { self.dense.run_on(stream, handles) }?)
+    }
+
+    fn check(&self, stream: &Stream, handles: &Handles<E>) -> Result<()> {
+        stream.device().check_same(&self.device, "the plan")?;
+        let StepProblem { sequences, kv_heads, head_dim, .. } = self.problem;
+        let (sequences, kv_heads, dim) = (sequences as usize, kv_heads as usize, head_dim as usize);
+        let tile = tile_words(head_dim) as usize;
+        let rows = self.problem.dense().query_rows();
+        length("the buffer of queries", handles.queries.len(), rows * dim)?;
+        length("the output", handles.output.len(), rows * dim)?;
+        length("the buffer of log-sums", handles.lse.len(), rows)?;
+        length("the buffer of lengths", handles.lengths.len(), sequences)?;
+        length("the block table", handles.table.len(), sequences * self.shape.max_blocks as usize)?;
+        let words = sequences * kv_heads * self.shape.tiles as usize * tile;
+        length("the bounds", handles.bounds.len(), words)?;
+        let block = BLOCK_TOKENS as usize * kv_heads * dim;
+        length("the buffer of keys", handles.keys.len(), handles.keys.len() / block * block)?;
+        length("the buffer of values", handles.values.len(), handles.keys.len())
+    }
+}

@@ -1,0 +1,243 @@
+//! The scheme: its settings, its cache, its workload, its cases.
+
+use super::super::{Error, GatherCache, SYSTEM};
+use super::*;
+use crate::check::{Coverage, not_covered, run_cases};
+use crate::kv::proof::{Options, Trial, by_workload};
+use crate::kv::workload::{AnyInput, Figure, Input as Given, Opening as Workloads, Originals};
+use crate::kv::{self, Geometry, KvCache, New, Opening, Rotated, Selection};
+use half::f16;
+use std::sync::Arc;
+
+fn selection(text: &str) -> Selection {
+    text.parse().expect("a selection")
+}
+
+#[test]
+fn settings_are_read_as_they_are_written() {
+    let of = |text: &str| Support::of(&selection(text));
+    assert_eq!(of("gather"), Support { k: 32, block: 128, local: 4 });
+    assert_eq!(of("gather:production"), Support { k: 8, block: 128, local: 4 });
+    assert_eq!(of("gather:production/block=16/local=2"), Support { k: 8, block: 16, local: 2 });
+    assert_eq!(of("gather/k=5/block=64"), Support { k: 5, block: 64, local: 4 });
+    let refused = |text: &str| text.parse::<Selection>().expect_err("refused").to_string();
+    for (text, part) in [
+        ("gather/k=0", "k is a whole number from 1 up"),
+        ("gather/local=0", "local is a whole number from 1 up"),
+        ("gather/block=0", "block is one of 16, 32, 64, 128"),
+        ("gather/block=48", "block is one of 16, 32, 64, 128"),
+        ("gather:quest", "its presets are assured, production"),
+    ] {
+        assert!(refused(text).contains(part), "{text}: {}", refused(text));
+    }
+}
+
+#[test]
+fn what_there_is_no_kernel_for_is_said() {
+    let refused = |problem: StepProblem, support: Support| {
+        let plan = Plan::<f16>::new(&device(), problem, support).expect_err("refused");
+        let bounds = Bounds::<f16>::new(&device(), problem, support).expect_err("refused");
+        assert_eq!(plan.to_string(), bounds.to_string());
+        plan.to_string()
+    };
+    let support = Support::ASSURED;
+    for (problem, support, part) in [
+        (PROBLEM, Support { k: 0, ..support }, "k is 0; give it at least one block"),
+        (PROBLEM, Support { local: 0, ..support }, "local is 0"),
+        (PROBLEM, Support { block: 24, ..support }, "of 24 tokens; there are 16, 32, 64 and 128"),
+        (StepProblem { head_dim: 96, ..PROBLEM }, support, "head_dim 96; those there are take 64 and 128"),
+        (StepProblem { max_tokens: 1 << 31 | 1, ..PROBLEM }, support, "2147483649 tokens a sequence"),
+        (StepProblem { q_heads: 7, ..PROBLEM }, support, "7 query heads are no multiple of 2 KV heads"),
+        (StepProblem { sequences: 0, ..PROBLEM }, support, "sequences is 0"),
+    ] {
+        let error = refused(problem, support);
+        assert!(error.contains(part) && error.lines().count() == 1, "{error}");
+    }
+    let error = Support { block: 0, ..support }.checked().expect_err("refused");
+    assert!(matches!(error, Error::Block { block: 0 }) && kv::Error::from(error).is_refusal());
+}
+
+/// Handles of another problem change nothing.
+#[test]
+fn buffers_of_another_problem_are_refused() {
+    let device = device();
+    let stream = Stream::new(&device).expect("a stream");
+    let mut bounds = Bounds::<f16>::new(&device, PROBLEM, Support::ASSURED).expect("bounds");
+    let words = |count: usize| Buffer::<u32>::zeroed(&device, count).expect("a buffer");
+    let keys = Buffer::<f16>::zeroed(&device, 25 * 2 * 16 * 64).expect("a buffer");
+    let (table, short, one) = (words(25), words(24), words(1));
+    let handles = FoldHandles {
+        keys: keys.global(),
+        table: short.global(),
+        positions: one.global(),
+        lengths: one.global(),
+    };
+    // SAFETY: refused.
+    let error = unsafe { bounds.fold_on(&stream, 1, false, handles) }.expect_err("refused");
+    assert!(error.to_string().contains("the block table has 24 elements, this problem needs 25"), "{error}");
+    let handles =
+        FoldHandles { keys: keys.global_range(1..).expect("part"), table: table.global(), ..handles };
+    // SAFETY: refused.
+    let error = unsafe { bounds.fold_on(&stream, 1, true, handles) }.expect_err("refused");
+    assert!(error.to_string().contains("the buffer of keys"), "{error}");
+}
+
+#[test]
+fn the_emulator_accepts_small_cases() {
+    // All are run by the tests of kernels as a whole.
+    let cases = (SYSTEM.cases)(Coverage::Small);
+    assert_eq!(not_covered(&cases, (SYSTEM.kernels)()), Vec::<&str>::new());
+    let report = run_cases(&cases, &device(), None, |_| {});
+    let bad: Vec<String> =
+        report.cases.iter().filter(|case| !case.outcome.is_good()).map(|case| format!("{case:?}")).collect();
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+}
+
+const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
+
+fn cache(capacity: usize, support: Support, kernels: bool) -> GatherCache {
+    let (device, selection) = (device(), selection("gather"));
+    let opening =
+        Opening { device: &device, geometry: GEOMETRY, rope: None, capacity, selection: &selection };
+    let cache = GatherCache::new(&opening, support).expect("a cache");
+    if kernels { cache.with_kernels() } else { cache }
+}
+
+/// Appends `tokens` tokens to both layers and attends: the bits of the outputs.
+fn chunk(cache: &mut GatherCache, tokens: usize) -> Vec<u32> {
+    let device = device();
+    let stream = Stream::new(&device).expect("a stream");
+    let first = cache.tokens();
+    let rows = |width: usize, kind: u64| {
+        let number = |i: usize| crate::attention::dense::sample::normal(kind, (first * width + i) as u64);
+        let rows: Vec<f16> = (0..tokens * width).map(|i| f16::from_f32(number(i))).collect();
+        Buffer::from_slice(&device, &rows).expect("a buffer")
+    };
+    let positions: Vec<u32> = (first as u32..(first + tokens) as u32).collect();
+    let positions = Buffer::from_slice(&device, &positions).expect("a buffer");
+    let mut bits = Vec::new();
+    cache.begin(&stream, tokens).expect("begun");
+    for layer in 0..GEOMETRY.layers {
+        let kind = 10 * layer as u64;
+        let width = GEOMETRY.kv_width();
+        let (keys, values) = (rows(width, kind + 1), rows(width, kind + 2));
+        let new = Rotated { positions: &positions, keys: &keys, values: &values };
+        cache.append(&stream, layer, New::Rotated(new)).expect("appended");
+        let queries = rows(GEOMETRY.query_width(), kind + 3);
+        let mut output = Buffer::<f32>::zeroed(&device, queries.len()).expect("a buffer");
+        cache.attend(&stream, layer, &queries, &mut output).expect("attended");
+        bits.extend(output.to_vec().expect("read").iter().map(|x| x.to_bits()));
+    }
+    cache.commit();
+    bits
+}
+
+/// Prompts and steps in turn, over edges of blocks: the bits of the kernels, and what was left out is told.
+#[test]
+fn a_cache_is_the_same_by_kernels_and_by_slices() {
+    let support = Support { k: 1, block: 16, local: 1 };
+    let (mut own, mut kernels) = (cache(120, support, false), cache(120, support, true));
+    for tokens in [40, 1, 1, 20, 1, 1, 1, 30, 1, 1, 1] {
+        let expected = chunk(&mut own, tokens);
+        assert!(chunk(&mut kernels, tokens) == expected, "{tokens} tokens after {}", own.tokens() - tokens);
+        let report = own.report().expect("a report");
+        if tokens > 1 {
+            assert!(report.heads.is_empty(), "a prompt is exact");
+            continue;
+        }
+        assert_eq!(report.heads.len(), 8);
+        // The first block, one distant one, and the last.
+        let count = own.tokens();
+        let left = count.div_ceil(16).saturating_sub(3) * 16;
+        assert!(report.heads.iter().all(|head| head.skipped == left as u32 && head.bound.is_none()));
+        let bounds = 2 * count.div_ceil(16) * 2 * 64 * 4;
+        let kept = if left > 0 { (count - left) * 1024 + bounds } else { count * 1024 };
+        assert_eq!((own.bytes(), own.step_bytes()), ((count * 1024 + bounds) as u64, kept as u64));
+    }
+    assert_eq!(own.tokens(), 98);
+    let stream = Stream::new(&device()).expect("a stream");
+    assert!(own.begin(&stream, 23).expect_err("full").to_string().contains("do not fit"));
+}
+
+/// A token past the room is left out of pool and bounds.
+#[test]
+fn a_cache_stays_inside_its_room() {
+    let device = device();
+    let stream = Stream::new(&device).expect("a stream");
+    let row = Buffer::from_slice(&device, &[f16::ONE; 256]).expect("a buffer");
+    let positions = Buffer::from_slice(&device, &[1_000_000u32]).expect("a buffer");
+    let mut output = Buffer::<f32>::zeroed(&device, 256).expect("a buffer");
+    let mut cache = cache(16, Support::ASSURED, true);
+    cache.begin(&stream, 1).expect("begun");
+    let new = Rotated { positions: &positions, keys: &row, values: &row };
+    cache.append(&stream, 0, New::Rotated(new)).expect("appended");
+    cache.attend(&stream, 0, &row, &mut output).expect("no access out of bounds");
+}
+
+fn given(batch: &Batch<f16>) -> Given<f16> {
+    use crate::attention::{BlockTable, PagedPool};
+    let (device, problem) = (device(), batch.problem.dense());
+    let pool =
+        PagedPool::from_slices(&device, problem.kv_heads, problem.head_dim, &batch.keys, &batch.values);
+    let pool = pool.expect("a pool");
+    let mut table = BlockTable::new(&device, problem.sequences, problem.max_blocks(), pool.blocks());
+    let table_ref = table.as_mut().expect("a table");
+    let mut blocks = Vec::new();
+    for (sequence, row) in batch.table.chunks(problem.max_blocks() as usize).enumerate() {
+        let length = batch.lengths[sequence];
+        blocks.push(row[..length.div_ceil(16) as usize].to_vec());
+        table_ref.set(sequence as u32, &blocks[sequence], length).expect("set");
+    }
+    Given {
+        problem,
+        lengths: batch.lengths.clone(),
+        pools: vec![pool],
+        table: table.expect("a table"),
+        blocks,
+        queries: vec![Buffer::from_slice(&device, &batch.queries).expect("a buffer")],
+        device,
+    }
+}
+
+/// A workload does a batch of different lengths in one go, with the bits of a plan, and says what it read.
+#[test]
+fn a_workload_is_the_plans_step() {
+    let batch = batch::<f16>(PROBLEM, Input::Normal, &[400, 33, 250], 7);
+    let selection = selection("gather/k=2/block=16/local=1");
+    let input = AnyInput::F16(Arc::new(given(&batch)));
+    let opening = Workloads { input, selection: &selection, originals: Originals::Device };
+    let mut workload = (selection.scheme().workload)(&opening).expect("a workload");
+    let (expected, _) = step(&batch, Support::of(&selection), true);
+    let outcome = workload.outcome().expect("read");
+    assert!(outcome.output.iter().map(|x| x.to_bits()).eq(expected.output));
+    assert!(outcome.lse.iter().map(|x| x.to_bits()).eq(expected.lse));
+    let skipped: Vec<u32> = outcome.heads.iter().step_by(8).map(|head| head.skipped).collect();
+    assert_eq!(skipped, [25 * 16 - 64, 0, 250 - 58]);
+    assert_eq!(workload.stages(), ["select", "attend"]);
+    // Bounds of 23 and of 14 distant blocks; tokens of 64, 33 and 58.
+    let (bounds, tokens) = ((23 + 14) * 4 * 64 * 2, (64 + 33 + 58) * 4 * 64 * 2);
+    assert_eq!(workload.read_bytes(), bounds + tokens);
+    let facts = workload.facts().expect("facts");
+    assert_eq!(facts[1].value, Figure::Bytes(bounds));
+    let stream = Stream::new(&device()).expect("a stream");
+    workload.enqueue(&stream, 0, 2).expect("again");
+    assert_eq!(workload.outcome().expect("read"), outcome);
+}
+
+/// Where nothing is left out each head is within the bound of dense attention; else nothing is promised.
+#[test]
+fn nothing_is_promised_of_what_is_left_out() {
+    let options = Options { head_steps: 200, max_tokens: 150, long_tokens: 300, seed: 3 };
+    let device = device();
+    let prove = |text: &str| {
+        let selection = selection(text);
+        let trial = Trial { device: &device, selection: &selection, options, layers: &[] };
+        let findings = by_workload(&trial, &mut |_| ()).expect("proven");
+        assert_eq!(findings.violations, Vec::<String>::new());
+        (findings.total.bounded, findings.total.head_steps)
+    };
+    let (bounded, all) = prove("gather");
+    assert!(bounded == all && all >= 200, "{bounded} of {all}");
+    let (bounded, all) = prove("gather/k=1/block=16/local=1");
+    assert!(bounded > 0 && 2 * bounded < all, "{bounded} of {all}");
+}

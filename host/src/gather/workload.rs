@@ -1,0 +1,164 @@
+//! A step as a workload: all sequences of a batch in two launches.
+
+use super::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
+use crate::attention::StepProblem;
+use crate::attention::dense::{Attended, bound};
+use crate::attention::oracle::Sequence;
+use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
+use crate::kv::{HeadReport, Result};
+use crate::{Buffer, Stream};
+use std::sync::Arc;
+
+struct Gather<E: GatherElement> {
+    input: Arc<Input<E>>,
+    plan: Plan<E>,
+    /// Of each pool.
+    bounds: Vec<Bounds<E>>,
+    out: Attended,
+}
+
+/// The bounds of each of the pools, and a step.
+pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
+    let support = Support::of(opening.selection);
+    Ok(match &opening.input {
+        AnyInput::F16(input) => Box::new(Gather::open(input.clone(), support)?),
+        AnyInput::Bf16(input) => Box::new(Gather::open(input.clone(), support)?),
+    })
+}
+
+impl<E: GatherElement> Gather<E> {
+    fn open(input: Arc<Input<E>>, support: Support) -> Result<Self> {
+        let problem = StepProblem {
+            sequences: input.problem.sequences,
+            q_heads: input.problem.q_heads,
+            kv_heads: input.problem.kv_heads,
+            head_dim: input.problem.head_dim,
+            max_tokens: input.problem.max_tokens,
+        };
+        let plan = Plan::new(&input.device, problem, support)?;
+        let stream = Stream::new(&input.device)?;
+        let positions = Buffer::<u32>::zeroed(&input.device, problem.sequences as usize)?;
+        let tokens = input.lengths.iter().copied().max().unwrap_or(0);
+        let mut bounds = Vec::new();
+        for pool in &input.pools {
+            let mut own = Bounds::new(&input.device, problem, support)?;
+            let handles = FoldHandles {
+                keys: pool.keys().global(),
+                table: input.table.blocks().global(),
+                positions: positions.global(),
+                lengths: input.table.lengths().global(),
+            };
+            // SAFETY: buffers of this device; the table checked its entries against the pools, and no
+            // sequence has more tokens. `positions` is there until the stream has been waited for.
+            unsafe { own.fold_on(&stream, tokens, false, handles) }?;
+            bounds.push(own);
+        }
+        let rows = input.problem.query_rows();
+        let mut out = Attended {
+            output: Buffer::new(&input.device, rows * problem.head_dim as usize)?,
+            lse: Buffer::new(&input.device, rows)?,
+        };
+        // What no right result is.
+        stream.fill_u8(&mut out.output, .., 0xff)?;
+        stream.fill_u8(&mut out.lse, .., 0xff)?;
+        let mut gather = Gather { input, plan, bounds, out };
+        // A first run outside any timing: the driver loads the kernels.
+        gather.enqueue(&stream, 0, 2)?;
+        stream.synchronize()?;
+        Ok(gather)
+    }
+
+    /// Tokens of a sequence, and how many of them a step keeps.
+    fn tokens(&self, sequence: usize) -> (u32, u32) {
+        let length = self.input.lengths[sequence];
+        (length, self.plan.support().kept(length))
+    }
+
+    /// Bytes of bounds that a step reads.
+    fn bounds_bytes(&self) -> u64 {
+        let support = self.plan.support();
+        let of = |length: &u32| {
+            let extent = support.extent(*length);
+            if extent.ranked() { self.bounds[0].bytes_of(extent.distant()) } else { 0 }
+        };
+        self.input.lengths.iter().map(of).sum()
+    }
+
+    /// Bytes of keys and values that it reads.
+    fn kept_bytes(&self) -> u64 {
+        let problem = self.input.problem;
+        let kept: u64 = (0..self.input.lengths.len()).map(|i| u64::from(self.tokens(i).1)).sum();
+        2 * size_of::<E>() as u64 * kept * u64::from(problem.kv_heads) * u64::from(problem.head_dim)
+    }
+}
+
+impl<E: GatherElement> Workload for Gather<E> {
+    fn stages(&self) -> &'static [&'static str] {
+        &["select", "attend"]
+    }
+
+    fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
+        let Input { queries, pools, table, .. } = &*self.input;
+        let handles = Handles {
+            queries: queries[0].global(),
+            keys: pools[set].keys().global(),
+            values: pools[set].values().global(),
+            bounds: self.bounds[set].words().global(),
+            table: table.blocks().global(),
+            lengths: table.lengths().global(),
+            output: self.out.output.global_mut(),
+            lse: self.out.lse.global_mut(),
+        };
+        // SAFETY: buffers of this device; the table checked its entries against the pools and its lengths
+        // against its rows. Dropping a buffer waits for the device.
+        unsafe {
+            self.plan.select_on(stream, false, &handles)?;
+            if stages > 1 {
+                self.plan.attend_on(stream, false, &handles)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_bytes(&self) -> u64 {
+        self.kept_bytes() + self.bounds_bytes()
+    }
+
+    fn memory(&self) -> Memory {
+        let pool = &self.input.pools[0];
+        let bounds = self.bounds[0].words().bytes();
+        Memory { device: (pool.keys().bytes() + pool.values().bytes() + bounds) as u64, host: 0 }
+    }
+
+    fn outcome(&self) -> Result<Outcome> {
+        let group = self.input.problem.q_heads as usize;
+        let head = |row: usize| {
+            let (length, kept) = self.tokens(row / group);
+            HeadReport { skipped: length - kept, ..HeadReport::STORED }
+        };
+        let heads = (0..self.out.lse.len()).map(head).collect();
+        Ok(Outcome { output: self.out.output.to_vec()?, lse: self.out.lse.to_vec()?, heads })
+    }
+
+    /// Where nothing is left out, what dense attention promises of the same cut.
+    fn promise(&self, row: usize, data: &Data<'_>) -> Promise {
+        let (length, kept) = self.tokens(row / self.input.problem.q_heads as usize);
+        if kept < length {
+            return Promise::Nothing;
+        }
+        let Data { sequence, q_head, query, key, value } = *data;
+        let sequence: Sequence = sequence;
+        let (output, lse) = bound::row::<E>(&sequence, self.plan.splits(), query, key, value, 0, q_head);
+        Promise::Elements { output, lse }
+    }
+
+    fn facts(&self) -> Result<Vec<Fact>> {
+        let sequences = self.input.lengths.len();
+        let kept: u64 = (0..sequences).map(|i| u64::from(self.tokens(i).1)).sum();
+        Ok(vec![
+            Fact::count("tokens read", kept as f64 / sequences.max(1) as f64),
+            Fact::bytes("bounds read", self.bounds_bytes()),
+            Fact::bytes("keys and values read", self.kept_bytes()),
+        ])
+    }
+}

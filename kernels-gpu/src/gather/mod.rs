@@ -1,0 +1,31 @@
+//! Attention to a constant number of keys, after Alsufi and Scott, *Attention Pays Its Bill* (2026).
+//!
+//! | kernel | what it does |
+//! |---|---|
+//! | [`fold`](fn@fold) | keeps the bounds of each gather-block as tokens are appended |
+//! | [`select`](fn@select) | scores the distant blocks, takes the k best, writes a table of what is kept |
+//!
+//! The attention is [`attend`](fn@crate::attention::dense::attend) over that table: a pool [blocks, kv_heads,
+//! 16, D] is also a pool [blocks · kv_heads, 1, 16, D], in which each KV head is a sequence of its own, with
+//! entries `block · kv_heads + head`.
+//!
+//! # What is kept
+//! A sequence of n gather-blocks, the last one maybe not full: block 0 (the sink), the last `local` blocks,
+//! and of those between them the `k` with the highest scores; all of them where there are no more. Of equal
+//! scores the lower index is taken. Blocks between are ranked without the sink and the local ones, so no
+//! block is there twice.
+
+mod bounds;
+mod choice;
+mod rule;
+mod top;
+
+pub use bounds::{Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, tile_words, word};
+pub use choice::{SELECT_THREADS, SelectShape, ordered, parts_for, select, select_bytes, signs};
+pub use rule::{Extent, Rule};
+
+/// Every kernel instance of the system.
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
+    fold::INSTANCES.iter().chain(select::INSTANCES)
+}
