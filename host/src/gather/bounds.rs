@@ -27,7 +27,8 @@ pub struct FoldHandles<E> {
     pub keys: Global<E>,
     /// [sequences, max_blocks].
     pub table: Global<u32>,
-    /// Positions of the new tokens, [sequences, any]: the first of each sequence is read.
+    /// Positions of the new tokens, [sequences, any]: the first of each sequence is read, and one past the
+    /// table is of no sequence.
     pub positions: Global<u32>,
     /// Tokens of each sequence with the new ones, \[sequences\].
     pub lengths: Global<u32>,
@@ -71,9 +72,20 @@ impl<E: GatherElement> Bounds<E> {
         4 * u64::from(blocks) * u64::from(kv_heads) * u64::from(head_dim)
     }
 
-    /// Takes each sequence's tokens from its first position to before its length into the bounds; they are in
-    /// the pool already, and are up to `tokens`, one behind another. It allocates nothing, waits for nothing
-    /// and can be captured. Tokens past the table are left out.
+    /// Makes the bounds of sequence `to` those of sequence `from`. Waits for the stream.
+    ///
+    /// # Errors
+    /// Sequences that there are not; what the device reports.
+    pub fn copy(&mut self, stream: &Stream, from: usize, to: usize) -> Result<()> {
+        let mut words = vec![0; self.words.len() / self.sequences as usize];
+        stream.download(&self.words, from * words.len(), &mut words)?;
+        Ok(stream.upload(&words, &mut self.words, to * words.len())?)
+    }
+
+    /// Takes the tokens of some sequences, `row` the first of them and as many as there are lengths, from
+    /// their first positions to before their lengths into the bounds; they are in the pool already, and are up
+    /// to `tokens`, one behind another. It allocates nothing, waits for nothing and can be captured. Tokens
+    /// past the table are left out, and with them sequences whose positions are.
     ///
     /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
     ///
@@ -90,21 +102,24 @@ impl<E: GatherElement> Bounds<E> {
     pub unsafe fn fold_on(
         &mut self,
         stream: &Stream,
-        tokens: u32,
+        (row, tokens): (usize, u32),
         slices: bool,
         handles: FoldHandles<E>,
     ) -> Result<()> {
         stream.device().check_same(self.device(), "the bounds")?;
-        let (sequences, kv_heads) = (self.sequences, self.shape.kv_heads);
         let FoldHandles { keys, table, positions, lengths } = handles;
+        let (sequences, kv_heads) = (lengths.len() as u32, self.shape.kv_heads);
+        if lengths.is_empty() || row + lengths.len() > self.sequences as usize {
+            return length("the buffer of lengths", row + lengths.len(), self.sequences as usize);
+        }
         length("the block table", table.len(), sequences as usize * self.shape.max_blocks as usize)?;
-        length("the buffer of lengths", lengths.len(), sequences as usize)?;
         let stride = positions.len() / sequences as usize;
         length("the buffer of positions", positions.len(), stride.max(1) * sequences as usize)?;
         let block = (BLOCK_TOKENS * kv_heads) as usize * self.shape.head_dim as usize;
         length("the buffer of keys", keys.len(), keys.len() / block * block)?;
         let shape = FoldShape { stride: stride as u32, ..self.shape };
-        let bounds = self.words.global_mut();
+        let of_each = self.words.len() / self.sequences as usize;
+        let bounds = self.words.global_range_mut(row * of_each..(row + lengths.len()) * of_each)?;
         if slices {
             // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
             // returns.

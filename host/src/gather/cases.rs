@@ -140,7 +140,7 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
         };
         // SAFETY: buffers of the device; the table's entries up to each length are the pool's, and no
         // sequence has more new tokens. Dropping a buffer waits for the device.
-        unsafe { bounds.fold_on(&stream, tokens, false, handles) }?;
+        unsafe { bounds.fold_on(&stream, (0, tokens), false, handles) }?;
     }
     let lengths = Buffer::from_slice(device, lengths)?;
     let mut plan = Plan::<E>::new(device, problem, support)?;

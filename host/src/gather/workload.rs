@@ -50,7 +50,7 @@ impl<E: GatherElement> Gather<E> {
             };
             // SAFETY: buffers of this device; the table checked its entries against the pools, and no
             // sequence has more tokens. `positions` is there until the stream has been waited for.
-            unsafe { own.fold_on(&stream, tokens, false, handles) }?;
+            unsafe { own.fold_on(&stream, (0, tokens), false, handles) }?;
             bounds.push(own);
         }
         let rows = input.problem.query_rows();

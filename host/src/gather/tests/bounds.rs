@@ -85,7 +85,7 @@ fn a_sequence_may_start_again() {
             lengths: lengths.global(),
         };
         // SAFETY: buffers of the emulator, whose table is of this pool.
-        unsafe { bounds.fold_on(&stream, 40, slices, handles) }.expect("folded");
+        unsafe { bounds.fold_on(&stream, (0, 40), slices, handles) }.expect("folded");
         check(&fresh, support, &bounds.words().to_vec().expect("read"));
     }
 }

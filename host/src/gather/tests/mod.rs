@@ -48,7 +48,7 @@ fn bounds<E: GatherElement>(
             lengths: lengths.global(),
         };
         // SAFETY: buffers of the emulator, whose table is of this pool.
-        unsafe { bounds.fold_on(&stream, tokens, slices, handles) }.expect("folded");
+        unsafe { bounds.fold_on(&stream, (0, tokens), slices, handles) }.expect("folded");
         from.clone_from(to);
     }
     bounds

@@ -5,7 +5,7 @@ use super::*;
 use crate::check::{Coverage, not_covered, run_cases};
 use crate::kv::proof::{Options, Trial, by_workload};
 use crate::kv::workload::{AnyInput, Figure, Input as Given, Opening as Workloads, Originals};
-use crate::kv::{self, Geometry, KvCache, New, Opening, Rotated, Selection};
+use crate::kv::{self, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
 use half::f16;
 use std::sync::Arc;
 
@@ -73,12 +73,12 @@ fn buffers_of_another_problem_are_refused() {
         lengths: one.global(),
     };
     // SAFETY: refused.
-    let error = unsafe { bounds.fold_on(&stream, 1, false, handles) }.expect_err("refused");
+    let error = unsafe { bounds.fold_on(&stream, (0, 1), false, handles) }.expect_err("refused");
     assert!(error.to_string().contains("the block table has 24 elements, this problem needs 25"), "{error}");
     let handles =
         FoldHandles { keys: keys.global_range(1..).expect("part"), table: table.global(), ..handles };
     // SAFETY: refused.
-    let error = unsafe { bounds.fold_on(&stream, 1, true, handles) }.expect_err("refused");
+    let error = unsafe { bounds.fold_on(&stream, (0, 1), true, handles) }.expect_err("refused");
     assert!(error.to_string().contains("the buffer of keys"), "{error}");
 }
 
@@ -97,8 +97,13 @@ const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_d
 
 fn cache(capacity: usize, support: Support, kernels: bool) -> GatherCache {
     let (device, selection) = (device(), selection("gather"));
-    let opening =
-        Opening { device: &device, geometry: GEOMETRY, rope: None, capacity, selection: &selection };
+    let opening = Opening {
+        device: &device,
+        geometry: GEOMETRY,
+        rope: None,
+        capacity: capacity.into(),
+        selection: &selection,
+    };
     let cache = GatherCache::new(&opening, support).expect("a cache");
     if kernels { cache.with_kernels() } else { cache }
 }
@@ -116,7 +121,7 @@ fn chunk(cache: &mut GatherCache, tokens: usize) -> Vec<u32> {
     let positions: Vec<u32> = (first as u32..(first + tokens) as u32).collect();
     let positions = Buffer::from_slice(&device, &positions).expect("a buffer");
     let mut bits = Vec::new();
-    cache.begin(&stream, tokens).expect("begun");
+    cache.begin(&stream, Chunk::of_one(tokens)).expect("begun");
     for layer in 0..GEOMETRY.layers {
         let kind = 10 * layer as u64;
         let width = GEOMETRY.kv_width();
@@ -156,7 +161,7 @@ fn a_cache_is_the_same_by_kernels_and_by_slices() {
     }
     assert_eq!(own.tokens(), 98);
     let stream = Stream::new(&device()).expect("a stream");
-    assert!(own.begin(&stream, 23).expect_err("full").to_string().contains("do not fit"));
+    assert!(own.begin(&stream, Chunk::of_one(23)).expect_err("full").to_string().contains("do not fit"));
 }
 
 /// A token past the room is left out of pool and bounds.
@@ -168,7 +173,7 @@ fn a_cache_stays_inside_its_room() {
     let positions = Buffer::from_slice(&device, &[1_000_000u32]).expect("a buffer");
     let mut output = Buffer::<f32>::zeroed(&device, 256).expect("a buffer");
     let mut cache = cache(16, Support::ASSURED, true);
-    cache.begin(&stream, 1).expect("begun");
+    cache.begin(&stream, Chunk::Step).expect("begun");
     let new = Rotated { positions: &positions, keys: &row, values: &row };
     cache.append(&stream, 0, New::Rotated(new)).expect("appended");
     cache.attend(&stream, 0, &row, &mut output).expect("no access out of bounds");
