@@ -34,6 +34,13 @@ const STEP: Step = Step {
     race_check: false,
 };
 
+/// One long sequence among many.
+const CROWD: [u32; 33] = {
+    let mut lengths = [1; 33];
+    lengths[7] = 2560;
+    lengths
+};
+
 /// The steps of every instance.
 fn steps(coverage: Coverage) -> Vec<Step> {
     let small = Step { lengths: &[150, 1, 97], kv_heads: 1, race_check: true, ..STEP };
@@ -61,6 +68,8 @@ fn steps(coverage: Coverage) -> Vec<Step> {
     }
     let none = &[Input::Constant, Input::Huge, Input::Outlier];
     steps.push(Step { lengths: &[900, 800, 530], inputs: none, max_tokens: 900, ..STEP });
+    // One thread block for a sequence and KV head, each warp of it with several tiles.
+    steps.push(Step { lengths: &CROWD, kv_heads: 8, group: 1, race_check: false, ..several });
     // More is asked for than there is, and as much.
     let all = Support { k: 1000, block: 16, local: 4 };
     steps.push(Step { lengths: &[160, 79], support: all, ..STEP });

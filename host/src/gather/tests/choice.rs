@@ -101,6 +101,32 @@ fn of_equal_scores_the_lower_index_is_taken() {
     }
 }
 
+/// So many sequences and KV heads that one thread block scores a whole sequence, each warp several tiles.
+#[test]
+fn a_warp_scores_one_tile_after_another() {
+    let problem = StepProblem { q_heads: 8, kv_heads: 8, max_tokens: 4400, ..PROBLEM };
+    let mut lengths = [1; 33];
+    (lengths[0], lengths[32]) = (4400, 2100);
+    let mut batch = batch::<f16>(problem, Input::Normal, &lengths, 3);
+    whole(&mut batch, 5, 8);
+    check(&batch, Support { k: 40, block: 16, local: 1 });
+}
+
+/// Every query has positive channels and every key negative ones: query heads that there are not, whose
+/// scores are 0, must not count.
+#[test]
+fn scores_below_zero_are_ranked() {
+    for group in [1, 7, 9] {
+        let problem = StepProblem { q_heads: 2 * group, ..PROBLEM };
+        let mut batch = batch::<f16>(problem, Input::Normal, &[400, 399], 3);
+        whole(&mut batch, 9, 6);
+        let above = |x: f16, sign: f32| f16::from_f32(sign * (x.to_f32().abs() + 1.0));
+        batch.queries.iter_mut().for_each(|x| *x = above(*x, 1.0));
+        batch.keys.iter_mut().for_each(|x| *x = above(*x, -1.0));
+        check(&batch, Support { k: 3, block: 16, local: 1 });
+    }
+}
+
 /// More distant blocks than are kept in shared memory are ranked from global memory.
 #[test]
 fn long_sequences_are_ranked_too() {
