@@ -83,9 +83,9 @@ impl<E: GatherElement> Bounds<E> {
     }
 
     /// Takes the tokens of some sequences, `row` the first of them and as many as there are lengths, from
-    /// their first positions to before their lengths into the bounds; they are in the pool already, and are up
-    /// to `tokens`, one behind another. It allocates nothing, waits for nothing and can be captured. Tokens
-    /// past the table are left out, and with them sequences whose positions are.
+    /// their first positions to before their lengths into the bounds; they are in the pool already, and are
+    /// up to `tokens`, one behind another. It allocates nothing, waits for nothing and can be captured.
+    /// Tokens past the table are left out, and with them sequences whose positions are.
     ///
     /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
     ///
