@@ -1,11 +1,9 @@
 //! Keys and values as they are, in f16.
 
-use crate::attention::rope::rotate_and_append;
 use crate::attention::{BLOCK_TOKENS, PagedPool};
-use crate::kv::{Capacity, Chunk, Error, Geometry, Held, KvCache, New, Paged, Raw, Result, Rows, Sequences};
+use crate::kv::{Capacity, Chunk, Error, Geometry, Held, KvCache, New, Paged, Result, Sequences};
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::attention::rotation::rope_append;
 
 /// A cache in f16: a paged pool a layer, and exact attention.
 ///
@@ -40,35 +38,6 @@ impl DenseCache {
     pub fn with_kernels(mut self) -> Self {
         self.sequences.simd = false;
         self
-    }
-
-    /// Adds keys and values that are not rotated yet, with the rotation, in one launch.
-    fn rotate_and_append(&mut self, stream: &Stream, layer: usize, new: Raw<'_>, chunk: Chunk) -> Result<()> {
-        let DenseCache { sequences, pools, paged } = self;
-        stream.device().check_same(&sequences.device, "the cache")?;
-        new.check_device(stream)?;
-        let (geometry, shape) = (sequences.geometry, new.shape(sequences.geometry));
-        let count = sequences.rows(chunk);
-        let max_blocks = sequences.problem(1).max_blocks();
-        let Rows { table, lengths, tokens } = paged.rows(chunk)?;
-        let width = geometry.query_width() + 2 * geometry.kv_width();
-        let (keys, values) = pools[layer].both_mut();
-        let args = rope_append::Args {
-            qkv: new.qkv.global_range(..count * width)?,
-            positions: new.positions.global_range(..count)?,
-            frequencies: new.frequencies.global_range(..new.rotary as usize / 2)?,
-            queries: new.queries.global_range_mut(..count * geometry.query_width())?,
-            table,
-            lengths,
-            keys: keys.global_mut(),
-            values: values.global_mut(),
-            shape,
-            tokens,
-            max_blocks,
-        };
-        // SAFETY: buffers of this device, long enough as just seen; a row of the table has all blocks of its
-        // sequence, and what is past it is left out. Dropping a buffer waits for the device.
-        Ok(unsafe { rotate_and_append(stream, new.pairing, args, count) }?)
     }
 }
 
@@ -111,15 +80,7 @@ unsafe impl KvCache for DenseCache {
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let chunk = self.sequences.begun(layer)?;
-        match new {
-            New::Raw(raw) if !self.sequences.on_slices(stream) => {
-                self.rotate_and_append(stream, layer, raw, chunk)
-            }
-            new => {
-                let rotated = new.rotated(stream, self.sequences.geometry, self.sequences.rows(chunk))?;
-                self.paged.append(stream, &self.sequences, &mut self.pools[layer], rotated, chunk)
-            }
-        }
+        self.paged.append(stream, &self.sequences, &mut self.pools[layer], new, chunk)
     }
 
     fn attend(

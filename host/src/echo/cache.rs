@@ -119,7 +119,7 @@ unsafe impl KvCache for EchoCache {
             unsafe { run(stream, args) }?;
         }
         let new = Rotated { positions, keys: &target.keys, values: &target.values };
-        paged.append(stream, sequences, &mut pools[layer], new, chunk)
+        paged.append(stream, sequences, &mut pools[layer], New::Rotated(new), chunk)
     }
 
     fn attend(

@@ -150,9 +150,11 @@ unsafe impl KvCache for GatherCache {
         let chunk = self.sequences.begun(layer)?;
         let GatherCache { sequences, layers, paged, .. } = self;
         let Layer { pool, bounds } = &mut layers[layer];
-        let rows = sequences.rows(chunk);
-        let new = new.rotated(stream, sequences.geometry, rows)?;
-        let positions = new.positions.global_range(..rows)?;
+        let positions = match &new {
+            New::Raw(raw) => raw.positions,
+            New::Rotated(rotated) => rotated.positions,
+        };
+        let positions = positions.global_range(..sequences.rows(chunk))?;
         paged.append(stream, sequences, pool, new, chunk)?;
         let Rows { table, lengths, tokens } = paged.rows(chunk)?;
         let handles =

@@ -1,12 +1,14 @@
 //! Attention over a paged pool: a table, a plan for steps and one for prompts.
 
 use super::exact::{Exact, Prompts};
-use super::{Added, Attending, Chunk, Geometry, Result, Rotated, Sequences};
+use super::{Added, Attending, Chunk, Geometry, New, Raw, Result, Rotated, Sequences};
 use crate::Stream;
 use crate::attention::blocks::Blocks;
 use crate::attention::dense::{AppendHandles, Handles, append};
+use crate::attention::rope::rotate_and_append;
 use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
 use half::f16;
+use kernels_gpu::attention::rotation::rope_append;
 use simt::{Global, GlobalMut};
 use std::ops::Range;
 
@@ -132,15 +134,22 @@ impl Paged {
         })
     }
 
-    /// Adds a chunk to a layer's `pool`, behind what is committed.
+    /// Adds a chunk to a layer's `pool`, behind what is committed: what is not rotated yet with the rotation,
+    /// in one launch.
     pub fn append(
         &mut self,
         stream: &Stream,
         sequences: &Sequences,
         pool: &mut PagedPool<f16>,
-        new: Rotated<'_>,
+        new: New<'_>,
         chunk: Chunk,
     ) -> Result<()> {
+        let new = match new {
+            New::Raw(raw) if !sequences.on_slices(stream) => {
+                return self.rotate_and_append(stream, sequences, pool, raw, chunk);
+            }
+            new => new.rotated(stream, sequences.geometry, sequences.rows(chunk))?,
+        };
         sequences.check_appended(stream, new)?;
         let Rotated { positions, keys, values } = new;
         let (pool_keys, pool_values) = pool.both_mut();
@@ -180,6 +189,39 @@ impl Paged {
         // sequence, and what is past it is left out, as are rows without a sequence. Equal positions of one
         // sequence would leave one token's row or the other's. Dropping a buffer waits for the device.
         Ok(unsafe { append(stream, sequences.problem_of(chunk), handles) }?)
+    }
+
+    fn rotate_and_append(
+        &mut self,
+        stream: &Stream,
+        sequences: &Sequences,
+        pool: &mut PagedPool<f16>,
+        new: Raw<'_>,
+        chunk: Chunk,
+    ) -> Result<()> {
+        stream.device().check_same(&sequences.device, "the cache")?;
+        new.check_device(stream)?;
+        let (geometry, shape) = (sequences.geometry, new.shape(sequences.geometry));
+        let (count, max_blocks) = (sequences.rows(chunk), self.table.max_blocks());
+        let Rows { table, lengths, tokens } = self.rows(chunk)?;
+        let width = geometry.query_width() + 2 * geometry.kv_width();
+        let (keys, values) = pool.both_mut();
+        let args = rope_append::Args {
+            qkv: new.qkv.global_range(..count * width)?,
+            positions: new.positions.global_range(..count)?,
+            frequencies: new.frequencies.global_range(..new.rotary as usize / 2)?,
+            queries: new.queries.global_range_mut(..count * geometry.query_width())?,
+            table,
+            lengths,
+            keys: keys.global_mut(),
+            values: values.global_mut(),
+            shape,
+            tokens,
+            max_blocks,
+        };
+        // SAFETY: buffers of this device, long enough as just seen; a row of the table has all blocks of its
+        // sequence, and what is past it is left out. Dropping a buffer waits for the device.
+        Ok(unsafe { rotate_and_append(stream, new.pairing, args, count) }?)
     }
 
     /// Causal attention of the chunk that was begun over a layer's `pool`.
