@@ -445,7 +445,7 @@ impl Done {
             true => String::new(),
             false => format!(" ({:.0} % of f16)", 100.0 * bytes as f64 / whole as f64),
         };
-        let known = self.report.map(|report| format!(", {}", report.line())).unwrap_or_default();
+        let known = known(self.report);
         format!(
             "{} in {} ({:.1}/s); {}{speed}; KV {}: {}, {}{share}{known}; {device}",
             text::plural(prompt, "prompt token"),
@@ -456,6 +456,14 @@ impl Done {
             text::plural(cache.tokens(), "token"),
             text::bytes(bytes),
         )
+    }
+}
+
+/// What is known of steps, behind what a line has said; nothing where nothing is.
+fn known(report: Option<Summary>) -> String {
+    match report.map(|report| report.line()) {
+        Some(line) if !line.is_empty() => format!(", {line}"),
+        _ => String::new(),
     }
 }
 

@@ -19,7 +19,7 @@ pub static SYSTEM: System = System {
             about: "keys in 8 bits, values in 4, nothing known of the error",
             presets: &[],
             options: &[],
-            token_bytes: |_, head_dim| tile_bytes(head_dim, Layout::Compact),
+            step_bytes: |_, head_dim, tokens| tile_bytes(head_dim, Layout::Compact) * tokens as f64,
             check: |_| Ok(()),
             open: |opening| {
                 Ok(Box::new(CertifiedCache::new(
@@ -37,9 +37,9 @@ pub static SYSTEM: System = System {
             about: "the same with a bound on every head's error, and exact fallback",
             presets: &PRESETS,
             options: &OPTIONS,
-            token_bytes: |selection, head_dim| {
+            step_bytes: |selection, head_dim, tokens| {
                 let annotation = size_of::<Annotation>() as f64 / f64::from(BLOCK_TOKENS);
-                tile_bytes(head_dim, layout(selection)) + annotation
+                (tile_bytes(head_dim, layout(selection)) + annotation) * tokens as f64
             },
             check: |selection| policy(selection).map(|_| ()),
             open: |opening| {

@@ -22,7 +22,7 @@ pub static SYSTEM: System = System {
         about: "keys and values in f16, exact attention",
         presets: &[],
         options: &[],
-        token_bytes: |_, head_dim| f64::from(4 * head_dim),
+        step_bytes: |_, head_dim, tokens| f64::from(4 * head_dim) * tokens as f64,
         check: |_| Ok(()),
         open: |opening| Ok(Box::new(DenseCache::new(opening.device, opening.geometry, opening.capacity)?)),
         workload: workload::open,

@@ -27,7 +27,7 @@ pub static SYSTEM: System = System {
             kind: Kind::Count(16 - MOST_DROPPED as u64, 16),
         }],
         // Rounded numbers are still stored as f16.
-        token_bytes: |_, head_dim| f64::from(4 * head_dim),
+        step_bytes: |_, head_dim, tokens| f64::from(4 * head_dim) * tokens as f64,
         check: |_| Ok(()),
         open: |opening| Ok(Box::new(EchoCache::new(opening, dropped(opening.selection))?)),
         workload: workload::through_cache,

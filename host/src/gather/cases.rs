@@ -198,6 +198,7 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
 impl<E: GatherElement> Plan<E> {
     /// Fills what a step writes with what no step writes.
     fn poison(&mut self, stream: &Stream) -> crate::Result<()> {
+        *self.scores_mut() = poisoned(stream, self.scores().len())?;
         let chosen = self.chosen_mut();
         for buffer in [&mut chosen.list, &mut chosen.counts, &mut chosen.entries, &mut chosen.kept] {
             *buffer = poisoned(stream, buffer.len())?;

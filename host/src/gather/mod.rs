@@ -61,9 +61,13 @@ pub static SYSTEM: System = System {
                 kind: Kind::Count(1, u32::MAX as u64),
             },
         ],
-        // Keys and values, and bounds of two keys a block.
-        token_bytes: |selection, head_dim| {
-            f64::from(4 * head_dim) * (1.0 + 1.0 / f64::from(Support::of(selection).block))
+        // Keys and values of what is kept, and bounds of two keys for each block that is ranked.
+        step_bytes: |selection, head_dim, tokens| {
+            let support = Support::of(selection);
+            let length = tokens.min(MOST_TOKENS.into()) as u32;
+            let extent = support.extent(length);
+            let ranked = if extent.ranked() { extent.distant() } else { 0 };
+            f64::from(4 * head_dim) * (f64::from(support.kept(length)) + f64::from(ranked))
         },
         check: |_| Ok(()),
         open: |opening| Ok(Box::new(GatherCache::new(opening, Support::of(opening.selection))?)),

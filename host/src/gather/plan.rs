@@ -199,6 +199,11 @@ impl<E: GatherElement> Plan<E> {
         &mut self.chosen
     }
 
+    /// The scores, to be filled before a case.
+    pub(super) fn scores_mut(&mut self) -> &mut Buffer<u32> {
+        &mut self.scores
+    }
+
     /// Words that order like the scores of the blocks that the last step ranked by its kernel, [sequences,
     /// kv_heads, blocks]; others are unspecified.
     pub fn scores(&self) -> &Buffer<u32> {

@@ -50,7 +50,7 @@ pub static SYSTEM: System = System {
         presets: &[],
         options: &[],
         // Codes, and a scale in f32 for 16 tokens of a channel.
-        token_bytes: |_, head_dim| f64::from(2 * head_dim) * (1.0 + 4.0 / 16.0),
+        step_bytes: |_, head_dim, tokens| f64::from(2 * head_dim) * (1.0 + 4.0 / 16.0) * tokens as f64,
         check: |_| Ok(()),
         open: |opening| Ok(Box::new(Int8Cache::new(opening.device, opening.geometry, opening.capacity)?)),
         workload: workload::through_cache,

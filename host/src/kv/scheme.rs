@@ -20,9 +20,9 @@ pub struct Scheme {
     pub presets: &'static [Preset],
     /// What can be set besides, over the preset.
     pub options: &'static [OptionSpec],
-    /// Bytes that a token of one KV head of so many channels takes in what steps read, keys and values and
-    /// all that belongs to them.
-    pub token_bytes: fn(&Selection, u32) -> f64,
+    /// Bytes that a step of decoding reads of one KV head of so many channels with so many tokens: keys and
+    /// values and all that belongs to them.
+    pub step_bytes: fn(&Selection, u32, u64) -> f64,
     /// Says so if preset and options together make no sense, before anything is opened.
     pub check: fn(&Selection) -> Result<()>,
     /// An empty cache for the layers of a model.
@@ -370,7 +370,7 @@ mod tests {
             OptionSpec { name: "score", about: "", kind: Kind::Word(&["bounds", "mean"]) },
             OptionSpec { name: "group", about: "", kind: Kind::Switch },
         ],
-        token_bytes: |_, _| 0.0,
+        step_bytes: |_, _, _| 0.0,
         check: |_| Ok(()),
         open: |_| Err(Error::Order { what: "this scheme", value: 0, limit: "it is for tests" }),
         workload: workload::through_cache,

@@ -310,7 +310,7 @@ impl Batch<'_> {
             true => String::new(),
             false => format!(" ({:.0} % of f16)", 100.0 * bytes as f64 / whole as f64),
         };
-        let known = known.map(|report| format!(", {}", report.line())).unwrap_or_default();
+        let known = super::known(known);
         let speed = match decoded {
             0 => String::new(),
             _ => format!(", {:.1}/s", rate(decoded, self.decode)),

@@ -231,7 +231,7 @@ mod tests {
         about: "refuses every shape",
         presets: &[],
         options: &[],
-        token_bytes: |_, _| 0.0,
+        step_bytes: |_, _, _| 0.0,
         check: |_| Ok(()),
         open: |_| Err(Error::refused(NoHeads)),
         workload: |_| Err(Error::refused(NoHeads)),

@@ -154,11 +154,15 @@ pub fn measure<E: DenseElement>(
 where
     Arc<Input<E>>: Into<AnyInput>,
 {
-    let tokens = u64::from(subject.batch) * u64::from(subject.shape.kv_heads) * u64::from(subject.context);
+    let heads = f64::from(subject.batch) * f64::from(subject.shape.kv_heads);
     let bytes = |selection: &Selection| {
-        (tokens as f64 * (selection.scheme().token_bytes)(selection, subject.shape.head_dim)) as u64
+        let of_head = selection.scheme().step_bytes;
+        (heads * of_head(selection, subject.shape.head_dim, subject.context.into())) as u64
     };
-    let count = sets(device, plan.kv.iter().map(bytes).min().unwrap_or_else(|| subject.cache_bytes()));
+    // As many as the scheme that reads least needs, and no more than memory has room for.
+    let least = plan.kv.iter().map(bytes).min().unwrap_or_else(|| subject.cache_bytes());
+    let room = device.info().memory_bytes.map_or(1, |memory| memory / 2 / subject.cache_bytes().max(1));
+    let count = sets(device, least).min(room.max(1) as usize);
     let caches = Caches::<E>::new(device, subject, count, plan.query_scale)?;
     let mut rows = Vec::new();
     for selection in plan.kv {
