@@ -219,6 +219,23 @@ def attention_h200(records):
                  [(group, *(here.get(context, "–") for context in contexts)) for group, here in groups.items()])
 
 
+def gather(records):
+    """Steps that read a constant number of keys, beside the fastest peer, which reads all."""
+    rows = []
+    for (_, heads, kv, batch, context), found in shapes(records):
+        if "gather" not in found:
+            continue
+        of = found["gather"]
+        stages = {stage["name"]: stage["us"] for stage in of["stages"]}
+        read = sum(value["value"]["bytes"] for value in of["facts"] if value["name"].endswith(" read")
+                   and "bytes" in value["value"])
+        rows.append((str(batch), tokens(context), f"{found['peer']['median_us']:.0f}", f"{of['median_us']:.1f}",
+                     f"{stages['select']:.1f}", f"{stages['attend']:.1f}", f"{read / 1e6:.1f}", ratio(of["fraction"]),
+                     losing(beside(found, "gather")), losing(beside(found, "gather:production"))))
+    return table(("batch", "context", "peer, µs", "`gather`, µs", "`select`", "`attend`", "MB read",
+                  "of reading alone", "×", "`:production`, ×"), rows)
+
+
 # --- Models ---------------------------------------------------------------------------------------------------------
 
 def model(records):
@@ -244,6 +261,25 @@ def model(records):
     heads = [head for context in contexts
              for head in (f"{tokens(context)}: ms", "dense / it", "the rest", "found", "bus")]
     return table(("`--kv`", *heads), lines)
+
+
+def model_batches(records):
+    """A row a scheme and a number of sequences."""
+    (record,) = records
+    contexts = sorted({row["context"] for row in record.data["rows"]})
+    found = {(row["kv"], row["batch"], row["context"]): row for row in record.data["rows"]}
+    lines = []
+    for batch in sorted({key[1] for key in found}):
+        for name in dict.fromkeys(key[0] for key in found):
+            cells = [f"`{scheme(name)}`", str(batch)]
+            for context in contexts:
+                row = found[name, batch, context]
+                cells += [f"{row['median_us'] / 1000:.2f}", f"{row['tokens_per_second']:.0f}",
+                          losing(row["times_dense"]), f"{row['fixed_us'] / 1000:.2f}"]
+            lines.append(cells)
+    heads = [head for context in contexts
+             for head in (f"{tokens(context)}: ms", "tokens/s", "dense / it", "rest")]
+    return table(("`--kv`", "batch", *heads), lines)
 
 
 def worst_bound(of):
@@ -436,6 +472,8 @@ TABLES = {
     "attention-stages": attention_stages,
     "attention-in-order": attention_in_order,
     "attention-h200": attention_h200,
+    "gather-h200": gather,
+    "model-batches-h200": model_batches,
     "model-llama-8b": model,
     "model-smollm2": model,
     "generate": generate,
