@@ -31,7 +31,7 @@ The prompt is attended to exactly, but for int8, which keeps no originals; the s
 
 On the CPU the products are SIMD code with the bits of the GPU's kernels. On a GPU a step is one graph, whatever the scheme.
 
-With --prompts the lines of a file are continued side by side: a step reads the weights once and gives a token of each. A line gets what it gets whoever is beside it; texts are printed in the order of the lines, as they end.
+With --prompts the lines of a file are continued side by side: a step gives a token of each. A line gets what it gets whoever is beside it; texts are printed in the order of the lines, as they end.
 
 Ctrl-C ends the text, and so does a step that fails: what was printed stays, and --json is written with what there is.
 
