@@ -81,6 +81,10 @@ fn files_of_prompts_that_are_refused() {
     with(&prompts(&folder, &["", "   "]), &["prompts.txt has no prompts"]);
     fs::write(folder.path("bytes.txt"), [0xff, 0xfe, b'\n']).expect("written");
     with(&folder.text("bytes.txt"), &["bytes.txt", "UTF-8"]);
+    let file = prompts(&folder, &["tok"]);
+    let over = ["generate", "--prompts", &file, "--model", &model, "--json", &file];
+    assert_eq!(ferrokv(&over).status.code(), Some(2));
+    assert_eq!(fs::read_to_string(folder.path("prompts.txt")).expect("still there"), "tok");
     let long = "the thing ".repeat(400);
     with(&prompts(&folder, &["tok", &long]), &["context"]);
     let file = prompts(&folder, &["tok"]);

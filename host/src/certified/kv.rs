@@ -165,14 +165,13 @@ impl CertifiedCache {
         Ok(rows.filter(|(_, there)| there.is_some()).flat_map(|(heads, _)| heads).copied().collect())
     }
 
-    /// A sequence is there that no list knows.
-    fn enter(&mut self, stream: &Stream, sequence: usize, tokens: usize) -> Result<usize> {
-        let sequences = self.sequences.capacity.sequences;
-        for carried in &mut self.carried {
-            carried.forget(stream, sequence, sequences)?;
-        }
-        self.sequences.enter(sequence, tokens);
-        Ok(sequence)
+    /// Says so if the stream is another device's or captures, before a layer has changed: all layers have a
+    /// sequence in the same row.
+    fn can_change(&self, stream: &Stream) -> Result<()> {
+        let Some(Layer { cache, .. }) = self.layers.first() else { return Ok(()) };
+        stream.device().check_same(&self.sequences.device, "the cache")?;
+        cache.traffic(stream)?;
+        Ok(())
     }
 
     /// What decides which blocks are promoted, and when a head is computed exactly.
@@ -280,21 +279,33 @@ unsafe impl KvCache for CertifiedCache {
 
     fn join(&mut self, stream: &Stream) -> Result<usize> {
         let (sequence, tokens) = (self.sequences.vacant()?, self.sequences.capacity.tokens);
+        self.can_change(stream)?;
         for layer in &mut self.layers {
             let name = layer.cache.start_sequence()?;
             layer.enter(stream, sequence, name, tokens)?;
         }
-        self.enter(stream, sequence, 0)
+        let sequences = self.sequences.capacity.sequences;
+        for carried in &mut self.carried {
+            carried.forget(stream, sequence, sequences)?;
+        }
+        self.sequences.enter(sequence, 0);
+        Ok(sequence)
     }
 
     fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
         let (tokens, fork) = (self.sequences.length(sequence)?, self.sequences.vacant()?);
+        self.can_change(stream)?;
         let left = self.sequences.capacity.tokens - tokens;
         for layer in &mut self.layers {
             let name = layer.cache.fork(stream, layer.name(sequence)?)?;
             layer.enter(stream, fork, name, left)?;
         }
-        self.enter(stream, fork, tokens)
+        let sequences = self.sequences.capacity.sequences;
+        for carried in &mut self.carried {
+            carried.copy(stream, (sequence, fork), sequences)?;
+        }
+        self.sequences.enter(fork, tokens);
+        Ok(fork)
     }
 
     fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {

@@ -100,8 +100,9 @@ unsafe impl KvCache for GatherCache {
     fn step_bytes(&self) -> u64 {
         let of_sequence = |tokens: usize| {
             let support = self.plan.support();
-            let ranked = support.extent(tokens as u32).ranked();
-            let bounds = if ranked { self.bounds_bytes(tokens) } else { 0 };
+            let extent = support.extent(tokens as u32);
+            let distant = if extent.ranked() { extent.distant() } else { 0 };
+            let bounds: u64 = self.layers.iter().map(|layer| layer.bounds.bytes_of(distant)).sum();
             self.sequences.geometry.token_bytes() * u64::from(support.kept(tokens as u32)) + bounds
         };
         self.lengths().map(of_sequence).sum()

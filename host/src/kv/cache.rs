@@ -122,8 +122,14 @@ impl<'a> New<'a> {
 /// # Sequences
 /// They have numbers below the cache's capacity. A new cache has sequence 0, empty; others
 /// [`join`](Self::join), [`fork`](Self::fork) one that is there, and [`leave`](Self::leave), between chunks.
-/// A prompt's chunk is of one sequence, a step is of all. What a sequence gets has the same bits whoever is
-/// beside it, as long as sequences join when a step of the first kind comes ([`period`](Self::period)).
+/// A prompt's chunk is of one sequence, a step is of all. After an error of one of the three that is not
+/// [`NoRoom`](super::Error::NoRoom) or [`NoSequence`](super::Error::NoSequence) the cache is not to be used
+/// further either.
+///
+/// What a sequence gets has the same bits whoever is beside it, and whoever was there before it, as long as
+/// there is room for more than one and sequences join when a step of the first kind comes
+/// ([`period`](Self::period)). With room for one, a first step may be like none that follows: a second text
+/// in the same cache can get other bits.
 ///
 /// # Graphs
 /// The launches of a step can be captured once and replayed: `begin` and `commit` are the host's

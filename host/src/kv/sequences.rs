@@ -32,7 +32,9 @@ impl Sequences {
     /// The first, empty; on the CPU by its own path.
     pub fn new(device: &Device, geometry: Geometry, capacity: Capacity) -> Self {
         let simd = device.kind() == BackendKind::Cpu;
-        let mut tokens = vec![None; capacity.sequences.max(1)];
+        // There is room for one at least.
+        let capacity = Capacity { sequences: capacity.sequences.max(1), ..capacity };
+        let mut tokens = vec![None; capacity.sequences];
         tokens[0] = Some(0);
         Sequences { geometry, capacity, tokens, chunk: None, simd, device: device.clone() }
     }
@@ -95,8 +97,9 @@ impl Sequences {
         vacant.ok_or(Error::NoRoom { sequences: self.tokens.len() })
     }
 
-    /// A sequence of so many tokens is there.
+    /// A sequence of so many tokens is there, and what was begun is forgotten.
     pub fn enter(&mut self, sequence: usize, tokens: usize) {
+        self.chunk = None;
         self.tokens[sequence] = Some(tokens);
     }
 
@@ -106,9 +109,10 @@ impl Sequences {
         length.ok_or(Error::NoSequence { sequence, sequences: self.tokens.len() })
     }
 
-    /// A sequence is there no more.
+    /// A sequence is there no more, and what was begun is forgotten.
     pub fn leave(&mut self, sequence: usize) -> Result<()> {
         self.length(sequence)?;
+        self.chunk = None;
         self.tokens[sequence] = None;
         Ok(())
     }

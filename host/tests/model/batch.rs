@@ -3,10 +3,10 @@
 use host::kv::{self, Capacity, KvCache, Selection};
 use host::model::Model;
 use host::model::config::Architecture;
-use host::model::forward::{Decoder, Error, Runner};
+use host::model::forward::{Error, Runner};
 use host::model::kernels::Choice;
 use host::model::synthetic::{self, Packing};
-use host::{Device, Stream};
+use host::{Buffer, Device, Stream};
 use simt::emu::EmuOptions;
 
 const CAPACITY: Capacity = Capacity { tokens: 64, sequences: 3 };
@@ -116,7 +116,7 @@ fn a_sequence_has_the_same_bits_whoever_is_beside_it() {
 }
 
 /// A fork goes on as the sequence that it comes from would, neither disturbs the other, and what both have is
-/// there as long as one of them.
+/// there as long as one of them: behind a prompt of whole blocks, and in the middle of a text.
 #[test]
 fn a_fork_goes_its_own_way() {
     let (device, model) = (device(), tiny());
@@ -125,46 +125,72 @@ fn a_fork_goes_its_own_way() {
             Runner::new(&model, &device).expect("a runner"),
             Runner::of_kernels(&model, &device, 16).expect("a runner"),
         ] {
-            let steps = |decoder: &mut Decoder<'_>, sequence: usize, count: usize| -> Vec<u32> {
-                (0..count).map(|_| decoder.step().expect("a step")[sequence]).collect()
-            };
             let mut cache = open(scheme, &model, &device);
+            let period = cache.period();
             let mut decoder = runner.batch(&mut *cache, DRAWN).expect("a batch");
-            let (source, first) = decoder.join(&prompt(4), 4).expect("joined");
-            let expected = steps(&mut decoder, source, 16);
+            let (source, first) = decoder.join(&prompt(1), 1).expect("joined");
+            let mut expected = vec![first];
+            expected.extend((0..28).map(|_| decoder.step().expect("a step")[source]));
             drop(decoder);
 
-            let mut cache = open(scheme, &model, &device);
-            let mut decoder = runner.batch(&mut *cache, DRAWN).expect("a batch");
-            let (source, again) = decoder.join(&prompt(4), 4).expect("joined");
-            let twin = decoder.fork(source, first, 4).expect("forked");
-            let other = decoder.fork(source, 7, 9).expect("forked");
-            assert_eq!(again, first);
-            assert!(matches!(
-                decoder.fork(source, 7, 9),
-                Err(Error::Cache(kv::Error::NoRoom { sequences: 3 }))
-            ));
-            let mut told = [Vec::new(), Vec::new(), Vec::new()];
-            for _ in 0..8 {
-                let chosen = decoder.step().expect("a step");
-                told.iter_mut().zip(chosen).for_each(|(told, token)| told.push(*token));
+            for before in [0, period] {
+                let mut cache = open(scheme, &model, &device);
+                let mut decoder = runner.batch(&mut *cache, DRAWN).expect("a batch");
+                let (source, again) = decoder.join(&prompt(1), 1).expect("joined");
+                let mut own = vec![again];
+                own.extend((0..before).map(|_| decoder.step().expect("a step")[source]));
+                assert_eq!(own, expected[..before + 1], "{scheme}");
+                let twin = decoder.fork(source, own[before], 1).expect("forked");
+                let other = decoder.fork(source, own[before] ^ 1, 9).expect("forked");
+                let full = decoder.fork(source, 7, 9);
+                assert!(matches!(full, Err(Error::Cache(kv::Error::NoRoom { sequences: 3 }))));
+                let mut told = [Vec::new(), Vec::new(), Vec::new()];
+                for _ in 0..4 {
+                    let chosen = decoder.step().expect("a step");
+                    told.iter_mut().zip(chosen).for_each(|(told, token)| told.push(*token));
+                }
+                let rest = &expected[before + 1..];
+                assert_eq!(told[source], rest[..4], "{scheme}, after {before}");
+                assert_eq!(told[twin], rest[..4], "{scheme}, after {before}: the fork");
+                assert_ne!(told[other], rest[..4], "{scheme}, after {before}: another token");
+                // What they share stays with the one that stays.
+                decoder.leave(source).expect("left");
+                decoder.leave(other).expect("left");
+                while told[twin].len() < rest.len() {
+                    if decoder.steps_to_join() == 0 && decoder.cache().held().sequences[source].is_none() {
+                        let (newcomer, _) = decoder.join(&prompt(0), 0).expect("joined");
+                        assert_ne!(newcomer, twin);
+                    }
+                    told[twin].push(decoder.step().expect("a step")[twin]);
+                }
+                assert_eq!(told[twin], rest, "{scheme}, after {before}: without the others");
             }
-            assert_eq!(told[source], expected[..8], "{scheme}");
-            assert_eq!(told[twin], expected[..8], "{scheme}: the fork");
-            assert_ne!(told[other], expected[..8], "{scheme}: another token");
-            // What they share stays with the one that stays.
-            decoder.leave(source).expect("left");
-            decoder.leave(other).expect("left");
-            while decoder.steps_to_join() > 0 {
-                told[twin].push(decoder.step().expect("a step")[twin]);
-            }
-            let (newcomer, _) = decoder.join(&prompt(1), 1).expect("joined");
-            assert_ne!(newcomer, twin);
-            while told[twin].len() < 16 {
-                told[twin].push(decoder.step().expect("a step")[twin]);
-            }
-            assert_eq!(told[twin], expected, "{scheme}: without the others");
         }
+    }
+}
+
+/// What was begun is forgotten when a sequence comes or goes.
+#[test]
+fn a_chunk_ends_where_sequences_change() {
+    let (device, model) = (device(), tiny());
+    let stream = Stream::new(&device).expect("a stream");
+    for scheme in schemes() {
+        let mut cache = open(scheme, &model, &device);
+        let row = Buffer::<half::f16>::zeroed(&device, 1024).expect("a buffer");
+        let positions = Buffer::<u32>::zeroed(&device, 8).expect("a buffer");
+        let mut forgotten = |change: fn(&mut dyn KvCache, &Stream)| {
+            cache.begin(&stream, kv::Chunk::Step).expect("begun");
+            change(&mut *cache, &stream);
+            let held = cache.held().sequences.to_vec();
+            let new = kv::Rotated { positions: &positions, keys: &row, values: &row };
+            let error = cache.append(&stream, 0, kv::New::Rotated(new)).expect_err("nothing was begun");
+            assert!(matches!(error, kv::Error::Order { .. }), "{scheme}: {error}");
+            cache.commit();
+            assert_eq!(cache.held().sequences, held, "{scheme}");
+        };
+        forgotten(|cache, stream| assert_eq!(cache.join(stream).expect("joined"), 1));
+        forgotten(|cache, stream| assert_eq!(cache.fork(stream, 1).expect("forked"), 2));
+        forgotten(|cache, stream| cache.leave(stream, 1).expect("left"));
     }
 }
 

@@ -71,6 +71,8 @@ struct Json<'a> {
 pub(super) fn run(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     let scheme = &scheme::one(&arguments.kv)?;
     let lines = read(path)?;
+    // The report may take neither's place.
+    arguments.report.open(Some(path), None)?;
     let report = arguments.report.open(Some(&arguments.subject.path()?), None)?;
     let subject = arguments.subject.open()?;
     let tokenizer = subject.tokenizer()?;
@@ -151,7 +153,8 @@ pub(super) fn run(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     // What failed first is the cause.
     written?;
     reported?;
-    match batch.interrupt.pressed() {
+    let cut = |text: &Continued| matches!(text.finish, None | Some(Finish::Interrupted));
+    match batch.texts.iter().any(cut) {
         true => Err(Error::Interrupted { tokens: text::plural(decoded + batch.begun(), "token") }.into()),
         false => Ok(()),
     }
@@ -214,8 +217,10 @@ impl Batch<'_> {
             self.texts[text].finish = Some(stopped);
             self.texts[text].text += &rest(&mut self.streams[text]);
         }
+        // What there is, whatever has failed; and what failed first is the cause.
+        let printed = self.print();
         written?;
-        self.print()?;
+        printed?;
         Ok(runner.check_cache(cache)?)
     }
 
@@ -229,6 +234,7 @@ impl Batch<'_> {
             let seconds = start.elapsed().as_secs_f64();
             self.prefill += seconds;
             self.there[sequence] = Some(text);
+            self.note(decoder.cache());
             self.take(decoder, sequence, first, seconds, None)?;
         }
         if self.there.iter().all(Option::is_none) && self.waiting.is_empty() {
@@ -239,9 +245,7 @@ impl Batch<'_> {
         let seconds = start.elapsed().as_secs_f64();
         self.decode += seconds;
         let cache = decoder.cache();
-        for (most, bytes) in self.most.iter_mut().zip([cache.bytes(), f16_bytes(cache), cache.host_bytes()]) {
-            *most = bytes.max(*most);
-        }
+        self.note(cache);
         let (report, held) = (cache.report()?, cache.held());
         let reports: Vec<_> =
             (0..chosen.len()).map(|row| Summary::of(&report.of_sequence(held, row))).collect();
@@ -251,6 +255,13 @@ impl Batch<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Keeps the most that the cache has taken.
+    fn note(&mut self, cache: &dyn KvCache) {
+        for (most, bytes) in self.most.iter_mut().zip([cache.bytes(), f16_bytes(cache), cache.host_bytes()]) {
+            *most = bytes.max(*most);
+        }
     }
 
     /// A token of a sequence, which leaves if that was its last.

@@ -5,6 +5,7 @@ use crate::certified::{Error, Result};
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::certified::carried::{Promoted, mode};
 use kernels_gpu::certified::{Entry, ListHead};
+use simt::Pod;
 
 /// The list by which the steps of a [`StepPlan`](super::StepPlan) promote, with
 /// [`Policy::renew`](crate::certified::Policy::renew).
@@ -96,6 +97,21 @@ impl Carried {
         Ok(stream.fill_u8(&mut self.promoted, promoted, 0)?)
     }
 
+    /// Gives one of so many sequences what another has. Waits for the stream.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(in crate::certified) fn copy(
+        &mut self,
+        stream: &Stream,
+        (from, to): (usize, usize),
+        sequences: usize,
+    ) -> Result<()> {
+        copy_part(stream, &mut self.lists, (from, to), sequences)?;
+        copy_part(stream, &mut self.entries, (from, to), sequences)?;
+        copy_part(stream, &mut self.promoted, (from, to), sequences)
+    }
+
     pub(super) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {
         stream.fill_u8(&mut self.lists, .., byte)?;
         stream.fill_u8(&mut self.entries, .., byte)?;
@@ -131,4 +147,16 @@ impl Carried {
     pub fn bytes(&self) -> usize {
         of(&self.lists) + of(&self.entries) + of(&self.promoted)
     }
+}
+
+/// Copies part `from` of a buffer of so many equal parts to part `to`.
+fn copy_part<T: Pod>(
+    stream: &Stream,
+    buffer: &mut Buffer<T>,
+    (from, to): (usize, usize),
+    parts: usize,
+) -> Result<()> {
+    let mut part = vec![T::zeroed(); buffer.len() / parts];
+    stream.download(buffer, from * part.len(), &mut part)?;
+    Ok(stream.upload(&part, buffer, to * part.len())?)
 }

@@ -1,7 +1,7 @@
 //! Decoding token by token, one sequence or several, with a step captured once.
 
 use super::{Engine, Error, Result, Rows, Runner};
-use crate::kv::{Chunk, KvCache};
+use crate::kv::{self, Chunk, KvCache};
 use crate::model::kernels::Choice;
 use crate::{GraphExec, Pinned};
 
@@ -15,7 +15,8 @@ use crate::{GraphExec, Pinned};
 /// without a new one. Where a cache has steps of several kinds ([`KvCache::period`]), a graph of each is
 /// captured; of one sequence behind a first step that is launched kernel by kernel.
 ///
-/// What a sequence gets has the same bits whoever is beside it.
+/// What a sequence gets has the same bits whoever is beside it, of sequences that join the same decoder: a
+/// new one starts with the first kind of step, wherever the cache is.
 pub struct Decoder<'a> {
     runner: &'a mut Runner,
     cache: &'a mut dyn KvCache,
@@ -134,9 +135,10 @@ impl Decoder<'_> {
         let (tokens, capacity) = (prompt.len(), self.cache.capacity());
         Runner::in_context(self.runner.context, tokens)?;
         if tokens > capacity {
-            return Err(crate::kv::Error::Full { tokens, held: 0, capacity }.into());
+            return Err(kv::Error::Full { tokens, held: 0, capacity }.into());
         }
-        let sequence = self.cache.join(self.runner.stream())?;
+        let joined = self.cache.join(self.runner.stream());
+        let sequence = self.changed(joined)?;
         let chosen = self.runner.prefill_of(sequence, prompt, self.cache, (self.choice, number));
         self.failed = chosen.is_err();
         let chosen = chosen?;
@@ -151,7 +153,8 @@ impl Decoder<'_> {
     pub fn fork(&mut self, sequence: usize, token: u32, number: u32) -> Result<usize> {
         self.can_change()?;
         self.runner.check(&[token])?;
-        let fork = self.cache.fork(self.runner.stream(), sequence)?;
+        let forked = self.cache.fork(self.runner.stream(), sequence);
+        let fork = self.changed(forked)?;
         (self.tokens[fork], self.numbers[fork], self.stale) = (token, number, true);
         Ok(fork)
     }
@@ -159,11 +162,20 @@ impl Decoder<'_> {
     /// Forgets a sequence.
     ///
     /// # Errors
-    /// A sequence that is not there, and nothing has changed; what the device reports.
+    /// A sequence that is not there, and nothing has changed; what the device reports, and from then on
+    /// [`Error::Failed`].
     pub fn leave(&mut self, sequence: usize) -> Result<()> {
-        self.cache.leave(self.runner.stream(), sequence)?;
+        let left = self.cache.leave(self.runner.stream(), sequence);
+        self.changed(left)
+    }
+
+    /// What became of a change of the cache's sequences: refused, and nothing has changed, or done, or failed
+    /// half-way.
+    fn changed<T>(&mut self, change: kv::Result<T>) -> Result<T> {
+        let refused = matches!(change, Err(kv::Error::NoRoom { .. } | kv::Error::NoSequence { .. }));
+        self.failed |= change.is_err() && !refused;
         self.stale = true;
-        Ok(())
+        Ok(change?)
     }
 
     fn can_change(&self) -> Result<()> {
