@@ -85,9 +85,10 @@ impl Paged {
         let full = tokens / BLOCK_TOKENS as usize;
         let shared = self.rows[source][..full].to_vec();
         self.enter(sequence, shared, tokens)?;
-        if let (Some(from), Some(to)) = (self.rows[source].get(full), self.rows[sequence].get(full)) {
+        if !tokens.is_multiple_of(BLOCK_TOKENS as usize) {
+            let (from, to) = (self.rows[source][full], self.rows[sequence][full]);
             for pool in pools {
-                pool.copy_block(stream, *from, *to)?;
+                pool.copy_block(stream, from, to)?;
             }
         }
         sequences.enter(sequence, tokens);
