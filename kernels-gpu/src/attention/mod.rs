@@ -15,14 +15,18 @@
 //! loaded 16 bytes at a time: lane `q` takes chunk `4s + q` of its row, and step `2s` and `2s + 1` contract
 //! over the two halves of the four lanes' chunks.
 
+mod chain;
 pub mod dense;
 mod fragments;
+pub mod outward;
 mod pace;
 mod partial;
+pub mod query;
 mod ring;
 pub mod rotation;
 mod softmax;
 
+pub use chain::Chain;
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
 pub use pace::{MAX_WARPS, Pace, tiles_of};
 pub use partial::{

@@ -25,7 +25,7 @@
 //! That of `replace`: a warp a listed block; then a warp for 32 blocks of which some are drawn.
 
 use super::admit::{Scratch, held};
-use super::judge::{Chain, Exact};
+use super::judge::Exact;
 use super::layout::TileLayout;
 use super::lists::{STARTS, find_place, lay_out_lists};
 use super::marking::{Entry, ListHead};
@@ -36,6 +36,7 @@ use super::promote::original_scores;
 use super::query::{LOG2_E, Query, delta_original};
 use super::tile::{Int4Values, Tile};
 use super::weighing::Weighed;
+use crate::attention::Chain;
 use crate::attention::{BLOCK_TOKENS, Half, KeyTile, ROWS, ValueTile, Values, warps, width};
 use glam::UVec4;
 use half::{bf16, f16};

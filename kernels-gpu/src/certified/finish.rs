@@ -1,11 +1,12 @@
 //! What the thread block that arrives last does: outputs from all parts, and their certificates.
 
-use super::judge::{Chain, Judge};
+use super::judge::Judge;
 use super::pass::{StepShape, used_splits};
 use super::policy::{Certificate, Thresholds, rung};
 use super::query::{LOG2_E, Query};
 use super::sums::Taken;
 use super::weighing::Weighed;
+use crate::attention::Chain;
 use crate::attention::{Adding, BLOCK_TOKENS, Half, Merged, PartialRow, part_floats, warps};
 use glam::Vec4;
 use simt::math::{canonical_nan, fma, log2};

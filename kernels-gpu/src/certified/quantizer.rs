@@ -42,19 +42,17 @@
 //! by 15 ULP of the scale, under 2^−6 of it.
 //!
 //! # Norms that bound
-//! Squares are summed in f32, each sum of D terms by at most 20 nested roundings for D <= 256 (fused
-//! multiply-adds over 8 channels, a tree over 4 such, one after another the rest). So a sum is low by at most
-//! 20·u of itself plus, where squares underflow, 2·256·2^−150; its root by at most 10·u of itself plus 2^−70.
-//! [`norm_bound`] multiplies the root by 1 + 2^−16 = 1 + 256·u, which also pays for the rounding of the root,
-//! of the product, of a later sum of two such, and of each term; and adds 2^−70.
+//! [`norm_bound`] of sums of squares (`crate::attention::outward`), each sum of D terms by at most 20 nested
+//! roundings for D <= 256: fused multiply-adds over 8 channels, a tree over 4 such, one after another the rest.
 //!
 //! A key's error e = (k − z) − code·σ is computed with two roundings: the last (of the fused multiply-add) is
 //! relative to e, the first to |k − z| <= 128.6·σ, that is at most 128.6·u·σ < 2^−16·σ a channel:
 //! [`key_error_bound`] adds 2^−16·‖σ‖₂. A value's error v − V^ is one subtraction.
 
+pub use crate::attention::outward::*;
 use half::f16;
 use simt::half2::fma_f16x2;
-use simt::{convert, math, unroll};
+use simt::{convert, math};
 
 /// |k − K^| is at most this many σ.
 pub const KEY_BOUND: f64 = 0.5 + 1.0 / 8192.0;
@@ -65,31 +63,6 @@ pub const KEY_CODE_BIAS: i32 = 128;
 /// 1.5·2^23: adding it to a float of at most 2^22 rounds to the nearest integer, ties to even, and leaves
 /// that integer in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
-
-/// The smallest f16 at or above `x >= 0`; infinite past 65504.
-#[inline(always)]
-pub fn f16_at_or_above(x: f32) -> f16 {
-    let nearest = convert::f16_from_f32(x);
-    // For positive numbers the next one has the next bits, the infinity after the largest.
-    let low = convert::f32_from_f16(nearest) < x;
-    f16::from_bits(nearest.to_bits() + low as u16)
-}
-
-/// The largest f16 at or below `x`; infinite below −65504.
-#[inline(always)]
-pub fn f16_at_or_below(x: f32) -> f16 {
-    let nearest = convert::f16_from_f32(x);
-    let bits = nearest.to_bits();
-    // Away from zero for negative numbers (−0 included), towards it for positive ones. +0 is never above x.
-    let down = if bits & 0x8000 != 0 { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
-    if convert::f32_from_f16(nearest) > x { f16::from_bits(down) } else { nearest }
-}
-
-/// 1/x, and 0 for 0: where the scale is 0 every code is 0.
-#[inline(always)]
-pub fn reciprocal(x: f32) -> f32 {
-    if x == 0.0 { 0.0 } else { 1.0 / x }
-}
 
 /// σ and z of a channel whose keys lie between `low` and `high`. Either is infinite or NaN if f16 cannot
 /// cover them.
@@ -176,24 +149,6 @@ pub fn twice(x: f16) -> u32 {
     x.to_bits() as u32 * 0x0001_0001
 }
 
-/// The sum of eight squares, in order.
-#[inline(always)]
-pub fn squares(x: [f32; 8]) -> f32 {
-    let mut sum = x[0] * x[0];
-    unroll!(for i in 1..8 {
-        sum = math::fma(x[i], x[i], sum);
-    });
-    sum
-}
-
-/// An upper bound of a norm from its computed sum of squares: see the module's description.
-#[inline(always)]
-pub fn norm_bound(sum_of_squares: f32) -> f32 {
-    const RELATIVE: f32 = 1.0 + 1.0 / 65536.0;
-    const ABSOLUTE: f32 = f32::from_bits((127 - 70) << 23);
-    math::fma(math::sqrt(sum_of_squares), RELATIVE, ABSOLUTE)
-}
-
 /// ε from the largest [`norm_bound`] of the tokens' errors and that of σ.
 #[inline(always)]
 pub fn key_error_bound(error: f32, scale: f32) -> f32 {
@@ -204,10 +159,4 @@ pub fn key_error_bound(error: f32, scale: f32) -> f32 {
 #[inline(always)]
 pub fn key_size_bound(zero: f32, scale: f32) -> f32 {
     bound_or_infinity(math::fma(scale, 128.0, zero))
-}
-
-/// A bound that is no number bounds nothing: infinity does.
-#[inline(always)]
-pub fn bound_or_infinity(x: f32) -> f32 {
-    if x <= f32::MAX { x } else { f32::INFINITY }
 }

@@ -38,8 +38,9 @@
 //! left out nothing is read. The result does not depend on how many parts there are.
 
 use super::bounds::{TILE_BLOCKS, tile_words};
+use super::listing::Listing;
 use super::rule::{Extent, Rule};
-use super::top::{BINS, CACHED, Keys};
+use super::top::{Keys, Ranking, ranking};
 use crate::attention::{BLOCK_TOKENS, Half, ROWS, last_to_arrive};
 use glam::{UVec2, UVec4};
 use half::{bf16, f16};
@@ -52,8 +53,6 @@ pub const SELECT_THREADS: u32 = 256;
 const WARPS: u32 = SELECT_THREADS / 32;
 /// Thread blocks that fill the machine: two on each of the 132 multiprocessors of a GH100.
 const BLOCKS_WANTED: u32 = 264;
-/// What is in the list, and in the table, behind the last block.
-const NONE: u32 = u32::MAX;
 
 /// Thread blocks of a sequence and KV head, for `rows` of these, whose longest has `tiles` tiles.
 pub const fn parts_for(rows: u32, tiles: u32) -> u32 {
@@ -84,27 +83,17 @@ pub struct SelectShape {
 
 /// Shared memory of a block.
 #[derive(Clone, Copy)]
-pub(super) struct SelectLayout {
-    /// The keys that are ranked, if they fit.
-    pub keys: Shared<u32>,
-    /// A histogram of a digit.
-    pub bins: Shared<u32>,
-    /// What warps tell each other, twice.
-    pub warps: Shared<u32>,
-    /// What one thread tells the others.
-    pub told: Shared<u32>,
+struct SelectLayout {
+    ranking: Ranking,
     last: Shared<u32>,
     bytes: u32,
 }
 
 const fn layout() -> SelectLayout {
     let mut plan = SharedPlan::new();
-    let keys = plan.array(CACHED);
-    let bins = plan.array(BINS);
-    let warps = plan.array(2 * WARPS);
-    let told = plan.array(4);
+    let ranking = ranking(&mut plan);
     let last = plan.array(1);
-    SelectLayout { keys, bins, warps, told, last, bytes: plan.bytes() }
+    SelectLayout { ranking, last, bytes: plan.bytes() }
 }
 
 /// Shared memory of [`select`](fn@select).
@@ -155,7 +144,7 @@ pub fn select<E: Half, const D: usize, const R: usize>(
     shape: SelectShape,
 ) {
     let (part, head, sequence) = (thread::block_idx_x(), thread::block_idx_y(), thread::block_idx_z());
-    let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
+    let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let row = sequence * shape.kv_heads + head;
     let rule = shape.rule;
     let extent = Extent::of(lengths.load(sequence as usize).min(shape.max_blocks * BLOCK_TOKENS), rule);
@@ -199,43 +188,26 @@ pub fn select<E: Half, const D: usize, const R: usize>(
         return;
     }
 
-    let first_listed = row as usize * shape.most as usize;
-    let count = extent.kept_blocks();
     if tiles > 0 {
-        let keys = Keys { layout, keys: scores, first: first_key, end: extent.local };
+        let keys = Keys { layout: layout.ranking, keys: scores, first: first_key, end: extent.local };
         let cut = keys.cut(extent.chosen);
-        keys.write(cut, list, first_listed + 1);
+        keys.write(cut, list, row as usize * shape.most as usize + 1);
     }
-    // The sink, and the blocks behind the distant ones; all of them where nothing was ranked.
-    let ranked = if tiles > 0 { extent.chosen } else { 0 };
-    let left_out = extent.blocks - count;
-    let mut i = t;
-    while i < shape.most {
-        if i == 0 || i > ranked {
-            let block = if i == 0 { 0 } else { i + left_out };
-            list.store(first_listed + i as usize, if i < count { block } else { NONE });
-        }
-        i += SELECT_THREADS;
-    }
-    if t == 0 {
-        counts.store(row as usize, count);
-        kept.store(row as usize, extent.kept(rule));
-    }
-    thread::sync_threads();
-    let per_block = rule.entries();
-    let width = shape.most * per_block;
-    let mut i = t;
-    while i < width {
-        let listed = list.load(first_listed + bits::div_u32(i, per_block) as usize);
-        let index = listed.wrapping_mul(per_block).wrapping_add(bits::rem_u32(i, per_block));
-        let mut entry = NONE;
-        if listed != NONE && index < extent.length.div_ceil(BLOCK_TOKENS) {
-            let block = table.load_readonly((sequence * shape.max_blocks + index) as usize);
-            entry = block * shape.kv_heads + head;
-        }
-        entries.store(row as usize * width as usize + i as usize, entry);
-        i += SELECT_THREADS;
-    }
+    let listing = Listing {
+        table,
+        list,
+        counts,
+        entries,
+        kept,
+        rule,
+        most: shape.most,
+        max_blocks: shape.max_blocks,
+        kv_heads: shape.kv_heads,
+        row,
+        head,
+        sequence,
+    };
+    listing.complete(extent);
 }
 
 /// The query heads of a KV head as B operands: for each contraction the positive channels and the negative

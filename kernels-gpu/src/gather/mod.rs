@@ -5,6 +5,8 @@
 //! | [`fold`](fn@fold) | keeps the bounds of each gather-block as tokens are appended |
 //! | [`select`](fn@select) | scores the distant blocks, takes the k best, writes a table of what is kept |
 //!
+//! [`sketch`] has the kernels that choose by a sketch of every key instead, and bound what is left out.
+//!
 //! The attention is [`attend`](fn@crate::attention::dense::attend) over that table: a pool [blocks, kv_heads,
 //! 16, D] is also a pool [blocks · kv_heads, 1, 16, D], in which each KV head is a sequence of its own, with
 //! entries `block · kv_heads + head`.
@@ -17,7 +19,9 @@
 
 mod bounds;
 mod choice;
+mod listing;
 mod rule;
+pub mod sketch;
 mod top;
 
 pub use bounds::{Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, tile_words, word};
@@ -27,5 +31,10 @@ pub use rule::{Extent, Rule};
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    fold::INSTANCES.iter().chain(select::INSTANCES)
+    fold::INSTANCES
+        .iter()
+        .chain(select::INSTANCES)
+        .chain(sketch::sketch::INSTANCES)
+        .chain(sketch::scan::INSTANCES)
+        .chain(sketch::settle::INSTANCES)
 }

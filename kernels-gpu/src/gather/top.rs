@@ -7,25 +7,47 @@
 //! Then a lane has the marks of 32 neighbouring indices, and a warp of 1024 at the most; the counts of those
 //! before say where each writes.
 
-use super::choice::{SELECT_THREADS, SelectLayout};
+use super::choice::SELECT_THREADS;
 use glam::UVec4;
 use simt::warp::{self, FULL_MASK, warp_shuffle_up};
-use simt::{GlobalMut, thread, unroll};
+use simt::{GlobalMut, Shared, SharedPlan, thread, unroll};
 
 /// Bits of a digit.
 const DIGIT: u32 = 8;
 /// Bins of a histogram: a thread each.
-pub(super) const BINS: u32 = 1 << DIGIT;
+const BINS: u32 = 1 << DIGIT;
 const WARPS: u32 = SELECT_THREADS / 32;
 const _: () = assert!(SELECT_THREADS == BINS, "a thread has a bin");
 
 /// Keys that are kept in shared memory; of longer sequences they are read again.
-pub(super) const CACHED: u32 = 8192;
+const CACHED: u32 = 8192;
+
+/// Shared memory of the ranking.
+#[derive(Clone, Copy)]
+pub(super) struct Ranking {
+    /// The keys that are ranked, if they fit.
+    keys: Shared<u32>,
+    /// A histogram of a digit.
+    bins: Shared<u32>,
+    /// What warps tell each other, twice.
+    warps: Shared<u32>,
+    /// What one thread tells the others.
+    told: Shared<u32>,
+}
+
+/// Lays it out.
+pub(super) const fn ranking(plan: &mut SharedPlan) -> Ranking {
+    let keys = plan.array(CACHED);
+    let bins = plan.array(BINS);
+    let warps = plan.array(2 * WARPS);
+    let told = plan.array(4);
+    Ranking { keys, bins, warps, told }
+}
 
 /// The keys of indices 1 to before `end`.
 #[derive(Clone, Copy)]
 pub(super) struct Keys {
-    pub layout: SelectLayout,
+    pub layout: Ranking,
     pub keys: GlobalMut<u32>,
     /// Where index 0 is, at a multiple of four.
     pub first: usize,
@@ -40,6 +62,20 @@ pub(super) struct Cut {
     prefix: u32,
     shift: u32,
     ties: u32,
+    /// Whether these are all that have the same bits.
+    all_ties: bool,
+}
+
+impl Cut {
+    /// Everything.
+    pub const ALL: Cut = Cut { prefix: 0, shift: 31, ties: u32::MAX, all_ties: true };
+
+    /// Whether a key is chosen whatever its index.
+    #[inline(always)]
+    pub fn keeps(self, key: u32) -> bool {
+        let (key, at) = (key as u64 >> self.shift, self.prefix as u64 >> self.shift);
+        key > at || key == at && self.all_ties
+    }
 }
 
 impl Keys {
@@ -92,6 +128,7 @@ impl Keys {
         let mut shift = 32 - (least ^ most).leading_zeros();
         let mut prefix = if shift == 32 { 0 } else { most >> shift << shift };
         let mut missing = wanted;
+        let mut all_ties = false;
         while shift > 0 {
             let digit = shift.min(DIGIT);
             let below = shift - digit;
@@ -131,11 +168,12 @@ impl Keys {
             missing -= layout.told.load(1);
             shift = below;
             // All of the bin: what is below does not matter.
-            if layout.told.load(2) == missing {
+            all_ties = layout.told.load(2) == missing;
+            if all_ties {
                 break;
             }
         }
-        Cut { prefix, shift, ties: missing }
+        Cut { prefix, shift, ties: missing, all_ties }
     }
 
     /// Writes the indices that `cut` chooses to `list` from element `to` on. The whole block calls it.

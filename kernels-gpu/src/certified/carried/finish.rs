@@ -2,13 +2,13 @@
 //! certificates.
 
 use super::super::finish::{store_dense_rows, store_lse};
-use super::super::judge::Chain;
 use super::super::pass::StepShape;
 use super::super::policy::{Certificate, Thresholds, rung};
 use super::super::query::Query;
 use super::gather::{Gathered, merge};
 use super::judge::Judge;
 use super::{CarriedLayout, SPLITS_AT_HAND};
+use crate::attention::Chain;
 use crate::attention::{Half, ROWS, part_floats, warps};
 use glam::UVec4;
 use simt::{Global, GlobalMut, Zeroable, async_copy, thread};

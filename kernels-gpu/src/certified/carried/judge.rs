@@ -2,13 +2,13 @@
 //! itself and nothing subtracted (Λ = 1).
 
 use super::super::judge::{
-    Chain, Exact, UNDERFLOW, at_least_exp, growth, papers_bound, tail_variation, total_variation,
+    Exact, UNDERFLOW, at_least_exp, growth, papers_bound, tail_variation, total_variation,
 };
 use super::super::policy::{Certificate, Thresholds, reason, rung};
 use super::super::query::{Query, delta_original};
 use super::super::sums::LOST;
 use super::gather::Gathered;
-use crate::attention::{BLOCK_TOKENS, Half, PartialRow};
+use crate::attention::{BLOCK_TOKENS, Chain, Half, PartialRow};
 use simt::Zeroable;
 use simt::math::{fma, max, min, sqrt};
 

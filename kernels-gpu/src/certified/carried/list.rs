@@ -1,11 +1,11 @@
 //! The list in `carry`: which blocks of a split it has, and where they are.
 
 use super::super::admit::{Found, Scratch, find, order};
-use super::super::judge::Chain;
 use super::super::lists::{find_entry, lay_out_lists};
 use super::super::marking::{Entry, ListHead};
 use super::super::pass::{StepShape, Tiles};
 use super::CarriedLayout;
+use crate::attention::Chain;
 use crate::attention::{BLOCK_TOKENS, Half, Pace, Ring, warps};
 use core::cell::Cell;
 use glam::UVec4;

@@ -1,0 +1,179 @@
+//! `settle`: what a head's output may be off by, and which heads need all of the sequence.
+//!
+//! # Mathematics
+//! With S the mass of what is left out, at most, N its moment, K the mass attended to, at least, o what attention
+//! returned and E what its rounding may be (docs/certificate.md, "A sketch of every key"):
+//!
+//! ```text
+//! α = S/(S + K)      bound = E + min( (N + S·R)/K, α·(ν_rest + R) )      R = ‖o‖₂ + E
+//! ```
+//!
+//! A head with α above the budget is attended to again, over the whole sequence: the dense rung, whose bound is
+//! its E.
+//!
+//! # Layout
+//! `skipped` [sequences, kv_heads, heads] of [`scan`](fn@super::scan); `queries`, `output` [sequences, q_heads,
+//! D]; `lse` [sequences, q_heads]. Written: `verdicts` [sequences, q_heads]; `wanted` [sequences, kv_heads · row
+//! groups], a bit for each head that goes to the rung.
+//!
+//! # Work split
+//! Grid (kv_heads · row groups, 1, sequences), a warp a query head.
+
+use super::decide::{Skipped, heads_of};
+use super::scanning::{SCAN_THREADS, ScanShape};
+use crate::attention::outward::norm_bound;
+use crate::attention::query::{LOG2_E, LOG2_E_ABOVE, Query, delta_dense};
+use crate::attention::{BLOCK_TOKENS, Chain, Half, ROWS};
+use half::{bf16, f16};
+use simt::math::{abs, exp2, fma, min};
+use simt::warp;
+use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, kernel, thread, unroll};
+
+/// Threads of a block of [`settle`](fn@settle).
+pub const SETTLE_THREADS: u32 = SCAN_THREADS;
+
+/// What is known of a query head's output.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C, align(16))]
+pub struct Verdict {
+    /// ‖output − exact output‖₂, at most.
+    pub bound: f32,
+    /// The share of the head's mass that was left out, at most.
+    pub mass: f32,
+    /// Tokens left out.
+    pub tokens: u32,
+    /// 1: the head went to the dense rung.
+    pub dense: u32,
+}
+
+/// The extents of a launch of [`settle`](fn@settle).
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct SettleShape {
+    /// Those of [`scan`](fn@super::scan).
+    pub scan: ScanShape,
+    /// The share of a head's mass that may be left out.
+    pub budget: f32,
+    /// Parts that attention to what is kept is cut into, and those of the dense rung.
+    pub splits: [u32; 2],
+}
+
+/// What a verdict follows from.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    /// Of what was left out.
+    pub skipped: Skipped,
+    /// At least ‖q‖₂, and ‖o‖₂.
+    pub query: f32,
+    /// See `query`.
+    pub output: f32,
+    /// Natural log-sum-exp over what was attended to.
+    pub lse: f32,
+    /// Tokens of the sequence.
+    pub length: u32,
+}
+
+/// What rounding does to the output of `dense` over `tokens` tokens, at most, and to its log-sum-exp.
+#[inline(always)]
+fn rounding<E: Half, const D: usize>(facts: &Facts, scale: f32, tokens: u32, splits: u32) -> [f32; 2] {
+    let query = Query { pairs: [0; 32], scale, norm: facts.query, finite: true };
+    let delta = delta_dense::<D>(&query, scale, facts.skipped.kappa);
+    let chain = Chain::of_dense::<D>(tokens, splits);
+    // √D·2^−34 is below 2^−30.
+    let output = fma(facts.skipped.nu, delta + chain.bracket::<E>(), 1.0 / 1_073_741_824.0);
+    [output, delta + chain.bracket::<E>()]
+}
+
+/// The verdict of a head.
+#[inline(always)]
+pub fn verdict<E: Half, const D: usize>(facts: &Facts, shape: SettleShape) -> Verdict {
+    const ROUNDED: f32 = 1.0 + 1.0 / 65536.0;
+    let Facts { skipped, output, lse, length, .. } = *facts;
+    let scale = shape.scan.softmax_scale;
+    let [of_kept, of_lse] = rounding::<E, D>(facts, scale, length - skipped.tokens, shape.splits[0]);
+    if skipped.tokens == 0 {
+        return Verdict { bound: of_kept * ROUNDED, mass: 0.0, tokens: 0, dense: 0 };
+    }
+    let lost = (abs(lse) + abs(skipped.level)) * (1.0 / 2_097_152.0) + of_lse * LOG2_E_ABOVE;
+    let kept = exp2(lse * LOG2_E - skipped.level - lost - 1.0 / 65536.0);
+    // What a sum of up to 2^16 blocks loses, and weights below 2^−126.
+    let above = |x: f32| fma(x, 1.0 + 1.0 / 8192.0, 1.0e-30);
+    let (mass, moment) = (above(skipped.mass), above(skipped.moment));
+    let share = min(mass / (mass + kept) * ROUNDED, 1.0);
+    let within = share <= shape.budget;
+    if !within {
+        let [bound, _] = rounding::<E, D>(facts, scale, length, shape.splits[1]);
+        return Verdict { bound: bound * ROUNDED, mass: 0.0, tokens: 0, dense: 1 };
+    }
+    let norm = output + of_kept;
+    let left_out = min(fma(mass, norm, moment) / kept, share * (skipped.nu_rest + norm));
+    Verdict { bound: (of_kept + left_out) * ROUNDED, mass: share, tokens: skipped.tokens, dense: 0 }
+}
+
+const fn flags() -> Shared<u32> {
+    SharedPlan::new().array(ROWS)
+}
+
+/// Shared memory of [`settle`](fn@settle).
+pub const fn settle_bytes() -> u32 {
+    4 * flags().len()
+}
+
+/// Judges every head, and says which the dense rung shall take.
+#[kernel(
+    system = gather,
+    instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
+    max_threads = 256,
+    overlaps
+)]
+pub fn settle<E: Half, const D: usize>(
+    queries: Global<E>,
+    output: Global<f32>,
+    lse: Global<f32>,
+    lengths: Global<u32>,
+    skipped: Global<Skipped>,
+    verdicts: GlobalMut<Verdict>,
+    wanted: GlobalMut<u32>,
+    shape: SettleShape,
+) {
+    let sequence = thread::block_idx_z();
+    let groups = shape.scan.row_groups();
+    let head = bits::div_u32(thread::block_idx_x(), groups);
+    let row_group = bits::rem_u32(thread::block_idx_x(), groups);
+    let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
+    let in_group = row_group * ROWS + warp;
+    let row = sequence * shape.scan.kv_heads + head;
+    if in_group < shape.scan.group {
+        let query_row = (row * shape.scan.group + in_group) as usize;
+        let (mut q, mut o) = (0f32, 0f32);
+        unroll!(for i in 0..(D / 64), at_most 2 {
+            let at = query_row * D + 64 * i + 2 * lane as usize;
+            let [a, b] = E::unpack(queries.load_vector::<u32>(at));
+            let c: [f32; 2] = output.load_vector(at);
+            q = fma(b, b, fma(a, a, q));
+            o = fma(c[1], c[1], fma(c[0], c[0], o));
+        });
+        let facts = Facts {
+            skipped: skipped.load((row * heads_of(shape.scan.group) + in_group) as usize),
+            query: norm_bound(warp::warp_sum_f32(q)),
+            output: norm_bound(warp::warp_sum_f32(o)),
+            lse: lse.load(query_row),
+            length: lengths.load(sequence as usize).min(shape.scan.max_blocks * BLOCK_TOKENS),
+        };
+        let verdict = verdict::<E, D>(&facts, shape);
+        if lane == 0 {
+            verdicts.store(query_row, verdict);
+            flags().store(warp, verdict.dense << warp);
+        }
+    } else if lane == 0 {
+        flags().store(warp, 0);
+    }
+    thread::sync_threads();
+    if t == 0 {
+        let mut bits = 0;
+        unroll!(for w in 0..8 {
+            bits |= flags().load(w as u32);
+        });
+        wanted.store((sequence * thread::grid_dim_x() + thread::block_idx_x()) as usize, bits);
+    }
+}
