@@ -12,6 +12,7 @@ mod cases;
 mod cpu;
 pub mod oracle;
 mod plan;
+pub mod sketch;
 #[cfg(test)]
 mod tests;
 mod workload;
@@ -36,13 +37,21 @@ pub static SYSTEM: System = System {
     name: "gather",
     about: "attention to a constant number of keys: the first, the last and the most promising blocks",
     kernels: || kernels_gpu::gather::kernels().collect(),
-    cases: cases::cases,
+    cases: |coverage| {
+        let mut cases = cases::cases(coverage);
+        cases.extend(sketch::cases(coverage));
+        cases
+    },
     schemes: &[Scheme {
         name: "gather",
         about: "keys and values in f16, of which steps read the first, the last and the k best blocks",
         presets: &[
             Preset { name: "assured", about: "32 distant blocks of 128 tokens: the paper's gate is met" },
             Preset { name: "production", about: "8 distant blocks: quicker, and off the paper's gate" },
+            Preset {
+                name: CERTIFIED,
+                about: "blocks of 32 by a sketch of every key; what is skipped has a bound, 2 % at the most",
+            },
         ],
         options: &[
             OptionSpec {
@@ -60,21 +69,55 @@ pub static SYSTEM: System = System {
                 about: "blocks at the end that a step always reads, the last one maybe not full",
                 kind: Kind::Count(1, u32::MAX as u64),
             },
+            OptionSpec {
+                name: "skip",
+                about: "of :certified, the share of a head's attention mass that may be left out",
+                kind: Kind::Number(1e-6, 1.0),
+            },
+            OptionSpec {
+                name: "sketch",
+                about: "of :certified, bits of a sketched key",
+                kind: Kind::Word(&["4", "8"]),
+            },
         ],
-        // Keys and values of what is kept, and bounds of two keys for each block that is ranked.
-        step_bytes: |selection, head_dim, tokens| {
-            let support = Support::of(selection);
-            let length = tokens.min(MOST_TOKENS.into()) as u32;
-            let extent = support.extent(length);
-            let ranked = if extent.ranked() { extent.distant() } else { 0 };
-            f64::from(4 * head_dim) * (f64::from(support.kept(length)) + f64::from(ranked))
+        step_bytes: |selection, head_dim, tokens| match is_certified(selection) {
+            true => sketch::step_bytes(selection, head_dim, tokens),
+            false => step_bytes(Support::of(selection), head_dim, tokens),
         },
-        check: |_| Ok(()),
-        open: |opening| Ok(Box::new(GatherCache::new(opening, Support::of(opening.selection))?)),
-        workload: workload::open,
+        check: |selection| match (
+            is_certified(selection),
+            ["skip", "sketch"].map(|name| selection.value(name)),
+        ) {
+            (false, [Some(_), _] | [_, Some(_)]) => Err(Error::Preset.into()),
+            _ => Ok(()),
+        },
+        open: |opening| match is_certified(opening.selection) {
+            true => Ok(Box::new(sketch::SketchedCache::new(opening, sketch::Budget::of(opening.selection))?)),
+            false => Ok(Box::new(GatherCache::new(opening, Support::of(opening.selection))?)),
+        },
+        workload: |opening| match is_certified(opening.selection) {
+            true => sketch::open(opening),
+            false => workload::open(opening),
+        },
         proof: proof::by_workload,
     }],
 };
+
+/// The preset that has a bound on what it leaves out.
+const CERTIFIED: &str = "certified";
+
+fn is_certified(selection: &Selection) -> bool {
+    selection.preset() == Some(CERTIFIED)
+}
+
+/// Bytes that a step reads of a KV head: keys and values of what is kept, and bounds of two keys for each block
+/// that is ranked.
+fn step_bytes(support: Support, head_dim: u32, tokens: u64) -> f64 {
+    let length = tokens.min(MOST_TOKENS.into()) as u32;
+    let extent = support.extent(length);
+    let ranked = if extent.ranked() { extent.distant() } else { 0 };
+    f64::from(4 * head_dim) * (f64::from(support.kept(length)) + f64::from(ranked))
+}
 
 /// How much of a sequence a step keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +143,11 @@ impl Support {
             Some("production") => Support::PRODUCTION,
             _ => Support::ASSURED,
         };
+        Support::of_options(selection, preset)
+    }
+
+    /// A preset's with what a selection's options say.
+    fn of_options(selection: &Selection, preset: Support) -> Self {
         let word = selection.word("block", "");
         let narrow = |name: &str, otherwise: u32| selection.count(name, otherwise.into()) as u32;
         Support {
@@ -170,6 +218,21 @@ pub enum Error {
         /// Its tokens.
         block: u32,
     },
+    /// Bits that no sketch has.
+    #[error("there are no sketches of {bits} bits; there are 4 and 8")]
+    Bits {
+        /// What was asked for.
+        bits: u32,
+    },
+    /// A share of the mass that is none.
+    #[error("a share of {skip} of the mass cannot be left out; give more than 0 and at most 1")]
+    Share {
+        /// What was asked for.
+        skip: f32,
+    },
+    /// Options of a preset that is not asked for.
+    #[error("skip and sketch are options of gather:certified; ask for that, or leave them out")]
+    Preset,
     /// A head_dim that no kernel has an instance for.
     #[error("gather has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
     HeadDim {
@@ -199,9 +262,10 @@ impl From<Error> for kv::Error {
         match error {
             Error::Device(error) => error.into(),
             Error::Exact(error) => error.into(),
-            error @ (Error::Block { .. } | Error::HeadDim { .. } | Error::TooLong { .. }) => {
-                kv::Error::refused(error)
-            }
+            error @ (Error::Block { .. }
+            | Error::Bits { .. }
+            | Error::HeadDim { .. }
+            | Error::TooLong { .. }) => kv::Error::refused(error),
             error => kv::Error::system(error),
         }
     }

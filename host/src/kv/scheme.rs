@@ -241,6 +241,14 @@ impl Selection {
         }
     }
 
+    /// A [`Kind::Number`], or what it is if nothing was given.
+    pub fn number(&self, option: &str, otherwise: f64) -> f64 {
+        match self.value(option) {
+            Some(Value::Number(number)) => *number,
+            _ => otherwise,
+        }
+    }
+
     /// A [`Kind::Word`], or what it is if nothing was given.
     pub fn word(&self, option: &str, otherwise: &'static str) -> &'static str {
         match self.value(option) {

@@ -5,6 +5,7 @@
 mod avx512;
 pub(crate) mod lanes;
 pub(crate) mod pieces;
+pub(crate) mod query;
 pub(crate) mod softmax;
 #[cfg(test)]
 mod tests;

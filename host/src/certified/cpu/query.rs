@@ -2,14 +2,12 @@
 
 use crate::attention::Half;
 use crate::attention::cpu::lanes::{Floats, Lanes, Order, Row, Sixteens, Tile};
-use crate::attention::cpu::softmax::{MAX_ROWS, of_lanes};
+pub(super) use crate::attention::cpu::query::{CONTRACTIONS, head};
+use crate::attention::cpu::softmax::MAX_ROWS;
 use half::f16;
-use kernels_gpu::certified::query::{Query, norm_above, normalization};
+use kernels_gpu::certified::query::Query;
 use simt::convert;
-use simt::math::fma;
 
-/// Contractions of a row: up to head_dim 128.
-pub(super) const CONTRACTIONS: usize = 8;
 /// Elements of 16 rows.
 pub(super) const TILE: usize = 16 * 16 * CONTRACTIONS;
 
@@ -66,38 +64,6 @@ impl Queries {
         }
         L::keys::<f16, Sixteens>(&self.column_rows[..16 * D], D, &mut self.columns);
     }
-}
-
-/// A row without its elements, and these, normalised.
-#[inline(always)]
-pub(super) fn head<E: Half, L: Lanes, const D: usize>(
-    row: &[u16],
-    softmax_scale: f32,
-) -> (Query, [f32; 16 * CONTRACTIONS]) {
-    let mut x = [0f32; 16 * CONTRACTIONS];
-    let mut largest = 0;
-    for (x, bits) in x.as_chunks_mut::<16>().0.iter_mut().zip(row.as_chunks::<16>().0) {
-        L::widen::<E>(bits, x);
-        for x in x {
-            largest = largest.max(x.to_bits() & 0x7fff_ffff);
-        }
-    }
-    let [up, down] = normalization(largest);
-    // A lane has every fourth chunk of 16 dimensions.
-    let mut squares = [0f32; 4];
-    for (chunk, x) in x[..D].as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        for x in x.iter_mut() {
-            *x *= up;
-            squares[chunk % 4] = fma(*x, *x, squares[chunk % 4]);
-        }
-    }
-    let query = Query {
-        pairs: [0; 32],
-        scale: down * softmax_scale,
-        norm: norm_above(of_lanes(squares)),
-        finite: largest < 0x7f80_0000,
-    };
-    (query, x)
 }
 
 /// `Query::operand`.

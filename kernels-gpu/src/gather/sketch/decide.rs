@@ -9,6 +9,8 @@
 //! Σ over what is left out of m_bg <= 0.98·budget·T_g          for every g
 //! ```
 //!
+//! unless the budget is all of the mass.
+//!
 //! What is left out is then summed up from above, relative to T_g: mass Σ m_bg, and moment Σ m_bg·ν_b with ν_b
 //! the largest norm of the block's values. [`settle`](fn@super::settle) makes a bound of it, with the mass that
 //! was attended to in place of T_g.
@@ -26,7 +28,7 @@ use crate::gather::listing::Listing;
 use crate::gather::rule::Extent;
 use crate::gather::top::{Cut, Keys, Ranking, ranking};
 use glam::Vec4;
-use simt::math::{exp2, exp2_nonpositive, fma, log2, max, maximum, to_i32_floor};
+use simt::math::{canonical_nan, exp2, exp2_nonpositive, fma, log2, max, maximum, to_i32_floor};
 use simt::warp::{self, FULL_MASK, warp_shuffle_up, warp_shuffle_xor};
 use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, thread, unroll};
 
@@ -47,7 +49,7 @@ pub const fn heads_of(group: u32) -> u32 {
     group.next_multiple_of(ROWS)
 }
 
-/// What is known of what a query head does not attend to. `[sequences, kv_heads, heads]`.
+/// What a query head does not attend to. `[sequences, kv_heads, heads]`.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(16))]
 pub struct Skipped {
@@ -59,6 +61,12 @@ pub struct Skipped {
     pub level: f32,
     /// No value left out has a larger norm.
     pub nu_rest: f32,
+}
+
+/// What is known of a sequence and KV head. `[sequences, kv_heads]`.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C, align(16))]
+pub struct Whole {
     /// No key of the sequence has a larger norm.
     pub kappa: f32,
     /// No value of the sequence has.
@@ -146,6 +154,7 @@ pub(super) struct Decide {
     pub entries: GlobalMut<u32>,
     pub kept: GlobalMut<u32>,
     pub skipped: GlobalMut<Skipped>,
+    pub whole: GlobalMut<Whole>,
     pub shape: ScanShape,
     pub extent: Extent,
     pub parts: u32,
@@ -171,7 +180,9 @@ impl Decide {
         thread::sync_threads();
         self.rank();
         thread::sync_threads();
-        let wanted = extent.chosen.max(extent.distant() - self.dispensable());
+        let bounded = shape.budget_log2 < 0.0;
+        let dispensable = if bounded { self.dispensable() } else { extent.distant() };
+        let wanted = extent.chosen.max(extent.distant() - dispensable);
         let extent = Extent { chosen: wanted, ..extent };
         let first = (self.row * shape.blocks) as usize;
         let first_listed = first;
@@ -356,7 +367,11 @@ impl Decide {
         let Decide { layout, shape, .. } = *self;
         let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
         let first = (self.row * shape.blocks) as usize;
-        let norms = layout.norms.load(0);
+        if t == 0 {
+            let Norms { kappa, nu } = layout.norms.load(0);
+            let tokens = extent.length - extent.kept(shape.rule);
+            self.whole.store_vector(self.row as usize, Whole { kappa, nu, tokens, reserved: 0 });
+        }
         let mut group = 0;
         while group < shape.row_groups() {
             let (mut mass, mut moment, mut largest) = ([0f32; 8], [0f32; 8], 0f32);
@@ -397,17 +412,13 @@ impl Decide {
                 });
                 let head = ROWS * group + t;
                 let skipped = Skipped {
-                    mass,
-                    moment,
+                    mass: canonical_nan(mass),
+                    moment: canonical_nan(moment),
                     level: layout.levels.load(head),
-                    nu_rest: largest,
-                    kappa: norms.kappa,
-                    nu: norms.nu,
-                    tokens: extent.length - extent.kept(shape.rule),
-                    reserved: 0,
+                    nu_rest: canonical_nan(largest),
                 };
                 let at = (self.row * heads_of(shape.group) + head) as usize;
-                self.skipped.store(at, skipped);
+                self.skipped.store_vector(at, skipped);
             }
             thread::sync_threads();
             group += 1;

@@ -17,7 +17,7 @@ mod tile;
 mod write;
 
 pub use bound::delta;
-pub use decide::{MASS_BINS, SHARE, Skipped, bin_of, edge, heads_of, in_units, level_of, units};
+pub use decide::{MASS_BINS, SHARE, Skipped, Whole, bin_of, edge, heads_of, in_units, level_of, units};
 pub use scanning::{
     CODE_UNIT, Deal, Norms, SCAN_THREADS, ScanShape, joined, mass_above, scan, scan_bytes, scan_parts,
 };

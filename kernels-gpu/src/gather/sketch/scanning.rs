@@ -32,7 +32,7 @@
 //! neighbouring blocks, whole ones. The thread block of a KV head that arrives last decides.
 
 use super::bound::delta;
-use super::decide::{Decide, DecideLayout, Skipped, decide_layout, heads_of};
+use super::decide::{Decide, DecideLayout, Skipped, Whole, decide_layout, heads_of};
 use super::tile::{Annotation, code_words, sketch_words};
 use crate::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
 use crate::attention::{BLOCK_TOKENS, Half, PartialRow, ROWS, Ring, first_blocks, last_to_arrive, walk};
@@ -179,6 +179,7 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     entries: GlobalMut<u32>,
     kept: GlobalMut<u32>,
     skipped: GlobalMut<Skipped>,
+    whole: GlobalMut<Whole>,
     shape: ScanShape,
 ) {
     let (part, sequence) = (thread::block_idx_x(), thread::block_idx_z());
@@ -279,6 +280,7 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
         entries,
         kept,
         skipped,
+        whole,
         shape,
         extent,
         parts,

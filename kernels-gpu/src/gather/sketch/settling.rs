@@ -12,20 +12,20 @@
 //! its E.
 //!
 //! # Layout
-//! `skipped` [sequences, kv_heads, heads] of [`scan`](fn@super::scan); `queries`, `output` [sequences, q_heads,
+//! `skipped` [sequences, kv_heads, heads] and `whole` [sequences, kv_heads] of [`scan`](fn@super::scan); `queries`, `output` [sequences, q_heads,
 //! D]; `lse` [sequences, q_heads]. Written: `verdicts` [sequences, q_heads]; `wanted` [sequences, kv_heads · row
 //! groups], a bit for each head that goes to the rung.
 //!
 //! # Work split
 //! Grid (kv_heads · row groups, 1, sequences), a warp a query head.
 
-use super::decide::{Skipped, heads_of};
+use super::decide::{Skipped, Whole, heads_of};
 use super::scanning::{SCAN_THREADS, ScanShape};
 use crate::attention::outward::norm_bound;
 use crate::attention::query::{LOG2_E, LOG2_E_ABOVE, Query, delta_dense};
 use crate::attention::{BLOCK_TOKENS, Chain, Half, ROWS};
 use half::{bf16, f16};
-use simt::math::{abs, exp2, fma, min};
+use simt::math::{abs, canonical_nan, exp2, fma, min};
 use simt::warp;
 use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, kernel, thread, unroll};
 
@@ -63,6 +63,8 @@ pub struct SettleShape {
 pub struct Facts {
     /// Of what was left out.
     pub skipped: Skipped,
+    /// Of the sequence and KV head.
+    pub whole: Whole,
     /// At least ‖q‖₂, and ‖o‖₂.
     pub query: f32,
     /// See `query`.
@@ -77,10 +79,10 @@ pub struct Facts {
 #[inline(always)]
 fn rounding<E: Half, const D: usize>(facts: &Facts, scale: f32, tokens: u32, splits: u32) -> [f32; 2] {
     let query = Query { pairs: [0; 32], scale, norm: facts.query, finite: true };
-    let delta = delta_dense::<D>(&query, scale, facts.skipped.kappa);
+    let delta = delta_dense::<D>(&query, scale, facts.whole.kappa);
     let chain = Chain::of_dense::<D>(tokens, splits);
     // √D·2^−34 is below 2^−30.
-    let output = fma(facts.skipped.nu, delta + chain.bracket::<E>(), 1.0 / 1_073_741_824.0);
+    let output = fma(facts.whole.nu, delta + chain.bracket::<E>(), 1.0 / 1_073_741_824.0);
     [output, delta + chain.bracket::<E>()]
 }
 
@@ -88,26 +90,28 @@ fn rounding<E: Half, const D: usize>(facts: &Facts, scale: f32, tokens: u32, spl
 #[inline(always)]
 pub fn verdict<E: Half, const D: usize>(facts: &Facts, shape: SettleShape) -> Verdict {
     const ROUNDED: f32 = 1.0 + 1.0 / 65536.0;
-    let Facts { skipped, output, lse, length, .. } = *facts;
+    let Facts { skipped, whole, output, lse, length, .. } = *facts;
     let scale = shape.scan.softmax_scale;
-    let [of_kept, of_lse] = rounding::<E, D>(facts, scale, length - skipped.tokens, shape.splits[0]);
-    if skipped.tokens == 0 {
-        return Verdict { bound: of_kept * ROUNDED, mass: 0.0, tokens: 0, dense: 0 };
+    let [of_kept, of_lse] = rounding::<E, D>(facts, scale, length - whole.tokens, shape.splits[0]);
+    if whole.tokens == 0 {
+        return Verdict { bound: canonical_nan(of_kept * ROUNDED), mass: 0.0, tokens: 0, dense: 0 };
     }
     let lost = (abs(lse) + abs(skipped.level)) * (1.0 / 2_097_152.0) + of_lse * LOG2_E_ABOVE;
     let kept = exp2(lse * LOG2_E - skipped.level - lost - 1.0 / 65536.0);
     // What a sum of up to 2^16 blocks loses, and weights below 2^−126.
     let above = |x: f32| fma(x, 1.0 + 1.0 / 8192.0, 1.0e-30);
     let (mass, moment) = (above(skipped.mass), above(skipped.moment));
-    let share = min(mass / (mass + kept) * ROUNDED, 1.0);
-    let within = share <= shape.budget;
+    let share = mass / (mass + kept) * ROUNDED;
+    // Not what is no number.
+    let within = share <= 2.0 && min(share, 1.0) <= shape.budget;
     if !within {
         let [bound, _] = rounding::<E, D>(facts, scale, length, shape.splits[1]);
-        return Verdict { bound: bound * ROUNDED, mass: 0.0, tokens: 0, dense: 1 };
+        return Verdict { bound: canonical_nan(bound * ROUNDED), mass: 0.0, tokens: 0, dense: 1 };
     }
-    let norm = output + of_kept;
+    let (share, norm) = (min(share, 1.0), output + of_kept);
     let left_out = min(fma(mass, norm, moment) / kept, share * (skipped.nu_rest + norm));
-    Verdict { bound: (of_kept + left_out) * ROUNDED, mass: share, tokens: skipped.tokens, dense: 0 }
+    let bound = canonical_nan((of_kept + left_out) * ROUNDED);
+    Verdict { bound, mass: share, tokens: whole.tokens, dense: 0 }
 }
 
 const fn flags() -> Shared<u32> {
@@ -132,6 +136,7 @@ pub fn settle<E: Half, const D: usize>(
     lse: Global<f32>,
     lengths: Global<u32>,
     skipped: Global<Skipped>,
+    whole: Global<Whole>,
     verdicts: GlobalMut<Verdict>,
     wanted: GlobalMut<u32>,
     shape: SettleShape,
@@ -154,7 +159,8 @@ pub fn settle<E: Half, const D: usize>(
             o = fma(c[1], c[1], fma(c[0], c[0], o));
         });
         let facts = Facts {
-            skipped: skipped.load((row * heads_of(shape.scan.group) + in_group) as usize),
+            skipped: skipped.load_vector((row * heads_of(shape.scan.group) + in_group) as usize),
+            whole: whole.load_vector(row as usize),
             query: norm_bound(warp::warp_sum_f32(q)),
             output: norm_bound(warp::warp_sum_f32(o)),
             lse: lse.load(query_row),

@@ -1,0 +1,193 @@
+//! The cases of the kernels that choose by sketches: sketches over chunks of every cut, choices with budgets from
+//! none to nearly all, heads that go to the dense rung, hostile numbers.
+
+use super::plan::SketchElement;
+use super::{Budget, Handles, Plan, SketchHandles, Sketches};
+use crate::attention::StepProblem;
+use crate::attention::inputs::{Batch, Input};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
+use crate::gather::Support;
+use crate::{Buffer, Device, Stream};
+use half::{bf16, f16};
+use kernels_gpu::attention::ROWS;
+use kernels_gpu::gather::sketch::{Skipped, Verdict, heads_of};
+
+/// A batch and what may be left out of it.
+#[derive(Clone, Copy)]
+struct Step {
+    lengths: &'static [u32],
+    inputs: &'static [Input],
+    kv_heads: u32,
+    group: u32,
+    max_tokens: u32,
+    budget: Budget,
+    race_check: bool,
+}
+
+const STEP: Step = Step {
+    lengths: &[1, 15, 16, 17, 33, 64, 79, 80, 81, 150, 160],
+    inputs: &[Input::Normal, Input::Ties, Input::Duplicates, Input::Wide],
+    kv_heads: 2,
+    group: 4,
+    max_tokens: 160,
+    budget: Budget { support: Support { k: 1, block: 16, local: 2 }, bits: 4, skip: 0.2 },
+    race_check: false,
+};
+
+fn steps(coverage: Coverage) -> Vec<Step> {
+    let small = Step { lengths: &[150, 1, 97], kv_heads: 1, race_check: true, ..STEP };
+    let wide = Step { group: 2 * ROWS, ..small };
+    let several = Step {
+        lengths: &[530, 40],
+        kv_heads: 1,
+        max_tokens: 640,
+        budget: Budget { skip: 0.05, ..STEP.budget },
+        race_check: true,
+        ..STEP
+    };
+    if coverage == Coverage::Small {
+        return vec![small, wide, several];
+    }
+    let mut steps = vec![small, wide, several, STEP];
+    for group in [1, 7, 8, 11, 16] {
+        steps.push(Step { lengths: &[159, 111], group, ..STEP });
+    }
+    for (block, skip) in [(32, 0.5), (64, 0.01), (128, 1.0)] {
+        let budget = Budget { support: Support { k: 1, block, local: 1 }, skip, ..STEP.budget };
+        steps.push(Step { lengths: &[1000, 129, 641], max_tokens: 1024, budget, ..STEP });
+    }
+    let hostile = &[Input::Constant, Input::Huge, Input::Outlier];
+    steps.push(Step { lengths: &[900, 800, 530], inputs: hostile, max_tokens: 900, ..STEP });
+    let none = Budget { skip: 1e-6, ..STEP.budget };
+    steps.push(Step { lengths: &[160, 79], budget: none, ..STEP });
+    if coverage == Coverage::Full {
+        let long = Budget { skip: 0.02, support: Support { k: 32, block: 16, local: 4 }, bits: 4 };
+        steps.push(Step {
+            lengths: &[140_000, 90_007],
+            inputs: &[Input::Normal, Input::Duplicates],
+            kv_heads: 1,
+            max_tokens: 140_000,
+            budget: long,
+            ..STEP
+        });
+    }
+    steps
+}
+
+/// The cases of every instance.
+pub(in super::super) fn cases(coverage: Coverage) -> Vec<Case> {
+    let mut cases = Vec::new();
+    if coverage == Coverage::Huge {
+        return cases;
+    }
+    for step in steps(coverage) {
+        for head_dim in [64, 128] {
+            for bits in super::BITS {
+                let step = Step { budget: Budget { bits, ..step.budget }, ..step };
+                add::<f16>(&mut cases, step, head_dim);
+                add::<bf16>(&mut cases, step, head_dim);
+            }
+        }
+    }
+    cases
+}
+
+fn add<E: SketchElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
+    let Step { group, kv_heads, budget, .. } = step;
+    let Budget { support: Support { k, block, local }, bits, skip } = budget;
+    let kernels = (E::scan_kernel(head_dim, bits), E::sketch_kernel(bits), E::settle_kernel(head_dim));
+    let (Some((scan, _)), Some(sketch), Some(settle)) = kernels else { return };
+    let lengths = step.lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let label = format!(
+        "heads={}/{kv_heads} k={k} block={block} local={local} skip={skip} of {}: {lengths}",
+        group * kv_heads,
+        step.max_tokens
+    );
+    let case = Case::new(scan.info(), label, move |device| run::<E>(device, step, head_dim));
+    let case = case.and(sketch.info()).and(settle.info());
+    cases.push(if step.race_check { case.race_checked() } else { case });
+}
+
+/// Sketches by chunks of several lengths, then a step.
+fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<Vec<OutputBuffer>, CaseError> {
+    let Step { lengths, inputs, kv_heads, group, max_tokens, budget, .. } = step;
+    let sequences = lengths.len() as u32;
+    let q_heads = group * kv_heads;
+    let problem = StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens };
+    let kinds: Vec<(Input, u32)> = inputs.iter().copied().cycle().zip(lengths.iter().copied()).collect();
+    let batch = Batch::<E>::new(problem, &kinds, 5, 9);
+    let stream = Stream::new(device)?;
+    let (keys, values) =
+        (Buffer::from_slice(device, &batch.keys)?, Buffer::from_slice(device, &batch.values)?);
+    let (queries, table) =
+        (Buffer::from_slice(device, &batch.queries)?, Buffer::from_slice(device, &batch.table)?);
+    let blocks = (batch.keys.len() / (kv_heads * 16 * head_dim) as usize) as u32;
+    let mut sketches = Sketches::<E>::new(device, problem, blocks, budget)?;
+    // Half of the tokens at once, one more, then the rest.
+    let cuts = [0, 1, 2, 3].map(|cut| -> Vec<u32> {
+        let of = |length: &u32| [0, length / 2, (length / 2 + 1).min(*length), *length][cut];
+        lengths.iter().map(of).collect()
+    });
+    for cut in cuts.windows(2) {
+        let tokens = cut[0].iter().zip(&cut[1]).map(|(from, to)| to - from).max().unwrap_or(0);
+        let (positions, ends) = (Buffer::from_slice(device, &cut[0])?, Buffer::from_slice(device, &cut[1])?);
+        let handles = SketchHandles {
+            keys: keys.global(),
+            values: values.global(),
+            table: table.global(),
+            positions: positions.global(),
+            lengths: ends.global(),
+        };
+        // SAFETY: buffers of the device; the table's entries up to each length are the pool's, no two sequences
+        // share a block, and no sequence has more new tokens. Dropping a buffer waits for the device.
+        unsafe { sketches.sketch_on(&stream, tokens, false, handles) }?;
+    }
+    let lengths = Buffer::from_slice(device, lengths)?;
+    let mut plan = Plan::<E>::new(device, problem, budget)?;
+    let rows = (sequences * q_heads) as usize;
+    let mut output = poisoned::<f32>(&stream, rows * head_dim as usize)?;
+    let mut lse = poisoned::<f32>(&stream, rows)?;
+    let mut verdicts = Buffer::<Verdict>::zeroed(device, rows)?;
+    let handles = Handles {
+        queries: queries.global(),
+        keys: keys.global(),
+        values: values.global(),
+        sketches: sketches.words().global(),
+        table: table.global(),
+        lengths: lengths.global(),
+        output: output.global_mut(),
+        lse: lse.global_mut(),
+        verdicts: verdicts.global_mut(),
+    };
+    let chosen = plan.chosen_mut();
+    for buffer in [&mut chosen.list, &mut chosen.counts, &mut chosen.entries, &mut chosen.kept] {
+        *buffer = poisoned(&stream, buffer.len())?;
+    }
+    // SAFETY: as above.
+    unsafe {
+        plan.scan_on(&stream, false, &handles)?;
+        plan.attend_on(&stream, false, &handles)?;
+        plan.settle_on(&stream, false, &handles)?;
+    }
+    let chosen = plan.chosen();
+    // Of heads that there are.
+    let heads = heads_of(group) as usize;
+    let skipped: Vec<Skipped> = plan.skipped().to_vec()?;
+    let skipped: Vec<u32> = skipped
+        .chunks_exact(heads)
+        .flat_map(|row| bytemuck::cast_slice::<_, u32>(&row[..group as usize]).to_vec())
+        .collect();
+    let verdicts: Vec<u32> = bytemuck::cast_slice(&verdicts.to_vec()?).to_vec();
+    Ok(vec![
+        OutputBuffer::download("sketches", sketches.words())?,
+        OutputBuffer::download("list", &chosen.list)?,
+        OutputBuffer::download("counts", &chosen.counts)?,
+        OutputBuffer::download("entries", &chosen.entries)?,
+        OutputBuffer::download("kept", &chosen.kept)?,
+        OutputBuffer::new("skipped", skipped),
+        OutputBuffer::new("verdicts", verdicts),
+        OutputBuffer::download("wanted", plan.wanted())?,
+        OutputBuffer::download("output", &output)?,
+        OutputBuffer::download("lse", &lse)?,
+    ])
+}

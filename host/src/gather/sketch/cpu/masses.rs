@@ -1,0 +1,344 @@
+//! The bounds on blocks' masses: what a thread block of `scan` does but for the last one's choice.
+
+use super::super::plan::SketchElement;
+use super::{GROUP, Scanning, TOKENS};
+use crate::attention::Half;
+use crate::attention::cpu::lanes::{Floats, Lanes, Order, Row, Sixteens, Tile, multiply_each};
+use crate::attention::cpu::pieces::{Memory, with_memory};
+use crate::attention::cpu::query::{CONTRACTIONS, head};
+use crate::attention::cpu::softmax::of_lanes;
+use crate::attention::cpu::{Work, run};
+use crate::simd_level::Level;
+use half::f16;
+use kernels_gpu::attention::PartialRow;
+use kernels_gpu::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
+use kernels_gpu::gather::Extent;
+use kernels_gpu::gather::sketch::{
+    Annotation, CODE_UNIT, Deal, Norms, ScanShape, code_words, delta, joined, mass_above, place, sketch_words,
+};
+use simt::math::{exp2_nonpositive, floor, fma, max};
+use std::cell::RefCell;
+use std::marker::PhantomData;
+
+/// Warps of a thread block.
+const WARPS: usize = 8;
+/// Tiles whose zeros and scales are multiplied at once: two columns each.
+const AT_ONCE: usize = 8;
+
+/// What a thread block finds.
+pub(super) struct Part {
+    /// Of its blocks, in order: the logarithm of the mass of each head.
+    pub masses: Vec<[f32; GROUP]>,
+    /// The largest norm of a value of each.
+    pub nus: Vec<f32>,
+    pub totals: [PartialRow; GROUP],
+    pub norms: Norms,
+}
+
+/// The masses of a part's blocks for a group of eight heads: `[row, group, part]`.
+pub(super) fn masses<E: SketchElement>(
+    level: Level,
+    (bits, parts, dim): (u32, u32, usize),
+    shape: ScanShape,
+    from: Scanning<'_, E>,
+    extent: Extent,
+    [row, group, part]: [usize; 3],
+) -> Part {
+    thread_local!(static SCRATCH: Memory<Scratch> = const { RefCell::new(Vec::new()) });
+    let (first, heads) = (group * GROUP, shape.group as usize);
+    let present = (heads - first).min(GROUP);
+    let queries = &from.queries[(row * heads + first) * dim..][..present * dim];
+    let work = Masses::<E> {
+        queries: bytemuck::cast_slice(queries),
+        sketches: from.sketches,
+        table: &from.table[row / shape.kv_heads as usize * shape.max_blocks as usize..],
+        shape,
+        extent,
+        bits,
+        dim,
+        head: row % shape.kv_heads as usize,
+        deal: Deal::of(extent.blocks, parts),
+        part,
+        element: PhantomData,
+    };
+    with_memory(&SCRATCH, Scratch::new, |scratch| {
+        if dim == 64 {
+            run(level, At::<E, 64> { work, scratch })
+        } else {
+            run(level, At::<E, 128> { work, scratch })
+        }
+    })
+}
+
+/// A thread's memory, used again and again.
+struct Scratch {
+    /// Codes of a tile, or zeros and scales of several, [16, D].
+    rows: [u16; TOKENS * 16 * CONTRACTIONS],
+    tile: Tile,
+    columns: Tile,
+}
+
+impl Scratch {
+    fn new() -> Box<Self> {
+        Box::new(Scratch { rows: [0; TOKENS * 16 * CONTRACTIONS], tile: Tile::ZERO, columns: Tile::ZERO })
+    }
+}
+
+struct Masses<'a, E> {
+    /// Of the heads that there are.
+    queries: &'a [u16],
+    sketches: &'a [u32],
+    /// The sequence's row.
+    table: &'a [u32],
+    shape: ScanShape,
+    extent: Extent,
+    bits: u32,
+    dim: usize,
+    head: usize,
+    deal: Deal,
+    part: usize,
+    element: PhantomData<E>,
+}
+
+struct At<'a, 's, E, const D: usize> {
+    work: Masses<'a, E>,
+    scratch: &'s mut Scratch,
+}
+
+/// Query heads as the kernel has them.
+struct Heads {
+    queries: [Query; GROUP],
+    /// Normalised elements, [heads, contractions].
+    floats: [[Floats; CONTRACTIONS]; GROUP],
+    /// These and their magnitudes as operands, [contractions, 2 · heads].
+    rows: [[Row; 2 * GROUP]; CONTRACTIONS],
+}
+
+/// Half a warp's lanes of a row: those of a head.
+#[derive(Clone, Copy)]
+struct Mass {
+    reference: f32,
+    above: [f32; 4],
+    about: [f32; 4],
+}
+
+impl Mass {
+    const NONE: Mass = Mass { reference: PartialRow::EMPTY.reference, above: [0.0; 4], about: [0.0; 4] };
+}
+
+impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
+    type Output = Part;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) -> Part {
+        let At { work, scratch } = self;
+        let Masses { shape, extent, deal, .. } = work;
+        let present = work.queries.len() / D;
+        let heads = load::<E, L, D>(work.queries, shape.softmax_scale);
+        let (per_block, tiles) = (shape.rule.entries() as usize, (extent.length as usize).div_ceil(TOKENS));
+        let mut part = Part {
+            masses: Vec::new(),
+            nus: Vec::new(),
+            totals: [PartialRow::EMPTY; GROUP],
+            norms: Norms { kappa: 0.0, nu: 0.0 },
+        };
+        for warp in 0..WARPS {
+            let run = deal.of_warp as usize * per_block;
+            let first = ((work.part * WARPS + warp) * run).min(tiles);
+            let end = (first + run).min(tiles);
+            let mut totals = [PartialRow::EMPTY; GROUP];
+            let mut state = [Mass::NONE; GROUP];
+            let mut nu = 0f32;
+            for start in (first..end).step_by(AT_ONCE) {
+                let some = start..end.min(start + AT_ONCE);
+                let chains = columns::<L, D>(&work, &heads, present, some.clone(), scratch);
+                for (place, tile) in some.enumerate() {
+                    let annotation = work.annotation(tile);
+                    let products = codes::<L, D>(&work, &heads, present, tile, scratch);
+                    for r in 0..present {
+                        let query = &heads.queries[r];
+                        let (z, x) = (chains[r][2 * place], chains[GROUP + r][2 * place + 1]);
+                        let delta = delta::<D>(query, x, annotation.eps, annotation.zeta) * LOG2_E_ABOVE;
+                        let to_log2 = query.scale * LOG2_E;
+                        let mut scores = [0f32; TOKENS];
+                        for (token, score) in scores.iter_mut().enumerate() {
+                            let product = fma(products[r][token] + products[GROUP + r][token], CODE_UNIT, z);
+                            let there = tile * TOKENS + token < extent.length as usize;
+                            *score = if there { product * to_log2 } else { f32::NEG_INFINITY };
+                        }
+                        add::<L>(&mut state[r], scores, delta);
+                    }
+                    part.norms.kappa = max(part.norms.kappa, annotation.zeta + annotation.eps);
+                    nu = max(nu, annotation.nu);
+                    if tile + 1 == end || (tile + 1).is_multiple_of(per_block) {
+                        let mut masses = [f32::NEG_INFINITY; GROUP];
+                        for r in 0..present {
+                            let Mass { reference, above, about } = state[r];
+                            masses[r] = mass_above(reference, of_lanes(above));
+                            totals[r] = joined(totals[r], PartialRow { reference, sum: of_lanes(about) });
+                        }
+                        part.masses.push(masses);
+                        part.nus.push(nu);
+                        part.norms.nu = max(part.norms.nu, nu);
+                        (state, nu) = ([Mass::NONE; GROUP], 0.0);
+                    }
+                }
+            }
+            for (all, own) in part.totals.iter_mut().zip(totals) {
+                *all = joined(*all, own);
+            }
+        }
+        part
+    }
+}
+
+impl<'a, E> Masses<'a, E> {
+    /// The words of a tile.
+    #[inline(always)]
+    fn sketch(&self, tile: usize) -> &'a [u32] {
+        let words = sketch_words(self.dim as u32, self.bits) as usize;
+        let pair = self.table[tile] as usize * self.shape.kv_heads as usize + self.head;
+        &self.sketches[pair * words..][..words]
+    }
+
+    #[inline(always)]
+    fn metadata(&self) -> usize {
+        code_words(self.dim as u32, self.bits) as usize
+    }
+
+    /// σ, or z, of a tile: two channels a word.
+    #[inline(always)]
+    fn channels(&self, tile: usize, part: usize) -> &'a [u32] {
+        &self.sketch(tile)[self.metadata() + part * self.dim / 2..][..self.dim / 2]
+    }
+
+    #[inline(always)]
+    fn annotation(&self, tile: usize) -> Annotation {
+        let words: [u32; 4] =
+            *self.sketch(tile)[self.metadata() + self.dim..].first_chunk().expect("an annotation");
+        bytemuck::cast(words)
+    }
+}
+
+#[inline(always)]
+fn load<E: Half, L: Lanes, const D: usize>(rows: &[u16], softmax_scale: f32) -> Heads {
+    let none = Query { pairs: [0; 32], scale: 0.0, norm: 0.0, finite: true };
+    let mut heads = Heads {
+        queries: [none; GROUP],
+        floats: [[[0.0; 16]; CONTRACTIONS]; GROUP],
+        rows: [[Row::ZERO; 2 * GROUP]; CONTRACTIONS],
+    };
+    for (r, row) in rows.chunks_exact(D).enumerate() {
+        let (query, x) = head::<E, L, D>(row, softmax_scale);
+        heads.queries[r] = query;
+        let mut elements = [0u16; 16 * CONTRACTIONS];
+        for (to, x) in elements.as_chunks_mut::<16>().0.iter_mut().zip(x.as_chunks::<16>().0) {
+            *to = L::round::<f16>(x);
+        }
+        for contraction in 0..D / 16 {
+            let own: [u16; 16] = std::array::from_fn(|step| elements[Sixteens::dimension(contraction, step)]);
+            L::widen::<f16>(&own, &mut heads.floats[r][contraction]);
+            heads.rows[contraction][r].set::<f16, L>(own);
+            heads.rows[contraction][GROUP + r].set::<f16, L>(own.map(|x| x & 0x7fff));
+        }
+    }
+    heads
+}
+
+/// The chains over zeros and scales of some tiles: of each a column of z and one of σ, of the queries and, from
+/// row eight on, of their magnitudes.
+#[inline(always)]
+fn columns<L: Lanes, const D: usize>(
+    work: &Masses<'_, impl Half>,
+    heads: &Heads,
+    present: usize,
+    tiles: std::ops::Range<usize>,
+    scratch: &mut Scratch,
+) -> [Floats; 2 * GROUP] {
+    let rows = &mut scratch.rows[..TOKENS * D];
+    rows.fill(0);
+    for (place, tile) in tiles.enumerate() {
+        for (kind, part) in [1, 0].into_iter().enumerate() {
+            let row = &mut rows[(2 * place + kind) * D..][..D];
+            for (to, pair) in row.as_chunks_mut::<2>().0.iter_mut().zip(work.channels(tile, part)) {
+                *to = [*pair as u16, (*pair >> 16) as u16];
+            }
+        }
+    }
+    L::keys::<f16, Sixteens>(rows, D, &mut scratch.columns);
+    let mut sums = [[0f32; 16]; 2 * GROUP];
+    for contraction in 0..D / 16 {
+        let chunk = scratch.columns.of_keys(contraction);
+        let (low, high) = sums.split_at_mut(GROUP);
+        let rows = &heads.rows[contraction];
+        multiply_each::<f16, L>(|r| &rows[r], chunk, &mut low[..present]);
+        multiply_each::<f16, L>(|r| &rows[GROUP + r], chunk, &mut high[..present]);
+    }
+    sums
+}
+
+/// The chains over a tile's codes: of q·σ rounded, and from row eight on of what that lost.
+#[inline(always)]
+fn codes<L: Lanes, const D: usize>(
+    work: &Masses<'_, impl Half>,
+    heads: &Heads,
+    present: usize,
+    tile: usize,
+    scratch: &mut Scratch,
+) -> [Floats; 2 * GROUP] {
+    let (words, mask) = (work.sketch(tile), (1u32 << work.bits) - 1);
+    for token in 0..TOKENS {
+        for (channel, to) in scratch.rows[token * D..][..D].iter_mut().enumerate() {
+            let (word, bit) = place(work.bits, token as u32, channel as u32);
+            *to = (words[word as usize] >> bit & mask) as u16;
+        }
+    }
+    L::keys::<f16, Sixteens>(&scratch.rows[..TOKENS * D], D, &mut scratch.tile);
+    let scales = work.channels(tile, 0);
+    let mut sums = [[0f32; 16]; 2 * GROUP];
+    for contraction in 0..D / 16 {
+        let scale: Floats = {
+            let own: [u16; 16] = std::array::from_fn(|step| {
+                let d = Sixteens::dimension(contraction, step);
+                (scales[d / 2] >> (16 * (d % 2))) as u16
+            });
+            let mut scale = [0f32; 16];
+            L::widen::<f16>(&own, &mut scale);
+            scale
+        };
+        let mut rows = [Row::ZERO; 2 * GROUP];
+        for r in 0..present {
+            let mut product: Floats = [0.0; 16];
+            for (product, (q, s)) in product.iter_mut().zip(heads.floats[r][contraction].iter().zip(&scale)) {
+                *product = q * s;
+            }
+            rows[r].set::<f16, L>(L::round_f16(&product));
+            for (product, rounded) in product.iter_mut().zip(&rows[r].floats) {
+                *product -= rounded;
+            }
+            rows[GROUP + r].set::<f16, L>(L::round_f16(&product));
+        }
+        let chunk = scratch.tile.of_keys(contraction);
+        let (low, high) = sums.split_at_mut(GROUP);
+        multiply_each::<f16, L>(|r| &rows[r], chunk, &mut low[..present]);
+        multiply_each::<f16, L>(|r| &rows[GROUP + r], chunk, &mut high[..present]);
+    }
+    sums
+}
+
+/// Takes a tile of a head in.
+#[inline(always)]
+fn add<L: Lanes>(mass: &mut Mass, scores: [f32; TOKENS], delta: f32) {
+    let largest = scores.into_iter().fold(f32::NEG_INFINITY, max);
+    let reference = max(mass.reference, -floor(-(largest + delta)));
+    let factor = exp2_nonpositive(mass.reference - reference);
+    let p = L::exp2(&scores.map(|s| s + delta), reference);
+    let less = exp2_nonpositive(-delta);
+    mass.reference = reference;
+    for lane in 0..4 {
+        let at = 2 * lane;
+        let weight = (p[at] + p[at + 1]) + (p[at + 8] + p[at + 9]);
+        mass.above[lane] = fma(mass.above[lane], factor, weight);
+        mass.about[lane] = fma(mass.about[lane], factor, weight * less);
+    }
+}

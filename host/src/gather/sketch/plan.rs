@@ -1,0 +1,435 @@
+//! Plan and run: what a step launches, and its scratch.
+
+use super::super::bounds::checked;
+use super::super::{Chosen, Error, GatherElement, Result, length};
+use super::Budget;
+use super::cpu::{self, Scanning, Settling};
+use crate::attention::dense::{self, Problem};
+use crate::attention::{BLOCK_TOKENS, StepProblem};
+use crate::cpu::handles::{slice, slice_mut};
+use crate::simd_level::Level;
+use crate::{Buffer, Device, Stream};
+use half::{bf16, f16};
+use kernels_gpu::attention::{PartialRow, ROWS};
+use kernels_gpu::gather::TILE_BLOCKS;
+use kernels_gpu::gather::sketch::{
+    Norms, SCAN_THREADS, SETTLE_THREADS, ScanShape, SettleShape, Skipped, Verdict, Whole, heads_of, scan,
+    scan_bytes, scan_parts, settle, settle_bytes, sketch, sketch_words,
+};
+use simt::{Global, GlobalMut, Kernel, LaunchShape};
+
+/// The kernel's handle.
+#[doc(hidden)]
+pub type Sketch<E> = Kernel<sketch::Args<E>>;
+/// The kernel's handle.
+#[doc(hidden)]
+pub type Scan<E> = Kernel<scan::Args<E>>;
+/// The kernel's handle.
+#[doc(hidden)]
+pub type Settle<E> = Kernel<settle::Args<E>>;
+
+/// An element type that the kernels have instances for: f16 and bf16.
+pub trait SketchElement: GatherElement {
+    /// The instance for so many bits.
+    #[doc(hidden)]
+    fn sketch_kernel(bits: u32) -> Option<Sketch<Self>>;
+    /// The instance for a head_dim and so many bits, and its shared memory.
+    #[doc(hidden)]
+    fn scan_kernel(head_dim: u32, bits: u32) -> Option<(Scan<Self>, u32)>;
+    /// The instance for a head_dim.
+    #[doc(hidden)]
+    fn settle_kernel(head_dim: u32) -> Option<Settle<Self>>;
+}
+
+macro_rules! instances {
+    ($($element:ty),*) => {$(
+        impl SketchElement for $element {
+            fn sketch_kernel(bits: u32) -> Option<Sketch<Self>> {
+                match bits {
+                    4 => Some(sketch::kernel::<$element, 4>()),
+                    8 => Some(sketch::kernel::<$element, 8>()),
+                    _ => None,
+                }
+            }
+
+            fn scan_kernel(head_dim: u32, bits: u32) -> Option<(Scan<Self>, u32)> {
+                match (head_dim, bits) {
+                    (64, 4) => Some((scan::kernel::<$element, 64, 4>(), scan_bytes::<64, 4>())),
+                    (64, 8) => Some((scan::kernel::<$element, 64, 8>(), scan_bytes::<64, 8>())),
+                    (128, 4) => Some((scan::kernel::<$element, 128, 4>(), scan_bytes::<128, 4>())),
+                    (128, 8) => Some((scan::kernel::<$element, 128, 8>(), scan_bytes::<128, 8>())),
+                    _ => None,
+                }
+            }
+
+            fn settle_kernel(head_dim: u32) -> Option<Settle<Self>> {
+                match head_dim {
+                    64 => Some(settle::kernel::<$element, 64>()),
+                    128 => Some(settle::kernel::<$element, 128>()),
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+instances!(f16, bf16);
+
+/// The arguments of a step: memory of any kind that the device reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct Handles<E> {
+    /// [sequences, q_heads, head_dim].
+    pub queries: Global<E>,
+    /// The pool's keys, [blocks, kv_heads, 16, head_dim].
+    pub keys: Global<E>,
+    /// Its values, like the keys.
+    pub values: Global<E>,
+    /// [`Sketches::words`](super::Sketches::words) of the same pool.
+    pub sketches: Global<u32>,
+    /// [sequences, max_blocks].
+    pub table: Global<u32>,
+    /// \[sequences\].
+    pub lengths: Global<u32>,
+    /// Like the queries.
+    pub output: GlobalMut<f32>,
+    /// Natural log-sum-exp over what was attended to, [sequences, q_heads].
+    pub lse: GlobalMut<f32>,
+    /// What is known of each head, [sequences, q_heads].
+    pub verdicts: GlobalMut<Verdict>,
+}
+
+/// The launches of a step: [`scan_on`](Self::scan_on), [`attend_on`](Self::attend_on), then
+/// [`settle_on`](Self::settle_on).
+///
+/// One step at a time: scratch and choice are the plan's. Steps in one stream follow each other anyway.
+#[derive(Debug)]
+pub struct Plan<E: SketchElement> {
+    device: Device,
+    problem: StepProblem,
+    budget: Budget,
+    kernel: Scan<E>,
+    launch: LaunchShape,
+    settle: Settle<E>,
+    shape: SettleShape,
+    scratch: Scratch,
+    chosen: Chosen,
+    kept: dense::Plan<E>,
+    rung: dense::Plan<E>,
+}
+
+/// What the launches of a step tell each other.
+#[derive(Debug)]
+struct Scratch {
+    masses: Buffer<f32>,
+    nus: Buffer<f32>,
+    totals: Buffer<PartialRow>,
+    norms: Buffer<Norms>,
+    ranks: Buffer<u32>,
+    /// How many thread blocks of a row have come; 0 between launches.
+    counters: Buffer<u32>,
+    skipped: Buffer<Skipped>,
+    whole: Buffer<Whole>,
+    /// Heads that the rung takes, [sequences, kv_heads · row groups].
+    wanted: Buffer<u32>,
+}
+
+impl<E: SketchElement> Plan<E> {
+    /// A plan for a problem: `max_tokens` is what a sequence may grow to.
+    ///
+    /// # Errors
+    /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of memory for
+    /// the scratch.
+    pub fn new(device: &Device, problem: StepProblem, budget: Budget) -> Result<Self> {
+        let (budget, problem) = (budget.checked()?, checked(problem)?);
+        let StepProblem { sequences, kv_heads, head_dim, max_tokens, .. } = problem;
+        let group = problem.dense().group();
+        let (kernel, shared) = E::scan_kernel(head_dim, budget.bits).ok_or(Error::HeadDim { head_dim })?;
+        let settle = E::settle_kernel(head_dim).ok_or(Error::HeadDim { head_dim })?;
+        let block = budget.support.block;
+        let blocks = max_tokens.div_ceil(block).next_multiple_of(TILE_BLOCKS);
+        let rows = sequences * kv_heads;
+        // Any number of blocks may have to be kept.
+        let attended = Problem {
+            sequences: rows,
+            q_heads: group,
+            kv_heads: 1,
+            head_dim,
+            query_tokens: 1,
+            max_tokens: blocks * block,
+        };
+        let kept = dense::Plan::new(device, attended)?;
+        let rung = dense::Plan::new(device, problem.dense())?;
+        let groups = group.div_ceil(ROWS);
+        let parts = scan_parts(rows * groups, blocks);
+        let launch = LaunchShape::new((parts, kv_heads * groups, sequences), SCAN_THREADS).shared(shared);
+        let scan = ScanShape {
+            rule: budget.support.rule(),
+            group,
+            kv_heads,
+            max_blocks: max_tokens.div_ceil(BLOCK_TOKENS),
+            blocks,
+            softmax_scale: 1.0 / (head_dim as f32).sqrt(),
+            budget_log2: simt::math::log2(budget.skip),
+        };
+        let shape = SettleShape { scan, budget: budget.skip, splits: [kept.splits(), rung.splits()] };
+        let heads = heads_of(group) as usize;
+        let (rows, all) = (rows as usize, rows as usize * blocks as usize);
+        let parts = rows * parts as usize;
+        let scratch = Scratch {
+            masses: Buffer::new(device, all * heads)?,
+            nus: Buffer::new(device, all)?,
+            totals: Buffer::new(device, parts * heads)?,
+            norms: Buffer::new(device, parts)?,
+            ranks: Buffer::new(device, all)?,
+            counters: Buffer::zeroed(device, rows)?,
+            skipped: Buffer::zeroed(device, rows * heads)?,
+            whole: Buffer::zeroed(device, rows)?,
+            wanted: Buffer::zeroed(device, rows * groups as usize)?,
+        };
+        let chosen = Chosen {
+            list: Buffer::new(device, all)?,
+            counts: Buffer::new(device, rows)?,
+            entries: Buffer::new(device, rows * attended.max_blocks() as usize)?,
+            kept: Buffer::new(device, rows)?,
+        };
+        let device = device.clone();
+        Ok(Plan { device, problem, budget, kernel, launch, settle, shape, scratch, chosen, kept, rung })
+    }
+
+    /// What it is for.
+    pub fn problem(&self) -> StepProblem {
+        self.problem
+    }
+
+    /// What it keeps, and what it may leave out.
+    pub fn budget(&self) -> Budget {
+        self.budget
+    }
+
+    /// Parts that attention to what is kept is cut into at the most, and those of the dense rung.
+    pub fn splits(&self) -> [u32; 2] {
+        self.shape.splits
+    }
+
+    /// What the last step chose.
+    pub fn chosen(&self) -> &Chosen {
+        &self.chosen
+    }
+
+    /// The same, to be filled before a case.
+    pub(super) fn chosen_mut(&mut self) -> &mut Chosen {
+        &mut self.chosen
+    }
+
+    /// Judges by another budget than is chosen by.
+    #[cfg(test)]
+    pub(super) fn judge_by(&mut self, skip: f32) {
+        self.shape.budget = skip;
+    }
+
+    /// What the last step left out, [sequences, kv_heads, query heads rounded up to a multiple of eight].
+    pub fn skipped(&self) -> &Buffer<Skipped> {
+        &self.scratch.skipped
+    }
+
+    /// Heads that went to the rung, [sequences, kv_heads · row groups], a bit each.
+    pub fn wanted(&self) -> &Buffer<u32> {
+        &self.scratch.wanted
+    }
+
+    /// Chooses. It allocates nothing, waits for nothing and can be captured.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernel, which chooses the same.
+    ///
+    /// # Safety
+    /// Until the launch has finished (for a capture: until each run of the graph has):
+    /// - the memory behind every handle is there, reached by the stream's device, and written by nothing else;
+    ///   with `slices` it is host memory;
+    /// - each length is at most the problem's `max_tokens`, and each table entry that a length reaches is a block
+    ///   of the pool.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch reports.
+    pub unsafe fn scan_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
+        self.check(stream, handles)?;
+        let Handles { queries, sketches, table, lengths, .. } = *handles;
+        let Scratch { masses, nus, totals, norms, ranks, counters, skipped, whole, .. } = &mut self.scratch;
+        let Chosen { list, counts, entries, kept } = &mut self.chosen;
+        let shape = self.shape.scan;
+        if slices {
+            // SAFETY: the caller's word, and the plan's own memory; the emulator's streams have done what they
+            // were told when a call returns.
+            unsafe {
+                let scanning = Scanning {
+                    queries: slice(queries),
+                    sketches: slice(sketches),
+                    table: slice(table),
+                    lengths: slice(lengths),
+                };
+                let (list, counts) = (slice_mut(list.global_mut()), slice_mut(counts.global_mut()));
+                let (entries, kept) = (slice_mut(entries.global_mut()), slice_mut(kept.global_mut()));
+                let (skipped, whole) = (slice_mut(skipped.global_mut()), slice_mut(whole.global_mut()));
+                let choice = cpu::Choice { list, counts, entries, kept, skipped, whole };
+                let parts = self.launch.grid.x;
+                cpu::scan(Level::best(), (self.budget.bits, parts), shape, scanning, choice);
+            }
+            return Ok(());
+        }
+        let args = scan::Args {
+            queries,
+            sketches,
+            table,
+            lengths,
+            masses: masses.global_mut(),
+            nus: nus.global_mut(),
+            totals: totals.global_mut(),
+            norms: norms.global_mut(),
+            ranks: ranks.global_mut(),
+            counters: counters.global_mut(),
+            list: list.global_mut(),
+            counts: counts.global_mut(),
+            entries: entries.global_mut(),
+            kept: kept.global_mut(),
+            skipped: skipped.global_mut(),
+            whole: whole.global_mut(),
+            shape,
+        };
+        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's contract.
+        // Blocks of a row meet in `counters` only, and the one that reads the others' masses comes last.
+        Ok(unsafe { stream.launch(&self.kernel, self.launch, args) }?)
+    }
+
+    /// Attends over what [`scan_on`](Self::scan_on) chose last. It allocates nothing, waits for nothing and can be
+    /// captured.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
+    ///
+    /// # Safety
+    /// As [`scan_on`](Self::scan_on), which came before with the same table and lengths; and nothing else touches
+    /// what is written.
+    ///
+    /// # Errors
+    /// As [`scan_on`](Self::scan_on).
+    pub unsafe fn attend_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
+        self.check(stream, handles)?;
+        let Handles { queries, keys, values, output, lse, .. } = *handles;
+        let (table, lengths) = (self.chosen.entries.global(), self.chosen.kept.global());
+        let handles =
+            dense::Handles { queries, keys, values, table, lengths, wanted: None, near: true, output, lse };
+        if slices {
+            // SAFETY: the caller's word, and the plan's own memory.
+            let (chosen, output, lse) = unsafe { (slices_of(&handles), slice_mut(output), slice_mut(lse)) };
+            return Ok(dense::cpu::attend(self.kept.problem(), chosen, output, lse)?);
+        }
+        // SAFETY: what was chosen are blocks of the sequences, in the pool by the caller's word, and their
+        // tokens; the rest is this function's contract.
+        Ok(unsafe { self.kept.run_on(stream, handles) }?)
+    }
+
+    /// Judges every head of [`attend_on`](Self::attend_on), and attends to all of the sequence for those over their
+    /// budget. It allocates nothing, waits for nothing and can be captured.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernels, which gives the same bits.
+    ///
+    /// # Safety
+    /// As [`attend_on`](Self::attend_on), which came before with the same arguments.
+    ///
+    /// # Errors
+    /// As [`scan_on`](Self::scan_on).
+    pub unsafe fn settle_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
+        self.check(stream, handles)?;
+        let Handles { queries, keys, values, table, lengths, output, lse, verdicts, .. } = *handles;
+        let Scratch { skipped, whole, wanted, .. } = &mut self.scratch;
+        let (skipped, whole) = (skipped.global(), whole.global());
+        let rung = dense::Handles {
+            queries,
+            keys,
+            values,
+            table,
+            lengths,
+            wanted: Some(wanted.global()),
+            near: true,
+            output,
+            lse,
+        };
+        if slices {
+            // SAFETY: the caller's word, and the plan's own memory.
+            unsafe {
+                let all = slices_of(&rung);
+                let (wanted, output, lse) =
+                    (slice_mut(wanted.global_mut()), slice_mut(output), slice_mut(lse));
+                let (skipped, whole) = (slice(skipped), slice(whole));
+                let settling = Settling {
+                    queries: all.queries,
+                    output: &*output,
+                    lse: &*lse,
+                    lengths: all.lengths,
+                    skipped,
+                    whole,
+                };
+                cpu::settle(self.problem.head_dim, self.shape, settling, slice_mut(verdicts), wanted);
+                if wanted.iter().any(|word| *word != 0) {
+                    let problem = self.rung.problem();
+                    dense::cpu::attend_rows(Level::best(), problem, all, Some(wanted), output, lse)?;
+                }
+            }
+            return Ok(());
+        }
+        let args = settle::Args {
+            queries,
+            output: output.as_const(),
+            lse: lse.as_const(),
+            lengths,
+            skipped,
+            whole,
+            verdicts,
+            wanted: wanted.global_mut(),
+            shape: self.shape,
+        };
+        let groups = self.shape.scan.row_groups();
+        let grid = (self.problem.kv_heads * groups, 1, self.problem.sequences);
+        let launch = LaunchShape::new(grid, SETTLE_THREADS).shared(settle_bytes());
+        // SAFETY: lengths as just checked; every head's verdict belongs to one warp; the rest is this function's
+        // contract.
+        unsafe {
+            stream.launch(&self.settle, launch, args)?;
+            self.rung.run_on(stream, rung)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, stream: &Stream, handles: &Handles<E>) -> Result<()> {
+        stream.device().check_same(&self.device, "the plan")?;
+        let StepProblem { sequences, kv_heads, head_dim, .. } = self.problem;
+        let (sequences, kv_heads, dim) = (sequences as usize, kv_heads as usize, head_dim as usize);
+        let rows = self.problem.dense().query_rows();
+        length("the buffer of queries", handles.queries.len(), rows * dim)?;
+        length("the output", handles.output.len(), rows * dim)?;
+        length("the buffer of log-sums", handles.lse.len(), rows)?;
+        length("the buffer of verdicts", handles.verdicts.len(), rows)?;
+        length("the buffer of lengths", handles.lengths.len(), sequences)?;
+        length("the block table", handles.table.len(), sequences * self.shape.scan.max_blocks as usize)?;
+        let block = BLOCK_TOKENS as usize * kv_heads * dim;
+        length("the buffer of keys", handles.keys.len(), handles.keys.len() / block * block)?;
+        length("the buffer of values", handles.values.len(), handles.keys.len())?;
+        let words = kv_heads * sketch_words(head_dim, self.budget.bits) as usize;
+        length("the sketches", handles.sketches.len(), handles.keys.len() / block * words)
+    }
+}
+
+/// The same as slices.
+///
+/// # Safety
+/// The handles are host memory that nobody writes.
+unsafe fn slices_of<'a, E: SketchElement>(handles: &dense::Handles<E>) -> dense::cpu::Slices<'a, E> {
+    let dense::Handles { queries, keys, values, table, lengths, .. } = *handles;
+    // SAFETY: the caller's word.
+    unsafe {
+        dense::cpu::Slices {
+            queries: slice(queries),
+            keys: slice(keys),
+            values: slice(values),
+            table: slice(table),
+            lengths: slice(lengths),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The sketches of a layer's keys, and the launch that writes them.
+
+use super::super::bounds::checked;
+use super::super::{Error, GatherElement, Result, length};
+use super::plan::SketchElement;
+use super::{Budget, cpu};
+use crate::attention::{BLOCK_TOKENS, StepProblem};
+use crate::cpu::handles::{slice, slice_mut};
+use crate::{Buffer, Device, Stream};
+use kernels_gpu::gather::sketch::{SKETCH_LANES, SketchShape, sketch, sketch_bytes, sketch_words};
+use simt::{Global, LaunchShape};
+use std::marker::PhantomData;
+
+/// Sketches of the keys of a layer's pool, [blocks, kv_heads, words], as `kernels_gpu::gather::sketch` has them:
+/// a block's is beside it, so sequences that share a block share its sketch.
+#[derive(Debug)]
+pub struct Sketches<E: GatherElement> {
+    words: Buffer<u32>,
+    bits: u32,
+    shape: SketchShape,
+    element: PhantomData<E>,
+}
+
+/// The arguments of [`Sketches::sketch_on`]: memory of any kind that the device reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct SketchHandles<E> {
+    /// Keys of the pool that holds the new tokens, [blocks, kv_heads, 16, head_dim].
+    pub keys: Global<E>,
+    /// Its values, like the keys.
+    pub values: Global<E>,
+    /// [sequences, max_blocks].
+    pub table: Global<u32>,
+    /// Positions of the new tokens, [sequences, any]: the first of each sequence is read, and one past the table
+    /// is of no sequence.
+    pub positions: Global<u32>,
+    /// Tokens of each sequence with the new ones, \[sequences\].
+    pub lengths: Global<u32>,
+}
+
+impl<E: SketchElement> Sketches<E> {
+    /// For a pool of `blocks` blocks.
+    ///
+    /// # Errors
+    /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of memory.
+    pub fn new(device: &Device, problem: StepProblem, blocks: u32, budget: Budget) -> Result<Self> {
+        let (budget, problem) = (budget.checked()?, checked(problem)?);
+        let StepProblem { kv_heads, head_dim, max_tokens, .. } = problem;
+        let shape =
+            SketchShape { stride: 1, kv_heads, head_dim, max_blocks: max_tokens.div_ceil(BLOCK_TOKENS) };
+        let words = blocks as usize * kv_heads as usize * sketch_words(head_dim, budget.bits) as usize;
+        Ok(Sketches { words: Buffer::zeroed(device, words)?, bits: budget.bits, shape, element: PhantomData })
+    }
+
+    /// Where they are.
+    pub fn device(&self) -> &Device {
+        self.words.device()
+    }
+
+    /// The words.
+    pub fn words(&self) -> &Buffer<u32> {
+        &self.words
+    }
+
+    /// Bytes of the sketches of so many tokens.
+    pub fn bytes_of(&self, tokens: u32) -> u64 {
+        let words = sketch_words(self.shape.head_dim, self.bits);
+        4 * u64::from(tokens.div_ceil(BLOCK_TOKENS)) * u64::from(self.shape.kv_heads) * u64::from(words)
+    }
+
+    /// Sketches the tiles that the tokens of some sequences are in, from their first positions to before their
+    /// lengths; they are in the pool already, and are up to `tokens`, one behind another. It allocates nothing,
+    /// waits for nothing and can be captured. Tokens past the table are left out, and with them sequences whose
+    /// positions are.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
+    ///
+    /// # Safety
+    /// Until the launch has finished (for a capture: until each run of the graph has):
+    /// - the memory behind every handle is there, reached by the stream's device, and written by nothing else;
+    ///   with `slices` it is host memory;
+    /// - a sequence's new tokens are at most `tokens`, the table's entries up to its length are blocks of the
+    ///   pool, and no two sequences write to one block.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch reports.
+    pub unsafe fn sketch_on(
+        &mut self,
+        stream: &Stream,
+        tokens: u32,
+        slices: bool,
+        handles: SketchHandles<E>,
+    ) -> Result<()> {
+        stream.device().check_same(self.device(), "the sketches")?;
+        let SketchHandles { keys, values, table, positions, lengths } = handles;
+        let (sequences, kv_heads) = (lengths.len() as u32, self.shape.kv_heads);
+        if lengths.is_empty() {
+            return length("the buffer of lengths", 0, 1);
+        }
+        length("the block table", table.len(), sequences as usize * self.shape.max_blocks as usize)?;
+        let stride = positions.len() / sequences as usize;
+        length("the buffer of positions", positions.len(), stride.max(1) * sequences as usize)?;
+        let tile = sketch_words(self.shape.head_dim, self.bits) as usize;
+        let elements = self.words.len() / tile * (BLOCK_TOKENS * self.shape.head_dim) as usize;
+        length("the buffer of keys", keys.len(), elements)?;
+        length("the buffer of values", values.len(), elements)?;
+        let shape = SketchShape { stride: stride as u32, ..self.shape };
+        let sketches = self.words.global_mut();
+        if slices {
+            // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
+            // returns.
+            unsafe {
+                let tokens = cpu::Tokens {
+                    keys: slice(keys),
+                    values: slice(values),
+                    table: slice(table),
+                    positions: slice(positions),
+                    lengths: slice(lengths),
+                };
+                cpu::sketch::<E>(self.bits, shape, tokens, slice_mut(sketches));
+            }
+            return Ok(());
+        }
+        let kernel = E::sketch_kernel(self.bits).ok_or(Error::Bits { bits: self.bits })?;
+        // The last token may be the first of its tile.
+        let touched = (tokens.max(1) - 1).div_ceil(BLOCK_TOKENS) + 1;
+        let launch = LaunchShape::new((touched, kv_heads, sequences), SKETCH_LANES * shape.head_dim / 2)
+            .shared(sketch_bytes());
+        let args = sketch::Args { keys, values, table, positions, lengths, sketches, shape };
+        // SAFETY: lengths as just checked, what is past the table is left out, every word belongs to one thread
+        // block of the grid, and the rest is this function's contract.
+        Ok(unsafe { stream.launch(&kernel, launch, args) }?)
+    }
+}

@@ -1,0 +1,130 @@
+//! What is said of every head, held against f64.
+
+use super::*;
+use crate::attention::oracle::Sequence;
+use half::{bf16, f16};
+
+/// Every verdict holds: the mass that a head skipped, the error of its output; and lists are lists.
+fn check<E: SketchElement>(batch: &Batch<E>, budget: Budget) -> Stepped {
+    let stepped = step(batch, budget, false);
+    assert!(words(&step(batch, budget, true)) == words(&stepped), "the CPU's own path: {budget:?}");
+    let StepProblem { kv_heads, q_heads, head_dim, .. } = batch.problem;
+    let (dim, group) = (head_dim as usize, (q_heads / kv_heads) as usize);
+    let most = stepped.list.len() / stepped.counts.len();
+    for (row, verdict) in stepped.verdicts.iter().enumerate() {
+        let (pair, sequence) = (row / group, row / q_heads as usize);
+        let (head, length) = (pair % kv_heads as usize, batch.lengths[sequence] as usize);
+        let query: Vec<f64> =
+            batch.query(sequence, row % q_heads as usize).iter().map(|x| f64::from(x.to_f32())).collect();
+        let exact = Sequence::decode(length, 1, 1, dim);
+        let rows = |pool: &[E], token: usize, to: &mut [f64]| read(batch, pool, sequence, head, token, to);
+        let attended = exact.attend(
+            &query,
+            |_, token, to: &mut [f64]| rows(&batch.keys, token, to),
+            |_, token, to: &mut [f64]| rows(&batch.values, token, to),
+        );
+        let output = &stepped.output[row * dim..][..dim];
+        let error =
+            output.iter().zip(&attended.output).map(|(a, b)| (f64::from(f32::from_bits(*a)) - b).powi(2));
+        let error = error.sum::<f64>().sqrt();
+        assert!(error <= verdict.bound.into(), "row {row}: {error} > {verdict:?}");
+        if verdict.dense == 1 {
+            continue;
+        }
+        let list = &stepped.list[pair * most..][..stepped.counts[pair] as usize];
+        assert!(
+            list.is_sorted_by(|a, b| a < b)
+                && list.iter().all(|b| *b < (length as u32).div_ceil(budget.support.block))
+        );
+        let kept = |token: usize| list.contains(&(token as u32 / budget.support.block));
+        let mut key = vec![0.0; dim];
+        let mut mass = 0f64;
+        for token in (0..length).filter(|token| !kept(*token)) {
+            rows(&batch.keys, token, &mut key);
+            let logit: f64 = key.iter().zip(&query).map(|(k, q)| k * q).sum();
+            mass += (logit / (dim as f64).sqrt() - attended.lse[0]).exp();
+        }
+        assert!(mass <= verdict.mass.into(), "row {row}: {mass} > {verdict:?}");
+        assert!(verdict.mass <= budget.skip, "row {row}: {verdict:?}");
+        let left = (0..length).filter(|token| !kept(*token)).count();
+        assert_eq!(verdict.tokens as usize, left);
+        assert_eq!(stepped.kept[pair] as usize, length - left);
+    }
+    stepped
+}
+
+#[test]
+fn every_verdict_holds_on_every_kind_of_input() {
+    for input in Input::MADE {
+        for bits in [4, 8] {
+            let budget = Budget { bits, ..BUDGET };
+            check(&batch::<f16>(PROBLEM, input, &[400, 1, 289, 32], 5), budget);
+        }
+    }
+}
+
+#[test]
+fn every_verdict_holds_for_every_shape() {
+    let wide = StepProblem { head_dim: 128, q_heads: 11, kv_heads: 1, max_tokens: 1500, ..PROBLEM };
+    for (block, skip) in [(16, 0.02), (32, 0.3), (64, 0.5), (128, 1.0)] {
+        let support = Support { block, ..BUDGET.support };
+        for input in [Input::Sharp, Input::Normal, Input::Real] {
+            check(&batch::<bf16>(wide, input, &[1500, 1151], 6), Budget { support, skip, ..BUDGET });
+            check(&batch::<f16>(wide, input, &[700], 6), Budget { support, skip, bits: 8 });
+        }
+    }
+}
+
+/// The list is as long as the budget asks for: shorter for a larger one, everything for none, k for all of it.
+#[test]
+fn the_budget_sets_the_length_of_the_list() {
+    let batch = batch::<f16>(PROBLEM, Input::Sharp, &[400], 5);
+    let kept = |skip: f32| {
+        let stepped = check(&batch, Budget { skip, bits: 8, ..BUDGET });
+        stepped.counts[0]
+    };
+    let counts = [1e-6, 0.001, 0.02, 0.2, 1.0].map(kept);
+    assert!(counts.is_sorted_by(|a, b| a >= b), "{counts:?}");
+    assert!(counts[1] < counts[0] && counts[3] < counts[1] && counts[4] == 3, "{counts:?}");
+}
+
+/// A head that left out more than its budget is attended to exactly, and says so; others stay as they are.
+#[test]
+fn a_head_over_its_budget_goes_to_the_dense_rung() {
+    let batch = batch::<f16>(PROBLEM, Input::Normal, &[400, 33], 3);
+    let budget = Budget { bits: 8, skip: 0.5, ..BUDGET };
+    let all = step(&batch, Budget { skip: 1e-6, ..budget }, false);
+    let within = step(&batch, budget, false);
+    assert!(within.verdicts[..8].iter().all(|verdict| verdict.dense == 0 && verdict.tokens > 0));
+    let masses: Vec<f32> = within.verdicts[..8].iter().map(|verdict| verdict.mass).collect();
+    let most = masses.iter().copied().fold(0f32, f32::max);
+    for (skip, over) in
+        [(most, 0), (0.0, 8), (most.next_down(), masses.iter().filter(|m| **m == most).count())]
+    {
+        let stepped = step_judged_by(&batch, budget, skip, false);
+        assert!(words(&step_judged_by(&batch, budget, skip, true)) == words(&stepped), "the CPU's own path");
+        assert_eq!(stepped.verdicts.iter().filter(|verdict| verdict.dense == 1).count(), over);
+        assert_eq!(stepped.wanted.iter().map(|word| word.count_ones()).sum::<u32>() as usize, over);
+        for (row, verdict) in stepped.verdicts.iter().enumerate() {
+            let from = if verdict.dense == 1 { &all } else { &within };
+            if verdict.dense == 1 {
+                assert!(verdict.tokens == 0 && verdict.mass == 0.0 && verdict.bound < 1e-3, "{verdict:?}");
+                continue;
+            }
+            assert_eq!(stepped.output[row * 64..][..64], from.output[row * 64..][..64]);
+        }
+    }
+}
+
+/// A key that nothing is known of is never left out, and costs its KV head alone.
+#[test]
+fn a_key_without_a_sketch_is_kept() {
+    let mut batch = batch::<bf16>(PROBLEM, Input::Normal, &[400], 3);
+    let at = batch.row(0, 0, 100);
+    batch.keys[at] = bf16::from_f32(1.0e6);
+    let stepped = check(&batch, Budget { bits: 8, skip: 0.5, ..BUDGET });
+    let most = stepped.list.len() / 2;
+    assert!(stepped.list[..stepped.counts[0] as usize].contains(&6));
+    assert!(stepped.verdicts[4..].iter().all(|verdict| verdict.tokens > 0), "{:?}", stepped.verdicts);
+    assert!(stepped.list[most..][..stepped.counts[1] as usize].len() < 25);
+}

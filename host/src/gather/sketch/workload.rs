@@ -1,0 +1,170 @@
+//! A step as a workload: all sequences of a batch in four launches.
+
+use super::plan::SketchElement;
+use super::{Budget, Handles, Plan, SketchHandles, Sketches};
+use crate::attention::StepProblem;
+use crate::attention::dense::Attended;
+use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
+use crate::kv::{HeadReport, Result};
+use crate::{Buffer, Stream};
+use kernels_gpu::gather::sketch::Verdict;
+use std::sync::Arc;
+
+struct Sketched<E: SketchElement> {
+    input: Arc<Input<E>>,
+    plan: Plan<E>,
+    /// Of each pool.
+    sketches: Vec<Sketches<E>>,
+    out: Attended,
+    verdicts: Buffer<Verdict>,
+    /// Those of the first step over the first cache, and the tokens that each KV head kept there.
+    heads: Vec<HeadReport>,
+    kept: Vec<u32>,
+}
+
+/// Sketches of each of the pools, and a step.
+pub(in super::super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
+    let budget = Budget::of(opening.selection);
+    Ok(match &opening.input {
+        AnyInput::F16(input) => Box::new(Sketched::open(input.clone(), budget)?),
+        AnyInput::Bf16(input) => Box::new(Sketched::open(input.clone(), budget)?),
+    })
+}
+
+impl<E: SketchElement> Sketched<E> {
+    fn open(input: Arc<Input<E>>, budget: Budget) -> Result<Self> {
+        let problem = StepProblem {
+            sequences: input.problem.sequences,
+            q_heads: input.problem.q_heads,
+            kv_heads: input.problem.kv_heads,
+            head_dim: input.problem.head_dim,
+            max_tokens: input.problem.max_tokens,
+        };
+        let plan = Plan::new(&input.device, problem, budget)?;
+        let stream = Stream::new(&input.device)?;
+        let positions = Buffer::<u32>::zeroed(&input.device, problem.sequences as usize)?;
+        let tokens = input.lengths.iter().copied().max().unwrap_or(0);
+        let mut sketches = Vec::new();
+        for pool in &input.pools {
+            let mut own = Sketches::new(&input.device, problem, pool.blocks(), budget)?;
+            let handles = SketchHandles {
+                keys: pool.keys().global(),
+                values: pool.values().global(),
+                table: input.table.blocks().global(),
+                positions: positions.global(),
+                lengths: input.table.lengths().global(),
+            };
+            // SAFETY: buffers of this device; the table checked its entries against the pools, and no sequence has
+            // more tokens. `positions` is there until the stream has been waited for.
+            unsafe { own.sketch_on(&stream, tokens, false, handles) }?;
+            sketches.push(own);
+        }
+        let rows = input.problem.query_rows();
+        let mut out = Attended {
+            output: Buffer::new(&input.device, rows * problem.head_dim as usize)?,
+            lse: Buffer::new(&input.device, rows)?,
+        };
+        // What no right result is.
+        stream.fill_u8(&mut out.output, .., 0xff)?;
+        stream.fill_u8(&mut out.lse, .., 0xff)?;
+        let verdicts = Buffer::zeroed(&input.device, rows)?;
+        let mut own = Sketched { input, plan, sketches, out, verdicts, heads: Vec::new(), kept: Vec::new() };
+        // A first run outside any timing: the driver loads the kernels.
+        own.enqueue(&stream, 0, 3)?;
+        stream.synchronize()?;
+        own.heads = own.verdicts.to_vec()?.into_iter().map(HeadReport::from).collect();
+        own.kept = own.plan.chosen().kept.to_vec()?;
+        Ok(own)
+    }
+
+    /// Bytes of sketches that a step reads.
+    fn sketch_bytes(&self) -> u64 {
+        self.input.lengths.iter().map(|length| self.sketches[0].bytes_of(*length)).sum()
+    }
+
+    /// Bytes of keys and values that it reads: of what is kept, and all of them for the rung.
+    fn kept_bytes(&self) -> u64 {
+        let problem = self.input.problem;
+        let group = problem.group() as usize;
+        let token = 2 * size_of::<E>() as u64 * u64::from(problem.head_dim);
+        let rows = self.kept.iter().zip(self.heads.chunks(group)).enumerate();
+        rows.map(|(row, (kept, heads))| {
+            let length = self.input.lengths[row / problem.kv_heads as usize];
+            let dense = heads.iter().any(|head| head.source == crate::kv::Source::Originals);
+            token * (u64::from(*kept) + if dense { u64::from(length) } else { 0 })
+        })
+        .sum()
+    }
+}
+
+impl<E: SketchElement> Workload for Sketched<E> {
+    fn stages(&self) -> &'static [&'static str] {
+        &["scan", "attend", "settle"]
+    }
+
+    fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
+        let Input { queries, pools, table, .. } = &*self.input;
+        let handles = Handles {
+            queries: queries[0].global(),
+            keys: pools[set].keys().global(),
+            values: pools[set].values().global(),
+            sketches: self.sketches[set].words().global(),
+            table: table.blocks().global(),
+            lengths: table.lengths().global(),
+            output: self.out.output.global_mut(),
+            lse: self.out.lse.global_mut(),
+            verdicts: self.verdicts.global_mut(),
+        };
+        // SAFETY: buffers of this device; the table checked its entries against the pools and its lengths against
+        // its rows. Dropping a buffer waits for the device.
+        unsafe {
+            self.plan.scan_on(stream, false, &handles)?;
+            if stages > 1 {
+                self.plan.attend_on(stream, false, &handles)?;
+            }
+            if stages > 2 {
+                self.plan.settle_on(stream, false, &handles)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_bytes(&self) -> u64 {
+        self.kept_bytes() + self.sketch_bytes()
+    }
+
+    fn memory(&self) -> Memory {
+        let pool = &self.input.pools[0];
+        let sketches = self.sketches[0].words().bytes();
+        Memory { device: (pool.keys().bytes() + pool.values().bytes() + sketches) as u64, host: 0 }
+    }
+
+    fn outcome(&self) -> Result<Outcome> {
+        Ok(Outcome {
+            output: self.out.output.to_vec()?,
+            lse: self.out.lse.to_vec()?,
+            heads: self.heads.clone(),
+        })
+    }
+
+    fn promise(&self, row: usize, _: &Data<'_>) -> Promise {
+        match self.heads[row].bound {
+            Some(bound) => Promise::Norm(bound.into()),
+            None => Promise::Nothing,
+        }
+    }
+
+    fn facts(&self) -> Result<Vec<Fact>> {
+        let kept: u64 = self.kept.iter().map(|kept| u64::from(*kept)).sum();
+        let dense = self.heads.iter().filter(|head| head.source == crate::kv::Source::Originals).count();
+        let masses = self.heads.iter().filter_map(|head| head.skipped_mass);
+        let most = masses.fold(0f32, f32::max);
+        Ok(vec![
+            Fact::count("tokens read", kept as f64 / self.kept.len().max(1) as f64),
+            Fact::error("mass skipped", most.into()),
+            Fact::count("dense heads", dense as f64),
+            Fact::bytes("sketches read", self.sketch_bytes()),
+            Fact::bytes("keys and values read", self.kept_bytes()),
+        ])
+    }
+}
