@@ -179,7 +179,8 @@ impl<E: SketchElement> Plan<E> {
             nus: Buffer::new(device, all)?,
             totals: Buffer::new(device, parts * heads)?,
             norms: Buffer::new(device, parts)?,
-            ranks: Buffer::new(device, all)?,
+            // Places without a rank are read four at a time with those that have one, and not used.
+            ranks: Buffer::zeroed(device, all)?,
             counters: Buffer::zeroed(device, rows)?,
             skipped: Buffer::zeroed(device, rows * heads)?,
             whole: Buffer::zeroed(device, rows)?,

@@ -226,9 +226,10 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
         mass.add(scores, delta);
         kappa = max(kappa, annotation.zeta + annotation.eps);
         nu = max(nu, annotation.nu);
-        if tile + 1 == end || bits::rem_u32(tile + 1, per_block) == 0 {
+        // A block is a power of two of tiles.
+        if tile + 1 == end || (tile + 1) & (per_block - 1) == 0 {
             let (above, about) = mass.close();
-            let block = bits::div_u32(tile, per_block);
+            let block = tile >> per_block.trailing_zeros();
             let at = row as usize * shape.blocks as usize + block as usize;
             if lane & 3 == 0 {
                 let above = if present { above } else { f32::NEG_INFINITY };
@@ -297,13 +298,13 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
 struct Mass {
     /// An integer; no weight is above 2^0 relative to it.
     reference: f32,
-    /// Σ 2^(ŝ + Δ − reference), and the same without Δ, over this lane's tokens.
+    /// Σ 2^(ŝ + Δ − reference) over this lane's tokens, and the same with each weight times its Δ.
     above: f32,
-    about: f32,
+    excess: f32,
 }
 
 impl Mass {
-    const NONE: Mass = Mass { reference: PartialRow::EMPTY.reference, above: 0.0, about: 0.0 };
+    const NONE: Mass = Mass { reference: PartialRow::EMPTY.reference, above: 0.0, excess: 0.0 };
 
     /// Takes a tile in: scores and Δ in log2 units.
     #[simt::device]
@@ -317,7 +318,7 @@ impl Mass {
         let weight = (p[0] + p[1]) + (p[2] + p[3]);
         self.reference = reference;
         self.above = fma(self.above, factor, weight);
-        self.about = fma(self.about, factor, weight * exp2_nonpositive(-delta));
+        self.excess = fma(self.excess, factor, weight * delta);
     }
 
     /// The logarithm of the head's mass to base two, rounded up, and its estimate.
@@ -327,8 +328,8 @@ impl Mass {
             let x = x + warp_shuffle_xor(FULL_MASK, x, 1, 32);
             x + warp_shuffle_xor(FULL_MASK, x, 2, 32)
         };
-        let above = mass_above(self.reference, row(self.above));
-        (above, PartialRow { reference: self.reference, sum: row(self.about) })
+        let above = row(self.above);
+        (mass_above(self.reference, above), about(self.reference, above, row(self.excess)))
     }
 }
 
@@ -340,6 +341,12 @@ impl Mass {
 pub fn mass_above(reference: f32, sum: f32) -> f32 {
     let log = reference + log2(sum);
     canonical_nan(log + fma(simt::math::abs(log), 1.0 / 2_097_152.0, 1.0 / 65536.0))
+}
+
+/// An estimate of a block's mass without Δ: that with it, less the mean of Δ.
+#[inline(always)]
+pub fn about(reference: f32, above: f32, excess: f32) -> PartialRow {
+    PartialRow { reference, sum: above * exp2_nonpositive(-(excess / above)) }
 }
 
 /// Both together.

@@ -14,7 +14,8 @@ use kernels_gpu::attention::PartialRow;
 use kernels_gpu::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
 use kernels_gpu::gather::Extent;
 use kernels_gpu::gather::sketch::{
-    Annotation, CODE_UNIT, Deal, Norms, ScanShape, code_words, delta, joined, mass_above, place, sketch_words,
+    Annotation, CODE_UNIT, Deal, Norms, ScanShape, about, code_words, delta, joined, mass_above, place,
+    sketch_words,
 };
 use simt::math::{exp2_nonpositive, floor, fma, max};
 use std::cell::RefCell;
@@ -119,11 +120,11 @@ struct Heads {
 struct Mass {
     reference: f32,
     above: [f32; 4],
-    about: [f32; 4],
+    excess: [f32; 4],
 }
 
 impl Mass {
-    const NONE: Mass = Mass { reference: PartialRow::EMPTY.reference, above: [0.0; 4], about: [0.0; 4] };
+    const NONE: Mass = Mass { reference: PartialRow::EMPTY.reference, above: [0.0; 4], excess: [0.0; 4] };
 }
 
 impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
@@ -173,9 +174,10 @@ impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
                     if tile + 1 == end || (tile + 1).is_multiple_of(per_block) {
                         let mut masses = [f32::NEG_INFINITY; GROUP];
                         for r in 0..present {
-                            let Mass { reference, above, about } = state[r];
-                            masses[r] = mass_above(reference, of_lanes(above));
-                            totals[r] = joined(totals[r], PartialRow { reference, sum: of_lanes(about) });
+                            let Mass { reference, above, excess } = state[r];
+                            let above = of_lanes(above);
+                            masses[r] = mass_above(reference, above);
+                            totals[r] = joined(totals[r], about(reference, above, of_lanes(excess)));
                         }
                         part.masses.push(masses);
                         part.nus.push(nu);
@@ -333,12 +335,11 @@ fn add<L: Lanes>(mass: &mut Mass, scores: [f32; TOKENS], delta: f32) {
     let reference = max(mass.reference, -floor(-(largest + delta)));
     let factor = exp2_nonpositive(mass.reference - reference);
     let p = L::exp2(&scores.map(|s| s + delta), reference);
-    let less = exp2_nonpositive(-delta);
     mass.reference = reference;
     for lane in 0..4 {
         let at = 2 * lane;
         let weight = (p[at] + p[at + 1]) + (p[at + 8] + p[at + 9]);
         mass.above[lane] = fma(mass.above[lane], factor, weight);
-        mass.about[lane] = fma(mass.about[lane], factor, weight * less);
+        mass.excess[lane] = fma(mass.excess[lane], factor, weight * delta);
     }
 }

@@ -85,7 +85,7 @@ fn the_budget_sets_the_length_of_the_list() {
     };
     let counts = [1e-6, 0.001, 0.02, 0.2, 1.0].map(kept);
     assert!(counts.is_sorted_by(|a, b| a >= b), "{counts:?}");
-    assert!(counts[1] < counts[0] && counts[3] < counts[1] && counts[4] == 3, "{counts:?}");
+    assert!(counts[2] < counts[0] && counts[3] < counts[2] && counts[4] == 3, "{counts:?}");
 }
 
 /// A head that left out more than its budget is attended to exactly, and says so; others stay as they are.
@@ -108,7 +108,8 @@ fn a_head_over_its_budget_goes_to_the_dense_rung() {
         for (row, verdict) in stepped.verdicts.iter().enumerate() {
             let from = if verdict.dense == 1 { &all } else { &within };
             if verdict.dense == 1 {
-                assert!(verdict.tokens == 0 && verdict.mass == 0.0 && verdict.bound < 1e-3, "{verdict:?}");
+                assert!(verdict.tokens == 0 && verdict.mass == 0.0, "{verdict:?}");
+                assert!(verdict.bound < within.verdicts[row].bound / 10.0, "{verdict:?}");
                 continue;
             }
             assert_eq!(stepped.output[row * 64..][..64], from.output[row * 64..][..64]);
