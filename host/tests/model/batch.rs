@@ -84,7 +84,11 @@ fn run(runner: &mut Runner, cache: &mut dyn KvCache, arrivals: &[(usize, u32)]) 
 }
 
 fn schemes() -> impl Iterator<Item = &'static str> {
-    host::schemes().map(|scheme| scheme.name).chain(["certified:strict", "gather/k=1/block=16/local=1"])
+    host::schemes().map(|scheme| scheme.name).chain([
+        "certified:strict",
+        "gather/k=1/block=16/local=1",
+        "vecinfer/recent=16",
+    ])
 }
 
 /// Alone in a cache of three, or beside others that come and go: the same tokens and the same logits, by the
