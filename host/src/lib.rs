@@ -18,6 +18,7 @@ pub mod probe;
 pub mod roofline;
 mod simd_level;
 pub mod tensor_file;
+pub mod vecinfer;
 
 use ferrokv_device::cpu;
 pub use ferrokv_device::{
@@ -34,6 +35,7 @@ pub static SYSTEMS: &[&System] = &[
     &int8::SYSTEM,
     &certified::SYSTEM,
     &gather::SYSTEM,
+    &vecinfer::SYSTEM,
     &echo::SYSTEM,
     &model::SYSTEM,
     &roofline::SYSTEM,

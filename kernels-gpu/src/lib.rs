@@ -12,6 +12,7 @@
 //! | [`int8`] | per-channel INT8 quantization of a KV cache |
 //! | [`model`] | a transformer's forward pass but for attention: quantized products, norms, rotations |
 //! | [`probe`] | kernels that show what each primitive does: emulator and GPU are compared by them |
+//! | [`vecinfer`] | vector-quantized keys and values, attended to from their codes |
 //! | [`roofline`] | kernels that only move bytes: what the others are measured against |
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
 
@@ -26,6 +27,7 @@ mod mix;
 pub mod model;
 pub mod probe;
 pub mod roofline;
+pub mod vecinfer;
 
 pub use element::Element;
 pub use mix::{mix, mixed};

@@ -100,6 +100,7 @@ pub static SYSTEM: System = System {
             false => workload::open(opening),
         },
         proof: proof::by_workload,
+        calibrate: None,
     }],
 };
 

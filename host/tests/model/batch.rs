@@ -1,5 +1,6 @@
 //! Several sequences in one cache: what each gets does not depend on who is beside it.
 
+use crate::artifact::ready;
 use host::kv::{self, Capacity, KvCache, Selection};
 use host::model::Model;
 use host::model::config::Architecture;
@@ -23,7 +24,7 @@ fn tiny() -> Model {
 }
 
 fn open(scheme: &str, model: &Model, device: &Device) -> Box<dyn KvCache> {
-    let scheme: Selection = scheme.parse().expect("a scheme");
+    let scheme = ready(scheme, (&model.config).into());
     scheme.open(device, (&model.config).into(), None, CAPACITY).expect("a cache")
 }
 
@@ -83,7 +84,11 @@ fn run(runner: &mut Runner, cache: &mut dyn KvCache, arrivals: &[(usize, u32)]) 
 }
 
 fn schemes() -> impl Iterator<Item = &'static str> {
-    host::schemes().map(|scheme| scheme.name).chain(["certified:strict", "gather/k=1/block=16/local=1"])
+    host::schemes().map(|scheme| scheme.name).chain([
+        "certified:strict",
+        "gather/k=1/block=16/local=1",
+        "vecinfer/recent=16",
+    ])
 }
 
 /// Alone in a cache of three, or beside others that come and go: the same tokens and the same logits, by the

@@ -34,7 +34,7 @@ pub use partial::{
     part_floats,
 };
 pub use ring::{Glance, Ring, first_blocks, walk};
-pub use softmax::Running;
+pub use softmax::{Lift, Running};
 
 use crate::Element;
 use half::{bf16, f16};

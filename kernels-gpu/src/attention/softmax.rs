@@ -13,6 +13,27 @@ const LARGEST_EXPONENT: f32 = 15.0;
 /// "No key yet": below every reference, and `exp2` of any difference to it is 0.
 const NOTHING: f32 = -1.0e30;
 
+/// When a row's reference is raised, and to what.
+#[derive(Clone, Copy, Debug)]
+pub struct Lift;
+
+impl Lift {
+    /// Whether the largest of some scores is too large for a reference. Asked of the difference itself:
+    /// beyond 2^24, where scores are further than 1 apart, `largest - 15` rounds, and a probability of 2^16
+    /// would be infinite in f16.
+    #[inline(always)]
+    pub fn wanted(largest: f32, reference: f32) -> bool {
+        largest - reference > LARGEST_EXPONENT
+    }
+
+    /// A reference that suits the largest score, no lower than the one there is.
+    #[inline(always)]
+    pub fn to(largest: f32, reference: f32) -> f32 {
+        let lowered = -floor(-largest) - LARGEST_EXPONENT;
+        max(if largest - lowered > LARGEST_EXPONENT { largest } else { lowered }, reference)
+    }
+}
+
 /// What a warp has accumulated for its eight query rows; each lane its share.
 ///
 /// With `r` the row's `reference`, an integer, and `p_t = 2^(s_t − r)`: `sum` is this lane's part of Σ p_t,
@@ -96,13 +117,8 @@ impl Running {
             let [s0, s1, s2, s3] = scores[i];
             largest = max(largest, max(max(s0, s1), max(s2, s3)));
         });
-        // Asked of the difference itself: beyond 2^24, where scores are further than 1 apart, `largest - 15`
-        // rounds, and a probability of 2^16 would be infinite in f16.
-        if warp_vote_any(FULL_MASK, largest - self.reference > LARGEST_EXPONENT) {
-            // A reference that suits the largest score of the row, this lane's part of it.
-            let lowered = -floor(-largest) - LARGEST_EXPONENT;
-            let wanted = if largest - lowered > LARGEST_EXPONENT { largest } else { lowered };
-            let mut new = max(wanted, self.reference);
+        if warp_vote_any(FULL_MASK, Lift::wanted(largest, self.reference)) {
+            let mut new = Lift::to(largest, self.reference);
             new = max(new, warp_shuffle_xor(FULL_MASK, new, 1, 32));
             new = max(new, warp_shuffle_xor(FULL_MASK, new, 2, 32));
             self.rescale::<D>(new);

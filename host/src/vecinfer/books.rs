@@ -1,0 +1,202 @@
+//! Codebooks and transformation: of a layer, from a file, on a device.
+
+use super::setting::name;
+use super::{Error, Result, Setting};
+use crate::tensor_file::{Dtype, TensorFile};
+use crate::{BackendKind, Buffer, Device};
+use half::f16;
+use kernels_gpu::vecinfer::{Code, Nearest, ROWS_OF_TRANSFORM, Shape};
+
+/// What a layer needs to be encoded and read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerBooks {
+    /// [kv_heads, 5, head_dim]: mean, key_before, key_after, query_before, query_after, as the kernels'
+    /// `transform` names them.
+    pub transform: Vec<f32>,
+    /// [1 or kv_heads, 2^b, d].
+    pub keys: Vec<f16>,
+    /// Likewise.
+    pub values: Vec<f16>,
+}
+
+/// What a model needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Books {
+    /// Whether keys pass through the Hadamard matrix.
+    pub hadamard: bool,
+    /// Codes of keys, then of values.
+    pub codes: [Code; 2],
+    /// Layer by layer.
+    pub layers: Vec<LayerBooks>,
+}
+
+/// FNV-1a, 64 bits, of what is in a file: a byte that is altered shows.
+pub(super) fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
+    parts.flatten().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The tensors of a layer.
+pub(super) fn tensor_names(layer: usize) -> [String; 3] {
+    ["transform", "keys", "values"].map(|part| format!("layer.{layer:02}.{part}"))
+}
+
+impl Books {
+    /// Reads a file that was made for these heads, and for this setting.
+    ///
+    /// # Errors
+    /// [`Error::Setting`], [`Error::Damaged`]; what reading reports.
+    pub fn read(file: &mut TensorFile, setting: Setting, heads: [usize; 3]) -> Result<Self> {
+        let [layers, kv_heads, head_dim] = heads;
+        let path = file.path().display().to_string();
+        let damaged = |what: String| Error::Damaged { path: path.clone(), what };
+        let said = |file: &TensorFile, name: &str| file.metadata().get(name).cloned().unwrap_or_default();
+        let codes = [setting.keys, setting.values];
+        for (what, code) in ["keys", "values"].into_iter().zip(codes) {
+            let (found, expected) = (said(file, what), name(code));
+            if found != expected {
+                return Err(Error::Setting { path, what, found, expected });
+            }
+        }
+        let hadamard = match said(file, "hadamard").as_str() {
+            "on" => true,
+            "off" => false,
+            other => return Err(damaged(format!("hadamard is '{other}', which is neither on nor off"))),
+        };
+        let mut books = Books { hadamard, codes, layers: Vec::new() };
+        for layer in 0..layers {
+            let [transform, keys, values] = tensor_names(layer);
+            let read = LayerBooks {
+                transform: file.read(&transform, Dtype::F32)?,
+                keys: file.read(&keys, Dtype::F16)?,
+                values: file.read(&values, Dtype::F16)?,
+            };
+            read.check(kv_heads, head_dim, codes)
+                .map_err(|what| damaged(format!("layer {layer}: {what}")))?;
+            books.layers.push(read);
+        }
+        let hash = format!("{:016x}", books.hash());
+        match said(file, "books_hash") {
+            found if found == hash => Ok(books),
+            found => Err(damaged(format!("its contents have the hash {hash}, and it says {found}"))),
+        }
+    }
+
+    /// The hash of all of it.
+    pub(super) fn hash(&self) -> u64 {
+        hash(self.layers.iter().flat_map(|layer| {
+            [
+                bytemuck::cast_slice(&layer.transform),
+                bytemuck::cast_slice(&layer.keys),
+                bytemuck::cast_slice(&layer.values),
+            ]
+        }))
+    }
+}
+
+impl LayerBooks {
+    /// Says what is wrong, if something is.
+    fn check(&self, kv_heads: usize, head_dim: usize, codes: [Code; 2]) -> std::result::Result<(), String> {
+        let rows = kv_heads * ROWS_OF_TRANSFORM as usize * head_dim;
+        if self.transform.len() != rows || self.transform.iter().any(|x| !x.is_finite()) {
+            return Err(format!("the transformation is not {rows} finite numbers"));
+        }
+        for (what, book, code) in [("keys", &self.keys, codes[0]), ("values", &self.values, codes[1])] {
+            let one = code.book_elements() as usize;
+            if book.len() != one && book.len() != kv_heads * one {
+                return Err(format!("{} elements are no codebook of {what} of {one}", book.len()));
+            }
+            if let Some(at) = book.iter().position(|x| !x.is_finite()) {
+                return Err(format!("the codebook of {what} has {} at element {at}", book[at]));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A codebook as the CPU's own path searches it.
+#[derive(Debug)]
+pub(super) struct Search {
+    /// [d, 2^b].
+    pub channels: Vec<f32>,
+    /// ½‖c‖².
+    pub half_norms: Vec<f32>,
+}
+
+impl Search {
+    fn new(book: &[f16], code: Code) -> Self {
+        let wide: Vec<f32> = book.iter().map(|x| x.to_f32()).collect();
+        Search::of(&wide, code.d as usize)
+    }
+
+    /// Of centroids [count, d].
+    pub fn of(book: &[f32], d: usize) -> Self {
+        let count = book.len() / d;
+        let mut search = Search { channels: vec![0.0; d * count], half_norms: vec![0.0; count] };
+        for (number, centroid) in book.chunks_exact(d).enumerate() {
+            let mut c = [0f32; 8];
+            for (i, x) in centroid.iter().enumerate() {
+                c[i] = *x;
+                search.channels[i * count + number] = *x;
+            }
+            search.half_norms[number] = match d {
+                2 => Nearest::half_norm::<2>(&c),
+                4 => Nearest::half_norm::<4>(&c),
+                _ => Nearest::half_norm::<8>(&c),
+            };
+        }
+        search
+    }
+}
+
+/// A layer's tables on a device.
+#[derive(Debug)]
+pub struct Tables {
+    hadamard: bool,
+    pub(super) transform: Buffer<f32>,
+    pub(super) keys: Buffer<f16>,
+    pub(super) values: Buffer<f16>,
+    strides: [u32; 2],
+    /// On the CPU, of keys and of values, one or one for each KV head.
+    pub(super) search: [Vec<Search>; 2],
+}
+
+impl Tables {
+    /// Brings them there.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(device: &Device, books: &Books, layer: usize) -> Result<Self> {
+        let own = &books.layers[layer];
+        let stride = |book: &[f16], code: Code| {
+            if book.len() == code.book_elements() as usize { 0 } else { code.book_elements() }
+        };
+        let search = |book: &[f16], code: Code| match device.kind() {
+            BackendKind::Cpu => {
+                book.chunks_exact(code.book_elements() as usize).map(|book| Search::new(book, code)).collect()
+            }
+            BackendKind::Cuda => Vec::new(),
+        };
+        let [keys, values] = books.codes;
+        Ok(Tables {
+            hadamard: books.hadamard,
+            transform: Buffer::from_slice(device, &own.transform)?,
+            keys: Buffer::from_slice(device, &own.keys)?,
+            values: Buffer::from_slice(device, &own.values)?,
+            strides: [stride(&own.keys, keys), stride(&own.values, values)],
+            search: [search(&own.keys, keys), search(&own.values, values)],
+        })
+    }
+
+    /// Bytes of the device.
+    pub fn bytes(&self) -> usize {
+        self.transform.bytes() + self.keys.bytes() + self.values.bytes()
+    }
+
+    /// The shape with what these are.
+    pub(super) fn complete(&self, shape: Shape) -> Shape {
+        let [key_stride, value_stride] = self.strides;
+        Shape { hadamard: self.hadamard.into(), key_stride, value_stride, ..shape }
+    }
+}

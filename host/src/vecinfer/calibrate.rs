@@ -1,0 +1,208 @@
+//! Codebooks and transformation, made from keys and values of a real run.
+
+use super::books::tensor_names;
+use super::kmeans::{ROUNDS, kmeans};
+use super::setting::{NAMES, code, name};
+use super::{Books, Code, Error, HEAD_DIMS, LayerBooks, Setting, cpu};
+use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material};
+use crate::kv::{Geometry, Kind, OptionSpec, Result, Selection, Value};
+use crate::tensor_file::Dtype;
+use half::f16;
+use kernels_gpu::vecinfer::ROWS_OF_TRANSFORM;
+
+const ROWS: usize = ROWS_OF_TRANSFORM as usize;
+/// Sub-vectors of a centroid, at least.
+const LEAST: usize = 4;
+
+/// What `ferrokv calibrate` is told.
+pub(super) const CALIBRATOR: Calibrator = Calibrator {
+    artifact: "codes",
+    options: &[
+        OptionSpec {
+            name: "k",
+            about: "keys: channels of a sub-vector and bits of a code; d4b8",
+            kind: Kind::Word(&NAMES),
+        },
+        OptionSpec { name: "v", about: "values, likewise; as the keys", kind: Kind::Word(&NAMES) },
+        OptionSpec {
+            name: "transform",
+            about: "of keys: smoothed (s), Hadamard (h), one before the other; s+h",
+            kind: Kind::Word(&["none", "s", "h", "h+s", "s+h"]),
+        },
+        OptionSpec {
+            name: "mean",
+            about: "whether each channel's mean is taken off keys; on",
+            kind: Kind::Switch,
+        },
+        OptionSpec {
+            name: "books",
+            about: "one codebook for a layer or one for each KV head; layer",
+            kind: Kind::Word(&["layer", "head"]),
+        },
+        OptionSpec { name: "seed", about: "of k-means; 1", kind: Kind::Count(0, u32::MAX as u64) },
+    ],
+    queries: false,
+    check: |_| Ok(()),
+    run,
+};
+
+/// What keys pass through, and whose codebooks there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transform {
+    /// Whether channels are divided by λ.
+    pub smooth: bool,
+    /// Whether the Hadamard matrix is applied.
+    pub hadamard: bool,
+    /// Whether λ comes behind the matrix.
+    pub after: bool,
+    /// Whether the mean is taken off.
+    pub mean: bool,
+    /// Whether each KV head has codebooks of its own.
+    pub by_head: bool,
+    /// Of k-means.
+    pub seed: u64,
+}
+
+impl Transform {
+    /// Mean off, then S + H; a codebook for a layer.
+    pub const DEFAULT: Transform =
+        Transform { smooth: true, hadamard: true, after: false, mean: true, by_head: false, seed: 1 };
+
+    fn of(selection: &Selection) -> Self {
+        let word = selection.word("transform", "s+h");
+        Transform {
+            smooth: word.contains('s'),
+            hadamard: word.contains('h'),
+            after: word == "h+s",
+            mean: selection.value("mean") != Some(&Value::Switch(false)),
+            by_head: selection.word("books", "layer") == "head",
+            seed: selection.count("seed", Transform::DEFAULT.seed),
+        }
+    }
+}
+
+fn run(calibration: &Calibration<'_>) -> Result<Artifact> {
+    let selection = calibration.selection;
+    let keys = code(selection.word("k", "")).unwrap_or(Setting::DEFAULT.keys);
+    let values = code(selection.word("v", "")).unwrap_or(keys);
+    let transform = Transform::of(selection);
+    let material = calibration.material;
+    let steps = 2 * material.geometry.layers * (ROUNDS + 1);
+    let mut done = 0;
+    let books = make(material, [keys, values], transform, || {
+        done += 1;
+        calibration.tell(done, steps)
+    })?;
+    let mut artifact = Artifact::default();
+    for (layer, own) in books.layers.iter().enumerate() {
+        let [transform, of_keys, of_values] = tensor_names(layer);
+        let Geometry { kv_heads, head_dim, .. } = material.geometry;
+        artifact.add(transform, Dtype::F32, &[kv_heads, ROWS, head_dim], &own.transform);
+        for (name, book, code) in [(of_keys, &own.keys, keys), (of_values, &own.values, values)] {
+            let one = code.book_elements() as usize;
+            let shape = [book.len() / one, code.centroids() as usize, code.d as usize];
+            artifact.add(name, Dtype::F16, &shape, book);
+        }
+    }
+    artifact.say("keys", name(keys));
+    artifact.say("values", name(values));
+    artifact.say("hadamard", if books.hadamard { "on" } else { "off" });
+    artifact.say("books_hash", format!("{:016x}", books.hash()));
+    Ok(artifact)
+}
+
+/// Codebooks of one layer from its own keys and values: for workloads that are given no file.
+pub(super) fn of_itself(material: &Material, setting: Setting) -> Result<Books> {
+    make(material, [setting.keys, setting.values], Transform::DEFAULT, || Ok(()))
+}
+
+/// Makes all of it. `told` hears of each round of k-means.
+fn make(
+    material: &Material,
+    codes: [Code; 2],
+    transform: Transform,
+    mut told: impl FnMut() -> Result<()>,
+) -> Result<Books> {
+    let Geometry { kv_heads, head_dim, .. } = material.geometry;
+    if !HEAD_DIMS.iter().any(|dim| *dim as usize == head_dim) {
+        return Err(Error::HeadDim { head_dim: u32::try_from(head_dim).unwrap_or(u32::MAX) }.into());
+    }
+    let mut books = Books { hadamard: transform.hadamard, codes, layers: Vec::new() };
+    for (layer, passed) in material.layers.iter().enumerate() {
+        let table = table(&passed.keys, kv_heads, head_dim, transform);
+        let keys = transformed(&passed.keys, &table, kv_heads, head_dim, transform.hadamard);
+        let mut of = |what: &'static str, rows: &[f16], code: Code| -> Result<Vec<f16>> {
+            let what = format!("the {what} of layer {layer}");
+            let heads = if transform.by_head { kv_heads } else { 1 };
+            let mut book = Vec::new();
+            for head in 0..heads {
+                let own: Vec<f32> = rows
+                    .chunks_exact(head_dim)
+                    .enumerate()
+                    .filter(|(row, _)| !transform.by_head || row % kv_heads == head)
+                    .flat_map(|(_, row)| row.iter().map(|x| x.to_f32()))
+                    .collect();
+                let (d, centroids) = (code.d as usize, code.centroids() as usize);
+                let found = own.len() / d;
+                if found < LEAST * centroids {
+                    let of_token = (head_dim / d) * if transform.by_head { 1 } else { kv_heads };
+                    let needed = (LEAST * centroids).div_ceil(of_token);
+                    return Err(Error::TooFew { what, found, centroids, needed }.into());
+                }
+                // The rounds of one head count, so that there are as many whatever the books.
+                let told = || if head == 0 { told() } else { Ok(()) };
+                let found = kmeans(&own, d, centroids, transform.seed, told)?;
+                book.extend(found.into_iter().map(f16::from_f32));
+            }
+            Ok(book)
+        };
+        let (keys, values) = (of("keys", &keys, codes[0])?, of("values", &passed.values, codes[1])?);
+        books.layers.push(LayerBooks { transform: table, keys, values });
+    }
+    Ok(books)
+}
+
+/// The transformation's table, [kv_heads, 5, head_dim], of keys [tokens, kv_heads, head_dim].
+fn table(keys: &[f16], kv_heads: usize, head_dim: usize, transform: Transform) -> Vec<f32> {
+    let mut table = vec![0f32; kv_heads * ROWS * head_dim];
+    for (head, table) in table.chunks_exact_mut(ROWS * head_dim).enumerate() {
+        let rows = || keys.chunks_exact(head_dim).skip(head).step_by(kv_heads);
+        table[head_dim..].fill(1.0);
+        if transform.mean {
+            let mut sums = vec![0f64; head_dim];
+            for row in rows() {
+                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f64());
+            }
+            let count = rows().len() as f64;
+            table[..head_dim].iter_mut().zip(sums).for_each(|(mean, sum)| *mean = (sum / count) as f32);
+        }
+        if transform.smooth {
+            let mut largest = vec![0f32; head_dim];
+            let mut out = vec![f16::ZERO; head_dim];
+            for row in rows() {
+                cpu::transform(row, table, true, transform.hadamard && transform.after, &mut out);
+                largest.iter_mut().zip(&out).for_each(|(most, x)| *most = most.max(x.to_f32().abs()));
+            }
+            let (key, query) = if transform.after { (2, 4) } else { (1, 3) };
+            let all = largest.iter().copied().fold(0f32, f32::max);
+            for (channel, most) in largest.into_iter().enumerate() {
+                // A channel that is always the same has nothing to smooth. The largest λ is 1, so that
+                // neither keys nor queries leave f16: a factor that all channels have changes nothing else.
+                let lambda = if most > 0.0 { (most / all).sqrt() } else { 1.0 };
+                table[key * head_dim + channel] = 1.0 / lambda;
+                table[query * head_dim + channel] = lambda;
+            }
+        }
+    }
+    table
+}
+
+/// Keys as they are stored in f16.
+fn transformed(keys: &[f16], table: &[f32], kv_heads: usize, head_dim: usize, hadamard: bool) -> Vec<f16> {
+    let mut out = vec![f16::ZERO; keys.len()];
+    for (row, (key, out)) in keys.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)).enumerate() {
+        let table = &table[row % kv_heads * ROWS * head_dim..][..ROWS * head_dim];
+        cpu::transform(key, table, true, hadamard, out);
+    }
+    out
+}

@@ -1,0 +1,259 @@
+//! The system's cases for `ferrokv check`: tokens that come in chunks of every cut, steps around every edge
+//! of tiles, rings and splits, prompts.
+
+use super::plan::ATTENDED;
+use super::store::ENCODED;
+use super::{Books, Code, Encode, HEAD_DIMS, Handles, LayerBooks, Plan, Setting, Source, Store, Tables};
+use crate::attention::StepProblem;
+use crate::attention::inputs::{Batch, Input};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
+use crate::{Buffer, Device, Stream};
+use half::f16;
+use kernels_gpu::mixed;
+use kernels_gpu::vecinfer::{RESTORE_THREADS, ROWS_OF_TRANSFORM, turn};
+use simt::LaunchShape;
+
+/// A batch, how it is stored, and how it comes in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub lengths: &'static [u32],
+    pub inputs: &'static [Input],
+    pub kv_heads: u32,
+    pub group: u32,
+    pub max_tokens: u32,
+    pub recent: u32,
+    pub hadamard: bool,
+    pub by_head: bool,
+    pub race_check: bool,
+}
+
+pub(super) const STEP: Step = Step {
+    lengths: &[1, 15, 16, 17, 33, 64, 79, 80, 81, 150, 160],
+    inputs: &[Input::Normal, Input::Sharp, Input::Duplicates, Input::Wide],
+    kv_heads: 2,
+    group: 4,
+    max_tokens: 160,
+    recent: 32,
+    hadamard: true,
+    by_head: false,
+    race_check: false,
+};
+
+/// One long sequence among many.
+const CROWD: [u32; 33] = {
+    let mut lengths = [1; 33];
+    lengths[7] = 700;
+    lengths
+};
+
+/// The steps of every instance.
+pub(super) fn steps(coverage: Coverage) -> Vec<Step> {
+    let small = Step { lengths: &[70, 1, 0], kv_heads: 1, race_check: true, ..STEP };
+    let wide = Step { lengths: &[40], group: 16, recent: 0, by_head: true, ..small };
+    if coverage == Coverage::Small {
+        return vec![small, wide];
+    }
+    let mut steps = vec![small, wide, STEP];
+    for group in [1, 3, 7, 8, 11, 16] {
+        steps.push(Step {
+            lengths: &[159, 111],
+            group,
+            hadamard: group != 3,
+            by_head: group % 2 == 1,
+            ..STEP
+        });
+    }
+    for recent in [0, 1, 128] {
+        steps.push(Step { lengths: &[16, 160, 143, 129], recent, ..STEP });
+    }
+    let odd = &[Input::Constant, Input::Outlier, Input::Extremal];
+    steps.push(Step { lengths: &[900, 800, 530], inputs: odd, max_tokens: 900, ..STEP });
+    // Many parts of one sequence, and a thread block for each of many.
+    steps.push(Step { lengths: &[4090], kv_heads: 1, max_tokens: 4096, ..STEP });
+    steps.push(Step { lengths: &CROWD, kv_heads: 8, group: 1, max_tokens: 704, ..STEP });
+    if coverage == Coverage::Full {
+        steps.push(Step { lengths: &[20_011, 9_000], kv_heads: 1, max_tokens: 20_480, ..STEP });
+    }
+    steps
+}
+
+/// Settings of all instances.
+pub(super) fn settings() -> Vec<[Code; 2]> {
+    ATTENDED.iter().map(|(keys, values)| [Code::of(*keys), Code::of(*values)]).collect()
+}
+
+/// The cases of every instance.
+pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
+    let mut cases = Vec::new();
+    if coverage == Coverage::Huge {
+        return cases;
+    }
+    debug_assert!(settings().iter().flatten().all(|code| ENCODED.contains(&code.number())));
+    for head_dim in HEAD_DIMS {
+        for [keys, values] in settings() {
+            for step in steps(coverage) {
+                let Step { lengths, kv_heads, group, max_tokens, recent, hadamard, by_head, .. } = step;
+                let setting = Setting { keys, values, recent };
+                let some = lengths.iter().take(12).map(u32::to_string).collect::<Vec<_>>().join(",");
+                let label = format!(
+                    "heads={}/{kv_heads} recent={recent} hadamard={hadamard} books-by-head={by_head} of \
+                     {max_tokens}: {some}",
+                    group * kv_heads
+                );
+                let Ok(plan) = super::plan::kernel_info(head_dim, setting) else { continue };
+                let case = Case::new(plan[0], label, move |device| run(device, step, setting, head_dim));
+                let case = plan[1..].iter().fold(case, |case, kernel| case.and(kernel));
+                cases.push(if step.race_check { case.race_checked() } else { case });
+            }
+        }
+    }
+    cases
+}
+
+/// Numbers about N(0, 1), the same on every machine.
+fn numbers(count: usize, seed: u64) -> impl Iterator<Item = f32> {
+    (0..count as u64).map(move |i| {
+        let uniform = |k: u64| (mixed(seed, 4 * i + k) >> 40) as f32 / 2f32.powi(24);
+        (uniform(0) + uniform(1) + uniform(2) + uniform(3) - 2.0) * 1.73
+    })
+}
+
+/// Tables of one layer that nobody has calibrated.
+pub(super) fn made_up(codes: [Code; 2], kv_heads: u32, head_dim: u32, step: Step) -> Books {
+    let books = |code: Code, seed| -> Vec<f16> {
+        let count = code.book_elements() * if step.by_head { kv_heads } else { 1 };
+        numbers(count as usize, seed).map(f16::from_f32).collect()
+    };
+    let mut transform: Vec<f32> =
+        numbers((kv_heads * ROWS_OF_TRANSFORM * head_dim) as usize, 3).map(|x| 0.3 + x.abs()).collect();
+    for rows in transform.chunks_exact_mut((ROWS_OF_TRANSFORM * head_dim) as usize) {
+        let dim = head_dim as usize;
+        for i in 0..dim {
+            rows[3 * dim + i] = 1.0 / rows[dim + i];
+            rows[4 * dim + i] = 1.0 / rows[2 * dim + i];
+        }
+    }
+    let layer = LayerBooks { transform, keys: books(codes[0], 1), values: books(codes[1], 2) };
+    Books { hadamard: step.hadamard, codes, layers: vec![layer] }
+}
+
+/// What a run leaves.
+#[cfg_attr(not(test), expect(dead_code, reason = "tests look at what went in"))]
+pub(super) struct Ran {
+    pub batch: Batch<f16>,
+    pub books: Books,
+    pub store: Store,
+    /// Of the first sequence, restored.
+    pub pool: [Buffer<f16>; 2],
+    /// The queries of a prompt of as many tokens as there are sequences.
+    pub turned: Buffer<f16>,
+    pub lengths: Buffer<u32>,
+    pub output: Buffer<f32>,
+}
+
+/// Tokens in chunks of several lengths, then a step.
+pub(super) fn ran(
+    device: &Device,
+    step: Step,
+    setting: Setting,
+    head_dim: u32,
+    slices: bool,
+) -> Result<Ran, CaseError> {
+    let Step { lengths, inputs, kv_heads, group, max_tokens, .. } = step;
+    let sequences = lengths.len() as u32;
+    let problem = StepProblem { sequences, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens };
+    let kinds: Vec<(Input, u32)> = inputs.iter().copied().cycle().zip(lengths.iter().copied()).collect();
+    let batch = Batch::<f16>::new(problem, &kinds, 5, 9);
+    let books = made_up([setting.keys, setting.values], kv_heads, head_dim, step);
+    let stream = Stream::new(device)?;
+    let tables = Tables::new(device, &books, 0)?;
+    let (keys, values) =
+        (Buffer::from_slice(device, &batch.keys)?, Buffer::from_slice(device, &batch.values)?);
+    let queries = Buffer::from_slice(device, &batch.queries)?;
+    let table = Buffer::from_slice(device, &batch.table)?;
+    let max_blocks = (batch.table.len() / lengths.len()) as u32;
+    let mut store = Store::new(device, problem, setting)?;
+    // Codes of tokens that there are not stay as they are.
+    stream.fill_u8(&mut store.codes, .., 0)?;
+    let mut ends = Buffer::<u32>::zeroed(device, lengths.len())?;
+    let blocks = (max_tokens.div_ceil(16) * kv_heads * 16 * head_dim) as usize;
+    let mut pool = [Buffer::<f16>::zeroed(device, blocks)?, Buffer::<f16>::zeroed(device, blocks)?];
+    for (sequence, length) in lengths.iter().enumerate() {
+        // Half of the tokens at once, one more, then the rest.
+        let cuts = [0, length / 2, (length / 2 + 1).min(*length), *length];
+        for cut in cuts.windows(2).filter(|cut| cut[0] < cut[1]) {
+            let tokens = cut[1] - cut[0];
+            let positions = Buffer::from_slice(device, &(cut[0]..cut[1]).collect::<Vec<u32>>())?;
+            let row = sequence * max_blocks as usize..(sequence + 1) * max_blocks as usize;
+            let [pool_keys, pool_values] = &mut pool;
+            let encode = Encode {
+                sequence: sequence as u32,
+                counts: [1, tokens],
+                source: Source::Pool { table: table.global_range(row)?, max_blocks },
+                keys: keys.global(),
+                values: values.global(),
+                positions: positions.global(),
+                lengths: ends.global_range_mut(sequence..sequence + 1)?,
+                pool: (sequence == 0).then(|| [pool_keys.global_mut(), pool_values.global_mut()]),
+            };
+            // SAFETY: buffers of the device, host memory on the CPU; the table's entries up to each length
+            // are the pool's. Dropping a buffer waits for the device.
+            unsafe { store.encode_on(&stream, slices, &tables, encode) }?;
+        }
+    }
+    if lengths[0] > 1 {
+        let [pool_keys, pool_values] = &mut pool;
+        let pools = [pool_keys.global_mut(), pool_values.global_mut()];
+        // SAFETY: as above.
+        unsafe { store.restore_on(&stream, slices, &tables, (0, lengths[0]), pools) }?;
+    }
+    let mut turned = poisoned::<f16>(&stream, queries.len())?;
+    let shape = tables.complete(store.shape());
+    if slices {
+        let table = tables.transform.to_vec()?;
+        let mut out = vec![f16::ZERO; queries.len()];
+        super::cpu::turn(head_dim as usize, shape, &table, &batch.queries, &mut out);
+        turned.write(0, &out)?;
+    } else {
+        let kernel = if head_dim == 64 { turn::kernel::<64>() } else { turn::kernel::<128>() };
+        let heads = problem.q_heads;
+        let grid = (heads.div_ceil(RESTORE_THREADS / 32), sequences);
+        let args = turn::Args {
+            queries: queries.global(),
+            transforms: tables.transform.global(),
+            turned: turned.global_mut(),
+            heads,
+            shape,
+        };
+        // SAFETY: as above.
+        unsafe { stream.launch(&kernel, LaunchShape::new(grid, RESTORE_THREADS), args) }?;
+    }
+    let mut plan = Plan::new(device, problem, setting)?;
+    let mut output = poisoned::<f32>(&stream, queries.len())?;
+    let handles = Handles { queries: queries.global(), lengths: ends.global(), output: output.global_mut() };
+    // SAFETY: as above.
+    unsafe { plan.run_on(&stream, slices, &store, &tables, handles) }?;
+    stream.synchronize()?;
+    Ok(Ran { batch, books, store, pool, turned, lengths: ends, output })
+}
+
+impl Ran {
+    /// All that was written.
+    pub fn outputs(&self) -> Result<Vec<OutputBuffer>, CaseError> {
+        let [recent_keys, recent_values] = self.store.recent();
+        Ok(vec![
+            OutputBuffer::download("codes", self.store.codes())?,
+            OutputBuffer::download("recent keys", recent_keys)?,
+            OutputBuffer::download("recent values", recent_values)?,
+            OutputBuffer::download("restored keys", &self.pool[0])?,
+            OutputBuffer::download("restored values", &self.pool[1])?,
+            OutputBuffer::download("turned", &self.turned)?,
+            OutputBuffer::download("lengths", &self.lengths)?,
+            OutputBuffer::download("output", &self.output)?,
+        ])
+    }
+}
+
+fn run(device: &Device, step: Step, setting: Setting, head_dim: u32) -> Result<Vec<OutputBuffer>, CaseError> {
+    ran(device, step, setting, head_dim, false)?.outputs()
+}

@@ -1,0 +1,189 @@
+//! The same on slices: all cores, SIMD, and the bits of the kernels.
+
+mod attend;
+mod encode;
+
+pub(super) use attend::attend;
+pub(super) use encode::{Encoded, Encoding, encode, nearest};
+
+use super::Setting;
+use crate::attention::BLOCK_TOKENS;
+use crate::attention::cpu::lanes::Lanes;
+use crate::attention::cpu::{Work, run};
+use crate::simd_level::Level;
+use half::f16;
+use kernels_gpu::vecinfer::{Code, Kind, ROWS_OF_TRANSFORM, Shape, norm};
+use rayon::prelude::*;
+use simt::convert::{f16_from_f32, f32_from_f16};
+
+const TILE: usize = BLOCK_TOKENS as usize;
+
+/// What a layer holds.
+#[derive(Clone, Copy)]
+pub(super) struct Stored<'a> {
+    pub setting: Setting,
+    pub head_dim: u32,
+    pub shape: Shape,
+    /// [sequences, kv_heads, tiles, bytes of a tile].
+    pub codes: &'a [u8],
+    /// Rings of keys and of values, [sequences, kv_heads, ring, 16, head_dim].
+    pub recent: [&'a [f16]; 2],
+    /// Codebooks of keys and of values.
+    pub books: [&'a [f16]; 2],
+}
+
+impl Stored<'_> {
+    fn code(&self, kind: usize) -> Code {
+        [self.setting.keys, self.setting.values][kind]
+    }
+
+    /// A tile of row `row` of [sequences, kv_heads] as it is stored in f16, [16, head_dim], of a sequence of
+    /// `length` tokens. Of a tile in the ring: what is there, tokens that there are not included.
+    fn tile(&self, kind: usize, row: usize, tile: u32, length: u32, places: &Places, out: &mut [u16]) {
+        let (dim, shape) = (self.head_dim as usize, self.shape);
+        if tile >= shape.coded(length) {
+            let slot = row * shape.ring as usize + (tile % shape.ring) as usize;
+            let from = &self.recent[kind][slot * TILE * dim..][..TILE * dim];
+            out.copy_from_slice(bytemuck::cast_slice(from));
+            return;
+        }
+        let code = self.code(kind);
+        let bytes = self.setting.tile_bytes(self.head_dim) as usize;
+        let at = (row * shape.tiles as usize + tile as usize) * bytes;
+        let own = code.tile_bytes(self.head_dim) as usize;
+        let first = if kind == 0 { 0 } else { bytes - own };
+        let tile = &self.codes[at + first..][..own];
+        let stride = [shape.key_stride, shape.value_stride][kind] as usize;
+        let head = row % shape.kv_heads as usize;
+        let book: &[u16] = bytemuck::cast_slice(&self.books[kind][head * stride..]);
+        let book = &book[..code.book_elements() as usize];
+        match code.d {
+            2 => places.fetch::<2>(code, tile, book, out),
+            4 => places.fetch::<4>(code, tile, book, out),
+            _ => places.fetch::<8>(code, tile, book, out),
+        }
+    }
+}
+
+/// Where the codes of a tile are, in the order of tokens and sub-vectors.
+struct Places {
+    /// Which of the tile's codes.
+    index: Vec<u16>,
+    /// Byte and shift of the bits from the eighth on.
+    high: Vec<(u16, u8)>,
+}
+
+impl Places {
+    fn new(code: Code, kind: Kind, head_dim: u32) -> Self {
+        let parts = code.parts(head_dim);
+        let more = code.bits - 8;
+        let of = |i: u32| {
+            let (lane, slot) = code.place(kind, i / parts, i % parts);
+            lane * code.slots(head_dim) + slot
+        };
+        let first = 32 * code.low_bytes(head_dim);
+        let high = |i: u32| ((first + of(i) * more / 8) as u16, (of(i) * more % 8) as u8);
+        let all = 0..TILE as u32 * parts;
+        Places {
+            index: all.clone().map(|i| of(i) as u16).collect(),
+            high: if more == 0 { Vec::new() } else { all.map(high).collect() },
+        }
+    }
+
+    /// The centroids of a tile.
+    #[inline(always)]
+    fn fetch<const N: usize>(&self, code: Code, tile: &[u8], book: &[u16], out: &mut [u16]) {
+        let (book, out) = (book.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
+        if self.high.is_empty() {
+            for (out, index) in out.iter_mut().zip(&self.index) {
+                *out = book[usize::from(tile[usize::from(*index)])];
+            }
+            return;
+        }
+        let mask = (1 << (code.bits - 8)) - 1;
+        for (out, (index, (byte, shift))) in out.iter_mut().zip(self.index.iter().zip(&self.high)) {
+            let high = usize::from(tile[usize::from(*byte)] >> shift) & mask;
+            *out = book[usize::from(tile[usize::from(*index)]) | high << 8];
+        }
+    }
+}
+
+/// What [`restore`](kernels_gpu::vecinfer::restore()) does: the same arguments. `stored` is the sequence's own.
+pub(super) fn restore(stored: Stored<'_>, length: u32, pool: [&mut [f16]; 2]) {
+    let (heads, dim) = (stored.shape.kv_heads as usize, stored.head_dim as usize);
+    for (kind, pool) in pool.into_iter().enumerate() {
+        let places = Places::new(stored.code(kind), [Kind::Key, Kind::Value][kind], stored.head_dim);
+        let tiles =
+            pool.par_chunks_exact_mut(TILE * dim).take(length.div_ceil(BLOCK_TOKENS) as usize * heads);
+        tiles.enumerate().for_each_init(
+            || vec![0; TILE * dim],
+            |memory, (at, out)| {
+                let (tile, head) = ((at / heads) as u32, at % heads);
+                stored.tile(kind, head, tile, length, &places, memory);
+                let tokens = (length - tile * BLOCK_TOKENS).min(BLOCK_TOKENS) as usize;
+                out[..tokens * dim].copy_from_slice(bytemuck::cast_slice(&memory[..tokens * dim]));
+            },
+        );
+    }
+}
+
+/// The dual transformation of a head's row, to f16; `table` [5, head_dim] is the KV head's.
+#[inline(always)]
+pub(super) fn transform(row: &[f16], table: &[f32], key: bool, hadamard: bool, out: &mut [f16]) {
+    let dim = row.len();
+    let mut x = [0f32; 128];
+    let x = &mut x[..dim];
+    x.iter_mut().zip(row).for_each(|(x, row)| *x = f32_from_f16(*row));
+    let rows: [&[f32]; 5] = std::array::from_fn(|i| &table[i * dim..][..dim]);
+    let [mean, key_before, key_after, query_before, query_after] = rows;
+    let (before, after) = if key { (key_before, key_after) } else { (query_before, query_after) };
+    if key {
+        x.iter_mut().zip(mean).for_each(|(x, mean)| *x -= mean);
+    }
+    x.iter_mut().zip(before).for_each(|(x, before)| *x *= before);
+    if hadamard {
+        let mut stride = 1;
+        while stride < dim {
+            for pair in x.chunks_exact_mut(2 * stride) {
+                let (low, high) = pair.split_at_mut(stride);
+                for (a, b) in low.iter_mut().zip(high) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            stride *= 2;
+        }
+        x.iter_mut().for_each(|x| *x *= norm(dim as u32));
+    }
+    for ((x, after), out) in x.iter().zip(after).zip(out) {
+        *out = f16_from_f32(x * after);
+    }
+}
+
+/// A KV head's rows of a transformation.
+fn of_head(transform: &[f32], head: usize, dim: usize) -> &[f32] {
+    let rows = ROWS_OF_TRANSFORM as usize * dim;
+    &transform[head * rows..][..rows]
+}
+
+/// What [`turn`](kernels_gpu::vecinfer::turn()) does.
+pub(super) fn turn(dim: usize, shape: Shape, table: &[f32], queries: &[f16], turned: &mut [f16]) {
+    struct Turn<'a> {
+        table: &'a [f32],
+        hadamard: bool,
+        row: &'a [f16],
+        out: &'a mut [f16],
+    }
+    impl Work for Turn<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<L: Lanes>(self) {
+            transform(self.row, self.table, false, self.hadamard, self.out);
+        }
+    }
+    let (level, heads) = (Level::best(), (shape.kv_heads * shape.group) as usize);
+    let rows = queries.par_chunks_exact(dim).zip(turned.par_chunks_exact_mut(dim)).with_min_len(64);
+    rows.enumerate().for_each(|(row, (query, out))| {
+        let table = of_head(table, row % heads / shape.group as usize, dim);
+        run(level, Turn { table, hadamard: shape.hadamard != 0, row: query, out });
+    });
+}

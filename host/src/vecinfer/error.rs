@@ -1,0 +1,122 @@
+//! What the system reports.
+
+use crate::kv;
+
+/// A result with this system's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What the system reports.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A buffer, a launch or a copy failed.
+    #[error(transparent)]
+    Device(#[from] crate::Error),
+    /// What exact attention refuses.
+    #[error(transparent)]
+    Exact(#[from] crate::attention::dense::Error),
+    /// The codebooks' file.
+    #[error(transparent)]
+    File(#[from] crate::tensor_file::Error),
+    /// A head_dim that no kernel has an instance for.
+    #[error("vecinfer has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
+    HeadDim {
+        /// What was asked for.
+        head_dim: u32,
+    },
+    /// Codes of keys and values that no kernel has an instance for.
+    #[error("vecinfer has no kernels for keys in {keys} with values in {values}; there are {there}")]
+    Codes {
+        /// Of keys.
+        keys: String,
+        /// Of values.
+        values: String,
+        /// What there is.
+        there: String,
+    },
+    /// A sequence whose tokens cannot be numbered.
+    #[error("{tokens} tokens a sequence are too many for vecinfer; it takes up to {most}")]
+    TooLong {
+        /// Tokens.
+        tokens: u32,
+        /// The most.
+        most: u32,
+    },
+    /// A file of codebooks for other codes.
+    #[error(
+        "{path} is for {what} {found}, and the cache is to have {expected}; give it the same, or calibrate"
+    )]
+    Setting {
+        /// The file.
+        path: String,
+        /// Keys or values.
+        what: &'static str,
+        /// The file's.
+        found: String,
+        /// The selection's.
+        expected: String,
+    },
+    /// A file of codebooks that does not hold what it should.
+    #[error("{path} is damaged: {what}; make it again by `ferrokv calibrate --scheme vecinfer`")]
+    Damaged {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// Too little text.
+    #[error(
+        "{found} sub-vectors of {what} are too few for {centroids} centroids; calibrate on {needed} tokens or more"
+    )]
+    TooFew {
+        /// Keys or values, of which layer.
+        what: String,
+        /// Sub-vectors that there are.
+        found: usize,
+        /// Centroids of a codebook.
+        centroids: usize,
+        /// Tokens that are enough.
+        needed: usize,
+    },
+    /// A key or a value that is no number.
+    #[error(
+        "the {what} of token {token} in layer {layer} is not finite, and has no code; the cache is spoilt"
+    )]
+    NotFinite {
+        /// Key or value.
+        what: &'static str,
+        /// Its position.
+        token: u32,
+        /// The layer.
+        layer: usize,
+    },
+    /// A buffer that does not hold what the problem needs.
+    #[error("{what} has {got} elements, this problem needs {expected}; make it for the plan")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// Elements it has.
+        got: usize,
+        /// Elements it needs.
+        expected: usize,
+    },
+}
+
+impl From<Error> for kv::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Device(error) => error.into(),
+            Error::Exact(error) => error.into(),
+            Error::File(error) => error.into(),
+            error @ (Error::HeadDim { .. } | Error::Codes { .. } | Error::TooLong { .. }) => {
+                kv::Error::refused(error)
+            }
+            error => kv::Error::system(error),
+        }
+    }
+}
+
+/// Says so if a buffer is of another length.
+pub(super) fn length(what: &'static str, got: usize, expected: usize) -> Result<()> {
+    if got == expected { Ok(()) } else { Err(Error::Length { what, got, expected }) }
+}

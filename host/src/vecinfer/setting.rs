@@ -1,0 +1,119 @@
+//! How a cache stores.
+
+use super::{Error, Result};
+use crate::attention::BLOCK_TOKENS;
+use crate::attention::StepProblem;
+use crate::kv::Selection;
+use kernels_gpu::vecinfer::{Code, EncodeShape, Shape, split_count};
+
+/// Channels of a head that there are kernels for.
+pub const HEAD_DIMS: [u32; 2] = [64, 128];
+/// The most tokens of a sequence.
+const MOST_TOKENS: u32 = 1 << 30;
+
+/// The names of [`CODES`](super::CODES).
+pub(super) const NAMES: [&str; 7] = ["d2b8", "d4b12", "d4b10", "d4b8", "d8b12", "d8b10", "d8b8"];
+
+/// What a code is called: `d4b8`.
+pub(super) fn name(code: Code) -> String {
+    format!("d{}b{}", code.d, code.bits)
+}
+
+/// The code of a name.
+pub(super) fn code(name: &str) -> Option<Code> {
+    super::CODES.into_iter().find(|code| self::name(*code) == name)
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Keys.
+    pub keys: Code,
+    /// Values.
+    pub values: Code,
+    /// Tokens at the end that stay in f16 at least; rounded up to whole tiles.
+    pub recent: u32,
+}
+
+impl Setting {
+    /// 2 bits a channel, 128 recent tokens.
+    pub const DEFAULT: Setting =
+        Setting { keys: Code { d: 4, bits: 8 }, values: Code { d: 4, bits: 8 }, recent: 128 };
+
+    /// What a selection says.
+    pub(super) fn of(selection: &Selection) -> Self {
+        let keys = code(selection.word("k", "")).unwrap_or(Setting::DEFAULT.keys);
+        let values = code(selection.word("v", "")).unwrap_or(keys);
+        Setting { keys, values, recent: selection.count("recent", Setting::DEFAULT.recent.into()) as u32 }
+    }
+
+    /// Tiles of the ring of recent tokens.
+    pub fn ring(self) -> u32 {
+        self.recent.div_ceil(BLOCK_TOKENS) + 1
+    }
+
+    /// Tokens of a sequence of `length` that a step reads from their codes.
+    pub fn coded(self, length: u64) -> u64 {
+        let tiles = length / u64::from(BLOCK_TOKENS);
+        tiles.saturating_sub(u64::from(self.ring() - 1)) * u64::from(BLOCK_TOKENS)
+    }
+
+    /// Bytes of a token's codes of one KV head.
+    pub fn token_bytes(self, head_dim: u32) -> f64 {
+        f64::from(self.tile_bytes(head_dim)) / f64::from(BLOCK_TOKENS)
+    }
+
+    /// Bytes of a tile's codes of one KV head.
+    pub fn tile_bytes(self, head_dim: u32) -> u32 {
+        self.keys.tile_bytes(head_dim) + self.values.tile_bytes(head_dim)
+    }
+
+    /// Bytes that a step reads of a KV head of so many tokens: codes, and the recent tokens in f16.
+    pub fn step_bytes(self, head_dim: u32, tokens: u64) -> f64 {
+        let coded = self.coded(tokens);
+        self.token_bytes(head_dim) * coded as f64 + f64::from(4 * head_dim) * (tokens - coded) as f64
+    }
+
+    /// What the kernels are told of a cache for such steps, but for its tables.
+    pub(super) fn shape(self, problem: StepProblem) -> Shape {
+        let group = problem.q_heads / problem.kv_heads.max(1);
+        let tiles = problem.max_tokens.div_ceil(BLOCK_TOKENS).max(1);
+        let launches = problem.sequences * problem.kv_heads * group.div_ceil(8);
+        Shape {
+            group,
+            kv_heads: problem.kv_heads,
+            tiles,
+            ring: self.ring(),
+            splits: split_count(launches, tiles),
+            scale_log2: (problem.dense().scale() * std::f64::consts::LOG2_E) as f32,
+            hadamard: 0,
+            key_stride: 0,
+            value_stride: 0,
+        }
+    }
+
+    /// The same for writing `tokens` of each sequence.
+    pub(super) fn encode_shape(self, shape: Shape, head_dim: u32, tokens: u32) -> EncodeShape {
+        EncodeShape {
+            cache: shape,
+            tokens,
+            first_kind: 0,
+            key_tile: self.keys.tile_bytes(head_dim),
+            value_tile: self.values.tile_bytes(head_dim),
+            max_blocks: 0,
+            to_pool: 0,
+        }
+    }
+}
+
+/// The problem, if there are kernels for it and it can be numbered.
+pub(super) fn checked(problem: StepProblem) -> Result<StepProblem> {
+    problem.dense().checked()?;
+    if !HEAD_DIMS.contains(&problem.head_dim) {
+        return Err(Error::HeadDim { head_dim: problem.head_dim });
+    }
+    if problem.max_tokens > MOST_TOKENS {
+        return Err(Error::TooLong { tokens: problem.max_tokens, most: MOST_TOKENS });
+    }
+    Ok(problem)
+}

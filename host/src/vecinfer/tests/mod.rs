@@ -1,0 +1,194 @@
+//! One property over oracle, the CPU's own path and the emulator.
+
+use super::cases::{Ran, STEP, Step, ran, settings, steps};
+use super::oracle;
+use super::{HEAD_DIMS, Setting};
+use crate::Device;
+use crate::attention::BLOCK_TOKENS;
+use crate::check::Coverage;
+use half::f16;
+use kernels_gpu::vecinfer::Kind;
+use simt::emu::EmuOptions;
+
+const TILE: usize = BLOCK_TOKENS as usize;
+
+fn device() -> Device {
+    Device::cpu(EmuOptions::default())
+}
+
+fn run(step: Step, setting: Setting, head_dim: u32, slices: bool) -> Ran {
+    ran(&device(), step, setting, head_dim, slices).expect("a run")
+}
+
+fn wide(row: &[f16]) -> Vec<f64> {
+    row.iter().map(|x| x.to_f64()).collect()
+}
+
+impl Ran {
+    /// Key, or value, of a token as it came.
+    fn original(&self, kind: usize, sequence: usize, token: usize, head: usize) -> Vec<f64> {
+        let problem = self.batch.problem;
+        let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
+        let width = self.batch.table.len() / self.batch.lengths.len();
+        let block = self.batch.table[sequence * width + token / TILE] as usize;
+        let from = ((block * heads + head) * TILE + token % TILE) * dim;
+        wide(&[&self.batch.keys, &self.batch.values][kind][from..from + dim])
+    }
+
+    /// As it is stored, and read by a step.
+    fn stored(&self, kind: usize, sequence: usize, token: usize, head: usize) -> Vec<f64> {
+        let (setting, shape, problem) = (self.store.setting(), self.store.shape(), self.batch.problem);
+        let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
+        let row = sequence * heads + head;
+        let tile = token / TILE;
+        if tile >= shape.coded(self.batch.lengths[sequence]) as usize {
+            let ring = shape.ring as usize;
+            let from = ((row * ring + tile % ring) * TILE + token % TILE) * dim;
+            let mut out = vec![f16::ZERO; dim];
+            self.store.recent()[kind].read(from, &mut out).expect("read");
+            return wide(&out);
+        }
+        let code = [setting.keys, setting.values][kind];
+        let bytes = setting.tile_bytes(problem.head_dim) as usize;
+        let own = code.tile_bytes(problem.head_dim) as usize;
+        let mut out = vec![0; own];
+        let from = (row * shape.tiles as usize + tile) * bytes + if kind == 0 { 0 } else { bytes - own };
+        self.store.codes().read(from, &mut out).expect("read");
+        let kind_of = [Kind::Key, Kind::Value][kind];
+        let book = self.book(kind, head);
+        oracle::decoded(code, kind_of, problem.head_dim, &out, (token % TILE) as u32, &book)
+    }
+
+    fn book(&self, kind: usize, head: usize) -> Vec<f64> {
+        let code = self.books.codes[kind];
+        let layer = &self.books.layers[0];
+        let book = [&layer.keys, &layer.values][kind];
+        let one = code.book_elements() as usize;
+        wide(&book[if book.len() == one { 0 } else { head * one }..][..one])
+    }
+}
+
+/// Codes, rings, restored tokens, turned queries, output: the same bits by the kernels and on slices.
+#[test]
+fn slices_have_the_bits_of_the_kernels() {
+    for head_dim in HEAD_DIMS {
+        for [keys, values] in settings() {
+            for step in steps(Coverage::Quick) {
+                let setting = Setting { keys, values, recent: step.recent };
+                let [kernels, slices] = [false, true]
+                    .map(|slices| run(step, setting, head_dim, slices).outputs().expect("outputs"));
+                for (kernels, slices) in kernels.iter().zip(&slices) {
+                    assert!(
+                        kernels.bytes() == slices.bytes(),
+                        "{head_dim} {setting:?} {step:?}: {}",
+                        kernels.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Each code is that of a nearest centroid of what is stored in f16, and of the first of equal ones.
+#[test]
+fn codes_are_those_of_the_nearest_centroids() {
+    for head_dim in HEAD_DIMS {
+        for [keys, values] in settings() {
+            let step = Step { lengths: &[64, 37], by_head: true, recent: 0, ..STEP };
+            // A ring that holds all: what is stored in f16 beside what is stored in codes.
+            let whole =
+                run(Step { recent: 160, ..step }, Setting { keys, values, recent: 160 }, head_dim, true);
+            let coded = run(step, Setting { keys, values, recent: 0 }, head_dim, true);
+            for (sequence, length) in [(0, 64), (1, 32)] {
+                for kind in 0..2 {
+                    for head in 0..2 {
+                        let (code, book) = ([keys, values][kind], coded.book(kind, head));
+                        let d = code.d as usize;
+                        for token in 0..length {
+                            let exact = whole.stored(kind, sequence, token, head);
+                            let found = coded.stored(kind, sequence, token, head);
+                            for (x, found) in exact.chunks(d).zip(found.chunks(d)) {
+                                let near = oracle::nearest(x, &book);
+                                let is = |n: &u32| book[*n as usize * d..][..d] == *found;
+                                assert!(near.iter().any(is), "{code:?}: {x:?} to {found:?}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What is stored in f16 is the transformation, and it keeps products of queries and keys but for a constant.
+#[test]
+fn the_transformation_keeps_products() {
+    for (head_dim, hadamard) in [(64, true), (128, true), (128, false)] {
+        let setting = Setting { recent: 160, ..Setting::DEFAULT };
+        let step = Step { lengths: &[40], hadamard, recent: 160, ..STEP };
+        let ran = run(step, setting, head_dim, true);
+        let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let dim = head_dim as usize;
+        let turned = ran.turned.to_vec().expect("read");
+        for q_head in 0..8 {
+            let head = q_head / 4;
+            let query = wide(&ran.batch.queries[q_head * dim..][..dim]);
+            let exact = oracle::transformed(&query, &ran.books.layers[0], head, false, hadamard);
+            let rounded = wide(&turned[q_head * dim..][..dim]);
+            let far: Vec<f64> = rounded.iter().zip(&exact).map(|(a, b)| a - b).collect();
+            assert!(norm(&far) <= oracle::transform_error(norm(&exact), dim), "query {q_head}");
+            let mean: Vec<f64> = ran.books.layers[0].transform[head * 5 * dim..][..dim]
+                .iter()
+                .map(|x| f64::from(*x))
+                .collect();
+            for token in 0..40 {
+                let key = ran.original(0, 0, token, head);
+                let own = oracle::transformed(&key, &ran.books.layers[0], head, true, hadamard);
+                // λ and 1/λ are rounded to f32, and f64 adds little.
+                let expected = dot(&query, &key) - dot(&query, &mean);
+                let far = (dot(&exact, &own) - expected).abs();
+                assert!(far <= 1e-6 * norm(&exact) * norm(&own), "{far} of {expected}");
+                let stored = ran.stored(0, 0, token, head);
+                let far: Vec<f64> = stored.iter().zip(&own).map(|(a, b)| a - b).collect();
+                assert!(norm(&far) <= oracle::transform_error(norm(&own), dim), "key {token}");
+                assert_eq!(ran.stored(1, 0, token, head), ran.original(1, 0, token, head));
+            }
+        }
+    }
+}
+
+/// A step's output is attention over what is stored.
+#[test]
+fn a_step_is_attention_over_what_is_stored() {
+    for head_dim in HEAD_DIMS {
+        for [keys, values] in settings() {
+            for step in [
+                STEP,
+                Step { lengths: &[159, 111], group: 11, by_head: true, recent: 0, ..STEP },
+                Step { lengths: &[900, 530], max_tokens: 900, recent: 128, ..STEP },
+            ] {
+                let ran = run(step, Setting { keys, values, recent: step.recent }, head_dim, true);
+                let dim = head_dim as usize;
+                let output = ran.output.to_vec().expect("read");
+                let heads = (step.kv_heads * step.group) as usize;
+                for (row, output) in output.chunks_exact(dim).enumerate() {
+                    let (sequence, q_head) = (row / heads, row % heads);
+                    let head = q_head / step.group as usize;
+                    let query = wide(&ran.batch.queries[row * dim..][..dim]);
+                    let query = oracle::transformed(&query, &ran.books.layers[0], head, false, step.hadamard);
+                    let length = step.lengths[sequence] as usize;
+                    let all = |kind| -> Vec<Vec<f64>> {
+                        (0..length).map(|token| ran.stored(kind, sequence, token, head)).collect()
+                    };
+                    let steps = length.div_ceil(TILE);
+                    let (exact, bound) = oracle::attend(&query, &all(0), &all(1), steps);
+                    for (found, exact) in output.iter().zip(exact) {
+                        let far = (f64::from(*found) - exact).abs();
+                        assert!(far <= bound, "row {row}: {found} for {exact}, {bound} is allowed");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! A step as a workload: all sequences of a batch in one launch.
+
+use super::calibrate::of_itself;
+use super::{Books, Encode, Handles, Plan, Setting, Source, Store, Tables};
+use crate::attention::{BLOCK_TOKENS, StepProblem};
+use crate::kv::calibration::{Material, Passed};
+use crate::kv::workload::{Fact, Input, Memory, Opening, Outcome, Workload};
+use crate::kv::{self, Geometry, HeadReport, Result};
+use crate::{BackendKind, Buffer, Stream};
+use half::f16;
+use std::sync::Arc;
+
+const BLOCK: usize = BLOCK_TOKENS as usize;
+/// Tokens that codebooks are made from at most, where none are given.
+const TOKENS: usize = 4096;
+/// And at least: fewer are taken again and again.
+const LEAST: usize = 2048;
+
+struct VecInfer {
+    input: Arc<Input<f16>>,
+    setting: Setting,
+    plan: Plan,
+    tables: Tables,
+    /// Of each pool.
+    stores: Vec<Store>,
+    lengths: Buffer<u32>,
+    output: Buffer<f32>,
+    /// Whether the codebooks were made from the input.
+    of_itself: bool,
+}
+
+/// The codes of each of the pools, and a step. Without a file the codebooks are made from the input itself.
+pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
+    let input = opening.f16()?;
+    let setting = Setting::of(opening.selection);
+    let dense = input.problem;
+    let problem = StepProblem {
+        sequences: dense.sequences,
+        q_heads: dense.q_heads,
+        kv_heads: dense.kv_heads,
+        head_dim: dense.head_dim,
+        max_tokens: dense.max_tokens,
+    };
+    let device = input.device.clone();
+    let plan = Plan::new(&device, problem, setting)?;
+    let geometry = Geometry {
+        layers: 1,
+        q_heads: dense.q_heads as usize,
+        kv_heads: dense.kv_heads as usize,
+        head_dim: dense.head_dim as usize,
+    };
+    let capacity = (dense.max_tokens as usize).into();
+    let selection = opening.selection;
+    let file =
+        kv::Opening { device: &device, geometry, rope: None, capacity, selection }.artifact("codes")?;
+    let of_itself = file.is_none();
+    let books = match file {
+        Some(mut file) => Books::read(&mut file, setting, [1, geometry.kv_heads, geometry.head_dim])?,
+        None => self::of_itself(&material(&input, geometry)?, setting)?,
+    };
+    let tables = Tables::new(&device, &books, 0)?;
+    let stream = Stream::new(&device)?;
+    let mut output = Buffer::new(&device, problem.dense().query_rows() * problem.head_dim as usize)?;
+    // What no right result is.
+    stream.fill_u8(&mut output, .., 0xff)?;
+    let lengths = Buffer::zeroed(&device, problem.sequences as usize)?;
+    let stores = Vec::new();
+    let mut workload = VecInfer { input, setting, plan, tables, stores, lengths, output, of_itself };
+    for set in 0..workload.input.pools.len() {
+        workload.encode(&stream, set, problem)?;
+    }
+    // A first run outside any timing: the driver loads the kernel.
+    workload.enqueue(&stream, 0, 1)?;
+    stream.synchronize()?;
+    Ok(Box::new(workload))
+}
+
+/// Some tokens of the first pool, evenly spread.
+fn material(input: &Input<f16>, geometry: Geometry) -> Result<Material> {
+    let (heads, dim) = (geometry.kv_heads, geometry.head_dim);
+    let pool = &input.pools[0];
+    let all: usize = input.lengths.iter().map(|length| *length as usize).sum();
+    let every = all.div_ceil(TOKENS).max(1);
+    let mut passed = Passed::default();
+    let mut blocks = [vec![f16::ZERO; heads * BLOCK * dim], vec![f16::ZERO; heads * BLOCK * dim]];
+    let mut index = 0;
+    for (length, numbers) in input.lengths.iter().zip(&input.blocks) {
+        for (number, first) in numbers.iter().zip((0..*length as usize).step_by(BLOCK)) {
+            index += 1;
+            if index % every != 0 && every > 1 {
+                continue;
+            }
+            let at = *number as usize * blocks[0].len();
+            pool.keys().read(at, &mut blocks[0])?;
+            pool.values().read(at, &mut blocks[1])?;
+            for place in 0..BLOCK.min(*length as usize - first) {
+                for head in 0..heads {
+                    let row = (head * BLOCK + place) * dim..(head * BLOCK + place + 1) * dim;
+                    passed.keys.extend_from_slice(&blocks[0][row.clone()]);
+                    passed.values.extend_from_slice(&blocks[1][row]);
+                }
+            }
+        }
+    }
+    if passed.keys.is_empty() {
+        passed.keys.resize(heads * dim, f16::ZERO);
+        passed.values.resize(heads * dim, f16::ZERO);
+    }
+    for rows in [&mut passed.keys, &mut passed.values] {
+        let once = rows.len();
+        while rows.len() < LEAST * heads * dim {
+            rows.extend_from_within(..once);
+        }
+        rows.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = f16::ZERO);
+    }
+    Ok(Material { geometry, layers: vec![passed] })
+}
+
+impl VecInfer {
+    /// Stores a pool's sequences.
+    fn encode(&mut self, stream: &Stream, set: usize, problem: StepProblem) -> Result<()> {
+        let device = stream.device();
+        let mut store = Store::new(device, problem, self.setting)?;
+        let slices = device.kind() == BackendKind::Cpu;
+        let (pool, table) = (&self.input.pools[set], &self.input.table);
+        let width = table.max_blocks() as usize;
+        let longest = self.input.lengths.iter().copied().max().unwrap_or(0) as usize;
+        let positions = Buffer::<u32>::zeroed(device, longest.max(1))?;
+        for (sequence, length) in self.input.lengths.iter().enumerate().filter(|(_, length)| **length > 0) {
+            let row = table.blocks().global_range(sequence * width..(sequence + 1) * width)?;
+            let encode = Encode {
+                sequence: sequence as u32,
+                counts: [1, *length],
+                source: Source::Pool { table: row, max_blocks: width as u32 },
+                keys: pool.keys().global(),
+                values: pool.values().global(),
+                positions: positions.global_range(..*length as usize)?,
+                lengths: self.lengths.global_range_mut(sequence..sequence + 1)?,
+                pool: None,
+            };
+            // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against
+            // the pools. `positions` is there until the stream has been waited for.
+            unsafe { store.encode_on(stream, slices, &self.tables, encode) }?;
+        }
+        store.check(stream, 0)?;
+        self.stores.push(store);
+        Ok(())
+    }
+}
+
+impl Workload for VecInfer {
+    fn stages(&self) -> &'static [&'static str] {
+        &["attend"]
+    }
+
+    fn enqueue(&mut self, stream: &Stream, set: usize, _: usize) -> Result<()> {
+        let slices = stream.device().kind() == BackendKind::Cpu && !stream.is_capturing();
+        let handles = Handles {
+            queries: self.input.queries[0].global(),
+            lengths: self.lengths.global(),
+            output: self.output.global_mut(),
+        };
+        let (store, tables) = (&self.stores[set], &self.tables);
+        // SAFETY: buffers of this device, host memory on the CPU. Dropping a buffer waits for the device.
+        Ok(unsafe { self.plan.run_on(stream, slices, store, tables, handles) }?)
+    }
+
+    fn read_bytes(&self) -> u64 {
+        let of = |length: &u32| self.setting.step_bytes(self.input.problem.head_dim, (*length).into());
+        let of_head: f64 = self.input.lengths.iter().map(of).sum();
+        u64::from(self.input.problem.kv_heads) * of_head.ceil() as u64
+    }
+
+    fn memory(&self) -> Memory {
+        Memory { device: (self.stores[0].bytes() + self.tables.bytes()) as u64, host: 0 }
+    }
+
+    fn outcome(&self) -> Result<Outcome> {
+        let heads = vec![HeadReport::STORED; self.plan.problem().dense().query_rows()];
+        Ok(Outcome { output: self.output.to_vec()?, lse: Vec::new(), heads })
+    }
+
+    fn facts(&self) -> Result<Vec<Fact>> {
+        let coded: u64 = self.input.lengths.iter().map(|length| self.setting.coded((*length).into())).sum();
+        let all: u64 = self.input.lengths.iter().map(|length| u64::from(*length)).sum();
+        let of_itself = if self.of_itself { "made from this input itself" } else { "from the file" };
+        Ok(vec![
+            Fact::text("codebooks", of_itself),
+            Fact::count("tokens read from codes", coded as f64),
+            Fact::count("tokens read in f16", (all - coded) as f64),
+        ])
+    }
+}

@@ -1,0 +1,185 @@
+//! Codebooks in shared memory, and a lane's codes in registers.
+//!
+//! A codebook of 256 centroids is repeated in all banks: row `code` is 128 bytes, in which the centroid lies
+//! once for each group of lanes that is served at a time (16 times at 8 bytes). So 32 lanes with 32 different
+//! codes never meet in a bank, and a load of 8 bytes a lane takes the two cycles that its bytes take. It
+//! costs 32 KiB in place of 512·d bytes. Larger codebooks are there once.
+
+use super::Code;
+use crate::element::store_whole;
+use glam::{UVec2, UVec4};
+use half::f16;
+use simt::{Global, Shared, SharedPlan, bits, thread, unroll};
+
+/// Bytes of a row that is repeated in all banks.
+const ROW: u32 = 128;
+/// Threads of the blocks that use them.
+pub(super) const THREADS: u32 = 256;
+
+/// Bytes of a codebook in shared memory.
+pub(super) const fn book_bytes(code: Code) -> u32 {
+    if code.bits == 8 { ROW * 256 } else { 2 * code.book_elements() }
+}
+
+/// A codebook in shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Book<const C: u32> {
+    memory: Shared<u8>,
+}
+
+impl<const C: u32> Book<C> {
+    const CODE: Code = Code::of(C);
+    /// Bytes of a centroid.
+    const UNIT: u32 = 2 * Self::CODE.d;
+
+    /// Room in `plan`.
+    pub(super) const fn plan(plan: &mut SharedPlan) -> Self {
+        Book { memory: plan.array(book_bytes(Code::of(C))) }
+    }
+
+    /// Fills it from element `from` of `books`, with what was loaded ahead of it: the work of a block. A
+    /// barrier must follow.
+    #[simt::device]
+    pub(super) fn fill(self, ahead: Chunks<C>, books: Global<f16>, from: usize) {
+        let t = thread::thread_idx_x();
+        if Self::CODE.bits == 8 {
+            unroll!(for i in 0..8 {
+                self.memory.store_vector(16 * (t + THREADS * i as u32), ahead.widened(i));
+            });
+            return;
+        }
+        unroll!(for i in 0..(book_bytes(Code::of(C)) as usize / 16 / THREADS as usize), at_most 16 {
+            let chunk = t + THREADS * i as u32;
+            let word: UVec4 = books.load_vector_readonly(from + (8 * chunk) as usize);
+            self.memory.store_vector(16 * chunk, word);
+        });
+    }
+
+    /// What a lane adds to the place of each centroid.
+    #[inline(always)]
+    pub(super) fn of_lane(self, lane: u32) -> u32 {
+        if Self::CODE.bits == 8 { lane * Self::UNIT % ROW } else { 0 }
+    }
+
+    /// The unit of a lane's slots from `slot` on: two words of four channels, four of eight.
+    #[simt::device]
+    pub(super) fn unit(self, words: &Words<C>, slot: usize, own: u32) -> [u32; 4] {
+        match Self::CODE.d {
+            2 => {
+                let [a, b] = [slot, slot + 1].map(|s| self.memory.load_vector::<u32>(words.place(s, own)));
+                [a, b, 0, 0]
+            }
+            4 => {
+                let [a, b] = self.memory.load_vector::<[u32; 2]>(words.place(slot, own));
+                [a, b, 0, 0]
+            }
+            _ => self.memory.load_vector::<UVec4>(words.place(slot, own)).to_array(),
+        }
+    }
+}
+
+/// A thread's centroids of a codebook that is repeated, on their way there: of 16 bytes of its eighth each.
+#[derive(Clone, Copy)]
+pub(super) struct Chunks<const C: u32> {
+    words: [[u32; 4]; 8],
+}
+
+impl<const C: u32> Chunks<C> {
+    /// Loads them, ahead of the wait of a launch that overlaps; none of a larger codebook.
+    #[simt::device]
+    pub(super) fn ahead(books: Global<f16>, from: usize) -> Self {
+        let mut words = [[0; 4]; 8];
+        if Code::of(C).bits == 8 {
+            unroll!(for i in 0..8 {
+                let code = (thread::thread_idx_x() + THREADS * i as u32) / (ROW / 16);
+                let at = from + (code * Code::of(C).d) as usize;
+                match Code::of(C).d {
+                    2 => words[i][0] = books.load_vector_ahead::<u32>(at),
+                    4 => [words[i][0], words[i][1]] = books.load_vector_ahead::<UVec2>(at).to_array(),
+                    _ => words[i] = books.load_vector_ahead::<UVec4>(at).to_array(),
+                }
+            });
+        }
+        Chunks { words }
+    }
+
+    /// 16 bytes of the row, as often as the centroid fits.
+    #[inline(always)]
+    fn widened(&self, i: usize) -> UVec4 {
+        let [a, b, c, d] = self.words[i];
+        match Code::of(C).d {
+            2 => UVec4::splat(a),
+            4 => UVec4::new(a, b, a, b),
+            _ => UVec4::new(a, b, c, d),
+        }
+    }
+}
+
+/// A lane's codes of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Words<const C: u32> {
+    low: [u32; 8],
+    high: [u32; 2],
+}
+
+impl<const C: u32> Words<C> {
+    const CODE: Code = Code::of(C);
+
+    /// None.
+    pub(super) const NONE: Self = Words { low: [0; 8], high: [0; 2] };
+
+    /// Of the tile that begins at byte `tile`.
+    #[simt::device]
+    pub(super) fn load<const D: usize>(codes: Global<u8>, tile: usize, lane: u32) -> Self {
+        let (low_bytes, high_bytes) = (Self::CODE.low_bytes(D as u32), Self::CODE.high_bytes(D as u32));
+        let mut low = [0; 8];
+        let at = tile + (lane * low_bytes) as usize;
+        match low_bytes {
+            4 => low[0] = codes.load_vector_streaming::<u32>(at),
+            8 => [low[0], low[1]] = codes.load_vector_streaming::<UVec2>(at).to_array(),
+            _ => {
+                [low[0], low[1], low[2], low[3]] = codes.load_vector_streaming::<UVec4>(at).to_array();
+                if low_bytes == 32 {
+                    [low[4], low[5], low[6], low[7]] =
+                        codes.load_vector_streaming::<UVec4>(at + 16).to_array();
+                }
+            }
+        }
+        let mut high = [0; 2];
+        let at = tile + (32 * low_bytes + lane * high_bytes) as usize;
+        match high_bytes {
+            0 => {}
+            1 => high[0] = codes.load_vector_streaming::<u8>(at) as u32,
+            2 => high[0] = codes.load_vector_streaming::<u16>(at) as u32,
+            4 => high[0] = codes.load_vector_streaming::<u32>(at),
+            _ => high = codes.load_vector_streaming::<UVec2>(at).to_array(),
+        }
+        Words { low, high }
+    }
+
+    /// Where the centroid of a slot's code begins in shared memory, `own` being the lane's part.
+    #[inline(always)]
+    fn place(&self, slot: usize, own: u32) -> u32 {
+        let log = if Self::CODE.bits == 8 { ROW } else { Book::<C>::UNIT }.trailing_zeros();
+        let low = moved(self.low[slot / 4], 8 * (slot as u32 % 4), log);
+        if Self::CODE.bits == 8 {
+            return bits::and_or(low, 0xff << log, own);
+        }
+        let more = Self::CODE.bits - 8;
+        let bit = slot as u32 * more;
+        let high = moved(self.high[(bit / 32) as usize], bit % 32, log + 8);
+        bits::and_or(low, 0xff << log, high & ((1 << more) - 1) << (log + 8))
+    }
+}
+
+/// `word` shifted so that its bit `from` becomes bit `to`.
+#[inline(always)]
+const fn moved(word: u32, from: u32, to: u32) -> u32 {
+    if from > to { word >> (from - to) } else { word << (to - from) }
+}
+
+/// Writes eight bytes of f16 in one access.
+#[simt::device]
+pub(super) fn store_four(target: simt::GlobalMut<f16>, at: usize, words: [u32; 2]) {
+    store_whole(target, at, words);
+}

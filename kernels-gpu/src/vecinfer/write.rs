@@ -1,0 +1,353 @@
+//! # Mathematics
+//! A key is transformed and rounded to f16, a value stays as it is; both are cut into sub-vectors x of d
+//! channels, and the code of x is the number of the centroid c (equation 2) with the least
+//!
+//! ```text
+//! s = ½‖c‖² − x·c        (½‖x − c‖² less ½‖x‖², which all have)
+//! ```
+//!
+//! of equal ones the lowest. In f32: ½‖c‖² as [`half_norm`] and s as [`score`] have it. A sub-vector with a
+//! NaN has code 0. The error of s is at most (d + 1)·u·(½‖c‖² + Σ|x_i·c_i|), so a centroid that is not the
+//! nearest is chosen only where both are that near to each other.
+//!
+//! # Layout
+//! `keys`, `values`: rows [sequences, tokens, kv_heads, D], or a pool [blocks, kv_heads, 16, D] with a table.
+//! `codes` [sequences, kv_heads, tiles, bytes of a tile of keys and one of values], as [`Code`] says.
+//! `recent_keys` (transformed), `recent_values` [sequences, kv_heads, ring, 16, D]: tile t of a sequence is
+//! at t modulo `ring`. `lengths` \[sequences\]. `pool_keys`, `pool_values` [blocks, kv_heads, 16, D]: tile t
+//! is block t, for a prompt's attention.
+//!
+//! # Work split
+//! Grid (tiles that a chunk can touch, kv_heads · kinds, sequences): a thread block is alone with its tile.
+//! Its eight warps transform a token each at a time; then each takes four sub-vectors at a time, a lane every
+//! 32nd centroid, and the least s of the lanes is found by two reductions. A sub-vector costs a lane
+//! 2^b/32·(d + 3) instructions and some 20 more.
+
+use super::transform::{Shape, load_row, round_row, transform};
+use super::{Code, Kind};
+use crate::attention::BLOCK_TOKENS;
+use half::f16;
+use simt::math::fma;
+use simt::warp::{self, FULL_MASK, warp_reduce_min_u32};
+use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, convert, kernel, thread, unroll};
+
+/// Threads of a block.
+pub const ENCODE_THREADS: u32 = 256;
+const WARPS: u32 = ENCODE_THREADS / 32;
+/// Sub-vectors that a warp takes at a time.
+const AT_ONCE: usize = 4;
+/// Centroids that a lane has in registers at a time.
+const OF_LANE: usize = 8;
+
+/// The extents of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct EncodeShape {
+    /// The cache's.
+    pub cache: Shape,
+    /// Tokens of each sequence.
+    pub tokens: u32,
+    /// 0 for keys, 1 for values: what the launch begins with.
+    pub first_kind: u32,
+    /// Bytes of a tile of keys.
+    pub key_tile: u32,
+    /// Bytes of a tile of values.
+    pub value_tile: u32,
+    /// Entries of a row of the table; 0 where keys and values come in rows.
+    pub max_blocks: u32,
+    /// Whether what is stored goes to the pools as well: 0 or 1.
+    pub to_pool: u32,
+}
+
+/// What the kernel, the CPU's own path and the tests have in common.
+#[derive(Debug)]
+pub struct Nearest;
+
+impl Nearest {
+    /// ½‖c‖².
+    #[inline(always)]
+    pub fn half_norm<const N: usize>(c: &[f32; 8]) -> f32 {
+        let mut sum = c[0] * c[0];
+        unroll!(for i in 1..N, at_most 7 {
+            sum = fma(c[i], c[i], sum);
+        });
+        0.5 * sum
+    }
+
+    /// ½‖c‖² − x·c.
+    #[inline(always)]
+    pub fn score<const N: usize>(x: &[f32; 8], c: &[f32; 8], half_norm: f32) -> f32 {
+        let mut s = half_norm;
+        unroll!(for i in 0..N, at_most 8 {
+            s = fma(-x[i], c[i], s);
+        });
+        s
+    }
+}
+
+/// A word that orders like a score; zeros are equal.
+#[inline(always)]
+fn ordered(score: f32) -> u32 {
+    let bits = (score + 0.0).to_bits();
+    if bits >> 31 != 0 { !bits } else { bits | 1 << 31 }
+}
+
+struct Layout {
+    /// What is stored of the tile's tokens in f16, [16, D / 2] words.
+    rows: Shared<u32>,
+    /// [16, parts].
+    codes: Shared<u32>,
+    bytes: u32,
+}
+
+const fn layout<const D: usize, const C: u32>() -> Layout {
+    let mut plan = SharedPlan::new();
+    let rows = plan.array(BLOCK_TOKENS * D as u32 / 2);
+    let codes = plan.array(BLOCK_TOKENS * Code::of(C).parts(D as u32));
+    Layout { rows, codes, bytes: plan.bytes() }
+}
+
+/// Shared memory of an instance.
+pub const fn encode_bytes<const D: usize, const C: u32>() -> u32 {
+    layout::<D, C>().bytes
+}
+
+/// Encodes the new tokens of each sequence; see the head of the file. A sequence's tokens follow each other
+/// from the position of its first on; those past its room are left out.
+#[kernel(system = vecinfer, instances((64, 408), (128, 408)), max_threads = 256, overlaps)]
+pub fn encode<const D: usize, const C: u32>(
+    keys: Global<f16>,
+    values: Global<f16>,
+    positions: Global<u32>,
+    table: Global<u32>,
+    transforms: Global<f32>,
+    key_books: Global<f16>,
+    value_books: Global<f16>,
+    codes: GlobalMut<u8>,
+    recent_keys: GlobalMut<f16>,
+    recent_values: GlobalMut<f16>,
+    pool_keys: GlobalMut<f16>,
+    pool_values: GlobalMut<f16>,
+    lengths: GlobalMut<u32>,
+    refused: GlobalMut<u32>,
+    shape: EncodeShape,
+) {
+    let cache = shape.cache;
+    let code = Code::of(C);
+    let layout = layout::<D, C>();
+    let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
+    let (warp, sequence) = (t / 32, thread::block_idx_z());
+    let kind = shape.first_kind + bits::div_u32(thread::block_idx_y(), cache.kv_heads);
+    let head = bits::rem_u32(thread::block_idx_y(), cache.kv_heads);
+    let key = kind == 0;
+    let row = sequence as usize * cache.kv_heads as usize + head as usize;
+
+    let first = positions.load((sequence * shape.tokens) as usize);
+    let room = cache.tiles * BLOCK_TOKENS;
+    if first >= room {
+        return;
+    }
+    let past = if shape.tokens < room - first { first + shape.tokens } else { room };
+    let tile = first / BLOCK_TOKENS + thread::block_idx_x();
+    let begin = if first > tile * BLOCK_TOKENS { first } else { tile * BLOCK_TOKENS };
+    let end = if past < (tile + 1) * BLOCK_TOKENS { past } else { (tile + 1) * BLOCK_TOKENS };
+    if begin >= end {
+        return;
+    }
+    if end == past && thread::block_idx_y() == 0 && t == 0 && shape.first_kind == 0 {
+        lengths.store(sequence as usize, past);
+    }
+
+    // What is stored.
+    let source = if key { keys } else { values };
+    let in_ring = tile + cache.ring > (past - 1) / BLOCK_TOKENS;
+    let mut token = begin + warp;
+    while token < end {
+        let place = token % BLOCK_TOKENS;
+        let from = if shape.max_blocks != 0 {
+            let block = table.load((sequence * shape.max_blocks + tile) as usize);
+            (block as usize * cache.kv_heads as usize + head as usize) * BLOCK_TOKENS as usize
+                + place as usize
+        } else {
+            let token = (sequence * shape.tokens + (token - first)) as usize;
+            token * cache.kv_heads as usize + head as usize
+        };
+        let mut x = load_row::<D>(source, from, lane);
+        if key {
+            x = transform::<D>(x, transforms, head, true, cache.hadamard != 0, lane);
+        }
+        let words = round_row(x);
+        let mut finite = true;
+        unroll!(for i in 0..(D / 32), at_most 4 {
+            finite &= words[i / 2] >> (16 * (i % 2)) & 0x7c00 != 0x7c00;
+        });
+        if !warp::warp_vote_all(FULL_MASK, finite) && lane == 0 {
+            refused.atomic_max(0, 2 * token + 1 + !key as u32);
+        }
+        store_words::<D>(layout.rows, place, words, lane);
+        if in_ring {
+            let slot = row * cache.ring as usize + bits::rem_u32(tile, cache.ring) as usize;
+            let to = slot * BLOCK_TOKENS as usize + place as usize;
+            store_f16::<D>(if key { recent_keys } else { recent_values }, to, words, lane);
+        }
+        if shape.to_pool != 0 {
+            let block = tile as usize * cache.kv_heads as usize + head as usize;
+            let to = block * BLOCK_TOKENS as usize + place as usize;
+            store_f16::<D>(if key { pool_keys } else { pool_values }, to, words, lane);
+        }
+        token += WARPS;
+    }
+    thread::sync_threads();
+
+    // The nearest centroids.
+    let (books, stride) = if key { (key_books, cache.key_stride) } else { (value_books, cache.value_stride) };
+    let book = (head * stride) as usize;
+    let parts = code.parts(D as u32);
+    let (offset, items) = (begin % BLOCK_TOKENS * parts, (end - begin) * parts);
+    let mut own = Centroids::<C>::NONE;
+    if code.bits == 8 {
+        own = Centroids::load(books, book, 0, lane);
+    }
+    let mut item = warp * AT_ONCE as u32;
+    while item < items {
+        let mut x = [[0f32; 8]; AT_ONCE];
+        unroll!(for i in 0..4 {
+            x[i] = sub_vector::<D, C>(layout.rows, offset + item + i as u32);
+        });
+        let mut best = [f32::INFINITY; AT_ONCE];
+        let mut index = [u32::MAX; AT_ONCE];
+        let mut chunk = 0;
+        while chunk < code.centroids() {
+            if code.bits > 8 {
+                own = Centroids::load(books, book, chunk, lane);
+            }
+            unroll!(for k in 0..8 {
+                unroll!(for i in 0..4 {
+                    let score = own.score(&x[i], k);
+                    if score < best[i] {
+                        best[i] = score;
+                        index[i] = chunk + 32 * k as u32 + lane;
+                    }
+                });
+            });
+            chunk += 32 * OF_LANE as u32;
+        }
+        unroll!(for i in 0..4 {
+            let own = ordered(best[i]);
+            let least = warp_reduce_min_u32(FULL_MASK, own);
+            let index = warp_reduce_min_u32(FULL_MASK, if own == least { index[i] } else { u32::MAX });
+            if lane == 0 {
+                layout.codes.store(offset + item + i as u32, if index == u32::MAX { 0 } else { index });
+            }
+        });
+        item += WARPS * AT_ONCE as u32;
+    }
+    thread::sync_threads();
+
+    // Words of the tile; of tokens that were there before, what was there.
+    let codes = codes.cast::<u32>();
+    let tile_words = (shape.key_tile + shape.value_tile) / 4;
+    let base = (row * cache.tiles as usize + tile as usize) * tile_words as usize
+        + if key { 0 } else { shape.key_tile as usize / 4 };
+    let (begin, end) = (begin % BLOCK_TOKENS, (end - 1) % BLOCK_TOKENS + 1);
+    let kind = if key { Kind::Key } else { Kind::Value };
+    let mut word = t;
+    while word < code.tile_bytes(D as u32) / 4 {
+        let (mut new, mut mask) = (0u32, 0u32);
+        unroll!(for index in 0..16 {
+            if let Some(part) = code.part_of_word(kind, D as u32, word, index as u32)
+                && (begin..end).contains(&part.token)
+            {
+                let whole = layout.codes.load(part.token * parts + part.part);
+                let own = (1 << part.bits) - 1;
+                new |= (whole >> part.from & own) << part.at;
+                mask |= own << part.at;
+            }
+        });
+        if mask != 0 {
+            let before = if mask == u32::MAX { 0 } else { codes.load(base + word as usize) };
+            codes.store(base + word as usize, before & !mask | new);
+        }
+        word += ENCODE_THREADS;
+    }
+}
+
+#[simt::device]
+fn store_words<const D: usize>(rows: Shared<u32>, place: u32, words: [u32; 2], lane: u32) {
+    let at = place * (D as u32 / 2) + lane * (D as u32 / 64);
+    if D == 128 { rows.store_vector(at, words) } else { rows.store(at, words[0]) }
+}
+
+#[simt::device]
+fn store_f16<const D: usize>(target: GlobalMut<f16>, row: usize, words: [u32; 2], lane: u32) {
+    let at = row * D + (lane * (D as u32 / 32)) as usize;
+    if D == 128 {
+        super::book::store_four(target, at, words);
+    } else {
+        target.store_vector(at, words[0]);
+    }
+}
+
+/// The channels of a sub-vector of the tile, the same in all lanes.
+#[simt::device]
+fn sub_vector<const D: usize, const C: u32>(rows: Shared<u32>, item: u32) -> [f32; 8] {
+    let pairs = Code::of(C).d / 2;
+    let mut x = [0f32; 8];
+    unroll!(for i in 0..(Code::of(C).d as usize / 2), at_most 4 {
+        [x[2 * i], x[2 * i + 1]] = halves(rows.load(item * pairs + i as u32));
+    });
+    x
+}
+
+#[inline(always)]
+fn halves(pair: u32) -> [f32; 2] {
+    let half = |bits: u32| convert::f32_from_f16(f16::from_bits(bits as u16));
+    [half(pair), half(pair >> 16)]
+}
+
+/// Some centroids of a lane.
+#[derive(Clone, Copy)]
+struct Centroids<const C: u32> {
+    c: [[f32; 8]; OF_LANE],
+    half_norms: [f32; OF_LANE],
+}
+
+impl<const C: u32> Centroids<C> {
+    const NONE: Self = Centroids { c: [[0.0; 8]; OF_LANE], half_norms: [0.0; OF_LANE] };
+
+    /// Number `chunk + 32·k + lane` is the lane's k-th.
+    #[simt::device]
+    fn load(books: Global<f16>, book: usize, chunk: u32, lane: u32) -> Self {
+        let d = Code::of(C).d;
+        let mut own = Self::NONE;
+        unroll!(for k in 0..8 {
+            let at = book + ((chunk + 32 * k as u32 + lane) * d) as usize;
+            let words = match d {
+                2 => [books.load_vector_readonly::<u32>(at), 0, 0, 0],
+                4 => {
+                    let [a, b] = books.load_vector_readonly::<[u32; 2]>(at);
+                    [a, b, 0, 0]
+                }
+                _ => books.load_vector_readonly::<[u32; 4]>(at),
+            };
+            unroll!(for i in 0..(Code::of(C).d as usize / 2), at_most 4 {
+                [own.c[k][2 * i], own.c[k][2 * i + 1]] = halves(words[i]);
+            });
+            own.half_norms[k] = match d {
+                2 => Nearest::half_norm::<2>(&own.c[k]),
+                4 => Nearest::half_norm::<4>(&own.c[k]),
+                _ => Nearest::half_norm::<8>(&own.c[k]),
+            };
+        });
+        own
+    }
+
+    #[inline(always)]
+    fn score(&self, x: &[f32; 8], k: usize) -> f32 {
+        match Code::of(C).d {
+            2 => Nearest::score::<2>(x, &self.c[k], self.half_norms[k]),
+            4 => Nearest::score::<4>(x, &self.c[k], self.half_norms[k]),
+            _ => Nearest::score::<8>(x, &self.c[k], self.half_norms[k]),
+        }
+    }
+}
