@@ -11,6 +11,7 @@ pub mod dense;
 pub mod echo;
 pub mod eval;
 pub mod gather;
+pub mod gtq;
 pub mod int8;
 pub mod kv;
 pub mod model;
@@ -34,6 +35,7 @@ pub static SYSTEMS: &[&System] = &[
     &int8::SYSTEM,
     &certified::SYSTEM,
     &gather::SYSTEM,
+    &gtq::SYSTEM,
     &echo::SYSTEM,
     &model::SYSTEM,
     &roofline::SYSTEM,
