@@ -3,6 +3,7 @@
 mod attend;
 mod backend;
 mod bench;
+mod calibrate;
 mod capture;
 mod chart;
 mod check;
@@ -87,6 +88,7 @@ enum Command {
     Eval(eval::Arguments),
     Compare(Box<compare::Arguments>),
     Capture(Box<capture::Arguments>),
+    Calibrate(Box<calibrate::Arguments>),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -117,6 +119,7 @@ pub fn main() -> ExitCode {
         Command::Eval(arguments) => eval::run(arguments),
         Command::Compare(arguments) => compare::run(arguments),
         Command::Capture(arguments) => capture::run(arguments),
+        Command::Calibrate(arguments) => calibrate::run(arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

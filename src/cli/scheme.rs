@@ -1,6 +1,7 @@
 //! KV schemes on the command line: how they are read and listed.
 
 use super::failure::Failure;
+use host::kv::calibration::Calibrator;
 use host::kv::{OptionSpec, Preset, Scheme, Selection};
 use std::fmt::Write;
 
@@ -59,9 +60,38 @@ pub fn long(what: &str) -> String {
             let default = if i == 0 { " (default)" } else { "" };
             let _ = writeln!(out, "{:<14}:{name}{default} — {about}", "");
         }
-        for OptionSpec { name, about, kind } in scheme.options {
-            let _ = writeln!(out, "{:<14}/{name}= — {about}: {kind}", "");
-        }
+        options(&mut out, scheme.options);
+    }
+    out
+}
+
+fn options(out: &mut String, options: &[OptionSpec]) {
+    for OptionSpec { name, about, kind } in options {
+        let _ = writeln!(out, "{:<14}/{name}= — {about}: {kind}", "");
+    }
+}
+
+/// The schemes that need a file.
+fn calibrated() -> impl Iterator<Item = (&'static Scheme, &'static Calibrator)> {
+    host::schemes().filter_map(|scheme| Some((scheme, scheme.calibrate.as_ref()?)))
+}
+
+/// Which schemes need a file: for the short help of `calibrate`.
+pub fn calibrated_short() -> String {
+    let names: Vec<&str> = calibrated().map(|(scheme, _)| scheme.name).collect();
+    match names.len() {
+        0 => "The scheme; there is none that needs a file".into(),
+        _ => format!("The scheme, NAME[/OPTION=VALUE]…: {}", names.join(", ")),
+    }
+}
+
+/// The same with what can be set: for its long help.
+pub fn calibrated_long() -> String {
+    let mut out = calibrated_short() + "\n";
+    for (scheme, calibrator) in calibrated() {
+        let _ =
+            writeln!(out, "{:<12} a file for --kv {}/{}=FILE", scheme.name, scheme.name, calibrator.artifact);
+        options(&mut out, calibrator.options);
     }
     out
 }

@@ -31,6 +31,7 @@ pub static SYSTEM: System = System {
             },
             workload: workload::open_bare,
             proof: by_workload,
+            calibrate: None,
         },
         Scheme {
             name: "certified",
@@ -50,6 +51,7 @@ pub static SYSTEM: System = System {
             },
             workload: workload::open,
             proof: proof::prove_scheme,
+            calibrate: None,
         },
     ],
 };

@@ -27,5 +27,6 @@ pub static SYSTEM: System = System {
         open: |opening| Ok(Box::new(DenseCache::new(opening.device, opening.geometry, opening.capacity)?)),
         workload: workload::open,
         proof: proof::by_workload,
+        calibrate: None,
     }],
 };

@@ -32,6 +32,7 @@ pub static SYSTEM: System = System {
         open: |opening| Ok(Box::new(EchoCache::new(opening, dropped(opening.selection))?)),
         workload: workload::through_cache,
         proof: proof::by_workload,
+        calibrate: None,
     }],
 };
 

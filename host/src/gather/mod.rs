@@ -73,6 +73,7 @@ pub static SYSTEM: System = System {
         open: |opening| Ok(Box::new(GatherCache::new(opening, Support::of(opening.selection))?)),
         workload: workload::open,
         proof: proof::by_workload,
+        calibrate: None,
     }],
 };
 

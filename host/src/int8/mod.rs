@@ -55,6 +55,7 @@ pub static SYSTEM: System = System {
         open: |opening| Ok(Box::new(Int8Cache::new(opening.device, opening.geometry, opening.capacity)?)),
         workload: workload::through_cache,
         proof: proof::by_workload,
+        calibrate: None,
     }],
 };
 

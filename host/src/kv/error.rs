@@ -88,6 +88,48 @@ pub enum Error {
         /// The model's.
         expected: String,
     },
+    /// A file that a scheme asks for and that another one has made.
+    #[error(
+        "{path} is for {found}, and {scheme} cannot read it; make one by `ferrokv calibrate --scheme {scheme}`"
+    )]
+    ArtifactOf {
+        /// The file.
+        path: String,
+        /// The scheme that it is for.
+        found: String,
+        /// The scheme that was given it.
+        scheme: &'static str,
+    },
+    /// A scheme that cannot do without a file, and none was given.
+    #[error(
+        "{scheme} needs a file made for the model: make one by `ferrokv calibrate --scheme {scheme} -o FILE`, and \
+         give it as {scheme}/{option}=FILE"
+    )]
+    NoArtifact {
+        /// The scheme.
+        scheme: &'static str,
+        /// The option that takes the file.
+        option: &'static str,
+    },
+    /// A scheme that no file is made for.
+    #[error("{scheme} needs no calibration; `ferrokv calibrate --help` lists the schemes that do")]
+    NoCalibration {
+        /// The scheme.
+        scheme: &'static str,
+    },
+    /// Keys, values or queries that nothing can be made of.
+    #[error("the {what} of layer {layer} are {found}; give finite ones of every token and layer")]
+    Material {
+        /// The layer.
+        layer: usize,
+        /// Keys, values or queries.
+        what: &'static str,
+        /// What they are.
+        found: String,
+    },
+    /// Somebody wanted no more of it.
+    #[error("stopped; nothing was made")]
+    Stopped,
     /// A file that a scheme asks for and that cannot be read.
     #[error(transparent)]
     File(#[from] crate::tensor_file::Error),

@@ -9,12 +9,14 @@
 //! | [`Chunk`] | what is added at once: tokens of a prompt, or one of each sequence |
 //! | [`StepReport`], [`Summary`], [`Traffic`] | what is known of steps: bounds, skips, originals |
 //! | [`Workload`](workload::Workload) | one layer's decode step, for benchmarks and proofs |
+//! | [`calibration`] | files that a scheme makes once for a model, from a real run |
 //! | [`proof`] | promises held against errors, head-step by head-step |
 //!
 //! What caches have in common is in `sequences`; exact attention over a paged pool, which most
 //! of them need for prompts, in `paged` and `exact`.
 
 mod cache;
+pub mod calibration;
 mod chunk;
 mod error;
 mod exact;

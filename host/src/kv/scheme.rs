@@ -1,5 +1,6 @@
 //! Schemes, and how a command line names one: `name[:preset][/key=value]…`.
 
+use super::calibration::Calibrator;
 use super::proof::Prove;
 use super::workload::{self, Workload};
 use super::{Capacity, Error, Geometry, KvCache, Result};
@@ -32,6 +33,8 @@ pub struct Scheme {
     /// What it promises put to the test: [`by_workload`](super::proof::by_workload), unless the system knows
     /// more.
     pub proof: Prove,
+    /// How the file is made that caches of the scheme are opened with; `None` for a scheme that needs none.
+    pub calibrate: Option<Calibrator>,
 }
 
 /// Settings with a name.
@@ -172,6 +175,17 @@ impl Selection {
     /// What there is not, with what there is: [`Error::Scheme`], [`Error::Preset`], [`Error::Option`],
     /// [`Error::Value`], [`Error::Twice`]; what the scheme says of settings that make no sense together.
     pub fn parse(text: &str, schemes: impl Iterator<Item = &'static Scheme> + Clone) -> Result<Self> {
+        let selection = Selection::parse_with(text, schemes, |scheme| Ok(scheme.options))?;
+        (selection.scheme.check)(&selection)?;
+        Ok(selection)
+    }
+
+    /// The same with other options than the scheme's, and unchecked.
+    pub(super) fn parse_with(
+        text: &str,
+        schemes: impl Iterator<Item = &'static Scheme> + Clone,
+        options_of: fn(&'static Scheme) -> Result<&'static [OptionSpec]>,
+    ) -> Result<Self> {
         let (head, options) = text.split_once('/').map_or((text, None), |(head, rest)| (head, Some(rest)));
         let (name, preset) = head.split_once(':').map_or((head, None), |(name, preset)| (name, Some(preset)));
         let scheme = schemes.clone().find(|scheme| scheme.name == name).ok_or_else(|| Error::Scheme {
@@ -179,6 +193,7 @@ impl Selection {
             names: list(schemes.map(|scheme| scheme.name)),
         })?;
         let mut selection = Selection::of(scheme);
+        let specs = options_of(scheme)?;
         if let Some(preset) = preset {
             let known = scheme.presets.iter().find(|known| known.name == preset);
             selection.preset = Some(known.ok_or_else(|| Error::Preset {
@@ -193,10 +208,10 @@ impl Selection {
                 Some(end) if text[end..].starts_with('=') => (&text[..end], &text[end + 1..]),
                 end => (&text[..end.unwrap_or(text.len())], &text[end.unwrap_or(text.len())..]),
             };
-            let spec = scheme.options.iter().find(|spec| spec.name == key).ok_or_else(|| Error::Option {
+            let spec = specs.iter().find(|spec| spec.name == key).ok_or_else(|| Error::Option {
                 scheme: scheme.name,
                 option: key.to_owned(),
-                options: has("options", scheme.options.iter().map(|spec| spec.name)),
+                options: has("options", specs.iter().map(|spec| spec.name)),
             })?;
             if selection.value(spec.name).is_some() {
                 return Err(Error::Twice { scheme: scheme.name, option: spec.name });
@@ -207,9 +222,8 @@ impl Selection {
             selection.values.push((spec, spec.parse(scheme.name, value)?));
             rest = later;
         }
-        let place = |spec: &OptionSpec| scheme.options.iter().position(|known| known.name == spec.name);
+        let place = |spec: &OptionSpec| specs.iter().position(|known| known.name == spec.name);
         selection.values.sort_by_key(|(spec, _)| (spec.kind == Kind::File, place(spec)));
-        (scheme.check)(&selection)?;
         Ok(selection)
     }
 
@@ -339,6 +353,11 @@ impl Opening<'_> {
         let Some(path) = self.selection.file(option) else { return Ok(None) };
         let file = TensorFile::open(path)?;
         let Geometry { layers, kv_heads, head_dim, .. } = self.geometry;
+        // Files that others have made may leave out for which scheme they are.
+        let scheme = self.selection.scheme().name;
+        if let Some(found) = file.metadata().get("scheme").filter(|found| *found != scheme) {
+            return Err(Error::ArtifactOf { path: path.display().to_string(), found: found.clone(), scheme });
+        }
         for (what, expected) in [("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)] {
             let found = file.metadata().get(what).cloned();
             if found.as_deref() != Some(expected.to_string().as_str()) {
@@ -351,6 +370,15 @@ impl Opening<'_> {
             }
         }
         Ok(Some(file))
+    }
+
+    /// [`artifact`](Self::artifact) of a scheme that cannot do without.
+    ///
+    /// # Errors
+    /// Likewise; [`Error::NoArtifact`] where none was given.
+    pub fn needed_artifact(&self, option: &'static str) -> Result<TensorFile> {
+        let scheme = self.selection.scheme().name;
+        self.artifact(option)?.ok_or(Error::NoArtifact { scheme, option })
     }
 }
 
@@ -375,6 +403,7 @@ mod tests {
         open: |_| Err(Error::Order { what: "this scheme", value: 0, limit: "it is for tests" }),
         workload: workload::through_cache,
         proof: proof::by_workload,
+        calibrate: None,
     };
 
     fn parse(text: &str) -> Result<Selection> {

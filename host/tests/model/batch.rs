@@ -1,5 +1,6 @@
 //! Several sequences in one cache: what each gets does not depend on who is beside it.
 
+use crate::artifact::ready;
 use host::kv::{self, Capacity, KvCache, Selection};
 use host::model::Model;
 use host::model::config::Architecture;
@@ -23,7 +24,7 @@ fn tiny() -> Model {
 }
 
 fn open(scheme: &str, model: &Model, device: &Device) -> Box<dyn KvCache> {
-    let scheme: Selection = scheme.parse().expect("a scheme");
+    let scheme = ready(scheme, (&model.config).into());
     scheme.open(device, (&model.config).into(), None, CAPACITY).expect("a cache")
 }
 

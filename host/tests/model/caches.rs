@@ -1,5 +1,6 @@
 //! The schemes behind a model: exact prompts, captured steps, certificates.
 
+use crate::artifact::ready;
 use host::certified::CertifiedCache;
 use host::certified::{Policy, Rung};
 use host::dense::DenseCache;
@@ -24,7 +25,7 @@ fn tiny() -> Model {
 }
 
 fn open(scheme: &str, model: &Model, device: &Device, capacity: usize) -> Box<dyn KvCache> {
-    let scheme: Selection = scheme.parse().expect("a scheme");
+    let scheme = ready(scheme, (&model.config).into());
     scheme.open(device, (&model.config).into(), None, capacity).expect("a cache")
 }
 

@@ -1,5 +1,7 @@
 //! Models: files as they may be, and what is made of them.
 
+#[path = "../common/artifact.rs"]
+mod artifact;
 mod batch;
 mod caches;
 mod failing;

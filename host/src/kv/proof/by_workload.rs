@@ -232,6 +232,7 @@ mod tests {
         presets: &[],
         options: &[],
         step_bytes: |_, _, _| 0.0,
+        calibrate: None,
         check: |_| Ok(()),
         open: |_| Err(Error::refused(NoHeads)),
         workload: |_| Err(Error::refused(NoHeads)),
