@@ -34,11 +34,12 @@ struct Sphere {
 }
 
 impl Sphere {
-    /// ∫ f over [a, b] in (−1, 1).
+    /// ∫ f over [a, b], 0 <= a <= b <= 1.
     fn mass(self, a: f64, b: f64) -> f64 {
-        let (low, high) = (a.clamp(-1.0, 1.0).asin(), b.clamp(-1.0, 1.0).asin());
-        // A panel is no wider than the distribution.
-        let panels = ((high - low) * self.dim.sqrt()).ceil().clamp(1.0, 64.0);
+        let (low, high) = (a.clamp(0.0, 1.0).asin(), b.clamp(0.0, 1.0).asin());
+        // Fourteen deviations further there is nothing; a panel is no wider than one.
+        let high = high.min(low + 14.0 / self.dim.sqrt());
+        let panels = ((high - low) * self.dim.sqrt()).ceil().max(1.0);
         let width = (high - low) / panels;
         let panel = |p: f64| {
             let middle = low + (p + 0.5) * width;
@@ -126,6 +127,18 @@ fn newton(sphere: Sphere, levels: &mut [f64]) -> f64 {
         most = most.max(next.abs());
     }
     most
+}
+
+/// The mean square error of the best levels of `bits` bits in `dim` dimensions, of a coordinate of mean square 1.
+pub fn best_error(dim: usize, bits: u32) -> f64 {
+    let sphere = Sphere { dim: dim as f64 };
+    sphere.error(&best(sphere, bits))
+}
+
+/// The best positive levels of `bits` bits in `dim` dimensions, √dim times those of the unit sphere.
+pub fn best_levels(dim: usize, bits: u32) -> Vec<f64> {
+    let sphere = Sphere { dim: dim as f64 };
+    best(sphere, bits).into_iter().map(|level| level * sphere.dim.sqrt()).collect()
 }
 
 /// Levels of `bits` bits for points of the sphere in `dim` dimensions.

@@ -4,10 +4,12 @@
 //! The mathematics is in [`kernels_gpu::gtq`], the layout in [`kernels_gpu::gtq::layout`]; `docs/gtq.md` has both
 //! with figures.
 
+pub mod allocation;
 mod cache;
 mod cases;
 pub mod codebook;
 mod cpu;
+pub mod groups;
 pub mod oracle;
 mod plan;
 pub mod rows;
@@ -53,6 +55,7 @@ pub static SYSTEM: System = System {
         open: |opening| Ok(Box::new(GtqCache::new(opening, Settings::of(opening.selection))?)),
         workload: workload::through_cache,
         proof: proof::by_workload,
+        calibrate: None,
     }],
 };
 

@@ -1,7 +1,9 @@
 //! Tiles and queries to try kernels on: any bytes are codes, so that pools are made up as they are.
 
 use super::plan::Books;
-use super::{Handles, Plan, Settings, rows};
+#[cfg(test)]
+use super::rows;
+use super::{Handles, Plan, Settings};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::dense::Problem;
 use crate::attention::dense::sample::normal;
@@ -167,6 +169,7 @@ impl Sample {
     }
 
     /// The bytes of a token's tile.
+    #[cfg(test)]
     pub(super) fn tile(&self, sequence: usize, head: usize, token: usize) -> &[u8] {
         let max_blocks = self.problem.max_blocks() as usize;
         let block = self.table[sequence * max_blocks + token / BLOCK_TOKENS as usize] as usize;
@@ -176,6 +179,7 @@ impl Sample {
     }
 
     /// A key or value restored.
+    #[cfg(test)]
     pub(super) fn restored(&self, side: Side, sequence: usize, head: usize, token: usize) -> Vec<f64> {
         let tile = self.tile(sequence, head, token);
         rows::restored(tile, &self.books, side, token as u32 % BLOCK_TOKENS)
