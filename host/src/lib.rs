@@ -11,6 +11,7 @@ pub mod dense;
 pub mod echo;
 pub mod eval;
 pub mod gather;
+pub mod gtq;
 pub mod int8;
 pub mod kv;
 pub mod model;
@@ -36,6 +37,7 @@ pub static SYSTEMS: &[&System] = &[
     &certified::SYSTEM,
     &gather::SYSTEM,
     &vecinfer::SYSTEM,
+    &gtq::SYSTEM,
     &echo::SYSTEM,
     &model::SYSTEM,
     &roofline::SYSTEM,

@@ -9,6 +9,7 @@
 //! | [`dense`] | exact decode attention over f16 and bf16 caches: baseline and fallback |
 //! | [`echo`] | f16 with fewer bits: the guide's example of a system |
 //! | [`gather`] | attention to a constant number of keys: bounds, and the choice of blocks |
+//! | [`gtq`] | keys and values as codes of 2, 3 or 4 bits of their rotated rows |
 //! | [`int8`] | per-channel INT8 quantization of a KV cache |
 //! | [`model`] | a transformer's forward pass but for attention: quantized products, norms, rotations |
 //! | [`probe`] | kernels that show what each primitive does: emulator and GPU are compared by them |
@@ -22,6 +23,7 @@ pub mod dense;
 pub mod echo;
 mod element;
 pub mod gather;
+pub mod gtq;
 pub mod int8;
 mod mix;
 pub mod model;

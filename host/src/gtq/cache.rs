@@ -1,0 +1,218 @@
+//! A cache of codes.
+
+use super::plan::{AppendHandles, Books, append};
+use super::{Error, Handles, Plan, Settings};
+use crate::attention::BLOCK_TOKENS;
+use crate::kv::{
+    self, Attending, Chunk, Held, KvCache, New, Opening, Paged, Result, Rotated, Rows, Sequences,
+};
+use crate::{Buffer, Stream};
+
+/// A plan and what it writes besides the output.
+#[derive(Debug)]
+struct Attention {
+    plan: Plan,
+    lse: Buffer<f32>,
+}
+
+impl Attention {
+    fn new(sequences: &Sequences, books: &Books, chunk: Chunk) -> Result<Self> {
+        let plan = Plan::new(&sequences.device, sequences.problem_of(chunk), books.clone())?;
+        let rows = plan.problem().query_rows();
+        Ok(Attention { plan, lse: Buffer::new(&sequences.device, rows)? })
+    }
+}
+
+/// A cache of codes. There are no originals: a chunk's attention, a prompt's too, sees what is stored.
+#[derive(Debug)]
+pub struct GtqCache {
+    sequences: Sequences,
+    books: Books,
+    /// Tiles of each layer, [blocks, kv_heads].
+    pools: Vec<Buffer<u32>>,
+    /// Of each layer the first key and the first value that could not be stored.
+    problems: Vec<Buffer<u32>>,
+    /// Table and lengths.
+    paged: Paged,
+    step: Attention,
+    /// For a prompt's chunks: all but the last of a prompt are of one length.
+    prompt: Option<Attention>,
+}
+
+impl GtqCache {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// [`kv::Error::Memory`] if the device can never hold it; heads that there is no kernel for; out of memory.
+    pub fn new(opening: &Opening<'_>, settings: Settings) -> Result<Self> {
+        let Opening { device, geometry, capacity, .. } = *opening;
+        let sequences = Sequences::new(device, geometry, capacity);
+        let problem = sequences.step_problem();
+        let books = Books::new(problem.head_dim, settings)?;
+        let problem = problem.checked()?;
+        let tiles = u64::from(problem.sequences * problem.max_blocks()) * u64::from(problem.kv_heads);
+        let bytes = tiles * u64::from(books.layout.bytes());
+        kv::Error::if_too_large(device, capacity, bytes.saturating_mul(geometry.layers as u64))?;
+        let pools = (0..geometry.layers).map(|_| Buffer::new(device, bytes as usize / 4));
+        let problems = (0..geometry.layers).map(|_| Buffer::from_slice(device, &[u32::MAX; 2]));
+        Ok(GtqCache {
+            pools: pools.collect::<crate::Result<_>>()?,
+            problems: problems.collect::<crate::Result<_>>()?,
+            paged: Paged::new(&sequences)?,
+            step: Attention::new(&sequences, &books, Chunk::Step)?,
+            prompt: None,
+            books,
+            sequences,
+        })
+    }
+
+    /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path.
+    pub fn with_kernels(mut self) -> Self {
+        self.sequences.simd = false;
+        self
+    }
+
+    /// How it quantizes, and where codes lie.
+    pub fn books(&self) -> &Books {
+        &self.books
+    }
+
+    /// The tiles of a layer, [blocks, kv_heads].
+    pub fn tiles(&self, layer: usize) -> &Buffer<u32> {
+        &self.pools[layer]
+    }
+
+    /// The blocks of a sequence, in order.
+    pub fn blocks(&self, sequence: usize) -> &[u32] {
+        self.paged.blocks(sequence)
+    }
+}
+
+// SAFETY: pools, words of problems, table and the plan for steps are made once; what prompts need is not captured.
+unsafe impl KvCache for GtqCache {
+    fn scheme(&self) -> &'static str {
+        "gtq"
+    }
+
+    fn held(&self) -> Held<'_> {
+        self.sequences.held()
+    }
+
+    fn bytes(&self) -> u64 {
+        let geometry = self.sequences.geometry;
+        let token = u64::from(self.books.layout.token_bytes()) * geometry.kv_heads as u64;
+        token * geometry.layers as u64 * self.sequences.tokens() as u64
+    }
+
+    fn step_bytes(&self) -> u64 {
+        self.bytes()
+    }
+
+    /// Says which row could not be stored, if one could not.
+    fn check(&mut self, stream: &Stream) -> Result<()> {
+        stream.synchronize()?;
+        for (layer, problems) in self.problems.iter().enumerate() {
+            for (what, problem) in ["key", "value"].into_iter().zip(problems.to_vec()?) {
+                if problem != u32::MAX {
+                    let heads = self.sequences.geometry.kv_heads as u32;
+                    let (position, head) = (problem / heads, problem % heads);
+                    return Err(Error::Row { layer, head, what, position }.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, _: &Stream) -> Result<usize> {
+        self.paged.join(&mut self.sequences)
+    }
+
+    fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
+        let tokens = self.sequences.length(sequence)?;
+        let fork = self.paged.fork(stream, &mut self.sequences, sequence, std::iter::empty())?;
+        let full = tokens / BLOCK_TOKENS as usize;
+        if !tokens.is_multiple_of(BLOCK_TOKENS as usize) {
+            let (from, to) = (self.paged.blocks(sequence)[full], self.paged.blocks(fork)[full]);
+            let words = self.books.layout.bytes() as usize / 4 * self.sequences.geometry.kv_heads;
+            let mut block = vec![0u32; words];
+            for pool in &mut self.pools {
+                stream.download(pool, from as usize * words, &mut block)?;
+                stream.upload(&block, pool, to as usize * words)?;
+            }
+        }
+        Ok(fork)
+    }
+
+    fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {
+        self.paged.leave(stream, &mut self.sequences, sequence)
+    }
+
+    fn begin(&mut self, _: &Stream, chunk: Chunk) -> Result<()> {
+        self.sequences.room(chunk)?;
+        if let Chunk::Prompt { tokens, .. } = chunk {
+            let planned = self.prompt.as_ref().map(|prompt| prompt.plan.problem().query_tokens as usize);
+            if planned != Some(tokens) {
+                // The old scratch goes before the new one comes.
+                self.prompt = None;
+                self.prompt = Some(Attention::new(&self.sequences, &self.books, chunk)?);
+            }
+        }
+        self.sequences.begin(chunk);
+        Ok(())
+    }
+
+    fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
+        let chunk = self.sequences.begun(layer)?;
+        let GtqCache { sequences, books, pools, problems, paged, .. } = self;
+        let rows = sequences.rows(chunk);
+        let new = new.rotated(stream, sequences.geometry, rows)?;
+        sequences.check_appended(stream, new)?;
+        let Rotated { positions, keys, values } = new;
+        let elements = rows * sequences.geometry.kv_width();
+        let Rows { table, lengths, .. } = paged.rows(chunk)?;
+        let handles = AppendHandles {
+            new_keys: keys.global_range(..elements)?,
+            new_values: values.global_range(..elements)?,
+            positions: positions.global_range(..rows)?,
+            table,
+            lengths,
+            tiles: pools[layer].global_mut(),
+            problems: problems[layer].global_mut(),
+        };
+        let slices = sequences.on_slices(stream);
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; a row of the table has
+        // all blocks of its sequence, and what is past it is left out, as are rows without a sequence. Dropping a
+        // buffer waits for the device.
+        Ok(unsafe { append(stream, books, sequences.problem_of(chunk), slices, handles) }?)
+    }
+
+    fn attend(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        queries: &Buffer<half::f16>,
+        output: &mut Buffer<f32>,
+    ) -> Result<()> {
+        let attending = self.sequences.attending(stream, layer, queries, output)?;
+        let GtqCache { sequences, pools, paged, step, prompt, .. } = self;
+        let Attending { chunk, queries, output } = attending;
+        let Rows { table, lengths, .. } = paged.rows(chunk)?;
+        let attention = prompt.as_mut().filter(|_| chunk != Chunk::Step).unwrap_or(step);
+        let handles = Handles {
+            queries,
+            tiles: pools[layer].global(),
+            table,
+            lengths: lengths.as_const(),
+            output,
+            lse: attention.lse.global_mut(),
+        };
+        let slices = sequences.on_slices(stream);
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's blocks are
+        // those of the pool. Dropping a buffer waits for the device.
+        Ok(unsafe { attention.plan.run_on(stream, slices, handles) }?)
+    }
+
+    fn commit(&mut self) {
+        self.sequences.commit();
+    }
+}

@@ -1,0 +1,468 @@
+//! Encoding and attention on slices: the bits of the kernels, by SIMD and on all cores.
+//!
+//! Scores are integers, so that any order gives the kernel's; weights meet values by
+//! [`attention::cpu`](crate::attention::cpu)'s model of the tensor cores. Threads share out what on a GPU are
+//! thread blocks and, where there are few, their warps. For a prompt, whose rows are many, a KV head's tiles are
+//! restored once.
+
+use super::codebook::Levels;
+use super::plan::Books;
+use super::rows;
+use crate::attention::cpu::lanes::{Floats, Lanes, Row, Tile, multiply_each};
+use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
+use crate::attention::cpu::softmax::{
+    LARGEST_EXPONENT, MAX_ROWS, Running, TOKENS, WarpResult, combine, of_lane, rescale, split, warp_sum,
+};
+use crate::attention::cpu::{TILES_ALONE, Work, run};
+use crate::simd_level::Level;
+use half::f16;
+use kernels_gpu::attention::{PartialRow, part_floats, warps};
+use kernels_gpu::gtq::decode::{Parts, exponent, log_sum, restored};
+use kernels_gpu::gtq::query::{integer, inverse_of};
+use kernels_gpu::gtq::rotation::{butterfly_row, signed};
+use kernels_gpu::gtq::write::{fits, scale_of, squares};
+use kernels_gpu::gtq::{AttendShape, Codebook, EncodeShape, Side, TileLayout};
+use rayon::prelude::*;
+use simt::math::{abs, maximum, sqrt};
+use std::cell::RefCell;
+
+/// The most channels of a head.
+const MOST_DIM: usize = 128;
+
+/// H·S·x.
+pub(super) fn turned(x: &[f16]) -> Vec<f32> {
+    let mut h: Vec<f32> = x.iter().enumerate().map(|(d, x)| signed(x.to_f32(), d)).collect();
+    butterfly(&mut h);
+    h
+}
+
+fn butterfly(x: &mut [f32]) {
+    match x.as_mut_array::<64>() {
+        Some(x) => butterfly_row(x),
+        None => butterfly_row(x.as_mut_array::<MOST_DIM>().expect("64 or 128 channels")),
+    }
+}
+
+/// What a row is stored as.
+pub(super) struct Encoded {
+    pub(super) codes: Vec<u8>,
+    pub(super) scale: f32,
+}
+
+/// A row's codes and n, which may not fit f16.
+pub(super) fn encoded(x: &[f16], book: &Codebook, shape: EncodeShape) -> Encoded {
+    // Of a warp: each lane its neighbouring dimensions.
+    let each = x.len() / 32;
+    let lanes = |of: &dyn Fn(usize) -> f32, sum: &dyn Fn([f32; 4], usize) -> f32| {
+        let lane = |lane: usize| {
+            let own = std::array::from_fn(|i| if i < each { of(lane * each + i) } else { 0.0 });
+            sum(own, lane)
+        };
+        warp_sum(std::array::from_fn(lane))
+    };
+    let r = sqrt(lanes(&|d| x[d].to_f32(), &|x, _| squares(x)));
+    let h = turned(x);
+    let thresholds = book.thresholds.map(|threshold| threshold * r);
+    let code = |h: &f32| {
+        let mut code = 0u8;
+        for threshold in &thresholds[..15] {
+            code += u8::from(*h > *threshold);
+        }
+        code
+    };
+    let codes: Vec<u8> = h.iter().map(code).collect();
+    let levels: Vec<f32> = codes.iter().map(|code| book.levels[usize::from(*code)]).collect();
+    let sum_of_squares = lanes(&|d| levels[d], &|levels, _| squares(levels));
+    let product = lanes(&|d| levels[d], &|levels, lane| {
+        let own: [f32; 4] = std::array::from_fn(|i| if i < each { h[lane * each + i] } else { 0.0 });
+        (own[0] * levels[0] + own[1] * levels[1]) + (own[2] * levels[2] + own[3] * levels[3])
+    });
+    Encoded { codes, scale: scale_of(shape.rule, shape.root, r, sum_of_squares, product) }
+}
+
+/// New tokens.
+#[derive(Clone, Copy)]
+pub(super) struct New<'a> {
+    pub(super) keys: &'a [f16],
+    pub(super) values: &'a [f16],
+    pub(super) positions: &'a [u32],
+    pub(super) table: &'a [u32],
+}
+
+/// What the encoding kernel does.
+pub(super) fn append(
+    books: &Books,
+    shape: EncodeShape,
+    new: New<'_>,
+    lengths: &mut [u32],
+    tiles: &mut [u8],
+    problems: &mut [u32],
+) {
+    let (layout, heads) = (books.layout, shape.kv_heads as usize);
+    let dim = layout.head_dim as usize;
+    let sides =
+        [(Side::Key, new.keys, books.keys.codebook()), (Side::Value, new.values, books.values.codebook())];
+    let items: Vec<(usize, usize)> = (0..new.positions.len())
+        .filter(|row| new.positions[*row] / TOKENS as u32 <= shape.max_blocks.saturating_sub(1))
+        .flat_map(|row| (0..heads).map(move |head| (row, head)))
+        .collect();
+    let one = |&(row, head): &(usize, usize)| {
+        sides.each_ref().map(|(_, x, book)| encoded(&x[(row * heads + head) * dim..][..dim], book, shape))
+    };
+    let all: Vec<[Encoded; 2]> =
+        if items.len() < 64 { items.iter().map(one).collect() } else { items.par_iter().map(one).collect() };
+    for ((row, head), encoded) in items.into_iter().zip(all) {
+        let (position, sequence) = (new.positions[row], row / shape.tokens as usize);
+        let index = sequence * shape.max_blocks as usize + position as usize / TOKENS;
+        let from = (new.table[index] as usize * heads + head) * layout.bytes() as usize;
+        let tile = &mut tiles[from..from + layout.bytes() as usize];
+        for (i, Encoded { codes, scale }) in encoded.into_iter().enumerate() {
+            let n = if fits(scale) { f16::from_f32(scale) } else { f16::ZERO };
+            rows::write(tile, layout, sides[i].0, position % TOKENS as u32, &codes, n);
+            if !fits(scale) {
+                problems[i] = problems[i].min(position * shape.kv_heads + head as u32);
+            }
+        }
+        if row % shape.tokens as usize == shape.tokens as usize - 1 {
+            lengths[sequence] = position + 1;
+        }
+    }
+}
+
+/// What attention reads.
+#[derive(Clone, Copy)]
+pub(super) struct Slices<'a> {
+    pub(super) queries: &'a [f16],
+    pub(super) tiles: &'a [u8],
+    pub(super) table: &'a [u32],
+    pub(super) lengths: &'a [u32],
+}
+
+/// What the attention kernel does. Runs on rayon's current thread pool.
+pub(super) fn attend(
+    books: &Books,
+    shape: AttendShape,
+    slices: Slices<'_>,
+    output: &mut [f32],
+    lse: &mut [f32],
+) {
+    let level = Level::best().checked();
+    let dim = books.layout.head_dim as usize;
+    let floats = part_floats(books.layout.head_dim);
+    let view =
+        View { slices, shape, layout: books.layout, odd: odd(&books.keys), halves: halves(&books.values) };
+    let mut groups = Vec::new();
+    let mut parts = Vec::new();
+    let mut pairs = Vec::new();
+    for (sequence, length) in slices.lengths.iter().enumerate() {
+        let cut = Parts::of(*length, shape.splits);
+        for head in 0..shape.kv_heads as usize {
+            pairs.push((sequence, head));
+            for row_group in 0..shape.row_groups() as usize {
+                let first = parts.len();
+                parts.extend((0..cut.used).map(|split| {
+                    let first = split * cut.tiles_a_split;
+                    let tiles = [first as usize, (first + cut.tiles_a_split).min(cut.tiles) as usize];
+                    Part { sequence, head, row_group, tiles }
+                }));
+                groups.push(first..parts.len());
+            }
+        }
+    }
+    // Rows of a prompt share what is restored.
+    let decoded: Option<Vec<Decoded>> = (shape.row_groups() > 1)
+        .then(|| pairs.par_iter().map(|&(sequence, head)| Decoded::new(&view, sequence, head)).collect());
+    let mut partials = vec![0f32; parts.len() * floats];
+    let pieces = Pieces::of(parts.len(), warps(dim as u32) as usize);
+    let one = |part: &Part, out: &mut [f32], pieces: Pieces| {
+        let of_pair = part.sequence * shape.kv_heads as usize + part.head;
+        let decoded = decoded.as_ref().map(|all| &all[of_pair]);
+        pieces.share(level, vec![(); pieces.count], [part.rows(shape), dim], out, |piece, (), results| {
+            thread_local!(static SCRATCH: Memory<Scratch> = const { RefCell::new(Vec::new()) });
+            with_memory(&SCRATCH, Scratch::new, |scratch| {
+                run(level, Compute { view: &view, part: *part, decoded, pieces, piece, scratch, results });
+            });
+            None::<()>
+        });
+    };
+    let tiles: usize = parts.iter().map(|part| part.tiles[1] - part.tiles[0]).sum();
+    if tiles <= TILES_ALONE {
+        let alone = Pieces { count: 1, ..pieces };
+        parts.iter().zip(partials.chunks_exact_mut(floats)).for_each(|(part, out)| one(part, out, alone));
+    } else {
+        let tasks = parts.par_iter().zip(partials.par_chunks_exact_mut(floats));
+        tasks.for_each(|(part, out)| one(part, out, pieces));
+    }
+    let mut values = vec![0f32; dim];
+    for range in groups {
+        let part = parts[range.start];
+        let partials = &partials[range.start * floats..range.end * floats];
+        for r in 0..part.rows(shape) {
+            let PartialRow { reference, sum } =
+                run(level, Merge { parts: partials, floats, r, values: &mut values });
+            butterfly(&mut values);
+            let at = query_row(shape, part, r);
+            for (d, (output, x)) in output[at * dim..][..dim].iter_mut().zip(&values).enumerate() {
+                *output = restored(signed(*x, d), shape.value, sum);
+            }
+            lse[at] = log_sum(reference, sum);
+        }
+    }
+}
+
+/// 2·l + 1 of each code's level.
+fn odd(levels: &Levels) -> [i16; 16] {
+    std::array::from_fn(|code| levels.integers.get(code).map_or(0, |l| 2 * i16::from(*l) + 1))
+}
+
+/// l + 1/2 of each code's level, as bits of an f16.
+fn halves(levels: &Levels) -> [u16; 16] {
+    let half = |l: &i8| f16::from_f32(f32::from(*l) + 0.5).to_bits();
+    std::array::from_fn(|code| levels.integers.get(code).map_or(0, half))
+}
+
+/// What all parts read.
+struct View<'a> {
+    slices: Slices<'a>,
+    shape: AttendShape,
+    layout: TileLayout,
+    odd: [i16; 16],
+    halves: [u16; 16],
+}
+
+impl View<'_> {
+    /// Tile `tile` of a sequence and head.
+    #[inline(always)]
+    fn tile(&self, sequence: usize, head: usize, tile: usize) -> &[u8] {
+        let block = self.slices.table[sequence * self.shape.max_blocks as usize + tile] as usize;
+        let bytes = self.layout.bytes() as usize;
+        &self.slices.tiles[(block * self.shape.kv_heads as usize + head) * bytes..][..bytes]
+    }
+}
+
+/// Which thread block.
+#[derive(Clone, Copy)]
+struct Part {
+    sequence: usize,
+    head: usize,
+    row_group: usize,
+    /// From the first to before the last.
+    tiles: [usize; 2],
+}
+
+impl Part {
+    fn rows(self, shape: AttendShape) -> usize {
+        (shape.rows() as usize - self.row_group * MAX_ROWS).min(MAX_ROWS)
+    }
+}
+
+/// Index of row `r` of a part among all query rows.
+fn query_row(shape: AttendShape, part: Part, r: usize) -> usize {
+    let (group, row) = (shape.group as usize, part.row_group * MAX_ROWS + r);
+    let (token, in_group) = (row / group, row % group);
+    let heads = shape.kv_heads as usize * group;
+    (part.sequence * shape.query_tokens as usize + token) * heads + part.head * group + in_group
+}
+
+/// A tile restored: integers of keys, f16 of values, and both n.
+#[derive(Clone)]
+struct Restored {
+    /// 2·l + 1, [16, head_dim].
+    keys: Vec<i16>,
+    /// l' + 1/2, [16, head_dim].
+    values: Vec<u16>,
+    key_n: [f32; TOKENS],
+    value_n: [f32; TOKENS],
+}
+
+impl Restored {
+    fn new() -> Self {
+        let elements = TOKENS * MOST_DIM;
+        let (key_n, value_n) = ([0.0; TOKENS], [0.0; TOKENS]);
+        Restored { keys: vec![0; elements], values: vec![0; elements], key_n, value_n }
+    }
+
+    #[inline(always)]
+    fn set(&mut self, view: &View<'_>, tile: &[u8]) {
+        let (layout, dim) = (view.layout, view.layout.head_dim as usize);
+        for token in 0..TOKENS {
+            let at = token * dim;
+            let index = token as u32;
+            rows::read(tile, layout, Side::Key, index, &view.odd, &mut self.keys[at..at + dim]);
+            rows::read(tile, layout, Side::Value, index, &view.halves, &mut self.values[at..at + dim]);
+            self.key_n[token] = rows::n(tile, layout, Side::Key, index).to_f32();
+            self.value_n[token] = rows::n(tile, layout, Side::Value, index).to_f32();
+        }
+    }
+}
+
+/// All tiles of a sequence and head.
+struct Decoded(Vec<Restored>);
+
+impl Decoded {
+    fn new(view: &View<'_>, sequence: usize, head: usize) -> Self {
+        let tiles = view.slices.lengths[sequence].div_ceil(TOKENS as u32) as usize;
+        let restore = |tile: usize| {
+            let mut restored = Restored::new();
+            restored.set(view, view.tile(sequence, head, tile));
+            restored
+        };
+        Decoded((0..tiles).into_par_iter().map(restore).collect())
+    }
+}
+
+/// A thread's memory, used again and again.
+struct Scratch {
+    restored: Restored,
+    values: Tile,
+    /// Query rows as integers, [8, head_dim], and what scores are multiplied by.
+    queries: [[i16; MOST_DIM]; MAX_ROWS],
+    factors: [f32; MAX_ROWS],
+    /// As in dense attention.
+    outputs: [[[Floats; 2]; MAX_ROWS]; 16],
+    weights: [[Row; 2]; MAX_ROWS],
+}
+
+impl Scratch {
+    fn new() -> Box<Self> {
+        Box::new(Scratch {
+            restored: Restored::new(),
+            values: Tile::ZERO,
+            queries: [[0; MOST_DIM]; MAX_ROWS],
+            factors: [0.0; MAX_ROWS],
+            outputs: [[[[0.0; 16]; 2]; MAX_ROWS]; 16],
+            weights: [[Row::ZERO; 2]; MAX_ROWS],
+        })
+    }
+}
+
+/// What a piece of a part's warps come to.
+struct Compute<'a, 'v> {
+    view: &'a View<'v>,
+    part: Part,
+    decoded: Option<&'a Decoded>,
+    pieces: Pieces,
+    piece: usize,
+    scratch: &'a mut Scratch,
+    results: &'a mut [WarpResult],
+}
+
+impl Work for Compute<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Compute { view, part, decoded, pieces, piece, scratch, results } = self;
+        let (shape, dim) = (view.shape, view.layout.head_dim as usize);
+        let (rows, chunks) = (part.rows(shape), dim / 16);
+        let length = view.slices.lengths[part.sequence];
+        let by_all = (length + 1).saturating_sub(shape.query_tokens) as usize;
+        let mut visible = [0u32; MAX_ROWS];
+        for r in 0..rows {
+            let at = query_row(shape, part, r) * dim;
+            let h = turned(&view.slices.queries[at..at + dim]);
+            let largest = h.iter().fold(0f32, |most, h| maximum(most, abs(*h)));
+            let inverse = inverse_of(largest);
+            for (to, h) in scratch.queries[r].iter_mut().zip(&h) {
+                *to = integer(*h, inverse) as i16;
+            }
+            scratch.factors[r] = largest * shape.score;
+            let query_token = ((part.row_group * MAX_ROWS + r) / shape.group as usize) as u32;
+            visible[r] = (length + query_token + 1).saturating_sub(shape.query_tokens);
+        }
+        for (warp, result) in pieces.warps_of(piece).zip(results) {
+            let mut running = [Running::EMPTY; MAX_ROWS];
+            for chunk in &mut scratch.outputs[..chunks] {
+                chunk[..rows].fill([[0.0; 16]; 2]);
+            }
+            for tile in (part.tiles[0] + warp..part.tiles[1]).step_by(pieces.warps) {
+                let codes = match decoded {
+                    Some(decoded) => &decoded.0[tile],
+                    None => {
+                        scratch.restored.set(view, view.tile(part.sequence, part.head, tile));
+                        &scratch.restored
+                    }
+                };
+                let mut scores = [[0f32; TOKENS]; MAX_ROWS];
+                let mut sizes = [[0f32; TOKENS]; MAX_ROWS];
+                let mut of_values = [codes.value_n; MAX_ROWS];
+                let mut vote = false;
+                for r in 0..rows {
+                    for token in 0..TOKENS {
+                        let keys = &codes.keys[token * dim..][..dim];
+                        let sum = product(&scratch.queries[r][..dim], keys);
+                        scores[r][token] = sum as f32 * codes.key_n[token] * scratch.factors[r];
+                        if (tile + 1) * TOKENS > by_all && (tile * TOKENS + token) as u32 >= visible[r] {
+                            scores[r][token] = f32::NEG_INFINITY;
+                            of_values[r][token] = 0.0;
+                        }
+                        sizes[r][token] = scores[r][token] + exponent(of_values[r][token]);
+                    }
+                    for size in &sizes[r] {
+                        vote |= *size - running[r].reference > LARGEST_EXPONENT;
+                    }
+                }
+                if vote {
+                    for r in 0..rows {
+                        let factor = running[r].raise(&[&sizes[r]]);
+                        if factor != 1.0 {
+                            rescale(&mut scratch.outputs[..chunks], r, factor);
+                        }
+                    }
+                }
+                for r in 0..rows {
+                    let p = L::exp2(&scores[r], running[r].reference);
+                    for q in 0..4 {
+                        let [a, b, c, d] = of_lane(&p, q);
+                        running[r].sums[q] += (a + b) + (c + d);
+                    }
+                    let mut weights = [0f32; TOKENS];
+                    for (weight, (p, n)) in weights.iter_mut().zip(p.iter().zip(&of_values[r])) {
+                        *weight = p * n;
+                    }
+                    split::<f16, L>(&weights, &mut scratch.weights[r]);
+                }
+                let values = &codes.values[..TOKENS * dim];
+                L::values::<f16>(values, dim, &mut scratch.values);
+                for chunk in 0..chunks {
+                    let weights = |i: usize| &scratch.weights.as_flattened()[i];
+                    let outputs = scratch.outputs[chunk][..rows].as_flattened_mut();
+                    multiply_each::<f16, L>(weights, scratch.values.of_values(values, dim, chunk), outputs);
+                }
+            }
+            for (r, running) in running.iter().enumerate().take(rows) {
+                result.keep(r, running, &scratch.outputs[..chunks]);
+            }
+        }
+    }
+}
+
+/// Σ i·(2l + 1), which 32 bits hold: 128 · 32512 · 255 < 2^30.
+#[inline(always)]
+fn product(query: &[i16], keys: &[i16]) -> i32 {
+    query.iter().zip(keys).map(|(i, l)| i32::from(*i) * i32::from(*l)).sum()
+}
+
+/// Row `r` over the parts of a sequence. A single part is the result.
+struct Merge<'a> {
+    parts: &'a [f32],
+    floats: usize,
+    r: usize,
+    values: &'a mut [f32],
+}
+
+impl Work for Merge<'_> {
+    type Output = PartialRow;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) -> PartialRow {
+        let Merge { parts, floats, r, values } = self;
+        let dim = values.len();
+        if parts.len() == floats {
+            values.copy_from_slice(&parts[r * dim..][..dim]);
+            let at = MAX_ROWS * dim + 2 * r;
+            return PartialRow { reference: parts[at], sum: parts[at + 1] };
+        }
+        combine(parts, floats, r, dim, values)
+    }
+}

@@ -1,0 +1,163 @@
+//! Keys and values as codes of a few bits of their rotated rows: TurboQuant-MSE, packed as the bits say, with
+//! decode attention over the codes in one launch a layer.
+//!
+//! The mathematics is in [`kernels_gpu::gtq`], the layout in [`kernels_gpu::gtq::layout`]; `docs/gtq.md` has both
+//! with figures.
+
+pub mod allocation;
+mod cache;
+mod cases;
+pub mod codebook;
+mod cpu;
+pub mod groups;
+pub mod oracle;
+mod plan;
+pub mod rows;
+mod sample;
+#[cfg(test)]
+mod tests;
+
+pub use cache::GtqCache;
+pub use kernels_gpu::gtq::{Rule, TileLayout};
+pub use plan::{AppendHandles, Books, Handles, Plan, append};
+
+use crate::kv::{self, Kind, OptionSpec, Scheme, Selection, System, proof, workload};
+
+/// Channels of a head that there are kernels for.
+pub const HEAD_DIMS: [u32; 2] = [64, 128];
+/// Bits of a code that there are kernels for.
+pub const BITS: [u32; 3] = [2, 3, 4];
+
+/// The system.
+pub static SYSTEM: System = System {
+    name: "gtq",
+    about: "keys and values as codes of 2, 3 or 4 bits of their rotated rows",
+    kernels: || kernels_gpu::gtq::kernels().collect(),
+    cases: cases::cases,
+    schemes: &[Scheme {
+        name: "gtq",
+        about: "keys and values in 2, 3 or 4 bits a channel, rotated and quantized to the sphere's levels",
+        presets: &[],
+        options: &[
+            OptionSpec { name: "k", about: "bits of a channel of a key", kind: Kind::Count(2, 4) },
+            OptionSpec { name: "v", about: "bits of a channel of a value", kind: Kind::Count(2, 4) },
+            OptionSpec {
+                name: "norm",
+                about: "what a row's scale keeps: the least error, its length, or its product with itself",
+                kind: Kind::Word(&["none", "norm", "unbiased"]),
+            },
+        ],
+        step_bytes: |selection, head_dim, tokens| {
+            let layout = Settings::of(selection).layout(head_dim);
+            f64::from(layout.token_bytes()) * tokens as f64
+        },
+        check: |_| Ok(()),
+        open: |opening| Ok(Box::new(GtqCache::new(opening, Settings::of(opening.selection))?)),
+        workload: workload::through_cache,
+        proof: proof::by_workload,
+        calibrate: None,
+    }],
+};
+
+/// How keys and values are quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Bits of a channel of a key: one of [`BITS`].
+    pub key_bits: u32,
+    /// Bits of a channel of a value.
+    pub value_bits: u32,
+    /// How a row's scale is chosen.
+    pub rule: Rule,
+}
+
+impl Settings {
+    /// 3 and 3 bits, and the smallest error.
+    pub const DEFAULT: Settings = Settings { key_bits: 3, value_bits: 3, rule: Rule::None };
+
+    /// What a selection says.
+    fn of(selection: &Selection) -> Self {
+        let default = Settings::DEFAULT;
+        Settings {
+            key_bits: selection.count("k", default.key_bits.into()) as u32,
+            value_bits: selection.count("v", default.value_bits.into()) as u32,
+            rule: match selection.word("norm", "none") {
+                "norm" => Rule::Norm,
+                "unbiased" => Rule::Unbiased,
+                _ => Rule::None,
+            },
+        }
+    }
+
+    /// Where codes of such settings lie.
+    pub fn layout(self, head_dim: u32) -> TileLayout {
+        TileLayout { head_dim, key_bits: self.key_bits, value_bits: self.value_bits }
+    }
+}
+
+/// A result with this system's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What the system reports.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A buffer, a launch or a copy failed.
+    #[error(transparent)]
+    Device(#[from] crate::Error),
+    /// Extents that attention refuses.
+    #[error(transparent)]
+    Exact(#[from] crate::attention::dense::Error),
+    /// A head_dim that no kernel has an instance for.
+    #[error("gtq has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
+    HeadDim {
+        /// What was asked for.
+        head_dim: u32,
+    },
+    /// Bits that no kernel has an instance for.
+    #[error("gtq has no kernels for {what} of {bits} bits; those there are take 2, 3 and 4")]
+    Bits {
+        /// Keys or values.
+        what: &'static str,
+        /// What was asked for.
+        bits: u32,
+    },
+    /// A buffer that does not hold what the problem needs.
+    #[error("{what} has {got} elements, this problem needs {expected}; make it for the plan")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// Elements it has.
+        got: usize,
+        /// Elements it needs.
+        expected: usize,
+    },
+    /// A row that cannot be stored.
+    #[error(
+        "layer {layer}, KV head {head}: the {what} of token {position} is not finite, or its norm is beyond f16; the cache holds zeros in its place and is not to be used further"
+    )]
+    Row {
+        /// The layer.
+        layer: usize,
+        /// The KV head.
+        head: u32,
+        /// Key or value.
+        what: &'static str,
+        /// Its token's place in its sequence.
+        position: u32,
+    },
+}
+
+impl From<Error> for kv::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Device(error) => error.into(),
+            Error::Exact(error) => error.into(),
+            error @ (Error::HeadDim { .. } | Error::Bits { .. }) => kv::Error::refused(error),
+            error => kv::Error::system(error),
+        }
+    }
+}
+
+fn length(what: &'static str, got: usize, expected: usize) -> Result<()> {
+    if got == expected { Ok(()) } else { Err(Error::Length { what, got, expected }) }
+}

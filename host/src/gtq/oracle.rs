@@ -1,0 +1,108 @@
+//! How far attention over codes may be from the formula over the keys and values that the codes stand for.
+//!
+//! u = 2^−24, κ = 17·2^−25 + 2^−23: what a step of the tensor cores adds, relative to its terms'
+//! ([`dense::bound`](crate::attention::dense::bound)). Quantities are of one query row; errors of outputs are
+//! Euclidean, which the rotation does not change.
+//!
+//! **Query.** The butterfly's log2 D additions and those of the largest err by at most 8u·Σ|q| an element; an
+//! integer is within 1/2 + 2^−8 of h·32512/m (the quotient's two roundings, of up to 32512). The sum of products is
+//! exact. With c = log2(e)/D and Σ|L| over the key's levels: c·n·Σ|L|·(m·(1/2 + 2^−8)/32512 + 8u·Σ|q|).
+//!
+//! **Score.** Its conversion, three products and the constant round: 6u·|s|. The difference to the reference: the
+//! reference is within 17 + |log2 n'| <= 45 of the largest s, so u·(45 + s_max − s). And 2^x is within 2^−23.
+//! Together p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most
+//! (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
+//!
+//! **Weights.** w = p·n' rounds, u; as two f16 it keeps 2^−22 of itself, and 2^−25 absolutely, where the largest w
+//! of a row is at least 2^13: Σ a |v^|·2^−21 and T·2^−38·max |v^|.
+//!
+//! **Sums.** A step a tile: κ·steps·Σ a |v^|, twice for the accumulator. Merging adds eight warps and the splits,
+//! the butterfly back and the last three roundings are 10u: u·(splits + 20)·Σ a |v^|. The sum of probabilities:
+//! u·(steps + splits + 10)·|o|.
+
+use crate::attention::BLOCK_TOKENS;
+use crate::attention::oracle::softmax;
+use kernels_gpu::attention::warps;
+
+const U: f64 = f64::EPSILON * (1u64 << 28) as f64;
+/// (17·2^−25 + 2^−23).
+const KAPPA: f64 = 17.0 * U / 2.0 + 2.0 * U;
+
+/// A token that a row sees.
+#[derive(Clone, Debug)]
+pub struct Token {
+    /// What its key stands for.
+    pub key: Vec<f64>,
+    /// What its value stands for.
+    pub value: Vec<f64>,
+    /// n·Σ|L| of its key.
+    pub size: f64,
+}
+
+/// What the formula gives, and how far from it a result may be.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    /// The output.
+    pub output: Vec<f64>,
+    /// The log-sum-exp.
+    pub lse: f64,
+    /// Of the Euclidean distance to the output.
+    pub bound: f64,
+    /// Of the distance to the log-sum-exp.
+    pub lse_bound: f64,
+}
+
+/// Judges a row of a sequence that is cut into `splits` parts.
+pub fn judge(query: &[f64], tokens: &[Token], splits: u32) -> Judged {
+    let dim = query.len();
+    let mut output = vec![0.0; dim];
+    if tokens.is_empty() {
+        return Judged { output, lse: f64::NEG_INFINITY, bound: 0.0, lse_bound: 0.0 };
+    }
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let scale = 1.0 / (dim as f64).sqrt();
+    let logits: Vec<f64> = tokens
+        .iter()
+        .map(|token| scale * query.iter().zip(&token.key).map(|(q, k)| q * k).sum::<f64>())
+        .collect();
+    let (weights, lse) = softmax(&logits);
+    let mut h: Vec<f64> = query.iter().enumerate().map(|(d, q)| q * super::rows::sign(d)).collect();
+    super::rows::hadamard(&mut h);
+    let m = h.iter().fold(0.0, |most: f64, h| most.max(h.abs()));
+    let sum_of_query: f64 = query.iter().map(|q| q.abs()).sum();
+    let of_query = m * (0.5 + 1.0 / 256.0) / 32512.0 + 8.0 * U * sum_of_query;
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let log2 = std::f64::consts::LOG2_E;
+    let (mut moved, mut moved_values, mut weighted, mut longest) = (0.0, 0.0, 0.0, 0.0f64);
+    for (token, (weight, logit)) in tokens.iter().zip(weights.iter().zip(&logits)) {
+        let error = log2 / dim as f64 * token.size * of_query
+            + 6.0 * U * log2 * logit.abs()
+            + U * (45.0 + log2 * (largest - logit));
+        let e = (std::f64::consts::LN_2 * error + 2.0 * U).exp_m1();
+        let length = norm(&token.value);
+        // A weight of 0 in f64 has no share, whatever its error.
+        if *weight > 0.0 {
+            moved += weight * e;
+            moved_values += weight * e * length;
+        }
+        weighted += weight * length;
+        longest = longest.max(length);
+        output.iter_mut().zip(&token.value).for_each(|(o, v)| *o += weight * v);
+    }
+    let own = norm(&output);
+    let tiles = tokens.len().div_ceil(BLOCK_TOKENS as usize) as f64;
+    let splits = f64::from(splits);
+    let steps = ((tiles / splits).ceil() / f64::from(warps(dim as u32))).ceil() + 1.0;
+    let shifted = if moved < 0.5 { (moved_values + own * moved) / (1.0 - moved) } else { 2.0 * longest };
+    let rounded = weighted * (8.0 * U + 2.0 * KAPPA * steps + U * (splits + 20.0))
+        + tokens.len() as f64 * longest / (1u64 << 38) as f64
+        + own * U * (steps + splits + 10.0);
+    let of_sum = if moved < 0.5 { -(-moved).ln_1p() } else { f64::INFINITY };
+    let total = U * (steps + splits + 10.0);
+    Judged {
+        output,
+        lse,
+        bound: 1.01 * (shifted + rounded) + 1e-36,
+        lse_bound: 1.01 * (of_sum + total + 80.0 * U + 4.0 * U * lse.abs()),
+    }
+}

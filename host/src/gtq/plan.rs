@@ -1,0 +1,308 @@
+//! Plan and launch: a plan owns its scratch and fixes the launches of a step.
+
+use super::codebook::Levels;
+use super::{Error, HEAD_DIMS, Result, Settings, TileLayout, cpu, length};
+use crate::attention::dense::Problem;
+use crate::cpu::handles::{slice, slice_mut};
+use crate::{Buffer, Device, Stream};
+use half::f16;
+use kernels_gpu::attention::dense::{partial_floats, split_count};
+use kernels_gpu::attention::threads;
+use kernels_gpu::gtq::{AttendShape, ENCODE_THREADS, EncodeShape, Tables, attend, decode, encode};
+use simt::{Global, GlobalMut, Kernel, LaunchShape};
+
+type Attend = Kernel<attend::Args>;
+
+macro_rules! instances {
+    ($($d:literal, $k:literal, $v:literal;)*) => {
+        /// The kernel of a layout and its shared memory.
+        fn attend_kernel(layout: TileLayout) -> Option<(Attend, u32)> {
+            match (layout.head_dim, layout.key_bits, layout.value_bits) {
+                $(($d, $k, $v) => {
+                    Some((attend::kernel::<$d, $k, $v>(), decode::layout::<$d, $k, $v>().bytes))
+                })*
+                _ => None,
+            }
+        }
+    };
+}
+instances! {
+    64, 2, 2; 64, 2, 3; 64, 2, 4; 64, 3, 2; 64, 3, 3; 64, 3, 4; 64, 4, 2; 64, 4, 3; 64, 4, 4;
+    128, 2, 2; 128, 2, 3; 128, 2, 4; 128, 3, 2; 128, 3, 3; 128, 3, 4; 128, 4, 2; 128, 4, 3; 128, 4, 4;
+}
+
+/// Levels of keys and of values.
+#[derive(Clone, Debug)]
+pub struct Books {
+    /// How they are used.
+    pub settings: Settings,
+    /// Where codes lie.
+    pub layout: TileLayout,
+    /// The keys' levels.
+    pub keys: Levels,
+    /// The values' levels.
+    pub values: Levels,
+}
+
+impl Books {
+    /// For heads of `head_dim` channels.
+    ///
+    /// # Errors
+    /// [`Error::HeadDim`], [`Error::Bits`].
+    pub fn new(head_dim: u32, settings: Settings) -> Result<Self> {
+        if !HEAD_DIMS.contains(&head_dim) {
+            return Err(Error::HeadDim { head_dim });
+        }
+        for (what, bits) in [("keys", settings.key_bits), ("values", settings.value_bits)] {
+            if !super::BITS.contains(&bits) {
+                return Err(Error::Bits { what, bits });
+            }
+        }
+        Ok(Books {
+            settings,
+            layout: settings.layout(head_dim),
+            keys: Levels::new(head_dim as usize, settings.key_bits),
+            values: Levels::new(head_dim as usize, settings.value_bits),
+        })
+    }
+
+    /// What attention of a problem is told.
+    pub(super) fn shape(&self, problem: Problem) -> AttendShape {
+        let d = f64::from(self.layout.head_dim);
+        let largest = f64::from(kernels_gpu::gtq::query::LARGEST);
+        let shape = AttendShape {
+            group: problem.group(),
+            query_tokens: problem.query_tokens,
+            kv_heads: problem.kv_heads,
+            max_blocks: problem.max_blocks(),
+            splits: 1,
+            score: (self.keys.step * std::f64::consts::LOG2_E / (2.0 * largest * d)) as f32,
+            value: (self.values.step / d.sqrt()) as f32,
+            tables: Tables::new(&self.keys.integers, &self.values.integers),
+        };
+        let launches = problem.sequences * problem.kv_heads * shape.row_groups();
+        AttendShape { splits: split_count(launches, shape.max_blocks), ..shape }
+    }
+}
+
+/// The arguments of an [`append`]: memory of any kind that the device reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct AppendHandles {
+    /// New keys, [sequences, query_tokens, kv_heads, head_dim].
+    pub new_keys: Global<f16>,
+    /// New values, like the keys.
+    pub new_values: Global<f16>,
+    /// Where each token belongs, [sequences, query_tokens]: a token past the table's last block is left out.
+    pub positions: Global<u32>,
+    /// [sequences, max_blocks].
+    pub table: Global<u32>,
+    /// \[sequences\]: one more than the position of the sequence's last new token.
+    pub lengths: GlobalMut<u32>,
+    /// The pool, [blocks, kv_heads] tiles.
+    pub tiles: GlobalMut<u32>,
+    /// \[2\]: the first key and the first value that could not be stored, position · kv_heads + head;
+    /// `u32::MAX` before.
+    pub problems: GlobalMut<u32>,
+}
+
+/// Encodes `problem.query_tokens` new tokens of each sequence, in one launch; with `slices` on the CPU's own path
+/// in its place, which gives the same bits. It allocates nothing, waits for nothing and can be captured.
+///
+/// # Safety
+/// Until the launch has finished (for a capture: until each run of the graph has):
+/// - the memory behind every handle is there, reached by the stream's device, and nothing else writes it, or
+///   touches what is written; with `slices` it is host memory;
+/// - no two tokens have one place, and the table's entries up to each position are blocks of the pool.
+///
+/// # Errors
+/// [`Error::Length`] for handles of another problem; those of [`Problem::checked`]; what the launch reports.
+pub unsafe fn append(
+    stream: &Stream,
+    books: &Books,
+    problem: Problem,
+    slices: bool,
+    handles: AppendHandles,
+) -> Result<()> {
+    let problem = problem.checked()?;
+    let Problem { sequences, kv_heads, head_dim, query_tokens, .. } = problem;
+    let rows = sequences * query_tokens;
+    let elements = rows as usize * kv_heads as usize * head_dim as usize;
+    let tile = books.layout.bytes() as usize / 4 * kv_heads as usize;
+    length("the buffer of new keys", handles.new_keys.len(), elements)?;
+    length("the buffer of new values", handles.new_values.len(), elements)?;
+    length("the buffer of positions", handles.positions.len(), rows as usize)?;
+    length("the block table", handles.table.len(), sequences as usize * problem.max_blocks() as usize)?;
+    length("the buffer of lengths", handles.lengths.len(), sequences as usize)?;
+    length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
+    length("the words of problems", handles.problems.len(), 2)?;
+    let shape = EncodeShape {
+        rows,
+        tokens: query_tokens,
+        kv_heads,
+        max_blocks: problem.max_blocks(),
+        rule: books.settings.rule as u32,
+        root: f64::from(head_dim).sqrt() as f32,
+    };
+    let AppendHandles { new_keys, new_values, positions, table, lengths, tiles, problems } = handles;
+    if slices {
+        // SAFETY: the caller's word; the emulator's streams have done what they were told when a call returns.
+        unsafe {
+            let new = cpu::New {
+                keys: slice(new_keys),
+                values: slice(new_values),
+                positions: slice(positions),
+                table: slice(table),
+            };
+            let (lengths, tiles) = (slice_mut(lengths), slice_mut(tiles.cast::<u8>()));
+            cpu::append(books, shape, new, lengths, tiles, slice_mut(problems));
+        }
+        return Ok(());
+    }
+    let args = encode::Args {
+        keys: new_keys,
+        values: new_values,
+        positions,
+        table,
+        lengths,
+        tiles: tiles.cast::<u8>(),
+        problems,
+        key_book: books.keys.codebook(),
+        value_book: books.values.codebook(),
+        shape,
+    };
+    let kernel = if head_dim == 64 { encode::kernel::<64>() } else { encode::kernel::<128>() };
+    let warps = 2 * rows * kv_heads;
+    let launch = LaunchShape::new(warps.div_ceil(ENCODE_THREADS / 32), ENCODE_THREADS);
+    // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this function's
+    // contract.
+    Ok(unsafe { stream.launch(&kernel, launch, args) }?)
+}
+
+/// The arguments of attention: memory of any kind that the device reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct Handles {
+    /// [sequences, query_tokens, q_heads, head_dim].
+    pub queries: Global<f16>,
+    /// The pool, [blocks, kv_heads] tiles.
+    pub tiles: Global<u32>,
+    /// [sequences, max_blocks].
+    pub table: Global<u32>,
+    /// \[sequences\].
+    pub lengths: Global<u32>,
+    /// Like the queries.
+    pub output: GlobalMut<f32>,
+    /// Natural log-sum-exp, [sequences, query_tokens, q_heads].
+    pub lse: GlobalMut<f32>,
+}
+
+/// Attention over codes, in one launch.
+///
+/// Bits depend on the problem and on what is read, and on nothing else. One launch at a time: the scratch is the
+/// plan's. Launches in one stream follow each other anyway.
+#[derive(Debug)]
+pub struct Plan {
+    device: Device,
+    problem: Problem,
+    books: Books,
+    kernel: Attend,
+    launch: LaunchShape,
+    shape: AttendShape,
+    /// Partial results, for the block that comes last.
+    partials: Buffer<f32>,
+    /// How many blocks of a row have come; 0 between launches.
+    counters: Buffer<u32>,
+}
+
+impl Plan {
+    /// A plan for a problem.
+    ///
+    /// # Errors
+    /// [`Error::HeadDim`]; those of [`Problem::checked`]; out of memory for the scratch.
+    pub fn new(device: &Device, problem: Problem, books: Books) -> Result<Self> {
+        let head_dim = problem.head_dim;
+        if head_dim != books.layout.head_dim {
+            return Err(Error::HeadDim { head_dim });
+        }
+        let problem = problem.checked()?;
+        let (kernel, shared) = attend_kernel(books.layout).ok_or(Error::HeadDim { head_dim })?;
+        let shape = books.shape(problem);
+        let rows = problem.kv_heads * shape.row_groups();
+        let launches = problem.sequences * rows;
+        let grid = (shape.splits, rows, problem.sequences);
+        let floats = if shape.splits == 1 { 0 } else { partial_floats(launches, shape.splits, head_dim) };
+        Ok(Plan {
+            device: device.clone(),
+            problem,
+            books,
+            kernel,
+            launch: LaunchShape::new(grid, threads(head_dim)).shared(shared),
+            shape,
+            partials: Buffer::new(device, floats)?,
+            counters: Buffer::zeroed(device, launches as usize)?,
+        })
+    }
+
+    /// What it is for.
+    pub fn problem(&self) -> Problem {
+        self.problem
+    }
+
+    /// Parts that a sequence of the full length is cut into.
+    pub fn splits(&self) -> u32 {
+        self.shape.splits
+    }
+
+    /// Attends. It allocates nothing, waits for nothing and can be captured. With `slices` on the CPU's own path
+    /// in place of the kernel, which gives the same bits.
+    ///
+    /// # Safety
+    /// Until the launch has finished (for a capture: until each run of the graph has):
+    /// - the memory behind every handle is there, reached by the stream's device, and used by nothing else that
+    ///   writes it, or for the outputs, that touches it; with `slices` it is host memory;
+    /// - each length is at most `max_blocks · 16`, and each table entry that a length reaches is a block of the
+    ///   pool.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch reports.
+    pub unsafe fn run_on(&mut self, stream: &Stream, slices: bool, handles: Handles) -> Result<()> {
+        stream.device().check_same(&self.device, "the plan")?;
+        let problem = self.problem;
+        let (rows, head_dim) = (problem.query_rows(), problem.head_dim as usize);
+        let tile = self.books.layout.bytes() as usize / 4 * problem.kv_heads as usize;
+        length("the buffer of queries", handles.queries.len(), rows * head_dim)?;
+        length("the output", handles.output.len(), rows * head_dim)?;
+        length("the buffer of log-sums", handles.lse.len(), rows)?;
+        length("the buffer of lengths", handles.lengths.len(), problem.sequences as usize)?;
+        let entries = problem.sequences as usize * self.shape.max_blocks as usize;
+        length("the block table", handles.table.len(), entries)?;
+        length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
+        let Handles { queries, tiles, table, lengths, output, lse } = handles;
+        if slices {
+            // SAFETY: the caller's word; the emulator's streams have done what they were told when a call returns.
+            unsafe {
+                let slices = cpu::Slices {
+                    queries: slice(queries),
+                    tiles: slice(tiles.cast::<u8>()),
+                    table: slice(table),
+                    lengths: slice(lengths),
+                };
+                cpu::attend(&self.books, self.shape, slices, slice_mut(output), slice_mut(lse));
+            }
+            return Ok(());
+        }
+        let args = attend::Args {
+            queries,
+            tiles,
+            table,
+            lengths,
+            partials: self.partials.global_mut(),
+            counters: self.counters.global_mut(),
+            output,
+            lse,
+            shape: self.shape,
+        };
+        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's contract.
+        // Blocks of a row meet in `counters` only, and the one that reads the others' parts comes last.
+        Ok(unsafe { stream.launch(&self.kernel, self.launch, args) }?)
+    }
+}

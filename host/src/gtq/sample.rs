@@ -1,0 +1,187 @@
+//! Tiles and queries to try kernels on: any bytes are codes, so that pools are made up as they are.
+
+use super::plan::Books;
+#[cfg(test)]
+use super::rows;
+use super::{Handles, Plan, Settings};
+use crate::attention::BLOCK_TOKENS;
+use crate::attention::dense::Problem;
+use crate::attention::dense::sample::normal;
+use crate::{Buffer, Device, Stream};
+use half::f16;
+use kernels_gpu::gtq::Side;
+use kernels_gpu::gtq::layout::norm_place;
+use kernels_gpu::mixed;
+
+/// What a pool and its queries hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// Codes as they come, n about 1, queries about N(0, 1).
+    Normal,
+    /// The same with long keys: few tokens matter, and references move.
+    Sharp,
+    /// n of keys and values over all that f16 has, zeros among them.
+    Wide,
+    /// One code everywhere, and queries of equal elements, the largest there are among them.
+    Equal,
+    /// Queries of zeros, subnormal numbers, infinities and NaN.
+    Hostile,
+}
+
+impl Input {
+    pub(super) const ALL: [Input; 5] =
+        [Input::Normal, Input::Sharp, Input::Wide, Input::Equal, Input::Hostile];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Input::Normal => "normal",
+            Input::Sharp => "sharp",
+            Input::Wide => "wide",
+            Input::Equal => "equal",
+            Input::Hostile => "hostile",
+        }
+    }
+
+    /// Number `index` of the queries.
+    fn query(self, index: usize, head_dim: usize) -> f16 {
+        let row = index / head_dim;
+        let x = f16::from_f32(normal(17, index as u64));
+        match self {
+            Input::Equal => [f16::ONE, f16::MAX, f16::NEG_INFINITY][if row == 1 { 1 } else { 0 }],
+            Input::Hostile => match row % 5 {
+                0 => f16::ZERO,
+                1 => f16::from_bits(mixed(5, index as u64) as u16 & 0x83ff),
+                2 if index % head_dim == 7 => f16::INFINITY,
+                3 if index % head_dim == 9 => f16::NAN,
+                _ => x,
+            },
+            _ => x,
+        }
+    }
+
+    /// n of a key or value, number `index`.
+    fn n(self, index: u64, is_key: bool) -> f16 {
+        let z = mixed(31, index);
+        let uniform = (z >> 40) as f32 / (1u64 << 24) as f32;
+        match self {
+            Input::Sharp if is_key => f16::from_f32(30.0 * uniform),
+            Input::Wide if z.is_multiple_of(5) => f16::ZERO,
+            // Of keys less, or scores are so large that one token has all weight.
+            Input::Wide => f16::from_bits((z >> 20) as u16 % if is_key { 0x4c00 } else { 0x7c00 }),
+            _ => f16::from_f32(0.5 + uniform),
+        }
+    }
+}
+
+/// A pool, a table and queries.
+pub(super) struct Sample {
+    pub(super) books: Books,
+    pub(super) problem: Problem,
+    pub(super) lengths: Vec<u32>,
+    pub(super) tiles: Vec<u32>,
+    pub(super) table: Vec<u32>,
+    pub(super) queries: Vec<f16>,
+}
+
+/// Bits of the outputs and of the log-sums.
+pub(super) type Attended = (Vec<f32>, Vec<f32>);
+
+impl Sample {
+    /// For `problem`, of which `sequences` is that of the lengths.
+    pub(super) fn new(
+        settings: Settings,
+        problem: Problem,
+        lengths: &[u32],
+        input: Input,
+    ) -> super::Result<Self> {
+        let books = Books::new(problem.head_dim, settings)?;
+        let problem = Problem { sequences: lengths.len() as u32, ..problem }.checked()?;
+        let (layout, heads) = (books.layout, problem.kv_heads as usize);
+        let tile = layout.bytes() as usize;
+        let max_blocks = problem.max_blocks() as usize;
+        let total: u32 = lengths.iter().map(|length| length.div_ceil(BLOCK_TOKENS)).sum();
+        // A few blocks are nobody's.
+        let mut places: Vec<u32> = (0..total + 2).collect();
+        for i in (1..places.len()).rev() {
+            places.swap(i, (mixed(3, i as u64) % (i as u64 + 1)) as usize);
+        }
+        let mut table = vec![u32::MAX; lengths.len() * max_blocks];
+        let mut bytes = vec![0xffu8; places.len() * heads * tile];
+        let mut free = places.into_iter();
+        for (sequence, length) in lengths.iter().enumerate() {
+            for index in 0..length.div_ceil(BLOCK_TOKENS) {
+                let place = free.next().unwrap_or(0);
+                table[sequence * max_blocks + index as usize] = place;
+                for head in 0..heads {
+                    let number = place as usize * heads + head;
+                    let tile = &mut bytes[number * tile..][..tile];
+                    let codes = layout.norms(Side::Key) as usize;
+                    for (i, byte) in tile[..codes].iter_mut().enumerate() {
+                        let z = mixed(1, (number * codes + i) as u64) as u8;
+                        *byte = if input == Input::Equal { 0 } else { z };
+                    }
+                    // Of tokens that there are not, n is NaN.
+                    for token in 0..BLOCK_TOKENS.min(length - index * BLOCK_TOKENS) {
+                        for (side, is_key) in [(Side::Key, true), (Side::Value, false)] {
+                            let at = (layout.norms(side) + 2 * norm_place(token)) as usize;
+                            let which = (number as u32 * BLOCK_TOKENS + token) * 2 + u32::from(is_key);
+                            let n = input.n(which.into(), is_key);
+                            tile[at..at + 2].copy_from_slice(&n.to_bits().to_le_bytes());
+                        }
+                    }
+                }
+            }
+        }
+        let dim = problem.head_dim as usize;
+        let queries = (0..problem.query_rows() * dim).map(|i| input.query(i, dim)).collect();
+        let tiles = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        Ok(Sample { books, problem, lengths: lengths.to_vec(), tiles, table, queries })
+    }
+
+    /// Attends; with `slices` by the CPU's own path. `poison`: what outputs hold before.
+    pub(super) fn attend(&self, device: &Device, slices: bool, poison: u8) -> super::Result<Attended> {
+        let stream = Stream::new(device)?;
+        let mut plan = Plan::new(device, self.problem, self.books.clone())?;
+        let queries = Buffer::from_slice(device, &self.queries)?;
+        let tiles = Buffer::from_slice(device, &self.tiles)?;
+        let table = Buffer::from_slice(device, &self.table)?;
+        let lengths = Buffer::from_slice(device, &self.lengths)?;
+        let mut output = Buffer::<f32>::new(device, self.queries.len())?;
+        let mut lse = Buffer::<f32>::new(device, self.problem.query_rows())?;
+        stream.fill_u8(&mut output, .., poison)?;
+        stream.fill_u8(&mut lse, .., poison)?;
+        // Twice: counters are as they were.
+        for _ in 0..2 {
+            let handles = Handles {
+                queries: queries.global(),
+                tiles: tiles.global(),
+                table: table.global(),
+                lengths: lengths.global(),
+                output: output.global_mut(),
+                lse: lse.global_mut(),
+            };
+            // SAFETY: buffers of this device as the problem wants them; the table's entries that lengths reach are
+            // blocks of the pool. They are there until the stream has been waited for.
+            unsafe { plan.run_on(&stream, slices, handles) }?;
+            stream.synchronize()?;
+        }
+        Ok((output.to_vec()?, lse.to_vec()?))
+    }
+
+    /// The bytes of a token's tile.
+    #[cfg(test)]
+    pub(super) fn tile(&self, sequence: usize, head: usize, token: usize) -> &[u8] {
+        let max_blocks = self.problem.max_blocks() as usize;
+        let block = self.table[sequence * max_blocks + token / BLOCK_TOKENS as usize] as usize;
+        let bytes = self.books.layout.bytes() as usize;
+        let from = (block * self.problem.kv_heads as usize + head) * bytes;
+        &bytemuck::cast_slice(&self.tiles)[from..from + bytes]
+    }
+
+    /// A key or value restored.
+    #[cfg(test)]
+    pub(super) fn restored(&self, side: Side, sequence: usize, head: usize, token: usize) -> Vec<f64> {
+        let tile = self.tile(sequence, head, token);
+        rows::restored(tile, &self.books, side, token as u32 % BLOCK_TOKENS)
+    }
+}

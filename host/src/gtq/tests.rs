@@ -1,0 +1,405 @@
+//! Layout, encoding and attention, by the kernels on the emulator and by the CPU's own path, judged by oracles.
+
+use super::cases::element;
+use super::oracle::{Judged, Token, judge};
+use super::plan::{AppendHandles, Books, append};
+use super::sample::{Input, Sample};
+use super::{BITS, Error, GtqCache, HEAD_DIMS, Rule, Settings, TileLayout, cpu, rows};
+use crate::attention::BLOCK_TOKENS;
+use crate::attention::dense::Problem;
+use crate::kv::{self, Capacity, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
+use crate::{Buffer, Device, Stream};
+use half::f16;
+use kernels_gpu::gtq::{EncodeShape, Side};
+use simt::emu::EmuOptions;
+
+fn device() -> Device {
+    Device::cpu(EmuOptions::default())
+}
+
+fn layouts() -> impl Iterator<Item = TileLayout> {
+    HEAD_DIMS.into_iter().flat_map(|head_dim| {
+        BITS.into_iter().flat_map(move |key_bits| {
+            BITS.into_iter().map(move |value_bits| TileLayout { head_dim, key_bits, value_bits })
+        })
+    })
+}
+
+/// Every code and n has bits of its own, and together they are the tile.
+#[test]
+fn rows_share_no_bits() {
+    for layout in layouts() {
+        let dim = layout.head_dim as usize;
+        let mut tile = vec![0u8; layout.bytes() as usize];
+        let mut set = 0;
+        for token in 0..BLOCK_TOKENS {
+            for side in [Side::Key, Side::Value] {
+                // What is stored of the largest code has no bit less than any other's, but for 4 bits.
+                let ones = if layout.bits(side) == 4 { 0 } else { (1 << layout.bits(side)) - 1 };
+                rows::write(&mut tile, layout, side, token, &vec![ones; dim], f16::from_bits(u16::MAX));
+                let now: u32 = tile.iter().map(|byte| byte.count_ones()).sum();
+                assert_eq!(now - set, dim as u32 * layout.bits(side) + 16, "{layout:?} {side:?} {token}");
+                set = now;
+            }
+        }
+        assert!(tile.iter().all(|byte| *byte == 0xff), "{layout:?}");
+        assert_eq!(layout.token_bytes(), layout.head_dim * (layout.key_bits + layout.value_bits) / 8 + 4);
+    }
+    // The figure of the issue: 3 and 3 bits at head_dim 128, where the paper has 157 bytes.
+    assert_eq!(TileLayout { head_dim: 128, key_bits: 3, value_bits: 3 }.token_bytes(), 100);
+}
+
+#[test]
+fn what_is_written_is_read() {
+    for layout in layouts() {
+        let dim = layout.head_dim as usize;
+        let mut tile = vec![0x5au8; layout.bytes() as usize];
+        let code = |side: Side, token: u32, d: usize| {
+            (kernels_gpu::mixed(token.into(), (d * 2 + side as usize) as u64) % (1 << layout.bits(side)))
+                as u8
+        };
+        let all = |side, token| (0..dim).map(|d| code(side, token, d)).collect::<Vec<_>>();
+        for token in (0..BLOCK_TOKENS).rev() {
+            for side in [Side::Key, Side::Value] {
+                let n = f16::from_f32(token as f32 + if side == Side::Key { 0.25 } else { 0.5 });
+                rows::write(&mut tile, layout, side, token, &all(side, token), n);
+            }
+        }
+        for token in 0..BLOCK_TOKENS {
+            for side in [Side::Key, Side::Value] {
+                assert_eq!(rows::codes(&tile, layout, side, token), all(side, token), "{layout:?} {token}");
+                assert_eq!(rows::n(&tile, layout, side, token).to_f32().trunc(), token as f32);
+            }
+        }
+    }
+}
+
+/// Tiles, lengths and problems of a chunk for each of some sequences.
+fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: bool) -> [Vec<u32>; 3] {
+    let (device, head_dim) = (device(), books.layout.head_dim);
+    let stream = Stream::new(&device).expect("a stream");
+    let sequences = firsts.len() as u32;
+    let problem =
+        Problem { sequences, q_heads: kv_heads, kv_heads, head_dim, query_tokens: tokens, max_tokens: 64 };
+    let positions: Vec<u32> = firsts.iter().flat_map(|first| (0..tokens).map(move |i| first + i)).collect();
+    let table: Vec<u32> = (0..sequences * problem.max_blocks()).rev().collect();
+    let rows = positions.len() * kv_heads as usize;
+    let of = |shift: usize| -> Vec<f16> {
+        (0..rows).flat_map(|row| (0..head_dim as usize).map(move |d| element(row + shift, d))).collect()
+    };
+    let (keys, values) = (of(0), of(5));
+    let halves = |x: &[f16]| Buffer::from_slice(&device, x).expect("a buffer");
+    let words = |x: &[u32]| Buffer::from_slice(&device, x).expect("a buffer");
+    let (keys, values, positions) = (halves(&keys), halves(&values), words(&positions));
+    let size = table.len() * (kv_heads * books.layout.bytes()) as usize / 4;
+    let table = words(&table);
+    let [mut tiles, mut lengths, mut problems] =
+        [vec![0x0f0f_1234; size], vec![9; firsts.len()], vec![u32::MAX; 2]].map(|x| words(&x));
+    let handles = AppendHandles {
+        new_keys: keys.global(),
+        new_values: values.global(),
+        positions: positions.global(),
+        table: table.global(),
+        lengths: lengths.global_mut(),
+        tiles: tiles.global_mut(),
+        problems: problems.global_mut(),
+    };
+    // SAFETY: buffers of the emulator as the problem wants them.
+    unsafe { append(&stream, books, problem, slices, handles) }.expect("encoded");
+    [tiles, lengths, problems].map(|buffer| buffer.to_vec().expect("read"))
+}
+
+#[test]
+fn both_paths_encode_alike() {
+    for layout in layouts() {
+        for rule in [Rule::None, Rule::Norm, Rule::Unbiased] {
+            let TileLayout { head_dim, key_bits, value_bits } = layout;
+            if rule != Rule::None && (key_bits, value_bits) != (3, 2) {
+                continue;
+            }
+            let books = Books::new(head_dim, Settings { key_bits, value_bits, rule }).expect("books");
+            for (firsts, tokens) in [(&[0u32, 7, 30, kv::PARKED][..], 1), (&[3, 60], 12)] {
+                let [own, kernels] = [true, false].map(|slices| encode(&books, 2, firsts, tokens, slices));
+                assert!(own == kernels, "{layout:?} {rule:?} {tokens}");
+                // A parked sequence has no token, and one that ends past the table none there.
+                assert_eq!(own[1][0], firsts[0] + tokens);
+            }
+        }
+    }
+}
+
+fn books(dim: usize, bits: u32) -> Books {
+    let settings = Settings { key_bits: bits, value_bits: bits, ..Settings::DEFAULT };
+    Books::new(dim as u32, settings).expect("books")
+}
+
+/// What encoding one row gives.
+fn one(x: &[f16], books: &Books, rule: Rule) -> (Vec<f64>, f64, Vec<f64>, Vec<u8>) {
+    let (dim, bits) = (x.len() as u32, books.layout.key_bits);
+    let shape = EncodeShape {
+        rows: 1,
+        tokens: 1,
+        kv_heads: 1,
+        max_blocks: 1,
+        rule: rule as u32,
+        root: f64::from(dim).sqrt() as f32,
+    };
+    let encoded = cpu::encoded(x, &books.keys.codebook(), shape);
+    let mut tile = vec![0u8; books.layout.bytes() as usize];
+    let n = f16::from_f32(encoded.scale);
+    rows::write(&mut tile, books.layout, Side::Key, 5, &encoded.codes, n);
+    let restored = rows::restored(&tile, books, Side::Key, 5);
+    let mut h: Vec<f64> = x.iter().enumerate().map(|(d, x)| x.to_f64() * rows::sign(d)).collect();
+    rows::hadamard(&mut h);
+    let levels = (0..1 << bits).map(|code| books.keys.level(code)).collect();
+    (restored, f64::from(encoded.scale), [h, levels].concat(), encoded.codes)
+}
+
+/// Each code is that of the nearest level, of two that are as near the lower; the errors are what the levels
+/// promise; each rule keeps what it says.
+#[test]
+fn codes_are_nearest_and_scales_what_they_say() {
+    for dim in HEAD_DIMS.map(|dim| dim as usize) {
+        for bits in BITS {
+            let books = books(dim, bits);
+            let expected = books.keys.error;
+            let (mut errors, mut squares) = (0.0, 0.0);
+            for row in 0..96 {
+                let x: Vec<f16> = (0..dim).map(|d| element(12 * row + 10, d)).collect();
+                let r = x.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>().sqrt();
+                let (restored, _, numbers, codes) = one(&x, &books, Rule::None);
+                let (h, levels) = numbers.split_at(dim);
+                for (h, code) in h.iter().zip(&codes) {
+                    let distance = |level: &f64| (h / r - level).abs();
+                    let least = levels.iter().map(distance).fold(f64::INFINITY, f64::min);
+                    // f32 sums of 128 f16: eight roundings of up to |h| <= 12 r.
+                    let slack = 2.0 * 12.0 * 8.0 / f64::from(1 << 24);
+                    assert!(distance(&levels[usize::from(*code)]) <= least + slack, "{dim} {bits} {row}");
+                }
+                errors += restored.iter().zip(&x).map(|(a, b)| (a - b.to_f64()).powi(2)).sum::<f64>();
+                squares += r * r;
+                let product = |y: &[f64]| y.iter().zip(&x).map(|(y, x)| y * x.to_f64()).sum::<f64>();
+                let length = |y: &[f64]| y.iter().map(|y| y * y).sum::<f64>().sqrt();
+                // n is rounded to f16.
+                let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1.0 / 2048.0 + 1e-6;
+                assert!(near(length(&one(&x, &books, Rule::Norm).0), r), "{dim} {bits} {row}");
+                assert!(near(product(&one(&x, &books, Rule::Unbiased).0), r * r), "{dim} {bits} {row}");
+            }
+            // 96 rows of 64 elements and more: the mean is within a few per cent of its expectation.
+            let found = errors / squares;
+            assert!((found / expected - 1.0).abs() < 0.06, "{dim} {bits}: {found} for {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_tie_takes_the_lower_level() {
+    // A row that is a column of the rotation has all coordinates but one at 0, which is a threshold.
+    let x: Vec<f16> = (0..64).map(|d| f16::from_f32(rows::sign(d) as f32)).collect();
+    for bits in BITS {
+        let (.., codes) = one(&x, &books(64, bits), Rule::None);
+        assert_eq!(codes[0], (1 << bits) - 1);
+        assert!(codes[1..].iter().all(|code| *code == (1 << (bits - 1)) - 1), "{codes:?}");
+    }
+}
+
+/// Batches of attention: around tiles, several parts, several query tokens, all groups.
+fn batches() -> Vec<(Problem, Vec<u32>, Input)> {
+    let of = |q_heads, kv_heads, query_tokens, max_tokens| Problem {
+        sequences: 1,
+        q_heads,
+        kv_heads,
+        head_dim: 64,
+        query_tokens,
+        max_tokens,
+    };
+    let mut batches = vec![
+        (of(8, 2, 1, 160), vec![0, 1, 15, 16, 17, 130], Input::Normal),
+        (of(3, 1, 5, 80), vec![80, 3, 0], Input::Normal),
+        (of(11, 1, 1, 96), vec![90], Input::Sharp),
+        (of(4, 1, 1, 1024), vec![1000, 30], Input::Sharp),
+    ];
+    batches.extend(Input::ALL.map(|input| (of(8, 1, 1, 320), vec![77, 320], input)));
+    batches
+}
+
+#[test]
+fn both_paths_attend_alike() {
+    let device = device();
+    for layout in layouts() {
+        let TileLayout { head_dim, key_bits, value_bits } = layout;
+        let settings = Settings { key_bits, value_bits, ..Settings::DEFAULT };
+        let all = (key_bits, value_bits) == (3, 3);
+        for (problem, lengths, input) in batches().into_iter().take(if all { 9 } else { 2 }) {
+            let sample = Sample::new(settings, Problem { head_dim, ..problem }, &lengths, input);
+            let sample = sample.expect("a sample");
+            let [own, kernels] =
+                [true, false].map(|slices| sample.attend(&device, slices, 0xff).expect("attended"));
+            let same = |a: &[f32], b: &[f32]| a.iter().map(|x| x.to_bits()).eq(b.iter().map(|x| x.to_bits()));
+            assert!(same(&own.0, &kernels.0), "{layout:?} {problem:?} {input:?}: output");
+            assert!(same(&own.1, &kernels.1), "{layout:?} {problem:?} {input:?}: log-sums");
+        }
+    }
+}
+
+/// The row's tokens as the oracle wants them.
+fn tokens(sample: &Sample, sequence: usize, head: usize, visible: usize) -> Vec<Token> {
+    let levels = &sample.books.keys;
+    (0..visible)
+        .map(|token| {
+            let tile = sample.tile(sequence, head, token);
+            let place = token as u32 % BLOCK_TOKENS;
+            let codes = rows::codes(tile, sample.books.layout, Side::Key, place);
+            let n = rows::n(tile, sample.books.layout, Side::Key, place).to_f64();
+            Token {
+                key: sample.restored(Side::Key, sequence, head, token),
+                value: sample.restored(Side::Value, sequence, head, token),
+                size: n * codes.iter().map(|code| levels.level(usize::from(*code)).abs()).sum::<f64>(),
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn attention_is_the_formulas() {
+    let device = device();
+    let mut used = 0.0f64;
+    for layout in layouts() {
+        let TileLayout { head_dim, key_bits, value_bits } = layout;
+        let settings = Settings { key_bits, value_bits, ..Settings::DEFAULT };
+        for (problem, lengths, input) in batches() {
+            if input == Input::Hostile {
+                continue;
+            }
+            let problem = Problem { head_dim, ..problem };
+            let sample = Sample::new(settings, problem, &lengths, input).expect("a sample");
+            let (output, lse) = sample.attend(&device, true, 0xff).expect("attended");
+            let splits =
+                super::Plan::new(&device, sample.problem, sample.books.clone()).expect("a plan").splits();
+            let (dim, heads) = (head_dim as usize, problem.q_heads as usize);
+            for row in 0..sample.problem.query_rows() {
+                let (sequence, q_head) = (row / heads / problem.query_tokens as usize, row % heads);
+                let query_token = row / heads % problem.query_tokens as usize;
+                let length = lengths[sequence] as usize;
+                let visible = (length + query_token + 1).saturating_sub(problem.query_tokens as usize);
+                let query: Vec<f64> = sample.queries[row * dim..][..dim].iter().map(|x| x.to_f64()).collect();
+                if query.iter().any(|x| !x.is_finite()) {
+                    continue;
+                }
+                let head = q_head / problem.group() as usize;
+                let tokens = tokens(&sample, sequence, head, visible);
+                let Judged { output: expected, lse: expected_lse, bound, lse_bound } =
+                    judge(&query, &tokens, splits);
+                let found = &output[row * dim..][..dim];
+                let error =
+                    found.iter().zip(&expected).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum::<f64>();
+                assert!(error.sqrt() <= bound, "{layout:?} {input:?} {row}: {} over {bound}", error.sqrt());
+                if bound < 1e30 && bound > 1e-30 {
+                    used = used.max(error.sqrt() / bound);
+                }
+                if visible == 0 {
+                    assert_eq!(lse[row], f32::NEG_INFINITY);
+                    continue;
+                }
+                let off = (f64::from(lse[row]) - expected_lse).abs();
+                assert!(off <= lse_bound, "{layout:?} {input:?} {row}: {off} over {lse_bound}");
+            }
+        }
+    }
+    // A bound that nothing comes near proves little.
+    assert!(used > 0.01, "{used}");
+}
+
+const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 6, kv_heads: 2, head_dim: 64 };
+
+fn open(device: &Device, text: &str, geometry: Geometry) -> kv::Result<GtqCache> {
+    let selection: Selection = text.parse()?;
+    let capacity = Capacity { tokens: 64, sequences: 1 };
+    let opening = Opening { device, geometry, rope: None, capacity, selection: &selection };
+    GtqCache::new(&opening, Settings::of(&selection))
+}
+
+/// Appends rows of `element` and attends, chunk by chunk: outputs of all tokens.
+fn told(cache: &mut GtqCache, stream: &Stream, chunks: &[usize]) -> Vec<u32> {
+    let device = stream.device().clone();
+    let mut told = Vec::new();
+    for &count in chunks {
+        let first = cache.tokens();
+        let rows = |width: usize, kind: usize| {
+            let row = move |token: usize, i: usize| element(12 * (token + 64 * kind) + 9, i);
+            let all = (first..first + count).flat_map(|token| (0..width).map(move |i| row(token, i)));
+            Buffer::from_slice(&device, &all.collect::<Vec<_>>()).expect("a buffer")
+        };
+        let positions = cache.held().positions(Chunk::of_one(count));
+        let positions = Buffer::from_slice(&device, &positions).expect("a buffer");
+        cache.begin(stream, Chunk::of_one(count)).expect("begun");
+        let (keys, values, queries) = (rows(128, 0), rows(128, 1), rows(384, 2));
+        for layer in 0..2 {
+            let mut output = Buffer::<f32>::zeroed(&device, count * 384).expect("a buffer");
+            let new = Rotated { positions: &positions, keys: &keys, values: &values };
+            cache.append(stream, layer, New::Rotated(new)).expect("appended");
+            cache.attend(stream, layer, &queries, &mut output).expect("attended");
+            if layer == 1 {
+                told.extend(output.to_vec().expect("read").iter().map(|x| x.to_bits()));
+            }
+        }
+        cache.commit();
+    }
+    told
+}
+
+/// However tokens are cut into chunks, and whichever path takes them; bytes are the accounting's.
+#[test]
+fn a_cache_holds_what_its_tokens_are() {
+    let device = device();
+    let stream = Stream::new(&device).expect("a stream");
+    for text in ["gtq", "gtq/k=4/v=2", "gtq/k=2/v=4/norm=unbiased"] {
+        let cache = || open(&device, text, GEOMETRY).expect("a cache");
+        let mut one = cache();
+        let expected = told(&mut one, &stream, &[1; 20]);
+        assert_eq!(told(&mut cache(), &stream, &[20]), expected, "{text}: a prompt");
+        assert_eq!(told(&mut cache(), &stream, &[3, 1, 15, 1]), expected, "{text}: chunks");
+        assert_eq!(told(&mut cache().with_kernels(), &stream, &[7, 12, 1]), expected, "{text}: kernels");
+        let token = u64::from(one.books().layout.token_bytes());
+        assert_eq!((one.bytes(), one.step_bytes()), (2 * 2 * 20 * token, 2 * 2 * 20 * token));
+        let selection: Selection = text.parse().expect("a selection");
+        let scheme = selection.scheme();
+        assert_eq!((scheme.step_bytes)(&selection, 64, 20), (20 * token) as f64);
+        one.check(&stream).expect("all is held");
+    }
+}
+
+#[test]
+fn what_it_does_not_take_is_said() {
+    let device = device();
+    let stream = Stream::new(&device).expect("a stream");
+    for (text, part) in [
+        ("gtq/k=5", "k is a whole number from 2 to 4"),
+        ("gtq/v=1", "v is a whole number from 2 to 4"),
+        ("gtq/norm=max", "norm is one of none, norm, unbiased"),
+    ] {
+        assert!(text.parse::<Selection>().expect_err(text).to_string().contains(part), "{text}");
+    }
+    let geometry = Geometry { head_dim: 96, ..GEOMETRY };
+    let error = open(&device, "gtq", geometry).expect_err("no kernel");
+    assert!(error.is_refusal() && error.to_string().contains("head_dim 96"), "{error}");
+    let none = Books::new(64, Settings { key_bits: 5, ..Settings::DEFAULT }).expect_err("no kernel");
+    assert!(matches!(none, Error::Bits { what: "keys", bits: 5 }), "{none}");
+
+    for kernels in [false, true] {
+        let mut cache = open(&device, "gtq", GEOMETRY).expect("a cache");
+        if kernels {
+            cache = cache.with_kernels();
+        }
+        let mut row = vec![f16::ONE; 128];
+        let good = Buffer::from_slice(&device, &row).expect("a buffer");
+        row[70] = f16::INFINITY;
+        let bad = Buffer::from_slice(&device, &row).expect("a buffer");
+        let positions = Buffer::from_slice(&device, &[0u32]).expect("a buffer");
+        cache.begin(&stream, Chunk::of_one(1)).expect("begun");
+        let new = Rotated { positions: &positions, keys: &good, values: &bad };
+        cache.append(&stream, 1, New::Rotated(new)).expect("appended");
+        let error = cache.check(&stream).expect_err("refused").to_string();
+        assert!(error.contains("layer 1, KV head 1: the value of token 0"), "{error}");
+    }
+}

@@ -1,0 +1,430 @@
+//! Decode attention over codes.
+//!
+//! # Mathematics
+//! For query row r, with i and m of [`query`](super::query), L_d = step·(l_d + 1/2) and the scale 1/√D:
+//!
+//! ```text
+//! N_t = Σ_d i_d·(2·l_td + 1)                                 an integer
+//! s_t = N_t · n_t · m · step·log2(e) / (2·32512·D)           in log2 units
+//! p_t = 2^(s_t − reference)      w_t = p_t·n'_t      a_d = Σ_t w_t·(l'_td + 1/2)
+//! o   = step'/√D · S·H·a / Σ_t p_t
+//! ```
+//!
+//! n, l of keys, n', l' of values. The reference suits the weights w, which is what f16 holds of a token: the
+//! largest s_t + ⌈log2 n'_t⌉ of a row is at most reference + 15.
+//!
+//! # Layout
+//! `queries` and `output` [sequences, query_tokens, kv_heads · group, D]; `lse` [sequences, query_tokens,
+//! kv_heads · group]; `tiles`: the pool [blocks, kv_heads] of [`TileLayout`](super::TileLayout); `table`
+//! [sequences, max_blocks]; `lengths` \[sequences\] counts the keys, those of the query tokens included; query
+//! token i of n sees `length − (n − 1 − i)` of them.
+//!
+//! # Bytes
+//! D·(k + v)/8 + 4 a token and KV head, read once: at D = 128, 68 for 2 and 2 bits, 100 for 3 and 3, 132 for 4 and
+//! 4; dense attention reads 512. Partials as there.
+//!
+//! # Work split
+//! As in [`dense`](crate::attention::dense): grid (splits, kv_heads · row groups, sequences), a block a run of
+//! tiles, eight warps with a ring of tiles and an online softmax each. Ahead of its tiles warp w turns query row
+//! w. The keys of a tile are the second operand of integer products, 32 dimensions and eight tokens each; rows 0
+//! to 7 of the first are the queries' high bytes, rows 8 to 15 the low ones. So N is exact, whatever the order.
+//! Weights meet values as in dense attention, what rounding cut off in rows 8 to 15. Whoever comes last adds the
+//! parts and turns the eight rows back, a warp each.
+
+use super::layout::Side;
+use super::levels::Tables;
+use super::operands::{Tile, key_bytes};
+use super::query::Rows;
+use super::rotation::{butterfly, with_signs};
+use crate::attention::{
+    Adding, BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine, combine_to_part,
+    combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
+};
+use glam::Vec4;
+use half::f16;
+use simt::math::{canonical_nan, log2};
+use simt::tensor::mma_i8;
+use simt::{
+    Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
+};
+
+/// The shape of a launch. All sequences share a pool and have a row of the block table each.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct AttendShape {
+    /// Query heads of a KV head.
+    pub group: u32,
+    /// Query tokens of a sequence; its last keys are those of these tokens.
+    pub query_tokens: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Entries of a row of the block table.
+    pub max_blocks: u32,
+    /// Parts that a sequence is cut into: [`split_count`](crate::attention::dense::split_count).
+    pub splits: u32,
+    /// step·log2(e) / (2·32512·D) of the keys: N·n·m to scores in log2 units.
+    pub score: f32,
+    /// step'/√D of the values.
+    pub value: f32,
+    /// Levels.
+    pub tables: Tables,
+}
+
+impl AttendShape {
+    /// Query rows of a KV head.
+    #[inline(always)]
+    pub const fn rows(self) -> u32 {
+        self.group * self.query_tokens
+    }
+
+    /// Groups of eight query rows of a KV head.
+    #[inline(always)]
+    pub const fn row_groups(self) -> u32 {
+        self.rows().div_ceil(ROWS)
+    }
+}
+
+/// Stages of a warp's ring: with four tiles under way a multiprocessor waits for 50 KB at 3 bits and D = 128.
+const STAGES: u32 = 5;
+
+/// The reference of a row that there is not: nothing is above it.
+pub const ABSENT: f32 = 1.0e30;
+
+/// Shared memory of a block.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    /// The warps' rings; afterwards their results.
+    ring: Shared<u32>,
+    /// The same memory: Σ w·(l' + 1/2) of each warp, [warps, 8, D].
+    outputs: Shared<f32>,
+    /// The same memory again: where parts are added up.
+    adding: Adding,
+    /// References and sums, [warps, 8].
+    rows: Shared<PartialRow>,
+    /// Query rows.
+    queries: Rows,
+    /// Σ w·(l' + 1/2) of the eight rows, [8, D], and their references and sums.
+    finished: Shared<f32>,
+    totals: Shared<PartialRow>,
+    /// Whether this block came last.
+    last: Shared<u32>,
+    /// The shared memory's size.
+    pub bytes: u32,
+}
+
+/// Parts that there is room for at the end.
+const AT_ONCE: u32 = 17;
+
+/// Lays out the shared memory of an instance.
+pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout {
+    let mut plan = SharedPlan::new();
+    let of_rings = warps(D as u32) * STAGES * Tile::<D, K, V>::WORDS;
+    let of_outputs = warps(D as u32) * ROWS * D as u32;
+    let of_parts = Adding::words::<D>(MAX_PARTS, AT_ONCE);
+    let most = if of_rings < of_outputs { of_outputs } else { of_rings };
+    let ring = plan.array(if most < of_parts { of_parts } else { most });
+    // The results take the rings' place.
+    let mut over = SharedPlan::new();
+    let outputs = over.array(of_outputs);
+    let adding = Adding::over::<D>(&mut SharedPlan::new(), MAX_PARTS, plan.bytes());
+    let rows = plan.array(combined_rows(D as u32));
+    let queries = Rows::place::<D>(&mut plan);
+    let finished = plan.array(ROWS * D as u32);
+    let totals = plan.array(ROWS);
+    let last = plan.array(1);
+    Layout { ring, outputs, adding, rows, queries, finished, totals, last, bytes: plan.bytes() }
+}
+
+/// ⌈log2 n⌉ of an n that is not negative, or a little more; of the smallest ones and 0 that of 2^−26.
+#[inline(always)]
+pub fn exponent(n: f32) -> f32 {
+    let field = n.to_bits() >> 23;
+    ((if field < 101 { 101 } else { field }) as i32 - 126) as f32
+}
+
+/// See the [module](self). `K` and `V` are the bits of keys and values. `counters` [sequences, kv_heads · row
+/// groups] are 0 before and after.
+#[kernel(
+    system = gtq,
+    instances(
+        (64, 2, 2), (64, 2, 3), (64, 2, 4), (64, 3, 2), (64, 3, 3), (64, 3, 4), (64, 4, 2), (64, 4, 3),
+        (64, 4, 4), (128, 2, 2), (128, 2, 3), (128, 2, 4), (128, 3, 2), (128, 3, 3), (128, 3, 4),
+        (128, 4, 2), (128, 4, 3), (128, 4, 4),
+    ),
+    max_threads = 256,
+    min_blocks = 1,
+    overlaps = in_turn
+)]
+pub fn attend<const D: usize, const K: u32, const V: u32>(
+    queries: Global<f16>,
+    tiles: Global<u32>,
+    table: Global<u32>,
+    lengths: Global<u32>,
+    partials: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    output: GlobalMut<f32>,
+    lse: GlobalMut<f32>,
+    shape: AttendShape,
+) {
+    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
+    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
+    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
+    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let length = lengths.load(sequence as usize);
+    let Parts { tiles: all, tiles_a_split, used } = Parts::of(length, shape.splits);
+    // A sequence without keys still needs somebody to write its rows.
+    if split >= used {
+        return;
+    }
+    let first = split * tiles_a_split;
+    let end = (first + tiles_a_split).min(all);
+
+    let layout = layout::<D, K, V>();
+    let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+    let target = Target { shape, sequence, head };
+    let ring = Tiles::<D, K, V> { layout, pool: tiles, table, shape, sequence, head, warp, lane, end };
+    let ahead = first_blocks(&ring, first + warp);
+    let own = row_group * ROWS + warp;
+    layout.queries.turn::<D>(queries, target.row(own), own < shape.rows(), warp, lane);
+    thread::sync_threads();
+    let query = layout.queries.load::<D>(lane);
+    let to_score = query.largest * shape.score;
+
+    let row = row_group * ROWS + (lane >> 2);
+    let query_token = bits::div_u32(row, shape.group);
+    // Keys that this lane's row sees, and those that every row does.
+    let visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
+    let by_all = (length + 1).saturating_sub(shape.query_tokens);
+
+    let mut running = Running::new();
+    if row >= shape.rows() {
+        running.reference = ABSENT;
+    }
+    walk(&ring, first + warp, ahead, |tile, stage| {
+        let codes = ring.tile(stage);
+        let selectors = codes.key_selectors(lane);
+        let mut sums = [[0i32; 4]; 2];
+        unroll!(for s in 0..(D / 32), at_most 4 {
+            let a = [query.high[2 * s], query.low[2 * s], query.high[2 * s + 1], query.low[2 * s + 1]];
+            unroll!(for j in 0..2 {
+                sums[j] = mma_i8(a, key_bytes::<K>(selectors[j][s], shape.tables.keys), sums[j]);
+            });
+        });
+        let [n0, n1] = codes.norms(Side::Key, lane);
+        let ([a, b], [c, d]) = (<f16 as Half>::unpack(n0), <f16 as Half>::unpack(n1));
+        let n = [a, b, c, d];
+        let [v0, v1] = codes.norms(Side::Value, lane);
+        let ([a, b], [c, d]) = (<f16 as Half>::unpack(v0), <f16 as Half>::unpack(v1));
+        let mut of_values = [a, b, c, d];
+        let mut scores = [0f32; 4];
+        unroll!(for j in 0..2 {
+            unroll!(for i in 0..2 {
+                let sum = whole(sums[j][i], sums[j][2 + i], query.sum);
+                scores[2 * j + i] = sum as f32 * n[2 * j + i] * to_score;
+            });
+        });
+        if (tile + 1) * BLOCK_TOKENS > by_all {
+            unroll!(for t in 0..4 {
+                let token = tile * BLOCK_TOKENS + 8 * (t as u32 >> 1) + 2 * (lane & 3) + (t as u32 & 1);
+                // What is behind the last token may be anything.
+                of_values[t] = if token < visible { of_values[t] } else { 0.0 };
+                scores[t] = if token < visible { scores[t] } else { f32::NEG_INFINITY };
+            });
+        }
+        let mut sizes = [0f32; 4];
+        unroll!(for t in 0..4 {
+            sizes[t] = scores[t] + exponent(of_values[t]);
+        });
+        running.raise::<D, 1>([sizes]);
+        let p = running.weights(scores);
+        running.sum += (p[0] + p[1]) + (p[2] + p[3]);
+        let mut weights = [0f32; 4];
+        unroll!(for t in 0..4 {
+            weights[t] = p[t] * of_values[t];
+        });
+        let operands = codes.value_operands(shape.tables.values_low, shape.tables.values_high, lane);
+        running.accumulate_operands::<f16, D>(weights, operands);
+    });
+
+    // The warps' results take the rings' place: all copies have landed, all tiles are read.
+    async_copy::wait::<0>();
+    thread::sync_threads();
+    running.store_output::<D>(layout.outputs, warp * ROWS * D as u32, lane);
+    let sum = running.row_sum();
+    if lane & 3 == 0 {
+        layout.rows.store(warp * ROWS + (lane >> 2), PartialRow { reference: running.reference, sum });
+    }
+    thread::sync_threads();
+
+    let floats = part_floats(D as u32);
+    let base = launch_row as usize * shape.splits as usize * floats;
+    let keep = |r: u32, d: u32, values: [f32; 4], total: PartialRow| {
+        layout.finished.store_vector(r * D as u32 + d, Vec4::from_array(values));
+        if d == 0 {
+            layout.totals.store(r, total);
+        }
+    };
+    if used <= 1 {
+        combine::<D>(layout.rows, layout.outputs, |r, d, merged| keep(r, d, merged.values, merged.row));
+    } else {
+        let part = base + split as usize * floats;
+        combine_to_part::<D>(layout.rows, layout.outputs, partials, part);
+        if !last_to_arrive(counters, launch_row, used, layout.last) {
+            return;
+        }
+        let rows = (shape.rows() - row_group * ROWS).min(ROWS);
+        let place = |split: u32| base + split as usize * floats;
+        layout.adding.parts::<D>(used, rows, partials.as_const(), place, |r, d, merged| {
+            keep(r, d, merged.values, merged.row);
+        });
+    }
+    thread::sync_threads();
+    if own < shape.rows() {
+        target.finish::<D>(layout, output, lse, own, warp, lane);
+    }
+}
+
+/// N of the sums over the high bytes and over the low ones: 2·(256·high + low) + Σ i.
+#[inline(always)]
+pub const fn whole(high: i32, low: i32, sum: i32) -> i32 {
+    512 * high + (2 * low + sum)
+}
+
+/// How a sequence is cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// Tiles of 16 tokens, the last maybe not full.
+    pub tiles: u32,
+    /// Of each part, the last maybe of fewer.
+    pub tiles_a_split: u32,
+    /// Parts that have tiles; one even without a tile, to write the rows.
+    pub used: u32,
+}
+
+impl Parts {
+    /// That of a sequence of so many tokens.
+    #[inline(always)]
+    pub fn of(length: u32, splits: u32) -> Self {
+        let tiles = length.div_ceil(BLOCK_TOKENS);
+        let tiles_a_split = bits::div_u32(tiles + splits - 1, splits).max(1);
+        let used = bits::div_u32(tiles + tiles_a_split - 1, tiles_a_split).max(1);
+        Parts { tiles, tiles_a_split, used }
+    }
+}
+
+/// A warp's tiles.
+struct Tiles<const D: usize, const K: u32, const V: u32> {
+    layout: Layout,
+    pool: Global<u32>,
+    table: Global<u32>,
+    shape: AttendShape,
+    sequence: u32,
+    head: u32,
+    warp: u32,
+    lane: u32,
+    end: u32,
+}
+
+impl<const D: usize, const K: u32, const V: u32> Tiles<D, K, V> {
+    #[inline(always)]
+    fn tile(&self, stage: u32) -> Tile<D, K, V> {
+        Tile::at(self.layout.ring, (self.warp * STAGES + stage) * Tile::<D, K, V>::WORDS)
+    }
+}
+
+impl<const D: usize, const K: u32, const V: u32> Ring for Tiles<D, K, V> {
+    const STAGES: u32 = STAGES;
+    const STRIDE: u32 = warps(D as u32);
+    const LOOKS_AHEAD: bool = true;
+
+    #[inline(always)]
+    fn end(&self) -> u32 {
+        self.end
+    }
+
+    #[simt::device]
+    fn block(&self, tile: u32) -> u32 {
+        if tile < self.end {
+            self.table.load_readonly((self.sequence * self.shape.max_blocks + tile) as usize)
+        } else {
+            0
+        }
+    }
+
+    #[simt::device]
+    fn start(&self, _: u32, block: u32, stage: u32) {
+        let pair = (block * self.shape.kv_heads + self.head) as usize;
+        self.tile(stage).copy(self.pool, pair * Tile::<D, K, V>::WORDS as usize, self.lane);
+    }
+}
+
+/// Where rows come from and go.
+#[derive(Clone, Copy)]
+struct Target {
+    shape: AttendShape,
+    sequence: u32,
+    head: u32,
+}
+
+impl Target {
+    /// Which of all query heads row `own` of the KV head is.
+    #[simt::device]
+    fn row(self, own: u32) -> usize {
+        let (token, in_group) = (bits::div_u32(own, self.shape.group), bits::rem_u32(own, self.shape.group));
+        let heads = self.shape.kv_heads * self.shape.group;
+        let row = (self.sequence * self.shape.query_tokens + token) * heads;
+        (row + self.head * self.shape.group + in_group) as usize
+    }
+
+    /// Turns row `own` of the KV head back, row `r` of eight, and writes it: a warp's work. A row that sees no
+    /// key is 0, its LSE −∞.
+    #[simt::device]
+    fn finish<const D: usize>(
+        self,
+        layout: Layout,
+        output: GlobalMut<f32>,
+        lse: GlobalMut<f32>,
+        own: u32,
+        r: u32,
+        lane: u32,
+    ) {
+        let each = D as u32 / 32;
+        let mut x = [0f32; 4];
+        let from = r * D as u32 + lane * each;
+        if D == 128 {
+            x = layout.finished.load_vector::<Vec4>(from).to_array();
+        } else {
+            let [a, b]: [f32; 2] = layout.finished.load_vector(from);
+            (x[0], x[1]) = (a, b);
+        }
+        let x = with_signs::<D>(butterfly::<D>(x, lane), lane);
+        let PartialRow { reference, sum } = layout.totals.load(r);
+        let at = self.row(own);
+        let values = x.map(|x| restored(x, self.shape.value, sum));
+        let to = at * D + (lane * each) as usize;
+        if D == 128 {
+            output.store_vector(to, Vec4::from_array(values));
+        } else {
+            output.store_vector(to, glam::Vec2::new(values[0], values[1]));
+        }
+        if lane == 0 {
+            lse.store(at, log_sum(reference, sum));
+        }
+    }
+}
+
+/// An element of the output.
+#[inline(always)]
+pub fn restored(x: f32, value: f32, sum: f32) -> f32 {
+    if sum == 0.0 { 0.0 } else { canonical_nan(x * value / sum) }
+}
+
+/// The natural log-sum-exp.
+#[inline(always)]
+pub fn log_sum(reference: f32, sum: f32) -> f32 {
+    if sum == 0.0 {
+        f32::NEG_INFINITY
+    } else {
+        canonical_nan((reference + log2(sum)) * core::f32::consts::LN_2)
+    }
+}

@@ -1,0 +1,46 @@
+//! Keys and values as codes of a few bits of their rotated rows: TurboQuant-MSE (Zandieh et al., 2025), the
+//! quantizer under Block-GTQ, with bytes that are what the bits say.
+//!
+//! | kernel | what it does |
+//! |---|---|
+//! | [`encode`](fn@encode) | normalises, rotates, quantizes and packs a chunk's keys and values |
+//! | [`attend`](fn@attend) | decode attention over the codes: all heads in one launch |
+//!
+//! # Mathematics
+//! With H the Hadamard matrix of order D (entries ±1), S a diagonal of fixed signs, and x a key or value:
+//!
+//! ```text
+//! r = |x|      h = H·S·x      code_d = nearest level to h_d / r      x^ = n · S·H·L / √D,  L_d = level(code_d)
+//! ```
+//!
+//! H·S/√D is orthogonal, so h/r is √D times a point of the unit sphere, and each coordinate of it has nearly the
+//! density (1 − t²/D)^((D−3)/2) whatever x was: levels are those that are best for that density. n is r/√D, or
+//! what one of the other [rules](Rule) says. Scores and outputs need no key or value restored:
+//!
+//! ```text
+//! q·k^ = n/√D · (H·S·q)·L          Σ p_t v^_t = S·H·(Σ p_t n_t L_t) / √D
+//! ```
+//!
+//! so a query is turned once a step, and an output once at its end.
+//!
+//! Levels are [half-integers](levels) times a step, which costs less than 0.3 % of the error and makes products
+//! of queries and keys integers: exact in any order, on any device.
+
+pub mod decode;
+pub mod layout;
+pub mod levels;
+mod operands;
+pub mod query;
+pub mod rotation;
+pub mod write;
+
+pub use decode::{AttendShape, attend};
+pub use layout::{Side, TileLayout};
+pub use levels::{Codebook, Tables};
+pub use write::{ENCODE_THREADS, EncodeShape, Rule, encode};
+
+/// Every kernel instance of the system.
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
+    encode::INSTANCES.iter().chain(attend::INSTANCES)
+}
