@@ -12,6 +12,7 @@ mod cases;
 mod cpu;
 pub mod oracle;
 mod plan;
+pub mod staging;
 #[cfg(test)]
 mod tests;
 mod workload;
@@ -20,9 +21,10 @@ pub use bounds::{Bounds, FoldHandles};
 pub use cache::GatherCache;
 pub use kernels_gpu::gather::Extent;
 pub use plan::{Chosen, GatherElement, Handles, Plan};
+pub use staging::StagedCache;
 
 use crate::kv::{self, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
-use kernels_gpu::gather::Rule;
+use kernels_gpu::gather::{MOST_SLOTS, Rule};
 
 /// Tokens that a gather-block may have.
 pub const BLOCKS: [u32; 4] = [16, 32, 64, 128];
@@ -36,7 +38,11 @@ pub static SYSTEM: System = System {
     name: "gather",
     about: "attention to a constant number of keys: the first, the last and the most promising blocks",
     kernels: || kernels_gpu::gather::kernels().collect(),
-    cases: cases::cases,
+    cases: |coverage| {
+        let mut cases = cases::cases(coverage);
+        cases.extend(staging::cases(coverage));
+        cases
+    },
     schemes: &[Scheme {
         name: "gather",
         about: "keys and values in f16, of which steps read the first, the last and the k best blocks",
@@ -60,6 +66,12 @@ pub static SYSTEM: System = System {
                 about: "blocks at the end that a step always reads, the last one maybe not full",
                 kind: Kind::Count(1, u32::MAX as u64),
             },
+            OptionSpec {
+                name: "staging",
+                about: "keys and values in the host's memory, and on the GPU so many blocks of each layer, \
+                        sequence and KV head besides the local ones",
+                kind: Kind::Count(1, MOST_SLOTS as u64),
+            },
         ],
         // Keys and values of what is kept, and bounds of two keys for each block that is ranked.
         step_bytes: |selection, head_dim, tokens| {
@@ -70,11 +82,25 @@ pub static SYSTEM: System = System {
             f64::from(4 * head_dim) * (f64::from(support.kept(length)) + f64::from(ranked))
         },
         check: |_| Ok(()),
-        open: |opening| Ok(Box::new(GatherCache::new(opening, Support::of(opening.selection))?)),
-        workload: workload::open,
+        open: |opening| {
+            let support = Support::of(opening.selection);
+            Ok(match staged(opening.selection) {
+                Some(slots) => Box::new(StagedCache::new(opening, support, slots)?),
+                None => Box::new(GatherCache::new(opening, support)?),
+            })
+        },
+        workload: |opening| match staged(opening.selection) {
+            Some(slots) => staging::open(opening, slots),
+            None => workload::open(opening),
+        },
         proof: proof::by_workload,
     }],
 };
+
+/// Blocks on the GPU, where keys and values are in the host's memory.
+fn staged(selection: &Selection) -> Option<u32> {
+    selection.value("staging").map(|_| selection.count("staging", 0) as u32)
+}
 
 /// How much of a sequence a step keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,6 +208,41 @@ pub enum Error {
         /// Tokens.
         tokens: u32,
     },
+    /// A staging pool that no step, or no kernel, can use.
+    #[error(
+        "a staging pool of {slots} blocks does not do: a step uses up to {least} besides the local ones, so \
+         give it {least} to {most}, or a smaller k"
+    )]
+    Staging {
+        /// Blocks of a sequence and KV head.
+        slots: u32,
+        /// What a step may use.
+        least: u32,
+        /// The most there may be.
+        most: u32,
+    },
+    /// Keys and values that the host has no room for.
+    #[error(
+        "keys and values take {bytes} bytes of host memory, and {free} are free; ask for fewer tokens or \
+         sequences"
+    )]
+    HostMemory {
+        /// Bytes of all layers.
+        bytes: u64,
+        /// What the host can still give out.
+        free: u64,
+    },
+    /// Host memory that cannot be page-locked.
+    #[error(
+        "{bytes} bytes of host memory for a layer's keys and values cannot be page-locked ({source}); ask for \
+         fewer tokens or sequences, or let the process lock more (ulimit -l)"
+    )]
+    Locked {
+        /// Bytes of a layer.
+        bytes: u64,
+        /// What the device says.
+        source: crate::Error,
+    },
     /// A buffer that does not hold what the problem needs.
     #[error("{what} has {got} elements, this problem needs {expected}; make it for the plan")]
     Length {
@@ -199,9 +260,12 @@ impl From<Error> for kv::Error {
         match error {
             Error::Device(error) => error.into(),
             Error::Exact(error) => error.into(),
-            error @ (Error::Block { .. } | Error::HeadDim { .. } | Error::TooLong { .. }) => {
-                kv::Error::refused(error)
-            }
+            error @ (Error::Block { .. }
+            | Error::HeadDim { .. }
+            | Error::TooLong { .. }
+            | Error::Staging { .. }
+            | Error::HostMemory { .. }
+            | Error::Locked { .. }) => kv::Error::refused(error),
             error => kv::Error::system(error),
         }
     }
