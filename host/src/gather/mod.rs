@@ -13,6 +13,7 @@ mod cpu;
 pub mod oracle;
 mod plan;
 pub mod sketch;
+pub mod staging;
 #[cfg(test)]
 mod tests;
 mod workload;
@@ -21,9 +22,10 @@ pub use bounds::{Bounds, FoldHandles};
 pub use cache::GatherCache;
 pub use kernels_gpu::gather::Extent;
 pub use plan::{Chosen, GatherElement, Handles, Plan};
+pub use staging::StagedCache;
 
 use crate::kv::{self, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
-use kernels_gpu::gather::Rule;
+use kernels_gpu::gather::{MOST_SLOTS, Rule};
 
 /// Tokens that a gather-block may have.
 pub const BLOCKS: [u32; 4] = [16, 32, 64, 128];
@@ -40,6 +42,7 @@ pub static SYSTEM: System = System {
     cases: |coverage| {
         let mut cases = cases::cases(coverage);
         cases.extend(sketch::cases(coverage));
+        cases.extend(staging::cases(coverage));
         cases
     },
     schemes: &[Scheme {
@@ -79,25 +82,36 @@ pub static SYSTEM: System = System {
                 about: "of :certified, bits of a sketched key",
                 kind: Kind::Word(&["4", "8"]),
             },
+            OptionSpec {
+                name: "staging",
+                about: "keys and values in the host's memory, and on the GPU so many blocks of each layer, \
+                        sequence and KV head besides the local ones; not with :certified",
+                kind: Kind::Count(1, MOST_SLOTS as u64),
+            },
         ],
-        step_bytes: |selection, head_dim, tokens| match is_certified(selection) {
-            true => sketch::step_bytes(selection, head_dim, tokens),
-            false => step_bytes(Support::of(selection), head_dim, tokens),
+        step_bytes: |selection, head_dim, tokens| match Kept::of(selection) {
+            Kept::Bounded(budget) => sketch::step_bytes(budget, head_dim, tokens),
+            Kept::Near(support) | Kept::Far(support, _) => step_bytes(support, head_dim, tokens),
         },
-        check: |selection| match (
-            is_certified(selection),
-            ["skip", "sketch"].map(|name| selection.value(name)),
-        ) {
-            (false, [Some(_), _] | [_, Some(_)]) => Err(Error::Preset.into()),
-            _ => Ok(()),
+        check: |selection| {
+            let given = |names: &[&str]| names.iter().any(|name| selection.value(name).is_some());
+            match is_certified(selection) {
+                false if given(&["skip", "sketch"]) => Err(Error::Preset.into()),
+                true if given(&["staging"]) => Err(Error::NotStaged.into()),
+                _ => Ok(()),
+            }
         },
-        open: |opening| match is_certified(opening.selection) {
-            true => Ok(Box::new(sketch::SketchedCache::new(opening, sketch::Budget::of(opening.selection))?)),
-            false => Ok(Box::new(GatherCache::new(opening, Support::of(opening.selection))?)),
+        open: |opening| {
+            Ok(match Kept::of(opening.selection) {
+                Kept::Near(support) => Box::new(GatherCache::new(opening, support)?),
+                Kept::Far(support, slots) => Box::new(StagedCache::new(opening, support, slots)?),
+                Kept::Bounded(budget) => Box::new(sketch::SketchedCache::new(opening, budget)?),
+            })
         },
-        workload: |opening| match is_certified(opening.selection) {
-            true => sketch::open(opening),
-            false => workload::open(opening),
+        workload: |opening| match Kept::of(opening.selection) {
+            Kept::Near(_) => workload::open(opening),
+            Kept::Far(_, slots) => staging::open(opening, slots),
+            Kept::Bounded(budget) => sketch::open(opening, budget),
         },
         proof: proof::by_workload,
         calibrate: None,
@@ -109,6 +123,26 @@ const CERTIFIED: &str = "certified";
 
 fn is_certified(selection: &Selection) -> bool {
     selection.preset() == Some(CERTIFIED)
+}
+
+/// What a selection asks for.
+enum Kept {
+    /// Keys and values on the GPU.
+    Near(Support),
+    /// In the host's memory, and so many blocks on the GPU.
+    Far(Support, u32),
+    /// With sketches, by which what is left out is bounded.
+    Bounded(sketch::Budget),
+}
+
+impl Kept {
+    fn of(selection: &Selection) -> Self {
+        match selection.value("staging") {
+            _ if is_certified(selection) => Kept::Bounded(sketch::Budget::of(selection)),
+            Some(_) => Kept::Far(Support::of(selection), selection.count("staging", 0) as u32),
+            None => Kept::Near(Support::of(selection)),
+        }
+    }
 }
 
 /// Bytes that a step reads of a KV head: keys and values of what is kept, and bounds of two keys for each block
@@ -231,6 +265,9 @@ pub enum Error {
         /// What was asked for.
         skip: f32,
     },
+    /// Sketches of what is in the host's memory.
+    #[error("gather:certified keeps keys and values on the GPU; leave staging out, or take another preset")]
+    NotStaged,
     /// Options of a preset that is not asked for.
     #[error("skip and sketch are options of gather:certified; ask for that, or leave them out")]
     Preset,
@@ -245,6 +282,41 @@ pub enum Error {
     TooLong {
         /// Tokens.
         tokens: u32,
+    },
+    /// A staging pool that no step, or no kernel, can use.
+    #[error(
+        "a staging pool of {slots} blocks does not do: a step uses up to {least} besides the local ones, so \
+         give it {least} to {most}, or a smaller k"
+    )]
+    Staging {
+        /// Blocks of a sequence and KV head.
+        slots: u32,
+        /// What a step may use.
+        least: u32,
+        /// The most there may be.
+        most: u32,
+    },
+    /// Keys and values that the host has no room for.
+    #[error(
+        "keys and values take {bytes} bytes of host memory, and {free} are free; ask for fewer tokens or \
+         sequences"
+    )]
+    HostMemory {
+        /// Bytes of all layers.
+        bytes: u64,
+        /// What the host can still give out.
+        free: u64,
+    },
+    /// Host memory that cannot be page-locked.
+    #[error(
+        "{bytes} bytes of host memory for a layer's keys and values cannot be page-locked ({source}); ask for \
+         fewer tokens or sequences, or let the process lock more (ulimit -l)"
+    )]
+    Locked {
+        /// Bytes of a layer.
+        bytes: u64,
+        /// What the device says.
+        source: crate::Error,
     },
     /// A buffer that does not hold what the problem needs.
     #[error("{what} has {got} elements, this problem needs {expected}; make it for the plan")]
@@ -266,7 +338,10 @@ impl From<Error> for kv::Error {
             error @ (Error::Block { .. }
             | Error::Bits { .. }
             | Error::HeadDim { .. }
-            | Error::TooLong { .. }) => kv::Error::refused(error),
+            | Error::TooLong { .. }
+            | Error::Staging { .. }
+            | Error::HostMemory { .. }
+            | Error::Locked { .. }) => kv::Error::refused(error),
             error => kv::Error::system(error),
         }
     }

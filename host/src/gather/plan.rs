@@ -280,9 +280,31 @@ impl<E: GatherElement> Plan<E> {
     /// # Errors
     /// As [`select_on`](Self::select_on).
     pub unsafe fn attend_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
+        let table = self.chosen.entries.global();
+        // SAFETY: this function's contract: what was chosen are blocks of the sequences, in the pool.
+        unsafe { self.attend_over(stream, slices, handles, table) }
+    }
+
+    /// The same where what was chosen lies elsewhere: `table` is like [`Chosen::entries`], over the pool of
+    /// the handles.
+    ///
+    /// # Safety
+    /// As [`attend_on`](Self::attend_on); and the table's entries that the chosen tokens reach are blocks of
+    /// the pool.
+    ///
+    /// # Errors
+    /// As [`select_on`](Self::select_on).
+    pub unsafe fn attend_over(
+        &mut self,
+        stream: &Stream,
+        slices: bool,
+        handles: &Handles<E>,
+        table: Global<u32>,
+    ) -> Result<()> {
         self.check(stream, handles)?;
+        length("the table of what was chosen", table.len(), self.chosen.entries.len())?;
         let Handles { queries, keys, values, output, lse, .. } = *handles;
-        let (table, lengths) = (self.chosen.entries.global(), self.chosen.kept.global());
+        let lengths = self.chosen.kept.global();
         if slices {
             let problem = self.dense.problem();
             // SAFETY: the caller's word, and the plan's own memory.
@@ -300,8 +322,8 @@ impl<E: GatherElement> Plan<E> {
         }
         let handles =
             dense::Handles { queries, keys, values, table, lengths, wanted: None, near: true, output, lse };
-        // SAFETY: what was chosen are blocks of the sequences, in the pool by the caller's word, and their
-        // tokens; the rest is this function's contract.
+        // SAFETY: entries of the pool and chosen tokens by the caller's word; the rest is this function's
+        // contract.
         Ok(unsafe { self.dense.run_on(stream, handles) }?)
     }
 

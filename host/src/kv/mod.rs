@@ -32,7 +32,7 @@ pub use cache::{KvCache, New, Raw, Rotated};
 pub use chunk::{Chunk, PARKED};
 pub use error::{Error, Result};
 pub(crate) use exact::Prompts;
-pub(crate) use paged::{Paged, Rows};
+pub(crate) use paged::{Elsewhere, Paged, Rows};
 pub use report::{HeadReport, Source, StepReport, Summary, Traffic};
 pub use scheme::{Kind, Opening, OptionSpec, Preset, Rope, Scheme, Selection, Value};
 pub(crate) use sequences::{Added, Attending, Sequences};

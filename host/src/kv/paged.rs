@@ -2,11 +2,11 @@
 
 use super::exact::{Exact, Prompts};
 use super::{Added, Attending, Chunk, Geometry, New, Raw, Result, Rotated, Sequences};
-use crate::Stream;
 use crate::attention::blocks::Blocks;
 use crate::attention::dense::{AppendHandles, Handles, append};
 use crate::attention::rope::rotate_and_append;
 use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
+use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::attention::rotation::rope_append;
 use simt::{Global, GlobalMut};
@@ -34,6 +34,27 @@ pub(crate) struct Rows {
     pub lengths: GlobalMut<u32>,
     /// Tokens of each sequence.
     pub tokens: u32,
+}
+
+/// Where the blocks of the sequences lie in a pool that has a table of its own, which does not change.
+#[derive(Debug)]
+pub(crate) struct Elsewhere {
+    /// [sequences, max_blocks].
+    table: Buffer<u32>,
+    rows: Vec<Vec<u32>>,
+}
+
+impl Elsewhere {
+    /// By the blocks of each sequence: as many for each.
+    pub fn new(device: &Device, rows: Vec<Vec<u32>>) -> Result<Self> {
+        Ok(Elsewhere { table: Buffer::from_slice(device, &rows.concat())?, rows })
+    }
+
+    /// The blocks of a sequence for a kernel.
+    pub fn row(&self, sequence: usize) -> Result<Global<u32>> {
+        let width = self.rows[sequence].len();
+        Ok(self.table.global_range(sequence * width..(sequence + 1) * width)?)
+    }
 }
 
 impl Paged {
@@ -122,14 +143,20 @@ impl Paged {
 
     /// What of the table a chunk is about.
     pub fn rows(&mut self, chunk: Chunk) -> Result<Rows> {
+        self.rows_in(chunk, None)
+    }
+
+    /// The same with the blocks of another table.
+    pub fn rows_in(&mut self, chunk: Chunk, elsewhere: Option<&Elsewhere>) -> Result<Rows> {
         let all = self.rows.len();
         let (rows, tokens): (Range<usize>, usize) = match chunk {
             Chunk::Prompt { sequence, tokens } => (sequence..sequence + 1, tokens),
             Chunk::Step => (0..all, 1),
         };
         let width = self.table.max_blocks() as usize;
+        let table = elsewhere.map_or(self.table.blocks(), |elsewhere| &elsewhere.table);
         Ok(Rows {
-            table: self.table.blocks().global_range(rows.start * width..rows.end * width)?,
+            table: table.global_range(rows.start * width..rows.end * width)?,
             lengths: self.table.lengths_mut().global_range_mut(rows)?,
             tokens: tokens as u32,
         })
@@ -145,9 +172,21 @@ impl Paged {
         new: New<'_>,
         chunk: Chunk,
     ) -> Result<()> {
+        self.append_in(stream, sequences, (pool, None), new, chunk)
+    }
+
+    /// The same to a pool that has a table of its own.
+    pub fn append_in(
+        &mut self,
+        stream: &Stream,
+        sequences: &Sequences,
+        (pool, elsewhere): (&mut PagedPool<f16>, Option<&Elsewhere>),
+        new: New<'_>,
+        chunk: Chunk,
+    ) -> Result<()> {
         let new = match new {
             New::Raw(raw) if !sequences.on_slices(stream) => {
-                return self.rotate_and_append(stream, sequences, pool, raw, chunk);
+                return self.rotate_and_append(stream, sequences, (pool, elsewhere), raw, chunk);
             }
             new => new.rotated(stream, sequences.geometry, sequences.rows(chunk))?,
         };
@@ -159,10 +198,11 @@ impl Paged {
             let Geometry { kv_heads, head_dim, .. } = sequences.geometry;
             let block_tokens = BLOCK_TOKENS as usize;
             for Added { sequence, row, first, tokens } in sequences.added(chunk) {
+                let blocks = &elsewhere.map_or(&self.rows, |elsewhere| &elsewhere.rows)[sequence];
                 for token in 0..tokens {
                     let position = first + token;
                     let (index, place) = (position / block_tokens, position % block_tokens);
-                    let block = self.rows[sequence][index] as usize;
+                    let block = blocks[index] as usize;
                     for head in 0..kv_heads {
                         let from = ((row + token) * kv_heads + head) * head_dim;
                         let to = ((block * kv_heads + head) * block_tokens + place) * head_dim;
@@ -176,7 +216,7 @@ impl Paged {
         }
         let rows = sequences.rows(chunk);
         let elements = rows * sequences.geometry.kv_width();
-        let Rows { table, lengths, .. } = self.rows(chunk)?;
+        let Rows { table, lengths, .. } = self.rows_in(chunk, elsewhere)?;
         let handles = AppendHandles {
             new_keys: keys.global_range(..elements)?,
             new_values: values.global_range(..elements)?,
@@ -196,7 +236,7 @@ impl Paged {
         &mut self,
         stream: &Stream,
         sequences: &Sequences,
-        pool: &mut PagedPool<f16>,
+        (pool, elsewhere): (&mut PagedPool<f16>, Option<&Elsewhere>),
         new: Raw<'_>,
         chunk: Chunk,
     ) -> Result<()> {
@@ -204,7 +244,7 @@ impl Paged {
         new.check_device(stream)?;
         let (geometry, shape) = (sequences.geometry, new.shape(sequences.geometry));
         let (count, max_blocks) = (sequences.rows(chunk), self.table.max_blocks());
-        let Rows { table, lengths, tokens } = self.rows(chunk)?;
+        let Rows { table, lengths, tokens } = self.rows_in(chunk, elsewhere)?;
         let width = geometry.query_width() + 2 * geometry.kv_width();
         let (keys, values) = pool.both_mut();
         let args = rope_append::Args {
@@ -233,8 +273,19 @@ impl Paged {
         pool: &PagedPool<f16>,
         attending: Attending,
     ) -> Result<()> {
+        self.attend_in(stream, sequences, (pool, None), attending)
+    }
+
+    /// The same over a pool that has a table of its own.
+    pub fn attend_in(
+        &mut self,
+        stream: &Stream,
+        sequences: &Sequences,
+        (pool, elsewhere): (&PagedPool<f16>, Option<&Elsewhere>),
+        attending: Attending,
+    ) -> Result<()> {
         let Attending { chunk, queries, output } = attending;
-        let Rows { table, lengths, .. } = self.rows(chunk)?;
+        let Rows { table, lengths, .. } = self.rows_in(chunk, elsewhere)?;
         let exact = self.prompts.of(chunk).unwrap_or(&mut self.decode);
         let handles = Handles {
             queries,

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`fold`](fn@fold) | keeps the bounds of each gather-block as tokens are appended |
 //! | [`select`](fn@select) | scores the distant blocks, takes the k best, writes a table of what is kept |
+//! | [`place`](fn@place), [`fetch`](fn@fetch) | keys and values in the host's memory: bring what is kept to the GPU |
+//! | [`carry`](fn@carry) | … and a prompt's tokens between the two |
 //!
 //! [`sketch`] has the kernels that choose by a sketch of every key instead, and bound what is left out.
 //!
@@ -22,19 +24,21 @@ mod choice;
 mod listing;
 mod rule;
 pub mod sketch;
+mod staging;
 mod top;
+mod transfer;
 
 pub use bounds::{Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, tile_words, word};
 pub use choice::{SELECT_THREADS, SelectShape, ordered, parts_for, select, select_bytes, signs};
 pub use rule::{Extent, Rule};
+pub use staging::{MOST_SLOTS, PLACE_THREADS, StagingShape, place, place_bytes};
+pub use transfer::{CarryShape, FETCH_THREADS, carry, fetch, fetch_parts};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    fold::INSTANCES
-        .iter()
-        .chain(select::INSTANCES)
-        .chain(sketch::sketch::INSTANCES)
-        .chain(sketch::scan::INSTANCES)
-        .chain(sketch::settle::INSTANCES)
+    [fold::INSTANCES, select::INSTANCES, place::INSTANCES, fetch::INSTANCES, carry::INSTANCES]
+        .into_iter()
+        .chain([sketch::sketch::INSTANCES, sketch::scan::INSTANCES, sketch::settle::INSTANCES])
+        .flatten()
 }

@@ -72,8 +72,7 @@ impl Budget {
 }
 
 /// Bytes that a step reads of a KV head at least: every sketch, keys and values of what is kept in any case.
-pub(super) fn step_bytes(selection: &Selection, head_dim: u32, tokens: u64) -> f64 {
-    let budget = Budget::of(selection);
+pub(super) fn step_bytes(budget: Budget, head_dim: u32, tokens: u64) -> f64 {
     let kept = budget.support.kept(tokens.min(super::MOST_TOKENS.into()) as u32);
     let sketch = f64::from(4 * kernels_gpu::gather::sketch::sketch_words(head_dim, budget.bits)) / 16.0;
     sketch * tokens as f64 + f64::from(4 * head_dim) * f64::from(kept)

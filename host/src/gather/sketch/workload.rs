@@ -23,8 +23,7 @@ struct Sketched<E: SketchElement> {
 }
 
 /// Sketches of each of the pools, and a step.
-pub(in super::super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
-    let budget = Budget::of(opening.selection);
+pub(in super::super) fn open(opening: &Opening<'_>, budget: Budget) -> Result<Box<dyn Workload>> {
     Ok(match &opening.input {
         AnyInput::F16(input) => Box::new(Sketched::open(input.clone(), budget)?),
         AnyInput::Bf16(input) => Box::new(Sketched::open(input.clone(), budget)?),

@@ -4,6 +4,7 @@ mod bounds;
 mod choice;
 mod output;
 mod scheme;
+mod staging;
 
 use super::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
 use crate::attention::inputs::{Batch, Input};

@@ -1,0 +1,349 @@
+//! Keys and values in the host's memory, of which steps bring to the GPU what they choose.
+
+use super::fetching::Carried;
+use super::{Fetching, Home, HostPool, Staging, shape, staged_bytes};
+use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
+use crate::gather::{Bounds, FoldHandles, Handles, Plan, Support};
+use crate::kv::{
+    Attending, Chunk, Elsewhere, Error, HeadReport, Held, KvCache, New, Opening, Paged, Result, Rows,
+    Sequences, StepReport, Traffic,
+};
+use crate::{Buffer, Stream};
+use half::f16;
+
+/// What one layer keeps.
+#[derive(Debug)]
+struct Layer {
+    home: HostPool<f16>,
+    staging: Staging<f16>,
+    bounds: Bounds<f16>,
+}
+
+/// [`GatherCache`](crate::gather::GatherCache) with keys and values in page-locked host memory: its bits.
+///
+/// A new token goes to the staging pool, from where the step takes it home; what a step chooses and is not
+/// staged is fetched between its choice and its attention. A prompt's chunk is attended to in a pool of the
+/// GPU for one layer of one sequence, to which the tokens before it are brought first.
+#[derive(Debug)]
+pub struct StagedCache {
+    sequences: Sequences,
+    layers: Vec<Layer>,
+    /// Where tokens are at home, the same for all layers.
+    paged: Paged,
+    /// Where they are while they are near: the same for all layers.
+    near: Elsewhere,
+    /// One for all layers: steps follow each other in the stream.
+    plan: Plan<f16>,
+    fetching: Fetching,
+    /// A layer of the sequence that a prompt's chunk is of.
+    prompt: PagedPool<f16>,
+    /// Its blocks: all in order, whichever sequence it is.
+    in_order: Elsewhere,
+    /// Of which layer and sequence `prompt` has the chunk that was begun.
+    in_prompt: Option<(usize, usize)>,
+    lse: Buffer<f32>,
+    /// The last chunk that was committed.
+    last: Option<Chunk>,
+}
+
+impl StagedCache {
+    /// An empty cache with `slots` blocks of each layer, sequence and KV head on the GPU, besides the local
+    /// ones.
+    ///
+    /// # Errors
+    /// As [`GatherCache::new`](crate::gather::GatherCache::new); and of a staging pool that is too small for
+    /// a step, of host memory that is not there or cannot be locked: before anything is allocated, where that
+    /// can be known.
+    pub fn new(opening: &Opening<'_>, support: Support, slots: u32) -> Result<Self> {
+        let Opening { device, geometry, capacity, .. } = *opening;
+        let sequences = Sequences::new(device, geometry, capacity);
+        let dense = sequences.step_problem().checked()?;
+        let problem = StepProblem {
+            sequences: dense.sequences,
+            q_heads: dense.q_heads,
+            kv_heads: dense.kv_heads,
+            head_dim: dense.head_dim,
+            max_tokens: dense.max_tokens,
+        };
+        let support = support.checked()?;
+        let (count, blocks) = (problem.sequences, dense.max_blocks());
+        let layers = geometry.layers as u64;
+        let of_sequence = geometry.token_bytes().saturating_mul(u64::from(blocks * BLOCK_TOKENS));
+        let held = of_sequence.saturating_mul(count.into());
+        // Bounds are two keys a block, where a block has as many keys and values; a prompt has one layer.
+        let staged = staged_bytes(shape(problem, support, slots)?, count).saturating_mul(layers);
+        let near = held / u64::from(support.block) + of_sequence / layers.max(1);
+        Error::if_too_large(device, capacity, staged.saturating_add(near))?;
+        HostPool::<f16>::if_too_large(held)?;
+        let plan = Plan::new(device, problem, support)?;
+        let fetching = Fetching::new(device, problem, support, slots)?;
+        let layer = |_| -> Result<Layer> {
+            Ok(Layer {
+                home: HostPool::new(device, count * blocks, problem.kv_heads, problem.head_dim)?,
+                staging: Staging::new(device, problem, support, slots)?,
+                bounds: Bounds::new(device, problem, support)?,
+            })
+        };
+        let layers: Vec<Layer> = (0..geometry.layers).map(layer).collect::<Result<_>>()?;
+        let all = |of: &dyn Fn(u32) -> Vec<u32>| Elsewhere::new(device, (0..count).map(of).collect());
+        let near = |sequence| layers.first().map_or(Vec::new(), |layer| layer.staging.near_blocks(sequence));
+        Ok(StagedCache {
+            paged: Paged::new(&sequences)?,
+            near: all(&near)?,
+            in_order: all(&|_| (0..blocks).collect())?,
+            in_prompt: None,
+            prompt: PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim)?,
+            lse: Buffer::new(device, count as usize * geometry.q_heads)?,
+            layers,
+            plan,
+            fetching,
+            last: None,
+            sequences,
+        })
+    }
+
+    /// The kernels on every device: on the CPU the emulator, which gives the bits of the CPU's own path.
+    pub fn with_kernels(mut self) -> Self {
+        self.sequences.simd = false;
+        self
+    }
+
+    /// Tokens of each sequence that is there.
+    fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.sequences.held().sequences.iter().flatten().copied()
+    }
+
+    /// Bytes of the bounds of so many blocks of a sequence, in all layers.
+    fn bounds_bytes(&self, blocks: u32) -> u64 {
+        self.layers.iter().map(|layer| layer.bounds.bytes_of(blocks)).sum()
+    }
+
+    /// Brings tokens of a sequence from their home to the pool for prompts.
+    fn recall(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        sequence: usize,
+        tokens: std::ops::Range<usize>,
+    ) -> Result<()> {
+        let StagedCache { sequences, layers, paged, fetching, prompt, in_order, .. } = self;
+        let Rows { table, .. } = paged.rows(Chunk::Prompt { sequence, tokens: tokens.len() })?;
+        let carried = Carried {
+            from: layers[layer].home.words(),
+            from_table: table,
+            to: Fetching::of_pool_mut(prompt),
+            to_table: in_order.row(sequence)?,
+            tokens,
+        };
+        // SAFETY: two pools of this cache with their tables, host memory on the CPU. Dropping either waits
+        // for the device.
+        Ok(unsafe { fetching.carry_on(stream, sequences.on_slices(stream), carried) }?)
+    }
+
+    /// Takes tokens of a sequence from the pool for prompts to their home, and those that are near then to
+    /// the staging pool.
+    fn settle(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        sequence: usize,
+        tokens: std::ops::Range<usize>,
+    ) -> Result<()> {
+        let StagedCache { sequences, layers, paged, near, fetching, prompt, in_order, .. } = self;
+        let Layer { home, staging, .. } = &mut layers[layer];
+        let Rows { table, .. } = paged.rows(Chunk::Prompt { sequence, tokens: tokens.len() })?;
+        let first_near = staging.near_tokens(tokens.end as u32) as usize;
+        let from_table = in_order.row(sequence)?;
+        let slices = sequences.on_slices(stream);
+        let near_tokens = tokens.start.max(first_near)..tokens.end;
+        let to_home = (home.words_mut(), table, tokens);
+        let to_staging = (Fetching::of_pool_mut(staging.pool_mut()), near.row(sequence)?, near_tokens);
+        for (to, to_table, tokens) in [to_home, to_staging] {
+            let carried = Carried { from: Fetching::of_pool(prompt), from_table, to, to_table, tokens };
+            // SAFETY: as in `recall`; near tokens have a place each.
+            unsafe { fetching.carry_on(stream, slices, carried) }?;
+        }
+        Ok(())
+    }
+}
+
+// SAFETY: pools, bounds, tables and the plans for steps are made once; what prompts need is not captured.
+unsafe impl KvCache for StagedCache {
+    fn scheme(&self) -> &'static str {
+        "gather"
+    }
+
+    fn held(&self) -> Held<'_> {
+        self.sequences.held()
+    }
+
+    /// Bounds, and what is set aside: staging pools with their directories, a layer for prompts.
+    fn bytes(&self) -> u64 {
+        let block = self.plan.support().block;
+        let bounds: u64 =
+            self.lengths().map(|tokens| self.bounds_bytes((tokens as u32).div_ceil(block))).sum();
+        let staged: u64 = self.layers.iter().map(|layer| layer.staging.bytes()).sum();
+        bounds + staged + (self.prompt.keys().bytes() + self.prompt.values().bytes()) as u64
+    }
+
+    fn step_bytes(&self) -> u64 {
+        let of_sequence = |tokens: usize| {
+            let support = self.plan.support();
+            let extent = support.extent(tokens as u32);
+            let distant = if extent.ranked() { extent.distant() } else { 0 };
+            let kept = self.sequences.geometry.token_bytes() * u64::from(support.kept(tokens as u32));
+            kept + self.bounds_bytes(distant)
+        };
+        self.lengths().map(of_sequence).sum()
+    }
+
+    /// Keys and values.
+    fn host_bytes(&self) -> u64 {
+        self.sequences.geometry.token_bytes() * self.sequences.tokens() as u64
+    }
+
+    fn report(&self) -> Result<StepReport> {
+        if self.last != Some(Chunk::Step) {
+            return Ok(StepReport::default());
+        }
+        let heads = |tokens: usize| {
+            let skipped = tokens as u32 - self.plan.support().kept(tokens as u32);
+            vec![HeadReport { skipped, ..HeadReport::STORED }; self.sequences.geometry.q_heads]
+        };
+        Ok(StepReport { heads: self.layers.iter().flat_map(|_| self.lengths().flat_map(heads)).collect() })
+    }
+
+    /// Blocks that steps have chosen, but for the local ones.
+    fn traffic(&self, stream: &Stream) -> Result<Option<Traffic>> {
+        let mut sum = Traffic::default();
+        for layer in &self.layers {
+            let [all, _] = layer.staging.traffic(stream)?;
+            sum.found += all.found;
+            sum.read += all.read;
+            sum.read_bytes += all.read_bytes;
+        }
+        Ok(Some(sum))
+    }
+
+    fn join(&mut self, _: &Stream) -> Result<usize> {
+        self.in_prompt = None;
+        self.paged.join(&mut self.sequences)
+    }
+
+    /// Near blocks are copied; far ones are fetched again when the fork wants them.
+    fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
+        let tokens = self.sequences.length(sequence)?;
+        let fork = self.paged.fork(stream, &mut self.sequences, sequence, std::iter::empty())?;
+        self.in_prompt = None;
+        let full = tokens / BLOCK_TOKENS as usize;
+        let last = |sequence: usize| self.paged.blocks(sequence).get(full).copied();
+        let partial =
+            last(sequence).zip(last(fork)).filter(|_| !tokens.is_multiple_of(BLOCK_TOKENS as usize));
+        for layer in 0..self.layers.len() {
+            let Layer { home, bounds, .. } = &mut self.layers[layer];
+            if let Some((from, to)) = partial {
+                home.copy_block(stream, from, to)?;
+            }
+            bounds.copy(stream, sequence, fork)?;
+            let near = self.layers[layer].staging.near_tokens(tokens as u32) as usize..tokens;
+            self.recall(stream, layer, fork, near.clone())?;
+            self.settle(stream, layer, fork, near)?;
+        }
+        Ok(fork)
+    }
+
+    fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {
+        self.paged.leave(stream, &mut self.sequences, sequence)?;
+        self.in_prompt = None;
+        self.layers.iter_mut().try_for_each(|layer| Ok(layer.staging.forget(stream, sequence)?))
+    }
+
+    fn begin(&mut self, _: &Stream, chunk: Chunk) -> Result<()> {
+        self.sequences.room(chunk)?;
+        self.paged.ready(&self.sequences, chunk)?;
+        self.sequences.begin(chunk);
+        self.in_prompt = None;
+        Ok(())
+    }
+
+    fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
+        let chunk = self.sequences.begun(layer)?;
+        let positions = match &new {
+            New::Raw(raw) => raw.positions,
+            New::Rotated(rotated) => rotated.positions,
+        };
+        let positions = positions.global_range(..self.sequences.rows(chunk))?;
+        if let Chunk::Prompt { sequence, .. } = chunk {
+            let before = self.sequences.length(sequence)?;
+            self.recall(stream, layer, sequence, 0..before)?;
+        }
+        let StagedCache { sequences, layers, paged, near, prompt, in_order, .. } = self;
+        let Layer { staging, bounds, .. } = &mut layers[layer];
+        let (pool, elsewhere, row) = match chunk {
+            Chunk::Prompt { sequence, .. } => (prompt, &*in_order, sequence),
+            Chunk::Step => (staging.pool_mut(), &*near, 0),
+        };
+        paged.append_in(stream, sequences, (pool, Some(elsewhere)), new, chunk)?;
+        let Rows { table, lengths, tokens } = paged.rows_in(chunk, Some(elsewhere))?;
+        let handles =
+            FoldHandles { keys: pool.keys().global(), table, positions, lengths: lengths.as_const() };
+        // SAFETY: buffers of this device, host memory on the CPU; the table's blocks are those of the pool,
+        // and a sequence's tokens follow each other. Dropping a buffer waits for the device.
+        unsafe { bounds.fold_on(stream, (row, tokens), sequences.on_slices(stream), handles) }?;
+        if let Chunk::Prompt { sequence, tokens } = chunk {
+            let before = self.sequences.length(sequence)?;
+            self.settle(stream, layer, sequence, before..before + tokens)?;
+            self.in_prompt = Some((layer, sequence));
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        queries: &Buffer<f16>,
+        output: &mut Buffer<f32>,
+    ) -> Result<()> {
+        let attending = self.sequences.attending(stream, layer, queries, output)?;
+        if let Chunk::Prompt { sequence, tokens } = attending.chunk {
+            if self.in_prompt != Some((layer, sequence)) {
+                let all = self.sequences.length(sequence)? + tokens;
+                self.recall(stream, layer, sequence, 0..all)?;
+                self.in_prompt = Some((layer, sequence));
+            }
+            let StagedCache { sequences, paged, prompt, in_order, .. } = self;
+            return paged.attend_in(stream, sequences, (prompt, Some(in_order)), attending);
+        }
+        let StagedCache { sequences, layers, paged, plan, fetching, lse, .. } = self;
+        let Layer { home, staging, bounds } = &mut layers[layer];
+        let Attending { queries, output, chunk } = attending;
+        let Rows { table, lengths, .. } = paged.rows(chunk)?;
+        let lengths = lengths.as_const();
+        let handles = Handles {
+            queries,
+            keys: staging.pool().keys().global(),
+            values: staging.pool().values().global(),
+            bounds: bounds.words().global(),
+            table,
+            lengths,
+            output,
+            lse: lse.global_mut(),
+        };
+        let slices = sequences.on_slices(stream);
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's
+        // blocks are those of the home, what is chosen is staged before it is attended to, and a home has all
+        // tokens of earlier chunks. Dropping a buffer, or a home, waits for the device.
+        unsafe {
+            plan.select_on(stream, slices, &handles)?;
+            fetching.place_on(stream, slices, staging, plan.chosen(), lengths)?;
+            let home = Home::new(home, table, lengths);
+            fetching.fetch_on(stream, slices, staging, plan.chosen(), home)?;
+            Ok(plan.attend_over(stream, slices, &handles, fetching.table().global())?)
+        }
+    }
+
+    fn commit(&mut self) {
+        self.last = self.sequences.commit();
+    }
+}
