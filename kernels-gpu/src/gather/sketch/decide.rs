@@ -29,7 +29,7 @@ use crate::gather::rule::Extent;
 use crate::gather::top::{Cut, Keys, Ranking, ranking};
 use glam::Vec4;
 use simt::math::{canonical_nan, exp2, exp2_nonpositive, fma, log2, max, maximum, to_i32_floor};
-use simt::warp::{self, FULL_MASK, warp_shuffle_up, warp_shuffle_xor};
+use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_up, warp_shuffle_xor};
 use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, thread, unroll};
 
 const THREADS: u32 = 32 * WARPS;
@@ -273,35 +273,45 @@ impl Decide {
     fn rank(&self) {
         let Decide { layout, shape, extent, .. } = *self;
         let units = units(extent.distant());
-        let mut block = 1 + thread::thread_idx_x();
-        while block < extent.local {
+        let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
+        let mut first = 1;
+        while first < extent.local {
+            let block = first + t;
+            let there = block < extent.local;
             let mut rank = f32::NEG_INFINITY;
             let mut group = 0;
-            while group < shape.row_groups() {
+            while there && group < shape.row_groups() {
                 let relative = self.relative(block, group);
                 unroll!(for i in 0..8 {
                     rank = maximum(rank, relative[i]);
                 });
                 group += 1;
             }
-            self.ranks.store((self.row * shape.blocks + block) as usize, ordered(rank));
-            let below = rank - shape.budget_log2;
-            if below < 0.0 {
-                let bin = bin_of(below);
-                layout.blocks.atomic_add(bin, 1);
-                let mut group = 0;
-                while group < shape.row_groups() {
-                    let relative = self.relative(block, group);
-                    unroll!(for i in 0..8 {
-                        let mass = in_units(relative[i] - shape.budget_log2, bin, units);
-                        if mass > 0 {
-                            layout.bins.atomic_add((ROWS * group + i as u32) * MASS_BINS + bin, mass);
-                        }
-                    });
-                    group += 1;
-                }
+            if there {
+                self.ranks.store((self.row * shape.blocks + block) as usize, ordered(rank));
             }
-            block += THREADS;
+            let below = rank - shape.budget_log2;
+            let counted = there && below < 0.0;
+            let bin = if counted { bin_of(below) } else { MASS_BINS };
+            // Where attention is flat a warp's blocks are all in one bin: then one lane speaks for all.
+            let one = warp::warp_vote_all(FULL_MASK, bin == warp_shuffle_idx(FULL_MASK, bin, 0, 32));
+            let speaks = counted && (!one || lane == 0);
+            if speaks {
+                layout.blocks.atomic_add(bin, if one { 32 } else { 1 });
+            }
+            let mut group = 0;
+            while group < shape.row_groups() {
+                let relative = if counted { self.relative(block, group) } else { [f32::NEG_INFINITY; 8] };
+                unroll!(for i in 0..8 {
+                    let own = if counted { in_units(relative[i] - shape.budget_log2, bin, units) } else { 0 };
+                    let mass = if one { warp::warp_reduce_add_u32(FULL_MASK, own) } else { own };
+                    if speaks && mass > 0 {
+                        layout.bins.atomic_add((ROWS * group + i as u32) * MASS_BINS + bin, mass);
+                    }
+                });
+                group += 1;
+            }
+            first += THREADS;
         }
     }
 

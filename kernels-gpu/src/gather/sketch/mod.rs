@@ -19,7 +19,8 @@ mod write;
 pub use bound::delta;
 pub use decide::{MASS_BINS, SHARE, Skipped, Whole, bin_of, edge, heads_of, in_units, level_of, units};
 pub use scanning::{
-    CODE_UNIT, Deal, Norms, SCAN_THREADS, ScanShape, about, joined, mass_above, scan, scan_bytes, scan_parts,
+    CODE_UNIT, Deal, Norms, SCAN_THREADS, ScanShape, about, joined, mass_above, raised, scan, scan_bytes,
+    scan_parts,
 };
 pub use settling::{Facts, SETTLE_THREADS, SettleShape, Verdict, settle, settle_bytes, verdict};
 pub use tile::{Annotation, channel, code, code_word, code_words, error, largest_code, place, sketch_words};

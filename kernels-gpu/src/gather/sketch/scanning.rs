@@ -41,7 +41,7 @@ use glam::UVec4;
 use half::{bf16, f16};
 use simt::math::{canonical_nan, exp2_nonpositive, floor, fma, log2, max};
 use simt::tensor::mma_f16;
-use simt::warp::{self, FULL_MASK, warp_shuffle_xor};
+use simt::warp::{self, FULL_MASK, warp_shuffle_xor, warp_vote_any};
 use simt::{
     Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, half2, kernel, thread, unroll,
 };
@@ -219,10 +219,15 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
         let delta = delta::<D>(&query, x, annotation.eps, annotation.zeta) * LOG2_E_ABOVE;
         let mut scores = [0f32; 4];
         unroll!(for i in 0..4 {
-            let token = tile * BLOCK_TOKENS + 8 * (i as u32 / 2) + 2 * (lane & 3) + (i as u32 & 1);
-            let score = products[i / 2][i & 1] * to_log2;
-            scores[i] = if token < extent.length { score } else { f32::NEG_INFINITY };
+            scores[i] = products[i / 2][i & 1] * to_log2;
         });
+        let tokens = extent.length - tile * BLOCK_TOKENS;
+        if tokens < BLOCK_TOKENS {
+            unroll!(for i in 0..4 {
+                let token = 8 * (i as u32 / 2) + 2 * (lane & 3) + (i as u32 & 1);
+                scores[i] = if token < tokens { scores[i] } else { f32::NEG_INFINITY };
+            });
+        }
         mass.add(scores, delta);
         kappa = max(kappa, annotation.zeta + annotation.eps);
         nu = max(nu, annotation.nu);
@@ -296,7 +301,7 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
 /// What a lane has of a block's mass for its query head.
 #[derive(Clone, Copy)]
 struct Mass {
-    /// An integer; no weight is above 2^0 relative to it.
+    /// An integer; no weight is above 2^[`SLACK`] relative to it.
     reference: f32,
     /// Σ 2^(ŝ + Δ − reference) over this lane's tokens, and the same with each weight times its Δ.
     above: f32,
@@ -309,16 +314,22 @@ impl Mass {
     /// Takes a tile in: scores and Δ in log2 units.
     #[simt::device]
     fn add(&mut self, scores: [f32; 4], delta: f32) {
-        let mut largest = max(max(scores[0], scores[1]), max(scores[2], scores[3]));
-        largest = max(largest, warp_shuffle_xor(FULL_MASK, largest, 1, 32));
-        largest = max(largest, warp_shuffle_xor(FULL_MASK, largest, 2, 32));
-        let reference = max(self.reference, -floor(-(largest + delta)));
-        let factor = exp2_nonpositive(self.reference - reference);
-        let p = scores.map(|s| exp2_nonpositive((s + delta) - reference));
+        let above = scores.map(|s| s + delta);
+        let largest = max(max(above[0], above[1]), max(above[2], above[3]));
+        // The four lanes of a row raise its reference together, and no other row's.
+        if warp_vote_any(FULL_MASK, largest - self.reference > SLACK) {
+            let largest = max(largest, warp_shuffle_xor(FULL_MASK, largest, 1, 32));
+            let largest = max(largest, warp_shuffle_xor(FULL_MASK, largest, 2, 32));
+            let reference = raised(self.reference, largest);
+            let factor = exp2_nonpositive(self.reference - reference);
+            self.reference = reference;
+            self.above *= factor;
+            self.excess *= factor;
+        }
+        let p = above.map(|s| exp2_nonpositive(s - self.reference));
         let weight = (p[0] + p[1]) + (p[2] + p[3]);
-        self.reference = reference;
-        self.above = fma(self.above, factor, weight);
-        self.excess = fma(self.excess, factor, weight * delta);
+        self.above += weight;
+        self.excess = fma(weight, delta, self.excess);
     }
 
     /// The logarithm of the head's mass to base two, rounded up, and its estimate.
@@ -331,6 +342,15 @@ impl Mass {
         let above = row(self.above);
         (mass_above(self.reference, above), about(self.reference, above, row(self.excess)))
     }
+}
+
+/// How far above its reference a row's largest score may be, in octaves, before the reference follows it.
+pub const SLACK: f32 = 15.0;
+
+/// A row's reference after its largest score of a tile.
+#[inline(always)]
+pub fn raised(reference: f32, largest: f32) -> f32 {
+    if largest - reference > SLACK { max(reference, -floor(-largest)) } else { reference }
 }
 
 /// log2 of a block's mass of `sum` relative to 2^`reference`, rounded up: at least that of the mass that the sum

@@ -15,9 +15,9 @@ use kernels_gpu::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
 use kernels_gpu::gather::Extent;
 use kernels_gpu::gather::sketch::{
     Annotation, CODE_UNIT, Deal, Norms, ScanShape, about, code_words, delta, joined, mass_above, place,
-    sketch_words,
+    raised, sketch_words,
 };
-use simt::math::{exp2_nonpositive, floor, fma, max};
+use simt::math::{exp2_nonpositive, fma, max};
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
@@ -331,15 +331,20 @@ fn codes<L: Lanes, const D: usize>(
 /// Takes a tile of a head in.
 #[inline(always)]
 fn add<L: Lanes>(mass: &mut Mass, scores: [f32; TOKENS], delta: f32) {
-    let largest = scores.into_iter().fold(f32::NEG_INFINITY, max);
-    let reference = max(mass.reference, -floor(-(largest + delta)));
-    let factor = exp2_nonpositive(mass.reference - reference);
-    let p = L::exp2(&scores.map(|s| s + delta), reference);
-    mass.reference = reference;
+    let above = scores.map(|s| s + delta);
+    let largest = above.into_iter().fold(f32::NEG_INFINITY, max);
+    let reference = raised(mass.reference, largest);
+    if reference != mass.reference {
+        let factor = exp2_nonpositive(mass.reference - reference);
+        mass.reference = reference;
+        mass.above = mass.above.map(|x| x * factor);
+        mass.excess = mass.excess.map(|x| x * factor);
+    }
+    let p = L::exp2(&above, reference);
     for lane in 0..4 {
         let at = 2 * lane;
         let weight = (p[at] + p[at + 1]) + (p[at + 8] + p[at + 9]);
-        mass.above[lane] = fma(mass.above[lane], factor, weight);
-        mass.excess[lane] = fma(mass.excess[lane], factor, weight * delta);
+        mass.above[lane] += weight;
+        mass.excess[lane] = fma(weight, delta, mass.excess[lane]);
     }
 }
