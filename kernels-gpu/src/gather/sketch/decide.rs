@@ -6,7 +6,7 @@
 //! many more as it takes until, by the same estimate,
 //!
 //! ```text
-//! Σ over what is left out of m_bg <= 0.98·budget·T_g          for every g
+//! Σ over what is left out of m_bg <= 0.9·budget·T_g          for every g
 //! ```
 //!
 //! unless the budget is all of the mass.
@@ -38,7 +38,7 @@ pub const MASS_BINS: u32 = 256;
 /// Bins of an octave.
 pub const OCTAVE: f32 = 8.0;
 /// The share of the budget that the estimate may use.
-pub const SHARE: f32 = 0.98;
+pub const SHARE: f32 = 0.9;
 /// The most query heads of a KV head.
 const MOST_HEADS: u32 = 16;
 const _: () = assert!(THREADS == MASS_BINS, "a thread has a bin");
