@@ -83,7 +83,8 @@ fn run(runner: &mut Runner, cache: &mut dyn KvCache, arrivals: &[(usize, u32)]) 
 }
 
 fn schemes() -> impl Iterator<Item = &'static str> {
-    host::schemes().map(|scheme| scheme.name).chain(["certified:strict", "gather/k=1/block=16/local=1"])
+    let others = ["certified:strict", "gather/k=1/block=16/local=1", "gather/k=1/block=16/local=1/staging=2"];
+    host::schemes().map(|scheme| scheme.name).chain(others)
 }
 
 /// Alone in a cache of three, or beside others that come and go: the same tokens and the same logits, by the
