@@ -87,6 +87,8 @@ fn schemes() -> impl Iterator<Item = &'static str> {
     host::schemes().map(|scheme| scheme.name).chain([
         "certified:strict",
         "gather/k=1/block=16/local=1",
+        "gather/k=1/block=16/local=1/staging=2",
+        "gather:certified/k=1/block=16/local=1/skip=0.2",
         "vecinfer/recent=16",
     ])
 }

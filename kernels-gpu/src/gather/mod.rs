@@ -4,8 +4,9 @@
 //! |---|---|
 //! | [`fold`](fn@fold) | keeps the bounds of each gather-block as tokens are appended |
 //! | [`select`](fn@select) | scores the distant blocks, takes the k best, writes a table of what is kept |
-//! | [`place`](fn@place), [`fetch`](fn@fetch) | keys and values in the host's memory: bring what is kept to the GPU |
-//! | [`carry`](fn@carry) | … and a prompt's tokens between the two |
+//! | [`place`](fn@place) | keys and values in the host's memory: where on the GPU what is kept comes to be |
+//! | [`fetch`](fn@fetch) | brings it there, and a new token home |
+//! | [`carry`](fn@carry) | a prompt's tokens from one to the other |
 //!
 //! [`sketch`] has the kernels that choose by a sketch of every key instead, and bound what is left out.
 //!

@@ -29,8 +29,8 @@
 //! the longest time ago first. The last are a permutation at any time.
 //!
 //! # Bytes
-//! 12 bytes a far slot and 4 a gather-block, of which 512 bytes of bounds are kept. A step reads and writes
-//! the order once, 8 bytes a slot, and touches three words a block that it chooses.
+//! 8 bytes a far slot, and 4 a gather-block, whose bounds are 4·D. A step reads and writes the order once, 8
+//! bytes a slot, and touches up to four words a block that it chooses.
 //!
 //! # Work split
 //! Grid (kv_heads, sequences): a thread block has the directory of a sequence and KV head to itself. Ranks
@@ -152,9 +152,9 @@ fn rank(warps: Shared<u32>, yes: bool) -> [u32; 2] {
 /// block table over the staging pool.
 ///
 /// `list` [sequences, kv_heads, most] and `entries` [sequences · kv_heads, most · block / 16] are those of
-/// `select`; `lengths` \[sequences\]; `directory` as above. Written: `at` [sequences, kv_heads, most], the far
-/// slot of each far block of the list; `missed` [sequences, kv_heads, most], the places in the list of the
-/// blocks that are to be fetched, and `misses` [sequences, kv_heads], how many; `staged` like `entries`;
+/// `select`; `lengths` \[sequences\]; `directory` as above. Written: `at` [sequences, kv_heads, most], the
+/// far slot of each far block of the list; `missed` [sequences, kv_heads, most], the places in the list of
+/// the blocks that are to be fetched, and `misses` [sequences, kv_heads], how many; `staged` like `entries`;
 /// `tally` [sequences, kv_heads, 4], far blocks that were there and that were not, of all steps and of this
 /// one. Grid (kv_heads, sequences).
 #[kernel(system = gather, max_threads = 256, overlaps)]

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`HostPool`] | keys and values of all tokens of a layer, page-locked |
 //! | [`Staging`] | a layer's staging pool: blocks near the end, and those that were chosen last |
-//! | [`Fetching`] | the launches between a choice and its attention: [`place`](Fetching::place_on), [`fetch`](Fetching::fetch_on) |
+//! | [`Fetching`] | the launches between a choice and its attention |
+//! | [`trace`] | what other pools would have made of the same lists |
 //! | [`StagedCache`] | the scheme's cache |
 //!
 //! Which blocks are staged, and how the pool is laid out, is in `kernels_gpu::gather::place`. Attention over
@@ -15,6 +16,7 @@ mod cases;
 mod cpu;
 mod fetching;
 mod host_pool;
+pub mod trace;
 mod workload;
 
 pub use cache::StagedCache;

@@ -1,28 +1,18 @@
 //! Keys and values in the host's memory: the bits of a cache that has them on the device, and an LRU that is
 //! one.
 
+use super::super::staging::trace::{Counts, Lru};
 use super::super::staging::{Fetching, StagedCache, Staging, Stepping};
 use super::super::{Error, GatherCache};
+use super::scheme::given;
 use super::*;
-use crate::kv::{self, Capacity, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection, Traffic};
+use crate::kv::proof::{Options, Trial};
+use crate::kv::workload::{AnyInput, Figure, Opening as Workloads, Originals, Workload};
+use crate::kv::{
+    self, Capacity, Chunk, Geometry, KvCache, New, Opening, Rotated, Scheme, Selection, Traffic,
+};
 use half::{bf16, f16};
-
-/// Blocks in the order of their last use: what `place` is compared with.
-struct Lru {
-    blocks: Vec<u32>,
-    slots: usize,
-}
-
-impl Lru {
-    /// Hits and misses of a step that wants these.
-    fn step(&mut self, wanted: &[u32]) -> [u64; 2] {
-        let hits = wanted.iter().filter(|block| self.blocks.contains(block)).count() as u64;
-        self.blocks.retain(|block| !wanted.contains(block));
-        self.blocks.extend(wanted);
-        self.blocks.drain(..self.blocks.len().saturating_sub(self.slots));
-        [hits, wanted.len() as u64 - hits]
-    }
-}
+use std::sync::Arc;
 
 /// Steps over a batch that grows: outputs and log-sums are those of all keys and values on the device, by the
 /// kernels and by slices, and hits and misses are those of an LRU.
@@ -35,7 +25,7 @@ fn check<E: GatherElement>(problem: StepProblem, lengths: &[u32], support: Suppo
         .into();
     let rows = lengths.len() * problem.kv_heads as usize;
     let slots = all[0].staging.slots() as usize;
-    let mut lru: Vec<Lru> = (0..rows).map(|_| Lru { blocks: Vec::new(), slots }).collect();
+    let mut lru: Vec<Lru> = (0..rows).map(|_| Lru::new(slots)).collect();
     let mut misses_of_later = 0;
     for step in 0..steps {
         let mut outputs = Vec::new();
@@ -67,9 +57,9 @@ fn check<E: GatherElement>(problem: StepProblem, lengths: &[u32], support: Suppo
         let tally = kernels.staging.tally().to_vec().expect("read");
         assert_eq!(tally, own.staging.tally().to_vec().expect("read"));
         for (row, wanted) in kernels.far_lists().expect("lists").iter().enumerate() {
-            let expected = lru[row].step(wanted);
-            assert_eq!(tally[4 * row + 2..][..2], expected, "step {step}, row {row}");
-            misses_of_later += if step > 0 { expected[1] } else { 0 };
+            let Counts { hits, misses } = lru[row].step(wanted);
+            assert_eq!(tally[4 * row + 2..][..2], [hits, misses], "step {step}, row {row}");
+            misses_of_later += if step > 0 { misses } else { 0 };
         }
     }
     // Else nothing was evicted, and nothing shown.
@@ -337,4 +327,63 @@ fn what_cannot_be_staged_is_said() {
     // SAFETY: refused.
     let error = unsafe { fetching.place_on(&stream, true, &mut other, plan.chosen(), lengths) };
     assert!(error.expect_err("refused").to_string().contains("the staging pool's directory has"));
+}
+
+/// A workload asks queries that follow each other, with the bits of one that has all on the device; what it
+/// says of the bus is what an LRU of the lists makes of them.
+#[test]
+fn a_workload_fetches_what_its_trace_wants() {
+    let batch = batch::<f16>(PROBLEM, Input::Normal, &[400, 33, 250], 7);
+    let mut input = given(&batch);
+    for step in 1..4 {
+        let mut queries = batch.queries.clone();
+        queries.rotate_left(step * 400 + 3);
+        input.queries.push(Buffer::from_slice(&device(), &queries).expect("a buffer"));
+    }
+    let input = AnyInput::F16(Arc::new(input));
+    let open = |text: &str| {
+        let selection: Selection = text.parse().expect("a selection");
+        let opening = Workloads { input: input.clone(), selection: &selection, originals: Originals::Device };
+        (selection.scheme().workload)(&opening).expect("a workload")
+    };
+    let support = "gather/k=2/block=16/local=1";
+    let (resident, least, all) =
+        (open(support), open(&format!("{support}/staging=3")), open(&format!("{support}/staging=100")));
+    let expected = resident.outcome().expect("read");
+    let fact = |workload: &dyn Workload, name: &str| {
+        let facts = workload.facts().expect("facts");
+        facts.into_iter().find(|fact| fact.name == name).expect("there").value
+    };
+    let bytes = |workload: &dyn Workload, name: &str| match fact(workload, name) {
+        Figure::Bytes(bytes) => bytes,
+        other => panic!("{other:?}"),
+    };
+    let count = |workload: &dyn Workload, name: &str| match fact(workload, name) {
+        Figure::Count(count) => count,
+        other => panic!("{other:?}"),
+    };
+    for workload in [&least, &all] {
+        let workload = &**workload;
+        assert_eq!(workload.outcome().expect("read"), expected);
+        assert_eq!(workload.stages(), ["select", "place", "fetch", "attend"]);
+        assert_eq!((workload.period(), workload.read_bytes()), (4, resident.read_bytes()));
+        // Two KV heads; a sink and two distant blocks of two sequences, two blocks of one with three.
+        let far = f64::from(2 * (3 + 3 + 2));
+        let (found, fetched) = (count(workload, "blocks found"), count(workload, "blocks fetched"));
+        assert_eq!(found + fetched, far);
+        assert_eq!(bytes(workload, "from the host"), (fetched * 4096.0) as u64);
+        assert_eq!(bytes(workload, "from the host, first step"), far as u64 * 4096);
+    }
+    assert!(count(&*least, "blocks fetched") > 0.0);
+    assert_eq!(count(&*all, "blocks fetched"), 0.0);
+    // The pool has 44 blocks in use and three of nobody.
+    assert_eq!(least.memory().host, 2 * 2 * (44 + 3) * 16 * 2 * 64);
+    let Some(Scheme { proof, .. }) = crate::schemes().find(|scheme| scheme.name == "gather") else {
+        panic!("registered")
+    };
+    let selection = format!("{support}/staging=3").parse().expect("a selection");
+    let options = Options { head_steps: 100, max_tokens: 150, long_tokens: 300, seed: 3 };
+    let trial = Trial { device: &device(), selection: &selection, options, layers: &[] };
+    let findings = proof(&trial, &mut |_| ()).expect("proven");
+    assert!(findings.violations.is_empty() && findings.total.bounded > 0, "{:?}", findings.violations);
 }
