@@ -2,8 +2,8 @@
 //!
 //! Scores are integers, so that any order gives the kernel's; weights meet values by
 //! [`attention::cpu`](crate::attention::cpu)'s model of the tensor cores. Threads share out what on a GPU are
-//! thread blocks and, where there are few, their warps. For a prompt, whose rows are many, a KV head's tiles are
-//! restored once.
+//! thread blocks and, where there are few, their warps. For a prompt, whose rows are many, a KV head's tiles
+//! are restored once.
 
 use super::codebook::Levels;
 use super::plan::Books;
