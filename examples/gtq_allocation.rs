@@ -1,5 +1,5 @@
-//! Bits of keys by rotary blocks, compared before there are kernels: what uniform bits, Block-GTQ as published and
-//! parts of equal size do to the scores of a real cache, with the bytes that each takes.
+//! Bits of keys by rotary blocks, compared before there are kernels: what uniform bits, Block-GTQ as
+//! published and parts of equal size do to the scores of a real cache, with the bytes that each takes.
 //!
 //! ```text
 //! ferrokv capture --text moby-dick --start 100000 --tokens 2048 --queries 2048 -o calibration.safetensors
@@ -7,8 +7,8 @@
 //! cargo run --release --example gtq_allocation -- calibration.safetensors judged.safetensors [LAYER…]
 //! ```
 //!
-//! Energies are of the first file, errors of the second: each 64th of its queries against all keys before it. Scores
-//! are not scaled, as in the paper; the divergence is that of the softmax of scores over √D.
+//! Energies are of the first file, errors of the second: each 64th of its queries against all keys before it.
+//! Scores are not scaled, as in the paper; the divergence is that of the softmax of scores over √D.
 
 use ferrokv::host::attention::oracle::softmax;
 use ferrokv::host::attention::rope::Pairing;
@@ -104,6 +104,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let published = groups(&allocate(&Score::Average.of(&energies), total, [1, 8], &Quarters)?);
                 let product = groups(&allocate(&Score::Product.of(&energies), total, [1, 8], &table)?);
                 let parts = |n: usize| allocation::parts(&energies, n, bits, [1, 6], &table);
+                let profile = [[4, 2, 1, 1], [6, 3, 2, 1], [6, 4, 3, 3]][bits as usize - 2];
+                let profile = profile.into_iter().zip(allocation::ranked(&energies, 4)).collect();
                 let uniform = vec![(bits, all.clone())];
                 let variants = [
                     ("uniform", uniform, Book::Sphere, Norm::Half),
@@ -113,6 +115,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     ("product score, norms of a byte", product, Book::Sphere, Norm::Byte),
                     ("two parts, norms of a byte", parts(2)?, Book::Sphere, Norm::Byte),
                     ("four parts, norms of a byte", parts(4)?, Book::Sphere, Norm::Byte),
+                    ("four parts, the same bits everywhere", profile, Book::Sphere, Norm::Byte),
                 ];
                 for (variant, parts, book, norm) in variants {
                     let name = format!("{bits} {variant}");

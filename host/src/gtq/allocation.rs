@@ -1,21 +1,22 @@
-//! Bits where they count: the rotary blocks of a key get bits by what they do to scores (Liang, Zhang and Jia, *RoPE-Aware
-//! Bit Allocation for KV-Cache Quantization*, 2026).
+//! Bits where they count: the rotary blocks of a key get bits by what they do to scores (Liang, Zhang and
+//! Jia, *RoPE-Aware Bit Allocation for KV-Cache Quantization*, 2026).
 //!
-//! RoPE turns pairs of channels, so a score is a sum over them: q·k = Σ_i q^(i)·k^(i), and an error e of the key moves
-//! it by Σ_i q^(i)·e^(i). A block of energy E|k^(i)|² that is quantized to b bits has E|e^(i)|² = E|k^(i)|²·ε(b), where
-//! ε is the quantizer's relative error; with independent directions the squared error of a score is
+//! RoPE turns pairs of channels, so a score is a sum over them: q·k = Σ_i q^(i)·k^(i), and an error e of the
+//! key moves it by Σ_i q^(i)·e^(i). A block of energy E|k^(i)|² that is quantized to b bits has E|e^(i)|² =
+//! E|k^(i)|²·ε(b), where ε is the quantizer's relative error; with independent directions the squared error
+//! of a score is
 //!
 //! ```text
 //! 1/2 · Σ_i E|q^(i)|² · E|k^(i)|² · ε(b_i)                                        (product)
 //! ```
 //!
-//! The paper takes the mean (E|q^(i)|² + E|k^(i)|²) / 2 for the product, which bounds its root, and 4^−b for ε. Both
-//! are here, and three more [scores](Score).
+//! The paper takes the mean (E|q^(i)|² + E|k^(i)|²) / 2 for the product, which bounds its root, and 4^−b for
+//! ε. Both are here, and three more [scores](Score).
 //!
 //! # The greedy choice is the best
-//! The bits of a head are given one by one to the block where the next one lowers the sum most. As ε is convex, a
-//! block's gains fall with each bit, so the first n gains that are taken are the n largest there are, and no other
-//! allocation of n bits has a larger sum of gains.
+//! The bits of a head are given one by one to the block where the next one lowers the sum most. As ε is
+//! convex, a block's gains fall with each bit, so the first n gains that are taken are the n largest there
+//! are, and no other allocation of n bits has a larger sum of gains.
 
 use crate::attention::rope::Pairing;
 
@@ -41,8 +42,8 @@ pub struct Energies {
 }
 
 impl Energies {
-    /// Of rows of one KV head: keys, and the queries of its query heads. RoPE changes no block's length, so that rows
-    /// may be turned or not.
+    /// Of rows of one KV head: keys, and the queries of its query heads. RoPE changes no block's length, so
+    /// that rows may be turned or not.
     pub fn of<'a>(
         blocks: &[[usize; 2]],
         keys: impl Iterator<Item = &'a [f64]>,
@@ -153,8 +154,8 @@ pub enum Error {
     },
 }
 
-/// The allocation of `total` bits, `least` to `most` each, with the smallest Σ score·ε(bits); of blocks that gain as
-/// much the first gets the bit.
+/// The allocation of `total` bits, `least` to `most` each, with the smallest Σ score·ε(bits); of blocks that
+/// gain as much the first gets the bit.
 ///
 /// # Errors
 /// [`Error`].
@@ -207,8 +208,16 @@ pub fn groups(bits: &[u32]) -> Vec<(u32, Vec<usize>)> {
     groups.into_iter().collect()
 }
 
-/// Blocks in `parts` parts of as many each, the highest scores first, with bits for each part: `bits` on average. The
-/// score of a part is the product of its energies, since its rotation spreads the error over all of it.
+/// Blocks in `parts` parts of as many each, the highest product scores first.
+pub fn ranked(energies: &Energies, parts: usize) -> Vec<Vec<usize>> {
+    let scores = Score::Product.of(energies);
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    order.chunks_exact((scores.len() / parts.max(1)).max(1)).map(<[usize]>::to_vec).collect()
+}
+
+/// [`ranked`] parts with bits for each: `bits` on average. The score of a part is the product of its
+/// energies, since its rotation spreads the error over all of it.
 ///
 /// Parts of one size have one layout whatever their bits, and a tile of keys as many bytes in every head.
 ///
@@ -221,11 +230,7 @@ pub fn parts(
     range: [u32; 2],
     law: &impl Law,
 ) -> Result<Vec<(u32, Vec<usize>)>, Error> {
-    let scores = Score::Product.of(energies);
-    let mut order: Vec<usize> = (0..scores.len()).collect();
-    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-    let of_parts: Vec<Vec<usize>> =
-        order.chunks_exact(scores.len() / parts.max(1)).map(<[usize]>::to_vec).collect();
+    let of_parts = ranked(energies, parts);
     let sum = |of: &[f64], part: &[usize]| part.iter().map(|block| of[*block]).sum::<f64>();
     let spread: Vec<f64> =
         of_parts.iter().map(|part| sum(&energies.queries, part) * sum(&energies.keys, part)).collect();
@@ -238,7 +243,8 @@ pub fn parts(
 pub struct Apart {
     /// Share of blocks with other bits.
     pub hamming: f64,
-    /// Of blocks with more bits than the mean in either: the share that has them in both; 1 where there are none.
+    /// Of blocks with more bits than the mean in either: the share that has them in both; 1 where there are
+    /// none.
     pub jaccard: f64,
 }
 

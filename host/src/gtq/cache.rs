@@ -1,7 +1,6 @@
 //! A cache of codes.
 
-use super::plan::{AppendHandles, Books, append};
-use super::{Error, Handles, Plan, Settings};
+use super::{AppendHandles, Books, Encoder, Error, Handles, Plan, Settings};
 use crate::attention::BLOCK_TOKENS;
 use crate::kv::{
     self, Attending, Chunk, Held, KvCache, New, Opening, Paged, Result, Rotated, Rows, Sequences,
@@ -27,7 +26,7 @@ impl Attention {
 #[derive(Debug)]
 pub struct GtqCache {
     sequences: Sequences,
-    books: Books,
+    encoder: Encoder,
     /// Tiles of each layer, [blocks, kv_heads].
     pools: Vec<Buffer<u32>>,
     /// Of each layer the first key and the first value that could not be stored.
@@ -43,7 +42,8 @@ impl GtqCache {
     /// An empty cache.
     ///
     /// # Errors
-    /// [`kv::Error::Memory`] if the device can never hold it; heads that there is no kernel for; out of memory.
+    /// [`kv::Error::Memory`] if the device can never hold it; heads that there is no kernel for; out of
+    /// memory.
     pub fn new(opening: &Opening<'_>, settings: Settings) -> Result<Self> {
         let Opening { device, geometry, capacity, .. } = *opening;
         let sequences = Sequences::new(device, geometry, capacity);
@@ -61,7 +61,7 @@ impl GtqCache {
             paged: Paged::new(&sequences)?,
             step: Attention::new(&sequences, &books, Chunk::Step)?,
             prompt: None,
-            books,
+            encoder: Encoder::new(device, books)?,
             sequences,
         })
     }
@@ -74,7 +74,7 @@ impl GtqCache {
 
     /// How it quantizes, and where codes lie.
     pub fn books(&self) -> &Books {
-        &self.books
+        self.encoder.books()
     }
 
     /// The tiles of a layer, [blocks, kv_heads].
@@ -88,7 +88,8 @@ impl GtqCache {
     }
 }
 
-// SAFETY: pools, words of problems, table and the plan for steps are made once; what prompts need is not captured.
+// SAFETY: pools, words of problems, levels, table and the plan for steps are made once; what prompts need is
+// not captured.
 unsafe impl KvCache for GtqCache {
     fn scheme(&self) -> &'static str {
         "gtq"
@@ -100,7 +101,7 @@ unsafe impl KvCache for GtqCache {
 
     fn bytes(&self) -> u64 {
         let geometry = self.sequences.geometry;
-        let token = u64::from(self.books.layout.token_bytes()) * geometry.kv_heads as u64;
+        let token = u64::from(self.books().layout.token_bytes()) * geometry.kv_heads as u64;
         token * geometry.layers as u64 * self.sequences.tokens() as u64
     }
 
@@ -133,7 +134,7 @@ unsafe impl KvCache for GtqCache {
         let full = tokens / BLOCK_TOKENS as usize;
         if !tokens.is_multiple_of(BLOCK_TOKENS as usize) {
             let (from, to) = (self.paged.blocks(sequence)[full], self.paged.blocks(fork)[full]);
-            let words = self.books.layout.bytes() as usize / 4 * self.sequences.geometry.kv_heads;
+            let words = self.books().layout.bytes() as usize / 4 * self.sequences.geometry.kv_heads;
             let mut block = vec![0u32; words];
             for pool in &mut self.pools {
                 stream.download(pool, from as usize * words, &mut block)?;
@@ -154,7 +155,7 @@ unsafe impl KvCache for GtqCache {
             if planned != Some(tokens) {
                 // The old scratch goes before the new one comes.
                 self.prompt = None;
-                self.prompt = Some(Attention::new(&self.sequences, &self.books, chunk)?);
+                self.prompt = Some(Attention::new(&self.sequences, self.encoder.books(), chunk)?);
             }
         }
         self.sequences.begin(chunk);
@@ -163,7 +164,7 @@ unsafe impl KvCache for GtqCache {
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let chunk = self.sequences.begun(layer)?;
-        let GtqCache { sequences, books, pools, problems, paged, .. } = self;
+        let GtqCache { sequences, encoder, pools, problems, paged, .. } = self;
         let rows = sequences.rows(chunk);
         let new = new.rotated(stream, sequences.geometry, rows)?;
         sequences.check_appended(stream, new)?;
@@ -180,10 +181,10 @@ unsafe impl KvCache for GtqCache {
             problems: problems[layer].global_mut(),
         };
         let slices = sequences.on_slices(stream);
-        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; a row of the table has
-        // all blocks of its sequence, and what is past it is left out, as are rows without a sequence. Dropping a
-        // buffer waits for the device.
-        Ok(unsafe { append(stream, books, sequences.problem_of(chunk), slices, handles) }?)
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; a row of the
+        // table has all blocks of its sequence, and what is past it is left out, as are rows without a
+        // sequence. Dropping a buffer waits for the device.
+        Ok(unsafe { encoder.run_on(stream, sequences.problem_of(chunk), slices, handles) }?)
     }
 
     fn attend(
@@ -207,8 +208,8 @@ unsafe impl KvCache for GtqCache {
             lse: attention.lse.global_mut(),
         };
         let slices = sequences.on_slices(stream);
-        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's blocks are
-        // those of the pool. Dropping a buffer waits for the device.
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's
+        // blocks are those of the pool. Dropping a buffer waits for the device.
         Ok(unsafe { attention.plan.run_on(stream, slices, handles) }?)
     }
 

@@ -1,7 +1,7 @@
-//! The system's cases for `ferrokv check`: rows of every kind encoded at every place of a tile, and attention by
-//! every instance over made-up tiles, around every edge of tiles, splits, groups and query tokens.
+//! The system's cases for `ferrokv check`: rows of every kind encoded at every place of a tile, and attention
+//! by every instance over made-up tiles, around every edge of tiles, splits, groups and query tokens.
 
-use super::plan::{AppendHandles, Books, append};
+use super::plan::{AppendHandles, Books, Encoder};
 use super::sample::{Input, Sample};
 use super::{BITS, HEAD_DIMS, Rule, Settings};
 use crate::attention::dense::Problem;
@@ -186,6 +186,7 @@ fn encoded(
     let words = (blocks * kv_heads * books.layout.bytes()) as usize / 4;
     let mut tiles = Buffer::from_slice(device, &vec![0x5555_aaaau32; words])?;
     let mut problems = Buffer::from_slice(device, &[u32::MAX; 2])?;
+    let encoder = Encoder::new(device, books)?;
     let handles = AppendHandles {
         new_keys: keys.global(),
         new_values: values.global(),
@@ -195,9 +196,9 @@ fn encoded(
         tiles: tiles.global_mut(),
         problems: problems.global_mut(),
     };
-    // SAFETY: buffers of this device as the problem wants them; the table's entries are the pool's blocks, and no
-    // two tokens have one place. They are there until the stream has been waited for.
-    unsafe { append(&stream, &books, problem, false, handles) }?;
+    // SAFETY: buffers of this device as the problem wants them; the table's entries are the pool's blocks,
+    // and no two tokens have one place. They are there until the stream has been waited for.
+    unsafe { encoder.run_on(&stream, problem, false, handles) }?;
     stream.synchronize()?;
     Ok(vec![
         OutputBuffer::download("tiles", &tiles)?,

@@ -1,16 +1,16 @@
 //! Levels that are best for a coordinate of a point of the unit sphere, in f64.
 //!
 //! A coordinate x of a uniform point of the sphere in D dimensions has the density (1 − x²)^((D−3)/2) up to a
-//! factor; with x = sin θ that is cos^(D−2) θ dθ, smooth for every D from 2 on. A level is the mean of what is
-//! nearest to it (Lloyd and Max): with thresholds t_i between the levels c_i,
+//! factor; with x = sin θ that is cos^(D−2) θ dθ, smooth for every D from 2 on. A level is the mean of what
+//! is nearest to it (Lloyd and Max): with thresholds t_i between the levels c_i,
 //!
 //! ```text
 //! c_i = ∫ x f / ∫ f over [t_i, t_{i+1}]        t_i = (c_{i−1} + c_i) / 2
 //! ```
 //!
-//! The first integral is closed, the second a Gauss–Legendre sum. Lloyd's iteration comes near, Newton's, whose
-//! matrix has three diagonals, ends it. Levels and errors here are √D times those of the unit sphere's: a
-//! coordinate has mean square 1 then, and D → ∞ is the normal distribution that the paper takes for all D.
+//! The first integral is closed, the second a Gauss–Legendre sum. Lloyd's iteration comes near, Newton's,
+//! whose matrix has three diagonals, ends it. Levels and errors here are √D times those of the unit sphere's:
+//! a coordinate has mean square 1 then, and D → ∞ is the normal distribution that the paper takes for all D.
 
 use kernels_gpu::gtq::Codebook;
 use kernels_gpu::gtq::levels::MOST_LEVELS;
@@ -129,7 +129,8 @@ fn newton(sphere: Sphere, levels: &mut [f64]) -> f64 {
     most
 }
 
-/// The mean square error of the best levels of `bits` bits in `dim` dimensions, of a coordinate of mean square 1.
+/// The mean square error of the best levels of `bits` bits in `dim` dimensions, of a coordinate of mean
+/// square 1.
 pub fn best_error(dim: usize, bits: u32) -> f64 {
     let sphere = Sphere { dim: dim as f64 };
     sphere.error(&best(sphere, bits))
@@ -218,7 +219,6 @@ impl Levels {
             levels: std::array::from_fn::<_, MOST_LEVELS, _>(|i| {
                 if i < count { self.level(i) as f32 } else { 0.0 }
             }),
-            bits: self.bits,
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Scores are integers, so that any order gives the kernel's; weights meet values by
 //! [`attention::cpu`](crate::attention::cpu)'s model of the tensor cores. Threads share out what on a GPU are
-//! thread blocks and, where there are few, their warps. For a prompt, whose rows are many, a KV head's tiles are
-//! restored once.
+//! thread blocks and, where there are few, their warps. For a prompt, whose rows are many, a KV head's tiles
+//! are restored once.
 
 use super::codebook::Levels;
 use super::plan::Books;
@@ -358,7 +358,7 @@ impl Work for Compute<'_, '_> {
         let length = view.slices.lengths[part.sequence];
         let by_all = (length + 1).saturating_sub(shape.query_tokens) as usize;
         let mut visible = [0u32; MAX_ROWS];
-        for r in 0..rows {
+        for (r, visible) in visible.iter_mut().enumerate().take(rows) {
             let at = query_row(shape, part, r) * dim;
             let h = turned(&view.slices.queries[at..at + dim]);
             let largest = h.iter().fold(0f32, |most, h| maximum(most, abs(*h)));
@@ -368,7 +368,7 @@ impl Work for Compute<'_, '_> {
             }
             scratch.factors[r] = largest * shape.score;
             let query_token = ((part.row_group * MAX_ROWS + r) / shape.group as usize) as u32;
-            visible[r] = (length + query_token + 1).saturating_sub(shape.query_tokens);
+            *visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
         }
         for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut running = [Running::EMPTY; MAX_ROWS];

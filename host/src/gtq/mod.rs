@@ -1,8 +1,8 @@
 //! Keys and values as codes of a few bits of their rotated rows: TurboQuant-MSE, packed as the bits say, with
 //! decode attention over the codes in one launch a layer.
 //!
-//! The mathematics is in [`kernels_gpu::gtq`], the layout in [`kernels_gpu::gtq::layout`]; `docs/gtq.md` has both
-//! with figures.
+//! The mathematics is in [`kernels_gpu::gtq`], the layout in [`kernels_gpu::gtq::layout`]; `docs/gtq.md` has
+//! both with figures.
 
 pub mod allocation;
 mod cache;
@@ -19,7 +19,7 @@ mod tests;
 
 pub use cache::GtqCache;
 pub use kernels_gpu::gtq::{Rule, TileLayout};
-pub use plan::{AppendHandles, Books, Handles, Plan, append};
+pub use plan::{AppendHandles, Books, Encoder, Handles, Plan};
 
 use crate::kv::{self, Kind, OptionSpec, Scheme, Selection, System, proof, workload};
 

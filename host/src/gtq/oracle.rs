@@ -5,20 +5,21 @@
 //! Euclidean, which the rotation does not change.
 //!
 //! **Query.** The butterfly's log2 D additions and those of the largest err by at most 8u·Σ|q| an element; an
-//! integer is within 1/2 + 2^−8 of h·32512/m (the quotient's two roundings, of up to 32512). The sum of products is
-//! exact. With c = log2(e)/D and Σ|L| over the key's levels: c·n·Σ|L|·(m·(1/2 + 2^−8)/32512 + 8u·Σ|q|).
+//! integer is within 1/2 + 2^−8 of h·32512/m (the quotient's two roundings, of up to 32512). The sum of
+//! products is exact. With c = log2(e)/D and Σ|L| over the key's levels: c·n·Σ|L|·(m·(1/2 + 2^−8)/32512 +
+//! 8u·Σ|q|).
 //!
-//! **Score.** Its conversion, three products and the constant round: 6u·|s|. The difference to the reference: the
-//! reference is within 17 + |log2 n'| <= 45 of the largest s, so u·(45 + s_max − s). And 2^x is within 2^−23.
-//! Together p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most
+//! **Score.** Its conversion, three products and the constant round: 6u·|s|. The difference to the reference:
+//! the reference is within 17 + |log2 n'| <= 45 of the largest s, so u·(45 + s_max − s). And 2^x is within
+//! 2^−23. Together p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most
 //! (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
 //!
-//! **Weights.** w = p·n' rounds, u; as two f16 it keeps 2^−22 of itself, and 2^−25 absolutely, where the largest w
-//! of a row is at least 2^13: Σ a |v^|·2^−21 and T·2^−38·max |v^|.
+//! **Weights.** w = p·n' rounds, u; as two f16 it keeps 2^−22 of itself, and 2^−25 absolutely, where the
+//! largest w of a row is at least 2^13: Σ a |v^|·2^−21 and T·2^−38·max |v^|.
 //!
-//! **Sums.** A step a tile: κ·steps·Σ a |v^|, twice for the accumulator. Merging adds eight warps and the splits,
-//! the butterfly back and the last three roundings are 10u: u·(splits + 20)·Σ a |v^|. The sum of probabilities:
-//! u·(steps + splits + 10)·|o|.
+//! **Sums.** A step a tile: κ·steps·Σ a |v^|, twice for the accumulator. Merging adds eight warps and the
+//! splits, the butterfly back and the last three roundings are 10u: u·(splits + 20)·Σ a |v^|. The sum of
+//! probabilities: u·(steps + splits + 10)·|o|.
 
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::oracle::softmax;

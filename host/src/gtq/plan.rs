@@ -85,7 +85,7 @@ impl Books {
     }
 }
 
-/// The arguments of an [`append`]: memory of any kind that the device reaches.
+/// The arguments of an [`Encoder`]: memory of any kind that the device reaches.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendHandles {
     /// New keys, [sequences, query_tokens, kv_heads, head_dim].
@@ -105,77 +105,114 @@ pub struct AppendHandles {
     pub problems: GlobalMut<u32>,
 }
 
-/// Encodes `problem.query_tokens` new tokens of each sequence, in one launch; with `slices` on the CPU's own path
-/// in its place, which gives the same bits. It allocates nothing, waits for nothing and can be captured.
-///
-/// # Safety
-/// Until the launch has finished (for a capture: until each run of the graph has):
-/// - the memory behind every handle is there, reached by the stream's device, and nothing else writes it, or
-///   touches what is written; with `slices` it is host memory;
-/// - no two tokens have one place, and the table's entries up to each position are blocks of the pool.
-///
-/// # Errors
-/// [`Error::Length`] for handles of another problem; those of [`Problem::checked`]; what the launch reports.
-pub unsafe fn append(
-    stream: &Stream,
-    books: &Books,
-    problem: Problem,
-    slices: bool,
-    handles: AppendHandles,
-) -> Result<()> {
-    let problem = problem.checked()?;
-    let Problem { sequences, kv_heads, head_dim, query_tokens, .. } = problem;
-    let rows = sequences * query_tokens;
-    let elements = rows as usize * kv_heads as usize * head_dim as usize;
-    let tile = books.layout.bytes() as usize / 4 * kv_heads as usize;
-    length("the buffer of new keys", handles.new_keys.len(), elements)?;
-    length("the buffer of new values", handles.new_values.len(), elements)?;
-    length("the buffer of positions", handles.positions.len(), rows as usize)?;
-    length("the block table", handles.table.len(), sequences as usize * problem.max_blocks() as usize)?;
-    length("the buffer of lengths", handles.lengths.len(), sequences as usize)?;
-    length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
-    length("the words of problems", handles.problems.len(), 2)?;
-    let shape = EncodeShape {
-        rows,
-        tokens: query_tokens,
-        kv_heads,
-        max_blocks: problem.max_blocks(),
-        rule: books.settings.rule as u32,
-        root: f64::from(head_dim).sqrt() as f32,
-    };
-    let AppendHandles { new_keys, new_values, positions, table, lengths, tiles, problems } = handles;
-    if slices {
-        // SAFETY: the caller's word; the emulator's streams have done what they were told when a call returns.
-        unsafe {
-            let new = cpu::New {
-                keys: slice(new_keys),
-                values: slice(new_values),
-                positions: slice(positions),
-                table: slice(table),
-            };
-            let (lengths, tiles) = (slice_mut(lengths), slice_mut(tiles.cast::<u8>()));
-            cpu::append(books, shape, new, lengths, tiles, slice_mut(problems));
-        }
-        return Ok(());
+/// What encodes: levels of keys and values where the device finds them.
+#[derive(Debug)]
+pub struct Encoder {
+    books: Books,
+    /// Thresholds and levels of keys, then of values.
+    numbers: Buffer<f32>,
+}
+
+impl Encoder {
+    /// With these levels, on a device.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(device: &Device, books: Books) -> Result<Self> {
+        let numbers: Vec<f32> = [books.keys.codebook(), books.values.codebook()]
+            .iter()
+            .flat_map(|book| book.thresholds.into_iter().chain(book.levels))
+            .collect();
+        Ok(Encoder { books, numbers: Buffer::from_slice(device, &numbers)? })
     }
-    let args = encode::Args {
-        keys: new_keys,
-        values: new_values,
-        positions,
-        table,
-        lengths,
-        tiles: tiles.cast::<u8>(),
-        problems,
-        key_book: books.keys.codebook(),
-        value_book: books.values.codebook(),
-        shape,
-    };
-    let kernel = if head_dim == 64 { encode::kernel::<64>() } else { encode::kernel::<128>() };
-    let warps = 2 * rows * kv_heads;
-    let launch = LaunchShape::new(warps.div_ceil(ENCODE_THREADS / 32), ENCODE_THREADS);
-    // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this function's
-    // contract.
-    Ok(unsafe { stream.launch(&kernel, launch, args) }?)
+
+    /// How it quantizes, and where codes lie.
+    pub fn books(&self) -> &Books {
+        &self.books
+    }
+
+    /// Encodes `problem.query_tokens` new tokens of each sequence, in one launch; with `slices` on the CPU's
+    /// own path in its place, which gives the same bits. It allocates nothing, waits for nothing and can be
+    /// captured.
+    ///
+    /// # Safety
+    /// Until the launch has finished (for a capture: until each run of the graph has):
+    /// - the encoder and the memory behind every handle are there, reached by the stream's device, and
+    ///   nothing else writes it, or touches what is written; with `slices` it is host memory;
+    /// - no two tokens have one place, and the table's entries up to each position are blocks of the pool.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for handles of another problem; those of [`Problem::checked`]; what the launch
+    /// reports.
+    pub unsafe fn run_on(
+        &self,
+        stream: &Stream,
+        problem: Problem,
+        slices: bool,
+        handles: AppendHandles,
+    ) -> Result<()> {
+        stream.device().check_same(self.numbers.device(), "the encoder")?;
+        let problem = problem.checked()?;
+        let Problem { sequences, kv_heads, head_dim, query_tokens, .. } = problem;
+        let layout = self.books.layout;
+        if head_dim != layout.head_dim {
+            return Err(Error::HeadDim { head_dim });
+        }
+        let rows = sequences * query_tokens;
+        let elements = rows as usize * kv_heads as usize * head_dim as usize;
+        let tile = layout.bytes() as usize / 4 * kv_heads as usize;
+        length("the buffer of new keys", handles.new_keys.len(), elements)?;
+        length("the buffer of new values", handles.new_values.len(), elements)?;
+        length("the buffer of positions", handles.positions.len(), rows as usize)?;
+        let entries = sequences as usize * problem.max_blocks() as usize;
+        length("the block table", handles.table.len(), entries)?;
+        length("the buffer of lengths", handles.lengths.len(), sequences as usize)?;
+        length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
+        length("the words of problems", handles.problems.len(), 2)?;
+        let shape = EncodeShape {
+            rows,
+            tokens: query_tokens,
+            kv_heads,
+            max_blocks: problem.max_blocks(),
+            key_bits: layout.key_bits,
+            value_bits: layout.value_bits,
+            rule: self.books.settings.rule as u32,
+            root: f64::from(head_dim).sqrt() as f32,
+        };
+        let AppendHandles { new_keys, new_values, positions, table, lengths, tiles, problems } = handles;
+        if slices {
+            // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
+            // returns.
+            unsafe {
+                let new = cpu::New {
+                    keys: slice(new_keys),
+                    values: slice(new_values),
+                    positions: slice(positions),
+                    table: slice(table),
+                };
+                let (lengths, tiles) = (slice_mut(lengths), slice_mut(tiles.cast::<u8>()));
+                cpu::append(&self.books, shape, new, lengths, tiles, slice_mut(problems));
+            }
+            return Ok(());
+        }
+        let args = encode::Args {
+            keys: new_keys,
+            values: new_values,
+            positions,
+            table,
+            lengths,
+            tiles: tiles.cast::<u8>(),
+            problems,
+            books: self.numbers.global(),
+            shape,
+        };
+        let kernel = if head_dim == 64 { encode::kernel::<64>() } else { encode::kernel::<128>() };
+        let warps = 2 * rows * kv_heads;
+        let launch = LaunchShape::new(warps.div_ceil(ENCODE_THREADS / 32), ENCODE_THREADS);
+        // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this
+        // function's contract.
+        Ok(unsafe { stream.launch(&kernel, launch, args) }?)
+    }
 }
 
 /// The arguments of attention: memory of any kind that the device reaches.
@@ -197,8 +234,8 @@ pub struct Handles {
 
 /// Attention over codes, in one launch.
 ///
-/// Bits depend on the problem and on what is read, and on nothing else. One launch at a time: the scratch is the
-/// plan's. Launches in one stream follow each other anyway.
+/// Bits depend on the problem and on what is read, and on nothing else. One launch at a time: the scratch is
+/// the plan's. Launches in one stream follow each other anyway.
 #[derive(Debug)]
 pub struct Plan {
     device: Device,
@@ -252,18 +289,19 @@ impl Plan {
         self.shape.splits
     }
 
-    /// Attends. It allocates nothing, waits for nothing and can be captured. With `slices` on the CPU's own path
-    /// in place of the kernel, which gives the same bits.
+    /// Attends. It allocates nothing, waits for nothing and can be captured. With `slices` on the CPU's own
+    /// path in place of the kernel, which gives the same bits.
     ///
     /// # Safety
     /// Until the launch has finished (for a capture: until each run of the graph has):
-    /// - the memory behind every handle is there, reached by the stream's device, and used by nothing else that
-    ///   writes it, or for the outputs, that touches it; with `slices` it is host memory;
-    /// - each length is at most `max_blocks · 16`, and each table entry that a length reaches is a block of the
-    ///   pool.
+    /// - the memory behind every handle is there, reached by the stream's device, and used by nothing else
+    ///   that writes it, or for the outputs, that touches it; with `slices` it is host memory;
+    /// - each length is at most `max_blocks · 16`, and each table entry that a length reaches is a block of
+    ///   the pool.
     ///
     /// # Errors
-    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch reports.
+    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
     pub unsafe fn run_on(&mut self, stream: &Stream, slices: bool, handles: Handles) -> Result<()> {
         stream.device().check_same(&self.device, "the plan")?;
         let problem = self.problem;
@@ -278,7 +316,8 @@ impl Plan {
         length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
         let Handles { queries, tiles, table, lengths, output, lse } = handles;
         if slices {
-            // SAFETY: the caller's word; the emulator's streams have done what they were told when a call returns.
+            // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
+            // returns.
             unsafe {
                 let slices = cpu::Slices {
                     queries: slice(queries),
@@ -301,8 +340,9 @@ impl Plan {
             lse,
             shape: self.shape,
         };
-        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's contract.
-        // Blocks of a row meet in `counters` only, and the one that reads the others' parts comes last.
+        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
+        // contract. Blocks of a row meet in `counters` only, and the one that reads the others' parts comes
+        // last.
         Ok(unsafe { stream.launch(&self.kernel, self.launch, args) }?)
     }
 }

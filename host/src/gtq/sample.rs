@@ -160,8 +160,8 @@ impl Sample {
                 output: output.global_mut(),
                 lse: lse.global_mut(),
             };
-            // SAFETY: buffers of this device as the problem wants them; the table's entries that lengths reach are
-            // blocks of the pool. They are there until the stream has been waited for.
+            // SAFETY: buffers of this device as the problem wants them; the table's entries that lengths
+            // reach are blocks of the pool. They are there until the stream has been waited for.
             unsafe { plan.run_on(&stream, slices, handles) }?;
             stream.synchronize()?;
         }

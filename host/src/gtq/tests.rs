@@ -1,8 +1,9 @@
-//! Layout, encoding and attention, by the kernels on the emulator and by the CPU's own path, judged by oracles.
+//! Layout, encoding and attention, by the kernels on the emulator and by the CPU's own path, judged by
+//! oracles.
 
 use super::cases::element;
 use super::oracle::{Judged, Token, judge};
-use super::plan::{AppendHandles, Books, append};
+use super::plan::{AppendHandles, Books, Encoder};
 use super::sample::{Input, Sample};
 use super::{BITS, Error, GtqCache, HEAD_DIMS, Rule, Settings, TileLayout, cpu, rows};
 use crate::attention::BLOCK_TOKENS;
@@ -95,6 +96,7 @@ fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: boo
     let table = words(&table);
     let [mut tiles, mut lengths, mut problems] =
         [vec![0x0f0f_1234; size], vec![9; firsts.len()], vec![u32::MAX; 2]].map(|x| words(&x));
+    let encoder = Encoder::new(&device, books.clone()).expect("an encoder");
     let handles = AppendHandles {
         new_keys: keys.global(),
         new_values: values.global(),
@@ -105,7 +107,7 @@ fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: boo
         problems: problems.global_mut(),
     };
     // SAFETY: buffers of the emulator as the problem wants them.
-    unsafe { append(&stream, books, problem, slices, handles) }.expect("encoded");
+    unsafe { encoder.run_on(&stream, problem, slices, handles) }.expect("encoded");
     [tiles, lengths, problems].map(|buffer| buffer.to_vec().expect("read"))
 }
 
@@ -142,6 +144,8 @@ fn one(x: &[f16], books: &Books, rule: Rule) -> (Vec<f64>, f64, Vec<f64>, Vec<u8
         kv_heads: 1,
         max_blocks: 1,
         rule: rule as u32,
+        key_bits: bits,
+        value_bits: bits,
         root: f64::from(dim).sqrt() as f32,
     };
     let encoded = cpu::encoded(x, &books.keys.codebook(), shape);

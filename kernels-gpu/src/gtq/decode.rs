@@ -16,20 +16,20 @@
 //! # Layout
 //! `queries` and `output` [sequences, query_tokens, kv_heads · group, D]; `lse` [sequences, query_tokens,
 //! kv_heads · group]; `tiles`: the pool [blocks, kv_heads] of [`TileLayout`](super::TileLayout); `table`
-//! [sequences, max_blocks]; `lengths` \[sequences\] counts the keys, those of the query tokens included; query
-//! token i of n sees `length − (n − 1 − i)` of them.
+//! [sequences, max_blocks]; `lengths` \[sequences\] counts the keys, those of the query tokens included;
+//! query token i of n sees `length − (n − 1 − i)` of them.
 //!
 //! # Bytes
-//! D·(k + v)/8 + 4 a token and KV head, read once: at D = 128, 68 for 2 and 2 bits, 100 for 3 and 3, 132 for 4 and
-//! 4; dense attention reads 512. Partials as there.
+//! D·(k + v)/8 + 4 a token and KV head, read once: at D = 128, 68 for 2 and 2 bits, 100 for 3 and 3, 132 for
+//! 4 and 4; dense attention reads 512. Partials as there.
 //!
 //! # Work split
-//! As in [`dense`](crate::attention::dense): grid (splits, kv_heads · row groups, sequences), a block a run of
-//! tiles, eight warps with a ring of tiles and an online softmax each. Ahead of its tiles warp w turns query row
-//! w. The keys of a tile are the second operand of integer products, 32 dimensions and eight tokens each; rows 0
-//! to 7 of the first are the queries' high bytes, rows 8 to 15 the low ones. So N is exact, whatever the order.
-//! Weights meet values as in dense attention, what rounding cut off in rows 8 to 15. Whoever comes last adds the
-//! parts and turns the eight rows back, a warp each.
+//! As in [`dense`](crate::attention::dense): grid (splits, kv_heads · row groups, sequences), a block a run
+//! of tiles, eight warps with a ring of tiles and an online softmax each. Ahead of its tiles warp w turns
+//! query row w. The keys of a tile are the second operand of integer products, 32 dimensions and eight tokens
+//! each; rows 0 to 7 of the first are the queries' high bytes, rows 8 to 15 the low ones. So N is exact,
+//! whatever the order. Weights meet values as in dense attention, what rounding cut off in rows 8 to 15.
+//! Whoever comes last adds the parts and turns the eight rows back, a warp each.
 
 use super::layout::Side;
 use super::levels::Tables;
@@ -376,8 +376,8 @@ impl Target {
         (row + self.head * self.shape.group + in_group) as usize
     }
 
-    /// Turns row `own` of the KV head back, row `r` of eight, and writes it: a warp's work. A row that sees no
-    /// key is 0, its LSE −∞.
+    /// Turns row `own` of the KV head back, row `r` of eight, and writes it: a warp's work. A row that sees
+    /// no key is 0, its LSE −∞.
     #[simt::device]
     fn finish<const D: usize>(
         self,

@@ -1,8 +1,8 @@
 //! Where codes lie: a tile of 16 tokens and one KV head.
 //!
 //! # Bytes
-//! A row of D codes of b bits takes D·b/8 bytes. Codes of 3 bits are a plane of their two low bits and a plane
-//! of their high bit; codes of 4 bits are nibbles. A tile is, one behind the other:
+//! A row of D codes of b bits takes D·b/8 bytes. Codes of 3 bits are a plane of their two low bits and a
+//! plane of their high bit; codes of 4 bits are nibbles. A tile is, one behind the other:
 //!
 //! | part | bytes | at D = 128, 3 bits |
 //! |---|---|---|
@@ -13,14 +13,15 @@
 //! | keys' n, f16 | 32 | 32 |
 //! | values' n, f16 | 32 | 32 |
 //!
-//! Together 16·(D·(k + v)/8 + 4): 100 bytes a token and KV head for 3 and 3 bits at D = 128, where f16 takes 512.
+//! Together 16·(D·(k + v)/8 + 4): 100 bytes a token and KV head for 3 and 3 bits at D = 128, where f16 takes
+//! 512.
 //!
 //! # Order
-//! Rows are cut into units: what one lane of a warp makes operands of. With g = lane / 4 and q = lane % 4 a lane
-//! takes, of keys, unit q (of D/4 dimensions) of tokens g and g + 8; of values, unit g (of D/8 dimensions) of
-//! tokens 2q, 2q + 1, 2q + 8 and 2q + 9. A plane has what a lane takes side by side, lane by lane, so that a
-//! warp reads it front to back (of 32 bytes, the halves in two passes). In a unit, codes are where [`low_bit`] and [`high_bit`] say: a word, masked, is
-//! then eight selectors of `prmt`.
+//! Rows are cut into units: what one lane of a warp makes operands of. With g = lane / 4 and q = lane % 4 a
+//! lane takes, of keys, unit q (of D/4 dimensions) of tokens g and g + 8; of values, unit g (of D/8
+//! dimensions) of tokens 2q, 2q + 1, 2q + 8 and 2q + 9. A plane has what a lane takes side by side, lane by
+//! lane, so that a warp reads it front to back (of 32 bytes, the halves in two passes). In a unit, codes are
+//! where [`low_bit`] and [`high_bit`] say: a word, masked, is then eight selectors of `prmt`.
 
 use crate::attention::BLOCK_TOKENS;
 
@@ -43,8 +44,8 @@ impl Side {
         }
     }
 
-    /// Where unit `unit` of token `token` of a tile is, in units. `wide`: what a lane takes is 32 bytes, of which
-    /// the second half is behind all lanes' first one.
+    /// Where unit `unit` of token `token` of a tile is, in units. `wide`: what a lane takes is 32 bytes, of
+    /// which the second half is behind all lanes' first one.
     #[inline(always)]
     pub const fn unit_place(self, wide: bool, token: u32, unit: u32) -> u32 {
         let (lane, each, own) = match self {

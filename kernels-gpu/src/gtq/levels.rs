@@ -1,9 +1,9 @@
 //! Levels and thresholds, as kernels are given them.
 //!
-//! A codebook of b bits has 2^b levels in ascending order, symmetric about 0: level(c) = step·(i_c + 1/2) with
-//! integers −128 <= i_c <= 127 and i of the opposite level −i_c − 1, which is the complement of its bits. A
-//! threshold is the mean of two neighbours; code c is the number of thresholds below h_d / r, so that a tie takes
-//! the lower level.
+//! A codebook of b bits has 2^b levels in ascending order, symmetric about 0: level(c) = step·(i_c + 1/2)
+//! with integers −128 <= i_c <= 127 and i of the opposite level −i_c − 1, which is the complement of its
+//! bits. A threshold is the mean of two neighbours; code c is the number of thresholds below h_d / r, so that
+//! a tie takes the lower level.
 
 use half::f16;
 use simt::{Pod, Zeroable};
@@ -14,21 +14,18 @@ pub const MOST_BITS: u32 = 4;
 pub const MOST_LEVELS: usize = 1 << MOST_BITS;
 
 /// A codebook: what encoding wants of it.
-#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
-#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Codebook {
     /// In ascending order, then infinities.
     pub thresholds: [f32; MOST_LEVELS],
     /// Levels in ascending order, then zeros.
     pub levels: [f32; MOST_LEVELS],
-    /// Bits of a code.
-    pub bits: u32,
 }
 
 /// Levels as bytes that `prmt` picks from.
 ///
-/// Up to 3 bits entry c is code c's; of 4 bits entry m is that of the m-th positive level, and a sign bit makes
-/// the opposite one of it.
+/// Up to 3 bits entry c is code c's; of 4 bits entry m is that of the m-th positive level, and a sign bit
+/// makes the opposite one of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Tables {

@@ -10,12 +10,12 @@
 //! With H the Hadamard matrix of order D (entries ±1), S a diagonal of fixed signs, and x a key or value:
 //!
 //! ```text
-//! r = |x|      h = H·S·x      code_d = nearest level to h_d / r      x^ = n · S·H·L / √D,  L_d = level(code_d)
+//! r = |x|    h = H·S·x    code_d = nearest level to h_d / r    x^ = n·S·H·L / √D,  L_d = level(code_d)
 //! ```
 //!
-//! H·S/√D is orthogonal, so h/r is √D times a point of the unit sphere, and each coordinate of it has nearly the
-//! density (1 − t²/D)^((D−3)/2) whatever x was: levels are those that are best for that density. n is r/√D, or
-//! what one of the other [rules](Rule) says. Scores and outputs need no key or value restored:
+//! H·S/√D is orthogonal, so h/r is √D times a point of the unit sphere, and each coordinate of it has nearly
+//! the density (1 − t²/D)^((D−3)/2) whatever x was: levels are those that are best for that density. n is
+//! r/√D, or what one of the other [rules](Rule) says. Scores and outputs need no key or value restored:
 //!
 //! ```text
 //! q·k^ = n/√D · (H·S·q)·L          Σ p_t v^_t = S·H·(Σ p_t n_t L_t) / √D
@@ -23,8 +23,8 @@
 //!
 //! so a query is turned once a step, and an output once at its end.
 //!
-//! Levels are [half-integers](levels) times a step, which costs less than 0.3 % of the error and makes products
-//! of queries and keys integers: exact in any order, on any device.
+//! Levels are [half-integers](levels) times a step, which costs less than 0.3 % of the error and makes
+//! products of queries and keys integers: exact in any order, on any device.
 
 pub mod decode;
 pub mod layout;

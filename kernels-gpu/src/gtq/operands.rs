@@ -1,13 +1,13 @@
 //! A tile in shared memory, and how codes become operands of the tensor cores: in registers, by `prmt`.
 //!
 //! # Instructions
-//! A selector word has eight codes in its nibbles; `prmt` takes four of them and picks four bytes of eight. Keys'
-//! levels are bytes, so that four codes are one `prmt` (of 4 bits: one for the distance from the middle, one that
-//! spreads the signs, one exclusive or). Values are f16: low bytes, high bytes, and two `prmt` that pair them, two
-//! tokens a register.
+//! A selector word has eight codes in its nibbles; `prmt` takes four of them and picks four bytes of eight.
+//! Keys' levels are bytes, so that four codes are one `prmt` (of 4 bits: one for the distance from the
+//! middle, one that spreads the signs, one exclusive or). Values are f16: low bytes, high bytes, and two
+//! `prmt` that pair them, two tokens a register.
 //!
-//! For a tile of 16 tokens at D = 128 a lane makes 32 registers of values (`prmt` 64, and 40 of `lop3`, shifts and
-//! `prmt` to get the selectors of 3 bits) and 16 of keys (16, and 34).
+//! For a tile of 16 tokens at D = 128 a lane makes 32 registers of values (`prmt` 64, and 40 of `lop3`,
+//! shifts and `prmt` to get the selectors of 3 bits) and 16 of keys (16, and 34).
 
 use super::layout::{Side, TileLayout};
 use glam::{UVec2, UVec4};

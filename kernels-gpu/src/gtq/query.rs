@@ -1,7 +1,7 @@
 //! Query rows as integers.
 //!
-//! With h = H·S·q and m = max |h_d|: i_d = round(h_d · 32512 / m), two signed bytes a dimension, i = 256·high +
-//! low. A quotient is off by half of m/32512, an eighth of what f16 would lose of the largest h.
+//! With h = H·S·q and m = max |h_d|: i_d = round(h_d · 32512 / m), two signed bytes a dimension, i = 256·high
+//! + low. A quotient is off by half of m/32512, an eighth of what f16 would lose of the largest h.
 
 use super::rotation::{butterfly, with_signs};
 use crate::attention::{Half, ROWS};
@@ -27,8 +27,8 @@ pub const fn halves(integer: i32) -> [i32; 2] {
     [high, integer - 256 * high]
 }
 
-/// Where dimension `d` of a lane's unit is among the operands: the half-step, of 16 dimensions, and the byte in
-/// its word. Steps are those of `prmt` selectors, as [`super::layout`] has them.
+/// Where dimension `d` of a lane's unit is among the operands: the half-step, of 16 dimensions, and the byte
+/// in its word. Steps are those of `prmt` selectors, as [`super::layout`] has them.
 #[inline(always)]
 pub const fn operand_of(d: u32) -> (u32, u32) {
     (2 * (2 * (d >> 4) + (d & 1)) + (d >> 3 & 1), d >> 1 & 3)
@@ -64,8 +64,8 @@ impl Rows {
         Rows { bytes: plan.array(2 * ROWS * D as u32), largest: plan.array(ROWS), sums: plan.array(ROWS) }
     }
 
-    /// Turns row `row` of `queries` [rows, D], or zeros if it is not present, and keeps it as row `r`: a warp's
-    /// work.
+    /// Turns row `row` of `queries` [rows, D], or zeros if it is not present, and keeps it as row `r`: a
+    /// warp's work.
     #[simt::device]
     pub fn turn<const D: usize>(self, queries: Global<f16>, row: usize, present: bool, r: u32, lane: u32) {
         let each = D as u32 / 32;

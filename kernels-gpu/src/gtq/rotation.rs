@@ -1,7 +1,7 @@
 //! The rotation: signs, then a Hadamard matrix, without its factor 1/√D.
 //!
-//! A butterfly of log2 D stages, with distances 1, 2, 4, … D/2 in this order: (a, b) becomes (a + b, a − b). A
-//! warp has D/32 neighbouring dimensions a lane.
+//! A butterfly of log2 D stages, with distances 1, 2, 4, … D/2 in this order: (a, b) becomes (a + b, a − b).
+//! A warp has D/32 neighbouring dimensions a lane.
 
 use crate::mixed;
 use simt::unroll;

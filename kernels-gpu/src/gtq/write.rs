@@ -1,8 +1,8 @@
 //! New tokens on their way into the tiles.
 //!
 //! # Mathematics
-//! As in the [system's](super) page. With T_i the thresholds, code_d = #{i : h_d > T_i·r}: the level nearest to
-//! h_d / r, without a division. r² is a sum in a fixed tree. n by [`Rule`]:
+//! As in the [system's](super) page. With T_i the thresholds, code_d = #{i : h_d > T_i·r}: the level nearest
+//! to h_d / r, without a division. r² is a sum in a fixed tree. n by [`Rule`]:
 //!
 //! ```text
 //! none      n = r / √D
@@ -22,7 +22,7 @@
 //! exchanges, and its words written by a lane each.
 
 use super::layout::{Side, TileLayout, high_bit, low_bit, norm_place, stored};
-use super::levels::{Codebook, MOST_LEVELS};
+use super::levels::MOST_LEVELS;
 use super::rotation::{butterfly, with_signs};
 use crate::attention::{BLOCK_TOKENS, Half};
 use glam::UVec2;
@@ -58,6 +58,10 @@ pub struct EncodeShape {
     pub kv_heads: u32,
     /// Entries of a row of the block table.
     pub max_blocks: u32,
+    /// Bits of a key's code.
+    pub key_bits: u32,
+    /// Bits of a value's code.
+    pub value_bits: u32,
     /// A [`Rule`].
     pub rule: u32,
     /// √D.
@@ -86,7 +90,8 @@ pub fn scale_of(rule: u32, root: f32, r: f32, squares: f32, product: f32) -> f32
 
 /// See the [module](self). `keys` and `values` [rows, kv_heads, D]; `positions` \[rows\]; `table` [sequences,
 /// max_blocks]; `lengths` \[sequences\] become one more than the last tokens' positions; `tiles`: the pool
-/// [blocks, kv_heads] of [`TileLayout`]; `problems` \[2\]: of keys and of values the first row
+/// [blocks, kv_heads] of [`TileLayout`]; `books` [2, 2, 16]: of keys and of values thresholds and levels, as
+/// [`Codebook`](super::Codebook) has them; `problems` \[2\]: of keys and of values the first row
 /// (position · kv_heads + head) that could not be stored. Tokens past the table are left out. Grid
 /// \[⌈2 · rows · kv_heads / 4⌉\].
 #[kernel(system = gtq, instances(64, 128), max_threads = 128, overlaps)]
@@ -98,8 +103,7 @@ pub fn encode<const D: usize>(
     lengths: GlobalMut<u32>,
     tiles: GlobalMut<u8>,
     problems: GlobalMut<u32>,
-    key_book: Codebook,
-    value_book: Codebook,
+    books: Global<f32>,
     shape: EncodeShape,
 ) {
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
@@ -137,13 +141,14 @@ pub fn encode<const D: usize>(
 
     let mut codes = [0u32; 4];
     let mut levels = [0f32; 4];
-    let first = if is_key { key_book.levels[0] } else { value_book.levels[0] };
+    let book = if is_key { 0 } else { 2 * MOST_LEVELS };
+    let first = books.load_readonly(book + MOST_LEVELS);
     unroll!(for i in 0..4 {
         levels[i] = if i < D / 32 { first } else { 0.0 };
     });
     unroll!(for t in 0..(MOST_LEVELS - 1), at_most 15 {
-        let threshold = (if is_key { key_book.thresholds[t] } else { value_book.thresholds[t] }) * r;
-        let level = if is_key { key_book.levels[t + 1] } else { value_book.levels[t + 1] };
+        let threshold = books.load_readonly(book + t) * r;
+        let level = books.load_readonly(book + MOST_LEVELS + t + 1);
         unroll!(for i in 0..4 {
             if i < D / 32 && h[i] > threshold {
                 codes[i] += 1;
@@ -157,7 +162,7 @@ pub fn encode<const D: usize>(
     let fits = fits(scale);
     let stored_scale = if fits { scale } else { 0.0 };
 
-    let layout = TileLayout { head_dim: D as u32, key_bits: key_book.bits, value_bits: value_book.bits };
+    let layout = TileLayout { head_dim: D as u32, key_bits: shape.key_bits, value_bits: shape.value_bits };
     let tile = (block * shape.kv_heads + head) as usize * layout.bytes() as usize;
     let token = position % BLOCK_TOKENS;
     if is_key {
