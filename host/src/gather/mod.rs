@@ -145,8 +145,8 @@ impl Kept {
     }
 }
 
-/// Bytes that a step reads of a KV head: keys and values of what is kept, and bounds of two keys for each block
-/// that is ranked.
+/// Bytes that a step reads of a KV head: keys and values of what is kept, and bounds of two keys for each
+/// block that is ranked.
 fn step_bytes(support: Support, head_dim: u32, tokens: u64) -> f64 {
     let length = tokens.min(MOST_TOKENS.into()) as u32;
     let extent = support.extent(length);

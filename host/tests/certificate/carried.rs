@@ -3,10 +3,10 @@
 
 use super::Random;
 use half::f16;
+use kernels_gpu::attention::Chain;
 use kernels_gpu::attention::PartialRow;
 use kernels_gpu::certified::carried::gather::{Bounds, Gather, Gathered, merge, weight};
 use kernels_gpu::certified::carried::judge::Judge;
-use kernels_gpu::certified::judge::Chain;
 use kernels_gpu::certified::layout::Annotation;
 use kernels_gpu::certified::policy::rung;
 use kernels_gpu::certified::query::{Query, Slack};

@@ -43,7 +43,8 @@
 //!
 //! # Norms that bound
 //! [`norm_bound`] of sums of squares (`crate::attention::outward`), each sum of D terms by at most 20 nested
-//! roundings for D <= 256: fused multiply-adds over 8 channels, a tree over 4 such, one after another the rest.
+//! roundings for D <= 256: fused multiply-adds over 8 channels, a tree over 4 such, one after another the
+//! rest.
 //!
 //! A key's error e = (k − z) − code·σ is computed with two roundings: the last (of the fused multiply-add) is
 //! relative to e, the first to |k − z| <= 128.6·σ, that is at most 128.6·u·σ < 2^−16·σ a channel:

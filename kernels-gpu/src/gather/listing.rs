@@ -30,8 +30,8 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Adds what is kept besides the chosen blocks, and writes count, tokens and table. The whole thread block
-    /// calls it.
+    /// Adds what is kept besides the chosen blocks, and writes count, tokens and table. The whole thread
+    /// block calls it.
     #[simt::device]
     pub fn complete(self, extent: Extent) {
         let (t, threads) = (thread::thread_idx_x(), thread::block_dim_x());

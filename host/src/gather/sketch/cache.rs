@@ -19,8 +19,8 @@ struct Layer {
     verdicts: Buffer<Verdict>,
 }
 
-/// A cache in f16. A prompt's attention is exact; a step attends to the blocks that hold nearly all of the mass,
-/// and says of every head how much the others can have.
+/// A cache in f16. A prompt's attention is exact; a step attends to the blocks that hold nearly all of the
+/// mass, and says of every head how much the others can have.
 #[derive(Debug)]
 pub struct SketchedCache {
     sequences: Sequences,
@@ -177,9 +177,9 @@ unsafe impl KvCache for SketchedCache {
             positions,
             lengths: lengths.as_const(),
         };
-        // SAFETY: buffers of this device, host memory on the CPU; the table's blocks are those of the pool, those
-        // that are being filled are one sequence's own, and a sequence's tokens follow each other. Dropping a
-        // buffer waits for the device.
+        // SAFETY: buffers of this device, host memory on the CPU; the table's blocks are those of the pool,
+        // those that are being filled are one sequence's own, and a sequence's tokens follow each other.
+        // Dropping a buffer waits for the device.
         Ok(unsafe { sketches.sketch_on(stream, tokens, sequences.on_slices(stream), handles) }?)
     }
 
@@ -210,8 +210,8 @@ unsafe impl KvCache for SketchedCache {
             verdicts: verdicts.global_mut(),
         };
         let slices = sequences.on_slices(stream);
-        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's blocks are
-        // those of the pool. Dropping a buffer waits for the device.
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's
+        // blocks are those of the pool. Dropping a buffer waits for the device.
         unsafe {
             plan.scan_on(stream, slices, &handles)?;
             plan.attend_on(stream, slices, &handles)?;

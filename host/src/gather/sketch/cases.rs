@@ -1,5 +1,5 @@
-//! The cases of the kernels that choose by sketches: sketches over chunks of every cut, choices with budgets from
-//! none to nearly all, heads that go to the dense rung, hostile numbers.
+//! The cases of the kernels that choose by sketches: sketches over chunks of every cut, choices with budgets
+//! from none to nearly all, heads that go to the dense rung, hostile numbers.
 
 use super::plan::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
@@ -138,8 +138,9 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
             positions: positions.global(),
             lengths: ends.global(),
         };
-        // SAFETY: buffers of the device; the table's entries up to each length are the pool's, no two sequences
-        // share a block, and no sequence has more new tokens. Dropping a buffer waits for the device.
+        // SAFETY: buffers of the device; the table's entries up to each length are the pool's, no two
+        // sequences share a block, and no sequence has more new tokens. Dropping a buffer waits for the
+        // device.
         unsafe { sketches.sketch_on(&stream, tokens, false, handles) }?;
     }
     let lengths = Buffer::from_slice(device, lengths)?;

@@ -144,8 +144,8 @@ pub(super) struct Scanning<'a, E> {
     pub lengths: &'a [u32],
 }
 
-/// What it does, over sketches of so many bits, a sequence dealt out over so many parts: the same arguments but
-/// for its scratch.
+/// What it does, over sketches of so many bits, a sequence dealt out over so many parts: the same arguments
+/// but for its scratch.
 pub(super) fn scan<E: SketchElement>(
     level: Level,
     (bits, parts): (u32, u32),

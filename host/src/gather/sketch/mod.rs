@@ -1,11 +1,11 @@
 //! Blocks chosen by a sketch of every key, with a bound on what is left out: `gather:certified`.
 //!
 //! [`Sketches`] keep each key in 4 or 8 bits beside the pool, block by block. A step reads all of them
-//! ([`Plan::scan_on`]): with what bounds their errors they say how much mass each gather-block has at most, for
-//! every query head. Blocks with the most are kept, until what is left out is within the budget;
-//! [`Plan::attend_on`] attends to these by the kernel of [`crate::attention::dense`]; [`Plan::settle_on`] judges every
-//! head, and attends again to all of the sequence for a head that is over its budget. So every head's report has a bound on
-//! the mass it skipped and on its output's error.
+//! ([`Plan::scan_on`]): with what bounds their errors they say how much mass each gather-block has at most,
+//! for every query head. Blocks with the most are kept, until what is left out is within the budget;
+//! [`Plan::attend_on`] attends to these by the kernel of [`crate::attention::dense`]; [`Plan::settle_on`]
+//! judges every head, and attends again to all of the sequence for a head that is over its budget. So every
+//! head's report has a bound on the mass it skipped and on its output's error.
 
 mod cache;
 mod cases;

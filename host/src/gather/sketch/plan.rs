@@ -136,8 +136,8 @@ impl<E: SketchElement> Plan<E> {
     /// A plan for a problem: `max_tokens` is what a sequence may grow to.
     ///
     /// # Errors
-    /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of memory for
-    /// the scratch.
+    /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of memory
+    /// for the scratch.
     pub fn new(device: &Device, problem: StepProblem, budget: Budget) -> Result<Self> {
         let (budget, problem) = (budget.checked()?, checked(problem)?);
         let StepProblem { sequences, kv_heads, head_dim, max_tokens, .. } = problem;
@@ -243,13 +243,14 @@ impl<E: SketchElement> Plan<E> {
     ///
     /// # Safety
     /// Until the launch has finished (for a capture: until each run of the graph has):
-    /// - the memory behind every handle is there, reached by the stream's device, and written by nothing else;
-    ///   with `slices` it is host memory;
-    /// - each length is at most the problem's `max_tokens`, and each table entry that a length reaches is a block
-    ///   of the pool.
+    /// - the memory behind every handle is there, reached by the stream's device, and written by nothing
+    ///   else; with `slices` it is host memory;
+    /// - each length is at most the problem's `max_tokens`, and each table entry that a length reaches is a
+    ///   block of the pool.
     ///
     /// # Errors
-    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch reports.
+    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
     pub unsafe fn scan_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
         self.check(stream, handles)?;
         let Handles { queries, sketches, table, lengths, .. } = *handles;
@@ -257,8 +258,8 @@ impl<E: SketchElement> Plan<E> {
         let Chosen { list, counts, entries, kept } = &mut self.chosen;
         let shape = self.shape.scan;
         if slices {
-            // SAFETY: the caller's word, and the plan's own memory; the emulator's streams have done what they
-            // were told when a call returns.
+            // SAFETY: the caller's word, and the plan's own memory; the emulator's streams have done what
+            // they were told when a call returns.
             unsafe {
                 let scanning = Scanning {
                     queries: slice(queries),
@@ -294,19 +295,20 @@ impl<E: SketchElement> Plan<E> {
             whole: whole.global_mut(),
             shape,
         };
-        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's contract.
-        // Blocks of a row meet in `counters` only, and the one that reads the others' masses comes last.
+        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
+        // contract. Blocks of a row meet in `counters` only, and the one that reads the others' masses comes
+        // last.
         Ok(unsafe { stream.launch(&self.kernel, self.launch, args) }?)
     }
 
-    /// Attends over what [`scan_on`](Self::scan_on) chose last. It allocates nothing, waits for nothing and can be
-    /// captured.
+    /// Attends over what [`scan_on`](Self::scan_on) chose last. It allocates nothing, waits for nothing and
+    /// can be captured.
     ///
     /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
     ///
     /// # Safety
-    /// As [`scan_on`](Self::scan_on), which came before with the same table and lengths; and nothing else touches
-    /// what is written.
+    /// As [`scan_on`](Self::scan_on), which came before with the same table and lengths; and nothing else
+    /// touches what is written.
     ///
     /// # Errors
     /// As [`scan_on`](Self::scan_on).
@@ -326,8 +328,8 @@ impl<E: SketchElement> Plan<E> {
         Ok(unsafe { self.kept.run_on(stream, handles) }?)
     }
 
-    /// Judges every head of [`attend_on`](Self::attend_on), and attends to all of the sequence for those over their
-    /// budget. It allocates nothing, waits for nothing and can be captured.
+    /// Judges every head of [`attend_on`](Self::attend_on), and attends to all of the sequence for those over
+    /// their budget. It allocates nothing, waits for nothing and can be captured.
     ///
     /// With `slices` on the CPU's own path in place of the kernels, which gives the same bits.
     ///
@@ -389,8 +391,8 @@ impl<E: SketchElement> Plan<E> {
         let groups = self.shape.scan.row_groups();
         let grid = (self.problem.kv_heads * groups, 1, self.problem.sequences);
         let launch = LaunchShape::new(grid, SETTLE_THREADS).shared(settle_bytes());
-        // SAFETY: lengths as just checked; every head's verdict belongs to one warp; the rest is this function's
-        // contract.
+        // SAFETY: lengths as just checked; every head's verdict belongs to one warp; the rest is this
+        // function's contract.
         unsafe {
             stream.launch(&self.settle, launch, args)?;
             self.rung.run_on(stream, rung)?;

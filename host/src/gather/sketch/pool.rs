@@ -11,8 +11,8 @@ use kernels_gpu::gather::sketch::{SKETCH_LANES, SketchShape, sketch, sketch_byte
 use simt::{Global, LaunchShape};
 use std::marker::PhantomData;
 
-/// Sketches of the keys of a layer's pool, [blocks, kv_heads, words], as `kernels_gpu::gather::sketch` has them:
-/// a block's is beside it, so sequences that share a block share its sketch.
+/// Sketches of the keys of a layer's pool, [blocks, kv_heads, words], as `kernels_gpu::gather::sketch` has
+/// them: a block's is beside it, so sequences that share a block share its sketch.
 #[derive(Debug)]
 pub struct Sketches<E: GatherElement> {
     words: Buffer<u32>,
@@ -30,8 +30,8 @@ pub struct SketchHandles<E> {
     pub values: Global<E>,
     /// [sequences, max_blocks].
     pub table: Global<u32>,
-    /// Positions of the new tokens, [sequences, any]: the first of each sequence is read, and one past the table
-    /// is of no sequence.
+    /// Positions of the new tokens, [sequences, any]: the first of each sequence is read, and one past the
+    /// table is of no sequence.
     pub positions: Global<u32>,
     /// Tokens of each sequence with the new ones, \[sequences\].
     pub lengths: Global<u32>,
@@ -41,7 +41,8 @@ impl<E: SketchElement> Sketches<E> {
     /// For a pool of `blocks` blocks.
     ///
     /// # Errors
-    /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of memory.
+    /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of
+    /// memory.
     pub fn new(device: &Device, problem: StepProblem, blocks: u32, budget: Budget) -> Result<Self> {
         let (budget, problem) = (budget.checked()?, checked(problem)?);
         let StepProblem { kv_heads, head_dim, max_tokens, .. } = problem;
@@ -67,22 +68,23 @@ impl<E: SketchElement> Sketches<E> {
         4 * u64::from(tokens.div_ceil(BLOCK_TOKENS)) * u64::from(self.shape.kv_heads) * u64::from(words)
     }
 
-    /// Sketches the tiles that the tokens of some sequences are in, from their first positions to before their
-    /// lengths; they are in the pool already, and are up to `tokens`, one behind another. It allocates nothing,
-    /// waits for nothing and can be captured. Tokens past the table are left out, and with them sequences whose
-    /// positions are.
+    /// Sketches the tiles that the tokens of some sequences are in, from their first positions to before
+    /// their lengths; they are in the pool already, and are up to `tokens`, one behind another. It allocates
+    /// nothing, waits for nothing and can be captured. Tokens past the table are left out, and with them
+    /// sequences whose positions are.
     ///
     /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
     ///
     /// # Safety
     /// Until the launch has finished (for a capture: until each run of the graph has):
-    /// - the memory behind every handle is there, reached by the stream's device, and written by nothing else;
-    ///   with `slices` it is host memory;
+    /// - the memory behind every handle is there, reached by the stream's device, and written by nothing
+    ///   else; with `slices` it is host memory;
     /// - a sequence's new tokens are at most `tokens`, the table's entries up to its length are blocks of the
     ///   pool, and no two sequences write to one block.
     ///
     /// # Errors
-    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch reports.
+    /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
+    /// reports.
     pub unsafe fn sketch_on(
         &mut self,
         stream: &Stream,
@@ -126,8 +128,8 @@ impl<E: SketchElement> Sketches<E> {
         let launch = LaunchShape::new((touched, kv_heads, sequences), SKETCH_LANES * shape.head_dim / 2)
             .shared(sketch_bytes());
         let args = sketch::Args { keys, values, table, positions, lengths, sketches, shape };
-        // SAFETY: lengths as just checked, what is past the table is left out, every word belongs to one thread
-        // block of the grid, and the rest is this function's contract.
+        // SAFETY: lengths as just checked, what is past the table is left out, every word belongs to one
+        // thread block of the grid, and the rest is this function's contract.
         Ok(unsafe { stream.launch(&kernel, launch, args) }?)
     }
 }

@@ -53,8 +53,8 @@ impl<E: SketchElement> Sketched<E> {
                 positions: positions.global(),
                 lengths: input.table.lengths().global(),
             };
-            // SAFETY: buffers of this device; the table checked its entries against the pools, and no sequence has
-            // more tokens. `positions` is there until the stream has been waited for.
+            // SAFETY: buffers of this device; the table checked its entries against the pools, and no
+            // sequence has more tokens. `positions` is there until the stream has been waited for.
             unsafe { own.sketch_on(&stream, tokens, false, handles) }?;
             sketches.push(own);
         }
@@ -114,8 +114,8 @@ impl<E: SketchElement> Workload for Sketched<E> {
             lse: self.out.lse.global_mut(),
             verdicts: self.verdicts.global_mut(),
         };
-        // SAFETY: buffers of this device; the table checked its entries against the pools and its lengths against
-        // its rows. Dropping a buffer waits for the device.
+        // SAFETY: buffers of this device; the table checked its entries against the pools and its lengths
+        // against its rows. Dropping a buffer waits for the device.
         unsafe {
             self.plan.scan_on(stream, false, &handles)?;
             if stages > 1 {

@@ -3,8 +3,8 @@
 use crate::attention::query::{Query, Slack};
 use simt::math::{fma, min};
 
-/// Δ of a tile, in nats (8): no score is further from the exact logit. `x` is Σ|q_n|·σ as the tensor core gives
-/// it, `eps` and `zeta` are the tile's.
+/// Δ of a tile, in nats (8): no score is further from the exact logit. `x` is Σ|q_n|·σ as the tensor core
+/// gives it, `eps` and `zeta` are the tile's.
 #[inline(always)]
 pub fn delta<const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 {
     const BOX: f32 = 0.5 * (1.0 + 1.0 / 512.0 + 1.0 / 2048.0);

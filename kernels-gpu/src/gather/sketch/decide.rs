@@ -2,8 +2,8 @@
 //!
 //! # Mathematics
 //! With m_bg the mass of block b for query head g, rounded up, and T_g the estimate of all of it
-//! ([`scan`](fn@super::scan)), blocks are ranked by max_g m_bg / T_g. Kept are the k best distant blocks, and as
-//! many more as it takes until, by the same estimate,
+//! ([`scan`](fn@super::scan)), blocks are ranked by max_g m_bg / T_g. Kept are the k best distant blocks, and
+//! as many more as it takes until, by the same estimate,
 //!
 //! ```text
 //! Σ over what is left out of m_bg <= 0.9·budget·T_g          for every g
@@ -11,15 +11,15 @@
 //!
 //! unless the budget is all of the mass.
 //!
-//! What is left out is then summed up from above, relative to T_g: mass Σ m_bg, and moment Σ m_bg·ν_b with ν_b
-//! the largest norm of the block's values. [`settle`](fn@super::settle) makes a bound of it, with the mass that
-//! was attended to in place of T_g.
+//! What is left out is then summed up from above, relative to T_g: mass Σ m_bg, and moment Σ m_bg·ν_b with
+//! ν_b the largest norm of the block's values. [`settle`](fn@super::settle) makes a bound of it, with the
+//! mass that was attended to in place of T_g.
 //!
 //! # Work
-//! Ranks below the budget fall into 256 bins, an eighth of an octave each, with a histogram of the mass for every
-//! head. Masses are whole numbers of 2^−V of their bin's upper edge there, so that the order of the atomics does
-//! not matter. A sum from the lowest bin on says how many blocks can go. Then the best are found as
-//! [`select`](fn@crate::gather::select) finds them. Sums of f32 have a fixed order.
+//! Ranks below the budget fall into 256 bins, an eighth of an octave each, with a histogram of the mass for
+//! every head. Masses are whole numbers of 2^−V of their bin's upper edge there, so that the order of the
+//! atomics does not matter. A sum from the lowest bin on says how many blocks can go. Then the best are found
+//! as [`select`](fn@crate::gather::select) finds them. Sums of f32 have a fixed order.
 
 use super::scanning::{Norms, ScanShape, WARPS, joined};
 use crate::attention::{PartialRow, ROWS};

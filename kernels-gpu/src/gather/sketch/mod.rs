@@ -2,7 +2,7 @@
 //!
 //! | kernel | what it does |
 //! |---|---|
-//! | [`sketch`](fn@sketch) | writes keys in 4 or 8 bits as tokens are appended, with what bounds their errors |
+//! | [`sketch`](fn@sketch) | writes keys in 4 or 8 bits as tokens come, with what bounds their errors |
 //! | [`scan`](fn@scan) | bounds the mass of every block for every query head, decides what is kept |
 //! | [`settle`](fn@settle) | bounds each head's error, sends those over their budget to the dense rung |
 //!

@@ -7,14 +7,14 @@
 //! ŝ_t = q_g·K^_t / √D        |ŝ_t − s_t| <= Δ_b        mass of a block <= Σ exp(ŝ_t + Δ_b(t))
 //! ```
 //!
-//! Δ_b is [`delta`](super::bound::delta) (docs/certificate.md, equation (8)). The logarithm of the sum to base two,
-//! rounded up, is what is kept of a block and query head. Σ exp(ŝ_t) over all tokens, T_g, is what masses are
-//! compared with; nothing that is promised depends on it.
+//! Δ_b is [`delta`](super::bound::delta) (docs/certificate.md, equation (8)). The logarithm of the sum to
+//! base two, rounded up, is what is kept of a block and query head. Σ exp(ŝ_t) over all tokens, T_g, is what
+//! masses are compared with; nothing that is promised depends on it.
 //!
 //! Two chains of the tensor cores, as in certified attention: one multiplies q_n·σ (rows 0 to 7) and what its
-//! rounding lost (rows 8 to 15) with the codes; another q_n (rows 0 to 7) and |q_n| (rows 8 to 15) with z in the
-//! even columns and σ in the odd ones. A code's bits are those of a subnormal f16, code·2^−24, so that a mask
-//! makes an operand of it.
+//! rounding lost (rows 8 to 15) with the codes; another q_n (rows 0 to 7) and |q_n| (rows 8 to 15) with z in
+//! the even columns and σ in the odd ones. A code's bits are those of a subnormal f16, code·2^−24, so that a
+//! mask makes an operand of it.
 //!
 //! # Layout
 //! `queries` [sequences, q_heads, D]; `sketches` the pool [blocks, kv_heads] of tiles; `table` [sequences,
@@ -24,8 +24,8 @@
 //! [`decide`](super::decide) writes.
 //!
 //! # Bytes
-//! A sketch for each tile and KV head, read once: 97 bytes a token with 4 bits at D = 128, where keys and values
-//! take 512. Written: 4 bytes a block and query head.
+//! A sketch for each tile and KV head, read once: 97 bytes a token with 4 bits at D = 128, where keys and
+//! values take 512. Written: 4 bytes a block and query head.
 //!
 //! # Work split
 //! Grid (parts, kv_heads · row groups, sequences), eight warps with a ring of tiles each. A warp has
@@ -353,10 +353,10 @@ pub fn raised(reference: f32, largest: f32) -> f32 {
     if largest - reference > SLACK { max(reference, -floor(-largest)) } else { reference }
 }
 
-/// log2 of a block's mass of `sum` relative to 2^`reference`, rounded up: at least that of the mass that the sum
-/// of these weights would have without rounding. 128 tokens at most: a weight passes 12 roundings, 2^−20 of it;
-/// weights below 2^−126 of the largest one, which are lost, are 2^−119; the logarithm and its sum with the
-/// reference lose 2^−23 of what is larger.
+/// log2 of a block's mass of `sum` relative to 2^`reference`, rounded up: at least that of the mass that the
+/// sum of these weights would have without rounding. 128 tokens at most: a weight passes 12 roundings, 2^−20
+/// of it; weights below 2^−126 of the largest one, which are lost, are 2^−119; the logarithm and its sum with
+/// the reference lose 2^−23 of what is larger.
 #[inline(always)]
 pub fn mass_above(reference: f32, sum: f32) -> f32 {
     let log = reference + log2(sum);

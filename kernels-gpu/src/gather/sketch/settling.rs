@@ -1,20 +1,20 @@
 //! `settle`: what a head's output may be off by, and which heads need all of the sequence.
 //!
 //! # Mathematics
-//! With S the mass of what is left out, at most, N its moment, K the mass attended to, at least, o what attention
-//! returned and E what its rounding may be (docs/certificate.md, "A sketch of every key"):
+//! With S the mass of what is left out, at most, N its moment, K the mass attended to, at least, o what
+//! attention returned and E what its rounding may be (docs/certificate.md, "A sketch of every key"):
 //!
 //! ```text
 //! α = S/(S + K)      bound = E + min( (N + S·R)/K, α·(ν_rest + R) )      R = ‖o‖₂ + E
 //! ```
 //!
-//! A head with α above the budget is attended to again, over the whole sequence: the dense rung, whose bound is
-//! its E.
+//! A head with α above the budget is attended to again, over the whole sequence: the dense rung, whose bound
+//! is its E.
 //!
 //! # Layout
-//! `skipped` [sequences, kv_heads, heads] and `whole` [sequences, kv_heads] of [`scan`](fn@super::scan); `queries`, `output` [sequences, q_heads,
-//! D]; `lse` [sequences, q_heads]. Written: `verdicts` [sequences, q_heads]; `wanted` [sequences, kv_heads · row
-//! groups], a bit for each head that goes to the rung.
+//! `skipped` [sequences, kv_heads, heads] and `whole` [sequences, kv_heads] of [`scan`](fn@super::scan);
+//! `queries`, `output` [sequences, q_heads, D]; `lse` [sequences, q_heads]. Written: `verdicts` [sequences,
+//! q_heads]; `wanted` [sequences, kv_heads · row groups], a bit for each head that goes to the rung.
 //!
 //! # Work split
 //! Grid (kv_heads · row groups, 1, sequences), a warp a query head.

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! N = 2^bits − 1, ⌊·⌋₁₆ and ⌈·⌉₁₆ the next f16 below and above. |k − K^| <= σ·(1/2 + 2^−13): with u = 2^−24,
-//! (k − z)/σ is between 0 and N·(1 + 2u), the quotient has three roundings, and where the clamp acts it is past
-//! the end code by less than that; N <= 255 and 255·6.01·u < 2^−13.
+//! (k − z)/σ is between 0 and N·(1 + 2u), the quotient has three roundings, and where the clamp acts it is
+//! past the end code by less than that; N <= 255 and 255·6.01·u < 2^−13.
 //!
 //! # Layout
 //! A tile in words of 32 bits, of head_dim D:
@@ -79,8 +79,8 @@ pub const fn place(bits: u32, token: u32, channel: u32) -> (u32, u32) {
     }
 }
 
-/// Word `word` of a tile's codes from four bytes each of the two tokens that have a share in it; `codes` gives
-/// the codes of four channels from the first of them on.
+/// Word `word` of a tile's codes from four bytes each of the two tokens that have a share in it; `codes`
+/// gives the codes of four channels from the first of them on.
 #[inline(always)]
 pub fn code_word(bits: u32, word: u32, codes: impl Fn(u32, u32) -> u32) -> u32 {
     if bits == 4 {
@@ -98,8 +98,8 @@ pub fn code_word(bits: u32, word: u32, codes: impl Fn(u32, u32) -> u32) -> u32 {
     }
 }
 
-/// σ and z of a channel whose keys lie between `low` and `high`. Either is infinite or NaN if f16 cannot cover
-/// them.
+/// σ and z of a channel whose keys lie between `low` and `high`. Either is infinite or NaN if f16 cannot
+/// cover them.
 #[inline(always)]
 pub fn channel(low: f32, high: f32, largest: f32) -> (f16, f16) {
     let zero = f16_at_or_below(low);

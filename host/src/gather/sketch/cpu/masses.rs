@@ -247,8 +247,8 @@ fn load<E: Half, L: Lanes, const D: usize>(rows: &[u16], softmax_scale: f32) -> 
     heads
 }
 
-/// The chains over zeros and scales of some tiles: of each a column of z and one of σ, of the queries and, from
-/// row eight on, of their magnitudes.
+/// The chains over zeros and scales of some tiles: of each a column of z and one of σ, of the queries and,
+/// from row eight on, of their magnitudes.
 #[inline(always)]
 fn columns<L: Lanes, const D: usize>(
     work: &Masses<'_, impl Half>,

@@ -75,7 +75,8 @@ fn every_verdict_holds_for_every_shape() {
     }
 }
 
-/// The list is as long as the budget asks for: shorter for a larger one, everything for none, k for all of it.
+/// The list is as long as the budget asks for: shorter for a larger one, everything for none, k for all of
+/// it.
 #[test]
 fn the_budget_sets_the_length_of_the_list() {
     let batch = batch::<f16>(PROBLEM, Input::Sharp, &[400], 5);

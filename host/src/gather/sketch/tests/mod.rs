@@ -1,5 +1,5 @@
-//! Sketches, choice, verdicts and the scheme, by the kernels on the emulator and by the CPU's own path, judged by
-//! f64.
+//! Sketches, choice, verdicts and the scheme, by the kernels on the emulator and by the CPU's own path,
+//! judged by f64.
 
 mod certificate;
 mod scheme;

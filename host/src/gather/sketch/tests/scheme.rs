@@ -103,8 +103,8 @@ fn chunk(cache: &mut SketchedCache, chunk: Chunk) -> Vec<Vec<u32>> {
     bits
 }
 
-/// Prompts and steps in turn, over edges of blocks: the bits of the kernels, a verdict on every head, bytes as
-/// they are.
+/// Prompts and steps in turn, over edges of blocks: the bits of the kernels, a verdict on every head, bytes
+/// as they are.
 #[test]
 fn a_cache_is_the_same_by_kernels_and_by_slices() {
     let (mut own, mut kernels) = (cache(120.into(), false), cache(120.into(), true));

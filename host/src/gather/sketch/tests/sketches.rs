@@ -43,8 +43,8 @@ fn check<E: SketchElement>(batch: &Batch<E>, bits: u32, words: &[u32]) {
     }
 }
 
-/// Prompts in chunks of any length, single tokens between them: the same sketches at the end, by the kernel and
-/// by the CPU's own path, and within their bounds.
+/// Prompts in chunks of any length, single tokens between them: the same sketches at the end, by the kernel
+/// and by the CPU's own path, and within their bounds.
 #[test]
 fn sketches_bound_their_errors_however_tokens_came() {
     fn of<E: SketchElement>(bits: u32, head_dim: u32, input: Input) {
