@@ -90,8 +90,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let target = Target::new(&arguments.output, arguments.force, Some(&path))?;
     let report = arguments.report.open(Some(&path), Some(&arguments.output))?;
     let subject = arguments.subject.open()?;
-    let read = read(&subject, &selection, arguments)?;
-    let mut artifact = make(&selection, &read.material)?;
+    let work = arguments.tokens as usize * arguments.windows as usize;
+    // As much again for making it.
+    let watcher = Watcher::new(2 * work)?;
+    let done = read(&subject, &selection, arguments, &watcher)
+        .and_then(|read| Ok((make(&selection, &read.material, work, &watcher)?, read)));
+    watcher.end();
+    let (mut artifact, read) = done?;
     artifact.say("model", &subject.model.config.name);
     artifact.say("text", &read.text);
     artifact.say("text_hash", format!("{:016x}", read.hash));
@@ -115,7 +120,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Has the model read the windows.
-fn read(subject: &Subject, selection: &Selection, arguments: &Arguments) -> Result<Read, Failure> {
+fn read(
+    subject: &Subject,
+    selection: &Selection,
+    arguments: &Arguments,
+    watcher: &Watcher,
+) -> Result<Read, Failure> {
     let tokenizer = subject.tokenizer()?;
     let (count, windows) = (arguments.tokens as usize, arguments.windows as usize);
     subject.fits(count)?;
@@ -129,7 +139,6 @@ fn read(subject: &Subject, selection: &Selection, arguments: &Arguments) -> Resu
     let geometry = (&subject.model.config).into();
     let mut material = Material { geometry, layers: vec![Passed::default(); layers.len()] };
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    let watcher = Watcher::new(count * windows)?;
     watcher.say("reading".into());
     for window in &cut {
         let mut tokens = behind_bos(tokenizer, &window.tokens);
@@ -144,10 +153,7 @@ fn read(subject: &Subject, selection: &Selection, arguments: &Arguments) -> Resu
         let mut decoder = Decoder::new(&mut runner, &mut cache, &mut watch);
         match decoder.read(&tokens).and_then(|()| decoder.finish()) {
             Ok(_) => {}
-            Err(eval::Error::Stopped) => {
-                watcher.end();
-                return Err(interrupted());
-            }
+            Err(eval::Error::Stopped) => return Err(interrupted()),
             Err(error) => return Err(error.into()),
         }
         for (passed, captured) in material.layers.iter_mut().zip(cache.into_layers()) {
@@ -156,25 +162,25 @@ fn read(subject: &Subject, selection: &Selection, arguments: &Arguments) -> Resu
             passed.queries.extend_from_slice(&captured.queries);
         }
     }
-    watcher.end();
     let plural = text::plural(windows, "window");
     let text = format!("{}, {plural} of {}", corpus.name(), text::plural(count, "token"));
     Ok(Read { material, text, hash })
 }
 
-/// Has the scheme make its artifact.
-fn make(selection: &Selection, material: &Material) -> Result<Artifact, Failure> {
-    /// Steps of the bar.
-    const STEPS: usize = 1000;
-    let watcher = Watcher::new(STEPS)?;
+/// Has the scheme make its artifact, which counts as so much work.
+fn make(
+    selection: &Selection,
+    material: &Material,
+    work: usize,
+    watcher: &Watcher,
+) -> Result<Artifact, Failure> {
     watcher.say(format!("making what {} needs", selection.scheme().name));
     let shown = AtomicUsize::new(0);
     let made = selection.calibrate(material, &|done, of| {
-        let now = STEPS * done.min(of) / of.max(1);
+        let now = work * done.min(of) / of.max(1);
         let before = shown.fetch_max(now, Ordering::Relaxed);
         watcher.hear(now.saturating_sub(before))
     });
-    watcher.end();
     match made {
         Err(kv::Error::Stopped) => Err(interrupted()),
         made => Ok(made?),
