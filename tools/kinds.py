@@ -236,6 +236,21 @@ def gather(records):
                   "of reading alone", "×", "`:production`, ×"), rows)
 
 
+def beside_dense(records):
+    """Schemes of which a record has no others but `dense`, and the fastest peer if there is one."""
+    rows, names = [], []
+    for (_, _, _, batch, context), found in shapes(records):
+        own = [name for name in found if name not in ("dense", "peer", "single")]
+        names = list(dict.fromkeys(names + own))
+        peer = f"{found['peer']['median_us']:.1f}" if "peer" in found else "–"
+        cells = [str(batch), tokens(context), peer, f"{found['dense']['median_us']:.1f}"]
+        for name in names:
+            cells += [f"{found[name]['median_us']:.1f}", losing(found["dense"]["median_us"] / found[name]["median_us"])]
+        rows.append(cells)
+    heads = [head for name in names for head in (f"`{name}`, µs", "dense / it")]
+    return table(("batch", "context", "peer, µs", "`dense`, µs", *heads), rows)
+
+
 # --- Models ---------------------------------------------------------------------------------------------------------
 
 def model(records):
@@ -473,6 +488,8 @@ TABLES = {
     "attention-in-order": attention_in_order,
     "attention-h200": attention_h200,
     "gather-h200": gather,
+    "sketch-h200": beside_dense,
+    "codes-h200": beside_dense,
     "model-batches-h200": model_batches,
     "model-llama-8b": model,
     "model-smollm2": model,
