@@ -237,7 +237,7 @@ def gather(records):
 
 
 def beside_dense(records):
-    """Schemes of which a record has no others but `dense`, and the fastest peer if there is one."""
+    """Schemes beside `dense`, and the fastest peer if there is one: µs, and by how much dense takes longer."""
     rows, names = [], []
     for (_, _, _, batch, context), found in shapes(records):
         own = [name for name in found if name not in ("dense", "peer", "single")]
@@ -245,9 +245,10 @@ def beside_dense(records):
         peer = f"{found['peer']['median_us']:.1f}" if "peer" in found else "–"
         cells = [str(batch), tokens(context), peer, f"{found['dense']['median_us']:.1f}"]
         for name in names:
-            cells += [f"{found[name]['median_us']:.1f}", losing(found["dense"]["median_us"] / found[name]["median_us"])]
+            own = found[name]["median_us"]
+            cells.append(f"{own:.1f} ({losing(found['dense']['median_us'] / own)})")
         rows.append(cells)
-    heads = [head for name in names for head in (f"`{name}`, µs", "dense / it")]
+    heads = [f"`{name.replace('gather:', ':')}`" for name in names]
     return table(("batch", "context", "peer, µs", "`dense`, µs", *heads), rows)
 
 
