@@ -8,8 +8,9 @@
 //! then          y·key_after                           y·query_after
 //! ```
 //!
-//! and rounded to f16. `before` and `after` are λ or 1/λ where the scheme smooths there, else 1, which changes
-//! nothing. Without rounding q~·k~ = q·(k − mean) for any λ that is not 0, as H is orthonormal and symmetric.
+//! and rounded to f16. `before` and `after` are λ or 1/λ where the scheme smooths there, else 1, which
+//! changes nothing. Without rounding q~·k~ = q·(k − mean) for any λ that is not 0, as H is orthonormal and
+//! symmetric.
 //!
 //! # Rounding
 //! With u = 2^−24, every stage of the butterflies rounds once, so ‖error of y‖ is at most (log2 D + 5)·u·‖y‖

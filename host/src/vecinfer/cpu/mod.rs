@@ -108,7 +108,8 @@ impl Places {
     }
 }
 
-/// What [`restore`](kernels_gpu::vecinfer::restore()) does: the same arguments. `stored` is the sequence's own.
+/// What [`restore`](kernels_gpu::vecinfer::restore()) does: the same arguments. `stored` is the sequence's
+/// own.
 pub(super) fn restore(stored: Stored<'_>, length: u32, pool: [&mut [f16]; 2]) {
     let (heads, dim) = (stored.shape.kv_heads as usize, stored.head_dim as usize);
     for (kind, pool) in pool.into_iter().enumerate() {
