@@ -228,21 +228,22 @@ mod tests {
     use super::*;
 
     /// Positive levels and relative errors, computed apart from this solver: in two dimensions an angle is
-    /// uniform, in four the density is a half circle, and Lloyd's iteration has closed integrals.
+    /// uniform, in four the density is a half circle, and Lloyd's iteration has closed integrals; from eight on
+    /// it was run over sums of four million steps.
     #[test]
     fn levels_are_the_spheres() {
         let cases: [(usize, u32, &[f64], f64); 6] = [
             (2, 3, &[0.203752, 0.605528, 0.988082, 1.327692], 0.00986),
             (4, 3, &[0.223414, 0.674079, 1.138189, 1.635705], 0.0193),
-            (8, 2, &[0.4467, 1.4280], 0.0948),
-            (64, 3, &[0.2439, 0.7519, 1.3314, 2.1133], 0.0334),
-            (128, 2, &[0.4523, 1.5055], 0.1160),
-            (128, 3, &[0.2449, 0.7556, 1.3396, 2.1341], 0.0340),
+            (8, 2, &[0.446671, 1.427860], 0.094771),
+            (64, 3, &[0.243753, 0.750658, 1.329343, 2.111311], 0.033391),
+            (128, 2, &[0.452453, 1.505193], 0.116000),
+            (128, 3, &[0.244425, 0.753330, 1.336599, 2.131471], 0.033966),
         ];
         for (dim, bits, expected, error) in cases {
             let levels = Levels::new(dim, bits);
             for (found, expected) in levels.best.iter().zip(expected) {
-                assert!((found - expected).abs() < 1e-4, "{dim} {bits}: {:?}", levels.best);
+                assert!((found - expected).abs() < 2e-6, "{dim} {bits}: {:?}", levels.best);
             }
             assert!((levels.best_error - error).abs() < 1e-4, "{dim} {bits}: {}", levels.best_error);
         }
