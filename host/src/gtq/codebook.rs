@@ -228,8 +228,8 @@ mod tests {
     use super::*;
 
     /// Positive levels and relative errors, computed apart from this solver: in two dimensions an angle is
-    /// uniform, in four the density is a half circle, and Lloyd's iteration has closed integrals; from eight on
-    /// it was run over sums of four million steps.
+    /// uniform, in four the density is a half circle, and Lloyd's iteration has closed integrals; from eight
+    /// on it was run over sums of four million steps.
     #[test]
     fn levels_are_the_spheres() {
         let cases: [(usize, u32, &[f64], f64); 6] = [
