@@ -252,6 +252,23 @@ def beside_dense(records):
     return table(("batch", "context", "peer, µs", "`dense`, µs", *heads), rows)
 
 
+def staging(records):
+    """Keys and values in the host's memory: what a step finds on the GPU, and what it brings."""
+    rows = []
+    for (_, _, _, batch, context), found in shapes(records):
+        for name in (name for name in found if "staging" in name):
+            of = found[name]
+            stages = {stage["name"]: stage["us"] for stage in of["stages"]}
+            own = facts(of)
+            brought = own["from the host"]
+            rows.append((str(batch), tokens(context), f"`{name}`", f"{of['median_us']:.1f}", f"{stages['place']:.1f}",
+                         f"{stages['fetch']:.1f}", f"{own['blocks found']:.0f}", f"{own['blocks fetched']:.0f}",
+                         f"{brought / 2**20:.1f} MiB", f"{brought / stages['fetch'] / 1e3:.0f}",
+                         f"{found['gather']['median_us']:.1f}"))
+    return table(("batch", "context", "`--kv`", "µs", "`place`", "`fetch`", "found", "fetched", "bytes", "GB/s",
+                  "`gather`, µs"), rows)
+
+
 # --- Models ---------------------------------------------------------------------------------------------------------
 
 def model(records):
@@ -388,6 +405,18 @@ def launch(records):
 
 # --- Quality --------------------------------------------------------------------------------------------------------
 
+def perplexity_codes(records):
+    """A row a scheme and a context: bytes a token, perplexity, what it loses in nats a token."""
+    (record,) = records
+    rows = []
+    for row in record.data["summary"]["rows"]:
+        delta = row["delta_interval"]
+        rows.append((f"`{scheme(row['kv']).split('/codes=')[0]}`", tokens(row["context"]), str(row["windows"]),
+                     f"{row['kv_bytes_per_token']:,.0f}", f"{row['perplexity']:.2f}", f"{row['delta']:+.4f}",
+                     interval(delta["low"], delta["high"], 4)))
+    return table(("`--kv`", "context", "windows", "bytes a token", "perplexity", "ΔNLL", "95 %"), rows)
+
+
 def perplexity(records):
     current, other = records
     rows = []
@@ -491,6 +520,9 @@ TABLES = {
     "gather-h200": gather,
     "sketch-h200": beside_dense,
     "codes-h200": beside_dense,
+    "codes-peers-h200": beside_dense,
+    "staging-h200": staging,
+    "perplexity-codes": perplexity_codes,
     "model-batches-h200": model_batches,
     "model-llama-8b": model,
     "model-smollm2": model,
