@@ -3,8 +3,10 @@
 use super::dense::DenseElement;
 use super::dense::sample::{normal, random};
 use super::{BLOCK_TOKENS, StepProblem};
+use crate::{Buffer, Device};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use simt::Global;
 use std::fmt;
 
 /// What a sequence holds.
@@ -114,6 +116,50 @@ pub struct Batch<E> {
     pub table: Vec<u32>,
 }
 
+/// A [`Batch`] on a device.
+#[derive(Debug)]
+pub struct Uploaded<E: DenseElement> {
+    /// [sequences, q_heads, head_dim].
+    pub queries: Buffer<E>,
+    /// [blocks, kv_heads, 16, head_dim].
+    pub keys: Buffer<E>,
+    /// Likewise.
+    pub values: Buffer<E>,
+    /// [sequences, max_blocks].
+    pub table: Buffer<u32>,
+    /// \[sequences\].
+    pub lengths: Buffer<u32>,
+}
+
+/// Calls `add` for each chunk by which sequences grow from nothing: `cuts` says how far each is after it. It
+/// gets the most tokens that a sequence gains, where each was, and where each is then.
+///
+/// # Errors
+/// Those of `add`; out of memory.
+pub fn in_chunks<X: From<crate::Error>>(
+    device: &Device,
+    cuts: &[Vec<u32>],
+    mut add: impl FnMut(u32, Global<u32>, Global<u32>) -> Result<(), X>,
+) -> Result<(), X> {
+    let mut from = vec![0; cuts.first().map_or(0, Vec::len)];
+    for to in cuts {
+        let tokens = to.iter().zip(&from).map(|(to, from)| to - from).max().unwrap_or(0);
+        let (positions, lengths) = (Buffer::from_slice(device, &from)?, Buffer::from_slice(device, to)?);
+        // Dropping a buffer waits for the device.
+        add(tokens, positions.global(), lengths.global())?;
+        from.clone_from(to);
+    }
+    Ok(())
+}
+
+/// Half of each sequence's tokens at once, one more, then the rest.
+pub fn thrice(lengths: &[u32]) -> [Vec<u32>; 3] {
+    [0, 1, 2].map(|cut| {
+        let of = |length: &u32| [length / 2, (length / 2 + 1).min(*length), *length][cut];
+        lengths.iter().map(of).collect()
+    })
+}
+
 const TOKENS: usize = BLOCK_TOKENS as usize;
 
 impl<E: DenseElement> Batch<E> {
@@ -165,6 +211,26 @@ impl<E: DenseElement> Batch<E> {
         );
         (batch.keys, batch.values) = (keys, values);
         batch
+    }
+
+    /// Sequences of these lengths, with these contents in turns.
+    pub fn in_turns(problem: StepProblem, inputs: &[Input], lengths: &[u32], seed: u64, order: u64) -> Self {
+        let kinds: Vec<(Input, u32)> = inputs.iter().copied().cycle().zip(lengths.iter().copied()).collect();
+        Batch::new(StepProblem { sequences: lengths.len() as u32, ..problem }, &kinds, seed, order)
+    }
+
+    /// The batch on a device.
+    ///
+    /// # Errors
+    /// Out of memory; what the device reports.
+    pub fn upload(&self, device: &Device) -> crate::Result<Uploaded<E>> {
+        Ok(Uploaded {
+            queries: Buffer::from_slice(device, &self.queries)?,
+            keys: Buffer::from_slice(device, &self.keys)?,
+            values: Buffer::from_slice(device, &self.values)?,
+            table: Buffer::from_slice(device, &self.table)?,
+            lengths: Buffer::from_slice(device, &self.lengths)?,
+        })
     }
 
     /// Other queries over the same cache.

@@ -17,6 +17,14 @@ pub struct StepProblem {
     pub max_tokens: u32,
 }
 
+impl From<Problem> for StepProblem {
+    /// With one query token, however many there are.
+    fn from(dense: Problem) -> Self {
+        let Problem { sequences, q_heads, kv_heads, head_dim, max_tokens, .. } = dense;
+        StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens }
+    }
+}
+
 impl StepProblem {
     /// The same as exact attention has it.
     pub fn dense(self) -> Problem {

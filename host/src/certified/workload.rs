@@ -89,13 +89,7 @@ pub(super) fn open_bare(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
 impl<E: CacheElement> Step<E> {
     fn open(input: Arc<Input<E>>, (policy, layout): (Policy, Layout), originals: Originals) -> Result<Self> {
         let device = &input.device;
-        let problem = StepProblem {
-            sequences: input.problem.sequences,
-            q_heads: input.problem.q_heads,
-            kv_heads: input.problem.kv_heads,
-            head_dim: input.problem.head_dim,
-            max_tokens: input.problem.max_tokens,
-        };
+        let problem = StepProblem::from(input.problem);
         // Before anything large: it refuses what it cannot do.
         let plan = StepPlan::<E>::with_layout(device, problem, &policy, layout)?;
         let out = plan.allocate()?;

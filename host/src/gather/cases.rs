@@ -1,11 +1,11 @@
 //! The system's cases for `ferrokv check`: bounds over chunks of every cut, choices around every edge of
 //! blocks, tiles and lists, ties, several sequences of different lengths.
 
-use super::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
+use super::{Bounds, Chosen, FoldHandles, GatherElement, Handles, Plan, Support};
 use crate::attention::StepProblem;
-use crate::attention::inputs::{Batch, Input};
+use crate::attention::inputs::{Batch, Input, in_chunks, thrice};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
-use crate::{Buffer, Device, Stream};
+use crate::{Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::TILE_BLOCKS;
@@ -125,44 +125,27 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     let sequences = lengths.len() as u32;
     let q_heads = group * kv_heads;
     let problem = StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens };
-    let kinds: Vec<(Input, u32)> = inputs.iter().copied().cycle().zip(lengths.iter().copied()).collect();
-    let batch = Batch::<E>::new(problem, &kinds, 5, 9);
+    let batch = Batch::<E>::in_turns(problem, inputs, lengths, 5, 9);
     let stream = Stream::new(device)?;
-    let (keys, values) =
-        (Buffer::from_slice(device, &batch.keys)?, Buffer::from_slice(device, &batch.values)?);
-    let (queries, table) =
-        (Buffer::from_slice(device, &batch.queries)?, Buffer::from_slice(device, &batch.table)?);
+    let at = batch.upload(device)?;
     let mut bounds = Bounds::<E>::new(device, problem, support)?;
-    // Half of the tokens at once, one more, then the rest.
-    let cuts = [0, 1, 2, 3].map(|cut| -> Vec<u32> {
-        let of = |length: &u32| [0, length / 2, (length / 2 + 1).min(*length), *length][cut];
-        lengths.iter().map(of).collect()
-    });
-    for cut in cuts.windows(2) {
-        let tokens = cut[0].iter().zip(&cut[1]).map(|(from, to)| to - from).max().unwrap_or(0);
-        let (positions, ends) = (Buffer::from_slice(device, &cut[0])?, Buffer::from_slice(device, &cut[1])?);
-        let handles = FoldHandles {
-            keys: keys.global(),
-            table: table.global(),
-            positions: positions.global(),
-            lengths: ends.global(),
-        };
+    in_chunks(device, &thrice(lengths), |tokens, positions, lengths| -> Result<(), CaseError> {
+        let handles = FoldHandles { keys: at.keys.global(), table: at.table.global(), positions, lengths };
         // SAFETY: buffers of the device; the table's entries up to each length are the pool's, and no
-        // sequence has more new tokens. Dropping a buffer waits for the device.
-        unsafe { bounds.fold_on(&stream, (0, tokens), false, handles) }?;
-    }
-    let lengths = Buffer::from_slice(device, lengths)?;
+        // sequence has more new tokens.
+        Ok(unsafe { bounds.fold_on(&stream, (0, tokens), false, handles) }?)
+    })?;
     let mut plan = Plan::<E>::new(device, problem, support)?;
     let rows = (sequences * q_heads) as usize;
     let mut output = poisoned::<f32>(&stream, rows * head_dim as usize)?;
     let mut lse = poisoned::<f32>(&stream, rows)?;
     let handles = Handles {
-        queries: queries.global(),
-        keys: keys.global(),
-        values: values.global(),
+        queries: at.queries.global(),
+        keys: at.keys.global(),
+        values: at.values.global(),
         bounds: bounds.words().global(),
-        table: table.global(),
-        lengths: lengths.global(),
+        table: at.table.global(),
+        lengths: at.lengths.global(),
         output: output.global_mut(),
         lse: lse.global_mut(),
     };
@@ -182,27 +165,37 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
             *score = if ranked.contains(&block) { *score } else { 0 };
         }
     }
-    let chosen = plan.chosen();
-    Ok(vec![
-        OutputBuffer::download("bounds", bounds.words())?,
-        OutputBuffer::new("scores", scores),
-        OutputBuffer::download("list", &chosen.list)?,
-        OutputBuffer::download("counts", &chosen.counts)?,
-        OutputBuffer::download("entries", &chosen.entries)?,
-        OutputBuffer::download("kept", &chosen.kept)?,
-        OutputBuffer::download("output", &output)?,
-        OutputBuffer::download("lse", &lse)?,
-    ])
+    let mut outputs =
+        vec![OutputBuffer::download("bounds", bounds.words())?, OutputBuffer::new("scores", scores)];
+    outputs.extend(plan.chosen().outputs()?);
+    outputs.extend([OutputBuffer::download("output", &output)?, OutputBuffer::download("lse", &lse)?]);
+    Ok(outputs)
 }
 
 impl<E: GatherElement> Plan<E> {
     /// Fills what a step writes with what no step writes.
     fn poison(&mut self, stream: &Stream) -> crate::Result<()> {
         *self.scores_mut() = poisoned(stream, self.scores().len())?;
-        let chosen = self.chosen_mut();
-        for buffer in [&mut chosen.list, &mut chosen.counts, &mut chosen.entries, &mut chosen.kept] {
+        self.chosen_mut().poison(stream)
+    }
+}
+
+impl Chosen {
+    /// Fills it with what no step writes.
+    pub(super) fn poison(&mut self, stream: &Stream) -> crate::Result<()> {
+        for buffer in [&mut self.list, &mut self.counts, &mut self.entries, &mut self.kept] {
             *buffer = poisoned(stream, buffer.len())?;
         }
         Ok(())
+    }
+
+    /// What a case hands back of it.
+    pub(super) fn outputs(&self) -> crate::Result<[OutputBuffer; 4]> {
+        Ok([
+            OutputBuffer::download("list", &self.list)?,
+            OutputBuffer::download("counts", &self.counts)?,
+            OutputBuffer::download("entries", &self.entries)?,
+            OutputBuffer::download("kept", &self.kept)?,
+        ])
     }
 }

@@ -24,7 +24,7 @@ pub use kernels_gpu::gather::Extent;
 pub use plan::{Chosen, GatherElement, Handles, Plan};
 pub use staging::StagedCache;
 
-use crate::kv::{self, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
+use crate::kv::{self, HeadReport, Held, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
 use kernels_gpu::gather::{MOST_SLOTS, Rule};
 
 /// Tokens that a gather-block may have.
@@ -149,8 +149,7 @@ impl Kept {
 /// block that is ranked.
 fn step_bytes(support: Support, head_dim: u32, tokens: u64) -> f64 {
     let length = tokens.min(MOST_TOKENS.into()) as u32;
-    let extent = support.extent(length);
-    let ranked = if extent.ranked() { extent.distant() } else { 0 };
+    let ranked = support.extent(length).ranked_blocks();
     f64::from(4 * head_dim) * (f64::from(support.kept(length)) + f64::from(ranked))
 }
 
@@ -214,6 +213,16 @@ impl Support {
     /// Tokens that it keeps of them.
     pub fn kept(self, length: u32) -> u32 {
         self.extent(length).kept(self.rule())
+    }
+
+    /// What is known of a step in a layer: how many tokens are kept follows from the lengths, which ones from
+    /// the step.
+    fn reports(self, held: Held<'_>) -> Vec<HeadReport> {
+        let of_sequence = |tokens: usize| {
+            let skipped = tokens as u32 - self.kept(tokens as u32);
+            std::iter::repeat_n(HeadReport { skipped, ..HeadReport::STORED }, held.geometry.q_heads)
+        };
+        held.lengths().flat_map(of_sequence).collect()
     }
 
     /// The most blocks that it keeps of sequences of up to `max_tokens`.

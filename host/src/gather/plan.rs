@@ -66,6 +66,32 @@ pub struct Chosen {
     pub kept: Buffer<u32>,
 }
 
+impl Chosen {
+    /// Of up to `most` gather-blocks of each of the attention's sequences.
+    pub(super) fn new(device: &Device, attended: Problem, most: u32) -> Result<Self> {
+        let rows = attended.sequences as usize;
+        Ok(Chosen {
+            list: Buffer::new(device, rows * most as usize)?,
+            counts: Buffer::new(device, rows)?,
+            entries: Buffer::new(device, rows * attended.max_blocks() as usize)?,
+            kept: Buffer::new(device, rows)?,
+        })
+    }
+}
+
+/// Attention over what was chosen: each KV head of a step is a sequence of its own, of up to `tokens` tokens.
+pub(super) fn head_by_head(problem: StepProblem, tokens: u32) -> Problem {
+    let StepProblem { sequences, kv_heads, head_dim, .. } = problem;
+    Problem {
+        sequences: sequences * kv_heads,
+        q_heads: problem.dense().group(),
+        kv_heads: 1,
+        head_dim,
+        query_tokens: 1,
+        max_tokens: tokens,
+    }
+}
+
 /// The arguments of a step: memory of any kind that the device reaches.
 #[derive(Clone, Copy, Debug)]
 pub struct Handles<E> {
@@ -131,24 +157,11 @@ impl<E: GatherElement> Plan<E> {
             tiles,
             most,
         };
-        let attended = Problem {
-            sequences: rows,
-            q_heads: group,
-            kv_heads: 1,
-            head_dim,
-            query_tokens: 1,
-            max_tokens: most * support.block,
-        };
-        let dense = dense::Plan::new(device, attended)?;
+        let dense = dense::Plan::new(device, head_by_head(problem, most * support.block))?;
         let grid = (parts_for(rows, tiles), kv_heads, sequences);
         let launch = LaunchShape::new(grid, SELECT_THREADS).shared(select_bytes());
         let rows = rows as usize;
-        let chosen = Chosen {
-            list: Buffer::new(device, rows * most as usize)?,
-            counts: Buffer::new(device, rows)?,
-            entries: Buffer::new(device, rows * attended.max_blocks() as usize)?,
-            kept: Buffer::new(device, rows)?,
-        };
+        let chosen = Chosen::new(device, dense.problem(), most)?;
         Ok(Plan {
             device: device.clone(),
             problem,
@@ -305,26 +318,11 @@ impl<E: GatherElement> Plan<E> {
         length("the table of what was chosen", table.len(), self.chosen.entries.len())?;
         let Handles { queries, keys, values, output, lse, .. } = *handles;
         let lengths = self.chosen.kept.global();
-        if slices {
-            let problem = self.dense.problem();
-            // SAFETY: the caller's word, and the plan's own memory.
-            let (slices, output, lse) = unsafe {
-                let slices = dense::cpu::Slices {
-                    queries: slice(queries),
-                    keys: slice(keys),
-                    values: slice(values),
-                    table: slice(table),
-                    lengths: slice(lengths),
-                };
-                (slices, slice_mut(output), slice_mut(lse))
-            };
-            return Ok(dense::cpu::attend(problem, slices, output, lse)?);
-        }
         let handles =
             dense::Handles { queries, keys, values, table, lengths, wanted: None, near: true, output, lse };
         // SAFETY: entries of the pool and chosen tokens by the caller's word; the rest is this function's
         // contract.
-        Ok(unsafe { self.dense.run_on(stream, handles) }?)
+        Ok(unsafe { self.dense.attend_on(stream, slices, handles) }?)
     }
 
     fn check(&self, stream: &Stream, handles: &Handles<E>) -> Result<()> {

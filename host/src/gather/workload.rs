@@ -28,13 +28,7 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
 
 impl<E: GatherElement> Gather<E> {
     fn open(input: Arc<Input<E>>, support: Support) -> Result<Self> {
-        let problem = StepProblem {
-            sequences: input.problem.sequences,
-            q_heads: input.problem.q_heads,
-            kv_heads: input.problem.kv_heads,
-            head_dim: input.problem.head_dim,
-            max_tokens: input.problem.max_tokens,
-        };
+        let problem = StepProblem::from(input.problem);
         let plan = Plan::new(&input.device, problem, support)?;
         let stream = Stream::new(&input.device)?;
         let positions = Buffer::<u32>::zeroed(&input.device, problem.sequences as usize)?;
@@ -53,14 +47,7 @@ impl<E: GatherElement> Gather<E> {
             unsafe { own.fold_on(&stream, (0, tokens), false, handles) }?;
             bounds.push(own);
         }
-        let rows = input.problem.query_rows();
-        let mut out = Attended {
-            output: Buffer::new(&input.device, rows * problem.head_dim as usize)?,
-            lse: Buffer::new(&input.device, rows)?,
-        };
-        // What no right result is.
-        stream.fill_u8(&mut out.output, .., 0xff)?;
-        stream.fill_u8(&mut out.lse, .., 0xff)?;
+        let out = input.unwritten(&stream)?;
         let mut gather = Gather { input, plan, bounds, out };
         // A first run outside any timing: the driver loads the kernels.
         gather.enqueue(&stream, 0, 2)?;
@@ -77,18 +64,14 @@ impl<E: GatherElement> Gather<E> {
     /// Bytes of bounds that a step reads.
     fn bounds_bytes(&self) -> u64 {
         let support = self.plan.support();
-        let of = |length: &u32| {
-            let extent = support.extent(*length);
-            if extent.ranked() { self.bounds[0].bytes_of(extent.distant()) } else { 0 }
-        };
+        let of = |length: &u32| self.bounds[0].bytes_of(support.extent(*length).ranked_blocks());
         self.input.lengths.iter().map(of).sum()
     }
 
     /// Bytes of keys and values that it reads.
     fn kept_bytes(&self) -> u64 {
-        let problem = self.input.problem;
         let kept: u64 = (0..self.input.lengths.len()).map(|i| u64::from(self.tokens(i).1)).sum();
-        2 * size_of::<E>() as u64 * kept * u64::from(problem.kv_heads) * u64::from(problem.head_dim)
+        kept * self.input.token_bytes()
     }
 }
 

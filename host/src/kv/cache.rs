@@ -99,6 +99,14 @@ impl<'a> Raw<'a> {
 }
 
 impl<'a> New<'a> {
+    /// Where each token belongs in its sequence.
+    pub fn positions(&self) -> &'a Buffer<u32> {
+        match self {
+            New::Raw(raw) => raw.positions,
+            New::Rotated(rotated) => rotated.positions,
+        }
+    }
+
     /// Rotated, by a launch if they are raw.
     ///
     /// # Errors

@@ -40,10 +40,15 @@ impl Chunk {
     }
 }
 
-impl Held<'_> {
+impl<'a> Held<'a> {
+    /// Tokens of each sequence that is there.
+    pub fn lengths(self) -> impl Iterator<Item = usize> + 'a {
+        self.sequences.iter().flatten().copied()
+    }
+
     /// Tokens of all sequences.
     pub fn tokens(self) -> usize {
-        self.sequences.iter().flatten().sum()
+        self.lengths().sum()
     }
 
     /// Tokens that the longest sequence of a chunk has when the chunk is in.

@@ -1,8 +1,7 @@
 //! Exact attention of a chunk: a plan of the dense system, or on the CPU its SIMD path.
 
 use super::{Chunk, Result, Sequences};
-use crate::attention::dense::{self, Handles, Plan, Problem};
-use crate::cpu::handles::{slice, slice_mut};
+use crate::attention::dense::{Handles, Plan};
 use crate::{Buffer, Stream};
 use half::f16;
 use simt::GlobalMut;
@@ -32,12 +31,8 @@ impl Exact {
     /// # Safety
     /// As [`Plan::run_on`]; with `simd` the handles are host memory.
     pub unsafe fn run(&mut self, stream: &Stream, simd: bool, handles: Handles<f16>) -> Result<()> {
-        if !simd {
-            // SAFETY: the caller's word.
-            return Ok(unsafe { self.plan.run_on(stream, handles) }?);
-        }
         // SAFETY: the caller's word.
-        unsafe { attend_slices(self.plan.problem(), handles) }
+        Ok(unsafe { self.plan.attend_on(stream, simd, handles) }?)
     }
 }
 
@@ -62,25 +57,4 @@ impl Prompts {
     pub fn of(&mut self, chunk: Chunk) -> Option<&mut Exact> {
         self.0.as_mut().filter(|_| chunk != Chunk::Step)
     }
-}
-
-/// Attention of one chunk by the CPU's SIMD path.
-///
-/// # Safety
-/// The handles are host memory of their lengths, output and log-sums written by nobody else. The emulator's
-/// streams have done what they were told when a call returns.
-unsafe fn attend_slices(problem: Problem, handles: Handles<f16>) -> Result<()> {
-    // SAFETY: the caller's word.
-    let (slices, output, lse) = unsafe {
-        let Handles { queries, keys, values, table, lengths, output, lse, .. } = handles;
-        let slices = dense::cpu::Slices {
-            queries: slice(queries),
-            keys: slice(keys),
-            values: slice(values),
-            table: slice(table),
-            lengths: slice(lengths),
-        };
-        (slices, slice_mut(output), slice_mut(lse))
-    };
-    Ok(dense::cpu::attend(problem, slices, output, lse)?)
 }

@@ -6,6 +6,7 @@
 //! | [`Selection`] | a scheme with preset and options, as a command line names it |
 //! | [`Opening`] | what a scheme is given to open a cache |
 //! | [`KvCache`] | keys and values of a model's layers, of one sequence or several: append, attend, report |
+//! | [`PagedCache`], [`Beside`] | such a cache with everything in f16, and what a scheme keeps beside that |
 //! | [`Chunk`] | what is added at once: tokens of a prompt, or one of each sequence |
 //! | [`StepReport`], [`Summary`], [`Traffic`] | what is known of steps: bounds, skips, originals |
 //! | [`Workload`](workload::Workload) | one layer's decode step, for benchmarks and proofs |
@@ -21,6 +22,7 @@ mod chunk;
 mod error;
 mod exact;
 mod paged;
+mod paged_cache;
 pub mod proof;
 mod report;
 mod scheme;
@@ -33,6 +35,7 @@ pub use chunk::{Chunk, PARKED};
 pub use error::{Error, Result};
 pub(crate) use exact::Prompts;
 pub(crate) use paged::{Elsewhere, Paged, Rows};
+pub use paged_cache::{Appended, Beside, PagedCache, Step};
 pub use report::{HeadReport, Source, StepReport, Summary, Traffic};
 pub use scheme::{Kind, Opening, OptionSpec, Preset, Rope, Scheme, Selection, Value};
 pub(crate) use sequences::{Added, Attending, Sequences};

@@ -1,8 +1,8 @@
 //! What every cache knows of its sequences, and the checks that follow from it.
 
 use super::{Capacity, Chunk, Error, Geometry, Held, Result, Rotated};
-use crate::attention::PagedPool;
 use crate::attention::dense::Problem;
+use crate::attention::{BLOCK_TOKENS, PagedPool};
 use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
 use simt::{Global, GlobalMut};
@@ -74,6 +74,19 @@ impl Sequences {
             Chunk::Prompt { tokens, .. } => self.problem(tokens),
             Chunk::Step => self.step_problem(),
         }
+    }
+
+    /// The attention of a step, if the device can hold all keys and values in f16, and beside them what
+    /// `beside` says of it and of their bytes.
+    ///
+    /// # Errors
+    /// Extents that no kernel takes; [`Error::Memory`].
+    pub fn fitting(&self, beside: impl FnOnce(Problem, u64) -> u64) -> Result<Problem> {
+        let problem = self.step_problem().checked()?;
+        let tokens = u64::from(problem.max_blocks() * BLOCK_TOKENS) * u64::from(problem.sequences);
+        let bytes = self.geometry.token_bytes().saturating_mul(tokens);
+        Error::if_too_large(&self.device, self.capacity, bytes.saturating_add(beside(problem, bytes)))?;
+        Ok(problem)
     }
 
     /// A pool for all that they may hold, its contents unspecified.

@@ -8,7 +8,7 @@ pub use judge::{Data, Exact, Judged, Rows, judge, norm};
 pub use through_cache::open as through_cache;
 
 use super::{Error, HeadReport, Result, Selection};
-use crate::attention::dense::{DenseElement, Problem};
+use crate::attention::dense::{Attended, DenseElement, Problem};
 use crate::attention::{BlockTable, PagedPool};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
@@ -33,6 +33,29 @@ pub struct Input<E: DenseElement> {
     pub blocks: Vec<Vec<u32>>,
     /// Queries of steps that follow each other, each [sequences, q_heads, head_dim]; at least one.
     pub queries: Vec<Buffer<E>>,
+}
+
+impl<E: DenseElement> Input<E> {
+    /// Bytes of the keys and values of a token, in all KV heads.
+    pub fn token_bytes(&self) -> u64 {
+        let Problem { kv_heads, head_dim, .. } = self.problem;
+        2 * size_of::<E>() as u64 * u64::from(kv_heads) * u64::from(head_dim)
+    }
+
+    /// Where a step may write, full of what no right result is.
+    ///
+    /// # Errors
+    /// Out of memory; what the device reports.
+    pub fn unwritten(&self, stream: &Stream) -> Result<Attended> {
+        let rows = self.problem.query_rows();
+        let mut out = Attended {
+            output: Buffer::new(&self.device, rows * self.problem.head_dim as usize)?,
+            lse: Buffer::new(&self.device, rows)?,
+        };
+        stream.fill_u8(&mut out.output, .., 0xff)?;
+        stream.fill_u8(&mut out.lse, .., 0xff)?;
+        Ok(out)
+    }
 }
 
 /// An [`Input`] of either element type.

@@ -53,13 +53,7 @@ impl VecInferCache {
         let Opening { device, geometry, capacity, .. } = *opening;
         let sequences = Sequences::new(device, geometry, capacity);
         let dense = sequences.step_problem().checked()?;
-        let problem = StepProblem {
-            sequences: dense.sequences,
-            q_heads: dense.q_heads,
-            kv_heads: dense.kv_heads,
-            head_dim: dense.head_dim,
-            max_tokens: dense.max_tokens,
-        };
+        let problem = StepProblem::from(dense);
         let plan = Plan::new(device, problem, setting)?;
         let rows = u64::from(dense.sequences) * u64::from(dense.kv_heads) * geometry.layers as u64;
         let codes = u64::from(dense.max_blocks()) * u64::from(setting.tile_bytes(dense.head_dim));
@@ -88,11 +82,6 @@ impl VecInferCache {
         self
     }
 
-    /// Tokens of each sequence that is there.
-    fn tokens_of_each(&self) -> impl Iterator<Item = usize> {
-        self.sequences.held().sequences.iter().flatten().copied()
-    }
-
     /// KV heads of all layers.
     fn heads(&self) -> u64 {
         (self.sequences.geometry.layers * self.sequences.geometry.kv_heads) as u64
@@ -116,7 +105,7 @@ unsafe impl KvCache for VecInferCache {
     /// Codes of all tokens; the rings, codebooks and the prompts' pool as they are.
     fn bytes(&self) -> u64 {
         let dim = self.sequences.geometry.head_dim as u32;
-        let codes: f64 = self.tokens_of_each().map(|n| n as f64 * self.setting.token_bytes(dim)).sum();
+        let codes: f64 = self.held().lengths().map(|n| n as f64 * self.setting.token_bytes(dim)).sum();
         let ring = u64::from(self.setting.ring() * BLOCK_TOKENS * 4 * dim);
         let sequences = self.sequences.held().sequences.len() as u64;
         let tables: usize = self.layers.iter().map(|layer| layer.tables.bytes()).sum();
@@ -126,7 +115,7 @@ unsafe impl KvCache for VecInferCache {
 
     fn step_bytes(&self) -> u64 {
         let dim = self.sequences.geometry.head_dim as u32;
-        let of_head: f64 = self.tokens_of_each().map(|n| self.setting.step_bytes(dim, n as u64)).sum();
+        let of_head: f64 = self.held().lengths().map(|n| self.setting.step_bytes(dim, n as u64)).sum();
         self.heads() * of_head.ceil() as u64
     }
 

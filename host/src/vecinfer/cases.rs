@@ -5,7 +5,7 @@ use super::plan::ATTENDED;
 use super::store::ENCODED;
 use super::{Books, Code, Encode, HEAD_DIMS, Handles, LayerBooks, Plan, Setting, Source, Store, Tables};
 use crate::attention::StepProblem;
-use crate::attention::inputs::{Batch, Input};
+use crate::attention::inputs::{Batch, Input, Uploaded};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::f16;
@@ -162,15 +162,11 @@ pub(super) fn ran(
     let Step { lengths, inputs, kv_heads, group, max_tokens, .. } = step;
     let sequences = lengths.len() as u32;
     let problem = StepProblem { sequences, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens };
-    let kinds: Vec<(Input, u32)> = inputs.iter().copied().cycle().zip(lengths.iter().copied()).collect();
-    let batch = Batch::<f16>::new(problem, &kinds, 5, 9);
+    let batch = Batch::<f16>::in_turns(problem, inputs, lengths, 5, 9);
     let books = made_up([setting.keys, setting.values], kv_heads, head_dim, step);
     let stream = Stream::new(device)?;
     let tables = Tables::new(device, &books, 0)?;
-    let (keys, values) =
-        (Buffer::from_slice(device, &batch.keys)?, Buffer::from_slice(device, &batch.values)?);
-    let queries = Buffer::from_slice(device, &batch.queries)?;
-    let table = Buffer::from_slice(device, &batch.table)?;
+    let Uploaded { queries, keys, values, table, .. } = batch.upload(device)?;
     let max_blocks = (batch.table.len() / lengths.len()) as u32;
     let mut store = Store::new(device, problem, setting)?;
     // Codes of tokens that there are not stay as they are.

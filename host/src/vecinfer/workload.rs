@@ -34,13 +34,7 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     let input = opening.f16()?;
     let setting = Setting::of(opening.selection);
     let dense = input.problem;
-    let problem = StepProblem {
-        sequences: dense.sequences,
-        q_heads: dense.q_heads,
-        kv_heads: dense.kv_heads,
-        head_dim: dense.head_dim,
-        max_tokens: dense.max_tokens,
-    };
+    let problem = StepProblem::from(dense);
     let device = input.device.clone();
     let plan = Plan::new(&device, problem, setting)?;
     let geometry = Geometry {

@@ -65,6 +65,12 @@ impl Extent {
         self.chosen < self.distant()
     }
 
+    /// Blocks that must be ranked: all distant ones, or none where all of them are kept.
+    #[inline(always)]
+    pub fn ranked_blocks(self) -> u32 {
+        if self.ranked() { self.distant() } else { 0 }
+    }
+
     /// Blocks that are kept.
     #[inline(always)]
     pub fn kept_blocks(self) -> u32 {

@@ -1,8 +1,10 @@
 //! Plan and run: a plan owns its scratch and fixes the launch; running it allocates nothing, waits for
 //! nothing and can be captured in a graph.
 
+use super::cpu::{self, Level};
 use super::{Error, Problem, Result};
 use crate::attention::{BLOCK_TOKENS, BlockTable, Half, PagedPool};
+use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::attention::dense::{DenseShape, attend, layout, partial_floats};
@@ -253,6 +255,30 @@ impl<E: DenseElement> Plan<E> {
         // last.
         unsafe { stream.launch(&self.kernel, self.launch, arguments)? };
         Ok(())
+    }
+
+    /// [`run_on`](Self::run_on), or with `slices` the CPU's own path in its place, which gives the same bits
+    /// and has finished when this returns.
+    ///
+    /// # Safety
+    /// As [`run_on`](Self::run_on); with `slices` the handles are host memory.
+    ///
+    /// # Errors
+    /// As [`run_on`](Self::run_on); with `slices` a length or a block that table or pool do not have.
+    pub unsafe fn attend_on(&mut self, stream: &Stream, slices: bool, handles: Handles<E>) -> Result<()> {
+        if !slices {
+            // SAFETY: the caller's word.
+            return unsafe { self.run_on(stream, handles) };
+        }
+        let Handles { queries, keys, values, table, lengths, wanted, output, lse, .. } = handles;
+        // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
+        // returns.
+        let (read, wanted, output, lse) = unsafe {
+            let (queries, keys, values) = (slice(queries), slice(keys), slice(values));
+            let read = cpu::Slices { queries, keys, values, table: slice(table), lengths: slice(lengths) };
+            (read, wanted.map(|wanted| slice(wanted)), slice_mut(output), slice_mut(lse))
+        };
+        cpu::attend_rows(Level::best(), self.problem, read, wanted, output, lse)
     }
 }
 

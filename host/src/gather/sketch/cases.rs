@@ -4,7 +4,7 @@
 use super::plan::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
 use crate::attention::StepProblem;
-use crate::attention::inputs::{Batch, Input};
+use crate::attention::inputs::{Batch, Input, in_chunks, thrice};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
 use crate::gather::Support;
 use crate::{Buffer, Device, Stream};
@@ -114,63 +114,40 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     let sequences = lengths.len() as u32;
     let q_heads = group * kv_heads;
     let problem = StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens };
-    let kinds: Vec<(Input, u32)> = inputs.iter().copied().cycle().zip(lengths.iter().copied()).collect();
-    let batch = Batch::<E>::new(problem, &kinds, 5, 9);
+    let batch = Batch::<E>::in_turns(problem, inputs, lengths, 5, 9);
     let stream = Stream::new(device)?;
-    let (keys, values) =
-        (Buffer::from_slice(device, &batch.keys)?, Buffer::from_slice(device, &batch.values)?);
-    let (queries, table) =
-        (Buffer::from_slice(device, &batch.queries)?, Buffer::from_slice(device, &batch.table)?);
-    let blocks = (batch.keys.len() / (kv_heads * 16 * head_dim) as usize) as u32;
-    let mut sketches = Sketches::<E>::new(device, problem, blocks, budget)?;
-    // Half of the tokens at once, one more, then the rest.
-    let cuts = [0, 1, 2, 3].map(|cut| -> Vec<u32> {
-        let of = |length: &u32| [0, length / 2, (length / 2 + 1).min(*length), *length][cut];
-        lengths.iter().map(of).collect()
-    });
-    for cut in cuts.windows(2) {
-        let tokens = cut[0].iter().zip(&cut[1]).map(|(from, to)| to - from).max().unwrap_or(0);
-        let (positions, ends) = (Buffer::from_slice(device, &cut[0])?, Buffer::from_slice(device, &cut[1])?);
-        let handles = SketchHandles {
-            keys: keys.global(),
-            values: values.global(),
-            table: table.global(),
-            positions: positions.global(),
-            lengths: ends.global(),
-        };
+    let at = batch.upload(device)?;
+    let mut sketches = Sketches::<E>::new(device, problem, batch.blocks() as u32, budget)?;
+    in_chunks(device, &thrice(lengths), |tokens, positions, lengths| -> Result<(), CaseError> {
+        let (keys, values, table) = (at.keys.global(), at.values.global(), at.table.global());
+        let handles = SketchHandles { keys, values, table, positions, lengths };
         // SAFETY: buffers of the device; the table's entries up to each length are the pool's, no two
-        // sequences share a block, and no sequence has more new tokens. Dropping a buffer waits for the
-        // device.
-        unsafe { sketches.sketch_on(&stream, tokens, false, handles) }?;
-    }
-    let lengths = Buffer::from_slice(device, lengths)?;
+        // sequences share a block, and no sequence has more new tokens.
+        Ok(unsafe { sketches.sketch_on(&stream, tokens, false, handles) }?)
+    })?;
     let mut plan = Plan::<E>::new(device, problem, budget)?;
     let rows = (sequences * q_heads) as usize;
     let mut output = poisoned::<f32>(&stream, rows * head_dim as usize)?;
     let mut lse = poisoned::<f32>(&stream, rows)?;
     let mut verdicts = Buffer::<Verdict>::zeroed(device, rows)?;
     let handles = Handles {
-        queries: queries.global(),
-        keys: keys.global(),
-        values: values.global(),
+        queries: at.queries.global(),
+        keys: at.keys.global(),
+        values: at.values.global(),
         sketches: sketches.words().global(),
-        table: table.global(),
-        lengths: lengths.global(),
+        table: at.table.global(),
+        lengths: at.lengths.global(),
         output: output.global_mut(),
         lse: lse.global_mut(),
         verdicts: verdicts.global_mut(),
     };
-    let chosen = plan.chosen_mut();
-    for buffer in [&mut chosen.list, &mut chosen.counts, &mut chosen.entries, &mut chosen.kept] {
-        *buffer = poisoned(&stream, buffer.len())?;
-    }
+    plan.chosen_mut().poison(&stream)?;
     // SAFETY: as above.
     unsafe {
         plan.scan_on(&stream, false, &handles)?;
         plan.attend_on(&stream, false, &handles)?;
         plan.settle_on(&stream, false, &handles)?;
     }
-    let chosen = plan.chosen();
     // Of heads that there are.
     let heads = heads_of(group) as usize;
     let skipped: Vec<Skipped> = plan.skipped().to_vec()?;
@@ -179,16 +156,14 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
         .flat_map(|row| bytemuck::cast_slice::<_, u32>(&row[..group as usize]).to_vec())
         .collect();
     let verdicts: Vec<u32> = bytemuck::cast_slice(&verdicts.to_vec()?).to_vec();
-    Ok(vec![
-        OutputBuffer::download("sketches", sketches.words())?,
-        OutputBuffer::download("list", &chosen.list)?,
-        OutputBuffer::download("counts", &chosen.counts)?,
-        OutputBuffer::download("entries", &chosen.entries)?,
-        OutputBuffer::download("kept", &chosen.kept)?,
+    let mut outputs = vec![OutputBuffer::download("sketches", sketches.words())?];
+    outputs.extend(plan.chosen().outputs()?);
+    outputs.extend([
         OutputBuffer::new("skipped", skipped),
         OutputBuffer::new("verdicts", verdicts),
         OutputBuffer::download("wanted", plan.wanted())?,
         OutputBuffer::download("output", &output)?,
         OutputBuffer::download("lse", &lse)?,
-    ])
+    ]);
+    Ok(outputs)
 }

@@ -1,10 +1,11 @@
 //! Plan and run: what a step launches, and its scratch.
 
 use super::super::bounds::checked;
+use super::super::plan::head_by_head;
 use super::super::{Chosen, Error, GatherElement, Result, length};
 use super::Budget;
 use super::cpu::{self, Scanning, Settling};
-use crate::attention::dense::{self, Problem};
+use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
@@ -148,15 +149,7 @@ impl<E: SketchElement> Plan<E> {
         let blocks = max_tokens.div_ceil(block).next_multiple_of(TILE_BLOCKS);
         let rows = sequences * kv_heads;
         // Any number of blocks may have to be kept.
-        let attended = Problem {
-            sequences: rows,
-            q_heads: group,
-            kv_heads: 1,
-            head_dim,
-            query_tokens: 1,
-            max_tokens: blocks * block,
-        };
-        let kept = dense::Plan::new(device, attended)?;
+        let kept = dense::Plan::new(device, head_by_head(problem, blocks * block))?;
         let rung = dense::Plan::new(device, problem.dense())?;
         let groups = group.div_ceil(ROWS);
         let parts = scan_parts(rows * groups, blocks);
@@ -186,12 +179,7 @@ impl<E: SketchElement> Plan<E> {
             whole: Buffer::zeroed(device, rows)?,
             wanted: Buffer::zeroed(device, rows * groups as usize)?,
         };
-        let chosen = Chosen {
-            list: Buffer::new(device, all)?,
-            counts: Buffer::new(device, rows)?,
-            entries: Buffer::new(device, rows * attended.max_blocks() as usize)?,
-            kept: Buffer::new(device, rows)?,
-        };
+        let chosen = Chosen::new(device, kept.problem(), blocks)?;
         let device = device.clone();
         Ok(Plan { device, problem, budget, kernel, launch, settle, shape, scratch, chosen, kept, rung })
     }
@@ -318,14 +306,9 @@ impl<E: SketchElement> Plan<E> {
         let (table, lengths) = (self.chosen.entries.global(), self.chosen.kept.global());
         let handles =
             dense::Handles { queries, keys, values, table, lengths, wanted: None, near: true, output, lse };
-        if slices {
-            // SAFETY: the caller's word, and the plan's own memory.
-            let (chosen, output, lse) = unsafe { (slices_of(&handles), slice_mut(output), slice_mut(lse)) };
-            return Ok(dense::cpu::attend(self.kept.problem(), chosen, output, lse)?);
-        }
         // SAFETY: what was chosen are blocks of the sequences, in the pool by the caller's word, and their
         // tokens; the rest is this function's contract.
-        Ok(unsafe { self.kept.run_on(stream, handles) }?)
+        Ok(unsafe { self.kept.attend_on(stream, slices, handles) }?)
     }
 
     /// Judges every head of [`attend_on`](Self::attend_on), and attends to all of the sequence for those over
@@ -355,49 +338,41 @@ impl<E: SketchElement> Plan<E> {
             lse,
         };
         if slices {
-            // SAFETY: the caller's word, and the plan's own memory.
+            // SAFETY: the caller's word, and the plan's own memory; the emulator's streams have done what
+            // they were told when a call returns.
             unsafe {
-                let all = slices_of(&rung);
-                let (wanted, output, lse) =
-                    (slice_mut(wanted.global_mut()), slice_mut(output), slice_mut(lse));
-                let (skipped, whole) = (slice(skipped), slice(whole));
                 let settling = Settling {
-                    queries: all.queries,
-                    output: &*output,
-                    lse: &*lse,
-                    lengths: all.lengths,
-                    skipped,
-                    whole,
+                    queries: slice(queries),
+                    output: slice(output.as_const()),
+                    lse: slice(lse.as_const()),
+                    lengths: slice(lengths),
+                    skipped: slice(skipped),
+                    whole: slice(whole),
                 };
+                let wanted = slice_mut(wanted.global_mut());
                 cpu::settle(self.problem.head_dim, self.shape, settling, slice_mut(verdicts), wanted);
-                if wanted.iter().any(|word| *word != 0) {
-                    let problem = self.rung.problem();
-                    dense::cpu::attend_rows(Level::best(), problem, all, Some(wanted), output, lse)?;
-                }
             }
-            return Ok(());
+        } else {
+            let args = settle::Args {
+                queries,
+                output: output.as_const(),
+                lse: lse.as_const(),
+                lengths,
+                skipped,
+                whole,
+                verdicts,
+                wanted: wanted.global_mut(),
+                shape: self.shape,
+            };
+            let groups = self.shape.scan.row_groups();
+            let grid = (self.problem.kv_heads * groups, 1, self.problem.sequences);
+            let launch = LaunchShape::new(grid, SETTLE_THREADS).shared(settle_bytes());
+            // SAFETY: lengths as just checked; every head's verdict belongs to one warp; the rest is this
+            // function's contract.
+            unsafe { stream.launch(&self.settle, launch, args) }?;
         }
-        let args = settle::Args {
-            queries,
-            output: output.as_const(),
-            lse: lse.as_const(),
-            lengths,
-            skipped,
-            whole,
-            verdicts,
-            wanted: wanted.global_mut(),
-            shape: self.shape,
-        };
-        let groups = self.shape.scan.row_groups();
-        let grid = (self.problem.kv_heads * groups, 1, self.problem.sequences);
-        let launch = LaunchShape::new(grid, SETTLE_THREADS).shared(settle_bytes());
-        // SAFETY: lengths as just checked; every head's verdict belongs to one warp; the rest is this
-        // function's contract.
-        unsafe {
-            stream.launch(&self.settle, launch, args)?;
-            self.rung.run_on(stream, rung)?;
-        }
-        Ok(())
+        // SAFETY: this function's contract.
+        Ok(unsafe { self.rung.attend_on(stream, slices, rung) }?)
     }
 
     fn check(&self, stream: &Stream, handles: &Handles<E>) -> Result<()> {
@@ -416,23 +391,5 @@ impl<E: SketchElement> Plan<E> {
         length("the buffer of values", handles.values.len(), handles.keys.len())?;
         let words = kv_heads * sketch_words(head_dim, self.budget.bits) as usize;
         length("the sketches", handles.sketches.len(), handles.keys.len() / block * words)
-    }
-}
-
-/// The same as slices.
-///
-/// # Safety
-/// The handles are host memory that nobody writes.
-unsafe fn slices_of<'a, E: SketchElement>(handles: &dense::Handles<E>) -> dense::cpu::Slices<'a, E> {
-    let dense::Handles { queries, keys, values, table, lengths, .. } = *handles;
-    // SAFETY: the caller's word.
-    unsafe {
-        dense::cpu::Slices {
-            queries: slice(queries),
-            keys: slice(keys),
-            values: slice(values),
-            table: slice(table),
-            lengths: slice(lengths),
-        }
     }
 }

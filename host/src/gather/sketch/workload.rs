@@ -32,13 +32,7 @@ pub(in super::super) fn open(opening: &Opening<'_>, budget: Budget) -> Result<Bo
 
 impl<E: SketchElement> Sketched<E> {
     fn open(input: Arc<Input<E>>, budget: Budget) -> Result<Self> {
-        let problem = StepProblem {
-            sequences: input.problem.sequences,
-            q_heads: input.problem.q_heads,
-            kv_heads: input.problem.kv_heads,
-            head_dim: input.problem.head_dim,
-            max_tokens: input.problem.max_tokens,
-        };
+        let problem = StepProblem::from(input.problem);
         let plan = Plan::new(&input.device, problem, budget)?;
         let stream = Stream::new(&input.device)?;
         let positions = Buffer::<u32>::zeroed(&input.device, problem.sequences as usize)?;
@@ -58,15 +52,8 @@ impl<E: SketchElement> Sketched<E> {
             unsafe { own.sketch_on(&stream, tokens, false, handles) }?;
             sketches.push(own);
         }
-        let rows = input.problem.query_rows();
-        let mut out = Attended {
-            output: Buffer::new(&input.device, rows * problem.head_dim as usize)?,
-            lse: Buffer::new(&input.device, rows)?,
-        };
-        // What no right result is.
-        stream.fill_u8(&mut out.output, .., 0xff)?;
-        stream.fill_u8(&mut out.lse, .., 0xff)?;
-        let verdicts = Buffer::zeroed(&input.device, rows)?;
+        let out = input.unwritten(&stream)?;
+        let verdicts = Buffer::zeroed(&input.device, input.problem.query_rows())?;
         let mut own = Sketched { input, plan, sketches, out, verdicts, heads: Vec::new(), kept: Vec::new() };
         // A first run outside any timing: the driver loads the kernels.
         own.enqueue(&stream, 0, 3)?;
@@ -85,7 +72,7 @@ impl<E: SketchElement> Sketched<E> {
     fn kept_bytes(&self) -> u64 {
         let problem = self.input.problem;
         let group = problem.group() as usize;
-        let token = 2 * size_of::<E>() as u64 * u64::from(problem.head_dim);
+        let token = self.input.token_bytes() / u64::from(problem.kv_heads);
         let rows = self.kept.iter().zip(self.heads.chunks(group)).enumerate();
         rows.map(|(row, (kept, heads))| {
             let length = self.input.lengths[row / problem.kv_heads as usize];

@@ -5,8 +5,8 @@ use super::{Fetching, Home, HostPool, Staging, shape, staged_bytes};
 use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
 use crate::gather::{Bounds, FoldHandles, Handles, Plan, Support};
 use crate::kv::{
-    Attending, Chunk, Elsewhere, Error, HeadReport, Held, KvCache, New, Opening, Paged, Result, Rows,
-    Sequences, StepReport, Traffic,
+    Attending, Chunk, Elsewhere, Error, Held, KvCache, New, Opening, Paged, Result, Rows, Sequences,
+    StepReport, Traffic,
 };
 use crate::{Buffer, Stream};
 use half::f16;
@@ -58,13 +58,7 @@ impl StagedCache {
         let Opening { device, geometry, capacity, .. } = *opening;
         let sequences = Sequences::new(device, geometry, capacity);
         let dense = sequences.step_problem().checked()?;
-        let problem = StepProblem {
-            sequences: dense.sequences,
-            q_heads: dense.q_heads,
-            kv_heads: dense.kv_heads,
-            head_dim: dense.head_dim,
-            max_tokens: dense.max_tokens,
-        };
+        let problem = StepProblem::from(dense);
         let support = support.checked()?;
         let (count, blocks) = (problem.sequences, dense.max_blocks());
         let layers = geometry.layers as u64;
@@ -106,11 +100,6 @@ impl StagedCache {
     pub fn with_kernels(mut self) -> Self {
         self.sequences.simd = false;
         self
-    }
-
-    /// Tokens of each sequence that is there.
-    fn lengths(&self) -> impl Iterator<Item = usize> {
-        self.sequences.held().sequences.iter().flatten().copied()
     }
 
     /// Bytes of the bounds of so many blocks of a sequence, in all layers.
@@ -181,7 +170,7 @@ unsafe impl KvCache for StagedCache {
     fn bytes(&self) -> u64 {
         let block = self.plan.support().block;
         let bounds: u64 =
-            self.lengths().map(|tokens| self.bounds_bytes((tokens as u32).div_ceil(block))).sum();
+            self.held().lengths().map(|tokens| self.bounds_bytes((tokens as u32).div_ceil(block))).sum();
         let staged: u64 = self.layers.iter().map(|layer| layer.staging.bytes()).sum();
         bounds + staged + (self.prompt.keys().bytes() + self.prompt.values().bytes()) as u64
     }
@@ -189,12 +178,11 @@ unsafe impl KvCache for StagedCache {
     fn step_bytes(&self) -> u64 {
         let of_sequence = |tokens: usize| {
             let support = self.plan.support();
-            let extent = support.extent(tokens as u32);
-            let distant = if extent.ranked() { extent.distant() } else { 0 };
+            let ranked = support.extent(tokens as u32).ranked_blocks();
             let kept = self.sequences.geometry.token_bytes() * u64::from(support.kept(tokens as u32));
-            kept + self.bounds_bytes(distant)
+            kept + self.bounds_bytes(ranked)
         };
-        self.lengths().map(of_sequence).sum()
+        self.held().lengths().map(of_sequence).sum()
     }
 
     /// Keys and values.
@@ -206,11 +194,8 @@ unsafe impl KvCache for StagedCache {
         if self.last != Some(Chunk::Step) {
             return Ok(StepReport::default());
         }
-        let heads = |tokens: usize| {
-            let skipped = tokens as u32 - self.plan.support().kept(tokens as u32);
-            vec![HeadReport { skipped, ..HeadReport::STORED }; self.sequences.geometry.q_heads]
-        };
-        Ok(StepReport { heads: self.layers.iter().flat_map(|_| self.lengths().flat_map(heads)).collect() })
+        let of_layer = |_| self.plan.support().reports(self.held());
+        Ok(StepReport { heads: self.layers.iter().flat_map(of_layer).collect() })
     }
 
     /// Blocks that steps have chosen, but for the local ones.
@@ -268,11 +253,7 @@ unsafe impl KvCache for StagedCache {
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let chunk = self.sequences.begun(layer)?;
-        let positions = match &new {
-            New::Raw(raw) => raw.positions,
-            New::Rotated(rotated) => rotated.positions,
-        };
-        let positions = positions.global_range(..self.sequences.rows(chunk))?;
+        let positions = new.positions().global_range(..self.sequences.rows(chunk))?;
         if let Chunk::Prompt { sequence, .. } = chunk {
             let before = self.sequences.length(sequence)?;
             self.recall(stream, layer, sequence, 0..before)?;

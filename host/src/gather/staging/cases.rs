@@ -103,9 +103,7 @@ fn run<E: GatherElement + OutputElement>(
     let Steps { lengths, kv_heads, group, head_dim, max_tokens, support, slots, .. } = steps;
     let sequences = lengths.len() as u32;
     let problem = StepProblem { sequences, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens };
-    let kinds = [Input::Normal, Input::Ties].into_iter().cycle();
-    let kinds: Vec<(Input, u32)> = kinds.zip(lengths.iter().copied()).collect();
-    let batch = Batch::<E>::new(problem, &kinds, 5, 9);
+    let batch = Batch::<E>::in_turns(problem, &[Input::Normal, Input::Ties], lengths, 5, 9);
     let mut steps_of = Stepping::new(device, batch, support, slots, steps.steps, false)?;
     let (mut staged, mut told, mut outputs, mut lse) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for step in 0..steps.steps {

@@ -55,13 +55,7 @@ pub(in crate::gather) fn open(opening: &Opening<'_>, slots: u32) -> Result<Box<d
 impl<E: GatherElement> Staged<E> {
     fn open(input: Arc<Input<E>>, support: Support, slots: u32) -> Result<Self> {
         let device = &input.device;
-        let problem = StepProblem {
-            sequences: input.problem.sequences,
-            q_heads: input.problem.q_heads,
-            kv_heads: input.problem.kv_heads,
-            head_dim: input.problem.head_dim,
-            max_tokens: input.problem.max_tokens,
-        };
+        let problem = StepProblem::from(input.problem);
         let plan = Plan::new(device, problem, support)?;
         let fetching = Fetching::new(device, problem, support, slots)?;
         let pool = &input.pools[0];
@@ -71,14 +65,7 @@ impl<E: GatherElement> Staged<E> {
         let [keys, values] = home.both_mut();
         stream.download(pool.keys(), 0, keys)?;
         stream.download(pool.values(), 0, values)?;
-        let rows = input.problem.query_rows();
-        let mut out = Attended {
-            output: Buffer::new(device, rows * problem.head_dim as usize)?,
-            lse: Buffer::new(device, rows)?,
-        };
-        // What no right result is.
-        stream.fill_u8(&mut out.output, .., 0xff)?;
-        stream.fill_u8(&mut out.lse, .., 0xff)?;
+        let out = input.unwritten(&stream)?;
         let settled = Settled::default();
         let mut staged =
             Staged { plan, fetching, sets: Vec::new(), home, out, settled, input: input.clone() };
@@ -157,14 +144,9 @@ impl<E: GatherElement> Staged<E> {
     /// Bytes of bounds that a step reads, and of keys and values.
     fn bytes(&self) -> [u64; 2] {
         let support = self.plan.support();
-        let bounds = |length: &u32| {
-            let extent = support.extent(*length);
-            if extent.ranked() { self.sets[0].bounds.bytes_of(extent.distant()) } else { 0 }
-        };
-        let problem = self.input.problem;
+        let bounds = |length: &u32| self.sets[0].bounds.bytes_of(support.extent(*length).ranked_blocks());
         let kept: u64 = (0..self.input.lengths.len()).map(|i| u64::from(self.tokens(i).1)).sum();
-        let token = 2 * size_of::<E>() as u64 * u64::from(problem.kv_heads) * u64::from(problem.head_dim);
-        [self.input.lengths.iter().map(bounds).sum(), kept * token]
+        [self.input.lengths.iter().map(bounds).sum(), kept * self.input.token_bytes()]
     }
 }
 

@@ -7,7 +7,7 @@ mod scheme;
 mod staging;
 
 use super::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
-use crate::attention::inputs::{Batch, Input};
+use crate::attention::inputs::{Batch, Input, in_chunks};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::{Buffer, Device, Stream};
 use simt::emu::EmuOptions;
@@ -15,14 +15,18 @@ use simt::emu::EmuOptions;
 const PROBLEM: StepProblem =
     StepProblem { sequences: 1, q_heads: 8, kv_heads: 2, head_dim: 64, max_tokens: 400 };
 
-fn device() -> Device {
+pub(super) fn device() -> Device {
     Device::cpu(EmuOptions::default())
 }
 
 /// A batch of sequences of these lengths, all of one kind.
-fn batch<E: GatherElement>(problem: StepProblem, input: Input, lengths: &[u32], seed: u64) -> Batch<E> {
-    let sequences: Vec<(Input, u32)> = lengths.iter().map(|length| (input, *length)).collect();
-    Batch::new(StepProblem { sequences: lengths.len() as u32, ..problem }, &sequences, seed, seed + 1)
+pub(super) fn batch<E: GatherElement>(
+    problem: StepProblem,
+    input: Input,
+    lengths: &[u32],
+    seed: u64,
+) -> Batch<E> {
+    Batch::in_turns(problem, &[input], lengths, seed, seed + 1)
 }
 
 /// Bounds of a batch whose tokens came in chunks: `cuts` says how far each sequence is after each of them.
@@ -35,23 +39,13 @@ fn bounds<E: GatherElement>(
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let mut bounds = Bounds::new(&device, batch.problem, support).expect("bounds");
-    let keys = Buffer::from_slice(&device, &batch.keys).expect("a buffer");
-    let table = Buffer::from_slice(&device, &batch.table).expect("a buffer");
-    let mut from = vec![0; batch.lengths.len()];
-    for to in cuts {
-        let tokens = to.iter().zip(&from).map(|(to, from)| to - from).max().unwrap_or(0);
-        let positions = Buffer::from_slice(&device, &from).expect("a buffer");
-        let lengths = Buffer::from_slice(&device, to).expect("a buffer");
-        let handles = FoldHandles {
-            keys: keys.global(),
-            table: table.global(),
-            positions: positions.global(),
-            lengths: lengths.global(),
-        };
+    let at = batch.upload(&device).expect("buffers");
+    let folded = in_chunks(&device, cuts, |tokens, positions, lengths| {
+        let handles = FoldHandles { keys: at.keys.global(), table: at.table.global(), positions, lengths };
         // SAFETY: buffers of the emulator, whose table is of this pool.
-        unsafe { bounds.fold_on(&stream, (0, tokens), slices, handles) }.expect("folded");
-        from.clone_from(to);
-    }
+        unsafe { bounds.fold_on(&stream, (0, tokens), slices, handles) }
+    });
+    folded.expect("folded");
     bounds
 }
 
@@ -72,21 +66,18 @@ fn step<E: GatherElement>(batch: &Batch<E>, support: Support, slices: bool) -> (
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let bounds = bounds(batch, support, std::slice::from_ref(&batch.lengths), slices);
-    let buffer = |values: &[E]| Buffer::from_slice(&device, values).expect("a buffer");
-    let words = |values: &[u32]| Buffer::from_slice(&device, values).expect("a buffer");
-    let (queries, keys, values) = (buffer(&batch.queries), buffer(&batch.keys), buffer(&batch.values));
-    let (table, lengths) = (words(&batch.table), words(&batch.lengths));
+    let at = batch.upload(&device).expect("buffers");
     let rows = batch.problem.dense().query_rows();
     let mut output = Buffer::<f32>::new(&device, batch.queries.len()).expect("a buffer");
     let mut lse = Buffer::<f32>::new(&device, rows).expect("a buffer");
     let mut plan = Plan::<E>::new(&device, batch.problem, support).expect("a plan");
     let handles = Handles {
-        queries: queries.global(),
-        keys: keys.global(),
-        values: values.global(),
+        queries: at.queries.global(),
+        keys: at.keys.global(),
+        values: at.values.global(),
         bounds: bounds.words().global(),
-        table: table.global(),
-        lengths: lengths.global(),
+        table: at.table.global(),
+        lengths: at.lengths.global(),
         output: output.global_mut(),
         lse: lse.global_mut(),
     };
@@ -119,7 +110,7 @@ fn list<E: GatherElement>(batch: &Batch<E>, stepped: &Stepped, sequence: usize, 
 }
 
 /// Keys or values of a token in f64.
-fn read<E: GatherElement>(
+pub(super) fn read<E: GatherElement>(
     batch: &Batch<E>,
     pool: &[E],
     sequence: usize,

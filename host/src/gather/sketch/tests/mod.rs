@@ -8,26 +8,16 @@ mod sketches;
 use super::plan::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
 use crate::attention::StepProblem;
-use crate::attention::inputs::{Batch, Input};
+use crate::attention::inputs::{Batch, Input, in_chunks};
 use crate::gather::Support;
-use crate::{Buffer, Device, Stream};
+use crate::gather::tests::{batch, device, read};
+use crate::{Buffer, Stream};
 use kernels_gpu::gather::sketch::{Skipped, Verdict};
-use simt::emu::EmuOptions;
 
 const PROBLEM: StepProblem =
     StepProblem { sequences: 1, q_heads: 8, kv_heads: 2, head_dim: 64, max_tokens: 400 };
 
 const BUDGET: Budget = Budget { support: Support { k: 1, block: 16, local: 1 }, bits: 4, skip: 0.1 };
-
-fn device() -> Device {
-    Device::cpu(EmuOptions::default())
-}
-
-/// A batch of sequences of these lengths, all of one kind.
-fn batch<E: SketchElement>(problem: StepProblem, input: Input, lengths: &[u32], seed: u64) -> Batch<E> {
-    let sequences: Vec<(Input, u32)> = lengths.iter().map(|length| (input, *length)).collect();
-    Batch::new(StepProblem { sequences: lengths.len() as u32, ..problem }, &sequences, seed, seed + 1)
-}
 
 /// Sketches of a batch whose tokens came in chunks: `cuts` says how far each sequence is after each of them.
 fn sketches<E: SketchElement>(
@@ -38,27 +28,16 @@ fn sketches<E: SketchElement>(
 ) -> Sketches<E> {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
-    let StepProblem { kv_heads, head_dim, .. } = batch.problem;
-    let blocks = batch.keys.len() as u32 / (kv_heads * 16 * head_dim);
+    let blocks = batch.blocks() as u32;
     let mut sketches = Sketches::new(&device, batch.problem, blocks, budget).expect("sketches");
-    let elements = |x: &[E]| Buffer::from_slice(&device, x).expect("a buffer");
-    let words = |x: &[u32]| Buffer::from_slice(&device, x).expect("a buffer");
-    let (keys, values, table) = (elements(&batch.keys), elements(&batch.values), words(&batch.table));
-    let mut from = vec![0; batch.lengths.len()];
-    for to in cuts {
-        let tokens = to.iter().zip(&from).map(|(to, from)| to - from).max().unwrap_or(0);
-        let (positions, lengths) = (words(&from), words(to));
-        let handles = SketchHandles {
-            keys: keys.global(),
-            values: values.global(),
-            table: table.global(),
-            positions: positions.global(),
-            lengths: lengths.global(),
-        };
+    let at = batch.upload(&device).expect("buffers");
+    let sketched = in_chunks(&device, cuts, |tokens, positions, lengths| {
+        let (keys, values, table) = (at.keys.global(), at.values.global(), at.table.global());
+        let handles = SketchHandles { keys, values, table, positions, lengths };
         // SAFETY: buffers of the emulator, whose table is of this pool.
-        unsafe { sketches.sketch_on(&stream, tokens, slices, handles) }.expect("sketched");
-        from.clone_from(to);
-    }
+        unsafe { sketches.sketch_on(&stream, tokens, slices, handles) }
+    });
+    sketched.expect("sketched");
     sketches
 }
 
@@ -88,10 +67,7 @@ fn step_judged_by<E: SketchElement>(batch: &Batch<E>, budget: Budget, skip: f32,
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let sketches = sketches(batch, budget, std::slice::from_ref(&batch.lengths), slices);
-    let buffer = |values: &[E]| Buffer::from_slice(&device, values).expect("a buffer");
-    let words = |values: &[u32]| Buffer::from_slice(&device, values).expect("a buffer");
-    let (queries, keys, values) = (buffer(&batch.queries), buffer(&batch.keys), buffer(&batch.values));
-    let (table, lengths) = (words(&batch.table), words(&batch.lengths));
+    let at = batch.upload(&device).expect("buffers");
     let rows = batch.problem.dense().query_rows();
     let mut output = Buffer::<f32>::new(&device, batch.queries.len()).expect("a buffer");
     let mut lse = Buffer::<f32>::new(&device, rows).expect("a buffer");
@@ -99,12 +75,12 @@ fn step_judged_by<E: SketchElement>(batch: &Batch<E>, budget: Budget, skip: f32,
     let mut plan = Plan::<E>::new(&device, batch.problem, budget).expect("a plan");
     plan.judge_by(skip);
     let handles = Handles {
-        queries: queries.global(),
-        keys: keys.global(),
-        values: values.global(),
+        queries: at.queries.global(),
+        keys: at.keys.global(),
+        values: at.values.global(),
         sketches: sketches.words().global(),
-        table: table.global(),
-        lengths: lengths.global(),
+        table: at.table.global(),
+        lengths: at.lengths.global(),
         output: output.global_mut(),
         lse: lse.global_mut(),
         verdicts: verdicts.global_mut(),
@@ -115,19 +91,19 @@ fn step_judged_by<E: SketchElement>(batch: &Batch<E>, budget: Budget, skip: f32,
         plan.attend_on(&stream, slices, &handles).expect("attended");
         plan.settle_on(&stream, slices, &handles).expect("settled");
     }
-    let read = |buffer: &Buffer<u32>| buffer.to_vec().expect("read");
+    let download = |buffer: &Buffer<u32>| buffer.to_vec().expect("read");
     let bits = |buffer: &Buffer<f32>| buffer.to_vec().expect("read").iter().map(|x| x.to_bits()).collect();
     let group = batch.problem.dense().group() as usize;
     let skipped = plan.skipped().to_vec().expect("read");
     let chosen = plan.chosen();
     Stepped {
-        list: read(&chosen.list),
-        counts: read(&chosen.counts),
-        entries: read(&chosen.entries),
-        kept: read(&chosen.kept),
+        list: download(&chosen.list),
+        counts: download(&chosen.counts),
+        entries: download(&chosen.entries),
+        kept: download(&chosen.kept),
         skipped: skipped.chunks(group.next_multiple_of(8)).flat_map(|row| row[..group].to_vec()).collect(),
         verdicts: verdicts.to_vec().expect("read"),
-        wanted: read(plan.wanted()),
+        wanted: download(plan.wanted()),
         output: bits(&output),
         lse: bits(&lse),
     }
@@ -141,17 +117,4 @@ fn words(stepped: &Stepped) -> Vec<u32> {
     words.extend(bytemuck::cast_slice::<_, u32>(&stepped.verdicts));
     words.extend([&stepped.wanted, &stepped.output, &stepped.lse].map(Clone::clone).concat());
     words
-}
-
-/// Keys or values of a token in f64.
-fn read<E: SketchElement>(
-    batch: &Batch<E>,
-    pool: &[E],
-    sequence: usize,
-    head: usize,
-    token: usize,
-    row: &mut [f64],
-) {
-    let at = batch.row(sequence, head, token);
-    row.iter_mut().zip(&pool[at..]).for_each(|(to, x)| *to = f64::from(x.to_f32()));
 }
