@@ -89,9 +89,9 @@ pub static SYSTEM: System = System {
                 kind: Kind::Count(1, MOST_SLOTS as u64),
             },
         ],
-        step_bytes: |selection, head_dim, tokens| match Kept::of(selection) {
-            Kept::Bounded(budget) => sketch::step_bytes(budget, head_dim, tokens),
-            Kept::Near(support) | Kept::Far(support, _) => step_bytes(support, head_dim, tokens),
+        step_bytes: |selection, head_dim, tokens| match Asked::of(selection) {
+            Asked::Certified(budget) => sketch::step_bytes(budget, head_dim, tokens),
+            Asked::OnDevice(support) | Asked::InHost(support, _) => step_bytes(support, head_dim, tokens),
         },
         check: |selection| {
             let given = |names: &[&str]| names.iter().any(|name| selection.value(name).is_some());
@@ -102,16 +102,16 @@ pub static SYSTEM: System = System {
             }
         },
         open: |opening| {
-            Ok(match Kept::of(opening.selection) {
-                Kept::Near(support) => Box::new(GatherCache::new(opening, support)?),
-                Kept::Far(support, slots) => Box::new(StagedCache::new(opening, support, slots)?),
-                Kept::Bounded(budget) => Box::new(sketch::SketchedCache::new(opening, budget)?),
+            Ok(match Asked::of(opening.selection) {
+                Asked::OnDevice(support) => Box::new(GatherCache::new(opening, support)?),
+                Asked::InHost(support, slots) => Box::new(StagedCache::new(opening, support, slots)?),
+                Asked::Certified(budget) => Box::new(sketch::SketchedCache::new(opening, budget)?),
             })
         },
-        workload: |opening| match Kept::of(opening.selection) {
-            Kept::Near(_) => workload::open(opening),
-            Kept::Far(_, slots) => staging::open(opening, slots),
-            Kept::Bounded(budget) => sketch::open(opening, budget),
+        workload: |opening| match Asked::of(opening.selection) {
+            Asked::OnDevice(_) => workload::open(opening),
+            Asked::InHost(_, slots) => staging::open(opening, slots),
+            Asked::Certified(budget) => sketch::open(opening, budget),
         },
         proof: proof::by_workload,
         calibrate: None,
@@ -126,21 +126,21 @@ fn is_certified(selection: &Selection) -> bool {
 }
 
 /// What a selection asks for.
-enum Kept {
-    /// Keys and values on the GPU.
-    Near(Support),
-    /// In the host's memory, and so many blocks on the GPU.
-    Far(Support, u32),
-    /// With sketches, by which what is left out is bounded.
-    Bounded(sketch::Budget),
+enum Asked {
+    /// Keys and values on the device.
+    OnDevice(Support),
+    /// In the host's memory, and so many blocks on the device.
+    InHost(Support, u32),
+    /// On the device with sketches, by which what is left out is bounded.
+    Certified(sketch::Budget),
 }
 
-impl Kept {
+impl Asked {
     fn of(selection: &Selection) -> Self {
         match selection.value("staging") {
-            _ if is_certified(selection) => Kept::Bounded(sketch::Budget::of(selection)),
-            Some(_) => Kept::Far(Support::of(selection), selection.count("staging", 0) as u32),
-            None => Kept::Near(Support::of(selection)),
+            _ if is_certified(selection) => Asked::Certified(sketch::Budget::of(selection)),
+            Some(_) => Asked::InHost(Support::of(selection), selection.count("staging", 0) as u32),
+            None => Asked::OnDevice(Support::of(selection)),
         }
     }
 }
@@ -344,8 +344,12 @@ impl From<Error> for kv::Error {
         match error {
             Error::Device(error) => error.into(),
             Error::Exact(error) => error.into(),
-            error @ (Error::Block { .. }
+            error @ (Error::Empty { .. }
+            | Error::Block { .. }
             | Error::Bits { .. }
+            | Error::Share { .. }
+            | Error::NotStaged
+            | Error::Preset
             | Error::HeadDim { .. }
             | Error::TooLong { .. }
             | Error::Staging { .. }

@@ -3,7 +3,6 @@
 use super::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
 use crate::attention::StepProblem;
 use crate::attention::dense::{Attended, bound};
-use crate::attention::oracle::Sequence;
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
 use crate::kv::{HeadReport, Result};
 use crate::{Buffer, Stream};
@@ -31,22 +30,8 @@ impl<E: GatherElement> Gather<E> {
         let problem = StepProblem::from(input.problem);
         let plan = Plan::new(&input.device, problem, support)?;
         let stream = Stream::new(&input.device)?;
-        let positions = Buffer::<u32>::zeroed(&input.device, problem.sequences as usize)?;
-        let tokens = input.lengths.iter().copied().max().unwrap_or(0);
-        let mut bounds = Vec::new();
-        for pool in &input.pools {
-            let mut own = Bounds::new(&input.device, problem, support)?;
-            let handles = FoldHandles {
-                keys: pool.keys().global(),
-                table: input.table.blocks().global(),
-                positions: positions.global(),
-                lengths: input.table.lengths().global(),
-            };
-            // SAFETY: buffers of this device; the table checked its entries against the pools, and no
-            // sequence has more tokens. `positions` is there until the stream has been waited for.
-            unsafe { own.fold_on(&stream, (0, tokens), false, handles) }?;
-            bounds.push(own);
-        }
+        let bounds = (0..input.pools.len()).map(|set| bounds_of(&input, set, support, &stream));
+        let bounds = bounds.collect::<Result<_>>()?;
         let out = input.unwritten(&stream)?;
         let mut gather = Gather { input, plan, bounds, out };
         // A first run outside any timing: the driver loads the kernels.
@@ -92,12 +77,13 @@ impl<E: GatherElement> Workload for Gather<E> {
             output: self.out.output.global_mut(),
             lse: self.out.lse.global_mut(),
         };
-        // SAFETY: buffers of this device; the table checked its entries against the pools and its lengths
-        // against its rows. Dropping a buffer waits for the device.
+        let slices = self.input.on_slices(stream);
+        // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
+        // pools and its lengths against its rows. Dropping a buffer waits for the device.
         unsafe {
-            self.plan.select_on(stream, false, &handles)?;
+            self.plan.select_on(stream, slices, &handles)?;
             if stages > 1 {
-                self.plan.attend_on(stream, false, &handles)?;
+                self.plan.attend_on(stream, slices, &handles)?;
             }
         }
         Ok(())
@@ -114,25 +100,12 @@ impl<E: GatherElement> Workload for Gather<E> {
     }
 
     fn outcome(&self) -> Result<Outcome> {
-        let group = self.input.problem.q_heads as usize;
-        let head = |row: usize| {
-            let (length, kept) = self.tokens(row / group);
-            HeadReport { skipped: length - kept, ..HeadReport::STORED }
-        };
-        let heads = (0..self.out.lse.len()).map(head).collect();
+        let heads = heads(self.plan.support(), &self.input);
         Ok(Outcome { output: self.out.output.to_vec()?, lse: self.out.lse.to_vec()?, heads })
     }
 
-    /// Where nothing is left out, what dense attention promises of the same cut.
     fn promise(&self, row: usize, data: &Data<'_>) -> Promise {
-        let (length, kept) = self.tokens(row / self.input.problem.q_heads as usize);
-        if kept < length {
-            return Promise::Nothing;
-        }
-        let Data { sequence, q_head, query, key, value } = *data;
-        let sequence: Sequence = sequence;
-        let (output, lse) = bound::row::<E>(&sequence, self.plan.splits(), query, key, value, 0, q_head);
-        Promise::Elements { output, lse }
+        promise(&self.plan, &self.input, row, data)
     }
 
     fn facts(&self) -> Result<Vec<Fact>> {
@@ -144,4 +117,52 @@ impl<E: GatherElement> Workload for Gather<E> {
             Fact::bytes("keys and values read", self.kept_bytes()),
         ])
     }
+}
+
+/// The bounds of a pool.
+pub(super) fn bounds_of<E: GatherElement>(
+    input: &Input<E>,
+    set: usize,
+    support: Support,
+    stream: &Stream,
+) -> Result<Bounds<E>> {
+    let mut bounds = Bounds::new(&input.device, input.problem.into(), support)?;
+    let positions = Buffer::<u32>::zeroed(&input.device, input.lengths.len())?;
+    let tokens = input.lengths.iter().copied().max().unwrap_or(0);
+    let handles = FoldHandles {
+        keys: input.pools[set].keys().global(),
+        table: input.table.blocks().global(),
+        positions: positions.global(),
+        lengths: input.table.lengths().global(),
+    };
+    // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the pools,
+    // and no sequence has more tokens. Dropping a buffer waits for the device.
+    unsafe { bounds.fold_on(stream, (0, tokens), input.on_slices(stream), handles) }?;
+    Ok(bounds)
+}
+
+/// What is known of each head of a step, [sequences, q_heads].
+pub(super) fn heads<E: GatherElement>(support: Support, input: &Input<E>) -> Vec<HeadReport> {
+    let of = |length: &u32| {
+        let skipped = length - support.kept(*length);
+        std::iter::repeat_n(HeadReport { skipped, ..HeadReport::STORED }, input.problem.q_heads as usize)
+    };
+    input.lengths.iter().flat_map(of).collect()
+}
+
+/// Where nothing is left out, what dense attention promises of the same cut.
+pub(super) fn promise<E: GatherElement>(
+    plan: &Plan<E>,
+    input: &Input<E>,
+    row: usize,
+    data: &Data<'_>,
+) -> Promise {
+    let q_heads = input.problem.q_heads as usize;
+    let length = input.lengths[row / q_heads];
+    if plan.support().kept(length) < length {
+        return Promise::Nothing;
+    }
+    let Data { sequence, q_head, query, key, value } = *data;
+    let (output, lse) = bound::row::<E>(&sequence, plan.splits(), query, key, value, 0, q_head);
+    Promise::Elements { output, lse }
 }

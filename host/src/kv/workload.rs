@@ -10,7 +10,7 @@ pub use through_cache::open as through_cache;
 use super::{Error, HeadReport, Result, Selection};
 use crate::attention::dense::{Attended, DenseElement, Problem};
 use crate::attention::{BlockTable, PagedPool};
-use crate::{Buffer, Device, Stream};
+use crate::{BackendKind, Buffer, Device, Stream};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -40,6 +40,12 @@ impl<E: DenseElement> Input<E> {
     pub fn token_bytes(&self) -> u64 {
         let Problem { kv_heads, head_dim, .. } = self.problem;
         2 * size_of::<E>() as u64 * u64::from(kv_heads) * u64::from(head_dim)
+    }
+
+    /// Whether launches take the CPU's own path in place of the kernels, which gives the same bits: not where
+    /// a graph wants launches.
+    pub fn on_slices(&self, stream: &Stream) -> bool {
+        self.device.kind() == BackendKind::Cpu && !stream.is_capturing()
     }
 
     /// Where a step may write, full of what no right result is.

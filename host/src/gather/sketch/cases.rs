@@ -7,7 +7,7 @@ use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, in_chunks, thrice};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
 use crate::gather::Support;
-use crate::{Buffer, Device, Stream};
+use crate::{Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::sketch::{Skipped, Verdict, heads_of};
@@ -129,7 +129,7 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     let rows = (sequences * q_heads) as usize;
     let mut output = poisoned::<f32>(&stream, rows * head_dim as usize)?;
     let mut lse = poisoned::<f32>(&stream, rows)?;
-    let mut verdicts = Buffer::<Verdict>::zeroed(device, rows)?;
+    let mut verdicts = poisoned::<Verdict>(&stream, rows)?;
     let handles = Handles {
         queries: at.queries.global(),
         keys: at.keys.global(),
@@ -142,6 +142,7 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
         verdicts: verdicts.global_mut(),
     };
     plan.chosen_mut().poison(&stream)?;
+    plan.poison(&stream)?;
     // SAFETY: as above.
     unsafe {
         plan.scan_on(&stream, false, &handles)?;
@@ -160,6 +161,7 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     outputs.extend(plan.chosen().outputs()?);
     outputs.extend([
         OutputBuffer::new("skipped", skipped),
+        OutputBuffer::new("whole", bytemuck::cast_slice::<_, u32>(&plan.whole().to_vec()?).to_vec()),
         OutputBuffer::new("verdicts", verdicts),
         OutputBuffer::download("wanted", plan.wanted())?,
         OutputBuffer::download("output", &output)?,

@@ -7,6 +7,7 @@ use super::Budget;
 use super::cpu::{self, Scanning, Settling};
 use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
+use crate::check::poisoned;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
@@ -209,6 +210,14 @@ impl<E: SketchElement> Plan<E> {
         &mut self.chosen
     }
 
+    /// Fills what a step writes for every head with what no step writes.
+    pub(super) fn poison(&mut self, stream: &Stream) -> crate::Result<()> {
+        let Scratch { skipped, whole, wanted, .. } = &mut self.scratch;
+        (*skipped, *whole) = (poisoned(stream, skipped.len())?, poisoned(stream, whole.len())?);
+        *wanted = poisoned(stream, wanted.len())?;
+        Ok(())
+    }
+
     /// Judges by another budget than is chosen by.
     #[cfg(test)]
     pub(super) fn judge_by(&mut self, skip: f32) {
@@ -218,6 +227,11 @@ impl<E: SketchElement> Plan<E> {
     /// What the last step left out, [sequences, kv_heads, query heads rounded up to a multiple of eight].
     pub fn skipped(&self) -> &Buffer<Skipped> {
         &self.scratch.skipped
+    }
+
+    /// What holds for all heads of a KV head, [sequences, kv_heads].
+    pub fn whole(&self) -> &Buffer<Whole> {
+        &self.scratch.whole
     }
 
     /// Heads that went to the rung, [sequences, kv_heads · row groups], a bit each.

@@ -2,8 +2,8 @@
 
 use super::plan::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
-use crate::attention::StepProblem;
 use crate::attention::dense::Attended;
+use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
 use crate::kv::{HeadReport, Result};
 use crate::{Buffer, Stream};
@@ -30,27 +30,50 @@ pub(in super::super) fn open(opening: &Opening<'_>, budget: Budget) -> Result<Bo
     })
 }
 
+/// Sketches of a pool. Sequences may share blocks, of which each sees some tokens: the shortest sequence comes
+/// first, and what is said of a block in the end holds for the tokens that any of them sees.
+pub(super) fn sketched<E: SketchElement>(
+    input: &Input<E>,
+    pool: &PagedPool<E>,
+    problem: StepProblem,
+    budget: Budget,
+    stream: &Stream,
+) -> Result<Sketches<E>> {
+    let mut sketches = Sketches::new(&input.device, problem, pool.blocks(), budget)?;
+    let width = input.table.max_blocks() as usize;
+    let mut order: Vec<usize> = (0..input.lengths.len()).filter(|row| input.lengths[*row] > 0).collect();
+    order.sort_by_key(|row| input.lengths[*row]);
+    let mut before = (0, &[][..]);
+    for row in order {
+        let (length, blocks) = (input.lengths[row], &input.blocks[row][..]);
+        // Full blocks of the one before are as they will be.
+        let full = (before.0 / BLOCK_TOKENS) as usize;
+        let same = blocks.iter().zip(&before.1[..full]).take_while(|(a, b)| a == b).count() as u32;
+        let first = Buffer::from_slice(&input.device, &[same * BLOCK_TOKENS])?;
+        let handles = SketchHandles {
+            keys: pool.keys().global(),
+            values: pool.values().global(),
+            table: input.table.blocks().global_range(row * width..(row + 1) * width)?,
+            positions: first.global(),
+            lengths: input.table.lengths().global_range(row..row + 1)?,
+        };
+        let slices = input.on_slices(stream);
+        // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
+        // pools; one sequence, whose blocks are all different. Dropping a buffer waits for the device.
+        unsafe { sketches.sketch_on(stream, length - same * BLOCK_TOKENS, slices, handles) }?;
+        before = (length, blocks);
+    }
+    Ok(sketches)
+}
+
 impl<E: SketchElement> Sketched<E> {
     fn open(input: Arc<Input<E>>, budget: Budget) -> Result<Self> {
         let problem = StepProblem::from(input.problem);
         let plan = Plan::new(&input.device, problem, budget)?;
         let stream = Stream::new(&input.device)?;
-        let positions = Buffer::<u32>::zeroed(&input.device, problem.sequences as usize)?;
-        let tokens = input.lengths.iter().copied().max().unwrap_or(0);
         let mut sketches = Vec::new();
         for pool in &input.pools {
-            let mut own = Sketches::new(&input.device, problem, pool.blocks(), budget)?;
-            let handles = SketchHandles {
-                keys: pool.keys().global(),
-                values: pool.values().global(),
-                table: input.table.blocks().global(),
-                positions: positions.global(),
-                lengths: input.table.lengths().global(),
-            };
-            // SAFETY: buffers of this device; the table checked its entries against the pools, and no
-            // sequence has more tokens. `positions` is there until the stream has been waited for.
-            unsafe { own.sketch_on(&stream, tokens, false, handles) }?;
-            sketches.push(own);
+            sketches.push(sketched(&input, pool, problem, budget, &stream)?);
         }
         let out = input.unwritten(&stream)?;
         let verdicts = Buffer::zeroed(&input.device, input.problem.query_rows())?;
@@ -101,15 +124,16 @@ impl<E: SketchElement> Workload for Sketched<E> {
             lse: self.out.lse.global_mut(),
             verdicts: self.verdicts.global_mut(),
         };
-        // SAFETY: buffers of this device; the table checked its entries against the pools and its lengths
-        // against its rows. Dropping a buffer waits for the device.
+        let slices = self.input.on_slices(stream);
+        // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
+        // pools and its lengths against its rows. Dropping a buffer waits for the device.
         unsafe {
-            self.plan.scan_on(stream, false, &handles)?;
+            self.plan.scan_on(stream, slices, &handles)?;
             if stages > 1 {
-                self.plan.attend_on(stream, false, &handles)?;
+                self.plan.attend_on(stream, slices, &handles)?;
             }
             if stages > 2 {
-                self.plan.settle_on(stream, false, &handles)?;
+                self.plan.settle_on(stream, slices, &handles)?;
             }
         }
         Ok(())

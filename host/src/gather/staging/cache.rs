@@ -39,8 +39,8 @@ pub struct StagedCache {
     prompt: PagedPool<f16>,
     /// Its blocks: all in order, whichever sequence it is.
     in_order: Elsewhere,
-    /// Of which layer and sequence `prompt` has the chunk that was begun.
-    in_prompt: Option<(usize, usize)>,
+    /// Of which layer and sequence `prompt` has the tokens of the chunk that was begun.
+    appended: Option<(usize, usize)>,
     lse: Buffer<f32>,
     /// The last chunk that was committed.
     last: Option<Chunk>,
@@ -85,7 +85,7 @@ impl StagedCache {
             paged: Paged::new(&sequences)?,
             near: all(&near)?,
             in_order: all(&|_| (0..blocks).collect())?,
-            in_prompt: None,
+            appended: None,
             prompt: PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim)?,
             lse: Buffer::new(device, count as usize * geometry.q_heads)?,
             layers,
@@ -131,7 +131,7 @@ impl StagedCache {
 
     /// Takes tokens of a sequence from the pool for prompts to their home, and those that are near then to
     /// the staging pool.
-    fn settle(
+    fn take_home(
         &mut self,
         stream: &Stream,
         layer: usize,
@@ -211,7 +211,7 @@ unsafe impl KvCache for StagedCache {
     }
 
     fn join(&mut self, _: &Stream) -> Result<usize> {
-        self.in_prompt = None;
+        self.appended = None;
         self.paged.join(&mut self.sequences)
     }
 
@@ -219,7 +219,7 @@ unsafe impl KvCache for StagedCache {
     fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
         let tokens = self.sequences.length(sequence)?;
         let fork = self.paged.fork(stream, &mut self.sequences, sequence, std::iter::empty())?;
-        self.in_prompt = None;
+        self.appended = None;
         let full = tokens / BLOCK_TOKENS as usize;
         let last = |sequence: usize| self.paged.blocks(sequence).get(full).copied();
         let partial =
@@ -232,14 +232,14 @@ unsafe impl KvCache for StagedCache {
             bounds.copy(stream, sequence, fork)?;
             let near = self.layers[layer].staging.near_tokens(tokens as u32) as usize..tokens;
             self.recall(stream, layer, fork, near.clone())?;
-            self.settle(stream, layer, fork, near)?;
+            self.take_home(stream, layer, fork, near)?;
         }
         Ok(fork)
     }
 
     fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {
         self.paged.leave(stream, &mut self.sequences, sequence)?;
-        self.in_prompt = None;
+        self.appended = None;
         self.layers.iter_mut().try_for_each(|layer| Ok(layer.staging.forget(stream, sequence)?))
     }
 
@@ -247,17 +247,13 @@ unsafe impl KvCache for StagedCache {
         self.sequences.room(chunk)?;
         self.paged.ready(&self.sequences, chunk)?;
         self.sequences.begin(chunk);
-        self.in_prompt = None;
+        self.appended = None;
         Ok(())
     }
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let chunk = self.sequences.begun(layer)?;
         let positions = new.positions().global_range(..self.sequences.rows(chunk))?;
-        if let Chunk::Prompt { sequence, .. } = chunk {
-            let before = self.sequences.length(sequence)?;
-            self.recall(stream, layer, sequence, 0..before)?;
-        }
         let StagedCache { sequences, layers, paged, near, prompt, in_order, .. } = self;
         let Layer { staging, bounds, .. } = &mut layers[layer];
         let (pool, elsewhere, row) = match chunk {
@@ -273,8 +269,8 @@ unsafe impl KvCache for StagedCache {
         unsafe { bounds.fold_on(stream, (row, tokens), sequences.on_slices(stream), handles) }?;
         if let Chunk::Prompt { sequence, tokens } = chunk {
             let before = self.sequences.length(sequence)?;
-            self.settle(stream, layer, sequence, before..before + tokens)?;
-            self.in_prompt = Some((layer, sequence));
+            self.take_home(stream, layer, sequence, before..before + tokens)?;
+            self.appended = Some((layer, sequence));
         }
         Ok(())
     }
@@ -288,11 +284,10 @@ unsafe impl KvCache for StagedCache {
     ) -> Result<()> {
         let attending = self.sequences.attending(stream, layer, queries, output)?;
         if let Chunk::Prompt { sequence, tokens } = attending.chunk {
-            if self.in_prompt != Some((layer, sequence)) {
-                let all = self.sequences.length(sequence)? + tokens;
-                self.recall(stream, layer, sequence, 0..all)?;
-                self.in_prompt = Some((layer, sequence));
-            }
+            let before = self.sequences.length(sequence)?;
+            // What was appended last is there.
+            let all = if self.appended == Some((layer, sequence)) { before } else { before + tokens };
+            self.recall(stream, layer, sequence, 0..all)?;
             let StagedCache { sequences, paged, prompt, in_order, .. } = self;
             return paged.attend_in(stream, sequences, (prompt, Some(in_order)), attending);
         }

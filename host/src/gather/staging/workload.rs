@@ -4,11 +4,11 @@
 use super::fetching::Carried;
 use super::{Fetching, Home, HostPool, Staging};
 use crate::attention::StepProblem;
-use crate::attention::dense::{Attended, bound};
-use crate::attention::oracle::Sequence;
-use crate::gather::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
+use crate::attention::dense::Attended;
+use crate::gather::workload::{bounds_of, heads, promise};
+use crate::gather::{Bounds, GatherElement, Handles, Plan, Support};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
-use crate::kv::{HeadReport, Result, Traffic};
+use crate::kv::{Result, Traffic};
 use crate::{Buffer, Stream};
 use std::sync::Arc;
 
@@ -70,9 +70,8 @@ impl<E: GatherElement> Staged<E> {
         let mut staged =
             Staged { plan, fetching, sets: Vec::new(), home, out, settled, input: input.clone() };
         for set in 0..input.pools.len() {
-            let bounds = Bounds::new(device, problem, support)?;
             staged.sets.push(Set {
-                bounds,
+                bounds: bounds_of(&input, set, support, &stream)?,
                 staging: Staging::new(device, problem, support, slots)?,
                 steps: 0,
             });
@@ -82,21 +81,10 @@ impl<E: GatherElement> Staged<E> {
         Ok(staged)
     }
 
-    /// Bounds of all blocks, and near tokens in their places.
+    /// Near tokens in their places.
     fn fill(&mut self, stream: &Stream, set: usize) -> Result<()> {
         let Staged { input, fetching, sets, .. } = self;
-        let (pool, Set { bounds, staging, .. }) = (&input.pools[set], &mut sets[set]);
-        let positions = Buffer::<u32>::zeroed(&input.device, input.lengths.len())?;
-        let tokens = input.lengths.iter().copied().max().unwrap_or(0);
-        let handles = FoldHandles {
-            keys: pool.keys().global(),
-            table: input.table.blocks().global(),
-            positions: positions.global(),
-            lengths: input.table.lengths().global(),
-        };
-        // SAFETY: buffers of this device; the table checked its entries against the pools, and no sequence
-        // has more tokens. Dropping a buffer waits for the device.
-        unsafe { bounds.fold_on(stream, (0, tokens), false, handles) }?;
+        let (pool, staging) = (&input.pools[set], &mut sets[set].staging);
         let width = input.table.max_blocks() as usize;
         for (sequence, length) in input.lengths.iter().enumerate() {
             let near = Buffer::from_slice(&input.device, &staging.near_blocks(sequence as u32))?;
@@ -107,8 +95,9 @@ impl<E: GatherElement> Staged<E> {
                 to: Fetching::of_pool_mut(staging.pool_mut()),
                 to_table: near.global(),
             };
-            // SAFETY: as above.
-            unsafe { fetching.carry_on(stream, false, carried) }?;
+            // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
+            // pools, and near tokens have a place each. Dropping a buffer waits for the device.
+            unsafe { fetching.carry_on(stream, input.on_slices(stream), carried) }?;
         }
         Ok(())
     }
@@ -119,7 +108,7 @@ impl<E: GatherElement> Staged<E> {
         let steps = self.input.queries.len();
         let mut before = Traffic::default();
         for step in 0..2 * steps + 1 {
-            self.enqueue(stream, 0, 4)?;
+            self.enqueue(stream, 0, usize::MAX)?;
             let [all, last] = self.sets[0].staging.traffic(stream)?;
             match step {
                 0 => self.settled.first = last,
@@ -152,7 +141,8 @@ impl<E: GatherElement> Staged<E> {
 
 impl<E: GatherElement> Workload for Staged<E> {
     fn stages(&self) -> &'static [&'static str] {
-        &["select", "place", "fetch", "attend"]
+        // What is claimed is fetched: a step that only does the first would leave the next one what is not there.
+        &["select", "fetch", "attend"]
     }
 
     fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
@@ -171,19 +161,19 @@ impl<E: GatherElement> Workload for Staged<E> {
             lse: out.lse.global_mut(),
         };
         *steps += 1;
-        // SAFETY: buffers of this device; the table checked its entries against the pools and its lengths
-        // against its rows, and the host's pool has all tokens. Dropping a buffer waits for the device.
+        let slices = input.on_slices(stream);
+        // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
+        // pools and its lengths against its rows, and the host's pool has all tokens. Dropping a buffer waits
+        // for the device.
         unsafe {
-            plan.select_on(stream, false, &handles)?;
+            plan.select_on(stream, slices, &handles)?;
             if stages > 1 {
-                fetching.place_on(stream, false, staging, plan.chosen(), lengths)?;
+                fetching.place_on(stream, slices, staging, plan.chosen(), lengths)?;
+                let home = Home::new(home, table, lengths);
+                fetching.fetch_on(stream, slices, staging, plan.chosen(), home)?;
             }
             if stages > 2 {
-                let home = Home::new(home, table, lengths);
-                fetching.fetch_on(stream, false, staging, plan.chosen(), home)?;
-            }
-            if stages > 3 {
-                plan.attend_over(stream, false, &handles, fetching.table().global())?;
+                plan.attend_over(stream, slices, &handles, fetching.table().global())?;
             }
         }
         Ok(())
@@ -208,26 +198,13 @@ impl<E: GatherElement> Workload for Staged<E> {
     }
 
     fn outcome(&self) -> Result<Outcome> {
-        let group = self.input.problem.q_heads as usize;
-        let head = |row: usize| {
-            let (length, kept) = self.tokens(row / group);
-            HeadReport { skipped: length - kept, ..HeadReport::STORED }
-        };
         let Settled { output, lse, .. } = &self.settled;
-        let heads = (0..lse.len()).map(head).collect();
+        let heads = heads(self.plan.support(), &self.input);
         Ok(Outcome { output: output.clone(), lse: lse.clone(), heads })
     }
 
-    /// Where nothing is left out, what dense attention promises of the same cut.
     fn promise(&self, row: usize, data: &Data<'_>) -> Promise {
-        let (length, kept) = self.tokens(row / self.input.problem.q_heads as usize);
-        if kept < length {
-            return Promise::Nothing;
-        }
-        let Data { sequence, q_head, query, key, value } = *data;
-        let sequence: Sequence = sequence;
-        let (output, lse) = bound::row::<E>(&sequence, self.plan.splits(), query, key, value, 0, q_head);
-        Promise::Elements { output, lse }
+        promise(&self.plan, &self.input, row, data)
     }
 
     fn facts(&self) -> Result<Vec<Fact>> {

@@ -3,7 +3,7 @@
 mod bounds;
 mod choice;
 mod output;
-mod scheme;
+pub(super) mod scheme;
 mod staging;
 
 use super::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};

@@ -182,7 +182,7 @@ fn a_cache_stays_inside_its_room() {
     cache.attend(&stream, 0, &row, &mut output).expect("no access out of bounds");
 }
 
-pub(super) fn given(batch: &Batch<f16>) -> Given<f16> {
+pub(in crate::gather) fn given(batch: &Batch<f16>) -> Given<f16> {
     use crate::attention::{BlockTable, PagedPool};
     let (device, problem) = (device(), batch.problem.dense());
     let pool =

@@ -64,7 +64,7 @@ fn check<E: GatherElement>(problem: StepProblem, lengths: &[u32], support: Suppo
     }
     // Else nothing was evicted, and nothing shown.
     let far = all[0].far_lists().expect("lists").iter().map(Vec::len).max().unwrap_or(0);
-    assert!(misses_of_later > 0 || far == 0 || far >= slots, "no misses: {support:?}, {slots} slots");
+    assert!(misses_of_later > 0 || far == 0, "no misses: {support:?}, {slots} slots");
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn a_workload_fetches_what_its_trace_wants() {
     for workload in [&least, &all] {
         let workload = &**workload;
         assert_eq!(workload.outcome().expect("read"), expected);
-        assert_eq!(workload.stages(), ["select", "place", "fetch", "attend"]);
+        assert_eq!(workload.stages(), ["select", "fetch", "attend"]);
         assert_eq!((workload.period(), workload.read_bytes()), (4, resident.read_bytes()));
         // Two KV heads; a sink and two distant blocks of two sequences, two blocks of one with three.
         let far = f64::from(2 * (3 + 3 + 2));

@@ -7,13 +7,12 @@ use simt::math::{fma, min};
 /// gives it, `eps` and `zeta` are the tile's.
 #[inline(always)]
 pub fn delta<const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 {
-    const BOX: f32 = 0.5 * (1.0 + 1.0 / 512.0 + 1.0 / 2048.0);
+    const BOX: f32 = 0.5 * (1.0 + 1.0 / 4096.0 + 1.0 / 16384.0);
     const CAUCHY: f32 = 1.0 + 1.0 / 32768.0;
     let key = min(x * BOX, query.norm * eps * CAUCHY);
     // Codes are subnormal operands: a product is cut off as if its code were 2^10 units.
     let codes = D as f32 / 16.0 * (1.27 / 2048.0);
-    let chain = (D as f32 / 16.0 + 1.0) * (1.25 / 2_097_152.0);
     let absolute = 600.0 * D as f32 / 67_108_864.0;
-    let rounding = fma(x, codes, fma(chain * query.norm, zeta, absolute));
+    let rounding = fma(x, codes, fma(Slack::rounding_dense::<D>() * query.norm, zeta, absolute));
     Slack::EVALUATION * fma(query.scale, key + rounding, Slack::EXP)
 }

@@ -185,12 +185,11 @@ impl Decide {
         let wanted = extent.chosen.max(extent.distant() - dispensable);
         let extent = Extent { chosen: wanted, ..extent };
         let first = (self.row * shape.blocks) as usize;
-        let first_listed = first;
         let mut cut = Cut::ALL;
         if extent.ranked() {
             let keys = Keys { layout: layout.ranking, keys: self.ranks, first, end: extent.local };
             cut = keys.cut(wanted);
-            keys.write(cut, self.list, first_listed + 1);
+            keys.write(cut, self.list, first + 1);
         }
         self.sum_up(extent, cut);
         let listing = Listing {

@@ -363,10 +363,16 @@ pub fn mass_above(reference: f32, sum: f32) -> f32 {
     canonical_nan(log + fma(simt::math::abs(log), 1.0 / 2_097_152.0, 1.0 / 65536.0))
 }
 
-/// An estimate of a block's mass without Δ: that with it, less the mean of Δ.
+/// An estimate of a block's mass without Δ: that with it, less the mean of Δ. Nothing, where that is no
+/// number: such a block is kept in any case.
 #[inline(always)]
 pub fn about(reference: f32, above: f32, excess: f32) -> PartialRow {
-    PartialRow { reference, sum: above * exp2_nonpositive(-(excess / above)) }
+    const MOST: f32 = 1.0e9;
+    let mean = excess / above;
+    // Whole octaves go to the reference, which has room for them.
+    let whole = floor(mean);
+    let estimate = PartialRow { reference: reference - whole, sum: above * exp2_nonpositive(whole - mean) };
+    if mean <= MOST { estimate } else { PartialRow::EMPTY }
 }
 
 /// Both together.

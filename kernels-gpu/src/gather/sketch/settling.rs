@@ -1,11 +1,11 @@
 //! `settle`: what a head's output may be off by, and which heads need all of the sequence.
 //!
 //! # Mathematics
-//! With S the mass of what is left out, at most, N its moment, K the mass attended to, at least, o what
+//! With S the mass of what is left out, at most, M its moment Σ mass·‖v‖, K the mass attended to, at least, o what
 //! attention returned and E what its rounding may be (docs/certificate.md, "A sketch of every key"):
 //!
 //! ```text
-//! α = S/(S + K)      bound = E + min( (N + S·R)/K, α·(ν_rest + R) )      R = ‖o‖₂ + E
+//! α = S/(S + K)      bound = E + min( (M + S·R)/K, α·(ν_rest + R) )      R = ‖o‖₂ + E
 //! ```
 //!
 //! A head with α above the budget is attended to again, over the whole sequence: the dense rung, whose bound
@@ -86,6 +86,11 @@ fn rounding<E: Half, const D: usize>(facts: &Facts, scale: f32, tokens: u32, spl
     [output, delta + chain.bracket::<E>()]
 }
 
+/// The largest mass attended to that is told from others, in octaves relative to the head's level.
+const MOST_OCTAVES: f32 = 100.0;
+/// The largest mass that may be left out, likewise: both together are a finite number.
+const MOST_MASS: f32 = 1.0e30;
+
 /// The verdict of a head.
 #[inline(always)]
 pub fn verdict<E: Half, const D: usize>(facts: &Facts, shape: SettleShape) -> Verdict {
@@ -97,13 +102,17 @@ pub fn verdict<E: Half, const D: usize>(facts: &Facts, shape: SettleShape) -> Ve
         return Verdict { bound: canonical_nan(of_kept * ROUNDED), mass: 0.0, tokens: 0, dense: 0 };
     }
     let lost = (abs(lse) + abs(skipped.level)) * (1.0 / 2_097_152.0) + of_lse * LOG2_E_ABOVE;
-    let kept = exp2(lse * LOG2_E - skipped.level - lost - 1.0 / 65536.0);
-    // What a sum of up to 2^16 blocks loses, and weights below 2^−126.
-    let above = |x: f32| fma(x, 1.0 + 1.0 / 8192.0, 1.0e-30);
+    let exponent = lse * LOG2_E - skipped.level - lost - 1.0 / 65536.0;
+    // A lower bound may be lower, and is a number that can be added to; what is no number stays so.
+    let kept = exp2(if exponent > MOST_OCTAVES { MOST_OCTAVES } else { exponent });
+    // What a sum over so many blocks loses, and weights below 2^−126.
+    let roundings = 1.0 + (shape.scan.blocks / SCAN_THREADS + 18) as f32 / 16_000_000.0;
+    let above = |x: f32| fma(x, roundings, 1.0e-30);
     let (mass, moment) = (above(skipped.mass), above(skipped.moment));
-    let share = mass / (mass + kept) * ROUNDED;
+    // A share is never none: a quotient may be less than f32 has.
+    let share = fma(mass / (mass + kept), ROUNDED, f32::MIN_POSITIVE);
     // Not what is no number.
-    let within = share <= 2.0 && min(share, 1.0) <= shape.budget;
+    let within = mass <= MOST_MASS && share <= 2.0 && min(share, 1.0) <= shape.budget;
     if !within {
         let [bound, _] = rounding::<E, D>(facts, scale, length, shape.splits[1]);
         return Verdict { bound: canonical_nan(bound * ROUNDED), mass: 0.0, tokens: 0, dense: 1 };

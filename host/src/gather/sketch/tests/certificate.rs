@@ -58,7 +58,11 @@ fn every_verdict_holds_on_every_kind_of_input() {
     for input in Input::MADE {
         for bits in [4, 8] {
             let budget = Budget { bits, ..BUDGET };
-            check(&batch::<f16>(PROBLEM, input, &[400, 1, 289, 32], 5), budget);
+            let stepped = check(&batch::<f16>(PROBLEM, input, &[400, 1, 289, 32], 5), budget);
+            // Where all blocks weigh the same, none can be left out.
+            let flat = matches!(input, Input::Diffuse | Input::Ties | Input::Duplicates | Input::Extremal);
+            let skips = stepped.verdicts.iter().any(|v| v.dense == 0 && v.tokens > 0);
+            assert!(skips || flat, "{input} {bits}");
         }
     }
 }
@@ -69,8 +73,11 @@ fn every_verdict_holds_for_every_shape() {
     for (block, skip) in [(16, 0.02), (32, 0.3), (64, 0.5), (128, 1.0)] {
         let support = Support { block, ..BUDGET.support };
         for input in [Input::Sharp, Input::Normal, Input::Real] {
-            check(&batch::<bf16>(wide, input, &[1500, 1151], 6), Budget { support, skip, ..BUDGET });
-            check(&batch::<f16>(wide, input, &[700], 6), Budget { support, skip, bits: 8 });
+            let of_two =
+                check(&batch::<bf16>(wide, input, &[1500, 1151], 6), Budget { support, skip, ..BUDGET });
+            let of_one = check(&batch::<f16>(wide, input, &[700], 6), Budget { support, skip, bits: 8 });
+            let verdicts = of_two.verdicts.iter().chain(&of_one.verdicts);
+            assert!(verdicts.filter(|v| v.dense == 0).count() > 0, "{input} {block} {skip}");
         }
     }
 }
@@ -127,6 +134,60 @@ fn a_key_without_a_sketch_is_kept() {
     let stepped = check(&batch, Budget { bits: 8, skip: 0.5, ..BUDGET });
     let most = stepped.list.len() / 2;
     assert!(stepped.list[..stepped.counts[0] as usize].contains(&6));
+    assert!(stepped.counts[0] < 25, "the others are chosen by what is known of them");
     assert!(stepped.verdicts[4..].iter().all(|verdict| verdict.tokens > 0), "{:?}", stepped.verdicts);
     assert!(stepped.list[most..][..stepped.counts[1] as usize].len() < 25);
+}
+
+/// A head whose log-sum-exp is far above its level, or whose left-out mass is near the largest f32: no share of
+/// either is taken for a small one.
+#[test]
+fn what_cannot_be_told_goes_to_the_rung() {
+    use kernels_gpu::gather::sketch::{Facts, ScanShape, SettleShape, Whole, verdict};
+    let rule = kernels_gpu::gather::Rule { block: 16, local: 1, k: 1 };
+    let scan = ScanShape {
+        rule,
+        group: 4,
+        kv_heads: 1,
+        max_blocks: 64,
+        blocks: 64,
+        softmax_scale: 0.125,
+        budget_log2: 0.0,
+    };
+    let shape = SettleShape { scan, budget: 0.5, splits: [1, 1] };
+    let whole = Whole { kappa: 1.0, nu: 1.0, tokens: 512, reserved: 0 };
+    let of = |mass: f32, lse: f32| {
+        let skipped = Skipped { mass, moment: mass, level: 0.0, nu_rest: 1.0 };
+        let facts = Facts { skipped, whole, query: 1.0, output: 1.0, lse, length: 1024 };
+        verdict::<f16, 64>(&facts, shape)
+    };
+    // As much kept as left out, and less.
+    let even = of(1.0, 0.001);
+    assert!(even.dense == 0 && (0.49..=0.5).contains(&even.mass), "{even:?}");
+    assert_eq!(of(1.0, -0.01).dense, 1);
+    // 2^160 kept: not more than 2^100 is counted.
+    let much = of(2f32.powi(99), 160.0 * std::f32::consts::LN_2);
+    assert!(much.dense == 0 && (0.33..0.34).contains(&much.mass), "{much:?}");
+    assert_eq!(of(2.0e38, 128.0).dense, 1);
+    assert_eq!(of(f32::INFINITY, 1.0).dense, 1);
+    assert_eq!(of(f32::NAN, 1.0).dense, 1);
+    assert_eq!(of(1.0, f32::NAN).dense, 1);
+    assert_eq!(of(1.0, f32::INFINITY).dense, 1);
+}
+
+/// A mean Δ of any size is taken off; what is no number tells nothing.
+#[test]
+fn an_estimate_takes_off_the_mean_delta() {
+    use kernels_gpu::attention::PartialRow;
+    use kernels_gpu::gather::sketch::about;
+    for delta in [0.0f32, 0.3, 7.75, 126.5, 1300.25, 1.0e6] {
+        let PartialRow { reference, sum } = about(2000.0, 3.0, 3.0 * delta);
+        let expected = 2000.0 + 3f64.log2() - f64::from(delta);
+        let found = f64::from(reference) + f64::from(sum).log2();
+        // The mean is rounded to 2^−24 of it.
+        assert!((found - expected).abs() <= 1e-6 * f64::from(delta) + 1e-5, "{delta}: {found} {expected}");
+    }
+    for (above, excess) in [(f32::NAN, 1.0), (1.0, f32::NAN), (1.0, f32::INFINITY), (0.0, 0.0)] {
+        assert_eq!(about(5.0, above, excess), PartialRow::EMPTY);
+    }
 }

@@ -1,9 +1,10 @@
 //! The scheme: its settings, its cache, its workload, its cases.
 
 use super::super::SketchedCache;
+use super::super::workload::sketched;
 use super::*;
-use crate::check::{Coverage, run_cases};
-use crate::kv::proof::{Options, Trial, by_workload};
+use crate::gather::tests::scheme::given;
+use crate::kv::proof::{Layer, Options, Trial, by_workload};
 use crate::kv::{self, Capacity, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection, Source};
 use half::f16;
 
@@ -48,14 +49,6 @@ fn what_there_is_no_kernel_for_is_said() {
         assert!(error.contains(part) && error.lines().count() == 1, "{error}");
     }
     assert!(kv::Error::from(crate::gather::Error::Bits { bits: 3 }).is_refusal());
-}
-
-#[test]
-fn the_emulator_accepts_small_cases() {
-    let report = run_cases(&super::super::cases(Coverage::Small), &device(), None, |_| {});
-    let bad: Vec<String> =
-        report.cases.iter().filter(|case| !case.outcome.is_good()).map(|case| format!("{case:?}")).collect();
-    assert!(bad.is_empty(), "{}", bad.join("\n"));
 }
 
 const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
@@ -159,7 +152,7 @@ fn sequences_are_alone_in_their_bits() {
     }
 }
 
-/// Head-steps on made-up inputs, hostile ones among them: every bound holds, and some heads skip something.
+/// Head-steps on made-up inputs, hostile ones among them: every bound holds, and most heads need no rung.
 #[test]
 fn head_steps_are_within_their_bounds() {
     let options = Options { head_steps: 200, max_tokens: 300, long_tokens: 500, seed: 3 };
@@ -169,4 +162,47 @@ fn head_steps_are_within_their_bounds() {
     let findings = by_workload(&trial, &mut |_| ()).expect("proven");
     assert_eq!(findings.violations, Vec::<String>::new());
     assert!(findings.total.bounded == findings.total.head_steps && findings.total.head_steps >= 200);
+    // What is kept of the originals is no rung: those that skipped nothing and those that did.
+    assert!(findings.total.sources[0] > 100, "{:?}", findings.total.sources);
+}
+
+/// Query tokens of one text share its blocks: what is sketched is the longest of them, whatever their order, and
+/// bounds hold for all.
+#[test]
+fn sequences_may_share_blocks() {
+    let whole = batch::<f16>(StepProblem { max_tokens: 80, ..PROBLEM }, Input::Outlier, &[77], 9);
+    let dim = 64;
+    let rows = |pool: &[f16]| -> Vec<f16> {
+        let of = |token: usize, head: usize| pool[whole.row(0, head, token)..][..dim].to_vec();
+        (0..77).flat_map(|token| (0..2).flat_map(move |head| of(token, head))).collect()
+    };
+    let queries = batch::<f16>(PROBLEM, Input::Sharp, &[1; 20], 4).queries;
+    let layer = Layer {
+        keys: rows(&whole.keys),
+        values: rows(&whole.values),
+        queries,
+        tokens: 77,
+        query_tokens: 20,
+        kv_heads: 2,
+        q_heads: 8,
+        head_dim: 64,
+    };
+    let device = device();
+    let selection = selection("gather:certified/k=1/block=16/local=1/skip=0.3");
+    let options = Options { head_steps: 0, max_tokens: 1, long_tokens: 1, seed: 0 };
+    let trial =
+        Trial { device: &device, selection: &selection, options, layers: std::slice::from_ref(&layer) };
+    let findings = by_workload(&trial, &mut |_| ()).expect("proven");
+    assert_eq!((findings.violations, findings.total.head_steps), (Vec::new(), 160));
+
+    let mut shared = layer.batch();
+    // The longest neither first nor last.
+    shared.lengths.swap(10, 19);
+
+    let of = |batch: &Batch<f16>| {
+        let (input, stream) = (given(batch), Stream::new(&device).expect("a stream"));
+        let own = sketched(&input, &input.pools[0], batch.problem, BUDGET, &stream).expect("sketches");
+        own.words().to_vec().expect("read")
+    };
+    assert!(of(&shared) == of(&Batch { lengths: vec![77; 20], ..shared.clone() }));
 }
