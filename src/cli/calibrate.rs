@@ -10,10 +10,11 @@ use host::eval::capture::Capture;
 use host::eval::{self, Decoder};
 use host::kv::calibration::{Artifact, Material, Passed};
 use host::kv::{self, Selection};
+use host::model::fetched;
 use host::model::forward::Error as ForwardError;
 use host::tensor_file::Target;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const LONG: &str = "\
@@ -87,6 +88,10 @@ struct Read {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let selection = Selection::for_calibration(&arguments.scheme, host::schemes())?;
     let path = arguments.subject.path()?;
+    // Neither what is read is written over.
+    if !fetched::TEXTS.contains(&arguments.text.as_str()) {
+        Target::new(&arguments.output, arguments.force, Some(Path::new(&arguments.text)))?;
+    }
     let target = Target::new(&arguments.output, arguments.force, Some(&path))?;
     let report = arguments.report.open(Some(&path), Some(&arguments.output))?;
     let subject = arguments.subject.open()?;

@@ -41,6 +41,13 @@ pub struct Tensors<E> {
     pub queries: Vec<E>,
 }
 
+impl Layer {
+    /// 7 of `layer.07`.
+    pub fn number(&self) -> Option<usize> {
+        self.name.strip_prefix("layer.")?.parse().ok()
+    }
+}
+
 /// `07` of `layer.07.key`.
 fn digits(name: &str) -> Option<(&str, &str)> {
     let (digits, part) = name.strip_prefix("layer.")?.split_once('.')?;

@@ -25,6 +25,6 @@ impl DenseCache {
     pub fn new(device: &Device, geometry: Geometry, capacity: impl Into<Capacity>) -> Result<Self> {
         let sequences = Sequences::new(device, geometry, capacity.into());
         sequences.fitting(|_, _| 0)?;
-        PagedCache::open(sequences, Plain, || Ok(()))
+        PagedCache::open(sequences, Plain, |_| Ok(()))
     }
 }

@@ -7,7 +7,7 @@ use crate::{Buffer, Stream};
 use half::f16;
 
 /// Bounds of blocks beside each layer's pool: a step attends to the blocks that it chooses by them, of each
-/// sequence its own.
+/// sequence its own. Layers that attend to everything have none.
 ///
 /// They are kept up as tokens are appended, so a text may grow as long as there is room.
 #[derive(Debug)]
@@ -35,7 +35,11 @@ impl GatherCache {
         let problem = StepProblem::from(sequences.fitting(beside)?);
         let plan = Plan::new(device, problem, support)?;
         let lse = Buffer::new(device, problem.dense().query_rows())?;
-        let bounds = || Ok(Bounds::new(device, problem, support)?);
+        let exact = Support::exact_layers(opening.selection);
+        let bounds = |layer| match layer < exact {
+            true => Ok(None),
+            false => Ok(Some(Bounds::new(device, problem, support)?)),
+        };
         PagedCache::open(sequences, ByBounds { plan, lse }, bounds)
     }
 }
@@ -43,9 +47,10 @@ impl GatherCache {
 // SAFETY: bounds and the plan are made once.
 unsafe impl Beside for ByBounds {
     const SCHEME: &'static str = "gather";
-    type Layer = Bounds<f16>;
+    type Layer = Option<Bounds<f16>>;
 
-    fn appended(&mut self, bounds: &mut Bounds<f16>, appended: Appended<'_>) -> Result<()> {
+    fn appended(&mut self, layer: &mut Self::Layer, appended: Appended<'_>) -> Result<()> {
+        let Some(bounds) = layer else { return Ok(()) };
         let Appended { stream, slices, pool, first, tokens, table, positions, lengths } = appended;
         let handles = FoldHandles { keys: pool.keys().global(), table, positions, lengths };
         // SAFETY: buffers of this device, host memory on the CPU; the table's blocks are those of the pool,
@@ -53,7 +58,8 @@ unsafe impl Beside for ByBounds {
         Ok(unsafe { bounds.fold_on(stream, (first, tokens), slices, handles) }?)
     }
 
-    fn attend(&mut self, bounds: &mut Bounds<f16>, step: Step<'_>) -> Result<()> {
+    fn attend(&mut self, layer: &mut Self::Layer, step: Step<'_>) -> Result<()> {
+        let Some(bounds) = layer else { return step.exact() };
         let Step { stream, slices, pool, table, lengths, queries, output, .. } = step;
         let handles = Handles {
             queries,
@@ -73,23 +79,28 @@ unsafe impl Beside for ByBounds {
         }
     }
 
-    fn fork(&self, bounds: &mut Bounds<f16>, stream: &Stream, source: usize, fork: usize) -> Result<()> {
-        Ok(bounds.copy(stream, source, fork)?)
+    fn fork(&self, layer: &mut Self::Layer, stream: &Stream, source: usize, fork: usize) -> Result<()> {
+        layer.iter_mut().try_for_each(|bounds| Ok(bounds.copy(stream, source, fork)?))
     }
 
-    fn kept(&self, tokens: usize) -> usize {
-        self.plan.support().kept(tokens as u32) as usize
+    fn kept(&self, layer: &Self::Layer, tokens: usize) -> usize {
+        if layer.is_some() { self.plan.support().kept(tokens as u32) as usize } else { tokens }
     }
 
-    fn bytes(&self, bounds: &Bounds<f16>, tokens: usize) -> u64 {
-        bounds.bytes_of((tokens as u32).div_ceil(self.plan.support().block))
+    fn bytes(&self, layer: &Self::Layer, tokens: usize) -> u64 {
+        let blocks = (tokens as u32).div_ceil(self.plan.support().block);
+        layer.as_ref().map_or(0, |bounds| bounds.bytes_of(blocks))
     }
 
-    fn step_bytes(&self, bounds: &Bounds<f16>, tokens: usize) -> u64 {
-        bounds.bytes_of(self.plan.support().extent(tokens as u32).ranked_blocks())
+    fn step_bytes(&self, layer: &Self::Layer, tokens: usize) -> u64 {
+        let ranked = self.plan.support().extent(tokens as u32).ranked_blocks();
+        layer.as_ref().map_or(0, |bounds| bounds.bytes_of(ranked))
     }
 
-    fn report(&self, _: &Bounds<f16>, held: Held<'_>) -> Result<Vec<HeadReport>> {
-        Ok(self.plan.support().reports(held))
+    fn report(&self, layer: &Self::Layer, held: Held<'_>) -> Result<Vec<HeadReport>> {
+        Ok(match layer {
+            Some(_) => self.plan.support().reports(held),
+            None => vec![HeadReport::STORED; held.geometry.q_heads * held.lengths().count()],
+        })
     }
 }

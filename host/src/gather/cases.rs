@@ -70,6 +70,9 @@ fn steps(coverage: Coverage) -> Vec<Step> {
     steps.push(Step { lengths: &[900, 800, 530], inputs: none, max_tokens: 900, ..STEP });
     // One thread block for a sequence and KV head, each warp of it with several tiles.
     steps.push(Step { lengths: &CROWD, kv_heads: 8, group: 1, race_check: false, ..several });
+    // Nothing but the first block and the last ones.
+    let window = Support { k: 0, block: 16, local: 3 };
+    steps.push(Step { lengths: &[160, 79, 48, 0], support: window, ..STEP });
     // More is asked for than there is, and as much.
     let all = Support { k: 1000, block: 16, local: 4 };
     steps.push(Step { lengths: &[160, 79], support: all, ..STEP });
@@ -159,7 +162,7 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     let tiles = max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
     for (row, scores) in scores.chunks_exact_mut((tiles * TILE_BLOCKS) as usize).enumerate() {
         let extent = support.extent(step.lengths[row / kv_heads as usize]);
-        let ranked = if extent.ranked() { 1..extent.local as usize } else { 0..0 };
+        let ranked = if extent.ranked_blocks() > 0 { 1..extent.local as usize } else { 0..0 };
         // What is not ranked is nobody's.
         for (block, score) in scores.iter_mut().enumerate() {
             *score = if ranked.contains(&block) { *score } else { 0 };

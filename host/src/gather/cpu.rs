@@ -101,11 +101,11 @@ pub(super) fn select<E: GatherElement>(
         let length = from.lengths[sequence].min(shape.max_blocks * BLOCK_TOKENS);
         let extent = Extent::of(length, shape.rule);
         list.fill(u32::MAX);
-        let distant: Vec<u32> = if extent.ranked() {
+        let distant: Vec<u32> = if extent.ranked_blocks() > 0 {
             let words = scores(level, shape, from, row, extent.local);
             best(&words, extent)
         } else {
-            (1..extent.local.max(1)).collect()
+            (1..extent.chosen + 1).collect()
         };
         let sink = if extent.blocks > 0 { 0..1 } else { 0..0 };
         let all = sink.chain(distant).chain(extent.local..extent.blocks);

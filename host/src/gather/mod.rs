@@ -52,6 +52,14 @@ pub static SYSTEM: System = System {
             Preset { name: "assured", about: "32 distant blocks of 128 tokens: the paper's gate is met" },
             Preset { name: "production", about: "8 distant blocks: quicker, and off the paper's gate" },
             Preset {
+                name: "quest",
+                about: "as Quest: the 256 best pages of 16 tokens, two layers at the front attend to everything",
+            },
+            Preset {
+                name: WINDOW,
+                about: "the first block and the last 36 of 128 tokens: as many as :assured",
+            },
+            Preset {
                 name: CERTIFIED,
                 about: "blocks of 32 by a sketch of every key; what is skipped has a bound, 2 % at the most",
             },
@@ -71,6 +79,11 @@ pub static SYSTEM: System = System {
                 name: "local",
                 about: "blocks at the end that a step always reads, the last one maybe not full",
                 kind: Kind::Count(1, u32::MAX as u64),
+            },
+            OptionSpec {
+                name: "dense",
+                about: "layers at the front that attend to everything; not with :certified, nor with staging",
+                kind: Kind::Count(0, 1 << 16),
             },
             OptionSpec {
                 name: "skip",
@@ -95,11 +108,15 @@ pub static SYSTEM: System = System {
         },
         check: |selection| {
             let given = |names: &[&str]| names.iter().any(|name| selection.value(name).is_some());
-            match is_certified(selection) {
-                false if given(&["skip", "sketch"]) => Err(Error::Preset.into()),
-                true if given(&["staging"]) => Err(Error::NotStaged.into()),
-                _ => Ok(()),
+            let dense = Support::exact_layers(selection) > 0;
+            Err(match Asked::of(selection) {
+                Asked::OnDevice(_) | Asked::InHost(..) if given(&["skip", "sketch"]) => Error::Preset,
+                Asked::Certified(_) if given(&["staging"]) => Error::NotStaged,
+                Asked::Certified(_) | Asked::InHost(..) if dense => Error::DenseLayers,
+                _ if selection.preset() == Some(WINDOW) && given(&["k"]) => Error::Window,
+                _ => return Ok(()),
             }
+            .into())
         },
         open: |opening| {
             Ok(match Asked::of(opening.selection) {
@@ -118,6 +135,8 @@ pub static SYSTEM: System = System {
     }],
 };
 
+/// The preset that chooses nothing.
+const WINDOW: &str = "window";
 /// The preset that has a bound on what it leaves out.
 const CERTIFIED: &str = "certified";
 
@@ -157,7 +176,7 @@ fn step_bytes(support: Support, head_dim: u32, tokens: u64) -> f64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Support {
     /// Distant blocks: those with the highest scores between the first block and the last ones; all, where
-    /// there are no more.
+    /// there are no more. With 0 nothing is chosen: a window.
     pub k: u32,
     /// Tokens of a block: one of [`BLOCKS`].
     pub block: u32,
@@ -171,10 +190,22 @@ impl Support {
     /// The paper's production setting: eight of them.
     pub const PRODUCTION: Support = Support { k: 8, ..Support::ASSURED };
 
+    /// Pages of 16 tokens, as many tokens as [`ASSURED`](Support::ASSURED) keeps.
+    pub const QUEST: Support = Support { k: 256, block: 16, local: 32 };
+    /// As many blocks as that keeps, without any choice.
+    pub const WINDOW: Support = Support { k: 0, local: 36, ..Support::ASSURED };
+
+    /// Layers at the front that a selection has attend to everything.
+    fn exact_layers(selection: &Selection) -> usize {
+        selection.count("dense", if selection.preset() == Some("quest") { 2 } else { 0 }) as usize
+    }
+
     /// What a selection says.
     fn of(selection: &Selection) -> Self {
         let preset = match selection.preset() {
             Some("production") => Support::PRODUCTION,
+            Some("quest") => Support::QUEST,
+            Some(WINDOW) => Support::WINDOW,
             _ => Support::ASSURED,
         };
         Support::of_options(selection, preset)
@@ -196,8 +227,8 @@ impl Support {
     /// # Errors
     /// [`Error::Empty`], [`Error::Block`].
     pub fn checked(self) -> Result<Self> {
-        if let Some((what, _)) = [("k", self.k), ("local", self.local)].into_iter().find(|(_, n)| *n == 0) {
-            return Err(Error::Empty { what });
+        if self.local == 0 {
+            return Err(Error::Empty { what: "local" });
         }
         if !BLOCKS.contains(&self.block) {
             return Err(Error::Block { block: self.block });
@@ -277,6 +308,15 @@ pub enum Error {
     /// Sketches of what is in the host's memory.
     #[error("gather:certified keeps keys and values on the GPU; leave staging out, or take another preset")]
     NotStaged,
+    /// Layers that attend to everything where there are none.
+    #[error(
+        "dense is for keys and values on the GPU that are chosen by bounds; leave it out, or leave out staging \
+         and :certified"
+    )]
+    DenseLayers,
+    /// Distant blocks of a window.
+    #[error("gather:window reads no distant block; leave k out, or take another preset")]
+    Window,
     /// Options of a preset that is not asked for.
     #[error("skip and sketch are options of gather:certified; ask for that, or leave them out")]
     Preset,
@@ -350,6 +390,8 @@ impl From<Error> for kv::Error {
             | Error::Share { .. }
             | Error::NotStaged
             | Error::Preset
+            | Error::DenseLayers
+            | Error::Window
             | Error::HeadDim { .. }
             | Error::TooLong { .. }
             | Error::Staging { .. }

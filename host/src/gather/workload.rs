@@ -135,8 +135,8 @@ pub(super) fn bounds_of<E: GatherElement>(
         positions: positions.global(),
         lengths: input.table.lengths().global(),
     };
-    // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the pools,
-    // and no sequence has more tokens. Dropping a buffer waits for the device.
+    // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
+    // pools, and no sequence has more tokens. Dropping a buffer waits for the device.
     unsafe { bounds.fold_on(stream, (0, tokens), input.on_slices(stream), handles) }?;
     Ok(bounds)
 }

@@ -122,11 +122,11 @@ impl<'a> New<'a> {
 /// Keys and values of one sequence or several, in all layers of a model, on a device.
 ///
 /// A model's step is the same for every scheme: [`begin`](Self::begin) with what is to come, then for each
-/// layer [`append`](Self::append) and [`attend`](Self::attend), then [`commit`](Self::commit). A prompt's chunk
-/// may go without `attend`, if nobody wants what it gives; a step may not, for some schemes finish there what
-/// they have appended. What attention gives is f32. Buffers may be longer than the chunk needs: its tokens are the first rows. After an error of
-/// `append`, `attend` or [`check`](Self::check) some layers may hold what others do not: the cache is not to
-/// be used further.
+/// layer [`append`](Self::append) and [`attend`](Self::attend), then [`commit`](Self::commit). A prompt's
+/// chunk may go without `attend`, if nobody wants what it gives; a step may not, for some schemes finish
+/// there what they have appended. What attention gives is f32. Buffers may be longer than the chunk needs:
+/// its tokens are the first rows. After an error of `append`, `attend` or [`check`](Self::check) some layers
+/// may hold what others do not: the cache is not to be used further.
 ///
 /// # Sequences
 /// They have numbers below the cache's capacity. A new cache has sequence 0, empty; others

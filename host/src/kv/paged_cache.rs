@@ -44,8 +44,8 @@ pub unsafe trait Beside: fmt::Debug + Send {
         Ok(())
     }
 
-    /// Tokens that a step reads keys and values of at least, of a sequence of `tokens`.
-    fn kept(&self, tokens: usize) -> usize {
+    /// Tokens that a step reads keys and values of at least in a layer, of a sequence of `tokens`.
+    fn kept(&self, _: &Self::Layer, tokens: usize) -> usize {
         tokens
     }
 
@@ -139,13 +139,13 @@ pub struct PagedCache<B: Beside> {
 }
 
 impl<B: Beside> PagedCache<B> {
-    /// An empty cache; `layer` makes what is beside a pool.
+    /// An empty cache; `layer` makes what is beside the pool of a layer.
     pub(crate) fn open(
         sequences: Sequences,
         beside: B,
-        mut layer: impl FnMut() -> Result<B::Layer>,
+        mut layer: impl FnMut(usize) -> Result<B::Layer>,
     ) -> Result<Self> {
-        let layers = (0..sequences.geometry.layers).map(|_| Ok((sequences.pool()?, layer()?)));
+        let layers = (0..sequences.geometry.layers).map(|index| Ok((sequences.pool()?, layer(index)?)));
         let layers = layers.collect::<Result<_>>()?;
         Ok(PagedCache { layers, paged: Paged::new(&sequences)?, beside, last: None, sequences })
     }
@@ -181,9 +181,11 @@ unsafe impl<B: Beside> KvCache for PagedCache<B> {
     }
 
     fn step_bytes(&self) -> u64 {
-        let kept: usize = self.held().lengths().map(|tokens| self.beside.kept(tokens)).sum();
-        let pools = self.sequences.geometry.token_bytes() * kept as u64;
-        pools + self.sum(|layer, tokens| self.beside.step_bytes(layer, tokens))
+        let geometry = self.sequences.geometry;
+        let of_layer = geometry.token_bytes() / geometry.layers.max(1) as u64;
+        self.sum(|layer, tokens| {
+            of_layer * self.beside.kept(layer, tokens) as u64 + self.beside.step_bytes(layer, tokens)
+        })
     }
 
     fn report(&self) -> Result<StepReport> {

@@ -358,15 +358,40 @@ impl Opening<'_> {
     /// # Errors
     /// A file that cannot be read; [`Error::Artifact`] for another model's.
     pub fn artifact(&self, option: &str) -> Result<Option<TensorFile>> {
+        let Geometry { layers, kv_heads, head_dim, .. } = self.geometry;
+        self.artifact_of(option, &[("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)])
+    }
+
+    /// The same for a model of any number of layers, of which this geometry is one: and how many it has.
+    ///
+    /// # Errors
+    /// Likewise; a file that does not say how many layers.
+    pub fn artifact_of_layers(&self, option: &str) -> Result<Option<(TensorFile, usize)>> {
+        let Geometry { kv_heads, head_dim, .. } = self.geometry;
+        let Some(file) = self.artifact_of(option, &[("kv_heads", kv_heads), ("head_dim", head_dim)])? else {
+            return Ok(None);
+        };
+        let layers = file.metadata().get("layers").cloned();
+        match layers.as_deref().and_then(|layers| layers.parse().ok()) {
+            Some(layers) => Ok(Some((file, layers))),
+            None => Err(Error::Artifact {
+                path: file.path().display().to_string(),
+                what: "layers",
+                found: layers.unwrap_or_else(|| "that it does not name".into()),
+                expected: "some".into(),
+            }),
+        }
+    }
+
+    fn artifact_of(&self, option: &str, facts: &[(&'static str, usize)]) -> Result<Option<TensorFile>> {
         let Some(path) = self.selection.file(option) else { return Ok(None) };
         let file = TensorFile::open(path)?;
-        let Geometry { layers, kv_heads, head_dim, .. } = self.geometry;
         // Files that others have made may leave out for which scheme they are.
         let scheme = self.selection.scheme().name;
         if let Some(found) = file.metadata().get("scheme").filter(|found| *found != scheme) {
             return Err(Error::ArtifactOf { path: path.display().to_string(), found: found.clone(), scheme });
         }
-        for (what, expected) in [("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)] {
+        for (what, expected) in facts.iter().copied() {
             let found = file.metadata().get(what).cloned();
             if found.as_deref() != Some(expected.to_string().as_str()) {
                 return Err(Error::Artifact {

@@ -108,6 +108,8 @@ pub struct Opening<'a> {
     pub selection: &'a Selection,
     /// Where originals are.
     pub originals: Originals,
+    /// Which layer of a model it is, where that is known: what was made for a model is then used for it.
+    pub layer: Option<usize>,
 }
 
 impl Opening<'_> {

@@ -83,15 +83,17 @@ impl Books {
         }
     }
 
-    /// The hash of all of it.
+    /// The hash of all of it, what the header says of the tables included.
     pub(super) fn hash(&self) -> u64 {
-        hash(self.layers.iter().flat_map(|layer| {
+        let said = format!("{} {} {}", name(self.codes[0]), name(self.codes[1]), self.hadamard);
+        let tables = self.layers.iter().flat_map(|layer| {
             [
                 bytemuck::cast_slice(&layer.transform),
                 bytemuck::cast_slice(&layer.keys),
                 bytemuck::cast_slice(&layer.values),
             ]
-        }))
+        });
+        hash(std::iter::once(said.as_bytes()).chain(tables))
     }
 }
 

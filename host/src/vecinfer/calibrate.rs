@@ -2,7 +2,7 @@
 
 use super::books::tensor_names;
 use super::kmeans::{ROUNDS, kmeans};
-use super::setting::{NAMES, code, name};
+use super::setting::{CODE_OPTIONS, name};
 use super::{Books, Code, Error, HEAD_DIMS, LayerBooks, Setting, cpu};
 use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material};
 use crate::kv::{Geometry, Kind, OptionSpec, Result, Selection, Value};
@@ -11,6 +11,8 @@ use half::f16;
 use kernels_gpu::vecinfer::ROWS_OF_TRANSFORM;
 
 const ROWS: usize = ROWS_OF_TRANSFORM as usize;
+/// How far a channel counts as moving at least, beside the one that moves furthest: λ is not below 2^−5.
+const LEAST_MOVED: f32 = 1.0 / 1024.0;
 /// Sub-vectors of a centroid, at least.
 const LEAST: usize = 4;
 
@@ -18,12 +20,8 @@ const LEAST: usize = 4;
 pub(super) const CALIBRATOR: Calibrator = Calibrator {
     artifact: "codes",
     options: &[
-        OptionSpec {
-            name: "k",
-            about: "keys: channels of a sub-vector and bits of a code; d4b8",
-            kind: Kind::Word(&NAMES),
-        },
-        OptionSpec { name: "v", about: "values, likewise; as the keys", kind: Kind::Word(&NAMES) },
+        CODE_OPTIONS[0],
+        CODE_OPTIONS[1],
         OptionSpec {
             name: "transform",
             about: "of keys: smoothed (s), Hadamard (h), one before the other; s+h",
@@ -42,7 +40,7 @@ pub(super) const CALIBRATOR: Calibrator = Calibrator {
         OptionSpec { name: "seed", about: "of k-means; 1", kind: Kind::Count(0, u32::MAX as u64) },
     ],
     queries: false,
-    check: |_| Ok(()),
+    check: |selection| Ok(Setting::of(selection).checked().map(drop)?),
     run,
 };
 
@@ -83,11 +81,11 @@ impl Transform {
 
 fn run(calibration: &Calibration<'_>) -> Result<Artifact> {
     let selection = calibration.selection;
-    let keys = code(selection.word("k", "")).unwrap_or(Setting::DEFAULT.keys);
-    let values = code(selection.word("v", "")).unwrap_or(keys);
+    let Setting { keys, values, .. } = Setting::of(selection);
     let transform = Transform::of(selection);
     let material = calibration.material;
-    let steps = 2 * material.geometry.layers * (ROUNDS + 1);
+    let of_layer = if transform.by_head { material.geometry.kv_heads } else { 1 };
+    let steps = 2 * material.geometry.layers * of_layer * (ROUNDS + 1);
     let mut done = 0;
     let books = make(material, [keys, values], transform, || {
         done += 1;
@@ -149,9 +147,7 @@ fn make(
                     let needed = (LEAST * centroids).div_ceil(of_token);
                     return Err(Error::TooFew { what, found, centroids, needed }.into());
                 }
-                // The rounds of one head count, so that there are as many whatever the books.
-                let told = || if head == 0 { told() } else { Ok(()) };
-                let found = kmeans(&own, d, centroids, transform.seed, told)?;
+                let found = kmeans(&own, d, centroids, transform.seed, &mut told)?;
                 book.extend(found.into_iter().map(f16::from_f32));
             }
             Ok(book)
@@ -186,9 +182,10 @@ fn table(keys: &[f16], kv_heads: usize, head_dim: usize, transform: Transform) -
             let (key, query) = if transform.after { (2, 4) } else { (1, 3) };
             let all = largest.iter().copied().fold(0f32, f32::max);
             for (channel, most) in largest.into_iter().enumerate() {
-                // A channel that is always the same has nothing to smooth. The largest λ is 1, so that
-                // neither keys nor queries leave f16: a factor that all channels have changes nothing else.
-                let lambda = if most > 0.0 { (most / all).sqrt() } else { 1.0 };
+                // A channel that is always the same has nothing to smooth, and of one that hardly moved on
+                // this text nobody knows how far it may. The largest λ is 1, so that neither keys nor queries
+                // leave f16: a factor that all channels have changes nothing else.
+                let lambda = if most > 0.0 { (most / all).max(LEAST_MOVED).sqrt() } else { 1.0 };
                 table[key * head_dim + channel] = 1.0 / lambda;
                 table[query * head_dim + channel] = lambda;
             }

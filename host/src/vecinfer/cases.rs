@@ -2,6 +2,7 @@
 //! of tiles, rings and splits, prompts.
 
 use super::plan::ATTENDED;
+use super::prompt::turn_on;
 use super::store::ENCODED;
 use super::{Books, Code, Encode, HEAD_DIMS, Handles, LayerBooks, Plan, Setting, Source, Store, Tables};
 use crate::attention::StepProblem;
@@ -10,8 +11,7 @@ use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::mixed;
-use kernels_gpu::vecinfer::{RESTORE_THREADS, ROWS_OF_TRANSFORM, turn};
-use simt::LaunchShape;
+use kernels_gpu::vecinfer::ROWS_OF_TRANSFORM;
 
 /// A batch, how it is stored, and how it comes in.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +24,8 @@ pub(super) struct Step {
     pub recent: u32,
     pub hadamard: bool,
     pub by_head: bool,
+    /// With numbers that are none.
+    pub hostile: bool,
     pub race_check: bool,
 }
 
@@ -36,6 +38,7 @@ pub(super) const STEP: Step = Step {
     recent: 32,
     hadamard: true,
     by_head: false,
+    hostile: false,
     race_check: false,
 };
 
@@ -68,6 +71,7 @@ pub(super) fn steps(coverage: Coverage) -> Vec<Step> {
     }
     let odd = &[Input::Constant, Input::Outlier, Input::Extremal];
     steps.push(Step { lengths: &[900, 800, 530], inputs: odd, max_tokens: 900, ..STEP });
+    steps.push(Step { lengths: &[150, 40], hostile: true, ..STEP });
     // Many parts of one sequence, and a thread block for each of many.
     steps.push(Step { lengths: &[4090], kv_heads: 1, max_tokens: 4096, ..STEP });
     steps.push(Step { lengths: &CROWD, kv_heads: 8, group: 1, max_tokens: 704, ..STEP });
@@ -75,6 +79,21 @@ pub(super) fn steps(coverage: Coverage) -> Vec<Step> {
         steps.push(Step { lengths: &[20_011, 9_000], kv_heads: 1, max_tokens: 20_480, ..STEP });
     }
     steps
+}
+
+/// The steps that a pair of codes is tried on: the default ones on all. What the others have of their own are
+/// operands and places of codes.
+pub(super) fn steps_of(codes: [Code; 2], coverage: Coverage) -> Vec<Step> {
+    let own = codes == [Setting::DEFAULT.keys, Setting::DEFAULT.values];
+    match coverage {
+        Coverage::Quick if !own => {
+            let mut steps = steps(Coverage::Small);
+            steps.push(Step { lengths: &[1, 17, 79, 160], inputs: &[Input::Normal, Input::Wide], ..STEP });
+            steps.push(Step { lengths: &[70], hostile: true, by_head: true, ..STEP });
+            steps
+        }
+        _ => steps(coverage),
+    }
 }
 
 /// Settings of all instances.
@@ -91,16 +110,18 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
     debug_assert!(settings().iter().flatten().all(|code| ENCODED.contains(&code.number())));
     for head_dim in HEAD_DIMS {
         for [keys, values] in settings() {
-            for step in steps(coverage) {
+            for step in steps_of([keys, values], coverage) {
                 let Step { lengths, kv_heads, group, max_tokens, recent, hadamard, by_head, .. } = step;
                 let setting = Setting { keys, values, recent };
                 let some = lengths.iter().take(12).map(u32::to_string).collect::<Vec<_>>().join(",");
                 let label = format!(
-                    "heads={}/{kv_heads} recent={recent} hadamard={hadamard} books-by-head={by_head} of \
-                     {max_tokens}: {some}",
-                    group * kv_heads
+                    "heads={}/{kv_heads} recent={recent} hadamard={hadamard} books-by-head={by_head} \
+                     hostile={} of {max_tokens}: {some}",
+                    group * kv_heads,
+                    step.hostile
                 );
-                let Ok(plan) = super::plan::kernel_info(head_dim, setting) else { continue };
+                let plan =
+                    super::plan::kernel_info(head_dim, setting).expect("an instance of what is attended to");
                 let case = Case::new(plan[0], label, move |device| run(device, step, setting, head_dim));
                 let case = plan[1..].iter().fold(case, |case, kernel| case.and(kernel));
                 cases.push(if step.race_check { case.race_checked() } else { case });
@@ -121,8 +142,14 @@ fn numbers(count: usize, seed: u64) -> impl Iterator<Item = f32> {
 /// Tables of one layer that nobody has calibrated.
 pub(super) fn made_up(codes: [Code; 2], kv_heads: u32, head_dim: u32, step: Step) -> Books {
     let books = |code: Code, seed| -> Vec<f16> {
-        let count = code.book_elements() * if step.by_head { kv_heads } else { 1 };
-        numbers(count as usize, seed).map(f16::from_f32).collect()
+        let one = code.book_elements() as usize;
+        let count = one * if step.by_head { kv_heads as usize } else { 1 };
+        let mut books: Vec<f16> = numbers(count, seed).map(f16::from_f32).collect();
+        if step.by_head {
+            // Each centroid twice: the first counts.
+            books.chunks_exact_mut(one).for_each(|book| book.copy_within(..one / 2, one / 2));
+        }
+        books
     };
     let mut transform: Vec<f32> =
         numbers((kv_heads * ROWS_OF_TRANSFORM * head_dim) as usize, 3).map(|x| 0.3 + x.abs()).collect();
@@ -137,12 +164,30 @@ pub(super) fn made_up(codes: [Code; 2], kv_heads: u32, head_dim: u32, step: Step
     Books { hadamard: step.hadamard, codes, layers: vec![layer] }
 }
 
+/// Some keys and values that are no numbers, or the largest there are, in codes and in the ring.
+fn hurt(batch: &mut Batch<f16>) {
+    let hostile = [f16::NAN, f16::INFINITY, f16::NEG_INFINITY, f16::MAX, f16::MIN_POSITIVE_SUBNORMAL];
+    for sequence in 0..batch.lengths.len() {
+        for token in (sequence..batch.lengths[sequence] as usize).step_by(13) {
+            let (head, number) = (token % batch.problem.kv_heads as usize, hostile[token / 13 % 5]);
+            let at = batch.row(sequence, head, token) + 7 * token % 60;
+            if token % 2 == 0 {
+                batch.keys[at] = number;
+            } else {
+                batch.values[at] = number;
+            }
+        }
+    }
+}
+
 /// What a run leaves.
 #[cfg_attr(not(test), expect(dead_code, reason = "tests look at what went in"))]
 pub(super) struct Ran {
     pub batch: Batch<f16>,
     pub books: Books,
     pub store: Store,
+    /// Of the first sequence, as encoding stored it: keys, values.
+    pub encoded: [Vec<f16>; 2],
     /// Of the first sequence, restored.
     pub pool: [Buffer<f16>; 2],
     /// The queries of a prompt of as many tokens as there are sequences.
@@ -162,15 +207,16 @@ pub(super) fn ran(
     let Step { lengths, inputs, kv_heads, group, max_tokens, .. } = step;
     let sequences = lengths.len() as u32;
     let problem = StepProblem { sequences, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens };
-    let batch = Batch::<f16>::in_turns(problem, inputs, lengths, 5, 9);
+    let mut batch = Batch::<f16>::in_turns(problem, inputs, lengths, 5, 9);
+    if step.hostile {
+        hurt(&mut batch);
+    }
     let books = made_up([setting.keys, setting.values], kv_heads, head_dim, step);
     let stream = Stream::new(device)?;
     let tables = Tables::new(device, &books, 0)?;
     let Uploaded { queries, keys, values, table, .. } = batch.upload(device)?;
     let max_blocks = (batch.table.len() / lengths.len()) as u32;
     let mut store = Store::new(device, problem, setting)?;
-    // Codes of tokens that there are not stay as they are.
-    stream.fill_u8(&mut store.codes, .., 0)?;
     let mut ends = Buffer::<u32>::zeroed(device, lengths.len())?;
     let blocks = (max_tokens.div_ceil(16) * kv_heads * 16 * head_dim) as usize;
     let mut pool = [Buffer::<f16>::zeroed(device, blocks)?, Buffer::<f16>::zeroed(device, blocks)?];
@@ -197,6 +243,8 @@ pub(super) fn ran(
             unsafe { store.encode_on(&stream, slices, &tables, encode) }?;
         }
     }
+    // What encoding puts into a prompt's pool, before restoring does.
+    let encoded = [pool[0].to_vec()?, pool[1].to_vec()?];
     if lengths[0] > 1 {
         let [pool_keys, pool_values] = &mut pool;
         let pools = [pool_keys.global_mut(), pool_values.global_mut()];
@@ -204,33 +252,16 @@ pub(super) fn ran(
         unsafe { store.restore_on(&stream, slices, &tables, (0, lengths[0]), pools) }?;
     }
     let mut turned = poisoned::<f16>(&stream, queries.len())?;
-    let shape = tables.complete(store.shape());
-    if slices {
-        let table = tables.transform.to_vec()?;
-        let mut out = vec![f16::ZERO; queries.len()];
-        super::cpu::turn(head_dim as usize, shape, &table, &batch.queries, &mut out);
-        turned.write(0, &out)?;
-    } else {
-        let kernel = if head_dim == 64 { turn::kernel::<64>() } else { turn::kernel::<128>() };
-        let heads = problem.q_heads;
-        let grid = (heads.div_ceil(RESTORE_THREADS / 32), sequences);
-        let args = turn::Args {
-            queries: queries.global(),
-            transforms: tables.transform.global(),
-            turned: turned.global_mut(),
-            heads,
-            shape,
-        };
-        // SAFETY: as above.
-        unsafe { stream.launch(&kernel, LaunchShape::new(grid, RESTORE_THREADS), args) }?;
-    }
+    let (own, shape) = (turned.global_mut(), store.shape());
+    // SAFETY: as above.
+    unsafe { turn_on(&stream, slices, &tables, problem, shape, queries.global(), own) }?;
     let mut plan = Plan::new(device, problem, setting)?;
     let mut output = poisoned::<f32>(&stream, queries.len())?;
     let handles = Handles { queries: queries.global(), lengths: ends.global(), output: output.global_mut() };
     // SAFETY: as above.
     unsafe { plan.run_on(&stream, slices, &store, &tables, handles) }?;
     stream.synchronize()?;
-    Ok(Ran { batch, books, store, pool, turned, lengths: ends, output })
+    Ok(Ran { batch, books, store, encoded, pool, turned, lengths: ends, output })
 }
 
 impl Ran {
@@ -241,6 +272,9 @@ impl Ran {
             OutputBuffer::download("codes", self.store.codes())?,
             OutputBuffer::download("recent keys", recent_keys)?,
             OutputBuffer::download("recent values", recent_values)?,
+            OutputBuffer::new("encoded keys", self.encoded[0].clone()),
+            OutputBuffer::new("encoded values", self.encoded[1].clone()),
+            OutputBuffer::download("refused", self.store.refused())?,
             OutputBuffer::download("restored keys", &self.pool[0])?,
             OutputBuffer::download("restored values", &self.pool[1])?,
             OutputBuffer::download("turned", &self.turned)?,

@@ -64,6 +64,18 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
+    /// A layer that a file has nothing for.
+    #[error(
+        "{path} has codebooks for {layers} layers, and this is layer {layer}; give the file of its model"
+    )]
+    Layer {
+        /// The file.
+        path: String,
+        /// How many it has.
+        layers: usize,
+        /// What was asked for.
+        layer: usize,
+    },
     /// Too little text.
     #[error(
         "{found} sub-vectors of {what} are too few for {centroids} centroids; calibrate on {needed} tokens or more"

@@ -1,7 +1,7 @@
 //! Vector-quantized keys and values, attended to straight from their codes, after Yao et al., *VecInfer*.
 //!
 //! Keys pass through a transformation that takes their outliers away, and keys and values are stored as the
-//! numbers of the nearest centroids: 1 to 4 bits a channel ([`Setting`]). Codebooks and transformation are
+//! numbers of the nearest centroids: 2 to 4 bits a channel ([`Setting`]). Codebooks and transformation are
 //! made once for a model ([`calibrate`]) and read from a file ([`Books`]). A [`Store`] keeps what a layer
 //! holds; a step attends to it with a [`Plan`], in one launch. A prompt's attention is exact over what
 //! earlier chunks are stored as.
@@ -32,7 +32,7 @@ pub use setting::{HEAD_DIMS, Setting};
 pub use store::{Encode, Source, Store};
 
 use crate::kv::{Kind, OptionSpec, Scheme, System, proof};
-use setting::NAMES;
+use setting::CODE_OPTIONS;
 
 /// The system.
 pub static SYSTEM: System = System {
@@ -42,15 +42,11 @@ pub static SYSTEM: System = System {
     cases: cases::cases,
     schemes: &[Scheme {
         name: "vecinfer",
-        about: "keys and values as codes of 1 to 4 bits a channel, by codebooks made for the model",
+        about: "keys and values as codes of 2 to 4 bits a channel, by codebooks made for the model",
         presets: &[],
         options: &[
-            OptionSpec {
-                name: "k",
-                about: "keys: channels of a sub-vector and bits of a code, which take b/d bits a channel; d4b8",
-                kind: Kind::Word(&NAMES),
-            },
-            OptionSpec { name: "v", about: "values, likewise; as the keys", kind: Kind::Word(&NAMES) },
+            CODE_OPTIONS[0],
+            CODE_OPTIONS[1],
             OptionSpec {
                 name: "recent",
                 about: "tokens at the end that stay in f16, rounded up to 16; 128",
@@ -63,7 +59,7 @@ pub static SYSTEM: System = System {
             },
         ],
         step_bytes: |selection, head_dim, tokens| Setting::of(selection).step_bytes(head_dim, tokens),
-        check: |_| Ok(()),
+        check: |selection| Ok(Setting::of(selection).checked().map(drop)?),
         open: |opening| Ok(Box::new(VecInferCache::open(opening)?)),
         workload: workload::open,
         proof: proof::by_workload,

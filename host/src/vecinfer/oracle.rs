@@ -68,14 +68,16 @@ pub fn decoded(code: Code, kind: Kind, head_dim: u32, tile: &[u8], token: u32, b
     (0..code.parts(head_dim)).flat_map(centroid).collect()
 }
 
-/// Attention of a transformed query over stored keys and values, and how far an element of the kernels'
-/// output may be from it.
+/// Attention of a query, as the kernels transform and round it, over stored keys and values, and how far an
+/// element of the kernels' output may be from it.
 ///
-/// A score's error, natural units: the query's own ([`transform_error`], times the longest key), D/16 steps
-/// of the tensor cores of terms that add up to Σ|q~·k~|, and two roundings. Weights are off by a factor of
-/// exp(±2e) then, which moves the output by no more than 2.1·e·max|v| while e < 0.05; rounding weights to
-/// f16, by 2^−11·max|v|; and each of the steps of a warp, of which there are `steps` at most, and of the
-/// merging, by κ·max|v|.
+/// A score's error e, natural units: D/16 steps of the tensor cores of terms that add up to Σ|q~·k~|, and two
+/// roundings. Weights are off by a factor of exp(±2e) then, which moves the output by no more than
+/// 2.1·e·max|v| while e < 0.05; rounding weights to f16, by 2^−11·max|v|; and each of the steps of a warp, of
+/// which there are `steps` at most, and of the merging, by κ·max|v|.
+///
+/// # Panics
+/// If e is larger.
 pub fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], steps: usize) -> (Vec<f64>, f64) {
     let dim = query.len();
     let sequence = Sequence::decode(keys.len(), 1, 1, dim);
@@ -84,12 +86,10 @@ pub fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], steps: usiz
         |_, token, row: &mut [f64]| row.copy_from_slice(&keys[token]),
         |_, token, row: &mut [f64]| row.copy_from_slice(&values[token]),
     );
-    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
-    let longest = keys.iter().map(|key| norm(key)).fold(0.0, f64::max);
     let terms = |key: &Vec<f64>| key.iter().zip(query).map(|(k, q)| (k * q).abs()).sum::<f64>();
     let most = keys.iter().map(terms).fold(0.0, f64::max);
-    let score = sequence.scale
-        * (transform_error(norm(query), dim) * longest + (KAPPA * (dim / 16) as f64 + 3.0 * U) * most);
+    let score = sequence.scale * (KAPPA * (dim / 16) as f64 + 3.0 * U) * most;
+    assert!(score < 0.05, "scores are off by {score}, and the bound is for less");
     let largest = values.iter().flatten().fold(0f64, |most, x| most.max(x.abs()));
     let bound = largest * (2.1 * score + F16 * 1.01 + KAPPA * (steps + 20) as f64) + 1e-30;
     (attended.output, bound)

@@ -41,7 +41,7 @@ macro_rules! instances {
         pub(super) const ATTENDED: &[(u32, u32)] = &[$(($keys, $values)),*];
     };
 }
-instances!((408, 408));
+instances!((208, 208)(208, 408)(408, 408)(410, 410));
 
 /// The entries that a cache of such heads and setting launches: of steps, then those that write and restore.
 pub(super) fn kernel_info(head_dim: u32, setting: Setting) -> Result<Vec<&'static KernelInfo>> {

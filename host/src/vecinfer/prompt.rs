@@ -4,10 +4,11 @@ use super::books::Tables;
 use super::{Result, cpu};
 use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
+use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::vecinfer::{RESTORE_THREADS, Shape, turn};
-use simt::{Global, LaunchShape};
+use simt::{Global, GlobalMut, LaunchShape};
 
 /// Room for the longest prompt so far: one layer's, which all layers use in turn.
 #[derive(Debug)]
@@ -60,22 +61,39 @@ impl Room {
         shape: Shape,
         queries: Global<f16>,
     ) -> Result<()> {
-        let shape = tables.complete(shape);
         let turned = self.queries.global_range_mut(..queries.len())?;
-        if slices {
-            // SAFETY: the caller's word, and own memory.
-            unsafe {
-                let transform = slice(tables.transform.global());
-                cpu::turn(problem.head_dim as usize, shape, transform, slice(queries), slice_mut(turned));
-            }
-            return Ok(());
-        }
-        let rows = queries.len() / (problem.q_heads * problem.head_dim) as usize;
-        let grid = (problem.q_heads.div_ceil(RESTORE_THREADS / 32), rows as u32);
-        let kernel = if problem.head_dim == 64 { turn::kernel::<64>() } else { turn::kernel::<128>() };
-        let transforms = tables.transform.global();
-        let args = turn::Args { queries, transforms, turned, heads: problem.q_heads, shape };
-        // SAFETY: the caller's word; a warp a head of each row.
-        Ok(unsafe { stream.launch(&kernel, LaunchShape::new(grid, RESTORE_THREADS), args) }?)
+        // SAFETY: the caller's word, and own memory.
+        unsafe { turn_on(stream, slices, tables, problem, shape, queries, turned) }
     }
+}
+
+/// Brings queries [rows, q_heads, head_dim] into the space of the keys: the first handle's to the second.
+///
+/// # Safety
+/// As [`Stream::launch`]; the handles have the same length; with `slices` they are host memory.
+pub(super) unsafe fn turn_on(
+    stream: &Stream,
+    slices: bool,
+    tables: &Tables,
+    problem: StepProblem,
+    shape: Shape,
+    queries: Global<f16>,
+    turned: GlobalMut<f16>,
+) -> Result<()> {
+    let (shape, dim) = (tables.complete(shape), problem.head_dim as usize);
+    if slices {
+        // SAFETY: the caller's word.
+        unsafe {
+            let transform = slice(tables.transform.global());
+            cpu::turn(Level::best(), dim, shape, transform, slice(queries), slice_mut(turned));
+        }
+        return Ok(());
+    }
+    let rows = queries.len() / (problem.q_heads as usize * dim);
+    let grid = (problem.q_heads.div_ceil(RESTORE_THREADS / 32), rows as u32);
+    let kernel = if dim == 64 { turn::kernel::<64>() } else { turn::kernel::<128>() };
+    let transforms = tables.transform.global();
+    let args = turn::Args { queries, transforms, turned, heads: problem.q_heads, shape };
+    // SAFETY: the caller's word; a warp a head of each row.
+    Ok(unsafe { stream.launch(&kernel, LaunchShape::new(grid, RESTORE_THREADS), args) }?)
 }

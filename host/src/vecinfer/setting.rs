@@ -3,7 +3,7 @@
 use super::{Error, Result};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::StepProblem;
-use crate::kv::Selection;
+use crate::kv::{Kind, OptionSpec, Selection};
 use kernels_gpu::vecinfer::{Code, EncodeShape, Shape, split_count};
 
 /// Channels of a head that there are kernels for.
@@ -11,8 +11,18 @@ pub const HEAD_DIMS: [u32; 2] = [64, 128];
 /// The most tokens of a sequence.
 const MOST_TOKENS: u32 = 1 << 30;
 
-/// The names of [`CODES`](super::CODES).
-pub(super) const NAMES: [&str; 7] = ["d2b8", "d4b12", "d4b10", "d4b8", "d8b12", "d8b10", "d8b8"];
+/// The names of codes that there are kernels for.
+pub(super) const NAMES: [&str; 3] = ["d2b8", "d4b10", "d4b8"];
+
+/// The options that name codes, of the scheme and of its calibration.
+pub(super) const CODE_OPTIONS: [OptionSpec; 2] = [
+    OptionSpec {
+        name: "k",
+        about: "keys: channels of a sub-vector and bits of a code, which take b/d bits a channel; d4b8",
+        kind: Kind::Word(&NAMES),
+    },
+    OptionSpec { name: "v", about: "values, likewise; as the keys", kind: Kind::Word(&NAMES) },
+];
 
 /// What a code is called: `d4b8`.
 pub(super) fn name(code: Code) -> String {
@@ -74,6 +84,15 @@ impl Setting {
         self.token_bytes(head_dim) * coded as f64 + f64::from(4 * head_dim) * (tokens - coded) as f64
     }
 
+    /// Itself, if there are kernels for its codes.
+    ///
+    /// # Errors
+    /// [`Error::Codes`].
+    pub fn checked(self) -> Result<Self> {
+        super::plan::kernel_info(HEAD_DIMS[0], self)?;
+        Ok(self)
+    }
+
     /// What the kernels are told of a cache for such steps, but for its tables.
     pub(super) fn shape(self, problem: StepProblem) -> Shape {
         let group = problem.q_heads / problem.kv_heads.max(1);
@@ -83,7 +102,8 @@ impl Setting {
             group,
             kv_heads: problem.kv_heads,
             tiles,
-            ring: self.ring(),
+            // A ring that holds all has no use for more.
+            ring: self.ring().min(tiles + 1),
             splits: split_count(launches, tiles),
             scale_log2: (problem.dense().scale() * std::f64::consts::LOG2_E) as f32,
             hadamard: 0,

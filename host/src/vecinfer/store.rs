@@ -42,7 +42,7 @@ macro_rules! instances {
         pub(super) const ENCODED: &[u32] = &[$($code),*];
     };
 }
-instances!(408);
+instances!(208 408 410);
 
 /// Those of keys and of values.
 fn kernels_for(head_dim: u32, setting: Setting) -> Result<[(EncodeKernel, Kernel<restore::Args>); 2]> {
@@ -105,7 +105,7 @@ pub struct Encode {
     pub keys: Global<f16>,
     /// Values.
     pub values: Global<f16>,
-    /// The position of each token, \[sequences, tokens\]; those of a sequence follow each other.
+    /// Positions, \[sequences, tokens\]: the first of each sequence is read, the others follow.
     pub positions: Global<u32>,
     /// Of the sequences, \[sequences\]: becomes one more than the last position.
     pub lengths: GlobalMut<u32>,
@@ -130,7 +130,8 @@ impl Store {
             setting,
             problem,
             shape,
-            codes: Buffer::new(device, bytes)?,
+            // Words of tokens that are not there are read with those that are.
+            codes: Buffer::zeroed(device, bytes)?,
             recent_keys: Buffer::zeroed(device, ring)?,
             recent_values: Buffer::zeroed(device, ring)?,
             refused: Buffer::zeroed(device, 1)?,
@@ -349,6 +350,11 @@ impl Store {
             stream.copy(&kept, .., ring, to * of_ring)?;
         }
         Ok(stream.synchronize()?)
+    }
+
+    /// 0, or 2·position + 1 for a key and + 2 for a value that is not finite.
+    pub(super) fn refused(&self) -> &Buffer<u32> {
+        &self.refused
     }
 
     /// Whether all that was put in is finite. Waits for the stream.

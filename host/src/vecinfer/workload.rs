@@ -1,7 +1,7 @@
 //! A step as a workload: all sequences of a batch in one launch.
 
 use super::calibrate::of_itself;
-use super::{Books, Encode, Handles, Plan, Setting, Source, Store, Tables};
+use super::{Books, Encode, Error, Handles, Plan, Setting, Source, Store, Tables};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::kv::calibration::{Material, Passed};
 use crate::kv::workload::{Fact, Input, Memory, Opening, Outcome, Workload};
@@ -25,8 +25,8 @@ struct VecInfer {
     stores: Vec<Store>,
     lengths: Buffer<u32>,
     output: Buffer<f32>,
-    /// Whether the codebooks were made from the input.
-    of_itself: bool,
+    /// Of which layer of a model the codebooks are; `None` if they were made from the input.
+    layer: Option<usize>,
 }
 
 /// The codes of each of the pools, and a step. Without a file the codebooks are made from the input itself.
@@ -45,21 +45,26 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     };
     let capacity = (dense.max_tokens as usize).into();
     let selection = opening.selection;
-    let file =
-        kv::Opening { device: &device, geometry, rope: None, capacity, selection }.artifact("codes")?;
-    let of_itself = file.is_none();
-    let books = match file {
-        Some(mut file) => Books::read(&mut file, setting, [1, geometry.kv_heads, geometry.head_dim])?,
-        None => self::of_itself(&material(&input, geometry)?, setting)?,
+    let of_model = kv::Opening { device: &device, geometry, rope: None, capacity, selection };
+    let (books, layer) = match of_model.artifact_of_layers("codes")? {
+        Some((mut file, layers)) => {
+            let books = Books::read(&mut file, setting, [layers, geometry.kv_heads, geometry.head_dim])?;
+            let layer = opening.layer.unwrap_or(0);
+            if layer >= layers {
+                return Err(Error::Layer { path: file.path().display().to_string(), layers, layer }.into());
+            }
+            (books, Some(layer))
+        }
+        None => (self::of_itself(&material(&input, geometry)?, setting)?, None),
     };
-    let tables = Tables::new(&device, &books, 0)?;
+    let tables = Tables::new(&device, &books, layer.unwrap_or(0))?;
     let stream = Stream::new(&device)?;
     let mut output = Buffer::new(&device, problem.dense().query_rows() * problem.head_dim as usize)?;
     // What no right result is.
     stream.fill_u8(&mut output, .., 0xff)?;
     let lengths = Buffer::zeroed(&device, problem.sequences as usize)?;
     let stores = Vec::new();
-    let mut workload = VecInfer { input, setting, plan, tables, stores, lengths, output, of_itself };
+    let mut workload = VecInfer { input, setting, plan, tables, stores, lengths, output, layer };
     for set in 0..workload.input.pools.len() {
         workload.encode(&stream, set, problem)?;
     }
@@ -177,9 +182,12 @@ impl Workload for VecInfer {
     fn facts(&self) -> Result<Vec<Fact>> {
         let coded: u64 = self.input.lengths.iter().map(|length| self.setting.coded((*length).into())).sum();
         let all: u64 = self.input.lengths.iter().map(|length| u64::from(*length)).sum();
-        let of_itself = if self.of_itself { "made from this input itself" } else { "from the file" };
+        let made = match self.layer {
+            Some(layer) => format!("of layer {layer} in the file"),
+            None => "made from this input itself".into(),
+        };
         Ok(vec![
-            Fact::text("codebooks", of_itself),
+            Fact::text("codebooks", made),
             Fact::count("tokens read from codes", coded as f64),
             Fact::count("tokens read in f16", (all - coded) as f64),
         ])

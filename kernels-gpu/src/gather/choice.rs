@@ -148,7 +148,7 @@ pub fn select<E: Half, const D: usize, const R: usize>(
     let row = sequence * shape.kv_heads + head;
     let rule = shape.rule;
     let extent = Extent::of(lengths.load(sequence as usize).min(shape.max_blocks * BLOCK_TOKENS), rule);
-    let tiles = if extent.ranked() { extent.local.div_ceil(TILE_BLOCKS) } else { 0 };
+    let tiles = if extent.ranked_blocks() > 0 { extent.local.div_ceil(TILE_BLOCKS) } else { 0 };
     let parts = thread::grid_dim_x();
     let tiles_a_part = bits::div_u32(tiles + parts - 1, parts).max(1);
     let used = bits::div_u32(tiles + tiles_a_part - 1, tiles_a_part).max(1);

@@ -59,16 +59,16 @@ impl Extent {
         self.local.saturating_sub(1)
     }
 
-    /// Whether some distant blocks are not kept, so that they must be ranked.
+    /// Whether some distant blocks are not kept.
     #[inline(always)]
     pub fn ranked(self) -> bool {
         self.chosen < self.distant()
     }
 
-    /// Blocks that must be ranked: all distant ones, or none where all of them are kept.
+    /// Blocks that must be ranked: all distant ones, or none where all of them are kept, or none of them is.
     #[inline(always)]
     pub fn ranked_blocks(self) -> u32 {
-        if self.ranked() { self.distant() } else { 0 }
+        if self.ranked() && self.chosen > 0 { self.distant() } else { 0 }
     }
 
     /// Blocks that are kept.

@@ -124,7 +124,10 @@ pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout<K, V
 /// A step's attention of one layer. `counters` [sequences, kv_heads · row groups] are 0 before and after.
 #[kernel(
     system = vecinfer,
-    instances((64, 408, 408), (128, 408, 408)),
+    instances(
+        (64, 208, 208), (64, 208, 408), (64, 408, 408), (64, 410, 410),
+        (128, 208, 208), (128, 208, 408), (128, 408, 408), (128, 410, 410)
+    ),
     max_threads = 256,
     min_blocks = 2,
     overlaps = by_hand
@@ -154,14 +157,13 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
         (Chunks::<K>::ahead(key_books, key_at), Chunks::ahead(value_books, value_at));
     thread::wait_for_previous();
     thread::let_next_start();
-    layout.key_book.fill(own_keys, key_books, key_at);
-    layout.value_book.fill(own_values, value_books, value_at);
-
     let length = lengths.load(sequence as usize).min(shape.tiles * BLOCK_TOKENS);
     let Parts { tiles, tiles_a_split, used } = Parts::of(length, shape.splits);
     if split >= used {
         return;
     }
+    layout.key_book.fill(own_keys, key_books, key_at);
+    layout.value_book.fill(own_values, value_books, value_at);
     let first = split * tiles_a_split;
     let end = (first + tiles_a_split).min(tiles);
 

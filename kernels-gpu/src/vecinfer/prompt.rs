@@ -23,7 +23,12 @@ pub const RESTORE_THREADS: u32 = 256;
 
 /// Restores the first `length` tokens of a sequence into the pools, as a step would see them: from their
 /// codes, the last ones from the ring. `codes`, `recent_keys` and `recent_values` are the sequence's own.
-#[kernel(system = vecinfer, instances((64, 408), (128, 408)), max_threads = 256, overlaps)]
+#[kernel(
+    system = vecinfer,
+    instances((64, 208), (64, 408), (64, 410), (128, 208), (128, 408), (128, 410)),
+    max_threads = 256,
+    overlaps
+)]
 pub fn restore<const D: usize, const C: u32>(
     codes: Global<u8>,
     recent_keys: Global<f16>,

@@ -114,7 +114,12 @@ pub const fn encode_bytes<const D: usize, const C: u32>() -> u32 {
 
 /// Encodes the new tokens of each sequence; see the head of the file. A sequence's tokens follow each other
 /// from the position of its first on; those past its room are left out.
-#[kernel(system = vecinfer, instances((64, 408), (128, 408)), max_threads = 256, overlaps)]
+#[kernel(
+    system = vecinfer,
+    instances((64, 208), (64, 408), (64, 410), (128, 208), (128, 408), (128, 410)),
+    max_threads = 256,
+    overlaps
+)]
 pub fn encode<const D: usize, const C: u32>(
     keys: Global<f16>,
     values: Global<f16>,

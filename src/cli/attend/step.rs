@@ -58,7 +58,7 @@ where
     let named = |source: kv::Error| Error::Scheme { layer: layer.name.clone(), source };
     let open = |selection: &Selection| {
         let originals = Originals::Host { scratch: setting.scratch };
-        let opening = Opening { input: input.clone().into(), selection, originals };
+        let opening = Opening { input: input.clone().into(), selection, originals, layer: layer.number() };
         (selection.scheme().workload)(&opening).map_err(named)
     };
     let mut workload = open(setting.kv)?;

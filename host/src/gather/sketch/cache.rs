@@ -45,7 +45,7 @@ impl SketchedCache {
         let (problem, blocks) = (StepProblem::from(dense), dense.sequences * dense.max_blocks());
         let plan = Plan::new(device, problem, budget)?;
         let lse = Buffer::new(device, dense.query_rows())?;
-        PagedCache::open(sequences, BySketches { plan, lse }, || {
+        PagedCache::open(sequences, BySketches { plan, lse }, |_| {
             Ok(Sketched {
                 sketches: Sketches::new(device, problem, blocks, budget)?,
                 verdicts: Buffer::zeroed(device, dense.query_rows())?,
@@ -105,7 +105,7 @@ unsafe impl Beside for BySketches {
         }
     }
 
-    fn kept(&self, tokens: usize) -> usize {
+    fn kept(&self, _: &Sketched, tokens: usize) -> usize {
         self.plan.budget().support.kept(tokens as u32) as usize
     }
 

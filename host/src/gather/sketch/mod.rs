@@ -61,6 +61,9 @@ impl Budget {
     /// Those of [`Support::checked`]; [`Error::Bits`], [`Error::Share`].
     pub fn checked(self) -> Result<Self> {
         self.support.checked()?;
+        if self.support.k == 0 {
+            return Err(Error::Empty { what: "k" });
+        }
         if !BITS.contains(&self.bits) {
             return Err(Error::Bits { bits: self.bits });
         }

@@ -30,8 +30,8 @@ pub(in super::super) fn open(opening: &Opening<'_>, budget: Budget) -> Result<Bo
     })
 }
 
-/// Sketches of a pool. Sequences may share blocks, of which each sees some tokens: the shortest sequence comes
-/// first, and what is said of a block in the end holds for the tokens that any of them sees.
+/// Sketches of a pool. Sequences may share blocks, of which each sees some tokens: the shortest sequence
+/// comes first, and what is said of a block in the end holds for the tokens that any of them sees.
 pub(super) fn sketched<E: SketchElement>(
     input: &Input<E>,
     pool: &PagedPool<E>,

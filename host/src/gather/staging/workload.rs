@@ -95,8 +95,8 @@ impl<E: GatherElement> Staged<E> {
                 to: Fetching::of_pool_mut(staging.pool_mut()),
                 to_table: near.global(),
             };
-            // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
-            // pools, and near tokens have a place each. Dropping a buffer waits for the device.
+            // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against
+            // the pools, and near tokens have a place each. Dropping a buffer waits for the device.
             unsafe { fetching.carry_on(stream, input.on_slices(stream), carried) }?;
         }
         Ok(())
@@ -141,7 +141,7 @@ impl<E: GatherElement> Staged<E> {
 
 impl<E: GatherElement> Workload for Staged<E> {
     fn stages(&self) -> &'static [&'static str] {
-        // What is claimed is fetched: a step that only does the first would leave the next one what is not there.
+        // What is claimed is fetched: else the next step would take for staged what is not there.
         &["select", "fetch", "attend"]
     }
 

@@ -74,6 +74,7 @@ fn the_choice_is_the_oracles() {
         (8, 128, Support { k: 1, block: 64, local: 1 }),
         (12, 64, Support { k: 4, block: 16, local: 4 }),
         (16, 128, Support { k: 1, block: 128, local: 1 }),
+        (4, 64, Support { k: 0, block: 16, local: 3 }),
     ] {
         let problem = StepProblem { q_heads: 2 * group, head_dim, ..PROBLEM };
         let mut half = batch::<f16>(problem, Input::Normal, &lengths, 3);

@@ -3,6 +3,7 @@
 use super::super::{Error, GatherCache, SYSTEM};
 use super::*;
 use crate::check::{Coverage, not_covered, run_cases};
+use crate::dense::DenseCache;
 use crate::kv::proof::{Options, Trial, by_workload};
 use crate::kv::workload::{AnyInput, Figure, Input as Given, Opening as Workloads, Originals};
 use crate::kv::{self, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
@@ -20,13 +21,20 @@ fn settings_are_read_as_they_are_written() {
     assert_eq!(of("gather:production"), Support { k: 8, block: 128, local: 4 });
     assert_eq!(of("gather:production/block=16/local=2"), Support { k: 8, block: 16, local: 2 });
     assert_eq!(of("gather/k=5/block=64"), Support { k: 5, block: 64, local: 4 });
+    // Policies beside each other keep as many tokens.
+    let kept = |text: &str| of(text).kept(100_000);
+    assert_eq!([kept("gather:window"), kept("gather")], [(1 + 36) * 128 - 96; 2]);
+    assert_eq!(kept("gather:quest"), (1 + 256 + 32) * 16);
     let refused = |text: &str| text.parse::<Selection>().expect_err("refused").to_string();
     for (text, part) in [
         ("gather/k=0", "k is a whole number from 1 up"),
         ("gather/local=0", "local is a whole number from 1 up"),
         ("gather/block=0", "block is one of 16, 32, 64, 128"),
         ("gather/block=48", "block is one of 16, 32, 64, 128"),
-        ("gather:quest", "its presets are assured, production"),
+        ("gather:nothing", "its presets are assured, production, quest, window, certified"),
+        ("gather:window/k=3", "gather:window reads no distant block"),
+        ("gather:certified/dense=1", "dense is for keys and values on the GPU"),
+        ("gather/staging=64/dense=2", "dense is for keys and values on the GPU"),
     ] {
         assert!(refused(text).contains(part), "{text}: {}", refused(text));
     }
@@ -42,8 +50,7 @@ fn what_there_is_no_kernel_for_is_said() {
     };
     let support = Support::ASSURED;
     for (problem, support, part) in [
-        (PROBLEM, Support { k: 0, ..support }, "k is 0; give it at least one block"),
-        (PROBLEM, Support { local: 0, ..support }, "local is 0"),
+        (PROBLEM, Support { local: 0, ..support }, "local is 0; give it at least one block"),
         (PROBLEM, Support { block: 24, ..support }, "of 24 tokens; there are 16, 32, 64 and 128"),
         (StepProblem { head_dim: 96, ..PROBLEM }, support, "head_dim 96; those there are take 64 and 128"),
         (StepProblem { max_tokens: 1 << 31 | 1, ..PROBLEM }, support, "2147483649 tokens a sequence"),
@@ -96,7 +103,11 @@ fn the_emulator_accepts_small_cases() {
 const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
 
 fn cache(capacity: usize, support: Support, kernels: bool) -> GatherCache {
-    let (device, selection) = (device(), selection("gather"));
+    cache_of("gather", capacity, support, kernels)
+}
+
+fn cache_of(text: &str, capacity: usize, support: Support, kernels: bool) -> GatherCache {
+    let (device, selection) = (device(), selection(text));
     let opening = Opening {
         device: &device,
         geometry: GEOMETRY,
@@ -109,7 +120,7 @@ fn cache(capacity: usize, support: Support, kernels: bool) -> GatherCache {
 }
 
 /// Appends `tokens` tokens to both layers and attends: the bits of the outputs.
-fn chunk(cache: &mut GatherCache, tokens: usize) -> Vec<u32> {
+fn chunk(cache: &mut impl KvCache, tokens: usize) -> Vec<u32> {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let first = cache.tokens();
@@ -167,6 +178,29 @@ fn a_cache_is_the_same_by_kernels_and_by_slices() {
     assert!(own.begin(&stream, Chunk::of_one(23)).expect_err("full").to_string().contains("do not fit"));
 }
 
+/// Layers at the front that attend to everything have the bits of dense attention, keep no bounds, and say
+/// that they skip nothing; the others are as without.
+#[test]
+fn dense_layers_attend_to_everything() {
+    let support = Support { k: 1, block: 16, local: 1 };
+    let mut mixed = cache_of("gather/dense=1", 120, support, false);
+    let (mut own, mut kernels) = (cache(120, support, false), cache_of("gather/dense=1", 120, support, true));
+    let mut dense = DenseCache::new(&device(), GEOMETRY, 120).expect("a cache");
+    for tokens in [90, 1, 1, 1] {
+        let [mixed_bits, own_bits] = [&mut mixed, &mut own].map(|cache| chunk(cache, tokens));
+        assert!(chunk(&mut kernels, tokens) == mixed_bits);
+        let dense_bits = chunk(&mut dense, tokens);
+        let (first, second) = mixed_bits.split_at(mixed_bits.len() / 2);
+        assert!(first == &dense_bits[..first.len()] && second == &own_bits[first.len()..]);
+        assert!(tokens > 1 || second != &dense_bits[first.len()..], "something is left out");
+    }
+    let skipped: Vec<u32> = mixed.report().expect("a report").heads.iter().map(|head| head.skipped).collect();
+    assert_eq!(skipped, [0, 0, 0, 0, 48, 48, 48, 48]);
+    // Of 93 tokens 45 in one layer; bounds of six blocks, of which four are ranked.
+    assert_eq!(mixed.bytes(), 93 * 1024 + 6 * 512);
+    assert_eq!(mixed.step_bytes(), (93 + 45) * 512 + 4 * 512);
+}
+
 /// A token past the room is left out of pool and bounds.
 #[test]
 fn a_cache_stays_inside_its_room() {
@@ -213,7 +247,7 @@ fn a_workload_is_the_plans_step() {
     let batch = batch::<f16>(PROBLEM, Input::Normal, &[400, 33, 250], 7);
     let selection = selection("gather/k=2/block=16/local=1");
     let input = AnyInput::F16(Arc::new(given(&batch)));
-    let opening = Workloads { input, selection: &selection, originals: Originals::Device };
+    let opening = Workloads { input, selection: &selection, originals: Originals::Device, layer: None };
     let mut workload = (selection.scheme().workload)(&opening).expect("a workload");
     let (expected, _) = step(&batch, Support::of(&selection), true);
     let outcome = workload.outcome().expect("read");

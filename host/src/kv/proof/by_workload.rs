@@ -95,7 +95,8 @@ impl Counts {
     /// One step over a batch, judged head by head.
     fn step(&mut self, trial: &Trial<'_>, batch: &Batch<f16>, seed: u64) -> Result<()> {
         let input = AnyInput::F16(Arc::new(to_device(trial.device, batch)?));
-        let opening = Opening { input, selection: trial.selection, originals: Originals::Device };
+        let opening =
+            Opening { input, selection: trial.selection, originals: Originals::Device, layer: None };
         let workload = match (trial.selection.scheme().workload)(&opening) {
             Ok(workload) => workload,
             Err(error) if error.is_refusal() => {

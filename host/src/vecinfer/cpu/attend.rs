@@ -1,7 +1,7 @@
 //! A step's attention: what on a GPU are thread blocks and warps is shared out over threads, and the tensor
 //! cores' arithmetic is done sixteen outputs at a time.
 
-use super::{Places, Stored, TILE, of_head, transform};
+use super::{Places, Stored, TILE, turn};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::cpu::lanes::{Eights, Floats, Lanes, Order, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
@@ -76,12 +76,8 @@ pub(in super::super) fn attend(
     output: &mut [f32],
 ) {
     let (shape, dim) = (stored.shape, stored.head_dim as usize);
-    let heads = (shape.kv_heads * shape.group) as usize;
     let mut turned = vec![f16::ZERO; queries.len()];
-    for (row, (query, out)) in queries.chunks_exact(dim).zip(turned.chunks_exact_mut(dim)).enumerate() {
-        let table = of_head(table, row % heads / shape.group as usize, dim);
-        run(level, Turn { table, hadamard: shape.hadamard != 0, row: query, out });
-    }
+    turn(level, dim, shape, table, queries, &mut turned);
     let places = [
         Places::new(stored.code(0), Kind::Key, stored.head_dim),
         Places::new(stored.code(1), Kind::Value, stored.head_dim),
@@ -135,23 +131,6 @@ pub(in super::super) fn attend(
             let at = view.query_row(part, r) * dim;
             run(level, Finish { partials, floats, r, output: &mut output[at..at + dim] });
         }
-    }
-}
-
-/// A query's transformation.
-struct Turn<'a> {
-    table: &'a [f32],
-    hadamard: bool,
-    row: &'a [f16],
-    out: &'a mut [f16],
-}
-
-impl Work for Turn<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        transform(self.row, self.table, false, self.hadamard, self.out);
     }
 }
 

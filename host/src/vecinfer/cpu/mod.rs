@@ -167,7 +167,14 @@ fn of_head(transform: &[f32], head: usize, dim: usize) -> &[f32] {
 }
 
 /// What [`turn`](kernels_gpu::vecinfer::turn()) does.
-pub(super) fn turn(dim: usize, shape: Shape, table: &[f32], queries: &[f16], turned: &mut [f16]) {
+pub(super) fn turn(
+    level: Level,
+    dim: usize,
+    shape: Shape,
+    table: &[f32],
+    queries: &[f16],
+    turned: &mut [f16],
+) {
     struct Turn<'a> {
         table: &'a [f32],
         hadamard: bool,
@@ -181,7 +188,7 @@ pub(super) fn turn(dim: usize, shape: Shape, table: &[f32], queries: &[f16], tur
             transform(self.row, self.table, false, self.hadamard, self.out);
         }
     }
-    let (level, heads) = (Level::best(), (shape.kv_heads * shape.group) as usize);
+    let heads = (shape.kv_heads * shape.group) as usize;
     let rows = queries.par_chunks_exact(dim).zip(turned.par_chunks_exact_mut(dim)).with_min_len(64);
     rows.enumerate().for_each(|(row, (query, out))| {
         let table = of_head(table, row % heads / shape.group as usize, dim);

@@ -1,11 +1,14 @@
 //! One property over oracle, the CPU's own path and the emulator.
 
-use super::cases::{Ran, STEP, Step, ran, settings, steps};
+use super::Books;
+use super::cases::{Ran, STEP, Step, made_up, ran, settings, steps_of};
 use super::oracle;
-use super::{HEAD_DIMS, Setting};
-use crate::Device;
+use super::{Code, HEAD_DIMS, Setting, VecInferCache};
 use crate::attention::BLOCK_TOKENS;
+use crate::attention::dense::sample::normal;
 use crate::check::Coverage;
+use crate::kv::{Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
+use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::vecinfer::Kind;
 use simt::emu::EmuOptions;
@@ -37,7 +40,7 @@ impl Ran {
 
     /// As it is stored, and read by a step.
     fn stored(&self, kind: usize, sequence: usize, token: usize, head: usize) -> Vec<f64> {
-        let (setting, shape, problem) = (self.store.setting(), self.store.shape(), self.batch.problem);
+        let (shape, problem) = (self.store.shape(), self.batch.problem);
         let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
         let row = sequence * heads + head;
         let tile = token / TILE;
@@ -48,15 +51,23 @@ impl Ran {
             self.store.recent()[kind].read(from, &mut out).expect("read");
             return wide(&out);
         }
+        let (code, tile) = self.tile(kind, sequence, tile, head);
+        let kind_of = [Kind::Key, Kind::Value][kind];
+        let book = self.book(kind, head);
+        oracle::decoded(code, kind_of, problem.head_dim, &tile, (token % TILE) as u32, &book)
+    }
+
+    /// The codes of a tile.
+    fn tile(&self, kind: usize, sequence: usize, tile: usize, head: usize) -> (Code, Vec<u8>) {
+        let (setting, shape, problem) = (self.store.setting(), self.store.shape(), self.batch.problem);
+        let row = sequence * problem.kv_heads as usize + head;
         let code = [setting.keys, setting.values][kind];
         let bytes = setting.tile_bytes(problem.head_dim) as usize;
         let own = code.tile_bytes(problem.head_dim) as usize;
         let mut out = vec![0; own];
         let from = (row * shape.tiles as usize + tile) * bytes + if kind == 0 { 0 } else { bytes - own };
         self.store.codes().read(from, &mut out).expect("read");
-        let kind_of = [Kind::Key, Kind::Value][kind];
-        let book = self.book(kind, head);
-        oracle::decoded(code, kind_of, problem.head_dim, &out, (token % TILE) as u32, &book)
+        (code, out)
     }
 
     fn book(&self, kind: usize, head: usize) -> Vec<f64> {
@@ -73,7 +84,7 @@ impl Ran {
 fn slices_have_the_bits_of_the_kernels() {
     for head_dim in HEAD_DIMS {
         for [keys, values] in settings() {
-            for step in steps(Coverage::Quick) {
+            for step in steps_of([keys, values], Coverage::Quick) {
                 let setting = Setting { keys, values, recent: step.recent };
                 let [kernels, slices] = [false, true]
                     .map(|slices| run(step, setting, head_dim, slices).outputs().expect("outputs"));
@@ -112,6 +123,15 @@ fn codes_are_those_of_the_nearest_centroids() {
                                 let is = |n: &u32| book[*n as usize * d..][..d] == *found;
                                 assert!(near.iter().any(is), "{code:?}: {x:?} to {found:?}");
                             }
+                            // The second half of a codebook is the first again.
+                            let kind_of = [Kind::Key, Kind::Value][kind];
+                            let (_, tile) = coded.tile(kind, sequence, token / TILE, head);
+                            let number = |part| {
+                                let place = code.place(kind_of, (token % TILE) as u32, part);
+                                code.read(head_dim, &tile, place)
+                            };
+                            let half = code.centroids() / 2;
+                            assert!((0..code.parts(head_dim)).all(|part| number(part) < half));
                         }
                     }
                 }
@@ -171,12 +191,13 @@ fn a_step_is_attention_over_what_is_stored() {
                 let ran = run(step, Setting { keys, values, recent: step.recent }, head_dim, true);
                 let dim = head_dim as usize;
                 let output = ran.output.to_vec().expect("read");
+                let turned = ran.turned.to_vec().expect("read");
                 let heads = (step.kv_heads * step.group) as usize;
                 for (row, output) in output.chunks_exact(dim).enumerate() {
                     let (sequence, q_head) = (row / heads, row % heads);
                     let head = q_head / step.group as usize;
-                    let query = wide(&ran.batch.queries[row * dim..][..dim]);
-                    let query = oracle::transformed(&query, &ran.books.layers[0], head, false, step.hadamard);
+                    // `the_transformation_keeps_products` holds it against the formula.
+                    let query = wide(&turned[row * dim..][..dim]);
                     let length = step.lengths[sequence] as usize;
                     let all = |kind| -> Vec<Vec<f64>> {
                         (0..length).map(|token| ran.stored(kind, sequence, token, head)).collect()
@@ -191,4 +212,49 @@ fn a_step_is_attention_over_what_is_stored() {
             }
         }
     }
+}
+
+/// A prompt in chunks of every cut, then steps: a cache has the same bits by the kernels and by slices.
+#[test]
+fn a_cache_is_the_same_by_kernels_and_by_slices() {
+    let geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
+    let (device, selection) = (device(), "vecinfer/recent=32".parse::<Selection>().expect("a scheme"));
+    let stream = Stream::new(&device).expect("a stream");
+    let setting = Setting::of(&selection);
+    let made = made_up([setting.keys, setting.values], 2, 64, STEP);
+    let books = Books { layers: vec![made.layers[0].clone(); 2], ..made };
+    let opening =
+        Opening { device: &device, geometry, rope: None, capacity: 160.into(), selection: &selection };
+    let open = || VecInferCache::new(&opening, setting, &books).expect("a cache");
+    let mut caches = [open(), open().with_kernels()];
+    for tokens in [40, 1, 1, 70, 17, 1, 1] {
+        let chunk = Chunk::of_one(tokens);
+        let positions = caches[0].held().positions(chunk);
+        let rows = |width: usize, kind: u64| -> Buffer<f16> {
+            let first = u64::from(positions[0]) * width as u64;
+            let of = |i: usize| f16::from_f32(normal(kind, first + i as u64));
+            let rows: Vec<f16> = (0..tokens * width).map(of).collect();
+            Buffer::from_slice(&device, &rows).expect("a buffer")
+        };
+        let positions = Buffer::from_slice(&device, &positions).expect("a buffer");
+        let outputs = caches.each_mut().map(|cache| {
+            let mut outputs = Vec::new();
+            cache.begin(&stream, chunk).expect("begun");
+            for layer in 0..geometry.layers {
+                let kind = 10 * layer as u64;
+                let (keys, values) = (rows(128, kind + 1), rows(128, kind + 2));
+                let new = Rotated { positions: &positions, keys: &keys, values: &values };
+                cache.append(&stream, layer, New::Rotated(new)).expect("appended");
+                let mut output = Buffer::<f32>::zeroed(&device, tokens * 256).expect("a buffer");
+                cache.attend(&stream, layer, &rows(256, kind + 3), &mut output).expect("attended");
+                outputs.extend(output.to_vec().expect("read").iter().map(|x| x.to_bits()));
+            }
+            cache.commit();
+            outputs
+        });
+        assert!(outputs[0] == outputs[1], "{tokens} tokens to {}", caches[0].tokens());
+        // Nothing that is attended to is nothing.
+        assert!(outputs[0].iter().any(|bits| *bits != 0));
+    }
+    assert_eq!(caches[0].bytes(), caches[1].bytes());
 }

@@ -1,8 +1,8 @@
 //! `settle`: what a head's output may be off by, and which heads need all of the sequence.
 //!
 //! # Mathematics
-//! With S the mass of what is left out, at most, M its moment Σ mass·‖v‖, K the mass attended to, at least, o what
-//! attention returned and E what its rounding may be (docs/certificate.md, "A sketch of every key"):
+//! With S the mass of what is left out, at most, M its moment Σ mass·‖v‖, K the mass attended to, at least, o
+//! what attention returned and E what its rounding may be (docs/certificate.md, "A sketch of every key"):
 //!
 //! ```text
 //! α = S/(S + K)      bound = E + min( (M + S·R)/K, α·(ν_rest + R) )      R = ‖o‖₂ + E
@@ -86,10 +86,9 @@ fn rounding<E: Half, const D: usize>(facts: &Facts, scale: f32, tokens: u32, spl
     [output, delta + chain.bracket::<E>()]
 }
 
-/// The largest mass attended to that is told from others, in octaves relative to the head's level.
+/// The largest mass attended to that is counted, in octaves relative to the head's level: together with any
+/// that is left out it is a finite number.
 const MOST_OCTAVES: f32 = 100.0;
-/// The largest mass that may be left out, likewise: both together are a finite number.
-const MOST_MASS: f32 = 1.0e30;
 
 /// The verdict of a head.
 #[inline(always)]
@@ -112,7 +111,7 @@ pub fn verdict<E: Half, const D: usize>(facts: &Facts, shape: SettleShape) -> Ve
     // A share is never none: a quotient may be less than f32 has.
     let share = fma(mass / (mass + kept), ROUNDED, f32::MIN_POSITIVE);
     // Not what is no number.
-    let within = mass <= MOST_MASS && share <= 2.0 && min(share, 1.0) <= shape.budget;
+    let within = share <= 2.0 && min(share, 1.0) <= shape.budget;
     if !within {
         let [bound, _] = rounding::<E, D>(facts, scale, length, shape.splits[1]);
         return Verdict { bound: canonical_nan(bound * ROUNDED), mass: 0.0, tokens: 0, dense: 1 };

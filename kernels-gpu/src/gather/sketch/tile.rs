@@ -30,8 +30,8 @@ use crate::attention::outward::{bound_or_infinity, f16_at_or_above, f16_at_or_be
 use half::f16;
 use simt::{Pod, Zeroable, bits, convert, math};
 
-/// What is known of a tile: each an upper bound, infinite where there is none. Where 64σ is beyond f16 scores are no
-/// numbers, whatever this says (docs/certificate.md, "A sketch of every key").
+/// What is known of a tile: each an upper bound, infinite where there is none. Where 64σ is beyond f16 scores
+/// are no numbers, whatever this says (docs/certificate.md, "A sketch of every key").
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(16))]
 pub struct Annotation {

@@ -135,7 +135,7 @@ impl Plan<'_> {
         Arc<Input<E>>: Into<AnyInput>,
     {
         let input = caches.input.clone().into();
-        let opening = Opening { input, selection, originals: self.originals };
+        let opening = Opening { input, selection, originals: self.originals, layer: None };
         Ok((selection.scheme().workload)(&opening)?)
     }
 }

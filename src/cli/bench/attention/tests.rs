@@ -242,7 +242,7 @@ fn an_error_above_its_bound_is_wrong() {
     for name in ["dense", "certified"] {
         let selection = name.parse().unwrap();
         let input = caches.input.clone().into();
-        let opening = Opening { input, selection: &selection, originals: Originals::Device };
+        let opening = Opening { input, selection: &selection, originals: Originals::Device, layer: None };
         let workload = (selection.scheme().workload)(&opening).unwrap();
         let mut outcome = workload.outcome().unwrap();
         let judged = caches.judge(&*workload, &outcome);

@@ -139,8 +139,8 @@ fn a_key_without_a_sketch_is_kept() {
     assert!(stepped.list[most..][..stepped.counts[1] as usize].len() < 25);
 }
 
-/// A head whose log-sum-exp is far above its level, or whose left-out mass is near the largest f32: no share of
-/// either is taken for a small one.
+/// A head whose log-sum-exp is far above its level, or whose left-out mass is near the largest f32: no share
+/// of either is taken for a small one.
 #[test]
 fn what_cannot_be_told_goes_to_the_rung() {
     use kernels_gpu::gather::sketch::{Facts, ScanShape, SettleShape, Whole, verdict};

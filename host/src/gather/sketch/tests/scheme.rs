@@ -166,8 +166,8 @@ fn head_steps_are_within_their_bounds() {
     assert!(findings.total.sources[0] > 100, "{:?}", findings.total.sources);
 }
 
-/// Query tokens of one text share its blocks: what is sketched is the longest of them, whatever their order, and
-/// bounds hold for all.
+/// Query tokens of one text share its blocks: what is sketched is the longest of them, whatever their order,
+/// and bounds hold for all.
 #[test]
 fn sequences_may_share_blocks() {
     let whole = batch::<f16>(StepProblem { max_tokens: 80, ..PROBLEM }, Input::Outlier, &[77], 9);
