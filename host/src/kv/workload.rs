@@ -2,12 +2,14 @@
 //! `prove` know of a scheme.
 
 mod judge;
+mod material;
 mod through_cache;
 
 pub use judge::{Data, Exact, Judged, Rows, judge, norm};
 pub use through_cache::open as through_cache;
+pub(crate) use through_cache::open_with as through_cache_of;
 
-use super::{Error, HeadReport, Result, Selection};
+use super::{Error, Geometry, HeadReport, Result, Selection};
 use crate::attention::dense::{DenseElement, Problem};
 use crate::attention::{BlockTable, PagedPool};
 use crate::{Buffer, Device, Stream};
@@ -33,6 +35,18 @@ pub struct Input<E: DenseElement> {
     pub blocks: Vec<Vec<u32>>,
     /// Queries of steps that follow each other, each [sequences, q_heads, head_dim]; at least one.
     pub queries: Vec<Buffer<E>>,
+}
+
+impl<E: DenseElement> Input<E> {
+    /// Its heads, as those of a model of one layer.
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            layers: 1,
+            q_heads: self.problem.q_heads as usize,
+            kv_heads: self.problem.kv_heads as usize,
+            head_dim: self.problem.head_dim as usize,
+        }
+    }
 }
 
 /// An [`Input`] of either element type.
