@@ -142,7 +142,8 @@ fn read(
     let queries = selection.scheme().calibrate.as_ref().is_some_and(|calibrator| calibrator.queries);
     let mut runner = subject.runner()?;
     let geometry = (&subject.model.config).into();
-    let mut material = Material { geometry, layers: vec![Passed::default(); layers.len()] };
+    let rope = Some((&subject.model.config).into());
+    let mut material = Material { geometry, rope, layers: vec![Passed::default(); layers.len()] };
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     watcher.say("reading".into());
     for window in &cut {

@@ -1,6 +1,6 @@
 //! A cache of codes.
 
-use super::{AppendHandles, Books, Encoder, Error, Handles, Plan, Settings};
+use super::{AppendHandles, Books, Encoder, Error, Handles, Order, Plan, Settings};
 use crate::attention::BLOCK_TOKENS;
 use crate::kv::{
     self, Attending, Chunk, Held, KvCache, New, Opening, Paged, Result, Rotated, Rows, Sequences,
@@ -29,6 +29,8 @@ pub struct GtqCache {
     encoder: Encoder,
     /// Tiles of each layer, [blocks, kv_heads].
     pools: Vec<Buffer<u32>>,
+    /// The order of each layer's channels, [kv_heads, head_dim]; empty of whole keys.
+    orders: Vec<Buffer<u8>>,
     /// Of each layer the first key and the first value that could not be stored.
     problems: Vec<Buffer<u32>>,
     /// Table and lengths.
@@ -39,12 +41,21 @@ pub struct GtqCache {
 }
 
 impl GtqCache {
-    /// An empty cache.
+    /// An empty cache of whole keys.
     ///
     /// # Errors
     /// [`kv::Error::Memory`] if the device can never hold it; heads that there is no kernel for; out of
     /// memory.
     pub fn new(opening: &Opening<'_>, settings: Settings) -> Result<Self> {
+        let none = Order { layers: vec![Vec::new(); opening.geometry.layers] };
+        GtqCache::in_order(opening, Settings { blocks: false, ..settings }, &none)
+    }
+
+    /// An empty cache; `order` is that of keys in parts.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); an order of other heads.
+    pub fn in_order(opening: &Opening<'_>, settings: Settings, order: &Order) -> Result<Self> {
         let Opening { device, geometry, capacity, .. } = *opening;
         let sequences = Sequences::new(device, geometry, capacity);
         let problem = sequences.step_problem();
@@ -53,10 +64,20 @@ impl GtqCache {
         let tiles = u64::from(problem.sequences * problem.max_blocks()) * u64::from(problem.kv_heads);
         let bytes = tiles * u64::from(books.layout.bytes());
         kv::Error::if_too_large(device, capacity, bytes.saturating_mul(geometry.layers as u64))?;
+        super::length("the list of orders", order.layers.len(), geometry.layers)?;
+        for layer in &order.layers {
+            super::length("a layer's order", layer.len(), books.order_bytes(problem.kv_heads))?;
+            if let Some(channel) = layer.iter().find(|channel| u32::from(**channel) >= problem.head_dim) {
+                let (channel, head_dim) = (*channel, problem.head_dim);
+                return Err(Error::Channel { channel, head_dim }.into());
+            }
+        }
+        let orders = order.layers.iter().map(|layer| Buffer::from_slice(device, layer));
         let pools = (0..geometry.layers).map(|_| Buffer::new(device, bytes as usize / 4));
         let problems = (0..geometry.layers).map(|_| Buffer::from_slice(device, &[u32::MAX; 2]));
         Ok(GtqCache {
             pools: pools.collect::<crate::Result<_>>()?,
+            orders: orders.collect::<crate::Result<_>>()?,
             problems: problems.collect::<crate::Result<_>>()?,
             paged: Paged::new(&sequences)?,
             step: Attention::new(&sequences, &books, Chunk::Step)?,
@@ -88,11 +109,11 @@ impl GtqCache {
     }
 }
 
-// SAFETY: pools, words of problems, levels, table and the plan for steps are made once; what prompts need is
+// SAFETY: pools, orders, words of problems, levels, table and the plan for steps are made once; what prompts need is
 // not captured.
 unsafe impl KvCache for GtqCache {
     fn scheme(&self) -> &'static str {
-        "gtq"
+        if self.books().settings.blocks { super::BLOCKS } else { "gtq" }
     }
 
     fn held(&self) -> Held<'_> {
@@ -100,13 +121,14 @@ unsafe impl KvCache for GtqCache {
     }
 
     fn bytes(&self) -> u64 {
-        let geometry = self.sequences.geometry;
-        let token = u64::from(self.books().layout.token_bytes()) * geometry.kv_heads as u64;
-        token * geometry.layers as u64 * self.sequences.tokens() as u64
+        let orders: usize = self.orders.iter().map(Buffer::bytes).sum();
+        self.step_bytes() + orders as u64
     }
 
     fn step_bytes(&self) -> u64 {
-        self.bytes()
+        let geometry = self.sequences.geometry;
+        let token = u64::from(self.books().layout.token_bytes()) * geometry.kv_heads as u64;
+        token * geometry.layers as u64 * self.sequences.tokens() as u64
     }
 
     /// Says which row could not be stored, if one could not.
@@ -164,7 +186,7 @@ unsafe impl KvCache for GtqCache {
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let chunk = self.sequences.begun(layer)?;
-        let GtqCache { sequences, encoder, pools, problems, paged, .. } = self;
+        let GtqCache { sequences, encoder, pools, orders, problems, paged, .. } = self;
         let rows = sequences.rows(chunk);
         let new = new.rotated(stream, sequences.geometry, rows)?;
         sequences.check_appended(stream, new)?;
@@ -176,6 +198,7 @@ unsafe impl KvCache for GtqCache {
             new_values: values.global_range(..elements)?,
             positions: positions.global_range(..rows)?,
             table,
+            order: orders[layer].global(),
             lengths,
             tiles: pools[layer].global_mut(),
             problems: problems[layer].global_mut(),
@@ -183,7 +206,8 @@ unsafe impl KvCache for GtqCache {
         let slices = sequences.on_slices(stream);
         // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; a row of the
         // table has all blocks of its sequence, and what is past it is left out, as are rows without a
-        // sequence. Dropping a buffer waits for the device.
+        // sequence. The order's channels are the head's, as the cache saw when it was made. Dropping a buffer
+        // waits for the device.
         Ok(unsafe { encoder.run_on(stream, sequences.problem_of(chunk), slices, handles) }?)
     }
 
@@ -195,7 +219,7 @@ unsafe impl KvCache for GtqCache {
         output: &mut Buffer<f32>,
     ) -> Result<()> {
         let attending = self.sequences.attending(stream, layer, queries, output)?;
-        let GtqCache { sequences, pools, paged, step, prompt, .. } = self;
+        let GtqCache { sequences, pools, orders, paged, step, prompt, .. } = self;
         let Attending { chunk, queries, output } = attending;
         let Rows { table, lengths, .. } = paged.rows(chunk)?;
         let attention = prompt.as_mut().filter(|_| chunk != Chunk::Step).unwrap_or(step);
@@ -203,13 +227,14 @@ unsafe impl KvCache for GtqCache {
             queries,
             tiles: pools[layer].global(),
             table,
+            order: orders[layer].global(),
             lengths: lengths.as_const(),
             output,
             lse: attention.lse.global_mut(),
         };
         let slices = sequences.on_slices(stream);
         // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's
-        // blocks are those of the pool. Dropping a buffer waits for the device.
+        // blocks are those of the pool, the order's channels the head's. Dropping a buffer waits for the device.
         Ok(unsafe { attention.plan.run_on(stream, slices, handles) }?)
     }
 

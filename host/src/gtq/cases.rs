@@ -2,7 +2,7 @@
 //! by every instance over made-up tiles, around every edge of tiles, splits, groups and query tokens.
 
 use super::plan::{AppendHandles, Books, Encoder};
-use super::sample::{Input, Sample};
+use super::sample::{Input, Sample, order};
 use super::{BITS, HEAD_DIMS, Rule, Settings};
 use crate::attention::dense::Problem;
 use crate::attention::dense::sample::normal;
@@ -10,7 +10,7 @@ use crate::check::{Case, CaseError, Coverage, OutputBuffer, poison};
 use crate::kv::PARKED;
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::gtq::{attend, encode};
+use kernels_gpu::gtq::{attend, attend_parts, encode, encode_parts};
 use kernels_gpu::mixed;
 use simt::KernelInfo;
 
@@ -78,10 +78,10 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
     if coverage == Coverage::Huge {
         return cases;
     }
-    for head_dim in HEAD_DIMS {
+    for (head_dim, blocks) in HEAD_DIMS.into_iter().flat_map(|dim| [(dim, false), (dim, true)]) {
         for key_bits in BITS {
             for value_bits in BITS {
-                let settings = Settings { key_bits, value_bits, ..Settings::DEFAULT };
+                let settings = Settings { key_bits, value_bits, blocks, ..Settings::DEFAULT };
                 let batches = of_all(coverage).into_iter();
                 let more = if (key_bits, value_bits) == (3, 3) { of_some(coverage) } else { Vec::new() };
                 cases.extend(batches.chain(more).map(|batch| attention(head_dim, settings, batch)));
@@ -89,7 +89,7 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
             }
         }
         for rule in [Rule::None, Rule::Norm, Rule::Unbiased] {
-            let settings = Settings { rule, ..Settings::DEFAULT };
+            let settings = Settings { rule, blocks, ..Settings::DEFAULT };
             cases.extend(
                 [(1, 1), (2, 19), (1, 70)].map(|(heads, tokens)| encoding(head_dim, settings, heads, tokens)),
             );
@@ -100,8 +100,12 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
 
 /// The entry of a kernel that a settings' launch takes.
 fn attend_info(head_dim: u32, settings: Settings) -> &'static KernelInfo {
-    let name = format!("gtq_attend_{head_dim}_{}_{}", settings.key_bits, settings.value_bits);
-    attend::INSTANCES.iter().find(|info| info.name == name).expect("an instance of each layout")
+    let (of, instances) = match settings.blocks {
+        false => ("attend", attend::INSTANCES),
+        true => ("attend_parts", attend_parts::INSTANCES),
+    };
+    let name = format!("gtq_{of}_{head_dim}_{}_{}", settings.key_bits, settings.value_bits);
+    instances.iter().find(|info| info.name == name).expect("an instance of each layout")
 }
 
 fn attention(head_dim: u32, settings: Settings, batch: Batch) -> Case {
@@ -147,7 +151,12 @@ fn encoding(head_dim: u32, settings: Settings, kv_heads: u32, tokens: u32) -> Ca
         "k={} v={} {:?} kv_heads={kv_heads} tokens={tokens}",
         settings.key_bits, settings.value_bits, settings.rule
     );
-    let info = if head_dim == 64 { encode::kernel::<64>().info() } else { encode::kernel::<128>().info() };
+    let info = match (head_dim, settings.blocks) {
+        (64, false) => encode::kernel::<64>().info(),
+        (_, false) => encode::kernel::<128>().info(),
+        (64, true) => encode_parts::kernel::<64>().info(),
+        (_, true) => encode_parts::kernel::<128>().info(),
+    };
     let case = Case::new(info, label, move |device| encoded(device, head_dim, settings, kv_heads, tokens));
     if tokens < 4 { case.race_checked() } else { case }
 }
@@ -186,18 +195,20 @@ fn encoded(
     let words = (blocks * kv_heads * books.layout.bytes()) as usize / 4;
     let mut tiles = Buffer::from_slice(device, &vec![0x5555_aaaau32; words])?;
     let mut problems = Buffer::from_slice(device, &[u32::MAX; 2])?;
+    let order = Buffer::from_slice(device, &order(&books, kv_heads))?;
     let encoder = Encoder::new(device, books)?;
     let handles = AppendHandles {
         new_keys: keys.global(),
         new_values: values.global(),
         positions: positions.global(),
         table: table.global(),
+        order: order.global(),
         lengths: lengths.global_mut(),
         tiles: tiles.global_mut(),
         problems: problems.global_mut(),
     };
     // SAFETY: buffers of this device as the problem wants them; the table's entries are the pool's blocks,
-    // and no two tokens have one place. They are there until the stream has been waited for.
+    // the order's channels of the head, and no two tokens have one place. They are there until the stream has been waited for.
     unsafe { encoder.run_on(&stream, problem, false, handles) }?;
     stream.synchronize()?;
     Ok(vec![

@@ -13,7 +13,6 @@
 //! a coordinate has mean square 1 then, and D → ∞ is the normal distribution that the paper takes for all D.
 
 use kernels_gpu::gtq::Codebook;
-use kernels_gpu::gtq::levels::MOST_LEVELS;
 
 /// Nodes in (0, 1) of the sixteen-point rule on [−1, 1], and their weights.
 const NODES: [(f64, f64); 8] = [
@@ -209,16 +208,14 @@ impl Levels {
         self.step * (f64::from(self.integers[code]) + 0.5)
     }
 
-    /// What encoding is given.
-    pub fn codebook(&self) -> Codebook {
+    /// What encoding is given. `N`: at least as many as there are levels.
+    pub fn codebook<const N: usize>(&self) -> Codebook<N> {
         let count = self.integers.len();
         let threshold =
             |i: usize| if i + 1 < count { (self.level(i) + self.level(i + 1)) / 2.0 } else { f64::INFINITY };
         Codebook {
-            thresholds: std::array::from_fn::<_, MOST_LEVELS, _>(|i| threshold(i) as f32),
-            levels: std::array::from_fn::<_, MOST_LEVELS, _>(|i| {
-                if i < count { self.level(i) as f32 } else { 0.0 }
-            }),
+            thresholds: std::array::from_fn(|i| threshold(i) as f32),
+            levels: std::array::from_fn(|i| if i < count { self.level(i) as f32 } else { 0.0 }),
         }
     }
 }

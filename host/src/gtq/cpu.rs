@@ -1,4 +1,4 @@
-//! Encoding and attention on slices: the bits of the kernels, by SIMD and on all cores.
+//! Attention on slices: the bits of the kernels, by SIMD and on all cores.
 //!
 //! Scores are integers, so that any order gives the kernel's; weights meet values by
 //! [`attention::cpu`](crate::attention::cpu)'s model of the tensor cores. Threads share out what on a GPU are
@@ -6,128 +6,30 @@
 //! are restored once.
 
 use super::codebook::Levels;
+use super::encode::{butterfly, turned, turned_parts};
 use super::plan::Books;
 use super::rows;
 use crate::attention::cpu::lanes::{Floats, Lanes, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
 use crate::attention::cpu::softmax::{
-    LARGEST_EXPONENT, MAX_ROWS, Running, TOKENS, WarpResult, combine, of_lane, rescale, split, warp_sum,
+    LARGEST_EXPONENT, MAX_ROWS, Running, TOKENS, WarpResult, combine, of_lane, rescale, split,
 };
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::simd_level::Level;
 use half::f16;
 use kernels_gpu::attention::{PartialRow, part_floats, warps};
 use kernels_gpu::gtq::decode::{Parts, exponent, log_sum, restored};
+use kernels_gpu::gtq::parts::{MOST_LEVELS, PARTS};
 use kernels_gpu::gtq::query::{integer, inverse_of};
-use kernels_gpu::gtq::rotation::{butterfly_row, signed};
-use kernels_gpu::gtq::write::{fits, scale_of, squares};
-use kernels_gpu::gtq::{AttendShape, Codebook, EncodeShape, Side, TileLayout};
+use kernels_gpu::gtq::rotation::signed;
+use kernels_gpu::gtq::scores::added;
+use kernels_gpu::gtq::{AttendShape, Side, TileLayout};
 use rayon::prelude::*;
-use simt::math::{abs, maximum, sqrt};
+use simt::math::{abs, maximum};
 use std::cell::RefCell;
 
 /// The most channels of a head.
 const MOST_DIM: usize = 128;
-
-/// H·S·x.
-pub(super) fn turned(x: &[f16]) -> Vec<f32> {
-    let mut h: Vec<f32> = x.iter().enumerate().map(|(d, x)| signed(x.to_f32(), d)).collect();
-    butterfly(&mut h);
-    h
-}
-
-fn butterfly(x: &mut [f32]) {
-    match x.as_mut_array::<64>() {
-        Some(x) => butterfly_row(x),
-        None => butterfly_row(x.as_mut_array::<MOST_DIM>().expect("64 or 128 channels")),
-    }
-}
-
-/// What a row is stored as.
-pub(super) struct Encoded {
-    pub(super) codes: Vec<u8>,
-    pub(super) scale: f32,
-}
-
-/// A row's codes and n, which may not fit f16.
-pub(super) fn encoded(x: &[f16], book: &Codebook, shape: EncodeShape) -> Encoded {
-    // Of a warp: each lane its neighbouring dimensions.
-    let each = x.len() / 32;
-    let lanes = |of: &dyn Fn(usize) -> f32, sum: &dyn Fn([f32; 4], usize) -> f32| {
-        let lane = |lane: usize| {
-            let own = std::array::from_fn(|i| if i < each { of(lane * each + i) } else { 0.0 });
-            sum(own, lane)
-        };
-        warp_sum(std::array::from_fn(lane))
-    };
-    let r = sqrt(lanes(&|d| x[d].to_f32(), &|x, _| squares(x)));
-    let h = turned(x);
-    let thresholds = book.thresholds.map(|threshold| threshold * r);
-    let code = |h: &f32| {
-        let mut code = 0u8;
-        for threshold in &thresholds[..15] {
-            code += u8::from(*h > *threshold);
-        }
-        code
-    };
-    let codes: Vec<u8> = h.iter().map(code).collect();
-    let levels: Vec<f32> = codes.iter().map(|code| book.levels[usize::from(*code)]).collect();
-    let sum_of_squares = lanes(&|d| levels[d], &|levels, _| squares(levels));
-    let product = lanes(&|d| levels[d], &|levels, lane| {
-        let own: [f32; 4] = std::array::from_fn(|i| if i < each { h[lane * each + i] } else { 0.0 });
-        (own[0] * levels[0] + own[1] * levels[1]) + (own[2] * levels[2] + own[3] * levels[3])
-    });
-    Encoded { codes, scale: scale_of(shape.rule, shape.root, r, sum_of_squares, product) }
-}
-
-/// New tokens.
-#[derive(Clone, Copy)]
-pub(super) struct New<'a> {
-    pub(super) keys: &'a [f16],
-    pub(super) values: &'a [f16],
-    pub(super) positions: &'a [u32],
-    pub(super) table: &'a [u32],
-}
-
-/// What the encoding kernel does.
-pub(super) fn append(
-    books: &Books,
-    shape: EncodeShape,
-    new: New<'_>,
-    lengths: &mut [u32],
-    tiles: &mut [u8],
-    problems: &mut [u32],
-) {
-    let (layout, heads) = (books.layout, shape.kv_heads as usize);
-    let dim = layout.head_dim as usize;
-    let sides =
-        [(Side::Key, new.keys, books.keys.codebook()), (Side::Value, new.values, books.values.codebook())];
-    let items: Vec<(usize, usize)> = (0..new.positions.len())
-        .filter(|row| new.positions[*row] / TOKENS as u32 <= shape.max_blocks.saturating_sub(1))
-        .flat_map(|row| (0..heads).map(move |head| (row, head)))
-        .collect();
-    let one = |&(row, head): &(usize, usize)| {
-        sides.each_ref().map(|(_, x, book)| encoded(&x[(row * heads + head) * dim..][..dim], book, shape))
-    };
-    let all: Vec<[Encoded; 2]> =
-        if items.len() < 64 { items.iter().map(one).collect() } else { items.par_iter().map(one).collect() };
-    for ((row, head), encoded) in items.into_iter().zip(all) {
-        let (position, sequence) = (new.positions[row], row / shape.tokens as usize);
-        let index = sequence * shape.max_blocks as usize + position as usize / TOKENS;
-        let from = (new.table[index] as usize * heads + head) * layout.bytes() as usize;
-        let tile = &mut tiles[from..from + layout.bytes() as usize];
-        for (i, Encoded { codes, scale }) in encoded.into_iter().enumerate() {
-            let n = if fits(scale) { f16::from_f32(scale) } else { f16::ZERO };
-            rows::write(tile, layout, sides[i].0, position % TOKENS as u32, &codes, n);
-            if !fits(scale) {
-                problems[i] = problems[i].min(position * shape.kv_heads + head as u32);
-            }
-        }
-        if row % shape.tokens as usize == shape.tokens as usize - 1 {
-            lengths[sequence] = position + 1;
-        }
-    }
-}
 
 /// What attention reads.
 #[derive(Clone, Copy)]
@@ -136,6 +38,8 @@ pub(super) struct Slices<'a> {
     pub(super) tiles: &'a [u8],
     pub(super) table: &'a [u32],
     pub(super) lengths: &'a [u32],
+    /// [kv_heads, head_dim]; empty of whole keys.
+    pub(super) order: &'a [u8],
 }
 
 /// What the attention kernel does. Runs on rayon's current thread pool.
@@ -149,8 +53,11 @@ pub(super) fn attend(
     let level = Level::best().checked();
     let dim = books.layout.head_dim as usize;
     let floats = part_floats(books.layout.head_dim);
-    let view =
-        View { slices, shape, layout: books.layout, odd: odd(&books.keys), halves: halves(&books.values) };
+    let (mut odd, mut scores) = ([[0; MOST_LEVELS]; PARTS], [0.0; PARTS]);
+    for (p, (levels, score)) in books.keys.iter().zip(books.scores()).enumerate() {
+        (odd[p], scores[p]) = (self::odd(levels), score);
+    }
+    let view = View { slices, shape, layout: books.layout, scores, odd, halves: halves(&books.values) };
     let mut groups = Vec::new();
     let mut parts = Vec::new();
     let mut pairs = Vec::new();
@@ -211,7 +118,7 @@ pub(super) fn attend(
 }
 
 /// 2·l + 1 of each code's level.
-fn odd(levels: &Levels) -> [i16; 16] {
+fn odd(levels: &Levels) -> [i16; MOST_LEVELS] {
     std::array::from_fn(|code| levels.integers.get(code).map_or(0, |l| 2 * i16::from(*l) + 1))
 }
 
@@ -226,7 +133,9 @@ struct View<'a> {
     slices: Slices<'a>,
     shape: AttendShape,
     layout: TileLayout,
-    odd: [i16; 16],
+    /// Of each part of keys, the first of which is all of whole keys.
+    scores: [f32; PARTS],
+    odd: [[i16; MOST_LEVELS]; PARTS],
     halves: [u16; 16],
 }
 
@@ -264,21 +173,22 @@ fn query_row(shape: AttendShape, part: Part, r: usize) -> usize {
     (part.sequence * shape.query_tokens as usize + token) * heads + part.head * group + in_group
 }
 
-/// A tile restored: integers of keys, f16 of values, and both n.
+/// A tile restored: integers of keys, f16 of values, and all n.
 #[derive(Clone)]
 struct Restored {
     /// 2·l + 1, [16, head_dim].
     keys: Vec<i16>,
     /// l' + 1/2, [16, head_dim].
     values: Vec<u16>,
-    key_n: [f32; TOKENS],
+    /// Of each part.
+    key_n: [[f32; PARTS]; TOKENS],
     value_n: [f32; TOKENS],
 }
 
 impl Restored {
     fn new() -> Self {
         let elements = TOKENS * MOST_DIM;
-        let (key_n, value_n) = ([0.0; TOKENS], [0.0; TOKENS]);
+        let (key_n, value_n) = ([[0.0; PARTS]; TOKENS], [0.0; TOKENS]);
         Restored { keys: vec![0; elements], values: vec![0; elements], key_n, value_n }
     }
 
@@ -288,10 +198,10 @@ impl Restored {
         for token in 0..TOKENS {
             let at = token * dim;
             let index = token as u32;
-            rows::read(tile, layout, Side::Key, index, &view.odd, &mut self.keys[at..at + dim]);
+            rows::read_keys(tile, layout, index, &view.odd, &mut self.keys[at..at + dim]);
             rows::read(tile, layout, Side::Value, index, &view.halves, &mut self.values[at..at + dim]);
-            self.key_n[token] = rows::n(tile, layout, Side::Key, index).to_f32();
-            self.value_n[token] = rows::n(tile, layout, Side::Value, index).to_f32();
+            self.key_n[token] = rows::norms(tile, layout, Side::Key, index);
+            [self.value_n[token], ..] = rows::norms(tile, layout, Side::Value, index);
         }
     }
 }
@@ -317,7 +227,7 @@ struct Scratch {
     values: Tile,
     /// Query rows as integers, [8, head_dim], and what scores are multiplied by.
     queries: [[i16; MOST_DIM]; MAX_ROWS],
-    factors: [f32; MAX_ROWS],
+    factors: [[f32; PARTS]; MAX_ROWS],
     /// As in dense attention.
     outputs: [[[Floats; 2]; MAX_ROWS]; 16],
     weights: [[Row; 2]; MAX_ROWS],
@@ -329,7 +239,7 @@ impl Scratch {
             restored: Restored::new(),
             values: Tile::ZERO,
             queries: [[0; MOST_DIM]; MAX_ROWS],
-            factors: [0.0; MAX_ROWS],
+            factors: [[0.0; PARTS]; MAX_ROWS],
             outputs: [[[[0.0; 16]; 2]; MAX_ROWS]; 16],
             weights: [[Row::ZERO; 2]; MAX_ROWS],
         })
@@ -355,18 +265,28 @@ impl Work for Compute<'_, '_> {
         let Compute { view, part, decoded, pieces, piece, scratch, results } = self;
         let (shape, dim) = (view.shape, view.layout.head_dim as usize);
         let (rows, chunks) = (part.rows(shape), dim / 16);
+        let parted = view.layout.parted;
+        let of_part = if parted { dim / PARTS } else { dim };
         let length = view.slices.lengths[part.sequence];
         let by_all = (length + 1).saturating_sub(shape.query_tokens) as usize;
         let mut visible = [0u32; MAX_ROWS];
         for (r, visible) in visible.iter_mut().enumerate().take(rows) {
             let at = query_row(shape, part, r) * dim;
-            let h = turned(&view.slices.queries[at..at + dim]);
-            let largest = h.iter().fold(0f32, |most, h| maximum(most, abs(*h)));
-            let inverse = inverse_of(largest);
-            for (to, h) in scratch.queries[r].iter_mut().zip(&h) {
-                *to = integer(*h, inverse) as i16;
+            let query = &view.slices.queries[at..at + dim];
+            let h = if parted {
+                turned_parts(query, &view.slices.order[part.head * dim..][..dim])
+            } else {
+                turned(query)
+            };
+            let to = scratch.queries[r].chunks_exact_mut(of_part).zip(&mut scratch.factors[r]);
+            for ((h, (to, factor)), score) in h.chunks_exact(of_part).zip(to).zip(view.scores) {
+                let largest = h.iter().fold(0f32, |most, h| maximum(most, abs(*h)));
+                let inverse = inverse_of(largest);
+                for (to, h) in to.iter_mut().zip(h) {
+                    *to = integer(*h, inverse) as i16;
+                }
+                *factor = largest * score;
             }
-            scratch.factors[r] = largest * shape.score;
             let query_token = ((part.row_group * MAX_ROWS + r) / shape.group as usize) as u32;
             *visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
         }
@@ -390,8 +310,12 @@ impl Work for Compute<'_, '_> {
                 for r in 0..rows {
                     for token in 0..TOKENS {
                         let keys = &codes.keys[token * dim..][..dim];
-                        let sum = product(&scratch.queries[r][..dim], keys);
-                        scores[r][token] = sum as f32 * codes.key_n[token] * scratch.factors[r];
+                        let (query, factors) = (&scratch.queries[r][..dim], &scratch.factors[r]);
+                        scores[r][token] = if parted {
+                            in_parts(query, keys, factors, &codes.key_n[token])
+                        } else {
+                            product(query, keys) as f32 * codes.key_n[token][0] * factors[0]
+                        };
                         if (tile + 1) * TOKENS > by_all && (tile * TOKENS + token) as u32 >= visible[r] {
                             scores[r][token] = f32::NEG_INFINITY;
                             of_values[r][token] = 0.0;
@@ -441,6 +365,16 @@ impl Work for Compute<'_, '_> {
 #[inline(always)]
 fn product(query: &[i16], keys: &[i16]) -> i32 {
     query.iter().zip(keys).map(|(i, l)| i32::from(*i) * i32::from(*l)).sum()
+}
+
+/// A score of a key in parts.
+#[inline(always)]
+fn in_parts(query: &[i16], keys: &[i16], factors: &[f32; PARTS], n: &[f32; PARTS]) -> f32 {
+    let of_part = keys.len() / PARTS;
+    let of_parts = query.chunks_exact(of_part).zip(keys.chunks_exact(of_part)).zip(factors.iter().zip(n));
+    of_parts.enumerate().fold(0.0, |score, (p, ((query, keys), (factor, n)))| {
+        added(score, p, product(query, keys) as f32 * factor, *n)
+    })
 }
 
 /// Row `r` over the parts of a sequence. A single part is the result.

@@ -9,24 +9,39 @@ mod cache;
 mod cases;
 pub mod codebook;
 mod cpu;
+mod encode;
 pub mod groups;
 pub mod oracle;
+mod order;
 mod plan;
 pub mod rows;
 mod sample;
 #[cfg(test)]
 mod tests;
+mod workload;
 
 pub use cache::GtqCache;
 pub use kernels_gpu::gtq::{Rule, TileLayout};
+pub use order::Order;
 pub use plan::{AppendHandles, Books, Encoder, Handles, Plan};
 
-use crate::kv::{self, Kind, OptionSpec, Scheme, Selection, System, proof, workload};
+use crate::kv::{self, Kind, OptionSpec, Scheme, Selection, System, proof};
 
 /// Channels of a head that there are kernels for.
 pub const HEAD_DIMS: [u32; 2] = [64, 128];
 /// Bits of a code that there are kernels for.
 pub const BITS: [u32; 3] = [2, 3, 4];
+
+const VALUE_BITS: OptionSpec =
+    OptionSpec { name: "v", about: "bits of a channel of a value", kind: Kind::Count(2, 4) };
+const NORM: OptionSpec = OptionSpec {
+    name: "norm",
+    about: "what a row's scale keeps: the least error, its length, or its product with itself",
+    kind: Kind::Word(&["none", "norm", "unbiased"]),
+};
+
+/// The name of the scheme whose keys are in parts.
+const BLOCKS: &str = "gtq-blocks";
 
 /// The system.
 pub static SYSTEM: System = System {
@@ -34,30 +49,57 @@ pub static SYSTEM: System = System {
     about: "keys and values as codes of 2, 3 or 4 bits of their rotated rows",
     kernels: || kernels_gpu::gtq::kernels().collect(),
     cases: cases::cases,
-    schemes: &[Scheme {
-        name: "gtq",
-        about: "keys and values in 2, 3 or 4 bits a channel, rotated and quantized to the sphere's levels",
-        presets: &[],
-        options: &[
-            OptionSpec { name: "k", about: "bits of a channel of a key", kind: Kind::Count(2, 4) },
-            OptionSpec { name: "v", about: "bits of a channel of a value", kind: Kind::Count(2, 4) },
-            OptionSpec {
-                name: "norm",
-                about: "what a row's scale keeps: the least error, its length, or its product with itself",
-                kind: Kind::Word(&["none", "norm", "unbiased"]),
-            },
-        ],
-        step_bytes: |selection, head_dim, tokens| {
-            let layout = Settings::of(selection).layout(head_dim);
-            f64::from(layout.token_bytes()) * tokens as f64
+    schemes: &[
+        Scheme {
+            name: "gtq",
+            about: "keys and values in 2, 3 or 4 bits a channel, rotated and quantized to the sphere's levels",
+            presets: &[],
+            options: &[
+                OptionSpec { name: "k", about: "bits of a channel of a key", kind: Kind::Count(2, 4) },
+                VALUE_BITS,
+                NORM,
+            ],
+            step_bytes,
+            check: |_| Ok(()),
+            open: |opening| Ok(Box::new(GtqCache::new(opening, Settings::of(opening.selection))?)),
+            workload: kv::workload::through_cache,
+            proof: proof::by_workload,
+            calibrate: None,
         },
-        check: |_| Ok(()),
-        open: |opening| Ok(Box::new(GtqCache::new(opening, Settings::of(opening.selection))?)),
-        workload: workload::through_cache,
-        proof: proof::by_workload,
-        calibrate: None,
-    }],
+        Scheme {
+            name: BLOCKS,
+            about: "the same with keys in four parts: more bits where rotary blocks matter more to the model",
+            presets: &[],
+            options: &[
+                OptionSpec {
+                    name: "k",
+                    about: "bits of a channel of a key, on average",
+                    kind: Kind::Count(2, 4),
+                },
+                VALUE_BITS,
+                NORM,
+                OptionSpec {
+                    name: order::OPTION,
+                    about: "the order of channels that `ferrokv calibrate` has made",
+                    kind: Kind::File,
+                },
+            ],
+            step_bytes,
+            check: |_| Ok(()),
+            open: |opening| {
+                let order = Order::open(opening)?;
+                Ok(Box::new(GtqCache::in_order(opening, Settings::of(opening.selection), &order)?))
+            },
+            workload: workload::open,
+            proof: proof::by_workload,
+            calibrate: Some(order::CALIBRATOR),
+        },
+    ],
 };
+
+fn step_bytes(selection: &Selection, head_dim: u32, tokens: u64) -> f64 {
+    f64::from(Settings::of(selection).layout(head_dim).token_bytes()) * tokens as f64
+}
 
 /// How keys and values are quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,11 +110,13 @@ pub struct Settings {
     pub value_bits: u32,
     /// How a row's scale is chosen.
     pub rule: Rule,
+    /// Whether keys are in four parts, with bits of which `key_bits` are the mean.
+    pub blocks: bool,
 }
 
 impl Settings {
     /// 3 and 3 bits, and the smallest error.
-    pub const DEFAULT: Settings = Settings { key_bits: 3, value_bits: 3, rule: Rule::None };
+    pub const DEFAULT: Settings = Settings { key_bits: 3, value_bits: 3, rule: Rule::None, blocks: false };
 
     /// What a selection says.
     fn of(selection: &Selection) -> Self {
@@ -85,12 +129,14 @@ impl Settings {
                 "unbiased" => Rule::Unbiased,
                 _ => Rule::None,
             },
+            blocks: selection.scheme().name == BLOCKS,
         }
     }
 
     /// Where codes of such settings lie.
     pub fn layout(self, head_dim: u32) -> TileLayout {
-        TileLayout { head_dim, key_bits: self.key_bits, value_bits: self.value_bits }
+        let Settings { key_bits, value_bits, blocks, .. } = self;
+        TileLayout { head_dim, key_bits, value_bits, parted: blocks }
     }
 }
 
@@ -107,6 +153,29 @@ pub enum Error {
     /// Extents that attention refuses.
     #[error(transparent)]
     Exact(#[from] crate::attention::dense::Error),
+    /// The order's file.
+    #[error(transparent)]
+    File(#[from] crate::tensor_file::Error),
+    /// A file for channels that turn together in another way.
+    #[error(
+        "{path} is for blocks of {found}, and the model's are {expected}; make it for this model by `ferrokv calibrate --scheme gtq-blocks`"
+    )]
+    Blocks {
+        /// The file.
+        path: String,
+        /// The file's.
+        found: String,
+        /// The model's.
+        expected: String,
+    },
+    /// A file that does not hold an order of channels.
+    #[error("{path} is damaged: {what}; make it again by `ferrokv calibrate --scheme gtq-blocks`")]
+    Damaged {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        what: String,
+    },
     /// A head_dim that no kernel has an instance for.
     #[error("gtq has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
     HeadDim {
@@ -121,6 +190,16 @@ pub enum Error {
         /// What was asked for.
         bits: u32,
     },
+    /// An order with a channel that heads do not have.
+    #[error(
+        "the order of channels has channel {channel}, and heads have {head_dim}; give it that of this model"
+    )]
+    Channel {
+        /// The channel.
+        channel: u8,
+        /// Channels of a head.
+        head_dim: u32,
+    },
     /// A buffer that does not hold what the problem needs.
     #[error("{what} has {got} elements, this problem needs {expected}; make it for the plan")]
     Length {
@@ -133,7 +212,7 @@ pub enum Error {
     },
     /// A row that cannot be stored.
     #[error(
-        "layer {layer}, KV head {head}: the {what} of token {position} is not finite, or its norm is beyond f16; the cache holds zeros in its place and is not to be used further"
+        "layer {layer}, KV head {head}: the {what} of token {position} is not finite, or its norm is too large to be stored; the cache holds zeros in its place and is not to be used further"
     )]
     Row {
         /// The layer.
@@ -152,6 +231,7 @@ impl From<Error> for kv::Error {
         match error {
             Error::Device(error) => error.into(),
             Error::Exact(error) => error.into(),
+            Error::File(error) => error.into(),
             error @ (Error::HeadDim { .. } | Error::Bits { .. }) => kv::Error::refused(error),
             error => kv::Error::system(error),
         }

@@ -7,9 +7,11 @@
 //! **Query.** The butterfly's log2 D additions and those of the largest err by at most 8u·Σ|q| an element; an
 //! integer is within 1/2 + 2^−8 of h·32512/m (the quotient's two roundings, of up to 32512). The sum of
 //! products is exact. With c = log2(e)/D and Σ|L| over the key's levels: c·n·Σ|L|·(m·(1/2 + 2^−8)/32512 +
-//! 8u·Σ|q|).
+//! 8u·Σ|q|). Of keys in parts that is a sum over parts, each with an m, n, Σ|L| and Σ|q| of its own and c =
+//! log2(e)/(√D·√(D/4)).
 //!
-//! **Score.** Its conversion, three products and the constant round: 6u·|s|. The difference to the reference:
+//! **Score.** Its conversion, three products and the constant round: 6u·|s|. In parts, a part's conversion, two
+//! products and the constant round, then at most four sums: 8u·Σ_p |s_p|. The difference to the reference:
 //! the reference is within 17 + |log2 n'| <= 45 of the largest s, so u·(45 + s_max − s). And 2^x is within
 //! 2^−23. Together p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most
 //! (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
@@ -21,6 +23,7 @@
 //! splits, the butterfly back and the last three roundings are 10u: u·(splits + 20)·Σ a |v^|. The sum of
 //! probabilities: u·(steps + splits + 10)·|o|.
 
+use super::rows;
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::oracle::softmax;
 use kernels_gpu::attention::warps;
@@ -36,8 +39,8 @@ pub struct Token {
     pub key: Vec<f64>,
     /// What its value stands for.
     pub value: Vec<f64>,
-    /// n·Σ|L| of its key.
-    pub size: f64,
+    /// n·Σ|L| of its key, of each part.
+    pub sizes: Vec<f64>,
 }
 
 /// What the formula gives, and how far from it a result may be.
@@ -53,8 +56,31 @@ pub struct Judged {
     pub lse_bound: f64,
 }
 
-/// Judges a row of a sequence that is cut into `splits` parts.
-pub fn judge(query: &[f64], tokens: &[Token], splits: u32) -> Judged {
+/// What rounding a query adds to a score of a key with n·Σ|L| = 1, for each part.
+fn of_query(query: &[f64], parts: usize, order: &[u8]) -> Vec<f64> {
+    let (h, of_part) = (rows::turned(query, parts, order), query.len() / parts);
+    let c = std::f64::consts::LOG2_E / ((query.len() * of_part) as f64).sqrt();
+    let own = |d: usize| query[order.get(d).map_or(d, |channel| usize::from(*channel))].abs();
+    (0..parts)
+        .map(|p| {
+            let part = p * of_part..(p + 1) * of_part;
+            let m = h[part.clone()].iter().fold(0.0, |most: f64, h| most.max(h.abs()));
+            c * (m * (0.5 + 1.0 / 256.0) / 32512.0 + 8.0 * U * part.map(own).sum::<f64>())
+        })
+        .collect()
+}
+
+/// What a key's parts add to a score, each without its sign; of a whole key the score.
+fn sizes_of_parts(query: &[f64], key: &[f64], parts: usize, order: &[u8]) -> f64 {
+    let own = |d: usize| order.get(d).map_or(d, |channel| usize::from(*channel));
+    let channels: Vec<usize> = (0..key.len()).map(own).collect();
+    let of = |part: &[usize]| part.iter().map(|channel| query[*channel] * key[*channel]).sum::<f64>().abs();
+    channels.chunks_exact(key.len() / parts).map(of).sum::<f64>() / (key.len() as f64).sqrt()
+}
+
+/// Judges a row of a sequence that is cut into `splits` parts. `order`: that of the channels of keys in parts;
+/// empty of whole keys.
+pub fn judge(query: &[f64], order: &[u8], tokens: &[Token], splits: u32) -> Judged {
     let dim = query.len();
     let mut output = vec![0.0; dim];
     if tokens.is_empty() {
@@ -67,17 +93,15 @@ pub fn judge(query: &[f64], tokens: &[Token], splits: u32) -> Judged {
         .map(|token| scale * query.iter().zip(&token.key).map(|(q, k)| q * k).sum::<f64>())
         .collect();
     let (weights, lse) = softmax(&logits);
-    let mut h: Vec<f64> = query.iter().enumerate().map(|(d, q)| q * super::rows::sign(d)).collect();
-    super::rows::hadamard(&mut h);
-    let m = h.iter().fold(0.0, |most: f64, h| most.max(h.abs()));
-    let sum_of_query: f64 = query.iter().map(|q| q.abs()).sum();
-    let of_query = m * (0.5 + 1.0 / 256.0) / 32512.0 + 8.0 * U * sum_of_query;
+    let parts = tokens[0].sizes.len();
+    let of_query = of_query(query, parts, order);
+    let roundings = if parts == 1 { 6.0 } else { 8.0 };
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let log2 = std::f64::consts::LOG2_E;
     let (mut moved, mut moved_values, mut weighted, mut longest) = (0.0, 0.0, 0.0, 0.0f64);
     for (token, (weight, logit)) in tokens.iter().zip(weights.iter().zip(&logits)) {
-        let error = log2 / dim as f64 * token.size * of_query
-            + 6.0 * U * log2 * logit.abs()
+        let error = token.sizes.iter().zip(&of_query).map(|(size, error)| size * error).sum::<f64>()
+            + roundings * U * log2 * sizes_of_parts(query, &token.key, parts, order)
             + U * (45.0 + log2 * (largest - logit));
         let e = (std::f64::consts::LN_2 * error + 2.0 * U).exp_m1();
         let length = norm(&token.value);

@@ -1,25 +1,40 @@
 //! Plan and launch: a plan owns its scratch and fixes the launches of a step.
 
 use super::codebook::Levels;
-use super::{Error, HEAD_DIMS, Result, Settings, TileLayout, cpu, length};
+use super::{Error, HEAD_DIMS, Result, Settings, TileLayout, cpu, encode, length};
 use crate::attention::dense::Problem;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::attention::dense::{partial_floats, split_count};
 use kernels_gpu::attention::threads;
-use kernels_gpu::gtq::{AttendShape, ENCODE_THREADS, EncodeShape, Tables, attend, decode, encode};
+use kernels_gpu::gtq::levels::{MOST_LEVELS, key_table};
+use kernels_gpu::gtq::parts::{self, PARTS, PartTables};
+use kernels_gpu::gtq::{
+    AttendShape, Codebook, ENCODE_THREADS, EncodeShape, Parted, Tables, Whole, attend, attend_parts, decode,
+    encode as encode_whole, encode_parts,
+};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
-type Attend = Kernel<attend::Args>;
+/// Attention over whole keys, or over keys in parts.
+#[derive(Clone, Copy, Debug)]
+enum Attend {
+    Whole(Kernel<attend::Args>),
+    Parts(Kernel<attend_parts::Args>),
+}
 
 macro_rules! instances {
     ($($d:literal, $k:literal, $v:literal;)*) => {
         /// The kernel of a layout and its shared memory.
         fn attend_kernel(layout: TileLayout) -> Option<(Attend, u32)> {
-            match (layout.head_dim, layout.key_bits, layout.value_bits) {
-                $(($d, $k, $v) => {
-                    Some((attend::kernel::<$d, $k, $v>(), decode::layout::<$d, $k, $v>().bytes))
+            match (layout.head_dim, layout.key_bits, layout.value_bits, layout.parted) {
+                $(($d, $k, $v, false) => {
+                    let shared = decode::layout::<$d, $k, $v, false>().bytes;
+                    Some((Attend::Whole(attend::kernel::<$d, $k, $v>()), shared))
+                }
+                ($d, $k, $v, true) => {
+                    let shared = decode::layout::<$d, $k, $v, true>().bytes;
+                    Some((Attend::Parts(attend_parts::kernel::<$d, $k, $v>()), shared))
                 })*
                 _ => None,
             }
@@ -38,8 +53,8 @@ pub struct Books {
     pub settings: Settings,
     /// Where codes lie.
     pub layout: TileLayout,
-    /// The keys' levels.
-    pub keys: Levels,
+    /// The keys' levels, of each part if they are in parts.
+    pub keys: Vec<Levels>,
     /// The values' levels.
     pub values: Levels,
 }
@@ -58,27 +73,66 @@ impl Books {
                 return Err(Error::Bits { what, bits });
             }
         }
+        let dim = head_dim as usize;
+        let keys = if settings.blocks {
+            parts::bits(settings.key_bits).iter().map(|bits| Levels::new(dim / PARTS, *bits)).collect()
+        } else {
+            vec![Levels::new(dim, settings.key_bits)]
+        };
         Ok(Books {
             settings,
             layout: settings.layout(head_dim),
-            keys: Levels::new(head_dim as usize, settings.key_bits),
-            values: Levels::new(head_dim as usize, settings.value_bits),
+            keys,
+            values: Levels::new(dim, settings.value_bits),
         })
+    }
+
+    /// Bytes of the order of channels that a layer of so many KV heads needs; 0 where keys are whole.
+    pub fn order_bytes(&self, kv_heads: u32) -> usize {
+        if self.layout.parted { (kv_heads * self.layout.head_dim) as usize } else { 0 }
+    }
+
+    /// What encoding keys in parts is given.
+    pub(super) fn part_codebooks(&self) -> Option<[Codebook<{ parts::MOST_LEVELS }>; PARTS]> {
+        self.layout.parted.then(|| std::array::from_fn(|p| self.keys[p].codebook()))
+    }
+
+    /// What makes scores in log2 units of N·n·m, of each part.
+    pub(super) fn scores(&self) -> impl Iterator<Item = f32> {
+        let d = f64::from(self.layout.head_dim);
+        let of_part = d / self.keys.len() as f64;
+        let unit = if self.layout.parted { f64::from(parts::UNIT) } else { 1.0 };
+        let largest = f64::from(kernels_gpu::gtq::query::LARGEST);
+        let root = (d * of_part).sqrt();
+        self.keys.iter().map(move |levels| {
+            (unit * levels.step * std::f64::consts::LOG2_E / (2.0 * largest * root)) as f32
+        })
+    }
+
+    /// What attention is told of the keys.
+    fn parted(&self) -> Parted {
+        let mut scores = [0.0; PARTS];
+        scores.iter_mut().zip(self.scores()).for_each(|(to, score)| *to = score);
+        Parted { tables: PartTables::new(std::array::from_fn(|p| &self.keys[p].integers[..])), scores }
+    }
+
+    /// The same of whole keys.
+    fn whole(&self) -> Whole {
+        let score = self.scores().next().unwrap_or_default();
+        Whole { table: key_table(&self.keys[0].integers), score }
     }
 
     /// What attention of a problem is told.
     pub(super) fn shape(&self, problem: Problem) -> AttendShape {
         let d = f64::from(self.layout.head_dim);
-        let largest = f64::from(kernels_gpu::gtq::query::LARGEST);
         let shape = AttendShape {
             group: problem.group(),
             query_tokens: problem.query_tokens,
             kv_heads: problem.kv_heads,
             max_blocks: problem.max_blocks(),
             splits: 1,
-            score: (self.keys.step * std::f64::consts::LOG2_E / (2.0 * largest * d)) as f32,
             value: (self.values.step / d.sqrt()) as f32,
-            tables: Tables::new(&self.keys.integers, &self.values.integers),
+            tables: Tables::new(&self.values.integers),
         };
         let launches = problem.sequences * problem.kv_heads * shape.row_groups();
         AttendShape { splits: split_count(launches, shape.max_blocks), ..shape }
@@ -96,6 +150,8 @@ pub struct AppendHandles {
     pub positions: Global<u32>,
     /// [sequences, max_blocks].
     pub table: Global<u32>,
+    /// Of keys in parts, [kv_heads, head_dim]: the channel that each dimension is. Empty of whole keys.
+    pub order: Global<u8>,
     /// \[sequences\]: one more than the position of the sequence's last new token.
     pub lengths: GlobalMut<u32>,
     /// The pool, [blocks, kv_heads] tiles.
@@ -119,10 +175,15 @@ impl Encoder {
     /// # Errors
     /// Out of memory.
     pub fn new(device: &Device, books: Books) -> Result<Self> {
-        let numbers: Vec<f32> = [books.keys.codebook(), books.values.codebook()]
-            .iter()
-            .flat_map(|book| book.thresholds.into_iter().chain(book.levels))
-            .collect();
+        fn numbers<const N: usize>(book: Codebook<N>) -> impl Iterator<Item = f32> {
+            book.thresholds.into_iter().chain(book.levels)
+        }
+        let of_keys: Vec<f32> = match books.part_codebooks() {
+            Some(parts) => parts.into_iter().flat_map(numbers).collect(),
+            None => numbers::<MOST_LEVELS>(books.keys[0].codebook()).collect(),
+        };
+        let of_values = numbers::<MOST_LEVELS>(books.values.codebook());
+        let numbers: Vec<f32> = of_keys.into_iter().chain(of_values).collect();
         Ok(Encoder { books, numbers: Buffer::from_slice(device, &numbers)? })
     }
 
@@ -139,7 +200,8 @@ impl Encoder {
     /// Until the launch has finished (for a capture: until each run of the graph has):
     /// - the encoder and the memory behind every handle are there, reached by the stream's device, and
     ///   nothing else writes it, or touches what is written; with `slices` it is host memory;
-    /// - no two tokens have one place, and the table's entries up to each position are blocks of the pool.
+    /// - no two tokens have one place, and the table's entries up to each position are blocks of the pool;
+    /// - the order's entries are below `head_dim`.
     ///
     /// # Errors
     /// [`Error::Length`] for handles of another problem; those of [`Problem::checked`]; what the launch
@@ -169,6 +231,7 @@ impl Encoder {
         length("the buffer of lengths", handles.lengths.len(), sequences as usize)?;
         length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
         length("the words of problems", handles.problems.len(), 2)?;
+        length("the order of channels", handles.order.len(), self.books.order_bytes(kv_heads))?;
         let shape = EncodeShape {
             rows,
             tokens: query_tokens,
@@ -179,36 +242,50 @@ impl Encoder {
             rule: self.books.settings.rule as u32,
             root: f64::from(head_dim).sqrt() as f32,
         };
-        let AppendHandles { new_keys, new_values, positions, table, lengths, tiles, problems } = handles;
+        let AppendHandles { new_keys, new_values, positions, table, order, lengths, tiles, problems } =
+            handles;
         if slices {
             // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
             // returns.
             unsafe {
-                let new = cpu::New {
+                let new = encode::New {
                     keys: slice(new_keys),
                     values: slice(new_values),
                     positions: slice(positions),
                     table: slice(table),
+                    order: slice(order),
                 };
                 let (lengths, tiles) = (slice_mut(lengths), slice_mut(tiles.cast::<u8>()));
-                cpu::append(&self.books, shape, new, lengths, tiles, slice_mut(problems));
+                encode::append(&self.books, shape, new, lengths, tiles, slice_mut(problems));
             }
             return Ok(());
         }
-        let args = encode::Args {
-            keys: new_keys,
-            values: new_values,
-            positions,
-            table,
-            lengths,
-            tiles: tiles.cast::<u8>(),
-            problems,
-            books: self.numbers.global(),
-            shape,
-        };
-        let kernel = if head_dim == 64 { encode::kernel::<64>() } else { encode::kernel::<128>() };
+        let (keys, values, tiles) = (new_keys, new_values, tiles.cast::<u8>());
+        let books = self.numbers.global();
         let warps = 2 * rows * kv_heads;
         let launch = LaunchShape::new(warps.div_ceil(ENCODE_THREADS / 32), ENCODE_THREADS);
+        if layout.parted {
+            let kernel =
+                if head_dim == 64 { encode_parts::kernel::<64>() } else { encode_parts::kernel::<128>() };
+            let args = encode_parts::Args {
+                keys,
+                values,
+                positions,
+                table,
+                order,
+                lengths,
+                tiles,
+                problems,
+                books,
+                shape,
+            };
+            // SAFETY: as below, and the order has channels of the head.
+            return Ok(unsafe { stream.launch(&kernel, launch, args) }?);
+        }
+        let kernel =
+            if head_dim == 64 { encode_whole::kernel::<64>() } else { encode_whole::kernel::<128>() };
+        let args =
+            encode_whole::Args { keys, values, positions, table, lengths, tiles, problems, books, shape };
         // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this
         // function's contract.
         Ok(unsafe { stream.launch(&kernel, launch, args) }?)
@@ -224,6 +301,8 @@ pub struct Handles {
     pub tiles: Global<u32>,
     /// [sequences, max_blocks].
     pub table: Global<u32>,
+    /// Of keys in parts, [kv_heads, head_dim]: the channel that each dimension is. Empty of whole keys.
+    pub order: Global<u8>,
     /// \[sequences\].
     pub lengths: Global<u32>,
     /// Like the queries.
@@ -297,7 +376,8 @@ impl Plan {
     /// - the memory behind every handle is there, reached by the stream's device, and used by nothing else
     ///   that writes it, or for the outputs, that touches it; with `slices` it is host memory;
     /// - each length is at most `max_blocks · 16`, and each table entry that a length reaches is a block of
-    ///   the pool.
+    ///   the pool;
+    /// - the order's entries are below `head_dim`.
     ///
     /// # Errors
     /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
@@ -314,7 +394,8 @@ impl Plan {
         let entries = problem.sequences as usize * self.shape.max_blocks as usize;
         length("the block table", handles.table.len(), entries)?;
         length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
-        let Handles { queries, tiles, table, lengths, output, lse } = handles;
+        length("the order of channels", handles.order.len(), self.books.order_bytes(problem.kv_heads))?;
+        let Handles { queries, tiles, table, order, lengths, output, lse } = handles;
         if slices {
             // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
             // returns.
@@ -324,25 +405,53 @@ impl Plan {
                     tiles: slice(tiles.cast::<u8>()),
                     table: slice(table),
                     lengths: slice(lengths),
+                    order: slice(order),
                 };
                 cpu::attend(&self.books, self.shape, slices, slice_mut(output), slice_mut(lse));
             }
             return Ok(());
         }
-        let args = attend::Args {
-            queries,
-            tiles,
-            table,
-            lengths,
-            partials: self.partials.global_mut(),
-            counters: self.counters.global_mut(),
-            output,
-            lse,
-            shape: self.shape,
-        };
-        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
-        // contract. Blocks of a row meet in `counters` only, and the one that reads the others' parts comes
-        // last.
-        Ok(unsafe { stream.launch(&self.kernel, self.launch, args) }?)
+        let (partials, counters) = (self.partials.global_mut(), self.counters.global_mut());
+        let (launch, shape) = (self.launch, self.shape);
+        match &self.kernel {
+            Attend::Whole(kernel) => {
+                let keys = self.books.whole();
+                let args = attend::Args {
+                    queries,
+                    tiles,
+                    table,
+                    lengths,
+                    partials,
+                    counters,
+                    output,
+                    lse,
+                    shape,
+                    keys,
+                };
+                // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
+                // contract. Blocks of a row meet in `counters` only, and the one that reads the others' parts
+                // comes last.
+                unsafe { stream.launch(kernel, launch, args) }?;
+            }
+            Attend::Parts(kernel) => {
+                let keys = self.books.parted();
+                let args = attend_parts::Args {
+                    queries,
+                    tiles,
+                    table,
+                    lengths,
+                    order,
+                    partials,
+                    counters,
+                    output,
+                    lse,
+                    shape,
+                    keys,
+                };
+                // SAFETY: as above, and the order has channels of the head.
+                unsafe { stream.launch(kernel, launch, args) }?;
+            }
+        }
+        Ok(())
     }
 }

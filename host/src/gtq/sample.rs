@@ -10,7 +10,7 @@ use crate::attention::dense::sample::normal;
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::gtq::Side;
-use kernels_gpu::gtq::layout::norm_place;
+use kernels_gpu::gtq::parts::norm_byte;
 use kernels_gpu::mixed;
 
 /// What a pool and its queries hold.
@@ -73,6 +73,18 @@ impl Input {
     }
 }
 
+/// Orders of channels, [kv_heads, head_dim], that have nothing in common.
+pub(super) fn order(books: &Books, kv_heads: u32) -> Vec<u8> {
+    let dim = books.layout.head_dim as usize;
+    let mut order: Vec<u8> = (0..books.order_bytes(kv_heads)).map(|i| (i % dim) as u8).collect();
+    for (head, own) in order.chunks_exact_mut(dim).enumerate() {
+        for i in (1..dim).rev() {
+            own.swap(i, (mixed(head as u64, i as u64) % (i as u64 + 1)) as usize);
+        }
+    }
+    order
+}
+
 /// A pool, a table and queries.
 pub(super) struct Sample {
     pub(super) books: Books,
@@ -81,6 +93,7 @@ pub(super) struct Sample {
     pub(super) tiles: Vec<u32>,
     pub(super) table: Vec<u32>,
     pub(super) queries: Vec<f16>,
+    pub(super) order: Vec<u8>,
 }
 
 /// Bits of the outputs and of the log-sums.
@@ -120,13 +133,20 @@ impl Sample {
                         let z = mixed(1, (number * codes + i) as u64) as u8;
                         *byte = if input == Input::Equal { 0 } else { z };
                     }
-                    // Of tokens that there are not, n is NaN.
+                    // Of tokens that there are not, n is NaN, or in a byte the largest.
                     for token in 0..BLOCK_TOKENS.min(length - index * BLOCK_TOKENS) {
                         for (side, is_key) in [(Side::Key, true), (Side::Value, false)] {
-                            let at = (layout.norms(side) + 2 * norm_place(token)) as usize;
+                            let at = layout.norm(side, token) as usize;
                             let which = (number as u32 * BLOCK_TOKENS + token) * 2 + u32::from(is_key);
-                            let n = input.n(which.into(), is_key);
-                            tile[at..at + 2].copy_from_slice(&n.to_bits().to_le_bytes());
+                            if layout.norm_bytes(side) == 2 {
+                                let n = input.n(which.into(), is_key);
+                                tile[at..at + 2].copy_from_slice(&n.to_bits().to_le_bytes());
+                                continue;
+                            }
+                            for (part, byte) in tile[at..at + 4].iter_mut().enumerate() {
+                                let n = input.n(u64::from(which) << 2 | part as u64, is_key);
+                                *byte = norm_byte(n.to_f32()).min(255) as u8;
+                            }
                         }
                     }
                 }
@@ -135,7 +155,8 @@ impl Sample {
         let dim = problem.head_dim as usize;
         let queries = (0..problem.query_rows() * dim).map(|i| input.query(i, dim)).collect();
         let tiles = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
-        Ok(Sample { books, problem, lengths: lengths.to_vec(), tiles, table, queries })
+        let order = order(&books, problem.kv_heads);
+        Ok(Sample { books, problem, lengths: lengths.to_vec(), tiles, table, queries, order })
     }
 
     /// Attends; with `slices` by the CPU's own path. `poison`: what outputs hold before.
@@ -146,6 +167,7 @@ impl Sample {
         let tiles = Buffer::from_slice(device, &self.tiles)?;
         let table = Buffer::from_slice(device, &self.table)?;
         let lengths = Buffer::from_slice(device, &self.lengths)?;
+        let order = Buffer::from_slice(device, &self.order)?;
         let mut output = Buffer::<f32>::new(device, self.queries.len())?;
         let mut lse = Buffer::<f32>::new(device, self.problem.query_rows())?;
         stream.fill_u8(&mut output, .., poison)?;
@@ -156,6 +178,7 @@ impl Sample {
                 queries: queries.global(),
                 tiles: tiles.global(),
                 table: table.global(),
+                order: order.global(),
                 lengths: lengths.global(),
                 output: output.global_mut(),
                 lse: lse.global_mut(),
@@ -182,6 +205,13 @@ impl Sample {
     #[cfg(test)]
     pub(super) fn restored(&self, side: Side, sequence: usize, head: usize, token: usize) -> Vec<f64> {
         let tile = self.tile(sequence, head, token);
-        rows::restored(tile, &self.books, side, token as u32 % BLOCK_TOKENS)
+        rows::restored(tile, &self.books, side, token as u32 % BLOCK_TOKENS, self.order_of(head))
+    }
+
+    /// The order of a KV head's channels; empty of whole keys.
+    #[cfg(test)]
+    pub(super) fn order_of(&self, head: usize) -> &[u8] {
+        let dim = if self.order.is_empty() { 0 } else { self.problem.head_dim as usize };
+        &self.order[head * dim..(head + 1) * dim]
     }
 }

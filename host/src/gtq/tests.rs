@@ -2,17 +2,21 @@
 //! oracles.
 
 use super::cases::element;
+use super::codebook::Levels;
 use super::oracle::{Judged, Token, judge};
 use super::plan::{AppendHandles, Books, Encoder};
-use super::sample::{Input, Sample};
-use super::{BITS, Error, GtqCache, HEAD_DIMS, Rule, Settings, TileLayout, cpu, rows};
+use super::sample::{Input, Sample, order};
+use super::{BITS, Error, GtqCache, HEAD_DIMS, Order, Rule, Settings, TileLayout, encode, rows};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::dense::Problem;
 use crate::kv::{self, Capacity, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
 use crate::{Buffer, Device, Stream};
 use half::f16;
+use kernels_gpu::gtq::parts::{PARTS, UNIT};
 use kernels_gpu::gtq::{EncodeShape, Side};
 use simt::emu::EmuOptions;
+
+mod parts;
 
 fn device() -> Device {
     Device::cpu(EmuOptions::default())
@@ -21,9 +25,27 @@ fn device() -> Device {
 fn layouts() -> impl Iterator<Item = TileLayout> {
     HEAD_DIMS.into_iter().flat_map(|head_dim| {
         BITS.into_iter().flat_map(move |key_bits| {
-            BITS.into_iter().map(move |value_bits| TileLayout { head_dim, key_bits, value_bits })
+            BITS.into_iter().flat_map(move |value_bits| {
+                [false, true].map(|parted| TileLayout { head_dim, key_bits, value_bits, parted })
+            })
         })
     })
+}
+
+/// Bits of each code of a row.
+fn bits(layout: TileLayout, side: Side) -> Vec<u32> {
+    let dim = layout.head_dim as usize;
+    if side == Side::Value || !layout.parted {
+        return vec![layout.bits(side); dim];
+    }
+    let of_parts = kernels_gpu::gtq::parts::bits(layout.key_bits);
+    assert_eq!(of_parts.iter().sum::<u32>(), 4 * layout.key_bits);
+    of_parts.iter().flat_map(|bits| vec![*bits; dim / PARTS]).collect()
+}
+
+fn settings(layout: TileLayout) -> Settings {
+    let TileLayout { key_bits, value_bits, parted, .. } = layout;
+    Settings { key_bits, value_bits, blocks: parted, ..Settings::DEFAULT }
 }
 
 /// Every code and n has bits of its own, and together they are the tile.
@@ -35,41 +57,55 @@ fn rows_share_no_bits() {
         let mut set = 0;
         for token in 0..BLOCK_TOKENS {
             for side in [Side::Key, Side::Value] {
-                // What is stored of the largest code has no bit less than any other's, but for 4 bits.
-                let ones = if layout.bits(side) == 4 { 0 } else { (1 << layout.bits(side)) - 1 };
-                rows::write(&mut tile, layout, side, token, &vec![ones; dim], f16::from_bits(u16::MAX));
+                // The largest code is stored with all bits, from 4 bits on the smallest.
+                let ones = |bits: u32| if bits >= 4 { 0 } else { (1 << bits) - 1 };
+                let codes: Vec<u8> = bits(layout, side).into_iter().map(ones).collect();
+                rows::write(&mut tile, layout, side, token, &codes, [0xff; 4]);
                 let now: u32 = tile.iter().map(|byte| byte.count_ones()).sum();
-                assert_eq!(now - set, dim as u32 * layout.bits(side) + 16, "{layout:?} {side:?} {token}");
+                let of_row = dim as u32 * layout.bits(side) + 8 * layout.norm_bytes(side);
+                assert_eq!(now - set, of_row, "{layout:?} {side:?} {token}");
                 set = now;
             }
         }
         assert!(tile.iter().all(|byte| *byte == 0xff), "{layout:?}");
-        assert_eq!(layout.token_bytes(), layout.head_dim * (layout.key_bits + layout.value_bits) / 8 + 4);
+        let norms = if layout.parted { 6 } else { 4 };
+        let codes = layout.head_dim * (layout.key_bits + layout.value_bits) / 8;
+        assert_eq!(layout.token_bytes(), codes + norms);
     }
-    // The figure of the issue: 3 and 3 bits at head_dim 128, where the paper has 157 bytes.
-    assert_eq!(TileLayout { head_dim: 128, key_bits: 3, value_bits: 3 }.token_bytes(), 100);
+    // 3 and 3 bits at head_dim 128, where the paper has 157 bytes.
+    let layout = TileLayout { head_dim: 128, key_bits: 3, value_bits: 3, parted: false };
+    assert_eq!(layout.token_bytes(), 100);
+    assert_eq!(TileLayout { parted: true, ..layout }.token_bytes(), 102);
 }
 
 #[test]
 fn what_is_written_is_read() {
     for layout in layouts() {
-        let dim = layout.head_dim as usize;
         let mut tile = vec![0x5au8; layout.bytes() as usize];
-        let code = |side: Side, token: u32, d: usize| {
-            (kernels_gpu::mixed(token.into(), (d * 2 + side as usize) as u64) % (1 << layout.bits(side)))
-                as u8
+        let all = |side: Side, token: u32| -> Vec<u8> {
+            let bits = bits(layout, side).into_iter().enumerate();
+            let code = |d: usize| kernels_gpu::mixed(token.into(), (d * 2 + side as usize) as u64);
+            bits.map(|(d, bits)| (code(d) % (1 << bits)) as u8).collect()
         };
-        let all = |side, token| (0..dim).map(|d| code(side, token, d)).collect::<Vec<_>>();
+        let of_parts = |token: u32| [0, 1, 2, 3].map(|part| (37 * token + 61 * part) as u8);
         for token in (0..BLOCK_TOKENS).rev() {
             for side in [Side::Key, Side::Value] {
-                let n = f16::from_f32(token as f32 + if side == Side::Key { 0.25 } else { 0.5 });
+                let half = f16::from_f32(token as f32 + if side == Side::Key { 0.25 } else { 0.5 });
+                let parted = layout.parted && side == Side::Key;
+                let n = if parted { of_parts(token) } else { rows::half(half) };
                 rows::write(&mut tile, layout, side, token, &all(side, token), n);
             }
         }
         for token in 0..BLOCK_TOKENS {
             for side in [Side::Key, Side::Value] {
                 assert_eq!(rows::codes(&tile, layout, side, token), all(side, token), "{layout:?} {token}");
-                assert_eq!(rows::n(&tile, layout, side, token).to_f32().trunc(), token as f32);
+                let found = rows::norms(&tile, layout, side, token);
+                if layout.parted && side == Side::Key {
+                    let bits = |byte: u8| f16::from_bits(u16::from(byte) << 6).to_f32();
+                    assert_eq!(found, of_parts(token).map(bits));
+                } else {
+                    assert_eq!(found[0].trunc(), token as f32);
+                }
             }
         }
     }
@@ -92,6 +128,7 @@ fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: boo
     let halves = |x: &[f16]| Buffer::from_slice(&device, x).expect("a buffer");
     let words = |x: &[u32]| Buffer::from_slice(&device, x).expect("a buffer");
     let (keys, values, positions) = (halves(&keys), halves(&values), words(&positions));
+    let order = Buffer::from_slice(&device, &order(books, kv_heads)).expect("a buffer");
     let size = table.len() * (kv_heads * books.layout.bytes()) as usize / 4;
     let table = words(&table);
     let [mut tiles, mut lengths, mut problems] =
@@ -102,6 +139,7 @@ fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: boo
         new_values: values.global(),
         positions: positions.global(),
         table: table.global(),
+        order: order.global(),
         lengths: lengths.global_mut(),
         tiles: tiles.global_mut(),
         problems: problems.global_mut(),
@@ -115,11 +153,11 @@ fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: boo
 fn both_paths_encode_alike() {
     for layout in layouts() {
         for rule in [Rule::None, Rule::Norm, Rule::Unbiased] {
-            let TileLayout { head_dim, key_bits, value_bits } = layout;
+            let TileLayout { head_dim, key_bits, value_bits, .. } = layout;
             if rule != Rule::None && (key_bits, value_bits) != (3, 2) {
                 continue;
             }
-            let books = Books::new(head_dim, Settings { key_bits, value_bits, rule }).expect("books");
+            let books = Books::new(head_dim, Settings { rule, ..settings(layout) }).expect("books");
             for (firsts, tokens) in [(&[0u32, 7, 30, kv::PARKED][..], 1), (&[3, 60], 12)] {
                 let [own, kernels] = [true, false].map(|slices| encode(&books, 2, firsts, tokens, slices));
                 assert!(own == kernels, "{layout:?} {rule:?} {tokens}");
@@ -136,7 +174,7 @@ fn books(dim: usize, bits: u32) -> Books {
 }
 
 /// What encoding one row gives.
-fn one(x: &[f16], books: &Books, rule: Rule) -> (Vec<f64>, f64, Vec<f64>, Vec<u8>) {
+fn one(x: &[f16], books: &Books, rule: Rule) -> (Vec<f64>, Vec<f64>, Vec<u8>) {
     let (dim, bits) = (x.len() as u32, books.layout.key_bits);
     let shape = EncodeShape {
         rows: 1,
@@ -148,15 +186,13 @@ fn one(x: &[f16], books: &Books, rule: Rule) -> (Vec<f64>, f64, Vec<f64>, Vec<u8
         value_bits: bits,
         root: f64::from(dim).sqrt() as f32,
     };
-    let encoded = cpu::encoded(x, &books.keys.codebook(), shape);
+    let encoded = encode::encoded(x, &books.keys[0].codebook(), shape);
     let mut tile = vec![0u8; books.layout.bytes() as usize];
-    let n = f16::from_f32(encoded.scale);
-    rows::write(&mut tile, books.layout, Side::Key, 5, &encoded.codes, n);
-    let restored = rows::restored(&tile, books, Side::Key, 5);
-    let mut h: Vec<f64> = x.iter().enumerate().map(|(d, x)| x.to_f64() * rows::sign(d)).collect();
-    rows::hadamard(&mut h);
-    let levels = (0..1 << bits).map(|code| books.keys.level(code)).collect();
-    (restored, f64::from(encoded.scale), [h, levels].concat(), encoded.codes)
+    rows::write(&mut tile, books.layout, Side::Key, 5, &encoded.codes, encoded.norms.expect("an n"));
+    let restored = rows::restored(&tile, books, Side::Key, 5, &[]);
+    let h = rows::turned(&x.iter().map(|x| x.to_f64()).collect::<Vec<_>>(), 1, &[]);
+    let levels = (0..1 << bits).map(|code| books.keys[0].level(code)).collect();
+    (restored, [h, levels].concat(), encoded.codes)
 }
 
 /// Each code is that of the nearest level, of two that are as near the lower; the errors are what the levels
@@ -166,12 +202,12 @@ fn codes_are_nearest_and_scales_what_they_say() {
     for dim in HEAD_DIMS.map(|dim| dim as usize) {
         for bits in BITS {
             let books = books(dim, bits);
-            let expected = books.keys.error;
+            let expected = books.keys[0].error;
             let (mut errors, mut squares) = (0.0, 0.0);
             for row in 0..96 {
                 let x: Vec<f16> = (0..dim).map(|d| element(12 * row + 10, d)).collect();
                 let r = x.iter().map(|x| x.to_f64() * x.to_f64()).sum::<f64>().sqrt();
-                let (restored, _, numbers, codes) = one(&x, &books, Rule::None);
+                let (restored, numbers, codes) = one(&x, &books, Rule::None);
                 let (h, levels) = numbers.split_at(dim);
                 for (h, code) in h.iter().zip(&codes) {
                     let distance = |level: &f64| (h / r - level).abs();
@@ -231,8 +267,8 @@ fn batches() -> Vec<(Problem, Vec<u32>, Input)> {
 fn both_paths_attend_alike() {
     let device = device();
     for layout in layouts() {
-        let TileLayout { head_dim, key_bits, value_bits } = layout;
-        let settings = Settings { key_bits, value_bits, ..Settings::DEFAULT };
+        let TileLayout { head_dim, key_bits, value_bits, .. } = layout;
+        let settings = settings(layout);
         let all = (key_bits, value_bits) == (3, 3);
         for (problem, lengths, input) in batches().into_iter().take(if all { 9 } else { 2 }) {
             let sample = Sample::new(settings, Problem { head_dim, ..problem }, &lengths, input);
@@ -248,17 +284,22 @@ fn both_paths_attend_alike() {
 
 /// The row's tokens as the oracle wants them.
 fn tokens(sample: &Sample, sequence: usize, head: usize, visible: usize) -> Vec<Token> {
-    let levels = &sample.books.keys;
+    let (layout, keys) = (sample.books.layout, &sample.books.keys);
+    let unit = if layout.parted { f64::from(UNIT) } else { 1.0 };
     (0..visible)
         .map(|token| {
             let tile = sample.tile(sequence, head, token);
             let place = token as u32 % BLOCK_TOKENS;
-            let codes = rows::codes(tile, sample.books.layout, Side::Key, place);
-            let n = rows::n(tile, sample.books.layout, Side::Key, place).to_f64();
+            let codes = rows::codes(tile, layout, Side::Key, place);
+            let n = rows::norms(tile, layout, Side::Key, place).map(|n| f64::from(n) * unit);
+            let of_part = codes.len() / keys.len();
+            let size = |(codes, (levels, n)): (&[u8], (&Levels, f64))| {
+                n * codes.iter().map(|code| levels.level(usize::from(*code)).abs()).sum::<f64>()
+            };
             Token {
                 key: sample.restored(Side::Key, sequence, head, token),
                 value: sample.restored(Side::Value, sequence, head, token),
-                size: n * codes.iter().map(|code| levels.level(usize::from(*code)).abs()).sum::<f64>(),
+                sizes: codes.chunks_exact(of_part).zip(keys.iter().zip(n)).map(size).collect(),
             }
         })
         .collect()
@@ -269,8 +310,8 @@ fn attention_is_the_formulas() {
     let device = device();
     let mut used = 0.0f64;
     for layout in layouts() {
-        let TileLayout { head_dim, key_bits, value_bits } = layout;
-        let settings = Settings { key_bits, value_bits, ..Settings::DEFAULT };
+        let head_dim = layout.head_dim;
+        let settings = settings(layout);
         for (problem, lengths, input) in batches() {
             if input == Input::Hostile {
                 continue;
@@ -293,7 +334,7 @@ fn attention_is_the_formulas() {
                 let head = q_head / problem.group() as usize;
                 let tokens = tokens(&sample, sequence, head, visible);
                 let Judged { output: expected, lse: expected_lse, bound, lse_bound } =
-                    judge(&query, &tokens, splits);
+                    judge(&query, sample.order_of(head), &tokens, splits);
                 let found = &output[row * dim..][..dim];
                 let error =
                     found.iter().zip(&expected).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum::<f64>();
@@ -320,7 +361,13 @@ fn open(device: &Device, text: &str, geometry: Geometry) -> kv::Result<GtqCache>
     let selection: Selection = text.parse()?;
     let capacity = Capacity { tokens: 64, sequences: 1 };
     let opening = Opening { device, geometry, rope: None, capacity, selection: &selection };
-    GtqCache::new(&opening, Settings::of(&selection))
+    let settings = Settings::of(&selection);
+    if !settings.blocks {
+        return GtqCache::new(&opening, settings);
+    }
+    let books = Books::new(geometry.head_dim as u32, settings)?;
+    let layers = vec![order(&books, geometry.kv_heads as u32); geometry.layers];
+    GtqCache::in_order(&opening, settings, &Order { layers })
 }
 
 /// Appends rows of `element` and attends, chunk by chunk: outputs of all tokens.
@@ -357,7 +404,8 @@ fn told(cache: &mut GtqCache, stream: &Stream, chunks: &[usize]) -> Vec<u32> {
 fn a_cache_holds_what_its_tokens_are() {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
-    for text in ["gtq", "gtq/k=4/v=2", "gtq/k=2/v=4/norm=unbiased"] {
+    let texts = ["gtq", "gtq/k=4/v=2", "gtq/k=2/v=4/norm=unbiased", "gtq-blocks", "gtq-blocks/k=2/v=4"];
+    for text in texts {
         let cache = || open(&device, text, GEOMETRY).expect("a cache");
         let mut one = cache();
         let expected = told(&mut one, &stream, &[1; 20]);
@@ -365,7 +413,9 @@ fn a_cache_holds_what_its_tokens_are() {
         assert_eq!(told(&mut cache(), &stream, &[3, 1, 15, 1]), expected, "{text}: chunks");
         assert_eq!(told(&mut cache().with_kernels(), &stream, &[7, 12, 1]), expected, "{text}: kernels");
         let token = u64::from(one.books().layout.token_bytes());
-        assert_eq!((one.bytes(), one.step_bytes()), (2 * 2 * 20 * token, 2 * 2 * 20 * token));
+        // The orders of two layers and heads besides.
+        let orders = if text.starts_with("gtq-blocks") { 2 * 2 * 64 } else { 0 };
+        assert_eq!((one.bytes(), one.step_bytes()), (2 * 2 * 20 * token + orders, 2 * 2 * 20 * token));
         let selection: Selection = text.parse().expect("a selection");
         let scheme = selection.scheme();
         assert_eq!((scheme.step_bytes)(&selection, 64, 20), (20 * token) as f64);

@@ -6,7 +6,7 @@
 //! reads the file by [`Opening::needed_artifact`](super::Opening::needed_artifact), which compares what the
 //! file was made for with the model.
 
-use super::{Error, Geometry, OptionSpec, Result, Scheme, Selection};
+use super::{Error, Geometry, OptionSpec, Result, Rope, Scheme, Selection};
 use crate::tensor_file::{Dtype, Target, TensorWriter};
 use bytemuck::Pod;
 use half::f16;
@@ -61,6 +61,8 @@ impl Calibration<'_> {
 pub struct Material {
     /// Whose.
     pub geometry: Geometry,
+    /// How the model has turned keys and queries; `None` where there is no model.
+    pub rope: Option<Rope>,
     /// All layers in order.
     pub layers: Vec<Passed>,
 }
@@ -111,7 +113,7 @@ impl Material {
                 queries: rows(geometry.q_heads),
             })
             .collect();
-        Material { geometry, layers }
+        Material { geometry, rope: None, layers }
     }
 
     /// Says so if a layer is missing, too short, or has something that is no number.
@@ -142,6 +144,13 @@ impl Material {
         }
         Ok(())
     }
+}
+
+/// FNV-1a, 64 bits, of what is in a file: a byte that is altered shows.
+pub(crate) fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
+    parts.flatten().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// What a calibrator has made: the contents of a safetensors file.

@@ -1,6 +1,6 @@
 //! Head-steps by the thousand: what a scheme promises of each head, held against the head's true error.
 
-mod by_workload;
+pub(crate) mod by_workload;
 
 pub use by_workload::prove as by_workload;
 

@@ -2,12 +2,14 @@
 //! `prove` know of a scheme.
 
 mod judge;
+mod material;
 mod through_cache;
 
 pub use judge::{Data, Exact, Judged, Rows, judge, norm};
 pub use through_cache::open as through_cache;
+pub(crate) use through_cache::open_with as through_cache_of;
 
-use super::{Error, HeadReport, Result, Selection};
+use super::{Error, Geometry, HeadReport, Result, Selection};
 use crate::attention::dense::{Attended, DenseElement, Problem};
 use crate::attention::{BlockTable, PagedPool};
 use crate::{BackendKind, Buffer, Device, Stream};
@@ -36,6 +38,16 @@ pub struct Input<E: DenseElement> {
 }
 
 impl<E: DenseElement> Input<E> {
+    /// Its heads, as those of a model of one layer.
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            layers: 1,
+            q_heads: self.problem.q_heads as usize,
+            kv_heads: self.problem.kv_heads as usize,
+            head_dim: self.problem.head_dim as usize,
+        }
+    }
+
     /// Bytes of the keys and values of a token, in all KV heads.
     pub fn token_bytes(&self) -> u64 {
         let Problem { kv_heads, head_dim, .. } = self.problem;

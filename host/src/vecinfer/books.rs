@@ -2,6 +2,7 @@
 
 use super::setting::name;
 use super::{Error, Result, Setting};
+use crate::kv::calibration::hash;
 use crate::tensor_file::{Dtype, TensorFile};
 use crate::{BackendKind, Buffer, Device};
 use half::f16;
@@ -28,13 +29,6 @@ pub struct Books {
     pub codes: [Code; 2],
     /// Layer by layer.
     pub layers: Vec<LayerBooks>,
-}
-
-/// FNV-1a, 64 bits, of what is in a file: a byte that is altered shows.
-pub(super) fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
-    parts.flatten().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 /// The tensors of a layer.

@@ -2,15 +2,13 @@
 
 use super::calibrate::of_itself;
 use super::{Books, Encode, Error, Handles, Plan, Setting, Source, Store, Tables};
-use crate::attention::{BLOCK_TOKENS, StepProblem};
-use crate::kv::calibration::{Material, Passed};
+use crate::attention::StepProblem;
 use crate::kv::workload::{Fact, Input, Memory, Opening, Outcome, Workload};
-use crate::kv::{self, Geometry, HeadReport, Result};
+use crate::kv::{self, HeadReport, Result};
 use crate::{BackendKind, Buffer, Stream};
 use half::f16;
 use std::sync::Arc;
 
-const BLOCK: usize = BLOCK_TOKENS as usize;
 /// Tokens that codebooks are made from at most, where none are given.
 const TOKENS: usize = 4096;
 /// And at least: fewer are taken again and again.
@@ -37,12 +35,7 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     let problem = StepProblem::from(dense);
     let device = input.device.clone();
     let plan = Plan::new(&device, problem, setting)?;
-    let geometry = Geometry {
-        layers: 1,
-        q_heads: dense.q_heads as usize,
-        kv_heads: dense.kv_heads as usize,
-        head_dim: dense.head_dim as usize,
-    };
+    let geometry = input.geometry();
     let capacity = (dense.max_tokens as usize).into();
     let selection = opening.selection;
     let of_model = kv::Opening { device: &device, geometry, rope: None, capacity, selection };
@@ -55,7 +48,7 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
             }
             (books, Some(layer))
         }
-        None => (self::of_itself(&material(&input, geometry)?, setting)?, None),
+        None => (self::of_itself(&input.material([LEAST, TOKENS])?, setting)?, None),
     };
     let tables = Tables::new(&device, &books, layer.unwrap_or(0))?;
     let stream = Stream::new(&device)?;
@@ -72,47 +65,6 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     workload.enqueue(&stream, 0, 1)?;
     stream.synchronize()?;
     Ok(Box::new(workload))
-}
-
-/// Some tokens of the first pool, evenly spread.
-fn material(input: &Input<f16>, geometry: Geometry) -> Result<Material> {
-    let (heads, dim) = (geometry.kv_heads, geometry.head_dim);
-    let pool = &input.pools[0];
-    let all: usize = input.lengths.iter().map(|length| *length as usize).sum();
-    let every = all.div_ceil(TOKENS).max(1);
-    let mut passed = Passed::default();
-    let mut blocks = [vec![f16::ZERO; heads * BLOCK * dim], vec![f16::ZERO; heads * BLOCK * dim]];
-    let mut index = 0;
-    for (length, numbers) in input.lengths.iter().zip(&input.blocks) {
-        for (number, first) in numbers.iter().zip((0..*length as usize).step_by(BLOCK)) {
-            index += 1;
-            if index % every != 0 && every > 1 {
-                continue;
-            }
-            let at = *number as usize * blocks[0].len();
-            pool.keys().read(at, &mut blocks[0])?;
-            pool.values().read(at, &mut blocks[1])?;
-            for place in 0..BLOCK.min(*length as usize - first) {
-                for head in 0..heads {
-                    let row = (head * BLOCK + place) * dim..(head * BLOCK + place + 1) * dim;
-                    passed.keys.extend_from_slice(&blocks[0][row.clone()]);
-                    passed.values.extend_from_slice(&blocks[1][row]);
-                }
-            }
-        }
-    }
-    if passed.keys.is_empty() {
-        passed.keys.resize(heads * dim, f16::ZERO);
-        passed.values.resize(heads * dim, f16::ZERO);
-    }
-    for rows in [&mut passed.keys, &mut passed.values] {
-        let once = rows.len();
-        while rows.len() < LEAST * heads * dim {
-            rows.extend_from_within(..once);
-        }
-        rows.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = f16::ZERO);
-    }
-    Ok(Material { geometry, layers: vec![passed] })
 }
 
 impl VecInfer {

@@ -10,7 +10,14 @@
 //! o   = step'/√D · S·H·a / Σ_t p_t
 //! ```
 //!
-//! n, l of keys, n', l' of values. The reference suits the weights w, which is what f16 holds of a token: the
+//! n, l of keys, n', l' of values. Of keys in [parts](super::parts), with m_p, n_p and step_p of part p,
+//!
+//! ```text
+//! N_tp = Σ_d i_d·(2·l_td + 1) over the part          f_p = m_p · 512·step_p·log2(e) / (32512·D)
+//! s_t  = ((N_t0·f_0)·n_t0 + (N_t1·f_1)·n_t1) + …     by fused multiply-adds
+//! ```
+//!
+//! with 512 the [unit](super::parts::UNIT) of n_p, and 1/D in place of 1/(2·D) as √(D/4)·√D is D/2. The reference suits the weights w, which is what f16 holds of a token: the
 //! largest s_t + ⌈log2 n'_t⌉ of a row is at most reference + 15.
 //!
 //! # Layout
@@ -21,29 +28,30 @@
 //!
 //! # Bytes
 //! D·(k + v)/8 + 4 a token and KV head, read once: at D = 128, 68 for 2 and 2 bits, 100 for 3 and 3, 132 for
-//! 4 and 4; dense attention reads 512. Partials as there.
+//! 4 and 4, and 2 more of keys in parts; dense attention reads 512. Partials as there.
 //!
 //! # Work split
 //! As in [`dense`](crate::attention::dense): grid (splits, kv_heads · row groups, sequences), a block a run
 //! of tiles, eight warps with a ring of tiles and an online softmax each. Ahead of its tiles warp w turns
 //! query row w. The keys of a tile are the second operand of integer products, 32 dimensions and eight tokens
 //! each; rows 0 to 7 of the first are the queries' high bytes, rows 8 to 15 the low ones. So N is exact,
-//! whatever the order. Weights meet values as in dense attention, what rounding cut off in rows 8 to 15.
+//! whatever the order. A part of D/4 dimensions is one product of its own, at D = 64 half empty. Weights meet
+//! values as in dense attention, what rounding cut off in rows 8 to 15.
 //! Whoever comes last adds the parts and turns the eight rows back, a warp each.
 
 use super::layout::Side;
 use super::levels::Tables;
-use super::operands::{Tile, key_bytes};
+use super::operands::Tile;
 use super::query::Rows;
 use super::rotation::{butterfly, with_signs};
+use super::scores::{Keys, Parted, PartedHead, Whole, of_halves};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine, combine_to_part,
+    Adding, BLOCK_TOKENS, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine, combine_to_part,
     combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
 };
 use glam::Vec4;
 use half::f16;
 use simt::math::{canonical_nan, log2};
-use simt::tensor::mma_i8;
 use simt::{
     Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
 };
@@ -62,11 +70,9 @@ pub struct AttendShape {
     pub max_blocks: u32,
     /// Parts that a sequence is cut into: [`split_count`](crate::attention::dense::split_count).
     pub splits: u32,
-    /// step·log2(e) / (2·32512·D) of the keys: N·n·m to scores in log2 units.
-    pub score: f32,
     /// step'/√D of the values.
     pub value: f32,
-    /// Levels.
+    /// The values' levels.
     pub tables: Tables,
 }
 
@@ -116,9 +122,9 @@ pub struct Layout {
 const AT_ONCE: u32 = 17;
 
 /// Lays out the shared memory of an instance.
-pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout {
+pub const fn layout<const D: usize, const K: u32, const V: u32, const PARTED: bool>() -> Layout {
     let mut plan = SharedPlan::new();
-    let of_rings = warps(D as u32) * STAGES * Tile::<D, K, V>::WORDS;
+    let of_rings = warps(D as u32) * STAGES * Tile::<D, K, V, PARTED>::WORDS;
     let of_outputs = warps(D as u32) * ROWS * D as u32;
     let of_parts = Adding::words::<D>(MAX_PARTS, AT_ONCE);
     let most = if of_rings < of_outputs { of_outputs } else { of_rings };
@@ -128,7 +134,7 @@ pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout {
     let outputs = over.array(of_outputs);
     let adding = Adding::over::<D>(&mut SharedPlan::new(), MAX_PARTS, plan.bytes());
     let rows = plan.array(combined_rows(D as u32));
-    let queries = Rows::place::<D>(&mut plan);
+    let queries = Rows::place::<D>(&mut plan, PARTED);
     let finished = plan.array(ROWS * D as u32);
     let totals = plan.array(ROWS);
     let last = plan.array(1);
@@ -140,6 +146,18 @@ pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout {
 pub fn exponent(n: f32) -> f32 {
     let field = n.to_bits() >> 23;
     ((if field < 101 { 101 } else { field }) as i32 - 126) as f32
+}
+
+/// What a step reads and writes: the kernels' arguments.
+struct Memory {
+    queries: Global<f16>,
+    tiles: Global<u32>,
+    table: Global<u32>,
+    lengths: Global<u32>,
+    partials: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    output: GlobalMut<f32>,
+    lse: GlobalMut<f32>,
 }
 
 /// See the [module](self). `K` and `V` are the bits of keys and values. `counters` [sequences, kv_heads · row
@@ -165,7 +183,49 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     output: GlobalMut<f32>,
     lse: GlobalMut<f32>,
     shape: AttendShape,
+    keys: Whole,
 ) {
+    let memory = Memory { queries, tiles, table, lengths, partials, counters, output, lse };
+    attended::<D, K, V, false, Whole>(memory, shape, |_| keys);
+}
+
+/// The same over keys in parts, `K` bits on average. `order` [kv_heads, D]: which channel each dimension is.
+#[kernel(
+    system = gtq,
+    instances(
+        (64, 2, 2), (64, 2, 3), (64, 2, 4), (64, 3, 2), (64, 3, 3), (64, 3, 4), (64, 4, 2), (64, 4, 3),
+        (64, 4, 4), (128, 2, 2), (128, 2, 3), (128, 2, 4), (128, 3, 2), (128, 3, 3), (128, 3, 4),
+        (128, 4, 2), (128, 4, 3), (128, 4, 4),
+    ),
+    max_threads = 256,
+    min_blocks = 1,
+    overlaps = in_turn
+)]
+pub fn attend_parts<const D: usize, const K: u32, const V: u32>(
+    queries: Global<f16>,
+    tiles: Global<u32>,
+    table: Global<u32>,
+    lengths: Global<u32>,
+    order: Global<u8>,
+    partials: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    output: GlobalMut<f32>,
+    lse: GlobalMut<f32>,
+    shape: AttendShape,
+    keys: Parted,
+) {
+    let memory = Memory { queries, tiles, table, lengths, partials, counters, output, lse };
+    attended::<D, K, V, true, _>(memory, shape, |head| PartedHead { keys, order, head });
+}
+
+/// A step, with keys as `keys_of` a KV head has them.
+#[simt::device]
+fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: Keys<D, K, PARTED>>(
+    memory: Memory,
+    shape: AttendShape,
+    keys_of: impl FnOnce(u32) -> Y,
+) {
+    let Memory { queries, tiles, table, lengths, partials, counters, output, lse } = memory;
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
@@ -179,16 +239,17 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     let first = split * tiles_a_split;
     let end = (first + tiles_a_split).min(all);
 
-    let layout = layout::<D, K, V>();
+    let layout = layout::<D, K, V, PARTED>();
+    let keys = keys_of(head);
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let target = Target { shape, sequence, head };
-    let ring = Tiles::<D, K, V> { layout, pool: tiles, table, shape, sequence, head, warp, lane, end };
+    let ring =
+        Tiles::<D, K, V, PARTED> { layout, pool: tiles, table, shape, sequence, head, warp, lane, end };
     let ahead = first_blocks(&ring, first + warp);
     let own = row_group * ROWS + warp;
-    layout.queries.turn::<D>(queries, target.row(own), own < shape.rows(), warp, lane);
+    keys.turn(layout.queries, queries, target.row(own), own < shape.rows(), warp, lane);
     thread::sync_threads();
-    let query = layout.queries.load::<D>(lane);
-    let to_score = query.largest * shape.score;
+    let query = keys.load(layout.queries, lane);
 
     let row = row_group * ROWS + (lane >> 2);
     let query_token = bits::div_u32(row, shape.group);
@@ -202,27 +263,8 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     }
     walk(&ring, first + warp, ahead, |tile, stage| {
         let codes = ring.tile(stage);
-        let selectors = codes.key_selectors(lane);
-        let mut sums = [[0i32; 4]; 2];
-        unroll!(for s in 0..(D / 32), at_most 4 {
-            let a = [query.high[2 * s], query.low[2 * s], query.high[2 * s + 1], query.low[2 * s + 1]];
-            unroll!(for j in 0..2 {
-                sums[j] = mma_i8(a, key_bytes::<K>(selectors[j][s], shape.tables.keys), sums[j]);
-            });
-        });
-        let [n0, n1] = codes.norms(Side::Key, lane);
-        let ([a, b], [c, d]) = (<f16 as Half>::unpack(n0), <f16 as Half>::unpack(n1));
-        let n = [a, b, c, d];
-        let [v0, v1] = codes.norms(Side::Value, lane);
-        let ([a, b], [c, d]) = (<f16 as Half>::unpack(v0), <f16 as Half>::unpack(v1));
-        let mut of_values = [a, b, c, d];
-        let mut scores = [0f32; 4];
-        unroll!(for j in 0..2 {
-            unroll!(for i in 0..2 {
-                let sum = whole(sums[j][i], sums[j][2 + i], query.sum);
-                scores[2 * j + i] = sum as f32 * n[2 * j + i] * to_score;
-            });
-        });
+        let mut scores = keys.scores(codes, query, lane);
+        let mut of_values = of_halves(codes.norms(Side::Value, lane));
         if (tile + 1) * BLOCK_TOKENS > by_all {
             unroll!(for t in 0..4 {
                 let token = tile * BLOCK_TOKENS + 8 * (t as u32 >> 1) + 2 * (lane & 3) + (t as u32 & 1);
@@ -284,12 +326,6 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     }
 }
 
-/// N of the sums over the high bytes and over the low ones: 2·(256·high + low) + Σ i.
-#[inline(always)]
-pub const fn whole(high: i32, low: i32, sum: i32) -> i32 {
-    512 * high + (2 * low + sum)
-}
-
 /// How a sequence is cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {
@@ -313,7 +349,7 @@ impl Parts {
 }
 
 /// A warp's tiles.
-struct Tiles<const D: usize, const K: u32, const V: u32> {
+struct Tiles<const D: usize, const K: u32, const V: u32, const PARTED: bool> {
     layout: Layout,
     pool: Global<u32>,
     table: Global<u32>,
@@ -325,14 +361,14 @@ struct Tiles<const D: usize, const K: u32, const V: u32> {
     end: u32,
 }
 
-impl<const D: usize, const K: u32, const V: u32> Tiles<D, K, V> {
+impl<const D: usize, const K: u32, const V: u32, const PARTED: bool> Tiles<D, K, V, PARTED> {
     #[inline(always)]
-    fn tile(&self, stage: u32) -> Tile<D, K, V> {
-        Tile::at(self.layout.ring, (self.warp * STAGES + stage) * Tile::<D, K, V>::WORDS)
+    fn tile(&self, stage: u32) -> Tile<D, K, V, PARTED> {
+        Tile::at(self.layout.ring, (self.warp * STAGES + stage) * Tile::<D, K, V, PARTED>::WORDS)
     }
 }
 
-impl<const D: usize, const K: u32, const V: u32> Ring for Tiles<D, K, V> {
+impl<const D: usize, const K: u32, const V: u32, const PARTED: bool> Ring for Tiles<D, K, V, PARTED> {
     const STAGES: u32 = STAGES;
     const STRIDE: u32 = warps(D as u32);
     const LOOKS_AHEAD: bool = true;
@@ -354,7 +390,7 @@ impl<const D: usize, const K: u32, const V: u32> Ring for Tiles<D, K, V> {
     #[simt::device]
     fn start(&self, _: u32, block: u32, stage: u32) {
         let pair = (block * self.shape.kv_heads + self.head) as usize;
-        self.tile(stage).copy(self.pool, pair * Tile::<D, K, V>::WORDS as usize, self.lane);
+        self.tile(stage).copy(self.pool, pair * Tile::<D, K, V, PARTED>::WORDS as usize, self.lane);
     }
 }
 
@@ -397,7 +433,7 @@ impl Target {
             let [a, b]: [f32; 2] = layout.finished.load_vector(from);
             (x[0], x[1]) = (a, b);
         }
-        let x = with_signs::<D>(butterfly::<D>(x, lane), lane);
+        let x = with_signs::<D>(butterfly::<D, 5>(x, lane), lane);
         let PartialRow { reference, sum } = layout.totals.load(r);
         let at = self.row(own);
         let values = x.map(|x| restored(x, self.shape.value, sum));

@@ -10,19 +10,21 @@
 //! | keys' high plane (3 bits only) | 16·D/8 | 256 |
 //! | values' low plane | as the keys' | 512 |
 //! | values' high plane | as the keys' | 256 |
-//! | keys' n, f16 | 32 | 32 |
+//! | keys' n, f16, or of [parts](super::parts) four bytes | 32 or 64 | 32 |
 //! | values' n, f16 | 32 | 32 |
 //!
 //! Together 16·(D·(k + v)/8 + 4): 100 bytes a token and KV head for 3 and 3 bits at D = 128, where f16 takes
-//! 512.
+//! 512; of keys in parts 2 bytes more.
 //!
 //! # Order
 //! Rows are cut into units: what one lane of a warp makes operands of. With g = lane / 4 and q = lane % 4 a
 //! lane takes, of keys, unit q (of D/4 dimensions) of tokens g and g + 8; of values, unit g (of D/8
 //! dimensions) of tokens 2q, 2q + 1, 2q + 8 and 2q + 9. A plane has what a lane takes side by side, lane by
 //! lane, so that a warp reads it front to back (of 32 bytes, the halves in two passes). In a unit, codes are
-//! where [`low_bit`] and [`high_bit`] say: a word, masked, is then eight selectors of `prmt`.
+//! where [`low_bit`] and [`high_bit`] say: a word, masked, is then eight selectors of `prmt`. Of keys in parts
+//! a lane has as many bytes, in which bits are where [`TileLayout::nibbles`] says.
 
+use super::parts::PARTS;
 use crate::attention::BLOCK_TOKENS;
 
 /// Keys or values.
@@ -69,7 +71,7 @@ pub const fn norm_place(token: u32) -> u32 {
     4 * (token >> 1 & 3) + slot(token)
 }
 
-/// Bits of a code in the low plane.
+/// Bits of a code in the low plane, or of as many as a part's codes have on average.
 #[inline(always)]
 pub const fn low_bits(bits: u32) -> u32 {
     if bits == 4 { 4 } else { 2 }
@@ -94,15 +96,16 @@ pub const fn high_bit(unit_dims: u32, d: u32) -> u32 {
     4 * ((d & (half - 1)) >> 1) + (d & 1) + if d >= half { 2 } else { 0 }
 }
 
-/// A code as it is stored: of 4 bits a sign and the distance from the middle, else as it is.
+/// A code as it is stored: from 4 bits on a sign and the distance from the middle, else as it is.
 #[inline(always)]
 pub const fn stored(bits: u32, code: u32) -> u32 {
-    if bits == 4 && code < 8 {
-        15 - code
-    } else if bits == 4 {
-        code - 8
-    } else {
+    let half = 1 << bits >> 1;
+    if bits < 4 {
         code
+    } else if code < half {
+        2 * half - 1 - code
+    } else {
+        code - half
     }
 }
 
@@ -115,6 +118,8 @@ pub struct TileLayout {
     pub key_bits: u32,
     /// Bits of a value's code: 2, 3 or 4.
     pub value_bits: u32,
+    /// Whether keys are in [parts](super::parts), whose codes have `key_bits` on average.
+    pub parted: bool,
 }
 
 impl TileLayout {
@@ -160,20 +165,55 @@ impl TileLayout {
         self.low(side) + self.low_bytes(self.bits(side))
     }
 
+    /// Bytes of the n of a key or value.
+    #[inline(always)]
+    pub const fn norm_bytes(self, side: Side) -> u32 {
+        match side {
+            Side::Key if self.parted => PARTS as u32,
+            _ => 2,
+        }
+    }
+
     /// The first byte of the sixteen n.
     #[inline(always)]
     pub const fn norms(self, side: Side) -> u32 {
         let end = self.high(Side::Value) + self.high_bytes(self.value_bits);
         match side {
             Side::Key => end,
-            Side::Value => end + 2 * BLOCK_TOKENS,
+            Side::Value => end + self.norm_bytes(Side::Key) * BLOCK_TOKENS,
         }
+    }
+
+    /// The first byte of a token's n.
+    #[inline(always)]
+    pub const fn norm(self, side: Side, token: u32) -> u32 {
+        self.norms(side) + self.norm_bytes(side) * norm_place(token)
+    }
+
+    /// Of keys in parts: the first of the two bytes with bits of four dimensions of each part, those from
+    /// `4·half` on of unit `unit` (of D/16 dimensions of each part). `word` numbers the pairs of bytes.
+    #[inline(always)]
+    pub const fn nibbles(self, token: u32, unit: u32, word: u32, half: u32) -> u32 {
+        let (lane, own) = ((token & 7) * 4 + unit, token >> 3);
+        // A lane's word has eight dimensions of a token, or four of both.
+        let (tokens, half) = if self.head_dim == 128 { (2, half) } else { (1, own) };
+        let own = if tokens == 2 { own } else { 0 };
+        let at = if self.key_bits == 3 && word == 2 {
+            self.high(Side::Key) + 4 * (lane * tokens + own)
+        } else if self.wide(Side::Key) {
+            // What a lane takes is 32 bytes, the second token's behind all lanes' first one.
+            512 * own + 16 * lane + 4 * word
+        } else {
+            let words = if self.key_bits == 3 { 2 } else { self.key_bits };
+            4 * (words * (lane * tokens + own) + word)
+        };
+        at + 2 * half
     }
 
     /// Bytes of a tile, a multiple of 16.
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
-        self.norms(Side::Value) + 2 * BLOCK_TOKENS
+        self.norms(Side::Value) + self.norm_bytes(Side::Value) * BLOCK_TOKENS
     }
 
     /// Bytes of a token and KV head.

@@ -4,7 +4,9 @@
 //! | kernel | what it does |
 //! |---|---|
 //! | [`encode`](fn@encode) | normalises, rotates, quantizes and packs a chunk's keys and values |
+//! | [`encode_parts`](fn@encode_parts) | the same with keys in [parts] of different bits |
 //! | [`attend`](fn@attend) | decode attention over the codes: all heads in one launch |
+//! | [`attend_parts`](fn@attend_parts) | the same over keys in parts |
 //!
 //! # Mathematics
 //! With H the Hadamard matrix of order D (entries ±1), S a diagonal of fixed signs, and x a key or value:
@@ -30,17 +32,21 @@ pub mod decode;
 pub mod layout;
 pub mod levels;
 mod operands;
+pub mod parts;
 pub mod query;
 pub mod rotation;
+pub mod scores;
 pub mod write;
 
-pub use decode::{AttendShape, attend};
+pub use decode::{AttendShape, attend, attend_parts};
 pub use layout::{Side, TileLayout};
 pub use levels::{Codebook, Tables};
-pub use write::{ENCODE_THREADS, EncodeShape, Rule, encode};
+pub use scores::{Parted, Whole};
+pub use write::{ENCODE_THREADS, EncodeShape, Rule, encode, encode_parts};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    encode::INSTANCES.iter().chain(attend::INSTANCES)
+    let encode = encode::INSTANCES.iter().chain(encode_parts::INSTANCES);
+    encode.chain(attend::INSTANCES).chain(attend_parts::INSTANCES)
 }

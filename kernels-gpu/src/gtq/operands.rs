@@ -14,16 +14,19 @@ use glam::{UVec2, UVec4};
 use simt::bits::byte_perm;
 use simt::{Global, Shared, unroll};
 
+/// The lowest bit of every nibble.
+pub const ONE: u32 = 0x1111_1111;
 /// The low two bits of every nibble.
-const LOW: u32 = 0x3333_3333;
+pub const LOW: u32 = 0x3333_3333;
 /// Bit 2 of every nibble.
-const THIRD: u32 = 0x4444_4444;
+pub const THIRD: u32 = 0x4444_4444;
 /// The distance from the middle in every nibble of a code of 4 bits.
-const DISTANCE: u32 = 0x7777_7777;
+pub const DISTANCE: u32 = 0x7777_7777;
 
-/// A tile in shared memory.
+/// A tile in shared memory. `K` and `V` are the bits of keys and values, `PARTED` says whether keys are in
+/// [parts](super::parts).
 #[derive(Clone, Copy)]
-pub struct Tile<const D: usize, const K: u32, const V: u32> {
+pub struct Tile<const D: usize, const K: u32, const V: u32, const PARTED: bool> {
     memory: Shared<u32>,
     /// First word.
     start: u32,
@@ -35,8 +38,8 @@ fn third(plane: u32, t: usize) -> u32 {
     (if t < 2 { plane << (2 - t as u32) } else { plane >> (t as u32 - 2) }) & THIRD
 }
 
-impl<const D: usize, const K: u32, const V: u32> Tile<D, K, V> {
-    const LAYOUT: TileLayout = TileLayout { head_dim: D as u32, key_bits: K, value_bits: V };
+impl<const D: usize, const K: u32, const V: u32, const PARTED: bool> Tile<D, K, V, PARTED> {
+    const LAYOUT: TileLayout = TileLayout { head_dim: D as u32, key_bits: K, value_bits: V, parted: PARTED };
     /// Words of a tile.
     pub const WORDS: u32 = Self::LAYOUT.bytes() / 4;
     /// Chunks of 16 bytes.
@@ -83,6 +86,43 @@ impl<const D: usize, const K: u32, const V: u32> Tile<D, K, V> {
     pub fn norms(self, side: Side, lane: u32) -> [u32; 2] {
         let at = self.start + Self::LAYOUT.norms(side) / 4 + 2 * (lane & 3);
         self.memory.load_vector::<UVec2>(at).to_array()
+    }
+
+    /// The bytes of the n of keys in parts: of the same tokens, a word each.
+    #[simt::device]
+    pub fn part_norms(self, lane: u32) -> [u32; 4] {
+        let at = self.start + Self::LAYOUT.norms(Side::Key) / 4 + 4 * (lane & 3);
+        self.memory.load_vector::<UVec4>(at).to_array()
+    }
+
+    /// Words of nibbles of keys in parts: of D = 128 those of tokens g and g + 8, else the first are those of
+    /// both.
+    #[simt::device]
+    pub fn part_words(self, lane: u32) -> [[u32; 4]; 2] {
+        let (low, high) = (Self::LAYOUT.low(Side::Key), Self::LAYOUT.high(Side::Key));
+        let each = D / 64;
+        let words = match each * K as usize {
+            8 => self.own::<32>(low, lane),
+            4 | 6 => self.own::<16>(low, lane),
+            _ => self.own::<8>(low, lane),
+        };
+        let mut highs = [0u32; 8];
+        if K == 3 {
+            highs = if D == 128 { self.own::<8>(high, lane) } else { self.own::<4>(high, lane) };
+        }
+        let in_low = if K == 4 { 4 } else { 2 };
+        let mut of_tokens = [[0u32; 4]; 2];
+        unroll!(for j in 0..2 {
+            unroll!(for w in 0..4 {
+                if j < each && w < in_low {
+                    of_tokens[j][w] = words[(j * in_low + w) % 8];
+                }
+            });
+            if j < each && K == 3 {
+                of_tokens[j][2] = highs[j];
+            }
+        });
+        of_tokens
     }
 
     /// Selectors of keys: of tokens g and g + 8, a word for each 32 dimensions.

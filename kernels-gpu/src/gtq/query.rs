@@ -1,11 +1,13 @@
 //! Query rows as integers.
 //!
 //! With h = H·S·q and m = max |h_d|: i_d = round(h_d · 32512 / m), two signed bytes a dimension, i = 256·high
-//! + low. A quotient is off by half of m/32512, an eighth of what f16 would lose of the largest h.
+//! + low. A quotient is off by half of m/32512, an eighth of what f16 would lose of the largest h. Where keys
+//! are in [parts](super::parts), each part of a query has an m of its own.
 
+use super::parts::{PARTS, gathered};
 use super::rotation::{butterfly, with_signs};
 use crate::attention::{Half, ROWS};
-use glam::{UVec2, UVec4};
+use glam::{UVec2, UVec4, Vec4};
 use half::f16;
 use simt::math::{maximum, to_i32_nearest_even};
 use simt::warp::{FULL_MASK, warp_reduce_add_i32, warp_shuffle_xor};
@@ -34,14 +36,23 @@ pub const fn operand_of(d: u32) -> (u32, u32) {
     (2 * (2 * (d >> 4) + (d & 1)) + (d >> 3 & 1), d >> 1 & 3)
 }
 
+/// Where dimension `d` of a row of `head_dim` is among the operands of keys in parts: the unit, and the byte
+/// among the unit's high bytes, of which the low ones are `head_dim / 16` behind.
+#[inline(always)]
+pub const fn part_operand_of(head_dim: u32, d: u32) -> (u32, u32) {
+    let (of_part, of_unit) = (head_dim / PARTS as u32, head_dim / 16);
+    let (part, within) = (d / of_part, d % of_part);
+    (within / of_unit, 2 * of_unit * part + within % of_unit)
+}
+
 /// Eight query rows in shared memory.
 #[derive(Clone, Copy)]
 pub struct Rows {
-    /// High bytes, then low ones, of each unit: [8, 4, 2, D/4].
+    /// Of each unit high and low bytes: [8, 4, D/2].
     bytes: Shared<u8>,
-    /// m.
+    /// m, of each row or part.
     largest: Shared<f32>,
-    /// Σ i_d.
+    /// Σ i_d, likewise.
     sums: Shared<i32>,
 }
 
@@ -58,10 +69,24 @@ pub struct Query {
     pub sum: i32,
 }
 
+/// The same of a row in parts.
+#[derive(Clone, Copy)]
+pub struct PartedQuery {
+    /// High bytes of a part's dimensions, D/64 words.
+    pub high: [[u32; 2]; PARTS],
+    /// Low bytes.
+    pub low: [[u32; 2]; PARTS],
+    /// m.
+    pub largest: [f32; PARTS],
+    /// Σ i_d.
+    pub sums: [i32; PARTS],
+}
+
 impl Rows {
     /// Places them in a block's memory.
-    pub const fn place<const D: usize>(plan: &mut SharedPlan) -> Self {
-        Rows { bytes: plan.array(2 * ROWS * D as u32), largest: plan.array(ROWS), sums: plan.array(ROWS) }
+    pub const fn place<const D: usize>(plan: &mut SharedPlan, parted: bool) -> Self {
+        let scales = if parted { ROWS * PARTS as u32 } else { ROWS };
+        Rows { bytes: plan.array(2 * ROWS * D as u32), largest: plan.array(scales), sums: plan.array(scales) }
     }
 
     /// Turns row `row` of `queries` [rows, D], or zeros if it is not present, and keeps it as row `r`: a
@@ -78,36 +103,83 @@ impl Rows {
         } else if present {
             [x[0], x[1]] = <f16 as Half>::unpack(queries.load_vector_readonly::<u32>(at));
         }
-        let h = butterfly::<D>(with_signs::<D>(x, lane), lane);
+        let h = butterfly::<D, 5>(with_signs::<D>(x, lane), lane);
+        let inverse = self.scaled::<D, 5>(h, r, lane);
+        let mut sum = 0;
+        unroll!(for i in 0..4 {
+            if i < D / 32 {
+                let d = lane * each + i as u32;
+                let (unit, within) = (d / (D as u32 / 4), d % (D as u32 / 4));
+                let (half_step, byte) = operand_of(within);
+                let to = (r * 4 + unit) * (D as u32 / 2) + 4 * half_step + byte;
+                sum += self.keep(h[i], inverse, to, D as u32 / 4);
+            }
+        });
+        let sum = warp_reduce_add_i32(FULL_MASK, sum);
+        if lane == 0 {
+            self.sums.store(r, sum);
+        }
+    }
+
+    /// The same in parts, of channels in the order of KV head `head`.
+    #[simt::device]
+    pub fn turn_parts<const D: usize>(
+        self,
+        queries: Global<f16>,
+        row: usize,
+        present: bool,
+        (order, head): (Global<u8>, u32),
+        r: u32,
+        lane: u32,
+    ) {
+        let mut x = [0f32; 4];
+        if present {
+            x = gathered::<D>(queries, row, order, head, lane);
+        }
+        let h = butterfly::<D, 3>(with_signs::<D>(x, lane), lane);
+        let inverse = self.scaled::<D, 3>(h, r, lane);
+        let mut sum = 0;
+        unroll!(for i in 0..4 {
+            if i < D / 32 {
+                let (unit, byte) = part_operand_of(D as u32, lane * (D as u32 / 32) + i as u32);
+                sum += self.keep(h[i], inverse, (r * 4 + unit) * (D as u32 / 2) + byte, D as u32 / 16);
+            }
+        });
+        unroll!(for stage in 0..3 {
+            sum += warp_shuffle_xor(FULL_MASK, sum, 1 << stage, 32);
+        });
+        if lane & 7 == 0 {
+            self.sums.store(r * PARTS as u32 + lane / 8, sum);
+        }
+    }
+
+    /// Keeps the largest of the lanes that are turned together, and says what makes integers of h.
+    #[simt::device]
+    fn scaled<const D: usize, const STAGES: usize>(self, h: [f32; 4], r: u32, lane: u32) -> f32 {
         let mut largest = 0f32;
         unroll!(for i in 0..4 {
             if i < D / 32 {
                 largest = maximum(largest, simt::math::abs(h[i]));
             }
         });
-        unroll!(for stage in 0..5 {
+        unroll!(for stage in 0..STAGES, at_most 5 {
             largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << stage, 32));
         });
-        let inverse = inverse_of(largest);
-        let mut sum = 0;
-        unroll!(for i in 0..4 {
-            if i < D / 32 {
-                let integer = integer(h[i], inverse);
-                sum += integer;
-                let [high, low] = halves(integer);
-                let d = lane * each + i as u32;
-                let (unit, within) = (d / (D as u32 / 4), d % (D as u32 / 4));
-                let (half_step, byte) = operand_of(within);
-                let to = (r * 4 + unit) * (D as u32 / 2) + 4 * half_step + byte;
-                self.bytes.store(to, high as u8);
-                self.bytes.store(to + D as u32 / 4, low as u8);
-            }
-        });
-        let sum = warp_reduce_add_i32(FULL_MASK, sum);
-        if lane == 0 {
-            self.largest.store(r, largest);
-            self.sums.store(r, sum);
+        let lanes = 1 << STAGES as u32;
+        if lane % lanes == 0 {
+            self.largest.store((r * 32 + lane) / lanes, largest);
         }
+        inverse_of(largest)
+    }
+
+    /// Keeps an integer, its low byte `apart` bytes behind the high one.
+    #[simt::device]
+    fn keep(self, h: f32, inverse: f32, to: u32, apart: u32) -> i32 {
+        let integer = integer(h, inverse);
+        let [high, low] = halves(integer);
+        self.bytes.store(to, high as u8);
+        self.bytes.store(to + apart, low as u8);
+        integer
     }
 
     /// What a lane wants of its row.
@@ -128,6 +200,28 @@ impl Rows {
             }
         });
         Query { high, low, largest: self.largest.load(row), sum: self.sums.load(row) }
+    }
+
+    /// The same of a row in parts.
+    #[simt::device]
+    pub fn load_parts<const D: usize>(self, lane: u32) -> PartedQuery {
+        let (row, unit) = (lane >> 2, lane & 3);
+        let first = (row * 4 + unit) * (D as u32 / 2);
+        let (mut high, mut low) = ([[0u32; 2]; PARTS], [[0u32; 2]; PARTS]);
+        unroll!(for p in 0..4 {
+            let at = first + p as u32 * (D as u32 / 8);
+            if D == 128 {
+                let [a, b, c, d] = self.bytes.load_vector::<UVec4>(at).to_array();
+                (high[p], low[p]) = ([a, b], [c, d]);
+            } else {
+                let [a, b] = self.bytes.load_vector::<UVec2>(at).to_array();
+                (high[p], low[p]) = ([a, 0], [b, 0]);
+            }
+        });
+        let at = row * PARTS as u32;
+        let largest = self.largest.load_vector::<Vec4>(at).to_array();
+        let sums = self.sums.load_vector::<UVec4>(at).to_array().map(|sum| sum as i32);
+        PartedQuery { high, low, largest, sums }
     }
 }
 

@@ -40,14 +40,15 @@ pub fn with_signs<const D: usize>(x: [f32; 4], lane: u32) -> [f32; 4] {
     signed
 }
 
-/// H·x of a warp's row: a lane has dimensions D/32·lane and the next ones, up to four.
+/// H·x of a warp's row: a lane has dimensions D/32·lane and the next ones, up to four. `STAGES` exchanges
+/// between lanes: five of whole rows, three where each quarter of a row is turned by itself.
 #[simt::device]
-pub fn butterfly<const D: usize>(x: [f32; 4], lane: u32) -> [f32; 4] {
+pub fn butterfly<const D: usize, const STAGES: usize>(x: [f32; 4], lane: u32) -> [f32; 4] {
     let mut x = [x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]];
     if D == 128 {
         x = [x[0] + x[2], x[1] + x[3], x[0] - x[2], x[1] - x[3]];
     }
-    unroll!(for stage in 0..5 {
+    unroll!(for stage in 0..STAGES, at_most 5 {
         unroll!(for i in 0..4 {
             if i < D / 32 {
                 let other = warp_shuffle_xor(FULL_MASK, x[i], 1 << stage, 32);

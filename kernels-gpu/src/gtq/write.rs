@@ -13,16 +13,20 @@
 //! rounded to f16. A row with an element that is not finite, or with an n beyond f16, is stored as zeros, and
 //! `problems` says where the first of them was.
 //!
+//! Of keys in [parts](super::parts) each part is such a row, with D/4 for D; r_p is first rounded to what a byte
+//! holds, √(D/4)·n, and codes are those nearest to h over that.
+//!
 //! # Bytes
-//! A token and KV head: 4·D bytes read, D·(k + v)/8 + 4 written.
+//! A token and KV head: 4·D bytes read, D·(k + v)/8 + 4 written, 2 more of keys in parts.
 //!
 //! # Work split
 //! A warp a row of keys or values; four warps a block, which know nothing of each other. A lane has D/32
 //! neighbouring dimensions; the codes of a unit (eight lanes of keys, four of values) are put together by
-//! exchanges, and its words written by a lane each.
+//! exchanges, and its words written by a lane each. A part is eight lanes.
 
-use super::layout::{Side, TileLayout, high_bit, low_bit, norm_place, stored};
+use super::layout::{Side, TileLayout, high_bit, low_bit, stored};
 use super::levels::MOST_LEVELS;
+use super::parts::{self, PARTS, gathered, part_sum};
 use super::rotation::{butterfly, with_signs};
 use crate::attention::{BLOCK_TOKENS, Half};
 use glam::UVec2;
@@ -68,6 +72,13 @@ pub struct EncodeShape {
     pub root: f32,
 }
 
+impl EncodeShape {
+    #[inline(always)]
+    const fn layout<const D: usize>(self, parted: bool) -> TileLayout {
+        TileLayout { head_dim: D as u32, key_bits: self.key_bits, value_bits: self.value_bits, parted }
+    }
+}
+
 /// Whether n fits f16: what is larger rounds to infinity.
 #[inline(always)]
 pub fn fits(n: f32) -> bool {
@@ -106,28 +117,99 @@ pub fn encode<const D: usize>(
     books: Global<f32>,
     shape: EncodeShape,
 ) {
-    let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
-    let item = thread::block_idx_x() * (ENCODE_THREADS / 32) + warp;
-    if item >= 2 * shape.rows * shape.kv_heads {
-        return;
+    let Some(item) = Item::of_warp(positions, table, lengths, shape) else { return };
+    let layout = shape.layout::<D>(false);
+    let target = Target { tiles, tile: item.tile(layout, shape), layout, problems };
+    let lane = warp::lane_id();
+    // Two calls, so that each knows its side.
+    if item.is_key {
+        target.write_row::<D>(Side::Key, row::<D>(keys, item.pair, lane), books, item, shape);
+    } else {
+        target.write_row::<D>(Side::Value, row::<D>(values, item.pair, lane), books, item, shape);
     }
-    let (pair, is_key) = (item / 2, item & 1 == 0);
-    let (row, head) = (bits::div_u32(pair, shape.kv_heads), bits::rem_u32(pair, shape.kv_heads));
-    let sequence = bits::div_u32(row, shape.tokens);
-    let position = positions.load(row as usize);
-    let index = position / BLOCK_TOKENS;
-    if index >= shape.max_blocks {
-        return;
-    }
-    let last = bits::rem_u32(row, shape.tokens) == shape.tokens - 1;
-    if last && head == 0 && is_key && lane == 0 {
-        lengths.store(sequence as usize, position + 1);
-    }
-    let block = table.load(sequence as usize * shape.max_blocks as usize + index as usize);
+}
 
-    let each = D as u32 / 32;
-    let at = pair as usize * D + (lane * each) as usize;
-    let source = if is_key { keys } else { values };
+/// The same with keys in parts, the bits of [`bits`](super::parts::bits): `order` [kv_heads, D] says which
+/// channel each dimension is, and `books` are [4, 2, 64] of the parts, then [2, 16] of the values.
+#[kernel(system = gtq, instances(64, 128), max_threads = 128, overlaps)]
+pub fn encode_parts<const D: usize>(
+    keys: Global<f16>,
+    values: Global<f16>,
+    positions: Global<u32>,
+    table: Global<u32>,
+    order: Global<u8>,
+    lengths: GlobalMut<u32>,
+    tiles: GlobalMut<u8>,
+    problems: GlobalMut<u32>,
+    books: Global<f32>,
+    shape: EncodeShape,
+) {
+    let Some(item) = Item::of_warp(positions, table, lengths, shape) else { return };
+    let layout = shape.layout::<D>(true);
+    let target = Target { tiles, tile: item.tile(layout, shape), layout, problems };
+    let lane = warp::lane_id();
+    if item.is_key {
+        let x = gathered::<D>(keys, item.pair as usize, order, item.head, lane);
+        target.write_parts::<D>(x, books, item, shape);
+    } else {
+        target.write_row::<D>(Side::Value, row::<D>(values, item.pair, lane), books, item, shape);
+    }
+}
+
+/// A row of keys or values, and where it belongs.
+#[derive(Clone, Copy)]
+struct Item {
+    /// Row · kv_heads + head.
+    pair: u32,
+    head: u32,
+    is_key: bool,
+    position: u32,
+    /// The block of the pool.
+    block: u32,
+}
+
+impl Item {
+    /// A warp's, if there is one and it has a place. The first warp of a sequence's last token counts the
+    /// length up.
+    #[simt::device]
+    fn of_warp(
+        positions: Global<u32>,
+        table: Global<u32>,
+        lengths: GlobalMut<u32>,
+        shape: EncodeShape,
+    ) -> Option<Self> {
+        let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+        let item = thread::block_idx_x() * (ENCODE_THREADS / 32) + warp;
+        if item >= 2 * shape.rows * shape.kv_heads {
+            return None;
+        }
+        let (pair, is_key) = (item / 2, item & 1 == 0);
+        let (row, head) = (bits::div_u32(pair, shape.kv_heads), bits::rem_u32(pair, shape.kv_heads));
+        let sequence = bits::div_u32(row, shape.tokens);
+        let position = positions.load(row as usize);
+        let index = position / BLOCK_TOKENS;
+        if index >= shape.max_blocks {
+            return None;
+        }
+        let last = bits::rem_u32(row, shape.tokens) == shape.tokens - 1;
+        if last && head == 0 && is_key && lane == 0 {
+            lengths.store(sequence as usize, position + 1);
+        }
+        let block = table.load(sequence as usize * shape.max_blocks as usize + index as usize);
+        Some(Item { pair, head, is_key, position, block })
+    }
+
+    /// The first byte of its tile.
+    #[inline(always)]
+    fn tile(self, layout: TileLayout, shape: EncodeShape) -> usize {
+        (self.block * shape.kv_heads + self.head) as usize * layout.bytes() as usize
+    }
+}
+
+/// A warp's row, D/32 dimensions a lane.
+#[simt::device]
+fn row<const D: usize>(source: Global<f16>, pair: u32, lane: u32) -> [f32; 4] {
+    let at = pair as usize * D + lane as usize * (D / 32);
     let mut x = [0f32; 4];
     if D == 128 {
         let [low, high] = source.load_vector::<UVec2>(at).to_array();
@@ -136,48 +218,142 @@ pub fn encode<const D: usize>(
     } else {
         [x[0], x[1]] = <f16 as Half>::unpack(source.load_vector::<u32>(at));
     }
-    let r = sqrt(warp_sum_f32(squares(x)));
-    let h = butterfly::<D>(with_signs::<D>(x, lane), lane);
+    x
+}
 
-    let mut codes = [0u32; 4];
-    let mut levels = [0f32; 4];
-    let book = if is_key { 0 } else { 2 * MOST_LEVELS };
-    let first = books.load_readonly(book + MOST_LEVELS);
-    unroll!(for i in 0..4 {
-        levels[i] = if i < D / 32 { first } else { 0.0 };
-    });
-    unroll!(for t in 0..(MOST_LEVELS - 1), at_most 15 {
-        let threshold = books.load_readonly(book + t) * r;
-        let level = books.load_readonly(book + MOST_LEVELS + t + 1);
+/// Where a warp writes.
+#[derive(Clone, Copy)]
+struct Target {
+    tiles: GlobalMut<u8>,
+    /// First byte of the tile.
+    tile: usize,
+    layout: TileLayout,
+    problems: GlobalMut<u32>,
+}
+
+impl Target {
+    /// A whole row.
+    #[simt::device]
+    fn write_row<const D: usize>(
+        self,
+        side: Side,
+        x: [f32; 4],
+        books: Global<f32>,
+        item: Item,
+        shape: EncodeShape,
+    ) {
+        let lane = warp::lane_id();
+        let r = sqrt(warp_sum_f32(squares(x)));
+        let h = butterfly::<D, 5>(with_signs::<D>(x, lane), lane);
+        let mut codes = [0u32; 4];
+        let mut levels = [0f32; 4];
+        let book = match side {
+            Side::Key => 0,
+            Side::Value if self.layout.parted => 2 * PARTS * parts::MOST_LEVELS,
+            Side::Value => 2 * MOST_LEVELS,
+        };
+        let first = books.load_readonly(book + MOST_LEVELS);
         unroll!(for i in 0..4 {
-            if i < D / 32 && h[i] > threshold {
-                codes[i] += 1;
-                levels[i] = level;
+            levels[i] = if i < D / 32 { first } else { 0.0 };
+        });
+        unroll!(for t in 0..(MOST_LEVELS - 1), at_most 15 {
+            let threshold = books.load_readonly(book + t) * r;
+            let level = books.load_readonly(book + MOST_LEVELS + t + 1);
+            unroll!(for i in 0..4 {
+                if i < D / 32 && h[i] > threshold {
+                    codes[i] += 1;
+                    levels[i] = level;
+                }
+            });
+        });
+        let sum_of_squares = warp_sum_f32(squares(levels));
+        let scale = scale_of(shape.rule, shape.root, r, sum_of_squares, warp_sum_f32(dot(h, levels)));
+        let fits = fits(scale);
+        let stored_scale = if fits { scale } else { 0.0 };
+        let token = item.position % BLOCK_TOKENS;
+        write_unit::<D>(self.tiles, self.tile, self.layout, side, token, lane, codes);
+        if lane == 0 {
+            let to = self.tile + self.layout.norm(side, token) as usize;
+            self.tiles.store_vector(to, convert::f16_from_f32(stored_scale).to_bits());
+            if !fits {
+                self.refuse(side, item, shape);
+            }
+        }
+    }
+
+    /// A key in parts.
+    #[simt::device]
+    fn write_parts<const D: usize>(self, x: [f32; 4], books: Global<f32>, item: Item, shape: EncodeShape) {
+        let lane = warp::lane_id();
+        let (part, own) = (lane / 8, lane % 8);
+        // √(D/4).
+        let root = shape.root * 0.5;
+        let r = sqrt(part_sum(squares(x)));
+        let h = butterfly::<D, 3>(with_signs::<D>(x, lane), lane);
+        let near = parts::nearest_scale(r, root);
+        let mut codes = [0u32; 4];
+        let mut levels = [0f32; 4];
+        let book = part as usize * 2 * parts::MOST_LEVELS;
+        unroll!(for i in 0..4 {
+            if i < D / 32 {
+                // The number of thresholds below, bit by bit.
+                unroll!(for bit in 0..6 {
+                    let step = 32 >> bit as u32;
+                    let threshold = books.load_readonly(book + (codes[i] + step - 1) as usize);
+                    codes[i] += if h[i] > threshold * near { step } else { 0 };
+                });
+                levels[i] = books.load_readonly(book + parts::MOST_LEVELS + codes[i] as usize);
             }
         });
-    });
-    let sum_of_squares = warp_sum_f32(squares(levels));
-    let product = warp_sum_f32((h[0] * levels[0] + h[1] * levels[1]) + (h[2] * levels[2] + h[3] * levels[3]));
-    let scale = scale_of(shape.rule, shape.root, r, sum_of_squares, product);
-    let fits = fits(scale);
-    let stored_scale = if fits { scale } else { 0.0 };
+        let n = scale_of(shape.rule, root, r, part_sum(squares(levels)), part_sum(dot(h, levels)));
+        let byte = parts::norm_byte(n);
+        let refused = warp::warp_vote_any(FULL_MASK, byte > 255);
 
-    let layout = TileLayout { head_dim: D as u32, key_bits: shape.key_bits, value_bits: shape.value_bits };
-    let tile = (block * shape.kv_heads + head) as usize * layout.bytes() as usize;
-    let token = position % BLOCK_TOKENS;
-    if is_key {
-        write_unit::<D>(tiles, tile, layout, Side::Key, token, lane, codes);
-    } else {
-        write_unit::<D>(tiles, tile, layout, Side::Value, token, lane, codes);
-    }
-    if lane == 0 {
-        let norms = layout.norms(if is_key { Side::Key } else { Side::Value });
-        let to = tile + (norms + 2 * norm_place(token)) as usize;
-        tiles.store_vector(to, convert::f16_from_f32(stored_scale).to_bits());
-        if !fits {
-            let place = if is_key { 0 } else { 1 };
-            problems.atomic_min(place, position * shape.kv_heads + head);
+        let of_part = |all: [u32; PARTS]| {
+            let [a, b, c, d] = all;
+            let pick = if part & 1 == 0 { (a, c) } else { (b, d) };
+            if part & 2 == 0 { pick.0 } else { pick.1 }
+        };
+        let (bits, fields) = (of_part(parts::bits(shape.key_bits)), of_part(parts::fields(shape.key_bits)));
+        let each = D as u32 / 32;
+        let mut nibbles = 0u64;
+        unroll!(for i in 0..4 {
+            if i < D / 32 {
+                let nibble = if D == 128 { i as u32 } else { own % 2 * each + i as u32 };
+                nibbles |= parts::in_nibbles(stored(bits, codes[i]), bits, fields, nibble);
+            }
+        });
+        // All parts' bits are in the same words, and of D = 64 those of two lanes.
+        let mut words = [nibbles as u32, (nibbles >> 32) as u32];
+        unroll!(for w in 0..2 {
+            words[w] |= warp_shuffle_xor(FULL_MASK, words[w], 8, 32);
+            words[w] |= warp_shuffle_xor(FULL_MASK, words[w], 16, 32);
+            if D == 64 {
+                words[w] |= warp_shuffle_xor(FULL_MASK, words[w], 1, 32);
+            }
+        });
+        let token = item.position % BLOCK_TOKENS;
+        // The lanes of part p write word p.
+        let pair = if part & 2 == 0 { words[0] } else { words[1] };
+        let word = (if part & 1 == 0 { pair } else { pair >> 16 }) as u16;
+        if part < shape.key_bits && (D == 128 || own & 1 == 0) {
+            let to = self.tile + self.layout.nibbles(token, own / 2, part, own % 2) as usize;
+            self.tiles.store_vector(to, word);
         }
+        if own == 0 {
+            let to = self.tile + (self.layout.norm(Side::Key, token) + part) as usize;
+            self.tiles.store(to, if refused { 0 } else { byte as u8 });
+            if refused && part == 0 {
+                self.refuse(Side::Key, item, shape);
+            }
+        }
+    }
+
+    /// Says that a row could not be stored.
+    #[simt::device]
+    fn refuse(self, side: Side, item: Item, shape: EncodeShape) {
+        let place = if side == Side::Key { 0 } else { 1 };
+        self.problems.atomic_min(place, item.position * shape.kv_heads + item.head);
     }
 }
 
@@ -185,6 +361,12 @@ pub fn encode<const D: usize>(
 #[inline(always)]
 pub fn squares(x: [f32; 4]) -> f32 {
     (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3])
+}
+
+/// Σ a·b of a lane.
+#[inline(always)]
+pub fn dot(a: [f32; 4], b: [f32; 4]) -> f32 {
+    (a[0] * b[0] + a[1] * b[1]) + (a[2] * b[2] + a[3] * b[3])
 }
 
 /// Writes the codes of a warp's row.

@@ -156,7 +156,7 @@ fn with_data<R>(batch: &Batch<f16>, row: usize, what: impl FnOnce(&Data<'_>) -> 
 }
 
 /// The batch as workloads take it.
-fn to_device(device: &Device, batch: &Batch<f16>) -> Result<Input<f16>> {
+pub(crate) fn to_device(device: &Device, batch: &Batch<f16>) -> Result<Input<f16>> {
     let problem = batch.problem.dense().checked()?;
     let pool =
         PagedPool::from_slices(device, problem.kv_heads, problem.head_dim, &batch.keys, &batch.values)?;

@@ -1,8 +1,8 @@
 //! A workload of any scheme, by its cache alone: for those that have nothing quicker to offer.
 
-use super::{Input, Memory, Opening, Outcome, Workload};
+use super::{Fact, Input, Memory, Opening, Outcome, Workload};
 use crate::attention::BLOCK_TOKENS;
-use crate::kv::{Capacity, Chunk, Error, Geometry, HeadReport, KvCache, New, Result, Rotated};
+use crate::kv::{self, Capacity, Chunk, Error, HeadReport, KvCache, New, Result, Rotated};
 use crate::{Buffer, Stream};
 use half::f16;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ struct ThroughCache {
     /// One for each of the input's pools.
     sets: Vec<Set>,
     outcome: Outcome,
+    facts: Vec<Fact>,
 }
 
 /// Opens a cache of one layer and the batch's sequences for each set, appends the input's keys and values,
@@ -34,10 +35,25 @@ struct ThroughCache {
 /// # Errors
 /// bf16; what the scheme refuses; an empty sequence; out of memory.
 pub fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
+    open_with(opening, Vec::new(), |opening| {
+        let kv::Opening { device, geometry, rope, capacity, selection } = *opening;
+        selection.open(device, geometry, rope, capacity)
+    })
+}
+
+/// The same with caches that the scheme opens in a way of its own, and with facts.
+///
+/// # Errors
+/// Likewise.
+pub(crate) fn open_with(
+    opening: &Opening<'_>,
+    facts: Vec<Fact>,
+    cache: impl Fn(&kv::Opening<'_>) -> Result<Box<dyn KvCache>>,
+) -> Result<Box<dyn Workload>> {
     let input = opening.f16()?;
     let stream = Stream::new(&input.device)?;
-    let mut sets =
-        (0..input.pools.len()).map(|set| fill(opening, &input, &stream, set)).collect::<Result<Vec<_>>>()?;
+    let of_set = |set| fill(opening, &input, &stream, set, &cache);
+    let mut sets = (0..input.pools.len()).map(of_set).collect::<Result<Vec<_>>>()?;
     let first = &mut sets[0];
     // The step that counts as one, for a report is of committed tokens; then one that a capture can repeat.
     first.attend(&stream)?;
@@ -54,14 +70,18 @@ pub fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
         },
     };
     first.cache.begin(&stream, Chunk::Step)?;
-    Ok(Box::new(ThroughCache { sets, outcome }))
+    Ok(Box::new(ThroughCache { sets, outcome, facts }))
 }
 
 /// A cache with all tokens of all sequences, the last of each begun.
-fn fill(opening: &Opening<'_>, input: &Arc<Input<f16>>, stream: &Stream, set: usize) -> Result<Set> {
-    let problem = input.problem;
-    let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
-    let geometry = Geometry { layers: 1, q_heads: problem.q_heads as usize, kv_heads: heads, head_dim: dim };
+fn fill(
+    opening: &Opening<'_>,
+    input: &Arc<Input<f16>>,
+    stream: &Stream,
+    set: usize,
+    cache: &impl Fn(&kv::Opening<'_>) -> Result<Box<dyn KvCache>>,
+) -> Result<Set> {
+    let geometry = input.geometry();
     if input.lengths.contains(&0) {
         let limit = "a cache needs a token to attend to";
         return Err(Error::Order { what: "the sequence's length", value: 0, limit });
@@ -69,8 +89,9 @@ fn fill(opening: &Opening<'_>, input: &Arc<Input<f16>>, stream: &Stream, set: us
     let longest = input.lengths.iter().max().map_or(1, |longest| *longest as usize);
     // One more, for the chunk that is begun and never appended.
     let capacity = Capacity { tokens: longest + 1, sequences: input.lengths.len() };
-    let mut cache = opening.selection.open(&input.device, geometry, None, capacity)?;
-    let width = heads * dim;
+    let (device, selection) = (&input.device, opening.selection);
+    let mut cache = cache(&kv::Opening { device, geometry, rope: None, capacity, selection })?;
+    let width = geometry.kv_width();
     let [mut last_keys, mut last_values] = [Vec::new(), Vec::new()];
     for (sequence, length) in input.lengths.iter().enumerate() {
         if sequence > 0 {
@@ -168,5 +189,9 @@ impl Workload for ThroughCache {
 
     fn outcome(&self) -> Result<Outcome> {
         Ok(self.outcome.clone())
+    }
+
+    fn facts(&self) -> Result<Vec<Fact>> {
+        Ok(self.facts.clone())
     }
 }

@@ -1,0 +1,167 @@
+//! The order of channels that puts a key's rotary blocks in parts: by calibration, from a file, on a device.
+//!
+//! Blocks are ranked in each layer and KV head by what a squared error of theirs does to a score,
+//! E|q|²·E|k|² ([`Score::Product`](super::allocation::Score)), and cut into four parts of as many blocks each.
+
+use super::allocation::{Energies, blocks, ranked};
+use super::{Error, HEAD_DIMS, Result};
+use crate::attention::rope::Pairing;
+use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material, hash};
+use crate::kv::{self, Geometry, Opening, Rope};
+use crate::tensor_file::{Dtype, TensorFile};
+use half::f16;
+use kernels_gpu::gtq::parts::PARTS;
+
+/// The option that takes the file.
+pub(super) const OPTION: &str = "order";
+
+/// How `ferrokv calibrate` makes the file.
+pub(super) const CALIBRATOR: Calibrator =
+    Calibrator { artifact: OPTION, options: &[], queries: true, check: |_| Ok(()), run };
+
+/// The channels of a model's keys in the order of their parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Of each layer [kv_heads, head_dim]: dimension d is channel `layer[head · head_dim + d]`.
+    pub layers: Vec<Vec<u8>>,
+}
+
+/// Which channels turn together, as a file says it.
+fn turned(rope: Option<&Rope>) -> String {
+    match rope {
+        None => "neighbours, of no model".into(),
+        Some(Rope { pairing, rotary, .. }) => {
+            let pairs = match pairing {
+                Pairing::HalfSplit => "half-split",
+                Pairing::Interleaved => "interleaved",
+            };
+            format!("{pairs} over {rotary} channels")
+        }
+    }
+}
+
+fn tensor_name(layer: usize) -> String {
+    format!("layer.{layer:02}.order")
+}
+
+fn hash_of(layers: &[Vec<u8>]) -> String {
+    format!("{:016x}", hash(layers.iter().map(Vec::as_slice)))
+}
+
+impl Order {
+    /// By keys and queries of a real run. Without RoPE neighbours are taken for blocks.
+    ///
+    /// # Errors
+    /// [`Error::HeadDim`].
+    pub fn of(material: &Material) -> Result<Self> {
+        let mut order = Order { layers: Vec::new() };
+        for layer in 0..material.layers.len() {
+            order.layers.push(of_layer(material, layer)?);
+        }
+        Ok(order)
+    }
+
+    /// What a file has of it.
+    pub(super) fn artifact(&self, geometry: Geometry, rope: Option<&Rope>) -> Artifact {
+        let mut artifact = Artifact::default();
+        for (layer, own) in self.layers.iter().enumerate() {
+            let shape = [geometry.kv_heads, geometry.head_dim];
+            artifact.add(tensor_name(layer), Dtype::U8, &shape, own);
+        }
+        artifact.say("blocks", turned(rope));
+        artifact.say("order_hash", hash_of(&self.layers));
+        artifact
+    }
+
+    /// That of the selection's file, which must be for these heads, and for blocks as the model turns them.
+    ///
+    /// # Errors
+    /// No file; one for another model, or damaged.
+    pub(super) fn open(opening: &Opening<'_>) -> kv::Result<Self> {
+        let mut file = opening.needed_artifact(OPTION)?;
+        let Geometry { layers, kv_heads, head_dim, .. } = opening.geometry;
+        Ok(Order::read(&mut file, [layers, kv_heads, head_dim], opening.rope)?)
+    }
+
+    /// Reads a file for so many layers, KV heads and channels.
+    fn read(
+        file: &mut TensorFile,
+        [layers, kv_heads, head_dim]: [usize; 3],
+        rope: Option<&Rope>,
+    ) -> Result<Self> {
+        let path = file.path().display().to_string();
+        let damaged = |what: String| Error::Damaged { path: path.clone(), what };
+        let said = |file: &TensorFile, name: &str| file.metadata().get(name).cloned().unwrap_or_default();
+        let (found, expected) = (said(file, "blocks"), turned(rope));
+        if rope.is_some() && found != expected {
+            return Err(Error::Blocks { path, found, expected });
+        }
+        let mut order = Order { layers: Vec::new() };
+        for layer in 0..layers {
+            let own: Vec<u8> = file.read(&tensor_name(layer), Dtype::U8)?;
+            if own.len() != kv_heads * head_dim {
+                let expected = kv_heads * head_dim;
+                return Err(damaged(format!("layer {layer} has {} channels for {expected}", own.len())));
+            }
+            for (head, channels) in own.chunks_exact(head_dim).enumerate() {
+                let mut seen = vec![false; head_dim];
+                for channel in channels {
+                    match seen.get_mut(usize::from(*channel)) {
+                        Some(seen) if !*seen => *seen = true,
+                        found => {
+                            let why = if found.is_some() { "twice" } else { "which there is not" };
+                            let what = format!("layer {layer}, KV head {head}: channel {channel} {why}");
+                            return Err(damaged(what));
+                        }
+                    }
+                }
+            }
+            order.layers.push(own);
+        }
+        let hash = hash_of(&order.layers);
+        match said(file, "order_hash") {
+            found if found == hash => Ok(order),
+            found => Err(damaged(format!("its contents have the hash {hash}, and it says {found}"))),
+        }
+    }
+}
+
+/// The order of a layer, [kv_heads, head_dim].
+fn of_layer(material: &Material, layer: usize) -> Result<Vec<u8>> {
+    let Geometry { q_heads, kv_heads, head_dim, .. } = material.geometry;
+    if !HEAD_DIMS.iter().any(|dim| *dim as usize == head_dim) {
+        return Err(Error::HeadDim { head_dim: u32::try_from(head_dim).unwrap_or(u32::MAX) });
+    }
+    let (pairing, rotary) =
+        material.rope.as_ref().map_or((Pairing::Interleaved, 0), |rope| (rope.pairing, rope.rotary));
+    let pairs = blocks(head_dim, rotary as usize, pairing);
+    let group = q_heads / kv_heads;
+    let passed = &material.layers[layer];
+    let mut order = Vec::with_capacity(kv_heads * head_dim);
+    for head in 0..kv_heads {
+        let of = |rows: &'_ [f16], heads: usize, own: std::ops::Range<usize>| -> Vec<Vec<f64>> {
+            let wide = |row: &[f16]| row.iter().map(|x| x.to_f64()).collect();
+            let own = rows.chunks_exact(head_dim).enumerate().filter(|(row, _)| own.contains(&(row % heads)));
+            own.map(|(_, row)| wide(row)).collect()
+        };
+        let keys = of(&passed.keys, kv_heads, head..head + 1);
+        let queries = of(&passed.queries, q_heads, head * group..(head + 1) * group);
+        let energies =
+            Energies::of(&pairs, keys.iter().map(Vec::as_slice), queries.iter().map(Vec::as_slice));
+        let parts = ranked(&energies, PARTS);
+        let channels = parts.iter().flatten().flat_map(|block| pairs[*block]);
+        order.extend(channels.map(|channel| channel as u8));
+    }
+    Ok(order)
+}
+
+fn run(calibration: &Calibration<'_>) -> kv::Result<Artifact> {
+    let Calibration { material, .. } = *calibration;
+    let layers = material.layers.len();
+    let mut order = Order { layers: Vec::new() };
+    for layer in 0..layers {
+        order.layers.push(of_layer(material, layer)?);
+        calibration.tell(layer + 1, layers)?;
+    }
+    Ok(order.artifact(material.geometry, material.rope.as_ref()))
+}

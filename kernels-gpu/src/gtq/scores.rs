@@ -1,0 +1,153 @@
+//! Scores of a tile's keys, as [`decode`](super::decode) has the formulas: of whole rows and of rows in parts.
+
+use super::layout::Side;
+use super::operands::{Tile, key_bytes};
+use super::parts::{PARTS, PartTables, norms, part_bytes};
+use super::query::{PartedQuery, Query, Rows};
+use crate::attention::Half;
+use half::f16;
+use simt::math::fma;
+use simt::tensor::mma_i8;
+use simt::{Global, Pod, Zeroable, unroll};
+
+/// Keys whose channels all have the same bits: what a launch is told.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Whole {
+    /// Levels.
+    pub table: [u32; 2],
+    /// step·log2(e) / (2·32512·D): N·n·m to scores in log2 units.
+    pub score: f32,
+}
+
+/// Keys in parts: the same.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Parted {
+    /// Levels.
+    pub tables: PartTables,
+    /// 512·step·log2(e) / (32512·D) of each part.
+    pub scores: [f32; PARTS],
+}
+
+/// How queries meet the keys of a tile.
+pub(super) trait Keys<const D: usize, const K: u32, const PARTED: bool>: Copy {
+    /// A query row as a lane wants it.
+    type Query: Copy;
+
+    /// Turns a row: a warp's work.
+    fn turn(self, rows: Rows, queries: Global<f16>, row: usize, present: bool, r: u32, lane: u32);
+
+    /// What a lane wants of its row.
+    fn load(self, rows: Rows, lane: u32) -> Self::Query;
+
+    /// Scores of tokens 2q, 2q + 1, 2q + 8 and 2q + 9, in log2 units.
+    fn scores<const V: u32>(self, codes: Tile<D, K, V, PARTED>, query: Self::Query, lane: u32) -> [f32; 4];
+}
+
+impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
+    type Query = Query;
+
+    #[simt::device]
+    fn turn(self, rows: Rows, queries: Global<f16>, row: usize, present: bool, r: u32, lane: u32) {
+        rows.turn::<D>(queries, row, present, r, lane);
+    }
+
+    #[simt::device]
+    fn load(self, rows: Rows, lane: u32) -> Query {
+        let query = rows.load::<D>(lane);
+        Query { largest: query.largest * self.score, ..query }
+    }
+
+    #[simt::device]
+    fn scores<const V: u32>(self, codes: Tile<D, K, V, false>, query: Query, lane: u32) -> [f32; 4] {
+        let selectors = codes.key_selectors(lane);
+        let mut sums = [[0i32; 4]; 2];
+        unroll!(for s in 0..(D / 32), at_most 4 {
+            let a = [query.high[2 * s], query.low[2 * s], query.high[2 * s + 1], query.low[2 * s + 1]];
+            unroll!(for j in 0..2 {
+                sums[j] = mma_i8(a, key_bytes::<K>(selectors[j][s], self.table), sums[j]);
+            });
+        });
+        let n = of_halves(codes.norms(Side::Key, lane));
+        let mut scores = [0f32; 4];
+        unroll!(for j in 0..2 {
+            unroll!(for i in 0..2 {
+                let sum = whole(sums[j][i], sums[j][2 + i], query.sum);
+                scores[2 * j + i] = sum as f32 * n[2 * j + i] * query.largest;
+            });
+        });
+        scores
+    }
+}
+
+/// Keys in parts of a KV head.
+#[derive(Clone, Copy)]
+pub(super) struct PartedHead {
+    pub keys: Parted,
+    pub order: Global<u8>,
+    pub head: u32,
+}
+
+impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
+    type Query = PartedQuery;
+
+    #[simt::device]
+    fn turn(self, rows: Rows, queries: Global<f16>, row: usize, present: bool, r: u32, lane: u32) {
+        rows.turn_parts::<D>(queries, row, present, (self.order, self.head), r, lane);
+    }
+
+    #[simt::device]
+    fn load(self, rows: Rows, lane: u32) -> PartedQuery {
+        let mut query = rows.load_parts::<D>(lane);
+        unroll!(for p in 0..4 {
+            query.largest[p] *= self.keys.scores[p];
+        });
+        query
+    }
+
+    #[simt::device]
+    fn scores<const V: u32>(self, codes: Tile<D, K, V, true>, query: PartedQuery, lane: u32) -> [f32; 4] {
+        let words = codes.part_words(lane);
+        // Two words of each part: of D = 128 those of a token, else one of each token.
+        let mut operands = [[[0u32; 2]; PARTS]; 2];
+        unroll!(for j in 0..(D / 64), at_most 2 {
+            operands[j] = part_bytes::<K>(words[j], &self.keys.tables);
+        });
+        let norms = codes.part_norms(lane).map(norms);
+        let mut scores = [0f32; 4];
+        unroll!(for p in 0..4 {
+            let a = [query.high[p][0], query.low[p][0], query.high[p][1], query.low[p][1]];
+            unroll!(for j in 0..2 {
+                let b = if D == 128 { operands[j][p] } else { [operands[0][p][j], 0] };
+                let sums = mma_i8(a, b, [0; 4]);
+                unroll!(for i in 0..2 {
+                    let t = 2 * j + i;
+                    let sum = whole(sums[i], sums[2 + i], query.sums[p]);
+                    let scaled = sum as f32 * query.largest[p];
+                    scores[t] = added(scores[t], p, scaled, norms[t][p]);
+                });
+            });
+        });
+        scores
+    }
+}
+
+/// A score with part `p`'s N·f and n added to it.
+#[inline(always)]
+pub fn added(score: f32, p: usize, scaled: f32, n: f32) -> f32 {
+    if p == 0 { scaled * n } else { fma(scaled, n, score) }
+}
+
+/// N of the sums over the high bytes and over the low ones: 2·(256·high + low) + Σ i.
+#[inline(always)]
+pub const fn whole(high: i32, low: i32, sum: i32) -> i32 {
+    512 * high + (2 * low + sum)
+}
+
+/// The n of two words.
+#[inline(always)]
+pub fn of_halves([low, high]: [u32; 2]) -> [f32; 4] {
+    let ([a, b], [c, d]) = (<f16 as Half>::unpack(low), <f16 as Half>::unpack(high));
+    [a, b, c, d]
+}
