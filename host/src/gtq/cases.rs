@@ -171,11 +171,12 @@ fn encoded(
 ) -> Result<Vec<OutputBuffer>, CaseError> {
     let stream = Stream::new(device)?;
     let books = Books::new(head_dim, settings)?;
-    let sequences = if tokens == 1 { 18 } else { 2 };
+    let sequences = if tokens == 1 { 18 } else { 3 };
     let max_tokens = 96;
     let q_heads = kv_heads;
     let problem = Problem { sequences, q_heads, kv_heads, head_dim, query_tokens: tokens, max_tokens };
     let first = |sequence: u32| match sequence {
+        2 if tokens > 1 => max_tokens - tokens / 2,
         16 => PARKED,
         17 => max_tokens - tokens.min(2),
         _ => 5 * sequence,

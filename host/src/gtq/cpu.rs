@@ -12,13 +12,13 @@ use super::rows;
 use crate::attention::cpu::lanes::{Floats, Lanes, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
 use crate::attention::cpu::softmax::{
-    LARGEST_EXPONENT, MAX_ROWS, Running, TOKENS, WarpResult, combine, of_lane, rescale, split,
+    LARGEST_EXPONENT, MAX_ROWS, MergeParts, Running, TOKENS, WarpResult, of_lane, rescale, split,
 };
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::simd_level::Level;
 use half::f16;
-use kernels_gpu::attention::{PartialRow, part_floats, warps};
-use kernels_gpu::gtq::decode::{Parts, exponent, log_sum, restored};
+use kernels_gpu::attention::{PartialRow, Parts, part_floats, warps};
+use kernels_gpu::gtq::decode::{exponent, log_sum, restored};
 use kernels_gpu::gtq::parts::{MOST_LEVELS, PARTS};
 use kernels_gpu::gtq::query::{integer, inverse_of};
 use kernels_gpu::gtq::rotation::signed;
@@ -68,8 +68,7 @@ pub(super) fn attend(
             for row_group in 0..shape.row_groups() as usize {
                 let first = parts.len();
                 parts.extend((0..cut.used).map(|split| {
-                    let first = split * cut.tiles_a_split;
-                    let tiles = [first as usize, (first + cut.tiles_a_split).min(cut.tiles) as usize];
+                    let tiles = cut.tiles_of(split).map(|tile| tile as usize);
                     Part { sequence, head, row_group, tiles }
                 }));
                 groups.push(first..parts.len());
@@ -106,7 +105,7 @@ pub(super) fn attend(
         let partials = &partials[range.start * floats..range.end * floats];
         for r in 0..part.rows(shape) {
             let PartialRow { reference, sum } =
-                run(level, Merge { parts: partials, floats, r, values: &mut values });
+                run(level, MergeParts { parts: partials, floats, r, values: &mut values });
             butterfly(&mut values);
             let at = query_row(shape, part, r);
             for (d, (output, x)) in output[at * dim..][..dim].iter_mut().zip(&values).enumerate() {
@@ -375,28 +374,4 @@ fn in_parts(query: &[i16], keys: &[i16], factors: &[f32; PARTS], n: &[f32; PARTS
     of_parts.enumerate().fold(0.0, |score, (p, ((query, keys), (factor, n)))| {
         added(score, p, product(query, keys) as f32 * factor, *n)
     })
-}
-
-/// Row `r` over the parts of a sequence. A single part is the result.
-struct Merge<'a> {
-    parts: &'a [f32],
-    floats: usize,
-    r: usize,
-    values: &'a mut [f32],
-}
-
-impl Work for Merge<'_> {
-    type Output = PartialRow;
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) -> PartialRow {
-        let Merge { parts, floats, r, values } = self;
-        let dim = values.len();
-        if parts.len() == floats {
-            values.copy_from_slice(&parts[r * dim..][..dim]);
-            let at = MAX_ROWS * dim + 2 * r;
-            return PartialRow { reference: parts[at], sum: parts[at + 1] };
-        }
-        combine(parts, floats, r, dim, values)
-    }
 }

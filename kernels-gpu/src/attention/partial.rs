@@ -1,10 +1,10 @@
 //! Partial results and how they are put together, always in the same order.
 
-use super::{ROWS, threads, warps};
+use super::{BLOCK_TOKENS, ROWS, threads, warps};
 use glam::Vec4;
 use simt::math::{exp2_nonpositive, fma, max};
 use simt::warp::{self, FULL_MASK};
-use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, thread, unroll};
+use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, thread, unroll};
 
 /// Reference and sum of one query row over some tokens; Σ p·v lies beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -37,6 +37,35 @@ pub struct Merged {
 
 /// The most parts that a sequence is cut into.
 pub const MAX_PARTS: u32 = 136;
+
+/// How a sequence is cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// Tiles of 16 tokens, the last maybe not full.
+    pub tiles: u32,
+    /// Of each part, the last maybe of fewer.
+    pub tiles_a_split: u32,
+    /// Parts that have tiles; one even without a tile, to write the rows.
+    pub used: u32,
+}
+
+impl Parts {
+    /// Of a sequence of so many tokens, with room for `splits` parts.
+    #[inline(always)]
+    pub fn of(length: u32, splits: u32) -> Self {
+        let tiles = length.div_ceil(BLOCK_TOKENS);
+        let tiles_a_split = bits::div_u32(tiles + splits - 1, splits).max(1);
+        let used = bits::div_u32(tiles + tiles_a_split - 1, tiles_a_split).max(1);
+        Parts { tiles, tiles_a_split, used }
+    }
+
+    /// The tiles of part `split`: the first, and the one behind the last.
+    #[inline(always)]
+    pub fn tiles_of(self, split: u32) -> [u32; 2] {
+        let first = split * self.tiles_a_split;
+        [first, (first + self.tiles_a_split).min(self.tiles)]
+    }
+}
 
 /// Rows that [`combine`] wants: those of the warps, and the totals' references.
 pub const fn combined_rows(head_dim: u32) -> u32 {

@@ -46,7 +46,7 @@ use super::query::Rows;
 use super::rotation::{butterfly, with_signs};
 use super::scores::{Keys, Parted, PartedHead, Whole, of_halves};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine, combine_to_part,
+    Adding, BLOCK_TOKENS, MAX_PARTS, PartialRow, Parts, ROWS, Ring, Running, combine, combine_to_part,
     combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
 };
 use glam::Vec4;
@@ -323,28 +323,6 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     thread::sync_threads();
     if own < shape.rows() {
         target.finish::<D>(layout, output, lse, own, warp, lane);
-    }
-}
-
-/// How a sequence is cut.
-#[derive(Clone, Copy, Debug)]
-pub struct Parts {
-    /// Tiles of 16 tokens, the last maybe not full.
-    pub tiles: u32,
-    /// Of each part, the last maybe of fewer.
-    pub tiles_a_split: u32,
-    /// Parts that have tiles; one even without a tile, to write the rows.
-    pub used: u32,
-}
-
-impl Parts {
-    /// That of a sequence of so many tokens.
-    #[inline(always)]
-    pub fn of(length: u32, splits: u32) -> Self {
-        let tiles = length.div_ceil(BLOCK_TOKENS);
-        let tiles_a_split = bits::div_u32(tiles + splits - 1, splits).max(1);
-        let used = bits::div_u32(tiles + tiles_a_split - 1, tiles_a_split).max(1);
-        Parts { tiles, tiles_a_split, used }
     }
 }
 

@@ -42,8 +42,8 @@ use super::Code;
 use super::book::{Book, Chunks, THREADS, Words};
 use super::transform::{Shape, load_row, round_row, transform};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Lift, MAX_PARTS, Merged, PartialRow, ROWS, combine, combine_to_part, combined_rows,
-    last_to_arrive, part_floats, warps,
+    Adding, BLOCK_TOKENS, Lift, MAX_PARTS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part,
+    combined_rows, last_to_arrive, part_floats, warps,
 };
 use glam::Vec4;
 use half::f16;
@@ -268,25 +268,6 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     layout
         .adding
         .parts::<D>(used, rows, partials.as_const(), place, |r, d, merged| target.finish::<D>(r, d, merged));
-}
-
-/// How a sequence is cut.
-struct Parts {
-    /// Tiles of 16 tokens, the last maybe not full.
-    tiles: u32,
-    tiles_a_split: u32,
-    /// Splits that have tiles; one even without a tile, to write the rows.
-    used: u32,
-}
-
-impl Parts {
-    #[inline(always)]
-    fn of(length: u32, splits: u32) -> Self {
-        let tiles = length.div_ceil(BLOCK_TOKENS);
-        let tiles_a_split = bits::div_u32(tiles + splits - 1, splits).max(1);
-        let used = bits::div_u32(tiles + tiles_a_split - 1, tiles_a_split).max(1);
-        Parts { tiles, tiles_a_split, used }
-    }
 }
 
 /// Sub-vectors of a unit.

@@ -220,6 +220,31 @@ pub(crate) fn combine(
     PartialRow { reference, sum: warp_sum(lanes) }
 }
 
+/// Row `r` over the parts of a sequence, which have `floats` floats each: Σ p·v to `values`. A single part is
+/// the result.
+pub(crate) struct MergeParts<'a> {
+    pub parts: &'a [f32],
+    pub floats: usize,
+    pub r: usize,
+    pub values: &'a mut [f32],
+}
+
+impl Work for MergeParts<'_> {
+    type Output = PartialRow;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) -> PartialRow {
+        let MergeParts { parts, floats, r, values } = self;
+        let head_dim = values.len();
+        if parts.len() == floats {
+            values.copy_from_slice(&parts[r * head_dim..][..head_dim]);
+            let at = MAX_ROWS * head_dim + 2 * r;
+            return PartialRow { reference: parts[at], sum: parts[at + 1] };
+        }
+        combine(parts, floats, r, head_dim, values)
+    }
+}
+
 /// `warp_sum_f32` of the lanes' values.
 #[inline(always)]
 pub(crate) fn warp_sum(mut lanes: [f32; 32]) -> f32 {

@@ -308,7 +308,7 @@ fn a_workload_needs_no_file() {
     let run = |text: &str| {
         let selection: Selection = text.parse().expect("a selection");
         let input = AnyInput::F16(input.clone());
-        let opening = Opening { input, selection: &selection, originals: Originals::Device };
+        let opening = Opening { input, selection: &selection, originals: Originals::Device, layer: None };
         let workload = (selection.scheme().workload)(&opening).expect("a workload");
         assert_eq!(workload.read_bytes(), 2 * 61 * (64 * 6 / 8 + 6));
         let said = workload.facts().expect("facts");

@@ -5,11 +5,11 @@ use super::{Places, Stored, TILE, turn};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::cpu::lanes::{Eights, Floats, Lanes, Order, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
-use crate::attention::cpu::softmax::{MAX_ROWS, Running, WarpResult, combine};
+use crate::attention::cpu::softmax::{MAX_ROWS, MergeParts, Running, WarpResult};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::simd_level::Level;
 use half::f16;
-use kernels_gpu::attention::{Lift, part_floats, warps};
+use kernels_gpu::attention::{Lift, Parts, part_floats, warps};
 use kernels_gpu::vecinfer::Kind;
 use rayon::prelude::*;
 use simt::math::{canonical_nan, exp2_nonpositive, max};
@@ -87,17 +87,16 @@ pub(in super::super) fn attend(
     let mut parts = Vec::new();
     for (sequence, length) in lengths.iter().enumerate() {
         let length = (*length).min(shape.tiles * BLOCK_TOKENS);
-        let tiles = length.div_ceil(BLOCK_TOKENS);
-        let each = tiles.div_ceil(shape.splits).max(1);
+        let cut = Parts::of(length, shape.splits);
         for head in 0..shape.kv_heads as usize {
             for row_group in 0..shape.row_groups() as usize {
                 let first = parts.len();
-                parts.extend((0..tiles.div_ceil(each).max(1)).map(|split| Part {
+                parts.extend((0..cut.used).map(|split| Part {
                     sequence,
                     head,
                     row_group,
                     length,
-                    tiles: [split * each, ((split + 1) * each).min(tiles)],
+                    tiles: cut.tiles_of(split),
                 }));
                 groups.push(first..parts.len());
             }
@@ -129,34 +128,12 @@ pub(in super::super) fn attend(
         let partials = &partials[range.start * floats..range.end * floats];
         for r in 0..view.rows(part) {
             let at = view.query_row(part, r) * dim;
-            run(level, Finish { partials, floats, r, output: &mut output[at..at + dim] });
-        }
-    }
-}
-
-/// A row over the parts of a sequence, each part a warp's merged results.
-struct Finish<'a> {
-    partials: &'a [f32],
-    floats: usize,
-    r: usize,
-    output: &'a mut [f32],
-}
-
-impl Work for Finish<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let Finish { partials, floats, r, output } = self;
-        let dim = output.len();
-        let sum = if partials.len() == floats {
-            output.copy_from_slice(&partials[r * dim..][..dim]);
-            partials[MAX_ROWS * dim + 2 * r + 1]
-        } else {
-            combine(partials, floats, r, dim, output).sum
-        };
-        for x in output {
-            *x = if sum == 0.0 { 0.0 } else { canonical_nan(*x / sum) };
+            let output = &mut output[at..at + dim];
+            let merge = MergeParts { parts: partials, floats, r, values: &mut *output };
+            let sum = run(level, merge).sum;
+            for x in output {
+                *x = if sum == 0.0 { 0.0 } else { canonical_nan(*x / sum) };
+            }
         }
     }
 }

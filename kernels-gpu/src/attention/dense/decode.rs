@@ -21,9 +21,9 @@
 
 use super::{DenseShape, stages};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Queries, ROWS, Ring, Running,
-    ValueTile, combine, combine_to_part, combined_rows, first_blocks, last_to_arrive, part_floats, walk,
-    warps,
+    Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Parts, Queries, ROWS, Ring,
+    Running, ValueTile, combine, combine_to_part, combined_rows, first_blocks, last_to_arrive, part_floats,
+    walk, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
@@ -219,25 +219,6 @@ fn look_ahead<E: Half, const D: usize>(
     let bytes = 2 * elements as u32;
     keys.prefetch(from, bytes, wanted & (lane & 1 == 0));
     values.prefetch(from, bytes, wanted & (lane & 1 != 0));
-}
-
-/// How a sequence is cut.
-struct Parts {
-    /// Tiles of 16 tokens, the last maybe not full.
-    tiles: u32,
-    tiles_a_split: u32,
-    /// Splits that have tiles; one even without a tile, to write the rows.
-    used: u32,
-}
-
-impl Parts {
-    #[inline(always)]
-    fn of(length: u32, splits: u32) -> Self {
-        let tiles = length.div_ceil(BLOCK_TOKENS);
-        let tiles_a_split = bits::div_u32(tiles + splits - 1, splits).max(1);
-        let used = bits::div_u32(tiles + tiles_a_split - 1, tiles_a_split).max(1);
-        Parts { tiles, tiles_a_split, used }
-    }
 }
 
 /// A warp's tiles of keys and values.

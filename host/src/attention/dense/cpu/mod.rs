@@ -17,10 +17,10 @@ pub use crate::simd_level::Level;
 use super::{Error, Problem, Result};
 use crate::attention::cpu::lanes::Lanes;
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
-use crate::attention::cpu::softmax::{WarpResult, combine};
+use crate::attention::cpu::softmax::{MergeParts, WarpResult};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::attention::{self, BLOCK_TOKENS, Half};
-use kernels_gpu::attention::{PartialRow, part_floats, warps};
+use kernels_gpu::attention::{PartialRow, Parts, part_floats, warps};
 use part::{Part, Scratch, View, query_row};
 use rayon::prelude::*;
 use simt::math::{canonical_nan, log2};
@@ -103,7 +103,7 @@ pub(crate) fn attend_rows<E: Half>(
     let mut groups = Vec::new();
     let mut parts = Vec::new();
     for (sequence, length) in slices.lengths.iter().enumerate() {
-        let cut = Cut::of(*length, shape.splits);
+        let cut = Parts::of(*length, shape.splits);
         for head in 0..problem.kv_heads as usize {
             for row_group in 0..shape.row_groups() as usize {
                 let launch_row =
@@ -114,8 +114,7 @@ pub(crate) fn attend_rows<E: Half>(
                 }
                 let first = parts.len();
                 parts.extend((0..cut.used).map(|split| {
-                    let first = split * cut.tiles_a_split;
-                    let tiles = [first, (first + cut.tiles_a_split).min(cut.tiles)];
+                    let tiles = cut.tiles_of(split).map(|tile| tile as usize);
                     Part { sequence, head, row_group, tiles }
                 }));
                 groups.push((wanted, first..parts.len()));
@@ -150,28 +149,12 @@ pub(crate) fn attend_rows<E: Half>(
         let partials = &partials[range.start * floats..range.end * floats];
         let rows = (shape.rows() as usize - 8 * row_group).min(8);
         for r in (0..rows).filter(|r| wanted >> r & 1 != 0) {
-            let merged = run(level, Merge { parts: partials, floats, r, values: &mut values });
+            let merged = run(level, MergeParts { parts: partials, floats, r, values: &mut values });
             let at = query_row(shape, sequence, head, 8 * row_group + r);
             lse[at] = finish(merged, &values, &mut output[at * head_dim..][..head_dim]);
         }
     }
     Ok(())
-}
-
-/// How a sequence is cut: `Parts` of the kernel.
-struct Cut {
-    tiles: usize,
-    tiles_a_split: usize,
-    used: usize,
-}
-
-impl Cut {
-    fn of(length: u32, splits: u32) -> Self {
-        let tiles = length.div_ceil(BLOCK_TOKENS);
-        let tiles_a_split = tiles.div_ceil(splits).max(1);
-        let used = tiles.div_ceil(tiles_a_split).max(1);
-        Cut { tiles: tiles as usize, tiles_a_split: tiles_a_split as usize, used: used as usize }
-    }
 }
 
 /// Whether everything is as long as the problem says, and every block that a length reaches is in the pool.
@@ -219,30 +202,6 @@ fn finish(row: PartialRow, values: &[f32], output: &mut [f32]) -> f32 {
         *output = canonical_nan(x / sum);
     }
     canonical_nan((reference + log2(sum)) * std::f32::consts::LN_2)
-}
-
-/// Row `r` over the parts of a sequence, with the machine's fused multiply-add. A single part is the result.
-struct Merge<'a> {
-    parts: &'a [f32],
-    floats: usize,
-    r: usize,
-    values: &'a mut [f32],
-}
-
-impl Work for Merge<'_> {
-    type Output = PartialRow;
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) -> PartialRow {
-        let Merge { parts, floats, r, values } = self;
-        let head_dim = values.len();
-        if parts.len() == floats {
-            values.copy_from_slice(&parts[r * head_dim..][..head_dim]);
-            let at = 8 * head_dim + 2 * r;
-            return PartialRow { reference: parts[at], sum: parts[at + 1] };
-        }
-        combine(parts, floats, r, head_dim, values)
-    }
 }
 
 /// [`part::compute`].
