@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Folder, SAMPLE, ferrokv, json, refused, succeed, text};
+use common::{Folder, SAMPLE, ferrokv, json, refused, succeed, text, words};
 use ferrokv::host::model::config::Architecture;
 use ferrokv::host::model::oracle::{DenseKeyValues, KeyValues, Oracle};
 use ferrokv::host::model::synthetic::{self, Packing};
@@ -23,21 +23,6 @@ fn model_with(folder: &Folder, layers: usize, context: usize) -> String {
     let model = synthetic::model(config, Packing::Q4_1, 1).expect("a model");
     fs::write(folder.path("tiny.gguf"), synthetic::file(&model).to_bytes()).expect("written");
     folder.text("tiny.gguf")
-}
-
-/// Sentences without a pattern.
-fn words(folder: &Folder, count: usize) -> String {
-    let words =
-        ["the", "other", "thing", "and", "in", "on", "there", "all", "a", "call", "ring", "10", "ten"];
-    let mut state = 1u32;
-    let mut text = String::new();
-    for i in 0..count {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        text += words[(state >> 16) as usize % words.len()];
-        text += if i % 9 == 8 { ". " } else { " " };
-    }
-    fs::write(folder.path("words.txt"), text).expect("written");
-    folder.text("words.txt")
 }
 
 fn array<'a>(value: &'a Value, name: &str) -> &'a Vec<Value> {

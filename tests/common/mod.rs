@@ -97,3 +97,18 @@ impl Folder {
         self.text(name)
     }
 }
+
+/// Sentences without a pattern.
+pub fn words(folder: &Folder, count: usize) -> String {
+    let words =
+        ["the", "other", "thing", "and", "in", "on", "there", "all", "a", "call", "ring", "10", "ten"];
+    let mut state = 1u32;
+    let mut text = String::new();
+    for i in 0..count {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        text += words[(state >> 16) as usize % words.len()];
+        text += if i % 9 == 8 { ". " } else { " " };
+    }
+    fs::write(folder.path("words.txt"), text).expect("written");
+    folder.text("words.txt")
+}

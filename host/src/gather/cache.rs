@@ -97,10 +97,11 @@ unsafe impl Beside for ByBounds {
         layer.as_ref().map_or(0, |bounds| bounds.bytes_of(ranked))
     }
 
-    fn report(&self, layer: &Self::Layer, held: Held<'_>) -> Result<Vec<HeadReport>> {
-        Ok(match layer {
+    fn report(&self, layers: &[&Self::Layer], held: Held<'_>) -> Result<Vec<HeadReport>> {
+        let of_layer = |layer: &&Self::Layer| match layer {
             Some(_) => self.plan.support().reports(held),
             None => vec![HeadReport::STORED; held.geometry.q_heads * held.lengths().count()],
-        })
+        };
+        Ok(layers.iter().flat_map(of_layer).collect())
     }
 }

@@ -59,12 +59,12 @@ pub unsafe trait Beside: fmt::Debug + Send {
         self.bytes(layer, tokens)
     }
 
-    /// What is known of the last step in a layer: of every sequence that is there its query heads, in the
-    /// order of their numbers; empty, if nothing is. May wait for the device.
+    /// What is known of the last step, layer by layer: of every sequence that is there its query heads, in
+    /// the order of their numbers; empty, if nothing is. May wait for the device, once.
     ///
     /// # Errors
     /// What the device reports.
-    fn report(&self, _: &Self::Layer, _: Held<'_>) -> Result<Vec<HeadReport>> {
+    fn report(&self, _: &[&Self::Layer], _: Held<'_>) -> Result<Vec<HeadReport>> {
         Ok(Vec::new())
     }
 }
@@ -192,11 +192,8 @@ unsafe impl<B: Beside> KvCache for PagedCache<B> {
         if self.last != Some(Chunk::Step) {
             return Ok(StepReport::default());
         }
-        let mut heads = Vec::new();
-        for (_, layer) in &self.layers {
-            heads.extend(self.beside.report(layer, self.held())?);
-        }
-        Ok(StepReport { heads })
+        let layers: Vec<&B::Layer> = self.layers.iter().map(|(_, layer)| layer).collect();
+        Ok(StepReport { heads: self.beside.report(&layers, self.held())? })
     }
 
     fn join(&mut self, _: &Stream) -> Result<usize> {

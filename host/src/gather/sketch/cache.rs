@@ -1,5 +1,6 @@
 //! Keys and values in f16, and a sketch of every key, by which steps choose what they read.
 
+use super::plan::scratch_bytes;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
 use crate::Buffer;
 use crate::attention::StepProblem;
@@ -14,14 +15,16 @@ pub struct BySketches {
     /// One for all layers: steps follow each other in the stream.
     plan: Plan<f16>,
     lse: Buffer<f32>,
+    /// Of the last step, [layers, sequences, q_heads].
+    verdicts: Buffer<Verdict>,
 }
 
 /// What one layer keeps beside its pool.
 #[derive(Debug)]
 pub struct Sketched {
     sketches: Sketches<f16>,
-    /// Of the last step, [sequences, q_heads].
-    verdicts: Buffer<Verdict>,
+    /// Which layer it is.
+    index: usize,
 }
 
 /// A cache in f16 whose steps bound what they leave out.
@@ -40,16 +43,15 @@ impl SketchedCache {
         let dense = sequences.fitting(|dense, _| {
             let rows = geometry.kv_heads as u64 * geometry.layers as u64;
             let blocks = u64::from(dense.sequences) * u64::from(dense.max_blocks());
-            u64::from(4 * sketch_words(dense.head_dim, budget.bits)).saturating_mul(blocks * rows)
+            let sketches = u64::from(4 * sketch_words(dense.head_dim, budget.bits));
+            sketches.saturating_mul(blocks * rows).saturating_add(scratch_bytes(dense.into(), budget))
         })?;
         let (problem, blocks) = (StepProblem::from(dense), dense.sequences * dense.max_blocks());
         let plan = Plan::new(device, problem, budget)?;
         let lse = Buffer::new(device, dense.query_rows())?;
-        PagedCache::open(sequences, BySketches { plan, lse }, |_| {
-            Ok(Sketched {
-                sketches: Sketches::new(device, problem, blocks, budget)?,
-                verdicts: Buffer::zeroed(device, dense.query_rows())?,
-            })
+        let verdicts = Buffer::zeroed(device, geometry.layers * dense.query_rows())?;
+        PagedCache::open(sequences, BySketches { plan, lse, verdicts }, |index| {
+            Ok(Sketched { sketches: Sketches::new(device, problem, blocks, budget)?, index })
         })
     }
 }
@@ -85,6 +87,7 @@ unsafe impl Beside for BySketches {
 
     fn attend(&mut self, layer: &mut Sketched, step: Step<'_>) -> Result<()> {
         let Step { stream, slices, pool, table, lengths, queries, output, .. } = step;
+        let rows = self.lse.len();
         let handles = Handles {
             queries,
             keys: pool.keys().global(),
@@ -94,7 +97,7 @@ unsafe impl Beside for BySketches {
             lengths,
             output,
             lse: self.lse.global_mut(),
-            verdicts: layer.verdicts.global_mut(),
+            verdicts: self.verdicts.global_range_mut(layer.index * rows..(layer.index + 1) * rows)?,
         };
         // SAFETY: buffers of this device, host memory on the CPU, long enough as the cache has seen; the
         // table's blocks are those of the pool. Dropping a buffer waits for the device.
@@ -113,9 +116,9 @@ unsafe impl Beside for BySketches {
         layer.sketches.bytes_of(tokens as u32)
     }
 
-    fn report(&self, layer: &Sketched, held: Held<'_>) -> Result<Vec<HeadReport>> {
-        let verdicts = layer.verdicts.to_vec()?;
-        let rows = verdicts.chunks_exact(held.geometry.q_heads).zip(held.sequences);
+    fn report(&self, _: &[&Sketched], held: Held<'_>) -> Result<Vec<HeadReport>> {
+        let verdicts = self.verdicts.to_vec()?;
+        let rows = verdicts.chunks_exact(held.geometry.q_heads).zip(held.sequences.iter().cycle());
         let there = rows.filter(|(_, tokens)| tokens.is_some());
         Ok(there.flat_map(|(row, _)| row).map(|verdict| HeadReport::from(*verdict)).collect())
     }

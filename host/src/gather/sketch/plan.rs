@@ -2,7 +2,7 @@
 
 use super::super::bounds::checked;
 use super::super::plan::head_by_head;
-use super::super::{Chosen, Error, GatherElement, Result, length};
+use super::super::{Chosen, Error, GatherElement, Result, Support, length};
 use super::Budget;
 use super::cpu::{self, Scanning, Settling};
 use crate::attention::dense;
@@ -132,6 +132,16 @@ struct Scratch {
     whole: Buffer<Whole>,
     /// Heads that the rung takes, [sequences, kv_heads · row groups].
     wanted: Buffer<u32>,
+}
+
+/// Bytes that a plan sets aside, but for what is as small as a query: of every gather-block that there is
+/// room for masses, a norm, a rank, its place in the list and its entries in the table.
+pub(super) fn scratch_bytes(problem: StepProblem, budget: Budget) -> u64 {
+    let Support { block, .. } = budget.support;
+    let blocks = u64::from(problem.max_tokens.div_ceil(block.max(1)).next_multiple_of(TILE_BLOCKS));
+    let rows = u64::from(problem.sequences) * u64::from(problem.kv_heads);
+    let words = u64::from(heads_of(problem.dense().group()) + 3 + block / BLOCK_TOKENS);
+    rows.saturating_mul(blocks).saturating_mul(4 * words)
 }
 
 impl<E: SketchElement> Plan<E> {

@@ -1,0 +1,52 @@
+//! `ferrokv calibrate` with a tiny model of random weights: what it writes, what it does not write over, and
+//! that what it wrote is read.
+
+mod common;
+
+use common::{Folder, json, refused, succeed, words};
+use ferrokv::host::model::config::Architecture;
+use ferrokv::host::model::synthetic::{self, Packing};
+use std::fs;
+
+#[test]
+fn a_file_is_made_of_a_run_and_serves_it() {
+    let folder = Folder::new();
+    let model = synthetic::model(synthetic::tiny(Architecture::Llama), Packing::Q4_1, 1).expect("a model");
+    fs::write(folder.path("tiny.gguf"), synthetic::file(&model).to_bytes()).expect("written");
+    let (model, text) = (folder.text("tiny.gguf"), words(&folder, 4000));
+    let (one, two, report) = (folder.text("one"), folder.text("two"), folder.text("report.json"));
+    let run = ["--model", &model, "--text", &text, "--windows", "4", "--tokens", "128", "--backend", "cpu"];
+    let calibrate = |scheme: &str, more: &[&str]| -> Vec<String> {
+        let line = [&["calibrate", "--scheme", scheme][..], &run, more].concat();
+        line.into_iter().map(String::from).collect()
+    };
+    fn of(line: &[String]) -> Vec<&str> {
+        line.iter().map(String::as_str).collect()
+    }
+    let out = succeed(&of(&calibrate("vecinfer/seed=3", &["-o", &one, "--json", &report])));
+    assert!(out.contains("vecinfer/seed=3") && out.contains("books_hash"), "{out}");
+    let said = &json(&report)["metadata"];
+    assert_eq!((&said["scheme"], &said["keys"]), (&"vecinfer".into(), &"d4b8".into()));
+    assert_eq!((&said["layers"], &said["tokens"]), (&"2".into(), &"512".into()));
+    succeed(&of(&calibrate("vecinfer/seed=3", &["-o", &two])));
+    assert!(fs::read(&one).expect("read") == fs::read(&two).expect("read"), "the same bytes");
+
+    // What is there stays, and neither what is read nor the model is written over.
+    let before = fs::read(&text).expect("read");
+    refused(&of(&calibrate("vecinfer", &["-o", &one])), &["one", "--force"]);
+    refused(&of(&calibrate("vecinfer", &["-o", &text, "--force"])), &["words.txt"]);
+    refused(&of(&calibrate("vecinfer", &["-o", &model, "--force"])), &["tiny.gguf"]);
+    refused(&of(&calibrate("vecinfer/k=d2b8/v=d4b10", &["-o", &two, "--force"])), &["d2b8 with d2b8"]);
+    refused(&of(&calibrate("dense", &["-o", &two, "--force"])), &["needs no calibration"]);
+    assert!(fs::read(&text).expect("read") == before && fs::read(&one).expect("read").len() > 4096);
+
+    // A model's text and a layer's step read it.
+    let kv = format!("vecinfer/codes={one}/recent=16");
+    succeed(&["generate", "tok", "--model", &model, "--max-tokens", "20", "--kv", &kv, "--backend", "cpu"]);
+    let captured = folder.text("kv.safetensors");
+    let capture = ["--tokens", "96", "--layers", "0,1", "--text", &text, "--backend", "cpu"];
+    succeed(&[&["capture", "-o", &captured, "--model", &model][..], &capture].concat());
+    let attend = ["attend", &captured, "--kv", &kv, "--backend", "cpu", "--layers", "1"];
+    let out = succeed(&attend);
+    assert!(out.contains("of layer 1 in the file"), "{out}");
+}
