@@ -40,6 +40,13 @@ fn a_file_is_made_of_a_run_and_serves_it() {
     refused(&of(&calibrate("dense", &["-o", &two, "--force"])), &["needs no calibration"]);
     assert!(fs::read(&text).expect("read") == before && fs::read(&one).expect("read").len() > 4096);
 
+    // Another model of the same sizes refuses it.
+    let other = synthetic::model(synthetic::tiny(Architecture::Llama), Packing::Q4_1, 2).expect("a model");
+    fs::write(folder.path("other.gguf"), synthetic::file(&other).to_bytes()).expect("written");
+    let (other, codes) = (folder.text("other.gguf"), format!("vecinfer/codes={one}"));
+    let generate = ["generate", "tok", "--model", &other, "--max-tokens", "2", "--backend", "cpu"];
+    refused(&[&generate[..], &["--kv", &codes]].concat(), &["one", "model_hash"]);
+
     // A model's text and a layer's step read it.
     let kv = format!("vecinfer/codes={one}/recent=16");
     succeed(&["generate", "tok", "--model", &model, "--max-tokens", "20", "--kv", &kv, "--backend", "cpu"]);

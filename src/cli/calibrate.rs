@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const LONG: &str = "\
 Make the file that a KV scheme needs for a model: codebooks, allocations, or whatever it is that the scheme finds out once. \
 The model reads windows of a text, evenly spread over it, over a cache in f16; keys and values of all layers (after RoPE) are \
-what the scheme works on. The file names the scheme with its settings, the model's layers and heads, the text and a hash of its \
-tokens, and opening a cache compares the first of these with the model.
+what the scheme works on. The file names the scheme with its settings, the model with a hash of its norms, layers and heads, the text and a hash \
+of its tokens; opening a cache compares scheme, settings and model.
 
 The file's bytes follow from model, text and options alone; on a GPU, whose keys may differ in their last bits, they may be \
 others than with --backend cpu.
@@ -103,6 +103,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     watcher.end();
     let (mut artifact, read) = done?;
     artifact.say("model", &subject.model.config.name);
+    artifact.say("model_hash", subject.model.fingerprint());
     artifact.say("text", &read.text);
     artifact.say("text_hash", format!("{:016x}", read.hash));
     artifact.say("made_by", "ferrokv calibrate");

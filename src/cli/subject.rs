@@ -96,6 +96,7 @@ impl Subject {
         capacity: impl Into<Capacity>,
     ) -> Result<Box<dyn KvCache>, Failure> {
         let config = &self.model.config;
+        let scheme = scheme.of_model(self.model.fingerprint());
         Ok(scheme.open(&self.device, config.into(), Some(&Rope::from(config)), capacity)?)
     }
 

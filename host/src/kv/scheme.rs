@@ -161,12 +161,14 @@ pub struct Selection {
     preset: Option<&'static Preset>,
     /// In the order in which the scheme lists them.
     values: Vec<(&'static OptionSpec, Value)>,
+    /// The fingerprint of the model that it is for, where there is one.
+    model: Option<String>,
 }
 
 impl Selection {
     /// The scheme's default.
     pub fn of(scheme: &'static Scheme) -> Self {
-        Selection { scheme, preset: scheme.presets.first(), values: Vec::new() }
+        Selection { scheme, preset: scheme.presets.first(), values: Vec::new(), model: None }
     }
 
     /// Finds the scheme among `schemes`, and reads preset and options.
@@ -279,6 +281,11 @@ impl Selection {
         }
     }
 
+    /// The same for a model: files that were made for another one are refused.
+    pub fn of_model(&self, fingerprint: String) -> Self {
+        Selection { model: Some(fingerprint), ..self.clone() }
+    }
+
     /// An empty cache: of `capacity` tokens of one sequence, or as many of several.
     ///
     /// # Errors
@@ -353,7 +360,7 @@ pub struct Opening<'a> {
 impl Opening<'_> {
     /// The safetensors file that an option of [`Kind::File`] names, if it was given: codebooks, allocations,
     /// and whatever else was made for one model. Its metadata `layers`, `kv_heads` and `head_dim` must be the
-    /// model's.
+    /// model's, and `model_hash` its fingerprint, where both are known.
     ///
     /// # Errors
     /// A file that cannot be read; [`Error::Artifact`] for another model's.
@@ -390,6 +397,13 @@ impl Opening<'_> {
         let scheme = self.selection.scheme().name;
         if let Some(found) = file.metadata().get("scheme").filter(|found| *found != scheme) {
             return Err(Error::ArtifactOf { path: path.display().to_string(), found: found.clone(), scheme });
+        }
+        // A file may leave out its model, and there may be none to compare with.
+        let made_for = file.metadata().get("model_hash").zip(self.selection.model.as_ref());
+        if let Some((found, expected)) = made_for.filter(|(found, expected)| found != expected) {
+            let path = path.display().to_string();
+            let (found, expected) = (found.clone(), expected.clone());
+            return Err(Error::Artifact { path, what: "model_hash", found, expected });
         }
         for (what, expected) in facts.iter().copied() {
             let found = file.metadata().get(what).cloned();

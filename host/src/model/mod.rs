@@ -36,6 +36,7 @@ pub use tokenizer::Tokenizer;
 pub use weights::Weights;
 
 use crate::kv::System;
+use crate::kv::calibration::hash;
 use gguf::Gguf;
 use std::path::Path;
 
@@ -85,6 +86,15 @@ impl Model {
                 reason: format!("its tokenizer has {tokens} tokens and its embedding {} rows", config.vocab),
             }),
         }
+    }
+
+    /// A hash of its norms: another one for another model, a fine-tuned one too, and the same however its
+    /// weights are packed.
+    pub fn fingerprint(&self) -> String {
+        let norms = self.weights.layers.iter().flat_map(|layer| [&layer.attn_norm, &layer.ffn_norm]);
+        let all = norms.chain([&self.weights.output_norm]).flat_map(|norm| norm.to_f32());
+        let bytes: Vec<[u8; 4]> = all.map(f32::to_le_bytes).collect();
+        format!("{:016x}", hash(std::iter::once(bytes.as_flattened())))
     }
 
     /// The tokenizer.
