@@ -1,4 +1,4 @@
-//! Bits of keys by rotary blocks, compared before there are kernels: what uniform bits, Block-GTQ as
+//! Bits of keys by rotary blocks, compared in f64: what uniform bits, Block-GTQ as
 //! published and parts of equal size do to the scores of a real cache, with the bytes that each takes.
 //!
 //! ```text

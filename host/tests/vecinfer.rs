@@ -147,7 +147,8 @@ fn what_is_no_number_is_said_and_bytes_are_those_of_the_codes() {
     // Of 41 tokens 25 are read in f16, and 16 from their codes: 16 bytes of keys and as many of values.
     let heads = (GEOMETRY.layers * GEOMETRY.kv_heads) as u64;
     assert_eq!(cache.step_bytes(), heads * (16 * 32 + 25 * 256));
-    let room = 2 * (2 * 64 * 64 * 2) + 40 * 256 * 2;
+    // Of the prompt of 40 tokens: keys and values of three tiles, and its queries.
+    let room = 2 * (2 * 64 * 48 * 2) + 40 * 256 * 2;
     assert_eq!(cache.bytes() - empty, heads * 41 * 32 + room);
     let mut bad = rows[..128].to_vec();
     bad[100] = f16::INFINITY;

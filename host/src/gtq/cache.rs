@@ -109,8 +109,8 @@ impl GtqCache {
     }
 }
 
-// SAFETY: pools, orders, words of problems, levels, table and the plan for steps are made once; what prompts need is
-// not captured.
+// SAFETY: pools, orders, words of problems, levels, table and the plan for steps are made once; what prompts
+// need is not captured.
 unsafe impl KvCache for GtqCache {
     fn scheme(&self) -> &'static str {
         if self.books().settings.blocks { super::BLOCKS } else { "gtq" }
@@ -234,7 +234,8 @@ unsafe impl KvCache for GtqCache {
         };
         let slices = sequences.on_slices(stream);
         // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; the table's
-        // blocks are those of the pool, the order's channels the head's. Dropping a buffer waits for the device.
+        // blocks are those of the pool, the order's channels the head's. Dropping a buffer waits for the
+        // device.
         Ok(unsafe { attention.plan.run_on(stream, slices, handles) }?)
     }
 

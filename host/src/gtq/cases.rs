@@ -209,7 +209,8 @@ fn encoded(
         problems: problems.global_mut(),
     };
     // SAFETY: buffers of this device as the problem wants them; the table's entries are the pool's blocks,
-    // the order's channels of the head, and no two tokens have one place. They are there until the stream has been waited for.
+    // the order's channels of the head, and no two tokens have one place. They are there until the stream has
+    // been waited for.
     unsafe { encoder.run_on(&stream, problem, false, handles) }?;
     stream.synchronize()?;
     Ok(vec![

@@ -1,5 +1,6 @@
 //! Keys in groups of rotary blocks, in f64: Block-GTQ as published and with other scores, levels and norms,
-//! to be compared before there are kernels for them. The kernels have one group.
+//! to be compared before there are kernels for them. The kernels have one group, or four of one size with
+//! fixed bits.
 //!
 //! A group of n blocks is a row of 2n channels with bits, a rotation and a norm of its own: x ↦
 //! r·R^T·L(R·x/r)/√(2n). The rotation is one of Haar's measure, drawn from a seed, as groups are of any size.

@@ -10,11 +10,11 @@
 //! 8u·Σ|q|). Of keys in parts that is a sum over parts, each with an m, n, Σ|L| and Σ|q| of its own and c =
 //! log2(e)/(√D·√(D/4)).
 //!
-//! **Score.** Its conversion, three products and the constant round: 6u·|s|. In parts, a part's conversion, two
-//! products and the constant round, then at most four sums: 8u·Σ_p |s_p|. The difference to the reference:
-//! the reference is within 17 + |log2 n'| <= 45 of the largest s, so u·(45 + s_max − s). And 2^x is within
-//! 2^−23. Together p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most
-//! (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
+//! **Score.** Its conversion, three products and the constant round: 6u·|s|. In parts, a part's conversion,
+//! two products and the constant round, then at most four sums: 8u·Σ_p |s_p|. The difference to the
+//! reference: the reference is within 17 + |log2 n'| <= 45 of the largest s, so u·(45 + s_max − s). And 2^x
+//! is within 2^−23. Together p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output
+//! by at most (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
 //!
 //! **Weights.** w = p·n' rounds, u; as two f16 it keeps 2^−22 of itself, and 2^−25 absolutely, where the
 //! largest w of a row is at least 2^13: Σ a |v^|·2^−21 and T·2^−38·max |v^|.
@@ -78,8 +78,8 @@ fn sizes_of_parts(query: &[f64], key: &[f64], parts: usize, order: &[u8]) -> f64
     channels.chunks_exact(key.len() / parts).map(of).sum::<f64>() / (key.len() as f64).sqrt()
 }
 
-/// Judges a row of a sequence that is cut into `splits` parts. `order`: that of the channels of keys in parts;
-/// empty of whole keys.
+/// Judges a row of a sequence that is cut into `splits` parts. `order`: that of the channels of keys in
+/// parts; empty of whole keys.
 pub fn judge(query: &[f64], order: &[u8], tokens: &[Token], splits: u32) -> Judged {
     let dim = query.len();
     let mut output = vec![0.0; dim];

@@ -1,7 +1,8 @@
 //! The order of channels that puts a key's rotary blocks in parts: by calibration, from a file, on a device.
 //!
 //! Blocks are ranked in each layer and KV head by what a squared error of theirs does to a score,
-//! E|q|²·E|k|² ([`Score::Product`](super::allocation::Score)), and cut into four parts of as many blocks each.
+//! E|q|²·E|k|² ([`Score::Product`](super::allocation::Score)), and cut into four parts of as many blocks
+//! each.
 
 use super::allocation::{Energies, blocks, ranked};
 use super::{Error, HEAD_DIMS, Result};

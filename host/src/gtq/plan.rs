@@ -16,25 +16,26 @@ use kernels_gpu::gtq::{
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
-/// Attention over whole keys, or over keys in parts.
+/// Attention over whole keys, or over keys in parts, and what it is told of them.
 #[derive(Clone, Copy, Debug)]
 enum Attend {
-    Whole(Kernel<attend::Args>),
-    Parts(Kernel<attend_parts::Args>),
+    Whole(Kernel<attend::Args>, Whole),
+    Parts(Kernel<attend_parts::Args>, Parted),
 }
 
 macro_rules! instances {
     ($($d:literal, $k:literal, $v:literal;)*) => {
         /// The kernel of a layout and its shared memory.
-        fn attend_kernel(layout: TileLayout) -> Option<(Attend, u32)> {
+        fn attend_kernel(books: &Books) -> Option<(Attend, u32)> {
+            let layout = books.layout;
             match (layout.head_dim, layout.key_bits, layout.value_bits, layout.parted) {
                 $(($d, $k, $v, false) => {
                     let shared = decode::layout::<$d, $k, $v, false>().bytes;
-                    Some((Attend::Whole(attend::kernel::<$d, $k, $v>()), shared))
+                    Some((Attend::Whole(attend::kernel::<$d, $k, $v>(), books.whole()), shared))
                 }
                 ($d, $k, $v, true) => {
                     let shared = decode::layout::<$d, $k, $v, true>().bytes;
-                    Some((Attend::Parts(attend_parts::kernel::<$d, $k, $v>()), shared))
+                    Some((Attend::Parts(attend_parts::kernel::<$d, $k, $v>(), books.parted()), shared))
                 })*
                 _ => None,
             }
@@ -340,7 +341,7 @@ impl Plan {
             return Err(Error::HeadDim { head_dim });
         }
         let problem = problem.checked()?;
-        let (kernel, shared) = attend_kernel(books.layout).ok_or(Error::HeadDim { head_dim })?;
+        let (kernel, shared) = attend_kernel(&books).ok_or(Error::HeadDim { head_dim })?;
         let shape = books.shape(problem);
         let rows = problem.kv_heads * shape.row_groups();
         let launches = problem.sequences * rows;
@@ -413,9 +414,8 @@ impl Plan {
         }
         let (partials, counters) = (self.partials.global_mut(), self.counters.global_mut());
         let (launch, shape) = (self.launch, self.shape);
-        match &self.kernel {
-            Attend::Whole(kernel) => {
-                let keys = self.books.whole();
+        match self.kernel {
+            Attend::Whole(ref kernel, keys) => {
                 let args = attend::Args {
                     queries,
                     tiles,
@@ -428,13 +428,12 @@ impl Plan {
                     shape,
                     keys,
                 };
-                // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
-                // contract. Blocks of a row meet in `counters` only, and the one that reads the others' parts
-                // comes last.
+                // SAFETY: lengths as just checked and scratch made for this shape; the rest is this
+                // function's contract. Blocks of a row meet in `counters` only, and the one that reads the
+                // others' parts comes last.
                 unsafe { stream.launch(kernel, launch, args) }?;
             }
-            Attend::Parts(kernel) => {
-                let keys = self.books.parted();
+            Attend::Parts(ref kernel, keys) => {
                 let args = attend_parts::Args {
                     queries,
                     tiles,

@@ -17,8 +17,9 @@
 //! s_t  = ((N_t0·f_0)·n_t0 + (N_t1·f_1)·n_t1) + …     by fused multiply-adds
 //! ```
 //!
-//! with 512 the [unit](super::parts::UNIT) of n_p, and 1/D in place of 1/(2·D) as √(D/4)·√D is D/2. The reference suits the weights w, which is what f16 holds of a token: the
-//! largest s_t + ⌈log2 n'_t⌉ of a row is at most reference + 15.
+//! with 512 the [unit](super::parts::UNIT) of n_p, and 1/D in place of 1/(2·D) as √(D/4)·√D is D/2. The
+//! reference suits the weights w, which is what f16 holds of a token: the largest s_t + ⌈log2 n'_t⌉ of a row
+//! is at most reference + 15.
 //!
 //! # Layout
 //! `queries` and `output` [sequences, query_tokens, kv_heads · group, D]; `lse` [sequences, query_tokens,

@@ -21,8 +21,8 @@
 //! lane takes, of keys, unit q (of D/4 dimensions) of tokens g and g + 8; of values, unit g (of D/8
 //! dimensions) of tokens 2q, 2q + 1, 2q + 8 and 2q + 9. A plane has what a lane takes side by side, lane by
 //! lane, so that a warp reads it front to back (of 32 bytes, the halves in two passes). In a unit, codes are
-//! where [`low_bit`] and [`high_bit`] say: a word, masked, is then eight selectors of `prmt`. Of keys in parts
-//! a lane has as many bytes, in which bits are where [`TileLayout::nibbles`] says.
+//! where [`low_bit`] and [`high_bit`] say: a word, masked, is then eight selectors of `prmt`. Of keys in
+//! parts a lane has as many bytes, in which bits are where [`TileLayout::nibbles`] says.
 
 use super::parts::PARTS;
 use crate::attention::BLOCK_TOKENS;

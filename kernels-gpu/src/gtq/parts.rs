@@ -1,5 +1,5 @@
-//! Keys in four parts: channels in an order that depends on layer and KV head, D/4 a part, with fewer bits the
-//! less a part matters.
+//! Keys in four parts: channels in an order that depends on layer and KV head, D/4 a part, with fewer bits
+//! the less a part matters.
 //!
 //! # Mathematics
 //! With P the order (channel P_d is dimension d), d_p = D/4, H the Hadamard matrix of order d_p and S the
@@ -10,8 +10,8 @@
 //! q·k^ = Σ_p n_p / √d_p · (h_p of q)·L_p
 //! ```
 //!
-//! n_p is a byte: four bits of exponent and four of mantissa, times [`UNIT`]. Codes are nearest to the row over
-//! the n that is stored, so that levels make good much of what a byte's rounding, up to 3 %, costs.
+//! n_p is a byte: four bits of exponent and four of mantissa, times [`UNIT`]. Codes are nearest to the row
+//! over the n that is stored, so that levels make good much of what a byte's rounding, up to 3 %, costs.
 //!
 //! # Bits
 //! | on average | of parts | levels that a lane of a warp picks from |
@@ -20,8 +20,8 @@
 //! | 3 | 6, 3, 2, 1 | 32 and a sign, 8, 4, 2 |
 //! | 4 | 6, 4, 3, 3 | 32 and a sign, 8 and a sign, 8, 8 |
 //!
-//! The bits of a lane's four dimensions of all parts fill as many words' nibbles as there are bits on average:
-//! [`fields`]. Masked, a word is then selectors of `prmt`, as of whole rows.
+//! The bits of a lane's four dimensions of all parts fill as many words' nibbles as there are bits on
+//! average: [`fields`]. Masked, a word is then selectors of `prmt`, as of whole rows.
 
 use super::levels::{key_table, words};
 use super::operands::{DISTANCE, LOW, ONE, THIRD, key_bytes};
@@ -76,8 +76,9 @@ pub const fn in_nibbles(code: u32, bits: u32, fields: u32, nibble: u32) -> u64 {
 /// The byte of an n that is not negative, to nearest even; more than 255 of one that has none.
 #[inline(always)]
 pub fn norm_byte(n: f32) -> u32 {
-    // 2^−112 / UNIT: exponents of f32 become those of a byte, which are f16's without the highest bit.
-    let bits = (n * f32::from_bits(6 << 23)).to_bits();
+    // 2^−112 / UNIT: exponents of f32 become those of a byte, which are f16's without the highest bit. A NaN
+    // may have a sign, and the sum room for none.
+    let bits = (n * f32::from_bits(6 << 23)).to_bits() & 0x7fff_ffff;
     (bits + 0x3_ffff + (bits >> 19 & 1)) >> 19
 }
 

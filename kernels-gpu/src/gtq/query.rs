@@ -1,8 +1,8 @@
 //! Query rows as integers.
 //!
-//! With h = H·S·q and m = max |h_d|: i_d = round(h_d · 32512 / m), two signed bytes a dimension, i = 256·high
-//! + low. A quotient is off by half of m/32512, an eighth of what f16 would lose of the largest h. Where keys
-//! are in [parts](super::parts), each part of a query has an m of its own.
+//! With h = H·S·q and m = max |h_d|: i_d = round(h_d · 32512 / m), two signed bytes a dimension, which are i
+//! = 256·high + low. A quotient is off by half of m/32512, an eighth of what f16 would lose of the largest h.
+//! Where keys are in [parts](super::parts), each part of a query has an m of its own.
 
 use super::parts::{PARTS, gathered};
 use super::rotation::{butterfly, with_signs};
@@ -166,7 +166,7 @@ impl Rows {
             largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << stage, 32));
         });
         let lanes = 1 << STAGES as u32;
-        if lane % lanes == 0 {
+        if lane.is_multiple_of(lanes) {
             self.largest.store((r * 32 + lane) / lanes, largest);
         }
         inverse_of(largest)

@@ -1,4 +1,5 @@
-//! Scores of a tile's keys, as [`decode`](super::decode) has the formulas: of whole rows and of rows in parts.
+//! Scores of a tile's keys, as [`decode`](super::decode) has the formulas: of whole rows and of rows in
+//! parts.
 
 use super::layout::Side;
 use super::operands::{Tile, key_bytes};

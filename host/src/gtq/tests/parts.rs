@@ -34,7 +34,7 @@ fn a_norm_is_the_nearest_byte() {
         assert_eq!(norm_byte(half * (1.0 - 2f32.powi(-16))), byte);
         assert_eq!(norm_byte(half * (1.0 + 2f32.powi(-16))), byte + 1);
     }
-    for none in [f32::NAN, f32::INFINITY, 1e30, 1009.0] {
+    for none in [f32::NAN, -f32::NAN, f32::from_bits(u32::MAX), f32::INFINITY, 1e30, 1009.0] {
         assert!(norm_byte(none) > 255, "{none}");
     }
     // From 1/32 on a byte is within 1/32 of the norm.
@@ -135,14 +135,14 @@ fn codes_are_nearest_to_what_is_stored() {
 }
 
 /// Levels of few dimensions: half-integers cost next to nothing up to 4 bits, and of 6 bits, whose levels lie
-/// two or three steps apart, an eighth.
+/// a few steps apart, up to a twentieth.
 #[test]
 fn levels_of_parts_are_nearly_the_best() {
     for dim in HEAD_DIMS.map(|dim| dim as usize / PARTS) {
         for levels in BITS.into_iter().flat_map(|bits| parted(4 * dim as u32, bits).keys) {
             assert_eq!((levels.dim, levels.integers.len()), (dim, 1 << levels.bits));
             let lost = levels.error / best_error(dim, levels.bits) - 1.0;
-            let most = if levels.bits == 6 { 0.13 } else { 0.006 };
+            let most = if levels.bits == 6 { 0.05 } else { 0.006 };
             assert!((-1e-9..most).contains(&lost), "{dim} {}: {lost}", levels.bits);
             assert!(levels.integers.is_sorted_by(|a, b| a < b));
         }

@@ -9,8 +9,8 @@ use half::f16;
 const BLOCK: usize = BLOCK_TOKENS as usize;
 
 impl Input<f16> {
-    /// Some tokens of the first pool, evenly spread, with all queries: tokens of `least` to `most`, taken again
-    /// and again where there are fewer. What is no number is 0.
+    /// Some tokens of the first pool, evenly spread, with all queries: tokens of `least` to `most`, taken
+    /// again and again where there are fewer. What is no number is 0.
     ///
     /// # Errors
     /// What copying reports.
