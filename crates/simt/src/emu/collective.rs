@@ -1,7 +1,7 @@
 //! What the lanes of a warp, or the threads of a block, exchange when all of them have arrived.
 
-use super::block::{BarrierKind, Lane, Pause, State};
 use super::fault::{FaultKind, Place};
+use super::lane::{BarrierKind, Lane, Pause, State};
 use super::matrix::{self, MatrixOp};
 use core::panic::Location;
 
