@@ -4,13 +4,14 @@
 //! [`handles`] is what other crates take from it.
 
 pub mod handles;
+mod quarantine;
 mod stream;
 
 use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};
 use crate::device::{BackendKind, DeviceInfo, KernelAttributes};
 use crate::error::{Error, Result};
 use simt::KernelInfo;
-use simt::emu::{EmuOptions, MAX_SHARED_BYTES};
+use simt::emu::{EmuOptions, MAX_SHARED_BYTES, allocations};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
@@ -27,6 +28,7 @@ const LARGE: usize = 64 << 20;
 pub(crate) struct CpuDevice {
     info: DeviceInfo,
     options: EmuOptions,
+    quarantine: quarantine::Quarantine,
 }
 
 impl CpuDevice {
@@ -44,7 +46,7 @@ impl CpuDevice {
             max_shared_bytes: MAX_SHARED_BYTES,
             driver_version: None,
         };
-        CpuDevice { info, options }
+        CpuDevice { info, options, quarantine: Default::default() }
     }
 
     fn allocate_layout(&self, bytes: usize, zeroed: bool) -> Result<*mut u8> {
@@ -80,10 +82,17 @@ impl DeviceBackend for CpuDevice {
         let memory = self.allocate_layout(bytes, false)?;
         // SAFETY: just allocated with `bytes`.
         unsafe { memory.write_bytes(FRESH, bytes) };
+        if self.options.memory_check {
+            allocations::announce(memory as u64, bytes);
+        }
         Ok(memory.expose_provenance() as u64)
     }
 
     unsafe fn free(&self, address: u64, bytes: usize) {
+        if self.options.memory_check {
+            // SAFETY: by the contract, what `allocate` gave for `bytes`, and not used again.
+            return unsafe { self.quarantine.put(address, bytes) };
+        }
         // SAFETY: by the contract, what `allocate` gave for `bytes`; the layout was valid then.
         unsafe { dealloc(host(address), Layout::from_size_align_unchecked(bytes, ALIGN)) };
     }
@@ -107,6 +116,7 @@ impl DeviceBackend for CpuDevice {
     unsafe fn fill_now(&self, address: u64, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: by the contract, valid for `bytes`.
         unsafe { host(address).write_bytes(byte, bytes) };
+        allocations::write(address, bytes);
         Ok(())
     }
 
@@ -137,6 +147,11 @@ unsafe fn copy(to: Place, from: Place, bytes: usize) {
     };
     // SAFETY: this function's contract; `copy` allows overlap.
     unsafe { std::ptr::copy(pointer(from), pointer(to), bytes) };
+    match (to, from) {
+        (Place::Device(to), Place::Device(from)) => allocations::copy(to, from, bytes),
+        (Place::Device(to), Place::Host(_)) => allocations::write(to, bytes),
+        (Place::Host(_), _) => {}
+    }
 }
 
 /// A line of the system's account of its memory, in bytes.

@@ -4,7 +4,7 @@ use super::{copy, host};
 use crate::backend::{BoundKernel, GraphBackend, GraphExecBackend, Place, StreamBackend};
 use crate::error::Result;
 use simt::LaunchShape;
-use simt::emu::EmuOptions;
+use simt::emu::{EmuOptions, allocations};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
@@ -37,9 +37,24 @@ impl Clone for Step {
 }
 
 impl Step {
+    /// Refuses what would touch freed memory, as far as that is known. Launches do so themselves.
+    fn check(&self) -> Result<()> {
+        let (doing, addresses) = match self {
+            Step::Launch { .. } => return Ok(()),
+            Step::Copy { to, from, .. } => ("a copy", [*to, *from]),
+            Step::FillU8 { address, .. } | Step::FillU32 { address, .. } => {
+                ("a fill", [Place::Device(*address); 2])
+            }
+        };
+        let freed =
+            |place: &Place| matches!(place, Place::Device(address) if allocations::is_freed(*address));
+        if addresses.iter().any(freed) { Err(crate::Error::Freed { doing }) } else { Ok(()) }
+    }
+
     /// # Safety
     /// The contract of the call that made the step.
     unsafe fn run(&self, options: &EmuOptions) -> Result<()> {
+        self.check()?;
         match self {
             // SAFETY: this function's contract.
             Step::Launch { kernel, shape } => unsafe { kernel.emulate(*shape, options) }?,
@@ -48,10 +63,12 @@ impl Step {
             // SAFETY: this function's contract.
             Step::FillU8 { address, value, bytes } => unsafe {
                 host(*address).write_bytes(*value, *bytes);
+                allocations::write(*address, *bytes);
             },
             // SAFETY: this function's contract, which says that the address is aligned.
             Step::FillU32 { address, value, words } => unsafe {
                 std::slice::from_raw_parts_mut(host(*address).cast::<u32>(), *words).fill(*value);
+                allocations::write(*address, 4 * *words);
             },
         }
         Ok(())
