@@ -43,7 +43,7 @@ pub fn index_1d() -> usize {
 
 sides! {
     /// Waits until every thread of the block is here; orders their shared and global memory accesses.
-    /// PTX: `bar.sync 0`. Every thread of the block must reach the same call.
+    /// PTX: `bar.sync 0`. Every thread of the block must reach one, the lanes of a warp the same call.
     pub fn sync_threads() {
         device {
             // SAFETY: no precondition but convergence, which the emulator checks.
@@ -114,7 +114,8 @@ sides! {
     }
 
     /// Rests for about so many nanoseconds, none to twice as many: for a warp that would only take from
-    /// others what they need more. PTX: `nanosleep.u32`. The emulator lets other threads go first now and then.
+    /// others what they need more. PTX: `nanosleep.u32`. The emulator lets other threads go first now and
+    /// then.
     pub fn pause(nanoseconds: u32) {
         device {
             // SAFETY: it only waits.

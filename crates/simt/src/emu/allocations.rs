@@ -1,8 +1,8 @@
 //! Memory that the emulator keeps account of: which of its bytes somebody wrote, and whether it is freed.
 //!
-//! A launch with [`memory_check`](super::EmuOptions::memory_check) reports reads of bytes that nobody wrote, and
-//! handles to freed memory, where its handles lead to memory that was announced here. The CPU backend announces
-//! its buffers; memory that nobody announced counts as written. Addresses are those of
+//! A launch with [`memory_check`](super::EmuOptions::memory_check) reports reads of bytes that nobody wrote,
+//! and handles to freed memory, where its handles lead to memory that was announced here. The CPU backend
+//! announces its buffers; memory that nobody announced counts as written. Addresses are those of
 //! [`Global::address`](crate::Global::address).
 
 use std::collections::BTreeMap;
@@ -36,8 +36,8 @@ pub fn announce(address: u64, bytes: usize) {
     all.insert(address, Arc::new(allocation));
 }
 
-/// The memory that starts at `address` is freed. The caller keeps it from being given out again until it calls
-/// [`forget`].
+/// The memory that starts at `address` is freed. The caller keeps it from being given out again until it
+/// calls [`forget`].
 pub fn free(address: u64) {
     if let Some(allocation) = find(address) {
         allocation.freed.store(true, Ordering::Relaxed);

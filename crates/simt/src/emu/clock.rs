@@ -39,8 +39,8 @@ pub(super) struct Clock {
     /// What this thread has heard of each lane of its warp; its own entry is its own clock.
     pub(super) warp: [u32; 32],
     pub(super) known: Known,
-    /// What atomics have brought since the last fence or barrier: from threads of the block, for whom a fence of
-    /// the block will do, and from others.
+    /// What atomics have brought since the last fence or barrier: from threads of the block, for whom a fence
+    /// of the block will do, and from others.
     heard_in_block: Known,
     heard: Known,
     /// What an atomic would pass on: taken at the last fence.
@@ -89,8 +89,8 @@ impl Clock {
         }
     }
 
-    /// An atomic of a thread of `block`: leaves on the word what the thread released, and hears what others left
-    /// there.
+    /// An atomic of a thread of `block`: leaves on the word what the thread released, and hears what others
+    /// left there.
     pub(super) fn pass_on(&mut self, word: &mut Word, block: u64) {
         if let Some(released) = &self.released_to_block {
             word.blocks.entry(block).or_default().join(released);

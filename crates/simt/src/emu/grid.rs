@@ -1,9 +1,9 @@
 //! The blocks of a launch: who starts when, and what is done about blocks that wait for each other.
 //!
-//! Each core takes the next block that nobody has started and runs it. A block whose threads only look again and
-//! again for something to change is set aside, and the core starts another one; those set aside get a turn
-//! after each. When no block is left to start, or no room for one, and on no core anything changes for as long
-//! as the launch has patience, the wait is one without end.
+//! Each core takes the next block that nobody has started and runs it. A block whose threads only look again
+//! and again for something to change is set aside, and the core starts another one; those set aside get a
+//! turn after each. When no block is left to start, or no room for one, and on no core anything changes for
+//! as long as the launch has patience, the wait is one without end.
 
 use super::block::{Runner, Setting, Turn};
 use super::fault::{Endless, Fault, FaultKind, Wait, WaitFor};
@@ -15,8 +15,8 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How many threads may be parked in blocks that wait for others: their stacks take memory. A GPU, too, runs only
-/// so many blocks at once.
+/// How many threads may be parked in blocks that wait for others: their stacks take memory. A GPU, too, runs
+/// only so many blocks at once.
 const RESIDENT_THREADS: u64 = 16 * 1024;
 
 /// Turns in which nothing changes, until a block is set aside.
@@ -189,7 +189,7 @@ struct Core<'g, 'a> {
     share: std::ops::Range<u64>,
     /// Turns in a row in which nothing changed, here or elsewhere.
     quiet: u64,
-    /// Looks since a thread has come any further.
+    /// Looks that changed something since a thread has come any further.
     idle_looks: u64,
     seen_changes: u64,
 }
@@ -241,7 +241,7 @@ impl<'a> Core<'_, 'a> {
             match runner.turn() {
                 Ok(Turn::Done) => return self.spare.push(runner),
                 Ok(Turn::Ran { changed, idle_looks }) => {
-                    self.count_looks(idle_looks);
+                    self.count_looks(changed, idle_looks);
                     quiet = if changed { 0 } else { quiet + 1 };
                     turns += 1;
                     if quiet >= SHORT_WAIT || turns >= LONG_WAIT {
@@ -268,7 +268,7 @@ impl<'a> Core<'_, 'a> {
                 }
                 Ok(Turn::Ran { changed: did, idle_looks }) => {
                     changed |= did;
-                    self.count_looks(idle_looks);
+                    self.count_looks(did, idle_looks);
                     self.aside.push(runner);
                 }
                 Err(fault) => {
@@ -280,8 +280,13 @@ impl<'a> Core<'_, 'a> {
         self.count_round(changed, 1);
     }
 
-    fn count_looks(&mut self, idle_looks: u64) {
-        self.idle_looks = if idle_looks == 0 { 0 } else { self.idle_looks + idle_looks };
+    /// Looks of a turn that changed nothing do not count: that turn is quiet.
+    fn count_looks(&mut self, changed: bool, idle_looks: u64) {
+        self.idle_looks = match (changed, idle_looks) {
+            (_, 0) => 0,
+            (true, looks) => self.idle_looks + looks,
+            (false, _) => self.idle_looks,
+        };
     }
 
     /// Takes note of whether anything changed; ends the launch when nothing has for too long. `often` is how
@@ -343,7 +348,7 @@ impl<'a> Core<'_, 'a> {
                     true
                 }
                 Ok(Turn::Ran { changed, idle_looks }) => {
-                    self.count_looks(idle_looks);
+                    self.count_looks(changed, idle_looks);
                     changed
                 }
                 Err(fault) => {
@@ -360,5 +365,52 @@ impl<'a> Core<'_, 'a> {
             }
         }
         self.give_up();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emu::EmuOptions;
+
+    static INFO: KernelInfo = KernelInfo {
+        name: "none",
+        module: "",
+        file: "",
+        line: 0,
+        max_threads: 1024,
+        overlaps: false,
+        waits_late: false,
+    };
+
+    fn setting(shape: LaunchShape, schedule: Schedule, race_check: bool) -> Setting<'static> {
+        let options = EmuOptions { race_check, ..EmuOptions::default() };
+        Setting { info: &INFO, shape, body: &|| {}, options, schedule, tracked: None, watchpoint: None }
+    }
+
+    #[test]
+    fn small_grids_are_shared_among_all_cores() {
+        let all = rayon::current_num_threads() as u64;
+        let cores = |grid, block, schedule, race_check| {
+            let grid = Grid::new(setting(LaunchShape::new(grid, block), schedule, race_check));
+            assert!(grid.share * grid.cores <= grid.blocks, "each core has some");
+            grid.cores
+        };
+        assert_eq!(cores(64, 32, Schedule::Parallel, false), all.min(64));
+        assert_eq!(cores(2, 512, Schedule::Parallel, false), all.min(2));
+        assert_eq!(cores(4, 32, Schedule::Parallel, false), 1);
+        assert_eq!(cores(64, 32, Schedule::Parallel, true), 1);
+        assert_eq!(cores(64, 32, Schedule::Reversed, false), 1);
+    }
+
+    #[test]
+    fn every_order_has_each_block_once() {
+        for schedule in [Schedule::Reversed, Schedule::Seeded(0), Schedule::Seeded(9)] {
+            let mut blocks = order(schedule, 100).unwrap();
+            assert!(!blocks.is_sorted(), "{schedule}");
+            blocks.sort_unstable();
+            assert!(blocks.into_iter().eq(0..100), "{schedule}");
+        }
+        assert_ne!(order(Schedule::Seeded(0), 100), order(Schedule::Seeded(1), 100));
     }
 }

@@ -3,7 +3,7 @@
 use super::clock::Clock;
 use crate::kernel::Dim3;
 use core::panic::Location;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -70,7 +70,7 @@ impl Event {
 pub(super) struct Crowd {
     events: Vec<Event>,
     /// Where the event of each thread is; made when there are too many to look through.
-    places: Option<HashMap<(u64, u32), usize>>,
+    places: Option<BTreeMap<(u64, u32), usize>>,
 }
 
 /// So many events are looked through.
@@ -111,18 +111,78 @@ impl Crowd {
     }
 }
 
-/// What happened to one byte since the last ordered write, and to its kind for the whole launch.
+/// What happened to one byte since the last ordered write.
 #[derive(Default)]
 pub(super) struct History {
     pub(super) write: Option<Event>,
-    /// The atomics since, and the start and the bytes of what they change.
-    pub(super) atomics: Crowd,
-    pub(super) atomic_word: (u64, usize),
     pub(super) reads: Crowd,
-    /// The last write or the last atomic that brought another value.
+    /// What happens to few bytes.
+    pub(super) rare: Option<Box<Rare>>,
+}
+
+#[derive(Default)]
+pub(super) struct Rare {
+    /// The atomics since the write, and the start and the bytes of what they change.
+    pub(super) atomics: Crowd,
+    pub(super) word: (u64, usize),
+    /// The last atomic that brought another value, if no write came behind it.
     pub(super) changed: Option<Event>,
-    /// The launch's first write or atomic.
-    pub(super) written: Option<Event>,
     /// The launch's first read-only load.
     pub(super) read_only: Option<Event>,
+}
+
+impl History {
+    pub(super) fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    pub(super) fn atomics(&self) -> std::slice::Iter<'_, Event> {
+        self.rare.as_ref().map_or_else(Default::default, |rare| rare.atomics.iter())
+    }
+
+    /// A write or an atomic of the launch, if there is one.
+    pub(super) fn written(&self) -> Option<&Event> {
+        self.write.as_ref().or_else(|| self.atomics().next())
+    }
+
+    pub(super) fn read_only(&self) -> Option<&Event> {
+        self.rare.as_ref()?.read_only.as_ref()
+    }
+
+    /// The last write, or the last atomic that brought another value.
+    pub(super) fn changed(&self) -> Option<&Event> {
+        self.rare.as_ref().and_then(|rare| rare.changed.as_ref()).or(self.write.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crowd_holds_one_event_a_thread() {
+        let at = Dim3 { x: 0, y: 0, z: 0 };
+        let event = |block, linear, clock| Event {
+            block,
+            block_index: at,
+            thread: at,
+            linear,
+            epoch: 0,
+            clock,
+            access: Access::Atomic,
+            place: Location::caller(),
+        };
+        for threads in [FEW as u32 - 1, FEW as u32 + 2, 1000] {
+            let mut crowd = Crowd::default();
+            for clock in 0..3 {
+                (0..threads).for_each(|linear| crowd.put(event(1, linear, clock)));
+                crowd.put(event(2, 0, clock));
+                assert_eq!(crowd.iter().len(), threads as usize + 1);
+                assert!(crowd.iter().all(|event| event.clock == clock));
+            }
+            crowd.clear();
+            crowd.put(event(1, 0, 0));
+            assert_eq!(crowd.iter().len(), 1);
+        }
+    }
 }

@@ -71,8 +71,8 @@ pub(crate) struct Lane {
     pub(crate) copies: RefCell<Copies>,
 }
 
-/// What a thread may spend until it gives way: 64 atomics or fences, four pauses, or very many plain accesses. A
-/// thread that waits for a word to change spends it soon, and few others ever do.
+/// What a thread may spend until it gives way: 64 atomics or fences, four pauses, or very many plain
+/// accesses. A thread that waits for a word to change spends it soon, and few others ever do.
 const FUEL: u32 = 1 << 16;
 const ATOMIC: u32 = FUEL / 64;
 const PAUSE: u32 = FUEL / 4;

@@ -14,13 +14,14 @@
 //! - a panic (on the device the grid would trap);
 //! - threads that wait for each other, or for a word, while nothing changes any more;
 //! - with [`EmuOptions::race_check`], two threads touching the same bytes, one of them writing, with nothing
-//!   that orders them: no barrier, no warp synchronisation, no fence with an atomic; read-only loads of what the
-//!   launch writes; sources of asynchronous copies that are written too early; atomics of two widths;
-//! - with [`EmuOptions::memory_check`], reads of global memory that nobody wrote, and handles to freed memory;
+//!   that orders them: no barrier, no warp synchronisation, no fence with an atomic; read-only loads of what
+//!   the launch writes; sources of asynchronous copies that are written too early; atomics of two widths;
+//! - with [`EmuOptions::memory_check`], reads of global memory that nobody wrote, and handles to freed
+//!   memory;
 //! - with [`EmuOptions::orders`], results that depend on the order in which threads run.
 //!
-//! What it does not model: timing, caches, and weak ordering beyond the race check. `docs/emulator.md` has a table
-//! of planted bugs, found and missed.
+//! What it does not model: timing, caches, and weak ordering beyond the race check. `docs/emulator.md` has a
+//! table of planted bugs, found and missed.
 
 pub mod allocations;
 mod async_copy;
@@ -71,8 +72,8 @@ pub const MAX_BLOCK_THREADS: u64 = 1024;
 /// else may use that memory meanwhile. Everything else the emulator checks itself.
 ///
 /// # Errors
-/// The fault of the lowest-numbered block that has one; in an order that a [`Schedule`] names, the first fault
-/// that happens. Memory written before it stays written.
+/// The fault of the lowest-numbered block that has one; in an order that a [`Schedule`] names, the first
+/// fault that happens. Memory written before it stays written.
 pub unsafe fn launch<A: KernelArgs>(
     kernel: &Kernel<A>,
     shape: LaunchShape,

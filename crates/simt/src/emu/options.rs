@@ -9,12 +9,12 @@ pub const SCHEDULE_VARIABLE: &str = "FERROKV_SCHEDULE";
 
 /// In which order blocks and threads run.
 ///
-/// In every order a thread that waits for another one gives way: at a barrier, at a warp primitive, and when it
-/// has made so many atomics, fences and pauses without an end that it seems to wait for a word to change.
+/// In every order a thread that waits for another one gives way: at a barrier, at a warp primitive, and when
+/// it has made so many atomics, fences and pauses without an end that it seems to wait for a word to change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Schedule {
-    /// Blocks in parallel on all cores, started in ascending order; the threads of a block in ascending order.
-    /// The cheapest. Which block comes first differs from run to run.
+    /// Blocks in parallel on all cores, started in ascending order; the threads of a block in ascending
+    /// order. The cheapest. Which block comes first differs from run to run.
     #[default]
     Parallel,
     /// One block after another on one core, in ascending order, and so their threads.
@@ -63,8 +63,8 @@ pub struct EmuOptions {
     pub memory_check: bool,
     /// In which order blocks and threads run. [`Schedule::Parallel`] leaves it to [`SCHEDULE_VARIABLE`].
     pub schedule: Schedule,
-    /// Runs each launch in so many orders more, each from the same contents of memory, and reports results that
-    /// differ: reversed, then by seeds from 1 on. What the first order wrote stays.
+    /// Runs each launch in so many orders more, each from the same contents of memory, and reports results
+    /// that differ: reversed, then by seeds from 1 on. What the first order wrote stays.
     pub orders: u32,
     /// How often threads that wait may look again while nothing changes, until the wait is reported as one
     /// without end.

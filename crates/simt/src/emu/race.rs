@@ -12,8 +12,8 @@
 //! Anything else on the same byte, one of the two writing, is a race. Two atomics never race if they change
 //! the same bytes.
 //!
-//! Two things are mistakes in whatever order: a read-only load of a byte that the launch writes, and a write to
-//! the source of an asynchronous copy that its thread has not waited for.
+//! Two things are mistakes in whatever order: a read-only load of a byte that the launch writes, and a write
+//! to the source of an asynchronous copy that its thread has not waited for.
 
 use super::clock::{Clock, Known, Word};
 use super::collective::FenceScope;
@@ -191,12 +191,13 @@ impl Races {
             if let Some(other) = race(history, &event, clock) {
                 return fault(FaultKind::Race, other);
             }
-            if access == Access::Atomic && history.atomic_word != (start, bytes) {
-                if let Some(other) = history.atomics.iter().find(|past| !past.is_behind(&event, clock)) {
+            if access == Access::Atomic && history.rare().word != (start, bytes) {
+                if let Some(other) = history.atomics().find(|past| !past.is_behind(&event, clock)) {
                     return fault(FaultKind::AtomicWidths, other);
                 }
-                history.atomics.clear();
-                history.atomic_word = (start, bytes);
+                let rare = history.rare();
+                rare.atomics.clear();
+                rare.word = (start, bytes);
             }
             note(history, event);
         }
@@ -242,15 +243,14 @@ impl Races {
         let event = self.event(lane, Access::Atomic, place);
         let grid = &mut *self.grid.borrow_mut();
         let memory = if space == Space::Global { &mut grid.bytes } else { &mut self.shared };
-        memory.entry(byte).or_default().changed = Some(event);
+        memory.entry(byte).or_default().rare().changed = Some(event);
     }
 
     /// Who changed a byte last, and where.
     pub(super) fn last_change(&self, space: Space, byte: u64) -> Option<(ThreadId, Place)> {
         let grid = self.grid.borrow();
         let memory = if space == Space::Global { &grid.bytes } else { &self.shared };
-        let history = memory.get(&byte)?;
-        let event = history.changed.as_ref()?;
+        let event = memory.get(&byte)?.changed()?;
         Some((ThreadId { block: event.block_index, thread: event.thread }, Place::from(event.place)))
     }
 }
@@ -269,8 +269,8 @@ fn pair(event: &Event, other: &Event, space: Space, index: u64, byte: u64) -> Bo
 
 fn against_read_only(history: &History, access: Access) -> Option<&Event> {
     match access {
-        Access::ReadOnly => history.written.as_ref(),
-        Access::Write | Access::Atomic => history.read_only.as_ref(),
+        Access::ReadOnly => history.written(),
+        Access::Write | Access::Atomic => history.read_only(),
         Access::Read | Access::Copy => None,
     }
 }
@@ -280,7 +280,7 @@ fn race<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Ev
     let unordered = |past: &&Event| !past.is_behind(event, clock);
     let mut found = history.write.as_ref().filter(unordered);
     if event.access != Access::Atomic {
-        found = found.or_else(|| history.atomics.iter().find(unordered));
+        found = found.or_else(|| history.atomics().find(unordered));
     }
     if event.access.writes() {
         found = found.or_else(|| history.reads.iter().find(unordered));
@@ -293,17 +293,16 @@ fn note(history: &mut History, event: Event) {
         Access::Read | Access::ReadOnly | Access::Copy => history.reads.put(event),
         Access::Write => {
             history.reads.clear();
-            history.atomics.clear();
+            if let Some(rare) = &mut history.rare {
+                rare.atomics.clear();
+                rare.changed = None;
+            }
             history.write = Some(event);
-            history.changed = Some(event);
         }
         // What lies behind this atomic need not lie behind the next one: atomics order nothing.
-        Access::Atomic => history.atomics.put(event),
-    }
-    if event.access.writes() {
-        history.written.get_or_insert(event);
+        Access::Atomic => history.rare().atomics.put(event),
     }
     if event.access == Access::ReadOnly {
-        history.read_only.get_or_insert(event);
+        history.rare().read_only.get_or_insert(event);
     }
 }
