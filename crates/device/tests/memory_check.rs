@@ -1,5 +1,5 @@
-//! Memory that nobody wrote and memory that is freed, under the emulator with `memory_check`. Each mistake has
-//! its twin without it.
+//! Memory that nobody wrote and memory that is freed, under the emulator with `memory_check`. Each mistake
+//! has its twin without it.
 
 mod common;
 

@@ -27,8 +27,8 @@
 //! | `waits` | a lock kept, a circle, no room, a fault that others wait for | `EndlessWait` | yes | yes |
 //! | `panics` | an assertion, an index, a division by zero | `Panic` | yes | yes |
 //!
-//! `runner` holds what the launch itself promises: which fault is reported, and that threads that a fault
-//! leaves parked are unwound.
+//! `orders` holds what schedules promise, `runner` what the launch itself promises: which fault is reported,
+//! and that threads that a fault leaves parked are unwound.
 
 mod alignment;
 mod async_copies;
@@ -38,6 +38,7 @@ mod bounds;
 mod divergent_barrier;
 mod late_wait;
 mod missing_fence;
+mod orders;
 mod panics;
 mod runner;
 mod shared_size;
