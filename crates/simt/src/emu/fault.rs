@@ -125,7 +125,7 @@ pub struct Wait {
 pub struct Endless {
     /// How many threads wait.
     pub threads: u64,
-    /// The first thread that waits at each place; five places at the most.
+    /// The first thread that waits at each place for each word; five at the most.
     pub waits: Vec<Wait>,
     /// How many blocks have not started, for want of room beside those that wait.
     pub not_started: u64,

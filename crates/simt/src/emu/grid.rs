@@ -165,13 +165,18 @@ fn endless(info: &'static KernelInfo, mut waits: Vec<Wait>, not_started: u64) ->
     };
     waits.sort_by_key(rank);
     let threads = waits.len() as u64;
-    let mut places = Vec::new();
+    let mut known = Vec::new();
     waits.retain(|wait| {
-        let new = !places.contains(&wait.place);
-        places.push(wait.place);
+        let word = match &wait.on {
+            WaitFor::Word { space, index, .. } => Some((*space, *index)),
+            _ => None,
+        };
+        let new = known.len() < 5 && !known.contains(&(wait.place, word));
+        if new {
+            known.push((wait.place, word));
+        }
         new
     });
-    waits.truncate(5);
     let (thread, place) = (waits[0].thread, waits[0].place);
     let kind = FaultKind::EndlessWait(Box::new(Endless { threads, waits, not_started }));
     Fault { thread: Some(thread), place: Some(place), ..Fault::of_launch(info, kind) }

@@ -119,6 +119,15 @@ fn blocks_that_wait_in_a_circle() {
         let kind = caught(circle::kernel(), LaunchShape::new(20, 16), args, &options, place);
         let FaultKind::EndlessWait(endless) = kind else { panic!("{kind}") };
         assert_eq!((endless.threads, endless.not_started), (320, 0), "{options:?}");
+        // One line, and another word for each of them: the first five are told.
+        assert_eq!(endless.waits.len(), 5);
+        for (block, wait) in (0..).zip(&endless.waits) {
+            assert_eq!(wait.thread, thread_id(block, 0));
+            assert!(
+                matches!(wait.on, WaitFor::Word { index, .. } if index == u64::from(block) + 1),
+                "{wait}"
+            );
+        }
     }
 }
 
