@@ -1,5 +1,5 @@
-//! Memory that nobody wrote and memory that is freed, under the emulator with `memory_check`. Each mistake
-//! has its twin without it.
+//! Memory that nobody wrote, is freed or is another device's, under the emulator with `memory_check`. Each
+//! mistake has its twin without it.
 
 mod common;
 
@@ -126,6 +126,24 @@ fn a_graph_over_freed_memory() {
             Err(Error::Fault(fault)) => assert_eq!(fault.kind, FaultKind::Freed { parameter: "y" }),
             Err(Error::Freed { doing: "a copy" }) => assert!(!launches),
             other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_buffer_of_another_device() {
+    let ((one, stream), (other, _)) = (checked(), checked());
+    let mut y = Buffer::new(&one, 64).unwrap();
+    for (device, foreign) in [(&one, false), (&other, true)] {
+        let x = Buffer::<f32>::zeroed(device, 64).unwrap();
+        let launched = run(&stream, &x, &mut y, 64);
+        let copied = stream.copy(&x, 0..64, &mut y, 0);
+        if foreign {
+            assert!(matches!(launched, Err(Error::WrongDevice { what: "x" })), "{launched:?}");
+            assert!(matches!(copied, Err(Error::WrongDevice { what: "the source buffer" })), "{copied:?}");
+        } else {
+            launched.unwrap();
+            copied.unwrap();
         }
     }
 }

@@ -14,6 +14,7 @@ use simt::KernelInfo;
 use simt::emu::{EmuOptions, MAX_SHARED_BYTES, allocations};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -28,6 +29,8 @@ const LARGE: usize = 64 << 20;
 pub(crate) struct CpuDevice {
     info: DeviceInfo,
     options: EmuOptions,
+    /// Where devices are told apart, with `memory_check`; else 0.
+    id: u64,
     quarantine: quarantine::Quarantine,
 }
 
@@ -46,7 +49,9 @@ impl CpuDevice {
             max_shared_bytes: MAX_SHARED_BYTES,
             driver_version: None,
         };
-        CpuDevice { info, options, quarantine: Default::default() }
+        static DEVICES: AtomicU64 = AtomicU64::new(1);
+        let id = if options.memory_check { DEVICES.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        CpuDevice { info, options, id, quarantine: Default::default() }
     }
 
     fn allocate_layout(&self, bytes: usize, zeroed: bool) -> Result<*mut u8> {
@@ -71,7 +76,7 @@ impl DeviceBackend for CpuDevice {
     }
 
     fn context(&self) -> usize {
-        0
+        self.id as usize
     }
 
     fn attributes(&self, _kernel: &'static KernelInfo) -> Result<Option<KernelAttributes>> {
@@ -83,7 +88,7 @@ impl DeviceBackend for CpuDevice {
         // SAFETY: just allocated with `bytes`.
         unsafe { memory.write_bytes(FRESH, bytes) };
         if self.options.memory_check {
-            allocations::announce(memory as u64, bytes);
+            allocations::announce(memory as u64, bytes, self.id);
         }
         Ok(memory.expose_provenance() as u64)
     }
@@ -125,7 +130,7 @@ impl DeviceBackend for CpuDevice {
     }
 
     fn stream(&self) -> Result<Box<dyn StreamBackend>> {
-        Ok(Box::new(stream::CpuStream::new(self.options)))
+        Ok(Box::new(stream::CpuStream::new(self.options, self.id)))
     }
 
     fn event(&self) -> Result<Box<dyn EventBackend>> {

@@ -37,10 +37,11 @@ impl Clone for Step {
 }
 
 impl Step {
-    /// Refuses what would touch freed memory, as far as that is known. Launches do so themselves.
-    fn check(&self) -> Result<()> {
+    /// Refuses what would touch freed memory or that of another device, as far as it is known. Launches find
+    /// out themselves what is freed.
+    fn check(&self, device: u64) -> Result<()> {
         let (doing, addresses) = match self {
-            Step::Launch { .. } => return Ok(()),
+            Step::Launch { kernel, .. } => return check_owners(&**kernel, device),
             Step::Copy { to, from, .. } => ("a copy", [*to, *from]),
             Step::FillU8 { address, .. } | Step::FillU32 { address, .. } => {
                 ("a fill", [Place::Device(*address); 2])
@@ -53,8 +54,8 @@ impl Step {
 
     /// # Safety
     /// The contract of the call that made the step.
-    unsafe fn run(&self, options: &EmuOptions) -> Result<()> {
-        self.check()?;
+    unsafe fn run(&self, options: &EmuOptions, device: u64) -> Result<()> {
+        self.check(device)?;
         match self {
             // SAFETY: this function's contract.
             Step::Launch { kernel, shape } => unsafe { kernel.emulate(*shape, options) }?,
@@ -75,6 +76,19 @@ impl Step {
     }
 }
 
+/// Refuses handles to memory of a device that is not `device`, as far as it is known.
+fn check_owners(kernel: &dyn BoundKernel, device: u64) -> Result<()> {
+    let mut foreign = None;
+    if device != 0 {
+        kernel.memory(&mut |parameter, address| {
+            if allocations::owner(address).is_some_and(|owner| owner != device) {
+                foreign.get_or_insert(parameter);
+            }
+        });
+    }
+    foreign.map_or(Ok(()), |what| Err(crate::Error::WrongDevice { what }))
+}
+
 #[derive(Clone, Default)]
 struct Steps {
     all: Vec<Step>,
@@ -84,14 +98,15 @@ struct Steps {
 
 pub(super) struct CpuStream {
     options: EmuOptions,
+    device: u64,
     /// What was recorded, while the stream captures. Not held while a step runs: a thread that waits in the
     /// emulator may be lent to other work, which may use the same stream.
     recording: Mutex<Option<Steps>>,
 }
 
 impl CpuStream {
-    pub(super) fn new(options: EmuOptions) -> Self {
-        CpuStream { options, recording: Mutex::new(None) }
+    pub(super) fn new(options: EmuOptions, device: u64) -> Self {
+        CpuStream { options, device, recording: Mutex::new(None) }
     }
 
     fn with_recording<R>(&self, f: impl FnOnce(&mut Option<Steps>) -> R) -> R {
@@ -112,7 +127,7 @@ impl CpuStream {
         });
         match left {
             // SAFETY: this function's contract.
-            Some(step) => unsafe { step.run(&self.options) },
+            Some(step) => unsafe { step.run(&self.options, self.device) },
             None => Ok(()),
         }
     }
@@ -132,6 +147,7 @@ impl StreamBackend for CpuStream {
             None => false,
         });
         if !recorded {
+            check_owners(kernel, self.device)?;
             // SAFETY: this function's contract.
             unsafe { kernel.emulate(shape, &self.options) }?;
         }
@@ -174,13 +190,14 @@ impl StreamBackend for CpuStream {
 
     fn end_capture(&self) -> Result<Box<dyn GraphBackend>> {
         let steps = self.with_recording(Option::take).unwrap_or_default();
-        Ok(Box::new(CpuGraph { steps, options: self.options }))
+        Ok(Box::new(CpuGraph { steps, options: self.options, device: self.device }))
     }
 }
 
 struct CpuGraph {
     steps: Steps,
     options: EmuOptions,
+    device: u64,
 }
 
 impl GraphBackend for CpuGraph {
@@ -189,20 +206,21 @@ impl GraphBackend for CpuGraph {
     }
 
     fn instantiate(&self) -> Result<Box<dyn GraphExecBackend>> {
-        Ok(Box::new(CpuGraphExec { steps: self.steps.clone(), options: self.options }))
+        Ok(Box::new(CpuGraphExec { steps: self.steps.clone(), options: self.options, device: self.device }))
     }
 }
 
 struct CpuGraphExec {
     steps: Steps,
     options: EmuOptions,
+    device: u64,
 }
 
 impl GraphExecBackend for CpuGraphExec {
     unsafe fn launch(&self, _stream: &dyn StreamBackend) -> Result<()> {
         for step in &self.steps.all {
             // SAFETY: this function's contract.
-            unsafe { step.run(&self.options) }?;
+            unsafe { step.run(&self.options, self.device) }?;
         }
         Ok(())
     }

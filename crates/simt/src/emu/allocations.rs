@@ -14,6 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 pub(super) struct Allocation {
     start: u64,
     bytes: u64,
+    owner: u64,
     /// A bit for each byte.
     written: Box<[AtomicU64]>,
     freed: AtomicBool,
@@ -27,11 +28,12 @@ fn find(address: u64) -> Option<Arc<Allocation>> {
     (address - allocation.start < allocation.bytes).then(|| allocation.clone())
 }
 
-/// `bytes` bytes from `address` on are new: nobody wrote them.
-pub fn announce(address: u64, bytes: usize) {
+/// `bytes` bytes from `address` on are new: nobody wrote them. They belong to `owner`, a number for which the
+/// caller has a meaning.
+pub fn announce(address: u64, bytes: usize, owner: u64) {
     let written = (0..bytes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
     let allocation =
-        Allocation { start: address, bytes: bytes as u64, written, freed: AtomicBool::new(false) };
+        Allocation { start: address, bytes: bytes as u64, owner, written, freed: AtomicBool::new(false) };
     let mut all = ALLOCATIONS.write().unwrap_or_else(PoisonError::into_inner);
     all.insert(address, Arc::new(allocation));
 }
@@ -73,6 +75,11 @@ pub fn copy(to: u64, from: u64, bytes: usize) {
 /// Whether `address` lies in memory that is freed.
 pub fn is_freed(address: u64) -> bool {
     find(address).is_some_and(|allocation| allocation.freed.load(Ordering::Relaxed))
+}
+
+/// Whom the memory at `address` belongs to, if it is accounted for.
+pub fn owner(address: u64) -> Option<u64> {
+    find(address).map(|allocation| allocation.owner)
 }
 
 /// Whether any memory is accounted for.

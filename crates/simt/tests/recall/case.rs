@@ -146,7 +146,7 @@ pub struct Tracked(u64);
 
 /// Nobody wrote these bytes.
 pub fn tracked(address: u64, bytes: usize) -> Tracked {
-    allocations::announce(address, bytes);
+    allocations::announce(address, bytes, 0);
     Tracked(address)
 }
 
