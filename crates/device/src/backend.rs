@@ -15,6 +15,8 @@ pub(crate) trait BoundKernel: Send + Sync {
     fn info(&self) -> &'static KernelInfo;
     /// The address of each argument, for the driver; valid as long as `self`.
     fn params(&self, out: &mut [*const c_void; MAX_PARAMS]);
+    /// Calls `visit` with name and address of each argument that is a handle.
+    fn memory(&self, visit: &mut dyn FnMut(&'static str, u64));
     /// Runs the kernel on the emulator.
     ///
     /// # Safety
@@ -37,6 +39,10 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
 
     fn params(&self, out: &mut [*const c_void; MAX_PARAMS]) {
         self.args.params(out);
+    }
+
+    fn memory(&self, visit: &mut dyn FnMut(&'static str, u64)) {
+        self.args.memory(&mut |name, memory| visit(name, memory.address));
     }
 
     unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> Result<()> {

@@ -118,6 +118,12 @@ pub enum Error {
         /// Bytes of the range.
         bytes: usize,
     },
+    /// A captured copy or fill of a buffer that is dropped; the emulator says so with `memory_check`.
+    #[error("{doing} touches memory that is freed; keep the buffer for as long as the graph")]
+    Freed {
+        /// What was to be done.
+        doing: &'static str,
+    },
     /// Things of two devices in one call.
     #[error("{what} belongs to another device than the stream; make both from one device")]
     WrongDevice {

@@ -40,7 +40,9 @@ pub fn expand(kernel: &Ident, generics: &Generics, parameters: &[Parameter], sha
     let fields: Vec<_> = parameters.iter().map(Parameter::field).collect();
     let types: Vec<_> = parameters.iter().map(|parameter| &parameter.ty).collect();
     let variables: Vec<_> = (0..parameters.len()).map(|i| format_ident!("argument{i}")).collect();
-    let names = fields.iter().map(|field| field.to_string().trim_start_matches("r#").to_string());
+    let names_of_fields: Vec<_> =
+        fields.iter().map(|field| field.to_string().trim_start_matches("r#").to_string()).collect();
+    let names = &names_of_fields;
     let names = quote! { &[#(#names),*] };
 
     let used = occurring(generics, &quote! { #(#types)* });
@@ -86,6 +88,15 @@ pub fn expand(kernel: &Ident, generics: &Generics, parameters: &[Parameter], sha
                 #[allow(unused_variables)]
                 fn params(&self, out: &mut [*const ::core::ffi::c_void; ::simt::MAX_PARAMS]) {
                     #( out[#indices] = ::simt::KernelArg::param(&self.#fields); )*
+                }
+
+                #[allow(unused_variables)]
+                fn memory(&self, visit: &mut dyn ::core::ops::FnMut(&'static str, ::simt::ArgMemory)) {
+                    #(
+                        if let ::core::option::Option::Some(memory) = ::simt::KernelArg::memory(&self.#fields) {
+                            visit(#names_of_fields, memory);
+                        }
+                    )*
                 }
             }
         }

@@ -21,7 +21,10 @@ use core::mem::size_of;
 #[cfg(target_arch = "nvptx64")]
 use crate::ptx;
 #[cfg(not(target_arch = "nvptx64"))]
-use crate::{emu, kernel::KernelArg};
+use crate::{
+    emu,
+    kernel::{ArgMemory, KernelArg},
+};
 
 /// Read-only global memory holding elements of type `T`.
 #[derive(Clone, Copy, Debug)]
@@ -63,9 +66,17 @@ unsafe impl<T> Sync for GlobalMut<T> {}
 
 // Both are `repr(C)` with the address first: the driver copies those eight bytes as the kernel's pointer.
 #[cfg(not(target_arch = "nvptx64"))]
-impl<T: Pod> KernelArg for Global<T> {}
+impl<T: Pod> KernelArg for Global<T> {
+    fn memory(&self) -> Option<ArgMemory> {
+        Some(self.extent(false))
+    }
+}
 #[cfg(not(target_arch = "nvptx64"))]
-impl<T: Pod> KernelArg for GlobalMut<T> {}
+impl<T: Pod> KernelArg for GlobalMut<T> {
+    fn memory(&self) -> Option<ArgMemory> {
+        Some(self.extent(true))
+    }
+}
 
 #[cfg(not(target_arch = "nvptx64"))]
 macro_rules! host_side {
@@ -88,6 +99,12 @@ macro_rules! host_side {
             /// How many elements the handle reaches.
             pub const fn len(&self) -> usize {
                 self.len
+            }
+
+            fn extent(&self, writable: bool) -> ArgMemory {
+                let element_bytes = size_of::<T>();
+                let bytes = self.len.saturating_mul(element_bytes) as u64;
+                ArgMemory { address: self.address, bytes, element_bytes, writable }
             }
 
             /// Whether the handle reaches no element.
@@ -195,7 +212,7 @@ impl<T: Pod> Global<T> {
         #[cfg(target_arch = "nvptx64")]
         return ptx::load_readonly(self.at(index).cast::<V>());
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::global_load::<T, V>(self.address, self.len, index)
+        emu::global_load_readonly::<T, V>(self.address, self.len, index)
     }
 
     /// [`load_vector`](Self::load_vector) of bytes that no thread will read again.
@@ -204,7 +221,7 @@ impl<T: Pod> Global<T> {
         #[cfg(target_arch = "nvptx64")]
         return ptx::load_streaming(self.at(index).cast::<V>());
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::global_load::<T, V>(self.address, self.len, index)
+        emu::global_load_readonly::<T, V>(self.address, self.len, index)
     }
 }
 

@@ -21,6 +21,26 @@ pub trait KernelArg: Copy + Send + Sync + 'static {
     fn param(&self) -> *const c_void {
         (&raw const *self).cast()
     }
+
+    /// The memory that a handle leads to.
+    #[doc(hidden)]
+    fn memory(&self) -> Option<ArgMemory> {
+        None
+    }
+}
+
+/// The memory that a handle leads to.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct ArgMemory {
+    /// Where it starts.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// The size of an element.
+    pub element_bytes: usize,
+    /// Whether the handle allows writes.
+    pub writable: bool,
 }
 
 impl<T: Pod + Send + Sync> KernelArg for T {}
@@ -81,6 +101,11 @@ pub trait KernelArgs: Copy + Send + Sync + 'static {
     const COUNT: usize;
     /// Writes the address of each parameter, in order, to the start of `out`.
     fn params(&self, out: &mut [*const c_void; MAX_PARAMS]);
+    /// Calls `visit` with the name and the memory of each parameter that is a handle.
+    #[doc(hidden)]
+    fn memory(&self, visit: &mut dyn FnMut(&'static str, ArgMemory)) {
+        let _ = visit;
+    }
 }
 
 /// Whether two kernels name their parameters alike, in one order. Used by `#[kernel(args = …)]`.

@@ -85,7 +85,7 @@ pub use bytemuck::{Pod, Zeroable};
 pub use global::{Global, GlobalMut};
 #[cfg(not(target_arch = "nvptx64"))]
 #[doc(hidden)]
-pub use kernel::same_names;
+pub use kernel::{ArgMemory, same_names};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use kernel::{Dim3, Kernel, KernelArg, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
 pub use shared::{Shared, SharedPlan};

@@ -43,7 +43,7 @@ pub fn index_1d() -> usize {
 
 sides! {
     /// Waits until every thread of the block is here; orders their shared and global memory accesses.
-    /// PTX: `bar.sync 0`. Every thread of the block must reach the same call.
+    /// PTX: `bar.sync 0`. Every thread of the block must reach one, the lanes of a warp the same call.
     pub fn sync_threads() {
         device {
             // SAFETY: no precondition but convergence, which the emulator checks.
@@ -114,13 +114,17 @@ sides! {
     }
 
     /// Rests for about so many nanoseconds, none to twice as many: for a warp that would only take from
-    /// others what they need more. PTX: `nanosleep.u32`. The emulator goes on at once.
+    /// others what they need more. PTX: `nanosleep.u32`. The emulator lets other threads go first now and
+    /// then.
     pub fn pause(nanoseconds: u32) {
         device {
             // SAFETY: it only waits.
             unsafe { core::arch::asm!("nanosleep.u32 {0};", in(reg32) nanoseconds, options(nomem, nostack)) }
         }
-        emulator { let _ = nanoseconds; }
+        emulator {
+            let _ = nanoseconds;
+            emu::pause();
+        }
     }
 
     /// Waits until the launch before this one in the stream is done and all it wrote can be read, where this

@@ -1,6 +1,6 @@
 //! The emulator runs kernels as a GPU would: indices, shared memory, barriers, warps, atomics.
 
-use simt::emu::{self, EmuOptions};
+use simt::emu::{self, EmuOptions, Schedule};
 use simt::{
     Global, GlobalMut, Kernel, KernelArgs, LaunchShape, Shared, SharedPlan, kernel, thread, unroll, warp,
 };
@@ -303,7 +303,7 @@ fn a_shuffle_is_no_memory_barrier() {
 
 #[kernel]
 fn hand_over(data: GlobalMut<u32>, flag: GlobalMut<u32>, fences: u32) {
-    // Block 0 hands a word over to block 1, which (as blocks run in order here) finds the flag set.
+    // Block 0 hands a word over to block 1, which finds the flag set, as blocks run in ascending order.
     if thread::block_idx_x() == 0 {
         data.store(0, 7);
         if fences & 1 != 0 {
@@ -323,10 +323,9 @@ fn a_hand_over_needs_a_fence_on_both_sides() {
     for fences in 0..4u32 {
         let (mut data, mut flag) = (vec![0u32; 2], vec![0u32; 1]);
         let args = hand_over::Args { data: write(&mut data), flag: write(&mut flag), fences };
+        let options = EmuOptions { schedule: Schedule::Ascending, ..EmuOptions::race_checked() };
         // SAFETY: both vectors live.
-        let result = unsafe {
-            emu::launch(&hand_over::kernel(), LaunchShape::new(2, 1), args, &EmuOptions::race_checked())
-        };
+        let result = unsafe { emu::launch(&hand_over::kernel(), LaunchShape::new(2, 1), args, &options) };
         match result {
             Ok(()) => assert_eq!((fences, data[1]), (3, 7)),
             Err(fault) => {

@@ -22,6 +22,7 @@ pub unsafe fn slice_mut<'a, T: Pod>(handle: GlobalMut<T>) -> &'a mut [T] {
     if handle.is_empty() {
         return &mut [];
     }
+    simt::emu::allocations::write(handle.address(), std::mem::size_of::<T>() * handle.len());
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts_mut(super::host(handle.address()).cast(), handle.len()) }
 }

@@ -4,15 +4,17 @@
 //! [`handles`] is what other crates take from it.
 
 pub mod handles;
+mod quarantine;
 mod stream;
 
 use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};
 use crate::device::{BackendKind, DeviceInfo, KernelAttributes};
 use crate::error::{Error, Result};
 use simt::KernelInfo;
-use simt::emu::{EmuOptions, MAX_SHARED_BYTES};
+use simt::emu::{EmuOptions, MAX_SHARED_BYTES, allocations};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -27,6 +29,9 @@ const LARGE: usize = 64 << 20;
 pub(crate) struct CpuDevice {
     info: DeviceInfo,
     options: EmuOptions,
+    /// Where devices are told apart, with `memory_check`; else 0.
+    id: u64,
+    quarantine: quarantine::Quarantine,
 }
 
 impl CpuDevice {
@@ -44,7 +49,9 @@ impl CpuDevice {
             max_shared_bytes: MAX_SHARED_BYTES,
             driver_version: None,
         };
-        CpuDevice { info, options }
+        static DEVICES: AtomicU64 = AtomicU64::new(1);
+        let id = if options.memory_check { DEVICES.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        CpuDevice { info, options, id, quarantine: Default::default() }
     }
 
     fn allocate_layout(&self, bytes: usize, zeroed: bool) -> Result<*mut u8> {
@@ -69,7 +76,7 @@ impl DeviceBackend for CpuDevice {
     }
 
     fn context(&self) -> usize {
-        0
+        self.id as usize
     }
 
     fn attributes(&self, _kernel: &'static KernelInfo) -> Result<Option<KernelAttributes>> {
@@ -80,10 +87,17 @@ impl DeviceBackend for CpuDevice {
         let memory = self.allocate_layout(bytes, false)?;
         // SAFETY: just allocated with `bytes`.
         unsafe { memory.write_bytes(FRESH, bytes) };
+        if self.options.memory_check {
+            allocations::announce(memory as u64, bytes, self.id);
+        }
         Ok(memory.expose_provenance() as u64)
     }
 
     unsafe fn free(&self, address: u64, bytes: usize) {
+        if self.options.memory_check {
+            // SAFETY: by the contract, what `allocate` gave for `bytes`, and not used again.
+            return unsafe { self.quarantine.put(address, bytes) };
+        }
         // SAFETY: by the contract, what `allocate` gave for `bytes`; the layout was valid then.
         unsafe { dealloc(host(address), Layout::from_size_align_unchecked(bytes, ALIGN)) };
     }
@@ -107,6 +121,7 @@ impl DeviceBackend for CpuDevice {
     unsafe fn fill_now(&self, address: u64, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: by the contract, valid for `bytes`.
         unsafe { host(address).write_bytes(byte, bytes) };
+        allocations::write(address, bytes);
         Ok(())
     }
 
@@ -115,7 +130,7 @@ impl DeviceBackend for CpuDevice {
     }
 
     fn stream(&self) -> Result<Box<dyn StreamBackend>> {
-        Ok(Box::new(stream::CpuStream::new(self.options)))
+        Ok(Box::new(stream::CpuStream::new(self.options, self.id)))
     }
 
     fn event(&self) -> Result<Box<dyn EventBackend>> {
@@ -137,6 +152,11 @@ unsafe fn copy(to: Place, from: Place, bytes: usize) {
     };
     // SAFETY: this function's contract; `copy` allows overlap.
     unsafe { std::ptr::copy(pointer(from), pointer(to), bytes) };
+    match (to, from) {
+        (Place::Device(to), Place::Device(from)) => allocations::copy(to, from, bytes),
+        (Place::Device(to), Place::Host(_)) => allocations::write(to, bytes),
+        (Place::Host(_), _) => {}
+    }
 }
 
 /// A line of the system's account of its memory, in bytes.

@@ -4,7 +4,7 @@ use super::{copy, host};
 use crate::backend::{BoundKernel, GraphBackend, GraphExecBackend, Place, StreamBackend};
 use crate::error::Result;
 use simt::LaunchShape;
-use simt::emu::EmuOptions;
+use simt::emu::{EmuOptions, allocations};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
@@ -37,9 +37,25 @@ impl Clone for Step {
 }
 
 impl Step {
+    /// Refuses what would touch freed memory or that of another device, as far as it is known. Launches find
+    /// out themselves what is freed.
+    fn check(&self, device: u64) -> Result<()> {
+        let (doing, addresses) = match self {
+            Step::Launch { kernel, .. } => return check_owners(&**kernel, device),
+            Step::Copy { to, from, .. } => ("a copy", [*to, *from]),
+            Step::FillU8 { address, .. } | Step::FillU32 { address, .. } => {
+                ("a fill", [Place::Device(*address); 2])
+            }
+        };
+        let freed =
+            |place: &Place| matches!(place, Place::Device(address) if allocations::is_freed(*address));
+        if addresses.iter().any(freed) { Err(crate::Error::Freed { doing }) } else { Ok(()) }
+    }
+
     /// # Safety
     /// The contract of the call that made the step.
-    unsafe fn run(&self, options: &EmuOptions) -> Result<()> {
+    unsafe fn run(&self, options: &EmuOptions, device: u64) -> Result<()> {
+        self.check(device)?;
         match self {
             // SAFETY: this function's contract.
             Step::Launch { kernel, shape } => unsafe { kernel.emulate(*shape, options) }?,
@@ -48,14 +64,29 @@ impl Step {
             // SAFETY: this function's contract.
             Step::FillU8 { address, value, bytes } => unsafe {
                 host(*address).write_bytes(*value, *bytes);
+                allocations::write(*address, *bytes);
             },
             // SAFETY: this function's contract, which says that the address is aligned.
             Step::FillU32 { address, value, words } => unsafe {
                 std::slice::from_raw_parts_mut(host(*address).cast::<u32>(), *words).fill(*value);
+                allocations::write(*address, 4 * *words);
             },
         }
         Ok(())
     }
+}
+
+/// Refuses handles to memory of a device that is not `device`, as far as it is known.
+fn check_owners(kernel: &dyn BoundKernel, device: u64) -> Result<()> {
+    let mut foreign = None;
+    if device != 0 {
+        kernel.memory(&mut |parameter, address| {
+            if allocations::owner(address).is_some_and(|owner| owner != device) {
+                foreign.get_or_insert(parameter);
+            }
+        });
+    }
+    foreign.map_or(Ok(()), |what| Err(crate::Error::WrongDevice { what }))
 }
 
 #[derive(Clone, Default)]
@@ -67,14 +98,15 @@ struct Steps {
 
 pub(super) struct CpuStream {
     options: EmuOptions,
+    device: u64,
     /// What was recorded, while the stream captures. Not held while a step runs: a thread that waits in the
     /// emulator may be lent to other work, which may use the same stream.
     recording: Mutex<Option<Steps>>,
 }
 
 impl CpuStream {
-    pub(super) fn new(options: EmuOptions) -> Self {
-        CpuStream { options, recording: Mutex::new(None) }
+    pub(super) fn new(options: EmuOptions, device: u64) -> Self {
+        CpuStream { options, device, recording: Mutex::new(None) }
     }
 
     fn with_recording<R>(&self, f: impl FnOnce(&mut Option<Steps>) -> R) -> R {
@@ -95,7 +127,7 @@ impl CpuStream {
         });
         match left {
             // SAFETY: this function's contract.
-            Some(step) => unsafe { step.run(&self.options) },
+            Some(step) => unsafe { step.run(&self.options, self.device) },
             None => Ok(()),
         }
     }
@@ -115,6 +147,7 @@ impl StreamBackend for CpuStream {
             None => false,
         });
         if !recorded {
+            check_owners(kernel, self.device)?;
             // SAFETY: this function's contract.
             unsafe { kernel.emulate(shape, &self.options) }?;
         }
@@ -157,13 +190,14 @@ impl StreamBackend for CpuStream {
 
     fn end_capture(&self) -> Result<Box<dyn GraphBackend>> {
         let steps = self.with_recording(Option::take).unwrap_or_default();
-        Ok(Box::new(CpuGraph { steps, options: self.options }))
+        Ok(Box::new(CpuGraph { steps, options: self.options, device: self.device }))
     }
 }
 
 struct CpuGraph {
     steps: Steps,
     options: EmuOptions,
+    device: u64,
 }
 
 impl GraphBackend for CpuGraph {
@@ -172,20 +206,21 @@ impl GraphBackend for CpuGraph {
     }
 
     fn instantiate(&self) -> Result<Box<dyn GraphExecBackend>> {
-        Ok(Box::new(CpuGraphExec { steps: self.steps.clone(), options: self.options }))
+        Ok(Box::new(CpuGraphExec { steps: self.steps.clone(), options: self.options, device: self.device }))
     }
 }
 
 struct CpuGraphExec {
     steps: Steps,
     options: EmuOptions,
+    device: u64,
 }
 
 impl GraphExecBackend for CpuGraphExec {
     unsafe fn launch(&self, _stream: &dyn StreamBackend) -> Result<()> {
         for step in &self.steps.all {
             // SAFETY: this function's contract.
-            unsafe { step.run(&self.options) }?;
+            unsafe { step.run(&self.options, self.device) }?;
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Asynchronous copies: the bytes move when the thread waits for them, as late as they may.
 
-use super::block::{Lane, with_lane};
 use super::fault::Space;
+use super::history::Access;
+use super::lane::{Lane, with_lane};
 use super::memory::{check_arrived, locate, locate_shared, watch};
-use super::race::Access;
 use crate::{Global, Pod, Shared};
 use core::panic::Location;
 use std::collections::VecDeque;
@@ -49,7 +49,10 @@ pub(crate) fn copy_async<T: Pod, S: Pod>(
         let source = from.map(|from| {
             let start = source.address();
             let at = locate::<S, u128>(Space::Global, start, source.len() as u64, from as u64, false, place);
-            watch(lane, Space::Global, (start + at, from as u64), 16, Access::Read, place);
+            watch(lane, Space::Global, (start + at, from as u64), 16, Access::Copy, place);
+            if let Some(races) = &lane.block().races {
+                races.borrow_mut().copy_starts(lane, start + at, from as u64, place);
+            }
             (start + at, from as u64)
         });
         lane.block().shared.mark_awaited(offset);
@@ -85,11 +88,15 @@ fn land(lane: &Lane, copy: &Copy16) {
     let value = match copy.source {
         None => 0,
         Some((address, index)) => {
-            watch(lane, Space::Global, (address, index), 16, Access::Read, copy.place);
+            watch(lane, Space::Global, (address, index), 16, Access::Copy, copy.place);
+            if let Some(races) = &lane.block().races {
+                races.borrow_mut().copy_ends(lane, address, index);
+            }
             // SAFETY: checked against the handle when the copy started; any bytes make a number.
             unsafe { (address as *const u128).read_unaligned() }
         }
     };
     watch(lane, Space::Shared, (copy.target as u64, copy.target_index as u64), 16, Access::Write, copy.place);
     lane.block().shared.arrive(copy.target, value);
+    lane.block().changed.set(true);
 }

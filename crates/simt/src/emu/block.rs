@@ -1,73 +1,24 @@
 //! One block: its threads as coroutines, parked where they wait for each other.
 
-use super::async_copy::Copies;
-use super::collective::{self, FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
-use super::fault::{Fault, FaultKind, Place};
+use super::allocations::Tracked;
+use super::collective;
+use super::fault::{Fault, FaultKind, Place, ThreadId, Wait, WaitFor};
+use super::lane::{CURRENT, Lane, Look, Pause, State};
 use super::memory::SharedMemory;
-use super::race::Races;
+use super::options::{Dice, Schedule};
+use super::orders::Watchpoint;
+use super::panics;
+use super::race::{GridRaces, Races};
 use super::stack::ThreadStack;
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
 use core::cell::{Cell, RefCell};
 use core::ops::Deref;
-use core::panic::Location;
 use core::ptr::NonNull;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
-use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, Once};
-
-/// What a block barrier hands back beside its ordering.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BarrierKind {
-    Plain,
-    Count,
-    And,
-    Or,
-}
-
-/// Why a thread is parked.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Pause {
-    Barrier { kind: BarrierKind, predicate: u32 },
-    Warp(WarpCall),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum State {
-    NotStarted,
-    Running,
-    Parked(Pause, &'static Location<'static>),
-    Done,
-}
-
-/// One emulated thread.
-pub(crate) struct Lane {
-    /// Its index in the block.
-    pub(crate) thread: Dim3,
-    /// The same, x fastest: what warps are cut from.
-    pub(crate) linear: u32,
-    block: *const Block,
-    pub(crate) state: Cell<State>,
-    /// Which coroutine its stack is on, once it has parked.
-    worker: Cell<usize>,
-    yielder: Cell<*const Yielder<u64, ()>>,
-    /// Whether it has waited for the launch before.
-    waited: Cell<bool>,
-    /// Its asynchronous copies that are under way.
-    pub(crate) copies: RefCell<Copies>,
-}
-
-impl Lane {
-    pub(crate) fn block(&self) -> &Block {
-        // SAFETY: the runner keeps its block boxed for as long as it keeps its lanes.
-        unsafe { &*self.block }
-    }
-
-    pub(crate) fn lane(&self) -> u32 {
-        self.linear % 32
-    }
-}
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// What the threads of one block share.
 pub(crate) struct Block {
@@ -77,130 +28,41 @@ pub(crate) struct Block {
     pub(crate) number: Cell<u64>,
     pub(crate) shared: SharedMemory,
     pub(crate) races: Option<RefCell<Races>>,
+    pub(crate) tracked: Option<Arc<Tracked>>,
+    pub(crate) watchpoint: Option<Arc<Watchpoint>>,
+    /// Whether accesses are recorded, for one of the three above.
+    pub(crate) watched: bool,
+    /// Whether something has happened that a waiting thread may wait for.
+    pub(crate) changed: Cell<bool>,
+    /// Whether a thread has ended.
+    ended: Cell<bool>,
+    /// Decides who goes next, if the order is one of seeds.
+    dice: Option<Cell<Dice>>,
+    seed: u64,
     lanes: Cell<*const Lane>,
     threads: u32,
-    /// The next thread that has not started.
+    /// The threads in the order in which they start: those from `next` to `end` may.
+    order: Box<[Cell<u32>]>,
     next: Cell<u32>,
+    end: Cell<u32>,
     /// The thread that runs now.
     running: Cell<u32>,
 }
 
-thread_local! {
-    static CURRENT: Cell<*const Lane> = const { Cell::new(core::ptr::null()) };
-    /// Where the kernel that runs here panicked.
-    static PANIC_PLACE: Cell<Option<Place>> = const { Cell::new(None) };
-}
-
-/// From the first launch on, a panic inside a kernel is noted for the fault that it becomes, and not printed.
-/// Every other panic goes to the hook that was there before.
-pub(super) fn watch_panics() {
-    static WATCHING: Once = Once::new();
-    if std::thread::panicking() {
-        return;
+impl Block {
+    /// Whether the thread that asks gives way now.
+    pub(super) fn tosses(&self) -> bool {
+        self.roll(|dice| dice.below(2) == 0).unwrap_or(false)
     }
-    WATCHING.call_once(|| {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if CURRENT.get().is_null() {
-                before(info);
-            } else {
-                PANIC_PLACE.set(info.location().map(|at| Place {
-                    file: interned(at.file()),
-                    line: at.line(),
-                    column: at.column(),
-                }));
-            }
-        }));
-    });
-}
 
-/// The same text for the rest of the program: the hook's file name is only borrowed. One copy for each file.
-fn interned(file: &str) -> &'static str {
-    static FILES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut files = FILES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(known) = files.get(file) {
-        return known;
+    fn roll<R>(&self, f: impl FnOnce(&mut Dice) -> R) -> Option<R> {
+        self.dice.as_ref().map(|cell| {
+            let mut dice = cell.get();
+            let result = f(&mut dice);
+            cell.set(dice);
+            result
+        })
     }
-    let leaked: &'static str = Box::leak(file.into());
-    files.insert(leaked);
-    leaked
-}
-
-/// Runs `f` on the emulated thread that is executing.
-#[track_caller]
-#[inline]
-pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
-    let lane = CURRENT.get();
-    assert!(!lane.is_null(), "a kernel primitive was called outside of a kernel: launch the kernel");
-    // SAFETY: set by the runner on this OS thread for as long as the lane runs.
-    f(unsafe { &*lane })
-}
-
-/// Ends the launch with a fault of the executing thread. Unwinds to the runner without the panic hook.
-#[cold]
-#[inline(never)]
-pub(crate) fn raise(place: &'static Location<'static>, kind: FaultKind) -> ! {
-    let fault = with_lane(|lane| Fault::of(lane, Some(place.into()), kind));
-    resume_unwind(Box::new(fault))
-}
-
-fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
-    let yielder = with_lane(|lane| {
-        lane.state.set(State::Parked(pause, place));
-        lane.yielder.get()
-    });
-    // SAFETY: the coroutine that runs this thread set it and is the one suspended here.
-    unsafe { &*yielder }.suspend(())
-}
-
-#[track_caller]
-pub(crate) fn barrier(kind: BarrierKind, predicate: u32) -> u32 {
-    park(Pause::Barrier { kind, predicate }, Location::caller()) as u32
-}
-
-#[track_caller]
-pub(super) fn warp_call(call: WarpCall) -> u64 {
-    let place = Location::caller();
-    let lane = with_lane(|lane| lane.lane());
-    if call.mask >> lane & 1 == 0 {
-        raise(place, FaultKind::LaneNotInMask { mask: call.mask, lane });
-    }
-    park(Pause::Warp(call), place)
-}
-
-#[track_caller]
-pub(crate) fn sync_warp(mask: u32) {
-    warp_call(WarpCall { mask, op: WarpOp::Sync, value: 0, param: 0 });
-}
-
-#[track_caller]
-pub(crate) fn vote(mask: u32, kind: VoteKind, predicate: bool) -> u32 {
-    warp_call(WarpCall { mask, op: WarpOp::Vote(kind), value: predicate as u64, param: 0 }) as u32
-}
-
-#[track_caller]
-pub(crate) fn reduce(mask: u32, op: ReduceOp, value: u32) -> u32 {
-    warp_call(WarpCall { mask, op: WarpOp::Reduce(op), value: value as u64, param: 0 }) as u32
-}
-
-#[track_caller]
-pub(crate) fn shuffle(mask: u32, kind: ShuffleKind, value: u64, param: u32, width: u32) -> u64 {
-    if !width.is_power_of_two() || width > 32 {
-        raise(Location::caller(), FaultKind::ShuffleWidth { width });
-    }
-    warp_call(WarpCall { mask, op: WarpOp::Shuffle(kind, width), value, param })
-}
-
-pub(crate) fn wait_for_previous() {
-    with_lane(|lane| lane.waited.set(true));
-}
-
-pub(crate) fn fence(scope: FenceScope) {
-    with_lane(|lane| {
-        if let Some(races) = &lane.block().races {
-            races.borrow_mut().fence(lane, scope);
-        }
-    });
 }
 
 /// Owns a value that raw pointers lead to: unlike a `Box`, moving or borrowing it claims no exclusive access.
@@ -233,28 +95,50 @@ struct Worker {
     coroutine: Coroutine<u64, (), (), ThreadStack>,
 }
 
-/// How many blocks one task of the thread pool runs: enough work to be worth a task.
-pub(super) fn blocks_per_task(shape: LaunchShape) -> u64 {
-    (16 * 1024 / shape.block.count()).max(1)
+/// What a launch has for each of its blocks.
+#[derive(Clone)]
+pub(super) struct Setting<'a> {
+    pub(super) info: &'static KernelInfo,
+    pub(super) shape: LaunchShape,
+    pub(super) body: &'a (dyn Fn() + Sync),
+    pub(super) options: EmuOptions,
+    pub(super) schedule: Schedule,
+    pub(super) tracked: Option<Arc<Tracked>>,
+    pub(super) watchpoint: Option<Arc<Watchpoint>>,
 }
 
-/// Runs blocks of one launch, one after another, on one OS thread.
+/// What came of a block's turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Turn {
+    Done,
+    /// Threads gave way: whether anything changed, and how many went on and gave way again if no thread came
+    /// any further than that.
+    Ran {
+        changed: bool,
+        idle_looks: u64,
+    },
+}
+
+/// Runs blocks of one launch, one at a time, on one OS thread.
 pub(super) struct Runner<'a> {
     // Before what their coroutines point to.
     workers: Vec<Option<Worker>>,
+    /// Of `workers`, those that are `None`.
+    vacant: Vec<usize>,
     block: Fixed<Block>,
     lanes: Fixed<[Lane]>,
+    /// The first threads of the warps, in the order in which they go.
+    warps: Vec<usize>,
+    reversed: bool,
+    /// Whether the block's last turn changed nothing.
+    quiet: bool,
     body: &'a (dyn Fn() + Sync),
     stack_bytes: usize,
 }
 
 impl<'a> Runner<'a> {
-    pub(super) fn new(
-        info: &'static KernelInfo,
-        shape: LaunchShape,
-        body: &'a (dyn Fn() + Sync),
-        options: &EmuOptions,
-    ) -> Self {
+    pub(super) fn new(setting: &Setting<'a>, races: Option<&Rc<RefCell<GridRaces>>>) -> Self {
+        let Setting { info, shape, body, options, schedule, tracked, watchpoint } = setting.clone();
         let threads = shape.block.count().min(MAX_BLOCK_THREADS) as u32;
         let block = Fixed::new(Box::new(Block {
             info,
@@ -262,68 +146,195 @@ impl<'a> Runner<'a> {
             index: Cell::new(Dim3 { x: 0, y: 0, z: 0 }),
             number: Cell::new(0),
             shared: SharedMemory::new(shape.shared_bytes),
-            races: options.race_check.then(|| RefCell::new(Races::new(threads))),
+            races: races.map(|grid| RefCell::new(Races::new(threads, grid.clone()))),
+            watched: races.is_some() || tracked.is_some() || watchpoint.is_some(),
+            tracked,
+            watchpoint,
+            changed: Cell::new(false),
+            ended: Cell::new(false),
+            dice: matches!(schedule, Schedule::Seeded(_)).then(|| Cell::new(Dice::new(0))),
+            seed: if let Schedule::Seeded(seed) = schedule { seed.into() } else { 0 },
             lanes: Cell::new(core::ptr::null()),
             threads,
+            order: (0..threads).map(Cell::new).collect(),
             next: Cell::new(0),
+            end: Cell::new(0),
             running: Cell::new(0),
         }));
         let pointer: *const Block = &*block;
-        let lanes: Box<[Lane]> = (0..threads)
-            .map(|linear| Lane {
-                thread: shape.block.at(linear as u64),
-                linear,
-                block: pointer,
-                state: Cell::new(State::NotStarted),
-                worker: Cell::new(0),
-                yielder: Cell::new(core::ptr::null()),
-                waited: Cell::new(false),
-                copies: RefCell::default(),
-            })
-            .collect();
+        let lanes: Box<[Lane]> =
+            (0..threads).map(|linear| Lane::new(shape.block.at(linear as u64), linear, pointer)).collect();
         let lanes = Fixed::new(lanes);
         block.lanes.set(lanes.as_ptr());
-        Runner { workers: Vec::new(), block, lanes, body, stack_bytes: options.stack_bytes }
+        let warps = (0..lanes.len()).step_by(32).collect();
+        let (reversed, stack_bytes) = (schedule == Schedule::Reversed, options.stack_bytes);
+        Runner {
+            workers: Vec::new(),
+            vacant: Vec::new(),
+            block,
+            lanes,
+            warps,
+            reversed,
+            quiet: false,
+            body,
+            stack_bytes,
+        }
     }
 
-    /// Runs block number `number` of the grid.
-    pub(super) fn run(&mut self, number: u64) -> Result<(), Box<Fault>> {
+    /// Begins block number `number` of the grid.
+    pub(super) fn enter(&mut self, number: u64) {
         self.block.number.set(number);
         self.block.index.set(self.block.shape.grid.at(number));
         self.block.next.set(0);
+        self.block.end.set(0);
+        self.block.changed.set(true);
         self.block.shared.reset();
         if let Some(races) = &self.block.races {
             races.borrow_mut().enter_block();
         }
-        for lane in self.lanes.iter() {
-            lane.state.set(State::NotStarted);
-            lane.waited.set(false);
-            lane.copies.borrow_mut().clear();
+        self.lanes.iter().for_each(Lane::reset);
+        let seed = Dice::new(self.block.seed).below(usize::MAX) as u64 ^ number;
+        self.block.roll(|dice| *dice = Dice::new(seed));
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.block.number.get()
+    }
+
+    /// Lets the block's threads run until some give way and nothing else can move, or the block is done.
+    pub(super) fn turn(&mut self) -> Result<Turn, Box<Fault>> {
+        self.quiet = !self.block.changed.replace(false);
+        let result = if self.block.dice.is_some() { self.mixed_turn() } else { self.plain_turn() };
+        if !matches!(result, Ok(Turn::Ran { .. })) {
+            if let Some(races) = &self.block.races {
+                races.borrow_mut().leave_block(self.block.number.get());
+            }
+            // After a fault, parked threads are unwound here, while their stacks and lanes still exist.
+            self.workers.clear();
+            self.vacant.clear();
         }
-        let result = self.run_threads();
-        // After a fault, parked threads are unwound here, while their stacks and lanes still exist.
-        self.workers.clear();
         result
     }
 
-    fn run_threads(&mut self) -> Result<(), Box<Fault>> {
-        while self.block.next.get() < self.block.threads {
-            let worker = self.start_worker()?;
-            self.drive(worker, 0)?;
+    fn plain_turn(&mut self) -> Result<Turn, Box<Fault>> {
+        let mut further = self.block.end.get() < self.block.threads;
+        if further {
+            for at in 0..self.warps.len() {
+                let warp = if self.reversed { self.warps.len() - 1 - at } else { at };
+                self.let_start(self.warps[warp]);
+            }
+            self.start()?;
         }
         loop {
             let mut progress = false;
-            for first in (0..self.lanes.len()).step_by(32) {
-                progress |= self.settle_warp(first)?;
+            for at in 0..self.warps.len() {
+                let warp = if self.reversed { self.warps.len() - 1 - at } else { at };
+                progress |= self.settle_warp(self.warps[warp])?;
             }
+            further |= progress;
             if progress {
                 continue;
             }
-            if self.lanes.iter().all(|lane| matches!(lane.state.get(), State::Done)) {
-                return Ok(());
+            if self.all_done() {
+                return Ok(Turn::Done);
+            }
+            let looks = self.resume_those_that_gave_way()?;
+            if looks > 0 {
+                return Ok(self.ran(further, looks));
             }
             self.release_barrier()?;
+            further = true;
         }
+    }
+
+    /// As the dice have it.
+    fn mixed_turn(&mut self) -> Result<Turn, Box<Fault>> {
+        let (mut further, mut looks) = (false, 0);
+        let mut warps = std::mem::take(&mut self.warps);
+        self.block.roll(|dice| dice.shuffle(&mut warps));
+        for first in &warps {
+            if self.block.roll(|dice| dice.below(4) == 0).unwrap_or(false) {
+                continue;
+            }
+            if matches!(self.lanes[*first].state.get(), State::NotStarted) {
+                self.let_start(*first);
+                self.start()?;
+                further = true;
+            }
+            for lane in self.order_of(*first) {
+                let rests = self.block.roll(|dice| dice.below(4) == 0).unwrap_or(false);
+                if self.lanes[lane].gave_way() && !rests {
+                    self.resume(lane, 0)?;
+                    looks += 1;
+                }
+            }
+            further |= self.settle_warp(*first)?;
+        }
+        let all_wait = |lane: &Lane| !lane.gave_way() && !matches!(lane.state.get(), State::NotStarted);
+        if !further && looks == 0 && self.lanes.iter().all(all_wait) {
+            for first in &warps {
+                further |= self.settle_warp(*first)?;
+            }
+            if !further && !self.all_done() {
+                self.warps = warps;
+                self.release_barrier()?;
+                return Ok(self.ran(true, 0));
+            }
+        }
+        self.warps = warps;
+        Ok(if self.all_done() { Turn::Done } else { self.ran(further, looks) })
+    }
+
+    fn ran(&self, further: bool, looks: u64) -> Turn {
+        let further = self.block.ended.take() || further;
+        Turn::Ran {
+            changed: further || self.block.changed.get(),
+            idle_looks: if further { 0 } else { looks.max(1) },
+        }
+    }
+
+    fn all_done(&self) -> bool {
+        self.lanes.iter().all(|lane| matches!(lane.state.get(), State::Done))
+    }
+
+    /// The threads of the warp that starts at `first`, in the order in which they go.
+    fn order_of(&self, first: usize) -> Vec<usize> {
+        let end = self.lanes.len().min(first + 32);
+        let mut lanes: Vec<usize> = (first..end).collect();
+        if self.reversed {
+            lanes.reverse();
+        }
+        self.block.roll(|dice| dice.shuffle(&mut lanes));
+        lanes
+    }
+
+    /// The threads of the warp that starts at `first` come next of those that start.
+    fn let_start(&self, first: usize) {
+        for lane in self.order_of(first) {
+            let end = self.block.end.get();
+            self.block.order[end as usize].set(lane as u32);
+            self.block.end.set(end + 1);
+        }
+    }
+
+    fn start(&mut self) -> Result<(), Box<Fault>> {
+        while self.block.next.get() < self.block.end.get() {
+            let worker = self.start_worker()?;
+            self.drive(worker, 0)?;
+        }
+        Ok(())
+    }
+
+    fn resume_those_that_gave_way(&mut self) -> Result<u64, Box<Fault>> {
+        let mut looks = 0;
+        for at in 0..self.lanes.len() {
+            let lane = if self.reversed { self.lanes.len() - 1 - at } else { at };
+            if self.lanes[lane].gave_way() {
+                self.resume(lane, 0)?;
+                looks += 1;
+            }
+        }
+        Ok(looks)
     }
 
     /// Completes every warp primitive of one warp that has all its lanes; says whether there was any.
@@ -340,8 +351,16 @@ impl<'a> Runner<'a> {
                 races.borrow_mut().warp_sync(first as u32, settled.mask);
             }
             progress = true;
-            for lane in (0..32).filter(|lane| settled.mask >> lane & 1 == 1) {
-                self.resume(first + lane, settled.results[lane])?;
+            if self.reversed || self.block.dice.is_some() {
+                for lane in self.order_of(first) {
+                    if settled.mask >> (lane - first) & 1 == 1 {
+                        self.resume(lane, settled.results[lane - first])?;
+                    }
+                }
+            } else {
+                for lane in (0..32).filter(|lane| settled.mask >> lane & 1 == 1) {
+                    self.resume(first + lane, settled.results[lane])?;
+                }
             }
         }
     }
@@ -358,7 +377,16 @@ impl<'a> Runner<'a> {
         if let Some(races) = &self.block.races {
             races.borrow_mut().block_sync();
         }
-        for lane in 0..self.lanes.len() {
+        if self.block.dice.is_some() {
+            for at in 0..self.warps.len() {
+                for lane in self.order_of(self.warps[at]) {
+                    self.resume(lane, value as u64)?;
+                }
+            }
+            return Ok(());
+        }
+        for at in 0..self.lanes.len() {
+            let lane = if self.reversed { self.lanes.len() - 1 - at } else { at };
             self.resume(lane, value as u64)?;
         }
         Ok(())
@@ -382,9 +410,9 @@ impl<'a> Runner<'a> {
         let coroutine = Coroutine::with_stack(stack, move |yielder: &Yielder<u64, ()>, _| {
             // SAFETY: as above: block, lanes and body outlive this coroutine; one OS thread runs them all.
             let (block, body) = unsafe { (&*block, &*body) };
-            while block.next.get() < block.threads {
-                let index = block.next.get();
-                block.next.set(index + 1);
+            while block.next.get() < block.end.get() {
+                let index = block.order[block.next.get() as usize].get();
+                block.next.set(block.next.get() + 1);
                 block.running.set(index);
                 // SAFETY: `index` is below the number of lanes.
                 let lane = unsafe { &*block.lanes.get().add(index as usize) };
@@ -396,14 +424,25 @@ impl<'a> Runner<'a> {
                     resume_unwind(Box::new(Fault::of(lane, None, FaultKind::NoWait)));
                 }
                 lane.state.set(State::Done);
+                block.ended.set(true);
             }
         });
-        self.workers.push(Some(Worker { coroutine }));
-        Ok(self.workers.len() - 1)
+        let worker = Some(Worker { coroutine });
+        Ok(match self.vacant.pop() {
+            Some(place) => {
+                self.workers[place] = worker;
+                place
+            }
+            None => {
+                self.workers.push(worker);
+                self.workers.len() - 1
+            }
+        })
     }
 
     fn resume(&mut self, lane: usize, value: u64) -> Result<(), Box<Fault>> {
         let lane_state = &self.lanes[lane];
+        lane_state.refuel(lane_state.gave_way() && self.quiet);
         lane_state.state.set(State::Running);
         CURRENT.set(lane_state);
         self.block.running.set(lane as u32);
@@ -425,20 +464,38 @@ impl<'a> Runner<'a> {
                 if let Some(done) = self.workers[worker].take() {
                     done.coroutine.into_stack().put_back();
                 }
+                self.vacant.push(worker);
                 Ok(())
             }
             Err(payload) => Err(match payload.downcast::<Fault>() {
                 Ok(fault) => fault,
                 Err(payload) => {
-                    let message = payload
-                        .downcast_ref::<&str>()
-                        .map(|text| text.to_string())
-                        .or_else(|| payload.downcast_ref::<String>().cloned())
-                        .unwrap_or_else(|| "(no message)".to_string());
-                    self.fault(running, PANIC_PLACE.take(), FaultKind::Panic { message })
+                    let message = panics::message(&*payload);
+                    self.fault(running, panics::take_place(), FaultKind::Panic { message })
                 }
             }),
         }
+    }
+
+    /// What its threads wait for.
+    pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
+        let block = self.block.index.get();
+        self.lanes.iter().filter_map(move |lane| {
+            let State::Parked(pause, place) = lane.state.get() else { return None };
+            let on = match pause {
+                Pause::Barrier { .. } => WaitFor::Barrier,
+                Pause::Warp(call) => WaitFor::Lanes { mask: call.mask },
+                Pause::Turn => match lane.look.get() {
+                    None => WaitFor::Unknown,
+                    Some(Look { space, byte, index, value }) => {
+                        let races = self.block.races.as_ref();
+                        let last = races.and_then(|races| races.borrow().last_change(space, byte));
+                        WaitFor::Word { space, index, value, recorded: races.is_some(), last }
+                    }
+                },
+            };
+            Some(Wait { thread: ThreadId { block, thread: lane.thread }, place: place.into(), on })
+        })
     }
 }
 

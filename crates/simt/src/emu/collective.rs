@@ -1,7 +1,7 @@
 //! What the lanes of a warp, or the threads of a block, exchange when all of them have arrived.
 
-use super::block::{BarrierKind, Lane, Pause, State};
 use super::fault::{FaultKind, Place};
+use super::lane::{BarrierKind, Lane, Pause, State};
 use super::matrix::{self, MatrixOp};
 use core::panic::Location;
 
@@ -192,9 +192,17 @@ pub(super) fn why_stuck(lanes: &[Lane]) -> Option<Stuck> {
         State::Parked(Pause::Barrier { kind, .. }, place) => Some((index, kind, place)),
         _ => None,
     })?;
-    let absent = lanes.iter().find(|lane| {
-        !matches!(lane.state.get(), State::Parked(Pause::Barrier { kind: k, .. }, p) if k == kind && p == place)
-    })?;
+    // Lanes of one warp meet in one call; warps may come from different ones.
+    let waits_at = |lane: &Lane| match lane.state.get() {
+        State::Parked(Pause::Barrier { kind: k, .. }, place) if k == kind => Some(place),
+        _ => None,
+    };
+    let of_warp = |lane: &Lane| waits_at(&lanes[lane.linear as usize / 32 * 32]);
+    let absent = lanes.iter().find(|lane| waits_at(lane).is_none() || waits_at(lane) != of_warp(lane))?;
+    let (index, place) = match waits_at(absent).and(of_warp(absent)) {
+        Some(warps) => (lanes.iter().position(|lane| waits_at(lane) == Some(warps)).unwrap_or(index), warps),
+        None => (index, place),
+    };
     let kind = FaultKind::DivergentBarrier { absent: absent.thread, waits_at: waiting_place(absent) };
     Some((index, place.into(), kind))
 }

@@ -1,6 +1,7 @@
 //! What the emulator reports.
 
-use super::block::Lane;
+use super::lane::Lane;
+use super::options::Schedule;
 use crate::kernel::{Dim3, KernelInfo};
 use core::fmt;
 use core::panic::Location;
@@ -78,6 +79,71 @@ pub struct Race {
     pub other: ThreadId,
     /// Where the other access is.
     pub other_place: Place,
+}
+
+/// What a thread waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WaitFor {
+    /// A word that is to change.
+    Word {
+        /// Which memory.
+        space: Space,
+        /// The element index used.
+        index: u64,
+        /// What the word holds; not known of a plain load.
+        value: Option<u64>,
+        /// Whether the launch recorded who wrote what: with `race_check`.
+        recorded: bool,
+        /// Who wrote it last, and where; `None` if no thread has, or nothing was recorded.
+        last: Option<(ThreadId, Place)>,
+    },
+    /// The other threads of its block, at a barrier.
+    Barrier,
+    /// The other lanes of a mask.
+    Lanes {
+        /// The mask.
+        mask: u32,
+    },
+    /// It pauses and looks at no word.
+    Unknown,
+}
+
+/// A thread that waits, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Where it waits.
+    pub place: Place,
+    /// What for.
+    pub on: WaitFor,
+}
+
+/// Threads that wait while nothing changes any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endless {
+    /// How many threads wait.
+    pub threads: u64,
+    /// The first thread that waits at each place for each word; five at the most.
+    pub waits: Vec<Wait>,
+    /// How many blocks have not started, for want of room beside those that wait.
+    pub not_started: u64,
+}
+
+/// A result that depends on the order in which threads ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderDependence {
+    /// The kernel's parameter.
+    pub parameter: &'static str,
+    /// The element of its array.
+    pub index: u64,
+    /// The two orders.
+    pub schedules: [Schedule; 2],
+    /// The element's bytes after each of them, eight at the most, as a little-endian number.
+    pub values: [u64; 2],
+    /// Who wrote them last in the first order, and where.
+    pub first: Option<(ThreadId, Place)>,
 }
 
 /// What went wrong.
@@ -175,6 +241,28 @@ pub enum FaultKind {
     NoWait,
     /// Two accesses to the same bytes, one of them a write, with nothing that orders them.
     Race(Box<Race>),
+    /// A read of global memory that nobody wrote.
+    Unwritten {
+        /// The element index used.
+        index: u64,
+        /// Bytes of the access.
+        bytes: usize,
+    },
+    /// A handle to freed memory.
+    Freed {
+        /// The kernel's parameter.
+        parameter: &'static str,
+    },
+    /// A read-only load of what the launch writes, in whatever order: the load may pass by what was written.
+    ReadOnlyLoad(Box<Race>),
+    /// The source of an asynchronous copy, written before the copying thread has waited for it.
+    CopySource(Box<Race>),
+    /// Two atomics of different widths on the same bytes, with nothing that orders them.
+    AtomicWidths(Box<Race>),
+    /// Threads wait while nothing changes any more.
+    EndlessWait(Box<Endless>),
+    /// A result that depends on the order in which threads ran.
+    OrderDependence(Box<OrderDependence>),
     /// The kernel panicked: on the device the grid would trap.
     Panic {
         /// The panic's message.
@@ -193,17 +281,24 @@ pub struct Fault {
     pub place: Option<Place>,
     /// What went wrong.
     pub kind: FaultKind,
+    /// The order in which the threads ran: with it the fault comes again.
+    pub schedule: Schedule,
 }
 
 impl Fault {
     pub(super) fn of(lane: &Lane, place: Option<Place>, kind: FaultKind) -> Self {
         let block = lane.block();
         let thread = Some(ThreadId { block: block.index.get(), thread: lane.thread });
-        Fault { kernel: block.info.name, thread, place, kind }
+        Fault { kernel: block.info.name, thread, place, kind, schedule: Schedule::Parallel }
     }
 
     pub(crate) fn refused(info: &'static KernelInfo, reason: String) -> Self {
-        Fault { kernel: info.name, thread: None, place: None, kind: FaultKind::Refused { reason } }
+        Fault::of_launch(info, FaultKind::Refused { reason })
+    }
+
+    /// Of no thread.
+    pub(crate) fn of_launch(info: &'static KernelInfo, kind: FaultKind) -> Self {
+        Fault { kernel: info.name, thread: None, place: None, kind, schedule: Schedule::Parallel }
     }
 }
 
@@ -218,7 +313,70 @@ impl fmt::Display for Fault {
         if let Some(place) = &self.place {
             write!(f, ", at {place}")?;
         }
+        if self.schedule != Schedule::Parallel {
+            write!(f, ", in order `{}`", self.schedule)?;
+        }
         write!(f, ": {}", self.kind)
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {} ", self.thread, self.place)?;
+        self.on.fmt(f)
+    }
+}
+
+impl fmt::Display for WaitFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WaitFor::Barrier => f.write_str("waits at a barrier for the rest of its block"),
+            WaitFor::Lanes { mask } => write!(f, "waits for the other lanes of mask {mask:#010x}"),
+            WaitFor::Unknown => f.write_str("pauses again and again"),
+            WaitFor::Word { space, index, value, recorded, last } => {
+                write!(f, "waits for {space} element {index} to change")?;
+                if let Some(value) = value {
+                    write!(f, " from {value}")?;
+                }
+                match last {
+                    Some((thread, place)) => write!(f, ", last written by {thread} at {place}"),
+                    None if *recorded => f.write_str(", which no thread has written"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Endless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a wait without end: ")?;
+        for (i, wait) in self.waits.iter().enumerate() {
+            // The fault has named the first thread and its place.
+            match i {
+                0 => write!(f, "it {}", wait.on)?,
+                _ => write!(f, "; {wait}")?,
+            }
+        }
+        if self.threads > 1 {
+            write!(f, "; {} threads wait in all", self.threads)?;
+        }
+        if self.not_started > 0 {
+            write!(f, "; {} blocks have no room to start beside those that wait", self.not_started)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for OrderDependence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let OrderDependence { parameter, index, schedules: [a, b], values: [x, y], first } = self;
+        write!(f, "the result depends on the order of threads: element {index} of `{parameter}` ")?;
+        write!(f, "is {x:#x} in order `{a}`")?;
+        if let Some((thread, place)) = first {
+            write!(f, " (written by {thread} at {place})")?;
+        }
+        write!(f, " and {y:#x} in order `{b}`")
     }
 }
 
@@ -226,6 +384,16 @@ fn elsewhere(waits_at: &Option<Place>) -> String {
     match waits_at {
         Some(place) => format!("it waits at {place}"),
         None => "it is not running any more".to_string(),
+    }
+}
+
+impl Race {
+    /// The two accesses in words.
+    fn both(&self) -> String {
+        let Race { space, index, byte, access, other_access, other, other_place } = self;
+        format!(
+            "this {access} of {space} element {index} (byte {byte:#x}) and the {other_access} of {other} at {other_place}"
+        )
     }
 }
 
@@ -290,6 +458,29 @@ impl fmt::Display for FaultKind {
                 )
             }
             FaultKind::Race(race) => write!(f, "{race}"),
+            FaultKind::Unwritten { index, bytes } => {
+                write!(f, "read of {bytes} bytes of global memory from element {index} that nobody wrote")
+            }
+            FaultKind::Freed { parameter } => {
+                write!(f, "`{parameter}` is a handle to memory that is freed: keep its buffer for as long")
+            }
+            FaultKind::ReadOnlyLoad(pair) => write!(
+                f,
+                "read-only load of what the launch writes: {}; the load may bring what was there before",
+                pair.both()
+            ),
+            FaultKind::CopySource(pair) => write!(
+                f,
+                "source of an asynchronous copy that is under way: {}; wait for the copy's group first",
+                pair.both()
+            ),
+            FaultKind::AtomicWidths(pair) => write!(
+                f,
+                "atomics of two widths on the same bytes: {}; such are not atomic to each other",
+                pair.both()
+            ),
+            FaultKind::EndlessWait(endless) => write!(f, "{endless}"),
+            FaultKind::OrderDependence(dependence) => write!(f, "{dependence}"),
             FaultKind::Panic { message } => write!(f, "the kernel panicked: {message}"),
         }
     }

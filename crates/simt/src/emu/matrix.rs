@@ -1,7 +1,7 @@
 //! The matrix operations of a warp: registers of 32 lanes to tiles and back.
 
-use super::block::{Lane, warp_call, with_lane};
 use super::collective::{WarpCall, WarpOp};
+use super::lane::{Lane, warp_call, with_lane};
 use super::memory::{check_shared_read, locate_shared};
 use super::tensor::{self, Format};
 use crate::warp::FULL_MASK;

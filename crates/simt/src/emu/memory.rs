@@ -1,8 +1,8 @@
 //! Checked access to global and shared memory.
 
-use super::block::{Lane, raise, with_lane};
 use super::fault::{FaultKind, Space};
-use super::race::Access;
+use super::history::Access;
+use super::lane::{Lane, Look, after_atomic, before_atomic, before_plain, raise, with_lane};
 use crate::atomic::{AtomicOp, AtomicWord};
 use bytemuck::Pod;
 use core::cell::Cell;
@@ -110,7 +110,7 @@ pub(super) fn locate<T, V>(
     offset
 }
 
-/// Records an access for the race check, if it is on.
+/// Records an access for the checks that are on, if any is; notes very many of them in any case.
 #[inline(always)]
 pub(super) fn watch(
     lane: &Lane,
@@ -120,7 +120,7 @@ pub(super) fn watch(
     access: Access,
     place: &'static Location<'static>,
 ) {
-    if lane.block().races.is_some() {
+    if lane.is_watched() {
         record(lane, space, (byte, index), bytes, access, place);
     }
 }
@@ -135,20 +135,66 @@ fn record(
     access: Access,
     place: &'static Location<'static>,
 ) {
-    let Some(races) = &lane.block().races else { return };
+    let block = lane.block();
+    before_plain(Look { space, byte, index, value: None }, place);
+    if !block.watched {
+        return;
+    }
+    if space == Space::Global {
+        if let Some(tracked) = &block.tracked {
+            if access != Access::Write && !tracked.is_written(byte, bytes) {
+                raise(place, FaultKind::Unwritten { index, bytes });
+            }
+            if access.writes() {
+                tracked.write(byte, bytes);
+            }
+        }
+        if let Some(watchpoint) = block.watchpoint.as_ref().filter(|_| access == Access::Write) {
+            watchpoint.note(lane, byte, bytes, place);
+        }
+    }
+    let Some(races) = &block.races else { return };
     let found = races.borrow_mut().access(lane, space, (byte, index), bytes, access, place);
     if let Some(kind) = found {
         raise(place, kind);
     }
 }
 
+/// Notes that an atomic has brought another value to the word of `bytes` bytes at `byte`.
+fn changed(lane: &Lane, space: Space, byte: u64, bytes: usize, place: &'static Location<'static>) {
+    lane.block().changed.set(true);
+    if let Some(watchpoint) = lane.block().watchpoint.as_ref().filter(|_| space == Space::Global) {
+        watchpoint.note(lane, byte, bytes, place);
+    }
+    if let Some(races) = &lane.block().races {
+        races.borrow_mut().changed(lane, space, byte, place);
+    }
+}
+
 #[track_caller]
 #[inline]
 pub(crate) fn global_load<T: Pod, V: Pod>(base: u64, len: usize, index: usize) -> V {
-    let place = Location::caller();
+    load::<T, V>(base, len, index, Access::Read, Location::caller())
+}
+
+/// Of what the launch must not write.
+#[track_caller]
+#[inline]
+pub(crate) fn global_load_readonly<T: Pod, V: Pod>(base: u64, len: usize, index: usize) -> V {
+    load::<T, V>(base, len, index, Access::ReadOnly, Location::caller())
+}
+
+#[inline(always)]
+fn load<T: Pod, V: Pod>(
+    base: u64,
+    len: usize,
+    index: usize,
+    access: Access,
+    place: &'static Location<'static>,
+) -> V {
     with_lane(|lane| {
         let address = base + locate::<T, V>(Space::Global, base, len as u64, index as u64, false, place);
-        watch(lane, Space::Global, (address, index as u64), size_of::<V>(), Access::Read, place);
+        watch(lane, Space::Global, (address, index as u64), size_of::<V>(), access, place);
         // SAFETY: inside the handle's memory, which the launch's caller vouches for, and aligned; `V` is
         // `Pod`.
         unsafe { (address as *const V).read_unaligned() }
@@ -200,6 +246,7 @@ pub(crate) fn global_store<T: Pod, V: Pod>(base: u64, len: usize, index: usize, 
         // SAFETY: inside the handle's memory, which the launch's caller vouches for; no other thread touches
         // these bytes unless the kernel has the race that race-check mode reports.
         unsafe { (address as *mut V).write_unaligned(value) }
+        lane.block().changed.set(true);
     })
 }
 
@@ -213,12 +260,26 @@ pub(crate) fn global_atomic<T: AtomicWord>(
     compare: T,
 ) -> T {
     let place = Location::caller();
-    with_lane(|lane| {
+    before_atomic(place);
+    let (old, byte) = with_lane(|lane| {
         let address = base + locate::<T, T>(Space::Global, base, len as u64, index as u64, true, place);
         watch(lane, Space::Global, (address, index as u64), size_of::<T>(), Access::Atomic, place);
         // SAFETY: inside the handle's memory, and aligned to the word's size.
-        unsafe { T::host_update(op, address as *mut T, value, compare) }
-    })
+        let old = unsafe { T::host_update(op, address as *mut T, value, compare) };
+        if T::combine(op, old, value, compare) != old {
+            changed(lane, Space::Global, address, size_of::<T>(), place);
+        }
+        (old, address)
+    });
+    after_atomic(Look { space: Space::Global, byte, index: index as u64, value: Some(number(old)) }, place);
+    old
+}
+
+/// The bits of a word.
+fn number<T: AtomicWord>(word: T) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&word));
+    u64::from_ne_bytes(bytes)
 }
 
 /// The offset of an access to a shared array that starts at byte `base`.
@@ -290,6 +351,7 @@ pub(crate) fn shared_store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, valu
         lane.block().shared.mark_written(offset, size_of::<V>());
         // SAFETY: inside the block's shared memory, which one OS thread uses.
         unsafe { lane.block().shared.pointer(offset).cast::<V>().write_unaligned(value) }
+        lane.block().changed.set(true);
     })
 }
 
@@ -303,16 +365,23 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
     compare: T,
 ) -> T {
     let place = Location::caller();
-    with_lane(|lane| {
+    before_atomic(place);
+    let (old, byte) = with_lane(|lane| {
         let offset = locate_shared::<T, T>(lane, base, len, index, true, place);
         check_written(lane, offset, size_of::<T>(), place);
-        watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<T>(), Access::Atomic, place);
+        let byte = offset as u64;
+        watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), Access::Atomic, place);
         let pointer = lane.block().shared.pointer(offset).cast::<T>();
         // SAFETY: inside the block's shared memory, which one OS thread uses, and aligned.
-        unsafe {
-            let old = pointer.read();
-            pointer.write(T::combine(op, old, value, compare));
-            old
+        let old = unsafe { pointer.read() };
+        let new = T::combine(op, old, value, compare);
+        // SAFETY: as above.
+        unsafe { pointer.write(new) };
+        if new != old {
+            changed(lane, Space::Shared, byte, size_of::<T>(), place);
         }
-    })
+        (old, byte)
+    });
+    after_atomic(Look { space: Space::Shared, byte, index: index as u64, value: Some(number(old)) }, place);
+    old
 }

@@ -12,37 +12,50 @@
 //! - a barrier that not all threads reach, or that they reach at different places;
 //! - a lane missing from a shuffle's or vote's mask, or named in it and elsewhere;
 //! - a panic (on the device the grid would trap);
+//! - threads that wait for each other, or for a word, while nothing changes any more;
 //! - with [`EmuOptions::race_check`], two threads touching the same bytes, one of them writing, with nothing
-//!   that orders them: no barrier, no warp synchronisation, no fence with an atomic.
+//!   that orders them: no barrier, no warp synchronisation, no fence with an atomic; read-only loads of what
+//!   the launch writes; sources of asynchronous copies that are written too early; atomics of two widths;
+//! - with [`EmuOptions::memory_check`], reads of global memory that nobody wrote, and handles to freed
+//!   memory;
+//! - with [`EmuOptions::orders`], results that depend on the order in which threads run.
 //!
-//! What it does not model: timing, caches, weak ordering beyond the race check, and progress between blocks
-//! (a kernel whose block waits for another block hangs on it, as it may on a GPU).
+//! What it does not model: timing, caches, and weak ordering beyond the race check. `docs/emulator.md` has a
+//! table of planted bugs, found and missed.
 
+pub mod allocations;
 mod async_copy;
 mod block;
+mod clock;
 mod collective;
 mod fault;
+mod grid;
+mod history;
+mod lane;
 mod matrix;
 mod memory;
+mod options;
+mod orders;
+mod panics;
 mod race;
 mod stack;
 pub mod tensor;
 
-use crate::kernel::{Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
-use rayon::prelude::*;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
+use std::sync::Arc;
 
-pub use fault::{Fault, FaultKind, Place, Race, Space, ThreadId};
+pub use fault::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor};
+pub use options::{EmuOptions, SCHEDULE_VARIABLE, Schedule};
 
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
-pub(crate) use block::{
-    BarrierKind, barrier, fence, reduce, shuffle, sync_warp, vote, wait_for_previous, with_lane,
-};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
+pub(crate) use lane::{
+    BarrierKind, barrier, fence, pause, reduce, shuffle, sync_warp, vote, wait_for_previous, with_lane,
+};
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use memory::{
-    global_atomic, global_load, global_store, peek, prefetch, shared_atomic, shared_load, shared_store,
+    global_atomic, global_load, global_load_readonly, global_store, peek, prefetch, shared_atomic,
+    shared_load, shared_store,
 };
 pub(crate) use tensor::Format;
 
@@ -52,28 +65,6 @@ pub const MAX_SHARED_BYTES: u32 = 227 * 1024;
 /// The most threads a block may have.
 pub const MAX_BLOCK_THREADS: u64 = 1024;
 
-/// How a launch is emulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EmuOptions {
-    /// Also report races. Blocks then run one after another and every access is recorded: for small shapes.
-    pub race_check: bool,
-    /// Stack of each emulated thread that parks, in bytes.
-    pub stack_bytes: usize,
-}
-
-impl Default for EmuOptions {
-    fn default() -> Self {
-        EmuOptions { race_check: false, stack_bytes: 256 * 1024 }
-    }
-}
-
-impl EmuOptions {
-    /// The default options with race checking on.
-    pub fn race_checked() -> Self {
-        EmuOptions { race_check: true, ..Self::default() }
-    }
-}
-
 /// Runs `kernel` over the whole grid and returns when it has finished.
 ///
 /// # Safety
@@ -81,7 +72,8 @@ impl EmuOptions {
 /// else may use that memory meanwhile. Everything else the emulator checks itself.
 ///
 /// # Errors
-/// The fault of the lowest-numbered block that has one. Memory written before it stays written.
+/// The fault of the lowest-numbered block that has one; in an order that a [`Schedule`] names, the first
+/// fault that happens. Memory written before it stays written.
 pub unsafe fn launch<A: KernelArgs>(
     kernel: &Kernel<A>,
     shape: LaunchShape,
@@ -89,7 +81,11 @@ pub unsafe fn launch<A: KernelArgs>(
     options: &EmuOptions,
 ) -> Result<(), Fault> {
     let body = kernel.body();
-    run_grid(kernel.info(), shape, &move || body(args), options)
+    let mut memory: Vec<(&'static str, ArgMemory)> = Vec::new();
+    if options.memory_check || options.orders > 0 || allocations::any() {
+        args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
+    }
+    run_grid(kernel.info(), shape, &move || body(args), options, &memory)
 }
 
 fn run_grid(
@@ -97,40 +93,32 @@ fn run_grid(
     shape: LaunchShape,
     body: &(dyn Fn() + Sync),
     options: &EmuOptions,
+    memory: &[(&'static str, ArgMemory)],
 ) -> Result<(), Fault> {
     check_shape(info, shape)?;
-    block::watch_panics();
-    let blocks = shape.grid.count();
-    if options.race_check {
-        let mut runner = block::Runner::new(info, shape, body, options);
-        return (0..blocks).try_for_each(|index| runner.run(index).map_err(|fault| *fault));
-    }
-    // Blocks above one that failed are skipped, those below still run: so the report does not depend on
-    // timing.
-    let lowest_failed = AtomicU64::new(u64::MAX);
-    let first: Mutex<Option<(u64, Fault)>> = Mutex::new(None);
-    let per_task = block::blocks_per_task(shape).max(blocks / (64 * rayon::current_num_threads() as u64));
-    (0..blocks.div_ceil(per_task) as usize).into_par_iter().for_each(|task| {
-        let start = task as u64 * per_task;
-        let mut runner = block::Runner::new(info, shape, body, options);
-        for index in start..blocks.min(start + per_task) {
-            if index > lowest_failed.load(Ordering::Relaxed) {
-                return;
-            }
-            if let Err(fault) = runner.run(index) {
-                lowest_failed.fetch_min(index, Ordering::Relaxed);
-                let mut first = first.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                if first.as_ref().is_none_or(|(lowest, _)| index < *lowest) {
-                    *first = Some((index, *fault));
-                }
-                return;
-            }
+    let schedule = options.schedule().map_err(|reason| Fault::refused(info, reason))?;
+    panics::watch();
+    let tracked = if options.memory_check {
+        if let Some((parameter, _)) = memory.iter().find(|(_, memory)| allocations::is_freed(memory.address))
+        {
+            return Err(Fault::of_launch(info, FaultKind::Freed { parameter }));
         }
-    });
-    match first.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
-        Some((_, fault)) => Err(fault),
-        None => Ok(()),
+        Some(Arc::new(allocations::Tracked::of(memory.iter().map(|(_, memory)| memory.address))))
+    } else {
+        // What this launch writes is not seen: all that it could write counts as written.
+        for (_, memory) in memory.iter().filter(|(_, memory)| memory.writable) {
+            allocations::write(memory.address, memory.bytes as usize);
+        }
+        None
+    };
+    let setting =
+        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint: None };
+    if options.orders == 0 {
+        return grid::Grid::new(setting).run();
     }
+    let outputs = memory.iter().filter(|(_, memory)| memory.writable && memory.bytes > 0);
+    let outputs: Vec<_> = outputs.map(|&(parameter, memory)| orders::Output { parameter, memory }).collect();
+    orders::run_in_all(setting, &outputs)
 }
 
 fn check_shape(info: &'static KernelInfo, shape: LaunchShape) -> Result<(), Fault> {

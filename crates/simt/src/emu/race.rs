@@ -7,123 +7,80 @@
 //! - they share a warp and B has heard A's clock through a warp synchronisation, or
 //! - B has heard of X through an atomic: A made a fence and then an atomic on a word, and B (or one B has
 //!   heard from) a later atomic on that word and then a fence or a barrier. The atomics are relaxed, so both
-//!   sides need theirs.
+//!   sides need theirs. Between threads of one block fences of the block will do.
 //!
-//! Anything else on the same byte, one of the two writing, is a race. Two atomics never race.
+//! Anything else on the same byte, one of the two writing, is a race. Two atomics never race if they change
+//! the same bytes.
+//!
+//! Two things are mistakes in whatever order: a read-only load of a byte that the launch writes, and a write
+//! to the source of an asynchronous copy that its thread has not waited for.
 
-use super::block::Lane;
+use super::clock::{Clock, Known, Word};
 use super::collective::FenceScope;
 use super::fault::{FaultKind, Place, Race, Space, ThreadId};
-use crate::kernel::Dim3;
+use super::history::{Access, Event, History};
+use super::lane::Lane;
 use core::panic::Location;
-use std::collections::{BTreeMap, HashMap};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
-    Read,
-    Write,
-    Atomic,
-}
+/// Spreads addresses: they differ in their low bits.
+#[derive(Default)]
+pub(super) struct AddressHasher(u64);
 
-impl Access {
-    fn name(self) -> &'static str {
-        match self {
-            Access::Read => "read",
-            Access::Write => "write",
-            Access::Atomic => "atomic",
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
         }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
     }
 }
 
-/// One access of the past.
-#[derive(Clone, Copy)]
-struct Event {
-    block: u64,
-    block_index: Dim3,
-    thread: Dim3,
-    linear: u32,
-    epoch: u32,
-    clock: u32,
-    access: Access,
-    place: &'static Location<'static>,
+type ByAddress<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
+
+/// An asynchronous copy that reads global memory and has not been waited for.
+struct Source {
+    event: Event,
+    index: u64,
 }
 
-/// What happened to one byte since the last ordered write.
-#[derive(Clone, Default)]
-struct History {
-    /// The last write and the atomics since.
-    writes: Vec<Event>,
-    reads: Vec<Event>,
+/// The memory of the race check for a launch. The blocks of one core share it.
+#[derive(Default)]
+pub(crate) struct GridRaces {
+    bytes: ByAddress<History>,
+    words: ByAddress<Word>,
+    /// By the number of the 16 bytes that are copied.
+    sources: ByAddress<Vec<Source>>,
 }
 
-/// What a thread has heard through atomics.
-#[derive(Clone, Default)]
-struct Known {
-    /// Block number to epoch: everything the block did in earlier epochs.
-    blocks: BTreeMap<u64, u32>,
-    /// (Block number, thread) to clock: everything the thread did up to it.
-    threads: BTreeMap<(u64, u32), u32>,
-}
-
-impl Known {
-    fn join(&mut self, other: &Known) {
-        for (block, epoch) in &other.blocks {
-            let mine = self.blocks.entry(*block).or_insert(0);
-            *mine = (*mine).max(*epoch);
-        }
-        for (thread, clock) in &other.threads {
-            let mine = self.threads.entry(*thread).or_insert(0);
-            *mine = (*mine).max(*clock);
-        }
-    }
-}
-
-#[derive(Clone)]
-struct Clock {
-    /// What this thread has heard of each lane of its warp; its own entry is its own clock.
-    warp: [u32; 32],
-    known: Known,
-    /// What atomics have brought since the last fence: known from the next fence or barrier on.
-    heard: Known,
-    /// What an atomic would pass on: taken at the last fence.
-    released_to_device: Option<Known>,
-    released_to_block: Option<Known>,
-}
-
-impl Clock {
-    fn start(lane: usize) -> Self {
-        let mut warp = [0; 32];
-        warp[lane] = 1;
-        Clock {
-            warp,
-            known: Known::default(),
-            heard: Known::default(),
-            released_to_device: None,
-            released_to_block: None,
-        }
-    }
-}
-
-/// The race check's memory: for the launch (global) and for the block that runs (everything else).
+/// The same for the block that runs.
 pub(crate) struct Races {
+    grid: Rc<RefCell<GridRaces>>,
     clocks: Vec<Clock>,
     /// Block barriers passed by the block that runs.
     epoch: u32,
-    global: HashMap<u64, History>,
-    shared: HashMap<u64, History>,
-    global_words: HashMap<u64, Known>,
-    shared_words: HashMap<u64, Known>,
+    shared: ByAddress<History>,
+    shared_words: ByAddress<Word>,
 }
 
 impl Races {
-    pub(super) fn new(threads: u32) -> Self {
+    pub(super) fn new(threads: u32, grid: Rc<RefCell<GridRaces>>) -> Self {
         Races {
+            grid,
             clocks: (0..threads as usize).map(|thread| Clock::start(thread % 32)).collect(),
             epoch: 0,
-            global: HashMap::new(),
-            shared: HashMap::new(),
-            global_words: HashMap::new(),
-            shared_words: HashMap::new(),
+            shared: ByAddress::default(),
+            shared_words: ByAddress::default(),
         }
     }
 
@@ -137,14 +94,19 @@ impl Races {
         self.shared_words.clear();
     }
 
+    /// The block ends: what it has not waited for nobody will look at.
+    pub(super) fn leave_block(&mut self, block: u64) {
+        self.grid.borrow_mut().sources.retain(|_, sources| {
+            sources.retain(|source| source.event.block != block);
+            !sources.is_empty()
+        });
+    }
+
     /// Every thread of the block has met every other.
     pub(super) fn block_sync(&mut self) {
         self.epoch += 1;
         let mut known = Known::default();
-        for clock in &self.clocks {
-            known.join(&clock.known);
-            known.join(&clock.heard);
-        }
+        self.clocks.iter().for_each(|clock| clock.tell(&mut known));
         for (thread, clock) in self.clocks.iter_mut().enumerate() {
             clock.warp[thread % 32] += 1;
             clock.known = known.clone();
@@ -161,8 +123,7 @@ impl Races {
             for (mine, theirs) in heard.iter_mut().zip(clock.warp) {
                 *mine = theirs.max(*mine);
             }
-            known.join(&clock.known);
-            known.join(&clock.heard);
+            clock.tell(&mut known);
         }
         for lane in &lanes {
             let clock = &mut self.clocks[first as usize + lane];
@@ -172,24 +133,24 @@ impl Races {
         }
     }
 
-    /// From here on this thread knows what its atomics have heard, and its next atomics pass on what it has
-    /// done and knows.
+    /// From here on this thread knows what its atomics have heard, as far as the fence reaches, and its next
+    /// atomics pass on what it has done and knows.
     pub(super) fn fence(&mut self, lane: &Lane, scope: FenceScope) {
         let (block, first) = (lane.block().number.get(), lane.linear - lane.lane());
-        let epoch = self.epoch;
         let clock = &mut self.clocks[lane.linear as usize];
-        clock.known.join(&std::mem::take(&mut clock.heard));
-        let mut known = clock.known.clone();
-        let mut own = Known::default();
-        own.blocks.insert(block, epoch);
-        for (other, heard) in clock.warp.iter().enumerate().filter(|(_, heard)| **heard > 0) {
-            own.threads.insert((block, first + other as u32), *heard);
-        }
-        known.join(&own);
-        clock.warp[lane.lane() as usize] += 1;
-        clock.released_to_block = Some(known.clone());
-        if scope == FenceScope::Device {
-            clock.released_to_device = Some(known);
+        clock.fence(scope, block, self.epoch, first, lane.lane() as usize);
+    }
+
+    fn event(&self, lane: &Lane, access: Access, place: &'static Location<'static>) -> Event {
+        Event {
+            block: lane.block().number.get(),
+            block_index: lane.block().index.get(),
+            thread: lane.thread,
+            linear: lane.linear,
+            epoch: self.epoch,
+            clock: self.clocks[lane.linear as usize].warp[lane.lane() as usize],
+            access,
+            place,
         }
     }
 
@@ -203,90 +164,145 @@ impl Races {
         access: Access,
         place: &'static Location<'static>,
     ) -> Option<FaultKind> {
-        if access == Access::Atomic {
-            self.pass_on(lane, space, start);
+        let event = self.event(lane, access, place);
+        let clock = &mut self.clocks[lane.linear as usize];
+        let grid = &mut *self.grid.borrow_mut();
+        if access.writes() && space == Space::Global && !grid.sources.is_empty() {
+            let sources = grid.sources.get(&(start / 16)).and_then(|sources| sources.first());
+            if let Some(source) = sources {
+                return Some(FaultKind::CopySource(pair(&event, &source.event, space, index, start)));
+            }
         }
-        let clock = &self.clocks[lane.linear as usize];
-        let event = Event {
-            block: lane.block().number.get(),
-            block_index: lane.block().index.get(),
-            thread: lane.thread,
-            linear: lane.linear,
-            epoch: self.epoch,
-            clock: clock.warp[lane.lane() as usize],
-            access,
-            place,
+        let (memory, words) = match space {
+            Space::Global => (&mut grid.bytes, &mut grid.words),
+            Space::Shared => (&mut self.shared, &mut self.shared_words),
         };
-        let memory = match space {
-            Space::Global => &mut self.global,
-            Space::Shared => &mut self.shared,
-        };
+        if access == Access::Atomic {
+            clock.pass_on(words.entry(start).or_default(), event.block);
+        }
         for byte in start..start + bytes as u64 {
             let history = memory.entry(byte).or_default();
-            let unordered = |past: &&Event| {
-                let both_atomic = access == Access::Atomic && past.access == Access::Atomic;
-                !both_atomic && !is_behind(past, &event, clock)
+            let fault = |kind: fn(Box<Race>) -> FaultKind, other: &Event| {
+                Some(kind(pair(&event, other, space, index, byte)))
             };
-            let mut conflict = history.writes.iter().find(unordered);
-            if access != Access::Read {
-                conflict = conflict.or_else(|| history.reads.iter().find(unordered));
+            if let Some(other) = against_read_only(history, access) {
+                return fault(FaultKind::ReadOnlyLoad, other);
             }
-            if let Some(other) = conflict {
-                return Some(FaultKind::Race(Box::new(Race {
-                    space,
-                    index,
-                    byte,
-                    access: access.name(),
-                    other_access: other.access.name(),
-                    other: ThreadId { block: other.block_index, thread: other.thread },
-                    other_place: Place::from(other.place),
-                })));
+            if let Some(other) = race(history, &event, clock) {
+                return fault(FaultKind::Race, other);
             }
-            let same_thread = |past: &Event| past.block == event.block && past.linear == event.linear;
-            match access {
-                Access::Read => {
-                    history.reads.retain(|past| !same_thread(past));
-                    history.reads.push(event);
+            if access == Access::Atomic && history.rare().word != (start, bytes) {
+                if let Some(other) = history.atomics().find(|past| !past.is_behind(&event, clock)) {
+                    return fault(FaultKind::AtomicWidths, other);
                 }
-                Access::Write => {
-                    history.reads.clear();
-                    history.writes.clear();
-                    history.writes.push(event);
-                }
-                Access::Atomic => {
-                    // What lies behind this atomic need not lie behind the next one: atomics order nothing.
-                    history.writes.retain(|past| past.access != Access::Atomic || !same_thread(past));
-                    history.writes.push(event);
-                }
+                let rare = history.rare();
+                rare.atomics.clear();
+                rare.word = (start, bytes);
             }
+            note(history, event);
         }
         None
     }
 
-    /// An atomic: leaves on the word what the thread released, and hears what others left there.
-    fn pass_on(&mut self, lane: &Lane, space: Space, word: u64) {
-        let clock = &mut self.clocks[lane.linear as usize];
-        let (word, released) = match space {
-            Space::Global => (self.global_words.entry(word).or_default(), &clock.released_to_device),
-            Space::Shared => (self.shared_words.entry(word).or_default(), &clock.released_to_block),
+    /// An asynchronous copy of 16 bytes from `start` on is under way.
+    pub(super) fn copy_starts(
+        &mut self,
+        lane: &Lane,
+        start: u64,
+        index: u64,
+        place: &'static Location<'static>,
+    ) {
+        let event = self.event(lane, Access::Copy, place);
+        self.grid.borrow_mut().sources.entry(start / 16).or_default().push(Source { event, index });
+    }
+
+    /// A copy that this thread started has arrived.
+    pub(super) fn copy_ends(&mut self, lane: &Lane, start: u64, index: u64) {
+        let mut grid = self.grid.borrow_mut();
+        let Some(sources) = grid.sources.get_mut(&(start / 16)) else { return };
+        let block = lane.block().number.get();
+        let own = |source: &Source| {
+            source.event.block == block && source.event.linear == lane.linear && source.index == index
         };
-        if let Some(released) = released {
-            word.join(released);
+        if let Some(at) = sources.iter().position(own) {
+            sources.swap_remove(at);
         }
-        clock.heard.join(word);
+        if sources.is_empty() {
+            grid.sources.remove(&(start / 16));
+        }
+    }
+
+    /// An atomic has brought another value.
+    pub(super) fn changed(
+        &mut self,
+        lane: &Lane,
+        space: Space,
+        byte: u64,
+        place: &'static Location<'static>,
+    ) {
+        let event = self.event(lane, Access::Atomic, place);
+        let grid = &mut *self.grid.borrow_mut();
+        let memory = if space == Space::Global { &mut grid.bytes } else { &mut self.shared };
+        memory.entry(byte).or_default().rare().changed = Some(event);
+    }
+
+    /// Who changed a byte last, and where.
+    pub(super) fn last_change(&self, space: Space, byte: u64) -> Option<(ThreadId, Place)> {
+        let grid = self.grid.borrow();
+        let memory = if space == Space::Global { &grid.bytes } else { &self.shared };
+        let event = memory.get(&byte)?.changed()?;
+        Some((ThreadId { block: event.block_index, thread: event.thread }, Place::from(event.place)))
     }
 }
 
-/// Whether `past` is ordered before the access `now` of the thread that has `clock`.
-fn is_behind(past: &Event, now: &Event, clock: &Clock) -> bool {
-    if past.block == now.block {
-        if past.linear == now.linear || past.epoch < now.epoch {
-            return true;
-        }
-        if past.linear / 32 == now.linear / 32 && clock.warp[(past.linear % 32) as usize] >= past.clock {
-            return true;
-        }
+fn pair(event: &Event, other: &Event, space: Space, index: u64, byte: u64) -> Box<Race> {
+    Box::new(Race {
+        space,
+        index,
+        byte,
+        access: event.access.name(),
+        other_access: other.access.name(),
+        other: ThreadId { block: other.block_index, thread: other.thread },
+        other_place: Place::from(other.place),
+    })
+}
+
+fn against_read_only(history: &History, access: Access) -> Option<&Event> {
+    match access {
+        Access::ReadOnly => history.written(),
+        Access::Write | Access::Atomic => history.read_only(),
+        Access::Read | Access::Copy => None,
     }
-    clock.known.blocks.get(&past.block).is_some_and(|epoch| past.epoch < *epoch)
-        || clock.known.threads.get(&(past.block, past.linear)).is_some_and(|heard| past.clock <= *heard)
+}
+
+/// An access of the past that nothing orders before `event`.
+fn race<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Event> {
+    let unordered = |past: &&Event| !past.is_behind(event, clock);
+    let mut found = history.write.as_ref().filter(unordered);
+    if event.access != Access::Atomic {
+        found = found.or_else(|| history.atomics().find(unordered));
+    }
+    if event.access.writes() {
+        found = found.or_else(|| history.reads.iter().find(unordered));
+    }
+    found
+}
+
+fn note(history: &mut History, event: Event) {
+    match event.access {
+        Access::Read | Access::ReadOnly | Access::Copy => history.reads.put(event),
+        Access::Write => {
+            history.reads.clear();
+            if let Some(rare) = &mut history.rare {
+                rare.atomics.clear();
+                rare.changed = None;
+            }
+            history.write = Some(event);
+        }
+        // What lies behind this atomic need not lie behind the next one: atomics order nothing.
+        Access::Atomic => history.rare().atomics.put(event),
+    }
+    if event.access == Access::ReadOnly {
+        history.rare().read_only.get_or_insert(event);
+    }
 }

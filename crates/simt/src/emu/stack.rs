@@ -1,5 +1,6 @@
 //! The stacks that emulated threads park on, kept from launch to launch.
 
+use super::MAX_BLOCK_THREADS;
 use corosensei::stack::{DefaultStack, Stack, StackPointer};
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -49,9 +50,13 @@ impl ThreadStack {
         Ok(ThreadStack { memory, bytes, offset: made.wrapping_mul(STEP_BYTES) % SPREAD_BYTES })
     }
 
-    /// Keeps the stack for the next thread.
+    /// Keeps the stack for the next thread, if there are not enough yet.
     pub(super) fn put_back(self) {
-        IDLE.with_borrow_mut(|stacks| stacks.push(self));
+        IDLE.with_borrow_mut(|stacks| {
+            if stacks.len() < MAX_BLOCK_THREADS as usize {
+                stacks.push(self);
+            }
+        });
     }
 
     #[cfg(test)]

@@ -24,10 +24,11 @@
 //! | `async_copies` | a read before the wait, or of a group never closed | `CopyUnderWay` | yes | yes |
 //! | `async_copies` | no barrier between the wait and another lane's read | `Race` | passes | yes |
 //! | `late_wait` | a kernel that is to wait for the launch before, a path without | `NoWait` | yes | yes |
+//! | `waits` | a lock kept, a circle, no room, a fault that others wait for | `EndlessWait` | yes | yes |
 //! | `panics` | an assertion, an index, a division by zero | `Panic` | yes | yes |
 //!
-//! `runner` holds what the launch itself promises: which fault is reported, and that threads that a fault
-//! leaves parked are unwound.
+//! `orders` holds what schedules promise, `runner` what the launch itself promises: which fault is reported,
+//! and that threads that a fault leaves parked are unwound.
 
 mod alignment;
 mod async_copies;
@@ -37,6 +38,7 @@ mod bounds;
 mod divergent_barrier;
 mod late_wait;
 mod missing_fence;
+mod orders;
 mod panics;
 mod runner;
 mod shared_size;
@@ -45,4 +47,5 @@ mod shuffle_source;
 mod support;
 mod tail;
 mod unwritten_shared;
+mod waits;
 mod warp_race;

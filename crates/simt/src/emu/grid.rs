@@ -1,0 +1,421 @@
+//! The blocks of a launch: who starts when, and what is done about blocks that wait for each other.
+//!
+//! Each core takes the next block that nobody has started and runs it. A block whose threads only look again
+//! and again for something to change is set aside, and the core starts another one; those set aside get a
+//! turn after each. When no block is left to start, or no room for one, and on no core anything changes for
+//! as long as the launch has patience, the wait is one without end.
+
+use super::block::{Runner, Setting, Turn};
+use super::fault::{Endless, Fault, FaultKind, Wait, WaitFor};
+use super::options::{Dice, Schedule};
+use super::race::GridRaces;
+use crate::kernel::{KernelInfo, LaunchShape};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// How many threads may be parked in blocks that wait for others: their stacks take memory. A GPU, too, runs
+/// only so many blocks at once.
+const RESIDENT_THREADS: u64 = 16 * 1024;
+
+/// Turns in which nothing changes, until a block is set aside.
+const SHORT_WAIT: u32 = 4;
+
+/// The same of turns in which something does: its threads may change words without end while they wait.
+const LONG_WAIT: u32 = 1024;
+
+/// A wait in which words keep changing is one without end after so many times the patience.
+const LIVELOCK: u64 = 10_000;
+
+/// What a core that is out of patience leaves to the others until it looks again.
+const NAP: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// Grids of fewer threads are not worth the other cores' waking.
+const SMALL_GRID: u64 = 256;
+
+/// How many blocks are taken at a time at most: enough work to be worth the taking.
+fn largest_share(shape: LaunchShape) -> u64 {
+    (16 * 1024 / shape.block.count()).max(1)
+}
+
+/// A launch under way, shared by the cores that run it.
+pub(super) struct Grid<'a> {
+    setting: Setting<'a>,
+    /// The blocks in the order in which they start, if that is not ascending.
+    order: Option<Vec<u64>>,
+    blocks: u64,
+    share: u64,
+    cores: u64,
+    /// The first block that nobody has taken.
+    next: AtomicU64,
+    /// Blocks above one that failed are left out, those below still run: so the report does not depend on
+    /// timing.
+    lowest_failed: AtomicU64,
+    fault: Mutex<Option<(u64, Fault)>>,
+    /// Counts turns in which something changed.
+    changes: AtomicU64,
+    /// Cores at work, and those of them that are out of patience and take a nap.
+    working: AtomicUsize,
+    waiting: AtomicUsize,
+    /// No more turns: nothing would ever change.
+    over: AtomicBool,
+    waits: Mutex<Vec<Wait>>,
+}
+
+impl<'a> Grid<'a> {
+    pub(super) fn new(setting: Setting<'a>) -> Self {
+        let shape = setting.shape;
+        let blocks = shape.grid.count();
+        let alone = setting.options.race_check || setting.schedule != Schedule::Parallel;
+        let small = blocks.saturating_mul(shape.block.count()) < SMALL_GRID;
+        let cores = if alone || small { 1 } else { blocks.min(rayon::current_num_threads() as u64) };
+        Grid {
+            order: order(setting.schedule, blocks),
+            blocks,
+            share: if alone { 1 } else { (blocks / (8 * cores)).clamp(1, largest_share(shape)) },
+            cores,
+            next: AtomicU64::new(0),
+            lowest_failed: AtomicU64::new(u64::MAX),
+            fault: Mutex::new(None),
+            changes: AtomicU64::new(0),
+            working: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            over: AtomicBool::new(false),
+            waits: Mutex::new(Vec::new()),
+            setting,
+        }
+    }
+
+    /// Runs all of it.
+    pub(super) fn run(self) -> Result<(), Fault> {
+        if self.cores == 1 {
+            self.work();
+        } else {
+            rayon::scope(|scope| (0..self.cores).for_each(|_| scope.spawn(|_| self.work())));
+        }
+        let waits = self.waits.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let schedule = self.setting.schedule;
+        match self.fault.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some((_, fault)) => Err(Fault { schedule, ..fault }),
+            None if waits.is_empty() => Ok(()),
+            None => {
+                let started = self.next.into_inner().min(self.blocks);
+                Err(Fault { schedule, ..endless(self.setting.info, waits, self.blocks - started) })
+            }
+        }
+    }
+
+    fn work(&self) {
+        self.working.fetch_add(1, Ordering::SeqCst);
+        let races = self.setting.options.race_check.then(|| Rc::new(RefCell::new(GridRaces::default())));
+        let mut core = Core {
+            grid: self,
+            races,
+            aside: Vec::new(),
+            spare: Vec::new(),
+            share: 0..0,
+            quiet: 0,
+            idle_looks: 0,
+            seen_changes: 0,
+        };
+        match self.setting.schedule {
+            Schedule::Seeded(seed) => core.mix(Dice::new(seed.into())),
+            _ => core.run_in_turn(),
+        }
+        self.working.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// How many blocks one core may have set aside.
+    fn room(&self) -> usize {
+        (RESIDENT_THREADS / self.setting.shape.block.count() / self.cores).max(2) as usize
+    }
+
+    fn fail(&self, number: u64, fault: Fault) {
+        self.lowest_failed.fetch_min(number, Ordering::SeqCst);
+        let mut first = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        if first.as_ref().is_none_or(|(lowest, _)| number < *lowest) {
+            *first = Some((number, fault));
+        }
+        if self.cores == 1 {
+            // In the order of a schedule the first fault is the first that happens.
+            self.over.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+fn order(schedule: Schedule, blocks: u64) -> Option<Vec<u64>> {
+    match schedule {
+        Schedule::Parallel | Schedule::Ascending => None,
+        Schedule::Reversed => Some((0..blocks).rev().collect()),
+        Schedule::Seeded(seed) => {
+            let mut order: Vec<u64> = (0..blocks).collect();
+            Dice::new(!u64::from(seed)).shuffle(&mut order);
+            Some(order)
+        }
+    }
+}
+
+fn endless(info: &'static KernelInfo, mut waits: Vec<Wait>, not_started: u64) -> Fault {
+    // Who looks at a word first: the others may wait just because of it.
+    let rank = |wait: &Wait| {
+        let (block, thread) = (wait.thread.block, wait.thread.thread);
+        let looks = matches!(wait.on, WaitFor::Word { .. } | WaitFor::Unknown);
+        (!looks, block.z, block.y, block.x, thread.z, thread.y, thread.x)
+    };
+    waits.sort_by_key(rank);
+    let threads = waits.len() as u64;
+    let mut known = Vec::new();
+    waits.retain(|wait| {
+        let word = match &wait.on {
+            WaitFor::Word { space, index, .. } => Some((*space, *index)),
+            _ => None,
+        };
+        let new = known.len() < 5 && !known.contains(&(wait.place, word));
+        if new {
+            known.push((wait.place, word));
+        }
+        new
+    });
+    let (thread, place) = (waits[0].thread, waits[0].place);
+    let kind = FaultKind::EndlessWait(Box::new(Endless { threads, waits, not_started }));
+    Fault { thread: Some(thread), place: Some(place), ..Fault::of_launch(info, kind) }
+}
+
+/// One core's part in a launch.
+struct Core<'g, 'a> {
+    grid: &'g Grid<'a>,
+    races: Option<Rc<RefCell<GridRaces>>>,
+    /// Blocks that are under way.
+    aside: Vec<Runner<'a>>,
+    /// Runners that have no block.
+    spare: Vec<Runner<'a>>,
+    /// Blocks that this core has taken and not started.
+    share: std::ops::Range<u64>,
+    /// Turns in a row in which nothing changed, here or elsewhere.
+    quiet: u64,
+    /// Looks that changed something since a thread has come any further.
+    idle_looks: u64,
+    seen_changes: u64,
+}
+
+impl<'a> Core<'_, 'a> {
+    fn next_block(&mut self) -> Option<u64> {
+        let grid = self.grid;
+        if self.share.is_empty() {
+            let start = grid.next.fetch_add(grid.share, Ordering::SeqCst).min(grid.blocks);
+            self.share = start..grid.blocks.min(start + grid.share);
+        }
+        let at = self.share.next()?;
+        let number = grid.order.as_ref().map_or(at, |order| order[at as usize]);
+        if grid.cores > 1 && number > grid.lowest_failed.load(Ordering::SeqCst) {
+            return None;
+        }
+        Some(number)
+    }
+
+    fn enter(&mut self, number: u64) -> Runner<'a> {
+        let mut runner =
+            self.spare.pop().unwrap_or_else(|| Runner::new(&self.grid.setting, self.races.as_ref()));
+        runner.enter(number);
+        runner
+    }
+
+    /// Blocks one after another; those that wait get a turn after each.
+    fn run_in_turn(&mut self) {
+        while !self.grid.over.load(Ordering::SeqCst) {
+            let number = if self.aside.len() < self.grid.room() { self.next_block() } else { None };
+            match number {
+                Some(number) => {
+                    let runner = self.enter(number);
+                    self.run_until_it_waits(runner);
+                }
+                None if self.aside.is_empty() => return,
+                None => {}
+            }
+            if !self.aside.is_empty() {
+                self.round(number.is_some());
+            }
+        }
+        self.give_up();
+    }
+
+    fn run_until_it_waits(&mut self, mut runner: Runner<'a>) {
+        let (mut quiet, mut turns) = (0, 0);
+        loop {
+            match runner.turn() {
+                Ok(Turn::Done) => return self.spare.push(runner),
+                Ok(Turn::Ran { changed, idle_looks }) => {
+                    self.count_looks(changed, idle_looks);
+                    quiet = if changed { 0 } else { quiet + 1 };
+                    turns += 1;
+                    if quiet >= SHORT_WAIT || turns >= LONG_WAIT {
+                        return self.aside.push(runner);
+                    }
+                }
+                Err(fault) => return self.grid.fail(runner.number(), *fault),
+            }
+        }
+    }
+
+    /// A turn for each block that was set aside.
+    fn round(&mut self, mut changed: bool) {
+        let lowest_failed = self.grid.lowest_failed.load(Ordering::SeqCst);
+        for mut runner in std::mem::take(&mut self.aside) {
+            if self.grid.cores > 1 && runner.number() > lowest_failed {
+                changed = true;
+                continue;
+            }
+            match runner.turn() {
+                Ok(Turn::Done) => {
+                    changed = true;
+                    self.spare.push(runner);
+                }
+                Ok(Turn::Ran { changed: did, idle_looks }) => {
+                    changed |= did;
+                    self.count_looks(did, idle_looks);
+                    self.aside.push(runner);
+                }
+                Err(fault) => {
+                    changed = true;
+                    self.grid.fail(runner.number(), *fault);
+                }
+            }
+        }
+        self.count_round(changed, 1);
+    }
+
+    /// Looks of a turn that changed nothing do not count: that turn is quiet.
+    fn count_looks(&mut self, changed: bool, idle_looks: u64) {
+        self.idle_looks = match (changed, idle_looks) {
+            (_, 0) => 0,
+            (true, looks) => self.idle_looks + looks,
+            (false, _) => self.idle_looks,
+        };
+    }
+
+    /// Takes note of whether anything changed; ends the launch when nothing has for too long. `often` is how
+    /// many turns make one round.
+    fn count_round(&mut self, changed: bool, often: u64) {
+        let grid = self.grid;
+        let patience = u64::from(grid.setting.options.patience.max(1));
+        if changed {
+            grid.changes.fetch_add(1, Ordering::SeqCst);
+        }
+        let changes = grid.changes.load(Ordering::SeqCst);
+        if changed || changes != self.seen_changes {
+            (self.quiet, self.seen_changes) = (0, changes);
+        } else {
+            self.quiet += 1;
+        }
+        if self.idle_looks > patience.saturating_mul(LIVELOCK) {
+            grid.over.store(true, Ordering::SeqCst);
+        } else if self.quiet > patience.saturating_mul(often) {
+            let waiting = grid.waiting.fetch_add(1, Ordering::SeqCst) + 1;
+            if waiting >= grid.working.load(Ordering::SeqCst) {
+                grid.over.store(true, Ordering::SeqCst);
+            } else {
+                std::thread::sleep(NAP);
+            }
+            grid.waiting.fetch_sub(1, Ordering::SeqCst);
+        } else if self.quiet > 32 && grid.cores > 1 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// The launch is over: what is left waits.
+    fn give_up(&mut self) {
+        let mut waits = self.grid.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.extend(self.aside.iter().flat_map(Runner::waits));
+        drop(waits);
+        self.aside.clear();
+    }
+
+    /// Several blocks at once, as the dice have it.
+    fn mix(&mut self, mut dice: Dice) {
+        let mut width = (1 + dice.below(8)).min(self.grid.room());
+        while !self.grid.over.load(Ordering::SeqCst) {
+            while self.aside.len() < width
+                && let Some(number) = self.next_block()
+            {
+                let runner = self.enter(number);
+                self.aside.push(runner);
+            }
+            if self.aside.is_empty() {
+                return;
+            }
+            let at = dice.below(self.aside.len());
+            let changed = match self.aside[at].turn() {
+                Ok(Turn::Done) => {
+                    let done = self.aside.swap_remove(at);
+                    self.spare.push(done);
+                    self.idle_looks = 0;
+                    true
+                }
+                Ok(Turn::Ran { changed, idle_looks }) => {
+                    self.count_looks(changed, idle_looks);
+                    changed
+                }
+                Err(fault) => {
+                    let failed = self.aside.swap_remove(at);
+                    self.grid.fail(failed.number(), *fault);
+                    true
+                }
+            };
+            let often = self.aside.len() as u64;
+            self.count_round(changed, often.max(1));
+            if self.quiet > 64 * often && width < self.grid.room() {
+                // They may wait for one that has not started.
+                width += 1;
+            }
+        }
+        self.give_up();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emu::EmuOptions;
+
+    static INFO: KernelInfo = KernelInfo {
+        name: "none",
+        module: "",
+        file: "",
+        line: 0,
+        max_threads: 1024,
+        overlaps: false,
+        waits_late: false,
+    };
+
+    fn setting(shape: LaunchShape, schedule: Schedule, race_check: bool) -> Setting<'static> {
+        let options = EmuOptions { race_check, ..EmuOptions::default() };
+        Setting { info: &INFO, shape, body: &|| {}, options, schedule, tracked: None, watchpoint: None }
+    }
+
+    #[test]
+    fn small_grids_are_shared_among_all_cores() {
+        let all = rayon::current_num_threads() as u64;
+        let cores = |grid, block, schedule, race_check| {
+            let grid = Grid::new(setting(LaunchShape::new(grid, block), schedule, race_check));
+            assert!(grid.share * grid.cores <= grid.blocks, "each core has some");
+            grid.cores
+        };
+        assert_eq!(cores(64, 32, Schedule::Parallel, false), all.min(64));
+        assert_eq!(cores(2, 512, Schedule::Parallel, false), all.min(2));
+        assert_eq!(cores(4, 32, Schedule::Parallel, false), 1);
+        assert_eq!(cores(64, 32, Schedule::Parallel, true), 1);
+        assert_eq!(cores(64, 32, Schedule::Reversed, false), 1);
+    }
+
+    #[test]
+    fn every_order_has_each_block_once() {
+        for schedule in [Schedule::Reversed, Schedule::Seeded(0), Schedule::Seeded(9)] {
+            let mut blocks = order(schedule, 100).unwrap();
+            assert!(!blocks.is_sorted(), "{schedule}");
+            blocks.sort_unstable();
+            assert!(blocks.into_iter().eq(0..100), "{schedule}");
+        }
+        assert_ne!(order(Schedule::Seeded(0), 100), order(Schedule::Seeded(1), 100));
+    }
+}

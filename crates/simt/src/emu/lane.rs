@@ -1,0 +1,267 @@
+//! One emulated thread, and the calls by which it parks.
+
+use super::async_copy::Copies;
+use super::block::Block;
+use super::collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
+use super::fault::{Fault, FaultKind, Space};
+use crate::kernel::Dim3;
+use core::cell::{Cell, RefCell};
+use core::panic::Location;
+use corosensei::Yielder;
+use std::panic::resume_unwind;
+
+/// What a block barrier hands back beside its ordering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BarrierKind {
+    Plain,
+    Count,
+    And,
+    Or,
+}
+
+/// Why a thread is parked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pause {
+    Barrier {
+        kind: BarrierKind,
+        predicate: u32,
+    },
+    Warp(WarpCall),
+    /// It could go on, and lets others go first.
+    Turn,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum State {
+    NotStarted,
+    Running,
+    Parked(Pause, &'static Location<'static>),
+    Done,
+}
+
+/// The word that a thread looked at last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    pub(crate) space: Space,
+    pub(crate) byte: u64,
+    pub(crate) index: u64,
+    /// What it held; not known of a plain load.
+    pub(crate) value: Option<u64>,
+}
+
+/// One emulated thread.
+pub(crate) struct Lane {
+    /// Its index in the block.
+    pub(crate) thread: Dim3,
+    /// The same, x fastest: what warps are cut from.
+    pub(crate) linear: u32,
+    pub(super) block: *const Block,
+    pub(crate) state: Cell<State>,
+    /// Which coroutine its stack is on, once it has parked.
+    pub(super) worker: Cell<usize>,
+    pub(super) yielder: Cell<*const Yielder<u64, ()>>,
+    /// Whether it has waited for the launch before.
+    pub(super) waited: Cell<bool>,
+    /// What it has spent of [`FUEL`] since it last got a turn.
+    spent: Cell<u32>,
+    /// How many accesses it may make before the next one is looked at; 0 where each is.
+    unwatched: Cell<u32>,
+    pub(super) look: Cell<Option<Look>>,
+    /// Its asynchronous copies that are under way.
+    pub(crate) copies: RefCell<Copies>,
+}
+
+/// What a thread may spend until it gives way: 64 atomics or fences, four pauses, or very many plain
+/// accesses. A thread that waits for a word to change spends it soon, and few others ever do.
+const FUEL: u32 = 1 << 16;
+const ATOMIC: u32 = FUEL / 64;
+const PAUSE: u32 = FUEL / 4;
+
+/// Accesses that nobody looks at come in so many at a time.
+const UNWATCHED: u32 = 1 << 20;
+
+impl Lane {
+    pub(super) fn new(thread: Dim3, linear: u32, block: *const Block) -> Self {
+        Lane {
+            thread,
+            linear,
+            block,
+            state: Cell::new(State::NotStarted),
+            worker: Cell::new(0),
+            yielder: Cell::new(core::ptr::null()),
+            waited: Cell::new(false),
+            spent: Cell::new(0),
+            unwatched: Cell::new(0),
+            look: Cell::new(None),
+            copies: RefCell::default(),
+        }
+    }
+
+    pub(super) fn reset(&self) {
+        self.state.set(State::NotStarted);
+        self.waited.set(false);
+        self.refuel(false);
+        self.look.set(None);
+        self.copies.borrow_mut().clear();
+    }
+
+    pub(crate) fn block(&self) -> &Block {
+        // SAFETY: the runner keeps its block boxed for as long as it keeps its lanes.
+        unsafe { &*self.block }
+    }
+
+    pub(crate) fn lane(&self) -> u32 {
+        self.linear % 32
+    }
+
+    /// Whether it could go on at once.
+    pub(super) fn gave_way(&self) -> bool {
+        matches!(self.state.get(), State::Parked(Pause::Turn, _))
+    }
+
+    /// It gets a turn: a short one, if nothing has changed.
+    pub(super) fn refuel(&self, short: bool) {
+        self.spent.set(if short { FUEL - ATOMIC } else { 0 });
+        self.unwatched.set(if self.block().watched { 0 } else { UNWATCHED });
+    }
+
+    /// Whether the access that comes is one to look at.
+    #[inline(always)]
+    pub(super) fn is_watched(&self) -> bool {
+        let left = self.unwatched.get();
+        self.unwatched.set(left.saturating_sub(1));
+        left == 0
+    }
+
+    fn spend(&self, fuel: u32) -> bool {
+        let spent = self.spent.get() + fuel;
+        self.spent.set(spent);
+        spent >= FUEL
+    }
+}
+
+thread_local! {
+    pub(super) static CURRENT: Cell<*const Lane> = const { Cell::new(core::ptr::null()) };
+}
+
+/// Runs `f` on the emulated thread that is executing.
+#[track_caller]
+#[inline]
+pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
+    let lane = CURRENT.get();
+    assert!(!lane.is_null(), "a kernel primitive was called outside of a kernel: launch the kernel");
+    // SAFETY: set by the runner on this OS thread for as long as the lane runs.
+    f(unsafe { &*lane })
+}
+
+/// Ends the launch with a fault of the executing thread. Unwinds to the runner without the panic hook.
+#[cold]
+#[inline(never)]
+pub(crate) fn raise(place: &'static Location<'static>, kind: FaultKind) -> ! {
+    let fault = with_lane(|lane| Fault::of(lane, Some(place.into()), kind));
+    resume_unwind(Box::new(fault))
+}
+
+fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
+    let yielder = with_lane(|lane| {
+        lane.state.set(State::Parked(pause, place));
+        lane.yielder.get()
+    });
+    // SAFETY: the coroutine that runs this thread set it and is the one suspended here.
+    unsafe { &*yielder }.suspend(())
+}
+
+/// Ahead of an atomic: another thread may come in between, if the order is one of seeds.
+pub(super) fn before_atomic(place: &'static Location<'static>) {
+    if with_lane(|lane| lane.block().tosses()) {
+        park(Pause::Turn, place);
+    }
+}
+
+/// Behind an atomic that found `look`.
+pub(super) fn after_atomic(look: Look, place: &'static Location<'static>) {
+    let parks = with_lane(|lane| {
+        lane.look.set(Some(look));
+        lane.spend(ATOMIC) || lane.block().tosses()
+    });
+    if parks {
+        park(Pause::Turn, place);
+    }
+}
+
+/// Ahead of an access that is looked at: a thread that makes very many may wait for another one.
+pub(super) fn before_plain(look: Look, place: &'static Location<'static>) {
+    let parks = with_lane(|lane| {
+        let parks = lane.spend(if lane.block().watched { 1 } else { FUEL });
+        if parks {
+            lane.look.set(Some(look));
+        }
+        parks
+    });
+    if parks {
+        park(Pause::Turn, place);
+    }
+}
+
+#[track_caller]
+pub(crate) fn pause() {
+    let parks = with_lane(|lane| lane.spend(PAUSE) || lane.block().tosses());
+    if parks {
+        park(Pause::Turn, Location::caller());
+    }
+}
+
+#[track_caller]
+pub(crate) fn barrier(kind: BarrierKind, predicate: u32) -> u32 {
+    park(Pause::Barrier { kind, predicate }, Location::caller()) as u32
+}
+
+#[track_caller]
+pub(super) fn warp_call(call: WarpCall) -> u64 {
+    let place = Location::caller();
+    let lane = with_lane(|lane| lane.lane());
+    if call.mask >> lane & 1 == 0 {
+        raise(place, FaultKind::LaneNotInMask { mask: call.mask, lane });
+    }
+    park(Pause::Warp(call), place)
+}
+
+#[track_caller]
+pub(crate) fn sync_warp(mask: u32) {
+    warp_call(WarpCall { mask, op: WarpOp::Sync, value: 0, param: 0 });
+}
+
+#[track_caller]
+pub(crate) fn vote(mask: u32, kind: VoteKind, predicate: bool) -> u32 {
+    warp_call(WarpCall { mask, op: WarpOp::Vote(kind), value: predicate as u64, param: 0 }) as u32
+}
+
+#[track_caller]
+pub(crate) fn reduce(mask: u32, op: ReduceOp, value: u32) -> u32 {
+    warp_call(WarpCall { mask, op: WarpOp::Reduce(op), value: value as u64, param: 0 }) as u32
+}
+
+#[track_caller]
+pub(crate) fn shuffle(mask: u32, kind: ShuffleKind, value: u64, param: u32, width: u32) -> u64 {
+    if !width.is_power_of_two() || width > 32 {
+        raise(Location::caller(), FaultKind::ShuffleWidth { width });
+    }
+    warp_call(WarpCall { mask, op: WarpOp::Shuffle(kind, width), value, param })
+}
+
+pub(crate) fn wait_for_previous() {
+    with_lane(|lane| lane.waited.set(true));
+}
+
+#[track_caller]
+pub(crate) fn fence(scope: FenceScope) {
+    let parks = with_lane(|lane| {
+        if let Some(races) = &lane.block().races {
+            races.borrow_mut().fence(lane, scope);
+        }
+        lane.spend(ATOMIC) || lane.block().tosses()
+    });
+    if parks {
+        park(Pause::Turn, Location::caller());
+    }
+}

@@ -1,0 +1,145 @@
+//! How a launch is emulated: what is checked, and in which order threads run.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The variable that names the [`Schedule`] of launches whose options leave it open: `ascending`, `reversed`,
+/// or a seed.
+pub const SCHEDULE_VARIABLE: &str = "FERROKV_SCHEDULE";
+
+/// In which order blocks and threads run.
+///
+/// In every order a thread that waits for another one gives way: at a barrier, at a warp primitive, and when
+/// it has made so many atomics, fences and pauses without an end that it seems to wait for a word to change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// Blocks in parallel on all cores, started in ascending order; the threads of a block in ascending
+    /// order. The cheapest. Which block comes first differs from run to run.
+    #[default]
+    Parallel,
+    /// One block after another on one core, in ascending order, and so their threads.
+    Ascending,
+    /// The same from the last block to the first, and from the last thread of each to its first.
+    Reversed,
+    /// Blocks, warps and lanes in an order that the seed decides, several blocks at once. Before and behind
+    /// each atomic, fence and pause the seed also decides whether another thread goes on.
+    Seeded(u32),
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Schedule::Parallel => f.write_str("parallel"),
+            Schedule::Ascending => f.write_str("ascending"),
+            Schedule::Reversed => f.write_str("reversed"),
+            Schedule::Seeded(seed) => write!(f, "seed {seed}"),
+        }
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = String;
+
+    /// Reads `parallel`, `ascending`, `reversed`, or a number: a seed.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "parallel" => Ok(Schedule::Parallel),
+            "ascending" => Ok(Schedule::Ascending),
+            "reversed" => Ok(Schedule::Reversed),
+            seed => seed.parse().map(Schedule::Seeded).map_err(|_| {
+                format!("`{text}` is no schedule: parallel, ascending, reversed, or a number as seed")
+            }),
+        }
+    }
+}
+
+/// How a launch is emulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmuOptions {
+    /// Also report races. Blocks then share one core and every access is recorded: for small shapes.
+    pub race_check: bool,
+    /// Also report reads of global memory that nobody wrote, where the memory is
+    /// [tracked](crate::emu::memory). A device of the CPU backend tracks its buffers with this option.
+    pub memory_check: bool,
+    /// In which order blocks and threads run. [`Schedule::Parallel`] leaves it to [`SCHEDULE_VARIABLE`].
+    pub schedule: Schedule,
+    /// Runs each launch in so many orders more, each from the same contents of memory, and reports results
+    /// that differ: reversed, then by seeds from 1 on. What the first order wrote stays.
+    pub orders: u32,
+    /// How often threads that wait may look again while nothing changes, until the wait is reported as one
+    /// without end.
+    pub patience: u32,
+    /// Stack of each emulated thread that parks, in bytes.
+    pub stack_bytes: usize,
+}
+
+impl Default for EmuOptions {
+    fn default() -> Self {
+        EmuOptions {
+            race_check: false,
+            memory_check: false,
+            schedule: Schedule::Parallel,
+            orders: 0,
+            patience: 10_000,
+            stack_bytes: 256 * 1024,
+        }
+    }
+}
+
+impl EmuOptions {
+    /// The default options with race checking on.
+    pub fn race_checked() -> Self {
+        EmuOptions { race_check: true, ..Self::default() }
+    }
+
+    /// Every check, in nine orders: for a new kernel, on a small shape.
+    pub fn thorough() -> Self {
+        EmuOptions {
+            race_check: true,
+            memory_check: true,
+            schedule: Schedule::Ascending,
+            orders: 8,
+            ..Self::default()
+        }
+    }
+
+    /// The schedule that a launch has: that of the options, or else of the environment.
+    pub(super) fn schedule(&self) -> Result<Schedule, String> {
+        if self.schedule != Schedule::Parallel {
+            return Ok(self.schedule);
+        }
+        match std::env::var(SCHEDULE_VARIABLE) {
+            Ok(text) => text.parse().map_err(|error| format!("{SCHEDULE_VARIABLE}: {error}")),
+            Err(_) => Ok(Schedule::Parallel),
+        }
+    }
+}
+
+/// Numbers that a seed decides (splitmix64).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Dice(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// A number below `end`, which is not 0.
+    pub(super) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What a memory access may touch, and when.
+
+use crate::case::{Found, Mode, cases, go, write};
+use simt::{GlobalMut, LaunchShape, Shared, SharedPlan, async_copy, kernel, thread};
+
+const fn tile() -> Shared<u32> {
+    let mut plan = SharedPlan::new();
+    plan.array(128)
+}
+
+#[kernel]
+fn readonly_of_written(x: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
+    let (t, i) = (thread::thread_idx_x(), thread::index_1d());
+    x.store(i, t);
+    thread::sync_threads();
+    let other = i ^ 1;
+    let value = if bug != 0 {
+        x.as_const().load_readonly(other) // BUG: the launch writes it
+    } else {
+        x.load(other)
+    };
+    y.store(i, value);
+}
+
+#[kernel]
+fn source_overwritten(x: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    tile().copy_async(4 * t, x.as_const(), 4 * t as usize);
+    async_copy::commit();
+    if bug == 0 {
+        async_copy::wait::<0>();
+    }
+    x.store(4 * t as usize, 9); // BUG: the copy may not have read it yet
+    async_copy::wait::<0>();
+    y.store(t as usize, tile().load(4 * t));
+}
+
+#[kernel]
+fn source_overwritten_by_another(x: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    tile().copy_async(4 * t, x.as_const(), 4 * t as usize);
+    async_copy::commit();
+    if bug == 0 {
+        async_copy::wait::<0>();
+    }
+    thread::sync_threads();
+    x.store(4 * (t ^ 1) as usize, 9); // BUG: a neighbour's copy may not have read it yet
+    thread::sync_threads();
+    async_copy::wait::<0>();
+    y.store(t as usize, tile().load(4 * t));
+}
+
+#[kernel]
+fn two_widths(words: GlobalMut<u32>, bug: u32) {
+    let i = thread::index_1d();
+    if bug != 0 && i % 2 == 1 {
+        words.cast::<u64>().atomic_add(0, 1); // BUG: the others add to half of it
+    } else {
+        words.atomic_add(0, 1);
+    }
+}
+
+cases! { "memory";
+    readonly_of_written: "a read-only load of what the launch writes", Found::In(Mode::Races, "ReadOnlyLoad", "the launch writes it", (0, 0)), |bug, options| {
+        let (mut x, mut y) = ([0; 64], [0; 64]);
+        go(readonly_of_written::kernel(), LaunchShape::new(1, 64),
+            readonly_of_written::Args { x: write(&mut x), y: write(&mut y), bug }, options)
+    };
+    source_overwritten: "the source of a copy, written before its wait", Found::In(Mode::Races, "CopySource", "the copy may not have read it yet", (0, 0)), |bug, options| {
+        let (mut x, mut y) = (vec![0u128; 32], [0; 32]);
+        let x = write(&mut x).cast();
+        go(source_overwritten::kernel(), LaunchShape::new(1, 32).shared(512),
+            source_overwritten::Args { x, y: write(&mut y), bug }, options)
+    };
+    source_overwritten_by_another: "the same by another thread, behind a barrier", Found::In(Mode::Races, "CopySource", "a neighbour's copy may not have read it yet", (0, 0)), |bug, options| {
+        let (mut x, mut y) = (vec![0u128; 32], [0; 32]);
+        let x = write(&mut x).cast();
+        go(source_overwritten_by_another::kernel(), LaunchShape::new(1, 32).shared(512),
+            source_overwritten_by_another::Args { x, y: write(&mut y), bug }, options)
+    };
+    two_widths: "atomics of two widths on one word", Found::In(Mode::Races, "AtomicWidths", "the others add to half of it", (0, 1)), |bug, options| {
+        let mut words = [0u64; 1];
+        go(two_widths::kernel(), LaunchShape::new(1, 64),
+            two_widths::Args { words: write(&mut words).cast(), bug }, options)
+    };
+}
