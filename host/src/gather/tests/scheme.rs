@@ -3,7 +3,6 @@
 use super::super::{Error, GatherCache, SYSTEM};
 use super::*;
 use crate::check::{Coverage, not_covered, run_cases};
-use crate::dense::DenseCache;
 use crate::kv::proof::{Options, Trial, by_workload};
 use crate::kv::workload::{AnyInput, Figure, Input as Given, Opening as Workloads, Originals};
 use crate::kv::{self, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
@@ -120,7 +119,7 @@ fn cache_of(text: &str, capacity: usize, support: Support, kernels: bool) -> Gat
 }
 
 /// Appends `tokens` tokens to both layers and attends: the bits of the outputs.
-fn chunk(cache: &mut impl KvCache, tokens: usize) -> Vec<u32> {
+fn chunk(cache: &mut (impl KvCache + ?Sized), tokens: usize) -> Vec<u32> {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let first = cache.tokens();
@@ -185,11 +184,11 @@ fn dense_layers_attend_to_everything() {
     let support = Support { k: 1, block: 16, local: 1 };
     let mut mixed = cache_of("gather/dense=1", 120, support, false);
     let (mut own, mut kernels) = (cache(120, support, false), cache_of("gather/dense=1", 120, support, true));
-    let mut dense = DenseCache::new(&device(), GEOMETRY, 120).expect("a cache");
+    let mut dense = selection("dense").open(&device(), GEOMETRY, None, 120).expect("a cache");
     for tokens in [90, 1, 1, 1] {
         let [mixed_bits, own_bits] = [&mut mixed, &mut own].map(|cache| chunk(cache, tokens));
         assert!(chunk(&mut kernels, tokens) == mixed_bits);
-        let dense_bits = chunk(&mut dense, tokens);
+        let dense_bits = chunk(&mut *dense, tokens);
         let (first, second) = mixed_bits.split_at(mixed_bits.len() / 2);
         assert!(first == &dense_bits[..first.len()] && second == &own_bits[first.len()..]);
         assert!(tokens > 1 || second != &dense_bits[first.len()..], "something is left out");
