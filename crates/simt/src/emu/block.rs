@@ -3,6 +3,7 @@
 use super::allocations::Tracked;
 use super::collective;
 use super::fault::{Fault, FaultKind, Place, ThreadId, Wait, WaitFor};
+use super::fixed::Fixed;
 use super::lane::{CURRENT, Lane, Look, Pause, State};
 use super::memory::SharedMemory;
 use super::options::{Dice, Schedule};
@@ -13,8 +14,6 @@ use super::stack::ThreadStack;
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
 use core::cell::{Cell, RefCell};
-use core::ops::Deref;
-use core::ptr::NonNull;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
@@ -62,32 +61,6 @@ impl Block {
             cell.set(dice);
             result
         })
-    }
-}
-
-/// Owns a value that raw pointers lead to: unlike a `Box`, moving or borrowing it claims no exclusive access.
-struct Fixed<T: ?Sized>(NonNull<T>);
-
-impl<T: ?Sized> Fixed<T> {
-    fn new(value: Box<T>) -> Self {
-        // SAFETY: a box is never null.
-        Fixed(unsafe { NonNull::new_unchecked(Box::into_raw(value)) })
-    }
-}
-
-impl<T: ?Sized> Deref for Fixed<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        // SAFETY: made from a box and owned until the drop; shared access only, what changes is in cells.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl<T: ?Sized> Drop for Fixed<T> {
-    fn drop(&mut self) {
-        // SAFETY: made from a box, and dropped once.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
@@ -500,59 +473,4 @@ impl<'a> Runner<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::emu::launch;
-    use crate::{kernel, thread};
-
-    #[kernel]
-    fn park(faulty: u32) {
-        thread::sync_threads();
-        assert!(faulty == 0 || thread::thread_idx_x() < 40, "planted");
-        thread::sync_threads();
-    }
-
-    #[kernel]
-    fn barrier() {
-        thread::sync_threads();
-    }
-
-    #[test]
-    fn stacks_are_reused_from_launch_to_launch() {
-        let kernel = park::kernel();
-        // With race checking, blocks run on this very thread, whose pool can be looked at.
-        let options = EmuOptions::race_checked();
-        // SAFETY: no memory is involved.
-        let run = |faulty: u32| unsafe {
-            launch(&kernel, LaunchShape::new(2, 64), park::Args { faulty }, &options)
-        };
-        for _ in 0..50 {
-            assert_eq!(run(0), Ok(()));
-            assert_eq!(ThreadStack::idle(), 64);
-        }
-        for _ in 0..50 {
-            assert!(run(1).is_err());
-            // The stacks of threads that the fault left parked are freed.
-            assert_eq!(ThreadStack::idle(), 0);
-        }
-        assert_eq!(run(0), Ok(()));
-        let other_size = EmuOptions { stack_bytes: 128 * 1024, ..options };
-        // SAFETY: no memory is involved.
-        let result =
-            unsafe { launch(&kernel, LaunchShape::new(1, 16), park::Args { faulty: 0 }, &other_size) };
-        assert_eq!((result, ThreadStack::idle()), (Ok(()), 16));
-    }
-
-    #[test]
-    fn a_stack_that_no_machine_has_is_refused() {
-        let options = EmuOptions { stack_bytes: 1 << 60, ..EmuOptions::default() };
-        // SAFETY: no memory is involved.
-        let fault =
-            unsafe { launch(&barrier::kernel(), LaunchShape::new(1, 64), barrier::Args {}, &options) }
-                .unwrap_err();
-        assert!(
-            fault.to_string().contains("no memory for 64 stacks of 1152921504606846976 bytes"),
-            "{fault}"
-        );
-    }
-}
+mod tests;

@@ -29,6 +29,7 @@ mod block;
 mod clock;
 mod collective;
 mod fault;
+mod fixed;
 mod grid;
 mod history;
 mod lane;

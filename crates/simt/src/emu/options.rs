@@ -59,7 +59,8 @@ pub struct EmuOptions {
     /// Also report races. Blocks then share one core and every access is recorded: for small shapes.
     pub race_check: bool,
     /// Also report reads of global memory that nobody wrote, where the memory is
-    /// [tracked](crate::emu::memory). A device of the CPU backend tracks its buffers with this option.
+    /// [accounted for](crate::emu::allocations). With this option a device of the CPU backend does so for its
+    /// buffers.
     pub memory_check: bool,
     /// In which order blocks and threads run. [`Schedule::Parallel`] leaves it to [`SCHEDULE_VARIABLE`].
     pub schedule: Schedule,

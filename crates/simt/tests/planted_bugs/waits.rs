@@ -197,6 +197,31 @@ fn a_fault_that_others_wait_for_is_the_fault() {
 }
 
 #[kernel]
+fn slow_giver(flag: GlobalMut<u32>) {
+    if thread::block_idx_x() + 1 < thread::grid_dim_x() {
+        while flag.atomic_add(0, 0) == 0 {}
+    } else if thread::thread_idx_x() == 0 {
+        // Long work that touches no memory.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        flag.atomic_exchange(0, 1);
+    }
+}
+
+#[test]
+fn a_wait_for_a_block_that_another_core_is_at() {
+    let options = EmuOptions { patience: 10, ..EmuOptions::default() };
+    for _ in 0..3 {
+        let mut flag = vec![0; 1];
+        pass(
+            slow_giver::kernel(),
+            LaunchShape::new(20, 16),
+            slow_giver::Args { flag: write(&mut flag) },
+            &options,
+        );
+    }
+}
+
+#[kernel]
 fn plain_look(flag: GlobalMut<u32>) {
     if thread::thread_idx_x() == 0 {
         while flag.load(0) == 0 {} // BUG: nobody sets it
