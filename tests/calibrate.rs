@@ -48,7 +48,7 @@ fn a_file_is_made_of_a_run_and_serves_it() {
     refused(&[&generate[..], &["--kv", &codes]].concat(), &["one", "model_hash"]);
 
     // A model's text and a layer's step read it.
-    let kv = format!("vecinfer/codes={one}/recent=16");
+    let kv = format!("vecinfer/recent=16/codes={one}");
     succeed(&["generate", "tok", "--model", &model, "--max-tokens", "20", "--kv", &kv, "--backend", "cpu"]);
     let captured = folder.text("kv.safetensors");
     let capture = ["--tokens", "96", "--layers", "0,1", "--text", &text, "--backend", "cpu"];

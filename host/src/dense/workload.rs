@@ -1,6 +1,6 @@
 //! Exact attention as a workload.
 
-use super::{Attended, DenseElement, Plan, bound};
+use super::{Attended, DenseElement, Handles, Plan, bound};
 use crate::Stream;
 use crate::kv::workload::{AnyInput, Data, Input, Memory, Opening, Outcome, Promise, Workload};
 use crate::kv::{HeadReport, Result};
@@ -40,7 +40,21 @@ impl<E: DenseElement> Workload for Dense<E> {
 
     fn enqueue(&mut self, stream: &Stream, set: usize, _: usize) -> Result<()> {
         let Input { queries, pools, table, .. } = &*self.input;
-        Ok(self.plan.run(stream, &queries[0], &pools[set], table, &mut self.out)?)
+        let slices = self.input.on_slices(stream);
+        let handles = Handles {
+            queries: queries[0].global(),
+            keys: pools[set].keys().global(),
+            values: pools[set].values().global(),
+            table: table.blocks().global(),
+            lengths: table.lengths().global(),
+            wanted: None,
+            near: true,
+            output: self.out.output.global_mut(),
+            lse: self.out.lse.global_mut(),
+        };
+        // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
+        // pools and its lengths against its rows. Dropping a buffer waits for the device.
+        Ok(unsafe { self.plan.attend_on(stream, slices, handles) }?)
     }
 
     fn read_bytes(&self) -> u64 {
