@@ -54,7 +54,8 @@ impl<const D: usize, const K: u32, const V: u32, const PARTED: bool> Tile<D, K, 
     /// Starts copying the tile at word `from` of the pool; a warp's work.
     #[simt::device]
     pub fn copy(self, pool: Global<u32>, from: usize, lane: u32) {
-        let lane = lane % 32;
+        // That no lane is beyond 31 is not said: of what is known then ptxas 13.0 makes copies whose
+        // descriptor is no register, an illegal instruction.
         unroll!(for i in 0..(Self::CHUNKS.div_ceil(32) as usize), at_most 5 {
             let chunk = 32 * i as u32 + lane;
             if 32 * (i as u32 + 1) <= Self::CHUNKS || chunk < Self::CHUNKS {
