@@ -59,5 +59,6 @@ fn settings_that_there_are_not_are_refused() {
     refuse("gather/k=0", &["k is a whole number from 1 up"]);
     refuse("gather/block=8", &["block is one of 16, 32, 64, 128"]);
     refuse("gather/score=mean", &["no option 'score'", "k, block, local"]);
-    refuse("gather:quest", &["no preset 'quest'", "assured, production"]);
+    refuse("gather:nothing", &["no preset 'nothing'", "assured, production, quest, window, certified"]);
+    refuse("gather:window/k=3", &["gather:window reads no distant block"]);
 }
