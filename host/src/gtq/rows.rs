@@ -22,7 +22,7 @@ fn place(layout: TileLayout, side: Side, token: u32, unit: u32) -> Place {
     }
 }
 
-/// The bytes of an n in f16, as [`write`] takes them.
+/// The bytes of an n in f16, as [`write()`] takes them.
 pub fn half(n: f16) -> [u8; 4] {
     let [low, high] = n.to_bits().to_le_bytes();
     [low, high, 0, 0]
