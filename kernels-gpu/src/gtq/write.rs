@@ -13,7 +13,7 @@
 //! rounded to f16. A row with an element that is not finite, or with an n beyond f16, is stored as zeros, and
 //! `problems` says where the first of them was.
 //!
-//! Of keys in [parts](super::parts) each part is such a row, with D/4 for D; r_p is first rounded to what a
+//! Of keys in [parts] each part is such a row, with D/4 for D; r_p is first rounded to what a
 //! byte holds, √(D/4)·n, and codes are those nearest to h over that.
 //!
 //! # Bytes
