@@ -1,9 +1,11 @@
 //! Codebooks in shared memory, and a lane's codes in registers.
 //!
-//! A codebook of 256 centroids is repeated in all banks: row `code` is 128 bytes, in which the centroid lies
-//! once for each group of lanes that is served at a time (16 times at 8 bytes). So 32 lanes with 32 different
-//! codes never meet in a bank, and a load of 8 bytes a lane takes the two cycles that its bytes take. It
-//! costs 32 KiB in place of 512·d bytes. Larger codebooks are there once.
+//! A codebook of 256 centroids is repeated in all banks: row `code` is 256 bytes, the first half of keys, the
+//! other of values, in which the centroid lies once for each group of lanes that is served at a time (16
+//! times at 8 bytes). So 32 lanes with 32 different codes never meet in a bank, a load of 8 bytes a lane
+//! takes the two cycles that its bytes take, and one `prmt` makes its address: the code's byte above the
+//! byte of the lane's place in a row. It costs 64 KiB in place of 512·d bytes each. Larger codebooks are
+//! there once.
 
 use super::Code;
 use crate::element::store_whole;
@@ -11,31 +13,39 @@ use glam::{UVec2, UVec4};
 use half::f16;
 use simt::{Global, Shared, SharedPlan, bits, thread, unroll};
 
-/// Bytes of a row that is repeated in all banks.
+/// Bytes of a centroid that is repeated in all banks, and from one to the next.
 const ROW: u32 = 128;
+const PITCH: u32 = 2 * ROW;
 /// Threads of the blocks that use them.
 pub(super) const THREADS: u32 = 256;
-
-/// Bytes of a codebook in shared memory.
-pub(super) const fn book_bytes(code: Code) -> u32 {
-    if code.bits == 8 { ROW * 256 } else { 2 * code.book_elements() }
-}
 
 /// A codebook in shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Book<const C: u32> {
     memory: Shared<u8>,
+    /// Where in it.
+    start: u32,
+}
+
+/// Bytes of a codebook that is there once.
+const fn once_bytes(code: Code) -> u32 {
+    if code.bits == 8 { 0 } else { 2 * code.book_elements() }
+}
+
+/// Room in `plan` for codebooks of keys and values: those that are repeated share rows.
+pub(super) const fn books<const K: u32, const V: u32>(plan: &mut SharedPlan) -> (Book<K>, Book<V>) {
+    let repeated = if Code::of(K).bits == 8 || Code::of(V).bits == 8 { PITCH * 256 } else { 0 };
+    let (of_keys, of_values) = (once_bytes(Code::of(K)), once_bytes(Code::of(V)));
+    let memory = plan.array(repeated + of_keys + of_values);
+    let keys = Book { memory, start: if Code::of(K).bits == 8 { 0 } else { repeated } };
+    let values = Book { memory, start: if Code::of(V).bits == 8 { ROW } else { repeated + of_keys } };
+    (keys, values)
 }
 
 impl<const C: u32> Book<C> {
     const CODE: Code = Code::of(C);
     /// Bytes of a centroid.
     const UNIT: u32 = 2 * Self::CODE.d;
-
-    /// Room in `plan`.
-    pub(super) const fn plan(plan: &mut SharedPlan) -> Self {
-        Book { memory: plan.array(book_bytes(Code::of(C))) }
-    }
 
     /// Fills it from element `from` of `books`, with what was loaded ahead of it: the work of a block. A
     /// barrier must follow.
@@ -44,14 +54,16 @@ impl<const C: u32> Book<C> {
         let t = thread::thread_idx_x();
         if Self::CODE.bits == 8 {
             unroll!(for i in 0..8 {
-                self.memory.store_vector(16 * (t + THREADS * i as u32), ahead.widened(i));
+                let chunk = t + THREADS * i as u32;
+                let at = PITCH * (chunk / (ROW / 16)) + 16 * (chunk % (ROW / 16));
+                self.memory.store_vector(self.start + at, ahead.widened(i));
             });
             return;
         }
-        unroll!(for i in 0..(book_bytes(Code::of(C)) as usize / 16 / THREADS as usize), at_most 16 {
+        unroll!(for i in 0..(once_bytes(Self::CODE) as usize / 16 / THREADS as usize), at_most 16 {
             let chunk = t + THREADS * i as u32;
             let word: UVec4 = books.load_vector_readonly(from + (8 * chunk) as usize);
-            self.memory.store_vector(16 * chunk, word);
+            self.memory.store_vector(self.start + 16 * chunk, word);
         });
     }
 
@@ -64,16 +76,17 @@ impl<const C: u32> Book<C> {
     /// The unit of a lane's slots from `slot` on: two words of four channels, four of eight.
     #[simt::device]
     pub(super) fn unit(self, words: &Words<C>, slot: usize, own: u32) -> [u32; 4] {
+        let place = |slot: usize| self.start + words.place(slot, own);
         match Self::CODE.d {
             2 => {
-                let [a, b] = [slot, slot + 1].map(|s| self.memory.load_vector::<u32>(words.place(s, own)));
+                let [a, b] = [slot, slot + 1].map(|s| self.memory.load_vector::<u32>(place(s)));
                 [a, b, 0, 0]
             }
             4 => {
-                let [a, b] = self.memory.load_vector::<[u32; 2]>(words.place(slot, own));
+                let [a, b] = self.memory.load_vector::<[u32; 2]>(place(slot));
                 [a, b, 0, 0]
             }
-            _ => self.memory.load_vector::<UVec4>(words.place(slot, own)).to_array(),
+            _ => self.memory.load_vector::<UVec4>(place(slot)).to_array(),
         }
     }
 }
@@ -157,14 +170,16 @@ impl<const C: u32> Words<C> {
         Words { low, high }
     }
 
-    /// Where the centroid of a slot's code begins in shared memory, `own` being the lane's part.
+    /// Where the centroid of a slot's code begins, `own` being the lane's part of it.
     #[inline(always)]
     fn place(&self, slot: usize, own: u32) -> u32 {
-        let log = if Self::CODE.bits == 8 { ROW } else { Book::<C>::UNIT }.trailing_zeros();
-        let low = moved(self.low[slot / 4], 8 * (slot as u32 % 4), log);
+        let word = self.low[slot / 4];
         if Self::CODE.bits == 8 {
-            return bits::and_or(low, 0xff << log, own);
+            // A byte of the word above the lane's, which is less than a byte, and zeros.
+            return bits::byte_perm(word, own, 0x5504 | (slot as u32 % 4) << 4);
         }
+        let log = Book::<C>::UNIT.trailing_zeros();
+        let low = moved(word, 8 * (slot as u32 % 4), log);
         let more = Self::CODE.bits - 8;
         let bit = slot as u32 * more;
         let high = moved(self.high[(bit / 32) as usize], bit % 32, log + 8);

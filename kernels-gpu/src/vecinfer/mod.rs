@@ -26,6 +26,7 @@ mod book;
 mod code;
 mod decode;
 mod prompt;
+mod running;
 mod transform;
 mod write;
 

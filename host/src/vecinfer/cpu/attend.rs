@@ -5,14 +5,14 @@ use super::{Places, Stored, TILE, turn};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::cpu::lanes::{Eights, Floats, Lanes, Order, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
-use crate::attention::cpu::softmax::{MAX_ROWS, MergeParts, Running, WarpResult};
+use crate::attention::cpu::softmax::{LARGEST_EXPONENT, MAX_ROWS, MergeParts, Running, WarpResult, of_lane};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::simd_level::Level;
 use half::f16;
-use kernels_gpu::attention::{Lift, Parts, part_floats, warps};
+use kernels_gpu::attention::{Parts, part_floats, warps};
 use kernels_gpu::vecinfer::Kind;
 use rayon::prelude::*;
-use simt::math::{canonical_nan, exp2_nonpositive, max};
+use simt::math::{canonical_nan, fma};
 use std::cell::RefCell;
 
 /// Sixteen neighbouring channels are a contraction: that of units of four channels. Of units of eight it is
@@ -148,8 +148,8 @@ struct Scratch {
     queries: [[Row; 8]; MAX_ROWS],
     /// Σ p·v, [head_dim / 16, rows].
     outputs: [[Floats; MAX_ROWS]; 8],
-    /// A tile's probabilities, rounded.
-    weights: [Row; MAX_ROWS],
+    /// A tile's probabilities, rounded: all, or those of tokens 0 to 7 and of 8 to 15.
+    weights: [[Row; MAX_ROWS]; 2],
 }
 
 impl Scratch {
@@ -161,21 +161,9 @@ impl Scratch {
             value_rows: Vec::new(),
             queries: [[Row::ZERO; 8]; MAX_ROWS],
             outputs: [[[0.0; 16]; MAX_ROWS]; 8],
-            weights: [Row::ZERO; MAX_ROWS],
+            weights: [[Row::ZERO; MAX_ROWS]; 2],
         })
     }
-}
-
-/// Raises a row's reference as its eight lanes agree on, and gives the factor for what it has.
-#[inline(always)]
-fn raise(reference: &mut f32, scores: &[f32; TILE]) -> f32 {
-    let mut new = f32::NEG_INFINITY;
-    for g in 0..8 {
-        new = max(new, Lift::to(max(scores[g], scores[g + 8]), *reference));
-    }
-    let factor = exp2_nonpositive(*reference - new);
-    *reference = new;
-    factor
 }
 
 /// What a piece of a part's warps come to.
@@ -222,10 +210,9 @@ impl Compute<'_> {
         scratch.key_rows.resize(TILE * dim, 0);
         scratch.value_rows.resize(TILE * dim, 0);
         let row = part.sequence * shape.kv_heads as usize + part.head;
+        let coded = shape.coded(part.length);
         for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut running = [Running::EMPTY; MAX_ROWS];
-            // Of the eight lanes of a row.
-            let mut sums = [[0f32; 8]; MAX_ROWS];
             for chunk in &mut scratch.outputs[..chunks] {
                 chunk[..rows].fill([0.0; 16]);
             }
@@ -236,43 +223,63 @@ impl Compute<'_> {
                     to[present * dim..].fill(0);
                 }
                 L::keys::<f16, O>(&scratch.key_rows, dim, &mut scratch.keys);
-                let mut scores = [[0f32; TILE]; MAX_ROWS];
+                // Contractions X and Y in turns, each summed up on its own.
+                let mut sums = [[[0f32; TILE]; MAX_ROWS]; 2];
                 for chunk in 0..chunks {
                     let queries = |r: usize| &scratch.queries[r][chunk];
-                    multiply_each::<f16, L>(queries, scratch.keys.of_keys(chunk), &mut scores[..rows]);
+                    let sums = &mut sums[chunk % 2][..rows];
+                    multiply_each::<f16, L>(queries, scratch.keys.of_keys(chunk), sums);
                 }
+                // Scores before the scale, and weights' exponents.
+                let [mut scores, mut exponents] = sums;
+                let relative = |scores: &[f32; TILE], reference: f32| {
+                    scores.map(|score| fma(score, shape.scale_log2, -reference))
+                };
                 let mut vote = false;
-                for (scores, running) in scores.iter_mut().zip(&running).take(rows) {
-                    for (i, score) in scores.iter_mut().enumerate() {
-                        let scaled = *score * shape.scale_log2;
-                        *score = if i < present { scaled } else { f32::NEG_INFINITY };
+                for r in 0..rows {
+                    for (i, (score, y)) in scores[r].iter_mut().zip(exponents[r]).enumerate() {
+                        *score = if i < present { *score + y } else { f32::NEG_INFINITY };
                     }
-                    vote |= running.votes(scores);
+                    exponents[r] = relative(&scores[r], running[r].reference);
+                    vote |= exponents[r].iter().any(|exponent| *exponent > LARGEST_EXPONENT);
                 }
                 if vote {
                     for r in 0..rows {
-                        let factor = raise(&mut running[r].reference, &scores[r]);
+                        let scaled = scores[r].map(|score| score * shape.scale_log2);
+                        let factor = running[r].raise(&[&scaled]);
                         if factor != 1.0 {
-                            sums[r].iter_mut().for_each(|sum| *sum *= factor);
                             for chunk in &mut scratch.outputs[..chunks] {
                                 chunk[r].iter_mut().for_each(|x| *x *= factor);
                             }
                         }
+                        exponents[r] = relative(&scores[r], running[r].reference);
                     }
                 }
+                // Of codes, eight tokens at a time.
+                let halves = if tile < coded { 2 } else { 1 };
                 for r in 0..rows {
-                    let p = L::exp2(&scores[r], running[r].reference);
-                    for (g, sum) in sums[r].iter_mut().enumerate() {
-                        *sum += p[g] + p[g + 8];
+                    let p = L::exp2(&exponents[r], 0.0);
+                    for q in 0..4 {
+                        let [a, b, c, d] = of_lane(&p, q);
+                        running[r].sums[q] += (a + b) + (c + d);
                     }
-                    scratch.weights[r].set::<f16, L>(L::round::<f16>(&p));
+                    let rounded = L::round::<f16>(&p);
+                    for (half, weights) in scratch.weights.iter_mut().enumerate().take(halves) {
+                        let mut own = rounded;
+                        if halves == 2 {
+                            own[8 * (1 - half)..][..8].fill(0);
+                        }
+                        weights[r].set::<f16, L>(own);
+                    }
                 }
                 let values = &scratch.value_rows;
                 L::values::<f16>(values, dim, &mut scratch.values);
                 for chunk in 0..chunks {
-                    let weights = |r: usize| &scratch.weights[r];
                     let outputs = &mut scratch.outputs[chunk][..rows];
-                    multiply_each::<f16, L>(weights, scratch.values.of_values(values, dim, chunk), outputs);
+                    for weights in &scratch.weights[..halves] {
+                        let values = scratch.values.of_values(values, dim, chunk);
+                        multiply_each::<f16, L>(|r: usize| &weights[r], values, outputs);
+                    }
                 }
             }
             // Nothing was cut off.
@@ -280,9 +287,7 @@ impl Compute<'_> {
             for (to, from) in outputs.iter_mut().zip(&scratch.outputs).take(chunks) {
                 to.iter_mut().zip(from).take(rows).for_each(|(to, from)| to[0] = *from);
             }
-            for (r, running) in running.iter_mut().enumerate().take(rows) {
-                let [a, b, c, d, e, f, g, h] = sums[r];
-                running.sums = [((a + b) + (c + d)) + ((e + f) + (g + h)), 0.0, 0.0, 0.0];
+            for (r, running) in running.iter().enumerate().take(rows) {
                 result.keep(r, running, &outputs[..chunks]);
             }
         }
