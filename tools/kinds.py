@@ -262,11 +262,11 @@ def staging(records):
             stages = {stage["name"]: stage["us"] for stage in of["stages"]}
             own = facts(of)
             brought = own["from the host"]
-            rows.append((str(batch), tokens(context), f"`{name}`", f"{of['median_us']:.1f}", f"{stages['place']:.1f}",
-                         f"{stages['fetch']:.1f}", f"{own['blocks found']:.0f}", f"{own['blocks fetched']:.0f}",
+            rows.append((str(batch), tokens(context), f"`{name}`", f"{of['median_us']:.1f}", f"{stages['select']:.1f}",
+                         f"{stages['fetch']:.1f}", f"{stages['attend']:.1f}", f"{own['blocks found']:.0f}", f"{own['blocks fetched']:.0f}",
                          f"{brought / 2**20:.1f} MiB", f"{brought / stages['fetch'] / 1e3:.0f}",
                          f"{found['gather']['median_us']:.1f}"))
-    return table(("batch", "context", "`--kv`", "µs", "`place`", "`fetch`", "found", "fetched", "bytes", "GB/s",
+    return table(("batch", "context", "`--kv`", "µs", "`select`", "`fetch`", "`attend`", "found", "fetched", "bytes", "GB/s",
                   "`gather`, µs"), rows)
 
 
