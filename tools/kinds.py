@@ -421,6 +421,39 @@ def perplexity_codes(records):
     return table(head, rows)
 
 
+def plain(name):
+    """A scheme's name without the files that it was opened with."""
+    return re.sub(r"/(codes|order)=[^/]*", "", scheme(name))
+
+
+def schemes(records):
+    """Every scheme once: what its cache takes, what a model's text loses over it, and how fast a step is."""
+    text, steps = records
+    found = dict(shapes([steps]))
+    of_shape = {(batch, context): rows for (_, heads, _, batch, context), rows in found.items() if heads == 32}
+    columns = sorted(of_shape, key=lambda key: key)
+    longest = of_shape[columns[-1]]
+    rows = []
+    for row in text.data["summary"]["rows"]:
+        name = plain(row["kv"])
+        if name == "dense" or name not in longest:
+            continue
+        own = longest[name]
+        each = own["batch"] * own["kv_heads"] * own["context"]
+        memory = own["memory"]
+        delta = row["delta_interval"]
+        cells = [f"`{name}`", f"{(memory['device'] + memory['host']) / each:.0f}",
+                 f"{math.exp(row['delta']) - 1:+.2%}".replace("%", " %"),
+                 interval(math.exp(delta["low"]) * 100 - 100, math.exp(delta["high"]) * 100 - 100, 2)]
+        for key in columns:
+            peer, here = of_shape[key]["peer"]["median_us"], of_shape[key].get(name)
+            cells.append(losing(peer / here["median_us"]) if here else "–")
+        rows.append((memory["device"] + memory["host"], cells))
+    heads = [f"{tokens(context)}, {batch}" for batch, context in columns]
+    return table(("`--kv`", "bytes", "perplexity", "95 %, %", *heads),
+                 [cells for _, cells in sorted(rows, key=lambda row: -row[0])])
+
+
 def perplexity(records):
     current, other = records
     rows = []
@@ -527,6 +560,7 @@ TABLES = {
     "codes-peers-h200": beside_dense,
     "staging-h200": staging,
     "perplexity-codes": perplexity_codes,
+    "schemes": schemes,
     "model-batches-h200": model_batches,
     "model-llama-8b": model,
     "model-smollm2": model,

@@ -8,13 +8,16 @@ use crate::{BackendKind, Buffer, Device};
 use half::f16;
 use kernels_gpu::vecinfer::{Code, Nearest, ROWS_OF_TRANSFORM, Shape};
 
+/// The largest element of a centroid of keys that are whole numbers.
+pub(super) const LARGEST_KEY: f32 = 127.0;
+
 /// What a layer needs to be encoded and read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerBooks {
     /// [kv_heads, 5, head_dim]: mean, key_before, key_after, query_before, query_after, as the kernels'
     /// `transform` names them.
     pub transform: Vec<f32>,
-    /// [1 or kv_heads, 2^b, d].
+    /// [1 or kv_heads, 2^b, d]; of d = 4 whole numbers, 127 at most.
     pub keys: Vec<f16>,
     /// Likewise.
     pub values: Vec<f16>,
@@ -105,6 +108,16 @@ impl LayerBooks {
             }
             if let Some(at) = book.iter().position(|x| !x.is_finite()) {
                 return Err(format!("the codebook of {what} has {} at element {at}", book[at]));
+            }
+            let whole = |x: &f16| x.to_f32().fract() == 0.0 && x.to_f32().abs() <= LARGEST_KEY;
+            if what == "keys"
+                && code.whole_keys()
+                && let Some(at) = book.iter().position(|x| !whole(x))
+            {
+                return Err(format!(
+                    "the codebook of keys has {} at element {at}, where whole numbers up to 127 belong",
+                    book[at]
+                ));
             }
         }
         Ok(())

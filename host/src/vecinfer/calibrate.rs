@@ -1,6 +1,6 @@
 //! Codebooks and transformation, made from keys and values of a real run.
 
-use super::books::tensor_names;
+use super::books::{LARGEST_KEY, tensor_names};
 use super::kmeans::{ROUNDS, kmeans};
 use super::setting::{CODE_OPTIONS, name};
 use super::{Books, Code, Error, HEAD_DIMS, LayerBooks, Setting, cpu};
@@ -127,7 +127,7 @@ fn make(
     }
     let mut books = Books { hadamard: transform.hadamard, codes, layers: Vec::new() };
     for (layer, passed) in material.layers.iter().enumerate() {
-        let table = table(&passed.keys, kv_heads, head_dim, transform);
+        let mut table = table(&passed.keys, kv_heads, head_dim, transform);
         let keys = transformed(&passed.keys, &table, kv_heads, head_dim, transform.hadamard);
         let mut of = |what: &'static str, rows: &[f16], code: Code| -> Result<Vec<f16>> {
             let what = format!("the {what} of layer {layer}");
@@ -152,10 +152,29 @@ fn make(
             }
             Ok(book)
         };
-        let (keys, values) = (of("keys", &keys, codes[0])?, of("values", &passed.values, codes[1])?);
+        let (mut keys, values) = (of("keys", &keys, codes[0])?, of("values", &passed.values, codes[1])?);
+        if codes[0].whole_keys() {
+            make_whole(&mut keys, &mut table, head_dim);
+        }
         books.layers.push(LayerBooks { transform: table, keys, values });
     }
     Ok(books)
+}
+
+/// Scales centroids of keys so that the largest element is 127, and rounds them to whole numbers; keys are
+/// scaled alike, queries the other way. An element is off by 1/254 of the largest, which adds less than a
+/// thousandth to the squared error of codes of 2 bits.
+fn make_whole(book: &mut [f16], table: &mut [f32], head_dim: usize) {
+    let largest = book.iter().fold(0f32, |most, x| most.max(x.to_f32().abs()));
+    let scale = if largest > 0.0 { LARGEST_KEY / largest } else { 1.0 };
+    for x in book {
+        *x = f16::from_f32((x.to_f32() * scale).round().clamp(-LARGEST_KEY, LARGEST_KEY));
+    }
+    for rows in table.chunks_exact_mut(ROWS * head_dim) {
+        for (row, factor) in [(2, scale), (4, 1.0 / scale)] {
+            rows[row * head_dim..][..head_dim].iter_mut().for_each(|x| *x *= factor);
+        }
+    }
 }
 
 /// The transformation's table, [kv_heads, 5, head_dim], of keys [tokens, kv_heads, head_dim].

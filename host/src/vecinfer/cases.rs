@@ -57,7 +57,7 @@ pub(super) fn steps(coverage: Coverage) -> Vec<Step> {
         return vec![small, wide];
     }
     let mut steps = vec![small, wide, STEP];
-    for group in [1, 3, 7, 8, 11, 16] {
+    for group in [1, 3, 4, 7, 8, 11, 16] {
         steps.push(Step {
             lengths: &[159, 111],
             group,
@@ -71,7 +71,9 @@ pub(super) fn steps(coverage: Coverage) -> Vec<Step> {
     }
     let odd = &[Input::Constant, Input::Outlier, Input::Extremal];
     steps.push(Step { lengths: &[900, 800, 530], inputs: odd, max_tokens: 900, ..STEP });
-    steps.push(Step { lengths: &[150, 40], hostile: true, ..STEP });
+    for group in [2, 8] {
+        steps.push(Step { lengths: &[150, 40], group, hostile: true, ..STEP });
+    }
     // Many parts of one sequence, and a thread block for each of many.
     steps.push(Step { lengths: &[4090], kv_heads: 1, max_tokens: 4096, ..STEP });
     steps.push(Step { lengths: &CROWD, kv_heads: 8, group: 1, max_tokens: 704, ..STEP });
@@ -89,7 +91,9 @@ pub(super) fn steps_of(codes: [Code; 2], coverage: Coverage) -> Vec<Step> {
         Coverage::Quick if !own => {
             let mut steps = steps(Coverage::Small);
             steps.push(Step { lengths: &[1, 17, 79, 160], inputs: &[Input::Normal, Input::Wide], ..STEP });
-            steps.push(Step { lengths: &[70], hostile: true, by_head: true, ..STEP });
+            for group in [4, 5] {
+                steps.push(Step { lengths: &[70], group, hostile: true, by_head: true, ..STEP });
+            }
             steps
         }
         _ => steps(coverage),
@@ -120,8 +124,8 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
                     group * kv_heads,
                     step.hostile
                 );
-                let plan =
-                    super::plan::kernel_info(head_dim, setting).expect("an instance of what is attended to");
+                let plan = super::plan::kernel_info(head_dim, setting, group)
+                    .expect("an instance of what is attended to");
                 let case = Case::new(plan[0], label, move |device| run(device, step, setting, head_dim));
                 let case = plan[1..].iter().fold(case, |case, kernel| case.and(kernel));
                 cases.push(if step.race_check { case.race_checked() } else { case });
@@ -138,6 +142,9 @@ fn numbers(count: usize, seed: u64) -> impl Iterator<Item = f32> {
         (uniform(0) + uniform(1) + uniform(2) + uniform(3) - 2.0) * 1.73
     })
 }
+
+/// What made-up keys and their centroids are multiplied by, where centroids are whole numbers.
+const WHOLE: f32 = 30.0;
 
 /// Tables of one layer that nobody has calibrated.
 pub(super) fn made_up(codes: [Code; 2], kv_heads: u32, head_dim: u32, step: Step) -> Books {
@@ -160,7 +167,16 @@ pub(super) fn made_up(codes: [Code; 2], kv_heads: u32, head_dim: u32, step: Step
             rows[4 * dim + i] = 1.0 / rows[2 * dim + i];
         }
     }
-    let layer = LayerBooks { transform, keys: books(codes[0], 1), values: books(codes[1], 2) };
+    let mut keys = books(codes[0], 1);
+    if codes[0].whole_keys() {
+        keys.iter_mut().for_each(|x| *x = f16::from_f32((x.to_f32() * WHOLE).round().clamp(-127.0, 127.0)));
+        for rows in transform.chunks_exact_mut((ROWS_OF_TRANSFORM * head_dim) as usize) {
+            let dim = head_dim as usize;
+            rows[2 * dim..3 * dim].iter_mut().for_each(|x| *x *= WHOLE);
+            rows[4 * dim..5 * dim].iter_mut().for_each(|x| *x /= WHOLE);
+        }
+    }
+    let layer = LayerBooks { transform, keys, values: books(codes[1], 2) };
     Books { hadamard: step.hadamard, codes, layers: vec![layer] }
 }
 

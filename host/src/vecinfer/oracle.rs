@@ -71,14 +71,22 @@ pub fn decoded(code: Code, kind: Kind, head_dim: u32, tile: &[u8], token: u32, b
 /// Attention of a query, as the kernels transform and round it, over stored keys and values, and how far an
 /// element of the kernels' output may be from it.
 ///
-/// A score's error e, natural units: D/16 steps of the tensor cores of terms that add up to Σ|q~·k~|, and two
-/// roundings. Weights are off by a factor of exp(±2e) then, which moves the output by no more than
+/// A score's error e, natural units: D/16 steps of the tensor cores of terms that add up to Σ|q~·k~|, and three
+/// roundings. Of `whole` keys a query's elements are integers in their place, each off by half of max|q~|/32512
+/// and the rounding of its quotient, so that a score is by Σ|k~| times that; their sum is exact, and the
+/// product with its scale passes four roundings. The larger of both is taken, as recent tokens are as others. Weights are off by a factor of exp(±2e) then, which moves the output by no more than
 /// 2.1·e·max|v| while e < 0.05; rounding weights to f16, by 2^−11·max|v|; and each of the steps of a warp, of
 /// which there are `steps` at most, and of the merging, by κ·max|v|.
 ///
 /// # Panics
 /// If e is larger.
-pub fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], steps: usize) -> (Vec<f64>, f64) {
+pub fn attend(
+    query: &[f64],
+    keys: &[Vec<f64>],
+    values: &[Vec<f64>],
+    steps: usize,
+    whole: bool,
+) -> (Vec<f64>, f64) {
     let dim = query.len();
     let sequence = Sequence::decode(keys.len(), 1, 1, dim);
     let attended = sequence.attend(
@@ -88,7 +96,18 @@ pub fn attend(query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], steps: usiz
     );
     let terms = |key: &Vec<f64>| key.iter().zip(query).map(|(k, q)| (k * q).abs()).sum::<f64>();
     let most = keys.iter().map(terms).fold(0.0, f64::max);
-    let score = sequence.scale * (KAPPA * (dim / 16) as f64 + 3.0 * U) * most;
+    let float = (KAPPA * (dim / 16) as f64 + 3.0 * U) * most;
+    let integers = if whole {
+        let sizes = |key: &Vec<f64>| key.iter().map(|k| k.abs()).sum::<f64>();
+        let (size, element) = (
+            keys.iter().map(sizes).fold(0.0, f64::max),
+            query.iter().fold(0f64, |most, q| most.max(q.abs())),
+        );
+        (0.5 / 32512.0 + 2.0 * U) * element * size + 5.0 * U * most
+    } else {
+        0.0
+    };
+    let score = sequence.scale * float.max(integers);
     assert!(score < 0.05, "scores are off by {score}, and the bound is for less");
     let largest = values.iter().flatten().fold(0f64, |most, x| most.max(x.abs()));
     let bound = largest * (2.1 * score + F16 * 1.01 + KAPPA * (steps + 20) as f64) + 1e-30;

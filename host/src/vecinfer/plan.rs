@@ -10,7 +10,7 @@ use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::vecinfer::{Shape, attend, layout, partial_floats, turn};
+use kernels_gpu::vecinfer::{Shape, attend, layout, partial_floats, rows_of, turn};
 use simt::{Global, GlobalMut, Kernel, KernelInfo, LaunchShape};
 
 const THREADS: u32 = 256;
@@ -20,16 +20,25 @@ type Attend = (Kernel<attend::Args>, u32);
 
 macro_rules! instances {
     ($(($keys:literal, $values:literal))*) => {
-        /// The instance for a head_dim and codes of keys and values.
-        fn kernel_of(head_dim: u32, keys: Code, values: Code) -> Option<Attend> {
+        /// The instance for a head_dim, codes of keys and values, and a warp's query rows.
+        fn kernel_of(head_dim: u32, keys: Code, values: Code, rows: u32) -> Option<Attend> {
+            let narrow = rows == 4;
             match (head_dim, keys.number(), values.number()) {
                 $(
                     (64, $keys, $values) => Some((
-                        attend::kernel::<64, $keys, $values>(),
+                        if narrow {
+                            attend::kernel::<64, $keys, $values, 4>()
+                        } else {
+                            attend::kernel::<64, $keys, $values, 8>()
+                        },
                         layout::<64, $keys, $values>().bytes,
                     )),
                     (128, $keys, $values) => Some((
-                        attend::kernel::<128, $keys, $values>(),
+                        if narrow {
+                            attend::kernel::<128, $keys, $values, 4>()
+                        } else {
+                            attend::kernel::<128, $keys, $values, 8>()
+                        },
                         layout::<128, $keys, $values>().bytes,
                     )),
                 )*
@@ -43,22 +52,23 @@ macro_rules! instances {
 }
 instances!((208, 208)(208, 408)(408, 408)(410, 410));
 
-/// The entries that a cache of such heads and setting launches: of steps, then those that write and restore.
-pub(super) fn kernel_info(head_dim: u32, setting: Setting) -> Result<Vec<&'static KernelInfo>> {
-    let (attend, _) = kernel_for(head_dim, setting)?;
+/// The entries that a cache of such heads and setting, with `group` query heads on a KV head, launches: of
+/// steps, then those that write and restore.
+pub(super) fn kernel_info(head_dim: u32, setting: Setting, group: u32) -> Result<Vec<&'static KernelInfo>> {
+    let (attend, _) = kernel_for(head_dim, setting, group)?;
     let turn = if head_dim == 64 { turn::kernel::<64>() } else { turn::kernel::<128>() };
     let mut kernels = vec![attend.info(), turn.info()];
     kernels.extend(super::store::kernel_info(head_dim, setting)?);
     Ok(kernels)
 }
 
-fn kernel_for(head_dim: u32, setting: Setting) -> Result<Attend> {
+fn kernel_for(head_dim: u32, setting: Setting, group: u32) -> Result<Attend> {
     let refuse = || {
         let pair = |(k, v): &(u32, u32)| format!("{} with {}", name(Code::of(*k)), name(Code::of(*v)));
         let there = ATTENDED.iter().map(pair).collect::<Vec<_>>().join(", ");
         Error::Codes { keys: name(setting.keys), values: name(setting.values), there }
     };
-    kernel_of(head_dim, setting.keys, setting.values).ok_or_else(refuse)
+    kernel_of(head_dim, setting.keys, setting.values, rows_of(group)).ok_or_else(refuse)
 }
 
 /// The arguments of a step: memory of any kind that the device reaches.
@@ -97,7 +107,7 @@ impl Plan {
     pub fn new(device: &Device, problem: StepProblem, setting: Setting) -> Result<Self> {
         let problem = checked(problem)?;
         let shape = setting.shape(problem);
-        let kernel = kernel_for(problem.head_dim, setting)?;
+        let kernel = kernel_for(problem.head_dim, setting, shape.group)?;
         let rows = problem.kv_heads * shape.row_groups();
         let launches = problem.sequences * rows;
         let launch = LaunchShape::new((shape.splits, rows, problem.sequences), THREADS).shared(kernel.1);

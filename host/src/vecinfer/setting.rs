@@ -89,7 +89,7 @@ impl Setting {
     /// # Errors
     /// [`Error::Codes`].
     pub fn checked(self) -> Result<Self> {
-        super::plan::kernel_info(HEAD_DIMS[0], self)?;
+        super::plan::kernel_info(HEAD_DIMS[0], self, 1)?;
         Ok(self)
     }
 

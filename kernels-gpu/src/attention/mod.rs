@@ -18,6 +18,7 @@
 mod chain;
 pub mod dense;
 mod fragments;
+pub mod integers;
 pub mod outward;
 mod pace;
 mod partial;

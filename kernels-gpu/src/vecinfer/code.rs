@@ -68,6 +68,13 @@ impl Code {
         100 * self.d + self.bits
     }
 
+    /// Whether centroids of keys are whole numbers of −127 to 127, which the tensor cores multiply as bytes:
+    /// those of four channels are a register. The transformation of keys and queries has their scale.
+    #[inline(always)]
+    pub const fn whole_keys(self) -> bool {
+        self.d == 4
+    }
+
     /// Centroids of a codebook.
     #[inline(always)]
     pub const fn centroids(self) -> u32 {

@@ -18,16 +18,23 @@
 //! products of the tensor cores, and a fetched unit of four channels, two registers, is an operand as it is:
 //!
 //! ```text
-//! scores   A: queries (rows 0 to 7 of channels X, rows 8 to 15 of Y)   B: keys (16 channels of X or Y, 8 tokens)
-//! output   A: values (16 pairs of channels, 8 tokens twice)            B: probabilities in f16, 8 queries
+//! scores   A: queries (rows 0 to 7 of channels X, 8 to 15 of Y)   B: keys (16 channels of X or Y, 8 tokens)
+//! output   A: values (16 pairs of channels, 8 tokens twice)       B: probabilities in f16, 8 queries
 //! ```
 //!
-//! Scores: channels are contracted 16 at a time, X and Y in turns; q·k is what rows 0 to 7 have of all X
-//! plus what rows 8 to 15 have of all Y. Output: a register has two channels of a token, so that the
-//! contraction is over (token, which of the two): a B operand with zeros in every other place takes the
-//! first channels, another the second. Either way half of what is multiplied is for nothing, and no
-//! instruction moves or pairs what was fetched. Scores come out as the B operands want probabilities.
-//! Rounding p to f16 changes it by 2^−11 relative at most; the sum is of p as it was.
+//! Scores of keys that are whole numbers ([`Code::whole_keys`]) are products of integers, exact: rows 0 to 7
+//! are the queries' high bytes, rows 8 to 15 their low ones ([`integers`]), and a fetched centroid is a
+//! register. Of other keys, and of recent ones, channels are contracted 16 at a time, X and Y in turns; q·k is
+//! what rows 0 to 7 have of all X plus what rows 8 to 15 have of all Y, and half of what is multiplied is for
+//! nothing. So is half of the output's products: a register has two channels of a token, so that the
+//! contraction is over (token, which of the two); a B operand with zeros in every other place takes the first
+//! channels, another the second. In return no instruction moves or pairs what was fetched. Scores come out as
+//! the B operands want probabilities. Rounding p to f16 changes it by 2^−11 relative at most; the sum is of p
+//! as it was. A value that is not finite makes its neighbour's output NaN as well; only recent tokens can have
+//! one, and [`encode`](fn@super::encode) reports it.
+//!
+//! Up to four query heads on a KV head are there twice: one B operand has the first channels' probabilities
+//! in its columns 0 to 3 and the second channels' in 4 to 7, and each lane has probabilities of two tokens.
 //!
 //! # Bytes
 //! b/d · D / 4 bytes a token and KV head (d = 4, b = 8, D = 128: 64 of dense's 512), each read once, and 4·D
@@ -37,22 +44,24 @@
 //! Grid (splits, kv_heads · row groups, sequences), two thread blocks of eight warps on a multiprocessor. A
 //! block takes a run of consecutive tiles of 16 tokens, its warps one after another. A lane has its codes of
 //! two tiles in registers, 16 bytes of keys and 16 of values each at D = 128, d = 4, b = 8. Of a tile and
-//! warp there: 32 loads of 8 bytes from shared memory, 64 wavefronts with none lost to conflicts ([`Book`]);
-//! 32 `prmt` that make their addresses; 32 multiplications; some 80 for softmax and the loop.
+//! warp there: 16 loads of 4 bytes and 16 of 8 from shared memory, 48 wavefronts with none lost to conflicts
+//! ([`Book`]); 32 `prmt` that make their addresses; 16 multiplications with four query heads and 24 with eight;
+//! some 60 or 90 for softmax and the loop.
 //!
 //! Warps are put together as in dense attention, and the block of a row that comes last adds the parts.
 
 use super::Code;
 use super::book::{Book, Chunks, THREADS, Words, books};
-use super::running::{ABSENT, Running, Scores};
+use super::running::{ABSENT, Place, Running, Scores, WholeScores};
 use super::transform::{Shape, load_row, round_row, transform};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, MAX_PARTS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part,
-    combined_rows, last_to_arrive, part_floats, warps,
+    Adding, BLOCK_TOKENS, Half, MAX_PARTS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part,
+    combined_rows, integers, last_to_arrive, part_floats, warps,
 };
-use glam::Vec4;
+use glam::{UVec4, Vec4};
 use half::f16;
-use simt::math::canonical_nan;
+use simt::math::{abs, canonical_nan, maximum};
+use simt::warp::{FULL_MASK, warp_shuffle_xor};
 use simt::{Global, GlobalMut, Shared, SharedPlan, bits, kernel, thread, unroll, warp};
 
 const WARPS: u32 = THREADS / 32;
@@ -86,10 +95,14 @@ pub const fn partial_floats(launches: u32, splits: u32, head_dim: u32) -> usize 
 /// Shared memory of a block.
 #[derive(Clone, Copy)]
 pub struct Layout<const K: u32, const V: u32> {
-    key_book: Book<K>,
-    value_book: Book<V>,
+    key_book: Book<K, true>,
+    value_book: Book<V, false>,
     /// The queries, transformed, [8, D / 2] words.
     queries: Shared<u32>,
+    /// The same as integers: of each row the high bytes, then the low ones, [8, 2, D].
+    integers: Shared<u8>,
+    /// The largest elements of the rows.
+    largest: Shared<f32>,
     /// In the codebooks' place, when they are done with: Σ p·v of each warp, [warps, 8, D].
     outputs: Shared<f32>,
     /// There too: where parts are added up.
@@ -119,23 +132,45 @@ pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout<K, V
     let outputs = SharedPlan::new().array(WARPS * ROWS * D as u32);
     let adding = Adding::over::<D>(&mut SharedPlan::new(), MAX_PARTS, plan.bytes());
     let queries = plan.array(ROWS * D as u32 / 2);
+    let integers = plan.array(2 * ROWS * D as u32);
+    let largest = plan.array(ROWS);
     let rows = plan.array(combined_rows(D as u32));
     let last = plan.array(1);
-    Layout { key_book, value_book, queries, outputs, adding, rows, last, bytes: plan.bytes() }
+    Layout {
+        key_book,
+        value_book,
+        queries,
+        integers,
+        largest,
+        outputs,
+        adding,
+        rows,
+        last,
+        bytes: plan.bytes(),
+    }
 }
 
-/// A step's attention of one layer. `counters` [sequences, kv_heads · row groups] are 0 before and after.
+/// Query rows of a warp, of which an instance has 4 or 8: the fewest that hold `group` query heads.
+#[inline(always)]
+pub const fn rows_of(group: u32) -> u32 {
+    if group <= 4 { 4 } else { ROWS }
+}
+
+/// A step's attention of one layer, with `R` = [`rows_of`] the query heads of a KV head. `counters`
+/// [sequences, kv_heads · row groups] are 0 before and after.
 #[kernel(
     system = vecinfer,
     instances(
-        (64, 208, 208), (64, 208, 408), (64, 408, 408), (64, 410, 410),
-        (128, 208, 208), (128, 208, 408), (128, 408, 408), (128, 410, 410)
+        (64, 208, 208, 4), (64, 208, 408, 4), (64, 408, 408, 4), (64, 410, 410, 4),
+        (64, 208, 208, 8), (64, 208, 408, 8), (64, 408, 408, 8), (64, 410, 410, 8),
+        (128, 208, 208, 4), (128, 208, 408, 4), (128, 408, 408, 4), (128, 410, 410, 4),
+        (128, 208, 208, 8), (128, 208, 408, 8), (128, 408, 408, 8), (128, 410, 410, 8)
     ),
     max_threads = 256,
     min_blocks = 2,
     overlaps = by_hand
 )]
-pub fn attend<const D: usize, const K: u32, const V: u32>(
+pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     queries: Global<f16>,
     transforms: Global<f32>,
     key_books: Global<f16>,
@@ -165,10 +200,26 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     if split >= used {
         return;
     }
-    layout.key_book.fill(own_keys, key_books, key_at);
-    layout.value_book.fill(own_values, value_books, value_at);
     let first = split * tiles_a_split;
     let end = (first + tiles_a_split).min(tiles);
+    let row = sequence as usize * shape.kv_heads as usize + head as usize;
+    let coded = shape.coded(length).min(end);
+    let mut tile = first + warp;
+    let (key_bytes, value_bytes) = (Code::of(K).tile_bytes(D as u32), Code::of(V).tile_bytes(D as u32));
+    let tiles_at = row * shape.tiles as usize * (key_bytes + value_bytes) as usize;
+    let load = |tile: u32, own: &mut (Words<K>, Words<V>)| {
+        if tile < coded {
+            let at = tiles_at + tile as usize * (key_bytes + value_bytes) as usize;
+            own.0 = Words::load::<D>(codes, at, lane);
+            own.1 = Words::load::<D>(codes, at + key_bytes as usize, lane);
+        }
+    };
+    let none = (Words::NONE, Words::NONE);
+    let (mut even, mut odd) = (none, none);
+    load(tile, &mut even);
+    layout.key_book.fill(own_keys, key_books, key_at);
+    layout.value_book.fill(own_values, value_books, value_at);
+    load(tile + WARPS, &mut odd);
 
     // Warp w transforms query row w.
     let heads = shape.kv_heads * shape.group;
@@ -183,47 +234,56 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     unroll!(for i in 0..(D / 64), at_most 2 {
         layout.queries.store(at + i as u32, words[i]);
     });
+    if Code::of(K).whole_keys() {
+        let largest = store_integers::<D>(layout.integers, words, warp, lane);
+        if lane == 0 {
+            layout.largest.store(warp, largest);
+        }
+    }
     thread::sync_threads();
 
-    let q = load_queries::<D, K>(layout.queries, lane);
-    let (g, j) = (lane >> 2, lane & 3);
+    // Only recent keys want these of a row of integers: later, as they take 16 registers.
+    let load_q =
+        |wanted: bool| if wanted { load_queries::<D, K, R>(layout.queries, lane) } else { [[0; 4]; 4] };
+    let q = load_q(!Code::of(K).whole_keys());
+    let whole =
+        if Code::of(K).whole_keys() { load_integers::<D, R>(layout.integers, lane) } else { [[0; 4]; 4] };
+    let place = Place { g: lane >> 2, j: lane & 3 };
     let rows = (shape.group - row_group * ROWS).min(ROWS);
-    let mut running = Running::new(shape.scale_log2);
-    if g >= rows {
+    let mut running = Running::<R>::new();
+    if place.g % R as u32 >= rows {
         running.reference = ABSENT;
     }
-    let row = sequence as usize * shape.kv_heads as usize + head as usize;
-    let coded = shape.coded(length).min(end);
-    let mut tile = first + warp;
-
-    let (key_bytes, value_bytes) = (Code::of(K).tile_bytes(D as u32), Code::of(V).tile_bytes(D as u32));
-    let tiles_at = row * shape.tiles as usize * (key_bytes + value_bytes) as usize;
-    let load = |tile: u32, own: &mut (Words<K>, Words<V>)| {
-        if tile < coded {
-            let at = tiles_at + tile as usize * (key_bytes + value_bytes) as usize;
-            own.0 = Words::load::<D>(codes, at, lane);
-            own.1 = Words::load::<D>(codes, at + key_bytes as usize, lane);
-        }
-    };
     let (key_book, value_book) = (layout.key_book, layout.value_book);
+    let whole_scale = if Code::of(K).whole_keys() {
+        whole_scale(layout.largest.load(place.g % R as u32), shape.scale_log2)
+    } else {
+        0.0
+    };
     let (key_lane, value_lane) = (key_book.of_lane(lane), value_book.of_lane(lane));
     let mut attend = |k: &Words<K>, v: &Words<V>| {
-        let mut scores = Scores::NONE;
-        unroll!(for s in 0..(D / 4 / Code::of(K).unit() as usize), at_most 8 {
-            let units = [0, 1].map(|h| key_book.unit(k, (2 * s + h) * of_unit(K), key_lane));
-            scores.add::<K>(&q, s, units);
-        });
-        let p = running.weigh::<D>(scores.sums(), BLOCK_TOKENS, j);
-        let operands = Running::eight_by_eight(p);
+        let (scores, scale) = if Code::of(K).whole_keys() {
+            let mut scores = WholeScores::NONE;
+            unroll!(for i in 0..(D / 32), at_most 4 {
+                let words = [0, 1].map(|h| [0, 2].map(|s| key_book.word(k, 4 * i + s + h, key_lane)));
+                scores.add(whole[i], words);
+            });
+            (scores.sums(), whole_scale)
+        } else {
+            let mut scores = Scores::NONE;
+            unroll!(for s in 0..(D / 4 / Code::of(K).unit() as usize), at_most 8 {
+                let units = [0, 1].map(|h| key_book.unit(k, (2 * s + h) * of_unit(K), key_lane));
+                scores.add::<K>(&q, s, units);
+            });
+            (scores.sums(), shape.scale_log2)
+        };
+        let p = running.weigh::<D>(scores, scale, BLOCK_TOKENS, place);
+        let operands = Running::<R>::operands(p, place);
         unroll!(for u in 0..(D / 8 / Code::of(V).unit() as usize), at_most 4 {
             let units = [0, 1, 2, 3].map(|i| value_book.unit(v, (4 * u + i) * of_unit(V), value_lane));
-            running.accumulate_eight::<V>(u, units, operands);
+            running.accumulate::<V>(u, units, operands);
         });
     };
-    let none = (Words::NONE, Words::NONE);
-    let (mut even, mut odd) = (none, none);
-    load(tile, &mut even);
-    load(tile + WARPS, &mut odd);
     // Two tiles a round, so that codes stay in the registers in which they came.
     while tile < coded {
         attend(&even.0, &even.1);
@@ -237,33 +297,35 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     }
 
     // Recent tokens, in f16.
+    let q = if Code::of(K).whole_keys() { load_q(tile < end) } else { q };
     while tile < end {
         let slot = row * shape.ring as usize + bits::rem_u32(tile, shape.ring) as usize;
         let at = slot * BLOCK_TOKENS as usize * D;
         let present = length - tile * BLOCK_TOKENS;
         let mut scores = Scores::NONE;
         unroll!(for s in 0..(D / 4 / Code::of(K).unit() as usize), at_most 8 {
-            let units = [g, g + 8]
-                .map(|token| load_unit::<D, K>(recent_keys, at, token, 4 * s as u32 + j, present));
+            let units = [place.g, place.g + 8]
+                .map(|token| load_unit::<D, K>(recent_keys, at, token, 4 * s as u32 + place.j, present));
             scores.add::<K>(&q, s, units);
         });
-        let p = running.weigh::<D>(scores.sums(), present, j);
-        let operand = Running::sixteen(p);
+        let p = running.weigh::<D>(scores.sums(), shape.scale_log2, present, place);
+        let operands = Running::<R>::operands(p, place);
         unroll!(for u in 0..(D / 8 / Code::of(V).unit() as usize), at_most 4 {
-            let tokens = [2 * j, 2 * j + 1, 2 * j + 8, 2 * j + 9];
-            let units =
-                tokens.map(|token| load_unit::<D, V>(recent_values, at, token, 8 * u as u32 + g, present));
-            running.accumulate_sixteen::<V>(u, units, operand);
+            let tokens = [0, 1, 8, 9].map(|token| 2 * place.j + token);
+            let units = tokens
+                .map(|token| load_unit::<D, V>(recent_values, at, token, 8 * u as u32 + place.g, present));
+            running.accumulate::<V>(u, units, operands);
         });
         tile += WARPS;
     }
 
     // The warps' results take the codebooks' place.
     thread::sync_threads();
-    running.store_output::<D, V>(layout.outputs, warp * ROWS * D as u32, lane);
+    running.store_output::<D, V>(layout.outputs, warp * ROWS * D as u32, place);
     let sum = running.row_sum();
-    if j == 0 {
-        layout.rows.store(warp * ROWS + g, PartialRow { reference: running.reference, sum });
+    if place.j == 0 {
+        let own = PartialRow { reference: running.reference, sum };
+        layout.rows.store(warp * ROWS + place.g, if place.g < R as u32 { own } else { PartialRow::EMPTY });
     }
     thread::sync_threads();
 
@@ -291,11 +353,15 @@ const fn of_unit(code: u32) -> usize {
     (Code::of(code).unit() / Code::of(code).d) as usize
 }
 
-/// The A operands of the contractions, two steps each: X in rows 0 to 7, Y in rows 8 to 15.
+/// The A operands of the contractions, two steps each: X in rows 0 to 7, Y in rows 8 to 15. Of four query
+/// rows rows 4 to 7 are rows 0 to 3 again.
 #[simt::device]
-fn load_queries<const D: usize, const K: u32>(queries: Shared<u32>, lane: u32) -> [[u32; 4]; 4] {
+fn load_queries<const D: usize, const K: u32, const R: usize>(
+    queries: Shared<u32>,
+    lane: u32,
+) -> [[u32; 4]; 4] {
     let (g, j) = (lane >> 2, lane & 3);
-    let row = g * (D as u32 / 2);
+    let row = g % R as u32 * (D as u32 / 2);
     let mut q = [[0; 4]; 4];
     unroll!(for i in 0..(D / 32), at_most 4 {
         let pair = [0, 1].map(|half| {
@@ -308,6 +374,58 @@ fn load_queries<const D: usize, const K: u32>(queries: Shared<u32>, lane: u32) -
             queries.load_vector::<[u32; 2]>(row + channel / 2)
         });
         q[i] = [pair[0][0], pair[1][0], pair[0][1], pair[1][1]];
+    });
+    q
+}
+
+/// What a sum of products of a row's integers and whole keys is multiplied by to be in log2 units; `largest` is
+/// the row's, `scale_log2` the [`Shape`]'s.
+#[inline(always)]
+pub fn whole_scale(largest: f32, scale_log2: f32) -> f32 {
+    largest / integers::LARGEST * scale_log2
+}
+
+/// Writes a row of f16 as integers: a warp's work. Gives its largest element.
+#[simt::device]
+fn store_integers<const D: usize>(target: Shared<u8>, words: [u32; 2], row: u32, lane: u32) -> f32 {
+    let ([a, b], [c, d]) = (<f16 as Half>::unpack(words[0]), <f16 as Half>::unpack(words[1]));
+    let x = [a, b, c, d];
+    let mut largest = maximum(abs(a), abs(b));
+    if D == 128 {
+        largest = maximum(largest, maximum(abs(c), abs(d)));
+    }
+    unroll!(for i in 0..5 {
+        largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << i, 32));
+    });
+    let inverse = integers::inverse_of(largest);
+    let mut bytes = [0u32; 2];
+    unroll!(for i in 0..4 {
+        let halves = integers::halves(integers::integer(x[i], inverse));
+        unroll!(for half in 0..2 {
+            bytes[half] |= (halves[half] as u32 & 0xff) << (8 * i as u32);
+        });
+    });
+    let at = 2 * D as u32 * row + lane * (D as u32 / 32);
+    unroll!(for half in 0..2 {
+        let at = at + D as u32 * half as u32;
+        if D == 128 {
+            target.store_vector(at, bytes[half]);
+        } else {
+            target.store_vector(at, bytes[half] as u16);
+        }
+    });
+    largest
+}
+
+/// The A operands of integer products, 32 channels each; of four query rows rows 4 to 7 are rows 0 to 3 again.
+#[simt::device]
+fn load_integers<const D: usize, const R: usize>(source: Shared<u8>, lane: u32) -> [[u32; 4]; 4] {
+    let (g, j) = (lane >> 2, lane & 3);
+    let row = 2 * D as u32 * (g % R as u32);
+    let mut q = [[0; 4]; 4];
+    unroll!(for i in 0..(D / 32), at_most 4 {
+        let of = |at: u32| source.load_vector::<u32>(row + 32 * i as u32 + 4 * j + at);
+        q[i] = [of(0), of(D as u32), of(16), of(D as u32 + 16)];
     });
     q
 }
@@ -327,7 +445,7 @@ fn load_unit<const D: usize, const C: u32>(
         return [0; 4];
     }
     if channels == 8 {
-        return rows.load_vector::<glam::UVec4>(at).to_array();
+        return rows.load_vector::<UVec4>(at).to_array();
     }
     let [a, b] = rows.load_vector::<glam::UVec2>(at).to_array();
     [a, b, 0, 0]

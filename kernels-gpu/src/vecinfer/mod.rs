@@ -31,7 +31,7 @@ mod transform;
 mod write;
 
 pub use code::{CODES, Code, Kind};
-pub use decode::{attend, layout, partial_floats, split_count};
+pub use decode::{attend, layout, partial_floats, rows_of, split_count, whole_scale};
 pub use prompt::{RESTORE_THREADS, restore, turn};
 pub use transform::{NORMS, ROWS_OF_TRANSFORM, Shape, norm};
 pub use write::{ENCODE_THREADS, EncodeShape, Nearest, encode, encode_bytes};

@@ -5,14 +5,15 @@ use super::{Places, Stored, TILE, turn};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::cpu::lanes::{Eights, Floats, Lanes, Order, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
-use crate::attention::cpu::softmax::{LARGEST_EXPONENT, MAX_ROWS, MergeParts, Running, WarpResult, of_lane};
+use crate::attention::cpu::softmax::{LARGEST_EXPONENT, MAX_ROWS, MergeParts, Running, WarpResult};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::simd_level::Level;
 use half::f16;
-use kernels_gpu::attention::{Parts, part_floats, warps};
-use kernels_gpu::vecinfer::Kind;
+use kernels_gpu::attention::{Lift, Parts, integers, part_floats, warps};
+use kernels_gpu::vecinfer::{Kind, rows_of, whole_scale};
 use rayon::prelude::*;
-use simt::math::{canonical_nan, fma};
+use simt::convert::f32_from_f16;
+use simt::math::{abs, canonical_nan, exp2_nonpositive, fma, max, maximum};
 use std::cell::RefCell;
 
 /// Sixteen neighbouring channels are a contraction: that of units of four channels. Of units of eight it is
@@ -78,6 +79,13 @@ pub(in super::super) fn attend(
     let (shape, dim) = (stored.shape, stored.head_dim as usize);
     let mut turned = vec![f16::ZERO; queries.len()];
     turn(level, dim, shape, table, queries, &mut turned);
+    // Whole keys as integers of 16 bits.
+    let whole: Vec<f16> = if stored.setting.keys.whole_keys() {
+        stored.books[0].iter().map(|x| f16::from_bits(f32_from_f16(*x) as i16 as u16)).collect()
+    } else {
+        stored.books[0].to_vec()
+    };
+    let stored = Stored { books: [&whole, stored.books[1]], ..stored };
     let places = [
         Places::new(stored.code(0), Kind::Key, stored.head_dim),
         Places::new(stored.code(1), Kind::Value, stored.head_dim),
@@ -146,9 +154,12 @@ struct Scratch {
     value_rows: Vec<u16>,
     /// [rows, contractions].
     queries: [[Row; 8]; MAX_ROWS],
+    /// The same as integers, [rows, head_dim], and what scores of them are multiplied by.
+    integers: [[i16; 128]; MAX_ROWS],
+    scales: [f32; MAX_ROWS],
     /// Σ p·v, [head_dim / 16, rows].
     outputs: [[Floats; MAX_ROWS]; 8],
-    /// A tile's probabilities, rounded: all, or those of tokens 0 to 7 and of 8 to 15.
+    /// A tile's probabilities, rounded: those of tokens 0 to 7, and of 8 to 15.
     weights: [[Row; MAX_ROWS]; 2],
 }
 
@@ -160,9 +171,68 @@ impl Scratch {
             key_rows: Vec::new(),
             value_rows: Vec::new(),
             queries: [[Row::ZERO; 8]; MAX_ROWS],
+            integers: [[0; 128]; MAX_ROWS],
+            scales: [0.0; MAX_ROWS],
             outputs: [[[0.0; 16]; MAX_ROWS]; 8],
             weights: [[Row::ZERO; MAX_ROWS]; 2],
         })
+    }
+}
+
+/// Tokens of a lane of a row: of eight rows four, of four rows two.
+fn tokens_of(rows: u32) -> &'static [&'static [usize]] {
+    if rows == 4 {
+        &[&[0, 1], &[2, 3], &[4, 5], &[6, 7], &[8, 9], &[10, 11], &[12, 13], &[14, 15]]
+    } else {
+        &[&[0, 1, 8, 9], &[2, 3, 10, 11], &[4, 5, 12, 13], &[6, 7, 14, 15]]
+    }
+}
+
+/// Σ i·k, which 32 bits hold: 128 · 32512 · 127 < 2^29.
+#[inline(always)]
+fn product(query: &[i16], key: &[u16]) -> i32 {
+    query.iter().zip(key).map(|(i, k)| i32::from(*i) * i32::from(*k as i16)).sum()
+}
+
+/// Raises a row's reference as its lanes agree on, and gives the factor for what it has.
+#[inline(always)]
+fn raise(reference: &mut f32, scores: &[f32; TILE], lanes: &[&[usize]]) -> f32 {
+    let mut new = f32::NEG_INFINITY;
+    for tokens in lanes {
+        let largest = tokens.iter().map(|token| scores[*token]).reduce(max).expect("a lane has tokens");
+        new = max(new, Lift::to(largest, *reference));
+    }
+    let factor = exp2_nonpositive(*reference - new);
+    *reference = new;
+    factor
+}
+
+/// The products of values of which some are not finite: a half's weights meet only its tokens, and each value
+/// its neighbour's, as 0.
+#[cold]
+#[inline(never)]
+fn spoilt<L: Lanes>(
+    values: &[u16],
+    dim: usize,
+    tile: &mut Tile,
+    weights: &[[Row; MAX_ROWS]; 2],
+    outputs: &mut [[Floats; MAX_ROWS]],
+    rows: usize,
+) {
+    for (half, weights) in weights.iter().enumerate() {
+        let mut own = values.to_vec();
+        own[8 * (1 - half) * dim..][..8 * dim].fill(0);
+        L::values::<f16>(&own, dim, tile);
+        for (chunk, outputs) in outputs.iter_mut().enumerate() {
+            let values = tile.of_values(&own, dim, chunk);
+            multiply_each::<f16, L>(|r: usize| &weights[r], values, &mut outputs[..rows]);
+        }
+    }
+    for (d, x) in values[..TILE * dim].iter().enumerate() {
+        if !f16::from_bits(*x).is_finite() {
+            let d = d % dim ^ 1;
+            outputs[d / 16].iter_mut().for_each(|row| row[d % 16] = f32::NAN);
+        }
     }
 }
 
@@ -207,12 +277,27 @@ impl Compute<'_> {
                 *query = Row::new::<f16, L>(x);
             }
         }
+        let whole = view.stored.setting.keys.whole_keys();
+        if whole {
+            for r in 0..rows {
+                let row = view.query_row(part, r) * dim;
+                let query = view.queries[row..row + dim].iter().map(|x| f32_from_f16(f16::from_bits(*x)));
+                let largest = query.clone().fold(0.0, |most, x| maximum(most, abs(x)));
+                let inverse = integers::inverse_of(largest);
+                for (to, x) in scratch.integers[r].iter_mut().zip(query) {
+                    *to = integers::integer(x, inverse) as i16;
+                }
+                scratch.scales[r] = whole_scale(largest, shape.scale_log2);
+            }
+        }
         scratch.key_rows.resize(TILE * dim, 0);
         scratch.value_rows.resize(TILE * dim, 0);
         let row = part.sequence * shape.kv_heads as usize + part.head;
+        let lanes = tokens_of(rows_of(shape.group));
         let coded = shape.coded(part.length);
         for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut running = [Running::EMPTY; MAX_ROWS];
+            let mut sums = [[0f32; 8]; MAX_ROWS];
             for chunk in &mut scratch.outputs[..chunks] {
                 chunk[..rows].fill([0.0; 16]);
             }
@@ -222,64 +307,78 @@ impl Compute<'_> {
                     view.stored.tile(kind, row, tile, part.length, view.places[kind], to);
                     to[present * dim..].fill(0);
                 }
-                L::keys::<f16, O>(&scratch.key_rows, dim, &mut scratch.keys);
+                let coded = whole && tile < coded;
                 // Contractions X and Y in turns, each summed up on its own.
-                let mut sums = [[[0f32; TILE]; MAX_ROWS]; 2];
-                for chunk in 0..chunks {
-                    let queries = |r: usize| &scratch.queries[r][chunk];
-                    let sums = &mut sums[chunk % 2][..rows];
-                    multiply_each::<f16, L>(queries, scratch.keys.of_keys(chunk), sums);
+                let mut products = [[[0f32; TILE]; MAX_ROWS]; 2];
+                if coded {
+                    let keys = &scratch.key_rows;
+                    for (r, products) in products[0].iter_mut().enumerate().take(rows) {
+                        for (token, score) in products.iter_mut().enumerate() {
+                            let key = &keys[token * dim..][..dim];
+                            *score = product(&scratch.integers[r][..dim], key) as f32;
+                        }
+                    }
+                } else {
+                    L::keys::<f16, O>(&scratch.key_rows, dim, &mut scratch.keys);
+                    for chunk in 0..chunks {
+                        let queries = |r: usize| &scratch.queries[r][chunk];
+                        let products = &mut products[chunk % 2][..rows];
+                        multiply_each::<f16, L>(queries, scratch.keys.of_keys(chunk), products);
+                    }
                 }
                 // Scores before the scale, and weights' exponents.
-                let [mut scores, mut exponents] = sums;
-                let relative = |scores: &[f32; TILE], reference: f32| {
-                    scores.map(|score| fma(score, shape.scale_log2, -reference))
+                let [mut scores, mut exponents] = products;
+                let scales = scratch.scales;
+                let scale = |r: usize| if coded { scales[r] } else { shape.scale_log2 };
+                let relative = |scores: &[f32; TILE], r: usize, reference: f32| {
+                    scores.map(|score| fma(score, scale(r), -reference))
                 };
                 let mut vote = false;
                 for r in 0..rows {
                     for (i, (score, y)) in scores[r].iter_mut().zip(exponents[r]).enumerate() {
-                        *score = if i < present { *score + y } else { f32::NEG_INFINITY };
+                        let sum = if coded { *score } else { *score + y };
+                        *score = if i < present { sum } else { f32::NEG_INFINITY };
                     }
-                    exponents[r] = relative(&scores[r], running[r].reference);
+                    exponents[r] = relative(&scores[r], r, running[r].reference);
                     vote |= exponents[r].iter().any(|exponent| *exponent > LARGEST_EXPONENT);
                 }
                 if vote {
                     for r in 0..rows {
-                        let scaled = scores[r].map(|score| score * shape.scale_log2);
-                        let factor = running[r].raise(&[&scaled]);
+                        let scaled = scores[r].map(|score| score * scale(r));
+                        let factor = raise(&mut running[r].reference, &scaled, lanes);
                         if factor != 1.0 {
+                            sums[r].iter_mut().for_each(|sum| *sum *= factor);
                             for chunk in &mut scratch.outputs[..chunks] {
                                 chunk[r].iter_mut().for_each(|x| *x *= factor);
                             }
                         }
-                        exponents[r] = relative(&scores[r], running[r].reference);
+                        exponents[r] = relative(&scores[r], r, running[r].reference);
                     }
                 }
-                // Of codes, eight tokens at a time.
-                let halves = if tile < coded { 2 } else { 1 };
                 for r in 0..rows {
                     let p = L::exp2(&exponents[r], 0.0);
-                    for q in 0..4 {
-                        let [a, b, c, d] = of_lane(&p, q);
-                        running[r].sums[q] += (a + b) + (c + d);
+                    for (sum, tokens) in sums[r].iter_mut().zip(lanes) {
+                        let pair = |at: usize| p[tokens[at]] + p[tokens[at + 1]];
+                        *sum += if tokens.len() == 4 { pair(0) + pair(2) } else { pair(0) };
                     }
                     let rounded = L::round::<f16>(&p);
-                    for (half, weights) in scratch.weights.iter_mut().enumerate().take(halves) {
+                    for (half, weights) in scratch.weights.iter_mut().enumerate() {
                         let mut own = rounded;
-                        if halves == 2 {
-                            own[8 * (1 - half)..][..8].fill(0);
-                        }
+                        own[8 * (1 - half)..][..8].fill(0);
                         weights[r].set::<f16, L>(own);
                     }
                 }
-                let values = &scratch.value_rows;
-                L::values::<f16>(values, dim, &mut scratch.values);
-                for chunk in 0..chunks {
-                    let outputs = &mut scratch.outputs[chunk][..rows];
-                    for weights in &scratch.weights[..halves] {
-                        let values = scratch.values.of_values(values, dim, chunk);
-                        multiply_each::<f16, L>(|r: usize| &weights[r], values, outputs);
+                let Scratch { value_rows: values, values: tile, weights, outputs, .. } = &mut *scratch;
+                L::values::<f16>(values, dim, tile);
+                if tile.finite {
+                    for (chunk, outputs) in outputs[..chunks].iter_mut().enumerate() {
+                        for weights in &*weights {
+                            let values = tile.of_values(values, dim, chunk);
+                            multiply_each::<f16, L>(|r: usize| &weights[r], values, &mut outputs[..rows]);
+                        }
                     }
+                } else {
+                    spoilt::<L>(values, dim, tile, weights, &mut outputs[..chunks], rows);
                 }
             }
             // Nothing was cut off.
@@ -287,7 +386,9 @@ impl Compute<'_> {
             for (to, from) in outputs.iter_mut().zip(&scratch.outputs).take(chunks) {
                 to.iter_mut().zip(from).take(rows).for_each(|(to, from)| to[0] = *from);
             }
-            for (r, running) in running.iter().enumerate().take(rows) {
+            for (r, running) in running.iter_mut().enumerate().take(rows) {
+                let [a, b, c, d, e, f, g, h] = sums[r];
+                running.sums = [((a + b) + (c + d)) + ((e + f) + (g + h)), 0.0, 0.0, 0.0];
                 result.keep(r, running, &outputs[..chunks]);
             }
         }

@@ -203,7 +203,7 @@ fn a_step_is_attention_over_what_is_stored() {
                         (0..length).map(|token| ran.stored(kind, sequence, token, head)).collect()
                     };
                     let steps = length.div_ceil(TILE);
-                    let (exact, bound) = oracle::attend(&query, &all(0), &all(1), steps);
+                    let (exact, bound) = oracle::attend(&query, &all(0), &all(1), steps, keys.whole_keys());
                     for (found, exact) in output.iter().zip(exact) {
                         let far = (f64::from(*found) - exact).abs();
                         assert!(far <= bound, "row {row}: {found} for {exact}, {bound} is allowed");
