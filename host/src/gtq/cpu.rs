@@ -12,20 +12,21 @@ use super::rows;
 use crate::attention::cpu::lanes::{Floats, Lanes, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
 use crate::attention::cpu::softmax::{
-    LARGEST_EXPONENT, MAX_ROWS, MergeParts, Running, TOKENS, WarpResult, of_lane, rescale, split,
+    MAX_ROWS, MergeParts, Running, TOKENS, WarpResult, of_lane,
 };
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::simd_level::Level;
 use half::f16;
-use kernels_gpu::attention::{PartialRow, Parts, part_floats, warps};
-use kernels_gpu::gtq::decode::{exponent, log_sum, restored};
+use kernels_gpu::attention::{Lift, PartialRow, Parts, part_floats, warps};
+use kernels_gpu::gtq::decode::{log_sum, restored};
 use kernels_gpu::gtq::parts::{MOST_LEVELS, PARTS};
 use kernels_gpu::gtq::query::{integer, inverse_of};
 use kernels_gpu::gtq::rotation::signed;
+use kernels_gpu::gtq::running::largest;
 use kernels_gpu::gtq::scores::added;
 use kernels_gpu::gtq::{AttendShape, Side, TileLayout};
 use rayon::prelude::*;
-use simt::math::{abs, maximum};
+use simt::math::{abs, exp2_nonpositive, max, maximum};
 use std::cell::RefCell;
 
 /// The most channels of a head.
@@ -227,9 +228,10 @@ struct Scratch {
     /// Query rows as integers, [8, head_dim], and what scores are multiplied by.
     queries: [[i16; MOST_DIM]; MAX_ROWS],
     factors: [[f32; PARTS]; MAX_ROWS],
-    /// As in dense attention.
-    outputs: [[[Floats; 2]; MAX_ROWS]; 16],
-    weights: [[Row; 2]; MAX_ROWS],
+    /// Σ w·(l' + 1/2), [head_dim / 16, rows].
+    outputs: [[Floats; MAX_ROWS]; 8],
+    /// A tile's weights, rounded.
+    weights: [Row; MAX_ROWS],
 }
 
 impl Scratch {
@@ -239,10 +241,20 @@ impl Scratch {
             values: Tile::ZERO,
             queries: [[0; MOST_DIM]; MAX_ROWS],
             factors: [[0.0; PARTS]; MAX_ROWS],
-            outputs: [[[[0.0; 16]; 2]; MAX_ROWS]; 16],
-            weights: [[Row::ZERO; 2]; MAX_ROWS],
+            outputs: [[[0.0; 16]; MAX_ROWS]; 8],
+            weights: [Row::ZERO; MAX_ROWS],
         })
     }
+}
+
+/// Raises a row's reference as its four lanes agree on, and gives the factor for what it has.
+#[inline(always)]
+fn raise(running: &mut Running, tops: [f32; 4]) -> f32 {
+    let new = tops.iter().fold(f32::NEG_INFINITY, |new, top| max(new, Lift::to(*top, running.reference)));
+    let factor = exp2_nonpositive(running.reference - new);
+    running.reference = new;
+    running.sums.iter_mut().for_each(|sum| *sum *= factor);
+    factor
 }
 
 /// What a piece of a part's warps come to.
@@ -292,7 +304,7 @@ impl Work for Compute<'_, '_> {
         for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut running = [Running::EMPTY; MAX_ROWS];
             for chunk in &mut scratch.outputs[..chunks] {
-                chunk[..rows].fill([[0.0; 16]; 2]);
+                chunk[..rows].fill([0.0; 16]);
             }
             for tile in (part.tiles[0] + warp..part.tiles[1]).step_by(pieces.warps) {
                 let codes = match decoded {
@@ -303,7 +315,7 @@ impl Work for Compute<'_, '_> {
                     }
                 };
                 let mut scores = [[0f32; TOKENS]; MAX_ROWS];
-                let mut sizes = [[0f32; TOKENS]; MAX_ROWS];
+                let mut tops = [[0f32; 4]; MAX_ROWS];
                 let mut of_values = [codes.value_n; MAX_ROWS];
                 let mut vote = false;
                 for r in 0..rows {
@@ -319,17 +331,19 @@ impl Work for Compute<'_, '_> {
                             scores[r][token] = f32::NEG_INFINITY;
                             of_values[r][token] = 0.0;
                         }
-                        sizes[r][token] = scores[r][token] + exponent(of_values[r][token]);
                     }
-                    for size in &sizes[r] {
-                        vote |= *size - running[r].reference > LARGEST_EXPONENT;
+                    for (q, top) in tops[r].iter_mut().enumerate() {
+                        *top = largest(of_lane(&scores[r], q), of_lane(&of_values[r], q));
+                        vote |= Lift::wanted(*top, running[r].reference);
                     }
                 }
                 if vote {
                     for r in 0..rows {
-                        let factor = running[r].raise(&[&sizes[r]]);
+                        let factor = raise(&mut running[r], tops[r]);
                         if factor != 1.0 {
-                            rescale(&mut scratch.outputs[..chunks], r, factor);
+                            for chunk in &mut scratch.outputs[..chunks] {
+                                chunk[r].iter_mut().for_each(|x| *x *= factor);
+                            }
                         }
                     }
                 }
@@ -343,18 +357,23 @@ impl Work for Compute<'_, '_> {
                     for (weight, (p, n)) in weights.iter_mut().zip(p.iter().zip(&of_values[r])) {
                         *weight = p * n;
                     }
-                    split::<f16, L>(&weights, &mut scratch.weights[r]);
+                    scratch.weights[r].set::<f16, L>(L::round::<f16>(&weights));
                 }
                 let values = &codes.values[..TOKENS * dim];
                 L::values::<f16>(values, dim, &mut scratch.values);
                 for chunk in 0..chunks {
-                    let weights = |i: usize| &scratch.weights.as_flattened()[i];
-                    let outputs = scratch.outputs[chunk][..rows].as_flattened_mut();
+                    let weights = |r: usize| &scratch.weights[r];
+                    let outputs = &mut scratch.outputs[chunk][..rows];
                     multiply_each::<f16, L>(weights, scratch.values.of_values(values, dim, chunk), outputs);
                 }
             }
+            // Nothing was cut off.
+            let mut outputs = [[[[0f32; 16]; 2]; MAX_ROWS]; 8];
+            for (to, from) in outputs.iter_mut().zip(&scratch.outputs).take(chunks) {
+                to.iter_mut().zip(from).take(rows).for_each(|(to, from)| to[0] = *from);
+            }
             for (r, running) in running.iter().enumerate().take(rows) {
-                result.keep(r, running, &scratch.outputs[..chunks]);
+                result.keep(r, running, &outputs[..chunks]);
             }
         }
     }

@@ -6,8 +6,8 @@ use crate::attention::dense::Problem;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::attention::dense::{partial_floats, split_count};
-use kernels_gpu::attention::threads;
+use kernels_gpu::attention::dense::partial_floats;
+use kernels_gpu::attention::{split_count, threads};
 use kernels_gpu::gtq::levels::{MOST_LEVELS, key_table};
 use kernels_gpu::gtq::parts::{self, PARTS, PartTables};
 use kernels_gpu::gtq::{

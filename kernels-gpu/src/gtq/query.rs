@@ -29,13 +29,6 @@ pub const fn halves(integer: i32) -> [i32; 2] {
     [high, integer - 256 * high]
 }
 
-/// Where dimension `d` of a lane's unit is among the operands: the half-step, of 16 dimensions, and the byte
-/// in its word. Steps are those of `prmt` selectors, as [`super::layout`] has them.
-#[inline(always)]
-pub const fn operand_of(d: u32) -> (u32, u32) {
-    (2 * (2 * (d >> 4) + (d & 1)) + (d >> 3 & 1), d >> 1 & 3)
-}
-
 /// Where dimension `d` of a row of `head_dim` is among the operands of keys in parts: the unit, and the byte
 /// among the unit's high bytes, of which the low ones are `head_dim / 16` behind.
 #[inline(always)]
@@ -110,8 +103,8 @@ impl Rows {
             if i < D / 32 {
                 let d = lane * each + i as u32;
                 let (unit, within) = (d / (D as u32 / 4), d % (D as u32 / 4));
-                let (half_step, byte) = operand_of(within);
-                let to = (r * 4 + unit) * (D as u32 / 2) + 4 * half_step + byte;
+                // A half-step of 16 dimensions has four of each unit, those of one selector.
+                let to = (r * 4 + unit) * (D as u32 / 2) + within;
                 sum += self.keep(h[i], inverse, to, D as u32 / 4);
             }
         });

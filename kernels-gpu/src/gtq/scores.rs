@@ -1,9 +1,8 @@
 //! Scores of a tile's keys, as [`decode`](super::decode) has the formulas: of whole rows and of rows in
 //! parts.
 
-use super::layout::Side;
-use super::operands::{Tile, key_bytes};
-use super::parts::{PARTS, PartTables, norms, part_bytes};
+use super::operands::Tile;
+use super::parts::{self, PARTS, PartTables, part_bytes};
 use super::query::{PartedQuery, Query, Rows};
 use crate::attention::Half;
 use half::f16;
@@ -43,7 +42,8 @@ pub(super) trait Keys<const D: usize, const K: u32, const PARTED: bool>: Copy {
     fn load(self, rows: Rows, lane: u32) -> Self::Query;
 
     /// Scores of tokens 2q, 2q + 1, 2q + 8 and 2q + 9, in log2 units.
-    fn scores<const V: u32>(self, codes: Tile<D, K, V, PARTED>, query: Self::Query, lane: u32) -> [f32; 4];
+    /// `record` and `norms` are what the lane has of a tile.
+    fn scores(self, record: &[u32; 16], norms: [u32; 4], query: Self::Query) -> [f32; 4];
 }
 
 impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
@@ -61,16 +61,17 @@ impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
     }
 
     #[simt::device]
-    fn scores<const V: u32>(self, codes: Tile<D, K, V, false>, query: Query, lane: u32) -> [f32; 4] {
-        let selectors = codes.key_selectors(lane);
+    fn scores(self, record: &[u32; 16], norms: [u32; 4], query: Query) -> [f32; 4] {
         let mut sums = [[0i32; 4]; 2];
         unroll!(for s in 0..(D / 32), at_most 4 {
             let a = [query.high[2 * s], query.low[2 * s], query.high[2 * s + 1], query.low[2 * s + 1]];
+            let [first, second] = [2 * s, 2 * s + 1]
+                .map(|k| Tile::<D, K, 2, false>::key_bytes(record, k, self.table));
             unroll!(for j in 0..2 {
-                sums[j] = mma_i8(a, key_bytes::<K>(selectors[j][s], self.table), sums[j]);
+                sums[j] = mma_i8(a, [first[j], second[j]], sums[j]);
             });
         });
-        let n = of_halves(codes.norms(Side::Key, lane));
+        let n = of_halves([norms[0], norms[1]]);
         let mut scores = [0f32; 4];
         unroll!(for j in 0..2 {
             unroll!(for i in 0..2 {
@@ -108,14 +109,14 @@ impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
     }
 
     #[simt::device]
-    fn scores<const V: u32>(self, codes: Tile<D, K, V, true>, query: PartedQuery, lane: u32) -> [f32; 4] {
-        let words = codes.part_words(lane);
+    fn scores(self, record: &[u32; 16], norms: [u32; 4], query: PartedQuery) -> [f32; 4] {
+        let words = Tile::<D, K, 2, true>::part_words(record);
         // Two words of each part: of D = 128 those of a token, else one of each token.
         let mut operands = [[[0u32; 2]; PARTS]; 2];
         unroll!(for j in 0..(D / 64), at_most 2 {
             operands[j] = part_bytes::<K>(words[j], &self.keys.tables);
         });
-        let norms = codes.part_norms(lane).map(norms);
+        let norms = norms.map(parts::norms);
         let mut scores = [0f32; 4];
         unroll!(for p in 0..4 {
             let a = [query.high[p][0], query.low[p][0], query.high[p][1], query.low[p][1]];

@@ -30,7 +30,8 @@ mod transform;
 mod write;
 
 pub use code::{CODES, Code, Kind};
-pub use decode::{attend, layout, partial_floats, split_count};
+pub use crate::attention::split_count;
+pub use decode::{attend, layout, partial_floats};
 pub use prompt::{RESTORE_THREADS, restore, turn};
 pub use transform::{NORMS, ROWS_OF_TRANSFORM, Shape, norm};
 pub use write::{ENCODE_THREADS, EncodeShape, Nearest, encode, encode_bytes};
