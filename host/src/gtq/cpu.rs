@@ -22,7 +22,7 @@ use kernels_gpu::gtq::decode::{log_sum, restored};
 use kernels_gpu::gtq::parts::{MOST_LEVELS, PARTS};
 use kernels_gpu::gtq::query::{integer, inverse_of};
 use kernels_gpu::gtq::rotation::signed;
-use kernels_gpu::gtq::running::largest;
+use kernels_gpu::gtq::running::{largest, wanted};
 use kernels_gpu::gtq::scores::added;
 use kernels_gpu::gtq::{AttendShape, Side, TileLayout};
 use rayon::prelude::*;
@@ -247,10 +247,25 @@ impl Scratch {
     }
 }
 
+/// p and the weights of a row's scores.
+#[inline(always)]
+fn weigh<L: Lanes>(scores: &Floats, of_values: &Floats, reference: f32) -> [Floats; 2] {
+    let p = L::exp2(scores, reference);
+    let mut weights = [0f32; TOKENS];
+    for (weight, (p, n)) in weights.iter_mut().zip(p.iter().zip(of_values)) {
+        *weight = p * n;
+    }
+    [p, weights]
+}
+
 /// Raises a row's reference as its four lanes agree on, and gives the factor for what it has.
 #[inline(always)]
-fn raise(running: &mut Running, tops: [f32; 4]) -> f32 {
-    let new = tops.iter().fold(f32::NEG_INFINITY, |new, top| max(new, Lift::to(*top, running.reference)));
+fn raise(running: &mut Running, scores: &Floats, of_values: &Floats) -> f32 {
+    let mut new = f32::NEG_INFINITY;
+    for q in 0..4 {
+        let largest = largest(of_lane(scores, q), of_lane(of_values, q));
+        new = max(new, Lift::to(largest, running.reference));
+    }
     let factor = exp2_nonpositive(running.reference - new);
     running.reference = new;
     running.sums.iter_mut().for_each(|sum| *sum *= factor);
@@ -315,8 +330,8 @@ impl Work for Compute<'_, '_> {
                     }
                 };
                 let mut scores = [[0f32; TOKENS]; MAX_ROWS];
-                let mut tops = [[0f32; 4]; MAX_ROWS];
                 let mut of_values = [codes.value_n; MAX_ROWS];
+                let (mut p, mut weights) = ([[0f32; TOKENS]; MAX_ROWS], [[0f32; TOKENS]; MAX_ROWS]);
                 let mut vote = false;
                 for r in 0..rows {
                     for token in 0..TOKENS {
@@ -332,32 +347,29 @@ impl Work for Compute<'_, '_> {
                             of_values[r][token] = 0.0;
                         }
                     }
-                    for (q, top) in tops[r].iter_mut().enumerate() {
-                        *top = largest(of_lane(&scores[r], q), of_lane(&of_values[r], q));
-                        vote |= Lift::wanted(*top, running[r].reference);
+                    let reference = running[r].reference;
+                    [p[r], weights[r]] = weigh::<L>(&scores[r], &of_values[r], reference);
+                    for q in 0..4 {
+                        vote |= wanted(of_lane(&scores[r], q), of_lane(&weights[r], q), reference);
                     }
                 }
                 if vote {
                     for r in 0..rows {
-                        let factor = raise(&mut running[r], tops[r]);
+                        let factor = raise(&mut running[r], &scores[r], &of_values[r]);
                         if factor != 1.0 {
                             for chunk in &mut scratch.outputs[..chunks] {
                                 chunk[r].iter_mut().for_each(|x| *x *= factor);
                             }
                         }
+                        [p[r], weights[r]] = weigh::<L>(&scores[r], &of_values[r], running[r].reference);
                     }
                 }
                 for r in 0..rows {
-                    let p = L::exp2(&scores[r], running[r].reference);
                     for q in 0..4 {
-                        let [a, b, c, d] = of_lane(&p, q);
+                        let [a, b, c, d] = of_lane(&p[r], q);
                         running[r].sums[q] += (a + b) + (c + d);
                     }
-                    let mut weights = [0f32; TOKENS];
-                    for (weight, (p, n)) in weights.iter_mut().zip(p.iter().zip(&of_values[r])) {
-                        *weight = p * n;
-                    }
-                    scratch.weights[r].set::<f16, L>(L::round::<f16>(&weights));
+                    scratch.weights[r].set::<f16, L>(L::round::<f16>(&weights[r]));
                 }
                 let values = &codes.values[..TOKENS * dim];
                 L::values::<f16>(values, dim, &mut scratch.values);

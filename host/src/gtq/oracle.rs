@@ -12,15 +12,15 @@
 //!
 //! **Score.** Its conversion, three products and the constant round: 6u·|s|. In parts, a part's conversion,
 //! two products and the constant round, then at most four sums: 8u·Σ_p |s_p|. The difference to the
-//! reference: that is at most 2 above the largest s, and at most 40 below it, as s + ⌈log2 n'⌉ of every token
-//! is at most 15 above it and n' in f16 between 2^−25 and 2^16; so u·(45 + s_max − s). And 2^x is within 2^−23.
-//! Together p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most
-//! (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
+//! reference: that is at most 2 above the largest s, as ⌈log2 n'⌉ is at most 16 and both together were more than
+//! 14 above it, and at most 41 below it; so u·(45 + s_max − s). And 2^x is within 2^−23. Together p_t·(1 + ε_t),
+//! |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t)
+//! / (1 − Σ a_t e_t).
 //!
 //! **Weights.** w = p·n' rounds, u, and again to f16: 2^−11 of itself, so Σ a |v^|·(2^−11 + 2u), or 2^−25
-//! absolutely, which moves the output by 2^−25·|v^_t|/n'_t / Σ p. When the reference was raised last, a lane's
-//! largest s and the exponent E of its largest n' were together more than 14 above it, so that s had p >
-//! 2^(14−E) >= 2^13 / max n', the maximum over the tokens that the row sees: Σ_t 2^−38·|v^_t|·max n' / n'_t.
+//! absolutely, which moves the output by 2^−25·|v^_t|/n'_t / Σ p. When the reference was raised last, a token's s
+//! and ⌈log2 n'⌉ were together more than 14 above it, so that its w was at least 2^13, its p at least 2^13 / max
+//! n', the maximum over the tokens that the row sees: Σ_t 2^−38·|v^_t|·max n' / n'_t.
 //!
 //! **Sums.** A step a tile: κ·steps·Σ a |v^|, twice for the accumulator. Merging adds eight warps and the
 //! splits, the butterfly back and the last three roundings are 10u: u·(splits + 20)·Σ a |v^|. The sum of

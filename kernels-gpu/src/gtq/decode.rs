@@ -18,8 +18,9 @@
 //! ```
 //!
 //! with 512 the [unit](super::parts::UNIT) of n_p, and 1/D in place of 1/(2·D) as √(D/4)·√D is D/2. The
-//! reference suits the weights w, which is what f16 holds of a token: of a lane's four tokens in a tile the
-//! largest s_t + ⌈log2 of the largest n'_t⌉ is at most reference + 15.
+//! reference suits the weights w, which is what f16 holds of a token: none is above 2^15, and no s_t above
+//! reference + 41. Where one would be, the reference is raised to where the largest s_t + ⌈log2 n'_t⌉ of the row's
+//! tokens in the tile is 15 above it, or up to 1 less.
 //!
 //! # Layout
 //! `queries` and `output` [sequences, query_tokens, kv_heads · group, D]; `lse` [sequences, query_tokens,
@@ -249,9 +250,9 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
 
     let row = row_group * ROWS + (lane >> 2);
     let query_token = bits::div_u32(row, shape.group);
-    // Keys that this lane's row sees, and those that every row does.
+    // Keys that this lane's row sees, and tiles of which every row sees all.
     let visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
-    let by_all = (length + 1).saturating_sub(shape.query_tokens);
+    let by_all = (length + 1).saturating_sub(shape.query_tokens) / BLOCK_TOKENS;
 
     let mut running = Running::new(row < shape.rows());
     walk(&ring, first + warp, ahead, |tile, stage| {
@@ -259,7 +260,7 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
         let (record, norms) = (codes.record(lane), codes.norms(lane));
         let mut scores = keys.scores(&record, norms.keys, query);
         let mut of_values = of_halves(norms.values);
-        if (tile + 1) * BLOCK_TOKENS > by_all {
+        if tile >= by_all {
             unroll!(for t in 0..4 {
                 let token = tile * BLOCK_TOKENS + 8 * (t as u32 >> 1) + 2 * (lane & 3) + (t as u32 & 1);
                 // What is behind the last token may be anything.

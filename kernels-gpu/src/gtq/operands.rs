@@ -62,10 +62,10 @@ impl<const D: usize, const K: u32, const V: u32, const PARTED: bool> Tile<D, K, 
     pub fn copy(self, pool: Global<u32>, from: usize, lane: u32) {
         // That no lane is beyond 31 is not said: of what is known then ptxas 13.0 makes copies whose
         // descriptor is no register, an illegal instruction.
+        let (to, from) = (self.start + 4 * lane, from + 4 * lane as usize);
         unroll!(for i in 0..(Self::CHUNKS.div_ceil(32) as usize), at_most 5 {
-            let chunk = 32 * i as u32 + lane;
-            if 32 * (i as u32 + 1) <= Self::CHUNKS || chunk < Self::CHUNKS {
-                self.memory.copy_async_once(self.start + 4 * chunk, pool, from + 4 * chunk as usize);
+            if 32 * (i as u32 + 1) <= Self::CHUNKS || 32 * i as u32 + lane < Self::CHUNKS {
+                self.memory.copy_async(to + 128 * i as u32, pool, from + 128 * i);
             }
         });
     }

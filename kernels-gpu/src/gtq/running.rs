@@ -19,12 +19,36 @@ pub fn exponent(n: f32) -> f32 {
     ((if field < 101 { 101 } else { field }) as i32 - 126) as f32
 }
 
-/// At least the largest s + log2 n' of a lane's four tokens: the largest s, and the exponent of the largest
-/// n'.
+/// The largest weight.
+const LARGEST: f32 = 32768.0;
+/// How far a score may be above the reference, where n' is so small that its weight is none too large: as far
+/// as it is when a reference is raised, 15 and the least [`exponent`], and a rounding.
+const FARTHEST: f32 = 41.0;
+
 #[inline(always)]
-pub fn largest(scores: [f32; 4], of_values: [f32; 4]) -> f32 {
-    let most = |[a, b, c, d]: [f32; 4]| max(max(a, b), max(c, d));
-    most(scores) + exponent(most(of_values))
+fn most([a, b, c, d]: [f32; 4]) -> f32 {
+    max(max(a, b), max(c, d))
+}
+
+/// The p of scores relative to a reference, and the weights. Of a score that is [too large](wanted) they are
+/// any numbers.
+#[inline(always)]
+pub fn weights(scores: [f32; 4], of_values: [f32; 4], reference: f32) -> [[f32; 4]; 2] {
+    let p = scores.map(|s| exp2_nonpositive(s - reference));
+    let n = of_values;
+    [p, [p[0] * n[0], p[1] * n[1], p[2] * n[2], p[3] * n[3]]]
+}
+
+/// Whether a lane's scores or weights are too large for the reference.
+#[inline(always)]
+pub fn wanted(scores: [f32; 4], weights: [f32; 4], reference: f32) -> bool {
+    (most(scores) - reference > FARTHEST) | (most(weights) > LARGEST)
+}
+
+/// What the reference has to suit: the largest s + ⌈log2 n'⌉ of a lane's four tokens.
+#[inline(always)]
+pub fn largest([s0, s1, s2, s3]: [f32; 4], n: [f32; 4]) -> f32 {
+    most([s0 + exponent(n[0]), s1 + exponent(n[1]), s2 + exponent(n[2]), s3 + exponent(n[3])])
 }
 
 /// What a warp has of its eight query rows; each lane its share.
@@ -55,17 +79,13 @@ impl Running {
         of_values: [f32; 4],
         lane: u32,
     ) -> [u32; 2] {
-        let largest = largest(scores, of_values);
-        if warp_vote_any(FULL_MASK, Lift::wanted(largest, self.reference)) {
-            self.raise::<D>(largest, lane);
+        let [mut p, mut w] = weights(scores, of_values, self.reference);
+        if warp_vote_any(FULL_MASK, wanted(scores, w, self.reference)) {
+            self.raise::<D>(largest(scores, of_values), lane);
+            [p, w] = weights(scores, of_values, self.reference);
         }
-        let p = scores.map(|s| exp2_nonpositive(s - self.reference));
         self.sum += (p[0] + p[1]) + (p[2] + p[3]);
-        let n = of_values;
-        [
-            convert::f16x2_from_f32(p[0] * n[0], p[1] * n[1]),
-            convert::f16x2_from_f32(p[2] * n[2], p[3] * n[3]),
-        ]
+        [convert::f16x2_from_f32(w[0], w[1]), convert::f16x2_from_f32(w[2], w[3])]
     }
 
     /// Raises the reference of row g to what suits its four lanes.
