@@ -20,10 +20,10 @@ use half::f16;
 use kernels_gpu::attention::{Lift, PartialRow, Parts, part_floats, warps};
 use kernels_gpu::gtq::decode::{log_sum, restored};
 use kernels_gpu::gtq::parts::{MOST_LEVELS, PARTS};
-use kernels_gpu::gtq::query::{integer, inverse_of};
+use kernels_gpu::gtq::query::{half, integer, inverse_of};
 use kernels_gpu::gtq::rotation::signed;
 use kernels_gpu::gtq::running::{largest, wanted};
-use kernels_gpu::gtq::scores::added;
+use kernels_gpu::gtq::scores::{added, scaled};
 use kernels_gpu::gtq::{AttendShape, Side, TileLayout};
 use rayon::prelude::*;
 use simt::math::{abs, exp2_nonpositive, max, maximum};
@@ -54,11 +54,11 @@ pub(super) fn attend(
     let level = Level::best().checked();
     let dim = books.layout.head_dim as usize;
     let floats = part_floats(books.layout.head_dim);
-    let (mut odd, mut scores) = ([[0; MOST_LEVELS]; PARTS], [0.0; PARTS]);
-    for (p, (levels, score)) in books.keys.iter().zip(books.scores()).enumerate() {
-        (odd[p], scores[p]) = (self::odd(levels), score);
+    let (mut levels, mut scores) = ([[0; MOST_LEVELS]; PARTS], [0.0; PARTS]);
+    for (p, (of_part, score)) in books.keys.iter().zip(books.scores()).enumerate() {
+        (levels[p], scores[p]) = (integers(of_part), score);
     }
-    let view = View { slices, shape, layout: books.layout, scores, odd, halves: halves(&books.values) };
+    let view = View { slices, shape, layout: books.layout, scores, levels, halves: halves(&books.values) };
     let mut groups = Vec::new();
     let mut parts = Vec::new();
     let mut pairs = Vec::new();
@@ -117,9 +117,9 @@ pub(super) fn attend(
     }
 }
 
-/// 2·l + 1 of each code's level.
-fn odd(levels: &Levels) -> [i16; MOST_LEVELS] {
-    std::array::from_fn(|code| levels.integers.get(code).map_or(0, |l| 2 * i16::from(*l) + 1))
+/// l of each code's level.
+fn integers(levels: &Levels) -> [i16; MOST_LEVELS] {
+    std::array::from_fn(|code| levels.integers.get(code).map_or(0, |l| i16::from(*l)))
 }
 
 /// l + 1/2 of each code's level, as bits of an f16.
@@ -135,7 +135,7 @@ struct View<'a> {
     layout: TileLayout,
     /// Of each part of keys, the first of which is all of whole keys.
     scores: [f32; PARTS],
-    odd: [[i16; MOST_LEVELS]; PARTS],
+    levels: [[i16; MOST_LEVELS]; PARTS],
     halves: [u16; 16],
 }
 
@@ -176,7 +176,7 @@ fn query_row(shape: AttendShape, part: Part, r: usize) -> usize {
 /// A tile restored: integers of keys, f16 of values, and all n.
 #[derive(Clone)]
 struct Restored {
-    /// 2·l + 1, [16, head_dim].
+    /// l, [16, head_dim].
     keys: Vec<i16>,
     /// l' + 1/2, [16, head_dim].
     values: Vec<u16>,
@@ -198,7 +198,7 @@ impl Restored {
         for token in 0..TOKENS {
             let at = token * dim;
             let index = token as u32;
-            rows::read_keys(tile, layout, index, &view.odd, &mut self.keys[at..at + dim]);
+            rows::read_keys(tile, layout, index, &view.levels, &mut self.keys[at..at + dim]);
             rows::read(tile, layout, Side::Value, index, &view.halves, &mut self.values[at..at + dim]);
             self.key_n[token] = rows::norms(tile, layout, Side::Key, index);
             [self.value_n[token], ..] = rows::norms(tile, layout, Side::Value, index);
@@ -225,9 +225,10 @@ impl Decoded {
 struct Scratch {
     restored: Restored,
     values: Tile,
-    /// Query rows as integers, [8, head_dim], and what scores are multiplied by.
+    /// Query rows as integers, [8, head_dim].
     queries: [[i16; MOST_DIM]; MAX_ROWS],
-    factors: [[f32; PARTS]; MAX_ROWS],
+    /// f of N·f + c, and c.
+    factors: [[[f32; 2]; PARTS]; MAX_ROWS],
     /// Σ w·(l' + 1/2), [head_dim / 16, rows].
     outputs: [[Floats; MAX_ROWS]; 8],
     /// A tile's weights, rounded.
@@ -240,7 +241,7 @@ impl Scratch {
             restored: Restored::new(),
             values: Tile::ZERO,
             queries: [[0; MOST_DIM]; MAX_ROWS],
-            factors: [[0.0; PARTS]; MAX_ROWS],
+            factors: [[[0.0; 2]; PARTS]; MAX_ROWS],
             outputs: [[[0.0; 16]; MAX_ROWS]; 8],
             weights: [Row::ZERO; MAX_ROWS],
         })
@@ -308,10 +309,14 @@ impl Work for Compute<'_, '_> {
             for ((h, (to, factor)), score) in h.chunks_exact(of_part).zip(to).zip(view.scores) {
                 let largest = h.iter().fold(0f32, |most, h| maximum(most, abs(*h)));
                 let inverse = inverse_of(largest);
+                let mut sum = 0;
                 for (to, h) in to.iter_mut().zip(h) {
-                    *to = integer(*h, inverse) as i16;
+                    let integer = integer(*h, inverse);
+                    sum += integer;
+                    *to = integer as i16;
                 }
-                *factor = largest * score;
+                let f = largest * score;
+                *factor = [f, half(sum) * f];
             }
             let query_token = ((part.row_group * MAX_ROWS + r) / shape.group as usize) as u32;
             *visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
@@ -340,7 +345,7 @@ impl Work for Compute<'_, '_> {
                         scores[r][token] = if parted {
                             in_parts(query, keys, factors, &codes.key_n[token])
                         } else {
-                            product(query, keys) as f32 * codes.key_n[token][0] * factors[0]
+                            scaled(product(query, keys), factors[0][0], factors[0][1]) * codes.key_n[token][0]
                         };
                         if (tile + 1) * TOKENS > by_all && (tile * TOKENS + token) as u32 >= visible[r] {
                             scores[r][token] = f32::NEG_INFINITY;
@@ -391,7 +396,7 @@ impl Work for Compute<'_, '_> {
     }
 }
 
-/// Σ i·(2l + 1), which 32 bits hold: 128 · 32512 · 255 < 2^30.
+/// Σ i·l, which 32 bits hold: 128 · 32512 · 128 < 2^30.
 #[inline(always)]
 fn product(query: &[i16], keys: &[i16]) -> i32 {
     query.iter().zip(keys).map(|(i, l)| i32::from(*i) * i32::from(*l)).sum()
@@ -399,10 +404,10 @@ fn product(query: &[i16], keys: &[i16]) -> i32 {
 
 /// A score of a key in parts.
 #[inline(always)]
-fn in_parts(query: &[i16], keys: &[i16], factors: &[f32; PARTS], n: &[f32; PARTS]) -> f32 {
+fn in_parts(query: &[i16], keys: &[i16], factors: &[[f32; 2]; PARTS], n: &[f32; PARTS]) -> f32 {
     let of_part = keys.len() / PARTS;
     let of_parts = query.chunks_exact(of_part).zip(keys.chunks_exact(of_part)).zip(factors.iter().zip(n));
-    of_parts.enumerate().fold(0.0, |score, (p, ((query, keys), (factor, n)))| {
-        added(score, p, product(query, keys) as f32 * factor, *n)
+    of_parts.enumerate().fold(0.0, |score, (p, ((query, keys), ([factor, offset], n)))| {
+        added(score, p, scaled(product(query, keys), *factor, *offset), *n)
     })
 }

@@ -10,8 +10,10 @@
 //! 8u·Σ|q|). Of keys in parts that is a sum over parts, each with an m, n, Σ|L| and Σ|q| of its own and c =
 //! log2(e)/(√D·√(D/4)).
 //!
-//! **Score.** Its conversion, three products and the constant round: 6u·|s|. In parts, a part's conversion,
-//! two products and the constant round, then at most four sums: 8u·Σ_p |s_p|. The difference to the
+//! **Score.** N·f + f·Σ i/2 is of the conversion of N, a constant, f's product and the offset's, and a sum,
+//! which round: 4u·|s/n| and 2u·|f·Σ i/2|, as N·f is at most their sum. Of the offset |Σ i| <= D·32512 and D·step/2
+//! <= Σ|L|, so that 2u·n·|f·Σ i/2| <= c·n·Σ|L|·m·2u, which 2^−8 more at an integer's 1/2 has. And the product with
+//! n: 5u·|s|. In parts that and at most four sums: 8u·Σ_p |s_p|. The difference to the
 //! reference: that is at most 2 above the largest s, as ⌈log2 n'⌉ is at most 16 and both together were more than
 //! 14 above it, and at most 41 below it; so u·(45 + s_max − s). And 2^x is within 2^−23. Together p_t·(1 + ε_t),
 //! |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t)
@@ -70,7 +72,7 @@ fn of_query(query: &[f64], parts: usize, order: &[u8]) -> Vec<f64> {
         .map(|p| {
             let part = p * of_part..(p + 1) * of_part;
             let m = h[part.clone()].iter().fold(0.0, |most: f64, h| most.max(h.abs()));
-            c * (m * (0.5 + 1.0 / 256.0) / 32512.0 + 8.0 * U * part.map(own).sum::<f64>())
+            c * (m * (0.5 + 2.0 / 256.0) / 32512.0 + 8.0 * U * part.map(own).sum::<f64>())
         })
         .collect()
 }
@@ -100,7 +102,7 @@ pub fn judge(query: &[f64], order: &[u8], tokens: &[Token], splits: u32) -> Judg
     let (weights, lse) = softmax(&logits);
     let parts = tokens[0].sizes.len();
     let of_query = of_query(query, parts, order);
-    let roundings = if parts == 1 { 6.0 } else { 8.0 };
+    let roundings = if parts == 1 { 5.0 } else { 8.0 };
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let log2 = std::f64::consts::LOG2_E;
     let (mut moved, mut moved_values, mut weighted, mut longest) = (0.0, 0.0, 0.0, 0.0f64);

@@ -98,7 +98,7 @@ impl Books {
         self.layout.parted.then(|| std::array::from_fn(|p| self.keys[p].codebook()))
     }
 
-    /// What makes scores in log2 units of N·n·m, of each part.
+    /// What makes scores in log2 units of Σ i·(l + 1/2)·n·m, of each part.
     pub(super) fn scores(&self) -> impl Iterator<Item = f32> {
         let d = f64::from(self.layout.head_dim);
         let of_part = d / self.keys.len() as f64;
@@ -106,7 +106,7 @@ impl Books {
         let largest = f64::from(kernels_gpu::gtq::query::LARGEST);
         let root = (d * of_part).sqrt();
         self.keys.iter().map(move |levels| {
-            (unit * levels.step * std::f64::consts::LOG2_E / (2.0 * largest * root)) as f32
+            (unit * levels.step * std::f64::consts::LOG2_E / (largest * root)) as f32
         })
     }
 

@@ -4,8 +4,9 @@
 //! For query row r, with i and m of [`query`](super::query), L_d = step·(l_d + 1/2) and the scale 1/√D:
 //!
 //! ```text
-//! N_t = Σ_d i_d·(2·l_td + 1)                                 an integer
-//! s_t = N_t · n_t · m · step·log2(e) / (2·32512·D)           in log2 units
+//! N_t = Σ_d i_d·l_td                                     an integer
+//! f   = m·step·log2(e) / (32512·D)                       c = f·Σ_d i_d / 2
+//! s_t = (N_t·f + c)·n_t                                  in log2 units
 //! p_t = 2^(s_t − reference)      w_t = p_t·n'_t      a_d = Σ_t w_t·(l'_td + 1/2)
 //! o   = step'/√D · S·H·a / Σ_t p_t
 //! ```
@@ -13,11 +14,11 @@
 //! n, l of keys, n', l' of values. Of keys in [parts](super::parts), with m_p, n_p and step_p of part p,
 //!
 //! ```text
-//! N_tp = Σ_d i_d·(2·l_td + 1) over the part          f_p = m_p · 512·step_p·log2(e) / (32512·D)
-//! s_t  = ((N_t0·f_0)·n_t0 + (N_t1·f_1)·n_t1) + …     by fused multiply-adds
+//! N_tp = Σ_d i_d·l_td over the part          f_p = m_p·2·512·step_p·log2(e) / (32512·D)
+//! s_t  = (N_t0·f_0 + c_0)·n_t0 + (N_t1·f_1 + c_1)·n_t1 + …
 //! ```
 //!
-//! with 512 the [unit](super::parts::UNIT) of n_p, and 1/D in place of 1/(2·D) as √(D/4)·√D is D/2. The
+//! all by fused multiply-adds, with 512 the [unit](super::parts::UNIT) of n_p, and 2/D as √(D/4)·√D is D/2. The
 //! reference suits the weights w, which is what f16 holds of a token: none is above 2^15, and no s_t above
 //! reference + 41. Where one would be, the reference is raised to where the largest s_t + ⌈log2 n'_t⌉ of the row's
 //! tokens in the tile is 15 above it, or up to 1 less.

@@ -56,10 +56,10 @@ pub struct Query {
     pub high: [u32; 8],
     /// Low bytes.
     pub low: [u32; 8],
-    /// m.
-    pub largest: f32,
-    /// Σ i_d.
-    pub sum: i32,
+    /// m; then, what N = Σ i·l is multiplied by.
+    pub factor: f32,
+    /// Σ i / 2; then, that times the factor.
+    pub offset: f32,
 }
 
 /// The same of a row in parts.
@@ -69,10 +69,10 @@ pub struct PartedQuery {
     pub high: [[u32; 2]; PARTS],
     /// Low bytes.
     pub low: [[u32; 2]; PARTS],
-    /// m.
-    pub largest: [f32; PARTS],
-    /// Σ i_d.
-    pub sums: [i32; PARTS],
+    /// As of a whole row.
+    pub factors: [f32; PARTS],
+    /// Likewise.
+    pub offsets: [f32; PARTS],
 }
 
 impl Rows {
@@ -192,7 +192,7 @@ impl Rows {
                 });
             }
         });
-        Query { high, low, largest: self.largest.load(row), sum: self.sums.load(row) }
+        Query { high, low, factor: self.largest.load(row), offset: half(self.sums.load(row)) }
     }
 
     /// The same of a row in parts.
@@ -212,10 +212,16 @@ impl Rows {
             }
         });
         let at = row * PARTS as u32;
-        let largest = self.largest.load_vector::<Vec4>(at).to_array();
-        let sums = self.sums.load_vector::<UVec4>(at).to_array().map(|sum| sum as i32);
-        PartedQuery { high, low, largest, sums }
+        let factors = self.largest.load_vector::<Vec4>(at).to_array();
+        let offsets = self.sums.load_vector::<UVec4>(at).to_array().map(|sum| half(sum as i32));
+        PartedQuery { high, low, factors, offsets }
     }
+}
+
+/// Half of Σ i, exactly: of 128 integers it is below 2^22.
+#[inline(always)]
+pub fn half(sum: i32) -> f32 {
+    sum as f32 * 0.5
 }
 
 /// What h is multiplied by to be an integer; 0 for a row of zeros.

@@ -42,7 +42,7 @@ pub fn weights(scores: [f32; 4], of_values: [f32; 4], reference: f32) -> [[f32; 
 /// Whether a lane's scores or weights are too large for the reference.
 #[inline(always)]
 pub fn wanted(scores: [f32; 4], weights: [f32; 4], reference: f32) -> bool {
-    (most(scores) - reference > FARTHEST) | (most(weights) > LARGEST)
+    (most(scores.map(|s| s - reference)) > FARTHEST) | (most(weights) > LARGEST)
 }
 
 /// What the reference has to suit: the largest s + ⌈log2 n'⌉ of a lane's four tokens.

@@ -16,7 +16,7 @@ use simt::{Global, Pod, Zeroable, unroll};
 pub struct Whole {
     /// Levels.
     pub table: [u32; 2],
-    /// step·log2(e) / (2·32512·D): N·n·m to scores in log2 units.
+    /// step·log2(e) / (32512·D): Σ i·(l + 1/2)·n·m to scores in log2 units.
     pub score: f32,
 }
 
@@ -26,7 +26,7 @@ pub struct Whole {
 pub struct Parted {
     /// Levels.
     pub tables: PartTables,
-    /// 512·step·log2(e) / (32512·D) of each part.
+    /// 2·512·step·log2(e) / (32512·D) of each part.
     pub scores: [f32; PARTS],
 }
 
@@ -57,7 +57,8 @@ impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
     #[simt::device]
     fn load(self, rows: Rows, lane: u32) -> Query {
         let query = rows.load::<D>(lane);
-        Query { largest: query.largest * self.score, ..query }
+        let factor = query.factor * self.score;
+        Query { factor, offset: query.offset * factor, ..query }
     }
 
     #[simt::device]
@@ -75,8 +76,8 @@ impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
         let mut scores = [0f32; 4];
         unroll!(for j in 0..2 {
             unroll!(for i in 0..2 {
-                let sum = whole(sums[j][i], sums[j][2 + i], query.sum);
-                scores[2 * j + i] = sum as f32 * n[2 * j + i] * query.largest;
+                let sum = whole(sums[j][i], sums[j][2 + i]);
+                scores[2 * j + i] = scaled(sum, query.factor, query.offset) * n[2 * j + i];
             });
         });
         scores
@@ -103,7 +104,8 @@ impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
     fn load(self, rows: Rows, lane: u32) -> PartedQuery {
         let mut query = rows.load_parts::<D>(lane);
         unroll!(for p in 0..4 {
-            query.largest[p] *= self.keys.scores[p];
+            query.factors[p] *= self.keys.scores[p];
+            query.offsets[p] *= query.factors[p];
         });
         query
     }
@@ -125,8 +127,8 @@ impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
                 let sums = mma_i8(a, b, [0; 4]);
                 unroll!(for i in 0..2 {
                     let t = 2 * j + i;
-                    let sum = whole(sums[i], sums[2 + i], query.sums[p]);
-                    let scaled = sum as f32 * query.largest[p];
+                    let sum = whole(sums[i], sums[2 + i]);
+                    let scaled = scaled(sum, query.factors[p], query.offsets[p]);
                     scores[t] = added(scores[t], p, scaled, norms[t][p]);
                 });
             });
@@ -135,16 +137,22 @@ impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
     }
 }
 
-/// A score with part `p`'s N·f and n added to it.
+/// What n is multiplied by: of N = Σ i·l, f and f·Σ i / 2.
+#[inline(always)]
+pub fn scaled(sum: i32, factor: f32, offset: f32) -> f32 {
+    fma(sum as f32, factor, offset)
+}
+
+/// A score with what part `p` has of it added.
 #[inline(always)]
 pub fn added(score: f32, p: usize, scaled: f32, n: f32) -> f32 {
     if p == 0 { scaled * n } else { fma(scaled, n, score) }
 }
 
-/// N of the sums over the high bytes and over the low ones: 2·(256·high + low) + Σ i.
+/// N of the sums over the high bytes and over the low ones.
 #[inline(always)]
-pub const fn whole(high: i32, low: i32, sum: i32) -> i32 {
-    512 * high + (2 * low + sum)
+const fn whole(high: i32, low: i32) -> i32 {
+    256 * high + low
 }
 
 /// The n of two words.
