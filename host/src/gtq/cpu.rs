@@ -11,9 +11,7 @@ use super::plan::Books;
 use super::rows;
 use crate::attention::cpu::lanes::{Floats, Lanes, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
-use crate::attention::cpu::softmax::{
-    MAX_ROWS, MergeParts, Running, TOKENS, WarpResult, of_lane,
-};
+use crate::attention::cpu::softmax::{MAX_ROWS, MergeParts, Running, TOKENS, WarpResult, of_lane};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::simd_level::Level;
 use half::f16;

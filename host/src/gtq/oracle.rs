@@ -11,18 +11,18 @@
 //! log2(e)/(√D·√(D/4)).
 //!
 //! **Score.** N·f + f·Σ i/2 is of the conversion of N, a constant, f's product and the offset's, and a sum,
-//! which round: 4u·|s/n| and 2u·|f·Σ i/2|, as N·f is at most their sum. Of the offset |Σ i| <= D·32512 and D·step/2
-//! <= Σ|L|, so that 2u·n·|f·Σ i/2| <= c·n·Σ|L|·m·2u, which 2^−8 more at an integer's 1/2 has. And the product with
-//! n: 5u·|s|. In parts that and at most four sums: 8u·Σ_p |s_p|. The difference to the
-//! reference: that is at most 2 above the largest s, as ⌈log2 n'⌉ is at most 16 and both together were more than
-//! 14 above it, and at most 41 below it; so u·(45 + s_max − s). And 2^x is within 2^−23. Together p_t·(1 + ε_t),
-//! |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t)
-//! / (1 − Σ a_t e_t).
+//! which round: 4u·|s/n| and 2u·|f·Σ i/2|, as N·f is at most their sum. Of the offset |Σ i| <= D·32512 and
+//! D·step/2 <= Σ|L|, so that 2u·n·|f·Σ i/2| <= c·n·Σ|L|·m·2u, which 2^−8 more at an integer's 1/2 has. And
+//! the product with n: 5u·|s|. In parts that and at most four sums: 8u·Σ_p |s_p|. The difference to the
+//! reference: that is at most 2 above the largest s, as ⌈log2 n'⌉ is at most 16 and both together were more
+//! than 14 above it, and at most 41 below it; so u·(45 + s_max − s). And 2^x is within 2^−23. Together
+//! p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most
+//! (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
 //!
 //! **Weights.** w = p·n' rounds, u, and again to f16: 2^−11 of itself, so Σ a |v^|·(2^−11 + 2u), or 2^−25
-//! absolutely, which moves the output by 2^−25·|v^_t|/n'_t / Σ p. When the reference was raised last, a token's s
-//! and ⌈log2 n'⌉ were together more than 14 above it, so that its w was at least 2^13, its p at least 2^13 / max
-//! n', the maximum over the tokens that the row sees: Σ_t 2^−38·|v^_t|·max n' / n'_t.
+//! absolutely, which moves the output by 2^−25·|v^_t|/n'_t / Σ p. When the reference was raised last, a
+//! token's s and ⌈log2 n'⌉ were together more than 14 above it, so that its w was at least 2^13, its p at
+//! least 2^13 / max n', the maximum over the tokens that the row sees: Σ_t 2^−38·|v^_t|·max n' / n'_t.
 //!
 //! **Sums.** A step a tile: κ·steps·Σ a |v^|, twice for the accumulator. Merging adds eight warps and the
 //! splits, the butterfly back and the last three roundings are 10u: u·(splits + 20)·Σ a |v^|. The sum of

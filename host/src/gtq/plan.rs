@@ -105,9 +105,9 @@ impl Books {
         let unit = if self.layout.parted { f64::from(parts::UNIT) } else { 1.0 };
         let largest = f64::from(kernels_gpu::gtq::query::LARGEST);
         let root = (d * of_part).sqrt();
-        self.keys.iter().map(move |levels| {
-            (unit * levels.step * std::f64::consts::LOG2_E / (largest * root)) as f32
-        })
+        self.keys
+            .iter()
+            .map(move |levels| (unit * levels.step * std::f64::consts::LOG2_E / (largest * root)) as f32)
     }
 
     /// What attention is told of the keys.

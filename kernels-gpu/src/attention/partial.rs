@@ -38,8 +38,8 @@ pub struct Merged {
 /// The most parts that a sequence is cut into.
 pub const MAX_PARTS: u32 = 136;
 
-/// Thread blocks that fill the machine once where two share a multiprocessor: on each of the 132 of a GH100. A
-/// constant, as the order of additions must not depend on the device.
+/// Thread blocks that fill the machine once where two share a multiprocessor: on each of the 132 of a GH100.
+/// A constant, as the order of additions must not depend on the device.
 const BLOCKS_WANTED: u32 = 264;
 
 /// Parts that each sequence is cut into, for `launches` rows of blocks (sequences × KV heads × row groups)

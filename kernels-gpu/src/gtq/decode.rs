@@ -18,10 +18,10 @@
 //! s_t  = (N_t0·f_0 + c_0)·n_t0 + (N_t1·f_1 + c_1)·n_t1 + …
 //! ```
 //!
-//! all by fused multiply-adds, with 512 the [unit](super::parts::UNIT) of n_p, and 2/D as √(D/4)·√D is D/2. The
-//! reference suits the weights w, which is what f16 holds of a token: none is above 2^15, and no s_t above
-//! reference + 41. Where one would be, the reference is raised to where the largest s_t + ⌈log2 n'_t⌉ of the row's
-//! tokens in the tile is 15 above it, or up to 1 less.
+//! all by fused multiply-adds, with 512 the [unit](super::parts::UNIT) of n_p, and 2/D as √(D/4)·√D is D/2.
+//! The reference suits the weights w, which is what f16 holds of a token: none is above 2^15, and no s_t
+//! above reference + 41. Where one would be, the reference is raised to where the largest s_t + ⌈log2 n'_t⌉
+//! of the row's tokens in the tile is 15 above it, or up to 1 less.
 //!
 //! # Layout
 //! `queries` and `output` [sequences, query_tokens, kv_heads · group, D]; `lse` [sequences, query_tokens,
@@ -35,14 +35,14 @@
 //!
 //! # Work split
 //! As in [`dense`](crate::attention::dense): grid (splits, kv_heads · row groups, sequences), a block a run
-//! of tiles, eight warps with a ring of tiles and an online softmax each; two blocks on a multiprocessor. Ahead of its tiles warp w turns
-//! query row w. The keys of a tile are the second operand of integer products, 32 dimensions and eight tokens
-//! each; rows 0 to 7 of the first are the queries' high bytes, rows 8 to 15 the low ones. So N is exact,
-//! whatever the order. A part of D/4 dimensions is one product of its own, at D = 64 half empty. Values are the
-//! first operand of the other product, 16 dimensions and the tile's tokens, and the weights the second:
-//! where a lane has scores is where it gives weights ([`running`](super::running)). They are rounded to f16, by
-//! 2^−11 of themselves at most; the sum is of p as it was.
-//! Whoever comes last adds the parts and turns the eight rows back, a warp each.
+//! of tiles, eight warps with a ring of tiles and an online softmax each; two blocks on a multiprocessor.
+//! Ahead of its tiles warp w turns query row w. The keys of a tile are the second operand of integer
+//! products, 32 dimensions and eight tokens each; rows 0 to 7 of the first are the queries' high bytes, rows
+//! 8 to 15 the low ones. So N is exact, whatever the order. A part of D/4 dimensions is one product of its
+//! own, at D = 64 half empty. Values are the first operand of the other product, 16 dimensions and the tile's
+//! tokens, and the weights the second: where a lane has scores is where it gives weights
+//! ([`running`](super::running)). They are rounded to f16, by 2^−11 of themselves at most; the sum is of p as
+//! it was. Whoever comes last adds the parts and turns the eight rows back, a warp each.
 
 use super::levels::Tables;
 use super::operands::Tile;

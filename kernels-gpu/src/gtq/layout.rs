@@ -1,28 +1,30 @@
 //! Where codes lie: a tile of 16 tokens and one KV head.
 //!
 //! # Bytes
-//! A row of D codes of b bits takes D·b/8 bytes. A tile is all codes of keys and values, 16·D·(k + v)/8 bytes,
-//! then all n, in f16 or of keys in [parts](super::parts) four bytes each. Together 16·(D·(k + v)/8 + 4): 100
-//! bytes a token and KV head for 3 and 3 bits at D = 128, where f16 takes 512; of keys in parts 2 bytes more.
+//! A row of D codes of b bits takes D·b/8 bytes. A tile is all codes of keys and values, 16·D·(k + v)/8
+//! bytes, then all n, in f16 or of keys in [parts](super::parts) four bytes each. Together 16·(D·(k + v)/8 +
+//! 4): 100 bytes a token and KV head for 3 and 3 bits at D = 128, where f16 takes 512; of keys in parts 2
+//! bytes more.
 //!
 //! # Words
 //! Rows are cut into units: what one lane of a warp makes operands of. With g = lane / 4 and q = lane % 4 a
 //! lane takes, of keys, unit q (of D/4 dimensions) of tokens g and g + 8; of values, unit g (of D/8
-//! dimensions) of tokens 2q, 2q + 1, 2q + 8 and 2q + 9. Either way that is D/16 selectors: words of eight codes
-//! in their nibbles, as `prmt` takes them. A token has bits of its own in every one of them: of keys half of
-//! the word, four dimensions; of values a byte, two dimensions. So a token is written without another's bits.
+//! dimensions) of tokens 2q, 2q + 1, 2q + 8 and 2q + 9. Either way that is D/16 selectors: words of eight
+//! codes in their nibbles, as `prmt` takes them. A token has bits of its own in every one of them: of keys
+//! half of the word, four dimensions; of values a byte, two dimensions. So a token is written without
+//! another's bits.
 //!
-//! Selectors of 4 bits are words as they are. Of 2 bits a word has two, one in the low bits of its nibbles and
-//! one in the high ones. Of 3 bits three words have four: the fourth's three bits are bit 3 of the nibbles of
-//! the three ([`selector`]). Keys in parts have as many words, in which bits are where
+//! Selectors of 4 bits are words as they are. Of 2 bits a word has two, one in the low bits of its nibbles
+//! and one in the high ones. Of 3 bits three words have four: the fourth's three bits are bit 3 of the
+//! nibbles of the three ([`selector`]). Keys in parts have as many words, in which bits are where
 //! [`TileLayout::nibbles`] says.
 //!
 //! # Order
 //! A lane's words of keys, then of values, are its record: D·(k + v)/64 words. The tile has the first four
 //! words of all lanes, lane by lane, then the next four, and so on; of what is left, two words of all lanes,
 //! then one. So a warp reads it front to back, 16 bytes a lane, and shared memory has no conflicts. For each
-//! of the four q the n of its four tokens lie side by side, those of keys and then those of values; of keys in
-//! parts, all those of values are behind all of keys.
+//! of the four q the n of its four tokens lie side by side, those of keys and then those of values; of keys
+//! in parts, all those of values are behind all of keys.
 
 use super::parts::PARTS;
 use crate::attention::BLOCK_TOKENS;
@@ -172,8 +174,8 @@ impl TileLayout {
         }
     }
 
-    /// The first byte of a token's codes in word `w` of those that have its unit `unit`: of a key two bytes, of
-    /// a value one.
+    /// The first byte of a token's codes in word `w` of those that have its unit `unit`: of a key two bytes,
+    /// of a value one.
     #[inline(always)]
     pub const fn column(self, side: Side, token: u32, unit: u32, w: u32) -> u32 {
         let first = match side {
@@ -216,7 +218,8 @@ impl TileLayout {
     pub const fn nibbles(self, token: u32, unit: u32, word: u32, half: u32) -> u32 {
         let own = token >> 3;
         // A lane's word has eight dimensions of a token, or four of both.
-        let (word, half) = if self.head_dim == 128 { (own * self.key_bits + word, half) } else { (word, own) };
+        let (word, half) =
+            if self.head_dim == 128 { (own * self.key_bits + word, half) } else { (word, own) };
         self.place(Side::Key.lane(token, unit), word) + 2 * half
     }
 

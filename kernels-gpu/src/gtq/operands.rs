@@ -6,8 +6,8 @@
 //! that spreads the signs, one exclusive or). Values are f16: low bytes, high bytes, and two `prmt` that pair
 //! them, two tokens a register.
 //!
-//! For a tile of 16 tokens at D = 128 a lane makes eight selectors of either, 18 instructions of 3 bits, and of
-//! those 16 registers of keys (16 `prmt`, 8 shifts) and 32 of values (64, and 8).
+//! For a tile of 16 tokens at D = 128 a lane makes eight selectors of either, 18 instructions of 3 bits, and
+//! of those 16 registers of keys (16 `prmt`, 8 shifts) and 32 of values (64, and 8).
 
 use super::layout::{Side, TileLayout, selector};
 use glam::{UVec2, UVec4};

@@ -29,8 +29,8 @@ mod prompt;
 mod transform;
 mod write;
 
-pub use code::{CODES, Code, Kind};
 pub use crate::attention::split_count;
+pub use code::{CODES, Code, Kind};
 pub use decode::{attend, layout, partial_floats};
 pub use prompt::{RESTORE_THREADS, restore, turn};
 pub use transform::{NORMS, ROWS_OF_TRANSFORM, Shape, norm};
