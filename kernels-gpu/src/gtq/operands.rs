@@ -20,6 +20,8 @@ pub const ONE: u32 = 0x1111_1111;
 pub const LOW: u32 = 0x3333_3333;
 /// Bit 2 of every nibble.
 pub const THIRD: u32 = 0x4444_4444;
+/// Bit 3 of every nibble.
+pub const EIGHTHS: u32 = 0x8888_8888;
 /// The distance from the middle in every nibble of a code of 4 bits.
 pub const DISTANCE: u32 = 0x7777_7777;
 
