@@ -11,21 +11,20 @@ use super::plan::Books;
 use super::rows;
 use crate::attention::cpu::lanes::{Floats, Lanes, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
-use crate::attention::cpu::softmax::{
-    LARGEST_EXPONENT, MAX_ROWS, MergeParts, Running, TOKENS, WarpResult, of_lane, rescale, split,
-};
+use crate::attention::cpu::softmax::{MAX_ROWS, MergeParts, Running, TOKENS, WarpResult, of_lane};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::simd_level::Level;
 use half::f16;
-use kernels_gpu::attention::{PartialRow, Parts, part_floats, warps};
-use kernels_gpu::gtq::decode::{exponent, log_sum, restored};
+use kernels_gpu::attention::{Lift, PartialRow, Parts, part_floats, warps};
+use kernels_gpu::gtq::decode::{log_sum, restored};
 use kernels_gpu::gtq::parts::{MOST_LEVELS, PARTS};
-use kernels_gpu::gtq::query::{integer, inverse_of};
+use kernels_gpu::gtq::query::{half, integer, inverse_of};
 use kernels_gpu::gtq::rotation::signed;
-use kernels_gpu::gtq::scores::added;
+use kernels_gpu::gtq::running::{largest, wanted};
+use kernels_gpu::gtq::scores::{added, scaled};
 use kernels_gpu::gtq::{AttendShape, Side, TileLayout};
 use rayon::prelude::*;
-use simt::math::{abs, maximum};
+use simt::math::{abs, exp2_nonpositive, max, maximum};
 use std::cell::RefCell;
 
 /// The most channels of a head.
@@ -53,11 +52,11 @@ pub(super) fn attend(
     let level = Level::best().checked();
     let dim = books.layout.head_dim as usize;
     let floats = part_floats(books.layout.head_dim);
-    let (mut odd, mut scores) = ([[0; MOST_LEVELS]; PARTS], [0.0; PARTS]);
-    for (p, (levels, score)) in books.keys.iter().zip(books.scores()).enumerate() {
-        (odd[p], scores[p]) = (self::odd(levels), score);
+    let (mut levels, mut scores) = ([[0; MOST_LEVELS]; PARTS], [0.0; PARTS]);
+    for (p, (of_part, score)) in books.keys.iter().zip(books.scores()).enumerate() {
+        (levels[p], scores[p]) = (integers(of_part), score);
     }
-    let view = View { slices, shape, layout: books.layout, scores, odd, halves: halves(&books.values) };
+    let view = View { slices, shape, layout: books.layout, scores, levels, halves: halves(&books.values) };
     let mut groups = Vec::new();
     let mut parts = Vec::new();
     let mut pairs = Vec::new();
@@ -116,9 +115,9 @@ pub(super) fn attend(
     }
 }
 
-/// 2·l + 1 of each code's level.
-fn odd(levels: &Levels) -> [i16; MOST_LEVELS] {
-    std::array::from_fn(|code| levels.integers.get(code).map_or(0, |l| 2 * i16::from(*l) + 1))
+/// l of each code's level.
+fn integers(levels: &Levels) -> [i16; MOST_LEVELS] {
+    std::array::from_fn(|code| levels.integers.get(code).map_or(0, |l| i16::from(*l)))
 }
 
 /// l + 1/2 of each code's level, as bits of an f16.
@@ -134,7 +133,7 @@ struct View<'a> {
     layout: TileLayout,
     /// Of each part of keys, the first of which is all of whole keys.
     scores: [f32; PARTS],
-    odd: [[i16; MOST_LEVELS]; PARTS],
+    levels: [[i16; MOST_LEVELS]; PARTS],
     halves: [u16; 16],
 }
 
@@ -175,7 +174,7 @@ fn query_row(shape: AttendShape, part: Part, r: usize) -> usize {
 /// A tile restored: integers of keys, f16 of values, and all n.
 #[derive(Clone)]
 struct Restored {
-    /// 2·l + 1, [16, head_dim].
+    /// l, [16, head_dim].
     keys: Vec<i16>,
     /// l' + 1/2, [16, head_dim].
     values: Vec<u16>,
@@ -197,7 +196,7 @@ impl Restored {
         for token in 0..TOKENS {
             let at = token * dim;
             let index = token as u32;
-            rows::read_keys(tile, layout, index, &view.odd, &mut self.keys[at..at + dim]);
+            rows::read_keys(tile, layout, index, &view.levels, &mut self.keys[at..at + dim]);
             rows::read(tile, layout, Side::Value, index, &view.halves, &mut self.values[at..at + dim]);
             self.key_n[token] = rows::norms(tile, layout, Side::Key, index);
             [self.value_n[token], ..] = rows::norms(tile, layout, Side::Value, index);
@@ -224,12 +223,14 @@ impl Decoded {
 struct Scratch {
     restored: Restored,
     values: Tile,
-    /// Query rows as integers, [8, head_dim], and what scores are multiplied by.
+    /// Query rows as integers, [8, head_dim].
     queries: [[i16; MOST_DIM]; MAX_ROWS],
-    factors: [[f32; PARTS]; MAX_ROWS],
-    /// As in dense attention.
-    outputs: [[[Floats; 2]; MAX_ROWS]; 16],
-    weights: [[Row; 2]; MAX_ROWS],
+    /// f of N·f + c, and c.
+    factors: [[[f32; 2]; PARTS]; MAX_ROWS],
+    /// Σ w·(l' + 1/2), [head_dim / 16, rows].
+    outputs: [[Floats; MAX_ROWS]; 8],
+    /// A tile's weights, rounded.
+    weights: [Row; MAX_ROWS],
 }
 
 impl Scratch {
@@ -238,11 +239,36 @@ impl Scratch {
             restored: Restored::new(),
             values: Tile::ZERO,
             queries: [[0; MOST_DIM]; MAX_ROWS],
-            factors: [[0.0; PARTS]; MAX_ROWS],
-            outputs: [[[[0.0; 16]; 2]; MAX_ROWS]; 16],
-            weights: [[Row::ZERO; 2]; MAX_ROWS],
+            factors: [[[0.0; 2]; PARTS]; MAX_ROWS],
+            outputs: [[[0.0; 16]; MAX_ROWS]; 8],
+            weights: [Row::ZERO; MAX_ROWS],
         })
     }
+}
+
+/// p and the weights of a row's scores.
+#[inline(always)]
+fn weigh<L: Lanes>(scores: &Floats, of_values: &Floats, reference: f32) -> [Floats; 2] {
+    let p = L::exp2(scores, reference);
+    let mut weights = [0f32; TOKENS];
+    for (weight, (p, n)) in weights.iter_mut().zip(p.iter().zip(of_values)) {
+        *weight = p * n;
+    }
+    [p, weights]
+}
+
+/// Raises a row's reference as its four lanes agree on, and gives the factor for what it has.
+#[inline(always)]
+fn raise(running: &mut Running, scores: &Floats, of_values: &Floats) -> f32 {
+    let mut new = f32::NEG_INFINITY;
+    for q in 0..4 {
+        let largest = largest(of_lane(scores, q), of_lane(of_values, q));
+        new = max(new, Lift::to(largest, running.reference));
+    }
+    let factor = exp2_nonpositive(running.reference - new);
+    running.reference = new;
+    running.sums.iter_mut().for_each(|sum| *sum *= factor);
+    factor
 }
 
 /// What a piece of a part's warps come to.
@@ -281,10 +307,14 @@ impl Work for Compute<'_, '_> {
             for ((h, (to, factor)), score) in h.chunks_exact(of_part).zip(to).zip(view.scores) {
                 let largest = h.iter().fold(0f32, |most, h| maximum(most, abs(*h)));
                 let inverse = inverse_of(largest);
+                let mut sum = 0;
                 for (to, h) in to.iter_mut().zip(h) {
-                    *to = integer(*h, inverse) as i16;
+                    let integer = integer(*h, inverse);
+                    sum += integer;
+                    *to = integer as i16;
                 }
-                *factor = largest * score;
+                let f = largest * score;
+                *factor = [f, half(sum) * f];
             }
             let query_token = ((part.row_group * MAX_ROWS + r) / shape.group as usize) as u32;
             *visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
@@ -292,7 +322,7 @@ impl Work for Compute<'_, '_> {
         for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut running = [Running::EMPTY; MAX_ROWS];
             for chunk in &mut scratch.outputs[..chunks] {
-                chunk[..rows].fill([[0.0; 16]; 2]);
+                chunk[..rows].fill([0.0; 16]);
             }
             for tile in (part.tiles[0] + warp..part.tiles[1]).step_by(pieces.warps) {
                 let codes = match decoded {
@@ -303,8 +333,8 @@ impl Work for Compute<'_, '_> {
                     }
                 };
                 let mut scores = [[0f32; TOKENS]; MAX_ROWS];
-                let mut sizes = [[0f32; TOKENS]; MAX_ROWS];
                 let mut of_values = [codes.value_n; MAX_ROWS];
+                let (mut p, mut weights) = ([[0f32; TOKENS]; MAX_ROWS], [[0f32; TOKENS]; MAX_ROWS]);
                 let mut vote = false;
                 for r in 0..rows {
                     for token in 0..TOKENS {
@@ -313,54 +343,58 @@ impl Work for Compute<'_, '_> {
                         scores[r][token] = if parted {
                             in_parts(query, keys, factors, &codes.key_n[token])
                         } else {
-                            product(query, keys) as f32 * codes.key_n[token][0] * factors[0]
+                            scaled(product(query, keys), factors[0][0], factors[0][1]) * codes.key_n[token][0]
                         };
                         if (tile + 1) * TOKENS > by_all && (tile * TOKENS + token) as u32 >= visible[r] {
                             scores[r][token] = f32::NEG_INFINITY;
                             of_values[r][token] = 0.0;
                         }
-                        sizes[r][token] = scores[r][token] + exponent(of_values[r][token]);
                     }
-                    for size in &sizes[r] {
-                        vote |= *size - running[r].reference > LARGEST_EXPONENT;
+                    let reference = running[r].reference;
+                    [p[r], weights[r]] = weigh::<L>(&scores[r], &of_values[r], reference);
+                    for q in 0..4 {
+                        vote |= wanted(of_lane(&scores[r], q), of_lane(&weights[r], q), reference);
                     }
                 }
                 if vote {
                     for r in 0..rows {
-                        let factor = running[r].raise(&[&sizes[r]]);
+                        let factor = raise(&mut running[r], &scores[r], &of_values[r]);
                         if factor != 1.0 {
-                            rescale(&mut scratch.outputs[..chunks], r, factor);
+                            for chunk in &mut scratch.outputs[..chunks] {
+                                chunk[r].iter_mut().for_each(|x| *x *= factor);
+                            }
                         }
+                        [p[r], weights[r]] = weigh::<L>(&scores[r], &of_values[r], running[r].reference);
                     }
                 }
                 for r in 0..rows {
-                    let p = L::exp2(&scores[r], running[r].reference);
                     for q in 0..4 {
-                        let [a, b, c, d] = of_lane(&p, q);
+                        let [a, b, c, d] = of_lane(&p[r], q);
                         running[r].sums[q] += (a + b) + (c + d);
                     }
-                    let mut weights = [0f32; TOKENS];
-                    for (weight, (p, n)) in weights.iter_mut().zip(p.iter().zip(&of_values[r])) {
-                        *weight = p * n;
-                    }
-                    split::<f16, L>(&weights, &mut scratch.weights[r]);
+                    scratch.weights[r].set::<f16, L>(L::round::<f16>(&weights[r]));
                 }
                 let values = &codes.values[..TOKENS * dim];
                 L::values::<f16>(values, dim, &mut scratch.values);
                 for chunk in 0..chunks {
-                    let weights = |i: usize| &scratch.weights.as_flattened()[i];
-                    let outputs = scratch.outputs[chunk][..rows].as_flattened_mut();
+                    let weights = |r: usize| &scratch.weights[r];
+                    let outputs = &mut scratch.outputs[chunk][..rows];
                     multiply_each::<f16, L>(weights, scratch.values.of_values(values, dim, chunk), outputs);
                 }
             }
+            // Nothing was cut off.
+            let mut outputs = [[[[0f32; 16]; 2]; MAX_ROWS]; 8];
+            for (to, from) in outputs.iter_mut().zip(&scratch.outputs).take(chunks) {
+                to.iter_mut().zip(from).take(rows).for_each(|(to, from)| to[0] = *from);
+            }
             for (r, running) in running.iter().enumerate().take(rows) {
-                result.keep(r, running, &scratch.outputs[..chunks]);
+                result.keep(r, running, &outputs[..chunks]);
             }
         }
     }
 }
 
-/// Σ i·(2l + 1), which 32 bits hold: 128 · 32512 · 255 < 2^30.
+/// Σ i·l, which 32 bits hold: 128 · 32512 · 128 < 2^30.
 #[inline(always)]
 fn product(query: &[i16], keys: &[i16]) -> i32 {
     query.iter().zip(keys).map(|(i, l)| i32::from(*i) * i32::from(*l)).sum()
@@ -368,10 +402,10 @@ fn product(query: &[i16], keys: &[i16]) -> i32 {
 
 /// A score of a key in parts.
 #[inline(always)]
-fn in_parts(query: &[i16], keys: &[i16], factors: &[f32; PARTS], n: &[f32; PARTS]) -> f32 {
+fn in_parts(query: &[i16], keys: &[i16], factors: &[[f32; 2]; PARTS], n: &[f32; PARTS]) -> f32 {
     let of_part = keys.len() / PARTS;
     let of_parts = query.chunks_exact(of_part).zip(keys.chunks_exact(of_part)).zip(factors.iter().zip(n));
-    of_parts.enumerate().fold(0.0, |score, (p, ((query, keys), (factor, n)))| {
-        added(score, p, product(query, keys) as f32 * factor, *n)
+    of_parts.enumerate().fold(0.0, |score, (p, ((query, keys), ([factor, offset], n)))| {
+        added(score, p, scaled(product(query, keys), *factor, *offset), *n)
     })
 }

@@ -10,14 +10,19 @@
 //! 8u·Σ|q|). Of keys in parts that is a sum over parts, each with an m, n, Σ|L| and Σ|q| of its own and c =
 //! log2(e)/(√D·√(D/4)).
 //!
-//! **Score.** Its conversion, three products and the constant round: 6u·|s|. In parts, a part's conversion,
-//! two products and the constant round, then at most four sums: 8u·Σ_p |s_p|. The difference to the
-//! reference: the reference is within 17 + |log2 n'| <= 45 of the largest s, so u·(45 + s_max − s). And 2^x
-//! is within 2^−23. Together p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output
-//! by at most (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
+//! **Score.** N·f + f·Σ i/2 is of the conversion of N, a constant, f's product and the offset's, and a sum,
+//! which round: 4u·|s/n| and 2u·|f·Σ i/2|, as N·f is at most their sum. Of the offset |Σ i| <= D·32512 and
+//! D·step/2 <= Σ|L|, so that 2u·n·|f·Σ i/2| <= c·n·Σ|L|·m·2u, which 2^−8 more at an integer's 1/2 has. And
+//! the product with n: 5u·|s|. In parts that and at most four sums: 8u·Σ_p |s_p|. The difference to the
+//! reference: that is at most 2 above the largest s, as ⌈log2 n'⌉ is at most 16 and both together were more
+//! than 14 above it, and at most 41 below it; so u·(45 + s_max − s). And 2^x is within 2^−23. Together
+//! p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most
+//! (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
 //!
-//! **Weights.** w = p·n' rounds, u; as two f16 it keeps 2^−22 of itself, and 2^−25 absolutely, where the
-//! largest w of a row is at least 2^13: Σ a |v^|·2^−21 and T·2^−38·max |v^|.
+//! **Weights.** w = p·n' rounds, u, and again to f16: 2^−11 of itself, so Σ a |v^|·(2^−11 + 2u), or 2^−25
+//! absolutely, which moves the output by 2^−25·|v^_t|/n'_t / Σ p. When the reference was raised last, a
+//! token's s and ⌈log2 n'⌉ were together more than 14 above it, so that its w was at least 2^13, its p at
+//! least 2^13 / max n', the maximum over the tokens that the row sees: Σ_t 2^−38·|v^_t|·max n' / n'_t.
 //!
 //! **Sums.** A step a tile: κ·steps·Σ a |v^|, twice for the accumulator. Merging adds eight warps and the
 //! splits, the butterfly back and the last three roundings are 10u: u·(splits + 20)·Σ a |v^|. The sum of
@@ -41,6 +46,8 @@ pub struct Token {
     pub value: Vec<f64>,
     /// n·Σ|L| of its key, of each part.
     pub sizes: Vec<f64>,
+    /// n' of its value.
+    pub scale: f64,
 }
 
 /// What the formula gives, and how far from it a result may be.
@@ -65,7 +72,7 @@ fn of_query(query: &[f64], parts: usize, order: &[u8]) -> Vec<f64> {
         .map(|p| {
             let part = p * of_part..(p + 1) * of_part;
             let m = h[part.clone()].iter().fold(0.0, |most: f64, h| most.max(h.abs()));
-            c * (m * (0.5 + 1.0 / 256.0) / 32512.0 + 8.0 * U * part.map(own).sum::<f64>())
+            c * (m * (0.5 + 2.0 / 256.0) / 32512.0 + 8.0 * U * part.map(own).sum::<f64>())
         })
         .collect()
 }
@@ -95,10 +102,12 @@ pub fn judge(query: &[f64], order: &[u8], tokens: &[Token], splits: u32) -> Judg
     let (weights, lse) = softmax(&logits);
     let parts = tokens[0].sizes.len();
     let of_query = of_query(query, parts, order);
-    let roundings = if parts == 1 { 6.0 } else { 8.0 };
+    let roundings = if parts == 1 { 5.0 } else { 8.0 };
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let log2 = std::f64::consts::LOG2_E;
     let (mut moved, mut moved_values, mut weighted, mut longest) = (0.0, 0.0, 0.0, 0.0f64);
+    let largest_scale = tokens.iter().map(|token| token.scale).fold(0.0, f64::max);
+    let mut absolute = 0.0;
     for (token, (weight, logit)) in tokens.iter().zip(weights.iter().zip(&logits)) {
         let error = token.sizes.iter().zip(&of_query).map(|(size, error)| size * error).sum::<f64>()
             + roundings * U * log2 * sizes_of_parts(query, &token.key, parts, order)
@@ -110,6 +119,9 @@ pub fn judge(query: &[f64], order: &[u8], tokens: &[Token], splits: u32) -> Judg
             moved += weight * e;
             moved_values += weight * e * length;
         }
+        if token.scale > 0.0 {
+            absolute += length * largest_scale / token.scale;
+        }
         weighted += weight * length;
         longest = longest.max(length);
         output.iter_mut().zip(&token.value).for_each(|(o, v)| *o += weight * v);
@@ -119,8 +131,8 @@ pub fn judge(query: &[f64], order: &[u8], tokens: &[Token], splits: u32) -> Judg
     let splits = f64::from(splits);
     let steps = ((tiles / splits).ceil() / f64::from(warps(dim as u32))).ceil() + 1.0;
     let shifted = if moved < 0.5 { (moved_values + own * moved) / (1.0 - moved) } else { 2.0 * longest };
-    let rounded = weighted * (8.0 * U + 2.0 * KAPPA * steps + U * (splits + 20.0))
-        + tokens.len() as f64 * longest / (1u64 << 38) as f64
+    let rounded = weighted * (1.0 / 2048.0 + 2.0 * U + 2.0 * KAPPA * steps + U * (splits + 20.0))
+        + absolute / (1u64 << 38) as f64
         + own * U * (steps + splits + 10.0);
     let of_sum = if moved < 0.5 { -(-moved).ln_1p() } else { f64::INFINITY };
     let total = U * (steps + splits + 10.0);

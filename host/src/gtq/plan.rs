@@ -6,8 +6,8 @@ use crate::attention::dense::Problem;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::attention::dense::{partial_floats, split_count};
-use kernels_gpu::attention::threads;
+use kernels_gpu::attention::dense::partial_floats;
+use kernels_gpu::attention::{split_count, threads};
 use kernels_gpu::gtq::levels::{MOST_LEVELS, key_table};
 use kernels_gpu::gtq::parts::{self, PARTS, PartTables};
 use kernels_gpu::gtq::{
@@ -98,16 +98,16 @@ impl Books {
         self.layout.parted.then(|| std::array::from_fn(|p| self.keys[p].codebook()))
     }
 
-    /// What makes scores in log2 units of N·n·m, of each part.
+    /// What makes scores in log2 units of Σ i·(l + 1/2)·n·m, of each part.
     pub(super) fn scores(&self) -> impl Iterator<Item = f32> {
         let d = f64::from(self.layout.head_dim);
         let of_part = d / self.keys.len() as f64;
         let unit = if self.layout.parted { f64::from(parts::UNIT) } else { 1.0 };
         let largest = f64::from(kernels_gpu::gtq::query::LARGEST);
         let root = (d * of_part).sqrt();
-        self.keys.iter().map(move |levels| {
-            (unit * levels.step * std::f64::consts::LOG2_E / (2.0 * largest * root)) as f32
-        })
+        self.keys
+            .iter()
+            .map(move |levels| (unit * levels.step * std::f64::consts::LOG2_E / (largest * root)) as f32)
     }
 
     /// What attention is told of the keys.

@@ -3,24 +3,8 @@
 use super::{Books, TileLayout};
 use half::f16;
 use kernels_gpu::gtq::Side;
-use kernels_gpu::gtq::layout::{high_bit, low_bit, low_bits, stored};
+use kernels_gpu::gtq::layout::{selector, stored, word};
 use kernels_gpu::gtq::parts::{MOST_LEVELS, PARTS, UNIT, bits, fields, in_nibbles, norm};
-
-/// Where a token's codes are in a tile: bytes and first bits.
-#[derive(Clone, Copy)]
-struct Place {
-    low: usize,
-    high: usize,
-}
-
-fn place(layout: TileLayout, side: Side, token: u32, unit: u32) -> Place {
-    let (bits, dims) = (layout.bits(side), side.unit_dims(layout.head_dim));
-    let at = side.unit_place(layout.wide(side), token, unit);
-    Place {
-        low: (layout.low(side) + at * dims * low_bits(bits) / 8) as usize,
-        high: (layout.high(side) + at * dims / 8) as usize,
-    }
-}
 
 /// The bytes of an n in f16, as [`write()`] takes them.
 pub fn half(n: f16) -> [u8; 4] {
@@ -41,22 +25,16 @@ pub fn write(tile: &mut [u8], layout: TileLayout, side: Side, token: u32, codes:
 }
 
 fn write_whole(tile: &mut [u8], layout: TileLayout, side: Side, token: u32, codes: &[u8]) {
-    let (bits, dims) = (layout.bits(side), side.unit_dims(layout.head_dim));
+    let (bits, dims, each) = (layout.bits(side), side.unit_dims(layout.head_dim), side.in_selector());
     for (codes, unit) in codes.chunks_exact(dims as usize).zip(0..) {
-        let Place { low, high } = place(layout, side, token, unit);
-        tile[low..][..(dims * low_bits(bits) / 8) as usize].fill(0);
-        if bits == 3 {
-            tile[high..][..(dims / 8) as usize].fill(0);
-        }
-        for (code, d) in codes.iter().zip(0..) {
-            let code = stored(bits, u32::from(*code));
-            let at = low_bit(bits, dims, d) as usize;
-            let own = if bits == 4 { code } else { code & 3 };
-            tile[low + at / 8] |= (own << (at % 8)) as u8;
-            if bits == 3 {
-                let at = high_bit(dims, d) as usize;
-                tile[high + at / 8] |= ((code >> 2) << (at % 8)) as u8;
-            }
+        let selector = |k: u32| {
+            let own = codes.iter().skip((k * each) as usize).take(each as usize).zip(0..);
+            own.fold(0, |all, (code, i)| all | stored(bits, u32::from(*code)) << (4 * i))
+        };
+        for w in 0..layout.words(side) {
+            let bytes = word(bits, w, selector).to_le_bytes();
+            let own = each as usize / 2;
+            tile[layout.column(side, token, unit, w) as usize..][..own].copy_from_slice(&bytes[..own]);
         }
     }
 }
@@ -183,23 +161,19 @@ pub fn read<T: Copy>(
     levels: &[T; 16],
     out: &mut [T],
 ) {
-    match (layout.bits(side), side.unit_dims(layout.head_dim)) {
-        (2, 8) => units::<T, 2, 8>(tile, layout, side, token, levels, out),
-        (2, 16) => units::<T, 2, 16>(tile, layout, side, token, levels, out),
-        (2, 32) => units::<T, 2, 32>(tile, layout, side, token, levels, out),
-        (3, 8) => units::<T, 3, 8>(tile, layout, side, token, levels, out),
-        (3, 16) => units::<T, 3, 16>(tile, layout, side, token, levels, out),
-        (3, 32) => units::<T, 3, 32>(tile, layout, side, token, levels, out),
-        (4, 8) => units::<T, 4, 8>(tile, layout, side, token, levels, out),
-        (4, 16) => units::<T, 4, 16>(tile, layout, side, token, levels, out),
-        (4, 32) => units::<T, 4, 32>(tile, layout, side, token, levels, out),
-        (bits, dims) => unreachable!("no layout has {bits} bits and units of {dims}"),
+    match (layout.bits(side), side) {
+        (2, Side::Key) => units::<T, 2, 4>(tile, layout, side, token, levels, out),
+        (2, Side::Value) => units::<T, 2, 2>(tile, layout, side, token, levels, out),
+        (3, Side::Key) => units::<T, 3, 4>(tile, layout, side, token, levels, out),
+        (3, Side::Value) => units::<T, 3, 2>(tile, layout, side, token, levels, out),
+        (_, Side::Key) => units::<T, 4, 4>(tile, layout, side, token, levels, out),
+        (_, Side::Value) => units::<T, 4, 2>(tile, layout, side, token, levels, out),
     }
 }
 
-/// [`read`] of units of `U` dimensions.
+/// [`read`] where `EACH` dimensions are in a selector.
 #[inline(always)]
-fn units<T: Copy, const BITS: u32, const U: usize>(
+fn units<T: Copy, const BITS: u32, const EACH: usize>(
     tile: &[u8],
     layout: TileLayout,
     side: Side,
@@ -212,26 +186,20 @@ fn units<T: Copy, const BITS: u32, const U: usize>(
     for code in 0..1 << BITS {
         of_stored[stored(BITS, code) as usize] = levels[code as usize];
     }
-    for (out, unit) in out.as_chunks_mut::<U>().0.iter_mut().zip(0..) {
-        let Place { low, high } = place(layout, side, token, unit);
-        let bytes = U * low_bits(BITS) as usize / 8;
-        let mut of_unit = [0u8; 16];
-        of_unit[..bytes].copy_from_slice(&tile[low..low + bytes]);
-        let lows = u128::from_le_bytes(of_unit);
-        let mut highs = 0u32;
-        if BITS == 3 {
-            let mut of_unit = [0u8; 4];
-            of_unit[..U / 8].copy_from_slice(&tile[high..high + U / 8]);
-            highs = u32::from_le_bytes(of_unit);
+    let dims = side.unit_dims(layout.head_dim) as usize;
+    for (out, unit) in out.chunks_exact_mut(dims).zip(0..) {
+        let mut words = [0u32; 16];
+        for (word, w) in words.iter_mut().zip(0..layout.words(side)) {
+            let at = layout.column(side, token, unit, w) as usize;
+            let mut bytes = [0u8; 4];
+            bytes[..EACH / 2].copy_from_slice(&tile[at..at + EACH / 2]);
+            *word = u32::from_le_bytes(bytes);
         }
-        let words: [u32; 4] = std::array::from_fn(|w| (lows >> (32 * w)) as u32);
-        for (d, out) in out.iter_mut().enumerate() {
-            let at = low_bit(BITS, U as u32, d as u32);
-            let mut code = words[at as usize / 32] >> (at % 32) & if BITS == 4 { 15 } else { 3 };
-            if BITS == 3 {
-                code |= (highs >> high_bit(U as u32, d as u32) & 1) << 2;
+        for (k, out) in out.as_chunks_mut::<EACH>().0.iter_mut().enumerate() {
+            let selector = selector(BITS, &words, 0, k);
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = of_stored[(selector >> (4 * i) & 15) as usize];
             }
-            *out = of_stored[code as usize];
         }
     }
 }

@@ -129,7 +129,7 @@ impl Sample {
                 for head in 0..heads {
                     let number = place as usize * heads + head;
                     let tile = &mut bytes[number * tile..][..tile];
-                    let codes = layout.norms(Side::Key) as usize;
+                    let codes = layout.code_bytes() as usize;
                     for (i, byte) in tile[..codes].iter_mut().enumerate() {
                         let z = mixed(1, (number * codes + i) as u64) as u8;
                         *byte = if input == Input::Equal { 0 } else { z };

@@ -300,6 +300,7 @@ fn tokens(sample: &Sample, sequence: usize, head: usize, visible: usize) -> Vec<
                 key: sample.restored(Side::Key, sequence, head, token),
                 value: sample.restored(Side::Value, sequence, head, token),
                 sizes: codes.chunks_exact(of_part).zip(keys.iter().zip(n)).map(size).collect(),
+                scale: rows::norms(tile, layout, Side::Value, place)[0].into(),
             }
         })
         .collect()

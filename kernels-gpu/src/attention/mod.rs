@@ -32,7 +32,7 @@ pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width
 pub use pace::{MAX_WARPS, Pace, tiles_of};
 pub use partial::{
     Adding, MAX_PARTS, Merged, PartialRow, Parts, combine, combine_to_part, combined_rows, last_to_arrive,
-    part_floats,
+    part_floats, split_count,
 };
 pub use ring::{Glance, Ring, first_blocks, walk};
 pub use softmax::{Lift, Running};

@@ -38,6 +38,26 @@ pub struct Merged {
 /// The most parts that a sequence is cut into.
 pub const MAX_PARTS: u32 = 136;
 
+/// Thread blocks that fill the machine once where two share a multiprocessor: on each of the 132 of a GH100.
+/// A constant, as the order of additions must not depend on the device.
+const BLOCKS_WANTED: u32 = 264;
+
+/// Parts that each sequence is cut into, for `launches` rows of blocks (sequences × KV heads × row groups)
+/// with room for `tiles` tiles, where two blocks share a multiprocessor.
+pub const fn split_count(launches: u32, tiles: u32) -> u32 {
+    let wanted = BLOCKS_WANTED / if launches == 0 { 1 } else { launches };
+    // A part should have work for every warp, twice.
+    let most = tiles.div_ceil(2 * warps(64));
+    let splits = if wanted < most { wanted } else { most };
+    if splits == 0 {
+        1
+    } else if splits > MAX_PARTS {
+        MAX_PARTS
+    } else {
+        splits
+    }
+}
+
 /// How a sequence is cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {

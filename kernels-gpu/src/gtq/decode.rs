@@ -4,8 +4,9 @@
 //! For query row r, with i and m of [`query`](super::query), L_d = step·(l_d + 1/2) and the scale 1/√D:
 //!
 //! ```text
-//! N_t = Σ_d i_d·(2·l_td + 1)                                 an integer
-//! s_t = N_t · n_t · m · step·log2(e) / (2·32512·D)           in log2 units
+//! N_t = Σ_d i_d·l_td                                     an integer
+//! f   = m·step·log2(e) / (32512·D)                       c = f·Σ_d i_d / 2
+//! s_t = (N_t·f + c)·n_t                                  in log2 units
 //! p_t = 2^(s_t − reference)      w_t = p_t·n'_t      a_d = Σ_t w_t·(l'_td + 1/2)
 //! o   = step'/√D · S·H·a / Σ_t p_t
 //! ```
@@ -13,13 +14,14 @@
 //! n, l of keys, n', l' of values. Of keys in [parts](super::parts), with m_p, n_p and step_p of part p,
 //!
 //! ```text
-//! N_tp = Σ_d i_d·(2·l_td + 1) over the part          f_p = m_p · 512·step_p·log2(e) / (32512·D)
-//! s_t  = ((N_t0·f_0)·n_t0 + (N_t1·f_1)·n_t1) + …     by fused multiply-adds
+//! N_tp = Σ_d i_d·l_td over the part          f_p = m_p·2·512·step_p·log2(e) / (32512·D)
+//! s_t  = (N_t0·f_0 + c_0)·n_t0 + (N_t1·f_1 + c_1)·n_t1 + …
 //! ```
 //!
-//! with 512 the [unit](super::parts::UNIT) of n_p, and 1/D in place of 1/(2·D) as √(D/4)·√D is D/2. The
-//! reference suits the weights w, which is what f16 holds of a token: the largest s_t + ⌈log2 n'_t⌉ of a row
-//! is at most reference + 15.
+//! all by fused multiply-adds, with 512 the [unit](super::parts::UNIT) of n_p, and 2/D as √(D/4)·√D is D/2.
+//! The reference suits the weights w, which is what f16 holds of a token: none is above 2^15, and no s_t
+//! above reference + 41. Where one would be, the reference is raised to where the largest s_t + ⌈log2 n'_t⌉
+//! of the row's tokens in the tile is 15 above it, or up to 1 less.
 //!
 //! # Layout
 //! `queries` and `output` [sequences, query_tokens, kv_heads · group, D]; `lse` [sequences, query_tokens,
@@ -33,22 +35,24 @@
 //!
 //! # Work split
 //! As in [`dense`](crate::attention::dense): grid (splits, kv_heads · row groups, sequences), a block a run
-//! of tiles, eight warps with a ring of tiles and an online softmax each. Ahead of its tiles warp w turns
-//! query row w. The keys of a tile are the second operand of integer products, 32 dimensions and eight tokens
-//! each; rows 0 to 7 of the first are the queries' high bytes, rows 8 to 15 the low ones. So N is exact,
-//! whatever the order. A part of D/4 dimensions is one product of its own, at D = 64 half empty. Weights meet
-//! values as in dense attention, what rounding cut off in rows 8 to 15.
-//! Whoever comes last adds the parts and turns the eight rows back, a warp each.
+//! of tiles, eight warps with a ring of tiles and an online softmax each; two blocks on a multiprocessor.
+//! Ahead of its tiles warp w turns query row w. The keys of a tile are the second operand of integer
+//! products, 32 dimensions and eight tokens each; rows 0 to 7 of the first are the queries' high bytes, rows
+//! 8 to 15 the low ones. So N is exact, whatever the order. A part of D/4 dimensions is one product of its
+//! own, at D = 64 half empty. Values are the first operand of the other product, 16 dimensions and the tile's
+//! tokens, and the weights the second: where a lane has scores is where it gives weights
+//! ([`running`](super::running)). They are rounded to f16, by 2^−11 of themselves at most; the sum is of p as
+//! it was. Whoever comes last adds the parts and turns the eight rows back, a warp each.
 
-use super::layout::Side;
 use super::levels::Tables;
 use super::operands::Tile;
 use super::query::Rows;
 use super::rotation::{butterfly, with_signs};
+use super::running::Running;
 use super::scores::{Keys, Parted, PartedHead, Whole, of_halves};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, MAX_PARTS, PartialRow, Parts, ROWS, Ring, Running, combine, combine_to_part,
-    combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
+    Adding, BLOCK_TOKENS, MAX_PARTS, PartialRow, Parts, ROWS, Ring, combine, combine_to_part, combined_rows,
+    first_blocks, last_to_arrive, part_floats, walk, warps,
 };
 use glam::Vec4;
 use half::f16;
@@ -69,7 +73,7 @@ pub struct AttendShape {
     pub kv_heads: u32,
     /// Entries of a row of the block table.
     pub max_blocks: u32,
-    /// Parts that a sequence is cut into: [`split_count`](crate::attention::dense::split_count).
+    /// Parts that a sequence is cut into: [`split_count`](crate::attention::split_count).
     pub splits: u32,
     /// step'/√D of the values.
     pub value: f32,
@@ -142,13 +146,6 @@ pub const fn layout<const D: usize, const K: u32, const V: u32, const PARTED: bo
     Layout { ring, outputs, adding, rows, queries, finished, totals, last, bytes: plan.bytes() }
 }
 
-/// ⌈log2 n⌉ of an n that is not negative, or a little more; of the smallest ones and 0 that of 2^−26.
-#[inline(always)]
-pub fn exponent(n: f32) -> f32 {
-    let field = n.to_bits() >> 23;
-    ((if field < 101 { 101 } else { field }) as i32 - 126) as f32
-}
-
 /// What a step reads and writes: the kernels' arguments.
 struct Memory {
     queries: Global<f16>,
@@ -171,7 +168,7 @@ struct Memory {
         (128, 4, 2), (128, 4, 3), (128, 4, 4),
     ),
     max_threads = 256,
-    min_blocks = 1,
+    min_blocks = 2,
     overlaps = in_turn
 )]
 pub fn attend<const D: usize, const K: u32, const V: u32>(
@@ -199,7 +196,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
         (128, 4, 2), (128, 4, 3), (128, 4, 4),
     ),
     max_threads = 256,
-    min_blocks = 1,
+    min_blocks = 2,
     overlaps = in_turn
 )]
 pub fn attend_parts<const D: usize, const K: u32, const V: u32>(
@@ -254,19 +251,17 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
 
     let row = row_group * ROWS + (lane >> 2);
     let query_token = bits::div_u32(row, shape.group);
-    // Keys that this lane's row sees, and those that every row does.
+    // Keys that this lane's row sees, and tiles of which every row sees all.
     let visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
-    let by_all = (length + 1).saturating_sub(shape.query_tokens);
+    let by_all = (length + 1).saturating_sub(shape.query_tokens) / BLOCK_TOKENS;
 
-    let mut running = Running::new();
-    if row >= shape.rows() {
-        running.reference = ABSENT;
-    }
+    let mut running = Running::new(row < shape.rows());
     walk(&ring, first + warp, ahead, |tile, stage| {
         let codes = ring.tile(stage);
-        let mut scores = keys.scores(codes, query, lane);
-        let mut of_values = of_halves(codes.norms(Side::Value, lane));
-        if (tile + 1) * BLOCK_TOKENS > by_all {
+        let (record, norms) = (codes.record(lane), codes.norms(lane));
+        let mut scores = keys.scores(&record, norms.keys, query);
+        let mut of_values = of_halves(norms.values);
+        if tile >= by_all {
             unroll!(for t in 0..4 {
                 let token = tile * BLOCK_TOKENS + 8 * (t as u32 >> 1) + 2 * (lane & 3) + (t as u32 & 1);
                 // What is behind the last token may be anything.
@@ -274,19 +269,12 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
                 scores[t] = if token < visible { scores[t] } else { f32::NEG_INFINITY };
             });
         }
-        let mut sizes = [0f32; 4];
-        unroll!(for t in 0..4 {
-            sizes[t] = scores[t] + exponent(of_values[t]);
+        let weights = running.weigh::<D>(scores, of_values, lane);
+        unroll!(for t in 0..(D / 16), at_most 8 {
+            let Tables { values_low, values_high } = shape.tables;
+            let values = Tile::<D, K, V, PARTED>::values(&record, t, values_low, values_high);
+            running.accumulate(t, values, weights);
         });
-        running.raise::<D, 1>([sizes]);
-        let p = running.weights(scores);
-        running.sum += (p[0] + p[1]) + (p[2] + p[3]);
-        let mut weights = [0f32; 4];
-        unroll!(for t in 0..4 {
-            weights[t] = p[t] * of_values[t];
-        });
-        let operands = codes.value_operands(shape.tables.values_low, shape.tables.values_high, lane);
-        running.accumulate_operands::<f16, D>(weights, operands);
     });
 
     // The warps' results take the rings' place: all copies have landed, all tiles are read.

@@ -1,28 +1,30 @@
 //! Where codes lie: a tile of 16 tokens and one KV head.
 //!
 //! # Bytes
-//! A row of D codes of b bits takes D·b/8 bytes. Codes of 3 bits are a plane of their two low bits and a
-//! plane of their high bit; codes of 4 bits are nibbles. A tile is, one behind the other:
+//! A row of D codes of b bits takes D·b/8 bytes. A tile is all codes of keys and values, 16·D·(k + v)/8
+//! bytes, then all n, in f16 or of keys in [parts](super::parts) four bytes each. Together 16·(D·(k + v)/8 +
+//! 4): 100 bytes a token and KV head for 3 and 3 bits at D = 128, where f16 takes 512; of keys in parts 2
+//! bytes more.
 //!
-//! | part | bytes | at D = 128, 3 bits |
-//! |---|---|---|
-//! | keys' low plane (2 bits, or nibbles) | 16·D/4 or 16·D/2 | 512 |
-//! | keys' high plane (3 bits only) | 16·D/8 | 256 |
-//! | values' low plane | as the keys' | 512 |
-//! | values' high plane | as the keys' | 256 |
-//! | keys' n, f16, or of [parts](super::parts) four bytes | 32 or 64 | 32 |
-//! | values' n, f16 | 32 | 32 |
-//!
-//! Together 16·(D·(k + v)/8 + 4): 100 bytes a token and KV head for 3 and 3 bits at D = 128, where f16 takes
-//! 512; of keys in parts 2 bytes more.
-//!
-//! # Order
+//! # Words
 //! Rows are cut into units: what one lane of a warp makes operands of. With g = lane / 4 and q = lane % 4 a
 //! lane takes, of keys, unit q (of D/4 dimensions) of tokens g and g + 8; of values, unit g (of D/8
-//! dimensions) of tokens 2q, 2q + 1, 2q + 8 and 2q + 9. A plane has what a lane takes side by side, lane by
-//! lane, so that a warp reads it front to back (of 32 bytes, the halves in two passes). In a unit, codes are
-//! where [`low_bit`] and [`high_bit`] say: a word, masked, is then eight selectors of `prmt`. Of keys in
-//! parts a lane has as many bytes, in which bits are where [`TileLayout::nibbles`] says.
+//! dimensions) of tokens 2q, 2q + 1, 2q + 8 and 2q + 9. Either way that is D/16 selectors: words of eight
+//! codes in their nibbles, as `prmt` takes them. A token has bits of its own in every one of them: of keys
+//! half of the word, four dimensions; of values a byte, two dimensions. So a token is written without
+//! another's bits.
+//!
+//! Selectors of 4 bits are words as they are. Of 2 bits a word has two, one in the low bits of its nibbles
+//! and one in the high ones. Of 3 bits three words have four: the fourth's three bits are bit 3 of the
+//! nibbles of the three ([`selector`]). Keys in parts have as many words, in which bits are where
+//! [`TileLayout::nibbles`] says.
+//!
+//! # Order
+//! A lane's words of keys, then of values, are its record: D·(k + v)/64 words. The tile has the first four
+//! words of all lanes, lane by lane, then the next four, and so on; of what is left, two words of all lanes,
+//! then one. So a warp reads it front to back, 16 bytes a lane, and shared memory has no conflicts. For each
+//! of the four q the n of its four tokens lie side by side, those of keys and then those of values; of keys
+//! in parts, all those of values are behind all of keys.
 
 use super::parts::PARTS;
 use crate::attention::BLOCK_TOKENS;
@@ -46,54 +48,68 @@ impl Side {
         }
     }
 
-    /// Where unit `unit` of token `token` of a tile is, in units. `wide`: what a lane takes is 32 bytes, of
-    /// which the second half is behind all lanes' first one.
+    /// Dimensions that a token has in a selector.
     #[inline(always)]
-    pub const fn unit_place(self, wide: bool, token: u32, unit: u32) -> u32 {
-        let (lane, each, own) = match self {
-            Side::Key => ((token & 7) * 4 + unit, 2, token >> 3),
-            Side::Value => ((token >> 1 & 3) * 8 + unit, 4, slot(token)),
-        };
-        let first = if wide { each / 2 } else { each };
-        own / first * 32 * first + lane * first + own % first
+    pub const fn in_selector(self) -> u32 {
+        match self {
+            Side::Key => 4,
+            Side::Value => 2,
+        }
+    }
+
+    /// The lane whose record has unit `unit` of a token.
+    #[inline(always)]
+    const fn lane(self, token: u32, unit: u32) -> u32 {
+        match self {
+            Side::Key => (token & 7) * 4 + unit,
+            Side::Value => unit * 4 + (token >> 1 & 3),
+        }
+    }
+
+    /// The token's first byte in a word.
+    #[inline(always)]
+    const fn byte(self, token: u32) -> u32 {
+        match self {
+            Side::Key => 2 * (token >> 3),
+            Side::Value => slot(token),
+        }
     }
 }
 
-/// Which of a lane's four tokens it is: 2q, 2q + 1, 2q + 8 or 2q + 9.
+/// Which of the four tokens of values that a lane has it is: 2q, 2q + 1, 2q + 8 or 2q + 9.
 #[inline(always)]
 const fn slot(token: u32) -> u32 {
     (token & 1) + 2 * (token >> 3)
 }
 
-/// Where a token's n is among the 16 of a tile: a lane's four tokens side by side.
+/// Selector `k` of those that `words` have from `first` on.
 #[inline(always)]
-pub const fn norm_place(token: u32) -> u32 {
-    4 * (token >> 1 & 3) + slot(token)
-}
-
-/// Bits of a code in the low plane, or of as many as a part's codes have on average.
-#[inline(always)]
-pub const fn low_bits(bits: u32) -> u32 {
-    if bits == 4 { 4 } else { 2 }
-}
-
-/// The first bit of dimension `d`'s code in a unit's low plane.
-#[inline(always)]
-pub const fn low_bit(bits: u32, unit_dims: u32, d: u32) -> u32 {
-    if bits != 4 {
-        2 * d
-    } else if unit_dims == 8 {
-        16 * (d & 1) + 4 * (d >> 1)
-    } else {
-        32 * (2 * (d >> 4) + (d & 1)) + 4 * ((d & 15) >> 1)
+pub const fn selector(bits: u32, words: &[u32; 16], first: usize, k: usize) -> u32 {
+    match bits {
+        4 => words[(first + k) % 16],
+        3 => {
+            let at = first + k / 4 * 3;
+            if k % 4 < 3 {
+                return words[(at + k % 4) % 16] & 0x7777_7777;
+            }
+            let [a, b, c] = [words[at % 16], words[(at + 1) % 16], words[(at + 2) % 16]];
+            (a >> 3 & 0x1111_1111) | (b >> 2 & 0x2222_2222) | (c >> 1 & 0x4444_4444)
+        }
+        _ => words[(first + k / 2) % 16] >> (2 * (k as u32 % 2)) & 0x3333_3333,
     }
 }
 
-/// The bit of dimension `d`'s code in a unit's high plane.
+/// Word `w` of those that have the selectors.
 #[inline(always)]
-pub const fn high_bit(unit_dims: u32, d: u32) -> u32 {
-    let half = unit_dims / 2;
-    4 * ((d & (half - 1)) >> 1) + (d & 1) + if d >= half { 2 } else { 0 }
+pub fn word(bits: u32, w: u32, selector: impl Fn(u32) -> u32) -> u32 {
+    match bits {
+        4 => selector(w),
+        3 => {
+            let (four, own) = (w / 3 * 4, w % 3);
+            selector(four + own) | (selector(four + 3) >> own & 0x1111_1111) << 3
+        }
+        _ => selector(2 * w) | selector(2 * w + 1) << 2,
+    }
 }
 
 /// A code as it is stored: from 4 bits on a sign and the distance from the middle, else as it is.
@@ -123,24 +139,6 @@ pub struct TileLayout {
 }
 
 impl TileLayout {
-    /// Bytes of the low planes of keys or values.
-    #[inline(always)]
-    const fn low_bytes(self, bits: u32) -> u32 {
-        BLOCK_TOKENS * self.head_dim * low_bits(bits) / 8
-    }
-
-    /// Bytes of the high planes.
-    #[inline(always)]
-    const fn high_bytes(self, bits: u32) -> u32 {
-        if bits == 3 { BLOCK_TOKENS * self.head_dim / 8 } else { 0 }
-    }
-
-    /// Whether a lane's codes are 32 bytes: [`Side::unit_place`].
-    #[inline(always)]
-    pub const fn wide(self, side: Side) -> bool {
-        self.head_dim == 128 && self.bits(side) == 4
-    }
-
     /// Bits of a code.
     #[inline(always)]
     pub const fn bits(self, side: Side) -> u32 {
@@ -150,19 +148,41 @@ impl TileLayout {
         }
     }
 
-    /// The first byte of a low plane.
+    /// Words that a lane has of keys or values.
     #[inline(always)]
-    pub const fn low(self, side: Side) -> u32 {
-        match side {
-            Side::Key => 0,
-            Side::Value => self.low_bytes(self.key_bits) + self.high_bytes(self.key_bits),
+    pub const fn words(self, side: Side) -> u32 {
+        self.head_dim * self.bits(side) / 64
+    }
+
+    /// Words of a lane's record.
+    #[inline(always)]
+    pub const fn record(self) -> u32 {
+        self.words(Side::Key) + self.words(Side::Value)
+    }
+
+    /// The first byte of word `w` of a lane's record.
+    #[inline(always)]
+    const fn place(self, lane: u32, w: u32) -> u32 {
+        let all = self.record();
+        let (fours, twos) = (all / 4 * 4, all / 2 * 2);
+        if w < fours {
+            512 * (w / 4) + 16 * lane + 4 * (w % 4)
+        } else if w < twos {
+            128 * fours + 8 * lane + 4 * (w % 2)
+        } else {
+            128 * twos + 4 * lane
         }
     }
 
-    /// The first byte of a high plane.
+    /// The first byte of a token's codes in word `w` of those that have its unit `unit`: of a key two bytes,
+    /// of a value one.
     #[inline(always)]
-    pub const fn high(self, side: Side) -> u32 {
-        self.low(side) + self.low_bytes(self.bits(side))
+    pub const fn column(self, side: Side, token: u32, unit: u32, w: u32) -> u32 {
+        let first = match side {
+            Side::Key => 0,
+            Side::Value => self.words(Side::Key),
+        };
+        self.place(side.lane(token, unit), first + w) + side.byte(token)
     }
 
     /// Bytes of the n of a key or value.
@@ -174,46 +194,39 @@ impl TileLayout {
         }
     }
 
-    /// The first byte of the sixteen n.
+    /// Bytes of all codes; the n are behind them.
     #[inline(always)]
-    pub const fn norms(self, side: Side) -> u32 {
-        let end = self.high(Side::Value) + self.high_bytes(self.value_bits);
-        match side {
-            Side::Key => end,
-            Side::Value => end + self.norm_bytes(Side::Key) * BLOCK_TOKENS,
-        }
+    pub const fn code_bytes(self) -> u32 {
+        128 * self.record()
     }
 
     /// The first byte of a token's n.
     #[inline(always)]
     pub const fn norm(self, side: Side, token: u32) -> u32 {
-        self.norms(side) + self.norm_bytes(side) * norm_place(token)
+        let q = token >> 1 & 3;
+        let at = match side {
+            Side::Key => 16 * q,
+            Side::Value if self.parted => 64 + 8 * q,
+            Side::Value => 16 * q + 8,
+        };
+        self.code_bytes() + at + self.norm_bytes(side) * slot(token)
     }
 
     /// Of keys in parts: the first of the two bytes with bits of four dimensions of each part, those from
     /// `4·half` on of unit `unit` (of D/16 dimensions of each part). `word` numbers the pairs of bytes.
     #[inline(always)]
     pub const fn nibbles(self, token: u32, unit: u32, word: u32, half: u32) -> u32 {
-        let (lane, own) = ((token & 7) * 4 + unit, token >> 3);
+        let own = token >> 3;
         // A lane's word has eight dimensions of a token, or four of both.
-        let (tokens, half) = if self.head_dim == 128 { (2, half) } else { (1, own) };
-        let own = if tokens == 2 { own } else { 0 };
-        let at = if self.key_bits == 3 && word == 2 {
-            self.high(Side::Key) + 4 * (lane * tokens + own)
-        } else if self.wide(Side::Key) {
-            // What a lane takes is 32 bytes, the second token's behind all lanes' first one.
-            512 * own + 16 * lane + 4 * word
-        } else {
-            let words = if self.key_bits == 3 { 2 } else { self.key_bits };
-            4 * (words * (lane * tokens + own) + word)
-        };
-        at + 2 * half
+        let (word, half) =
+            if self.head_dim == 128 { (own * self.key_bits + word, half) } else { (word, own) };
+        self.place(Side::Key.lane(token, unit), word) + 2 * half
     }
 
     /// Bytes of a tile, a multiple of 16.
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
-        self.norms(Side::Value) + self.norm_bytes(Side::Value) * BLOCK_TOKENS
+        self.code_bytes() + (self.norm_bytes(Side::Key) + self.norm_bytes(Side::Value)) * BLOCK_TOKENS
     }
 
     /// Bytes of a token and KV head.

@@ -35,6 +35,7 @@ mod operands;
 pub mod parts;
 pub mod query;
 pub mod rotation;
+pub mod running;
 pub mod scores;
 pub mod write;
 

@@ -24,7 +24,7 @@
 //! average: [`fields`]. Masked, a word is then selectors of `prmt`, as of whole rows.
 
 use super::levels::{key_table, words};
-use super::operands::{DISTANCE, LOW, ONE, THIRD, key_bytes};
+use super::operands::{EIGHTHS, LOW, ONE, THIRD, key_bytes};
 use crate::attention::Half;
 use half::f16;
 use simt::bits::byte_perm;
@@ -157,10 +157,10 @@ pub fn part_sum(value: f32) -> f32 {
 /// The n of a token's parts, of its four bytes.
 #[inline(always)]
 pub fn norms(bytes: u32) -> [f32; PARTS] {
-    // Bytes 0 and 1, then 2 and 3, in the low bytes of two halves each.
-    let low = <f16 as Half>::unpack(byte_perm(bytes, 0, 0x4140) << 6);
-    let high = <f16 as Half>::unpack(byte_perm(bytes, 0, 0x4342) << 6);
-    [low[0], low[1], high[0], high[1]]
+    // The bits of an f16 from bit 6 on: bytes 0 and 2, then 1 and 3.
+    let [a, c] = <f16 as Half>::unpack(bytes << 6 & 0x3fc0_3fc0);
+    let [b, d] = <f16 as Half>::unpack(bytes >> 2 & 0x3fc0_3fc0);
+    [a, b, c, d]
 }
 
 /// The two words of levels' bytes of each part that a lane's words of nibbles are.
@@ -195,16 +195,16 @@ pub fn part_bytes<const K: u32>(words: [u32; 4], tables: &PartTables) -> [[u32; 
 /// low two bits of `high`'s.
 #[inline(always)]
 fn six_bits(low: u32, high: u32, table: &[u32; 8]) -> [u32; 2] {
-    let selectors = low & DISTANCE;
-    let of = |selectors: u32, spread: u32| {
+    // Where a nibble's bit 3 is set `prmt` spreads the sign of what it would pick, and levels are positive:
+    // of two picks one is 0.
+    let other = low ^ EIGHTHS;
+    let of = |near: u32, far: u32, spread: u32| {
         // 0xff where the nibble's bit 3 is set.
         let mask = |bits: u32| byte_perm(bits, bits << 4, spread);
-        let pick = |i: usize| byte_perm(table[2 * i], table[2 * i + 1], selectors);
-        let either = |mask: u32, a: u32, b: u32| a & !mask | b & mask;
-        let eighth = mask(low);
-        let near = either(eighth, pick(0), pick(1));
-        let far = either(eighth, pick(2), pick(3));
-        either(mask(high << 3), near, far) ^ mask(high << 2)
+        let pick = |i: usize, selectors: u32| byte_perm(table[2 * i], table[2 * i + 1], selectors);
+        let [first, second] = [pick(0, near) | pick(1, far), pick(2, near) | pick(3, far)];
+        let upper = mask(high << 3);
+        (first & !upper | second & upper) ^ mask(high << 2)
     };
-    [of(selectors, 0x9d8c), of(selectors >> 16, 0xbfae)]
+    [of(low, other, 0x9d8c), of(low >> 16, other >> 16, 0xbfae)]
 }

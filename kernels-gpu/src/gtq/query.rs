@@ -29,13 +29,6 @@ pub const fn halves(integer: i32) -> [i32; 2] {
     [high, integer - 256 * high]
 }
 
-/// Where dimension `d` of a lane's unit is among the operands: the half-step, of 16 dimensions, and the byte
-/// in its word. Steps are those of `prmt` selectors, as [`super::layout`] has them.
-#[inline(always)]
-pub const fn operand_of(d: u32) -> (u32, u32) {
-    (2 * (2 * (d >> 4) + (d & 1)) + (d >> 3 & 1), d >> 1 & 3)
-}
-
 /// Where dimension `d` of a row of `head_dim` is among the operands of keys in parts: the unit, and the byte
 /// among the unit's high bytes, of which the low ones are `head_dim / 16` behind.
 #[inline(always)]
@@ -63,10 +56,10 @@ pub struct Query {
     pub high: [u32; 8],
     /// Low bytes.
     pub low: [u32; 8],
-    /// m.
-    pub largest: f32,
-    /// Σ i_d.
-    pub sum: i32,
+    /// m; then, what N = Σ i·l is multiplied by.
+    pub factor: f32,
+    /// Σ i / 2; then, that times the factor.
+    pub offset: f32,
 }
 
 /// The same of a row in parts.
@@ -76,10 +69,10 @@ pub struct PartedQuery {
     pub high: [[u32; 2]; PARTS],
     /// Low bytes.
     pub low: [[u32; 2]; PARTS],
-    /// m.
-    pub largest: [f32; PARTS],
-    /// Σ i_d.
-    pub sums: [i32; PARTS],
+    /// As of a whole row.
+    pub factors: [f32; PARTS],
+    /// Likewise.
+    pub offsets: [f32; PARTS],
 }
 
 impl Rows {
@@ -110,8 +103,8 @@ impl Rows {
             if i < D / 32 {
                 let d = lane * each + i as u32;
                 let (unit, within) = (d / (D as u32 / 4), d % (D as u32 / 4));
-                let (half_step, byte) = operand_of(within);
-                let to = (r * 4 + unit) * (D as u32 / 2) + 4 * half_step + byte;
+                // A half-step of 16 dimensions has four of each unit, those of one selector.
+                let to = (r * 4 + unit) * (D as u32 / 2) + within;
                 sum += self.keep(h[i], inverse, to, D as u32 / 4);
             }
         });
@@ -199,7 +192,7 @@ impl Rows {
                 });
             }
         });
-        Query { high, low, largest: self.largest.load(row), sum: self.sums.load(row) }
+        Query { high, low, factor: self.largest.load(row), offset: half(self.sums.load(row)) }
     }
 
     /// The same of a row in parts.
@@ -219,10 +212,16 @@ impl Rows {
             }
         });
         let at = row * PARTS as u32;
-        let largest = self.largest.load_vector::<Vec4>(at).to_array();
-        let sums = self.sums.load_vector::<UVec4>(at).to_array().map(|sum| sum as i32);
-        PartedQuery { high, low, largest, sums }
+        let factors = self.largest.load_vector::<Vec4>(at).to_array();
+        let offsets = self.sums.load_vector::<UVec4>(at).to_array().map(|sum| half(sum as i32));
+        PartedQuery { high, low, factors, offsets }
     }
+}
+
+/// Half of Σ i, exactly: of 128 integers it is below 2^22.
+#[inline(always)]
+pub fn half(sum: i32) -> f32 {
+    sum as f32 * 0.5
 }
 
 /// What h is multiplied by to be an integer; 0 for a row of zeros.

@@ -1,9 +1,8 @@
 //! Scores of a tile's keys, as [`decode`](super::decode) has the formulas: of whole rows and of rows in
 //! parts.
 
-use super::layout::Side;
-use super::operands::{Tile, key_bytes};
-use super::parts::{PARTS, PartTables, norms, part_bytes};
+use super::operands::Tile;
+use super::parts::{self, PARTS, PartTables, part_bytes};
 use super::query::{PartedQuery, Query, Rows};
 use crate::attention::Half;
 use half::f16;
@@ -17,7 +16,7 @@ use simt::{Global, Pod, Zeroable, unroll};
 pub struct Whole {
     /// Levels.
     pub table: [u32; 2],
-    /// step·log2(e) / (2·32512·D): N·n·m to scores in log2 units.
+    /// step·log2(e) / (32512·D): Σ i·(l + 1/2)·n·m to scores in log2 units.
     pub score: f32,
 }
 
@@ -27,7 +26,7 @@ pub struct Whole {
 pub struct Parted {
     /// Levels.
     pub tables: PartTables,
-    /// 512·step·log2(e) / (32512·D) of each part.
+    /// 2·512·step·log2(e) / (32512·D) of each part.
     pub scores: [f32; PARTS],
 }
 
@@ -43,7 +42,8 @@ pub(super) trait Keys<const D: usize, const K: u32, const PARTED: bool>: Copy {
     fn load(self, rows: Rows, lane: u32) -> Self::Query;
 
     /// Scores of tokens 2q, 2q + 1, 2q + 8 and 2q + 9, in log2 units.
-    fn scores<const V: u32>(self, codes: Tile<D, K, V, PARTED>, query: Self::Query, lane: u32) -> [f32; 4];
+    /// `record` and `norms` are what the lane has of a tile.
+    fn scores(self, record: &[u32; 16], norms: [u32; 4], query: Self::Query) -> [f32; 4];
 }
 
 impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
@@ -57,25 +57,27 @@ impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
     #[simt::device]
     fn load(self, rows: Rows, lane: u32) -> Query {
         let query = rows.load::<D>(lane);
-        Query { largest: query.largest * self.score, ..query }
+        let factor = query.factor * self.score;
+        Query { factor, offset: query.offset * factor, ..query }
     }
 
     #[simt::device]
-    fn scores<const V: u32>(self, codes: Tile<D, K, V, false>, query: Query, lane: u32) -> [f32; 4] {
-        let selectors = codes.key_selectors(lane);
+    fn scores(self, record: &[u32; 16], norms: [u32; 4], query: Query) -> [f32; 4] {
         let mut sums = [[0i32; 4]; 2];
         unroll!(for s in 0..(D / 32), at_most 4 {
             let a = [query.high[2 * s], query.low[2 * s], query.high[2 * s + 1], query.low[2 * s + 1]];
+            let [first, second] = [2 * s, 2 * s + 1]
+                .map(|k| Tile::<D, K, 2, false>::key_bytes(record, k, self.table));
             unroll!(for j in 0..2 {
-                sums[j] = mma_i8(a, key_bytes::<K>(selectors[j][s], self.table), sums[j]);
+                sums[j] = mma_i8(a, [first[j], second[j]], sums[j]);
             });
         });
-        let n = of_halves(codes.norms(Side::Key, lane));
+        let n = of_halves([norms[0], norms[1]]);
         let mut scores = [0f32; 4];
         unroll!(for j in 0..2 {
             unroll!(for i in 0..2 {
-                let sum = whole(sums[j][i], sums[j][2 + i], query.sum);
-                scores[2 * j + i] = sum as f32 * n[2 * j + i] * query.largest;
+                let sum = whole(sums[j][i], sums[j][2 + i]);
+                scores[2 * j + i] = scaled(sum, query.factor, query.offset) * n[2 * j + i];
             });
         });
         scores
@@ -102,20 +104,21 @@ impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
     fn load(self, rows: Rows, lane: u32) -> PartedQuery {
         let mut query = rows.load_parts::<D>(lane);
         unroll!(for p in 0..4 {
-            query.largest[p] *= self.keys.scores[p];
+            query.factors[p] *= self.keys.scores[p];
+            query.offsets[p] *= query.factors[p];
         });
         query
     }
 
     #[simt::device]
-    fn scores<const V: u32>(self, codes: Tile<D, K, V, true>, query: PartedQuery, lane: u32) -> [f32; 4] {
-        let words = codes.part_words(lane);
+    fn scores(self, record: &[u32; 16], norms: [u32; 4], query: PartedQuery) -> [f32; 4] {
+        let words = Tile::<D, K, 2, true>::part_words(record);
         // Two words of each part: of D = 128 those of a token, else one of each token.
         let mut operands = [[[0u32; 2]; PARTS]; 2];
         unroll!(for j in 0..(D / 64), at_most 2 {
             operands[j] = part_bytes::<K>(words[j], &self.keys.tables);
         });
-        let norms = codes.part_norms(lane).map(norms);
+        let norms = norms.map(parts::norms);
         let mut scores = [0f32; 4];
         unroll!(for p in 0..4 {
             let a = [query.high[p][0], query.low[p][0], query.high[p][1], query.low[p][1]];
@@ -124,8 +127,8 @@ impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
                 let sums = mma_i8(a, b, [0; 4]);
                 unroll!(for i in 0..2 {
                     let t = 2 * j + i;
-                    let sum = whole(sums[i], sums[2 + i], query.sums[p]);
-                    let scaled = sum as f32 * query.largest[p];
+                    let sum = whole(sums[i], sums[2 + i]);
+                    let scaled = scaled(sum, query.factors[p], query.offsets[p]);
                     scores[t] = added(scores[t], p, scaled, norms[t][p]);
                 });
             });
@@ -134,16 +137,22 @@ impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
     }
 }
 
-/// A score with part `p`'s N·f and n added to it.
+/// What n is multiplied by: of N = Σ i·l, f and f·Σ i / 2.
+#[inline(always)]
+pub fn scaled(sum: i32, factor: f32, offset: f32) -> f32 {
+    fma(sum as f32, factor, offset)
+}
+
+/// A score with what part `p` has of it added.
 #[inline(always)]
 pub fn added(score: f32, p: usize, scaled: f32, n: f32) -> f32 {
     if p == 0 { scaled * n } else { fma(scaled, n, score) }
 }
 
-/// N of the sums over the high bytes and over the low ones: 2·(256·high + low) + Σ i.
+/// N of the sums over the high bytes and over the low ones.
 #[inline(always)]
-pub const fn whole(high: i32, low: i32, sum: i32) -> i32 {
-    512 * high + (2 * low + sum)
+const fn whole(high: i32, low: i32) -> i32 {
+    256 * high + low
 }
 
 /// The n of two words.

@@ -24,7 +24,7 @@
 //! neighbouring dimensions; the codes of a unit (eight lanes of keys, four of values) are put together by
 //! exchanges, and its words written by a lane each. A part is eight lanes.
 
-use super::layout::{Side, TileLayout, high_bit, low_bit, stored};
+use super::layout::{Side, TileLayout, stored, word};
 use super::levels::MOST_LEVELS;
 use super::parts::{self, PARTS, gathered, part_sum};
 use super::rotation::{butterfly, with_signs};
@@ -32,7 +32,7 @@ use crate::attention::{BLOCK_TOKENS, Half};
 use glam::UVec2;
 use half::f16;
 use simt::math::sqrt;
-use simt::warp::{self, FULL_MASK, warp_shuffle_xor, warp_sum_f32};
+use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_xor, warp_sum_f32};
 use simt::{Global, GlobalMut, Pod, Zeroable, bits, convert, kernel, thread, unroll};
 
 /// Threads of a block: four rows.
@@ -381,49 +381,39 @@ fn write_unit<const D: usize>(
     codes: [u32; 4],
 ) {
     let each = D as u32 / 32;
-    let (bits, unit_dims) = (layout.bits(side), side.unit_dims(D as u32));
-    let lanes = unit_dims / each;
+    let bits = layout.bits(side);
+    let lanes = side.unit_dims(D as u32) / each;
     let (unit, own) = (lane / lanes, lane % lanes);
-    let (mut low, mut high) = ([0u32; 4], 0u32);
+    let in_selector = side.in_selector();
+    // The token's bits in this lane's selectors, one above the other; of keys at D = 64 two lanes have one.
+    let mut selectors = 0;
     unroll!(for i in 0..4 {
         if i < D / 32 {
-            let d = own * each + i as u32;
-            let code = stored(bits, codes[i]);
-            let at = low_bit(bits, unit_dims, d);
-            let part = (if bits == 4 { code } else { code & 3 }) << (at % 32);
-            unroll!(for w in 0..4 {
-                low[w] |= if at / 32 == w as u32 { part } else { 0 };
-            });
-            high |= (code >> 2 & 1) << high_bit(unit_dims, d);
+            selectors |= stored(bits, codes[i]) << (4 * i as u32);
         }
     });
-    unroll!(for stage in 0..3 {
-        if 1 << stage < lanes {
-            unroll!(for w in 0..4 {
-                low[w] |= warp_shuffle_xor(FULL_MASK, low[w], 1 << stage, 32);
-            });
-            high |= warp_shuffle_xor(FULL_MASK, high, 1 << stage, 32);
+    if each < in_selector {
+        selectors <<= 8 * (lane & 1);
+        selectors |= warp_shuffle_xor(FULL_MASK, selectors, 1, 32);
+    }
+    let selector = |k: u32| {
+        // Past the last one any will do: its word is not written.
+        let first = in_selector * (k % (D as u32 / 16));
+        let all = warp_shuffle_idx(FULL_MASK, selectors, unit * lanes + first / each, 32);
+        if in_selector < each { all >> (4 * (first % each)) & 0xff } else { all }
+    };
+    let words = layout.words(side);
+    unroll!(for i in 0..2 {
+        let w = own + lanes * i as u32;
+        if i as u32 * lanes < words {
+            let word = word(bits, w, selector);
+            if w < words {
+                let to = tile + layout.column(side, token, unit, w) as usize;
+                match side {
+                    Side::Key => tiles.store_vector(to, word as u16),
+                    Side::Value => tiles.store(to, word as u8),
+                }
+            }
         }
     });
-    let place = side.unit_place(layout.wide(side), token, unit);
-    let bytes = unit_dims * super::layout::low_bits(bits) / 8;
-    let to = tile + (layout.low(side) + place * bytes) as usize;
-    let word = if own & 1 == 0 { [low[0], low[2]] } else { [low[1], low[3]] };
-    let word = if own & 2 == 0 { word[0] } else { word[1] };
-    if bytes == 2 {
-        if own == 0 {
-            tiles.store_vector(to, word as u16);
-        }
-    } else if own < bytes / 4 {
-        tiles.store_vector(to + 4 * own as usize, word);
-    }
-    if bits == 3 && own == 0 {
-        let bytes = unit_dims / 8;
-        let to = tile + (layout.high(side) + place * bytes) as usize;
-        match bytes {
-            1 => tiles.store_vector(to, high as u8),
-            2 => tiles.store_vector(to, high as u16),
-            _ => tiles.store_vector(to, high),
-        }
-    }
 }

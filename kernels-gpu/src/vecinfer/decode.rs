@@ -67,26 +67,6 @@ use simt::{Global, GlobalMut, Shared, SharedPlan, bits, kernel, thread, unroll, 
 const WARPS: u32 = THREADS / 32;
 const _: () = assert!(WARPS == warps(64) && WARPS == warps(128), "results are put together by as many");
 
-/// Thread blocks that fill the machine once: two on each of the 132 multiprocessors of a GH100. A constant,
-/// as the order of additions must not depend on the device.
-const BLOCKS_WANTED: u32 = 264;
-
-/// Parts that each sequence is cut into, for `launches` rows of blocks (sequences × KV heads × row groups)
-/// with room for `tiles` tiles.
-pub const fn split_count(launches: u32, tiles: u32) -> u32 {
-    let wanted = BLOCKS_WANTED / if launches == 0 { 1 } else { launches };
-    // A part should have work for every warp, twice.
-    let most = tiles.div_ceil(2 * WARPS);
-    let splits = if wanted < most { wanted } else { most };
-    if splits == 0 {
-        1
-    } else if splits > MAX_PARTS {
-        MAX_PARTS
-    } else {
-        splits
-    }
-}
-
 /// Floats of the partial results of `launches` rows of `splits` blocks.
 pub const fn partial_floats(launches: u32, splits: u32, head_dim: u32) -> usize {
     launches as usize * splits as usize * part_floats(head_dim)

@@ -30,8 +30,9 @@ mod running;
 mod transform;
 mod write;
 
+pub use crate::attention::split_count;
 pub use code::{CODES, Code, Kind};
-pub use decode::{attend, layout, partial_floats, rows_of, split_count, whole_scale};
+pub use decode::{attend, layout, partial_floats, rows_of, whole_scale};
 pub use prompt::{RESTORE_THREADS, restore, turn};
 pub use transform::{NORMS, ROWS_OF_TRANSFORM, Shape, norm};
 pub use write::{ENCODE_THREADS, EncodeShape, Nearest, encode, encode_bytes};
