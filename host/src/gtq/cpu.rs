@@ -15,10 +15,11 @@ use crate::attention::cpu::softmax::{MAX_ROWS, MergeParts, Running, TOKENS, Warp
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::simd_level::Level;
 use half::f16;
+use kernels_gpu::attention::integers::{integer, inverse_of};
 use kernels_gpu::attention::{Lift, PartialRow, Parts, part_floats, warps};
 use kernels_gpu::gtq::decode::{log_sum, restored};
 use kernels_gpu::gtq::parts::{MOST_LEVELS, PARTS};
-use kernels_gpu::gtq::query::{half, integer, inverse_of};
+use kernels_gpu::gtq::query::half;
 use kernels_gpu::gtq::rotation::signed;
 use kernels_gpu::gtq::running::{largest, wanted};
 use kernels_gpu::gtq::scores::{added, scaled};

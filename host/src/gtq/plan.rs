@@ -103,7 +103,7 @@ impl Books {
         let d = f64::from(self.layout.head_dim);
         let of_part = d / self.keys.len() as f64;
         let unit = if self.layout.parted { f64::from(parts::UNIT) } else { 1.0 };
-        let largest = f64::from(kernels_gpu::gtq::query::LARGEST);
+        let largest = f64::from(kernels_gpu::attention::integers::LARGEST);
         let root = (d * of_part).sqrt();
         self.keys
             .iter()

@@ -1,33 +1,17 @@
 //! Query rows as integers.
 //!
-//! With h = H·S·q and m = max |h_d|: i_d = round(h_d · 32512 / m), two signed bytes a dimension, which are i
-//! = 256·high + low. A quotient is off by half of m/32512, an eighth of what f16 would lose of the largest h.
-//! Where keys are in [parts](super::parts), each part of a query has an m of its own.
+//! With h = H·S·q and m = max |h_d|: i_d = round(h_d · 32512 / m), two signed bytes a dimension, as
+//! [`integers`](crate::attention::integers) says. Where keys are in [parts](super::parts), each part of a query has an m of its own.
 
 use super::parts::{PARTS, gathered};
 use super::rotation::{butterfly, with_signs};
+use crate::attention::integers::{halves, integer, inverse_of};
 use crate::attention::{Half, ROWS};
 use glam::{UVec2, UVec4, Vec4};
 use half::f16;
-use simt::math::{maximum, to_i32_nearest_even};
+use simt::math::maximum;
 use simt::warp::{FULL_MASK, warp_reduce_add_i32, warp_shuffle_xor};
 use simt::{Global, Shared, SharedPlan, unroll};
-
-/// The largest integer: 127 bytes' worth, so that high and low bytes are signed.
-pub const LARGEST: f32 = 32512.0;
-
-/// m, of which h·`LARGEST`/m are the integers, as one of them is.
-#[inline(always)]
-pub fn integer(h: f32, inverse: f32) -> i32 {
-    to_i32_nearest_even(h * inverse)
-}
-
-/// The high byte and the low one of an integer.
-#[inline(always)]
-pub const fn halves(integer: i32) -> [i32; 2] {
-    let high = (integer + 128) >> 8;
-    [high, integer - 256 * high]
-}
 
 /// Where dimension `d` of a row of `head_dim` is among the operands of keys in parts: the unit, and the byte
 /// among the unit's high bytes, of which the low ones are `head_dim / 16` behind.
@@ -222,10 +206,4 @@ impl Rows {
 #[inline(always)]
 pub fn half(sum: i32) -> f32 {
     sum as f32 * 0.5
-}
-
-/// What h is multiplied by to be an integer; 0 for a row of zeros.
-#[inline(always)]
-pub fn inverse_of(largest: f32) -> f32 {
-    if largest == 0.0 { 0.0 } else { LARGEST / largest }
 }
