@@ -71,12 +71,13 @@ pub fn decoded(code: Code, kind: Kind, head_dim: u32, tile: &[u8], token: u32, b
 /// Attention of a query, as the kernels transform and round it, over stored keys and values, and how far an
 /// element of the kernels' output may be from it.
 ///
-/// A score's error e, natural units: D/16 steps of the tensor cores of terms that add up to Σ|q~·k~|, and three
-/// roundings. Of `whole` keys a query's elements are integers in their place, each off by half of max|q~|/32512
-/// and the rounding of its quotient, so that a score is by Σ|k~| times that; their sum is exact, and the
-/// product with its scale passes four roundings. The larger of both is taken, as recent tokens are as others. Weights are off by a factor of exp(±2e) then, which moves the output by no more than
-/// 2.1·e·max|v| while e < 0.05; rounding weights to f16, by 2^−11·max|v|; and each of the steps of a warp, of
-/// which there are `steps` at most, and of the merging, by κ·max|v|.
+/// A score's error e, natural units: D/16 steps of the tensor cores of terms that add up to Σ|q~·k~|, and
+/// three roundings. Of `whole` keys a query's elements are integers in their place, each off by half of
+/// max|q~|/32512 and the rounding of its quotient, so that a score is by Σ|k~| times that; their sum is
+/// exact, and the product with its scale passes four roundings. The larger of both is taken, as recent
+/// tokens are as others. Weights are off by a factor of exp(±2e) then, which moves the output by no more
+/// than 2.1·e·max|v| while e < 0.05; rounding weights to f16, by 2^−11·max|v|; and each of the steps of a
+/// warp, of which there are `steps` at most, and of the merging, by κ·max|v|.
 ///
 /// # Panics
 /// If e is larger.

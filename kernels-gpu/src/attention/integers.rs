@@ -1,8 +1,8 @@
 //! A query row as integers of two signed bytes, for the tensor cores' integer products: sums of products are
 //! exact, whatever their order.
 //!
-//! With m = max |x_d|: i_d = round(x_d · 32512 / m) = 256·high + low. An element is off by half of m/32512, an
-//! eighth of what f16 would lose of the largest one.
+//! With m = max |x_d|: i_d = round(x_d · 32512 / m) = 256·high + low. An element is off by half of m/32512,
+//! an eighth of what f16 would lose of the largest one.
 
 use simt::math::to_i32_nearest_even;
 

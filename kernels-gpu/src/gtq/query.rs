@@ -1,7 +1,8 @@
 //! Query rows as integers.
 //!
 //! With h = H·S·q and m = max |h_d|: i_d = round(h_d · 32512 / m), two signed bytes a dimension, as
-//! [`integers`](crate::attention::integers) says. Where keys are in [parts](super::parts), each part of a query has an m of its own.
+//! [`integers`](crate::attention::integers) says. Where keys are in [parts](super::parts), each part of a
+//! query has an m of its own.
 
 use super::parts::{PARTS, gathered};
 use super::rotation::{butterfly, with_signs};

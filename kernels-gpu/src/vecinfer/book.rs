@@ -1,12 +1,12 @@
 //! Codebooks in shared memory, and a lane's codes in registers.
 //!
-//! A codebook of 256 centroids is repeated in all banks: row `code` is 256 bytes, the first half of keys, the
-//! other of values, in which the centroid lies once for each group of lanes that is served at a time (16
+//! A codebook of 256 centroids is repeated in all banks: row `code` is 256 bytes, the first half of keys,
+//! the other of values, in which the centroid lies once for each group of lanes that is served at a time (16
 //! times at 8 bytes). So 32 lanes with 32 different codes never meet in a bank, a load of 8 bytes a lane
 //! takes the two cycles that its bytes take, and one `prmt` makes its address: the code's byte above the
 //! byte of the lane's place in a row. It costs 64 KiB in place of 512·d bytes each. Larger codebooks are
-//! there once. Keys that are whole numbers ([`Code::whole_keys`]) are bytes there: a centroid of four channels
-//! is one wavefront to fetch, and not two.
+//! there once. Keys that are whole numbers ([`Code::whole_keys`]) are bytes there: a centroid of four
+//! channels is one wavefront to fetch, and not two.
 
 use super::Code;
 use crate::attention::Half;

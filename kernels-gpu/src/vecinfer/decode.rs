@@ -24,14 +24,14 @@
 //!
 //! Scores of keys that are whole numbers ([`Code::whole_keys`]) are products of integers, exact: rows 0 to 7
 //! are the queries' high bytes, rows 8 to 15 their low ones ([`integers`]), and a fetched centroid is a
-//! register. Of other keys, and of recent ones, channels are contracted 16 at a time, X and Y in turns; q·k is
-//! what rows 0 to 7 have of all X plus what rows 8 to 15 have of all Y, and half of what is multiplied is for
-//! nothing. So is half of the output's products: a register has two channels of a token, so that the
-//! contraction is over (token, which of the two); a B operand with zeros in every other place takes the first
-//! channels, another the second. In return no instruction moves or pairs what was fetched. Scores come out as
-//! the B operands want probabilities. Rounding p to f16 changes it by 2^−11 relative at most; the sum is of p
-//! as it was. A value that is not finite makes its neighbour's output NaN as well; only recent tokens can have
-//! one, and [`encode`](fn@super::encode) reports it.
+//! register. Of other keys, and of recent ones, channels are contracted 16 at a time, X and Y in turns; q·k
+//! is what rows 0 to 7 have of all X plus what rows 8 to 15 have of all Y, and half of what is multiplied is
+//! for nothing. So is half of the output's products: a register has two channels of a token, so that the
+//! contraction is over (token, which of the two); a B operand with zeros in every other place takes the
+//! first channels, another the second. In return no instruction moves or pairs what was fetched. Scores come
+//! out as the B operands want probabilities. Rounding p to f16 changes it by 2^−11 relative at most; the sum
+//! is of p as it was. A value that is not finite makes its neighbour's output NaN as well; only recent
+//! tokens can have one, and [`encode`](fn@super::encode) reports it.
 //!
 //! Up to four query heads on a KV head are there twice: one B operand has the first channels' probabilities
 //! in its columns 0 to 3 and the second channels' in 4 to 7, and each lane has probabilities of two tokens.
@@ -45,8 +45,8 @@
 //! block takes a run of consecutive tiles of 16 tokens, its warps one after another. A lane has its codes of
 //! two tiles in registers, 16 bytes of keys and 16 of values each at D = 128, d = 4, b = 8. Of a tile and
 //! warp there: 16 loads of 4 bytes and 16 of 8 from shared memory, 48 wavefronts with none lost to conflicts
-//! ([`Book`]); 32 `prmt` that make their addresses; 16 multiplications with four query heads and 24 with eight;
-//! some 60 or 90 for softmax and the loop.
+//! ([`Book`]); 32 `prmt` that make their addresses; 16 multiplications with four query heads and 24 with
+//! eight; some 60 or 90 for softmax and the loop.
 //!
 //! Warps are put together as in dense attention, and the block of a row that comes last adds the parts.
 
@@ -358,8 +358,8 @@ fn load_queries<const D: usize, const K: u32, const R: usize>(
     q
 }
 
-/// What a sum of products of a row's integers and whole keys is multiplied by to be in log2 units; `largest` is
-/// the row's, `scale_log2` the [`Shape`]'s.
+/// What a sum of products of a row's integers and whole keys is multiplied by to be in log2 units; `largest`
+/// is the row's, `scale_log2` the [`Shape`]'s.
 #[inline(always)]
 pub fn whole_scale(largest: f32, scale_log2: f32) -> f32 {
     largest / integers::LARGEST * scale_log2
@@ -397,7 +397,8 @@ fn store_integers<const D: usize>(target: Shared<u8>, words: [u32; 2], row: u32,
     largest
 }
 
-/// The A operands of integer products, 32 channels each; of four query rows rows 4 to 7 are rows 0 to 3 again.
+/// The A operands of integer products, 32 channels each; of four query rows rows 4 to 7 are rows 0 to 3
+/// again.
 #[simt::device]
 fn load_integers<const D: usize, const R: usize>(source: Shared<u8>, lane: u32) -> [[u32; 4]; 4] {
     let (g, j) = (lane >> 2, lane & 3);

@@ -127,8 +127,8 @@ impl<const R: usize> Running<R> {
         if R == 8 { max(pair, max(x[2], x[3])) } else { pair }
     }
 
-    /// The weights of a tile's scores, which times `scale` are in log2 units; of the first `present` tokens. Of
-    /// R = 4 there are two.
+    /// The weights of a tile's scores, which times `scale` are in log2 units; of the first `present` tokens.
+    /// Of R = 4 there are two.
     #[simt::device]
     pub(super) fn weigh<const D: usize>(
         &mut self,
