@@ -230,7 +230,7 @@ fn spoilt<L: Lanes>(
     }
     for (d, x) in values[..TILE * dim].iter().enumerate() {
         if !f16::from_bits(*x).is_finite() {
-            let d = d % dim ^ 1;
+            let d = (d % dim) ^ 1;
             outputs[d / 16].iter_mut().for_each(|row| row[d % 16] = f32::NAN);
         }
     }
