@@ -24,16 +24,20 @@ fn random(seed: u64, n: u64) -> f64 {
     (mixed(seed, n) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Every so-many-th of points [count, d], so that no more than `most` are left.
-fn thinned(points: &[f32], d: usize, most: usize) -> Vec<f32> {
+/// Points [count, d] of which no more than `most` are left: one of each so many, drawn. Were it always the
+/// first, channels that come at the same distance would be left out altogether.
+fn thinned(points: &[f32], d: usize, most: usize, seed: u64) -> Vec<f32> {
     let count = points.len() / d;
     if count <= most {
         return points.to_vec();
     }
-    (0..most)
-        .flat_map(|i| &points[(i as u128 * count as u128 / most as u128) as usize * d..][..d])
-        .copied()
-        .collect()
+    let first = |i: usize| (i as u128 * count as u128 / most as u128) as usize;
+    let drawn = |i: usize| {
+        let (first, next) = (first(i), first(i + 1));
+        let ahead = (random(!seed, i as u64) * (next - first) as f64) as usize;
+        (first + ahead).min(next - 1)
+    };
+    (0..most).flat_map(|i| &points[drawn(i) * d..][..d]).copied().collect()
 }
 
 /// `count` centroids [count, d] of points [_, d]. `told` hears of each round, of [`ROUNDS`] and the seeding.
@@ -47,8 +51,8 @@ pub(super) fn kmeans(
     seed: u64,
     mut told: impl FnMut() -> kv::Result<()>,
 ) -> kv::Result<Vec<f32>> {
-    let points = thinned(points, d, (count * POINTS_A_CENTROID).min(MOST));
-    let mut centroids = seeded(&thinned(&points, d, count * SEEDING), d, count, seed);
+    let points = thinned(points, d, (count * POINTS_A_CENTROID).min(MOST), seed);
+    let mut centroids = seeded(&thinned(&points, d, count * SEEDING, seed), d, count, seed);
     told()?;
     let mut done = false;
     for _ in 0..ROUNDS {
@@ -186,6 +190,22 @@ mod tests {
         // Sixteen heaps, far apart.
         let heap = |i: usize| [(i % 4) as f32 * 10.0, (i / 4) as f32 * 10.0];
         (0..6400).flat_map(|i| heap(i % 16).map(|x| x + random(5, 7 * i as u64 + x as u64) as f32)).collect()
+    }
+
+    /// Points that come at a fixed distance are not left out, even where that is the distance of those that
+    /// are looked at.
+    #[test]
+    fn points_at_any_distance_are_seen() {
+        const PERIOD: usize = 96;
+        let count = 128;
+        // Twelve times as many as are looked at.
+        let points: Vec<f32> =
+            (0..12 * count * POINTS_A_CENTROID).flat_map(|i| [(i % PERIOD) as f32, 0.0]).collect();
+        let centroids = kmeans(&points, 2, count, 1, || Ok(())).expect("centroids");
+        for kind in 0..PERIOD {
+            let near = |c: &[f32]| (c[0] - kind as f32).abs() < 0.25 && c[1].abs() < 0.25;
+            assert!(centroids.chunks_exact(2).any(near), "no centroid at {kind}");
+        }
     }
 
     #[test]
