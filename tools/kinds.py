@@ -253,6 +253,23 @@ def beside_dense(records):
     return table(("batch", "context", "peer, µs", "`dense`, µs", *heads), rows)
 
 
+def by_scheme(records):
+    """A row a scheme: µs by batch and context, and by how much the fastest peer takes longer, or `dense` without one."""
+    found = {(batch, context): rows for (_, _, _, batch, context), rows in shapes(records)}
+    names = list(dict.fromkeys(name for rows in found.values() for name in rows if name not in ("single", "peer")))
+    columns = sorted(found)
+    lines = [("the fastest peer", *(f"{found[key]['peer']['median_us']:.1f}" if "peer" in found[key] else "–"
+                                    for key in columns))]
+    for name in names:
+        cells = []
+        for key in columns:
+            own, beside = found[key].get(name), found[key].get("peer", found[key]["dense"])
+            cells.append(f"{own['median_us']:.1f} ({losing(beside['median_us'] / own['median_us'])})" if own else "–")
+        lines.append((f"`{name}`", *cells))
+    heads = [f"{tokens(context)}, batch {batch}" for batch, context in columns]
+    return table(("µs", *heads), lines)
+
+
 def staging(records):
     """Keys and values in the host's memory: what a step finds on the GPU, and what it brings."""
     rows = []
@@ -407,14 +424,18 @@ def launch(records):
 # --- Quality --------------------------------------------------------------------------------------------------------
 
 def perplexity_codes(records):
-    """A row a scheme and a context: bytes a token, what it loses beside dense on the same windows, in nats a token."""
-    (record,) = records
+    """A row a scheme and a context: bytes a token, what it loses beside dense on the same windows, in nats a token. Of the
+    first record only `gather`, of what two records have the later one's."""
+    found = {}
+    for record in records:
+        for row in record.data["summary"]["rows"]:
+            name = plain(row["kv"])
+            if name != "dense" and (record is not records[0] or name.startswith("gather")):
+                found[row["context"], name] = row
     rows = []
-    for row in record.data["summary"]["rows"]:
-        if row["kv"] == "dense":
-            continue
+    for (context, name), row in sorted(found.items(), key=lambda each: (each[0][0], -each[1]["kv_bytes_per_token"])):
         delta = row["delta_interval"]
-        rows.append((f"`{scheme(row['kv']).split('/codes=')[0]}`", tokens(row["context"]), str(row["windows"]),
+        rows.append((f"`{name}`", tokens(context), str(row["windows"]),
                      f"{row['kv_bytes_per_token']:,.0f}", f"{math.exp(row['delta']) - 1:+.2%}".replace("%", " %"),
                      f"{row['delta']:+.4f}", interval(delta["low"], delta["high"], 4)))
     head = ("`--kv`", "context", "windows", "bytes a token", "perplexity over dense's", "ΔNLL", "95 %")
@@ -423,35 +444,31 @@ def perplexity_codes(records):
 
 def plain(name):
     """A scheme's name without the files that it was opened with."""
-    return re.sub(r"/(codes|order)=[^/]*", "", scheme(name))
+    return re.sub(r"/(codes|order)=.*", "", scheme(name))
 
 
 def schemes(records):
     """Every scheme once: what its cache takes, what a model's text loses over it, and how fast a step is."""
-    text, steps = records
-    found = dict(shapes([steps]))
-    of_shape = {(batch, context): rows for (_, heads, _, batch, context), rows in found.items() if heads == 32}
-    columns = sorted(of_shape, key=lambda key: key)
+    texts = [record for record in records if "summary" in record.data]
+    found = dict(shapes([record for record in records if "summary" not in record.data]))
+    of_shape = {(batch, context): rows for (_, heads, _, batch, context), rows in found.items() if heads == 32 and "peer" in rows}
+    columns = sorted(of_shape)
     longest = of_shape[columns[-1]]
+    lost = {plain(row["kv"]): row for record in texts for row in record.data["summary"]["rows"]}
     rows = []
-    for row in text.data["summary"]["rows"]:
-        name = plain(row["kv"])
+    for name, row in lost.items():
         if name == "dense" or name not in longest:
             continue
-        own = longest[name]
-        each = own["batch"] * own["kv_heads"] * own["context"]
-        memory = own["memory"]
-        delta = row["delta_interval"]
-        cells = [f"`{name}`", f"{(memory['device'] + memory['host']) / each:.0f}",
-                 f"{math.exp(row['delta']) - 1:+.2%}".replace("%", " %"),
-                 interval(math.exp(delta["low"]) * 100 - 100, math.exp(delta["high"]) * 100 - 100, 2)]
+        own, delta = longest[name], row["delta_interval"]
+        each = (own["memory"]["device"] + own["memory"]["host"]) / (own["batch"] * own["kv_heads"] * own["context"])
+        percent = interval(math.exp(delta["low"]) * 100 - 100, math.exp(delta["high"]) * 100 - 100, 1)
+        cells = [f"`{name}`", f"{each:.0f}", f"{math.exp(row['delta']) - 1:+.1%} {percent}".replace("% ", " % ")]
         for key in columns:
-            peer, here = of_shape[key]["peer"]["median_us"], of_shape[key].get(name)
-            cells.append(losing(peer / here["median_us"]) if here else "–")
-        rows.append((memory["device"] + memory["host"], cells))
-    heads = [f"{tokens(context)}, {batch}" for batch, context in columns]
-    return table(("`--kv`", "bytes", "perplexity", "95 %, %", *heads),
-                 [cells for _, cells in sorted(rows, key=lambda row: -row[0])])
+            here = of_shape[key].get(name)
+            cells.append(losing(of_shape[key]["peer"]["median_us"] / here["median_us"]) if here else "–")
+        rows.append((-each, cells))
+    heads = [f"{tokens(context)}, batch {batch}" for batch, context in columns]
+    return table(("`--kv`", "bytes", "perplexity, 95 %", *heads), [cells for _, cells in sorted(rows)])
 
 
 def perplexity(records):
@@ -556,8 +573,8 @@ TABLES = {
     "attention-h200": attention_h200,
     "gather-h200": gather,
     "sketch-h200": beside_dense,
-    "codes-h200": beside_dense,
-    "codes-peers-h200": beside_dense,
+    "codes-h200": by_scheme,
+    "codes-28-4-h200": by_scheme,
     "staging-h200": staging,
     "perplexity-codes": perplexity_codes,
     "schemes": schemes,
