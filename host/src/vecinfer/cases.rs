@@ -26,6 +26,8 @@ pub(super) struct Step {
     pub by_head: bool,
     /// With numbers that are none.
     pub hostile: bool,
+    /// With scores of some 2^29 octaves.
+    pub loud: bool,
     pub race_check: bool,
 }
 
@@ -39,6 +41,7 @@ pub(super) const STEP: Step = Step {
     hadamard: true,
     by_head: false,
     hostile: false,
+    loud: false,
     race_check: false,
 };
 
@@ -176,8 +179,26 @@ pub(super) fn made_up(codes: [Code; 2], kv_heads: u32, head_dim: u32, step: Step
             rows[4 * dim..5 * dim].iter_mut().for_each(|x| *x /= WHOLE);
         }
     }
+    if step.loud {
+        // Keys and queries as they come, so that both stay within f16.
+        for (at, x) in transform.iter_mut().enumerate() {
+            *x = if at / head_dim as usize % ROWS_OF_TRANSFORM as usize == 0 { 0.0 } else { 1.0 };
+        }
+    }
     let layer = LayerBooks { transform, keys, values: books(codes[1], 2) };
     Books { hadamard: step.hadamard, codes, layers: vec![layer] }
+}
+
+/// Queries and keys that point one way, as long as f16 and the tables let them be.
+fn raise_voice(batch: &mut Batch<f16>) {
+    let dim = batch.problem.head_dim as usize;
+    let sign = |at: usize| if mixed(11, (at % dim) as u64).is_multiple_of(2) { 1.0 } else { -1.0 };
+    for (at, x) in batch.queries.iter_mut().enumerate() {
+        *x = f16::from_f32(60_000.0 * sign(at));
+    }
+    for (at, x) in batch.keys.iter_mut().enumerate() {
+        *x = f16::from_f32((500 + at / dim % 90) as f32 * sign(at));
+    }
 }
 
 /// Some keys and values that are no numbers, or the largest there are, in codes and in the ring.
@@ -226,6 +247,9 @@ pub(super) fn ran(
     let mut batch = Batch::<f16>::in_turns(problem, inputs, lengths, 5, 9);
     if step.hostile {
         hurt(&mut batch);
+    }
+    if step.loud {
+        raise_voice(&mut batch);
     }
     let books = made_up([setting.keys, setting.values], kv_heads, head_dim, step);
     let stream = Stream::new(device)?;

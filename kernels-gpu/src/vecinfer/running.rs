@@ -7,7 +7,7 @@
 use super::Code;
 use crate::attention::{Lift, PartialRow};
 use glam::Vec4;
-use simt::math::{exp2_nonpositive, fma, max};
+use simt::math::{exp2_nonpositive, max};
 use simt::warp::{FULL_MASK, warp_shuffle_idx, warp_shuffle_xor, warp_vote_any};
 use simt::{Shared, bits, convert, tensor, unroll};
 
@@ -144,10 +144,12 @@ impl<const R: usize> Running<R> {
         unroll!(for i in 0..4 {
             s[i] = if Self::token(i, place) < present { s[i] } else { f32::NEG_INFINITY };
         });
-        let mut t = s.map(|s| fma(s, scale, -self.reference));
+        // In two roundings, as the reference is from the first: of scores beyond 2^28 one alone would leave
+        // weights that f16 does not hold.
+        let mut t = s.map(|s| s * scale - self.reference);
         if warp_vote_any(FULL_MASK, Lift::wanted(Self::largest(t), 0.0)) {
             self.raise::<D>(Self::largest(s) * scale, place);
-            t = s.map(|s| fma(s, scale, -self.reference));
+            t = s.map(|s| s * scale - self.reference);
         }
         let mut p = [0f32; 4];
         unroll!(for i in 0..4 {

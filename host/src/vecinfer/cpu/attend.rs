@@ -13,7 +13,7 @@ use kernels_gpu::attention::{Lift, Parts, integers, part_floats, warps};
 use kernels_gpu::vecinfer::{Kind, rows_of, whole_scale};
 use rayon::prelude::*;
 use simt::convert::f32_from_f16;
-use simt::math::{abs, canonical_nan, exp2_nonpositive, fma, max, maximum};
+use simt::math::{abs, canonical_nan, exp2_nonpositive, max, maximum};
 use std::cell::RefCell;
 
 /// Sixteen neighbouring channels are a contraction: that of units of four channels. Of units of eight it is
@@ -331,7 +331,7 @@ impl Compute<'_> {
                 let scales = scratch.scales;
                 let scale = |r: usize| if coded { scales[r] } else { shape.scale_log2 };
                 let relative = |scores: &[f32; TILE], r: usize, reference: f32| {
-                    scores.map(|score| fma(score, scale(r), -reference))
+                    scores.map(|score| score * scale(r) - reference)
                 };
                 let mut vote = false;
                 for r in 0..rows {

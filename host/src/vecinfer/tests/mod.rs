@@ -214,6 +214,24 @@ fn a_step_is_attention_over_what_is_stored() {
     }
 }
 
+/// Scores so large that their neighbours in f32 are octaves apart have weights that f16 holds.
+#[test]
+fn loud_scores_have_finite_outputs() {
+    for group in [2, 8] {
+        for recent in [0, 160] {
+            for [keys, values] in settings() {
+                let step = Step { lengths: &[150, 70], group, recent, hadamard: false, loud: true, ..STEP };
+                let [kernels, slices] = [false, true].map(|slices| {
+                    let ran = run(step, Setting { keys, values, recent }, 128, slices);
+                    ran.output.to_vec().expect("read")
+                });
+                assert!(kernels.iter().all(|x| x.is_finite()), "{keys:?} {group} {recent}");
+                assert!(kernels.iter().zip(&slices).all(|(a, b)| a.to_bits() == b.to_bits()));
+            }
+        }
+    }
+}
+
 /// A prompt in chunks of every cut, then steps: a cache has the same bits by the kernels and by slices.
 #[test]
 fn a_cache_is_the_same_by_kernels_and_by_slices() {
