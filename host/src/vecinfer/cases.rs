@@ -182,7 +182,8 @@ pub(super) fn made_up(codes: [Code; 2], kv_heads: u32, head_dim: u32, step: Step
     if step.loud {
         // Keys and queries as they come, so that both stay within f16.
         for (at, x) in transform.iter_mut().enumerate() {
-            *x = if at / head_dim as usize % ROWS_OF_TRANSFORM as usize == 0 { 0.0 } else { 1.0 };
+            let mean = (at / head_dim as usize).is_multiple_of(ROWS_OF_TRANSFORM as usize);
+            *x = if mean { 0.0 } else { 1.0 };
         }
     }
     let layer = LayerBooks { transform, keys, values: books(codes[1], 2) };
