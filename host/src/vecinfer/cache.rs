@@ -15,10 +15,10 @@ struct Layer {
     tables: Tables,
 }
 
-/// A cache of codes, the most recent tokens in f16.
+/// A cache of codes, the first and the most recent tokens in f16.
 ///
-/// There are no originals: a prompt's chunk sees the tokens of its own chunk and the most recent ones before
-/// in f16, and the others as they are stored. They are restored in each layer before attention, to a pool
+/// There are no originals: a prompt's chunk sees the tokens of its own chunk, the first ones and the most
+/// recent ones before in f16, and the others as they are stored. They are restored in each layer before attention, to a pool
 /// that all layers share, and that a cache which has seen no prompt does not have.
 #[derive(Debug)]
 pub struct VecInferCache {
@@ -57,8 +57,8 @@ impl VecInferCache {
         let plan = Plan::new(device, problem, setting)?;
         let rows = u64::from(dense.sequences) * u64::from(dense.kv_heads) * geometry.layers as u64;
         let codes = u64::from(dense.max_blocks()) * u64::from(setting.tile_bytes(dense.head_dim));
-        let ring = u64::from(setting.ring() * BLOCK_TOKENS) * u64::from(4 * dense.head_dim);
-        Error::if_too_large(device, capacity, rows.saturating_mul(codes + ring))?;
+        let window = u64::from(setting.window().slots * BLOCK_TOKENS) * u64::from(4 * dense.head_dim);
+        Error::if_too_large(device, capacity, rows.saturating_mul(codes + window))?;
         let layer = |layer| -> Result<Layer> {
             Ok(Layer {
                 store: Store::new(device, problem, setting)?,
@@ -102,15 +102,15 @@ unsafe impl KvCache for VecInferCache {
         self.sequences.held()
     }
 
-    /// Codes of all tokens; the rings, codebooks and the prompts' pool as they are.
+    /// Codes of all tokens; the windows, codebooks and the prompts' pool as they are.
     fn bytes(&self) -> u64 {
         let dim = self.sequences.geometry.head_dim as u32;
         let codes: f64 = self.held().lengths().map(|n| n as f64 * self.setting.token_bytes(dim)).sum();
-        let ring = u64::from(self.setting.ring() * BLOCK_TOKENS * 4 * dim);
+        let window = u64::from(self.setting.window().slots * BLOCK_TOKENS * 4 * dim);
         let sequences = self.sequences.held().sequences.len() as u64;
         let tables: usize = self.layers.iter().map(|layer| layer.tables.bytes()).sum();
         let room = self.room.as_ref().map_or(0, Room::bytes);
-        self.heads() * (codes.ceil() as u64 + ring * sequences) + (tables + room) as u64
+        self.heads() * (codes.ceil() as u64 + window * sequences) + (tables + room) as u64
     }
 
     fn step_bytes(&self) -> u64 {

@@ -1,5 +1,5 @@
 //! The system's cases for `ferrokv check`: tokens that come in chunks of every cut, steps around every edge
-//! of tiles, rings and splits, prompts.
+//! of tiles, windows and splits, prompts.
 
 use super::plan::ATTENDED;
 use super::prompt::turn_on;
@@ -22,6 +22,7 @@ pub(super) struct Step {
     pub group: u32,
     pub max_tokens: u32,
     pub recent: u32,
+    pub sink: u32,
     pub hadamard: bool,
     pub by_head: bool,
     /// With numbers that are none.
@@ -38,6 +39,7 @@ pub(super) const STEP: Step = Step {
     group: 4,
     max_tokens: 160,
     recent: 32,
+    sink: 16,
     hadamard: true,
     by_head: false,
     hostile: false,
@@ -55,7 +57,7 @@ const CROWD: [u32; 33] = {
 /// The steps of every instance.
 pub(super) fn steps(coverage: Coverage) -> Vec<Step> {
     let small = Step { lengths: &[70, 1, 0], kv_heads: 1, race_check: true, ..STEP };
-    let wide = Step { lengths: &[40], group: 16, recent: 0, by_head: true, ..small };
+    let wide = Step { lengths: &[40], group: 16, recent: 0, sink: 0, by_head: true, ..small };
     if coverage == Coverage::Small {
         return vec![small, wide];
     }
@@ -70,7 +72,9 @@ pub(super) fn steps(coverage: Coverage) -> Vec<Step> {
         });
     }
     for recent in [0, 1, 128] {
-        steps.push(Step { lengths: &[16, 160, 143, 129], recent, ..STEP });
+        for sink in [0, 16] {
+            steps.push(Step { lengths: &[16, 160, 143, 129], recent, sink, ..STEP });
+        }
     }
     let odd = &[Input::Constant, Input::Outlier, Input::Extremal];
     steps.push(Step { lengths: &[900, 800, 530], inputs: odd, max_tokens: 900, ..STEP });
@@ -118,11 +122,11 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
     for head_dim in HEAD_DIMS {
         for [keys, values] in settings() {
             for step in steps_of([keys, values], coverage) {
-                let Step { lengths, kv_heads, group, max_tokens, recent, hadamard, by_head, .. } = step;
-                let setting = Setting { keys, values, recent };
+                let Step { lengths, kv_heads, group, max_tokens, recent, sink, hadamard, by_head, .. } = step;
+                let setting = Setting { keys, values, recent, sink };
                 let some = lengths.iter().take(12).map(u32::to_string).collect::<Vec<_>>().join(",");
                 let label = format!(
-                    "heads={}/{kv_heads} recent={recent} hadamard={hadamard} books-by-head={by_head} \
+                    "heads={}/{kv_heads} recent={recent} sink={sink} hadamard={hadamard} books-by-head={by_head} \
                      hostile={} of {max_tokens}: {some}",
                     group * kv_heads,
                     step.hostile
@@ -202,7 +206,7 @@ fn raise_voice(batch: &mut Batch<f16>) {
     }
 }
 
-/// Some keys and values that are no numbers, or the largest there are, in codes and in the ring.
+/// Some keys and values that are no numbers, or the largest there are, in codes and in f16.
 fn hurt(batch: &mut Batch<f16>) {
     let hostile = [f16::NAN, f16::INFINITY, f16::NEG_INFINITY, f16::MAX, f16::MIN_POSITIVE_SUBNORMAL];
     for sequence in 0..batch.lengths.len() {

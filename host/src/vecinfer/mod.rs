@@ -53,6 +53,11 @@ pub static SYSTEM: System = System {
                 kind: Kind::Count(0, 1 << 16),
             },
             OptionSpec {
+                name: "sink",
+                about: "tokens at the front that stay in f16; 16",
+                kind: Kind::Word(&["0", "16"]),
+            },
+            OptionSpec {
                 name: "codes",
                 about: "the codebooks that `ferrokv calibrate` has made",
                 kind: Kind::File,

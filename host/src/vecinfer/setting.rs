@@ -4,6 +4,7 @@ use super::{Error, Result};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::StepProblem;
 use crate::kv::{Kind, OptionSpec, Selection};
+use kernels_gpu::attention::Window;
 use kernels_gpu::vecinfer::{Code, EncodeShape, Shape, split_count};
 
 /// Channels of a head that there are kernels for.
@@ -43,29 +44,34 @@ pub struct Setting {
     pub values: Code,
     /// Tokens at the end that stay in f16 at least; rounded up to whole tiles.
     pub recent: u32,
+    /// Tokens at the front that stay in f16; rounded up to whole tiles, and kept by one thread block.
+    pub sink: u32,
 }
 
 impl Setting {
-    /// 2 bits a channel, 128 recent tokens.
+    /// 2 bits a channel, 16 tokens at the front and 128 recent ones in f16.
     pub const DEFAULT: Setting =
-        Setting { keys: Code { d: 4, bits: 8 }, values: Code { d: 4, bits: 8 }, recent: 128 };
+        Setting { keys: Code { d: 4, bits: 8 }, values: Code { d: 4, bits: 8 }, recent: 128, sink: 16 };
 
     /// What a selection says.
     pub(super) fn of(selection: &Selection) -> Self {
         let keys = code(selection.word("k", "")).unwrap_or(Setting::DEFAULT.keys);
         let values = code(selection.word("v", "")).unwrap_or(keys);
-        Setting { keys, values, recent: selection.count("recent", Setting::DEFAULT.recent.into()) as u32 }
+        let recent = selection.count("recent", Setting::DEFAULT.recent.into()) as u32;
+        let sink = if selection.word("sink", "16") == "0" { 0 } else { 16 };
+        Setting { keys, values, recent, sink }
     }
 
-    /// Tiles of the ring of recent tokens.
-    pub fn ring(self) -> u32 {
-        self.recent.div_ceil(BLOCK_TOKENS) + 1
+    /// Tiles that are in f16 as well.
+    pub fn window(self) -> Window {
+        let sink = self.sink.div_ceil(BLOCK_TOKENS);
+        Window { sink, slots: sink + self.recent.div_ceil(BLOCK_TOKENS) + 1 }
     }
 
     /// Tokens of a sequence of `length` that a step reads from their codes.
     pub fn coded(self, length: u64) -> u64 {
         let tiles = length / u64::from(BLOCK_TOKENS);
-        tiles.saturating_sub(u64::from(self.ring() - 1)) * u64::from(BLOCK_TOKENS)
+        tiles.saturating_sub(u64::from(self.window().slots - 1)) * u64::from(BLOCK_TOKENS)
     }
 
     /// Bytes of a token's codes of one KV head.
@@ -78,7 +84,7 @@ impl Setting {
         self.keys.tile_bytes(head_dim) + self.values.tile_bytes(head_dim)
     }
 
-    /// Bytes that a step reads of a KV head of so many tokens: codes, and the recent tokens in f16.
+    /// Bytes that a step reads of a KV head of so many tokens: codes, and the first and recent tokens in f16.
     pub fn step_bytes(self, head_dim: u32, tokens: u64) -> f64 {
         let coded = self.coded(tokens);
         self.token_bytes(head_dim) * coded as f64 + f64::from(4 * head_dim) * (tokens - coded) as f64
@@ -97,13 +103,14 @@ impl Setting {
     pub(super) fn shape(self, problem: StepProblem) -> Shape {
         let group = problem.q_heads / problem.kv_heads.max(1);
         let tiles = problem.max_tokens.div_ceil(BLOCK_TOKENS).max(1);
+        let Window { sink, slots } = self.window();
         let launches = problem.sequences * problem.kv_heads * group.div_ceil(8);
         Shape {
             group,
             kv_heads: problem.kv_heads,
             tiles,
-            // A ring that holds all has no use for more.
-            ring: self.ring().min(tiles + 1),
+            // A window that holds all has no use for more.
+            window: Window { sink, slots: slots.min(sink + tiles + 1) },
             splits: split_count(launches, tiles),
             scale_log2: (problem.dense().scale() * std::f64::consts::LOG2_E) as f32,
             hadamard: 0,

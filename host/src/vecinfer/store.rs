@@ -68,7 +68,7 @@ pub struct Store {
     shape: Shape,
     /// [sequences, kv_heads, tiles, bytes of a tile].
     pub(super) codes: Buffer<u8>,
-    /// [sequences, kv_heads, ring, 16, head_dim], transformed.
+    /// [sequences, kv_heads, slots, 16, head_dim], transformed.
     pub(super) recent_keys: Buffer<f16>,
     /// Likewise, as they are.
     pub(super) recent_values: Buffer<f16>,
@@ -124,7 +124,7 @@ impl Store {
         let [(encode_keys, restore_keys), (encode_values, restore_values)] =
             kernels_for(problem.head_dim, setting)?;
         let rows = problem.sequences as usize * problem.kv_heads as usize;
-        let ring = rows * shape.ring as usize * TILE * problem.head_dim as usize;
+        let window = rows * shape.window.slots as usize * TILE * problem.head_dim as usize;
         let bytes = rows * shape.tiles as usize * setting.tile_bytes(problem.head_dim) as usize;
         Ok(Store {
             setting,
@@ -132,8 +132,8 @@ impl Store {
             shape,
             // Words of tokens that are not there are read with those that are.
             codes: Buffer::zeroed(device, bytes)?,
-            recent_keys: Buffer::zeroed(device, ring)?,
-            recent_values: Buffer::zeroed(device, ring)?,
+            recent_keys: Buffer::zeroed(device, window)?,
+            recent_values: Buffer::zeroed(device, window)?,
             refused: Buffer::zeroed(device, 1)?,
             encode: [encode_keys, encode_values],
             restore: [restore_keys, restore_values],
@@ -159,7 +159,7 @@ impl Store {
         &self.codes
     }
 
-    /// The rings of keys and of values, [sequences, kv_heads, ring, 16, head_dim].
+    /// The windows of keys and of values, [sequences, kv_heads, slots, 16, head_dim].
     pub fn recent(&self) -> [&Buffer<f16>; 2] {
         [&self.recent_keys, &self.recent_values]
     }
@@ -169,7 +169,7 @@ impl Store {
         self.codes.bytes() + self.recent_keys.bytes() + self.recent_values.bytes()
     }
 
-    /// Elements of a sequence: of codes, of a ring.
+    /// Elements of a sequence: of codes, of a window.
     fn of_sequence(&self) -> [usize; 2] {
         let sequences = self.problem.sequences as usize;
         [self.codes.len() / sequences, self.recent_keys.len() / sequences]
@@ -209,11 +209,11 @@ impl Store {
             to_pool: new.pool.is_some().into(),
             ..self.setting.encode_shape(tables.complete(self.shape), self.problem.head_dim, tokens)
         };
-        let [of_codes, of_ring] = self.of_sequence();
+        let [of_codes, of_window] = self.of_sequence();
         let first = new.sequence as usize;
         let codes = self.codes.global_range_mut(first * of_codes..)?;
-        let recent_keys = self.recent_keys.global_range_mut(first * of_ring..)?;
-        let recent_values = self.recent_values.global_range_mut(first * of_ring..)?;
+        let recent_keys = self.recent_keys.global_range_mut(first * of_window..)?;
+        let recent_values = self.recent_values.global_range_mut(first * of_window..)?;
         let [pool_keys, pool_values] = new.pool.unwrap_or([recent_keys, recent_values]);
         if slices {
             // SAFETY: the caller's word, and this store's own memory.
@@ -284,12 +284,12 @@ impl Store {
         [pool_keys, pool_values]: [GlobalMut<f16>; 2],
     ) -> Result<()> {
         let shape = self.setting.encode_shape(tables.complete(self.shape), self.problem.head_dim, 0);
-        let [of_codes, of_ring] = self.of_sequence();
+        let [of_codes, of_window] = self.of_sequence();
         let first = sequence as usize;
         let codes = self.codes.global_range(first * of_codes..(first + 1) * of_codes)?;
-        let ring = first * of_ring..(first + 1) * of_ring;
-        let recent_keys = self.recent_keys.global_range(ring.clone())?;
-        let recent_values = self.recent_values.global_range(ring)?;
+        let window = first * of_window..(first + 1) * of_window;
+        let recent_keys = self.recent_keys.global_range(window.clone())?;
+        let recent_values = self.recent_values.global_range(window)?;
         if slices {
             // SAFETY: the caller's word, and this store's own memory.
             unsafe {
@@ -329,7 +329,7 @@ impl Store {
     /// # Errors
     /// What the copies report.
     pub fn copy(&mut self, stream: &Stream, from: usize, to: usize, tokens: usize) -> Result<()> {
-        let [of_codes, of_ring] = self.of_sequence();
+        let [of_codes, of_window] = self.of_sequence();
         let heads = self.problem.kv_heads as usize;
         let (of_head, tile) = (of_codes / heads, self.setting.tile_bytes(self.problem.head_dim) as usize);
         let used = tokens.div_ceil(TILE) * tile;
@@ -344,10 +344,10 @@ impl Store {
             let at = to * of_codes + head * of_head;
             stream.copy(&codes, head * used..(head + 1) * used, &mut self.codes, at)?;
         }
-        for ring in [&mut self.recent_keys, &mut self.recent_values] {
-            let mut kept = Buffer::<f16>::new(&device, of_ring)?;
-            stream.copy(ring, from * of_ring..(from + 1) * of_ring, &mut kept, 0)?;
-            stream.copy(&kept, .., ring, to * of_ring)?;
+        for window in [&mut self.recent_keys, &mut self.recent_values] {
+            let mut kept = Buffer::<f16>::new(&device, of_window)?;
+            stream.copy(window, from * of_window..(from + 1) * of_window, &mut kept, 0)?;
+            stream.copy(&kept, .., window, to * of_window)?;
         }
         Ok(stream.synchronize()?)
     }

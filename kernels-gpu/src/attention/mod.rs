@@ -26,6 +26,7 @@ pub mod query;
 mod ring;
 pub mod rotation;
 mod softmax;
+mod window;
 
 pub use chain::Chain;
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
@@ -36,6 +37,7 @@ pub use partial::{
 };
 pub use ring::{Glance, Ring, first_blocks, walk};
 pub use softmax::{Lift, Running};
+pub use window::Window;
 
 use crate::Element;
 use half::{bf16, f16};

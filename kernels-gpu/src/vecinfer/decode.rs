@@ -5,8 +5,10 @@
 //! s_t = σ·q~·k~_t        o = Σ exp(s_t)·v_t / Σ exp(s_t)
 //! ```
 //!
-//! with centroids for k~_t and v_t of all but the most recent tokens (Algorithm 1). The algorithm looks dot
-//! with centroids for k~_t and v_t of all but the most recent tokens (Algorithm 1). The algorithm looks dot
+//! with centroids for k~_t and v_t of all but the first and the most recent tokens (Algorithm 1 has no first
+//! ones). The algorithm looks dot
+//! with centroids for k~_t and v_t of all but the first and the most recent tokens (Algorithm 1 has no first
+//! ones). The algorithm looks dot
 //! products of sub-vectors and centroids up in a table by query head. Here the tensor cores multiply the
 //! centroids themselves: a key that is fetched serves all query heads of its KV head, there is no table to
 //! make, and products and sums are f32 (f16 table entries are the algorithm's main numerical risk).
@@ -38,7 +40,7 @@
 //!
 //! # Bytes
 //! b/d · D / 4 bytes a token and KV head (d = 4, b = 8, D = 128: 64 of dense's 512), each read once, and 4·D
-//! for each of the up to 16·ring recent tokens.
+//! for each of the up to 16·slots tokens in f16.
 //!
 //! # Work split
 //! Grid (splits, kv_heads · row groups, sequences), two thread blocks of eight warps on a multiprocessor. A
@@ -183,8 +185,11 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     let first = split * tiles_a_split;
     let end = (first + tiles_a_split).min(tiles);
     let row = sequence as usize * shape.kv_heads as usize + head as usize;
-    let coded = shape.coded(length).min(end);
-    let mut tile = first + warp;
+    let coded = shape.window.recent(length).min(end);
+    // A tile at the front is in f16 though it is not recent: its warp takes it behind its codes.
+    let front = first + warp;
+    let sink = front < shape.window.sink && front < coded;
+    let mut tile = if sink { front + WARPS } else { front };
     let (key_bytes, value_bytes) = (Code::of(K).tile_bytes(D as u32), Code::of(V).tile_bytes(D as u32));
     let tiles_at = row * shape.tiles as usize * (key_bytes + value_bytes) as usize;
     let load = |tile: u32, own: &mut (Words<K>, Words<V>)| {
@@ -276,12 +281,13 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
         }
     }
 
-    // Recent tokens, in f16.
-    let q = if Code::of(K).whole_keys() { load_q(tile < end) } else { q };
-    while tile < end {
-        let slot = row * shape.ring as usize + bits::rem_u32(tile, shape.ring) as usize;
+    // Tokens in f16.
+    let mut recent = if sink { front } else { tile };
+    let q = if Code::of(K).whole_keys() { load_q(recent < end) } else { q };
+    while recent < end {
+        let slot = row * shape.window.slots as usize + shape.window.slot(recent) as usize;
         let at = slot * BLOCK_TOKENS as usize * D;
-        let present = length - tile * BLOCK_TOKENS;
+        let present = length - recent * BLOCK_TOKENS;
         let mut scores = Scores::NONE;
         unroll!(for s in 0..(D / 4 / Code::of(K).unit() as usize), at_most 8 {
             let units = [place.g, place.g + 8]
@@ -296,7 +302,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
                 .map(|token| load_unit::<D, V>(recent_values, at, token, 8 * u as u32 + place.g, present));
             running.accumulate::<V>(u, units, operands);
         });
-        tile += WARPS;
+        recent = if recent < tile { tile } else { recent + WARPS };
     }
 
     // The warps' results take the codebooks' place.

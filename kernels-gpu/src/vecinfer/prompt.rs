@@ -22,7 +22,7 @@ use simt::{Global, GlobalMut, bits, kernel, thread, unroll, warp};
 pub const RESTORE_THREADS: u32 = 256;
 
 /// Restores the first `length` tokens of a sequence into the pools, as a step would see them: from their
-/// codes, the last ones from the ring. `codes`, `recent_keys` and `recent_values` are the sequence's own.
+/// codes, the first and the last ones as they are in f16. `codes`, `recent_keys` and `recent_values` are the sequence's own.
 #[kernel(
     system = vecinfer,
     instances((64, 208), (64, 408), (64, 410), (128, 208), (128, 408), (128, 410)),
@@ -51,11 +51,11 @@ pub fn restore<const D: usize, const C: u32>(
     let kind = if key { Kind::Key } else { Kind::Value };
     let parts = code.parts(D as u32);
     let place = (tile as usize * cache.kv_heads as usize + head as usize) * BLOCK_TOKENS as usize;
-    let coded = tile < cache.coded(length);
+    let coded = cache.window.is_coded(tile, length);
     let bytes = (shape.key_tile + shape.value_tile) as usize;
     let own = (head as usize * cache.tiles as usize + tile as usize) * bytes
         + if key { 0 } else { shape.key_tile as usize };
-    let slot = head as usize * cache.ring as usize + bits::rem_u32(tile, cache.ring) as usize;
+    let slot = head as usize * cache.window.slots as usize + cache.window.slot(tile) as usize;
     let mut item = thread::thread_idx_x();
     while item < BLOCK_TOKENS * parts {
         let (token, part) = (bits::div_u32(item, parts), bits::rem_u32(item, parts));

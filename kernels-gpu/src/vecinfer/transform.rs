@@ -17,6 +17,7 @@
 //! (Euclidean; each stage keeps norms but for √2, which the last product takes back), and that of f16 is at
 //! most 2^−11 of each channel, or 2^−25 below the normal numbers. A key's own f16 has as much.
 
+use crate::attention::Window;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
 use simt::{Global, Pod, Zeroable, unroll};
 
@@ -42,8 +43,8 @@ pub struct Shape {
     pub kv_heads: u32,
     /// Tiles of 16 tokens that a sequence has room for.
     pub tiles: u32,
-    /// Tiles of the ring of recent tokens: one more than are always read from it.
-    pub ring: u32,
+    /// Tiles that are in f16 as well.
+    pub window: Window,
     /// Parts that a sequence is cut into.
     pub splits: u32,
     /// Scores in log2 units: log2(e) times the softmax scale.
@@ -57,13 +58,6 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Tiles of a sequence of `length` tokens that are read from their codes; the others, full or not, are
-    /// read from the ring.
-    #[inline(always)]
-    pub const fn coded(self, length: u32) -> u32 {
-        (length / 16).saturating_sub(self.ring - 1)
-    }
-
     /// Groups of eight query heads of a KV head.
     #[inline(always)]
     pub const fn row_groups(self) -> u32 {

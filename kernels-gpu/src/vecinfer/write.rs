@@ -13,8 +13,8 @@
 //! # Layout
 //! `keys`, `values`: rows [sequences, tokens, kv_heads, D], or a pool [blocks, kv_heads, 16, D] with a table.
 //! `codes` [sequences, kv_heads, tiles, bytes of a tile of keys and one of values], as [`Code`] says.
-//! `recent_keys` (transformed), `recent_values` [sequences, kv_heads, ring, 16, D]: tile t of a sequence is
-//! at t modulo `ring`. `lengths` \[sequences\]. `pool_keys`, `pool_values` [blocks, kv_heads, 16, D]: tile t
+//! `recent_keys` (transformed), `recent_values` [sequences, kv_heads, slots, 16, D]: where a tile lies is the
+//! [`Window`](crate::attention::Window)'s. `lengths` \[sequences\]. `pool_keys`, `pool_values` [blocks, kv_heads, 16, D]: tile t
 //! is block t, for a prompt's attention.
 //!
 //! # Work split
@@ -165,7 +165,7 @@ pub fn encode<const D: usize, const C: u32>(
 
     // What is stored.
     let source = if key { keys } else { values };
-    let in_ring = tile + cache.ring > (past - 1) / BLOCK_TOKENS;
+    let in_window = cache.window.keeps(tile, (past - 1) / BLOCK_TOKENS);
     let mut token = begin + warp;
     while token < end {
         let place = token % BLOCK_TOKENS;
@@ -190,8 +190,8 @@ pub fn encode<const D: usize, const C: u32>(
             refused.atomic_max(0, 2 * token + 1 + !key as u32);
         }
         store_words::<D>(layout.rows, place, words, lane);
-        if in_ring {
-            let slot = row * cache.ring as usize + bits::rem_u32(tile, cache.ring) as usize;
+        if in_window {
+            let slot = row * cache.window.slots as usize + cache.window.slot(tile) as usize;
             let to = slot * BLOCK_TOKENS as usize + place as usize;
             store_f16::<D>(if key { recent_keys } else { recent_values }, to, words, lane);
         }

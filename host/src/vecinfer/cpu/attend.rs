@@ -294,20 +294,22 @@ impl Compute<'_> {
         scratch.value_rows.resize(TILE * dim, 0);
         let row = part.sequence * shape.kv_heads as usize + part.head;
         let lanes = tokens_of(rows_of(shape.group));
-        let coded = shape.coded(part.length);
         for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut running = [Running::EMPTY; MAX_ROWS];
             let mut sums = [[0f32; 8]; MAX_ROWS];
             for chunk in &mut scratch.outputs[..chunks] {
                 chunk[..rows].fill([0.0; 16]);
             }
-            for tile in (part.tiles[0] + warp as u32..part.tiles[1]).step_by(pieces.warps) {
+            // Tiles in f16 come last.
+            let is_coded = |tile: &u32| shape.window.is_coded(*tile, part.length);
+            let own = (part.tiles[0] + warp as u32..part.tiles[1]).step_by(pieces.warps);
+            for tile in own.clone().filter(is_coded).chain(own.filter(|tile| !is_coded(tile))) {
                 let present = ((part.length - tile * BLOCK_TOKENS) as usize).min(TILE);
                 for (kind, to) in [&mut scratch.key_rows, &mut scratch.value_rows].into_iter().enumerate() {
                     view.stored.tile(kind, row, tile, part.length, view.places[kind], to);
                     to[present * dim..].fill(0);
                 }
-                let coded = whole && tile < coded;
+                let coded = whole && is_coded(&tile);
                 // Contractions X and Y in turns, each summed up on its own.
                 let mut products = [[[0f32; TILE]; MAX_ROWS]; 2];
                 if coded {

@@ -85,8 +85,8 @@ pub(in super::super) fn encode(level: Level, from: Encoding<'_>, to: Encoded<'_>
         *refused = done.refused.max(*refused);
         let row = job.sequence * heads + job.head;
         let place = (job.tokens[0] % BLOCK_TOKENS) as usize;
-        if job.tile + cache.ring > (job.all[1] - 1) / BLOCK_TOKENS {
-            let slot = row * cache.ring as usize + (job.tile % cache.ring) as usize;
+        if cache.window.keeps(job.tile, (job.all[1] - 1) / BLOCK_TOKENS) {
+            let slot = row * cache.window.slots as usize + cache.window.slot(job.tile) as usize;
             recent[job.kind][(slot * TILE + place) * dim..][..done.rows.len()].copy_from_slice(&done.rows);
         }
         if let Some(pool) = &mut pool {

@@ -26,7 +26,7 @@ pub(super) struct Stored<'a> {
     pub shape: Shape,
     /// [sequences, kv_heads, tiles, bytes of a tile].
     pub codes: &'a [u8],
-    /// Rings of keys and of values, [sequences, kv_heads, ring, 16, head_dim].
+    /// Rings of keys and of values, [sequences, kv_heads, slots, 16, head_dim].
     pub recent: [&'a [f16]; 2],
     /// Codebooks of keys and of values.
     pub books: [&'a [f16]; 2],
@@ -38,11 +38,11 @@ impl Stored<'_> {
     }
 
     /// A tile of row `row` of [sequences, kv_heads] as it is stored in f16, [16, head_dim], of a sequence of
-    /// `length` tokens. Of a tile in the ring: what is there, tokens that there are not included.
+    /// `length` tokens. Of a tile in f16: what is there, tokens that there are not included.
     fn tile(&self, kind: usize, row: usize, tile: u32, length: u32, places: &Places, out: &mut [u16]) {
         let (dim, shape) = (self.head_dim as usize, self.shape);
-        if tile >= shape.coded(length) {
-            let slot = row * shape.ring as usize + (tile % shape.ring) as usize;
+        if !shape.window.is_coded(tile, length) {
+            let slot = row * shape.window.slots as usize + shape.window.slot(tile) as usize;
             let from = &self.recent[kind][slot * TILE * dim..][..TILE * dim];
             out.copy_from_slice(bytemuck::cast_slice(from));
             return;

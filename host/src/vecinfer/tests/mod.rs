@@ -44,9 +44,9 @@ impl Ran {
         let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
         let row = sequence * heads + head;
         let tile = token / TILE;
-        if tile >= shape.coded(self.batch.lengths[sequence]) as usize {
-            let ring = shape.ring as usize;
-            let from = ((row * ring + tile % ring) * TILE + token % TILE) * dim;
+        if !shape.window.is_coded(tile as u32, self.batch.lengths[sequence]) {
+            let slot = row * shape.window.slots as usize + shape.window.slot(tile as u32) as usize;
+            let from = (slot * TILE + token % TILE) * dim;
             let mut out = vec![f16::ZERO; dim];
             self.store.recent()[kind].read(from, &mut out).expect("read");
             return wide(&out);
@@ -79,13 +79,13 @@ impl Ran {
     }
 }
 
-/// Codes, rings, restored tokens, turned queries, output: the same bits by the kernels and on slices.
+/// Codes, windows, restored tokens, turned queries, output: the same bits by the kernels and on slices.
 #[test]
 fn slices_have_the_bits_of_the_kernels() {
     for head_dim in HEAD_DIMS {
         for [keys, values] in settings() {
             for step in steps_of([keys, values], Coverage::Quick) {
-                let setting = Setting { keys, values, recent: step.recent };
+                let setting = Setting { keys, values, recent: step.recent, sink: step.sink };
                 let [kernels, slices] = [false, true]
                     .map(|slices| run(step, setting, head_dim, slices).outputs().expect("outputs"));
                 for (kernels, slices) in kernels.iter().zip(&slices) {
@@ -105,11 +105,12 @@ fn slices_have_the_bits_of_the_kernels() {
 fn codes_are_those_of_the_nearest_centroids() {
     for head_dim in HEAD_DIMS {
         for [keys, values] in settings() {
-            let step = Step { lengths: &[64, 37], by_head: true, recent: 0, ..STEP };
-            // A ring that holds all: what is stored in f16 beside what is stored in codes.
-            let whole =
-                run(Step { recent: 160, ..step }, Setting { keys, values, recent: 160 }, head_dim, true);
-            let coded = run(step, Setting { keys, values, recent: 0 }, head_dim, true);
+            let step = Step { lengths: &[64, 37], by_head: true, recent: 0, sink: 0, ..STEP };
+            // A window that holds all: what is stored in f16 beside what is stored in codes.
+            let none = Setting { keys, values, recent: 0, sink: 0 };
+            let all = Setting { recent: 160, ..none };
+            let whole = run(Step { recent: 160, ..step }, all, head_dim, true);
+            let coded = run(step, none, head_dim, true);
             for (sequence, length) in [(0, 64), (1, 32)] {
                 for kind in 0..2 {
                     for head in 0..2 {
@@ -188,7 +189,8 @@ fn a_step_is_attention_over_what_is_stored() {
                 Step { lengths: &[159, 111], group: 11, by_head: true, recent: 0, ..STEP },
                 Step { lengths: &[900, 530], max_tokens: 900, recent: 128, ..STEP },
             ] {
-                let ran = run(step, Setting { keys, values, recent: step.recent }, head_dim, true);
+                let ran =
+                    run(step, Setting { keys, values, recent: step.recent, sink: step.sink }, head_dim, true);
                 let dim = head_dim as usize;
                 let output = ran.output.to_vec().expect("read");
                 let turned = ran.turned.to_vec().expect("read");
@@ -222,7 +224,7 @@ fn loud_scores_have_finite_outputs() {
             for [keys, values] in settings() {
                 let step = Step { lengths: &[150, 70], group, recent, hadamard: false, loud: true, ..STEP };
                 let [kernels, slices] = [false, true].map(|slices| {
-                    let ran = run(step, Setting { keys, values, recent }, 128, slices);
+                    let ran = run(step, Setting { keys, values, recent, sink: 16 }, 128, slices);
                     ran.output.to_vec().expect("read")
                 });
                 assert!(kernels.iter().all(|x| x.is_finite()), "{keys:?} {group} {recent}");
