@@ -1,6 +1,6 @@
 use super::super::peers::{Found, read};
 use super::super::testing::{parse, peer_that_writes, refusal, report, written};
-use super::arguments::{Arguments, Shape, short};
+use super::arguments::{Arguments, Shape};
 use super::report::{BlockOrder, Libraries, Row, Subject, set_ratios};
 use super::{compared, peers, picture, run, summary};
 
