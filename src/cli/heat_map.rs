@@ -117,8 +117,9 @@ where
 {
     let (width, height) = (CELL.0 - 2, CELL.1 - 2);
     let fill = cell.fill;
-    let dark = u32::from(fill.0) + u32::from(fill.1) + u32::from(fill.2) < 330;
-    let colour = if dark { &WHITE } else { &INK };
+    // As bright as an eye finds it: green counts most, blue least.
+    let brightness = 0.30 * f64::from(fill.0) + 0.59 * f64::from(fill.1) + 0.11 * f64::from(fill.2);
+    let colour = if brightness < 120.0 { &WHITE } else { &INK };
     root.draw(&Rectangle::new([(x, y), (x + width, y + height)], fill.filled()))?;
     if cell.hatched {
         for line in hatching((x, y), (width, height)) {

@@ -54,6 +54,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn thousands_are_short() {
+        assert_eq!([1000, 8192, 1 << 20].map(short), ["1000", "8K", "1024K"]);
+    }
+
+    #[test]
     fn counts_double_up_to_the_last() {
         let counts = |text: &str| text.parse::<Counts>().map(|counts| counts.0);
         assert_eq!(counts("8K..1M").map(|all| (all.len(), all[0], all[7])), Ok((8, 8192, 1 << 20)));

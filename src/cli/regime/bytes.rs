@@ -59,14 +59,14 @@ impl Bytes {
         let of_head =
             |head_dim, context: u32| (selection.scheme().step_bytes)(selection, head_dim, context.into());
         let each = |cell: &Cell| cell.kv_bytes as f64 / f64::from(cell.place.batch);
-        HEAD_DIMS.into_iter().find_map(|head_dim| {
+        let candidate = |head_dim| {
             let heads = (each(first) / of_head(head_dim, first.place.context)).round();
-            let gives = |cell: &&&Cell| {
-                (heads * of_head(head_dim, cell.place.context) / each(cell) - 1.0).abs() < EXACT
-            };
-            let all = heads >= 1.0 && heads.is_finite() && cells.iter().filter(gives).count() == cells.len();
-            all.then(|| Bytes::Counted { selection: selection.clone(), heads, head_dim })
-        })
+            let off = |cell: &&Cell| (heads * of_head(head_dim, cell.place.context) / each(cell) - 1.0).abs();
+            let worst = cells.iter().map(off).fold(0.0, f64::max);
+            (heads >= 1.0 && heads.is_finite() && worst < EXACT).then_some((worst, heads, head_dim))
+        };
+        let best = HEAD_DIMS.into_iter().filter_map(candidate).min_by(|a, b| a.0.total_cmp(&b.0));
+        best.map(|(_, heads, head_dim)| Bytes::Counted { selection: selection.clone(), heads, head_dim })
     }
 
     /// Of a sequence of so many tokens.

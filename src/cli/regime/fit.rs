@@ -121,8 +121,8 @@ fn percent(share: f64) -> String {
     format!("{:+.1} %", 100.0 * share)
 }
 
-fn or_dash(x: Option<f64>, digits: usize) -> String {
-    x.map_or_else(|| "–".into(), |x| format!("{x:.digits$}"))
+fn or_dash(x: Option<f64>) -> String {
+    x.map_or_else(|| "–".into(), |x| format!("{x:.5}"))
 }
 
 /// Constants and cells of a fit.
@@ -135,9 +135,10 @@ fn shown(judged: &Judged, measured: &Measured) -> String {
         ("95 %", Align::Left),
     ]);
     let mut row = |name: String, estimate: Estimate, scale: f64, unit: &str| {
+        let end = |x: f64| if x.is_finite() { format!("{:.3}", x * scale) } else { "∞".into() };
         let interval = estimate
             .interval
-            .map_or_else(String::new, |(low, high)| format!("[{:.3}, {:.3}]", low * scale, high * scale));
+            .map_or_else(String::new, |(low, high)| format!("[{}, {}]", end(low), end(high)));
         let error = estimate.standard_error.map_or_else(String::new, |error| format!("{:.3}", error * scale));
         constants.row([name, format!("{:.3} {unit}", estimate.value * scale), error, interval]);
     };
@@ -182,8 +183,8 @@ fn shown(judged: &Judged, measured: &Measured) -> String {
         fit.form.name(),
         judged.formula,
         constants.render(),
-        or_dash(judged.r2_times, 4),
-        or_dash(judged.r2_speedups, 4),
+        or_dash(judged.r2_times),
+        or_dash(judged.r2_speedups),
         text::plural(fit.freedom, "dense row"),
         cells.render(),
     )

@@ -207,10 +207,115 @@ impl Regime {
             rows: rows().filter_map(|row| Some(row.first()?.place.batch.to_string())).collect(),
             axes: ["tokens of each sequence".into(), "sequences".into()],
             maps: vec![Map {
-                name: String::new(),
+                name: format!("{DENSE} / {}", self.kv),
                 cells: rows().map(|row| row.iter().map(cell).collect()).collect(),
                 edges: self.edges(),
             }],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::traffic::Form;
+    use super::super::traffic::tests::made_up;
+    use super::*;
+    use std::path::PathBuf;
+
+    const CONTEXTS: [u32; 3] = [8192, 131_072, 1 << 20];
+
+    fn measured() -> Measured {
+        Measured {
+            model: "a model".into(),
+            device: "a GPU".into(),
+            memory_bytes: Some(80_000_000_000),
+            read_tb_per_s: None,
+            files: vec![PathBuf::from("r.json")],
+            commits: Vec::new(),
+            cells: made_up(&CONTEXTS[..2], &[1, 4], 900.0),
+            over_the_bus: 0,
+        }
+    }
+
+    fn fitted(measured: &Measured) -> Fit {
+        Fit::new(Form::Rows, measured.cells.iter(), &["gather".into()]).expect("a fit")
+    }
+
+    fn regime(measured: &Measured, fit: &Fit) -> Regime {
+        Regime::new(measured, fit, "gather", (&CONTEXTS, &[1, 2, 8]), "c0 = 0 ms").expect("a map")
+    }
+
+    #[test]
+    fn squares_are_those_of_the_constants() {
+        let measured = measured();
+        let regime = regime(&measured, &fitted(&measured));
+        let square = |row: usize, column: usize| &regime.squares[row][column];
+        // 8 GB of weights and 1 GB of keys and values at 4 TB/s.
+        let us = (8e9 + 131_072.0 * 8192.0) / 4e6 + 1200.0;
+        assert!((square(0, 0).dense_us / us - 1.0).abs() < 1e-6, "{:?}", square(0, 0));
+        for row in &regime.squares {
+            for square in row {
+                assert_eq!(square.speedup, square.dense_us / square.scheme_us);
+                let known = measured.cells.iter().filter(|cell| cell.place == square.place);
+                let times: Vec<f64> = known.map(|cell| cell.us).collect();
+                assert_eq!(square.measured, (!times.is_empty()).then(|| times[0] / times[1]));
+            }
+        }
+        // Two sequences lie between one and four, eight and a million tokens do not.
+        assert!(square(0, 0).inside && square(1, 1).inside && !square(2, 0).inside && !square(0, 2).inside);
+        // A million tokens are 137 GB.
+        let large: Vec<bool> = regime.squares.iter().flatten().filter_map(|s| s.too_large).collect();
+        assert_eq!(large, [false, false, true, false, false, true, false, true, true]);
+        // r ends where products no longer read the weights row by row.
+        assert!(square(2, 0).dense_us - square(1, 0).dense_us < 6.0 * 131_072.0 * 8192.0 / 4e6);
+    }
+
+    #[test]
+    fn edges_are_where_the_speed_up_passes_one() {
+        let measured = measured();
+        let mut regime = regime(&measured, &fitted(&measured));
+        for (square, speedup) in
+            regime.squares.iter_mut().flatten().zip([0.9, 1.1, 2.0, 1.0, 1.2, 2.0, 0.8, 0.9, 0.99])
+        {
+            square.speedup = speedup;
+        }
+        // From above: the row of eight sequences is slower, of one the first square.
+        let mut edges = regime.edges();
+        edges.sort_unstable();
+        assert_eq!(
+            edges,
+            [[(0, 1), (1, 1)], [(0, 2), (1, 2)], [(1, 1), (2, 1)], [(1, 2), (1, 3)], [(2, 1), (3, 1)]]
+        );
+        let maps = regime.picture("title".into(), vec!["about".into()]);
+        let text = crate::cli::picture::svg(&maps).expect("drawn");
+        for word in ["title", "about", "1024K", "128K", "measured", "(0.99)"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        assert_eq!(maps.rows, ["8", "2", "1"]);
+    }
+
+    #[test]
+    fn projections_replace_constants() {
+        let measured = measured();
+        let fit = fitted(&measured);
+        let project = |text: &str| projected(&fit, &[text.parse().expect(text)]).expect(text);
+        assert_eq!((project("c0=0").c0.value, project("c1=0.5").c1[0].1.value), (0.0, 500.0));
+        assert_eq!((project("beta=3.35").beta.value, project("r=0").row.expect("r").value), (3.35, 0.0));
+        let faster = regime(&measured, &project("c0=0"));
+        let before = regime(&measured, &fit);
+        // Without what both pay the ratio is further from 1.
+        assert!(faster.squares[0][1].speedup > before.squares[0][1].speedup);
+        assert_eq!("c0=0".parse::<Projection>().expect("c0").to_string(), "c0 = 0 ms");
+
+        let paper = Fit::new(Form::Paper, measured.cells.iter(), &[]).expect("a fit");
+        assert!(projected(&paper, &["r=0".parse().expect("r")]).is_err());
+        for bad in ["c0", "c2=0", "c0=-1", "c0=x", "c0=inf", "c0=NaN", "beta=0", "=1", ""] {
+            assert!(bad.parse::<Projection>().is_err(), "{bad}");
+        }
+        // Fitted constants may be below 0; a step cannot be.
+        let mut backwards = fit.clone();
+        backwards.c0.value = -1e9;
+        let error = Regime::new(&measured, &backwards, "gather", (&[8192], &[1]), "c0 = −1 s");
+        assert!(error.expect_err("no time").to_string().contains("c0 = −1 s"));
     }
 }

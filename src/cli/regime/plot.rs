@@ -131,7 +131,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let constants = constants(&fit, kv);
     let regime = Regime::new(&measured, &fit, kv, (&arguments.contexts.0, &arguments.batches.0), &constants)?;
     let about = legend(judged, &constants, &projections, &measured);
-    let title = format!("{DENSE} / {kv}, time of a step: {}, {}", measured.model, measured.device);
+    let title = format!("{}, {}: a step of {DENSE} over one of {kv}", measured.model, measured.device);
     sheet.write(&regime.picture(title, about))?;
     let tables = format!(
         "{}\n{}: {}\n{constants}{}\nbytes of {DENSE} {}, of {kv} {}\n\n{}\n{} written\n",

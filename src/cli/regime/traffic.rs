@@ -94,7 +94,7 @@ pub struct Estimate {
     pub value: f64,
     /// Its standard error; none where no cell is left over to tell.
     pub standard_error: Option<f64>,
-    /// The interval at 95 %.
+    /// The interval at 95 %; an end may be infinite, which records have as null.
     pub interval: Option<(f64, f64)>,
 }
 
@@ -109,13 +109,16 @@ impl Estimate {
         Estimate { value, standard_error, interval }
     }
 
-    /// One over it, times a factor: the error to first order, the interval where it holds no zero.
+    /// A factor over it, which is above 0: the error to first order; a lower end that is not above 0 gives no
+    /// upper one.
     fn inverse(self, factor: f64) -> Self {
         let value = factor / self.value;
         Estimate {
             value,
             standard_error: self.standard_error.map(|error| value * error / self.value),
-            interval: self.interval.filter(|(low, _)| *low > 0.0).map(|(l, h)| (factor / h, factor / l)),
+            interval: self
+                .interval
+                .map(|(low, high)| (factor / high, if low > 0.0 { factor / low } else { f64::INFINITY })),
         }
     }
 }
@@ -126,12 +129,16 @@ pub struct Fit {
     /// The form.
     pub form: Form,
     /// Bandwidth, in 10^12 bytes a second.
+    #[serde(rename = "beta_tb_per_s")]
     pub beta: Estimate,
     /// What every step takes besides.
+    #[serde(rename = "c0_us")]
     pub c0: Estimate,
     /// What a further row takes.
+    #[serde(rename = "row_us")]
     pub row: Option<Estimate>,
     /// What a step of each other scheme takes besides, given the constants above.
+    #[serde(rename = "c1_us")]
     pub c1: Vec<(String, Estimate)>,
     /// Rows of dense attention beyond as many as there are constants fitted on them.
     pub freedom: usize,
@@ -157,8 +164,8 @@ pub enum Unfit {
 }
 
 impl Fit {
-    /// Fits β and c0 (and r) on the dense cells, then c1 of each of `schemes` on its own. A cell counts by its
-    /// error over its time, since ratios of times are what is asked for.
+    /// Fits β and c0 (and r) on the dense cells, then c1 of each of `schemes` on its own. A cell counts by
+    /// its error over its time, since ratios of times are what is asked for.
     ///
     /// # Errors
     /// [`Unfit`]. A scheme without cells has no c1.
@@ -282,7 +289,7 @@ pub mod tests {
     fn intervals_hold_what_noise_hid() {
         let mut cells = made_up(&[8192, 32_768, 131_072], &[1, 2, 4], 900.0);
         for (i, cell) in cells.iter_mut().enumerate() {
-            cell.us *= 1.0 + 0.002 * [1.0, -1.0, 0.5, -0.5][i * i % 4];
+            cell.us *= 1.0 + 0.002 * [1.0, -1.0, 0.5, -0.5, -1.0, 0.5, 1.0][i * i % 7];
         }
         let fit = Fit::new(Form::Rows, cells.iter(), &gather()).expect("a fit");
         for (estimate, truth) in [(fit.beta, 4.0), (fit.c0, 1200.0), (fit.row.expect("r"), 900.0)] {

@@ -35,8 +35,8 @@ impl Default for Fusing {
     }
 }
 
-/// From this many tokens on the tensor cores multiply, and read the weights once for all of them; of fewer, each
-/// token's product reads the weights itself.
+/// From this many tokens on the tensor cores multiply, and read the weights once for all of them; of fewer,
+/// each token's product reads the weights itself.
 pub const PREFILL_FROM: usize = 5;
 
 /// What a product multiplies.
