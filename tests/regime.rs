@@ -175,7 +175,7 @@ fn bad_input_is_refused_in_a_line() {
     fit(&empty, &["'dense'"]);
     let one =
         changed(&folder, "one", |record| keep(record, |row| row["batch"] == 1 && row["context"] == 8192));
-    fit(&one, &["'paper'", "1 rows of dense for 2 constants", "bench model"]);
+    fit(&one, &["'paper'", "1 row of dense for 2 constants", "bench model"]);
     let alike = changed(&folder, "alike", |record| {
         keep(record, |row| row["batch"] == 1 && row["context"] == 8192);
         let again = record["rows"][0].clone();

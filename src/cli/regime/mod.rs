@@ -11,6 +11,7 @@ mod traffic;
 
 use super::failure::{CommandError, Failure};
 use super::scheme::DENSE;
+use super::text;
 use clap::Subcommand;
 use host::kv::Selection;
 use judged::Judged;
@@ -143,12 +144,13 @@ pub enum Error {
         /// The form.
         form: &'static str,
     },
-    /// A projection that leaves no time to a step.
+    /// Constants that leave no time to a step.
     #[error(
-        "with {what} a step of '{kv}' takes {us} µs at {context} tokens and batch {batch}; give another value"
+        "with {what} a step of '{kv}' takes {us} µs at {context} tokens and batch {batch}; measure more rows, or \
+         project other values"
     )]
     NoTime {
-        /// What was projected.
+        /// The constants.
         what: String,
         /// The scheme.
         kv: String,
@@ -167,7 +169,8 @@ impl Error {
     fn unfit(form: Form, why: Unfit) -> Self {
         let reason = match why {
             Unfit::Few { found, needed } => format!(
-                "{found} rows of {DENSE} for {needed} constants; measure more contexts and batches with `ferrokv bench model`"
+                "{} of {DENSE} for {needed} constants; measure more contexts and batches with `ferrokv bench model`",
+                text::plural(found, "row")
             ),
             Unfit::Alike => format!(
                 "rows of {DENSE} are alike in what tells its constants apart; measure two contexts, and for 'rows' \

@@ -202,12 +202,12 @@ fn parse(path: &Path, text: &[u8]) -> Result<Measured, Error> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
     use serde_json::json;
 
     /// A record of two rows.
-    pub fn record() -> Value {
+    fn record() -> Value {
         json!({
             "schema": 1,
             "command": "bench model",
