@@ -8,7 +8,7 @@ use super::{Code, HEAD_DIMS, Setting, VecInferCache};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::dense::sample::normal;
 use crate::check::Coverage;
-use crate::kv::calibration::Material;
+use crate::kv::calibration::{Material, Passed};
 use crate::kv::{Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
 use crate::{Buffer, Device, Stream};
 use half::f16;
@@ -288,7 +288,8 @@ fn the_first_tokens_of_a_text_are_not_calibrated_on() {
     let mut material = Material::made_up(geometry, 600, 7);
     let books = |material: &Material| of_itself(material, Setting::DEFAULT).expect("codebooks").hash();
     let mut loud = material.clone();
-    for rows in [&mut loud.layers[0].keys, &mut loud.layers[0].values] {
+    let Passed { keys, values, .. } = &mut loud.layers[0];
+    for rows in [keys, values] {
         rows[300 * 64..316 * 64].iter_mut().for_each(|x| *x = f16::from_f32(50.0 * x.to_f32()));
     }
     assert_ne!(books(&loud), books(&material));
