@@ -173,7 +173,7 @@ fn doctor_is_strict_only_when_asked() {
 
 #[test]
 fn help_names_units_examples_and_exit_codes() {
-    let commands: [&[&str]; 8] = [
+    let commands: [&[&str]; 10] = [
         &["quantize"],
         &["dequantize"],
         &["check"],
@@ -182,6 +182,8 @@ fn help_names_units_examples_and_exit_codes() {
         &["bench"],
         &["bench", "int8"],
         &["bench", "launch"],
+        &["regime", "fit"],
+        &["regime", "plot"],
     ];
     for command in commands {
         let help = succeed(&[command, &["--help"]].concat());

@@ -333,6 +333,44 @@ def model_batches(records):
     return table(("`--kv`", "batch", *heads), lines)
 
 
+def regime(records):
+    """A row a form of the traffic model: its constants with their standard errors, and how far off it is."""
+    (record,) = records
+    lines = []
+    for fit in record.data["fits"]:
+        schemes = dict(fit["c1_us"])
+
+        def constant(of, scale):
+            if of is None:
+                return "–"
+            error = of["standard_error"]
+            return f"{of['value'] * scale:.2f}" + ("" if error is None else f" ± {error * scale:.2f}")
+
+        share = lambda of: "–" if of is None else f"{of:.1%}".replace("%", " %")
+        squared = lambda of: "–" if of is None else f"{of:.5f}".replace("-", "−")
+        lines.append((f"`{fit['form']}`", constant(fit["beta_tb_per_s"], 1), constant(fit["c0_us"], 1e-3),
+                      constant(fit["row_us"], 1e-3), *(constant(of, 1e-3) for of in schemes.values()),
+                      squared(fit["r2_times"]), squared(fit["r2_speedups"]), share(fit["worst"]),
+                      share(fit["worst_held_out"])))
+    c1 = (f"c1, `{name}`" for name in dict(record.data["fits"][0]["c1_us"]))
+    return table(("form", "β, TB/s", "c0, ms", "r, ms", *c1, "R², times", "speed-ups", "worst", "held out"),
+                 lines)
+
+
+def projections(records):
+    """A row a context and number of sequences, a column a projection."""
+    found = [{(square["context"], square["batch"]): square for row in record.data["squares"] for square in row}
+             for record in records]
+    heads = ["; ".join(record.data["projections"]).replace(" ms", "") or "as fitted" for record in records]
+
+    def cell(square):
+        outside = square["too_large"] or not square["inside"]
+        return f"({square['speedup']:.2f})" if outside else f"{square['speedup']:.2f}"
+
+    lines = [(tokens(place[0]), str(place[1]), *(cell(of[place]) for of in found)) for place in sorted(found[0])]
+    return table(("context", "batch", *heads), lines)
+
+
 def worst_bound(of):
     return "–" if of is None or of["worst_bound"] is None else f"{of['worst_bound']:.2f}"
 
@@ -579,6 +617,8 @@ TABLES = {
     "perplexity-codes": perplexity_codes,
     "schemes": schemes,
     "model-batches-h200": model_batches,
+    "regime-h200": regime,
+    "regime-projected-h200": projections,
     "model-llama-8b": model,
     "model-smollm2": model,
     "generate": generate,

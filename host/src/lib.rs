@@ -16,8 +16,10 @@ pub mod int8;
 pub mod kv;
 pub mod model;
 pub mod probe;
+mod random;
 pub mod roofline;
 mod simd_level;
+pub mod statistics;
 pub mod tensor_file;
 pub mod vecinfer;
 

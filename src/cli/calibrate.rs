@@ -144,12 +144,14 @@ fn read(
     let mut runner = subject.runner()?;
     let geometry = (&subject.model.config).into();
     let rope = Some((&subject.model.config).into());
-    let mut material = Material { geometry, rope, layers: vec![Passed::default(); layers.len()] };
+    let layers_of = vec![Passed::default(); layers.len()];
+    let mut material = Material { geometry, rope, layers: layers_of, fronts: Vec::new() };
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     watcher.say("reading".into());
     for window in &cut {
         let mut tokens = behind_bos(tokenizer, &window.tokens);
         tokens.truncate(count);
+        material.fronts.push(material.tokens());
         for byte in tokens.iter().flat_map(|token| token.to_le_bytes()) {
             hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }

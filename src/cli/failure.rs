@@ -122,12 +122,18 @@ pub enum Failure {
         path: String,
     },
     /// A picture could not be drawn.
-    #[error("cannot draw {path}: {reason}; leave out --plot or give another prefix")]
+    #[error("cannot draw {path}: {reason}; give another path, or leave the picture out")]
     Plot {
         /// The picture.
         path: String,
         /// What the library says.
         reason: String,
+    },
+    /// A path whose end does not say which kind of picture it is to be.
+    #[error("{path} is neither SVG nor PNG by its name; let it end in .svg or .png")]
+    PictureName {
+        /// The path.
+        path: String,
     },
     /// stdout could not be written.
     #[error("cannot write to stdout: {0}; write to a file instead")]

@@ -14,6 +14,7 @@ mod environment;
 mod eval;
 mod failure;
 mod generate;
+mod heat_map;
 mod interrupt;
 mod kernels;
 mod layers;
@@ -24,11 +25,13 @@ mod picture;
 mod progress;
 mod prove;
 mod quantize;
+mod regime;
 mod scheme;
 mod subject;
 mod table;
 mod text;
 mod timing;
+mod tokens;
 mod trials;
 
 use clap::{Parser, Subcommand};
@@ -60,7 +63,8 @@ Examples:
   ferrokv generate --chat \"Why is the sky blue?\"         a language model on one of the caches
   ferrokv eval ppl --kv certified --context 512..4096     what a KV scheme does to perplexity
   ferrokv compare --kv dense,certified                    two schemes on the same text, step by step
-  ferrokv capture -o kv.safetensors                       queries, keys and values of a real run, for attend";
+  ferrokv capture -o kv.safetensors                       queries, keys and values of a real run, for attend
+  ferrokv regime fit model.json                           what a step of decoding takes, from its bytes";
 
 #[derive(Parser)]
 #[command(name = "ferrokv", version, about = "Quantized KV caches in Rust: the same bits on GPU and CPU")]
@@ -89,6 +93,7 @@ enum Command {
     Compare(Box<compare::Arguments>),
     Capture(Box<capture::Arguments>),
     Calibrate(Box<calibrate::Arguments>),
+    Regime(Box<regime::Arguments>),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -120,6 +125,7 @@ pub fn main() -> ExitCode {
         Command::Compare(arguments) => compare::run(arguments),
         Command::Capture(arguments) => capture::run(arguments),
         Command::Calibrate(arguments) => calibrate::run(arguments),
+        Command::Regime(arguments) => regime::run(arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,7 +5,7 @@ use host::tensor_file::Target;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Type size of labels.
 pub const TEXT: i32 = 17;
@@ -83,6 +83,43 @@ impl Picture {
         self.svg.write(svg.as_bytes())?;
         let png = png(drawing).map_err(|error| failed(&self.png, error.to_string()))?;
         Ok(self.png.write(&png)?)
+    }
+}
+
+/// A picture's only file, SVG or PNG by its name.
+pub struct Sheet {
+    target: Target,
+    png: bool,
+}
+
+impl Sheet {
+    /// The file, which is replaced if it exists, checked before any work is done.
+    ///
+    /// # Errors
+    /// Another name, a folder that is not there, a path that is no file, or one of the command's inputs.
+    pub fn new(path: &Path, inputs: &[PathBuf]) -> Result<Sheet, Failure> {
+        let png = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("svg") => false,
+            Some("png") => true,
+            _ => return Err(Failure::PictureName { path: path.display().to_string() }),
+        };
+        for input in inputs {
+            Target::new(path, true, Some(input))?;
+        }
+        Ok(Sheet { target: Target::new(path, true, None)?, png })
+    }
+
+    /// Draws and writes it.
+    ///
+    /// # Errors
+    /// What cannot be drawn or written.
+    pub fn write(&self, drawing: &impl Drawing) -> Result<(), Failure> {
+        let drawn = if self.png { png(drawing) } else { svg(drawing).map(String::into_bytes) };
+        let failed = |error: Box<dyn std::error::Error>| Failure::Plot {
+            path: self.target.path().display().to_string(),
+            reason: error.to_string(),
+        };
+        Ok(self.target.write(&drawn.map_err(failed)?)?)
     }
 }
 

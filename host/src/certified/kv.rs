@@ -193,6 +193,7 @@ pub(super) fn head_report(certificate: &Certificate) -> HeadReport {
         original_values: certificate.promoted_values,
         skipped: 0,
         skipped_mass: None,
+        audit: None,
     }
 }
 

@@ -4,10 +4,10 @@
 //! same tokens, so that what differs is the caches' doing and does not grow by another choice of words.
 
 use super::decoder::{self, Steps};
-use super::statistics::{self, Interval, RESAMPLES};
 use super::{Error, Result, Watch, perplexity};
 use crate::kv::{KvCache, Summary as Report};
 use crate::model::forward::Runner;
+use crate::statistics::{self, Interval, RESAMPLES};
 use serde::{Deserialize, Serialize};
 
 /// From this margin between the two largest logits on, another choice is no matter of rounding: a factor of e

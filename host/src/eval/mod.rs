@@ -22,12 +22,12 @@ pub mod distribution;
 pub mod needle;
 pub mod perplexity;
 pub mod prompt;
-mod random;
-pub mod ruler;
-pub mod statistics;
 
+pub mod ruler;
+
+pub use crate::random::Random;
+pub use crate::statistics;
 pub use decoder::{Decoder, Watch};
-pub use random::Random;
 
 use crate::model::forward;
 

@@ -6,12 +6,12 @@
 
 use super::decoder::{self, Decoder, Watch};
 use super::prompt::{Frame, Prompt, number, sentences, with_needles};
-use super::random::Random;
 use super::{Error, Result};
 use crate::kv::{KvCache, Summary};
 use crate::model::Tokenizer;
 use crate::model::forward::Runner;
 use crate::model::text::Corpus;
+use crate::random::Random;
 
 /// Tokens that the model may write beyond those of the key.
 const BEYOND: usize = 4;

@@ -5,10 +5,10 @@
 //! token of the first half is a step already. So what is measured is the scheme's and nothing else; a mean
 //! over the whole window would be diluted by its first half.
 
-use super::statistics::{self, Interval, RESAMPLES};
 use super::{Decoder, Error, Result, Watch, decoder};
 use crate::kv::{self, KvCache};
 use crate::model::forward::Runner;
+use crate::statistics::{self, Interval, RESAMPLES};
 use serde::Serialize;
 
 /// Tokens of a window of `length` that are decoded: its second half, the longer one if they differ.

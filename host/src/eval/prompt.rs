@@ -1,10 +1,10 @@
 //! Prompts of a given length: a long text, and a question about it.
 
-use super::random::Random;
 use super::{Error, Result};
 use crate::model::text::Corpus;
 use crate::model::tokenizer::Message;
 use crate::model::{Error as ModelError, Tokenizer};
+use crate::random::Random;
 use std::collections::BTreeSet;
 
 /// Tokens between the end of a question and the start of the answer in a chat, at most.

@@ -5,12 +5,12 @@
 
 use super::decoder::{self, Decoder, Watch};
 use super::prompt::{Frame, Prompt, number, sentences, with_needles, words};
-use super::random::Random;
 use super::{Error, Result};
 use crate::kv::{KvCache, Summary};
 use crate::model::Tokenizer;
 use crate::model::forward::Runner;
 use crate::model::text::Corpus;
+use crate::random::Random;
 
 /// The seed that commands take: that of the paper on certified attention.
 pub const SEED: u64 = 20_260_416;

@@ -1,7 +1,9 @@
 //! Keys and values in f16, of which steps read a constant number.
 
-use super::{Bounds, FoldHandles, Handles, Plan, Support};
+use super::audit::{Auditing, Auditor};
+use super::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Support};
 use crate::attention::StepProblem;
+use crate::attention::dense::Problem;
 use crate::kv::{Appended, Beside, HeadReport, Held, Opening, PagedCache, Result, Sequences, Step};
 use crate::{Buffer, Stream};
 use half::f16;
@@ -15,6 +17,17 @@ pub struct ByBounds {
     /// One for all layers: steps follow each other in the stream.
     plan: Plan<f16>,
     lse: Buffer<f32>,
+    /// Where a share of the heads is held against everything.
+    auditing: Option<Auditing<f16>>,
+}
+
+/// What one layer keeps beside its pool.
+#[derive(Debug)]
+pub struct Bounded {
+    /// None of a layer that attends to everything.
+    bounds: Option<Bounds<f16>>,
+    /// Which layer it is.
+    index: usize,
 }
 
 /// A cache in f16 of which a step reads a constant number of keys.
@@ -31,26 +44,31 @@ impl GatherCache {
         let sequences = Sequences::new(device, geometry, capacity);
         let support = support.checked()?;
         // Bounds are two keys a block, where a block has as many keys and values.
-        let beside = |_, held| held / u64::from(support.block);
+        let share = Auditing::<f16>::share(opening.selection);
+        let audit = |problem| if share > 0.0 { Auditor::<f16>::bytes(problem) } else { 0 };
+        let beside = |dense: Problem, held: u64| held / u64::from(support.block) + audit(dense.into());
         let problem = StepProblem::from(sequences.fitting(beside)?);
         let plan = Plan::new(device, problem, support)?;
         let lse = Buffer::new(device, problem.dense().query_rows())?;
         let exact = Support::exact_layers(opening.selection);
-        let bounds = |layer| match layer < exact {
-            true => Ok(None),
-            false => Ok(Some(Bounds::new(device, problem, support)?)),
-        };
-        PagedCache::open(sequences, ByBounds { plan, lse }, bounds)
+        let auditing = Auditing::new(device, (geometry.layers, problem), support, share)?;
+        PagedCache::open(sequences, ByBounds { plan, lse, auditing }, |index| {
+            let bounds = match index < exact {
+                true => None,
+                false => Some(Bounds::new(device, problem, support)?),
+            };
+            Ok(Bounded { bounds, index })
+        })
     }
 }
 
 // SAFETY: bounds and the plan are made once.
 unsafe impl Beside for ByBounds {
     const SCHEME: &'static str = "gather";
-    type Layer = Option<Bounds<f16>>;
+    type Layer = Bounded;
 
     fn appended(&mut self, layer: &mut Self::Layer, appended: Appended<'_>) -> Result<()> {
-        let Some(bounds) = layer else { return Ok(()) };
+        let Some(bounds) = &mut layer.bounds else { return Ok(()) };
         let Appended { stream, slices, pool, first, tokens, table, positions, lengths } = appended;
         let handles = FoldHandles { keys: pool.keys().global(), table, positions, lengths };
         // SAFETY: buffers of this device, host memory on the CPU; the table's blocks are those of the pool,
@@ -59,7 +77,7 @@ unsafe impl Beside for ByBounds {
     }
 
     fn attend(&mut self, layer: &mut Self::Layer, step: Step<'_>) -> Result<()> {
-        let Some(bounds) = layer else { return step.exact() };
+        let Some(bounds) = &layer.bounds else { return step.exact() };
         let Step { stream, slices, pool, table, lengths, queries, output, .. } = step;
         let handles = Handles {
             queries,
@@ -75,33 +93,50 @@ unsafe impl Beside for ByBounds {
         // table's blocks are those of the pool. Dropping a buffer waits for the device.
         unsafe {
             self.plan.select_on(stream, slices, &handles)?;
-            Ok(self.plan.attend_on(stream, slices, &handles)?)
+            self.plan.attend_on(stream, slices, &handles)?;
         }
+        let Some(auditing) = &mut self.auditing else { return Ok(()) };
+        let handles = AuditHandles {
+            queries,
+            keys: handles.keys,
+            values: handles.values,
+            near: true,
+            table,
+            lengths,
+            output: output.as_const(),
+            lse: self.lse.global(),
+        };
+        // SAFETY: as above.
+        Ok(unsafe { auditing.audit_on(stream, slices, layer.index, &handles) }?)
     }
 
     fn fork(&self, layer: &mut Self::Layer, stream: &Stream, source: usize, fork: usize) -> Result<()> {
-        layer.iter_mut().try_for_each(|bounds| Ok(bounds.copy(stream, source, fork)?))
+        layer.bounds.iter_mut().try_for_each(|bounds| Ok(bounds.copy(stream, source, fork)?))
     }
 
     fn kept(&self, layer: &Self::Layer, tokens: usize) -> usize {
-        if layer.is_some() { self.plan.support().kept(tokens as u32) as usize } else { tokens }
+        if layer.bounds.is_some() { self.plan.support().kept(tokens as u32) as usize } else { tokens }
     }
 
     fn bytes(&self, layer: &Self::Layer, tokens: usize) -> u64 {
         let blocks = (tokens as u32).div_ceil(self.plan.support().block);
-        layer.as_ref().map_or(0, |bounds| bounds.bytes_of(blocks))
+        layer.bounds.as_ref().map_or(0, |bounds| bounds.bytes_of(blocks))
     }
 
     fn step_bytes(&self, layer: &Self::Layer, tokens: usize) -> u64 {
         let ranked = self.plan.support().extent(tokens as u32).ranked_blocks();
-        layer.as_ref().map_or(0, |bounds| bounds.bytes_of(ranked))
+        layer.bounds.as_ref().map_or(0, |bounds| bounds.bytes_of(ranked))
     }
 
     fn report(&self, layers: &[&Self::Layer], held: Held<'_>) -> Result<Vec<HeadReport>> {
-        let of_layer = |layer: &&Self::Layer| match layer {
+        let of_layer = |layer: &&Self::Layer| match layer.bounds {
             Some(_) => self.plan.support().reports(held),
             None => vec![HeadReport::STORED; held.geometry.q_heads * held.lengths().count()],
         };
-        Ok(layers.iter().flat_map(of_layer).collect())
+        let mut reports: Vec<HeadReport> = layers.iter().flat_map(of_layer).collect();
+        if let Some(auditing) = &self.auditing {
+            auditing.complete(held, &mut reports)?;
+        }
+        Ok(reports)
     }
 }

@@ -6,6 +6,7 @@
 //! writes a block table, and attends over that with the kernel of [`crate::attention::dense`]
 //! ([`Plan::attend_on`]). What is left out is counted; nothing is known of its weight.
 
+mod audit;
 mod bounds;
 mod cache;
 mod cases;
@@ -18,6 +19,7 @@ pub mod staging;
 mod tests;
 mod workload;
 
+pub use audit::{AuditHandles, Auditor};
 pub use bounds::{Bounds, FoldHandles};
 pub use cache::GatherCache;
 pub use kernels_gpu::gather::Extent;
@@ -41,6 +43,7 @@ pub static SYSTEM: System = System {
     kernels: || kernels_gpu::gather::kernels().collect(),
     cases: |coverage| {
         let mut cases = cases::cases(coverage);
+        cases.extend(audit::cases(coverage));
         cases.extend(sketch::cases(coverage));
         cases.extend(staging::cases(coverage));
         cases
@@ -96,6 +99,12 @@ pub static SYSTEM: System = System {
                 kind: Kind::Word(&["4", "8"]),
             },
             OptionSpec {
+                name: "audit",
+                about: "share of the heads of steps that are attended to a second time, over everything, to \
+                        report what was skipped; not with :certified, which bounds it for all",
+                kind: Kind::Number(1e-9, 1.0),
+            },
+            OptionSpec {
                 name: "staging",
                 about: "keys and values in the host's memory, and on the GPU so many blocks of each layer, \
                         sequence and KV head besides the local ones; not with :certified",
@@ -112,6 +121,7 @@ pub static SYSTEM: System = System {
             Err(match Asked::of(selection) {
                 Asked::OnDevice(_) | Asked::InHost(..) if given(&["skip", "sketch"]) => Error::Preset,
                 Asked::Certified(_) if given(&["staging"]) => Error::NotStaged,
+                Asked::Certified(_) if given(&["audit"]) => Error::NotAudited,
                 Asked::Certified(_) | Asked::InHost(..) if dense => Error::DenseLayers,
                 _ if selection.preset() == Some(WINDOW) && given(&["k"]) => Error::Window,
                 _ => return Ok(()),
@@ -308,6 +318,15 @@ pub enum Error {
     /// Sketches of what is in the host's memory.
     #[error("gather:certified keeps keys and values on the GPU; leave staging out, or take another preset")]
     NotStaged,
+    /// A sample of what is known of all.
+    #[error("gather:certified bounds what every head skips; leave audit out, or take another preset")]
+    NotAudited,
+    /// A share of head-steps that is none.
+    #[error("a share of {share} of the heads cannot be audited; give more than 0 and at most 1")]
+    AuditShare {
+        /// What was asked for.
+        share: f64,
+    },
     /// Layers that attend to everything where there are none.
     #[error(
         "dense is for keys and values on the GPU that are chosen by bounds; leave it out, or leave out staging \
@@ -389,6 +408,8 @@ impl From<Error> for kv::Error {
             | Error::Bits { .. }
             | Error::Share { .. }
             | Error::NotStaged
+            | Error::NotAudited
+            | Error::AuditShare { .. }
             | Error::Preset
             | Error::DenseLayers
             | Error::Window

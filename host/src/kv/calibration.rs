@@ -65,6 +65,8 @@ pub struct Material {
     pub rope: Option<Rope>,
     /// All layers in order.
     pub layers: Vec<Passed>,
+    /// The tokens with which texts begin, where that is known.
+    pub fronts: Vec<usize>,
 }
 
 /// What passed through a layer: of one text, or of several one after another.
@@ -83,6 +85,17 @@ impl Material {
     pub fn tokens(&self) -> usize {
         let width = self.geometry.kv_width().max(1);
         self.layers.first().map_or(0, |layer| layer.keys.len() / width)
+    }
+
+    /// Of rows [tokens, …] those that are not among the first `count` tokens of a text. Where these are all
+    /// that there is, all.
+    pub fn behind_fronts<T: Copy>(&self, rows: &[T], count: usize) -> Vec<T> {
+        let width = rows.len() / self.tokens().max(1);
+        let is_front =
+            |token: usize| self.fronts.iter().any(|front| (*front..front + count).contains(&token));
+        let inner = (0..self.tokens()).filter(|token| !is_front(*token));
+        let inner: Vec<T> = inner.flat_map(|token| &rows[token * width..][..width]).copied().collect();
+        if inner.is_empty() { rows.to_vec() } else { inner }
     }
 
     /// Made-up keys and values for a shape, always the same ones: for tests and examples, of no use to a
@@ -113,7 +126,7 @@ impl Material {
                 queries: rows(geometry.q_heads),
             })
             .collect();
-        Material { geometry, rope: None, layers }
+        Material { geometry, rope: None, layers, fronts: Vec::new() }
     }
 
     /// Says so if a layer is missing, too short, or has something that is no number.
@@ -247,6 +260,17 @@ mod tests {
     use super::*;
 
     const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 8 };
+
+    #[test]
+    fn the_first_tokens_of_texts_are_left_out() {
+        let mut material = Material::made_up(GEOMETRY, 40, 1);
+        let rows: Vec<usize> = (0..80).collect();
+        assert_eq!(material.behind_fronts(&rows, 16), rows, "no fronts are known");
+        material.fronts = vec![0, 18];
+        let expected: Vec<usize> = (32..36).chain(68..80).collect();
+        assert_eq!(material.behind_fronts(&rows, 16), expected);
+        assert_eq!(material.behind_fronts(&rows, 40), rows, "else nothing is left");
+    }
 
     #[test]
     fn made_up_material_is_the_same_each_time_and_whole() {

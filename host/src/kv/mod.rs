@@ -36,7 +36,7 @@ pub use error::{Error, Result};
 pub(crate) use exact::Prompts;
 pub(crate) use paged::{Elsewhere, Paged, Rows};
 pub use paged_cache::{Appended, Beside, PagedCache, Step};
-pub use report::{HeadReport, Source, StepReport, Summary, Traffic};
+pub use report::{Audit, Audited, HeadReport, Source, StepReport, Summary, Traffic};
 pub use scheme::{Kind, Opening, OptionSpec, Preset, Rope, Scheme, Selection, Value};
 pub(crate) use sequences::{Added, Attending, Sequences};
 pub use system::System;

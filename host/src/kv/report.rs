@@ -1,5 +1,9 @@
 //! What is known of a step, in terms of no scheme.
 
+mod audited;
+
+pub use audited::Audited;
+
 use super::Held;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +35,19 @@ pub struct HeadReport {
     pub skipped: u32,
     /// The most that these can have of the head's attention mass; `None` where nothing is known of it.
     pub skipped_mass: Option<f32>,
+    /// What was found where the head was held against all of its sequence.
+    pub audit: Option<Audit>,
+}
+
+/// A head whose output was computed a second time, from everything there is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Audit {
+    /// The share of the head's attention mass that was skipped.
+    pub mass: f32,
+    /// What the output is off by, in the Euclidean norm.
+    pub error: f32,
+    /// The norm of the output as it should be.
+    pub norm: f32,
 }
 
 impl HeadReport {
@@ -42,6 +59,7 @@ impl HeadReport {
         original_values: 0,
         skipped: 0,
         skipped_mass: None,
+        audit: None,
     };
 }
 
@@ -114,6 +132,9 @@ pub struct Summary {
     pub skipped: u64,
     /// The largest share of a head's mass that skipped tokens can have; `None` where nothing is known of it.
     pub worst_skipped_mass: Option<f32>,
+    /// What a sample of the heads that skipped tokens has shown; `None` where none was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audited: Option<Audited>,
 }
 
 impl Summary {
@@ -133,6 +154,7 @@ impl Summary {
             original_values: head.original_values.into(),
             skipped: head.skipped.into(),
             worst_skipped_mass: head.skipped_mass,
+            audited: head.audit.map(Audited::of),
         }
     }
 
@@ -152,6 +174,10 @@ impl Summary {
                 (0, _) => other.worst_skipped_mass,
                 (_, 0) => self.worst_skipped_mass,
                 _ => worst(self.worst_skipped_mass, other.worst_skipped_mass),
+            },
+            audited: match (self.audited, other.audited) {
+                (Some(all), Some(more)) => Some(all.and(more)),
+                (all, more) => all.or(more),
             },
         }
     }
@@ -176,9 +202,11 @@ impl Summary {
         if self.skipped > 0 {
             parts.push(match self.worst_skipped_mass {
                 Some(mass) => format!("skipped mass at most {mass:.2e}"),
-                None => "nothing known of the skipped mass".into(),
+                None if self.audited.is_none() => "nothing known of the skipped mass".into(),
+                None => "no bound on the skipped mass".into(),
             });
         }
+        parts.extend(self.audited.map(|audited| audited.line()));
         if self.bounded_heads > 0 || self.exact_heads > 0 {
             parts.push(format!("{} of {} heads computed exactly", self.exact_heads, self.heads));
         }

@@ -18,8 +18,8 @@ struct Layer {
 /// A cache of codes, the first and the most recent tokens in f16.
 ///
 /// There are no originals: a prompt's chunk sees the tokens of its own chunk, the first ones and the most
-/// recent ones before in f16, and the others as they are stored. They are restored in each layer before attention, to a pool
-/// that all layers share, and that a cache which has seen no prompt does not have.
+/// recent ones before in f16, and the others as they are stored. They are restored in each layer before
+/// attention, to a pool that all layers share, and that a cache which has seen no prompt does not have.
 #[derive(Debug)]
 pub struct VecInferCache {
     sequences: Sequences,

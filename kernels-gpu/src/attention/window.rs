@@ -4,8 +4,8 @@ use super::BLOCK_TOKENS;
 use simt::{Pod, Zeroable, bits};
 
 /// Tiles of 16 tokens of a sequence and KV head that are kept in f16: `sink` tiles at the front, which stay,
-/// and a ring of the last ones. Models give the first tokens of a text much of their attention, and their keys
-/// lie far from all others, so that codes made for the others are worst where it matters most.
+/// and a ring of the last ones. Models give the first tokens of a text much of their attention, and their
+/// keys lie far from all others, so that codes made for the others are worst where it matters most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Window {
@@ -17,8 +17,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// The first tile of the last ones that a step reads in f16, of a sequence of `length` tokens; the codes of
-    /// those before are read, but for the sink.
+    /// The first tile of the last ones that a step reads in f16, of a sequence of `length` tokens; the codes
+    /// of those before are read, but for the sink.
     #[inline(always)]
     pub const fn recent(self, length: u32) -> u32 {
         (length / BLOCK_TOKENS).saturating_sub(self.slots - self.sink - 1)
@@ -50,8 +50,8 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// Of any length each tile is read from one place, none of the window's places has two tiles that are read,
-    /// and what is read is kept.
+    /// Of any length each tile is read from one place, none of the window's places has two tiles that are
+    /// read, and what is read is kept.
     #[test]
     fn tiles_that_are_read_have_places_of_their_own() {
         for (sink, slots) in [(0, 1), (0, 3), (1, 2), (1, 4), (2, 5)] {

@@ -7,6 +7,8 @@
 //! | [`place`](fn@place) | keys and values in the host's memory: where on the GPU what is kept comes to be |
 //! | [`fetch`](fn@fetch) | brings it there, and a new token home |
 //! | [`carry`](fn@carry) | a prompt's tokens from one to the other |
+//! | [`draw`](fn@draw) | which heads of a step are held against all of their sequence |
+//! | [`audit`](fn@audit) | what these left out, and how far off they are |
 //!
 //! [`sketch`] has the kernels that choose by a sketch of every key instead, and bound what is left out.
 //!
@@ -20,6 +22,7 @@
 //! scores the lower index is taken. Blocks between are ranked without the sink and the local ones, so no
 //! block is there twice.
 
+mod auditing;
 mod bounds;
 mod choice;
 mod listing;
@@ -29,6 +32,7 @@ mod staging;
 mod top;
 mod transfer;
 
+pub use auditing::{AUDIT_THREADS, AuditShape, Audited, DRAW_THREADS, audit, draw, skipped_mass};
 pub use bounds::{Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, tile_words, word};
 pub use choice::{SELECT_THREADS, SelectShape, ordered, parts_for, select, select_bytes, signs};
 pub use rule::{Extent, Rule};
@@ -40,6 +44,7 @@ pub use transfer::{CarryShape, FETCH_THREADS, carry, fetch, fetch_parts};
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
     [fold::INSTANCES, select::INSTANCES, place::INSTANCES, fetch::INSTANCES, carry::INSTANCES]
         .into_iter()
+        .chain([draw::INSTANCES, audit::INSTANCES])
         .chain([sketch::sketch::INSTANCES, sketch::scan::INSTANCES, sketch::settle::INSTANCES])
         .flatten()
 }

@@ -22,7 +22,8 @@ use simt::{Global, GlobalMut, bits, kernel, thread, unroll, warp};
 pub const RESTORE_THREADS: u32 = 256;
 
 /// Restores the first `length` tokens of a sequence into the pools, as a step would see them: from their
-/// codes, the first and the last ones as they are in f16. `codes`, `recent_keys` and `recent_values` are the sequence's own.
+/// codes, the first and the last ones as they are in f16. `codes`, `recent_keys` and `recent_values` are the
+/// sequence's own.
 #[kernel(
     system = vecinfer,
     instances((64, 208), (64, 408), (64, 410), (128, 208), (128, 408), (128, 410)),

@@ -14,8 +14,8 @@
 //! `keys`, `values`: rows [sequences, tokens, kv_heads, D], or a pool [blocks, kv_heads, 16, D] with a table.
 //! `codes` [sequences, kv_heads, tiles, bytes of a tile of keys and one of values], as [`Code`] says.
 //! `recent_keys` (transformed), `recent_values` [sequences, kv_heads, slots, 16, D]: where a tile lies is the
-//! [`Window`](crate::attention::Window)'s. `lengths` \[sequences\]. `pool_keys`, `pool_values` [blocks, kv_heads, 16, D]: tile t
-//! is block t, for a prompt's attention.
+//! [`Window`](crate::attention::Window)'s. `lengths` \[sequences\]. `pool_keys`, `pool_values` [blocks,
+//! kv_heads, 16, D]: tile t is block t, for a prompt's attention.
 //!
 //! # Work split
 //! Grid (tiles that a chunk can touch, kv_heads · kinds, sequences): a thread block is alone with its tile.

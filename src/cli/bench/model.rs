@@ -1,6 +1,6 @@
 //! `ferrokv bench model`: a step of decoding of a whole model, by KV scheme and context.
 
-use super::attention::{Ceiling, count, short};
+use super::attention::Ceiling;
 use super::record::{Report, Skipped, not_measured};
 use super::seconds;
 use crate::cli::backend::{BackendArguments, Gpu};
@@ -12,6 +12,7 @@ use crate::cli::scheme::{self, DENSE};
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
 use crate::cli::timing::{Repetition, Timing};
+use crate::cli::tokens::{count, short};
 use host::kv::{Capacity, Selection, Summary};
 use host::model::forward::{Error as ForwardError, Runner};
 use host::model::kernels::Choice;

@@ -1,6 +1,5 @@
 //! `ferrokv eval`: what a KV scheme does to a language model.
 
-mod heat_map;
 mod niah;
 mod pairs;
 mod ppl;

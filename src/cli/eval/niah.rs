@@ -1,9 +1,9 @@
 //! `ferrokv eval niah`: a needle in a haystack.
 
-use super::heat_map::{Cell, HeatMaps, Map};
 use super::pairs::{Paired, Pairs, Rows, lengths};
 use super::{Lengths, beside_dense, exact_heads, names};
 use crate::cli::failure::Failure;
+use crate::cli::heat_map::{Cell, HeatMaps, Map, shade};
 use crate::cli::picture::Picture;
 use crate::cli::scheme::{self, DENSE};
 use crate::cli::subject::{SubjectArguments, corpus};
@@ -313,13 +313,22 @@ fn maps(title: String, trials: &[Trial]) -> HeatMaps {
     let mut depths: Vec<f64> = trials.iter().map(|trial| trial.depth).collect();
     depths.sort_by(f64::total_cmp);
     depths.dedup();
-    let cell = |kv: &str, context: usize, depth: f64| {
-        let own: Vec<&Trial> =
-            trials.iter().filter(|t| t.kv == kv && (t.context, t.depth) == (context, depth)).collect();
+    let at = |kv: &str, context: usize, depth: f64| -> Vec<&Trial> {
+        trials.iter().filter(|t| t.kv == kv && (t.context, t.depth) == (context, depth)).collect()
+    };
+    let value = |own: &[&Trial]| {
         let logs: Vec<f64> = own.iter().map(|trial| trial.log_probability).collect();
-        let hits = own.iter().filter(|trial| trial.hit).count();
-        let value = statistics::mean(&logs);
-        (!own.is_empty()).then(|| Cell { value, text: format!("{value:.2}  {hits}/{}", own.len()) })
+        statistics::mean(&logs)
+    };
+    let schemes = names(trials.iter().map(|trial| trial.kv.as_str()));
+    let places = || lengths.iter().flat_map(|context| depths.iter().map(move |depth| (*context, *depth)));
+    let all = schemes.iter().flat_map(|kv| places().map(|(context, depth)| value(&at(kv, context, depth))));
+    let least = all.filter(|value| value.is_finite()).fold(0.0, f64::min);
+    let cell = |kv: &str, context: usize, depth: f64| {
+        let own = at(kv, context, depth);
+        let (hits, value) = (own.iter().filter(|trial| trial.hit).count(), value(&own));
+        let text = || format!("{value:.2}  {hits}/{}", own.len());
+        (!own.is_empty()).then(|| Cell::new(shade(value, least), text()))
     };
     let map = |kv: &&str| Map {
         name: kv.to_string(),
@@ -327,14 +336,15 @@ fn maps(title: String, trials: &[Trial]) -> HeatMaps {
             .iter()
             .map(|depth| lengths.iter().map(|context| cell(kv, *context, *depth)).collect())
             .collect(),
+        edges: Vec::new(),
     };
     HeatMaps {
         title,
-        legend: "mean log-probability of the key, and hits".into(),
+        legend: vec!["mean log-probability of the key, and hits".into()],
         columns: lengths.iter().map(usize::to_string).collect(),
         rows: depths.iter().map(|depth| format!("{:.0} %", 100.0 * depth)).collect(),
         axes: ["tokens".into(), "depth".into()],
-        maps: names(trials.iter().map(|trial| trial.kv.as_str())).iter().map(map).collect(),
+        maps: schemes.iter().map(map).collect(),
     }
 }
 

@@ -3,7 +3,8 @@
 use super::fetching::Carried;
 use super::{Fetching, Home, HostPool, Staging, shape, staged_bytes};
 use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
-use crate::gather::{Bounds, FoldHandles, Handles, Plan, Support};
+use crate::gather::audit::{Auditing, Auditor};
+use crate::gather::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Support};
 use crate::kv::{
     Attending, Chunk, Elsewhere, Error, Held, KvCache, New, Opening, Paged, Result, Rows, Sequences,
     StepReport, Traffic,
@@ -42,6 +43,8 @@ pub struct StagedCache {
     /// Of which layer and sequence `prompt` has the tokens of the chunk that was begun.
     appended: Option<(usize, usize)>,
     lse: Buffer<f32>,
+    /// Where a share of the heads is held against everything, over the bus.
+    auditing: Option<Auditing<f16>>,
     /// The last chunk that was committed.
     last: Option<Chunk>,
 }
@@ -67,7 +70,9 @@ impl StagedCache {
         // Bounds are two keys a block, where a block has as many keys and values; a prompt has one layer.
         let staged = staged_bytes(shape(problem, support, slots)?, count).saturating_mul(layers);
         let near = held / u64::from(support.block) + of_sequence / layers.max(1);
-        Error::if_too_large(device, capacity, staged.saturating_add(near))?;
+        let share = Auditing::<f16>::share(opening.selection);
+        let audit = if share > 0.0 { Auditor::<f16>::bytes(problem) } else { 0 };
+        Error::if_too_large(device, capacity, staged.saturating_add(near).saturating_add(audit))?;
         HostPool::<f16>::if_too_large(held)?;
         let plan = Plan::new(device, problem, support)?;
         let fetching = Fetching::new(device, problem, support, slots)?;
@@ -88,6 +93,7 @@ impl StagedCache {
             appended: None,
             prompt: PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim)?,
             lse: Buffer::new(device, count as usize * geometry.q_heads)?,
+            auditing: Auditing::new(device, (geometry.layers, problem), support, share)?,
             layers,
             plan,
             fetching,
@@ -195,7 +201,11 @@ unsafe impl KvCache for StagedCache {
             return Ok(StepReport::default());
         }
         let of_layer = |_| self.plan.support().reports(self.held());
-        Ok(StepReport { heads: self.layers.iter().flat_map(of_layer).collect() })
+        let mut heads: Vec<_> = self.layers.iter().flat_map(of_layer).collect();
+        if let Some(auditing) = &self.auditing {
+            auditing.complete(self.held(), &mut heads)?;
+        }
+        Ok(StepReport { heads })
     }
 
     /// Blocks that steps have chosen, but for the local ones.
@@ -291,7 +301,7 @@ unsafe impl KvCache for StagedCache {
             let StagedCache { sequences, paged, prompt, in_order, .. } = self;
             return paged.attend_in(stream, sequences, (prompt, Some(in_order)), attending);
         }
-        let StagedCache { sequences, layers, paged, plan, fetching, lse, .. } = self;
+        let StagedCache { sequences, layers, paged, plan, fetching, lse, auditing, .. } = self;
         let Layer { home, staging, bounds } = &mut layers[layer];
         let Attending { queries, output, chunk } = attending;
         let Rows { table, lengths, .. } = paged.rows(chunk)?;
@@ -313,10 +323,16 @@ unsafe impl KvCache for StagedCache {
         unsafe {
             plan.select_on(stream, slices, &handles)?;
             fetching.place_on(stream, slices, staging, plan.chosen(), lengths)?;
-            let home = Home::new(home, table, lengths);
-            fetching.fetch_on(stream, slices, staging, plan.chosen(), home)?;
-            Ok(plan.attend_over(stream, slices, &handles, fetching.table().global())?)
+            let to = Home::new(home, table, lengths);
+            fetching.fetch_on(stream, slices, staging, plan.chosen(), to)?;
+            plan.attend_over(stream, slices, &handles, fetching.table().global())?;
         }
+        let Some(auditing) = auditing else { return Ok(()) };
+        let [keys, values] = home.global();
+        let (output, lse) = (output.as_const(), lse.global());
+        let handles = AuditHandles { queries, keys, values, near: false, table, lengths, output, lse };
+        // SAFETY: as above; the new token went home with what was fetched.
+        Ok(unsafe { auditing.audit_on(stream, slices, layer, &handles) }?)
     }
 
     fn commit(&mut self) {

@@ -53,6 +53,11 @@ impl<E: GatherElement> HostPool<E> {
         [&self.keys, &self.values]
     }
 
+    /// Both for a kernel.
+    pub(super) fn global(&self) -> [Global<E>; 2] {
+        [self.keys.global(), self.values.global()]
+    }
+
     /// Both for a kernel, as words.
     pub(super) fn words(&self) -> [Global<u32>; 2] {
         [words(self.keys.global()), words(self.values.global())]

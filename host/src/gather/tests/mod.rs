@@ -1,5 +1,6 @@
 //! Bounds, choice and output, by the kernels on the emulator and by the CPU's own path, judged by the oracle.
 
+mod audit;
 mod bounds;
 mod choice;
 mod output;

@@ -99,13 +99,13 @@ fn the_emulator_accepts_small_cases() {
     assert!(bad.is_empty(), "{}", bad.join("\n"));
 }
 
-const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
+pub(super) const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
 
 fn cache(capacity: usize, support: Support, kernels: bool) -> GatherCache {
     cache_of("gather", capacity, support, kernels)
 }
 
-fn cache_of(text: &str, capacity: usize, support: Support, kernels: bool) -> GatherCache {
+pub(super) fn cache_of(text: &str, capacity: usize, support: Support, kernels: bool) -> GatherCache {
     let (device, selection) = (device(), selection(text));
     let opening = Opening {
         device: &device,
@@ -119,7 +119,7 @@ fn cache_of(text: &str, capacity: usize, support: Support, kernels: bool) -> Gat
 }
 
 /// Appends `tokens` tokens to both layers and attends: the bits of the outputs.
-fn chunk(cache: &mut (impl KvCache + ?Sized), tokens: usize) -> Vec<u32> {
+pub(super) fn chunk(cache: &mut (impl KvCache + ?Sized), tokens: usize) -> Vec<u32> {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let first = cache.tokens();

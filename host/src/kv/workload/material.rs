@@ -57,6 +57,6 @@ impl Input<f16> {
         for rows in [&mut passed.keys, &mut passed.values, &mut passed.queries] {
             rows.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = f16::ZERO);
         }
-        Ok(Material { geometry, rope: None, layers: vec![passed] })
+        Ok(Material { geometry, rope: None, layers: vec![passed], fronts: Vec::new() })
     }
 }

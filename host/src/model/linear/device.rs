@@ -35,8 +35,9 @@ impl Default for Fusing {
     }
 }
 
-/// From this many tokens on the tensor cores do it.
-const PREFILL_FROM: usize = 5;
+/// From this many tokens on the tensor cores multiply, and read the weights once for all of them; of fewer,
+/// each token's product reads the weights itself.
+pub const PREFILL_FROM: usize = 5;
 
 /// What a product multiplies.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ mod packed;
 
 pub(super) use device::{decode_kernel, fused_kernels, prefill_kernel};
 
-pub use device::{DeviceWeights, Epilogue, Fusing, Input, ProductKernel, record_words};
+pub use device::{DeviceWeights, Epilogue, Fusing, Input, PREFILL_FROM, ProductKernel, record_words};
 pub use packed::{PackedWeights, Rows, WeightKind};
 
 use super::gguf::TensorType;

@@ -5,6 +5,7 @@ use super::report::BlockOrder;
 use crate::cli::backend::BackendArguments;
 use crate::cli::output::ReportArguments;
 use crate::cli::scheme;
+use crate::cli::tokens::count;
 use host::attention::dense::Problem;
 use std::fmt;
 use std::path::PathBuf;
@@ -95,25 +96,6 @@ pub struct Arguments {
 fn scale(text: &str) -> Result<f32, String> {
     let number = text.parse::<f32>().ok().filter(|x| *x > 0.0 && *x <= 1000.0);
     number.ok_or_else(|| format!("'{text}' is no number above 0, 1000 at most"))
-}
-
-/// A number that K or M may follow: `8192`, `8K`, `1M`.
-///
-/// # Errors
-/// It is none.
-pub fn count(text: &str) -> Result<u32, String> {
-    let (digits, unit) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
-        _ => (text, 1u32),
-    };
-    let number = digits.parse::<u32>().ok().and_then(|n| n.checked_mul(unit)).filter(|n| *n != 0);
-    number.ok_or_else(|| format!("'{text}' is no number from 1 to 2^32 - 1; K and M may follow it"))
-}
-
-/// `128K` for 131072.
-pub fn short(n: u32) -> String {
-    if n >= 1024 && n.is_multiple_of(1024) { format!("{}K", n / 1024) } else { n.to_string() }
 }
 
 /// Heads that attention is over.

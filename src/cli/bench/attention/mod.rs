@@ -11,7 +11,7 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
-pub use arguments::{Arguments, count, short};
+pub use arguments::Arguments;
 pub use measure::Ceiling;
 
 use super::Error;

@@ -2,10 +2,11 @@
 
 use super::super::plot;
 use super::super::plot_data::{Chart, Panel, Series, Stroke, X};
-use super::arguments::{Arguments, Shape, short};
+use super::arguments::{Arguments, Shape};
 use super::report::{BlockOrder, Report, Row};
 use super::summary::fastest_forms;
 use crate::cli::failure::Failure;
+use crate::cli::tokens::short;
 use host::tensor_file::Target;
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,10 +1,10 @@
 //! Tables for a terminal.
 
 use super::super::record::not_measured;
-use super::arguments::short;
 use super::report::{Report, Row};
 use crate::cli::table::{Align, Table};
 use crate::cli::text::{self, microseconds as time};
+use crate::cli::tokens::short;
 
 fn optional(x: Option<f64>) -> String {
     x.map_or_else(String::new, |x| format!("{x:.3}"))

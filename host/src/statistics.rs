@@ -1,6 +1,6 @@
 //! Intervals and tests for paired runs. Every interval is at 95 %.
 
-use super::random::Random;
+use crate::random::Random;
 use serde::Serialize;
 
 /// Resamples of a bootstrap, and the seed that commands take: those of the paper on certified attention.
