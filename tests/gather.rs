@@ -26,6 +26,13 @@ fn commands_know_it() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(json(&report)["kv"], "gather:production");
 
+    let prompt = "tok ".repeat(60);
+    let audited = ["generate", &prompt, "--model", &model, "--max-tokens", "3", "--backend", "cpu"];
+    let kv = ["--kv", "gather/k=1/block=16/local=1/audit=1", "--json", &report];
+    let output = ferrokv(&[&audited[..], &kv].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(json(&report).to_string().contains("\"audited\":{"), "{}", json(&report));
+
     let line = ["--kv", "dense,gather/k=1/block=16/local=1", "--backend", "cpu", "--json", &report];
     let bench = ["bench", "attention", "--shapes", "4/2/64", "--batches", "2", "--contexts", "90"];
     succeed(&[&bench[..], &["--seconds-per-row", "0"], &line].concat());

@@ -179,6 +179,11 @@ impl<E: GatherElement> Auditor<E> {
     }
 }
 
+/// The share that a selection asks for; 0: none.
+pub(super) fn share(selection: &Selection) -> f64 {
+    selection.number("audit", 0.0)
+}
+
 /// The auditor of a cache, and what it found last.
 #[derive(Debug)]
 pub(super) struct Auditing<E: GatherElement> {
@@ -201,11 +206,6 @@ impl<E: GatherElement> Auditing<E> {
         let auditor = Auditor::new(device, problem, support, share)?;
         let audits = Buffer::zeroed(device, layers * problem.dense().query_rows())?;
         Ok(Some(Auditing { auditor, audits }))
-    }
-
-    /// The share that a selection asks for; 0: none.
-    pub fn share(selection: &Selection) -> f64 {
-        selection.number("audit", 0.0)
     }
 
     /// Audits a step of a layer.
@@ -231,12 +231,27 @@ impl<E: GatherElement> Auditing<E> {
         let audits = self.audits.to_vec()?;
         let rows = audits.chunks_exact(held.geometry.q_heads).zip(held.sequences.iter().cycle());
         let there = rows.filter(|(_, tokens)| tokens.is_some()).flat_map(|(row, _)| row);
-        for (report, audited) in reports.iter_mut().zip(there) {
-            let Audited { mass, error, norm, drawn } = *audited;
-            report.audit = (drawn == 1).then_some(kv::Audit { mass, error, norm });
-        }
+        reports.iter_mut().zip(there).for_each(|(report, audited)| report.audit = found(*audited));
         Ok(())
     }
+
+    /// The same where all sequences are there.
+    pub fn complete_all(&self, reports: &mut [HeadReport]) -> Result<()> {
+        let audits = self.audits.to_vec()?;
+        reports.iter_mut().zip(audits).for_each(|(report, audited)| report.audit = found(audited));
+        Ok(())
+    }
+
+    /// What the last step's heads have shown, in words.
+    pub fn line(&self) -> Result<String> {
+        let audits = self.audits.to_vec()?.into_iter().filter_map(found).map(kv::Audited::of);
+        Ok(audits.reduce(kv::Audited::and).map_or("no head was drawn".into(), kv::Audited::line))
+    }
+}
+
+/// What was found of a head; nothing of one that was not drawn.
+fn found(Audited { mass, error, norm, drawn }: Audited) -> Option<kv::Audit> {
+    (drawn == 1).then_some(kv::Audit { mass, error, norm })
 }
 
 /// The CPU's own path.

@@ -1,6 +1,6 @@
 //! Keys and values in f16, of which steps read a constant number.
 
-use super::audit::{Auditing, Auditor};
+use super::audit::{self, Auditing, Auditor};
 use super::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Support};
 use crate::attention::StepProblem;
 use crate::attention::dense::Problem;
@@ -44,9 +44,9 @@ impl GatherCache {
         let sequences = Sequences::new(device, geometry, capacity);
         let support = support.checked()?;
         // Bounds are two keys a block, where a block has as many keys and values.
-        let share = Auditing::<f16>::share(opening.selection);
-        let audit = |problem| if share > 0.0 { Auditor::<f16>::bytes(problem) } else { 0 };
-        let beside = |dense: Problem, held: u64| held / u64::from(support.block) + audit(dense.into());
+        let share = audit::share(opening.selection);
+        let scratch = |problem| if share > 0.0 { Auditor::<f16>::bytes(problem) } else { 0 };
+        let beside = |dense: Problem, held: u64| held / u64::from(support.block) + scratch(dense.into());
         let problem = StepProblem::from(sequences.fitting(beside)?);
         let plan = Plan::new(device, problem, support)?;
         let lse = Buffer::new(device, problem.dense().query_rows())?;

@@ -321,6 +321,11 @@ pub enum Error {
     /// A sample of what is known of all.
     #[error("gather:certified bounds what every head skips; leave audit out, or take another preset")]
     NotAudited,
+    /// A step by itself that would audit over the bus.
+    #[error(
+        "a step by itself is not audited with keys in the host's memory; leave audit or staging out, or decode"
+    )]
+    StagedAudit,
     /// A share of head-steps that is none.
     #[error("a share of {share} of the heads cannot be audited; give more than 0 and at most 1")]
     AuditShare {
@@ -409,6 +414,7 @@ impl From<Error> for kv::Error {
             | Error::Share { .. }
             | Error::NotStaged
             | Error::NotAudited
+            | Error::StagedAudit
             | Error::AuditShare { .. }
             | Error::Preset
             | Error::DenseLayers

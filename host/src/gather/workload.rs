@@ -1,6 +1,7 @@
 //! A step as a workload: all sequences of a batch in two launches.
 
-use super::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
+use super::audit::{self, Auditing};
+use super::{AuditHandles, Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
 use crate::attention::StepProblem;
 use crate::attention::dense::{Attended, bound};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
@@ -14,28 +15,31 @@ struct Gather<E: GatherElement> {
     /// Of each pool.
     bounds: Vec<Bounds<E>>,
     out: Attended,
+    /// Where a share of the heads is held against everything.
+    auditing: Option<Auditing<E>>,
 }
 
 /// The bounds of each of the pools, and a step.
 pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
-    let support = Support::of(opening.selection);
+    let (support, share) = (Support::of(opening.selection), audit::share(opening.selection));
     Ok(match &opening.input {
-        AnyInput::F16(input) => Box::new(Gather::open(input.clone(), support)?),
-        AnyInput::Bf16(input) => Box::new(Gather::open(input.clone(), support)?),
+        AnyInput::F16(input) => Box::new(Gather::open(input.clone(), support, share)?),
+        AnyInput::Bf16(input) => Box::new(Gather::open(input.clone(), support, share)?),
     })
 }
 
 impl<E: GatherElement> Gather<E> {
-    fn open(input: Arc<Input<E>>, support: Support) -> Result<Self> {
+    fn open(input: Arc<Input<E>>, support: Support, share: f64) -> Result<Self> {
         let problem = StepProblem::from(input.problem);
         let plan = Plan::new(&input.device, problem, support)?;
         let stream = Stream::new(&input.device)?;
         let bounds = (0..input.pools.len()).map(|set| bounds_of(&input, set, support, &stream));
         let bounds = bounds.collect::<Result<_>>()?;
         let out = input.unwritten(&stream)?;
-        let mut gather = Gather { input, plan, bounds, out };
+        let auditing = Auditing::new(&input.device, (1, problem), support, share)?;
+        let mut gather = Gather { input, plan, bounds, out, auditing };
         // A first run outside any timing: the driver loads the kernels.
-        gather.enqueue(&stream, 0, 2)?;
+        gather.enqueue(&stream, 0, 3)?;
         stream.synchronize()?;
         Ok(gather)
     }
@@ -62,7 +66,7 @@ impl<E: GatherElement> Gather<E> {
 
 impl<E: GatherElement> Workload for Gather<E> {
     fn stages(&self) -> &'static [&'static str] {
-        &["select", "attend"]
+        if self.auditing.is_some() { &["select", "attend", "audit"] } else { &["select", "attend"] }
     }
 
     fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
@@ -86,7 +90,19 @@ impl<E: GatherElement> Workload for Gather<E> {
                 self.plan.attend_on(stream, slices, &handles)?;
             }
         }
-        Ok(())
+        let Some(auditing) = self.auditing.as_mut().filter(|_| stages > 2) else { return Ok(()) };
+        let handles = AuditHandles {
+            queries: handles.queries,
+            keys: handles.keys,
+            values: handles.values,
+            near: true,
+            table: handles.table,
+            lengths: handles.lengths,
+            output: self.out.output.global(),
+            lse: self.out.lse.global(),
+        };
+        // SAFETY: as above.
+        Ok(unsafe { auditing.audit_on(stream, slices, 0, &handles) }?)
     }
 
     fn read_bytes(&self) -> u64 {
@@ -100,7 +116,10 @@ impl<E: GatherElement> Workload for Gather<E> {
     }
 
     fn outcome(&self) -> Result<Outcome> {
-        let heads = heads(self.plan.support(), &self.input);
+        let mut heads = heads(self.plan.support(), &self.input);
+        if let Some(auditing) = &self.auditing {
+            auditing.complete_all(&mut heads)?;
+        }
         Ok(Outcome { output: self.out.output.to_vec()?, lse: self.out.lse.to_vec()?, heads })
     }
 
@@ -111,11 +130,15 @@ impl<E: GatherElement> Workload for Gather<E> {
     fn facts(&self) -> Result<Vec<Fact>> {
         let sequences = self.input.lengths.len();
         let kept: u64 = (0..sequences).map(|i| u64::from(self.tokens(i).1)).sum();
-        Ok(vec![
+        let mut facts = vec![
             Fact::count("tokens read", kept as f64 / sequences.max(1) as f64),
             Fact::bytes("bounds read", self.bounds_bytes()),
             Fact::bytes("keys and values read", self.kept_bytes()),
-        ])
+        ];
+        if let Some(auditing) = &self.auditing {
+            facts.push(Fact::text("audit", auditing.line()?));
+        }
+        Ok(facts)
     }
 }
 

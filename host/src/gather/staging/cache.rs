@@ -3,7 +3,7 @@
 use super::fetching::Carried;
 use super::{Fetching, Home, HostPool, Staging, shape, staged_bytes};
 use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
-use crate::gather::audit::{Auditing, Auditor};
+use crate::gather::audit::{self, Auditing, Auditor};
 use crate::gather::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Support};
 use crate::kv::{
     Attending, Chunk, Elsewhere, Error, Held, KvCache, New, Opening, Paged, Result, Rows, Sequences,
@@ -70,9 +70,9 @@ impl StagedCache {
         // Bounds are two keys a block, where a block has as many keys and values; a prompt has one layer.
         let staged = staged_bytes(shape(problem, support, slots)?, count).saturating_mul(layers);
         let near = held / u64::from(support.block) + of_sequence / layers.max(1);
-        let share = Auditing::<f16>::share(opening.selection);
-        let audit = if share > 0.0 { Auditor::<f16>::bytes(problem) } else { 0 };
-        Error::if_too_large(device, capacity, staged.saturating_add(near).saturating_add(audit))?;
+        let share = audit::share(opening.selection);
+        let scratch = if share > 0.0 { Auditor::<f16>::bytes(problem) } else { 0 };
+        Error::if_too_large(device, capacity, staged.saturating_add(near).saturating_add(scratch))?;
         HostPool::<f16>::if_too_large(held)?;
         let plan = Plan::new(device, problem, support)?;
         let fetching = Fetching::new(device, problem, support, slots)?;

@@ -6,7 +6,7 @@ use super::{Fetching, Home, HostPool, Staging};
 use crate::attention::StepProblem;
 use crate::attention::dense::Attended;
 use crate::gather::workload::{bounds_of, heads, promise};
-use crate::gather::{Bounds, GatherElement, Handles, Plan, Support};
+use crate::gather::{Bounds, Error, GatherElement, Handles, Plan, Support, audit};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
 use crate::kv::{Result, Traffic};
 use crate::{Buffer, Stream};
@@ -46,6 +46,9 @@ struct Settled {
 /// The bounds and staging pools of each of the pools, and steps.
 pub(in crate::gather) fn open(opening: &Opening<'_>, slots: u32) -> Result<Box<dyn Workload>> {
     let support = Support::of(opening.selection);
+    if audit::share(opening.selection) > 0.0 {
+        return Err(Error::StagedAudit.into());
+    }
     Ok(match &opening.input {
         AnyInput::F16(input) => Box::new(Staged::open(input.clone(), support, slots)?),
         AnyInput::Bf16(input) => Box::new(Staged::open(input.clone(), support, slots)?),

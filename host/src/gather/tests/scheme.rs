@@ -263,6 +263,19 @@ fn a_workload_is_the_plans_step() {
     let stream = Stream::new(&device()).expect("a stream");
     workload.enqueue(&stream, 0, 2).expect("again");
     assert_eq!(workload.outcome().expect("read"), outcome);
+    // With an audit the same, and what was found of each head that skipped something.
+    let selection: Selection = "gather/k=2/block=16/local=1/audit=1".parse().expect("a selection");
+    let opening = Workloads { input: opening.input.clone(), selection: &selection, ..opening };
+    let audited = (selection.scheme().workload)(&opening).expect("a workload");
+    assert_eq!(audited.stages(), ["select", "attend", "audit"]);
+    let found = audited.outcome().expect("read");
+    assert!(found.output == outcome.output && found.lse == outcome.lse);
+    assert!(found.heads.iter().all(|head| head.audit.is_some() == (head.skipped > 0)));
+    assert!(format!("{:?}", audited.facts().expect("facts")[3]).contains("audit of 16 heads"));
+    let staged: Selection = "gather/k=2/block=16/staging=3/audit=1".parse().expect("a selection");
+    let opening = Workloads { selection: &staged, ..opening };
+    let error = (staged.scheme().workload)(&opening).err().expect("refused").to_string();
+    assert!(error.contains("leave audit or staging out"), "{error}");
 }
 
 /// Where nothing is left out each head is within the bound of dense attention; else nothing is promised.
