@@ -6,6 +6,7 @@
 
 use super::allocation::{Energies, blocks, ranked};
 use super::{Error, HEAD_DIMS, Result};
+use crate::attention::BLOCK_TOKENS;
 use crate::attention::rope::Pairing;
 use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material, hash};
 use crate::kv::{self, Geometry, Opening, Rope};
@@ -137,7 +138,10 @@ fn of_layer(material: &Material, layer: usize) -> Result<Vec<u8>> {
         material.rope.as_ref().map_or((Pairing::Interleaved, 0), |rope| (rope.pairing, rope.rotary));
     let pairs = blocks(head_dim, rotary as usize, pairing);
     let group = q_heads / kv_heads;
+    // Caches have the first tile in f16, and its keys are unlike all that follow.
     let passed = &material.layers[layer];
+    let [keys, queries] =
+        [&passed.keys, &passed.queries].map(|rows| material.behind_fronts(rows, BLOCK_TOKENS as usize));
     let mut order = Vec::with_capacity(kv_heads * head_dim);
     for head in 0..kv_heads {
         let of = |rows: &'_ [f16], heads: usize, own: std::ops::Range<usize>| -> Vec<Vec<f64>> {
@@ -145,8 +149,8 @@ fn of_layer(material: &Material, layer: usize) -> Result<Vec<u8>> {
             let own = rows.chunks_exact(head_dim).enumerate().filter(|(row, _)| own.contains(&(row % heads)));
             own.map(|(_, row)| wide(row)).collect()
         };
-        let keys = of(&passed.keys, kv_heads, head..head + 1);
-        let queries = of(&passed.queries, q_heads, head * group..(head + 1) * group);
+        let keys = of(&keys, kv_heads, head..head + 1);
+        let queries = of(&queries, q_heads, head * group..(head + 1) * group);
         let energies =
             Energies::of(&pairs, keys.iter().map(Vec::as_slice), queries.iter().map(Vec::as_slice));
         let parts = ranked(&energies, PARTS);
