@@ -6,6 +6,7 @@ use crate::kv::{
     self, Attending, Chunk, Held, KvCache, New, Opening, Paged, Result, Rotated, Rows, Sequences,
 };
 use crate::{Buffer, Stream};
+use std::ops::Range;
 
 /// A plan and what it writes besides the output.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub struct GtqCache {
     encoder: Encoder,
     /// Tiles of each layer, [blocks, kv_heads].
     pools: Vec<Buffer<u32>>,
+    /// The window of each layer, [sequences, kv_heads] slots.
+    near: Vec<Buffer<u32>>,
     /// The order of each layer's channels, [kv_heads, head_dim]; empty of whole keys.
     orders: Vec<Buffer<u8>>,
     /// Of each layer the first key and the first value that could not be stored.
@@ -63,7 +66,9 @@ impl GtqCache {
         let problem = problem.checked()?;
         let tiles = u64::from(problem.sequences * problem.max_blocks()) * u64::from(problem.kv_heads);
         let bytes = tiles * u64::from(books.layout.bytes());
-        kv::Error::if_too_large(device, capacity, bytes.saturating_mul(geometry.layers as u64))?;
+        let window = books.window_words(problem);
+        let of_layer = bytes + 4 * window as u64;
+        kv::Error::if_too_large(device, capacity, of_layer.saturating_mul(geometry.layers as u64))?;
         super::length("the list of orders", order.layers.len(), geometry.layers)?;
         for layer in &order.layers {
             super::length("a layer's order", layer.len(), books.order_bytes(problem.kv_heads))?;
@@ -74,9 +79,12 @@ impl GtqCache {
         }
         let orders = order.layers.iter().map(|layer| Buffer::from_slice(device, layer));
         let pools = (0..geometry.layers).map(|_| Buffer::new(device, bytes as usize / 4));
+        // Numbers of tokens that are not there are read with those that are.
+        let near = (0..geometry.layers).map(|_| Buffer::zeroed(device, window));
         let problems = (0..geometry.layers).map(|_| Buffer::from_slice(device, &[u32::MAX; 2]));
         Ok(GtqCache {
             pools: pools.collect::<crate::Result<_>>()?,
+            near: near.collect::<crate::Result<_>>()?,
             orders: orders.collect::<crate::Result<_>>()?,
             problems: problems.collect::<crate::Result<_>>()?,
             paged: Paged::new(&sequences)?,
@@ -103,14 +111,34 @@ impl GtqCache {
         &self.pools[layer]
     }
 
+    /// The window of a layer, [sequences, kv_heads] slots.
+    pub fn near(&self, layer: usize) -> &Buffer<u32> {
+        &self.near[layer]
+    }
+
+    /// The words of a window that are about some sequences.
+    fn of_window(&self, sequences: Range<usize>) -> Range<usize> {
+        let all = self.sequences.step_problem().sequences as usize;
+        let of_each = self.near.first().map_or(0, Buffer::len) / all;
+        sequences.start * of_each..sequences.end * of_each
+    }
+
     /// The blocks of a sequence, in order.
     pub fn blocks(&self, sequence: usize) -> &[u32] {
         self.paged.blocks(sequence)
     }
 }
 
-// SAFETY: pools, orders, words of problems, levels, table and the plan for steps are made once; what prompts
-// need is not captured.
+/// The sequences that a chunk is about, of `all`.
+fn sequences_of(chunk: Chunk, all: usize) -> Range<usize> {
+    match chunk {
+        Chunk::Step => 0..all,
+        Chunk::Prompt { sequence, .. } => sequence..sequence + 1,
+    }
+}
+
+// SAFETY: pools, windows, orders, words of problems, levels, table and the plan for steps are made once; what
+// prompts need is not captured.
 unsafe impl KvCache for GtqCache {
     fn scheme(&self) -> &'static str {
         if self.books().settings.blocks { super::BLOCKS } else { "gtq" }
@@ -121,14 +149,19 @@ unsafe impl KvCache for GtqCache {
     }
 
     fn bytes(&self) -> u64 {
+        let geometry = self.sequences.geometry;
+        let of_sequence = 4 * self.of_window(0..1).len() * geometry.layers;
+        let windows = self.sequences.held().sequences.len() * of_sequence;
         let orders: usize = self.orders.iter().map(Buffer::bytes).sum();
-        self.step_bytes() + orders as u64
+        let token = u64::from(self.books().layout.token_bytes()) * geometry.kv_heads as u64;
+        token * geometry.layers as u64 * self.sequences.tokens() as u64 + (windows + orders) as u64
     }
 
     fn step_bytes(&self) -> u64 {
         let geometry = self.sequences.geometry;
-        let token = u64::from(self.books().layout.token_bytes()) * geometry.kv_heads as u64;
-        token * geometry.layers as u64 * self.sequences.tokens() as u64
+        let (settings, dim) = (self.books().settings, geometry.head_dim as u32);
+        let of_head: u64 = self.held().lengths().map(|n| settings.step_bytes(dim, n as u64)).sum();
+        of_head * (geometry.kv_heads * geometry.layers) as u64
     }
 
     /// Says which row could not be stored, if one could not.
@@ -163,6 +196,12 @@ unsafe impl KvCache for GtqCache {
                 stream.upload(&block, pool, to as usize * words)?;
             }
         }
+        let [from, to] = [sequence, fork].map(|sequence| self.of_window(sequence..sequence + 1));
+        let mut own = vec![0u32; from.len()];
+        for window in self.near.iter_mut().filter(|_| !from.is_empty()) {
+            stream.download(window, from.start, &mut own)?;
+            stream.upload(&own, window, to.start)?;
+        }
         Ok(fork)
     }
 
@@ -186,7 +225,8 @@ unsafe impl KvCache for GtqCache {
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let chunk = self.sequences.begun(layer)?;
-        let GtqCache { sequences, encoder, pools, orders, problems, paged, .. } = self;
+        let own = self.of_window(sequences_of(chunk, self.sequences.step_problem().sequences as usize));
+        let GtqCache { sequences, encoder, pools, near, orders, problems, paged, .. } = self;
         let rows = sequences.rows(chunk);
         let new = new.rotated(stream, sequences.geometry, rows)?;
         sequences.check_appended(stream, new)?;
@@ -201,6 +241,7 @@ unsafe impl KvCache for GtqCache {
             order: orders[layer].global(),
             lengths,
             tiles: pools[layer].global_mut(),
+            near: near[layer].global_range_mut(own)?,
             problems: problems[layer].global_mut(),
         };
         let slices = sequences.on_slices(stream);
@@ -219,13 +260,15 @@ unsafe impl KvCache for GtqCache {
         output: &mut Buffer<f32>,
     ) -> Result<()> {
         let attending = self.sequences.attending(stream, layer, queries, output)?;
-        let GtqCache { sequences, pools, orders, paged, step, prompt, .. } = self;
         let Attending { chunk, queries, output } = attending;
+        let own = self.of_window(sequences_of(chunk, self.sequences.step_problem().sequences as usize));
+        let GtqCache { sequences, pools, near, orders, paged, step, prompt, .. } = self;
         let Rows { table, lengths, .. } = paged.rows(chunk)?;
         let attention = prompt.as_mut().filter(|_| chunk != Chunk::Step).unwrap_or(step);
         let handles = Handles {
             queries,
             tiles: pools[layer].global(),
+            near: near[layer].global_range(own)?,
             table,
             order: orders[layer].global(),
             lengths: lengths.as_const(),

@@ -23,6 +23,8 @@ struct Batch {
     query_tokens: u32,
     max_tokens: u32,
     input: Input,
+    /// Tokens at the front and at the end that are in the window.
+    window: [u32; 2],
     race_check: bool,
 }
 
@@ -33,18 +35,22 @@ const BATCH: Batch = Batch {
     query_tokens: 1,
     max_tokens: 160,
     input: Input::Normal,
+    window: [0, 0],
     race_check: false,
 };
 
 /// Batches that every instance runs.
 fn of_all(coverage: Coverage) -> Vec<Batch> {
     let small = Batch { lengths: &[33, 0, 70], kv_heads: 1, max_tokens: 80, race_check: true, ..BATCH };
+    let near = Batch { window: [16, 16], ..small };
     if coverage == Coverage::Small {
-        return vec![small];
+        return vec![small, near];
     }
     // Several parts, of which a short sequence uses fewer.
     let split = Batch { lengths: &[1900, 17, 700], kv_heads: 1, group: 5, max_tokens: 2048, ..BATCH };
-    vec![small, BATCH, split, Batch { query_tokens: 3, group: 3, ..BATCH }]
+    let split = Batch { window: [16, 128], ..split };
+    let several = Batch { query_tokens: 3, group: 3, window: [16, 32], ..BATCH };
+    vec![small, near, BATCH, split, several]
 }
 
 /// Batches that two instances run: one of each head_dim.
@@ -55,7 +61,7 @@ fn of_some(coverage: Coverage) -> Vec<Batch> {
     }
     let mut batches = vec![split];
     for group in [1, 7, 8, 11, 16] {
-        batches.push(Batch { lengths: &[130, 33], group, ..BATCH });
+        batches.push(Batch { lengths: &[130, 33], group, window: [16, 1 << 16], ..BATCH });
     }
     for (group, query_tokens) in [(1, 5), (3, 17), (16, 2)] {
         batches.push(Batch { lengths: &[0, 1, 2, 17, 66], group, query_tokens, ..BATCH });
@@ -63,10 +69,12 @@ fn of_some(coverage: Coverage) -> Vec<Batch> {
     for input in Input::ALL {
         batches.push(Batch { lengths: &[77, 320], group: 8, max_tokens: 320, input, ..BATCH });
         batches.push(Batch { lengths: &[2047], kv_heads: 1, max_tokens: 2048, input, ..BATCH });
+        let both = Batch { lengths: &[177, 320], max_tokens: 320, window: [16, 48], ..BATCH };
+        batches.push(Batch { group: 8, input, ..both });
     }
     if coverage == Coverage::Full {
         batches.push(Batch { lengths: &[8192], kv_heads: 4, max_tokens: 8192, ..BATCH });
-        batches.push(Batch { lengths: &[4099, 1, 7777, 16], max_tokens: 40_000, ..BATCH });
+        batches.push(Batch { lengths: &[4099, 1, 7777, 16], max_tokens: 40_000, window: [0, 128], ..BATCH });
         batches.push(Batch { lengths: &[3000; 8], kv_heads: 8, max_tokens: 3000, ..BATCH });
     }
     batches
@@ -109,10 +117,13 @@ fn attend_info(head_dim: u32, settings: Settings) -> &'static KernelInfo {
 }
 
 fn attention(head_dim: u32, settings: Settings, batch: Batch) -> Case {
-    let Batch { lengths, kv_heads, group, query_tokens, max_tokens, input, race_check } = batch;
+    let Batch { lengths, kv_heads, group, query_tokens, max_tokens, input, window, race_check } = batch;
+    let settings = Settings { sink: window[0], recent: window[1], ..settings };
     let of = if lengths.len() > 3 { format!("{} lengths", lengths.len()) } else { format!("{lengths:?}") };
     let label = format!(
-        "tokens={of} kv_heads={kv_heads} group={group} queries={query_tokens} room={max_tokens} {}",
+        "tokens={of} kv_heads={kv_heads} group={group} queries={query_tokens} room={max_tokens} sink={} recent={} {}",
+        window[0],
+        window[1],
         input.name()
     );
     let run = move |device: &Device| -> Result<Vec<OutputBuffer>, CaseError> {
@@ -170,7 +181,8 @@ fn encoded(
     tokens: u32,
 ) -> Result<Vec<OutputBuffer>, CaseError> {
     let stream = Stream::new(device)?;
-    let books = Books::new(head_dim, settings)?;
+    // Of chunks of 19 tokens and more not all are in the window.
+    let books = Books::new(head_dim, Settings { recent: 16, ..settings })?;
     let sequences = if tokens == 1 { 18 } else { 3 };
     let max_tokens = 96;
     let q_heads = kv_heads;
@@ -195,6 +207,7 @@ fn encoded(
     let mut lengths = Buffer::from_slice(device, &vec![7u32; sequences as usize])?;
     let words = (blocks * kv_heads * books.layout.bytes()) as usize / 4;
     let mut tiles = Buffer::from_slice(device, &vec![0x5555_aaaau32; words])?;
+    let mut near = Buffer::from_slice(device, &vec![0x5555_aaaau32; books.window_words(problem)])?;
     let mut problems = Buffer::from_slice(device, &[u32::MAX; 2])?;
     let order = Buffer::from_slice(device, &order(&books, kv_heads))?;
     let encoder = Encoder::new(device, books)?;
@@ -206,6 +219,7 @@ fn encoded(
         order: order.global(),
         lengths: lengths.global_mut(),
         tiles: tiles.global_mut(),
+        near: near.global_mut(),
         problems: problems.global_mut(),
     };
     // SAFETY: buffers of this device as the problem wants them; the table's entries are the pool's blocks,
@@ -215,6 +229,7 @@ fn encoded(
     stream.synchronize()?;
     Ok(vec![
         OutputBuffer::download("tiles", &tiles)?,
+        OutputBuffer::download("window", &near)?,
         OutputBuffer::download("lengths", &lengths)?,
         OutputBuffer::download("problems", &problems)?,
     ])

@@ -8,7 +8,7 @@
 use super::codebook::Levels;
 use super::encode::{butterfly, turned, turned_parts};
 use super::plan::Books;
-use super::rows;
+use super::{near, rows};
 use crate::attention::cpu::lanes::{Floats, Lanes, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
 use crate::attention::cpu::softmax::{MAX_ROWS, MergeParts, Running, TOKENS, WarpResult, of_lane};
@@ -17,12 +17,13 @@ use crate::simd_level::Level;
 use half::f16;
 use kernels_gpu::attention::integers::{integer, inverse_of};
 use kernels_gpu::attention::{Lift, PartialRow, Parts, part_floats, warps};
-use kernels_gpu::gtq::decode::{log_sum, restored};
+use kernels_gpu::gtq::finish::{log_sum, restored};
 use kernels_gpu::gtq::parts::{MOST_LEVELS, PARTS};
 use kernels_gpu::gtq::query::half;
 use kernels_gpu::gtq::rotation::signed;
 use kernels_gpu::gtq::running::{largest, wanted};
 use kernels_gpu::gtq::scores::{added, scaled};
+use kernels_gpu::gtq::window;
 use kernels_gpu::gtq::{AttendShape, Side, TileLayout};
 use rayon::prelude::*;
 use simt::math::{abs, exp2_nonpositive, max, maximum};
@@ -36,6 +37,7 @@ const MOST_DIM: usize = 128;
 pub(super) struct Slices<'a> {
     pub(super) queries: &'a [f16],
     pub(super) tiles: &'a [u8],
+    pub(super) near: &'a [u8],
     pub(super) table: &'a [u32],
     pub(super) lengths: &'a [u32],
     /// [kv_heads, head_dim]; empty of whole keys.
@@ -146,6 +148,20 @@ impl View<'_> {
         let bytes = self.layout.bytes() as usize;
         &self.slices.tiles[(block * self.shape.kv_heads as usize + head) * bytes..][..bytes]
     }
+
+    /// Whether a tile is read from its codes.
+    #[inline(always)]
+    fn is_coded(&self, sequence: usize, tile: usize) -> bool {
+        self.shape.window.is_coded(tile as u32, self.slices.lengths[sequence])
+    }
+
+    /// The slot of a tile that is not.
+    #[inline(always)]
+    fn slot(&self, sequence: usize, head: usize, tile: usize) -> &[u8] {
+        let (window, bytes) = (self.shape.window, self.layout.slot().bytes() as usize);
+        let first = (sequence * self.shape.kv_heads as usize + head) * window.slots as usize;
+        &self.slices.near[(first + window.slot(tile as u32) as usize) * bytes..][..bytes]
+    }
 }
 
 /// Which thread block.
@@ -175,9 +191,13 @@ fn query_row(shape: AttendShape, part: Part, r: usize) -> usize {
 /// A tile restored: integers of keys, f16 of values, and all n.
 #[derive(Clone)]
 struct Restored {
-    /// l, [16, head_dim].
+    /// l, or of the window the high bytes of k, [16, head_dim].
     keys: Vec<i16>,
-    /// l' + 1/2, [16, head_dim].
+    /// Of the window the low bytes of k.
+    low: Vec<i16>,
+    /// Whether it is of the window.
+    near: bool,
+    /// l' + 1/2 or v, [16, head_dim].
     values: Vec<u16>,
     /// Of each part.
     key_n: [[f32; PARTS]; TOKENS],
@@ -188,12 +208,26 @@ impl Restored {
     fn new() -> Self {
         let elements = TOKENS * MOST_DIM;
         let (key_n, value_n) = ([[0.0; PARTS]; TOKENS], [0.0; TOKENS]);
-        Restored { keys: vec![0; elements], values: vec![0; elements], key_n, value_n }
+        let (keys, low, values) = (vec![0; elements], vec![0; elements], vec![0; elements]);
+        Restored { keys, low, near: false, values, key_n, value_n }
     }
 
     #[inline(always)]
-    fn set(&mut self, view: &View<'_>, tile: &[u8]) {
+    fn set(&mut self, view: &View<'_>, sequence: usize, head: usize, tile: usize) {
         let (layout, dim) = (view.layout, view.layout.head_dim as usize);
+        self.near = !view.is_coded(sequence, tile);
+        if self.near {
+            let (slot, layout) = (view.slot(sequence, head, tile), layout.slot());
+            for token in 0..TOKENS {
+                let own = token * dim..(token + 1) * dim;
+                let planes = [&mut self.keys[own.clone()], &mut self.low[own.clone()]];
+                self.key_n[token] = near::read_key(slot, layout, token as u32, planes);
+                let values = &mut self.values[own];
+                self.value_n[token] = near::read_value(slot, layout, token as u32, values);
+            }
+            return;
+        }
+        let tile = view.tile(sequence, head, tile);
         for token in 0..TOKENS {
             let at = token * dim;
             let index = token as u32;
@@ -213,7 +247,7 @@ impl Decoded {
         let tiles = view.slices.lengths[sequence].div_ceil(TOKENS as u32) as usize;
         let restore = |tile: usize| {
             let mut restored = Restored::new();
-            restored.set(view, view.tile(sequence, head, tile));
+            restored.set(view, sequence, head, tile);
             restored
         };
         Decoded((0..tiles).into_par_iter().map(restore).collect())
@@ -292,7 +326,8 @@ impl Work for Compute<'_, '_> {
         let (shape, dim) = (view.shape, view.layout.head_dim as usize);
         let (rows, chunks) = (part.rows(shape), dim / 16);
         let parted = view.layout.parted;
-        let of_part = if parted { dim / PARTS } else { dim };
+        let parts = if parted { PARTS } else { 1 };
+        let of_part = dim / parts;
         let length = view.slices.lengths[part.sequence];
         let by_all = (length + 1).saturating_sub(shape.query_tokens) as usize;
         let mut visible = [0u32; MAX_ROWS];
@@ -325,11 +360,14 @@ impl Work for Compute<'_, '_> {
             for chunk in &mut scratch.outputs[..chunks] {
                 chunk[..rows].fill([0.0; 16]);
             }
-            for tile in (part.tiles[0] + warp..part.tiles[1]).step_by(pieces.warps) {
+            // Tiles of the window come last.
+            let own = (part.tiles[0] + warp..part.tiles[1]).step_by(pieces.warps);
+            let is_coded = |tile: &usize| view.is_coded(part.sequence, *tile);
+            for tile in own.clone().filter(is_coded).chain(own.filter(|tile| !is_coded(tile))) {
                 let codes = match decoded {
                     Some(decoded) => &decoded.0[tile],
                     None => {
-                        scratch.restored.set(view, view.tile(part.sequence, part.head, tile));
+                        scratch.restored.set(view, part.sequence, part.head, tile);
                         &scratch.restored
                     }
                 };
@@ -341,7 +379,10 @@ impl Work for Compute<'_, '_> {
                     for token in 0..TOKENS {
                         let keys = &codes.keys[token * dim..][..dim];
                         let (query, factors) = (&scratch.queries[r][..dim], &scratch.factors[r]);
-                        scores[r][token] = if parted {
+                        scores[r][token] = if codes.near {
+                            let low = &codes.low[token * dim..][..dim];
+                            in_window(query, [keys, low], &factors[..parts], &codes.key_n[token])
+                        } else if parted {
                             in_parts(query, keys, factors, &codes.key_n[token])
                         } else {
                             scaled(product(query, keys), factors[0][0], factors[0][1]) * codes.key_n[token][0]
@@ -408,5 +449,16 @@ fn in_parts(query: &[i16], keys: &[i16], factors: &[[f32; 2]; PARTS], n: &[f32; 
     let of_parts = query.chunks_exact(of_part).zip(keys.chunks_exact(of_part)).zip(factors.iter().zip(n));
     of_parts.enumerate().fold(0.0, |score, (p, ((query, keys), ([factor, offset], n)))| {
         added(score, p, scaled(product(query, keys), *factor, *offset), *n)
+    })
+}
+
+/// A score of a key of the window.
+#[inline(always)]
+fn in_window(query: &[i16], [high, low]: [&[i16]; 2], factors: &[[f32; 2]], n: &[f32; PARTS]) -> f32 {
+    let of_part = query.len() / factors.len();
+    let of =
+        |keys: &[i16], p: usize| product(&query[p * of_part..][..of_part], &keys[p * of_part..][..of_part]);
+    factors.iter().zip(n).enumerate().fold(0.0, |score, (p, ([factor, _], n))| {
+        added(score, p, window::product(of(high, p), of(low, p)) * factor, *n)
     })
 }

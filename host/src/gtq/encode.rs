@@ -1,5 +1,6 @@
 //! Encoding on slices: the bits of the kernels, by SIMD and on all cores.
 
+use super::near::{self, Turned};
 use super::plan::Books;
 use super::rows;
 use crate::attention::cpu::softmax::{TOKENS, warp_sum};
@@ -41,6 +42,9 @@ pub(super) struct Encoded {
     pub(super) codes: Vec<u8>,
     /// The bytes of n, as [`rows::write`] takes them; none of a row that cannot be stored.
     pub(super) norms: Option<[u8; 4]>,
+    /// H·S·x, and of a whole row its length.
+    h: Vec<f32>,
+    r: f32,
 }
 
 /// The up to four dimensions of lane `lane`, and zeros.
@@ -69,7 +73,7 @@ pub(super) fn encoded(x: &[f16], book: &Codebook, shape: EncodeShape) -> Encoded
     let product = |lane| dot(of_lane(&h, each, lane), of_lane(&levels, each, lane));
     let product = warp_sum(std::array::from_fn(product));
     let scale = scale_of(shape.rule, shape.root, r, sum_of_squares, product);
-    Encoded { codes, norms: fits(scale).then(|| rows::half(f16::from_f32(scale))) }
+    Encoded { codes, norms: fits(scale).then(|| rows::half(f16::from_f32(scale))), h, r }
 }
 
 /// Sum over the eight lanes of a part.
@@ -109,7 +113,7 @@ pub(super) fn encoded_parts(
         codes.extend(own.into_iter().map(|code| code as u8));
     }
     let norms = bytes.iter().all(|byte| *byte <= 255).then(|| bytes.map(|byte| byte as u8));
-    Encoded { codes, norms }
+    Encoded { codes, norms, h, r: 0.0 }
 }
 
 /// New tokens.
@@ -123,15 +127,17 @@ pub(super) struct New<'a> {
     pub(super) order: &'a [u8],
 }
 
+/// Where they go.
+pub(super) struct Kept<'a> {
+    pub(super) lengths: &'a mut [u32],
+    pub(super) tiles: &'a mut [u8],
+    pub(super) near: &'a mut [u8],
+    pub(super) problems: &'a mut [u32],
+}
+
 /// What the encoding kernels do.
-pub(super) fn append(
-    books: &Books,
-    shape: EncodeShape,
-    new: New<'_>,
-    lengths: &mut [u32],
-    tiles: &mut [u8],
-    problems: &mut [u32],
-) {
+pub(super) fn append(books: &Books, shape: EncodeShape, new: New<'_>, kept: Kept<'_>) {
+    let Kept { lengths, tiles, near, problems } = kept;
     let (layout, heads) = (books.layout, shape.kv_heads as usize);
     let dim = layout.head_dim as usize;
     let of_values = books.values.codebook();
@@ -157,12 +163,24 @@ pub(super) fn append(
         let index = sequence * shape.max_blocks as usize + position as usize / TOKENS;
         let from = (new.table[index] as usize * heads + head) * layout.bytes() as usize;
         let tile = &mut tiles[from..from + layout.bytes() as usize];
+        let (window, slot) = (shape.window, layout.slot());
+        let tokens = shape.tokens as usize;
+        let past = new.positions[sequence * tokens + tokens - 1] / TOKENS as u32;
+        let own = position / TOKENS as u32;
+        let mut slot_of = window.keeps(own, past.min(shape.max_blocks - 1)).then(|| {
+            let at = (sequence * heads + head) * window.slots as usize + window.slot(own) as usize;
+            &mut near[at * slot.bytes() as usize..][..slot.bytes() as usize]
+        });
         let sides = [Side::Key, Side::Value].into_iter().zip(problems.iter_mut());
-        for (Encoded { codes, norms }, (side, problem)) in encoded.into_iter().zip(sides) {
+        for (Encoded { codes, norms, h, r }, (side, problem)) in encoded.into_iter().zip(sides) {
             if norms.is_none() {
                 *problem = (*problem).min(position * shape.kv_heads + head as u32);
             }
-            rows::write(tile, layout, side, position % TOKENS as u32, &codes, norms.unwrap_or_default());
+            let token = position % TOKENS as u32;
+            rows::write(tile, layout, side, token, &codes, norms.unwrap_or_default());
+            if let Some(to) = &mut slot_of {
+                near::write(to, slot, side, token, norms.map(|_| Turned { h: &h, r }), shape);
+            }
         }
         if row % shape.tokens as usize == shape.tokens as usize - 1 {
             lengths[sequence] = position + 1;

@@ -11,6 +11,7 @@ pub mod codebook;
 mod cpu;
 mod encode;
 pub mod groups;
+pub mod near;
 pub mod oracle;
 mod order;
 mod plan;
@@ -21,6 +22,7 @@ mod tests;
 mod workload;
 
 pub use cache::GtqCache;
+pub use kernels_gpu::attention::Window;
 pub use kernels_gpu::gtq::{Rule, TileLayout};
 pub use order::Order;
 pub use plan::{AppendHandles, Books, Encoder, Handles, Plan};
@@ -38,6 +40,17 @@ const NORM: OptionSpec = OptionSpec {
     name: "norm",
     about: "what a row's scale keeps: the least error, its length, or its product with itself",
     kind: Kind::Word(&["none", "norm", "unbiased"]),
+};
+
+const RECENT: OptionSpec = OptionSpec {
+    name: "recent",
+    about: "tokens at the end that are read in 16 bits, rounded up to 16; 128",
+    kind: Kind::Count(0, 1 << 16),
+};
+const SINK: OptionSpec = OptionSpec {
+    name: "sink",
+    about: "tokens at the front that are read in 16 bits; 16",
+    kind: Kind::Word(&["0", "16"]),
 };
 
 /// The name of the scheme whose keys are in parts.
@@ -58,6 +71,8 @@ pub static SYSTEM: System = System {
                 OptionSpec { name: "k", about: "bits of a channel of a key", kind: Kind::Count(2, 4) },
                 VALUE_BITS,
                 NORM,
+                RECENT,
+                SINK,
             ],
             step_bytes,
             check: |_| Ok(()),
@@ -78,6 +93,8 @@ pub static SYSTEM: System = System {
                 },
                 VALUE_BITS,
                 NORM,
+                RECENT,
+                SINK,
                 OptionSpec {
                     name: order::OPTION,
                     about: "the order of channels that `ferrokv calibrate` has made",
@@ -98,7 +115,7 @@ pub static SYSTEM: System = System {
 };
 
 fn step_bytes(selection: &Selection, head_dim: u32, tokens: u64) -> f64 {
-    f64::from(Settings::of(selection).layout(head_dim).token_bytes()) * tokens as f64
+    Settings::of(selection).step_bytes(head_dim, tokens) as f64
 }
 
 /// How keys and values are quantized.
@@ -112,11 +129,22 @@ pub struct Settings {
     pub rule: Rule,
     /// Whether keys are in four parts, with bits of which `key_bits` are the mean.
     pub blocks: bool,
+    /// Tokens at the end that are read in 16 bits at least; rounded up to whole tiles.
+    pub recent: u32,
+    /// Tokens at the front that are; rounded up to whole tiles, of which there is a warp each.
+    pub sink: u32,
 }
 
 impl Settings {
-    /// 3 and 3 bits, and the smallest error.
-    pub const DEFAULT: Settings = Settings { key_bits: 3, value_bits: 3, rule: Rule::None, blocks: false };
+    /// 3 and 3 bits, the smallest error, 16 tokens at the front and 128 recent ones in 16 bits.
+    pub const DEFAULT: Settings =
+        Settings { key_bits: 3, value_bits: 3, rule: Rule::None, blocks: false, recent: 128, sink: 16 };
+
+    /// The same with all tokens read from their codes.
+    #[must_use]
+    pub fn without_window(self) -> Self {
+        Settings { recent: 0, sink: 0, ..self }
+    }
 
     /// What a selection says.
     fn of(selection: &Selection) -> Self {
@@ -130,7 +158,21 @@ impl Settings {
                 _ => Rule::None,
             },
             blocks: selection.scheme().name == BLOCKS,
+            recent: selection.count("recent", default.recent.into()) as u32,
+            sink: if selection.word("sink", "16") == "0" { 0 } else { default.sink },
         }
+    }
+
+    /// Tiles that are read in 16 bits, of sequences of up to so many.
+    pub fn window(self, tiles: u32) -> Window {
+        Window::of(self.sink, self.recent).within(tiles)
+    }
+
+    /// Bytes that a step reads of a KV head of so many tokens.
+    pub fn step_bytes(self, head_dim: u32, tokens: u64) -> u64 {
+        let layout = self.layout(head_dim);
+        let coded = Window::of(self.sink, self.recent).coded(tokens);
+        u64::from(layout.token_bytes()) * coded + u64::from(layout.slot().token_bytes()) * (tokens - coded)
     }
 
     /// Where codes of such settings lie.

@@ -1,4 +1,5 @@
-//! How far attention over codes may be from the formula over the keys and values that the codes stand for.
+//! How far attention may be from the formula over the keys and values that codes, and the window's numbers,
+//! stand for.
 //!
 //! u = 2^−24, κ = 17·2^−25 + 2^−23: what a step of the tensor cores adds, relative to its terms'
 //! ([`dense::bound`](crate::attention::dense::bound)). Quantities are of one query row; errors of outputs are
@@ -18,6 +19,11 @@
 //! than 14 above it, and at most 41 below it; so u·(45 + s_max − s). And 2^x is within 2^−23. Together
 //! p_t·(1 + ε_t), |ε_t| <= e_t = exp(ln2·d_t + 2^−23) − 1; such ε move the output by at most
 //! (Σ a_t e_t |v^_t| + |o|·Σ a_t e_t) / (1 − Σ a_t e_t).
+//!
+//! **Of the window** a score is N·f·n, with N = 256·N_h + N_l of two conversions and a sum: 2u·(|N| + |N_l|);
+//! a constant and three products besides, 4u: 6u·|s|, in parts 9u·Σ_p |s_p|. The share of N_l, which is at
+//! most 128·D·32512, is less than the 2^−8 more of an integer, as there is no offset that has it. A key or
+//! value stands for what its numbers say, with n·Σ|L| = Σ|h|/√D; the rest is as of codes.
 //!
 //! **Weights.** w = p·n' rounds, u, and again to f16: 2^−11 of itself, so Σ a |v^|·(2^−11 + 2u), or 2^−25
 //! absolutely, which moves the output by 2^−25·|v^_t|/n'_t / Σ p. When the reference was raised last, a
@@ -102,7 +108,8 @@ pub fn judge(query: &[f64], order: &[u8], tokens: &[Token], splits: u32) -> Judg
     let (weights, lse) = softmax(&logits);
     let parts = tokens[0].sizes.len();
     let of_query = of_query(query, parts, order);
-    let roundings = if parts == 1 { 5.0 } else { 8.0 };
+    // Those of the window, which are more.
+    let roundings = if parts == 1 { 6.0 } else { 9.0 };
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let log2 = std::f64::consts::LOG2_E;
     let (mut moved, mut moved_values, mut weighted, mut longest) = (0.0, 0.0, 0.0, 0.0f64);

@@ -1,7 +1,7 @@
 //! Plan and launch: a plan owns its scratch and fixes the launches of a step.
 
 use super::codebook::Levels;
-use super::{Error, HEAD_DIMS, Result, Settings, TileLayout, cpu, encode, length};
+use super::{Error, HEAD_DIMS, Result, Settings, TileLayout, Window, cpu, encode, length, near};
 use crate::attention::dense::Problem;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
@@ -93,6 +93,18 @@ impl Books {
         if self.layout.parted { (kv_heads * self.layout.head_dim) as usize } else { 0 }
     }
 
+    /// Tiles of a problem's sequences that are read in 16 bits.
+    pub fn window(&self, problem: Problem) -> Window {
+        self.settings.window(problem.max_blocks())
+    }
+
+    /// Words of a layer's window, [sequences, kv_heads, slots].
+    pub fn window_words(&self, problem: Problem) -> usize {
+        let slots =
+            problem.sequences as usize * problem.kv_heads as usize * self.window(problem).slots as usize;
+        slots * self.layout.slot().bytes() as usize / 4
+    }
+
     /// What encoding keys in parts is given.
     pub(super) fn part_codebooks(&self) -> Option<[Codebook<{ parts::MOST_LEVELS }>; PARTS]> {
         self.layout.parted.then(|| std::array::from_fn(|p| self.keys[p].codebook()))
@@ -134,6 +146,7 @@ impl Books {
             splits: 1,
             value: (self.values.step / d.sqrt()) as f32,
             tables: Tables::new(&self.values.integers),
+            window: self.window(problem),
         };
         let launches = problem.sequences * problem.kv_heads * shape.row_groups();
         AttendShape { splits: split_count(launches, shape.max_blocks), ..shape }
@@ -157,6 +170,8 @@ pub struct AppendHandles {
     pub lengths: GlobalMut<u32>,
     /// The pool, [blocks, kv_heads] tiles.
     pub tiles: GlobalMut<u32>,
+    /// The window, [sequences, kv_heads] slots.
+    pub near: GlobalMut<u32>,
     /// \[2\]: the first key and the first value that could not be stored, position · kv_heads + head;
     /// `u32::MAX` before.
     pub problems: GlobalMut<u32>,
@@ -231,6 +246,7 @@ impl Encoder {
         length("the block table", handles.table.len(), entries)?;
         length("the buffer of lengths", handles.lengths.len(), sequences as usize)?;
         length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
+        length("the window", handles.near.len(), self.books.window_words(problem))?;
         length("the words of problems", handles.problems.len(), 2)?;
         length("the order of channels", handles.order.len(), self.books.order_bytes(kv_heads))?;
         let shape = EncodeShape {
@@ -242,8 +258,11 @@ impl Encoder {
             value_bits: layout.value_bits,
             rule: self.books.settings.rule as u32,
             root: f64::from(head_dim).sqrt() as f32,
+            key_units: near::key_units(&self.books),
+            value_unit: (1.0 / self.books.values.step) as f32,
+            window: self.books.window(problem),
         };
-        let AppendHandles { new_keys, new_values, positions, table, order, lengths, tiles, problems } =
+        let AppendHandles { new_keys, new_values, positions, table, order, lengths, tiles, near, problems } =
             handles;
         if slices {
             // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
@@ -256,12 +275,17 @@ impl Encoder {
                     table: slice(table),
                     order: slice(order),
                 };
-                let (lengths, tiles) = (slice_mut(lengths), slice_mut(tiles.cast::<u8>()));
-                encode::append(&self.books, shape, new, lengths, tiles, slice_mut(problems));
+                let kept = encode::Kept {
+                    lengths: slice_mut(lengths),
+                    tiles: slice_mut(tiles.cast::<u8>()),
+                    near: slice_mut(near.cast::<u8>()),
+                    problems: slice_mut(problems),
+                };
+                encode::append(&self.books, shape, new, kept);
             }
             return Ok(());
         }
-        let (keys, values, tiles) = (new_keys, new_values, tiles.cast::<u8>());
+        let (keys, values, tiles, near) = (new_keys, new_values, tiles.cast::<u8>(), near.cast::<u8>());
         let books = self.numbers.global();
         let warps = 2 * rows * kv_heads;
         let launch = LaunchShape::new(warps.div_ceil(ENCODE_THREADS / 32), ENCODE_THREADS);
@@ -276,6 +300,7 @@ impl Encoder {
                 order,
                 lengths,
                 tiles,
+                near,
                 problems,
                 books,
                 shape,
@@ -285,8 +310,18 @@ impl Encoder {
         }
         let kernel =
             if head_dim == 64 { encode_whole::kernel::<64>() } else { encode_whole::kernel::<128>() };
-        let args =
-            encode_whole::Args { keys, values, positions, table, lengths, tiles, problems, books, shape };
+        let args = encode_whole::Args {
+            keys,
+            values,
+            positions,
+            table,
+            lengths,
+            tiles,
+            near,
+            problems,
+            books,
+            shape,
+        };
         // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this
         // function's contract.
         Ok(unsafe { stream.launch(&kernel, launch, args) }?)
@@ -300,6 +335,8 @@ pub struct Handles {
     pub queries: Global<f16>,
     /// The pool, [blocks, kv_heads] tiles.
     pub tiles: Global<u32>,
+    /// The window, [sequences, kv_heads] slots.
+    pub near: Global<u32>,
     /// [sequences, max_blocks].
     pub table: Global<u32>,
     /// Of keys in parts, [kv_heads, head_dim]: the channel that each dimension is. Empty of whole keys.
@@ -395,8 +432,9 @@ impl Plan {
         let entries = problem.sequences as usize * self.shape.max_blocks as usize;
         length("the block table", handles.table.len(), entries)?;
         length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
+        length("the window", handles.near.len(), self.books.window_words(problem))?;
         length("the order of channels", handles.order.len(), self.books.order_bytes(problem.kv_heads))?;
-        let Handles { queries, tiles, table, order, lengths, output, lse } = handles;
+        let Handles { queries, tiles, near, table, order, lengths, output, lse } = handles;
         if slices {
             // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
             // returns.
@@ -404,6 +442,7 @@ impl Plan {
                 let slices = cpu::Slices {
                     queries: slice(queries),
                     tiles: slice(tiles.cast::<u8>()),
+                    near: slice(near.cast::<u8>()),
                     table: slice(table),
                     lengths: slice(lengths),
                     order: slice(order),
@@ -419,6 +458,7 @@ impl Plan {
                 let args = attend::Args {
                     queries,
                     tiles,
+                    near,
                     table,
                     lengths,
                     partials,
@@ -437,6 +477,7 @@ impl Plan {
                 let args = attend_parts::Args {
                     queries,
                     tiles,
+                    near,
                     table,
                     lengths,
                     order,

@@ -1,16 +1,16 @@
 //! Tiles and queries to try kernels on: any bytes are codes, so that pools are made up as they are.
 
 use super::plan::Books;
-#[cfg(test)]
-use super::rows;
 use super::{Handles, Plan, Settings};
+#[cfg(test)]
+use super::{near, rows};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::dense::Problem;
 use crate::attention::dense::sample::normal;
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::gtq::Side;
-use kernels_gpu::gtq::parts::norm_byte;
+use kernels_gpu::gtq::parts::{UNIT, norm_byte};
 use kernels_gpu::mixed;
 
 /// What a pool and its queries hold.
@@ -92,6 +92,8 @@ pub(super) struct Sample {
     pub(super) problem: Problem,
     pub(super) lengths: Vec<u32>,
     pub(super) tiles: Vec<u32>,
+    /// The window, [sequences, kv_heads] slots.
+    pub(super) near: Vec<u32>,
     pub(super) table: Vec<u32>,
     pub(super) queries: Vec<f16>,
     pub(super) order: Vec<u8>,
@@ -155,9 +157,10 @@ impl Sample {
         }
         let dim = problem.head_dim as usize;
         let queries = (0..problem.query_rows() * dim).map(|i| input.query(i, dim)).collect();
+        let near = window(&books, problem, lengths, input);
         let tiles = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let order = order(&books, problem.kv_heads);
-        Ok(Sample { books, problem, lengths: lengths.to_vec(), tiles, table, queries, order })
+        Ok(Sample { books, problem, lengths: lengths.to_vec(), tiles, near, table, queries, order })
     }
 
     /// Attends; with `slices` by the CPU's own path. `poison`: what outputs hold before.
@@ -166,6 +169,7 @@ impl Sample {
         let mut plan = Plan::new(device, self.problem, self.books.clone())?;
         let queries = Buffer::from_slice(device, &self.queries)?;
         let tiles = Buffer::from_slice(device, &self.tiles)?;
+        let near = Buffer::from_slice(device, &self.near)?;
         let table = Buffer::from_slice(device, &self.table)?;
         let lengths = Buffer::from_slice(device, &self.lengths)?;
         let order = Buffer::from_slice(device, &self.order)?;
@@ -178,6 +182,7 @@ impl Sample {
             let handles = Handles {
                 queries: queries.global(),
                 tiles: tiles.global(),
+                near: near.global(),
                 table: table.global(),
                 order: order.global(),
                 lengths: lengths.global(),
@@ -202,9 +207,24 @@ impl Sample {
         &bytemuck::cast_slice(&self.tiles)[from..from + bytes]
     }
 
+    /// The bytes of a token's slot, if it is not read from its codes.
+    #[cfg(test)]
+    pub(super) fn slot(&self, sequence: usize, head: usize, token: usize) -> Option<&[u8]> {
+        let (window, tile) = (self.books.window(self.problem), token as u32 / BLOCK_TOKENS);
+        let bytes = self.books.layout.slot().bytes() as usize;
+        let first = (sequence * self.problem.kv_heads as usize + head) * window.slots as usize;
+        (!window.is_coded(tile, self.lengths[sequence])).then(|| {
+            let from = (first + window.slot(tile) as usize) * bytes;
+            &bytemuck::cast_slice(&self.near)[from..from + bytes]
+        })
+    }
+
     /// A key or value restored.
     #[cfg(test)]
     pub(super) fn restored(&self, side: Side, sequence: usize, head: usize, token: usize) -> Vec<f64> {
+        if let Some(slot) = self.slot(sequence, head, token) {
+            return near::restored(slot, &self.books, side, token as u32 % BLOCK_TOKENS, self.order_of(head));
+        }
         let tile = self.tile(sequence, head, token);
         rows::restored(tile, &self.books, side, token as u32 % BLOCK_TOKENS, self.order_of(head))
     }
@@ -215,4 +235,45 @@ impl Sample {
         let dim = if self.order.is_empty() { 0 } else { self.problem.head_dim as usize };
         &self.order[head * dim..(head + 1) * dim]
     }
+}
+
+/// A window of numbers as they come, with n as of codes. Those of tokens that there are not are NaN.
+fn window(books: &Books, problem: Problem, lengths: &[u32], input: Input) -> Vec<u32> {
+    let (layout, window, heads) = (books.layout.slot(), books.window(problem), problem.kv_heads as usize);
+    let (of_slot, dim) = (layout.bytes() as usize, layout.head_dim as usize);
+    let mut bytes = vec![0u8; 4 * books.window_words(problem)];
+    let mut set = |slot: usize, at: u32, own: &[u8]| {
+        let at = slot * of_slot + at as usize;
+        bytes[at..at + own.len()].copy_from_slice(own);
+    };
+    let slots = window.slots as usize;
+    for (slot, token) in (0..lengths.len() * heads * slots).flat_map(|slot| (0..16).map(move |t| (slot, t))) {
+        let which = (slot as u32 * BLOCK_TOKENS + token) as usize;
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        for d in 0..dim {
+            let z = mixed(41, (which * dim + d) as u64);
+            let x = normal(43, (which * dim + d) as u64) / books.values.step as f32;
+            let equal = input == Input::Equal;
+            key.extend(if equal { [1, 1] } else { [z as u8, (z >> 8) as u8] });
+            value.extend(f16::from_f32(if equal { 40.0 } else { x }).to_bits().to_le_bytes());
+        }
+        set(slot, layout.unit(token, 0), &key);
+        set(slot, layout.value(token), &value);
+        // Whose token it is depends on the slot's tile; of the sequence's last tile some are nobody's.
+        let sequence = slot / slots / heads;
+        let last = lengths[sequence].saturating_sub(1) / BLOCK_TOKENS;
+        let own = !window.is_coded(last, lengths[sequence]) && window.slot(last) as usize == slot % slots;
+        let absent = own && last * BLOCK_TOKENS + token >= lengths[sequence];
+        let n = |is_key: bool, part: usize| {
+            let n = input.n((8 * which + 2 * part + usize::from(is_key)) as u64 | 1 << 40, is_key).to_f32();
+            if absent { f32::NAN } else { n }
+        };
+        for (part, levels) in books.keys.iter().enumerate() {
+            // Of integers with a mean square of that of uniform ones.
+            let unit = 18768.0 * levels.step as f32 * if layout.parted { UNIT } else { 1.0 };
+            set(slot, layout.key_scale(token, part as u32), &(n(true, part) / unit).to_le_bytes());
+        }
+        set(slot, layout.value_scale(token), &n(false, 0).to_le_bytes());
+    }
+    bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
 }

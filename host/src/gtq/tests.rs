@@ -6,7 +6,9 @@ use super::codebook::Levels;
 use super::oracle::{Judged, Token, judge};
 use super::plan::{AppendHandles, Books, Encoder};
 use super::sample::{Input, Sample, order};
-use super::{BITS, Error, GtqCache, HEAD_DIMS, Order, Rule, Settings, TileLayout, encode, rows};
+use super::{
+    BITS, Error, GtqCache, HEAD_DIMS, Order, Rule, Settings, TileLayout, Window, encode, near, rows,
+};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::dense::Problem;
 use crate::kv::{self, Capacity, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
@@ -17,6 +19,7 @@ use kernels_gpu::gtq::{EncodeShape, Side};
 use simt::emu::EmuOptions;
 
 mod parts;
+mod window;
 
 fn device() -> Device {
     Device::cpu(EmuOptions::default())
@@ -45,7 +48,7 @@ fn bits(layout: TileLayout, side: Side) -> Vec<u32> {
 
 fn settings(layout: TileLayout) -> Settings {
     let TileLayout { key_bits, value_bits, parted, .. } = layout;
-    Settings { key_bits, value_bits, blocks: parted, ..Settings::DEFAULT }
+    Settings { key_bits, value_bits, blocks: parted, ..Settings::DEFAULT.without_window() }
 }
 
 /// Every code and n has bits of its own, and together they are the tile.
@@ -111,8 +114,8 @@ fn what_is_written_is_read() {
     }
 }
 
-/// Tiles, lengths and problems of a chunk for each of some sequences.
-fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: bool) -> [Vec<u32>; 3] {
+/// Tiles, window, lengths and problems of a chunk for each of some sequences.
+fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: bool) -> [Vec<u32>; 4] {
     let (device, head_dim) = (device(), books.layout.head_dim);
     let stream = Stream::new(&device).expect("a stream");
     let sequences = firsts.len() as u32;
@@ -131,8 +134,9 @@ fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: boo
     let order = Buffer::from_slice(&device, &order(books, kv_heads)).expect("a buffer");
     let size = table.len() * (kv_heads * books.layout.bytes()) as usize / 4;
     let table = words(&table);
-    let [mut tiles, mut lengths, mut problems] =
-        [vec![0x0f0f_1234; size], vec![9; firsts.len()], vec![u32::MAX; 2]].map(|x| words(&x));
+    let near = vec![0x0f0f_1234; books.window_words(problem)];
+    let [mut tiles, mut near, mut lengths, mut problems] =
+        [vec![0x0f0f_1234; size], near, vec![9; firsts.len()], vec![u32::MAX; 2]].map(|x| words(&x));
     let encoder = Encoder::new(&device, books.clone()).expect("an encoder");
     let handles = AppendHandles {
         new_keys: keys.global(),
@@ -142,11 +146,12 @@ fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: boo
         order: order.global(),
         lengths: lengths.global_mut(),
         tiles: tiles.global_mut(),
+        near: near.global_mut(),
         problems: problems.global_mut(),
     };
     // SAFETY: buffers of the emulator as the problem wants them.
     unsafe { encoder.run_on(&stream, problem, slices, handles) }.expect("encoded");
-    [tiles, lengths, problems].map(|buffer| buffer.to_vec().expect("read"))
+    [tiles, near, lengths, problems].map(|buffer| buffer.to_vec().expect("read"))
 }
 
 #[test]
@@ -157,16 +162,32 @@ fn both_paths_encode_alike() {
             if rule != Rule::None && (key_bits, value_bits) != (3, 2) {
                 continue;
             }
-            let books = Books::new(head_dim, Settings { rule, ..settings(layout) }).expect("books");
-            for (firsts, tokens) in [(&[0u32, 7, 30, kv::PARKED][..], 1), (&[3, 60], 12)] {
+            let window = Settings { sink: 16, recent: 16, ..settings(layout) };
+            let books = Books::new(head_dim, Settings { rule, ..window }).expect("books");
+            for (firsts, tokens) in [(&[0u32, 7, 30, kv::PARKED][..], 1), (&[3, 60], 12), (&[5, 9], 52)] {
                 let [own, kernels] = [true, false].map(|slices| encode(&books, 2, firsts, tokens, slices));
                 assert!(own == kernels, "{layout:?} {rule:?} {tokens}");
                 // A parked sequence has no token, and one that ends past the table none there.
-                assert_eq!(own[1][0], firsts[0] + tokens);
+                assert_eq!(own[2][0], firsts[0] + tokens);
             }
         }
     }
 }
+
+/// What encoding a row alone needs no word of.
+const NO_SHAPE: EncodeShape = EncodeShape {
+    rows: 1,
+    tokens: 1,
+    kv_heads: 1,
+    max_blocks: 1,
+    key_bits: 0,
+    value_bits: 0,
+    rule: 0,
+    root: 0.0,
+    key_units: [0.0; PARTS],
+    value_unit: 0.0,
+    window: Window::NONE,
+};
 
 fn books(dim: usize, bits: u32) -> Books {
     let settings = Settings { key_bits: bits, value_bits: bits, ..Settings::DEFAULT };
@@ -177,14 +198,11 @@ fn books(dim: usize, bits: u32) -> Books {
 fn one(x: &[f16], books: &Books, rule: Rule) -> (Vec<f64>, Vec<f64>, Vec<u8>) {
     let (dim, bits) = (x.len() as u32, books.layout.key_bits);
     let shape = EncodeShape {
-        rows: 1,
-        tokens: 1,
-        kv_heads: 1,
-        max_blocks: 1,
         rule: rule as u32,
         key_bits: bits,
         value_bits: bits,
         root: f64::from(dim).sqrt() as f32,
+        ..NO_SHAPE
     };
     let encoded = encode::encoded(x, &books.keys[0].codebook(), shape);
     let mut tile = vec![0u8; books.layout.bytes() as usize];
@@ -272,14 +290,16 @@ fn both_paths_attend_alike() {
         let all = (key_bits, value_bits) == (3, 3);
         for (problem, lengths, input) in batches().into_iter().take(if all { 9 } else { 2 }) {
             let sample = Sample::new(settings, Problem { head_dim, ..problem }, &lengths, input);
-            let sample = sample.expect("a sample");
-            let [own, kernels] =
-                [true, false].map(|slices| sample.attend(&device, slices, 0xff).expect("attended"));
-            let same = |a: &[f32], b: &[f32]| a.iter().map(|x| x.to_bits()).eq(b.iter().map(|x| x.to_bits()));
-            assert!(same(&own.0, &kernels.0), "{layout:?} {problem:?} {input:?}: output");
-            assert!(same(&own.1, &kernels.1), "{layout:?} {problem:?} {input:?}: log-sums");
+            attend_alike(&device, &sample.expect("a sample"), &format!("{layout:?} {problem:?} {input:?}"));
         }
     }
+}
+
+fn attend_alike(device: &Device, sample: &Sample, what: &str) {
+    let [own, kernels] = [true, false].map(|slices| sample.attend(device, slices, 0xff).expect("attended"));
+    let same = |a: &[f32], b: &[f32]| a.iter().map(|x| x.to_bits()).eq(b.iter().map(|x| x.to_bits()));
+    assert!(same(&own.0, &kernels.0), "{what}: output");
+    assert!(same(&own.1, &kernels.1), "{what}: log-sums");
 }
 
 /// The row's tokens as the oracle wants them.
@@ -288,8 +308,16 @@ fn tokens(sample: &Sample, sequence: usize, head: usize, visible: usize) -> Vec<
     let unit = if layout.parted { f64::from(UNIT) } else { 1.0 };
     (0..visible)
         .map(|token| {
-            let tile = sample.tile(sequence, head, token);
             let place = token as u32 % BLOCK_TOKENS;
+            let [key, value] =
+                [Side::Key, Side::Value].map(|side| sample.restored(side, sequence, head, token));
+            if let Some(slot) = sample.slot(sequence, head, token) {
+                let sizes = near::sizes(slot, &sample.books, place, sample.order_of(head));
+                let mut bits = vec![0; key.len()];
+                let scale = near::read_value(slot, layout.slot(), place, &mut bits).into();
+                return Token { key, value, sizes, scale };
+            }
+            let tile = sample.tile(sequence, head, token);
             let codes = rows::codes(tile, layout, Side::Key, place);
             let n = rows::norms(tile, layout, Side::Key, place).map(|n| f64::from(n) * unit);
             let of_part = codes.len() / keys.len();
@@ -297,8 +325,8 @@ fn tokens(sample: &Sample, sequence: usize, head: usize, visible: usize) -> Vec<
                 n * codes.iter().map(|code| levels.level(usize::from(*code)).abs()).sum::<f64>()
             };
             Token {
-                key: sample.restored(Side::Key, sequence, head, token),
-                value: sample.restored(Side::Value, sequence, head, token),
+                key,
+                value,
                 sizes: codes.chunks_exact(of_part).zip(keys.iter().zip(n)).map(size).collect(),
                 scale: rows::norms(tile, layout, Side::Value, place)[0].into(),
             }
@@ -312,9 +340,14 @@ fn attention_is_the_formulas() {
     let mut used = 0.0f64;
     for layout in layouts() {
         let head_dim = layout.head_dim;
-        let settings = settings(layout);
-        for (problem, lengths, input) in batches() {
-            if input == Input::Hostile {
+        let all = (layout.key_bits, layout.value_bits) == (3, 3);
+        let windows = [[0, 0], [16, 32], [0, 1 << 16]];
+        let tried = if all { &windows[..] } else { &windows[..2] };
+        let of_windows = |batch: (Problem, Vec<u32>, Input)| tried.iter().map(move |of| (batch.clone(), *of));
+        for ((problem, lengths, input), [sink, recent]) in batches().into_iter().flat_map(of_windows) {
+            let settings = Settings { sink, recent, ..settings(layout) };
+            // All bits have been without a window, with one some of the batches will do.
+            if input == Input::Hostile || recent > 0 && !all && lengths.len() < 3 {
                 continue;
             }
             let problem = Problem { head_dim, ..problem };
@@ -406,20 +439,27 @@ fn a_cache_holds_what_its_tokens_are() {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let texts = ["gtq", "gtq/k=4/v=2", "gtq/k=2/v=4/norm=unbiased", "gtq-blocks", "gtq-blocks/k=2/v=4"];
+    // All in the window, or nothing.
+    let texts = texts.iter().flat_map(|text| [(*text).to_owned(), format!("{text}/recent=0/sink=0")]);
     for text in texts {
+        let text = &text[..];
         let cache = || open(&device, text, GEOMETRY).expect("a cache");
         let mut one = cache();
         let expected = told(&mut one, &stream, &[1; 20]);
         assert_eq!(told(&mut cache(), &stream, &[20]), expected, "{text}: a prompt");
         assert_eq!(told(&mut cache(), &stream, &[3, 1, 15, 1]), expected, "{text}: chunks");
         assert_eq!(told(&mut cache().with_kernels(), &stream, &[7, 12, 1]), expected, "{text}: kernels");
-        let token = u64::from(one.books().layout.token_bytes());
+        let (layout, window) = (one.books().layout, one.books().settings.window(4));
+        let codes = u64::from(layout.token_bytes());
+        let read = if window.slots == 0 { codes } else { u64::from(layout.slot().token_bytes()) };
         // The orders of two layers and heads besides.
         let orders = if text.starts_with("gtq-blocks") { 2 * 2 * 64 } else { 0 };
-        assert_eq!((one.bytes(), one.step_bytes()), (2 * 2 * 20 * token + orders, 2 * 2 * 20 * token));
+        let near = u64::from(window.slots * layout.slot().bytes());
+        assert_eq!(one.bytes(), 2 * 2 * (20 * codes + near) + orders, "{text}");
+        assert_eq!(one.step_bytes(), 2 * 2 * 20 * read, "{text}");
         let selection: Selection = text.parse().expect("a selection");
         let scheme = selection.scheme();
-        assert_eq!((scheme.step_bytes)(&selection, 64, 20), (20 * token) as f64);
+        assert_eq!((scheme.step_bytes)(&selection, 64, 20), (20 * read) as f64);
         one.check(&stream).expect("all is held");
     }
 }

@@ -12,11 +12,41 @@ pub struct Window {
     /// Tiles at the front.
     pub sink: u32,
     /// Tiles that there is room for: those at the front, and one more than the last ones that are read from
-    /// here in any case.
+    /// here in any case. With no more than those at the front there are no last ones.
     pub slots: u32,
 }
 
 impl Window {
+    /// No tile.
+    pub const NONE: Window = Window { sink: 0, slots: 0 };
+
+    /// For so many tokens at the front and at the end, of either whole tiles.
+    pub const fn of(sink: u32, recent: u32) -> Self {
+        let sink = sink.div_ceil(BLOCK_TOKENS);
+        Window { sink, slots: sink + if recent == 0 { 0 } else { recent.div_ceil(BLOCK_TOKENS) + 1 } }
+    }
+
+    /// The same where no sequence has more than so many tiles: what holds all has no use for more.
+    pub fn within(self, tiles: u32) -> Self {
+        Window { slots: self.slots.min(self.sink + tiles + 1), ..self }
+    }
+
+    /// [`recent`](Self::recent), of a window without last tiles any tile past the end.
+    #[inline(always)]
+    pub const fn first_recent(self, length: u32) -> u32 {
+        if self.slots == self.sink { u32::MAX } else { self.recent(length) }
+    }
+
+    /// Tokens of a sequence that are read from their codes.
+    pub fn coded(self, length: u64) -> u64 {
+        let tile = u64::from(BLOCK_TOKENS);
+        let sink = length.min(u64::from(self.sink) * tile);
+        if self.slots == self.sink {
+            return length - sink;
+        }
+        (length / tile).saturating_sub(u64::from(self.slots - 1)) * tile
+    }
+
     /// The first tile of the last ones that a step reads in f16, of a sequence of `length` tokens; the codes
     /// of those before are read, but for the sink.
     #[inline(always)]
@@ -27,7 +57,7 @@ impl Window {
     /// Whether a tile is read from its codes.
     #[inline(always)]
     pub const fn is_coded(self, tile: u32, length: u32) -> bool {
-        tile >= self.sink && tile < self.recent(length)
+        tile >= self.sink && tile < self.first_recent(length)
     }
 
     /// Whether a tile is kept when the last token is in tile `last`.
@@ -54,7 +84,7 @@ mod tests {
     /// read, and what is read is kept.
     #[test]
     fn tiles_that_are_read_have_places_of_their_own() {
-        for (sink, slots) in [(0, 1), (0, 3), (1, 2), (1, 4), (2, 5)] {
+        for (sink, slots) in [(0, 0), (1, 1), (0, 1), (0, 3), (1, 2), (1, 4), (2, 5)] {
             let window = Window { sink, slots };
             for length in 1..200 {
                 let last = (length - 1) / BLOCK_TOKENS;
@@ -71,13 +101,18 @@ mod tests {
                 slots.dedup();
                 assert_eq!(slots.len(), kept.len(), "{window:?} {length}");
                 let coded = (0..=last).filter(|tile| window.is_coded(*tile, length)).count() as u32;
-                let full = length / BLOCK_TOKENS;
-                assert_eq!(coded, full.saturating_sub(slots_at_the_end(window)).saturating_sub(sink));
+                let expected = match window.slots - sink {
+                    0 => last + 1,
+                    at_the_end => (length / BLOCK_TOKENS).saturating_sub(at_the_end - 1),
+                };
+                assert_eq!(coded, expected.saturating_sub(sink), "{window:?} {length}");
+                let tokens = window.coded(length.into()) as u32;
+                assert_eq!(tokens.div_ceil(BLOCK_TOKENS), coded, "{window:?} {length}");
             }
         }
-    }
-
-    fn slots_at_the_end(window: Window) -> u32 {
-        window.slots - window.sink - 1
+        assert_eq!(Window::of(0, 0), Window::NONE);
+        assert_eq!(Window::of(16, 0), Window { sink: 1, slots: 1 });
+        assert_eq!(Window::of(16, 17), Window { sink: 1, slots: 4 });
+        assert_eq!(Window::of(16, 1 << 16).within(3), Window { sink: 1, slots: 5 });
     }
 }

@@ -18,20 +18,29 @@
 //! s_t  = (N_t0·f_0 + c_0)·n_t0 + (N_t1·f_1 + c_1)·n_t1 + …
 //! ```
 //!
-//! all by fused multiply-adds, with 512 the [unit](super::parts::UNIT) of n_p, and 2/D as √(D/4)·√D is D/2.
-//! The reference suits the weights w, which is what f16 holds of a token: none is above 2^15, and no s_t
-//! above reference + 41. Where one would be, the reference is raised to where the largest s_t + ⌈log2 n'_t⌉
-//! of the row's tokens in the tile is 15 above it, or up to 1 less.
+//! Of tiles of the [window](super::window), with k, n, v and n' as there:
+//!
+//! ```text
+//! s_t = (Σ_d i_d·k_td · f)·n_t      of keys in parts the sum of that over p      a_d += w_t·v_td
+//! ```
+//!
+//! Sums over parts are by fused multiply-adds. 512 is the [unit](super::parts::UNIT) of n_p, and 2/D as
+//! √(D/4)·√D is D/2. The reference suits the weights w, which is what f16 holds of a token: none is above
+//! 2^15, and no s_t above reference + 41. Where one would be, the reference is raised to where the largest
+//! s_t + ⌈log2 n'_t⌉ of the row's tokens in the tile is 15 above it, or up to 1 less.
 //!
 //! # Layout
 //! `queries` and `output` [sequences, query_tokens, kv_heads · group, D]; `lse` [sequences, query_tokens,
 //! kv_heads · group]; `tiles`: the pool [blocks, kv_heads] of [`TileLayout`](super::TileLayout); `table`
 //! [sequences, max_blocks]; `lengths` \[sequences\] counts the keys, those of the query tokens included;
-//! query token i of n sees `length − (n − 1 − i)` of them.
+//! query token i of n sees `length − (n − 1 − i)` of them. `near` [sequences, kv_heads, slots]: the window,
+//! of [`SlotLayout`](super::SlotLayout). Which tiles are read from there depends on the length alone, so
+//! that all query tokens read the same.
 //!
 //! # Bytes
 //! D·(k + v)/8 + 4 a token and KV head, read once: at D = 128, 68 for 2 and 2 bits, 100 for 3 and 3, 132 for
-//! 4 and 4, and 2 more of keys in parts; dense attention reads 512. Partials as there.
+//! 4 and 4, and 2 more of keys in parts; dense attention reads 512. Partials as there. A token of the window
+//! 4·D + 8, of keys in parts 4·D + 20, and not its codes.
 //!
 //! # Work split
 //! As in [`dense`](crate::attention::dense): grid (splits, kv_heads · row groups, sequences), a block a run
@@ -42,21 +51,22 @@
 //! own, at D = 64 half empty. Values are the first operand of the other product, 16 dimensions and the tile's
 //! tokens, and the weights the second: where a lane has scores is where it gives weights
 //! ([`running`](super::running)). They are rounded to f16, by 2^−11 of themselves at most; the sum is of p as
-//! it was. Whoever comes last adds the parts and turns the eight rows back, a warp each.
+//! it was. Tiles of the window come behind a warp's others, straight from memory: there are few. Whoever
+//! comes last adds the parts and turns the eight rows back, a warp each.
 
+use super::finish::Target;
 use super::levels::Tables;
 use super::operands::Tile;
 use super::query::Rows;
-use super::rotation::{butterfly, with_signs};
 use super::running::Running;
 use super::scores::{Keys, Parted, PartedHead, Whole, of_halves};
+use super::window::{Slot, Span, operand};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, MAX_PARTS, PartialRow, Parts, ROWS, Ring, combine, combine_to_part, combined_rows,
-    first_blocks, last_to_arrive, part_floats, walk, warps,
+    Adding, BLOCK_TOKENS, MAX_PARTS, PartialRow, Parts, ROWS, Ring, Window, combine, combine_to_part,
+    combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
 };
-use glam::Vec4;
+use glam::{UVec4, Vec4};
 use half::f16;
-use simt::math::{canonical_nan, log2};
 use simt::{
     Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
 };
@@ -79,6 +89,8 @@ pub struct AttendShape {
     pub value: f32,
     /// The values' levels.
     pub tables: Tables,
+    /// Which tiles are in the window.
+    pub window: Window,
 }
 
 impl AttendShape {
@@ -119,6 +131,10 @@ pub struct Layout {
     totals: Shared<PartialRow>,
     /// Whether this block came last.
     last: Shared<u32>,
+    /// What is wanted behind the loop over codes, where registers are short: the block's first tile, the end
+    /// of those read from codes, the end, the first slot of the sequence and KV head; then the row of the
+    /// launch, the sequence, the KV head and the first row of the group.
+    span: Shared<UVec4>,
     /// The shared memory's size.
     pub bytes: u32,
 }
@@ -143,13 +159,15 @@ pub const fn layout<const D: usize, const K: u32, const V: u32, const PARTED: bo
     let finished = plan.array(ROWS * D as u32);
     let totals = plan.array(ROWS);
     let last = plan.array(1);
-    Layout { ring, outputs, adding, rows, queries, finished, totals, last, bytes: plan.bytes() }
+    let span = plan.array(2);
+    Layout { ring, outputs, adding, rows, queries, finished, totals, last, span, bytes: plan.bytes() }
 }
 
 /// What a step reads and writes: the kernels' arguments.
 struct Memory {
     queries: Global<f16>,
     tiles: Global<u32>,
+    near: Global<u32>,
     table: Global<u32>,
     lengths: Global<u32>,
     partials: GlobalMut<f32>,
@@ -174,6 +192,7 @@ struct Memory {
 pub fn attend<const D: usize, const K: u32, const V: u32>(
     queries: Global<f16>,
     tiles: Global<u32>,
+    near: Global<u32>,
     table: Global<u32>,
     lengths: Global<u32>,
     partials: GlobalMut<f32>,
@@ -183,7 +202,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     shape: AttendShape,
     keys: Whole,
 ) {
-    let memory = Memory { queries, tiles, table, lengths, partials, counters, output, lse };
+    let memory = Memory { queries, tiles, near, table, lengths, partials, counters, output, lse };
     attended::<D, K, V, false, Whole>(memory, shape, |_| keys);
 }
 
@@ -202,6 +221,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
 pub fn attend_parts<const D: usize, const K: u32, const V: u32>(
     queries: Global<f16>,
     tiles: Global<u32>,
+    near: Global<u32>,
     table: Global<u32>,
     lengths: Global<u32>,
     order: Global<u8>,
@@ -212,7 +232,7 @@ pub fn attend_parts<const D: usize, const K: u32, const V: u32>(
     shape: AttendShape,
     keys: Parted,
 ) {
-    let memory = Memory { queries, tiles, table, lengths, partials, counters, output, lse };
+    let memory = Memory { queries, tiles, near, table, lengths, partials, counters, output, lse };
     attended::<D, K, V, true, _>(memory, shape, |head| PartedHead { keys, order, head });
 }
 
@@ -223,7 +243,7 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     shape: AttendShape,
     keys_of: impl FnOnce(u32) -> Y,
 ) {
-    let Memory { queries, tiles, table, lengths, partials, counters, output, lse } = memory;
+    let Memory { queries, tiles, near, table, lengths, partials, counters, output, lse } = memory;
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
@@ -236,14 +256,30 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     }
     let first = split * tiles_a_split;
     let end = (first + tiles_a_split).min(all);
+    let coded = shape.window.first_recent(length).min(end);
 
     let layout = layout::<D, K, V, PARTED>();
     let keys = keys_of(head);
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let target = Target { shape, sequence, head };
-    let ring =
-        Tiles::<D, K, V, PARTED> { layout, pool: tiles, table, shape, sequence, head, warp, lane, end };
-    let ahead = first_blocks(&ring, first + warp);
+    let start = Span { first, coded }.start::<D>(shape.window, warp);
+    if thread::thread_idx_x() == 0 {
+        let slots = (sequence * shape.kv_heads + head) * shape.window.slots;
+        layout.span.store(0, UVec4::new(first, coded, end, slots));
+        layout.span.store(1, UVec4::new(launch_row, sequence, head, row_group * ROWS));
+    }
+    let ring = Tiles::<D, K, V, PARTED> {
+        layout,
+        pool: tiles,
+        table,
+        shape,
+        sequence,
+        head,
+        warp,
+        lane,
+        end: coded,
+    };
+    let ahead = first_blocks(&ring, start);
     let own = row_group * ROWS + warp;
     keys.turn(layout.queries, queries, target.row(own), own < shape.rows(), warp, lane);
     thread::sync_threads();
@@ -256,7 +292,7 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     let by_all = (length + 1).saturating_sub(shape.query_tokens) / BLOCK_TOKENS;
 
     let mut running = Running::new(row < shape.rows());
-    walk(&ring, first + warp, ahead, |tile, stage| {
+    walk(&ring, start, ahead, |tile, stage| {
         let codes = ring.tile(stage);
         let (record, norms) = (codes.record(lane), codes.norms(lane));
         let mut scores = keys.scores(&record, norms.keys, query);
@@ -277,6 +313,32 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
         });
     });
 
+    // Tiles of the window: that at the front, then the recent ones.
+    let [first, coded, end, slots] = layout.span.load(0).to_array();
+    // Not as above, or what follows from them would be kept in registers from there on.
+    let (lane, warp) = (thread::thread_idx_x() % 32, bits::div_u32(thread::thread_idx_x(), 32));
+    let span = Span { first, coded };
+    let (start, past) = (span.start::<D>(shape.window, warp), span.past::<D>(shape.window, warp));
+    let mut tile = if start == first + warp { past } else { first + warp };
+    while tile < end {
+        let slot = Slot::<D, PARTED>::at(near, (slots + shape.window.slot(tile)) as usize);
+        let mut scores = keys.in_window(slot, query, lane);
+        let mut of_values = slot.value_scales(lane);
+        unroll!(for t in 0..4 {
+            let token = tile * BLOCK_TOKENS + 8 * (t as u32 >> 1) + 2 * (lane & 3) + (t as u32 & 1);
+            of_values[t] = if token < visible { of_values[t] } else { 0.0 };
+            scores[t] = if token < visible { scores[t] } else { f32::NEG_INFINITY };
+        });
+        let weights = running.weigh::<D>(scores, of_values, lane);
+        unroll!(for i in 0..(D / 64), at_most 2 {
+            let values = slot.values(i as u32, lane);
+            unroll!(for w in 0..4 {
+                running.accumulate(4 * i + w, operand(values, w), weights);
+            });
+        });
+        tile = if tile < past { past } else { tile + warps(D as u32) };
+    }
+
     // The warps' results take the rings' place: all copies have landed, all tiles are read.
     async_copy::wait::<0>();
     thread::sync_threads();
@@ -287,6 +349,8 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     }
     thread::sync_threads();
 
+    let [launch_row, sequence, head, first_row] = layout.span.load(1).to_array();
+    let (own, target) = (first_row + warp, Target { shape, sequence, head });
     let floats = part_floats(D as u32);
     let base = launch_row as usize * shape.splits as usize * floats;
     let keep = |r: u32, d: u32, values: [f32; 4], total: PartialRow| {
@@ -303,7 +367,7 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
         if !last_to_arrive(counters, launch_row, used, layout.last) {
             return;
         }
-        let rows = (shape.rows() - row_group * ROWS).min(ROWS);
+        let rows = (shape.rows() - first_row).min(ROWS);
         let place = |split: u32| base + split as usize * floats;
         layout.adding.parts::<D>(used, rows, partials.as_const(), place, |r, d, merged| {
             keep(r, d, merged.values, merged.row);
@@ -311,7 +375,7 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     }
     thread::sync_threads();
     if own < shape.rows() {
-        target.finish::<D>(layout, output, lse, own, warp, lane);
+        target.finish::<D>((layout.finished, layout.totals), output, lse, own, warp, lane);
     }
 }
 
@@ -358,76 +422,5 @@ impl<const D: usize, const K: u32, const V: u32, const PARTED: bool> Ring for Ti
     fn start(&self, _: u32, block: u32, stage: u32) {
         let pair = (block * self.shape.kv_heads + self.head) as usize;
         self.tile(stage).copy(self.pool, pair * Tile::<D, K, V, PARTED>::WORDS as usize, self.lane);
-    }
-}
-
-/// Where rows come from and go.
-#[derive(Clone, Copy)]
-struct Target {
-    shape: AttendShape,
-    sequence: u32,
-    head: u32,
-}
-
-impl Target {
-    /// Which of all query heads row `own` of the KV head is.
-    #[simt::device]
-    fn row(self, own: u32) -> usize {
-        let (token, in_group) = (bits::div_u32(own, self.shape.group), bits::rem_u32(own, self.shape.group));
-        let heads = self.shape.kv_heads * self.shape.group;
-        let row = (self.sequence * self.shape.query_tokens + token) * heads;
-        (row + self.head * self.shape.group + in_group) as usize
-    }
-
-    /// Turns row `own` of the KV head back, row `r` of eight, and writes it: a warp's work. A row that sees
-    /// no key is 0, its LSE −∞.
-    #[simt::device]
-    fn finish<const D: usize>(
-        self,
-        layout: Layout,
-        output: GlobalMut<f32>,
-        lse: GlobalMut<f32>,
-        own: u32,
-        r: u32,
-        lane: u32,
-    ) {
-        let each = D as u32 / 32;
-        let mut x = [0f32; 4];
-        let from = r * D as u32 + lane * each;
-        if D == 128 {
-            x = layout.finished.load_vector::<Vec4>(from).to_array();
-        } else {
-            let [a, b]: [f32; 2] = layout.finished.load_vector(from);
-            (x[0], x[1]) = (a, b);
-        }
-        let x = with_signs::<D>(butterfly::<D, 5>(x, lane), lane);
-        let PartialRow { reference, sum } = layout.totals.load(r);
-        let at = self.row(own);
-        let values = x.map(|x| restored(x, self.shape.value, sum));
-        let to = at * D + (lane * each) as usize;
-        if D == 128 {
-            output.store_vector(to, Vec4::from_array(values));
-        } else {
-            output.store_vector(to, glam::Vec2::new(values[0], values[1]));
-        }
-        if lane == 0 {
-            lse.store(at, log_sum(reference, sum));
-        }
-    }
-}
-
-/// An element of the output.
-#[inline(always)]
-pub fn restored(x: f32, value: f32, sum: f32) -> f32 {
-    if sum == 0.0 { 0.0 } else { canonical_nan(x * value / sum) }
-}
-
-/// The natural log-sum-exp.
-#[inline(always)]
-pub fn log_sum(reference: f32, sum: f32) -> f32 {
-    if sum == 0.0 {
-        f32::NEG_INFINITY
-    } else {
-        canonical_nan((reference + log2(sum)) * core::f32::consts::LN_2)
     }
 }

@@ -27,6 +27,7 @@
 //! in parts, all those of values are behind all of keys.
 
 use super::parts::PARTS;
+use super::window::SlotLayout;
 use crate::attention::BLOCK_TOKENS;
 
 /// Keys or values.
@@ -227,6 +228,12 @@ impl TileLayout {
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
         self.code_bytes() + (self.norm_bytes(Side::Key) + self.norm_bytes(Side::Value)) * BLOCK_TOKENS
+    }
+
+    /// Where the same tokens' numbers lie in a window.
+    #[inline(always)]
+    pub const fn slot(self) -> SlotLayout {
+        SlotLayout { head_dim: self.head_dim, parted: self.parted }
     }
 
     /// Bytes of a token and KV head.

@@ -25,10 +25,14 @@
 //!
 //! so a query is turned once a step, and an output once at its end.
 //!
+//! The first tokens of a sequence and the most recent ones are read in 16 bits in place of their codes: a
+//! [window].
+//!
 //! Levels are [half-integers](levels) times a step, which costs less than 0.3 % of the error and makes
 //! products of queries and keys integers: exact in any order, on any device.
 
 pub mod decode;
+pub mod finish;
 pub mod layout;
 pub mod levels;
 mod operands;
@@ -37,12 +41,14 @@ pub mod query;
 pub mod rotation;
 pub mod running;
 pub mod scores;
+pub mod window;
 pub mod write;
 
 pub use decode::{AttendShape, attend, attend_parts};
 pub use layout::{Side, TileLayout};
 pub use levels::{Codebook, Tables};
 pub use scores::{Parted, Whole};
+pub use window::SlotLayout;
 pub use write::{ENCODE_THREADS, EncodeShape, Rule, encode, encode_parts};
 
 /// Every kernel instance of the system.

@@ -4,6 +4,7 @@
 use super::operands::Tile;
 use super::parts::{self, PARTS, PartTables, part_bytes};
 use super::query::{PartedQuery, Query, Rows};
+use super::window::Slot;
 use crate::attention::Half;
 use half::f16;
 use simt::math::fma;
@@ -44,6 +45,9 @@ pub(super) trait Keys<const D: usize, const K: u32, const PARTED: bool>: Copy {
     /// Scores of tokens 2q, 2q + 1, 2q + 8 and 2q + 9, in log2 units.
     /// `record` and `norms` are what the lane has of a tile.
     fn scores(self, record: &[u32; 16], norms: [u32; 4], query: Self::Query) -> [f32; 4];
+
+    /// The same of a tile of the window.
+    fn in_window(self, slot: Slot<D, PARTED>, query: Self::Query, lane: u32) -> [f32; 4];
 }
 
 impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
@@ -79,6 +83,25 @@ impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
                 let sum = whole(sums[j][i], sums[j][2 + i]);
                 scores[2 * j + i] = scaled(sum, query.factor, query.offset) * n[2 * j + i];
             });
+        });
+        scores
+    }
+
+    #[simt::device]
+    fn in_window(self, slot: Slot<D, false>, query: Query, lane: u32) -> [f32; 4] {
+        let n = slot.scales(0, lane);
+        let operand = |s: usize| {
+            let (a, b) = (2 * s % 8, (2 * s + 1) % 8);
+            [query.high[a], query.low[a], query.high[b], query.low[b]]
+        };
+        let products = if D == 128 {
+            slot.products::<8>(0, operand, lane)
+        } else {
+            slot.products::<4>(0, operand, lane)
+        };
+        let mut scores = [0f32; 4];
+        unroll!(for t in 0..4 {
+            scores[t] = products[t] * query.factor * n[t];
         });
         scores
     }
@@ -131,6 +154,25 @@ impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
                     let scaled = scaled(sum, query.factors[p], query.offsets[p]);
                     scores[t] = added(scores[t], p, scaled, norms[t][p]);
                 });
+            });
+        });
+        scores
+    }
+
+    #[simt::device]
+    fn in_window(self, slot: Slot<D, true>, query: PartedQuery, lane: u32) -> [f32; 4] {
+        let mut scores = [0f32; 4];
+        unroll!(for p in 0..4 {
+            let n = slot.scales(p as u32, lane);
+            let operand = |_| [query.high[p][0], query.low[p][0], query.high[p][1], query.low[p][1]];
+            let from = p as u32 * (D as u32 / 16);
+            let products = if D == 128 {
+                slot.products::<2>(from, operand, lane)
+            } else {
+                slot.products::<1>(from, operand, lane)
+            };
+            unroll!(for t in 0..4 {
+                scores[t] = added(scores[t], p, products[t] * query.factors[p], n[t]);
             });
         });
         scores

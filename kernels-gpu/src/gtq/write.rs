@@ -13,11 +13,15 @@
 //! rounded to f16. A row with an element that is not finite, or with an n beyond f16, is stored as zeros, and
 //! `problems` says where the first of them was.
 //!
+//! Tokens of the [window](super::window) are kept there as well: each chunk writes those that the window has
+//! when the chunk's last token is in.
+//!
 //! Of keys in [parts] each part is such a row, with D/4 for D; r_p is first rounded to what a
 //! byte holds, √(D/4)·n, and codes are those nearest to h over that.
 //!
 //! # Bytes
-//! A token and KV head: 4·D bytes read, D·(k + v)/8 + 4 written, 2 more of keys in parts.
+//! A token and KV head: 4·D bytes read, D·(k + v)/8 + 4 written, 2 more of keys in parts; to the window 4·D +
+//! 8, of keys in parts 4·D + 20.
 //!
 //! # Work split
 //! A warp a row of keys or values; four warps a block, which know nothing of each other. A lane has D/32
@@ -28,7 +32,8 @@ use super::layout::{Side, TileLayout, stored, word};
 use super::levels::MOST_LEVELS;
 use super::parts::{self, PARTS, gathered, part_sum};
 use super::rotation::{butterfly, with_signs};
-use crate::attention::{BLOCK_TOKENS, Half};
+use super::window::Place;
+use crate::attention::{BLOCK_TOKENS, Half, Window};
 use glam::UVec2;
 use half::f16;
 use simt::math::sqrt;
@@ -70,6 +75,12 @@ pub struct EncodeShape {
     pub rule: u32,
     /// √D.
     pub root: f32,
+    /// 1/(32512·√D·step) of the keys' levels, of each part if they are in parts, in units of 512.
+    pub key_units: [f32; PARTS],
+    /// 1/step' of the values' levels.
+    pub value_unit: f32,
+    /// Which tiles are in the window.
+    pub window: Window,
 }
 
 impl EncodeShape {
@@ -101,7 +112,8 @@ pub fn scale_of(rule: u32, root: f32, r: f32, squares: f32, product: f32) -> f32
 
 /// See the [module](self). `keys` and `values` [rows, kv_heads, D]; `positions` \[rows\]; `table` [sequences,
 /// max_blocks]; `lengths` \[sequences\] become one more than the last tokens' positions; `tiles`: the pool
-/// [blocks, kv_heads] of [`TileLayout`]; `books` [2, 2, 16]: of keys and of values thresholds and levels, as
+/// [blocks, kv_heads] of [`TileLayout`]; `near`: the window, [sequences, kv_heads, slots] of
+/// [`SlotLayout`](super::SlotLayout); `books` [2, 2, 16]: of keys and of values thresholds and levels, as
 /// [`Codebook`](super::Codebook) has them; `problems` \[2\]: of keys and of values the first row
 /// (position · kv_heads + head) that could not be stored. Tokens past the table are left out. Grid
 /// \[⌈2 · rows · kv_heads / 4⌉\].
@@ -113,13 +125,15 @@ pub fn encode<const D: usize>(
     table: Global<u32>,
     lengths: GlobalMut<u32>,
     tiles: GlobalMut<u8>,
+    near: GlobalMut<u8>,
     problems: GlobalMut<u32>,
     books: Global<f32>,
     shape: EncodeShape,
 ) {
     let Some(item) = Item::of_warp(positions, table, lengths, shape) else { return };
     let layout = shape.layout::<D>(false);
-    let target = Target { tiles, tile: item.tile(layout, shape), layout, problems };
+    let slot = item.place(near, layout);
+    let target = Target { tiles, tile: item.tile(layout, shape), layout, slot, problems };
     let lane = warp::lane_id();
     // Two calls, so that each knows its side.
     if item.is_key {
@@ -140,13 +154,15 @@ pub fn encode_parts<const D: usize>(
     order: Global<u8>,
     lengths: GlobalMut<u32>,
     tiles: GlobalMut<u8>,
+    near: GlobalMut<u8>,
     problems: GlobalMut<u32>,
     books: Global<f32>,
     shape: EncodeShape,
 ) {
     let Some(item) = Item::of_warp(positions, table, lengths, shape) else { return };
     let layout = shape.layout::<D>(true);
-    let target = Target { tiles, tile: item.tile(layout, shape), layout, problems };
+    let slot = item.place(near, layout);
+    let target = Target { tiles, tile: item.tile(layout, shape), layout, slot, problems };
     let lane = warp::lane_id();
     if item.is_key {
         let x = gathered::<D>(keys, item.pair as usize, order, item.head, lane);
@@ -166,6 +182,8 @@ struct Item {
     position: u32,
     /// The block of the pool.
     block: u32,
+    /// Its slot of all those of the window, if it has one; else any past them.
+    slot: u32,
 }
 
 impl Item {
@@ -196,13 +214,28 @@ impl Item {
             lengths.store(sequence as usize, position + 1);
         }
         let block = table.load(sequence as usize * shape.max_blocks as usize + index as usize);
-        Some(Item { pair, head, is_key, position, block })
+        // What is past the table pushes nothing out of the window.
+        let past = positions.load((sequence * shape.tokens + shape.tokens - 1) as usize) / BLOCK_TOKENS;
+        let slot = if shape.window.keeps(index, past.min(shape.max_blocks - 1)) {
+            (sequence * shape.kv_heads + head) * shape.window.slots + shape.window.slot(index)
+        } else {
+            u32::MAX
+        };
+        Some(Item { pair, head, is_key, position, block, slot })
     }
 
     /// The first byte of its tile.
     #[inline(always)]
     fn tile(self, layout: TileLayout, shape: EncodeShape) -> usize {
         (self.block * shape.kv_heads + self.head) as usize * layout.bytes() as usize
+    }
+
+    /// Its place in the window, if it has one.
+    #[inline(always)]
+    fn place(self, near: GlobalMut<u8>, layout: TileLayout) -> Option<Place> {
+        let (layout, token) = (layout.slot(), self.position % BLOCK_TOKENS);
+        let start = self.slot as usize * layout.bytes() as usize;
+        if self.slot == u32::MAX { None } else { Some(Place { near, start, layout, token }) }
     }
 }
 
@@ -228,6 +261,8 @@ struct Target {
     /// First byte of the tile.
     tile: usize,
     layout: TileLayout,
+    /// The token's place in the window, if it has one.
+    slot: Option<Place>,
     problems: GlobalMut<u32>,
 }
 
@@ -277,6 +312,13 @@ impl Target {
             self.tiles.store_vector(to, convert::f16_from_f32(stored_scale).to_bits());
             if !fits {
                 self.refuse(side, item, shape);
+            }
+        }
+        match (self.slot, side) {
+            (None, _) => {}
+            (Some(slot), Side::Key) => slot.keep_key::<D, 5>(h, fits, shape.key_units, lane),
+            (Some(slot), Side::Value) => {
+                slot.keep_value::<D>(h, if fits { r } else { 0.0 }, [shape.value_unit, shape.root], lane);
             }
         }
     }
@@ -346,6 +388,9 @@ impl Target {
             if refused && part == 0 {
                 self.refuse(Side::Key, item, shape);
             }
+        }
+        if let Some(slot) = self.slot {
+            slot.keep_key::<D, 3>(h, !refused, shape.key_units, lane);
         }
     }
 

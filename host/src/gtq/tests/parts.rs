@@ -1,6 +1,6 @@
 //! Keys in parts: the codec against f64, the order of channels and its file.
 
-use super::{books, device, settings};
+use super::{NO_SHAPE, books, device, settings};
 use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input};
 use crate::attention::rope::Pairing;
@@ -61,14 +61,11 @@ struct One {
 fn one(x: &[f16], order: &[u8], books: &Books, rule: Rule) -> One {
     let (layout, dim) = (books.layout, x.len());
     let shape = EncodeShape {
-        rows: 1,
-        tokens: 1,
-        kv_heads: 1,
-        max_blocks: 1,
         rule: rule as u32,
         key_bits: layout.key_bits,
         value_bits: layout.value_bits,
         root: (dim as f64).sqrt() as f32,
+        ..NO_SHAPE
     };
     let of_parts = books.part_codebooks().expect("parts");
     let encoded = encode::encoded_parts(x, order, &of_parts, shape);
@@ -310,7 +307,8 @@ fn a_workload_needs_no_file() {
         let input = AnyInput::F16(input.clone());
         let opening = Opening { input, selection: &selection, originals: Originals::Device, layer: None };
         let workload = (selection.scheme().workload)(&opening).expect("a workload");
-        assert_eq!(workload.read_bytes(), 2 * 61 * (64 * 6 / 8 + 6));
+        // All of it is in the window.
+        assert_eq!(workload.read_bytes(), 2 * 61 * (4 * 64 + 20));
         let said = workload.facts().expect("facts");
         (workload.outcome().expect("an outcome").output, said)
     };
