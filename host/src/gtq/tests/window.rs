@@ -146,8 +146,8 @@ fn a_chunk_keeps_what_its_tokens_do() {
 }
 
 /// Of random tokens, the first of which has a key twenty times as long as the others and half of the weight,
-/// attention is nearer to what it is of the rows themselves when the front is in the window, and the nearer the
-/// more is.
+/// attention is nearer to what it is of the rows themselves when the front is in the window, and the nearer
+/// the more is.
 #[test]
 fn a_long_first_token_is_worth_its_place() {
     let device = device();
