@@ -6,12 +6,15 @@ use super::{
 };
 use crate::attention::PagedPool;
 use crate::certified;
+use crate::certified::reference::Tile;
+use crate::kv::restored::{Coded, Side};
 use crate::kv::{
-    Attending, Capacity, Chunk, Error, Geometry, HeadReport, Held, KvCache, New, Prompts, Result, Sequences,
-    Source, StepReport, Traffic,
+    Attending, Capacity, Chunk, Error, Geometry, HeadReport, Held, KvCache, New, Prompts, Restored, Result,
+    Sequences, Source, StepReport, Traffic,
 };
 use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
+use kernels_gpu::certified::layout::VALUE_GROUP;
 
 /// Of the blocks of a layer, the share whose original keys, and values, the GPU keeps after use.
 pub(super) const SCRATCH_SHARE: f64 = 1.0 / 8.0;
@@ -267,6 +270,41 @@ unsafe impl KvCache for CertifiedCache {
             sum.read_bytes += total.bytes(cache.geometry().head_dim());
         }
         Ok(self.policy.certify.then_some(sum))
+    }
+
+    /// With a certificate steps read originals as well.
+    fn restored(&self, stream: &Stream, layer: usize, sequence: usize) -> Result<Option<Restored>> {
+        if self.policy.certify {
+            return Ok(None);
+        }
+        let Layer { cache, .. } = &self.layers[layer];
+        let name = self.layers[layer].name(sequence)?;
+        let (heads, d) = (self.sequences.geometry.kv_heads, self.sequences.geometry.head_dim);
+        let block = BLOCK_TOKENS as usize;
+        let [mut keys, mut values] =
+            cache.read(stream, name)?.map(|rows| rows.iter().map(|x| x.to_f32()).collect::<Vec<f32>>());
+        let layout = cache.geometry().layout();
+        for (number, (tiles, _)) in cache.quantized(stream, name)?.iter().enumerate() {
+            for (head, tile) in tiles.chunks_exact(layout.bytes as usize).enumerate() {
+                let Some(tile) = Tile::new(layout, tile) else { continue };
+                for token in 0..block {
+                    let at = ((number * block + token) * heads + head) * d;
+                    for channel in 0..d {
+                        keys[at + channel] = tile.key(token, channel) as f32;
+                        values[at + channel] = tile.value(token, channel) as f32;
+                    }
+                }
+            }
+        }
+        // Codes of 8 and 4 bits; the rest of a tile are scales and zeros, of values those of their groups.
+        let groups = (d / VALUE_GROUP as usize * 2 * size_of::<f16>()) as f64;
+        let of_values = d as f64 / 2.0 + groups;
+        let of_keys = f64::from(layout.bytes) / block as f64 - of_values;
+        let coded = Coded { block, kept: 0, front: 0 };
+        Ok(Some(Restored {
+            keys: Side { rows: keys, bytes: of_keys, coded },
+            values: Side { rows: values, bytes: of_values, coded },
+        }))
     }
 
     fn check(&mut self, stream: &Stream) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What passes through a cache, kept.
 
-use crate::kv::{Chunk, Error, Held, KvCache, New, Result, Rotated, StepReport, Traffic};
+use crate::kv::{Chunk, Error, Held, KvCache, New, Restored, Result, Rotated, StepReport, Traffic};
 use crate::{Buffer, Stream};
 use half::f16;
 
@@ -110,6 +110,10 @@ unsafe impl KvCache for Capture<'_> {
 
     fn traffic(&self, stream: &Stream) -> Result<Option<Traffic>> {
         self.inner.traffic(stream)
+    }
+
+    fn restored(&self, stream: &Stream, layer: usize, sequence: usize) -> Result<Option<Restored>> {
+        self.inner.restored(stream, layer, sequence)
     }
 
     fn check(&mut self, stream: &Stream) -> Result<()> {

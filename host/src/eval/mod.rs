@@ -11,18 +11,21 @@
 //! | [`needle`] | a needle in a haystack, among other needles |
 //! | [`ruler`] | seven tasks over long texts |
 //! | [`capture`] | what passes through a cache, kept |
+//! | [`diagnosis`] | what codes of a captured cache do to its attention, with no model in the loop |
+//! | [`references`] | published quantizers without kernels, to hold schemes against |
 //!
-//! Every measurement has the same shape: what comes before is read in chunks, and then each token goes
+//! Every measurement of a model has the same shape: what comes before is read in chunks, and then each token goes
 //! through the cache by itself, as a text that is being written does. That is where a scheme acts.
 
 pub mod capture;
 pub mod compare;
 pub mod decoder;
+pub mod diagnosis;
 pub mod distribution;
 pub mod needle;
 pub mod perplexity;
 pub mod prompt;
-
+pub mod references;
 pub mod ruler;
 
 pub use crate::random::Random;

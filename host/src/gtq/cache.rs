@@ -1,11 +1,14 @@
 //! A cache of codes.
 
-use super::{AppendHandles, Books, Encoder, Error, Handles, Order, Plan, Settings};
+use super::{AppendHandles, Books, Encoder, Error, Handles, Order, Plan, Settings, Window, rows};
 use crate::attention::BLOCK_TOKENS;
+use crate::kv::restored::Coded;
 use crate::kv::{
-    self, Attending, Chunk, Held, KvCache, New, Opening, Paged, Result, Rotated, Rows, Sequences,
+    self, Attending, Chunk, Held, KvCache, New, Opening, Paged, Restored, Result, Rotated, Rows, Sequences,
 };
 use crate::{Buffer, Stream};
+use kernels_gpu::gtq::Side;
+use rayon::prelude::*;
 use std::ops::Range;
 
 /// A plan and what it writes besides the output.
@@ -162,6 +165,33 @@ unsafe impl KvCache for GtqCache {
         let (settings, dim) = (self.books().settings, geometry.head_dim as u32);
         let of_head: u64 = self.held().lengths().map(|n| settings.step_bytes(dim, n as u64)).sum();
         of_head * (geometry.kv_heads * geometry.layers) as u64
+    }
+
+    fn restored(&self, stream: &Stream, layer: usize, sequence: usize) -> Result<Option<Restored>> {
+        stream.synchronize()?;
+        let tokens = self.sequences.length(sequence)?;
+        let (heads, dim) = (self.sequences.geometry.kv_heads, self.sequences.geometry.head_dim);
+        let (tiles, order) = (self.pools[layer].to_vec()?, self.orders[layer].to_vec()?);
+        let tiles: &[u8] = bytemuck::cast_slice(&tiles);
+        let (books, blocks) = (self.books(), self.blocks(sequence));
+        let coded = Coded::outside(Window::of(books.settings.sink, books.settings.recent));
+        let side = |side: Side| {
+            let mut rows = vec![0f32; tokens * heads * dim];
+            rows.par_chunks_exact_mut(dim).enumerate().for_each(|(row, out)| {
+                let (token, head) = (row / heads, row % heads);
+                let block = blocks[token / BLOCK_TOKENS as usize] as usize;
+                let bytes = books.layout.bytes() as usize;
+                let tile = &tiles[(block * heads + head) * bytes..][..bytes];
+                let order = order.get(head * dim..(head + 1) * dim).unwrap_or_default();
+                let x = rows::restored(tile, books, side, token as u32 % BLOCK_TOKENS, order);
+                out.iter_mut().zip(x).for_each(|(out, x)| *out = x as f32);
+            });
+            let layout = books.layout;
+            let bytes = f64::from(layout.head_dim * layout.bits(side)) / 8.0;
+            let bytes = bytes + f64::from(layout.norm_bytes(side));
+            kv::restored::Side { rows, bytes, coded }
+        };
+        Ok(Some(Restored { keys: side(Side::Key), values: side(Side::Value) }))
     }
 
     /// Says which row could not be stored, if one could not.

@@ -1,8 +1,10 @@
 //! Keys and values in 8 bits, restored for attention.
 
 use crate::attention::{BLOCK_TOKENS, PagedPool};
+use crate::kv::restored::{Coded, Side};
 use crate::kv::{
-    Added, Capacity, Chunk, Error, Geometry, Held, KvCache, New, Paged, Result, Rotated, Rows, Sequences,
+    Added, Capacity, Chunk, Error, Geometry, Held, KvCache, New, Paged, Restored, Result, Rotated, Rows,
+    Sequences,
 };
 use crate::{Buffer, Device, Stream};
 use half::f16;
@@ -233,6 +235,38 @@ unsafe impl KvCache for Int8Cache {
             full as u64 + geometry.token_bytes() * (tokens % block) as u64
         };
         self.held().sequences.iter().flatten().map(of_sequence).sum()
+    }
+
+    fn restored(&self, stream: &Stream, layer: usize, sequence: usize) -> Result<Option<Restored>> {
+        stream.synchronize()?;
+        let tokens = self.sequences.length(sequence)?;
+        let (heads, d) = (self.sequences.geometry.kv_heads, self.sequences.geometry.head_dim);
+        let (shape, block) = (self.shape, BLOCK_TOKENS as usize);
+        let Layer { codes, scales, fresh } = &self.layers[layer];
+        let (codes, scales, fresh) = (codes.to_vec()?, scales.to_vec()?, fresh.to_vec()?);
+        let blocks = self.paged.blocks(sequence);
+        let side = |kind: u32| {
+            let mut rows = vec![0f32; tokens * heads * d];
+            for (row, out) in rows.chunks_exact_mut(d).enumerate() {
+                let (token, head) = (row / heads, (row % heads) as u32);
+                let place = token % block * d;
+                if token >= tokens / block * block {
+                    let near = &fresh[shape.fresh(sequence as u32, kind, head) + place..];
+                    out.iter_mut().zip(near).for_each(|(out, x)| *out = x.to_f32());
+                    continue;
+                }
+                let number = blocks[token / block];
+                let codes = &codes[shape.tile(kind, number, head) + place..];
+                let scales = &scales[shape.scale(kind, number, head)..];
+                for (out, (code, scale)) in out.iter_mut().zip(codes.iter().zip(scales)) {
+                    // Attention is over a pool in f16.
+                    *out = f16::from_f32(dequantize(*code, *scale)).to_f32();
+                }
+            }
+            let bytes = d as f64 * (1.0 + size_of::<f32>() as f64 / block as f64);
+            Side { rows, bytes, coded: Coded { block, kept: 0, front: 0 } }
+        };
+        Ok(Some(Restored { keys: side(0), values: side(1) }))
     }
 
     fn join(&mut self, _: &Stream) -> Result<usize> {

@@ -1,6 +1,6 @@
 //! What stands between a model and the cache of its keys and values.
 
-use super::{Chunk, Geometry, Held, Result, StepReport, Traffic};
+use super::{Chunk, Geometry, Held, Restored, Result, StepReport, Traffic};
 use crate::attention::rope::{Pairing, RopeShape, rotate};
 use crate::{Buffer, Stream};
 use half::f16;
@@ -197,6 +197,15 @@ pub unsafe trait KvCache: Send {
     /// # Errors
     /// What the device reports.
     fn traffic(&self, _: &Stream) -> Result<Option<Traffic>> {
+        Ok(None)
+    }
+
+    /// What the committed keys and values of a layer and sequence stand for, restored from codes; `None` for
+    /// a scheme whose steps read originals. Waits for the stream.
+    ///
+    /// # Errors
+    /// [`Error::NoSequence`](super::Error::NoSequence); what the device reports.
+    fn restored(&self, _: &Stream, _layer: usize, _sequence: usize) -> Result<Option<Restored>> {
         Ok(None)
     }
 

@@ -117,6 +117,15 @@ pub enum Error {
         /// The scheme.
         scheme: &'static str,
     },
+    /// A scheme whose keys and values cannot be looked at apart from attention.
+    #[error(
+        "{scheme} does not say what its keys and values are restored to, as schemes of codes alone do; `ferrokv attend` \
+         shows the errors of its outputs"
+    )]
+    NotRestored {
+        /// The scheme.
+        scheme: &'static str,
+    },
     /// Keys, values or queries that nothing can be made of.
     #[error("the {what} of layer {layer} are {found}; give finite ones of every token and layer")]
     Material {

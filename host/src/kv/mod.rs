@@ -10,6 +10,7 @@
 //! | [`Chunk`] | what is added at once: tokens of a prompt, or one of each sequence |
 //! | [`StepReport`], [`Summary`], [`Traffic`] | what is known of steps: bounds, skips, originals |
 //! | [`Workload`](workload::Workload) | one layer's decode step, for benchmarks and proofs |
+//! | [`restored`] | what a scheme that quantizes makes of keys and values, apart from attention |
 //! | [`calibration`] | files that a scheme makes once for a model, from a real run |
 //! | [`proof`] | promises held against errors, head-step by head-step |
 //!
@@ -25,6 +26,7 @@ mod paged;
 mod paged_cache;
 pub mod proof;
 mod report;
+pub mod restored;
 mod scheme;
 mod sequences;
 mod system;
@@ -37,6 +39,7 @@ pub(crate) use exact::Prompts;
 pub(crate) use paged::{Elsewhere, Paged, Rows};
 pub use paged_cache::{Appended, Beside, PagedCache, Step};
 pub use report::{Audit, Audited, HeadReport, Source, StepReport, Summary, Traffic};
+pub use restored::Restored;
 pub use scheme::{Kind, Opening, OptionSpec, Preset, Rope, Scheme, Selection, Value};
 pub(crate) use sequences::{Added, Attending, Sequences};
 pub use system::System;

@@ -1,10 +1,13 @@
 //! A model's keys and values as codes.
 
 use super::prompt::Room;
-use super::{Books, Encode, Handles, Plan, Setting, Source, Store, Tables};
+use super::{Books, Code, Encode, Handles, Plan, Setting, Source, Store, Tables};
 use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
-use crate::kv::{Attending, Chunk, Error, Held, KvCache, New, Opening, Prompts, Result, Rotated, Sequences};
+use crate::kv::restored::{Coded, Side};
+use crate::kv::{
+    Attending, Chunk, Error, Held, KvCache, New, Opening, Prompts, Restored, Result, Rotated, Sequences,
+};
 use crate::{Buffer, Stream};
 use half::f16;
 
@@ -117,6 +120,21 @@ unsafe impl KvCache for VecInferCache {
         let dim = self.sequences.geometry.head_dim as u32;
         let of_head: f64 = self.held().lengths().map(|n| self.setting.step_bytes(dim, n as u64)).sum();
         self.heads() * of_head.ceil() as u64
+    }
+
+    fn restored(&self, stream: &Stream, layer: usize, sequence: usize) -> Result<Option<Restored>> {
+        stream.synchronize()?;
+        let tokens = self.sequences.length(sequence)?;
+        let Layer { store, tables } = &self.layers[layer];
+        let [keys, values] = store.restored(tables, sequence, tokens)?;
+        let dim = self.sequences.geometry.head_dim as u32;
+        let coded = Coded::outside(self.setting.window());
+        let side = |rows, code: Code| {
+            let bytes = f64::from(code.tile_bytes(dim)) / f64::from(BLOCK_TOKENS);
+            Side { rows, bytes, coded }
+        };
+        let Setting { keys: key_code, values: value_code, .. } = self.setting;
+        Ok(Some(Restored { keys: side(keys, key_code), values: side(values, value_code) }))
     }
 
     fn check(&mut self, stream: &Stream) -> Result<()> {

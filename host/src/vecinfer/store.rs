@@ -324,6 +324,34 @@ impl Store {
         Ok(())
     }
 
+    /// What the codes of a sequence's first `length` tokens stand for, keys and values, [tokens, kv_heads,
+    /// head_dim]: keys in the space of the model.
+    ///
+    /// # Errors
+    /// What the copies report.
+    pub(super) fn restored(&self, tables: &Tables, sequence: usize, length: usize) -> Result<[Vec<f32>; 2]> {
+        let [of_codes, _] = self.of_sequence();
+        let mut codes = vec![0; of_codes];
+        self.codes.read(sequence * of_codes, &mut codes)?;
+        let (keys, values) = (tables.keys.to_vec()?, tables.values.to_vec()?);
+        let stored = cpu::Stored {
+            setting: self.setting,
+            head_dim: self.problem.head_dim,
+            shape: tables.complete(self.shape),
+            codes: &codes,
+            recent: [&[], &[]],
+            books: [&keys, &values],
+        };
+        let mut rows = [cpu::from_codes(stored, 0, length), cpu::from_codes(stored, 1, length)];
+        cpu::turn_back(
+            stored.shape,
+            self.problem.head_dim as usize,
+            &tables.transform.to_vec()?,
+            &mut rows[0],
+        );
+        Ok(rows)
+    }
+
     /// Sequence `to` gets what sequence `from` has of its first `tokens` tokens.
     ///
     /// # Errors

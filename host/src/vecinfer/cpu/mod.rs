@@ -45,8 +45,14 @@ impl Stored<'_> {
             let slot = row * shape.window.slots as usize + shape.window.slot(tile) as usize;
             let from = &self.recent[kind][slot * TILE * dim..][..TILE * dim];
             out.copy_from_slice(bytemuck::cast_slice(from));
-            return;
+        } else {
+            self.coded(kind, row, tile, places, out);
         }
+    }
+
+    /// The same from the tile's codes, which every tile has.
+    fn coded(&self, kind: usize, row: usize, tile: u32, places: &Places, out: &mut [u16]) {
+        let shape = self.shape;
         let code = self.code(kind);
         let bytes = self.setting.tile_bytes(self.head_dim) as usize;
         let at = (row * shape.tiles as usize + tile as usize) * bytes;
@@ -128,9 +134,64 @@ pub(super) fn restore(stored: Stored<'_>, length: u32, pool: [&mut [f16]; 2]) {
     }
 }
 
+/// What the codes of the first `length` tokens stand for, [tokens, kv_heads, head_dim]: of keys (0) in their
+/// own space, or of values (1). `stored` is the sequence's own.
+pub(super) fn from_codes(stored: Stored<'_>, kind: usize, length: usize) -> Vec<f32> {
+    let (heads, dim) = (stored.shape.kv_heads as usize, stored.head_dim as usize);
+    let places = Places::new(stored.code(kind), [Kind::Key, Kind::Value][kind], stored.head_dim);
+    let mut rows = vec![0f32; length * heads * dim];
+    rows.par_chunks_mut(TILE * heads * dim).enumerate().for_each(|(tile, out)| {
+        let mut memory = vec![0; TILE * dim];
+        for head in 0..heads {
+            stored.coded(kind, head, tile as u32, &places, &mut memory);
+            for (token, row) in memory.chunks_exact(dim).enumerate().take(out.len() / (heads * dim)) {
+                let out = &mut out[(token * heads + head) * dim..][..dim];
+                out.iter_mut().zip(row).for_each(|(out, bits)| *out = f16::from_bits(*bits).to_f32());
+            }
+        }
+    });
+    rows
+}
+
+/// Brings stored keys [tokens, kv_heads, head_dim] back into the space of the model: what gives the products
+/// with a query that the stored ones give with the transformed query, and with the mean that a softmax does
+/// not see.
+pub(super) fn turn_back(shape: Shape, dim: usize, transform: &[f32], keys: &mut [f32]) {
+    let heads = shape.kv_heads as usize;
+    keys.par_chunks_exact_mut(dim).enumerate().for_each(|(row, key)| {
+        let table = of_head(transform, row % heads, dim);
+        let [mean, _, _, before, after]: [&[f32]; 5] = std::array::from_fn(|i| &table[i * dim..][..dim]);
+        // q~ = after·H·before·q, and H is its own transpose.
+        key.iter_mut().zip(after).for_each(|(x, after)| *x *= after);
+        if shape.hadamard != 0 {
+            hadamard(key);
+        }
+        for (x, (before, mean)) in key.iter_mut().zip(before.iter().zip(mean)) {
+            *x = *x * before + mean;
+        }
+    });
+}
+
+/// The orthonormal Hadamard matrix times a row.
+#[inline(always)]
+fn hadamard(x: &mut [f32]) {
+    let dim = x.len();
+    let mut stride = 1;
+    while stride < dim {
+        for pair in x.chunks_exact_mut(2 * stride) {
+            let (low, high) = pair.split_at_mut(stride);
+            for (a, b) in low.iter_mut().zip(high) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        stride *= 2;
+    }
+    x.iter_mut().for_each(|x| *x *= norm(dim as u32));
+}
+
 /// The dual transformation of a head's row, to f16; `table` [5, head_dim] is the KV head's.
 #[inline(always)]
-pub(super) fn transform(row: &[f16], table: &[f32], key: bool, hadamard: bool, out: &mut [f16]) {
+pub(super) fn transform(row: &[f16], table: &[f32], key: bool, with_hadamard: bool, out: &mut [f16]) {
     let dim = row.len();
     let mut x = [0f32; 128];
     let x = &mut x[..dim];
@@ -142,18 +203,8 @@ pub(super) fn transform(row: &[f16], table: &[f32], key: bool, hadamard: bool, o
         x.iter_mut().zip(mean).for_each(|(x, mean)| *x -= mean);
     }
     x.iter_mut().zip(before).for_each(|(x, before)| *x *= before);
-    if hadamard {
-        let mut stride = 1;
-        while stride < dim {
-            for pair in x.chunks_exact_mut(2 * stride) {
-                let (low, high) = pair.split_at_mut(stride);
-                for (a, b) in low.iter_mut().zip(high) {
-                    (*a, *b) = (*a + *b, *a - *b);
-                }
-            }
-            stride *= 2;
-        }
-        x.iter_mut().for_each(|x| *x *= norm(dim as u32));
+    if with_hadamard {
+        hadamard(x);
     }
     for ((x, after), out) in x.iter().zip(after).zip(out) {
         *out = f16_from_f32(x * after);
