@@ -5,10 +5,12 @@ mod backend;
 mod bench;
 mod calibrate;
 mod capture;
+mod captured;
 mod chart;
 mod check;
 mod compare;
 mod dequantize;
+mod diagnose;
 mod doctor;
 mod environment;
 mod eval;
@@ -60,7 +62,8 @@ Examples:
   ferrokv generate --chat \"Why is the sky blue?\"         a language model on one of the caches
   ferrokv eval ppl --kv certified --context 512..4096     what a KV scheme does to perplexity
   ferrokv compare --kv dense,certified                    two schemes on the same text, step by step
-  ferrokv capture -o kv.safetensors                       queries, keys and values of a real run, for attend";
+  ferrokv capture -o kv.safetensors                       queries, keys and values of a real run, for attend
+  ferrokv diagnose assets/kv-smollm2.safetensors          what codes do to logits and softmax, by bytes";
 
 #[derive(Parser)]
 #[command(name = "ferrokv", version, about = "Quantized KV caches in Rust: the same bits on GPU and CPU")]
@@ -87,6 +90,7 @@ enum Command {
     Generate(Box<generate::Arguments>),
     Eval(eval::Arguments),
     Compare(Box<compare::Arguments>),
+    Diagnose(Box<diagnose::Arguments>),
     Capture(Box<capture::Arguments>),
     Calibrate(Box<calibrate::Arguments>),
 }
@@ -118,6 +122,7 @@ pub fn main() -> ExitCode {
         Command::Generate(arguments) => generate::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
         Command::Compare(arguments) => compare::run(arguments),
+        Command::Diagnose(arguments) => diagnose::run(arguments),
         Command::Capture(arguments) => capture::run(arguments),
         Command::Calibrate(arguments) => calibrate::run(arguments),
     };
