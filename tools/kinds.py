@@ -509,6 +509,34 @@ def schemes(records):
     return table(("`--kv`", "bytes", "perplexity, 95 %", *heads), [cells for _, cells in sorted(rows)])
 
 
+def diagnosed(wanted):
+    """A row a scheme of some names, by the bytes of a key: what its codes do to logits, softmax and output."""
+
+    def figure(of):
+        if of is None:
+            return "–"
+        digits = max(0, 2 - math.floor(math.log10(of["mean"]))) if of["mean"] > 0 else 0
+        low, high = of["interval"]["low"], of["interval"]["high"]
+        return f"{of['mean']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+    def rows(records):
+        (record,) = records
+        found = []
+        for row in record.data["rows"]:
+            name = re.sub(r"/(codes|order|from)=.*", "", row["kv"])
+            if not wanted(name):
+                continue
+            name = f"`{name}`" + (", a codebook a head" if "head" in row["kv"] else "")
+            found.append((name, f"{row['key_bytes']:.1f}", f"{row['value_bytes']:.1f}", figure(row["logit"]),
+                          figure(row["offsets"]), figure(row["divergence"]),
+                          f"{100 * row['overlap']['mean']:.0f} %", figure(row["output"]),
+                          f"{row['values']['mean']:.3f}"))
+        head = ("", "key", "value", "error", "at 50 distances", "KL", "top 10", "output", "values")
+        return table(head, found)
+
+    return rows
+
+
 def perplexity(records):
     current, other = records
     rows = []
@@ -616,6 +644,8 @@ TABLES = {
     "staging-h200": staging,
     "perplexity-codes": perplexity_codes,
     "schemes": schemes,
+    "diagnose-gtq": diagnosed(lambda name: not name.startswith("vecinfer")),
+    "diagnose-vecinfer": diagnosed(lambda name: name.startswith(("vecinfer", "gtq", "kivi/"))),
     "model-batches-h200": model_batches,
     "regime-h200": regime,
     "regime-projected-h200": projections,

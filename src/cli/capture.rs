@@ -1,5 +1,6 @@
 //! `ferrokv capture`: queries, keys and values of a real run, in a file.
 
+use super::captured;
 use super::failure::Failure;
 use super::output::ReportArguments;
 use super::scheme;
@@ -22,7 +23,9 @@ run had them: in f16, after RoPE, not scaled.
 
 Layer NN is three tensors: `layer.NN.key` and `layer.NN.value`, [tokens, kv_heads, head_dim], of all tokens, and \
 `layer.NN.query`, [query tokens, heads, head_dim], of the last --queries tokens. `query_first_position` in the metadata is the \
-first of those. Query head h reads KV head h / (heads / kv_heads). `ferrokv attend` and `ferrokv prove --cache` read such files.
+first of those. Query head h reads KV head h / (heads / kv_heads). What else the metadata say: text and tokens, and of the \
+model its name, layers, a hash of its norms, and how RoPE turns its channels. `ferrokv attend`, `ferrokv diagnose` and \
+`ferrokv prove --cache` read such files.
 
 The file's bytes follow from model, text and options alone; on a GPU, whose chunks are longer, they may be others than with \
 --backend cpu.
@@ -156,7 +159,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Err(error) => return Err(error.into()),
     }
 
-    let captured = cache.into_layers();
+    let layers = cache.into_layers();
     let geometry = Geometry::from(&subject.model.config);
     let ids: Vec<String> = tokens.iter().map(u32::to_string).collect();
     let metadata = [
@@ -173,9 +176,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         ("token_ids", ids.join(",")),
         ("made_by", "ferrokv capture".into()),
     ];
+    let facts = captured::metadata(&subject.model);
     let metadata: BTreeMap<String, String> =
-        metadata.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    write(target, &metadata, &captured, geometry, [count, queries])?;
+        metadata.into_iter().chain(facts).map(|(name, value)| (name.to_owned(), value)).collect();
+    write(target, &metadata, &layers, geometry, [count, queries])?;
 
     let json = Json {
         command: "capture",
@@ -190,7 +194,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         decoded,
         query_first_position: first_query,
         token_ids: &tokens,
-        layers: captured.iter().map(Layer::of).collect(),
+        layers: layers.iter().map(Layer::of).collect(),
     };
     report.finish(&render(&json, &arguments.output.display().to_string()), &json)
 }

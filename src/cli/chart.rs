@@ -28,6 +28,8 @@ pub struct Panel {
     pub y_title: String,
     /// Where x is one of a few things, their names: x counts them from 0.
     pub labels: Vec<String>,
+    /// Whether y is drawn by its logarithm: what is not above 0 is left out then.
+    pub logarithmic: bool,
     /// A value of y that is always in the picture, with a line of its own.
     pub zero: Option<f64>,
     /// The lines; an empty one keeps its colour for another panel.
@@ -78,6 +80,12 @@ fn decimals(range: &Range<f64>) -> usize {
     (2.0 - (range.end - range.start).log10()).clamp(0.0, 12.0) as usize
 }
 
+/// Three digits of a number above 0: `0.0316`.
+fn significant(y: f64) -> String {
+    let decimals = (2.0 - y.log10().floor()).clamp(0.0, 12.0) as usize;
+    format!("{y:.decimals$}")
+}
+
 impl Drawing for Chart {
     fn size(&self) -> (u32, u32) {
         (WIDTH, HEAD + PANEL * self.panels.len() as u32)
@@ -105,12 +113,23 @@ impl Panel {
         x + SPREAD * ((before as f64 + 0.5) / shown as f64 - 0.5)
     }
 
+    /// Whether a value of y is drawn.
+    fn shows(&self, y: f64) -> bool {
+        !self.logarithmic || y > 0.0
+    }
+
+    /// Where it is drawn.
+    fn height(&self, y: f64) -> f64 {
+        if self.logarithmic { y.log10() } else { y }
+    }
+
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> Outcome
     where
         B::ErrorType: 'static,
     {
         let points = || self.lines.iter().flat_map(|line| &line.points);
-        let y = around(points().flat_map(Point::values).chain(self.zero));
+        let values = points().flat_map(Point::values).chain(self.zero);
+        let y = around(values.filter(|y| self.shows(*y)).map(|y| self.height(y)));
         let x = match self.labels.len() {
             0 => around(points().map(|point| point.x)),
             n => -0.5..n as f64 - 0.5,
@@ -130,7 +149,10 @@ impl Panel {
             }
             false => String::new(),
         };
-        let value = |y: &f64| format!("{y:.decimals$}");
+        let value = |y: &f64| match self.logarithmic {
+            true => significant(10f64.powf(*y)),
+            false => format!("{y:.decimals$}"),
+        };
         let mut mesh = chart.configure_mesh();
         mesh.disable_x_mesh()
             .light_line_style(TRANSPARENT)
@@ -156,19 +178,23 @@ impl Panel {
         }
         for (number, line) in self.lines.iter().enumerate().filter(|(_, line)| !line.points.is_empty()) {
             let colour = colour(number);
-            let at = |point: &Point| (self.place(number, point.x), point.y);
+            let at = |point: &Point| (self.place(number, point.x), self.height(point.y));
+            let shown = || line.points.iter().filter(|point| self.shows(point.y));
             let sample = move |(x, y): (i32, i32)| Circle::new((x + 9, y), 4, colour.filled());
-            for point in &line.points {
+            for point in shown() {
                 if let Some((low, high)) = point.interval {
                     let x = self.place(number, point.x);
+                    // Of an interval that reaches 0 the part from the point up.
+                    let low = if self.shows(low) { low } else { point.y };
+                    let (low, high) = (self.height(low), self.height(high));
                     chart.draw_series([PathElement::new([(x, low), (x, high)], colour.stroke_width(2))])?;
                 }
             }
             if self.labels.is_empty() {
-                chart.draw_series(LineSeries::new(line.points.iter().map(at), colour.stroke_width(2)))?;
+                chart.draw_series(LineSeries::new(shown().map(at), colour.stroke_width(2)))?;
             }
             let size = if self.labels.is_empty() { 2 } else { 4 };
-            let dots = line.points.iter().map(|point| Circle::new(at(point), size, colour.filled()));
+            let dots = shown().map(|point| Circle::new(at(point), size, colour.filled()));
             let drawn = chart.draw_series(dots)?;
             if !line.name.is_empty() {
                 drawn.label(&line.name).legend(sample);
@@ -201,6 +227,7 @@ mod tests {
             x_title: String::new(),
             y_title: String::new(),
             labels: vec!["512".into(), "1024".into()],
+            logarithmic: false,
             zero: None,
             lines: counts.map(line).into(),
         }
@@ -220,6 +247,22 @@ mod tests {
         assert!(one.start < 0.0 && one.end > 0.0);
         assert_eq!(around(std::iter::empty()), 0.0..1.0);
         assert_eq!([0.0..0.002, 0.0..30.0].map(|range| decimals(&range)), [4, 0]);
+    }
+
+    /// Of logarithms what is not above 0 is left out, and an interval ends where it would be.
+    #[test]
+    fn logarithms_leave_out_what_has_none() {
+        let point = |x: f64, y: f64| Point { x, y, interval: Some((y - 1.0, y + 1.0)) };
+        let line =
+            Line { name: String::new(), points: vec![point(1.0, 0.0), point(2.0, 0.5), point(3.0, 40.0)] };
+        let panel = Panel { labels: Vec::new(), logarithmic: true, lines: vec![line], ..panel([0; 3]) };
+        let heights: Vec<f64> = [0.01, 1.0, 100.0].map(|y| panel.height(y)).into();
+        assert_eq!(heights, [-2.0, 0.0, 2.0]);
+        let text =
+            crate::cli::picture::svg(&Chart { title: String::new(), panels: vec![panel] }).expect("drawn");
+        assert_eq!(text.matches("<circle").count(), 2);
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+        assert_eq!([0.0316227, 0.5, 12.34, 4567.0].map(significant), ["0.0316", "0.500", "12.3", "4567"]);
     }
 
     #[test]

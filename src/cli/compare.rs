@@ -219,6 +219,7 @@ fn chart(title: String, trials: &[Trial]) -> Chart {
         x_title: "decoded tokens".into(),
         y_title: y_title.into(),
         labels: Vec::new(),
+        logarithmic: false,
         zero,
         lines: vec![Line { name: String::new(), points }],
     };

@@ -5,10 +5,12 @@ mod backend;
 mod bench;
 mod calibrate;
 mod capture;
+mod captured;
 mod chart;
 mod check;
 mod compare;
 mod dequantize;
+mod diagnose;
 mod doctor;
 mod environment;
 mod eval;
@@ -64,7 +66,8 @@ Examples:
   ferrokv eval ppl --kv certified --context 512..4096     what a KV scheme does to perplexity
   ferrokv compare --kv dense,certified                    two schemes on the same text, step by step
   ferrokv capture -o kv.safetensors                       queries, keys and values of a real run, for attend
-  ferrokv regime fit model.json                           what a step of decoding takes, from its bytes";
+  ferrokv regime fit model.json                           what a step of decoding takes, from its bytes
+  ferrokv diagnose assets/kv-smollm2.safetensors          what codes do to logits and softmax, by bytes";
 
 #[derive(Parser)]
 #[command(name = "ferrokv", version, about = "Quantized KV caches in Rust: the same bits on GPU and CPU")]
@@ -91,6 +94,7 @@ enum Command {
     Generate(Box<generate::Arguments>),
     Eval(eval::Arguments),
     Compare(Box<compare::Arguments>),
+    Diagnose(Box<diagnose::Arguments>),
     Capture(Box<capture::Arguments>),
     Calibrate(Box<calibrate::Arguments>),
     Regime(Box<regime::Arguments>),
@@ -123,6 +127,7 @@ pub fn main() -> ExitCode {
         Command::Generate(arguments) => generate::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
         Command::Compare(arguments) => compare::run(arguments),
+        Command::Diagnose(arguments) => diagnose::run(arguments),
         Command::Capture(arguments) => capture::run(arguments),
         Command::Calibrate(arguments) => calibrate::run(arguments),
         Command::Regime(arguments) => regime::run(arguments),

@@ -39,14 +39,18 @@ pub fn each_once(texts: &[String]) -> Result<Vec<Selection>, Failure> {
 
 /// `what`, and what schemes there are: for an argument's short help.
 pub fn short(what: &str) -> String {
+    format!("{what}: {}", names(host::schemes()))
+}
+
+/// Schemes with what can be set.
+pub fn names(schemes: impl Iterator<Item = &'static Scheme>) -> String {
     let name = |scheme: &Scheme| match (scheme.presets, scheme.options) {
         ([], []) => scheme.name.to_owned(),
         ([], _) => format!("{}[/OPTION=VALUE]…", scheme.name),
         (_, []) => format!("{}[:PRESET]", scheme.name),
         _ => format!("{}[:PRESET][/OPTION=VALUE]…", scheme.name),
     };
-    let names: Vec<String> = host::schemes().map(name).collect();
-    format!("{what}: {}", names.join(", "))
+    schemes.map(name).collect::<Vec<_>>().join(", ")
 }
 
 /// `what`, and every scheme with its presets and options: for its long help.
@@ -54,15 +58,20 @@ pub fn long(what: &str) -> String {
     let mut out = format!(
         "{what}: NAME[:PRESET][/OPTION=VALUE]…, separated by commas where several are taken.\n\nKV schemes:\n"
     );
-    for scheme in host::schemes() {
+    list(&mut out, host::schemes());
+    out
+}
+
+/// Schemes, each with its presets and options.
+pub fn list(out: &mut String, schemes: impl Iterator<Item = &'static Scheme>) {
+    for scheme in schemes {
         let _ = writeln!(out, "{:<12} {}", scheme.name, scheme.about);
         for (i, Preset { name, about }) in scheme.presets.iter().enumerate() {
             let default = if i == 0 { " (default)" } else { "" };
             let _ = writeln!(out, "{:<14}:{name}{default} — {about}", "");
         }
-        options(&mut out, scheme.options);
+        options(out, scheme.options);
     }
-    out
 }
 
 fn options(out: &mut String, options: &[OptionSpec]) {

@@ -127,11 +127,8 @@ fn make(
     }
     let mut books = Books { hadamard: transform.hadamard, codes, layers: Vec::new() };
     for (layer, passed) in material.layers.iter().enumerate() {
-        // Caches have the others in f16, and they are unlike all that follow.
-        let [keys, values] = [&passed.keys, &passed.values]
-            .map(|rows| material.behind_fronts(rows, Setting::DEFAULT.sink as usize));
-        let mut table = table(&keys, kv_heads, head_dim, transform);
-        let keys = transformed(&keys, &table, kv_heads, head_dim, transform.hadamard);
+        let mut table = table(&passed.keys, kv_heads, head_dim, transform);
+        let keys = transformed(&passed.keys, &table, kv_heads, head_dim, transform.hadamard);
         let mut of = |what: &'static str, rows: &[f16], code: Code| -> Result<Vec<f16>> {
             let what = format!("the {what} of layer {layer}");
             let heads = if transform.by_head { kv_heads } else { 1 };
@@ -155,7 +152,7 @@ fn make(
             }
             Ok(book)
         };
-        let (mut keys, values) = (of("keys", &keys, codes[0])?, of("values", &values, codes[1])?);
+        let (mut keys, values) = (of("keys", &keys, codes[0])?, of("values", &passed.values, codes[1])?);
         if codes[0].whole_keys() {
             make_whole(&mut keys, &mut table, head_dim);
         }

@@ -295,6 +295,7 @@ fn chart(title: String, rows: &[Row]) -> Chart {
         x_title: "tokens of a window; its second half is decoded".into(),
         y_title: y_title.into(),
         labels: lengths.iter().map(usize::to_string).collect(),
+        logarithmic: false,
         zero,
         lines,
     };

@@ -306,7 +306,7 @@ fn chart(title: String, rows: &[Row]) -> Chart {
         };
         let lines = names.iter().map(line).collect();
         let (x_title, y_title) = (format!("tasks of {context} tokens"), "score".to_owned());
-        Panel { x_title, y_title, labels, zero: Some(0.0), lines }
+        Panel { x_title, y_title, labels, logarithmic: false, zero: Some(0.0), lines }
     };
     Chart { title, panels: lengths.iter().map(panel).collect() }
 }

@@ -1,14 +1,12 @@
 //! One property over oracle, the CPU's own path and the emulator.
 
 use super::Books;
-use super::calibrate::of_itself;
 use super::cases::{Ran, STEP, Step, made_up, ran, settings, steps_of};
 use super::oracle;
 use super::{Code, HEAD_DIMS, Setting, VecInferCache};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::dense::sample::normal;
 use crate::check::Coverage;
-use crate::kv::calibration::{Material, Passed};
 use crate::kv::{Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
 use crate::{Buffer, Device, Stream};
 use half::f16;
@@ -279,21 +277,4 @@ fn a_cache_is_the_same_by_kernels_and_by_slices() {
         assert!(outputs[0].iter().any(|bits| *bits != 0));
     }
     assert_eq!(caches[0].bytes(), caches[1].bytes());
-}
-
-/// Tokens at the front of a text, which caches have in f16, have no say in tables and codebooks.
-#[test]
-fn the_first_tokens_of_a_text_are_not_calibrated_on() {
-    let geometry = Geometry { layers: 1, q_heads: 1, kv_heads: 1, head_dim: 64 };
-    let mut material = Material::made_up(geometry, 600, 7);
-    let books = |material: &Material| of_itself(material, Setting::DEFAULT).expect("codebooks").hash();
-    let mut loud = material.clone();
-    let Passed { keys, values, .. } = &mut loud.layers[0];
-    for rows in [keys, values] {
-        rows[300 * 64..316 * 64].iter_mut().for_each(|x| *x = f16::from_f32(50.0 * x.to_f32()));
-    }
-    assert_ne!(books(&loud), books(&material));
-    material.fronts = vec![0, 300];
-    loud.fronts = vec![0, 300];
-    assert_eq!(books(&loud), books(&material));
 }
