@@ -14,8 +14,8 @@
 //! | [`diagnosis`] | what codes of a captured cache do to its attention, with no model in the loop |
 //! | [`references`] | published quantizers without kernels, to hold schemes against |
 //!
-//! Every measurement of a model has the same shape: what comes before is read in chunks, and then each token goes
-//! through the cache by itself, as a text that is being written does. That is where a scheme acts.
+//! Every measurement of a model has the same shape: what comes before is read in chunks, and then each token
+//! goes through the cache by itself, as a text that is being written does. That is where a scheme acts.
 
 pub mod capture;
 pub mod compare;

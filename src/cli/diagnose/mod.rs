@@ -1,4 +1,5 @@
-//! `ferrokv diagnose`: what codes of a captured cache's keys and values do to its attention, scheme by scheme.
+//! `ferrokv diagnose`: what codes of a captured cache's keys and values do to its attention, scheme by
+//! scheme.
 
 mod measure;
 mod picture;

@@ -33,8 +33,8 @@ pub struct Summary {
     pub values: Figure,
 }
 
-/// Means over samples, each with the interval of the resamples of `seed`: the same seed draws the same queries
-/// of every scheme. NaN of no samples.
+/// Means over samples, each with the interval of the resamples of `seed`: the same seed draws the same
+/// queries of every scheme. NaN of no samples.
 ///
 /// Heads of one query, and queries of one text, are not independent of one another, so that the interval says
 /// how far other queries of this text would move a mean, not another text.
