@@ -315,9 +315,10 @@ def model(records):
 
 
 def model_batches(records):
-    """A row a scheme and a number of sequences."""
+    """A row a scheme and a number of sequences, at the shortest and the longest context."""
     (record,) = records
     contexts = sorted({row["context"] for row in record.data["rows"]})
+    contexts = sorted({contexts[0], contexts[-1]})
     found = {(row["kv"], row["batch"], row["context"]): row for row in record.data["rows"]}
     lines = []
     for batch in sorted({key[1] for key in found}):
@@ -463,10 +464,10 @@ def launch(records):
 
 def perplexity_codes(records):
     """A row a scheme and a context: bytes a token, what it loses beside dense on the same windows, in nats a token. Of the
-    first record only `gather`, of what two records have the later one's."""
+    first record only `gather`, of what two records have the later one's, of rows of one name the first."""
     found = {}
     for record in records:
-        for row in record.data["summary"]["rows"]:
+        for row in reversed(record.data["summary"]["rows"]):
             name = plain(row["kv"])
             if name != "dense" and (record is not records[0] or name.startswith("gather")):
                 found[row["context"], name] = row
@@ -492,7 +493,10 @@ def schemes(records):
     of_shape = {(batch, context): rows for (_, heads, _, batch, context), rows in found.items() if heads == 32 and "peer" in rows}
     columns = sorted(of_shape)
     longest = of_shape[columns[-1]]
-    lost = {plain(row["kv"]): row for record in texts for row in record.data["summary"]["rows"]}
+    lost = {}
+    for record in texts:
+        # Of rows of one name, codebooks of several settings, the first counts.
+        lost |= {plain(row["kv"]): row for row in reversed(record.data["summary"]["rows"])}
     rows = []
     for name, row in lost.items():
         if name == "dense" or name not in longest:
