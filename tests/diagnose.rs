@@ -24,9 +24,11 @@ fn rows(report: &Value) -> Vec<&Value> {
 fn the_sample_is_measured_scheme_by_scheme() {
     let folder = Folder::new();
     let (path, plot) = (folder.text("report.json"), folder.text("plot"));
-    let kv = "gtq/k=4/v=4,gtq/k=2/v=2,gtq,int8-int4,kivi/k=2";
+    // Codes alone.
+    let [four, two, three] = ["gtq/k=4/v=4", "gtq/k=2/v=2", "gtq"].map(|kv| format!("{kv}/recent=0/sink=0"));
+    let kv = format!("{four},{two},{three},int8-int4,kivi/k=2");
     let more =
-        ["--kv", kv, "--layers", "7,22", "--queries", "3", "--json", &path, "--plot", &plot, "--by-layer"];
+        ["--kv", &kv, "--layers", "7,22", "--queries", "3", "--json", &path, "--plot", &plot, "--by-layer"];
     let out = succeed(&[&["diagnose", SAMPLE][..], &more].concat());
     for word in ["layers 07, 22, 3 query tokens of 9 heads", "kivi/k=2 *", "layer.22", "SmolLM2"] {
         assert!(out.to_lowercase().contains(&word.to_lowercase()), "'{word}' is not in: {out}");
@@ -36,7 +38,7 @@ fn the_sample_is_measured_scheme_by_scheme() {
     let found = rows(&report);
     let names: Vec<&str> = found.iter().map(|row| row["kv"].as_str().expect("a name")).collect();
     // A key in 18, 24 and 26 bytes; 34; 68. Of kivi 512 tokens are sixteen groups.
-    assert_eq!(names, ["gtq/k=2/v=2", "kivi/k=2", "gtq", "gtq/k=4/v=4", "int8-int4"]);
+    assert_eq!(names, [&*two, "kivi/k=2", &three, &four, "int8-int4"]);
     let bytes: Vec<f64> = found.iter().map(|row| number(&row["key_bytes"])).collect();
     assert_eq!(bytes, [18.0, 24.0, 26.0, 34.0, 80.0]);
     // Values keep 32 tokens of 512 in f16.
@@ -83,8 +85,8 @@ fn files_are_those_of_the_captured_model() {
     calibrate("gtq-blocks", &order, &own);
     calibrate("vecinfer", &books, &own);
     let files = [
-        format!("gtq-blocks/order={order}"),
-        format!("vecinfer/recent=0/codes={books}"),
+        format!("gtq-blocks/recent=0/sink=0/order={order}"),
+        format!("vecinfer/recent=0/sink=0/codes={books}"),
         format!("block-gtq/k=3/v=3/from={energies}"),
     ];
     let report = folder.text("report.json");

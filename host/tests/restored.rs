@@ -17,15 +17,17 @@ const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_d
 const TOKENS: usize = 523;
 
 /// Schemes of codes alone, in several settings.
-const CODES: [&str; 9] = [
+const CODES: [&str; 11] = [
     "int8",
     "int8-int4",
     "gtq",
     "gtq/k=2/v=4/norm=unbiased",
+    "gtq/recent=0/sink=0",
     "gtq-blocks",
     "gtq-blocks/k=4/v=2",
     "vecinfer",
     "vecinfer/recent=0",
+    "vecinfer/recent=0/sink=0",
     "vecinfer/k=d2b8/v=d4b8/recent=64",
 ];
 
@@ -82,7 +84,7 @@ fn attention_is_over_what_is_restored() {
             |side: &host::kv::restored::Side, rows: &[f16], head: usize, token: usize, out: &mut [f64]| {
                 let at = (token * GEOMETRY.kv_heads + head) * GEOMETRY.head_dim;
                 for (i, out) in out.iter_mut().enumerate() {
-                    let coded = token < side.coded.of(TOKENS + 1);
+                    let coded = (side.coded.front..side.coded.of(TOKENS + 1)).contains(&token);
                     *out = if coded { side.rows[at + i].into() } else { rows[at + i].to_f64() };
                 }
             };

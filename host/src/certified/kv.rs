@@ -300,7 +300,7 @@ unsafe impl KvCache for CertifiedCache {
         let groups = (d / VALUE_GROUP as usize * 2 * size_of::<f16>()) as f64;
         let of_values = d as f64 / 2.0 + groups;
         let of_keys = f64::from(layout.bytes) / block as f64 - of_values;
-        let coded = Coded { block, kept: 0, front: 0 };
+        let coded = Coded { block, kept: 0, front: 0, extra: 0 };
         Ok(Some(Restored {
             keys: Side { rows: keys, bytes: of_keys, coded },
             values: Side { rows: values, bytes: of_values, coded },

@@ -175,6 +175,8 @@ unsafe impl KvCache for GtqCache {
         let tiles: &[u8] = bytemuck::cast_slice(&tiles);
         let (books, blocks) = (self.books(), self.blocks(sequence));
         let coded = Coded::outside(Window::of(books.settings.sink, books.settings.recent));
+        // The scales of a window's key, and that of its value.
+        let scales = books.layout.slot().token_bytes() - 4 * books.layout.head_dim;
         let side = |side: Side| {
             let mut rows = vec![0f32; tokens * heads * dim];
             rows.par_chunks_exact_mut(dim).enumerate().for_each(|(row, out)| {
@@ -189,7 +191,9 @@ unsafe impl KvCache for GtqCache {
             let layout = books.layout;
             let bytes = f64::from(layout.head_dim * layout.bits(side)) / 8.0;
             let bytes = bytes + f64::from(layout.norm_bytes(side));
-            kv::restored::Side { rows, bytes, coded }
+            let of_value = size_of::<f32>() as u32;
+            let extra = if side == Side::Key { scales - of_value } else { of_value };
+            kv::restored::Side { rows, bytes, coded: Coded { extra, ..coded } }
         };
         Ok(Some(Restored { keys: side(Side::Key), values: side(Side::Value) }))
     }

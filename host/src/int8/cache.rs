@@ -264,7 +264,7 @@ unsafe impl KvCache for Int8Cache {
                 }
             }
             let bytes = d as f64 * (1.0 + size_of::<f32>() as f64 / block as f64);
-            Side { rows, bytes, coded: Coded { block, kept: 0, front: 0 } }
+            Side { rows, bytes, coded: Coded { block, kept: 0, front: 0, extra: 0 } }
         };
         Ok(Some(Restored { keys: side(0), values: side(1) }))
     }

@@ -19,17 +19,19 @@ pub struct Coded {
     pub kept: usize,
     /// Tokens at the front that are read as they were.
     pub front: usize,
+    /// Bytes that a token which is read as it was takes beyond its channels in 16 bits.
+    pub extra: u32,
 }
 
 impl Coded {
     /// All of them.
-    pub const ALL: Coded = Coded { block: 1, kept: 0, front: 0 };
+    pub const ALL: Coded = Coded { block: 1, kept: 0, front: 0, extra: 0 };
 
     /// Those outside of a window.
     pub(crate) fn outside(window: Window) -> Self {
         let (tile, front) = (BLOCK_TOKENS as usize, (window.sink * BLOCK_TOKENS) as usize);
         match window.slots.checked_sub(window.sink + 1) {
-            Some(kept) => Coded { block: tile, kept: kept as usize, front },
+            Some(kept) => Coded { block: tile, kept: kept as usize, front, extra: 0 },
             None => Coded { front, ..Coded::ALL },
         }
     }
@@ -62,7 +64,8 @@ impl Side {
     pub fn bytes_at(&self, length: usize, head_dim: usize) -> f64 {
         let coded = self.coded.count(length) as f64;
         let near = length as f64 - coded;
-        (coded * self.bytes + near * (size_of::<f16>() * head_dim) as f64) / length.max(1) as f64
+        (coded * self.bytes + near * (size_of::<f16>() * head_dim + self.coded.extra as usize) as f64)
+            / length.max(1) as f64
     }
 }
 
@@ -137,18 +140,19 @@ mod tests {
 
     #[test]
     fn whole_blocks_are_read_from_codes_but_for_the_last() {
-        let of = |block, kept, length| Coded { block, kept, front: 0 }.of(length);
+        let of = |block, kept, length| Coded { block, kept, front: 0, extra: 0 }.of(length);
         assert_eq!([of(1, 0, 7), of(16, 0, 47), of(16, 2, 47), of(16, 2, 48)], [7, 32, 0, 16]);
         assert_eq!([of(1, 32, 31), of(1, 32, 40)], [0, 8]);
         assert_eq!(Coded::ALL.of(5), 5);
-        let front = Coded { block: 16, kept: 1, front: 16 };
+        let front = Coded { block: 16, kept: 1, front: 16, extra: 2 };
         assert_eq!([15, 33, 63, 70].map(|length| front.count(length)), [0, 0, 16, 32]);
     }
 
     /// 30 tokens of which 16 have codes of 3 bytes; 14 of 8 channels in f16.
     #[test]
     fn bytes_count_what_is_read_as_it_was() {
-        let side = Side { rows: Vec::new(), bytes: 3.0, coded: Coded { block: 16, kept: 0, front: 0 } };
+        let side =
+            Side { rows: Vec::new(), bytes: 3.0, coded: Coded { block: 16, kept: 0, front: 0, extra: 0 } };
         assert_eq!(side.bytes_at(30, 8), (16.0 * 3.0 + 14.0 * 16.0) / 30.0);
         assert_eq!(side.bytes_at(32, 8), 3.0);
         assert_eq!(side.bytes_at(0, 8), 0.0);

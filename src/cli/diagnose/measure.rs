@@ -191,7 +191,7 @@ pub fn row(
     }
     let mean = |of: &dyn Fn(&OfLayer) -> f64| layers.iter().map(of).sum::<f64>() / layers.len() as f64;
     let coded = |of: &dyn Fn(&Restored) -> Coded| {
-        restored.iter().map(|restored| of(restored).of(tokens)).min().unwrap_or(0)
+        restored.iter().map(|restored| of(restored).count(tokens)).min().unwrap_or(0)
     };
     let codes = |of: &dyn Fn(&Restored) -> f64| restored.iter().map(of).sum::<f64>() / restored.len() as f64;
     Ok(Row {

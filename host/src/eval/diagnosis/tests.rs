@@ -144,7 +144,7 @@ fn overlap_is_the_share_that_stays_on_top() {
 fn tokens_that_are_read_as_they_were_have_no_error() {
     let queries: Vec<f32> = [[1.0, 0.0, 0.0, 0.0]; 7].concat();
     let made = Made::new(&numbers(21 * DIM, 1), &numbers(21 * DIM, 2), &queries);
-    let coded = Coded { block: 16, kept: 0, front: 0 };
+    let coded = Coded { block: 16, kept: 0, front: 0, extra: 0 };
     let samples = Exact::new(made.layer()).judge(&made.moved(|_| 1.0, |_| 1.0, coded));
     let (before, after) = (samples[0], samples[6]);
     assert_eq!((before.token, after.token), (14, 20));
@@ -208,7 +208,7 @@ fn distances_turn_the_query() {
     let sample = Exact::new(made.layer()).judge(&made.moved(still, |_| 0.0, Coded::ALL))[0];
     assert!((sample.offsets.expect("known") - 0.75).abs() < 1e-3 && (sample.logit - 0.75).abs() < 1e-3);
     // Of no codes there is nothing to say.
-    let none = made.moved(still, |_| 0.0, Coded { block: 16, kept: 0, front: 0 });
+    let none = made.moved(still, |_| 0.0, Coded { block: 16, kept: 0, front: 0, extra: 0 });
     assert_eq!(Exact::new(made.layer()).judge(&none)[0].offsets, None);
 }
 

@@ -80,7 +80,10 @@ fn bytes(bits: u32, head_dim: usize, group: usize) -> f64 {
 /// Keys and values of KIVI, without their rows.
 fn sides(selection: &Selection, head_dim: usize) -> [Side; 2] {
     let (group, residual) = (group(selection), residual(selection));
-    let coded = [Coded { block: residual, kept: 0, front: 0 }, Coded { block: 1, kept: residual, front: 0 }];
+    let coded = [
+        Coded { block: residual, kept: 0, front: 0, extra: 0 },
+        Coded { block: 1, kept: residual, front: 0, extra: 0 },
+    ];
     let [keys, values] = bits(selection);
     let [of_keys, of_values] = coded;
     let side = |bits, coded| Side { rows: Vec::new(), bytes: bytes(bits, head_dim, group), coded };
