@@ -136,8 +136,10 @@ fn append(cache: &mut dyn KvCache, stream: &Stream, rows: &[f16], tokens: usize)
 fn what_is_no_number_is_said_and_bytes_are_those_of_the_codes() {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
-    let selection = ready("vecinfer/recent=16", GEOMETRY);
+    let selection = ready("vecinfer/recent=16/sink=0", GEOMETRY);
     let mut cache = selection.open(&device, GEOMETRY, None, 64).expect("a cache");
+    let mut with_first =
+        ready("vecinfer/recent=16", GEOMETRY).open(&device, GEOMETRY, None, 64).expect("a cache");
     let row = |i: usize| f16::from_f32((i * 37 % 101) as f32 / 50.0 - 1.0);
     let rows: Vec<f16> = (0..40 * 128).map(row).collect();
     let empty = cache.bytes();
@@ -147,6 +149,12 @@ fn what_is_no_number_is_said_and_bytes_are_those_of_the_codes() {
     // Of 41 tokens 25 are read in f16, and 16 from their codes: 16 bytes of keys and as many of values.
     let heads = (GEOMETRY.layers * GEOMETRY.kv_heads) as u64;
     assert_eq!(cache.step_bytes(), heads * (16 * 32 + 25 * 256));
+    // With the first 16 in f16 as well no code is read, until there are 16 tokens more.
+    append(&mut *with_first, &stream, &rows, 40);
+    append(&mut *with_first, &stream, &rows[..128], 1);
+    assert_eq!(with_first.step_bytes(), heads * 41 * 256);
+    append(&mut *with_first, &stream, &rows[..16 * 128], 16);
+    assert_eq!(with_first.step_bytes(), heads * (16 * 32 + 41 * 256));
     // Of the prompt of 40 tokens: keys and values of three tiles, and its queries.
     let room = 2 * (2 * 64 * 48 * 2) + 40 * 256 * 2;
     assert_eq!(cache.bytes() - empty, heads * 41 * 32 + room);
