@@ -103,6 +103,17 @@ sides! {
         emulator { emu::fence(emu::FenceScope::Device); }
     }
 
+    /// [`device_fence`], and in one order with all such fences of the GPU (sequential consistency). PTX:
+    /// `fence.sc.gpu`. Two threads that each announce themselves by an atomic and then look for the other
+    /// need it in between: with [`device_fence`] both may see nobody.
+    pub fn device_fence_sc() {
+        device {
+            // SAFETY: a fence has no precondition.
+            unsafe { core::arch::asm!("fence.sc.gpu;", options(nostack)) }
+        }
+        emulator { emu::fence(emu::FenceScope::Full); }
+    }
+
     /// Orders this thread's memory accesses before and after, as the GPU, its peers and the host see them.
     /// PTX: `fence.acq_rel.sys`.
     pub fn system_fence() {

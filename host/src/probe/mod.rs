@@ -276,7 +276,7 @@ fn memory_cases(cases: &mut Vec<Case>) {
 }
 
 fn fence_cases(cases: &mut Vec<Case>) {
-    for (blocks, system) in [(1u32, 0u32), (7, 0), (200, 0), (7, 1), (200, 1)] {
+    for (blocks, kind) in [(1u32, 0u32), (7, 0), (200, 0), (7, 1), (200, 1), (7, 2), (200, 2)] {
         let kernel = fences::last_block::kernel();
         let run = move |device: &Device| -> Result<_, CaseError> {
             let stream = Stream::new(device)?;
@@ -289,7 +289,7 @@ fn fence_cases(cases: &mut Vec<Case>) {
                 done: done.global_mut(),
                 folded: folded.global_mut(),
                 seed: 5,
-                system,
+                kind,
             };
             // SAFETY: each block has its part, the counter starts at zero, and one block folds.
             unsafe { stream.launch(&kernel, shape, args) }?;
@@ -299,7 +299,7 @@ fn fence_cases(cases: &mut Vec<Case>) {
                 OutputBuffer::download("folded", &folded)?,
             ])
         };
-        let scope = if system == 0 { "device" } else { "system" };
+        let scope = ["device", "system", "sc"][kind as usize];
         cases.push(Case::new(kernel.info(), format!("blocks={blocks} fence={scope}"), run).race_checked());
     }
     let shape = LaunchShape::new(3, 256).shared(fences::handover().bytes);

@@ -54,6 +54,12 @@ impl Block {
         self.roll(|dice| dice.below(2) == 0).unwrap_or(false)
     }
 
+    /// One of so many, two or more; the last one half of the time: the last one always, if the order is not one of seeds.
+    pub(super) fn choose(&self, count: usize) -> usize {
+        let chosen = |dice: &mut Dice| if dice.below(2) == 0 { count - 1 } else { dice.below(count - 1) };
+        self.roll(chosen).unwrap_or(count - 1)
+    }
+
     fn roll<R>(&self, f: impl FnOnce(&mut Dice) -> R) -> Option<R> {
         self.dice.as_ref().map(|cell| {
             let mut dice = cell.get();
@@ -113,19 +119,20 @@ impl<'a> Runner<'a> {
     pub(super) fn new(setting: &Setting<'a>, races: Option<&Rc<RefCell<GridRaces>>>) -> Self {
         let Setting { info, shape, body, options, schedule, tracked, watchpoint } = setting.clone();
         let threads = shape.block.count().min(MAX_BLOCK_THREADS) as u32;
+        let mixed = matches!(schedule, Schedule::Seeded(_));
         let block = Fixed::new(Box::new(Block {
             info,
             shape,
             index: Cell::new(Dim3 { x: 0, y: 0, z: 0 }),
             number: Cell::new(0),
             shared: SharedMemory::new(shape.shared_bytes),
-            races: races.map(|grid| RefCell::new(Races::new(threads, grid.clone()))),
+            races: races.map(|grid| RefCell::new(Races::new(threads, grid.clone(), mixed))),
             watched: races.is_some() || tracked.is_some() || watchpoint.is_some(),
             tracked,
             watchpoint,
             changed: Cell::new(false),
             ended: Cell::new(false),
-            dice: matches!(schedule, Schedule::Seeded(_)).then(|| Cell::new(Dice::new(0))),
+            dice: mixed.then(|| Cell::new(Dice::new(0))),
             seed: if let Schedule::Seeded(seed) = schedule { seed.into() } else { 0 },
             lanes: Cell::new(core::ptr::null()),
             threads,

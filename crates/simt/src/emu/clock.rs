@@ -69,10 +69,15 @@ impl Clock {
         known.join(&self.heard);
     }
 
+    /// Whether its atomics pass anything on.
+    pub(super) fn releases(&self) -> bool {
+        self.released_to_block.is_some()
+    }
+
     /// A fence of the thread that is `lane` of the warp that starts at thread `first` of `block`.
     pub(super) fn fence(&mut self, scope: FenceScope, block: u64, epoch: u32, first: u32, lane: usize) {
         self.known.join(&std::mem::take(&mut self.heard_in_block));
-        if scope == FenceScope::Device {
+        if scope != FenceScope::Block {
             self.known.join(&std::mem::take(&mut self.heard));
         }
         let mut known = self.known.clone();
@@ -84,7 +89,7 @@ impl Clock {
         known.join(&own);
         self.warp[lane] += 1;
         self.released_to_block = Some(known.clone());
-        if scope == FenceScope::Device {
+        if scope != FenceScope::Block {
             self.released_to_device = Some(known);
         }
     }
@@ -98,6 +103,11 @@ impl Clock {
         if let Some(released) = &self.released_to_device {
             word.device.join(released);
         }
+        self.hear(word, block);
+    }
+
+    /// An atomic load of a thread of `block` hears what others left on the word.
+    pub(super) fn hear(&mut self, word: &Word, block: u64) {
         if let Some(left) = word.blocks.get(&block) {
             self.heard_in_block.join(left);
         }

@@ -9,6 +9,8 @@ use core::panic::Location;
 pub(crate) enum FenceScope {
     Block,
     Device,
+    /// Of the device, and in one order with all such fences.
+    Full,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,10 @@ pub(crate) enum Access {
     ReadOnly,
     Write,
     Atomic,
+    /// An atomic load.
+    Look,
+    /// An atomic store.
+    Put,
     /// The read of an asynchronous copy, at any moment until its wait.
     Copy,
 }
@@ -23,12 +27,18 @@ impl Access {
             Access::ReadOnly => "read-only load",
             Access::Write => "write",
             Access::Atomic => "atomic",
+            Access::Look => "atomic load",
+            Access::Put => "atomic store",
             Access::Copy => "asynchronous copy",
         }
     }
 
+    pub(super) fn is_atomic(self) -> bool {
+        matches!(self, Access::Atomic | Access::Look | Access::Put)
+    }
+
     pub(super) fn writes(self) -> bool {
-        matches!(self, Access::Write | Access::Atomic)
+        matches!(self, Access::Write | Access::Atomic | Access::Put)
     }
 }
 
@@ -46,7 +56,7 @@ pub(super) struct Event {
 }
 
 impl Event {
-    fn thread_key(&self) -> (u64, u32) {
+    pub(super) fn thread_key(&self) -> (u64, u32) {
         (self.block, self.linear)
     }
 
@@ -125,6 +135,8 @@ pub(super) struct Rare {
     /// The atomics since the write, and the start and the bytes of what they change.
     pub(super) atomics: Crowd,
     pub(super) word: (u64, usize),
+    /// The atomic loads since the write.
+    pub(super) looks: Crowd,
     /// The last atomic that brought another value, if no write came behind it.
     pub(super) changed: Option<Event>,
     /// The launch's first read-only load.
@@ -134,6 +146,10 @@ pub(super) struct Rare {
 impl History {
     pub(super) fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
+    }
+
+    pub(super) fn looks(&self) -> std::slice::Iter<'_, Event> {
+        self.rare.as_ref().map_or_else(Default::default, |rare| rare.looks.iter())
     }
 
     pub(super) fn atomics(&self) -> std::slice::Iter<'_, Event> {

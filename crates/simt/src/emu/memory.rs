@@ -142,7 +142,8 @@ fn record(
     }
     if space == Space::Global {
         if let Some(tracked) = &block.tracked {
-            if access != Access::Write && !tracked.is_written(byte, bytes) {
+            let only_writes = matches!(access, Access::Write | Access::Put);
+            if !only_writes && !tracked.is_written(byte, bytes) {
                 raise(place, FaultKind::Unwritten { index, bytes });
             }
             if access.writes() {
@@ -160,15 +161,39 @@ fn record(
     }
 }
 
-/// Notes that an atomic has brought another value to the word of `bytes` bytes at `byte`.
-fn changed(lane: &Lane, space: Space, byte: u64, bytes: usize, place: &'static Location<'static>) {
+/// Notes that an atomic has brought `new` in the place of `old` to the word at `byte`.
+fn changed<T: AtomicWord>(
+    lane: &Lane,
+    (space, byte): (Space, u64),
+    (old, new): (T, T),
+    place: &'static Location<'static>,
+) {
     lane.block().changed.set(true);
     if let Some(watchpoint) = lane.block().watchpoint.as_ref().filter(|_| space == Space::Global) {
-        watchpoint.note(lane, byte, bytes, place);
+        watchpoint.note(lane, byte, size_of::<T>(), place);
     }
     if let Some(races) = &lane.block().races {
-        races.borrow_mut().changed(lane, space, byte, place);
+        races.borrow_mut().changed(lane, (space, byte), (number(old), number(new)), place);
     }
+}
+
+/// What an atomic sees that leaves the word as it is, if that is older than what the word at `pointer` holds.
+///
+/// # Safety
+/// `pointer` is valid and aligned, and no other OS thread writes there if races are checked.
+unsafe fn older<T: AtomicWord>(
+    lane: &Lane,
+    op: AtomicOp,
+    (space, byte): (Space, u64),
+    pointer: *const T,
+    is_look: impl Fn(T) -> bool,
+    place: &'static Location<'static>,
+) -> Option<T> {
+    let races = lane.block().races.as_ref()?;
+    // SAFETY: says the caller; with races checked, all blocks share one OS thread.
+    let now = number(unsafe { pointer.read() });
+    let is_look = |value| is_look(word(value));
+    races.borrow_mut().look(lane, access(op), (space, byte), now, is_look, place).map(word)
 }
 
 #[track_caller]
@@ -263,16 +288,36 @@ pub(crate) fn global_atomic<T: AtomicWord>(
     before_atomic(place);
     let (old, byte) = with_lane(|lane| {
         let address = base + locate::<T, T>(Space::Global, base, len as u64, index as u64, true, place);
-        watch(lane, Space::Global, (address, index as u64), size_of::<T>(), Access::Atomic, place);
+        watch(lane, Space::Global, (address, index as u64), size_of::<T>(), access(op), place);
+        let update = |old| T::combine(op, old, value, compare);
+        let at = (Space::Global, address);
         // SAFETY: inside the handle's memory, and aligned to the word's size.
+        if let Some(seen) = unsafe { older(lane, op, at, address as *const T, |old| update(old) == old, place) }
+        {
+            return (seen, address);
+        }
+        // SAFETY: as above.
         let old = unsafe { T::host_update(op, address as *mut T, value, compare) };
-        if T::combine(op, old, value, compare) != old {
-            changed(lane, Space::Global, address, size_of::<T>(), place);
+        if update(old) != old {
+            changed(lane, at, (old, update(old)), place);
         }
         (old, address)
     });
     after_atomic(Look { space: Space::Global, byte, index: index as u64, value: Some(number(old)) }, place);
     old
+}
+
+fn access(op: AtomicOp) -> Access {
+    match op {
+        AtomicOp::Load => Access::Look,
+        AtomicOp::Store => Access::Put,
+        _ => Access::Atomic,
+    }
+}
+
+/// The word of these bits.
+fn word<T: AtomicWord>(number: u64) -> T {
+    bytemuck::pod_read_unaligned(&number.to_ne_bytes()[..size_of::<T>()])
 }
 
 /// The bits of a word.
@@ -368,17 +413,30 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
     before_atomic(place);
     let (old, byte) = with_lane(|lane| {
         let offset = locate_shared::<T, T>(lane, base, len, index, true, place);
-        check_written(lane, offset, size_of::<T>(), place);
+        match op {
+            AtomicOp::Store => {
+                check_arrived(lane, offset, size_of::<T>(), place);
+                lane.block().shared.mark_written(offset, size_of::<T>());
+            }
+            _ => check_written(lane, offset, size_of::<T>(), place),
+        }
         let byte = offset as u64;
-        watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), Access::Atomic, place);
+        watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), access(op), place);
         let pointer = lane.block().shared.pointer(offset).cast::<T>();
+        let update = |old| T::combine(op, old, value, compare);
         // SAFETY: inside the block's shared memory, which one OS thread uses, and aligned.
+        if let Some(seen) =
+            unsafe { older(lane, op, (Space::Shared, byte), pointer, |old| update(old) == old, place) }
+        {
+            return (seen, byte);
+        }
+        // SAFETY: as above.
         let old = unsafe { pointer.read() };
-        let new = T::combine(op, old, value, compare);
+        let new = update(old);
         // SAFETY: as above.
         unsafe { pointer.write(new) };
         if new != old {
-            changed(lane, Space::Shared, byte, size_of::<T>(), place);
+            changed(lane, (Space::Shared, byte), (old, new), place);
         }
         (old, byte)
     });

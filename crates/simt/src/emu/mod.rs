@@ -41,6 +41,7 @@ mod panics;
 mod race;
 mod stack;
 pub mod tensor;
+mod weak;
 
 use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
 use std::sync::Arc;

@@ -20,6 +20,7 @@ use super::collective::FenceScope;
 use super::fault::{FaultKind, Place, Race, Space, ThreadId};
 use super::history::{Access, Event, History};
 use super::lane::Lane;
+use super::weak::{FullFences, Versions};
 use core::panic::Location;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -61,6 +62,9 @@ pub(crate) struct GridRaces {
     words: ByAddress<Word>,
     /// By the number of the 16 bytes that are copied.
     sources: ByAddress<Vec<Source>>,
+    /// Of the words that atomics have changed.
+    versions: ByAddress<Versions>,
+    fences: FullFences,
 }
 
 /// The same for the block that runs.
@@ -71,16 +75,21 @@ pub(crate) struct Races {
     epoch: u32,
     shared: ByAddress<History>,
     shared_words: ByAddress<Word>,
+    shared_versions: ByAddress<Versions>,
+    /// Whether looks may see older values.
+    weak: bool,
 }
 
 impl Races {
-    pub(super) fn new(threads: u32, grid: Rc<RefCell<GridRaces>>) -> Self {
+    pub(super) fn new(threads: u32, grid: Rc<RefCell<GridRaces>>, weak: bool) -> Self {
         Races {
             grid,
             clocks: (0..threads as usize).map(|thread| Clock::start(thread % 32)).collect(),
             epoch: 0,
             shared: ByAddress::default(),
             shared_words: ByAddress::default(),
+            shared_versions: ByAddress::default(),
+            weak,
         }
     }
 
@@ -92,6 +101,7 @@ impl Races {
         self.epoch = 0;
         self.shared.clear();
         self.shared_words.clear();
+        self.shared_versions.clear();
     }
 
     /// The block ends: what it has not waited for nobody will look at.
@@ -139,6 +149,9 @@ impl Races {
         let (block, first) = (lane.block().number.get(), lane.linear - lane.lane());
         let clock = &mut self.clocks[lane.linear as usize];
         clock.fence(scope, block, self.epoch, first, lane.lane() as usize);
+        if scope == FenceScope::Full {
+            self.grid.borrow_mut().fences.fence((block, lane.linear));
+        }
     }
 
     fn event(&self, lane: &Lane, access: Access, place: &'static Location<'static>) -> Event {
@@ -177,8 +190,10 @@ impl Races {
             Space::Global => (&mut grid.bytes, &mut grid.words),
             Space::Shared => (&mut self.shared, &mut self.shared_words),
         };
-        if access == Access::Atomic {
-            clock.pass_on(words.entry(start).or_default(), event.block);
+        match access {
+            Access::Atomic | Access::Put => clock.pass_on(words.entry(start).or_default(), event.block),
+            Access::Look => clock.hear(words.entry(start).or_default(), event.block),
+            _ => {}
         }
         for byte in start..start + bytes as u64 {
             let history = memory.entry(byte).or_default();
@@ -191,7 +206,7 @@ impl Races {
             if let Some(other) = race(history, &event, clock) {
                 return fault(FaultKind::Race, other);
             }
-            if access == Access::Atomic && history.rare().word != (start, bytes) {
+            if access.is_atomic() && history.rare().word != (start, bytes) {
                 if let Some(other) = history.atomics().find(|past| !past.is_behind(&event, clock)) {
                     return fault(FaultKind::AtomicWidths, other);
                 }
@@ -232,18 +247,47 @@ impl Races {
         }
     }
 
-    /// An atomic has brought another value.
+    /// An atomic has brought the value `new` in the place of `old`.
     pub(super) fn changed(
         &mut self,
         lane: &Lane,
-        space: Space,
-        byte: u64,
+        (space, byte): (Space, u64),
+        (old, new): (u64, u64),
         place: &'static Location<'static>,
     ) {
         let event = self.event(lane, Access::Atomic, place);
         let grid = &mut *self.grid.borrow_mut();
-        let memory = if space == Space::Global { &mut grid.bytes } else { &mut self.shared };
+        let (memory, versions) = match space {
+            Space::Global => (&mut grid.bytes, &mut grid.versions),
+            Space::Shared => (&mut self.shared, &mut self.shared_versions),
+        };
         memory.entry(byte).or_default().rare().changed = Some(event);
+        if self.weak {
+            versions.entry(byte).or_default().changed(old, new, event, grid.fences.tick());
+        }
+    }
+
+    /// An older value of a word that holds `now`, if an atomic that leaves it as it is sees that one.
+    pub(super) fn look(
+        &mut self,
+        lane: &Lane,
+        access: Access,
+        (space, byte): (Space, u64),
+        now: u64,
+        is_look: impl Fn(u64) -> bool,
+        place: &'static Location<'static>,
+    ) -> Option<u64> {
+        let clock = &self.clocks[lane.linear as usize];
+        // An update that passes something on would have passed it on to those who came behind that value.
+        if !self.weak || access != Access::Look && clock.releases() {
+            return None;
+        }
+        let event = self.event(lane, access, place);
+        let grid = &mut *self.grid.borrow_mut();
+        let fenced = grid.fences.behind((event.block, event.linear));
+        let versions = if space == Space::Global { &mut grid.versions } else { &mut self.shared_versions };
+        let choose = |count| lane.block().choose(count);
+        versions.get_mut(&byte)?.look(now, (&event, clock, fenced), is_look, choose)
     }
 
     /// Who changed a byte last, and where.
@@ -270,8 +314,8 @@ fn pair(event: &Event, other: &Event, space: Space, index: u64, byte: u64) -> Bo
 fn against_read_only(history: &History, access: Access) -> Option<&Event> {
     match access {
         Access::ReadOnly => history.written(),
-        Access::Write | Access::Atomic => history.read_only(),
-        Access::Read | Access::Copy => None,
+        Access::Write | Access::Atomic | Access::Put => history.read_only(),
+        Access::Read | Access::Look | Access::Copy => None,
     }
 }
 
@@ -279,11 +323,14 @@ fn against_read_only(history: &History, access: Access) -> Option<&Event> {
 fn race<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Event> {
     let unordered = |past: &&Event| !past.is_behind(event, clock);
     let mut found = history.write.as_ref().filter(unordered);
-    if event.access != Access::Atomic {
+    if !event.access.is_atomic() {
         found = found.or_else(|| history.atomics().find(unordered));
     }
     if event.access.writes() {
         found = found.or_else(|| history.reads.iter().find(unordered));
+        if !event.access.is_atomic() {
+            found = found.or_else(|| history.looks().find(unordered));
+        }
     }
     found
 }
@@ -291,16 +338,18 @@ fn race<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Ev
 fn note(history: &mut History, event: Event) {
     match event.access {
         Access::Read | Access::ReadOnly | Access::Copy => history.reads.put(event),
+        Access::Look => history.rare().looks.put(event),
         Access::Write => {
             history.reads.clear();
             if let Some(rare) = &mut history.rare {
                 rare.atomics.clear();
+                rare.looks.clear();
                 rare.changed = None;
             }
             history.write = Some(event);
         }
         // What lies behind this atomic need not lie behind the next one: atomics order nothing.
-        Access::Atomic => history.rare().atomics.put(event),
+        Access::Atomic | Access::Put => history.rare().atomics.put(event),
     }
     if event.access == Access::ReadOnly {
         history.rare().read_only.get_or_insert(event);

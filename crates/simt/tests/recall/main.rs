@@ -14,3 +14,4 @@ mod missed;
 mod schedules;
 mod scor;
 mod table;
+mod weak;

@@ -1,7 +1,7 @@
 //! The table of `docs/emulator.md`.
 
 use crate::case::{Case, Found};
-use crate::{dracc, gpuverify, indigo, legal, memory, missed, schedules, scor};
+use crate::{dracc, gpuverify, indigo, legal, memory, missed, schedules, scor, weak};
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -19,6 +19,7 @@ fn categories() -> Vec<(&'static str, &'static [Case])> {
         dracc::CASES,
         schedules::CASES,
         memory::CASES,
+        weak::CASES,
         missed::CASES,
         legal::CASES,
     ]
