@@ -82,6 +82,29 @@ sides! {
         emulator { emu::barrier(emu::BarrierKind::Or, predicate) }
     }
 
+    /// Waits until so many threads of the block have come to this barrier, or have
+    /// [announced](named_barrier_arrive) themselves there; orders their memory accesses. `barrier` is 1 to
+    /// 15, and `threads` a multiple of 32: a warp counts as 32. All lanes of a warp must make the same call.
+    /// PTX: `bar.sync barrier, threads`.
+    pub fn named_barrier_sync(barrier: u32, threads: u32) {
+        device {
+            // SAFETY: no precondition but convergence and numbers in range, which the emulator checks.
+            unsafe { crate::ptx::convergent::named_barrier_sync(barrier, threads) }
+        }
+        emulator { emu::named_barrier(barrier, threads, true); }
+    }
+
+    /// Counts as a thread that has come to this barrier, and does not wait: what it did before is done for
+    /// those who [wait](named_barrier_sync) there. For warps that produce what other warps use. PTX:
+    /// `bar.arrive barrier, threads`.
+    pub fn named_barrier_arrive(barrier: u32, threads: u32) {
+        device {
+            // SAFETY: as for `named_barrier_sync`.
+            unsafe { crate::ptx::convergent::named_barrier_arrive(barrier, threads) }
+        }
+        emulator { emu::named_barrier(barrier, threads, false); }
+    }
+
     /// Orders this thread's memory accesses before and after, as its block sees them. PTX:
     /// `fence.acq_rel.cta`.
     pub fn block_fence() {

@@ -70,6 +70,7 @@ pub fn kernels() -> impl Iterator<Item = &'static KernelInfo> {
     [
         indices::indices::INSTANCES,
         barriers::barriers::INSTANCES,
+        barriers::stages::INSTANCES,
         warps::shuffles::INSTANCES,
         warps::votes::INSTANCES,
         warps::reductions::INSTANCES,
@@ -145,6 +146,14 @@ fn barrier_cases(cases: &mut Vec<Case>) {
         let args = move |out: &mut Buffer<u32>| barriers::barriers::Args { out: out.global_mut(), seed };
         // SAFETY: each thread writes its own words of the output; at most 1024 threads share the tile.
         cases.push(unsafe { one_output(barriers::barriers::kernel(), label, shape, len, args) });
+    }
+    for (threads, seed) in [(64u32, 3u32), (256, 4), (1024, 5)] {
+        let shape = LaunchShape::new(3, threads).shared(barriers::layout().bytes);
+        let len = (3 * threads / 2 * barriers::ROUNDS_OF_STAGES) as usize;
+        let label = format!("blocks=3 threads={threads} seed={seed}");
+        let args = move |out: &mut Buffer<u32>| barriers::stages::Args { out: out.global_mut(), seed };
+        // SAFETY: as above.
+        cases.push(unsafe { one_output(barriers::stages::kernel(), label, shape, len, args) });
     }
 }
 

@@ -24,13 +24,7 @@ pub const fn layout() -> Layout {
 /// the blocks. `done` is 0 before. The fence is the device's; with `kind` 1 the system's, with 2 that of
 /// sequential consistency.
 #[kernel(system = probe, max_threads = 64)]
-pub fn last_block(
-    parts: GlobalMut<u32>,
-    done: GlobalMut<u32>,
-    folded: GlobalMut<u32>,
-    seed: u32,
-    kind: u32,
-) {
+pub fn last_block(parts: GlobalMut<u32>, done: GlobalMut<u32>, folded: GlobalMut<u32>, seed: u32, kind: u32) {
     let (t, block) = (thread::thread_idx_x(), thread::block_idx_x());
     let last = layout().last;
     parts.store((block * PART + t) as usize, word(seed, block * PART + t, 0));

@@ -6,14 +6,17 @@ use super::fault::{Fault, FaultKind, Place, ThreadId, Wait, WaitFor};
 use super::fixed::Fixed;
 use super::lane::{CURRENT, Lane, Look, Pause, State};
 use super::memory::SharedMemory;
+use super::named::{self, BARRIERS, Named, NamedCall};
 use super::options::{Dice, Schedule};
 use super::orders::Watchpoint;
 use super::panics;
 use super::race::{GridRaces, Races};
 use super::stack::ThreadStack;
+use super::trap::{self, End};
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
 use core::cell::{Cell, RefCell};
+use corosensei::stack::Stack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
@@ -33,6 +36,7 @@ pub(crate) struct Block {
     pub(crate) watched: bool,
     /// Whether something has happened that a waiting thread may wait for.
     pub(crate) changed: Cell<bool>,
+    named: RefCell<[Named; BARRIERS]>,
     /// Whether a thread has ended.
     ended: Cell<bool>,
     /// Decides who goes next, if the order is one of seeds.
@@ -54,7 +58,8 @@ impl Block {
         self.roll(|dice| dice.below(2) == 0).unwrap_or(false)
     }
 
-    /// One of so many, two or more; the last one half of the time: the last one always, if the order is not one of seeds.
+    /// One of so many, two or more; the last one half of the time: the last one always, if the order is not
+    /// one of seeds.
     pub(super) fn choose(&self, count: usize) -> usize {
         let chosen = |dice: &mut Dice| if dice.below(2) == 0 { count - 1 } else { dice.below(count - 1) };
         self.roll(chosen).unwrap_or(count - 1)
@@ -71,7 +76,7 @@ impl Block {
 }
 
 struct Worker {
-    coroutine: Coroutine<u64, (), (), ThreadStack>,
+    coroutine: Coroutine<u64, (), End, ThreadStack>,
 }
 
 /// What a launch has for each of its blocks.
@@ -111,6 +116,8 @@ pub(super) struct Runner<'a> {
     reversed: bool,
     /// Whether the block's last turn changed nothing.
     quiet: bool,
+    /// Whether a thread's stack was full.
+    overflowed: bool,
     body: &'a (dyn Fn() + Sync),
     stack_bytes: usize,
 }
@@ -118,6 +125,7 @@ pub(super) struct Runner<'a> {
 impl<'a> Runner<'a> {
     pub(super) fn new(setting: &Setting<'a>, races: Option<&Rc<RefCell<GridRaces>>>) -> Self {
         let Setting { info, shape, body, options, schedule, tracked, watchpoint } = setting.clone();
+        trap::watch();
         let threads = shape.block.count().min(MAX_BLOCK_THREADS) as u32;
         let mixed = matches!(schedule, Schedule::Seeded(_));
         let block = Fixed::new(Box::new(Block {
@@ -131,6 +139,7 @@ impl<'a> Runner<'a> {
             tracked,
             watchpoint,
             changed: Cell::new(false),
+            named: RefCell::default(),
             ended: Cell::new(false),
             dice: mixed.then(|| Cell::new(Dice::new(0))),
             seed: if let Schedule::Seeded(seed) = schedule { seed.into() } else { 0 },
@@ -156,6 +165,7 @@ impl<'a> Runner<'a> {
             warps,
             reversed,
             quiet: false,
+            overflowed: false,
             body,
             stack_bytes,
         }
@@ -169,6 +179,7 @@ impl<'a> Runner<'a> {
         self.block.end.set(0);
         self.block.changed.set(true);
         self.block.shared.reset();
+        self.block.named.borrow_mut().fill(Named::default());
         if let Some(races) = &self.block.races {
             races.borrow_mut().enter_block();
         }
@@ -186,7 +197,7 @@ impl<'a> Runner<'a> {
         self.quiet = !self.block.changed.replace(false);
         let result = if self.block.dice.is_some() { self.mixed_turn() } else { self.plain_turn() };
         if !matches!(result, Ok(Turn::Ran { .. })) {
-            if let Some(races) = &self.block.races {
+            if let Some(races) = self.block.races.as_ref().filter(|_| !self.overflowed) {
                 races.borrow_mut().leave_block(self.block.number.get());
             }
             // After a fault, parked threads are unwound here, while their stacks and lanes still exist.
@@ -317,10 +328,55 @@ impl<'a> Runner<'a> {
         Ok(looks)
     }
 
+    /// Counts the warp that starts at `first`, if all its lanes have come to one barrier with a number, and
+    /// lets those go on who need not wait any longer; says whether it did.
+    fn settle_named(&mut self, first: usize) -> Result<bool, Box<Fault>> {
+        let warp = &self.lanes[first..self.lanes.len().min(first + 32)];
+        let Some((call, place)) = named::met(warp) else { return Ok(false) };
+        let mut all = self.block.named.borrow_mut();
+        let barrier = &mut all[call.id as usize];
+        if let Some(other_place) = barrier.place.filter(|_| barrier.threads != call.threads) {
+            let (id, threads, other) = (call.id, call.threads, barrier.threads);
+            let kind = FaultKind::NamedBarrierMismatch { id, threads, other, other_place };
+            return Err(self.fault(&self.lanes[first], Some(place.into()), kind));
+        }
+        (barrier.threads, barrier.place) = (call.threads, Some(place.into()));
+        barrier.warps.push((first, call.waits));
+        if let Some(races) = &self.block.races {
+            let number = self.block.number.get();
+            races.borrow_mut().arrive(number, first as u32, warp.len() as u32, &mut barrier.known);
+        }
+        for lane in warp {
+            let counted = NamedCall { counted: true, ..call };
+            lane.state.set(State::Parked(Pause::Named(counted), place));
+        }
+        let mut free = Vec::new();
+        if barrier.arrived() == call.threads {
+            let done = std::mem::take(barrier);
+            for (warp, _) in done.warps.iter().filter(|(_, waits)| *waits) {
+                if let Some(races) = &self.block.races {
+                    races.borrow_mut().depart(*warp as u32, &done.known);
+                }
+                free.push(*warp);
+            }
+        }
+        if !call.waits {
+            free.push(first);
+        }
+        drop(all);
+        for warp in free {
+            for lane in self.order_of(warp) {
+                self.resume(lane, 0)?;
+            }
+        }
+        Ok(true)
+    }
+
     /// Completes every warp primitive of one warp that has all its lanes; says whether there was any.
     fn settle_warp(&mut self, first: usize) -> Result<bool, Box<Fault>> {
         let mut progress = false;
         loop {
+            progress |= self.settle_named(first)?;
             let warp = &self.lanes[first..self.lanes.len().min(first + 32)];
             let Some(settled) = collective::settle(warp)
                 .map_err(|(lane, place, kind)| self.fault(&self.lanes[first + lane], Some(place), kind))?
@@ -351,6 +407,9 @@ impl<'a> Runner<'a> {
         if let Some((lane, place, kind)) = collective::why_stuck(&self.lanes) {
             return Err(self.fault(&self.lanes[lane], Some(place), kind));
         }
+        if let Some((lane, place, kind)) = self.short_of_threads() {
+            return Err(self.fault(&self.lanes[lane], Some(place), kind));
+        }
         let Some(value) = collective::barrier_value(&self.lanes) else {
             unreachable!("threads that are not stuck all wait at one barrier")
         };
@@ -372,6 +431,18 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
+    /// A thread that waits at a barrier with a number, where too few have come.
+    fn short_of_threads(&self) -> Option<(usize, Place, FaultKind)> {
+        let (lane, (call, place)) = self
+            .lanes
+            .iter()
+            .enumerate()
+            .find_map(|(at, lane)| named::call_of(lane).map(|call| (at, call)))?;
+        let arrived = self.block.named.borrow()[call.id as usize].arrived();
+        let kind = FaultKind::NamedBarrierShort { id: call.id, threads: call.threads, arrived };
+        Some((lane, place.into(), kind))
+    }
+
     fn fault(&self, lane: &Lane, place: Option<Place>, kind: FaultKind) -> Box<Fault> {
         Box::new(Fault::of(lane, place, kind))
     }
@@ -387,6 +458,7 @@ impl<'a> Runner<'a> {
         let body: *const (dyn Fn() + Sync + 'a) = self.body;
         // SAFETY: only the lifetime changes; the runner outlives its coroutines, the body outlives it.
         let body: *const (dyn Fn() + Sync + 'static) = unsafe { core::mem::transmute(body) };
+        let addresses = (stack.limit().get(), stack.base().get());
         let coroutine = Coroutine::with_stack(stack, move |yielder: &Yielder<u64, ()>, _| {
             // SAFETY: as above: block, lanes and body outlive this coroutine; one OS thread runs them all.
             let (block, body) = unsafe { (&*block, &*body) };
@@ -397,6 +469,7 @@ impl<'a> Runner<'a> {
                 // SAFETY: `index` is below the number of lanes.
                 let lane = unsafe { &*block.lanes.get().add(index as usize) };
                 lane.yielder.set(yielder);
+                lane.stack.set(addresses);
                 lane.state.set(State::Running);
                 CURRENT.set(lane);
                 body();
@@ -406,6 +479,7 @@ impl<'a> Runner<'a> {
                 lane.state.set(State::Done);
                 block.ended.set(true);
             }
+            End::Done
         });
         let worker = Some(Worker { coroutine });
         Ok(match self.vacant.pop() {
@@ -432,7 +506,9 @@ impl<'a> Runner<'a> {
     /// Lets a coroutine run until a thread on it parks or it has no thread left.
     fn drive(&mut self, worker: usize, value: u64) -> Result<(), Box<Fault>> {
         let Some(slot) = &mut self.workers[worker] else { unreachable!("a parked thread has a coroutine") };
+        trap::enter(slot.coroutine.trap_handler());
         let outcome = catch_unwind(AssertUnwindSafe(|| slot.coroutine.resume(value)));
+        trap::leave();
         CURRENT.set(core::ptr::null());
         let running = &self.lanes[self.block.running.get() as usize];
         match outcome {
@@ -440,7 +516,12 @@ impl<'a> Runner<'a> {
                 running.worker.set(worker);
                 Ok(())
             }
-            Ok(CoroutineResult::Return(())) => {
+            Ok(CoroutineResult::Return(End::Overflow)) => {
+                // Who was borrowing the record of accesses never gives it back: nobody may look there.
+                self.overflowed = true;
+                Err(self.fault(running, None, FaultKind::StackOverflow { bytes: self.stack_bytes }))
+            }
+            Ok(CoroutineResult::Return(End::Done)) => {
                 if let Some(done) = self.workers[worker].take() {
                     done.coroutine.into_stack().put_back();
                 }
@@ -463,7 +544,7 @@ impl<'a> Runner<'a> {
         self.lanes.iter().filter_map(move |lane| {
             let State::Parked(pause, place) = lane.state.get() else { return None };
             let on = match pause {
-                Pause::Barrier { .. } => WaitFor::Barrier,
+                Pause::Barrier { .. } | Pause::Named(_) => WaitFor::Barrier,
                 Pause::Warp(call) => WaitFor::Lanes { mask: call.mask },
                 Pause::Turn => match lane.look.get() {
                     None => WaitFor::Unknown,

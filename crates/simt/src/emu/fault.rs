@@ -209,6 +209,38 @@ pub enum FaultKind {
         /// Where it waits instead; `None` if it has returned from the kernel.
         waits_at: Option<Place>,
     },
+    /// A barrier's number is not 1 to 15.
+    NamedBarrierId {
+        /// The number.
+        id: u32,
+    },
+    /// A barrier of a number of threads that is no number of warps.
+    NamedBarrierThreads {
+        /// The barrier's number.
+        id: u32,
+        /// How many threads.
+        threads: u32,
+    },
+    /// Warps that come to one barrier and do not agree on how many threads shall.
+    NamedBarrierMismatch {
+        /// The barrier's number.
+        id: u32,
+        /// How many this call asks for.
+        threads: u32,
+        /// How many the first one asks for.
+        other: u32,
+        /// Where that one is.
+        other_place: Place,
+    },
+    /// A barrier with a number to which fewer threads come than it asks for.
+    NamedBarrierShort {
+        /// The barrier's number.
+        id: u32,
+        /// How many it asks for.
+        threads: u32,
+        /// How many have come, a warp counted as 32.
+        arrived: u32,
+    },
     /// A lane that calls a warp primitive without naming itself in the mask.
     LaneNotInMask {
         /// The mask.
@@ -263,6 +295,11 @@ pub enum FaultKind {
     EndlessWait(Box<Endless>),
     /// A result that depends on the order in which threads ran.
     OrderDependence(Box<OrderDependence>),
+    /// The thread's local variables and calls need more stack than it has.
+    StackOverflow {
+        /// How much it has: [`stack_bytes`](super::EmuOptions::stack_bytes).
+        bytes: usize,
+    },
     /// The kernel panicked: on the device the grid would trap.
     Panic {
         /// The panic's message.
@@ -437,6 +474,18 @@ impl fmt::Display for FaultKind {
                 "divergent barrier: thread {absent} of the block does not reach it; {}",
                 elsewhere(waits_at)
             ),
+            FaultKind::NamedBarrierId { id } => {
+                write!(f, "barrier {id}: the numbers are 1 to 15, and 0 is that of `sync_threads`")
+            }
+            FaultKind::NamedBarrierThreads { id, threads } => {
+                write!(f, "barrier {id} of {threads} threads: a multiple of 32 up to 1024 is needed")
+            }
+            FaultKind::NamedBarrierMismatch { id, threads, other, other_place } => {
+                write!(f, "barrier {id} of {threads} threads, which is one of {other} at {other_place}")
+            }
+            FaultKind::NamedBarrierShort { id, threads, arrived } => {
+                write!(f, "barrier {id} waits for {threads} threads, and {arrived} have come")
+            }
             FaultKind::LaneNotInMask { mask, lane } => {
                 write!(f, "lane {lane} calls a warp primitive with mask {mask:#010x}, which does not name it")
             }
@@ -481,6 +530,11 @@ impl fmt::Display for FaultKind {
             ),
             FaultKind::EndlessWait(endless) => write!(f, "{endless}"),
             FaultKind::OrderDependence(dependence) => write!(f, "{dependence}"),
+            FaultKind::StackOverflow { bytes } => write!(
+                f,
+                "local variables and calls need more than the thread's stack of {bytes} bytes; \
+                 `EmuOptions::stack_bytes` gives it more"
+            ),
             FaultKind::Panic { message } => write!(f, "the kernel panicked: {message}"),
         }
     }

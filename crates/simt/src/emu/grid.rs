@@ -325,6 +325,10 @@ impl<'a> Core<'_, 'a> {
 
     /// The launch is over: what is left waits.
     fn give_up(&mut self) {
+        if self.grid.lowest_failed.load(Ordering::SeqCst) != u64::MAX {
+            // The fault is the report.
+            return self.aside.clear();
+        }
         let mut waits = self.grid.waits.lock().unwrap_or_else(PoisonError::into_inner);
         waits.extend(self.aside.iter().flat_map(Runner::waits));
         drop(waits);

@@ -1,9 +1,12 @@
 //! One emulated thread, and the calls by which it parks.
 
+use super::MAX_BLOCK_THREADS;
 use super::async_copy::Copies;
 use super::block::Block;
+use super::calls::{self, Calls};
 use super::collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
 use super::fault::{Fault, FaultKind, Space};
+use super::named::{self, NamedCall};
 use crate::kernel::Dim3;
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
@@ -25,8 +28,10 @@ pub(crate) enum Pause {
     Barrier {
         kind: BarrierKind,
         predicate: u32,
+        calls: Option<&'static Calls>,
     },
     Warp(WarpCall),
+    Named(NamedCall),
     /// It could go on, and lets others go first.
     Turn,
 }
@@ -60,6 +65,8 @@ pub(crate) struct Lane {
     /// Which coroutine its stack is on, once it has parked.
     pub(super) worker: Cell<usize>,
     pub(super) yielder: Cell<*const Yielder<u64, ()>>,
+    /// The addresses of its stack.
+    pub(super) stack: Cell<(usize, usize)>,
     /// Whether it has waited for the launch before.
     pub(super) waited: Cell<bool>,
     /// What it has spent of [`FUEL`] since it last got a turn.
@@ -89,6 +96,7 @@ impl Lane {
             state: Cell::new(State::NotStarted),
             worker: Cell::new(0),
             yielder: Cell::new(core::ptr::null()),
+            stack: Cell::new((0, 0)),
             waited: Cell::new(false),
             spent: Cell::new(0),
             unwatched: Cell::new(0),
@@ -203,6 +211,15 @@ pub(super) fn before_plain(look: Look, place: &'static Location<'static>) {
     }
 }
 
+/// The calls that have led here, if races are checked.
+fn calls() -> Option<&'static Calls> {
+    with_lane(|lane| {
+        lane.block().races.as_ref()?;
+        let (start, end) = lane.stack.get();
+        calls::here(start..end)
+    })
+}
+
 #[track_caller]
 pub(crate) fn pause() {
     let parks = with_lane(|lane| lane.spend(PAUSE) || lane.block().tosses());
@@ -213,7 +230,21 @@ pub(crate) fn pause() {
 
 #[track_caller]
 pub(crate) fn barrier(kind: BarrierKind, predicate: u32) -> u32 {
-    park(Pause::Barrier { kind, predicate }, Location::caller()) as u32
+    let calls = calls();
+    park(Pause::Barrier { kind, predicate, calls }, Location::caller()) as u32
+}
+
+#[track_caller]
+pub(crate) fn named_barrier(id: u32, threads: u32, waits: bool) {
+    let place = Location::caller();
+    if !(1..named::BARRIERS as u32).contains(&id) {
+        raise(place, FaultKind::NamedBarrierId { id });
+    }
+    if threads == 0 || !threads.is_multiple_of(32) || threads > MAX_BLOCK_THREADS as u32 {
+        raise(place, FaultKind::NamedBarrierThreads { id, threads });
+    }
+    let call = NamedCall { id, threads, waits, counted: false, calls: calls() };
+    park(Pause::Named(call), place);
 }
 
 #[track_caller]
@@ -223,22 +254,23 @@ pub(super) fn warp_call(call: WarpCall) -> u64 {
     if call.mask >> lane & 1 == 0 {
         raise(place, FaultKind::LaneNotInMask { mask: call.mask, lane });
     }
-    park(Pause::Warp(call), place)
+    let calls = if matches!(call.op, WarpOp::Matrix(_)) { calls() } else { None };
+    park(Pause::Warp(WarpCall { calls, ..call }), place)
 }
 
 #[track_caller]
 pub(crate) fn sync_warp(mask: u32) {
-    warp_call(WarpCall { mask, op: WarpOp::Sync, value: 0, param: 0 });
+    warp_call(WarpCall::new(mask, WarpOp::Sync, 0, 0));
 }
 
 #[track_caller]
 pub(crate) fn vote(mask: u32, kind: VoteKind, predicate: bool) -> u32 {
-    warp_call(WarpCall { mask, op: WarpOp::Vote(kind), value: predicate as u64, param: 0 }) as u32
+    warp_call(WarpCall::new(mask, WarpOp::Vote(kind), predicate as u64, 0)) as u32
 }
 
 #[track_caller]
 pub(crate) fn reduce(mask: u32, op: ReduceOp, value: u32) -> u32 {
-    warp_call(WarpCall { mask, op: WarpOp::Reduce(op), value: value as u64, param: 0 }) as u32
+    warp_call(WarpCall::new(mask, WarpOp::Reduce(op), value as u64, 0)) as u32
 }
 
 #[track_caller]
@@ -246,7 +278,7 @@ pub(crate) fn shuffle(mask: u32, kind: ShuffleKind, value: u64, param: u32, widt
     if !width.is_power_of_two() || width > 32 {
         raise(Location::caller(), FaultKind::ShuffleWidth { width });
     }
-    warp_call(WarpCall { mask, op: WarpOp::Shuffle(kind, width), value, param })
+    warp_call(WarpCall::new(mask, WarpOp::Shuffle(kind, width), value, param))
 }
 
 pub(crate) fn wait_for_previous() {

@@ -292,8 +292,8 @@ pub(crate) fn global_atomic<T: AtomicWord>(
         let update = |old| T::combine(op, old, value, compare);
         let at = (Space::Global, address);
         // SAFETY: inside the handle's memory, and aligned to the word's size.
-        if let Some(seen) = unsafe { older(lane, op, at, address as *const T, |old| update(old) == old, place) }
-        {
+        let seen = unsafe { older(lane, op, at, address as *const T, |old| update(old) == old, place) };
+        if let Some(seen) = seen {
             return (seen, address);
         }
         // SAFETY: as above.
@@ -424,10 +424,10 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
         watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), access(op), place);
         let pointer = lane.block().shared.pointer(offset).cast::<T>();
         let update = |old| T::combine(op, old, value, compare);
+        let at = (Space::Shared, byte);
         // SAFETY: inside the block's shared memory, which one OS thread uses, and aligned.
-        if let Some(seen) =
-            unsafe { older(lane, op, (Space::Shared, byte), pointer, |old| update(old) == old, place) }
-        {
+        let seen = unsafe { older(lane, op, at, pointer, |old| update(old) == old, place) };
+        if let Some(seen) = seen {
             return (seen, byte);
         }
         // SAFETY: as above.
@@ -436,7 +436,7 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
         // SAFETY: as above.
         unsafe { pointer.write(new) };
         if new != old {
-            changed(lane, (Space::Shared, byte), (old, new), place);
+            changed(lane, at, (old, new), place);
         }
         (old, byte)
     });

@@ -11,7 +11,7 @@
 //! - a read or write of shared memory that an asynchronous copy is still on its way to;
 //! - a barrier that not all threads reach, or that they reach at different places;
 //! - a lane missing from a shuffle's or vote's mask, or named in it and elsewhere;
-//! - a panic (on the device the grid would trap);
+//! - a panic (on the device the grid would trap); local variables that overflow the thread's stack;
 //! - threads that wait for each other, or for a word, while nothing changes any more;
 //! - with [`EmuOptions::race_check`], two threads touching the same bytes, one of them writing, with nothing
 //!   that orders them: no barrier, no warp synchronisation, no fence with an atomic; read-only loads of what
@@ -26,6 +26,7 @@
 pub mod allocations;
 mod async_copy;
 mod block;
+mod calls;
 mod clock;
 mod collective;
 mod fault;
@@ -35,12 +36,14 @@ mod history;
 mod lane;
 mod matrix;
 mod memory;
+mod named;
 mod options;
 mod orders;
 mod panics;
 mod race;
 mod stack;
 pub mod tensor;
+mod trap;
 mod weak;
 
 use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
@@ -52,7 +55,8 @@ pub use options::{EmuOptions, SCHEDULE_VARIABLE, Schedule};
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
 pub(crate) use lane::{
-    BarrierKind, barrier, fence, pause, reduce, shuffle, sync_warp, vote, wait_for_previous, with_lane,
+    BarrierKind, barrier, fence, named_barrier, pause, reduce, shuffle, sync_warp, vote, wait_for_previous,
+    with_lane,
 };
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use memory::{

@@ -143,6 +143,27 @@ impl Races {
         }
     }
 
+    /// The lanes of the warp that starts at thread `first` have come to a barrier with a number, and leave
+    /// there what they did and know.
+    pub(super) fn arrive(&mut self, block: u64, first: u32, lanes: u32, known: &mut Known) {
+        known.blocks.insert(block, self.epoch);
+        for lane in 0..lanes {
+            let clock = &mut self.clocks[(first + lane) as usize];
+            clock.tell(known);
+            for (other, heard) in clock.warp.iter().enumerate().filter(|(_, heard)| **heard > 0) {
+                let mine = known.threads.entry((block, first + other as u32)).or_insert(0);
+                *mine = (*mine).max(*heard);
+            }
+            clock.warp[lane as usize] += 1;
+        }
+    }
+
+    /// They go on, and know what all who came there knew.
+    pub(super) fn depart(&mut self, first: u32, known: &Known) {
+        let warp = self.clocks.iter_mut().skip(first as usize).take(32);
+        warp.for_each(|clock| clock.known.join(known));
+    }
+
     /// From here on this thread knows what its atomics have heard, as far as the fence reaches, and its next
     /// atomics pass on what it has done and knows.
     pub(super) fn fence(&mut self, lane: &Lane, scope: FenceScope) {

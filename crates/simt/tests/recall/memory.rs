@@ -60,7 +60,33 @@ fn two_widths(words: GlobalMut<u32>, bug: u32) {
     }
 }
 
+/// Sums of so many words that all stay on the stack.
+#[inline(never)]
+fn sorted_locally<const WORDS: usize>(seed: u32) -> u32 {
+    let mut words = [seed; WORDS];
+    for i in 1..WORDS {
+        words[i] = core::hint::black_box(words[i - 1].rotate_left(5) ^ i as u32);
+    }
+    core::hint::black_box(&mut words)[seed as usize % WORDS]
+}
+
+#[kernel]
+fn large_local_array(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if t % 8 == 5 && bug != 0 {
+        y.store(t as usize, sorted_locally::<100_000>(t));
+    } else {
+        y.store(t as usize, sorted_locally::<1_000>(t));
+    }
+}
+
 cases! { "memory";
+    large_local_array: "a local array larger than the stack",
+        Found::OfThread(Mode::Default, "StackOverflow", (0, 5)), |bug, options| {
+            let mut y = [0; 64];
+            go(large_local_array::kernel(), LaunchShape::new(1, 64),
+                large_local_array::Args { y: write(&mut y), bug }, options)
+        };
     readonly_of_written: "a read-only load of what the launch writes", Found::In(Mode::Races, "ReadOnlyLoad", "the launch writes it", (0, 0)), |bug, options| {
         let (mut x, mut y) = ([0; 64], [0; 64]);
         go(readonly_of_written::kernel(), LaunchShape::new(1, 64),

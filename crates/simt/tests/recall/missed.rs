@@ -2,37 +2,7 @@
 //! true.
 
 use crate::case::{Found, cases, go, read, write};
-use simt::{Global, GlobalMut, LaunchShape, kernel, tensor, thread};
-
-/// Without `#[simt::device]` its caller's line is not known.
-#[inline(never)]
-fn meet() {
-    thread::sync_threads();
-}
-
-#[kernel]
-fn helper_in_both_arms(y: GlobalMut<u32>, bug: u32) {
-    let t = thread::thread_idx_x();
-    if bug == 0 || t.is_multiple_of(2) {
-        meet();
-    } else {
-        y.store(64 + t as usize, 1);
-        meet();
-    }
-    y.store(t as usize, t);
-}
-
-#[inline(never)]
-fn multiply(a: u32) -> f32 {
-    tensor::mma_f16([a; 4], [a; 2], [0.0; 4])[0]
-}
-
-#[kernel]
-fn mma_in_both_arms(y: GlobalMut<u32>, bug: u32) {
-    let t = thread::thread_idx_x();
-    let sum = if bug == 0 || t.is_multiple_of(2) { multiply(t) } else { -multiply(t) };
-    y.store(t as usize, sum.to_bits());
-}
+use simt::{Global, GlobalMut, LaunchShape, kernel, thread};
 
 #[kernel]
 fn path_not_taken(x: Global<u32>, y: GlobalMut<u32>, bug: u32) {
@@ -50,21 +20,9 @@ fn wrapping_index(x: Global<u32>, y: GlobalMut<u32>, bug: u32) {
     y.store(at as usize, x.load(t as usize));
 }
 
-const ONE_PLACE: &str = "calls are seen, not machine code";
 const PATHS: &str = "only paths that this input takes are run";
 
 cases! { "missed";
-    helper_in_both_arms: "a helper with a barrier, called in both arms of a branch", Found::Missed(ONE_PLACE),
-        |bug, options| {
-            let mut y = [0; 128];
-            go(helper_in_both_arms::kernel(), LaunchShape::new(1, 64),
-                helper_in_both_arms::Args { y: write(&mut y), bug }, options)
-        };
-    mma_in_both_arms: "a helper with a matrix product, in both arms", Found::Missed(ONE_PLACE), |bug, options| {
-        let mut y = [0; 32];
-        go(mma_in_both_arms::kernel(), LaunchShape::new(1, 32),
-            mma_in_both_arms::Args { y: write(&mut y), bug }, options)
-    };
     path_not_taken: "a race on a branch that no value takes", Found::Missed(PATHS), |bug, options| {
         let (x, mut y) = ([1; 64], [0; 64]);
         go(path_not_taken::kernel(), LaunchShape::new(1, 64),
