@@ -3,7 +3,8 @@
 use super::fault::Space;
 use super::history::Access;
 use super::lane::{Lane, with_lane};
-use super::memory::{check_arrived, locate, locate_shared, watch};
+use super::memory::{locate, watch};
+use super::shared::{check_arrived, locate_shared};
 use crate::{Global, Pod, Shared};
 use core::panic::Location;
 use std::collections::VecDeque;

@@ -5,12 +5,12 @@ use super::collective;
 use super::fault::{Fault, FaultKind, Place, ThreadId, Wait, WaitFor};
 use super::fixed::Fixed;
 use super::lane::{CURRENT, Lane, Look, Pause, State};
-use super::memory::SharedMemory;
 use super::named::{self, BARRIERS, Named, NamedCall};
 use super::options::{Dice, Schedule};
 use super::orders::Watchpoint;
 use super::panics;
 use super::race::{GridRaces, Races};
+use super::shared::SharedMemory;
 use super::stack::ThreadStack;
 use super::trap::{self, End};
 use super::{EmuOptions, MAX_BLOCK_THREADS};
@@ -151,8 +151,9 @@ impl<'a> Runner<'a> {
             running: Cell::new(0),
         }));
         let pointer: *const Block = &*block;
-        let lanes: Box<[Lane]> =
-            (0..threads).map(|linear| Lane::new(shape.block.at(linear as u64), linear, pointer)).collect();
+        let shared = block.shared.view();
+        let lane = |linear| Lane::new(shape.block.at(u64::from(linear)), linear, pointer, shared);
+        let lanes: Box<[Lane]> = (0..threads).map(lane).collect();
         let lanes = Fixed::new(lanes);
         block.lanes.set(lanes.as_ptr());
         let warps = (0..lanes.len()).step_by(32).collect();

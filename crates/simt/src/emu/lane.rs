@@ -7,6 +7,7 @@ use super::calls::{self, Calls};
 use super::collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
 use super::fault::{Fault, FaultKind, Space};
 use super::named::{self, NamedCall};
+use super::shared::SharedView;
 use crate::kernel::Dim3;
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
@@ -69,6 +70,8 @@ pub(crate) struct Lane {
     pub(super) stack: Cell<(usize, usize)>,
     /// Whether it has waited for the launch before.
     pub(super) waited: Cell<bool>,
+    /// Its block's shared memory.
+    pub(super) shared: SharedView,
     /// What it has spent of [`FUEL`] since it last got a turn.
     spent: Cell<u32>,
     /// How many accesses it may make before the next one is looked at; 0 where each is.
@@ -88,7 +91,7 @@ const PAUSE: u32 = FUEL / 4;
 const UNWATCHED: u32 = 1 << 20;
 
 impl Lane {
-    pub(super) fn new(thread: Dim3, linear: u32, block: *const Block) -> Self {
+    pub(super) fn new(thread: Dim3, linear: u32, block: *const Block, shared: SharedView) -> Self {
         Lane {
             thread,
             linear,
@@ -98,6 +101,7 @@ impl Lane {
             yielder: Cell::new(core::ptr::null()),
             stack: Cell::new((0, 0)),
             waited: Cell::new(false),
+            shared,
             spent: Cell::new(0),
             unwatched: Cell::new(0),
             look: Cell::new(None),
@@ -141,6 +145,24 @@ impl Lane {
         left == 0
     }
 
+    /// Whether nobody looks at the access that comes; if so, it is counted.
+    #[inline(always)]
+    pub(super) fn passes(&self) -> bool {
+        let left = self.unwatched.get();
+        self.unwatched.set(left.saturating_sub(1));
+        left != 0
+    }
+
+    /// The same of a write.
+    #[inline(always)]
+    pub(super) fn passes_writing(&self) -> bool {
+        let passes = self.passes();
+        if passes {
+            self.block().changed.set(true);
+        }
+        passes
+    }
+
     fn spend(&self, fuel: u32) -> bool {
         let spent = self.spent.get() + fuel;
         self.spent.set(spent);
@@ -154,7 +176,7 @@ thread_local! {
 
 /// Runs `f` on the emulated thread that is executing.
 #[track_caller]
-#[inline]
+#[inline(always)]
 pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
     let lane = CURRENT.get();
     assert!(!lane.is_null(), "a kernel primitive was called outside of a kernel: launch the kernel");

@@ -2,7 +2,7 @@
 
 use super::collective::{WarpCall, WarpOp};
 use super::lane::{Lane, warp_call, with_lane};
-use super::memory::{check_shared_read, locate_shared};
+use super::shared::{check_shared_read, locate_shared};
 use super::tensor::{self, Format};
 use crate::warp::FULL_MASK;
 use crate::{Pod, Shared};

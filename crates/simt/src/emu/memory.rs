@@ -5,84 +5,8 @@ use super::history::Access;
 use super::lane::{Lane, Look, after_atomic, before_atomic, before_plain, raise, with_lane};
 use crate::atomic::{AtomicOp, AtomicWord};
 use bytemuck::Pod;
-use core::cell::Cell;
 use core::mem::size_of;
 use core::panic::Location;
-
-/// A block's shared memory, and which of its bytes somebody wrote.
-///
-/// In units of 16 bytes: an access is aligned to its size, so it never leaves its unit.
-pub(crate) struct SharedMemory {
-    bytes: u32,
-    units: Box<[Cell<u128>]>,
-    /// One bit for each byte of a unit.
-    written: Box<[Cell<u16>]>,
-    /// The same for bytes that an asynchronous copy is on its way to.
-    awaited: Box<[Cell<u16>]>,
-}
-
-impl SharedMemory {
-    pub(super) fn new(bytes: u32) -> Self {
-        let units = bytes.div_ceil(16) as usize;
-        SharedMemory {
-            bytes,
-            units: vec![Cell::new(0); units].into_boxed_slice(),
-            written: vec![Cell::new(0); units].into_boxed_slice(),
-            awaited: vec![Cell::new(0); units].into_boxed_slice(),
-        }
-    }
-
-    /// A new block: nothing is written.
-    pub(super) fn reset(&self) {
-        self.written.iter().for_each(|unit| unit.set(0));
-        self.awaited.iter().for_each(|unit| unit.set(0));
-    }
-
-    /// The 16 bytes at `offset`, a multiple of 16.
-    pub(super) fn read_unit(&self, offset: u32) -> u128 {
-        self.units[offset as usize / 16].get()
-    }
-
-    /// The 16 bytes at `offset` belong to a copy that is under way.
-    pub(super) fn mark_awaited(&self, offset: u32) {
-        self.awaited[offset as usize / 16].set(u16::MAX);
-        self.written[offset as usize / 16].set(0);
-    }
-
-    /// The copy to the 16 bytes at `offset` has brought `value`.
-    pub(super) fn arrive(&self, offset: u32, value: u128) {
-        self.awaited[offset as usize / 16].set(0);
-        self.written[offset as usize / 16].set(u16::MAX);
-        self.units[offset as usize / 16].set(value);
-    }
-
-    #[inline(always)]
-    fn is_awaited(&self, offset: u32, bytes: usize) -> bool {
-        self.awaited[offset as usize / 16].get() & Self::mask(offset, bytes) != 0
-    }
-
-    #[inline(always)]
-    fn mask(offset: u32, bytes: usize) -> u16 {
-        (((1u32 << bytes) - 1) << (offset % 16)) as u16
-    }
-
-    #[inline(always)]
-    fn is_written(&self, offset: u32, bytes: usize) -> bool {
-        let mask = Self::mask(offset, bytes);
-        self.written[offset as usize / 16].get() & mask == mask
-    }
-
-    #[inline(always)]
-    fn mark_written(&self, offset: u32, bytes: usize) {
-        let unit = &self.written[offset as usize / 16];
-        unit.set(unit.get() | Self::mask(offset, bytes));
-    }
-
-    #[inline(always)]
-    fn pointer(&self, offset: u32) -> *mut u8 {
-        self.units[offset as usize / 16].as_ptr().cast::<u8>().wrapping_add(offset as usize % 16)
-    }
-}
 
 /// The byte offset of a `V` at element `index` of `len` elements of type `T` at `base`; raises if it does not
 /// lie inside or is not aligned.
@@ -162,7 +86,7 @@ fn record(
 }
 
 /// Notes that an atomic has brought `new` in the place of `old` to the word at `byte`.
-fn changed<T: AtomicWord>(
+pub(super) fn changed<T: AtomicWord>(
     lane: &Lane,
     (space, byte): (Space, u64),
     (old, new): (T, T),
@@ -181,7 +105,7 @@ fn changed<T: AtomicWord>(
 ///
 /// # Safety
 /// `pointer` is valid and aligned, and no other OS thread writes there if races are checked.
-unsafe fn older<T: AtomicWord>(
+pub(super) unsafe fn older<T: AtomicWord>(
     lane: &Lane,
     op: AtomicOp,
     (space, byte): (Space, u64),
@@ -196,9 +120,26 @@ unsafe fn older<T: AtomicWord>(
     races.borrow_mut().look(lane, access(op), (space, byte), now, is_look, place).map(word)
 }
 
+/// Whether a `V` at element `index` lies inside and is aligned, and where; as [`locate`], without a report.
+#[inline(always)]
+pub(super) fn fits<T, V>(base: u64, len: u64, index: u64) -> Option<u64> {
+    const { assert!(matches!(size_of::<V>(), 1 | 2 | 4 | 8 | 16), "an access is 1, 2, 4, 8 or 16 bytes") };
+    const { assert!(size_of::<T>() > 0, "an element has bytes") };
+    let elements = size_of::<V>().div_ceil(size_of::<T>()) as u64;
+    let at = base.wrapping_add(index.wrapping_mul(size_of::<T>() as u64));
+    let inside = index < len && (elements == 1 || len - index >= elements);
+    (inside && at.is_multiple_of(size_of::<V>() as u64)).then_some(at)
+}
+
 #[track_caller]
 #[inline]
 pub(crate) fn global_load<T: Pod, V: Pod>(base: u64, len: usize, index: usize) -> V {
+    if let Some(address) = fits::<T, V>(base, len as u64, index as u64)
+        && with_lane(Lane::passes)
+    {
+        // SAFETY: inside the handle's memory, which the launch's caller vouches for, and aligned; `V` is `Pod`.
+        return unsafe { (address as *const V).read() };
+    }
     load::<T, V>(base, len, index, Access::Read, Location::caller())
 }
 
@@ -209,7 +150,8 @@ pub(crate) fn global_load_readonly<T: Pod, V: Pod>(base: u64, len: usize, index:
     load::<T, V>(base, len, index, Access::ReadOnly, Location::caller())
 }
 
-#[inline(always)]
+/// With every check that is on.
+#[inline(never)]
 fn load<T: Pod, V: Pod>(
     base: u64,
     len: usize,
@@ -264,7 +206,19 @@ pub(crate) fn prefetch<T: Pod>(base: u64, len: usize, index: usize, bytes: u32, 
 #[track_caller]
 #[inline]
 pub(crate) fn global_store<T: Pod, V: Pod>(base: u64, len: usize, index: usize, value: V) {
-    let place = Location::caller();
+    if let Some(address) = fits::<T, V>(base, len as u64, index as u64)
+        && with_lane(Lane::passes_writing)
+    {
+        // SAFETY: inside the handle's memory, and aligned; no other thread touches these bytes unless the
+        // kernel has the race that race-check mode reports.
+        return unsafe { (address as *mut V).write(value) };
+    }
+    store::<T, V>(base, len, index, value, Location::caller());
+}
+
+/// With every check that is on.
+#[inline(never)]
+fn store<T: Pod, V: Pod>(base: u64, len: usize, index: usize, value: V, place: &'static Location<'static>) {
     with_lane(|lane| {
         let address = base + locate::<T, V>(Space::Global, base, len as u64, index as u64, true, place);
         watch(lane, Space::Global, (address, index as u64), size_of::<V>(), Access::Write, place);
@@ -307,7 +261,7 @@ pub(crate) fn global_atomic<T: AtomicWord>(
     old
 }
 
-fn access(op: AtomicOp) -> Access {
+pub(super) fn access(op: AtomicOp) -> Access {
     match op {
         AtomicOp::Load => Access::Look,
         AtomicOp::Store => Access::Put,
@@ -321,125 +275,8 @@ fn word<T: AtomicWord>(number: u64) -> T {
 }
 
 /// The bits of a word.
-fn number<T: AtomicWord>(word: T) -> u64 {
+pub(super) fn number<T: AtomicWord>(word: T) -> u64 {
     let mut bytes = [0; 8];
     bytes[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&word));
     u64::from_ne_bytes(bytes)
-}
-
-/// The offset of an access to a shared array that starts at byte `base`.
-#[inline(always)]
-pub(super) fn locate_shared<T, V>(
-    lane: &Lane,
-    base: u32,
-    len: u32,
-    index: u32,
-    write: bool,
-    place: &'static Location<'static>,
-) -> u32 {
-    let offset = locate::<T, V>(Space::Shared, base as u64, len as u64, index as u64, write, place);
-    let needed = base as u64 + offset + size_of::<V>() as u64;
-    let launched_with = lane.block().shared.bytes;
-    if needed > launched_with as u64 {
-        raise(place, FaultKind::SharedTooSmall { needed, launched_with });
-    }
-    base + offset as u32
-}
-
-#[inline(always)]
-fn check_written(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
-    if !lane.block().shared.is_written(offset, bytes) {
-        check_arrived(lane, offset, bytes, place);
-        raise(place, FaultKind::Uninitialized { offset, bytes });
-    }
-}
-
-#[inline(always)]
-pub(super) fn check_arrived(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
-    if lane.block().shared.is_awaited(offset, bytes) {
-        raise(place, FaultKind::CopyUnderWay { offset, bytes });
-    }
-}
-
-/// The checks of a read of `bytes` bytes of shared memory at `offset`.
-pub(super) fn check_shared_read(
-    lane: &Lane,
-    (offset, index): (u32, u32),
-    bytes: usize,
-    place: &'static Location<'static>,
-) {
-    check_written(lane, offset, bytes, place);
-    watch(lane, Space::Shared, (offset as u64, index as u64), bytes, Access::Read, place);
-}
-
-#[track_caller]
-#[inline]
-pub(crate) fn shared_load<T: Pod, V: Pod>(base: u32, len: u32, index: u32) -> V {
-    let place = Location::caller();
-    with_lane(|lane| {
-        let offset = locate_shared::<T, V>(lane, base, len, index, false, place);
-        check_written(lane, offset, size_of::<V>(), place);
-        watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Read, place);
-        // SAFETY: inside the block's shared memory, which one OS thread uses; `V` is `Pod`.
-        unsafe { lane.block().shared.pointer(offset).cast::<V>().read_unaligned() }
-    })
-}
-
-#[track_caller]
-#[inline]
-pub(crate) fn shared_store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, value: V) {
-    let place = Location::caller();
-    with_lane(|lane| {
-        let offset = locate_shared::<T, V>(lane, base, len, index, true, place);
-        check_arrived(lane, offset, size_of::<V>(), place);
-        watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Write, place);
-        lane.block().shared.mark_written(offset, size_of::<V>());
-        // SAFETY: inside the block's shared memory, which one OS thread uses.
-        unsafe { lane.block().shared.pointer(offset).cast::<V>().write_unaligned(value) }
-        lane.block().changed.set(true);
-    })
-}
-
-#[track_caller]
-pub(crate) fn shared_atomic<T: AtomicWord>(
-    op: AtomicOp,
-    base: u32,
-    len: u32,
-    index: u32,
-    value: T,
-    compare: T,
-) -> T {
-    let place = Location::caller();
-    before_atomic(place);
-    let (old, byte) = with_lane(|lane| {
-        let offset = locate_shared::<T, T>(lane, base, len, index, true, place);
-        match op {
-            AtomicOp::Store => {
-                check_arrived(lane, offset, size_of::<T>(), place);
-                lane.block().shared.mark_written(offset, size_of::<T>());
-            }
-            _ => check_written(lane, offset, size_of::<T>(), place),
-        }
-        let byte = offset as u64;
-        watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), access(op), place);
-        let pointer = lane.block().shared.pointer(offset).cast::<T>();
-        let update = |old| T::combine(op, old, value, compare);
-        let at = (Space::Shared, byte);
-        // SAFETY: inside the block's shared memory, which one OS thread uses, and aligned.
-        let seen = unsafe { older(lane, op, at, pointer, |old| update(old) == old, place) };
-        if let Some(seen) = seen {
-            return (seen, byte);
-        }
-        // SAFETY: as above.
-        let old = unsafe { pointer.read() };
-        let new = update(old);
-        // SAFETY: as above.
-        unsafe { pointer.write(new) };
-        if new != old {
-            changed(lane, at, (old, new), place);
-        }
-        (old, byte)
-    });
-    after_atomic(Look { space: Space::Shared, byte, index: index as u64, value: Some(number(old)) }, place);
-    old
 }

@@ -41,6 +41,7 @@ mod options;
 mod orders;
 mod panics;
 mod race;
+mod shared;
 mod stack;
 pub mod tensor;
 mod trap;
@@ -59,10 +60,8 @@ pub(crate) use lane::{
     with_lane,
 };
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
-pub(crate) use memory::{
-    global_atomic, global_load, global_load_readonly, global_store, peek, prefetch, shared_atomic,
-    shared_load, shared_store,
-};
+pub(crate) use memory::{global_atomic, global_load, global_load_readonly, global_store, peek, prefetch};
+pub(crate) use shared::{shared_atomic, shared_load, shared_store};
 pub(crate) use tensor::Format;
 
 /// The most dynamic shared memory a block may have: what compute capability 9.0 allows.
