@@ -541,7 +541,7 @@ impl<'a> Runner<'a> {
 
     /// What its threads wait for.
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
-        let block = self.block.index.get();
+        let (block, shape) = (self.block.index.get(), self.block.shape);
         self.lanes.iter().filter_map(move |lane| {
             let State::Parked(pause, place) = lane.state.get() else { return None };
             let on = match pause {
@@ -551,7 +551,7 @@ impl<'a> Runner<'a> {
                     None => WaitFor::Unknown,
                     Some(Look { space, byte, index, value }) => {
                         let races = self.block.races.as_ref();
-                        let last = races.and_then(|races| races.borrow().last_change(space, byte));
+                        let last = races.and_then(|races| races.borrow_mut().last_change(shape, space, byte));
                         WaitFor::Word { space, index, value, recorded: races.is_some(), last }
                     }
                 },

@@ -2,7 +2,8 @@
 //!
 //! A barrier or a matrix product in a helper that is called in both arms of a branch is two instructions on
 //! the device, in one line of the source. So with the race check a thread notes the calls that lead there.
-//! The addresses of the calls cost little; what source they are is found out once for each new list.
+//! That the return addresses on its stack are those of a list that was met is a few loads; what source a new
+//! list is takes long, and there are few.
 
 use super::fault::Place;
 use std::backtrace::Backtrace;
@@ -33,25 +34,54 @@ impl Calls {
 /// So many calls are noted.
 const DEPTH: usize = 64;
 
+/// A list of calls that was met, as it lies on the stack: return addresses, and how far from the stack's end
+/// each of them is.
+struct Met {
+    returns: Vec<(usize, usize)>,
+    calls: &'static Calls,
+}
+
 thread_local! {
-    static KNOWN: RefCell<HashMap<Vec<usize>, &'static Calls>> = RefCell::default();
+    /// By how deep the stack was.
+    static MET: RefCell<HashMap<usize, Vec<Met>>> = RefCell::default();
 }
 
 /// The calls that lead here from the kernel that runs on this stack.
 #[inline(never)]
 pub(super) fn here(stack: Range<usize>) -> Option<&'static Calls> {
-    let addresses = addresses(stack);
-    if addresses.is_empty() {
+    let mark = 0u8;
+    let here = &raw const mark as usize;
+    let depth = stack.end - here;
+    let met = MET.with_borrow(|met| Some(met.get(&depth)?.iter().find(|met| met.again(stack.end))?.calls));
+    if met.is_some() {
+        return met;
+    }
+    let mut returns = returns(&stack);
+    if returns.is_empty() {
         return None;
     }
-    KNOWN.with_borrow_mut(|known| match known.get(&addresses) {
-        Some(calls) => Some(*calls),
-        None => {
-            let calls = intern(places(&Backtrace::force_capture().to_string()));
-            known.insert(addresses, calls);
-            Some(calls)
-        }
-    })
+    // Below are those of the search itself.
+    returns.retain(|(slot, _)| *slot < depth);
+    let calls = intern(places(&Backtrace::force_capture().to_string()));
+    MET.with_borrow_mut(|met| met.entry(depth).or_default().push(Met { returns, calls }));
+    Some(calls)
+}
+
+impl Met {
+    /// Whether the stack that ends at `end` has the same return addresses in the same places: then the same
+    /// calls have led here.
+    #[cfg(target_arch = "x86_64")]
+    fn again(&self, end: usize) -> bool {
+        // SAFETY: words of the stack that this code runs on, above its own frame.
+        let value = |slot: usize| unsafe { ((end - slot) as *const usize).read_volatile() };
+        self.returns.iter().all(|(slot, address)| value(*slot) == *address)
+    }
+
+    /// Where return addresses lie is not known.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn again(&self, _: usize) -> bool {
+        false
+    }
 }
 
 /// One list of places is one value, for good: a program has few.
@@ -112,8 +142,9 @@ fn name(file: &str) -> &'static str {
     }
 }
 
+/// The return addresses on this stack, and how far from its end each lies.
 #[cfg(unix)]
-fn addresses(stack: Range<usize>) -> Vec<usize> {
+fn returns(stack: &Range<usize>) -> Vec<(usize, usize)> {
     use std::ffi::{c_int, c_void};
 
     // What the standard library's own backtraces are made with.
@@ -126,9 +157,9 @@ fn addresses(stack: Range<usize>) -> Vec<usize> {
         fn _Unwind_GetCFA(context: *mut c_void) -> usize;
     }
 
-    struct Found {
-        stack: Range<usize>,
-        addresses: Vec<usize>,
+    struct Found<'a> {
+        stack: &'a Range<usize>,
+        returns: Vec<(usize, usize)>,
     }
 
     /// The end of the stack.
@@ -136,23 +167,24 @@ fn addresses(stack: Range<usize>) -> Vec<usize> {
 
     extern "C" fn visit(context: *mut c_void, data: *mut c_void) -> c_int {
         // SAFETY: `data` is the `Found` below, and `context` what the unwinder hands out for this call.
-        let (found, at, frame) =
+        let (found, address, frame) =
             unsafe { (&mut *data.cast::<Found>(), _Unwind_GetIP(context), _Unwind_GetCFA(context)) };
-        if !found.stack.contains(&frame) || found.addresses.len() >= DEPTH {
+        if !found.stack.contains(&frame) || found.returns.len() >= DEPTH {
             return STOP;
         }
-        found.addresses.push(at);
+        // The call that leads out of a frame left its return address right below the caller's frame.
+        found.returns.push((found.stack.end - (frame - size_of::<usize>()), address));
         0
     }
 
-    let mut found = Found { stack, addresses: Vec::with_capacity(DEPTH) };
+    let mut found = Found { stack, returns: Vec::with_capacity(DEPTH) };
     // SAFETY: the callback gets what it expects, for the length of the call.
     unsafe { _Unwind_Backtrace(visit, (&raw mut found).cast()) };
-    found.addresses
+    found.returns
 }
 
 #[cfg(not(unix))]
-fn addresses(_: Range<usize>) -> Vec<usize> {
+fn returns(_: &Range<usize>) -> Vec<(usize, usize)> {
     Vec::new()
 }
 

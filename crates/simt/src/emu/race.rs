@@ -18,36 +18,13 @@
 use super::clock::{Clock, Known, Word};
 use super::collective::FenceScope;
 use super::fault::{FaultKind, Place, Race, Space, ThreadId};
-use super::history::{Access, Event, History};
+use super::history::{Access, ByAddress, Event, History, Memory};
 use super::lane::Lane;
 use super::weak::{FullFences, Versions};
+use crate::kernel::LaunchShape;
 use core::panic::Location;
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
-
-/// Spreads addresses: they differ in their low bits.
-#[derive(Default)]
-pub(super) struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
-    }
-}
-
-type ByAddress<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
 
 /// An asynchronous copy that reads global memory and has not been waited for.
 struct Source {
@@ -58,7 +35,7 @@ struct Source {
 /// The memory of the race check for a launch. The blocks of one core share it.
 #[derive(Default)]
 pub(crate) struct GridRaces {
-    bytes: ByAddress<History>,
+    memory: Memory,
     words: ByAddress<Word>,
     /// By the number of the 16 bytes that are copied.
     sources: ByAddress<Vec<Source>>,
@@ -73,7 +50,7 @@ pub(crate) struct Races {
     clocks: Vec<Clock>,
     /// Block barriers passed by the block that runs.
     epoch: u32,
-    shared: ByAddress<History>,
+    shared: Memory,
     shared_words: ByAddress<Word>,
     shared_versions: ByAddress<Versions>,
     /// Whether looks may see older values.
@@ -86,7 +63,7 @@ impl Races {
             grid,
             clocks: (0..threads as usize).map(|thread| Clock::start(thread % 32)).collect(),
             epoch: 0,
-            shared: ByAddress::default(),
+            shared: Memory::default(),
             shared_words: ByAddress::default(),
             shared_versions: ByAddress::default(),
             weak,
@@ -178,8 +155,6 @@ impl Races {
     fn event(&self, lane: &Lane, access: Access, place: &'static Location<'static>) -> Event {
         Event {
             block: lane.block().number.get(),
-            block_index: lane.block().index.get(),
-            thread: lane.thread,
             linear: lane.linear,
             epoch: self.epoch,
             clock: self.clocks[lane.linear as usize].warp[lane.lane() as usize],
@@ -204,11 +179,17 @@ impl Races {
         if access.writes() && space == Space::Global && !grid.sources.is_empty() {
             let sources = grid.sources.get(&(start / 16)).and_then(|sources| sources.first());
             if let Some(source) = sources {
-                return Some(FaultKind::CopySource(pair(&event, &source.event, space, index, start)));
+                return Some(FaultKind::CopySource(pair(
+                    &event,
+                    (lane.block().shape, &source.event),
+                    space,
+                    index,
+                    start,
+                )));
             }
         }
         let (memory, words) = match space {
-            Space::Global => (&mut grid.bytes, &mut grid.words),
+            Space::Global => (&mut grid.memory, &mut grid.words),
             Space::Shared => (&mut self.shared, &mut self.shared_words),
         };
         match access {
@@ -216,10 +197,10 @@ impl Races {
             Access::Look => clock.hear(words.entry(start).or_default(), event.block),
             _ => {}
         }
-        for byte in start..start + bytes as u64 {
-            let history = memory.entry(byte).or_default();
+        let shape = lane.block().shape;
+        memory.visit(start, bytes, |byte, history| {
             let fault = |kind: fn(Box<Race>) -> FaultKind, other: &Event| {
-                Some(kind(pair(&event, other, space, index, byte)))
+                Some(kind(pair(&event, (shape, other), space, index, byte)))
             };
             if let Some(other) = against_read_only(history, access) {
                 return fault(FaultKind::ReadOnlyLoad, other);
@@ -236,8 +217,8 @@ impl Races {
                 rare.word = (start, bytes);
             }
             note(history, event);
-        }
-        None
+            None
+        })
     }
 
     /// An asynchronous copy of 16 bytes from `start` on is under way.
@@ -279,10 +260,10 @@ impl Races {
         let event = self.event(lane, Access::Atomic, place);
         let grid = &mut *self.grid.borrow_mut();
         let (memory, versions) = match space {
-            Space::Global => (&mut grid.bytes, &mut grid.versions),
+            Space::Global => (&mut grid.memory, &mut grid.versions),
             Space::Shared => (&mut self.shared, &mut self.shared_versions),
         };
-        memory.entry(byte).or_default().rare().changed = Some(event);
+        memory.of_byte(byte).rare().changed = Some(event);
         if self.weak {
             versions.entry(byte).or_default().changed(old, new, event, grid.fences.tick());
         }
@@ -312,22 +293,38 @@ impl Races {
     }
 
     /// Who changed a byte last, and where.
-    pub(super) fn last_change(&self, space: Space, byte: u64) -> Option<(ThreadId, Place)> {
-        let grid = self.grid.borrow();
-        let memory = if space == Space::Global { &grid.bytes } else { &self.shared };
-        let event = memory.get(&byte)?.changed()?;
-        Some((ThreadId { block: event.block_index, thread: event.thread }, Place::from(event.place)))
+    pub(super) fn last_change(
+        &mut self,
+        shape: LaunchShape,
+        space: Space,
+        byte: u64,
+    ) -> Option<(ThreadId, Place)> {
+        let mut grid = self.grid.borrow_mut();
+        let memory = if space == Space::Global { &mut grid.memory } else { &mut self.shared };
+        let event = memory.of_byte(byte).changed()?;
+        Some((thread(shape, event), Place::from(event.place)))
     }
 }
 
-fn pair(event: &Event, other: &Event, space: Space, index: u64, byte: u64) -> Box<Race> {
+/// Whose access it was.
+fn thread(shape: LaunchShape, event: &Event) -> ThreadId {
+    ThreadId { block: shape.grid.at(event.block), thread: shape.block.at(event.linear.into()) }
+}
+
+fn pair(
+    event: &Event,
+    (shape, other): (LaunchShape, &Event),
+    space: Space,
+    index: u64,
+    byte: u64,
+) -> Box<Race> {
     Box::new(Race {
         space,
         index,
         byte,
         access: event.access.name(),
         other_access: other.access.name(),
-        other: ThreadId { block: other.block_index, thread: other.thread },
+        other: thread(shape, other),
         other_place: Place::from(other.place),
     })
 }
