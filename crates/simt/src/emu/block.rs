@@ -5,6 +5,7 @@ use super::collective;
 use super::fault::{Fault, FaultKind, Place, ThreadId, Wait, WaitFor};
 use super::fixed::Fixed;
 use super::lane::{CURRENT, Lane, Look, Pause, State};
+use super::mutation::{self, Change};
 use super::named::{self, BARRIERS, Named, NamedCall};
 use super::options::{Dice, Schedule};
 use super::orders::Watchpoint;
@@ -16,6 +17,7 @@ use super::trap::{self, End};
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
 use core::cell::{Cell, RefCell};
+use core::panic::Location;
 use corosensei::stack::Stack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -32,7 +34,9 @@ pub(crate) struct Block {
     pub(crate) races: Option<RefCell<Races>>,
     pub(crate) tracked: Option<Arc<Tracked>>,
     pub(crate) watchpoint: Option<Arc<Watchpoint>>,
-    /// Whether accesses are recorded, for one of the three above.
+    /// Whether kernels are broken on purpose, or recorded for that.
+    mutated: bool,
+    /// Whether accesses are looked at, for one of the four above.
     pub(crate) watched: bool,
     /// Whether something has happened that a waiting thread may wait for.
     pub(crate) changed: Cell<bool>,
@@ -53,6 +57,18 @@ pub(crate) struct Block {
 }
 
 impl Block {
+    /// Whether this change is made here, of a kernel broken on purpose.
+    #[inline]
+    pub(super) fn breaks(&self, change: Change, place: &'static Location<'static>) -> bool {
+        self.mutated && mutation::breaks(change, place)
+    }
+
+    /// The index that an access of `step` elements has in the place of `index`.
+    #[inline]
+    pub(super) fn index(&self, index: u64, step: u64, place: &'static Location<'static>) -> u64 {
+        if self.mutated { mutation::index(index, step, place) } else { index }
+    }
+
     /// Whether the thread that asks gives way now.
     pub(super) fn tosses(&self) -> bool {
         self.roll(|dice| dice.below(2) == 0).unwrap_or(false)
@@ -89,6 +105,8 @@ pub(super) struct Setting<'a> {
     pub(super) schedule: Schedule,
     pub(super) tracked: Option<Arc<Tracked>>,
     pub(super) watchpoint: Option<Arc<Watchpoint>>,
+    /// Whether kernels are broken on purpose, or recorded for that.
+    pub(super) mutated: bool,
 }
 
 /// What came of a block's turn.
@@ -124,7 +142,7 @@ pub(super) struct Runner<'a> {
 
 impl<'a> Runner<'a> {
     pub(super) fn new(setting: &Setting<'a>, races: Option<&Rc<RefCell<GridRaces>>>) -> Self {
-        let Setting { info, shape, body, options, schedule, tracked, watchpoint } = setting.clone();
+        let Setting { info, shape, body, options, schedule, tracked, watchpoint, mutated } = setting.clone();
         trap::watch();
         let threads = shape.block.count().min(MAX_BLOCK_THREADS) as u32;
         let mixed = matches!(schedule, Schedule::Seeded(_));
@@ -135,7 +153,8 @@ impl<'a> Runner<'a> {
             number: Cell::new(0),
             shared: SharedMemory::new(shape.shared_bytes),
             races: races.map(|grid| RefCell::new(Races::new(threads, grid.clone(), mixed))),
-            watched: races.is_some() || tracked.is_some() || watchpoint.is_some(),
+            watched: mutated || races.is_some() || tracked.is_some() || watchpoint.is_some(),
+            mutated,
             tracked,
             watchpoint,
             changed: Cell::new(false),

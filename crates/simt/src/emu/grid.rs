@@ -394,7 +394,16 @@ mod tests {
 
     fn setting(shape: LaunchShape, schedule: Schedule, race_check: bool) -> Setting<'static> {
         let options = EmuOptions { race_check, ..EmuOptions::default() };
-        Setting { info: &INFO, shape, body: &|| {}, options, schedule, tracked: None, watchpoint: None }
+        Setting {
+            info: &INFO,
+            shape,
+            body: &|| {},
+            options,
+            schedule,
+            tracked: None,
+            watchpoint: None,
+            mutated: false,
+        }
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub(super) struct Crowd {
     /// Whether a later event is of an earlier thread.
     mixed: bool,
     /// Where the event of each thread is; made when they are mixed and too many to look through.
-    places: Option<Box<BTreeMap<(u64, u32), usize>>>,
+    places: Option<BTreeMap<(u64, u32), usize>>,
 }
 
 /// So many events are looked through.
@@ -114,7 +114,7 @@ impl Crowd {
             }
             None if self.events.len() > FEW => {
                 let all = self.events.iter().enumerate();
-                self.places = Some(Box::new(all.map(|(i, event)| (event.thread_key(), i)).collect()));
+                self.places = Some(all.map(|(i, event)| (event.thread_key(), i)).collect());
             }
             None => {}
         }
@@ -228,8 +228,8 @@ impl Memory {
         &mut self.pages[place][(number % PAGE) as usize]
     }
 
-    /// Calls `visit` with the first byte and the history of all bytes from `start` on, those of a word together
-    /// where nobody used them apart; ends with the first answer.
+    /// Calls `visit` with the first byte and the history of all bytes from `start` on, those of a word
+    /// together where nobody used them apart; ends with the first answer.
     pub(super) fn visit<R>(
         &mut self,
         start: u64,

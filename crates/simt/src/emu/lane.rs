@@ -6,6 +6,7 @@ use super::block::Block;
 use super::calls::{self, Calls};
 use super::collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
 use super::fault::{Fault, FaultKind, Space};
+use super::mutation::Change;
 use super::named::{self, NamedCall};
 use super::shared::SharedView;
 use crate::kernel::Dim3;
@@ -233,6 +234,11 @@ pub(super) fn before_plain(look: Look, place: &'static Location<'static>) {
     }
 }
 
+/// Whether this change is made here, of a kernel broken on purpose.
+fn breaks(change: Change, place: &'static Location<'static>) -> bool {
+    with_lane(|lane| lane.block().breaks(change, place))
+}
+
 /// The calls that have led here, if races are checked.
 fn calls() -> Option<&'static Calls> {
     with_lane(|lane| {
@@ -252,8 +258,14 @@ pub(crate) fn pause() {
 
 #[track_caller]
 pub(crate) fn barrier(kind: BarrierKind, predicate: u32) -> u32 {
+    let place = Location::caller();
+    if kind == BarrierKind::Plain && breaks(Change::NoBarrier, place) {
+        return 0;
+    }
+    let negated = kind != BarrierKind::Plain && breaks(Change::Negated, place);
+    let predicate = if negated { u32::from(predicate == 0) } else { predicate };
     let calls = calls();
-    park(Pause::Barrier { kind, predicate, calls }, Location::caller()) as u32
+    park(Pause::Barrier { kind, predicate, calls }, place) as u32
 }
 
 #[track_caller]
@@ -264,6 +276,9 @@ pub(crate) fn named_barrier(id: u32, threads: u32, waits: bool) {
     }
     if threads == 0 || !threads.is_multiple_of(32) || threads > MAX_BLOCK_THREADS as u32 {
         raise(place, FaultKind::NamedBarrierThreads { id, threads });
+    }
+    if breaks(Change::NoBarrier, place) {
+        return;
     }
     let call = NamedCall { id, threads, waits, counted: false, calls: calls() };
     park(Pause::Named(call), place);
@@ -282,11 +297,15 @@ pub(super) fn warp_call(call: WarpCall) -> u64 {
 
 #[track_caller]
 pub(crate) fn sync_warp(mask: u32) {
+    if breaks(Change::NoWarpBarrier, Location::caller()) {
+        return;
+    }
     warp_call(WarpCall::new(mask, WarpOp::Sync, 0, 0));
 }
 
 #[track_caller]
 pub(crate) fn vote(mask: u32, kind: VoteKind, predicate: bool) -> u32 {
+    let predicate = predicate ^ breaks(Change::Negated, Location::caller());
     warp_call(WarpCall::new(mask, WarpOp::Vote(kind), predicate as u64, 0)) as u32
 }
 
@@ -309,6 +328,12 @@ pub(crate) fn wait_for_previous() {
 
 #[track_caller]
 pub(crate) fn fence(scope: FenceScope) {
+    let place = Location::caller();
+    if breaks(Change::NoFence, place) {
+        return;
+    }
+    let narrowed = scope != FenceScope::Block && breaks(Change::BlockFence, place);
+    let scope = if narrowed { FenceScope::Block } else { scope };
     let parks = with_lane(|lane| {
         if let Some(races) = &lane.block().races {
             races.borrow_mut().fence(lane, scope);
@@ -316,6 +341,6 @@ pub(crate) fn fence(scope: FenceScope) {
         lane.spend(ATOMIC) || lane.block().tosses()
     });
     if parks {
-        park(Pause::Turn, Location::caller());
+        park(Pause::Turn, place);
     }
 }

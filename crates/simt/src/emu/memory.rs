@@ -3,6 +3,7 @@
 use super::fault::{FaultKind, Space};
 use super::history::Access;
 use super::lane::{Lane, Look, after_atomic, before_atomic, before_plain, raise, with_lane};
+use super::mutation::Change;
 use crate::atomic::{AtomicOp, AtomicWord};
 use bytemuck::Pod;
 use core::mem::size_of;
@@ -137,7 +138,8 @@ pub(crate) fn global_load<T: Pod, V: Pod>(base: u64, len: usize, index: usize) -
     if let Some(address) = fits::<T, V>(base, len as u64, index as u64)
         && with_lane(Lane::passes)
     {
-        // SAFETY: inside the handle's memory, which the launch's caller vouches for, and aligned; `V` is `Pod`.
+        // SAFETY: inside the handle's memory, which the launch's caller vouches for, and aligned; `V` is
+        // `Pod`.
         return unsafe { (address as *const V).read() };
     }
     load::<T, V>(base, len, index, Access::Read, Location::caller())
@@ -160,6 +162,8 @@ fn load<T: Pod, V: Pod>(
     place: &'static Location<'static>,
 ) -> V {
     with_lane(|lane| {
+        let index =
+            lane.block().index(index as u64, size_of::<V>().div_ceil(size_of::<T>()) as u64, place) as usize;
         let address = base + locate::<T, V>(Space::Global, base, len as u64, index as u64, false, place);
         watch(lane, Space::Global, (address, index as u64), size_of::<V>(), access, place);
         // SAFETY: inside the handle's memory, which the launch's caller vouches for, and aligned; `V` is
@@ -220,6 +224,8 @@ pub(crate) fn global_store<T: Pod, V: Pod>(base: u64, len: usize, index: usize, 
 #[inline(never)]
 fn store<T: Pod, V: Pod>(base: u64, len: usize, index: usize, value: V, place: &'static Location<'static>) {
     with_lane(|lane| {
+        let index =
+            lane.block().index(index as u64, size_of::<V>().div_ceil(size_of::<T>()) as u64, place) as usize;
         let address = base + locate::<T, V>(Space::Global, base, len as u64, index as u64, true, place);
         watch(lane, Space::Global, (address, index as u64), size_of::<V>(), Access::Write, place);
         // SAFETY: inside the handle's memory, which the launch's caller vouches for; no other thread touches
@@ -242,7 +248,8 @@ pub(crate) fn global_atomic<T: AtomicWord>(
     before_atomic(place);
     let (old, byte) = with_lane(|lane| {
         let address = base + locate::<T, T>(Space::Global, base, len as u64, index as u64, true, place);
-        watch(lane, Space::Global, (address, index as u64), size_of::<T>(), access(op), place);
+        let access = if lane.block().breaks(Change::NotAtomic, place) { Access::Write } else { access(op) };
+        watch(lane, Space::Global, (address, index as u64), size_of::<T>(), access, place);
         let update = |old| T::combine(op, old, value, compare);
         let at = (Space::Global, address);
         // SAFETY: inside the handle's memory, and aligned to the word's size.

@@ -36,6 +36,7 @@ mod history;
 mod lane;
 mod matrix;
 mod memory;
+mod mutation;
 mod named;
 mod options;
 mod orders;
@@ -51,6 +52,7 @@ use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape
 use std::sync::Arc;
 
 pub use fault::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor};
+pub use mutation::MUTATION_VARIABLE;
 pub use options::{EmuOptions, SCHEDULE_VARIABLE, Schedule};
 
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
@@ -86,11 +88,13 @@ pub unsafe fn launch<A: KernelArgs>(
     options: &EmuOptions,
 ) -> Result<(), Fault> {
     let body = kernel.body();
+    let mutated = mutation::is_on().map_err(|reason| Fault::refused(kernel.info(), reason))?;
+    let args = if mutated { mutation::arguments(kernel.info(), args) } else { args };
     let mut memory: Vec<(&'static str, ArgMemory)> = Vec::new();
     if options.memory_check || options.orders > 0 || allocations::any() {
         args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
     }
-    run_grid(kernel.info(), shape, &move || body(args), options, &memory)
+    run_grid(kernel.info(), shape, &move || body(args), options, &memory, mutated)
 }
 
 fn run_grid(
@@ -99,6 +103,7 @@ fn run_grid(
     body: &(dyn Fn() + Sync),
     options: &EmuOptions,
     memory: &[(&'static str, ArgMemory)],
+    mutated: bool,
 ) -> Result<(), Fault> {
     check_shape(info, shape)?;
     let schedule = options.schedule().map_err(|reason| Fault::refused(info, reason))?;
@@ -117,7 +122,7 @@ fn run_grid(
         None
     };
     let setting =
-        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint: None };
+        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint: None, mutated };
     if options.orders == 0 {
         return grid::Grid::new(setting).run();
     }

@@ -4,6 +4,7 @@ use super::fault::{FaultKind, Space};
 use super::history::Access;
 use super::lane::{Lane, Look, after_atomic, before_atomic, raise, with_lane};
 use super::memory::{access, changed, fits, locate, number, older, watch};
+use super::mutation::Change;
 use crate::atomic::{AtomicOp, AtomicWord};
 use bytemuck::Pod;
 use core::cell::Cell;
@@ -169,7 +170,8 @@ pub(super) fn check_shared_read(
     watch(lane, Space::Shared, (offset as u64, index as u64), bytes, Access::Read, place);
 }
 
-/// Whether a `V` at element `index` of a shared array lies inside the block's memory and is aligned, and where.
+/// Whether a `V` at element `index` of a shared array lies inside the block's memory and is aligned, and
+/// where.
 #[inline(always)]
 fn fits_shared<T, V>(lane: &Lane, base: u32, len: u32, index: u32) -> Option<usize> {
     let at = fits::<T, V>(base.into(), len.into(), index.into())?;
@@ -194,6 +196,8 @@ pub(crate) fn shared_load<T: Pod, V: Pod>(base: u32, len: u32, index: u32) -> V 
 #[inline(never)]
 fn load<T: Pod, V: Pod>(base: u32, len: u32, index: u32, place: &'static Location<'static>) -> V {
     with_lane(|lane| {
+        let index =
+            lane.block().index(index.into(), size_of::<V>().div_ceil(size_of::<T>()) as u64, place) as u32;
         let offset = locate_shared::<T, V>(lane, base, len, index, false, place);
         check_written(lane, offset, size_of::<V>(), place);
         watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Read, place);
@@ -226,6 +230,8 @@ pub(crate) fn shared_store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, valu
 #[inline(never)]
 fn store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, value: V, place: &'static Location<'static>) {
     with_lane(|lane| {
+        let index =
+            lane.block().index(index.into(), size_of::<V>().div_ceil(size_of::<T>()) as u64, place) as u32;
         let offset = locate_shared::<T, V>(lane, base, len, index, true, place);
         check_arrived(lane, offset, size_of::<V>(), place);
         watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Write, place);
@@ -257,7 +263,8 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
             _ => check_written(lane, offset, size_of::<T>(), place),
         }
         let byte = offset as u64;
-        watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), access(op), place);
+        let access = if lane.block().breaks(Change::NotAtomic, place) { Access::Write } else { access(op) };
+        watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), access, place);
         let pointer = lane.shared.data.wrapping_add(offset as usize).cast::<T>();
         let update = |old| T::combine(op, old, value, compare);
         let at = (Space::Shared, byte);
