@@ -81,16 +81,19 @@ fn warp_call(lane: &Lane) -> Option<Call> {
     }
 }
 
+/// One place has one address, but for inlining into several compilation units.
+fn same_place(a: &'static Location<'static>, b: &'static Location<'static>) -> bool {
+    core::ptr::eq(a, b) || a == b
+}
+
 type Call = (WarpCall, &'static Location<'static>);
 
 /// Whether two lanes make one call. Exchanges of a warp wait for whoever makes the same one, wherever it
 /// stands, says the PTX ISA; what is `.aligned` has to be one instruction.
 fn same_call(a: Call, b: Call) -> bool {
     let aligned = matches!(a.0.op, WarpOp::Matrix(_));
-    // One place has one address, but for inlining into several compilation units.
-    let same_place = || core::ptr::eq(a.1, b.1) || a.1 == b.1;
     let parted = || a.0.calls.zip(b.0.calls).is_some_and(|(a, b)| a.parting(b).is_some());
-    a.0.mask == b.0.mask && a.0.op == b.0.op && (!aligned || same_place() && !parted())
+    a.0.mask == b.0.mask && a.0.op == b.0.op && (!aligned || same_place(a.1, b.1) && !parted())
 }
 
 /// The first lane that `call`'s mask names and that does not wait in the same call.
@@ -229,7 +232,10 @@ pub(super) fn why_stuck(lanes: &[Lane]) -> Option<Stuck> {
         _ => None,
     };
     let of_warp = |lane: &Lane| waits_at(&lanes[lane.linear as usize / 32 * 32]);
-    let absent = lanes.iter().find(|lane| waits_at(lane).is_none() || waits_at(lane) != of_warp(lane))?;
+    let is_there = |lane: &Lane| {
+        waits_at(lane).zip(of_warp(lane)).is_some_and(|(place, first)| same_place(place, first))
+    };
+    let absent = lanes.iter().find(|lane| !is_there(lane))?;
     let (index, place) = match waits_at(absent).and(of_warp(absent)) {
         Some(warps) => (lanes.iter().position(|lane| waits_at(lane) == Some(warps)).unwrap_or(index), warps),
         None => (index, place),

@@ -149,9 +149,11 @@ impl Lane {
     /// Whether nobody looks at the access that comes; if so, it is counted.
     #[inline(always)]
     pub(super) fn passes(&self) -> bool {
-        let left = self.unwatched.get();
-        self.unwatched.set(left.saturating_sub(1));
-        left != 0
+        let left = self.unwatched.get().checked_sub(1);
+        if let Some(left) = left {
+            self.unwatched.set(left);
+        }
+        left.is_some()
     }
 
     /// The same of a write.

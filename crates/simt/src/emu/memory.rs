@@ -129,7 +129,9 @@ pub(super) fn fits<T, V>(base: u64, len: u64, index: u64) -> Option<u64> {
     let elements = size_of::<V>().div_ceil(size_of::<T>()) as u64;
     let at = base.wrapping_add(index.wrapping_mul(size_of::<T>() as u64));
     let inside = index < len && (elements == 1 || len - index >= elements);
-    (inside && at.is_multiple_of(size_of::<V>() as u64)).then_some(at)
+    // Elements of whole accesses are aligned if the first one is, which loops ask once.
+    let first = if size_of::<T>().is_multiple_of(size_of::<V>()) { base } else { at };
+    (inside && first.is_multiple_of(size_of::<V>() as u64)).then_some(at)
 }
 
 #[track_caller]

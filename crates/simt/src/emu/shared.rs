@@ -67,24 +67,27 @@ impl SharedMemory {
         self.data[offset as usize / 16].set(value);
     }
 
-    fn known(&self, offset: u32, bytes: usize) -> impl Iterator<Item = u8> {
-        let unit = self.known[offset as usize / 16].get().to_ne_bytes();
-        unit.into_iter().skip(offset as usize % 16).take(bytes)
+    /// Ones in the place of the bytes of an access, in their unit.
+    fn mask(offset: u32, bytes: usize) -> u128 {
+        let ones = if bytes == 16 { u128::MAX } else { (1 << (8 * bytes)) - 1 };
+        u128::from_le(ones << (8 * (offset % 16)))
     }
 
     fn is_awaited(&self, offset: u32, bytes: usize) -> bool {
-        self.known(offset, bytes).any(|known| known == AWAITED)
+        let awaited = u128::from_ne_bytes([AWAITED; 16]);
+        // The bits of a byte that is written are all set, those of one that is awaited only some.
+        let known = self.known[offset as usize / 16].get() & Self::mask(offset, bytes);
+        known & awaited & !(known >> 1) != 0
     }
 
     fn is_written(&self, offset: u32, bytes: usize) -> bool {
-        self.known(offset, bytes).all(|known| known == WRITTEN)
+        let mask = Self::mask(offset, bytes);
+        self.known[offset as usize / 16].get() & mask == mask
     }
 
     fn mark_written(&self, offset: u32, bytes: usize) {
         let unit = &self.known[offset as usize / 16];
-        let mut known = unit.get().to_ne_bytes();
-        known[offset as usize % 16..][..bytes].fill(WRITTEN);
-        unit.set(u128::from_ne_bytes(known));
+        unit.set(unit.get() | Self::mask(offset, bytes));
     }
 }
 
