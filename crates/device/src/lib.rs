@@ -28,6 +28,7 @@ mod graph;
 mod limits;
 mod pinned;
 mod stream;
+pub mod unordered;
 
 pub use buffer::Buffer;
 pub use device::{BackendKind, Device, DeviceInfo, KernelAttributes, PtxImage, cuda_devices};

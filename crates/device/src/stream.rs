@@ -12,6 +12,7 @@ use bytemuck::Pod;
 use simt::{Kernel, KernelArgs, LaunchShape};
 use std::fmt;
 use std::ops::RangeBounds;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
@@ -74,6 +75,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Shape`], the same on every device; [`Error::KernelMissing`]; [`Error::Fault`] on the CPU; or
     /// what the driver reports. A GPU reports what goes wrong inside the kernel at a later call.
+    #[track_caller]
     pub unsafe fn launch<A: KernelArgs>(
         &self,
         kernel: &Kernel<A>,
@@ -83,7 +85,7 @@ impl Stream {
         limits::check(kernel.info(), shape, self.device.info().max_shared_bytes)?;
         let bound = Bound { kernel: *kernel, args };
         // SAFETY: this function's contract.
-        unsafe { self.backend.launch(&bound, shape) }
+        unsafe { self.backend.launch(&bound, shape, Location::caller()) }
     }
 
     /// [`launch`](Self::launch) while the stream captures, returning the launch's node, for
@@ -94,6 +96,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::NotCapturing`], and as [`launch`](Self::launch).
+    #[track_caller]
     pub unsafe fn launch_node<A: KernelArgs>(
         &self,
         kernel: &Kernel<A>,
@@ -107,7 +110,7 @@ impl Stream {
         limits::check(kernel.info(), shape, self.device.info().max_shared_bytes)?;
         let bound = Bound { kernel: *kernel, args };
         // SAFETY: this function's contract.
-        let index = unsafe { self.backend.launch_node(&bound, shape) }?;
+        let index = unsafe { self.backend.launch_node(&bound, shape, Location::caller()) }?;
         Ok(NodeId { graph, index, overlaps: kernel.info().overlaps })
     }
 
@@ -180,6 +183,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Range`], [`Error::WrongDevice`], or what the driver reports.
+    #[track_caller]
     pub fn fill_u8<T: Pod>(
         &self,
         buffer: &mut Buffer<T>,
@@ -193,7 +197,7 @@ impl Stream {
             return Ok(());
         }
         // SAFETY: inside the buffer, which is borrowed mutably; dropping it waits for the device.
-        unsafe { self.backend.fill_u8(buffer.address_of(range.start), value, bytes) }
+        unsafe { self.backend.fill_u8(buffer.address_of(range.start), value, bytes, Location::caller()) }
     }
 
     /// Sets every 4-byte word of `range` of `buffer` to `value`.
@@ -201,6 +205,7 @@ impl Stream {
     /// # Errors
     /// [`Error::FillSize`] if the range is no whole number of words or does not start at one, and as
     /// [`fill_u8`](Self::fill_u8).
+    #[track_caller]
     pub fn fill_u32<T: Pod>(
         &self,
         buffer: &mut Buffer<T>,
@@ -218,13 +223,14 @@ impl Stream {
             return Ok(());
         }
         // SAFETY: as above, and aligned.
-        unsafe { self.backend.fill_u32(address, value, bytes / 4) }
+        unsafe { self.backend.fill_u32(address, value, bytes / 4, Location::caller()) }
     }
 
     /// Copies `range` of `from` to `to`, from its element `start` on.
     ///
     /// # Errors
     /// [`Error::Range`], [`Error::WrongDevice`], or what the driver reports.
+    #[track_caller]
     pub fn copy<T: Pod>(
         &self,
         from: &Buffer<T>,
@@ -245,6 +251,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Capturing`], and as [`copy`](Self::copy).
+    #[track_caller]
     pub fn upload<T: Pod>(&self, values: &[T], to: &mut Buffer<T>, start: usize) -> Result<()> {
         self.device.check_same(to.device(), "the buffer")?;
         let _outside = self.outside_capture("copying from a slice")?;
@@ -260,6 +267,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Capturing`], and as [`copy`](Self::copy).
+    #[track_caller]
     pub fn download<T: Pod>(&self, from: &Buffer<T>, start: usize, values: &mut [T]) -> Result<()> {
         self.device.check_same(from.device(), "the buffer")?;
         let _outside = self.outside_capture("copying to a slice")?;
@@ -278,6 +286,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
+    #[track_caller]
     pub unsafe fn upload_async<T: Pod>(
         &self,
         from: &Pinned<T>,
@@ -302,6 +311,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
+    #[track_caller]
     pub unsafe fn download_async<T: Pod>(
         &self,
         from: &Buffer<T>,
@@ -320,12 +330,13 @@ impl Stream {
 
     /// # Safety
     /// The contract of [`StreamBackend::copy`].
+    #[track_caller]
     unsafe fn copy_bytes(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: this function's contract.
-        unsafe { self.backend.copy(to, from, bytes) }
+        unsafe { self.backend.copy(to, from, bytes, Location::caller()) }
     }
 
     /// Keeps captures from beginning while the guard lives: for work that waits, which no capture can hold.

@@ -41,12 +41,13 @@ mod panics;
 mod race;
 mod stack;
 pub mod tensor;
+pub mod traffic;
 
 use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
 use std::sync::Arc;
 
 pub use fault::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor};
-pub use options::{EmuOptions, SCHEDULE_VARIABLE, Schedule};
+pub use options::{EmuOptions, SCHEDULE_VARIABLE, STREAM_CHECK_VARIABLE, Schedule};
 
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
@@ -86,7 +87,7 @@ pub unsafe fn launch<A: KernelArgs>(
     if options.memory_check || options.orders > 0 || allocations::any() {
         args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
     }
-    run_grid(kernel.info(), shape, &move || body(args), options, &memory)
+    run_grid(kernel.info(), shape, &move || body(args), options, &memory, None)
 }
 
 fn run_grid(
@@ -95,16 +96,17 @@ fn run_grid(
     body: &(dyn Fn() + Sync),
     options: &EmuOptions,
     memory: &[(&'static str, ArgMemory)],
+    traffic: Option<Arc<traffic::Traffic>>,
 ) -> Result<(), Fault> {
     check_shape(info, shape)?;
     let schedule = options.schedule().map_err(|reason| Fault::refused(info, reason))?;
     panics::watch();
-    let tracked = if options.memory_check {
+    let mut tracked = if options.memory_check {
         if let Some((parameter, _)) = memory.iter().find(|(_, memory)| allocations::is_freed(memory.address))
         {
             return Err(Fault::of_launch(info, FaultKind::Freed { parameter }));
         }
-        Some(Arc::new(allocations::Tracked::of(memory.iter().map(|(_, memory)| memory.address))))
+        Some(allocations::Tracked::of(memory.iter().map(|(_, memory)| memory.address)))
     } else {
         // What this launch writes is not seen: all that it could write counts as written.
         for (_, memory) in memory.iter().filter(|(_, memory)| memory.writable) {
@@ -112,6 +114,10 @@ fn run_grid(
         }
         None
     };
+    if traffic.is_some() {
+        tracked.get_or_insert_default().traffic = traffic;
+    }
+    let tracked = tracked.map(Arc::new);
     let setting =
         block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint: None };
     if options.orders == 0 {
