@@ -60,7 +60,8 @@ pub struct GraphExec {
 
 impl GraphExec {
     /// Puts all of the graph's work into `stream`, in the order of its capture: one call, whatever the number
-    /// of steps, and nothing is allocated.
+    /// of steps, and nothing is allocated. It runs behind the last launch of this same instance as well, on
+    /// whatever stream that was; other instances of the graph may run beside it.
     ///
     /// # Safety
     /// The contract of [`Stream::launch`] holds for each launch in the graph, as captured or last updated,

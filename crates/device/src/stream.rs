@@ -23,6 +23,7 @@ static NEXT_CAPTURE: AtomicU64 = AtomicU64::new(1);
 ///
 /// On a GPU the calls return at once, and streams run beside each other; the CPU backend does the work in the
 /// call. A stream may be used from several threads; the order of their work is then that of their calls.
+/// Dropping a stream waits for its work.
 pub struct Stream {
     backend: Box<dyn StreamBackend>,
     device: Device,

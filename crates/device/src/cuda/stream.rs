@@ -90,7 +90,10 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         if self.context.bind_quietly() {
-            // SAFETY: made by `new`, and not used again.
+            // Who waits for the device waits for the streams that are there: none may go with work under way.
+            // SAFETY: made by `new`, and not used again after the next call.
+            note(unsafe { cu!(cuStreamSynchronize(self.raw)) }, "waiting for a stream that is dropped");
+            // SAFETY: as above.
             note(unsafe { cu!(cuStreamDestroy_v2(self.raw)) }, "dropping a stream");
             // SAFETY: as above.
             note(unsafe { cu!(cuEventDestroy_v2(self.before_capture)) }, "dropping an event");

@@ -94,7 +94,7 @@ fn used_as_a_slice(given: &Given, bug: bool) -> Result<()> {
     if !bug {
         given.a.synchronize()?;
     }
-    let sum: u32 = to.iter().sum();
+    let sum: u32 = to.iter().sum(); // SECOND
     assert_eq!(sum, 3 * N as u32);
     given.device.synchronize()
 }

@@ -200,7 +200,7 @@ mod tests {
             touched(&traffic, Touch::Read),
             [9 * PAGE + 8..9 * PAGE + 16, 9 * PAGE + 56..9 * PAGE + 64]
         );
-        assert_eq!(touched(&traffic, Touch::Atomic), [9 * PAGE + 4..9 * PAGE + 8]);
+        assert_eq!(touched(&traffic, Touch::Atomic), Vec::from_iter([9 * PAGE + 4..9 * PAGE + 8]));
         assert_eq!(touched(&traffic, Touch::Ahead), []);
     }
 }

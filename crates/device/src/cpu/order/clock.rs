@@ -28,4 +28,10 @@ impl Clock {
     pub(super) fn forget(&mut self, stream: u64) {
         self.0.remove(&stream);
     }
+
+    /// How many streams it names.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
 }

@@ -73,7 +73,8 @@ fn covers(touch: Touch, past: Touch) -> bool {
 }
 
 impl History {
-    /// The first bytes of work that is in conflict with past work, `done` saying what the host has waited for.
+    /// The first bytes in which work is in conflict with past work, `done` saying what the host has waited
+    /// for.
     pub(super) fn conflict(
         &self,
         op: &Op,

@@ -11,6 +11,8 @@
 mod bits;
 mod clock;
 mod history;
+#[cfg(test)]
+mod tests;
 
 use crate::backend::At;
 use crate::error::{Error, Result};
