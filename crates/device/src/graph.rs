@@ -68,8 +68,8 @@ impl GraphExec {
     /// and every buffer and pinned memory that the graph's copies and fills name is still there.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`]; [`Error::Capturing`] (a graph does not hold graphs); [`Error::Fault`] on the
-    /// CPU; or what the driver reports.
+    /// [`Error::WrongDevice`]; [`Error::Capturing`] (a graph does not hold graphs); [`Error::Fault`] and
+    /// [`Error::Unordered`] on the CPU; or what the driver reports.
     #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         self.device.check_same(stream.device(), "the graph")?;

@@ -71,11 +71,12 @@ impl Stream {
     ///   writes: no other stream, no other thread, and for pinned memory not the host.
     ///
     /// The emulator checks accesses against the handles' lengths, and with
-    /// [`race_check`](simt::emu::EmuOptions::race_check) looks for races: run a new kernel there first.
+    /// [`race_check`](simt::emu::EmuOptions::race_check) looks for races: run a new kernel there first. With
+    /// [`stream_check`](simt::emu::EmuOptions::stream_check) it looks at what other streams and the host do.
     ///
     /// # Errors
-    /// [`Error::Shape`], the same on every device; [`Error::KernelMissing`]; [`Error::Fault`] on the CPU; or
-    /// what the driver reports. A GPU reports what goes wrong inside the kernel at a later call.
+    /// [`Error::Shape`], the same on every device; [`Error::KernelMissing`]; [`Error::Fault`] and
+    /// [`Error::Unordered`] on the CPU; or what the driver reports. A GPU reports what goes wrong inside the kernel at a later call.
     #[track_caller]
     pub unsafe fn launch<A: KernelArgs>(
         &self,
@@ -183,7 +184,7 @@ impl Stream {
     /// Sets every byte of `range` of `buffer` to `value`.
     ///
     /// # Errors
-    /// [`Error::Range`], [`Error::WrongDevice`], or what the driver reports.
+    /// [`Error::Range`], [`Error::WrongDevice`], [`Error::Unordered`] on the CPU, or what the driver reports.
     #[track_caller]
     pub fn fill_u8<T: Pod>(
         &self,
@@ -230,7 +231,7 @@ impl Stream {
     /// Copies `range` of `from` to `to`, from its element `start` on.
     ///
     /// # Errors
-    /// [`Error::Range`], [`Error::WrongDevice`], or what the driver reports.
+    /// [`Error::Range`], [`Error::WrongDevice`], [`Error::Unordered`] on the CPU, or what the driver reports.
     #[track_caller]
     pub fn copy<T: Pod>(
         &self,

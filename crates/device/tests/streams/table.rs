@@ -2,8 +2,10 @@
 
 use crate::case::{Case, Found};
 use crate::{events, graphs, legal, missed, overlap, pinned};
+use simt::emu::STREAM_CHECK_VARIABLE;
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::process::Command;
 
 const BEGIN: &str = "<!-- streams: made by crates/device/tests/streams/table.rs -->\n";
 const END: &str = "<!-- end of streams -->\n";
@@ -55,4 +57,16 @@ fn every_mistake_is_told_apart() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), all);
+}
+
+#[test]
+fn the_variable_turns_the_check_on() {
+    // With the variable the cases of the other process expect their mistakes to be found by default, too.
+    for value in ["0", "1"] {
+        let status = Command::new(std::env::current_exe().expect("a test knows its program"))
+            .args(["events::tests::copy_then_launch", "--exact"])
+            .env(STREAM_CHECK_VARIABLE, value)
+            .status();
+        assert!(status.expect("the test runs again").success(), "{value}");
+    }
 }

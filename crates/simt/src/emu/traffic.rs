@@ -155,17 +155,17 @@ mod tests {
         ("x", ArgMemory { address, bytes, element_bytes: 1, writable: true })
     }
 
-    /// The bytes touched, as ranges of addresses.
-    fn touched(traffic: &Traffic, touch: Touch) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
+    /// The bytes touched: starts and ends of ranges of addresses.
+    fn touched(traffic: &Traffic, touch: Touch) -> Vec<(u64, u64)> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
         traffic.pages(|page, bits| {
             for byte in
                 (0..PAGE).filter(|byte| bits[touch as usize][*byte as usize / 64] >> (byte % 64) & 1 == 1)
             {
                 let address = page + byte;
                 match ranges.last_mut() {
-                    Some(last) if last.end == address => last.end += 1,
-                    _ => ranges.push(address..address + 1),
+                    Some((_, end)) if *end == address => *end += 1,
+                    _ => ranges.push((address, address + 1)),
                 }
             }
         });
@@ -194,13 +194,13 @@ mod tests {
         traffic.note(Touch::Write, 20 * PAGE, 8);
         assert_eq!(
             touched(&traffic, Touch::Write),
-            [2 * PAGE - 16..2 * PAGE + 16, 2 * PAGE + 257..2 * PAGE + 258]
+            [(2 * PAGE - 16, 2 * PAGE + 16), (2 * PAGE + 257, 2 * PAGE + 258)]
         );
         assert_eq!(
             touched(&traffic, Touch::Read),
-            [9 * PAGE + 8..9 * PAGE + 16, 9 * PAGE + 56..9 * PAGE + 64]
+            [(9 * PAGE + 8, 9 * PAGE + 16), (9 * PAGE + 56, 9 * PAGE + 64)]
         );
-        assert_eq!(touched(&traffic, Touch::Atomic), Vec::from_iter([9 * PAGE + 4..9 * PAGE + 8]));
+        assert_eq!(touched(&traffic, Touch::Atomic), [(9 * PAGE + 4, 9 * PAGE + 8)]);
         assert_eq!(touched(&traffic, Touch::Ahead), []);
     }
 }

@@ -197,3 +197,27 @@ fn a_report_that_comes_late_is_ordered_by_when_its_work_began() {
     order.end(&other, touched(), true).unwrap();
     assert_eq!(found(order.end(&one, touched(), true)).first.stream, Some(2));
 }
+
+#[test]
+fn later_work_hides_nothing_that_it_does_not_follow() {
+    let (order, [a, b, c]) = with_streams();
+    // Two readers beside each other; the writer waits for the second.
+    read(&order, a, 0, 64).unwrap();
+    read(&order, b, 0, 64).unwrap();
+    order.hold(c, &order.record(b));
+    assert_eq!(found(write(&order, c, 0, 64)).first.stream, Some(1));
+    order.hold(c, &order.record(a));
+    write(&order, c, 0, 64).unwrap();
+    // A stream that reads and then counts: the read is still there for another one that counts.
+    let count =
+        |stream: u64, touch| order.transfer(stream, (HERE, Location::caller()), None, &[(1 << 40, 8, touch)]);
+    count(a, Touch::Read).unwrap();
+    count(a, Touch::Atomic).unwrap();
+    assert_eq!(found(count(b, Touch::Atomic)).first.access, Access::Read);
+    // One that counts hides no other that does.
+    order.host_waits_for_all();
+    count(a, Touch::Atomic).unwrap();
+    count(b, Touch::Atomic).unwrap();
+    order.hold(c, &order.record(b));
+    assert_eq!(found(count(c, Touch::Read)).first.stream, Some(1));
+}
