@@ -76,7 +76,8 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Shape`], the same on every device; [`Error::KernelMissing`]; [`Error::Fault`] and
-    /// [`Error::Unordered`] on the CPU; or what the driver reports. A GPU reports what goes wrong inside the kernel at a later call.
+    /// [`Error::Unordered`] on the CPU; or what the driver reports. A GPU reports what goes wrong inside the
+    /// kernel at a later call.
     #[track_caller]
     pub unsafe fn launch<A: KernelArgs>(
         &self,

@@ -1,7 +1,7 @@
 //! Launches that may overlap the launches ahead of them in their stream.
 
 use crate::case::{Found, Given, N, cases, step, twice, up};
-use ferrokv_device::{Buffer, Result, Stream};
+use ferrokv_device::{Buffer, Event, Result, Stream};
 use simt::{Global, GlobalMut, LaunchShape, kernel, thread};
 
 /// y += x, with x read ahead of the wait.
@@ -109,6 +109,30 @@ fn the_order_of_a_stream(given: &Given, _: bool) -> Result<()> {
     given.device.synchronize()
 }
 
+fn other_work_between(given: &Given, _: bool) -> Result<()> {
+    let (mut x, mut y, mut z) = (given.buffer(0), given.buffer(0), given.buffer(0));
+    let event = Event::new(&given.device)?;
+    given.b.record(&event)?;
+    let (graph, ()) = given.a.capture(|stream| stream.fill_u8(&mut z, .., 0))?;
+    let graph = graph.instantiate()?;
+    // A launch behind any of these starts when all ahead of it is done.
+    let others: [&dyn Fn() -> Result<()>; 5] = [
+        &|| given.a.record(&event),
+        &|| given.a.wait(&event),
+        &|| given.a.capture(|_| Ok(())).map(drop),
+        // SAFETY: the buffer lives, and the emulator runs it in this call.
+        &|| unsafe { graph.launch(&given.a) },
+        &|| given.device.synchronize(),
+    ];
+    for other in others {
+        step(&given.a, &mut x)?;
+        step(&given.a, &mut x)?;
+        other()?;
+        add(&given.a, &x, &mut y)?;
+    }
+    given.device.synchronize()
+}
+
 cases! { "overlap";
     ahead_of_a_plain_launch: "a late launch reads ahead what the launch before it writes", Found::As("a launch reads ahead what a launch writes", 0..256);
     ahead_of_a_chain: "the same of a launch further ahead in a chain", Found::As("a launch reads ahead what a launch writes", 0..256);
@@ -116,4 +140,5 @@ cases! { "overlap";
     in_a_graph: "the same in a graph", Found::As("a launch reads ahead what a launch writes", 0..256);
     between_two_streams: "the same of a launch on another stream", Found::As("a launch reads ahead what a launch writes", 0..256);
     the_order_of_a_stream: "launches of one stream that overlap, and wait", Found::Legal;
+    other_work_between: "an event, a graph, a capture or a wait between such launches", Found::Legal;
 }

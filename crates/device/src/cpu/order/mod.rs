@@ -3,8 +3,9 @@
 //! The work of a stream is cut into stretches, at each point that something may wait for: an event, the end
 //! of a graph, a wait of the host. A [`Clock`] says up to which stretch of each stream work is known to be
 //! done. The host has one, and each stream has one of the work that comes next in it; waits join them. Two
-//! works are ordered if they are of one stream or one's clock knows the other's stretch. All threads of the
-//! host count as one: it is the program's own business to order them.
+//! works are ordered if they are of one stream or one's clock knows the other's stretch. What the host has
+//! waited for is done before all that comes later. All threads of the host count as one: it is the program's
+//! own business to order them.
 //!
 //! Calls run in order here, so each work is checked against the unfinished work before it ([`history`]).
 
@@ -83,8 +84,6 @@ struct Stream {
     number: u64,
     /// The work up to this number is done before a launch starts that may overlap those before it.
     ahead: u64,
-    /// Whether the last thing was a launch: only then may a launch overlap it.
-    after_launch: bool,
     /// Whether the stretch has no work.
     fresh: bool,
 }
@@ -92,7 +91,7 @@ struct Stream {
 impl Stream {
     /// What is not a launch has come: it is done before anything behind it starts.
     fn after_other(&mut self) {
-        (self.ahead, self.after_launch) = (self.number, false);
+        self.ahead = self.number;
     }
 }
 
@@ -137,7 +136,7 @@ impl Order {
         let stream = STREAMS.fetch_add(1, Ordering::Relaxed);
         state.names += 1;
         let (name, clock) = (state.names, Clock::default());
-        let fresh = Stream { name, clock, stretch: 1, number: 0, ahead: 0, after_launch: false, fresh: true };
+        let fresh = Stream { name, clock, stretch: 1, number: 0, ahead: 0, fresh: true };
         state.streams.insert(stream, fresh);
         stream
     }
@@ -206,15 +205,10 @@ impl Order {
     ) -> Option<Arc<Op>> {
         let state = &mut *self.state();
         let into = state.streams.get_mut(&stream)?;
-        into.clock.join(&state.host, |_| true);
         into.number += 1;
         into.fresh = false;
-        let ahead = match overlaps {
-            Some(true) if into.after_launch => into.ahead,
-            _ => into.number - 1,
-        };
+        let ahead = if overlaps == Some(true) { into.ahead } else { into.number - 1 };
         into.ahead = if overlaps.is_some() { ahead } else { into.number };
-        into.after_launch = overlaps.is_some();
         let Stream { name, stretch, number, .. } = *into;
         let clock = into.clock.clone();
         Some(Arc::new(Op { stream, stretch, number, ahead, clock, name, doing, step, at }))
