@@ -315,9 +315,6 @@ impl State {
     fn wait_for(&mut self, stream: u64) {
         let clock = self.cut(stream);
         self.host.join(&clock, |_| true);
-        if let Some(stream) = self.streams.get_mut(&stream) {
-            stream.ahead = stream.number;
-        }
     }
 
     /// Forgets the past, if the host has waited for all of it.
