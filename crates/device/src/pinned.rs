@@ -37,7 +37,7 @@ impl<T: Pod> Pinned<T> {
     /// Zeroed memory.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfMemory`], [`crate::Error::TooLarge`].
+    /// [`Error::OutOfMemory`], [`Error::TooLarge`].
     #[track_caller]
     pub fn zeroed(device: &Device, len: usize) -> Result<Self> {
         let bytes = size_of_many::<T>(len)?;
@@ -79,7 +79,7 @@ impl<T: Pod> Pinned<T> {
     /// The elements. To use the memory as a slice does the same, and panics where this returns an error.
     ///
     /// # Errors
-    /// [`Error::Unordered`](crate::Error::Unordered) on a device of the CPU backend with `stream_check`, if
+    /// [`Error::Unordered`] on a device of the CPU backend with `stream_check`, if
     /// work that writes the memory is under way.
     #[track_caller]
     pub fn try_slice(&self) -> Result<&[T]> {
@@ -94,7 +94,7 @@ impl<T: Pod> Pinned<T> {
     /// The elements, to be changed.
     ///
     /// # Errors
-    /// [`Error::Unordered`](crate::Error::Unordered) as for [`try_slice`](Self::try_slice), also if work that
+    /// [`Error::Unordered`] as for [`try_slice`](Self::try_slice), also if work that
     /// reads the memory is under way.
     #[track_caller]
     pub fn try_slice_mut(&mut self) -> Result<&mut [T]> {
