@@ -168,8 +168,9 @@ sides! {
     /// `#[kernel(overlaps)]` puts it at the start of a kernel, ahead of every access; a second call changes
     /// nothing. A kernel with `overlaps = late` or `by_hand` calls it itself, once and on no branch. Before,
     /// it may `load_ahead` what no launch writes that the stream may still be at: weights, tables. The lint
-    /// refuses other accesses there; which memory it is nobody checks. The emulator, which runs one launch
-    /// after another, reports a kernel that returns without the call.
+    /// refuses other accesses there; which memory it is a device of the CPU backend checks, with
+    /// `stream_check`. The emulator, which runs one launch after another, reports a kernel that returns
+    /// without the call.
     pub fn wait_for_previous() {
         device {
             // Threads may come here one by one, on any path: the instruction waits for a grid, not for other

@@ -46,13 +46,14 @@ pub(super) fn watch(
     place: &'static Location<'static>,
 ) {
     if lane.is_watched() {
-        record(lane, space, (byte, index), bytes, access, place);
+        record::<true>(lane, space, (byte, index), bytes, access, place);
     }
 }
 
+/// Without `COUNTS` other launches may do to the bytes whatever they like.
 #[cold]
 #[inline(never)]
-fn record(
+fn record<const COUNTS: bool>(
     lane: &Lane,
     space: Space,
     (byte, index): (u64, u64),
@@ -73,6 +74,9 @@ fn record(
             }
             if access.writes() {
                 tracked.write(byte, bytes);
+            }
+            if COUNTS {
+                tracked.traffic(lane, access, byte, bytes);
             }
         }
         if let Some(watchpoint) = block.watchpoint.as_ref().filter(|_| access == Access::Write) {
@@ -177,8 +181,14 @@ fn load<T: Pod, V: Pod>(
 /// What is there, or for every third thread or so something else.
 #[track_caller]
 pub(crate) fn peek(base: u64, len: usize, index: usize) -> u32 {
-    let value: u32 = global_load::<u32, u32>(base, len, index);
+    let place = Location::caller();
     with_lane(|lane| {
+        let address = base + locate::<u32, u32>(Space::Global, base, len as u64, index as u64, false, place);
+        if lane.is_watched() {
+            record::<false>(lane, Space::Global, (address, index as u64), 4, Access::Read, place);
+        }
+        // SAFETY: inside the handle's memory, which the launch's caller vouches for.
+        let value = unsafe { (address as *const u32).read_unaligned() };
         let odd = (lane.linear.wrapping_mul(5).wrapping_add(index as u32).wrapping_add(1))
             .wrapping_mul(0x9e37_79b9);
         // Some are a little off, so that they pass for the true ones, and some are wild.

@@ -45,6 +45,7 @@ mod race;
 mod shared;
 mod stack;
 pub mod tensor;
+pub mod traffic;
 mod trap;
 mod weak;
 
@@ -53,7 +54,7 @@ use std::sync::Arc;
 
 pub use fault::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor};
 pub use mutation::MUTATION_VARIABLE;
-pub use options::{EmuOptions, SCHEDULE_VARIABLE, Schedule};
+pub use options::{EmuOptions, SCHEDULE_VARIABLE, STREAM_CHECK_VARIABLE, Schedule};
 
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
@@ -88,13 +89,18 @@ pub unsafe fn launch<A: KernelArgs>(
     options: &EmuOptions,
 ) -> Result<(), Fault> {
     let body = kernel.body();
-    let mutated = mutation::is_on().map_err(|reason| Fault::refused(kernel.info(), reason))?;
-    let args = if mutated { mutation::arguments(kernel.info(), args) } else { args };
+    let args = mutation::arguments(kernel.info(), args);
     let mut memory: Vec<(&'static str, ArgMemory)> = Vec::new();
     if options.memory_check || options.orders > 0 || allocations::any() {
         args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
     }
-    run_grid(kernel.info(), shape, &move || body(args), options, &memory, mutated)
+    run_grid(kernel.info(), shape, &move || body(args), options, &memory, Asked::default())
+}
+
+/// What is asked of a launch beside its results.
+#[derive(Default)]
+struct Asked {
+    traffic: Option<Arc<traffic::Traffic>>,
 }
 
 fn run_grid(
@@ -103,17 +109,18 @@ fn run_grid(
     body: &(dyn Fn() + Sync),
     options: &EmuOptions,
     memory: &[(&'static str, ArgMemory)],
-    mutated: bool,
+    asked: Asked,
 ) -> Result<(), Fault> {
     check_shape(info, shape)?;
     let schedule = options.schedule().map_err(|reason| Fault::refused(info, reason))?;
+    let mutated = mutation::is_on().map_err(|reason| Fault::refused(info, reason))?;
     panics::watch();
-    let tracked = if options.memory_check {
+    let mut tracked = if options.memory_check {
         if let Some((parameter, _)) = memory.iter().find(|(_, memory)| allocations::is_freed(memory.address))
         {
             return Err(Fault::of_launch(info, FaultKind::Freed { parameter }));
         }
-        Some(Arc::new(allocations::Tracked::of(memory.iter().map(|(_, memory)| memory.address))))
+        Some(allocations::Tracked::of(memory.iter().map(|(_, memory)| memory.address)))
     } else {
         // What this launch writes is not seen: all that it could write counts as written.
         for (_, memory) in memory.iter().filter(|(_, memory)| memory.writable) {
@@ -121,6 +128,10 @@ fn run_grid(
         }
         None
     };
+    if asked.traffic.is_some() {
+        tracked.get_or_insert_default().traffic = asked.traffic;
+    }
+    let tracked = tracked.map(Arc::new);
     let setting =
         block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint: None, mutated };
     if options.orders == 0 {

@@ -172,12 +172,20 @@ pub(super) fn index(index: u64, step: u64, place: &'static Location<'static>) ->
 }
 
 /// The arguments with two handles exchanged, if that is what is broken.
-#[cold]
+#[inline]
 pub(super) fn arguments<A: KernelArgs>(info: &'static KernelInfo, args: A) -> A {
+    match mode() {
+        Ok(None) | Err(_) => args,
+        Ok(Some(mode)) => changed_arguments(mode, info, args),
+    }
+}
+
+#[cold]
+fn changed_arguments<A: KernelArgs>(mode: &Mode, info: &'static KernelInfo, args: A) -> A {
     let mut handles: Vec<(&'static str, ArgMemory)> = Vec::new();
     args.memory(&mut |parameter, memory| handles.push((parameter, memory)));
-    match mode() {
-        Ok(Some(Mode::Record(sites))) => {
+    match mode {
+        Mode::Record(sites) => {
             for pair in handles.windows(2) {
                 let [(a, first), (b, second)] = pair else { continue };
                 let alike = (first.element_bytes, first.writable) == (second.element_bytes, second.writable);
@@ -187,7 +195,7 @@ pub(super) fn arguments<A: KernelArgs>(info: &'static KernelInfo, args: A) -> A 
             }
             args
         }
-        Ok(Some(Mode::Break(Mutant::Swap(a, b, kernel)))) if kernel == info.name => {
+        Mode::Break(Mutant::Swap(a, b, kernel)) if kernel == info.name => {
             let find = |name: &str| handles.iter().find(|(parameter, _)| *parameter == name);
             match (find(a), find(b)) {
                 (Some((_, a)), Some((_, b))) => exchanged(args, *a, *b),
