@@ -43,6 +43,7 @@ mod stack;
 pub mod tensor;
 
 use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use fault::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor};
@@ -82,11 +83,38 @@ pub unsafe fn launch<A: KernelArgs>(
     options: &EmuOptions,
 ) -> Result<(), Fault> {
     let body = kernel.body();
-    let mut memory: Vec<(&'static str, ArgMemory)> = Vec::new();
+    let memory = memory_of(&args, options);
+    run_grid(kernel.info(), shape, &move || body(args), options, &memory, None)
+}
+
+/// [`launch`], once, which also says who wrote any of `bytes` last, and where: addresses of global memory.
+///
+/// # Safety
+/// As [`launch`].
+///
+/// # Errors
+/// As [`launch`].
+pub unsafe fn launch_watched<A: KernelArgs>(
+    kernel: &Kernel<A>,
+    shape: LaunchShape,
+    args: A,
+    options: &EmuOptions,
+    bytes: Range<u64>,
+) -> Result<Option<(ThreadId, Place)>, Fault> {
+    let (body, options) = (kernel.body(), EmuOptions { orders: 0, ..*options });
+    let (memory, watchpoint) = (memory_of(&args, &options), orders::Watchpoint::new(bytes));
+    let watched = Some(watchpoint.clone());
+    run_grid(kernel.info(), shape, &move || body(args), &options, &memory, watched)?;
+    Ok(watchpoint.last())
+}
+
+/// What the arguments lead to, where a launch with these options asks for it.
+fn memory_of<A: KernelArgs>(args: &A, options: &EmuOptions) -> Vec<(&'static str, ArgMemory)> {
+    let mut memory = Vec::new();
     if options.memory_check || options.orders > 0 || allocations::any() {
         args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
     }
-    run_grid(kernel.info(), shape, &move || body(args), options, &memory)
+    memory
 }
 
 fn run_grid(
@@ -95,6 +123,7 @@ fn run_grid(
     body: &(dyn Fn() + Sync),
     options: &EmuOptions,
     memory: &[(&'static str, ArgMemory)],
+    watchpoint: Option<Arc<orders::Watchpoint>>,
 ) -> Result<(), Fault> {
     check_shape(info, shape)?;
     let schedule = options.schedule().map_err(|reason| Fault::refused(info, reason))?;
@@ -112,8 +141,7 @@ fn run_grid(
         }
         None
     };
-    let setting =
-        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint: None };
+    let setting = block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint };
     if options.orders == 0 {
         return grid::Grid::new(setting).run();
     }
