@@ -1,7 +1,7 @@
 //! A test from its first case to its last.
 
 use crate::draws::{Case, Drawn, Draws, mixed};
-use crate::failure::{Failed, FailedCase, Failure, GpuError, Versus};
+use crate::failure::{Difference, Failed, FailedCase, Failure, GpuError, Mismatch, Versus};
 use crate::process::{self, Process};
 use crate::settings::{self, Gpu, Options, Settings};
 use crate::shrink::{Shrinker, Tried};
@@ -9,7 +9,7 @@ use crate::trial::{Output, Trial};
 use ferrokv_device::{Device, Error, PtxImage, cuda_devices};
 use proptest::test_runner::Reason;
 use simt::emu::EmuOptions;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
@@ -73,31 +73,31 @@ pub fn check(
     let thread = std::thread::current();
     let own = || site.path.split_once("::").map_or(site.path, |(_, path)| path);
     let test = thread.name().filter(|name| *name != "main").unwrap_or_else(own).to_string();
-    let (mut process, without_gpu) = match gpu(&settings, images) {
-        Ok(()) => (Some(Process::new(site.path, &test, settings.gpu_seconds)), None),
-        Err(reason) => (None, Some(reason)),
-    };
-    let missing = without_gpu.clone().filter(|_| settings.gpu == Gpu::Required);
-    if let (Some(reason), None, Gpu::Auto) = (&without_gpu, &missing, settings.gpu) {
-        if images().is_some() {
-            eprintln!("{test}: without a GPU: {reason}");
+    let (gpu, without_gpu) = match gpu(&settings, images) {
+        Ok(()) => (There::Runs(RefCell::new(Process::new(site.path, &test, settings.gpu_seconds))), None),
+        Err(reason) if settings.gpu == Gpu::Required => (There::Missing(reason.clone()), Some(reason)),
+        Err(reason) => {
+            if settings.gpu == Gpu::Auto && images().is_some() {
+                eprintln!("{test}: without a GPU: {reason}");
+            }
+            (There::No, Some(reason))
         }
-    }
-    let bench = Bench { settings: &settings, body, test: &test, site, thorough: OnceCell::new() };
+    };
+    let bench = Bench { settings: &settings, body, test: &test, site, gpu, thorough: OnceCell::new() };
     let mut report = Report { without_gpu, ..Report::default() };
     let mut in_a_row = 0;
     let mut number = 0;
     while report.cases < settings.cases {
         let case = Case::new(settings.only.unwrap_or_else(|| mixed(settings.seed, number)));
         number += 1;
-        let run = bench.run(&case, &mut process, missing.as_deref());
+        let run = bench.run(&case);
         match run.came {
             Came::Failed(..) => {
-                return Err(bench.failed(case, run, &mut process, missing.as_deref(), number));
+                return Err(bench.failed(case, run, number));
             }
             Came::Passed => {
                 report.cases += 1;
-                report.on_gpu += u32::from(process.is_some());
+                report.on_gpu += u32::from(matches!(bench.gpu, There::Runs(_)));
                 in_a_row = 0;
             }
             Came::Skipped => {
@@ -122,15 +122,21 @@ fn gpu(settings: &Settings, images: &dyn Fn() -> Option<&'static [PtxImage]>) ->
         Gpu::Emulated => return Ok(()),
         Gpu::Auto | Gpu::Required => {}
     }
-    match images() {
+    let images = match images() {
         None => return Err("the test names no PTX (`ptx = …`)".to_string()),
         Some([]) => return Err(Error::NoPtx.to_string()),
-        Some(_) => {}
-    }
-    match cuda_devices() {
-        Ok(devices) if devices.is_empty() => Err(Error::NoDevice { ordinal: 0, count: 0 }.to_string()),
-        Ok(_) => Ok(()),
-        Err(error) => Err(error.to_string()),
+        Some(images) => images,
+    };
+    let devices = cuda_devices().map_err(|error| error.to_string())?;
+    let Some(first) = devices.first() else {
+        return Err(Error::NoDevice { ordinal: 0, count: 0 }.to_string());
+    };
+    let lowest = images.iter().map(|image| image.sm).min().unwrap_or_default();
+    match first.compute_capability {
+        Some(capability) if capability < lowest => {
+            Err(Error::GpuTooOld { device: first.name.clone(), capability, lowest }.to_string())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -168,17 +174,28 @@ struct Run {
     came: Came,
 }
 
+/// Where else cases run.
+enum There {
+    /// On the GPU, in this process.
+    Runs(RefCell<Process>),
+    /// On the GPU, and there is none, for this reason.
+    Missing(String),
+    /// Nowhere.
+    No,
+}
+
 /// What all cases of a test share.
 struct Bench<'b> {
     settings: &'b Settings,
     body: Body<'b>,
     test: &'b str,
     site: &'b Site,
+    gpu: There,
     thorough: OnceCell<Device>,
 }
 
 impl Bench<'_> {
-    fn run(&self, case: &Case, process: &mut Option<Process>, missing: Option<&str>) -> Run {
+    fn run(&self, case: &Case) -> Run {
         let mut draws = Draws::new(case, false);
         let drawn = catch_unwind(AssertUnwindSafe(|| (self.body)(&mut draws)));
         let drawn_values = draws.into_drawn();
@@ -189,7 +206,7 @@ impl Bench<'_> {
             Ok(Ok(None)) => return Run { drawn: drawn_values, trial: None, came: Came::Skipped },
             Ok(Ok(Some(trial))) => trial,
         };
-        let judged = catch_unwind(AssertUnwindSafe(|| self.judge(&trial, case, process, missing)));
+        let judged = catch_unwind(AssertUnwindSafe(|| self.judge(&trial, case)));
         let came = match judged {
             Ok(Ok(())) => Came::Passed,
             Ok(Err(failure)) => Came::Failed(failure),
@@ -198,13 +215,7 @@ impl Bench<'_> {
         Run { drawn: drawn_values, trial: Some(trial), came }
     }
 
-    fn judge(
-        &self,
-        trial: &Trial,
-        case: &Case,
-        process: &mut Option<Process>,
-        missing: Option<&str>,
-    ) -> Result<(), Failure> {
+    fn judge(&self, trial: &Trial, case: &Case) -> Result<(), Failure> {
         let launch = &*trial.launch;
         let options = EmuOptions { orders: self.settings.orders, ..EmuOptions::thorough() };
         let thorough = self.thorough.get_or_init(|| Device::cpu(options));
@@ -224,11 +235,13 @@ impl Bench<'_> {
                 return Err(differs(trial, output, difference, versus));
             }
         }
-        if let Some(reason) = missing {
-            return Err(Failure::Gpu(GpuError::Missing { reason: reason.to_string() }));
-        }
-        let Some(process) = process else { return Ok(()) };
-        let third = process.run(case).map_err(Failure::Gpu)?;
+        let third = match &self.gpu {
+            There::No => return Ok(()),
+            There::Missing(reason) => {
+                return Err(Failure::Gpu(GpuError::Missing { reason: reason.clone() }));
+            }
+            There::Runs(process) => process.borrow_mut().run(case).map_err(Failure::Gpu)?,
+        };
         if third.len() != first.len() {
             let answer = format!("{} outputs, and not {}", third.len(), first.len());
             return Err(Failure::Gpu(GpuError::Answer { answer }));
@@ -242,14 +255,7 @@ impl Bench<'_> {
     }
 
     /// Shrinks a case that failed, and makes the message.
-    fn failed(
-        &self,
-        case: Case,
-        run: Run,
-        process: &mut Option<Process>,
-        missing: Option<&str>,
-        number: u64,
-    ) -> Failed {
+    fn failed(&self, case: Case, run: Run, number: u64) -> Failed {
         let Came::Failed(failure) = run.came else {
             // Callers have one that failed.
             return Failed::Skipped { test: self.test.to_string(), skipped: 0 };
@@ -258,7 +264,7 @@ impl Bench<'_> {
         let begin = Instant::now();
         let kind = failure;
         let mut again = |case: &Case| {
-            let run = self.run(case, process, missing);
+            let run = self.run(case);
             let failure = match run.came {
                 Came::Failed(failure) if failure.is_like(&kind) => Some((failure, run.trial)),
                 _ => None,
@@ -312,14 +318,9 @@ fn of_device(error: Error) -> Failure {
     }
 }
 
-fn differs(
-    trial: &Trial,
-    output: &Output,
-    difference: crate::failure::Difference,
-    versus: Versus,
-) -> Failure {
+fn differs(trial: &Trial, output: &Output, difference: Difference, versus: Versus) -> Failure {
     let writer = trial.launch.writer(output, difference.index);
-    Failure::Differs { parameter: output.parameter, difference, versus, writer }
+    Failure::Differs(Box::new(Mismatch { parameter: output.parameter, difference, versus, writer }))
 }
 
 /// Elements that hold in both runs what was there before.

@@ -98,6 +98,30 @@ pub enum GpuError {
     },
 }
 
+/// An output that is not what it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Mismatch {
+    /// The kernel's parameter.
+    pub parameter: &'static str,
+    /// The first wrong element.
+    pub difference: Difference,
+    /// What it was held against.
+    pub versus: Versus,
+    /// Who wrote the element last, if any thread did.
+    pub writer: Option<(ThreadId, Place)>,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "output `{}`: {}", self.parameter, self.difference)?;
+        if let Some((thread, place)) = &self.writer {
+            write!(f, " (written by {thread} at {place})")?;
+        }
+        write!(f, ": {}", self.versus)
+    }
+}
+
 /// What is wrong with a case.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -109,17 +133,8 @@ pub enum Failure {
     #[error("{0}")]
     Device(#[source] Error),
     /// An output is not what it should be.
-    #[error("output `{parameter}`: {difference}{}: {versus}", wrote(.writer))]
-    Differs {
-        /// The kernel's parameter.
-        parameter: &'static str,
-        /// The first wrong element.
-        difference: Difference,
-        /// What it was held against.
-        versus: Versus,
-        /// Who wrote the element last, if any thread did.
-        writer: Option<(ThreadId, Place)>,
-    },
+    #[error("{0}")]
+    Differs(Box<Mismatch>),
     /// An element of an output that no thread wrote.
     #[error("output `{parameter}`: no thread wrote element {index}, and {count} of {len} elements in all")]
     NotWritten {
@@ -149,13 +164,6 @@ pub enum Failure {
     },
 }
 
-fn wrote(writer: &Option<(ThreadId, Place)>) -> String {
-    match writer {
-        Some((thread, place)) => format!(" (written by {thread} at {place})"),
-        None => String::new(),
-    }
-}
-
 impl Failure {
     /// Whether two failures are of one kind, so that one may stand for the other when a case shrinks.
     pub(crate) fn is_like(&self, other: &Failure) -> bool {
@@ -165,10 +173,9 @@ impl Failure {
                 // One mistake may show as a race or as a dependence on the order, at one place or another.
                 discriminant(&a.kind) == discriminant(&b.kind)
             }
-            (
-                Failure::Differs { parameter: a, versus: v, .. },
-                Failure::Differs { parameter: b, versus: w, .. },
-            ) => a == b && discriminant(v) == discriminant(w),
+            (Failure::Differs(a), Failure::Differs(b)) => {
+                a.parameter == b.parameter && discriminant(&a.versus) == discriminant(&b.versus)
+            }
             (Failure::Gpu(a), Failure::Gpu(b)) => discriminant(a) == discriminant(b),
             (a, b) => discriminant(a) == discriminant(b),
         }

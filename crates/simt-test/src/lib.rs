@@ -63,7 +63,7 @@
 //! |---|---|
 //! | `SIMT_TEST_CASES` | how many cases |
 //! | `SIMT_TEST_ORDERS` | in how many orders more |
-//! | `SIMT_TEST_SEED` | what cases are drawn from: a number, or `random`; without it the same cases each time |
+//! | `SIMT_TEST_SEED` | what to draw from: a number or `random`; without it the same cases each time |
 //! | `SIMT_TEST_CASE` | the one case to run, as a failure names it |
 //! | `SIMT_TEST_GPU` | `auto`; `off`; `required`: fail without one; `emulated`: see below |
 //! | `SIMT_TEST_GPU_SECONDS` | how long a case may take on the GPU; 120 without it |
@@ -79,11 +79,11 @@
 //! A parameter without `#[draw(…)]` does not compile, and says what it lacks:
 //!
 //! ```compile_fail
-//! #[simt::test]
+//! #[simt::test(result)]
 //! fn test(n: usize) -> Option<simt_test::Trial> {
 //!     None
 //! }
-//! # fn main() { let _: () = test(); }
+//! # fn main() {}
 //! ```
 //!
 //! nor does one whose strategy draws another type:
@@ -127,7 +127,7 @@ pub use check::Report;
 pub use draws::{Array, Draws, Source, array};
 pub use element::Element;
 pub use expected::{Expected, exact, near, unstated};
-pub use failure::{Difference, Failed, FailedCase, Failure, GpuError, Versus};
+pub use failure::{Difference, Failed, FailedCase, Failure, GpuError, Mismatch, Versus};
 pub use proptest;
 pub use strategies::{Bits, Candidates, Sizes, bits, finite, multiples, sizes};
 pub use trial::{IntoTrial, Memory, Trial};

@@ -6,6 +6,7 @@
 //! and they are made simpler each by itself.
 
 use crate::draws::{Case, Drawn, Item, Slot, Step};
+use std::ops::Range;
 
 /// What running a case came to.
 pub(crate) struct Tried<F> {
@@ -103,7 +104,7 @@ impl<F> Shrinker<'_, F> {
         let known = items.len();
         items.extend((known..len).map(Item::drawn));
         self.simplify_ranges(slot, len);
-        self.to_the_front(slot, len);
+        self.bring_forward(slot, len);
         let left: Vec<usize> = (0..len).filter(|at| !self.case.slots[slot].items[*at].simple).collect();
         for at in left.into_iter().take(ELEMENTS) {
             self.value(slot, |case| &mut case.slots[slot].items[at].steps);
@@ -111,7 +112,7 @@ impl<F> Shrinker<'_, F> {
     }
 
     fn simplify_ranges(&mut self, slot: usize, len: usize) {
-        let mut open = vec![0..len];
+        let mut open: Vec<Range<usize>> = std::iter::once(0..len).collect();
         while let Some(range) = open.pop() {
             let mut case = self.case.clone();
             let items = &mut case.slots[slot].items[range.clone()];
@@ -128,7 +129,7 @@ impl<F> Shrinker<'_, F> {
 
     /// Brings the elements that matter to the front: those of this array alone, and, where that does not do,
     /// of every array of its length alike.
-    fn to_the_front(&mut self, slot: usize, len: usize) {
+    fn bring_forward(&mut self, slot: usize, len: usize) {
         let alike = |this: &Self| -> Vec<usize> {
             let same = |at: &usize| this.drawn[*at].len == Some(len);
             (0..this.case.slots.len().min(this.drawn.len())).filter(same).collect()

@@ -83,7 +83,7 @@ fn gone(#[draw(sizes(1..=300))] n: usize) -> Trial {
 
 /// It answers nothing from 40 elements on.
 #[simt::test(result, cases = 20, orders = 0)]
-fn silent(#[draw(sizes(30..=45))] n: usize) -> Trial {
+fn silent(#[draw(sizes(38..=41))] n: usize) -> Trial {
     while n >= 40 && is_child() {
         std::thread::park();
     }
@@ -128,13 +128,17 @@ fn a_difference_is_told_and_shrinks() {
 #[test]
 fn a_fault_there_is_an_error_here_and_other_cases_go_on() {
     printed(&[EMULATED], || {
-        let Some(case) = case(astray()) else { return };
-        let Failure::Gpu(GpuError::Fault { code: None, message }) = &case.failure else { panic!("{case}") };
-        assert!(message.contains("kernel add, block (0,0,0) thread (40,0,0)"), "{message}");
-        // To get there, cases ran after faults, some of which passed.
-        assert_eq!(case.inputs[0].1, "40");
+        if let Some(case) = case(astray()) {
+            let Failure::Gpu(GpuError::Fault { code: None, message }) = &case.failure else {
+                panic!("{case}")
+            };
+            assert!(message.contains("kernel add, block (0,0,0) thread (40,0,0)"), "{message}");
+            // To get there, cases ran after faults, some of which passed.
+            assert_eq!(case.inputs[0].1, "40");
+        }
         // Nothing is left of it in this process: another test runs there.
-        assert_eq!(right().unwrap().on_gpu, 20);
+        let report = right().unwrap();
+        assert!(is_child() || report.on_gpu == 20, "{report:?}");
     });
 }
 

@@ -176,8 +176,8 @@ fn odd_lengths_alone(#[draw(sizes(1..=99))] n: usize) -> Option<Trial> {
 #[test]
 fn a_report_counts_cases() {
     let Report { cases, skipped, on_gpu, without_gpu, .. } = odd_lengths_alone().unwrap();
-    assert!(cases == 20 && skipped > 0 && on_gpu == 0, "{skipped} of {cases}");
-    assert_eq!(without_gpu.unwrap(), "the test names no PTX (`ptx = …`)");
+    assert!(cases == 20 && skipped > 0, "{skipped} of {cases}");
+    assert_eq!(on_gpu, if without_gpu.is_some() { 0 } else { 20 });
 }
 
 /// A test may have no parameter, and a launch no elements.

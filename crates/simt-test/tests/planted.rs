@@ -3,7 +3,17 @@
 use half::f16;
 use simt::emu::FaultKind;
 use simt::{Global, GlobalMut, LaunchShape, kernel, math, thread};
-use simt_test::{Failed, FailedCase, Failure, Report, Trial, array, bits, near, sizes, unstated};
+use simt_test::{Failed, FailedCase, Failure, Report, Trial, Versus, array, bits, near, sizes, unstated};
+
+#[kernel]
+fn magnitude(x: Global<f32>, y: GlobalMut<f32>, n: u32) {
+    let i = thread::index_1d();
+    if i < n as usize {
+        let x = x.load(i);
+        // The mistake: −0 keeps its sign.
+        y.store(i, if x < 0.0 { -x } else { x });
+    }
+}
 
 fn cover(n: usize) -> LaunchShape {
     LaunchShape::new((n as u32).div_ceil(128), 128)
@@ -34,16 +44,6 @@ fn inputs(case: &FailedCase) -> Vec<(&str, &str)> {
     case.inputs.iter().map(|(name, value)| (*name, value.as_str())).collect()
 }
 
-#[kernel]
-fn magnitude(x: Global<f32>, y: GlobalMut<f32>, n: u32) {
-    let i = thread::index_1d();
-    if i < n as usize {
-        let x = x.load(i);
-        // The mistake: −0 keeps its sign.
-        y.store(i, if x < 0.0 { -x } else { x });
-    }
-}
-
 #[simt::test(result)]
 fn magnitudes(#[draw(sizes(1..=1000))] n: usize, #[draw(array(n, bits::<f32>()))] x: Vec<f32>) -> Trial {
     let expected: Vec<f32> = x.iter().map(|x| math::abs(*x)).collect();
@@ -65,6 +65,9 @@ fn a_wrong_value_at_one_pattern() {
         place("fn magnitude(", "store")
     );
     assert!(text.contains(&difference), "{text}");
+    // The guide shows the message.
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(include_str!("../../../docs/kernel-guide.md")).contains(&words(&text)), "{text}");
     assert!(text.contains("kernel magnitude,"), "{text}");
     assert!(text.contains("launch = grid (1,1,1), block (128,1,1), 0 bytes"), "{text}");
     assert!(case.command.contains("cargo test"), "{}", case.command);
@@ -240,7 +243,8 @@ fn halves(#[draw(array(40, 1f32..2.0))] x: Vec<f32>) -> Trial {
 #[test]
 fn a_bound_that_does_not_hold() {
     let case = failed(halves());
-    let Failure::Differs { parameter: "y", difference, .. } = &case.failure else { panic!("{case}") };
+    let Failure::Differs(mismatch) = &case.failure else { panic!("{case}") };
+    let difference = &mismatch.difference;
     // All elements but one are as simple as the strategy has them: 1.
     assert_eq!((difference.index, difference.count, difference.len), (0, 1, 40));
     let text = case.to_string();
@@ -278,7 +282,7 @@ fn panics(#[draw(sizes(1..=300))] n: usize) -> Option<Trial> {
 
 #[simt::test(result)]
 fn errors(#[draw(sizes(1..=300))] n: usize) -> Result<Option<Trial>, String> {
-    if n % 2 == 0 { Err(format!("{n} is even")) } else { Ok(None) }
+    if n.is_multiple_of(2) { Err(format!("{n} is even")) } else { Ok(None) }
 }
 
 #[simt::test(result)]
@@ -308,4 +312,47 @@ fn what_is_wrong_with_the_test_itself() {
     assert_eq!(inputs(&case), [("n", "129")]);
     assert!(matches!(case.failure, Failure::Device(_)), "{case}");
     assert!(case.to_string().contains("cannot launch adds with grid (1,1,1), block (1032,1,1)"), "{case}");
+}
+
+/// Arguments that are not the same each time.
+#[simt::test(result)]
+fn unsteady(#[draw(sizes(1..=300))] n: usize) -> Trial {
+    let calls = std::cell::Cell::new(0);
+    Trial::new(adds::kernel(), cover(n), move |memory| {
+        calls.set(calls.get() + 1);
+        adds::Args {
+            x: memory.input(&vec![calls.get(); n]),
+            y: memory.in_out(&vec![0; n], unstated(n)),
+            n: n as u32,
+        }
+    })
+}
+
+#[test]
+fn two_runs_that_differ() {
+    let case = failed(unsteady());
+    let Failure::Differs(mismatch) = &case.failure else { panic!("{case}") };
+    assert_eq!((mismatch.versus, mismatch.difference.found.as_str()), (Versus::Parallel, "2"));
+    assert_eq!(inputs(&case), [("n", "1")]);
+}
+
+/// Two mistakes, of which the second waits where the first shrinks to.
+#[simt::test(result)]
+fn of_two_mistakes(#[draw(sizes(1..=300))] n: usize) -> Result<Trial, String> {
+    if n < 3 {
+        return Err("the other mistake".to_string());
+    }
+    let shape = LaunchShape::new(1, if n < 40 { 32 } else { 2000 });
+    Ok(Trial::new(adds::kernel(), shape, |memory| adds::Args {
+        x: memory.input(&[0]),
+        y: memory.in_out(&[0], vec![0]),
+        n: 1,
+    }))
+}
+
+#[test]
+fn a_case_shrinks_to_its_own_mistake() {
+    let case = failed(of_two_mistakes());
+    assert!(matches!(case.failure, Failure::Device(_)), "{case}");
+    assert_eq!(inputs(&case), [("n", "40")]);
 }
