@@ -153,7 +153,7 @@ pub struct Value<V> {
     stepped: bool,
 }
 
-/// What a parameter's values come from: a strategy of proptest, or an [`array`].
+/// What a parameter's values come from: a strategy of proptest, or an [`array()`].
 pub trait Source {
     /// Its values.
     type Value: Debug + 'static;
@@ -187,7 +187,7 @@ pub fn array<S: Strategy>(len: usize, element: S) -> Array<S> {
     Array { len, element }
 }
 
-/// See [`array`].
+/// See [`array()`].
 #[derive(Clone, Debug)]
 pub struct Array<S> {
     len: usize,

@@ -46,7 +46,7 @@
 //! fault, or the first wrong element and who wrote it; the inputs; and a command that runs this case again.
 //!
 //! # Parameters
-//! `#[draw(…)]` holds a [`Source`]: any strategy of [`proptest`], or [`array`]. It may use the parameters
+//! `#[draw(…)]` holds a [`Source`]: any strategy of [`proptest`], or [`array()`]. It may use the parameters
 //! before it. [`sizes`] and [`multiples`] draw lengths around the sizes of warps and blocks, [`bits`] and
 //! [`finite`] numbers with the edges of their type.
 //!

@@ -2,8 +2,8 @@
 //! and nothing else. The process is this test's program once more, told to run this test alone.
 //!
 //! The parent writes a case to the child's input, a line each, and reads a line that begins with [`MARK`]
-//! from its output; what the test harness prints in between is passed over. After a fault the child ends, and
-//! the next case gets a fresh one.
+//! from its output; what the test harness prints in between is passed over. After a fault the child is ended,
+//! and the next case gets a fresh one.
 
 use crate::draws::Case;
 use crate::failure::GpuError;
@@ -148,7 +148,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// The child's side: answers cases until there are no more, or one has failed.
+/// The child's side: answers cases until there are no more. After a fault it is given none, and ended.
 pub(crate) fn serve(mut run: impl FnMut(&Case) -> Result<Vec<Vec<u8>>, Error>) {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let answer = match Case::decoded(&line) {
@@ -156,7 +156,6 @@ pub(crate) fn serve(mut run: impl FnMut(&Case) -> Result<Vec<Vec<u8>>, Error>) {
             // The parent is this program: only another version of it writes what this one cannot read.
             None => break,
         };
-        let failed = answer.is_err();
         let text = match answer {
             Ok(outputs) => {
                 let outputs: Vec<String> = outputs.iter().map(|bytes| hex(bytes)).collect();
@@ -173,9 +172,6 @@ pub(crate) fn serve(mut run: impl FnMut(&Case) -> Result<Vec<Vec<u8>>, Error>) {
         let mut output = std::io::stdout().lock();
         // A parent that is gone reads nothing; the next line of input then is none.
         let _ = writeln!(output, "\n{MARK}{text}").and_then(|()| output.flush());
-        if failed {
-            break;
-        }
     }
 }
 

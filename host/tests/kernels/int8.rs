@@ -3,11 +3,10 @@
 use half::{bf16, f16};
 use host::int8::{Matrix, cpu, oracle};
 use kernels_gpu::Element;
-use kernels_gpu::int8::grid::{Shape, launch};
 use kernels_gpu::int8::quantizer::scale_from_max;
 use kernels_gpu::int8::{
-    column_maxima, dequantize_naive, dequantize_rows, dequantize_tiled, first_nonfinite, quantize_coarsened,
-    quantize_naive, quantize_rows, quantize_tiled,
+    Shape, column_maxima, dequantize_naive, dequantize_rows, dequantize_tiled, first_nonfinite, launch,
+    quantize_coarsened, quantize_naive, quantize_rows, quantize_tiled,
 };
 use simt::{Kernel, LaunchShape};
 use simt_test::{Trial, array, bits, exact, finite, near, sizes};
