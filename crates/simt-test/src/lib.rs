@@ -53,7 +53,7 @@
 //! # The attribute's options
 //! - `cases = N`: how many cases; 64 without it.
 //! - `orders = N`: in how many orders more the emulator runs each; 8 without it.
-//! - `ptx = EXPRESSION`: a `&'static [ferrokv_device::PtxImage]` with the kernel in it, for a GPU.
+//! - `ptx = EXPRESSION`: a `&'static [`[`PtxImage`]`]` with the kernel in it, for a GPU.
 //! - `result`: makes no test, but a function of the name that returns a `Result` of [`Report`] and
 //!   [`Failed`]: for a test of what a kernel with a mistake reports.
 //!
@@ -128,6 +128,7 @@ pub use draws::{Array, Draws, Source, array};
 pub use element::Element;
 pub use expected::{Expected, exact, near, unstated};
 pub use failure::{Difference, Failed, FailedCase, Failure, GpuError, Mismatch, Versus};
+pub use ferrokv_device::PtxImage;
 pub use proptest;
 pub use strategies::{Bits, Candidates, Sizes, bits, finite, multiples, sizes};
 pub use trial::{IntoTrial, Memory, Trial};

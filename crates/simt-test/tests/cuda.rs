@@ -1,9 +1,8 @@
 //! On a GPU, where there is one: results, and a kernel that goes astray there. The PTX is by hand, so that no
 //! device compiler is needed; without a GPU the first test runs on the emulator alone.
 
-use ferrokv_device::PtxImage;
 use simt::{Global, GlobalMut, LaunchShape, kernel, thread};
-use simt_test::{Failed, Failure, GpuError, Trial, array, bits, sizes};
+use simt_test::{Failed, Failure, GpuError, PtxImage, Trial, array, bits, sizes};
 
 const IMAGES: &[PtxImage] =
     &[PtxImage { sm: 80, text: include_str!("../../device/tests/common/kernels.ptx") }];

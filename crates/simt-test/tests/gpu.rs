@@ -154,9 +154,9 @@ fn a_process_that_is_gone_is_an_error_here_and_other_cases_go_on() {
 
 #[test]
 fn a_process_that_is_silent_is_ended() {
-    printed(&[EMULATED, ("SIMT_TEST_GPU_SECONDS", "1")], || {
+    printed(&[EMULATED, ("SIMT_TEST_GPU_SECONDS", "2")], || {
         let Some(case) = case(silent()) else { return };
-        assert!(matches!(&case.failure, Failure::Gpu(GpuError::Silent { seconds: 1 })), "{case}");
+        assert!(matches!(&case.failure, Failure::Gpu(GpuError::Silent { seconds: 2 })), "{case}");
         assert_eq!(case.inputs[0].1, "40");
     });
 }
