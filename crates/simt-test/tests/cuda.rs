@@ -61,7 +61,7 @@ fn a_context_that_is_lost_is_an_error_and_the_next_case_runs() {
         Err(other) => panic!("{other}"),
     };
     println!("{case}");
-    let Failure::Gpu(GpuError::Fault { code: Some(700), .. }) = &case.failure else { panic!("{case}") };
+    let Failure::Gpu(GpuError::Fault { code: Some(_), .. }) = &case.failure else { panic!("{case}") };
     // To get there, cases passed after others had lost their context.
     assert_eq!(case.inputs, [("n", "40".to_string())]);
 }
