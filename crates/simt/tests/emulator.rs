@@ -397,3 +397,24 @@ fn launches_that_may_overlap_say_so_and_run_in_order_here() {
     // `run` runs each twice.
     assert_eq!(x, [18; 64]);
 }
+
+#[test]
+fn a_launch_says_who_wrote_some_bytes() {
+    let (x, mut y) = (vec![1f32; 64], vec![0f32; 64]);
+    let last = |y: &mut Vec<f32>, element: u64, options: EmuOptions| {
+        let start = y.as_ptr() as u64 + 4 * element;
+        let args = scale::Args { x: read(&x), y: write(y), factor: 2.0, len: 40 };
+        // SAFETY: both have 64 elements, and live.
+        unsafe {
+            emu::launch_watched(&scale::kernel(), LaunchShape::new(2, 32), args, &options, start..start + 4)
+        }
+        .unwrap()
+    };
+    for options in [EmuOptions::default(), EmuOptions::thorough()] {
+        let (thread, place) = last(&mut y, 37, options).expect("a thread");
+        assert_eq!((thread.block.x, thread.thread.x), (1, 5));
+        assert!(place.file.ends_with("emulator.rs"), "{place}");
+        assert!(last(&mut y, 40, options).is_none());
+    }
+    assert_eq!((y[39], y[40]), (2.0, 0.0));
+}

@@ -50,6 +50,7 @@ mod trap;
 mod weak;
 
 use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use fault::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor};
@@ -90,17 +91,46 @@ pub unsafe fn launch<A: KernelArgs>(
 ) -> Result<(), Fault> {
     let body = kernel.body();
     let args = mutation::arguments(kernel.info(), args);
-    let mut memory: Vec<(&'static str, ArgMemory)> = Vec::new();
+    let memory = memory_of(&args, options);
+    run_grid(kernel.info(), shape, &move || body(args), options, &memory, Asked::default())
+}
+
+/// [`launch`], once, which also says who wrote any of `bytes` last, and where: addresses of global memory.
+///
+/// # Safety
+/// As [`launch`].
+///
+/// # Errors
+/// As [`launch`].
+pub unsafe fn launch_watched<A: KernelArgs>(
+    kernel: &Kernel<A>,
+    shape: LaunchShape,
+    args: A,
+    options: &EmuOptions,
+    bytes: Range<u64>,
+) -> Result<Option<(ThreadId, Place)>, Fault> {
+    let (body, options) = (kernel.body(), EmuOptions { orders: 0, ..*options });
+    let args = mutation::arguments(kernel.info(), args);
+    let (memory, watchpoint) = (memory_of(&args, &options), orders::Watchpoint::new(bytes));
+    let asked = Asked { watchpoint: Some(watchpoint.clone()), ..Asked::default() };
+    run_grid(kernel.info(), shape, &move || body(args), &options, &memory, asked)?;
+    Ok(watchpoint.last())
+}
+
+/// What the arguments lead to, where a launch with these options asks for it.
+fn memory_of<A: KernelArgs>(args: &A, options: &EmuOptions) -> Vec<(&'static str, ArgMemory)> {
+    let mut memory = Vec::new();
     if options.memory_check || options.orders > 0 || allocations::any() {
         args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
     }
-    run_grid(kernel.info(), shape, &move || body(args), options, &memory, Asked::default())
+    memory
 }
 
 /// What is asked of a launch beside its results.
 #[derive(Default)]
 struct Asked {
     traffic: Option<Arc<traffic::Traffic>>,
+    watchpoint: Option<Arc<orders::Watchpoint>>,
 }
 
 fn run_grid(
@@ -128,12 +158,13 @@ fn run_grid(
         }
         None
     };
-    if asked.traffic.is_some() {
-        tracked.get_or_insert_default().traffic = asked.traffic;
+    let Asked { traffic, watchpoint } = asked;
+    if traffic.is_some() {
+        tracked.get_or_insert_default().traffic = traffic;
     }
     let tracked = tracked.map(Arc::new);
     let setting =
-        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint: None, mutated };
+        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint, mutated };
     if options.orders == 0 {
         return grid::Grid::new(setting).run();
     }

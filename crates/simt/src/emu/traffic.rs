@@ -143,7 +143,7 @@ pub unsafe fn launch_recorded<A: KernelArgs>(
     let mut memory: Vec<(&'static str, ArgMemory)> = Vec::new();
     args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
     let traffic = Arc::new(Traffic::over(&memory));
-    let asked = Asked { traffic: Some(traffic.clone()) };
+    let asked = Asked { traffic: Some(traffic.clone()), ..Asked::default() };
     run_grid(kernel.info(), shape, &move || body(args), options, &memory, asked)?;
     Ok(traffic)
 }
