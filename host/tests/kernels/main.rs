@@ -3,4 +3,3 @@
 
 mod int8;
 mod moves;
-mod rounding;
