@@ -390,7 +390,7 @@ impl<'a> Runner<'a> {
             unreachable!("threads that are not stuck all wait at one barrier")
         };
         if let Some(races) = &self.block.races {
-            races.borrow_mut().block_sync();
+            races.borrow_mut().block_sync(self.block.number.get());
         }
         if self.block.dice.is_some() {
             for at in 0..self.warps.len() {

@@ -22,7 +22,8 @@ impl Calls {
     /// Where two lists part: the innermost call that they do not share, of either. `None` if they lead to one
     /// place, or too little is known of them.
     pub(super) fn parting(&self, other: &Calls) -> Option<[Place; 2]> {
-        if self.places.len() != other.places.len() {
+        // Of code that it merges the compiler loses lines and calls: then the numbers of calls differ.
+        if std::ptr::eq(self, other) || self.places.len() != other.places.len() {
             return None;
         }
         let known = |place: &Place| place.line != 0;
@@ -33,6 +34,10 @@ impl Calls {
 
 /// So many calls are noted.
 const DEPTH: usize = 64;
+
+/// The search needs so many bytes of the stack, the page below it included. Where fewer are left nothing is
+/// known.
+const ROOM: usize = 20 * 1024;
 
 /// A list of calls that was met, as it lies on the stack: return addresses, and how far from the stack's end
 /// each of them is.
@@ -56,15 +61,30 @@ pub(super) fn here(stack: Range<usize>) -> Option<&'static Calls> {
     if met.is_some() {
         return met;
     }
-    let mut returns = returns(&stack);
+    // An overflow in the search would keep the standard library's locks for good.
+    let room = here - stack.start;
+    let mut returns = if room < ROOM { Vec::new() } else { returns(&stack) };
     if returns.is_empty() {
         return None;
     }
     // Below are those of the search itself.
     returns.retain(|(slot, _)| *slot < depth);
-    let calls = intern(places(&Backtrace::force_capture().to_string()));
+    let same = |met: &&Met| met.returns == returns;
+    let met = MET.with_borrow(|met| Some(met.get(&depth)?.iter().find(same)?.calls));
+    if met.is_some() {
+        return met;
+    }
+    let calls = intern(places(&written(&Backtrace::force_capture())));
     MET.with_borrow_mut(|met| met.entry(depth).or_default().push(Met { returns, calls }));
     Some(calls)
+}
+
+/// The backtrace as text. That takes much stack, and so one of its own.
+fn written(backtrace: &Backtrace) -> String {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, || backtrace.to_string());
+        thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_default()
+    })
 }
 
 impl Met {
@@ -77,7 +97,7 @@ impl Met {
         self.returns.iter().all(|(slot, address)| value(*slot) == *address)
     }
 
-    /// Where return addresses lie is not known.
+    /// Where return addresses lie is not known: the stack has to be searched for them.
     #[cfg(not(target_arch = "x86_64"))]
     fn again(&self, _: usize) -> bool {
         false

@@ -153,6 +153,8 @@ struct Ended<'g, 'a>(&'g Grid<'a>);
 
 impl Drop for Ended<'_, '_> {
     fn drop(&mut self) {
+        // Its last block may have set what the others wait for.
+        self.0.changes.fetch_add(1, Ordering::SeqCst);
         self.0.working.fetch_sub(1, Ordering::SeqCst);
         if std::thread::panicking() {
             self.0.over.store(true, Ordering::SeqCst);
@@ -344,7 +346,9 @@ impl<'a> Core<'_, 'a> {
             *waiting = (changes, 0);
         }
         waiting.1 += 1;
-        if may_end && waiting.1 >= grid.working.load(Ordering::SeqCst) {
+        // Who has ended since counts no more, and what it did is a change.
+        let all_wait = waiting.1 >= grid.working.load(Ordering::SeqCst);
+        if may_end && all_wait && grid.changes.load(Ordering::SeqCst) == changes {
             grid.over.store(true, Ordering::SeqCst);
             return;
         }
@@ -463,5 +467,29 @@ mod tests {
             assert!(blocks.into_iter().eq(0..100), "{schedule}");
         }
         assert_ne!(order(Schedule::Seeded(0), 100), order(Schedule::Seeded(1), 100));
+    }
+
+    /// A core that ends may have set what the others wait for: they look once more.
+    #[test]
+    fn who_waits_looks_again_when_a_core_ends() {
+        let shape = LaunchShape::new(64, 32);
+        let grid = Grid::new(setting(shape, Schedule::Parallel, false));
+        grid.working.store(2, Ordering::SeqCst);
+        let changes = grid.changes.load(Ordering::SeqCst);
+        let mut core = Core {
+            grid: &grid,
+            races: None,
+            aside: Vec::new(),
+            spare: Vec::new(),
+            share: 0..0,
+            quiet: 0,
+            idle_looks: 0,
+            seen_changes: changes,
+        };
+        drop(Ended(&grid));
+        core.wait_with_the_others(changes, true);
+        assert!(!grid.over.load(Ordering::SeqCst), "it has not looked since");
+        core.wait_with_the_others(grid.changes.load(Ordering::SeqCst), true);
+        assert!(grid.over.load(Ordering::SeqCst), "nothing has changed since");
     }
 }

@@ -59,9 +59,10 @@ pub(crate) struct Races {
 
 impl Races {
     pub(super) fn new(threads: u32, grid: Rc<RefCell<GridRaces>>, weak: bool) -> Self {
+        let nothing = Rc::default();
         Races {
             grid,
-            clocks: (0..threads as usize).map(|thread| Clock::start(thread % 32)).collect(),
+            clocks: (0..threads as usize).map(|thread| Clock::start(thread % 32, &nothing)).collect(),
             epoch: 0,
             shared: Memory::default(),
             shared_words: ByAddress::default(),
@@ -72,8 +73,9 @@ impl Races {
 
     /// The next block starts: it has heard of no other.
     pub(super) fn enter_block(&mut self) {
+        let nothing = Rc::default();
         for (thread, clock) in self.clocks.iter_mut().enumerate() {
-            *clock = Clock::start(thread % 32);
+            *clock = Clock::start(thread % 32, &nothing);
         }
         self.epoch = 0;
         self.shared.clear();
@@ -89,11 +91,14 @@ impl Races {
         });
     }
 
-    /// Every thread of the block has met every other.
-    pub(super) fn block_sync(&mut self) {
+    /// Every thread of `block` has met every other.
+    pub(super) fn block_sync(&mut self, block: u64) {
         self.epoch += 1;
         let mut known = Known::default();
-        self.clocks.iter().for_each(|clock| clock.tell(&mut known));
+        Clock::tell(self.clocks.iter(), &mut known);
+        // What they knew of each other is behind the barrier.
+        known.threads.retain(|(of, _), _| *of != block);
+        let known = Rc::new(known);
         for (thread, clock) in self.clocks.iter_mut().enumerate() {
             clock.warp[thread % 32] += 1;
             clock.known = known.clone();
@@ -110,8 +115,9 @@ impl Races {
             for (mine, theirs) in heard.iter_mut().zip(clock.warp) {
                 *mine = theirs.max(*mine);
             }
-            clock.tell(&mut known);
         }
+        Clock::tell(lanes.iter().map(|lane| &self.clocks[first as usize + lane]), &mut known);
+        let known = Rc::new(known);
         for lane in &lanes {
             let clock = &mut self.clocks[first as usize + lane];
             clock.warp = heard;
@@ -124,21 +130,20 @@ impl Races {
     /// there what they did and know.
     pub(super) fn arrive(&mut self, block: u64, first: u32, lanes: u32, known: &mut Known) {
         known.blocks.insert(block, self.epoch);
-        for lane in 0..lanes {
-            let clock = &mut self.clocks[(first + lane) as usize];
-            clock.tell(known);
+        let warp = &mut self.clocks[first as usize..(first + lanes) as usize];
+        Clock::tell(warp.iter(), known);
+        for (lane, clock) in warp.iter_mut().enumerate() {
             for (other, heard) in clock.warp.iter().enumerate().filter(|(_, heard)| **heard > 0) {
                 let mine = known.threads.entry((block, first + other as u32)).or_insert(0);
                 *mine = (*mine).max(*heard);
             }
-            clock.warp[lane as usize] += 1;
+            clock.warp[lane] += 1;
         }
     }
 
     /// They go on, and know what all who came there knew.
     pub(super) fn depart(&mut self, first: u32, known: &Known) {
-        let warp = self.clocks.iter_mut().skip(first as usize).take(32);
-        warp.for_each(|clock| clock.known.join(known));
+        Clock::learn(self.clocks.iter_mut().skip(first as usize).take(32), known);
     }
 
     /// From here on this thread knows what its atomics have heard, as far as the fence reaches, and its next
@@ -146,10 +151,11 @@ impl Races {
     pub(super) fn fence(&mut self, lane: &Lane, scope: FenceScope) {
         let (block, first) = (lane.block().number.get(), lane.linear - lane.lane());
         let clock = &mut self.clocks[lane.linear as usize];
-        clock.fence(scope, block, self.epoch, first, lane.lane() as usize);
         if scope == FenceScope::Full {
-            self.grid.borrow_mut().fences.fence((block, lane.linear));
+            let other = self.grid.borrow_mut().fences.fence((block, lane.linear));
+            clock.fence_behind(other);
         }
+        clock.fence(scope, block, self.epoch, first, lane.lane() as usize);
     }
 
     fn event(&self, lane: &Lane, access: Access, place: &'static Location<'static>) -> Event {
@@ -193,7 +199,12 @@ impl Races {
             Space::Shared => (&mut self.shared, &mut self.shared_words),
         };
         match access {
-            Access::Atomic | Access::Put => clock.pass_on(words.entry(start).or_default(), event.block),
+            Access::Atomic => {
+                let word = words.entry(start).or_default();
+                clock.pass_on(word, event.block);
+                clock.hear(word, event.block);
+            }
+            Access::Put => clock.pass_on(words.entry(start).or_default(), event.block),
             Access::Look => clock.hear(words.entry(start).or_default(), event.block),
             _ => {}
         }
@@ -212,9 +223,12 @@ impl Races {
                 if let Some(other) = history.atomics().find(|past| !past.is_behind(&event, clock)) {
                     return fault(FaultKind::AtomicWidths, other);
                 }
-                let rare = history.rare();
-                rare.atomics.clear();
-                rare.word = (start, bytes);
+                // A look is no atomic that a read could be in a race with: those before it still are.
+                if access.writes() {
+                    let rare = history.rare();
+                    rare.atomics.clear();
+                    rare.word = (start, bytes);
+                }
             }
             note(history, event);
             None
@@ -281,15 +295,15 @@ impl Races {
     ) -> Option<u64> {
         let clock = &self.clocks[lane.linear as usize];
         // An update that passes something on would have passed it on to those who came behind that value.
-        if !self.weak || access != Access::Look && clock.releases() {
+        let newest = access != Access::Look && clock.releases();
+        if !self.weak {
             return None;
         }
         let event = self.event(lane, access, place);
         let grid = &mut *self.grid.borrow_mut();
-        let fenced = grid.fences.behind((event.block, event.linear));
         let versions = if space == Space::Global { &mut grid.versions } else { &mut self.shared_versions };
-        let choose = |count| lane.block().choose(count);
-        versions.get_mut(&byte)?.look(now, (&event, clock, fenced), is_look, choose)
+        let choose = |count| if newest { count - 1 } else { lane.block().choose(count) };
+        versions.get_mut(&byte)?.look(now, (&event, clock), is_look, choose)
     }
 
     /// Who changed a byte last, and where.

@@ -1,8 +1,8 @@
 //! Kernels that need more stack than an emulated thread has: a fault in the place of a signal.
 //!
 //! Below each stack lies a page that nothing may touch. A thread that touches it gets a signal, on a stack of
-//! the signal's own. If the thread is an emulated one, its coroutine is made to return, as one that
-//! overflowed; any other signal goes to who handled it before.
+//! the signal's own. If the thread is an emulated one, and the page its own, its coroutine is made to return,
+//! as one that overflowed; any other signal goes to who handled it before.
 
 /// How a coroutine ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,27 +84,36 @@ mod on {
 
     extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         // SAFETY: what the kernel hands to a handler with `SA_SIGINFO`.
-        let registers = unsafe { &mut *context.cast::<ucontext_t>() };
-        match RUNNING.get() {
-            Some(coroutine) if coroutine.stack_ptr_in_bounds(stack_pointer(registers)) => {
+        let (registers, address) =
+            unsafe { (&mut *context.cast::<ucontext_t>(), (*info).si_addr() as usize) };
+        // Of its stack only the page below it cannot be touched; the bounds are those of both.
+        let is_full = |coroutine: &CoroutineTrapHandler<End>| {
+            coroutine.stack_ptr_in_bounds(stack_pointer(registers)) && coroutine.stack_ptr_in_bounds(address)
+        };
+        match RUNNING.get().filter(is_full) {
+            Some(coroutine) => {
                 RUNNING.set(None);
                 // SAFETY: the coroutine is the one that the signal interrupted, by the check above, and the
                 // registers are set. Memory that it was writing is not read as Rust values any more: the
                 // launch ends with a fault.
                 unsafe { set(registers, coroutine.setup_trap_handler(|| End::Overflow)) };
             }
-            _ => pass_on(signal, info, context),
+            None => pass_on(signal, info, context),
         }
     }
 
     fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         let earlier =
             EARLIER.get().map(|earlier| if signal == SIGSEGV { &earlier.segv } else { &earlier.bus });
-        match earlier {
-            Some(action)
-                if action.sa_flags & libc::SA_SIGINFO != 0
-                    && ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction) =>
-            {
+        let has_handler =
+            |action: &&libc::sigaction| ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
+        match earlier.filter(has_handler) {
+            Some(action) if action.sa_flags & libc::SA_SIGINFO == 0 => {
+                // SAFETY: a handler without `SA_SIGINFO` has this signature.
+                let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(action.sa_sigaction) };
+                handler(signal);
+            }
+            Some(action) => {
                 // SAFETY: a handler with `SA_SIGINFO` has this signature.
                 let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
                     unsafe { std::mem::transmute(action.sa_sigaction) };
@@ -112,7 +121,7 @@ mod on {
             }
             // The instruction runs again, and this time the signal does what it does by itself.
             // SAFETY: plain data, for which zeros are valid.
-            _ => unsafe {
+            None => unsafe {
                 let mut action: libc::sigaction = zeroed();
                 action.sa_sigaction = libc::SIG_DFL;
                 libc::sigaction(signal, &action, std::ptr::null_mut());

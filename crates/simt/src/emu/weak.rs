@@ -2,10 +2,11 @@
 //!
 //! Atomics are relaxed. One that leaves the word as it is (a look: a sum with 0, a compare-and-swap that
 //! fails) may take effect at any point of the word's history that its thread cannot tell from the present:
-//! behind every value that the thread has seen or set there, behind every value that a fence or a barrier
-//! has brought it, and, if the thread has made a fence of sequential consistency, behind every value that was
-//! set before the last such fence of another thread ahead of its own. In orders of a seed, with the race
-//! check, the seed decides whether a look sees an older value.
+//! behind every value that the thread has seen or set there, and behind every value that another thread has
+//! seen or set there and that fences or a barrier have told it of. If the thread has made a fence of
+//! sequential consistency, or has heard of one, it is behind every value that was set before the last such
+//! fence of another thread ahead of that one. In orders of a seed, with the race check, the seed decides
+//! whether a look sees an older value.
 
 use super::clock::Clock;
 use super::history::Event;
@@ -21,6 +22,22 @@ struct Version {
     value: u64,
     /// Who set it, and at which time; `None` of what was there first.
     event: Option<(Event, u64)>,
+    /// The first looks of threads that have seen it and did not know of it.
+    looks: Vec<Event>,
+}
+
+impl Version {
+    fn new(value: u64, event: Option<(Event, u64)>) -> Self {
+        Version { value, event, looks: Vec::new() }
+    }
+
+    /// Whether the thread of `event` must not see an older one.
+    fn is_known(&self, event: &Event, clock: &Clock) -> bool {
+        let Some((set, time)) = &self.event else { return true };
+        *time < clock.known.fenced
+            || set.is_behind(event, clock)
+            || self.looks.iter().any(|look| look.is_behind(event, clock))
+    }
 }
 
 /// The newest values of one word, the oldest first.
@@ -39,53 +56,49 @@ impl Versions {
         if self.values.back().is_none_or(|last| last.value != old) {
             // Something else than atomics wrote the word, and barriers or fences ordered it.
             *self = Versions::default();
-            self.values.push_back(Version { value: old, event: None });
+            self.values.push_back(Version::new(old, None));
         }
-        self.values.push_back(Version { value: new, event: Some((event, time)) });
+        self.values.push_back(Version::new(new, Some((event, time))));
         if self.values.len() > REMEMBERED {
             self.values.pop_front();
             self.forgotten += 1;
         }
     }
 
-    /// The values that a look of the thread of `event` may see, the oldest first; the last is the newest.
-    /// Nothing if only `now`, what the word holds, can be seen. `fenced` is the time of the last fence of
-    /// sequential consistency of another thread that lies behind one of its own.
-    fn choices(&self, now: u64, event: &Event, clock: &Clock, fenced: u64) -> &[Version] {
-        let (all, []) = self.values.as_slices() else { return &[] };
-        if all.last().is_none_or(|last| last.value != now) {
-            return &[];
-        }
-        let known = |version: &Version| match &version.event {
-            None => true,
-            Some((set, time)) => set.is_behind(event, clock) || *time < fenced,
-        };
-        let seen = self.seen.get(&event.thread_key()).map_or(0, |seen| seen.saturating_sub(self.forgotten));
-        let first = all.iter().rposition(known).unwrap_or(0).max(seen as usize);
-        &all[first.min(all.len() - 1)..]
+    /// The newest value that the thread of `event` knows of.
+    fn known(&self, event: &Event, clock: &Clock) -> Option<usize> {
+        let seen = self.seen.get(&event.thread_key()).and_then(|seen| seen.checked_sub(self.forgotten));
+        let seen = seen.map(|seen| seen as usize);
+        (0..self.values.len()).rev().find(|at| Some(*at) == seen || self.values[*at].is_known(event, clock))
     }
 
-    /// What an atomic of the thread of `event` sees, if that is older than `now`: `choose` takes one of so
-    /// many, and `is_look` says whether the atomic leaves a value as it is.
+    /// What an atomic of the thread of `event` sees, if that is older than `now`, what the word holds:
+    /// `choose` takes one of so many values, the newest last, and `is_look` says whether the atomic leaves a
+    /// value as it is.
     pub(super) fn look(
         &mut self,
         now: u64,
-        (event, clock, fenced): (&Event, &Clock, u64),
+        (event, clock): (&Event, &Clock),
         is_look: impl Fn(u64) -> bool,
         choose: impl FnOnce(usize) -> usize,
     ) -> Option<u64> {
-        self.values.make_contiguous();
-        let choices = self.choices(now, event, clock, fenced);
-        if choices.len() < 2 {
+        if self.values.back().is_none_or(|last| last.value != now) {
             return None;
         }
-        let newest = choices.len() - 1;
-        let chosen = Some(choose(choices.len())).filter(|chosen| is_look(choices[*chosen].value));
-        let chosen = chosen.unwrap_or(newest);
-        let value = choices[chosen].value;
-        let number = self.forgotten + (self.values.len() - 1 - (newest - chosen)) as u64;
-        self.seen.insert(event.thread_key(), number);
-        (chosen < newest).then_some(value)
+        let known = self.known(event, clock);
+        let (oldest, newest) = (known.unwrap_or(0), self.values.len() - 1);
+        let mut seen = newest;
+        if oldest < newest {
+            let chosen = oldest + choose(newest - oldest + 1);
+            if is_look(self.values[chosen].value) {
+                seen = chosen;
+            }
+        }
+        if known != Some(seen) {
+            self.seen.insert(event.thread_key(), self.forgotten + seen as u64);
+            self.values[seen].looks.push(*event);
+        }
+        (seen < newest).then_some(self.values[seen].value)
     }
 }
 
@@ -95,8 +108,6 @@ pub(super) struct FullFences {
     time: u64,
     /// The last one, and the last one of another thread than that.
     last: [Option<(ThreadKey, u64)>; 2],
-    /// For each thread that made one: when the last one of another thread was, as of its own.
-    behind: BTreeMap<ThreadKey, u64>,
 }
 
 impl FullFences {
@@ -106,15 +117,11 @@ impl FullFences {
         self.time
     }
 
-    pub(super) fn fence(&mut self, thread: ThreadKey) {
+    /// A fence of `thread`: when the last one of another thread was.
+    pub(super) fn fence(&mut self, thread: ThreadKey) -> u64 {
         let time = self.tick();
         let other = self.last.iter().flatten().find(|(by, _)| *by != thread).copied();
-        self.behind.insert(thread, other.map_or(0, |(_, time)| time));
         self.last = [Some((thread, time)), other];
-    }
-
-    /// The time of the last fence of another thread that lies behind one of `thread`.
-    pub(super) fn behind(&self, thread: ThreadKey) -> u64 {
-        self.behind.get(&thread).copied().unwrap_or(0)
+        other.map_or(0, |(_, time)| time)
     }
 }

@@ -20,9 +20,41 @@ fn wrapping_index(x: Global<u32>, y: GlobalMut<u32>, bug: u32) {
     y.store(at as usize, x.load(t as usize));
 }
 
+/// Without `#[simt::device]` its caller's line is not known.
+#[inline(never)]
+fn meet() {
+    thread::sync_threads();
+}
+
+#[inline(never)]
+fn meet_later() {
+    meet();
+    core::hint::black_box(());
+}
+
+#[kernel]
+fn helper_at_two_depths(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if bug == 0 || t.is_multiple_of(2) {
+        y.store(t as usize, 1);
+        meet();
+        y.store(t as usize, t);
+    } else {
+        y.store(t as usize, 2);
+        meet_later();
+        y.store(t as usize, t + 1);
+    }
+}
+
 const PATHS: &str = "only paths that this input takes are run";
 
 cases! { "missed";
+    helper_at_two_depths: "a helper with a barrier, in one arm by another helper",
+        Found::Missed("calls are compared where both arms have as many"), |bug, options| {
+            let mut y = [0; 64];
+            go(helper_at_two_depths::kernel(), LaunchShape::new(1, 64),
+                helper_at_two_depths::Args { y: write(&mut y), bug }, options)
+        };
     path_not_taken: "a race on a branch that no value takes", Found::Missed(PATHS), |bug, options| {
         let (x, mut y) = ([1; 64], [0; 64]);
         go(path_not_taken::kernel(), LaunchShape::new(1, 64),

@@ -2,6 +2,7 @@
 //! order. The small programs that memory models are told apart by.
 
 use crate::case::{Found, Mode, cases, go, write};
+use simt::emu::{EmuOptions, Fault, Schedule};
 use simt::{GlobalMut, LaunchShape, kernel, thread};
 
 #[kernel]
@@ -121,7 +122,102 @@ fn behind_a_barrier(x: GlobalMut<u32>, y: GlobalMut<u32>) {
     y.store(t, x.atomic_load(63 - t));
 }
 
+#[kernel]
+fn an_update_and_then_a_look(x: GlobalMut<u32>) {
+    // An update that changes nothing has seen the word, whether its thread has made a fence or not.
+    if thread::block_idx_x() == 0 {
+        for value in 1..6 {
+            x.atomic_store(0, value);
+        }
+    } else {
+        thread::device_fence();
+        for _ in 0..6 {
+            let seen = x.atomic_max(0, 0);
+            if x.atomic_load(0) < seen {
+                x.atomic_exchange(1, 1);
+            }
+        }
+    }
+}
+
+#[kernel]
+fn seen_by_another(x: GlobalMut<u32>) {
+    // What a thread has seen it hands on, too, though who set it made no fence: observation is causal.
+    match thread::block_idx_x() {
+        0 => x.atomic_store(0, 7),
+        1 => {
+            while x.atomic_load(0) == 0 {}
+            thread::device_fence();
+            x.atomic_store(1, 1);
+        }
+        _ => {
+            while x.atomic_load(1) == 0 {}
+            thread::device_fence();
+            if x.atomic_load(0) != 7 {
+                x.atomic_exchange(2, 1);
+            }
+        }
+    }
+}
+
+#[kernel]
+fn told_of_full_fences(x: GlobalMut<u32>) {
+    // If block 0 sees nothing of block 1, its fence comes first. Then block 2, which hears of the other
+    // fence, must see what block 0 set.
+    match thread::block_idx_x() {
+        0 => {
+            x.atomic_store(0, 1);
+            thread::device_fence_sc();
+            x.atomic_store(3, 1 + x.atomic_load(1));
+        }
+        1 => {
+            x.atomic_store(1, 1);
+            thread::device_fence_sc();
+            x.atomic_store(2, 1);
+        }
+        _ => {
+            while x.atomic_load(2) == 0 {}
+            thread::device_fence();
+            x.atomic_store(4, 1 + x.atomic_load(0));
+        }
+    }
+    thread::device_fence();
+    if x.atomic_add(5, 1) == 2 {
+        thread::device_fence();
+        if x.atomic_load(3) == 1 && x.atomic_load(4) == 1 {
+            x.atomic_exchange(6, 1);
+        }
+        x.atomic_store(3, 0);
+        x.atomic_store(4, 0);
+    }
+}
+
+#[kernel]
+fn a_store_is_no_look(x: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
+    if thread::block_idx_x() == 0 {
+        y.store(0, 7);
+        thread::device_fence();
+        x.atomic_store(0, 1);
+    } else {
+        if bug == 0 {
+            while x.atomic_load(0) == 0 {}
+        } else {
+            x.atomic_store(0, 2);
+        }
+        thread::device_fence();
+        y.store(1, y.load(0)); // BUG: a store hears of nothing
+    }
+}
+
 const SEEDS: Mode = Mode::Thorough;
+
+/// Runs it in very many orders as well.
+fn in_many_orders(options: &EmuOptions, run: impl Fn(&EmuOptions) -> Result<(), Fault>) -> Result<(), Fault> {
+    run(options)?;
+    (1..200)
+        .map(Schedule::Seeded)
+        .try_for_each(|schedule| run(&EmuOptions { race_check: true, orders: 0, schedule, ..*options }))
+}
 
 cases! { "weak";
     message_by_atomics: "data and flag both by atomics, no fence",
@@ -167,5 +263,38 @@ cases! { "weak";
             behind_a_barrier::Args { x: write(&mut x), y: write(&mut y) }, options);
         assert_eq!(y, [1; 64]);
         result
+    };
+    a_store_is_no_look: "a store in the place of a look at the flag",
+        Found::In(Mode::Races, "Race", "a store hears of nothing", (1, 0)), |bug, options| {
+            let (mut x, mut y) = ([0], [0; 2]);
+            go(a_store_is_no_look::kernel(), LaunchShape::new(2, 1),
+                a_store_is_no_look::Args { x: write(&mut x), y: write(&mut y), bug }, options)
+        };
+    an_update_and_then_a_look: "a look behind an update that changes nothing", Found::Legal, |_, options| {
+        in_many_orders(options, |options| {
+            let mut x = [0; 2];
+            let args = an_update_and_then_a_look::Args { x: write(&mut x) };
+            go(an_update_and_then_a_look::kernel(), LaunchShape::new(4, 1), args, options)?;
+            assert_eq!(x[1], 0, "an older value was seen behind a newer one");
+            Ok(())
+        })
+    };
+    seen_by_another: "a look behind another thread's look", Found::Legal, |_, options| {
+        in_many_orders(options, |options| {
+            let mut x = [0; 3];
+            let args = seen_by_another::Args { x: write(&mut x) };
+            go(seen_by_another::kernel(), LaunchShape::new(3, 1), args, options)?;
+            assert_eq!(x[2], 0, "not what the other thread has seen");
+            Ok(())
+        })
+    };
+    told_of_full_fences: "a look behind another thread's fence of sequential consistency", Found::Legal, |_, options| {
+        in_many_orders(options, |options| {
+            let mut x = [0; 7];
+            let args = told_of_full_fences::Args { x: write(&mut x) };
+            go(told_of_full_fences::kernel(), LaunchShape::new(3, 1), args, options)?;
+            assert_eq!(x[6], 0, "the fences had no one order");
+            Ok(())
+        })
     };
 }
