@@ -33,3 +33,14 @@ pub mod vecinfer;
 
 pub use element::Element;
 pub use mix::{mix, mixed};
+
+#[cfg(test)]
+mod tests {
+    /// The profile asks for it: a release build without it would hide a kernel's overflow from the emulator.
+    #[test]
+    #[should_panic(expected = "attempt to add with overflow")]
+    fn overflow_is_checked_in_every_build() {
+        let sum = std::hint::black_box(u32::MAX) + std::hint::black_box(1);
+        std::hint::black_box(sum);
+    }
+}

@@ -24,6 +24,9 @@ GPU the emulator still checks every access, and small shapes for races.
 --sanitize is for running under NVIDIA's compute-sanitizer, which is slow: small shapes, and in place of \
 the emulator a second run on the GPU (but for the few cases that are checked for races).
 
+--orders N is for the emulator alone: every check it has, and each launch in N orders more, reversed and by \
+seeds. Results that depend on the order, and values that atomics may see late, show there.
+
 Exit codes: 0 all bits are equal (or there was no GPU to compare with, and the emulator found no fault); 1 some \
 differ, or a kernel is at fault; 2 bad input.";
 
@@ -32,6 +35,7 @@ Examples:
   ferrokv check                                    a minute or two
   ferrokv check --full --json check.json           over 10^9 outputs
   ferrokv check --system int8 --filter fused_f16
+  ferrokv check --orders 16 --system gather        the emulator alone, each launch 17 times
   compute-sanitizer --tool racecheck ferrokv check --sanitize";
 
 /// Compare the emulator's bits with the GPU's, kernel by kernel.
@@ -45,7 +49,7 @@ pub struct Arguments {
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     /// Small shapes and samples of bit patterns (the default).
-    #[arg(long, conflicts_with_all = ["full", "huge", "sanitize"])]
+    #[arg(long, conflicts_with_all = ["full", "huge", "sanitize", "orders"])]
     quick: bool,
     /// Large shapes and many more bit patterns: over 10^9 outputs.
     #[arg(long, conflicts_with_all = ["huge", "sanitize"])]
@@ -56,6 +60,9 @@ pub struct Arguments {
     /// Small shapes, twice on the GPU: for compute-sanitizer.
     #[arg(long)]
     sanitize: bool,
+    /// Small shapes on the emulator alone, with every check, each launch in so many orders more.
+    #[arg(long, value_name = "N", conflicts_with_all = ["full", "huge", "sanitize"])]
+    orders: Option<u32>,
     /// List the cases instead of running them.
     #[arg(long)]
     list: bool,
@@ -91,6 +98,7 @@ struct Listed<'a> {
 impl Arguments {
     fn suite(&self) -> &'static str {
         match self {
+            Arguments { orders: Some(_), .. } => "orders",
             Arguments { sanitize: true, .. } => "sanitize",
             Arguments { huge: true, .. } => "huge",
             Arguments { full: true, .. } => "full",
@@ -101,7 +109,7 @@ impl Arguments {
     /// Every case of the suite.
     fn cases(&self) -> Vec<Case> {
         let coverage = match self.suite() {
-            "sanitize" => Coverage::Small,
+            "sanitize" | "orders" => Coverage::Small,
             "huge" => Coverage::Huge,
             "full" => Coverage::Full,
             _ => Coverage::Quick,
@@ -119,7 +127,7 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = arguments.report.open(None, None)?;
     let mut cases = arguments.cases();
-    let whole = arguments.system.is_none() && !arguments.huge;
+    let whole = arguments.system.is_none() && !arguments.huge && arguments.orders.is_none();
     let not_covered = match whole {
         true => check::not_covered(&cases, ferrokv::kernels().map(|(_, info)| info)),
         false => Vec::new(),
@@ -135,9 +143,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.list {
         return list(&cases, &report);
     }
-    let (gpu, gpu_note) = match arguments.backend.open()? {
-        Gpu::Ready(device) => (Some(device), None),
-        Gpu::None(reason) => (None, Some(reason)),
+    let (gpu, gpu_note) = match arguments.orders {
+        Some(_) => (None, None),
+        None => match arguments.backend.open()? {
+            Gpu::Ready(device) => (Some(device), None),
+            Gpu::None(reason) => (None, Some(reason)),
+        },
     };
     let reference = match (&gpu, arguments.sanitize) {
         (Some(gpu), true) => gpu.clone(),
@@ -148,7 +159,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let bar = progress::bar(cases.len());
     let wrong = Cell::new(0usize);
-    let found = check::run_cases(&cases, &reference, gpu.as_ref(), |progress| {
+    let step = |progress: check::Progress<'_>| {
         wrong.set(wrong.get() + usize::from(!progress.case.outcome.is_good()));
         let note = if wrong.get() == 0 { String::new() } else { format!("{} wrong; ", wrong.get()) };
         let kernel = progress.case.kernels.first().map_or("", String::as_str);
@@ -162,7 +173,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             progress.case.outcome
         );
         bar.inc(1);
-    });
+    };
+    let found = match arguments.orders {
+        Some(orders) => check::run_emulated(&cases, EmuOptions { orders, ..EmuOptions::thorough() }, step),
+        None => check::run_cases(&cases, &reference, gpu.as_ref(), step),
+    };
     bar.finish_and_clear();
 
     let info = gpu.as_ref().map(Device::info);

@@ -6,9 +6,16 @@
 
 use crate::device::{DeviceInfo, KernelAttributes};
 use crate::error::Result;
+use crate::unordered::{Access, Memory};
+use simt::emu::traffic::{self, Traffic};
 use simt::emu::{self, EmuOptions};
 use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
 use std::ffi::c_void;
+use std::panic::Location;
+use std::sync::Arc;
+
+/// Where a call stands in the source.
+pub(crate) type At = &'static Location<'static>;
 
 /// A kernel with its arguments, without its types: each backend takes from it what it needs.
 pub(crate) trait BoundKernel: Send + Sync {
@@ -22,6 +29,11 @@ pub(crate) trait BoundKernel: Send + Sync {
     /// # Safety
     /// The contract of [`crate::Stream::launch`].
     unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> Result<()>;
+    /// The same, and what it read and wrote.
+    ///
+    /// # Safety
+    /// As for `emulate`.
+    unsafe fn emulate_recorded(&self, shape: LaunchShape, options: &EmuOptions) -> Result<Arc<Traffic>>;
     /// A copy that outlives the call, for a graph.
     fn boxed(&self) -> Box<dyn BoundKernel>;
 }
@@ -51,6 +63,11 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
         Ok(())
     }
 
+    unsafe fn emulate_recorded(&self, shape: LaunchShape, options: &EmuOptions) -> Result<Arc<Traffic>> {
+        // SAFETY: as above.
+        Ok(unsafe { traffic::launch_recorded(&self.kernel, shape, self.args, options) }?)
+    }
+
     fn boxed(&self) -> Box<dyn BoundKernel> {
         Box::new(*self)
     }
@@ -77,16 +94,25 @@ pub(crate) trait DeviceBackend: Send + Sync {
     fn context(&self) -> usize;
     fn attributes(&self, kernel: &'static KernelInfo) -> Result<Option<KernelAttributes>>;
 
-    /// `bytes` is not 0.
-    fn allocate(&self, bytes: usize) -> Result<u64>;
+    /// Memory for `memory`, which has bytes.
+    fn allocate(&self, memory: Memory) -> Result<u64>;
     /// # Safety
     /// `address` and `bytes` are of one `allocate` and are not used again.
     unsafe fn free(&self, address: u64, bytes: usize);
-    /// `bytes` is not 0. The memory is zeroed.
-    fn allocate_pinned(&self, bytes: usize) -> Result<PinnedMemory>;
+    /// Memory for `memory`, which has bytes. They are zeroed.
+    fn allocate_pinned(&self, memory: Memory) -> Result<PinnedMemory>;
     /// # Safety
     /// `memory` and `bytes` are of one `allocate_pinned` and are not used again.
     unsafe fn free_pinned(&self, memory: PinnedMemory, bytes: usize);
+    /// Whether [`host_uses`](Self::host_uses) is to be asked.
+    fn watches_host(&self) -> bool {
+        false
+    }
+    /// Refuses what the host must not do to pinned memory while work that touches it is under way.
+    fn host_uses(&self, memory: PinnedMemory, bytes: usize, access: Access, at: Option<At>) -> Result<()> {
+        let _ = (memory, bytes, access, at);
+        Ok(())
+    }
 
     /// Copies and waits; ordered with no stream.
     ///
@@ -107,26 +133,30 @@ pub(crate) trait DeviceBackend: Send + Sync {
 
 /// A stream. Whether it captures is known to the caller, which calls only what is allowed then.
 pub(crate) trait StreamBackend: Send + Sync {
+    /// The stream's number, where its order with others is checked; 0 elsewhere.
+    fn number(&self) -> u64 {
+        0
+    }
     /// Hands out the driver's handle (null on the CPU) to what puts anything but a launch into the stream.
     fn put_other(&self, put: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()>;
 
     /// # Safety
     /// The contract of [`crate::Stream::launch`].
-    unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()>;
+    unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape, at: At) -> Result<()>;
     /// While it captures: launches, and returns the node's number in the graph to be.
     ///
     /// # Safety
     /// The contract of [`crate::Stream::launch`].
-    unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<usize>;
+    unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape, at: At) -> Result<usize>;
     /// # Safety
     /// Both ends stay valid for `bytes` until the work is done, and no other work touches them.
-    unsafe fn copy(&self, to: Place, from: Place, bytes: usize) -> Result<()>;
+    unsafe fn copy(&self, to: Place, from: Place, bytes: usize, at: At) -> Result<()>;
     /// # Safety
     /// As for `copy`.
-    unsafe fn fill_u8(&self, address: u64, value: u8, bytes: usize) -> Result<()>;
+    unsafe fn fill_u8(&self, address: u64, value: u8, bytes: usize, at: At) -> Result<()>;
     /// # Safety
     /// As for `copy`; `address` is a multiple of 4.
-    unsafe fn fill_u32(&self, address: u64, value: u32, words: usize) -> Result<()>;
+    unsafe fn fill_u32(&self, address: u64, value: u32, words: usize, at: At) -> Result<()>;
     fn synchronize(&self) -> Result<()>;
 
     fn begin_capture(&self) -> Result<()>;
@@ -159,8 +189,14 @@ pub(crate) trait GraphBackend: Send + Sync {
 pub(crate) trait GraphExecBackend: Send + Sync {
     /// # Safety
     /// The contract of [`crate::GraphExec::launch`].
-    unsafe fn launch(&self, stream: &dyn StreamBackend) -> Result<()>;
+    unsafe fn launch(&self, stream: &dyn StreamBackend, at: At) -> Result<()>;
     /// # Safety
     /// The contract of [`crate::Stream::launch`], from the next launch of the graph on.
-    unsafe fn update(&mut self, node: usize, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()>;
+    unsafe fn update(
+        &mut self,
+        node: usize,
+        kernel: &dyn BoundKernel,
+        shape: LaunchShape,
+        at: At,
+    ) -> Result<()>;
 }

@@ -3,11 +3,13 @@
 use crate::backend::Place;
 use crate::device::{Device, size_of_many};
 use crate::error::{Error, Result};
+use crate::unordered::Memory;
 use bytemuck::Pod;
 use simt::{Global, GlobalMut};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
+use std::panic::Location;
 
 /// `len` elements of device memory, freed when dropped.
 ///
@@ -25,9 +27,11 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`].
+    #[track_caller]
     pub fn new(device: &Device, len: usize) -> Result<Self> {
         let bytes = size_of_many::<T>(len)?;
-        let address = if bytes == 0 { 0 } else { device.backend().allocate(bytes)? };
+        let memory = Memory::of::<T>(len, false, Location::caller());
+        let address = if bytes == 0 { 0 } else { device.backend().allocate(memory)? };
         Ok(Buffer { device: device.clone(), address, len, element: PhantomData })
     }
 
@@ -35,6 +39,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// As [`new`](Self::new).
+    #[track_caller]
     pub fn zeroed(device: &Device, len: usize) -> Result<Self> {
         let buffer = Self::new(device, len)?;
         if buffer.bytes() != 0 {
@@ -48,6 +53,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// As [`new`](Self::new).
+    #[track_caller]
     pub fn from_slice(device: &Device, values: &[T]) -> Result<Self> {
         let buffer = Self::new(device, values.len())?;
         if buffer.bytes() != 0 {

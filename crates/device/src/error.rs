@@ -1,5 +1,6 @@
 //! What can go wrong on a device, and the way out.
 
+use crate::unordered::Unordered;
 use simt::LaunchShape;
 use simt::emu::Fault;
 use std::fmt;
@@ -124,6 +125,9 @@ pub enum Error {
         /// What was to be done.
         doing: &'static str,
     },
+    /// Two uses of the same memory that nothing orders; the emulator says so with `stream_check`.
+    #[error("{0}")]
+    Unordered(Box<Unordered>),
     /// Things of two devices in one call.
     #[error("{what} belongs to another device than the stream; make both from one device")]
     WrongDevice {

@@ -7,6 +7,7 @@ use crate::limits;
 use crate::stream::Stream;
 use simt::{Kernel, KernelArgs, LaunchShape};
 use std::fmt;
+use std::panic::Location;
 
 /// A kernel launch in a graph: what [`Stream::launch_node`] returns and [`GraphExec::update`] takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,20 +60,22 @@ pub struct GraphExec {
 
 impl GraphExec {
     /// Puts all of the graph's work into `stream`, in the order of its capture: one call, whatever the number
-    /// of steps, and nothing is allocated.
+    /// of steps, and nothing is allocated. It runs behind the last launch of this same instance as well, on
+    /// whatever stream that was; other instances of the graph may run beside it.
     ///
     /// # Safety
     /// The contract of [`Stream::launch`] holds for each launch in the graph, as captured or last updated,
     /// and every buffer and pinned memory that the graph's copies and fills name is still there.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`]; [`Error::Capturing`] (a graph does not hold graphs); [`Error::Fault`] on the
-    /// CPU; or what the driver reports.
+    /// [`Error::WrongDevice`]; [`Error::Capturing`] (a graph does not hold graphs); [`Error::Fault`] and
+    /// [`Error::Unordered`] on the CPU; or what the driver reports.
+    #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         self.device.check_same(stream.device(), "the graph")?;
         let _outside = stream.outside_capture("launching a graph")?;
         // SAFETY: this function's contract.
-        unsafe { self.backend.launch(stream.backend()) }
+        unsafe { self.backend.launch(stream.backend(), Location::caller()) }
     }
 
     /// Replaces the kernel, shape and arguments of one launch. Runs that are under way keep the old ones.
@@ -84,6 +87,7 @@ impl GraphExec {
     /// [`Error::ForeignNode`] for a node of another graph; [`Error::OverlappingNode`] for a kernel that does
     /// not wait for the launch before in the place of one that does; [`Error::Shape`];
     /// [`Error::KernelMissing`]; or what the driver reports. The graph then stays as it was.
+    #[track_caller]
     pub unsafe fn update<A: KernelArgs>(
         &mut self,
         node: NodeId,
@@ -101,7 +105,7 @@ impl GraphExec {
         limits::check(kernel.info(), shape, self.device.info().max_shared_bytes)?;
         let bound = Bound { kernel: *kernel, args };
         // SAFETY: this function's contract.
-        unsafe { self.backend.update(node.index, &bound, shape) }
+        unsafe { self.backend.update(node.index, &bound, shape, Location::caller()) }
     }
 }
 

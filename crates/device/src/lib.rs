@@ -13,6 +13,9 @@
 //! | [`Event`] | a point in a stream, with a time |
 //! | [`Graph`], [`GraphExec`] | captured work, replayed with no host work between its steps |
 //!
+//! On the CPU, [`stream_check`](simt::emu::EmuOptions::stream_check) finds work of two streams that nothing
+//! orders, and [`unordered`] says which.
+//!
 //! Launches are `unsafe`: a kernel reads and writes memory through handles that the compiler does not follow.
 //! What the caller vouches for is in [`Stream::launch`].
 
@@ -28,6 +31,7 @@ mod graph;
 mod limits;
 mod pinned;
 mod stream;
+pub mod unordered;
 
 pub use buffer::Buffer;
 pub use device::{BackendKind, Device, DeviceInfo, KernelAttributes, PtxImage, cuda_devices};

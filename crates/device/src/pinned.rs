@@ -3,22 +3,28 @@
 use crate::backend::PinnedMemory;
 use crate::buffer::check_range;
 use crate::device::{Device, size_of_many};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::unordered::{Access, Memory};
 use bytemuck::Pod;
 use simt::{Global, GlobalMut};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range, RangeBounds};
+use std::panic::Location;
 
 /// `len` elements of host memory that the device reaches too: as the source or target of an asynchronous
 /// copy, or from a kernel, over the bus. On the CPU backend it is plain aligned memory.
 ///
 /// The host uses it as a slice. While work that touches it is under way, the host must leave it alone: that
-/// is in the contract of each `unsafe` call that starts such work.
+/// is in the contract of each `unsafe` call that starts such work. A device of the CPU backend with
+/// [`stream_check`](simt::emu::EmuOptions::stream_check) looks after it: a slice that is taken too early, and
+/// memory that is dropped too early, is a panic, or an error of [`try_slice`](Self::try_slice).
 pub struct Pinned<T: Pod> {
     device: Device,
     memory: PinnedMemory,
     len: usize,
+    /// Whether the device asks what the host does with it.
+    watched: bool,
     element: PhantomData<T>,
 }
 
@@ -31,25 +37,83 @@ impl<T: Pod> Pinned<T> {
     /// Zeroed memory.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfMemory`], [`crate::Error::TooLarge`].
+    /// [`Error::OutOfMemory`], [`Error::TooLarge`].
+    #[track_caller]
     pub fn zeroed(device: &Device, len: usize) -> Result<Self> {
         let bytes = size_of_many::<T>(len)?;
         let memory = if bytes == 0 {
             PinnedMemory { host: std::ptr::null_mut(), device: 0 }
         } else {
-            device.backend().allocate_pinned(bytes)?
+            device.backend().allocate_pinned(Memory::of::<T>(len, true, Location::caller()))?
         };
-        Ok(Pinned { device: device.clone(), memory, len, element: PhantomData })
+        let watched = bytes != 0 && device.backend().watches_host();
+        Ok(Pinned { device: device.clone(), memory, len, watched, element: PhantomData })
     }
 
     /// A copy of `values`.
     ///
     /// # Errors
     /// As [`zeroed`](Self::zeroed).
+    #[track_caller]
     pub fn from_slice(device: &Device, values: &[T]) -> Result<Self> {
         let mut pinned = Self::zeroed(device, values.len())?;
         pinned.copy_from_slice(values);
         Ok(pinned)
+    }
+
+    /// How many elements there are. Unlike a look at the slice this is no use of the memory.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// The elements. To use the memory as a slice does the same, and panics where this returns an error.
+    ///
+    /// # Errors
+    /// [`Error::Unordered`] on a device of the CPU backend with `stream_check`, if
+    /// work that writes the memory is under way.
+    #[track_caller]
+    pub fn try_slice(&self) -> Result<&[T]> {
+        self.host_uses(Access::Read)?;
+        if self.memory.host.is_null() {
+            return Ok(zero_bytes(self.len));
+        }
+        // SAFETY: allocated for `len` elements, aligned to 256, initialised, and valid for any `Pod`.
+        Ok(unsafe { std::slice::from_raw_parts(self.memory.host.cast(), self.len) })
+    }
+
+    /// The elements, to be changed.
+    ///
+    /// # Errors
+    /// [`Error::Unordered`] as for [`try_slice`](Self::try_slice), also if work that
+    /// reads the memory is under way.
+    #[track_caller]
+    pub fn try_slice_mut(&mut self) -> Result<&mut [T]> {
+        self.host_uses(Access::Write)?;
+        if self.memory.host.is_null() {
+            // SAFETY: no byte is behind it: either no element or elements of size 0.
+            return Ok(unsafe { std::slice::from_raw_parts_mut(std::ptr::dangling_mut(), self.len) });
+        }
+        // SAFETY: allocated for `len` elements, aligned to 256, initialised, valid for any `Pod`, and
+        // borrowed mutably.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.memory.host.cast(), self.len) })
+    }
+
+    #[track_caller]
+    fn host_uses(&self, access: Access) -> Result<()> {
+        if !self.watched {
+            return Ok(());
+        }
+        self.device.backend().host_uses(self.memory, self.bytes(), access, Some(Location::caller()))
     }
 
     /// The device that reaches it.
@@ -82,24 +146,27 @@ impl<T: Pod> Pinned<T> {
 impl<T: Pod> Deref for Pinned<T> {
     type Target = [T];
 
+    #[track_caller]
     fn deref(&self) -> &[T] {
-        if self.memory.host.is_null() {
-            return zero_bytes(self.len);
-        }
-        // SAFETY: allocated for `len` elements, aligned to 256, initialised, and valid for any `Pod`.
-        unsafe { std::slice::from_raw_parts(self.memory.host.cast(), self.len) }
+        self.try_slice().unwrap_or_else(unordered)
     }
 }
 
 impl<T: Pod> DerefMut for Pinned<T> {
+    #[track_caller]
     fn deref_mut(&mut self) -> &mut [T] {
-        if self.memory.host.is_null() {
-            // SAFETY: no byte is behind it: either no element or elements of size 0.
-            return unsafe { std::slice::from_raw_parts_mut(std::ptr::dangling_mut(), self.len) };
+        match self.try_slice_mut() {
+            Ok(slice) => slice,
+            Err(error) => unordered(error),
         }
-        // SAFETY: as above, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.host.cast(), self.len) }
     }
+}
+
+/// A slice cannot be refused in another way.
+#[cold]
+#[track_caller]
+fn unordered<R>(error: Error) -> R {
+    panic!("{error}")
 }
 
 /// A slice with no byte behind it: no element, or elements of size 0.
@@ -111,9 +178,17 @@ fn zero_bytes<'a, T: Pod>(len: usize) -> &'a [T] {
 
 impl<T: Pod> Drop for Pinned<T> {
     fn drop(&mut self) {
-        if !self.memory.host.is_null() {
-            // SAFETY: allocated with these bytes, and gone after this.
-            unsafe { self.device.backend().free_pinned(self.memory, self.len * size_of::<T>()) };
+        if self.memory.host.is_null() {
+            return;
+        }
+        let (backend, bytes) = (self.device.backend(), self.bytes());
+        let refused =
+            if self.watched { backend.host_uses(self.memory, bytes, Access::Free, None).err() } else { None };
+        // SAFETY: allocated with these bytes, and gone after this.
+        unsafe { backend.free_pinned(self.memory, bytes) };
+        // A second panic would end the process.
+        if let Some(error) = refused.filter(|_| !std::thread::panicking()) {
+            unordered(error)
         }
     }
 }

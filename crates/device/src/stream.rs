@@ -12,6 +12,7 @@ use bytemuck::Pod;
 use simt::{Kernel, KernelArgs, LaunchShape};
 use std::fmt;
 use std::ops::RangeBounds;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
@@ -22,6 +23,7 @@ static NEXT_CAPTURE: AtomicU64 = AtomicU64::new(1);
 ///
 /// On a GPU the calls return at once, and streams run beside each other; the CPU backend does the work in the
 /// call. A stream may be used from several threads; the order of their work is then that of their calls.
+/// Dropping a stream waits for its work.
 pub struct Stream {
     backend: Box<dyn StreamBackend>,
     device: Device,
@@ -69,11 +71,14 @@ impl Stream {
     ///   writes: no other stream, no other thread, and for pinned memory not the host.
     ///
     /// The emulator checks accesses against the handles' lengths, and with
-    /// [`race_check`](simt::emu::EmuOptions::race_check) looks for races: run a new kernel there first.
+    /// [`race_check`](simt::emu::EmuOptions::race_check) looks for races: run a new kernel there first. With
+    /// [`stream_check`](simt::emu::EmuOptions::stream_check) it looks at what other streams and the host do.
     ///
     /// # Errors
-    /// [`Error::Shape`], the same on every device; [`Error::KernelMissing`]; [`Error::Fault`] on the CPU; or
-    /// what the driver reports. A GPU reports what goes wrong inside the kernel at a later call.
+    /// [`Error::Shape`], the same on every device; [`Error::KernelMissing`]; [`Error::Fault`] and
+    /// [`Error::Unordered`] on the CPU; or what the driver reports. A GPU reports what goes wrong inside the
+    /// kernel at a later call.
+    #[track_caller]
     pub unsafe fn launch<A: KernelArgs>(
         &self,
         kernel: &Kernel<A>,
@@ -83,7 +88,7 @@ impl Stream {
         limits::check(kernel.info(), shape, self.device.info().max_shared_bytes)?;
         let bound = Bound { kernel: *kernel, args };
         // SAFETY: this function's contract.
-        unsafe { self.backend.launch(&bound, shape) }
+        unsafe { self.backend.launch(&bound, shape, Location::caller()) }
     }
 
     /// [`launch`](Self::launch) while the stream captures, returning the launch's node, for
@@ -94,6 +99,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::NotCapturing`], and as [`launch`](Self::launch).
+    #[track_caller]
     pub unsafe fn launch_node<A: KernelArgs>(
         &self,
         kernel: &Kernel<A>,
@@ -107,7 +113,7 @@ impl Stream {
         limits::check(kernel.info(), shape, self.device.info().max_shared_bytes)?;
         let bound = Bound { kernel: *kernel, args };
         // SAFETY: this function's contract.
-        let index = unsafe { self.backend.launch_node(&bound, shape) }?;
+        let index = unsafe { self.backend.launch_node(&bound, shape, Location::caller()) }?;
         Ok(NodeId { graph, index, overlaps: kernel.info().overlaps })
     }
 
@@ -179,7 +185,8 @@ impl Stream {
     /// Sets every byte of `range` of `buffer` to `value`.
     ///
     /// # Errors
-    /// [`Error::Range`], [`Error::WrongDevice`], or what the driver reports.
+    /// [`Error::Range`], [`Error::WrongDevice`], [`Error::Unordered`] on the CPU, or what the driver reports.
+    #[track_caller]
     pub fn fill_u8<T: Pod>(
         &self,
         buffer: &mut Buffer<T>,
@@ -193,7 +200,7 @@ impl Stream {
             return Ok(());
         }
         // SAFETY: inside the buffer, which is borrowed mutably; dropping it waits for the device.
-        unsafe { self.backend.fill_u8(buffer.address_of(range.start), value, bytes) }
+        unsafe { self.backend.fill_u8(buffer.address_of(range.start), value, bytes, Location::caller()) }
     }
 
     /// Sets every 4-byte word of `range` of `buffer` to `value`.
@@ -201,6 +208,7 @@ impl Stream {
     /// # Errors
     /// [`Error::FillSize`] if the range is no whole number of words or does not start at one, and as
     /// [`fill_u8`](Self::fill_u8).
+    #[track_caller]
     pub fn fill_u32<T: Pod>(
         &self,
         buffer: &mut Buffer<T>,
@@ -218,13 +226,14 @@ impl Stream {
             return Ok(());
         }
         // SAFETY: as above, and aligned.
-        unsafe { self.backend.fill_u32(address, value, bytes / 4) }
+        unsafe { self.backend.fill_u32(address, value, bytes / 4, Location::caller()) }
     }
 
     /// Copies `range` of `from` to `to`, from its element `start` on.
     ///
     /// # Errors
-    /// [`Error::Range`], [`Error::WrongDevice`], or what the driver reports.
+    /// [`Error::Range`], [`Error::WrongDevice`], [`Error::Unordered`] on the CPU, or what the driver reports.
+    #[track_caller]
     pub fn copy<T: Pod>(
         &self,
         from: &Buffer<T>,
@@ -245,6 +254,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Capturing`], and as [`copy`](Self::copy).
+    #[track_caller]
     pub fn upload<T: Pod>(&self, values: &[T], to: &mut Buffer<T>, start: usize) -> Result<()> {
         self.device.check_same(to.device(), "the buffer")?;
         let _outside = self.outside_capture("copying from a slice")?;
@@ -260,6 +270,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Capturing`], and as [`copy`](Self::copy).
+    #[track_caller]
     pub fn download<T: Pod>(&self, from: &Buffer<T>, start: usize, values: &mut [T]) -> Result<()> {
         self.device.check_same(from.device(), "the buffer")?;
         let _outside = self.outside_capture("copying to a slice")?;
@@ -278,6 +289,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
+    #[track_caller]
     pub unsafe fn upload_async<T: Pod>(
         &self,
         from: &Pinned<T>,
@@ -302,6 +314,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
+    #[track_caller]
     pub unsafe fn download_async<T: Pod>(
         &self,
         from: &Buffer<T>,
@@ -320,12 +333,13 @@ impl Stream {
 
     /// # Safety
     /// The contract of [`StreamBackend::copy`].
+    #[track_caller]
     unsafe fn copy_bytes(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: this function's contract.
-        unsafe { self.backend.copy(to, from, bytes) }
+        unsafe { self.backend.copy(to, from, bytes, Location::caller()) }
     }
 
     /// Keeps captures from beginning while the guard lives: for work that waits, which no capture can hold.

@@ -19,6 +19,7 @@ on_both! {
     events_order_and_time
     buffers_drop_on_other_threads
     streams_wait_for_each_other
+    a_dropped_stream_has_done_its_work
     the_device_describes_itself
 }
 
@@ -244,6 +245,18 @@ fn streams_wait_for_each_other(device: &Device) {
     }
     device.synchronize().unwrap();
     assert!(buffer.to_vec().unwrap().iter().all(|v| *v == 40));
+}
+
+fn a_dropped_stream_has_done_its_work(device: &Device) {
+    let n = 1 << 20;
+    let mut buffer = Buffer::zeroed(device, n).unwrap();
+    let stream = Stream::new(device).unwrap();
+    for _ in 0..20 {
+        // SAFETY: the buffer has `n` elements, each thread its own.
+        unsafe { stream.launch(&increment::kernel(), cover(n), add(&mut buffer, 1)) }.unwrap();
+    }
+    drop(stream);
+    assert!(buffer.to_vec().unwrap().iter().all(|v| *v == 20));
 }
 
 fn the_device_describes_itself(device: &Device) {

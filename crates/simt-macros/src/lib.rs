@@ -1,7 +1,8 @@
-//! The kernel attribute and the unroll macro of `simt`; use them as `simt::kernel` and `simt::unroll`.
+//! The attributes and the unroll macro of `simt`; use them as `simt::kernel`, `simt::test`, `simt::unroll`.
 
 mod args;
 mod kernel;
+mod test;
 mod unroll;
 
 use proc_macro::TokenStream;
@@ -81,4 +82,22 @@ pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
 #[proc_macro]
 pub fn unroll(input: TokenStream) -> TokenStream {
     unroll::expand(input.into()).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+/// A property test of a kernel: runs what the function returns over drawn shapes and inputs, under the
+/// emulator in many orders, on the GPU if there is one, against an oracle and against itself.
+///
+/// ```ignore
+/// #[simt::test]
+/// fn scaled(#[draw(sizes(1..=1000))] n: usize, #[draw(array(n, bits()))] x: Vec<f32>) -> simt_test::Trial {
+///     /* … */
+/// }
+/// ```
+///
+/// Each parameter has `#[draw(SOURCE)]`, which may use the parameters before it. The function returns a
+/// `simt_test::Trial`, an `Option` of one, or a `Result`. Options: `cases = N`, `orders = N`, `ptx = IMAGES`,
+/// `result`; the crate `simt-test`, which the test's package depends on, says what they are.
+#[proc_macro_attribute]
+pub fn test(options: TokenStream, item: TokenStream) -> TokenStream {
+    test::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()
 }

@@ -1,9 +1,11 @@
-//! Integer atomics on global and shared memory, relaxed, at device scope; each returns the value before.
+//! Integer atomics on global and shared memory, relaxed, at device scope; those that update a word return the
+//! value before.
 //!
 //! There is no float `add`: its result would depend on the order in which blocks arrive. A maximum of
 //! non-negative floats is order-free on their bit patterns and goes through `u32`.
 //!
-//! PTX: `atom.global.OP` and `atom.shared.OP`; ptxas makes `red` of those whose result is unused.
+//! PTX: `atom.global.OP` and `atom.shared.OP`; ptxas makes `red` of those whose result is unused. Loads and
+//! stores are `ld.relaxed` and `st.relaxed`.
 
 use crate::{GlobalMut, Shared};
 use bytemuck::Pod;
@@ -47,6 +49,10 @@ pub enum AtomicOp {
     Xor,
     Exchange,
     CompareExchange,
+    /// A plain relaxed load.
+    Load,
+    /// A plain relaxed store; what it returns is not what was there.
+    Store,
 }
 
 #[cfg(target_arch = "nvptx64")]
@@ -72,6 +78,14 @@ macro_rules! device_atomic {
                 AtomicOp::CompareExchange => core::arch::asm!(
                     concat!("atom.", $space, ".cas.", $bits, " {0}, [{1}], {2}, {3};"), out($class) old,
                     in(reg64) $address as u64, in($class) $compare, in($class) $value, options(nostack)),
+                AtomicOp::Load => core::arch::asm!(
+                    concat!("ld.relaxed.gpu.", $space, ".", $bits, " {0}, [{1}];"), out($class) old,
+                    in(reg64) $address as u64, options(nostack)),
+                AtomicOp::Store => {
+                    core::arch::asm!(concat!("st.relaxed.gpu.", $space, ".", $bits, " [{0}], {1};"),
+                        in(reg64) $address as u64, in($class) $value, options(nostack));
+                    old = $value;
+                }
             }
         }
         old
@@ -102,7 +116,8 @@ macro_rules! atomic_words {
                     AtomicOp::And => old & value,
                     AtomicOp::Or => old | value,
                     AtomicOp::Xor => old ^ value,
-                    AtomicOp::Exchange => value,
+                    AtomicOp::Exchange | AtomicOp::Store => value,
+                    AtomicOp::Load => old,
                     AtomicOp::CompareExchange => if old == compare { value } else { old },
                 }
             }
@@ -140,6 +155,27 @@ macro_rules! operations {
                     emu::global_atomic(AtomicOp::$op, self.address(), self.len(), index, value, value)
                 }
             )*
+            /// Element `index`, which other threads may update at the same time. It may be an older value, if
+            /// no fence orders it: a thread that waits for one word and then looks at another one needs a
+            /// fence in between.
+            #[crate::device]
+            pub fn atomic_load(self, index: usize) -> T {
+                #[cfg(target_arch = "nvptx64")]
+                {
+                    let none = T::zeroed();
+                    return T::global(AtomicOp::Load, self.element_pointer(index), none, none);
+                }
+                #[cfg(not(target_arch = "nvptx64"))]
+                emu::global_atomic(AtomicOp::Load, self.address(), self.len(), index, T::zeroed(), T::zeroed())
+            }
+            /// Puts `value` in element `index`, which other threads may update at the same time.
+            #[crate::device]
+            pub fn atomic_store(self, index: usize, value: T) {
+                #[cfg(target_arch = "nvptx64")]
+                T::global(AtomicOp::Store, self.element_pointer(index), value, value);
+                #[cfg(not(target_arch = "nvptx64"))]
+                emu::global_atomic(AtomicOp::Store, self.address(), self.len(), index, value, value);
+            }
             /// Writes `value` to element `index` if it holds `compare`.
             #[crate::device]
             pub fn atomic_cas(self, index: usize, compare: T, value: T) -> T {
@@ -160,6 +196,26 @@ macro_rules! operations {
                     emu::shared_atomic(AtomicOp::$op, self.byte_offset(0), self.len(), index, value, value)
                 }
             )*
+            /// Element `index`, which other threads may update at the same time; without a fence perhaps an
+            /// older value.
+            #[crate::device]
+            pub fn atomic_load(self, index: u32) -> T {
+                #[cfg(target_arch = "nvptx64")]
+                {
+                    let none = T::zeroed();
+                    return T::shared(AtomicOp::Load, crate::ptx::shared_base() + self.byte_offset(index), none, none);
+                }
+                #[cfg(not(target_arch = "nvptx64"))]
+                emu::shared_atomic(AtomicOp::Load, self.byte_offset(0), self.len(), index, T::zeroed(), T::zeroed())
+            }
+            /// Puts `value` in element `index`, which other threads may update at the same time.
+            #[crate::device]
+            pub fn atomic_store(self, index: u32, value: T) {
+                #[cfg(target_arch = "nvptx64")]
+                T::shared(AtomicOp::Store, crate::ptx::shared_base() + self.byte_offset(index), value, value);
+                #[cfg(not(target_arch = "nvptx64"))]
+                emu::shared_atomic(AtomicOp::Store, self.byte_offset(0), self.len(), index, value, value);
+            }
             /// Writes `value` to element `index` if it holds `compare`.
             #[crate::device]
             pub fn atomic_cas(self, index: u32, compare: T, value: T) -> T {

@@ -89,7 +89,7 @@ pub use kernel::{ArgMemory, same_names};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use kernel::{Dim3, Kernel, KernelArg, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
 pub use shared::{Shared, SharedPlan};
-pub use simt_macros::{device, kernel, unroll};
+pub use simt_macros::{device, kernel, test, unroll};
 
 /// What a panic becomes on the device: the grid stops with an error.
 #[cfg(target_arch = "nvptx64")]

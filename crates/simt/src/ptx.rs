@@ -153,6 +153,10 @@ pub mod convergent {
     unsafe extern "unadjusted" {
         #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
         pub fn barrier(id: u32);
+        #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
+        pub fn named_barrier_sync(id: u32, threads: u32);
+        #[link_name = "llvm.nvvm.barrier.cta.arrive.aligned.count"]
+        pub fn named_barrier_arrive(id: u32, threads: u32);
         #[link_name = "llvm.nvvm.barrier.cta.red.popc.aligned.all"]
         pub fn barrier_count(id: u32, predicate: bool) -> u32;
         #[link_name = "llvm.nvvm.barrier.cta.red.and.aligned.all"]

@@ -82,6 +82,29 @@ sides! {
         emulator { emu::barrier(emu::BarrierKind::Or, predicate) }
     }
 
+    /// Waits until so many threads of the block have come to this barrier, or have
+    /// [announced](named_barrier_arrive) themselves there; orders their memory accesses. `barrier` is 1 to
+    /// 15, and `threads` a multiple of 32: a warp counts as 32. All lanes of a warp must make the same call.
+    /// PTX: `bar.sync barrier, threads`.
+    pub fn named_barrier_sync(barrier: u32, threads: u32) {
+        device {
+            // SAFETY: no precondition but convergence and numbers in range, which the emulator checks.
+            unsafe { crate::ptx::convergent::named_barrier_sync(barrier, threads) }
+        }
+        emulator { emu::named_barrier(barrier, threads, true); }
+    }
+
+    /// Counts as a thread that has come to this barrier, and does not wait: what it did before is done for
+    /// those who [wait](named_barrier_sync) there. For warps that produce what other warps use. PTX:
+    /// `bar.arrive barrier, threads`.
+    pub fn named_barrier_arrive(barrier: u32, threads: u32) {
+        device {
+            // SAFETY: as for `named_barrier_sync`.
+            unsafe { crate::ptx::convergent::named_barrier_arrive(barrier, threads) }
+        }
+        emulator { emu::named_barrier(barrier, threads, false); }
+    }
+
     /// Orders this thread's memory accesses before and after, as its block sees them. PTX:
     /// `fence.acq_rel.cta`.
     pub fn block_fence() {
@@ -101,6 +124,17 @@ sides! {
             unsafe { core::arch::asm!("fence.acq_rel.gpu;", options(nostack)) }
         }
         emulator { emu::fence(emu::FenceScope::Device); }
+    }
+
+    /// [`device_fence`], and in one order with all such fences of the GPU (sequential consistency). PTX:
+    /// `fence.sc.gpu`. Two threads that each announce themselves by an atomic and then look for the other
+    /// need it in between: with [`device_fence`] both may see nobody.
+    pub fn device_fence_sc() {
+        device {
+            // SAFETY: a fence has no precondition.
+            unsafe { core::arch::asm!("fence.sc.gpu;", options(nostack)) }
+        }
+        emulator { emu::fence(emu::FenceScope::Full); }
     }
 
     /// Orders this thread's memory accesses before and after, as the GPU, its peers and the host see them.
@@ -134,8 +168,9 @@ sides! {
     /// `#[kernel(overlaps)]` puts it at the start of a kernel, ahead of every access; a second call changes
     /// nothing. A kernel with `overlaps = late` or `by_hand` calls it itself, once and on no branch. Before,
     /// it may `load_ahead` what no launch writes that the stream may still be at: weights, tables. The lint
-    /// refuses other accesses there; which memory it is nobody checks. The emulator, which runs one launch
-    /// after another, reports a kernel that returns without the call.
+    /// refuses other accesses there; which memory it is a device of the CPU backend checks, with
+    /// `stream_check`. The emulator, which runs one launch after another, reports a kernel that returns
+    /// without the call.
     pub fn wait_for_previous() {
         device {
             // Threads may come here one by one, on any path: the instruction waits for a grid, not for other

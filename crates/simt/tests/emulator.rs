@@ -397,3 +397,75 @@ fn launches_that_may_overlap_say_so_and_run_in_order_here() {
     // `run` runs each twice.
     assert_eq!(x, [18; 64]);
 }
+
+#[test]
+fn a_launch_says_who_wrote_some_bytes() {
+    let (x, mut y) = (vec![1f32; 64], vec![0f32; 64]);
+    let last = |y: &mut Vec<f32>, element: u64, options: EmuOptions| {
+        let start = y.as_ptr() as u64 + 4 * element;
+        let args = scale::Args { x: read(&x), y: write(y), factor: 2.0, len: 40 };
+        // SAFETY: both have 64 elements, and live.
+        unsafe {
+            emu::launch_watched(&scale::kernel(), LaunchShape::new(2, 32), args, &options, start..start + 4)
+        }
+        .unwrap()
+    };
+    for options in [EmuOptions::default(), EmuOptions::thorough()] {
+        let (thread, place) = last(&mut y, 37, options).expect("a thread");
+        assert_eq!((thread.block.x, thread.thread.x), (1, 5));
+        assert!(place.file.ends_with("emulator.rs"), "{place}");
+        assert!(last(&mut y, 40, options).is_none());
+    }
+    assert_eq!((y[39], y[40]), (2.0, 0.0));
+}
+
+#[kernel]
+fn load_one(x: Global<u32>, y: GlobalMut<u32>) {
+    y.store(0, x.load(0));
+}
+
+/// A handle that leads nowhere breaks the contract of a launch. The process ends by the signal, as it would
+/// elsewhere: no stack is full.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_bad_address_is_no_full_stack() {
+    use std::os::unix::process::ExitStatusExt;
+    const VARIABLE: &str = "SIMT_TEST_BAD_ADDRESS";
+    if std::env::var_os(VARIABLE).is_some() {
+        let mut y = [0];
+        // SAFETY: not valid, and this process ends by it.
+        let x = unsafe { Global::from_raw(4096, 1) };
+        run(load_one::kernel(), LaunchShape::new(1, 1), load_one::Args { x, y: write(&mut y) });
+        return;
+    }
+    let program = std::env::current_exe().expect("the program of the tests");
+    let output = std::process::Command::new(program)
+        .args(["--exact", "a_bad_address_is_no_full_stack"])
+        .env(VARIABLE, "1")
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.signal(), Some(11), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[kernel]
+fn meet_with_a_number(y: GlobalMut<u32>, rounds: u32) {
+    for _ in 0..rounds {
+        thread::named_barrier_sync(1, thread::block_dim_x());
+        thread::sync_threads();
+    }
+    y.store(thread::thread_idx_x() as usize, 1);
+}
+
+/// To find the calls that led to a barrier does not fill a small stack.
+#[test]
+fn small_stacks_are_enough_for_checked_barriers() {
+    let mut y = [0; 64];
+    for stack_bytes in [16, 64].map(|kib| kib * 1024) {
+        let options = EmuOptions { stack_bytes, ..EmuOptions::race_checked() };
+        let args = meet_with_a_number::Args { y: write(&mut y), rounds: 2 };
+        // SAFETY: `y` has an element for each thread.
+        let result =
+            unsafe { emu::launch(&meet_with_a_number::kernel(), LaunchShape::new(1, 64), args, &options) };
+        assert_eq!(result, Ok(()), "stacks of {stack_bytes} bytes");
+    }
+}

@@ -133,12 +133,26 @@ pub fn run_cases(
     cases: &[Case],
     reference: &Device,
     other: Option<&Device>,
+    progress: impl FnMut(Progress<'_>),
+) -> Report {
+    run_on(cases, [reference, &Device::cpu(EmuOptions::race_checked())], other, progress)
+}
+
+/// Runs every case on the emulator with these options, whatever the case asks for.
+pub fn run_emulated(cases: &[Case], options: EmuOptions, progress: impl FnMut(Progress<'_>)) -> Report {
+    let device = Device::cpu(options);
+    run_on(cases, [&device, &device], None, progress)
+}
+
+fn run_on(
+    cases: &[Case],
+    [reference, race_checking]: [&Device; 2],
+    other: Option<&Device>,
     mut progress: impl FnMut(Progress<'_>),
 ) -> Report {
-    let race_checking = Device::cpu(EmuOptions::race_checked());
     let mut reports = Vec::with_capacity(cases.len());
     for case in cases {
-        let reference = if case.race_check { &race_checking } else { reference };
+        let reference = if case.race_check { race_checking } else { reference };
         let report = run_case(case, reference, other);
         progress(Progress { case: &report, done: reports.len() + 1, total: cases.len() });
         reports.push(report);

@@ -70,6 +70,7 @@ pub fn kernels() -> impl Iterator<Item = &'static KernelInfo> {
     [
         indices::indices::INSTANCES,
         barriers::barriers::INSTANCES,
+        barriers::stages::INSTANCES,
         warps::shuffles::INSTANCES,
         warps::votes::INSTANCES,
         warps::reductions::INSTANCES,
@@ -145,6 +146,14 @@ fn barrier_cases(cases: &mut Vec<Case>) {
         let args = move |out: &mut Buffer<u32>| barriers::barriers::Args { out: out.global_mut(), seed };
         // SAFETY: each thread writes its own words of the output; at most 1024 threads share the tile.
         cases.push(unsafe { one_output(barriers::barriers::kernel(), label, shape, len, args) });
+    }
+    for (threads, seed) in [(64u32, 3u32), (256, 4), (1024, 5)] {
+        let shape = LaunchShape::new(3, threads).shared(barriers::layout().bytes);
+        let len = (3 * threads / 2 * barriers::ROUNDS_OF_STAGES) as usize;
+        let label = format!("blocks=3 threads={threads} seed={seed}");
+        let args = move |out: &mut Buffer<u32>| barriers::stages::Args { out: out.global_mut(), seed };
+        // SAFETY: as above.
+        cases.push(unsafe { one_output(barriers::stages::kernel(), label, shape, len, args) });
     }
 }
 
@@ -276,7 +285,7 @@ fn memory_cases(cases: &mut Vec<Case>) {
 }
 
 fn fence_cases(cases: &mut Vec<Case>) {
-    for (blocks, system) in [(1u32, 0u32), (7, 0), (200, 0), (7, 1), (200, 1)] {
+    for (blocks, kind) in [(1u32, 0u32), (7, 0), (200, 0), (7, 1), (200, 1), (7, 2), (200, 2)] {
         let kernel = fences::last_block::kernel();
         let run = move |device: &Device| -> Result<_, CaseError> {
             let stream = Stream::new(device)?;
@@ -289,7 +298,7 @@ fn fence_cases(cases: &mut Vec<Case>) {
                 done: done.global_mut(),
                 folded: folded.global_mut(),
                 seed: 5,
-                system,
+                kind,
             };
             // SAFETY: each block has its part, the counter starts at zero, and one block folds.
             unsafe { stream.launch(&kernel, shape, args) }?;
@@ -299,7 +308,7 @@ fn fence_cases(cases: &mut Vec<Case>) {
                 OutputBuffer::download("folded", &folded)?,
             ])
         };
-        let scope = if system == 0 { "device" } else { "system" };
+        let scope = ["device", "system", "sc"][kind as usize];
         cases.push(Case::new(kernel.info(), format!("blocks={blocks} fence={scope}"), run).race_checked());
     }
     let shape = LaunchShape::new(3, 256).shared(fences::handover().bytes);

@@ -7,7 +7,7 @@ use simt::{GlobalMut, Shared, SharedPlan, kernel, thread};
 /// Words that all threads update, at the start of the output.
 pub const CONTENDED: usize = 6;
 /// Words that each thread updates alone, and as many values before.
-pub const OWN: usize = 9;
+pub const OWN: usize = 10;
 /// Words of output for each thread.
 pub const WORDS: usize = 2 * OWN;
 
@@ -69,6 +69,8 @@ pub fn global<T: Integer>(out: GlobalMut<T>, seed: u32) {
     let held = out.load(own + 7);
     out.store(before + 7, out.atomic_cas(own + 7, held, operand(seed, i, 17)));
     out.store(before + 8, out.atomic_cas(own + 8, operand(seed, i, 18), operand(seed, i, 19)));
+    out.atomic_store(own + 9, operand(seed, i, 20));
+    out.store(before + 9, out.atomic_load(own + 9));
 }
 
 /// The most threads of a block of the shared probe.
@@ -126,6 +128,8 @@ pub fn shared<T: Integer>(out: GlobalMut<T>, seed: u32) {
     let held = words.load(mine + 7);
     out.store(before + 7, words.atomic_cas(mine + 7, held, operand(seed, i, 17)));
     out.store(before + 8, words.atomic_cas(mine + 8, operand(seed, i, 18), operand(seed, i, 19)));
+    words.atomic_store(mine + 9, operand(seed, i, 20));
+    out.store(before + 9, words.atomic_load(mine + 9));
     for k in 0..OWN as u32 {
         out.store(own + k as usize, words.load(mine + k));
     }

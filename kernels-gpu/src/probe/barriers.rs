@@ -49,3 +49,35 @@ pub fn barriers(out: GlobalMut<u32>, seed: u32) {
         out.store(at + 3, thread::sync_threads_or(predicate));
     }
 }
+
+/// Words that each consumer writes.
+pub const ROUNDS_OF_STAGES: u32 = 9;
+
+/// Half of a block's warps fill two tiles in turn, the other half empties them: barriers with a number say
+/// when a tile is full (1, 2) and when it is empty (3, 4). A block has an even number of whole warps.
+#[kernel(system = probe)]
+pub fn stages(out: GlobalMut<u32>, seed: u32) {
+    let (t, threads) = (thread::thread_idx_x(), thread::block_dim_x());
+    let (half, tile, block) = (threads / 2, layout().tile, thread::block_idx_x());
+    if t < half {
+        for round in 0..ROUNDS_OF_STAGES {
+            let stage = round % 2;
+            if round >= 2 {
+                thread::named_barrier_sync(3 + stage, threads);
+            }
+            tile.store(stage * half + t, word(seed, block * half + t, round));
+            thread::named_barrier_arrive(1 + stage, threads);
+        }
+    } else {
+        let mut value = 0u32;
+        for round in 0..ROUNDS_OF_STAGES {
+            let (stage, own) = (round % 2, t - half);
+            thread::named_barrier_sync(1 + stage, threads);
+            value = value.rotate_left(5) ^ tile.load(stage * half + (own + 1 + round) % half);
+            out.store(((block * half + own) * ROUNDS_OF_STAGES + round) as usize, value);
+            if round + 2 < ROUNDS_OF_STAGES {
+                thread::named_barrier_arrive(3 + stage, threads);
+            }
+        }
+    }
+}

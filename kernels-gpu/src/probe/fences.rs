@@ -21,22 +21,17 @@ pub const fn layout() -> Layout {
 }
 
 /// Every block writes a part; the block that finishes last reads all parts and folds them, in the order of
-/// the blocks. `done` is 0 before. The fence is the device's, or with `system` not 0 the system's.
+/// the blocks. `done` is 0 before. The fence is the device's; with `kind` 1 the system's, with 2 that of
+/// sequential consistency.
 #[kernel(system = probe, max_threads = 64)]
-pub fn last_block(
-    parts: GlobalMut<u32>,
-    done: GlobalMut<u32>,
-    folded: GlobalMut<u32>,
-    seed: u32,
-    system: u32,
-) {
+pub fn last_block(parts: GlobalMut<u32>, done: GlobalMut<u32>, folded: GlobalMut<u32>, seed: u32, kind: u32) {
     let (t, block) = (thread::thread_idx_x(), thread::block_idx_x());
     let last = layout().last;
     parts.store((block * PART + t) as usize, word(seed, block * PART + t, 0));
-    if system != 0 {
-        thread::system_fence();
-    } else {
-        thread::device_fence();
+    match kind {
+        1 => thread::system_fence(),
+        2 => thread::device_fence_sc(),
+        _ => thread::device_fence(),
     }
     thread::sync_threads();
     if t == 0 {

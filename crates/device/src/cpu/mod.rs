@@ -4,18 +4,21 @@
 //! [`handles`] is what other crates take from it.
 
 pub mod handles;
+mod order;
 mod quarantine;
 mod stream;
 
-use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};
+use crate::backend::{At, DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};
 use crate::device::{BackendKind, DeviceInfo, KernelAttributes};
 use crate::error::{Error, Result};
+use crate::unordered::{Access, Memory};
+use order::{Clock, Order};
 use simt::KernelInfo;
-use simt::emu::{EmuOptions, MAX_SHARED_BYTES, allocations};
+use simt::emu::{EmuOptions, MAX_SHARED_BYTES, STREAM_CHECK_VARIABLE, allocations};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Alignment of every allocation, as on the GPU.
@@ -31,6 +34,8 @@ pub(crate) struct CpuDevice {
     options: EmuOptions,
     /// Where devices are told apart, with `memory_check`; else 0.
     id: u64,
+    /// With `stream_check`.
+    order: Option<Arc<Order>>,
     quarantine: quarantine::Quarantine,
 }
 
@@ -51,7 +56,9 @@ impl CpuDevice {
         };
         static DEVICES: AtomicU64 = AtomicU64::new(1);
         let id = if options.memory_check { DEVICES.fetch_add(1, Ordering::Relaxed) } else { 0 };
-        CpuDevice { info, options, id, quarantine: Default::default() }
+        let asked = std::env::var_os(STREAM_CHECK_VARIABLE).is_some_and(|value| value != "0");
+        let order = (options.stream_check || asked).then(Arc::default);
+        CpuDevice { info, options, id, order, quarantine: Default::default() }
     }
 
     fn allocate_layout(&self, bytes: usize, zeroed: bool) -> Result<*mut u8> {
@@ -68,6 +75,18 @@ impl CpuDevice {
         let memory = unsafe { if zeroed { alloc_zeroed(layout) } else { alloc(layout) } };
         if memory.is_null() { Err(refuse(None)) } else { Ok(memory) }
     }
+
+    fn made(&self, address: u64, memory: Memory) {
+        if let Some(order) = &self.order {
+            order.made(address, memory);
+        }
+    }
+
+    fn forget(&self, address: u64, bytes: usize) {
+        if let Some(order) = &self.order {
+            order.forget(address, bytes);
+        }
+    }
 }
 
 impl DeviceBackend for CpuDevice {
@@ -83,17 +102,21 @@ impl DeviceBackend for CpuDevice {
         Ok(None)
     }
 
-    fn allocate(&self, bytes: usize) -> Result<u64> {
-        let memory = self.allocate_layout(bytes, false)?;
+    fn allocate(&self, memory: Memory) -> Result<u64> {
+        let bytes = memory.bytes();
+        let host = self.allocate_layout(bytes, false)?;
         // SAFETY: just allocated with `bytes`.
-        unsafe { memory.write_bytes(FRESH, bytes) };
+        unsafe { host.write_bytes(FRESH, bytes) };
+        let address = host.expose_provenance() as u64;
         if self.options.memory_check {
-            allocations::announce(memory as u64, bytes, self.id);
+            allocations::announce(address, bytes, self.id);
         }
-        Ok(memory.expose_provenance() as u64)
+        self.made(address, memory);
+        Ok(address)
     }
 
     unsafe fn free(&self, address: u64, bytes: usize) {
+        self.forget(address, bytes);
         if self.options.memory_check {
             // SAFETY: by the contract, what `allocate` gave for `bytes`, and not used again.
             return unsafe { self.quarantine.put(address, bytes) };
@@ -102,14 +125,30 @@ impl DeviceBackend for CpuDevice {
         unsafe { dealloc(host(address), Layout::from_size_align_unchecked(bytes, ALIGN)) };
     }
 
-    fn allocate_pinned(&self, bytes: usize) -> Result<PinnedMemory> {
-        let host = self.allocate_layout(bytes, true)?;
-        Ok(PinnedMemory { host, device: host.expose_provenance() as u64 })
+    fn allocate_pinned(&self, memory: Memory) -> Result<PinnedMemory> {
+        let host = self.allocate_layout(memory.bytes(), true)?;
+        let device = host.expose_provenance() as u64;
+        self.made(device, memory);
+        Ok(PinnedMemory { host, device })
     }
 
     unsafe fn free_pinned(&self, memory: PinnedMemory, bytes: usize) {
+        self.forget(memory.device, bytes);
         // SAFETY: by the contract, what `allocate_pinned` gave for `bytes`.
         unsafe { dealloc(memory.host, Layout::from_size_align_unchecked(bytes, ALIGN)) };
+    }
+
+    fn watches_host(&self) -> bool {
+        self.order.is_some()
+    }
+
+    fn host_uses(&self, memory: PinnedMemory, bytes: usize, access: Access, at: Option<At>) -> Result<()> {
+        match &self.order {
+            // What failed leaves work behind that nobody waits for: the failure is what counts.
+            Some(order) if access == Access::Free && order.has_failed() => Ok(()),
+            Some(order) => order.host(memory.device, bytes, access, at),
+            None => Ok(()),
+        }
     }
 
     unsafe fn copy_now(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
@@ -126,15 +165,19 @@ impl DeviceBackend for CpuDevice {
     }
 
     fn synchronize(&self) -> Result<()> {
+        if let Some(order) = &self.order {
+            order.host_waits_for_all();
+        }
         Ok(())
     }
 
     fn stream(&self) -> Result<Box<dyn StreamBackend>> {
-        Ok(Box::new(stream::CpuStream::new(self.options, self.id)))
+        let (options, device, order) = (self.options, self.id, self.order.clone());
+        Ok(Box::new(stream::CpuStream::new(stream::Setting { options, device, order })))
     }
 
     fn event(&self) -> Result<Box<dyn EventBackend>> {
-        Ok(Box::new(CpuEvent { at: Mutex::new(None) }))
+        Ok(Box::new(CpuEvent { at: Mutex::new(None), order: self.order.clone(), clock: Mutex::default() }))
     }
 }
 
@@ -168,20 +211,38 @@ fn memory(line: &str) -> Option<u64> {
 
 struct CpuEvent {
     at: Mutex<Option<Instant>>,
+    order: Option<Arc<Order>>,
+    /// What is done when the event has come, with `stream_check`.
+    clock: Mutex<Clock>,
+}
+
+impl CpuEvent {
+    fn clock(&self) -> std::sync::MutexGuard<'_, Clock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl EventBackend for CpuEvent {
-    fn record(&self, _stream: &dyn StreamBackend) -> Result<()> {
+    fn record(&self, stream: &dyn StreamBackend) -> Result<()> {
+        if let Some(order) = &self.order {
+            *self.clock() = order.record(stream.number());
+        }
         *self.at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         Ok(())
     }
 
-    fn hold(&self, _stream: &dyn StreamBackend) -> Result<()> {
+    fn hold(&self, stream: &dyn StreamBackend) -> Result<()> {
         // Work is done in the call, so whatever came before the event is done.
+        if let Some(order) = &self.order {
+            order.hold(stream.number(), &self.clock());
+        }
         Ok(())
     }
 
     fn synchronize(&self) -> Result<()> {
+        if let Some(order) = &self.order {
+            order.host_waits(&self.clock());
+        }
         Ok(())
     }
 

@@ -1,79 +1,150 @@
 //! Streams and graphs of the CPU backend.
 
+use super::order::{Clock, Order};
 use super::{copy, host};
-use crate::backend::{BoundKernel, GraphBackend, GraphExecBackend, Place, StreamBackend};
-use crate::error::Result;
+use crate::backend::{At, BoundKernel, GraphBackend, GraphExecBackend, Place, StreamBackend};
+use crate::error::{Error, Result};
+use crate::unordered::Doing;
 use simt::LaunchShape;
+use simt::emu::traffic::Touch;
 use simt::emu::{EmuOptions, allocations};
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One step of a graph.
-enum Step {
-    Launch { kernel: Box<dyn BoundKernel>, shape: LaunchShape },
+/// What the mutexes here hold is whole at any time, also after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A copy or a fill.
+#[derive(Clone, Copy)]
+enum Transfer {
     Copy { to: Place, from: Place, bytes: usize },
     FillU8 { address: u64, value: u8, bytes: usize },
     FillU32 { address: u64, value: u32, words: usize },
 }
 
 // SAFETY: the pointers of a copy are addresses; using them is what the contract of the graph's launch covers.
-unsafe impl Send for Step {}
+unsafe impl Send for Transfer {}
 // SAFETY: as above.
-unsafe impl Sync for Step {}
+unsafe impl Sync for Transfer {}
 
-impl Clone for Step {
+enum Work {
+    Launch { kernel: Box<dyn BoundKernel>, shape: LaunchShape },
+    Transfer(Transfer),
+}
+
+impl Clone for Work {
     fn clone(&self) -> Self {
         match self {
-            Step::Launch { kernel, shape } => Step::Launch { kernel: kernel.boxed(), shape: *shape },
-            Step::Copy { to, from, bytes } => Step::Copy { to: *to, from: *from, bytes: *bytes },
-            Step::FillU8 { address, value, bytes } => {
-                Step::FillU8 { address: *address, value: *value, bytes: *bytes }
-            }
-            Step::FillU32 { address, value, words } => {
-                Step::FillU32 { address: *address, value: *value, words: *words }
-            }
+            Work::Launch { kernel, shape } => Work::Launch { kernel: kernel.boxed(), shape: *shape },
+            Work::Transfer(transfer) => Work::Transfer(*transfer),
         }
     }
 }
 
-impl Step {
-    /// Refuses what would touch freed memory or that of another device, as far as it is known. Launches find
-    /// out themselves what is freed.
-    fn check(&self, device: u64) -> Result<()> {
+/// One step of a graph, and where it was asked for.
+#[derive(Clone)]
+struct Step {
+    work: Work,
+    at: At,
+}
+
+/// What the streams and graphs of a device have of it.
+#[derive(Clone)]
+pub(super) struct Setting {
+    pub(super) options: EmuOptions,
+    /// The device's number, with `memory_check`; else 0.
+    pub(super) device: u64,
+    /// With `stream_check`.
+    pub(super) order: Option<Arc<Order>>,
+}
+
+/// Where work comes: the stream's number, and for a step of a graph its own, from 1, and where the graph was
+/// launched.
+#[derive(Clone, Copy)]
+struct Into {
+    stream: u64,
+    step: Option<(usize, At)>,
+}
+
+impl Transfer {
+    /// Refuses what would touch freed memory, as far as it is known.
+    fn check(&self) -> Result<()> {
         let (doing, addresses) = match self {
-            Step::Launch { kernel, .. } => return check_owners(&**kernel, device),
-            Step::Copy { to, from, .. } => ("a copy", [*to, *from]),
-            Step::FillU8 { address, .. } | Step::FillU32 { address, .. } => {
+            Transfer::Copy { to, from, .. } => ("a copy", [*to, *from]),
+            Transfer::FillU8 { address, .. } | Transfer::FillU32 { address, .. } => {
                 ("a fill", [Place::Device(*address); 2])
             }
         };
         let freed =
             |place: &Place| matches!(place, Place::Device(address) if allocations::is_freed(*address));
-        if addresses.iter().any(freed) { Err(crate::Error::Freed { doing }) } else { Ok(()) }
+        if addresses.iter().any(freed) { Err(Error::Freed { doing }) } else { Ok(()) }
+    }
+
+    /// What it is, and what it reads and writes.
+    fn ranges(&self) -> (Doing, Vec<(u64, usize, Touch)>) {
+        let address = |place: &Place| match place {
+            Place::Host(pointer) => pointer.addr() as u64,
+            Place::Device(address) => *address,
+        };
+        match self {
+            Transfer::Copy { to, from, bytes } => {
+                (Doing::Copy, vec![(address(from), *bytes, Touch::Read), (address(to), *bytes, Touch::Write)])
+            }
+            Transfer::FillU8 { address, bytes, .. } => (Doing::Fill, vec![(*address, *bytes, Touch::Write)]),
+            Transfer::FillU32 { address, words, .. } => {
+                (Doing::Fill, vec![(*address, 4 * *words, Touch::Write)])
+            }
+        }
     }
 
     /// # Safety
-    /// The contract of the call that made the step.
-    unsafe fn run(&self, options: &EmuOptions, device: u64) -> Result<()> {
-        self.check(device)?;
+    /// The contract of the call that made it.
+    unsafe fn run(&self, setting: &Setting, at: At, into: Into) -> Result<()> {
+        self.check()?;
+        if let Some(order) = &setting.order {
+            let (doing, ranges) = self.ranges();
+            order.transfer(into.stream, (doing, at), into.step, &ranges)?;
+        }
         match self {
             // SAFETY: this function's contract.
-            Step::Launch { kernel, shape } => unsafe { kernel.emulate(*shape, options) }?,
+            Transfer::Copy { to, from, bytes } => unsafe { copy(*to, *from, *bytes) },
             // SAFETY: this function's contract.
-            Step::Copy { to, from, bytes } => unsafe { copy(*to, *from, *bytes) },
-            // SAFETY: this function's contract.
-            Step::FillU8 { address, value, bytes } => unsafe {
+            Transfer::FillU8 { address, value, bytes } => unsafe {
                 host(*address).write_bytes(*value, *bytes);
                 allocations::write(*address, *bytes);
             },
             // SAFETY: this function's contract, which says that the address is aligned.
-            Step::FillU32 { address, value, words } => unsafe {
+            Transfer::FillU32 { address, value, words } => unsafe {
                 std::slice::from_raw_parts_mut(host(*address).cast::<u32>(), *words).fill(*value);
                 allocations::write(*address, 4 * *words);
             },
         }
         Ok(())
     }
+}
+
+/// # Safety
+/// The contract of [`crate::Stream::launch`].
+unsafe fn launch(
+    kernel: &dyn BoundKernel,
+    shape: LaunchShape,
+    setting: &Setting,
+    at: At,
+    into: Into,
+) -> Result<()> {
+    check_owners(kernel, setting.device)?;
+    let Some(order) = &setting.order else {
+        // SAFETY: this function's contract.
+        return unsafe { kernel.emulate(shape, &setting.options) };
+    };
+    let info = kernel.info();
+    let op = order.begin(into.stream, (Doing::Launch(info.name), at), into.step, Some(info.overlaps));
+    // SAFETY: this function's contract.
+    let traffic =
+        unsafe { kernel.emulate_recorded(shape, &setting.options) }.inspect_err(|_| order.fail())?;
+    order.end_launch(op, &traffic)
 }
 
 /// Refuses handles to memory of a device that is not `device`, as far as it is known.
@@ -86,7 +157,7 @@ fn check_owners(kernel: &dyn BoundKernel, device: u64) -> Result<()> {
             }
         });
     }
-    foreign.map_or(Ok(()), |what| Err(crate::Error::WrongDevice { what }))
+    foreign.map_or(Ok(()), |what| Err(Error::WrongDevice { what }))
 }
 
 #[derive(Clone, Default)]
@@ -97,107 +168,116 @@ struct Steps {
 }
 
 pub(super) struct CpuStream {
-    options: EmuOptions,
-    device: u64,
+    setting: Setting,
+    /// Its number, with `stream_check`; else 0.
+    number: u64,
     /// What was recorded, while the stream captures. Not held while a step runs: a thread that waits in the
     /// emulator may be lent to other work, which may use the same stream.
     recording: Mutex<Option<Steps>>,
 }
 
 impl CpuStream {
-    pub(super) fn new(options: EmuOptions, device: u64) -> Self {
-        CpuStream { options, device, recording: Mutex::new(None) }
+    pub(super) fn new(setting: Setting) -> Self {
+        let number = setting.order.as_ref().map_or(0, |order| order.open());
+        CpuStream { setting, number, recording: Mutex::new(None) }
     }
 
-    fn with_recording<R>(&self, f: impl FnOnce(&mut Option<Steps>) -> R) -> R {
-        f(&mut self.recording.lock().unwrap_or_else(PoisonError::into_inner))
+    fn into(&self) -> Into {
+        Into { stream: self.number, step: None }
     }
 
-    /// Records `step`, or runs it.
+    /// Records the transfer, or does it.
     ///
     /// # Safety
-    /// The contract of the call that made the step.
-    unsafe fn put(&self, step: Step) -> Result<()> {
-        let left = self.with_recording(|recording| match recording {
-            Some(steps) => {
-                steps.all.push(step);
-                None
-            }
-            None => Some(step),
-        });
-        match left {
-            // SAFETY: this function's contract.
-            Some(step) => unsafe { step.run(&self.options, self.device) },
-            None => Ok(()),
+    /// The contract of the call that made it.
+    unsafe fn put(&self, transfer: Transfer, at: At) -> Result<()> {
+        if let Some(steps) = &mut *lock(&self.recording) {
+            steps.all.push(Step { work: Work::Transfer(transfer), at });
+            return Ok(());
+        }
+        // SAFETY: this function's contract.
+        unsafe { transfer.run(&self.setting, at, self.into()) }
+    }
+
+    fn captures(&self) {
+        if let Some(order) = &self.setting.order {
+            order.capture(self.number);
         }
     }
 }
 
 impl StreamBackend for CpuStream {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
     fn put_other(&self, put: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()> {
         put(std::ptr::null_mut())
     }
 
-    unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()> {
-        let recorded = self.with_recording(|recording| match recording {
-            Some(steps) => {
-                steps.all.push(Step::Launch { kernel: kernel.boxed(), shape });
-                true
-            }
-            None => false,
-        });
-        if !recorded {
-            check_owners(kernel, self.device)?;
-            // SAFETY: this function's contract.
-            unsafe { kernel.emulate(shape, &self.options) }?;
+    unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape, at: At) -> Result<()> {
+        if let Some(steps) = &mut *lock(&self.recording) {
+            steps.all.push(Step { work: Work::Launch { kernel: kernel.boxed(), shape }, at });
+            return Ok(());
+        }
+        // SAFETY: this function's contract.
+        unsafe { launch(kernel, shape, &self.setting, at, self.into()) }
+    }
+
+    unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape, at: At) -> Result<usize> {
+        let mut recording = lock(&self.recording);
+        let steps = recording.as_mut().ok_or(Error::NotCapturing { kernel: kernel.info().name })?;
+        steps.nodes.push(steps.all.len());
+        steps.all.push(Step { work: Work::Launch { kernel: kernel.boxed(), shape }, at });
+        Ok(steps.nodes.len() - 1)
+    }
+
+    unsafe fn copy(&self, to: Place, from: Place, bytes: usize, at: At) -> Result<()> {
+        // SAFETY: this function's contract.
+        unsafe { self.put(Transfer::Copy { to, from, bytes }, at) }
+    }
+
+    unsafe fn fill_u8(&self, address: u64, value: u8, bytes: usize, at: At) -> Result<()> {
+        // SAFETY: this function's contract.
+        unsafe { self.put(Transfer::FillU8 { address, value, bytes }, at) }
+    }
+
+    unsafe fn fill_u32(&self, address: u64, value: u32, words: usize, at: At) -> Result<()> {
+        // SAFETY: this function's contract.
+        unsafe { self.put(Transfer::FillU32 { address, value, words }, at) }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        if let Some(order) = &self.setting.order {
+            order.host_waits_for(self.number);
         }
         Ok(())
     }
 
-    unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<usize> {
-        self.with_recording(|recording| {
-            let steps =
-                recording.as_mut().ok_or(crate::Error::NotCapturing { kernel: kernel.info().name })?;
-            steps.nodes.push(steps.all.len());
-            steps.all.push(Step::Launch { kernel: kernel.boxed(), shape });
-            Ok(steps.nodes.len() - 1)
-        })
-    }
-
-    unsafe fn copy(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
-        // SAFETY: this function's contract.
-        unsafe { self.put(Step::Copy { to, from, bytes }) }
-    }
-
-    unsafe fn fill_u8(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
-        // SAFETY: this function's contract.
-        unsafe { self.put(Step::FillU8 { address, value, bytes }) }
-    }
-
-    unsafe fn fill_u32(&self, address: u64, value: u32, words: usize) -> Result<()> {
-        // SAFETY: this function's contract.
-        unsafe { self.put(Step::FillU32 { address, value, words }) }
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn begin_capture(&self) -> Result<()> {
-        self.with_recording(|recording| *recording = Some(Steps::default()));
+        self.captures();
+        *lock(&self.recording) = Some(Steps::default());
         Ok(())
     }
 
     fn end_capture(&self) -> Result<Box<dyn GraphBackend>> {
-        let steps = self.with_recording(Option::take).unwrap_or_default();
-        Ok(Box::new(CpuGraph { steps, options: self.options, device: self.device }))
+        self.captures();
+        let steps = lock(&self.recording).take().unwrap_or_default();
+        Ok(Box::new(CpuGraph { steps, setting: self.setting.clone() }))
+    }
+}
+
+impl Drop for CpuStream {
+    fn drop(&mut self) {
+        if let Some(order) = &self.setting.order {
+            order.close(self.number);
+        }
     }
 }
 
 struct CpuGraph {
     steps: Steps,
-    options: EmuOptions,
-    device: u64,
+    setting: Setting,
 }
 
 impl GraphBackend for CpuGraph {
@@ -206,28 +286,52 @@ impl GraphBackend for CpuGraph {
     }
 
     fn instantiate(&self) -> Result<Box<dyn GraphExecBackend>> {
-        Ok(Box::new(CpuGraphExec { steps: self.steps.clone(), options: self.options, device: self.device }))
+        let (steps, setting) = (self.steps.clone(), self.setting.clone());
+        Ok(Box::new(CpuGraphExec { steps, setting, last: Mutex::default() }))
     }
 }
 
 struct CpuGraphExec {
     steps: Steps,
-    options: EmuOptions,
-    device: u64,
+    setting: Setting,
+    /// What is done when its last run is, with `stream_check`: CUDA runs an instance of a graph once at a
+    /// time, each run behind the one before, on whatever streams.
+    last: Mutex<Clock>,
 }
 
 impl GraphExecBackend for CpuGraphExec {
-    unsafe fn launch(&self, _stream: &dyn StreamBackend) -> Result<()> {
-        for step in &self.steps.all {
-            // SAFETY: this function's contract.
-            unsafe { step.run(&self.options, self.device) }?;
+    unsafe fn launch(&self, stream: &dyn StreamBackend, at: At) -> Result<()> {
+        let stream = stream.number();
+        if let Some(order) = &self.setting.order {
+            order.hold(stream, &lock(&self.last));
         }
-        Ok(())
+        let mut steps = self.steps.all.iter().enumerate();
+        let result = steps.try_for_each(|(number, Step { work, at: asked })| {
+            let into = Into { stream, step: Some((number + 1, at)) };
+            match work {
+                // SAFETY: this function's contract.
+                Work::Launch { kernel, shape } => unsafe {
+                    launch(&**kernel, *shape, &self.setting, asked, into)
+                },
+                // SAFETY: this function's contract.
+                Work::Transfer(transfer) => unsafe { transfer.run(&self.setting, asked, into) },
+            }
+        });
+        if let Some(order) = &self.setting.order {
+            *lock(&self.last) = order.record(stream);
+        }
+        result
     }
 
-    unsafe fn update(&mut self, node: usize, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()> {
-        let step = self.steps.nodes.get(node).ok_or(crate::Error::ForeignNode)?;
-        self.steps.all[*step] = Step::Launch { kernel: kernel.boxed(), shape };
+    unsafe fn update(
+        &mut self,
+        node: usize,
+        kernel: &dyn BoundKernel,
+        shape: LaunchShape,
+        at: At,
+    ) -> Result<()> {
+        let step = self.steps.nodes.get(node).ok_or(Error::ForeignNode)?;
+        self.steps.all[*step] = Step { work: Work::Launch { kernel: kernel.boxed(), shape }, at };
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::ffi::{check, cu, note};
 use super::module::Module;
-use crate::backend::{BoundKernel, GraphBackend, GraphExecBackend, StreamBackend};
+use crate::backend::{At, BoundKernel, GraphBackend, GraphExecBackend, StreamBackend};
 use crate::error::{Error, Result, shape_text};
 use cust::sys::{CUDA_KERNEL_NODE_PARAMS, CUgraph, CUgraphExec, CUgraphNode};
 use simt::{LaunchShape, MAX_PARAMS};
@@ -80,7 +80,7 @@ unsafe impl Send for CudaGraphExec {}
 unsafe impl Sync for CudaGraphExec {}
 
 impl GraphExecBackend for CudaGraphExec {
-    unsafe fn launch(&self, stream: &dyn StreamBackend) -> Result<()> {
+    unsafe fn launch(&self, stream: &dyn StreamBackend, _: At) -> Result<()> {
         self.graph.context.bind()?;
         stream.put_other(&mut |stream| {
             // SAFETY: both live, and are of one device; the rest is this function's contract.
@@ -89,7 +89,13 @@ impl GraphExecBackend for CudaGraphExec {
         })
     }
 
-    unsafe fn update(&mut self, node: usize, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()> {
+    unsafe fn update(
+        &mut self,
+        node: usize,
+        kernel: &dyn BoundKernel,
+        shape: LaunchShape,
+        _: At,
+    ) -> Result<()> {
         let node = *self.graph.nodes.get(node).ok_or(Error::ForeignNode)?;
         self.graph.context.bind()?;
         let function = self.graph.module.function(kernel.info())?;

@@ -9,11 +9,13 @@ mod stream;
 use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};
 use crate::device::{DeviceInfo, KernelAttributes, PtxImage};
 use crate::error::{Error, Result};
+use crate::unordered::Memory;
 use context::Context;
 use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE};
 use ffi::{check, cu, note};
 use module::Module;
 use simt::KernelInfo;
+use std::panic::Location;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 use stream::{CudaEvent, CudaStream, copy_async};
@@ -75,7 +77,8 @@ impl DeviceBackend for CudaDevice {
         Ok(Some(self.module.function(kernel)?.attributes))
     }
 
-    fn allocate(&self, bytes: usize) -> Result<u64> {
+    fn allocate(&self, memory: Memory) -> Result<u64> {
+        let bytes = memory.bytes();
         self.context.bind()?;
         let mut address = 0;
         // SAFETY: `address` is valid for a write.
@@ -91,7 +94,8 @@ impl DeviceBackend for CudaDevice {
         }
     }
 
-    fn allocate_pinned(&self, bytes: usize) -> Result<PinnedMemory> {
+    fn allocate_pinned(&self, memory: Memory) -> Result<PinnedMemory> {
+        let bytes = memory.bytes();
         self.context.bind()?;
         let mut host: *mut std::ffi::c_void = null_mut();
         let flags = CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE;
@@ -137,7 +141,7 @@ impl DeviceBackend for CudaDevice {
     unsafe fn fill_now(&self, address: u64, byte: u8, bytes: usize) -> Result<()> {
         let stream = self.own_stream.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: by the contract, valid for `bytes`.
-        unsafe { stream.fill_u8(address, byte, bytes) }?;
+        unsafe { stream.fill_u8(address, byte, bytes, Location::caller()) }?;
         stream.synchronize()
     }
 

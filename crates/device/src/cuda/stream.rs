@@ -4,7 +4,7 @@ use super::context::Context;
 use super::ffi::{LaunchAttribute, LaunchConfig, check, cu, failure, launch_kernel_ex, note};
 use super::graph::CudaGraph;
 use super::module::{Function, Module};
-use crate::backend::{BoundKernel, EventBackend, GraphBackend, Place, StreamBackend};
+use crate::backend::{At, BoundKernel, EventBackend, GraphBackend, Place, StreamBackend};
 use crate::error::{Result, shape_text};
 use cust::sys::{CUevent, CUgraphNode, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use simt::{LaunchShape, MAX_PARAMS};
@@ -90,7 +90,10 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         if self.context.bind_quietly() {
-            // SAFETY: made by `new`, and not used again.
+            // Who waits for the device waits for the streams that are there: none may go with work under way.
+            // SAFETY: made by `new`, and not used again after the next call.
+            note(unsafe { cu!(cuStreamSynchronize(self.raw)) }, "waiting for a stream that is dropped");
+            // SAFETY: as above.
             note(unsafe { cu!(cuStreamDestroy_v2(self.raw)) }, "dropping a stream");
             // SAFETY: as above.
             note(unsafe { cu!(cuEventDestroy_v2(self.before_capture)) }, "dropping an event");
@@ -230,13 +233,13 @@ impl StreamBackend for CudaStream {
     }
 
     #[inline]
-    unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<()> {
+    unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape, _: At) -> Result<()> {
         let function = self.prepared(kernel, shape)?;
         // SAFETY: this function's contract.
         unsafe { self.put_launch(&mut lock(&self.order), function, kernel, shape) }
     }
 
-    unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape) -> Result<usize> {
+    unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape, _: At) -> Result<usize> {
         let function = self.prepared(kernel, shape)?;
         // Held over both steps: another thread's launch must not come between.
         let mut order = lock(&self.order);
@@ -246,14 +249,14 @@ impl StreamBackend for CudaStream {
         Ok(order.nodes.len() - 1)
     }
 
-    unsafe fn copy(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
+    unsafe fn copy(&self, to: Place, from: Place, bytes: usize, _: At) -> Result<()> {
         self.context.bind()?;
         let _order = self.other_work();
         // SAFETY: this function's contract.
         unsafe { copy_async(self.raw, to, from, bytes) }
     }
 
-    unsafe fn fill_u8(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
+    unsafe fn fill_u8(&self, address: u64, value: u8, bytes: usize, _: At) -> Result<()> {
         self.context.bind()?;
         let _order = self.other_work();
         // SAFETY: this function's contract.
@@ -261,7 +264,7 @@ impl StreamBackend for CudaStream {
         check(code, || format!("filling {bytes} bytes"))
     }
 
-    unsafe fn fill_u32(&self, address: u64, value: u32, words: usize) -> Result<()> {
+    unsafe fn fill_u32(&self, address: u64, value: u32, words: usize, _: At) -> Result<()> {
         self.context.bind()?;
         let _order = self.other_work();
         // SAFETY: this function's contract.

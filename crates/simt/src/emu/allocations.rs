@@ -5,6 +5,7 @@
 //! announces its buffers; memory that nobody announced counts as written. Addresses are those of
 //! [`Global::address`](crate::Global::address).
 
+use super::traffic::Traffic;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -120,9 +121,12 @@ impl Allocation {
     }
 }
 
-/// The memory of one launch's handles, as far as it is accounted for.
+/// The memory of one launch's handles, as far as it is accounted for, and who else asked what the launch does
+/// to it.
+#[derive(Default)]
 pub(crate) struct Tracked {
     allocations: Vec<Arc<Allocation>>,
+    pub(super) traffic: Option<Arc<Traffic>>,
 }
 
 impl Tracked {
@@ -131,7 +135,7 @@ impl Tracked {
         let mut allocations: Vec<Arc<Allocation>> = addresses.filter_map(find).collect();
         allocations.sort_by_key(|allocation| allocation.start);
         allocations.dedup_by_key(|allocation| allocation.start);
-        Tracked { allocations }
+        Tracked { allocations, traffic: None }
     }
 
     fn holding(&self, address: u64) -> Option<&Allocation> {

@@ -3,7 +3,9 @@
 use super::fault::Space;
 use super::history::Access;
 use super::lane::{Lane, with_lane};
-use super::memory::{check_arrived, locate, locate_shared, watch};
+use super::memory::{locate, watch};
+use super::mutation::Change;
+use super::shared::{check_arrived, locate_shared};
 use crate::{Global, Pod, Shared};
 use core::panic::Location;
 use std::collections::VecDeque;
@@ -69,8 +71,11 @@ pub(crate) fn copies_commit() {
     });
 }
 
+#[track_caller]
 pub(crate) fn copies_wait(pending: usize) {
+    let place = Location::caller();
     with_lane(|lane| {
+        let pending = pending + usize::from(lane.block().breaks(Change::NoWait, place));
         loop {
             let mut copies = lane.copies.borrow_mut();
             if copies.groups.len() <= pending {

@@ -2,18 +2,23 @@
 
 use super::allocations::Tracked;
 use super::collective;
-use super::fault::{Fault, FaultKind, Place, ThreadId, Wait, WaitFor};
+use super::fault::{Fault, FaultKind, Place};
 use super::fixed::Fixed;
-use super::lane::{CURRENT, Lane, Look, Pause, State};
-use super::memory::SharedMemory;
+use super::lane::{CURRENT, Lane, State};
+use super::mutation::{self, Change};
+use super::named::{BARRIERS, Named};
 use super::options::{Dice, Schedule};
 use super::orders::Watchpoint;
 use super::panics;
 use super::race::{GridRaces, Races};
+use super::shared::SharedMemory;
 use super::stack::ThreadStack;
+use super::trap::{self, End};
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
 use core::cell::{Cell, RefCell};
+use core::panic::Location;
+use corosensei::stack::Stack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
@@ -29,10 +34,13 @@ pub(crate) struct Block {
     pub(crate) races: Option<RefCell<Races>>,
     pub(crate) tracked: Option<Arc<Tracked>>,
     pub(crate) watchpoint: Option<Arc<Watchpoint>>,
-    /// Whether accesses are recorded, for one of the three above.
+    /// Whether kernels are broken on purpose, or recorded for that.
+    mutated: bool,
+    /// Whether accesses are looked at, for one of the four above.
     pub(crate) watched: bool,
     /// Whether something has happened that a waiting thread may wait for.
     pub(crate) changed: Cell<bool>,
+    named: RefCell<[Named; BARRIERS]>,
     /// Whether a thread has ended.
     ended: Cell<bool>,
     /// Decides who goes next, if the order is one of seeds.
@@ -49,9 +57,28 @@ pub(crate) struct Block {
 }
 
 impl Block {
+    /// Whether this change is made here, of a kernel broken on purpose.
+    #[inline]
+    pub(super) fn breaks(&self, change: Change, place: &'static Location<'static>) -> bool {
+        self.mutated && mutation::breaks(change, place)
+    }
+
+    /// The index that an access of `step` elements has in the place of `index`.
+    #[inline]
+    pub(super) fn index(&self, index: u64, step: u64, place: &'static Location<'static>) -> u64 {
+        if self.mutated { mutation::index(index, step, place) } else { index }
+    }
+
     /// Whether the thread that asks gives way now.
     pub(super) fn tosses(&self) -> bool {
         self.roll(|dice| dice.below(2) == 0).unwrap_or(false)
+    }
+
+    /// One of so many, two or more; the last one half of the time: the last one always, if the order is not
+    /// one of seeds.
+    pub(super) fn choose(&self, count: usize) -> usize {
+        let chosen = |dice: &mut Dice| if dice.below(2) == 0 { count - 1 } else { dice.below(count - 1) };
+        self.roll(chosen).unwrap_or(count - 1)
     }
 
     fn roll<R>(&self, f: impl FnOnce(&mut Dice) -> R) -> Option<R> {
@@ -65,7 +92,7 @@ impl Block {
 }
 
 struct Worker {
-    coroutine: Coroutine<u64, (), (), ThreadStack>,
+    coroutine: Coroutine<u64, (), End, ThreadStack>,
 }
 
 /// What a launch has for each of its blocks.
@@ -78,6 +105,8 @@ pub(super) struct Setting<'a> {
     pub(super) schedule: Schedule,
     pub(super) tracked: Option<Arc<Tracked>>,
     pub(super) watchpoint: Option<Arc<Watchpoint>>,
+    /// Whether kernels are broken on purpose, or recorded for that.
+    pub(super) mutated: bool,
 }
 
 /// What came of a block's turn.
@@ -105,27 +134,33 @@ pub(super) struct Runner<'a> {
     reversed: bool,
     /// Whether the block's last turn changed nothing.
     quiet: bool,
+    /// Whether a thread's stack was full.
+    overflowed: bool,
     body: &'a (dyn Fn() + Sync),
     stack_bytes: usize,
 }
 
 impl<'a> Runner<'a> {
     pub(super) fn new(setting: &Setting<'a>, races: Option<&Rc<RefCell<GridRaces>>>) -> Self {
-        let Setting { info, shape, body, options, schedule, tracked, watchpoint } = setting.clone();
+        let Setting { info, shape, body, options, schedule, tracked, watchpoint, mutated } = setting.clone();
+        trap::watch();
         let threads = shape.block.count().min(MAX_BLOCK_THREADS) as u32;
+        let mixed = matches!(schedule, Schedule::Seeded(_));
         let block = Fixed::new(Box::new(Block {
             info,
             shape,
             index: Cell::new(Dim3 { x: 0, y: 0, z: 0 }),
             number: Cell::new(0),
             shared: SharedMemory::new(shape.shared_bytes),
-            races: races.map(|grid| RefCell::new(Races::new(threads, grid.clone()))),
-            watched: races.is_some() || tracked.is_some() || watchpoint.is_some(),
+            races: races.map(|grid| RefCell::new(Races::new(threads, grid.clone(), mixed))),
+            watched: mutated || races.is_some() || tracked.is_some() || watchpoint.is_some(),
+            mutated,
             tracked,
             watchpoint,
             changed: Cell::new(false),
+            named: RefCell::default(),
             ended: Cell::new(false),
-            dice: matches!(schedule, Schedule::Seeded(_)).then(|| Cell::new(Dice::new(0))),
+            dice: mixed.then(|| Cell::new(Dice::new(0))),
             seed: if let Schedule::Seeded(seed) = schedule { seed.into() } else { 0 },
             lanes: Cell::new(core::ptr::null()),
             threads,
@@ -135,8 +170,9 @@ impl<'a> Runner<'a> {
             running: Cell::new(0),
         }));
         let pointer: *const Block = &*block;
-        let lanes: Box<[Lane]> =
-            (0..threads).map(|linear| Lane::new(shape.block.at(linear as u64), linear, pointer)).collect();
+        let shared = block.shared.view();
+        let lane = |linear| Lane::new(shape.block.at(u64::from(linear)), linear, pointer, shared);
+        let lanes: Box<[Lane]> = (0..threads).map(lane).collect();
         let lanes = Fixed::new(lanes);
         block.lanes.set(lanes.as_ptr());
         let warps = (0..lanes.len()).step_by(32).collect();
@@ -149,6 +185,7 @@ impl<'a> Runner<'a> {
             warps,
             reversed,
             quiet: false,
+            overflowed: false,
             body,
             stack_bytes,
         }
@@ -162,6 +199,7 @@ impl<'a> Runner<'a> {
         self.block.end.set(0);
         self.block.changed.set(true);
         self.block.shared.reset();
+        self.block.named.borrow_mut().fill(Named::default());
         if let Some(races) = &self.block.races {
             races.borrow_mut().enter_block();
         }
@@ -179,7 +217,7 @@ impl<'a> Runner<'a> {
         self.quiet = !self.block.changed.replace(false);
         let result = if self.block.dice.is_some() { self.mixed_turn() } else { self.plain_turn() };
         if !matches!(result, Ok(Turn::Ran { .. })) {
-            if let Some(races) = &self.block.races {
+            if let Some(races) = self.block.races.as_ref().filter(|_| !self.overflowed) {
                 races.borrow_mut().leave_block(self.block.number.get());
             }
             // After a fault, parked threads are unwound here, while their stacks and lanes still exist.
@@ -314,6 +352,7 @@ impl<'a> Runner<'a> {
     fn settle_warp(&mut self, first: usize) -> Result<bool, Box<Fault>> {
         let mut progress = false;
         loop {
+            progress |= self.settle_named(first)?;
             let warp = &self.lanes[first..self.lanes.len().min(first + 32)];
             let Some(settled) = collective::settle(warp)
                 .map_err(|(lane, place, kind)| self.fault(&self.lanes[first + lane], Some(place), kind))?
@@ -344,11 +383,14 @@ impl<'a> Runner<'a> {
         if let Some((lane, place, kind)) = collective::why_stuck(&self.lanes) {
             return Err(self.fault(&self.lanes[lane], Some(place), kind));
         }
+        if let Some((lane, place, kind)) = self.short_of_threads() {
+            return Err(self.fault(&self.lanes[lane], Some(place), kind));
+        }
         let Some(value) = collective::barrier_value(&self.lanes) else {
             unreachable!("threads that are not stuck all wait at one barrier")
         };
         if let Some(races) = &self.block.races {
-            races.borrow_mut().block_sync();
+            races.borrow_mut().block_sync(self.block.number.get());
         }
         if self.block.dice.is_some() {
             for at in 0..self.warps.len() {
@@ -380,6 +422,7 @@ impl<'a> Runner<'a> {
         let body: *const (dyn Fn() + Sync + 'a) = self.body;
         // SAFETY: only the lifetime changes; the runner outlives its coroutines, the body outlives it.
         let body: *const (dyn Fn() + Sync + 'static) = unsafe { core::mem::transmute(body) };
+        let addresses = (stack.limit().get(), stack.base().get());
         let coroutine = Coroutine::with_stack(stack, move |yielder: &Yielder<u64, ()>, _| {
             // SAFETY: as above: block, lanes and body outlive this coroutine; one OS thread runs them all.
             let (block, body) = unsafe { (&*block, &*body) };
@@ -390,6 +433,7 @@ impl<'a> Runner<'a> {
                 // SAFETY: `index` is below the number of lanes.
                 let lane = unsafe { &*block.lanes.get().add(index as usize) };
                 lane.yielder.set(yielder);
+                lane.stack.set(addresses);
                 lane.state.set(State::Running);
                 CURRENT.set(lane);
                 body();
@@ -399,6 +443,7 @@ impl<'a> Runner<'a> {
                 lane.state.set(State::Done);
                 block.ended.set(true);
             }
+            End::Done
         });
         let worker = Some(Worker { coroutine });
         Ok(match self.vacant.pop() {
@@ -425,7 +470,9 @@ impl<'a> Runner<'a> {
     /// Lets a coroutine run until a thread on it parks or it has no thread left.
     fn drive(&mut self, worker: usize, value: u64) -> Result<(), Box<Fault>> {
         let Some(slot) = &mut self.workers[worker] else { unreachable!("a parked thread has a coroutine") };
+        trap::enter(slot.coroutine.trap_handler());
         let outcome = catch_unwind(AssertUnwindSafe(|| slot.coroutine.resume(value)));
+        trap::leave();
         CURRENT.set(core::ptr::null());
         let running = &self.lanes[self.block.running.get() as usize];
         match outcome {
@@ -433,7 +480,12 @@ impl<'a> Runner<'a> {
                 running.worker.set(worker);
                 Ok(())
             }
-            Ok(CoroutineResult::Return(())) => {
+            Ok(CoroutineResult::Return(End::Overflow)) => {
+                // Who was borrowing the record of accesses never gives it back: nobody may look there.
+                self.overflowed = true;
+                Err(self.fault(running, None, FaultKind::StackOverflow { bytes: self.stack_bytes }))
+            }
+            Ok(CoroutineResult::Return(End::Done)) => {
                 if let Some(done) = self.workers[worker].take() {
                     done.coroutine.into_stack().put_back();
                 }
@@ -449,28 +501,8 @@ impl<'a> Runner<'a> {
             }),
         }
     }
-
-    /// What its threads wait for.
-    pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
-        let block = self.block.index.get();
-        self.lanes.iter().filter_map(move |lane| {
-            let State::Parked(pause, place) = lane.state.get() else { return None };
-            let on = match pause {
-                Pause::Barrier { .. } => WaitFor::Barrier,
-                Pause::Warp(call) => WaitFor::Lanes { mask: call.mask },
-                Pause::Turn => match lane.look.get() {
-                    None => WaitFor::Unknown,
-                    Some(Look { space, byte, index, value }) => {
-                        let races = self.block.races.as_ref();
-                        let last = races.and_then(|races| races.borrow().last_change(space, byte));
-                        WaitFor::Word { space, index, value, recorded: races.is_some(), last }
-                    }
-                },
-            };
-            Some(Wait { thread: ThreadId { block, thread: lane.thread }, place: place.into(), on })
-        })
-    }
 }
 
+mod meet;
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 use super::collective::FenceScope;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// What a thread has heard through atomics.
 #[derive(Clone, Default)]
@@ -10,9 +11,16 @@ pub(super) struct Known {
     pub(super) blocks: BTreeMap<u64, u32>,
     /// (Block number, thread) to clock: everything the thread did up to it.
     pub(super) threads: BTreeMap<(u64, u32), u32>,
+    /// The time of the last fence of sequential consistency that another one lies behind, of a thread that
+    /// was heard of: values set before that are not seen any more.
+    pub(super) fenced: u64,
 }
 
 impl Known {
+    fn is_nothing(&self) -> bool {
+        self.blocks.is_empty() && self.threads.is_empty() && self.fenced == 0
+    }
+
     pub(super) fn join(&mut self, other: &Known) {
         for (block, epoch) in &other.blocks {
             let mine = self.blocks.entry(*block).or_insert(0);
@@ -22,6 +30,7 @@ impl Known {
             let mine = self.threads.entry(*thread).or_insert(0);
             *mine = (*mine).max(*clock);
         }
+        self.fenced = self.fenced.max(other.fenced);
     }
 }
 
@@ -38,7 +47,7 @@ pub(super) struct Word {
 pub(super) struct Clock {
     /// What this thread has heard of each lane of its warp; its own entry is its own clock.
     pub(super) warp: [u32; 32],
-    pub(super) known: Known,
+    pub(super) known: Rc<Known>,
     /// What atomics have brought since the last fence or barrier: from threads of the block, for whom a fence
     /// of the block will do, and from others.
     heard_in_block: Known,
@@ -49,12 +58,13 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub(super) fn start(lane: usize) -> Self {
+    /// That of a thread that knows of none but itself; `nothing` is what all threads of a block begin with.
+    pub(super) fn start(lane: usize, nothing: &Rc<Known>) -> Self {
         let mut warp = [0; 32];
         warp[lane] = 1;
         Clock {
             warp,
-            known: Known::default(),
+            known: nothing.clone(),
             heard_in_block: Known::default(),
             heard: Known::default(),
             released_to_device: None,
@@ -62,20 +72,62 @@ impl Clock {
         }
     }
 
-    /// Joins to `known` what this thread knows behind a barrier.
-    pub(super) fn tell(&self, known: &mut Known) {
-        known.join(&self.known);
-        known.join(&self.heard_in_block);
-        known.join(&self.heard);
+    /// Joins to `known` what these threads know behind a barrier. Those that have met share what they know.
+    pub(super) fn tell<'c>(clocks: impl Iterator<Item = &'c Clock>, known: &mut Known) {
+        let mut last: Option<&Rc<Known>> = None;
+        for clock in clocks {
+            if last.is_none_or(|last| !Rc::ptr_eq(last, &clock.known)) {
+                known.join(&clock.known);
+                last = Some(&clock.known);
+            }
+            known.join(&clock.heard_in_block);
+            known.join(&clock.heard);
+        }
+    }
+
+    /// From here on these threads know `known` as well.
+    pub(super) fn learn<'c>(clocks: impl Iterator<Item = &'c mut Clock>, known: &Known) {
+        let mut last: Option<(Rc<Known>, Rc<Known>)> = None;
+        for clock in clocks {
+            let joined = match &last {
+                Some((before, joined)) if Rc::ptr_eq(before, &clock.known) => joined.clone(),
+                _ => {
+                    let mut joined = Known::clone(&clock.known);
+                    joined.join(known);
+                    Rc::new(joined)
+                }
+            };
+            last = Some((std::mem::replace(&mut clock.known, joined.clone()), joined));
+        }
+    }
+
+    fn learn_heard(&mut self, heard: Known) {
+        if !heard.is_nothing() {
+            Rc::make_mut(&mut self.known).join(&heard);
+        }
+    }
+
+    /// It has made a fence of sequential consistency behind one of another thread at `time`.
+    pub(super) fn fence_behind(&mut self, time: u64) {
+        if time > self.known.fenced {
+            Rc::make_mut(&mut self.known).fenced = time;
+        }
+    }
+
+    /// Whether its atomics pass anything on.
+    pub(super) fn releases(&self) -> bool {
+        self.released_to_block.is_some()
     }
 
     /// A fence of the thread that is `lane` of the warp that starts at thread `first` of `block`.
     pub(super) fn fence(&mut self, scope: FenceScope, block: u64, epoch: u32, first: u32, lane: usize) {
-        self.known.join(&std::mem::take(&mut self.heard_in_block));
-        if scope == FenceScope::Device {
-            self.known.join(&std::mem::take(&mut self.heard));
+        let heard = std::mem::take(&mut self.heard_in_block);
+        self.learn_heard(heard);
+        if scope != FenceScope::Block {
+            let heard = std::mem::take(&mut self.heard);
+            self.learn_heard(heard);
         }
-        let mut known = self.known.clone();
+        let mut known = Known::clone(&self.known);
         let mut own = Known::default();
         own.blocks.insert(block, epoch);
         for (other, heard) in self.warp.iter().enumerate().filter(|(_, heard)| **heard > 0) {
@@ -84,20 +136,23 @@ impl Clock {
         known.join(&own);
         self.warp[lane] += 1;
         self.released_to_block = Some(known.clone());
-        if scope == FenceScope::Device {
+        if scope != FenceScope::Block {
             self.released_to_device = Some(known);
         }
     }
 
-    /// An atomic of a thread of `block`: leaves on the word what the thread released, and hears what others
-    /// left there.
-    pub(super) fn pass_on(&mut self, word: &mut Word, block: u64) {
+    /// An atomic of a thread of `block` that sets the word leaves there what the thread released.
+    pub(super) fn pass_on(&self, word: &mut Word, block: u64) {
         if let Some(released) = &self.released_to_block {
             word.blocks.entry(block).or_default().join(released);
         }
         if let Some(released) = &self.released_to_device {
             word.device.join(released);
         }
+    }
+
+    /// An atomic of a thread of `block` that sees the word hears what others left there.
+    pub(super) fn hear(&mut self, word: &Word, block: u64) {
         if let Some(left) = word.blocks.get(&block) {
             self.heard_in_block.join(left);
         }

@@ -1,14 +1,18 @@
 //! What the lanes of a warp, or the threads of a block, exchange when all of them have arrived.
 
+use super::calls::Calls;
 use super::fault::{FaultKind, Place};
 use super::lane::{BarrierKind, Lane, Pause, State};
 use super::matrix::{self, MatrixOp};
+use super::named::{self, NamedCall};
 use core::panic::Location;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FenceScope {
     Block,
     Device,
+    /// Of the device, and in one order with all such fences.
+    Full,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,24 +62,42 @@ pub(crate) struct WarpCall {
     pub(crate) value: u64,
     /// Source lane, distance or lane mask of a shuffle.
     pub(crate) param: u32,
+    /// Which calls led to it, of operations that all lanes have to come to by the same ones.
+    pub(crate) calls: Option<&'static Calls>,
+}
+
+impl WarpCall {
+    pub(super) fn new(mask: u32, op: WarpOp, value: u64, param: u32) -> Self {
+        WarpCall { mask, op, value, param, calls: None }
+    }
 }
 
 type Stuck = (usize, Place, FaultKind);
 
-fn warp_call(lane: &Lane) -> Option<(WarpCall, &'static Location<'static>)> {
+fn warp_call(lane: &Lane) -> Option<Call> {
     match lane.state.get() {
         State::Parked(Pause::Warp(call), place) => Some((call, place)),
         _ => None,
     }
 }
 
-fn same_call(a: (WarpCall, &'static Location<'static>), b: (WarpCall, &'static Location<'static>)) -> bool {
-    // One place has one address, but for inlining into several compilation units.
-    a.0.mask == b.0.mask && a.0.op == b.0.op && (core::ptr::eq(a.1, b.1) || a.1 == b.1)
+/// One place has one address, but for inlining into several compilation units.
+fn same_place(a: &'static Location<'static>, b: &'static Location<'static>) -> bool {
+    core::ptr::eq(a, b) || a == b
+}
+
+type Call = (WarpCall, &'static Location<'static>);
+
+/// Whether two lanes make one call. Exchanges of a warp wait for whoever makes the same one, wherever it
+/// stands, says the PTX ISA; what is `.aligned` has to be one instruction.
+fn same_call(a: Call, b: Call) -> bool {
+    let aligned = matches!(a.0.op, WarpOp::Matrix(_));
+    let parted = || a.0.calls.zip(b.0.calls).is_some_and(|(a, b)| a.parting(b).is_some());
+    a.0.mask == b.0.mask && a.0.op == b.0.op && (!aligned || same_place(a.1, b.1) && !parted())
 }
 
 /// The first lane that `call`'s mask names and that does not wait in the same call.
-fn missing(warp: &[Lane], call: (WarpCall, &'static Location<'static>)) -> Option<usize> {
+fn missing(warp: &[Lane], call: Call) -> Option<usize> {
     (0..32)
         .filter(|lane| call.0.mask >> lane & 1 == 1)
         .find(|&lane| !warp.get(lane).and_then(warp_call).is_some_and(|other| same_call(call, other)))
@@ -184,27 +206,81 @@ pub(super) fn why_stuck(lanes: &[Lane]) -> Option<Stuck> {
         let first = index - index % 32;
         let warp = &lanes[first..lanes.len().min(first + 32)];
         let absent = missing(warp, call).unwrap_or(index % 32);
-        let waits_at = warp.get(absent).and_then(waiting_place);
+        let mut place = Place::from(call.1);
+        let mut waits_at = warp.get(absent).and_then(waiting_place);
+        let theirs = warp.get(absent).and_then(warp_call).and_then(|other| other.0.calls);
+        if let Some([ours, theirs]) = call.0.calls.zip(theirs).and_then(|(a, b)| a.parting(b)) {
+            // In one line of the source: the calls that lead there tell them apart.
+            (place, waits_at) = (ours, Some(theirs));
+        }
         let kind = FaultKind::LaneMissing { mask: call.0.mask, lane: absent as u32, waits_at };
-        return Some((index, call.1.into(), kind));
+        return Some((index, place, kind));
+    }
+    if let Some(stuck) = lanes.chunks(32).find_map(stuck_at_named) {
+        return Some(stuck);
     }
     let (index, kind, place) = lanes.iter().enumerate().find_map(|(index, lane)| match lane.state.get() {
         State::Parked(Pause::Barrier { kind, .. }, place) => Some((index, kind, place)),
         _ => None,
     })?;
+    if let Some(parted) = parted_at_barrier(lanes) {
+        return Some(parted);
+    }
     // Lanes of one warp meet in one call; warps may come from different ones.
     let waits_at = |lane: &Lane| match lane.state.get() {
         State::Parked(Pause::Barrier { kind: k, .. }, place) if k == kind => Some(place),
         _ => None,
     };
     let of_warp = |lane: &Lane| waits_at(&lanes[lane.linear as usize / 32 * 32]);
-    let absent = lanes.iter().find(|lane| waits_at(lane).is_none() || waits_at(lane) != of_warp(lane))?;
+    let is_there = |lane: &Lane| {
+        waits_at(lane).zip(of_warp(lane)).is_some_and(|(place, first)| same_place(place, first))
+    };
+    let absent = lanes.iter().find(|lane| !is_there(lane))?;
     let (index, place) = match waits_at(absent).and(of_warp(absent)) {
         Some(warps) => (lanes.iter().position(|lane| waits_at(lane) == Some(warps)).unwrap_or(index), warps),
         None => (index, place),
     };
     let kind = FaultKind::DivergentBarrier { absent: absent.thread, waits_at: waiting_place(absent) };
     Some((index, place.into(), kind))
+}
+
+/// A lane that has come to a barrier with a number without all others of its warp.
+fn stuck_at_named(warp: &[Lane]) -> Option<Stuck> {
+    let here = |lane: &Lane| named::call_of(lane).filter(|(call, _)| !call.counted);
+    let (lane, (call, place)) = warp.iter().find_map(|lane| here(lane).map(|call| (lane, call)))?;
+    let fault = |absent: &Lane, place, waits_at| {
+        let kind = FaultKind::DivergentBarrier { absent: absent.thread, waits_at };
+        Some((lane.linear as usize, place, kind))
+    };
+    let same = |other: &Lane| {
+        let key = |call: NamedCall| (call.id, call.threads, call.waits);
+        here(other).is_some_and(|(theirs, at)| key(theirs) == key(call) && at == place)
+    };
+    if let Some(absent) = warp.iter().find(|other| !same(other)) {
+        return fault(absent, place.into(), waiting_place(absent));
+    }
+    warp.iter().find_map(|other| {
+        let [ours, theirs] = call.calls?.parting(here(other)?.0.calls?)?;
+        fault(other, ours, Some(theirs))
+    })
+}
+
+/// Two lanes of one warp that have come to one barrier of the source by different calls: two barriers.
+fn parted_at_barrier(lanes: &[Lane]) -> Option<Stuck> {
+    let calls = |lane: &Lane| match lane.state.get() {
+        State::Parked(Pause::Barrier { calls, .. }, place) => Some((calls?, place)),
+        _ => None,
+    };
+    lanes.chunks(32).find_map(|warp| {
+        let (ours, place) = calls(&warp[0])?;
+        let (other, [here, there]) = warp.iter().find_map(|lane| {
+            let (theirs, other_place) = calls(lane)?;
+            let parting = ours.parting(theirs).filter(|_| place == other_place)?;
+            Some((lane, parting))
+        })?;
+        let kind = FaultKind::DivergentBarrier { absent: other.thread, waits_at: Some(there) };
+        Some((warp[0].linear as usize, here, kind))
+    })
 }
 
 fn waiting_place(lane: &Lane) -> Option<Place> {
@@ -217,7 +293,7 @@ fn waiting_place(lane: &Lane) -> Option<Place> {
 /// What a barrier that all threads have reached hands each of them.
 pub(super) fn barrier_value(lanes: &[Lane]) -> Option<u32> {
     let mut calls = lanes.iter().map(|lane| match lane.state.get() {
-        State::Parked(Pause::Barrier { kind, predicate }, _) => Some((kind, predicate)),
+        State::Parked(Pause::Barrier { kind, predicate, .. }, _) => Some((kind, predicate)),
         _ => None,
     });
     let (kind, _) = calls.clone().next()??;

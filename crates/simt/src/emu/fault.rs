@@ -209,6 +209,38 @@ pub enum FaultKind {
         /// Where it waits instead; `None` if it has returned from the kernel.
         waits_at: Option<Place>,
     },
+    /// A barrier's number is not 1 to 15.
+    NamedBarrierId {
+        /// The number.
+        id: u32,
+    },
+    /// A barrier of a number of threads that is no number of warps.
+    NamedBarrierThreads {
+        /// The barrier's number.
+        id: u32,
+        /// How many threads.
+        threads: u32,
+    },
+    /// Warps that come to one barrier and do not agree on how many threads shall.
+    NamedBarrierMismatch {
+        /// The barrier's number.
+        id: u32,
+        /// How many this call asks for.
+        threads: u32,
+        /// How many the first one asks for.
+        other: u32,
+        /// Where that one is.
+        other_place: Place,
+    },
+    /// A barrier with a number to which fewer threads come than it asks for.
+    NamedBarrierShort {
+        /// The barrier's number.
+        id: u32,
+        /// How many it asks for.
+        threads: u32,
+        /// How many have come, a warp counted as 32.
+        arrived: u32,
+    },
     /// A lane that calls a warp primitive without naming itself in the mask.
     LaneNotInMask {
         /// The mask.
@@ -263,6 +295,11 @@ pub enum FaultKind {
     EndlessWait(Box<Endless>),
     /// A result that depends on the order in which threads ran.
     OrderDependence(Box<OrderDependence>),
+    /// The thread's local variables and calls need more stack than it has.
+    StackOverflow {
+        /// How much it has: [`stack_bytes`](super::EmuOptions::stack_bytes).
+        bytes: usize,
+    },
     /// The kernel panicked: on the device the grid would trap.
     Panic {
         /// The panic's message.
@@ -302,186 +339,4 @@ impl Fault {
     }
 }
 
-impl std::error::Error for Fault {}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kernel {}", self.kernel)?;
-        if let Some(thread) = &self.thread {
-            write!(f, ", {thread}")?;
-        }
-        if let Some(place) = &self.place {
-            write!(f, ", at {place}")?;
-        }
-        if self.schedule != Schedule::Parallel {
-            write!(f, ", in order `{}`", self.schedule)?;
-        }
-        write!(f, ": {}", self.kind)
-    }
-}
-
-impl fmt::Display for Wait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {} ", self.thread, self.place)?;
-        self.on.fmt(f)
-    }
-}
-
-impl fmt::Display for WaitFor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WaitFor::Barrier => f.write_str("waits at a barrier for the rest of its block"),
-            WaitFor::Lanes { mask } => write!(f, "waits for the other lanes of mask {mask:#010x}"),
-            WaitFor::Unknown => f.write_str("pauses again and again"),
-            WaitFor::Word { space, index, value, recorded, last } => {
-                write!(f, "waits for {space} element {index} to change")?;
-                if let Some(value) = value {
-                    write!(f, " from {value}")?;
-                }
-                match last {
-                    Some((thread, place)) => write!(f, ", last written by {thread} at {place}"),
-                    None if *recorded => f.write_str(", which no thread has written"),
-                    None => Ok(()),
-                }
-            }
-        }
-    }
-}
-
-impl fmt::Display for Endless {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a wait without end: ")?;
-        for (i, wait) in self.waits.iter().enumerate() {
-            // The fault has named the first thread and its place.
-            match i {
-                0 => write!(f, "it {}", wait.on)?,
-                _ => write!(f, "; {wait}")?,
-            }
-        }
-        if self.threads > 1 {
-            write!(f, "; {} threads wait in all", self.threads)?;
-        }
-        if self.not_started > 0 {
-            write!(f, "; {} blocks have no room to start beside those that wait", self.not_started)?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for OrderDependence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let OrderDependence { parameter, index, schedules: [a, b], values: [x, y], first } = self;
-        write!(f, "the result depends on the order of threads: element {index} of `{parameter}` ")?;
-        write!(f, "is {x:#x} in order `{a}`")?;
-        if let Some((thread, place)) = first {
-            write!(f, " (written by {thread} at {place})")?;
-        }
-        write!(f, " and {y:#x} in order `{b}`")
-    }
-}
-
-fn elsewhere(waits_at: &Option<Place>) -> String {
-    match waits_at {
-        Some(place) => format!("it waits at {place}"),
-        None => "it is not running any more".to_string(),
-    }
-}
-
-impl Race {
-    /// The two accesses in words.
-    fn both(&self) -> String {
-        let Race { space, index, byte, access, other_access, other, other_place } = self;
-        format!(
-            "this {access} of {space} element {index} (byte {byte:#x}) and the {other_access} of {other} at {other_place}"
-        )
-    }
-}
-
-impl fmt::Display for Race {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Race { space, index, byte, access, other_access, other, other_place } = self;
-        write!(
-            f,
-            "race on {space} element {index} (byte {byte:#x}): this {access} and the {other_access} of {other} at {other_place} have nothing that orders them"
-        )
-    }
-}
-
-impl fmt::Display for FaultKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FaultKind::Refused { reason } => write!(f, "launch refused: {reason}"),
-            FaultKind::OutOfBounds { space, index, bytes, len, element_bytes, write } => write!(
-                f,
-                "{space} {} out of bounds: {bytes} bytes from element {index} of an array of {len} elements of {element_bytes} bytes",
-                if *write { "write" } else { "read" }
-            ),
-            FaultKind::Misaligned { space, index, bytes, off_by } => write!(
-                f,
-                "misaligned {space} access: {bytes} bytes from element {index} start {off_by} bytes past a multiple of {bytes}"
-            ),
-            FaultKind::SharedTooSmall { needed, launched_with } => write!(
-                f,
-                "shared array ends at byte {needed}, but the launch has {launched_with} bytes of shared memory"
-            ),
-            FaultKind::Uninitialized { offset, bytes } => {
-                write!(f, "read of {bytes} bytes of shared memory at offset {offset} that no thread wrote")
-            }
-            FaultKind::CopyUnderWay { offset, bytes } => write!(
-                f,
-                "access to {bytes} bytes of shared memory at offset {offset} that an asynchronous copy is still on its way to: \
-                 commit it and wait for its group first"
-            ),
-            FaultKind::DivergentBarrier { absent, waits_at } => write!(
-                f,
-                "divergent barrier: thread {absent} of the block does not reach it; {}",
-                elsewhere(waits_at)
-            ),
-            FaultKind::LaneNotInMask { mask, lane } => {
-                write!(f, "lane {lane} calls a warp primitive with mask {mask:#010x}, which does not name it")
-            }
-            FaultKind::LaneMissing { mask, lane, waits_at } => write!(
-                f,
-                "mask {mask:#010x} names lane {lane}, which does not make this call; {}",
-                elsewhere(waits_at)
-            ),
-            FaultKind::ShuffleSource { mask, lane } => {
-                write!(f, "shuffle reads lane {lane}, which mask {mask:#010x} does not name")
-            }
-            FaultKind::ShuffleWidth { width } => {
-                write!(f, "shuffle width {width} is not a power of two up to 32")
-            }
-            FaultKind::NoWait => {
-                write!(
-                    f,
-                    "the kernel is to wait by itself (`overlaps = late`, `by_hand`) and ends without thread::wait_for_previous"
-                )
-            }
-            FaultKind::Race(race) => write!(f, "{race}"),
-            FaultKind::Unwritten { index, bytes } => {
-                write!(f, "read of {bytes} bytes of global memory from element {index} that nobody wrote")
-            }
-            FaultKind::Freed { parameter } => {
-                write!(f, "`{parameter}` is a handle to memory that is freed: keep its buffer for as long")
-            }
-            FaultKind::ReadOnlyLoad(pair) => write!(
-                f,
-                "read-only load of what the launch writes: {}; the load may bring what was there before",
-                pair.both()
-            ),
-            FaultKind::CopySource(pair) => write!(
-                f,
-                "source of an asynchronous copy that is under way: {}; wait for the copy's group first",
-                pair.both()
-            ),
-            FaultKind::AtomicWidths(pair) => write!(
-                f,
-                "atomics of two widths on the same bytes: {}; such are not atomic to each other",
-                pair.both()
-            ),
-            FaultKind::EndlessWait(endless) => write!(f, "{endless}"),
-            FaultKind::OrderDependence(dependence) => write!(f, "{dependence}"),
-            FaultKind::Panic { message } => write!(f, "the kernel panicked: {message}"),
-        }
-    }
-}
+mod words;

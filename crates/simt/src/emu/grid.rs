@@ -55,9 +55,11 @@ pub(super) struct Grid<'a> {
     fault: Mutex<Option<(u64, Fault)>>,
     /// Counts turns in which something changed.
     changes: AtomicU64,
-    /// Cores at work, and those of them that are out of patience and take a nap.
+    /// Cores that have begun, and those of them that have not ended.
+    begun: AtomicUsize,
     working: AtomicUsize,
-    waiting: AtomicUsize,
+    /// How many of them are out of patience, and the count of changes since which they are.
+    waiting: Mutex<(u64, usize)>,
     /// No more turns: nothing would ever change.
     over: AtomicBool,
     waits: Mutex<Vec<Wait>>,
@@ -79,8 +81,9 @@ impl<'a> Grid<'a> {
             lowest_failed: AtomicU64::new(u64::MAX),
             fault: Mutex::new(None),
             changes: AtomicU64::new(0),
+            begun: AtomicUsize::new(0),
             working: AtomicUsize::new(0),
-            waiting: AtomicUsize::new(0),
+            waiting: Mutex::new((0, 0)),
             over: AtomicBool::new(false),
             waits: Mutex::new(Vec::new()),
             setting,
@@ -107,7 +110,9 @@ impl<'a> Grid<'a> {
     }
 
     fn work(&self) {
+        self.begun.fetch_add(1, Ordering::SeqCst);
         self.working.fetch_add(1, Ordering::SeqCst);
+        let _ended = Ended(self);
         let races = self.setting.options.race_check.then(|| Rc::new(RefCell::new(GridRaces::default())));
         let mut core = Core {
             grid: self,
@@ -123,7 +128,6 @@ impl<'a> Grid<'a> {
             Schedule::Seeded(seed) => core.mix(Dice::new(seed.into())),
             _ => core.run_in_turn(),
         }
-        self.working.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// How many blocks one core may have set aside.
@@ -140,6 +144,20 @@ impl<'a> Grid<'a> {
         if self.cores == 1 {
             // In the order of a schedule the first fault is the first that happens.
             self.over.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A core that has ended, or that unwinds: then nobody shall wait for what it was to change.
+struct Ended<'g, 'a>(&'g Grid<'a>);
+
+impl Drop for Ended<'_, '_> {
+    fn drop(&mut self) {
+        // Its last block may have set what the others wait for.
+        self.0.changes.fetch_add(1, Ordering::SeqCst);
+        self.0.working.fetch_sub(1, Ordering::SeqCst);
+        if std::thread::panicking() {
+            self.0.over.store(true, Ordering::SeqCst);
         }
     }
 }
@@ -311,20 +329,43 @@ impl<'a> Core<'_, 'a> {
         if self.idle_looks > patience.saturating_mul(LIVELOCK) {
             grid.over.store(true, Ordering::SeqCst);
         } else if self.quiet > patience.saturating_mul(often) {
-            let waiting = grid.waiting.fetch_add(1, Ordering::SeqCst) + 1;
-            if waiting >= grid.working.load(Ordering::SeqCst) {
-                grid.over.store(true, Ordering::SeqCst);
-            } else {
-                std::thread::sleep(NAP);
-            }
-            grid.waiting.fetch_sub(1, Ordering::SeqCst);
+            // A core that has not begun may hold what the others wait for; it may also never begin.
+            let all_begun = grid.begun.load(Ordering::SeqCst) as u64 >= grid.cores;
+            let long = self.quiet > patience.saturating_mul(often).saturating_mul(100);
+            self.wait_with_the_others(changes, all_begun || long);
         } else if self.quiet > 32 && grid.cores > 1 {
             std::thread::yield_now();
         }
     }
 
+    /// Nothing has changed since there were so many changes. When all cores say so, nothing will.
+    fn wait_with_the_others(&mut self, changes: u64, may_end: bool) {
+        let grid = self.grid;
+        let mut waiting = grid.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.0 != changes {
+            *waiting = (changes, 0);
+        }
+        waiting.1 += 1;
+        // Who has ended since counts no more, and what it did is a change.
+        let all_wait = waiting.1 >= grid.working.load(Ordering::SeqCst);
+        if may_end && all_wait && grid.changes.load(Ordering::SeqCst) == changes {
+            grid.over.store(true, Ordering::SeqCst);
+            return;
+        }
+        drop(waiting);
+        std::thread::sleep(NAP);
+        let mut waiting = grid.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.0 == changes {
+            waiting.1 -= 1;
+        }
+    }
+
     /// The launch is over: what is left waits.
     fn give_up(&mut self) {
+        if self.grid.lowest_failed.load(Ordering::SeqCst) != u64::MAX {
+            // The fault is the report.
+            return self.aside.clear();
+        }
         let mut waits = self.grid.waits.lock().unwrap_or_else(PoisonError::into_inner);
         waits.extend(self.aside.iter().flat_map(Runner::waits));
         drop(waits);
@@ -390,7 +431,16 @@ mod tests {
 
     fn setting(shape: LaunchShape, schedule: Schedule, race_check: bool) -> Setting<'static> {
         let options = EmuOptions { race_check, ..EmuOptions::default() };
-        Setting { info: &INFO, shape, body: &|| {}, options, schedule, tracked: None, watchpoint: None }
+        Setting {
+            info: &INFO,
+            shape,
+            body: &|| {},
+            options,
+            schedule,
+            tracked: None,
+            watchpoint: None,
+            mutated: false,
+        }
     }
 
     #[test]
@@ -417,5 +467,29 @@ mod tests {
             assert!(blocks.into_iter().eq(0..100), "{schedule}");
         }
         assert_ne!(order(Schedule::Seeded(0), 100), order(Schedule::Seeded(1), 100));
+    }
+
+    /// A core that ends may have set what the others wait for: they look once more.
+    #[test]
+    fn who_waits_looks_again_when_a_core_ends() {
+        let shape = LaunchShape::new(64, 32);
+        let grid = Grid::new(setting(shape, Schedule::Parallel, false));
+        grid.working.store(2, Ordering::SeqCst);
+        let changes = grid.changes.load(Ordering::SeqCst);
+        let mut core = Core {
+            grid: &grid,
+            races: None,
+            aside: Vec::new(),
+            spare: Vec::new(),
+            share: 0..0,
+            quiet: 0,
+            idle_looks: 0,
+            seen_changes: changes,
+        };
+        drop(Ended(&grid));
+        core.wait_with_the_others(changes, true);
+        assert!(!grid.over.load(Ordering::SeqCst), "it has not looked since");
+        core.wait_with_the_others(grid.changes.load(Ordering::SeqCst), true);
+        assert!(grid.over.load(Ordering::SeqCst), "nothing has changed since");
     }
 }

@@ -1,9 +1,9 @@
-//! What happened to one byte.
+//! What happened to each word of memory, and to its bytes where they were used apart.
 
 use super::clock::Clock;
-use crate::kernel::Dim3;
 use core::panic::Location;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -12,6 +12,10 @@ pub(crate) enum Access {
     ReadOnly,
     Write,
     Atomic,
+    /// An atomic load.
+    Look,
+    /// An atomic store.
+    Put,
     /// The read of an asynchronous copy, at any moment until its wait.
     Copy,
 }
@@ -23,21 +27,26 @@ impl Access {
             Access::ReadOnly => "read-only load",
             Access::Write => "write",
             Access::Atomic => "atomic",
+            Access::Look => "atomic load",
+            Access::Put => "atomic store",
             Access::Copy => "asynchronous copy",
         }
     }
 
+    pub(super) fn is_atomic(self) -> bool {
+        matches!(self, Access::Atomic | Access::Look | Access::Put)
+    }
+
     pub(super) fn writes(self) -> bool {
-        matches!(self, Access::Write | Access::Atomic)
+        matches!(self, Access::Write | Access::Atomic | Access::Put)
     }
 }
 
 /// One access of the past.
 #[derive(Clone, Copy)]
 pub(super) struct Event {
+    /// The block's number, and the thread's in it.
     pub(super) block: u64,
-    pub(super) block_index: Dim3,
-    pub(super) thread: Dim3,
     pub(super) linear: u32,
     pub(super) epoch: u32,
     pub(super) clock: u32,
@@ -46,7 +55,7 @@ pub(super) struct Event {
 }
 
 impl Event {
-    fn thread_key(&self) -> (u64, u32) {
+    pub(super) fn thread_key(&self) -> (u64, u32) {
         (self.block, self.linear)
     }
 
@@ -66,10 +75,12 @@ impl Event {
 }
 
 /// The last access of each of many threads.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Crowd {
     events: Vec<Event>,
-    /// Where the event of each thread is; made when there are too many to look through.
+    /// Whether a later event is of an earlier thread.
+    mixed: bool,
+    /// Where the event of each thread is; made when they are mixed and too many to look through.
     places: Option<BTreeMap<(u64, u32), usize>>,
 }
 
@@ -80,6 +91,14 @@ impl Crowd {
     /// The event takes the place of the thread's last one: what is ordered behind it is behind that one too.
     pub(super) fn put(&mut self, event: Event) {
         let key = event.thread_key();
+        if !self.mixed {
+            // Threads run in their order, mostly.
+            match self.events.last_mut() {
+                Some(last) if last.thread_key() == key => return *last = event,
+                Some(last) if last.thread_key() > key => self.mixed = true,
+                _ => return self.events.push(event),
+            }
+        }
         let known = match &self.places {
             Some(places) => places.get(&key).copied(),
             None => self.events.iter().position(|past| past.thread_key() == key),
@@ -103,6 +122,7 @@ impl Crowd {
 
     pub(super) fn clear(&mut self) {
         self.events.clear();
+        self.mixed = false;
         self.places = None;
     }
 
@@ -111,8 +131,8 @@ impl Crowd {
     }
 }
 
-/// What happened to one byte since the last ordered write.
-#[derive(Default)]
+/// What happened to some bytes since the last ordered write.
+#[derive(Clone, Default)]
 pub(super) struct History {
     pub(super) write: Option<Event>,
     pub(super) reads: Crowd,
@@ -120,11 +140,13 @@ pub(super) struct History {
     pub(super) rare: Option<Box<Rare>>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Rare {
     /// The atomics since the write, and the start and the bytes of what they change.
     pub(super) atomics: Crowd,
     pub(super) word: (u64, usize),
+    /// The atomic loads since the write.
+    pub(super) looks: Crowd,
     /// The last atomic that brought another value, if no write came behind it.
     pub(super) changed: Option<Event>,
     /// The launch's first read-only load.
@@ -134,6 +156,10 @@ pub(super) struct Rare {
 impl History {
     pub(super) fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
+    }
+
+    pub(super) fn looks(&self) -> std::slice::Iter<'_, Event> {
+        self.rare.as_ref().map_or_else(Default::default, |rare| rare.looks.iter())
     }
 
     pub(super) fn atomics(&self) -> std::slice::Iter<'_, Event> {
@@ -155,17 +181,144 @@ impl History {
     }
 }
 
+/// What happened to a word.
+#[derive(Default)]
+struct Word {
+    whole: History,
+    /// The same of each of its bytes, once one was used without the others.
+    apart: Option<Box<[History; WORD]>>,
+}
+
+const WORD: usize = 4;
+
+/// Words that lie side by side.
+const PAGE: u64 = 64;
+
+/// What happened to memory.
+#[derive(Default)]
+pub(super) struct Memory {
+    pages: Vec<Box<[Word; PAGE as usize]>>,
+    /// Where the page of a number is.
+    places: ByAddress<usize>,
+    /// The page used last: its number and its place.
+    last: Option<(u64, usize)>,
+}
+
+impl Memory {
+    pub(super) fn clear(&mut self) {
+        self.pages.clear();
+        self.places.clear();
+        self.last = None;
+    }
+
+    fn word(&mut self, number: u64) -> &mut Word {
+        let page = number / PAGE;
+        let place = match self.last {
+            Some((last, place)) if last == page => place,
+            _ => {
+                let pages = &mut self.pages;
+                let place = *self.places.entry(page).or_insert_with(|| {
+                    pages.push(Box::new(std::array::from_fn(|_| Word::default())));
+                    pages.len() - 1
+                });
+                self.last = Some((page, place));
+                place
+            }
+        };
+        &mut self.pages[place][(number % PAGE) as usize]
+    }
+
+    /// Calls `visit` with the first byte and the history of all bytes from `start` on, those of a word
+    /// together where nobody used them apart; ends with the first answer.
+    pub(super) fn visit<R>(
+        &mut self,
+        start: u64,
+        bytes: usize,
+        mut visit: impl FnMut(u64, &mut History) -> Option<R>,
+    ) -> Option<R> {
+        let (size, end) = (WORD as u64, start + bytes as u64);
+        let mut at = start;
+        while at < end {
+            let word = self.word(at / size);
+            let whole = at.is_multiple_of(size) && end - at >= size;
+            if word.apart.is_none() && !whole {
+                word.apart = Some(Box::new(std::array::from_fn(|_| word.whole.clone())));
+            }
+            let found = match &mut word.apart {
+                None => {
+                    at += size;
+                    visit(at - size, &mut word.whole)
+                }
+                Some(apart) => {
+                    at += 1;
+                    visit(at - 1, &mut apart[((at - 1) % size) as usize])
+                }
+            };
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// The history of one byte.
+    pub(super) fn of_byte(&mut self, at: u64) -> &mut History {
+        let word = self.word(at / WORD as u64);
+        match &mut word.apart {
+            None => &mut word.whole,
+            Some(apart) => &mut apart[(at % WORD as u64) as usize],
+        }
+    }
+}
+
+/// Spreads addresses: they differ in their low bits.
+#[derive(Default)]
+pub(super) struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
+    }
+}
+
+pub(super) type ByAddress<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Bytes of a word have one history until one of them is used alone.
+    #[test]
+    fn bytes_are_told_apart_when_they_are_used_apart() {
+        let mut memory = Memory::default();
+        let mut visited = |start, bytes| {
+            let mut firsts = Vec::new();
+            let _: Option<()> = memory.visit(start, bytes, |at, _| {
+                firsts.push(at);
+                None
+            });
+            firsts
+        };
+        assert_eq!(visited(1000, 8), [1000, 1004]);
+        assert_eq!(visited(1004, 2), [1004, 1005]);
+        assert_eq!(visited(1000, 16), [1000, 1004, 1005, 1006, 1007, 1008, 1012]);
+        assert_eq!(visited(1015, 1), [1015]);
+    }
+
     #[test]
     fn a_crowd_holds_one_event_a_thread() {
-        let at = Dim3 { x: 0, y: 0, z: 0 };
         let event = |block, linear, clock| Event {
             block,
-            block_index: at,
-            thread: at,
             linear,
             epoch: 0,
             clock,
@@ -176,6 +329,7 @@ mod tests {
             let mut crowd = Crowd::default();
             for clock in 0..3 {
                 (0..threads).for_each(|linear| crowd.put(event(1, linear, clock)));
+                (0..threads).rev().for_each(|linear| crowd.put(event(1, linear, clock)));
                 crowd.put(event(2, 0, clock));
                 assert_eq!(crowd.iter().len(), threads as usize + 1);
                 assert!(crowd.iter().all(|event| event.clock == clock));

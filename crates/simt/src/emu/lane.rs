@@ -1,9 +1,14 @@
 //! One emulated thread, and the calls by which it parks.
 
+use super::MAX_BLOCK_THREADS;
 use super::async_copy::Copies;
 use super::block::Block;
+use super::calls::{self, Calls};
 use super::collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
 use super::fault::{Fault, FaultKind, Space};
+use super::mutation::Change;
+use super::named::{self, NamedCall};
+use super::shared::SharedView;
 use crate::kernel::Dim3;
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
@@ -25,8 +30,10 @@ pub(crate) enum Pause {
     Barrier {
         kind: BarrierKind,
         predicate: u32,
+        calls: Option<&'static Calls>,
     },
     Warp(WarpCall),
+    Named(NamedCall),
     /// It could go on, and lets others go first.
     Turn,
 }
@@ -60,8 +67,12 @@ pub(crate) struct Lane {
     /// Which coroutine its stack is on, once it has parked.
     pub(super) worker: Cell<usize>,
     pub(super) yielder: Cell<*const Yielder<u64, ()>>,
+    /// The addresses of its stack.
+    pub(super) stack: Cell<(usize, usize)>,
     /// Whether it has waited for the launch before.
     pub(super) waited: Cell<bool>,
+    /// Its block's shared memory.
+    pub(super) shared: SharedView,
     /// What it has spent of [`FUEL`] since it last got a turn.
     spent: Cell<u32>,
     /// How many accesses it may make before the next one is looked at; 0 where each is.
@@ -81,7 +92,7 @@ const PAUSE: u32 = FUEL / 4;
 const UNWATCHED: u32 = 1 << 20;
 
 impl Lane {
-    pub(super) fn new(thread: Dim3, linear: u32, block: *const Block) -> Self {
+    pub(super) fn new(thread: Dim3, linear: u32, block: *const Block, shared: SharedView) -> Self {
         Lane {
             thread,
             linear,
@@ -89,7 +100,9 @@ impl Lane {
             state: Cell::new(State::NotStarted),
             worker: Cell::new(0),
             yielder: Cell::new(core::ptr::null()),
+            stack: Cell::new((0, 0)),
             waited: Cell::new(false),
+            shared,
             spent: Cell::new(0),
             unwatched: Cell::new(0),
             look: Cell::new(None),
@@ -133,6 +146,26 @@ impl Lane {
         left == 0
     }
 
+    /// Whether nobody looks at the access that comes; if so, it is counted.
+    #[inline(always)]
+    pub(super) fn passes(&self) -> bool {
+        let left = self.unwatched.get().checked_sub(1);
+        if let Some(left) = left {
+            self.unwatched.set(left);
+        }
+        left.is_some()
+    }
+
+    /// The same of a write.
+    #[inline(always)]
+    pub(super) fn passes_writing(&self) -> bool {
+        let passes = self.passes();
+        if passes {
+            self.block().changed.set(true);
+        }
+        passes
+    }
+
     fn spend(&self, fuel: u32) -> bool {
         let spent = self.spent.get() + fuel;
         self.spent.set(spent);
@@ -146,7 +179,7 @@ thread_local! {
 
 /// Runs `f` on the emulated thread that is executing.
 #[track_caller]
-#[inline]
+#[inline(always)]
 pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
     let lane = CURRENT.get();
     assert!(!lane.is_null(), "a kernel primitive was called outside of a kernel: launch the kernel");
@@ -203,6 +236,20 @@ pub(super) fn before_plain(look: Look, place: &'static Location<'static>) {
     }
 }
 
+/// Whether this change is made here, of a kernel broken on purpose.
+fn breaks(change: Change, place: &'static Location<'static>) -> bool {
+    with_lane(|lane| lane.block().breaks(change, place))
+}
+
+/// The calls that have led here, if races are checked.
+fn calls() -> Option<&'static Calls> {
+    with_lane(|lane| {
+        lane.block().races.as_ref()?;
+        let (start, end) = lane.stack.get();
+        calls::here(start..end)
+    })
+}
+
 #[track_caller]
 pub(crate) fn pause() {
     let parks = with_lane(|lane| lane.spend(PAUSE) || lane.block().tosses());
@@ -213,7 +260,30 @@ pub(crate) fn pause() {
 
 #[track_caller]
 pub(crate) fn barrier(kind: BarrierKind, predicate: u32) -> u32 {
-    park(Pause::Barrier { kind, predicate }, Location::caller()) as u32
+    let place = Location::caller();
+    if kind == BarrierKind::Plain && breaks(Change::NoBarrier, place) {
+        return 0;
+    }
+    let negated = kind != BarrierKind::Plain && breaks(Change::Negated, place);
+    let predicate = if negated { u32::from(predicate == 0) } else { predicate };
+    let calls = calls();
+    park(Pause::Barrier { kind, predicate, calls }, place) as u32
+}
+
+#[track_caller]
+pub(crate) fn named_barrier(id: u32, threads: u32, waits: bool) {
+    let place = Location::caller();
+    if !(1..named::BARRIERS as u32).contains(&id) {
+        raise(place, FaultKind::NamedBarrierId { id });
+    }
+    if threads == 0 || !threads.is_multiple_of(32) || threads > MAX_BLOCK_THREADS as u32 {
+        raise(place, FaultKind::NamedBarrierThreads { id, threads });
+    }
+    if breaks(Change::NoBarrier, place) {
+        return;
+    }
+    let call = NamedCall { id, threads, waits, counted: false, calls: calls() };
+    park(Pause::Named(call), place);
 }
 
 #[track_caller]
@@ -223,22 +293,27 @@ pub(super) fn warp_call(call: WarpCall) -> u64 {
     if call.mask >> lane & 1 == 0 {
         raise(place, FaultKind::LaneNotInMask { mask: call.mask, lane });
     }
-    park(Pause::Warp(call), place)
+    let calls = if matches!(call.op, WarpOp::Matrix(_)) { calls() } else { None };
+    park(Pause::Warp(WarpCall { calls, ..call }), place)
 }
 
 #[track_caller]
 pub(crate) fn sync_warp(mask: u32) {
-    warp_call(WarpCall { mask, op: WarpOp::Sync, value: 0, param: 0 });
+    if breaks(Change::NoWarpBarrier, Location::caller()) {
+        return;
+    }
+    warp_call(WarpCall::new(mask, WarpOp::Sync, 0, 0));
 }
 
 #[track_caller]
 pub(crate) fn vote(mask: u32, kind: VoteKind, predicate: bool) -> u32 {
-    warp_call(WarpCall { mask, op: WarpOp::Vote(kind), value: predicate as u64, param: 0 }) as u32
+    let predicate = predicate ^ breaks(Change::Negated, Location::caller());
+    warp_call(WarpCall::new(mask, WarpOp::Vote(kind), predicate as u64, 0)) as u32
 }
 
 #[track_caller]
 pub(crate) fn reduce(mask: u32, op: ReduceOp, value: u32) -> u32 {
-    warp_call(WarpCall { mask, op: WarpOp::Reduce(op), value: value as u64, param: 0 }) as u32
+    warp_call(WarpCall::new(mask, WarpOp::Reduce(op), value as u64, 0)) as u32
 }
 
 #[track_caller]
@@ -246,7 +321,7 @@ pub(crate) fn shuffle(mask: u32, kind: ShuffleKind, value: u64, param: u32, widt
     if !width.is_power_of_two() || width > 32 {
         raise(Location::caller(), FaultKind::ShuffleWidth { width });
     }
-    warp_call(WarpCall { mask, op: WarpOp::Shuffle(kind, width), value, param })
+    warp_call(WarpCall::new(mask, WarpOp::Shuffle(kind, width), value, param))
 }
 
 pub(crate) fn wait_for_previous() {
@@ -255,6 +330,12 @@ pub(crate) fn wait_for_previous() {
 
 #[track_caller]
 pub(crate) fn fence(scope: FenceScope) {
+    let place = Location::caller();
+    if breaks(Change::NoFence, place) {
+        return;
+    }
+    let narrowed = scope != FenceScope::Block && breaks(Change::BlockFence, place);
+    let scope = if narrowed { FenceScope::Block } else { scope };
     let parks = with_lane(|lane| {
         if let Some(races) = &lane.block().races {
             races.borrow_mut().fence(lane, scope);
@@ -262,6 +343,6 @@ pub(crate) fn fence(scope: FenceScope) {
         lane.spend(ATOMIC) || lane.block().tosses()
     });
     if parks {
-        park(Pause::Turn, Location::caller());
+        park(Pause::Turn, place);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::collective::{WarpCall, WarpOp};
 use super::lane::{Lane, warp_call, with_lane};
-use super::memory::{check_shared_read, locate_shared};
+use super::shared::{check_shared_read, locate_shared};
 use super::tensor::{self, Format};
 use crate::warp::FULL_MASK;
 use crate::{Pod, Shared};
@@ -30,7 +30,7 @@ pub(super) struct Operands {
 fn meet(op: MatrixOp, a: [u32; 4], b: [u32; 2], c: [u32; 4]) -> [u32; 4] {
     let mut operands = Operands { a, b, c, d: [0; 4] };
     let value = &raw mut operands as u64;
-    warp_call(WarpCall { mask: FULL_MASK, op: WarpOp::Matrix(op), value, param: 0 });
+    warp_call(WarpCall::new(FULL_MASK, WarpOp::Matrix(op), value, 0));
     // SAFETY: a local variable; `exchange` wrote it through the address, which the compiler need not know of.
     unsafe { (&raw const operands.d).read_volatile() }
 }

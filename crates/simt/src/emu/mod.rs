@@ -11,7 +11,7 @@
 //! - a read or write of shared memory that an asynchronous copy is still on its way to;
 //! - a barrier that not all threads reach, or that they reach at different places;
 //! - a lane missing from a shuffle's or vote's mask, or named in it and elsewhere;
-//! - a panic (on the device the grid would trap);
+//! - a panic (on the device the grid would trap); local variables that overflow the thread's stack;
 //! - threads that wait for each other, or for a word, while nothing changes any more;
 //! - with [`EmuOptions::race_check`], two threads touching the same bytes, one of them writing, with nothing
 //!   that orders them: no barrier, no warp synchronisation, no fence with an atomic; read-only loads of what
@@ -26,6 +26,7 @@
 pub mod allocations;
 mod async_copy;
 mod block;
+mod calls;
 mod clock;
 mod collective;
 mod fault;
@@ -35,29 +36,36 @@ mod history;
 mod lane;
 mod matrix;
 mod memory;
+mod mutation;
+mod named;
 mod options;
 mod orders;
 mod panics;
 mod race;
+mod shared;
 mod stack;
 pub mod tensor;
+pub mod traffic;
+mod trap;
+mod weak;
 
 use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use fault::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor};
-pub use options::{EmuOptions, SCHEDULE_VARIABLE, Schedule};
+pub use mutation::MUTATION_VARIABLE;
+pub use options::{EmuOptions, SCHEDULE_VARIABLE, STREAM_CHECK_VARIABLE, Schedule};
 
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
 pub(crate) use lane::{
-    BarrierKind, barrier, fence, pause, reduce, shuffle, sync_warp, vote, wait_for_previous, with_lane,
+    BarrierKind, barrier, fence, named_barrier, pause, reduce, shuffle, sync_warp, vote, wait_for_previous,
+    with_lane,
 };
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
-pub(crate) use memory::{
-    global_atomic, global_load, global_load_readonly, global_store, peek, prefetch, shared_atomic,
-    shared_load, shared_store,
-};
+pub(crate) use memory::{global_atomic, global_load, global_load_readonly, global_store, peek, prefetch};
+pub(crate) use shared::{shared_atomic, shared_load, shared_store};
 pub(crate) use tensor::Format;
 
 /// The most dynamic shared memory a block may have: what compute capability 9.0 allows.
@@ -82,11 +90,47 @@ pub unsafe fn launch<A: KernelArgs>(
     options: &EmuOptions,
 ) -> Result<(), Fault> {
     let body = kernel.body();
-    let mut memory: Vec<(&'static str, ArgMemory)> = Vec::new();
+    let args = mutation::arguments(kernel.info(), args);
+    let memory = memory_of(&args, options);
+    run_grid(kernel.info(), shape, &move || body(args), options, &memory, Asked::default())
+}
+
+/// [`launch`], once, which also says who wrote any of `bytes` last, and where: addresses of global memory.
+///
+/// # Safety
+/// As [`launch`].
+///
+/// # Errors
+/// As [`launch`].
+pub unsafe fn launch_watched<A: KernelArgs>(
+    kernel: &Kernel<A>,
+    shape: LaunchShape,
+    args: A,
+    options: &EmuOptions,
+    bytes: Range<u64>,
+) -> Result<Option<(ThreadId, Place)>, Fault> {
+    let (body, options) = (kernel.body(), EmuOptions { orders: 0, ..*options });
+    let args = mutation::arguments(kernel.info(), args);
+    let (memory, watchpoint) = (memory_of(&args, &options), orders::Watchpoint::new(bytes));
+    let asked = Asked { watchpoint: Some(watchpoint.clone()), ..Asked::default() };
+    run_grid(kernel.info(), shape, &move || body(args), &options, &memory, asked)?;
+    Ok(watchpoint.last())
+}
+
+/// What the arguments lead to, where a launch with these options asks for it.
+fn memory_of<A: KernelArgs>(args: &A, options: &EmuOptions) -> Vec<(&'static str, ArgMemory)> {
+    let mut memory = Vec::new();
     if options.memory_check || options.orders > 0 || allocations::any() {
         args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
     }
-    run_grid(kernel.info(), shape, &move || body(args), options, &memory)
+    memory
+}
+
+/// What is asked of a launch beside its results.
+#[derive(Default)]
+struct Asked {
+    traffic: Option<Arc<traffic::Traffic>>,
+    watchpoint: Option<Arc<orders::Watchpoint>>,
 }
 
 fn run_grid(
@@ -95,16 +139,18 @@ fn run_grid(
     body: &(dyn Fn() + Sync),
     options: &EmuOptions,
     memory: &[(&'static str, ArgMemory)],
+    asked: Asked,
 ) -> Result<(), Fault> {
     check_shape(info, shape)?;
     let schedule = options.schedule().map_err(|reason| Fault::refused(info, reason))?;
+    let mutated = mutation::is_on().map_err(|reason| Fault::refused(info, reason))?;
     panics::watch();
-    let tracked = if options.memory_check {
+    let mut tracked = if options.memory_check {
         if let Some((parameter, _)) = memory.iter().find(|(_, memory)| allocations::is_freed(memory.address))
         {
             return Err(Fault::of_launch(info, FaultKind::Freed { parameter }));
         }
-        Some(Arc::new(allocations::Tracked::of(memory.iter().map(|(_, memory)| memory.address))))
+        Some(allocations::Tracked::of(memory.iter().map(|(_, memory)| memory.address)))
     } else {
         // What this launch writes is not seen: all that it could write counts as written.
         for (_, memory) in memory.iter().filter(|(_, memory)| memory.writable) {
@@ -112,8 +158,13 @@ fn run_grid(
         }
         None
     };
+    let Asked { traffic, watchpoint } = asked;
+    if traffic.is_some() {
+        tracked.get_or_insert_default().traffic = traffic;
+    }
+    let tracked = tracked.map(Arc::new);
     let setting =
-        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint: None };
+        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint, mutated };
     if options.orders == 0 {
         return grid::Grid::new(setting).run();
     }

@@ -7,6 +7,10 @@ use std::str::FromStr;
 /// or a seed.
 pub const SCHEDULE_VARIABLE: &str = "FERROKV_SCHEDULE";
 
+/// The variable that turns [`stream_check`](EmuOptions::stream_check) on for every device of the CPU backend,
+/// if it is set to anything but `0`.
+pub const STREAM_CHECK_VARIABLE: &str = "FERROKV_STREAM_CHECK";
+
 /// In which order blocks and threads run.
 ///
 /// In every order a thread that waits for another one gives way: at a barrier, at a warp primitive, and when
@@ -62,6 +66,10 @@ pub struct EmuOptions {
     /// [accounted for](crate::emu::allocations). With this option a device of the CPU backend does so for its
     /// buffers.
     pub memory_check: bool,
+    /// Also report work of two streams on the same bytes that nothing orders, and uses of pinned memory
+    /// before the wait for the work that touches it. For devices of the CPU backend; one launch has no
+    /// streams. [`STREAM_CHECK_VARIABLE`] turns it on as well.
+    pub stream_check: bool,
     /// In which order blocks and threads run. [`Schedule::Parallel`] leaves it to [`SCHEDULE_VARIABLE`].
     pub schedule: Schedule,
     /// Runs each launch in so many orders more, each from the same contents of memory, and reports results
@@ -79,6 +87,7 @@ impl Default for EmuOptions {
         EmuOptions {
             race_check: false,
             memory_check: false,
+            stream_check: false,
             schedule: Schedule::Parallel,
             orders: 0,
             patience: 10_000,
@@ -98,6 +107,7 @@ impl EmuOptions {
         EmuOptions {
             race_check: true,
             memory_check: true,
+            stream_check: true,
             schedule: Schedule::Ascending,
             orders: 8,
             ..Self::default()

@@ -18,7 +18,7 @@ pub(crate) struct Watchpoint {
 }
 
 impl Watchpoint {
-    fn new(bytes: Range<u64>) -> Arc<Self> {
+    pub(super) fn new(bytes: Range<u64>) -> Arc<Self> {
         Arc::new(Watchpoint { bytes, last: Mutex::new(None) })
     }
 
@@ -30,7 +30,7 @@ impl Watchpoint {
         }
     }
 
-    fn last(&self) -> Option<(ThreadId, Place)> {
+    pub(super) fn last(&self) -> Option<(ThreadId, Place)> {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

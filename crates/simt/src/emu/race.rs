@@ -18,35 +18,13 @@
 use super::clock::{Clock, Known, Word};
 use super::collective::FenceScope;
 use super::fault::{FaultKind, Place, Race, Space, ThreadId};
-use super::history::{Access, Event, History};
+use super::history::{Access, ByAddress, Event, History, Memory};
 use super::lane::Lane;
+use super::weak::{FullFences, Versions};
+use crate::kernel::LaunchShape;
 use core::panic::Location;
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
-
-/// Spreads addresses: they differ in their low bits.
-#[derive(Default)]
-pub(super) struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
-    }
-}
-
-type ByAddress<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
 
 /// An asynchronous copy that reads global memory and has not been waited for.
 struct Source {
@@ -57,10 +35,13 @@ struct Source {
 /// The memory of the race check for a launch. The blocks of one core share it.
 #[derive(Default)]
 pub(crate) struct GridRaces {
-    bytes: ByAddress<History>,
+    memory: Memory,
     words: ByAddress<Word>,
     /// By the number of the 16 bytes that are copied.
     sources: ByAddress<Vec<Source>>,
+    /// Of the words that atomics have changed.
+    versions: ByAddress<Versions>,
+    fences: FullFences,
 }
 
 /// The same for the block that runs.
@@ -69,29 +50,37 @@ pub(crate) struct Races {
     clocks: Vec<Clock>,
     /// Block barriers passed by the block that runs.
     epoch: u32,
-    shared: ByAddress<History>,
+    shared: Memory,
     shared_words: ByAddress<Word>,
+    shared_versions: ByAddress<Versions>,
+    /// Whether looks may see older values.
+    weak: bool,
 }
 
 impl Races {
-    pub(super) fn new(threads: u32, grid: Rc<RefCell<GridRaces>>) -> Self {
+    pub(super) fn new(threads: u32, grid: Rc<RefCell<GridRaces>>, weak: bool) -> Self {
+        let nothing = Rc::default();
         Races {
             grid,
-            clocks: (0..threads as usize).map(|thread| Clock::start(thread % 32)).collect(),
+            clocks: (0..threads as usize).map(|thread| Clock::start(thread % 32, &nothing)).collect(),
             epoch: 0,
-            shared: ByAddress::default(),
+            shared: Memory::default(),
             shared_words: ByAddress::default(),
+            shared_versions: ByAddress::default(),
+            weak,
         }
     }
 
     /// The next block starts: it has heard of no other.
     pub(super) fn enter_block(&mut self) {
+        let nothing = Rc::default();
         for (thread, clock) in self.clocks.iter_mut().enumerate() {
-            *clock = Clock::start(thread % 32);
+            *clock = Clock::start(thread % 32, &nothing);
         }
         self.epoch = 0;
         self.shared.clear();
         self.shared_words.clear();
+        self.shared_versions.clear();
     }
 
     /// The block ends: what it has not waited for nobody will look at.
@@ -102,11 +91,14 @@ impl Races {
         });
     }
 
-    /// Every thread of the block has met every other.
-    pub(super) fn block_sync(&mut self) {
+    /// Every thread of `block` has met every other.
+    pub(super) fn block_sync(&mut self, block: u64) {
         self.epoch += 1;
         let mut known = Known::default();
-        self.clocks.iter().for_each(|clock| clock.tell(&mut known));
+        Clock::tell(self.clocks.iter(), &mut known);
+        // What they knew of each other is behind the barrier.
+        known.threads.retain(|(of, _), _| *of != block);
+        let known = Rc::new(known);
         for (thread, clock) in self.clocks.iter_mut().enumerate() {
             clock.warp[thread % 32] += 1;
             clock.known = known.clone();
@@ -123,8 +115,9 @@ impl Races {
             for (mine, theirs) in heard.iter_mut().zip(clock.warp) {
                 *mine = theirs.max(*mine);
             }
-            clock.tell(&mut known);
         }
+        Clock::tell(lanes.iter().map(|lane| &self.clocks[first as usize + lane]), &mut known);
+        let known = Rc::new(known);
         for lane in &lanes {
             let clock = &mut self.clocks[first as usize + lane];
             clock.warp = heard;
@@ -133,19 +126,41 @@ impl Races {
         }
     }
 
+    /// The lanes of the warp that starts at thread `first` have come to a barrier with a number, and leave
+    /// there what they did and know.
+    pub(super) fn arrive(&mut self, block: u64, first: u32, lanes: u32, known: &mut Known) {
+        known.blocks.insert(block, self.epoch);
+        let warp = &mut self.clocks[first as usize..(first + lanes) as usize];
+        Clock::tell(warp.iter(), known);
+        for (lane, clock) in warp.iter_mut().enumerate() {
+            for (other, heard) in clock.warp.iter().enumerate().filter(|(_, heard)| **heard > 0) {
+                let mine = known.threads.entry((block, first + other as u32)).or_insert(0);
+                *mine = (*mine).max(*heard);
+            }
+            clock.warp[lane] += 1;
+        }
+    }
+
+    /// They go on, and know what all who came there knew.
+    pub(super) fn depart(&mut self, first: u32, known: &Known) {
+        Clock::learn(self.clocks.iter_mut().skip(first as usize).take(32), known);
+    }
+
     /// From here on this thread knows what its atomics have heard, as far as the fence reaches, and its next
     /// atomics pass on what it has done and knows.
     pub(super) fn fence(&mut self, lane: &Lane, scope: FenceScope) {
         let (block, first) = (lane.block().number.get(), lane.linear - lane.lane());
         let clock = &mut self.clocks[lane.linear as usize];
+        if scope == FenceScope::Full {
+            let other = self.grid.borrow_mut().fences.fence((block, lane.linear));
+            clock.fence_behind(other);
+        }
         clock.fence(scope, block, self.epoch, first, lane.lane() as usize);
     }
 
     fn event(&self, lane: &Lane, access: Access, place: &'static Location<'static>) -> Event {
         Event {
             block: lane.block().number.get(),
-            block_index: lane.block().index.get(),
-            thread: lane.thread,
             linear: lane.linear,
             epoch: self.epoch,
             clock: self.clocks[lane.linear as usize].warp[lane.lane() as usize],
@@ -170,20 +185,33 @@ impl Races {
         if access.writes() && space == Space::Global && !grid.sources.is_empty() {
             let sources = grid.sources.get(&(start / 16)).and_then(|sources| sources.first());
             if let Some(source) = sources {
-                return Some(FaultKind::CopySource(pair(&event, &source.event, space, index, start)));
+                return Some(FaultKind::CopySource(pair(
+                    &event,
+                    (lane.block().shape, &source.event),
+                    space,
+                    index,
+                    start,
+                )));
             }
         }
         let (memory, words) = match space {
-            Space::Global => (&mut grid.bytes, &mut grid.words),
+            Space::Global => (&mut grid.memory, &mut grid.words),
             Space::Shared => (&mut self.shared, &mut self.shared_words),
         };
-        if access == Access::Atomic {
-            clock.pass_on(words.entry(start).or_default(), event.block);
+        match access {
+            Access::Atomic => {
+                let word = words.entry(start).or_default();
+                clock.pass_on(word, event.block);
+                clock.hear(word, event.block);
+            }
+            Access::Put => clock.pass_on(words.entry(start).or_default(), event.block),
+            Access::Look => clock.hear(words.entry(start).or_default(), event.block),
+            _ => {}
         }
-        for byte in start..start + bytes as u64 {
-            let history = memory.entry(byte).or_default();
+        let shape = lane.block().shape;
+        memory.visit(start, bytes, |byte, history| {
             let fault = |kind: fn(Box<Race>) -> FaultKind, other: &Event| {
-                Some(kind(pair(&event, other, space, index, byte)))
+                Some(kind(pair(&event, (shape, other), space, index, byte)))
             };
             if let Some(other) = against_read_only(history, access) {
                 return fault(FaultKind::ReadOnlyLoad, other);
@@ -191,17 +219,20 @@ impl Races {
             if let Some(other) = race(history, &event, clock) {
                 return fault(FaultKind::Race, other);
             }
-            if access == Access::Atomic && history.rare().word != (start, bytes) {
+            if access.is_atomic() && history.rare().word != (start, bytes) {
                 if let Some(other) = history.atomics().find(|past| !past.is_behind(&event, clock)) {
                     return fault(FaultKind::AtomicWidths, other);
                 }
-                let rare = history.rare();
-                rare.atomics.clear();
-                rare.word = (start, bytes);
+                // A look is no atomic that a read could be in a race with: those before it still are.
+                if access.writes() {
+                    let rare = history.rare();
+                    rare.atomics.clear();
+                    rare.word = (start, bytes);
+                }
             }
             note(history, event);
-        }
-        None
+            None
+        })
     }
 
     /// An asynchronous copy of 16 bytes from `start` on is under way.
@@ -232,37 +263,82 @@ impl Races {
         }
     }
 
-    /// An atomic has brought another value.
+    /// An atomic has brought the value `new` in the place of `old`.
     pub(super) fn changed(
         &mut self,
         lane: &Lane,
-        space: Space,
-        byte: u64,
+        (space, byte): (Space, u64),
+        (old, new): (u64, u64),
         place: &'static Location<'static>,
     ) {
         let event = self.event(lane, Access::Atomic, place);
         let grid = &mut *self.grid.borrow_mut();
-        let memory = if space == Space::Global { &mut grid.bytes } else { &mut self.shared };
-        memory.entry(byte).or_default().rare().changed = Some(event);
+        let (memory, versions) = match space {
+            Space::Global => (&mut grid.memory, &mut grid.versions),
+            Space::Shared => (&mut self.shared, &mut self.shared_versions),
+        };
+        memory.of_byte(byte).rare().changed = Some(event);
+        if self.weak {
+            versions.entry(byte).or_default().changed(old, new, event, grid.fences.tick());
+        }
+    }
+
+    /// An older value of a word that holds `now`, if an atomic that leaves it as it is sees that one.
+    pub(super) fn look(
+        &mut self,
+        lane: &Lane,
+        access: Access,
+        (space, byte): (Space, u64),
+        now: u64,
+        is_look: impl Fn(u64) -> bool,
+        place: &'static Location<'static>,
+    ) -> Option<u64> {
+        let clock = &self.clocks[lane.linear as usize];
+        // An update that passes something on would have passed it on to those who came behind that value.
+        let newest = access != Access::Look && clock.releases();
+        if !self.weak {
+            return None;
+        }
+        let event = self.event(lane, access, place);
+        let grid = &mut *self.grid.borrow_mut();
+        let versions = if space == Space::Global { &mut grid.versions } else { &mut self.shared_versions };
+        let choose = |count| if newest { count - 1 } else { lane.block().choose(count) };
+        versions.get_mut(&byte)?.look(now, (&event, clock), is_look, choose)
     }
 
     /// Who changed a byte last, and where.
-    pub(super) fn last_change(&self, space: Space, byte: u64) -> Option<(ThreadId, Place)> {
-        let grid = self.grid.borrow();
-        let memory = if space == Space::Global { &grid.bytes } else { &self.shared };
-        let event = memory.get(&byte)?.changed()?;
-        Some((ThreadId { block: event.block_index, thread: event.thread }, Place::from(event.place)))
+    pub(super) fn last_change(
+        &mut self,
+        shape: LaunchShape,
+        space: Space,
+        byte: u64,
+    ) -> Option<(ThreadId, Place)> {
+        let mut grid = self.grid.borrow_mut();
+        let memory = if space == Space::Global { &mut grid.memory } else { &mut self.shared };
+        let event = memory.of_byte(byte).changed()?;
+        Some((thread(shape, event), Place::from(event.place)))
     }
 }
 
-fn pair(event: &Event, other: &Event, space: Space, index: u64, byte: u64) -> Box<Race> {
+/// Whose access it was.
+fn thread(shape: LaunchShape, event: &Event) -> ThreadId {
+    ThreadId { block: shape.grid.at(event.block), thread: shape.block.at(event.linear.into()) }
+}
+
+fn pair(
+    event: &Event,
+    (shape, other): (LaunchShape, &Event),
+    space: Space,
+    index: u64,
+    byte: u64,
+) -> Box<Race> {
     Box::new(Race {
         space,
         index,
         byte,
         access: event.access.name(),
         other_access: other.access.name(),
-        other: ThreadId { block: other.block_index, thread: other.thread },
+        other: thread(shape, other),
         other_place: Place::from(other.place),
     })
 }
@@ -270,8 +346,8 @@ fn pair(event: &Event, other: &Event, space: Space, index: u64, byte: u64) -> Bo
 fn against_read_only(history: &History, access: Access) -> Option<&Event> {
     match access {
         Access::ReadOnly => history.written(),
-        Access::Write | Access::Atomic => history.read_only(),
-        Access::Read | Access::Copy => None,
+        Access::Write | Access::Atomic | Access::Put => history.read_only(),
+        Access::Read | Access::Look | Access::Copy => None,
     }
 }
 
@@ -279,11 +355,14 @@ fn against_read_only(history: &History, access: Access) -> Option<&Event> {
 fn race<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Event> {
     let unordered = |past: &&Event| !past.is_behind(event, clock);
     let mut found = history.write.as_ref().filter(unordered);
-    if event.access != Access::Atomic {
+    if !event.access.is_atomic() {
         found = found.or_else(|| history.atomics().find(unordered));
     }
     if event.access.writes() {
         found = found.or_else(|| history.reads.iter().find(unordered));
+        if !event.access.is_atomic() {
+            found = found.or_else(|| history.looks().find(unordered));
+        }
     }
     found
 }
@@ -291,16 +370,18 @@ fn race<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Ev
 fn note(history: &mut History, event: Event) {
     match event.access {
         Access::Read | Access::ReadOnly | Access::Copy => history.reads.put(event),
+        Access::Look => history.rare().looks.put(event),
         Access::Write => {
             history.reads.clear();
             if let Some(rare) = &mut history.rare {
                 rare.atomics.clear();
+                rare.looks.clear();
                 rare.changed = None;
             }
             history.write = Some(event);
         }
         // What lies behind this atomic need not lie behind the next one: atomics order nothing.
-        Access::Atomic => history.rare().atomics.put(event),
+        Access::Atomic | Access::Put => history.rare().atomics.put(event),
     }
     if event.access == Access::ReadOnly {
         history.rare().read_only.get_or_insert(event);

@@ -10,6 +10,24 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     #[cfg(target_arch = "nvptx64")]
     return core::f32::math::mul_add(a, b, c);
     #[cfg(not(target_arch = "nvptx64"))]
+    fused(a, b, c)
+}
+
+/// One instruction where the CPU has it: the build is for CPUs that may not, and its function asks each time.
+#[cfg(not(target_arch = "nvptx64"))]
+#[inline(always)]
+fn fused(a: f32, b: f32, c: f32) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "fma")]
+        fn instruction(a: f32, b: f32, c: f32) -> f32 {
+            a.mul_add(b, c)
+        }
+        if std::arch::is_x86_feature_detected!("fma") {
+            // SAFETY: the CPU has it.
+            return unsafe { instruction(a, b, c) };
+        }
+    }
     a.mul_add(b, c)
 }
 

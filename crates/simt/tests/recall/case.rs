@@ -44,6 +44,8 @@ pub enum Found {
     /// First found in this mode, as this variant of `FaultKind`, in the line that ends in `// BUG: marker`,
     /// by this block and thread.
     In(Mode, &'static str, &'static str, (u32, u32)),
+    /// The same of a thread, in no line.
+    OfThread(Mode, &'static str, (u32, u32)),
     /// The same of the launch as a whole, of no line and no thread.
     OfLaunch(Mode, &'static str),
     /// There is no bug: it must pass.
@@ -103,7 +105,13 @@ pub fn check(case: &Case) {
                 assert_eq!((by, kind, fault.thread), (mode, variant(&fault).as_str(), None), "{fault}");
                 return;
             }
-            (Found::In(by, ..) | Found::OfLaunch(by, _), Ok(())) => {
+            (Found::OfThread(by, kind, at), Err(fault)) => {
+                println!("{}: {fault}", case.name);
+                assert_eq!((by, kind, fault.place), (mode, variant(&fault).as_str(), None), "{fault}");
+                assert_eq!(fault.thread.map(|id| (id.block.x, id.thread.x)), Some(at), "{fault}");
+                return;
+            }
+            (Found::In(by, ..) | Found::OfLaunch(by, _) | Found::OfThread(by, ..), Ok(())) => {
                 assert!(by > mode, "{} is not found in mode {mode:?}", case.name);
             }
             (Found::Missed(_) | Found::Legal, Err(fault)) => {

@@ -5,6 +5,7 @@
 //! mode up to that one, and the twin in all of them. `docs/emulator.md` holds the table of all cases.
 
 mod case;
+mod convergence;
 mod dracc;
 mod gpuverify;
 mod indigo;
@@ -14,3 +15,4 @@ mod missed;
 mod schedules;
 mod scor;
 mod table;
+mod weak;

@@ -60,7 +60,43 @@ fn two_widths(words: GlobalMut<u32>, bug: u32) {
     }
 }
 
+#[kernel]
+fn look_of_another_width(words: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
+    if thread::block_idx_x() == 0 {
+        words.atomic_add(0, 1);
+        words.cast::<u64>().atomic_load(0);
+    } else if bug != 0 {
+        y.store(0, words.load(0)); // BUG: another block adds to it
+    }
+}
+
+/// Sums of so many words that all stay on the stack.
+#[inline(never)]
+fn sorted_locally<const WORDS: usize>(seed: u32) -> u32 {
+    let mut words = [seed; WORDS];
+    for i in 1..WORDS {
+        words[i] = core::hint::black_box(words[i - 1].rotate_left(5) ^ i as u32);
+    }
+    core::hint::black_box(&mut words)[seed as usize % WORDS]
+}
+
+#[kernel]
+fn large_local_array(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if t % 8 == 5 && bug != 0 {
+        y.store(t as usize, sorted_locally::<100_000>(t));
+    } else {
+        y.store(t as usize, sorted_locally::<1_000>(t));
+    }
+}
+
 cases! { "memory";
+    large_local_array: "a local array larger than the stack",
+        Found::OfThread(Mode::Default, "StackOverflow", (0, 5)), |bug, options| {
+            let mut y = [0; 64];
+            go(large_local_array::kernel(), LaunchShape::new(1, 64),
+                large_local_array::Args { y: write(&mut y), bug }, options)
+        };
     readonly_of_written: "a read-only load of what the launch writes", Found::In(Mode::Races, "ReadOnlyLoad", "the launch writes it", (0, 0)), |bug, options| {
         let (mut x, mut y) = ([0; 64], [0; 64]);
         go(readonly_of_written::kernel(), LaunchShape::new(1, 64),
@@ -82,5 +118,10 @@ cases! { "memory";
         let mut words = [0u64; 1];
         go(two_widths::kernel(), LaunchShape::new(1, 64),
             two_widths::Args { words: write(&mut words).cast(), bug }, options)
+    };
+    look_of_another_width: "a read of what another block adds to and looks at as a wider word", Found::In(Mode::Races, "Race", "another block adds to it", (1, 0)), |bug, options| {
+        let (mut words, mut y) = ([0u64; 1], [0; 1]);
+        go(look_of_another_width::kernel(), LaunchShape::new(2, 1),
+            look_of_another_width::Args { words: write(&mut words).cast(), y: write(&mut y), bug }, options)
     };
 }

@@ -1,7 +1,7 @@
 //! The table of `docs/emulator.md`.
 
 use crate::case::{Case, Found};
-use crate::{dracc, gpuverify, indigo, legal, memory, missed, schedules, scor};
+use crate::{convergence, dracc, gpuverify, indigo, legal, memory, missed, schedules, scor, weak};
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -19,6 +19,8 @@ fn categories() -> Vec<(&'static str, &'static [Case])> {
         dracc::CASES,
         schedules::CASES,
         memory::CASES,
+        convergence::CASES,
+        weak::CASES,
         missed::CASES,
         legal::CASES,
     ]
@@ -47,7 +49,7 @@ fn tables() -> String {
         line(&mut text, format!("\n**{category}**\n\n| mistake | found with | as |\n|---|---|---|"));
         for case in cases {
             let (with, what) = match case.found {
-                Found::In(mode, kind, ..) | Found::OfLaunch(mode, kind) => {
+                Found::In(mode, kind, ..) | Found::OfLaunch(mode, kind) | Found::OfThread(mode, kind, _) => {
                     (mode.words(), format!("`{kind}`"))
                 }
                 Found::Missed(reason) => ("missed", reason.to_string()),

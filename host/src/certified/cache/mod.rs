@@ -219,7 +219,7 @@ impl<E: CacheElement> TieredCache<E> {
             work: self.jobs.bytes()
                 + self.problems.bytes()
                 + self.refusals.iter().map(Buffer::bytes).sum::<usize>(),
-            host: size_of_val(&*self.keys) + size_of_val(&*self.values),
+            host: self.keys.bytes() + self.values.bytes(),
         }
     }
 

@@ -1,0 +1,246 @@
+//! Kernels broken on purpose, one place at a time: which of them does no test see?
+//!
+//! The emulator does the breaking, at run time, by [`simt::emu::MUTATION_VARIABLE`]: no kernel is compiled
+//! anew. This crate runs programs of tests with it, each test alone: first to record which places each test
+//! reaches, then once for each place and each test that reaches it, until one fails.
+#![deny(missing_docs)]
+
+mod run;
+
+use run::{Ended, Test};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Why a search could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A program that cannot be run, or that is no program of tests.
+    #[error("{}: {reason}; give programs as `cargo test --no-run` names them", program.display())]
+    Program {
+        /// The program.
+        program: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+    /// No test is left.
+    #[error("no test has `{filter}` in its name and reaches a kernel; {count} have the name")]
+    NoTest {
+        /// What names are asked to hold.
+        filter: String,
+        /// How many tests have it.
+        count: usize,
+    },
+    /// A file that cannot be written or read.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        source: std::io::Error,
+    },
+}
+
+/// What is searched.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// Programs of tests.
+    pub programs: Vec<PathBuf>,
+    /// Only tests with this in their name.
+    pub test: String,
+    /// Only places, or kernels whose handles are exchanged, with this in their name.
+    pub place: String,
+    /// Only such changes; all, if empty.
+    pub changes: Vec<String>,
+    /// At most so many places, drawn by a seed.
+    pub sample: Option<(usize, u64)>,
+    /// How many tests run at the same time; 0 for one a core.
+    pub jobs: usize,
+}
+
+/// What came of a broken kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// A test failed.
+    Seen,
+    /// A test did not end.
+    Endless,
+    /// All tests that reach it passed.
+    Unseen,
+}
+
+/// A broken kernel.
+#[derive(Clone, Debug, Serialize)]
+pub struct Mutant {
+    /// What is changed where, as [`simt::emu::MUTATION_VARIABLE`] takes it.
+    pub change: String,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// The tests that ran with it; the last one saw it, if one did.
+    pub tests: Vec<String>,
+}
+
+/// What a search found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// How many tests reach a kernel.
+    pub tests: usize,
+    /// Tests that fail by themselves.
+    pub failing: Vec<String>,
+    /// The broken kernels, by their places.
+    pub mutants: Vec<Mutant>,
+}
+
+impl Report {
+    /// Those that no test saw.
+    pub fn unseen(&self) -> impl Iterator<Item = &Mutant> {
+        self.mutants.iter().filter(|mutant| mutant.outcome == Outcome::Unseen)
+    }
+
+    /// Writes it as JSON: beside the file first, then in its place.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn write(&self, path: &Path) -> Result<(), Error> {
+        let file = |source| Error::File { path: path.into(), source };
+        let text = serde_json::to_string_pretty(self).map_err(|error| file(error.into()))?;
+        let beside = path.with_extension("partial");
+        std::fs::write(&beside, text + "\n").map_err(file)?;
+        std::fs::rename(&beside, path).map_err(file)
+    }
+}
+
+/// A test that reaches kernels, and how long it took.
+struct Reaches {
+    test: Test,
+    took: Duration,
+}
+
+/// Told how far it is: the stage, how many are done, of how many.
+pub type Progress<'a> = &'a (dyn Fn(&'static str, usize, usize) + Sync);
+
+impl Search {
+    /// Records what each test reaches, then breaks each place in turn.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn run(&self, progress: Progress) -> Result<Report, Error> {
+        let mut tests = Vec::new();
+        for program in &self.programs {
+            tests.extend(run::tests_of(program)?.into_iter().filter(|test| test.name.contains(&self.test)));
+        }
+        let count = tests.len();
+        let (reaching, places, failing) = self.record(tests, progress)?;
+        if reaching.is_empty() {
+            return Err(Error::NoTest { filter: self.test.clone(), count });
+        }
+        let places = self.chosen(places);
+        let all = places.len();
+        let tried = self.parallel(&places, |(change, tests)| try_one(change, tests, &reaching), &|done| {
+            progress("breaking", done, all);
+        });
+        let mut mutants = Vec::new();
+        for mutant in tried {
+            mutants.push(mutant?);
+        }
+        Ok(Report { tests: reaching.len(), failing, mutants })
+    }
+
+    /// The tests that reach a kernel and pass, the changes with the tests that reach them, and the tests that
+    /// fail by themselves.
+    #[allow(clippy::type_complexity)]
+    fn record(
+        &self,
+        tests: Vec<Test>,
+        progress: Progress,
+    ) -> Result<(Vec<Reaches>, BTreeMap<String, Vec<usize>>, Vec<String>), Error> {
+        let all = tests.len();
+        let recorded = self.parallel(&tests, |test| test.record(), &|done| progress("recording", done, all));
+        let (mut reaching, mut places, mut failing) =
+            (Vec::new(), BTreeMap::<String, Vec<usize>>::new(), Vec::new());
+        for (test, recorded) in tests.into_iter().zip(recorded) {
+            let recorded = recorded?;
+            if recorded.ended != Ended::Passed {
+                failing.push(test.name);
+            } else if !recorded.changes.is_empty() {
+                for change in recorded.changes {
+                    places.entry(change).or_default().push(reaching.len());
+                }
+                reaching.push(Reaches { test, took: recorded.took });
+            }
+        }
+        Ok((reaching, places, failing))
+    }
+
+    fn chosen(&self, places: BTreeMap<String, Vec<usize>>) -> Vec<(String, Vec<usize>)> {
+        let wanted = |change: &str| {
+            let (what, place) = change.split_once('@').unwrap_or((change, ""));
+            let kind = what.split(':').next().unwrap_or(what);
+            place.contains(&self.place) && (self.changes.is_empty() || self.changes.iter().any(|c| c == kind))
+        };
+        let mut chosen: Vec<_> = places.into_iter().filter(|(change, _)| wanted(change)).collect();
+        if let Some((count, seed)) = self.sample {
+            // The hash of a place and the seed decides, so that more places leave the draw of the others as
+            // it is.
+            chosen.sort_by_key(|(change, _)| hash(change, seed));
+            chosen.truncate(count);
+            chosen.sort();
+        }
+        chosen
+    }
+
+    fn parallel<T: Sync, R: Send>(
+        &self,
+        items: &[T],
+        run: impl Fn(&T) -> R + Sync,
+        done: &(dyn Fn(usize) + Sync),
+    ) -> Vec<R> {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let jobs = if self.jobs == 0 { cores } else { self.jobs };
+        let (next, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let results: Mutex<Vec<Option<R>>> = Mutex::new(items.iter().map(|_| None).collect());
+        std::thread::scope(|scope| {
+            for _ in 0..jobs.min(items.len()) {
+                scope.spawn(|| {
+                    while let Some((at, item)) = {
+                        let at = next.fetch_add(1, Ordering::SeqCst);
+                        items.get(at).map(|item| (at, item))
+                    } {
+                        let result = run(item);
+                        results.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(result);
+                        done(finished.fetch_add(1, Ordering::SeqCst) + 1);
+                    }
+                });
+            }
+        });
+        results.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect()
+    }
+}
+
+/// The quickest test first, until one fails.
+fn try_one(change: &str, tests: &[usize], reaching: &[Reaches]) -> Result<Mutant, Error> {
+    let mut order: Vec<&Reaches> = tests.iter().map(|at| &reaching[*at]).collect();
+    order.sort_by_key(|reaches| reaches.took);
+    let mut ran = Vec::new();
+    for Reaches { test, took } in order {
+        ran.push(test.name.clone());
+        // A broken kernel may wait for what never comes; the emulator names most of such waits by itself.
+        let outcome = match test.with(change, *took * 10 + Duration::from_secs(30))? {
+            Ended::Passed => continue,
+            Ended::Failed => Outcome::Seen,
+            Ended::Stopped => Outcome::Endless,
+        };
+        return Ok(Mutant { change: change.into(), outcome, tests: ran });
+    }
+    Ok(Mutant { change: change.into(), outcome: Outcome::Unseen, tests: ran })
+}
+
+/// FNV-1a of the text and the seed.
+fn hash(text: &str, seed: u64) -> u64 {
+    let bytes = text.bytes().chain(seed.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}

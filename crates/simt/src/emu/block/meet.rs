@@ -1,0 +1,85 @@
+//! Barriers with a number, and what threads wait for.
+
+use super::super::fault::{Fault, FaultKind, Place, ThreadId, Wait, WaitFor};
+use super::super::lane::{Look, Pause, State};
+use super::super::named::{self, NamedCall};
+use super::Runner;
+
+impl Runner<'_> {
+    /// Counts the warp that starts at `first`, if all its lanes have come to one barrier with a number, and
+    /// lets those go on who need not wait any longer; says whether it did.
+    pub(super) fn settle_named(&mut self, first: usize) -> Result<bool, Box<Fault>> {
+        let warp = &self.lanes[first..self.lanes.len().min(first + 32)];
+        let Some((call, place)) = named::met(warp) else { return Ok(false) };
+        let mut all = self.block.named.borrow_mut();
+        let barrier = &mut all[call.id as usize];
+        if let Some(other_place) = barrier.place.filter(|_| barrier.threads != call.threads) {
+            let (id, threads, other) = (call.id, call.threads, barrier.threads);
+            let kind = FaultKind::NamedBarrierMismatch { id, threads, other, other_place };
+            return Err(self.fault(&self.lanes[first], Some(place.into()), kind));
+        }
+        (barrier.threads, barrier.place) = (call.threads, Some(place.into()));
+        barrier.warps.push((first, call.waits));
+        if let Some(races) = &self.block.races {
+            let number = self.block.number.get();
+            races.borrow_mut().arrive(number, first as u32, warp.len() as u32, &mut barrier.known);
+        }
+        for lane in warp {
+            let counted = NamedCall { counted: true, ..call };
+            lane.state.set(State::Parked(Pause::Named(counted), place));
+        }
+        let mut free = Vec::new();
+        if barrier.arrived() == call.threads {
+            let done = std::mem::take(barrier);
+            for (warp, _) in done.warps.iter().filter(|(_, waits)| *waits) {
+                if let Some(races) = &self.block.races {
+                    races.borrow_mut().depart(*warp as u32, &done.known);
+                }
+                free.push(*warp);
+            }
+        }
+        if !call.waits {
+            free.push(first);
+        }
+        drop(all);
+        for warp in free {
+            for lane in self.order_of(warp) {
+                self.resume(lane, 0)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// A thread that waits at a barrier with a number, where too few have come.
+    pub(super) fn short_of_threads(&self) -> Option<(usize, Place, FaultKind)> {
+        let (lane, (call, place)) = self
+            .lanes
+            .iter()
+            .enumerate()
+            .find_map(|(at, lane)| named::call_of(lane).map(|call| (at, call)))?;
+        let arrived = self.block.named.borrow()[call.id as usize].arrived();
+        let kind = FaultKind::NamedBarrierShort { id: call.id, threads: call.threads, arrived };
+        Some((lane, place.into(), kind))
+    }
+
+    /// What its threads wait for.
+    pub(in super::super) fn waits(&self) -> impl Iterator<Item = Wait> {
+        let (block, shape) = (self.block.index.get(), self.block.shape);
+        self.lanes.iter().filter_map(move |lane| {
+            let State::Parked(pause, place) = lane.state.get() else { return None };
+            let on = match pause {
+                Pause::Barrier { .. } | Pause::Named(_) => WaitFor::Barrier,
+                Pause::Warp(call) => WaitFor::Lanes { mask: call.mask },
+                Pause::Turn => match lane.look.get() {
+                    None => WaitFor::Unknown,
+                    Some(Look { space, byte, index, value }) => {
+                        let races = self.block.races.as_ref();
+                        let last = races.and_then(|races| races.borrow_mut().last_change(shape, space, byte));
+                        WaitFor::Word { space, index, value, recorded: races.is_some(), last }
+                    }
+                },
+            };
+            Some(Wait { thread: ThreadId { block, thread: lane.thread }, place: place.into(), on })
+        })
+    }
+}

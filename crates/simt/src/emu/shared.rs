@@ -1,0 +1,291 @@
+//! A block's shared memory, and checked access to it.
+
+use super::fault::{FaultKind, Space};
+use super::history::Access;
+use super::lane::{Lane, Look, after_atomic, before_atomic, raise, with_lane};
+use super::memory::{access, changed, fits, locate, number, older, watch};
+use super::mutation::Change;
+use crate::atomic::{AtomicOp, AtomicWord};
+use bytemuck::Pod;
+use core::cell::Cell;
+use core::mem::size_of;
+use core::panic::Location;
+
+/// What is known of a byte.
+const NOTHING: u8 = 0;
+/// An asynchronous copy is on its way to it.
+const AWAITED: u8 = 1;
+const WRITTEN: u8 = u8::MAX;
+
+/// A block's shared memory, and what is known of each of its bytes.
+///
+/// In units of 16 bytes: an access is aligned to its size, so it never leaves its unit.
+pub(crate) struct SharedMemory {
+    bytes: u32,
+    data: Box<[Cell<u128>]>,
+    known: Box<[Cell<u128>]>,
+}
+
+/// Where it lies.
+#[derive(Clone, Copy)]
+pub(super) struct SharedView {
+    pub(super) bytes: u32,
+    pub(super) data: *mut u8,
+    known: *const u8,
+}
+
+impl SharedMemory {
+    pub(super) fn new(bytes: u32) -> Self {
+        let units = bytes.div_ceil(16) as usize;
+        let zeros = || vec![Cell::new(0); units].into_boxed_slice();
+        SharedMemory { bytes, data: zeros(), known: zeros() }
+    }
+
+    pub(super) fn view(&self) -> SharedView {
+        let SharedMemory { bytes, data, known } = self;
+        SharedView { bytes: *bytes, data: data.as_ptr() as *mut u8, known: known.as_ptr().cast() }
+    }
+
+    /// A new block: nothing is written.
+    pub(super) fn reset(&self) {
+        self.known.iter().for_each(|unit| unit.set(u128::from_ne_bytes([NOTHING; 16])));
+    }
+
+    /// The 16 bytes at `offset`, a multiple of 16.
+    pub(super) fn read_unit(&self, offset: u32) -> u128 {
+        self.data[offset as usize / 16].get()
+    }
+
+    /// The 16 bytes at `offset` belong to a copy that is under way.
+    pub(super) fn mark_awaited(&self, offset: u32) {
+        self.known[offset as usize / 16].set(u128::from_ne_bytes([AWAITED; 16]));
+    }
+
+    /// The copy to the 16 bytes at `offset` has brought `value`.
+    pub(super) fn arrive(&self, offset: u32, value: u128) {
+        self.known[offset as usize / 16].set(u128::from_ne_bytes([WRITTEN; 16]));
+        self.data[offset as usize / 16].set(value);
+    }
+
+    /// Ones in the place of the bytes of an access, in their unit.
+    fn mask(offset: u32, bytes: usize) -> u128 {
+        let ones = if bytes == 16 { u128::MAX } else { (1 << (8 * bytes)) - 1 };
+        u128::from_le(ones << (8 * (offset % 16)))
+    }
+
+    fn is_awaited(&self, offset: u32, bytes: usize) -> bool {
+        let awaited = u128::from_ne_bytes([AWAITED; 16]);
+        // The bits of a byte that is written are all set, those of one that is awaited only some.
+        let known = self.known[offset as usize / 16].get() & Self::mask(offset, bytes);
+        known & awaited & !(known >> 1) != 0
+    }
+
+    fn is_written(&self, offset: u32, bytes: usize) -> bool {
+        let mask = Self::mask(offset, bytes);
+        self.known[offset as usize / 16].get() & mask == mask
+    }
+
+    fn mark_written(&self, offset: u32, bytes: usize) {
+        let unit = &self.known[offset as usize / 16];
+        unit.set(unit.get() | Self::mask(offset, bytes));
+    }
+}
+
+impl SharedView {
+    /// Whether all bytes of a `V` are written.
+    ///
+    /// # Safety
+    /// It lies inside, and is aligned to its size.
+    #[inline(always)]
+    unsafe fn is_written<V>(&self, at: usize) -> bool {
+        // SAFETY: inside, says the caller, and aligned.
+        unsafe {
+            let known = self.known.add(at);
+            match size_of::<V>() {
+                1 => *known == u8::MAX,
+                2 => *known.cast::<u16>() == u16::MAX,
+                4 => *known.cast::<u32>() == u32::MAX,
+                8 => *known.cast::<u64>() == u64::MAX,
+                _ => *known.cast::<u128>() == u128::MAX,
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`is_written`](Self::is_written).
+    #[inline(always)]
+    unsafe fn read<V: Pod>(&self, at: usize) -> V {
+        // SAFETY: inside, says the caller; any bytes are a `V`.
+        unsafe { self.data.add(at).cast::<V>().read_unaligned() }
+    }
+
+    /// # Safety
+    /// As for [`is_written`](Self::is_written).
+    #[inline(always)]
+    unsafe fn write<V: Pod>(&self, at: usize, value: V) {
+        // SAFETY: inside, says the caller.
+        unsafe { self.data.add(at).cast::<V>().write_unaligned(value) }
+    }
+}
+
+/// The offset of an access to a shared array that starts at byte `base`.
+#[inline(always)]
+pub(super) fn locate_shared<T, V>(
+    lane: &Lane,
+    base: u32,
+    len: u32,
+    index: u32,
+    write: bool,
+    place: &'static Location<'static>,
+) -> u32 {
+    let offset = locate::<T, V>(Space::Shared, base as u64, len as u64, index as u64, write, place);
+    let needed = base as u64 + offset + size_of::<V>() as u64;
+    let launched_with = lane.shared.bytes;
+    if needed > launched_with as u64 {
+        raise(place, FaultKind::SharedTooSmall { needed, launched_with });
+    }
+    base + offset as u32
+}
+
+#[inline(always)]
+fn check_written(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
+    if !lane.block().shared.is_written(offset, bytes) {
+        check_arrived(lane, offset, bytes, place);
+        raise(place, FaultKind::Uninitialized { offset, bytes });
+    }
+}
+
+#[inline(always)]
+pub(super) fn check_arrived(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
+    if lane.block().shared.is_awaited(offset, bytes) {
+        raise(place, FaultKind::CopyUnderWay { offset, bytes });
+    }
+}
+
+/// The checks of a read of `bytes` bytes of shared memory at `offset`.
+pub(super) fn check_shared_read(
+    lane: &Lane,
+    (offset, index): (u32, u32),
+    bytes: usize,
+    place: &'static Location<'static>,
+) {
+    check_written(lane, offset, bytes, place);
+    watch(lane, Space::Shared, (offset as u64, index as u64), bytes, Access::Read, place);
+}
+
+/// Whether a `V` at element `index` of a shared array lies inside the block's memory and is aligned, and
+/// where.
+#[inline(always)]
+fn fits_shared<T, V>(lane: &Lane, base: u32, len: u32, index: u32) -> Option<usize> {
+    let at = fits::<T, V>(base.into(), len.into(), index.into())?;
+    (at + size_of::<V>() as u64 <= lane.shared.bytes.into()).then_some(at as usize)
+}
+
+#[track_caller]
+#[inline]
+pub(crate) fn shared_load<T: Pod, V: Pod>(base: u32, len: u32, index: u32) -> V {
+    let value = with_lane(|lane| {
+        let at = fits_shared::<T, V>(lane, base, len, index)?;
+        // SAFETY: inside the block's shared memory, which one OS thread uses; `V` is `Pod`.
+        unsafe { (lane.shared.is_written::<V>(at) && lane.passes()).then(|| lane.shared.read(at)) }
+    });
+    match value {
+        Some(value) => value,
+        None => load::<T, V>(base, len, index, Location::caller()),
+    }
+}
+
+/// With every check that is on.
+#[inline(never)]
+fn load<T: Pod, V: Pod>(base: u32, len: u32, index: u32, place: &'static Location<'static>) -> V {
+    with_lane(|lane| {
+        let index =
+            lane.block().index(index.into(), size_of::<V>().div_ceil(size_of::<T>()) as u64, place) as u32;
+        let offset = locate_shared::<T, V>(lane, base, len, index, false, place);
+        check_written(lane, offset, size_of::<V>(), place);
+        watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Read, place);
+        // SAFETY: inside the block's shared memory, which one OS thread uses; `V` is `Pod`.
+        unsafe { lane.shared.read(offset as usize) }
+    })
+}
+
+#[track_caller]
+#[inline]
+pub(crate) fn shared_store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, value: V) {
+    let stored = with_lane(|lane| {
+        let Some(at) = fits_shared::<T, V>(lane, base, len, index) else { return false };
+        // SAFETY: inside the block's shared memory, which one OS thread uses. What is written already is not
+        // marked once more.
+        unsafe {
+            let passes = lane.shared.is_written::<V>(at) && lane.passes_writing();
+            if passes {
+                lane.shared.write(at, value);
+            }
+            passes
+        }
+    });
+    if !stored {
+        store::<T, V>(base, len, index, value, Location::caller());
+    }
+}
+
+/// With every check that is on.
+#[inline(never)]
+fn store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, value: V, place: &'static Location<'static>) {
+    with_lane(|lane| {
+        let index =
+            lane.block().index(index.into(), size_of::<V>().div_ceil(size_of::<T>()) as u64, place) as u32;
+        let offset = locate_shared::<T, V>(lane, base, len, index, true, place);
+        check_arrived(lane, offset, size_of::<V>(), place);
+        watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Write, place);
+        lane.block().shared.mark_written(offset, size_of::<V>());
+        // SAFETY: inside the block's shared memory, which one OS thread uses.
+        unsafe { lane.shared.write(offset as usize, value) }
+        lane.block().changed.set(true);
+    })
+}
+
+#[track_caller]
+pub(crate) fn shared_atomic<T: AtomicWord>(
+    op: AtomicOp,
+    base: u32,
+    len: u32,
+    index: u32,
+    value: T,
+    compare: T,
+) -> T {
+    let place = Location::caller();
+    before_atomic(place);
+    let (old, byte) = with_lane(|lane| {
+        let offset = locate_shared::<T, T>(lane, base, len, index, true, place);
+        match op {
+            AtomicOp::Store => {
+                check_arrived(lane, offset, size_of::<T>(), place);
+                lane.block().shared.mark_written(offset, size_of::<T>());
+            }
+            _ => check_written(lane, offset, size_of::<T>(), place),
+        }
+        let byte = offset as u64;
+        let access = if lane.block().breaks(Change::NotAtomic, place) { Access::Write } else { access(op) };
+        watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), access, place);
+        let pointer = lane.shared.data.wrapping_add(offset as usize).cast::<T>();
+        let update = |old| T::combine(op, old, value, compare);
+        let at = (Space::Shared, byte);
+        // SAFETY: inside the block's shared memory, which one OS thread uses, and aligned.
+        let seen = unsafe { older(lane, op, at, pointer, |old| update(old) == old, place) };
+        if let Some(seen) = seen {
+            return (seen, byte);
+        }
+        // SAFETY: as above.
+        let old = unsafe { pointer.read() };
+        let new = update(old);
+        // SAFETY: as above.
+        unsafe { pointer.write(new) };
+        if new != old {
+            changed(lane, at, (old, new), place);
+        }
+        (old, byte)
+    });
+    after_atomic(Look { space: Space::Shared, byte, index: index as u64, value: Some(number(old)) }, place);
+    old
+}

@@ -1,0 +1,239 @@
+//! Who has to meet where: helpers that hide which barrier they are, barriers of a part of the warps, warps
+//! with work of their own, and what the PTX ISA lets lanes do apart from each other.
+
+use crate::case::{Found, Mode, cases, go, write};
+use simt::{GlobalMut, LaunchShape, Shared, SharedPlan, kernel, tensor, thread, warp};
+
+/// Without `#[simt::device]` its caller's line is not known.
+#[inline(never)]
+fn meet() {
+    thread::sync_threads();
+}
+
+#[kernel]
+fn helper_in_both_arms(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if bug == 0 || t.is_multiple_of(2) {
+        y.store(t as usize, 1);
+        meet(); // BUG: even lanes are at this one, odd ones at the other
+        y.store(t as usize, t);
+    } else {
+        y.store(t as usize, 2);
+        meet();
+        y.store(t as usize, t + 1);
+    }
+}
+
+/// The same, where the compiler may make two copies of it.
+#[inline]
+fn meet_inlined() {
+    thread::sync_threads();
+}
+
+#[kernel]
+fn inlined_in_both_arms(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if bug == 0 || t.is_multiple_of(2) {
+        y.store(t as usize, 1);
+        meet_inlined(); // BUG: even lanes are at this one
+        y.store(t as usize, t);
+    } else {
+        y.store(t as usize, 2);
+        meet_inlined();
+        y.store(t as usize, t + 1);
+    }
+}
+
+#[inline(never)]
+fn multiply(a: u32) -> f32 {
+    tensor::mma_f16([a; 4], [a; 2], [0.0; 4])[0]
+}
+
+#[kernel]
+fn product_in_both_arms(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if bug == 0 || t.is_multiple_of(2) {
+        let sum = multiply(t); // BUG: half of the lanes are at the other product
+        y.store(t as usize, sum.to_bits());
+    } else {
+        let sum = multiply(t + 1);
+        y.store(t as usize, sum.to_bits() ^ 1);
+    }
+}
+
+#[kernel]
+fn helper_by_warps(y: GlobalMut<u32>) {
+    // Warps may come to a block's barrier by different calls; a loop is one call however often it turns.
+    let t = thread::thread_idx_x();
+    for round in 0..3 {
+        if (t / 32 + round).is_multiple_of(2) {
+            meet();
+            y.store(t as usize, round);
+        } else {
+            meet();
+            y.store(t as usize, round + 1);
+        }
+    }
+}
+
+#[kernel]
+fn shuffles_apart(y: GlobalMut<u32>) {
+    // One exchange of one mask at two places: the PTX ISA waits for who makes the same one.
+    let t = thread::thread_idx_x();
+    let other = if t.is_multiple_of(2) {
+        warp::warp_shuffle_xor(warp::FULL_MASK, t, 1, 32)
+    } else {
+        warp::warp_shuffle_xor(warp::FULL_MASK, 10 * t, 1, 32)
+    };
+    y.store(t as usize, other);
+}
+
+struct Layout {
+    tile: Shared<u32>,
+}
+
+const fn layout() -> Layout {
+    let mut plan = SharedPlan::new();
+    Layout { tile: plan.array(2 * 64) }
+}
+
+/// Two warps fill tiles of 64 words, two others empty them; of two tiles each in turn.
+const FULL: u32 = 1;
+const EMPTY: u32 = 3;
+
+#[inline(always)]
+fn hand_over(y: GlobalMut<u32>, arrives: impl Fn(u32), waits: impl Fn(u32)) {
+    let (t, tile) = (thread::thread_idx_x(), layout().tile);
+    for round in 0..6 {
+        let half = round % 2;
+        let place = 64 * half + t % 64;
+        if t < 64 {
+            if round >= 2 {
+                waits(EMPTY + half);
+            }
+            tile.store(place, round * 100 + t); // BUG: it may not be empty yet
+            thread::named_barrier_arrive(FULL + half, 128);
+        } else {
+            thread::named_barrier_sync(FULL + half, 128);
+            y.store((round * 64 + t % 64) as usize, tile.load(64 * half + (t + 1) % 64));
+            if round < 4 {
+                arrives(EMPTY + half);
+            }
+        }
+    }
+}
+
+#[kernel]
+fn producers_that_do_not_wait(y: GlobalMut<u32>, bug: u32) {
+    hand_over(
+        y,
+        |empty| thread::named_barrier_arrive(empty, 128),
+        |empty| {
+            if bug == 0 {
+                thread::named_barrier_sync(empty, 128);
+            } else {
+                thread::named_barrier_arrive(empty, 128);
+            }
+        },
+    );
+}
+
+#[kernel]
+fn two_groups(y: GlobalMut<u32>) {
+    // Each pair of warps meets alone, as often as it likes.
+    let t = thread::thread_idx_x();
+    let (pair, tile) = (t / 64, layout().tile);
+    for round in 0..=pair {
+        tile.store(t, t + round);
+        thread::named_barrier_sync(1 + pair, 64);
+        y.store(t as usize, tile.load(64 * pair + (t + 32) % 64));
+        thread::named_barrier_sync(1 + pair, 64);
+    }
+    thread::sync_threads();
+    y.store(t as usize, y.load(t as usize) + 1);
+}
+
+#[kernel]
+fn too_few_come(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if t < 96 {
+        thread::named_barrier_sync(2, 96 + 32 * bug); // BUG: only three warps ever come here
+    }
+    y.store(t as usize, t);
+}
+
+#[kernel]
+fn two_counts(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    thread::named_barrier_sync(2, if t >= 64 { 128 } else { 128 - 32 * bug }); // BUG: of how many?
+    y.store(t as usize, t);
+}
+
+#[kernel]
+fn lanes_apart_at_a_number(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if bug == 0 || t.is_multiple_of(2) {
+        thread::named_barrier_sync(1, 128); // BUG: odd lanes are at another one
+    } else {
+        thread::named_barrier_sync(1, 128);
+    }
+    y.store(t as usize, t);
+}
+
+#[kernel]
+fn number_too_large(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    thread::named_barrier_sync(15 + bug, 128); // BUG: there are 16
+    y.store(t as usize, t);
+}
+
+#[kernel]
+fn a_count_of_lanes(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    thread::named_barrier_sync(1, 128 - bug); // BUG: not a number of warps
+    y.store(t as usize, t);
+}
+
+macro_rules! four_warps {
+    ($kernel:ident, $options:ident $(, $bug:ident)?) => {{
+        let mut y = [0; 384];
+        go($kernel::kernel(), LaunchShape::new(1, 128).shared(512),
+            $kernel::Args { y: write(&mut y) $(, $bug)? }, $options)
+    }};
+}
+
+cases! { "convergence";
+    helper_in_both_arms: "a helper with a barrier, called in both arms of a branch",
+        Found::In(Mode::Races, "DivergentBarrier", "even lanes are at this one, odd ones at the other", (0, 0)),
+        |bug, options| four_warps!(helper_in_both_arms, options, bug);
+    inlined_in_both_arms: "the same, inlined",
+        Found::In(Mode::Races, "DivergentBarrier", "even lanes are at this one", (0, 0)),
+        |bug, options| four_warps!(inlined_in_both_arms, options, bug);
+    product_in_both_arms: "a helper with a matrix product, in both arms",
+        Found::In(Mode::Races, "LaneMissing", "half of the lanes are at the other product", (0, 0)),
+        |bug, options| four_warps!(product_in_both_arms, options, bug);
+    producers_that_do_not_wait: "a producer that announces where it should wait",
+        Found::In(Mode::Races, "Race", "it may not be empty yet", (0, 0)),
+        |bug, options| four_warps!(producers_that_do_not_wait, options, bug);
+    too_few_come: "a barrier of more warps than come", Found::In(Mode::Default, "NamedBarrierShort", "only three warps ever come here", (0, 0)),
+        |bug, options| four_warps!(too_few_come, options, bug);
+    two_counts: "warps that differ in how many shall come", Found::In(Mode::Default, "NamedBarrierMismatch", "of how many?", (0, 64)),
+        |bug, options| four_warps!(two_counts, options, bug);
+    lanes_apart_at_a_number: "lanes of one warp at two barriers of one number", Found::In(Mode::Default, "DivergentBarrier", "odd lanes are at another one", (0, 0)),
+        |bug, options| four_warps!(lanes_apart_at_a_number, options, bug);
+    number_too_large: "a barrier that no block has", Found::In(Mode::Default, "NamedBarrierId", "there are 16", (0, 0)),
+        |bug, options| four_warps!(number_too_large, options, bug);
+    a_count_of_lanes: "a barrier of a part of a warp", Found::In(Mode::Default, "NamedBarrierThreads", "not a number of warps", (0, 0)),
+        |bug, options| four_warps!(a_count_of_lanes, options, bug);
+    helper_by_warps: "warps that come to a barrier by different calls", Found::Legal, |_, options| {
+        four_warps!(helper_by_warps, options)
+    };
+    two_groups: "two groups of warps, each with its barrier", Found::Legal, |_, options| four_warps!(two_groups, options);
+    shuffles_apart: "a shuffle of one mask at two places", Found::Legal, |_, options| {
+        let mut y = [0; 32];
+        let result = go(shuffles_apart::kernel(), LaunchShape::new(1, 32), shuffles_apart::Args { y: write(&mut y) }, options);
+        let expected = |t: u32| if t.is_multiple_of(2) { 10 * (t + 1) } else { t - 1 };
+        assert!((0..32).all(|t| y[t as usize] == expected(t)), "{y:?}");
+        result
+    };
+}

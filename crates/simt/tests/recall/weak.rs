@@ -1,0 +1,300 @@
+//! Weak order: atomics are relaxed, and what a thread sees of two words need not be what another did, in that
+//! order. The small programs that memory models are told apart by.
+
+use crate::case::{Found, Mode, cases, go, write};
+use simt::emu::{EmuOptions, Fault, Schedule};
+use simt::{GlobalMut, LaunchShape, kernel, thread};
+
+#[kernel]
+fn message_by_atomics(data: GlobalMut<u32>, flag: GlobalMut<u32>, bug: u32) {
+    // Relaxed atomics on two words, in one thread's order: another thread may see them in the other order.
+    if thread::block_idx_x() == 0 {
+        data.atomic_store(0, 7);
+        if bug == 0 {
+            thread::device_fence();
+        }
+        flag.atomic_store(0, 1);
+    } else {
+        while flag.atomic_load(0) == 0 {}
+        if bug == 0 {
+            thread::device_fence();
+        }
+        data.atomic_max(1, data.atomic_load(0)); // BUG: the message may be older than its flag
+    }
+}
+
+/// Each announces itself and looks for the other; at most one may enter. Says in `x[2]` whether both did.
+#[inline(always)]
+fn enter(x: GlobalMut<u32>, fence: impl Fn()) {
+    let own = thread::block_idx_x() as usize;
+    x.atomic_store(own, 1);
+    fence();
+    if x.atomic_load(1 - own) == 0 && x.atomic_add(3, 1) == 1 {
+        x.atomic_max(2, 1); // BUG: both entered
+    }
+    // The last one clears the count of those who entered.
+    thread::device_fence();
+    let last = x.atomic_add(4, 1) == 1;
+    thread::device_fence();
+    if last {
+        x.atomic_and(3, 0);
+    }
+}
+
+#[kernel]
+fn nobody_seen(x: GlobalMut<u32>, bug: u32) {
+    enter(x, || {
+        if bug == 0 {
+            thread::device_fence_sc();
+        }
+    });
+}
+
+#[kernel]
+fn nobody_seen_with_fences(x: GlobalMut<u32>, bug: u32) {
+    enter(x, || if bug == 0 { thread::device_fence_sc() } else { thread::device_fence() });
+}
+
+#[kernel]
+fn message_over_a_third(x: GlobalMut<u32>, bug: u32) {
+    // Block 0 tells block 1, which tells block 2: what 0 did is behind what 1 did, if 1 fences.
+    match thread::block_idx_x() {
+        0 => {
+            x.atomic_store(0, 7);
+            thread::device_fence();
+            x.atomic_store(1, 1);
+        }
+        1 => {
+            while x.atomic_load(1) == 0 {}
+            if bug == 0 {
+                thread::device_fence();
+            }
+            x.atomic_store(2, 1);
+        }
+        _ => {
+            while x.atomic_load(2) == 0 {}
+            thread::device_fence();
+            x.atomic_max(3, x.atomic_load(0)); // BUG: the one between made no fence
+        }
+    }
+}
+
+#[kernel]
+fn lock_by_a_look(x: GlobalMut<u32>, bug: u32) {
+    // A count under a lock, all by atomics: without fences the next holder may see an old count.
+    while x.atomic_cas(0, 0, 1) != 0 {}
+    if bug == 0 {
+        thread::device_fence();
+    }
+    let count = x.atomic_load(1);
+    x.atomic_store(1, count + 1); // BUG: the count may be older than the lock
+    if bug == 0 {
+        thread::device_fence();
+    }
+    x.atomic_store(0, 0);
+}
+
+#[kernel]
+fn one_word_one_order(x: GlobalMut<u32>) {
+    // Of one word all threads see one order: who has seen a value never sees an older one.
+    if thread::block_idx_x() == 0 {
+        for value in 1..6 {
+            x.atomic_store(0, value);
+        }
+    } else {
+        let mut seen = 0;
+        for _ in 0..12 {
+            let now = x.atomic_load(0);
+            if now < seen {
+                x.atomic_exchange(1, 1);
+            }
+            seen = now;
+        }
+    }
+}
+
+#[kernel]
+fn behind_a_barrier(x: GlobalMut<u32>, y: GlobalMut<u32>) {
+    // What a block's barrier orders everyone sees, whoever set it.
+    let t = thread::thread_idx_x() as usize;
+    x.atomic_store(t, 1);
+    thread::sync_threads();
+    y.store(t, x.atomic_load(63 - t));
+}
+
+#[kernel]
+fn an_update_and_then_a_look(x: GlobalMut<u32>) {
+    // An update that changes nothing has seen the word, whether its thread has made a fence or not.
+    if thread::block_idx_x() == 0 {
+        for value in 1..6 {
+            x.atomic_store(0, value);
+        }
+    } else {
+        thread::device_fence();
+        for _ in 0..6 {
+            let seen = x.atomic_max(0, 0);
+            if x.atomic_load(0) < seen {
+                x.atomic_exchange(1, 1);
+            }
+        }
+    }
+}
+
+#[kernel]
+fn seen_by_another(x: GlobalMut<u32>) {
+    // What a thread has seen it hands on, too, though who set it made no fence: observation is causal.
+    match thread::block_idx_x() {
+        0 => x.atomic_store(0, 7),
+        1 => {
+            while x.atomic_load(0) == 0 {}
+            thread::device_fence();
+            x.atomic_store(1, 1);
+        }
+        _ => {
+            while x.atomic_load(1) == 0 {}
+            thread::device_fence();
+            if x.atomic_load(0) != 7 {
+                x.atomic_exchange(2, 1);
+            }
+        }
+    }
+}
+
+#[kernel]
+fn told_of_full_fences(x: GlobalMut<u32>) {
+    // If block 0 sees nothing of block 1, its fence comes first. Then block 2, which hears of the other
+    // fence, must see what block 0 set.
+    match thread::block_idx_x() {
+        0 => {
+            x.atomic_store(0, 1);
+            thread::device_fence_sc();
+            x.atomic_store(3, 1 + x.atomic_load(1));
+        }
+        1 => {
+            x.atomic_store(1, 1);
+            thread::device_fence_sc();
+            x.atomic_store(2, 1);
+        }
+        _ => {
+            while x.atomic_load(2) == 0 {}
+            thread::device_fence();
+            x.atomic_store(4, 1 + x.atomic_load(0));
+        }
+    }
+    thread::device_fence();
+    if x.atomic_add(5, 1) == 2 {
+        thread::device_fence();
+        if x.atomic_load(3) == 1 && x.atomic_load(4) == 1 {
+            x.atomic_exchange(6, 1);
+        }
+        x.atomic_store(3, 0);
+        x.atomic_store(4, 0);
+    }
+}
+
+#[kernel]
+fn a_store_is_no_look(x: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
+    if thread::block_idx_x() == 0 {
+        y.store(0, 7);
+        thread::device_fence();
+        x.atomic_store(0, 1);
+    } else {
+        if bug == 0 {
+            while x.atomic_load(0) == 0 {}
+        } else {
+            x.atomic_store(0, 2);
+        }
+        thread::device_fence();
+        y.store(1, y.load(0)); // BUG: a store hears of nothing
+    }
+}
+
+const SEEDS: Mode = Mode::Thorough;
+
+/// Runs it in very many orders as well.
+fn in_many_orders(options: &EmuOptions, run: impl Fn(&EmuOptions) -> Result<(), Fault>) -> Result<(), Fault> {
+    run(options)?;
+    (1..200)
+        .map(Schedule::Seeded)
+        .try_for_each(|schedule| run(&EmuOptions { race_check: true, orders: 0, schedule, ..*options }))
+}
+
+cases! { "weak";
+    message_by_atomics: "data and flag both by atomics, no fence",
+        Found::In(SEEDS, "OrderDependence", "the message may be older than its flag", (1, 0)), |bug, options| {
+            let (mut data, mut flag) = ([0; 2], [0]);
+            go(message_by_atomics::kernel(), LaunchShape::new(2, 1),
+                message_by_atomics::Args { data: write(&mut data), flag: write(&mut flag), bug }, options)
+        };
+    nobody_seen: "two threads that look for each other without a fence",
+        Found::In(SEEDS, "OrderDependence", "both entered", (0, 0)), |bug, options| {
+            let mut x = [0; 5];
+            go(nobody_seen::kernel(), LaunchShape::new(2, 1),
+                nobody_seen::Args { x: write(&mut x), bug }, options)
+        };
+    nobody_seen_with_fences: "the same with fences that are not of sequential consistency",
+        Found::In(SEEDS, "OrderDependence", "both entered", (0, 0)), |bug, options| {
+            let mut x = [0; 5];
+            go(nobody_seen_with_fences::kernel(), LaunchShape::new(2, 1),
+                nobody_seen_with_fences::Args { x: write(&mut x), bug }, options)
+        };
+    message_over_a_third: "a message handed on without a fence",
+        Found::In(SEEDS, "OrderDependence", "the one between made no fence", (2, 0)), |bug, options| {
+            let mut x = [0; 4];
+            go(message_over_a_third::kernel(), LaunchShape::new(3, 1),
+                message_over_a_third::Args { x: write(&mut x), bug }, options)
+        };
+    lock_by_a_look: "a count under a lock without fences, all by atomics",
+        Found::In(SEEDS, "OrderDependence", "the count may be older than the lock", (5, 0)), |bug, options| {
+            let mut x = [0; 2];
+            go(lock_by_a_look::kernel(), LaunchShape::new(8, 1),
+                lock_by_a_look::Args { x: write(&mut x), bug }, options)
+        };
+    one_word_one_order: "looks at one word that others set", Found::Legal, |_, options| {
+        let mut x = [0; 2];
+        let result = go(one_word_one_order::kernel(), LaunchShape::new(4, 1),
+            one_word_one_order::Args { x: write(&mut x) }, options);
+        assert_eq!(x[1], 0, "an older value was seen behind a newer one");
+        result
+    };
+    behind_a_barrier: "looks behind a barrier", Found::Legal, |_, options| {
+        let (mut x, mut y) = ([0; 64], [0; 64]);
+        let result = go(behind_a_barrier::kernel(), LaunchShape::new(1, 64),
+            behind_a_barrier::Args { x: write(&mut x), y: write(&mut y) }, options);
+        assert_eq!(y, [1; 64]);
+        result
+    };
+    a_store_is_no_look: "a store in the place of a look at the flag",
+        Found::In(Mode::Races, "Race", "a store hears of nothing", (1, 0)), |bug, options| {
+            let (mut x, mut y) = ([0], [0; 2]);
+            go(a_store_is_no_look::kernel(), LaunchShape::new(2, 1),
+                a_store_is_no_look::Args { x: write(&mut x), y: write(&mut y), bug }, options)
+        };
+    an_update_and_then_a_look: "a look behind an update that changes nothing", Found::Legal, |_, options| {
+        in_many_orders(options, |options| {
+            let mut x = [0; 2];
+            let args = an_update_and_then_a_look::Args { x: write(&mut x) };
+            go(an_update_and_then_a_look::kernel(), LaunchShape::new(4, 1), args, options)?;
+            assert_eq!(x[1], 0, "an older value was seen behind a newer one");
+            Ok(())
+        })
+    };
+    seen_by_another: "a look behind another thread's look", Found::Legal, |_, options| {
+        in_many_orders(options, |options| {
+            let mut x = [0; 3];
+            let args = seen_by_another::Args { x: write(&mut x) };
+            go(seen_by_another::kernel(), LaunchShape::new(3, 1), args, options)?;
+            assert_eq!(x[2], 0, "not what the other thread has seen");
+            Ok(())
+        })
+    };
+    told_of_full_fences: "a look behind another thread's fence of sequential consistency", Found::Legal, |_, options| {
+        in_many_orders(options, |options| {
+            let mut x = [0; 7];
+            let args = told_of_full_fences::Args { x: write(&mut x) };
+            go(told_of_full_fences::kernel(), LaunchShape::new(3, 1), args, options)?;
+            assert_eq!(x[6], 0, "the fences had no one order");
+            Ok(())
+        })
+    };
+}
