@@ -46,7 +46,8 @@ pub(super) struct Versions {
     values: VecDeque<Version>,
     /// How many values came before those.
     forgotten: u64,
-    /// The number of the newest value that each thread has seen.
+    /// The number of the newest value that each thread has seen. Its look is among those of the value, too;
+    /// this finds it at once where many threads wait for one word.
     seen: BTreeMap<ThreadKey, u64>,
 }
 
