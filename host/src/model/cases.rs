@@ -5,8 +5,8 @@
 use super::cpu;
 use super::kernels::{Choice, Choosing, choose, embed_kernel, embedding, quantize, record_words};
 use super::linear::{
-    DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind, decode_kernel,
-    fused_kernels, prefill_kernel,
+    DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind, batch_kernel,
+    decode_kernel, fused_kernels, prefill_kernel,
 };
 use crate::attention::rope::{
     Pairing, RopeElement, frequencies, rope_append_kernel, rotate, rotate_and_append,
@@ -217,6 +217,7 @@ fn add_product(cases: &mut Vec<Case>, problem: Problem) {
     let others: Vec<&'static KernelInfo> = prefill_kernel(kind)
         .iter()
         .map(|kernel| kernel.info())
+        .chain(batch_kernel(kind).iter().map(|kernel| kernel.info()))
         .chain(fused_kernels(kind).iter().flatten().map(|kernel| kernel.info()))
         .collect();
     for kernel in others {
@@ -258,6 +259,8 @@ fn run_product(device: &Device, problem: Problem) -> Result<Vec<OutputBuffer>, C
     run("decode", ProductKernel::Decode, records, true)?;
     run("decode alone", ProductKernel::Decode, records, false)?;
     if kind.is_quantized() {
+        run("batch", ProductKernel::Batch, records, true)?;
+        run("batch alone", ProductKernel::Batch, records, false)?;
         run("prefill", ProductKernel::Prefill, records, true)?;
         let x = x.global();
         run("plain", ProductKernel::Auto, Input::Plain { x }, true)?;

@@ -61,6 +61,8 @@ fn check(problem: &Problem) -> Vec<f32> {
     if kind.is_quantized() {
         let found = run(ProductKernel::Prefill, Input::Records(words.global()));
         assert_bits("tensor cores", &expected, &found);
+        let found = run(ProductKernel::Batch, Input::Records(words.global()));
+        assert_bits("tensor cores, eight tokens", &expected, &found);
         assert_bits("fused", &expected, &run(ProductKernel::Auto, input));
     }
     for level in Level::available() {
@@ -77,7 +79,7 @@ fn check(problem: &Problem) -> Vec<f32> {
 #[test]
 fn odd_shapes_have_the_same_bits_on_every_path() {
     // Around a group, a warp's rows and a thread block's; every number of strands, full and ragged; around 4,
-    // 32 and 64 tokens.
+    // 8, 16, 32 and 64 tokens.
     let shapes = [
         (1, 32, 1),
         (7, 192, 2),
@@ -90,6 +92,8 @@ fn odd_shapes_have_the_same_bits_on_every_path() {
         (33, 3104, 2),
         (8, 4128, 1),
         (20, 224, 31),
+        (31, 1088, 15),
+        (15, 128, 17),
         (16, 96, 33),
         (9, 64, 70),
     ];
@@ -285,9 +289,11 @@ fn bad_matrices_and_launches_are_refused_by_name() {
     };
     let (plain, records) = (Input::Plain { x: x.global() }, Input::Records(words.global()));
     assert!(run(ProductKernel::Auto, records, 0).contains("tokens is 0"));
-    assert!(run(ProductKernel::Prefill, records, 1).contains("takes integer codes"));
+    for kernel in [ProductKernel::Batch, ProductKernel::Prefill] {
+        assert!(run(kernel, records, 1).contains("take integer codes"));
+        assert!(run(kernel, plain, 1).contains("quantize first"));
+    }
     assert!(run(ProductKernel::Auto, plain, 1).contains("quantize first"));
-    assert!(run(ProductKernel::Prefill, plain, 1).contains("quantize first"));
 }
 
 /// A record is 128 bytes without holes.

@@ -83,8 +83,18 @@ pub trait Format: 'static {
     fn weight(codes: Global<u32>, scales: Global<u16>, tile: usize, r: u32, k: u32) -> f32;
 }
 
-/// A type of weights with integer codes, as the tensor-core kernel sees it.
+/// A type of weights with integer codes, as the tensor-core kernels see it.
 pub trait Codes: Format {
+    /// A row's words of a part of a tile and its scale as they are stored: nothing waits for the loads.
+    type Stored: Copy;
+    /// What stands for nothing loaded yet.
+    fn none() -> Self::Stored;
+    /// Loads row `r`'s share of part `j` of a tile.
+    fn stored(codes: Global<u32>, scales: Global<u16>, tile: usize, j: u32, r: u32) -> Self::Stored;
+    /// The [`words`](Self::words) of what was loaded.
+    fn operands(stored: Self::Stored) -> [u32; 2];
+    /// The [`scale`](Self::scale) of what was loaded.
+    fn widened(stored: Self::Stored) -> [f32; 2];
     /// Row `r`'s words of part `j` of a tile: channels 8·j + 0 to 3, and 8·j + 4 to 7.
     fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2];
     /// d and m of row `r` of a tile; m is 0 where the type has none.
@@ -214,6 +224,24 @@ macro_rules! four_bits {
             }
         }
         impl Codes for $name {
+            type Stored = (u32, $stored);
+            #[inline(always)]
+            fn none() -> Self::Stored {
+                (0, 0)
+            }
+            #[simt::device]
+            fn stored(codes: Global<u32>, scales: Global<u16>, tile: usize, j: u32, r: u32) -> Self::Stored {
+                let word = codes.load_ahead(tile * Self::TILE_WORDS as usize + (8 * j + r) as usize);
+                (word, scales.cast::<$stored>().load_ahead(tile * GROUP as usize + r as usize))
+            }
+            #[inline(always)]
+            fn operands((word, _): Self::Stored) -> [u32; 2] {
+                low_and_high(word)
+            }
+            #[inline(always)]
+            fn widened((_, scale): Self::Stored) -> [f32; 2] {
+                Self::widen(scale)
+            }
             #[simt::device]
             fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2] {
                 low_and_high(codes.load_readonly(tile * Self::TILE_WORDS as usize + (8 * j + r) as usize))
@@ -282,6 +310,25 @@ impl Format for Q8_0 {
 }
 
 impl Codes for Q8_0 {
+    type Stored = ([u32; 2], u16);
+    #[inline(always)]
+    fn none() -> Self::Stored {
+        ([0; 2], 0)
+    }
+    #[simt::device]
+    fn stored(codes: Global<u32>, scales: Global<u16>, tile: usize, j: u32, r: u32) -> Self::Stored {
+        let at = tile * Self::TILE_WORDS as usize + (8 * j + r) as usize;
+        let words = [codes.load_ahead(at), codes.load_ahead(at + 32)];
+        (words, scales.load_ahead(tile * GROUP as usize + r as usize))
+    }
+    #[inline(always)]
+    fn operands((words, _): Self::Stored) -> [u32; 2] {
+        words
+    }
+    #[inline(always)]
+    fn widened((_, scale): Self::Stored) -> [f32; 2] {
+        [half_bits(scale), 0.0]
+    }
     #[simt::device]
     fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2] {
         let at = tile * Self::TILE_WORDS as usize + (8 * j + r) as usize;

@@ -111,7 +111,7 @@ pub fn linear_prefill<F: Codes>(
 
 /// The words of tokens 2q and 2q + 1 as floats; token g's is `word` of lanes 4g to 4g + 3.
 #[simt::device]
-fn columns(word: u32, q: u32) -> [f32; 2] {
+pub(super) fn columns(word: u32, q: u32) -> [f32; 2] {
     let of = |token: u32| f32::from_bits(warp_shuffle_idx(FULL_MASK, word, 4 * token, 32));
     [of(2 * q), of(2 * q + 1)]
 }

@@ -174,7 +174,7 @@ impl Error {
             ),
             Unfit::Alike => format!(
                 "rows of {DENSE} are alike in what tells its constants apart; measure two contexts, and for 'rows' \
-                 batches of 1 and of 2 to 4 as well"
+                 two batches as well"
             ),
             Unfit::NotPhysical => {
                 format!("rows of {DENSE} that read more take no more time; measure longer contexts")

@@ -2,7 +2,6 @@
 
 use super::least_squares::{Equation, Solution, solve, student};
 use crate::cli::scheme::DENSE;
-use host::model::linear::PREFILL_FROM;
 use serde::Serialize;
 
 /// One measured row.
@@ -47,7 +46,7 @@ impl Cell {
 pub enum Form {
     /// Bytes, a term a step, and one more a step of each other scheme.
     Paper,
-    /// The same, and a term for each row behind the first whose product reads the weights by itself.
+    /// The same, and a term for each sequence behind the first: what it takes besides its cache.
     Rows,
 }
 
@@ -67,9 +66,7 @@ impl Form {
     pub fn formula(self) -> String {
         match self {
             Form::Paper => "t = (W + B·A)/β + c0, of other schemes + c1".into(),
-            Form::Rows => format!(
-                "t = (W + B·A)/β + c0 + r·(B − 1), of other schemes + c1; without r from {PREFILL_FROM} sequences on"
-            ),
+            Form::Rows => "t = (W + B·A)/β + c0 + r·(B − 1), of other schemes + c1".into(),
         }
     }
 
@@ -82,9 +79,9 @@ impl Form {
     }
 }
 
-/// Rows behind the first one whose products read the weights by themselves.
+/// Sequences behind the first.
 pub fn further_rows(batch: u32) -> u32 {
-    if (batch as usize) < PREFILL_FROM { batch.saturating_sub(1) } else { 0 }
+    batch.saturating_sub(1)
 }
 
 /// A constant that was fitted.
@@ -310,16 +307,10 @@ pub mod tests {
         assert!(near(fit.beta.value, 4.0) && fit.beta.interval.is_none() && fit.c1.is_empty());
         let again = [two[0].clone(), two[0].clone(), two[1].clone()];
         assert_eq!(Fit::new(Form::Paper, again.iter(), &[]), Err(Unfit::Alike));
-        let no_rows = made_up(&[8192, 32_768, 131_072], &[1, 8], 900.0);
-        assert_eq!(Fit::new(Form::Rows, no_rows.iter(), &[]), Err(Unfit::Alike), "no batch of 2 to 4");
+        let no_rows = made_up(&[8192, 32_768, 131_072], &[1], 900.0);
+        assert_eq!(Fit::new(Form::Rows, no_rows.iter(), &[]), Err(Unfit::Alike), "one batch");
         let mut backwards = two;
         backwards[0].us = 1e6;
         assert_eq!(Fit::new(Form::Paper, backwards.iter(), &[]), Err(Unfit::NotPhysical));
-    }
-
-    #[test]
-    fn rows_that_read_weights_end_where_the_tensor_cores_begin() {
-        let rows = [1, 2, 4, PREFILL_FROM as u32, 64].map(further_rows);
-        assert_eq!(rows, [0, 1, 3, 0, 0]);
     }
 }

@@ -4,17 +4,21 @@ use super::{Error, PackedWeights, Result, WeightKind};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::model::activations::{Gated, Normed, Plain, SourceShape, THREADS};
+use kernels_gpu::model::batch::{BATCH_ROWS, BATCH_TOKENS, batch_layout};
 use kernels_gpu::model::fixed::RECORD_WORDS;
 use kernels_gpu::model::format::{Q4_0, Q4_1, Q8_0};
 use kernels_gpu::model::prefill::{PREFILL_ROWS, PREFILL_THREADS, PREFILL_TOKENS};
 use kernels_gpu::model::product::{HAS_BIAS, HAS_RESIDUAL, LinearShape, linear_layout};
-use kernels_gpu::model::{linear, linear_fused, linear_prefill};
+use kernels_gpu::model::{linear, linear_batch, linear_fused, linear_prefill};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The matrix-vector kernels over records in global memory.
 pub(in crate::model) type Product = Kernel<linear::Args>;
 
-/// The tensor-core kernels.
+/// The tensor-core kernels for batches.
+pub(in crate::model) type Batch = Kernel<linear_batch::Args>;
+
+/// The tensor-core kernels for prompts.
 pub(in crate::model) type Prefill = Kernel<linear_prefill::Args>;
 
 /// The kernels that make records themselves.
@@ -35,9 +39,13 @@ impl Default for Fusing {
     }
 }
 
-/// From this many tokens on the tensor cores multiply, and read the weights once for all of them; of fewer,
-/// each token's product reads the weights itself.
-pub const PREFILL_FROM: usize = 5;
+/// Up to this many tokens a product is that of a batch: its thread blocks share a row's weights, and have
+/// eight tokens each. Beyond, tokens are work enough for a warp to have whole rows, for 32 of them.
+pub const BATCH_UP_TO: usize = 32;
+
+/// Products that make their records themselves are for fewer tokens than this: each token's product reads the
+/// weights, from the second-level cache.
+const FUSE_BELOW: usize = 5;
 
 /// What a product multiplies.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +89,8 @@ pub enum ProductKernel {
     Auto,
     /// A thread block's warps share rows: one token at a time.
     Decode,
+    /// Tensor cores, eight tokens at a time; a thread block's warps share rows. Integer codes only.
+    Batch,
     /// Tensor cores, 32 tokens at a time. Integer codes only.
     Prefill,
 }
@@ -146,7 +156,7 @@ impl DeviceWeights {
         let blocks = shape.groups().div_ceil(shape.groups_a_block()) as usize;
         let short =
             self.columns() <= self.fusing.columns && blocks.saturating_mul(tokens) <= self.fusing.blocks;
-        self.kind.is_quantized() && tokens < PREFILL_FROM && short
+        self.kind.is_quantized() && tokens < FUSE_BELOW && short
     }
 
     /// Sets what [`fuses`](Self::fuses) goes by: no bits change, times do.
@@ -196,8 +206,8 @@ impl DeviceWeights {
             Input::Normed { x, weight, epsilon } => (1, x, weight, self.columns, epsilon),
             Input::Gated { x } => (2, x, x, 2 * self.columns, 0.0),
         };
-        if kernel == ProductKernel::Prefill {
-            let limit = "the tensor-core kernel takes records: quantize first";
+        if matches!(kernel, ProductKernel::Batch | ProductKernel::Prefill) {
+            let limit = "the tensor-core kernels take records: quantize first";
             return Err(Error::Argument { what: "an input of values", value: tokens, limit });
         }
         let kernels = fused_kernels(self.kind).ok_or_else(|| self.floats(NO_FUSED))?;
@@ -230,13 +240,27 @@ impl DeviceWeights {
     ) -> Result<()> {
         let (codes, scales) = self.handles();
         let (bias, residual) = added(epilogue, out);
-        let prefill = match kernel {
-            ProductKernel::Auto => self.kind.is_quantized() && shape.tokens as usize >= PREFILL_FROM,
-            ProductKernel::Decode => false,
-            ProductKernel::Prefill => true,
+        let kernel = match kernel {
+            ProductKernel::Auto if !self.kind.is_quantized() => ProductKernel::Decode,
+            ProductKernel::Auto => match shape.tokens as usize {
+                0..=1 => ProductKernel::Decode,
+                2..=BATCH_UP_TO => ProductKernel::Batch,
+                _ => ProductKernel::Prefill,
+            },
+            chosen => chosen,
         };
-        if prefill {
-            let kernel = prefill_kernel(self.kind).ok_or_else(|| self.floats(NO_PREFILL))?;
+        if kernel == ProductKernel::Batch {
+            let kernel = batch_kernel(self.kind).ok_or_else(|| self.floats(NO_TENSOR_CORES))?;
+            let grid = (shape.tokens.div_ceil(BATCH_TOKENS), shape.rows.div_ceil(BATCH_ROWS));
+            let launch = LaunchShape::new(grid, THREADS).shared(batch_layout().bytes);
+            let args = linear_batch::Args { codes, scales, records, bias, residual, out, shape };
+            // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both.
+            // No launch writes weights.
+            unsafe { stream.launch(&kernel, launch, args) }?;
+            return Ok(());
+        }
+        if kernel == ProductKernel::Prefill {
+            let kernel = prefill_kernel(self.kind).ok_or_else(|| self.floats(NO_TENSOR_CORES))?;
             let grid = (shape.tokens.div_ceil(PREFILL_TOKENS), shape.rows.div_ceil(PREFILL_ROWS));
             let launch = LaunchShape::new(grid, PREFILL_THREADS);
             // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both.
@@ -261,7 +285,7 @@ impl DeviceWeights {
     }
 }
 
-const NO_PREFILL: &str = "the tensor-core kernel takes integer codes: use Auto or Decode";
+const NO_TENSOR_CORES: &str = "the tensor-core kernels take integer codes: use Auto or Decode";
 const NO_FUSED: &str = "products of float weights take records: quantize first";
 
 /// The matrix-vector kernel over records.
@@ -276,7 +300,17 @@ pub(in crate::model) fn decode_kernel(kind: WeightKind) -> Product {
     }
 }
 
-/// The tensor-core kernel, for integer codes.
+/// The kernel for batches, for integer codes.
+pub(in crate::model) fn batch_kernel(kind: WeightKind) -> Option<Batch> {
+    match kind {
+        WeightKind::Q4_1 => Some(linear_batch::kernel::<Q4_1>()),
+        WeightKind::Q4_0 => Some(linear_batch::kernel::<Q4_0>()),
+        WeightKind::Q8_0 => Some(linear_batch::kernel::<Q8_0>()),
+        _ => None,
+    }
+}
+
+/// The tensor-core kernel for prompts, for integer codes.
 pub(in crate::model) fn prefill_kernel(kind: WeightKind) -> Option<Prefill> {
     match kind {
         WeightKind::Q4_1 => Some(linear_prefill::kernel::<Q4_1>()),
