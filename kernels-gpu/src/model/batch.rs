@@ -74,63 +74,63 @@ struct Lane {
 }
 
 impl Lane {
-    /// Asks for this lane's weights of `N` blocks, every eighth from `first` on. Past the end it is the last
+    /// Asks for this lane's weights of four blocks, `side` apart, from `first` on. Past the end it is the last
     /// block again: a load without a condition is under way with the others.
     #[simt::device]
-    fn load<F: Codes, const N: usize>(self, first: u32) -> [[F::Stored; 2]; N] {
-        let mut stored = [[F::none(); 2]; N];
+    fn load<F: Codes>(self, first: u32, side: u32) -> [[F::Stored; 2]; 4] {
+        let mut stored = [[F::none(); 2]; 4];
         unroll!(for i in 0..4 {
-            if i < N {
-                let block = (first + i as u32 * WARPS).min(self.blocks - 1) as usize;
-                unroll!(for half in 0..2 {
-                    let tile = self.tiles[half] + block;
-                    stored[i][half] = F::stored(self.codes, self.scales, tile, self.q, self.g);
-                });
-            }
+            let block = (first + i as u32 * side).min(self.blocks - 1) as usize;
+            unroll!(for half in 0..2 {
+                stored[i][half] =
+                    F::stored(self.codes, self.scales, self.tiles[half] + block, self.q, self.g);
+            });
         });
         stored
     }
 
-    /// The sums of `N` strands, `step` blocks from one block of a strand to its next; of each the fragment of
-    /// the result.
+    /// The sums of the `N` strands that begin at block `first` and every `side`-th behind it; `stored` has
+    /// the first four blocks. Strands take turns, block by block.
     #[simt::device]
-    fn sum<F: Codes, const N: usize>(self, first: u32, step: u32, layout: BatchLayout) {
-        let mut stored = self.load::<F, N>(first);
-        thread::wait_for_previous();
+    fn sum<F: Codes, const N: usize>(
+        self,
+        mut stored: [[F::Stored; 2]; 4],
+        first: u32,
+        side: u32,
+        layout: BatchLayout,
+    ) {
         let mut sums = [[0f32; 4]; N];
         let mut at = first;
         while at < self.blocks {
-            let next = self.load::<F, N>(at + step);
+            let next = self.load::<F>(at + 4 * side, side);
             unroll!(for i in 0..4 {
-                if i < N {
-                    let block = at + i as u32 * WARPS;
-                    let inside = block < self.blocks;
-                    let from = self.start + (block.min(self.blocks - 1) * RECORD_WORDS) as usize;
-                    let first: UVec4 = self.records.load_vector(from);
-                    let second: UVec4 = self.records.load_vector(from + 4);
-                    let [upper, lower] = stored[i].map(F::operands);
-                    let a = [upper[0], lower[0], upper[1], lower[1]];
-                    let high = mma_i8(a, [first.x, first.y], [0; 4]);
-                    let middle = mma_i8(a, [first.z, first.w], [0; 4]);
-                    let low = mma_i8(a, [second.x, second.y], [0; 4]);
-                    let (t, u) = (columns(second.z, self.q), columns(second.w, self.q));
-                    let scale = stored[i].map(F::widened);
-                    unroll!(for e in 0..4 {
-                        let dot = F::combine([high[e], middle[e], low[e]]);
-                        let sum = F::finish(sums[i][e], scale[e / 2], dot, t[e % 2], u[e % 2]);
-                        sums[i][e] = if inside { sum } else { sums[i][e] };
-                    });
-                }
+                let block = at + i as u32 * side;
+                let inside = block < self.blocks;
+                let from = self.start + (block.min(self.blocks - 1) * RECORD_WORDS) as usize;
+                let first: UVec4 = self.records.load_vector(from);
+                let second: UVec4 = self.records.load_vector(from + 4);
+                let [upper, lower] = stored[i].map(F::operands);
+                let a = [upper[0], lower[0], upper[1], lower[1]];
+                let high = mma_i8(a, [first.x, first.y], [0; 4]);
+                let middle = mma_i8(a, [first.z, first.w], [0; 4]);
+                let low = mma_i8(a, [second.x, second.y], [0; 4]);
+                let (t, u) = (columns(second.z, self.q), columns(second.w, self.q));
+                let scale = stored[i].map(F::widened);
+                unroll!(for e in 0..4 {
+                    let dot = F::combine([high[e], middle[e], low[e]]);
+                    let sum = F::finish(sums[i % N][e], scale[e / 2], dot, t[e % 2], u[e % 2]);
+                    sums[i % N][e] = if inside { sum } else { sums[i % N][e] };
+                });
             });
             stored = next;
-            at += step;
+            at += 4 * side;
         }
         unroll!(for i in 0..4 {
             if i < N {
-                let strand = (first + i as u32 * WARPS) * STRAND_WORDS;
+                let strand = (first + i as u32 * side) * STRAND_WORDS;
                 unroll!(for e in 0..4 {
                     let (row, token) = (self.g + 8 * (e / 2) as u32, 2 * self.q + (e % 2) as u32);
-                    layout.strands.store(strand + token * TOKEN_STRIDE + row, sums[i][e]);
+                    layout.strands.store(strand + token * TOKEN_STRIDE + row, sums[i % N][e]);
                 });
             }
         });
@@ -160,17 +160,18 @@ pub fn linear_batch<F: Codes>(
     let start = token as usize * (shape.blocks * RECORD_WORDS) as usize + (q * PART_WORDS) as usize;
     let share = Lane { codes, scales, records, tiles, start, blocks: shape.blocks, g, q };
 
-    let layout = batch_layout();
-    let strands = strands(shape.blocks);
-    // All warps go the same way but for four strands, which leave four of them without one.
+    let (layout, strands) = (batch_layout(), strands(shape.blocks));
+    // Four strands leave four of the warps without one.
+    let side = strands.min(WARPS);
+    // No launch writes weights: they may come while those before still run.
+    let stored = share.load::<F>(warp, side);
+    thread::wait_for_previous();
     if strands == MAX_STRANDS {
-        share.sum::<F, 4>(warp, strands, layout);
+        share.sum::<F, 4>(stored, warp, side, layout);
     } else if strands == 2 * WARPS {
-        share.sum::<F, 2>(warp, strands, layout);
+        share.sum::<F, 2>(stored, warp, side, layout);
     } else if warp < strands {
-        share.sum::<F, 1>(warp, strands, layout);
-    } else {
-        thread::wait_for_previous();
+        share.sum::<F, 1>(stored, warp, side, layout);
     }
     thread::sync_threads();
 
