@@ -42,6 +42,20 @@ const TOKEN_STRIDE: u32 = 20;
 /// Words of a strand's sums.
 const STRAND_WORDS: u32 = BATCH_TOKENS * TOKEN_STRIDE;
 
+/// Warps that have a strand: `strands(blocks).min(WARPS)`, in a form that becomes no branch ahead of the wait.
+#[inline(always)]
+const fn side(blocks: u32) -> u32 {
+    if blocks <= 6 { 4 } else { WARPS }
+}
+
+const _: () = {
+    let mut blocks = 0;
+    while blocks <= 64 {
+        assert!(side(blocks) == if strands(blocks) < WARPS { strands(blocks) } else { WARPS });
+        blocks += 1;
+    }
+};
+
 /// Shared memory of a thread block.
 #[derive(Clone, Copy)]
 pub struct BatchLayout {
@@ -64,10 +78,10 @@ struct Lane {
     codes: Global<u32>,
     scales: Global<u16>,
     records: Global<u32>,
-    /// First tiles of the two groups.
-    tiles: [usize; 2],
-    /// Where the token's records begin, at this lane's part.
-    start: usize,
+    /// First tiles of the two groups; in 32 bits, no memory holds more.
+    tiles: [u32; 2],
+    /// Where the token's records begin, at this lane's part; no memory holds more either.
+    start: u32,
     blocks: u32,
     g: u32,
     q: u32,
@@ -80,10 +94,10 @@ impl Lane {
     fn load<F: Codes>(self, first: u32, side: u32) -> [[F::Stored; 2]; 4] {
         let mut stored = [[F::none(); 2]; 4];
         unroll!(for i in 0..4 {
-            let block = (first + i as u32 * side).min(self.blocks - 1) as usize;
+            let block = (first + i as u32 * side).min(self.blocks - 1);
             unroll!(for half in 0..2 {
-                stored[i][half] =
-                    F::stored(self.codes, self.scales, self.tiles[half] + block, self.q, self.g);
+                let tile = self.tiles[half] + block;
+                stored[i][half] = F::stored(self.codes, self.scales, tile as usize, self.q, self.g);
             });
         });
         stored
@@ -106,7 +120,7 @@ impl Lane {
             unroll!(for i in 0..4 {
                 let block = at + i as u32 * side;
                 let inside = block < self.blocks;
-                let from = self.start + (block.min(self.blocks - 1) * RECORD_WORDS) as usize;
+                let from = (self.start + block.min(self.blocks - 1) * RECORD_WORDS) as usize;
                 let first: UVec4 = self.records.load_vector(from);
                 let second: UVec4 = self.records.load_vector(from + 4);
                 let [upper, lower] = stored[i].map(F::operands);
@@ -155,17 +169,16 @@ pub fn linear_batch<F: Codes>(
     let first_token = thread::block_idx_x() * BATCH_TOKENS;
     let group = first_row / GROUP;
     // Rows and tokens that are not there: the last ones again, not written.
-    let tiles = [group, (group + 1).min(shape.groups() - 1)].map(|x| x as usize * shape.blocks as usize);
+    let tiles = [group, (group + 1).min(shape.groups() - 1)].map(|x| x * shape.blocks);
     let token = (first_token + g).min(shape.tokens - 1);
-    let start = token as usize * (shape.blocks * RECORD_WORDS) as usize + (q * PART_WORDS) as usize;
+    let start = token * shape.blocks * RECORD_WORDS + q * PART_WORDS;
     let share = Lane { codes, scales, records, tiles, start, blocks: shape.blocks, g, q };
 
-    let (layout, strands) = (batch_layout(), strands(shape.blocks));
-    // Four strands leave four of the warps without one.
-    let side = strands.min(WARPS);
+    let side = side(shape.blocks);
     // No launch writes weights: they may come while those before still run.
     let stored = share.load::<F>(warp, side);
     thread::wait_for_previous();
+    let (layout, strands) = (batch_layout(), strands(shape.blocks));
     if strands == MAX_STRANDS {
         share.sum::<F, 4>(stored, warp, side, layout);
     } else if strands == 2 * WARPS {
