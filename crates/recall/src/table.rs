@@ -1,33 +1,14 @@
 //! The table of `docs/emulator.md`.
 
-use crate::case::{Case, Found};
-use crate::{convergence, dracc, gpuverify, indigo, legal, memory, missed, schedules, scor, weak};
+use crate::case::{Found, categories};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-const BEGIN: &str = "<!-- recall: made by crates/simt/tests/recall/table.rs -->\n";
+const BEGIN: &str = "<!-- recall: made by crates/recall/src/table.rs -->\n";
 const END: &str = "<!-- end of recall -->\n";
 
 /// Set to write the tables in the place of comparing them.
 const WRITE: &str = "FERROKV_WRITE_TABLES";
-
-fn categories() -> Vec<(&'static str, &'static [Case])> {
-    [
-        indigo::CASES,
-        scor::CASES,
-        gpuverify::CASES,
-        dracc::CASES,
-        schedules::CASES,
-        memory::CASES,
-        convergence::CASES,
-        weak::CASES,
-        missed::CASES,
-        legal::CASES,
-    ]
-    .into_iter()
-    .map(|cases| (cases[0].category, cases))
-    .collect()
-}
 
 fn tables() -> String {
     let mut text = String::new();
