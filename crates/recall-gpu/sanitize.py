@@ -78,11 +78,13 @@ def main():
     options.add_argument("--limit", type=float, default=30, help="for one run, in seconds")
     options.add_argument("--hang-limit", type=float, default=8, help="for one that hangs without a tool")
     options.add_argument("--jobs", type=int, default=12)
+    options.add_argument("--only", action="append", help="a case; may be given again")
     options = options.parse_args()
     end = time.monotonic() + options.seconds
     os.makedirs(options.outputs, exist_ok=True)
 
     cases = [line.split() for line in output([options.program]).splitlines()]
+    cases = [case for case in cases if not options.only or case[0] in options.only]
     known = output(["compute-sanitizer", "--help"])
     tools = {tool: flags if not flags or flags[0] in known else [] for tool, flags in TOOLS.items()}
     hung, rows = set(), []

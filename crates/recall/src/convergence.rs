@@ -50,6 +50,27 @@ fn inlined_in_both_arms(y: GlobalMut<u32>, bug: u32) {
 
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn meet_later() {
+    meet();
+    core::hint::black_box(());
+}
+
+#[kernel]
+fn helper_at_two_depths(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if bug == 0 || t.is_multiple_of(2) {
+        y.store(t as usize, 1);
+        meet(); // BUG: odd lanes are at another one, farther in
+        y.store(t as usize, t);
+    } else {
+        y.store(t as usize, 2);
+        meet_later();
+        y.store(t as usize, t + 1);
+    }
+}
+
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn multiply(a: u32) -> f32 {
     tensor::mma_f16([a; 4], [a; 2], [0.0; 4])[0]
 }
@@ -215,6 +236,9 @@ cases! { "convergence";
     inlined_in_both_arms: "the same, inlined",
         Found::In(Mode::Races, "DivergentBarrier", "even lanes are at this one", (0, 0)),
         |bug, on| four_warps!(inlined_in_both_arms, on, bug);
+    helper_at_two_depths: "a helper with a barrier, in one arm by another helper",
+        Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at another one, farther in", (0, 0)),
+        |bug, on| four_warps!(helper_at_two_depths, on, bug);
     product_in_both_arms: "a helper with a matrix product, in both arms",
         Found::In(Mode::Races, "LaneMissing", "half of the lanes are at the other product", (0, 0)),
         |bug, on| four_warps!(product_in_both_arms, on, bug);

@@ -48,6 +48,8 @@ mod schedules;
 mod scor;
 #[cfg(test)]
 mod table;
+#[cfg(test)]
+mod tools;
 mod weak;
 
 #[cfg(not(target_arch = "nvptx64"))]
