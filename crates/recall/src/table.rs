@@ -82,7 +82,7 @@ fn by_tool(record: &Record) -> Vec<String> {
         row(name, count(&on_gpu, true, tools), on_gpu.len(), count(&clean, false, tools), clean.len())
     };
     let mut lines = vec![
-        format!("\n*{}: {}.*\n", record.by, links.join(", ")),
+        format!("\n*{}:\n{}.*\n", record.by, links.join(",\n")),
         "| | bugs found | programs without a bug it objects to |".into(),
         "|---|---|---|".into(),
         row("the emulator", emulator, bugs.len(), 0, cases().count()),
