@@ -22,7 +22,11 @@ const SETUP_STAMP: &str = ".ferrokv/setup.stamp";
 /// A build of one package of kernels, to be run from the build script of the crate that embeds the PTX.
 #[derive(Clone, Debug)]
 pub struct PtxBuild {
+    /// The workspace's folder, seen from the build script's package.
+    workspace: PathBuf,
     package: String,
+    /// The folder below `target/ptx-build` that persists.
+    folder: PathBuf,
     targets: Vec<u32>,
     watch: Vec<PathBuf>,
     allow: PathBuf,
@@ -38,11 +42,19 @@ struct Target {
 impl PtxBuild {
     /// A build of `package`, whose folder has its name and lies beside the build script, for sm_80 and sm_90.
     pub fn new(package: &str) -> Self {
+        PtxBuild { folder: PathBuf::new(), ..PtxBuild::member("", package, package) }
+    }
+
+    /// The same of a package in `folder` of the workspace, for a build script in another folder of it, from
+    /// which `workspace` leads to the workspace's own. All paths are seen from there.
+    pub fn member(workspace: &str, folder: &str, package: &str) -> Self {
         PtxBuild {
+            workspace: workspace.into(),
             package: package.to_owned(),
+            folder: package.into(),
             targets: vec![80, 90],
-            watch: vec![PathBuf::from(package), "Cargo.lock".into(), "Cargo.toml".into()],
-            allow: Path::new(package).join("ptx-allow.toml"),
+            watch: vec![PathBuf::from(folder), "Cargo.lock".into(), "Cargo.toml".into()],
+            allow: Path::new(folder).join("ptx-allow.toml"),
         }
     }
 
@@ -67,7 +79,7 @@ impl PtxBuild {
             eprintln!("ptx-build runs in a build script: CARGO_MANIFEST_DIR and OUT_DIR are not set");
             return ExitCode::FAILURE;
         };
-        let (workspace, out) = (PathBuf::from(workspace), PathBuf::from(out));
+        let (workspace, out) = (Path::new(&workspace).join(&self.workspace), PathBuf::from(out));
         self.print_watched(&workspace);
         match self.build(&workspace, &out).and_then(|index| write(&out, &index)) {
             Ok(()) => ExitCode::SUCCESS,
@@ -113,7 +125,7 @@ impl PtxBuild {
             Err(reason) if reason.starts_with(ptxas::PTXAS_ENV) => return Err(vec![reason]),
             Err(_) => None,
         };
-        let folder = target_folder(workspace, out).join("ptx-build");
+        let folder = target_folder(workspace, out).join("ptx-build").join(&self.folder);
         let results: Vec<Result<Target, String>> = thread::scope(|scope| {
             let workers: Vec<_> = self
                 .targets

@@ -8,27 +8,48 @@
 use super::fault::Place;
 use std::backtrace::Backtrace;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// The calls that lead to a place, the innermost first, as far as the compiler knows their lines.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Calls {
-    places: Vec<Place>,
+    calls: Vec<Call>,
+}
+
+/// A call, and the function that makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Call {
+    place: Place,
+    function: &'static str,
+}
+
+impl Call {
+    /// Of code that it merges the compiler loses lines.
+    fn is_known(&self) -> bool {
+        self.place.line != 0
+    }
 }
 
 impl Calls {
-    /// Where two lists part: the innermost call that they do not share, of either. `None` if they lead to one
-    /// place, or too little is known of them.
+    /// Where two lists part: a call that they do not share, of either. `None` if they lead to one place, or
+    /// too little is known of them.
     pub(super) fn parting(&self, other: &Calls) -> Option<[Place; 2]> {
-        // Of code that it merges the compiler loses lines and calls: then the numbers of calls differ.
-        if std::ptr::eq(self, other) || self.places.len() != other.places.len() {
+        if std::ptr::eq(self, other) {
             return None;
         }
-        let known = |place: &Place| place.line != 0;
-        let mut pairs = self.places.iter().zip(&other.places);
-        pairs.find(|(a, b)| a != b && known(a) && known(b)).map(|(a, b)| [*a, *b])
+        let parts = |a: &Call, b: &Call| a != b && a.is_known() && b.is_known();
+        if self.calls.len() == other.calls.len() {
+            let mut pairs = self.calls.iter().zip(&other.calls);
+            return pairs.find(|(a, b)| parts(a, b)).map(|(a, b)| [a.place, b.place]);
+        }
+        // One way is longer, or the compiler has lost a call of it: one that it merged with another, or one
+        // at the end of a function, which it made a jump. From the kernel on, the lists are of the same
+        // functions up to there.
+        let mut pairs = self.calls.iter().rev().zip(other.calls.iter().rev());
+        let (a, b) = pairs.find(|(a, b)| a != b)?;
+        (a.function == b.function && parts(a, b)).then_some([a.place, b.place])
     }
 }
 
@@ -74,7 +95,7 @@ pub(super) fn here(stack: Range<usize>) -> Option<&'static Calls> {
     if met.is_some() {
         return met;
     }
-    let calls = intern(places(&written(&Backtrace::force_capture())));
+    let calls = intern(calls(&written(&Backtrace::force_capture())));
     MET.with_borrow_mut(|met| met.entry(depth).or_default().push(Met { returns, calls }));
     Some(calls)
 }
@@ -104,23 +125,23 @@ impl Met {
     }
 }
 
-/// One list of places is one value, for good: a program has few.
-fn intern(places: Vec<Place>) -> &'static Calls {
+/// One list of calls is one value, for good: a program has few.
+fn intern(calls: Vec<Call>) -> &'static Calls {
     static ALL: Mutex<Vec<&'static Calls>> = Mutex::new(Vec::new());
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    match all.iter().find(|calls| calls.places == places) {
-        Some(calls) => calls,
+    match all.iter().find(|known| known.calls == calls) {
+        Some(known) => known,
         None => {
-            let calls: &'static Calls = Box::leak(Box::new(Calls { places }));
-            all.push(calls);
-            calls
+            let new: &'static Calls = Box::leak(Box::new(Calls { calls }));
+            all.push(new);
+            new
         }
     }
 }
 
-/// The places of a written backtrace, from the emulator's caller to the kernel.
-fn places(backtrace: &str) -> Vec<Place> {
-    let mut places = Vec::new();
+/// The calls of a written backtrace, from the emulator's caller to the kernel.
+fn calls(backtrace: &str) -> Vec<Call> {
+    let mut calls = Vec::new();
     let mut inside = false;
     let mut name = "";
     for line in backtrace.lines().map(str::trim) {
@@ -134,32 +155,30 @@ fn places(backtrace: &str) -> Vec<Place> {
         // The emulator's own calls come first.
         inside |= !name.contains("simt::emu");
         if let Some(place) = place_of(place).filter(|_| inside) {
-            places.push(place);
+            calls.push(Call { place, function: for_good(name) });
         }
     }
-    places
+    calls
 }
 
 /// Reads `file:line:column`.
 fn place_of(text: &str) -> Option<Place> {
     let (rest, column) = text.rsplit_once(':')?;
     let (file, line) = rest.rsplit_once(':')?;
-    Some(Place { file: name(file), line: line.parse().ok()?, column: column.parse().ok()? })
+    let file = for_good(file.strip_prefix("./").unwrap_or(file));
+    Some(Place { file, line: line.parse().ok()?, column: column.parse().ok()? })
 }
 
-/// The name of a file, for good.
-fn name(file: &str) -> &'static str {
-    static ALL: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
-    let file = file.strip_prefix("./").unwrap_or(file);
+/// A name, for good: a program has few.
+fn for_good(name: &str) -> &'static str {
+    static ALL: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    match all.iter().find(|known| **known == file) {
-        Some(known) => known,
-        None => {
-            let file: &'static str = Box::leak(file.into());
-            all.push(file);
-            file
-        }
+    if let Some(known) = all.get(name) {
+        return known;
     }
+    let new: &'static str = Box::leak(name.into());
+    all.insert(new);
+    new
 }
 
 /// The return addresses on this stack, and how far from its end each lies.
@@ -217,21 +236,42 @@ mod tests {
         let text = "   0: simt::emu::calls::here\n             at ./src/emu/calls.rs:44:1\n   1: meet\n\
                     \x20            at /a b/c.rs:12:5\n   2: kernel\n             at ./k.rs:3:0\n\
                     \x20  3: <unknown>\n   4: corosensei::on\n             at x.rs:1:1\n";
-        let calls = intern(places(text));
-        let place = |file, line, column| Place { file, line, column };
-        assert_eq!(calls.places, [place("/a b/c.rs", 12, 5), place("k.rs", 3, 0)]);
-        assert!(std::ptr::eq(calls, intern(places(text))));
+        let read = intern(calls(text));
+        let call = |file, line, column, function| Call { place: Place { file, line, column }, function };
+        assert_eq!(read.calls, [call("/a b/c.rs", 12, 5, "meet"), call("k.rs", 3, 0, "kernel")]);
+        assert!(std::ptr::eq(read, intern(calls(text))));
+    }
+
+    /// Calls by these functions in these lines, the innermost first.
+    fn list(calls: &[(&'static str, u32)]) -> Calls {
+        let call = |&(function, line)| Call { place: Place { file: "k.rs", line, column: 1 }, function };
+        Calls { calls: calls.iter().map(call).collect() }
+    }
+
+    fn lines(a: &[(&'static str, u32)], b: &[(&'static str, u32)]) -> Option<[u32; 2]> {
+        let [ab, ba] = [(a, b), (b, a)].map(|(a, b)| list(a).parting(&list(b)));
+        assert_eq!(ab, ba.map(|[b, a]| [a, b]), "whichever comes first");
+        ab.map(|places| places.map(|place| place.line))
     }
 
     #[test]
     fn lists_part_at_the_innermost_known_line() {
-        let calls = |lines: [u32; 3]| Calls {
-            places: lines.map(|line| Place { file: "k.rs", line, column: 1 }).to_vec(),
-        };
-        assert_eq!(calls([1, 2, 3]).parting(&calls([1, 2, 3])), None);
-        assert_eq!(calls([1, 2, 3]).parting(&calls([1, 0, 3])), None, "a line that is not known");
-        let parting = calls([1, 2, 3]).parting(&calls([1, 5, 6]));
-        assert_eq!(parting.map(|places| places.map(|place| place.line)), Some([2, 5]));
-        assert_eq!(calls([1, 2, 3]).parting(&Calls { places: vec![] }), None);
+        let kernel = [("meet", 1), ("helper", 2), ("kernel", 3)];
+        assert_eq!(lines(&kernel, &kernel), None);
+        assert_eq!(lines(&kernel, &[("meet", 1), ("helper", 0), ("kernel", 3)]), None, "a lost line");
+        assert_eq!(lines(&kernel, &[("meet", 1), ("helper", 5), ("kernel", 6)]), Some([2, 5]));
+        assert_eq!(lines(&kernel, &[]), None);
+    }
+
+    #[test]
+    fn a_longer_way_parts_from_a_shorter_one_in_a_function_of_both() {
+        let way = [("meet", 1), ("helper", 2), ("kernel", 3)];
+        assert_eq!(lines(&way, &[("meet", 1), ("kernel", 4)]), Some([3, 4]));
+        assert_eq!(lines(&way, &[("meet", 1), ("kernel", 3)]), None, "helper's call may be a jump");
+        assert_eq!(lines(&way, &[("kernel", 3)]), None);
+        assert_eq!(lines(&way, &[("meet", 1), ("kernel", 0)]), None, "a lost line");
+        let outer = [("meet", 1), ("helper", 2), ("outer", 7), ("kernel", 3)];
+        assert_eq!(lines(&outer, &[("meet", 1), ("outer", 8), ("kernel", 3)]), Some([7, 8]));
+        assert_eq!(lines(&outer, &way), None, "the call of outer may be a jump");
     }
 }

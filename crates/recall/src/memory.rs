@@ -1,7 +1,10 @@
 //! What a memory access may touch, and when.
 
-use crate::case::{Found, Mode, cases, go, write};
-use simt::{GlobalMut, LaunchShape, Shared, SharedPlan, async_copy, kernel, thread};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::case::{Found, Mode};
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::LaunchShape;
+use simt::{GlobalMut, Shared, SharedPlan, async_copy, kernel, thread};
 
 const fn tile() -> Shared<u32> {
     let mut plan = SharedPlan::new();
@@ -70,7 +73,8 @@ fn look_of_another_width(words: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
     }
 }
 
-/// Sums of so many words that all stay on the stack.
+/// Sums of so many words that all stay on the stack. No GPU has room for as many in each thread.
+#[cfg(not(target_arch = "nvptx64"))]
 #[inline(never)]
 fn sorted_locally<const WORDS: usize>(seed: u32) -> u32 {
     let mut words = [seed; WORDS];
@@ -80,6 +84,7 @@ fn sorted_locally<const WORDS: usize>(seed: u32) -> u32 {
     core::hint::black_box(&mut words)[seed as usize % WORDS]
 }
 
+#[cfg(not(target_arch = "nvptx64"))]
 #[kernel]
 fn large_local_array(y: GlobalMut<u32>, bug: u32) {
     let t = thread::thread_idx_x();
@@ -92,36 +97,36 @@ fn large_local_array(y: GlobalMut<u32>, bug: u32) {
 
 cases! { "memory";
     large_local_array: "a local array larger than the stack",
-        Found::OfThread(Mode::Default, "StackOverflow", (0, 5)), |bug, options| {
+        Found::OfThread(Mode::Default, "StackOverflow", (0, 5)), |bug, on| {
             let mut y = [0; 64];
-            go(large_local_array::kernel(), LaunchShape::new(1, 64),
-                large_local_array::Args { y: write(&mut y), bug }, options)
+            on.go(large_local_array::kernel(), LaunchShape::new(1, 64),
+                large_local_array::Args { y: on.write(&mut y)?, bug })
         };
-    readonly_of_written: "a read-only load of what the launch writes", Found::In(Mode::Races, "ReadOnlyLoad", "the launch writes it", (0, 0)), |bug, options| {
+    readonly_of_written: "a read-only load of what the launch writes", Found::In(Mode::Races, "ReadOnlyLoad", "the launch writes it", (0, 0)), |bug, on| {
         let (mut x, mut y) = ([0; 64], [0; 64]);
-        go(readonly_of_written::kernel(), LaunchShape::new(1, 64),
-            readonly_of_written::Args { x: write(&mut x), y: write(&mut y), bug }, options)
+        on.go(readonly_of_written::kernel(), LaunchShape::new(1, 64),
+            readonly_of_written::Args { x: on.write(&mut x)?, y: on.write(&mut y)?, bug })
     };
-    source_overwritten: "the source of a copy, written before its wait", Found::In(Mode::Races, "CopySource", "the copy may not have read it yet", (0, 0)), |bug, options| {
+    source_overwritten: "the source of a copy, written before its wait", Found::In(Mode::Races, "CopySource", "the copy may not have read it yet", (0, 0)), |bug, on| {
         let (mut x, mut y) = (vec![0u128; 32], [0; 32]);
-        let x = write(&mut x).cast();
-        go(source_overwritten::kernel(), LaunchShape::new(1, 32).shared(512),
-            source_overwritten::Args { x, y: write(&mut y), bug }, options)
+        let x = on.write(&mut x)?.cast();
+        on.go(source_overwritten::kernel(), LaunchShape::new(1, 32).shared(512),
+            source_overwritten::Args { x, y: on.write(&mut y)?, bug })
     };
-    source_overwritten_by_another: "the same by another thread, behind a barrier", Found::In(Mode::Races, "CopySource", "a neighbour's copy may not have read it yet", (0, 0)), |bug, options| {
+    source_overwritten_by_another: "the same by another thread, behind a barrier", Found::In(Mode::Races, "CopySource", "a neighbour's copy may not have read it yet", (0, 0)), |bug, on| {
         let (mut x, mut y) = (vec![0u128; 32], [0; 32]);
-        let x = write(&mut x).cast();
-        go(source_overwritten_by_another::kernel(), LaunchShape::new(1, 32).shared(512),
-            source_overwritten_by_another::Args { x, y: write(&mut y), bug }, options)
+        let x = on.write(&mut x)?.cast();
+        on.go(source_overwritten_by_another::kernel(), LaunchShape::new(1, 32).shared(512),
+            source_overwritten_by_another::Args { x, y: on.write(&mut y)?, bug })
     };
-    two_widths: "atomics of two widths on one word", Found::In(Mode::Races, "AtomicWidths", "the others add to half of it", (0, 1)), |bug, options| {
+    two_widths: "atomics of two widths on one word", Found::In(Mode::Races, "AtomicWidths", "the others add to half of it", (0, 1)), |bug, on| {
         let mut words = [0u64; 1];
-        go(two_widths::kernel(), LaunchShape::new(1, 64),
-            two_widths::Args { words: write(&mut words).cast(), bug }, options)
+        on.go(two_widths::kernel(), LaunchShape::new(1, 64),
+            two_widths::Args { words: on.write(&mut words)?.cast(), bug })
     };
-    look_of_another_width: "a read of what another block adds to and looks at as a wider word", Found::In(Mode::Races, "Race", "another block adds to it", (1, 0)), |bug, options| {
+    look_of_another_width: "a read of what another block adds to and looks at as a wider word", Found::In(Mode::Races, "Race", "another block adds to it", (1, 0)), |bug, on| {
         let (mut words, mut y) = ([0u64; 1], [0; 1]);
-        go(look_of_another_width::kernel(), LaunchShape::new(2, 1),
-            look_of_another_width::Args { words: write(&mut words).cast(), y: write(&mut y), bug }, options)
+        on.go(look_of_another_width::kernel(), LaunchShape::new(2, 1),
+            look_of_another_width::Args { words: on.write(&mut words)?.cast(), y: on.write(&mut y)?, bug })
     };
 }

@@ -1,8 +1,11 @@
 //! Programs without a mistake that are easy to refuse or to hang. In the twin's place stands the same
 //! program.
 
-use crate::case::{Found, cases, go, read, write};
-use simt::{Global, GlobalMut, LaunchShape, Shared, SharedPlan, async_copy, kernel, thread, warp};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::case::Found;
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::LaunchShape;
+use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread, warp};
 
 const fn words() -> Shared<u32> {
     let mut plan = SharedPlan::new();
@@ -131,46 +134,46 @@ fn atomics_that_meet_a_plain_read(y: GlobalMut<u32>, total: GlobalMut<u32>) {
 }
 
 cases! { "legal";
-    ticket_lock: "a lock by tickets, between blocks", Found::Legal, |_, options| {
+    ticket_lock: "a lock by tickets, between blocks", Found::Legal, |_, on| {
         let (mut words, mut sum) = ([0; 2], [0]);
-        let args = ticket_lock::Args { words: write(&mut words), sum: write(&mut sum) };
-        go(ticket_lock::kernel(), LaunchShape::new(3, 16), args, options)?;
+        let args = ticket_lock::Args { words: on.write(&mut words)?, sum: on.write(&mut sum)? };
+        on.go(ticket_lock::kernel(), LaunchShape::new(3, 16), args)?;
         assert_eq!(sum, [48]);
         Ok(())
     };
-    look_back: "each block waits for the one before", Found::Legal, |_, options| {
+    look_back: "each block waits for the one before", Found::Legal, |_, on| {
         let (x, mut states, mut sums) = ([3; 40], [0; 40], [0; 40]);
         let args =
-            look_back::Args { x: read(&x), states: write(&mut states), sums: write(&mut sums) };
-        go(look_back::kernel(), LaunchShape::new(40, 1), args, options)?;
+            look_back::Args { x: on.read(&x)?, states: on.write(&mut states)?, sums: on.write(&mut sums)? };
+        on.go(look_back::kernel(), LaunchShape::new(40, 1), args)?;
         assert_eq!(sums[39], 120);
         Ok(())
     };
-    producer_and_consumer: "a warp brings what another takes", Found::Legal, |_, options| {
+    producer_and_consumer: "a warp brings what another takes", Found::Legal, |_, on| {
         let (x, mut y): (Vec<u32>, _) = ((0..128).collect(), [0; 128]);
-        let args = producer_and_consumer::Args { x: read(&x), y: write(&mut y) };
-        go(producer_and_consumer::kernel(), LaunchShape::new(1, 64).shared(512), args, options)?;
+        let args = producer_and_consumer::Args { x: on.read(&x)?, y: on.write(&mut y)? };
+        on.go(producer_and_consumer::kernel(), LaunchShape::new(1, 64).shared(512), args)?;
         assert_eq!(y[127], 96);
         Ok(())
     };
-    warps_at_two_barriers: "two warps meet from two barriers", Found::Legal, |_, options| {
+    warps_at_two_barriers: "two warps meet from two barriers", Found::Legal, |_, on| {
         let mut y = [0; 64];
-        let args = warps_at_two_barriers::Args { y: write(&mut y) };
-        go(warps_at_two_barriers::kernel(), LaunchShape::new(1, 64).shared(512), args, options)
+        let args = warps_at_two_barriers::Args { y: on.write(&mut y)? };
+        on.go(warps_at_two_barriers::kernel(), LaunchShape::new(1, 64).shared(512), args)
     };
-    two_buffers: "copies to one buffer while the other is read", Found::Legal, |_, options| {
+    two_buffers: "copies to one buffer while the other is read", Found::Legal, |_, on| {
         let (x, mut y) = ([0u128; 16], [0; 4]);
-        let args = two_buffers::Args { x: read(&x).cast(), y: write(&mut y) };
-        go(two_buffers::kernel(), LaunchShape::new(1, 4).shared(512), args, options)
+        let args = two_buffers::Args { x: on.read(&x)?.cast(), y: on.write(&mut y)? };
+        on.go(two_buffers::kernel(), LaunchShape::new(1, 4).shared(512), args)
     };
-    lanes_that_wait_for_a_lane: "lanes wait for a lane of their warp", Found::Legal, |_, options| {
+    lanes_that_wait_for_a_lane: "lanes wait for a lane of their warp", Found::Legal, |_, on| {
         let mut y = [0; 32];
-        let args = lanes_that_wait_for_a_lane::Args { y: write(&mut y) };
-        go(lanes_that_wait_for_a_lane::kernel(), LaunchShape::new(1, 32).shared(512), args, options)
+        let args = lanes_that_wait_for_a_lane::Args { y: on.write(&mut y)? };
+        on.go(lanes_that_wait_for_a_lane::kernel(), LaunchShape::new(1, 32).shared(512), args)
     };
-    atomics_that_meet_a_plain_read: "a plain read of what atomics changed, behind a barrier", Found::Legal, |_, options| {
+    atomics_that_meet_a_plain_read: "a plain read of what atomics changed, behind a barrier", Found::Legal, |_, on| {
         let (mut y, mut total) = ([0], [0]);
-        let args = atomics_that_meet_a_plain_read::Args { y: write(&mut y), total: write(&mut total) };
-        go(atomics_that_meet_a_plain_read::kernel(), LaunchShape::new(1, 64), args, options)
+        let args = atomics_that_meet_a_plain_read::Args { y: on.write(&mut y)?, total: on.write(&mut total)? };
+        on.go(atomics_that_meet_a_plain_read::kernel(), LaunchShape::new(1, 64), args)
     };
 }

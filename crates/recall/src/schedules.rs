@@ -1,7 +1,10 @@
 //! What depends on who comes first, and waits that never end.
 
-use crate::case::{Found, Mode, cases, go, write};
-use simt::{GlobalMut, LaunchShape, Shared, SharedPlan, kernel, thread};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::case::{Found, Mode};
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::LaunchShape;
+use simt::{GlobalMut, Shared, SharedPlan, kernel, thread};
 
 const NOBODY: u32 = u32::MAX;
 
@@ -167,59 +170,59 @@ fn unread_flag(data: GlobalMut<u32>, flag: GlobalMut<u32>, out: GlobalMut<u32>, 
 }
 
 cases! { "schedules";
-    ticket: "results stand where a ticket says", Found::In(Mode::Orders, "OrderDependence", "the place is a ticket", (1, 63)), |bug, options| {
+    ticket: "results stand where a ticket says", Found::In(Mode::Orders, "OrderDependence", "the place is a ticket", (1, 63)), |bug, on| {
         let (mut next, mut out) = ([0], [0; 128]);
-        go(ticket::kernel(), LaunchShape::new(2, 64),
-            ticket::Args { next: write(&mut next), out: write(&mut out), bug }, options)
+        on.go(ticket::kernel(), LaunchShape::new(2, 64),
+            ticket::Args { next: on.write(&mut next)?, out: on.write(&mut out)?, bug })
     };
-    first_comer: "the first one to come wins", Found::In(Mode::Orders, "OrderDependence", "whoever comes first", (1, 63)), |bug, options| {
+    first_comer: "the first one to come wins", Found::In(Mode::Orders, "OrderDependence", "whoever comes first", (1, 63)), |bug, on| {
         let mut winner = [NOBODY];
-        go(first_comer::kernel(), LaunchShape::new(2, 64),
-            first_comer::Args { winner: write(&mut winner), bug }, options)
+        on.go(first_comer::kernel(), LaunchShape::new(2, 64),
+            first_comer::Args { winner: on.write(&mut winner)?, bug })
     };
-    float_sum: "a float sum by compare-and-swap", Found::In(Mode::Orders, "OrderDependence", "rounded in the order of arrival", (0, 0)), |bug, options| {
+    float_sum: "a float sum by compare-and-swap", Found::In(Mode::Orders, "OrderDependence", "rounded in the order of arrival", (0, 0)), |bug, on| {
         let mut sum = [0];
-        go(float_sum::kernel(), LaunchShape::new(2, 64),
-            float_sum::Args { sum: write(&mut sum), bug }, options)
+        on.go(float_sum::kernel(), LaunchShape::new(2, 64),
+            float_sum::Args { sum: on.write(&mut sum)?, bug })
     };
-    look_then_take: "a look and a take that are two atomics", Found::In(Mode::Orders, "OrderDependence", "what was looked at may be gone", (0, 5)), |bug, options| {
+    look_then_take: "a look and a take that are two atomics", Found::In(Mode::Orders, "OrderDependence", "what was looked at may be gone", (0, 5)), |bug, on| {
         let mut left = [40];
-        go(look_then_take::kernel(), LaunchShape::new(2, 64),
-            look_then_take::Args { left: write(&mut left), bug }, options)
+        on.go(look_then_take::kernel(), LaunchShape::new(2, 64),
+            look_then_take::Args { left: on.write(&mut left)?, bug })
     };
-    flag_between_warps: "a warp waits for a flag that no warp sets", Found::In(Mode::Default, "EndlessWait", "nobody sets it", (0, 0)), |bug, options| {
+    flag_between_warps: "a warp waits for a flag that no warp sets", Found::In(Mode::Default, "EndlessWait", "nobody sets it", (0, 0)), |bug, on| {
         let mut out = [0];
-        go(flag_between_warps::kernel(), LaunchShape::new(1, 64).shared(16),
-            flag_between_warps::Args { out: write(&mut out), bug }, options)
+        on.go(flag_between_warps::kernel(), LaunchShape::new(1, 64).shared(16),
+            flag_between_warps::Args { out: on.write(&mut out)?, bug })
     };
-    flag_between_blocks: "a block waits for a flag that no block sets", Found::In(Mode::Default, "EndlessWait", "its word is never set", (0, 0)), |bug, options| {
+    flag_between_blocks: "a block waits for a flag that no block sets", Found::In(Mode::Default, "EndlessWait", "its word is never set", (0, 0)), |bug, on| {
         let (mut flag, mut out) = ([0; 2], [0]);
-        go(flag_between_blocks::kernel(), LaunchShape::new(5, 1),
-            flag_between_blocks::Args { flag: write(&mut flag), out: write(&mut out), bug }, options)
+        on.go(flag_between_blocks::kernel(), LaunchShape::new(5, 1),
+            flag_between_blocks::Args { flag: on.write(&mut flag)?, out: on.write(&mut out)?, bug })
     };
-    lock_kept: "a path that leaves with the lock taken", Found::In(Mode::Default, "EndlessWait", "the lock is never given back", (0, 6)), |bug, options| {
+    lock_kept: "a path that leaves with the lock taken", Found::In(Mode::Default, "EndlessWait", "the lock is never given back", (0, 6)), |bug, on| {
         let (mut lock, mut sum) = ([0], [0]);
-        go(lock_kept::kernel(), LaunchShape::new(2, 32),
-            lock_kept::Args { lock: write(&mut lock), sum: write(&mut sum), bug }, options)
+        on.go(lock_kept::kernel(), LaunchShape::new(2, 32),
+            lock_kept::Args { lock: on.write(&mut lock)?, sum: on.write(&mut sum)?, bug })
     };
-    two_locks: "two locks taken in two orders", Found::In(Mode::Orders, "EndlessWait", "the other holds it and waits for ours", (0, 0)), |bug, options| {
+    two_locks: "two locks taken in two orders", Found::In(Mode::Orders, "EndlessWait", "the other holds it and waits for ours", (0, 0)), |bug, on| {
         let (mut locks, mut sum) = ([0; 2], [0]);
-        go(two_locks::kernel(), LaunchShape::new(2, 1),
-            two_locks::Args { locks: write(&mut locks), sum: write(&mut sum), bug }, options)
+        on.go(two_locks::kernel(), LaunchShape::new(2, 1),
+            two_locks::Args { locks: on.write(&mut locks)?, sum: on.write(&mut sum)?, bug })
     };
-    waits_on_a_plain_load: "a wait that looks with a plain load", Found::In(Mode::Races, "Race", "the other side looks with a plain load", (0, 32)), |bug, options| {
+    waits_on_a_plain_load: "a wait that looks with a plain load", Found::In(Mode::Races, "Race", "the other side looks with a plain load", (0, 32)), |bug, on| {
         let (mut flag, mut out) = ([0], [0]);
-        go(waits_on_a_plain_load::kernel(), LaunchShape::new(1, 64),
-            waits_on_a_plain_load::Args { flag: write(&mut flag), out: write(&mut out), bug }, options)
+        on.go(waits_on_a_plain_load::kernel(), LaunchShape::new(1, 64),
+            waits_on_a_plain_load::Args { flag: on.write(&mut flag)?, out: on.write(&mut out)?, bug })
     };
-    last_by_index: "the last block by its index, not by its arrival", Found::In(Mode::Orders, "OrderDependence", "of what is there by then", (5, 0)), |bug, options| {
+    last_by_index: "the last block by its index, not by its arrival", Found::In(Mode::Orders, "OrderDependence", "of what is there by then", (5, 0)), |bug, on| {
         let (mut partial, mut done, mut total) = ([0; 6], [0], [0]);
-        go(last_by_index::kernel(), LaunchShape::new(6, 1),
-            last_by_index::Args { partial: write(&mut partial), done: write(&mut done), total: write(&mut total), bug }, options)
+        on.go(last_by_index::kernel(), LaunchShape::new(6, 1),
+            last_by_index::Args { partial: on.write(&mut partial)?, done: on.write(&mut done)?, total: on.write(&mut total)?, bug })
     };
-    unread_flag: "a flag that is read and not looked at", Found::In(Mode::Orders, "OrderDependence", "may come before the flag", (1, 0)), |bug, options| {
+    unread_flag: "a flag that is read and not looked at", Found::In(Mode::Orders, "OrderDependence", "may come before the flag", (1, 0)), |bug, on| {
         let (mut data, mut flag, mut out) = ([0], [0], [0; 3]);
-        go(unread_flag::kernel(), LaunchShape::new(3, 1),
-            unread_flag::Args { data: write(&mut data), flag: write(&mut flag), out: write(&mut out), bug }, options)
+        on.go(unread_flag::kernel(), LaunchShape::new(3, 1),
+            unread_flag::Args { data: on.write(&mut data)?, flag: on.write(&mut flag)?, out: on.write(&mut out)?, bug })
     };
 }

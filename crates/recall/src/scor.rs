@@ -1,8 +1,15 @@
 //! Scopes and fences, after the patterns of ScoR: what is handed from one thread to another by an atomic, and
 //! how far the fences on both sides reach.
 
-use crate::case::{Found, Mode, cases, go, write};
-use simt::{GlobalMut, LaunchShape, kernel, thread, warp};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::Machine;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::case::{Found, Mode};
+#[cfg(not(target_arch = "nvptx64"))]
+use ferrokv_device::Result;
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::LaunchShape;
+use simt::{GlobalMut, kernel, thread, warp};
 
 #[kernel]
 fn fence_too_narrow(data: GlobalMut<u32>, flag: GlobalMut<u32>, out: GlobalMut<u32>, bug: u32) {
@@ -176,53 +183,50 @@ fn warp_barrier_between_warps(data: GlobalMut<u32>, flag: GlobalMut<u32>, out: G
     out.store(t, other);
 }
 
+#[cfg(not(target_arch = "nvptx64"))]
 type Run = simt::Kernel<fence_too_narrow::Args>;
 
-fn two_blocks(kernel: Run, bug: u32, options: &simt::emu::EmuOptions) -> Result<(), simt::emu::Fault> {
-    with(kernel, LaunchShape::new(2, 1), bug, options)
+#[cfg(not(target_arch = "nvptx64"))]
+fn two_blocks(kernel: Run, bug: u32, on: &Machine) -> Result<()> {
+    with(kernel, LaunchShape::new(2, 1), bug, on)
 }
 
-fn with(
-    kernel: Run,
-    shape: LaunchShape,
-    bug: u32,
-    options: &simt::emu::EmuOptions,
-) -> Result<(), simt::emu::Fault> {
+#[cfg(not(target_arch = "nvptx64"))]
+fn with(kernel: Run, shape: LaunchShape, bug: u32, on: &Machine) -> Result<()> {
     let (mut data, mut flag, mut out) = (vec![0; 128], vec![0; 1], vec![0; 128]);
-    let args =
-        fence_too_narrow::Args { data: write(&mut data), flag: write(&mut flag), out: write(&mut out), bug };
-    go(kernel, shape, args, options)
+    let (data, flag, out) = (on.write(&mut data)?, on.write(&mut flag)?, on.write(&mut out)?);
+    on.go(kernel, shape, fence_too_narrow::Args { data, flag, out, bug })
 }
 
 cases! { "scor";
     fence_too_narrow: "fences of a block between two blocks",
         Found::In(Mode::Races, "Race", "the fences reach their own blocks only", (1, 0)),
-        |bug, options| with(fence_too_narrow::kernel(), LaunchShape::new(2, 2), bug, options);
+        |bug, on| with(fence_too_narrow::kernel(), LaunchShape::new(2, 2), bug, on);
     reader_fence_too_narrow: "the reader's fence is its block's",
         Found::In(Mode::Races, "Race", "the reader's fence is for its own block", (1, 0)),
-        |bug, options| two_blocks(reader_fence_too_narrow::kernel(), bug, options);
+        |bug, on| two_blocks(reader_fence_too_narrow::kernel(), bug, on);
     no_fence_at_the_writer: "no fence ahead of the flag",
         Found::In(Mode::Races, "Race", "the writer made no fence", (1, 0)),
-        |bug, options| two_blocks(no_fence_at_the_writer::kernel(), bug, options);
+        |bug, on| two_blocks(no_fence_at_the_writer::kernel(), bug, on);
     no_fence_at_the_reader: "no fence behind the look at the flag",
         Found::In(Mode::Races, "Race", "the reader made no fence", (1, 0)),
-        |bug, options| two_blocks(no_fence_at_the_reader::kernel(), bug, options);
+        |bug, on| two_blocks(no_fence_at_the_reader::kernel(), bug, on);
     fence_behind_the_flag: "the fence comes behind the flag",
         Found::In(Mode::Races, "Race", "the fence came behind the flag", (1, 0)),
-        |bug, options| two_blocks(fence_behind_the_flag::kernel(), bug, options);
+        |bug, on| two_blocks(fence_behind_the_flag::kernel(), bug, on);
     flag_by_plain_store: "a flag set by a plain store",
         Found::In(Mode::Races, "Race", "the flag is set by a plain store", (1, 0)),
-        |bug, options| two_blocks(flag_by_plain_store::kernel(), bug, options);
+        |bug, on| two_blocks(flag_by_plain_store::kernel(), bug, on);
     lock_with_block_fences: "a lock between blocks with fences of a block",
         Found::In(Mode::Races, "Race", "the lock's fences are those of a block", (1, 0)),
-        |bug, options| two_blocks(lock_with_block_fences::kernel(), bug, options);
+        |bug, on| two_blocks(lock_with_block_fences::kernel(), bug, on);
     only_one_thread_fences: "one thread fences for all, without a barrier",
         Found::In(Mode::Races, "Race", "its fence is not the other threads'", (1, 0)),
-        |bug, options| with(only_one_thread_fences::kernel(), LaunchShape::new(2, 64), bug, options);
+        |bug, on| with(only_one_thread_fences::kernel(), LaunchShape::new(2, 64), bug, on);
     block_barrier_between_blocks: "a block's barrier between two blocks",
         Found::In(Mode::Races, "Race", "a barrier orders one block only", (1, 0)),
-        |bug, options| with(block_barrier_between_blocks::kernel(), LaunchShape::new(2, 64), bug, options);
+        |bug, on| with(block_barrier_between_blocks::kernel(), LaunchShape::new(2, 64), bug, on);
     warp_barrier_between_warps: "a warp's barrier between two warps",
         Found::In(Mode::Races, "Race", "a warp's barrier orders one warp only", (0, 0)),
-        |bug, options| with(warp_barrier_between_warps::kernel(), LaunchShape::new(1, 64), bug, options);
+        |bug, on| with(warp_barrier_between_warps::kernel(), LaunchShape::new(1, 64), bug, on);
 }

@@ -1,7 +1,14 @@
 //! Barriers that diverge, races within a block and between blocks, after what GPUVerify tells apart.
 
-use crate::case::{Found, Mode, cases, go, write};
-use simt::{GlobalMut, LaunchShape, Shared, SharedPlan, kernel, thread, warp};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::Machine;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::case::{Found, Mode};
+#[cfg(not(target_arch = "nvptx64"))]
+use ferrokv_device::Result;
+use simt::{GlobalMut, Shared, SharedPlan, kernel, thread, warp};
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::{Kernel, LaunchShape};
 
 const fn tile() -> Shared<u32> {
     let mut plan = SharedPlan::new();
@@ -141,54 +148,51 @@ fn unwritten_tail(y: GlobalMut<u32>, bug: u32) {
     y.store(thread::index_1d(), tile().load(63 - t)); // BUG: nobody wrote the last word
 }
 
-fn run(
-    kernel: simt::Kernel<barrier_in_a_branch::Args>,
-    bug: u32,
-    options: &simt::emu::EmuOptions,
-) -> Result<(), simt::emu::Fault> {
+#[cfg(not(target_arch = "nvptx64"))]
+fn run(kernel: Kernel<barrier_in_a_branch::Args>, bug: u32, on: &Machine) -> Result<()> {
     let mut y = vec![0; 128];
-    let args = barrier_in_a_branch::Args { y: write(&mut y), bug };
-    go(kernel, LaunchShape::new(2, 64).shared(256), args, options)
+    let args = barrier_in_a_branch::Args { y: on.write(&mut y)?, bug };
+    on.go(kernel, LaunchShape::new(2, 64).shared(256), args)
 }
 
 cases! { "gpuverify";
     barrier_in_a_branch: "a barrier in a branch on the thread",
         Found::In(Mode::Default, "DivergentBarrier", "some threads go past it", (0, 0)),
-        |bug, options| run(barrier_in_a_branch::kernel(), bug, options);
+        |bug, on| run(barrier_in_a_branch::kernel(), bug, on);
     barrier_behind_a_return: "a barrier behind an early return",
         Found::In(Mode::Default, "DivergentBarrier", "the last threads have returned", (1, 0)),
-        |bug, options| run(barrier_behind_a_return::kernel(), bug, options);
+        |bug, on| run(barrier_behind_a_return::kernel(), bug, on);
     barrier_in_a_loop: "a barrier in a loop of unequal length",
         Found::In(Mode::Default, "DivergentBarrier", "as often as the thread's own number says", (0, 50)),
-        |bug, options| run(barrier_in_a_loop::kernel(), bug, options);
+        |bug, on| run(barrier_in_a_loop::kernel(), bug, on);
     barriers_in_both_arms: "lanes of one warp at two barriers",
         Found::In(Mode::Default, "DivergentBarrier", "lanes of one warp at two barriers", (0, 0)),
-        |bug, options| run(barriers_in_both_arms::kernel(), bug, options);
+        |bug, on| run(barriers_in_both_arms::kernel(), bug, on);
     neighbour_in_place: "in place, without a barrier ahead of the write",
         Found::In(Mode::Races, "Race", "its neighbour may not have read it yet", (0, 1)),
-        |bug, options| run(neighbour_in_place::kernel(), bug, options);
+        |bug, on| run(neighbour_in_place::kernel(), bug, on);
     read_ahead_of_the_write: "no barrier ahead of the read",
         Found::In(Mode::Default, "Uninitialized", "who comes first finds nothing there", (0, 0)),
-        |bug, options| run(read_ahead_of_the_write::kernel(), bug, options);
+        |bug, on| run(read_ahead_of_the_write::kernel(), bug, on);
     same_value: "all threads write one word, the same value",
         Found::In(Mode::Races, "Race", "all of them write it", (0, 1)),
-        |bug, options| run(same_value::kernel(), bug, options);
+        |bug, on| run(same_value::kernel(), bug, on);
     two_blocks_one_output: "two blocks write one word",
         Found::In(Mode::Races, "Race", "two blocks have one row", (1, 0)),
-        |bug, options| run(two_blocks_one_output::kernel(), bug, options);
+        |bug, on| run(two_blocks_one_output::kernel(), bug, on);
     overlapping_rows: "rows of two blocks that overlap by one",
         Found::In(Mode::Races, "Race", "a row begins where the last one ends", (1, 0)),
-        |bug, options| run(overlapping_rows::kernel(), bug, options);
+        |bug, on| run(overlapping_rows::kernel(), bug, on);
     lanes_without_a_warp_barrier: "a shuffle in the place of a warp's barrier",
         Found::In(Mode::Races, "Race", "a shuffle is no barrier", (0, 0)),
-        |bug, options| run(lanes_without_a_warp_barrier::kernel(), bug, options);
+        |bug, on| run(lanes_without_a_warp_barrier::kernel(), bug, on);
     mask_of_absent_lanes: "a mask that names lanes that are elsewhere",
         Found::In(Mode::Default, "LaneMissing", "half of the lanes are elsewhere", (0, 0)),
-        |bug, options| run(mask_of_absent_lanes::kernel(), bug, options);
+        |bug, on| run(mask_of_absent_lanes::kernel(), bug, on);
     shuffle_from_outside: "a shuffle from a lane outside the mask",
         Found::In(Mode::Default, "ShuffleSource", "of a lane that takes no part", (0, 0)),
-        |bug, options| run(shuffle_from_outside::kernel(), bug, options);
+        |bug, on| run(shuffle_from_outside::kernel(), bug, on);
     unwritten_tail: "a word of shared memory that nobody wrote",
         Found::In(Mode::Default, "Uninitialized", "nobody wrote the last word", (0, 0)),
-        |bug, options| run(unwritten_tail::kernel(), bug, options);
+        |bug, on| run(unwritten_tail::kernel(), bug, on);
 }

@@ -1,9 +1,17 @@
 //! Weak order: atomics are relaxed, and what a thread sees of two words need not be what another did, in that
 //! order. The small programs that memory models are told apart by.
 
-use crate::case::{Found, Mode, cases, go, write};
-use simt::emu::{EmuOptions, Fault, Schedule};
-use simt::{GlobalMut, LaunchShape, kernel, thread};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::Machine;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::case::{Found, Mode};
+#[cfg(not(target_arch = "nvptx64"))]
+use ferrokv_device::Result;
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::LaunchShape;
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::emu::{EmuOptions, Schedule};
+use simt::{GlobalMut, kernel, thread};
 
 #[kernel]
 fn message_by_atomics(data: GlobalMut<u32>, flag: GlobalMut<u32>, bug: u32) {
@@ -209,90 +217,93 @@ fn a_store_is_no_look(x: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
     }
 }
 
+#[cfg(not(target_arch = "nvptx64"))]
 const SEEDS: Mode = Mode::Thorough;
 
 /// Runs it in very many orders as well.
-fn in_many_orders(options: &EmuOptions, run: impl Fn(&EmuOptions) -> Result<(), Fault>) -> Result<(), Fault> {
-    run(options)?;
-    (1..200)
-        .map(Schedule::Seeded)
-        .try_for_each(|schedule| run(&EmuOptions { race_check: true, orders: 0, schedule, ..*options }))
+#[cfg(not(target_arch = "nvptx64"))]
+fn in_many_orders(on: &Machine, run: impl Fn(&Machine) -> Result<()>) -> Result<()> {
+    run(on)?;
+    let Some(options) = on.options() else { return Ok(()) };
+    (1..200).map(Schedule::Seeded).try_for_each(|schedule| {
+        run(&Machine::Emulator(EmuOptions { race_check: true, orders: 0, schedule, ..*options }))
+    })
 }
 
 cases! { "weak";
     message_by_atomics: "data and flag both by atomics, no fence",
-        Found::In(SEEDS, "OrderDependence", "the message may be older than its flag", (1, 0)), |bug, options| {
+        Found::In(SEEDS, "OrderDependence", "the message may be older than its flag", (1, 0)), |bug, on| {
             let (mut data, mut flag) = ([0; 2], [0]);
-            go(message_by_atomics::kernel(), LaunchShape::new(2, 1),
-                message_by_atomics::Args { data: write(&mut data), flag: write(&mut flag), bug }, options)
+            on.go(message_by_atomics::kernel(), LaunchShape::new(2, 1),
+                message_by_atomics::Args { data: on.write(&mut data)?, flag: on.write(&mut flag)?, bug })
         };
     nobody_seen: "two threads that look for each other without a fence",
-        Found::In(SEEDS, "OrderDependence", "both entered", (0, 0)), |bug, options| {
+        Found::In(SEEDS, "OrderDependence", "both entered", (0, 0)), |bug, on| {
             let mut x = [0; 5];
-            go(nobody_seen::kernel(), LaunchShape::new(2, 1),
-                nobody_seen::Args { x: write(&mut x), bug }, options)
+            on.go(nobody_seen::kernel(), LaunchShape::new(2, 1),
+                nobody_seen::Args { x: on.write(&mut x)?, bug })
         };
     nobody_seen_with_fences: "the same with fences that are not of sequential consistency",
-        Found::In(SEEDS, "OrderDependence", "both entered", (0, 0)), |bug, options| {
+        Found::In(SEEDS, "OrderDependence", "both entered", (0, 0)), |bug, on| {
             let mut x = [0; 5];
-            go(nobody_seen_with_fences::kernel(), LaunchShape::new(2, 1),
-                nobody_seen_with_fences::Args { x: write(&mut x), bug }, options)
+            on.go(nobody_seen_with_fences::kernel(), LaunchShape::new(2, 1),
+                nobody_seen_with_fences::Args { x: on.write(&mut x)?, bug })
         };
     message_over_a_third: "a message handed on without a fence",
-        Found::In(SEEDS, "OrderDependence", "the one between made no fence", (2, 0)), |bug, options| {
+        Found::In(SEEDS, "OrderDependence", "the one between made no fence", (2, 0)), |bug, on| {
             let mut x = [0; 4];
-            go(message_over_a_third::kernel(), LaunchShape::new(3, 1),
-                message_over_a_third::Args { x: write(&mut x), bug }, options)
+            on.go(message_over_a_third::kernel(), LaunchShape::new(3, 1),
+                message_over_a_third::Args { x: on.write(&mut x)?, bug })
         };
     lock_by_a_look: "a count under a lock without fences, all by atomics",
-        Found::In(SEEDS, "OrderDependence", "the count may be older than the lock", (5, 0)), |bug, options| {
+        Found::In(SEEDS, "OrderDependence", "the count may be older than the lock", (5, 0)), |bug, on| {
             let mut x = [0; 2];
-            go(lock_by_a_look::kernel(), LaunchShape::new(8, 1),
-                lock_by_a_look::Args { x: write(&mut x), bug }, options)
+            on.go(lock_by_a_look::kernel(), LaunchShape::new(8, 1),
+                lock_by_a_look::Args { x: on.write(&mut x)?, bug })
         };
-    one_word_one_order: "looks at one word that others set", Found::Legal, |_, options| {
+    one_word_one_order: "looks at one word that others set", Found::Legal, |_, on| {
         let mut x = [0; 2];
-        let result = go(one_word_one_order::kernel(), LaunchShape::new(4, 1),
-            one_word_one_order::Args { x: write(&mut x) }, options);
+        let result = on.go(one_word_one_order::kernel(), LaunchShape::new(4, 1),
+            one_word_one_order::Args { x: on.write(&mut x)? });
         assert_eq!(x[1], 0, "an older value was seen behind a newer one");
         result
     };
-    behind_a_barrier: "looks behind a barrier", Found::Legal, |_, options| {
+    behind_a_barrier: "looks behind a barrier", Found::Legal, |_, on| {
         let (mut x, mut y) = ([0; 64], [0; 64]);
-        let result = go(behind_a_barrier::kernel(), LaunchShape::new(1, 64),
-            behind_a_barrier::Args { x: write(&mut x), y: write(&mut y) }, options);
+        let result = on.go(behind_a_barrier::kernel(), LaunchShape::new(1, 64),
+            behind_a_barrier::Args { x: on.write(&mut x)?, y: on.write(&mut y)? });
         assert_eq!(y, [1; 64]);
         result
     };
     a_store_is_no_look: "a store in the place of a look at the flag",
-        Found::In(Mode::Races, "Race", "a store hears of nothing", (1, 0)), |bug, options| {
+        Found::In(Mode::Races, "Race", "a store hears of nothing", (1, 0)), |bug, on| {
             let (mut x, mut y) = ([0], [0; 2]);
-            go(a_store_is_no_look::kernel(), LaunchShape::new(2, 1),
-                a_store_is_no_look::Args { x: write(&mut x), y: write(&mut y), bug }, options)
+            on.go(a_store_is_no_look::kernel(), LaunchShape::new(2, 1),
+                a_store_is_no_look::Args { x: on.write(&mut x)?, y: on.write(&mut y)?, bug })
         };
-    an_update_and_then_a_look: "a look behind an update that changes nothing", Found::Legal, |_, options| {
-        in_many_orders(options, |options| {
+    an_update_and_then_a_look: "a look behind an update that changes nothing", Found::Legal, |_, on| {
+        in_many_orders(on, |on| {
             let mut x = [0; 2];
-            let args = an_update_and_then_a_look::Args { x: write(&mut x) };
-            go(an_update_and_then_a_look::kernel(), LaunchShape::new(4, 1), args, options)?;
+            let args = an_update_and_then_a_look::Args { x: on.write(&mut x)? };
+            on.go(an_update_and_then_a_look::kernel(), LaunchShape::new(4, 1), args)?;
             assert_eq!(x[1], 0, "an older value was seen behind a newer one");
             Ok(())
         })
     };
-    seen_by_another: "a look behind another thread's look", Found::Legal, |_, options| {
-        in_many_orders(options, |options| {
+    seen_by_another: "a look behind another thread's look", Found::Legal, |_, on| {
+        in_many_orders(on, |on| {
             let mut x = [0; 3];
-            let args = seen_by_another::Args { x: write(&mut x) };
-            go(seen_by_another::kernel(), LaunchShape::new(3, 1), args, options)?;
+            let args = seen_by_another::Args { x: on.write(&mut x)? };
+            on.go(seen_by_another::kernel(), LaunchShape::new(3, 1), args)?;
             assert_eq!(x[2], 0, "not what the other thread has seen");
             Ok(())
         })
     };
-    told_of_full_fences: "a look behind another thread's fence of sequential consistency", Found::Legal, |_, options| {
-        in_many_orders(options, |options| {
+    told_of_full_fences: "a look behind another thread's fence of sequential consistency", Found::Legal, |_, on| {
+        in_many_orders(on, |on| {
             let mut x = [0; 7];
-            let args = told_of_full_fences::Args { x: write(&mut x) };
-            go(told_of_full_fences::kernel(), LaunchShape::new(3, 1), args, options)?;
+            let args = told_of_full_fences::Args { x: on.write(&mut x)? };
+            on.go(told_of_full_fences::kernel(), LaunchShape::new(3, 1), args)?;
             assert_eq!(x[6], 0, "the fences had no one order");
             Ok(())
         })

@@ -1,12 +1,21 @@
 //! Irregular kernels over a graph, after the patterns of the Indigo suite: atomic, guard, bounds, sync and
 //! race bugs, and combinations. The graph is a ring with chords in rows of neighbours (CSR).
 
-use crate::case::{Found, Mode, cases, go, read, write};
-use simt::{Global, GlobalMut, LaunchShape, Shared, SharedPlan, kernel, thread};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::Machine;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::case::{Found, Mode};
+#[cfg(not(target_arch = "nvptx64"))]
+use ferrokv_device::Result;
+use simt::{Global, GlobalMut, Shared, SharedPlan, kernel, thread};
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::{Kernel, LaunchShape};
 
+#[cfg(not(target_arch = "nvptx64"))]
 const VERTICES: usize = 70;
 
 /// Where each vertex' neighbours begin, and the neighbours.
+#[cfg(not(target_arch = "nvptx64"))]
 fn graph() -> (Vec<u32>, Vec<u32>) {
     let (mut rows, mut neighbours) = (vec![0], Vec::new());
     for v in 0..VERTICES {
@@ -22,6 +31,7 @@ const fn layout() -> (Shared<u32>, Shared<u32>) {
     (plan.array(16), plan.array(64))
 }
 
+#[cfg(not(target_arch = "nvptx64"))]
 fn shape() -> LaunchShape {
     LaunchShape::new(3, 32)
 }
@@ -238,46 +248,45 @@ fn in_place(rows: Global<u32>, neighbours: Global<u32>, x: Global<u32>, y: Globa
     y.store(v, best); // BUG: others read it
 }
 
-type Launch = fn(pull::Args, &simt::emu::EmuOptions) -> Result<(), simt::emu::Fault>;
-
-fn run(bug: u32, options: &simt::emu::EmuOptions, launch: Launch) -> Result<(), simt::emu::Fault> {
+#[cfg(not(target_arch = "nvptx64"))]
+fn run(bug: u32, on: &Machine, kernel: Kernel<pull::Args>, shape: LaunchShape) -> Result<()> {
     let (rows, neighbours) = graph();
     let x: Vec<u32> = (0..VERTICES as u32).map(|v| v * 5 % 41).collect();
     let mut y = vec![0; VERTICES];
     let n = VERTICES as u32;
     let args = pull::Args {
-        rows: read(&rows),
-        neighbours: read(&neighbours),
-        x: read(&x),
-        y: write(&mut y),
+        rows: on.read(&rows)?,
+        neighbours: on.read(&neighbours)?,
+        x: on.read(&x)?,
+        y: on.write(&mut y)?,
         n,
         bug,
     };
-    launch(args, options)
+    on.go(kernel, shape, args)
 }
 
 cases! { "indigo";
     pull: "bounds: a vertex too many", Found::In(Mode::Default, "OutOfBounds", "one vertex too many", (2, 6)),
-        |bug, options| run(bug, options, |args, options| go(pull::kernel(), shape(), args, options));
+        |bug, on| run(bug, on, pull::kernel(), shape());
     push: "atomic: a sum by load and store", Found::In(Mode::Races, "Race", "no atomic", (0, 5)),
-        |bug, options| run(bug, options, |args, options| go(push::kernel(), shape(), args, options));
+        |bug, on| run(bug, on, push::kernel(), shape());
     count_edges: "atomic: one path without it", Found::In(Mode::Races, "Race", "one path without the atomic", (1, 9)),
-        |bug, options| run(bug, options, |args, options| go(count_edges::kernel(), shape(), args, options));
+        |bug, on| run(bug, on, count_edges::kernel(), shape());
     guarded_max: "guard: a plain load guards an atomic", Found::In(Mode::Races, "Race", "the guard is a plain load", (0, 1)),
-        |bug, options| run(bug, options, |args, options| go(guarded_max::kernel(), shape(), args, options));
+        |bug, on| run(bug, on, guarded_max::kernel(), shape());
     mark_neighbours: "atomic: a read and a write for one update", Found::In(Mode::Orders, "OrderDependence", "two atomics for one", (2, 0)),
-        |bug, options| run(bug, options, |args, options| go(mark_neighbours::kernel(), shape(), args, options));
+        |bug, on| run(bug, on, mark_neighbours::kernel(), shape());
     hook: "race: several write one vertex", Found::In(Mode::Races, "Race", "several hook one vertex", (0, 5)),
-        |bug, options| run(bug, options, |args, options| go(hook::kernel(), shape(), args, options));
+        |bug, on| run(bug, on, hook::kernel(), shape());
     row_end: "bounds: a row that ends too late", Found::In(Mode::Default, "OutOfBounds", "past the last row", (2, 5)),
-        |bug, options| run(bug, options, |args, options| go(row_end::kernel(), shape(), args, options));
+        |bug, on| run(bug, on, row_end::kernel(), shape());
     block_sum: "sync: no barrier ahead of the sum", Found::In(Mode::Races, "Race", "no barrier behind the stores", (0, 31)),
-        |bug, options| run(bug, options, |args, options| go(block_sum::kernel(), shape().shared(320), args, options));
+        |bug, on| run(bug, on, block_sum::kernel(), shape().shared(320));
     degrees: "bounds and atomic: more values than bins", Found::In(Mode::Default, "OutOfBounds", "more values than bins", (0, 0)),
-        |bug, options| run(bug, options, |args, options| go(degrees::kernel(), shape().shared(320), args, options));
+        |bug, on| run(bug, on, degrees::kernel(), shape().shared(320));
     no_barrier_after_zero: "sync and atomic: atomics on a word that is being set",
         Found::In(Mode::Races, "Race", "the word may not be set yet", (0, 1)),
-        |bug, options| run(bug, options, |args, options| go(no_barrier_after_zero::kernel(), shape().shared(320), args, options));
+        |bug, on| run(bug, on, no_barrier_after_zero::kernel(), shape().shared(320));
     in_place: "race: reads what others write", Found::In(Mode::Races, "Race", "others read it", (0, 1)),
-        |bug, options| run(bug, options, |args, options| go(in_place::kernel(), shape(), args, options));
+        |bug, on| run(bug, on, in_place::kernel(), shape());
 }

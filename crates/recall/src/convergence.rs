@@ -1,11 +1,15 @@
 //! Who has to meet where: helpers that hide which barrier they are, barriers of a part of the warps, warps
 //! with work of their own, and what the PTX ISA lets lanes do apart from each other.
 
-use crate::case::{Found, Mode, cases, go, write};
-use simt::{GlobalMut, LaunchShape, Shared, SharedPlan, kernel, tensor, thread, warp};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::case::{Found, Mode};
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::LaunchShape;
+use simt::{GlobalMut, Shared, SharedPlan, kernel, tensor, thread, warp};
 
 /// Without `#[simt::device]` its caller's line is not known.
-#[inline(never)]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn meet() {
     thread::sync_threads();
 }
@@ -44,7 +48,29 @@ fn inlined_in_both_arms(y: GlobalMut<u32>, bug: u32) {
     }
 }
 
-#[inline(never)]
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn meet_later() {
+    meet();
+    core::hint::black_box(());
+}
+
+#[kernel]
+fn helper_at_two_depths(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if bug == 0 || t.is_multiple_of(2) {
+        y.store(t as usize, 1);
+        meet(); // BUG: odd lanes are at another one, farther in
+        y.store(t as usize, t);
+    } else {
+        y.store(t as usize, 2);
+        meet_later();
+        y.store(t as usize, t + 1);
+    }
+}
+
+#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn multiply(a: u32) -> f32 {
     tensor::mma_f16([a; 4], [a; 2], [0.0; 4])[0]
 }
@@ -194,44 +220,48 @@ fn a_count_of_lanes(y: GlobalMut<u32>, bug: u32) {
     y.store(t as usize, t);
 }
 
+#[cfg(not(target_arch = "nvptx64"))]
 macro_rules! four_warps {
-    ($kernel:ident, $options:ident $(, $bug:ident)?) => {{
+    ($kernel:ident, $on:ident $(, $bug:ident)?) => {{
         let mut y = [0; 384];
-        go($kernel::kernel(), LaunchShape::new(1, 128).shared(512),
-            $kernel::Args { y: write(&mut y) $(, $bug)? }, $options)
+        let args = $kernel::Args { y: $on.write(&mut y)? $(, $bug)? };
+        $on.go($kernel::kernel(), LaunchShape::new(1, 128).shared(512), args)
     }};
 }
 
 cases! { "convergence";
     helper_in_both_arms: "a helper with a barrier, called in both arms of a branch",
         Found::In(Mode::Races, "DivergentBarrier", "even lanes are at this one, odd ones at the other", (0, 0)),
-        |bug, options| four_warps!(helper_in_both_arms, options, bug);
+        |bug, on| four_warps!(helper_in_both_arms, on, bug);
     inlined_in_both_arms: "the same, inlined",
         Found::In(Mode::Races, "DivergentBarrier", "even lanes are at this one", (0, 0)),
-        |bug, options| four_warps!(inlined_in_both_arms, options, bug);
+        |bug, on| four_warps!(inlined_in_both_arms, on, bug);
+    helper_at_two_depths: "a helper with a barrier, in one arm by another helper",
+        Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at another one, farther in", (0, 0)),
+        |bug, on| four_warps!(helper_at_two_depths, on, bug);
     product_in_both_arms: "a helper with a matrix product, in both arms",
         Found::In(Mode::Races, "LaneMissing", "half of the lanes are at the other product", (0, 0)),
-        |bug, options| four_warps!(product_in_both_arms, options, bug);
+        |bug, on| four_warps!(product_in_both_arms, on, bug);
     producers_that_do_not_wait: "a producer that announces where it should wait",
         Found::In(Mode::Races, "Race", "it may not be empty yet", (0, 0)),
-        |bug, options| four_warps!(producers_that_do_not_wait, options, bug);
+        |bug, on| four_warps!(producers_that_do_not_wait, on, bug);
     too_few_come: "a barrier of more warps than come", Found::In(Mode::Default, "NamedBarrierShort", "only three warps ever come here", (0, 0)),
-        |bug, options| four_warps!(too_few_come, options, bug);
+        |bug, on| four_warps!(too_few_come, on, bug);
     two_counts: "warps that differ in how many shall come", Found::In(Mode::Default, "NamedBarrierMismatch", "of how many?", (0, 64)),
-        |bug, options| four_warps!(two_counts, options, bug);
+        |bug, on| four_warps!(two_counts, on, bug);
     lanes_apart_at_a_number: "lanes of one warp at two barriers of one number", Found::In(Mode::Default, "DivergentBarrier", "odd lanes are at another one", (0, 0)),
-        |bug, options| four_warps!(lanes_apart_at_a_number, options, bug);
+        |bug, on| four_warps!(lanes_apart_at_a_number, on, bug);
     number_too_large: "a barrier that no block has", Found::In(Mode::Default, "NamedBarrierId", "there are 16", (0, 0)),
-        |bug, options| four_warps!(number_too_large, options, bug);
+        |bug, on| four_warps!(number_too_large, on, bug);
     a_count_of_lanes: "a barrier of a part of a warp", Found::In(Mode::Default, "NamedBarrierThreads", "not a number of warps", (0, 0)),
-        |bug, options| four_warps!(a_count_of_lanes, options, bug);
-    helper_by_warps: "warps that come to a barrier by different calls", Found::Legal, |_, options| {
-        four_warps!(helper_by_warps, options)
+        |bug, on| four_warps!(a_count_of_lanes, on, bug);
+    helper_by_warps: "warps that come to a barrier by different calls", Found::Legal, |_, on| {
+        four_warps!(helper_by_warps, on)
     };
-    two_groups: "two groups of warps, each with its barrier", Found::Legal, |_, options| four_warps!(two_groups, options);
-    shuffles_apart: "a shuffle of one mask at two places", Found::Legal, |_, options| {
+    two_groups: "two groups of warps, each with its barrier", Found::Legal, |_, on| four_warps!(two_groups, on);
+    shuffles_apart: "a shuffle of one mask at two places", Found::Legal, |_, on| {
         let mut y = [0; 32];
-        let result = go(shuffles_apart::kernel(), LaunchShape::new(1, 32), shuffles_apart::Args { y: write(&mut y) }, options);
+        let result = on.go(shuffles_apart::kernel(), LaunchShape::new(1, 32), shuffles_apart::Args { y: on.write(&mut y)? });
         let expected = |t: u32| if t.is_multiple_of(2) { 10 * (t + 1) } else { t - 1 };
         assert!((0..32).all(|t| y[t as usize] == expected(t)), "{y:?}");
         result
