@@ -26,19 +26,19 @@ fn the_sample_is_measured_scheme_by_scheme() {
     let (path, plot) = (folder.text("report.json"), folder.text("plot"));
     // Codes alone.
     let [four, two, three] = ["gtq/k=4/v=4", "gtq/k=2/v=2", "gtq"].map(|kv| format!("{kv}/recent=0/sink=0"));
-    let kv = format!("{four},{two},{three},int8-int4,kivi/k=2");
+    let kv = format!("{four},{two},{three},int8-int4,kivi-paper/k=2");
     let more =
         ["--kv", &kv, "--layers", "7,22", "--queries", "3", "--json", &path, "--plot", &plot, "--by-layer"];
     let out = succeed(&[&["diagnose", SAMPLE][..], &more].concat());
-    for word in ["layers 07, 22, 3 query tokens of 9 heads", "kivi/k=2 *", "layer.22", "SmolLM2"] {
+    for word in ["layers 07, 22, 3 query tokens of 9 heads", "kivi-paper/k=2 *", "layer.22", "SmolLM2"] {
         assert!(out.to_lowercase().contains(&word.to_lowercase()), "'{word}' is not in: {out}");
     }
     let report = json(&path);
     assert_eq!((&report["tokens"], &report["query_tokens"][2]), (&512.into(), &511.into()));
     let found = rows(&report);
     let names: Vec<&str> = found.iter().map(|row| row["kv"].as_str().expect("a name")).collect();
-    // A key in 18, 24 and 26 bytes; 34; 68. Of kivi 512 tokens are sixteen groups.
-    assert_eq!(names, [&*two, "kivi/k=2", &three, &four, "int8-int4"]);
+    // A key in 18, 24 and 26 bytes; 34; 68. Of kivi-paper 512 tokens are sixteen groups.
+    assert_eq!(names, [&*two, "kivi-paper/k=2", &three, &four, "int8-int4"]);
     let bytes: Vec<f64> = found.iter().map(|row| number(&row["key_bytes"])).collect();
     assert_eq!(bytes, [18.0, 24.0, 26.0, 34.0, 80.0]);
     // Values keep 32 tokens of 512 in f16.
@@ -123,7 +123,8 @@ fn what_cannot_be_diagnosed_is_refused() {
     kv("certified", &["certified does not say"]);
     kv("vecinfer", &["ferrokv calibrate --scheme vecinfer", "vecinfer/codes=FILE"]);
     kv("block-gtq", &["ferrokv capture", "block-gtq/from=FILE"]);
-    kv("kivi/residual=40", &["kivi/residual=40 is no multiple of its group of 32"]);
+    kv("kivi-paper/residual=40", &["kivi-paper/residual=40 is no multiple of its group of 32"]);
+    kv("kivi/residual=40", &["a residual of 40 tokens is no multiple of the group of 32"]);
     refused(&["diagnose", SAMPLE, "--layers", "3"], &["has no layer 3", "0, 7, 15, 22, 29"]);
     refused(&["diagnose", SAMPLE, "--queries", "65"], &["layer.00 has queries of 64 tokens"]);
     refused(&["diagnose", &folder.text("nothing.safetensors")], &["nothing.safetensors"]);

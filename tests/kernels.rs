@@ -64,7 +64,7 @@ fn kernels_that_overlap_wait_where_there_is_a_wait() {
             assert!(!early || count("launch_dependents") == words, "{place}");
             // Attention, whose blocks take much shared memory, lets the next launch in behind its wait.
             let first = instructions.clone().find(|i| i.name() == "griddepcontrol");
-            let in_turn = ["certified_", "dense_attend", "gtq_attend", "vecinfer_attend"]
+            let in_turn = ["certified_", "dense_attend", "gtq_attend", "kivi_attend", "vecinfer_attend"]
                 .iter()
                 .any(|start| function.name.starts_with(start));
             assert!(!early || first.is_some_and(|i| i.has("wait")) == in_turn, "{place}");

@@ -13,6 +13,7 @@ pub mod eval;
 pub mod gather;
 pub mod gtq;
 pub mod int8;
+pub mod kivi;
 pub mod kv;
 pub mod model;
 pub mod probe;
@@ -40,6 +41,7 @@ pub static SYSTEMS: &[&System] = &[
     &gather::SYSTEM,
     &vecinfer::SYSTEM,
     &gtq::SYSTEM,
+    &kivi::SYSTEM,
     &echo::SYSTEM,
     &model::SYSTEM,
     &roofline::SYSTEM,

@@ -17,9 +17,12 @@ const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_d
 const TOKENS: usize = 523;
 
 /// Schemes of codes alone, in several settings.
-const CODES: [&str; 11] = [
+const CODES: [&str; 14] = [
     "int8",
     "int8-int4",
+    "kivi",
+    "kivi/k=4/v=2/group=64/residual=0",
+    "kivi/k=4/residual=32",
     "gtq",
     "gtq/k=2/v=4/norm=unbiased",
     "gtq/recent=0/sink=0",

@@ -11,6 +11,7 @@
 //! | [`gather`] | attention to a constant number of keys: bounds, and the choice of blocks |
 //! | [`gtq`] | keys and values as codes of 2, 3 or 4 bits of their rotated rows |
 //! | [`int8`] | per-channel INT8 quantization of a KV cache |
+//! | [`kivi`] | keys by channel and values by token as uniform codes of 2 or 4 bits |
 //! | [`model`] | a transformer's forward pass but for attention: quantized products, norms, rotations |
 //! | [`probe`] | kernels that show what each primitive does: emulator and GPU are compared by them |
 //! | [`vecinfer`] | vector-quantized keys and values, attended to from their codes |
@@ -25,6 +26,7 @@ mod element;
 pub mod gather;
 pub mod gtq;
 pub mod int8;
+pub mod kivi;
 mod mix;
 pub mod model;
 pub mod probe;

@@ -51,7 +51,7 @@ Examples:
   ferrokv calibrate --scheme gtq-blocks -o order.safetensors
   ferrokv diagnose kv.safetensors --kv gtq,gtq-blocks/order=order.safetensors --json codes.json
   ferrokv capture -o other.safetensors --layers 2,10,17,26 --text moby-dick --tokens 2048 --queries 2048
-  ferrokv diagnose kv.safetensors --kv block-gtq/k=3/from=other.safetensors,kivi/k=4,kivi-scale/k=4";
+  ferrokv diagnose kv.safetensors --kv block-gtq/k=3/from=other.safetensors,kivi-paper/k=3,kivi-scale/k=4";
 
 /// What codes of a captured cache do to logits, softmax and output, by bytes.
 #[derive(clap::Args)]

@@ -48,7 +48,7 @@ impl Range {
 
 #[derive(Debug, thiserror::Error)]
 enum Refused {
-    #[error("kivi/residual={residual} is no multiple of its group of {group}; make it one")]
+    #[error("kivi-paper/residual={residual} is no multiple of its group of {group}; make it one")]
     Residual { residual: usize, group: usize },
     #[error("groups of {group} channels do not divide head_dim {head_dim}; give group=N that does")]
     Group { group: usize, head_dim: usize },

@@ -32,8 +32,8 @@ const GROUP: OptionSpec = OptionSpec {
 /// All of them.
 pub static REFERENCES: [Scheme; 3] = [
     reference(
-        "kivi",
-        "KIVI: keys by channel, values by token, both with a scale and a zero in f16 for each group",
+        "kivi-paper",
+        "KIVI with its authors' rule for the tokens in f16, and codes of 1 to 8 bits",
         &[
             KEY_BITS,
             VALUE_BITS,
@@ -117,7 +117,7 @@ pub fn restored(
     watch: impl FnMut(usize),
 ) -> Result<Vec<Restored>> {
     match opening.selection.scheme().name {
-        "kivi" => kivi::restored(opening, layers, watch),
+        "kivi-paper" => kivi::restored(opening, layers, watch),
         "kivi-scale" => kivi::scale_only(opening, layers, watch),
         _ => block_gtq::restored(opening, layers, watch),
     }

@@ -62,7 +62,9 @@ fn capture(name: &str, geometry: Geometry, keys: &[f16], queries: &[f16]) -> Pat
 #[test]
 fn kivis_error_is_that_of_uniform_steps() {
     let (keys, values) = (uniform(4096 * 128, 1), uniform(4096 * 128, 2));
-    for (text, bits, group) in [("kivi/k=4", 4u32, 32.0), ("kivi/k=3/group=64/residual=64", 3, 64.0)] {
+    for (text, bits, group) in
+        [("kivi-paper/k=4", 4u32, 32.0), ("kivi-paper/k=3/group=64/residual=64", 3, 64.0)]
+    {
         let restored = of(text, GEOMETRY, &keys, &values).expect(text);
         let range = group * (group - 1.0) / ((group + 1.0) * (group + 2.0));
         let step = range / f64::from((1u32 << bits) - 1).powi(2);
@@ -78,7 +80,7 @@ fn kivis_error_is_that_of_uniform_steps() {
 fn kivi_keeps_what_has_not_come_to_its_turn() {
     let (keys, values) = (normal(100 * 128, 1), normal(100 * 128, 2));
     let Restored { keys: of_keys, values: of_values } =
-        of("kivi/k=2/residual=64", GEOMETRY, &keys, &values).expect("kivi");
+        of("kivi-paper/k=2/residual=64", GEOMETRY, &keys, &values).expect("kivi-paper");
     // Keys by the 64, of values all but the last 64.
     assert_eq!((of_keys.coded.of(100), of_values.coded.of(100)), (64, 36));
     assert_eq!((of_keys.coded.of(63), of_values.coded.of(63)), (0, 0));
@@ -86,7 +88,7 @@ fn kivi_keeps_what_has_not_come_to_its_turn() {
     assert!(same(64) && !same(63));
     // A group of equal numbers has no range.
     let flat = vec![f16::from_f32(0.3); 64 * 128];
-    let restored = of("kivi", GEOMETRY, &flat, &flat).expect("kivi");
+    let restored = of("kivi-paper", GEOMETRY, &flat, &flat).expect("kivi-paper");
     assert_eq!(relative(&flat, &restored.keys.rows) + relative(&flat, &restored.values.rows), 0.0);
 }
 
@@ -154,10 +156,10 @@ fn bytes_are_those_by_hand() {
         [keys.bytes, values.bytes]
     };
     // 64 codes of 2 bits, and of each channel 1/32 of two f16.
-    assert_eq!(bytes("kivi"), [16.0 + 8.0, 16.0 + 8.0]);
-    assert_eq!(bytes("kivi/k=4/v=2/group=64/residual=64"), [32.0 + 4.0, 16.0 + 4.0]);
+    assert_eq!(bytes("kivi-paper"), [16.0 + 8.0, 16.0 + 8.0]);
+    assert_eq!(bytes("kivi-paper/k=4/v=2/group=64/residual=64"), [32.0 + 4.0, 16.0 + 4.0]);
     assert_eq!(bytes("kivi-scale/k=3/v=4"), [24.0 + 8.0, 32.0 + 2.0]);
-    for text in ["kivi/k=3/residual=32", "kivi-scale/k=3/v=2"] {
+    for text in ["kivi-paper/k=3/residual=32", "kivi-scale/k=3/v=2"] {
         let (selection, Restored { keys, values }) =
             (parse(text).expect(text), of(text, GEOMETRY, &rows, &rows).expect(text));
         for tokens in [64, 75] {
@@ -174,15 +176,15 @@ fn what_does_not_go_together_is_refused() {
     let refused =
         |text: &str, geometry: Geometry| of(text, geometry, &rows, &rows).expect_err(text).to_string();
     assert!(
-        refused("kivi/group=48/residual=32", GEOMETRY)
+        refused("kivi-paper/group=48/residual=32", GEOMETRY)
             .contains("residual=32 is no multiple of its group of 48")
     );
     assert!(
-        refused("kivi/group=48/residual=48", GEOMETRY)
+        refused("kivi-paper/group=48/residual=48", GEOMETRY)
             .contains("groups of 48 channels do not divide head_dim 64")
     );
-    assert!(refused("kivi/k=9", GEOMETRY).contains("k is a whole number from 1 to 8"));
-    assert!(refused("kiwi", GEOMETRY).contains("there is kivi, kivi-scale, block-gtq"));
+    assert!(refused("kivi-paper/k=9", GEOMETRY).contains("k is a whole number from 1 to 8"));
+    assert!(refused("kiwi", GEOMETRY).contains("there is kivi-paper, kivi-scale, block-gtq"));
     assert!(refused("block-gtq", GEOMETRY).contains("ferrokv capture"));
     let path = capture("other", Geometry { head_dim: 32, ..GEOMETRY }, &rows, &rows);
     let text = format!("block-gtq/from={}", path.display());
@@ -200,8 +202,12 @@ fn what_does_not_go_together_is_refused() {
         refused(&format!("block-gtq/from={}", Path::new("nowhere.safetensors").display()), GEOMETRY);
     assert!(missing.contains("nowhere.safetensors"), "{missing}");
     let device = Device::cpu(EmuOptions::default());
-    let opened = parse("kivi").expect("kivi").open(&device, GEOMETRY, None, 16);
+    let opened = parse("kivi-paper").expect("kivi-paper").open(&device, GEOMETRY, None, 16);
     assert!(
-        opened.err().expect("no cache").to_string().contains("kivi is a reference for `ferrokv diagnose`")
+        opened
+            .err()
+            .expect("no cache")
+            .to_string()
+            .contains("kivi-paper is a reference for `ferrokv diagnose`")
     );
 }

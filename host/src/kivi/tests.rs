@@ -1,0 +1,202 @@
+//! The emulator's bits against the CPU's own path, and both against the formulas in f64.
+
+use super::cpu::Stored;
+use super::sample::{Batch, Input};
+use super::{Error, Setting, Side, cpu, oracle};
+use crate::Device;
+use crate::attention::dense::bound;
+use crate::attention::oracle::Sequence;
+use half::f16;
+use simt::emu::EmuOptions;
+
+const BATCH: Batch = Batch {
+    lengths: &[161, 70, 0, 32],
+    kv_heads: 2,
+    queries: 3,
+    head_dim: 64,
+    max_tokens: 170,
+    setting: Setting { residual: 32, ..Setting::DEFAULT },
+    input: Input::Normal,
+    cuts: &[9, 1, 55],
+};
+
+fn device() -> Device {
+    Device::cpu(EmuOptions::default())
+}
+
+/// Batches over all bits, groups and inputs.
+fn batches() -> Vec<Batch> {
+    let mut batches = Vec::new();
+    for (head_dim, group) in [(64, 32), (64, 64), (128, 32), (128, 128)] {
+        for (i, (key_bits, value_bits)) in [(2, 2), (4, 4), (2, 4), (4, 2)].into_iter().enumerate() {
+            let setting = Setting { key_bits, value_bits, group, residual: group * (i as u32 % 2) };
+            for input in [Input::ALL[i], Input::Odd] {
+                batches.push(Batch { head_dim, setting, input, ..BATCH });
+            }
+        }
+    }
+    batches
+}
+
+#[test]
+fn the_kernels_and_the_cpus_own_path_have_the_same_bits() {
+    let device = device();
+    for batch in batches() {
+        let kernels = batch.run(&device, false).expect("by kernels");
+        let slices = batch.run(&device, true).expect("on slices");
+        // NaN in f16 are equal by their bits alone.
+        let bits =
+            |rows: &[Vec<f16>; 2]| rows.each_ref().map(|x| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+        assert_eq!(bits(&kernels.recent), bits(&slices.recent), "{batch:?}");
+        assert!(kernels.codes == slices.codes, "{batch:?}: codes");
+        assert!(kernels.restored == slices.restored, "{batch:?}: restored");
+        assert!(kernels.output == slices.output, "{batch:?}: output");
+        assert_eq!((kernels.lengths, kernels.refused), (slices.lengths, slices.refused), "{batch:?}");
+    }
+}
+
+/// A sequence's rows as they are stored, of whole groups all from codes.
+fn stored(batch: &Batch, codes: &[u32], recent: [&[f16]; 2], length: usize) -> [Vec<f32>; 2] {
+    let shape = batch.setting.shape(batch.problem());
+    cpu::rows(Stored { shape, codes, recent }, length)
+}
+
+/// Every number of a whole group is as near as the derived bound says, and as near as exact codes to it; the
+/// others are what they were.
+#[test]
+fn what_is_restored_is_as_near_as_derived() {
+    let device = device();
+    for batch in batches() {
+        let found = batch.run(&device, true).expect("on slices");
+        let [keys, values] = &found.recent;
+        let length = batch.lengths[0] as usize;
+        let rows = stored(&batch, &found.codes, [keys, values], length);
+        let (dim, heads, group) =
+            (batch.head_dim as usize, batch.kv_heads as usize, batch.setting.group as usize);
+        let whole = length / group * group;
+        for (kind, rows) in rows.iter().enumerate() {
+            let bits = batch.setting.layout(batch.head_dim).bits([Side::Key, Side::Value][kind]);
+            let given: Vec<f64> = batch
+                .rows(kind, 0, 0..length as u32)
+                .iter()
+                .map(|x| f64::from(kernels_gpu::kivi::counted(*x)))
+                .collect();
+            let index = |token: usize, head: usize, channel: usize| (token * heads + head) * dim + channel;
+            for head in 0..heads {
+                for number in 0..whole * dim / group {
+                    let place = |i: usize| match kind {
+                        0 => index(number / dim * group + i, head, number % dim),
+                        _ => index(number * group / dim, head, number * group % dim + i),
+                    };
+                    let x: Vec<f64> = (0..group).map(|i| given[place(i)]).collect();
+                    for (i, exact) in oracle::quantized(&x, bits).into_iter().enumerate() {
+                        let restored = f64::from(rows[place(i)]);
+                        let bound = oracle::error(&x, bits, restored);
+                        assert!((restored - x[i]).abs() <= bound, "{batch:?} {kind}: {restored} of {}", x[i]);
+                        // Where no code is near a tie both are the same level but for roundings.
+                        let worse = (restored - x[i]).abs() - (exact - x[i]).abs();
+                        assert!(worse <= 2.0 * bound - 0.9 * (exact - x[i]).abs());
+                    }
+                }
+            }
+            let rest = batch.rows(kind, 0, whole as u32..length as u32);
+            let same = rest.iter().zip(&rows[whole * heads * dim..]);
+            assert!(same.clone().all(|(a, b)| a.to_f32().to_bits() == b.to_bits() || a.is_nan()));
+        }
+    }
+}
+
+/// A step is within the bound of dense attention over what is stored.
+#[test]
+fn a_step_is_within_the_bound_of_attention_over_what_is_stored() {
+    let device = device();
+    for batch in batches().into_iter().filter(|batch| matches!(batch.input, Input::Normal | Input::Sharp)) {
+        let found = batch.run(&device, true).expect("on slices");
+        let (dim, heads) = (batch.head_dim as usize, batch.kv_heads as usize);
+        let shape = batch.setting.shape(batch.problem());
+        let length = batch.lengths[0];
+        let coded = (shape.coded(length) * batch.setting.group) as usize;
+        let [keys, values] = &found.recent;
+        let restored = stored(&batch, &found.codes, [keys, values], length as usize);
+        let rows = [0, 1].map(|kind| {
+            let given = batch.rows(kind, 0, 0..length);
+            let one = |(i, x): (usize, &f16)| {
+                if i < coded * heads * dim { f64::from(restored[kind][i]) } else { x.to_f64() }
+            };
+            given.iter().enumerate().map(one).collect::<Vec<f64>>()
+        });
+        let row = |kind: usize| {
+            let rows = &rows[kind];
+            move |head: usize, token: usize, out: &mut [f64]| {
+                out.copy_from_slice(&rows[(token * heads + head) * dim..][..dim]);
+            }
+        };
+        let queries: Vec<f64> = batch.queries().iter().map(|x| x.to_f64()).collect();
+        let q_heads = (batch.kv_heads * batch.queries) as usize;
+        let sequence = Sequence::decode(length as usize, q_heads, heads, dim);
+        let own = &queries[..q_heads * dim];
+        let truth = sequence.attend(own, row(0), row(1));
+        let bound = bound::of::<f16>(&sequence, shape.splits, own, row(0), row(1));
+        for ((found, truth), bound) in found.output.iter().zip(&truth.output).zip(&bound.output) {
+            let error = (f64::from(f32::from_bits(*found)) - truth).abs();
+            assert!(error <= *bound, "{batch:?}: {error} of {bound}");
+        }
+    }
+}
+
+/// What is stored does not depend on how tokens came.
+#[test]
+fn chunks_leave_no_trace() {
+    let device = device();
+    for cuts in [&[] as &'static [u32], &[1, 1, 1, 29], &[32, 32], &[150], &[33; 4], &[100, 31]] {
+        let [one, other] =
+            [BATCH.cuts, cuts].map(|cuts| Batch { cuts, ..BATCH }.run(&device, false).expect("by kernels"));
+        // The ring has older tokens too, which nobody reads, where chunks have left them.
+        assert!(one.codes == other.codes && one.restored == other.restored, "{cuts:?}");
+        assert_eq!((one.output, one.lengths), (other.output, other.lengths), "{cuts:?}");
+    }
+}
+
+/// The first row that is no number is named.
+#[test]
+fn what_is_no_number_is_reported() {
+    let batch = Batch { input: Input::Hostile, ..BATCH };
+    let found = batch.run(&device(), false).expect("by kernels");
+    for (kind, found) in found.refused.into_iter().enumerate() {
+        let first = (0..4).flat_map(|sequence| {
+            let rows = batch.rows(kind, sequence, 0..batch.lengths[sequence]);
+            rows.chunks_exact(64).position(|row| row.iter().any(|x| !x.is_finite())).map(|row| row as u32)
+        });
+        assert_eq!(Some(found), first.min());
+    }
+}
+
+#[test]
+fn settings_that_no_kernel_takes_are_refused_by_name() {
+    let of = |setting: Setting| setting.checked().expect_err("refused").to_string();
+    let default = Setting::DEFAULT;
+    assert!(of(Setting { key_bits: 3, ..default }).contains("keys of 3 bits"));
+    assert!(of(Setting { value_bits: 8, ..default }).contains("values of 8 bits"));
+    assert!(of(Setting { group: 48, residual: 48, ..default }).contains("groups of 48"));
+    assert!(of(Setting { residual: 40, ..default }).contains("a residual of 40 tokens"));
+    let batch = Batch { setting: Setting { group: 128, ..default }, ..BATCH };
+    let error = super::setting::checked(batch.problem(), batch.setting).expect_err("a head of 64");
+    assert!(matches!(error, Error::Group { group: 128, head_dim: 64 }), "{error}");
+    let batch = Batch { head_dim: 96, ..BATCH };
+    let error = super::setting::checked(batch.problem(), batch.setting).expect_err("a head of 96");
+    assert!(matches!(error, Error::HeadDim { head_dim: 96 }), "{error}");
+}
+
+#[test]
+fn bytes_are_what_the_bits_say() {
+    let of = |bits, group, dim, tokens| {
+        let setting = Setting { key_bits: bits, value_bits: bits, group, residual: 128 };
+        setting.step_bytes(dim, tokens)
+    };
+    assert_eq!(of(2, 32, 128, 1024), 896.0 * 96.0 + 128.0 * 512.0);
+    assert_eq!(of(4, 32, 128, 1024), 896.0 * 160.0 + 128.0 * 512.0);
+    assert_eq!(of(2, 128, 128, 1024), 896.0 * 72.0 + 128.0 * 512.0);
+    // 31 tokens more are not yet a group.
+    assert_eq!(of(2, 32, 64, 1055), 896.0 * 48.0 + 159.0 * 256.0);
+    assert_eq!(of(2, 32, 64, 100), 100.0 * 256.0);
+}
