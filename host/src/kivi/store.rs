@@ -84,10 +84,6 @@ impl Store {
         self.problem
     }
 
-    pub(super) fn shape(&self) -> Shape {
-        self.shape
-    }
-
     /// The codes, [sequences, kv_heads, groups].
     pub fn codes(&self) -> &Buffer<u32> {
         &self.codes
