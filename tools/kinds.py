@@ -325,9 +325,11 @@ def model_batches(records):
         for name in dict.fromkeys(key[0] for key in found):
             cells = [f"`{scheme(name)}`", str(batch)]
             for context in contexts:
-                row = found[name, batch, context]
-                cells += [f"{row['median_us'] / 1000:.2f}", f"{row['tokens_per_second']:.0f}",
-                          losing(row["times_dense"]), f"{row['fixed_us'] / 1000:.2f}"]
+                row = found.get((name, batch, context))
+                # What the GPU's memory does not hold is not measured.
+                cells += ["–"] * 4 if row is None else [
+                    f"{row['median_us'] / 1000:.2f}", f"{row['tokens_per_second']:.0f}",
+                    losing(row["times_dense"]), f"{row['fixed_us'] / 1000:.2f}"]
             lines.append(cells)
     heads = [head for context in contexts
              for head in (f"{tokens(context)}: ms", "tokens/s", "dense / it", "rest")]

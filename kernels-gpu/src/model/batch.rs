@@ -37,12 +37,13 @@ pub const BATCH_TOKENS: u32 = 8;
 pub const BATCH_ROWS: u32 = 16;
 /// Warps of a thread block.
 const WARPS: u32 = THREADS / 32;
-/// From one token's sums of 16 rows to the next's: so the eight bytes that lanes store lie in different banks.
+/// From one token's sums of 16 rows to the next's: so what lanes store lies in different banks.
 const TOKEN_STRIDE: u32 = 20;
 /// Words of a strand's sums.
 const STRAND_WORDS: u32 = BATCH_TOKENS * TOKEN_STRIDE;
 
-/// Warps that have a strand: `strands(blocks).min(WARPS)`, in a form that becomes no branch ahead of the wait.
+/// Warps that have a strand, `strands(blocks).min(WARPS)`, in a form that becomes no branch ahead of the
+/// wait.
 #[inline(always)]
 const fn side(blocks: u32) -> u32 {
     if blocks <= 6 { 4 } else { WARPS }
@@ -80,7 +81,7 @@ struct Lane {
     records: Global<u32>,
     /// First tiles of the two groups; in 32 bits, no memory holds more.
     tiles: [u32; 2],
-    /// Where the token's records begin, at this lane's part; no memory holds more either.
+    /// Where the token's records begin, at this lane's part: in 32 bits, which the launch sees to.
     start: u32,
     blocks: u32,
     g: u32,
@@ -88,8 +89,8 @@ struct Lane {
 }
 
 impl Lane {
-    /// Asks for this lane's weights of four blocks, `side` apart, from `first` on. Past the end it is the last
-    /// block again: a load without a condition is under way with the others.
+    /// Asks for this lane's weights of four blocks, `side` apart, from `first` on. Past the end it is the
+    /// last block again: a load without a condition is under way with the others.
     #[simt::device]
     fn load<F: Codes>(self, first: u32, side: u32) -> [[F::Stored; 2]; 4] {
         let mut stored = [[F::none(); 2]; 4];
@@ -151,8 +152,9 @@ impl Lane {
     }
 }
 
-/// W·v for a few tokens. Grid (⌈tokens / 8⌉, ⌈R / 16⌉) of [`THREADS`] threads: tokens first, so that they find
-/// each other's weights in the cache; shared: [`batch_layout`]. Arguments as [`linear`](fn@super::linear).
+/// W·v for a few tokens. Grid (⌈tokens / 8⌉, ⌈R / 16⌉) of [`THREADS`] threads: tokens first, so that they
+/// find each other's weights in the cache; shared: [`batch_layout`]. Arguments as
+/// [`linear`](fn@super::linear); tokens · blocks · 32 is below 2^32.
 #[kernel(system = model, instances(Q4_1, Q4_0, Q8_0), max_threads = 256, min_blocks = 2, overlaps = late)]
 pub fn linear_batch<F: Codes>(
     codes: Global<u32>,

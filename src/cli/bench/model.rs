@@ -43,8 +43,8 @@ Every step reads the same token, so that the queries of neighbouring steps diffe
 reads what the one before chose: of random weights noise. What part of the originals that a certified cache uses was found on \
 the device, and what came over the bus, is said.
 
-With --batches a step gives a token of several sequences, and reads the cache of each. On a GPU products of two to four rows \
-read the weights once for each row, those of more rows once. The tokens a second are those of all.
+With --batches a step gives a token of several sequences, and reads the cache of each. On a GPU products read the weights once \
+for every eight sequences (those of small models once for each of up to four). The tokens a second are those of all.
 
 Beside each time stands what the bytes take that a step has to read, weights and cache, at the memory's measured speed; what is \
 left is the fixed cost.

@@ -15,8 +15,8 @@ const LONG: &str = "\
 Fits what a step of decoding takes to records of `ferrokv bench model --json`, by least squares: β and c0 on the rows of \
 `dense`, c1 on those of each other scheme. A row counts by its error over its time.
 
-Two forms: 'paper' is that of the paper; 'rows' has a term r besides for each sequence behind the first whose products read \
-the weights by themselves, as those of two to four sequences do on a GPU. It takes rows of such batches.
+Two forms: 'paper' is that of the paper; 'rows' has a term r besides for each sequence behind the first: what it takes but for \
+its cache. It takes rows of two batches.
 
 Of each constant: its value, its standard error, and the interval at 95 % (Student's, of what is left over: with one row \
 left over it is wide). Those of c1 hold given the other constants. Of each form: R² of the dense times and of the speed-ups, \
@@ -209,7 +209,7 @@ fn verdict(fits: &[Judged], best: Option<Form>) -> String {
         );
     }
     match (fits, best) {
-        ([_], _) => out + "rows: cannot be fitted to these rows; it takes batches of 1 and of 2 to 4.\n",
+        ([_], _) => out + "rows: cannot be fitted to these rows; it takes rows of two batches.\n",
         (_, Some(best)) => out + &format!("{} predicts cells held out best.\n", best.name()),
         (_, None) => out,
     }

@@ -251,6 +251,10 @@ impl DeviceWeights {
         };
         if kernel == ProductKernel::Batch {
             let kernel = batch_kernel(self.kind).ok_or_else(|| self.floats(NO_TENSOR_CORES))?;
+            if shape.tokens.checked_mul(shape.blocks * RECORD_WORDS).is_none() {
+                let limit = "the kernel for batches counts the words of its records in 32 bits: use Prefill";
+                return Err(Error::Argument { what: "tokens", value: shape.tokens as usize, limit });
+            }
             let grid = (shape.tokens.div_ceil(BATCH_TOKENS), shape.rows.div_ceil(BATCH_ROWS));
             let launch = LaunchShape::new(grid, THREADS).shared(batch_layout().bytes);
             let args = linear_batch::Args { codes, scales, records, bias, residual, out, shape };
