@@ -11,7 +11,7 @@ use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::{
-    SELECT_THREADS, SelectShape, TILE_BLOCKS, fold, parts_for, select, select_bytes, tile_words,
+    SELECT_THREADS, SelectShape, TILE_BLOCKS, fold, maxima_words, parts_for, select, select_bytes, tile_words,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -129,6 +129,8 @@ pub struct Plan<E: GatherElement> {
     shape: SelectShape,
     /// Words that order like the scores, [sequences, kv_heads, tiles, 16].
     scores: Buffer<u32>,
+    /// The largest of each tile, [sequences, kv_heads, maxima_words(tiles)].
+    maxima: Buffer<u32>,
     /// How many thread blocks of a row have come; 0 between launches.
     counters: Buffer<u32>,
     chosen: Chosen,
@@ -170,6 +172,7 @@ impl<E: GatherElement> Plan<E> {
             launch,
             shape,
             scores: Buffer::new(device, rows * (tiles * TILE_BLOCKS) as usize)?,
+            maxima: Buffer::new(device, rows * maxima_words(tiles) as usize)?,
             counters: Buffer::zeroed(device, rows)?,
             chosen,
             dense,
@@ -268,6 +271,7 @@ impl<E: GatherElement> Plan<E> {
             table,
             lengths,
             scores: self.scores.global_mut(),
+            maxima: self.maxima.global_mut(),
             counters: self.counters.global_mut(),
             list: list.global_mut(),
             counts: counts.global_mut(),

@@ -22,25 +22,30 @@
 //! # Layout
 //! `queries` [sequences, q_heads, D]; `bounds` as [`fold`](fn@super::fold) has them; `table` [sequences,
 //! max_blocks] of the cache. Written: `scores` [sequences, kv_heads, tiles, 16], of the blocks that were
-//! ranked, as words that order like them; `list` [sequences, kv_heads, most], the blocks that are kept in
-//! their order, then 0xffffffff; `counts` [sequences, kv_heads]; `entries` [sequences · kv_heads, most ·
-//! block / 16] and `kept` [sequences · kv_heads], a block table and lengths over the pool seen as one of
-//! [blocks · kv_heads, 1, 16, D].
+//! ranked, as words that order like them; `maxima` [sequences, kv_heads, 1 + tiles, rounded up to a multiple
+//! of four], from the second word on the largest of each tile; `list` [sequences, kv_heads, most], the blocks
+//! that are kept in their order, then 0xffffffff; `counts` [sequences, kv_heads]; `entries` [sequences ·
+//! kv_heads, most · block / 16] and `kept` [sequences · kv_heads], a block table and lengths over the pool
+//! seen as one of [blocks · kv_heads, 1, 16, D].
 //!
 //! # Bytes
 //! 4·D a distant gather-block and KV head, once: at a million tokens, blocks of 128, 4 KV heads of 128, 16.8
-//! MB. Scores: 4 bytes a block and KV head, written and read again from the L2 cache.
+//! MB. Scores: 4 bytes a block and KV head, written to the L2 cache, of which few are read again.
 //!
 //! # Work split
 //! Grid (parts, kv_heads, sequences). A warp takes every eighth tile of its part: 16 gather-blocks by eight
 //! query heads in 2·D/16 steps, operands straight from global memory. The thread block of a row that arrives
-//! last ranks all of its scores (`top.rs`) and writes the list and the table. Where nothing is
-//! left out nothing is read. The result does not depend on how many parts there are.
+//! last ranks: by the tiles' maxima it sees which few scores it must look at (`sieve.rs`, `top.rs`). Then it
+//! writes the list and the table. Where nothing is left out nothing is read. The result does not depend on
+//! how many parts there are.
+//!
+//! Ahead of the wait for the launch before, each warp asks the L2 cache for its first tiles.
 
 use super::bounds::{TILE_BLOCKS, tile_words};
 use super::listing::Listing;
 use super::rule::{Extent, Rule};
-use super::top::{Keys, Ranking, ranking};
+use super::sieve::{Sieve, maxima_words};
+use super::top::{Ranking, ranking};
 use crate::attention::{BLOCK_TOKENS, Half, ROWS, last_to_arrive};
 use glam::{UVec2, UVec4};
 use half::{bf16, f16};
@@ -51,8 +56,11 @@ use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, kernel, t
 /// Threads of a block of [`select`](fn@select).
 pub const SELECT_THREADS: u32 = 256;
 const WARPS: u32 = SELECT_THREADS / 32;
-/// Thread blocks that fill the machine: two on each of the 132 multiprocessors of a GH100.
-const BLOCKS_WANTED: u32 = 264;
+/// Thread blocks that fill the machine: one on each of the 132 multiprocessors of a GH100, as there are
+/// registers for. Its warps have 64 KiB of bounds on their way.
+const BLOCKS_WANTED: u32 = 132;
+/// Tiles that each warp asks for ahead of the wait.
+const AHEAD: u32 = 2;
 
 /// Thread blocks of a sequence and KV head, for `rows` of these, whose longest has `tiles` tiles.
 pub const fn parts_for(rows: u32, tiles: u32) -> u32 {
@@ -128,7 +136,7 @@ pub fn signs(pair: u32) -> [u32; 2] {
         (bf16, 64, 1), (bf16, 64, 2), (bf16, 128, 1), (bf16, 128, 2)
     ),
     max_threads = 256,
-    overlaps
+    overlaps = late
 )]
 pub fn select<E: Half, const D: usize, const R: usize>(
     queries: Global<E>,
@@ -136,6 +144,7 @@ pub fn select<E: Half, const D: usize, const R: usize>(
     table: Global<u32>,
     lengths: Global<u32>,
     scores: GlobalMut<u32>,
+    maxima: GlobalMut<u32>,
     counters: GlobalMut<u32>,
     list: GlobalMut<u32>,
     counts: GlobalMut<u32>,
@@ -147,20 +156,28 @@ pub fn select<E: Half, const D: usize, const R: usize>(
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let row = sequence * shape.kv_heads + head;
     let rule = shape.rule;
-    let extent = Extent::of(lengths.load(sequence as usize).min(shape.max_blocks * BLOCK_TOKENS), rule);
-    let tiles = if extent.ranked_blocks() > 0 { extent.local.div_ceil(TILE_BLOCKS) } else { 0 };
-    let parts = thread::grid_dim_x();
-    let tiles_a_part = bits::div_u32(tiles + parts - 1, parts).max(1);
+    let from =
+        |tile: u32| (row as usize * shape.tiles as usize + tile as usize) * tile_words(D as u32) as usize;
+    // What the launch ahead has yet to write may be counted in this length, or not: a hint needs no more.
+    let glance = Part::of(lengths.peek(sequence as usize, true), shape);
+    // A lane a tile.
+    let mine = warp + WARPS * lane;
+    let tile = part * glance.tiles_a_part + mine;
+    let there = (lane < AHEAD) & (mine < glance.tiles_a_part) & (tile < glance.tiles);
+    let at = from(if there { tile } else { 0 });
+    bounds.prefetch(at, 4 * tile_words(D as u32), there);
+    thread::wait_for_previous();
+
+    let Part { extent, tiles, tiles_a_part } = Part::of(lengths.load(sequence as usize), shape);
     let used = bits::div_u32(tiles + tiles_a_part - 1, tiles_a_part).max(1);
     if part >= used {
         return;
     }
     let first_key = row as usize * (shape.tiles * TILE_BLOCKS) as usize;
+    let first_maximum = row as usize * maxima_words(shape.tiles) as usize;
     if tiles > 0 {
         let end = tiles.min((part + 1) * tiles_a_part);
         let mut tile = part * tiles_a_part + warp;
-        let from =
-            |tile: u32| (row as usize * shape.tiles as usize + tile as usize) * tile_words(D as u32) as usize;
         // Ahead of the queries, which they do not depend on.
         let mut bounds_of_tile = TileBounds::NONE;
         if tile < end {
@@ -175,10 +192,15 @@ pub fn select<E: Half, const D: usize, const R: usize>(
             }
             let [low, high] = best::<R>(scored, shape.group, lane);
             // Lanes 4g have block g, lanes 4g + 1 block g + 8.
+            let block = TILE_BLOCKS * tile + 8 * (lane & 3) + (lane >> 2);
+            let score = ordered(if lane & 3 == 0 { low } else { high });
             if lane & 3 < 2 {
-                let block = TILE_BLOCKS * tile + 8 * (lane & 3) + (lane >> 2);
-                let score = if lane & 3 == 0 { low } else { high };
-                scores.store(first_key + block as usize, ordered(score));
+                scores.store(first_key + block as usize, score);
+            }
+            let counts = lane & 3 < 2 && block >= 1 && block < extent.local;
+            let most = warp::warp_reduce_max_u32(FULL_MASK, if counts { score } else { 0 });
+            if lane == 0 {
+                maxima.store(first_maximum + 1 + tile as usize, most);
             }
             tile += WARPS;
         }
@@ -189,9 +211,16 @@ pub fn select<E: Half, const D: usize, const R: usize>(
     }
 
     if tiles > 0 {
-        let keys = Keys { layout: layout.ranking, keys: scores, first: first_key, end: extent.local };
-        let cut = keys.cut(extent.chosen);
-        keys.write(cut, list, row as usize * shape.most as usize + 1);
+        let sieve = Sieve {
+            layout: layout.ranking,
+            keys: scores,
+            first: first_key,
+            end: extent.local,
+            maxima,
+            first_maximum,
+            tiles,
+        };
+        sieve.write(extent.chosen, list, row as usize * shape.most as usize + 1);
     }
     let listing = Listing {
         table,
@@ -208,6 +237,25 @@ pub fn select<E: Half, const D: usize, const R: usize>(
         sequence,
     };
     listing.complete(extent);
+}
+
+/// What there is to score in a row, and how much of it a thread block takes.
+#[derive(Clone, Copy)]
+struct Part {
+    extent: Extent,
+    tiles: u32,
+    tiles_a_part: u32,
+}
+
+impl Part {
+    /// Of a sequence of so many tokens, as far as the table reaches.
+    #[simt::device]
+    fn of(length: u32, shape: SelectShape) -> Self {
+        let extent = Extent::of(length.min(shape.max_blocks * BLOCK_TOKENS), shape.rule);
+        let tiles = if extent.ranked_blocks() > 0 { extent.local.div_ceil(TILE_BLOCKS) } else { 0 };
+        let parts = thread::grid_dim_x();
+        Part { extent, tiles, tiles_a_part: bits::div_u32(tiles + parts - 1, parts).max(1) }
+    }
 }
 
 /// The query heads of a KV head as B operands: for each contraction the positive channels and the negative

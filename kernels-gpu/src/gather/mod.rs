@@ -27,6 +27,7 @@ mod bounds;
 mod choice;
 mod listing;
 mod rule;
+mod sieve;
 pub mod sketch;
 mod staging;
 mod top;
@@ -36,15 +37,16 @@ pub use auditing::{AUDIT_THREADS, AuditShape, Audited, DRAW_THREADS, audit, draw
 pub use bounds::{Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, tile_words, word};
 pub use choice::{SELECT_THREADS, SelectShape, ordered, parts_for, select, select_bytes, signs};
 pub use rule::{Extent, Rule};
+pub use sieve::maxima_words;
 pub use staging::{MOST_SLOTS, PLACE_THREADS, StagingShape, place, place_bytes};
 pub use transfer::{CarryShape, FETCH_THREADS, carry, fetch, fetch_parts};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    [fold::INSTANCES, select::INSTANCES, place::INSTANCES, fetch::INSTANCES, carry::INSTANCES]
+    [fold::INSTANCES, select::INSTANCES, place::INSTANCES, fetch::INSTANCES]
         .into_iter()
-        .chain([draw::INSTANCES, audit::INSTANCES])
+        .chain([carry::INSTANCES, draw::INSTANCES, audit::INSTANCES])
         .chain([sketch::sketch::INSTANCES, sketch::scan::INSTANCES, sketch::settle::INSTANCES])
         .flatten()
 }
