@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 /// Queries and keys that are whole numbers up to `most` in size: scores of them are exact in f32, and f64 has
 /// the same.
-fn whole<E: GatherElement>(batch: &mut Batch<E>, most: u64, seed: u64) {
+pub(super) fn whole<E: GatherElement>(batch: &mut Batch<E>, most: u64, seed: u64) {
     let number = |stream: u64, i: usize| {
         let x = random(seed ^ stream, i as u64) % (2 * most + 1);
         E::from_f32(x as f32 - most as f32)
