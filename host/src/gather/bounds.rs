@@ -1,15 +1,19 @@
-//! The bounds of a layer's gather-blocks, and the launch that keeps them.
+//! The bounds of a layer's gather-blocks, or their means, and the launch that keeps them.
 
-use super::{Error, GatherElement, HEAD_DIMS, MOST_TOKENS, Result, Support, cpu, length};
+use super::{Error, GatherElement, HEAD_DIMS, MOST_TOKENS, Result, Score, Support, cpu, length};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
-use kernels_gpu::gather::{FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, tile_words};
+use kernels_gpu::gather::{
+    FOLD_LANES, FoldShape, SQUEEZE_LANES, TILE_BLOCKS, average, fold, fold_bytes, squeeze, squeeze_bytes,
+    summary_words,
+};
 use simt::{Global, LaunchShape};
 use std::marker::PhantomData;
 
 /// The largest and the smallest key of each gather-block of a layer, by sequence, KV head and channel:
-/// [sequences, kv_heads, tiles of 16 blocks, 16 · head_dim words], as `kernels_gpu::gather` has it.
+/// [sequences, kv_heads, tiles of 16 blocks, 16 · head_dim words], as `kernels_gpu::gather` has it. By
+/// [`Score::Codes`] the same in 8 bits, by [`Score::Mean`] the mean key of each: about half as many words.
 ///
 /// A block's first token sets its bounds, so a sequence may start again in a row that another has used.
 #[derive(Debug)]
@@ -17,6 +21,7 @@ pub struct Bounds<E: GatherElement> {
     words: Buffer<u32>,
     sequences: u32,
     shape: FoldShape,
+    score: Score,
     element: PhantomData<E>,
 }
 
@@ -41,6 +46,14 @@ impl<E: GatherElement> Bounds<E> {
     /// Those of [`Support::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of
     /// memory.
     pub fn new(device: &Device, problem: StepProblem, support: Support) -> Result<Self> {
+        Bounds::scored(device, problem, support, Score::Bounds)
+    }
+
+    /// The same, or what else blocks are scored by.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn scored(device: &Device, problem: StepProblem, support: Support, score: Score) -> Result<Self> {
         let (support, problem) = (support.checked()?, checked(problem)?);
         let tiles = problem.max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
         let shape = FoldShape {
@@ -52,8 +65,9 @@ impl<E: GatherElement> Bounds<E> {
             tiles,
         };
         let rows = problem.sequences as usize * problem.kv_heads as usize;
-        let words = Buffer::zeroed(device, rows * tiles as usize * tile_words(problem.head_dim) as usize)?;
-        Ok(Bounds { words, sequences: problem.sequences, shape, element: PhantomData })
+        let tile = summary_words(score.summary(), problem.head_dim) as usize;
+        let words = Buffer::zeroed(device, rows * tiles as usize * tile)?;
+        Ok(Bounds { words, sequences: problem.sequences, shape, score, element: PhantomData })
     }
 
     /// Where they are.
@@ -69,7 +83,8 @@ impl<E: GatherElement> Bounds<E> {
     /// Bytes of the bounds of `blocks` gather-blocks of a sequence.
     pub fn bytes_of(&self, blocks: u32) -> u64 {
         let FoldShape { kv_heads, head_dim, .. } = self.shape;
-        4 * u64::from(blocks) * u64::from(kv_heads) * u64::from(head_dim)
+        let words = summary_words(self.score.summary(), head_dim) / TILE_BLOCKS;
+        4 * u64::from(blocks) * u64::from(kv_heads) * u64::from(words)
     }
 
     /// Makes the bounds of sequence `to` those of sequence `from`. Waits for the stream.
@@ -94,7 +109,7 @@ impl<E: GatherElement> Bounds<E> {
     /// - the memory behind every handle is there, reached by the stream's device, and written by nothing
     ///   else; with `slices` it is host memory;
     /// - a sequence's new tokens are at most `tokens`, and the table's entries up to its length are blocks of
-    ///   the pool.
+    ///   the pool, which for means holds all keys of the blocks that the new tokens are in.
     ///
     /// # Errors
     /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
@@ -125,18 +140,41 @@ impl<E: GatherElement> Bounds<E> {
             // returns.
             unsafe {
                 let (keys, table, bounds) = (slice(keys), slice(table), slice_mut(bounds));
-                cpu::fold::<E>(shape, keys, table, slice(positions), slice(lengths), bounds);
+                let (positions, lengths) = (slice(positions), slice(lengths));
+                match self.score {
+                    Score::Bounds => cpu::fold::<E>(shape, keys, table, positions, lengths, bounds),
+                    Score::Codes => cpu::squeeze::<E>(shape, keys, table, positions, lengths, bounds),
+                    Score::Mean => cpu::average::<E>(shape, keys, table, positions, lengths, bounds),
+                }
             }
             return Ok(());
         }
         // The last token may be the first of its block.
         let touched = (tokens.max(1) - 1).div_ceil(self.shape.block) + 1;
-        let launch = LaunchShape::new((touched, kv_heads, sequences), FOLD_LANES * shape.head_dim / 2)
-            .shared(fold_bytes());
-        let args = fold::Args { keys, table, positions, lengths, bounds, shape };
+        let (threads, bytes) = match self.score {
+            Score::Codes => (SQUEEZE_LANES * shape.head_dim / 4, squeeze_bytes()),
+            Score::Bounds | Score::Mean => (FOLD_LANES * shape.head_dim / 2, fold_bytes()),
+        };
+        let launch = LaunchShape::new((touched, kv_heads, sequences), threads).shared(bytes);
         // SAFETY: lengths as just checked, what is past the table is left out, every word belongs to one
         // thread of the grid, and the rest is this function's contract.
-        Ok(unsafe { stream.launch(&E::fold_kernel(), launch, args) }?)
+        unsafe {
+            match self.score {
+                Score::Bounds => {
+                    let args = fold::Args { keys, table, positions, lengths, bounds, shape };
+                    stream.launch(&E::fold_kernel(), launch, args)?;
+                }
+                Score::Codes => {
+                    let args = squeeze::Args { keys, table, positions, lengths, bounds, shape };
+                    stream.launch(&E::squeeze_kernel(), launch, args)?;
+                }
+                Score::Mean => {
+                    let args = average::Args { keys, table, positions, lengths, means: bounds, shape };
+                    stream.launch(&E::average_kernel(), launch, args)?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Keys and values in f16, of which steps read a constant number.
 
 use super::audit::{self, Auditing, Auditor};
-use super::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Support};
+use super::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Ranking, Support};
 use crate::attention::StepProblem;
 use crate::attention::dense::Problem;
 use crate::kv::{Appended, Beside, HeadReport, Held, Opening, PagedCache, Result, Sequences, Step};
@@ -48,14 +48,15 @@ impl GatherCache {
         let scratch = |problem| if share > 0.0 { Auditor::<f16>::bytes(problem) } else { 0 };
         let beside = |dense: Problem, held: u64| held / u64::from(support.block) + scratch(dense.into());
         let problem = StepProblem::from(sequences.fitting(beside)?);
-        let plan = Plan::new(device, problem, support)?;
+        let ranking = Ranking::of(opening.selection);
+        let plan = Plan::ranked(device, problem, support, ranking)?;
         let lse = Buffer::new(device, problem.dense().query_rows())?;
         let exact = Support::exact_layers(opening.selection);
         let auditing = Auditing::new(device, (geometry.layers, problem), support, share)?;
         PagedCache::open(sequences, ByBounds { plan, lse, auditing }, |index| {
             let bounds = match index < exact {
                 true => None,
-                false => Some(Bounds::new(device, problem, support)?),
+                false => Some(Bounds::scored(device, problem, support, ranking.score)?),
             };
             Ok(Bounded { bounds, index })
         })

@@ -1,7 +1,7 @@
 //! The system's cases for `ferrokv check`: bounds over chunks of every cut, choices around every edge of
 //! blocks, tiles and lists, ties, several sequences of different lengths.
 
-use super::{Bounds, Chosen, FoldHandles, GatherElement, Handles, Plan, Support};
+use super::{Bounds, Chosen, FoldHandles, GatherElement, Handles, List, Plan, Ranking, Score, Support};
 use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, in_chunks, thrice};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
@@ -20,6 +20,7 @@ struct Step {
     head_dims: &'static [u32],
     max_tokens: u32,
     support: Support,
+    ranking: Ranking,
     race_check: bool,
 }
 
@@ -31,6 +32,7 @@ const STEP: Step = Step {
     head_dims: &super::HEAD_DIMS,
     max_tokens: 160,
     support: Support { k: 3, block: 16, local: 2 },
+    ranking: Ranking { score: Score::Bounds, list: List::KvHead },
     race_check: false,
 };
 
@@ -55,10 +57,40 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         race_check: true,
         ..STEP
     };
+    let in_codes = Step { ranking: Ranking { score: Score::Codes, list: List::KvHead }, ..small };
+    let by_means = Step { ranking: Ranking { score: Score::Mean, list: List::KvHead }, ..small };
+    let by_query = Step { ranking: Ranking { score: Score::Bounds, list: List::QueryHead }, ..small };
     if coverage == Coverage::Small {
-        return vec![small, wide, several];
+        return vec![small, wide, several, in_codes, by_means, by_query];
     }
-    let mut steps = vec![small, wide, several, STEP];
+    let mut steps = vec![small, wide, several, in_codes, by_means, by_query, STEP];
+    for list in [List::KvHead, List::QueryHead] {
+        steps.push(Step { ranking: Ranking { score: Score::Mean, list }, ..STEP });
+        steps.push(Step { ranking: Ranking { score: Score::Codes, list }, group: 11, ..STEP });
+        let support = Support { k: 2, block: 64, local: 1 };
+        let ranking = Ranking { score: Score::Bounds, list };
+        steps.push(Step {
+            lengths: &[1000, 129, 641],
+            group: 11,
+            max_tokens: 1024,
+            support,
+            ranking,
+            ..STEP
+        });
+    }
+    // Few of many scores are looked at, by the maxima of sets of tiles, of tiles, and not at all.
+    let ks: &[u32] = if coverage == Coverage::Full { &[40, 150, 400] } else { &[40] };
+    for k in ks.iter().copied() {
+        steps.push(Step {
+            lengths: &[16 * 4000 - 3, 16 * 2000],
+            inputs: &[Input::Normal, Input::Duplicates],
+            kv_heads: 1,
+            head_dims: &[64],
+            max_tokens: 16 * 4000,
+            support: Support { k, block: 16, local: 1 },
+            ..STEP
+        });
+    }
     for group in [1, 7, 8, 11, 16] {
         steps.push(Step { lengths: &[159, 111], group, ..STEP });
     }
@@ -67,7 +99,8 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         steps.push(Step { lengths: &[1000, 129, 641], max_tokens: 1024, support, ..STEP });
     }
     let none = &[Input::Constant, Input::Huge, Input::Outlier];
-    steps.push(Step { lengths: &[900, 800, 530], inputs: none, max_tokens: 900, ..STEP });
+    let odd = Step { lengths: &[900, 800, 530], inputs: none, max_tokens: 900, ..STEP };
+    steps.extend([odd, Step { ranking: in_codes.ranking, ..odd }]);
     // One thread block for a sequence and KV head, each warp of it with several tiles.
     steps.push(Step { lengths: &CROWD, kv_heads: 8, group: 1, race_check: false, ..several });
     // Nothing but the first block and the last ones.
@@ -108,37 +141,46 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
 }
 
 fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
-    let Step { group, kv_heads, support, .. } = step;
-    let Some(kernel) = E::select_kernel(head_dim, group.div_ceil(ROWS)) else { return };
+    let Step { group, kv_heads, support, ranking, .. } = step;
+    let of_list = group / ranking.lists(group);
+    let Some(kernel) = E::select_kernel(head_dim, of_list.div_ceil(ROWS)) else { return };
+    if ranking.score == Score::Codes && !E::IS_F16 && of_list > ROWS {
+        return;
+    }
     let lengths = step.lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let Support { k, block, local } = support;
+    let Ranking { score, list } = ranking;
     let label = format!(
-        "heads={}/{kv_heads} k={k} block={block} local={local} of {}: {lengths}",
+        "heads={}/{kv_heads} k={k} block={block} local={local} {score:?} {list:?} of {}: {lengths}",
         group * kv_heads,
         step.max_tokens
     );
     let case = Case::new(kernel.info(), label, move |device| run::<E>(device, step, head_dim));
-    let case = case.and(E::fold_kernel().info());
+    let case = case.and(match score {
+        Score::Bounds => E::fold_kernel().info(),
+        Score::Codes => E::squeeze_kernel().info(),
+        Score::Mean => E::average_kernel().info(),
+    });
     cases.push(if step.race_check { case.race_checked() } else { case });
 }
 
 /// Bounds by chunks of several lengths, then a choice.
 fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<Vec<OutputBuffer>, CaseError> {
-    let Step { lengths, inputs, kv_heads, group, max_tokens, support, .. } = step;
+    let Step { lengths, inputs, kv_heads, group, max_tokens, support, ranking, .. } = step;
     let sequences = lengths.len() as u32;
     let q_heads = group * kv_heads;
     let problem = StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens };
     let batch = Batch::<E>::in_turns(problem, inputs, lengths, 5, 9);
     let stream = Stream::new(device)?;
     let at = batch.upload(device)?;
-    let mut bounds = Bounds::<E>::new(device, problem, support)?;
+    let mut bounds = Bounds::<E>::scored(device, problem, support, ranking.score)?;
     in_chunks(device, &thrice(lengths), |tokens, positions, lengths| -> Result<(), CaseError> {
         let handles = FoldHandles { keys: at.keys.global(), table: at.table.global(), positions, lengths };
         // SAFETY: buffers of the device; the table's entries up to each length are the pool's, and no
         // sequence has more new tokens.
         Ok(unsafe { bounds.fold_on(&stream, (0, tokens), false, handles) }?)
     })?;
-    let mut plan = Plan::<E>::new(device, problem, support)?;
+    let mut plan = Plan::<E>::ranked(device, problem, support, ranking)?;
     let rows = (sequences * q_heads) as usize;
     let mut output = poisoned::<f32>(&stream, rows * head_dim as usize)?;
     let mut lse = poisoned::<f32>(&stream, rows)?;
@@ -161,7 +203,7 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     let mut scores = plan.scores().to_vec()?;
     let tiles = max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
     for (row, scores) in scores.chunks_exact_mut((tiles * TILE_BLOCKS) as usize).enumerate() {
-        let extent = support.extent(step.lengths[row / kv_heads as usize]);
+        let extent = support.extent(step.lengths[row / (kv_heads * plan.lists()) as usize]);
         let ranked = if extent.ranked_blocks() > 0 { 1..extent.local as usize } else { 0..0 };
         // What is not ranked is nobody's.
         for (block, score) in scores.iter_mut().enumerate() {

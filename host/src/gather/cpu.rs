@@ -11,7 +11,9 @@ use crate::attention::cpu::{Work, run};
 use crate::attention::{BLOCK_TOKENS, Half};
 use crate::simd_level::Level;
 use kernels_gpu::gather::{
-    Extent, Extremes, FoldShape, SelectShape, TILE_BLOCKS, ordered, signs, tile_words, word,
+    BY_CODES, BY_MEANS, Extent, Extremes, FOLD_LANES, FoldShape, Quad, SelectShape, TILE_BLOCKS, code_word,
+    code_words, codes, largest, mean, mean_word, ordered, scale_of, scale_word, signs, summary_words,
+    tile_words, word,
 };
 use rayon::prelude::*;
 use simt::math::maximum;
@@ -66,6 +68,98 @@ pub(super) fn fold<E: GatherElement>(
     });
 }
 
+/// What [`squeeze`](kernels_gpu::gather::squeeze()) does: the same arguments.
+pub(super) fn squeeze<E: GatherElement>(
+    shape: FoldShape,
+    keys: &[E],
+    table: &[u32],
+    positions: &[u32],
+    lengths: &[u32],
+    bounds: &mut [u32],
+) {
+    let (heads, dim, tokens) = (shape.kv_heads as usize, shape.head_dim as usize, BLOCK_TOKENS as usize);
+    let (block, max_blocks) = (shape.block as usize, shape.max_blocks as usize);
+    let words = code_words(shape.head_dim) as usize;
+    let keys: &[u32] = bytemuck::cast_slice(keys);
+    let pairs = dim / 2;
+    bounds.par_chunks_exact_mut(shape.tiles as usize * words).enumerate().for_each(|(row, bounds)| {
+        let (sequence, head) = (row / heads, row % heads);
+        let first = positions[sequence * shape.stride as usize] as usize;
+        let length = (lengths[sequence] as usize).min(max_blocks * tokens);
+        let mut begin = first;
+        while begin < length {
+            let index = begin / block;
+            let end = length.min((index + 1) * block);
+            let mut extremes = [Extremes::NONE; 64];
+            for token in begin..end {
+                let entry = table[sequence * max_blocks + token / tokens] as usize;
+                let from = ((entry * heads + head) * tokens + token % tokens) * pairs;
+                for (extremes, pair) in extremes.iter_mut().zip(&keys[from..from + pairs]) {
+                    extremes.take::<E>(*pair, *pair);
+                }
+            }
+            let tile = &mut bounds[index / TILE * words..][..words];
+            let at = (index % TILE) as u32;
+            let quads: Vec<Quad> =
+                extremes[..pairs].chunks_exact(2).map(|two| [two[0].words(), two[1].words()]).collect();
+            let all = quads.iter().map(|quad| largest::<E>(*quad)).max().unwrap_or(0);
+            let scale_at = scale_word(shape.head_dim, at) as usize;
+            let old = (begin != index * block).then_some(f32::from_bits(tile[scale_at]));
+            let scale = scale_of(all, old);
+            for (quad, bounds) in quads.into_iter().enumerate() {
+                let [high, low] = [0, 1].map(|kind| code_word(kind, at, quad as u32) as usize);
+                let old = old.map(|scale| ([tile[high], tile[low]], scale));
+                [tile[high], tile[low]] = codes::<E>(bounds, scale, old);
+            }
+            tile[scale_at] = scale.to_bits();
+            begin = end;
+        }
+    });
+}
+
+/// What [`average`](kernels_gpu::gather::average()) does: the same arguments.
+pub(super) fn average<E: GatherElement>(
+    shape: FoldShape,
+    keys: &[E],
+    table: &[u32],
+    positions: &[u32],
+    lengths: &[u32],
+    means: &mut [u32],
+) {
+    const LANES: usize = FOLD_LANES as usize;
+    let (heads, dim, tokens) = (shape.kv_heads as usize, shape.head_dim as usize, BLOCK_TOKENS as usize);
+    let (block, max_blocks, pairs) = (shape.block as usize, shape.max_blocks as usize, dim / 2);
+    let words = (tile_words(shape.head_dim) / 2) as usize;
+    let keys: &[u32] = bytemuck::cast_slice(keys);
+    means.par_chunks_exact_mut(shape.tiles as usize * words).enumerate().for_each(|(row, means)| {
+        let (sequence, head) = (row / heads, row % heads);
+        let first = positions[sequence * shape.stride as usize] as usize;
+        let length = (lengths[sequence] as usize).min(max_blocks * tokens);
+        if first >= length {
+            return;
+        }
+        for index in first / block..length.div_ceil(block) {
+            let (begin, end) = (index * block, length.min((index + 1) * block));
+            let mut sums = [[[0f32; 2]; 64]; LANES];
+            for token in begin..end {
+                let entry = table[sequence * max_blocks + token / tokens] as usize;
+                let from = ((entry * heads + head) * tokens + token % tokens) * pairs;
+                for (sums, pair) in sums[token % LANES].iter_mut().zip(&keys[from..from + pairs]) {
+                    let [low, high] = E::unpack(*pair);
+                    *sums = [sums[0] + low, sums[1] + high];
+                }
+            }
+            let tile = &mut means[index / TILE * words..][..words];
+            for pair in 0..pairs {
+                let lanes = sums[1..].iter().map(|sums| sums[pair]);
+                let sums = lanes.fold(sums[0][pair], |all, own| [all[0] + own[0], all[1] + own[1]]);
+                let count = (end - begin) as u32;
+                tile[mean_word((index % TILE) as u32, pair as u32) as usize] = mean::<E>(sums, count);
+            }
+        }
+    });
+}
+
 /// What [`select`](kernels_gpu::gather::select()) reads.
 #[derive(Clone, Copy)]
 pub(super) struct Selecting<'a, E> {
@@ -91,18 +185,19 @@ pub(super) fn select<E: GatherElement>(
     from: Selecting<'_, E>,
     to: Choice<'_>,
 ) {
-    let (heads, per_block) = (shape.kv_heads as usize, shape.rule.entries() as usize);
+    let (lists, per_block) = (shape.lists as usize, shape.rule.entries() as usize);
+    let of_sequence = shape.kv_heads as usize * lists;
     let max_blocks = shape.max_blocks as usize;
     let width = shape.most as usize * per_block;
     let rows = to.list.par_chunks_exact_mut(shape.most as usize);
     let rows = rows.zip(to.entries.par_chunks_exact_mut(width)).zip(to.counts).zip(to.kept);
     rows.enumerate().for_each(|(row, (((list, entries), count), kept))| {
-        let (sequence, head) = (row / heads, row % heads);
+        let (sequence, head) = (row / of_sequence, row % of_sequence / lists);
         let length = from.lengths[sequence].min(shape.max_blocks * BLOCK_TOKENS);
         let extent = Extent::of(length, shape.rule);
         list.fill(u32::MAX);
         let distant: Vec<u32> = if extent.ranked_blocks() > 0 {
-            let words = scores(level, shape, from, row, extent.local);
+            let words = scores(level, shape, from, [row, sequence, head], extent.local);
             best(&words, extent)
         } else {
             (1..extent.chosen + 1).collect()
@@ -140,21 +235,22 @@ fn scores<E: GatherElement>(
     level: Level,
     shape: SelectShape,
     from: Selecting<'_, E>,
-    row: usize,
+    [row, sequence, head]: [usize; 3],
     end: u32,
 ) -> Vec<u32> {
-    let group = shape.group as usize;
-    let dim = from.queries.len() / (from.lengths.len() * shape.kv_heads as usize * group);
-    let words = tile_words(dim as u32) as usize;
+    let (group, heads) = (shape.group as usize, shape.kv_heads as usize);
+    let dim = from.queries.len() / (from.lengths.len() * heads * shape.lists as usize * group);
+    let words = summary_words(shape.summary, dim as u32) as usize;
+    let summary = shape.summary;
     let queries: &[u16] = bytemuck::cast_slice(&from.queries[row * group * dim..][..group * dim]);
-    let tiles = &from.bounds[row * shape.tiles as usize * words..];
+    let tiles = &from.bounds[(sequence * heads + head) * shape.tiles as usize * words..];
     let mut scores = vec![0u32; end.next_multiple_of(TILE_BLOCKS) as usize];
     scores.par_chunks_exact_mut(TILE).zip(tiles.par_chunks_exact(words)).with_min_len(8).for_each(
         |(scores, tile)| {
             thread_local!(static SCRATCH: Memory<Scratch> = const { RefCell::new(Vec::new()) });
             with_memory(&SCRATCH, Scratch::new, |scratch| {
                 let element = PhantomData;
-                run(level, Score::<E> { queries, group, dim, tile, scores, scratch, element });
+                run(level, Score::<E> { queries, group, dim, summary, tile, scores, scratch, element });
             });
         },
     );
@@ -194,6 +290,7 @@ struct Score<'a, E> {
     queries: &'a [u16],
     group: usize,
     dim: usize,
+    summary: u32,
     tile: &'a [u32],
     scores: &'a mut [u32],
     scratch: &'a mut Scratch,
@@ -205,13 +302,24 @@ impl<E: Half> Work for Score<'_, E> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Score { queries, group, dim, tile, scores, scratch, .. } = self;
+        let Score { queries, group, dim, summary, tile, scores, scratch, .. } = self;
+        let by_means = summary == BY_MEANS;
         let mut sums = [[[0f32; TILE]; MOST_HEADS]; 2];
-        for (kind, sums) in sums.iter_mut().enumerate() {
+        // Means have no second kind: its sums are 0.
+        for (kind, sums) in sums.iter_mut().enumerate().take(if by_means { 1 } else { 2 }) {
             scratch.rows.resize(TILE * dim, 0);
             for (block, row) in scratch.rows.chunks_exact_mut(dim).enumerate() {
                 for (pair, to) in row.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                    let bits = tile[word(kind as u32, block as u32, pair as u32) as usize];
+                    let (kind, block, pair) = (kind as u32, block as u32, pair as u32);
+                    let bits = match summary {
+                        BY_CODES => {
+                            let codes = tile[code_word(kind, block, pair / 2) as usize] >> (16 * (pair % 2));
+                            let number = |code: u32| (code & 0xff) as f32 - 128.0;
+                            E::pack(number(codes), number(codes >> 8))
+                        }
+                        BY_MEANS => tile[mean_word(block, pair) as usize],
+                        _ => tile[word(kind, block, pair) as usize],
+                    };
                     *to = [bits as u16, (bits >> 16) as u16];
                 }
             }
@@ -220,7 +328,8 @@ impl<E: Half> Work for Score<'_, E> {
                 let mut rows = [Row::ZERO; MOST_HEADS];
                 for (row, query) in rows.iter_mut().zip(queries.chunks_exact(dim)) {
                     let query: &[u16; 16] = query[16 * chunk..].first_chunk().expect("a whole contraction");
-                    row.set::<E, L>(query.map(|x| signs(x.into())[kind] as u16));
+                    let part = |x: u16| if by_means { x } else { signs(x.into())[kind] as u16 };
+                    row.set::<E, L>(query.map(part));
                 }
                 multiply_each::<E, L>(|r| &rows[r], scratch.tile.of_keys(chunk), &mut sums[..group]);
             }
@@ -228,7 +337,12 @@ impl<E: Half> Work for Score<'_, E> {
         let [largest, smallest]: [[Floats; MOST_HEADS]; 2] = sums;
         for (lane, to) in scores.iter_mut().enumerate() {
             let heads = largest.iter().zip(&smallest).take(group);
-            let best = heads.fold(f32::NEG_INFINITY, |best, (a, b)| maximum(best, a[lane] + b[lane]));
+            let scale = match summary {
+                BY_CODES => f32::from_bits(tile[scale_word(dim as u32, lane as u32) as usize]),
+                _ => 1.0,
+            };
+            let best =
+                heads.fold(f32::NEG_INFINITY, |best, (a, b)| maximum(best, (a[lane] + b[lane]) * scale));
             *to = ordered(best);
         }
     }

@@ -13,6 +13,7 @@ mod cases;
 mod cpu;
 pub mod oracle;
 mod plan;
+mod ranking;
 pub mod sketch;
 pub mod staging;
 #[cfg(test)]
@@ -24,10 +25,11 @@ pub use bounds::{Bounds, FoldHandles};
 pub use cache::GatherCache;
 pub use kernels_gpu::gather::Extent;
 pub use plan::{Chosen, GatherElement, Handles, Plan};
+pub use ranking::{List, Ranking, Score};
 pub use staging::StagedCache;
 
 use crate::kv::{self, HeadReport, Held, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
-use kernels_gpu::gather::{MOST_SLOTS, Rule};
+use kernels_gpu::gather::{MOST_SLOTS, Rule, TILE_BLOCKS, summary_words};
 
 /// Tokens that a gather-block may have.
 pub const BLOCKS: [u32; 4] = [16, 32, 64, 128];
@@ -84,6 +86,24 @@ pub static SYSTEM: System = System {
                 kind: Kind::Count(1, u32::MAX as u64),
             },
             OptionSpec {
+                name: "bounds",
+                about: "bits of a bound, 16 as keys have, or 8, rounded outward; not with score=mean, :certified, \
+                        :window, staging",
+                kind: Kind::Word(&["8", "16"]),
+            },
+            OptionSpec {
+                name: "score",
+                about: "what a block is ranked by: its bounds, or its mean key; not with :certified, :window, \
+                        staging",
+                kind: Kind::Word(&["bounds", "mean"]),
+            },
+            OptionSpec {
+                name: "list",
+                about: "who has a list of blocks, a KV head or each query head; not with :certified, :window, \
+                        staging",
+                kind: Kind::Word(&["kv", "query"]),
+            },
+            OptionSpec {
                 name: "dense",
                 about: "layers at the front that attend to everything; not with :certified, nor with staging",
                 kind: Kind::Count(0, 1 << 16),
@@ -113,11 +133,14 @@ pub static SYSTEM: System = System {
         ],
         step_bytes: |selection, head_dim, tokens| match Asked::of(selection) {
             Asked::Certified(budget) => sketch::step_bytes(budget, head_dim, tokens),
-            Asked::OnDevice(support) | Asked::InHost(support, _) => step_bytes(support, head_dim, tokens),
+            Asked::OnDevice(support) | Asked::InHost(support, _) => {
+                step_bytes(support, Ranking::of(selection).score, head_dim, tokens)
+            }
         },
         check: |selection| {
             let given = |names: &[&str]| names.iter().any(|name| selection.value(name).is_some());
             let dense = Support::exact_layers(selection) > 0;
+            Ranking::check(selection)?;
             Err(match Asked::of(selection) {
                 Asked::OnDevice(_) | Asked::InHost(..) if given(&["skip", "sketch"]) => Error::Preset,
                 Asked::Certified(_) if given(&["staging"]) => Error::NotStaged,
@@ -174,12 +197,13 @@ impl Asked {
     }
 }
 
-/// Bytes that a step reads of a KV head: keys and values of what is kept, and bounds of two keys for each
-/// block that is ranked.
-fn step_bytes(support: Support, head_dim: u32, tokens: u64) -> f64 {
+/// Bytes that a step reads of a KV head with one list: keys and values of what is kept, and bounds, which are
+/// two keys, or the mean of each block that is ranked.
+fn step_bytes(support: Support, score: Score, head_dim: u32, tokens: u64) -> f64 {
     let length = tokens.min(MOST_TOKENS.into()) as u32;
     let ranked = support.extent(length).ranked_blocks();
-    f64::from(4 * head_dim) * (f64::from(support.kept(length)) + f64::from(ranked))
+    let summaries = f64::from(4 * summary_words(score.summary(), head_dim) / TILE_BLOCKS) * f64::from(ranked);
+    f64::from(4 * head_dim) * f64::from(support.kept(length)) + summaries
 }
 
 /// How much of a sequence a step keeps.
@@ -338,6 +362,25 @@ pub enum Error {
          and :certified"
     )]
     DenseLayers,
+    /// An option of ranking where nothing is ranked by it.
+    #[error("{option}={value} does not go with {with}; leave {option} out, or {with}")]
+    Ranking {
+        /// Its name.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What it does not go with.
+        with: &'static str,
+    },
+    /// Codes of bf16 for more query heads than registers hold.
+    #[error(
+        "bounds=8 of keys in bf16 is for up to eight query heads a KV head, not {group}; leave bounds out, \
+             or take list=query"
+    )]
+    WideCodes {
+        /// Query heads of a list.
+        group: u32,
+    },
     /// Distant blocks of a window.
     #[error("gather:window reads no distant block; leave k out, or take another preset")]
     Window,
@@ -419,6 +462,8 @@ impl From<Error> for kv::Error {
             | Error::Preset
             | Error::DenseLayers
             | Error::Window
+            | Error::Ranking { .. }
+            | Error::WideCodes { .. }
             | Error::HeadDim { .. }
             | Error::TooLong { .. }
             | Error::Staging { .. }

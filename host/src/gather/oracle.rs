@@ -25,6 +25,20 @@ pub fn bounds(dim: usize, tokens: std::ops::Range<usize>, key: impl Fn(usize, &m
     [largest, smallest]
 }
 
+/// The mean of a block's keys, channel by channel, and that of their magnitudes.
+pub fn means(dim: usize, tokens: std::ops::Range<usize>, key: impl Fn(usize, &mut [f64])) -> [Vec<f64>; 2] {
+    let (mut sums, mut sizes, mut row) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
+    let count = tokens.len() as f64;
+    for token in tokens {
+        key(token, &mut row);
+        for c in 0..dim {
+            sums[c] += row[c];
+            sizes[c] += row[c].abs();
+        }
+    }
+    [sums, sizes].map(|all| all.into_iter().map(|sum| sum / count).collect())
+}
+
 /// A query head's score of a block with these bounds: Σ max(q, 0)·kmax + min(q, 0)·kmin.
 pub fn score(query: &[f64], [largest, smallest]: [&[f64]; 2]) -> f64 {
     let of = |(q, (high, low)): (&f64, (&f64, &f64))| q.max(0.0) * high + q.min(0.0) * low;

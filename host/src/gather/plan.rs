@@ -2,7 +2,7 @@
 
 use super::bounds::checked;
 use super::cpu::{self, Selecting};
-use super::{Error, Result, Support, length};
+use super::{Error, Ranking, Result, Score, Support, length};
 use crate::attention::dense::{self, DenseElement, Problem};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
@@ -11,7 +11,8 @@ use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::{
-    SELECT_THREADS, SelectShape, TILE_BLOCKS, fold, parts_for, select, select_bytes, tile_words,
+    SELECT_THREADS, SelectShape, TILE_BLOCKS, average, fold, maxima_words, parts_for, select, select_bytes,
+    squeeze, summary_words,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -21,6 +22,12 @@ pub type Select<E> = Kernel<select::Args<E>>;
 /// The kernel's handle.
 #[doc(hidden)]
 pub type Fold<E> = Kernel<fold::Args<E>>;
+/// The kernel's handle.
+#[doc(hidden)]
+pub type Squeeze<E> = Kernel<squeeze::Args<E>>;
+/// The kernel's handle.
+#[doc(hidden)]
+pub type Average<E> = Kernel<average::Args<E>>;
 
 /// An element type that the kernels have instances for: f16 and bf16.
 pub trait GatherElement: DenseElement {
@@ -29,6 +36,10 @@ pub trait GatherElement: DenseElement {
     fn select_kernel(head_dim: u32, row_groups: u32) -> Option<Select<Self>>;
     #[doc(hidden)]
     fn fold_kernel() -> Fold<Self>;
+    #[doc(hidden)]
+    fn squeeze_kernel() -> Squeeze<Self>;
+    #[doc(hidden)]
+    fn average_kernel() -> Average<Self>;
 }
 
 macro_rules! instances {
@@ -47,12 +58,21 @@ macro_rules! instances {
             fn fold_kernel() -> Fold<Self> {
                 fold::kernel::<$element>()
             }
+
+            fn squeeze_kernel() -> Squeeze<Self> {
+                squeeze::kernel::<$element>()
+            }
+
+            fn average_kernel() -> Average<Self> {
+                average::kernel::<$element>()
+            }
         }
     )*};
 }
 instances!(f16, bf16);
 
-/// What a step chose, for each sequence and KV head.
+/// What a step chose, for each sequence and KV head; or for each query head in the place of a KV head, where
+/// these have lists of their own.
 #[derive(Debug)]
 pub struct Chosen {
     /// The gather-blocks that are kept, in their order, then `u32::MAX`: [sequences, kv_heads, most].
@@ -124,11 +144,14 @@ pub struct Plan<E: GatherElement> {
     device: Device,
     problem: StepProblem,
     support: Support,
+    score: Score,
     kernel: Select<E>,
     launch: LaunchShape,
     shape: SelectShape,
     /// Words that order like the scores, [sequences, kv_heads, tiles, 16].
     scores: Buffer<u32>,
+    /// The largest of each tile, [sequences, kv_heads, maxima_words(tiles)].
+    maxima: Buffer<u32>,
     /// How many thread blocks of a row have come; 0 between launches.
     counters: Buffer<u32>,
     chosen: Chosen,
@@ -142,23 +165,39 @@ impl<E: GatherElement> Plan<E> {
     /// Those of [`Support::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of
     /// memory for the scratch.
     pub fn new(device: &Device, problem: StepProblem, support: Support) -> Result<Self> {
+        Plan::ranked(device, problem, support, Ranking::default())
+    }
+
+    /// The same, with blocks ranked in another way.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn ranked(device: &Device, problem: StepProblem, support: Support, ranking: Ranking) -> Result<Self> {
         let (support, problem) = (support.checked()?, checked(problem)?);
         let StepProblem { sequences, kv_heads, head_dim, max_tokens, .. } = problem;
-        let group = problem.dense().group();
+        let lists = ranking.lists(problem.dense().group());
+        let group = problem.dense().group() / lists;
+        if ranking.score == Score::Codes && !E::IS_F16 && group > ROWS {
+            return Err(Error::WideCodes { group });
+        }
         let kernel = E::select_kernel(head_dim, group.div_ceil(ROWS)).ok_or(Error::HeadDim { head_dim })?;
-        let rows = sequences * kv_heads;
+        let rows = sequences * kv_heads * lists;
         let most = support.most(max_tokens);
         let tiles = max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
         let shape = SelectShape {
             rule: support.rule(),
             group,
+            lists,
+            summary: ranking.score.summary(),
             kv_heads,
             max_blocks: max_tokens.div_ceil(BLOCK_TOKENS),
             tiles,
             most,
         };
-        let dense = dense::Plan::new(device, head_by_head(problem, most * support.block))?;
-        let grid = (parts_for(rows, tiles), kv_heads, sequences);
+        // With a KV head for each list.
+        let listed = StepProblem { kv_heads: kv_heads * lists, ..problem };
+        let dense = dense::Plan::new(device, head_by_head(listed, most * support.block))?;
+        let grid = (parts_for(rows, tiles), kv_heads * lists, sequences);
         let launch = LaunchShape::new(grid, SELECT_THREADS).shared(select_bytes());
         let rows = rows as usize;
         let chosen = Chosen::new(device, dense.problem(), most)?;
@@ -166,10 +205,12 @@ impl<E: GatherElement> Plan<E> {
             device: device.clone(),
             problem,
             support,
+            score: ranking.score,
             kernel,
             launch,
             shape,
             scores: Buffer::new(device, rows * (tiles * TILE_BLOCKS) as usize)?,
+            maxima: Buffer::new(device, rows * maxima_words(tiles) as usize)?,
             counters: Buffer::zeroed(device, rows)?,
             chosen,
             dense,
@@ -186,7 +227,12 @@ impl<E: GatherElement> Plan<E> {
         self.support
     }
 
-    /// What the attention is, each KV head a sequence of its own.
+    /// Lists of a KV head.
+    pub fn lists(&self) -> u32 {
+        self.shape.lists
+    }
+
+    /// What the attention is, each KV head, or each query head, a sequence of its own.
     pub fn attended(&self) -> Problem {
         self.dense.problem()
     }
@@ -268,6 +314,7 @@ impl<E: GatherElement> Plan<E> {
             table,
             lengths,
             scores: self.scores.global_mut(),
+            maxima: self.maxima.global_mut(),
             counters: self.counters.global_mut(),
             list: list.global_mut(),
             counts: counts.global_mut(),
@@ -329,7 +376,7 @@ impl<E: GatherElement> Plan<E> {
         stream.device().check_same(&self.device, "the plan")?;
         let StepProblem { sequences, kv_heads, head_dim, .. } = self.problem;
         let (sequences, kv_heads, dim) = (sequences as usize, kv_heads as usize, head_dim as usize);
-        let tile = tile_words(head_dim) as usize;
+        let tile = summary_words(self.score.summary(), head_dim) as usize;
         let rows = self.problem.dense().query_rows();
         length("the buffer of queries", handles.queries.len(), rows * dim)?;
         length("the output", handles.output.len(), rows * dim)?;

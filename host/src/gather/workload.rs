@@ -1,7 +1,7 @@
 //! A step as a workload: all sequences of a batch in two launches.
 
 use super::audit::{self, Auditing};
-use super::{AuditHandles, Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
+use super::{AuditHandles, Bounds, FoldHandles, GatherElement, Handles, Plan, Ranking, Score, Support};
 use crate::attention::StepProblem;
 use crate::attention::dense::{Attended, bound};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
@@ -22,18 +22,20 @@ struct Gather<E: GatherElement> {
 /// The bounds of each of the pools, and a step.
 pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     let (support, share) = (Support::of(opening.selection), audit::share(opening.selection));
+    let ranking = Ranking::of(opening.selection);
     Ok(match &opening.input {
-        AnyInput::F16(input) => Box::new(Gather::open(input.clone(), support, share)?),
-        AnyInput::Bf16(input) => Box::new(Gather::open(input.clone(), support, share)?),
+        AnyInput::F16(input) => Box::new(Gather::open(input.clone(), support, ranking, share)?),
+        AnyInput::Bf16(input) => Box::new(Gather::open(input.clone(), support, ranking, share)?),
     })
 }
 
 impl<E: GatherElement> Gather<E> {
-    fn open(input: Arc<Input<E>>, support: Support, share: f64) -> Result<Self> {
+    fn open(input: Arc<Input<E>>, support: Support, ranking: Ranking, share: f64) -> Result<Self> {
         let problem = StepProblem::from(input.problem);
-        let plan = Plan::new(&input.device, problem, support)?;
+        let plan = Plan::ranked(&input.device, problem, support, ranking)?;
         let stream = Stream::new(&input.device)?;
-        let bounds = (0..input.pools.len()).map(|set| bounds_of(&input, set, support, &stream));
+        let bounds =
+            (0..input.pools.len()).map(|set| bounds_of(&input, set, (support, ranking.score), &stream));
         let bounds = bounds.collect::<Result<_>>()?;
         let out = input.unwritten(&stream)?;
         let auditing = Auditing::new(&input.device, (1, problem), support, share)?;
@@ -60,7 +62,7 @@ impl<E: GatherElement> Gather<E> {
     /// Bytes of keys and values that it reads.
     fn kept_bytes(&self) -> u64 {
         let kept: u64 = (0..self.input.lengths.len()).map(|i| u64::from(self.tokens(i).1)).sum();
-        kept * self.input.token_bytes()
+        kept * self.input.token_bytes() * u64::from(self.plan.lists())
     }
 }
 
@@ -146,10 +148,10 @@ impl<E: GatherElement> Workload for Gather<E> {
 pub(super) fn bounds_of<E: GatherElement>(
     input: &Input<E>,
     set: usize,
-    support: Support,
+    (support, score): (Support, Score),
     stream: &Stream,
 ) -> Result<Bounds<E>> {
-    let mut bounds = Bounds::new(&input.device, input.problem.into(), support)?;
+    let mut bounds = Bounds::scored(&input.device, input.problem.into(), support, score)?;
     let positions = Buffer::<u32>::zeroed(&input.device, input.lengths.len())?;
     let tokens = input.lengths.iter().copied().max().unwrap_or(0);
     let handles = FoldHandles {

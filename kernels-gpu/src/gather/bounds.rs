@@ -59,6 +59,13 @@ pub const fn word(kind: u32, block: u32, pair: u32) -> u32 {
     ((pair / 8 * 2 + kind) * 32 + lane) * 4 + register
 }
 
+/// The word of a tile of means that holds channels `2·pair` and `2·pair + 1` of block `block` of it.
+#[inline(always)]
+pub const fn mean_word(block: u32, pair: u32) -> u32 {
+    let kind = 0;
+    word(kind, block, pair) - pair / 8 * 128
+}
+
 /// The largest and the smallest of two channels, as numbers that order like them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extremes {

@@ -3,6 +3,8 @@
 //! | kernel | what it does |
 //! |---|---|
 //! | [`fold`](fn@fold) | keeps the bounds of each gather-block as tokens are appended |
+//! | [`squeeze`](fn@squeeze) | keeps them in 8 bits, rounded outward |
+//! | [`average`](fn@average) | keeps their mean keys instead |
 //! | [`select`](fn@select) | scores the distant blocks, takes the k best, writes a table of what is kept |
 //! | [`place`](fn@place) | keys and values in the host's memory: where on the GPU what is kept comes to be |
 //! | [`fetch`](fn@fetch) | brings it there, and a new token home |
@@ -20,31 +22,46 @@
 //! A sequence of n gather-blocks, the last one maybe not full: block 0 (the sink), the last `local` blocks,
 //! and of those between them the `k` with the highest scores; all of them where there are no more. Of equal
 //! scores the lower index is taken. Blocks between are ranked without the sink and the local ones, so no
-//! block is there twice.
+//! block is there twice. There is a list for each KV head, by the largest score of its query heads, or one
+//! for each query head.
 
 mod auditing;
 mod bounds;
 mod choice;
+mod codes;
 mod listing;
+mod means;
 mod rule;
+mod sieve;
 pub mod sketch;
 mod staging;
 mod top;
 mod transfer;
 
 pub use auditing::{AUDIT_THREADS, AuditShape, Audited, DRAW_THREADS, audit, draw, skipped_mass};
-pub use bounds::{Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, tile_words, word};
-pub use choice::{SELECT_THREADS, SelectShape, ordered, parts_for, select, select_bytes, signs};
+pub use bounds::{
+    Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, mean_word, tile_words, word,
+};
+pub use choice::{
+    BY_BOUNDS, BY_CODES, BY_MEANS, SELECT_THREADS, SelectShape, ordered, parts_for, select, select_bytes,
+    signs, summary_words,
+};
+pub use codes::{
+    Quad, SQUEEZE_LANES, code_word, code_words, codes, largest, restored, scale_of, scale_word, squeeze,
+    squeeze_bytes,
+};
+pub use means::{average, mean};
 pub use rule::{Extent, Rule};
+pub use sieve::maxima_words;
 pub use staging::{MOST_SLOTS, PLACE_THREADS, StagingShape, place, place_bytes};
 pub use transfer::{CarryShape, FETCH_THREADS, carry, fetch, fetch_parts};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    [fold::INSTANCES, select::INSTANCES, place::INSTANCES, fetch::INSTANCES, carry::INSTANCES]
+    [fold::INSTANCES, squeeze::INSTANCES, average::INSTANCES, select::INSTANCES]
         .into_iter()
-        .chain([draw::INSTANCES, audit::INSTANCES])
+        .chain([place::INSTANCES, fetch::INSTANCES, carry::INSTANCES, draw::INSTANCES, audit::INSTANCES])
         .chain([sketch::sketch::INSTANCES, sketch::scan::INSTANCES, sketch::settle::INSTANCES])
         .flatten()
 }

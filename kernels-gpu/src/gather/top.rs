@@ -20,19 +20,19 @@ const WARPS: u32 = SELECT_THREADS / 32;
 const _: () = assert!(SELECT_THREADS == BINS, "a thread has a bin");
 
 /// Keys that are kept in shared memory; of longer sequences they are read again.
-const CACHED: u32 = 8192;
+pub(super) const CACHED: u32 = 8192;
 
 /// Shared memory of the ranking.
 #[derive(Clone, Copy)]
 pub(super) struct Ranking {
     /// The keys that are ranked, if they fit.
-    keys: Shared<u32>,
+    pub keys: Shared<u32>,
     /// A histogram of a digit.
-    bins: Shared<u32>,
+    pub bins: Shared<u32>,
     /// What warps tell each other, twice.
-    warps: Shared<u32>,
+    pub warps: Shared<u32>,
     /// What one thread tells the others.
-    told: Shared<u32>,
+    pub told: Shared<u32>,
 }
 
 /// Lays it out.
@@ -53,13 +53,16 @@ pub(super) struct Keys {
     pub first: usize,
     /// Past the last index.
     pub end: u32,
+    /// Whether they are in shared memory already, with zeros up to a multiple of four.
+    pub here: bool,
 }
 
 /// What is chosen: keys whose bits from `shift` on are above those of `prefix`, and the first `ties` of those
 /// that have the same.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
-    prefix: u32,
+    /// No key that is chosen is less.
+    pub prefix: u32,
     shift: u32,
     ties: u32,
     /// Whether these are all that have the same bits.
@@ -81,7 +84,7 @@ impl Cut {
 impl Keys {
     #[simt::device]
     fn get(self, index: u32) -> u32 {
-        if self.end <= CACHED {
+        if self.here || self.end <= CACHED {
             self.layout.keys.load(index)
         } else {
             self.keys.load(self.first + index as usize)
@@ -97,9 +100,14 @@ impl Keys {
         let (mut least, mut most) = (u32::MAX, 0);
         let mut index = 4 * t;
         while index < self.end {
-            let four: UVec4 = self.keys.load_vector(self.first + index as usize);
-            if self.end <= CACHED {
-                layout.keys.store_vector(index, four);
+            let four: UVec4;
+            if self.here {
+                four = layout.keys.load_vector(index);
+            } else {
+                four = self.keys.load_vector(self.first + index as usize);
+                if self.end <= CACHED {
+                    layout.keys.store_vector(index, four);
+                }
             }
             let four = four.to_array();
             unroll!(for i in 0..4 {
@@ -176,9 +184,10 @@ impl Keys {
         Cut { prefix, shift, ties: missing, all_ties }
     }
 
-    /// Writes the indices that `cut` chooses to `list` from element `to` on. The whole block calls it.
+    /// Writes the indices that `cut` chooses, by their names, to `list` from element `to` on. The whole block
+    /// calls it.
     #[simt::device]
-    pub fn write(self, cut: Cut, list: GlobalMut<u32>, to: usize) {
+    pub fn write(self, cut: Cut, list: GlobalMut<u32>, to: usize, name: impl Fn(u32) -> u32) {
         let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
         let layout = self.layout;
         let at = cut.prefix >> cut.shift;
@@ -232,11 +241,11 @@ impl Keys {
                 rest &= rest - 1;
                 let [place, ties] = [before[0], before[1].min(cut.ties)];
                 if equal >> bit & 1 == 0 {
-                    list.store(to + (place + ties) as usize, first + 32 * lane + bit);
+                    list.store(to + (place + ties) as usize, name(first + 32 * lane + bit));
                     before[0] += 1;
                 } else {
                     if before[1] < cut.ties {
-                        list.store(to + (place + ties) as usize, first + 32 * lane + bit);
+                        list.store(to + (place + ties) as usize, name(first + 32 * lane + bit));
                     }
                     before[1] += 1;
                 }

@@ -6,7 +6,7 @@ use super::{Fetching, Home, HostPool, Staging};
 use crate::attention::StepProblem;
 use crate::attention::dense::Attended;
 use crate::gather::workload::{bounds_of, heads, promise};
-use crate::gather::{Bounds, Error, GatherElement, Handles, Plan, Support, audit};
+use crate::gather::{Bounds, Error, GatherElement, Handles, Plan, Score, Support, audit};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
 use crate::kv::{Result, Traffic};
 use crate::{Buffer, Stream};
@@ -74,7 +74,7 @@ impl<E: GatherElement> Staged<E> {
             Staged { plan, fetching, sets: Vec::new(), home, out, settled, input: input.clone() };
         for set in 0..input.pools.len() {
             staged.sets.push(Set {
-                bounds: bounds_of(&input, set, support, &stream)?,
+                bounds: bounds_of(&input, set, (support, Score::Bounds), &stream)?,
                 staging: Staging::new(device, problem, support, slots)?,
                 steps: 0,
             });

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 /// Queries and keys that are whole numbers up to `most` in size: scores of them are exact in f32, and f64 has
 /// the same.
-fn whole<E: GatherElement>(batch: &mut Batch<E>, most: u64, seed: u64) {
+pub(super) fn whole<E: GatherElement>(batch: &mut Batch<E>, most: u64, seed: u64) {
     let number = |stream: u64, i: usize| {
         let x = random(seed ^ stream, i as u64) % (2 * most + 1);
         E::from_f32(x as f32 - most as f32)
@@ -135,6 +135,37 @@ fn long_sequences_are_ranked_too() {
     let mut batch = batch::<f16>(problem, Input::Normal, &[16 * 8300 - 5, 16 * 8193 + 16], 3);
     whole(&mut batch, 2, 4);
     for k in [1, 100] {
+        check(&batch, Support { k, block: 16, local: 1 });
+    }
+}
+
+/// 164 tiles, in 82 pairs: the best are found by the maxima of pairs, by those of tiles, among all; what is
+/// left is ranked by counting, or bit by bit; ties are few, or by the hundred.
+#[test]
+fn few_scores_are_looked_at_and_the_list_is_the_same() {
+    let problem = StepProblem { q_heads: 2, kv_heads: 1, max_tokens: 16 * 2610, ..PROBLEM };
+    for (most, channels) in [(200, 64), (1, 2)] {
+        let mut batch = batch::<f16>(problem, Input::Normal, &[16 * 2610 - 9, 16 * 2600], 3);
+        whole(&mut batch, most, 14);
+        batch
+            .queries
+            .iter_mut()
+            .enumerate()
+            .filter(|(i, _)| i % 64 >= channels)
+            .for_each(|(_, x)| *x = f16::ZERO);
+        for k in [1, 60, 61, 120, 1000] {
+            check(&batch, Support { k, block: 16, local: 1 });
+        }
+    }
+    // The best at both ends of the row, and in one tile.
+    let mut batch = batch::<f16>(problem, Input::Normal, &[16 * 2610, 16 * 34], 3);
+    whole(&mut batch, 2, 15);
+    batch.queries.fill(f16::ONE);
+    for block in (1..17).chain(2590..2609) {
+        let at = batch.row(0, 0, 16 * block);
+        batch.keys[at..at + 64].fill(f16::from_f32(5.0));
+    }
+    for k in [3, 33, 36] {
         check(&batch, Support { k, block: 16, local: 1 });
     }
 }

@@ -4,10 +4,11 @@ mod audit;
 mod bounds;
 mod choice;
 mod output;
+mod ranking;
 pub(super) mod scheme;
 mod staging;
 
-use super::{Bounds, FoldHandles, GatherElement, Handles, Plan, Support};
+use super::{Bounds, FoldHandles, GatherElement, Handles, List, Plan, Ranking, Score, Support};
 use crate::attention::inputs::{Batch, Input, in_chunks};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::{Buffer, Device, Stream};
@@ -37,9 +38,20 @@ fn bounds<E: GatherElement>(
     cuts: &[Vec<u32>],
     slices: bool,
 ) -> Bounds<E> {
+    scored(batch, support, Score::Bounds, cuts, slices)
+}
+
+/// The same of what blocks are scored by.
+fn scored<E: GatherElement>(
+    batch: &Batch<E>,
+    support: Support,
+    score: Score,
+    cuts: &[Vec<u32>],
+    slices: bool,
+) -> Bounds<E> {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
-    let mut bounds = Bounds::new(&device, batch.problem, support).expect("bounds");
+    let mut bounds = Bounds::scored(&device, batch.problem, support, score).expect("bounds");
     let at = batch.upload(&device).expect("buffers");
     let folded = in_chunks(&device, cuts, |tokens, positions, lengths| {
         let handles = FoldHandles { keys: at.keys.global(), table: at.table.global(), positions, lengths };
@@ -64,14 +76,24 @@ struct Stepped {
 
 /// A step over a batch, its plan with it.
 fn step<E: GatherElement>(batch: &Batch<E>, support: Support, slices: bool) -> (Stepped, Plan<E>) {
+    step_by(batch, support, Ranking::default(), slices)
+}
+
+/// The same with blocks ranked in any way.
+fn step_by<E: GatherElement>(
+    batch: &Batch<E>,
+    support: Support,
+    ranking: Ranking,
+    slices: bool,
+) -> (Stepped, Plan<E>) {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
-    let bounds = bounds(batch, support, std::slice::from_ref(&batch.lengths), slices);
+    let bounds = scored(batch, support, ranking.score, std::slice::from_ref(&batch.lengths), slices);
     let at = batch.upload(&device).expect("buffers");
     let rows = batch.problem.dense().query_rows();
     let mut output = Buffer::<f32>::new(&device, batch.queries.len()).expect("a buffer");
     let mut lse = Buffer::<f32>::new(&device, rows).expect("a buffer");
-    let mut plan = Plan::<E>::new(&device, batch.problem, support).expect("a plan");
+    let mut plan = Plan::<E>::ranked(&device, batch.problem, support, ranking).expect("a plan");
     let handles = Handles {
         queries: at.queries.global(),
         keys: at.keys.global(),
@@ -101,9 +123,9 @@ fn step<E: GatherElement>(batch: &Batch<E>, support: Support, slices: bool) -> (
     (stepped, plan)
 }
 
-/// A sequence's list of a KV head.
+/// A sequence's list of a KV head, or of a query head, where these have lists.
 fn list<E: GatherElement>(batch: &Batch<E>, stepped: &Stepped, sequence: usize, head: usize) -> Vec<usize> {
-    let row = sequence * batch.problem.kv_heads as usize + head;
+    let row = sequence * stepped.counts.len() / batch.lengths.len() + head;
     let most = stepped.list.len() / stepped.counts.len();
     let (list, rest) = stepped.list[row * most..][..most].split_at(stepped.counts[row] as usize);
     assert!(rest.iter().all(|block| *block == u32::MAX), "what is not used is marked");

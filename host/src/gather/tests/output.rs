@@ -8,18 +8,24 @@ use half::{bf16, f16};
 
 /// Every row is within the bound of dense attention of masked attention in f64 over the list.
 fn check<E: GatherElement>(batch: &Batch<E>, support: Support) {
-    let (stepped, plan) = step(batch, support, false);
-    assert!(step(batch, support, true).0 == stepped, "the CPU's own path");
-    let (dim, group) = (batch.problem.head_dim as usize, plan.attended().group() as usize);
+    check_by(batch, support, Ranking::default());
+}
+
+/// The same with blocks ranked in any way.
+pub(super) fn check_by<E: GatherElement>(batch: &Batch<E>, support: Support, ranking: Ranking) {
+    let (stepped, plan) = step_by(batch, support, ranking, false);
+    assert!(step_by(batch, support, ranking, true).0 == stepped, "the CPU's own path");
+    let lists = plan.lists() as usize;
+    let (dim, group) = (batch.problem.head_dim as usize, lists * plan.attended().group() as usize);
     for sequence in 0..batch.lengths.len() {
         let length = batch.lengths[sequence] as usize;
         for head in 0..batch.problem.kv_heads as usize {
-            let blocks = list(batch, &stepped, sequence, head);
-            let tokens = oracle::tokens(&blocks, support.block as usize, length);
             let row = |pool: &[E], token: usize, to: &mut [f64]| read(batch, pool, sequence, head, token, to);
             let key = |token: usize, to: &mut [f64]| row(&batch.keys, token, to);
             let value = |token: usize, to: &mut [f64]| row(&batch.values, token, to);
             for (q, query) in queries(batch, sequence, head).iter().enumerate() {
+                let blocks = list(batch, &stepped, sequence, head * lists + q * lists / group);
+                let tokens = oracle::tokens(&blocks, support.block as usize, length);
                 let (output, lse) = oracle::masked(&tokens, query, key, value);
                 let of = Sequence::decode(tokens.len(), 1, 1, dim);
                 let (bounds, lse_bound) = bound::row::<E>(

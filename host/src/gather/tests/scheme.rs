@@ -34,6 +34,15 @@ fn settings_are_read_as_they_are_written() {
         ("gather:window/k=3", "gather:window reads no distant block"),
         ("gather:certified/dense=1", "dense is for keys and values on the GPU"),
         ("gather/staging=64/dense=2", "dense is for keys and values on the GPU"),
+        ("gather/score=median", "score is one of bounds, mean"),
+        ("gather/list=head", "list is one of kv, query"),
+        ("gather/staging=64/score=mean", "score=mean does not go with staging"),
+        ("gather/bounds=4", "bounds is one of 8, 16"),
+        ("gather/bounds=8/score=mean", "bounds=8 does not go with score=mean"),
+        ("gather/bounds=16/staging=64", "bounds=16 does not go with staging"),
+        ("gather/staging=64/list=query", "leave list out, or staging"),
+        ("gather:certified/list=query", "leave list out, or :certified"),
+        ("gather:window/score=mean", "leave score out, or :window"),
     ] {
         assert!(refused(text).contains(part), "{text}: {}", refused(text));
     }

@@ -187,9 +187,10 @@ impl Decide {
         let first = (self.row * shape.blocks) as usize;
         let mut cut = Cut::ALL;
         if extent.ranked() {
-            let keys = Keys { layout: layout.ranking, keys: self.ranks, first, end: extent.local };
+            let (layout, end) = (layout.ranking, extent.local);
+            let keys = Keys { layout, keys: self.ranks, first, end, here: false };
             cut = keys.cut(wanted);
-            keys.write(cut, self.list, first + 1);
+            keys.write(cut, self.list, first + 1, |index| index);
         }
         self.sum_up(extent, cut);
         let listing = Listing {

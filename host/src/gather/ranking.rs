@@ -1,0 +1,93 @@
+//! How distant blocks are ranked: by what, and for whom.
+
+use super::{Asked, Error, Result, WINDOW};
+use crate::kv::Selection;
+use kernels_gpu::gather::{BY_BOUNDS, BY_CODES, BY_MEANS};
+
+/// What a block is scored by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Score {
+    /// Its largest and its smallest key, channel by channel: no key of it has a larger product with the
+    /// query.
+    #[default]
+    Bounds,
+    /// The same in 8 bits, rounded outward.
+    Codes,
+    /// Its mean key.
+    Mean,
+}
+
+impl Score {
+    /// What the kernels are told.
+    pub(super) fn summary(self) -> u32 {
+        match self {
+            Score::Bounds => BY_BOUNDS,
+            Score::Codes => BY_CODES,
+            Score::Mean => BY_MEANS,
+        }
+    }
+}
+
+/// Who has a list of blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum List {
+    /// A KV head, by the largest score of its query heads.
+    #[default]
+    KvHead,
+    /// A query head.
+    QueryHead,
+}
+
+/// How the distant blocks are ranked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ranking {
+    /// By what.
+    pub score: Score,
+    /// For whom.
+    pub list: List,
+}
+
+impl Ranking {
+    /// What a selection says.
+    pub(super) fn of(selection: &Selection) -> Self {
+        let score = match (selection.word("score", "bounds"), selection.word("bounds", "16")) {
+            ("mean", _) => Score::Mean,
+            (_, "8") => Score::Codes,
+            _ => Score::Bounds,
+        };
+        Ranking {
+            score,
+            list: if selection.word("list", "kv") == "query" { List::QueryHead } else { List::KvHead },
+        }
+    }
+
+    /// Lists of a KV head of `group` query heads.
+    pub(super) fn lists(self, group: u32) -> u32 {
+        match self.list {
+            List::KvHead => 1,
+            List::QueryHead => group,
+        }
+    }
+
+    /// Whether a selection gives none of the options where they do not go.
+    ///
+    /// # Errors
+    /// [`Error::Ranking`].
+    pub(super) fn check(selection: &Selection) -> Result<()> {
+        let with = match Asked::of(selection) {
+            Asked::Certified(_) => ":certified",
+            Asked::InHost(..) => "staging",
+            Asked::OnDevice(_) if selection.preset() == Some(WINDOW) => ":window",
+            Asked::OnDevice(_) if Ranking::of(selection).score == Score::Mean => "score=mean",
+            Asked::OnDevice(_) => return Ok(()),
+        };
+        let all = ["bounds", "score", "list"];
+        let options = if with == "score=mean" { &all[..1] } else { &all[..] };
+        match options.iter().copied().find(|option| selection.value(option).is_some()) {
+            Some(option) => {
+                Err(Error::Ranking { option, value: selection.word(option, "").to_owned(), with })
+            }
+            None => Ok(()),
+        }
+    }
+}
