@@ -232,9 +232,24 @@ def gather(records):
                    and "bytes" in value["value"])
         rows.append((str(batch), tokens(context), f"{found['peer']['median_us']:.0f}", f"{of['median_us']:.1f}",
                      f"{stages['select']:.1f}", f"{stages['attend']:.1f}", f"{read / 1e6:.1f}", ratio(of["fraction"]),
-                     losing(beside(found, "gather")), losing(beside(found, "gather:production"))))
+                     *(losing(beside(found, name)) for name in ("gather", "gather/bounds=8", "gather:production"))))
     return table(("batch", "context", "peer, µs", "`gather`, µs", "`select`", "`attend`", "MB read",
-                  "of reading alone", "×", "`:production`, ×"), rows)
+                  "of reading alone", "×", "`/bounds=8`, ×", "`:production`, ×"), rows)
+
+
+def by_stage(records):
+    """A row a scheme: µs of a step by batch and context, and of its stages."""
+    found = {(context, batch): rows for (_, _, _, batch, context), rows in shapes(records)}
+    names = list(dict.fromkeys(name for rows in found.values() for name in rows if name not in ("single", "peer")))
+
+    def cell(own):
+        stages = ", ".join(f"{stage['us']:.1f}" for stage in own.get("stages") or ())
+        return f"{own['median_us']:.1f}" + (f" ({stages})" if stages else "")
+
+    lines = [(f"`{name}`", *(cell(found[key][name]) if name in found[key] else "–" for key in sorted(found)))
+             for name in names]
+    heads = [f"{tokens(context)}, batch {batch}" for context, batch in sorted(found)]
+    return table(("", *heads), lines)
 
 
 def beside_dense(records):
@@ -643,7 +658,8 @@ TABLES = {
     "attention-stages": attention_stages,
     "attention-in-order": attention_in_order,
     "attention-h200": attention_h200,
-    "gather-h200": gather,
+    "gather-h100": gather,
+    "ranking-h100": by_stage,
     "sketch-h200": beside_dense,
     "codes-h200": by_scheme,
     "codes-28-4-h200": by_scheme,
