@@ -232,22 +232,25 @@ def gather(records):
                    and "bytes" in value["value"])
         rows.append((str(batch), tokens(context), f"{found['peer']['median_us']:.0f}", f"{of['median_us']:.1f}",
                      f"{stages['select']:.1f}", f"{stages['attend']:.1f}", f"{read / 1e6:.1f}", ratio(of["fraction"]),
-                     *(losing(beside(found, name)) for name in ("gather", "gather/bounds=8", "gather:production"))))
+                     losing(beside(found, "gather")), losing(beside(found, "gather:production"))))
     return table(("batch", "context", "peer, µs", "`gather`, µs", "`select`", "`attend`", "MB read",
-                  "of reading alone", "×", "`/bounds=8`, ×", "`:production`, ×"), rows)
+                  "of reading alone", "×", "`:production`, ×"), rows)
 
 
 def by_stage(records):
-    """A row a scheme: µs of a step by batch and context, and of its stages."""
+    """A row a scheme: µs of a step by batch and context, of its stages, and by how much `dense` takes longer."""
     found = {(context, batch): rows for (_, _, _, batch, context), rows in shapes(records)}
     names = list(dict.fromkeys(name for rows in found.values() for name in rows if name not in ("single", "peer")))
 
-    def cell(own):
-        stages = ", ".join(f"{stage['us']:.1f}" for stage in own.get("stages") or ())
-        return f"{own['median_us']:.1f}" + (f" ({stages})" if stages else "")
+    def cell(rows, name):
+        if name not in rows:
+            return "–"
+        own = rows[name]
+        stages = "".join(f", {stage['us']:.1f}" for stage in own.get("stages") or ())
+        beside = f" ({losing(rows['dense']['median_us'] / own['median_us'])}{stages})"
+        return f"{own['median_us']:.1f}" + (beside if stages else "")
 
-    lines = [(f"`{name}`", *(cell(found[key][name]) if name in found[key] else "–" for key in sorted(found)))
-             for name in names]
+    lines = [(f"`{name}`", *(cell(found[key], name) for key in sorted(found))) for name in names]
     heads = [f"{tokens(context)}, batch {batch}" for context, batch in sorted(found)]
     return table(("", *heads), lines)
 
@@ -509,24 +512,28 @@ def schemes(records):
     found = dict(shapes([record for record in records if "summary" not in record.data]))
     of_shape = {(batch, context): rows for (_, heads, _, batch, context), rows in found.items() if heads == 32 and "peer" in rows}
     columns = sorted(of_shape)
-    longest = of_shape[columns[-1]]
+    # A run without peers has all schemes beside `dense`.
+    (alone,) = [rows for record in records if "summary" not in record.data
+                for (_, heads, *_), rows in shapes([record]) if heads == 32 and "peer" not in rows]
     lost = {}
     for record in texts:
         # Of rows of one name, codebooks of several settings, the first counts.
         lost |= {plain(row["kv"]): row for row in reversed(record.data["summary"]["rows"])}
     rows = []
     for name, row in lost.items():
-        if name == "dense" or name not in longest:
+        if name == "dense" or name not in alone:
             continue
-        own, delta = longest[name], row["delta_interval"]
+        own, delta = alone[name], row["delta_interval"]
         each = (own["memory"]["device"] + own["memory"]["host"]) / (own["batch"] * own["kv_heads"] * own["context"])
         percent = interval(math.exp(delta["low"]) * 100 - 100, math.exp(delta["high"]) * 100 - 100, 1)
         cells = [f"`{name}`", f"{each:.0f}", f"{math.exp(row['delta']) - 1:+.1%} {percent}".replace("% ", " % ")]
         for key in columns:
             here = of_shape[key].get(name)
             cells.append(losing(of_shape[key]["peer"]["median_us"] / here["median_us"]) if here else "–")
+        cells.append(losing(alone["dense"]["median_us"] / own["median_us"]))
         rows.append((-each, cells))
-    heads = [f"{tokens(context)}, batch {batch}" for batch, context in columns]
+    heads = [f"H200, {tokens(context)}, batch {batch}" for batch, context in columns]
+    heads.append(f"H100, {tokens(own['context'])}, batch {own['batch']}")
     return table(("`--kv`", "bytes", "perplexity, 95 %", *heads), [cells for _, cells in sorted(rows)])
 
 
@@ -658,7 +665,7 @@ TABLES = {
     "attention-stages": attention_stages,
     "attention-in-order": attention_in_order,
     "attention-h200": attention_h200,
-    "gather-h100": gather,
+    "gather-h200": gather,
     "ranking-h100": by_stage,
     "sketch-h200": beside_dense,
     "codes-h200": by_scheme,
