@@ -95,9 +95,7 @@ unsafe impl KvCache for KiviCache {
         let group = u64::from(self.setting.group);
         let of_group = 4 * u64::from(self.setting.layout(geometry.head_dim as u32).group_words());
         let codes: u64 = self.held().lengths().map(|n| n as u64 / group * of_group).sum();
-        let sequences = self.sequences.held().sequences.len() as u64;
         let rings: usize = self.layers.iter().flat_map(Store::recent).map(Buffer::bytes).sum();
-        debug_assert!((rings as u64).is_multiple_of(sequences));
         self.heads() * codes + (rings + self.room.as_ref().map_or(0, Room::bytes)) as u64
     }
 

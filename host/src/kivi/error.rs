@@ -1,5 +1,7 @@
 //! What the system reports.
 
+use super::Setting;
+use crate::attention::StepProblem;
 use crate::kv;
 
 /// A result with this system's [`Error`].
@@ -70,6 +72,42 @@ pub enum Error {
         /// Its token's place in its sequence.
         position: u32,
     },
+    /// New tokens that are none.
+    #[error("{tokens} tokens for each of {sequences} sequences are nothing to store; give at least one")]
+    NoTokens {
+        /// Sequences that get some.
+        sequences: u32,
+        /// Tokens of each.
+        tokens: u32,
+    },
+    /// Sequences that a store does not have.
+    #[error("{count} sequences from {first} on are not all in a store of {there}; make it for more")]
+    NoSequence {
+        /// The first.
+        first: usize,
+        /// How many.
+        count: usize,
+        /// How many the store has.
+        there: u32,
+    },
+    /// More tokens of a sequence than a store has room for.
+    #[error(
+        "{tokens} tokens of a sequence are more than the {room} that the store has room for; make it for more"
+    )]
+    Full {
+        /// Tokens.
+        tokens: usize,
+        /// The most.
+        room: u32,
+    },
+    /// A store that is not what a plan is for.
+    #[error("the store is of {}, the plan of {}; make both of the same", told(.store), told(.plan))]
+    OtherStore {
+        /// What the store was made for.
+        store: (StepProblem, Setting),
+        /// What the plan was made for.
+        plan: (StepProblem, Setting),
+    },
     /// A buffer that does not hold what the problem needs.
     #[error("{what} has {got} elements, this problem needs {expected}; make it for the plan")]
     Length {
@@ -87,10 +125,25 @@ impl From<Error> for kv::Error {
         match error {
             Error::Device(error) => error.into(),
             Error::Exact(error) => error.into(),
-            error @ (Error::NotFinite { .. } | Error::Length { .. }) => kv::Error::system(error),
+            error @ (Error::NotFinite { .. }
+            | Error::NoTokens { .. }
+            | Error::NoSequence { .. }
+            | Error::Full { .. }
+            | Error::OtherStore { .. }
+            | Error::Length { .. }) => kv::Error::system(error),
             error => kv::Error::refused(error),
         }
     }
+}
+
+/// An extent and a setting, in words.
+fn told((problem, setting): &(StepProblem, Setting)) -> String {
+    let StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens } = problem;
+    let Setting { key_bits, value_bits, group, residual } = setting;
+    format!(
+        "{sequences} sequences of up to {max_tokens} tokens, {q_heads} heads on {kv_heads} KV heads of {head_dim}, \
+         k={key_bits}/v={value_bits}/group={group}/residual={residual}"
+    )
 }
 
 /// Says so if a buffer is of another length.

@@ -100,7 +100,7 @@ impl Plan {
     /// many tokens as the lengths say.
     ///
     /// # Errors
-    /// [`Error::Length`] for handles or a store of another problem; what the launch reports.
+    /// [`Error::Length`] for handles of another problem, [`Error::OtherStore`]; what the launch reports.
     pub unsafe fn run_on(
         &mut self,
         stream: &Stream,
@@ -113,10 +113,9 @@ impl Plan {
         length("the buffer of queries", handles.queries.len(), rows)?;
         length("the output", handles.output.len(), rows)?;
         length("the buffer of lengths", handles.lengths.len(), self.problem.sequences as usize)?;
-        if store.problem() != self.problem || store.setting() != self.setting {
-            let expected = self.problem.max_tokens as usize;
-            let got = store.problem().max_tokens as usize;
-            return Err(Error::Length { what: "the store", got, expected });
+        let (store_is, plan_is) = ((store.problem(), store.setting()), (self.problem, self.setting));
+        if store_is != plan_is {
+            return Err(Error::OtherStore { store: store_is, plan: plan_is });
         }
         let Handles { queries, lengths, output } = handles;
         let [recent_keys, recent_values] = store.recent().map(Buffer::global);

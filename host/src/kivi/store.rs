@@ -105,6 +105,15 @@ impl Store {
         [self.codes.len() / sequences, self.recent_keys.len() / sequences]
     }
 
+    /// Says so if some of `count` sequences from `first` on are not there.
+    fn check_there(&self, first: usize, count: usize) -> Result<()> {
+        let there = self.problem.sequences;
+        if count > (there as usize).saturating_sub(first) {
+            return Err(Error::NoSequence { first, count, there });
+        }
+        Ok(())
+    }
+
     /// Puts new tokens in, in one launch; with `slices` on the CPU's own path, which gives the same.
     ///
     /// # Safety
@@ -113,9 +122,13 @@ impl Store {
     /// the room are left out; before a sequence's first new token are those that the store has of it.
     ///
     /// # Errors
-    /// [`Error::Length`]; what the launch reports.
+    /// [`Error::NoTokens`], [`Error::NoSequence`], [`Error::Length`]; what the launch reports.
     pub unsafe fn encode_on(&mut self, stream: &Stream, slices: bool, new: Encode) -> Result<()> {
         let [sequences, tokens] = new.counts;
+        if sequences == 0 || tokens == 0 {
+            return Err(Error::NoTokens { sequences, tokens });
+        }
+        self.check_there(new.sequence as usize, sequences as usize)?;
         let rows = sequences as usize * tokens as usize;
         let elements = rows * (self.problem.kv_heads * self.problem.head_dim) as usize;
         length("the buffer of new keys", new.keys.len(), elements)?;
@@ -155,8 +168,9 @@ impl Store {
             refused,
             shape,
         };
-        // SAFETY: the caller's word; a thread block is alone with a group and with a place of the ring, and
-        // what is past the room is left out.
+        // SAFETY: the caller's word; the sequences are there, each has a first position, and buffers are as
+        // long as just checked; a thread block is alone with a group and with a place of the ring, and what
+        // is past the room is left out.
         Ok(unsafe { stream.launch(&kernels_of(self.problem.head_dim).0, launch, args) }?)
     }
 
@@ -227,8 +241,14 @@ impl Store {
     /// Sequence `to` gets what sequence `from` has of its first `tokens` tokens.
     ///
     /// # Errors
-    /// What the copies report.
+    /// [`Error::NoSequence`], [`Error::Full`]; what the copies report.
     pub fn copy(&mut self, stream: &Stream, from: usize, to: usize, tokens: usize) -> Result<()> {
+        self.check_there(from, 1)?;
+        self.check_there(to, 1)?;
+        let room = self.problem.max_tokens;
+        if tokens > room as usize {
+            return Err(Error::Full { tokens, room });
+        }
         let [of_codes, of_ring] = self.of_sequence();
         let heads = self.problem.kv_heads as usize;
         let of_head = of_codes / heads;

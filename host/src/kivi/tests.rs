@@ -2,10 +2,10 @@
 
 use super::cpu::Stored;
 use super::sample::{Batch, Input};
-use super::{Error, Setting, Side, cpu, oracle};
-use crate::Device;
+use super::{Encode, Error, Handles, Plan, Setting, Side, Store, cpu, oracle};
 use crate::attention::dense::bound;
 use crate::attention::oracle::Sequence;
+use crate::{Buffer, Device, Stream};
 use half::f16;
 use simt::emu::EmuOptions;
 
@@ -89,13 +89,20 @@ fn what_is_restored_is_as_near_as_derived() {
                         _ => index(number * group / dim, head, number * group % dim + i),
                     };
                     let x: Vec<f64> = (0..group).map(|i| given[place(i)]).collect();
+                    let (_, scale) = oracle::exact(&x, bits);
                     for (i, exact) in oracle::quantized(&x, bits).into_iter().enumerate() {
                         let restored = f64::from(rows[place(i)]);
                         let bound = oracle::error(&x, bits, restored);
                         assert!((restored - x[i]).abs() <= bound, "{batch:?} {kind}: {restored} of {}", x[i]);
-                        // Where no code is near a tie both are the same level but for roundings.
+                        // The stored code is the nearest of those under the stored scale, so no further
+                        // than the exact code under it, which is at most (2^b − 1)·σ from where the
+                        // exact scale has it; x^ is rounded once, by u·|x^| + τ. The bound is s/2 and
+                        // these, and σ/2, of which the quotient's rounding in f32 takes a part.
                         let worse = (restored - x[i]).abs() - (exact - x[i]).abs();
-                        assert!(worse <= 2.0 * bound - 0.9 * (exact - x[i]).abs());
+                        assert!(
+                            worse <= bound - scale / 2.0,
+                            "{batch:?} {kind}: {restored}, {exact} is exact"
+                        );
                     }
                 }
             }
@@ -185,6 +192,64 @@ fn settings_that_no_kernel_takes_are_refused_by_name() {
     let batch = Batch { head_dim: 96, ..BATCH };
     let error = super::setting::checked(batch.problem(), batch.setting).expect_err("a head of 96");
     assert!(matches!(error, Error::HeadDim { head_dim: 96 }), "{error}");
+}
+
+/// What would be read or written beyond what is there is refused, by name and with the way out.
+#[test]
+fn what_a_store_has_no_room_for_is_refused_by_name() {
+    let device = device();
+    let stream = Stream::new(&device).expect("a stream");
+    let (problem, setting) = (BATCH.problem(), BATCH.setting);
+    let mut store = Store::new(&device, problem, setting).expect("a store");
+    let rows = Buffer::<f16>::zeroed(&device, 4096).expect("a buffer");
+    let positions = Buffer::<u32>::zeroed(&device, 8).expect("a buffer");
+    let mut lengths = Buffer::<u32>::zeroed(&device, 8).expect("a buffer");
+    let mut encode = |sequence: u32, counts: [u32; 2]| {
+        let count = (counts[0] * counts[1]) as usize;
+        let new = Encode {
+            sequence,
+            counts,
+            keys: rows.global_range(..count * 128).expect("a part"),
+            values: rows.global_range(..count * 128).expect("a part"),
+            positions: positions.global_range(..count).expect("a part"),
+            lengths: lengths.global_range_mut(..counts[0] as usize).expect("a part"),
+        };
+        [false, true].map(|slices| {
+            // SAFETY: buffers of the CPU that outlive the calls, as long as the counts say.
+            unsafe { store.encode_on(&stream, slices, new) }
+        })
+    };
+    for counts in [[1, 0], [0, 1]] {
+        let errors = encode(0, counts);
+        assert!(errors.iter().all(|found| matches!(found, Err(Error::NoTokens { .. }))), "{errors:?}");
+    }
+    for (sequence, count) in [(3, 2), (4, 1), (0, 5), (u32::MAX, 1)] {
+        for found in encode(sequence, [count, 1]) {
+            let error = found.expect_err("a store of four").to_string();
+            assert!(error.contains(&format!("{count} sequences from {sequence} on")), "{error}");
+            assert!(error.contains("a store of 4"), "{error}");
+        }
+    }
+    assert!(encode(3, [1, 1]).iter().all(|found| found.is_ok()));
+    let error = store.copy(&stream, 0, 1, 171).expect_err("room for 170").to_string();
+    assert!(error.contains("171 tokens") && error.contains("the 170 that"), "{error}");
+    let found = [store.copy(&stream, 0, 4, 1), store.copy(&stream, 4, 0, 1)];
+    assert!(found.iter().all(|found| matches!(found, Err(Error::NoSequence { first: 4, .. }))), "{found:?}");
+    store.copy(&stream, 3, 0, 170).expect("copied");
+    // The plan's buffers are right, the store is another's: of one problem, with other codes.
+    let other = Setting { key_bits: 4, ..setting };
+    let mut plan = Plan::new(&device, problem, other).expect("a plan");
+    let mut output = Buffer::<f32>::zeroed(&device, 4 * 6 * 64).expect("a buffer");
+    let handles = Handles {
+        queries: rows.global_range(..output.len()).expect("a part"),
+        lengths: positions.global_range(..4).expect("a part"),
+        output: output.global_mut(),
+    };
+    // SAFETY: as above.
+    let error =
+        unsafe { plan.run_on(&stream, true, &store, handles) }.expect_err("another store").to_string();
+    let both = ["170 tokens", "k=2/v=2/group=32/residual=32, the plan of", "k=4/v=2/group=32/residual=32"];
+    assert!(both.iter().all(|part| error.contains(part)), "{error}");
 }
 
 #[test]

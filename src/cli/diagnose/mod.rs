@@ -60,7 +60,7 @@ pub struct Arguments {
     /// The captured cache: a safetensors file of `ferrokv capture`.
     file: PathBuf,
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    #[arg(default_value = "int8-int4,gtq/k=4/v=4,gtq,gtq/k=2/v=2,kivi/k=4,kivi/k=2")]
+    #[arg(default_value = "int8-int4,gtq/k=4/v=4,gtq,gtq/k=2/v=2,kivi-paper/k=4,kivi-paper/k=2")]
     #[arg(help = short(), long_help = long())]
     kv: Vec<String>,
     /// Only these layers, by number and separated by commas.
@@ -247,15 +247,15 @@ mod tests {
     fn rows_are_named_by_scheme_and_files() {
         let texts = [
             "gtq-blocks/k=2/v=3/order=a/b/c.safetensors",
-            "kivi/k=2/group=64/residual=64",
-            "kivi/k=2/group=64/residual=64",
+            "kivi-paper/k=2/group=64/residual=64",
+            "kivi-paper/k=2/group=64/residual=64",
         ];
         let found = each_once(&texts.map(String::from)).expect("a scheme and a reference");
         assert_eq!(found.len(), 2);
         assert_eq!(plain(&found[0]), "gtq-blocks/k=2/v=3/order=c.safetensors");
         assert_eq!(
             (family(&found[0]), family(&found[1])),
-            ("gtq-blocks".into(), "kivi/group=64/residual=64".into())
+            ("gtq-blocks".into(), "kivi-paper/group=64/residual=64".into())
         );
         assert!(has_file(&found[0]) && !has_file(&found[1]));
         let unknown = each_once(&["gtqq".into()]).expect_err("no scheme").to_string();
