@@ -250,7 +250,8 @@ def by_stage(records):
         beside = f" ({losing(rows['dense']['median_us'] / own['median_us'])}{stages})"
         return f"{own['median_us']:.1f}" + (beside if stages else "")
 
-    lines = [(f"`{name}`", *(cell(found[key], name) for key in sorted(found))) for name in names]
+    lines = [(f"`{name.removeprefix('gather') or name}`", *(cell(found[key], name) for key in sorted(found)))
+             for name in names]
     heads = [f"{tokens(context)}, batch {batch}" for context, batch in sorted(found)]
     return table(("", *heads), lines)
 
@@ -675,9 +676,9 @@ TABLES = {
     "schemes": schemes,
     "diagnose-gtq": diagnosed(lambda name: not name.startswith("vecinfer")),
     "diagnose-vecinfer": diagnosed(lambda name: name.startswith(("vecinfer", "gtq", "kivi/"))),
-    "model-batches-h200": model_batches,
-    "regime-h200": regime,
-    "regime-projected-h200": projections,
+    "model-batches-h100": model_batches,
+    "regime-h100": regime,
+    "regime-projected-h100": projections,
     "model-llama-8b": model,
     "model-smollm2": model,
     "generate": generate,
