@@ -7,10 +7,8 @@ use serde_json::Value;
 use std::fs;
 
 /// 11 rows of dense and 22 of others, of one to eight sequences.
-const RECORD: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/docs/results/bench-model/h100/2026-11-24-dbb6f94-batches.json"
-);
+const RECORD: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/docs/results/bench-model/h100/2026-11-24-dbb6f94-batches.json");
 /// Two rows of dense, one sequence.
 const OTHER: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -101,8 +99,7 @@ fn the_documents_show_what_the_commands_write() {
         let options = ["--contexts", "128K,1M", "--batches", "1,4,8", "-o", &picture, "--json", "-"];
         let project = project.map_or_else(Vec::new, |project| vec!["--project", project]);
         let map = json_of(&[&["regime", "plot", RECORD], &options[..], &project].concat());
-        let kept =
-            json(&docs(&format!("results/regime-plot/h100/2026-11-24-dbb6f94-batches{part}.json")));
+        let kept = json(&docs(&format!("results/regime-plot/h100/2026-11-24-dbb6f94-batches{part}.json")));
         for field in ["fit", "projections", "squares"] {
             alike(&map[field], &kept[field]);
         }
