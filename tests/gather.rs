@@ -65,7 +65,12 @@ fn settings_that_there_are_not_are_refused() {
     let refuse = |scheme: &str, words: &[&str]| refused(&["attend", SAMPLE, "--kv", scheme], words);
     refuse("gather/k=0", &["k is a whole number from 1 up"]);
     refuse("gather/block=8", &["block is one of 16, 32, 64, 128"]);
-    refuse("gather/score=mean", &["no option 'score'", "k, block, local"]);
+    refuse("gather/policy=mean", &["no option 'policy'", "k, block, local"]);
+    refuse("gather/score=median", &["score is one of bounds, mean"]);
+    refuse("gather/bounds=4", &["bounds is one of 8, 16"]);
+    refuse("gather/bounds=8/score=mean", &["bounds=8 does not go with score=mean", "leave bounds out"]);
+    refuse("gather/staging=64/list=query", &["list=query does not go with staging"]);
+    refuse("gather:certified/score=mean", &["score=mean does not go with :certified"]);
     refuse("gather:nothing", &["no preset 'nothing'", "assured, production, quest, window, certified"]);
     refuse("gather:window/k=3", &["gather:window reads no distant block"]);
 }
