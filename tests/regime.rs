@@ -36,7 +36,7 @@ fn a_record_is_fitted() {
     let folder = Folder::new();
     let path = folder.text("fit.json");
     let tables = succeed(&["regime", "fit", RECORD, "--json", &path]);
-    for word in ["NVIDIA H200", "paper: t = ", "rows: t = ", "c1 of gather:production", "held out", "best"] {
+    for word in ["NVIDIA H100", "paper: t = ", "rows: t = ", "c1 of gather:production", "held out", "best"] {
         assert!(tables.contains(word), "'{word}' is not in: {tables}");
     }
     let report = json(&path);
@@ -180,7 +180,7 @@ fn bad_input_is_refused_in_a_line() {
     });
     fit(&alike, &["alike", "two contexts"]);
     let backwards = changed(&folder, "backwards", |record| {
-        keep(record, |row| row["batch"] == 1);
+        keep(record, |row| row["batch"] == 1 && row["context"] != 32_768);
         record["rows"][0]["median_us"] = 1e6.into();
     });
     fit(&backwards, &["take no more time", "longer contexts"]);
