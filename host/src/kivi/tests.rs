@@ -2,9 +2,11 @@
 
 use super::cpu::Stored;
 use super::sample::{Batch, Input};
-use super::{Encode, Error, Handles, Plan, Setting, Side, Store, cpu, oracle};
+use super::{Encode, Error, Handles, KiviCache, Plan, Setting, Side, Store, cpu, oracle};
 use crate::attention::dense::bound;
+use crate::attention::dense::sample::normal;
 use crate::attention::oracle::Sequence;
+use crate::kv::{Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use simt::emu::EmuOptions;
@@ -34,6 +36,12 @@ fn batches() -> Vec<Batch> {
                 batches.push(Batch { head_dim, setting, input, ..BATCH });
             }
         }
+    }
+    // Four parts of the sequence: of codes alone, of codes and f16, of f16 alone.
+    for key_bits in [2, 4] {
+        let setting = Setting { key_bits, value_bits: key_bits, residual: 128, ..Setting::DEFAULT };
+        let (lengths, cuts) = (&[900, 17], &[301]);
+        batches.push(Batch { lengths, kv_heads: 1, max_tokens: 1024, setting, cuts, ..BATCH });
     }
     batches
 }
@@ -264,4 +272,48 @@ fn bytes_are_what_the_bits_say() {
     // 31 tokens more are not yet a group.
     assert_eq!(of(2, 32, 64, 1055), 896.0 * 48.0 + 159.0 * 256.0);
     assert_eq!(of(2, 32, 64, 100), 100.0 * 256.0);
+}
+
+/// A prompt in chunks of every cut, then steps: a cache has the same bits by the kernels and by slices. The
+/// chunk of 17 finds 112 tokens, two groups of which it reads from codes.
+#[test]
+fn a_cache_is_the_same_by_kernels_and_by_slices() {
+    let geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
+    let (device, selection) = (device(), "kivi/residual=32".parse::<Selection>().expect("a scheme"));
+    let stream = Stream::new(&device).expect("a stream");
+    let setting = Setting { residual: 32, ..Setting::DEFAULT };
+    let opening =
+        Opening { device: &device, geometry, rope: None, capacity: 160.into(), selection: &selection };
+    let open = || KiviCache::new(&opening, setting).expect("a cache");
+    let mut caches = [open(), open().with_kernels()];
+    for tokens in [40, 1, 1, 70, 17, 1, 1] {
+        let chunk = Chunk::of_one(tokens);
+        let positions = caches[0].held().positions(chunk);
+        let rows = |width: usize, kind: u64| -> Buffer<f16> {
+            let first = u64::from(positions[0]) * width as u64;
+            let of = |i: usize| f16::from_f32(normal(kind, first + i as u64));
+            let rows: Vec<f16> = (0..tokens * width).map(of).collect();
+            Buffer::from_slice(&device, &rows).expect("a buffer")
+        };
+        let positions = Buffer::from_slice(&device, &positions).expect("a buffer");
+        let outputs = caches.each_mut().map(|cache| {
+            let mut outputs = Vec::new();
+            cache.begin(&stream, chunk).expect("begun");
+            for layer in 0..geometry.layers {
+                let kind = 10 * layer as u64;
+                let (keys, values) = (rows(128, kind + 1), rows(128, kind + 2));
+                let new = Rotated { positions: &positions, keys: &keys, values: &values };
+                cache.append(&stream, layer, New::Rotated(new)).expect("appended");
+                let mut output = Buffer::<f32>::zeroed(&device, tokens * 256).expect("a buffer");
+                cache.attend(&stream, layer, &rows(256, kind + 3), &mut output).expect("attended");
+                outputs.extend(output.to_vec().expect("read").iter().map(|x| x.to_bits()));
+            }
+            cache.commit();
+            outputs
+        });
+        assert!(outputs[0] == outputs[1], "{tokens} tokens to {}", caches[0].tokens());
+        // Nothing that is attended to is nothing.
+        assert!(outputs[0].iter().any(|bits| *bits != 0));
+    }
+    assert_eq!(caches[0].bytes(), caches[1].bytes());
 }
