@@ -78,12 +78,14 @@ impl Script<'_> {
         R: PeerRow,
         L: Default + DeserializeOwned,
     {
-        let script = self.path.display();
         if !self.path.is_file() {
             return Found::failed(format!(
-                "there is no {script}; run from the repository's root or name it with --peers-script"
+                "there is no {}; run from the repository's root or name it with --peers-script",
+                self.path.display()
             ));
         }
+        // Reasons go into records, which do not name folders of one machine.
+        let script = self.path.file_name().unwrap_or_default().display();
         let folder = match tempfile::tempdir() {
             Ok(folder) => folder,
             Err(error) => return Found::failed(format!("no temporary folder: {error}")),
@@ -244,10 +246,11 @@ mod tests {
         };
         assert!(reason("sh", 9.0).contains("--peers-script"));
         std::fs::write(&script, "echo 'one line' >&2; printf 'no PyTorch here \\377' >&2; exit 3\n").unwrap();
-        assert!(reason("sh", 9.0).contains(": no PyTorch here"));
+        let said = reason("sh", 9.0);
+        assert!(said.starts_with("peer.py ended with") && said.contains(": no PyTorch here"), "{said}");
         assert!(reason("no-such-python", 9.0).contains("--python"));
         std::fs::write(&script, "while :; do sleep 1; done\n").unwrap();
-        assert!(reason("sh", 0.2).ends_with("was not done after 0 s; give --seconds more"));
+        assert_eq!(reason("sh", 0.2), "peer.py was not done after 0 s; give --seconds more");
     }
 
     #[test]
