@@ -55,11 +55,13 @@ pub mod embedded {
     include!(concat!(env!("OUT_DIR"), "/ptx_index.rs"));
 }
 
-/// The kernels' PTX, one image a target; empty if the build had no device compiler
-/// ([`embedded::BUILD_NOTE`] says why).
+/// The kernels' PTX, one image a target, each with its machine code where the build had ptxas; empty if the
+/// build had no device compiler ([`embedded::BUILD_NOTE`] says why).
 pub fn ptx() -> &'static [PtxImage] {
-    static IMAGES: LazyLock<Vec<PtxImage>> =
-        LazyLock::new(|| embedded::PTX.iter().map(|&(sm, text)| PtxImage { sm, text }).collect());
+    static IMAGES: LazyLock<Vec<PtxImage>> = LazyLock::new(|| {
+        let images = embedded::PTX.iter().zip(embedded::MACHINE_CODE);
+        images.map(|(&(sm, text), &machine_code)| PtxImage { sm, text, machine_code }).collect()
+    });
     &IMAGES
 }
 

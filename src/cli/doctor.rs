@@ -67,6 +67,7 @@ struct Ptx {
     sm: u32,
     bytes: usize,
     entries: usize,
+    machine_code_bytes: usize,
 }
 
 #[derive(Serialize)]
@@ -122,9 +123,13 @@ fn tables(findings: &[Finding], gpus: &[Gpu]) -> String {
         }
         if *what == EMBEDDED {
             for image in ferrokv::ptx() {
-                let Ptx { sm, bytes, entries } = ptx(image);
+                let Ptx { sm, bytes, entries, machine_code_bytes } = ptx(image);
                 let size = text::bytes(bytes as u64);
-                out += &format!("           {:width$}  sm_{sm}: {entries} kernels, {size}\n", "");
+                let code = match machine_code_bytes {
+                    0 => "no machine code: the driver compiles for a minute on first use".into(),
+                    bytes => format!("machine code {}", text::bytes(bytes as u64)),
+                };
+                out += &format!("           {:width$}  sm_{sm}: {entries} kernels, {size}; {code}\n", "");
             }
         }
     }
@@ -178,7 +183,8 @@ const EMBEDDED: &str = "embedded PTX";
 
 fn ptx(image: &host::PtxImage) -> Ptx {
     let entries = image.text.lines().filter(|line| line.contains(".visible .entry ")).count();
-    Ptx { sm: image.sm, bytes: image.text.len(), entries }
+    let machine_code_bytes = image.machine_code.len();
+    Ptx { sm: image.sm, bytes: image.text.len(), entries, machine_code_bytes }
 }
 
 fn embedded_ptx() -> Finding {

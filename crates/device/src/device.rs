@@ -15,6 +15,42 @@ pub struct PtxImage {
     pub sm: u32,
     /// The PTX.
     pub text: &'static str,
+    /// What ptxas made of the text for that target (a cubin), or nothing. GPUs of the target's generation
+    /// run it as it is; where the driver refuses it, it compiles the text.
+    pub machine_code: &'static [u8],
+}
+
+impl PtxImage {
+    /// A text without machine code.
+    pub const fn new(sm: u32, text: &'static str) -> Self {
+        PtxImage { sm, text, machine_code: &[] }
+    }
+
+    /// Whether a GPU of this compute capability (90 for 9.0) runs the machine code: it is of the same major
+    /// number, and no newer.
+    #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
+    pub(crate) fn runs_on(&self, capability: u32) -> bool {
+        self.sm / 10 == capability / 10 && self.sm <= capability && is_whole_elf(self.machine_code)
+    }
+}
+
+/// Whether these are as many bytes as the header of the ELF file says: a driver is handed an address alone,
+/// and reads as far as the header tells it to.
+fn is_whole_elf(file: &[u8]) -> bool {
+    // The header of 64 bytes has, little-endian, where the tables of segments and of sections begin, and how
+    // many entries of which size they have.
+    let number = |at: usize, bytes: usize| -> Option<u64> {
+        let mut word = [0; 8];
+        word[..bytes].copy_from_slice(file.get(at..at + bytes)?);
+        Some(u64::from_le_bytes(word))
+    };
+    let fits = |start, size, count| -> Option<bool> {
+        let end = number(start, 8)?.checked_add(number(size, 2)? * number(count, 2)?)?;
+        Some(end <= file.len() as u64)
+    };
+    let segments = fits(0x20, 0x36, 0x38);
+    let sections = fits(0x28, 0x3a, 0x3c);
+    file.starts_with(b"\x7fELF\x02\x01") && segments == Some(true) && sections == Some(true)
 }
 
 /// Which implementation stands behind a device.
@@ -183,4 +219,42 @@ pub(crate) fn size_of_many<T>(len: usize) -> Result<usize> {
     len.checked_mul(element_bytes)
         .filter(|bytes| *bytes <= isize::MAX as usize)
         .ok_or(Error::TooLarge { len, element_bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PtxImage, is_whole_elf};
+
+    /// A header that says: no segments, two sections of 64 bytes behind the header.
+    fn elf() -> Vec<u8> {
+        let mut file = vec![0; 64 + 2 * 64];
+        file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        file[0x28] = 64;
+        file[0x3a] = 64;
+        file[0x3c] = 2;
+        file
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_is_no_machine_code() {
+        let whole = elf();
+        assert!(is_whole_elf(&whole));
+        for length in 0..whole.len() {
+            assert!(!is_whole_elf(&whole[..length]), "{length} bytes");
+        }
+        let mut beyond = whole.clone();
+        beyond[0x28..0x30].fill(0xff);
+        assert!(!is_whole_elf(&beyond), "a table that begins beyond the file");
+        let mut other = whole;
+        other[4] = 1;
+        assert!(!is_whole_elf(&other), "32 bits");
+    }
+
+    #[test]
+    fn machine_code_runs_on_its_generation_from_its_target_up() {
+        let image = PtxImage { sm: 80, text: "", machine_code: elf().leak() };
+        let runs = [75, 80, 86, 89, 90].map(|capability| image.runs_on(capability));
+        assert_eq!(runs, [false, true, true, true, false]);
+        assert!(!PtxImage::new(80, "").runs_on(80));
+    }
 }

@@ -552,13 +552,12 @@ fn the_loader_picks_and_refuses_images() {
 
     let error = Device::cuda(0, &[]).unwrap_err();
     assert!(matches!(error, Error::NoPtx), "{error}");
-    let error = Device::cuda(0, &[PtxImage { sm: capability + 1, text: common::PTX }]).unwrap_err();
+    let error = Device::cuda(0, &[PtxImage::new(capability + 1, common::PTX)]).unwrap_err();
     assert!(matches!(error, Error::GpuTooOld { .. }), "{error}");
     let error = Device::cuda(99, IMAGES).unwrap_err();
     assert!(matches!(error, Error::NoDevice { ordinal: 99, count: 1.. }), "{error}");
 
-    let broken =
-        PtxImage { sm: capability, text: ".version 7.0\n.target sm_80\n.address_size 64\nnonsense;\n" };
+    let broken = PtxImage::new(capability, ".version 7.0\n.target sm_80\n.address_size 64\nnonsense;\n");
     let error = Device::cuda(0, &[broken]).unwrap_err();
     let Error::PtxRefused { refusals, .. } = &error else { panic!("{error}") };
     assert_eq!((refusals.len(), refusals[0].code), (1, 218));
@@ -567,9 +566,17 @@ fn the_loader_picks_and_refuses_images() {
     eprintln!("{error}");
 
     // The highest image is refused, the next one is taken; one for a newer GPU is not tried.
-    let newer = PtxImage { sm: capability + 1, text: "not tried" };
+    let newer = PtxImage::new(capability + 1, "not tried");
     let device = Device::cuda(0, &[IMAGES[0], newer, broken]).unwrap();
     a_launch_computes(&device);
+
+    // Machine code that is none: the driver gets the text. An ELF file without any section it refuses itself.
+    let mut empty = [0; 64];
+    empty[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    for scrap in [&b"\x7fELF and no more"[..], &*Box::leak(Box::new(empty))] {
+        let image = PtxImage { sm: capability, machine_code: scrap, ..IMAGES[0] };
+        a_launch_computes(&Device::cuda(0, &[image]).unwrap());
+    }
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn a_launch_overlaps_only_a_launch_before_it() {
     }
 
     let run = |sm: u32| {
-        let device = Device::cuda(0, &[PtxImage { sm, text: common::PTX }]).unwrap();
+        let device = Device::cuda(0, &[PtxImage::new(sm, common::PTX)]).unwrap();
         let stream = Stream::new(&device).unwrap();
         let other = Buffer::<u32>::zeroed(&device, 8).unwrap();
         let mut buffer = Buffer::<u32>::zeroed(&device, 8).unwrap();

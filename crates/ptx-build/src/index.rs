@@ -5,6 +5,7 @@
 //! | item | what |
 //! |---|---|
 //! | `PTX: &[(u32, &str)]` | target (90 for sm_90) and text, by target; empty if there is none |
+//! | `MACHINE_CODE: &[&[u8]]` | what ptxas made of each text, in the same order; empty slices without ptxas |
 //! | `BUILD_NOTE: Option<&str>` | why there is no PTX |
 //! | `FINGERPRINT: &str` | sixteen hexadecimal digits that change with the PTX |
 //! | `DEVICE_COMPILER: Option<&str>` | the compiler's version |
@@ -25,6 +26,8 @@ pub struct TargetPtx {
     pub sm: u32,
     /// The text.
     pub ptx: String,
+    /// What ptxas made of it (a cubin); empty if there was none.
+    pub machine_code: Vec<u8>,
     /// Its entries.
     pub entries: Vec<String>,
     /// What they use, if ptxas was there.
@@ -50,6 +53,11 @@ impl Index {
         format!("kernels.sm_{sm}.ptx")
     }
 
+    /// The name that a target's machine code has in `OUT_DIR`.
+    pub fn machine_code_file(sm: u32) -> String {
+        format!("kernels.sm_{sm}.cubin")
+    }
+
     /// The generated file.
     pub fn render(&self) -> String {
         let mut entries: Vec<&str> =
@@ -71,6 +79,16 @@ impl Index {
         for target in &self.targets {
             let (sm, file) = (target.sm, Index::ptx_file(target.sm));
             let _ = writeln!(out, "    ({sm}, include_str!(concat!(env!(\"OUT_DIR\"), \"/{file}\"))),");
+        }
+        out.push_str("];\n\n/// What ptxas made of each; empty where the build had no ptxas.\n");
+        out.push_str("pub static MACHINE_CODE: &[&[u8]] = &[\n");
+        for target in &self.targets {
+            if target.machine_code.is_empty() {
+                out.push_str("    &[],\n");
+            } else {
+                let file = Index::machine_code_file(target.sm);
+                let _ = writeln!(out, "    include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{file}\")),");
+            }
         }
         out.push_str("];\n\n/// Why there is no PTX.\n");
         let _ = writeln!(out, "pub const BUILD_NOTE: Option<&str> = {:?};\n", self.note);
@@ -140,6 +158,7 @@ mod tests {
         let target = |sm: u32, entries: &[&str]| TargetPtx {
             sm,
             ptx: format!(".target sm_{sm}"),
+            machine_code: if sm == 90 { vec![1] } else { Vec::new() },
             entries: entries.iter().map(|entry| entry.to_string()).collect(),
             usage: vec![Usage { entry: "b".into(), registers: 40, ..Usage::default() }],
         };
@@ -149,6 +168,8 @@ mod tests {
             text.contains("(90, include_str!(concat!(env!(\"OUT_DIR\"), \"/kernels.sm_90.ptx\"))),"),
             "{text}"
         );
+        let cubin = "include_bytes!(concat!(env!(\"OUT_DIR\"), \"/kernels.sm_90.cubin\")),";
+        assert!(text.contains(&format!("MACHINE_CODE: &[&[u8]] = &[\n    &[],\n    {cubin}\n];")), "{text}");
         assert!(text.contains("ENTRIES: &[&str] = &[\"a\", \"b\"];"), "{text}");
         assert!(text.contains("EntryResources { sm: 80, entry: \"b\", registers: 40, stack: 0,"), "{text}");
         let mut other = index.clone();

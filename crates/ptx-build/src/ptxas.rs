@@ -115,12 +115,17 @@ pub struct Assembled {
     pub warnings: Vec<String>,
 }
 
+/// Where the machine code of the file `ptx` lies.
+pub fn machine_code_file(ptx: &Path) -> PathBuf {
+    ptx.with_extension("cubin")
+}
+
 impl Ptxas {
     /// Assembles the file `ptx` for `sm` and leaves the machine code beside it, as `.cubin`. What ptxas said
     /// is kept there too: the same text is not assembled twice by the same release.
     pub fn assemble(&self, ptx: &Path, text: &str, sm: u32) -> Result<Assembled, PtxasError> {
         let log_path = ptx.with_extension("ptxas.log");
-        let cubin = ptx.with_extension("cubin");
+        let cubin = machine_code_file(ptx);
         let seal = format!("// {:016x}\n", crate::fingerprint([text, &self.version, &sm.to_string()]));
         if cubin.exists()
             && let Ok(log) = std::fs::read_to_string(&log_path)

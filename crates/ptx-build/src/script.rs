@@ -223,7 +223,7 @@ fn one_target(request: &Request, ptxas: Option<&Ptxas>) -> Result<Target, String
     fs::write(&file, &text).map_err(|error| format!("{}: cannot be written: {error}", file.display()))?;
     let mut findings = lint::check(&module);
     let mut warnings = vec![compiled.warnings];
-    let mut usage = Vec::new();
+    let (mut usage, mut machine_code) = (Vec::new(), Vec::new());
     if let Some(ptxas) = ptxas {
         let assembled = ptxas.assemble(&file, &text, request.sm).map_err(|error| error.to_string())?;
         for entry in &assembled.usage {
@@ -231,11 +231,18 @@ fn one_target(request: &Request, ptxas: Option<&Ptxas>) -> Result<Target, String
         }
         warnings.extend(assembled.warnings);
         usage = assembled.usage;
+        let cubin = ptxas::machine_code_file(&file);
+        machine_code =
+            fs::read(&cubin).map_err(|error| format!("{}: cannot be read: {error}", cubin.display()))?;
     }
     let entries = module.functions.iter().filter(|function| function.is_entry && function.is_defined);
     let entries = entries.map(|function| function.name.clone()).collect();
     warnings.retain(|warning| !warning.is_empty());
-    Ok(Target { ptx: TargetPtx { sm: request.sm, ptx: text, entries, usage }, findings, warnings })
+    Ok(Target {
+        ptx: TargetPtx { sm: request.sm, ptx: text, machine_code, entries, usage },
+        findings,
+        warnings,
+    })
 }
 
 /// What ptxas's numbers say against an entry. A stack that the PTX's own local memory explains is not said
@@ -285,10 +292,13 @@ fn target_folder(workspace: &Path, out: &Path) -> PathBuf {
 }
 
 fn write(out: &Path, index: &Index) -> Result<(), Vec<String>> {
-    let files = index.targets.iter().map(|target| (Index::ptx_file(target.sm), target.ptx.clone()));
-    for (name, text) in files.chain([(FILE.to_owned(), index.render())]) {
+    let rendered = index.render();
+    let texts = index.targets.iter().map(|target| (Index::ptx_file(target.sm), target.ptx.as_bytes()));
+    let machine_code =
+        index.targets.iter().map(|target| (Index::machine_code_file(target.sm), &target.machine_code[..]));
+    for (name, content) in texts.chain(machine_code).chain([(FILE.to_owned(), rendered.as_bytes())]) {
         let path = out.join(name);
-        fs::write(&path, text)
+        fs::write(&path, content)
             .map_err(|error| vec![format!("{}: cannot be written: {error}", path.display())])?;
     }
     Ok(())
@@ -313,7 +323,13 @@ mod tests {
         let ptx = format!(".entry k()\n{{\n{body}\n}}\n");
         let findings = lint::check(&ptx::parse(&ptx));
         Ok(Target {
-            ptx: TargetPtx { sm, ptx, entries: vec!["k".into()], usage: Vec::new() },
+            ptx: TargetPtx {
+                sm,
+                ptx,
+                machine_code: Vec::new(),
+                entries: vec!["k".into()],
+                usage: Vec::new(),
+            },
             findings,
             warnings: Vec::new(),
         })

@@ -36,7 +36,9 @@ fn main() -> ExitCode {
             None => return usage(&format!("{name}: no case of this name; without arguments all are listed")),
         }
     }
-    let images: Vec<PtxImage> = embedded::PTX.iter().map(|&(sm, text)| PtxImage { sm, text }).collect();
+    let images = embedded::PTX.iter().zip(embedded::MACHINE_CODE);
+    let images: Vec<PtxImage> =
+        images.map(|(&(sm, text), &machine_code)| PtxImage { sm, text, machine_code }).collect();
     if images.is_empty() {
         let note = embedded::BUILD_NOTE.unwrap_or_default();
         return usage(&format!("this program holds no kernels: {note}"));

@@ -4,8 +4,7 @@
 use simt::{Global, GlobalMut, LaunchShape, kernel, thread};
 use simt_test::{Failed, Failure, GpuError, PtxImage, Trial, array, bits, sizes};
 
-const IMAGES: &[PtxImage] =
-    &[PtxImage { sm: 80, text: include_str!("../../device/tests/common/kernels.ptx") }];
+const IMAGES: &[PtxImage] = &[PtxImage::new(80, include_str!("../../device/tests/common/kernels.ptx"))];
 
 #[kernel(system = host_test)]
 fn affine(x: Global<f32>, y: GlobalMut<f32>, a: f32, n: u32) {

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// Room for what the driver's compiler says about a PTX that it refuses.
 const LOG_BYTES: usize = 8192;
+/// Set to 1, the driver compiles the PTX, whatever machine code there is.
+const PTX_ALONE_ENV: &str = "FERROKV_PTX_ALONE";
 /// Lists of kernels in the cache; a power of two, a few times the number of kernels.
 const LISTS: usize = 256;
 
@@ -53,7 +55,8 @@ pub(super) struct Function {
 
 impl Module {
     /// Loads the image with the highest target that is not above the GPU; when the driver refuses it, the
-    /// next.
+    /// next. Of an image its machine code comes first, which loads in a moment: compiling the PTX of some
+    /// hundred kernels takes a driver most of a minute.
     pub(super) fn load(context: &Arc<Context>, info: &DeviceInfo, images: &[PtxImage]) -> Result<Self> {
         let Some(lowest) = images.iter().map(|image| image.sm).min() else {
             return Err(Error::NoPtx);
@@ -67,9 +70,12 @@ impl Module {
         context.bind()?;
         let mut refusals = Vec::new();
         for image in suitable {
-            match load_image(image) {
+            let machine_code =
+                if image.runs_on(capability) && !ptx_alone() { load_machine_code(image) } else { None };
+            let from = if machine_code.is_some() { "machine code" } else { "PTX" };
+            match machine_code.map_or_else(|| load_image(image), Ok) {
                 Ok(raw) => {
-                    tracing::debug!(sm = image.sm, gpu = capability, "loaded PTX");
+                    tracing::debug!(sm = image.sm, gpu = capability, from, "loaded kernels");
                     return Ok(Module {
                         raw,
                         sm: image.sm,
@@ -223,6 +229,28 @@ fn list_of(info: &'static KernelInfo) -> usize {
     let address = (&raw const *info).addr() as u64;
     // Fibonacci hashing: the upper bits of the product depend on all bits of the address.
     (address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize % LISTS
+}
+
+/// Whether the driver is to compile the PTX even where machine code is at hand.
+fn ptx_alone() -> bool {
+    std::env::var_os(PTX_ALONE_ENV).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+/// Machine code that the driver takes; a driver older than the ptxas that made it may refuse it.
+fn load_machine_code(image: &PtxImage) -> Option<CUmodule> {
+    let mut raw = null_mut();
+    // SAFETY: `raw` is valid for a write; the bytes are a whole ELF file, which says how long it is.
+    let code = unsafe { cu!(cuModuleLoadData(&mut raw, image.machine_code.as_ptr().cast())) };
+    if code == 0 {
+        return Some(raw);
+    }
+    tracing::debug!(
+        sm = image.sm,
+        code,
+        name = name(code),
+        "the driver refused machine code; it gets the PTX"
+    );
+    None
 }
 
 fn load_image(image: &PtxImage) -> std::result::Result<CUmodule, PtxRefusal> {

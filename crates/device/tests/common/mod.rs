@@ -9,7 +9,7 @@ use simt::{Global, GlobalMut, LaunchShape, SharedPlan, kernel, thread};
 /// The PTX of every kernel here but [`fn@missing`].
 pub const PTX: &str = include_str!("kernels.ptx");
 /// [`PTX`] as the loader takes it.
-pub const IMAGES: &[PtxImage] = &[PtxImage { sm: 80, text: PTX }];
+pub const IMAGES: &[PtxImage] = &[PtxImage::new(80, PTX)];
 
 #[kernel(system = host_test)]
 pub fn affine(x: Global<f32>, y: GlobalMut<f32>, a: f32, n: u32) {
