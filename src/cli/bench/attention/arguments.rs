@@ -77,7 +77,7 @@ pub struct Arguments {
     /// The Python that runs the script.
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     pub python: String,
-    /// Seconds in which everything is to end; with --peers they get what is left after 40 in 100.
+    /// Seconds in which everything is to end; with --peers they come first and may take 60 in 100.
     #[arg(long, value_name = "S", default_value_t = 120.0, value_parser = seconds)]
     pub seconds: f64,
     /// Seconds of repetitions a row.

@@ -28,8 +28,8 @@ use report::{Report, Row, Subject, set_ratios};
 use simt::emu::EmuOptions;
 use std::time::Instant;
 
-/// The share of the time that our own rows may take where peers follow.
-const OWN_SHARE: f64 = 0.4;
+/// The share of the time that peers may take. What they leave of it is ours.
+const PEERS_SHARE: f64 = 0.6;
 /// The most tokens of all heads together that the emulator measures.
 const EMULATE_TOKENS: u64 = 1 << 15;
 
@@ -42,6 +42,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = arguments.report.open(None, None)?;
     let pictures = arguments.plot.as_deref().map(|prefix| picture::targets(arguments, prefix)).transpose()?;
     let (mut rows, mut skipped) = (Vec::new(), Vec::new());
+    // Peers come first, and alone: they get the GPU's whole memory, and how long they take is known then. What is
+    // wrong with the arguments or the GPU is said ahead of them.
+    let peers = if arguments.peers {
+        scheme::each_once(&arguments.kv)?;
+        drop(arguments.backend.open()?);
+        Some(peers::run(arguments, arguments.seconds * PEERS_SHARE))
+    } else {
+        None
+    };
     let environment = {
         let (device, gpu) = match arguments.backend.open()? {
             Gpu::Ready(device) => (device.clone(), Some(device)),
@@ -53,10 +62,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         own(arguments, begin, &device, &mut rows, &mut skipped)?;
         Environment::here(gpu.as_ref(), arguments.commit.as_deref())
     };
-    // The peers get the GPU's whole memory.
     let mut about = None;
-    if arguments.peers {
-        let found = peers::run(arguments, arguments.seconds - begin.elapsed().as_secs_f64());
+    if let Some(found) = peers {
         rows.extend(found.rows);
         skipped.extend(found.skipped);
         about = found.about;
@@ -99,7 +106,6 @@ fn own(
     rows: &mut Vec<Row>,
     skipped: &mut Vec<Skipped>,
 ) -> Result<(), Failure> {
-    let share = if arguments.peers { OWN_SHARE } else { 1.0 };
     let repetition = repetition(device, arguments.seconds_per_row);
     let originals = if arguments.cold { Originals::Host { scratch: 0 } } else { Originals::Device };
     let kv = scheme::each_once(&arguments.kv)?;
@@ -115,7 +121,7 @@ fn own(
         bar.inc(1);
         let mut skip = |reason: String| skipped.push(Skipped { what: subject.to_string(), reason });
         let start = begin.elapsed().as_secs_f64();
-        if start + longest > arguments.seconds * share {
+        if start + longest > arguments.seconds {
             skip(format!("no time left (--seconds {})", arguments.seconds));
             continue;
         }
