@@ -511,30 +511,28 @@ def schemes(records):
     """Every scheme once: what its cache takes, what a model's text loses over it, and how fast a step is."""
     texts = [record for record in records if "summary" in record.data]
     found = dict(shapes([record for record in records if "summary" not in record.data]))
-    of_shape = {(batch, context): rows for (_, heads, _, batch, context), rows in found.items() if heads == 32 and "peer" in rows}
+    of_shape = {(batch, context): rows for (_, heads, _, batch, context), rows in found.items()
+                if heads == 32 and "peer" in rows and (batch == 1 or context == 131072)}
     columns = sorted(of_shape)
-    # A run without peers has all schemes beside `dense`.
-    (alone,) = [rows for record in records if "summary" not in record.data
-                for (_, heads, *_), rows in shapes([record]) if heads == 32 and "peer" not in rows]
+    # Bytes are those of the longest context.
+    longest = of_shape[columns[-1]]
     lost = {}
     for record in texts:
         # Of rows of one name, codebooks of several settings, the first counts.
         lost |= {plain(row["kv"]): row for row in reversed(record.data["summary"]["rows"])}
     rows = []
     for name, row in lost.items():
-        if name == "dense" or name not in alone:
+        if name == "dense" or name not in longest:
             continue
-        own, delta = alone[name], row["delta_interval"]
+        own, delta = longest[name], row["delta_interval"]
         each = (own["memory"]["device"] + own["memory"]["host"]) / (own["batch"] * own["kv_heads"] * own["context"])
         percent = interval(math.exp(delta["low"]) * 100 - 100, math.exp(delta["high"]) * 100 - 100, 1)
         cells = [f"`{name}`", f"{each:.0f}", f"{math.exp(row['delta']) - 1:+.1%} {percent}".replace("% ", " % ")]
         for key in columns:
             here = of_shape[key].get(name)
             cells.append(losing(of_shape[key]["peer"]["median_us"] / here["median_us"]) if here else "–")
-        cells.append(losing(alone["dense"]["median_us"] / own["median_us"]))
         rows.append((-each, cells))
-    heads = [f"H200, {tokens(context)}, batch {batch}" for batch, context in columns]
-    heads.append(f"H100, {tokens(own['context'])}, batch {own['batch']}")
+    heads = [f"{tokens(context)}, batch {batch}" for batch, context in columns]
     return table(("`--kv`", "bytes", "perplexity, 95 %", *heads), [cells for _, cells in sorted(rows)])
 
 
@@ -669,8 +667,9 @@ TABLES = {
     "gather-h200": gather,
     "ranking-h100": by_stage,
     "sketch-h200": beside_dense,
-    "codes-h200": by_scheme,
-    "codes-28-4-h200": by_scheme,
+    "codes-h100": by_scheme,
+    "codes-28-4-h100": by_scheme,
+    "model-codes-h100": model,
     "staging-h200": staging,
     "perplexity-codes": perplexity_codes,
     "schemes": schemes,

@@ -42,8 +42,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = arguments.report.open(None, None)?;
     let pictures = arguments.plot.as_deref().map(|prefix| picture::targets(arguments, prefix)).transpose()?;
     let (mut rows, mut skipped) = (Vec::new(), Vec::new());
-    // Peers come first, and alone: they get the GPU's whole memory, and how long they take is known then. What is
-    // wrong with the arguments or the GPU is said ahead of them.
+    // Peers come first, and alone: they get the GPU's whole memory, and how long they take is known then.
+    // What is wrong with the arguments or the GPU is said ahead of them.
     let peers = if arguments.peers {
         scheme::each_once(&arguments.kv)?;
         drop(arguments.backend.open()?);
