@@ -63,9 +63,9 @@ pub const STEP_THREADS: u32 = 32 * WARPS;
 pub const MOST_LISTED: u32 = 2048;
 /// Maxima that are kept in shared memory; of longer sequences they are looked at again.
 const KEPT_MAXIMA: u32 = 2048;
-/// Looks of a warp at a maximum before it makes it: more than the launch's thread blocks begin apart, some
-/// ten µs.
-pub const PATIENCE: u32 = 16;
+/// Looks of a warp at a maximum before it makes it, some 45 µs: under full load the thread blocks of a row
+/// end their parts several µs apart, and what is made twice is read twice.
+pub const PATIENCE: u32 = 64;
 
 /// Thread blocks of a list: all that `splits` parts of each of `row_groups` groups of eight query heads are,
 /// or so many as fill the machine, if there is a tile for each.
