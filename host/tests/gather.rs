@@ -32,8 +32,8 @@ fn prompt(count: usize) -> Vec<u32> {
 fn captured_steps_choose_the_same() {
     let (device, model, prompt) = (device(), tiny(), prompt(80));
     let choice = Choice::Sampled { temperature: 2.0, top_p: 1.0, seed: 5 };
-    let run = |mut runner: Runner, captured: bool, staging: &str| {
-        let scheme = format!("gather/k=1/block=16/local=2{staging}");
+    let run = |mut runner: Runner, captured: bool, option: &str| {
+        let scheme = format!("gather/k=1/block=16/local=2{option}");
         let mut cache = open(&scheme, &model, &device, 110);
         let first = runner.prefill(&prompt, &mut *cache, choice).expect("a token");
         let mut tokens = vec![first];
@@ -52,17 +52,21 @@ fn captured_steps_choose_the_same() {
         // 100 tokens are seven blocks.
         assert!(report.heads.iter().all(|head| head.skipped == 3 * 16), "{report:?}");
         let traffic = cache.traffic(&stream).expect("read");
-        assert_eq!(traffic.is_some_and(|traffic| traffic.read > 0), !staging.is_empty(), "{traffic:?}");
+        assert_eq!(
+            traffic.is_some_and(|traffic| traffic.read > 0),
+            option.contains("staging"),
+            "{traffic:?}"
+        );
         tokens
     };
     let kernels = || Runner::of_kernels(&model, &device, 16).expect("a runner");
     let expected = run(Runner::new(&model, &device).expect("a runner"), false, "");
-    // Keys and values on the device, and in the host's memory.
-    for staging in ["", "/staging=2", "/staging=3"] {
+    // Keys and values on the device, a layer's step in two launches and in one; and in the host's memory.
+    for option in ["/launches=2", "/launches=1", "/staging=2", "/staging=3"] {
         let own = Runner::new(&model, &device).expect("a runner");
-        assert_eq!(run(own, false, staging), expected, "{staging}: the CPU's own path");
-        assert_eq!(run(kernels(), false, staging), expected, "{staging}: one by one");
-        assert_eq!(run(kernels(), true, staging), expected, "{staging}: captured");
+        assert_eq!(run(own, false, option), expected, "{option}: the CPU's own path");
+        assert_eq!(run(kernels(), false, option), expected, "{option}: one by one");
+        assert_eq!(run(kernels(), true, option), expected, "{option}: captured");
     }
 }
 

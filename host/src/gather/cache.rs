@@ -1,7 +1,7 @@
 //! Keys and values in f16, of which steps read a constant number.
 
 use super::audit::{self, Auditing, Auditor};
-use super::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Ranking, Support};
+use super::{AuditHandles, Bounds, FoldHandles, Handles, Launches, Plan, Ranking, Support};
 use crate::attention::StepProblem;
 use crate::attention::dense::Problem;
 use crate::kv::{Appended, Beside, HeadReport, Held, Opening, PagedCache, Result, Sequences, Step};
@@ -49,7 +49,8 @@ impl GatherCache {
         let beside = |dense: Problem, held: u64| held / u64::from(support.block) + scratch(dense.into());
         let problem = StepProblem::from(sequences.fitting(beside)?);
         let ranking = Ranking::of(opening.selection);
-        let plan = Plan::ranked(device, problem, support, ranking)?;
+        let plan =
+            Plan::ranked(device, problem, support, ranking)?.in_launches(Launches::of(opening.selection))?;
         let lse = Buffer::new(device, problem.dense().query_rows())?;
         let exact = Support::exact_layers(opening.selection);
         let auditing = Auditing::new(device, (geometry.layers, problem), support, share)?;
@@ -92,10 +93,7 @@ unsafe impl Beside for ByBounds {
         };
         // SAFETY: buffers of this device, host memory on the CPU, long enough as the cache has seen; the
         // table's blocks are those of the pool. Dropping a buffer waits for the device.
-        unsafe {
-            self.plan.select_on(stream, slices, &handles)?;
-            self.plan.attend_on(stream, slices, &handles)?;
-        }
+        unsafe { self.plan.step_on(stream, slices, &handles) }?;
         let Some(auditing) = &mut self.auditing else { return Ok(()) };
         let handles = AuditHandles {
             queries,

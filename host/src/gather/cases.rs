@@ -1,7 +1,9 @@
 //! The system's cases for `ferrokv check`: bounds over chunks of every cut, choices around every edge of
 //! blocks, tiles and lists, ties, several sequences of different lengths.
 
-use super::{Bounds, Chosen, FoldHandles, GatherElement, Handles, List, Plan, Ranking, Score, Support};
+use super::{
+    Bounds, Chosen, FoldHandles, GatherElement, Handles, Launches, List, Plan, Ranking, Score, Support,
+};
 use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, in_chunks, thrice};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
@@ -21,6 +23,7 @@ struct Step {
     max_tokens: u32,
     support: Support,
     ranking: Ranking,
+    launches: Launches,
     race_check: bool,
 }
 
@@ -33,6 +36,7 @@ const STEP: Step = Step {
     max_tokens: 160,
     support: Support { k: 3, block: 16, local: 2 },
     ranking: Ranking { score: Score::Bounds, list: List::KvHead },
+    launches: Launches::Two,
     race_check: false,
 };
 
@@ -43,8 +47,14 @@ const CROWD: [u32; 33] = {
     lengths
 };
 
-/// The steps of every instance.
+/// The steps of every instance, in two launches and in one.
 fn steps(coverage: Coverage) -> Vec<Step> {
+    let two = in_two_launches(coverage);
+    let one = two.iter().map(|step| Step { launches: Launches::One, ..*step });
+    two.iter().copied().chain(one).collect()
+}
+
+fn in_two_launches(coverage: Coverage) -> Vec<Step> {
     let small = Step { lengths: &[150, 1, 97], kv_heads: 1, race_check: true, ..STEP };
     let wide = Step { group: 2 * ROWS, ..small };
     // Several thread blocks score, and one of them ranks what all have found.
@@ -141,9 +151,14 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
 }
 
 fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
-    let Step { group, kv_heads, support, ranking, .. } = step;
+    let Step { group, kv_heads, support, ranking, launches, .. } = step;
     let of_list = group / ranking.lists(group);
-    let Some(kernel) = E::select_kernel(head_dim, of_list.div_ceil(ROWS)) else { return };
+    let row_groups = of_list.div_ceil(ROWS);
+    let kernel = match launches {
+        Launches::One => E::step_kernel(head_dim, row_groups).map(|(kernel, _)| kernel.info()),
+        Launches::Two => E::select_kernel(head_dim, row_groups).map(|kernel| kernel.info()),
+    };
+    let Some(kernel) = kernel else { return };
     if ranking.score == Score::Codes && !E::IS_F16 && of_list > ROWS {
         return;
     }
@@ -151,11 +166,12 @@ fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
     let Support { k, block, local } = support;
     let Ranking { score, list } = ranking;
     let label = format!(
-        "heads={}/{kv_heads} k={k} block={block} local={local} {score:?} {list:?} of {}: {lengths}",
+        "heads={}/{kv_heads} k={k} block={block} local={local} {score:?} {list:?} of {}{}: {lengths}",
         group * kv_heads,
-        step.max_tokens
+        step.max_tokens,
+        if launches == Launches::One { " in one launch" } else { "" }
     );
-    let case = Case::new(kernel.info(), label, move |device| run::<E>(device, step, head_dim));
+    let case = Case::new(kernel, label, move |device| run::<E>(device, step, head_dim));
     let case = case.and(match score {
         Score::Bounds => E::fold_kernel().info(),
         Score::Codes => E::squeeze_kernel().info(),
@@ -166,7 +182,7 @@ fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
 
 /// Bounds by chunks of several lengths, then a choice.
 fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<Vec<OutputBuffer>, CaseError> {
-    let Step { lengths, inputs, kv_heads, group, max_tokens, support, ranking, .. } = step;
+    let Step { lengths, inputs, kv_heads, group, max_tokens, support, ranking, launches, .. } = step;
     let sequences = lengths.len() as u32;
     let q_heads = group * kv_heads;
     let problem = StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens };
@@ -180,7 +196,7 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
         // sequence has more new tokens.
         Ok(unsafe { bounds.fold_on(&stream, (0, tokens), false, handles) }?)
     })?;
-    let mut plan = Plan::<E>::ranked(device, problem, support, ranking)?;
+    let mut plan = Plan::<E>::ranked(device, problem, support, ranking)?.in_launches(launches)?;
     let rows = (sequences * q_heads) as usize;
     let mut output = poisoned::<f32>(&stream, rows * head_dim as usize)?;
     let mut lse = poisoned::<f32>(&stream, rows)?;
@@ -196,9 +212,21 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     };
     plan.poison(&stream)?;
     // SAFETY: as above.
-    unsafe {
-        plan.select_on(&stream, false, &handles)?;
-        plan.attend_on(&stream, false, &handles)?;
+    unsafe { plan.step_on(&stream, false, &handles) }?;
+    let last = [OutputBuffer::download("output", &output)?, OutputBuffer::download("lse", &lse)?];
+    if let Some(single) = plan.single() {
+        let mut outputs = vec![OutputBuffer::download("bounds", bounds.words())?];
+        for (name, buffer) in single.scratch() {
+            // What the next step begins with.
+            let words = buffer.to_vec()?;
+            if let Some(at) = words.iter().position(|word| *word != 0) {
+                return Err(format!("{name} is {} at {at} behind the launch, not 0", words[at]).into());
+            }
+            outputs.push(OutputBuffer::new(name, words));
+        }
+        let [list, counts, _, kept] = plan.chosen().outputs()?;
+        outputs.extend([list, counts, kept].into_iter().chain(last));
+        return Ok(outputs);
     }
     let mut scores = plan.scores().to_vec()?;
     let tiles = max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
@@ -212,8 +240,7 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     }
     let mut outputs =
         vec![OutputBuffer::download("bounds", bounds.words())?, OutputBuffer::new("scores", scores)];
-    outputs.extend(plan.chosen().outputs()?);
-    outputs.extend([OutputBuffer::download("output", &output)?, OutputBuffer::download("lse", &lse)?]);
+    outputs.extend(plan.chosen().outputs()?.into_iter().chain(last));
     Ok(outputs)
 }
 

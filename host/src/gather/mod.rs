@@ -14,6 +14,7 @@ mod cpu;
 pub mod oracle;
 mod plan;
 mod ranking;
+mod single;
 pub mod sketch;
 pub mod staging;
 #[cfg(test)]
@@ -26,10 +27,11 @@ pub use cache::GatherCache;
 pub use kernels_gpu::gather::Extent;
 pub use plan::{Chosen, GatherElement, Handles, Plan};
 pub use ranking::{List, Ranking, Score};
+pub use single::Launches;
 pub use staging::StagedCache;
 
 use crate::kv::{self, HeadReport, Held, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
-use kernels_gpu::gather::{MOST_SLOTS, Rule, TILE_BLOCKS, summary_words};
+use kernels_gpu::gather::{MOST_LISTED, MOST_SLOTS, Rule, TILE_BLOCKS, summary_words};
 
 /// Tokens that a gather-block may have.
 pub const BLOCKS: [u32; 4] = [16, 32, 64, 128];
@@ -104,6 +106,12 @@ pub static SYSTEM: System = System {
                 kind: Kind::Word(&["kv", "query"]),
             },
             OptionSpec {
+                name: "launches",
+                about: "launches of a layer's step: 2 choose and attend one after another, 1 does both, with the \
+                        same bits; 2 if left out; not with :certified, staging",
+                kind: Kind::Word(&["1", "2"]),
+            },
+            OptionSpec {
                 name: "dense",
                 about: "layers at the front that attend to everything; not with :certified, nor with staging",
                 kind: Kind::Count(0, 1 << 16),
@@ -141,6 +149,7 @@ pub static SYSTEM: System = System {
             let given = |names: &[&str]| names.iter().any(|name| selection.value(name).is_some());
             let dense = Support::exact_layers(selection) > 0;
             Ranking::check(selection)?;
+            Launches::check(selection)?;
             Err(match Asked::of(selection) {
                 Asked::OnDevice(_) | Asked::InHost(..) if given(&["skip", "sketch"]) => Error::Preset,
                 Asked::Certified(_) if given(&["staging"]) => Error::NotStaged,
@@ -372,6 +381,21 @@ pub enum Error {
         /// What it does not go with.
         with: &'static str,
     },
+    /// A number of launches where that is not to be chosen.
+    #[error("launches does not go with {with}; leave launches out, or {with}")]
+    Launches {
+        /// What it does not go with.
+        with: &'static str,
+    },
+    /// A list that one launch has no room for.
+    #[error(
+        "a list of {k} distant blocks is too long for launches=1, which takes up to {MOST_LISTED}; leave \
+         launches out, or take a smaller k"
+    )]
+    LongList {
+        /// Distant blocks of it.
+        k: u32,
+    },
     /// Codes of bf16 for more query heads than registers hold.
     #[error(
         "bounds=8 of keys in bf16 is for up to eight query heads a KV head, not {group}; leave bounds out, \
@@ -463,6 +487,8 @@ impl From<Error> for kv::Error {
             | Error::DenseLayers
             | Error::Window
             | Error::Ranking { .. }
+            | Error::Launches { .. }
+            | Error::LongList { .. }
             | Error::WideCodes { .. }
             | Error::HeadDim { .. }
             | Error::TooLong { .. }

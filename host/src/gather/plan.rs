@@ -2,6 +2,7 @@
 
 use super::bounds::checked;
 use super::cpu::{self, Selecting};
+use super::single::{Launches, Single};
 use super::{Error, Ranking, Result, Score, Support, length};
 use crate::attention::dense::{self, DenseElement, Problem};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
@@ -11,14 +12,17 @@ use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::{
-    SELECT_THREADS, SelectShape, TILE_BLOCKS, average, fold, maxima_words, parts_for, select, select_bytes,
-    squeeze, summary_words,
+    SELECT_THREADS, SelectShape, StepShape, TILE_BLOCKS, average, fold, maxima_words, parts_for, select,
+    select_bytes, squeeze, step, step_bytes, summary_words,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The kernel's handle.
 #[doc(hidden)]
 pub type Select<E> = Kernel<select::Args<E>>;
+/// The kernel's handle.
+#[doc(hidden)]
+pub type Step<E> = Kernel<step::Args<E>>;
 /// The kernel's handle.
 #[doc(hidden)]
 pub type Fold<E> = Kernel<fold::Args<E>>;
@@ -34,6 +38,9 @@ pub trait GatherElement: DenseElement {
     /// The instance for a head_dim and so many groups of eight query heads, if there is one.
     #[doc(hidden)]
     fn select_kernel(head_dim: u32, row_groups: u32) -> Option<Select<Self>>;
+    /// The same of a step in one launch, with its shared memory.
+    #[doc(hidden)]
+    fn step_kernel(head_dim: u32, row_groups: u32) -> Option<(Step<Self>, u32)>;
     #[doc(hidden)]
     fn fold_kernel() -> Fold<Self>;
     #[doc(hidden)]
@@ -51,6 +58,16 @@ macro_rules! instances {
                     (64, 2) => Some(select::kernel::<$element, 64, 2>()),
                     (128, 1) => Some(select::kernel::<$element, 128, 1>()),
                     (128, 2) => Some(select::kernel::<$element, 128, 2>()),
+                    _ => None,
+                }
+            }
+
+            fn step_kernel(head_dim: u32, row_groups: u32) -> Option<(Step<Self>, u32)> {
+                match (head_dim, row_groups) {
+                    (64, 1) => Some((step::kernel::<$element, 64, 1>(), step_bytes::<64>())),
+                    (64, 2) => Some((step::kernel::<$element, 64, 2>(), step_bytes::<64>())),
+                    (128, 1) => Some((step::kernel::<$element, 128, 1>(), step_bytes::<128>())),
+                    (128, 2) => Some((step::kernel::<$element, 128, 2>(), step_bytes::<128>())),
                     _ => None,
                 }
             }
@@ -133,7 +150,8 @@ pub struct Handles<E> {
     pub lse: GlobalMut<f32>,
 }
 
-/// The launches of a step: [`select_on`](Self::select_on), then [`attend_on`](Self::attend_on).
+/// The launches of a step, [`step_on`](Self::step_on): [`select_on`](Self::select_on), then
+/// [`attend_on`](Self::attend_on); or one launch for both.
 ///
 /// What is chosen depends on queries, bounds and lengths, and on nothing else; the output is that of
 /// [`dense::Plan`] for [`attended`](Self::attended) over the table of what was chosen, bit for bit.
@@ -156,6 +174,8 @@ pub struct Plan<E: GatherElement> {
     counters: Buffer<u32>,
     chosen: Chosen,
     dense: dense::Plan<E>,
+    /// The launch that is both.
+    single: Option<Single<E>>,
 }
 
 impl<E: GatherElement> Plan<E> {
@@ -214,7 +234,37 @@ impl<E: GatherElement> Plan<E> {
             counters: Buffer::zeroed(device, rows)?,
             chosen,
             dense,
+            single: None,
         })
+    }
+
+    /// The same with its steps in so many launches; as it is made, in two.
+    ///
+    /// # Errors
+    /// [`Error::LongList`]; out of memory.
+    pub fn in_launches(self, launches: Launches) -> Result<Self> {
+        let single = match launches {
+            Launches::Two => None,
+            Launches::One => {
+                let head_dim = self.problem.head_dim;
+                let kernel = E::step_kernel(head_dim, self.shape.group.div_ceil(ROWS));
+                let shape = StepShape { select: self.shape, attend: self.dense.shape() };
+                let rows = (self.problem.kv_heads * self.shape.lists, self.problem.sequences);
+                let kernel = kernel.ok_or(Error::HeadDim { head_dim })?;
+                Some(Single::new(&self.device, kernel, rows, shape, head_dim)?)
+            }
+        };
+        Ok(Plan { single, ..self })
+    }
+
+    /// Whether a step is one launch.
+    pub fn launches(&self) -> Launches {
+        if self.single.is_some() { Launches::One } else { Launches::Two }
+    }
+
+    /// What a step in one launch leaves 0.
+    pub(super) fn single(&self) -> Option<&Single<E>> {
+        self.single.as_ref()
     }
 
     /// What it is for.
@@ -267,6 +317,30 @@ impl<E: GatherElement> Plan<E> {
     /// kv_heads, blocks]; others are unspecified.
     pub fn scores(&self) -> &Buffer<u32> {
         &self.scores
+    }
+
+    /// Chooses and attends, in as many launches as the plan is [for](Self::in_launches), with the same bits.
+    /// It allocates nothing, waits for nothing and can be captured.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernels, which gives the same bits. One launch
+    /// leaves [`Chosen::entries`] as it is.
+    ///
+    /// # Safety
+    /// As [`select_on`](Self::select_on); and nothing else touches what is written.
+    ///
+    /// # Errors
+    /// As [`select_on`](Self::select_on).
+    pub unsafe fn step_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
+        self.check(stream, handles)?;
+        if let Some(single) = self.single.as_mut().filter(|_| !slices) {
+            // SAFETY: lengths as just checked; the rest is this function's contract.
+            return unsafe { single.run_on(stream, handles, &mut self.chosen) };
+        }
+        // SAFETY: this function's contract.
+        unsafe {
+            self.select_on(stream, slices, handles)?;
+            self.attend_on(stream, slices, handles)
+        }
     }
 
     /// Chooses. It allocates nothing, waits for nothing and can be captured.

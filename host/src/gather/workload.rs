@@ -1,7 +1,9 @@
-//! A step as a workload: all sequences of a batch in two launches.
+//! A step as a workload: all sequences of a batch in two launches, or in one.
 
 use super::audit::{self, Auditing};
-use super::{AuditHandles, Bounds, FoldHandles, GatherElement, Handles, Plan, Ranking, Score, Support};
+use super::{
+    AuditHandles, Bounds, FoldHandles, GatherElement, Handles, Launches, Plan, Ranking, Score, Support,
+};
 use crate::attention::StepProblem;
 use crate::attention::dense::{Attended, bound};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
@@ -22,17 +24,22 @@ struct Gather<E: GatherElement> {
 /// The bounds of each of the pools, and a step.
 pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     let (support, share) = (Support::of(opening.selection), audit::share(opening.selection));
-    let ranking = Ranking::of(opening.selection);
+    let how = (Ranking::of(opening.selection), Launches::of(opening.selection));
     Ok(match &opening.input {
-        AnyInput::F16(input) => Box::new(Gather::open(input.clone(), support, ranking, share)?),
-        AnyInput::Bf16(input) => Box::new(Gather::open(input.clone(), support, ranking, share)?),
+        AnyInput::F16(input) => Box::new(Gather::open(input.clone(), support, how, share)?),
+        AnyInput::Bf16(input) => Box::new(Gather::open(input.clone(), support, how, share)?),
     })
 }
 
 impl<E: GatherElement> Gather<E> {
-    fn open(input: Arc<Input<E>>, support: Support, ranking: Ranking, share: f64) -> Result<Self> {
+    fn open(
+        input: Arc<Input<E>>,
+        support: Support,
+        (ranking, launches): (Ranking, Launches),
+        share: f64,
+    ) -> Result<Self> {
         let problem = StepProblem::from(input.problem);
-        let plan = Plan::ranked(&input.device, problem, support, ranking)?;
+        let plan = Plan::ranked(&input.device, problem, support, ranking)?.in_launches(launches)?;
         let stream = Stream::new(&input.device)?;
         let bounds =
             (0..input.pools.len()).map(|set| bounds_of(&input, set, (support, ranking.score), &stream));
@@ -41,7 +48,7 @@ impl<E: GatherElement> Gather<E> {
         let auditing = Auditing::new(&input.device, (1, problem), support, share)?;
         let mut gather = Gather { input, plan, bounds, out, auditing };
         // A first run outside any timing: the driver loads the kernels.
-        gather.enqueue(&stream, 0, 3)?;
+        gather.enqueue(&stream, 0, gather.stages().len())?;
         stream.synchronize()?;
         Ok(gather)
     }
@@ -68,7 +75,12 @@ impl<E: GatherElement> Gather<E> {
 
 impl<E: GatherElement> Workload for Gather<E> {
     fn stages(&self) -> &'static [&'static str] {
-        if self.auditing.is_some() { &["select", "attend", "audit"] } else { &["select", "attend"] }
+        match (self.plan.launches(), self.auditing.is_some()) {
+            (Launches::Two, false) => &["select", "attend"],
+            (Launches::Two, true) => &["select", "attend", "audit"],
+            (Launches::One, false) => &["step"],
+            (Launches::One, true) => &["step", "audit"],
+        }
     }
 
     fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
@@ -87,12 +99,14 @@ impl<E: GatherElement> Workload for Gather<E> {
         // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
         // pools and its lengths against its rows. Dropping a buffer waits for the device.
         unsafe {
-            self.plan.select_on(stream, slices, &handles)?;
-            if stages > 1 {
-                self.plan.attend_on(stream, slices, &handles)?;
+            if self.plan.launches() == Launches::Two && stages < 2 {
+                self.plan.select_on(stream, slices, &handles)?;
+            } else {
+                self.plan.step_on(stream, slices, &handles)?;
             }
         }
-        let Some(auditing) = self.auditing.as_mut().filter(|_| stages > 2) else { return Ok(()) };
+        let audited = stages == self.stages().len();
+        let Some(auditing) = self.auditing.as_mut().filter(|_| audited) else { return Ok(()) };
         let handles = AuditHandles {
             queries: handles.queries,
             keys: handles.keys,

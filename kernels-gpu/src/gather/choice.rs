@@ -64,12 +64,12 @@ use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, kernel, t
 
 /// Threads of a block of [`select`](fn@select).
 pub const SELECT_THREADS: u32 = 256;
-const WARPS: u32 = SELECT_THREADS / 32;
+pub(super) const WARPS: u32 = SELECT_THREADS / 32;
 /// Thread blocks that fill the machine: one on each of the 132 multiprocessors of a GH100, as there are
 /// registers for. Its warps have 64 KiB of bounds on their way.
-const BLOCKS_WANTED: u32 = 132;
+pub(super) const BLOCKS_WANTED: u32 = 132;
 /// Tiles that each warp asks for ahead of the wait.
-const AHEAD: u32 = 2;
+pub(super) const AHEAD: u32 = 2;
 
 /// Thread blocks of a list, for `rows` of these, whose longest has `tiles` tiles.
 pub const fn parts_for(rows: u32, tiles: u32) -> u32 {
@@ -221,15 +221,10 @@ pub fn select<E: Half, const D: usize, const R: usize>(
             group: shape.group,
             local: extent.local,
             lane,
+            live: false,
         };
         let (tile, end) = (part * tiles_a_part + warp, tiles.min((part + 1) * tiles_a_part));
-        // A loop for each: what one does not need takes no registers.
-        match shape.summary {
-            BY_MEANS => scoring.tiles::<D, R, BY_MEANS>(tile, end),
-            // Of bf16 and two groups of heads there are not the registers.
-            BY_CODES if E::IS_F16 || R == 1 => scoring.tiles::<D, R, BY_CODES>(tile, end),
-            _ => scoring.tiles::<D, R, BY_BOUNDS>(tile, end),
-        }
+        scoring.any::<D, R>(shape.summary, tile, end);
     }
     let layout = layout();
     if !last_to_arrive(counters, row, used, layout.last) {
@@ -245,8 +240,10 @@ pub fn select<E: Half, const D: usize, const R: usize>(
             maxima,
             first_maximum,
             tiles,
+            live: None,
         };
-        sieve.write(extent.chosen, list, row as usize * shape.most as usize + 1);
+        let first = row as usize * shape.most as usize + 1;
+        sieve.write(extent.chosen, |place, block| list.store(first + place as usize, block));
     }
     let listing = Listing {
         table,
@@ -267,16 +264,16 @@ pub fn select<E: Half, const D: usize, const R: usize>(
 
 /// What there is to score in a row, and how much of it a thread block takes.
 #[derive(Clone, Copy)]
-struct Part {
-    extent: Extent,
-    tiles: u32,
-    tiles_a_part: u32,
+pub(super) struct Part {
+    pub extent: Extent,
+    pub tiles: u32,
+    pub tiles_a_part: u32,
 }
 
 impl Part {
     /// Of a sequence of so many tokens, as far as the table reaches.
     #[simt::device]
-    fn of(length: u32, shape: SelectShape) -> Self {
+    pub fn of(length: u32, shape: SelectShape) -> Self {
         let extent = Extent::of(length.min(shape.max_blocks * BLOCK_TOKENS), shape.rule);
         let tiles = if extent.ranked_blocks() > 0 { extent.local.div_ceil(TILE_BLOCKS) } else { 0 };
         let parts = thread::grid_dim_x();
@@ -286,29 +283,53 @@ impl Part {
 
 /// A warp's work on a row.
 #[derive(Clone, Copy)]
-struct Scoring<E> {
-    queries: Global<E>,
-    bounds: Global<u32>,
-    scores: GlobalMut<u32>,
-    maxima: GlobalMut<u32>,
+pub(super) struct Scoring<E> {
+    pub queries: Global<E>,
+    pub bounds: Global<u32>,
+    pub scores: GlobalMut<u32>,
+    pub maxima: GlobalMut<u32>,
     /// The first query head.
-    first_query: usize,
+    pub first_query: usize,
     /// The first word of the first tile.
-    first_word: usize,
+    pub first_word: usize,
     /// Where the score of block 0 goes.
-    first_key: usize,
+    pub first_key: usize,
     /// Ahead of where the largest score of the first tile goes.
-    first_maximum: usize,
-    group: u32,
+    pub first_maximum: usize,
+    pub group: u32,
     /// Where the local blocks begin.
-    local: u32,
-    lane: u32,
+    pub local: u32,
+    pub lane: u32,
+    /// Whether other thread blocks look for scores and maxima while this one works.
+    pub live: bool,
 }
 
 impl<E: Half> Scoring<E> {
-    /// Scores tile `tile` and every eighth behind it to before `end`.
+    /// [`tiles`](Self::tiles) by what `summary` says.
     #[simt::device]
-    fn tiles<const D: usize, const R: usize, const BY: u32>(self, mut tile: u32, end: u32) {
+    pub fn any<const D: usize, const R: usize>(self, summary: u32, tile: u32, end: u32) -> [u32; 2] {
+        // A loop for each: what one does not need takes no registers.
+        match summary {
+            BY_MEANS => self.tiles::<D, R, BY_MEANS>(tile, end),
+            // Of bf16 and two groups of heads there are not the registers.
+            BY_CODES if E::IS_F16 || R == 1 => self.tiles::<D, R, BY_CODES>(tile, end),
+            _ => self.tiles::<D, R, BY_BOUNDS>(tile, end),
+        }
+    }
+
+    #[simt::device]
+    fn put(self, to: GlobalMut<u32>, at: usize, word: u32) {
+        if self.live {
+            to.atomic_store(at, word);
+        } else {
+            to.store(at, word);
+        }
+    }
+
+    /// Scores tile `tile` and every eighth behind it to before `end`: the best score that this lane has seen,
+    /// as a word that orders like it, and its block; zeros if it has seen none that counts.
+    #[simt::device]
+    fn tiles<const D: usize, const R: usize, const BY: u32>(self, mut tile: u32, end: u32) -> [u32; 2] {
         let lane = self.lane;
         let from = |tile: u32| self.first_word + tile as usize * summary_words(BY, D as u32) as usize;
         // Ahead of the queries, which they do not depend on.
@@ -317,6 +338,7 @@ impl<E: Half> Scoring<E> {
             bounds = TileBounds::load::<D, BY>(self.bounds, from(tile), lane);
         }
         let operands = Operands::<R>::load::<E, D, BY>(self.queries, self.first_query, self.group, lane);
+        let mut seen = [0u32; 2];
         while tile < end {
             let scored = operands.scores::<E, D, BY>(&bounds);
             let scales = bounds.scales;
@@ -329,15 +351,18 @@ impl<E: Half> Scoring<E> {
             let block = TILE_BLOCKS * tile + 8 * (lane & 3) + (lane >> 2);
             let score = ordered(if lane & 3 == 0 { low } else { high });
             if lane & 3 < 2 {
-                self.scores.store(self.first_key + block as usize, score);
+                self.put(self.scores, self.first_key + block as usize, score);
             }
             let counts = lane & 3 < 2 && block >= 1 && block < self.local;
-            let most = warp::warp_reduce_max_u32(FULL_MASK, if counts { score } else { 0 });
+            let score = if counts { score } else { 0 };
+            seen = if score > seen[0] { [score, block] } else { seen };
+            let most = warp::warp_reduce_max_u32(FULL_MASK, score);
             if lane == 0 {
-                self.maxima.store(self.first_maximum + 1 + tile as usize, most);
+                self.put(self.maxima, self.first_maximum + 1 + tile as usize, most);
             }
             tile += WARPS;
         }
+        seen
     }
 }
 

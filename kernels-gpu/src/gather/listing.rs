@@ -5,7 +5,7 @@ use crate::attention::BLOCK_TOKENS;
 use simt::{Global, GlobalMut, bits, thread};
 
 /// What is in the list, and in the table, behind the last block.
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 
 /// Where the list of a sequence and KV head goes.
 #[derive(Clone, Copy)]

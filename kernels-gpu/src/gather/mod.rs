@@ -6,6 +6,7 @@
 //! | [`squeeze`](fn@squeeze) | keeps them in 8 bits, rounded outward |
 //! | [`average`](fn@average) | keeps their mean keys instead |
 //! | [`select`](fn@select) | scores the distant blocks, takes the k best, writes a table of what is kept |
+//! | [`step`](fn@step) | the same and the attention in one launch, without the table |
 //! | [`place`](fn@place) | keys and values in the host's memory: where on the GPU what is kept comes to be |
 //! | [`fetch`](fn@fetch) | brings it there, and a new token home |
 //! | [`carry`](fn@carry) | a prompt's tokens from one to the other |
@@ -29,12 +30,15 @@ mod auditing;
 mod bounds;
 mod choice;
 mod codes;
+mod kept;
 mod listing;
 mod means;
 mod rule;
 mod sieve;
+mod single;
 pub mod sketch;
 mod staging;
+
 mod top;
 mod transfer;
 
@@ -53,6 +57,7 @@ pub use codes::{
 pub use means::{average, mean};
 pub use rule::{Extent, Rule};
 pub use sieve::maxima_words;
+pub use single::{MOST_LISTED, PATIENCE, STEP_THREADS, StepShape, step, step_blocks, step_bytes};
 pub use staging::{MOST_SLOTS, PLACE_THREADS, StagingShape, place, place_bytes};
 pub use transfer::{CarryShape, FETCH_THREADS, carry, fetch, fetch_parts};
 
@@ -61,6 +66,7 @@ pub use transfer::{CarryShape, FETCH_THREADS, carry, fetch, fetch_parts};
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
     [fold::INSTANCES, squeeze::INSTANCES, average::INSTANCES, select::INSTANCES]
         .into_iter()
+        .chain([step::INSTANCES])
         .chain([place::INSTANCES, fetch::INSTANCES, carry::INSTANCES, draw::INSTANCES, audit::INSTANCES])
         .chain([sketch::sketch::INSTANCES, sketch::scan::INSTANCES, sketch::settle::INSTANCES])
         .flatten()

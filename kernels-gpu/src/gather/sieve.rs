@@ -9,7 +9,8 @@
 //! The floor is found by counting for each maximum of up to 128 sets how many are ahead of it; with so many
 //! wanted that these are too few, by [`Keys::cut`] over the tiles' maxima. If it is of no use, or too much is
 //! left (equal keys by the thousand), all keys are ranked; so they are of up to 128 tiles, for which one pass
-//! is quicker than two that wait for each other. Each way gives the same list.
+//! is quicker than two that wait for each other, unless the maxima are here already. Each way gives the same
+//! list.
 //!
 //! # Work
 //! A thread has a tile: it reads 16 keys if they may be wanted. Prefix sums over the block say where they go,
@@ -17,7 +18,7 @@
 
 use super::bounds::TILE_BLOCKS;
 use super::choice::SELECT_THREADS;
-use super::top::{CACHED, Keys, Ranking};
+use super::top::{CACHED, Keys, Ranking, arrived};
 use glam::UVec4;
 use simt::warp::{self, FULL_MASK, warp_shuffle_up};
 use simt::{GlobalMut, Shared, bits, thread, unroll};
@@ -51,6 +52,9 @@ pub(super) struct Sieve {
     /// Ahead of the first tile's, at a multiple of four.
     pub first_maximum: usize,
     pub tiles: u32,
+    /// The maxima once more, of up to so many tiles, where thread blocks that still run write keys and
+    /// maxima: this one has waited for all maxima.
+    pub live: Option<Shared<u32>>,
 }
 
 /// How many of `keys` before `end` are ahead of `own`, which is at `at`: larger, or equal with a lower index.
@@ -71,27 +75,34 @@ fn ahead(keys: Shared<u32>, end: u32, own: u32, at: u32) -> u32 {
 }
 
 impl Sieve {
-    /// Writes the indices of the `wanted` largest keys to `list` from element `to` on, in order; there are
-    /// more keys than that, and one is wanted at least. The whole block calls it.
+    /// Calls `put` with the place, from 0 on, and the index of each of the `wanted` largest keys, in the
+    /// order of their indices; there are more keys than that, and one is wanted at least. The whole block
+    /// calls it.
     #[simt::device]
-    pub fn write(self, wanted: u32, list: GlobalMut<u32>, to: usize) {
+    pub fn write(self, wanted: u32, put: impl Fn(u32, u32)) {
         let floor = self.floor(wanted);
         let left = if floor > 0 { self.sift(floor) } else { u32::MAX };
         if left <= COUNTED {
-            self.count_out(left, wanted, list, to);
+            self.count_out(left, wanted, put);
             return;
         }
         let here = left <= MOST_LEFT;
         let end = if here { left + 1 } else { self.end };
         let names = self.layout.keys;
-        let keys = Keys { layout: self.layout, keys: self.keys, first: self.first, end, here };
+        let live = self.live.is_some();
+        let keys = Keys { layout: self.layout, keys: self.keys, first: self.first, end, here, live };
         let cut = keys.cut(wanted);
-        keys.write(cut, list, to, |index| if here { names.load(NAMES + index) } else { index });
+        keys.write(cut, |place, index| put(place, if here { names.load(NAMES + index) } else { index }));
     }
 
     #[simt::device]
     fn maximum(self, tile: u32) -> u32 {
-        self.maxima.load(self.first_maximum + 1 + tile as usize)
+        let at = self.first_maximum + 1 + tile as usize;
+        match self.live {
+            Some(here) if self.tiles <= here.len() => here.load(tile),
+            Some(_) => self.maxima.atomic_load(at),
+            None => self.maxima.load(at),
+        }
     }
 
     /// What none of the `wanted` best is below; 0 where that would leave too much.
@@ -101,7 +112,7 @@ impl Sieve {
         let width = self.tiles.div_ceil(COUNTED);
         let sets = bits::div_u32(self.tiles + width - 1, width);
         let worth = |sets: u32| wanted <= sets / 4 * 3;
-        if self.tiles <= COUNTED {
+        if self.tiles <= COUNTED && self.live.is_none() {
             return 0;
         }
         if worth(sets) {
@@ -124,8 +135,8 @@ impl Sieve {
             thread::sync_threads();
             told.load(0)
         } else if worth(self.tiles) {
-            let (first, end) = (self.first_maximum, self.tiles + 1);
-            let keys = Keys { layout: self.layout, keys: self.maxima, first, end, here: false };
+            let (first, end, live) = (self.first_maximum, self.tiles + 1, self.live.is_some());
+            let keys = Keys { layout: self.layout, keys: self.maxima, first, end, here: false, live };
             keys.cut(wanted).prefix
         } else {
             0
@@ -146,14 +157,24 @@ impl Sieve {
             let (mut marks, mut sixteen) = (0, [[0u32; 4]; 4]);
             if tile < self.tiles && self.maximum(tile) >= floor {
                 let from = self.first + (TILE_BLOCKS * tile) as usize;
-                unroll!(for i in 0..4 {
-                    let four: UVec4 = self.keys.load_vector(from + 4 * i);
-                    sixteen[i] = four.to_array();
-                });
+                let counts = |index: u32| {
+                    let index = TILE_BLOCKS * tile + index;
+                    index >= 1 && index < self.end
+                };
+                if self.live.is_some() {
+                    let all: [u32; 16] = arrived(self.keys, from, counts);
+                    unroll!(for i in 0..4 {
+                        sixteen[i] = [all[4 * i], all[4 * i + 1], all[4 * i + 2], all[4 * i + 3]];
+                    });
+                } else {
+                    unroll!(for i in 0..4 {
+                        let four: UVec4 = self.keys.load_vector(from + 4 * i);
+                        sixteen[i] = four.to_array();
+                    });
+                }
                 unroll!(for i in 0..4 {
                     unroll!(for j in 0..4 {
-                        let index = TILE_BLOCKS * tile + 4 * i as u32 + j as u32;
-                        let stays = sixteen[i][j] >= floor && index >= 1 && index < self.end;
+                        let stays = sixteen[i][j] >= floor && counts(4 * i as u32 + j as u32);
                         marks |= (stays as u32) << (4 * i + j);
                     });
                 });
@@ -201,7 +222,7 @@ impl Sieve {
 
     /// The `wanted` best of the `left` keys that are there, no more than [`COUNTED`].
     #[simt::device]
-    fn count_out(self, left: u32, wanted: u32, list: GlobalMut<u32>, to: usize) {
+    fn count_out(self, left: u32, wanted: u32, put: impl Fn(u32, u32)) {
         let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
         let Ranking { keys, warps, .. } = self.layout;
         let mut taken = false;
@@ -218,7 +239,7 @@ impl Sieve {
             place += if (w as u32) < warp { warps.load(w as u32) } else { 0 };
         });
         if taken {
-            list.store(to + place as usize, keys.load(NAMES + 1 + t));
+            put(place, keys.load(NAMES + 1 + t));
         }
     }
 }

@@ -55,6 +55,30 @@ pub(super) struct Keys {
     pub end: u32,
     /// Whether they are in shared memory already, with zeros up to a multiple of four.
     pub here: bool,
+    /// Whether thread blocks that still run have written them: they come one by one, and one that is 0 is
+    /// still on its way. Known when this is compiled.
+    pub live: bool,
+}
+
+/// `N` words from `from` on as other thread blocks write them: none of those that `counts` names is 0.
+#[simt::device]
+pub(super) fn arrived<const N: usize>(
+    words: GlobalMut<u32>,
+    from: usize,
+    counts: impl Fn(u32) -> bool,
+) -> [u32; N] {
+    loop {
+        let (mut found, mut all) = ([0u32; N], true);
+        unroll!(for i in 0..N, at_most 16 {
+            found[i] = words.atomic_load(from + i);
+        });
+        unroll!(for i in 0..N, at_most 16 {
+            all &= found[i] != 0 || !counts(i as u32);
+        });
+        if all {
+            return found;
+        }
+    }
 }
 
 /// What is chosen: keys whose bits from `shift` on are above those of `prefix`, and the first `ties` of those
@@ -86,9 +110,17 @@ impl Keys {
     fn get(self, index: u32) -> u32 {
         if self.here || self.end <= CACHED {
             self.layout.keys.load(index)
+        } else if self.live {
+            // Not 0: the pass over all keys has waited for it.
+            self.keys.atomic_load(self.first + index as usize)
         } else {
             self.keys.load(self.first + index as usize)
         }
+    }
+
+    #[simt::device]
+    fn counts(self, index: u32) -> bool {
+        index >= 1 && index < self.end
     }
 
     /// Where the `wanted` largest end; there are more keys than that, and one is wanted at least. The whole
@@ -100,19 +132,22 @@ impl Keys {
         let (mut least, mut most) = (u32::MAX, 0);
         let mut index = 4 * t;
         while index < self.end {
-            let four: UVec4;
+            let four: [u32; 4];
             if self.here {
-                four = layout.keys.load_vector(index);
+                four = layout.keys.load_vector::<UVec4>(index).to_array();
             } else {
-                four = self.keys.load_vector(self.first + index as usize);
+                let from = self.first + index as usize;
+                if self.live {
+                    four = arrived(self.keys, from, |i| self.counts(index + i));
+                } else {
+                    four = self.keys.load_vector::<UVec4>(from).to_array();
+                }
                 if self.end <= CACHED {
-                    layout.keys.store_vector(index, four);
+                    layout.keys.store_vector(index, UVec4::from_array(four));
                 }
             }
-            let four = four.to_array();
             unroll!(for i in 0..4 {
-                let at = index + i as u32;
-                if at >= 1 && at < self.end {
+                if self.counts(index + i as u32) {
                     least = least.min(four[i]);
                     most = most.max(four[i]);
                 }
@@ -184,10 +219,9 @@ impl Keys {
         Cut { prefix, shift, ties: missing, all_ties }
     }
 
-    /// Writes the indices that `cut` chooses, by their names, to `list` from element `to` on. The whole block
-    /// calls it.
+    /// Calls `put` with each index that `cut` chooses and its place among these. The whole block calls it.
     #[simt::device]
-    pub fn write(self, cut: Cut, list: GlobalMut<u32>, to: usize, name: impl Fn(u32) -> u32) {
+    pub fn write(self, cut: Cut, put: impl Fn(u32, u32)) {
         let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
         let layout = self.layout;
         let at = cut.prefix >> cut.shift;
@@ -202,7 +236,7 @@ impl Keys {
             let mut i = 0;
             while 32 * i < run {
                 let index = first + 32 * i + lane;
-                let there = index >= 1 && index < self.end;
+                let there = self.counts(index);
                 let key = if there { self.get(index) >> cut.shift } else { 0 };
                 let ballot = warp::warp_vote_ballot(FULL_MASK, there && key > at);
                 let ties = warp::warp_vote_ballot(FULL_MASK, there && key == at);
@@ -241,11 +275,11 @@ impl Keys {
                 rest &= rest - 1;
                 let [place, ties] = [before[0], before[1].min(cut.ties)];
                 if equal >> bit & 1 == 0 {
-                    list.store(to + (place + ties) as usize, name(first + 32 * lane + bit));
+                    put(place + ties, first + 32 * lane + bit);
                     before[0] += 1;
                 } else {
                     if before[1] < cut.ties {
-                        list.store(to + (place + ties) as usize, name(first + 32 * lane + bit));
+                        put(place + ties, first + 32 * lane + bit);
                     }
                     before[1] += 1;
                 }

@@ -129,6 +129,11 @@ impl<E: DenseElement> Plan<E> {
         self.problem
     }
 
+    /// What the kernel is told, but for what follows from handles.
+    pub(crate) fn shape(&self) -> DenseShape {
+        self.shape
+    }
+
     /// Parts that a sequence of the full length is cut into.
     pub fn splits(&self) -> u32 {
         self.shape.splits

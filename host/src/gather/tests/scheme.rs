@@ -43,6 +43,9 @@ fn settings_are_read_as_they_are_written() {
         ("gather/staging=64/list=query", "leave list out, or staging"),
         ("gather:certified/list=query", "leave list out, or :certified"),
         ("gather:window/score=mean", "leave score out, or :window"),
+        ("gather/launches=3", "launches is one of 1, 2"),
+        ("gather/staging=64/launches=1", "launches does not go with staging; leave launches out, or staging"),
+        ("gather:certified/launches=2", "leave launches out, or :certified"),
     ] {
         assert!(refused(text).contains(part), "{text}: {}", refused(text));
     }
@@ -272,6 +275,13 @@ fn a_workload_is_the_plans_step() {
     let stream = Stream::new(&device()).expect("a stream");
     workload.enqueue(&stream, 0, 2).expect("again");
     assert_eq!(workload.outcome().expect("read"), outcome);
+    // In one launch the same.
+    let single: Selection = "gather/k=2/block=16/local=1/launches=1".parse().expect("a selection");
+    let opening = Workloads { input: opening.input.clone(), selection: &single, ..opening };
+    let mut one = (single.scheme().workload)(&opening).expect("a workload");
+    assert_eq!(one.stages(), ["step"]);
+    one.enqueue(&stream, 0, 1).expect("again");
+    assert_eq!(one.outcome().expect("read"), outcome);
     // With an audit the same, and what was found of each head that skipped something.
     let selection: Selection = "gather/k=2/block=16/local=1/audit=1".parse().expect("a selection");
     let opening = Workloads { input: opening.input.clone(), selection: &selection, ..opening };

@@ -37,19 +37,19 @@ const LN_2: f32 = core::f32::consts::LN_2;
 #[derive(Clone, Copy)]
 pub struct Layout {
     /// The warps' rings; afterwards their results.
-    ring: Shared<u32>,
+    pub(crate) ring: Shared<u32>,
     /// Words of one warp's ring.
-    ring_words: u32,
+    pub(crate) ring_words: u32,
     /// The same memory: Σ p·v of each warp, [warps, 8, D].
-    outputs: Shared<f32>,
+    pub(crate) outputs: Shared<f32>,
     /// The same memory again: where parts are added up.
-    adding: Adding,
+    pub(crate) adding: Adding,
     /// References and sums, [warps, 8].
-    rows: Shared<PartialRow>,
+    pub(crate) rows: Shared<PartialRow>,
     /// The query rows, where they do not fit registers.
-    queries: Shared<u32>,
+    pub(crate) queries: Shared<u32>,
     /// Whether this block came last.
-    last: Shared<u32>,
+    pub(crate) last: Shared<u32>,
     /// The shared memory's size.
     pub bytes: u32,
 }
@@ -60,7 +60,11 @@ const AT_ONCE: u32 = 33;
 
 /// Lays out the shared memory of an instance.
 pub const fn layout<const D: usize>() -> Layout {
-    let mut plan = SharedPlan::new();
+    lay_out::<D>(&mut SharedPlan::new())
+}
+
+/// The same as the first arrays of a plan.
+pub(crate) const fn lay_out<const D: usize>(plan: &mut SharedPlan) -> Layout {
     let ring_words = stages(D as u32) * (KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
     let (of_rings, of_parts) = (warps(D as u32) * ring_words, Adding::words::<D>(MAX_PARTS, AT_ONCE));
     let ring = plan.array(if of_rings < of_parts && D <= 128 { of_parts } else { of_rings });
@@ -287,20 +291,20 @@ impl<E: Half, const D: usize> Ring for Tiles<E, D> {
 
 /// Where finished rows go.
 #[derive(Clone, Copy)]
-struct Target {
-    output: GlobalMut<f32>,
-    lse: GlobalMut<f32>,
-    rows_wanted: u32,
-    shape: DenseShape,
-    sequence: u32,
-    head: u32,
-    row_group: u32,
+pub(crate) struct Target {
+    pub output: GlobalMut<f32>,
+    pub lse: GlobalMut<f32>,
+    pub rows_wanted: u32,
+    pub shape: DenseShape,
+    pub sequence: u32,
+    pub head: u32,
+    pub row_group: u32,
 }
 
 impl Target {
     /// Four dimensions of a row, if it is wanted. A row that sees no key is 0, its LSE −∞.
     #[simt::device]
-    fn finish<const D: usize>(self, r: u32, d: u32, merged: Merged) {
+    pub fn finish<const D: usize>(self, r: u32, d: u32, merged: Merged) {
         let row = self.row_group * ROWS + r;
         if row >= self.shape.rows() || self.rows_wanted >> r & 1 == 0 {
             return;

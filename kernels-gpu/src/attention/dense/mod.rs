@@ -5,6 +5,7 @@ mod decode;
 mod layout;
 mod tokens;
 
+pub(crate) use decode::{Layout, Target, lay_out};
 pub use decode::{attend, layout};
 pub use layout::{DenseShape, partial_floats, split_count};
 pub use tokens::{APPEND_THREADS, AppendShape, append};

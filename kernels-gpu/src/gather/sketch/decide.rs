@@ -188,9 +188,9 @@ impl Decide {
         let mut cut = Cut::ALL;
         if extent.ranked() {
             let (layout, end) = (layout.ranking, extent.local);
-            let keys = Keys { layout, keys: self.ranks, first, end, here: false };
+            let keys = Keys { layout, keys: self.ranks, first, end, here: false, live: false };
             cut = keys.cut(wanted);
-            keys.write(cut, self.list, first + 1, |index| index);
+            keys.write(cut, |place, index| self.list.store(first + 1 + place as usize, index));
         }
         self.sum_up(extent, cut);
         let listing = Listing {

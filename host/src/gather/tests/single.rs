@@ -1,0 +1,225 @@
+//! A step in one launch: the bits of two launches and of the CPU's own path, in every order, without races,
+//! and its scratch as it was.
+
+use super::*;
+use half::{bf16, f16};
+use kernels_gpu::gather::MOST_LISTED;
+use simt::emu::Schedule;
+
+/// What a step in one launch writes; `entries` is left out.
+type Bits = [Vec<u32>; 5];
+
+fn bits_of(stepped: Stepped) -> Bits {
+    let Stepped { list, counts, kept, output, lse, .. } = stepped;
+    [list, counts, kept, output, lse]
+}
+
+/// A batch on a device, its plan, and what the plan writes.
+struct Stage<E: GatherElement> {
+    stream: Stream,
+    at: crate::attention::inputs::Uploaded<E>,
+    bounds: Bounds<E>,
+    plan: Plan<E>,
+    output: Buffer<f32>,
+    lse: Buffer<f32>,
+}
+
+impl<E: GatherElement> Stage<E> {
+    fn new(batch: &Batch<E>, support: Support, ranking: Ranking, options: EmuOptions) -> Self {
+        // What the CPU's own path writes is not in the account of memory.
+        let slices = !options.memory_check;
+        let device = Device::cpu(options);
+        let stream = Stream::new(&device).expect("a stream");
+        let at = batch.upload(&device).expect("buffers");
+        let mut bounds = Bounds::scored(&device, batch.problem, support, ranking.score).expect("bounds");
+        let cut = std::slice::from_ref(&batch.lengths);
+        let folded = in_chunks(&device, cut, |tokens, positions, lengths| {
+            let handles =
+                FoldHandles { keys: at.keys.global(), table: at.table.global(), positions, lengths };
+            // SAFETY: buffers of the emulator, whose table is of this pool.
+            unsafe { bounds.fold_on(&stream, (0, tokens), slices, handles) }
+        });
+        folded.expect("folded");
+        let plan = Plan::<E>::ranked(&device, batch.problem, support, ranking).expect("a plan");
+        let plan = plan.in_launches(Launches::One).expect("one launch");
+        let rows = batch.problem.dense().query_rows();
+        let output = Buffer::<f32>::zeroed(&device, batch.queries.len()).expect("a buffer");
+        let lse = Buffer::<f32>::zeroed(&device, rows).expect("a buffer");
+        Stage { stream, at, bounds, plan, output, lse }
+    }
+
+    fn handles(&mut self) -> Handles<E> {
+        Handles {
+            queries: self.at.queries.global(),
+            keys: self.at.keys.global(),
+            values: self.at.values.global(),
+            bounds: self.bounds.words().global(),
+            table: self.at.table.global(),
+            lengths: self.at.lengths.global(),
+            output: self.output.global_mut(),
+            lse: self.lse.global_mut(),
+        }
+    }
+
+    fn step(&mut self) -> crate::gather::Result<()> {
+        let handles = self.handles();
+        // SAFETY: buffers of the emulator, whose table is of this pool.
+        unsafe { self.plan.step_on(&self.stream, false, &handles) }
+    }
+
+    /// What was written; the scratch is 0.
+    fn read(&self) -> Bits {
+        for (name, buffer) in self.plan.single().expect("one launch").scratch() {
+            assert!(buffer.to_vec().expect("read").iter().all(|word| *word == 0), "{name} is not 0");
+        }
+        let words = |buffer: &Buffer<u32>| buffer.to_vec().expect("read");
+        let bits =
+            |buffer: &Buffer<f32>| buffer.to_vec().expect("read").iter().map(|x| x.to_bits()).collect();
+        let chosen = self.plan.chosen();
+        [words(&chosen.list), words(&chosen.counts), words(&chosen.kept), bits(&self.output), bits(&self.lse)]
+    }
+}
+
+/// One launch, twice, has the bits of two launches and of the CPU's own path.
+fn check<E: GatherElement>(batch: &Batch<E>, support: Support, ranking: Ranking, options: EmuOptions) {
+    let expected = bits_of(step_by(batch, support, ranking, false).0);
+    assert!(bits_of(step_by(batch, support, ranking, true).0) == expected, "the CPU's own path");
+    let mut stage = Stage::new(batch, support, ranking, options);
+    for time in 0..2 {
+        stage.step().unwrap_or_else(|error| panic!("{support:?} {ranking:?}: {error}"));
+        let found = stage.read();
+        for (name, (found, expected)) in
+            ["list", "counts", "kept", "output", "lse"].iter().zip(found.iter().zip(&expected))
+        {
+            assert!(found == expected, "{name} of time {time}, {support:?} {ranking:?} {:?}", batch.lengths);
+        }
+    }
+}
+
+const BY_BOUNDS: Ranking = Ranking { score: Score::Bounds, list: List::KvHead };
+
+/// Rankings, groups, head_dims, types; lengths around blocks, of which all is kept, and none.
+#[test]
+fn one_launch_has_the_bits_of_two() {
+    for score in [Score::Bounds, Score::Codes, Score::Mean] {
+        for list in [List::KvHead, List::QueryHead] {
+            let ranking = Ranking { score, list };
+            let support = Support { k: 3, block: 16, local: 2 };
+            let problem = StepProblem { q_heads: 8, ..PROBLEM };
+            let batch = batch::<f16>(problem, Input::Normal, &[400, 1, 97, 0, 256], 3);
+            check(&batch, support, ranking, EmuOptions::default());
+        }
+    }
+    for (group, head_dim, support) in [
+        (11, 64, Support { k: 5, block: 16, local: 1 }),
+        (16, 128, Support { k: 2, block: 32, local: 3 }),
+        (7, 128, Support { k: 1, block: 64, local: 1 }),
+        (4, 64, Support { k: 0, block: 16, local: 3 }),
+        (4, 64, Support { k: 1000, block: 16, local: 1 }),
+    ] {
+        let problem = StepProblem { q_heads: 2 * group, head_dim, ..PROBLEM };
+        let half = batch::<f16>(problem, Input::Sharp, &[400, 17, 255], 4);
+        check(&half, support, BY_BOUNDS, EmuOptions::default());
+        let brain = batch::<bf16>(problem, Input::Ties, &[399, 81], 5);
+        check(&brain, support, BY_BOUNDS, EmuOptions::default());
+    }
+}
+
+/// The best are found by the maxima of tiles, of pairs of tiles, among all; more scores than shared memory
+/// holds; ties by the hundred.
+#[test]
+fn long_sequences_are_ranked_by_every_thread_block() {
+    let problem = StepProblem { q_heads: 1, kv_heads: 1, max_tokens: 16 * 2610, ..PROBLEM };
+    for input in [Input::Normal, Input::Duplicates] {
+        let batch = batch::<f16>(problem, input, &[16 * 2610 - 9, 16 * 700], 3);
+        for k in [1, 60, 120, 400] {
+            check(&batch, Support { k, block: 16, local: 1 }, BY_BOUNDS, EmuOptions::default());
+        }
+    }
+    let problem = StepProblem { max_tokens: 16 * 8300, ..problem };
+    let mut batch = batch::<f16>(problem, Input::Normal, &[16 * 8300 - 5], 3);
+    batch.keys.fill(f16::ONE);
+    check(&batch, Support { k: 100, block: 16, local: 1 }, BY_BOUNDS, EmuOptions::default());
+}
+
+/// Several thread blocks of several rows, some of which attend and some of which score alone, in nine orders,
+/// with every check: no order leaves another result, none has a race.
+#[test]
+fn no_order_makes_a_difference() {
+    for (group, lengths, support) in [
+        (2, [640, 70], Support { k: 3, block: 16, local: 1 }),
+        // Two groups of query heads, which are thread blocks of their own.
+        (9, [600, 16], Support { k: 2, block: 16, local: 2 }),
+    ] {
+        let problem =
+            StepProblem { sequences: 2, q_heads: group, kv_heads: 1, head_dim: 64, max_tokens: 640 };
+        let batch = batch::<f16>(problem, Input::Normal, &lengths, 3);
+        check(&batch, support, BY_BOUNDS, EmuOptions::thorough());
+    }
+}
+
+/// The attention is in several parts, which one of the thread blocks adds up.
+#[test]
+fn parts_are_added_up_in_every_order() {
+    let problem = StepProblem { sequences: 1, q_heads: 1, kv_heads: 1, head_dim: 64, max_tokens: 1600 };
+    let batch = batch::<f16>(problem, Input::Normal, &[1590], 3);
+    let support = Support { k: 2, block: 128, local: 2 };
+    check(&batch, support, BY_BOUNDS, EmuOptions::thorough());
+    assert!(Plan::<f16>::new(&device(), problem, support).expect("a plan").splits() > 1);
+}
+
+/// Thread blocks that come one after another: the first one waits for nobody, as nobody else has begun.
+#[test]
+fn thread_blocks_that_have_not_begun_are_not_waited_for() {
+    let problem = StepProblem { q_heads: 2, kv_heads: 1, max_tokens: 6400, ..PROBLEM };
+    let batch = batch::<f16>(problem, Input::Normal, &[6400, 333], 3);
+    for schedule in [Schedule::Ascending, Schedule::Reversed, Schedule::Seeded(3)] {
+        let options = EmuOptions { schedule, ..EmuOptions::default() };
+        check(&batch, Support { k: 7, block: 16, local: 1 }, BY_BOUNDS, options);
+    }
+}
+
+/// A graph is captured and run later, or never; steps of it and others follow each other.
+#[test]
+fn captured_steps_leave_the_scratch_ready() {
+    let support = Support { k: 3, block: 16, local: 2 };
+    let batch = batch::<f16>(PROBLEM, Input::Normal, &[400, 130], 3);
+    let expected = bits_of(step_by(&batch, support, BY_BOUNDS, false).0);
+    let mut stage = Stage::new(&batch, support, BY_BOUNDS, EmuOptions::default());
+    let handles = stage.handles();
+    let (plan, stream) = (&mut stage.plan, &stage.stream);
+    let captured = stream.capture(|stream| {
+        // SAFETY: buffers of the emulator, whose table is of this pool.
+        unsafe { plan.step_on(stream, false, &handles) }.expect("recorded");
+        Ok(())
+    });
+    let (graph, ()) = captured.expect("captured");
+    let graph = graph.instantiate().expect("a graph");
+    for time in 0..6 {
+        stage.stream.fill_u32(&mut stage.lse, .., 0).expect("filled");
+        match time % 2 {
+            0 => stage.step().expect("a step"),
+            // SAFETY: as above.
+            _ => unsafe { graph.launch(&stage.stream) }.expect("run"),
+        }
+        assert!(stage.read() == expected, "time {time}");
+    }
+}
+
+#[test]
+fn a_list_that_is_too_long_is_refused() {
+    let problem = StepProblem { max_tokens: 16 * 9000, ..PROBLEM };
+    let plan = |k: u32| {
+        let plan = Plan::<f16>::new(&device(), problem, Support { k, block: 16, local: 1 }).expect("a plan");
+        plan.in_launches(Launches::One).map(|plan| plan.launches())
+    };
+    assert_eq!(plan(MOST_LISTED).expect("fits"), Launches::One);
+    let error = plan(MOST_LISTED + 1).expect_err("refused");
+    assert!(
+        error.to_string().contains("a list of 2049 distant blocks is too long for launches=1"),
+        "{error}"
+    );
+    // Where there are no more blocks than that, more may be asked for.
+    let plan = Plan::<f16>::new(&device(), PROBLEM, Support { k: 1 << 20, block: 16, local: 1 });
+    assert_eq!(plan.expect("a plan").in_launches(Launches::One).expect("fits").launches(), Launches::One);
+}
