@@ -50,6 +50,13 @@ fn a_file_is_made_of_a_run_and_serves_it() {
     // A model's text and a layer's step read it.
     let kv = format!("vecinfer/recent=16/codes={one}");
     succeed(&["generate", "tok", "--model", &model, "--max-tokens", "20", "--kv", &kv, "--backend", "cpu"]);
+    // A codebook for each KV head, of values that are whole.
+    let heads = folder.text("heads");
+    let scheme = "vecinfer/k=d4b10/v=d4b10";
+    succeed(&of(&calibrate(&format!("{scheme}/books=head"), &["-o", &heads])));
+    let by_head = format!("{scheme}/recent=16/codes={heads}");
+    let generate = ["generate", "tok", "--model", &model, "--max-tokens", "20", "--backend", "cpu"];
+    succeed(&[&generate[..], &["--kv", &by_head]].concat());
     let captured = folder.text("kv.safetensors");
     let capture = ["--tokens", "96", "--layers", "0,1", "--text", &text, "--backend", "cpu"];
     succeed(&[&["capture", "-o", &captured, "--model", &model][..], &capture].concat());

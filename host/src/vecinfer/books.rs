@@ -1,6 +1,7 @@
 //! Codebooks and transformation: of a layer, from a file, on a device.
 
 use super::setting::name;
+use super::whole::{fetched, is_step, multiple, of_multiple};
 use super::{Error, Result, Setting};
 use crate::kv::calibration::hash;
 use crate::tensor_file::{Dtype, TensorFile};
@@ -17,10 +18,12 @@ pub struct LayerBooks {
     /// [kv_heads, 5, head_dim]: mean, key_before, key_after, query_before, query_after, as the kernels'
     /// `transform` names them.
     pub transform: Vec<f32>,
-    /// [1 or kv_heads, 2^b, d]; of d = 4 whole numbers, 127 at most.
+    /// [1 or kv_heads, 2^b, d]; of d = 4 and 8 whole numbers, 127 at most.
     pub keys: Vec<f16>,
-    /// Likewise.
+    /// Likewise; of b > 8 whole multiples of a step, 127 at most.
     pub values: Vec<f16>,
+    /// These steps, [1 or kv_heads]; of b = 8 none.
+    pub steps: Vec<f16>,
 }
 
 /// What a model needs.
@@ -34,9 +37,9 @@ pub struct Books {
     pub layers: Vec<LayerBooks>,
 }
 
-/// The tensors of a layer.
-pub(super) fn tensor_names(layer: usize) -> [String; 3] {
-    ["transform", "keys", "values"].map(|part| format!("layer.{layer:02}.{part}"))
+/// The tensors of a layer, of which the last is there for whole values.
+pub(super) fn tensor_names(layer: usize) -> [String; 4] {
+    ["transform", "keys", "values", "steps"].map(|part| format!("layer.{layer:02}.{part}"))
 }
 
 impl Books {
@@ -63,11 +66,12 @@ impl Books {
         };
         let mut books = Books { hadamard, codes, layers: Vec::new() };
         for layer in 0..layers {
-            let [transform, keys, values] = tensor_names(layer);
+            let [transform, keys, values, steps] = tensor_names(layer);
             let read = LayerBooks {
                 transform: file.read(&transform, Dtype::F32)?,
                 keys: file.read(&keys, Dtype::F16)?,
                 values: file.read(&values, Dtype::F16)?,
+                steps: if codes[1].whole_values() { file.read(&steps, Dtype::F16)? } else { Vec::new() },
             };
             read.check(kv_heads, head_dim, codes)
                 .map_err(|what| damaged(format!("layer {layer}: {what}")))?;
@@ -88,6 +92,7 @@ impl Books {
                 bytemuck::cast_slice(&layer.transform),
                 bytemuck::cast_slice(&layer.keys),
                 bytemuck::cast_slice(&layer.values),
+                bytemuck::cast_slice(&layer.steps),
             ]
         });
         hash(std::iter::once(said.as_bytes()).chain(tables))
@@ -96,7 +101,12 @@ impl Books {
 
 impl LayerBooks {
     /// Says what is wrong, if something is.
-    fn check(&self, kv_heads: usize, head_dim: usize, codes: [Code; 2]) -> std::result::Result<(), String> {
+    pub(super) fn check(
+        &self,
+        kv_heads: usize,
+        head_dim: usize,
+        codes: [Code; 2],
+    ) -> std::result::Result<(), String> {
         let rows = kv_heads * ROWS_OF_TRANSFORM as usize * head_dim;
         if self.transform.len() != rows || self.transform.iter().any(|x| !x.is_finite()) {
             return Err(format!("the transformation is not {rows} finite numbers"));
@@ -117,6 +127,21 @@ impl LayerBooks {
                 return Err(format!(
                     "the codebook of keys has {} at element {at}, where whole numbers up to 127 belong",
                     book[at]
+                ));
+            }
+        }
+        let whole = codes[1].whole_values();
+        let books = self.values.len() / codes[1].book_elements() as usize;
+        let expected = if whole { books } else { 0 };
+        if self.steps.len() != expected || !self.steps.iter().all(|step| is_step(*step)) {
+            return Err(format!("{:?} are no steps of {expected} codebooks of values", self.steps));
+        }
+        for (book, step) in self.values.chunks_exact(codes[1].book_elements() as usize).zip(&self.steps) {
+            let is_whole = |x: &f16| of_multiple(multiple(x.to_f32(), *step), *step) == *x;
+            if let Some(at) = book.iter().position(|x| !is_whole(x)) {
+                let found = book[at];
+                return Err(format!(
+                    "the codebook of values has {found} at element {at}, where multiples of {step} belong"
                 ));
             }
         }
@@ -166,6 +191,8 @@ pub struct Tables {
     pub(super) transform: Buffer<f32>,
     pub(super) keys: Buffer<f16>,
     pub(super) values: Buffer<f16>,
+    /// Codebooks of keys and of values as attention fetches them.
+    pub(super) fetched: [Buffer<u8>; 2],
     strides: [u32; 2],
     /// On the CPU, of keys and of values, one or one for each KV head.
     pub(super) search: [Vec<Search>; 2],
@@ -193,6 +220,10 @@ impl Tables {
             transform: Buffer::from_slice(device, &own.transform)?,
             keys: Buffer::from_slice(device, &own.keys)?,
             values: Buffer::from_slice(device, &own.values)?,
+            fetched: [
+                Buffer::from_slice(device, &fetched(keys, true, &own.keys, &[]))?,
+                Buffer::from_slice(device, &fetched(values, false, &own.values, &own.steps))?,
+            ],
             strides: [stride(&own.keys, keys), stride(&own.values, values)],
             search: [search(&own.keys, keys), search(&own.values, values)],
         })
@@ -200,7 +231,8 @@ impl Tables {
 
     /// Bytes of the device.
     pub fn bytes(&self) -> usize {
-        self.transform.bytes() + self.keys.bytes() + self.values.bytes()
+        let fetched: usize = self.fetched.iter().map(Buffer::bytes).sum();
+        self.transform.bytes() + self.keys.bytes() + self.values.bytes() + fetched
     }
 
     /// The shape with what these are.

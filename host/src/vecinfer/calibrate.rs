@@ -3,6 +3,7 @@
 use super::books::{LARGEST_KEY, tensor_names};
 use super::kmeans::{ROUNDS, kmeans};
 use super::setting::{CODE_OPTIONS, name};
+use super::whole::{multiple, of_multiple, step_for};
 use super::{Books, Code, Error, HEAD_DIMS, LayerBooks, Setting, cpu};
 use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material};
 use crate::kv::{Geometry, Kind, OptionSpec, Result, Selection, Value};
@@ -93,13 +94,16 @@ fn run(calibration: &Calibration<'_>) -> Result<Artifact> {
     })?;
     let mut artifact = Artifact::default();
     for (layer, own) in books.layers.iter().enumerate() {
-        let [transform, of_keys, of_values] = tensor_names(layer);
+        let [transform, of_keys, of_values, steps] = tensor_names(layer);
         let Geometry { kv_heads, head_dim, .. } = material.geometry;
         artifact.add(transform, Dtype::F32, &[kv_heads, ROWS, head_dim], &own.transform);
         for (name, book, code) in [(of_keys, &own.keys, keys), (of_values, &own.values, values)] {
             let one = code.book_elements() as usize;
             let shape = [book.len() / one, code.centroids() as usize, code.d as usize];
             artifact.add(name, Dtype::F16, &shape, book);
+        }
+        if !own.steps.is_empty() {
+            artifact.add(steps, Dtype::F16, &[own.steps.len()], &own.steps);
         }
     }
     artifact.say("keys", name(keys));
@@ -115,7 +119,7 @@ pub(super) fn of_itself(material: &Material, setting: Setting) -> Result<Books> 
 }
 
 /// Makes all of it. `told` hears of each round of k-means.
-fn make(
+pub(super) fn make(
     material: &Material,
     codes: [Code; 2],
     transform: Transform,
@@ -152,11 +156,12 @@ fn make(
             }
             Ok(book)
         };
-        let (mut keys, values) = (of("keys", &keys, codes[0])?, of("values", &passed.values, codes[1])?);
+        let (mut keys, mut values) = (of("keys", &keys, codes[0])?, of("values", &passed.values, codes[1])?);
         if codes[0].whole_keys() {
             make_whole(&mut keys, &mut table, head_dim);
         }
-        books.layers.push(LayerBooks { transform: table, keys, values });
+        let steps = if codes[1].whole_values() { make_multiples(&mut values, codes[1]) } else { Vec::new() };
+        books.layers.push(LayerBooks { transform: table, keys, values, steps });
     }
     Ok(books)
 }
@@ -175,6 +180,18 @@ fn make_whole(book: &mut [f16], table: &mut [f32], head_dim: usize) {
             rows[row * head_dim..][..head_dim].iter_mut().for_each(|x| *x *= factor);
         }
     }
+}
+
+/// Rounds centroids of values to whole multiples of a step, one of each codebook, 127 at most, and gives the
+/// steps. An element is off by 1/248 of the largest at most.
+pub(super) fn make_multiples(books: &mut [f16], code: Code) -> Vec<f16> {
+    let one = books.chunks_exact_mut(code.book_elements() as usize);
+    one.map(|book| {
+        let step = step_for(book.iter().fold(0f32, |most, x| most.max(x.to_f32().abs())));
+        book.iter_mut().for_each(|x| *x = of_multiple(multiple(x.to_f32(), step), step));
+        step
+    })
+    .collect()
 }
 
 /// The transformation's table, [kv_heads, 5, head_dim], of keys [tokens, kv_heads, head_dim].

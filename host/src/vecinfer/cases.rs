@@ -1,6 +1,7 @@
 //! The system's cases for `ferrokv check`: tokens that come in chunks of every cut, steps around every edge
 //! of tiles, windows and splits, prompts.
 
+use super::calibrate::make_multiples;
 use super::plan::ATTENDED;
 use super::prompt::turn_on;
 use super::store::ENCODED;
@@ -190,7 +191,9 @@ pub(super) fn made_up(codes: [Code; 2], kv_heads: u32, head_dim: u32, step: Step
             *x = if mean { 0.0 } else { 1.0 };
         }
     }
-    let layer = LayerBooks { transform, keys, values: books(codes[1], 2) };
+    let mut values = books(codes[1], 2);
+    let steps = if codes[1].whole_values() { make_multiples(&mut values, codes[1]) } else { Vec::new() };
+    let layer = LayerBooks { transform, keys, values, steps };
     Books { hadamard: step.hadamard, codes, layers: vec![layer] }
 }
 

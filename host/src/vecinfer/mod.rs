@@ -1,7 +1,7 @@
 //! Vector-quantized keys and values, attended to straight from their codes, after Yao et al., *VecInfer*.
 //!
 //! Keys pass through a transformation that takes their outliers away, and keys and values are stored as the
-//! numbers of the nearest centroids: 2 to 4 bits a channel ([`Setting`]). Codebooks and transformation are
+//! numbers of the nearest centroids: 1 to 4 bits a channel ([`Setting`]). Codebooks and transformation are
 //! made once for a model ([`calibrate`]) and read from a file ([`Books`]). A [`Store`] keeps what a layer
 //! holds; a step attends to it with a [`Plan`], in one launch. A prompt's attention is exact over what
 //! earlier chunks are stored as.
@@ -20,6 +20,7 @@ mod setting;
 mod store;
 #[cfg(test)]
 mod tests;
+mod whole;
 mod workload;
 
 pub use books::{Books, LayerBooks, Tables};
@@ -42,7 +43,7 @@ pub static SYSTEM: System = System {
     cases: cases::cases,
     schemes: &[Scheme {
         name: "vecinfer",
-        about: "keys and values as codes of 2 to 4 bits a channel, by codebooks made for the model",
+        about: "keys and values as codes of 1 to 4 bits a channel, by codebooks made for the model",
         presets: &[],
         options: &[
             CODE_OPTIONS[0],

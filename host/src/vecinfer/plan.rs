@@ -19,7 +19,7 @@ const THREADS: u32 = 256;
 type Attend = (Kernel<attend::Args>, u32);
 
 macro_rules! instances {
-    ($(($keys:literal, $values:literal))*) => {
+    (4 or 8 rows: $(($keys:literal, $values:literal))*; 8 rows: $(($wide_keys:literal, $wide_values:literal))*) => {
         /// The instance for a head_dim, codes of keys and values, and a warp's query rows.
         fn kernel_of(head_dim: u32, keys: Code, values: Code, rows: u32) -> Option<Attend> {
             let narrow = rows == 4;
@@ -42,15 +42,29 @@ macro_rules! instances {
                         layout::<128, $keys, $values>().bytes,
                     )),
                 )*
+                $(
+                    (64, $wide_keys, $wide_values) => Some((
+                        attend::kernel::<64, $wide_keys, $wide_values, 8>(),
+                        layout::<64, $wide_keys, $wide_values>().bytes,
+                    )),
+                    (128, $wide_keys, $wide_values) => Some((
+                        attend::kernel::<128, $wide_keys, $wide_values, 8>(),
+                        layout::<128, $wide_keys, $wide_values>().bytes,
+                    )),
+                )*
                 _ => None,
             }
         }
 
         /// Codes of keys and values that there are kernels for.
-        pub(super) const ATTENDED: &[(u32, u32)] = &[$(($keys, $values)),*];
+        pub(super) const ATTENDED: &[(u32, u32)] =
+            &[$(($keys, $values),)* $(($wide_keys, $wide_values)),*];
     };
 }
-instances!((208, 208)(208, 408)(408, 408)(410, 410));
+instances!(
+    4 or 8 rows: (208, 208)(208, 408)(408, 408)(410, 410)(808, 808)(812, 812);
+    8 rows: (412, 412)(410, 812)(812, 808)
+);
 
 /// The entries that a cache of such heads and setting, with `group` query heads on a KV head, launches: of
 /// steps, then those that write and restore.
@@ -68,7 +82,8 @@ fn kernel_for(head_dim: u32, setting: Setting, group: u32) -> Result<Attend> {
         let there = ATTENDED.iter().map(pair).collect::<Vec<_>>().join(", ");
         Error::Codes { keys: name(setting.keys), values: name(setting.values), there }
     };
-    kernel_of(head_dim, setting.keys, setting.values, rows_of(group)).ok_or_else(refuse)
+    let rows = rows_of(group, setting.keys, setting.values);
+    kernel_of(head_dim, setting.keys, setting.values, rows).ok_or_else(refuse)
 }
 
 /// The arguments of a step: memory of any kind that the device reaches.
@@ -188,8 +203,8 @@ impl Plan {
         let args = attend::Args {
             queries: handles.queries,
             transforms: tables.transform.global(),
-            key_books: tables.keys.global(),
-            value_books: tables.values.global(),
+            key_books: tables.fetched[0].global(),
+            value_books: tables.fetched[1].global(),
             codes: store.codes.global(),
             recent_keys,
             recent_values,

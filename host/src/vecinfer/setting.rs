@@ -13,7 +13,7 @@ pub const HEAD_DIMS: [u32; 2] = [64, 128];
 const MOST_TOKENS: u32 = 1 << 30;
 
 /// The names of codes that there are kernels for.
-pub(super) const NAMES: [&str; 3] = ["d2b8", "d4b10", "d4b8"];
+pub(super) const NAMES: [&str; 6] = ["d2b8", "d4b10", "d4b12", "d4b8", "d8b12", "d8b8"];
 
 /// The options that name codes, of the scheme and of its calibration.
 pub(super) const CODE_OPTIONS: [OptionSpec; 2] = [

@@ -42,7 +42,7 @@ macro_rules! instances {
         pub(super) const ENCODED: &[u32] = &[$($code),*];
     };
 }
-instances!(208 408 410);
+instances!(208 408 410 412 808 812);
 
 /// Those of keys and of values.
 fn kernels_for(head_dim: u32, setting: Setting) -> Result<[(EncodeKernel, Kernel<restore::Args>); 2]> {

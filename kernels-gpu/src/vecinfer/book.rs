@@ -1,26 +1,43 @@
 //! Codebooks in shared memory, and a lane's codes in registers.
 //!
+//! A codebook comes as [`attend`](fn@super::attend) fetches it ([`Code::fetched_bytes`]): keys of four and
+//! eight channels are whole numbers ([`Code::whole_keys`]) and take a byte a channel, values of more than
+//! eight bits are whole multiples of a step ([`Code::whole_values`]) and take one too, all others two. Of
+//! bytes that are values two instructions make f16 ([`Book::unit`]).
+//!
 //! A codebook of 256 centroids is repeated in all banks: row `code` is 256 bytes, the first half of keys,
 //! the other of values, in which the centroid lies once for each group of lanes that is served at a time (16
 //! times at 8 bytes). So 32 lanes with 32 different codes never meet in a bank, a load of 8 bytes a lane
 //! takes the two cycles that its bytes take, and one `prmt` makes its address: the code's byte above the
-//! byte of the lane's place in a row. It costs 64 KiB in place of 512·d bytes each. Larger codebooks are
-//! there once. Keys that are whole numbers ([`Code::whole_keys`]) are bytes there: a centroid of four
-//! channels is one wavefront to fetch, and not two.
+//! byte of the lane's place in a row. It costs 64 KiB for both.
+//!
+//! A larger one takes 32 KiB, and is there as often as it fits. Lanes that want different centroids of one
+//! bank wait for each other; wavefronts of a warp's load, of codes that are all as likely:
+//!
+//! | | a centroid's bytes | copies | wavefronts | of f16, once |
+//! |---|---|---|---|---|
+//! | d = 4, b = 10 | 4 | 8 | 2.95 | 6.1 |
+//! | d = 4, b = 12 | 4 | 2 | 3.45 | 6.1 |
+//! | d = 8, b = 10 | 8 | 4 | 5.3 | 10.4 |
+//! | d = 8, b = 12 | 8 | 1 | 6.15 | 10.4 |
 
 use super::Code;
-use crate::attention::Half;
 use crate::element::store_whole;
 use glam::{UVec2, UVec4};
 use half::f16;
-use simt::math::to_i32_nearest_even;
+use simt::half2::fma_f16x2;
 use simt::{Global, Shared, SharedPlan, bits, thread, unroll};
 
 /// Bytes of a centroid that is repeated in all banks, and from one to the next.
 const ROW: u32 = 128;
 const PITCH: u32 = 2 * ROW;
+/// Bytes of a codebook that is not.
+const LARGE: u32 = 32 << 10;
 /// Threads of the blocks that use them.
 pub(super) const THREADS: u32 = 256;
+/// 16 bytes of a codebook that a thread puts there.
+const CHUNKS: usize = (LARGE / 16 / THREADS) as usize;
+const _: () = assert!(CHUNKS == 8 && LARGE == 256 * ROW, "either kind has as many");
 
 /// A codebook in shared memory, of keys or of values.
 #[derive(Clone, Copy)]
@@ -30,77 +47,100 @@ pub(super) struct Book<const C: u32, const KEYS: bool> {
     start: u32,
 }
 
-/// Bytes of a codebook that is there once.
-const fn once_bytes(code: Code, whole: bool) -> u32 {
-    if code.bits == 8 { 0 } else { (if whole { 1 } else { 2 }) * code.book_elements() }
-}
-
-/// Room in `plan` for codebooks of keys and values: those that are repeated share rows.
+/// Room in `plan` for codebooks of keys and values: those that are repeated in all banks share rows.
 pub(super) const fn books<const K: u32, const V: u32>(
     plan: &mut SharedPlan,
 ) -> (Book<K, true>, Book<V, false>) {
-    let repeated = if Code::of(K).bits == 8 || Code::of(V).bits == 8 { PITCH * 256 } else { 0 };
-    let (of_keys, of_values) =
-        (once_bytes(Code::of(K), Code::of(K).whole_keys()), once_bytes(Code::of(V), false));
+    let (large_keys, large_values) = (Code::of(K).bits > 8, Code::of(V).bits > 8);
+    let repeated = if large_keys && large_values { 0 } else { PITCH * 256 };
+    let of_keys = if large_keys { LARGE } else { 0 };
+    let of_values = if large_values { LARGE } else { 0 };
     let memory = plan.array(repeated + of_keys + of_values);
-    let keys = Book { memory, start: if Code::of(K).bits == 8 { 0 } else { repeated } };
-    let values = Book { memory, start: if Code::of(V).bits == 8 { ROW } else { repeated + of_keys } };
+    let keys = Book { memory, start: if large_keys { repeated } else { 0 } };
+    let values = Book { memory, start: if large_values { repeated + of_keys } else { ROW } };
     (keys, values)
 }
 
 impl<const C: u32, const KEYS: bool> Book<C, KEYS> {
     const CODE: Code = Code::of(C);
-    /// Whether centroids are whole numbers.
-    const WHOLE: bool = KEYS && Self::CODE.whole_keys();
+    /// Whether centroids are bytes.
+    const WHOLE: bool = if KEYS { Self::CODE.whole_keys() } else { Self::CODE.whole_values() };
     /// Bytes of a centroid.
     const UNIT: u32 = if Self::WHOLE { 1 } else { 2 } * Self::CODE.d;
+    /// How often it is there.
+    const COPIES: u32 =
+        if Self::CODE.bits == 8 { ROW / Self::UNIT } else { LARGE / (Self::UNIT << Self::CODE.bits) };
+    /// Bytes of all its copies.
+    const ALL: u32 = Self::UNIT * Self::COPIES;
+    /// Bytes of the codebook that make 16 bytes of it here, of which so many are the same.
+    const SOURCE: u32 = if Self::ALL < 16 { Self::UNIT * (16 / Self::ALL) } else { Self::UNIT };
+    const SAME: u32 = if Self::ALL < 16 { 1 } else { Self::ALL / 16 };
 
-    /// Fills it from element `from` of `books`, with what was loaded ahead of it: the work of a block. A
-    /// barrier must follow.
+    /// Where the codebook of a KV head begins in `books`, which are one, or one for each head.
+    #[inline(always)]
+    pub(super) fn of_head(head: u32, each: bool) -> usize {
+        if each { (head * Self::CODE.fetched_bytes(KEYS)) as usize } else { 0 }
+    }
+
+    /// Loads a thread's part, ahead of the wait of a launch that overlaps.
     #[simt::device]
-    pub(super) fn fill(self, ahead: Chunks<C>, books: Global<f16>, from: usize) {
-        let t = thread::thread_idx_x();
-        if Self::CODE.bits == 8 {
-            unroll!(for i in 0..8 {
-                let chunk = t + THREADS * i as u32;
-                let at = PITCH * (chunk / (ROW / 16)) + 16 * (chunk % (ROW / 16));
-                self.memory.store_vector(
-                    self.start + at,
-                    if Self::WHOLE { ahead.whole(i) } else { ahead.widened(i) },
-                );
-            });
-            return;
-        }
-        unroll!(for i in 0..(once_bytes(Self::CODE, Self::WHOLE) as usize / 16 / THREADS as usize), at_most 16 {
-            let chunk = t + THREADS * i as u32;
-            let load = |at: u32| books.load_vector_readonly::<UVec4>(from + at as usize);
-            let word = if Self::WHOLE {
-                let [a, b, c, d] = load(16 * chunk).to_array();
-                let [e, f, g, h] = load(16 * chunk + 8).to_array();
-                UVec4::new(bytes_of([a, b]), bytes_of([c, d]), bytes_of([e, f]), bytes_of([g, h]))
-            } else {
-                load(8 * chunk)
+    pub(super) fn ahead(books: Global<u8>, from: usize) -> Chunks {
+        let mut words = [[0; 4]; CHUNKS];
+        unroll!(for i in 0..8 {
+            let chunk = thread::thread_idx_x() + THREADS * i as u32;
+            let at = from + (chunk / Self::SAME * Self::SOURCE) as usize;
+            words[i] = match Self::SOURCE {
+                4 => [books.load_vector_ahead::<u32>(at); 4],
+                8 => {
+                    let [a, b] = books.load_vector_ahead::<UVec2>(at).to_array();
+                    if Self::UNIT == 4 { [a, a, b, b] } else { [a, b, a, b] }
+                }
+                _ => books.load_vector_ahead::<UVec4>(at).to_array(),
             };
-            self.memory.store_vector(self.start + 16 * chunk, word);
+        });
+        Chunks { words }
+    }
+
+    /// Puts a thread's part there. A barrier must follow.
+    #[simt::device]
+    pub(super) fn fill(self, ahead: Chunks) {
+        unroll!(for i in 0..8 {
+            let chunk = thread::thread_idx_x() + THREADS * i as u32;
+            let at = if Self::CODE.bits == 8 {
+                PITCH * (chunk / (ROW / 16)) + 16 * (chunk % (ROW / 16))
+            } else {
+                16 * chunk
+            };
+            self.memory.store_vector(self.start + at, UVec4::from_array(ahead.words[i]));
         });
     }
 
     /// What a lane adds to the place of each centroid.
     #[inline(always)]
     pub(super) fn of_lane(self, lane: u32) -> u32 {
-        if Self::CODE.bits == 8 { lane * Self::UNIT % ROW } else { 0 }
+        lane % Self::COPIES * Self::UNIT
     }
 
-    /// The whole numbers of a lane's slot of four channels.
+    /// The whole numbers of a lane's slot: a word of four channels, two of eight.
     #[simt::device]
-    pub(super) fn word(self, words: &Words<C>, slot: usize, own: u32) -> u32 {
-        self.memory.load_vector(self.start + words.place(slot, own, Self::UNIT))
+    pub(super) fn whole(self, words: &Words<C>, slot: usize, own: u32) -> [u32; 2] {
+        let place = self.start + words.place(slot, own, Self::ALL);
+        if Self::CODE.d == 4 {
+            return [self.memory.load_vector::<u32>(place), 0];
+        }
+        self.memory.load_vector::<UVec2>(place).to_array()
     }
 
-    /// The unit of a lane's slots from `slot` on: two words of four channels, four of eight.
+    /// The unit of a lane's slots from `slot` on in f16: two words of four channels, four of eight. `step` is
+    /// of values that are bytes.
     #[simt::device]
-    pub(super) fn unit(self, words: &Words<C>, slot: usize, own: u32) -> [u32; 4] {
-        let place = |slot: usize| self.start + words.place(slot, own, Self::UNIT);
+    pub(super) fn unit(self, words: &Words<C>, slot: usize, own: u32, step: Step) -> [u32; 4] {
+        if Self::WHOLE {
+            let [a, b] = self.whole(words, slot, own);
+            let ([a, b], [c, d]) = (step.of_bytes(a), step.of_bytes(b));
+            return [a, b, c, d];
+        }
+        let place = |slot: usize| self.start + words.place(slot, own, Self::ALL);
         match Self::CODE.d {
             2 => {
                 let [a, b] = [slot, slot + 1].map(|s| self.memory.load_vector::<u32>(place(s)));
@@ -113,56 +153,43 @@ impl<const C: u32, const KEYS: bool> Book<C, KEYS> {
             _ => self.memory.load_vector::<UVec4>(place(slot)).to_array(),
         }
     }
-}
 
-/// Four whole numbers in f16 as bytes.
-#[inline(always)]
-fn bytes_of(words: [u32; 2]) -> u32 {
-    let ([a, b], [c, d]) = (<f16 as Half>::unpack(words[0]), <f16 as Half>::unpack(words[1]));
-    let [a, b, c, d] = [a, b, c, d].map(|x| to_i32_nearest_even(x) as u32);
-    bits::byte_perm(bits::byte_perm(a, b, 0x0040), bits::byte_perm(c, d, 0x0040), 0x5410)
-}
-
-/// A thread's centroids of a codebook that is repeated, on their way there: of 16 bytes of its eighth each.
-#[derive(Clone, Copy)]
-pub(super) struct Chunks<const C: u32> {
-    words: [[u32; 4]; 8],
-}
-
-impl<const C: u32> Chunks<C> {
-    /// Loads them, ahead of the wait of a launch that overlaps; none of a larger codebook.
+    /// The step of values that are bytes, behind their codebook.
     #[simt::device]
-    pub(super) fn ahead(books: Global<f16>, from: usize) -> Self {
-        let mut words = [[0; 4]; 8];
-        if Code::of(C).bits == 8 {
-            unroll!(for i in 0..8 {
-                let code = (thread::thread_idx_x() + THREADS * i as u32) / (ROW / 16);
-                let at = from + (code * Code::of(C).d) as usize;
-                match Code::of(C).d {
-                    2 => words[i][0] = books.load_vector_ahead::<u32>(at),
-                    4 => [words[i][0], words[i][1]] = books.load_vector_ahead::<UVec2>(at).to_array(),
-                    _ => words[i] = books.load_vector_ahead::<UVec4>(at).to_array(),
-                }
-            });
+    pub(super) fn step(books: Global<u8>, from: usize) -> Step {
+        if !Self::WHOLE {
+            return Step::NONE;
         }
-        Chunks { words }
+        let behind = from + (Self::UNIT << Self::CODE.bits) as usize;
+        let [step, offset] = books.load_vector_readonly::<UVec2>(behind).to_array();
+        Step { step, offset }
     }
+}
 
-    /// The same of whole numbers of four channels.
-    #[inline(always)]
-    fn whole(&self, i: usize) -> UVec4 {
-        UVec4::splat(bytes_of([self.words[i][0], self.words[i][1]]))
-    }
+/// 16 bytes of a codebook in shared memory each, on their way there.
+#[derive(Clone, Copy)]
+pub(super) struct Chunks {
+    words: [[u32; 4]; CHUNKS],
+}
 
-    /// 16 bytes of the row, as often as the centroid fits.
+/// The step s of whole values: a byte u stands for s·(u − 128).
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    /// s in f16, twice.
+    step: u32,
+    /// −1152·s, which f16 holds as s has seven bits.
+    offset: u32,
+}
+
+impl Step {
+    /// Of what is not bytes.
+    pub(super) const NONE: Self = Step { step: 0, offset: 0 };
+
+    /// Four bytes in f16: 0x6400 | u is 1024 + u, and s·(1024 + u) − 1152·s is rounded once.
     #[inline(always)]
-    fn widened(&self, i: usize) -> UVec4 {
-        let [a, b, c, d] = self.words[i];
-        match Code::of(C).d {
-            2 => UVec4::splat(a),
-            4 => UVec4::new(a, b, a, b),
-            _ => UVec4::new(a, b, c, d),
-        }
+    fn of_bytes(self, bytes: u32) -> [u32; 2] {
+        [0x4140, 0x4342]
+            .map(|select| fma_f16x2(bits::byte_perm(bytes, 0x6464_6464, select), self.step, self.offset))
     }
 }
 
@@ -208,20 +235,21 @@ impl<const C: u32> Words<C> {
         Words { low, high }
     }
 
-    /// Where the centroid of a slot's code begins, `own` being the lane's part of it, `unit` its bytes.
+    /// Where the centroid of a slot's code begins, `own` being the lane's part of it, `all` the bytes of its
+    /// copies.
     #[inline(always)]
-    fn place(&self, slot: usize, own: u32, unit: u32) -> u32 {
+    fn place(&self, slot: usize, own: u32, all: u32) -> u32 {
         let word = self.low[slot / 4];
         if Self::CODE.bits == 8 {
             // A byte of the word above the lane's, which is less than a byte, and zeros.
             return bits::byte_perm(word, own, 0x5504 | (slot as u32 % 4) << 4);
         }
-        let log = unit.trailing_zeros();
+        let log = all.trailing_zeros();
         let low = moved(word, 8 * (slot as u32 % 4), log);
         let more = Self::CODE.bits - 8;
         let bit = slot as u32 * more;
         let high = moved(self.high[(bit / 32) as usize], bit % 32, log + 8);
-        bits::and_or(low, 0xff << log, high & ((1 << more) - 1) << (log + 8))
+        bits::and_or(low, 0xff << log, bits::and_or(high, ((1 << more) - 1) << (log + 8), own))
     }
 }
 

@@ -72,7 +72,24 @@ impl Code {
     /// those of four channels are a register. The transformation of keys and queries has their scale.
     #[inline(always)]
     pub const fn whole_keys(self) -> bool {
-        self.d == 4
+        self.d >= 4
+    }
+
+    /// Whether centroids of values are whole multiples, −127 to 127, of a step: bytes in shared memory, where
+    /// a codebook that is not repeated in all banks is what attention waits for. Where it is, f16 is faster.
+    #[inline(always)]
+    pub const fn whole_values(self) -> bool {
+        self.bits > 8
+    }
+
+    /// Bytes of a codebook as attention reads it: centroids one after another, in bytes if they are whole
+    /// (values with 128 added), else in f16; behind whole values 16 bytes of their step s: s twice, then
+    /// −1152·s twice, in f16.
+    #[inline(always)]
+    pub const fn fetched_bytes(self, keys: bool) -> u32 {
+        let whole = if keys { self.whole_keys() } else { self.whole_values() };
+        let step = if whole && !keys { 16 } else { 0 };
+        if whole { self.book_elements() + step } else { 2 * self.book_elements() }
     }
 
     /// Centroids of a codebook.

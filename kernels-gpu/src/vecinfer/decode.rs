@@ -6,18 +6,17 @@
 //! ```
 //!
 //! with centroids for k~_t and v_t of all but the first and the most recent tokens (Algorithm 1 has no first
-//! ones). The algorithm looks dot
-//! with centroids for k~_t and v_t of all but the first and the most recent tokens (Algorithm 1 has no first
-//! ones). The algorithm looks dot
-//! products of sub-vectors and centroids up in a table by query head. Here the tensor cores multiply the
-//! centroids themselves: a key that is fetched serves all query heads of its KV head, there is no table to
-//! make, and products and sums are f32 (f16 table entries are the algorithm's main numerical risk).
+//! ones). The algorithm looks dot products of sub-vectors and centroids up in a table by query head. Here the
+//! tensor cores multiply the centroids themselves: a key that is fetched serves all query heads of its KV
+//! head, there is no table to make, and products and sums are f32 (f16 table entries are the algorithm's
+//! main numerical risk).
 //!
 //! # Layout
 //! `queries` [sequences, q_heads, D], rotated and not transformed. `transforms` [kv_heads, 5, D]. Codebooks
-//! [2^b, d] f16, one or one for each KV head. `codes`, `recent_keys`, `recent_values`, `lengths` as for
-//! [`encode`](fn@super::encode). `output` f32 like the queries. Eight queries are on one side of both
-//! products of the tensor cores, and a fetched unit of four channels, two registers, is an operand as it is:
+//! of [`Code::fetched_bytes`], one or one for each KV head. `codes`, `recent_keys`, `recent_values`,
+//! `lengths` as for [`encode`](fn@super::encode). `output` f32 like the queries. Eight queries are on one
+//! side of both products of the tensor cores, and four channels of f16 that were fetched, two registers, are
+//! an operand as they are:
 //!
 //! ```text
 //! scores   A: queries (rows 0 to 7 of channels X, 8 to 15 of Y)   B: keys (16 channels of X or Y, 8 tokens)
@@ -25,14 +24,14 @@
 //! ```
 //!
 //! Scores of keys that are whole numbers ([`Code::whole_keys`]) are products of integers, exact: rows 0 to 7
-//! are the queries' high bytes, rows 8 to 15 their low ones ([`integers`]), and a fetched centroid is a
-//! register. Of other keys, and of recent ones, channels are contracted 16 at a time, X and Y in turns; q·k
-//! is what rows 0 to 7 have of all X plus what rows 8 to 15 have of all Y, and half of what is multiplied is
-//! for nothing. So is half of the output's products: a register has two channels of a token, so that the
-//! contraction is over (token, which of the two); a B operand with zeros in every other place takes the
-//! first channels, another the second. In return no instruction moves or pairs what was fetched. Scores come
-//! out as the B operands want probabilities. Rounding p to f16 changes it by 2^−11 relative at most; the sum
-//! is of p as it was. A value that is not finite makes its neighbour's output NaN as well; only recent
+//! are the queries' high bytes, rows 8 to 15 their low ones ([`integers`]), and four channels that were
+//! fetched are a register. Of other keys, and of recent ones, channels are contracted 16 at a time, X and Y
+//! in turns; q·k is what rows 0 to 7 have of all X plus what rows 8 to 15 have of all Y, and half of what is
+//! multiplied is for nothing. So is half of the output's products: a register has two channels of a token, so
+//! that the contraction is over (token, which of the two); a B operand with zeros in every other place takes
+//! the first channels, another the second. In return no instruction moves or pairs what was fetched. Scores
+//! come out as the B operands want probabilities. Rounding p to f16 changes it by 2^−11 relative at most; the
+//! sum is of p as it was. A value that is not finite makes its neighbour's output NaN as well; only recent
 //! tokens can have one, and [`encode`](fn@super::encode) reports it.
 //!
 //! Up to four query heads on a KV head are there twice: one B operand has the first channels' probabilities
@@ -48,12 +47,13 @@
 //! two tiles in registers, 16 bytes of keys and 16 of values each at D = 128, d = 4, b = 8. Of a tile and
 //! warp there: 16 loads of 4 bytes and 16 of 8 from shared memory, 48 wavefronts with none lost to conflicts
 //! ([`Book`]); 32 `prmt` that make their addresses; 16 multiplications with four query heads and 24 with
-//! eight; some 60 or 90 for softmax and the loop.
+//! eight; some 60 or 90 for softmax and the loop. At d = 8, b = 12: 16 loads of 8 bytes, of some 98
+//! wavefronts; 64 instructions for their addresses, and 64 that make f16 of values in bytes.
 //!
 //! Warps are put together as in dense attention, and the block of a row that comes last adds the parts.
 
 use super::Code;
-use super::book::{Book, Chunks, THREADS, Words, books};
+use super::book::{Book, Step, THREADS, Words, books};
 use super::running::{ABSENT, Place, Running, Scores, WholeScores};
 use super::transform::{Shape, load_row, round_row, transform};
 use crate::attention::{
@@ -132,10 +132,13 @@ pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout<K, V
     }
 }
 
-/// Query rows of a warp, of which an instance has 4 or 8: the fewest that hold `group` query heads.
+/// Query rows of a warp, of which an instance has 4 or 8: the fewest that hold `group` query heads. Of most
+/// pairs with codes of 12 bits there are only eight, as fetches bind them and not instructions.
 #[inline(always)]
-pub const fn rows_of(group: u32) -> u32 {
-    if group <= 4 { 4 } else { ROWS }
+pub const fn rows_of(group: u32, keys: Code, values: Code) -> u32 {
+    let long = keys.bits == 12 || values.bits == 12;
+    let pair = keys.d == 8 && keys.number() == values.number();
+    if group <= 4 && (!long || pair) { 4 } else { ROWS }
 }
 
 /// A step's attention of one layer, with `R` = [`rows_of`] the query heads of a KV head. `counters`
@@ -143,10 +146,14 @@ pub const fn rows_of(group: u32) -> u32 {
 #[kernel(
     system = vecinfer,
     instances(
-        (64, 208, 208, 4), (64, 208, 408, 4), (64, 408, 408, 4), (64, 410, 410, 4),
-        (64, 208, 208, 8), (64, 208, 408, 8), (64, 408, 408, 8), (64, 410, 410, 8),
-        (128, 208, 208, 4), (128, 208, 408, 4), (128, 408, 408, 4), (128, 410, 410, 4),
-        (128, 208, 208, 8), (128, 208, 408, 8), (128, 408, 408, 8), (128, 410, 410, 8)
+        (64, 208, 208, 4), (64, 208, 408, 4), (64, 408, 408, 4), (64, 410, 410, 4), (64, 808, 808, 4),
+        (64, 812, 812, 4),
+        (64, 208, 208, 8), (64, 208, 408, 8), (64, 408, 408, 8), (64, 410, 410, 8), (64, 808, 808, 8),
+        (64, 412, 412, 8), (64, 410, 812, 8), (64, 812, 812, 8), (64, 812, 808, 8),
+        (128, 208, 208, 4), (128, 208, 408, 4), (128, 408, 408, 4), (128, 410, 410, 4), (128, 808, 808, 4),
+        (128, 812, 812, 4),
+        (128, 208, 208, 8), (128, 208, 408, 8), (128, 408, 408, 8), (128, 410, 410, 8), (128, 808, 808, 8),
+        (128, 412, 412, 8), (128, 410, 812, 8), (128, 812, 812, 8), (128, 812, 808, 8)
     ),
     max_threads = 256,
     min_blocks = 2,
@@ -155,8 +162,8 @@ pub const fn rows_of(group: u32) -> u32 {
 pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     queries: Global<f16>,
     transforms: Global<f32>,
-    key_books: Global<f16>,
-    value_books: Global<f16>,
+    key_books: Global<u8>,
+    value_books: Global<u8>,
     codes: Global<u8>,
     recent_keys: Global<f16>,
     recent_values: Global<f16>,
@@ -172,9 +179,10 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     let layout = layout::<D, K, V>();
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     // No launch writes codebooks.
-    let (key_at, value_at) = ((head * shape.key_stride) as usize, (head * shape.value_stride) as usize);
-    let (own_keys, own_values) =
-        (Chunks::<K>::ahead(key_books, key_at), Chunks::ahead(value_books, value_at));
+    let key_at = Book::<K, true>::of_head(head, shape.key_stride != 0);
+    let value_at = Book::<V, false>::of_head(head, shape.value_stride != 0);
+    let own_keys = Book::<K, true>::ahead(key_books, key_at);
+    let own_values = Book::<V, false>::ahead(value_books, value_at);
     thread::wait_for_previous();
     thread::let_next_start();
     let length = lengths.load(sequence as usize).min(shape.tiles * BLOCK_TOKENS);
@@ -202,8 +210,8 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     let none = (Words::NONE, Words::NONE);
     let (mut even, mut odd) = (none, none);
     load(tile, &mut even);
-    layout.key_book.fill(own_keys, key_books, key_at);
-    layout.value_book.fill(own_values, value_books, value_at);
+    layout.key_book.fill(own_keys);
+    layout.value_book.fill(own_values);
     load(tile + WARPS, &mut odd);
 
     // Warp w transforms query row w.
@@ -228,11 +236,10 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     thread::sync_threads();
 
     // Only recent keys want these of a row of integers: later, as they take 16 registers.
-    let load_q =
-        |wanted: bool| if wanted { load_queries::<D, K, R>(layout.queries, lane) } else { [[0; 4]; 4] };
+    let load_q = |wanted: bool| if wanted { load_queries::<D, R>(layout.queries, lane) } else { [[0; 4]; 4] };
     let q = load_q(!Code::of(K).whole_keys());
     let whole =
-        if Code::of(K).whole_keys() { load_integers::<D, R>(layout.integers, lane) } else { [[0; 4]; 4] };
+        if Code::of(K).whole_keys() { load_integers::<D, K, R>(layout.integers, lane) } else { [[0; 4]; 4] };
     let place = Place { g: lane >> 2, j: lane & 3 };
     let rows = (shape.group - row_group * ROWS).min(ROWS);
     let mut running = Running::<R>::new();
@@ -246,26 +253,32 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
         0.0
     };
     let (key_lane, value_lane) = (key_book.of_lane(lane), value_book.of_lane(lane));
+    let step = Book::<V, false>::step(value_books, value_at);
     let mut attend = |k: &Words<K>, v: &Words<V>| {
         let (scores, scale) = if Code::of(K).whole_keys() {
             let mut scores = WholeScores::NONE;
             unroll!(for i in 0..(D / 32), at_most 4 {
-                let words = [0, 1].map(|h| [0, 2].map(|s| key_book.word(k, 4 * i + s + h, key_lane)));
+                let words = [0, 1].map(|h| {
+                    if Code::of(K).d == 8 {
+                        return key_book.whole(k, 2 * i + h, key_lane);
+                    }
+                    [0, 2].map(|s| key_book.whole(k, 4 * i + s + h, key_lane)[0])
+                });
                 scores.add(whole[i], words);
             });
             (scores.sums(), whole_scale)
         } else {
             let mut scores = Scores::NONE;
-            unroll!(for s in 0..(D / 4 / Code::of(K).unit() as usize), at_most 8 {
-                let units = [0, 1].map(|h| key_book.unit(k, (2 * s + h) * of_unit(K), key_lane));
-                scores.add::<K>(&q, s, units);
+            unroll!(for s in 0..(D / 16), at_most 8 {
+                let units = [0, 1].map(|h| key_book.unit(k, (2 * s + h) * of_unit(K), key_lane, Step::NONE));
+                scores.add(&q, s, units);
             });
             (scores.sums(), shape.scale_log2)
         };
         let p = running.weigh::<D>(scores, scale, BLOCK_TOKENS, place);
         let operands = Running::<R>::operands(p, place);
         unroll!(for u in 0..(D / 8 / Code::of(V).unit() as usize), at_most 4 {
-            let units = [0, 1, 2, 3].map(|i| value_book.unit(v, (4 * u + i) * of_unit(V), value_lane));
+            let units = [0, 1, 2, 3].map(|i| value_book.unit(v, (4 * u + i) * of_unit(V), value_lane, step));
             running.accumulate::<V>(u, units, operands);
         });
     };
@@ -289,17 +302,23 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
         let at = slot * BLOCK_TOKENS as usize * D;
         let present = length - recent * BLOCK_TOKENS;
         let mut scores = Scores::NONE;
-        unroll!(for s in 0..(D / 4 / Code::of(K).unit() as usize), at_most 8 {
+        unroll!(for s in 0..(D / 16), at_most 8 {
             let units = [place.g, place.g + 8]
-                .map(|token| load_unit::<D, K>(recent_keys, at, token, 4 * s as u32 + place.j, present));
-            scores.add::<K>(&q, s, units);
+                .map(|token| load_unit::<D, 4>(recent_keys, at, token, 4 * s as u32 + place.j, present));
+            scores.add(&q, s, units);
         });
         let p = running.weigh::<D>(scores.sums(), shape.scale_log2, present, place);
         let operands = Running::<R>::operands(p, place);
         unroll!(for u in 0..(D / 8 / Code::of(V).unit() as usize), at_most 4 {
             let tokens = [0, 1, 8, 9].map(|token| 2 * place.j + token);
-            let units = tokens
-                .map(|token| load_unit::<D, V>(recent_values, at, token, 8 * u as u32 + place.g, present));
+            let units = tokens.map(|token| {
+                let unit = 8 * u as u32 + place.g;
+                if Code::of(V).unit() == 8 {
+                    load_unit::<D, 8>(recent_values, at, token, unit, present)
+                } else {
+                    load_unit::<D, 4>(recent_values, at, token, unit, present)
+                }
+            });
             running.accumulate::<V>(u, units, operands);
         });
         recent = if recent < tile { tile } else { recent + WARPS };
@@ -342,21 +361,13 @@ const fn of_unit(code: u32) -> usize {
 /// The A operands of the contractions, two steps each: X in rows 0 to 7, Y in rows 8 to 15. Of four query
 /// rows rows 4 to 7 are rows 0 to 3 again.
 #[simt::device]
-fn load_queries<const D: usize, const K: u32, const R: usize>(
-    queries: Shared<u32>,
-    lane: u32,
-) -> [[u32; 4]; 4] {
+fn load_queries<const D: usize, const R: usize>(queries: Shared<u32>, lane: u32) -> [[u32; 4]; 4] {
     let (g, j) = (lane >> 2, lane & 3);
     let row = g % R as u32 * (D as u32 / 2);
     let mut q = [[0; 4]; 4];
     unroll!(for i in 0..(D / 32), at_most 4 {
         let pair = [0, 1].map(|half| {
-            // Of units of eight channels a step has half.
-            let channel = if Code::of(K).unit() == 8 {
-                32 * i as u32 + 8 * j + 4 * half
-            } else {
-                32 * i as u32 + 16 * half + 4 * j
-            };
+            let channel = 32 * i as u32 + 16 * half + 4 * j;
             queries.load_vector::<[u32; 2]>(row + channel / 2)
         });
         q[i] = [pair[0][0], pair[1][0], pair[0][1], pair[1][1]];
@@ -406,32 +417,36 @@ fn store_integers<const D: usize>(target: Shared<u8>, words: [u32; 2], row: u32,
 /// The A operands of integer products, 32 channels each; of four query rows rows 4 to 7 are rows 0 to 3
 /// again.
 #[simt::device]
-fn load_integers<const D: usize, const R: usize>(source: Shared<u8>, lane: u32) -> [[u32; 4]; 4] {
+fn load_integers<const D: usize, const K: u32, const R: usize>(
+    source: Shared<u8>,
+    lane: u32,
+) -> [[u32; 4]; 4] {
     let (g, j) = (lane >> 2, lane & 3);
     let row = 2 * D as u32 * (g % R as u32);
+    // The lane's unit of eight channels, or two of four.
+    let (first, second) = if Code::of(K).unit() == 8 { (8 * j, 4) } else { (4 * j, 16) };
     let mut q = [[0; 4]; 4];
     unroll!(for i in 0..(D / 32), at_most 4 {
-        let of = |at: u32| source.load_vector::<u32>(row + 32 * i as u32 + 4 * j + at);
-        q[i] = [of(0), of(D as u32), of(16), of(D as u32 + 16)];
+        let of = |at: u32| source.load_vector::<u32>(row + 32 * i as u32 + first + at);
+        q[i] = [of(0), of(D as u32), of(second), of(D as u32 + second)];
     });
     q
 }
 
-/// A unit of a recent token; zeros of a token that there is not.
+/// `CHANNELS` channels of a recent token; zeros of a token that there is not.
 #[simt::device]
-fn load_unit<const D: usize, const C: u32>(
+fn load_unit<const D: usize, const CHANNELS: u32>(
     rows: Global<f16>,
     tile: usize,
     token: u32,
     unit: u32,
     present: u32,
 ) -> [u32; 4] {
-    let channels = Code::of(C).unit();
-    let at = tile + token as usize * D + (unit * channels) as usize;
+    let at = tile + token as usize * D + (unit * CHANNELS) as usize;
     if token >= present {
         return [0; 4];
     }
-    if channels == 8 {
+    if CHANNELS == 8 {
         return rows.load_vector::<UVec4>(at).to_array();
     }
     let [a, b] = rows.load_vector::<glam::UVec2>(at).to_array();

@@ -26,15 +26,12 @@ impl Scores {
     /// Nothing yet.
     pub(super) const NONE: Self = Scores { x: [[0.0; 4]; 2], y: [[0.0; 4]; 2] };
 
-    /// Adds one unit of keys, of tokens g and g + 8.
+    /// Adds four channels of keys, of tokens g and g + 8.
     #[simt::device]
-    pub(super) fn add<const K: u32>(&mut self, q: &[[u32; 4]; 4], s: usize, units: [[u32; 4]; 2]) {
+    pub(super) fn add(&mut self, q: &[[u32; 4]; 4], s: usize, units: [[u32; 4]; 2]) {
         unroll!(for h in 0..2 {
-            let [a, b, c, d] = units[h];
-            if Code::of(K).unit() == 8 {
-                self.x[h] = tensor::mma_f16(q[s % 4], [a, b], self.x[h]);
-                self.y[h] = tensor::mma_f16(q[s % 4], [c, d], self.y[h]);
-            } else if s.is_multiple_of(2) {
+            let [a, b, ..] = units[h];
+            if s.is_multiple_of(2) {
                 self.x[h] = tensor::mma_f16(q[s / 2], [a, b], self.x[h]);
             } else {
                 self.y[h] = tensor::mma_f16(q[s / 2], [a, b], self.y[h]);
@@ -61,7 +58,7 @@ impl WholeScores {
     /// Nothing yet.
     pub(super) const NONE: Self = WholeScores { sums: [[0; 4]; 2] };
 
-    /// Adds eight units of keys, of tokens g and g + 8: two words of each.
+    /// Adds 32 channels of keys, of tokens g and g + 8: two words of each lane.
     #[simt::device]
     pub(super) fn add(&mut self, q: [u32; 4], words: [[u32; 2]; 2]) {
         unroll!(for h in 0..2 {

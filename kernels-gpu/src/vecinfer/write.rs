@@ -116,7 +116,10 @@ pub const fn encode_bytes<const D: usize, const C: u32>() -> u32 {
 /// from the position of its first on; those past its room are left out.
 #[kernel(
     system = vecinfer,
-    instances((64, 208), (64, 408), (64, 410), (128, 208), (128, 408), (128, 410)),
+    instances(
+        (64, 208), (64, 408), (64, 410), (64, 412), (64, 808), (64, 812),
+        (128, 208), (128, 408), (128, 410), (128, 412), (128, 808), (128, 812)
+    ),
     max_threads = 256,
     overlaps
 )]
@@ -221,8 +224,9 @@ pub fn encode<const D: usize, const C: u32>(
         });
         let mut best = [f32::INFINITY; AT_ONCE];
         let mut index = [u32::MAX; AT_ONCE];
-        let mut chunk = 0;
-        while chunk < code.centroids() {
+        // Not unrolled, as chunks of centroids that are loaded ahead do not fit the registers.
+        let (mut chunk, centroids) = (0, bits::renewed(code.centroids()));
+        while chunk < centroids {
             if code.bits > 8 {
                 own = Centroids::load(books, book, chunk, lane);
             }

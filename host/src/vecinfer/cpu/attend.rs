@@ -3,7 +3,7 @@
 
 use super::{Places, Stored, TILE, turn};
 use crate::attention::BLOCK_TOKENS;
-use crate::attention::cpu::lanes::{Eights, Floats, Lanes, Order, Row, Tile, multiply_each};
+use crate::attention::cpu::lanes::{Floats, Lanes, Order, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
 use crate::attention::cpu::softmax::{LARGEST_EXPONENT, MAX_ROWS, MergeParts, Running, WarpResult};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
@@ -16,8 +16,7 @@ use simt::convert::f32_from_f16;
 use simt::math::{abs, canonical_nan, exp2_nonpositive, max, maximum};
 use std::cell::RefCell;
 
-/// Sixteen neighbouring channels are a contraction: that of units of four channels. Of units of eight it is
-/// [`Eights`].
+/// Sixteen neighbouring channels are a contraction.
 struct Neighbours;
 
 impl Order for Neighbours {
@@ -251,17 +250,6 @@ impl Work for Compute<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        if self.view.stored.setting.keys.unit() == 8 {
-            self.compute::<L, Eights>();
-        } else {
-            self.compute::<L, Neighbours>();
-        }
-    }
-}
-
-impl Compute<'_> {
-    #[inline(always)]
-    fn compute<L: Lanes, O: Order>(self) {
         let Compute { view, part, pieces, piece, scratch, results } = self;
         let Stored { shape, head_dim, .. } = view.stored;
         let dim = head_dim as usize;
@@ -270,7 +258,7 @@ impl Compute<'_> {
             let at = view.query_row(part, r) * dim;
             let mut ordered = [[0u16; 16]; 8];
             for (d, x) in view.queries[at..at + dim].iter().enumerate() {
-                let (chunk, step) = O::step_of(d);
+                let (chunk, step) = Neighbours::step_of(d);
                 ordered[chunk][step] = *x;
             }
             for (query, x) in queries.iter_mut().zip(ordered).take(chunks) {
@@ -293,7 +281,7 @@ impl Compute<'_> {
         scratch.key_rows.resize(TILE * dim, 0);
         scratch.value_rows.resize(TILE * dim, 0);
         let row = part.sequence * shape.kv_heads as usize + part.head;
-        let lanes = tokens_of(rows_of(shape.group));
+        let lanes = tokens_of(rows_of(shape.group, view.stored.code(0), view.stored.code(1)));
         for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut running = [Running::EMPTY; MAX_ROWS];
             let mut sums = [[0f32; 8]; MAX_ROWS];
@@ -321,7 +309,7 @@ impl Compute<'_> {
                         }
                     }
                 } else {
-                    L::keys::<f16, O>(&scratch.key_rows, dim, &mut scratch.keys);
+                    L::keys::<f16, Neighbours>(&scratch.key_rows, dim, &mut scratch.keys);
                     for chunk in 0..chunks {
                         let queries = |r: usize| &scratch.queries[r][chunk];
                         let products = &mut products[chunk % 2][..rows];
