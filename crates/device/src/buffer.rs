@@ -68,9 +68,9 @@ impl<T: Pod> Buffer<T> {
         Ok(buffer)
     }
 
-    /// Memory that another library owns, such as a tensor's: `len` elements from `address` on. Everything that
-    /// takes a buffer takes it, and checks its length as it does that of any other. Dropping it frees nothing
-    /// and waits for nothing.
+    /// Memory that another library owns, such as a tensor's: `len` elements from `address` on. Everything
+    /// that takes a buffer takes it, and checks its length as it does that of any other. Dropping it frees
+    /// nothing and waits for nothing.
     ///
     /// On a GPU `address` is what its driver calls a device pointer, in the primary context, which the CUDA
     /// runtime uses, and so PyTorch; on the CPU it is a pointer of the host, exposed
@@ -82,9 +82,9 @@ impl<T: Pod> Buffer<T> {
     /// - so many elements are there, and the device reaches them;
     /// - the alignment is what the kernels ask for that are launched on them: up to 16 bytes, where they move
     ///   vectors;
-    /// - nothing else writes them, or for memory that work here writes, touches them, unless it is ordered with
-    ///   that work. The device's own waits ([`Device::synchronize`] and what is said to wait for the device)
-    ///   know nothing of the streams that the other library uses.
+    /// - nothing else writes them, or for memory that work here writes, touches them, unless it is ordered
+    ///   with that work. The device's own waits ([`Device::synchronize`] and what is said to wait for the
+    ///   device) know nothing of the streams that the other library uses.
     ///
     /// # Errors
     /// [`Error::Misaligned`] if the address is no multiple of an element's alignment, or 0 for elements that

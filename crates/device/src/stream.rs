@@ -52,10 +52,10 @@ impl Stream {
         })
     }
 
-    /// A stream that another library owns, such as the current one of PyTorch. Work goes behind what is in it,
-    /// and where its owner captures it, into the owner's graph: nothing is different for launches, copies and
-    /// fills; what waits for the stream is refused then ([`Error::Capturing`]). To make one costs no call of
-    /// the driver; dropping it waits for nothing.
+    /// A stream that another library owns, such as the current one of PyTorch. Work goes behind what is in
+    /// it, and where its owner captures it, into the owner's graph: nothing is different for launches, copies
+    /// and fills; what waits for the stream is refused then ([`Error::Capturing`]). To make one costs no call
+    /// of the driver; dropping it waits for nothing.
     ///
     /// On a GPU `raw` is a `CUstream` (the runtime's `cudaStream_t` is the same), null for the legacy default
     /// stream; on the CPU, where work is done in the call, it is not looked at.
@@ -154,9 +154,8 @@ impl Stream {
     /// Buffers may be made, read and dropped meanwhile. What waits for this stream, or belongs to no graph,
     /// is refused with [`Error::Capturing`].
     ///
-    /// # Errors
-    /// [`Error::Capturing`] inside another capture of this stream; [`Error::ForeignStream`] for one that another
-    /// library owns; the error of `record`, which ends the capture; or what the driver reports.
+    /// # Errors [`Error::Capturing`] inside another capture of this stream; [`Error::ForeignStream`] for one
+    /// that another library owns; the error of `record`, which ends the capture; or what the driver reports.
     pub fn capture<R>(&self, record: impl FnOnce(&Stream) -> Result<R>) -> Result<(Graph, R)> {
         if self.foreign {
             return Err(Error::ForeignStream { doing: "capturing" });
@@ -179,8 +178,8 @@ impl Stream {
         Ok((Graph { backend: graph?, device: self.device.clone(), id }, result))
     }
 
-    /// Whether a [`capture`](Self::capture) is recording what comes into the stream, or one of the library that
-    /// owns it.
+    /// Whether a [`capture`](Self::capture) is recording what comes into the stream, or one of the library
+    /// that owns it.
     pub fn is_capturing(&self) -> bool {
         self.capture.load(Ordering::Acquire) != 0
             || (self.foreign && self.backend.owner_captures().unwrap_or(false))

@@ -98,8 +98,10 @@ fn a_foreign_stream_runs_copies_and_launches_in_order(device: &Device) {
     let mut tensor = borrowed(device, &mut first);
     for by in 1..=20 {
         // SAFETY: 1000 elements, each thread its own; waited for below.
-        unsafe { stream.launch(&common::overlapping::increment::kernel(), cover(1000), add(&mut tensor, by)) }
-            .unwrap();
+        unsafe {
+            stream.launch(&common::overlapping::increment::kernel(), cover(1000), add(&mut tensor, by))
+        }
+        .unwrap();
     }
     stream.copy(&tensor, .., &mut second, 0).unwrap();
     let mut found = vec![0; 1000];
@@ -118,8 +120,8 @@ fn captures_are_for_the_owner_of_a_stream(device: &Device) {
     stream.synchronize().unwrap();
 }
 
-/// A graph that another library captures, as PyTorch does: in the global mode, in which the driver refuses what
-/// waits or allocates.
+/// A graph that another library captures, as PyTorch does: in the global mode, in which the driver refuses
+/// what waits or allocates.
 #[test]
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn launches_go_into_the_graph_of_the_streams_owner() {

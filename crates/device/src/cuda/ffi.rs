@@ -87,9 +87,9 @@ pub(super) fn note(code: u32, doing: &str) {
     }
 }
 
-/// While it lives, the calling thread may allocate, free and look kernels up although a stream of its own, or in
-/// the global mode any thread's, captures: such a capture would fail otherwise. None of that becomes a part of
-/// the graph.
+/// While it lives, the calling thread may allocate, free and look kernels up although a stream of its own, or
+/// in the global mode any thread's, captures: such a capture would fail otherwise. None of that becomes a
+/// part of the graph.
 pub(super) struct Relaxed(CUstreamCaptureMode);
 
 impl Relaxed {
