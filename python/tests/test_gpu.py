@@ -126,9 +126,9 @@ class TestStreams(unittest.TestCase):
 
     def test_plans_end_while_a_stream_captures(self):
         graph = torch.cuda.CUDAGraph()
+        other = plan(self.lib, self.paged, 8, max_tokens=1024)
         with torch.cuda.graph(graph):
             found = self.run_once()
-            other = plan(self.lib, self.paged, 8, max_tokens=1024)
             del other
         graph.replay()
         torch.cuda.synchronize()
