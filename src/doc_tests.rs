@@ -6,5 +6,8 @@ mod readme {}
 #[doc = include_str!("../docs/kernel-guide.md")]
 mod kernel_guide {}
 
+#[doc = include_str!("../docs/library.md")]
+mod library {}
+
 #[doc = include_str!("../docs/models.md")]
 mod models {}

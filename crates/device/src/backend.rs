@@ -114,6 +114,12 @@ pub(crate) trait DeviceBackend: Send + Sync {
         Ok(())
     }
 
+    /// Refuses memory that another library owns where the device is known not to reach it.
+    fn check_foreign(&self, address: u64) -> Result<()> {
+        let _ = address;
+        Ok(())
+    }
+
     /// Copies and waits; ordered with no stream.
     ///
     /// # Safety
@@ -128,6 +134,11 @@ pub(crate) trait DeviceBackend: Send + Sync {
     fn synchronize(&self) -> Result<()>;
 
     fn stream(&self) -> Result<Box<dyn StreamBackend>>;
+    /// A stream that another library owns.
+    ///
+    /// # Safety
+    /// The contract of [`crate::Stream::from_raw`].
+    unsafe fn foreign_stream(&self, raw: *mut c_void) -> Result<Box<dyn StreamBackend>>;
     fn event(&self) -> Result<Box<dyn EventBackend>>;
 }
 
@@ -136,6 +147,10 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// The stream's number, where its order with others is checked; 0 elsewhere.
     fn number(&self) -> u64 {
         0
+    }
+    /// Whether whoever owns the stream captures it; asked of foreign streams.
+    fn owner_captures(&self) -> Result<bool> {
+        Ok(false)
     }
     /// Hands out the driver's handle (null on the CPU) to what puts anything but a launch into the stream.
     fn put_other(&self, put: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()>;

@@ -13,11 +13,14 @@ use std::panic::Location;
 
 /// `len` elements of device memory, freed when dropped.
 ///
-/// Dropping waits for work of the device that is under way, and works from any thread.
+/// Dropping waits for work of the device that is under way, and works from any thread. Memory that
+/// [another library owns](Self::from_raw) is left alone instead.
 pub struct Buffer<T: Pod> {
     device: Device,
     address: u64,
     len: usize,
+    /// Whether dropping frees it.
+    owned: bool,
     element: PhantomData<T>,
 }
 
@@ -32,7 +35,7 @@ impl<T: Pod> Buffer<T> {
         let bytes = size_of_many::<T>(len)?;
         let memory = Memory::of::<T>(len, false, Location::caller());
         let address = if bytes == 0 { 0 } else { device.backend().allocate(memory)? };
-        Ok(Buffer { device: device.clone(), address, len, element: PhantomData })
+        Ok(Buffer { device: device.clone(), address, len, owned: true, element: PhantomData })
     }
 
     /// Memory of zero bytes.
@@ -63,6 +66,40 @@ impl<T: Pod> Buffer<T> {
             unsafe { device.backend().copy_now(Place::Device(buffer.address), from, buffer.bytes()) }?;
         }
         Ok(buffer)
+    }
+
+    /// Memory that another library owns, such as a tensor's: `len` elements from `address` on. Everything
+    /// that takes a buffer takes it, and checks its length as it does that of any other. Dropping it frees
+    /// nothing and waits for nothing.
+    ///
+    /// On a GPU `address` is what its driver calls a device pointer, in the primary context, which the CUDA
+    /// runtime uses, and so PyTorch; on the CPU it is a pointer of the host, exposed
+    /// ([`pointer::expose_provenance`]).
+    ///
+    /// # Safety
+    /// Until the value is dropped and every piece of work that was given it has finished (for a capture:
+    /// until no run of the graph can follow):
+    /// - so many elements are there, and the device reaches them;
+    /// - the alignment is what the kernels ask for that are launched on them: up to 16 bytes, where they move
+    ///   vectors;
+    /// - nothing else writes them, or for memory that work here writes, touches them, unless it is ordered
+    ///   with that work. The device's own waits ([`Device::synchronize`] and what is said to wait for the
+    ///   device) know nothing of the streams that the other library uses.
+    ///
+    /// # Errors
+    /// [`Error::Misaligned`] if the address is no multiple of an element's alignment, or 0 for elements that
+    /// have bytes; [`Error::NotReached`] if the GPU's driver knows that the memory is not the device's;
+    /// [`Error::TooLarge`].
+    pub unsafe fn from_raw(device: &Device, address: u64, len: usize) -> Result<Self> {
+        let bytes = size_of_many::<T>(len)?;
+        let align = align_of::<T>();
+        if bytes != 0 {
+            if address == 0 || !address.is_multiple_of(align as u64) {
+                return Err(Error::Misaligned { address, align });
+            }
+            device.backend().check_foreign(address)?;
+        }
+        Ok(Buffer { device: device.clone(), address, len, owned: false, element: PhantomData })
     }
 
     /// Waits for **all work of the device**, then copies the contents out.
@@ -176,7 +213,7 @@ impl<T: Pod> Buffer<T> {
 impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
         let bytes = self.bytes();
-        if bytes != 0 {
+        if self.owned && bytes != 0 {
             // SAFETY: allocated with these bytes, and gone after this.
             unsafe { self.device.backend().free(self.address, bytes) };
         }

@@ -160,6 +160,33 @@ pub enum Error {
         /// The new kernel's entry.
         kernel: &'static str,
     },
+    /// Memory of another library that cannot hold such elements.
+    #[error(
+        "memory at {address:#x} cannot hold elements that are aligned to {align} bytes; give the address of the first \
+         element, a multiple of {align}"
+    )]
+    Misaligned {
+        /// Where it was said to be.
+        address: u64,
+        /// The alignment of an element, in bytes.
+        align: usize,
+    },
+    /// Memory of another library that the device does not reach.
+    #[error("memory at {address:#x} is {found}, and the device is {device}; copy it there first")]
+    NotReached {
+        /// Where it was said to be.
+        address: u64,
+        /// What the driver says of it.
+        found: String,
+        /// The device's name.
+        device: String,
+    },
+    /// What only its owner may do to a stream.
+    #[error("{doing} is for the library that the stream belongs to; ask it, or use a stream of your own")]
+    ForeignStream {
+        /// What was asked for.
+        doing: &'static str,
+    },
     /// An event that no stream has recorded.
     #[error("the event was never recorded; record it on a stream first")]
     EventNotRecorded,

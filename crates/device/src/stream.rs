@@ -10,6 +10,7 @@ use crate::limits;
 use crate::pinned::Pinned;
 use bytemuck::Pod;
 use simt::{Kernel, KernelArgs, LaunchShape};
+use std::ffi::c_void;
 use std::fmt;
 use std::ops::RangeBounds;
 use std::panic::Location;
@@ -23,10 +24,12 @@ static NEXT_CAPTURE: AtomicU64 = AtomicU64::new(1);
 ///
 /// On a GPU the calls return at once, and streams run beside each other; the CPU backend does the work in the
 /// call. A stream may be used from several threads; the order of their work is then that of their calls.
-/// Dropping a stream waits for its work.
+/// Dropping a stream waits for its work, unless [another library owns it](Self::from_raw).
 pub struct Stream {
     backend: Box<dyn StreamBackend>,
     device: Device,
+    /// Whether another library owns it.
+    foreign: bool,
     /// The capture that runs; 0 for none.
     capture: AtomicU64,
     /// Read by what must not be recorded, for as long as it takes; a capture begins when all of them are
@@ -43,6 +46,34 @@ impl Stream {
         Ok(Stream {
             backend: device.backend().stream()?,
             device: device.clone(),
+            foreign: false,
+            capture: AtomicU64::new(0),
+            outside: RwLock::new(()),
+        })
+    }
+
+    /// A stream that another library owns, such as the current one of PyTorch. Work goes behind what is in
+    /// it, and where its owner captures it, into the owner's graph: nothing is different for launches, copies
+    /// and fills; what waits for the stream is refused then ([`Error::Capturing`]). To make one costs no call
+    /// of the driver; dropping it waits for nothing.
+    ///
+    /// On a GPU `raw` is a `CUstream` (the runtime's `cudaStream_t` is the same), null for the legacy default
+    /// stream; on the CPU, where work is done in the call, it is not looked at.
+    ///
+    /// # Safety
+    /// - `raw` is null or a stream of the device's primary context, and stays until the value is dropped;
+    /// - between two launches that this value puts into the stream nothing is put there by others: what
+    ///   [overlaps](simt::KernelInfo::overlaps) the launch before it counts on that. The first launch of a
+    ///   value waits for all that is in the stream: so make one for each time that the stream is yours.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub unsafe fn from_raw(device: &Device, raw: *mut c_void) -> Result<Self> {
+        Ok(Stream {
+            // SAFETY: this function's contract.
+            backend: unsafe { device.backend().foreign_stream(raw) }?,
+            device: device.clone(),
+            foreign: true,
             capture: AtomicU64::new(0),
             outside: RwLock::new(()),
         })
@@ -123,10 +154,12 @@ impl Stream {
     /// Buffers may be made, read and dropped meanwhile. What waits for this stream, or belongs to no graph,
     /// is refused with [`Error::Capturing`].
     ///
-    /// # Errors
-    /// [`Error::Capturing`] inside another capture of this stream; the error of `record`, which ends the
-    /// capture; or what the driver reports.
+    /// # Errors [`Error::Capturing`] inside another capture of this stream; [`Error::ForeignStream`] for one
+    /// that another library owns; the error of `record`, which ends the capture; or what the driver reports.
     pub fn capture<R>(&self, record: impl FnOnce(&Stream) -> Result<R>) -> Result<(Graph, R)> {
+        if self.foreign {
+            return Err(Error::ForeignStream { doing: "capturing" });
+        }
         let id = NEXT_CAPTURE.fetch_add(1, Ordering::Relaxed);
         if self.capture.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return Err(Error::Capturing { doing: "starting a capture" });
@@ -145,9 +178,11 @@ impl Stream {
         Ok((Graph { backend: graph?, device: self.device.clone(), id }, result))
     }
 
-    /// Whether a [`capture`](Self::capture) is recording what comes into the stream.
+    /// Whether a [`capture`](Self::capture) is recording what comes into the stream, or one of the library
+    /// that owns it.
     pub fn is_capturing(&self) -> bool {
         self.capture.load(Ordering::Acquire) != 0
+            || (self.foreign && self.backend.owner_captures().unwrap_or(false))
     }
 
     /// Waits until all work of the stream is done.
@@ -354,10 +389,9 @@ impl Stream {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(Error::Capturing { doing }),
         };
-        match self.capture.load(Ordering::Acquire) {
-            0 => Ok(guard),
-            _ => Err(Error::Capturing { doing }),
-        }
+        let captured =
+            self.capture.load(Ordering::Acquire) != 0 || (self.foreign && self.backend.owner_captures()?);
+        if captured { Err(Error::Capturing { doing }) } else { Ok(guard) }
     }
 }
 

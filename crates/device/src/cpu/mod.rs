@@ -176,6 +176,11 @@ impl DeviceBackend for CpuDevice {
         Ok(Box::new(stream::CpuStream::new(stream::Setting { options, device, order })))
     }
 
+    unsafe fn foreign_stream(&self, _: *mut c_void) -> Result<Box<dyn StreamBackend>> {
+        // Work is done in the call: it comes behind all that its owner has had done.
+        self.stream()
+    }
+
     fn event(&self) -> Result<Box<dyn EventBackend>> {
         Ok(Box::new(CpuEvent { at: Mutex::new(None), order: self.order.clone(), clock: Mutex::default() }))
     }

@@ -6,7 +6,7 @@
 //! is.
 
 use crate::error::{Error, Result};
-use cust::sys::{self, CUfunction, CUresult, CUstream};
+use cust::sys::{self, CUfunction, CUresult, CUstream, CUstreamCaptureMode};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// For each number of arguments, a function that sees a driver function as returning a number.
@@ -84,6 +84,30 @@ pub(super) fn name(code: u32) -> String {
 pub(super) fn note(code: u32, doing: &str) {
     if code != 0 {
         tracing::debug!(code, name = name(code), doing, "the driver returned an error on clean-up");
+    }
+}
+
+/// While it lives, the calling thread may allocate, free and look kernels up although a stream of its own, or
+/// in the global mode any thread's, captures: such a capture would fail otherwise. None of that becomes a
+/// part of the graph.
+pub(super) struct Relaxed(CUstreamCaptureMode);
+
+impl Relaxed {
+    pub(super) fn enter() -> Self {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `mode` is valid for a read and a write; what the driver writes is a mode that was set.
+        note(unsafe { cu!(cuThreadExchangeStreamCaptureMode(&mut mode)) }, "relaxing captures");
+        Relaxed(mode)
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        note(
+            unsafe { cu!(cuThreadExchangeStreamCaptureMode(&mut self.0)) },
+            "restoring the mode of captures",
+        );
     }
 }
 

@@ -11,10 +11,11 @@ use crate::device::{DeviceInfo, KernelAttributes, PtxImage};
 use crate::error::{Error, Result};
 use crate::unordered::Memory;
 use context::Context;
-use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE};
-use ffi::{check, cu, note};
+use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUpointer_attribute};
+use ffi::{Relaxed, check, cu, note};
 use module::Module;
 use simt::KernelInfo;
+use std::ffi::c_void;
 use std::panic::Location;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +23,9 @@ use stream::{CudaEvent, CudaStream, copy_async};
 
 /// The driver's code for memory that is not there.
 const OUT_OF_MEMORY: u32 = 2;
+
+/// The driver's code for an argument that it does not take.
+const INVALID_VALUE: u32 = 1;
 
 /// Every GPU that the driver sees.
 pub(crate) fn devices() -> Result<Vec<DeviceInfo>> {
@@ -80,6 +84,7 @@ impl DeviceBackend for CudaDevice {
     fn allocate(&self, memory: Memory) -> Result<u64> {
         let bytes = memory.bytes();
         self.context.bind()?;
+        let _relaxed = Relaxed::enter();
         let mut address = 0;
         // SAFETY: `address` is valid for a write.
         let code = unsafe { cu!(cuMemAlloc_v2(&mut address, bytes)) };
@@ -89,6 +94,7 @@ impl DeviceBackend for CudaDevice {
 
     unsafe fn free(&self, address: u64, _bytes: usize) {
         if self.context.bind_quietly() {
+            let _relaxed = Relaxed::enter();
             // SAFETY: by the contract, what `allocate` gave, and not used again.
             note(unsafe { cu!(cuMemFree_v2(address)) }, "freeing device memory");
         }
@@ -97,7 +103,7 @@ impl DeviceBackend for CudaDevice {
     fn allocate_pinned(&self, memory: Memory) -> Result<PinnedMemory> {
         let bytes = memory.bytes();
         self.context.bind()?;
-        let mut host: *mut std::ffi::c_void = null_mut();
+        let mut host: *mut c_void = null_mut();
         let flags = CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: `host` is valid for a write.
         let code = unsafe { cu!(cuMemHostAlloc(&mut host, bytes, flags)) };
@@ -130,6 +136,23 @@ impl DeviceBackend for CudaDevice {
         }
     }
 
+    fn check_foreign(&self, address: u64) -> Result<()> {
+        self.context.bind()?;
+        let mut ordinal = -1_i32;
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: `ordinal` is what the attribute is written to; the driver takes any address.
+        let code = unsafe { cu!(cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address)) };
+        let found = match code {
+            0 if u32::try_from(ordinal) == Ok(self.info.ordinal) => return Ok(()),
+            0 => format!("on GPU number {ordinal}"),
+            // Memory that no allocation of the driver has.
+            INVALID_VALUE => "not known to the CUDA driver".into(),
+            code => return check(code, || format!("asking whose memory is at {address:#x}")),
+        };
+        let device = format!("GPU number {}, {}", self.info.ordinal, self.info.name);
+        Err(Error::NotReached { address, found, device })
+    }
+
     unsafe fn copy_now(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
         let stream = self.own_stream.lock().unwrap_or_else(PoisonError::into_inner);
         self.context.bind()?;
@@ -152,6 +175,11 @@ impl DeviceBackend for CudaDevice {
 
     fn stream(&self) -> Result<Box<dyn StreamBackend>> {
         Ok(Box::new(CudaStream::new(&self.context, &self.module)?))
+    }
+
+    unsafe fn foreign_stream(&self, raw: *mut c_void) -> Result<Box<dyn StreamBackend>> {
+        // SAFETY: this function's contract.
+        Ok(Box::new(unsafe { CudaStream::foreign(&self.context, &self.module, raw.cast()) }))
     }
 
     fn event(&self) -> Result<Box<dyn EventBackend>> {

@@ -1,7 +1,7 @@
 //! The kernels: which PTX the driver takes, and where each kernel of it is.
 
 use super::context::Context;
-use super::ffi::{check, cu, name, note};
+use super::ffi::{Relaxed, check, cu, name, note};
 use crate::device::{DeviceInfo, KernelAttributes, PtxImage};
 use crate::error::{Error, PtxRefusal, Result, shape_text};
 use cust::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
@@ -116,6 +116,8 @@ impl Module {
             return Err(missing);
         };
         self.context.bind()?;
+        // The driver may load the kernel's code only now.
+        let _relaxed = Relaxed::enter();
         let mut raw = null_mut();
         // SAFETY: `raw` is valid for a write, the module is loaded, the name ends in NUL.
         let code = unsafe { cu!(cuModuleGetFunction(&mut raw, self.raw, entry_name.as_ptr())) };
@@ -211,6 +213,7 @@ impl Function {
         }
         if shape.shared_bytes > self.dynamic_bytes.load(Ordering::Relaxed) {
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let _relaxed = Relaxed::enter();
             // SAFETY: the function lives as long as its module, which the caller holds.
             let code = unsafe { cu!(cuFuncSetAttribute(self.raw, attribute, self.max_dynamic_bytes as i32)) };
             check(code, || {

@@ -26,7 +26,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Everything of a stream that those who wait for the whole device need.
 struct State {
     raw: CUstream,
-    /// Recorded where the last capture began.
+    /// Whether the stream is another library's: it is neither made nor dropped here.
+    foreign: bool,
+    /// Recorded where the last capture began; null for a foreign stream, whose captures are its owner's.
     before_capture: CUevent,
     /// Held while the stream is waited for, so that no capture begins meanwhile: the wait would break it.
     capturing: Mutex<bool>,
@@ -65,15 +67,39 @@ impl State {
             note(unsafe { cu!(cuEventDestroy_v2(before_capture)) }, "dropping an event");
             return Err(error);
         }
-        let state =
-            Arc::new(State { raw, before_capture, capturing: Mutex::new(false), context: context.clone() });
+        Ok(Self::announced(State {
+            raw,
+            foreign: false,
+            before_capture,
+            capturing: Mutex::new(false),
+            context: context.clone(),
+        }))
+    }
+
+    /// A stream that is waited for with the device, for as long as it is here.
+    fn announced(state: State) -> Arc<Self> {
+        let state = Arc::new(state);
         let mut streams = lock(&STREAMS);
         streams.retain(|other| other.strong_count() != 0);
         streams.push(Arc::downgrade(&state));
-        Ok(state)
+        state
+    }
+
+    /// Whether the driver says that the stream captures.
+    fn captures(&self) -> Result<bool> {
+        self.context.bind()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: `status` is valid for a write, and the stream lives.
+        let code = unsafe { cu!(cuStreamIsCapturing(self.raw, &mut status)) };
+        check(code, || "asking whether the stream captures".into())?;
+        Ok(!matches!(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE))
     }
 
     fn synchronize(&self) -> Result<()> {
+        // A wait would break the capture, and where that began is its owner's to know.
+        if self.foreign && self.captures()? {
+            return Ok(());
+        }
         self.context.bind()?;
         let capturing = lock(&self.capturing);
         let code = if *capturing {
@@ -89,7 +115,7 @@ impl State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        if self.context.bind_quietly() {
+        if !self.foreign && self.context.bind_quietly() {
             // Who waits for the device waits for the streams that are there: none may go with work under way.
             // SAFETY: made by `new`, and not used again after the next call.
             note(unsafe { cu!(cuStreamSynchronize(self.raw)) }, "waiting for a stream that is dropped");
@@ -135,6 +161,21 @@ impl CudaStream {
             module: module.clone(),
             context: context.clone(),
         })
+    }
+
+    /// A stream that another library owns.
+    ///
+    /// # Safety
+    /// The contract of [`crate::Stream::from_raw`].
+    pub(super) unsafe fn foreign(context: &Arc<Context>, module: &Arc<Module>, raw: CUstream) -> Self {
+        let state = State::announced(State {
+            raw,
+            foreign: true,
+            before_capture: null_mut(),
+            capturing: Mutex::new(false),
+            context: context.clone(),
+        });
+        CudaStream { raw, state, order: Mutex::default(), module: module.clone(), context: context.clone() }
     }
 
     pub(super) fn handle(&self) -> CUstream {
@@ -227,6 +268,10 @@ impl CudaStream {
 }
 
 impl StreamBackend for CudaStream {
+    fn owner_captures(&self) -> Result<bool> {
+        self.state.captures()
+    }
+
     fn put_other(&self, put: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()> {
         let _order = self.other_work();
         put(self.raw.cast())
