@@ -16,7 +16,7 @@ def bare(name):
 
 def digits(value):
     """Three digits of a number."""
-    return "0" if value == 0 else f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return "0" if value == 0 else f"{value:.{min(4, max(0, 2 - math.floor(math.log10(abs(value)))))}f}"
 
 
 def memory(row):
@@ -31,17 +31,17 @@ def memory(row):
     return (row["quality"]["token_bytes"], row["quality"]["step_bytes"]) if row["quality"] else None
 
 
-def beside_each_other(records):
-    """A row a scheme of `bench schemes`: bytes, what a text loses, the largest bound, and speed by device and place. Of
-    several records the first that has a figure says it."""
+def gathered(records):
+    """What records of `bench schemes` say together: rows by name, speeds by name and place, and the places. Of several
+    records the first that has a figure says it."""
     rows, speed, places = {}, defaultdict(dict), []
     for record in records:
         for row in record.data["rows"]:
             name = bare(row["kv"])
-            known = rows.setdefault(name, {"quality": None, "bytes": None, "bound": None})
+            known = rows.setdefault(name, {"quality": None, "bytes": None, "bound": None, "steps": False})
             known["quality"] = known["quality"] or row["quality"]
-            if row["speed"] or known["bytes"] is None:
-                known["bytes"] = known["bytes"] if known["bound"] else memory(row) or known["bytes"]
+            if not known["steps"]:
+                known["bytes"], known["steps"] = memory(row) or known["bytes"], bool(row["speed"])
             bounds = [step["relative_bound"][1] for step in row["speed"] if step.get("relative_bound")]
             known["bound"] = max(bounds + ([known["bound"]] if known["bound"] else []), default=None)
             for step in row["speed"]:
@@ -49,10 +49,22 @@ def beside_each_other(records):
                 places += [place] * (place not in places)
                 speed[name].setdefault(place, step.get("dense_ratio"))
     places.sort(key=lambda place: (-place[0], place[4], place[2], place[3]))
+    return {name: row for name, row in rows.items() if row["bytes"]}, speed, places
+
+
+def heads_of(places):
+    """The names of columns; the device only where there are several."""
+    several = len({place[4] for place in places}) > 1
+    return [(f"{DEVICES[device]}, " if several else "") + f"{q_heads}/{kv_heads}, {tokens(context)}"
+            + (f" ×{batch}" if batch > 1 else "") for q_heads, kv_heads, batch, context, device in places]
+
+
+def beside_each_other(records):
+    """A row a scheme of `bench schemes`: bytes, what a text loses, the largest bound, and speed at the first shape."""
+    rows, speed, places = gathered(records)
+    places = [place for place in places if place[:2] == places[0][:2]]
     lines = []
     for name, row in rows.items():
-        if row["bytes"] is None:
-            continue
         cells = [f"`{name}`", f"{row['bytes'][0]:.0f}", f"{row['bytes'][1]:.0f}"]
         lost = row["quality"] and row["quality"]["beside"]
         if lost:
@@ -65,10 +77,17 @@ def beside_each_other(records):
         cells.append("–" if row["bound"] is None else digits(row["bound"]))
         cells += [losing(speed[name].get(place)) for place in places]
         lines.append((-row["bytes"][0], cells))
-    heads = [f"{DEVICES[device]}, {q_heads}/{kv_heads}, {tokens(context)}" + (f", batch {batch}" if batch > 1 else "")
-             for q_heads, kv_heads, batch, context, device in places]
-    return table(("`--kv`", "bytes", "read", "KL, 95 %", "perplexity, 95 %", "bound / output", *heads),
+    return table(("`--kv`", "bytes", "read", "KL, 95 %", "perplexity, 95 %", "bound", *heads_of(places)),
                  [cells for _, cells in sorted(lines, key=lambda each: each[0])])
+
+
+def other_shapes(records):
+    """The speeds of `bench schemes` at the shapes behind the first."""
+    rows, speed, places = gathered(records)
+    places = [place for place in places if place[:2] != places[0][:2]]
+    lines = [(-row["bytes"][0], [f"`{name}`", *(losing(speed[name].get(place)) for place in places)])
+             for name, row in rows.items() if any(speed[name].get(place) for place in places)]
+    return table(("`--kv`", *heads_of(places)), [cells for _, cells in sorted(lines, key=lambda each: each[0])])
 
 
 # --- diagnose, at equal bytes ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 
 from beside import bare as plain
-from beside import beside_each_other, by_layer, equal_bytes
+from beside import beside_each_other, by_layer, equal_bytes, other_shapes
 from records import DEVICES, Wrong, facts, interval, losing, ratio, scheme, table, tokens
 
 # --- INT8 -----------------------------------------------------------------------------------------------------------
@@ -674,6 +674,7 @@ TABLES = {
     "staging-h200": staging,
     "perplexity-codes": perplexity_codes,
     "schemes": schemes,
+    "schemes-other-shapes": other_shapes,
     "diagnose-gtq": diagnosed(lambda name: not name.startswith("vecinfer")),
     "diagnose-equal-bytes": equal_bytes,
     "diagnose-by-layer": by_layer,
