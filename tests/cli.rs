@@ -173,7 +173,7 @@ fn doctor_is_strict_only_when_asked() {
 
 #[test]
 fn help_names_units_examples_and_exit_codes() {
-    let commands: [&[&str]; 10] = [
+    let commands: [&[&str]; 11] = [
         &["quantize"],
         &["dequantize"],
         &["check"],
@@ -182,6 +182,7 @@ fn help_names_units_examples_and_exit_codes() {
         &["bench"],
         &["bench", "int8"],
         &["bench", "launch"],
+        &["bench", "schemes"],
         &["regime", "fit"],
         &["regime", "plot"],
     ];

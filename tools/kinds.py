@@ -5,6 +5,8 @@ import re
 import statistics
 from collections import defaultdict
 
+from beside import bare as plain
+from beside import beside_each_other, by_layer, equal_bytes, other_shapes
 from records import DEVICES, Wrong, facts, interval, losing, ratio, scheme, table, tokens
 
 # --- INT8 -----------------------------------------------------------------------------------------------------------
@@ -502,13 +504,11 @@ def perplexity_codes(records):
     return table(head, rows)
 
 
-def plain(name):
-    """A scheme's name without the files that it was opened with."""
-    return re.sub(r"/(codes|order)=.*", "", scheme(name))
-
-
 def schemes(records):
-    """Every scheme once: what its cache takes, what a model's text loses over it, and how fast a step is."""
+    """Every scheme once: what its cache takes, what a model's text loses over it, and how fast a step is; of records of
+    `bench schemes`, or of those of `eval ppl` and `bench attention`."""
+    if all(record.command == "bench-schemes" for record in records):
+        return beside_each_other(records)
     texts = [record for record in records if "summary" in record.data]
     found = dict(shapes([record for record in records if "summary" not in record.data]))
     of_shape = {(batch, context): rows for (_, heads, _, batch, context), rows in found.items()
@@ -539,12 +539,12 @@ def schemes(records):
 def diagnosed(wanted):
     """A row a scheme of some names, by the bytes of a key: what its codes do to logits, softmax and output."""
 
-    def figure(of):
+    def figure(of, ends=True):
         if of is None:
             return "–"
-        digits = max(0, 2 - math.floor(math.log10(of["mean"]))) if of["mean"] > 0 else 0
+        digits = min(4, max(0, 2 - math.floor(math.log10(of["mean"])))) if of["mean"] > 0 else 0
         low, high = of["interval"]["low"], of["interval"]["high"]
-        return f"{of['mean']:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+        return f"{of['mean']:.{digits}f}" + (f" [{low:.{digits}f}, {high:.{digits}f}]" if ends else "")
 
     def rows(records):
         (record,) = records
@@ -553,12 +553,12 @@ def diagnosed(wanted):
             name = re.sub(r"/(codes|order|from)=.*", "", row["kv"])
             if not wanted(name):
                 continue
-            name = f"`{name}`" + (", a codebook a head" if "head" in row["kv"] else "")
+            name = f"`{name.removesuffix('/recent=0/sink=0')}`" + (", a codebook a head" if "head" in row["kv"] else "")
             found.append((name, f"{row['key_bytes']:.1f}", f"{row['value_bytes']:.1f}", figure(row["logit"]),
-                          figure(row["offsets"]), figure(row["divergence"]),
-                          f"{100 * row['overlap']['mean']:.0f} %", figure(row["output"]),
+                          figure(row["offsets"], False), figure(row["divergence"]),
+                          f"{100 * row['overlap']['mean']:.0f} %", figure(row["output"], False),
                           f"{row['values']['mean']:.3f}"))
-        head = ("", "key", "value", "error", "at 50 distances", "KL", "top 10", "output", "values")
+        head = ("", "key", "value", "error", "at 50", "KL", "top 10", "output", "values")
         return table(head, found)
 
     return rows
@@ -673,7 +673,10 @@ TABLES = {
     "staging-h200": staging,
     "perplexity-codes": perplexity_codes,
     "schemes": schemes,
+    "schemes-other-shapes": other_shapes,
     "diagnose-gtq": diagnosed(lambda name: not name.startswith("vecinfer")),
+    "diagnose-equal-bytes": equal_bytes,
+    "diagnose-by-layer": by_layer,
     "diagnose-vecinfer": diagnosed(lambda name: name.startswith(("vecinfer", "gtq", "kivi/"))),
     "model-batches-h100": model_batches,
     "regime-h100": regime,

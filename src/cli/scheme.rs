@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use host::kv::calibration::Calibrator;
-use host::kv::{OptionSpec, Preset, Scheme, Selection};
+use host::kv::{OptionSpec, Preset, Scheme, Selection, Value};
 use std::fmt::Write;
 
 /// The scheme that others are measured against.
@@ -35,6 +35,35 @@ pub fn each_once(texts: &[String]) -> Result<Vec<Selection>, Failure> {
         }
     }
     Ok(found)
+}
+
+/// Whether a selection was given a file that is made for a model.
+pub fn has_file(selection: &Selection) -> bool {
+    selection.values().any(|(_, value)| matches!(value, Value::File(_)))
+}
+
+/// A scheme's name with its file's name alone.
+pub fn plain(selection: &Selection) -> String {
+    let base = selection.to_string();
+    match selection.values().find_map(|(name, _)| Some((name, selection.file(name)?))) {
+        Some((name, path)) => {
+            let file = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
+            base.replace(&format!("/{name}={}", path.display()), &format!("/{name}={file}"))
+        }
+        None => base,
+    }
+}
+
+/// The same scheme without the file that it was given.
+///
+/// # Errors
+/// What is none without it.
+pub fn without_files(selection: &Selection) -> Result<Selection, Failure> {
+    let mut text = selection.to_string();
+    for (name, value) in selection.values().filter(|(_, value)| matches!(value, Value::File(_))) {
+        text = text.replace(&format!("/{name}={value}"), "");
+    }
+    one(&text)
 }
 
 /// `what`, and what schemes there are: for an argument's short help.
@@ -103,4 +132,22 @@ pub fn calibrated_long() -> String {
         options(&mut out, calibrator.options);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_named_without_folders_or_left_out() {
+        let selection = one("gtq-blocks/k=2/v=3/order=a/b/c.safetensors").expect("a scheme");
+        assert!(has_file(&selection));
+        assert_eq!(plain(&selection), "gtq-blocks/k=2/v=3/order=c.safetensors");
+        let bare = without_files(&selection).expect("a scheme");
+        assert!(!has_file(&bare));
+        assert_eq!(
+            (bare.to_string(), plain(&bare)),
+            ("gtq-blocks/k=2/v=3".into(), "gtq-blocks/k=2/v=3".into())
+        );
+    }
 }

@@ -51,11 +51,19 @@ impl SubjectArguments {
     pub fn open(&self) -> Result<Subject, Failure> {
         let path = self.path()?;
         let model = Model::open(&path)?;
-        let (device, gpu_note) = match self.backend.open()? {
+        let (device, gpu_note) = self.device()?;
+        Ok(Subject { path, model, device, gpu_note })
+    }
+
+    /// The device alone, and why it is no GPU.
+    ///
+    /// # Errors
+    /// A GPU asked for that cannot be used.
+    pub fn device(&self) -> Result<(Device, Option<String>), Failure> {
+        Ok(match self.backend.open()? {
             Gpu::Ready(device) => (device, None),
             Gpu::None(reason) => (Device::cpu(EmuOptions::default()), Some(reason)),
-        };
-        Ok(Subject { path, model, device, gpu_note })
+        })
     }
 }
 

@@ -4,10 +4,12 @@
 //! same tokens, so that what differs is the caches' doing and does not grow by another choice of words.
 
 use super::decoder::{self, Steps};
+use super::perplexity::Half;
 use super::{Error, Result, Watch, perplexity};
 use crate::kv::{KvCache, Summary as Report};
 use crate::model::forward::Runner;
 use crate::statistics::{self, Interval, RESAMPLES};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 /// From this margin between the two largest logits on, another choice is no matter of rounding: a factor of e
@@ -31,7 +33,7 @@ pub struct Compared {
     pub report: [Option<Report>; 2],
 }
 
-/// Work of a window of `length` in the measure of a [`Watch`].
+/// Work of a window of `length` over two caches in the measure of a [`Watch`].
 pub const fn work(length: usize) -> usize {
     2 * perplexity::work(length)
 }
@@ -47,30 +49,72 @@ pub fn compare(
     tokens: &[u32],
     watch: Watch,
 ) -> Result<Compared> {
+    let [first, second] = caches;
+    let Beside { mut others, .. } = beside(runner, first, &mut [second], tokens, watch)?;
+    // One was given.
+    Ok(others.pop().unwrap_or_default())
+}
+
+/// The decoded half of a window over one cache and over others beside it.
+#[derive(Clone, Debug)]
+pub struct Beside {
+    /// Over the first.
+    pub first: Half,
+    /// Each of the others, compared with it.
+    pub others: Vec<Compared>,
+}
+
+/// The same of a cache and of any number of others beside it, which takes the steps of the first once.
+///
+/// # Errors
+/// As [`compare`].
+pub fn beside(
+    runner: &mut Runner,
+    first: &mut dyn KvCache,
+    others: &mut [&mut dyn KvCache],
+    tokens: &[u32],
+    watch: Watch,
+) -> Result<Beside> {
     if tokens.len() < 2 {
         return Err(Error::TooShort { what: "a window", found: tokens.len(), needed: 2 });
     }
     let (read, rest) = tokens.split_at(tokens.len() / 2 - 1);
-    let [first, second] = caches;
     decoder::read(runner, first, read, watch)?;
-    decoder::read(runner, second, read, watch)?;
-    let mut steps = [Steps::default(), Steps::default()];
-    let mut found = Compared::default();
+    for other in &mut *others {
+        decoder::read(runner, &mut **other, read, watch)?;
+    }
+    let mut steps = Steps::default();
+    let mut steps_of = vec![Steps::default(); others.len()];
+    let schemes: Vec<&str> = others.iter().map(|other| other.scheme()).collect();
+    let mut nll = Vec::new();
+    let mut found = vec![Compared::default(); others.len()];
     for pair in rest.windows(2) {
-        let a = steps[0].step(runner, first, pair[0], watch)?;
-        let b = steps[1].step(runner, second, pair[0], watch)?;
-        let distance = a.distance(&b);
-        found.kl.push(distance.kl);
-        found.tv.push(distance.tv);
-        found.agrees.push(a.best() == b.best());
-        found.margin.push(a.margin());
-        found.nll[0].push(-a.log_probability(pair[1]));
-        found.nll[1].push(-b.log_probability(pair[1]));
+        let a = steps.step(runner, first, pair[0], watch)?;
+        nll.push(-a.log_probability(pair[1]));
+        let next = others.iter_mut().zip(&mut steps_of);
+        let next: Vec<_> = next
+            .map(|(other, steps)| steps.logits(runner, &mut **other, pair[0], watch))
+            .collect::<Result<_>>()?;
+        let position = first.tokens() - 1;
+        // Vocabularies are long: of many caches, one after the other, this takes as long as the steps.
+        found.par_iter_mut().zip(&next).zip(&schemes).try_for_each(|((found, logits), scheme)| {
+            let b = decoder::distribution(logits, scheme, position)?;
+            let distance = a.distance(&b);
+            found.kl.push(distance.kl);
+            found.tv.push(distance.tv);
+            found.agrees.push(a.best() == b.best());
+            found.margin.push(a.margin());
+            found.nll[0].push(-a.log_probability(pair[1]));
+            found.nll[1].push(-b.log_probability(pair[1]));
+            Ok::<_, Error>(())
+        })?;
     }
     runner.check_cache(first)?;
-    runner.check_cache(second)?;
-    found.report = steps.map(|steps| steps.report);
-    Ok(found)
+    for ((other, steps_of), found) in others.iter_mut().zip(steps_of).zip(&mut found) {
+        runner.check_cache(&mut **other)?;
+        found.report = [steps.report, steps_of.report];
+    }
+    Ok(Beside { first: Half { nll, report: steps.report }, others: found })
 }
 
 /// How often both agree.

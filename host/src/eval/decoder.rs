@@ -59,15 +59,35 @@ impl Steps {
         token: u32,
         watch: Watch,
     ) -> Result<Distribution> {
+        let logits = self.logits(runner, cache, token, watch)?;
+        distribution(&logits, cache.scheme(), cache.tokens() - 1)
+    }
+
+    /// Reads one token; the logits of what may follow it.
+    ///
+    /// # Errors
+    /// As [`read`].
+    pub(super) fn logits(
+        &mut self,
+        runner: &mut Runner,
+        cache: &mut dyn KvCache,
+        token: u32,
+        watch: Watch,
+    ) -> Result<Vec<f32>> {
         let logits = runner.logits(&[token], cache)?;
         let own = Summary::of(&cache.report().map_err(forward::Error::from)?);
         self.report = Summary::join(self.report, own);
         hear(watch, STEP)?;
-        Distribution::new(&logits).ok_or_else(|| Error::NotFinite {
-            scheme: cache.scheme().to_string(),
-            position: cache.tokens() - 1,
-        })
+        Ok(logits)
     }
+}
+
+/// What logits say, of the token at `position` over a scheme.
+///
+/// # Errors
+/// [`Error::NotFinite`].
+pub(super) fn distribution(logits: &[f32], scheme: &str, position: usize) -> Result<Distribution> {
+    Distribution::new(logits).ok_or_else(|| Error::NotFinite { scheme: scheme.to_owned(), position })
 }
 
 /// A model over a cache.

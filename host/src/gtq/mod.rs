@@ -17,6 +17,7 @@ mod order;
 mod plan;
 pub mod rows;
 mod sample;
+pub mod stability;
 #[cfg(test)]
 mod tests;
 mod workload;

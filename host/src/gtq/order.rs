@@ -5,7 +5,7 @@
 //! each.
 
 use super::allocation::{Energies, blocks, ranked};
-use super::{Error, HEAD_DIMS, Result};
+use super::{Error, HEAD_DIMS, Result, stability};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::rope::Pairing;
 use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material, hash};
@@ -128,8 +128,11 @@ impl Order {
     }
 }
 
-/// The order of a layer, [kv_heads, head_dim].
-fn of_layer(material: &Material, layer: usize) -> Result<Vec<u8>> {
+/// The blocks of a layer, and the energies of each KV head's.
+///
+/// # Errors
+/// [`Error::HeadDim`].
+pub(super) fn energies(material: &Material, layer: usize) -> Result<(Vec<[usize; 2]>, Vec<Energies>)> {
     let Geometry { q_heads, kv_heads, head_dim, .. } = material.geometry;
     if !HEAD_DIMS.iter().any(|dim| *dim as usize == head_dim) {
         return Err(Error::HeadDim { head_dim: u32::try_from(head_dim).unwrap_or(u32::MAX) });
@@ -142,8 +145,7 @@ fn of_layer(material: &Material, layer: usize) -> Result<Vec<u8>> {
     let passed = &material.layers[layer];
     let [keys, queries] =
         [&passed.keys, &passed.queries].map(|rows| material.behind_fronts(rows, BLOCK_TOKENS as usize));
-    let mut order = Vec::with_capacity(kv_heads * head_dim);
-    for head in 0..kv_heads {
+    let of_head = |head: usize| {
         let of = |rows: &'_ [f16], heads: usize, own: std::ops::Range<usize>| -> Vec<Vec<f64>> {
             let wide = |row: &[f16]| row.iter().map(|x| x.to_f64()).collect();
             let own = rows.chunks_exact(head_dim).enumerate().filter(|(row, _)| own.contains(&(row % heads)));
@@ -151,13 +153,18 @@ fn of_layer(material: &Material, layer: usize) -> Result<Vec<u8>> {
         };
         let keys = of(&keys, kv_heads, head..head + 1);
         let queries = of(&queries, q_heads, head * group..(head + 1) * group);
-        let energies =
-            Energies::of(&pairs, keys.iter().map(Vec::as_slice), queries.iter().map(Vec::as_slice));
-        let parts = ranked(&energies, PARTS);
-        let channels = parts.iter().flatten().flat_map(|block| pairs[*block]);
-        order.extend(channels.map(|channel| channel as u8));
-    }
-    Ok(order)
+        Energies::of(&pairs, keys.iter().map(Vec::as_slice), queries.iter().map(Vec::as_slice))
+    };
+    let energies = (0..kv_heads).map(of_head).collect();
+    Ok((pairs, energies))
+}
+
+/// The order of a layer, [kv_heads, head_dim].
+fn of_layer(material: &Material, layer: usize) -> Result<Vec<u8>> {
+    let (pairs, energies) = energies(material, layer)?;
+    let parts = energies.iter().flat_map(|energies| ranked(energies, PARTS));
+    let channels = parts.flatten().flat_map(|block| pairs[block]);
+    Ok(channels.map(|channel| channel as u8).collect())
 }
 
 fn run(calibration: &Calibration<'_>) -> kv::Result<Artifact> {
@@ -168,5 +175,9 @@ fn run(calibration: &Calibration<'_>) -> kv::Result<Artifact> {
         order.layers.push(of_layer(material, layer)?);
         calibration.tell(layer + 1, layers)?;
     }
-    Ok(order.artifact(material.geometry, material.rope.as_ref()))
+    let mut artifact = order.artifact(material.geometry, material.rope.as_ref());
+    for (name, found) in stability::found(material)? {
+        artifact.say(name, found.to_string());
+    }
+    Ok(artifact)
 }

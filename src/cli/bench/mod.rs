@@ -13,6 +13,7 @@ mod plot;
 mod plot_data;
 mod record;
 mod report;
+mod schemes;
 mod sizes;
 mod summary;
 #[cfg(test)]
@@ -25,7 +26,7 @@ use clap::Subcommand;
 
 const LONG: &str = "\
 Measures speed: kernels against the memory's ceiling, the CPU and other libraries; launches against the driver; a model's steps against \
-their bytes.
+their bytes; KV schemes by bytes, loss and speed.
 
 Exit codes: 0 done; 1 compared bits differ (the report is written and says which); 2 bad input, or no GPU where one \
 is needed.";
@@ -45,6 +46,7 @@ enum What {
     Int8(int8::Arguments),
     Launch(launch::Arguments),
     Model(model::Arguments),
+    Schemes(Box<schemes::Arguments>),
 }
 
 /// Why a benchmark could not be done.
@@ -108,5 +110,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         What::Int8(arguments) => int8::run(arguments),
         What::Launch(arguments) => launch::run(arguments),
         What::Model(arguments) => model::run(arguments),
+        What::Schemes(arguments) => schemes::run(arguments),
     }
 }

@@ -1,9 +1,10 @@
 //! A captured cache, and what a scheme does to it.
 
-use super::{Error, family, has_file, plain, references};
+use super::{Error, family, references};
 use crate::cli::captured::Facts;
 use crate::cli::failure::Failure;
 use crate::cli::layers::{Layer, Tensors};
+use crate::cli::scheme::{has_file, plain};
 use half::f16;
 use host::eval::diagnosis::{self, Exact, Sample, Summary, summarize};
 use host::kv::restored::{Coded, Original, Restored, through};

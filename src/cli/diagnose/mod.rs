@@ -210,23 +210,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     report.finish(&report::tables(&json, arguments.by_layer), &json)
 }
 
-/// Whether a selection was given a file that is made for a model.
-fn has_file(selection: &Selection) -> bool {
-    selection.values().any(|(_, value)| matches!(value, host::kv::Value::File(_)))
-}
-
-/// A scheme's name with its files' names alone.
-fn plain(selection: &Selection) -> String {
-    let base = selection.to_string();
-    match selection.values().find_map(|(name, _)| Some((name, selection.file(name)?))) {
-        Some((name, path)) => {
-            let file = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
-            base.replace(&format!("/{name}={}", path.display()), &format!("/{name}={file}"))
-        }
-        None => base,
-    }
-}
-
 /// What a row is drawn with: the scheme without its bits and files.
 fn family(selection: &Selection) -> String {
     let scheme = selection.scheme();
@@ -244,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_named_by_scheme_and_files() {
+    fn rows_are_named_by_scheme() {
         let texts = [
             "gtq-blocks/k=2/v=3/order=a/b/c.safetensors",
             "kivi-paper/k=2/group=64/residual=64",
@@ -252,12 +235,10 @@ mod tests {
         ];
         let found = each_once(&texts.map(String::from)).expect("a scheme and a reference");
         assert_eq!(found.len(), 2);
-        assert_eq!(plain(&found[0]), "gtq-blocks/k=2/v=3/order=c.safetensors");
         assert_eq!(
             (family(&found[0]), family(&found[1])),
             ("gtq-blocks".into(), "kivi-paper/group=64/residual=64".into())
         );
-        assert!(has_file(&found[0]) && !has_file(&found[1]));
         let unknown = each_once(&["gtqq".into()]).expect_err("no scheme").to_string();
         assert!(unknown.contains("gtq-blocks") && unknown.contains("kivi-scale"), "{unknown}");
     }

@@ -52,8 +52,7 @@ pub(crate) fn open_with(
 ) -> Result<Box<dyn Workload>> {
     let input = opening.f16()?;
     let stream = Stream::new(&input.device)?;
-    let of_set = |set| fill(opening, &input, &stream, set, &cache);
-    let mut sets = (0..input.pools.len()).map(of_set).collect::<Result<Vec<_>>>()?;
+    let mut sets = fill(opening, &input, &stream, cache)?;
     let first = &mut sets[0];
     // The step that counts as one, for a report is of committed tokens; then one that a capture can repeat.
     first.attend(&stream)?;
@@ -73,14 +72,14 @@ pub(crate) fn open_with(
     Ok(Box::new(ThroughCache { sets, outcome, facts }))
 }
 
-/// A cache with all tokens of all sequences, the last of each begun.
+/// A cache for each of the input's pools, with all tokens of all sequences, the last of each begun. Pools are
+/// equal: they are read once.
 fn fill(
     opening: &Opening<'_>,
     input: &Arc<Input<f16>>,
     stream: &Stream,
-    set: usize,
-    cache: &impl Fn(&kv::Opening<'_>) -> Result<Box<dyn KvCache>>,
-) -> Result<Set> {
+    cache: impl Fn(&kv::Opening<'_>) -> Result<Box<dyn KvCache>>,
+) -> Result<Vec<Set>> {
     let geometry = input.geometry();
     if input.lengths.contains(&0) {
         let limit = "a cache needs a token to attend to";
@@ -90,58 +89,81 @@ fn fill(
     // One more, for the chunk that is begun and never appended.
     let capacity = Capacity { tokens: longest + 1, sequences: input.lengths.len() };
     let (device, selection) = (&input.device, opening.selection);
-    let mut cache = cache(&kv::Opening { device, geometry, rope: None, capacity, selection })?;
+    let open = || cache(&kv::Opening { device, geometry, rope: None, capacity, selection });
+    let mut caches = (0..input.pools.len()).map(|_| open()).collect::<Result<Vec<_>>>()?;
     let width = geometry.kv_width();
+    let most = CHUNK.max(input.lengths.len());
+    let mut chunks = Rows {
+        keys: Buffer::new(device, most * width)?,
+        values: Buffer::new(device, most * width)?,
+        positions: Buffer::new(device, most)?,
+    };
     let [mut last_keys, mut last_values] = [Vec::new(), Vec::new()];
     for (sequence, length) in input.lengths.iter().enumerate() {
-        if sequence > 0 {
-            cache.join(stream)?;
-        }
         let last = *length as usize - 1;
-        let (keys, values) = (gather(input, set, sequence, true)?, gather(input, set, sequence, false)?);
-        for first in (0..last).step_by(CHUNK) {
-            let tokens = first..last.min(first + CHUNK);
-            let rows = tokens.start * width..tokens.end * width;
-            let chunk = Chunk::Prompt { sequence, tokens: tokens.len() };
-            append(&mut *cache, stream, chunk, &keys[rows.clone()], &values[rows])?;
-            cache.commit();
+        let (keys, values) = (gather(input, sequence, true)?, gather(input, sequence, false)?);
+        for cache in &mut caches {
+            if sequence > 0 {
+                cache.join(stream)?;
+            }
+            for first in (0..last).step_by(CHUNK) {
+                let tokens = first..last.min(first + CHUNK);
+                let rows = tokens.start * width..tokens.end * width;
+                let chunk = Chunk::Prompt { sequence, tokens: tokens.len() };
+                chunks.append(&mut **cache, stream, chunk, &keys[rows.clone()], &values[rows])?;
+                cache.commit();
+            }
         }
         last_keys.extend_from_slice(&keys[last * width..]);
         last_values.extend_from_slice(&values[last * width..]);
     }
-    append(&mut *cache, stream, Chunk::Step, &last_keys, &last_values)?;
-    cache.check(stream)?;
     let rows = input.lengths.len() * geometry.query_width();
     let mut queries = vec![f16::ZERO; rows];
     input.queries[0].read(0, &mut queries)?;
-    Ok(Set {
-        cache,
-        queries: Buffer::from_slice(&input.device, &queries)?,
-        output: Buffer::zeroed(&input.device, rows)?,
-    })
+    let set = |mut cache: Box<dyn KvCache>| {
+        chunks.append(&mut *cache, stream, Chunk::Step, &last_keys, &last_values)?;
+        cache.check(stream)?;
+        Ok(Set {
+            cache,
+            queries: Buffer::from_slice(device, &queries)?,
+            output: Buffer::zeroed(device, rows)?,
+        })
+    };
+    caches.into_iter().map(set).collect()
 }
 
-/// Begins a chunk and appends it.
-fn append(
-    cache: &mut dyn KvCache,
-    stream: &Stream,
-    chunk: Chunk,
-    keys: &[f16],
-    values: &[f16],
-) -> Result<()> {
-    let device = stream.device();
-    let (keys, values) = (Buffer::from_slice(device, keys)?, Buffer::from_slice(device, values)?);
-    let positions = Buffer::from_slice(device, &cache.held().positions(chunk))?;
-    cache.begin(stream, chunk)?;
-    let new = Rotated { positions: &positions, keys: &keys, values: &values };
-    cache.append(stream, 0, New::Rotated(new))?;
-    // Before the buffers go.
-    Ok(stream.synchronize()?)
+/// Where the rows of a chunk are on their way into a cache.
+struct Rows {
+    /// [tokens, kv_heads, head_dim], both; a chunk's tokens are the first rows.
+    keys: Buffer<f16>,
+    values: Buffer<f16>,
+    positions: Buffer<u32>,
+}
+
+impl Rows {
+    /// Begins a chunk and appends it.
+    fn append(
+        &mut self,
+        cache: &mut dyn KvCache,
+        stream: &Stream,
+        chunk: Chunk,
+        keys: &[f16],
+        values: &[f16],
+    ) -> Result<()> {
+        stream.upload(keys, &mut self.keys, 0)?;
+        stream.upload(values, &mut self.values, 0)?;
+        stream.upload(&cache.held().positions(chunk), &mut self.positions, 0)?;
+        cache.begin(stream, chunk)?;
+        let new = Rotated { positions: &self.positions, keys: &self.keys, values: &self.values };
+        cache.append(stream, 0, New::Rotated(new))?;
+        // Before the rows are others.
+        Ok(stream.synchronize()?)
+    }
 }
 
 /// The keys, or values, of a sequence in the order of its tokens.
-fn gather(input: &Input<f16>, set: usize, sequence: usize, keys: bool) -> Result<Vec<f16>> {
-    let pool = &input.pools[set];
+fn gather(input: &Input<f16>, sequence: usize, keys: bool) -> Result<Vec<f16>> {
+    let pool = &input.pools[0];
     let pool = if keys { pool.keys() } else { pool.values() };
     let (heads, dim) = (input.problem.kv_heads as usize, input.problem.head_dim as usize);
     let length = input.lengths[sequence] as usize;

@@ -93,7 +93,8 @@ pub struct Arguments {
     pub report: ReportArguments,
 }
 
-fn scale(text: &str) -> Result<f32, String> {
+/// What queries may be multiplied by.
+pub fn scale(text: &str) -> Result<f32, String> {
     let number = text.parse::<f32>().ok().filter(|x| *x > 0.0 && *x <= 1000.0);
     number.ok_or_else(|| format!("'{text}' is no number above 0, 1000 at most"))
 }

@@ -2,13 +2,14 @@
 
 use super::super::record::Skipped;
 use super::caches::Caches;
+use super::clock::Clock;
 use super::refusal;
 use super::report::{Row, Stage, Subject};
 use crate::cli::failure::Failure;
-use crate::cli::timing::{Repetition, Timing, on_device};
+use crate::cli::timing::{Repetition, Timing, on_device, on_host};
 use host::attention::dense::DenseElement;
 use host::kv::Selection;
-use host::kv::workload::{AnyInput, Input, Judged, Opening, Originals, Outcome, Workload};
+use host::kv::workload::{AnyInput, Input, Judged, Opening, Originals, Outcome, Workload, through_cache};
 use host::roofline::{self, Mix};
 use host::{BackendKind, Buffer, Device, Stream};
 use simt::emu::EmuOptions;
@@ -122,6 +123,8 @@ pub struct Plan<'a> {
     pub query_scale: f32,
     /// How often a row is repeated.
     pub repetition: Repetition,
+    /// Whether a CPU takes its own path, on the host's clock, in place of the emulator.
+    pub on_slices: bool,
 }
 
 impl Plan<'_> {
@@ -134,13 +137,20 @@ impl Plan<'_> {
     where
         Arc<Input<E>>: Into<AnyInput>,
     {
+        Ok((selection.scheme().workload)(&self.opening(selection, caches))?)
+    }
+
+    /// What it is opened with.
+    fn opening<'s, E: DenseElement>(&self, selection: &'s Selection, caches: &Caches<E>) -> Opening<'s>
+    where
+        Arc<Input<E>>: Into<AnyInput>,
+    {
         let input = caches.input.clone().into();
-        let opening = Opening { input, selection, originals: self.originals, layer: None };
-        Ok((selection.scheme().workload)(&opening)?)
+        Opening { input, selection, originals: self.originals, layer: None }
     }
 }
 
-/// Measures each scheme over one kind of cache.
+/// Measures each scheme over one kind of cache, as long as there is time.
 ///
 /// # Errors
 /// Out of memory for the cache, or what the device reports.
@@ -149,6 +159,7 @@ pub fn measure<E: DenseElement>(
     subject: Subject,
     plan: &Plan<'_>,
     ceiling: Option<&Ceiling>,
+    clock: &mut Clock,
     skipped: &mut Vec<Skipped>,
 ) -> Result<Vec<Row>, Failure>
 where
@@ -163,16 +174,27 @@ where
     let least = plan.kv.iter().map(bytes).min().unwrap_or_else(|| subject.cache_bytes());
     let room = device.info().memory_bytes.map_or(1, |memory| memory / 2 / subject.cache_bytes().max(1));
     let count = sets(device, least).min(room.max(1) as usize);
+    let stored = count as u64 * subject.cache_bytes();
+    // The first row counts what all share as well.
+    let mut start = clock.now();
     let caches = Caches::<E>::new(device, subject, count, plan.query_scale)?;
     let mut rows = Vec::new();
     for selection in plan.kv {
+        let mut skip =
+            |reason: String| skipped.push(Skipped { what: format!("{selection} {subject}"), reason });
+        if !clock.has(stored) {
+            skip(clock.reason());
+            continue;
+        }
         match row(selection, &caches, plan, ceiling) {
             Ok(row) => rows.push(row),
             Err(error) => match refusal(&error) {
-                Some(reason) => skipped.push(Skipped { what: format!("{selection} {subject}"), reason }),
+                Some(reason) => skip(reason),
                 None => return Err(error),
             },
         }
+        clock.took(stored, start);
+        start = clock.now();
     }
     Ok(rows)
 }
@@ -201,14 +223,20 @@ where
     };
     // The whole step last: it is what is compared.
     let every = workload.stages().len();
-    // SAFETY: caches and workload outlive the replays.
-    let timing = unsafe {
-        on_device(&stream, calls, plan.repetition, |stream, call| {
-            workload.enqueue(stream, call % count, every).map_err(Failure::from)
-        })
-    }?;
+    let on_slices = plan.on_slices && device.kind() == BackendKind::Cpu;
+    let timing = if on_slices {
+        on_the_cpu(workload.as_mut(), &plan.opening(selection, caches), &stream, plan.repetition)?
+    } else {
+        // SAFETY: caches and workload outlive the replays.
+        unsafe {
+            on_device(&stream, calls, plan.repetition, |stream, call| {
+                workload.enqueue(stream, call % count, every).map_err(Failure::from)
+            })
+        }?
+    };
     let mut row = subject.row("decode", &selection.to_string(), subject.bytes(), timing);
-    row.emulator = device.kind() == BackendKind::Cpu;
+    row.on_slices = on_slices;
+    row.emulator = device.kind() == BackendKind::Cpu && !on_slices;
     row.cache_bytes = Some(bytes);
     row.read_gb_per_s = Some(bytes as f64 / row.median_us * 1e-3);
     row.sets = Some(count);
@@ -237,6 +265,34 @@ where
         row.verified = Some(same_bits(&expected, &outcome) && row.verified != Some(false));
     }
     Ok(row)
+}
+
+/// Steps over the first cache by the CPU's own path, on the host's clock.
+///
+/// Caches take it where nothing is captured, workloads of a system's own may not. Of a scheme that needs a
+/// file the workload alone has one, made from the input: it is through the cache already.
+fn on_the_cpu(
+    own: &mut dyn Workload,
+    opening: &Opening<'_>,
+    stream: &Stream,
+    repetition: Repetition,
+) -> Result<Timing, Failure> {
+    let needs_a_file = opening.selection.scheme().calibrate.is_some();
+    let mut through = if needs_a_file { None } else { Some(through_cache(opening)?) };
+    let workload: &mut dyn Workload = match &mut through {
+        Some(through) => &mut **through,
+        None => own,
+    };
+    let stages = workload.stages().len();
+    let mut done = Ok(());
+    let timing = on_host(repetition, || {
+        let step = workload.enqueue(stream, 0, stages).map_err(Failure::from);
+        let step = step.and_then(|()| Ok(stream.synchronize()?));
+        if done.is_ok() {
+            done = step;
+        }
+    });
+    done.map(|()| timing)
 }
 
 /// Calls of a graph, `least` or more: of each kind of step as many as there are in the long run, and enough

@@ -3,6 +3,7 @@
 
 mod arguments;
 mod caches;
+mod clock;
 mod measure;
 mod peers;
 mod picture;
@@ -11,8 +12,10 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
-pub use arguments::Arguments;
-pub use measure::Ceiling;
+pub use arguments::{Arguments, Shape, scale};
+pub use clock::Clock;
+pub use measure::{Ceiling, Plan, repetition};
+pub use report::{BlockOrder, Row, Subject, set_ratios};
 
 use super::Error;
 use super::record::Skipped;
@@ -23,8 +26,8 @@ use crate::cli::{progress, scheme};
 use half::{bf16, f16};
 use host::kv::workload::Originals;
 use host::{BackendKind, Device};
-use measure::{Plan, measure, repetition};
-use report::{Report, Row, Subject, set_ratios};
+use measure::measure;
+use report::Report;
 use simt::emu::EmuOptions;
 use std::time::Instant;
 
@@ -32,6 +35,8 @@ use std::time::Instant;
 const PEERS_SHARE: f64 = 0.6;
 /// The most tokens of all heads together that the emulator measures.
 const EMULATE_TOKENS: u64 = 1 << 15;
+/// The same of the CPU's own path: caches in f16 of half a gigabyte at head_dim 128.
+const SLICES_TOKENS: u64 = 1 << 20;
 
 /// Runs the benchmark and writes what it found.
 ///
@@ -87,7 +92,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Whether all that was compared is right.
-fn compared(rows: &[Row]) -> Result<(), Failure> {
+///
+/// # Errors
+/// It is not, with the first row that is wrong.
+pub fn compared(rows: &[Row]) -> Result<(), Failure> {
     let checked = rows.iter().filter(|row| row.verified.is_some()).count();
     let wrong: Vec<&Row> = rows.iter().filter(|row| row.verified == Some(false)).collect();
     let Some(row) = wrong.first() else { return Ok(()) };
@@ -97,8 +105,8 @@ fn compared(rows: &[Row]) -> Result<(), Failure> {
     Err(Error::Wrong { rows: wrong.len(), checked, first }.into())
 }
 
-/// All our rows: of every shape, batch and type the longest context first, so that short ones are missing if
-/// time runs out.
+/// Our rows of `bench attention`: of every shape, batch and type the longest context first, so that short
+/// ones are missing if time runs out.
 fn own(
     arguments: &Arguments,
     begin: Instant,
@@ -106,43 +114,62 @@ fn own(
     rows: &mut Vec<Row>,
     skipped: &mut Vec<Skipped>,
 ) -> Result<(), Failure> {
-    let repetition = repetition(device, arguments.seconds_per_row);
-    let originals = if arguments.cold { Originals::Host { scratch: 0 } } else { Originals::Device };
     let kv = scheme::each_once(&arguments.kv)?;
-    let plan = Plan { kv: &kv, originals, query_scale: arguments.query_scale, repetition };
+    let plan = Plan {
+        kv: &kv,
+        originals: if arguments.cold { Originals::Host { scratch: 0 } } else { Originals::Device },
+        query_scale: arguments.query_scale,
+        repetition: repetition(device, arguments.seconds_per_row),
+        on_slices: false,
+    };
     let mut subjects = subjects(arguments);
     subjects.sort_by_key(|subject| std::cmp::Reverse(subject.context));
+    let mut clock = Clock::new(begin, arguments.seconds, 1.0);
+    steps(&subjects, &plan, device, &mut clock, rows, skipped)
+}
+
+/// Measures every scheme of a plan over every subject, in their order, as long as there is time.
+///
+/// # Errors
+/// What the device reports; what is refused is listed.
+pub fn steps(
+    subjects: &[Subject],
+    plan: &Plan<'_>,
+    device: &Device,
+    clock: &mut Clock,
+    rows: &mut Vec<Row>,
+    skipped: &mut Vec<Skipped>,
+) -> Result<(), Failure> {
     let bar = progress::bar(subjects.len());
     let mut ceilings: Vec<Ceiling> = Vec::new();
-    // A configuration takes less than twice what the last of its size or more has taken.
-    let mut longest = 0.0f64;
-    for subject in subjects {
+    let blocks = subjects.first().map(|subject| subject.blocks);
+    let most = if plan.on_slices { SLICES_TOKENS } else { EMULATE_TOKENS };
+    for &subject in subjects {
         bar.set_message(subject.to_string());
         bar.inc(1);
         let mut skip = |reason: String| skipped.push(Skipped { what: subject.to_string(), reason });
-        let start = begin.elapsed().as_secs_f64();
-        if start + longest > arguments.seconds {
-            skip(format!("no time left (--seconds {})", arguments.seconds));
+        if !clock.has(subject.cache_bytes()) {
+            skip(clock.reason());
             continue;
         }
         let tokens =
             u64::from(subject.batch) * u64::from(subject.shape.kv_heads) * u64::from(subject.context);
-        if device.kind() == BackendKind::Cpu && tokens > EMULATE_TOKENS {
-            skip("too long for the emulator".into());
+        if device.kind() == BackendKind::Cpu && tokens > most {
+            skip(if plan.on_slices { "too long for a CPU" } else { "too long for the emulator" }.into());
             continue;
         }
         let mut refused = Vec::new();
         let mut one = || -> Result<Vec<Row>, Failure> {
             let bytes = subject.cache_bytes();
             if device.kind() == BackendKind::Cuda && ceilings.iter().all(|known| known.bytes != bytes) {
-                ceilings.push(Ceiling::measure(device, bytes, repetition)?);
+                ceilings.push(Ceiling::measure(device, bytes, plan.repetition)?);
             }
             let ceiling = ceilings.iter().find(|known| known.bytes == bytes);
-            let ceiling_row = ceiling.filter(|_| subject.blocks == arguments.blocks[0]);
+            let ceiling_row = ceiling.filter(|_| Some(subject.blocks) == blocks);
             let mut found: Vec<Row> = ceiling_row.map(|ceiling| ceiling.row(subject)).into_iter().collect();
             found.extend(match subject.dtype {
-                "bf16" => measure::<bf16>(device, subject, &plan, ceiling, &mut refused)?,
-                _ => measure::<f16>(device, subject, &plan, ceiling, &mut refused)?,
+                "bf16" => measure::<bf16>(device, subject, plan, ceiling, clock, &mut refused)?,
+                _ => measure::<f16>(device, subject, plan, ceiling, clock, &mut refused)?,
             });
             Ok(found)
         };
@@ -154,7 +181,6 @@ fn own(
             },
         }
         skipped.append(&mut refused);
-        longest = longest.max(begin.elapsed().as_secs_f64() - start);
     }
     bar.finish_and_clear();
     Ok(())

@@ -20,6 +20,9 @@ pub struct Row {
     /// Whether it ran on the emulator.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub emulator: bool,
+    /// Whether it ran on the CPU's own path.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub on_slices: bool,
     /// Element type of the cache.
     pub dtype: String,
     /// Sequences.
@@ -203,8 +206,17 @@ impl Row {
     /// The same, and where its blocks lie if they are not shuffled.
     pub fn label(&self) -> String {
         let order = if self.blocks == Some(BlockOrder::InOrder) { ", in order" } else { "" };
-        let emulator = if self.emulator { ", emulator" } else { "" };
-        format!("{}{order}{emulator}", self.by())
+        let place = match (self.emulator, self.on_slices) {
+            (true, _) => ", emulator",
+            (_, true) => ", CPU",
+            _ => "",
+        };
+        format!("{}{order}{place}", self.by())
+    }
+
+    /// Whether it ran where another did.
+    fn is_where(&self, other: &Row) -> bool {
+        (self.emulator, self.on_slices) == (other.emulator, other.on_slices)
     }
 
     /// Whether both are of one shape, type, batch and context.
@@ -229,10 +241,10 @@ pub fn set_ratios(rows: &mut [Row]) {
         let dense = rows
             .iter()
             .filter(beside)
-            .filter(|row| row.peer == "ferrokv" && row.by() == "dense" && row.emulator == of.emulator)
+            .filter(|row| row.peer == "ferrokv" && row.by() == "dense" && row.is_where(of))
             .find(|row| row.blocks == of.blocks);
         let dense = dense.map(|row| row.median_us / of.median_us);
-        let peers = rows.iter().filter(beside).filter(|row| row.peer != "ferrokv" && !of.emulator);
+        let peers = rows.iter().filter(beside).filter(|row| row.peer != "ferrokv" && row.is_where(of));
         let peer = peers.min_by(|a, b| a.median_us.total_cmp(&b.median_us));
         let peer = peer.map(|row| (row.peer.clone(), row.median_us / of.median_us));
         let row = &mut rows[i];
