@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Why a search could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -49,16 +49,21 @@ pub enum Error {
 pub struct Search {
     /// Programs of tests.
     pub programs: Vec<PathBuf>,
-    /// Only tests with this in their name.
+    /// Only tests with this in their name or in that of their program.
     pub test: String,
     /// Only places, or kernels whose handles are exchanged, with this in their name.
     pub place: String,
     /// Only such changes; all, if empty.
     pub changes: Vec<String>,
-    /// At most so many places, drawn by a seed.
-    pub sample: Option<(usize, u64)>,
+    /// At most so many places, drawn by the seed.
+    pub sample: Option<usize>,
+    /// What decides which places are drawn, and in which order they are tried.
+    pub seed: u64,
     /// How many tests run at the same time; 0 for one a core.
     pub jobs: usize,
+    /// How long the search may take. The places are tried in an order that the seed draws, so those that
+    /// were tried are a sample of all.
+    pub limit: Option<Duration>,
 }
 
 /// What came of a broken kernel.
@@ -89,10 +94,12 @@ pub struct Mutant {
 pub struct Report {
     /// How many tests reach a kernel.
     pub tests: usize,
-    /// Tests that fail by themselves.
+    /// Tests that fail by themselves, or for which there was no time.
     pub failing: Vec<String>,
     /// The broken kernels, by their places.
     pub mutants: Vec<Mutant>,
+    /// Changes that there was no time to try.
+    pub left: Vec<String>,
 }
 
 impl Report {
@@ -129,25 +136,35 @@ impl Search {
     /// # Errors
     /// [`Error`].
     pub fn run(&self, progress: Progress) -> Result<Report, Error> {
+        let end = self.limit.map(|limit| Instant::now() + limit);
         let mut tests = Vec::new();
         for program in &self.programs {
-            tests.extend(run::tests_of(program)?.into_iter().filter(|test| test.name.contains(&self.test)));
+            let stem = program.file_stem().unwrap_or_default().to_string_lossy();
+            let all = stem.contains(&self.test);
+            let tests_of = run::tests_of(program)?;
+            tests.extend(tests_of.into_iter().filter(|test| all || test.name.contains(&self.test)));
         }
         let count = tests.len();
-        let (reaching, places, failing) = self.record(tests, progress)?;
+        let (reaching, places, failing) = self.record(tests, end, progress)?;
         if reaching.is_empty() {
             return Err(Error::NoTest { filter: self.test.clone(), count });
         }
         let places = self.chosen(places);
         let all = places.len();
-        let tried = self.parallel(&places, |(change, tests)| try_one(change, tests, &reaching), &|done| {
-            progress("breaking", done, all);
-        });
-        let mut mutants = Vec::new();
-        for mutant in tried {
-            mutants.push(mutant?);
+        let tried =
+            self.parallel(&places, |(change, tests)| try_one(change, tests, &reaching, end), &|done| {
+                progress("breaking", done, all);
+            });
+        let (mut mutants, mut left) = (Vec::new(), Vec::new());
+        for ((change, _), tried) in places.into_iter().zip(tried) {
+            match tried? {
+                Some(mutant) => mutants.push(mutant),
+                None => left.push(change),
+            }
         }
-        Ok(Report { tests: reaching.len(), failing, mutants })
+        mutants.sort_by(|a, b| a.change.cmp(&b.change));
+        left.sort();
+        Ok(Report { tests: reaching.len(), failing, mutants, left })
     }
 
     /// The tests that reach a kernel and pass, the changes with the tests that reach them, and the tests that
@@ -156,10 +173,13 @@ impl Search {
     fn record(
         &self,
         tests: Vec<Test>,
+        end: Option<Instant>,
         progress: Progress,
     ) -> Result<(Vec<Reaches>, BTreeMap<String, Vec<usize>>, Vec<String>), Error> {
         let all = tests.len();
-        let recorded = self.parallel(&tests, |test| test.record(), &|done| progress("recording", done, all));
+        let recorded = self.parallel(&tests, |test| test.record(within(RECORDING, end)), &|done| {
+            progress("recording", done, all)
+        });
         let (mut reaching, mut places, mut failing) =
             (Vec::new(), BTreeMap::<String, Vec<usize>>::new(), Vec::new());
         for (test, recorded) in tests.into_iter().zip(recorded) {
@@ -183,13 +203,9 @@ impl Search {
             place.contains(&self.place) && (self.changes.is_empty() || self.changes.iter().any(|c| c == kind))
         };
         let mut chosen: Vec<_> = places.into_iter().filter(|(change, _)| wanted(change)).collect();
-        if let Some((count, seed)) = self.sample {
-            // The hash of a place and the seed decides, so that more places leave the draw of the others as
-            // it is.
-            chosen.sort_by_key(|(change, _)| hash(change, seed));
-            chosen.truncate(count);
-            chosen.sort();
-        }
+        // The hash of a place and the seed decides, so that more places leave the draw of the others as it is.
+        chosen.sort_by_key(|(change, _)| hash(change, self.seed));
+        chosen.truncate(self.sample.unwrap_or(usize::MAX));
         chosen
     }
 
@@ -221,22 +237,40 @@ impl Search {
     }
 }
 
-/// The quickest test first, until one fails.
-fn try_one(change: &str, tests: &[usize], reaching: &[Reaches]) -> Result<Mutant, Error> {
+/// How long one test may take unbroken.
+const RECORDING: Duration = Duration::from_secs(600);
+
+/// So long, or until the end.
+fn within(limit: Duration, end: Option<Instant>) -> Duration {
+    end.map_or(limit, |end| limit.min(end.saturating_duration_since(Instant::now())))
+}
+
+/// The quickest test first, until one fails; nothing if the end comes first.
+fn try_one(
+    change: &str,
+    tests: &[usize],
+    reaching: &[Reaches],
+    end: Option<Instant>,
+) -> Result<Option<Mutant>, Error> {
+    let over = || end.is_some_and(|end| Instant::now() >= end);
     let mut order: Vec<&Reaches> = tests.iter().map(|at| &reaching[*at]).collect();
     order.sort_by_key(|reaches| reaches.took);
     let mut ran = Vec::new();
     for Reaches { test, took } in order {
+        if over() {
+            return Ok(None);
+        }
         ran.push(test.name.clone());
         // A broken kernel may wait for what never comes; the emulator names most of such waits by itself.
-        let outcome = match test.with(change, *took * 10 + Duration::from_secs(30))? {
+        let outcome = match test.with(change, within(*took * 10 + Duration::from_secs(30), end))? {
             Ended::Passed => continue,
             Ended::Failed => Outcome::Seen,
+            Ended::Stopped if over() => return Ok(None),
             Ended::Stopped => Outcome::Endless,
         };
-        return Ok(Mutant { change: change.into(), outcome, tests: ran });
+        return Ok(Some(Mutant { change: change.into(), outcome, tests: ran }));
     }
-    Ok(Mutant { change: change.into(), outcome: Outcome::Unseen, tests: ran })
+    Ok(Some(Mutant { change: change.into(), outcome: Outcome::Unseen, tests: ran }))
 }
 
 /// FNV-1a of the text and the seed.

@@ -5,6 +5,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use simt_mutate::{Outcome, Report, Search};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Breaks kernels on purpose, one place at a time, and says which broken kernel no test sees.
 ///
@@ -26,7 +27,7 @@ struct Options {
     /// Programs of tests, as `cargo test --no-run` names them
     #[arg(required = true, value_name = "PROGRAM")]
     programs: Vec<PathBuf>,
-    /// Only tests with this in their name
+    /// Only tests with this in their name or in that of their program
     #[arg(long, value_name = "TEXT", default_value = "")]
     test: String,
     /// Only places, or kernels whose handles are exchanged, with this in their name
@@ -38,9 +39,12 @@ struct Options {
     /// At most so many places, drawn by the seed
     #[arg(long, value_name = "N")]
     sample: Option<usize>,
-    /// The seed of the draw
+    /// The seed of the draw, and of the order in which places are tried
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Ends after so many seconds; what was tried by then is a sample, drawn by the seed
+    #[arg(long, value_name = "SECONDS")]
+    limit: Option<u64>,
     /// Tests that run at the same time; 0 for one a core
     #[arg(long, default_value_t = 0)]
     jobs: usize,
@@ -56,8 +60,10 @@ fn main() -> ExitCode {
         test: options.test,
         place: options.place,
         changes: options.change,
-        sample: options.sample.map(|count| (count, options.seed)),
+        sample: options.sample,
+        seed: options.seed,
         jobs: options.jobs,
+        limit: options.limit.map(Duration::from_secs),
     };
     let style = ProgressStyle::with_template("{msg:>12} {bar:40} {pos}/{len} {eta}");
     let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -87,7 +93,7 @@ fn main() -> ExitCode {
 
 fn print(report: &Report) {
     for test in &report.failing {
-        println!("fails unbroken, left out: {test}");
+        println!("fails unbroken, or takes too long; left out: {test}");
     }
     for mutant in report.unseen() {
         let tests = mutant.tests.len();
@@ -100,4 +106,7 @@ fn print(report: &Report) {
         report.mutants.len(),
         report.tests
     );
+    if !report.left.is_empty() {
+        println!("no time for {} more", report.left.len());
+    }
 }

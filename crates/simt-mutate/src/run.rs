@@ -46,15 +46,15 @@ pub(crate) fn tests_of(program: &Path) -> Result<Vec<Test>, Error> {
 }
 
 impl Test {
-    /// Runs it as it is, and notes the places that it reaches.
-    pub(crate) fn record(&self) -> Result<Recorded, Error> {
+    /// Runs it as it is, for so long at most, and notes the places that it reaches.
+    pub(crate) fn record(&self, limit: Duration) -> Result<Recorded, Error> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::SeqCst);
         let path = std::env::temp_dir().join(format!("simt-mutate-{}-{number}", std::process::id()));
         let start = Instant::now();
         let mut value = std::ffi::OsString::from("record=");
         value.push(&path);
-        let ended = self.run(&value, Duration::from_secs(600))?;
+        let ended = self.run(&value, limit)?;
         let took = start.elapsed();
         let changes = match std::fs::read_to_string(&path) {
             Ok(text) => text.lines().map(String::from).collect(),

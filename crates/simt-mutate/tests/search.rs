@@ -162,9 +162,9 @@ fn changes_and_places_are_chosen() {
     let of = |search: Search| search.run(&|_, _, _| {}).expect("a report").mutants.len();
     assert_eq!(of(Search { changes: vec!["no-barrier".into()], ..search("well") }), 2);
     assert_eq!(of(Search { place: "reversed".into(), ..search("well") }), 2);
-    let sample = Search { sample: Some((3, 7)), ..search("well") };
+    let sample = Search { sample: Some(3), seed: 7, ..search("well") };
     assert_eq!(of(sample.clone()), 3);
-    assert_eq!(of(Search { sample: Some((0, 7)), ..sample }), 0);
+    assert_eq!(of(Search { sample: Some(0), ..sample }), 0);
 }
 
 #[test]

@@ -113,12 +113,16 @@ impl Input {
 /// The cases of every instance; the full coverage has pools of thousands of blocks.
 pub fn cases(coverage: Coverage) -> Vec<Case> {
     let (mut cases, large) = (Vec::new(), coverage == Coverage::Full);
+    let small = coverage == Coverage::Small;
     if coverage == Coverage::Huge {
         return cases;
     }
     for head_dim in HEAD_DIMS {
         for input in Input::ALL {
-            for (kv_heads, blocks) in [(1, 1), (3, 4)] {
+            // Several blocks and heads take no other way than one, but for their places.
+            let few: &[(u32, usize)] =
+                if small && input != Input::Bits { &[(1, 1)] } else { &[(1, 1), (3, 4)] };
+            for &(kv_heads, blocks) in few {
                 add_types(&mut cases, (kv_heads, head_dim), Layout::Compact, blocks, input);
             }
             add_types(&mut cases, (2, head_dim), Layout::Paper, 1, input);
@@ -131,8 +135,8 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
             }
         }
     }
-    cases.extend(super::cache::cases::cases());
-    cases.extend(super::step_cases::cases(large));
+    cases.extend(super::cache::cases::cases(coverage));
+    cases.extend(super::step_cases::cases(coverage));
     cases
 }
 

@@ -6,7 +6,7 @@ use super::proof::{Batch, Input, Trial};
 use super::{CertifiedElement, Geometry, Layout, Policy, StepElement, StepProblem};
 use crate::Device;
 use crate::attention::dense::DenseElement;
-use crate::check::{Case, CaseError, OutputBuffer};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer};
 use half::{bf16, f16};
 use kernels_gpu::certified::{mark, rank, settle, weigh};
 
@@ -78,6 +78,18 @@ const UNEQUAL: &[(Input, u32)] = &[
     (Input::Wide, 16),
 ];
 const SMALL: &[(Input, u32)] = &[(Input::Normal, 51)];
+/// Each edge once, and each hostile input, in as few tokens as still have blocks to choose from.
+const SHORT_EDGES: &[(Input, u32)] = &[(Input::Normal, 0), (Input::Sharp, 15), (Input::Outlier, 50)];
+const SHORT_HOSTILE: &[(Input, u32)] = &[
+    (Input::Constant, 20),
+    (Input::Ties, 48),
+    (Input::Huge, 17),
+    (Input::Trailing, 29),
+    (Input::Dominant, 64),
+    (Input::Duplicates, 34),
+    (Input::Wide, 31),
+    (Input::Extremal, 32),
+];
 
 const PLAIN: Step = Step {
     sequences: EDGES,
@@ -103,13 +115,24 @@ const PACED: Step = Step {
 
 /// The same where sequences are cut in two, and some blocks have nothing to do.
 const PACED_IN_TWO: Step = Step { kv_heads: 8, max_tokens: 16384, ..PACED };
+/// Both with one KV head, and as many sequences in the place of the others, most of them empty.
+const PACED_SHORT: Step = Step { sequences: &lone::<72>(2100), kv_heads: 1, ..PACED };
+const PACED_IN_TWO_SHORT: Step = Step { sequences: &lone::<64>(2100), kv_heads: 1, ..PACED_IN_TWO };
+
+/// One sequence of so many tokens, a short one, and empty ones.
+const fn lone<const N: usize>(tokens: u32) -> [(Input, u32); N] {
+    let mut sequences = [(Input::Normal, 0); N];
+    sequences[0] = (Input::Normal, tokens);
+    sequences[N - 2] = (Input::Diffuse, 40);
+    sequences
+}
 
 /// Every check, and a third of the other blocks looked at.
 const WATCHED: Policy = Policy { ranking: 3, canary: 1e-6, exploration: 0.33, ..CHOOSING };
 /// The same where nothing is promoted and everything is looked at.
 const EXPLORED: Policy = Policy { canary: 1e-6, exploration: 1.0, renew: 0, ..Policy::NAIVE };
 
-fn steps(large: bool) -> Vec<Step> {
+fn steps(coverage: Coverage) -> Vec<Step> {
     // Looking for races takes its time with the hundreds of threads that choose: two heads, and two splits.
     let small = Step { sequences: SMALL, kv_heads: 1, group: 2, max_tokens: 288, race_check: true, ..PLAIN };
     let long = Step { sequences: &[(Input::Normal, 1500)], kv_heads: 1, max_tokens: 2048, ..PLAIN };
@@ -165,7 +188,7 @@ fn steps(large: bool) -> Vec<Step> {
         Step { sequences: HOSTILE, group: 8, kv_heads: 1, max_tokens: 320, ..paper },
         Step { policy: ("paper", Policy::PAPER), layout: Layout::Paper, ..long },
     ]);
-    if large {
+    if coverage == Coverage::Full {
         let many: &[(Input, u32)] =
             &[(Input::Sharp, 3000), (Input::Diffuse, 8192), (Input::Outlier, 5), (Input::Ties, 7777)];
         steps.push(Step { sequences: many, group: 8, max_tokens: 8192, ..PLAIN });
@@ -175,13 +198,43 @@ fn steps(large: bool) -> Vec<Step> {
         let paper = Step { policy: ("paper", Policy::PAPER), layout: Layout::Paper, ..step };
         steps.extend([step, Step { policy: ("sound", Policy::SOUND), ..step }, paper]);
     }
+    if coverage == Coverage::Small {
+        steps.iter_mut().for_each(|step| *step = short(*step));
+        // More entries in a list than its sequence's warps take in one round.
+        let listed =
+            Step { sequences: &[(Input::Normal, 350)], group: 2, kv_heads: 1, max_tokens: 384, ..PLAIN };
+        steps.push(Step { policy: ("all, carried", ALL_CARRIED), slots: Some((2, 3)), ..listed });
+    }
     steps
 }
 
-/// The cases of every instance; `large` adds caches of many thousand tokens.
-pub fn cases(large: bool) -> Vec<Case> {
+/// The same step over as little as still takes every way through the kernels: one KV head, two query heads
+/// where nine (two rows of a tile) are not what it is about, and no more tokens than two splits and a choice
+/// of blocks need.
+fn short(step: Step) -> Step {
+    let long = step.sequences.iter().any(|(_, tokens)| *tokens > 1000);
+    match step {
+        Step { kv_heads: 9, .. } => PACED_SHORT,
+        Step { kv_heads: 8, .. } => PACED_IN_TWO_SHORT,
+        _ => Step {
+            sequences: match step.sequences {
+                [(Input::Constant, _), ..] => SHORT_HOSTILE,
+                _ if long => &[(Input::Normal, 150)],
+                [_, _, ..] => SHORT_EDGES,
+                one => one,
+            },
+            kv_heads: 1,
+            group: if step.group < 9 { 2 } else { 9 },
+            max_tokens: if long { 288 } else { step.max_tokens },
+            ..step
+        },
+    }
+}
+
+/// The cases of every instance, over short sequences or up to caches of many thousand tokens.
+pub fn cases(coverage: Coverage) -> Vec<Case> {
     let mut cases = Vec::new();
-    for step in steps(large) {
+    for step in steps(coverage) {
         for head_dim in super::STEP_HEAD_DIMS {
             add::<f16>(&mut cases, step, head_dim);
             add::<bf16>(&mut cases, step, head_dim);
@@ -306,7 +359,7 @@ mod tests {
         };
         assert!(plan(&Policy::BARE, 8192).is_paced() && !plan(&Policy::BARE, 8000).is_paced());
         assert!(!plan(&Policy::NAIVE, 8192).is_paced() && !plan(&Policy::SOUND, 8192).is_paced());
-        for (step, splits) in [(PACED, 1), (PACED_IN_TWO, 2)] {
+        for (step, splits) in [(PACED, 1), (PACED_IN_TWO, 2), (PACED_SHORT, 1), (PACED_IN_TWO_SHORT, 2)] {
             let problem = problem(&step, step.max_tokens);
             let batch = Batch::<f16>::new(problem, step.sequences, 5, 9);
             let mut trial = Trial::with_layout(&device, problem, batch.blocks(), Layout::Compact).unwrap();

@@ -34,6 +34,8 @@ use crate::{BackendKind, Buffer, Device, Stream};
 use crate::{Error, Result};
 use simt::emu::EmuOptions;
 use simt::{KernelInfo, Pod};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Instant;
 
 /// How much a system's cases try.
@@ -138,10 +140,36 @@ pub fn run_cases(
     run_on(cases, [reference, &Device::cpu(EmuOptions::race_checked())], other, progress)
 }
 
-/// Runs every case on the emulator with these options, whatever the case asks for.
-pub fn run_emulated(cases: &[Case], options: EmuOptions, progress: impl FnMut(Progress<'_>)) -> Report {
-    let device = Device::cpu(options);
-    run_on(cases, [&device, &device], None, progress)
+/// Runs every case on the emulator with these options, whatever the case asks for; as many at a time as there
+/// are cores, each on a device of its own.
+pub fn run_emulated(cases: &[Case], options: EmuOptions, mut progress: impl FnMut(Progress<'_>)) -> Report {
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(cases.len());
+    // Each takes the next case when it has done one: they take unequally long.
+    let next = AtomicUsize::new(0);
+    let (sender, receiver) = mpsc::channel();
+    let mut reports: Vec<(usize, CaseReport)> = Vec::with_capacity(cases.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let (next, sender) = (&next, sender.clone());
+            scope.spawn(move || {
+                while let Some((at, case)) = {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    cases.get(at).map(|case| (at, case))
+                } {
+                    // The other end is there until all have ended.
+                    let _ = sender.send((at, run_case(case, &Device::cpu(options), None)));
+                }
+            });
+        }
+        drop(sender);
+        for (at, report) in receiver {
+            progress(Progress { case: &report, done: reports.len() + 1, total: cases.len() });
+            reports.push((at, report));
+        }
+    });
+    reports.sort_by_key(|(at, _)| *at);
+    let reports = reports.into_iter().map(|(_, report)| report).collect();
+    Report::new(Device::cpu(options).info().name.clone(), None, reports)
 }
 
 fn run_on(
@@ -203,5 +231,7 @@ pub fn not_covered<'a>(cases: &[Case], all: impl IntoIterator<Item = &'a KernelI
     all.into_iter().map(|info| info.name).filter(|name| !covered.contains(name)).collect()
 }
 
+#[cfg(test)]
+mod small;
 #[cfg(test)]
 mod tests;

@@ -26,12 +26,14 @@ fn of_all(coverage: Coverage, batch: Batch) -> Vec<(Batch, bool)> {
     let small = Batch { lengths: &[70, 1, 0], kv_heads: 1, max_tokens: 80, ..batch };
     let bare = Setting { residual: 0, ..batch.setting };
     let bare = Batch { lengths: &[45, 96], queries: 11, kv_heads: 1, max_tokens: 96, setting: bare, ..batch };
+    // Twenty blocks of a table are cut into two.
+    let halves = Batch { lengths: &[300, 17], kv_heads: 1, max_tokens: 320, cuts: &[], ..batch };
     if coverage == Coverage::Small {
-        return vec![(small, true), (bare, true)];
+        return vec![(small, true), (bare, true), (halves, true)];
     }
     // Several parts, of which a short sequence uses fewer.
     let split = Batch { lengths: &[900, 17, 530], kv_heads: 1, max_tokens: 1024, cuts: &[301], ..batch };
-    vec![(small, true), (bare, true), (batch, false), (split, false)]
+    vec![(small, true), (bare, true), (halves, true), (batch, false), (split, false)]
 }
 
 /// Batches of one instance of each head_dim.

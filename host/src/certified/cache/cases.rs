@@ -4,7 +4,7 @@ use super::super::cases::in_layout;
 use super::super::{Annotation, Attended, HEAD_DIMS, Layout, Policy, StepPlan, StepProblem};
 use super::{BLOCK_TOKENS, CacheElement, CacheError, Extents, Geometry, Result, TieredCache};
 use crate::attention::dense::sample::normal;
-use crate::check::{Case, CaseError, OutputBuffer, OutputElement};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement};
 use crate::{Buffer, Device, Stream};
 use bytemuck::Zeroable;
 use half::{bf16, f16};
@@ -28,8 +28,8 @@ pub fn queries<E: CacheElement>(problem: StepProblem, seed: u64) -> Vec<E> {
     (0..count).map(|i| E::from_f32(normal(seed, i as u64) * 1.5)).collect()
 }
 
-/// The cases of every instance.
-pub fn cases() -> Vec<Case> {
+/// The cases of every instance; small ones of caches that fill a few blocks.
+pub fn cases(coverage: Coverage) -> Vec<Case> {
     let mut cases = Vec::new();
     for head_dim in HEAD_DIMS {
         add_fill::<f16>(&mut cases, head_dim);
@@ -48,7 +48,10 @@ pub fn cases() -> Vec<Case> {
     let short =
         Steps { slots: (3, 2), group: 1, tokens: 63, max_tokens: 80, steps: 2, race_check: true, ..long };
     let paper = Steps { layout: Layout::Paper, slots: (40, 80), ..long };
-    for what in [long, Steps { slots: (40, 80), ..long }, short, paper] {
+    let all = [long, Steps { slots: (40, 80), ..long }, short, paper];
+    let small = [Steps { slots: (0, 0), ..short }, short, Steps { layout: Layout::Paper, ..short }];
+    let of_coverage: &[Steps] = if coverage == Coverage::Small { &small } else { &all };
+    for &what in of_coverage {
         for head_dim in super::super::STEP_HEAD_DIMS {
             add_steps::<f16>(&mut cases, head_dim, what);
             add_steps::<bf16>(&mut cases, head_dim, what);

@@ -1,0 +1,61 @@
+//! The small cases of each system under every check of the emulator: what the systems' own tests, which look
+//! at results, cannot see. They run in one order, or in as many more as `SIMT_TEST_ORDERS` says;
+//! `ferrokv check --orders` is the same over all small cases.
+
+use super::{Case, CaseReport, Coverage, Outcome, run_emulated};
+use crate::SYSTEMS;
+use simt::emu::EmuOptions;
+
+fn cases(system: &str, coverage: Coverage) -> Vec<Case> {
+    let system = SYSTEMS.iter().find(|known| known.name == system).expect("a system");
+    (system.cases)(coverage)
+}
+
+/// Every `step`th of a system's small cases: cases of one kernel follow one another, so a step that has no
+/// factor in common with their number takes some of each.
+fn clean(system: &str, step: usize) {
+    all_clean(cases(system, Coverage::Small).into_iter().step_by(step).collect());
+}
+
+fn all_clean(cases: Vec<Case>) {
+    assert!(!cases.is_empty());
+    let orders = std::env::var("SIMT_TEST_ORDERS").map_or(0, |orders| orders.parse().expect("a number"));
+    let report = run_emulated(&cases, EmuOptions { orders, ..EmuOptions::thorough() }, |_| {});
+    let said = |case: &CaseReport| format!("{} {}: {}", case.kernels.join(" + "), case.label, case.outcome);
+    let bad: Vec<String> =
+        report.cases.iter().filter(|case| case.outcome != Outcome::NoGpu).map(said).collect();
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+    assert_eq!(report.cases.len(), cases.len());
+}
+
+macro_rules! clean {
+    ($($system:ident: $step:literal),* $(,)?) => {
+        $(
+            #[test]
+            fn $system() {
+                clean(stringify!($system), $step);
+            }
+        )*
+    };
+}
+
+clean! {
+    dense: 1,
+    int8: 1,
+    certified: 17,
+    gather: 5,
+    vecinfer: 1,
+    gtq: 7,
+    kivi: 1,
+    echo: 1,
+    model: 1,
+    roofline: 1,
+}
+
+/// The small cases of `vecinfer` are of one part each.
+#[test]
+fn vecinfer_in_parts() {
+    let parts =
+        |case: &Case| case.kernels()[0] == "vecinfer_attend_64_408_408_4" && case.label().contains("of 900");
+    all_clean(cases("vecinfer", Coverage::Quick).into_iter().filter(parts).collect());
+}
