@@ -258,29 +258,15 @@ def by_stage(records):
     return table(("", *heads), lines)
 
 
-def beside_dense(records):
-    """Schemes beside `dense`, and the fastest peer if there is one: µs, and by how much dense takes longer."""
-    rows, names = [], []
-    for (_, _, _, batch, context), found in shapes(records):
-        own = [name for name in found if name not in ("dense", "peer", "single")]
-        names = list(dict.fromkeys(names + own))
-        peer = f"{found['peer']['median_us']:.1f}" if "peer" in found else "–"
-        cells = [str(batch), tokens(context), peer, f"{found['dense']['median_us']:.1f}"]
-        for name in names:
-            own = found[name]["median_us"]
-            cells.append(f"{own:.1f} ({losing(found['dense']['median_us'] / own)})")
-        rows.append(cells)
-    heads = [f"`{name.replace('gather:', ':')}`" for name in names]
-    return table(("batch", "context", "peer, µs", "`dense`, µs", *heads), rows)
-
-
 def by_scheme(records):
     """A row a scheme: µs by batch and context, and by how much the fastest peer takes longer, or `dense` without one."""
     found = {(batch, context): rows for (_, _, _, batch, context), rows in shapes(records)}
     names = list(dict.fromkeys(name for rows in found.values() for name in rows if name not in ("single", "peer")))
     columns = sorted(found)
-    lines = [("the fastest peer", *(f"{found[key]['peer']['median_us']:.1f}" if "peer" in found[key] else "–"
-                                    for key in columns))]
+    lines = []
+    if any("peer" in rows for rows in found.values()):
+        lines.append(("the fastest peer", *(f"{found[key]['peer']['median_us']:.1f}" if "peer" in found[key] else "–"
+                                            for key in columns)))
     for name in names:
         cells = []
         for key in columns:
@@ -664,13 +650,14 @@ TABLES = {
     "attention-stages": attention_stages,
     "attention-in-order": attention_in_order,
     "attention-h200": attention_h200,
-    "gather-h200": gather,
+    "gather-h100": gather,
     "ranking-h100": by_stage,
-    "sketch-h200": beside_dense,
+    "sketch-h100": by_scheme,
+    "sketch-narrow-h100": by_scheme,
     "codes-h100": by_scheme,
     "codes-28-4-h100": by_scheme,
     "model-codes-h100": model,
-    "staging-h200": staging,
+    "staging-h100": staging,
     "perplexity-codes": perplexity_codes,
     "schemes": schemes,
     "schemes-other-shapes": other_shapes,

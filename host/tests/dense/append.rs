@@ -54,8 +54,8 @@ fn check<E: AppendElement + std::fmt::Debug + PartialEq>(
         keys: pool_keys.global_mut(),
         values: pool_values.global_mut(),
     };
-    // SAFETY: buffers of the device, read back before they go; the table's entries are the pool's nine blocks,
-    // and no two sequences share one.
+    // SAFETY: buffers of the device, read back before they go; the table's entries are the pool's nine
+    // blocks, and no two sequences share one.
     unsafe { append(&stream, problem, handles).unwrap() };
     stream.synchronize().unwrap();
     assert!(pool_keys.to_vec().unwrap() == expected[0], "keys of {problem:?}");
