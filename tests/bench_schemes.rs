@@ -113,6 +113,7 @@ fn quality_is_what_compare_finds_on_the_same_windows() {
     let dense = &row(&report, "dense")["quality"];
     assert!(dense["beside"].is_null() && dense["step_bytes"].as_f64() >= Some(256.0), "{dense}");
     assert_eq!(dense["perplexity"], quality["beside"]["perplexity"][0]);
+    assert_eq!(quality["perplexity"], quality["beside"]["perplexity"][1]);
     // A scheme that states bounds has them in the record.
     let certified = &row(&report, "certified")["quality"]["report"];
     assert!(certified["bounded_heads"].as_u64() > Some(0), "{certified}");

@@ -37,6 +37,16 @@ pub fn each_once(texts: &[String]) -> Result<Vec<Selection>, Failure> {
     Ok(found)
 }
 
+/// The same with [`DENSE`] ahead of the others.
+///
+/// # Errors
+/// As [`one`].
+pub fn beside_dense(texts: &[String]) -> Result<Vec<Selection>, Failure> {
+    let dense = dense();
+    let others = each_once(texts)?.into_iter().filter(|other| Some(other) != dense.as_ref());
+    Ok(dense.iter().cloned().chain(others).collect())
+}
+
 /// Whether a selection was given a file that is made for a model.
 pub fn has_file(selection: &Selection) -> bool {
     selection.values().any(|(_, value)| matches!(value, Value::File(_)))

@@ -6,9 +6,9 @@ mod ppl;
 mod ruler;
 
 use super::failure::Failure;
-use super::scheme::{self, DENSE};
+use super::scheme::{DENSE, beside_dense};
 use clap::Subcommand;
-use host::kv::{Selection, Summary};
+use host::kv::Summary;
 use std::str::FromStr;
 
 const LONG: &str = "\
@@ -81,16 +81,6 @@ impl FromStr for Lengths {
         lengths.dedup();
         Ok(Lengths(lengths))
     }
-}
-
-/// The schemes of a run: the baseline first, each once.
-///
-/// # Errors
-/// A scheme that there is not.
-pub fn beside_dense(texts: &[String]) -> Result<Vec<Selection>, Failure> {
-    let dense = scheme::dense();
-    let others = scheme::each_once(texts)?.into_iter().filter(|other| Some(other) != dense.as_ref());
-    Ok(dense.iter().cloned().chain(others).collect())
 }
 
 /// The names of a record's schemes: the baseline first, the others as they came.

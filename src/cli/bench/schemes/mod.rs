@@ -10,7 +10,6 @@ use super::attention::{Shape, compared, scale};
 use super::record::{Report, Skipped};
 use super::seconds;
 use crate::cli::environment::Environment;
-use crate::cli::eval::beside_dense;
 use crate::cli::failure::{CommandError, Failure};
 use crate::cli::output::ReportArguments;
 use crate::cli::picture::Picture;
@@ -150,7 +149,7 @@ const SPEED_SHARE: f64 = 0.5;
 /// The schemes that are asked for, dense first: every one of the registry if none is.
 fn selections(arguments: &Arguments) -> Result<Vec<Selection>, Failure> {
     let every: Vec<String> = host::schemes().map(|scheme| scheme.name.to_owned()).collect();
-    beside_dense(if arguments.kv.is_empty() { &every } else { &arguments.kv })
+    scheme::beside_dense(if arguments.kv.is_empty() { &every } else { &arguments.kv })
 }
 
 /// Runs the benchmark and writes what it found.
