@@ -56,7 +56,9 @@ class Where:
 
     def chosen(self):
         """PyTorch's current device stays what it is: the library sets its own, and leaves it, in the thread."""
-        if self.kind == "cpu" or torch() is None or torch().cuda.current_device() == self.index:
+        if self.kind == "cpu" or torch() is None or not torch().cuda.is_initialized():
+            return contextlib.nullcontext()
+        if torch().cuda.current_device() == self.index:
             return contextlib.nullcontext()
         return torch().cuda.device(self.index)
 
