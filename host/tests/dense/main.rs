@@ -1,7 +1,6 @@
 //! Dense decode attention: one property over the emulator and, where there is one, a GPU, judged by the
 //! formula in f64.
 
-mod append;
 mod properties;
 mod relations;
 
