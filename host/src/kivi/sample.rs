@@ -19,6 +19,12 @@ pub(super) enum Input {
     Odd,
     /// The same with infinities and NaN.
     Hostile,
+    /// One token without a number, the others normal.
+    #[cfg(test)]
+    Void,
+    /// One token whose channel 63 has none.
+    #[cfg(test)]
+    VoidEnd,
 }
 
 impl Input {
@@ -33,6 +39,10 @@ impl Input {
         let odd = matches!(self, Input::Odd | Input::Hostile);
         if self == Input::Hostile && random(seed, index) % 997 == 5 {
             return [f16::NAN, f16::INFINITY, f16::NEG_INFINITY][token % 3];
+        }
+        #[cfg(test)]
+        if token == 37 && (self == Input::Void || self == Input::VoidEnd && channel == 63) {
+            return f16::NAN;
         }
         // Of keys by channel, of values by token: whole groups are so.
         let of = if kind == 0 { channel } else { token };

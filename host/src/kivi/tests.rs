@@ -175,14 +175,20 @@ fn chunks_leave_no_trace() {
 /// The first row that is no number is named.
 #[test]
 fn what_is_no_number_is_reported() {
-    let batch = Batch { input: Input::Hostile, ..BATCH };
-    let found = batch.run(&device(), false).expect("by kernels");
-    for (kind, found) in found.refused.into_iter().enumerate() {
-        let first = (0..4).flat_map(|sequence| {
-            let rows = batch.rows(kind, sequence, 0..batch.lengths[sequence]);
-            rows.chunks_exact(64).position(|row| row.iter().any(|x| !x.is_finite())).map(|row| row as u32)
-        });
-        assert_eq!(Some(found), first.min());
+    let race_checked = Device::cpu(EmuOptions::race_checked());
+    for (input, device) in
+        [(Input::Hostile, device()), (Input::Void, race_checked.clone()), (Input::VoidEnd, race_checked)]
+    {
+        let batch = Batch { input, ..BATCH };
+        let found = batch.run(&device, false).expect("by kernels");
+        for (kind, found) in found.refused.into_iter().enumerate() {
+            let first = (0..4).flat_map(|sequence| {
+                let rows = batch.rows(kind, sequence, 0..batch.lengths[sequence]);
+                let bad = rows.chunks_exact(64).position(|row| row.iter().any(|x| !x.is_finite()));
+                bad.map(|row| row as u32)
+            });
+            assert_eq!(Some(found), first.min(), "{input:?}");
+        }
     }
 }
 

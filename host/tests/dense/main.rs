@@ -1,6 +1,7 @@
 //! Dense decode attention: one property over the emulator and, where there is one, a GPU, judged by the
 //! formula in f64.
 
+mod append;
 mod properties;
 mod relations;
 
