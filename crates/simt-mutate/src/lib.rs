@@ -203,7 +203,7 @@ impl Search {
             place.contains(&self.place) && (self.changes.is_empty() || self.changes.iter().any(|c| c == kind))
         };
         let mut chosen: Vec<_> = places.into_iter().filter(|(change, _)| wanted(change)).collect();
-        // The hash of a place and the seed decides, so more places leave the draw of the others as it is.
+        // The hash of a place and the seed decides: more places leave the draw of the others as it is.
         chosen.sort_by_key(|(change, _)| hash(change, self.seed));
         chosen.truncate(self.sample.unwrap_or(usize::MAX));
         chosen
