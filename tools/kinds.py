@@ -656,6 +656,8 @@ TABLES = {
     "sketch-narrow-h100": by_scheme,
     "codes-h100": by_scheme,
     "codes-28-4-h100": by_scheme,
+    "launches-h100": by_scheme,
+    "vecinfer-h100": by_scheme,
     "model-codes-h100": model,
     "staging-h100": staging,
     "perplexity-codes": perplexity_codes,

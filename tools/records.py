@@ -89,7 +89,10 @@ def scheme(name):
 
 
 def tokens(count):
-    return f"{count // 1024}K" if count % 1024 == 0 else str(count)
+    for size, letter in ((1 << 20, "M"), (1 << 10, "K")):
+        if count % size == 0:
+            return f"{count // size}{letter}"
+    return str(count)
 
 
 def table(head, rows):
