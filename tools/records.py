@@ -111,7 +111,9 @@ def ratio(value):
 
 def losing(value):
     """A ratio, bold where the other one is faster."""
-    return "–" if value is None else f"**{value:.2f}**" if value < 0.995 else f"{value:.2f}"
+    if value is None:
+        return "–"
+    return f"**{value:.2f}**" if value < 0.995 else f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
 def interval(low, high, digits):
