@@ -33,8 +33,8 @@ def library():
     if named:
         return Path(named)
     subprocess.run(["cargo", "build", "--locked", "--release", "-p", "ferrokv-capi"], cwd=WORKSPACE, check=True)
-    target = Path(os.environ.get("CARGO_TARGET_DIR", WORKSPACE / "target"))
-    return target / "release" / "libferrokv_c.so"
+    # A relative folder is cargo's, which runs in the workspace.
+    return WORKSPACE / os.environ.get("CARGO_TARGET_DIR", "target") / "release" / "libferrokv_c.so"
 
 
 def stripped(path):

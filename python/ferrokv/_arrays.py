@@ -52,12 +52,21 @@ class Where:
         """PyTorch's current stream on the device, as the library takes it."""
         if self.kind == "cpu":
             return None
-        return torch().cuda.current_stream(self.index).cuda_stream
+        return self._torch().cuda.current_stream(self.index).cuda_stream
+
+    def _torch(self):
+        """PyTorch, without which there are no tensors of a GPU."""
+        if torch() is None:
+            raise ArgumentError(f"device is {self}, and PyTorch, whose tensors and streams it takes, was not imported; import "
+                                "torch first, or give 'cpu'")
+        return torch()
 
     def chosen(self):
         """PyTorch's current device stays what it is: the library sets its own, and leaves it, in the thread."""
-        if self.kind == "cpu" or torch() is None or not torch().cuda.is_initialized():
+        if self.kind == "cpu" or torch() is None or not torch().cuda.is_available():
             return contextlib.nullcontext()
+        # Before PyTorch has a device, the library's would become its first.
+        torch().cuda.init()
         if torch().cuda.current_device() == self.index:
             return contextlib.nullcontext()
         return torch().cuda.device(self.index)
@@ -68,7 +77,7 @@ class Where:
 
     def empty(self, shape, dtype, like=None):
         """New memory: of PyTorch, or of numpy where ``like`` is of numpy or PyTorch is not there."""
-        if is_array(like) or torch() is None:
+        if is_array(like) or (torch() is None and self.kind == "cpu"):
             import numpy
             # More than what is asked for, to begin at a multiple of 64 bytes.
             size = numpy.dtype(dtype).itemsize
@@ -78,7 +87,9 @@ class Where:
             memory = numpy.empty(count * size + 64, numpy.uint8)
             start = -memory.ctypes.data % 64
             return memory[start:start + count * size].view(dtype).reshape(shape)
-        return torch().empty(shape, dtype=getattr(torch(), dtype), device=str(self))
+        # A plan's own tensors are written to outside of an inference mode that it was made in.
+        with self._torch().inference_mode(False):
+            return torch().empty(shape, dtype=getattr(torch(), dtype), device=str(self))
 
 
 def where_is(name, value):

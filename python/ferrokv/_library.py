@@ -1,11 +1,13 @@
 """The shared library: where it is, what its functions take, and its statuses as exceptions.
 
-By ctypes: the interface is forty plain functions, and a package without a compiled module of its own serves every
+By ctypes: the interface is some thirty plain functions, and a package without a compiled module of its own serves every
 version of Python.
 """
 
+import contextlib
 import ctypes
 import os
+import sys
 import threading
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -147,7 +149,16 @@ class Handle:
 
     def __del__(self):
         if getattr(self, "value", None):
-            self._destroy(self.value)
+            with _device_kept():
+                self._destroy(self.value)
+
+
+def _device_kept():
+    """PyTorch's current device stays what it is while the library ends something on its own."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return contextlib.nullcontext()
+    return torch.cuda.device(torch.cuda.current_device())
 
 
 _devices = {}

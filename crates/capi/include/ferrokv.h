@@ -5,7 +5,8 @@
  *
  * Handles. A create or an open writes a handle to *out (NULL if it fails); destroy and close end it and take NULL.
  * Plans and caches keep their device, so handles may end in any order. They may be used from several threads: what
- * has scratch is locked for the length of a call.
+ * has scratch is locked for the length of a call. But the work of two calls of one handle uses the same scratch on the
+ * GPU: put them into one stream, or order their streams by an event. A run of a captured call counts as one.
  *
  * Streams. `stream` is a CUstream (a cudaStream_t is the same) of the device's primary context, NULL for the legacy
  * default stream; on the CPU it is not looked at. Nothing else may be put into it during the call. Work goes behind

@@ -7,6 +7,7 @@ use half::f16;
 use host::kv::{Capacity, Chunk, Geometry, KvCache, New, Rotated, Selection};
 use host::{Buffer, Device, SYSTEMS, Stream};
 use std::ffi::{CStr, c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
 /// Layers and heads that a cache is for, and what it has room for.
@@ -63,13 +64,15 @@ unsafe fn on(
 /// `cache` is null or a handle.
 unsafe fn ask<R>(cache: *const ferrokv_cache, otherwise: R, what: impl FnOnce(&dyn KvCache) -> R) -> R {
     // SAFETY: this function's contract.
-    let state = unsafe { handle("cache", cache) }.ok().and_then(|cache| cache.state.lock().ok());
-    state.map_or(otherwise, |state| what(&*state.cache))
+    let Ok(cache) = (unsafe { handle("cache", cache) }) else { return otherwise };
+    let asked = catch_unwind(AssertUnwindSafe(|| cache.state.lock().ok().map(|state| what(&*state.cache))));
+    asked.ok().flatten().unwrap_or(otherwise)
 }
 
 /// An empty cache by a scheme as `--kv` names it: `NAME[:PRESET][/OPTION=VALUE]…`. It has sequence 0, empty.
 ///
-/// # Safety `device` is null or a handle, `scheme` null or a string that ends in 0, `extents` and `out` null
+/// # Safety
+/// `device` is null or a handle, `scheme` null or a string that ends in 0, `extents` and `out` null
 /// or valid for a read and a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferrokv_cache_create(
@@ -118,7 +121,8 @@ pub unsafe extern "C" fn ferrokv_cache_create(
 
 /// A sequence more, empty; its number is written to `sequence`. Waits for the stream.
 ///
-/// # Safety `cache` is null or a handle, `sequence` null or valid for a write, `stream` a stream of the
+/// # Safety
+/// `cache` is null or a handle, `sequence` null or valid for a write, `stream` a stream of the
 /// device that nothing else is put into during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferrokv_cache_join(
@@ -234,7 +238,8 @@ pub unsafe extern "C" fn ferrokv_cache_begin_step(
 /// `values` [rows, kv_heads, head_dim] float16, the keys turned by their positions. Rows are the chunk's
 /// tokens; of a step, the sequences that there is room for.
 ///
-/// # Safety `cache` is null or a handle, the tensors null or valid for a read, `stream` a stream of the
+/// # Safety
+/// `cache` is null or a handle, the tensors null or valid for a read, `stream` a stream of the
 /// device that nothing else is put into during the call. Until the launches have finished (for a capture:
 /// each run of the graph) all tensors are there, and nothing else writes what is read or touches what is
 /// written.

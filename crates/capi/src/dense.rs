@@ -157,7 +157,8 @@ pub unsafe extern "C" fn ferrokv_dense_create(
 
 /// Attention, behind what is in `stream`.
 ///
-/// # Safety `dense` is null or a handle, `tensors` null or valid for a read, `stream` a stream of the device
+/// # Safety
+/// `dense` is null or a handle, `tensors` null or valid for a read, `stream` a stream of the device
 /// that nothing else is put into during the call. Until the launch has finished (for a capture: each run of
 /// the graph) all tensors are there, nothing else writes what is read or touches what is written, lengths are
 /// at most ⌈max_tokens / 16⌉ · 16, and each entry of the table that a length reaches is a block of the pool.

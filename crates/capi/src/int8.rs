@@ -191,7 +191,8 @@ unsafe fn run(
 /// Scales and codes of a matrix, behind what is in `stream`: `matrix` [tokens, channels] of the plan's type,
 /// `codes` [tokens, channels] int8, `scales` float32.
 ///
-/// # Safety `int8` is null or a handle, the tensors null or valid for a read, `stream` a stream of the device
+/// # Safety
+/// `int8` is null or a handle, the tensors null or valid for a read, `stream` a stream of the device
 /// that nothing else is put into during the call. Until the launches have finished (for a capture: each run
 /// of the graph) all tensors are there, nothing else writes what is read or touches what is written.
 #[unsafe(no_mangle)]

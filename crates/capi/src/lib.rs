@@ -7,7 +7,9 @@
 //!   calling thread. None panics: a panic inside is caught and is [`Status::Internal`].
 //! - A handle is made by a `create` or `open` and ends with its `destroy` or `close`, which take null. A plan
 //!   and a cache keep their device, so handles may end in any order.
-//! - What has scratch is locked for the length of a call: handles may be used from several threads.
+//! - What has scratch is locked for the length of a call: handles may be used from several threads. But the
+//!   work of two calls of one handle uses the same scratch on the GPU: they go into one stream, or the caller
+//!   orders their streams by an event. A run of a captured call counts as one.
 //! - A tensor is address, number of elements and type. Its number and type are checked against the plan
 //!   before anything is launched; that the memory is there is the caller's word.
 //! - A `run`, `quantize`, `append` or `attend` puts launches into the given stream, allocates nothing, and

@@ -161,7 +161,8 @@ pub(crate) fn call(work: impl FnOnce() -> Result<(), Failure>) -> Status {
 
 /// What a handle points at.
 ///
-/// # Safety `handle` is null or was made by this library for this type, and is not destroyed while the
+/// # Safety
+/// `handle` is null or was made by this library for this type, and is not destroyed while the
 /// reference lives.
 pub(crate) unsafe fn handle<'a, T>(what: &'static str, handle: *const T) -> Result<&'a T, Failure> {
     // SAFETY: this function's contract.

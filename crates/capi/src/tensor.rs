@@ -87,7 +87,8 @@ pub(crate) enum Count {
 
 /// A tensor as a buffer.
 ///
-/// # Safety The contract of [`Buffer::from_raw`], but for address, alignment and number, which are checked as
+/// # Safety
+/// The contract of [`Buffer::from_raw`], but for address, alignment and number, which are checked as
 /// far as they can be.
 pub(crate) unsafe fn buffer<T: Element>(
     device: &Device,

@@ -154,7 +154,8 @@ impl Stream {
     /// Buffers may be made, read and dropped meanwhile. What waits for this stream, or belongs to no graph,
     /// is refused with [`Error::Capturing`].
     ///
-    /// # Errors [`Error::Capturing`] inside another capture of this stream; [`Error::ForeignStream`] for one
+    /// # Errors
+    /// [`Error::Capturing`] inside another capture of this stream; [`Error::ForeignStream`] for one
     /// that another library owns; the error of `record`, which ends the capture; or what the driver reports.
     pub fn capture<R>(&self, record: impl FnOnce(&Stream) -> Result<R>) -> Result<(Graph, R)> {
         if self.foreign {

@@ -3,7 +3,7 @@
 use super::books::{LARGEST_KEY, tensor_names};
 use super::kmeans::{ROUNDS, kmeans};
 use super::setting::{CODE_OPTIONS, name};
-use super::whole::{multiple, of_multiple, step_for};
+use super::whole::{LARGEST_VALUE, multiple, of_multiple, step_for};
 use super::{Books, Code, Error, HEAD_DIMS, LayerBooks, Setting, cpu};
 use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material};
 use crate::kv::{Geometry, Kind, OptionSpec, Result, Selection, Value};
@@ -160,7 +160,14 @@ pub(super) fn make(
         if codes[0].whole_keys() {
             make_whole(&mut keys, &mut table, head_dim);
         }
-        let steps = if codes[1].whole_values() { make_multiples(&mut values, codes[1]) } else { Vec::new() };
+        let mut steps = Vec::new();
+        if codes[1].whole_values() {
+            let largest = values.iter().fold(0f32, |most, x| most.max(x.to_f32().abs()));
+            if largest > LARGEST_VALUE {
+                return Err(Error::TooLarge { layer, largest, most: LARGEST_VALUE }.into());
+            }
+            steps = make_multiples(&mut values, codes[1]);
+        }
         books.layers.push(LayerBooks { transform: table, keys, values, steps });
     }
     Ok(books)
@@ -183,7 +190,7 @@ fn make_whole(book: &mut [f16], table: &mut [f32], head_dim: usize) {
 }
 
 /// Rounds centroids of values to whole multiples of a step, one of each codebook, 127 at most, and gives the
-/// steps. An element is off by 1/248 of the largest at most.
+/// steps. An element is off by 1/248 of the largest at most; none is above [`LARGEST_VALUE`].
 pub(super) fn make_multiples(books: &mut [f16], code: Code) -> Vec<f16> {
     let one = books.chunks_exact_mut(code.book_elements() as usize);
     one.map(|book| {

@@ -90,6 +90,19 @@ pub enum Error {
         /// Tokens that are enough.
         needed: usize,
     },
+    /// Values that are too large for centroids in bytes.
+    #[error(
+        "a centroid of the values of layer {layer} has an element of {largest}, and codes of more than 8 bits \
+         hold up to {most}; calibrate with values in d2b8, d4b8 or d8b8"
+    )]
+    TooLarge {
+        /// The layer.
+        layer: usize,
+        /// The largest element.
+        largest: f32,
+        /// The largest that there is room for.
+        most: f32,
+    },
     /// A key or a value that is no number.
     #[error(
         "the {what} of token {token} in layer {layer} is not finite, and has no code; the cache is spoilt"

@@ -6,6 +6,8 @@ use half::f16;
 
 /// The largest step: −1152 of them are within f16.
 const LARGEST_STEP: f16 = f16::from_bits(0x5300);
+/// The largest value that has a multiple: beyond it a codebook in bytes would be cut.
+pub(super) const LARGEST_VALUE: f32 = 127.0 * 56.0;
 
 /// The step of values that are whole multiples, 127 at most, and of which the largest is about `largest`: of
 /// seven significant bits, so that f16 holds 1152 of them.

@@ -103,6 +103,7 @@ impl DeviceBackend for CudaDevice {
     fn allocate_pinned(&self, memory: Memory) -> Result<PinnedMemory> {
         let bytes = memory.bytes();
         self.context.bind()?;
+        let _relaxed = Relaxed::enter();
         let mut host: *mut c_void = null_mut();
         let flags = CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: `host` is valid for a write.
@@ -131,6 +132,7 @@ impl DeviceBackend for CudaDevice {
 
     unsafe fn free_pinned(&self, memory: PinnedMemory, _bytes: usize) {
         if self.context.bind_quietly() {
+            let _relaxed = Relaxed::enter();
             // SAFETY: by the contract, what `allocate_pinned` gave, and not used again.
             note(unsafe { cu!(cuMemFreeHost(memory.host.cast())) }, "freeing page-locked memory");
         }

@@ -40,6 +40,9 @@ unsafe impl Send for State {}
 // SAFETY: as above.
 unsafe impl Sync for State {}
 
+/// What the driver answers of the legacy default stream while another one captures.
+const CAPTURE_IMPLICIT: u32 = 906;
+
 /// Every stream of the process, whichever `Device` made it: they share the GPU's memory.
 static STREAMS: Mutex<Vec<Weak<State>>> = Mutex::new(Vec::new());
 
@@ -91,6 +94,10 @@ impl State {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: `status` is valid for a write, and the stream lives.
         let code = unsafe { cu!(cuStreamIsCapturing(self.raw, &mut status)) };
+        // The legacy default stream, while one captures that it would wait for: it may not be waited for.
+        if code == CAPTURE_IMPLICIT {
+            return Ok(true);
+        }
         check(code, || "asking whether the stream captures".into())?;
         Ok(!matches!(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE))
     }
