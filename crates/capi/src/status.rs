@@ -194,7 +194,10 @@ pub(crate) unsafe fn give<T>(out: *mut *mut T, make: impl FnOnce() -> Result<T, 
 /// `handle` is null or was made by [`give`], and is not used again.
 pub(crate) unsafe fn end<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: this function's contract.
-        call(|| Ok(drop(unsafe { Box::from_raw(handle) })));
+        call(|| {
+            // SAFETY: this function's contract.
+            drop(unsafe { Box::from_raw(handle) });
+            Ok(())
+        });
     }
 }

@@ -74,7 +74,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// On a GPU `address` is what its driver calls a device pointer, in the primary context, which the CUDA
     /// runtime uses, and so PyTorch; on the CPU it is a pointer of the host, exposed
-    /// ([`pointer::expose_provenance`]).
+    /// (`expose_provenance`).
     ///
     /// # Safety
     /// Until the value is dropped and every piece of work that was given it has finished (for a capture:
