@@ -313,8 +313,8 @@ impl<E: GatherElement> Plan<E> {
         &mut self.scores
     }
 
-    /// Words that order like the scores of the blocks that the last step ranked by its kernel, [sequences,
-    /// kv_heads, blocks]; others are unspecified.
+    /// Words that order like the scores of the blocks that [`select_on`](Self::select_on) last ranked by its
+    /// kernel, [sequences, kv_heads, blocks]; others are unspecified. A step in one launch has its own.
     pub fn scores(&self) -> &Buffer<u32> {
         &self.scores
     }

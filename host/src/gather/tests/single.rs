@@ -197,6 +197,7 @@ fn captured_steps_leave_the_scratch_ready() {
     let graph = graph.instantiate().expect("a graph");
     for time in 0..6 {
         stage.stream.fill_u32(&mut stage.lse, .., 0).expect("filled");
+        stage.stream.fill_u32(&mut stage.output, .., 0).expect("filled");
         match time % 2 {
             0 => stage.step().expect("a step"),
             // SAFETY: as above.

@@ -1,7 +1,7 @@
 //! Codebooks that calibration makes: of whole keys and values, of a layer or of each KV head.
 
 use super::super::calibrate::{Transform, make};
-use super::super::{Code, LayerBooks};
+use super::super::{Books, Code, LayerBooks};
 use crate::attention::dense::sample::normal;
 use crate::kv::Geometry;
 use crate::kv::calibration::{Material, Passed};
@@ -13,16 +13,27 @@ const CODE: Code = Code { d: 4, bits: 10 };
 
 /// Values of the second KV head are a hundred times those of the first.
 fn made(by_head: bool) -> LayerBooks {
+    with_values_of(by_head, 100.0).expect("codebooks").layers.remove(0)
+}
+
+/// Values of the second KV head are `most` times those of the first.
+fn with_values_of(by_head: bool, most: f32) -> crate::kv::Result<Books> {
     let rows = |kind: u64, second: f32| -> Vec<f16> {
         let of = |i: usize| normal(kind, i as u64) * if i / DIM % HEADS == 1 { second } else { 1.0 };
         (0..512 * HEADS * DIM).map(|i| f16::from_f32(of(i))).collect()
     };
-    let passed = Passed { keys: rows(1, 3.0), values: rows(2, 100.0), queries: Vec::new() };
+    let passed = Passed { keys: rows(1, 3.0), values: rows(2, most), queries: Vec::new() };
     let geometry = Geometry { layers: 1, q_heads: HEADS, kv_heads: HEADS, head_dim: DIM };
     let material = Material { geometry, rope: None, layers: vec![passed], fronts: Vec::new() };
     let transform = Transform { by_head, ..Transform::DEFAULT };
-    let mut books = make(&material, [CODE, CODE], transform, || Ok(())).expect("codebooks");
-    books.layers.remove(0)
+    make(&material, [CODE, CODE], transform, || Ok(()))
+}
+
+#[test]
+fn values_that_bytes_cannot_hold_are_refused() {
+    let said = with_values_of(false, 10_000.0).expect_err("beyond 127 of the largest step").to_string();
+    assert!(said.contains("the values of layer 0") && said.contains("hold up to 7112"), "{said}");
+    assert!(said.contains("d2b8, d4b8 or d8b8"), "{said}");
 }
 
 #[test]
