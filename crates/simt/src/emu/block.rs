@@ -380,10 +380,10 @@ impl<'a> Runner<'a> {
     /// Releases the barrier if every thread of the block waits at the same one; otherwise nothing can move
     /// any more, and that is the fault.
     fn release_barrier(&mut self) -> Result<(), Box<Fault>> {
-        if let Some((lane, place, kind)) = collective::why_stuck(&self.lanes) {
-            return Err(self.fault(&self.lanes[lane], Some(place), kind));
-        }
-        if let Some((lane, place, kind)) = self.short_of_threads() {
+        if !collective::all_meet(&self.lanes)
+            && let Some((lane, place, kind)) =
+                collective::why_stuck(&self.lanes).or_else(|| self.short_of_threads())
+        {
             return Err(self.fault(&self.lanes[lane], Some(place), kind));
         }
         let Some(value) = collective::barrier_value(&self.lanes) else {

@@ -196,6 +196,17 @@ fn shuffle_source(kind: ShuffleKind, width: u32, lane: u32, param: u32) -> u32 {
     if inside { source } else { lane }
 }
 
+/// Whether all threads wait at one barrier of the source, by the same calls: then nobody is stuck.
+pub(super) fn all_meet(lanes: &[Lane]) -> bool {
+    let at = |lane: &Lane| match lane.state.get() {
+        State::Parked(Pause::Barrier { kind, calls, .. }, place) => {
+            Some((kind, calls.map(core::ptr::from_ref), core::ptr::from_ref(place)))
+        }
+        _ => None,
+    };
+    lanes.first().and_then(at).is_some_and(|first| lanes.iter().all(|lane| at(lane) == Some(first)))
+}
+
 /// Why no thread of the block can move, if they do not all wait at one barrier.
 pub(super) fn why_stuck(lanes: &[Lane]) -> Option<Stuck> {
     // A warp primitive first: threads of other warps may wait at a barrier just because this warp hangs.

@@ -13,20 +13,25 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     fused(a, b, c)
 }
 
-/// One instruction where the CPU has it: the build is for CPUs that may not, and its function asks each time.
+/// One instruction where the CPU has it. The build is for CPUs that may not, so a compiler makes a call of
+/// [`f32::mul_add`]; a function with the feature would be one, too.
 #[cfg(not(target_arch = "nvptx64"))]
 #[inline(always)]
 fn fused(a: f32, b: f32, c: f32) -> f32 {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "fma")]
-        fn instruction(a: f32, b: f32, c: f32) -> f32 {
-            a.mul_add(b, c)
+    #[cfg(all(target_arch = "x86_64", not(target_feature = "fma")))]
+    if std::arch::is_x86_feature_detected!("fma") {
+        let mut result = a;
+        // SAFETY: the CPU has the instruction, which is one over registers, with no side effect.
+        unsafe {
+            core::arch::asm!(
+                "vfmadd213ss {a}, {b}, {c}",
+                a = inout(xmm_reg) result,
+                b = in(xmm_reg) b,
+                c = in(xmm_reg) c,
+                options(pure, nomem, nostack),
+            );
         }
-        if std::arch::is_x86_feature_detected!("fma") {
-            // SAFETY: the CPU has it.
-            return unsafe { instruction(a, b, c) };
-        }
+        return result;
     }
     a.mul_add(b, c)
 }
