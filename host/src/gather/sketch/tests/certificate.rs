@@ -125,6 +125,29 @@ fn a_head_over_its_budget_goes_to_the_dense_rung() {
     }
 }
 
+/// Of eight heads of a KV head each is found where it alone is over its budget, the last one too.
+#[test]
+fn each_of_eight_heads_goes_to_the_dense_rung_alone() {
+    let problem = StepProblem { kv_heads: 1, ..PROBLEM };
+    let mut batch = batch::<f16>(problem, Input::Normal, &[400], 3);
+    let budget = Budget { bits: 8, skip: 0.5, ..BUDGET };
+    let masses: Vec<f32> = step(&batch, budget, false).verdicts.iter().map(|verdict| verdict.mass).collect();
+    let (heaviest, most) = masses
+        .iter()
+        .copied()
+        .enumerate()
+        .max_by(|(_, a), (_, b)| a.total_cmp(b))
+        .expect("eight heads");
+    batch.queries.rotate_left(heaviest * 64);
+    for place in 0..8 {
+        let stepped = step_judged_by(&batch, budget, most.next_down(), false);
+        assert_eq!(stepped.wanted, [1 << place]);
+        assert!((0..8).all(|row| (stepped.verdicts[row].dense == 1) == (row == place)), "{place}");
+        assert!(words(&step_judged_by(&batch, budget, most.next_down(), true)) == words(&stepped));
+        batch.queries.rotate_right(64);
+    }
+}
+
 /// A key that nothing is known of is never left out, and costs its KV head alone.
 #[test]
 fn a_key_without_a_sketch_is_kept() {
