@@ -1,6 +1,7 @@
 //! `#[kernel]`.
 
 use crate::args::{self, Parameter};
+use crate::refusals;
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote};
 use syn::parse::{Parse, ParseStream};
@@ -248,6 +249,19 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
             quote! { ::core::marker::PhantomData<#ident> }
         })
         .collect();
+    let no_instance = format!("the kernel `{name}` has no instance `{{Self}}`");
+    let listed = instances.iter().map(|instance| {
+        let arguments: Vec<_> = instance
+            .arguments
+            .iter()
+            .map(|argument| argument.tokens().to_string().replace(' ', ""))
+            .collect();
+        format!("`{}`", arguments.join(", "))
+    });
+    let listed = format!(
+        "its instances are {}; `instances(…)` in the kernel's attribute is where to add one",
+        listed.collect::<Vec<_>>().join(", ")
+    );
     let doc = format!("Handles to the instances of the kernel [`{name}`](fn@{name}), and their arguments.");
     Ok(quote! {
         // An entry is its kernel: a call would pass parameters through memory.
@@ -269,6 +283,9 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
 
             /// An instance that the attribute lists.
             #[doc(hidden)]
+            #[diagnostic::on_unimplemented(
+                message = #no_instance, label = "no such instance", note = #listed
+            )]
             pub trait Named<Arguments> {
                 const INFO: &'static ::simt::KernelInfo;
                 const BODY: fn(Arguments);
@@ -364,6 +381,7 @@ fn launch_parameters(function: &mut ItemFn) -> syn::Result<Vec<Parameter>> {
         let (docs, others) =
             std::mem::take(&mut argument.attrs).into_iter().partition(|a| a.path().is_ident("doc"));
         argument.attrs = others;
+        refusals::launchable(&argument.ty)?;
         parameters.push(Parameter { name: pattern.ident.clone(), ty: (*argument.ty).clone(), docs });
     }
     Ok(parameters)

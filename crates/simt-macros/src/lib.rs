@@ -2,6 +2,7 @@
 
 mod args;
 mod kernel;
+mod refusals;
 mod test;
 mod unroll;
 
@@ -55,7 +56,9 @@ use proc_macro::TokenStream;
 ///   this one's own loads.
 #[proc_macro_attribute]
 pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
-    kernel::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()
+    let item = proc_macro2::TokenStream::from(item);
+    let mistaken = |error: syn::Error| refusals::mistaken(&error, item.clone());
+    kernel::expand(options.into(), item.clone()).unwrap_or_else(mistaken).into()
 }
 
 /// A function that kernels call: a part of them on the device; on the host the emulator's errors name its

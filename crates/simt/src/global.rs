@@ -13,6 +13,7 @@
 //! | `peek` | `ld.relaxed.gpu.global` | what to prefetch: a word that another launch may be writing |
 //! | `…_streaming` | `ld.global.nc.L1::no_allocate`, `st.global.cs` | data touched once |
 
+use crate::index::GlobalIndex;
 use bytemuck::Pod;
 use core::marker::PhantomData;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -144,14 +145,16 @@ macro_rules! loads {
 
             /// Element `index`.
             #[crate::device]
-            pub fn load(self, index: usize) -> T {
+            pub fn load(self, index: impl GlobalIndex) -> T {
+                let index = index.index();
                 self.load_vector::<T>(index)
             }
 
             /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) starting at element `index`, whose address must
             /// be a multiple of `V`'s size.
             #[crate::device]
-            pub fn load_vector<V: Pod>(self, index: usize) -> V {
+            pub fn load_vector<V: Pod>(self, index: impl GlobalIndex) -> V {
+                let index = index.index();
                 #[cfg(target_arch = "nvptx64")]
                 // SAFETY: in bounds and aligned by the launch's contract.
                 return unsafe { *self.at(index).cast::<V>() };
@@ -167,13 +170,15 @@ loads!(GlobalMut, *mut V);
 impl<T: Pod> Global<T> {
     /// Element `index`, through the read-only path.
     #[crate::device]
-    pub fn load_readonly(self, index: usize) -> T {
+    pub fn load_readonly(self, index: impl GlobalIndex) -> T {
+        let index = index.index();
         self.load_vector_readonly::<T>(index)
     }
 
     /// Element `index`, which no thread will read again.
     #[crate::device]
-    pub fn load_streaming(self, index: usize) -> T {
+    pub fn load_streaming(self, index: impl GlobalIndex) -> T {
+        let index = index.index();
         self.load_vector_streaming::<T>(index)
     }
 
@@ -181,13 +186,15 @@ impl<T: Pod> Global<T> {
     /// [`wait_for_previous`](crate::thread::wait_for_previous) it is the load to take: it is under way when
     /// the wait begins.
     #[crate::device]
-    pub fn load_ahead(self, index: usize) -> T {
+    pub fn load_ahead(self, index: impl GlobalIndex) -> T {
+        let index = index.index();
         self.load_vector_ahead::<T>(index)
     }
 
     /// [`load_vector`](Self::load_vector) of such data.
     #[crate::device]
-    pub fn load_vector_ahead<V: Pod>(self, index: usize) -> V {
+    pub fn load_vector_ahead<V: Pod>(self, index: impl GlobalIndex) -> V {
+        let index = index.index();
         #[cfg(target_arch = "nvptx64")]
         return ptx::load_ahead(self.at(index).cast::<V>());
         #[cfg(not(target_arch = "nvptx64"))]
@@ -208,7 +215,8 @@ impl<T: Pod> Global<T> {
 
     /// [`load_vector`](Self::load_vector) through the read-only path.
     #[crate::device]
-    pub fn load_vector_readonly<V: Pod>(self, index: usize) -> V {
+    pub fn load_vector_readonly<V: Pod>(self, index: impl GlobalIndex) -> V {
+        let index = index.index();
         #[cfg(target_arch = "nvptx64")]
         return ptx::load_readonly(self.at(index).cast::<V>());
         #[cfg(not(target_arch = "nvptx64"))]
@@ -217,7 +225,8 @@ impl<T: Pod> Global<T> {
 
     /// [`load_vector`](Self::load_vector) of bytes that no thread will read again.
     #[crate::device]
-    pub fn load_vector_streaming<V: Pod>(self, index: usize) -> V {
+    pub fn load_vector_streaming<V: Pod>(self, index: impl GlobalIndex) -> V {
+        let index = index.index();
         #[cfg(target_arch = "nvptx64")]
         return ptx::load_streaming(self.at(index).cast::<V>());
         #[cfg(not(target_arch = "nvptx64"))]
@@ -260,20 +269,23 @@ impl<T: Pod> GlobalMut<T> {
 
     /// Writes element `index`.
     #[crate::device]
-    pub fn store(self, index: usize, value: T) {
+    pub fn store(self, index: impl GlobalIndex, value: T) {
+        let index = index.index();
         self.store_vector::<T>(index, value)
     }
 
     /// Writes element `index`, which the launch will not touch again.
     #[crate::device]
-    pub fn store_streaming(self, index: usize, value: T) {
+    pub fn store_streaming(self, index: impl GlobalIndex, value: T) {
+        let index = index.index();
         self.store_vector_streaming::<T>(index, value)
     }
 
     /// Writes the bytes of one `V` (1, 2, 4, 8 or 16 bytes) from element `index` on, whose address must be a
     /// multiple of `V`'s size.
     #[crate::device]
-    pub fn store_vector<V: Pod>(self, index: usize, value: V) {
+    pub fn store_vector<V: Pod>(self, index: impl GlobalIndex, value: V) {
+        let index = index.index();
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: in bounds, aligned and without a race by the launch's contract.
         unsafe {
@@ -285,7 +297,8 @@ impl<T: Pod> GlobalMut<T> {
 
     /// [`store_vector`](Self::store_vector) of bytes that the launch will not touch again.
     #[crate::device]
-    pub fn store_vector_streaming<V: Pod>(self, index: usize, value: V) {
+    pub fn store_vector_streaming<V: Pod>(self, index: impl GlobalIndex, value: V) {
+        let index = index.index();
         #[cfg(target_arch = "nvptx64")]
         ptx::store_streaming(self.pointer.wrapping_add(index).cast::<V>(), value);
         #[cfg(not(target_arch = "nvptx64"))]

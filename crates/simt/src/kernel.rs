@@ -16,6 +16,11 @@ pub const MAX_PARAMS: usize = 64;
 ///
 /// On the device the parameter is the value itself (plain data) or one 64-bit pointer (a handle). A handle
 /// inside a parameter struct would be a generic pointer there and is therefore not plain data here.
+#[diagnostic::on_unimplemented(
+    message = "a launch cannot pass a `{Self}`",
+    note = "an argument is a number, a struct that derives `Clone, Copy, Pod, Zeroable` with `#[repr(C)]`, or a \
+            handle: `Global<T>`, `GlobalMut<T>`"
+)]
 pub trait KernelArg: Copy + Send + Sync + 'static {
     /// Address of the bytes that the driver copies into the kernel's parameter space.
     fn param(&self) -> *const c_void {

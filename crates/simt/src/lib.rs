@@ -73,6 +73,7 @@ pub mod convert;
 pub mod emu;
 mod global;
 pub mod half2;
+mod index;
 #[cfg(not(target_arch = "nvptx64"))]
 mod kernel;
 pub mod math;
@@ -83,6 +84,7 @@ pub mod warp;
 
 pub use bytemuck::{Pod, Zeroable};
 pub use global::{Global, GlobalMut};
+pub use index::{GlobalIndex, SharedIndex};
 #[cfg(not(target_arch = "nvptx64"))]
 #[doc(hidden)]
 pub use kernel::{ArgMemory, same_names};

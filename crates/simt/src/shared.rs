@@ -14,6 +14,7 @@
 //! # let _ = (layout(8).keys, layout(8).maxima);
 //! ```
 
+use crate::index::SharedIndex;
 use bytemuck::Pod;
 use core::marker::PhantomData;
 
@@ -85,19 +86,22 @@ impl<T: Pod> Shared<T> {
 
     /// Element `index`. PTX: `ld.shared`.
     #[crate::device]
-    pub fn load(self, index: u32) -> T {
+    pub fn load(self, index: impl SharedIndex) -> T {
+        let index = index.index();
         self.load_vector::<T>(index)
     }
 
     /// Writes element `index`. PTX: `st.shared`.
     #[crate::device]
-    pub fn store(self, index: u32, value: T) {
+    pub fn store(self, index: impl SharedIndex, value: T) {
+        let index = index.index();
         self.store_vector::<T>(index, value)
     }
 
     /// The bytes of one `V` (1, 2, 4, 8 or 16 bytes) from element `index` on, aligned to `V`'s size.
     #[crate::device]
-    pub fn load_vector<V: Pod>(self, index: u32) -> V {
+    pub fn load_vector<V: Pod>(self, index: impl SharedIndex) -> V {
+        let index = index.index();
         #[cfg(target_arch = "nvptx64")]
         return ptx::shared_load::<V>(ptx::shared_base() + self.byte_offset(index));
         #[cfg(not(target_arch = "nvptx64"))]
@@ -106,7 +110,8 @@ impl<T: Pod> Shared<T> {
 
     /// Writes the bytes of one `V` (1, 2, 4, 8 or 16 bytes) from element `index` on, aligned to `V`'s size.
     #[crate::device]
-    pub fn store_vector<V: Pod>(self, index: u32, value: V) {
+    pub fn store_vector<V: Pod>(self, index: impl SharedIndex, value: V) {
+        let index = index.index();
         #[cfg(target_arch = "nvptx64")]
         ptx::shared_store::<V>(ptx::shared_base() + self.byte_offset(index), value);
         #[cfg(not(target_arch = "nvptx64"))]

@@ -215,33 +215,103 @@ fn a_replay_stops_at_the_room_that_was_reserved() {
     }
 }
 
+/// Two sequences that run out in one replay are both noted, and the lower one is named.
+#[test]
+fn sequences_that_run_out_together_are_both_stopped() {
+    for device in devices().iter().chain(&[Device::cpu(EmuOptions::race_checked())]) {
+        let stream = Stream::new(device).unwrap();
+        let mut cache = TieredCache::<f16>::new(device, extents(geometry())).unwrap();
+        let sequences = [cache.start_sequence().unwrap(), cache.start_sequence().unwrap()];
+        for sequence in sequences {
+            cache.reserve(&stream, sequence, 3).unwrap();
+        }
+        let keys = input::<f16>(device, geometry(), 4, 1);
+        let (graph, appended) = stream.capture(|stream| Ok(cache.append(stream, &keys, &keys))).unwrap();
+        appended.unwrap();
+        let exec = graph.instantiate().unwrap();
+        for _ in 0..17 {
+            // SAFETY: cache and keys live to the end of the test.
+            unsafe { exec.launch(&stream) }.unwrap();
+        }
+        let full = CacheError::Full { sequence: 0, tokens: 16, stopped: 2 };
+        assert_eq!(cache_error(cache.check(&stream)), full);
+        for sequence in sequences {
+            assert_eq!(cache.length(&stream, sequence).unwrap(), 16);
+        }
+    }
+}
+
+/// A token appended is where a prompt's token would be, keys with keys and values with values.
+fn appended<E: CacheElement + std::fmt::Debug + PartialEq>() {
+    for device in devices() {
+        let stream = Stream::new(device).unwrap();
+        let mut cache = TieredCache::<E>::new(device, extents(geometry())).unwrap();
+        let sequence = cache.start_sequence().unwrap();
+        let mut all = [Vec::new(), Vec::new()];
+        for index in 0..18 {
+            // A row for each sequence that there may be; the first one is this sequence's.
+            let rows = [0, 100].map(|seed| tokens::<E>(geometry(), 4, seed + index));
+            let [keys, values] = rows.each_ref().map(|rows| Buffer::from_slice(device, rows).unwrap());
+            cache.append(&stream, &keys, &values).unwrap();
+            for (all, rows) in all.iter_mut().zip(&rows) {
+                all.extend_from_slice(&rows[..128]);
+            }
+        }
+        cache.check(&stream).unwrap();
+        assert_eq!(cache.read(&stream, sequence).unwrap(), all);
+    }
+}
+
+#[test]
+fn keys_that_are_appended_are_read_as_keys_f16() {
+    appended::<f16>();
+}
+
+#[test]
+fn keys_that_are_appended_are_read_as_keys_bf16() {
+    appended::<bf16>();
+}
+
+/// A number that f16 has no room for, in any element of a row.
 #[test]
 fn a_refused_token_names_its_place_and_stops_its_sequence_alone() {
     for device in devices() {
-        let stream = Stream::new(device).unwrap();
-        let mut cache = TieredCache::<bf16>::new(device, extents(geometry())).unwrap();
-        let [first, second] = [cache.start_sequence().unwrap(), cache.start_sequence().unwrap()];
-        prefill(&mut cache, &stream, second, 15, 1);
-        let good = tokens::<bf16>(geometry(), 4, 3);
-        let upload = |rows: &[bf16]| Buffer::from_slice(device, rows).unwrap();
-        // Finite, and more than f16 has: 65,536.
-        let mut large = good.clone();
-        large[128 + 64 + 9] = bf16::from_f32(65536.0);
-        cache.append(&stream, &upload(&good), &upload(&large)).unwrap();
-        // It waits; the other one goes on.
-        cache.append(&stream, &upload(&good), &upload(&good)).unwrap();
-        let error = cache_error(cache.check(&stream));
-        let CacheError::Refused { at, problem, stopped: 1 } = error.clone() else { panic!("{error}") };
-        assert_eq!((at.what, at.sequence, at.token, at.kv_head, at.channel), ("value", 1, 15, 1, 9));
-        assert!(problem.contains("beyond f16"), "{error}");
-        assert_eq!(cache.length(&stream, first).unwrap(), 2);
-        assert_eq!(cache.length(&stream, second).unwrap(), 15);
-        cache.append(&stream, &upload(&good), &upload(&good)).unwrap();
-        cache.check(&stream).unwrap();
-        assert_eq!(cache.length(&stream, second).unwrap(), 16);
-        // The largest that f16 has is taken, and quantized.
-        let largest = vec![bf16::from_f32(65280.0); 40 * 128];
-        cache.prefill(&stream, first, &upload(&largest), &upload(&largest)).unwrap();
-        cache.check(&stream).unwrap();
+        for (what, head, channel) in
+            [("value", 1, 9), ("value", 1, 63), ("value", 0, 0), ("key", 1, 63), ("key", 0, 0)]
+        {
+            refused_token(device, what, head, channel);
+        }
     }
+}
+
+fn refused_token(device: &Device, what: &'static str, head: u32, channel: u32) {
+    let stream = Stream::new(device).unwrap();
+    let mut cache = TieredCache::<bf16>::new(device, extents(geometry())).unwrap();
+    let [first, second] = [cache.start_sequence().unwrap(), cache.start_sequence().unwrap()];
+    prefill(&mut cache, &stream, second, 15, 1);
+    let good = tokens::<bf16>(geometry(), 4, 3);
+    let upload = |rows: &[bf16]| Buffer::from_slice(device, rows).unwrap();
+    // Finite, and more than f16 has: 65,536.
+    let mut large = good.clone();
+    large[128 + 64 * head as usize + channel as usize] = bf16::from_f32(65536.0);
+    let (keys, values) = if what == "key" { (&large, &good) } else { (&good, &large) };
+    cache.append(&stream, &upload(keys), &upload(values)).unwrap();
+    // It waits; the other one goes on.
+    cache.append(&stream, &upload(&good), &upload(&good)).unwrap();
+    let error = cache_error(cache.check(&stream));
+    let CacheError::Refused { at, problem, stopped: 1 } = error.clone() else { panic!("{error}") };
+    assert_eq!(
+        (at.what, at.sequence, at.token, at.kv_head, at.channel),
+        (what, 1, 15, head, channel)
+    );
+    assert!(problem.contains("beyond f16"), "{error}");
+    assert_eq!(cache.length(&stream, first).unwrap(), 2);
+    assert_eq!(cache.length(&stream, second).unwrap(), 15);
+    cache.append(&stream, &upload(&good), &upload(&good)).unwrap();
+    cache.check(&stream).unwrap();
+    assert_eq!(cache.length(&stream, second).unwrap(), 16);
+    // The largest that f16 has is taken, and quantized.
+    let largest = vec![bf16::from_f32(65280.0); 40 * 128];
+    cache.prefill(&stream, first, &upload(&largest), &upload(&largest)).unwrap();
+    cache.check(&stream).unwrap();
 }
