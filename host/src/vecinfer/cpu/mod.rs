@@ -4,7 +4,7 @@ mod attend;
 mod encode;
 
 pub(super) use attend::attend;
-pub(super) use encode::{Encoded, Encoding, encode, nearest};
+pub(super) use encode::{Encoded, Encoding, encode};
 
 use super::Setting;
 use crate::attention::BLOCK_TOKENS;
