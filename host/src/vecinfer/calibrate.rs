@@ -129,6 +129,8 @@ pub(super) fn make(
     if !HEAD_DIMS.iter().any(|dim| *dim as usize == head_dim) {
         return Err(Error::HeadDim { head_dim: u32::try_from(head_dim).unwrap_or(u32::MAX) }.into());
     }
+    let [keys, values] = codes;
+    super::plan::kernel_info(head_dim as u32, Setting { keys, values, ..Setting::DEFAULT }, 1)?;
     let layer = |(layer, passed): (usize, &Passed)| -> Result<LayerBooks> {
         let mut table = table(&passed.keys, kv_heads, head_dim, transform);
         let keys = transformed(&passed.keys, &table, kv_heads, head_dim, transform.hadamard);

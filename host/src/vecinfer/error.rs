@@ -19,19 +19,24 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] crate::tensor_file::Error),
     /// A head_dim that no kernel has an instance for.
-    #[error("vecinfer has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
+    #[error("vecinfer has no kernels for head_dim {head_dim}; those there are take 64, 96, 128 and 256")]
     HeadDim {
         /// What was asked for.
         head_dim: u32,
     },
     /// Codes of keys and values that no kernel has an instance for.
-    #[error("vecinfer has no kernels for keys in {keys} with values in {values}; there are {there}")]
+    #[error(
+        "vecinfer has no kernels for keys in {keys} with values in {values} at head_dim {head_dim}; there are \
+         {there}"
+    )]
     Codes {
         /// Of keys.
         keys: String,
         /// Of values.
         values: String,
-        /// What there is.
+        /// Channels of a head.
+        head_dim: u32,
+        /// What there is of that.
         there: String,
     },
     /// A sequence whose tokens cannot be numbered.

@@ -8,7 +8,7 @@ use kernels_gpu::attention::Window;
 use kernels_gpu::vecinfer::{Code, EncodeShape, Shape, split_count};
 
 /// Channels of a head that there are kernels for.
-pub const HEAD_DIMS: [u32; 2] = [64, 128];
+pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
 /// The most tokens of a sequence.
 const MOST_TOKENS: u32 = 1 << 30;
 
@@ -90,7 +90,7 @@ impl Setting {
         self.token_bytes(head_dim) * coded as f64 + f64::from(4 * head_dim) * (tokens - coded) as f64
     }
 
-    /// Itself, if there are kernels for its codes.
+    /// Itself, if there are kernels for its codes: at head_dim 64, which has those of all others.
     ///
     /// # Errors
     /// [`Error::Codes`].

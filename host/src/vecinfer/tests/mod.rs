@@ -85,8 +85,8 @@ impl Ran {
 #[test]
 fn slices_have_the_bits_of_the_kernels() {
     for head_dim in HEAD_DIMS {
-        for [keys, values] in settings() {
-            for step in steps_of([keys, values], Coverage::Quick) {
+        for [keys, values] in settings(head_dim) {
+            for step in steps_of(head_dim, [keys, values], Coverage::Quick) {
                 let setting = Setting { keys, values, recent: step.recent, sink: step.sink };
                 let [kernels, slices] = [false, true]
                     .map(|slices| run(step, setting, head_dim, slices).outputs().expect("outputs"));
@@ -106,7 +106,7 @@ fn slices_have_the_bits_of_the_kernels() {
 #[test]
 fn codes_are_those_of_the_nearest_centroids() {
     for head_dim in HEAD_DIMS {
-        for [keys, values] in settings() {
+        for [keys, values] in settings(head_dim) {
             let step = Step { lengths: &[64, 37], by_head: true, recent: 0, sink: 0, ..STEP };
             // A window that holds all: what is stored in f16 beside what is stored in codes.
             let none = Setting { keys, values, recent: 0, sink: 0 };
@@ -146,7 +146,7 @@ fn codes_are_those_of_the_nearest_centroids() {
 /// What is stored in f16 is the transformation, and it keeps products of queries and keys but for a constant.
 #[test]
 fn the_transformation_keeps_products() {
-    for (head_dim, hadamard) in [(64, true), (128, true), (128, false)] {
+    for (head_dim, hadamard) in [(64, true), (96, true), (128, true), (128, false), (256, true)] {
         let setting = Setting { recent: 160, ..Setting::DEFAULT };
         let step = Step { lengths: &[40], hadamard, recent: 160, ..STEP };
         let ran = run(step, setting, head_dim, true);
@@ -185,7 +185,7 @@ fn the_transformation_keeps_products() {
 #[test]
 fn a_step_is_attention_over_what_is_stored() {
     for head_dim in HEAD_DIMS {
-        for [keys, values] in settings() {
+        for [keys, values] in settings(head_dim) {
             for step in [
                 STEP,
                 Step { lengths: &[159, 111], group: 11, by_head: true, recent: 0, ..STEP },
@@ -223,7 +223,7 @@ fn a_step_is_attention_over_what_is_stored() {
 fn loud_scores_have_finite_outputs() {
     for group in [2, 8] {
         for recent in [0, 160] {
-            for [keys, values] in settings() {
+            for [keys, values] in settings(128) {
                 let step = Step { lengths: &[150, 70], group, recent, hadamard: false, loud: true, ..STEP };
                 let [kernels, slices] = [false, true].map(|slices| {
                     let ran = run(step, Setting { keys, values, recent, sink: 16 }, 128, slices);
