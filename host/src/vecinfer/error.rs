@@ -26,16 +26,16 @@ pub enum Error {
     },
     /// Codes of keys and values that no kernel has an instance for.
     #[error(
-        "vecinfer has no kernels for keys in {keys} with values in {values} at head_dim {head_dim}; there are \
-         {there}"
+        "vecinfer has no kernels for keys in {keys} with values in {values}{}; there are {there}",
+        at(*head_dim)
     )]
     Codes {
         /// Of keys.
         keys: String,
         /// Of values.
         values: String,
-        /// Channels of a head.
-        head_dim: u32,
+        /// Channels of a head, where that is what there are none for.
+        head_dim: Option<u32>,
         /// What there is of that.
         there: String,
     },
@@ -144,6 +144,11 @@ impl From<Error> for kv::Error {
             error => kv::Error::system(error),
         }
     }
+}
+
+/// Where codes have no kernels, if not anywhere.
+fn at(head_dim: Option<u32>) -> String {
+    head_dim.map_or_else(String::new, |head_dim| format!(" at head_dim {head_dim}"))
 }
 
 /// Says so if a buffer is of another length.

@@ -60,13 +60,13 @@ macro_rules! instances {
 }
 instances!(
     attend 64:
-        4 or 8 rows (208, 208)(208, 408)(408, 408)(410, 410)(808, 808)(812, 812);
+        4 or 8 rows (208, 208)(208, 408)(408, 408)(410, 410)(808, 808)(810, 810)(812, 812);
         8 rows (412, 412)(410, 812)(812, 808);
     attend 96:
         4 or 8 rows (208, 208)(408, 408);
         8 rows;
     attend 128:
-        4 or 8 rows (208, 208)(208, 408)(408, 408)(410, 410)(808, 808)(812, 812);
+        4 or 8 rows (208, 208)(208, 408)(408, 408)(410, 410)(808, 808)(810, 810)(812, 812);
         8 rows (412, 412)(410, 812)(812, 808);
     attend_wide 256:
         4 or 8 rows (408, 408)(812, 812);
@@ -86,7 +86,12 @@ fn kernel_for(head_dim: u32, setting: Setting, group: u32) -> Result<Attend> {
     let refuse = || {
         let pair = |(k, v): &(u32, u32)| format!("{} with {}", name(Code::of(*k)), name(Code::of(*v)));
         let there = attended(head_dim).iter().map(pair).collect::<Vec<_>>().join(", ");
-        Error::Codes { keys: name(setting.keys), values: name(setting.values), head_dim, there }
+        Error::Codes {
+            keys: name(setting.keys),
+            values: name(setting.values),
+            head_dim: Some(head_dim),
+            there,
+        }
     };
     let rows = rows_of(group, setting.keys, setting.values);
     kernel_of(head_dim, setting.keys, setting.values, rows).ok_or_else(refuse)

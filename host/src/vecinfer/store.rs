@@ -44,9 +44,9 @@ macro_rules! instances {
     };
 }
 instances!(
-    64: 208 408 410 412 808 812;
+    64: 208 408 410 412 808 810 812;
     96: 208 408;
-    128: 208 408 410 412 808 812;
+    128: 208 408 410 412 808 810 812;
     256: 408 812;
 );
 
@@ -55,7 +55,12 @@ fn kernels_for(head_dim: u32, setting: Setting) -> Result<[(EncodeKernel, Kernel
     let refuse = || {
         let named = encoded(head_dim).iter().map(|number| name(Code::of(*number)));
         let there = named.collect::<Vec<_>>().join(", ");
-        Error::Codes { keys: name(setting.keys), values: name(setting.values), head_dim, there }
+        Error::Codes {
+            keys: name(setting.keys),
+            values: name(setting.values),
+            head_dim: Some(head_dim),
+            there,
+        }
     };
     let of = |code| kernels_of(head_dim, code).ok_or_else(refuse);
     Ok([of(setting.keys)?, of(setting.values)?])

@@ -43,12 +43,13 @@
 //!
 //! # Work split
 //! Grid (splits, kv_heads · row groups, sequences), two thread blocks of eight warps on a multiprocessor, of
-//! D = 256 three of four warps ([`attend_wide`](fn@super::attend_wide)). A block takes a run of consecutive tiles of 16 tokens, its warps one after another. A lane has its codes of
-//! two tiles in registers, 16 bytes of keys and 16 of values each at D = 128, d = 4, b = 8. Of a tile and
-//! warp there: 16 loads of 4 bytes and 16 of 8 from shared memory, 48 wavefronts with none lost to conflicts
-//! ([`Book`]); 32 `prmt` that make their addresses; 16 multiplications with four query heads and 24 with
-//! eight; some 60 or 90 for softmax and the loop. At d = 8, b = 12: 16 loads of 8 bytes, of some 98
-//! wavefronts; 64 instructions for their addresses, and 64 that make f16 of values in bytes.
+//! D = 256 of four warps ([`attend_wide`](fn@super::attend_wide)). A block takes a run of consecutive tiles
+//! of 16 tokens, its warps one after another. A lane has its codes of two tiles in registers, 16 bytes of
+//! keys and 16 of values each at D = 128, d = 4, b = 8. Of a tile and warp there: 16 loads of 4 bytes and 16
+//! of 8 from shared memory, 48 wavefronts with none lost to conflicts ([`Book`]); 32 `prmt` that make their
+//! addresses; 16 multiplications with four query heads and 24 with eight; some 60 or 90 for softmax and the
+//! loop. At d = 8, b = 12: 16 loads of 8 bytes, of some 98 wavefronts; 64 instructions for their addresses,
+//! and 64 that make f16 of values in bytes.
 //!
 //! Warps are put together as in dense attention, and the block of a row that comes last adds the parts.
 
@@ -144,15 +145,15 @@ pub const fn rows_of(group: u32, keys: Code, values: Code) -> u32 {
     system = vecinfer,
     instances(
         (64, 208, 208, 4), (64, 208, 408, 4), (64, 408, 408, 4), (64, 410, 410, 4), (64, 808, 808, 4),
-        (64, 812, 812, 4),
+        (64, 810, 810, 4), (64, 812, 812, 4),
         (64, 208, 208, 8), (64, 208, 408, 8), (64, 408, 408, 8), (64, 410, 410, 8), (64, 808, 808, 8),
-        (64, 412, 412, 8), (64, 410, 812, 8), (64, 812, 812, 8), (64, 812, 808, 8),
+        (64, 412, 412, 8), (64, 410, 812, 8), (64, 810, 810, 8), (64, 812, 812, 8), (64, 812, 808, 8),
         (96, 208, 208, 4), (96, 408, 408, 4),
         (96, 208, 208, 8), (96, 408, 408, 8),
         (128, 208, 208, 4), (128, 208, 408, 4), (128, 408, 408, 4), (128, 410, 410, 4), (128, 808, 808, 4),
-        (128, 812, 812, 4),
+        (128, 810, 810, 4), (128, 812, 812, 4),
         (128, 208, 208, 8), (128, 208, 408, 8), (128, 408, 408, 8), (128, 410, 410, 8), (128, 808, 808, 8),
-        (128, 412, 412, 8), (128, 410, 812, 8), (128, 812, 812, 8), (128, 812, 808, 8)
+        (128, 412, 412, 8), (128, 410, 812, 8), (128, 810, 810, 8), (128, 812, 812, 8), (128, 812, 808, 8)
     ),
     max_threads = 256,
     min_blocks = 2,
@@ -188,14 +189,14 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     );
 }
 
-/// The same of head_dim 256, in blocks of four warps, of which three fit a multiprocessor: a lane has twice as
-/// many sums and codes there.
+/// The same of head_dim 256, in blocks of four warps: a lane has twice as many sums and codes there, and takes
+/// 200 to 238 registers. With three blocks on a multiprocessor, and 168, some would be spilled.
 #[kernel(
     system = vecinfer,
     args = attend,
     instances((256, 408, 408, 4), (256, 812, 812, 4), (256, 408, 408, 8), (256, 812, 812, 8)),
     max_threads = 128,
-    min_blocks = 3,
+    min_blocks = 2,
     overlaps = by_hand
 )]
 pub fn attend_wide<const D: usize, const K: u32, const V: u32, const R: usize>(
@@ -441,12 +442,12 @@ const fn of_unit(code: u32) -> usize {
 #[simt::device]
 fn load_queries<const D: usize, const R: usize>(queries: Shared<u16>, lane: u32) -> [[u32; 4]; 8] {
     let (g, j) = (lane >> 2, lane & 3);
-    let row = g % R as u32 * D as u32;
+    let row = g % R as u32 * (D as u32 / 2);
     let mut q = [[0; 4]; 8];
     unroll!(for i in 0..(D / 32), at_most 8 {
         let pair = [0, 1].map(|half| {
             let channel = 32 * i as u32 + 16 * half + 4 * j;
-            queries.load_vector::<[u32; 2]>(row + channel)
+            queries.load_vector::<[u32; 2]>(2 * (row + channel / 2))
         });
         q[i] = [pair[0][0], pair[1][0], pair[0][1], pair[1][1]];
     });
@@ -464,9 +465,9 @@ pub fn whole_scale(largest: f32, scale_log2: f32) -> f32 {
 #[simt::device]
 fn store_integers<const D: usize>(target: Shared<u8>, words: Rounded, row: u32, lane: u32) -> f32 {
     let pairs = words.map(<f16 as Half>::unpack);
-    let mut largest = 0f32;
-    unroll!(for i in 0..(D / 32), at_most 8 {
-        largest = maximum(largest, abs(pairs[i / 2][i % 2]));
+    let mut largest = maximum(abs(pairs[0][0]), abs(pairs[0][1]));
+    unroll!(for i in 1..(D.div_ceil(64)), at_most 3 {
+        largest = maximum(largest, maximum(abs(pairs[i][0]), abs(pairs[i][1])));
     });
     unroll!(for i in 0..5 {
         largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << i, 32));

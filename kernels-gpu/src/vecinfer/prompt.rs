@@ -16,7 +16,7 @@ use super::{Code, EncodeShape, Kind};
 use crate::attention::BLOCK_TOKENS;
 use crate::element::store_whole;
 use half::f16;
-use simt::{Global, GlobalMut, bits, kernel, thread, unroll, warp};
+use simt::{Global, GlobalMut, bits, kernel, thread, warp};
 
 /// Threads of a block of both.
 pub const RESTORE_THREADS: u32 = 256;
@@ -27,9 +27,9 @@ pub const RESTORE_THREADS: u32 = 256;
 #[kernel(
     system = vecinfer,
     instances(
-        (64, 208), (64, 408), (64, 410), (64, 412), (64, 808), (64, 812),
+        (64, 208), (64, 408), (64, 410), (64, 412), (64, 808), (64, 810), (64, 812),
         (96, 208), (96, 408),
-        (128, 208), (128, 408), (128, 410), (128, 412), (128, 808), (128, 812),
+        (128, 208), (128, 408), (128, 410), (128, 412), (128, 808), (128, 810), (128, 812),
         (256, 408), (256, 812)
     ),
     max_threads = 256,

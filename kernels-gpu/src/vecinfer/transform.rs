@@ -18,8 +18,7 @@
 //! (Euclidean; each stage keeps norms but for √2, which the last product takes back), and that of f16 is at
 //! most 2^−11 of each channel, or 2^−25 below the normal numbers. A key's own f16 has as much.
 
-use crate::attention::{Half, Window};
-use crate::element::store_whole;
+use crate::attention::Window;
 use glam::{UVec2, UVec4};
 use half::f16;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
@@ -77,13 +76,19 @@ impl Shape {
     }
 }
 
-/// A row across a warp: a lane's channels are those that [`channel`] says, D/32 of them.
+/// A row across a warp: a lane has D/32 channels, from [`first_channel`] on, [`stride`] apart.
 pub(super) type Row = [f32; 8];
 
-/// The lane's `i`-th channel: of D = 96 one of each 32, as H is of three blocks, else neighbours.
+/// A lane's first channel.
 #[inline(always)]
-fn channel<const D: usize>(lane: u32, i: u32) -> u32 {
-    if D == 96 { lane + 32 * i } else { lane * (D as u32 / 32) + i }
+fn first_channel<const D: usize>(lane: u32) -> u32 {
+    if D == 96 { lane } else { lane * (D as u32 / 32) }
+}
+
+/// From a lane's channel to its next: of D = 96 a lane has one of each block of H, else neighbours.
+#[inline(always)]
+const fn stride<const D: usize>() -> usize {
+    if D == 96 { 32 } else { 1 }
 }
 
 /// Transforms a row.
@@ -97,10 +102,10 @@ pub(super) fn transform<const D: usize>(
     lane: u32,
 ) -> Row {
     let row = |row: u32| {
+        let at = ((head * ROWS_OF_TRANSFORM + row) * D as u32 + first_channel::<D>(lane)) as usize;
         let mut out = [0f32; 8];
         unroll!(for i in 0..(D / 32), at_most 8 {
-            let at = (head * ROWS_OF_TRANSFORM + row) * D as u32 + channel::<D>(lane, i as u32);
-            out[i] = table.load_readonly(at as usize);
+            out[i] = table.load_readonly(at + i * stride::<D>());
         });
         out
     };
@@ -146,27 +151,28 @@ pub(super) fn transform<const D: usize>(
 /// Reads a row of f16 across a warp.
 #[simt::device]
 pub(super) fn load_row<const D: usize>(rows: Global<f16>, row: usize, lane: u32) -> Row {
-    let at = |i: u32| row * D + channel::<D>(lane, i) as usize;
+    let at = row * D + first_channel::<D>(lane) as usize;
     let words = match D {
-        64 => [rows.load_vector::<u32>(at(0)), 0, 0, 0],
+        64 => [rows.load_vector::<u32>(at), 0, 0, 0],
         96 => {
-            let [a, b, c] = [0, 1, 2].map(|i| u32::from(rows.load(at(i)).to_bits()));
+            let [a, b, c] = [0, 1, 2].map(|i| u32::from(rows.load(at + i * stride::<D>()).to_bits()));
             [a | b << 16, c, 0, 0]
         }
         128 => {
-            let [a, b] = rows.load_vector::<[u32; 2]>(at(0));
+            let [a, b] = rows.load_vector::<[u32; 2]>(at);
             [a, b, 0, 0]
         }
-        _ => rows.load_vector::<UVec4>(at(0)).to_array(),
+        _ => rows.load_vector::<UVec4>(at).to_array(),
     };
+    let half = |bits: u32| simt::convert::f32_from_f16(f16::from_bits(bits as u16));
     let mut x = [0f32; 8];
     unroll!(for i in 0..4 {
-        [x[2 * i], x[2 * i + 1]] = <f16 as Half>::unpack(words[i]);
+        [x[2 * i], x[2 * i + 1]] = [half(words[i]), half(words[i] >> 16)];
     });
     x
 }
 
-/// A row that is rounded to f16: two neighbours of a lane's channels a word.
+/// A row that is rounded to f16: two of a lane's channels a word.
 pub(super) type Rounded = [u32; 4];
 
 /// Rounds a row to f16.
@@ -175,45 +181,52 @@ pub(super) fn round_row(x: Row) -> Rounded {
     [0, 1, 2, 3].map(|i| simt::convert::f16x2_from_f32(x[2 * i], x[2 * i + 1]))
 }
 
-/// Writes a rounded row from element `start` on.
+/// A lane's `i`-th channel of a rounded row.
+#[inline(always)]
+const fn channel_of(words: Rounded, i: usize) -> u16 {
+    (words[i / 2] >> (16 * (i as u32 % 2))) as u16
+}
+
+/// Writes a rounded row, word by word.
 #[simt::device]
 pub(super) fn store_row<const D: usize>(target: GlobalMut<f16>, row: usize, words: Rounded, lane: u32) {
-    let at = |i: u32| row * D + channel::<D>(lane, i) as usize;
-    match D {
-        64 => target.store_vector(at(0), words[0]),
-        96 => unroll!(for i in 0..3 {
-            let bits = (words[i / 2] >> (16 * (i as u32 % 2))) as u16;
-            target.store(at(i as u32), f16::from_bits(bits));
-        }),
-        128 => store_whole(target, at(0), [words[0], words[1]]),
-        _ => store_whole(target, at(0), words),
+    let at = row * D + first_channel::<D>(lane) as usize;
+    if D == 96 {
+        unroll!(for i in 0..3 {
+            target.store(at + i * stride::<D>(), f16::from_bits(channel_of(words, i)));
+        });
+        return;
     }
+    unroll!(for i in 0..(D / 64), at_most 4 {
+        target.store_vector(at + 2 * i, words[i]);
+    });
 }
 
 /// The same in shared memory, rows of f16.
 #[simt::device]
 pub(super) fn share_row<const D: usize>(target: Shared<u16>, row: u32, words: Rounded, lane: u32) {
-    let at = |i: u32| row * D as u32 + channel::<D>(lane, i);
-    match D {
-        64 => target.store_vector(at(0), words[0]),
-        96 => unroll!(for i in 0..3 {
-            target.store(at(i as u32), (words[i / 2] >> (16 * (i as u32 % 2))) as u16);
-        }),
-        128 => target.store_vector(at(0), UVec2::new(words[0], words[1])),
-        _ => target.store_vector(at(0), UVec4::from_array(words)),
+    if D == 96 {
+        unroll!(for i in 0..3 {
+            target.store(row * D as u32 + lane + 32 * i as u32, channel_of(words, i));
+        });
+        return;
     }
+    let at = row * (D as u32 / 2) + lane * (D as u32 / 64);
+    unroll!(for i in 0..(D / 64), at_most 4 {
+        target.store_vector(2 * (at + i as u32), words[i]);
+    });
 }
 
 /// Writes a lane's bytes of a row, in the order of its channels, from `start` on.
 #[simt::device]
 pub(super) fn share_bytes<const D: usize>(target: Shared<u8>, start: u32, bytes: [u32; 2], lane: u32) {
-    let at = |i: u32| start + channel::<D>(lane, i);
+    let at = start + first_channel::<D>(lane);
     match D {
-        64 => target.store_vector(at(0), bytes[0] as u16),
+        64 => target.store_vector(at, bytes[0] as u16),
         96 => unroll!(for i in 0..3 {
-            target.store(at(i as u32), (bytes[0] >> (8 * i as u32)) as u8);
+            target.store(at + 32 * i as u32, (bytes[0] >> (8 * i as u32)) as u8);
         }),
-        128 => target.store_vector(at(0), bytes[0]),
-        _ => target.store_vector(at(0), UVec2::from_array(bytes)),
+        128 => target.store_vector(at, bytes[0]),
+        _ => target.store_vector(at, UVec2::from_array(bytes)),
     }
 }

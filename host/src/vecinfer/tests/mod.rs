@@ -239,11 +239,16 @@ fn loud_scores_have_finite_outputs() {
 /// A prompt in chunks of every cut, then steps: a cache has the same bits by the kernels and by slices.
 #[test]
 fn a_cache_is_the_same_by_kernels_and_by_slices() {
-    let geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
+    HEAD_DIMS.into_iter().for_each(a_cache_of_heads_of);
+}
+
+fn a_cache_of_heads_of(head_dim: u32) {
+    let geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: head_dim as usize };
+    let (q_width, kv_width) = (geometry.query_width(), geometry.kv_width());
     let (device, selection) = (device(), "vecinfer/recent=32".parse::<Selection>().expect("a scheme"));
     let stream = Stream::new(&device).expect("a stream");
     let setting = Setting::of(&selection);
-    let made = made_up([setting.keys, setting.values], 2, 64, STEP);
+    let made = made_up([setting.keys, setting.values], 2, head_dim, STEP);
     let books = Books { layers: vec![made.layers[0].clone(); 2], ..made };
     let opening =
         Opening { device: &device, geometry, rope: None, capacity: 160.into(), selection: &selection };
@@ -264,17 +269,17 @@ fn a_cache_is_the_same_by_kernels_and_by_slices() {
             cache.begin(&stream, chunk).expect("begun");
             for layer in 0..geometry.layers {
                 let kind = 10 * layer as u64;
-                let (keys, values) = (rows(128, kind + 1), rows(128, kind + 2));
+                let (keys, values) = (rows(kv_width, kind + 1), rows(kv_width, kind + 2));
                 let new = Rotated { positions: &positions, keys: &keys, values: &values };
                 cache.append(&stream, layer, New::Rotated(new)).expect("appended");
-                let mut output = Buffer::<f32>::zeroed(&device, tokens * 256).expect("a buffer");
-                cache.attend(&stream, layer, &rows(256, kind + 3), &mut output).expect("attended");
+                let mut output = Buffer::<f32>::zeroed(&device, tokens * q_width).expect("a buffer");
+                cache.attend(&stream, layer, &rows(q_width, kind + 3), &mut output).expect("attended");
                 outputs.extend(output.to_vec().expect("read").iter().map(|x| x.to_bits()));
             }
             cache.commit();
             outputs
         });
-        assert!(outputs[0] == outputs[1], "{tokens} tokens to {}", caches[0].tokens());
+        assert!(outputs[0] == outputs[1], "{head_dim}: {tokens} tokens to {}", caches[0].tokens());
         // Nothing that is attended to is nothing.
         assert!(outputs[0].iter().any(|bits| *bits != 0));
     }
