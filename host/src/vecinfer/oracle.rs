@@ -11,8 +11,8 @@ const KAPPA: f64 = 17.0 * U / 2.0 + 2.0 * U;
 /// Half an ulp of f16.
 const F16: f64 = 1.0 / 2048.0;
 
-/// H·x, H orthonormal, in Sylvester's order (equation 5): of as many channels as the largest power of two that
-/// divides the row's, block by block.
+/// H·x, H orthonormal, in Sylvester's order (equation 5): of as many channels as the largest power of two
+/// that divides the row's, block by block.
 pub fn hadamard(x: &[f64]) -> Vec<f64> {
     let block = 1usize << x.len().trailing_zeros();
     let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };

@@ -24,7 +24,7 @@
 //! ```
 //!
 //! Scores of keys that are whole numbers ([`Code::whole_keys`]) are products of integers, exact: rows 0 to 7
-//! are the queries' high bytes, rows 8 to 15 their low ones ([`integers`]), and four channels that were
+//! are the queries' high bytes, rows 8 to 15 their low ones, and four channels that were
 //! fetched are a register. Of other keys, and of recent ones, channels are contracted 16 at a time, X and Y
 //! in turns; q·k is what rows 0 to 7 have of all X plus what rows 8 to 15 have of all Y, and half of what is
 //! multiplied is for nothing. So is half of the output's products: a register has two channels of a token, so
@@ -55,16 +55,16 @@
 
 use super::Code;
 use super::book::{Book, Step, Words, books};
+use super::queries::{load_integers, load_queries, store_integers, whole_scale};
 use super::running::{ABSENT, Place, Running, Scores, WholeScores};
-use super::transform::{Rounded, Shape, load_row, round_row, share_bytes, share_row, transform};
+use super::transform::{Shape, load_row, round_row, share_row, transform};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Half, MAX_PARTS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part,
-    combined_rows, integers, last_to_arrive, part_floats, warps,
+    Adding, BLOCK_TOKENS, MAX_PARTS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part,
+    combined_rows, last_to_arrive, part_floats, warps,
 };
 use glam::{UVec4, Vec4};
 use half::f16;
-use simt::math::{abs, canonical_nan, maximum};
-use simt::warp::{FULL_MASK, warp_shuffle_xor};
+use simt::math::canonical_nan;
 use simt::{Global, GlobalMut, Shared, SharedPlan, bits, kernel, thread, unroll, warp};
 
 /// Floats of the partial results of `launches` rows of `splits` blocks.
@@ -189,8 +189,8 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     );
 }
 
-/// The same of head_dim 256, in blocks of four warps: a lane has twice as many sums and codes there, and takes
-/// 200 to 238 registers. With three blocks on a multiprocessor, and 168, some would be spilled.
+/// The same of head_dim 256, in blocks of four warps: a lane has twice as many sums and codes there, and
+/// takes 200 to 238 registers. With three blocks on a multiprocessor, and 168, some would be spilled.
 #[kernel(
     system = vecinfer,
     args = attend,
@@ -435,74 +435,6 @@ fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(
 #[inline(always)]
 const fn of_unit(code: u32) -> usize {
     (Code::of(code).unit() / Code::of(code).d) as usize
-}
-
-/// The A operands of the contractions, two steps each: X in rows 0 to 7, Y in rows 8 to 15. Of four query
-/// rows rows 4 to 7 are rows 0 to 3 again.
-#[simt::device]
-fn load_queries<const D: usize, const R: usize>(queries: Shared<u16>, lane: u32) -> [[u32; 4]; 8] {
-    let (g, j) = (lane >> 2, lane & 3);
-    let row = g % R as u32 * (D as u32 / 2);
-    let mut q = [[0; 4]; 8];
-    unroll!(for i in 0..(D / 32), at_most 8 {
-        let pair = [0, 1].map(|half| {
-            let channel = 32 * i as u32 + 16 * half + 4 * j;
-            queries.load_vector::<[u32; 2]>(2 * (row + channel / 2))
-        });
-        q[i] = [pair[0][0], pair[1][0], pair[0][1], pair[1][1]];
-    });
-    q
-}
-
-/// What a sum of products of a row's integers and whole keys is multiplied by to be in log2 units; `largest`
-/// is the row's, `scale_log2` the [`Shape`]'s.
-#[inline(always)]
-pub fn whole_scale(largest: f32, scale_log2: f32) -> f32 {
-    largest / integers::LARGEST * scale_log2
-}
-
-/// Writes a row of f16 as integers: a warp's work. Gives its largest element.
-#[simt::device]
-fn store_integers<const D: usize>(target: Shared<u8>, words: Rounded, row: u32, lane: u32) -> f32 {
-    let pairs = words.map(<f16 as Half>::unpack);
-    let mut largest = maximum(abs(pairs[0][0]), abs(pairs[0][1]));
-    unroll!(for i in 1..(D.div_ceil(64)), at_most 3 {
-        largest = maximum(largest, maximum(abs(pairs[i][0]), abs(pairs[i][1])));
-    });
-    unroll!(for i in 0..5 {
-        largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << i, 32));
-    });
-    let inverse = integers::inverse_of(largest);
-    let mut bytes = [[0u32; 2]; 2];
-    unroll!(for i in 0..(D / 32), at_most 8 {
-        let halves = integers::halves(integers::integer(pairs[i / 2][i % 2], inverse));
-        unroll!(for half in 0..2 {
-            bytes[half][i / 4] |= (halves[half] as u32 & 0xff) << (8 * (i as u32 % 4));
-        });
-    });
-    unroll!(for half in 0..2 {
-        share_bytes::<D>(target, (2 * row + half as u32) * D as u32, bytes[half], lane);
-    });
-    largest
-}
-
-/// The A operands of integer products, 32 channels each; of four query rows rows 4 to 7 are rows 0 to 3
-/// again.
-#[simt::device]
-fn load_integers<const D: usize, const K: u32, const R: usize>(
-    source: Shared<u8>,
-    lane: u32,
-) -> [[u32; 4]; 8] {
-    let (g, j) = (lane >> 2, lane & 3);
-    let row = 2 * D as u32 * (g % R as u32);
-    // The lane's unit of eight channels, or two of four.
-    let (first, second) = if Code::of(K).unit() == 8 { (8 * j, 4) } else { (4 * j, 16) };
-    let mut q = [[0; 4]; 8];
-    unroll!(for i in 0..(D / 32), at_most 8 {
-        let of = |at: u32| source.load_vector::<u32>(row + 32 * i as u32 + first + at);
-        q[i] = [of(0), of(D as u32), of(second), of(D as u32 + second)];
-    });
-    q
 }
 
 /// `CHANNELS` channels of a recent token; zeros of a token that there is not.

@@ -26,14 +26,16 @@ mod book;
 mod code;
 mod decode;
 mod prompt;
+mod queries;
 mod running;
 mod transform;
 mod write;
 
 pub use crate::attention::split_count;
 pub use code::{CODES, Code, Kind};
-pub use decode::{attend, attend_wide, layout, partial_floats, rows_of, whole_scale};
+pub use decode::{attend, attend_wide, layout, partial_floats, rows_of};
 pub use prompt::{RESTORE_THREADS, restore, turn};
+pub use queries::whole_scale;
 pub use transform::{ROWS_OF_TRANSFORM, Shape, hadamard_block, norm};
 pub use write::{ENCODE_THREADS, EncodeShape, Nearest, encode, encode_bytes};
 

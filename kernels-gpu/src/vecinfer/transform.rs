@@ -10,8 +10,8 @@
 //!
 //! and rounded to f16. `before` and `after` are λ or 1/λ where the scheme smooths there, else 1, which
 //! changes nothing. Without rounding q~·k~ = q·(k − mean) for any λ that is not 0, as H is orthonormal and
-//! symmetric. Of 96 channels there is no such matrix: H is three blocks of 32 on the diagonal there, strides go
-//! to 16, and the factor is 1/sqrt(32). It is orthonormal and symmetric as well.
+//! symmetric. Of 96 channels there is no such matrix: H is three blocks of 32 on the diagonal there, strides
+//! go to 16, and the factor is 1/sqrt(32). It is orthonormal and symmetric as well.
 //!
 //! # Rounding
 //! With u = 2^−24, every stage of the butterflies rounds once, so ‖error of y‖ is at most (log2 D + 5)·u·‖y‖
