@@ -68,6 +68,26 @@ fn a_cache_needs_the_file_of_its_model_and_setting() {
     assert!(refused("vecinfer/codes=/no/such/file", GEOMETRY).contains("/no/such/file"));
 }
 
+/// Heads of every size have files and caches, and codes that one has no kernels for are refused by name.
+#[test]
+fn heads_of_every_size_have_caches() {
+    for head_dim in [64, 96, 128, 256] {
+        let geometry = Geometry { head_dim, ..GEOMETRY };
+        let path = made(&format!("dim-{head_dim}"), "", geometry, 200).expect("made");
+        let cache = open(&format!("vecinfer/codes={}", path.display()), geometry).expect("a cache");
+        assert_eq!(cache.geometry(), geometry);
+        let text = "vecinfer/k=d2b8/v=d4b8";
+        let made = made(&format!("pair-{head_dim}"), "/k=d2b8/v=d4b8", geometry, 200);
+        match (head_dim, made) {
+            (64 | 128, Ok(path)) => drop(open(&format!("{text}/codes={}", path.display()), geometry)),
+            (96 | 256, Err(error)) => {
+                assert!(error.to_string().contains(&format!("at head_dim {head_dim}")), "{error}");
+            }
+            (_, made) => panic!("{head_dim}: {made:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_file_that_was_cut_or_altered_is_refused() {
     let path = made("whole", "", GEOMETRY, 200).expect("made");
@@ -106,8 +126,12 @@ fn calibration_is_the_same_each_time_and_refuses_what_it_cannot_use() {
     let short = error("/k=d4b10", GEOMETRY, 100);
     assert!(short.contains("1024 centroids") && short.contains("128 tokens"), "{short}");
     assert!(error("/k=d4b10/v=d2b8", GEOMETRY, 200).contains("there are d2b8 with d2b8"));
-    let dim = error("", Geometry { head_dim: 96, ..GEOMETRY }, 200);
-    assert!(dim.contains("head_dim 96"), "{dim}");
+    let dim = error("", Geometry { head_dim: 80, ..GEOMETRY }, 200);
+    assert!(dim.contains("head_dim 80") && dim.contains("64, 96, 128 and 256"), "{dim}");
+    let pair = error("/k=d8b12", Geometry { head_dim: 96, ..GEOMETRY }, 200);
+    assert!(pair.contains("d8b12 with values in d8b12 at head_dim 96; there are d2b8 with d2b8"), "{pair}");
+    let pair = error("/k=d2b8", Geometry { head_dim: 256, ..GEOMETRY }, 200);
+    assert!(pair.contains("at head_dim 256; there are d4b8 with d4b8, d8b12 with d8b12"), "{pair}");
     let dense =
         Selection::for_calibration("dense", host::schemes()).expect_err("nothing to make").to_string();
     assert!(dense.contains("dense needs no calibration"), "{dense}");

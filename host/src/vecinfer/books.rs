@@ -160,19 +160,13 @@ pub(super) struct Search {
 
 impl Search {
     fn new(book: &[f16], code: Code) -> Self {
-        let wide: Vec<f32> = book.iter().map(|x| x.to_f32()).collect();
-        Search::of(&wide, code.d as usize)
-    }
-
-    /// Of centroids [count, d].
-    pub fn of(book: &[f32], d: usize) -> Self {
-        let count = book.len() / d;
+        let (d, count) = (code.d as usize, code.centroids() as usize);
         let mut search = Search { channels: vec![0.0; d * count], half_norms: vec![0.0; count] };
         for (number, centroid) in book.chunks_exact(d).enumerate() {
             let mut c = [0f32; 8];
             for (i, x) in centroid.iter().enumerate() {
-                c[i] = *x;
-                search.channels[i * count + number] = *x;
+                c[i] = x.to_f32();
+                search.channels[i * count + number] = c[i];
             }
             search.half_norms[number] = match d {
                 2 => Nearest::half_norm::<2>(&c),

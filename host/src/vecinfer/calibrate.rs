@@ -1,15 +1,17 @@
 //! Codebooks and transformation, made from keys and values of a real run.
 
 use super::books::{LARGEST_KEY, tensor_names};
-use super::kmeans::{ROUNDS, kmeans};
+use super::kmeans::{Points, ROUNDS, kmeans};
 use super::setting::{CODE_OPTIONS, name};
 use super::whole::{LARGEST_VALUE, multiple, of_multiple, step_for};
 use super::{Books, Code, Error, HEAD_DIMS, LayerBooks, Setting, cpu};
-use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material};
+use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material, Passed};
 use crate::kv::{Geometry, Kind, OptionSpec, Result, Selection, Value};
 use crate::tensor_file::Dtype;
 use half::f16;
 use kernels_gpu::vecinfer::ROWS_OF_TRANSFORM;
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ROWS: usize = ROWS_OF_TRANSFORM as usize;
 /// How far a channel counts as moving at least, beside the one that moves furthest: λ is not below 2^−5.
@@ -87,11 +89,9 @@ fn run(calibration: &Calibration<'_>) -> Result<Artifact> {
     let material = calibration.material;
     let of_layer = if transform.by_head { material.geometry.kv_heads } else { 1 };
     let steps = 2 * material.geometry.layers * of_layer * (ROUNDS + 1);
-    let mut done = 0;
-    let books = make(material, [keys, values], transform, || {
-        done += 1;
-        calibration.tell(done, steps)
-    })?;
+    let done = AtomicUsize::new(0);
+    let told = || calibration.tell(done.fetch_add(1, Ordering::Relaxed) + 1, steps);
+    let books = make(material, [keys, values], transform, &told)?;
     let mut artifact = Artifact::default();
     for (layer, own) in books.layers.iter().enumerate() {
         let [transform, of_keys, of_values, steps] = tensor_names(layer);
@@ -115,48 +115,51 @@ fn run(calibration: &Calibration<'_>) -> Result<Artifact> {
 
 /// Codebooks of one layer from its own keys and values: for workloads that are given no file.
 pub(super) fn of_itself(material: &Material, setting: Setting) -> Result<Books> {
-    make(material, [setting.keys, setting.values], Transform::DEFAULT, || Ok(()))
+    make(material, [setting.keys, setting.values], Transform::DEFAULT, &|| Ok(()))
 }
 
-/// Makes all of it. `told` hears of each round of k-means.
+/// Makes all of it, layers, keys and values, and heads side by side. `told` hears of each round of k-means.
 pub(super) fn make(
     material: &Material,
     codes: [Code; 2],
     transform: Transform,
-    mut told: impl FnMut() -> Result<()>,
+    told: &(dyn Fn() -> Result<()> + Sync),
 ) -> Result<Books> {
     let Geometry { kv_heads, head_dim, .. } = material.geometry;
     if !HEAD_DIMS.iter().any(|dim| *dim as usize == head_dim) {
         return Err(Error::HeadDim { head_dim: u32::try_from(head_dim).unwrap_or(u32::MAX) }.into());
     }
-    let mut books = Books { hadamard: transform.hadamard, codes, layers: Vec::new() };
-    for (layer, passed) in material.layers.iter().enumerate() {
+    let [keys, values] = codes;
+    super::plan::kernel_info(head_dim as u32, Setting { keys, values, ..Setting::DEFAULT }, 1)?;
+    let layer = |(layer, passed): (usize, &Passed)| -> Result<LayerBooks> {
         let mut table = table(&passed.keys, kv_heads, head_dim, transform);
         let keys = transformed(&passed.keys, &table, kv_heads, head_dim, transform.hadamard);
-        let mut of = |what: &'static str, rows: &[f16], code: Code| -> Result<Vec<f16>> {
-            let what = format!("the {what} of layer {layer}");
-            let heads = if transform.by_head { kv_heads } else { 1 };
-            let mut book = Vec::new();
-            for head in 0..heads {
-                let own: Vec<f32> = rows
-                    .chunks_exact(head_dim)
-                    .enumerate()
-                    .filter(|(row, _)| !transform.by_head || row % kv_heads == head)
-                    .flat_map(|(_, row)| row.iter().map(|x| x.to_f32()))
-                    .collect();
-                let (d, centroids) = (code.d as usize, code.centroids() as usize);
-                let found = own.len() / d;
-                if found < LEAST * centroids {
-                    let of_token = (head_dim / d) * if transform.by_head { 1 } else { kv_heads };
-                    let needed = (LEAST * centroids).div_ceil(of_token);
-                    return Err(Error::TooFew { what, found, centroids, needed }.into());
-                }
-                let found = kmeans(&own, d, centroids, transform.seed, &mut told)?;
-                book.extend(found.into_iter().map(f16::from_f32));
+        let heads = if transform.by_head { kv_heads } else { 1 };
+        let of = |what: &str, rows: &[f16], code: Code| -> Result<Vec<f16>> {
+            let books: Vec<Result<Vec<f32>>> = (0..heads)
+                .into_par_iter()
+                .map(|head| {
+                    let (stride, width) = (kv_heads * head_dim, kv_heads * head_dim / heads);
+                    let d = code.d as usize;
+                    let points = Points { rows, stride, first: head * width, width, d };
+                    let (found, centroids) = (points.count(), code.centroids() as usize);
+                    if found < LEAST * centroids {
+                        let what = format!("the {what} of layer {layer}");
+                        let needed = (LEAST * centroids).div_ceil(width / d);
+                        return Err(Error::TooFew { what, found, centroids, needed }.into());
+                    }
+                    kmeans(points, centroids, transform.seed, told)
+                })
+                .collect();
+            let mut all = Vec::new();
+            for book in books {
+                all.extend(book?.into_iter().map(f16::from_f32));
             }
-            Ok(book)
+            Ok(all)
         };
-        let (mut keys, mut values) = (of("keys", &keys, codes[0])?, of("values", &passed.values, codes[1])?);
+        let (keys, values) =
+            rayon::join(|| of("keys", &keys, codes[0]), || of("values", &passed.values, codes[1]));
+        let (mut keys, mut values) = (keys?, values?);
         if codes[0].whole_keys() {
             make_whole(&mut keys, &mut table, head_dim);
         }
@@ -168,9 +171,12 @@ pub(super) fn make(
             }
             steps = make_multiples(&mut values, codes[1]);
         }
-        books.layers.push(LayerBooks { transform: table, keys, values, steps });
-    }
-    Ok(books)
+        Ok(LayerBooks { transform: table, keys, values, steps })
+    };
+    let layers: Vec<Result<LayerBooks>> = material.layers.par_iter().enumerate().map(layer).collect();
+    // Of several errors the first layer's, whichever came first.
+    let layers = layers.into_iter().collect::<Result<_>>()?;
+    Ok(Books { hadamard: transform.hadamard, codes, layers })
 }
 
 /// Scales centroids of keys so that the largest element is 127, and rounds them to whole numbers; keys are

@@ -2,9 +2,9 @@
 //! of tiles, windows and splits, prompts.
 
 use super::calibrate::make_multiples;
-use super::plan::ATTENDED;
+use super::plan::attended;
 use super::prompt::turn_on;
-use super::store::ENCODED;
+use super::store::encoded;
 use super::{Books, Code, Encode, HEAD_DIMS, Handles, LayerBooks, Plan, Setting, Source, Store, Tables};
 use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, Uploaded};
@@ -91,16 +91,21 @@ pub(super) fn steps(coverage: Coverage) -> Vec<Step> {
     steps
 }
 
-/// The steps that a pair of codes is tried on: the default ones on all. What the others have of their own are
-/// operands and places of codes.
-pub(super) fn steps_of(codes: [Code; 2], coverage: Coverage) -> Vec<Step> {
-    let own = codes == [Setting::DEFAULT.keys, Setting::DEFAULT.values];
+/// The steps that a pair of codes is tried on: the default ones on all. What the others, and other head_dims,
+/// have of their own are operands and places of codes.
+pub(super) fn steps_of(head_dim: u32, codes: [Code; 2], coverage: Coverage) -> Vec<Step> {
+    let default = codes == [Setting::DEFAULT.keys, Setting::DEFAULT.values];
     match coverage {
-        Coverage::Quick if !own => {
+        Coverage::Quick if !default || ![64, 128].contains(&head_dim) => {
             let mut steps = steps(Coverage::Small);
             steps.push(Step { lengths: &[1, 17, 79, 160], inputs: &[Input::Normal, Input::Wide], ..STEP });
             for group in [4, 5] {
                 steps.push(Step { lengths: &[70], group, hostile: true, by_head: true, ..STEP });
+            }
+            if default {
+                // As many warps as this head_dim has, and parts of a sequence.
+                steps.push(STEP);
+                steps.push(Step { lengths: &[4090], kv_heads: 1, max_tokens: 4096, ..STEP });
             }
             steps
         }
@@ -108,9 +113,9 @@ pub(super) fn steps_of(codes: [Code; 2], coverage: Coverage) -> Vec<Step> {
     }
 }
 
-/// Settings of all instances.
-pub(super) fn settings() -> Vec<[Code; 2]> {
-    ATTENDED.iter().map(|(keys, values)| [Code::of(*keys), Code::of(*values)]).collect()
+/// Settings of all instances of a head_dim.
+pub(super) fn settings(head_dim: u32) -> Vec<[Code; 2]> {
+    attended(head_dim).iter().map(|(keys, values)| [Code::of(*keys), Code::of(*values)]).collect()
 }
 
 /// The cases of every instance.
@@ -119,10 +124,11 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
     if coverage == Coverage::Huge {
         return cases;
     }
-    debug_assert!(settings().iter().flatten().all(|code| ENCODED.contains(&code.number())));
     for head_dim in HEAD_DIMS {
-        for [keys, values] in settings() {
-            for step in steps_of([keys, values], coverage) {
+        let is_encoded = |code: &Code| code.fits(head_dim) && encoded(head_dim).contains(&code.number());
+        debug_assert!(settings(head_dim).iter().flatten().all(is_encoded));
+        for [keys, values] in settings(head_dim) {
+            for step in steps_of(head_dim, [keys, values], coverage) {
                 let Step { lengths, kv_heads, group, max_tokens, recent, sink, hadamard, by_head, .. } = step;
                 let setting = Setting { keys, values, recent, sink };
                 let some = lengths.iter().take(12).map(u32::to_string).collect::<Vec<_>>().join(",");

@@ -19,19 +19,24 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] crate::tensor_file::Error),
     /// A head_dim that no kernel has an instance for.
-    #[error("vecinfer has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
+    #[error("vecinfer has no kernels for head_dim {head_dim}; those there are take 64, 96, 128 and 256")]
     HeadDim {
         /// What was asked for.
         head_dim: u32,
     },
     /// Codes of keys and values that no kernel has an instance for.
-    #[error("vecinfer has no kernels for keys in {keys} with values in {values}; there are {there}")]
+    #[error(
+        "vecinfer has no kernels for keys in {keys} with values in {values}{}; there are {there}",
+        at(*head_dim)
+    )]
     Codes {
         /// Of keys.
         keys: String,
         /// Of values.
         values: String,
-        /// What there is.
+        /// Channels of a head, where that is what there are none for.
+        head_dim: Option<u32>,
+        /// What there is of that.
         there: String,
     },
     /// A sequence whose tokens cannot be numbered.
@@ -139,6 +144,11 @@ impl From<Error> for kv::Error {
             error => kv::Error::system(error),
         }
     }
+}
+
+/// Where codes have no kernels, if not anywhere.
+fn at(head_dim: Option<u32>) -> String {
+    head_dim.map_or_else(String::new, |head_dim| format!(" at head_dim {head_dim}"))
 }
 
 /// Says so if a buffer is of another length.

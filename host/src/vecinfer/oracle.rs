@@ -11,11 +11,14 @@ const KAPPA: f64 = 17.0 * U / 2.0 + 2.0 * U;
 /// Half an ulp of f16.
 const F16: f64 = 1.0 / 2048.0;
 
-/// H·x, H orthonormal, in Sylvester's order (equation 5).
+/// H·x, H orthonormal, in Sylvester's order (equation 5): of as many channels as the largest power of two
+/// that divides the row's, block by block.
 pub fn hadamard(x: &[f64]) -> Vec<f64> {
+    let block = 1usize << x.len().trailing_zeros();
     let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
-    let norm = 1.0 / (x.len() as f64).sqrt();
-    (0..x.len()).map(|i| norm * x.iter().enumerate().map(|(j, x)| sign(i, j) * x).sum::<f64>()).collect()
+    let norm = 1.0 / (block as f64).sqrt();
+    let row = |x: &[f64], i: usize| norm * x.iter().enumerate().map(|(j, x)| sign(i, j) * x).sum::<f64>();
+    x.chunks_exact(block).flat_map(|x| (0..block).map(move |i| row(x, i))).collect()
 }
 
 /// A row of KV head `head` in the space of the stored keys, not rounded: equation 3 for queries, 4 to 7 for

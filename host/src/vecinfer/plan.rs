@@ -10,68 +10,74 @@ use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::vecinfer::{Shape, attend, layout, partial_floats, rows_of, turn};
+use kernels_gpu::attention::threads;
+use kernels_gpu::vecinfer::{Shape, attend, attend_wide, layout, partial_floats, rows_of};
 use simt::{Global, GlobalMut, Kernel, KernelInfo, LaunchShape};
-
-const THREADS: u32 = 256;
 
 /// The kernel's handle, and its shared memory.
 type Attend = (Kernel<attend::Args>, u32);
 
 macro_rules! instances {
-    (4 or 8 rows: $(($keys:literal, $values:literal))*; 8 rows: $(($wide_keys:literal, $wide_values:literal))*) => {
+    ($(
+        $attend:ident $dim:literal:
+        4 or 8 rows $(($keys:literal, $values:literal))*;
+        8 rows $(($wide_keys:literal, $wide_values:literal))*;
+    )*) => {
         /// The instance for a head_dim, codes of keys and values, and a warp's query rows.
         fn kernel_of(head_dim: u32, keys: Code, values: Code, rows: u32) -> Option<Attend> {
             let narrow = rows == 4;
             match (head_dim, keys.number(), values.number()) {
                 $(
-                    (64, $keys, $values) => Some((
-                        if narrow {
-                            attend::kernel::<64, $keys, $values, 4>()
-                        } else {
-                            attend::kernel::<64, $keys, $values, 8>()
-                        },
-                        layout::<64, $keys, $values>().bytes,
-                    )),
-                    (128, $keys, $values) => Some((
-                        if narrow {
-                            attend::kernel::<128, $keys, $values, 4>()
-                        } else {
-                            attend::kernel::<128, $keys, $values, 8>()
-                        },
-                        layout::<128, $keys, $values>().bytes,
-                    )),
-                )*
-                $(
-                    (64, $wide_keys, $wide_values) => Some((
-                        attend::kernel::<64, $wide_keys, $wide_values, 8>(),
-                        layout::<64, $wide_keys, $wide_values>().bytes,
-                    )),
-                    (128, $wide_keys, $wide_values) => Some((
-                        attend::kernel::<128, $wide_keys, $wide_values, 8>(),
-                        layout::<128, $wide_keys, $wide_values>().bytes,
-                    )),
+                    $(
+                        ($dim, $keys, $values) => Some((
+                            if narrow {
+                                $attend::kernel::<$dim, $keys, $values, 4>()
+                            } else {
+                                $attend::kernel::<$dim, $keys, $values, 8>()
+                            },
+                            layout::<$dim, $keys, $values>().bytes,
+                        )),
+                    )*
+                    $(
+                        ($dim, $wide_keys, $wide_values) => Some((
+                            $attend::kernel::<$dim, $wide_keys, $wide_values, 8>(),
+                            layout::<$dim, $wide_keys, $wide_values>().bytes,
+                        )),
+                    )*
                 )*
                 _ => None,
             }
         }
 
         /// Codes of keys and values that there are kernels for.
-        pub(super) const ATTENDED: &[(u32, u32)] =
-            &[$(($keys, $values),)* $(($wide_keys, $wide_values)),*];
+        pub(super) fn attended(head_dim: u32) -> &'static [(u32, u32)] {
+            match head_dim {
+                $($dim => &[$(($keys, $values),)* $(($wide_keys, $wide_values)),*],)*
+                _ => &[],
+            }
+        }
     };
 }
 instances!(
-    4 or 8 rows: (208, 208)(208, 408)(408, 408)(410, 410)(808, 808)(812, 812);
-    8 rows: (412, 412)(410, 812)(812, 808)
+    attend 64:
+        4 or 8 rows (208, 208)(208, 408)(408, 408)(410, 410)(808, 808)(810, 810)(812, 812);
+        8 rows (412, 412)(410, 812)(812, 808);
+    attend 96:
+        4 or 8 rows (208, 208)(408, 408);
+        8 rows;
+    attend 128:
+        4 or 8 rows (208, 208)(208, 408)(408, 408)(410, 410)(808, 808)(810, 810)(812, 812);
+        8 rows (412, 412)(410, 812)(812, 808);
+    attend_wide 256:
+        4 or 8 rows (408, 408)(812, 812);
+        8 rows;
 );
 
 /// The entries that a cache of such heads and setting, with `group` query heads on a KV head, launches: of
 /// steps, then those that write and restore.
 pub(super) fn kernel_info(head_dim: u32, setting: Setting, group: u32) -> Result<Vec<&'static KernelInfo>> {
     let (attend, _) = kernel_for(head_dim, setting, group)?;
-    let turn = if head_dim == 64 { turn::kernel::<64>() } else { turn::kernel::<128>() };
-    let mut kernels = vec![attend.info(), turn.info()];
+    let mut kernels = vec![attend.info(), super::prompt::turn_for(head_dim).info()];
     kernels.extend(super::store::kernel_info(head_dim, setting)?);
     Ok(kernels)
 }
@@ -79,8 +85,13 @@ pub(super) fn kernel_info(head_dim: u32, setting: Setting, group: u32) -> Result
 fn kernel_for(head_dim: u32, setting: Setting, group: u32) -> Result<Attend> {
     let refuse = || {
         let pair = |(k, v): &(u32, u32)| format!("{} with {}", name(Code::of(*k)), name(Code::of(*v)));
-        let there = ATTENDED.iter().map(pair).collect::<Vec<_>>().join(", ");
-        Error::Codes { keys: name(setting.keys), values: name(setting.values), there }
+        let there = attended(head_dim).iter().map(pair).collect::<Vec<_>>().join(", ");
+        Error::Codes {
+            keys: name(setting.keys),
+            values: name(setting.values),
+            head_dim: Some(head_dim),
+            there,
+        }
     };
     let rows = rows_of(group, setting.keys, setting.values);
     kernel_of(head_dim, setting.keys, setting.values, rows).ok_or_else(refuse)
@@ -125,7 +136,8 @@ impl Plan {
         let kernel = kernel_for(problem.head_dim, setting, shape.group)?;
         let rows = problem.kv_heads * shape.row_groups();
         let launches = problem.sequences * rows;
-        let launch = LaunchShape::new((shape.splits, rows, problem.sequences), THREADS).shared(kernel.1);
+        let launch = LaunchShape::new((shape.splits, rows, problem.sequences), threads(problem.head_dim));
+        let launch = launch.shared(kernel.1);
         let floats =
             if shape.splits == 1 { 0 } else { partial_floats(launches, shape.splits, problem.head_dim) };
         Ok(Plan {

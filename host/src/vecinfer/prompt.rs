@@ -8,7 +8,7 @@ use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::vecinfer::{RESTORE_THREADS, Shape, turn};
-use simt::{Global, GlobalMut, LaunchShape};
+use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// Room for the longest prompt so far: one layer's, which all layers use in turn.
 #[derive(Debug)]
@@ -67,6 +67,16 @@ impl Room {
     }
 }
 
+/// The instance for one of [`HEAD_DIMS`](super::HEAD_DIMS).
+pub(super) fn turn_for(head_dim: u32) -> Kernel<turn::Args> {
+    match head_dim {
+        64 => turn::kernel::<64>(),
+        96 => turn::kernel::<96>(),
+        128 => turn::kernel::<128>(),
+        _ => turn::kernel::<256>(),
+    }
+}
+
 /// Brings queries [rows, q_heads, head_dim] into the space of the keys: the first handle's to the second.
 ///
 /// # Safety
@@ -91,7 +101,7 @@ pub(super) unsafe fn turn_on(
     }
     let rows = queries.len() / (problem.q_heads as usize * dim);
     let grid = (problem.q_heads.div_ceil(RESTORE_THREADS / 32), rows as u32);
-    let kernel = if dim == 64 { turn::kernel::<64>() } else { turn::kernel::<128>() };
+    let kernel = turn_for(problem.head_dim);
     let transforms = tables.transform.global();
     let args = turn::Args { queries, transforms, turned, heads: problem.q_heads, shape };
     // SAFETY: the caller's word; a warp a head of each row.

@@ -8,12 +8,12 @@ use kernels_gpu::attention::Window;
 use kernels_gpu::vecinfer::{Code, EncodeShape, Shape, split_count};
 
 /// Channels of a head that there are kernels for.
-pub const HEAD_DIMS: [u32; 2] = [64, 128];
+pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
 /// The most tokens of a sequence.
 const MOST_TOKENS: u32 = 1 << 30;
 
 /// The names of codes that there are kernels for.
-pub(super) const NAMES: [&str; 6] = ["d2b8", "d4b10", "d4b12", "d4b8", "d8b12", "d8b8"];
+pub(super) const NAMES: [&str; 7] = ["d2b8", "d4b10", "d4b12", "d4b8", "d8b10", "d8b12", "d8b8"];
 
 /// The options that name codes, of the scheme and of its calibration.
 pub(super) const CODE_OPTIONS: [OptionSpec; 2] = [
@@ -90,13 +90,17 @@ impl Setting {
         self.token_bytes(head_dim) * coded as f64 + f64::from(4 * head_dim) * (tokens - coded) as f64
     }
 
-    /// Itself, if there are kernels for its codes.
+    /// Itself, if there are kernels for its codes: at head_dim 64, which has those of all others.
     ///
     /// # Errors
     /// [`Error::Codes`].
     pub fn checked(self) -> Result<Self> {
-        super::plan::kernel_info(HEAD_DIMS[0], self, 1)?;
-        Ok(self)
+        match super::plan::kernel_info(HEAD_DIMS[0], self, 1) {
+            Err(Error::Codes { keys, values, there, .. }) => {
+                Err(Error::Codes { keys, values, head_dim: None, there })
+            }
+            other => other.map(|_| self),
+        }
     }
 
     /// What the kernels are told of a cache for such steps, but for its tables.

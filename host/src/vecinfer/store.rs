@@ -20,35 +20,47 @@ const TILE: usize = BLOCK_TOKENS as usize;
 type EncodeKernel = (Kernel<encode::Args>, u32);
 
 macro_rules! instances {
-    ($($code:literal)*) => {
+    ($($dim:literal: $($code:literal)*;)*) => {
         /// The instances for a head_dim and a code.
         fn kernels_of(head_dim: u32, code: Code) -> Option<(EncodeKernel, Kernel<restore::Args>)> {
             match (head_dim, code.number()) {
-                $(
-                    (64, $code) => Some((
-                        (encode::kernel::<64, $code>(), encode_bytes::<64, $code>()),
-                        restore::kernel::<64, $code>(),
+                $($(
+                    ($dim, $code) => Some((
+                        (encode::kernel::<$dim, $code>(), encode_bytes::<$dim, $code>()),
+                        restore::kernel::<$dim, $code>(),
                     )),
-                    (128, $code) => Some((
-                        (encode::kernel::<128, $code>(), encode_bytes::<128, $code>()),
-                        restore::kernel::<128, $code>(),
-                    )),
-                )*
+                )*)*
                 _ => None,
             }
         }
 
         /// The codes that there are kernels for.
-        pub(super) const ENCODED: &[u32] = &[$($code),*];
+        pub(super) fn encoded(head_dim: u32) -> &'static [u32] {
+            match head_dim {
+                $($dim => &[$($code),*],)*
+                _ => &[],
+            }
+        }
     };
 }
-instances!(208 408 410 412 808 812);
+instances!(
+    64: 208 408 410 412 808 810 812;
+    96: 208 408;
+    128: 208 408 410 412 808 810 812;
+    256: 408 812;
+);
 
 /// Those of keys and of values.
 fn kernels_for(head_dim: u32, setting: Setting) -> Result<[(EncodeKernel, Kernel<restore::Args>); 2]> {
     let refuse = || {
-        let there = ENCODED.iter().map(|number| name(Code::of(*number))).collect::<Vec<_>>().join(", ");
-        Error::Codes { keys: name(setting.keys), values: name(setting.values), there }
+        let named = encoded(head_dim).iter().map(|number| name(Code::of(*number)));
+        let there = named.collect::<Vec<_>>().join(", ");
+        Error::Codes {
+            keys: name(setting.keys),
+            values: name(setting.values),
+            head_dim: Some(head_dim),
+            there,
+        }
     };
     let of = |code| kernels_of(head_dim, code).ok_or_else(refuse);
     Ok([of(setting.keys)?, of(setting.values)?])

@@ -22,9 +22,8 @@
 //! | d = 8, b = 12 | 8 | 1 | 6.15 | 10.4 |
 
 use super::Code;
-use crate::element::store_whole;
+use crate::attention::threads;
 use glam::{UVec2, UVec4};
-use half::f16;
 use simt::half2::fma_f16x2;
 use simt::{Global, Shared, SharedPlan, bits, thread, unroll};
 
@@ -33,11 +32,9 @@ const ROW: u32 = 128;
 const PITCH: u32 = 2 * ROW;
 /// Bytes of a codebook that is not.
 const LARGE: u32 = 32 << 10;
-/// Threads of the blocks that use them.
-pub(super) const THREADS: u32 = 256;
-/// 16 bytes of a codebook that a thread puts there.
-const CHUNKS: usize = (LARGE / 16 / THREADS) as usize;
-const _: () = assert!(CHUNKS == 8 && LARGE == 256 * ROW, "either kind has as many");
+/// The most parts of 16 bytes of a codebook that a thread puts there, of 128 threads.
+const CHUNKS: usize = (LARGE / 16 / 128) as usize;
+const _: () = assert!(CHUNKS == 16 && LARGE == 256 * ROW, "either kind has as many");
 
 /// A codebook in shared memory, of keys or of values.
 #[derive(Clone, Copy)]
@@ -82,12 +79,12 @@ impl<const C: u32, const KEYS: bool> Book<C, KEYS> {
         if each { (head * Self::CODE.fetched_bytes(KEYS)) as usize } else { 0 }
     }
 
-    /// Loads a thread's part, ahead of the wait of a launch that overlaps.
+    /// Loads a thread's part of a block of head_dim `D`, ahead of the wait of a launch that overlaps.
     #[simt::device]
-    pub(super) fn ahead(books: Global<u8>, from: usize) -> Chunks {
+    pub(super) fn ahead<const D: usize>(books: Global<u8>, from: usize) -> Chunks {
         let mut words = [[0; 4]; CHUNKS];
-        unroll!(for i in 0..8 {
-            let chunk = thread::thread_idx_x() + THREADS * i as u32;
+        unroll!(for i in 0..((LARGE / 16 / threads(D as u32)) as usize), at_most 16 {
+            let chunk = thread::thread_idx_x() + threads(D as u32) * i as u32;
             let at = from + (chunk / Self::SAME * Self::SOURCE) as usize;
             words[i] = match Self::SOURCE {
                 4 => [books.load_vector_ahead::<u32>(at); 4],
@@ -103,9 +100,9 @@ impl<const C: u32, const KEYS: bool> Book<C, KEYS> {
 
     /// Puts a thread's part there. A barrier must follow.
     #[simt::device]
-    pub(super) fn fill(self, ahead: Chunks) {
-        unroll!(for i in 0..8 {
-            let chunk = thread::thread_idx_x() + THREADS * i as u32;
+    pub(super) fn fill<const D: usize>(self, ahead: Chunks) {
+        unroll!(for i in 0..((LARGE / 16 / threads(D as u32)) as usize), at_most 16 {
+            let chunk = thread::thread_idx_x() + threads(D as u32) * i as u32;
             let at = if Self::CODE.bits == 8 {
                 PITCH * (chunk / (ROW / 16)) + 16 * (chunk % (ROW / 16))
             } else {
@@ -215,6 +212,12 @@ impl<const C: u32> Words<C> {
         match low_bytes {
             4 => low[0] = codes.load_vector_streaming::<u32>(at),
             8 => [low[0], low[1]] = codes.load_vector_streaming::<UVec2>(at).to_array(),
+            12 => unroll!(for i in 0..3 {
+                low[i] = codes.load_vector_streaming::<u32>(at + 4 * i);
+            }),
+            24 => unroll!(for i in 0..3 {
+                [low[2 * i], low[2 * i + 1]] = codes.load_vector_streaming::<UVec2>(at + 8 * i).to_array();
+            }),
             _ => {
                 [low[0], low[1], low[2], low[3]] = codes.load_vector_streaming::<UVec4>(at).to_array();
                 if low_bytes == 32 {
@@ -257,10 +260,4 @@ impl<const C: u32> Words<C> {
 #[inline(always)]
 const fn moved(word: u32, from: u32, to: u32) -> u32 {
     if from > to { word >> (from - to) } else { word << (to - from) }
-}
-
-/// Writes eight bytes of f16 in one access.
-#[simt::device]
-pub(super) fn store_four(target: simt::GlobalMut<f16>, at: usize, words: [u32; 2]) {
-    store_whole(target, at, words);
 }

@@ -116,6 +116,12 @@ impl Code {
         if self.d < 4 { 4 } else { self.d }
     }
 
+    /// Whether codes of a head lie as they should: the eight units of values that lanes have at a time are
+    /// whole, and so are bytes of the bits above the eighth. Of head_dim 96 that is not so of d = 8.
+    pub const fn fits(self, head_dim: u32) -> bool {
+        head_dim.is_multiple_of(8 * self.unit()) && (self.slots(head_dim) * (self.bits - 8)).is_multiple_of(8)
+    }
+
     /// Codes of a tile that a lane has.
     #[inline(always)]
     pub const fn slots(self, head_dim: u32) -> u32 {
@@ -228,7 +234,7 @@ mod tests {
     #[test]
     fn every_code_has_a_place_of_its_own_and_every_bit_a_code() {
         for code in CODES {
-            for head_dim in [64, 128] {
+            for head_dim in [64, 96, 128, 256].into_iter().filter(|dim| code.fits(*dim)) {
                 for kind in [Kind::Key, Kind::Value] {
                     let mut owned = vec![0u32; code.tile_bytes(head_dim) as usize / 4];
                     for (word, owned) in owned.iter_mut().enumerate() {

@@ -24,7 +24,7 @@
 //! ```
 //!
 //! Scores of keys that are whole numbers ([`Code::whole_keys`]) are products of integers, exact: rows 0 to 7
-//! are the queries' high bytes, rows 8 to 15 their low ones ([`integers`]), and four channels that were
+//! are the queries' high bytes, rows 8 to 15 their low ones, and four channels that were
 //! fetched are a register. Of other keys, and of recent ones, channels are contracted 16 at a time, X and Y
 //! in turns; q·k is what rows 0 to 7 have of all X plus what rows 8 to 15 have of all Y, and half of what is
 //! multiplied is for nothing. So is half of the output's products: a register has two channels of a token, so
@@ -42,32 +42,30 @@
 //! for each of the up to 16·slots tokens in f16.
 //!
 //! # Work split
-//! Grid (splits, kv_heads · row groups, sequences), two thread blocks of eight warps on a multiprocessor. A
-//! block takes a run of consecutive tiles of 16 tokens, its warps one after another. A lane has its codes of
-//! two tiles in registers, 16 bytes of keys and 16 of values each at D = 128, d = 4, b = 8. Of a tile and
-//! warp there: 16 loads of 4 bytes and 16 of 8 from shared memory, 48 wavefronts with none lost to conflicts
-//! ([`Book`]); 32 `prmt` that make their addresses; 16 multiplications with four query heads and 24 with
-//! eight; some 60 or 90 for softmax and the loop. At d = 8, b = 12: 16 loads of 8 bytes, of some 98
-//! wavefronts; 64 instructions for their addresses, and 64 that make f16 of values in bytes.
+//! Grid (splits, kv_heads · row groups, sequences), two thread blocks of eight warps on a multiprocessor, of
+//! D = 256 of four warps ([`attend_wide`](fn@super::attend_wide)). A block takes a run of consecutive tiles
+//! of 16 tokens, its warps one after another. A lane has its codes of two tiles in registers, 16 bytes of
+//! keys and 16 of values each at D = 128, d = 4, b = 8. Of a tile and warp there: 16 loads of 4 bytes and 16
+//! of 8 from shared memory, 48 wavefronts with none lost to conflicts ([`Book`]); 32 `prmt` that make their
+//! addresses; 16 multiplications with four query heads and 24 with eight; some 60 or 90 for softmax and the
+//! loop. At d = 8, b = 12: 16 loads of 8 bytes, of some 98 wavefronts; 64 instructions for their addresses,
+//! and 64 that make f16 of values in bytes.
 //!
 //! Warps are put together as in dense attention, and the block of a row that comes last adds the parts.
 
 use super::Code;
-use super::book::{Book, Step, THREADS, Words, books};
+use super::book::{Book, Step, Words, books};
+use super::queries::{load_integers, load_queries, store_integers, whole_scale};
 use super::running::{ABSENT, Place, Running, Scores, WholeScores};
-use super::transform::{Shape, load_row, round_row, transform};
+use super::transform::{Shape, load_row, round_row, share_row, transform};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Half, MAX_PARTS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part,
-    combined_rows, integers, last_to_arrive, part_floats, warps,
+    Adding, BLOCK_TOKENS, MAX_PARTS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part,
+    combined_rows, last_to_arrive, part_floats, warps,
 };
 use glam::{UVec4, Vec4};
 use half::f16;
-use simt::math::{abs, canonical_nan, maximum};
-use simt::warp::{FULL_MASK, warp_shuffle_xor};
+use simt::math::canonical_nan;
 use simt::{Global, GlobalMut, Shared, SharedPlan, bits, kernel, thread, unroll, warp};
-
-const WARPS: u32 = THREADS / 32;
-const _: () = assert!(WARPS == warps(64) && WARPS == warps(128), "results are put together by as many");
 
 /// Floats of the partial results of `launches` rows of `splits` blocks.
 pub const fn partial_floats(launches: u32, splits: u32, head_dim: u32) -> usize {
@@ -79,8 +77,8 @@ pub const fn partial_floats(launches: u32, splits: u32, head_dim: u32) -> usize 
 pub struct Layout<const K: u32, const V: u32> {
     key_book: Book<K, true>,
     value_book: Book<V, false>,
-    /// The queries, transformed, [8, D / 2] words.
-    queries: Shared<u32>,
+    /// The queries, transformed, [8, D].
+    queries: Shared<u16>,
     /// The same as integers: of each row the high bytes, then the low ones, [8, 2, D].
     integers: Shared<u8>,
     /// The largest elements of the rows.
@@ -99,7 +97,7 @@ pub struct Layout<const K: u32, const V: u32> {
 
 /// Words that the results of the warps, and a few parts, take.
 const fn result_words<const D: usize>() -> u32 {
-    let (outputs, adding) = (WARPS * ROWS * D as u32, Adding::words::<D>(MAX_PARTS, 4));
+    let (outputs, adding) = (warps(D as u32) * ROWS * D as u32, Adding::words::<D>(MAX_PARTS, 4));
     if outputs > adding { outputs } else { adding }
 }
 
@@ -111,9 +109,9 @@ pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout<K, V
         let more: Shared<u32> = plan.array(result_words::<D>() - plan.bytes() / 4);
         let _ = more;
     }
-    let outputs = SharedPlan::new().array(WARPS * ROWS * D as u32);
+    let outputs = SharedPlan::new().array(warps(D as u32) * ROWS * D as u32);
     let adding = Adding::over::<D>(&mut SharedPlan::new(), MAX_PARTS, plan.bytes());
-    let queries = plan.array(ROWS * D as u32 / 2);
+    let queries = plan.array(ROWS * D as u32);
     let integers = plan.array(2 * ROWS * D as u32);
     let largest = plan.array(ROWS);
     let rows = plan.array(combined_rows(D as u32));
@@ -147,13 +145,15 @@ pub const fn rows_of(group: u32, keys: Code, values: Code) -> u32 {
     system = vecinfer,
     instances(
         (64, 208, 208, 4), (64, 208, 408, 4), (64, 408, 408, 4), (64, 410, 410, 4), (64, 808, 808, 4),
-        (64, 812, 812, 4),
+        (64, 810, 810, 4), (64, 812, 812, 4),
         (64, 208, 208, 8), (64, 208, 408, 8), (64, 408, 408, 8), (64, 410, 410, 8), (64, 808, 808, 8),
-        (64, 412, 412, 8), (64, 410, 812, 8), (64, 812, 812, 8), (64, 812, 808, 8),
+        (64, 412, 412, 8), (64, 410, 812, 8), (64, 810, 810, 8), (64, 812, 812, 8), (64, 812, 808, 8),
+        (96, 208, 208, 4), (96, 408, 408, 4),
+        (96, 208, 208, 8), (96, 408, 408, 8),
         (128, 208, 208, 4), (128, 208, 408, 4), (128, 408, 408, 4), (128, 410, 410, 4), (128, 808, 808, 4),
-        (128, 812, 812, 4),
+        (128, 810, 810, 4), (128, 812, 812, 4),
         (128, 208, 208, 8), (128, 208, 408, 8), (128, 408, 408, 8), (128, 410, 410, 8), (128, 808, 808, 8),
-        (128, 412, 412, 8), (128, 410, 812, 8), (128, 812, 812, 8), (128, 812, 808, 8)
+        (128, 412, 412, 8), (128, 410, 812, 8), (128, 810, 810, 8), (128, 812, 812, 8), (128, 812, 808, 8)
     ),
     max_threads = 256,
     min_blocks = 2,
@@ -173,16 +173,95 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     output: GlobalMut<f32>,
     shape: Shape,
 ) {
+    attend_part::<D, K, V, R>(
+        queries,
+        transforms,
+        key_books,
+        value_books,
+        codes,
+        recent_keys,
+        recent_values,
+        lengths,
+        partials,
+        counters,
+        output,
+        shape,
+    );
+}
+
+/// The same of head_dim 256, in blocks of four warps: a lane has twice as many sums and codes there, and
+/// takes 200 to 238 registers. With three blocks on a multiprocessor, and 168, some would be spilled.
+#[kernel(
+    system = vecinfer,
+    args = attend,
+    instances((256, 408, 408, 4), (256, 812, 812, 4), (256, 408, 408, 8), (256, 812, 812, 8)),
+    max_threads = 128,
+    min_blocks = 2,
+    overlaps = by_hand
+)]
+pub fn attend_wide<const D: usize, const K: u32, const V: u32, const R: usize>(
+    queries: Global<f16>,
+    transforms: Global<f32>,
+    key_books: Global<u8>,
+    value_books: Global<u8>,
+    codes: Global<u8>,
+    recent_keys: Global<f16>,
+    recent_values: Global<f16>,
+    lengths: Global<u32>,
+    partials: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    output: GlobalMut<f32>,
+    shape: Shape,
+) {
+    attend_part::<D, K, V, R>(
+        queries,
+        transforms,
+        key_books,
+        value_books,
+        codes,
+        recent_keys,
+        recent_values,
+        lengths,
+        partials,
+        counters,
+        output,
+        shape,
+    );
+}
+
+/// Query rows that each warp transforms.
+#[inline(always)]
+const fn rows_each(head_dim: u32) -> usize {
+    (ROWS / warps(head_dim)) as usize
+}
+
+/// What a block does.
+#[simt::device]
+#[allow(clippy::too_many_arguments)]
+fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(
+    queries: Global<f16>,
+    transforms: Global<f32>,
+    key_books: Global<u8>,
+    value_books: Global<u8>,
+    codes: Global<u8>,
+    recent_keys: Global<f16>,
+    recent_values: Global<f16>,
+    lengths: Global<u32>,
+    partials: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    output: GlobalMut<f32>,
+    shape: Shape,
+) {
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
     let layout = layout::<D, K, V>();
-    let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+    let (lane, warp, warps) = (warp::lane_id(), thread::thread_idx_x() / 32, warps(D as u32));
     // No launch writes codebooks.
     let key_at = Book::<K, true>::of_head(head, shape.key_stride != 0);
     let value_at = Book::<V, false>::of_head(head, shape.value_stride != 0);
-    let own_keys = Book::<K, true>::ahead(key_books, key_at);
-    let own_values = Book::<V, false>::ahead(value_books, value_at);
+    let own_keys = Book::<K, true>::ahead::<D>(key_books, key_at);
+    let own_values = Book::<V, false>::ahead::<D>(value_books, value_at);
     thread::wait_for_previous();
     thread::let_next_start();
     let length = lengths.load(sequence as usize).min(shape.tiles * BLOCK_TOKENS);
@@ -197,7 +276,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     // A tile at the front is in f16 though it is not recent: its warp takes it behind its codes.
     let front = first + warp;
     let sink = front < shape.window.sink && front < coded;
-    let mut tile = if sink { front + WARPS } else { front };
+    let mut tile = if sink { front + warps } else { front };
     let (key_bytes, value_bytes) = (Code::of(K).tile_bytes(D as u32), Code::of(V).tile_bytes(D as u32));
     let tiles_at = row * shape.tiles as usize * (key_bytes + value_bytes) as usize;
     let load = |tile: u32, own: &mut (Words<K>, Words<V>)| {
@@ -210,36 +289,36 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     let none = (Words::NONE, Words::NONE);
     let (mut even, mut odd) = (none, none);
     load(tile, &mut even);
-    layout.key_book.fill(own_keys);
-    layout.value_book.fill(own_values);
-    load(tile + WARPS, &mut odd);
+    layout.key_book.fill::<D>(own_keys);
+    layout.value_book.fill::<D>(own_values);
+    load(tile + warps, &mut odd);
 
-    // Warp w transforms query row w.
+    // Warp w transforms query row w, and the one that is as many further.
     let heads = shape.kv_heads * shape.group;
-    let in_group = row_group * ROWS + warp;
-    let mut words = [0; 2];
-    if in_group < shape.group {
-        let row = sequence * heads + head * shape.group + in_group;
-        let x = load_row::<D>(queries, row as usize, lane);
-        words = round_row(transform::<D>(x, transforms, head, false, shape.hadamard != 0, lane));
-    }
-    let at = warp * (D as u32 / 2) + lane * (D as u32 / 64);
-    unroll!(for i in 0..(D / 64), at_most 2 {
-        layout.queries.store(at + i as u32, words[i]);
-    });
-    if Code::of(K).whole_keys() {
-        let largest = store_integers::<D>(layout.integers, words, warp, lane);
-        if lane == 0 {
-            layout.largest.store(warp, largest);
+    unroll!(for i in 0..(rows_each(D as u32)), at_most 2 {
+        let own = warp + warps * i as u32;
+        let in_group = row_group * ROWS + own;
+        let mut words = [0; 4];
+        if in_group < shape.group {
+            let row = sequence * heads + head * shape.group + in_group;
+            let x = load_row::<D>(queries, row as usize, lane);
+            words = round_row(transform::<D>(x, transforms, head, false, shape.hadamard != 0, lane));
         }
-    }
+        share_row::<D>(layout.queries, own, words, lane);
+        if Code::of(K).whole_keys() {
+            let largest = store_integers::<D>(layout.integers, words, own, lane);
+            if lane == 0 {
+                layout.largest.store(own, largest);
+            }
+        }
+    });
     thread::sync_threads();
 
     // Only recent keys want these of a row of integers: later, as they take 16 registers.
-    let load_q = |wanted: bool| if wanted { load_queries::<D, R>(layout.queries, lane) } else { [[0; 4]; 4] };
+    let load_q = |wanted: bool| if wanted { load_queries::<D, R>(layout.queries, lane) } else { [[0; 4]; 8] };
     let q = load_q(!Code::of(K).whole_keys());
     let whole =
-        if Code::of(K).whole_keys() { load_integers::<D, K, R>(layout.integers, lane) } else { [[0; 4]; 4] };
+        if Code::of(K).whole_keys() { load_integers::<D, K, R>(layout.integers, lane) } else { [[0; 4]; 8] };
     let place = Place { g: lane >> 2, j: lane & 3 };
     let rows = (shape.group - row_group * ROWS).min(ROWS);
     let mut running = Running::<R>::new();
@@ -257,7 +336,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     let mut attend = |k: &Words<K>, v: &Words<V>| {
         let (scores, scale) = if Code::of(K).whole_keys() {
             let mut scores = WholeScores::NONE;
-            unroll!(for i in 0..(D / 32), at_most 4 {
+            unroll!(for i in 0..(D / 32), at_most 8 {
                 let words = [0, 1].map(|h| {
                     if Code::of(K).d == 8 {
                         return key_book.whole(k, 2 * i + h, key_lane);
@@ -269,7 +348,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
             (scores.sums(), whole_scale)
         } else {
             let mut scores = Scores::NONE;
-            unroll!(for s in 0..(D / 16), at_most 8 {
+            unroll!(for s in 0..(D / 16), at_most 16 {
                 let units = [0, 1].map(|h| key_book.unit(k, (2 * s + h) * of_unit(K), key_lane, Step::NONE));
                 scores.add(&q, s, units);
             });
@@ -277,7 +356,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
         };
         let p = running.weigh::<D>(scores, scale, BLOCK_TOKENS, place);
         let operands = Running::<R>::operands(p, place);
-        unroll!(for u in 0..(D / 8 / Code::of(V).unit() as usize), at_most 4 {
+        unroll!(for u in 0..(D / 8 / Code::of(V).unit() as usize), at_most 8 {
             let units = [0, 1, 2, 3].map(|i| value_book.unit(v, (4 * u + i) * of_unit(V), value_lane, step));
             running.accumulate::<V>(u, units, operands);
         });
@@ -285,12 +364,12 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     // Two tiles a round, so that codes stay in the registers in which they came.
     while tile < coded {
         attend(&even.0, &even.1);
-        tile += WARPS;
-        load(tile + WARPS, &mut even);
+        tile += warps;
+        load(tile + warps, &mut even);
         if tile < coded {
             attend(&odd.0, &odd.1);
-            tile += WARPS;
-            load(tile + WARPS, &mut odd);
+            tile += warps;
+            load(tile + warps, &mut odd);
         }
     }
 
@@ -302,14 +381,14 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
         let at = slot * BLOCK_TOKENS as usize * D;
         let present = length - recent * BLOCK_TOKENS;
         let mut scores = Scores::NONE;
-        unroll!(for s in 0..(D / 16), at_most 8 {
+        unroll!(for s in 0..(D / 16), at_most 16 {
             let units = [place.g, place.g + 8]
                 .map(|token| load_unit::<D, 4>(recent_keys, at, token, 4 * s as u32 + place.j, present));
             scores.add(&q, s, units);
         });
         let p = running.weigh::<D>(scores.sums(), shape.scale_log2, present, place);
         let operands = Running::<R>::operands(p, place);
-        unroll!(for u in 0..(D / 8 / Code::of(V).unit() as usize), at_most 4 {
+        unroll!(for u in 0..(D / 8 / Code::of(V).unit() as usize), at_most 8 {
             let tokens = [0, 1, 8, 9].map(|token| 2 * place.j + token);
             let units = tokens.map(|token| {
                 let unit = 8 * u as u32 + place.g;
@@ -321,7 +400,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
             });
             running.accumulate::<V>(u, units, operands);
         });
-        recent = if recent < tile { tile } else { recent + WARPS };
+        recent = if recent < tile { tile } else { recent + warps };
     }
 
     // The warps' results take the codebooks' place.
@@ -356,81 +435,6 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
 #[inline(always)]
 const fn of_unit(code: u32) -> usize {
     (Code::of(code).unit() / Code::of(code).d) as usize
-}
-
-/// The A operands of the contractions, two steps each: X in rows 0 to 7, Y in rows 8 to 15. Of four query
-/// rows rows 4 to 7 are rows 0 to 3 again.
-#[simt::device]
-fn load_queries<const D: usize, const R: usize>(queries: Shared<u32>, lane: u32) -> [[u32; 4]; 4] {
-    let (g, j) = (lane >> 2, lane & 3);
-    let row = g % R as u32 * (D as u32 / 2);
-    let mut q = [[0; 4]; 4];
-    unroll!(for i in 0..(D / 32), at_most 4 {
-        let pair = [0, 1].map(|half| {
-            let channel = 32 * i as u32 + 16 * half + 4 * j;
-            queries.load_vector::<[u32; 2]>(row + channel / 2)
-        });
-        q[i] = [pair[0][0], pair[1][0], pair[0][1], pair[1][1]];
-    });
-    q
-}
-
-/// What a sum of products of a row's integers and whole keys is multiplied by to be in log2 units; `largest`
-/// is the row's, `scale_log2` the [`Shape`]'s.
-#[inline(always)]
-pub fn whole_scale(largest: f32, scale_log2: f32) -> f32 {
-    largest / integers::LARGEST * scale_log2
-}
-
-/// Writes a row of f16 as integers: a warp's work. Gives its largest element.
-#[simt::device]
-fn store_integers<const D: usize>(target: Shared<u8>, words: [u32; 2], row: u32, lane: u32) -> f32 {
-    let ([a, b], [c, d]) = (<f16 as Half>::unpack(words[0]), <f16 as Half>::unpack(words[1]));
-    let x = [a, b, c, d];
-    let mut largest = maximum(abs(a), abs(b));
-    if D == 128 {
-        largest = maximum(largest, maximum(abs(c), abs(d)));
-    }
-    unroll!(for i in 0..5 {
-        largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << i, 32));
-    });
-    let inverse = integers::inverse_of(largest);
-    let mut bytes = [0u32; 2];
-    unroll!(for i in 0..4 {
-        let halves = integers::halves(integers::integer(x[i], inverse));
-        unroll!(for half in 0..2 {
-            bytes[half] |= (halves[half] as u32 & 0xff) << (8 * i as u32);
-        });
-    });
-    let at = 2 * D as u32 * row + lane * (D as u32 / 32);
-    unroll!(for half in 0..2 {
-        let at = at + D as u32 * half as u32;
-        if D == 128 {
-            target.store_vector(at, bytes[half]);
-        } else {
-            target.store_vector(at, bytes[half] as u16);
-        }
-    });
-    largest
-}
-
-/// The A operands of integer products, 32 channels each; of four query rows rows 4 to 7 are rows 0 to 3
-/// again.
-#[simt::device]
-fn load_integers<const D: usize, const K: u32, const R: usize>(
-    source: Shared<u8>,
-    lane: u32,
-) -> [[u32; 4]; 4] {
-    let (g, j) = (lane >> 2, lane & 3);
-    let row = 2 * D as u32 * (g % R as u32);
-    // The lane's unit of eight channels, or two of four.
-    let (first, second) = if Code::of(K).unit() == 8 { (8 * j, 4) } else { (4 * j, 16) };
-    let mut q = [[0; 4]; 4];
-    unroll!(for i in 0..(D / 32), at_most 4 {
-        let of = |at: u32| source.load_vector::<u32>(row + 32 * i as u32 + first + at);
-        q[i] = [of(0), of(D as u32), of(second), of(D as u32 + second)];
-    });
-    q
 }
 
 /// `CHANNELS` channels of a recent token; zeros of a token that there is not.

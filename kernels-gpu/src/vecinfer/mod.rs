@@ -26,19 +26,22 @@ mod book;
 mod code;
 mod decode;
 mod prompt;
+mod queries;
 mod running;
 mod transform;
 mod write;
 
 pub use crate::attention::split_count;
 pub use code::{CODES, Code, Kind};
-pub use decode::{attend, layout, partial_floats, rows_of, whole_scale};
+pub use decode::{attend, attend_wide, layout, partial_floats, rows_of};
 pub use prompt::{RESTORE_THREADS, restore, turn};
-pub use transform::{NORMS, ROWS_OF_TRANSFORM, Shape, norm};
+pub use queries::whole_scale;
+pub use transform::{ROWS_OF_TRANSFORM, Shape, hadamard_block, norm};
 pub use write::{ENCODE_THREADS, EncodeShape, Nearest, encode, encode_bytes};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    encode::INSTANCES.iter().chain(attend::INSTANCES).chain(restore::INSTANCES).chain(turn::INSTANCES)
+    let steps = attend::INSTANCES.iter().chain(attend_wide::INSTANCES);
+    encode::INSTANCES.iter().chain(steps).chain(restore::INSTANCES).chain(turn::INSTANCES)
 }

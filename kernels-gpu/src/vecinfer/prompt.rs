@@ -11,12 +11,12 @@
 //! `restore`: grid (tiles, kv_heads, 2), a thread a sub-vector at a time. `turn`: grid (q_heads / 8 rounded
 //! up, tokens), a warp a head.
 
-use super::transform::{Shape, load_row, round_row, transform};
+use super::transform::{Shape, load_row, round_row, store_row, transform};
 use super::{Code, EncodeShape, Kind};
 use crate::attention::BLOCK_TOKENS;
 use crate::element::store_whole;
 use half::f16;
-use simt::{Global, GlobalMut, bits, kernel, thread, unroll, warp};
+use simt::{Global, GlobalMut, bits, kernel, thread, warp};
 
 /// Threads of a block of both.
 pub const RESTORE_THREADS: u32 = 256;
@@ -27,8 +27,10 @@ pub const RESTORE_THREADS: u32 = 256;
 #[kernel(
     system = vecinfer,
     instances(
-        (64, 208), (64, 408), (64, 410), (64, 412), (64, 808), (64, 812),
-        (128, 208), (128, 408), (128, 410), (128, 412), (128, 808), (128, 812)
+        (64, 208), (64, 408), (64, 410), (64, 412), (64, 808), (64, 810), (64, 812),
+        (96, 208), (96, 408),
+        (128, 208), (128, 408), (128, 410), (128, 412), (128, 808), (128, 810), (128, 812),
+        (256, 408), (256, 812)
     ),
     max_threads = 256,
     overlaps
@@ -91,7 +93,7 @@ pub fn restore<const D: usize, const C: u32>(
 }
 
 /// Transforms `heads` heads of queries of each token; `turned` may not be `queries`.
-#[kernel(system = vecinfer, instances(64, 128), max_threads = 256, overlaps)]
+#[kernel(system = vecinfer, instances(64, 96, 128, 256), max_threads = 256, overlaps)]
 pub fn turn<const D: usize>(
     queries: Global<f16>,
     transforms: Global<f32>,
@@ -108,8 +110,5 @@ pub fn turn<const D: usize>(
     let x = load_row::<D>(queries, row, lane);
     let kv_head = bits::div_u32(head, shape.group);
     let words = round_row(transform::<D>(x, transforms, kv_head, false, shape.hadamard != 0, lane));
-    let at = row * D + (lane * (D as u32 / 32)) as usize;
-    unroll!(for i in 0..(D / 64), at_most 2 {
-        turned.store_vector(at + 2 * i, words[i]);
-    });
+    store_row::<D>(turned, row, words, lane);
 }

@@ -28,7 +28,7 @@ impl Scores {
 
     /// Adds four channels of keys, of tokens g and g + 8.
     #[simt::device]
-    pub(super) fn add(&mut self, q: &[[u32; 4]; 4], s: usize, units: [[u32; 4]; 2]) {
+    pub(super) fn add(&mut self, q: &[[u32; 4]; 8], s: usize, units: [[u32; 4]; 2]) {
         unroll!(for h in 0..2 {
             let [a, b, ..] = units[h];
             if s.is_multiple_of(2) {
@@ -91,7 +91,7 @@ pub(super) struct Place {
 pub(super) struct Running<const R: usize> {
     /// Of R = 8, of four channels of a unit the first and third, for both rows each, then the second and
     /// fourth. Of R = 4 the first and third if j < 2, else the second and fourth.
-    output: [[f32; 4]; 8],
+    output: [[f32; 4]; 16],
     /// Of the lane's row, as in dense attention.
     pub(super) reference: f32,
     /// Of the lane's tokens.
@@ -101,7 +101,7 @@ pub(super) struct Running<const R: usize> {
 impl<const R: usize> Running<R> {
     #[inline(always)]
     pub(super) fn new() -> Self {
-        Running { output: [[0.0; 4]; 8], reference: PartialRow::EMPTY.reference, sum: 0.0 }
+        Running { output: [[0.0; 4]; 16], reference: PartialRow::EMPTY.reference, sum: 0.0 }
     }
 
     /// Token `i` of the lane's, of a tile.
@@ -173,7 +173,7 @@ impl<const R: usize> Running<R> {
         self.reference = new;
         self.sum *= factor;
         let of_rows = [0, 1].map(|i| warp_shuffle_idx(FULL_MASK, factor, 4 * Self::row(i, place), 32));
-        unroll!(for t in 0..(D * R / 128), at_most 8 {
+        unroll!(for t in 0..(D * R / 128), at_most 16 {
             unroll!(for i in 0..4 {
                 self.output[t][i] *= of_rows[i % 2];
             });
@@ -217,7 +217,7 @@ impl<const R: usize> Running<R> {
                 let (a, b) = (units[2 * h], units[2 * h + 1]);
                 let a = [a[2 * x], a[2 * x + 1], b[2 * x], b[2 * x + 1]];
                 unroll!(for i in 0..(R / 4), at_most 2 {
-                    let t = (R / 4 * (unit * fours + x) + i) % 8;
+                    let t = (R / 4 * (unit * fours + x) + i) % 16;
                     self.output[t] = tensor::mma_f16(a, operands[h][i], self.output[t]);
                 });
             });
@@ -242,7 +242,7 @@ impl<const R: usize> Running<R> {
         place: Place,
     ) {
         let unit = Code::of(V).unit();
-        unroll!(for f in 0..(D / 32), at_most 4 {
+        unroll!(for f in 0..(D / 32), at_most 8 {
             // Four channels at a time.
             let in_unit = 4 * (f as u32 % (unit / 4));
             let channel = unit * (8 * (f as u32 / (unit / 4)) + place.g) + in_unit;

@@ -10,7 +10,8 @@
 //!
 //! and rounded to f16. `before` and `after` are λ or 1/λ where the scheme smooths there, else 1, which
 //! changes nothing. Without rounding q~·k~ = q·(k − mean) for any λ that is not 0, as H is orthonormal and
-//! symmetric.
+//! symmetric. Of 96 channels there is no such matrix: H is three blocks of 32 on the diagonal there, strides
+//! go to 16, and the factor is 1/sqrt(32). It is orthonormal and symmetric as well.
 //!
 //! # Rounding
 //! With u = 2^−24, every stage of the butterflies rounds once, so ‖error of y‖ is at most (log2 D + 5)·u·‖y‖
@@ -18,19 +19,29 @@
 //! most 2^−11 of each channel, or 2^−25 below the normal numbers. A key's own f16 has as much.
 
 use crate::attention::Window;
+use glam::{UVec2, UVec4};
+use half::f16;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
-use simt::{Global, Pod, Zeroable, unroll};
+use simt::{Global, GlobalMut, Pod, Shared, Zeroable, unroll};
 
 /// Rows of a KV head's transformation, [5, D]: mean, key_before, key_after, query_before, query_after.
 pub const ROWS_OF_TRANSFORM: u32 = 5;
 
-/// 1/sqrt(D) of D = 64 and 128, rounded.
-pub const NORMS: [f32; 2] = [0.125, 0.088_388_346];
+/// Channels of a block of H: D, of D = 96 32.
+#[inline(always)]
+pub const fn hadamard_block(head_dim: u32) -> u32 {
+    if head_dim == 96 { 32 } else { head_dim }
+}
 
-/// 1/sqrt(D), rounded.
+/// 1/sqrt of the channels of a block of H, rounded.
 #[inline(always)]
 pub const fn norm(head_dim: u32) -> f32 {
-    NORMS[(head_dim / 128) as usize]
+    match hadamard_block(head_dim) {
+        32 => 0.176_776_7,
+        64 => 0.125,
+        128 => 0.088_388_346,
+        _ => 0.0625,
+    }
 }
 
 /// The extents of a layer's cache, and of a step's launch. All sequences have room for as many tokens.
@@ -65,22 +76,36 @@ impl Shape {
     }
 }
 
-/// A row across a warp: lane l has channels `l·D/32` on, two or four of them.
+/// A row across a warp: a lane has D/32 channels, from [`first_channel`] on, [`stride`] apart.
+pub(super) type Row = [f32; 8];
+
+/// A lane's first channel.
+#[inline(always)]
+fn first_channel<const D: usize>(lane: u32) -> u32 {
+    if D == 96 { lane } else { lane * (D as u32 / 32) }
+}
+
+/// From a lane's channel to its next: of D = 96 a lane has one of each block of H, else neighbours.
+#[inline(always)]
+const fn stride<const D: usize>() -> usize {
+    if D == 96 { 32 } else { 1 }
+}
+
+/// Transforms a row.
 #[simt::device]
 pub(super) fn transform<const D: usize>(
-    mut x: [f32; 4],
+    mut x: Row,
     table: Global<f32>,
     head: u32,
     key: bool,
     hadamard: bool,
     lane: u32,
-) -> [f32; 4] {
-    let each = D as u32 / 32;
+) -> Row {
     let row = |row: u32| {
-        let at = ((head * ROWS_OF_TRANSFORM + row) * D as u32 + lane * each) as usize;
-        let mut out = [0f32; 4];
-        unroll!(for i in 0..(D / 32), at_most 4 {
-            out[i] = table.load_readonly(at + i);
+        let at = ((head * ROWS_OF_TRANSFORM + row) * D as u32 + first_channel::<D>(lane)) as usize;
+        let mut out = [0f32; 8];
+        unroll!(for i in 0..(D / 32), at_most 8 {
+            out[i] = table.load_readonly(at + i * stride::<D>());
         });
         out
     };
@@ -88,46 +113,120 @@ pub(super) fn transform<const D: usize>(
     let (before, after) = (row(first), row(first + 1));
     if key {
         let mean = row(0);
-        unroll!(for i in 0..(D / 32), at_most 4 {
+        unroll!(for i in 0..(D / 32), at_most 8 {
             x[i] -= mean[i];
         });
     }
-    unroll!(for i in 0..(D / 32), at_most 4 {
+    unroll!(for i in 0..(D / 32), at_most 8 {
         x[i] *= before[i];
     });
     if hadamard {
-        x = [x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]];
-        if D == 128 {
-            x = [x[0] + x[2], x[1] + x[3], x[0] - x[2], x[1] - x[3]];
-        }
+        // Strides within a lane, then those across lanes.
+        unroll!(for s in 0..3 {
+            if D != 96 && 32 << s < D {
+                let mut y = x;
+                unroll!(for i in 0..(D / 32), at_most 8 {
+                    y[i] = if i >> s & 1 == 0 { x[i] + x[(i | 1 << s) % 8] } else { x[i & !(1 << s)] - x[i] };
+                });
+                x = y;
+            }
+        });
         unroll!(for s in 0..5 {
             let upper = lane >> s & 1 != 0;
-            unroll!(for i in 0..(D / 32), at_most 4 {
+            unroll!(for i in 0..(D / 32), at_most 8 {
                 let other = warp_shuffle_xor(FULL_MASK, x[i], 1 << s, 32);
                 x[i] = if upper { other - x[i] } else { x[i] + other };
             });
         });
-        unroll!(for i in 0..(D / 32), at_most 4 {
+        unroll!(for i in 0..(D / 32), at_most 8 {
             x[i] *= norm(D as u32);
         });
     }
-    unroll!(for i in 0..(D / 32), at_most 4 {
+    unroll!(for i in 0..(D / 32), at_most 8 {
         x[i] *= after[i];
     });
     x
 }
 
-/// Reads a row of f16 across a warp, as [`transform`] has it.
+/// Reads a row of f16 across a warp.
 #[simt::device]
-pub(super) fn load_row<const D: usize>(rows: Global<half::f16>, row: usize, lane: u32) -> [f32; 4] {
-    let at = row * D + (lane * (D as u32 / 32)) as usize;
-    let words = if D == 128 { rows.load_vector::<[u32; 2]>(at) } else { [rows.load_vector::<u32>(at), 0] };
-    let half = |bits: u32| simt::convert::f32_from_f16(half::f16::from_bits(bits as u16));
-    [half(words[0]), half(words[0] >> 16), half(words[1]), half(words[1] >> 16)]
+pub(super) fn load_row<const D: usize>(rows: Global<f16>, row: usize, lane: u32) -> Row {
+    let at = row * D + first_channel::<D>(lane) as usize;
+    let words = match D {
+        64 => [rows.load_vector::<u32>(at), 0, 0, 0],
+        96 => {
+            let [a, b, c] = [0, 1, 2].map(|i| u32::from(rows.load(at + i * stride::<D>()).to_bits()));
+            [a | b << 16, c, 0, 0]
+        }
+        128 => {
+            let [a, b] = rows.load_vector::<[u32; 2]>(at);
+            [a, b, 0, 0]
+        }
+        _ => rows.load_vector::<UVec4>(at).to_array(),
+    };
+    let half = |bits: u32| simt::convert::f32_from_f16(f16::from_bits(bits as u16));
+    let mut x = [0f32; 8];
+    unroll!(for i in 0..4 {
+        [x[2 * i], x[2 * i + 1]] = [half(words[i]), half(words[i] >> 16)];
+    });
+    x
 }
 
-/// Rounds a row to f16: two words across a warp, of D = 64 one.
+/// A row that is rounded to f16: two of a lane's channels a word.
+pub(super) type Rounded = [u32; 4];
+
+/// Rounds a row to f16.
 #[simt::device]
-pub(super) fn round_row(x: [f32; 4]) -> [u32; 2] {
-    [simt::convert::f16x2_from_f32(x[0], x[1]), simt::convert::f16x2_from_f32(x[2], x[3])]
+pub(super) fn round_row(x: Row) -> Rounded {
+    [0, 1, 2, 3].map(|i| simt::convert::f16x2_from_f32(x[2 * i], x[2 * i + 1]))
+}
+
+/// A lane's `i`-th channel of a rounded row.
+#[inline(always)]
+const fn channel_of(words: Rounded, i: usize) -> u16 {
+    (words[i / 2] >> (16 * (i as u32 % 2))) as u16
+}
+
+/// Writes a rounded row, word by word.
+#[simt::device]
+pub(super) fn store_row<const D: usize>(target: GlobalMut<f16>, row: usize, words: Rounded, lane: u32) {
+    let at = row * D + first_channel::<D>(lane) as usize;
+    if D == 96 {
+        unroll!(for i in 0..3 {
+            target.store(at + i * stride::<D>(), f16::from_bits(channel_of(words, i)));
+        });
+        return;
+    }
+    unroll!(for i in 0..(D / 64), at_most 4 {
+        target.store_vector(at + 2 * i, words[i]);
+    });
+}
+
+/// The same in shared memory, rows of f16.
+#[simt::device]
+pub(super) fn share_row<const D: usize>(target: Shared<u16>, row: u32, words: Rounded, lane: u32) {
+    if D == 96 {
+        unroll!(for i in 0..3 {
+            target.store(row * D as u32 + lane + 32 * i as u32, channel_of(words, i));
+        });
+        return;
+    }
+    let at = row * (D as u32 / 2) + lane * (D as u32 / 64);
+    unroll!(for i in 0..(D / 64), at_most 4 {
+        target.store_vector(2 * (at + i as u32), words[i]);
+    });
+}
+
+/// Writes a lane's bytes of a row, in the order of its channels, from `start` on.
+#[simt::device]
+pub(super) fn share_bytes<const D: usize>(target: Shared<u8>, start: u32, bytes: [u32; 2], lane: u32) {
+    let at = start + first_channel::<D>(lane);
+    match D {
+        64 => target.store_vector(at, bytes[0] as u16),
+        96 => unroll!(for i in 0..3 {
+            target.store(at + 32 * i as u32, (bytes[0] >> (8 * i as u32)) as u8);
+        }),
+        128 => target.store_vector(at, bytes[0]),
+        _ => target.store_vector(at, UVec2::from_array(bytes)),
+    }
 }

@@ -23,9 +23,11 @@
 //! 32nd centroid, and the least s of the lanes is found by two reductions. A sub-vector costs a lane
 //! 2^b/32·(d + 3) instructions and some 20 more.
 
-use super::transform::{Shape, load_row, round_row, transform};
+use super::transform::{Rounded, Shape, load_row, round_row, share_row, store_row, transform};
 use super::{Code, Kind};
 use crate::attention::BLOCK_TOKENS;
+use crate::element::store_whole;
+use glam::UVec4;
 use half::f16;
 use simt::math::fma;
 use simt::warp::{self, FULL_MASK, warp_reduce_min_u32};
@@ -93,8 +95,8 @@ fn ordered(score: f32) -> u32 {
 }
 
 struct Layout {
-    /// What is stored of the tile's tokens in f16, [16, D / 2] words.
-    rows: Shared<u32>,
+    /// What is stored of the tile's tokens in f16, [16, D].
+    rows: Shared<u16>,
     /// [16, parts].
     codes: Shared<u32>,
     bytes: u32,
@@ -102,7 +104,7 @@ struct Layout {
 
 const fn layout<const D: usize, const C: u32>() -> Layout {
     let mut plan = SharedPlan::new();
-    let rows = plan.array(BLOCK_TOKENS * D as u32 / 2);
+    let rows = plan.array(BLOCK_TOKENS * D as u32);
     let codes = plan.array(BLOCK_TOKENS * Code::of(C).parts(D as u32));
     Layout { rows, codes, bytes: plan.bytes() }
 }
@@ -117,8 +119,10 @@ pub const fn encode_bytes<const D: usize, const C: u32>() -> u32 {
 #[kernel(
     system = vecinfer,
     instances(
-        (64, 208), (64, 408), (64, 410), (64, 412), (64, 808), (64, 812),
-        (128, 208), (128, 408), (128, 410), (128, 412), (128, 808), (128, 812)
+        (64, 208), (64, 408), (64, 410), (64, 412), (64, 808), (64, 810), (64, 812),
+        (96, 208), (96, 408),
+        (128, 208), (128, 408), (128, 410), (128, 412), (128, 808), (128, 810), (128, 812),
+        (256, 408), (256, 812)
     ),
     max_threads = 256,
     overlaps
@@ -186,22 +190,22 @@ pub fn encode<const D: usize, const C: u32>(
         }
         let words = round_row(x);
         let mut finite = true;
-        unroll!(for i in 0..(D / 32), at_most 4 {
+        unroll!(for i in 0..(D / 32), at_most 8 {
             finite &= words[i / 2] >> (16 * (i % 2)) & 0x7c00 != 0x7c00;
         });
         if !warp::warp_vote_all(FULL_MASK, finite) && lane == 0 {
             refused.atomic_max(0, 2 * token + 1 + !key as u32);
         }
-        store_words::<D>(layout.rows, place, words, lane);
+        share_words::<D>(layout.rows, place, words, lane);
         if in_window {
             let slot = row * cache.window.slots as usize + cache.window.slot(tile) as usize;
             let to = slot * BLOCK_TOKENS as usize + place as usize;
-            store_f16::<D>(if key { recent_keys } else { recent_values }, to, words, lane);
+            store_words::<D>(if key { recent_keys } else { recent_values }, to, words, lane);
         }
         if shape.to_pool != 0 {
             let block = tile as usize * cache.kv_heads as usize + head as usize;
             let to = block * BLOCK_TOKENS as usize + place as usize;
-            store_f16::<D>(if key { pool_keys } else { pool_values }, to, words, lane);
+            store_words::<D>(if key { pool_keys } else { pool_values }, to, words, lane);
         }
         token += WARPS;
     }
@@ -281,29 +285,35 @@ pub fn encode<const D: usize, const C: u32>(
     }
 }
 
+/// [`share_row`], in one access if a lane's channels are neighbours.
 #[simt::device]
-fn store_words<const D: usize>(rows: Shared<u32>, place: u32, words: [u32; 2], lane: u32) {
-    let at = place * (D as u32 / 2) + lane * (D as u32 / 64);
-    if D == 128 { rows.store_vector(at, words) } else { rows.store(at, words[0]) }
+fn share_words<const D: usize>(rows: Shared<u16>, place: u32, words: Rounded, lane: u32) {
+    let at = 2 * (place * (D as u32 / 2) + lane * (D as u32 / 64));
+    match D {
+        128 => rows.store_vector(at, [words[0], words[1]]),
+        256 => rows.store_vector(at, UVec4::from_array(words)),
+        _ => share_row::<D>(rows, place, words, lane),
+    }
 }
 
+/// [`store_row`], likewise.
 #[simt::device]
-fn store_f16<const D: usize>(target: GlobalMut<f16>, row: usize, words: [u32; 2], lane: u32) {
+fn store_words<const D: usize>(target: GlobalMut<f16>, row: usize, words: Rounded, lane: u32) {
     let at = row * D + (lane * (D as u32 / 32)) as usize;
-    if D == 128 {
-        super::book::store_four(target, at, words);
-    } else {
-        target.store_vector(at, words[0]);
+    match D {
+        128 => store_whole(target, at, [words[0], words[1]]),
+        256 => store_whole(target, at, words),
+        _ => store_row::<D>(target, row, words, lane),
     }
 }
 
 /// The channels of a sub-vector of the tile, the same in all lanes.
 #[simt::device]
-fn sub_vector<const D: usize, const C: u32>(rows: Shared<u32>, item: u32) -> [f32; 8] {
+fn sub_vector<const D: usize, const C: u32>(rows: Shared<u16>, item: u32) -> [f32; 8] {
     let pairs = Code::of(C).d / 2;
     let mut x = [0f32; 8];
     unroll!(for i in 0..(Code::of(C).d as usize / 2), at_most 4 {
-        [x[2 * i], x[2 * i + 1]] = halves(rows.load(item * pairs + i as u32));
+        [x[2 * i], x[2 * i + 1]] = halves(rows.load_vector(2 * (item * pairs + i as u32)));
     });
     x
 }

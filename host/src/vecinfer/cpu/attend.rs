@@ -1,7 +1,7 @@
 //! A step's attention: what on a GPU are thread blocks and warps is shared out over threads, and the tensor
 //! cores' arithmetic is done sixteen outputs at a time.
 
-use super::{Places, Stored, TILE, turn};
+use super::{MOST_CHANNELS, Places, Stored, TILE, turn};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::cpu::lanes::{Floats, Lanes, Order, Row, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
@@ -15,6 +15,9 @@ use rayon::prelude::*;
 use simt::convert::f32_from_f16;
 use simt::math::{abs, canonical_nan, exp2_nonpositive, max, maximum};
 use std::cell::RefCell;
+
+/// Sixteen channels each.
+const CHUNKS: usize = MOST_CHANNELS / 16;
 
 /// Sixteen neighbouring channels are a contraction.
 struct Neighbours;
@@ -152,12 +155,12 @@ struct Scratch {
     key_rows: Vec<u16>,
     value_rows: Vec<u16>,
     /// [rows, contractions].
-    queries: [[Row; 8]; MAX_ROWS],
+    queries: [[Row; CHUNKS]; MAX_ROWS],
     /// The same as integers, [rows, head_dim], and what scores of them are multiplied by.
-    integers: [[i16; 128]; MAX_ROWS],
+    integers: [[i16; MOST_CHANNELS]; MAX_ROWS],
     scales: [f32; MAX_ROWS],
     /// Σ p·v, [head_dim / 16, rows].
-    outputs: [[Floats; MAX_ROWS]; 8],
+    outputs: [[Floats; MAX_ROWS]; CHUNKS],
     /// A tile's probabilities, rounded: those of tokens 0 to 7, and of 8 to 15.
     weights: [[Row; MAX_ROWS]; 2],
 }
@@ -169,10 +172,10 @@ impl Scratch {
             values: Tile::ZERO,
             key_rows: Vec::new(),
             value_rows: Vec::new(),
-            queries: [[Row::ZERO; 8]; MAX_ROWS],
-            integers: [[0; 128]; MAX_ROWS],
+            queries: [[Row::ZERO; CHUNKS]; MAX_ROWS],
+            integers: [[0; MOST_CHANNELS]; MAX_ROWS],
             scales: [0.0; MAX_ROWS],
-            outputs: [[[0.0; 16]; MAX_ROWS]; 8],
+            outputs: [[[0.0; 16]; MAX_ROWS]; CHUNKS],
             weights: [[Row::ZERO; MAX_ROWS]; 2],
         })
     }
@@ -256,7 +259,7 @@ impl Work for Compute<'_> {
         let (rows, chunks) = (view.rows(part), dim / 16);
         for (r, queries) in scratch.queries.iter_mut().enumerate().take(rows) {
             let at = view.query_row(part, r) * dim;
-            let mut ordered = [[0u16; 16]; 8];
+            let mut ordered = [[0u16; 16]; CHUNKS];
             for (d, x) in view.queries[at..at + dim].iter().enumerate() {
                 let (chunk, step) = Neighbours::step_of(d);
                 ordered[chunk][step] = *x;
@@ -372,7 +375,7 @@ impl Work for Compute<'_> {
                 }
             }
             // Nothing was cut off.
-            let mut outputs = [[[[0f32; 16]; 2]; MAX_ROWS]; 8];
+            let mut outputs = [[[[0f32; 16]; 2]; MAX_ROWS]; CHUNKS];
             for (to, from) in outputs.iter_mut().zip(&scratch.outputs).take(chunks) {
                 to.iter_mut().zip(from).take(rows).for_each(|(to, from)| to[0] = *from);
             }

@@ -11,7 +11,6 @@ use crate::simd_level::Level;
 use half::f16;
 use kernels_gpu::vecinfer::{Code, EncodeShape, Kind};
 use rayon::prelude::*;
-use simt::math::fma;
 
 /// What [`encode`](kernels_gpu::vecinfer::encode()) reads.
 #[derive(Clone, Copy)]
@@ -168,16 +167,16 @@ impl Work for Encode<'_> {
             for (number, x) in codes.iter_mut().zip(stored.chunks_exact(code.d as usize)) {
                 let mut wide = [0f32; 8];
                 wide.iter_mut().zip(x).for_each(|(wide, x)| *wide = x.to_f32());
-                *number = nearest(&wide[..x.len()], search).0 as u16;
+                *number = nearest(&wide[..x.len()], search) as u16;
             }
         }
         done
     }
 }
 
-/// The nearest centroid of a sub-vector, and ½‖c‖² − x·c of it: see the kernel's mathematics.
+/// The nearest centroid of a sub-vector: see the kernel's mathematics.
 #[inline(always)]
-pub(in super::super) fn nearest(x: &[f32], search: &Search) -> (u32, f32) {
+fn nearest(x: &[f32], search: &Search) -> u32 {
     match x.len() {
         2 => nearest_of::<2>(x, search),
         4 => nearest_of::<4>(x, search),
@@ -187,7 +186,7 @@ pub(in super::super) fn nearest(x: &[f32], search: &Search) -> (u32, f32) {
 
 /// Sixteen centroids at a time, in lanes.
 #[inline(always)]
-fn nearest_of<const N: usize>(x: &[f32], search: &Search) -> (u32, f32) {
+fn nearest_of<const N: usize>(x: &[f32], search: &Search) -> u32 {
     let mut minus = [0f32; N];
     minus.iter_mut().zip(x).for_each(|(minus, x)| *minus = -x);
     let count = search.half_norms.len();
@@ -198,7 +197,7 @@ fn nearest_of<const N: usize>(x: &[f32], search: &Search) -> (u32, f32) {
         for (i, minus) in minus.iter().enumerate() {
             let c: &[f32; 16] = search.channels[i * count + 16 * chunk..].first_chunk().expect("sixteen");
             for (s, c) in s.iter_mut().zip(c) {
-                *s = fma(*minus, *c, *s);
+                *s = minus.mul_add(*c, *s);
             }
         }
         for lane in 0..16 {
@@ -214,5 +213,5 @@ fn nearest_of<const N: usize>(x: &[f32], search: &Search) -> (u32, f32) {
             least = (best[lane], own);
         }
     }
-    if least.1 == u32::MAX { (0, least.0) } else { (least.1, least.0) }
+    if least.1 == u32::MAX { 0 } else { least.1 }
 }

@@ -4,7 +4,7 @@ mod attend;
 mod encode;
 
 pub(super) use attend::attend;
-pub(super) use encode::{Encoded, Encoding, encode, nearest};
+pub(super) use encode::{Encoded, Encoding, encode};
 
 use super::Setting;
 use crate::attention::BLOCK_TOKENS;
@@ -12,11 +12,13 @@ use crate::attention::cpu::lanes::Lanes;
 use crate::attention::cpu::{Work, run};
 use crate::simd_level::Level;
 use half::f16;
-use kernels_gpu::vecinfer::{Code, Kind, ROWS_OF_TRANSFORM, Shape, norm};
+use kernels_gpu::vecinfer::{Code, Kind, ROWS_OF_TRANSFORM, Shape, hadamard_block, norm};
 use rayon::prelude::*;
 use simt::convert::{f16_from_f32, f32_from_f16};
 
 const TILE: usize = BLOCK_TOKENS as usize;
+/// Channels of a head at most.
+const MOST_CHANNELS: usize = 256;
 
 /// What a layer holds.
 #[derive(Clone, Copy)]
@@ -172,12 +174,12 @@ pub(super) fn turn_back(shape: Shape, dim: usize, transform: &[f32], keys: &mut 
     });
 }
 
-/// The orthonormal Hadamard matrix times a row.
+/// The orthonormal Hadamard matrix times a row, block by block.
 #[inline(always)]
 fn hadamard(x: &mut [f32]) {
-    let dim = x.len();
+    let dim = x.len() as u32;
     let mut stride = 1;
-    while stride < dim {
+    while stride < hadamard_block(dim) as usize {
         for pair in x.chunks_exact_mut(2 * stride) {
             let (low, high) = pair.split_at_mut(stride);
             for (a, b) in low.iter_mut().zip(high) {
@@ -186,14 +188,14 @@ fn hadamard(x: &mut [f32]) {
         }
         stride *= 2;
     }
-    x.iter_mut().for_each(|x| *x *= norm(dim as u32));
+    x.iter_mut().for_each(|x| *x *= norm(dim));
 }
 
 /// The dual transformation of a head's row, to f16; `table` [5, head_dim] is the KV head's.
 #[inline(always)]
 pub(super) fn transform(row: &[f16], table: &[f32], key: bool, with_hadamard: bool, out: &mut [f16]) {
     let dim = row.len();
-    let mut x = [0f32; 128];
+    let mut x = [0f32; MOST_CHANNELS];
     let x = &mut x[..dim];
     x.iter_mut().zip(row).for_each(|(x, row)| *x = f32_from_f16(*row));
     let rows: [&[f32]; 5] = std::array::from_fn(|i| &table[i * dim..][..dim]);

@@ -26,7 +26,7 @@ fn with_values_of(by_head: bool, most: f32) -> crate::kv::Result<Books> {
     let geometry = Geometry { layers: 1, q_heads: HEADS, kv_heads: HEADS, head_dim: DIM };
     let material = Material { geometry, rope: None, layers: vec![passed], fronts: Vec::new() };
     let transform = Transform { by_head, ..Transform::DEFAULT };
-    make(&material, [CODE, CODE], transform, || Ok(()))
+    make(&material, [CODE, CODE], transform, &|| Ok(()))
 }
 
 #[test]

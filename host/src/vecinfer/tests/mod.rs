@@ -85,8 +85,8 @@ impl Ran {
 #[test]
 fn slices_have_the_bits_of_the_kernels() {
     for head_dim in HEAD_DIMS {
-        for [keys, values] in settings() {
-            for step in steps_of([keys, values], Coverage::Quick) {
+        for [keys, values] in settings(head_dim) {
+            for step in steps_of(head_dim, [keys, values], Coverage::Quick) {
                 let setting = Setting { keys, values, recent: step.recent, sink: step.sink };
                 let [kernels, slices] = [false, true]
                     .map(|slices| run(step, setting, head_dim, slices).outputs().expect("outputs"));
@@ -106,7 +106,7 @@ fn slices_have_the_bits_of_the_kernels() {
 #[test]
 fn codes_are_those_of_the_nearest_centroids() {
     for head_dim in HEAD_DIMS {
-        for [keys, values] in settings() {
+        for [keys, values] in settings(head_dim) {
             let step = Step { lengths: &[64, 37], by_head: true, recent: 0, sink: 0, ..STEP };
             // A window that holds all: what is stored in f16 beside what is stored in codes.
             let none = Setting { keys, values, recent: 0, sink: 0 };
@@ -146,7 +146,7 @@ fn codes_are_those_of_the_nearest_centroids() {
 /// What is stored in f16 is the transformation, and it keeps products of queries and keys but for a constant.
 #[test]
 fn the_transformation_keeps_products() {
-    for (head_dim, hadamard) in [(64, true), (128, true), (128, false)] {
+    for (head_dim, hadamard) in [(64, true), (96, true), (128, true), (128, false), (256, true)] {
         let setting = Setting { recent: 160, ..Setting::DEFAULT };
         let step = Step { lengths: &[40], hadamard, recent: 160, ..STEP };
         let ran = run(step, setting, head_dim, true);
@@ -185,7 +185,7 @@ fn the_transformation_keeps_products() {
 #[test]
 fn a_step_is_attention_over_what_is_stored() {
     for head_dim in HEAD_DIMS {
-        for [keys, values] in settings() {
+        for [keys, values] in settings(head_dim) {
             for step in [
                 STEP,
                 Step { lengths: &[159, 111], group: 11, by_head: true, recent: 0, ..STEP },
@@ -223,7 +223,7 @@ fn a_step_is_attention_over_what_is_stored() {
 fn loud_scores_have_finite_outputs() {
     for group in [2, 8] {
         for recent in [0, 160] {
-            for [keys, values] in settings() {
+            for [keys, values] in settings(128) {
                 let step = Step { lengths: &[150, 70], group, recent, hadamard: false, loud: true, ..STEP };
                 let [kernels, slices] = [false, true].map(|slices| {
                     let ran = run(step, Setting { keys, values, recent, sink: 16 }, 128, slices);
@@ -239,11 +239,16 @@ fn loud_scores_have_finite_outputs() {
 /// A prompt in chunks of every cut, then steps: a cache has the same bits by the kernels and by slices.
 #[test]
 fn a_cache_is_the_same_by_kernels_and_by_slices() {
-    let geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
+    HEAD_DIMS.into_iter().for_each(a_cache_of_heads_of);
+}
+
+fn a_cache_of_heads_of(head_dim: u32) {
+    let geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: head_dim as usize };
+    let (q_width, kv_width) = (geometry.query_width(), geometry.kv_width());
     let (device, selection) = (device(), "vecinfer/recent=32".parse::<Selection>().expect("a scheme"));
     let stream = Stream::new(&device).expect("a stream");
     let setting = Setting::of(&selection);
-    let made = made_up([setting.keys, setting.values], 2, 64, STEP);
+    let made = made_up([setting.keys, setting.values], 2, head_dim, STEP);
     let books = Books { layers: vec![made.layers[0].clone(); 2], ..made };
     let opening =
         Opening { device: &device, geometry, rope: None, capacity: 160.into(), selection: &selection };
@@ -264,17 +269,17 @@ fn a_cache_is_the_same_by_kernels_and_by_slices() {
             cache.begin(&stream, chunk).expect("begun");
             for layer in 0..geometry.layers {
                 let kind = 10 * layer as u64;
-                let (keys, values) = (rows(128, kind + 1), rows(128, kind + 2));
+                let (keys, values) = (rows(kv_width, kind + 1), rows(kv_width, kind + 2));
                 let new = Rotated { positions: &positions, keys: &keys, values: &values };
                 cache.append(&stream, layer, New::Rotated(new)).expect("appended");
-                let mut output = Buffer::<f32>::zeroed(&device, tokens * 256).expect("a buffer");
-                cache.attend(&stream, layer, &rows(256, kind + 3), &mut output).expect("attended");
+                let mut output = Buffer::<f32>::zeroed(&device, tokens * q_width).expect("a buffer");
+                cache.attend(&stream, layer, &rows(q_width, kind + 3), &mut output).expect("attended");
                 outputs.extend(output.to_vec().expect("read").iter().map(|x| x.to_bits()));
             }
             cache.commit();
             outputs
         });
-        assert!(outputs[0] == outputs[1], "{tokens} tokens to {}", caches[0].tokens());
+        assert!(outputs[0] == outputs[1], "{head_dim}: {tokens} tokens to {}", caches[0].tokens());
         // Nothing that is attended to is nothing.
         assert!(outputs[0].iter().any(|bits| *bits != 0));
     }
