@@ -4,7 +4,7 @@
 //! [`integers`](crate::attention::integers) says. Where keys are in [parts](super::parts), each part of a
 //! query has an m of its own.
 
-use super::parts::{PARTS, gathered};
+use super::parts::{PARTS, channels, gathered};
 use super::rotation::{butterfly, with_signs};
 use crate::attention::integers::{halves, integer, inverse_of};
 use crate::attention::{Half, ROWS};
@@ -12,7 +12,7 @@ use glam::{UVec2, UVec4, Vec4};
 use half::f16;
 use simt::math::maximum;
 use simt::warp::{FULL_MASK, warp_reduce_add_i32, warp_shuffle_xor};
-use simt::{Global, Shared, SharedPlan, unroll};
+use simt::{Global, Shared, SharedPlan, convert, unroll};
 
 /// Where dimension `d` of a row of `head_dim` is among the operands of keys in parts: the unit, and the byte
 /// among the unit's high bytes, of which the low ones are `head_dim / 16` behind.
@@ -112,7 +112,9 @@ impl Rows {
     ) {
         let mut x = [0f32; 4];
         if present {
-            x = gathered::<D>(queries, row, order, head, lane);
+            x = gathered::<D>(channels::<D>(order, head, lane), |channel| {
+                convert::f32_from_f16(queries.load_readonly(row * D + channel as usize))
+            });
         }
         let h = butterfly::<D, 3>(with_signs::<D>(x, lane), lane);
         let inverse = self.scaled::<D, 3>(h, r, lane);

@@ -21,13 +21,13 @@
 
 use super::parts::PARTS;
 use super::query::part_operand_of;
-use crate::attention::integers::{halves, integer, inverse_of};
+use crate::attention::integers::{integer, inverse_of};
 use crate::attention::{BLOCK_TOKENS, Half, Window, warps};
 use glam::{UVec2, UVec4, Vec2};
 use half::f16;
 use simt::math::{abs, fma, maximum};
 use simt::tensor::mma_i8;
-use simt::warp::{FULL_MASK, warp_shuffle_xor};
+use simt::warp::{FULL_MASK, warp_reduce_max_u32, warp_shuffle_xor};
 use simt::{Global, GlobalMut, bits, unroll};
 
 /// Where numbers lie in a slot.
@@ -245,9 +245,14 @@ impl Place {
                 largest = maximum(largest, abs(h[i]));
             }
         });
-        unroll!(for stage in 0..STAGES, at_most 5 {
-            largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << stage, 32));
-        });
+        if STAGES == 5 {
+            // Of what is not negative the bits are in the same order; a NaN does not fit.
+            largest = f32::from_bits(warp_reduce_max_u32(FULL_MASK, largest.to_bits()));
+        } else {
+            unroll!(for stage in 0..STAGES, at_most 5 {
+                largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << stage, 32));
+            });
+        }
         // What is no number is 0 as an integer.
         let [high, low] = key_words(h, if fits { inverse_of(largest) } else { 0.0 });
         let to = start + layout.key(token, lane * (D as u32 / 32)) as usize;
@@ -290,13 +295,10 @@ impl Place {
 /// A lane's integers of a key as words: high bytes, then low ones, the first dimension lowest.
 #[inline(always)]
 pub(super) fn key_words(h: [f32; 4], inverse: f32) -> [u32; 2] {
-    let mut words = [0u32; 2];
-    unroll!(for i in 0..4 {
-        let [high, low] = halves(integer(h[i], inverse));
-        words[0] |= (high as u32 & 0xff) << (8 * i as u32);
-        words[1] |= (low as u32 & 0xff) << (8 * i as u32);
-    });
-    words
+    // An integer and 128: the next byte is the high one, and the lowest the low one and 128.
+    let [a, b, c, d] = h.map(|h| (integer(h, inverse) + 128) as u32);
+    let [first, second] = [bits::byte_perm(a, b, 0x5140), bits::byte_perm(c, d, 0x5140)];
+    [bits::byte_perm(first, second, 0x7632), bits::byte_perm(first, second, 0x5410) ^ 0x8080_8080]
 }
 
 /// A lane's value as words.
