@@ -11,8 +11,8 @@ use kernels_gpu::attention::{split_count, threads};
 use kernels_gpu::gtq::levels::{MOST_BITS, key_table};
 use kernels_gpu::gtq::parts::{self, PARTS, PartTables};
 use kernels_gpu::gtq::{
-    AttendShape, Codebook, ENCODE_THREADS, EncodeShape, Parted, Positive, Tables, Whole, attend, attend_parts,
-    decode, encode as encode_whole, encode_parts,
+    AttendShape, Codebook, ENCODE_THREADS, EncodeShape, Parted, Positive, Tables, Whole, attend,
+    attend_parts, decode, encode as encode_whole, encode_parts,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -334,17 +334,8 @@ impl Encoder {
         }
         let kernel =
             if head_dim == 64 { encode_whole::kernel::<64>() } else { encode_whole::kernel::<128>() };
-        let args = encode_whole::Args {
-            keys,
-            values,
-            positions,
-            table,
-            lengths,
-            tiles,
-            near,
-            problems,
-            shape,
-        };
+        let args =
+            encode_whole::Args { keys, values, positions, table, lengths, tiles, near, problems, shape };
         // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this
         // function's contract.
         Ok(unsafe { stream.launch(&kernel, launch, args) }?)

@@ -12,17 +12,25 @@ use simt::{GlobalMut, unroll};
 #[derive(Clone, Copy)]
 pub(super) struct Column {
     pub tiles: GlobalMut<u8>,
-    /// First byte of the tile.
-    pub tile: usize,
+    /// The block of the pool, whatever it is of a token that has no place.
+    pub block: u32,
+    pub head: u32,
+    pub kv_heads: u32,
     pub layout: TileLayout,
     pub token: u32,
 }
 
 impl Column {
+    /// The first byte of the tile.
+    #[inline(always)]
+    pub fn tile(self) -> usize {
+        (self.block * self.kv_heads + self.head) as usize * self.layout.bytes() as usize
+    }
+
     /// Writes what word `w` of unit `unit` has of the token.
     #[simt::device]
     fn store(self, side: Side, unit: u32, w: u32, word: u32) {
-        let to = self.tile + self.layout.column(side, self.token, unit, w) as usize;
+        let to = self.tile() + self.layout.column(side, self.token, unit, w) as usize;
         match side {
             Side::Key => self.tiles.store_vector(to, word as u16),
             Side::Value => self.tiles.store(to, word as u8),
@@ -129,7 +137,7 @@ impl Column {
         let pair = if part & 2 == 0 { words[0] } else { words[1] };
         let word = (if part & 1 == 0 { pair } else { pair >> 16 }) as u16;
         if part < self.layout.key_bits && (D == 128 || own & 1 == 0) {
-            let to = self.tile + self.layout.nibbles(self.token, own / 2, part, own % 2) as usize;
+            let to = self.tile() + self.layout.nibbles(self.token, own / 2, part, own % 2) as usize;
             self.tiles.store_vector(to, word);
         }
     }

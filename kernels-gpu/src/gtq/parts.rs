@@ -127,27 +127,22 @@ pub fn of_part(all: [u32; PARTS], part: u32) -> u32 {
     if part & 2 == 0 { pick.0 } else { pick.1 }
 }
 
-/// Which channels a lane's D/32 dimensions are, a byte each: `order` [kv_heads, D].
-#[simt::device]
-pub fn channels<const D: usize>(order: Global<u8>, head: u32, lane: u32) -> u32 {
-    let at = head as usize * D + lane as usize * (D / 32);
-    if D == 128 { order.load_vector_readonly::<u32>(at) } else { order.load_vector_readonly::<u16>(at).into() }
-}
-
-/// [`channels`] ahead of the wait for the launch before.
+/// Which channels a lane's D/32 dimensions are, a byte each: `order` [kv_heads, D], loaded ahead of the wait
+/// for the launch before.
 #[simt::device]
 pub fn channels_ahead<const D: usize>(order: Global<u8>, head: u32, lane: u32) -> u32 {
     let at = head as usize * D + lane as usize * (D / 32);
     if D == 128 { order.load_vector_ahead::<u32>(at) } else { order.load_vector_ahead::<u16>(at).into() }
 }
 
-/// A lane's dimensions, where `row` says what a row has at a channel.
-#[inline(always)]
-pub fn gathered<const D: usize>(channels: u32, row: impl Fn(u32) -> f32) -> [f32; 4] {
+/// A lane's dimensions of row `row` of `rows` [rows, D].
+#[simt::device]
+pub fn gathered<const D: usize>(channels: u32, rows: Global<f16>, row: usize) -> [f32; 4] {
     let mut x = [0f32; 4];
     unroll!(for i in 0..4 {
         if i < D / 32 {
-            x[i] = row(channels >> (8 * i) & 0xff);
+            let channel = channels >> (8 * i) & 0xff;
+            x[i] = convert::f32_from_f16(rows.load_readonly(row * D + channel as usize));
         }
     });
     x

@@ -44,7 +44,7 @@ use glam::{UVec2, Vec4};
 use half::f16;
 use simt::math::sqrt;
 use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_sum_f32};
-use simt::{Global, GlobalMut, Pod, Zeroable, convert, kernel, thread, unroll};
+use simt::{Global, GlobalMut, Pod, Zeroable, bits, convert, kernel, thread, unroll};
 
 /// Threads of a block: four rows.
 pub const ENCODE_THREADS: u32 = 128;
@@ -136,14 +136,14 @@ pub fn encode<const D: usize>(
     problems: GlobalMut<u32>,
     shape: EncodeShape,
 ) {
-    let work = Work::of_warp(shape.kv_heads, shape);
+    let work = Work::of_warp(shape);
     if work.item >= 2 * shape.kv_heads {
         return;
     }
     let lane = warp::lane_id();
-    let x = row::<D>(if work.is_key { keys } else { values }, work.pair(shape), lane);
+    let x = row::<D>(if work.is_key { keys } else { values }, work.pair(shape) as usize, lane);
     let memory = Memory { positions, table, lengths, tiles, near, problems };
-    let Some(target) = memory.place::<D>(work, false, shape) else { return };
+    let target = memory.place::<D>(work, false, shape);
     // Two calls, so that each knows its side.
     if work.is_key {
         target.write_row::<D>(Side::Key, x, shape);
@@ -168,7 +168,7 @@ pub fn encode_parts<const D: usize>(
     books: Global<f32>,
     shape: EncodeShape,
 ) {
-    let work = Work::of_warp(shape.kv_heads, shape);
+    let work = Work::of_warp(shape);
     let lane = warp::lane_id();
     // No launch writes these. A warp without a key has no use for them.
     let books = PartBooks::ahead(books, lane);
@@ -179,14 +179,12 @@ pub fn encode_parts<const D: usize>(
     }
     let pair = work.pair(shape);
     let x = if work.is_key {
-        gathered::<D>(channels, |channel| {
-            convert::f32_from_f16(keys.load_readonly(pair as usize * D + channel as usize))
-        })
+        gathered::<D>(channels, keys, pair as usize)
     } else {
-        row::<D>(values, pair, lane)
+        row::<D>(values, pair as usize, lane)
     };
     let memory = Memory { positions, table, lengths, tiles, near, problems };
-    let Some(target) = memory.place::<D>(work, true, shape) else { return };
+    let target = memory.place::<D>(work, true, shape);
     if work.is_key {
         target.write_parts::<D>(x, books, shape);
     } else {
@@ -199,22 +197,21 @@ pub fn encode_parts<const D: usize>(
 pub(super) struct Work {
     /// The token among all of the launch.
     pub row: u32,
-    /// The row of the token, of as many heads as come first, then keys, then values.
+    /// The row of the token: keys, then values; there may be none.
     pub item: u32,
     sequence: u32,
-    /// The KV head, of an item that has one.
     pub head: u32,
     pub is_key: bool,
 }
 
 impl Work {
-    /// A warp's, if there is one; the last key is item `keys` - 1.
+    /// A warp's, if there is one: keys come first, then values.
     #[simt::device]
-    pub fn of_warp(keys: u32, shape: EncodeShape) -> Self {
+    pub fn of_warp(shape: EncodeShape) -> Self {
         let item = thread::block_idx_y() * (ENCODE_THREADS / 32) + thread::thread_idx_x() / 32;
         let sequence = thread::block_idx_z();
-        let is_key = item < keys;
-        let head = (item - if is_key { keys - shape.kv_heads } else { keys }).min(shape.kv_heads - 1);
+        let is_key = item < shape.kv_heads;
+        let head = (item - if is_key { 0 } else { shape.kv_heads }).min(shape.kv_heads - 1);
         Work { row: sequence * shape.tokens + thread::block_idx_x(), item, sequence, head, is_key }
     }
 
@@ -237,40 +234,44 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Where a row goes, if it has a place. The first key's warp of a sequence's last token counts the length
-    /// up.
+    /// Where a row goes. The first key's warp of a sequence's last token counts the length up.
     #[simt::device]
-    pub fn place<const D: usize>(self, work: Work, parted: bool, shape: EncodeShape) -> Option<Target> {
+    pub fn place<const D: usize>(self, work: Work, parted: bool, shape: EncodeShape) -> Target {
         let Work { row, sequence, head, is_key, .. } = work;
         let last = (sequence + 1) * shape.tokens - 1;
         let position = self.positions.load(row as usize);
         let past = self.positions.load(last as usize) / BLOCK_TOKENS;
         let index = position / BLOCK_TOKENS;
-        if index >= shape.max_blocks {
-            return None;
-        }
-        let block = self.table.load(sequence as usize * shape.max_blocks as usize + index as usize);
-        if row == last && head == 0 && is_key && warp::lane_id() == 0 {
+        let present = index < shape.max_blocks;
+        let entry = index.min(shape.max_blocks - 1);
+        let block = self.table.load(sequence as usize * shape.max_blocks as usize + entry as usize);
+        if present && row == last && head == 0 && is_key && warp::lane_id() == 0 {
             self.lengths.store(sequence as usize, position + 1);
         }
         let layout = shape.layout::<D>(parted);
         let token = position % BLOCK_TOKENS;
         // What is past the table pushes nothing out of the window.
-        let place = shape.window.keeps(index, past.min(shape.max_blocks - 1)).then(|| {
-            let slot = (sequence * shape.kv_heads + head) * shape.window.slots + shape.window.slot(index);
-            let layout = layout.slot();
-            Place { near: self.near, start: slot as usize * layout.bytes() as usize, layout, token }
-        });
-        let tile = (block * shape.kv_heads + head) as usize * layout.bytes() as usize;
-        let column = Column { tiles: self.tiles, tile, layout, token };
-        Some(Target { column, place, problems: self.problems, number: position * shape.kv_heads + head })
+        let kept = shape.window.keeps(entry, past.min(shape.max_blocks - 1));
+        // Without last tiles the remainder is of no use, but has to be one.
+        let Window { sink, slots } = shape.window;
+        let own =
+            if entry < sink { entry } else { sink + bits::rem_u32(entry - sink, (slots - sink).max(1)) };
+        let slot = (sequence * shape.kv_heads + head) * slots + own;
+        Target {
+            column: Column { tiles: self.tiles, block, head, kv_heads: shape.kv_heads, layout, token },
+            present,
+            place: Place { near: self.near, slot, layout: layout.slot(), token },
+            kept,
+            problems: self.problems,
+            position,
+        }
     }
 }
 
 /// A warp's row, D/32 dimensions a lane.
 #[simt::device]
-fn row<const D: usize>(source: Global<f16>, pair: u32, lane: u32) -> [f32; 4] {
-    let at = pair as usize * D + lane as usize * (D / 32);
+pub(super) fn row<const D: usize>(source: Global<f16>, row: usize, lane: u32) -> [f32; 4] {
+    let at = row * D + lane as usize * (D / 32);
     let mut x = [0f32; 4];
     if D == 128 {
         let [low, high] = source.load_vector::<UVec2>(at).to_array();
@@ -316,11 +317,13 @@ impl PartBooks {
 #[derive(Clone, Copy)]
 pub(super) struct Target {
     column: Column,
-    /// The token's place in the window, if it has one.
-    place: Option<Place>,
+    /// Whether the token has a place; one past the table has none.
+    present: bool,
+    /// The token's place in the window, if that keeps it.
+    place: Place,
+    kept: bool,
     problems: GlobalMut<u32>,
-    /// What the row is called in `problems`.
-    number: u32,
+    position: u32,
 }
 
 impl Target {
@@ -349,24 +352,30 @@ impl Target {
         };
         let fits = fits(scale);
         let (nibbles, stored_scale) = if fits { (nibbles, scale) } else { (0, 0.0) };
+        if !self.present {
+            return;
+        }
         match bits {
             2 => self.column.write::<D, 2>(side, nibbles, lane),
             3 => self.column.write::<D, 3>(side, nibbles, lane),
             _ => self.column.write::<D, 4>(side, nibbles, lane),
         }
         if lane == 0 {
-            let Column { tiles, tile, layout, token } = self.column;
-            let to = tile + layout.norm(side, token) as usize;
+            let Column { tiles, layout, token, .. } = self.column;
+            let to = self.column.tile() + layout.norm(side, token) as usize;
             tiles.store_vector(to, convert::f16_from_f32(stored_scale).to_bits());
             if !fits {
-                self.refuse(side);
+                self.refuse(side, shape);
             }
         }
-        match (self.place, side) {
-            (None, _) => {}
-            (Some(place), Side::Key) => place.keep_key::<D, 5>(h, fits, shape.key_units, lane),
-            (Some(place), Side::Value) => {
-                place.keep_value::<D>(h, if fits { r } else { 0.0 }, [shape.value_unit, shape.root], lane);
+        if !self.kept {
+            return;
+        }
+        match side {
+            Side::Key => self.place.keep_key::<D, 5>(h, fits, shape.key_units, lane),
+            Side::Value => {
+                let r = if fits { r } else { 0.0 };
+                self.place.keep_value::<D>(h, r, [shape.value_unit, shape.root], lane);
             }
         }
     }
@@ -425,25 +434,28 @@ impl Target {
         };
         let byte = parts::norm_byte(n);
         let refused = warp::warp_vote_any(FULL_MASK, byte > 255);
+        if !self.present {
+            return;
+        }
         self.column.write_parts::<D>(codes, !refused, Runs::of(shape.key_bits, part), lane);
         if own == 0 {
-            let Column { tiles, tile, layout, token } = self.column;
-            let to = tile + (layout.norm(Side::Key, token) + part) as usize;
+            let Column { tiles, layout, token, .. } = self.column;
+            let to = self.column.tile() + (layout.norm(Side::Key, token) + part) as usize;
             tiles.store(to, if refused { 0 } else { byte as u8 });
             if refused && part == 0 {
-                self.refuse(Side::Key);
+                self.refuse(Side::Key, shape);
             }
         }
-        if let Some(place) = self.place {
-            place.keep_key::<D, 3>(h, !refused, shape.key_units, lane);
+        if self.kept {
+            self.place.keep_key::<D, 3>(h, !refused, shape.key_units, lane);
         }
     }
 
     /// Says that a row could not be stored.
     #[simt::device]
-    fn refuse(self, side: Side) {
+    fn refuse(self, side: Side, shape: EncodeShape) {
         let place = if side == Side::Key { 0 } else { 1 };
-        self.problems.atomic_min(place, self.number);
+        self.problems.atomic_min(place, self.position * shape.kv_heads + self.column.head);
     }
 }
 
