@@ -64,3 +64,38 @@ fn a_file_is_made_of_a_run_and_serves_it() {
     let out = succeed(&attend);
     assert!(out.contains("of layer 1 in the file"), "{out}");
 }
+
+/// A picture beside the file: written whole or not at all, and refused where there is none or where it would
+/// take the place of something else.
+#[test]
+fn what_a_calibration_decides_is_drawn() {
+    let folder = Folder::new();
+    let model = synthetic::model(synthetic::tiny(Architecture::Llama), Packing::Q4_1, 1).expect("a model");
+    fs::write(folder.path("tiny.gguf"), synthetic::file(&model).to_bytes()).expect("written");
+    let (model, text) = (folder.text("tiny.gguf"), words(&folder, 4000));
+    let (order, picture) = (folder.text("order"), folder.text("order.svg"));
+    let run = ["--model", &model, "--text", &text, "--windows", "2", "--tokens", "64", "--backend", "cpu"];
+    let of = |scheme: &'static str, plot: &'static str| -> Vec<String> {
+        let plot = folder.text(plot);
+        let line = [&["calibrate", "--scheme", scheme, "-o", &order, "--force", "--plot", &plot][..], &run];
+        line.concat().into_iter().map(String::from).collect()
+    };
+    let refused_for = |scheme, plot, words: &[&str]| {
+        let line = of(scheme, plot);
+        refused(&line.iter().map(String::as_str).collect::<Vec<_>>(), words);
+    };
+    refused_for("vecinfer", "order.svg", &["vecinfer", "no picture"]);
+    refused_for("gtq-blocks", "order.gif", &["order.gif", ".svg or .png"]);
+    refused_for("gtq-blocks", "nowhere/order.svg", &["nowhere"]);
+    assert!(!folder.path("order").exists() && !folder.path("order.svg").exists(), "nothing is written");
+    let words = of("gtq-blocks", "order.svg");
+    succeed(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let svg = fs::read_to_string(&picture).expect("a picture");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    for word in ["gtq-blocks", "part 1: 6 bits", "part 4: 1 bit of 3", "rotary block"] {
+        assert!(svg.contains(word), "{word}: {svg}");
+    }
+    // No file that was begun is left.
+    let names: Vec<String> = folder.names().into_iter().collect();
+    assert_eq!(names, ["order", "order.svg", "tiny.gguf", "words.txt"]);
+}

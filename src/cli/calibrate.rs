@@ -2,7 +2,9 @@
 
 use super::failure::Failure;
 use super::output::ReportArguments;
+use super::picture::Sheet;
 use super::scheme;
+use super::squares::Squares;
 use super::subject::{Subject, SubjectArguments, behind_bos, corpus};
 use super::text;
 use super::trials::{Error, Watcher};
@@ -12,7 +14,7 @@ use host::kv::calibration::{Artifact, Material, Passed};
 use host::kv::{self, Selection};
 use host::model::fetched;
 use host::model::forward::Error as ForwardError;
-use host::tensor_file::Target;
+use host::tensor_file::{self, Target};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,6 +42,12 @@ pub struct Arguments {
     /// The file to write.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+    /// Draw what the file decides, for a scheme that has a picture of it; SVG or PNG, by the name.
+    ///
+    /// Of gtq-blocks: which bits each rotary block of a key gets, by layer and KV head. A picture that is
+    /// there is replaced.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     /// Replace the output if it exists.
     #[arg(long)]
     force: bool,
@@ -93,6 +101,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Target::new(&arguments.output, arguments.force, Some(Path::new(&arguments.text)))?;
     }
     let target = Target::new(&arguments.output, arguments.force, Some(&path))?;
+    let sheet = sheet(&selection, arguments, &path)?;
     let report = arguments.report.open(Some(&path), Some(&arguments.output))?;
     let subject = arguments.subject.open()?;
     let work = arguments.tokens as usize * arguments.windows as usize;
@@ -108,6 +117,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     artifact.say("text_hash", format!("{:016x}", read.hash));
     artifact.say("made_by", "ferrokv calibrate");
     artifact.write(target)?;
+    if let (Some(sheet), Some(chart)) = (sheet, &artifact.chart) {
+        sheet.write(&Squares(chart))?;
+    }
     let scheme = selection.to_string();
     let json = Json {
         command: "calibrate",
@@ -123,6 +135,20 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         metadata: &artifact.metadata,
     };
     report.finish(&render(&json, &arguments.output.display().to_string()), &json)
+}
+
+/// The picture's file, if one is wanted.
+fn sheet(selection: &Selection, arguments: &Arguments, model: &Path) -> Result<Option<Sheet>, Failure> {
+    let Some(plot) = &arguments.plot else { return Ok(None) };
+    let scheme = selection.scheme();
+    if scheme.calibrate.as_ref().and_then(|calibrator| calibrator.chart).is_none() {
+        return Err(Failure::NoPicture { scheme: scheme.name });
+    }
+    if *plot == arguments.output {
+        return Err(tensor_file::Error::SameAsInput { path: plot.clone() }.into());
+    }
+    let inputs = [model.to_owned(), arguments.text.clone().into(), arguments.output.clone()];
+    Ok(Some(Sheet::new(plot, &inputs)?))
 }
 
 /// Has the model read the windows.

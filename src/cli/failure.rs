@@ -129,6 +129,12 @@ pub enum Failure {
         /// What the library says.
         reason: String,
     },
+    /// A scheme whose calibration has nothing to draw.
+    #[error("what {scheme} is calibrated for has no picture; leave --plot out")]
+    NoPicture {
+        /// The scheme.
+        scheme: &'static str,
+    },
     /// A path whose end does not say which kind of picture it is to be.
     #[error("{path} is neither SVG nor PNG by its name; let it end in .svg or .png")]
     PictureName {

@@ -29,6 +29,7 @@ mod prove;
 mod quantize;
 mod regime;
 mod scheme;
+mod squares;
 mod subject;
 mod table;
 mod text;

@@ -52,8 +52,8 @@ fn of_lane(x: &[f32], each: usize, lane: usize) -> [f32; 4] {
     std::array::from_fn(|i| if i < each { x[lane * each + i] } else { 0.0 })
 }
 
-/// A row's codes and n.
-pub(super) fn encoded(x: &[f16], book: &Codebook, shape: EncodeShape) -> Encoded {
+/// A row's codes of `bits` bits and n; zeros of a row that cannot be stored.
+pub(super) fn encoded(x: &[f16], book: &Codebook, bits: u32, shape: EncodeShape) -> Encoded {
     // Of a warp: each lane its neighbouring dimensions.
     let each = x.len() / 32;
     let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
@@ -73,7 +73,9 @@ pub(super) fn encoded(x: &[f16], book: &Codebook, shape: EncodeShape) -> Encoded
     let product = |lane| dot(of_lane(&h, each, lane), of_lane(&levels, each, lane));
     let product = warp_sum(std::array::from_fn(product));
     let scale = scale_of(shape.rule, shape.root, r, sum_of_squares, product);
-    Encoded { codes, norms: fits(scale).then(|| rows::half(f16::from_f32(scale))), h, r }
+    let norms = fits(scale).then(|| rows::half(f16::from_f32(scale)));
+    let codes = if norms.is_some() { codes } else { vec![rows::zero(bits); x.len()] };
+    Encoded { codes, norms, h, r }
 }
 
 /// Sum over the eight lanes of a part.
@@ -113,6 +115,10 @@ pub(super) fn encoded_parts(
         codes.extend(own.into_iter().map(|code| code as u8));
     }
     let norms = bytes.iter().all(|byte| *byte <= 255).then(|| bytes.map(|byte| byte as u8));
+    if norms.is_none() {
+        let zeros = parts::bits(shape.key_bits).map(rows::zero);
+        codes.iter_mut().enumerate().for_each(|(d, code)| *code = zeros[d / of_part]);
+    }
     Encoded { codes, norms, h, r: 0.0 }
 }
 
@@ -152,9 +158,9 @@ pub(super) fn append(books: &Books, shape: EncodeShape, new: New<'_>, kept: Kept
         let key = &new.keys[own.clone()];
         let key = match &of_parts {
             Some(books) => encoded_parts(key, &new.order[head * dim..(head + 1) * dim], books, shape),
-            None => encoded(key, &of_keys, shape),
+            None => encoded(key, &of_keys, layout.key_bits, shape),
         };
-        [key, encoded(&new.values[own], &of_values, shape)]
+        [key, encoded(&new.values[own], &of_values, layout.value_bits, shape)]
     };
     let all: Vec<[Encoded; 2]> =
         if items.len() < 64 { items.iter().map(one).collect() } else { items.par_iter().map(one).collect() };

@@ -8,18 +8,24 @@ use super::allocation::{Energies, blocks, ranked};
 use super::{Error, HEAD_DIMS, Result, stability};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::rope::Pairing;
-use crate::kv::calibration::{Artifact, Calibration, Calibrator, Material, hash};
+use crate::kv::calibration::{Artifact, Calibration, Calibrator, Chart, Material, hash};
 use crate::kv::{self, Geometry, Opening, Rope};
 use crate::tensor_file::{Dtype, TensorFile};
 use half::f16;
-use kernels_gpu::gtq::parts::PARTS;
+use kernels_gpu::gtq::parts::{self, PARTS};
 
 /// The option that takes the file.
 pub(super) const OPTION: &str = "order";
 
 /// How `ferrokv calibrate` makes the file.
-pub(super) const CALIBRATOR: Calibrator =
-    Calibrator { artifact: OPTION, options: &[], queries: true, check: |_| Ok(()), run };
+pub(super) const CALIBRATOR: Calibrator = Calibrator {
+    artifact: OPTION,
+    options: &[],
+    queries: true,
+    check: |_| Ok(()),
+    chart: Some("the bits that each rotary block of a key gets, by layer and KV head"),
+    run,
+};
 
 /// The channels of a model's keys in the order of their parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +79,32 @@ impl Order {
         artifact.say("blocks", turned(rope));
         artifact.say("order_hash", hash_of(&self.layers));
         artifact
+    }
+
+    /// The part of each rotary block, by layer and KV head, blocks as RoPE counts them.
+    pub(super) fn chart(&self, geometry: Geometry, rope: Option<&Rope>) -> Chart {
+        let Geometry { kv_heads, head_dim, .. } = geometry;
+        let (pairing, rotary) = rope.map_or((Pairing::Interleaved, 0), |rope| (rope.pairing, rope.rotary));
+        let pairs = blocks(head_dim, rotary as usize, pairing);
+        let of_head = |order: &[u8]| -> Vec<u8> {
+            let part = |channel: usize| {
+                let at = order.iter().position(|own| usize::from(*own) == channel).unwrap_or(0);
+                (at / (head_dim / PARTS)) as u8
+            };
+            pairs.iter().map(|[first, _]| part(*first)).collect()
+        };
+        let plural = |bits: u32| if bits == 1 { "1 bit".into() } else { format!("{bits} bits") };
+        let class = |part: usize| {
+            let [two, three, four] = [2, 3, 4].map(|average| plural(parts::bits(average)[part]));
+            format!("part {}: {three} of 3 on average, {two} of 2, {four} of 4", part + 1)
+        };
+        Chart {
+            title: "Bits of the rotary blocks of keys, gtq-blocks".into(),
+            axes: ["rotary block, fast ones first".into(), "layer and KV head".into()],
+            classes: (0..PARTS).map(class).collect(),
+            rows: self.layers.iter().flat_map(|layer| layer.chunks_exact(head_dim)).map(of_head).collect(),
+            names: (0..self.layers.len()).map(|layer| (layer * kv_heads, layer.to_string())).collect(),
+        }
     }
 
     /// That of the selection's file, which must be for these heads, and for blocks as the model turns them.
@@ -176,6 +208,7 @@ fn run(calibration: &Calibration<'_>) -> kv::Result<Artifact> {
         calibration.tell(layer + 1, layers)?;
     }
     let mut artifact = order.artifact(material.geometry, material.rope.as_ref());
+    artifact.chart = Some(order.chart(material.geometry, material.rope.as_ref()));
     for (name, found) in stability::found(material)? {
         artifact.say(name, found.to_string());
     }

@@ -8,11 +8,11 @@ use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::attention::dense::partial_floats;
 use kernels_gpu::attention::{split_count, threads};
-use kernels_gpu::gtq::levels::{MOST_LEVELS, key_table};
+use kernels_gpu::gtq::levels::{MOST_BITS, key_table};
 use kernels_gpu::gtq::parts::{self, PARTS, PartTables};
 use kernels_gpu::gtq::{
-    AttendShape, Codebook, ENCODE_THREADS, EncodeShape, Parted, Tables, Whole, attend, attend_parts, decode,
-    encode as encode_whole, encode_parts,
+    AttendShape, Codebook, ENCODE_THREADS, EncodeShape, Parted, Positive, Tables, Whole, attend,
+    attend_parts, decode, encode as encode_whole, encode_parts,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -105,9 +105,53 @@ impl Books {
         slots * self.layout.slot().bytes() as usize / 4
     }
 
-    /// What encoding keys in parts is given.
+    /// The levels of keys in parts.
     pub(super) fn part_codebooks(&self) -> Option<[Codebook<{ parts::MOST_LEVELS }>; PARTS]> {
         self.layout.parted.then(|| std::array::from_fn(|p| self.keys[p].codebook()))
+    }
+
+    /// The same as encoding is given them, a [`PartBooks`]; nothing of whole keys.
+    fn part_numbers(&self) -> Vec<f32> {
+        let Some(books) = self.part_codebooks() else { return Vec::new() };
+        let of = books.iter().zip(parts::bits(self.layout.key_bits));
+        // Positive ones, then infinities.
+        let positive = of.map(|(book, bits)| {
+            let half = 1usize << bits >> 1;
+            let at = move |i: usize| *book.thresholds.get(half + i).unwrap_or(&f32::INFINITY);
+            (bits, at)
+        });
+        let (mut coarse, mut fine) = (Vec::new(), Vec::new());
+        for (bits, at) in positive {
+            let wide = bits > MOST_BITS;
+            coarse.extend((0..8).map(|i| if wide { at(4 * i + 3) } else { at(i) }));
+            let of_lane = |i: usize| if wide && i % 4 < 3 { at(i) } else { f32::INFINITY };
+            fine.extend((0..32).map(of_lane));
+        }
+        let of = books.iter().zip(parts::bits(self.layout.key_bits));
+        let levels = of.flat_map(|(book, bits)| {
+            let half = 1usize << bits >> 1;
+            (0..parts::MOST_LEVELS / 2).map(move |i| if i < half { book.levels[half + i] } else { 0.0 })
+        });
+        coarse.into_iter().chain(fine).chain(levels).collect()
+    }
+
+    /// What encoding new tokens of a problem is told.
+    pub(super) fn encode_shape(&self, problem: Problem) -> EncodeShape {
+        let bits = [self.layout.key_bits, self.layout.value_bits];
+        EncodeShape {
+            tokens: problem.query_tokens,
+            kv_heads: problem.kv_heads,
+            max_blocks: problem.max_blocks(),
+            key_bits: bits[0],
+            value_bits: bits[1],
+            rule: self.settings.rule as u32,
+            root: f64::from(self.layout.head_dim).sqrt() as f32,
+            key_units: near::key_units(self),
+            value_unit: (1.0 / self.values.step) as f32,
+            window: self.window(problem),
+            keys: Positive::of(&self.keys[0].codebook(), bits[0]),
+            values: Positive::of(&self.values.codebook(), bits[1]),
+        }
     }
 
     /// What makes scores in log2 units of Σ i·(l + 1/2)·n·m, of each part.
@@ -181,7 +225,7 @@ pub struct AppendHandles {
 #[derive(Debug)]
 pub struct Encoder {
     books: Books,
-    /// Thresholds and levels of keys, then of values.
+    /// Levels of keys in parts.
     numbers: Buffer<f32>,
 }
 
@@ -191,16 +235,8 @@ impl Encoder {
     /// # Errors
     /// Out of memory.
     pub fn new(device: &Device, books: Books) -> Result<Self> {
-        fn numbers<const N: usize>(book: Codebook<N>) -> impl Iterator<Item = f32> {
-            book.thresholds.into_iter().chain(book.levels)
-        }
-        let of_keys: Vec<f32> = match books.part_codebooks() {
-            Some(parts) => parts.into_iter().flat_map(numbers).collect(),
-            None => numbers::<MOST_LEVELS>(books.keys[0].codebook()).collect(),
-        };
-        let of_values = numbers::<MOST_LEVELS>(books.values.codebook());
-        let numbers: Vec<f32> = of_keys.into_iter().chain(of_values).collect();
-        Ok(Encoder { books, numbers: Buffer::from_slice(device, &numbers)? })
+        let numbers = Buffer::from_slice(device, &books.part_numbers())?;
+        Ok(Encoder { books, numbers })
     }
 
     /// How it quantizes, and where codes lie.
@@ -249,19 +285,7 @@ impl Encoder {
         length("the window", handles.near.len(), self.books.window_words(problem))?;
         length("the words of problems", handles.problems.len(), 2)?;
         length("the order of channels", handles.order.len(), self.books.order_bytes(kv_heads))?;
-        let shape = EncodeShape {
-            rows,
-            tokens: query_tokens,
-            kv_heads,
-            max_blocks: problem.max_blocks(),
-            key_bits: layout.key_bits,
-            value_bits: layout.value_bits,
-            rule: self.books.settings.rule as u32,
-            root: f64::from(head_dim).sqrt() as f32,
-            key_units: near::key_units(&self.books),
-            value_unit: (1.0 / self.books.values.step) as f32,
-            window: self.books.window(problem),
-        };
+        let shape = self.books.encode_shape(problem);
         let AppendHandles { new_keys, new_values, positions, table, order, lengths, tiles, near, problems } =
             handles;
         if slices {
@@ -286,9 +310,9 @@ impl Encoder {
             return Ok(());
         }
         let (keys, values, tiles, near) = (new_keys, new_values, tiles.cast::<u8>(), near.cast::<u8>());
-        let books = self.numbers.global();
-        let warps = 2 * rows * kv_heads;
-        let launch = LaunchShape::new(warps.div_ceil(ENCODE_THREADS / 32), ENCODE_THREADS);
+        let warps = 2 * kv_heads;
+        let grid = (query_tokens, warps.div_ceil(ENCODE_THREADS / 32), sequences);
+        let launch = LaunchShape::new(grid, ENCODE_THREADS);
         if layout.parted {
             let kernel =
                 if head_dim == 64 { encode_parts::kernel::<64>() } else { encode_parts::kernel::<128>() };
@@ -302,7 +326,7 @@ impl Encoder {
                 tiles,
                 near,
                 problems,
-                books,
+                books: self.numbers.global(),
                 shape,
             };
             // SAFETY: as below, and the order has channels of the head.
@@ -310,18 +334,8 @@ impl Encoder {
         }
         let kernel =
             if head_dim == 64 { encode_whole::kernel::<64>() } else { encode_whole::kernel::<128>() };
-        let args = encode_whole::Args {
-            keys,
-            values,
-            positions,
-            table,
-            lengths,
-            tiles,
-            near,
-            problems,
-            books,
-            shape,
-        };
+        let args =
+            encode_whole::Args { keys, values, positions, table, lengths, tiles, near, problems, shape };
         // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this
         // function's contract.
         Ok(unsafe { stream.launch(&kernel, launch, args) }?)

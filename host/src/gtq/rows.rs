@@ -12,6 +12,11 @@ pub fn half(n: f16) -> [u8; 4] {
     [low, high, 0, 0]
 }
 
+/// The code that is stored as zeros.
+pub fn zero(bits: u32) -> u8 {
+    (0..=u8::MAX).find(|code| stored(bits, u32::from(*code)) == 0).unwrap_or(0)
+}
+
 /// Writes a row's codes, `[head_dim]`, and its n to a tile: two bytes of f16, or of a key in parts one each.
 pub fn write(tile: &mut [u8], layout: TileLayout, side: Side, token: u32, codes: &[u8], n: [u8; 4]) {
     if side == Side::Key && layout.parted {

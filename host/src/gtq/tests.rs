@@ -15,7 +15,7 @@ use crate::kv::{self, Capacity, Chunk, Geometry, KvCache, New, Opening, Rotated,
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::gtq::parts::{PARTS, UNIT};
-use kernels_gpu::gtq::{EncodeShape, Side};
+use kernels_gpu::gtq::{EncodeShape, Positive, Side};
 use simt::emu::EmuOptions;
 
 mod parts;
@@ -176,7 +176,6 @@ fn both_paths_encode_alike() {
 
 /// What encoding a row alone needs no word of.
 const NO_SHAPE: EncodeShape = EncodeShape {
-    rows: 1,
     tokens: 1,
     kv_heads: 1,
     max_blocks: 1,
@@ -187,7 +186,11 @@ const NO_SHAPE: EncodeShape = EncodeShape {
     key_units: [0.0; PARTS],
     value_unit: 0.0,
     window: Window::NONE,
+    keys: NO_LEVELS,
+    values: NO_LEVELS,
 };
+
+const NO_LEVELS: Positive = Positive { thresholds: [0.0; 8], levels: [0.0; 8] };
 
 fn books(dim: usize, bits: u32) -> Books {
     let settings = Settings { key_bits: bits, value_bits: bits, ..Settings::DEFAULT };
@@ -204,7 +207,7 @@ fn one(x: &[f16], books: &Books, rule: Rule) -> (Vec<f64>, Vec<f64>, Vec<u8>) {
         root: f64::from(dim).sqrt() as f32,
         ..NO_SHAPE
     };
-    let encoded = encode::encoded(x, &books.keys[0].codebook(), shape);
+    let encoded = encode::encoded(x, &books.keys[0].codebook(), bits, shape);
     let mut tile = vec![0u8; books.layout.bytes() as usize];
     rows::write(&mut tile, books.layout, Side::Key, 5, &encoded.codes, encoded.norms.expect("an n"));
     let restored = rows::restored(&tile, books, Side::Key, 5, &[]);

@@ -25,6 +25,8 @@ pub struct Calibrator {
     pub queries: bool,
     /// Says so if the options together make no sense, before anything is run.
     pub check: fn(&Selection) -> Result<()>,
+    /// What the [`Chart`] shows that its artifacts have; `None` where they have none.
+    pub chart: Option<&'static str>,
     /// Makes it. The same material and options give the same bytes.
     pub run: fn(&Calibration<'_>) -> Result<Artifact>,
 }
@@ -171,7 +173,24 @@ pub(crate) fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
 pub struct Artifact {
     /// The header's free texts.
     pub metadata: BTreeMap<String, String>,
+    /// A picture of what it decides; not in the file.
+    pub chart: Option<Chart>,
     tensors: Vec<Tensor>,
+}
+
+/// What an artifact decides, to be drawn: a square for each row and column.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chart {
+    /// What it is of.
+    pub title: String,
+    /// What columns and rows are.
+    pub axes: [String; 2],
+    /// What squares can be, in order, with what that means.
+    pub classes: Vec<String>,
+    /// Of each row from the top, of each column: which of the classes.
+    pub rows: Vec<Vec<u8>>,
+    /// Rows where something begins that has a name, in ascending order.
+    pub names: Vec<(usize, String)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

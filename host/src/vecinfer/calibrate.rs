@@ -43,6 +43,7 @@ pub(super) const CALIBRATOR: Calibrator = Calibrator {
         OptionSpec { name: "seed", about: "of k-means; 1", kind: Kind::Count(0, u32::MAX as u64) },
     ],
     queries: false,
+    chart: None,
     check: |selection| Ok(Setting::of(selection).checked().map(drop)?),
     run,
 };

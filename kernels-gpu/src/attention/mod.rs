@@ -35,7 +35,7 @@ pub use partial::{
     Adding, MAX_PARTS, Merged, PartialRow, Parts, combine, combine_to_part, combined_rows, last_to_arrive,
     part_floats, split_count,
 };
-pub use ring::{Glance, Ring, first_blocks, walk};
+pub use ring::{Glance, Ring, fill, first_blocks, walk, walk_on};
 pub use softmax::{Lift, Running};
 pub use window::Window;
 

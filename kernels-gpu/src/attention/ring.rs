@@ -46,16 +46,29 @@ pub fn first_blocks<R: Ring>(ring: &R, first: u32) -> [u32; 5] {
     blocks
 }
 
-/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have
-/// arrived. `blocks`: what [`first_blocks`] has said.
+/// Starts the copies that a ring begins with; `blocks`: what [`first_blocks`] has said. What else a kernel
+/// has to do first it may do behind this, while they come; [`walk_on`] goes on.
 #[simt::device]
-pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnMut(u32, u32)) {
+pub fn fill<R: Ring>(ring: &R, first: u32, blocks: [u32; 5]) {
     unroll!(for s in 0..4 {
         if (s as u32) < R::STAGES - 1 {
             start(ring, first + R::STRIDE * s as u32, blocks[s], s as u32);
         }
     });
     ring.begun();
+}
+
+/// Calls `visit(tile, stage)` with every [`Ring::STRIDE`]th tile from `first` on, once its copies have
+/// arrived. `blocks`: what [`first_blocks`] has said.
+#[simt::device]
+pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], visit: impl FnMut(u32, u32)) {
+    fill(ring, first, blocks);
+    walk_on(ring, first, blocks, visit);
+}
+
+/// [`walk`] of a ring that [`fill`] has been called with.
+#[simt::device]
+pub fn walk_on<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnMut(u32, u32)) {
     let mut next_block = blocks[R::STAGES as usize - 1];
     let mut tile = first;
     let mut stage = 0u32;

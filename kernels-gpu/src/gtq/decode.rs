@@ -45,14 +45,15 @@
 //! # Work split
 //! As in [`dense`](crate::attention::dense): grid (splits, kv_heads · row groups, sequences), a block a run
 //! of tiles, eight warps with a ring of tiles and an online softmax each; two blocks on a multiprocessor.
-//! Ahead of its tiles warp w turns query row w. The keys of a tile are the second operand of integer
+//! While its first tiles come warp w turns query row w. The keys of a tile are the second operand of integer
 //! products, 32 dimensions and eight tokens each; rows 0 to 7 of the first are the queries' high bytes, rows
 //! 8 to 15 the low ones. So N is exact, whatever the order. A part of D/4 dimensions is one product of its
 //! own, at D = 64 half empty. Values are the first operand of the other product, 16 dimensions and the tile's
 //! tokens, and the weights the second: where a lane has scores is where it gives weights
 //! ([`running`](super::running)). They are rounded to f16, by 2^−11 of themselves at most; the sum is of p as
-//! it was. Tiles of the window come behind a warp's others, straight from memory: there are few. Whoever
-//! comes last adds the parts and turns the eight rows back, a warp each.
+//! it was. Tiles of the window come behind a warp's others, straight from memory: there are few, and the
+//! second-level cache is asked for them at the start. Whoever comes last adds the parts and turns the eight
+//! rows back, a warp each.
 
 use super::finish::Target;
 use super::levels::Tables;
@@ -63,7 +64,7 @@ use super::scores::{Keys, Parted, PartedHead, Whole, of_halves};
 use super::window::{Slot, Span, operand};
 use crate::attention::{
     Adding, BLOCK_TOKENS, MAX_PARTS, PartialRow, Parts, ROWS, Ring, Window, combine, combine_to_part,
-    combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
+    combined_rows, fill, first_blocks, last_to_arrive, part_floats, walk_on, warps,
 };
 use glam::{UVec4, Vec4};
 use half::f16;
@@ -187,7 +188,7 @@ struct Memory {
     ),
     max_threads = 256,
     min_blocks = 2,
-    overlaps = in_turn
+    overlaps = by_hand
 )]
 pub fn attend<const D: usize, const K: u32, const V: u32>(
     queries: Global<f16>,
@@ -216,7 +217,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     ),
     max_threads = 256,
     min_blocks = 2,
-    overlaps = in_turn
+    overlaps = by_hand
 )]
 pub fn attend_parts<const D: usize, const K: u32, const V: u32>(
     queries: Global<f16>,
@@ -248,7 +249,17 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let keys = keys_of(head);
+    let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+    let ahead = keys.ahead(lane);
+    thread::wait_for_previous();
+    thread::let_next_start();
     let length = lengths.load(sequence as usize);
+    let (own, target) = (row_group * ROWS + warp, Target { shape, sequence, head });
+    let mut x = [0f32; 4];
+    if own < shape.rows() {
+        x = keys.row(ahead, queries, target.row(own), lane);
+    }
     let Parts { tiles: all, tiles_a_split, used } = Parts::of(length, shape.splits);
     // A sequence without keys still needs somebody to write its rows.
     if split >= used {
@@ -259,9 +270,6 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     let coded = shape.window.first_recent(length).min(end);
 
     let layout = layout::<D, K, V, PARTED>();
-    let keys = keys_of(head);
-    let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
-    let target = Target { shape, sequence, head };
     let start = Span { first, coded }.start::<D>(shape.window, warp);
     if thread::thread_idx_x() == 0 {
         let slots = (sequence * shape.kv_heads + head) * shape.window.slots;
@@ -279,9 +287,12 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
         lane,
         end: coded,
     };
-    let ahead = first_blocks(&ring, start);
-    let own = row_group * ROWS + warp;
-    keys.turn(layout.queries, queries, target.row(own), own < shape.rows(), warp, lane);
+    // The first tiles come while the query rows are turned.
+    let blocks = first_blocks(&ring, start);
+    fill(&ring, start, blocks);
+    let ours = (sequence * shape.kv_heads + head) * shape.window.slots;
+    ask_ahead::<D, PARTED>(near, ours, Span { first, coded }, end, (shape.window, warp, lane));
+    keys.turn(layout.queries, x, warp, lane);
     thread::sync_threads();
     let query = keys.load(layout.queries, lane);
 
@@ -292,7 +303,7 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     let by_all = (length + 1).saturating_sub(shape.query_tokens) / BLOCK_TOKENS;
 
     let mut running = Running::new(row < shape.rows());
-    walk(&ring, start, ahead, |tile, stage| {
+    walk_on(&ring, start, blocks, |tile, stage| {
         let codes = ring.tile(stage);
         let (record, norms) = (codes.record(lane), codes.norms(lane));
         let mut scores = keys.scores(&record, norms.keys, query);
@@ -376,6 +387,28 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     thread::sync_threads();
     if own < shape.rows() {
         target.finish::<D>((layout.finished, layout.totals), output, lse, own, warp, lane);
+    }
+}
+
+/// Asks the second-level cache for a warp's first two tiles of the window, whose loads wait for each other.
+#[simt::device]
+fn ask_ahead<const D: usize, const PARTED: bool>(
+    near: Global<u32>,
+    slots: u32,
+    span: Span,
+    end: u32,
+    (window, warp, lane): (Window, u32, u32),
+) {
+    if span.coded >= end && span.first >= window.sink {
+        return;
+    }
+    let (front, past) = (span.first + warp, span.past::<D>(window, warp));
+    let mut tile = if span.start::<D>(window, warp) == front { past } else { front };
+    let mut asked = 0;
+    while tile < end && asked < 2 {
+        Slot::<D, PARTED>::at(near, (slots + window.slot(tile)) as usize).ask(lane == 0);
+        tile = if tile < past { past } else { tile + warps(D as u32) };
+        asked += 1;
     }
 }
 

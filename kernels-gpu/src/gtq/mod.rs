@@ -35,7 +35,9 @@ pub mod decode;
 pub mod finish;
 pub mod layout;
 pub mod levels;
+pub mod nearest;
 mod operands;
+pub mod pack;
 pub mod parts;
 pub mod query;
 pub mod rotation;
@@ -47,9 +49,10 @@ pub mod write;
 pub use decode::{AttendShape, attend, attend_parts};
 pub use layout::{Side, TileLayout};
 pub use levels::{Codebook, Tables};
+pub use nearest::Positive;
 pub use scores::{Parted, Whole};
 pub use window::SlotLayout;
-pub use write::{ENCODE_THREADS, EncodeShape, Rule, encode, encode_parts};
+pub use write::{ENCODE_THREADS, EncodeShape, PartBooks, Rule, encode, encode_parts};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -119,21 +119,25 @@ impl PartTables {
     }
 }
 
-/// A row's channels in their order: a lane has D/32 dimensions, `order` [kv_heads, D].
+/// The one of four that is part `part`'s.
+#[inline(always)]
+pub fn of_part(all: [u32; PARTS], part: u32) -> u32 {
+    let [a, b, c, d] = all;
+    let pick = if part & 1 == 0 { (a, c) } else { (b, d) };
+    if part & 2 == 0 { pick.0 } else { pick.1 }
+}
+
+/// Which channels a lane's D/32 dimensions are, a byte each: `order` [kv_heads, D], loaded ahead of the wait
+/// for the launch before.
 #[simt::device]
-pub fn gathered<const D: usize>(
-    rows: Global<f16>,
-    row: usize,
-    order: Global<u8>,
-    head: u32,
-    lane: u32,
-) -> [f32; 4] {
+pub fn channels_ahead<const D: usize>(order: Global<u8>, head: u32, lane: u32) -> u32 {
     let at = head as usize * D + lane as usize * (D / 32);
-    let channels = if D == 128 {
-        order.load_vector_readonly::<u32>(at)
-    } else {
-        u32::from(order.load_vector_readonly::<u16>(at))
-    };
+    if D == 128 { order.load_vector_ahead::<u32>(at) } else { order.load_vector_ahead::<u16>(at).into() }
+}
+
+/// A lane's dimensions of row `row` of `rows` [rows, D].
+#[simt::device]
+pub fn gathered<const D: usize>(channels: u32, rows: Global<f16>, row: usize) -> [f32; 4] {
     let mut x = [0f32; 4];
     unroll!(for i in 0..4 {
         if i < D / 32 {

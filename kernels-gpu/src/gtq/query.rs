@@ -4,15 +4,15 @@
 //! [`integers`](crate::attention::integers) says. Where keys are in [parts](super::parts), each part of a
 //! query has an m of its own.
 
-use super::parts::{PARTS, gathered};
+use super::parts::PARTS;
 use super::rotation::{butterfly, with_signs};
-use crate::attention::integers::{halves, integer, inverse_of};
-use crate::attention::{Half, ROWS};
+use super::window::{byte_words, largest_of_warp};
+use crate::attention::ROWS;
+use crate::attention::integers::{integer, inverse_of};
 use glam::{UVec2, UVec4, Vec4};
-use half::f16;
 use simt::math::maximum;
 use simt::warp::{FULL_MASK, warp_reduce_add_i32, warp_shuffle_xor};
-use simt::{Global, Shared, SharedPlan, unroll};
+use simt::{Shared, SharedPlan, unroll};
 
 /// Where dimension `d` of a row of `head_dim` is among the operands of keys in parts: the unit, and the byte
 /// among the unit's high bytes, of which the low ones are `head_dim / 16` behind.
@@ -67,62 +67,28 @@ impl Rows {
         Rows { bytes: plan.array(2 * ROWS * D as u32), largest: plan.array(scales), sums: plan.array(scales) }
     }
 
-    /// Turns row `row` of `queries` [rows, D], or zeros if it is not present, and keeps it as row `r`: a
-    /// warp's work.
+    /// Turns a row of which a lane has dimensions `x`, and keeps it as row `r`: a warp's work.
     #[simt::device]
-    pub fn turn<const D: usize>(self, queries: Global<f16>, row: usize, present: bool, r: u32, lane: u32) {
-        let each = D as u32 / 32;
-        let at = row * D + (lane * each) as usize;
-        let mut x = [0f32; 4];
-        if present && D == 128 {
-            let [low, high] = queries.load_vector_readonly::<UVec2>(at).to_array();
-            let ([a, b], [c, d]) = (<f16 as Half>::unpack(low), <f16 as Half>::unpack(high));
-            x = [a, b, c, d];
-        } else if present {
-            [x[0], x[1]] = <f16 as Half>::unpack(queries.load_vector_readonly::<u32>(at));
-        }
+    pub fn turn<const D: usize>(self, x: [f32; 4], r: u32, lane: u32) {
         let h = butterfly::<D, 5>(with_signs::<D>(x, lane), lane);
         let inverse = self.scaled::<D, 5>(h, r, lane);
-        let mut sum = 0;
-        unroll!(for i in 0..4 {
-            if i < D / 32 {
-                let d = lane * each + i as u32;
-                let (unit, within) = (d / (D as u32 / 4), d % (D as u32 / 4));
-                // A half-step of 16 dimensions has four of each unit, those of one selector.
-                let to = (r * 4 + unit) * (D as u32 / 2) + within;
-                sum += self.keep(h[i], inverse, to, D as u32 / 4);
-            }
-        });
+        let d = lane * (D as u32 / 32);
+        let (unit, within) = (d / (D as u32 / 4), d % (D as u32 / 4));
+        // A half-step of 16 dimensions has four of each unit, those of one selector.
+        let sum = self.keep::<D>(h, inverse, (r * 4 + unit) * (D as u32 / 2) + within, D as u32 / 4);
         let sum = warp_reduce_add_i32(FULL_MASK, sum);
         if lane == 0 {
             self.sums.store(r, sum);
         }
     }
 
-    /// The same in parts, of channels in the order of KV head `head`.
+    /// The same in parts, of a row whose channels are in their order.
     #[simt::device]
-    pub fn turn_parts<const D: usize>(
-        self,
-        queries: Global<f16>,
-        row: usize,
-        present: bool,
-        (order, head): (Global<u8>, u32),
-        r: u32,
-        lane: u32,
-    ) {
-        let mut x = [0f32; 4];
-        if present {
-            x = gathered::<D>(queries, row, order, head, lane);
-        }
+    pub fn turn_parts<const D: usize>(self, x: [f32; 4], r: u32, lane: u32) {
         let h = butterfly::<D, 3>(with_signs::<D>(x, lane), lane);
         let inverse = self.scaled::<D, 3>(h, r, lane);
-        let mut sum = 0;
-        unroll!(for i in 0..4 {
-            if i < D / 32 {
-                let (unit, byte) = part_operand_of(D as u32, lane * (D as u32 / 32) + i as u32);
-                sum += self.keep(h[i], inverse, (r * 4 + unit) * (D as u32 / 2) + byte, D as u32 / 16);
-            }
-        });
+        let (unit, byte) = part_operand_of(D as u32, lane * (D as u32 / 32));
+        let mut sum = self.keep::<D>(h, inverse, (r * 4 + unit) * (D as u32 / 2) + byte, D as u32 / 16);
         unroll!(for stage in 0..3 {
             sum += warp_shuffle_xor(FULL_MASK, sum, 1 << stage, 32);
         });
@@ -140,9 +106,13 @@ impl Rows {
                 largest = maximum(largest, simt::math::abs(h[i]));
             }
         });
-        unroll!(for stage in 0..STAGES, at_most 5 {
-            largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << stage, 32));
-        });
+        if STAGES == 5 {
+            largest = largest_of_warp(largest);
+        } else {
+            unroll!(for stage in 0..STAGES, at_most 5 {
+                largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << stage, 32));
+            });
+        }
         let lanes = 1 << STAGES as u32;
         if lane.is_multiple_of(lanes) {
             self.largest.store((r * 32 + lane) / lanes, largest);
@@ -150,14 +120,24 @@ impl Rows {
         inverse_of(largest)
     }
 
-    /// Keeps an integer, its low byte `apart` bytes behind the high one.
+    /// Keeps a lane's integers, their low bytes `apart` bytes behind the high ones, and gives their sum.
     #[simt::device]
-    fn keep(self, h: f32, inverse: f32, to: u32, apart: u32) -> i32 {
-        let integer = integer(h, inverse);
-        let [high, low] = halves(integer);
-        self.bytes.store(to, high as u8);
-        self.bytes.store(to + apart, low as u8);
-        integer
+    fn keep<const D: usize>(self, h: [f32; 4], inverse: f32, to: u32, apart: u32) -> i32 {
+        let mut integers = [0i32; 4];
+        unroll!(for i in 0..4 {
+            if i < D / 32 {
+                integers[i] = integer(h[i], inverse);
+            }
+        });
+        let [high, low] = byte_words(integers);
+        if D == 128 {
+            self.bytes.store_vector(to, high);
+            self.bytes.store_vector(to + apart, low);
+        } else {
+            self.bytes.store_vector(to, high as u16);
+            self.bytes.store_vector(to + apart, low as u16);
+        }
+        (integers[0] + integers[1]) + (integers[2] + integers[3])
     }
 
     /// What a lane wants of its row.

@@ -4,11 +4,15 @@
 //! A warp has D/32 neighbouring dimensions a lane.
 
 use crate::mixed;
+use simt::math::fma;
 use simt::unroll;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
 
 /// What the signs come from.
 const SEED: u64 = 0x6774_7100;
+
+/// The bits of 1.
+const ONE: u32 = 0x3f80_0000;
 
 /// Signs of dimensions 32·i to 32·i + 31: a set bit is −1.
 pub const SIGNS: [u32; 4] =
@@ -49,10 +53,12 @@ pub fn butterfly<const D: usize, const STAGES: usize>(x: [f32; 4], lane: u32) ->
         x = [x[0] + x[2], x[1] + x[3], x[0] - x[2], x[1] - x[3]];
     }
     unroll!(for stage in 0..STAGES, at_most 5 {
+        // x + other, or other - x, in one instruction: a product with 1 or -1 is exact.
+        let sign = f32::from_bits(ONE | (lane >> stage & 1) << 31);
         unroll!(for i in 0..4 {
             if i < D / 32 {
                 let other = warp_shuffle_xor(FULL_MASK, x[i], 1 << stage, 32);
-                x[i] = if lane >> stage & 1 == 0 { x[i] + other } else { other - x[i] };
+                x[i] = fma(x[i], sign, other);
             }
         });
     });

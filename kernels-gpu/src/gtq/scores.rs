@@ -5,6 +5,7 @@ use super::operands::Tile;
 use super::parts::{self, PARTS, PartTables, part_bytes};
 use super::query::{PartedQuery, Query, Rows};
 use super::window::Slot;
+use super::write;
 use crate::attention::Half;
 use half::f16;
 use simt::math::fma;
@@ -36,8 +37,15 @@ pub(super) trait Keys<const D: usize, const K: u32, const PARTED: bool>: Copy {
     /// A query row as a lane wants it.
     type Query: Copy;
 
+    /// What a lane needs for reading a row that no launch writes: loaded ahead of the wait for the launch
+    /// before.
+    fn ahead(self, lane: u32) -> u32;
+
+    /// A lane's dimensions of row `row` of `queries` [rows, D].
+    fn row(self, ahead: u32, queries: Global<f16>, row: usize, lane: u32) -> [f32; 4];
+
     /// Turns a row: a warp's work.
-    fn turn(self, rows: Rows, queries: Global<f16>, row: usize, present: bool, r: u32, lane: u32);
+    fn turn(self, rows: Rows, x: [f32; 4], r: u32, lane: u32);
 
     /// What a lane wants of its row.
     fn load(self, rows: Rows, lane: u32) -> Self::Query;
@@ -54,8 +62,18 @@ impl<const D: usize, const K: u32> Keys<D, K, false> for Whole {
     type Query = Query;
 
     #[simt::device]
-    fn turn(self, rows: Rows, queries: Global<f16>, row: usize, present: bool, r: u32, lane: u32) {
-        rows.turn::<D>(queries, row, present, r, lane);
+    fn ahead(self, _: u32) -> u32 {
+        0
+    }
+
+    #[simt::device]
+    fn row(self, _: u32, queries: Global<f16>, row: usize, lane: u32) -> [f32; 4] {
+        write::row::<D>(queries, row, lane)
+    }
+
+    #[simt::device]
+    fn turn(self, rows: Rows, x: [f32; 4], r: u32, lane: u32) {
+        rows.turn::<D>(x, r, lane);
     }
 
     #[simt::device]
@@ -119,8 +137,18 @@ impl<const D: usize, const K: u32> Keys<D, K, true> for PartedHead {
     type Query = PartedQuery;
 
     #[simt::device]
-    fn turn(self, rows: Rows, queries: Global<f16>, row: usize, present: bool, r: u32, lane: u32) {
-        rows.turn_parts::<D>(queries, row, present, (self.order, self.head), r, lane);
+    fn ahead(self, lane: u32) -> u32 {
+        parts::channels_ahead::<D>(self.order, self.head, lane)
+    }
+
+    #[simt::device]
+    fn row(self, ahead: u32, queries: Global<f16>, row: usize, _: u32) -> [f32; 4] {
+        parts::gathered::<D>(ahead, queries, row)
+    }
+
+    #[simt::device]
+    fn turn(self, rows: Rows, x: [f32; 4], r: u32, lane: u32) {
+        rows.turn_parts::<D>(x, r, lane);
     }
 
     #[simt::device]

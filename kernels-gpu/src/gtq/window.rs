@@ -21,13 +21,13 @@
 
 use super::parts::PARTS;
 use super::query::part_operand_of;
-use crate::attention::integers::{halves, integer, inverse_of};
+use crate::attention::integers::{integer, inverse_of};
 use crate::attention::{BLOCK_TOKENS, Half, Window, warps};
 use glam::{UVec2, UVec4, Vec2};
 use half::f16;
 use simt::math::{abs, fma, maximum};
 use simt::tensor::mma_i8;
-use simt::warp::{FULL_MASK, warp_shuffle_xor};
+use simt::warp::{FULL_MASK, warp_reduce_max_u32, warp_shuffle_xor};
 use simt::{Global, GlobalMut, bits, unroll};
 
 /// Where numbers lie in a slot.
@@ -134,6 +134,12 @@ impl<const D: usize, const PARTED: bool> Slot<D, PARTED> {
         Slot { memory, start: slot * (Self::LAYOUT.bytes() / 4) as usize }
     }
 
+    /// Asks the second-level cache for all of it, where `wanted`: one lane's work.
+    #[simt::device]
+    pub fn ask(self, wanted: bool) {
+        self.memory.prefetch(self.start, Self::LAYOUT.bytes(), wanted);
+    }
+
     /// The word `words` and a constant number of bytes into the slot: of a lane's loads one address, the
     /// others a constant from it.
     #[inline(always)]
@@ -221,13 +227,18 @@ pub(super) fn operand(tokens: [[u32; 4]; 4], w: usize) -> [u32; 4] {
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub near: GlobalMut<u8>,
-    /// First byte of the slot.
-    pub start: usize,
+    pub slot: u32,
     pub layout: SlotLayout,
     pub token: u32,
 }
 
 impl Place {
+    /// The first byte of the slot.
+    #[inline(always)]
+    fn start(self) -> usize {
+        self.slot as usize * self.layout.bytes() as usize
+    }
+
     /// A turned key, or zeros of one that does not fit; `STAGES` exchanges reach the lanes that were turned
     /// together. `units`: what makes n of m.
     #[simt::device]
@@ -238,18 +249,24 @@ impl Place {
         units: [f32; PARTS],
         lane: u32,
     ) {
-        let Place { near, start, layout, token } = self;
+        let Place { near, layout, token, .. } = self;
+        let start = self.start();
         let mut largest = 0f32;
         unroll!(for i in 0..4 {
             if i < D / 32 {
                 largest = maximum(largest, abs(h[i]));
             }
         });
-        unroll!(for stage in 0..STAGES, at_most 5 {
-            largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << stage, 32));
-        });
+        if STAGES == 5 {
+            largest = largest_of_warp(largest);
+        } else {
+            unroll!(for stage in 0..STAGES, at_most 5 {
+                largest = maximum(largest, warp_shuffle_xor(FULL_MASK, largest, 1 << stage, 32));
+            });
+        }
         // What is no number is 0 as an integer.
-        let [high, low] = key_words(h, if fits { inverse_of(largest) } else { 0.0 });
+        let inverse = if fits { inverse_of(largest) } else { 0.0 };
+        let [high, low] = byte_words(h.map(|h| integer(h, inverse)));
         let to = start + layout.key(token, lane * (D as u32 / 32)) as usize;
         if D == 128 {
             near.store_vector(to, high);
@@ -271,7 +288,8 @@ impl Place {
     /// A turned value of length `r`, or zeros where that is 0. `unit` is 1/step', `root` √D.
     #[simt::device]
     pub fn keep_value<const D: usize>(self, h: [f32; 4], r: f32, [unit, root]: [f32; 2], lane: u32) {
-        let Place { near, start, layout, token } = self;
+        let Place { near, layout, token, .. } = self;
+        let start = self.start();
         let words = value_words(h, inverse_of_value(r, unit));
         // Of a row that does not fit h may be no number.
         let words = if r == 0.0 { [0; 2] } else { words };
@@ -287,16 +305,20 @@ impl Place {
     }
 }
 
-/// A lane's integers of a key as words: high bytes, then low ones, the first dimension lowest.
+/// A lane's integers as words of their bytes: high ones, then low ones, the first dimension lowest.
 #[inline(always)]
-pub(super) fn key_words(h: [f32; 4], inverse: f32) -> [u32; 2] {
-    let mut words = [0u32; 2];
-    unroll!(for i in 0..4 {
-        let [high, low] = halves(integer(h[i], inverse));
-        words[0] |= (high as u32 & 0xff) << (8 * i as u32);
-        words[1] |= (low as u32 & 0xff) << (8 * i as u32);
-    });
-    words
+pub(super) fn byte_words(integers: [i32; 4]) -> [u32; 2] {
+    // Of an integer and 128 the second byte is the high one, and the first the low one and 128.
+    let [a, b, c, d] = integers.map(|integer| (integer + 128) as u32);
+    let [first, second] = [bits::byte_perm(a, b, 0x5140), bits::byte_perm(c, d, 0x5140)];
+    [bits::byte_perm(first, second, 0x7632), bits::byte_perm(first, second, 0x5410) ^ 0x8080_8080]
+}
+
+/// The largest of all lanes' numbers, none of them negative. A NaN is larger than all.
+#[simt::device]
+pub(super) fn largest_of_warp(x: f32) -> f32 {
+    // The bits of what is not negative are in the same order.
+    f32::from_bits(warp_reduce_max_u32(FULL_MASK, x.to_bits()))
 }
 
 /// A lane's value as words.

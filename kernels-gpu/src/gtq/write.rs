@@ -2,7 +2,7 @@
 //!
 //! # Mathematics
 //! As in the [system's](super) page. With T_i the thresholds, code_d = #{i : h_d > T_i·r}: the level nearest
-//! to h_d / r, without a division. r² is a sum in a fixed tree. n by [`Rule`]:
+//! to h_d / r, without a division ([`nearest`](super::nearest)). r² is a sum in a fixed tree. n by [`Rule`]:
 //!
 //! ```text
 //! none      n = r / √D
@@ -24,20 +24,26 @@
 //! 8, of keys in parts 4·D + 20.
 //!
 //! # Work split
-//! A warp a row of keys or values; four warps a block, which know nothing of each other. A lane has D/32
-//! neighbouring dimensions; the codes of a unit (eight lanes of keys, four of values) are put together by
-//! exchanges, and its words written by a lane each. A part is eight lanes.
+//! A warp a row of keys or values; four warps a block, which know nothing of each other: grid (tokens, blocks
+//! of a token's rows, sequences), keys first. A lane has D/32 neighbouring dimensions; codes go to their
+//! words by an exchange or none ([`pack`](super::pack)). A part is eight lanes.
+//!
+//! A step has few rows, and each instruction runs once: what counts is how many there are, and how many loads
+//! wait for another. Rows and positions are asked for together, the table when the position is there, and
+//! nothing but the last stores waits for it. Thresholds are the launch's parameters; those of parts are
+//! loaded ahead of the wait for the launch before.
 
-use super::layout::{Side, TileLayout, stored, word};
-use super::levels::MOST_LEVELS;
+use super::layout::{Side, TileLayout};
+use super::nearest::{self, Positive, stored_as};
+use super::pack::{Column, Runs};
 use super::parts::{self, PARTS, gathered, part_sum};
 use super::rotation::{butterfly, with_signs};
 use super::window::Place;
 use crate::attention::{BLOCK_TOKENS, Half, Window};
-use glam::UVec2;
+use glam::{UVec2, Vec4};
 use half::f16;
 use simt::math::sqrt;
-use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_xor, warp_sum_f32};
+use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_sum_f32};
 use simt::{Global, GlobalMut, Pod, Zeroable, bits, convert, kernel, thread, unroll};
 
 /// Threads of a block: four rows.
@@ -59,8 +65,6 @@ pub enum Rule {
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct EncodeShape {
-    /// New tokens of all sequences.
-    pub rows: u32,
     /// New tokens of each sequence, at least one.
     pub tokens: u32,
     /// KV heads.
@@ -81,11 +85,15 @@ pub struct EncodeShape {
     pub value_unit: f32,
     /// Which tiles are in the window.
     pub window: Window,
+    /// The keys' levels, where keys are whole.
+    pub keys: Positive,
+    /// The values' levels.
+    pub values: Positive,
 }
 
 impl EncodeShape {
     #[inline(always)]
-    const fn layout<const D: usize>(self, parted: bool) -> TileLayout {
+    pub(super) const fn layout<const D: usize>(self, parted: bool) -> TileLayout {
         TileLayout { head_dim: D as u32, key_bits: self.key_bits, value_bits: self.value_bits, parted }
     }
 }
@@ -113,10 +121,9 @@ pub fn scale_of(rule: u32, root: f32, r: f32, squares: f32, product: f32) -> f32
 /// See the [module](self). `keys` and `values` [rows, kv_heads, D]; `positions` \[rows\]; `table` [sequences,
 /// max_blocks]; `lengths` \[sequences\] become one more than the last tokens' positions; `tiles`: the pool
 /// [blocks, kv_heads] of [`TileLayout`]; `near`: the window, [sequences, kv_heads, slots] of
-/// [`SlotLayout`](super::SlotLayout); `books` [2, 2, 16]: of keys and of values thresholds and levels, as
-/// [`Codebook`](super::Codebook) has them; `problems` \[2\]: of keys and of values the first row
-/// (position · kv_heads + head) that could not be stored. Tokens past the table are left out. Grid
-/// \[⌈2 · rows · kv_heads / 4⌉\].
+/// [`SlotLayout`](super::SlotLayout); `problems` \[2\]: of keys and of values the first row (position ·
+/// kv_heads + head) that could not be stored. Tokens past the table are left out. Grid (tokens, ⌈2 · kv_heads
+/// / 4⌉, sequences).
 #[kernel(system = gtq, instances(64, 128), max_threads = 128, overlaps)]
 pub fn encode<const D: usize>(
     keys: Global<f16>,
@@ -127,25 +134,27 @@ pub fn encode<const D: usize>(
     tiles: GlobalMut<u8>,
     near: GlobalMut<u8>,
     problems: GlobalMut<u32>,
-    books: Global<f32>,
     shape: EncodeShape,
 ) {
-    let Some(item) = Item::of_warp(positions, table, lengths, shape) else { return };
-    let layout = shape.layout::<D>(false);
-    let slot = item.place(near, layout);
-    let target = Target { tiles, tile: item.tile(layout, shape), layout, slot, problems };
+    let work = Work::of_warp(shape);
+    if work.item >= 2 * shape.kv_heads {
+        return;
+    }
     let lane = warp::lane_id();
+    let x = row::<D>(if work.is_key { keys } else { values }, work.pair(shape) as usize, lane);
+    let memory = Memory { positions, table, lengths, tiles, near, problems };
+    let target = memory.place::<D>(work, false, shape);
     // Two calls, so that each knows its side.
-    if item.is_key {
-        target.write_row::<D>(Side::Key, row::<D>(keys, item.pair, lane), books, item, shape);
+    if work.is_key {
+        target.write_row::<D>(Side::Key, x, shape);
     } else {
-        target.write_row::<D>(Side::Value, row::<D>(values, item.pair, lane), books, item, shape);
+        target.write_row::<D>(Side::Value, x, shape);
     }
 }
 
 /// The same with keys in parts, the bits of [`bits`](super::parts::bits): `order` [kv_heads, D] says which
-/// channel each dimension is, and `books` are [4, 2, 64] of the parts, then [2, 16] of the values.
-#[kernel(system = gtq, instances(64, 128), max_threads = 128, overlaps)]
+/// channel each dimension is; `books`: [`PartBooks`].
+#[kernel(system = gtq, instances(64, 128), max_threads = 128, overlaps = late)]
 pub fn encode_parts<const D: usize>(
     keys: Global<f16>,
     values: Global<f16>,
@@ -159,90 +168,110 @@ pub fn encode_parts<const D: usize>(
     books: Global<f32>,
     shape: EncodeShape,
 ) {
-    let Some(item) = Item::of_warp(positions, table, lengths, shape) else { return };
-    let layout = shape.layout::<D>(true);
-    let slot = item.place(near, layout);
-    let target = Target { tiles, tile: item.tile(layout, shape), layout, slot, problems };
+    let work = Work::of_warp(shape);
     let lane = warp::lane_id();
-    if item.is_key {
-        let x = gathered::<D>(keys, item.pair as usize, order, item.head, lane);
-        target.write_parts::<D>(x, books, item, shape);
+    // No launch writes these. A warp without a key has no use for them.
+    let books = PartBooks::ahead(books, lane);
+    let channels = parts::channels_ahead::<D>(order, work.head, lane);
+    thread::wait_for_previous();
+    if work.item >= 2 * shape.kv_heads {
+        return;
+    }
+    let pair = work.pair(shape);
+    let x = if work.is_key {
+        gathered::<D>(channels, keys, pair as usize)
     } else {
-        target.write_row::<D>(Side::Value, row::<D>(values, item.pair, lane), books, item, shape);
+        row::<D>(values, pair as usize, lane)
+    };
+    let memory = Memory { positions, table, lengths, tiles, near, problems };
+    let target = memory.place::<D>(work, true, shape);
+    if work.is_key {
+        target.write_parts::<D>(x, books, shape);
+    } else {
+        target.write_row::<D>(Side::Value, x, shape);
     }
 }
 
-/// A row of keys or values, and where it belongs.
+/// What a warp has to do.
 #[derive(Clone, Copy)]
-struct Item {
-    /// Row · kv_heads + head.
-    pair: u32,
-    head: u32,
-    is_key: bool,
-    position: u32,
-    /// The block of the pool.
-    block: u32,
-    /// Its slot of all those of the window, if it has one; else any past them.
-    slot: u32,
+pub(super) struct Work {
+    /// The token among all of the launch.
+    pub row: u32,
+    /// The row of the token: keys, then values; there may be none.
+    pub item: u32,
+    sequence: u32,
+    pub head: u32,
+    pub is_key: bool,
 }
 
-impl Item {
-    /// A warp's, if there is one and it has a place. The first warp of a sequence's last token counts the
-    /// length up.
+impl Work {
+    /// A warp's, if there is one: keys come first, then values.
     #[simt::device]
-    fn of_warp(
-        positions: Global<u32>,
-        table: Global<u32>,
-        lengths: GlobalMut<u32>,
-        shape: EncodeShape,
-    ) -> Option<Self> {
-        let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
-        let item = thread::block_idx_x() * (ENCODE_THREADS / 32) + warp;
-        if item >= 2 * shape.rows * shape.kv_heads {
-            return None;
-        }
-        let (pair, is_key) = (item / 2, item & 1 == 0);
-        let (row, head) = (bits::div_u32(pair, shape.kv_heads), bits::rem_u32(pair, shape.kv_heads));
-        let sequence = bits::div_u32(row, shape.tokens);
-        let position = positions.load(row as usize);
+    pub fn of_warp(shape: EncodeShape) -> Self {
+        let item = thread::block_idx_y() * (ENCODE_THREADS / 32) + thread::thread_idx_x() / 32;
+        let sequence = thread::block_idx_z();
+        let is_key = item < shape.kv_heads;
+        let head = (item - if is_key { 0 } else { shape.kv_heads }).min(shape.kv_heads - 1);
+        Work { row: sequence * shape.tokens + thread::block_idx_x(), item, sequence, head, is_key }
+    }
+
+    /// Row · kv_heads + head.
+    #[inline(always)]
+    pub fn pair(self, shape: EncodeShape) -> u32 {
+        self.row * shape.kv_heads + self.head
+    }
+}
+
+/// A launch's memory beside the rows.
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    pub positions: Global<u32>,
+    pub table: Global<u32>,
+    pub lengths: GlobalMut<u32>,
+    pub tiles: GlobalMut<u8>,
+    pub near: GlobalMut<u8>,
+    pub problems: GlobalMut<u32>,
+}
+
+impl Memory {
+    /// Where a row goes. The first key's warp of a sequence's last token counts the length up.
+    #[simt::device]
+    pub fn place<const D: usize>(self, work: Work, parted: bool, shape: EncodeShape) -> Target {
+        let Work { row, sequence, head, is_key, .. } = work;
+        let last = (sequence + 1) * shape.tokens - 1;
+        let position = self.positions.load(row as usize);
+        let past = self.positions.load(last as usize) / BLOCK_TOKENS;
         let index = position / BLOCK_TOKENS;
-        if index >= shape.max_blocks {
-            return None;
+        let present = index < shape.max_blocks;
+        let entry = index.min(shape.max_blocks - 1);
+        let block = self.table.load(sequence as usize * shape.max_blocks as usize + entry as usize);
+        if present && row == last && head == 0 && is_key && warp::lane_id() == 0 {
+            self.lengths.store(sequence as usize, position + 1);
         }
-        let last = bits::rem_u32(row, shape.tokens) == shape.tokens - 1;
-        if last && head == 0 && is_key && lane == 0 {
-            lengths.store(sequence as usize, position + 1);
-        }
-        let block = table.load(sequence as usize * shape.max_blocks as usize + index as usize);
+        let layout = shape.layout::<D>(parted);
+        let token = position % BLOCK_TOKENS;
         // What is past the table pushes nothing out of the window.
-        let past = positions.load((sequence * shape.tokens + shape.tokens - 1) as usize) / BLOCK_TOKENS;
-        let slot = if shape.window.keeps(index, past.min(shape.max_blocks - 1)) {
-            (sequence * shape.kv_heads + head) * shape.window.slots + shape.window.slot(index)
-        } else {
-            u32::MAX
-        };
-        Some(Item { pair, head, is_key, position, block, slot })
-    }
-
-    /// The first byte of its tile.
-    #[inline(always)]
-    fn tile(self, layout: TileLayout, shape: EncodeShape) -> usize {
-        (self.block * shape.kv_heads + self.head) as usize * layout.bytes() as usize
-    }
-
-    /// Its place in the window, if it has one.
-    #[inline(always)]
-    fn place(self, near: GlobalMut<u8>, layout: TileLayout) -> Option<Place> {
-        let (layout, token) = (layout.slot(), self.position % BLOCK_TOKENS);
-        let start = self.slot as usize * layout.bytes() as usize;
-        if self.slot == u32::MAX { None } else { Some(Place { near, start, layout, token }) }
+        let kept = shape.window.keeps(entry, past.min(shape.max_blocks - 1));
+        // Without last tiles the remainder is of no use, but has to be one.
+        let Window { sink, slots } = shape.window;
+        let own =
+            if entry < sink { entry } else { sink + bits::rem_u32(entry - sink, (slots - sink).max(1)) };
+        let slot = (sequence * shape.kv_heads + head) * slots + own;
+        Target {
+            column: Column { tiles: self.tiles, block, head, kv_heads: shape.kv_heads, layout, token },
+            present,
+            place: Place { near: self.near, slot, layout: layout.slot(), token },
+            kept,
+            problems: self.problems,
+            position,
+        }
     }
 }
 
 /// A warp's row, D/32 dimensions a lane.
 #[simt::device]
-fn row<const D: usize>(source: Global<f16>, pair: u32, lane: u32) -> [f32; 4] {
-    let at = pair as usize * D + lane as usize * (D / 32);
+pub(super) fn row<const D: usize>(source: Global<f16>, row: usize, lane: u32) -> [f32; 4] {
+    let at = row * D + lane as usize * (D / 32);
     let mut x = [0f32; 4];
     if D == 128 {
         let [low, high] = source.load_vector::<UVec2>(at).to_array();
@@ -254,78 +283,106 @@ fn row<const D: usize>(source: Global<f16>, pair: u32, lane: u32) -> [f32; 4] {
     x
 }
 
+/// Levels of keys in parts, in memory: positive thresholds of each part, [4, 8]; then for each lane of a
+/// part four more, [4, 8, 4]; then positive levels, [4, 32].
+///
+/// Of up to 4 bits the eight are all thresholds, and the others infinities. Of 6 bits the eight are every
+/// fourth, and lane l has the three below number l of them.
+#[derive(Clone, Copy)]
+pub struct PartBooks {
+    books: Global<f32>,
+    /// The eight of this lane's part.
+    coarse: [[f32; 4]; 2],
+    /// The lane's own.
+    fine: [f32; 4],
+}
+
+impl PartBooks {
+    /// Floats.
+    pub const FLOATS: usize = PARTS * (8 + 32 + parts::MOST_LEVELS / 2);
+    /// Where levels begin.
+    pub const LEVELS: usize = PARTS * (8 + 32);
+
+    /// A lane's, ahead of the wait for the launch before.
+    #[simt::device]
+    pub(super) fn ahead(books: Global<f32>, lane: u32) -> Self {
+        let four = |at: u32| books.load_vector_ahead::<Vec4>(at as usize).to_array();
+        let part = lane / 8;
+        let coarse = [four(8 * part), four(8 * part + 4)];
+        PartBooks { books, coarse, fine: four(8 * PARTS as u32 + 4 * lane) }
+    }
+}
+
 /// Where a warp writes.
 #[derive(Clone, Copy)]
-struct Target {
-    tiles: GlobalMut<u8>,
-    /// First byte of the tile.
-    tile: usize,
-    layout: TileLayout,
-    /// The token's place in the window, if it has one.
-    slot: Option<Place>,
+pub(super) struct Target {
+    column: Column,
+    /// Whether the token has a place; one past the table has none.
+    present: bool,
+    /// The token's place in the window, if that keeps it.
+    place: Place,
+    kept: bool,
     problems: GlobalMut<u32>,
+    position: u32,
 }
 
 impl Target {
     /// A whole row.
     #[simt::device]
-    fn write_row<const D: usize>(
-        self,
-        side: Side,
-        x: [f32; 4],
-        books: Global<f32>,
-        item: Item,
-        shape: EncodeShape,
-    ) {
+    pub fn write_row<const D: usize>(self, side: Side, x: [f32; 4], shape: EncodeShape) {
         let lane = warp::lane_id();
         let r = sqrt(warp_sum_f32(squares(x)));
         let h = butterfly::<D, 5>(with_signs::<D>(x, lane), lane);
-        let mut codes = [0u32; 4];
-        let mut levels = [0f32; 4];
         let book = match side {
-            Side::Key => 0,
-            Side::Value if self.layout.parted => 2 * PARTS * parts::MOST_LEVELS,
-            Side::Value => 2 * MOST_LEVELS,
+            Side::Key => &shape.keys,
+            Side::Value => &shape.values,
         };
-        let first = books.load_readonly(book + MOST_LEVELS);
-        unroll!(for i in 0..4 {
-            levels[i] = if i < D / 32 { first } else { 0.0 };
-        });
-        unroll!(for t in 0..(MOST_LEVELS - 1), at_most 15 {
-            let threshold = books.load_readonly(book + t) * r;
-            let level = books.load_readonly(book + MOST_LEVELS + t + 1);
-            unroll!(for i in 0..4 {
-                if i < D / 32 && h[i] > threshold {
-                    codes[i] += 1;
-                    levels[i] = level;
-                }
-            });
-        });
-        let sum_of_squares = warp_sum_f32(squares(levels));
-        let scale = scale_of(shape.rule, shape.root, r, sum_of_squares, warp_sum_f32(dot(h, levels)));
+        let bits = self.column.layout.bits(side);
+        let nibbles = match bits {
+            2 => nearest::nibbles::<D, 2>(h, r, book),
+            3 => nearest::nibbles::<D, 3>(h, r, book),
+            _ => nearest::nibbles::<D, 4>(h, r, book),
+        };
+        let scale = if shape.rule == Rule::None as u32 {
+            r / shape.root
+        } else {
+            let levels = nearest::levels(nibbles, D / 32, bits, book);
+            let sum_of_squares = warp_sum_f32(squares(levels));
+            scale_of(shape.rule, shape.root, r, sum_of_squares, warp_sum_f32(dot(h, levels)))
+        };
         let fits = fits(scale);
-        let stored_scale = if fits { scale } else { 0.0 };
-        let token = item.position % BLOCK_TOKENS;
-        write_unit::<D>(self.tiles, self.tile, self.layout, side, token, lane, codes);
+        let (nibbles, stored_scale) = if fits { (nibbles, scale) } else { (0, 0.0) };
+        if !self.present {
+            return;
+        }
+        match bits {
+            2 => self.column.write::<D, 2>(side, nibbles, lane),
+            3 => self.column.write::<D, 3>(side, nibbles, lane),
+            _ => self.column.write::<D, 4>(side, nibbles, lane),
+        }
         if lane == 0 {
-            let to = self.tile + self.layout.norm(side, token) as usize;
-            self.tiles.store_vector(to, convert::f16_from_f32(stored_scale).to_bits());
+            let Column { tiles, layout, token, .. } = self.column;
+            let to = self.column.tile() + layout.norm(side, token) as usize;
+            tiles.store_vector(to, convert::f16_from_f32(stored_scale).to_bits());
             if !fits {
-                self.refuse(side, item, shape);
+                self.refuse(side, shape);
             }
         }
-        match (self.slot, side) {
-            (None, _) => {}
-            (Some(slot), Side::Key) => slot.keep_key::<D, 5>(h, fits, shape.key_units, lane),
-            (Some(slot), Side::Value) => {
-                slot.keep_value::<D>(h, if fits { r } else { 0.0 }, [shape.value_unit, shape.root], lane);
+        if !self.kept {
+            return;
+        }
+        match side {
+            Side::Key => self.place.keep_key::<D, 5>(h, fits, shape.key_units, lane),
+            Side::Value => {
+                let r = if fits { r } else { 0.0 };
+                self.place.keep_value::<D>(h, r, [shape.value_unit, shape.root], lane);
             }
         }
     }
 
     /// A key in parts.
     #[simt::device]
-    fn write_parts<const D: usize>(self, x: [f32; 4], books: Global<f32>, item: Item, shape: EncodeShape) {
+    pub fn write_parts<const D: usize>(self, x: [f32; 4], books: PartBooks, shape: EncodeShape) {
         let lane = warp::lane_id();
         let (part, own) = (lane / 8, lane % 8);
         // √(D/4).
@@ -333,72 +390,72 @@ impl Target {
         let r = sqrt(part_sum(squares(x)));
         let h = butterfly::<D, 3>(with_signs::<D>(x, lane), lane);
         let near = parts::nearest_scale(r, root);
-        let mut codes = [0u32; 4];
-        let mut levels = [0f32; 4];
-        let book = part as usize * 2 * parts::MOST_LEVELS;
-        unroll!(for i in 0..4 {
-            if i < D / 32 {
-                // The number of thresholds below, bit by bit.
-                unroll!(for bit in 0..6 {
-                    let step = 32 >> bit as u32;
-                    let threshold = books.load_readonly(book + (codes[i] + step - 1) as usize);
-                    codes[i] += if h[i] > threshold * near { step } else { 0 };
-                });
-                levels[i] = books.load_readonly(book + parts::MOST_LEVELS + codes[i] as usize);
-            }
+        let bits = parts::of_part(parts::bits(shape.key_bits), part);
+        let of = h.map(nearest::distance);
+        let mut beyond = [0u32; 4];
+        unroll!(for t in 0..7 {
+            let threshold = books.coarse[t / 4][t % 4] * near;
+            unroll!(for i in 0..4 {
+                if i < D / 32 {
+                    beyond[i] += (of[i].1 >= threshold) as u32;
+                }
+            });
         });
-        let n = scale_of(shape.rule, root, r, part_sum(squares(levels)), part_sum(dot(h, levels)));
+        if shape.key_bits > 2 {
+            // Only the first part has more than eight levels.
+            let (first, fours) = (lane & 24, if part == 0 { 4 } else { 1 });
+            unroll!(for i in 0..4 {
+                if i < D / 32 {
+                    let between = first | beyond[i];
+                    beyond[i] *= fours;
+                    unroll!(for t in 0..3 {
+                        let threshold = warp_shuffle_idx(FULL_MASK, books.fine[t] * near, between, 32);
+                        beyond[i] += (of[i].1 >= threshold) as u32;
+                    });
+                }
+            });
+        }
+        let mut codes = [0u32; 4];
+        unroll!(for i in 0..4 {
+            codes[i] = stored_as(bits, of[i].0, beyond[i]);
+        });
+        let n = if shape.rule == Rule::None as u32 {
+            r / root
+        } else {
+            let mut levels = [0f32; 4];
+            unroll!(for i in 0..4 {
+                if i < D / 32 {
+                    let at = PartBooks::LEVELS as u32 + part * (parts::MOST_LEVELS as u32 / 2) + beyond[i];
+                    let level = books.books.load_readonly(at as usize);
+                    levels[i] = if of[i].0 { level } else { -level };
+                }
+            });
+            scale_of(shape.rule, root, r, part_sum(squares(levels)), part_sum(dot(h, levels)))
+        };
         let byte = parts::norm_byte(n);
         let refused = warp::warp_vote_any(FULL_MASK, byte > 255);
-
-        let of_part = |all: [u32; PARTS]| {
-            let [a, b, c, d] = all;
-            let pick = if part & 1 == 0 { (a, c) } else { (b, d) };
-            if part & 2 == 0 { pick.0 } else { pick.1 }
-        };
-        let (bits, fields) = (of_part(parts::bits(shape.key_bits)), of_part(parts::fields(shape.key_bits)));
-        let each = D as u32 / 32;
-        let mut nibbles = 0u64;
-        unroll!(for i in 0..4 {
-            if i < D / 32 {
-                let nibble = if D == 128 { i as u32 } else { own % 2 * each + i as u32 };
-                nibbles |= parts::in_nibbles(stored(bits, codes[i]), bits, fields, nibble);
-            }
-        });
-        // All parts' bits are in the same words, and of D = 64 those of two lanes.
-        let mut words = [nibbles as u32, (nibbles >> 32) as u32];
-        unroll!(for w in 0..2 {
-            words[w] |= warp_shuffle_xor(FULL_MASK, words[w], 8, 32);
-            words[w] |= warp_shuffle_xor(FULL_MASK, words[w], 16, 32);
-            if D == 64 {
-                words[w] |= warp_shuffle_xor(FULL_MASK, words[w], 1, 32);
-            }
-        });
-        let token = item.position % BLOCK_TOKENS;
-        // The lanes of part p write word p.
-        let pair = if part & 2 == 0 { words[0] } else { words[1] };
-        let word = (if part & 1 == 0 { pair } else { pair >> 16 }) as u16;
-        if part < shape.key_bits && (D == 128 || own & 1 == 0) {
-            let to = self.tile + self.layout.nibbles(token, own / 2, part, own % 2) as usize;
-            self.tiles.store_vector(to, word);
+        if !self.present {
+            return;
         }
+        self.column.write_parts::<D>(codes, !refused, Runs::of(shape.key_bits, part), lane);
         if own == 0 {
-            let to = self.tile + (self.layout.norm(Side::Key, token) + part) as usize;
-            self.tiles.store(to, if refused { 0 } else { byte as u8 });
+            let Column { tiles, layout, token, .. } = self.column;
+            let to = self.column.tile() + (layout.norm(Side::Key, token) + part) as usize;
+            tiles.store(to, if refused { 0 } else { byte as u8 });
             if refused && part == 0 {
-                self.refuse(Side::Key, item, shape);
+                self.refuse(Side::Key, shape);
             }
         }
-        if let Some(slot) = self.slot {
-            slot.keep_key::<D, 3>(h, !refused, shape.key_units, lane);
+        if self.kept {
+            self.place.keep_key::<D, 3>(h, !refused, shape.key_units, lane);
         }
     }
 
     /// Says that a row could not be stored.
     #[simt::device]
-    fn refuse(self, side: Side, item: Item, shape: EncodeShape) {
+    fn refuse(self, side: Side, shape: EncodeShape) {
         let place = if side == Side::Key { 0 } else { 1 };
-        self.problems.atomic_min(place, item.position * shape.kv_heads + item.head);
+        self.problems.atomic_min(place, self.position * shape.kv_heads + self.column.head);
     }
 }
 
@@ -412,53 +469,4 @@ pub fn squares(x: [f32; 4]) -> f32 {
 #[inline(always)]
 pub fn dot(a: [f32; 4], b: [f32; 4]) -> f32 {
     (a[0] * b[0] + a[1] * b[1]) + (a[2] * b[2] + a[3] * b[3])
-}
-
-/// Writes the codes of a warp's row.
-#[simt::device]
-fn write_unit<const D: usize>(
-    tiles: GlobalMut<u8>,
-    tile: usize,
-    layout: TileLayout,
-    side: Side,
-    token: u32,
-    lane: u32,
-    codes: [u32; 4],
-) {
-    let each = D as u32 / 32;
-    let bits = layout.bits(side);
-    let lanes = side.unit_dims(D as u32) / each;
-    let (unit, own) = (lane / lanes, lane % lanes);
-    let in_selector = side.in_selector();
-    // The token's bits in this lane's selectors, one above the other; of keys at D = 64 two lanes have one.
-    let mut selectors = 0;
-    unroll!(for i in 0..4 {
-        if i < D / 32 {
-            selectors |= stored(bits, codes[i]) << (4 * i as u32);
-        }
-    });
-    if each < in_selector {
-        selectors <<= 8 * (lane & 1);
-        selectors |= warp_shuffle_xor(FULL_MASK, selectors, 1, 32);
-    }
-    let selector = |k: u32| {
-        // Past the last one any will do: its word is not written.
-        let first = in_selector * (k % (D as u32 / 16));
-        let all = warp_shuffle_idx(FULL_MASK, selectors, unit * lanes + first / each, 32);
-        if in_selector < each { all >> (4 * (first % each)) & 0xff } else { all }
-    };
-    let words = layout.words(side);
-    unroll!(for i in 0..2 {
-        let w = own + lanes * i as u32;
-        if i as u32 * lanes < words {
-            let word = word(bits, w, selector);
-            if w < words {
-                let to = tile + layout.column(side, token, unit, w) as usize;
-                match side {
-                    Side::Key => tiles.store_vector(to, word as u16),
-                    Side::Value => tiles.store(to, word as u8),
-                }
-            }
-        }
-    });
 }

@@ -325,3 +325,28 @@ fn a_workload_needs_no_file() {
     assert_eq!(of_itself, from_file);
     std::fs::remove_file(path).expect("removed");
 }
+
+/// Each block has the part that its channels are in, and a part as many blocks as any other.
+#[test]
+fn a_chart_shows_the_order() {
+    let geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
+    let material = Material::made_up(geometry, 40, 5);
+    let order = Order::of(&material).expect("an order");
+    let rope = Rope { frequencies: Vec::new(), pairing: Pairing::HalfSplit, rotary: 64 };
+    for rope in [None, Some(&rope)] {
+        let chart = order.chart(geometry, rope);
+        assert_eq!((chart.rows.len(), chart.classes.len()), (4, PARTS));
+        assert_eq!(chart.names, [(0, "0".to_owned()), (2, "1".to_owned())]);
+        assert!(chart.classes[0].contains("6 bits of 3 on average, 4 bits of 2"), "{}", chart.classes[0]);
+        for (row, shown) in chart.rows.iter().enumerate() {
+            let own = &order.layers[row / 2][row % 2 * 64..][..64];
+            for (block, part) in shown.iter().enumerate() {
+                let channel = if rope.is_some() { block } else { 2 * block };
+                assert_eq!(usize::from(own[usize::from(*part) * 16..][..16].contains(&(channel as u8))), 1);
+            }
+            let of_part = |part: u8| shown.iter().filter(|own| **own == part).count();
+            assert_eq!(shown.len(), 32);
+            assert!(rope.is_some() || (0..4).all(|part| of_part(part) == 8), "{shown:?}");
+        }
+    }
+}
