@@ -147,6 +147,12 @@ pub fn ordered(score: f32) -> u32 {
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
 }
 
+/// The score of such a word.
+#[inline(always)]
+pub fn score_of(word: u32) -> f32 {
+    f32::from_bits(if word >> 31 == 1 { word & !(1 << 31) } else { !word })
+}
+
 /// Of a pair of elements the positive ones, and the negative ones, with zeros for the others.
 #[inline(always)]
 pub fn signs(pair: u32) -> [u32; 2] {

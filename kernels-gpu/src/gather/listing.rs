@@ -2,7 +2,7 @@
 
 use super::rule::{Extent, Rule};
 use crate::attention::BLOCK_TOKENS;
-use simt::{Global, GlobalMut, bits, thread};
+use simt::{Global, GlobalMut, thread, unroll};
 
 /// What is in the list, and in the table, behind the last block.
 pub(super) const NONE: u32 = u32::MAX;
@@ -54,18 +54,34 @@ impl Listing {
         }
         thread::sync_threads();
         let per_block = self.rule.entries();
-        let width = self.most * per_block;
-        let mut i = t;
-        while i < width {
-            let listed = self.list.load(first + bits::div_u32(i, per_block) as usize);
-            let index = listed.wrapping_mul(per_block).wrapping_add(bits::rem_u32(i, per_block));
-            let mut entry = NONE;
-            if listed != NONE && index < extent.length.div_ceil(BLOCK_TOKENS) {
-                let block = self.table.load_readonly((self.sequence * self.max_blocks + index) as usize);
-                entry = block * self.kv_heads + self.head;
-            }
-            self.entries.store(self.row as usize * width as usize + i as usize, entry);
-            i += threads;
+        let (width, per_block_log2) = (self.most * per_block, per_block.trailing_zeros());
+        let (table, to) = (self.sequence * self.max_blocks, self.row as usize * width as usize);
+        let mut start = t;
+        while start < width {
+            // Loads that wait for each other are on their way for eight entries at once.
+            let (mut index, mut entry) = ([NONE; 8], [NONE; 8]);
+            unroll!(for i in 0..8 {
+                let place = (start + i as u32 * threads) >> per_block_log2;
+                if place < count {
+                    index[i] = self.list.load(first + place as usize);
+                }
+            });
+            unroll!(for i in 0..8 {
+                let within = (start + i as u32 * threads) & (per_block - 1);
+                let index = index[i].wrapping_mul(per_block).wrapping_add(within);
+                let place = (start + i as u32 * threads) >> per_block_log2;
+                if place < count && index < extent.length.div_ceil(BLOCK_TOKENS) {
+                    let block = self.table.load_readonly((table + index) as usize);
+                    entry[i] = block * self.kv_heads + self.head;
+                }
+            });
+            unroll!(for i in 0..8 {
+                let at = start + i as u32 * threads;
+                if at < width {
+                    self.entries.store(to + at as usize, entry[i]);
+                }
+            });
+            start += 8 * threads;
         }
     }
 }

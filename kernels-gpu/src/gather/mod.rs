@@ -47,8 +47,8 @@ pub use bounds::{
     Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, mean_word, tile_words, word,
 };
 pub use choice::{
-    BY_BOUNDS, BY_CODES, BY_MEANS, SELECT_THREADS, SelectShape, ordered, parts_for, select, select_bytes,
-    signs, summary_words,
+    BY_BOUNDS, BY_CODES, BY_MEANS, SELECT_THREADS, SelectShape, ordered, parts_for, score_of, select,
+    select_bytes, signs, summary_words,
 };
 pub use codes::{
     Quad, SQUEEZE_LANES, code_word, code_words, codes, largest, restored, scale_of, scale_word, squeeze,
@@ -68,6 +68,11 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         .into_iter()
         .chain([step::INSTANCES])
         .chain([place::INSTANCES, fetch::INSTANCES, carry::INSTANCES, draw::INSTANCES, audit::INSTANCES])
-        .chain([sketch::sketch::INSTANCES, sketch::scan::INSTANCES, sketch::settle::INSTANCES])
+        .chain([
+            sketch::sketch::INSTANCES,
+            sketch::scan::INSTANCES,
+            sketch::decide::INSTANCES,
+            sketch::settle::INSTANCES,
+        ])
         .flatten()
 }

@@ -106,8 +106,9 @@ impl Cut {
 }
 
 impl Keys {
+    /// The key of an index that counts, once [`cut`](Self::cut) has looked at all of them.
     #[simt::device]
-    fn get(self, index: u32) -> u32 {
+    pub fn get(self, index: u32) -> u32 {
         if self.here || self.end <= CACHED {
             self.layout.keys.load(index)
         } else if self.live {

@@ -10,7 +10,7 @@ use crate::gather::Support;
 use crate::{Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::attention::ROWS;
-use kernels_gpu::gather::sketch::{Skipped, Verdict, heads_of};
+use kernels_gpu::gather::sketch::{Skipped, Verdict, decide, heads_of};
 
 /// A batch and what may be left out of it.
 #[derive(Clone, Copy)]
@@ -104,7 +104,7 @@ fn add<E: SketchElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
         step.max_tokens
     );
     let case = Case::new(scan.info(), label, move |device| run::<E>(device, step, head_dim));
-    let case = case.and(sketch.info()).and(settle.info());
+    let case = case.and(sketch.info()).and(decide::kernel().info()).and(settle.info());
     cases.push(if step.race_check { case.race_checked() } else { case });
 }
 

@@ -12,11 +12,12 @@ use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
-use kernels_gpu::attention::{PartialRow, ROWS};
+use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::TILE_BLOCKS;
 use kernels_gpu::gather::sketch::{
-    Norms, SCAN_THREADS, SETTLE_THREADS, ScanShape, SettleShape, Skipped, Verdict, Whole, heads_of, scan,
-    scan_bytes, scan_parts, settle, settle_bytes, sketch, sketch_words,
+    DECIDE_THREADS, MASS_BINS, Norms, SCAN_THREADS, SETTLE_THREADS, ScanShape, SettleShape, Skipped, Total,
+    Verdict, Whole, decide, decide_bytes, decide_parts, heads_of, kinds_of, scan, scan_bytes, scan_parts,
+    settle, settle_bytes, sketch, sketch_words,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -110,6 +111,7 @@ pub struct Plan<E: SketchElement> {
     budget: Budget,
     kernel: Scan<E>,
     launch: LaunchShape,
+    decide: LaunchShape,
     settle: Settle<E>,
     shape: SettleShape,
     scratch: Scratch,
@@ -123,9 +125,11 @@ pub struct Plan<E: SketchElement> {
 struct Scratch {
     masses: Buffer<f32>,
     nus: Buffer<f32>,
-    totals: Buffer<PartialRow>,
+    totals: Buffer<Total>,
     norms: Buffer<Norms>,
     ranks: Buffer<u32>,
+    /// What is counted of a row, [sequences, kv_heads, kinds, bins]; 0 between launches.
+    bins: Buffer<u32>,
     /// How many thread blocks of a row have come; 0 between launches.
     counters: Buffer<u32>,
     skipped: Buffer<Skipped>,
@@ -165,6 +169,8 @@ impl<E: SketchElement> Plan<E> {
         let groups = group.div_ceil(ROWS);
         let parts = scan_parts(rows * groups, blocks);
         let launch = LaunchShape::new((parts, kv_heads * groups, sequences), SCAN_THREADS).shared(shared);
+        let decide = LaunchShape::new((decide_parts(rows, blocks), kv_heads, sequences), DECIDE_THREADS)
+            .shared(decide_bytes());
         let scan = ScanShape {
             rule: budget.support.rule(),
             group,
@@ -185,6 +191,7 @@ impl<E: SketchElement> Plan<E> {
             norms: Buffer::new(device, parts)?,
             // Places without a rank are read four at a time with those that have one, and not used.
             ranks: Buffer::zeroed(device, all)?,
+            bins: Buffer::zeroed(device, rows * (kinds_of(heads_of(group)) * MASS_BINS) as usize)?,
             counters: Buffer::zeroed(device, rows)?,
             skipped: Buffer::zeroed(device, rows * heads)?,
             whole: Buffer::zeroed(device, rows)?,
@@ -192,7 +199,20 @@ impl<E: SketchElement> Plan<E> {
         };
         let chosen = Chosen::new(device, kept.problem(), blocks)?;
         let device = device.clone();
-        Ok(Plan { device, problem, budget, kernel, launch, settle, shape, scratch, chosen, kept, rung })
+        Ok(Plan {
+            device,
+            problem,
+            budget,
+            kernel,
+            launch,
+            decide,
+            settle,
+            shape,
+            scratch,
+            chosen,
+            kept,
+            rung,
+        })
     }
 
     /// What it is for.
@@ -249,9 +269,9 @@ impl<E: SketchElement> Plan<E> {
         &self.scratch.wanted
     }
 
-    /// Chooses. It allocates nothing, waits for nothing and can be captured.
+    /// Chooses, in two launches. It allocates nothing, waits for nothing and can be captured.
     ///
-    /// With `slices` on the CPU's own path in place of the kernel, which chooses the same.
+    /// With `slices` on the CPU's own path in place of the kernels, which choose the same.
     ///
     /// # Safety
     /// Until the launch has finished (for a capture: until each run of the graph has):
@@ -266,7 +286,8 @@ impl<E: SketchElement> Plan<E> {
     pub unsafe fn scan_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
         self.check(stream, handles)?;
         let Handles { queries, sketches, table, lengths, .. } = *handles;
-        let Scratch { masses, nus, totals, norms, ranks, counters, skipped, whole, .. } = &mut self.scratch;
+        let Scratch { masses, nus, totals, norms, ranks, bins, counters, skipped, whole, .. } =
+            &mut self.scratch;
         let Chosen { list, counts, entries, kept } = &mut self.chosen;
         let shape = self.shape.scan;
         if slices {
@@ -297,7 +318,20 @@ impl<E: SketchElement> Plan<E> {
             nus: nus.global_mut(),
             totals: totals.global_mut(),
             norms: norms.global_mut(),
+            shape,
+        };
+        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
+        // contract. Every word that is written belongs to one warp of the grid.
+        unsafe { stream.launch(&self.kernel, self.launch, args) }?;
+        let args = decide::Args {
+            table,
+            lengths,
+            masses: masses.global(),
+            nus: nus.global(),
+            totals: totals.global(),
+            norms: norms.global(),
             ranks: ranks.global_mut(),
+            bins: bins.global_mut(),
             counters: counters.global_mut(),
             list: list.global_mut(),
             counts: counts.global_mut(),
@@ -305,12 +339,12 @@ impl<E: SketchElement> Plan<E> {
             kept: kept.global_mut(),
             skipped: skipped.global_mut(),
             whole: whole.global_mut(),
+            scan_parts: self.launch.grid.x,
             shape,
         };
-        // SAFETY: lengths as just checked and scratch made for this shape; the rest is this function's
-        // contract. Blocks of a row meet in `counters` only, and the one that reads the others' masses comes
-        // last.
-        Ok(unsafe { stream.launch(&self.kernel, self.launch, args) }?)
+        // SAFETY: the same. Thread blocks of a row meet in `counters` and, by atomics, in `bins` only, and the
+        // one that reads the others' ranks comes last.
+        Ok(unsafe { stream.launch(&decide::kernel(), self.decide, args) }?)
     }
 
     /// Attends over what [`scan_on`](Self::scan_on) chose last. It allocates nothing, waits for nothing and

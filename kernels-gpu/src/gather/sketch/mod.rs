@@ -3,24 +3,30 @@
 //! | kernel | what it does |
 //! |---|---|
 //! | [`sketch`](fn@sketch) | writes keys in 4 or 8 bits as tokens come, with what bounds their errors |
-//! | [`scan`](fn@scan) | bounds the mass of every block for every query head, decides what is kept |
+//! | [`scan`](fn@scan) | bounds the mass of every block for every query head |
+//! | [`decide`](fn@decide) | decides what is kept, and sums up what is not |
 //! | [`settle`](fn@settle) | bounds each head's error, sends those over their budget to the dense rung |
 //!
 //! Between the last two, and after them for the heads that `settle` names, attention is that of
 //! [`dense`](crate::attention::dense) over a block table.
 
 mod bound;
-mod decide;
+mod counting;
+mod deciding;
 mod scanning;
 mod settling;
 mod tile;
 mod write;
 
 pub use bound::delta;
-pub use decide::{MASS_BINS, SHARE, Skipped, Whole, bin_of, edge, heads_of, in_units, level_of, units};
+pub use counting::{
+    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, level_of, ratio_of,
+    reference_of, top_of, unit_of, units,
+};
+pub use deciding::{DECIDE_THREADS, decide, decide_bytes, decide_parts, kinds_of};
 pub use scanning::{
-    CODE_UNIT, Deal, Norms, SCAN_THREADS, ScanShape, about, joined, mass_above, raised, scan, scan_bytes,
-    scan_parts,
+    CODE_UNIT, Deal, Norms, SCAN_THREADS, ScanShape, Total, about, joined, mass_above, most_of, raised, scan,
+    scan_bytes, scan_parts,
 };
 pub use settling::{Facts, SETTLE_THREADS, SettleShape, Verdict, settle, settle_bytes, verdict};
 pub use tile::{Annotation, channel, code, code_word, code_words, error, largest_code, place, sketch_words};

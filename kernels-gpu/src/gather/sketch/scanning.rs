@@ -1,4 +1,4 @@
-//! `scan`: the mass of every block, bounded from above, and the choice by it.
+//! `scan`: the mass of every block, bounded from above.
 //!
 //! # Mathematics
 //! With K^ of a [sketch](super::tile), query head g and token t of tile b,
@@ -20,8 +20,7 @@
 //! `queries` [sequences, q_heads, D]; `sketches` the pool [blocks, kv_heads] of tiles; `table` [sequences,
 //! max_blocks]. Written: `masses` [sequences, kv_heads, blocks, heads], heads the query heads of a KV head
 //! rounded up to a multiple of eight, −∞ for those that there are not; `nus` [sequences, kv_heads, blocks];
-//! `totals` [sequences, kv_heads, parts, heads] and `norms` [sequences, kv_heads, parts]; and what
-//! [`decide`](super::decide) writes.
+//! `totals` [sequences, kv_heads, parts, heads] and `norms` [sequences, kv_heads, parts].
 //!
 //! # Bytes
 //! A sketch for each tile and KV head, read once: 97 bytes a token with 4 bits at D = 128, where keys and
@@ -29,13 +28,13 @@
 //!
 //! # Work split
 //! Grid (parts, kv_heads · row groups, sequences), eight warps with a ring of tiles each. A warp has
-//! neighbouring blocks, whole ones. The thread block of a KV head that arrives last decides.
+//! neighbouring blocks, whole ones. What is kept is the next launch's work: [`decide`](fn@super::decide).
 
 use super::bound::delta;
-use super::decide::{Decide, DecideLayout, Skipped, Whole, decide_layout, heads_of};
+use super::counting::heads_of;
 use super::tile::{Annotation, code_words, sketch_words};
 use crate::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
-use crate::attention::{BLOCK_TOKENS, Half, PartialRow, ROWS, Ring, first_blocks, last_to_arrive, walk};
+use crate::attention::{BLOCK_TOKENS, Half, PartialRow, ROWS, Ring, first_blocks, walk};
 use crate::gather::rule::{Extent, Rule};
 use glam::UVec4;
 use half::{bf16, f16};
@@ -99,6 +98,34 @@ pub struct Norms {
     pub nu: f32,
 }
 
+/// What a part knows of a query head.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C, align(16))]
+pub struct Total {
+    /// An estimate of its mass: an integer in log2 units, and what the mass is relative to 2^that.
+    pub reference: f32,
+    /// See `reference`.
+    pub sum: f32,
+    /// The largest mass of a block of it, as `masses` has it, of those that are finite.
+    pub most: f32,
+    /// 0.
+    pub reserved: f32,
+}
+
+impl Total {
+    /// The estimate.
+    #[inline(always)]
+    pub const fn estimate(self) -> PartialRow {
+        PartialRow { reference: self.reference, sum: self.sum }
+    }
+}
+
+/// The larger of two blocks' masses, for [`Total::most`].
+#[inline(always)]
+pub fn most_of(most: f32, mass: f32) -> f32 {
+    if mass < f32::INFINITY { max(most, mass) } else { most }
+}
+
 /// How the blocks of a sequence are dealt out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deal {
@@ -124,24 +151,17 @@ const STAGES: u32 = 5;
 struct Layout {
     ring: Shared<u32>,
     /// Totals of the warps, [warps, 8], and what bounds their norms.
-    totals: Shared<PartialRow>,
+    totals: Shared<Total>,
     norms: Shared<Norms>,
-    last: Shared<u32>,
-    /// In the ring's place.
-    decide: DecideLayout,
     bytes: u32,
 }
 
 const fn layout<const D: usize, const BITS: usize>() -> Layout {
     let mut plan = SharedPlan::new();
-    let ring_words = WARPS * STAGES * sketch_words(D as u32, BITS as u32);
-    let decide = decide_layout(&mut SharedPlan::new());
-    let least = decide.bytes / 4;
-    let ring = plan.array(if ring_words < least { least } else { ring_words });
+    let ring = plan.array(WARPS * STAGES * sketch_words(D as u32, BITS as u32));
     let totals = plan.array(WARPS * ROWS);
     let norms = plan.array(WARPS);
-    let last = plan.array(1);
-    Layout { ring, totals, norms, last, decide, bytes: plan.bytes() }
+    Layout { ring, totals, norms, bytes: plan.bytes() }
 }
 
 /// Shared memory of [`scan`](fn@scan).
@@ -149,10 +169,9 @@ pub const fn scan_bytes<const D: usize, const BITS: usize>() -> u32 {
     layout::<D, BITS>().bytes
 }
 
-/// Bounds the mass of every block of each sequence, and decides what is kept: list and block table.
+/// Bounds the mass of every block of each sequence.
 ///
-/// `lengths` \[sequences\] are at most `max_blocks` · 16; `counters` [sequences, kv_heads] are 0 before and
-/// after. Grid ([`scan_parts`], kv_heads · row groups, sequences).
+/// `lengths` \[sequences\] are at most `max_blocks` · 16. Grid ([`scan_parts`], kv_heads · row groups, sequences).
 #[kernel(
     system = gather,
     instances(
@@ -170,16 +189,8 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     lengths: Global<u32>,
     masses: GlobalMut<f32>,
     nus: GlobalMut<f32>,
-    totals: GlobalMut<PartialRow>,
+    totals: GlobalMut<Total>,
     norms: GlobalMut<Norms>,
-    ranks: GlobalMut<u32>,
-    counters: GlobalMut<u32>,
-    list: GlobalMut<u32>,
-    counts: GlobalMut<u32>,
-    entries: GlobalMut<u32>,
-    kept: GlobalMut<u32>,
-    skipped: GlobalMut<Skipped>,
-    whole: GlobalMut<Whole>,
     shape: ScanShape,
 ) {
     let (part, sequence) = (thread::block_idx_x(), thread::block_idx_z());
@@ -210,7 +221,7 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     let heads = heads_of(shape.group);
 
     let mut mass = Mass::NONE;
-    let mut total = PartialRow::EMPTY;
+    let (mut total, mut most) = (PartialRow::EMPTY, f32::NEG_INFINITY);
     let (mut kappa, mut nu, mut largest_nu) = (0f32, 0f32, 0f32);
     walk(&ring, first, ahead, |tile, stage| {
         let sketch = ring.tile(stage);
@@ -236,66 +247,45 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
             let (above, about) = mass.close();
             let block = tile >> per_block.trailing_zeros();
             let at = row as usize * shape.blocks as usize + block as usize;
+            let above = if present { above } else { f32::NEG_INFINITY };
             if lane & 3 == 0 {
-                let above = if present { above } else { f32::NEG_INFINITY };
                 masses.store(at * heads as usize + in_group as usize, above);
             }
             if lane == 0 && row_group == 0 {
                 nus.store(at, nu);
             }
             total = joined(total, about);
+            most = most_of(most, above);
             largest_nu = max(largest_nu, nu);
             (mass, nu) = (Mass::NONE, 0.0);
         }
     });
     async_copy::wait::<0>();
     if lane & 3 == 0 {
-        layout.totals.store(warp * ROWS + (lane >> 2), total);
+        let PartialRow { reference, sum } = total;
+        layout.totals.store(warp * ROWS + (lane >> 2), Total { reference, sum, most, reserved: 0.0 });
     }
     if lane == 0 {
         layout.norms.store(warp, Norms { kappa, nu: largest_nu });
     }
     thread::sync_threads();
     if t < ROWS {
-        let mut all = PartialRow::EMPTY;
-        let mut most = Norms { kappa: 0.0, nu: 0.0 };
+        let (mut all, mut most) = (PartialRow::EMPTY, f32::NEG_INFINITY);
+        let mut largest = Norms { kappa: 0.0, nu: 0.0 };
         unroll!(for w in 0..8 {
-            all = joined(all, layout.totals.load(w as u32 * ROWS + t));
+            let total = layout.totals.load(w as u32 * ROWS + t);
+            (all, most) = (joined(all, total.estimate()), max(most, total.most));
             let norms = layout.norms.load(w as u32);
-            most = Norms { kappa: max(most.kappa, norms.kappa), nu: max(most.nu, norms.nu) };
+            largest = Norms { kappa: max(largest.kappa, norms.kappa), nu: max(largest.nu, norms.nu) };
         });
         let at = row as usize * parts as usize + part as usize;
-        totals.store(at * heads as usize + (row_group * ROWS + t) as usize, all);
+        let PartialRow { reference, sum } = all;
+        let total = Total { reference, sum, most, reserved: 0.0 };
+        totals.store_vector(at * heads as usize + (row_group * ROWS + t) as usize, total);
         if t == 0 && row_group == 0 {
-            norms.store(at, most);
+            norms.store(at, largest);
         }
     }
-    if !last_to_arrive(counters, row, used * shape.row_groups(), layout.last) {
-        return;
-    }
-    let decide = Decide {
-        layout: layout.decide,
-        masses: masses.as_const(),
-        nus: nus.as_const(),
-        totals: totals.as_const(),
-        norms: norms.as_const(),
-        table,
-        ranks,
-        list,
-        counts,
-        entries,
-        kept,
-        skipped,
-        whole,
-        shape,
-        extent,
-        parts,
-        used,
-        row,
-        head,
-        sequence,
-    };
-    decide.decide();
 }
 
 /// What a lane has of a block's mass for its query head.

@@ -12,14 +12,14 @@
 //! is its E.
 //!
 //! # Layout
-//! `skipped` [sequences, kv_heads, heads] and `whole` [sequences, kv_heads] of [`scan`](fn@super::scan);
+//! `skipped` [sequences, kv_heads, heads] and `whole` [sequences, kv_heads] of [`decide`](fn@super::decide);
 //! `queries`, `output` [sequences, q_heads, D]; `lse` [sequences, q_heads]. Written: `verdicts` [sequences,
 //! q_heads]; `wanted` [sequences, kv_heads · row groups], a bit for each head that goes to the rung.
 //!
 //! # Work split
 //! Grid (kv_heads · row groups, 1, sequences), a warp a query head.
 
-use super::decide::{Skipped, Whole, heads_of};
+use super::counting::{Skipped, Whole, heads_of};
 use super::scanning::{SCAN_THREADS, ScanShape};
 use crate::attention::outward::norm_bound;
 use crate::attention::query::{LOG2_E, LOG2_E_ABOVE, Query, delta_dense};
@@ -104,9 +104,8 @@ pub fn verdict<E: Half, const D: usize>(facts: &Facts, shape: SettleShape) -> Ve
     let exponent = lse * LOG2_E - skipped.level - lost - 1.0 / 65536.0;
     // A lower bound may be lower, and is a number that can be added to; what is no number stays so.
     let kept = exp2(if exponent > MOST_OCTAVES { MOST_OCTAVES } else { exponent });
-    // What a sum over so many blocks loses, and weights below 2^−126.
-    let roundings = 1.0 + (shape.scan.blocks / SCAN_THREADS + 18) as f32 / 16_000_000.0;
-    let above = |x: f32| fma(x, roundings, 1.0e-30);
+    // What exponents and sums lose, and sums below 2^−126.
+    let above = |x: f32| fma(x, 1.0 + 1.0 / 32768.0, 1.0e-30);
     let (mass, moment) = (above(skipped.mass), above(skipped.moment));
     // A share is never none: a quotient may be less than f32 has.
     let share = fma(mass / (mass + kept), ROUNDED, f32::MIN_POSITIVE);

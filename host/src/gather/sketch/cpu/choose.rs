@@ -1,20 +1,18 @@
-//! What is kept: what the last thread block of `scan` does for a KV head.
+//! What is kept: what `decide` does for a KV head.
 
 use super::masses::Part;
 use super::{GROUP, warp_sum};
 use kernels_gpu::attention::BLOCK_TOKENS;
 use kernels_gpu::attention::PartialRow;
 use kernels_gpu::gather::sketch::{
-    MASS_BINS, Norms, SHARE, ScanShape, Skipped, Whole, bin_of, edge, heads_of, in_units, joined, level_of,
-    units,
+    MASS_BINS, Norms, SHARE, ScanShape, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, joined,
+    level_of, most_of, ratio_of, reference_of, top_of, unit_of, units,
 };
-use kernels_gpu::gather::{Extent, ordered};
+use kernels_gpu::gather::{Extent, ordered, score_of};
 use rayon::prelude::*;
 use simt::math::{canonical_nan, exp2, exp2_nonpositive, fma, max, maximum};
 
 const BINS: usize = MASS_BINS as usize;
-/// Threads of the thread block.
-const THREADS: usize = 256;
 
 /// What is written.
 pub(in super::super) struct Choice<'a> {
@@ -106,32 +104,75 @@ pub(super) fn choose(shape: ScanShape, of: (&[u32], &[Extent]), rows: Vec<Totals
     );
 }
 
+/// What is counted of some blocks.
+struct Counted {
+    /// Masses and moments of each head, [heads][bins].
+    sums: [Vec<[u32; BINS]>; 2],
+    blocks: [u32; BINS],
+    /// The largest norm of a value of each bin, as its bits.
+    nus: [u32; BINS],
+}
+
+impl Counted {
+    fn new(heads: usize) -> Self {
+        let none = vec![[0; BINS]; heads];
+        Counted { sums: [none.clone(), none], blocks: [0; BINS], nus: [0; BINS] }
+    }
+
+    /// Takes a block in: masses relative to the reference.
+    fn count(&mut self, bin: u32, relative: impl Iterator<Item = f32>, (nu, ratio): (f32, f32), units: f32) {
+        let at = bin as usize;
+        self.blocks[at] += 1;
+        self.nus[at] = self.nus[at].max(nu.to_bits());
+        for (head, x) in relative.enumerate() {
+            let [mass, moment] = in_units(x, ratio, bin, units);
+            self.sums[0][head][at] += mass;
+            self.sums[1][head][at] += moment;
+        }
+    }
+}
+
 /// The distant blocks of a row that are kept, in order; what is left out goes to `skipped`.
 fn one(shape: ScanShape, extent: Extent, row: &Totals, skipped: &mut [Skipped]) -> (Extent, Vec<u32>) {
     let heads = row.heads;
     let levels: Vec<f32> = (0..heads).map(|head| row.level(head)).collect();
+    let top = levels.iter().enumerate().fold(f32::NEG_INFINITY, |top, (head, level)| {
+        let masses = row.masses.iter().skip(head).step_by(heads);
+        top_of(top, masses.fold(f32::NEG_INFINITY, |most, mass| most_of(most, *mass)), *level)
+    });
+    let reference = reference_of(shape.budget_log2, top);
     let relative = |block: u32, head: usize| row.masses[block as usize * heads + head] - levels[head];
-    let mut bins = vec![[0u32; BINS]; heads];
-    let mut blocks = [0u32; BINS];
-    let scale = units(extent.distant());
+    let inverse = inverse_of(row.norms.nu);
+    let units = units(extent.distant());
+    let mut all = Counted::new(heads);
+    let take = |to: &mut Counted, block: u32, bin: u32| {
+        let nu = row.nus[block as usize];
+        let of_heads = (0..heads).map(|head| relative(block, head) - reference);
+        to.count(bin, of_heads, (nu, ratio_of(nu, inverse)), units);
+    };
     let distant = 1..extent.local.max(1);
     let ranks: Vec<u32> = distant
         .clone()
         .map(|block| {
             let rank = (0..heads).fold(f32::NEG_INFINITY, |rank, head| maximum(rank, relative(block, head)));
-            let below = rank - shape.budget_log2;
-            if below < 0.0 {
-                let bin = bin_of(below);
-                blocks[bin as usize] += 1;
-                for (head, bins) in bins.iter_mut().enumerate() {
-                    bins[bin as usize] += in_units(relative(block, head) - shape.budget_log2, bin, scale);
-                }
+            let bin = bin_of(rank - reference);
+            if bin < MASS_BINS {
+                take(&mut all, block, bin);
             }
             ordered(rank)
         })
         .collect();
-    let bounded = shape.budget_log2 < 0.0;
-    let dispensable = if bounded { dispensable(&bins, &blocks, scale) } else { extent.distant() };
+    let mut counts = all.blocks;
+    (1..BINS).for_each(|bin| counts[bin] += counts[bin - 1]);
+    let sums = all.sums.each_ref().map(|kind| {
+        let of = |bins: &[u32; BINS]| {
+            prefix(std::array::from_fn(|bin| bins[bin] as f32 * unit_of(bin as u32, units)))
+        };
+        kind.iter().map(of).collect::<Vec<_>>()
+    });
+    let fits = |bin: &usize| sums[0].iter().all(|sums| sums[*bin] <= SHARE);
+    let within = (0..BINS).filter(fits).map(|bin| counts[bin]).max().unwrap_or(0);
+    let dispensable = if shape.budget_log2 < 0.0 { within } else { extent.distant() };
     let wanted = extent.chosen.max(extent.distant() - dispensable);
     let extent = Extent { chosen: wanted, ..extent };
     let rank = |block: &u32| (std::cmp::Reverse(ranks[*block as usize - 1]), *block);
@@ -149,43 +190,34 @@ fn one(shape: ScanShape, extent: Extent, row: &Totals, skipped: &mut [Skipped]) 
         left_out.extend(distant.filter(|block| !keeps(ranks[*block as usize - 1])));
         chosen.sort_unstable();
     }
-    for (head, to) in skipped.iter_mut().enumerate() {
-        let (mut mass, mut moment) = ([0f32; THREADS], [0f32; THREADS]);
-        let mut largest = 0f32;
-        for block in &left_out {
-            let (thread, nu) = ((*block as usize - 1) % THREADS, row.nus[*block as usize]);
-            let weight = exp2(relative(*block, head));
-            mass[thread] += weight;
-            moment[thread] = fma(weight, nu, moment[thread]);
-            largest = maximum(largest, nu);
+    // Bins that go as a whole, and of the one behind them some.
+    let out = extent.distant() - extent.chosen;
+    let whole = counts.iter().filter(|count| **count <= out).count();
+    let before = if whole > 0 { counts[whole - 1] } else { 0 };
+    let mut rest = Counted::new(heads);
+    for block in left_out {
+        if whole < BINS && bin_of(score_of(ranks[block as usize - 1]) - reference) == whole as u32 {
+            take(&mut rest, block, whole as u32);
         }
-        let sum =
-            |x: &[f32; THREADS]| x.as_chunks::<32>().0.iter().fold(0f32, |sum, lanes| sum + warp_sum(*lanes));
+    }
+    let some = whole.min(BINS - 1);
+    let nu_rest = all.nus[..whole].iter().chain(&rest.nus[some..=some]).copied().max().unwrap_or(0);
+    for (head, to) in skipped.iter_mut().enumerate() {
+        let sum = |kind: usize| {
+            let whole_bins = if whole > 0 { sums[kind][head][whole - 1] } else { 0.0 };
+            let rest = rest.sums[kind][head][some] as f32 * unit_of(some as u32, units);
+            // Of what is in no bin nothing is known.
+            let known = out == before || whole < BINS;
+            if known { canonical_nan((whole_bins + rest) * exp2(reference)) } else { f32::NAN }
+        };
         *to = Skipped {
-            mass: canonical_nan(sum(&mass)),
-            moment: canonical_nan(sum(&moment)),
+            mass: sum(0),
+            moment: canonical_nan(sum(1) * row.norms.nu),
             level: levels[head],
-            nu_rest: canonical_nan(largest),
+            nu_rest: f32::from_bits(nu_rest),
         };
     }
     (extent, chosen)
-}
-
-/// Distant blocks that can go within the budget.
-fn dispensable(bins: &[[u32; BINS]], blocks: &[u32; BINS], scale: f32) -> u32 {
-    let mut fits = [true; BINS];
-    for bins in bins {
-        let sums = prefix(std::array::from_fn(|bin| {
-            bins[bin] as f32 * (exp2_nonpositive(edge(bin as u32)) / scale)
-        }));
-        fits.iter_mut().zip(sums).for_each(|(fits, sum)| *fits &= sum <= SHARE);
-    }
-    let mut count = 0;
-    let counts = blocks.map(|blocks| {
-        count += blocks;
-        count
-    });
-    fits.iter().zip(counts).filter(|(fits, _)| **fits).map(|(_, count)| count).max().unwrap_or(0)
 }
 
 /// Sums up to each bin, in the order in which the kernel's warps have them.

@@ -1,0 +1,541 @@
+//! `decide`: what is kept, by bounds on the mass of every block.
+//!
+//! # Mathematics
+//! With m_bg the mass of block b for query head g, rounded up, and T_g the estimate of all of it
+//! ([`scan`](fn@super::scan)), blocks are ranked by max_g m_bg / T_g. Kept are the k best distant blocks, and
+//! as many more as it takes until, by the same estimate,
+//!
+//! ```text
+//! Σ over what is left out of m_bg <= 0.9·budget·T_g          for every g
+//! ```
+//!
+//! unless the budget is all of the mass.
+//!
+//! What is left out is summed up from above, relative to T_g: mass Σ m_bg, and moment Σ m_bg·ν_b with ν_b the
+//! largest norm of the block's values. [`settle`](fn@super::settle) makes a bound of it, with the mass that
+//! was attended to in place of T_g.
+//!
+//! # Layout
+//! Read is what [`scan`](fn@super::scan) writes. `ranks` [sequences, kv_heads, blocks]; `bins` [sequences,
+//! kv_heads, 2·heads + 2, 256]: masses and moments of the heads, blocks, and the largest ν as its bits; 0
+//! before and after. Written besides: `list`, `counts`, `entries` and `kept` as by
+//! [`select`](fn@crate::gather::select), `skipped`, `whole`.
+//!
+//! # Bytes
+//! 4 bytes a block and query head, once, from the L2 cache: 512 KiB at 128K tokens, blocks of 32, 4 KV heads
+//! of up to eight query heads.
+//!
+//! # Work split
+//! Grid (shares, kv_heads, sequences). A thread has a block of its share: it asks for its masses before T_g is
+//! known, ranks it, and counts it in whole numbers ([`counting`](super::counting)) in shared memory. What a
+//! share has counted is added to the row's bins, and the thread block of a row that arrives last sums from the
+//! lowest bin on: how many blocks can go, and with the same sums what goes with them. Where the cut is inside
+//! a bin the blocks of that bin are looked at one by one. The best are found as `select` finds them. The
+//! result does not depend on how many shares there are.
+
+use super::counting::{
+    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, joined_most, level_of,
+    ratio_of, reference_of, top_of, unit_of, units,
+};
+use super::scanning::{Deal, Norms, ScanShape, Total, joined};
+use crate::attention::{BLOCK_TOKENS, PartialRow, ROWS, last_to_arrive};
+use crate::gather::choice::{ordered, score_of};
+use crate::gather::listing::Listing;
+use crate::gather::rule::Extent;
+use crate::gather::top::{Cut, Keys, Ranking, ranking};
+use glam::Vec4;
+use simt::math::{canonical_nan, exp2, exp2_nonpositive, max, maximum};
+use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_up, warp_shuffle_xor};
+use simt::{Global, GlobalMut, Shared, SharedPlan, kernel, thread, unroll};
+
+/// Threads of a block of [`decide`](fn@decide).
+pub const DECIDE_THREADS: u32 = 256;
+const WARPS: u32 = DECIDE_THREADS / 32;
+/// The most query heads of a KV head.
+const MOST_HEADS: u32 = 16;
+/// Rows of bins: masses and moments of the heads, then these two.
+const MOST_KINDS: u32 = 2 * MOST_HEADS + 2;
+/// Thread blocks that are at work at once: four on each of the 132 multiprocessors of a GH100.
+const BLOCKS_WANTED: u32 = 528;
+/// Blocks of a share, where there are thread blocks enough.
+const SHARE_BLOCKS: u32 = 128;
+const _: () = assert!(DECIDE_THREADS == MASS_BINS, "a thread has a bin");
+
+/// Rows of bins of so many heads that memory is laid out for.
+#[inline(always)]
+pub const fn kinds_of(heads: u32) -> u32 {
+    2 * heads + 2
+}
+
+/// Thread blocks of a sequence and KV head, for `rows` of these, whose longest has `blocks` gather-blocks.
+pub const fn decide_parts(rows: u32, blocks: u32) -> u32 {
+    let wanted = BLOCKS_WANTED / if rows == 0 { 1 } else { rows };
+    let most = blocks.div_ceil(SHARE_BLOCKS);
+    let parts = if wanted < most { wanted } else { most };
+    if parts == 0 { 1 } else { parts }
+}
+
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Of the last thread block.
+    ranking: Ranking,
+    /// T_g as logarithms, and the largest mass of a block, [heads].
+    levels: Shared<f32>,
+    mosts: Shared<f32>,
+    /// What is counted of a share, [kinds, bins]; of the last thread block sums up to each bin.
+    bins: Shared<u32>,
+    /// The same of those blocks of a bin that are left out, [kinds].
+    rest: Shared<u32>,
+    /// What warps tell each other, [warps, 16].
+    sums: Shared<f32>,
+    words: Shared<u32>,
+    /// Bounds of all parts' norms.
+    norms: Shared<Norms>,
+    last: Shared<u32>,
+    bytes: u32,
+}
+
+const fn layout() -> Layout {
+    let mut plan = SharedPlan::new();
+    let ranking = ranking(&mut plan);
+    let (levels, mosts) = (plan.array(MOST_HEADS), plan.array(MOST_HEADS));
+    let bins = plan.array(MOST_KINDS * MASS_BINS);
+    let rest = plan.array(MOST_KINDS);
+    let sums = plan.array(WARPS * 2 * ROWS);
+    let words = plan.array(2 * WARPS);
+    let (norms, last) = (plan.array(1), plan.array(1));
+    Layout { ranking, levels, mosts, bins, rest, sums, words, norms, last, bytes: plan.bytes() }
+}
+
+/// Shared memory of [`decide`](fn@decide).
+pub const fn decide_bytes() -> u32 {
+    layout().bytes
+}
+
+/// Decides what is kept of each sequence: list and block table, and bounds on what is left out.
+///
+/// `scan_parts` is the width of the grid of [`scan`](fn@super::scan); `counters` [sequences, kv_heads] and
+/// `bins` are 0 before and after. Grid ([`decide_parts`], kv_heads, sequences).
+#[kernel(system = gather, max_threads = 256, overlaps)]
+pub fn decide(
+    table: Global<u32>,
+    lengths: Global<u32>,
+    masses: Global<f32>,
+    nus: Global<f32>,
+    totals: Global<Total>,
+    norms: Global<Norms>,
+    ranks: GlobalMut<u32>,
+    bins: GlobalMut<u32>,
+    counters: GlobalMut<u32>,
+    list: GlobalMut<u32>,
+    counts: GlobalMut<u32>,
+    entries: GlobalMut<u32>,
+    kept: GlobalMut<u32>,
+    skipped: GlobalMut<Skipped>,
+    whole: GlobalMut<Whole>,
+    scan_parts: u32,
+    shape: ScanShape,
+) {
+    let (head, sequence) = (thread::block_idx_y(), thread::block_idx_z());
+    let row = sequence * shape.kv_heads + head;
+    let rule = shape.rule;
+    let extent = Extent::of(lengths.load(sequence as usize).min(shape.max_blocks * BLOCK_TOKENS), rule);
+    let share = Shares::of(extent.distant(), thread::grid_dim_x());
+    if thread::block_idx_x() >= share.used {
+        return;
+    }
+    let used = Deal::of(extent.blocks, scan_parts).used;
+    let decide = Decide { layout: layout(), masses, nus, ranks, bins, shape, extent, row };
+    decide.levels(totals, norms, scan_parts, used, share);
+    if !last_to_arrive(counters, row, share.used, decide.layout.last) {
+        return;
+    }
+    let dispensable = decide.sums();
+    let wanted = extent.chosen.max(extent.distant() - dispensable);
+    let extent = Extent { chosen: wanted, ..extent };
+    let first = (row * shape.blocks) as usize;
+    let keys = Keys {
+        layout: decide.layout.ranking,
+        keys: ranks,
+        first,
+        end: extent.local,
+        here: false,
+        live: false,
+    };
+    let mut cut = Cut::ALL;
+    if extent.ranked() {
+        cut = keys.cut(wanted);
+        keys.write(cut, |place, index| list.store(first + 1 + place as usize, index));
+    }
+    decide.left_out(extent, keys, cut, skipped);
+    if thread::thread_idx_x() == 0 {
+        let Norms { kappa, nu } = decide.layout.norms.load(0);
+        let tokens = extent.length - extent.kept(rule);
+        whole.store_vector(row as usize, Whole { kappa, nu, tokens, reserved: 0 });
+    }
+    let listing = Listing {
+        table,
+        list,
+        counts,
+        entries,
+        kept,
+        rule,
+        most: shape.blocks,
+        max_blocks: shape.max_blocks,
+        kv_heads: shape.kv_heads,
+        row,
+        head,
+        sequence,
+    };
+    listing.complete(extent);
+}
+
+/// All that a thread block knows.
+struct Decide {
+    layout: Layout,
+    masses: Global<f32>,
+    nus: Global<f32>,
+    ranks: GlobalMut<u32>,
+    bins: GlobalMut<u32>,
+    shape: ScanShape,
+    extent: Extent,
+    row: u32,
+}
+
+impl Decide {
+    /// The first word of a row of the bins in memory.
+    #[inline(always)]
+    fn bins_of(&self, kind: u32) -> usize {
+        ((self.row * kinds_of(heads_of(self.shape.group)) + kind) * MASS_BINS) as usize
+    }
+
+    /// Eight heads' masses of a block, as logarithms.
+    #[simt::device]
+    fn masses(&self, block: u32, group: u32) -> [f32; 8] {
+        let heads = heads_of(self.shape.group) as usize;
+        let block = (self.row * self.shape.blocks) as usize + block as usize;
+        let at = block * heads + (ROWS * group) as usize;
+        let (low, high): (Vec4, Vec4) = (self.masses.load_vector(at), self.masses.load_vector(at + 4));
+        let (low, high) = (low.to_array(), high.to_array());
+        [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+    }
+
+    /// The same relative to T_g.
+    #[simt::device]
+    fn relative(&self, masses: [f32; 8], group: u32) -> [f32; 8] {
+        let mut relative = [0f32; 8];
+        unroll!(for i in 0..8 {
+            relative[i] = masses[i] - self.layout.levels.load(ROWS * group + i as u32);
+        });
+        relative
+    }
+
+    /// The logarithm that masses are counted against, of levels that are known.
+    #[simt::device]
+    fn reference(&self) -> f32 {
+        let mut top = f32::NEG_INFINITY;
+        unroll!(for i in 0..16 {
+            if (i as u32) < heads_of(self.shape.group) {
+                top = top_of(top, self.layout.mosts.load(i as u32), self.layout.levels.load(i as u32));
+            }
+        });
+        reference_of(self.shape.budget_log2, top)
+    }
+
+    /// T_g of every head and the norms of all parts; then this share's blocks are ranked and counted.
+    #[simt::device]
+    fn levels(&self, totals: Global<Total>, norms: Global<Norms>, parts: u32, used: u32, share: Shares) {
+        let Decide { layout, shape, extent, .. } = *self;
+        let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
+        let heads = heads_of(shape.group);
+        let begin = 1 + thread::block_idx_x() * share.blocks;
+        let end = (begin + share.blocks).min(extent.local);
+        // On their way while the totals are added up.
+        let mut ahead = ([[0f32; 8]; 2], 0f32);
+        if begin + t < end {
+            ahead = self.block(begin + t);
+        }
+        let first = (self.row * parts) as usize;
+        let mut head = warp;
+        while head < heads {
+            let (mut all, mut most) = (PartialRow::EMPTY, f32::NEG_INFINITY);
+            let mut part = lane;
+            while part < used {
+                let at = (first + part as usize) * heads as usize + head as usize;
+                let total: Total = totals.load_vector(at);
+                (all, most) = (joined(all, total.estimate()), joined_most(most, total));
+                part += 32;
+            }
+            let mut reference = all.reference;
+            unroll!(for i in 0..5 {
+                reference = max(reference, warp_shuffle_xor(FULL_MASK, reference, 1 << i, 32));
+                most = max(most, warp_shuffle_xor(FULL_MASK, most, 1 << i, 32));
+            });
+            let sum = warp::warp_sum_f32(all.sum * exp2_nonpositive(all.reference - reference));
+            if lane == 0 {
+                layout.levels.store(head, level_of(PartialRow { reference, sum }));
+                layout.mosts.store(head, most);
+            }
+            head += WARPS;
+        }
+        if warp == WARPS - 1 {
+            let mut most = Norms { kappa: 0.0, nu: 0.0 };
+            let mut part = lane;
+            while part < used {
+                let norms = norms.load(first + part as usize);
+                most = Norms { kappa: max(most.kappa, norms.kappa), nu: max(most.nu, norms.nu) };
+                part += 32;
+            }
+            unroll!(for i in 0..5 {
+                most.kappa = max(most.kappa, warp_shuffle_xor(FULL_MASK, most.kappa, 1 << i, 32));
+                most.nu = max(most.nu, warp_shuffle_xor(FULL_MASK, most.nu, 1 << i, 32));
+            });
+            if lane == 0 {
+                layout.norms.store(0, most);
+            }
+        }
+        let kinds = kinds_of(heads);
+        let mut kind = 0;
+        while kind < kinds {
+            layout.bins.store(kind * MASS_BINS + t, 0);
+            kind += 1;
+        }
+        thread::sync_threads();
+
+        let reference = self.reference();
+        let inverse = inverse_of(layout.norms.load(0).nu);
+        let mut start = begin;
+        while start < end {
+            let block = start + t;
+            let there = block < end;
+            if start > begin && there {
+                ahead = self.block(block);
+            }
+            if warp::warp_vote_any(FULL_MASK, there) {
+                self.count(block, there, ahead, reference, inverse);
+            }
+            start += DECIDE_THREADS;
+        }
+        thread::sync_threads();
+        let mut kind = 0;
+        while kind < kinds {
+            let own = layout.bins.load(kind * MASS_BINS + t);
+            let at = self.bins_of(kind) + t as usize;
+            if own > 0 {
+                if kind == kinds - 1 {
+                    self.bins.atomic_max(at, own);
+                } else {
+                    self.bins.atomic_add(at, own);
+                }
+            }
+            kind += 1;
+        }
+    }
+
+    /// All heads' masses of a block, and ν.
+    #[simt::device]
+    fn block(&self, block: u32) -> ([[f32; 8]; 2], f32) {
+        let mut masses = [[0f32; 8]; 2];
+        unroll!(for group in 0..2 {
+            if (group as u32) < self.shape.row_groups() {
+                masses[group] = self.masses(block, group as u32);
+            }
+        });
+        (masses, self.nus.load((self.row * self.shape.blocks + block) as usize))
+    }
+
+    /// Ranks a block and counts it. The whole warp calls it.
+    #[simt::device]
+    fn count(&self, block: u32, there: bool, of: ([[f32; 8]; 2], f32), reference: f32, inverse: f32) {
+        let Decide { layout, shape, extent, .. } = *self;
+        let (masses, nu) = of;
+        let heads = heads_of(shape.group);
+        let mut rank = f32::NEG_INFINITY;
+        unroll!(for group in 0..2 {
+            if (group as u32) < shape.row_groups() {
+                let relative = self.relative(masses[group], group as u32);
+                unroll!(for i in 0..8 {
+                    rank = maximum(rank, relative[i]);
+                });
+            }
+        });
+        if there {
+            self.ranks.store((self.row * shape.blocks + block) as usize, ordered(rank));
+        }
+        let bin = if there { bin_of(rank - reference) } else { MASS_BINS };
+        let counted = bin < MASS_BINS;
+        // Where attention is flat a warp's blocks are all in one bin: then one lane speaks for all.
+        let one = warp::warp_vote_all(FULL_MASK, bin == warp_shuffle_idx(FULL_MASK, bin, 0, 32));
+        let speaks = counted && (!one || warp::lane_id() == 0);
+        let (units, ratio) = (units(extent.distant()), ratio_of(nu, inverse));
+        let largest = if counted { nu.to_bits() } else { 0 };
+        let largest = if one { warp::warp_reduce_max_u32(FULL_MASK, largest) } else { largest };
+        if speaks {
+            layout.bins.atomic_add(2 * heads * MASS_BINS + bin, if one { 32 } else { 1 });
+            layout.bins.atomic_max((2 * heads + 1) * MASS_BINS + bin, largest);
+        }
+        unroll!(for group in 0..2 {
+            if (group as u32) < shape.row_groups() {
+                let relative = self.relative(masses[group], group as u32);
+                unroll!(for i in 0..8 {
+                    let own =
+                        if counted { in_units(relative[i] - reference, ratio, bin, units) } else { [0; 2] };
+                    unroll!(for kind in 0..2 {
+                        let sum =
+                            if one { warp::warp_reduce_add_u32(FULL_MASK, own[kind]) } else { own[kind] };
+                        let row = kind as u32 * heads + ROWS * group as u32 + i as u32;
+                        if speaks && sum > 0 {
+                            layout.bins.atomic_add(row * MASS_BINS + bin, sum);
+                        }
+                    });
+                });
+            }
+        });
+    }
+
+    /// Sums up to each bin, of which a thread has one; sets the bins in memory back. The distant blocks that can
+    /// go within the budget.
+    #[simt::device]
+    fn sums(&self) -> u32 {
+        let Decide { layout, shape, extent, .. } = *self;
+        let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
+        let heads = heads_of(shape.group);
+        let take = |kind: u32| {
+            let at = self.bins_of(kind) + t as usize;
+            let own = self.bins.load(at);
+            self.bins.store(at, 0);
+            own
+        };
+        let unit = unit_of(t, units(extent.distant()));
+        let mut count = take(2 * heads);
+        layout.bins.store((2 * heads + 1) * MASS_BINS + t, take(2 * heads + 1));
+        let mut fits = true;
+        let mut eight = 0;
+        while eight < 2 * shape.row_groups() {
+            let mut sums = [0f32; 8];
+            unroll!(for i in 0..8 {
+                sums[i] = take(ROWS * eight + i as u32) as f32 * unit;
+            });
+            unroll!(for i in 0..8 {
+                unroll!(for step in 0..5 {
+                    let others = warp_shuffle_up(FULL_MASK, sums[i], 1 << step, 32);
+                    sums[i] += if lane >= 1 << step { others } else { 0.0 };
+                });
+                if lane == 31 {
+                    layout.sums.store(warp * ROWS + i as u32, sums[i]);
+                }
+            });
+            thread::sync_threads();
+            unroll!(for i in 0..8 {
+                unroll!(for w in 0..7 {
+                    let other = layout.sums.load(w as u32 * ROWS + i as u32);
+                    sums[i] += if (w as u32) < warp { other } else { 0.0 };
+                });
+                fits &= eight >= shape.row_groups() || sums[i] <= SHARE;
+                layout.bins.store((ROWS * eight + i as u32) * MASS_BINS + t, sums[i].to_bits());
+            });
+            thread::sync_threads();
+            eight += 1;
+        }
+        unroll!(for step in 0..5 {
+            let others = warp_shuffle_up(FULL_MASK, count, 1 << step, 32);
+            count += if lane >= 1 << step { others } else { 0 };
+        });
+        if lane == 31 {
+            layout.words.store(warp, count);
+        }
+        thread::sync_threads();
+        unroll!(for w in 0..7 {
+            count += if (w as u32) < warp { layout.words.load(w as u32) } else { 0 };
+        });
+        layout.bins.store(2 * heads * MASS_BINS + t, count);
+        let most = warp::warp_reduce_max_u32(FULL_MASK, if fits { count } else { 0 });
+        if lane == 0 {
+            layout.words.store(WARPS + warp, most);
+        }
+        if t < kinds_of(heads) {
+            layout.rest.store(t, 0);
+        }
+        thread::sync_threads();
+        let mut most = 0;
+        unroll!(for w in 0..8 {
+            most = layout.words.load(WARPS + w as u32).max(most);
+        });
+        if shape.budget_log2 < 0.0 { most } else { extent.distant() }
+    }
+
+    /// Sums up what is left out. Blocks that tie at the cut count as left out.
+    #[simt::device]
+    fn left_out(&self, extent: Extent, keys: Keys, cut: Cut, skipped: GlobalMut<Skipped>) {
+        let Decide { layout, shape, .. } = *self;
+        let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
+        let heads = heads_of(shape.group);
+        let (largest, blocks) = ((2 * heads + 1) * MASS_BINS, 2 * heads * MASS_BINS);
+        let out = extent.distant() - extent.chosen;
+        // Bins that go as a whole come first.
+        let goes = layout.bins.load(blocks + t) <= out;
+        let whole = thread::sync_threads_count(goes as u32);
+        let before = if whole > 0 { layout.bins.load(blocks + (whole - 1)) } else { 0 };
+        let nu = warp::warp_reduce_max_u32(FULL_MASK, if goes { layout.bins.load(largest + t) } else { 0 });
+        if lane == 0 {
+            layout.rest.atomic_max(2 * heads + 1, nu);
+        }
+        // Of the bin behind these some.
+        let reference = self.reference();
+        let units = units(extent.distant());
+        if out > before {
+            let inverse = inverse_of(layout.norms.load(0).nu);
+            let mut group = 0;
+            while group < shape.row_groups() {
+                let (mut sums, mut largest) = ([[0u32; 2]; 8], 0);
+                let mut block = 1 + t;
+                while block < extent.local {
+                    let key = keys.get(block);
+                    if !cut.keeps(key) && bin_of(score_of(key) - reference) == whole {
+                        let nu = self.nus.load((self.row * shape.blocks + block) as usize);
+                        largest = nu.to_bits().max(largest);
+                        let relative = self.relative(self.masses(block, group), group);
+                        unroll!(for i in 0..8 {
+                            let x = relative[i] - reference;
+                            let own = in_units(x, ratio_of(nu, inverse), whole, units);
+                            sums[i] = [sums[i][0] + own[0], sums[i][1] + own[1]];
+                        });
+                    }
+                    block += DECIDE_THREADS;
+                }
+                unroll!(for i in 0..8 {
+                    unroll!(for kind in 0..2 {
+                        let sum = warp::warp_reduce_add_u32(FULL_MASK, sums[i][kind]);
+                        if lane == 0 && sum > 0 {
+                            layout.rest.atomic_add(kind as u32 * heads + ROWS * group + i as u32, sum);
+                        }
+                    });
+                });
+                let largest = warp::warp_reduce_max_u32(FULL_MASK, largest);
+                if lane == 0 {
+                    layout.rest.atomic_max(2 * heads + 1, largest);
+                }
+                group += 1;
+            }
+        }
+        thread::sync_threads();
+        if t < heads {
+            let unit = unit_of(whole.min(MASS_BINS - 1), units);
+            let scale = exp2(reference);
+            let sum = |kind: u32| {
+                let bin = kind * MASS_BINS + whole.max(1) - 1;
+                let whole_bins = if whole > 0 { f32::from_bits(layout.bins.load(bin)) } else { 0.0 };
+                // Of what is in no bin nothing is known.
+                let known = out == before || whole < MASS_BINS;
+                let rest = layout.rest.load(kind) as f32 * unit;
+                if known { canonical_nan((whole_bins + rest) * scale) } else { f32::NAN }
+            };
+            let moment = canonical_nan(sum(heads + t) * layout.norms.load(0).nu);
+            let nu_rest = f32::from_bits(layout.rest.load(2 * heads + 1));
+            let found = Skipped { mass: sum(t), moment, level: layout.levels.load(t), nu_rest };
+            let at = (self.row * heads + t) as usize;
+            skipped.store_vector(at, found);
+        }
+        thread::sync_threads();
+    }
+}
