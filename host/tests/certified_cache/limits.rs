@@ -300,10 +300,7 @@ fn refused_token(device: &Device, what: &'static str, head: u32, channel: u32) {
     cache.append(&stream, &upload(&good), &upload(&good)).unwrap();
     let error = cache_error(cache.check(&stream));
     let CacheError::Refused { at, problem, stopped: 1 } = error.clone() else { panic!("{error}") };
-    assert_eq!(
-        (at.what, at.sequence, at.token, at.kv_head, at.channel),
-        (what, 1, 15, head, channel)
-    );
+    assert_eq!((at.what, at.sequence, at.token, at.kv_head, at.channel), (what, 1, 15, head, channel));
     assert!(problem.contains("beyond f16"), "{error}");
     assert_eq!(cache.length(&stream, first).unwrap(), 2);
     assert_eq!(cache.length(&stream, second).unwrap(), 15);

@@ -132,12 +132,8 @@ fn each_of_eight_heads_goes_to_the_dense_rung_alone() {
     let mut batch = batch::<f16>(problem, Input::Normal, &[400], 3);
     let budget = Budget { bits: 8, skip: 0.5, ..BUDGET };
     let masses: Vec<f32> = step(&batch, budget, false).verdicts.iter().map(|verdict| verdict.mass).collect();
-    let (heaviest, most) = masses
-        .iter()
-        .copied()
-        .enumerate()
-        .max_by(|(_, a), (_, b)| a.total_cmp(b))
-        .expect("eight heads");
+    let (heaviest, most) =
+        masses.iter().copied().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b)).expect("eight heads");
     batch.queries.rotate_left(heaviest * 64);
     for place in 0..8 {
         let stepped = step_judged_by(&batch, budget, most.next_down(), false);
