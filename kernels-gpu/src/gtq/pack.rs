@@ -70,7 +70,7 @@ impl Column {
             }
         } else if B == 3 {
             // The fourth selector's bits are the nibbles' highest of three words.
-            let fourth = warp_shuffle_idx(FULL_MASK, own, lane | 3 * apart, 32);
+            let fourth = warp_shuffle_idx(FULL_MASK, own, lane | (3 * apart), 32);
             if writes & (k % 4 != 3) {
                 let word = own | (fourth >> (k % 4) & 0x1111) << 3;
                 self.store(side, unit, k / 4 * 3 + k % 4, word);
