@@ -38,9 +38,10 @@ fn steps(coverage: Coverage) -> Vec<Step> {
     let small = Step { lengths: &[150, 1, 97], kv_heads: 1, race_check: true, ..STEP };
     let wide = Step { group: 2 * ROWS, ..small };
     let several = Step {
-        lengths: &[530, 40],
+        // Blocks enough for two thread blocks that decide.
+        lengths: &[2250, 40],
         kv_heads: 1,
-        max_tokens: 640,
+        max_tokens: 2304,
         budget: Budget { skip: 0.05, ..STEP.budget },
         race_check: true,
         ..STEP

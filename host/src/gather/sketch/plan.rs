@@ -342,7 +342,7 @@ impl<E: SketchElement> Plan<E> {
             scan_parts: self.launch.grid.x,
             shape,
         };
-        // SAFETY: the same. Thread blocks of a row meet in `counters` and, by atomics, in `bins` only, and the
+        // SAFETY: the same. Thread blocks of a row meet in `counters` and, by atomics, in `bins` only; the
         // one that reads the others' ranks comes last.
         Ok(unsafe { stream.launch(&decide::kernel(), self.decide, args) }?)
     }

@@ -1,4 +1,4 @@
-//! A step as a workload: all sequences of a batch in four launches.
+//! A step as a workload: all sequences of a batch in five launches.
 
 use super::plan::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};

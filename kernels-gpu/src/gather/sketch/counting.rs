@@ -15,7 +15,7 @@
 
 use super::scanning::Total;
 use crate::attention::{PartialRow, ROWS};
-use simt::math::{exp2_nonpositive, log2, max, to_i32_floor};
+use simt::math::{exp2, exp2_nonpositive, fma, log2, max, to_i32_floor};
 use simt::{Pod, Zeroable, bits};
 
 /// Bins of the histogram: a thread each.
@@ -68,8 +68,11 @@ pub fn edge(bin: u32) -> f32 {
 /// The bin of a rank `x` relative to the reference; [`MASS_BINS`] if it is not below it.
 #[inline(always)]
 pub fn bin_of(x: f32) -> u32 {
-    let bin = to_i32_floor(x * OCTAVE) + MASS_BINS as i32;
-    if x < 0.0 { bin.clamp(0, MASS_BINS as i32 - 1) as u32 } else { MASS_BINS }
+    if x < 0.0 {
+        (to_i32_floor(x * OCTAVE) + MASS_BINS as i32).clamp(0, MASS_BINS as i32 - 1) as u32
+    } else {
+        MASS_BINS
+    }
 }
 
 /// Units of a bin's upper edge: so many fit a word for each of `blocks`.
@@ -84,8 +87,8 @@ pub fn unit_of(bin: u32, units: f32) -> f32 {
     exp2_nonpositive(edge(bin)) / units
 }
 
-/// A mass and its moment in units of their bin. `x` is the mass's logarithm relative to the reference, `ratio`
-/// what [`ratio_of`] gives. Nothing where there is no mass at all.
+/// A mass and its moment in units of their bin. `x` is the mass's logarithm relative to the reference,
+/// `ratio` what [`ratio_of`] gives. Nothing where there is no mass at all.
 #[inline(always)]
 pub fn in_units(x: f32, ratio: f32, bin: u32, units: f32) -> [u32; 2] {
     let weight = exp2_nonpositive(x - edge(bin)) * units;
@@ -113,11 +116,17 @@ pub fn level_of(total: PartialRow) -> f32 {
     if simt::math::abs(level) < 1.0e29 { level } else { 0.0 }
 }
 
-/// What masses relative to T_g are counted against, as a logarithm: the budget; where that is all of the mass,
-/// something above every rank that is finite. `top`: no such rank is larger.
+/// What masses relative to T_g are counted against, as a logarithm: the budget; where that is all of the
+/// mass, something above every rank that is finite. `top`: no such rank is larger.
 #[inline(always)]
 pub fn reference_of(budget_log2: f32, top: f32) -> f32 {
     if budget_log2 < 0.0 { budget_log2 } else { top + 1.0 / 16.0 }
+}
+
+/// 2^`reference`, and more by what logarithms beyond 64 lose that are subtracted from each other near it.
+#[inline(always)]
+pub fn scale_of(reference: f32) -> f32 {
+    exp2(fma(simt::math::abs(reference), 1.0 / 4_194_304.0, reference))
 }
 
 /// The largest rank that a head can give a block, `most` of [`Total`] and its level given.

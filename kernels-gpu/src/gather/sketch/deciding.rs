@@ -26,16 +26,16 @@
 //! of up to eight query heads.
 //!
 //! # Work split
-//! Grid (shares, kv_heads, sequences). A thread has a block of its share: it asks for its masses before T_g is
-//! known, ranks it, and counts it in whole numbers ([`counting`](super::counting)) in shared memory. What a
-//! share has counted is added to the row's bins, and the thread block of a row that arrives last sums from the
-//! lowest bin on: how many blocks can go, and with the same sums what goes with them. Where the cut is inside
-//! a bin the blocks of that bin are looked at one by one. The best are found as `select` finds them. The
-//! result does not depend on how many shares there are.
+//! Grid (shares, kv_heads, sequences). A thread has a block of its share: it asks for its masses before T_g
+//! is known, ranks it, and counts it in whole numbers ([`counting`](super::counting)) in shared memory. What
+//! a share has counted is added to the row's bins, and the thread block of a row that arrives last sums from
+//! the lowest bin on: how many blocks can go, and with the same sums what goes with them. Where the cut is
+//! inside a bin the blocks of that bin are looked at one by one. The best are found as `select` finds them.
+//! The result does not depend on how many shares there are.
 
 use super::counting::{
     MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, joined_most, level_of,
-    ratio_of, reference_of, top_of, unit_of, units,
+    ratio_of, reference_of, scale_of, top_of, unit_of, units,
 };
 use super::scanning::{Deal, Norms, ScanShape, Total, joined};
 use crate::attention::{BLOCK_TOKENS, PartialRow, ROWS, last_to_arrive};
@@ -44,7 +44,7 @@ use crate::gather::listing::Listing;
 use crate::gather::rule::Extent;
 use crate::gather::top::{Cut, Keys, Ranking, ranking};
 use glam::Vec4;
-use simt::math::{canonical_nan, exp2, exp2_nonpositive, max, maximum};
+use simt::math::{canonical_nan, exp2_nonpositive, max, maximum};
 use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_up, warp_shuffle_xor};
 use simt::{Global, GlobalMut, Shared, SharedPlan, kernel, thread, unroll};
 
@@ -233,12 +233,11 @@ impl Decide {
     /// The logarithm that masses are counted against, of levels that are known.
     #[simt::device]
     fn reference(&self) -> f32 {
-        let mut top = f32::NEG_INFINITY;
-        unroll!(for i in 0..16 {
-            if (i as u32) < heads_of(self.shape.group) {
-                top = top_of(top, self.layout.mosts.load(i as u32), self.layout.levels.load(i as u32));
-            }
-        });
+        let (mut top, mut head) = (f32::NEG_INFINITY, 0);
+        while self.shape.budget_log2 >= 0.0 && head < heads_of(self.shape.group) {
+            top = top_of(top, self.layout.mosts.load(head), self.layout.levels.load(head));
+            head += 1;
+        }
         reference_of(self.shape.budget_log2, top)
     }
 
@@ -251,7 +250,7 @@ impl Decide {
         let begin = 1 + thread::block_idx_x() * share.blocks;
         let end = (begin + share.blocks).min(extent.local);
         // On their way while the totals are added up.
-        let mut ahead = ([[0f32; 8]; 2], 0f32);
+        let mut ahead = ([0f32; 8], 0f32);
         if begin + t < end {
             ahead = self.block(begin + t);
         }
@@ -332,33 +331,32 @@ impl Decide {
         }
     }
 
-    /// All heads' masses of a block, and ν.
+    /// The first eight heads' masses of a block, and ν.
     #[simt::device]
-    fn block(&self, block: u32) -> ([[f32; 8]; 2], f32) {
-        let mut masses = [[0f32; 8]; 2];
-        unroll!(for group in 0..2 {
-            if (group as u32) < self.shape.row_groups() {
-                masses[group] = self.masses(block, group as u32);
-            }
-        });
-        (masses, self.nus.load((self.row * self.shape.blocks + block) as usize))
+    fn block(&self, block: u32) -> ([f32; 8], f32) {
+        (self.masses(block, 0), self.nus.load((self.row * self.shape.blocks + block) as usize))
     }
 
     /// Ranks a block and counts it. The whole warp calls it.
     #[simt::device]
-    fn count(&self, block: u32, there: bool, of: ([[f32; 8]; 2], f32), reference: f32, inverse: f32) {
+    fn count(&self, block: u32, there: bool, of: ([f32; 8], f32), reference: f32, inverse: f32) {
         let Decide { layout, shape, extent, .. } = *self;
-        let (masses, nu) = of;
+        let (first, nu) = of;
         let heads = heads_of(shape.group);
+        // Code that runs once is waited for: a loop over the groups of heads.
+        let relative = |group: u32| {
+            let masses = if group > 0 && there { self.masses(block, group) } else { first };
+            self.relative(masses, group)
+        };
         let mut rank = f32::NEG_INFINITY;
-        unroll!(for group in 0..2 {
-            if (group as u32) < shape.row_groups() {
-                let relative = self.relative(masses[group], group as u32);
-                unroll!(for i in 0..8 {
-                    rank = maximum(rank, relative[i]);
-                });
-            }
-        });
+        let mut group = 0;
+        while group < shape.row_groups() {
+            let relative = relative(group);
+            unroll!(for i in 0..8 {
+                rank = maximum(rank, relative[i]);
+            });
+            group += 1;
+        }
         if there {
             self.ranks.store((self.row * shape.blocks + block) as usize, ordered(rank));
         }
@@ -374,27 +372,25 @@ impl Decide {
             layout.bins.atomic_add(2 * heads * MASS_BINS + bin, if one { 32 } else { 1 });
             layout.bins.atomic_max((2 * heads + 1) * MASS_BINS + bin, largest);
         }
-        unroll!(for group in 0..2 {
-            if (group as u32) < shape.row_groups() {
-                let relative = self.relative(masses[group], group as u32);
-                unroll!(for i in 0..8 {
-                    let own =
-                        if counted { in_units(relative[i] - reference, ratio, bin, units) } else { [0; 2] };
-                    unroll!(for kind in 0..2 {
-                        let sum =
-                            if one { warp::warp_reduce_add_u32(FULL_MASK, own[kind]) } else { own[kind] };
-                        let row = kind as u32 * heads + ROWS * group as u32 + i as u32;
-                        if speaks && sum > 0 {
-                            layout.bins.atomic_add(row * MASS_BINS + bin, sum);
-                        }
-                    });
+        let mut group = 0;
+        while group < shape.row_groups() {
+            let relative = relative(group);
+            unroll!(for i in 0..8 {
+                let own = if counted { in_units(relative[i] - reference, ratio, bin, units) } else { [0; 2] };
+                unroll!(for kind in 0..2 {
+                    let sum = if one { warp::warp_reduce_add_u32(FULL_MASK, own[kind]) } else { own[kind] };
+                    let row = kind as u32 * heads + ROWS * group + i as u32;
+                    if speaks && sum > 0 {
+                        layout.bins.atomic_add(row * MASS_BINS + bin, sum);
+                    }
                 });
-            }
-        });
+            });
+            group += 1;
+        }
     }
 
-    /// Sums up to each bin, of which a thread has one; sets the bins in memory back. The distant blocks that can
-    /// go within the budget.
+    /// Sums up to each bin, of which a thread has one; sets the bins in memory back. The distant blocks that
+    /// can go within the budget.
     #[simt::device]
     fn sums(&self) -> u32 {
         let Decide { layout, shape, extent, .. } = *self;
@@ -521,7 +517,7 @@ impl Decide {
         thread::sync_threads();
         if t < heads {
             let unit = unit_of(whole.min(MASS_BINS - 1), units);
-            let scale = exp2(reference);
+            let scale = scale_of(reference);
             let sum = |kind: u32| {
                 let bin = kind * MASS_BINS + whole.max(1) - 1;
                 let whole_bins = if whole > 0 { f32::from_bits(layout.bins.load(bin)) } else { 0.0 };

@@ -21,7 +21,7 @@ mod write;
 pub use bound::delta;
 pub use counting::{
     MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, level_of, ratio_of,
-    reference_of, top_of, unit_of, units,
+    reference_of, scale_of, top_of, unit_of, units,
 };
 pub use deciding::{DECIDE_THREADS, decide, decide_bytes, decide_parts, kinds_of};
 pub use scanning::{

@@ -171,7 +171,8 @@ pub const fn scan_bytes<const D: usize, const BITS: usize>() -> u32 {
 
 /// Bounds the mass of every block of each sequence.
 ///
-/// `lengths` \[sequences\] are at most `max_blocks` · 16. Grid ([`scan_parts`], kv_heads · row groups, sequences).
+/// `lengths` \[sequences\] are at most `max_blocks` · 16. Grid ([`scan_parts`], kv_heads · row groups,
+/// sequences).
 #[kernel(
     system = gather,
     instances(

@@ -6,11 +6,11 @@ use kernels_gpu::attention::BLOCK_TOKENS;
 use kernels_gpu::attention::PartialRow;
 use kernels_gpu::gather::sketch::{
     MASS_BINS, Norms, SHARE, ScanShape, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, joined,
-    level_of, most_of, ratio_of, reference_of, top_of, unit_of, units,
+    level_of, most_of, ratio_of, reference_of, scale_of, top_of, unit_of, units,
 };
 use kernels_gpu::gather::{Extent, ordered, score_of};
 use rayon::prelude::*;
-use simt::math::{canonical_nan, exp2, exp2_nonpositive, fma, max, maximum};
+use simt::math::{canonical_nan, exp2_nonpositive, max, maximum};
 
 const BINS: usize = MASS_BINS as usize;
 
@@ -208,7 +208,7 @@ fn one(shape: ScanShape, extent: Extent, row: &Totals, skipped: &mut [Skipped]) 
             let rest = rest.sums[kind][head][some] as f32 * unit_of(some as u32, units);
             // Of what is in no bin nothing is known.
             let known = out == before || whole < BINS;
-            if known { canonical_nan((whole_bins + rest) * exp2(reference)) } else { f32::NAN }
+            if known { canonical_nan((whole_bins + rest) * scale_of(reference)) } else { f32::NAN }
         };
         *to = Skipped {
             mass: sum(0),

@@ -5,7 +5,7 @@ use crate::attention::oracle::Sequence;
 use half::{bf16, f16};
 
 /// Every verdict holds: the mass that a head skipped, the error of its output; and lists are lists.
-fn check<E: SketchElement>(batch: &Batch<E>, budget: Budget) -> Stepped {
+pub(super) fn check<E: SketchElement>(batch: &Batch<E>, budget: Budget) -> Stepped {
     let stepped = step(batch, budget, false);
     assert!(words(&step(batch, budget, true)) == words(&stepped), "the CPU's own path: {budget:?}");
     let StepProblem { kv_heads, q_heads, head_dim, .. } = batch.problem;

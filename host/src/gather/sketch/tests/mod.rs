@@ -2,6 +2,7 @@
 //! judged by f64.
 
 mod certificate;
+mod counting;
 mod scheme;
 mod sketches;
 
@@ -87,7 +88,9 @@ fn step_judged_by<E: SketchElement>(batch: &Batch<E>, budget: Budget, skip: f32,
     };
     // SAFETY: buffers of the emulator, whose table is of this pool.
     unsafe {
+        // Once more: what the launches count in is as it was.
         plan.scan_on(&stream, slices, &handles).expect("scanned");
+        plan.scan_on(&stream, slices, &handles).expect("scanned again");
         plan.attend_on(&stream, slices, &handles).expect("attended");
         plan.settle_on(&stream, slices, &handles).expect("settled");
     }

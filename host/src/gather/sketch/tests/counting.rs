@@ -1,0 +1,62 @@
+//! Masses in whole numbers, and choices by several thread blocks.
+
+use super::certificate::check;
+use super::*;
+use half::f16;
+use kernels_gpu::gather::sketch::{
+    MASS_BINS, bin_of, in_units, inverse_of, ratio_of, scale_of, unit_of, units,
+};
+
+/// What is counted is no less than the mass and its moment, and more by a unit and roundings at the most.
+#[test]
+fn what_is_counted_is_no_less_than_the_mass() {
+    for blocks in [1, 4096, 1 << 20] {
+        let units = units(blocks);
+        // A block's largest mass, and another head's.
+        for step in 1..4000 {
+            let rank = -0.011 * step as f32;
+            let bin = bin_of(rank);
+            assert!(bin < MASS_BINS);
+            let unit = f64::from(unit_of(bin, units));
+            for x in [rank, rank - 0.37 * (step % 50) as f32, rank - 200.0] {
+                for (nu, nu_all) in [(1.0f32, 1.0f32), (0.3, 7.0), (0.0, 2.0), (1e-30, 3e5)] {
+                    let ratio = ratio_of(nu, inverse_of(nu_all));
+                    let [mass, moment] = in_units(x, ratio, bin, units);
+                    // What `settle` adds for exponents and sums.
+                    let slack = 1.0 + 1.0 / 32768.0;
+                    let exact = f64::from(x).exp2();
+                    let counted = f64::from(mass) * unit;
+                    assert!(exact <= counted * slack && counted <= exact * slack + unit, "{x} {bin} {mass}");
+                    let exact = exact * f64::from(nu);
+                    let counted = f64::from(moment) * unit * f64::from(nu_all);
+                    let most = exact * slack + unit * f64::from(nu_all);
+                    assert!(exact <= counted * slack && counted <= most, "{x} {nu} {nu_all} {moment}");
+                }
+            }
+        }
+        // All of them in one bin fit a word.
+        let [most, moment] = in_units(-1e-6, 1.0, MASS_BINS - 1, units);
+        assert!(u64::from(most) * u64::from(blocks) <= u64::from(u32::MAX) && moment == most);
+    }
+    assert_eq!([0.0, 1.0, f32::NAN, f32::INFINITY].map(bin_of), [MASS_BINS; 4]);
+    assert_eq!(bin_of(f32::NEG_INFINITY), 0);
+    assert_eq!(in_units(f32::NEG_INFINITY, 1.0, 0, 4.0), [0, 0]);
+    // Two logarithms far from 0 are each off by half an ULP.
+    assert!(scale_of(1000.0f32.log2()) >= 1000.0 && scale_of(100.0) > 100f32.exp2());
+}
+
+/// Rows of several shares, in a batch with rows of one; budgets that cut at a bin, inside one and at ties.
+#[test]
+fn several_thread_blocks_choose_together() {
+    let problem = StepProblem { max_tokens: 4700, kv_heads: 1, q_heads: 9, ..PROBLEM };
+    for input in [Input::Sharp, Input::Normal, Input::Duplicates] {
+        let batch = batch::<f16>(problem, input, &[4690, 700], 8);
+        for (skip, k) in [(0.05, 2), (1.0, 40), (0.9, 250)] {
+            let support = Support { k, ..BUDGET.support };
+            let stepped = check(&batch, Budget { support, bits: 8, skip });
+            if skip == 1.0 {
+                assert_eq!(stepped.counts, [42, 42], "{input}");
+            }
+        }
+    }
+}
