@@ -87,6 +87,13 @@ fn what_a_calibration_decides_is_drawn() {
     refused_for("vecinfer", "order.svg", &["vecinfer", "no picture"]);
     refused_for("gtq-blocks", "order.gif", &["order.gif", ".svg or .png"]);
     refused_for("gtq-blocks", "nowhere/order.svg", &["nowhere"]);
+    // The picture would take the file's place, or the report's, by another way to write the same path.
+    let other_way = folder.text("order.svg").replace("/order.svg", "/./order.svg");
+    for (at, report) in [(picture.as_str(), "report.json"), (order.as_str(), picture.as_str())] {
+        let line =
+            [&["calibrate", "--scheme", "gtq-blocks", "-o", at, "--plot", &other_way][..], &run].concat();
+        refused(&[&line[..], &["--json", report]].concat(), &["order.svg"]);
+    }
     assert!(!folder.path("order").exists() && !folder.path("order.svg").exists(), "nothing is written");
     let words = of("gtq-blocks", "order.svg");
     succeed(&words.iter().map(String::as_str).collect::<Vec<_>>());

@@ -79,7 +79,10 @@ fn heads_of_every_size_have_caches() {
         let text = "vecinfer/k=d2b8/v=d4b8";
         let made = made(&format!("pair-{head_dim}"), "/k=d2b8/v=d4b8", geometry, 200);
         match (head_dim, made) {
-            (64 | 128, Ok(path)) => drop(open(&format!("{text}/codes={}", path.display()), geometry)),
+            (64 | 128, Ok(path)) => {
+                let cache = open(&format!("{text}/codes={}", path.display()), geometry);
+                assert_eq!(cache.expect("a cache").geometry(), geometry);
+            }
             (96 | 256, Err(error)) => {
                 assert!(error.to_string().contains(&format!("at head_dim {head_dim}")), "{error}");
             }

@@ -14,7 +14,7 @@ use host::kv::calibration::{Artifact, Material, Passed};
 use host::kv::{self, Selection};
 use host::model::fetched;
 use host::model::forward::Error as ForwardError;
-use host::tensor_file::{self, Target};
+use host::tensor_file::Target;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -141,11 +141,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn sheet(selection: &Selection, arguments: &Arguments, model: &Path) -> Result<Option<Sheet>, Failure> {
     let Some(plot) = &arguments.plot else { return Ok(None) };
     let scheme = selection.scheme();
-    if scheme.calibrate.as_ref().and_then(|calibrator| calibrator.chart).is_none() {
+    if !scheme.calibrate.as_ref().is_some_and(|calibrator| calibrator.chart) {
         return Err(Failure::NoPicture { scheme: scheme.name });
     }
-    if *plot == arguments.output {
-        return Err(tensor_file::Error::SameAsInput { path: plot.clone() }.into());
+    // Files that are not there yet have no canonical path.
+    let same = |other: &Path| std::path::absolute(plot).ok() == std::path::absolute(other).ok();
+    for (what, other) in [("the output", Some(&*arguments.output)), ("the report", arguments.report.file())] {
+        if other.is_some_and(same) {
+            return Err(Failure::SamePath { what, path: plot.display().to_string() });
+        }
     }
     let inputs = [model.to_owned(), arguments.text.clone().into(), arguments.output.clone()];
     Ok(Some(Sheet::new(plot, &inputs)?))

@@ -20,11 +20,6 @@ pub fn mistaken(error: &Error, item: TokenStream) -> TokenStream {
 
 /// Refuses types that no launch can pass, and says what to write.
 pub fn launchable(ty: &Type) -> syn::Result<()> {
-    let element = |ty: &Type| match ty {
-        Type::Slice(slice) => slice.elem.to_token_stream().to_string(),
-        Type::Array(array) => array.elem.to_token_stream().to_string(),
-        other => other.to_token_stream().to_string(),
-    };
     let memory = |element: &str, mutable: bool| {
         let (handle, calls) =
             if mutable { ("GlobalMut", "`.load(i)` and `.store(i, x)`") } else { ("Global", "`.load(i)`") };
@@ -36,18 +31,13 @@ pub fn launchable(ty: &Type) -> syn::Result<()> {
             elem => memory(&element(elem), reference.mutability.is_some()),
         },
         Type::Ptr(pointer) => memory(&element(&pointer.elem), pointer.mutability.is_some()),
-        Type::Slice(slice) => memory(&slice.elem.to_token_stream().to_string(), false),
+        Type::Slice(slice) => memory(&element(&slice.elem), false),
         Type::Path(path) => {
             let Some(last) = path.path.segments.last() else { return Ok(()) };
-            let inner = match &last.arguments {
-                PathArguments::AngleBracketed(list) => match list.args.first() {
-                    Some(GenericArgument::Type(ty)) => element(ty),
-                    _ => return Ok(()),
-                },
-                _ => String::new(),
-            };
             match last.ident.to_string().as_str() {
-                "Vec" | "Box" | "Buffer" | "Pinned" => memory(&inner, true),
+                "Vec" | "Box" | "Buffer" | "Pinned" if first(&last.arguments).is_some() => {
+                    memory(&element(ty), true)
+                }
                 "String" => memory("u8", false),
                 "Global" | "GlobalMut" if owns(&last.arguments) => format!(
                     "an element of `{}` is plain data, the same bytes on both sides: a number, or a struct that derives \
@@ -73,16 +63,43 @@ pub fn launchable(ty: &Type) -> syn::Result<()> {
     Err(Error::new(ty.span(), what))
 }
 
+/// The type that memory of type `ty` has elements of: below references, slices and what owns its memory.
+fn element(ty: &Type) -> String {
+    match ty {
+        Type::Slice(slice) => element(&slice.elem),
+        Type::Array(array) => element(&array.elem),
+        Type::Reference(reference) => element(&reference.elem),
+        Type::Path(path) => {
+            let last = path.path.segments.last();
+            let owner =
+                last.filter(|last| ["Vec", "Box", "Buffer", "Pinned"].iter().any(|name| last.ident == name));
+            match owner.and_then(|owner| first(&owner.arguments)) {
+                Some(inner) => element(inner),
+                None => ty.to_token_stream().to_string().replace(' ', ""),
+            }
+        }
+        other => other.to_token_stream().to_string(),
+    }
+}
+
+/// The first type in angle brackets.
+fn first(arguments: &PathArguments) -> Option<&Type> {
+    let PathArguments::AngleBracketed(list) = arguments else { return None };
+    match list.args.first()? {
+        GenericArgument::Type(ty) => Some(ty),
+        _ => None,
+    }
+}
+
 /// Whether the first argument of a handle is something that holds memory of its own.
 fn owns(arguments: &PathArguments) -> bool {
-    let PathArguments::AngleBracketed(list) = arguments else { return false };
-    match list.args.first() {
-        Some(GenericArgument::Type(Type::Path(path))) => path
+    match first(arguments) {
+        Some(Type::Path(path)) => path
             .path
             .segments
             .last()
             .is_some_and(|last| ["Vec", "String", "Box"].iter().any(|name| last.ident == name)),
-        Some(GenericArgument::Type(Type::Reference(_) | Type::Slice(_))) => true,
+        Some(Type::Reference(_) | Type::Slice(_)) => true,
         _ => false,
     }
 }
@@ -106,6 +123,8 @@ mod tests {
             (quote! { fn k(x: host::Buffer<u8>) {} }, "write `GlobalMut<u8>`"),
             (quote! { fn k(x: &str) {} }, "write `Global<u8>`"),
             (quote! { fn k(x: &[f32; 4]) {} }, "write `Global<f32>`"),
+            (quote! { fn k(x: &mut Vec<glam::UVec4>) {} }, "write `GlobalMut<glam::UVec4>`"),
+            (quote! { fn k(x: Box<[f32]>) {} }, "write `GlobalMut<f32>`"),
         ] {
             let message = refused(item);
             assert!(message.contains(handle), "{message}");
@@ -119,7 +138,11 @@ mod tests {
         assert!(refused(quote! { fn k(x: simt::Global<String>) {} }).contains("plain data"));
         assert!(refused(quote! { fn k(x: GlobalMut<Vec<u32>>) {} }).contains("plain data"));
         assert!(refused(quote! { fn k(x: impl Copy) {} }).contains("instances(…)"));
-        for fine in [quote! { fn k(x: Global<Word>, n: u32) {} }, quote! { fn k(x: [u32; 4], y: Shape) {} }] {
+        for fine in [
+            quote! { fn k(x: Global<Word>, n: u32) {} },
+            quote! { fn k(x: [u32; 4], y: Shape) {} },
+            quote! { fn k(x: shapes::Box) {} },
+        ] {
             assert!(expand(quote! {}, fine).is_ok());
         }
     }

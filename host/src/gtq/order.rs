@@ -18,14 +18,8 @@ use kernels_gpu::gtq::parts::{self, PARTS};
 pub(super) const OPTION: &str = "order";
 
 /// How `ferrokv calibrate` makes the file.
-pub(super) const CALIBRATOR: Calibrator = Calibrator {
-    artifact: OPTION,
-    options: &[],
-    queries: true,
-    check: |_| Ok(()),
-    chart: Some("the bits that each rotary block of a key gets, by layer and KV head"),
-    run,
-};
+pub(super) const CALIBRATOR: Calibrator =
+    Calibrator { artifact: OPTION, options: &[], queries: true, check: |_| Ok(()), chart: true, run };
 
 /// The channels of a model's keys in the order of their parts.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use kernels_gpu::gtq::{
     AttendShape, Codebook, ENCODE_THREADS, EncodeShape, Parted, Positive, Tables, Whole, attend,
     attend_parts, decode, encode as encode_whole, encode_parts,
 };
-use simt::{Global, GlobalMut, Kernel, LaunchShape};
+use simt::{Global, GlobalMut, Kernel, LaunchShape, Zeroable};
 
 /// Attention over whole keys, or over keys in parts, and what it is told of them.
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +149,12 @@ impl Books {
             key_units: near::key_units(self),
             value_unit: (1.0 / self.values.step) as f32,
             window: self.window(problem),
-            keys: Positive::of(&self.keys[0].codebook(), bits[0]),
+            // Keys in parts have theirs in memory.
+            keys: if self.layout.parted {
+                Positive::zeroed()
+            } else {
+                Positive::of(&self.keys[0].codebook(), bits[0])
+            },
             values: Positive::of(&self.values.codebook(), bits[1]),
         }
     }
@@ -208,7 +213,8 @@ pub struct AppendHandles {
     pub positions: Global<u32>,
     /// [sequences, max_blocks].
     pub table: Global<u32>,
-    /// Of keys in parts, [kv_heads, head_dim]: the channel that each dimension is. Empty of whole keys.
+    /// Of keys in parts, [kv_heads, head_dim]: the channel that each dimension is. Empty of whole keys. It is
+    /// read before the launches ahead have ended.
     pub order: Global<u8>,
     /// \[sequences\]: one more than the position of the sequence's last new token.
     pub lengths: GlobalMut<u32>,
@@ -253,7 +259,7 @@ impl Encoder {
     /// - the encoder and the memory behind every handle are there, reached by the stream's device, and
     ///   nothing else writes it, or touches what is written; with `slices` it is host memory;
     /// - no two tokens have one place, and the table's entries up to each position are blocks of the pool;
-    /// - the order's entries are below `head_dim`.
+    /// - the order's entries are below `head_dim`, and no launch of the stream writes them.
     ///
     /// # Errors
     /// [`Error::Length`] for handles of another problem; those of [`Problem::checked`]; what the launch
@@ -353,7 +359,8 @@ pub struct Handles {
     pub near: Global<u32>,
     /// [sequences, max_blocks].
     pub table: Global<u32>,
-    /// Of keys in parts, [kv_heads, head_dim]: the channel that each dimension is. Empty of whole keys.
+    /// Of keys in parts, [kv_heads, head_dim]: the channel that each dimension is. Empty of whole keys. It is
+    /// read before the launches ahead have ended.
     pub order: Global<u8>,
     /// \[sequences\].
     pub lengths: Global<u32>,
@@ -429,7 +436,7 @@ impl Plan {
     ///   that writes it, or for the outputs, that touches it; with `slices` it is host memory;
     /// - each length is at most `max_blocks · 16`, and each table entry that a length reaches is a block of
     ///   the pool;
-    /// - the order's entries are below `head_dim`.
+    /// - the order's entries are below `head_dim`, and no launch of the stream writes them.
     ///
     /// # Errors
     /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch

@@ -25,8 +25,8 @@ pub struct Calibrator {
     pub queries: bool,
     /// Says so if the options together make no sense, before anything is run.
     pub check: fn(&Selection) -> Result<()>,
-    /// What the [`Chart`] shows that its artifacts have; `None` where they have none.
-    pub chart: Option<&'static str>,
+    /// Whether its artifacts have a [`Chart`].
+    pub chart: bool,
     /// Makes it. The same material and options give the same bytes.
     pub run: fn(&Calibration<'_>) -> Result<Artifact>,
 }

@@ -43,7 +43,7 @@ pub(super) const CALIBRATOR: Calibrator = Calibrator {
         OptionSpec { name: "seed", about: "of k-means; 1", kind: Kind::Count(0, u32::MAX as u64) },
     ],
     queries: false,
-    chart: None,
+    chart: false,
     check: |selection| Ok(Setting::of(selection).checked().map(drop)?),
     run,
 };
@@ -132,24 +132,36 @@ pub(super) fn make(
     }
     let [keys, values] = codes;
     super::plan::kernel_info(head_dim as u32, Setting { keys, values, ..Setting::DEFAULT }, 1)?;
+    let heads = if transform.by_head { kv_heads } else { 1 };
+    let width = kv_heads * head_dim / heads;
+    // Before anything is run.
+    for (layer, passed) in material.layers.iter().enumerate() {
+        for (what, rows, code) in [("keys", &passed.keys, keys), ("values", &passed.values, values)] {
+            let of_token = width / code.d as usize;
+            let found = rows.len() / (kv_heads * head_dim) * of_token;
+            let centroids = code.centroids() as usize;
+            if found < LEAST * centroids {
+                let what = format!("the {what} of layer {layer}");
+                let needed = (LEAST * centroids).div_ceil(of_token);
+                return Err(Error::TooFew { what, found, centroids, needed }.into());
+            }
+        }
+    }
     let layer = |(layer, passed): (usize, &Passed)| -> Result<LayerBooks> {
         let mut table = table(&passed.keys, kv_heads, head_dim, transform);
         let keys = transformed(&passed.keys, &table, kv_heads, head_dim, transform.hadamard);
-        let heads = if transform.by_head { kv_heads } else { 1 };
-        let of = |what: &str, rows: &[f16], code: Code| -> Result<Vec<f16>> {
+        if let Some(at) = keys.iter().position(|x| !x.is_finite()) {
+            let (row, channel) = (at / head_dim, at % head_dim);
+            let (token, head) = (row / kv_heads, row % kv_heads);
+            return Err(Error::KeyOverflow { layer, token, head, channel }.into());
+        }
+        let of = |rows: &[f16], code: Code| -> Result<Vec<f16>> {
             let books: Vec<Result<Vec<f32>>> = (0..heads)
                 .into_par_iter()
                 .map(|head| {
-                    let (stride, width) = (kv_heads * head_dim, kv_heads * head_dim / heads);
-                    let d = code.d as usize;
-                    let points = Points { rows, stride, first: head * width, width, d };
-                    let (found, centroids) = (points.count(), code.centroids() as usize);
-                    if found < LEAST * centroids {
-                        let what = format!("the {what} of layer {layer}");
-                        let needed = (LEAST * centroids).div_ceil(width / d);
-                        return Err(Error::TooFew { what, found, centroids, needed }.into());
-                    }
-                    kmeans(points, centroids, transform.seed, told)
+                    let stride = kv_heads * head_dim;
+                    let points = Points { rows, stride, first: head * width, width, d: code.d as usize };
+                    kmeans(points, code.centroids() as usize, transform.seed, told)
                 })
                 .collect();
             let mut all = Vec::new();
@@ -158,8 +170,7 @@ pub(super) fn make(
             }
             Ok(all)
         };
-        let (keys, values) =
-            rayon::join(|| of("keys", &keys, codes[0]), || of("values", &passed.values, codes[1]));
+        let (keys, values) = rayon::join(|| of(&keys, codes[0]), || of(&passed.values, codes[1]));
         let (mut keys, mut values) = (keys?, values?);
         if codes[0].whole_keys() {
             make_whole(&mut keys, &mut table, head_dim);

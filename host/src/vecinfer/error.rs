@@ -39,6 +39,31 @@ pub enum Error {
         /// What there is of that.
         there: String,
     },
+    /// A key of a calibration that f16 has no room for once it is transformed.
+    #[error(
+        "the key of token {token}, KV head {head}, layer {layer} is beyond f16 in channel {channel} once it is \
+         transformed; calibrate on another text, or with `mean=off` or `transform=none`"
+    )]
+    KeyOverflow {
+        /// The layer.
+        layer: usize,
+        /// The token, counted over the whole text.
+        token: usize,
+        /// The KV head.
+        head: usize,
+        /// The transformed key's channel.
+        channel: usize,
+    },
+    /// More tokens at the front in f16 than the kernels of a head_dim look for.
+    #[error("vecinfer keeps up to {most} tokens at the front in f16 at head_dim {head_dim}, not {sink}")]
+    Sink {
+        /// Tokens.
+        sink: u32,
+        /// The most.
+        most: u32,
+        /// Channels of a head.
+        head_dim: u32,
+    },
     /// A sequence whose tokens cannot be numbered.
     #[error("{tokens} tokens a sequence are too many for vecinfer; it takes up to {most}")]
     TooLong {

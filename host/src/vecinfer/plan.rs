@@ -10,7 +10,7 @@ use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use half::f16;
-use kernels_gpu::attention::threads;
+use kernels_gpu::attention::{BLOCK_TOKENS, threads, warps};
 use kernels_gpu::vecinfer::{Shape, attend, attend_wide, layout, partial_floats, rows_of};
 use simt::{Global, GlobalMut, Kernel, KernelInfo, LaunchShape};
 
@@ -83,6 +83,11 @@ pub(super) fn kernel_info(head_dim: u32, setting: Setting, group: u32) -> Result
 }
 
 fn kernel_for(head_dim: u32, setting: Setting, group: u32) -> Result<Attend> {
+    // A warp looks for such a tile among its first ones.
+    let most = BLOCK_TOKENS * warps(head_dim);
+    if setting.sink > most {
+        return Err(Error::Sink { sink: setting.sink, most, head_dim });
+    }
     let refuse = || {
         let pair = |(k, v): &(u32, u32)| format!("{} with {}", name(Code::of(*k)), name(Code::of(*v)));
         let there = attended(head_dim).iter().map(pair).collect::<Vec<_>>().join(", ");

@@ -26,7 +26,7 @@
 //! # Work split
 //! A warp a row of keys or values; four warps a block, which know nothing of each other: grid (tokens, blocks
 //! of a token's rows, sequences), keys first. A lane has D/32 neighbouring dimensions; codes go to their
-//! words by an exchange or none ([`pack`](super::pack)). A part is eight lanes.
+//! words by a few exchanges ([`pack`](super::pack)). A part is eight lanes.
 //!
 //! A step has few rows, and each instruction runs once: what counts is how many there are, and how many loads
 //! wait for another. Rows and positions are asked for together, the table when the position is there, and

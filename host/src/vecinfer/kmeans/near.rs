@@ -8,10 +8,11 @@
 //! ½‖x − c‖² − ½‖x − a‖² ≥ ½(‖c − a‖ − D)² − ½D² > 2E        so that s'(c) > s'(a)
 //! ```
 //!
-//! and is left out. E is (N + 2)·2^−24·(½M² + ‖x‖·M), M being the largest ‖c‖: N + 1 operations, each of
-//! which is off by half a unit of what it adds up. Points with the same a are a group; sixteen of them at a
-//! time, the farthest first, look at the centroids that the farthest of the sixteen may want. Where a has not
-//! moved, only those that have.
+//! and is left out. E is (2N + 2)·2^−24·(½M² + ‖x‖·M), M being the largest ‖c‖: a score is 2N operations,
+//! N of ½‖c‖² and N of x·c, each of which is off by at most half a unit of what it adds up, and no sum of
+//! theirs is above what is in the brackets, but for the roundings before it, which the other two units
+//! cover. Points with the same a are a group; sixteen of them at a time, the farthest first, look at the
+//! centroids that the farthest of the sixteen may want. Where a has not moved, only those that have.
 
 use super::{Block, Floats, LANES, MARGIN, at_most, blocks, half_norm, squares};
 use crate::attention::cpu::lanes::Lanes;
@@ -206,7 +207,7 @@ impl<const N: usize> View<'_, N> {
     #[inline(always)]
     fn limit(&self, at: usize, score: f32) -> f32 {
         let half = self.half_squares[at];
-        let units = (N + 2) as f64 / f64::from(1u32 << 24);
+        let units = (2 * N + 2) as f64 / f64::from(1u32 << 24);
         let off = units * (0.5 * self.longest * self.longest + (2.0 * half).sqrt() * self.longest);
         let square = (2.0 * (f64::from(score) + off + half)).max(0.0);
         let radius = square.sqrt() + (square + 4.0 * off).sqrt();

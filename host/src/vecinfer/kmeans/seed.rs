@@ -51,7 +51,8 @@ fn arrange<const N: usize>(points: &mut [[f32; N]]) {
     let spreads: [f64; N] = std::array::from_fn(spread);
     let widest = (0..N).max_by(|a, b| spreads[*a].total_cmp(&spreads[*b])).unwrap_or(0);
     let middle = (points.len() / 2).next_multiple_of(LANES);
-    // Equal in that channel: the others decide, so that the order is one.
+    // Equal in that channel: the others decide, so that the two halves are the same sets
+    // whatever the order was.
     let key = |point: &[f32; N]| std::array::from_fn::<f32, N, _>(|i| point[(widest + i) % N]);
     points.select_nth_unstable_by(middle, |a, b| {
         let pairs = key(a).into_iter().zip(key(b));

@@ -18,11 +18,16 @@ fn made(by_head: bool) -> LayerBooks {
 
 /// Values of the second KV head are `most` times those of the first.
 fn with_values_of(by_head: bool, most: f32) -> crate::kv::Result<Books> {
-    let rows = |kind: u64, second: f32| -> Vec<f16> {
-        let of = |i: usize| normal(kind, i as u64) * if i / DIM % HEADS == 1 { second } else { 1.0 };
-        (0..512 * HEADS * DIM).map(|i| f16::from_f32(of(i))).collect()
-    };
-    let passed = Passed { keys: rows(1, 3.0), values: rows(2, most), queries: Vec::new() };
+    with_rows(by_head, rows(1, 3.0), rows(2, most))
+}
+
+fn rows(kind: u64, second: f32) -> Vec<f16> {
+    let of = |i: usize| normal(kind, i as u64) * if i / DIM % HEADS == 1 { second } else { 1.0 };
+    (0..512 * HEADS * DIM).map(|i| f16::from_f32(of(i))).collect()
+}
+
+fn with_rows(by_head: bool, keys: Vec<f16>, values: Vec<f16>) -> crate::kv::Result<Books> {
+    let passed = Passed { keys, values, queries: Vec::new() };
     let geometry = Geometry { layers: 1, q_heads: HEADS, kv_heads: HEADS, head_dim: DIM };
     let material = Material { geometry, rope: None, layers: vec![passed], fronts: Vec::new() };
     let transform = Transform { by_head, ..Transform::DEFAULT };
@@ -34,6 +39,17 @@ fn values_that_bytes_cannot_hold_are_refused() {
     let said = with_values_of(false, 10_000.0).expect_err("beyond 127 of the largest step").to_string();
     assert!(said.contains("the values of layer 0") && said.contains("hold up to 7112"), "{said}");
     assert!(said.contains("d2b8, d4b8 or d8b8"), "{said}");
+}
+
+/// A key is within f16, and less its channel's mean it is not.
+#[test]
+fn keys_that_leave_f16_are_refused_by_name() {
+    let mut keys = rows(1, 1.0);
+    let channel = |token: usize| (token * HEADS + 1) * DIM + 5;
+    (0..512).for_each(|token| keys[channel(token)] = f16::from_f32(60_000.0));
+    keys[channel(77)] = f16::from_f32(-60_000.0);
+    let said = with_rows(false, keys, rows(2, 1.0)).expect_err("beyond f16").to_string();
+    assert!(said.contains("token 77, KV head 1, layer 0"), "{said}");
 }
 
 #[test]

@@ -223,14 +223,17 @@ fn a_step_is_attention_over_what_is_stored() {
 fn loud_scores_have_finite_outputs() {
     for group in [2, 8] {
         for recent in [0, 160] {
-            for [keys, values] in settings(128) {
-                let step = Step { lengths: &[150, 70], group, recent, hadamard: false, loud: true, ..STEP };
-                let [kernels, slices] = [false, true].map(|slices| {
-                    let ran = run(step, Setting { keys, values, recent, sink: 16 }, 128, slices);
-                    ran.output.to_vec().expect("read")
-                });
-                assert!(kernels.iter().all(|x| x.is_finite()), "{keys:?} {group} {recent}");
-                assert!(kernels.iter().zip(&slices).all(|(a, b)| a.to_bits() == b.to_bits()));
+            for head_dim in HEAD_DIMS {
+                for [keys, values] in settings(head_dim) {
+                    let step =
+                        Step { lengths: &[150, 70], group, recent, hadamard: false, loud: true, ..STEP };
+                    let [kernels, slices] = [false, true].map(|slices| {
+                        let ran = run(step, Setting { keys, values, recent, sink: 16 }, head_dim, slices);
+                        ran.output.to_vec().expect("read")
+                    });
+                    assert!(kernels.iter().all(|x| x.is_finite()), "{head_dim} {keys:?} {group} {recent}");
+                    assert!(kernels.iter().zip(&slices).all(|(a, b)| a.to_bits() == b.to_bits()));
+                }
             }
         }
     }
@@ -284,4 +287,16 @@ fn a_cache_of_heads_of(head_dim: u32) {
         assert!(outputs[0].iter().any(|bits| *bits != 0));
     }
     assert_eq!(caches[0].bytes(), caches[1].bytes());
+}
+
+/// A kernel looks for the first tokens' tiles among a warp's first ones; more of them are refused.
+#[test]
+fn more_first_tokens_than_a_kernel_looks_for_are_refused() {
+    let of = |head_dim, sink| {
+        super::plan::kernel_info(head_dim, Setting { sink, ..Setting::DEFAULT }, 1)
+            .map(|kernels| kernels.len())
+    };
+    assert!(of(256, 64).is_ok() && of(128, 128).is_ok());
+    let said = of(256, 80).expect_err("five tiles, and four warps").to_string();
+    assert!(said.contains("up to 64 tokens") && said.contains("not 80"), "{said}");
 }
