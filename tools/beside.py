@@ -10,8 +10,8 @@ from records import DEVICES, Wrong, interval, losing, scheme, table, tokens
 
 
 def bare(name):
-    """A scheme's name without the file that it was opened with."""
-    return re.sub(r"/(codes|order|from)=.*", "", scheme(name))
+    """A scheme's name without the file that it was opened with, and without codes that are the default."""
+    return re.sub(r"/(codes|order|from)=.*", "", scheme(name)).replace("vecinfer/k=d4b8/v=d4b8", "vecinfer")
 
 
 def digits(value):
@@ -59,21 +59,40 @@ def heads_of(places):
             + (f" ×{batch}" if batch > 1 else "") for q_heads, kv_heads, batch, context, device in places]
 
 
+def lost_by(name, row):
+    """Divergence and perplexity with their intervals."""
+    lost = row["quality"] and row["quality"]["beside"]
+    if not lost:
+        return ["0", "0"] if name == "dense" and row["quality"] else ["–", "–"]
+    ends, delta = lost["kl_interval"], lost["delta_interval"]
+    percent = interval(math.expm1(delta["low"]) * 100, math.expm1(delta["high"]) * 100, 1) if delta else ""
+    kl = f" [{digits(ends['low'])}, {digits(ends['high'])}]" if ends else ""
+    return [f"{digits(lost['kl'])}{kl}", f"{math.expm1(lost['delta']) * 100:+.1f} % {percent}".strip()]
+
+
+def of_a_text(records):
+    """A row a scheme of `bench schemes`: what its cache takes over the windows of a text, and what that loses."""
+    (record,) = records
+    lines = []
+    for row in record.data["rows"]:
+        if row["quality"]:
+            name, own = bare(row["kv"]), row["quality"]
+            lines.append((-own["token_bytes"], [f"`{name}`", f"{own['token_bytes']:.1f}", f"{own['step_bytes']:.1f}",
+                                                *lost_by(name, row)]))
+    return table(("`--kv`", "bytes", "read", "KL, 95 %", "perplexity, 95 %"),
+                 [cells for _, cells in sorted(lines, key=lambda each: each[0])])
+
+
 def beside_each_other(records):
     """A row a scheme of `bench schemes`: bytes, what a text loses, the largest bound, and speed at the first shape."""
     rows, speed, places = gathered(records)
     places = [place for place in places if place[:2] == places[0][:2]]
     lines = []
     for name, row in rows.items():
-        cells = [f"`{name}`", f"{row['bytes'][0]:.0f}", f"{row['bytes'][1]:.0f}"]
-        lost = row["quality"] and row["quality"]["beside"]
-        if lost:
-            ends, delta = lost["kl_interval"], lost["delta_interval"]
-            percent = interval(math.expm1(delta["low"]) * 100, math.expm1(delta["high"]) * 100, 1) if delta else ""
-            kl = f" [{digits(ends['low'])}, {digits(ends['high'])}]" if ends else ""
-            cells += [f"{digits(lost['kl'])}{kl}", f"{math.expm1(lost['delta']) * 100:+.1f} % {percent}".strip()]
-        else:
-            cells += ["0", "0"] if name == "dense" and row["quality"] else ["–", "–"]
+        # Bytes of another head_dim do not stand beside these.
+        if not row["steps"]:
+            continue
+        cells = [f"`{name}`", f"{row['bytes'][0]:.0f}", f"{row['bytes'][1]:.0f}", *lost_by(name, row)]
         cells.append("–" if row["bound"] is None else digits(row["bound"]))
         cells += [losing(speed[name].get(place)) for place in places]
         lines.append((-row["bytes"][0], cells))

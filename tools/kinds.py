@@ -5,7 +5,7 @@ import re
 import statistics
 from collections import defaultdict
 
-from beside import bare as plain
+from beside import bare as plain, of_a_text
 from beside import beside_each_other, by_layer, equal_bytes, other_shapes
 from records import DEVICES, Wrong, facts, interval, losing, ratio, scheme, table, tokens
 
@@ -274,6 +274,26 @@ def by_scheme(records):
             cells.append(f"{own['median_us']:.1f} ({losing(beside['median_us'] / own['median_us'])})" if own else "–")
         lines.append((f"`{name}`", *cells))
     heads = [f"{tokens(context)}, batch {batch}" for batch, context in columns]
+    return table(("µs", *heads), lines)
+
+
+def by_heads(records):
+    """The same at one context, by heads and batch: their record has a head_dim for each."""
+    parts = {}
+    for (_, q_heads, kv_heads, batch, context), rows in shapes(records):
+        parts.setdefault((q_heads, kv_heads), {})[batch, context] = rows
+    columns = [(heads, key) for heads, found in parts.items() for key in sorted(found)]
+    names = list(dict.fromkeys(name for heads, key in columns for name in parts[heads][key] if name != "single"))
+    lines = []
+    for name in names:
+        cells = []
+        for heads, key in columns:
+            rows = parts[heads][key]
+            cells.append(f"{rows[name]['median_us']:.1f} ({losing(rows['dense']['median_us'] / rows[name]['median_us'])})"
+                         if name in rows else "–")
+        lines.append((f"`{name}`", *cells))
+    heads = [f"{q_heads}/{kv_heads} of {parts[q_heads, kv_heads][key]['dense']['head_dim']}, {tokens(key[1])}, batch {key[0]}"
+             for (q_heads, kv_heads), key in columns]
     return table(("µs", *heads), lines)
 
 
@@ -657,12 +677,13 @@ TABLES = {
     "codes-h100": by_scheme,
     "codes-28-4-h100": by_scheme,
     "launches-h100": by_scheme,
-    "vecinfer-h100": by_scheme,
+    "heads-h100": by_heads,
     "model-codes-h100": model,
     "staging-h100": staging,
     "perplexity-codes": perplexity_codes,
     "schemes": schemes,
     "schemes-other-shapes": other_shapes,
+    "schemes-of-a-text": of_a_text,
     "diagnose-gtq": diagnosed(lambda name: not name.startswith("vecinfer")),
     "diagnose-equal-bytes": equal_bytes,
     "diagnose-by-layer": by_layer,
@@ -679,5 +700,6 @@ TABLES = {
     "launch": launch,
     "perplexity": perplexity,
     "needles": needles,
+    "needles-codes": needles,
     "ruler": ruler,
 }
