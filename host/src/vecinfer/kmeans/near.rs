@@ -271,9 +271,10 @@ impl<const N: usize> Work for All<'_, '_, N> {
         scratch.numbers.extend(0..view.centroids.len() as u32);
         for (chunk, found) in found.chunks_mut(LANES).enumerate() {
             let mut minus = [[0f32; LANES]; N];
-            for lane in 0..LANES {
-                let at = begin + LANES * chunk + lane.min(found.len() - 1);
-                (0..N).for_each(|channel| minus[channel][lane] = -view.points[at][channel]);
+            for (channel, lanes) in minus.iter_mut().enumerate() {
+                for (lane, x) in lanes.iter_mut().enumerate() {
+                    *x = -view.points[begin + LANES * chunk + lane.min(found.len() - 1)][channel];
+                }
             }
             found.copy_from_slice(&nearest(view, &minus, &scratch.numbers)[..found.len()]);
         }
