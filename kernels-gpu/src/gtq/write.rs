@@ -2,7 +2,7 @@
 //!
 //! # Mathematics
 //! As in the [system's](super) page. With T_i the thresholds, code_d = #{i : h_d > T_i·r}: the level nearest
-//! to h_d / r, without a division ([`nearest`](super::nearest)). r² is a sum in a fixed tree. n by [`Rule`]:
+//! to h_d / r, without a division ([`nearest`]). r² is a sum in a fixed tree. n by [`Rule`]:
 //!
 //! ```text
 //! none      n = r / √D

@@ -26,7 +26,7 @@ pub(super) fn load_queries<const D: usize, const R: usize>(queries: Shared<u16>,
 }
 
 /// What a sum of products of a row's integers and whole keys is multiplied by to be in log2 units; `largest`
-/// is the row's, `scale_log2` the [`Shape`]'s.
+/// is the row's, `scale_log2` the [`Shape`](super::Shape)'s.
 #[inline(always)]
 pub fn whole_scale(largest: f32, scale_log2: f32) -> f32 {
     largest / integers::LARGEST * scale_log2
