@@ -241,11 +241,17 @@ fn sequences_that_run_out_together_are_both_stopped() {
     }
 }
 
+/// Empty caches by each way that there is: the CPU's own path, and the kernels on every device.
+fn caches<E: CacheElement>() -> impl Iterator<Item = (&'static Device, TieredCache<E>)> {
+    let cache = |device| TieredCache::<E>::new(device, extents(geometry())).unwrap();
+    let kernels = devices().iter().map(move |device| (device, cache(device).with_kernels()));
+    std::iter::once((&devices()[0], cache(&devices()[0]))).chain(kernels)
+}
+
 /// A token appended is where a prompt's token would be, keys with keys and values with values.
 fn appended<E: CacheElement + std::fmt::Debug + PartialEq>() {
-    for device in devices() {
+    for (device, mut cache) in caches::<E>() {
         let stream = Stream::new(device).unwrap();
-        let mut cache = TieredCache::<E>::new(device, extents(geometry())).unwrap();
         let sequence = cache.start_sequence().unwrap();
         let mut all = [Vec::new(), Vec::new()];
         for index in 0..18 {
@@ -275,18 +281,17 @@ fn keys_that_are_appended_are_read_as_keys_bf16() {
 /// A number that f16 has no room for, in any element of a row.
 #[test]
 fn a_refused_token_names_its_place_and_stops_its_sequence_alone() {
-    for device in devices() {
-        for (what, head, channel) in
-            [("value", 1, 9), ("value", 1, 63), ("value", 0, 0), ("key", 1, 63), ("key", 0, 0)]
-        {
-            refused_token(device, what, head, channel);
+    for (what, head, channel) in
+        [("value", 1, 9), ("value", 1, 63), ("value", 0, 0), ("key", 1, 63), ("key", 0, 0)]
+    {
+        for (device, cache) in caches() {
+            refused_token(device, cache, what, head, channel);
         }
     }
 }
 
-fn refused_token(device: &Device, what: &'static str, head: u32, channel: u32) {
+fn refused_token(device: &Device, mut cache: TieredCache<bf16>, what: &'static str, head: u32, channel: u32) {
     let stream = Stream::new(device).unwrap();
-    let mut cache = TieredCache::<bf16>::new(device, extents(geometry())).unwrap();
     let [first, second] = [cache.start_sequence().unwrap(), cache.start_sequence().unwrap()];
     prefill(&mut cache, &stream, second, 15, 1);
     let good = tokens::<bf16>(geometry(), 4, 3);
