@@ -5,8 +5,8 @@ import re
 import statistics
 from collections import defaultdict
 
-from beside import bare as plain, of_a_text
-from beside import beside_each_other, by_layer, equal_bytes, other_shapes
+from beside import bare as plain
+from beside import beside_each_other, by_layer, equal_bytes, of_a_text, other_shapes
 from records import DEVICES, Wrong, facts, interval, losing, ratio, scheme, table, tokens
 
 # --- INT8 -----------------------------------------------------------------------------------------------------------

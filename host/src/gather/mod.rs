@@ -39,6 +39,9 @@ pub const BLOCKS: [u32; 4] = [16, 32, 64, 128];
 pub const HEAD_DIMS: [u32; 2] = [64, 128];
 /// The most tokens of a sequence.
 const MOST_TOKENS: u32 = 1 << 31;
+/// The most blocks of a sequence whose masses fit 32 bits together: the kernel's unit is 2^−8 of a bin's
+/// upper edge at the most.
+const MOST_COUNTED: u32 = 1 << 23;
 
 /// The system.
 pub static SYSTEM: System = System {
@@ -423,6 +426,17 @@ pub enum Error {
         /// Tokens.
         tokens: u32,
     },
+    /// A sequence of more blocks than masses can be counted of in 32 bits.
+    #[error(
+        "{tokens} tokens a sequence are too many for gather:certified with blocks of {block}; it takes up to \
+         {MOST_COUNTED} blocks"
+    )]
+    TooManyBlocks {
+        /// Tokens.
+        tokens: u32,
+        /// Tokens of a block.
+        block: u32,
+    },
     /// A staging pool that no step, or no kernel, can use.
     #[error(
         "a staging pool of {slots} blocks does not do: a step uses up to {least} besides the local ones, so \
@@ -492,6 +506,7 @@ impl From<Error> for kv::Error {
             | Error::WideCodes { .. }
             | Error::HeadDim { .. }
             | Error::TooLong { .. }
+            | Error::TooManyBlocks { .. }
             | Error::Staging { .. }
             | Error::HostMemory { .. }
             | Error::Locked { .. }) => kv::Error::refused(error),

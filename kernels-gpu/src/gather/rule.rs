@@ -7,7 +7,7 @@ use simt::{Pod, Zeroable, bits};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Rule {
-    /// Tokens of a gather-block: a multiple of [`BLOCK_TOKENS`].
+    /// Tokens of a gather-block: [`BLOCK_TOKENS`] times a power of two.
     pub block: u32,
     /// Blocks at the end that are always kept, at least one; the last one counts, full or not.
     pub local: u32,

@@ -2,7 +2,7 @@
 
 use super::super::bounds::checked;
 use super::super::plan::head_by_head;
-use super::super::{Chosen, Error, GatherElement, Result, Support, length};
+use super::super::{Chosen, Error, GatherElement, MOST_COUNTED, Result, Support, length};
 use super::Budget;
 use super::cpu::{self, Scanning, Settling};
 use crate::attention::dense;
@@ -139,21 +139,23 @@ struct Scratch {
 }
 
 /// Bytes that a plan sets aside, but for what is as small as a query: of every gather-block that there is
-/// room for masses, a norm, a rank, its place in the list and its entries in the table.
+/// room for masses, a norm, a rank, its place in the list and its entries in the table; and a row's bins.
 pub(super) fn scratch_bytes(problem: StepProblem, budget: Budget) -> u64 {
     let Support { block, .. } = budget.support;
     let blocks = u64::from(problem.max_tokens.div_ceil(block.max(1)).next_multiple_of(TILE_BLOCKS));
     let rows = u64::from(problem.sequences) * u64::from(problem.kv_heads);
-    let words = u64::from(heads_of(problem.dense().group()) + 3 + block / BLOCK_TOKENS);
-    rows.saturating_mul(blocks).saturating_mul(4 * words)
+    let heads = heads_of(problem.dense().group());
+    let words = u64::from(heads + 3 + block / BLOCK_TOKENS);
+    let bins = u64::from(kinds_of(heads) * MASS_BINS);
+    rows.saturating_mul(blocks.saturating_mul(words).saturating_add(bins)).saturating_mul(4)
 }
 
 impl<E: SketchElement> Plan<E> {
     /// A plan for a problem: `max_tokens` is what a sequence may grow to.
     ///
     /// # Errors
-    /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of memory
-    /// for the scratch.
+    /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`],
+    /// [`Error::TooManyBlocks`]; out of memory for the scratch.
     pub fn new(device: &Device, problem: StepProblem, budget: Budget) -> Result<Self> {
         let (budget, problem) = (budget.checked()?, checked(problem)?);
         let StepProblem { sequences, kv_heads, head_dim, max_tokens, .. } = problem;
@@ -162,6 +164,9 @@ impl<E: SketchElement> Plan<E> {
         let settle = E::settle_kernel(head_dim).ok_or(Error::HeadDim { head_dim })?;
         let block = budget.support.block;
         let blocks = max_tokens.div_ceil(block).next_multiple_of(TILE_BLOCKS);
+        if blocks > MOST_COUNTED {
+            return Err(Error::TooManyBlocks { tokens: max_tokens, block });
+        }
         let rows = sequences * kv_heads;
         // Any number of blocks may have to be kept.
         let kept = dense::Plan::new(device, head_by_head(problem, blocks * block))?;
@@ -254,6 +259,12 @@ impl<E: SketchElement> Plan<E> {
         self.shape.budget = skip;
     }
 
+    /// Shares the work of deciding among so many thread blocks a row, in place of as many as suit the GPU.
+    #[cfg(test)]
+    pub(super) fn decide_by(&mut self, shares: u32) {
+        self.decide.grid.x = shares;
+    }
+
     /// What the last step left out, [sequences, kv_heads, query heads rounded up to a multiple of eight].
     pub fn skipped(&self) -> &Buffer<Skipped> {
         &self.scratch.skipped
@@ -342,8 +353,8 @@ impl<E: SketchElement> Plan<E> {
             scan_parts: self.launch.grid.x,
             shape,
         };
-        // SAFETY: the same. Thread blocks of a row meet in `counters` and, by atomics, in `bins` only; the
-        // one that reads the others' ranks comes last.
+        // SAFETY: the same. Thread blocks of a row meet in `counters` and in `bins` only, by atomics; the one
+        // that comes last, behind a fence, reads and clears the bins and reads the others' ranks.
         Ok(unsafe { stream.launch(&decide::kernel(), self.decide, args) }?)
     }
 

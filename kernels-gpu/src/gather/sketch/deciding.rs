@@ -22,8 +22,8 @@
 //! [`select`](fn@crate::gather::select), `skipped`, `whole`.
 //!
 //! # Bytes
-//! 4 bytes a block and query head, once, from the L2 cache: 512 KiB at 128K tokens, blocks of 32, 4 KV heads
-//! of up to eight query heads.
+//! 4 bytes a block and query head from the L2 cache, 512 KiB at 128K tokens, blocks of 32, 4 KV heads of up
+//! to eight query heads; again of more heads than eight, and of the blocks of the bin that the cut is in.
 //!
 //! # Work split
 //! Grid (shares, kv_heads, sequences). A thread has a block of its share: it asks for its masses before T_g
@@ -55,7 +55,7 @@ const WARPS: u32 = DECIDE_THREADS / 32;
 const MOST_HEADS: u32 = 16;
 /// Rows of bins: masses and moments of the heads, then these two.
 const MOST_KINDS: u32 = 2 * MOST_HEADS + 2;
-/// Thread blocks that are at work at once: four on each of the 132 multiprocessors of a GH100.
+/// Thread blocks in all: four for each of the 132 multiprocessors of a GH100, which holds three at a time.
 const BLOCKS_WANTED: u32 = 528;
 /// Blocks of a share, where there are thread blocks enough.
 const SHARE_BLOCKS: u32 = 128;

@@ -1,4 +1,4 @@
-//! The bounds on blocks' masses: what a thread block of `scan` does but for the last one's choice.
+//! The bounds on blocks' masses: what a thread block of `scan` does.
 
 use super::super::plan::SketchElement;
 use super::{GROUP, Scanning, TOKENS};

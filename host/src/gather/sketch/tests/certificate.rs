@@ -144,6 +144,31 @@ fn each_of_eight_heads_goes_to_the_dense_rung_alone() {
     }
 }
 
+/// However many thread blocks share the work of deciding, and however many rounds one takes for its share,
+/// the bits are the same.
+#[test]
+fn shares_of_any_size_decide_alike() {
+    let problem = StepProblem { sequences: 2, kv_heads: 1, max_tokens: 4800, ..PROBLEM };
+    for (input, skip) in [(Input::Sharp, 0.1), (Input::Normal, 0.3), (Input::Normal, 1.0)] {
+        let batch = batch::<f16>(problem, input, &[4700, 4200], 5);
+        let budget = Budget { bits: 8, skip, ..BUDGET };
+        let expected = words(&step(&batch, budget, true));
+        // 293 distant blocks are two rounds of one thread block.
+        for shares in [1, 2, 3, 19] {
+            let stepped = step_by(&batch, budget, false, |plan| plan.decide_by(shares));
+            assert!(words(&stepped) == expected, "{input} {skip} {shares}");
+        }
+    }
+}
+
+/// More blocks than masses can be counted of are refused before anything is set aside.
+#[test]
+fn more_blocks_than_can_be_counted_are_refused() {
+    let problem = StepProblem { max_tokens: 16 * (1 << 23) + 16, ..PROBLEM };
+    let said = Plan::<f16>::new(&device(), problem, BUDGET).expect_err("too many").to_string();
+    assert!(said.contains("blocks of 16") && said.contains("8388608 blocks"), "{said}");
+}
+
 /// A key that nothing is known of is never left out, and costs its KV head alone.
 #[test]
 fn a_key_without_a_sketch_is_kept() {

@@ -65,6 +65,16 @@ fn step<E: SketchElement>(batch: &Batch<E>, budget: Budget, slices: bool) -> Ste
 
 /// A step over a batch whose heads are judged by another budget than is chosen by.
 fn step_judged_by<E: SketchElement>(batch: &Batch<E>, budget: Budget, skip: f32, slices: bool) -> Stepped {
+    step_by(batch, budget, slices, |plan| plan.judge_by(skip))
+}
+
+/// A step over a batch by a plan that is changed before.
+fn step_by<E: SketchElement>(
+    batch: &Batch<E>,
+    budget: Budget,
+    slices: bool,
+    change: impl FnOnce(&mut Plan<E>),
+) -> Stepped {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let sketches = sketches(batch, budget, std::slice::from_ref(&batch.lengths), slices);
@@ -74,7 +84,7 @@ fn step_judged_by<E: SketchElement>(batch: &Batch<E>, budget: Budget, skip: f32,
     let mut lse = Buffer::<f32>::new(&device, rows).expect("a buffer");
     let mut verdicts = Buffer::<Verdict>::zeroed(&device, rows).expect("a buffer");
     let mut plan = Plan::<E>::new(&device, batch.problem, budget).expect("a plan");
-    plan.judge_by(skip);
+    change(&mut plan);
     let handles = Handles {
         queries: at.queries.global(),
         keys: at.keys.global(),
@@ -87,9 +97,12 @@ fn step_judged_by<E: SketchElement>(batch: &Batch<E>, budget: Budget, skip: f32,
         verdicts: verdicts.global_mut(),
     };
     // SAFETY: buffers of the emulator, whose table is of this pool.
+    unsafe { plan.scan_on(&stream, slices, &handles).expect("scanned") };
+    // Once more: what the launches count in is as it was, and nothing that the first one wrote is left.
+    plan.chosen_mut().poison(&stream).expect("filled");
+    plan.poison(&stream).expect("filled");
+    // SAFETY: as above.
     unsafe {
-        // Once more: what the launches count in is as it was.
-        plan.scan_on(&stream, slices, &handles).expect("scanned");
         plan.scan_on(&stream, slices, &handles).expect("scanned again");
         plan.attend_on(&stream, slices, &handles).expect("attended");
         plan.settle_on(&stream, slices, &handles).expect("settled");
