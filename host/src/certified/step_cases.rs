@@ -31,6 +31,12 @@ const ALL: Policy = Policy {
 /// Every block is, from the second step on.
 const ALL_CARRIED: Policy = Policy { renew: 1, ..ALL };
 
+/// One block's keys are, whose rank is checked against all others'.
+const RANKED: Policy = Policy { min_keys: 1, max_keys: 1, ranking: 1, renew: 0, ..Policy::NAIVE };
+/// Every block's values are, and no keys: a list of one kind alone, which a second step uses again.
+const VALUES_CARRIED: Policy =
+    Policy { value_tolerance: 0.0, max_values: u32::MAX, renew: 2, ..Policy::NAIVE };
+
 /// What a case is about.
 #[derive(Clone, Copy)]
 struct Step {
@@ -140,6 +146,8 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { policy: ("some dense", SOME_DENSE), ..small },
         Step { policy: ("some dense, carried", SOME_DENSE_CARRIED), slots: Some((2, 3)), ..small },
         Step { policy: ("all, carried", ALL_CARRIED), slots: Some((2, 3)), ..small },
+        Step { policy: ("ranked", RANKED), ..small },
+        Step { policy: ("values, carried", VALUES_CARRIED), slots: Some((2, 3)), ..small },
         Step { policy: ("sound", Policy::SOUND), slots: Some((40, 7)), ..PLAIN },
         Step { group: 9, policy: ("sound", Policy::SOUND), slots: Some((0, 0)), ..PLAIN },
         Step { group: 3, policy: ("all, carried", ALL_CARRIED), slots: Some((2, 3)), ..PLAIN },

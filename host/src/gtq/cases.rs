@@ -44,7 +44,9 @@ fn of_all(coverage: Coverage) -> Vec<Batch> {
     let small = Batch { lengths: &[33, 0, 70], kv_heads: 1, max_tokens: 80, race_check: true, ..BATCH };
     let near = Batch { window: [16, 16], ..small };
     if coverage == Coverage::Small {
-        return vec![small, near];
+        // Two parts, and so partial results that meet.
+        let split = Batch { lengths: &[300], group: 1, max_tokens: 320, ..small };
+        return vec![small, near, split];
     }
     // Several parts, of which a short sequence uses fewer.
     let split = Batch { lengths: &[1900, 17, 700], kv_heads: 1, group: 5, max_tokens: 2048, ..BATCH };

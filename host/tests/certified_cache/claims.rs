@@ -3,7 +3,7 @@
 use super::*;
 use ferrokv::host::certified::{Scratch, Traffic};
 use ferrokv::kernels_gpu::certified::admit::{LAST, STEP, TOTAL};
-use ferrokv::kernels_gpu::certified::carried::Promoted;
+use ferrokv::kernels_gpu::certified::carried::{Promoted, mode};
 use ferrokv::kernels_gpu::certified::choice::Choice;
 use ferrokv::kernels_gpu::certified::layout::Annotation;
 use ferrokv::kernels_gpu::certified::marking::THREADS;
@@ -101,5 +101,73 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
         assert_eq!((words[STEP], traffic(&words[LAST..])), (2, last));
         let total = Traffic { key_hits: 1, key_misses: 6, value_hits: 0, value_misses: 3 };
         assert_eq!(traffic(&words[TOTAL..]), total);
+    }
+}
+
+#[test]
+fn a_list_that_is_used_again_is_counted_by_what_its_entries_want() {
+    for device in devices().iter().chain([&Device::cpu(EmuOptions::race_checked())]) {
+        let stream = Stream::new(device).unwrap();
+        // One sequence of one head; more entries than a warp has threads, so that all warps count.
+        const BLOCKS: u32 = 70;
+        let table = Buffer::from_slice(device, &(0..BLOCKS).rev().collect::<Vec<_>>()).unwrap();
+        let scratch = Scratch { key_slots: 1, value_slots: BLOCKS, fresh: 0, admits: 1 };
+        let mut words = vec![0; scratch.words() as usize];
+        for slot in 0..=BLOCKS {
+            // The values of every third block are in their slot; slot 0 is for keys.
+            let block = slot.wrapping_sub(1);
+            let held = if slot > 0 && block.is_multiple_of(3) { u64::from(block) } else { EMPTY };
+            words[Scratch::word(slot)..][..2].copy_from_slice(&[u64::MAX, held]);
+        }
+        let mut directory = Buffer::from_slice(device, &words).unwrap();
+        let weighed = Buffer::<Weighed>::zeroed(device, 1).unwrap();
+        let shape = StepShape {
+            group: 1,
+            kv_heads: 1,
+            max_blocks: BLOCKS,
+            splits: 1,
+            parts: 1,
+            replacers: 1,
+            softmax_scale: 1.0,
+            notes: 1,
+            pool_blocks: BLOCKS,
+            paced: 0,
+        };
+        let records = Buffer::<Record>::zeroed(device, BLOCKS as usize).unwrap();
+        let lengths = Buffer::from_slice(device, &[16 * BLOCKS]).unwrap();
+        let part_counts = Buffer::<u32>::zeroed(device, 256).unwrap();
+        let head = ListHead { entries: BLOCKS, key_tiles: 0, value_tiles: BLOCKS, expanded: 0 };
+        let mut lists = Buffer::from_slice(device, &[head]).unwrap();
+        // Row 0's bit for values; see `Entry::rows`.
+        let mut listed: Vec<Entry> = (0..BLOCKS).map(|index| Entry { index, rows: 1 << 8 }).collect();
+        listed.resize(shape.places() as usize, Entry { index: u32::MAX, rows: 0 });
+        let mut entries = Buffer::from_slice(device, &listed).unwrap();
+        let mut taken = Buffer::<Taken>::zeroed(device, 1).unwrap();
+        let made = Promoted { key_tiles: 0, value_tiles: BLOCKS, blocks: BLOCKS, unused: 0 };
+        let mut promoted = Buffer::from_slice(device, &[made]).unwrap();
+        let arguments = mark::Args {
+            records: records.global(),
+            weighed: weighed.global(),
+            part_counts: part_counts.global(),
+            lengths: lengths.global(),
+            table: table.global(),
+            lists: lists.global_mut(),
+            entries: entries.global_mut(),
+            taken: taken.global_mut(),
+            directory: directory.global_mut(),
+            promoted: promoted.global_mut(),
+            shape,
+            thresholds: Thresholds { certify: 1, ..Thresholds::zeroed() },
+            scratch,
+            mode: mode::LISTED,
+        };
+        let grid = LaunchShape::new((1, 1, 1), THREADS).shared(mark_layout().bytes);
+        // SAFETY: a list of as many entries as the sequence has blocks, a table of them, a directory of 71
+        // slots.
+        unsafe { stream.launch(&mark::kernel(), grid, arguments) }.unwrap();
+        let words = directory.to_vec().unwrap();
+        let expected = Traffic { key_hits: 0, key_misses: 0, value_hits: 24, value_misses: 46 };
+        assert_eq!((words[STEP], traffic(&words[LAST..])), (1, expected));
+        assert_eq!(entries.to_vec().unwrap(), listed);
     }
 }
