@@ -11,7 +11,7 @@ use run::{Ended, Test};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -121,10 +121,29 @@ impl Report {
     }
 }
 
-/// A test that reaches kernels, and how long it took.
+/// A test that reaches kernels, how long it took, and how it has done in this search.
 struct Reaches {
     test: Test,
     took: Duration,
+    /// Broken kernels that it ran with.
+    ran: AtomicU32,
+    /// Those of them that it saw.
+    saw: AtomicU32,
+}
+
+impl Reaches {
+    /// Seconds that it takes to see one, as far as can be told by now. A test that has not run yet counts as
+    /// one that sees every second.
+    fn price(&self) -> f64 {
+        let count = |count: &AtomicU32| f64::from(count.load(Ordering::Relaxed));
+        self.took.as_secs_f64() * (count(&self.ran) + 2.0) / (count(&self.saw) + 1.0)
+    }
+
+    /// Notes what came of it.
+    fn note(&self, seen: bool) {
+        self.ran.fetch_add(1, Ordering::Relaxed);
+        self.saw.fetch_add(seen.into(), Ordering::Relaxed);
+    }
 }
 
 /// Told how far it is: the stage, how many are done, of how many.
@@ -190,7 +209,12 @@ impl Search {
                 for change in recorded.changes {
                     places.entry(change).or_default().push(reaching.len());
                 }
-                reaching.push(Reaches { test, took: recorded.took });
+                reaching.push(Reaches {
+                    test,
+                    took: recorded.took,
+                    ran: AtomicU32::new(0),
+                    saw: AtomicU32::new(0),
+                });
             }
         }
         Ok((reaching, places, failing))
@@ -245,7 +269,7 @@ fn within(limit: Duration, end: Option<Instant>) -> Duration {
     end.map_or(limit, |end| limit.min(end.saturating_duration_since(Instant::now())))
 }
 
-/// The quickest test first, until one fails; nothing if the end comes first.
+/// The test first that is likely to see it in the least time, until one fails; nothing if the end comes first.
 fn try_one(
     change: &str,
     tests: &[usize],
@@ -254,20 +278,26 @@ fn try_one(
 ) -> Result<Option<Mutant>, Error> {
     let over = || end.is_some_and(|end| Instant::now() >= end);
     let mut order: Vec<&Reaches> = tests.iter().map(|at| &reaching[*at]).collect();
-    order.sort_by_key(|reaches| reaches.took);
+    // Prices change meanwhile, so each is asked for once; bits of positive floats order like the floats.
+    order.sort_by_cached_key(|reaches| reaches.price().to_bits());
     let mut ran = Vec::new();
-    for Reaches { test, took } in order {
+    for reaches in order {
+        let Reaches { test, took, .. } = reaches;
         if over() {
             return Ok(None);
         }
         ran.push(test.name.clone());
         // A broken kernel may wait for what never comes; the emulator names most of such waits by itself.
         let outcome = match test.with(change, within(*took * 10 + Duration::from_secs(30), end))? {
-            Ended::Passed => continue,
+            Ended::Passed => {
+                reaches.note(false);
+                continue;
+            }
             Ended::Failed => Outcome::Seen,
             Ended::Stopped if over() => return Ok(None),
             Ended::Stopped => Outcome::Endless,
         };
+        reaches.note(true);
         return Ok(Some(Mutant { change: change.into(), outcome, tests: ran }));
     }
     Ok(Some(Mutant { change: change.into(), outcome: Outcome::Unseen, tests: ran }))

@@ -317,3 +317,56 @@ fn refused_token(device: &Device, mut cache: TieredCache<bf16>, what: &'static s
     cache.prefill(&stream, first, &upload(&largest), &upload(&largest)).unwrap();
     cache.check(&stream).unwrap();
 }
+
+/// Several numbers of one step that are not taken, in more than one row: the first value is named, as no key
+/// is among them, and both rows wait.
+#[test]
+fn of_several_refused_numbers_the_first_is_named() {
+    let checked = Device::cpu(EmuOptions::race_checked());
+    for device in devices().iter().chain([&checked]) {
+        let mut cache = TieredCache::<bf16>::new(device, extents(geometry())).unwrap().with_kernels();
+        let stream = Stream::new(device).unwrap();
+        let sequences = [cache.start_sequence().unwrap(), cache.start_sequence().unwrap()];
+        let keys = tokens::<bf16>(geometry(), 4, 3);
+        let mut values = keys.clone();
+        for at in [5, 64 + 40, 128 + 3] {
+            values[at] = bf16::INFINITY;
+        }
+        let [keys, values] = [keys, values].map(|rows| Buffer::from_slice(device, &rows).unwrap());
+        cache.append(&stream, &keys, &values).unwrap();
+        let error = cache_error(cache.check(&stream));
+        let CacheError::Refused { at, stopped: 2, .. } = error.clone() else { panic!("{error}") };
+        assert_eq!((at.what, at.sequence, at.token, at.kv_head, at.channel), ("value", 0, 0, 0, 5));
+        assert!(sequences.iter().all(|sequence| cache.length(&stream, *sequence).unwrap() == 0));
+    }
+}
+
+/// Of a prompt, too, it is said whether a key or a value is no number, and nothing of it is taken.
+fn refused_prompt<E: CacheElement>(nan: E) {
+    for (device, mut cache) in caches::<E>() {
+        let stream = Stream::new(device).unwrap();
+        let sequence = cache.start_sequence().unwrap();
+        let good = tokens::<E>(geometry(), 20, 3);
+        let mut bad = good.clone();
+        bad[17 * 128 + 64 + 9] = nan;
+        let [good, bad] = [good, bad].map(|rows| Buffer::from_slice(device, &rows).unwrap());
+        for (what, keys, values) in [("key", &bad, &good), ("value", &good, &bad)] {
+            let error = cache_error(cache.prefill(&stream, sequence, keys, values));
+            let CacheError::Refused { at, stopped: 0, .. } = error.clone() else { panic!("{error}") };
+            assert_eq!((at.what, at.sequence, at.token, at.kv_head, at.channel), (what, 0, 17, 1, 9));
+            assert_eq!(cache.length(&stream, sequence).unwrap(), 0);
+        }
+        cache.prefill(&stream, sequence, &good, &good).unwrap();
+        assert_eq!(cache.length(&stream, sequence).unwrap(), 20);
+    }
+}
+
+#[test]
+fn a_refused_prompt_names_its_place_f16() {
+    refused_prompt(f16::NAN);
+}
+
+#[test]
+fn a_refused_prompt_names_its_place_bf16() {
+    refused_prompt(bf16::NAN);
+}
