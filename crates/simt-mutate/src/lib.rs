@@ -8,7 +8,7 @@
 mod run;
 
 use run::{Ended, Test};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -64,10 +64,13 @@ pub struct Search {
     /// How long the search may take. The places are tried in an order that the seed draws, so those that
     /// were tried are a sample of all.
     pub limit: Option<Duration>,
+    /// An earlier report over the same kernels: what was seen there is not tried again, and is in the new
+    /// report.
+    pub earlier: Option<Report>,
 }
 
 /// What came of a broken kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// A test failed.
@@ -79,7 +82,7 @@ pub enum Outcome {
 }
 
 /// A broken kernel.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Mutant {
     /// What is changed where, as [`simt::emu::MUTATION_VARIABLE`] takes it.
     pub change: String,
@@ -90,7 +93,7 @@ pub struct Mutant {
 }
 
 /// What a search found.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// How many tests reach a kernel.
     pub tests: usize,
@@ -106,6 +109,16 @@ impl Report {
     /// Those that no test saw.
     pub fn unseen(&self) -> impl Iterator<Item = &Mutant> {
         self.mutants.iter().filter(|mutant| mutant.outcome == Outcome::Unseen)
+    }
+
+    /// Reads one that was written.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let file = |source| Error::File { path: path.into(), source };
+        let text = std::fs::read_to_string(path).map_err(file)?;
+        serde_json::from_str(&text).map_err(|error| file(error.into()))
     }
 
     /// Writes it as JSON: beside the file first, then in its place.
@@ -168,13 +181,14 @@ impl Search {
         if reaching.is_empty() {
             return Err(Error::NoTest { filter: self.test.clone(), count });
         }
-        let places = self.chosen(places);
+        let mut places = self.chosen(places);
+        let mut mutants = self.known(&mut places);
         let all = places.len();
         let tried =
             self.parallel(&places, |(change, tests)| try_one(change, tests, &reaching, end), &|done| {
                 progress("breaking", done, all);
             });
-        let (mut mutants, mut left) = (Vec::new(), Vec::new());
+        let mut left = Vec::new();
         for ((change, _), tried) in places.into_iter().zip(tried) {
             match tried? {
                 Some(mutant) => mutants.push(mutant),
@@ -231,6 +245,22 @@ impl Search {
         chosen.sort_by_key(|(change, _)| hash(change, self.seed));
         chosen.truncate(self.sample.unwrap_or(usize::MAX));
         chosen
+    }
+
+    /// Takes those off that a test of the earlier report has seen, where a place is still there.
+    fn known(&self, places: &mut Vec<(String, Vec<usize>)>) -> Vec<Mutant> {
+        let earlier = self.earlier.iter().flat_map(|report| &report.mutants);
+        let seen = earlier.filter(|mutant| mutant.outcome != Outcome::Unseen);
+        let seen: BTreeMap<&str, &Mutant> = seen.map(|mutant| (mutant.change.as_str(), mutant)).collect();
+        let mut known = Vec::new();
+        places.retain(|(change, _)| match seen.get(change.as_str()) {
+            Some(mutant) => {
+                known.push((*mutant).clone());
+                false
+            }
+            None => true,
+        });
+        known
     }
 
     fn parallel<T: Sync, R: Send>(

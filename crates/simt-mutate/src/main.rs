@@ -48,6 +48,9 @@ struct Options {
     /// Tests that run at the same time; 0 for one a core
     #[arg(long, default_value_t = 0)]
     jobs: usize,
+    /// An earlier report over the same kernels: what was seen there is not tried again
+    #[arg(long, value_name = "FILE")]
+    earlier: Option<PathBuf>,
     /// Also write the report to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -55,6 +58,13 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    let earlier = match options.earlier.as_deref().map(Report::read).transpose() {
+        Ok(earlier) => earlier,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(2);
+        }
+    };
     let search = Search {
         programs: options.programs,
         test: options.test,
@@ -64,6 +74,7 @@ fn main() -> ExitCode {
         seed: options.seed,
         jobs: options.jobs,
         limit: options.limit.map(Duration::from_secs),
+        earlier,
     };
     let style = ProgressStyle::with_template("{msg:>12} {bar:40} {pos}/{len} {eta}");
     let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

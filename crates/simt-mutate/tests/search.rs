@@ -187,3 +187,24 @@ fn a_report_is_written_whole() {
     let error = report.write(&folder.path().join("none/report.json")).expect_err("no folder").to_string();
     assert!(error.contains("none"), "{error}");
 }
+
+#[test]
+fn what_was_seen_is_not_tried_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("report.json");
+    let first = Search { sample: Some(4), ..search("hardly") }.run(&|_, _, _| {}).expect("a report");
+    first.write(&path).expect("written");
+    let earlier = Report::read(&path).expect("read");
+    // With a test that looks well: what was seen stays as it was found, all else is tried.
+    let all = Search { earlier: Some(earlier), ..search("well") }.run(&|_, _, _| {}).expect("a report");
+    let fresh = found("well");
+    assert_eq!(outcomes(&all, ""), outcomes(&fresh, ""));
+    let by_other = all.mutants.iter().filter(|mutant| mutant.tests == ["subject::hardly"]).count();
+    let seen = first.mutants.iter().filter(|mutant| mutant.outcome == Outcome::Seen).count();
+    assert_eq!(by_other, seen);
+    assert!(seen > 0 && seen < first.mutants.len());
+
+    std::fs::write(&path, "{").expect("written");
+    let error = Report::read(&path).expect_err("cut off").to_string();
+    assert!(error.contains("report.json"), "{error}");
+}
