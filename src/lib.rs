@@ -58,10 +58,8 @@ pub mod embedded {
 /// The kernels' PTX, one image a target, each with its machine code where the build had ptxas; empty if the
 /// build had no device compiler ([`embedded::BUILD_NOTE`] says why).
 pub fn ptx() -> &'static [PtxImage] {
-    static IMAGES: LazyLock<Vec<PtxImage>> = LazyLock::new(|| {
-        let images = embedded::PTX.iter().zip(embedded::MACHINE_CODE);
-        images.map(|(&(sm, text), &machine_code)| PtxImage { sm, text, machine_code }).collect()
-    });
+    static IMAGES: LazyLock<Vec<PtxImage>> =
+        LazyLock::new(|| PtxImage::of(embedded::PTX, embedded::MACHINE_CODE));
     &IMAGES
 }
 

@@ -16,7 +16,6 @@
 //! | [`probe`] | kernels that show what each primitive does: emulator and GPU are compared by them |
 //! | [`vecinfer`] | vector-quantized keys and values, attended to from their codes |
 //! | [`roofline`] | kernels that only move bytes: what the others are measured against |
-#![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, asm_experimental_arch))]
 
 pub mod attention;
 pub mod certified;

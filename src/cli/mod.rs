@@ -22,6 +22,7 @@ mod kernels;
 mod layers;
 mod memory;
 mod model;
+mod new;
 mod output;
 mod picture;
 mod progress;
@@ -68,7 +69,8 @@ Examples:
   ferrokv compare --kv dense,certified                    two schemes on the same text, step by step
   ferrokv capture -o kv.safetensors                       queries, keys and values of a real run, for attend
   ferrokv regime fit model.json                           what a step of decoding takes, from its bytes
-  ferrokv diagnose assets/kv-smollm2.safetensors          what codes do to logits and softmax, by bytes";
+  ferrokv diagnose assets/kv-smollm2.safetensors          what codes do to logits and softmax, by bytes
+  ferrokv new my-kernels                                  a crate with a kernel of one's own, and its test";
 
 #[derive(Parser)]
 #[command(name = "ferrokv", version, about = "Quantized KV caches in Rust: the same bits on GPU and CPU")]
@@ -99,6 +101,7 @@ enum Command {
     Capture(Box<capture::Arguments>),
     Calibrate(Box<calibrate::Arguments>),
     Regime(Box<regime::Arguments>),
+    New(new::Arguments),
 }
 
 /// Parses the command line, runs the command and turns its outcome into an exit code.
@@ -132,6 +135,7 @@ pub fn main() -> ExitCode {
         Command::Capture(arguments) => capture::run(arguments),
         Command::Calibrate(arguments) => calibrate::run(arguments),
         Command::Regime(arguments) => regime::run(arguments),
+        Command::New(arguments) => new::run(arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -26,6 +26,12 @@ impl PtxImage {
         PtxImage { sm, text, machine_code: &[] }
     }
 
+    /// Each text with its machine code, as a build's index lists them.
+    pub fn of(texts: &[(u32, &'static str)], machine_code: &[&'static [u8]]) -> Vec<Self> {
+        let images = texts.iter().zip(machine_code);
+        images.map(|(&(sm, text), &machine_code)| PtxImage { sm, text, machine_code }).collect()
+    }
+
     /// Whether a GPU of this compute capability (90 for 9.0) runs the machine code: it is of the same major
     /// number, and no newer.
     #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]

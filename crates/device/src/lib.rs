@@ -19,6 +19,25 @@
 //! Launches are `unsafe`: a kernel reads and writes memory through handles that the compiler does not follow.
 //! What the caller vouches for is in [`Stream::launch`].
 
+/// The kernels that the build script of the crate it stands in has made (`ptx-build`): a
+/// `&'static [`[`PtxImage`]`]`, to open a GPU with. Empty if the build had no device compiler.
+///
+/// ```ignore
+/// let device = Device::auto(EmuOptions::default(), ferrokv_device::embedded_ptx!())?;
+/// ```
+#[macro_export]
+macro_rules! embedded_ptx {
+    () => {{
+        mod ptx_index {
+            include!(concat!(env!("OUT_DIR"), "/ptx_index.rs"));
+        }
+        static IMAGES: ::std::sync::LazyLock<::std::vec::Vec<$crate::PtxImage>> =
+            ::std::sync::LazyLock::new(|| $crate::PtxImage::of(ptx_index::PTX, ptx_index::MACHINE_CODE));
+        let images: &'static [$crate::PtxImage] = &IMAGES;
+        images
+    }};
+}
+
 mod backend;
 mod buffer;
 pub mod cpu;

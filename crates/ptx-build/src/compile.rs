@@ -18,10 +18,39 @@ pub const TRIPLE: &str = "nvptx64-nvidia-cuda";
 /// `cp.async` (7.4).
 pub const PTX_VERSION: &str = "ptx80";
 
+/// Set for the compiler of the kernels, and so for the build scripts that it runs: that of a package which
+/// compiles itself has nothing to do there.
+pub const INSIDE_ENV: &str = "PTX_BUILD_INSIDE";
+
+/// The attributes that a crate of kernels needs on the device, so that its author need not write them. They
+/// go to the package alone: a library with kernels of its own has them in its source.
+const ATTRIBUTES: [&str; 3] = [
+    "-Zcrate-attr=no_std",
+    "-Zcrate-attr=feature(abi_ptx,asm_experimental_arch)",
+    // Not every kernel needs both.
+    "-Aunused-features",
+];
+
+/// The profile `ptx`, as settings of cargo: no workspace needs to have it. A check of overflow, which the
+/// host side may ask for, would be a branch in every kernel.
+fn profile(package: &str) -> [String; 7] {
+    let of_package = format!("profile.ptx.package.{package}.overflow-checks=false");
+    let settings = [
+        "inherits=\"release\"",
+        "opt-level=3",
+        "lto=\"fat\"",
+        "codegen-units=1",
+        "panic=\"abort\"",
+        "debug=false",
+    ];
+    let [a, b, c, d, e, f] = settings.map(|setting| format!("profile.ptx.{setting}"));
+    [a, b, c, d, e, f, of_package]
+}
+
 /// What to compile, and how.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
-    /// The folder of the workspace's Cargo.toml, which has a `[profile.ptx]`.
+    /// The folder of the workspace's Cargo.toml, or of the package's.
     pub workspace: &'a Path,
     /// The package; its library is compiled as a `cdylib`.
     pub package: &'a str,
@@ -96,6 +125,9 @@ pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
     let mut command = Command::new(&cargo);
     command.current_dir(request.workspace);
     command.args(["rustc", "--quiet", "--color=never", "--package", request.package, "--lib"]);
+    for setting in profile(request.package) {
+        command.arg("--config").arg(setting);
+    }
     command.args([
         "--crate-type=cdylib",
         "--profile=ptx",
@@ -104,8 +136,9 @@ pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
         "-Zbuild-std=core",
         "--target-dir",
     ]);
-    command.arg(&folder).arg("--").arg(emit);
+    command.arg(&folder).arg("--").args(ATTRIBUTES).arg(emit);
     scrub(&mut command);
+    command.env(INSIDE_ENV, "1");
     command.env("RUSTC", &request.toolchain.rustc).env("RUSTC_BOOTSTRAP", "1");
     // Empty names also override a wrapper that cargo's configuration names.
     command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");

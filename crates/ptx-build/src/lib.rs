@@ -1,15 +1,19 @@
-//! Turns a `no_std` crate of kernels into linted PTX, from a build script.
+//! Turns a crate of kernels into linted PTX, from a build script.
 //!
 //! ```no_run
-//! // build.rs
+//! // build.rs of a crate that has kernels of its own
 //! fn main() -> std::process::ExitCode {
-//!     ptx_build::PtxBuild::new("kernels-gpu")
-//!         .watch(["crates/simt", "crates/simt-macros"])
-//!         .run()
+//!     ptx_build::PtxBuild::this_package().run()
 //! }
 //! ```
-//! and in the crate: `include!(concat!(env!("OUT_DIR"), "/ptx_index.rs"));` ([`index`] says what that file
-//! holds).
+//! and in the crate: `ferrokv_device::embedded_ptx!()`, which is what a GPU is opened with; or
+//! `include!(concat!(env!("OUT_DIR"), "/ptx_index.rs"));` ([`index`] says what that file holds). Kernels that
+//! are a package beside the build script's are built by [`PtxBuild::new`] or [`PtxBuild::member`].
+//!
+//! For the device the library of the package is compiled as if it began with `#![no_std]` and
+//! `#![feature(abi_ptx, asm_experimental_arch)]`: it needs no attributes for it, and no profile in its
+//! workspace. A **library below it** that has kernels, too, needs both, behind
+//! `cfg_attr(target_arch = "nvptx64", …)`.
 //!
 //! The stages, each a module that can be used alone:
 //!
@@ -20,6 +24,7 @@
 //! | directives | [`directives`] | launch bounds, carried as comments through the compiler |
 //! | lint | [`lint`], [`allow`] | numerics contract and memory rules, over parsed instructions ([`ptx`]) |
 //! | assemble | [`ptxas`] | registers, stack and spills of every entry, where a `ptxas` is found |
+//! | ship | [`shipped`] | the PTX in the package, for users without a device compiler |
 //! | embed | [`index`] | the PTX and a generated Rust file that holds it |
 //!
 //! With no device compiler the build goes on: the table is empty and a note says why.
@@ -32,6 +37,7 @@ pub mod lint;
 pub mod ptx;
 pub mod ptxas;
 mod script;
+pub mod shipped;
 pub mod toolchain;
 mod waits;
 

@@ -5,6 +5,7 @@ use crate::compile::{self, Request};
 use crate::index::{FILE, Index, TargetPtx};
 use crate::lint::{self, Finding, Rule};
 use crate::ptxas::{self, Ptxas, Usage};
+use crate::shipped::{self, Shipped};
 use crate::toolchain::{self, DeviceToolchain, Found};
 use crate::{directives, ptx};
 use std::env;
@@ -15,6 +16,9 @@ use std::thread;
 
 /// Set to 1, the build leaves the PTX out on purpose.
 const NO_PTX_ENV: &str = "FERROKV_NO_PTX";
+
+/// Set to 1, a package that ships its PTX has it written anew.
+const SHIP_ENV: &str = "FERROKV_SHIP_PTX";
 
 /// Written by `./setup` when it has installed something: a build that went without looks again.
 const SETUP_STAMP: &str = ".ferrokv/setup.stamp";
@@ -30,6 +34,8 @@ pub struct PtxBuild {
     targets: Vec<u32>,
     watch: Vec<PathBuf>,
     allow: PathBuf,
+    /// Where the package ships its PTX.
+    ships: Option<PathBuf>,
 }
 
 /// What one target came to.
@@ -40,6 +46,15 @@ struct Target {
 }
 
 impl PtxBuild {
+    /// A build of the package that the build script is of: its library has the kernels, and for the device
+    /// its build script has nothing to do. What is for the host alone stands behind
+    /// `#[cfg(not(target_arch = "nvptx64"))]` and in dependencies of such a target.
+    pub fn this_package() -> Self {
+        let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
+        let watch = vec!["src".into(), "Cargo.toml".into(), "Cargo.lock".into()];
+        PtxBuild { watch, allow: "ptx-allow.toml".into(), ..PtxBuild::member("", "", &package) }
+    }
+
     /// A build of `package`, whose folder has its name and lies beside the build script, for sm_80 and sm_90.
     pub fn new(package: &str) -> Self {
         PtxBuild { folder: PathBuf::new(), ..PtxBuild::member("", package, package) }
@@ -55,7 +70,15 @@ impl PtxBuild {
             targets: vec![80, 90],
             watch: vec![PathBuf::from(folder), "Cargo.lock".into(), "Cargo.toml".into()],
             allow: Path::new(folder).join("ptx-allow.toml"),
+            ships: None,
         }
+    }
+
+    /// The package ships its PTX in `folder`, seen from the build script: where that is of the sources that
+    /// are there, it is taken, and no device compiler is needed. `FERROKV_SHIP_PTX=1 cargo build` writes it.
+    pub fn ships(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.ships = Some(folder.into());
+        self
     }
 
     /// Compiles for these targets (90 for sm_90) instead.
@@ -75,13 +98,19 @@ impl PtxBuild {
     /// Runs the build: tells cargo what to watch, writes the PTX and the [index](crate::index) to `OUT_DIR`,
     /// and fails with readable errors if the kernels do not compile, break a rule or do not assemble.
     pub fn run(&self) -> ExitCode {
-        let (Some(workspace), Some(out)) = (env::var_os("CARGO_MANIFEST_DIR"), env::var_os("OUT_DIR")) else {
+        let (Some(package), Some(out)) = (env::var_os("CARGO_MANIFEST_DIR"), env::var_os("OUT_DIR")) else {
             eprintln!("ptx-build runs in a build script: CARGO_MANIFEST_DIR and OUT_DIR are not set");
             return ExitCode::FAILURE;
         };
-        let (workspace, out) = (Path::new(&workspace).join(&self.workspace), PathBuf::from(out));
+        let (package, out) = (PathBuf::from(package), PathBuf::from(out));
+        if env::var_os(compile::INSIDE_ENV).is_some() {
+            // The kernels of the package itself are what is being compiled.
+            println!("cargo::rerun-if-changed=build.rs");
+            return ExitCode::SUCCESS;
+        }
+        let workspace = package.join(&self.workspace);
         self.print_watched(&workspace);
-        match self.build(&workspace, &out).and_then(|index| write(&out, &index)) {
+        match self.shipped_or_built(&package, &workspace, &out).and_then(|index| write(&out, &index)) {
             Ok(()) => ExitCode::SUCCESS,
             Err(errors) => {
                 errors.iter().for_each(|error| print_lines("error", error));
@@ -91,12 +120,16 @@ impl PtxBuild {
     }
 
     fn print_watched(&self, workspace: &Path) {
-        for name in [NO_PTX_ENV, toolchain::RUSTC_ENV, ptxas::PTXAS_ENV, "RUSTUP_HOME"] {
+        for name in [NO_PTX_ENV, SHIP_ENV, toolchain::RUSTC_ENV, ptxas::PTXAS_ENV, "RUSTUP_HOME"] {
             println!("cargo::rerun-if-env-changed={name}");
         }
-        // A path that does not exist would make cargo run the script every time.
+        // A path that does not exist would make cargo run the script every time. Only a workspace with such a
+        // `setup` gets the stamp.
         let stamp = workspace.join(SETUP_STAMP);
-        if !stamp.exists() && fs::create_dir_all(workspace.join(".ferrokv")).is_ok() {
+        if !stamp.exists()
+            && workspace.join("setup").is_file()
+            && fs::create_dir_all(workspace.join(".ferrokv")).is_ok()
+        {
             // Without the stamp a later ./setup is only noticed at the next change: no reason to fail.
             let _ = fs::write(&stamp, "not yet\n");
         }
@@ -106,8 +139,39 @@ impl PtxBuild {
         }
     }
 
+    /// What the package ships, if that is of its sources; else what the compiler makes, which is shipped from
+    /// then on if that is asked for.
+    fn shipped_or_built(&self, package: &Path, workspace: &Path, out: &Path) -> Result<Index, Vec<String>> {
+        let (Some(folder), false) = (&self.ships, is_set(NO_PTX_ENV)) else {
+            return self.build(workspace, out);
+        };
+        let folder = package.join(folder);
+        let sources = shipped::sources(package).map_err(|error| vec![error])?;
+        if is_set(SHIP_ENV) {
+            let index = self.build(workspace, out)?;
+            if let Some(note) = &index.note {
+                return Err(vec![format!("{SHIP_ENV} is set, and there is no PTX to ship: {note}")]);
+            }
+            shipped::write(&folder, &sources, &index.targets).map_err(|error| vec![error])?;
+            return Ok(index);
+        }
+        println!("cargo::rerun-if-changed={}", folder.display());
+        match shipped::read(&folder, &sources, &self.targets) {
+            Shipped::Current(targets) => Ok(Index {
+                targets,
+                compiler: Some("none: the package ships its PTX".into()),
+                ..Index::default()
+            }),
+            Shipped::Unusable(reason) => {
+                let mut index = self.build(workspace, out)?;
+                index.note = index.note.map(|note| format!("{note}; {reason}"));
+                Ok(index)
+            }
+        }
+    }
+
     fn build(&self, workspace: &Path, out: &Path) -> Result<Index, Vec<String>> {
-        if env::var_os(NO_PTX_ENV).is_some_and(|value| !value.is_empty() && value != "0") {
+        if is_set(NO_PTX_ENV) {
             return Ok(Index { note: Some(format!("built with {NO_PTX_ENV} set")), ..Index::default() });
         }
         let found = match toolchain::find() {
@@ -276,6 +340,11 @@ fn dedup_across_targets(texts: &mut Vec<String>) {
         }
         fresh
     });
+}
+
+/// Whether a switch among the variables is on.
+fn is_set(name: &str) -> bool {
+    env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0")
 }
 
 /// One instruction to cargo for each line of `text`.

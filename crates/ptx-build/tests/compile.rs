@@ -91,7 +91,7 @@ fn a_mistake_is_shown_as_the_compiler_shows_it() {
     assert!(matches!(error, CompileError::Rejected { sm: 90, .. }), "{error}");
     let text = error.to_string();
     assert!(text.starts_with("broken does not compile for sm_90\n"), "{text}");
-    for needed in ["error[E0308]: mismatched types", "broken/src/lib.rs:7:5", "expected `u32`, found `&str`"]
+    for needed in ["error[E0308]: mismatched types", "broken/src/lib.rs:6:5", "expected `u32`, found `&str`"]
     {
         assert!(text.contains(needed), "{needed} in {text}");
     }

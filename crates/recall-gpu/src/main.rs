@@ -10,7 +10,6 @@ use ferrokv_device::{Device, PtxImage};
 use simt_recall::{Case, Machine, categories};
 use std::process::ExitCode;
 
-#[allow(dead_code)]
 mod embedded {
     include!(concat!(env!("OUT_DIR"), "/ptx_index.rs"));
 }
@@ -36,9 +35,7 @@ fn main() -> ExitCode {
             None => return usage(&format!("{name}: no case of this name; without arguments all are listed")),
         }
     }
-    let images = embedded::PTX.iter().zip(embedded::MACHINE_CODE);
-    let images: Vec<PtxImage> =
-        images.map(|(&(sm, text), &machine_code)| PtxImage { sm, text, machine_code }).collect();
+    let images = PtxImage::of(embedded::PTX, embedded::MACHINE_CODE);
     if images.is_empty() {
         let note = embedded::BUILD_NOTE.unwrap_or_default();
         return usage(&format!("this program holds no kernels: {note}"));

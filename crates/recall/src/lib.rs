@@ -5,7 +5,6 @@
 //! mode up to that one, and the twin in all of them. `docs/emulator.md` holds the table of all cases.
 //!
 //! The same kernels are PTX as well: `crates/recall-gpu` launches one case on a GPU, for compute-sanitizer.
-#![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx))]
 
 /// Makes the cases of a file: a test for each, and the list `CASES`.
 macro_rules! cases {

@@ -299,7 +299,7 @@ fn within(limit: Duration, end: Option<Instant>) -> Duration {
     end.map_or(limit, |end| limit.min(end.saturating_duration_since(Instant::now())))
 }
 
-/// The test first that is likely to see it in the least time, until one fails; nothing if the end comes first.
+/// The test first that is likely to see it soonest, until one fails; nothing if the end comes first.
 fn try_one(
     change: &str,
     tests: &[usize],

@@ -179,7 +179,7 @@ fn the_command_runs_the_case_again() {
     };
     let Some(first) = printed(&[EMULATED], fail) else { return };
     let command = first.lines().find(|line| line.contains("cargo test")).expect("a command");
-    assert!(command.ends_with(&format!("-p simt-test -- --exact {name}")), "{command}");
+    assert!(command.ends_with(&format!("-p ferrokv-simt-test -- --exact {name}")), "{command}");
     let seed = command.trim().split(' ').next().and_then(|word| word.strip_prefix("SIMT_TEST_CASE="));
     let second = printed(&[EMULATED, ("SIMT_TEST_CASE", seed.expect("a seed"))], fail).expect("the output");
     let message = |text: &str| {

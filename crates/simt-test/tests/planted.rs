@@ -73,7 +73,7 @@ fn a_wrong_value_at_one_pattern() {
     assert!(text.contains("launch = grid (1,1,1), block (128,1,1), 0 bytes"), "{text}");
     assert!(case.command.contains("cargo test"), "{}", case.command);
     assert!(
-        case.command.contains(" -p simt-test -- --exact a_wrong_value_at_one_pattern"),
+        case.command.contains(" -p ferrokv-simt-test -- --exact a_wrong_value_at_one_pattern"),
         "{}",
         case.command
     );

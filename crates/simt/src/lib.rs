@@ -83,7 +83,11 @@ pub mod thread;
 pub mod warp;
 
 pub use bytemuck::{Pod, Zeroable};
+/// The crate of vectors whose types kernels load and store.
+pub use glam;
 pub use global::{Global, GlobalMut};
+/// The crate of `f16` and `bf16`.
+pub use half;
 pub use index::{GlobalIndex, SharedIndex};
 #[cfg(not(target_arch = "nvptx64"))]
 #[doc(hidden)]

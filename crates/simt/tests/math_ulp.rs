@@ -5,8 +5,8 @@
 //! `exp2` is itself subnormal or 0, the `f32` one is 0; and the platform's `f64` sine and cosine reduce huge
 //! arguments exactly.)
 //!
-//! The normal run takes one input of every 2039; `cargo test --release -p simt --test math_ulp -- --ignored
-//! --nocapture` takes all 2^32 and shows the worst of them.
+//! The normal run takes one input of every 2039; `cargo test --release -p ferrokv-simt --test math_ulp --
+//! --ignored --nocapture` takes all 2^32 and shows the worst of them.
 
 use rayon::prelude::*;
 use simt::math;
