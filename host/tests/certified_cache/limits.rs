@@ -361,6 +361,30 @@ fn refused_prompt<E: CacheElement>(nan: E) {
     }
 }
 
+/// Of a prompt with several such numbers the first key is named, whichever thread reports first.
+fn refused_numbers<E: CacheElement>(nan: E) {
+    let checked = Device::cpu(EmuOptions::race_checked());
+    let cache = TieredCache::<E>::new(&checked, extents(geometry())).unwrap().with_kernels();
+    for (device, mut cache) in caches::<E>().chain([(&checked, cache)]) {
+        let stream = Stream::new(device).unwrap();
+        let sequence = cache.start_sequence().unwrap();
+        let mut rows = tokens::<E>(geometry(), 20, 3);
+        for at in [3 * 128 + 7, 3 * 128 + 9, 11 * 128 + 70] {
+            rows[at] = nan;
+        }
+        let rows = Buffer::from_slice(device, &rows).unwrap();
+        let error = cache_error(cache.prefill(&stream, sequence, &rows, &rows));
+        let CacheError::Refused { at, .. } = error.clone() else { panic!("{error}") };
+        assert_eq!((at.what, at.token, at.kv_head, at.channel), ("key", 3, 0, 7));
+    }
+}
+
+#[test]
+fn of_several_refused_numbers_of_a_prompt_the_first_is_named() {
+    refused_numbers(f16::NAN);
+    refused_numbers(bf16::NAN);
+}
+
 #[test]
 fn a_refused_prompt_names_its_place_f16() {
     refused_prompt(f16::NAN);
