@@ -118,13 +118,13 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     let batch = Batch::<E>::in_turns(problem, inputs, lengths, 5, 9);
     let stream = Stream::new(device)?;
     let at = batch.upload(device)?;
-    let mut sketches = Sketches::<E>::new(device, problem, batch.blocks() as u32, budget)?;
+    let mut sketches = Sketches::<E>::new(device, problem, budget)?;
     in_chunks(device, &thrice(lengths), |tokens, positions, lengths| -> Result<(), CaseError> {
         let (keys, values, table) = (at.keys.global(), at.values.global(), at.table.global());
         let handles = SketchHandles { keys, values, table, positions, lengths };
-        // SAFETY: buffers of the device; the table's entries up to each length are the pool's, no two
-        // sequences share a block, and no sequence has more new tokens.
-        Ok(unsafe { sketches.sketch_on(&stream, tokens, false, handles) }?)
+        // SAFETY: buffers of the device; the table's entries up to each length are the pool's, and no
+        // sequence has more new tokens.
+        Ok(unsafe { sketches.sketch_on(&stream, (0, tokens), false, handles) }?)
     })?;
     let mut plan = Plan::<E>::new(device, problem, budget)?;
     let rows = (sequences * q_heads) as usize;

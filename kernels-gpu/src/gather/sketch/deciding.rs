@@ -34,10 +34,11 @@
 //! The result does not depend on how many shares there are.
 
 use super::counting::{
-    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, joined_most, level_of,
-    ratio_of, reference_of, scale_of, top_of, unit_of, units,
+    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, level_of, ratio_of,
+    reference_of, scale_of, top_of, unit_of, units,
 };
-use super::scanning::{Deal, Norms, ScanShape, Total, joined};
+use super::masses::joined;
+use super::scanning::{Deal, Norms, ScanShape, Total};
 use crate::attention::{BLOCK_TOKENS, PartialRow, ROWS, last_to_arrive};
 use crate::gather::choice::{ordered, score_of};
 use crate::gather::listing::Listing;
@@ -144,7 +145,7 @@ pub fn decide(
     if thread::block_idx_x() >= share.used {
         return;
     }
-    let used = Deal::of(extent.blocks, scan_parts).used;
+    let used = Deal::of(extent.length, rule, scan_parts).used;
     let decide = Decide { layout: layout(), masses, nus, ranks, bins, shape, extent, row };
     decide.levels(totals, norms, scan_parts, used, share);
     if !last_to_arrive(counters, row, share.used, decide.layout.last) {
@@ -262,7 +263,7 @@ impl Decide {
             while part < used {
                 let at = (first + part as usize) * heads as usize + head as usize;
                 let total: Total = totals.load_vector(at);
-                (all, most) = (joined(all, total.estimate()), joined_most(most, total));
+                (all, most) = (joined(all, total.estimate()), max(most, total.most));
                 part += 32;
             }
             let mut reference = all.reference;
