@@ -14,8 +14,8 @@ use simt::{Global, LaunchShape};
 use std::marker::PhantomData;
 
 /// Sketches of the keys of a layer by sequence and KV head, [sequences, kv_heads, tiles of 32 tokens, words],
-/// as `kernels_gpu::gather::sketch` has them. A tile has what its sequence has of it, so each sequence has its
-/// own, whatever blocks of the pool it shares with others.
+/// as `kernels_gpu::gather::sketch` has them. A tile has what its sequence has of it, so each sequence has
+/// its own, whatever blocks of the pool it shares with others.
 #[derive(Debug)]
 pub struct Sketches<E: GatherElement> {
     words: Buffer<u32>,
@@ -88,8 +88,8 @@ impl<E: SketchElement> Sketches<E> {
 
     /// Sketches the tiles that the tokens of some sequences are in, `row` the first of these and as many as
     /// there are lengths, from their first positions to before their lengths; they are in the pool already,
-    /// and are up to `tokens`, one behind another. It allocates nothing, waits for nothing and can be captured. Tokens past the table are left out, and with them
-    /// sequences whose positions are.
+    /// and are up to `tokens`, one behind another. It allocates nothing, waits for nothing and can be
+    /// captured. Tokens past the table are left out, and with them sequences whose positions are.
     ///
     /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
     ///

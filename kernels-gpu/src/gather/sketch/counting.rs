@@ -30,6 +30,12 @@ pub const fn heads_of(group: u32) -> u32 {
     group.next_multiple_of(ROWS)
 }
 
+/// Rows of bins of so many heads that memory is laid out for.
+#[inline(always)]
+pub const fn kinds_of(heads: u32) -> u32 {
+    2 * heads + 2
+}
+
 /// What a query head does not attend to. `[sequences, kv_heads, heads]`.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(16))]

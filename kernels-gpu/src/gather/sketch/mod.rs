@@ -13,6 +13,7 @@
 mod bound;
 mod counting;
 mod deciding;
+mod leaving;
 mod masses;
 mod products;
 mod scanning;
@@ -22,11 +23,11 @@ mod write;
 
 pub use bound::delta;
 pub use counting::{
-    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, level_of, ratio_of,
-    reference_of, scale_of, top_of, unit_of, units,
+    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, kinds_of, level_of,
+    ratio_of, reference_of, scale_of, top_of, unit_of, units,
 };
-pub use deciding::{DECIDE_THREADS, decide, decide_bytes, decide_parts, kinds_of};
-pub use masses::{about, joined, mass_above, most_of, raised};
+pub use deciding::{DECIDE_THREADS, decide, decide_bytes, decide_parts};
+pub use masses::{estimated, joined, mass_above, most_of, moved};
 pub use products::code_unit;
 pub use scanning::{Deal, Norms, SCAN_THREADS, ScanShape, Total, scan, scan_bytes, scan_parts};
 pub use settling::{Facts, SETTLE_THREADS, SettleShape, Verdict, settle, settle_bytes, verdict};

@@ -70,10 +70,11 @@ impl<const D: usize, const BITS: usize> Sketch<D, BITS> {
     /// Starts copying it; a warp's work.
     #[simt::device]
     fn copy(self, sketches: Global<u32>, from: usize, lane: u32) {
+        // Chunks are a constant apart.
+        let (to, from) = (self.start + 4 * lane, from + 4 * lane as usize);
         unroll!(for i in 0..(Self::WORDS.div_ceil(128) as usize), at_most 10 {
-            let chunk = 32 * i as u32 + lane;
-            if 4 * chunk < Self::WORDS {
-                self.memory.copy_async_once(self.start + 4 * chunk, sketches, from + 4 * chunk as usize);
+            if 128 * (i as u32 + 1) <= Self::WORDS || 4 * lane < Self::WORDS - 128 * i as u32 {
+                self.memory.copy_async_once(to + 128 * i as u32, sketches, from + 128 * i);
             }
         });
     }

@@ -17,9 +17,10 @@
 //! mask makes an operand of it.
 //!
 //! # Layout
-//! `queries` [sequences, q_heads, D]; `sketches` [sequences, kv_heads, tiles of max_blocks]. Written: `masses` [sequences, kv_heads, blocks, heads], heads the query heads of a KV head
-//! rounded up to a multiple of eight, −∞ for those that there are not; `nus` [sequences, kv_heads, blocks];
-//! `totals` [sequences, kv_heads, parts, heads] and `norms` [sequences, kv_heads, parts].
+//! `queries` [sequences, q_heads, D]; `sketches` [sequences, kv_heads, tiles of max_blocks]. Written:
+//! `masses` [sequences, kv_heads, blocks, heads], heads the query heads of a KV head rounded up to a multiple
+//! of eight, −∞ for those that there are not; `nus` [sequences, kv_heads, blocks]; `totals` [sequences,
+//! kv_heads, parts, heads] and `norms` [sequences, kv_heads, parts].
 //!
 //! # Bytes
 //! A sketch for each tile and KV head, read once: 80.5 bytes a token with 4 bits at D = 128, where keys and
@@ -27,7 +28,8 @@
 //!
 //! # Work split
 //! Grid (parts, kv_heads · row groups, sequences), eight warps with a ring of tiles each. A warp has
-//! neighbouring blocks, whole ones, and whole tiles: a block of 16 tokens is half of one. What is kept is the next launch's work: [`decide`](fn@super::decide).
+//! neighbouring blocks, whole ones, and whole tiles: a block of 16 tokens is half of one. What is kept is the
+//! next launch's work: [`decide`](fn@super::decide).
 
 use super::bound::delta;
 use super::counting::heads_of;
@@ -110,6 +112,14 @@ pub struct Total {
 }
 
 impl Total {
+    /// Of no part.
+    pub const NONE: Total = Total {
+        reference: PartialRow::EMPTY.reference,
+        sum: PartialRow::EMPTY.sum,
+        most: f32::NEG_INFINITY,
+        reserved: 0.0,
+    };
+
     /// The estimate.
     #[inline(always)]
     pub const fn estimate(self) -> PartialRow {
@@ -217,10 +227,11 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     let to_log2 = query.scale * LOG2_E;
     let heads = heads_of(shape.group);
 
-    let mut mass = Mass::NONE;
-    let (mut total, mut most) = (PartialRow::EMPTY, f32::NEG_INFINITY);
+    let (mut mass, mut most) = (Mass::NONE, f32::NEG_INFINITY);
     let (mut kappa, mut nu, mut largest_nu) = (0f32, 0f32, 0f32);
     let halves = rule.block < TILE_TOKENS;
+    let of_row = row as usize * shape.blocks as usize;
+    let own = of_row * heads as usize + in_group as usize;
     walk_on(&ring, first, [0; 5], |tile, stage| {
         let sketch = ring.tile(stage);
         let annotation = sketch.annotation();
@@ -241,39 +252,38 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
             some
         };
         let mut close = |mass: &mut Mass, block: u32, nu: f32| {
-            let (above, about) = mass.close();
-            let at = row as usize * shape.blocks as usize + block as usize;
+            let above = mass.close();
             let above = if present { above } else { f32::NEG_INFINITY };
             if lane & 3 == 0 {
-                masses.store(at * heads as usize + in_group as usize, above);
+                masses.store(own + (block * heads) as usize, above);
             }
             if lane == 0 && row_group == 0 {
-                nus.store(at, nu);
+                nus.store(of_row + block as usize, nu);
             }
-            total = joined(total, about);
             most = most_of(most, above);
             largest_nu = max(largest_nu, nu);
-            *mass = Mass::NONE;
         };
         kappa = max(kappa, annotation.zeta + annotation.eps);
         let [of_first, of_second] = annotation.nu;
         if halves {
-            mass.add(of(0, tokens.min(BLOCK_TOKENS)), delta);
+            mass.add(of(0, tokens.min(BLOCK_TOKENS)), delta, true);
             close(&mut mass, 2 * tile, of_first);
             if tokens > BLOCK_TOKENS {
-                mass.add(of(BLOCK_TOKENS, tokens), delta);
+                mass.add(of(BLOCK_TOKENS, tokens), delta, true);
                 close(&mut mass, 2 * tile + 1, of_second);
             }
         } else {
-            mass.add(if tokens < TILE_TOKENS { of(0, tokens) } else { scores }, delta);
-            nu = max(nu, max(of_first, of_second));
             // A block is a power of two of tiles.
-            if tile + 1 == end || (tile + 1) & (rule.tiles() - 1) == 0 {
+            let last = rule.tiles() - 1;
+            mass.add(if tokens < TILE_TOKENS { of(0, tokens) } else { scores }, delta, tile & last == 0);
+            nu = max(nu, max(of_first, of_second));
+            if tile + 1 == end || tile & last == last {
                 close(&mut mass, tile >> rule.tiles().trailing_zeros(), nu);
                 nu = 0.0;
             }
         }
     });
+    let total = mass.estimate();
     async_copy::wait::<0>();
     if lane & 3 == 0 {
         let PartialRow { reference, sum } = total;

@@ -6,9 +6,9 @@
 //!
 //! # Work split
 //! Grid (tiles that a chunk can touch, kv_heads, sequences), 2·D threads: a thread has two channels and every
-//! fourth token, eight in all. Threads of the same channels meet in shared memory for the range; norms of tokens are sums
-//! over warps, which have 64 channels of the same tokens; codes pass through shared memory as bytes and leave
-//! as words.
+//! fourth token, eight in all. Threads of the same channels meet in shared memory for the range; norms of
+//! tokens are sums over warps, which have 64 channels of the same tokens; codes pass through shared memory as
+//! bytes and leave as words.
 //!
 //! # Bytes
 //! 128·D read and a sketch written for each tile and KV head.
@@ -77,8 +77,8 @@ pub const fn sketch_bytes() -> u32 {
 ///
 /// `keys` and `values` are the pool that holds them already, [blocks, kv_heads, 16, D]; `table` [sequences,
 /// max_blocks]; `positions` [sequences, stride]; `lengths` \[sequences\]; `sketches` [sequences, kv_heads,
-/// tiles of max_blocks, [`sketch_words`]]. Tokens past the table are left out. Grid (tiles that the longest chunk can touch,
-/// kv_heads, sequences), [`SKETCH_LANES`] · D / 2 threads.
+/// tiles of max_blocks, [`sketch_words`]]. Tokens past the table are left out. Grid (tiles that the longest
+/// chunk can touch, kv_heads, sequences), [`SKETCH_LANES`] · D / 2 threads.
 #[kernel(system = gather, instances((f16, 4), (f16, 8), (bf16, 4), (bf16, 8)), max_threads = 256, overlaps)]
 pub fn sketch<E: Half, const BITS: usize>(
     keys: Global<E>,

@@ -14,8 +14,8 @@ use kernels_gpu::attention::PartialRow;
 use kernels_gpu::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
 use kernels_gpu::gather::Extent;
 use kernels_gpu::gather::sketch::{
-    Annotation, Deal, Norms, ScanShape, about, code_unit, code_words, delta, joined, mass_above, place,
-    raised, raised_by, sketch_words, tiles_of,
+    Annotation, Deal, Norms, ScanShape, code_unit, code_words, delta, estimated, joined, mass_above, moved,
+    place, raised_by, sketch_words, tiles_of,
 };
 use simt::math::{exp2_nonpositive, fma, max};
 use std::cell::RefCell;
@@ -115,16 +115,33 @@ struct Heads {
     rows: [[Row; 2 * GROUP]; CONTRACTIONS],
 }
 
-/// Half a warp's lanes of a row: those of a head.
+/// The four lanes of a head.
 #[derive(Clone, Copy)]
 struct Mass {
     reference: f32,
     above: [f32; 4],
-    excess: [f32; 4],
+    estimates: [PartialRow; 4],
+    /// A block begins.
+    fresh: bool,
 }
 
 impl Mass {
-    const NONE: Mass = Mass { reference: PartialRow::EMPTY.reference, above: [0.0; 4], excess: [0.0; 4] };
+    const NONE: Mass = Mass {
+        reference: PartialRow::EMPTY.reference,
+        above: [0.0; 4],
+        estimates: [PartialRow::EMPTY; 4],
+        fresh: true,
+    };
+
+    fn close(&mut self) -> f32 {
+        self.fresh = true;
+        mass_above(self.reference, of_lanes(std::mem::take(&mut self.above)))
+    }
+
+    fn estimate(&self) -> PartialRow {
+        let [a, b, c, d] = self.estimates;
+        joined(joined(a, b), joined(c, d))
+    }
 }
 
 impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
@@ -148,7 +165,6 @@ impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
             let run = deal.of_warp as usize;
             let first = ((work.part * WARPS + warp) * run).min(tiles);
             let end = (first + run).min(tiles);
-            let mut totals = [PartialRow::EMPTY; GROUP];
             let mut state = [Mass::NONE; GROUP];
             let mut nu = 0f32;
             for start in (first..end).step_by(AT_ONCE) {
@@ -187,22 +203,19 @@ impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
                         nu = max(nu, of_piece);
                         if ends {
                             let mut masses = [f32::NEG_INFINITY; GROUP];
-                            for r in 0..present {
-                                let Mass { reference, above, excess } = state[r];
-                                let above = of_lanes(above);
-                                masses[r] = mass_above(reference, above);
-                                totals[r] = joined(totals[r], about(reference, above, of_lanes(excess)));
+                            for (mass, state) in masses[..present].iter_mut().zip(&mut state) {
+                                *mass = state.close();
                             }
                             part.masses.push(masses);
                             part.nus.push(nu);
                             part.norms.nu = max(part.norms.nu, nu);
-                            (state, nu) = ([Mass::NONE; GROUP], 0.0);
+                            nu = 0.0;
                         }
                     }
                 }
             }
-            for (all, own) in part.totals.iter_mut().zip(totals) {
-                *all = joined(*all, own);
+            for (all, own) in part.totals.iter_mut().zip(&state[..present]) {
+                *all = joined(*all, own.estimate());
             }
         }
         part
@@ -353,13 +366,12 @@ fn codes<L: Lanes, const D: usize>(
 fn add<L: Lanes>(mass: &mut Mass, scores: [f32; TOKENS], delta: f32) {
     let above = scores.map(|s| s + delta);
     let largest = above.into_iter().fold(f32::NEG_INFINITY, max);
-    let reference = raised(mass.reference, largest);
-    if reference != mass.reference {
+    let reference = moved(mass.reference, largest, mass.fresh);
+    if reference != mass.reference && !mass.fresh {
         let factor = exp2_nonpositive(mass.reference - reference);
-        mass.reference = reference;
         mass.above = mass.above.map(|x| x * factor);
-        mass.excess = mass.excess.map(|x| x * factor);
     }
+    (mass.reference, mass.fresh) = (reference, false);
     let [low, high] = [0, 1].map(|half| {
         let half: &[f32; COLUMNS] = above[half * COLUMNS..].first_chunk().expect("half a tile");
         L::exp2(half, reference)
@@ -369,6 +381,6 @@ fn add<L: Lanes>(mass: &mut Mass, scores: [f32; TOKENS], delta: f32) {
         let of = |p: &Floats| (p[at] + p[at + 1]) + (p[at + 8] + p[at + 9]);
         let weight = of(&low) + of(&high);
         mass.above[lane] += weight;
-        mass.excess[lane] = fma(weight, delta, mass.excess[lane]);
+        mass.estimates[lane] = estimated(mass.estimates[lane], reference, weight, delta);
     }
 }
