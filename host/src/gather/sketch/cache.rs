@@ -2,11 +2,11 @@
 
 use super::plan::scratch_bytes;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
-use crate::Buffer;
 use crate::attention::StepProblem;
 use crate::kv::{Appended, Beside, HeadReport, Held, Opening, PagedCache, Result, Sequences, Source, Step};
+use crate::{Buffer, Stream};
 use half::f16;
-use kernels_gpu::gather::sketch::{Verdict, sketch_words};
+use kernels_gpu::gather::sketch::{Verdict, sketch_words, tiles_of};
 
 /// Sketches beside each layer's pool: a step attends to the blocks that hold nearly all of the mass, and
 /// says of every head how much the others can have.
@@ -42,16 +42,16 @@ impl SketchedCache {
         let budget = budget.checked()?;
         let dense = sequences.fitting(|dense, _| {
             let rows = geometry.kv_heads as u64 * geometry.layers as u64;
-            let blocks = u64::from(dense.sequences) * u64::from(dense.max_blocks());
+            let tiles = u64::from(dense.sequences) * u64::from(tiles_of(dense.max_tokens));
             let sketches = u64::from(4 * sketch_words(dense.head_dim, budget.bits));
-            sketches.saturating_mul(blocks * rows).saturating_add(scratch_bytes(dense.into(), budget))
+            sketches.saturating_mul(tiles * rows).saturating_add(scratch_bytes(dense.into(), budget))
         })?;
-        let (problem, blocks) = (StepProblem::from(dense), dense.sequences * dense.max_blocks());
+        let problem = StepProblem::from(dense);
         let plan = Plan::new(device, problem, budget)?;
         let lse = Buffer::new(device, dense.query_rows())?;
         let verdicts = Buffer::zeroed(device, geometry.layers * dense.query_rows())?;
         PagedCache::open(sequences, BySketches { plan, lse, verdicts }, |index| {
-            Ok(Sketched { sketches: Sketches::new(device, problem, blocks, budget)?, index })
+            Ok(Sketched { sketches: Sketches::new(device, problem, budget)?, index })
         })
     }
 }
@@ -69,20 +69,22 @@ impl From<Verdict> for HeadReport {
     }
 }
 
-// SAFETY: sketches, verdicts and the plan are made once. A fork copies nothing of them: the block that is
-// being filled is sketched again with the token that comes next.
+// SAFETY: sketches, verdicts and the plan are made once.
 unsafe impl Beside for BySketches {
     const SCHEME: &'static str = "gather";
     type Layer = Sketched;
 
     fn appended(&mut self, layer: &mut Sketched, appended: Appended<'_>) -> Result<()> {
-        let Appended { stream, slices, pool, tokens, table, positions, lengths, .. } = appended;
+        let Appended { stream, slices, pool, first, tokens, table, positions, lengths } = appended;
         let (keys, values) = (pool.keys().global(), pool.values().global());
         let handles = SketchHandles { keys, values, table, positions, lengths };
         // SAFETY: buffers of this device, host memory on the CPU; the table's blocks are those of the pool,
-        // those that are being filled are one sequence's own, and a sequence's tokens follow each other.
-        // Dropping a buffer waits for the device.
-        Ok(unsafe { layer.sketches.sketch_on(stream, tokens, slices, handles) }?)
+        // and a sequence's tokens follow each other. Dropping a buffer waits for the device.
+        Ok(unsafe { layer.sketches.sketch_on(stream, (first, tokens), slices, handles) }?)
+    }
+
+    fn fork(&self, layer: &mut Sketched, stream: &Stream, source: usize, fork: usize) -> Result<()> {
+        Ok(layer.sketches.copy(stream, source, fork)?)
     }
 
     fn attend(&mut self, layer: &mut Sketched, step: Step<'_>) -> Result<()> {

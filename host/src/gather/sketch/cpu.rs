@@ -14,15 +14,17 @@ use kernels_gpu::attention::ROWS;
 use kernels_gpu::attention::outward::{norm_bound, reciprocal};
 use kernels_gpu::gather::Extent;
 use kernels_gpu::gather::sketch::{
-    Annotation, Deal, Facts, ScanShape, SettleShape, SketchShape, Skipped, Verdict, Whole, channel, code,
-    code_word, code_words, error, heads_of, largest_code, sketch_words,
+    Annotation, Deal, Facts, ScanShape, SettleShape, SketchShape, Skipped, TILE_TOKENS, Verdict, Whole,
+    channel, code, code_word, code_words, error, heads_of, largest_code, sketch_words, tiles_of,
 };
 use masses::{Part, masses};
 use rayon::prelude::*;
 use simt::convert;
 use simt::math::{fma, max, maximum, min};
 
-const TOKENS: usize = BLOCK_TOKENS as usize;
+const TOKENS: usize = TILE_TOKENS as usize;
+/// Tokens of a block of the pool.
+const BLOCK: usize = BLOCK_TOKENS as usize;
 const GROUP: usize = ROWS as usize;
 
 /// A warp's sum: lanes 16 apart first.
@@ -55,39 +57,32 @@ pub(super) fn sketch<E: SketchElement>(
     let (heads, dim) = (shape.kv_heads as usize, shape.head_dim as usize);
     let max_blocks = shape.max_blocks as usize;
     let words = sketch_words(shape.head_dim, bits) as usize;
-    let mut jobs = Vec::new();
-    for (sequence, length) in from.lengths.iter().enumerate() {
+    let of_sequence = tiles_of(shape.max_blocks * BLOCK_TOKENS) as usize;
+    let rows = sketches.par_chunks_exact_mut(of_sequence * words).enumerate();
+    let tiles = rows.flat_map(|(row, sketches)| {
+        let (sequence, head) = (row / heads, row % heads);
         let first = from.positions[sequence * shape.stride as usize] as usize;
-        let length = (*length as usize).min(max_blocks * TOKENS);
-        if first < length {
-            for tile in first / TOKENS..length.div_ceil(TOKENS) {
-                let block = from.table[sequence * max_blocks + tile] as usize;
-                jobs.push((block, (length - tile * TOKENS).min(TOKENS)));
-            }
-        }
-    }
-    // Sketches of different blocks are different chunks.
-    jobs.sort_unstable();
-    let mut rest = sketches;
-    let mut before = 0;
-    let mut tiles = Vec::with_capacity(jobs.len() * heads);
-    for (block, tokens) in jobs {
-        let (own, others) =
-            std::mem::take(&mut rest)[(block - before) * heads * words..].split_at_mut(heads * words);
-        tiles.extend(own.chunks_exact_mut(words).enumerate().map(|(head, tile)| (block, head, tokens, tile)));
-        (rest, before) = (others, block + 1);
-    }
-    tiles.into_par_iter().with_min_len(4).for_each(|(block, head, tokens, tile)| {
-        let at = (block * heads + head) * TOKENS * dim;
+        let length = (from.lengths[sequence] as usize).min(max_blocks * BLOCK);
+        let tiles = if first < length { first / TOKENS..length.div_ceil(TOKENS) } else { 0..0 };
+        let blocks = &from.table[sequence * max_blocks..];
+        let begin = tiles.start;
+        let to = sketches[begin * words..tiles.end * words].par_chunks_exact_mut(words).enumerate();
+        to.map(move |(i, to)| (head, blocks, begin + i, length, to))
+    });
+    tiles.for_each(|(head, blocks, tile, length, to)| {
         let wide = |pool: &[E]| -> Vec<f32> {
-            let row = |token: usize| &pool[at + token.min(tokens - 1) * dim..][..dim];
+            let row = |token: usize| {
+                let token = (tile * TOKENS + token).min(length - 1);
+                let block = blocks[token / BLOCK] as usize;
+                &pool[((block * heads + head) * BLOCK + token % BLOCK) * dim..][..dim]
+            };
             (0..TOKENS).flat_map(|token| row(token).iter().map(|x| x.to_f32())).collect()
         };
-        write_tile(bits, dim, &wide(from.keys), &wide(from.values), tile);
+        write_tile(bits, dim, &wide(from.keys), &wide(from.values), to);
     });
 }
 
-/// One tile from 16 keys and values.
+/// One tile from 32 keys and values.
 fn write_tile(bits: u32, dim: usize, keys: &[f32], values: &[f32], tile: &mut [u32]) {
     let largest = largest_code(bits);
     let codes_end = code_words(dim as u32, bits) as usize;
@@ -124,13 +119,14 @@ fn write_tile(bits: u32, dim: usize, keys: &[f32], values: &[f32], tile: &mut [u
         norm_bound(if let [a, b] = sums[..] { a + b } else { sums[0] })
     };
     let most = |x: &[f32]| x.chunks_exact(dim).map(norm).reduce(maximum).expect("there are tokens");
-    let annotation = Annotation::of(most(&errors), norm(&scales), norm(&zeros), most(values), largest);
+    let halves = [&values[..TOKENS / 2 * dim], &values[TOKENS / 2 * dim..]].map(most);
+    let annotation = Annotation::of(most(&errors), norm(&scales), norm(&zeros), halves, largest);
     for (word, to) in tile[..codes_end].iter_mut().enumerate() {
-        let four = |token: u32, channel: u32| {
+        let pair = |token: u32, channel: u32| {
             let at = token as usize * dim + channel as usize;
-            u32::from_le_bytes(*codes[at..].first_chunk().expect("four channels"))
+            u32::from(codes[at]) | u32::from(codes[at + 1]) << 16
         };
-        *to = code_word(bits, word as u32, four);
+        *to = code_word(bits, word as u32, pair);
     }
     tile[codes_end + dim..].copy_from_slice(bytemuck::cast_slice(&[annotation]));
 }
@@ -140,7 +136,6 @@ fn write_tile(bits: u32, dim: usize, keys: &[f32], values: &[f32], tile: &mut [u
 pub(super) struct Scanning<'a, E> {
     pub queries: &'a [E],
     pub sketches: &'a [u32],
-    pub table: &'a [u32],
     pub lengths: &'a [u32],
 }
 
@@ -151,7 +146,7 @@ pub(super) fn scan<E: SketchElement>(
     (bits, parts): (u32, u32),
     shape: ScanShape,
     from: Scanning<'_, E>,
-    to: Choice<'_>,
+    (table, to): (&[u32], Choice<'_>),
 ) {
     let (heads, groups) = (shape.kv_heads as usize, shape.row_groups() as usize);
     let all_heads = heads_of(shape.group) as usize;
@@ -164,7 +159,7 @@ pub(super) fn scan<E: SketchElement>(
         .collect();
     let mut items = Vec::new();
     for row in 0..rows {
-        let used = Deal::of(extents[row / heads].blocks, parts).used as usize;
+        let used = Deal::of(extents[row / heads].length, shape.rule, parts).used as usize;
         items.extend((0..groups).flat_map(|group| (0..used).map(move |part| (row, group, part))));
     }
     let scanned: Vec<Part> = items
@@ -178,10 +173,11 @@ pub(super) fn scan<E: SketchElement>(
         (0..rows).map(|row| Totals::new(extents[row / heads].blocks as usize, all_heads)).collect();
     for ((row, group, part), scanned) in items.into_iter().zip(scanned) {
         let extent = extents[row / heads];
-        let first = part * 8 * Deal::of(extent.blocks, parts).of_warp as usize;
+        let tile = part * 8 * Deal::of(extent.length, shape.rule, parts).of_warp as usize;
+        let first = tile * TOKENS / shape.rule.block as usize;
         of_rows[row].take(group * GROUP, (first, part), scanned);
     }
-    choose(shape, (from.table, &extents), of_rows, to);
+    choose(shape, (table, &extents), of_rows, to);
 }
 
 /// What [`settle`](kernels_gpu::gather::sketch::settle()) reads.

@@ -1,6 +1,6 @@
 //! Blocks chosen by a sketch of every key, with a bound on what is left out: `gather:certified`.
 //!
-//! [`Sketches`] keep each key in 4 or 8 bits beside the pool, block by block. A step reads all of them
+//! [`Sketches`] keep each key in 4 or 8 bits beside the pool, 32 tokens together. A step reads all of them
 //! ([`Plan::scan_on`]): with what bounds their errors they say how much mass each gather-block has at most,
 //! for every query head. Blocks with the most are kept, until what is left out is within the budget;
 //! [`Plan::attend_on`] attends to these by the kernel of [`crate::attention::dense`]; [`Plan::settle_on`]
@@ -77,6 +77,7 @@ impl Budget {
 /// Bytes that a step reads of a KV head at least: every sketch, keys and values of what is kept in any case.
 pub(super) fn step_bytes(budget: Budget, head_dim: u32, tokens: u64) -> f64 {
     let kept = budget.support.kept(tokens.min(super::MOST_TOKENS.into()) as u32);
-    let sketch = f64::from(4 * kernels_gpu::gather::sketch::sketch_words(head_dim, budget.bits)) / 16.0;
+    let words = kernels_gpu::gather::sketch::sketch_words(head_dim, budget.bits);
+    let sketch = f64::from(4 * words) / f64::from(kernels_gpu::gather::sketch::TILE_TOKENS);
     sketch * tokens as f64 + f64::from(4 * head_dim) * f64::from(kept)
 }

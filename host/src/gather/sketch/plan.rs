@@ -17,7 +17,7 @@ use kernels_gpu::gather::TILE_BLOCKS;
 use kernels_gpu::gather::sketch::{
     DECIDE_THREADS, MASS_BINS, Norms, SCAN_THREADS, SETTLE_THREADS, ScanShape, SettleShape, Skipped, Total,
     Verdict, Whole, decide, decide_bytes, decide_parts, heads_of, kinds_of, scan, scan_bytes, scan_parts,
-    settle, settle_bytes, sketch, sketch_words,
+    settle, settle_bytes, sketch, sketch_words, tiles_of,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -86,7 +86,7 @@ pub struct Handles<E> {
     pub keys: Global<E>,
     /// Its values, like the keys.
     pub values: Global<E>,
-    /// [`Sketches::words`](super::Sketches::words) of the same pool.
+    /// [`Sketches::words`](super::Sketches::words) of the same sequences.
     pub sketches: Global<u32>,
     /// [sequences, max_blocks].
     pub table: Global<u32>,
@@ -172,7 +172,7 @@ impl<E: SketchElement> Plan<E> {
         let kept = dense::Plan::new(device, head_by_head(problem, blocks * block))?;
         let rung = dense::Plan::new(device, problem.dense())?;
         let groups = group.div_ceil(ROWS);
-        let parts = scan_parts(rows * groups, blocks);
+        let parts = scan_parts(rows * groups, max_tokens, budget.support.rule());
         let launch = LaunchShape::new((parts, kv_heads * groups, sequences), SCAN_THREADS).shared(shared);
         let decide = LaunchShape::new((decide_parts(rows, blocks), kv_heads, sequences), DECIDE_THREADS)
             .shared(decide_bytes());
@@ -305,25 +305,21 @@ impl<E: SketchElement> Plan<E> {
             // SAFETY: the caller's word, and the plan's own memory; the emulator's streams have done what
             // they were told when a call returns.
             unsafe {
-                let scanning = Scanning {
-                    queries: slice(queries),
-                    sketches: slice(sketches),
-                    table: slice(table),
-                    lengths: slice(lengths),
-                };
+                let scanning =
+                    Scanning { queries: slice(queries), sketches: slice(sketches), lengths: slice(lengths) };
                 let (list, counts) = (slice_mut(list.global_mut()), slice_mut(counts.global_mut()));
                 let (entries, kept) = (slice_mut(entries.global_mut()), slice_mut(kept.global_mut()));
                 let (skipped, whole) = (slice_mut(skipped.global_mut()), slice_mut(whole.global_mut()));
                 let choice = cpu::Choice { list, counts, entries, kept, skipped, whole };
                 let parts = self.launch.grid.x;
-                cpu::scan(Level::best(), (self.budget.bits, parts), shape, scanning, choice);
+                let to = (slice(table), choice);
+                cpu::scan(Level::best(), (self.budget.bits, parts), shape, scanning, to);
             }
             return Ok(());
         }
         let args = scan::Args {
             queries,
             sketches,
-            table,
             lengths,
             masses: masses.global_mut(),
             nus: nus.global_mut(),
@@ -458,7 +454,11 @@ impl<E: SketchElement> Plan<E> {
         let block = BLOCK_TOKENS as usize * kv_heads * dim;
         length("the buffer of keys", handles.keys.len(), handles.keys.len() / block * block)?;
         length("the buffer of values", handles.values.len(), handles.keys.len())?;
-        let words = kv_heads * sketch_words(head_dim, self.budget.bits) as usize;
-        length("the sketches", handles.sketches.len(), handles.keys.len() / block * words)
+        let words = sequences * kv_heads * tiles_of(self.problem.max_tokens) as usize;
+        length(
+            "the sketches",
+            handles.sketches.len(),
+            words * sketch_words(head_dim, self.budget.bits) as usize,
+        )
     }
 }

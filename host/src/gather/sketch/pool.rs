@@ -7,15 +7,19 @@ use super::{Budget, cpu};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
-use kernels_gpu::gather::sketch::{SKETCH_LANES, SketchShape, sketch, sketch_bytes, sketch_words};
+use kernels_gpu::gather::sketch::{
+    SKETCH_LANES, SketchShape, TILE_TOKENS, sketch, sketch_bytes, sketch_words, tiles_of,
+};
 use simt::{Global, LaunchShape};
 use std::marker::PhantomData;
 
-/// Sketches of the keys of a layer's pool, [blocks, kv_heads, words], as `kernels_gpu::gather::sketch` has
-/// them: a block's is beside it, so sequences that share a block share its sketch.
+/// Sketches of the keys of a layer by sequence and KV head, [sequences, kv_heads, tiles of 32 tokens, words],
+/// as `kernels_gpu::gather::sketch` has them. A tile has what its sequence has of it, so each sequence has
+/// its own, whatever blocks of the pool it shares with others.
 #[derive(Debug)]
 pub struct Sketches<E: GatherElement> {
     words: Buffer<u32>,
+    sequences: u32,
     bits: u32,
     shape: SketchShape,
     element: PhantomData<E>,
@@ -38,18 +42,20 @@ pub struct SketchHandles<E> {
 }
 
 impl<E: SketchElement> Sketches<E> {
-    /// For a pool of `blocks` blocks.
+    /// For the sequences of a problem.
     ///
     /// # Errors
     /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of
     /// memory.
-    pub fn new(device: &Device, problem: StepProblem, blocks: u32, budget: Budget) -> Result<Self> {
+    pub fn new(device: &Device, problem: StepProblem, budget: Budget) -> Result<Self> {
         let (budget, problem) = (budget.checked()?, checked(problem)?);
         let StepProblem { kv_heads, head_dim, max_tokens, .. } = problem;
         let shape =
             SketchShape { stride: 1, kv_heads, head_dim, max_blocks: max_tokens.div_ceil(BLOCK_TOKENS) };
-        let words = blocks as usize * kv_heads as usize * sketch_words(head_dim, budget.bits) as usize;
-        Ok(Sketches { words: Buffer::zeroed(device, words)?, bits: budget.bits, shape, element: PhantomData })
+        let tiles = problem.sequences as usize * kv_heads as usize * tiles_of(max_tokens) as usize;
+        let words = Buffer::zeroed(device, tiles * sketch_words(head_dim, budget.bits) as usize)?;
+        let (sequences, bits) = (problem.sequences, budget.bits);
+        Ok(Sketches { words, sequences, bits, shape, element: PhantomData })
     }
 
     /// Where they are.
@@ -65,13 +71,25 @@ impl<E: SketchElement> Sketches<E> {
     /// Bytes of the sketches of so many tokens.
     pub fn bytes_of(&self, tokens: u32) -> u64 {
         let words = sketch_words(self.shape.head_dim, self.bits);
-        4 * u64::from(tokens.div_ceil(BLOCK_TOKENS)) * u64::from(self.shape.kv_heads) * u64::from(words)
+        4 * u64::from(tiles_of(tokens)) * u64::from(self.shape.kv_heads) * u64::from(words)
     }
 
-    /// Sketches the tiles that the tokens of some sequences are in, from their first positions to before
-    /// their lengths; they are in the pool already, and are up to `tokens`, one behind another. It allocates
-    /// nothing, waits for nothing and can be captured. Tokens past the table are left out, and with them
-    /// sequences whose positions are.
+    /// Makes the sketches of sequence `to` those of sequence `from`. Waits for the stream.
+    ///
+    /// # Errors
+    /// Sequences that there are not; what the device reports.
+    pub fn copy(&mut self, stream: &Stream, from: usize, to: usize) -> Result<()> {
+        let of_each = self.words.len() / self.sequences as usize;
+        let mut between = Buffer::new(self.device(), of_each)?;
+        stream.copy(&self.words, from * of_each..(from + 1) * of_each, &mut between, 0)?;
+        stream.copy(&between, 0..of_each, &mut self.words, to * of_each)?;
+        Ok(stream.synchronize()?)
+    }
+
+    /// Sketches the tiles that the tokens of some sequences are in, `row` the first of these and as many as
+    /// there are lengths, from their first positions to before their lengths; they are in the pool already,
+    /// and are up to `tokens`, one behind another. It allocates nothing, waits for nothing and can be
+    /// captured. Tokens past the table are left out, and with them sequences whose positions are.
     ///
     /// With `slices` on the CPU's own path in place of the kernel, which gives the same bits.
     ///
@@ -79,8 +97,8 @@ impl<E: SketchElement> Sketches<E> {
     /// Until the launch has finished (for a capture: until each run of the graph has):
     /// - the memory behind every handle is there, reached by the stream's device, and written by nothing
     ///   else; with `slices` it is host memory;
-    /// - a sequence's new tokens are at most `tokens`, the table's entries up to its length are blocks of the
-    ///   pool, and no two sequences write to one block.
+    /// - a sequence's new tokens are at most `tokens`, and the table's entries up to its length are blocks of
+    ///   the pool, which holds all keys and values of the tiles that the new tokens are in.
     ///
     /// # Errors
     /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
@@ -88,25 +106,25 @@ impl<E: SketchElement> Sketches<E> {
     pub unsafe fn sketch_on(
         &mut self,
         stream: &Stream,
-        tokens: u32,
+        (row, tokens): (usize, u32),
         slices: bool,
         handles: SketchHandles<E>,
     ) -> Result<()> {
         stream.device().check_same(self.device(), "the sketches")?;
         let SketchHandles { keys, values, table, positions, lengths } = handles;
         let (sequences, kv_heads) = (lengths.len() as u32, self.shape.kv_heads);
-        if lengths.is_empty() {
-            return length("the buffer of lengths", 0, 1);
+        if lengths.is_empty() || row + lengths.len() > self.sequences as usize {
+            return length("the buffer of lengths", row + lengths.len(), self.sequences as usize);
         }
         length("the block table", table.len(), sequences as usize * self.shape.max_blocks as usize)?;
         let stride = positions.len() / sequences as usize;
         length("the buffer of positions", positions.len(), stride.max(1) * sequences as usize)?;
-        let tile = sketch_words(self.shape.head_dim, self.bits) as usize;
-        let elements = self.words.len() / tile * (BLOCK_TOKENS * self.shape.head_dim) as usize;
-        length("the buffer of keys", keys.len(), elements)?;
-        length("the buffer of values", values.len(), elements)?;
+        let block = (BLOCK_TOKENS * kv_heads) as usize * self.shape.head_dim as usize;
+        length("the buffer of keys", keys.len(), keys.len() / block * block)?;
+        length("the buffer of values", values.len(), keys.len())?;
         let shape = SketchShape { stride: stride as u32, ..self.shape };
-        let sketches = self.words.global_mut();
+        let of_each = self.words.len() / self.sequences as usize;
+        let sketches = self.words.global_range_mut(row * of_each..(row + lengths.len()) * of_each)?;
         if slices {
             // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
             // returns.
@@ -124,7 +142,7 @@ impl<E: SketchElement> Sketches<E> {
         }
         let kernel = E::sketch_kernel(self.bits).ok_or(Error::Bits { bits: self.bits })?;
         // The last token may be the first of its tile.
-        let touched = (tokens.max(1) - 1).div_ceil(BLOCK_TOKENS) + 1;
+        let touched = (tokens.max(1) - 1).div_ceil(TILE_TOKENS) + 1;
         let launch = LaunchShape::new((touched, kv_heads, sequences), SKETCH_LANES * shape.head_dim / 2)
             .shared(sketch_bytes());
         let args = sketch::Args { keys, values, table, positions, lengths, sketches, shape };

@@ -3,7 +3,7 @@
 use super::plan::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
 use crate::attention::dense::Attended;
-use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
+use crate::attention::{PagedPool, StepProblem};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
 use crate::kv::{HeadReport, Result};
 use crate::{Buffer, Stream};
@@ -30,8 +30,7 @@ pub(in super::super) fn open(opening: &Opening<'_>, budget: Budget) -> Result<Bo
     })
 }
 
-/// Sketches of a pool. Sequences may share blocks, of which each sees some tokens: the shortest sequence
-/// comes first, and what is said of a block in the end holds for the tokens that any of them sees.
+/// Sketches of a pool: of each sequence its own, whatever blocks they share.
 pub(super) fn sketched<E: SketchElement>(
     input: &Input<E>,
     pool: &PagedPool<E>,
@@ -39,30 +38,19 @@ pub(super) fn sketched<E: SketchElement>(
     budget: Budget,
     stream: &Stream,
 ) -> Result<Sketches<E>> {
-    let mut sketches = Sketches::new(&input.device, problem, pool.blocks(), budget)?;
-    let width = input.table.max_blocks() as usize;
-    let mut order: Vec<usize> = (0..input.lengths.len()).filter(|row| input.lengths[*row] > 0).collect();
-    order.sort_by_key(|row| input.lengths[*row]);
-    let mut before = (0, &[][..]);
-    for row in order {
-        let (length, blocks) = (input.lengths[row], &input.blocks[row][..]);
-        // Full blocks of the one before are as they will be.
-        let full = (before.0 / BLOCK_TOKENS) as usize;
-        let same = blocks.iter().zip(&before.1[..full]).take_while(|(a, b)| a == b).count() as u32;
-        let first = Buffer::from_slice(&input.device, &[same * BLOCK_TOKENS])?;
-        let handles = SketchHandles {
-            keys: pool.keys().global(),
-            values: pool.values().global(),
-            table: input.table.blocks().global_range(row * width..(row + 1) * width)?,
-            positions: first.global(),
-            lengths: input.table.lengths().global_range(row..row + 1)?,
-        };
-        let slices = input.on_slices(stream);
-        // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
-        // pools; one sequence, whose blocks are all different. Dropping a buffer waits for the device.
-        unsafe { sketches.sketch_on(stream, length - same * BLOCK_TOKENS, slices, handles) }?;
-        before = (length, blocks);
-    }
+    let mut sketches = Sketches::new(&input.device, problem, budget)?;
+    let first = Buffer::zeroed(&input.device, input.lengths.len())?;
+    let handles = SketchHandles {
+        keys: pool.keys().global(),
+        values: pool.values().global(),
+        table: input.table.blocks().global(),
+        positions: first.global(),
+        lengths: input.table.lengths().global(),
+    };
+    let (tokens, slices) = (input.lengths.iter().copied().max().unwrap_or(0), input.on_slices(stream));
+    // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
+    // pools and its lengths against its rows. Dropping a buffer waits for the device.
+    unsafe { sketches.sketch_on(stream, (0, tokens), slices, handles) }?;
     Ok(sketches)
 }
 

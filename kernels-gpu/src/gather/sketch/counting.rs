@@ -13,7 +13,6 @@
 //! ν_all is the largest ν of the sequence. Sums of n and n' do not depend on their order, so that atomics may
 //! make them. V is as large as a sum over all blocks fits a word: 18 for 4,096 of them.
 
-use super::scanning::Total;
 use crate::attention::{PartialRow, ROWS};
 use simt::math::{exp2, exp2_nonpositive, fma, log2, max, to_i32_floor};
 use simt::{Pod, Zeroable, bits};
@@ -29,6 +28,12 @@ pub const SHARE: f32 = 0.9;
 #[inline(always)]
 pub const fn heads_of(group: u32) -> u32 {
     group.next_multiple_of(ROWS)
+}
+
+/// Rows of bins of so many heads that memory is laid out for.
+#[inline(always)]
+pub const fn kinds_of(heads: u32) -> u32 {
+    2 * heads + 2
 }
 
 /// What a query head does not attend to. `[sequences, kv_heads, heads]`.
@@ -129,16 +134,10 @@ pub fn scale_of(reference: f32) -> f32 {
     exp2(fma(simt::math::abs(reference), 1.0 / 4_194_304.0, reference))
 }
 
-/// The largest rank that a head can give a block, `most` of [`Total`] and its level given.
+/// The largest rank that a head can give a block, `most` of [`Total`](super::Total) and its level given.
 #[inline(always)]
 pub fn top_of(top: f32, most: f32, level: f32) -> f32 {
     max(top, most - level)
-}
-
-/// A part's [`Total::most`] beside another's.
-#[inline(always)]
-pub fn joined_most(most: f32, total: Total) -> f32 {
-    max(most, total.most)
 }
 
 /// How the distant blocks are dealt out to the thread blocks of [`decide`](fn@super::decide).

@@ -34,38 +34,35 @@
 //! The result does not depend on how many shares there are.
 
 use super::counting::{
-    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, joined_most, level_of,
-    ratio_of, reference_of, scale_of, top_of, unit_of, units,
+    MASS_BINS, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, kinds_of, level_of, ratio_of,
+    reference_of, top_of, units,
 };
-use super::scanning::{Deal, Norms, ScanShape, Total, joined};
+use super::masses::joined;
+use super::scanning::{Deal, Norms, ScanShape, Total};
 use crate::attention::{BLOCK_TOKENS, PartialRow, ROWS, last_to_arrive};
-use crate::gather::choice::{ordered, score_of};
+use crate::gather::choice::ordered;
 use crate::gather::listing::Listing;
 use crate::gather::rule::Extent;
 use crate::gather::top::{Cut, Keys, Ranking, ranking};
-use glam::Vec4;
-use simt::math::{canonical_nan, exp2_nonpositive, max, maximum};
-use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_up, warp_shuffle_xor};
+use glam::{UVec4, Vec4};
+use simt::math::{exp2_nonpositive, max, maximum};
+use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_xor};
 use simt::{Global, GlobalMut, Shared, SharedPlan, kernel, thread, unroll};
 
 /// Threads of a block of [`decide`](fn@decide).
 pub const DECIDE_THREADS: u32 = 256;
-const WARPS: u32 = DECIDE_THREADS / 32;
+pub(super) const WARPS: u32 = DECIDE_THREADS / 32;
 /// The most query heads of a KV head.
 const MOST_HEADS: u32 = 16;
 /// Rows of bins: masses and moments of the heads, then these two.
 const MOST_KINDS: u32 = 2 * MOST_HEADS + 2;
-/// Thread blocks in all: four for each of the 132 multiprocessors of a GH100, which holds three at a time.
-const BLOCKS_WANTED: u32 = 528;
+/// Thread blocks in all: two for each of the 132 multiprocessors of a GH100, whose registers hold no more.
+const BLOCKS_WANTED: u32 = 264;
+/// Ranks that are asked for before it is known how many blocks are kept.
+const AHEAD: u32 = 4096;
 /// Blocks of a share, where there are thread blocks enough.
 const SHARE_BLOCKS: u32 = 128;
 const _: () = assert!(DECIDE_THREADS == MASS_BINS, "a thread has a bin");
-
-/// Rows of bins of so many heads that memory is laid out for.
-#[inline(always)]
-pub const fn kinds_of(heads: u32) -> u32 {
-    2 * heads + 2
-}
 
 /// Thread blocks of a sequence and KV head, for `rows` of these, whose longest has `blocks` gather-blocks.
 pub const fn decide_parts(rows: u32, blocks: u32) -> u32 {
@@ -76,21 +73,23 @@ pub const fn decide_parts(rows: u32, blocks: u32) -> u32 {
 }
 
 #[derive(Clone, Copy)]
-struct Layout {
+pub(super) struct Layout {
     /// Of the last thread block.
     ranking: Ranking,
     /// T_g as logarithms, and the largest mass of a block, [heads].
-    levels: Shared<f32>,
+    pub levels: Shared<f32>,
     mosts: Shared<f32>,
     /// What is counted of a share, [kinds, bins]; of the last thread block sums up to each bin.
-    bins: Shared<u32>,
+    pub bins: Shared<u32>,
     /// The same of those blocks of a bin that are left out, [kinds].
-    rest: Shared<u32>,
+    pub rest: Shared<u32>,
     /// What warps tell each other, [warps, 16].
-    sums: Shared<f32>,
-    words: Shared<u32>,
+    pub sums: Shared<f32>,
+    pub words: Shared<u32>,
+    /// Blocks that a warp is about to look at again, [warps, 64].
+    pub queues: Shared<u32>,
     /// Bounds of all parts' norms.
-    norms: Shared<Norms>,
+    pub norms: Shared<Norms>,
     last: Shared<u32>,
     bytes: u32,
 }
@@ -103,8 +102,9 @@ const fn layout() -> Layout {
     let rest = plan.array(MOST_KINDS);
     let sums = plan.array(WARPS * 2 * ROWS);
     let words = plan.array(2 * WARPS);
+    let queues = plan.array(WARPS * 64);
     let (norms, last) = (plan.array(1), plan.array(1));
-    Layout { ranking, levels, mosts, bins, rest, sums, words, norms, last, bytes: plan.bytes() }
+    Layout { ranking, levels, mosts, bins, rest, sums, words, queues, norms, last, bytes: plan.bytes() }
 }
 
 /// Shared memory of [`decide`](fn@decide).
@@ -144,24 +144,32 @@ pub fn decide(
     if thread::block_idx_x() >= share.used {
         return;
     }
-    let used = Deal::of(extent.blocks, scan_parts).used;
+    let used = Deal::of(extent.length, rule, scan_parts).used;
     let decide = Decide { layout: layout(), masses, nus, ranks, bins, shape, extent, row };
     decide.levels(totals, norms, scan_parts, used, share);
     if !last_to_arrive(counters, row, share.used, decide.layout.last) {
         return;
     }
+    let first = (row * shape.blocks) as usize;
+    // On their way while sums are made.
+    let mut ahead = [UVec4::ZERO; (AHEAD / 4 / DECIDE_THREADS) as usize];
+    let place = |i: usize| 4 * (thread::thread_idx_x() + DECIDE_THREADS * i as u32);
+    unroll!(for i in 0..4 {
+        if place(i) < extent.local {
+            ahead[i] = ranks.load_vector(first + place(i) as usize);
+        }
+    });
     let dispensable = decide.sums();
+    let here = extent.local <= AHEAD;
+    if here {
+        unroll!(for i in 0..4 {
+            decide.layout.ranking.keys.store_vector(place(i), ahead[i]);
+        });
+    }
     let wanted = extent.chosen.max(extent.distant() - dispensable);
     let extent = Extent { chosen: wanted, ..extent };
-    let first = (row * shape.blocks) as usize;
-    let keys = Keys {
-        layout: decide.layout.ranking,
-        keys: ranks,
-        first,
-        end: extent.local,
-        here: false,
-        live: false,
-    };
+    let keys =
+        Keys { layout: decide.layout.ranking, keys: ranks, first, end: extent.local, here, live: false };
     let mut cut = Cut::ALL;
     if extent.ranked() {
         cut = keys.cut(wanted);
@@ -191,27 +199,27 @@ pub fn decide(
 }
 
 /// All that a thread block knows.
-struct Decide {
-    layout: Layout,
+pub(super) struct Decide {
+    pub layout: Layout,
     masses: Global<f32>,
-    nus: Global<f32>,
+    pub nus: Global<f32>,
     ranks: GlobalMut<u32>,
-    bins: GlobalMut<u32>,
-    shape: ScanShape,
-    extent: Extent,
-    row: u32,
+    pub bins: GlobalMut<u32>,
+    pub shape: ScanShape,
+    pub extent: Extent,
+    pub row: u32,
 }
 
 impl Decide {
     /// The first word of a row of the bins in memory.
     #[inline(always)]
-    fn bins_of(&self, kind: u32) -> usize {
+    pub fn bins_of(&self, kind: u32) -> usize {
         ((self.row * kinds_of(heads_of(self.shape.group)) + kind) * MASS_BINS) as usize
     }
 
     /// Eight heads' masses of a block, as logarithms.
     #[simt::device]
-    fn masses(&self, block: u32, group: u32) -> [f32; 8] {
+    pub fn masses(&self, block: u32, group: u32) -> [f32; 8] {
         let heads = heads_of(self.shape.group) as usize;
         let block = (self.row * self.shape.blocks) as usize + block as usize;
         let at = block * heads + (ROWS * group) as usize;
@@ -222,7 +230,7 @@ impl Decide {
 
     /// The same relative to T_g.
     #[simt::device]
-    fn relative(&self, masses: [f32; 8], group: u32) -> [f32; 8] {
+    pub fn relative(&self, masses: [f32; 8], group: u32) -> [f32; 8] {
         let mut relative = [0f32; 8];
         unroll!(for i in 0..8 {
             relative[i] = masses[i] - self.layout.levels.load(ROWS * group + i as u32);
@@ -232,7 +240,7 @@ impl Decide {
 
     /// The logarithm that masses are counted against, of levels that are known.
     #[simt::device]
-    fn reference(&self) -> f32 {
+    pub fn reference(&self) -> f32 {
         let (mut top, mut head) = (f32::NEG_INFINITY, 0);
         while self.shape.budget_log2 >= 0.0 && head < heads_of(self.shape.group) {
             top = top_of(top, self.layout.mosts.load(head), self.layout.levels.load(head));
@@ -255,15 +263,24 @@ impl Decide {
             ahead = self.block(begin + t);
         }
         let first = (self.row * parts) as usize;
+        let mut norms_ahead = Norms { kappa: 0.0, nu: 0.0 };
+        if warp == WARPS - 1 && lane < used {
+            norms_ahead = norms.load(first + lane as usize);
+        }
         let mut head = warp;
         while head < heads {
             let (mut all, mut most) = (PartialRow::EMPTY, f32::NEG_INFINITY);
             let mut part = lane;
             while part < used {
-                let at = (first + part as usize) * heads as usize + head as usize;
-                let total: Total = totals.load_vector(at);
-                (all, most) = (joined(all, total.estimate()), joined_most(most, total));
-                part += 32;
+                // Two at once are waited for.
+                let two = [part, part + 32].map(|part| {
+                    let at = (first + part as usize) * heads as usize + head as usize;
+                    if part < used { totals.load_vector(at) } else { Total::NONE }
+                });
+                unroll!(for i in 0..2 {
+                    (all, most) = (joined(all, two[i].estimate()), max(most, two[i].most));
+                });
+                part += 64;
             }
             let mut reference = all.reference;
             unroll!(for i in 0..5 {
@@ -278,8 +295,8 @@ impl Decide {
             head += WARPS;
         }
         if warp == WARPS - 1 {
-            let mut most = Norms { kappa: 0.0, nu: 0.0 };
-            let mut part = lane;
+            let mut most = norms_ahead;
+            let mut part = lane + 32;
             while part < used {
                 let norms = norms.load(first + part as usize);
                 most = Norms { kappa: max(most.kappa, norms.kappa), nu: max(most.nu, norms.nu) };
@@ -387,151 +404,5 @@ impl Decide {
             });
             group += 1;
         }
-    }
-
-    /// Sums up to each bin, of which a thread has one; sets the bins in memory back. The distant blocks that
-    /// can go within the budget.
-    #[simt::device]
-    fn sums(&self) -> u32 {
-        let Decide { layout, shape, extent, .. } = *self;
-        let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
-        let heads = heads_of(shape.group);
-        let take = |kind: u32| {
-            let at = self.bins_of(kind) + t as usize;
-            let own = self.bins.load(at);
-            self.bins.store(at, 0);
-            own
-        };
-        let unit = unit_of(t, units(extent.distant()));
-        let mut count = take(2 * heads);
-        layout.bins.store((2 * heads + 1) * MASS_BINS + t, take(2 * heads + 1));
-        let mut fits = true;
-        let mut eight = 0;
-        while eight < 2 * shape.row_groups() {
-            let mut sums = [0f32; 8];
-            unroll!(for i in 0..8 {
-                sums[i] = take(ROWS * eight + i as u32) as f32 * unit;
-            });
-            unroll!(for i in 0..8 {
-                unroll!(for step in 0..5 {
-                    let others = warp_shuffle_up(FULL_MASK, sums[i], 1 << step, 32);
-                    sums[i] += if lane >= 1 << step { others } else { 0.0 };
-                });
-                if lane == 31 {
-                    layout.sums.store(warp * ROWS + i as u32, sums[i]);
-                }
-            });
-            thread::sync_threads();
-            unroll!(for i in 0..8 {
-                unroll!(for w in 0..7 {
-                    let other = layout.sums.load(w as u32 * ROWS + i as u32);
-                    sums[i] += if (w as u32) < warp { other } else { 0.0 };
-                });
-                fits &= eight >= shape.row_groups() || sums[i] <= SHARE;
-                layout.bins.store((ROWS * eight + i as u32) * MASS_BINS + t, sums[i].to_bits());
-            });
-            thread::sync_threads();
-            eight += 1;
-        }
-        unroll!(for step in 0..5 {
-            let others = warp_shuffle_up(FULL_MASK, count, 1 << step, 32);
-            count += if lane >= 1 << step { others } else { 0 };
-        });
-        if lane == 31 {
-            layout.words.store(warp, count);
-        }
-        thread::sync_threads();
-        unroll!(for w in 0..7 {
-            count += if (w as u32) < warp { layout.words.load(w as u32) } else { 0 };
-        });
-        layout.bins.store(2 * heads * MASS_BINS + t, count);
-        let most = warp::warp_reduce_max_u32(FULL_MASK, if fits { count } else { 0 });
-        if lane == 0 {
-            layout.words.store(WARPS + warp, most);
-        }
-        if t < kinds_of(heads) {
-            layout.rest.store(t, 0);
-        }
-        thread::sync_threads();
-        let mut most = 0;
-        unroll!(for w in 0..8 {
-            most = layout.words.load(WARPS + w as u32).max(most);
-        });
-        if shape.budget_log2 < 0.0 { most } else { extent.distant() }
-    }
-
-    /// Sums up what is left out. Blocks that tie at the cut count as left out.
-    #[simt::device]
-    fn left_out(&self, extent: Extent, keys: Keys, cut: Cut, skipped: GlobalMut<Skipped>) {
-        let Decide { layout, shape, .. } = *self;
-        let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
-        let heads = heads_of(shape.group);
-        let (largest, blocks) = ((2 * heads + 1) * MASS_BINS, 2 * heads * MASS_BINS);
-        let out = extent.distant() - extent.chosen;
-        // Bins that go as a whole come first.
-        let goes = layout.bins.load(blocks + t) <= out;
-        let whole = thread::sync_threads_count(goes as u32);
-        let before = if whole > 0 { layout.bins.load(blocks + (whole - 1)) } else { 0 };
-        let nu = warp::warp_reduce_max_u32(FULL_MASK, if goes { layout.bins.load(largest + t) } else { 0 });
-        if lane == 0 {
-            layout.rest.atomic_max(2 * heads + 1, nu);
-        }
-        // Of the bin behind these some.
-        let reference = self.reference();
-        let units = units(extent.distant());
-        if out > before {
-            let inverse = inverse_of(layout.norms.load(0).nu);
-            let mut group = 0;
-            while group < shape.row_groups() {
-                let (mut sums, mut largest) = ([[0u32; 2]; 8], 0);
-                let mut block = 1 + t;
-                while block < extent.local {
-                    let key = keys.get(block);
-                    if !cut.keeps(key) && bin_of(score_of(key) - reference) == whole {
-                        let nu = self.nus.load((self.row * shape.blocks + block) as usize);
-                        largest = nu.to_bits().max(largest);
-                        let relative = self.relative(self.masses(block, group), group);
-                        unroll!(for i in 0..8 {
-                            let x = relative[i] - reference;
-                            let own = in_units(x, ratio_of(nu, inverse), whole, units);
-                            sums[i] = [sums[i][0] + own[0], sums[i][1] + own[1]];
-                        });
-                    }
-                    block += DECIDE_THREADS;
-                }
-                unroll!(for i in 0..8 {
-                    unroll!(for kind in 0..2 {
-                        let sum = warp::warp_reduce_add_u32(FULL_MASK, sums[i][kind]);
-                        if lane == 0 && sum > 0 {
-                            layout.rest.atomic_add(kind as u32 * heads + ROWS * group + i as u32, sum);
-                        }
-                    });
-                });
-                let largest = warp::warp_reduce_max_u32(FULL_MASK, largest);
-                if lane == 0 {
-                    layout.rest.atomic_max(2 * heads + 1, largest);
-                }
-                group += 1;
-            }
-        }
-        thread::sync_threads();
-        if t < heads {
-            let unit = unit_of(whole.min(MASS_BINS - 1), units);
-            let scale = scale_of(reference);
-            let sum = |kind: u32| {
-                let bin = kind * MASS_BINS + whole.max(1) - 1;
-                let whole_bins = if whole > 0 { f32::from_bits(layout.bins.load(bin)) } else { 0.0 };
-                // Of what is in no bin nothing is known.
-                let known = out == before || whole < MASS_BINS;
-                let rest = layout.rest.load(kind) as f32 * unit;
-                if known { canonical_nan((whole_bins + rest) * scale) } else { f32::NAN }
-            };
-            let moment = canonical_nan(sum(heads + t) * layout.norms.load(0).nu);
-            let nu_rest = f32::from_bits(layout.rest.load(2 * heads + 1));
-            let found = Skipped { mass: sum(t), moment, level: layout.levels.load(t), nu_rest };
-            let at = (self.row * heads + t) as usize;
-            skipped.store_vector(at, found);
-        }
-        thread::sync_threads();
     }
 }

@@ -13,6 +13,9 @@
 mod bound;
 mod counting;
 mod deciding;
+mod leaving;
+mod masses;
+mod products;
 mod scanning;
 mod settling;
 mod tile;
@@ -20,14 +23,16 @@ mod write;
 
 pub use bound::delta;
 pub use counting::{
-    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, level_of, ratio_of,
-    reference_of, scale_of, top_of, unit_of, units,
+    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, kinds_of, level_of,
+    ratio_of, reference_of, scale_of, top_of, unit_of, units,
 };
-pub use deciding::{DECIDE_THREADS, decide, decide_bytes, decide_parts, kinds_of};
-pub use scanning::{
-    CODE_UNIT, Deal, Norms, SCAN_THREADS, ScanShape, Total, about, joined, mass_above, most_of, raised, scan,
-    scan_bytes, scan_parts,
-};
+pub use deciding::{DECIDE_THREADS, decide, decide_bytes, decide_parts};
+pub use masses::{estimated, joined, mass_above, most_of, moved};
+pub use products::code_unit;
+pub use scanning::{Deal, Norms, SCAN_THREADS, ScanShape, Total, scan, scan_bytes, scan_parts};
 pub use settling::{Facts, SETTLE_THREADS, SettleShape, Verdict, settle, settle_bytes, verdict};
-pub use tile::{Annotation, channel, code, code_word, code_words, error, largest_code, place, sketch_words};
+pub use tile::{
+    Annotation, TILE_TOKENS, channel, code, code_word, code_words, error, largest_code, place, raised_by,
+    sketch_words, tiles_of,
+};
 pub use write::{SKETCH_LANES, SketchShape, sketch, sketch_bytes};

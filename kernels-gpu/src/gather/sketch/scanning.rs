@@ -17,33 +17,32 @@
 //! mask makes an operand of it.
 //!
 //! # Layout
-//! `queries` [sequences, q_heads, D]; `sketches` the pool [blocks, kv_heads] of tiles; `table` [sequences,
-//! max_blocks]. Written: `masses` [sequences, kv_heads, blocks, heads], heads the query heads of a KV head
-//! rounded up to a multiple of eight, −∞ for those that there are not; `nus` [sequences, kv_heads, blocks];
-//! `totals` [sequences, kv_heads, parts, heads] and `norms` [sequences, kv_heads, parts].
+//! `queries` [sequences, q_heads, D]; `sketches` [sequences, kv_heads, tiles of max_blocks]. Written:
+//! `masses` [sequences, kv_heads, blocks, heads], heads the query heads of a KV head rounded up to a multiple
+//! of eight, −∞ for those that there are not; `nus` [sequences, kv_heads, blocks]; `totals` [sequences,
+//! kv_heads, parts, heads] and `norms` [sequences, kv_heads, parts].
 //!
 //! # Bytes
-//! A sketch for each tile and KV head, read once: 97 bytes a token with 4 bits at D = 128, where keys and
+//! A sketch for each tile and KV head, read once: 80.5 bytes a token with 4 bits at D = 128, where keys and
 //! values take 512. Written: 4 bytes a block and query head.
 //!
 //! # Work split
 //! Grid (parts, kv_heads · row groups, sequences), eight warps with a ring of tiles each. A warp has
-//! neighbouring blocks, whole ones. What is kept is the next launch's work: [`decide`](fn@super::decide).
+//! neighbouring blocks, whole ones, and whole tiles: a block of 16 tokens is half of one. What is kept is the
+//! next launch's work: [`decide`](fn@super::decide).
 
 use super::bound::delta;
 use super::counting::heads_of;
-use super::tile::{Annotation, code_words, sketch_words};
+use super::masses::{Mass, joined, most_of};
+use super::products::Tiles;
+use super::tile::{TILE_TOKENS, tiles_of};
 use crate::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
-use crate::attention::{BLOCK_TOKENS, Half, PartialRow, ROWS, Ring, first_blocks, walk};
+use crate::attention::{BLOCK_TOKENS, Half, PartialRow, ROWS, fill, walk_on};
 use crate::gather::rule::{Extent, Rule};
-use glam::UVec4;
 use half::{bf16, f16};
-use simt::math::{canonical_nan, exp2_nonpositive, floor, fma, log2, max};
-use simt::tensor::mma_f16;
-use simt::warp::{self, FULL_MASK, warp_shuffle_xor, warp_vote_any};
-use simt::{
-    Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, half2, kernel, thread, unroll,
-};
+use simt::math::max;
+use simt::warp;
+use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll};
 
 /// Threads of a block of [`scan`](fn@scan).
 pub const SCAN_THREADS: u32 = 256;
@@ -51,11 +50,11 @@ pub(super) const WARPS: u32 = SCAN_THREADS / 32;
 /// Thread blocks that fill the machine: two on each of the 132 multiprocessors of a GH100.
 const BLOCKS_WANTED: u32 = 264;
 
-/// Thread blocks of a sequence and row group, for `rows` of these, whose longest has `blocks` gather-blocks.
-pub const fn scan_parts(rows: u32, blocks: u32) -> u32 {
+/// Thread blocks of a sequence and row group, for `rows` of these, whose longest has `tokens`.
+pub const fn scan_parts(rows: u32, tokens: u32, rule: Rule) -> u32 {
     let wanted = BLOCKS_WANTED / if rows == 0 { 1 } else { rows };
     // A block for every warp.
-    let most = blocks.div_ceil(WARPS);
+    let most = tokens.div_ceil(TILE_TOKENS * rule.tiles()).div_ceil(WARPS);
     let parts = if wanted < most { wanted } else { most };
     if parts == 0 { 1 } else { parts }
 }
@@ -113,6 +112,14 @@ pub struct Total {
 }
 
 impl Total {
+    /// Of no part.
+    pub const NONE: Total = Total {
+        reference: PartialRow::EMPTY.reference,
+        sum: PartialRow::EMPTY.sum,
+        most: f32::NEG_INFINITY,
+        reserved: 0.0,
+    };
+
     /// The estimate.
     #[inline(always)]
     pub const fn estimate(self) -> PartialRow {
@@ -120,32 +127,33 @@ impl Total {
     }
 }
 
-/// The larger of two blocks' masses, for [`Total::most`].
-#[inline(always)]
-pub fn most_of(most: f32, mass: f32) -> f32 {
-    if mass < f32::INFINITY { max(most, mass) } else { most }
+impl Rule {
+    /// Tiles of a block, or 1 that has two blocks.
+    #[inline(always)]
+    pub const fn tiles(self) -> u32 {
+        if self.block < TILE_TOKENS { 1 } else { self.block / TILE_TOKENS }
+    }
 }
 
-/// How the blocks of a sequence are dealt out.
+/// How the tiles of a sequence are dealt out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deal {
-    /// Blocks of a warp.
+    /// Tiles of a warp: whole blocks.
     pub of_warp: u32,
     /// Parts that have any; one even without.
     pub used: u32,
 }
 
 impl Deal {
-    /// That of so many blocks over so many parts.
+    /// That of a sequence of `length` tokens over so many parts.
     #[inline(always)]
-    pub fn of(blocks: u32, parts: u32) -> Self {
-        let warps = parts * WARPS;
-        let of_warp = bits::div_u32(blocks + warps - 1, warps).max(1);
-        Deal { of_warp, used: bits::div_u32(blocks + of_warp * WARPS - 1, of_warp * WARPS).max(1) }
+    pub fn of(length: u32, rule: Rule, parts: u32) -> Self {
+        let (warps, tiles) = (parts * WARPS, tiles_of(length));
+        let runs = bits::div_u32(tiles + rule.tiles() - 1, rule.tiles());
+        let of_warp = bits::div_u32(runs + warps - 1, warps).max(1) * rule.tiles();
+        Deal { of_warp, used: bits::div_u32(tiles + of_warp * WARPS - 1, of_warp * WARPS).max(1) }
     }
 }
-
-const STAGES: u32 = 5;
 
 #[derive(Clone, Copy)]
 struct Layout {
@@ -158,7 +166,7 @@ struct Layout {
 
 const fn layout<const D: usize, const BITS: usize>() -> Layout {
     let mut plan = SharedPlan::new();
-    let ring = plan.array(WARPS * STAGES * sketch_words(D as u32, BITS as u32));
+    let ring = plan.array(Tiles::<D, BITS>::words(WARPS));
     let totals = plan.array(WARPS * ROWS);
     let norms = plan.array(WARPS);
     Layout { ring, totals, norms, bytes: plan.bytes() }
@@ -186,7 +194,6 @@ pub const fn scan_bytes<const D: usize, const BITS: usize>() -> u32 {
 pub fn scan<E: Half, const D: usize, const BITS: usize>(
     queries: Global<E>,
     sketches: Global<u32>,
-    table: Global<u32>,
     lengths: Global<u32>,
     masses: GlobalMut<f32>,
     nus: GlobalMut<f32>,
@@ -202,18 +209,17 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     let rule = shape.rule;
     let extent = Extent::of(lengths.load(sequence as usize).min(shape.max_blocks * BLOCK_TOKENS), rule);
     let parts = thread::grid_dim_x();
-    let Deal { of_warp, used } = Deal::of(extent.blocks, parts);
+    let Deal { of_warp, used } = Deal::of(extent.length, rule, parts);
     if part >= used {
         return;
     }
-    let per_block = rule.entries();
-    let tiles = extent.length.div_ceil(BLOCK_TOKENS);
+    let tiles = tiles_of(extent.length);
     let layout = layout::<D, BITS>();
-    let first = ((part * WARPS + warp) * of_warp * per_block).min(tiles);
-    let end = (first + of_warp * per_block).min(tiles);
-    let ring =
-        Tiles::<D, BITS> { ring: layout.ring, sketches, table, shape, sequence, head, warp, lane, end };
-    let ahead = first_blocks(&ring, first);
+    let first = ((part * WARPS + warp) * of_warp).min(tiles);
+    let end = (first + of_warp).min(tiles);
+    let of_row = row as usize * tiles_of(shape.max_blocks * BLOCK_TOKENS) as usize;
+    let ring = Tiles::<D, BITS> { ring: layout.ring, sketches, row: of_row, warp, lane, end };
+    fill(&ring, first, [0; 5]);
     let in_group = row_group * ROWS + (lane >> 2);
     let present = in_group < shape.group;
     let query_row = (row * shape.group + in_group) as usize;
@@ -221,46 +227,63 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     let to_log2 = query.scale * LOG2_E;
     let heads = heads_of(shape.group);
 
-    let mut mass = Mass::NONE;
-    let (mut total, mut most) = (PartialRow::EMPTY, f32::NEG_INFINITY);
+    let (mut mass, mut most) = (Mass::NONE, f32::NEG_INFINITY);
     let (mut kappa, mut nu, mut largest_nu) = (0f32, 0f32, 0f32);
-    walk(&ring, first, ahead, |tile, stage| {
+    let halves = rule.block < TILE_TOKENS;
+    let of_row = row as usize * shape.blocks as usize;
+    let own = of_row * heads as usize + in_group as usize;
+    walk_on(&ring, first, [0; 5], |tile, stage| {
         let sketch = ring.tile(stage);
         let annotation = sketch.annotation();
         let (products, x) = sketch.products(&query, lane);
         let delta = delta::<D>(&query, x, annotation.eps, annotation.zeta) * LOG2_E_ABOVE;
-        let mut scores = [0f32; 4];
-        unroll!(for i in 0..4 {
+        let mut scores = [0f32; 8];
+        unroll!(for i in 0..8 {
             scores[i] = products[i / 2][i & 1] * to_log2;
         });
-        let tokens = extent.length - tile * BLOCK_TOKENS;
-        if tokens < BLOCK_TOKENS {
-            unroll!(for i in 0..4 {
+        let tokens = extent.length - tile * TILE_TOKENS;
+        // Those of tokens `from` to before `to`.
+        let of = |from: u32, to: u32| {
+            let mut some = [0f32; 8];
+            unroll!(for i in 0..8 {
                 let token = 8 * (i as u32 / 2) + 2 * (lane & 3) + (i as u32 & 1);
-                scores[i] = if token < tokens { scores[i] } else { f32::NEG_INFINITY };
+                some[i] = if token >= from && token < to { scores[i] } else { f32::NEG_INFINITY };
             });
-        }
-        mass.add(scores, delta);
-        kappa = max(kappa, annotation.zeta + annotation.eps);
-        nu = max(nu, annotation.nu);
-        // A block is a power of two of tiles.
-        if tile + 1 == end || (tile + 1) & (per_block - 1) == 0 {
-            let (above, about) = mass.close();
-            let block = tile >> per_block.trailing_zeros();
-            let at = row as usize * shape.blocks as usize + block as usize;
+            some
+        };
+        let mut close = |mass: &mut Mass, block: u32, nu: f32| {
+            let above = mass.close();
             let above = if present { above } else { f32::NEG_INFINITY };
             if lane & 3 == 0 {
-                masses.store(at * heads as usize + in_group as usize, above);
+                masses.store(own + (block * heads) as usize, above);
             }
             if lane == 0 && row_group == 0 {
-                nus.store(at, nu);
+                nus.store(of_row + block as usize, nu);
             }
-            total = joined(total, about);
             most = most_of(most, above);
             largest_nu = max(largest_nu, nu);
-            (mass, nu) = (Mass::NONE, 0.0);
+        };
+        kappa = max(kappa, annotation.zeta + annotation.eps);
+        let [of_first, of_second] = annotation.nu;
+        if halves {
+            mass.add(of(0, tokens.min(BLOCK_TOKENS)), delta, true);
+            close(&mut mass, 2 * tile, of_first);
+            if tokens > BLOCK_TOKENS {
+                mass.add(of(BLOCK_TOKENS, tokens), delta, true);
+                close(&mut mass, 2 * tile + 1, of_second);
+            }
+        } else {
+            // A block is a power of two of tiles.
+            let last = rule.tiles() - 1;
+            mass.add(if tokens < TILE_TOKENS { of(0, tokens) } else { scores }, delta, tile & last == 0);
+            nu = max(nu, max(of_first, of_second));
+            if tile + 1 == end || tile & last == last {
+                close(&mut mass, tile >> rule.tiles().trailing_zeros(), nu);
+                nu = 0.0;
+            }
         }
     });
+    let total = mass.estimate();
     async_copy::wait::<0>();
     if lane & 3 == 0 {
         let PartialRow { reference, sum } = total;
@@ -286,233 +309,5 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
         if t == 0 && row_group == 0 {
             norms.store(at, largest);
         }
-    }
-}
-
-/// What a lane has of a block's mass for its query head.
-#[derive(Clone, Copy)]
-struct Mass {
-    /// An integer; no weight is above 2^[`SLACK`] relative to it.
-    reference: f32,
-    /// Σ 2^(ŝ + Δ − reference) over this lane's tokens, and the same with each weight times its Δ.
-    above: f32,
-    excess: f32,
-}
-
-impl Mass {
-    const NONE: Mass = Mass { reference: PartialRow::EMPTY.reference, above: 0.0, excess: 0.0 };
-
-    /// Takes a tile in: scores and Δ in log2 units.
-    #[simt::device]
-    fn add(&mut self, scores: [f32; 4], delta: f32) {
-        let above = scores.map(|s| s + delta);
-        let largest = max(max(above[0], above[1]), max(above[2], above[3]));
-        // The four lanes of a row raise its reference together, and no other row's.
-        if warp_vote_any(FULL_MASK, largest - self.reference > SLACK) {
-            let largest = max(largest, warp_shuffle_xor(FULL_MASK, largest, 1, 32));
-            let largest = max(largest, warp_shuffle_xor(FULL_MASK, largest, 2, 32));
-            let reference = raised(self.reference, largest);
-            let factor = exp2_nonpositive(self.reference - reference);
-            self.reference = reference;
-            self.above *= factor;
-            self.excess *= factor;
-        }
-        let p = above.map(|s| exp2_nonpositive(s - self.reference));
-        let weight = (p[0] + p[1]) + (p[2] + p[3]);
-        self.above += weight;
-        self.excess = fma(weight, delta, self.excess);
-    }
-
-    /// The logarithm of the head's mass to base two, rounded up, and its estimate.
-    #[simt::device]
-    fn close(self) -> (f32, PartialRow) {
-        let row = |x: f32| {
-            let x = x + warp_shuffle_xor(FULL_MASK, x, 1, 32);
-            x + warp_shuffle_xor(FULL_MASK, x, 2, 32)
-        };
-        let above = row(self.above);
-        (mass_above(self.reference, above), about(self.reference, above, row(self.excess)))
-    }
-}
-
-/// How far above its reference a row's largest score may be, in octaves, before the reference follows it.
-pub const SLACK: f32 = 15.0;
-
-/// A row's reference after its largest score of a tile.
-#[inline(always)]
-pub fn raised(reference: f32, largest: f32) -> f32 {
-    if largest - reference > SLACK { max(reference, -floor(-largest)) } else { reference }
-}
-
-/// log2 of a block's mass of `sum` relative to 2^`reference`, rounded up: at least that of the mass that the
-/// sum of these weights would have without rounding. 128 tokens at most: a weight passes 12 roundings, 2^−20
-/// of it; weights below 2^−126 of the largest one, which are lost, are 2^−119; the logarithm and its sum with
-/// the reference lose 2^−23 of what is larger.
-#[inline(always)]
-pub fn mass_above(reference: f32, sum: f32) -> f32 {
-    let log = reference + log2(sum);
-    canonical_nan(log + fma(simt::math::abs(log), 1.0 / 2_097_152.0, 1.0 / 65536.0))
-}
-
-/// An estimate of a block's mass without Δ: that with it, less the mean of Δ. Nothing, where that is no
-/// number: such a block is kept in any case.
-#[inline(always)]
-pub fn about(reference: f32, above: f32, excess: f32) -> PartialRow {
-    const MOST: f32 = 1.0e9;
-    let mean = excess / above;
-    // Whole octaves go to the reference, which has room for them.
-    let whole = floor(mean);
-    let estimate = PartialRow { reference: reference - whole, sum: above * exp2_nonpositive(whole - mean) };
-    if mean <= MOST { estimate } else { PartialRow::EMPTY }
-}
-
-/// Both together.
-#[inline(always)]
-pub fn joined(a: PartialRow, b: PartialRow) -> PartialRow {
-    let reference = max(a.reference, b.reference);
-    let of = |row: PartialRow| row.sum * exp2_nonpositive(row.reference - reference);
-    PartialRow { reference, sum: of(a) + of(b) }
-}
-
-/// A warp's sketches.
-struct Tiles<const D: usize, const BITS: usize> {
-    ring: Shared<u32>,
-    sketches: Global<u32>,
-    table: Global<u32>,
-    shape: ScanShape,
-    sequence: u32,
-    head: u32,
-    warp: u32,
-    lane: u32,
-    end: u32,
-}
-
-impl<const D: usize, const BITS: usize> Tiles<D, BITS> {
-    const WORDS: u32 = sketch_words(D as u32, BITS as u32);
-
-    #[inline(always)]
-    fn tile(&self, stage: u32) -> Sketch<D, BITS> {
-        Sketch { memory: self.ring, start: (self.warp * STAGES + stage) * Self::WORDS }
-    }
-}
-
-impl<const D: usize, const BITS: usize> Ring for Tiles<D, BITS> {
-    const STAGES: u32 = STAGES;
-    const STRIDE: u32 = 1;
-    const LOOKS_AHEAD: bool = true;
-
-    #[inline(always)]
-    fn end(&self) -> u32 {
-        self.end
-    }
-
-    #[simt::device]
-    fn block(&self, tile: u32) -> u32 {
-        if tile < self.end {
-            self.table.load_readonly((self.sequence * self.shape.max_blocks + tile) as usize)
-        } else {
-            0
-        }
-    }
-
-    #[simt::device]
-    fn start(&self, _: u32, block: u32, stage: u32) {
-        let pair = block as usize * self.shape.kv_heads as usize + self.head as usize;
-        self.tile(stage).copy(self.sketches, pair * Self::WORDS as usize, self.lane);
-    }
-}
-
-/// A sketch in shared memory.
-#[derive(Clone, Copy)]
-struct Sketch<const D: usize, const BITS: usize> {
-    memory: Shared<u32>,
-    start: u32,
-}
-
-impl<const D: usize, const BITS: usize> Sketch<D, BITS> {
-    const CODES: u32 = code_words(D as u32, BITS as u32);
-    const WORDS: u32 = sketch_words(D as u32, BITS as u32);
-
-    /// Starts copying it; a warp's work.
-    #[simt::device]
-    fn copy(self, sketches: Global<u32>, from: usize, lane: u32) {
-        unroll!(for i in 0..(Self::WORDS.div_ceil(128) as usize), at_most 6 {
-            let chunk = 32 * i as u32 + lane;
-            if 4 * chunk < Self::WORDS {
-                self.memory.copy_async_once(self.start + 4 * chunk, sketches, from + 4 * chunk as usize);
-            }
-        });
-    }
-
-    #[simt::device]
-    fn annotation(self) -> Annotation {
-        self.memory.load_vector(self.start + Self::CODES + D as u32)
-    }
-
-    #[simt::device]
-    fn four(self, word: u32) -> [u32; 4] {
-        self.memory.load_vector::<UVec4>(self.start + word).to_array()
-    }
-
-    /// The products of query row g with the keys of tokens 8j + 2q and 8j + 2q + 1, before any scaling, and
-    /// Σ|q_n|·σ.
-    #[simt::device]
-    fn products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
-        let (g, q) = (lane >> 2, lane & 3);
-        let own = if g & 1 == 0 { Self::CODES + D as u32 / 2 } else { Self::CODES };
-        let mut c = [[0f32; 4]; 2];
-        let mut z = [0f32; 4];
-        unroll!(for s in 0..(D / 64), at_most 4 {
-            let at = 32 * s as u32 + 8 * q;
-            let mut scales = [0u32; 8];
-            let mut column = [0u32; 8];
-            unroll!(for h in 0..2 {
-                let part = self.four(Self::CODES + at + 4 * h as u32);
-                let other = self.four(own + at + 4 * h as u32);
-                unroll!(for i in 0..4 {
-                    scales[4 * h + i] = part[i];
-                    column[4 * h + i] = other[i];
-                });
-            });
-            let codes = self.codes(s, lane);
-            unroll!(for i in 0..4 {
-                let pair = 8 * s + 2 * i;
-                let (q0, q1) = (query.pairs[pair], query.pairs[pair + 1]);
-                let a = [q0, half2::abs_f16x2(q0), q1, half2::abs_f16x2(q1)];
-                z = mma_f16(a, [column[2 * i], column[2 * i + 1]], z);
-                let (x0, r0) = query.times(pair, scales[2 * i]);
-                let (x1, r1) = query.times(pair + 1, scales[2 * i + 1]);
-                unroll!(for j in 0..2 {
-                    c[j] = mma_f16([x0, r0, x1, r1], operands::<BITS>(codes, i, j), c[j]);
-                });
-            });
-        });
-        let score = |x: f32, rest: f32| fma(x + rest, CODE_UNIT, z[0]);
-        (c.map(|c| [score(c[0], c[2]), score(c[1], c[3])]), z[3])
-    }
-
-    /// A lane's codes of 16 channels of both its tokens: with 4 bits in the first four words.
-    #[simt::device]
-    fn codes(self, s: usize, lane: u32) -> [[u32; 4]; 2] {
-        if BITS == 4 {
-            [self.four(128 * s as u32 + 4 * lane), [0; 4]]
-        } else {
-            [0, 1].map(|half| self.four(256 * s as u32 + 128 * half + 4 * lane))
-        }
-    }
-}
-
-/// One over what a code is as an operand.
-pub const CODE_UNIT: f32 = 16_777_216.0;
-
-/// The codes of token half `j` and channels 4i to 4i + 3 as an operand.
-#[inline(always)]
-fn operands<const BITS: usize>(codes: [[u32; 4]; 2], i: usize, j: usize) -> [u32; 2] {
-    if BITS == 4 {
-        let word = codes[0][i];
-        [word >> (8 * j) & 0x000f_000f, word >> (8 * j + 4) & 0x000f_000f]
-    } else {
-        let word = codes[j][i];
-        [word & 0x00ff_00ff, word >> 8 & 0x00ff_00ff]
     }
 }

@@ -2,20 +2,20 @@
 
 use super::super::plan::SketchElement;
 use super::{GROUP, Scanning, TOKENS};
-use crate::attention::Half;
 use crate::attention::cpu::lanes::{Floats, Lanes, Order, Row, Sixteens, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, with_memory};
 use crate::attention::cpu::query::{CONTRACTIONS, head};
 use crate::attention::cpu::softmax::of_lanes;
 use crate::attention::cpu::{Work, run};
+use crate::attention::{BLOCK_TOKENS, Half};
 use crate::simd_level::Level;
 use half::f16;
 use kernels_gpu::attention::PartialRow;
 use kernels_gpu::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
 use kernels_gpu::gather::Extent;
 use kernels_gpu::gather::sketch::{
-    Annotation, CODE_UNIT, Deal, Norms, ScanShape, about, code_words, delta, joined, mass_above, place,
-    raised, sketch_words,
+    Annotation, Deal, Norms, ScanShape, code_unit, code_words, delta, estimated, joined, mass_above, moved,
+    place, raised_by, sketch_words, tiles_of,
 };
 use simt::math::{exp2_nonpositive, fma, max};
 use std::cell::RefCell;
@@ -23,8 +23,10 @@ use std::marker::PhantomData;
 
 /// Warps of a thread block.
 const WARPS: usize = 8;
+/// Tokens that are multiplied at once.
+const COLUMNS: usize = 16;
 /// Tiles whose zeros and scales are multiplied at once: two columns each.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = COLUMNS / 2;
 
 /// What a thread block finds.
 pub(super) struct Part {
@@ -52,13 +54,12 @@ pub(super) fn masses<E: SketchElement>(
     let work = Masses::<E> {
         queries: bytemuck::cast_slice(queries),
         sketches: from.sketches,
-        table: &from.table[row / shape.kv_heads as usize * shape.max_blocks as usize..],
         shape,
         extent,
         bits,
         dim,
-        head: row % shape.kv_heads as usize,
-        deal: Deal::of(extent.blocks, parts),
+        row: row * tiles_of(shape.max_blocks * BLOCK_TOKENS) as usize,
+        deal: Deal::of(extent.length, shape.rule, parts),
         part,
         element: PhantomData,
     };
@@ -73,15 +74,15 @@ pub(super) fn masses<E: SketchElement>(
 
 /// A thread's memory, used again and again.
 struct Scratch {
-    /// Codes of a tile, or zeros and scales of several, [16, D].
-    rows: [u16; TOKENS * 16 * CONTRACTIONS],
+    /// Codes of half a tile, or zeros and scales of several, [16, D].
+    rows: [u16; COLUMNS * 16 * CONTRACTIONS],
     tile: Tile,
     columns: Tile,
 }
 
 impl Scratch {
     fn new() -> Box<Self> {
-        Box::new(Scratch { rows: [0; TOKENS * 16 * CONTRACTIONS], tile: Tile::ZERO, columns: Tile::ZERO })
+        Box::new(Scratch { rows: [0; COLUMNS * 16 * CONTRACTIONS], tile: Tile::ZERO, columns: Tile::ZERO })
     }
 }
 
@@ -89,13 +90,12 @@ struct Masses<'a, E> {
     /// Of the heads that there are.
     queries: &'a [u16],
     sketches: &'a [u32],
-    /// The sequence's row.
-    table: &'a [u32],
     shape: ScanShape,
     extent: Extent,
     bits: u32,
     dim: usize,
-    head: usize,
+    /// The first tile of the sequence and KV head.
+    row: usize,
     deal: Deal,
     part: usize,
     element: PhantomData<E>,
@@ -115,16 +115,33 @@ struct Heads {
     rows: [[Row; 2 * GROUP]; CONTRACTIONS],
 }
 
-/// Half a warp's lanes of a row: those of a head.
+/// The four lanes of a head.
 #[derive(Clone, Copy)]
 struct Mass {
     reference: f32,
     above: [f32; 4],
-    excess: [f32; 4],
+    estimates: [PartialRow; 4],
+    /// A block begins.
+    fresh: bool,
 }
 
 impl Mass {
-    const NONE: Mass = Mass { reference: PartialRow::EMPTY.reference, above: [0.0; 4], excess: [0.0; 4] };
+    const NONE: Mass = Mass {
+        reference: PartialRow::EMPTY.reference,
+        above: [0.0; 4],
+        estimates: [PartialRow::EMPTY; 4],
+        fresh: true,
+    };
+
+    fn close(&mut self) -> f32 {
+        self.fresh = true;
+        mass_above(self.reference, of_lanes(std::mem::take(&mut self.above)))
+    }
+
+    fn estimate(&self) -> PartialRow {
+        let [a, b, c, d] = self.estimates;
+        joined(joined(a, b), joined(c, d))
+    }
 }
 
 impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
@@ -136,7 +153,8 @@ impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
         let Masses { shape, extent, deal, .. } = work;
         let present = work.queries.len() / D;
         let heads = load::<E, L, D>(work.queries, shape.softmax_scale);
-        let (per_block, tiles) = (shape.rule.entries() as usize, (extent.length as usize).div_ceil(TOKENS));
+        let (per_block, tiles) = (shape.rule.tiles() as usize, (extent.length as usize).div_ceil(TOKENS));
+        let halves = (shape.rule.block as usize) < TOKENS;
         let mut part = Part {
             masses: Vec::new(),
             nus: Vec::new(),
@@ -144,10 +162,9 @@ impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
             norms: Norms { kappa: 0.0, nu: 0.0 },
         };
         for warp in 0..WARPS {
-            let run = deal.of_warp as usize * per_block;
+            let run = deal.of_warp as usize;
             let first = ((work.part * WARPS + warp) * run).min(tiles);
             let end = (first + run).min(tiles);
-            let mut totals = [PartialRow::EMPTY; GROUP];
             let mut state = [Mass::NONE; GROUP];
             let mut nu = 0f32;
             for start in (first..end).step_by(AT_ONCE) {
@@ -156,38 +173,49 @@ impl<E: Half, const D: usize> Work for At<'_, '_, E, D> {
                 for (place, tile) in some.enumerate() {
                     let annotation = work.annotation(tile);
                     let products = codes::<L, D>(&work, &heads, present, tile, scratch);
-                    for r in 0..present {
-                        let query = &heads.queries[r];
-                        let (z, x) = (chains[r][2 * place], chains[GROUP + r][2 * place + 1]);
-                        let delta = delta::<D>(query, x, annotation.eps, annotation.zeta) * LOG2_E_ABOVE;
-                        let to_log2 = query.scale * LOG2_E;
-                        let mut scores = [0f32; TOKENS];
-                        for (token, score) in scores.iter_mut().enumerate() {
-                            let product = fma(products[r][token] + products[GROUP + r][token], CODE_UNIT, z);
-                            let there = tile * TOKENS + token < extent.length as usize;
-                            *score = if there { product * to_log2 } else { f32::NEG_INFINITY };
-                        }
-                        add::<L>(&mut state[r], scores, delta);
-                    }
+                    let tokens = (extent.length as usize - tile * TOKENS).min(TOKENS);
                     part.norms.kappa = max(part.norms.kappa, annotation.zeta + annotation.eps);
-                    nu = max(nu, annotation.nu);
-                    if tile + 1 == end || (tile + 1).is_multiple_of(per_block) {
-                        let mut masses = [f32::NEG_INFINITY; GROUP];
+                    // What there is of a tile, or of its halves, as tokens, its ν and whether a block ends.
+                    let [of_first, of_second] = annotation.nu;
+                    let ends = tile + 1 == end || (tile + 1).is_multiple_of(per_block);
+                    let pieces = if halves {
+                        [(0..tokens.min(TOKENS / 2), of_first, true), (TOKENS / 2..tokens, of_second, true)]
+                    } else {
+                        [(0..tokens, max(of_first, of_second), ends), (0..0, 0.0, false)]
+                    };
+                    for (tokens, of_piece, ends) in
+                        pieces.into_iter().filter(|(tokens, ..)| !tokens.is_empty())
+                    {
                         for r in 0..present {
-                            let Mass { reference, above, excess } = state[r];
-                            let above = of_lanes(above);
-                            masses[r] = mass_above(reference, above);
-                            totals[r] = joined(totals[r], about(reference, above, of_lanes(excess)));
+                            let query = &heads.queries[r];
+                            let (z, x) = (chains[r][2 * place], chains[GROUP + r][2 * place + 1]);
+                            let delta = delta::<D>(query, x, annotation.eps, annotation.zeta) * LOG2_E_ABOVE;
+                            let to_log2 = query.scale * LOG2_E;
+                            let mut scores = [f32::NEG_INFINITY; TOKENS];
+                            for token in tokens.clone() {
+                                let unit = code_unit(work.bits, token as u32);
+                                let [product, rest] =
+                                    [r, GROUP + r].map(|r| products[token / COLUMNS][r][token % COLUMNS]);
+                                scores[token] = fma(product + rest, unit, z) * to_log2;
+                            }
+                            add::<L>(&mut state[r], scores, delta);
                         }
-                        part.masses.push(masses);
-                        part.nus.push(nu);
-                        part.norms.nu = max(part.norms.nu, nu);
-                        (state, nu) = ([Mass::NONE; GROUP], 0.0);
+                        nu = max(nu, of_piece);
+                        if ends {
+                            let mut masses = [f32::NEG_INFINITY; GROUP];
+                            for (mass, state) in masses[..present].iter_mut().zip(&mut state) {
+                                *mass = state.close();
+                            }
+                            part.masses.push(masses);
+                            part.nus.push(nu);
+                            part.norms.nu = max(part.norms.nu, nu);
+                            nu = 0.0;
+                        }
                     }
                 }
             }
-            for (all, own) in part.totals.iter_mut().zip(totals) {
-                *all = joined(*all, own);
+            for (all, own) in part.totals.iter_mut().zip(&state[..present]) {
+                *all = joined(*all, own.estimate());
             }
         }
         part
@@ -199,8 +227,7 @@ impl<'a, E> Masses<'a, E> {
     #[inline(always)]
     fn sketch(&self, tile: usize) -> &'a [u32] {
         let words = sketch_words(self.dim as u32, self.bits) as usize;
-        let pair = self.table[tile] as usize * self.shape.kv_heads as usize + self.head;
-        &self.sketches[pair * words..][..words]
+        &self.sketches[(self.row + tile) * words..][..words]
     }
 
     #[inline(always)]
@@ -257,7 +284,7 @@ fn columns<L: Lanes, const D: usize>(
     tiles: std::ops::Range<usize>,
     scratch: &mut Scratch,
 ) -> [Floats; 2 * GROUP] {
-    let rows = &mut scratch.rows[..TOKENS * D];
+    let rows = &mut scratch.rows[..COLUMNS * D];
     rows.fill(0);
     for (place, tile) in tiles.enumerate() {
         for (kind, part) in [1, 0].into_iter().enumerate() {
@@ -279,7 +306,7 @@ fn columns<L: Lanes, const D: usize>(
     sums
 }
 
-/// The chains over a tile's codes: of q·σ rounded, and from row eight on of what that lost.
+/// The chains over the codes of each half of a tile: of q·σ rounded, and from row eight on of what that lost.
 #[inline(always)]
 fn codes<L: Lanes, const D: usize>(
     work: &Masses<'_, impl Half>,
@@ -287,18 +314,11 @@ fn codes<L: Lanes, const D: usize>(
     present: usize,
     tile: usize,
     scratch: &mut Scratch,
-) -> [Floats; 2 * GROUP] {
+) -> [[Floats; 2 * GROUP]; 2] {
     let (words, mask) = (work.sketch(tile), (1u32 << work.bits) - 1);
-    for token in 0..TOKENS {
-        for (channel, to) in scratch.rows[token * D..][..D].iter_mut().enumerate() {
-            let (word, bit) = place(work.bits, token as u32, channel as u32);
-            *to = (words[word as usize] >> bit & mask) as u16;
-        }
-    }
-    L::keys::<f16, Sixteens>(&scratch.rows[..TOKENS * D], D, &mut scratch.tile);
     let scales = work.channels(tile, 0);
-    let mut sums = [[0f32; 16]; 2 * GROUP];
-    for contraction in 0..D / 16 {
+    let mut rows = [[Row::ZERO; 2 * GROUP]; CONTRACTIONS];
+    for (contraction, rows) in rows[..D / 16].iter_mut().enumerate() {
         let scale: Floats = {
             let own: [u16; 16] = std::array::from_fn(|step| {
                 let d = Sixteens::dimension(contraction, step);
@@ -308,7 +328,6 @@ fn codes<L: Lanes, const D: usize>(
             L::widen::<f16>(&own, &mut scale);
             scale
         };
-        let mut rows = [Row::ZERO; 2 * GROUP];
         for r in 0..present {
             let mut product: Floats = [0.0; 16];
             for (product, (q, s)) in product.iter_mut().zip(heads.floats[r][contraction].iter().zip(&scale)) {
@@ -320,10 +339,24 @@ fn codes<L: Lanes, const D: usize>(
             }
             rows[GROUP + r].set::<f16, L>(L::round_f16(&product));
         }
-        let chunk = scratch.tile.of_keys(contraction);
-        let (low, high) = sums.split_at_mut(GROUP);
-        multiply_each::<f16, L>(|r| &rows[r], chunk, &mut low[..present]);
-        multiply_each::<f16, L>(|r| &rows[GROUP + r], chunk, &mut high[..present]);
+    }
+    let mut sums = [[[0f32; 16]; 2 * GROUP]; 2];
+    for (half, sums) in sums.iter_mut().enumerate() {
+        for (place_of, row) in scratch.rows[..COLUMNS * D].chunks_exact_mut(D).enumerate() {
+            let token = (COLUMNS * half + place_of) as u32;
+            let raised_by = raised_by(work.bits, token);
+            for (channel, to) in row.iter_mut().enumerate() {
+                let (word, bit) = place(work.bits, token, channel as u32);
+                *to = ((words[word as usize] >> bit & mask) * raised_by) as u16;
+            }
+        }
+        L::keys::<f16, Sixteens>(&scratch.rows[..COLUMNS * D], D, &mut scratch.tile);
+        for (contraction, rows) in rows[..D / 16].iter().enumerate() {
+            let chunk = scratch.tile.of_keys(contraction);
+            let (low, high) = sums.split_at_mut(GROUP);
+            multiply_each::<f16, L>(|r| &rows[r], chunk, &mut low[..present]);
+            multiply_each::<f16, L>(|r| &rows[GROUP + r], chunk, &mut high[..present]);
+        }
     }
     sums
 }
@@ -333,18 +366,21 @@ fn codes<L: Lanes, const D: usize>(
 fn add<L: Lanes>(mass: &mut Mass, scores: [f32; TOKENS], delta: f32) {
     let above = scores.map(|s| s + delta);
     let largest = above.into_iter().fold(f32::NEG_INFINITY, max);
-    let reference = raised(mass.reference, largest);
-    if reference != mass.reference {
+    let reference = moved(mass.reference, largest, mass.fresh);
+    if reference != mass.reference && !mass.fresh {
         let factor = exp2_nonpositive(mass.reference - reference);
-        mass.reference = reference;
         mass.above = mass.above.map(|x| x * factor);
-        mass.excess = mass.excess.map(|x| x * factor);
     }
-    let p = L::exp2(&above, reference);
+    (mass.reference, mass.fresh) = (reference, false);
+    let [low, high] = [0, 1].map(|half| {
+        let half: &[f32; COLUMNS] = above[half * COLUMNS..].first_chunk().expect("half a tile");
+        L::exp2(half, reference)
+    });
     for lane in 0..4 {
         let at = 2 * lane;
-        let weight = (p[at] + p[at + 1]) + (p[at + 8] + p[at + 9]);
+        let of = |p: &Floats| (p[at] + p[at + 1]) + (p[at + 8] + p[at + 9]);
+        let weight = of(&low) + of(&high);
         mass.above[lane] += weight;
-        mass.excess[lane] = fma(weight, delta, mass.excess[lane]);
+        mass.estimates[lane] = estimated(mass.estimates[lane], reference, weight, delta);
     }
 }

@@ -219,19 +219,44 @@ fn what_cannot_be_told_goes_to_the_rung() {
     assert_eq!(of(1.0, f32::INFINITY).dense, 1);
 }
 
-/// A mean Δ of any size is taken off; what is no number tells nothing.
+/// Weights of any size with Δ of any size are taken in without it; what is no number tells nothing.
 #[test]
-fn an_estimate_takes_off_the_mean_delta() {
+fn an_estimate_takes_off_delta() {
     use kernels_gpu::attention::PartialRow;
-    use kernels_gpu::gather::sketch::about;
+    use kernels_gpu::gather::sketch::estimated;
     for delta in [0.0f32, 0.3, 7.75, 126.5, 1300.25, 1.0e6] {
-        let PartialRow { reference, sum } = about(2000.0, 3.0, 3.0 * delta);
-        let expected = 2000.0 + 3f64.log2() - f64::from(delta);
+        let mut all = PartialRow::EMPTY;
+        // One after another further up, further down, and far below what there is.
+        for reference in [2000.0, 2100.0, 1990.0, 1500.0] {
+            all = estimated(all, reference, 3.0, delta);
+        }
+        let PartialRow { reference, sum } = all;
+        let expected = 2100.0 + 3f64.log2() - f64::from(delta);
         let found = f64::from(reference) + f64::from(sum).log2();
-        // The mean is rounded to 2^−24 of it.
-        assert!((found - expected).abs() <= 1e-6 * f64::from(delta) + 1e-5, "{delta}: {found} {expected}");
+        // The level is rounded to 2^−24 of it or of 2100.
+        assert!((found - expected).abs() <= 1e-7 * f64::from(delta) + 2e-4, "{delta}: {found} {expected}");
     }
-    for (above, excess) in [(f32::NAN, 1.0), (1.0, f32::NAN), (1.0, f32::INFINITY), (0.0, 0.0)] {
-        assert_eq!(about(5.0, above, excess), PartialRow::EMPTY);
+    let some = estimated(PartialRow::EMPTY, 5.0, 1.0, 2.0);
+    for (weight, delta) in [(f32::NAN, 1.0), (1.0, f32::NAN), (1.0, f32::INFINITY), (f32::INFINITY, 0.0)] {
+        assert_eq!(estimated(some, 5.0, weight, delta), some);
+    }
+    assert_eq!(estimated(some, f32::INFINITY, f32::NAN, 1.0), some);
+}
+
+/// A block begins with the reference of the one before, unless that is far off.
+#[test]
+fn a_reference_follows_what_is_largest() {
+    use kernels_gpu::gather::sketch::moved;
+    for (largest, fresh, expected) in [
+        (15.0, false, 0.0),
+        (15.5, false, 16.0),
+        (-1000.0, false, 0.0),
+        (-40.0, true, 0.0),
+        (-40.5, true, -40.0),
+        (15.5, true, 16.0),
+        (f32::NAN, false, 0.0),
+        (f32::NAN, true, -1.0e30),
+    ] {
+        assert_eq!(moved(0.0, largest, fresh), expected, "{largest} {fresh}");
     }
 }

@@ -29,14 +29,13 @@ fn sketches<E: SketchElement>(
 ) -> Sketches<E> {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
-    let blocks = batch.blocks() as u32;
-    let mut sketches = Sketches::new(&device, batch.problem, blocks, budget).expect("sketches");
+    let mut sketches = Sketches::new(&device, batch.problem, budget).expect("sketches");
     let at = batch.upload(&device).expect("buffers");
     let sketched = in_chunks(&device, cuts, |tokens, positions, lengths| {
         let (keys, values, table) = (at.keys.global(), at.values.global(), at.table.global());
         let handles = SketchHandles { keys, values, table, positions, lengths };
         // SAFETY: buffers of the emulator, whose table is of this pool.
-        unsafe { sketches.sketch_on(&stream, tokens, slices, handles) }
+        unsafe { sketches.sketch_on(&stream, (0, tokens), slices, handles) }
     });
     sketched.expect("sketched");
     sketches

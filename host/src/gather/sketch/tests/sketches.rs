@@ -2,20 +2,20 @@
 
 use super::*;
 use half::{bf16, f16};
-use kernels_gpu::gather::sketch::{Annotation, code_words, place, sketch_words};
+use kernels_gpu::gather::sketch::{Annotation, code_words, place, sketch_words, tiles_of};
 
 /// Every key is as near its sketch as the annotation says, by channel and by norm.
 fn check<E: SketchElement>(batch: &Batch<E>, bits: u32, words: &[u32]) {
     let StepProblem { kv_heads, head_dim, max_tokens, .. } = batch.problem;
-    let (dim, heads, blocks) = (head_dim as usize, kv_heads as usize, max_tokens.div_ceil(16) as usize);
+    let (dim, heads, tiles) = (head_dim as usize, kv_heads as usize, tiles_of(max_tokens) as usize);
     let size = sketch_words(head_dim, bits) as usize;
     let metadata = code_words(head_dim, bits) as usize;
     let largest = f64::from((1u32 << bits) - 1);
     for (sequence, length) in batch.lengths.iter().enumerate() {
         for token in 0..*length as usize {
             for head in 0..heads {
-                let block = batch.table[sequence * blocks + token / 16] as usize;
-                let tile = &words[(block * heads + head) * size..][..size];
+                let tile = (sequence * heads + head) * tiles + token / 32;
+                let tile = &words[tile * size..][..size];
                 let number = |part: usize, c: usize| {
                     let bits = (tile[metadata + part * dim / 2 + c / 2] >> (16 * (c % 2))) as u16;
                     f64::from(f16::from_bits(bits).to_f32())
@@ -26,7 +26,7 @@ fn check<E: SketchElement>(batch: &Batch<E>, bits: u32, words: &[u32]) {
                 read(batch, &batch.values, sequence, head, token, &mut value);
                 let (mut error, mut size_of, mut norm) = ([0f64; 2], [0f64; 2], 0f64);
                 for (c, (k, v)) in key.iter().zip(&value).enumerate() {
-                    let (word, bit) = place(bits, token as u32 % 16, c as u32);
+                    let (word, bit) = place(bits, token as u32 % 32, c as u32);
                     let code = f64::from(tile[word as usize] >> bit & ((1 << bits) - 1));
                     let (scale, zero) = (number(0, c), number(1, c));
                     let off = k - (code * scale + zero);
@@ -36,7 +36,7 @@ fn check<E: SketchElement>(batch: &Batch<E>, bits: u32, words: &[u32]) {
                     norm += v * v;
                 }
                 assert!(error[0].sqrt() <= annotation.eps.into());
-                assert!(norm.sqrt() <= annotation.nu.into());
+                assert!(norm.sqrt() <= annotation.nu[token % 32 / 16].into());
                 assert!(size_of[0].sqrt() + largest * size_of[1].sqrt() <= annotation.zeta.into());
             }
         }
@@ -77,10 +77,10 @@ fn hostile_keys_have_infinite_bounds() {
         batch.keys[at + 5] = bf16::from_f32(hostile);
         let [own, kernel] = [true, false]
             .map(|slices| sketches(&batch, BUDGET, &[vec![40]], slices).words().to_vec().expect("read"));
-        let block = batch.table[1] as usize * 2 + 1;
-        let tile = |words: &[u32]| words[block * 196..][..196].to_vec();
+        // The first of 13 tiles of KV head 1.
+        let tile = |words: &[u32]| words[13 * 324..][..324].to_vec();
         for words in [&own, &kernel] {
-            let annotation: Annotation = bytemuck::cast_slice(&tile(words)[192..])[0];
+            let annotation: Annotation = bytemuck::cast_slice(&tile(words)[320..])[0];
             assert!(annotation.eps == f32::INFINITY, "{hostile}: {annotation:?}");
         }
         assert!(own == kernel, "{hostile}");
