@@ -24,7 +24,7 @@ pub static SYSTEM: System = System {
     about: "what each primitive of the kernel language does",
     kernels: || kernels().collect(),
     cases: |coverage| match coverage {
-        Coverage::Small => cases(Samples { patterns: 1 << 10, operands: 1 << 10 }),
+        Coverage::Small => cases(Samples::SMALL),
         Coverage::Quick => cases(Samples::QUICK),
         Coverage::Full => cases(Samples::FULL),
         Coverage::Huge => Vec::new(),
@@ -42,6 +42,8 @@ pub struct Samples {
 }
 
 impl Samples {
+    /// For runs with every check, in many orders, or under compute-sanitizer.
+    pub const SMALL: Samples = Samples { patterns: 1 << 10, operands: 1 << 10 };
     /// Enough to notice a wrong instruction: seconds on the emulator of a debug build.
     pub const QUICK: Samples = Samples { patterns: 1 << 14, operands: 1 << 13 };
     /// Over 10^9 outputs in all.

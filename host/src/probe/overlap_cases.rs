@@ -10,7 +10,7 @@ use simt::LaunchShape;
 pub(super) fn cases(samples: Samples) -> Vec<Case> {
     // Elements and links: one block; all blocks of two links fit a GPU at once; one link is more than a GPU
     // holds.
-    let mut sizes = vec![(100, 64), (20_000, 64)];
+    let mut sizes = vec![(100, 64), if samples == Samples::SMALL { (1_000, 16) } else { (20_000, 64) }];
     if samples.patterns > Samples::QUICK.patterns {
         sizes.push((600_001, 16));
     }
