@@ -188,13 +188,38 @@ fn turned<const INTERLEAVED: u32>(
     }
     let half = shape.head_dim / 2;
     let (head, i) = (bits::div_u32(item, half), bits::rem_u32(item, half));
-    let channels = pair_channels(i, shape.rotary, INTERLEAVED == 1);
-    let heads = shape.q_heads + 2 * shape.kv_heads;
-    let from = (token as usize * heads as usize + head as usize) * shape.head_dim as usize;
-    let mut pair = channels.map(|channel| qkv.load(from + channel as usize));
-    if head < shape.q_heads + shape.kv_heads && i < shape.rotary / 2 {
-        let angle = positions.load(token as usize) as f32 * frequencies.load(i as usize);
-        pair = turn(pair[0], pair[1], angle);
+    let raw = Unturned { qkv, positions, frequencies, shape };
+    let (channels, pair) = raw.turned::<INTERLEAVED>(token, head, i);
+    Some(Turned { token, head, channels, pair })
+}
+
+/// What a product gives, and what turns it.
+#[derive(Clone, Copy)]
+pub(crate) struct Unturned {
+    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
+    pub qkv: Global<f32>,
+    /// \[tokens\].
+    pub positions: Global<u32>,
+    /// [rotary / 2].
+    pub frequencies: Global<f32>,
+    /// The extents.
+    pub shape: RopeShape,
+}
+
+impl Unturned {
+    /// Pair `i` of head `head` among the query heads, key heads and value heads of a token, turned if it is
+    /// one that turns: its channels, and what they are.
+    #[simt::device]
+    pub fn turned<const INTERLEAVED: u32>(self, token: u32, head: u32, i: u32) -> ([u32; 2], [f32; 2]) {
+        let Unturned { qkv, positions, frequencies, shape } = self;
+        let channels = pair_channels(i, shape.rotary, INTERLEAVED == 1);
+        let heads = shape.q_heads + 2 * shape.kv_heads;
+        let from = (token as usize * heads as usize + head as usize) * shape.head_dim as usize;
+        let mut pair = channels.map(|channel| qkv.load(from + channel as usize));
+        if head < shape.q_heads + shape.kv_heads && i < shape.rotary / 2 {
+            let angle = positions.load(token as usize) as f32 * frequencies.load(i as usize);
+            pair = turn(pair[0], pair[1], angle);
+        }
+        (channels, pair.map(canonical_nan))
     }
-    Some(Turned { token, head, channels, pair: pair.map(canonical_nan) })
 }
