@@ -104,7 +104,8 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
             cases.extend(
                 [(1, 1), (2, 19), (1, 70)].map(|(heads, tokens)| encoding(head_dim, settings, heads, tokens)),
             );
-            let turns = [(Pairing::Interleaved, head_dim), (Pairing::HalfSplit, 22), (Pairing::Interleaved, 0)];
+            let turns =
+                [(Pairing::Interleaved, head_dim), (Pairing::HalfSplit, 22), (Pairing::Interleaved, 0)];
             cases.extend(turns.map(|turn| turning(head_dim, settings, turn, 2, 19)));
         }
     }
@@ -250,7 +251,8 @@ fn encoded(
     let mut outputs = Vec::new();
     if let Some((pairing, rotary)) = turn {
         let (tokens, heads) = (positions.len(), (q_heads + 2 * kv_heads) as usize);
-        let qkv = (0..tokens * heads).flat_map(|row| (0..head_dim as usize).map(move |d| element(row, d).to_f32()));
+        let qkv =
+            (0..tokens * heads).flat_map(|row| (0..head_dim as usize).map(move |d| element(row, d).to_f32()));
         let qkv = Buffer::from_slice(device, &qkv.collect::<Vec<_>>())?;
         // One more than is read: an empty table has no memory to point at.
         let turns = Buffer::from_slice(device, &frequencies(500_000.0, rotary as usize + 2))?;
