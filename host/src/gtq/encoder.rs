@@ -199,9 +199,9 @@ impl Encoder {
         Ok(unsafe { stream.launch(&kernel, launch, args) }?)
     }
 
-    /// Turns queries and keys and encodes, in one launch: the bits of [`rotate`](crate::attention::rope::rotate)
-    /// and [`run_on`](Self::run_on) one after another. It allocates nothing, waits for nothing and can be
-    /// captured.
+    /// Turns queries and keys and encodes, in one launch: the bits of
+    /// [`rotate`](crate::attention::rope::rotate) and [`run_on`](Self::run_on) one after another. It
+    /// allocates nothing, waits for nothing and can be captured.
     ///
     /// # Safety
     /// As [`run_on`](Self::run_on).

@@ -1,7 +1,7 @@
 //! Layout, encoding and attention, by the kernels on the emulator and by the CPU's own path, judged by
 //! oracles.
 
-use super::cases::element;
+use super::cases::{cases, element};
 use super::codebook::Levels;
 use super::encoder::{AppendHandles, Encoder, Places};
 use super::oracle::{Judged, Token, judge};
@@ -10,6 +10,7 @@ use super::sample::{Input, Sample, order};
 use super::{BITS, HEAD_DIMS, Rule, Settings, TileLayout, Window, encode, near, rows};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::dense::Problem;
+use crate::check::{Case, Coverage, not_covered, run_cases};
 use crate::kv;
 use crate::{Buffer, Device, Stream};
 use half::f16;
@@ -49,6 +50,20 @@ fn bits(layout: TileLayout, side: Side) -> Vec<u32> {
 fn settings(layout: TileLayout) -> Settings {
     let TileLayout { key_bits, value_bits, parted, .. } = layout;
     Settings { key_bits, value_bits, blocks: parted, ..Settings::DEFAULT.without_window() }
+}
+
+#[test]
+fn the_emulator_accepts_small_cases_of_encoding() {
+    let all = cases(Coverage::Small);
+    assert_eq!(not_covered(&all, kernels_gpu::gtq::kernels()), Vec::<&str>::new());
+    let encoding = |case: &Case| case.kernels().iter().all(|kernel| kernel.contains("encode"));
+    let some: Vec<Case> = all.into_iter().filter(encoding).collect();
+    let report = run_cases(&some, &device(), None, |_| {});
+    let turned = report.cases.iter().filter(|case| case.kernels[0].contains("rope")).count();
+    assert!(turned > 30, "{turned} cases that rotate");
+    let bad: Vec<String> =
+        report.cases.iter().filter(|case| !case.outcome.is_good()).map(|case| format!("{case:?}")).collect();
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
 }
 
 /// Every code and n has bits of its own, and together they are the tile.

@@ -5,7 +5,8 @@
 //! |---|---|
 //! | [`encode`](fn@encode) | normalises, rotates, quantizes and packs a chunk's keys and values |
 //! | [`encode_parts`](fn@encode_parts) | the same with keys in [parts] of different bits |
-//! | [`rope_encode`](fn@rope_encode), [`rope_encode_parts`](fn@rope_encode_parts) | either with the rotary embedding of queries and keys ahead of it |
+//! | [`rope_encode`](fn@rope_encode) | `encode` with the rotary embedding ahead of it |
+//! | [`rope_encode_parts`](fn@rope_encode_parts) | the same of `encode_parts` |
 //! | [`attend`](fn@attend) | decode attention over the codes: all heads in one launch |
 //! | [`attend_parts`](fn@attend_parts) | the same over keys in parts |
 //!

@@ -1,4 +1,5 @@
-//! New tokens as the product gives them: rotary position embedding and [encoding](super::write) in one launch.
+//! New tokens as the product gives them: rotary position embedding and [encoding](super::write) in one
+//! launch.
 //!
 //! # Mathematics
 //! That of the [rotation](crate::attention::rotation), whose results are rounded to f16 and encoded: the bits
