@@ -189,8 +189,8 @@ fn turned<const INTERLEAVED: u32>(
     let half = shape.head_dim / 2;
     let (head, i) = (bits::div_u32(item, half), bits::rem_u32(item, half));
     let raw = Unturned { qkv, positions, frequencies, shape };
-    let (channels, pair) = raw.turned::<INTERLEAVED>(token, head, i);
-    Some(Turned { token, head, channels, pair })
+    let pair = raw.load::<INTERLEAVED>(token, head, i);
+    Some(Turned { token, head, channels: pair.channels, pair: pair.turned() })
 }
 
 /// What a product gives, and what turns it.
@@ -207,19 +207,40 @@ pub(crate) struct Unturned {
 }
 
 impl Unturned {
-    /// Pair `i` of head `head` among the query heads, key heads and value heads of a token, turned if it is
-    /// one that turns: its channels, and what they are.
+    /// Loads pair `i` of head `head` among the query heads, key heads and value heads of a token: all at
+    /// once, so that a caller can have several pairs under way.
     #[simt::device]
-    pub fn turned<const INTERLEAVED: u32>(self, token: u32, head: u32, i: u32) -> ([u32; 2], [f32; 2]) {
+    pub fn load<const INTERLEAVED: u32>(self, token: u32, head: u32, i: u32) -> Pair {
         let Unturned { qkv, positions, frequencies, shape } = self;
         let channels = pair_channels(i, shape.rotary, INTERLEAVED == 1);
         let heads = shape.q_heads + 2 * shape.kv_heads;
         let from = (token as usize * heads as usize + head as usize) * shape.head_dim as usize;
-        let mut pair = channels.map(|channel| qkv.load(from + channel as usize));
-        if head < shape.q_heads + shape.kv_heads && i < shape.rotary / 2 {
-            let angle = positions.load(token as usize) as f32 * frequencies.load(i as usize);
-            pair = turn(pair[0], pair[1], angle);
-        }
-        (channels, pair.map(canonical_nan))
+        let values = channels.map(|channel| qkv.load(from + channel as usize));
+        let position = positions.load(token as usize);
+        let turns = head < shape.q_heads + shape.kv_heads && i < shape.rotary / 2;
+        let frequency = if turns { frequencies.load(i as usize) } else { 0.0 };
+        Pair { channels, values, turns, position, frequency }
+    }
+}
+
+/// A pair as a product gives it.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair {
+    /// Its channels.
+    pub channels: [u32; 2],
+    values: [f32; 2],
+    /// Whether it turns.
+    turns: bool,
+    position: u32,
+    frequency: f32,
+}
+
+impl Pair {
+    /// What the channels are, turned if they turn.
+    #[simt::device]
+    pub fn turned(self) -> [f32; 2] {
+        let Pair { values: [x, y], turns, position, frequency, .. } = self;
+        let pair = if turns { turn(x, y, position as f32 * frequency) } else { [x, y] };
+        pair.map(canonical_nan)
     }
 }

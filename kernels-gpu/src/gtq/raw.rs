@@ -13,13 +13,14 @@
 //! Grid (tokens, blocks of a token, sequences) of 128 threads. The first blocks of a token have four rows of
 //! keys and values each, a warp a row, as in [`encode`](fn@super::encode). The others have its queries, a
 //! thread a pair. A lane turns D/64 pairs of its warp's row, which go through shared memory to the lanes that
-//! have them as neighbouring dimensions, or as dimensions of a part. Nothing but a warp waits for it.
+//! have them as neighbouring dimensions, or as dimensions of a part. Nothing but a warp waits for it. All of
+//! a lane's loads but that of the table are under way before the first sine.
 
 use super::Side;
 use super::parts;
 use super::write::{ENCODE_THREADS, EncodeShape, Memory, PartBooks, Work};
 use crate::attention::Half;
-use crate::attention::rotation::{RopeShape, Unturned};
+use crate::attention::rotation::{Pair, RopeShape, Unturned};
 use glam::UVec2;
 use half::f16;
 use simt::convert::f16_from_f32;
@@ -64,10 +65,10 @@ pub fn rope_encode<const D: usize, const INTERLEAVED: u32>(
         turn_queries::<D, INTERLEAVED>(raw, queries, work.row, shape);
         return;
     }
-    let own = share_row::<D, INTERLEAVED>(raw, work, lane);
+    let own = load_pairs::<D, INTERLEAVED>(raw, work, lane);
     let memory = Memory { positions, table, lengths, tiles, near, problems };
     let target = memory.place::<D>(work, false, shape);
-    let x = own.neighbours::<D>(lane);
+    let x = share_row::<D>(own).neighbours::<D>(lane);
     // Two calls, so that each knows its side.
     if work.is_key {
         target.write_row::<D>(Side::Key, x, shape);
@@ -103,9 +104,10 @@ pub fn rope_encode_parts<const D: usize, const INTERLEAVED: u32>(
         turn_queries::<D, INTERLEAVED>(raw, queries, work.row, shape);
         return;
     }
-    let own = share_row::<D, INTERLEAVED>(raw, work, lane);
+    let own = load_pairs::<D, INTERLEAVED>(raw, work, lane);
     let memory = Memory { positions, table, lengths, tiles, near, problems };
     let target = memory.place::<D>(work, true, shape);
+    let own = share_row::<D>(own);
     if work.is_key {
         target.write_parts::<D>(own.gathered::<D>(channels), books, shape);
     } else {
@@ -136,7 +138,8 @@ fn turn_queries<const D: usize, const INTERLEAVED: u32>(
     if head >= raw.shape.q_heads {
         return;
     }
-    let ([first, second], pair) = raw.turned::<INTERLEAVED>(row, head, i);
+    let own = raw.load::<INTERLEAVED>(row, head, i);
+    let ([first, second], pair) = (own.channels, own.turned());
     let to = (row as usize * raw.shape.q_heads as usize + head as usize) * D;
     queries.store(to + first as usize, f16_from_f32(pair[0]));
     queries.store(to + second as usize, f16_from_f32(pair[1]));
@@ -149,17 +152,23 @@ struct OwnRow {
     start: u32,
 }
 
-/// Turns a warp's row of keys or values.
+/// Loads a lane's pairs of the warp's row of keys or values: of D = 64 there is one.
 #[simt::device]
-fn share_row<const D: usize, const INTERLEAVED: u32>(raw: Unturned, work: Work, lane: u32) -> OwnRow {
-    let (rows, _) = row_layout::<D>();
-    let start = thread::thread_idx_x() / 32 * D as u32;
+fn load_pairs<const D: usize, const INTERLEAVED: u32>(raw: Unturned, work: Work, lane: u32) -> [Pair; 2] {
     // Keys come behind the queries, values behind the keys, as items do.
     let head = raw.shape.q_heads + work.item;
+    [0, 1].map(|t| raw.load::<INTERLEAVED>(work.row, head, lane + if t < D / 64 { 32 * t as u32 } else { 0 }))
+}
+
+/// Turns them, into shared memory.
+#[simt::device]
+fn share_row<const D: usize>(pairs: [Pair; 2]) -> OwnRow {
+    let (rows, _) = row_layout::<D>();
+    let start = thread::thread_idx_x() / 32 * D as u32;
     unroll!(for t in 0..(D / 64), at_most 2 {
-        let (channels, pair) = raw.turned::<INTERLEAVED>(work.row, head, lane + 32 * t as u32);
+        let pair = pairs[t].turned();
         unroll!(for i in 0..2 {
-            rows.store(start + channels[i], f16_from_f32(pair[i]).to_bits());
+            rows.store(start + pairs[t].channels[i], f16_from_f32(pair[i]).to_bits());
         });
     });
     warp::sync_warp(FULL_MASK);

@@ -301,15 +301,14 @@ fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(
     load(tile, &mut even);
     // The second-level cache is asked for the tiles in f16, whose loads wait for each other.
     let past = tile + coded.saturating_sub(tile).div_ceil(warps) * warps;
-    unroll!(for i in 0..2 {
-        let other = if sink { front } else { past + warps };
-        let near = if i == 0 { past } else { other };
+    let mut near = if sink { front } else { past };
+    while near < end {
         let slot = row * shape.window.slots as usize + shape.window.slot(near) as usize;
         let (at, bytes) = (slot * BLOCK_TOKENS as usize * D, 2 * BLOCK_TOKENS * D as u32);
-        let wanted = lane == 0 && near < end;
-        recent_keys.prefetch(at, bytes, wanted);
-        recent_values.prefetch(at, bytes, wanted);
-    });
+        recent_keys.prefetch(at, bytes, lane == 0);
+        recent_values.prefetch(at, bytes, lane == 0);
+        near = if near < past { past } else { near + warps };
+    }
     layout.key_book.fill::<D>(own_keys);
     layout.value_book.fill::<D>(own_values);
     load(tile + warps, &mut odd);
