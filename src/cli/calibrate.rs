@@ -55,10 +55,13 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME|FILE", default_value = "moby-dick")]
     text: String,
     /// Windows of the text.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=65536))]
     windows: u32,
-    /// Tokens of a window.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Tokens of a window: best as many as the contexts that the file is for.
+    ///
+    /// Keys turn with their positions: what a short window has seen of them is not what a longer context
+    /// has.
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
     #[command(flatten)]
     subject: SubjectArguments,

@@ -1,10 +1,12 @@
 //! A cache of codes.
 
-use super::{AppendHandles, Books, Encoder, Error, Handles, Order, Plan, Settings, Window, rows};
+use super::{
+    AppendHandles, Books, Encoder, Error, Handles, Order, Places, Plan, RawHandles, Settings, Window, rows,
+};
 use crate::attention::BLOCK_TOKENS;
 use crate::kv::restored::Coded;
 use crate::kv::{
-    self, Attending, Chunk, Held, KvCache, New, Opening, Paged, Restored, Result, Rotated, Rows, Sequences,
+    self, Attending, Chunk, Held, KvCache, New, Opening, Paged, Restored, Result, Rows, Sequences,
 };
 use crate::{Buffer, Stream};
 use kernels_gpu::gtq::Side;
@@ -261,16 +263,11 @@ unsafe impl KvCache for GtqCache {
         let chunk = self.sequences.begun(layer)?;
         let own = self.of_window(sequences_of(chunk, self.sequences.step_problem().sequences as usize));
         let GtqCache { sequences, encoder, pools, near, orders, problems, paged, .. } = self;
-        let rows = sequences.rows(chunk);
-        let new = new.rotated(stream, sequences.geometry, rows)?;
-        sequences.check_appended(stream, new)?;
-        let Rotated { positions, keys, values } = new;
-        let elements = rows * sequences.geometry.kv_width();
+        let (rows, geometry) = (sequences.rows(chunk), sequences.geometry);
+        let slices = sequences.on_slices(stream);
         let Rows { table, lengths, .. } = paged.rows(chunk)?;
-        let handles = AppendHandles {
-            new_keys: keys.global_range(..elements)?,
-            new_values: values.global_range(..elements)?,
-            positions: positions.global_range(..rows)?,
+        let places = Places {
+            positions: new.positions().global_range(..rows)?,
             table,
             order: orders[layer].global(),
             lengths,
@@ -278,7 +275,31 @@ unsafe impl KvCache for GtqCache {
             near: near[layer].global_range_mut(own)?,
             problems: problems[layer].global_mut(),
         };
-        let slices = sequences.on_slices(stream);
+        let new = match new {
+            New::Raw(raw) if !slices => {
+                stream.device().check_same(&sequences.device, "the cache")?;
+                raw.check_device(stream)?;
+                let width = geometry.query_width() + 2 * geometry.kv_width();
+                let handles = RawHandles {
+                    qkv: raw.qkv.global_range(..rows * width)?,
+                    frequencies: raw.frequencies.global_range(..raw.rotary as usize / 2)?,
+                    rotary: raw.rotary,
+                    pairing: raw.pairing,
+                    queries: raw.queries.global_range_mut(..rows * geometry.query_width())?,
+                    places,
+                };
+                // SAFETY: as below.
+                return Ok(unsafe { encoder.rotate_and_run(stream, sequences.problem_of(chunk), handles) }?);
+            }
+            new => new.rotated(stream, geometry, rows)?,
+        };
+        sequences.check_appended(stream, new)?;
+        let elements = rows * geometry.kv_width();
+        let handles = AppendHandles {
+            new_keys: new.keys.global_range(..elements)?,
+            new_values: new.values.global_range(..elements)?,
+            places,
+        };
         // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; a row of the
         // table has all blocks of its sequence, and what is past it is left out, as are rows without a
         // sequence. The order's channels are the head's, as the cache saw when it was made. Dropping a buffer

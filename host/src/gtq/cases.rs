@@ -1,12 +1,14 @@
 //! The system's cases for `ferrokv check`: rows of every kind encoded at every place of a tile, and attention
 //! by every instance over made-up tiles, around every edge of tiles, splits, groups and query tokens.
 
-use super::plan::{AppendHandles, Books, Encoder};
+use super::encoder::{AppendHandles, Encoder, Places, RawHandles, rope_encode_kernels};
+use super::plan::Books;
 use super::sample::{Input, Sample, order};
 use super::{BITS, HEAD_DIMS, Rule, Settings};
 use crate::attention::dense::Problem;
 use crate::attention::dense::sample::normal;
-use crate::check::{Case, CaseError, Coverage, OutputBuffer, poison};
+use crate::attention::rope::{Pairing, frequencies};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, poison, poisoned};
 use crate::kv::PARKED;
 use crate::{Buffer, Device, Stream};
 use half::f16;
@@ -96,6 +98,7 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
                 let more = if (key_bits, value_bits) == (3, 3) { of_some(coverage) } else { Vec::new() };
                 cases.extend(batches.chain(more).map(|batch| attention(head_dim, settings, batch)));
                 cases.push(encoding(head_dim, settings, 3, 1));
+                cases.push(turning(head_dim, settings, (Pairing::HalfSplit, head_dim), 3, 1));
             }
         }
         for rule in [Rule::None, Rule::Norm, Rule::Unbiased] {
@@ -103,6 +106,9 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
             cases.extend(
                 [(1, 1), (2, 19), (1, 70)].map(|(heads, tokens)| encoding(head_dim, settings, heads, tokens)),
             );
+            let turns =
+                [(Pairing::Interleaved, head_dim), (Pairing::HalfSplit, 22), (Pairing::Interleaved, 0)];
+            cases.extend(turns.map(|turn| turning(head_dim, settings, turn, 2, 19)));
         }
     }
     cases
@@ -170,7 +176,28 @@ fn encoding(head_dim: u32, settings: Settings, kv_heads: u32, tokens: u32) -> Ca
         (64, true) => encode_parts::kernel::<64>().info(),
         (_, true) => encode_parts::kernel::<128>().info(),
     };
-    let case = Case::new(info, label, move |device| encoded(device, head_dim, settings, kv_heads, tokens));
+    let case =
+        Case::new(info, label, move |device| encoded(device, head_dim, settings, kv_heads, tokens, None));
+    if tokens < 4 { case.race_checked() } else { case }
+}
+
+/// The same with rotation in the launch, of `rotary` channels.
+fn turning(
+    head_dim: u32,
+    settings: Settings,
+    (pairing, rotary): (Pairing, u32),
+    kv_heads: u32,
+    tokens: u32,
+) -> Case {
+    let label = format!(
+        "k={} v={} {:?} kv_heads={kv_heads} tokens={tokens} turn={rotary}",
+        settings.key_bits, settings.value_bits, settings.rule
+    );
+    let (whole, parts) = rope_encode_kernels(head_dim, pairing);
+    let info = if settings.blocks { parts.info() } else { whole.info() };
+    let case = Case::new(info, label, move |device| {
+        encoded(device, head_dim, settings, kv_heads, tokens, Some((pairing, rotary)))
+    });
     if tokens < 4 { case.race_checked() } else { case }
 }
 
@@ -181,13 +208,14 @@ fn encoded(
     settings: Settings,
     kv_heads: u32,
     tokens: u32,
+    turn: Option<(Pairing, u32)>,
 ) -> Result<Vec<OutputBuffer>, CaseError> {
     let stream = Stream::new(device)?;
     // Of chunks of 19 tokens and more not all are in the window.
     let books = Books::new(head_dim, Settings { recent: 16, ..settings })?;
     let sequences = if tokens == 1 { 18 } else { 3 };
     let max_tokens = 96;
-    let q_heads = kv_heads;
+    let q_heads = if turn.is_some() { 3 * kv_heads } else { kv_heads };
     let problem = Problem { sequences, q_heads, kv_heads, head_dim, query_tokens: tokens, max_tokens };
     let first = |sequence: u32| match sequence {
         2 if tokens > 1 => max_tokens - tokens / 2,
@@ -213,9 +241,7 @@ fn encoded(
     let mut problems = Buffer::from_slice(device, &[u32::MAX; 2])?;
     let order = Buffer::from_slice(device, &order(&books, kv_heads))?;
     let encoder = Encoder::new(device, books)?;
-    let handles = AppendHandles {
-        new_keys: keys.global(),
-        new_values: values.global(),
+    let places = Places {
         positions: positions.global(),
         table: table.global(),
         order: order.global(),
@@ -224,15 +250,40 @@ fn encoded(
         near: near.global_mut(),
         problems: problems.global_mut(),
     };
-    // SAFETY: buffers of this device as the problem wants them; the table's entries are the pool's blocks,
-    // the order's channels of the head, and no two tokens have one place. They are there until the stream has
-    // been waited for.
-    unsafe { encoder.run_on(&stream, problem, false, handles) }?;
-    stream.synchronize()?;
-    Ok(vec![
+    let mut outputs = Vec::new();
+    if let Some((pairing, rotary)) = turn {
+        let (tokens, heads) = (positions.len(), (q_heads + 2 * kv_heads) as usize);
+        let qkv =
+            (0..tokens * heads).flat_map(|row| (0..head_dim as usize).map(move |d| element(row, d).to_f32()));
+        let qkv = Buffer::from_slice(device, &qkv.collect::<Vec<_>>())?;
+        // One more than is read: an empty table has no memory to point at.
+        let turns = Buffer::from_slice(device, &frequencies(500_000.0, rotary as usize + 2))?;
+        let mut queries = poisoned::<f16>(&stream, tokens * (q_heads * head_dim) as usize)?;
+        let handles = RawHandles {
+            qkv: qkv.global(),
+            frequencies: turns.global_range(..rotary as usize / 2)?,
+            rotary,
+            pairing,
+            queries: queries.global_mut(),
+            places,
+        };
+        // SAFETY: as below.
+        unsafe { encoder.rotate_and_run(&stream, problem, handles) }?;
+        stream.synchronize()?;
+        outputs.push(OutputBuffer::download("queries", &queries)?);
+    } else {
+        let handles = AppendHandles { new_keys: keys.global(), new_values: values.global(), places };
+        // SAFETY: buffers of this device as the problem wants them; the table's entries are the pool's
+        // blocks, the order's channels of the head, and no two tokens have one place. They are there until
+        // the stream has been waited for.
+        unsafe { encoder.run_on(&stream, problem, false, handles) }?;
+        stream.synchronize()?;
+    }
+    outputs.extend([
         OutputBuffer::download("tiles", &tiles)?,
         OutputBuffer::download("window", &near)?,
         OutputBuffer::download("lengths", &lengths)?,
         OutputBuffer::download("problems", &problems)?,
-    ])
+    ]);
+    Ok(outputs)
 }

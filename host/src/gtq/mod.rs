@@ -10,6 +10,7 @@ mod cases;
 pub mod codebook;
 mod cpu;
 mod encode;
+mod encoder;
 pub mod groups;
 pub mod near;
 pub mod oracle;
@@ -23,10 +24,11 @@ mod tests;
 mod workload;
 
 pub use cache::GtqCache;
+pub use encoder::{AppendHandles, Encoder, Places, RawHandles};
 pub use kernels_gpu::attention::Window;
 pub use kernels_gpu::gtq::{Rule, TileLayout};
 pub use order::Order;
-pub use plan::{AppendHandles, Books, Encoder, Handles, Plan};
+pub use plan::{Books, Handles, Plan};
 
 use crate::kv::{self, Kind, OptionSpec, Scheme, Selection, System, proof};
 
@@ -196,6 +198,9 @@ pub enum Error {
     /// Extents that attention refuses.
     #[error(transparent)]
     Exact(#[from] crate::attention::dense::Error),
+    /// Extents that rotation refuses.
+    #[error(transparent)]
+    Rotation(#[from] crate::attention::Error),
     /// The order's file.
     #[error(transparent)]
     File(#[from] crate::tensor_file::Error),
@@ -274,6 +279,7 @@ impl From<Error> for kv::Error {
         match error {
             Error::Device(error) => error.into(),
             Error::Exact(error) => error.into(),
+            Error::Rotation(error) => error.into(),
             Error::File(error) => error.into(),
             error @ (Error::HeadDim { .. } | Error::Bits { .. }) => kv::Error::refused(error),
             error => kv::Error::system(error),

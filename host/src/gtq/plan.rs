@@ -1,7 +1,7 @@
 //! Plan and launch: a plan owns its scratch and fixes the launches of a step.
 
 use super::codebook::Levels;
-use super::{Error, HEAD_DIMS, Result, Settings, TileLayout, Window, cpu, encode, length, near};
+use super::{Error, HEAD_DIMS, Result, Settings, TileLayout, Window, cpu, length, near};
 use crate::attention::dense::Problem;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
@@ -11,8 +11,7 @@ use kernels_gpu::attention::{split_count, threads};
 use kernels_gpu::gtq::levels::{MOST_BITS, key_table};
 use kernels_gpu::gtq::parts::{self, PARTS, PartTables};
 use kernels_gpu::gtq::{
-    AttendShape, Codebook, ENCODE_THREADS, EncodeShape, Parted, Positive, Tables, Whole, attend,
-    attend_parts, decode, encode as encode_whole, encode_parts,
+    AttendShape, Codebook, EncodeShape, Parted, Positive, Tables, Whole, attend, attend_parts, decode,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape, Zeroable};
 
@@ -111,7 +110,7 @@ impl Books {
     }
 
     /// The same as encoding is given them, a [`PartBooks`]; nothing of whole keys.
-    fn part_numbers(&self) -> Vec<f32> {
+    pub(super) fn part_numbers(&self) -> Vec<f32> {
         let Some(books) = self.part_codebooks() else { return Vec::new() };
         let of = books.iter().zip(parts::bits(self.layout.key_bits));
         // Positive ones, then infinities.
@@ -199,152 +198,6 @@ impl Books {
         };
         let launches = problem.sequences * problem.kv_heads * shape.row_groups();
         AttendShape { splits: split_count(launches, shape.max_blocks), ..shape }
-    }
-}
-
-/// The arguments of an [`Encoder`]: memory of any kind that the device reaches.
-#[derive(Clone, Copy, Debug)]
-pub struct AppendHandles {
-    /// New keys, [sequences, query_tokens, kv_heads, head_dim].
-    pub new_keys: Global<f16>,
-    /// New values, like the keys.
-    pub new_values: Global<f16>,
-    /// Where each token belongs, [sequences, query_tokens]: a token past the table's last block is left out.
-    pub positions: Global<u32>,
-    /// [sequences, max_blocks].
-    pub table: Global<u32>,
-    /// Of keys in parts, [kv_heads, head_dim]: the channel that each dimension is. Empty of whole keys. It is
-    /// read before the launches ahead have ended.
-    pub order: Global<u8>,
-    /// \[sequences\]: one more than the position of the sequence's last new token.
-    pub lengths: GlobalMut<u32>,
-    /// The pool, [blocks, kv_heads] tiles.
-    pub tiles: GlobalMut<u32>,
-    /// The window, [sequences, kv_heads] slots.
-    pub near: GlobalMut<u32>,
-    /// \[2\]: the first key and the first value that could not be stored, position · kv_heads + head;
-    /// `u32::MAX` before.
-    pub problems: GlobalMut<u32>,
-}
-
-/// What encodes: levels of keys and values where the device finds them.
-#[derive(Debug)]
-pub struct Encoder {
-    books: Books,
-    /// Levels of keys in parts.
-    numbers: Buffer<f32>,
-}
-
-impl Encoder {
-    /// With these levels, on a device.
-    ///
-    /// # Errors
-    /// Out of memory.
-    pub fn new(device: &Device, books: Books) -> Result<Self> {
-        let numbers = Buffer::from_slice(device, &books.part_numbers())?;
-        Ok(Encoder { books, numbers })
-    }
-
-    /// How it quantizes, and where codes lie.
-    pub fn books(&self) -> &Books {
-        &self.books
-    }
-
-    /// Encodes `problem.query_tokens` new tokens of each sequence, in one launch; with `slices` on the CPU's
-    /// own path in its place, which gives the same bits. It allocates nothing, waits for nothing and can be
-    /// captured.
-    ///
-    /// # Safety
-    /// Until the launch has finished (for a capture: until each run of the graph has):
-    /// - the encoder and the memory behind every handle are there, reached by the stream's device, and
-    ///   nothing else writes it, or touches what is written; with `slices` it is host memory;
-    /// - no two tokens have one place, and the table's entries up to each position are blocks of the pool;
-    /// - the order's entries are below `head_dim`, and no launch of the stream writes them.
-    ///
-    /// # Errors
-    /// [`Error::Length`] for handles of another problem; those of [`Problem::checked`]; what the launch
-    /// reports.
-    pub unsafe fn run_on(
-        &self,
-        stream: &Stream,
-        problem: Problem,
-        slices: bool,
-        handles: AppendHandles,
-    ) -> Result<()> {
-        stream.device().check_same(self.numbers.device(), "the encoder")?;
-        let problem = problem.checked()?;
-        let Problem { sequences, kv_heads, head_dim, query_tokens, .. } = problem;
-        let layout = self.books.layout;
-        if head_dim != layout.head_dim {
-            return Err(Error::HeadDim { head_dim });
-        }
-        let rows = sequences * query_tokens;
-        let elements = rows as usize * kv_heads as usize * head_dim as usize;
-        let tile = layout.bytes() as usize / 4 * kv_heads as usize;
-        length("the buffer of new keys", handles.new_keys.len(), elements)?;
-        length("the buffer of new values", handles.new_values.len(), elements)?;
-        length("the buffer of positions", handles.positions.len(), rows as usize)?;
-        let entries = sequences as usize * problem.max_blocks() as usize;
-        length("the block table", handles.table.len(), entries)?;
-        length("the buffer of lengths", handles.lengths.len(), sequences as usize)?;
-        length("the pool", handles.tiles.len(), handles.tiles.len() / tile * tile)?;
-        length("the window", handles.near.len(), self.books.window_words(problem))?;
-        length("the words of problems", handles.problems.len(), 2)?;
-        length("the order of channels", handles.order.len(), self.books.order_bytes(kv_heads))?;
-        let shape = self.books.encode_shape(problem);
-        let AppendHandles { new_keys, new_values, positions, table, order, lengths, tiles, near, problems } =
-            handles;
-        if slices {
-            // SAFETY: the caller's word; the emulator's streams have done what they were told when a call
-            // returns.
-            unsafe {
-                let new = encode::New {
-                    keys: slice(new_keys),
-                    values: slice(new_values),
-                    positions: slice(positions),
-                    table: slice(table),
-                    order: slice(order),
-                };
-                let kept = encode::Kept {
-                    lengths: slice_mut(lengths),
-                    tiles: slice_mut(tiles.cast::<u8>()),
-                    near: slice_mut(near.cast::<u8>()),
-                    problems: slice_mut(problems),
-                };
-                encode::append(&self.books, shape, new, kept);
-            }
-            return Ok(());
-        }
-        let (keys, values, tiles, near) = (new_keys, new_values, tiles.cast::<u8>(), near.cast::<u8>());
-        let warps = 2 * kv_heads;
-        let grid = (query_tokens, warps.div_ceil(ENCODE_THREADS / 32), sequences);
-        let launch = LaunchShape::new(grid, ENCODE_THREADS);
-        if layout.parted {
-            let kernel =
-                if head_dim == 64 { encode_parts::kernel::<64>() } else { encode_parts::kernel::<128>() };
-            let args = encode_parts::Args {
-                keys,
-                values,
-                positions,
-                table,
-                order,
-                lengths,
-                tiles,
-                near,
-                problems,
-                books: self.numbers.global(),
-                shape,
-            };
-            // SAFETY: as below, and the order has channels of the head.
-            return Ok(unsafe { stream.launch(&kernel, launch, args) }?);
-        }
-        let kernel =
-            if head_dim == 64 { encode_whole::kernel::<64>() } else { encode_whole::kernel::<128>() };
-        let args =
-            encode_whole::Args { keys, values, positions, table, lengths, tiles, near, problems, shape };
-        // SAFETY: lengths as just checked, a position past the table is left out, and the rest is this
-        // function's contract.
-        Ok(unsafe { stream.launch(&kernel, launch, args) }?)
     }
 }
 

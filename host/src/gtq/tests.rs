@@ -1,23 +1,24 @@
 //! Layout, encoding and attention, by the kernels on the emulator and by the CPU's own path, judged by
 //! oracles.
 
-use super::cases::element;
+use super::cases::{cases, element};
 use super::codebook::Levels;
+use super::encoder::{AppendHandles, Encoder, Places};
 use super::oracle::{Judged, Token, judge};
-use super::plan::{AppendHandles, Books, Encoder};
+use super::plan::Books;
 use super::sample::{Input, Sample, order};
-use super::{
-    BITS, Error, GtqCache, HEAD_DIMS, Order, Rule, Settings, TileLayout, Window, encode, near, rows,
-};
+use super::{BITS, HEAD_DIMS, Rule, Settings, TileLayout, Window, encode, near, rows};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::dense::Problem;
-use crate::kv::{self, Capacity, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection};
+use crate::check::{Case, Coverage, not_covered, run_cases};
+use crate::kv;
 use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::gtq::parts::{PARTS, UNIT};
 use kernels_gpu::gtq::{EncodeShape, Positive, Side};
 use simt::emu::EmuOptions;
 
+mod cache;
 mod parts;
 mod window;
 
@@ -49,6 +50,20 @@ fn bits(layout: TileLayout, side: Side) -> Vec<u32> {
 fn settings(layout: TileLayout) -> Settings {
     let TileLayout { key_bits, value_bits, parted, .. } = layout;
     Settings { key_bits, value_bits, blocks: parted, ..Settings::DEFAULT.without_window() }
+}
+
+#[test]
+fn the_emulator_accepts_small_cases_of_encoding() {
+    let all = cases(Coverage::Small);
+    assert_eq!(not_covered(&all, kernels_gpu::gtq::kernels()), Vec::<&str>::new());
+    let encoding = |case: &Case| case.kernels().iter().all(|kernel| kernel.contains("encode"));
+    let some: Vec<Case> = all.into_iter().filter(encoding).collect();
+    let report = run_cases(&some, &device(), None, |_| {});
+    let turned = report.cases.iter().filter(|case| case.kernels[0].contains("rope")).count();
+    assert!(turned > 30, "{turned} cases that rotate");
+    let bad: Vec<String> =
+        report.cases.iter().filter(|case| !case.outcome.is_good()).map(|case| format!("{case:?}")).collect();
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
 }
 
 /// Every code and n has bits of its own, and together they are the tile.
@@ -141,13 +156,15 @@ fn encode(books: &Books, kv_heads: u32, firsts: &[u32], tokens: u32, slices: boo
     let handles = AppendHandles {
         new_keys: keys.global(),
         new_values: values.global(),
-        positions: positions.global(),
-        table: table.global(),
-        order: order.global(),
-        lengths: lengths.global_mut(),
-        tiles: tiles.global_mut(),
-        near: near.global_mut(),
-        problems: problems.global_mut(),
+        places: Places {
+            positions: positions.global(),
+            table: table.global(),
+            order: order.global(),
+            lengths: lengths.global_mut(),
+            tiles: tiles.global_mut(),
+            near: near.global_mut(),
+            problems: problems.global_mut(),
+        },
     };
     // SAFETY: buffers of the emulator as the problem wants them.
     unsafe { encoder.run_on(&stream, problem, slices, handles) }.expect("encoded");
@@ -390,114 +407,4 @@ fn attention_is_the_formulas() {
     }
     // A bound that nothing comes near proves little.
     assert!(used > 0.01, "{used}");
-}
-
-const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 6, kv_heads: 2, head_dim: 64 };
-
-fn open(device: &Device, text: &str, geometry: Geometry) -> kv::Result<GtqCache> {
-    let selection: Selection = text.parse()?;
-    let capacity = Capacity { tokens: 64, sequences: 1 };
-    let opening = Opening { device, geometry, rope: None, capacity, selection: &selection };
-    let settings = Settings::of(&selection);
-    if !settings.blocks {
-        return GtqCache::new(&opening, settings);
-    }
-    let books = Books::new(geometry.head_dim as u32, settings)?;
-    let layers = vec![order(&books, geometry.kv_heads as u32); geometry.layers];
-    GtqCache::in_order(&opening, settings, &Order { layers })
-}
-
-/// Appends rows of `element` and attends, chunk by chunk: outputs of all tokens.
-fn told(cache: &mut GtqCache, stream: &Stream, chunks: &[usize]) -> Vec<u32> {
-    let device = stream.device().clone();
-    let mut told = Vec::new();
-    for &count in chunks {
-        let first = cache.tokens();
-        let rows = |width: usize, kind: usize| {
-            let row = move |token: usize, i: usize| element(12 * (token + 64 * kind) + 9, i);
-            let all = (first..first + count).flat_map(|token| (0..width).map(move |i| row(token, i)));
-            Buffer::from_slice(&device, &all.collect::<Vec<_>>()).expect("a buffer")
-        };
-        let positions = cache.held().positions(Chunk::of_one(count));
-        let positions = Buffer::from_slice(&device, &positions).expect("a buffer");
-        cache.begin(stream, Chunk::of_one(count)).expect("begun");
-        let (keys, values, queries) = (rows(128, 0), rows(128, 1), rows(384, 2));
-        for layer in 0..2 {
-            let mut output = Buffer::<f32>::zeroed(&device, count * 384).expect("a buffer");
-            let new = Rotated { positions: &positions, keys: &keys, values: &values };
-            cache.append(stream, layer, New::Rotated(new)).expect("appended");
-            cache.attend(stream, layer, &queries, &mut output).expect("attended");
-            if layer == 1 {
-                told.extend(output.to_vec().expect("read").iter().map(|x| x.to_bits()));
-            }
-        }
-        cache.commit();
-    }
-    told
-}
-
-/// However tokens are cut into chunks, and whichever path takes them; bytes are the accounting's.
-#[test]
-fn a_cache_holds_what_its_tokens_are() {
-    let device = device();
-    let stream = Stream::new(&device).expect("a stream");
-    let texts = ["gtq", "gtq/k=4/v=2", "gtq/k=2/v=4/norm=unbiased", "gtq-blocks", "gtq-blocks/k=2/v=4"];
-    // All in the window, or nothing.
-    let texts = texts.iter().flat_map(|text| [(*text).to_owned(), format!("{text}/recent=0/sink=0")]);
-    for text in texts {
-        let text = &text[..];
-        let cache = || open(&device, text, GEOMETRY).expect("a cache");
-        let mut one = cache();
-        let expected = told(&mut one, &stream, &[1; 20]);
-        assert_eq!(told(&mut cache(), &stream, &[20]), expected, "{text}: a prompt");
-        assert_eq!(told(&mut cache(), &stream, &[3, 1, 15, 1]), expected, "{text}: chunks");
-        assert_eq!(told(&mut cache().with_kernels(), &stream, &[7, 12, 1]), expected, "{text}: kernels");
-        let (layout, window) = (one.books().layout, one.books().settings.window(4));
-        let codes = u64::from(layout.token_bytes());
-        let read = if window.slots == 0 { codes } else { u64::from(layout.slot().token_bytes()) };
-        // The orders of two layers and heads besides.
-        let orders = if text.starts_with("gtq-blocks") { 2 * 2 * 64 } else { 0 };
-        let near = u64::from(window.slots * layout.slot().bytes());
-        assert_eq!(one.bytes(), 2 * 2 * (20 * codes + near) + orders, "{text}");
-        assert_eq!(one.step_bytes(), 2 * 2 * 20 * read, "{text}");
-        let selection: Selection = text.parse().expect("a selection");
-        let scheme = selection.scheme();
-        assert_eq!((scheme.step_bytes)(&selection, 64, 20), (20 * read) as f64);
-        one.check(&stream).expect("all is held");
-    }
-}
-
-#[test]
-fn what_it_does_not_take_is_said() {
-    let device = device();
-    let stream = Stream::new(&device).expect("a stream");
-    for (text, part) in [
-        ("gtq/k=5", "k is a whole number from 2 to 4"),
-        ("gtq/v=1", "v is a whole number from 2 to 4"),
-        ("gtq/norm=max", "norm is one of none, norm, unbiased"),
-    ] {
-        assert!(text.parse::<Selection>().expect_err(text).to_string().contains(part), "{text}");
-    }
-    let geometry = Geometry { head_dim: 96, ..GEOMETRY };
-    let error = open(&device, "gtq", geometry).expect_err("no kernel");
-    assert!(error.is_refusal() && error.to_string().contains("head_dim 96"), "{error}");
-    let none = Books::new(64, Settings { key_bits: 5, ..Settings::DEFAULT }).expect_err("no kernel");
-    assert!(matches!(none, Error::Bits { what: "keys", bits: 5 }), "{none}");
-
-    for kernels in [false, true] {
-        let mut cache = open(&device, "gtq", GEOMETRY).expect("a cache");
-        if kernels {
-            cache = cache.with_kernels();
-        }
-        let mut row = vec![f16::ONE; 128];
-        let good = Buffer::from_slice(&device, &row).expect("a buffer");
-        row[70] = f16::INFINITY;
-        let bad = Buffer::from_slice(&device, &row).expect("a buffer");
-        let positions = Buffer::from_slice(&device, &[0u32]).expect("a buffer");
-        cache.begin(&stream, Chunk::of_one(1)).expect("begun");
-        let new = Rotated { positions: &positions, keys: &good, values: &bad };
-        cache.append(&stream, 1, New::Rotated(new)).expect("appended");
-        let error = cache.check(&stream).expect_err("refused").to_string();
-        assert!(error.contains("layer 1, KV head 1: the value of token 0"), "{error}");
-    }
 }

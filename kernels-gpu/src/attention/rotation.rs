@@ -188,13 +188,59 @@ fn turned<const INTERLEAVED: u32>(
     }
     let half = shape.head_dim / 2;
     let (head, i) = (bits::div_u32(item, half), bits::rem_u32(item, half));
-    let channels = pair_channels(i, shape.rotary, INTERLEAVED == 1);
-    let heads = shape.q_heads + 2 * shape.kv_heads;
-    let from = (token as usize * heads as usize + head as usize) * shape.head_dim as usize;
-    let mut pair = channels.map(|channel| qkv.load(from + channel as usize));
-    if head < shape.q_heads + shape.kv_heads && i < shape.rotary / 2 {
-        let angle = positions.load(token as usize) as f32 * frequencies.load(i as usize);
-        pair = turn(pair[0], pair[1], angle);
+    let raw = Unturned { qkv, positions, frequencies, shape };
+    let pair = raw.load::<INTERLEAVED>(token, head, i);
+    Some(Turned { token, head, channels: pair.channels, pair: pair.turned() })
+}
+
+/// What a product gives, and what turns it.
+#[derive(Clone, Copy)]
+pub(crate) struct Unturned {
+    /// [tokens, (q_heads + 2·kv_heads)·head_dim].
+    pub qkv: Global<f32>,
+    /// \[tokens\].
+    pub positions: Global<u32>,
+    /// [rotary / 2].
+    pub frequencies: Global<f32>,
+    /// The extents.
+    pub shape: RopeShape,
+}
+
+impl Unturned {
+    /// Loads pair `i` of head `head` among the query heads, key heads and value heads of a token: all at
+    /// once, so that a caller can have several pairs under way.
+    #[simt::device]
+    pub fn load<const INTERLEAVED: u32>(self, token: u32, head: u32, i: u32) -> Pair {
+        let Unturned { qkv, positions, frequencies, shape } = self;
+        let channels = pair_channels(i, shape.rotary, INTERLEAVED == 1);
+        let heads = shape.q_heads + 2 * shape.kv_heads;
+        let from = (token as usize * heads as usize + head as usize) * shape.head_dim as usize;
+        let values = channels.map(|channel| qkv.load(from + channel as usize));
+        let position = positions.load(token as usize);
+        let turns = head < shape.q_heads + shape.kv_heads && i < shape.rotary / 2;
+        let frequency = if turns { frequencies.load(i as usize) } else { 0.0 };
+        Pair { channels, values, turns, position, frequency }
     }
-    Some(Turned { token, head, channels, pair: pair.map(canonical_nan) })
+}
+
+/// A pair as a product gives it.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair {
+    /// Its channels.
+    pub channels: [u32; 2],
+    values: [f32; 2],
+    /// Whether it turns.
+    turns: bool,
+    position: u32,
+    frequency: f32,
+}
+
+impl Pair {
+    /// What the channels are, turned if they turn.
+    #[simt::device]
+    pub fn turned(self) -> [f32; 2] {
+        let Pair { values: [x, y], turns, position, frequency, .. } = self;
+        let pair = if turns { turn(x, y, position as f32 * frequency) } else { [x, y] };
+        pair.map(canonical_nan)
+    }
 }

@@ -5,6 +5,8 @@
 //! |---|---|
 //! | [`encode`](fn@encode) | normalises, rotates, quantizes and packs a chunk's keys and values |
 //! | [`encode_parts`](fn@encode_parts) | the same with keys in [parts] of different bits |
+//! | [`rope_encode`](fn@rope_encode) | `encode` with the rotary embedding ahead of it |
+//! | [`rope_encode_parts`](fn@rope_encode_parts) | the same of `encode_parts` |
 //! | [`attend`](fn@attend) | decode attention over the codes: all heads in one launch |
 //! | [`attend_parts`](fn@attend_parts) | the same over keys in parts |
 //!
@@ -40,6 +42,7 @@ mod operands;
 pub mod pack;
 pub mod parts;
 pub mod query;
+pub mod raw;
 pub mod rotation;
 pub mod running;
 pub mod scores;
@@ -50,6 +53,7 @@ pub use decode::{AttendShape, attend, attend_parts};
 pub use layout::{Side, TileLayout};
 pub use levels::{Codebook, Tables};
 pub use nearest::Positive;
+pub use raw::{rope_encode, rope_encode_parts};
 pub use scores::{Parted, Whole};
 pub use window::SlotLayout;
 pub use write::{ENCODE_THREADS, EncodeShape, PartBooks, Rule, encode, encode_parts};
@@ -58,5 +62,6 @@ pub use write::{ENCODE_THREADS, EncodeShape, PartBooks, Rule, encode, encode_par
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
     let encode = encode::INSTANCES.iter().chain(encode_parts::INSTANCES);
+    let encode = encode.chain(rope_encode::INSTANCES).chain(rope_encode_parts::INSTANCES);
     encode.chain(attend::INSTANCES).chain(attend_parts::INSTANCES)
 }

@@ -57,7 +57,7 @@ use super::Code;
 use super::book::{Book, Step, Words, books};
 use super::queries::{load_integers, load_queries, store_integers, whole_scale};
 use super::running::{ABSENT, Place, Running, Scores, WholeScores};
-use super::transform::{Shape, load_row, round_row, share_row, transform};
+use super::transform::{OfQueries, Shape, load_row, round_row, share_row};
 use crate::attention::{
     Adding, BLOCK_TOKENS, MAX_PARTS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part,
     combined_rows, last_to_arrive, part_floats, warps,
@@ -257,13 +257,23 @@ fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
     let layout = layout::<D, K, V>();
     let (lane, warp, warps) = (warp::lane_id(), thread::thread_idx_x() / 32, warps(D as u32));
-    // No launch writes codebooks.
+    // No launch writes codebooks, nor the table of transformations.
     let key_at = Book::<K, true>::of_head(head, shape.key_stride != 0);
     let value_at = Book::<V, false>::of_head(head, shape.value_stride != 0);
     let own_keys = Book::<K, true>::ahead::<D>(key_books, key_at);
     let own_values = Book::<V, false>::ahead::<D>(value_books, value_at);
+    let of_queries = OfQueries::ahead::<D>(transforms, head, lane);
     thread::wait_for_previous();
     thread::let_next_start();
+    // Warp w transforms query row w, and the one that is as many further: loads that wait for no other. Rows
+    // that there are not load the last one that there is.
+    let first_row = row_group * ROWS + warp;
+    let of_head = sequence * shape.kv_heads * shape.group + head * shape.group;
+    let query_rows = [0, 1].map(|i| {
+        let own =
+            (first_row + if i < rows_each(D as u32) { warps * i as u32 } else { 0 }).min(shape.group - 1);
+        load_row::<D>(queries, (of_head + own) as usize, lane)
+    });
     let length = lengths.load(sequence as usize).min(shape.tiles * BLOCK_TOKENS);
     let Parts { tiles, tiles_a_split, used } = Parts::of(length, shape.splits);
     if split >= used {
@@ -289,20 +299,26 @@ fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(
     let none = (Words::NONE, Words::NONE);
     let (mut even, mut odd) = (none, none);
     load(tile, &mut even);
+    // The second-level cache is asked for the tiles in f16, whose loads wait for each other.
+    let past = tile + coded.saturating_sub(tile).div_ceil(warps) * warps;
+    let mut near = if sink { front } else { past };
+    while near < end {
+        let slot = row * shape.window.slots as usize + shape.window.slot(near) as usize;
+        let (at, bytes) = (slot * BLOCK_TOKENS as usize * D, 2 * BLOCK_TOKENS * D as u32);
+        recent_keys.prefetch(at, bytes, lane == 0);
+        recent_values.prefetch(at, bytes, lane == 0);
+        near = if near < past { past } else { near + warps };
+    }
     layout.key_book.fill::<D>(own_keys);
     layout.value_book.fill::<D>(own_values);
     load(tile + warps, &mut odd);
 
-    // Warp w transforms query row w, and the one that is as many further.
-    let heads = shape.kv_heads * shape.group;
     unroll!(for i in 0..(rows_each(D as u32)), at_most 2 {
         let own = warp + warps * i as u32;
         let in_group = row_group * ROWS + own;
         let mut words = [0; 4];
         if in_group < shape.group {
-            let row = sequence * heads + head * shape.group + in_group;
-            let x = load_row::<D>(queries, row as usize, lane);
-            words = round_row(transform::<D>(x, transforms, head, false, shape.hadamard != 0, lane));
+            words = round_row(of_queries.transform::<D>(query_rows[i % 2], shape.hadamard != 0, lane));
         }
         share_row::<D>(layout.queries, own, words, lane);
         if Code::of(K).whole_keys() {

@@ -91,6 +91,40 @@ const fn stride<const D: usize>() -> usize {
     if D == 96 { 32 } else { 1 }
 }
 
+/// A head's row of the table.
+#[simt::device]
+fn table_row<const D: usize>(table: Global<f32>, head: u32, row: u32, lane: u32, ahead: bool) -> Row {
+    let at = ((head * ROWS_OF_TRANSFORM + row) * D as u32 + first_channel::<D>(lane)) as usize;
+    let mut out = [0f32; 8];
+    unroll!(for i in 0..(D / 32), at_most 8 {
+        let at = at + i * stride::<D>();
+        out[i] = if ahead { table.load_ahead(at) } else { table.load_readonly(at) };
+    });
+    out
+}
+
+/// What a query's channels are multiplied by before and after H: rows 3 and 4 of the table.
+#[derive(Clone, Copy)]
+pub(super) struct OfQueries {
+    before: Row,
+    after: Row,
+}
+
+impl OfQueries {
+    /// Of a KV head, ahead of the wait of a launch that overlaps: no launch writes the table.
+    #[simt::device]
+    pub fn ahead<const D: usize>(table: Global<f32>, head: u32, lane: u32) -> Self {
+        let [before, after] = [3, 4].map(|row| table_row::<D>(table, head, row, lane, true));
+        OfQueries { before, after }
+    }
+
+    /// Transforms a query.
+    #[simt::device]
+    pub fn transform<const D: usize>(self, x: Row, hadamard: bool, lane: u32) -> Row {
+        turned::<D>(x, self.before, self.after, hadamard, lane)
+    }
+}
+
 /// Transforms a row.
 #[simt::device]
 pub(super) fn transform<const D: usize>(
@@ -101,14 +135,7 @@ pub(super) fn transform<const D: usize>(
     hadamard: bool,
     lane: u32,
 ) -> Row {
-    let row = |row: u32| {
-        let at = ((head * ROWS_OF_TRANSFORM + row) * D as u32 + first_channel::<D>(lane)) as usize;
-        let mut out = [0f32; 8];
-        unroll!(for i in 0..(D / 32), at_most 8 {
-            out[i] = table.load_readonly(at + i * stride::<D>());
-        });
-        out
-    };
+    let row = |row: u32| table_row::<D>(table, head, row, lane, false);
     let first = if key { 1 } else { 3 };
     let (before, after) = (row(first), row(first + 1));
     if key {
@@ -117,6 +144,12 @@ pub(super) fn transform<const D: usize>(
             x[i] -= mean[i];
         });
     }
+    turned::<D>(x, before, after, hadamard, lane)
+}
+
+/// A row by `before`, H if wanted, and `after`.
+#[simt::device]
+fn turned<const D: usize>(mut x: Row, before: Row, after: Row, hadamard: bool, lane: u32) -> Row {
     unroll!(for i in 0..(D / 32), at_most 8 {
         x[i] *= before[i];
     });

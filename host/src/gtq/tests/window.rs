@@ -1,12 +1,12 @@
 //! Tokens in 16 bits: those at the front and the most recent ones.
 
-use super::{
-    GEOMETRY, Input, NO_SHAPE, Problem, Sample, attend_alike, books, device, encode, layouts, settings, told,
-};
+use super::cache::{GEOMETRY, told};
+use super::{Input, NO_SHAPE, Problem, Sample, attend_alike, books, device, encode, layouts, settings};
 use crate::gtq::cases::element;
 use crate::gtq::encode::{turned, turned_parts};
+use crate::gtq::encoder::{AppendHandles, Encoder, Places};
 use crate::gtq::near::{self, Turned};
-use crate::gtq::plan::{AppendHandles, Books, Encoder, Handles, Plan};
+use crate::gtq::plan::{Books, Handles, Plan};
 use crate::gtq::sample::order;
 use crate::gtq::{GtqCache, HEAD_DIMS, Order, Settings, TileLayout};
 use crate::kv::{self, Capacity, Chunk, KvCache, New, Opening, Rotated, Selection};
@@ -203,13 +203,15 @@ fn a_long_first_token_is_worth_its_place() {
             let handles = AppendHandles {
                 new_keys: keys.global(),
                 new_values: values.global(),
-                positions: positions.global(),
-                table: table.global(),
-                order: order.global(),
-                lengths: lengths.global_mut(),
-                tiles: tiles.global_mut(),
-                near: near.global_mut(),
-                problems: problems.global_mut(),
+                places: Places {
+                    positions: positions.global(),
+                    table: table.global(),
+                    order: order.global(),
+                    lengths: lengths.global_mut(),
+                    tiles: tiles.global_mut(),
+                    near: near.global_mut(),
+                    problems: problems.global_mut(),
+                },
             };
             let encoder = Encoder::new(&device, books.clone()).expect("an encoder");
             // SAFETY: buffers of the emulator as the problem wants them.
