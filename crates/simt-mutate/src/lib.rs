@@ -64,6 +64,8 @@ pub struct Search {
     /// How long the search may take. The places are tried in an order that the seed draws, so those that
     /// were tried are a sample of all.
     pub limit: Option<Duration>,
+    /// How long one test may take unbroken; longer ones are left out. 600 s if it says nothing.
+    pub longest: Option<Duration>,
     /// An earlier report over the same kernels: what was seen there is not tried again, and is in the new
     /// report.
     pub earlier: Option<Report>,
@@ -210,9 +212,11 @@ impl Search {
         progress: Progress,
     ) -> Result<(Vec<Reaches>, BTreeMap<String, Vec<usize>>, Vec<String>), Error> {
         let all = tests.len();
-        let recorded = self.parallel(&tests, |test| test.record(within(RECORDING, end)), &|done| {
-            progress("recording", done, all)
-        });
+        let recorded = self.parallel(
+            &tests,
+            |test| test.record(within(self.longest.unwrap_or(RECORDING), end)),
+            &|done| progress("recording", done, all),
+        );
         let (mut reaching, mut places, mut failing) =
             (Vec::new(), BTreeMap::<String, Vec<usize>>::new(), Vec::new());
         for (test, recorded) in tests.into_iter().zip(recorded) {
@@ -291,7 +295,7 @@ impl Search {
     }
 }
 
-/// How long one test may take unbroken.
+/// How long one test may take unbroken, if nothing is said.
 const RECORDING: Duration = Duration::from_secs(600);
 
 /// So long, or until the end.

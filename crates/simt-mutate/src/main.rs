@@ -48,6 +48,9 @@ struct Options {
     /// Tests that run at the same time; 0 for one a core
     #[arg(long, default_value_t = 0)]
     jobs: usize,
+    /// Leaves tests out that take longer than this unbroken; with --jobs tests take longer than alone
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    longest: u64,
     /// An earlier report over the same kernels: what was seen there is not tried again
     #[arg(long, value_name = "FILE")]
     earlier: Option<PathBuf>,
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         seed: options.seed,
         jobs: options.jobs,
         limit: options.limit.map(Duration::from_secs),
+        longest: Some(Duration::from_secs(options.longest)),
         earlier,
     };
     let style = ProgressStyle::with_template("{msg:>12} {bar:40} {pos}/{len} {eta}");
