@@ -71,12 +71,13 @@ def lost_by(name, row):
 
 
 def of_a_text(records):
-    """A row a scheme of `bench schemes`: what its cache takes over the windows of a text, and what that loses."""
-    (record,) = records
-    lines = []
-    for row in record.data["rows"]:
-        if row["quality"]:
-            name, own = bare(row["kv"]), row["quality"]
+    """A row a scheme of `bench schemes`: what its cache takes over the windows of a text, and what that loses. Of
+    several records the first that has a scheme says it."""
+    lines, said = [], set()
+    for row in (row for record in records for row in record.data["rows"]):
+        name, own = bare(row["kv"]), row["quality"]
+        if own and name not in said:
+            said.add(name)
             lines.append((-own["token_bytes"], [f"`{name}`", f"{own['token_bytes']:.1f}", f"{own['step_bytes']:.1f}",
                                                 *lost_by(name, row)]))
     return table(("`--kv`", "bytes", "read", "KL, 95 %", "perplexity, 95 %"),

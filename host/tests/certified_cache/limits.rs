@@ -363,9 +363,10 @@ fn refused_prompt<E: CacheElement>(nan: E) {
 
 /// Of a prompt with several such numbers the first key is named, whichever thread reports first.
 fn refused_numbers<E: CacheElement>(nan: E) {
-    let checked = Device::cpu(EmuOptions::race_checked());
-    let cache = TieredCache::<E>::new(&checked, extents(geometry())).unwrap().with_kernels();
-    for (device, mut cache) in caches::<E>().chain([(&checked, cache)]) {
+    static CHECKED: OnceLock<Device> = OnceLock::new();
+    let checked = CHECKED.get_or_init(|| Device::cpu(EmuOptions::race_checked()));
+    let cache = TieredCache::<E>::new(checked, extents(geometry())).unwrap().with_kernels();
+    for (device, mut cache) in caches::<E>().chain([(checked, cache)]) {
         let stream = Stream::new(device).unwrap();
         let sequence = cache.start_sequence().unwrap();
         let mut rows = tokens::<E>(geometry(), 20, 3);
