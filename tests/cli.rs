@@ -173,7 +173,7 @@ fn doctor_is_strict_only_when_asked() {
 
 #[test]
 fn help_names_units_examples_and_exit_codes() {
-    let commands: [&[&str]; 11] = [
+    let commands: [&[&str]; 12] = [
         &["quantize"],
         &["dequantize"],
         &["check"],
@@ -185,6 +185,7 @@ fn help_names_units_examples_and_exit_codes() {
         &["bench", "schemes"],
         &["regime", "fit"],
         &["regime", "plot"],
+        &["new"],
     ];
     for command in commands {
         let help = succeed(&[command, &["--help"]].concat());
@@ -192,6 +193,36 @@ fn help_names_units_examples_and_exit_codes() {
         assert!(help.lines().count() > 15, "{help}");
     }
     assert!(succeed(&["--help"]).contains("Examples:"));
+}
+
+#[test]
+fn a_new_crate_is_whole_or_not_there() {
+    let folder = Folder::new();
+    let crate_folder = folder.text("of-mine/my-kernels");
+    let said = succeed(&["new", &crate_folder]);
+    assert!(said.contains("cargo test"), "{said}");
+    for file in ["Cargo.toml", "build.rs", "src/lib.rs", "src/host.rs", "src/main.rs", ".cargo/config.toml"] {
+        assert!(folder.path("of-mine/my-kernels").join(file).is_file(), "{file}");
+    }
+    let manifest = fs::read_to_string(folder.path("of-mine/my-kernels/Cargo.toml")).expect("a manifest");
+    assert!(manifest.contains("/crates/simt\""), "{manifest}");
+    // Where there is something, with a name that is none, with a folder that has no crates.
+    let (word, other) = (folder.text("of-mine/match"), folder.text("of-mine/other"));
+    let nowhere = folder.text("of-mine");
+    for (arguments, words) in [
+        (vec!["new", &crate_folder], "is there already"),
+        (vec!["new", &word], "is no name for a crate"),
+        (vec!["new", &other, "--crates", &nowhere], "has no crates/simt/Cargo.toml"),
+    ] {
+        let refused = ferrokv(&arguments);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(text(&refused.stderr).contains(words), "{}", text(&refused.stderr));
+    }
+    assert_eq!(fs::read_dir(folder.path("of-mine")).expect("a folder").count(), 1);
+    let versions = succeed(&["new", &other, "--crates", "registry"]);
+    assert!(versions.contains("the registry"), "{versions}");
+    let manifest = fs::read_to_string(folder.path("of-mine/other/Cargo.toml")).expect("a manifest");
+    assert!(manifest.contains("version = \"=0.1.0\"") && !manifest.contains("path ="), "{manifest}");
 }
 
 #[test]

@@ -27,7 +27,11 @@ impl PtxImage {
     }
 
     /// Each text with its machine code, as a build's index lists them.
+    ///
+    /// # Panics
+    /// If there are not as many of one as of the other.
     pub fn of(texts: &[(u32, &'static str)], machine_code: &[&'static [u8]]) -> Vec<Self> {
+        assert_eq!(texts.len(), machine_code.len(), "machine code of each text");
         let images = texts.iter().zip(machine_code);
         images.map(|(&(sm, text), &machine_code)| PtxImage { sm, text, machine_code }).collect()
     }

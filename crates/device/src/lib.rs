@@ -23,7 +23,7 @@
 /// `&'static [`[`PtxImage`]`]`, to open a GPU with. Empty if the build had no device compiler.
 ///
 /// ```ignore
-/// let device = Device::auto(EmuOptions::default(), ferrokv_device::embedded_ptx!())?;
+/// let (device, why_no_gpu) = Device::auto(EmuOptions::default(), ferrokv_device::embedded_ptx!());
 /// ```
 #[macro_export]
 macro_rules! embedded_ptx {

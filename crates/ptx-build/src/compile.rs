@@ -31,10 +31,9 @@ const ATTRIBUTES: [&str; 3] = [
     "-Aunused-features",
 ];
 
-/// The profile `ptx`, as settings of cargo: no workspace needs to have it. A check of overflow, which the
-/// host side may ask for, would be a branch in every kernel.
-fn profile(package: &str) -> [String; 7] {
-    let of_package = format!("profile.ptx.package.{package}.overflow-checks=false");
+/// The profile `ptx`, as settings of cargo: no workspace needs to have it. Checks, which the host's profile
+/// may ask for, would be branches in every kernel.
+fn profile(package: &str) -> Vec<String> {
     let settings = [
         "inherits=\"release\"",
         "opt-level=3",
@@ -42,9 +41,13 @@ fn profile(package: &str) -> [String; 7] {
         "codegen-units=1",
         "panic=\"abort\"",
         "debug=false",
+        "debug-assertions=false",
+        "overflow-checks=false",
     ];
-    let [a, b, c, d, e, f] = settings.map(|setting| format!("profile.ptx.{setting}"));
-    [a, b, c, d, e, f, of_package]
+    // What the workspace says of the package goes before what it says of a profile.
+    let of_package = ["debug-assertions", "overflow-checks"];
+    let of_package = of_package.map(|name| format!("profile.ptx.package.{package}.{name}=false"));
+    settings.iter().map(|setting| format!("profile.ptx.{setting}")).chain(of_package).collect()
 }
 
 /// What to compile, and how.

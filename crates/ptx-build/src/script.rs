@@ -17,7 +17,7 @@ use std::thread;
 /// Set to 1, the build leaves the PTX out on purpose.
 const NO_PTX_ENV: &str = "FERROKV_NO_PTX";
 
-/// Set to 1, a package that ships its PTX has it written anew.
+/// Names the package whose build writes the PTX that it ships anew.
 const SHIP_ENV: &str = "FERROKV_SHIP_PTX";
 
 /// Written by `./setup` when it has installed something: a build that went without looks again.
@@ -75,7 +75,8 @@ impl PtxBuild {
     }
 
     /// The package ships its PTX in `folder`, seen from the build script: where that is of the sources that
-    /// are there, it is taken, and no device compiler is needed. `FERROKV_SHIP_PTX=1 cargo build` writes it.
+    /// are there, it is taken, and no device compiler is needed. `FERROKV_SHIP_PTX=NAME cargo build`
+    /// writes that of the package NAME.
     pub fn ships(mut self, folder: impl Into<PathBuf>) -> Self {
         self.ships = Some(folder.into());
         self
@@ -146,8 +147,9 @@ impl PtxBuild {
             return self.build(workspace, out);
         };
         let folder = package.join(folder);
-        let sources = shipped::sources(package).map_err(|error| vec![error])?;
-        if is_set(SHIP_ENV) {
+        let sources = shipped::sources(workspace, &self.watch).map_err(|error| vec![error])?;
+        // Others that ship are dependencies, maybe in a folder that is not to be written to.
+        if env::var(SHIP_ENV).is_ok_and(|name| Ok(name) == env::var("CARGO_PKG_NAME")) {
             let index = self.build(workspace, out)?;
             if let Some(note) = &index.note {
                 return Err(vec![format!("{SHIP_ENV} is set, and there is no PTX to ship: {note}")]);
@@ -155,14 +157,15 @@ impl PtxBuild {
             shipped::write(&folder, &sources, &index.targets).map_err(|error| vec![error])?;
             return Ok(index);
         }
-        println!("cargo::rerun-if-changed={}", folder.display());
+        // As above: a path that does not exist would make cargo run the script every time.
+        if folder.exists() {
+            println!("cargo::rerun-if-changed={}", folder.display());
+        }
         match shipped::read(&folder, &sources, &self.targets) {
-            Shipped::Current(targets) => Ok(Index {
-                targets,
-                compiler: Some("none: the package ships its PTX".into()),
-                ..Index::default()
-            }),
+            Shipped::Current(targets) => Ok(Index { targets, ..Index::default() }),
             Shipped::Unusable(reason) => {
+                let name = env::var("CARGO_PKG_NAME").unwrap_or_default();
+                print_lines("warning", &format!("{reason}; {SHIP_ENV}={name} cargo build writes it anew"));
                 let mut index = self.build(workspace, out)?;
                 index.note = index.note.map(|note| format!("{note}; {reason}"));
                 Ok(index)

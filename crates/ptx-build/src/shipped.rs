@@ -1,8 +1,9 @@
 //! PTX that a package ships, so that whoever builds it needs no device compiler.
 //!
 //! A folder of the package holds `kernels.sm_80.ptx`, … as the author's build wrote them, and a file
-//! [`SOURCES`] with one line: sixteen hexadecimal digits that change with the package's sources and with the
-//! version of this crate, which is that of the kernel language. PTX of other sources is never used.
+//! [`SOURCES`]. Its first line changes with everything that the build watches, `Cargo.lock` apart, and with
+//! the version of this crate, which is that of the kernel language; a line a target follows that changes with
+//! the PTX. PTX of other sources, or that is not what the build wrote, is never used.
 
 use crate::index::{Index, TargetPtx};
 use crate::ptx;
@@ -22,46 +23,62 @@ pub enum Shipped {
     Unusable(String),
 }
 
-/// Tells the sources of a package apart: every file below `src`, by name and contents, and the version of
-/// the kernel language.
+/// Tells sources apart: these files, and every file below these folders, by name and contents, and the
+/// version of the kernel language. Names are seen from `workspace`; what does not exist counts as such.
 ///
 /// # Errors
 /// The file or folder that cannot be read.
-pub fn sources(package: &Path) -> Result<String, String> {
+pub fn sources(workspace: &Path, watched: &[PathBuf]) -> Result<String, String> {
     let mut files = Vec::new();
-    let src = package.join("src");
-    collect(&src, &mut files).map_err(|error| format!("{}: cannot be read: {error}", src.display()))?;
+    for path in watched.iter().filter(|path| !path.ends_with("Cargo.lock")) {
+        let path = workspace.join(path);
+        collect(&path, &mut files).map_err(|error| format!("{}: cannot be read: {error}", path.display()))?;
+    }
     files.sort();
     let mut parts = vec![env!("CARGO_PKG_VERSION").to_owned()];
     for file in files {
-        let text = fs::read_to_string(&file)
-            .map_err(|error| format!("{}: cannot be read: {error}", file.display()))?;
-        let name = file.strip_prefix(&src).unwrap_or(&file).to_string_lossy().replace('\\', "/");
+        let bytes =
+            fs::read(&file).map_err(|error| format!("{}: cannot be read: {error}", file.display()))?;
+        let name = file.strip_prefix(workspace).unwrap_or(&file).to_string_lossy().replace('\\', "/");
         // A checkout may end its lines in its own way.
-        parts.extend([name, text.replace("\r\n", "\n")]);
+        parts.extend([name, String::from_utf8_lossy(&bytes).replace("\r\n", "\n")]);
     }
-    Ok(format!("{:016x}", crate::fingerprint(parts.iter().map(String::as_str))))
+    Ok(fingerprint(&parts))
 }
 
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            collect(&path, files)?;
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
+fn fingerprint(parts: &[String]) -> String {
+    format!("{:016x}", crate::fingerprint(parts.iter().map(String::as_str)))
+}
+
+/// Files, and what lies below folders.
+fn collect(path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    if path.is_dir() {
+        for entry in fs::read_dir(path)? {
+            collect(&entry?.path(), files)?;
         }
+    } else if path.exists() {
+        files.push(path.to_owned());
     }
     Ok(())
+}
+
+/// The contents of [`SOURCES`].
+fn seal(sources: &str, targets: &[TargetPtx]) -> String {
+    let of_target = |target: &TargetPtx| {
+        format!("sm_{} {}\n", target.sm, fingerprint(&[target.ptx.replace("\r\n", "\n")]))
+    };
+    targets.iter().map(of_target).fold(format!("{sources}\n"), |text, line| text + &line)
 }
 
 /// Reads the folder, for these sources and targets.
 pub fn read(folder: &Path, sources: &str, targets: &[u32]) -> Shipped {
     let file = folder.join(SOURCES);
-    match fs::read_to_string(&file) {
-        Ok(of) if of.trim() == sources => {}
-        Ok(_) => return Shipped::Unusable(format!("the PTX in {} is of other sources", folder.display())),
+    let sealed = match fs::read_to_string(&file) {
+        Ok(text) => text.replace("\r\n", "\n"),
         Err(error) => return Shipped::Unusable(format!("{}: {error}", file.display())),
+    };
+    if sealed.lines().next() != Some(sources) {
+        return Shipped::Unusable(format!("the PTX in {} is of other sources", folder.display()));
     }
     let mut found = Vec::new();
     for &sm in targets {
@@ -75,7 +92,18 @@ pub fn read(folder: &Path, sources: &str, targets: &[u32]) -> Shipped {
         let entries = entries.map(|function| function.name.clone()).collect();
         found.push(TargetPtx { sm, entries, ptx: text, machine_code: Vec::new(), usage: Vec::new() });
     }
-    Shipped::Current(found)
+    // Targets that are not asked for may be there, too.
+    let lines: Vec<&str> = sealed.lines().collect();
+    match seal(sources, &found).lines().find(|line| !lines.contains(line)) {
+        None => Shipped::Current(found),
+        Some(line) => {
+            let target = line.split(' ').next().unwrap_or_default();
+            Shipped::Unusable(format!(
+                "the PTX for {target} in {} is not what a build wrote",
+                folder.display()
+            ))
+        }
+    }
 }
 
 /// Writes the folder: first the PTX, then what it is of, each beside the file and then in its place.
@@ -99,7 +127,7 @@ pub fn write(folder: &Path, sources: &str, targets: &[TargetPtx]) -> Result<(), 
     for target in targets {
         put(Index::ptx_file(target.sm), &target.ptx)?;
     }
-    put(SOURCES.into(), &format!("{sources}\n"))
+    put(SOURCES.into(), &seal(sources, targets))
 }
 
 #[cfg(test)]
@@ -118,7 +146,9 @@ mod tests {
     #[test]
     fn ptx_of_these_sources_is_used_and_no_other() {
         let package = package("sources");
-        let (ptx, before) = (package.join("ptx"), sources(&package).unwrap());
+        let watched = ["src".into(), "Cargo.toml".into(), "Cargo.lock".into()];
+        let of = || sources(&package, &watched).unwrap();
+        let (ptx, before) = (package.join("ptx"), of());
         assert!(matches!(read(&ptx, &before, &[80]), Shipped::Unusable(_)));
         let text = ".visible .entry k()\n{\n\tret;\n}\n";
         let target = |sm| TargetPtx {
@@ -131,25 +161,32 @@ mod tests {
         write(&ptx, &before, &[target(80), target(90)]).unwrap();
         let Shipped::Current(found) = read(&ptx, &before, &[80, 90]) else { panic!("of these sources") };
         assert_eq!((found[1].sm, &found[1].entries[..], &found[1].ptx[..]), (90, &["k".into()][..], text));
+        assert!(matches!(read(&ptx, &before, &[90]), Shipped::Current(_)));
         // A target that nobody shipped.
-        let Shipped::Unusable(reason) = read(&ptx, &before, &[80, 100]) else { panic!("not there") };
-        assert!(reason.contains("kernels.sm_100.ptx"), "{reason}");
-        // Another line, another name, another end of line.
+        let unusable = |sources: &str, targets: &[u32]| match read(&ptx, sources, targets) {
+            Shipped::Unusable(reason) => reason,
+            Shipped::Current(_) => panic!("current"),
+        };
+        assert!(unusable(&before, &[80, 100]).contains("kernels.sm_100.ptx"));
+        // What is cut short is not what the build wrote.
+        fs::write(ptx.join("kernels.sm_90.ptx"), &text[..9]).unwrap();
+        assert!(matches!(read(&ptx, &before, &[80]), Shipped::Current(_)));
+        assert!(unusable(&before, &[80, 90]).contains("sm_90"));
+        write(&ptx, &before, &[target(80), target(90)]).unwrap();
+        // Another line, another file that is no Rust, another name, another end of line; versions of
+        // dependencies are cargo's business.
         fs::write(package.join("src/inner/mod.rs"), "// nothing\r\n").unwrap();
-        assert_eq!(sources(&package).unwrap(), before);
-        fs::write(package.join("src/inner/mod.rs"), "// something\n").unwrap();
-        let after = sources(&package).unwrap();
+        fs::write(package.join("Cargo.lock"), "").unwrap();
+        assert_eq!(of(), before);
+        fs::write(package.join("src/table.bin"), [255, 0]).unwrap();
+        let after = of();
         assert_ne!(after, before);
-        let Shipped::Unusable(reason) = read(&ptx, &after, &[80]) else { panic!("of other sources") };
-        assert!(reason.contains("of other sources"), "{reason}");
+        assert!(unusable(&after, &[80]).contains("of other sources"));
         fs::rename(package.join("src/inner"), package.join("src/outer")).unwrap();
-        assert_ne!(sources(&package).unwrap(), after);
+        let moved = of();
+        assert_ne!(moved, after);
+        fs::write(package.join("Cargo.toml"), "[package]").unwrap();
+        assert_ne!(of(), moved);
         let _ = fs::remove_dir_all(&package);
-    }
-
-    #[test]
-    fn a_package_without_sources_is_named() {
-        let error = sources(Path::new("/nonexistent/package")).unwrap_err();
-        assert!(error.contains("/nonexistent/package/src"), "{error}");
     }
 }

@@ -27,12 +27,17 @@ pub enum Error {
         reason: String,
     },
     /// No test is left.
-    #[error("no test has `{filter}` in its name and reaches a kernel; {count} have the name")]
+    #[error(
+        "no test has `{filter}` in its name and reaches a kernel; {count} have the name, of which {left_out} fail \
+         by themselves or take too long"
+    )]
     NoTest {
         /// What names are asked to hold.
         filter: String,
         /// How many tests have it.
         count: usize,
+        /// How many of them fail unbroken, or take longer than they may.
+        left_out: usize,
     },
     /// A file that cannot be written or read.
     #[error("{}: {source}", path.display())]
@@ -170,7 +175,7 @@ impl Search {
     /// # Errors
     /// [`Error`].
     pub fn run(&self, progress: Progress) -> Result<Report, Error> {
-        let end = self.limit.map(|limit| Instant::now() + limit);
+        let end = self.limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut tests = Vec::new();
         for program in &self.programs {
             let stem = program.file_stem().unwrap_or_default().to_string_lossy();
@@ -181,7 +186,7 @@ impl Search {
         let count = tests.len();
         let (reaching, places, failing) = self.record(tests, end, progress)?;
         if reaching.is_empty() {
-            return Err(Error::NoTest { filter: self.test.clone(), count });
+            return Err(Error::NoTest { filter: self.test.clone(), count, left_out: failing.len() });
         }
         let mut places = self.chosen(places);
         let mut mutants = self.known(&mut places);

@@ -49,9 +49,10 @@ struct Options {
     #[arg(long, default_value_t = 0)]
     jobs: usize,
     /// Leaves tests out that take longer than this unbroken; with --jobs tests take longer than alone
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     longest: u64,
-    /// An earlier report over the same kernels: what was seen there is not tried again
+    /// An earlier report over the same sources, by --json: what was seen there is not tried again. Places are
+    /// lines, so those of an edited file are taken for others
     #[arg(long, value_name = "FILE")]
     earlier: Option<PathBuf>,
     /// Also write the report to this file

@@ -204,8 +204,14 @@ unsafe impl<B: Beside> KvCache for PagedCache<B> {
         let PagedCache { sequences, layers, paged, beside, .. } = self;
         let pools = layers.iter_mut().map(|(pool, _)| pool);
         let fork = paged.fork(stream, sequences, sequence, pools)?;
-        layers.iter_mut().try_for_each(|(_, layer)| beside.fork(layer, stream, sequence, fork))?;
-        Ok(fork)
+        match layers.iter_mut().try_for_each(|(_, layer)| beside.fork(layer, stream, sequence, fork)) {
+            Ok(()) => Ok(fork),
+            Err(error) => {
+                // What was not copied is that of an ended sequence: there is no fork.
+                paged.leave(stream, sequences, fork)?;
+                Err(error)
+            }
+        }
     }
 
     fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()> {

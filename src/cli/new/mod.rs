@@ -25,8 +25,8 @@ pub struct Arguments {
     /// The folder to make; its last part is the crate's name.
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
-    /// Where Ferrokv's crates are: a checkout of its repository, or `registry`. Without it the checkout that
-    /// this program was built from, if it is still there, and else the registry.
+    /// Where Ferrokv's crates are: a checkout of its repository, or `registry` for versions in place of
+    /// folders. Without it the checkout that this program was built from.
     #[arg(long, value_name = "CHECKOUT")]
     crates: Option<PathBuf>,
 }
@@ -35,14 +35,17 @@ pub struct Arguments {
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error(
-        "'{0}' is no name for a crate: give a folder whose last part begins with a letter and has ASCII letters, \
-         digits, - and _ alone, and is no word of Rust"
+        "'{0}' is no name for a crate: give a folder whose last part begins with a small letter and has small \
+         ASCII letters, digits, - and _ alone, and is neither a word of Rust nor the name of a crate that this \
+         one needs"
     )]
     Name(String),
     #[error("{} is there already: name another folder, or remove it", .0.display())]
     Exists(PathBuf),
-    #[error("{} has no {FIRST_CRATE}: give the folder of a checkout of Ferrokv, or `registry`", .0.display())]
+    #[error("{} has no {FIRST_CRATE}: give --crates the folder of a checkout of Ferrokv, or `registry`", .0.display())]
     NoCheckout(PathBuf),
+    #[error("{}: a manifest can only name paths in UTF-8: give --crates another one", .0.display())]
+    NotText(PathBuf),
     #[error("{}: {error}", path.display())]
     File { path: PathBuf, error: io::Error },
 }
@@ -55,12 +58,14 @@ const REGISTRY: &str = "registry";
 /// An archive without members: see `.cargo/config.toml` of the new crate.
 const EMPTY_ARCHIVE: &str = "!<arch>\n";
 
-/// Words that cannot name a crate, or that would hide one that the new crate needs.
-const TAKEN: [&str; 20] = [
-    "as", "break", "const", "crate", "else", "enum", "false", "fn", "for", "if", "impl", "in", "let", "loop",
-    "match", "mod", "self", "super", "test", "true",
-];
-const NEEDED: [&str; 5] = ["simt", "simt-test", "ptx-build", "ferrokv-device", "core"];
+/// Words that are no names in Rust, and names that cargo or Rust has for itself.
+const TAKEN: &str = " abstract as async await become box break const continue crate do dyn else enum extern false \
+    final fn for gen if impl in let loop macro match mod move mut override priv pub ref return self static struct \
+    super trait true try type typeof unsafe unsized use virtual where while yield alloc build core deps examples \
+    incremental proc-macro std test ";
+/// Crates that the new one has below it, apart from those whose names begin with `ferrokv`.
+const NEEDED: &str = " simt simt-test simt-macros ptx-build cuda-lazy bytemuck half glam cust cust-raw cust-core \
+    cust-derive thiserror tracing rayon libc corosensei proptest syn quote proc-macro2 ";
 
 /// Runs the command.
 ///
@@ -91,7 +96,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     fs::rename(beside.path(), folder).map_err(|error| file(folder, error))?;
     // It is no longer there to be removed.
     let _ = beside.keep();
-    let of = crates.map_or("the registry".into(), |crates| crates.display().to_string());
+    let of = crates.unwrap_or("the registry".into());
     println!("made {}, with Ferrokv's crates of {of}", folder.display());
     println!("  cd {} && cargo test", folder.display());
     Ok(())
@@ -100,38 +105,46 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// The crate's name: the last part of the folder's path.
 fn name(folder: &Path) -> Result<String, Refused> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    let good = name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(plain);
-    let taken = |word: &&str| name.replace('_', "-") == **word;
-    if !good || TAKEN.iter().chain(&NEEDED).any(|word| taken(&word)) {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+    let good = name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(plain);
+    let word = format!(" {} ", name.replace('_', "-"));
+    let taken = [TAKEN, NEEDED].iter().any(|words| words.contains(&word)) || word.starts_with(" ferrokv");
+    if !good || taken {
         return Err(Refused::Name(name));
     }
     Ok(name)
 }
 
 /// The checkout, as an absolute path; `None` for the registry.
-fn crates(given: Option<&Path>) -> Result<Option<PathBuf>, Refused> {
-    match given {
-        Some(given) if given == Path::new(REGISTRY) => Ok(None),
-        Some(given) if !given.join(FIRST_CRATE).is_file() => Err(Refused::NoCheckout(given.into())),
-        Some(given) => {
-            fs::canonicalize(given).map(Some).map_err(|error| Refused::File { path: given.into(), error })
-        }
-        None => {
-            let built_from = Path::new(env!("CARGO_MANIFEST_DIR"));
-            Ok(built_from.join(FIRST_CRATE).is_file().then(|| built_from.into()))
-        }
+fn crates(given: Option<&Path>) -> Result<Option<String>, Refused> {
+    if given == Some(Path::new(REGISTRY)) {
+        return Ok(None);
     }
+    let folder = given.unwrap_or(Path::new(env!("CARGO_MANIFEST_DIR")));
+    if !folder.join(FIRST_CRATE).is_file() {
+        return Err(Refused::NoCheckout(folder.into()));
+    }
+    let whole = fs::canonicalize(folder).map_err(|error| Refused::File { path: folder.into(), error })?;
+    whole.to_str().map(|text| Some(text.into())).ok_or(Refused::NotText(whole))
+}
+
+/// A string of TOML.
+fn quoted(text: &str) -> String {
+    let escaped = |c: char| match c {
+        '"' | '\\' => format!("\\{c}"),
+        c if c.is_control() => format!("\\u{:04X}", u32::from(c)),
+        c => c.into(),
+    };
+    format!("\"{}\"", text.chars().map(escaped).collect::<String>())
 }
 
 /// What the new crate consists of.
-fn files(name: &str, crates: Option<&Path>) -> Vec<(&'static str, String)> {
+fn files(name: &str, crates: Option<&str>) -> Vec<(&'static str, String)> {
     let dependency = |folder: &str| match crates {
-        // A TOML string of one line: only quotes and backslashes need care.
-        Some(crates) => format!("path = {:?}", crates.join("crates").join(folder).to_string_lossy()),
+        Some(crates) => format!("path = {}", quoted(&format!("{crates}/crates/{folder}"))),
         None => format!("version = \"={}\"", env!("CARGO_PKG_VERSION")),
     };
-    let mut manifest = include_str!("template/Cargo.toml").replace("@NAME@", name);
+    let mut manifest = include_str!("template/manifest.toml").replace("@NAME@", name);
     for folder in ["simt-test", "simt", "device", "ptx-build"] {
         manifest = manifest.replace(&format!("@{folder}@"), &dependency(folder));
     }
@@ -154,21 +167,48 @@ mod tests {
 
     #[test]
     fn names_are_those_of_crates() {
-        for good in ["my-kernels", "a/b/kernels_2", "/x/K"] {
+        for good in ["my-kernels", "a/b/kernels_2", "/x/k"] {
             assert!(name(Path::new(good)).is_ok(), "{good}");
         }
-        for bad in ["", "..", "2x", "-x", "a b", "schlüssel", "match", "simt", "simt_test", "a/.."] {
+        let bad = [
+            "",
+            "..",
+            "2x",
+            "-x",
+            "a b",
+            "K",
+            "schlüssel",
+            "match",
+            "struct",
+            "yield",
+            "abstract",
+            "std",
+            "build",
+            "proc_macro",
+            "simt",
+            "simt_test",
+            "half",
+            "ferrokv",
+            "ferrokv-simt",
+            "a/..",
+        ];
+        for bad in bad {
             assert!(matches!(name(Path::new(bad)), Err(Refused::Name(_))), "{bad}");
         }
     }
 
     #[test]
     fn nothing_is_left_to_be_filled_in() {
-        for crates in [None, Some(Path::new("/a \"folder\"/of\\crates"))] {
+        for crates in [None, Some("/a \"folder\"/of\\crates")] {
             for (path, text) in files("my-kernels", crates) {
                 let marks = text.split('@').skip(1).filter(|rest| rest.starts_with(char::is_alphabetic));
                 assert_eq!(marks.count(), 0, "{path}:\n{text}");
             }
         }
+    }
+
+    #[test]
+    fn paths_are_strings_of_toml() {
+        assert_eq!(quoted("/a \"b\"\\c\t/e\u{301}"), "\"/a \\\"b\\\"\\\\c\\u0009/e\u{301}\"");
     }
 }

@@ -13,7 +13,7 @@ pub fn ptx() -> &'static [PtxImage] {
 /// What the device says; on the emulator also what is wrong with the kernel.
 ///
 /// # Panics
-/// If `x` and `y` are not of one length.
+/// If `x` and `y` are not of one length, or have 2^32 elements.
 pub fn add_scaled(stream: &Stream, a: f32, x: &Buffer<f32>, y: &mut Buffer<f32>) -> Result<(), Error> {
     assert_eq!(x.len(), y.len(), "x and y are of one length");
     let n = u32::try_from(y.len()).expect("fewer than 2^32 elements");
