@@ -97,7 +97,7 @@ fn raised(reference: f32, largest: f32) -> f32 {
 /// log2 of a block's mass of `sum` relative to 2^`reference`, rounded up: at least that of the mass that the
 /// sum of these weights would have without rounding. 128 tokens at most: a weight passes 9 roundings, 2^−20
 /// of it; weights below 2^−126, which are lost, are 2^−79 of the mass, whose largest is at least
-/// 2^−[`REACH`]; the logarithm and its sum with the reference lose 2^−23 of what is larger.
+/// 2^−`REACH`; the logarithm and its sum with the reference lose 2^−23 of what is larger.
 #[inline(always)]
 pub fn mass_above(reference: f32, sum: f32) -> f32 {
     let log = reference + log2(sum);

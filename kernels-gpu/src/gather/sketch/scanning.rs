@@ -53,7 +53,7 @@ const BLOCKS_WANTED: u32 = 264;
 /// Thread blocks of a sequence and row group, for `rows` of these, whose longest has `tokens`.
 pub const fn scan_parts(rows: u32, tokens: u32, rule: Rule) -> u32 {
     let wanted = BLOCKS_WANTED / if rows == 0 { 1 } else { rows };
-    // A block for every warp.
+    // A tile or a block, the longer of them, for every warp.
     let most = tokens.div_ceil(TILE_TOKENS * rule.tiles()).div_ceil(WARPS);
     let parts = if wanted < most { wanted } else { most };
     if parts == 0 { 1 } else { parts }
