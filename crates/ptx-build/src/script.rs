@@ -51,8 +51,9 @@ impl PtxBuild {
     /// `#[cfg(not(target_arch = "nvptx64"))]` and in dependencies of such a target.
     pub fn this_package() -> Self {
         let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
-        let watch = vec!["src".into(), "Cargo.toml".into(), "Cargo.lock".into()];
-        PtxBuild { watch, allow: "ptx-allow.toml".into(), ..PtxBuild::member("", "", &package) }
+        let allow = PathBuf::from("ptx-allow.toml");
+        let watch = vec!["src".into(), "Cargo.toml".into(), "Cargo.lock".into(), allow.clone()];
+        PtxBuild { watch, allow, ..PtxBuild::member("", "", &package) }
     }
 
     /// A build of `package`, whose folder has its name and lies beside the build script, for sm_80 and sm_90.
@@ -143,13 +144,15 @@ impl PtxBuild {
     /// What the package ships, if that is of its sources; else what the compiler makes, which is shipped from
     /// then on if that is asked for.
     fn shipped_or_built(&self, package: &Path, workspace: &Path, out: &Path) -> Result<Index, Vec<String>> {
-        let (Some(folder), false) = (&self.ships, is_set(NO_PTX_ENV)) else {
+        let Some(folder) = &self.ships else { return self.build(workspace, out) };
+        // Others that ship are dependencies, maybe in a folder that is not to be written to.
+        let writes = env::var(SHIP_ENV).is_ok_and(|name| Ok(name) == env::var("CARGO_PKG_NAME"));
+        if is_set(NO_PTX_ENV) && !writes {
             return self.build(workspace, out);
-        };
+        }
         let folder = package.join(folder);
         let sources = shipped::sources(workspace, &self.watch).map_err(|error| vec![error])?;
-        // Others that ship are dependencies, maybe in a folder that is not to be written to.
-        if env::var(SHIP_ENV).is_ok_and(|name| Ok(name) == env::var("CARGO_PKG_NAME")) {
+        if writes {
             let index = self.build(workspace, out)?;
             if let Some(note) = &index.note {
                 return Err(vec![format!("{SHIP_ENV} is set, and there is no PTX to ship: {note}")]);

@@ -24,7 +24,8 @@ pub enum Shipped {
 }
 
 /// Tells sources apart: these files, and every file below these folders, by name and contents, and the
-/// version of the kernel language. Names are seen from `workspace`; what does not exist counts as such.
+/// version of the kernel language. Names are seen from `workspace`; what does not exist counts as such. Of a
+/// manifest that cargo has written anew for a package, the author's counts, which lies beside it.
 ///
 /// # Errors
 /// The file or folder that cannot be read.
@@ -37,8 +38,10 @@ pub fn sources(workspace: &Path, watched: &[PathBuf]) -> Result<String, String> 
     files.sort();
     let mut parts = vec![env!("CARGO_PKG_VERSION").to_owned()];
     for file in files {
-        let bytes =
-            fs::read(&file).map_err(|error| format!("{}: cannot be read: {error}", file.display()))?;
+        let original = file.with_extension("toml.orig");
+        let packaged = file.ends_with("Cargo.toml") && original.exists();
+        let read = if packaged { &original } else { &file };
+        let bytes = fs::read(read).map_err(|error| format!("{}: cannot be read: {error}", read.display()))?;
         let name = file.strip_prefix(workspace).unwrap_or(&file).to_string_lossy().replace('\\', "/");
         // A checkout may end its lines in its own way.
         parts.extend([name, String::from_utf8_lossy(&bytes).replace("\r\n", "\n")]);
@@ -186,7 +189,12 @@ mod tests {
         let moved = of();
         assert_ne!(moved, after);
         fs::write(package.join("Cargo.toml"), "[package]").unwrap();
-        assert_ne!(of(), moved);
+        let with_manifest = of();
+        assert_ne!(with_manifest, moved);
+        // What `cargo package` makes of a manifest, and the author's beside it.
+        fs::write(package.join("Cargo.toml.orig"), "[package]").unwrap();
+        fs::write(package.join("Cargo.toml"), "# written by cargo\n[package]").unwrap();
+        assert_eq!(of(), with_manifest);
         let _ = fs::remove_dir_all(&package);
     }
 }

@@ -71,7 +71,7 @@ pub struct Search {
     pub limit: Option<Duration>,
     /// How long one test may take unbroken; longer ones are left out. 600 s if it says nothing.
     pub longest: Option<Duration>,
-    /// An earlier report over the same kernels: what was seen there is not tried again, and is in the new
+    /// An earlier report over the same sources: what was seen there is not tried again, and is in the new
     /// report.
     pub earlier: Option<Report>,
 }
@@ -153,7 +153,7 @@ struct Reaches {
 
 impl Reaches {
     /// Seconds that it takes to see one, as far as can be told by now. A test that has not run yet counts as
-    /// one that sees every second.
+    /// one that sees one of two.
     fn price(&self) -> f64 {
         let count = |count: &AtomicU32| f64::from(count.load(Ordering::Relaxed));
         self.took.as_secs_f64() * (count(&self.ran) + 2.0) / (count(&self.saw) + 1.0)

@@ -264,3 +264,46 @@ unsafe impl<B: Beside> KvCache for PagedCache<B> {
         self.last = self.sequences.commit();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Capacity, Error, Geometry};
+    use super::*;
+    use crate::Device;
+    use simt::emu::EmuOptions;
+
+    /// What cannot be copied to a fork.
+    #[derive(Debug)]
+    struct NoCopies;
+
+    // SAFETY: it adds no launches.
+    unsafe impl Beside for NoCopies {
+        const SCHEME: &'static str = "no-copies";
+        type Layer = ();
+
+        fn fork(&self, _: &mut (), _: &Stream, _source: usize, fork: usize) -> Result<()> {
+            Err(Error::NoSequence { sequence: fork, sequences: 0 })
+        }
+    }
+
+    #[test]
+    fn a_fork_that_cannot_be_made_whole_is_none() {
+        let device = Device::cpu(EmuOptions::default());
+        let geometry = Geometry { layers: 2, q_heads: 2, kv_heads: 1, head_dim: 64 };
+        let sequences = Sequences::new(&device, geometry, Capacity { tokens: 32, sequences: 3 });
+        let mut cache = PagedCache::open(sequences, NoCopies, |_| Ok(())).expect("a cache");
+        let stream = Stream::new(&device).expect("a stream");
+        // The first sequence is there from the start.
+        let there = |cache: &PagedCache<NoCopies>| cache.held().lengths().count();
+        // As often as one likes: no place is lost.
+        for _ in 0..4 {
+            let refused = cache.fork(&stream, 0).expect_err("no copy");
+            assert!(matches!(refused, Error::NoSequence { sequences: 0, .. }), "{refused}");
+            assert_eq!(there(&cache), 1);
+        }
+        for sequences in [2, 3] {
+            cache.join(&stream).expect("room");
+            assert_eq!(there(&cache), sequences);
+        }
+    }
+}

@@ -22,6 +22,22 @@ fn traffic(words: &[u64]) -> Traffic {
     Traffic { key_hits: words[0], key_misses: words[1], value_hits: words[2], value_misses: words[3] }
 }
 
+/// Sequences of one head of up to `max_blocks` blocks, of a pool of `pool_blocks`; nothing is split.
+fn shape(max_blocks: u32, pool_blocks: u32) -> StepShape {
+    StepShape {
+        group: 1,
+        kv_heads: 1,
+        max_blocks,
+        splits: 1,
+        parts: 1,
+        replacers: 1,
+        softmax_scale: 1.0,
+        notes: 1,
+        pool_blocks,
+        paced: 0,
+    }
+}
+
 #[test]
 fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
     for device in devices().iter().chain([&Device::cpu(EmuOptions::race_checked())]) {
@@ -39,18 +55,7 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
         let choice =
             RowChoice { keys: everything, values: everything, first_eta: 1.0, ..RowChoice::zeroed() };
         let weighed = Buffer::from_slice(device, &[Weighed { choice, ..Weighed::zeroed() }; 2]).unwrap();
-        let shape = StepShape {
-            group: 1,
-            kv_heads: 1,
-            max_blocks: 4,
-            splits: 1,
-            parts: 1,
-            replacers: 1,
-            softmax_scale: 1.0,
-            notes: 1,
-            pool_blocks: 8,
-            paced: 0,
-        };
+        let shape = shape(4, 8);
         let thresholds = Thresholds { max_keys: 9, max_values: 9, certify: 1, ..Thresholds::zeroed() };
         let part_counts = Buffer::<u32>::zeroed(device, 2 * 256).unwrap();
         let mut lists = Buffer::<ListHead>::zeroed(device, 2).unwrap();
@@ -121,18 +126,7 @@ fn a_list_that_is_used_again_is_counted_by_what_its_entries_want() {
         }
         let mut directory = Buffer::from_slice(device, &words).unwrap();
         let weighed = Buffer::<Weighed>::zeroed(device, 1).unwrap();
-        let shape = StepShape {
-            group: 1,
-            kv_heads: 1,
-            max_blocks: BLOCKS,
-            splits: 1,
-            parts: 1,
-            replacers: 1,
-            softmax_scale: 1.0,
-            notes: 1,
-            pool_blocks: BLOCKS,
-            paced: 0,
-        };
+        let shape = shape(BLOCKS, BLOCKS);
         let records = Buffer::<Record>::zeroed(device, BLOCKS as usize).unwrap();
         let lengths = Buffer::from_slice(device, &[16 * BLOCKS]).unwrap();
         let part_counts = Buffer::<u32>::zeroed(device, 256).unwrap();
