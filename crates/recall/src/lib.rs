@@ -45,6 +45,7 @@ mod memory;
 mod missed;
 mod schedules;
 mod scor;
+pub mod stopping;
 #[cfg(test)]
 mod table;
 #[cfg(test)]
