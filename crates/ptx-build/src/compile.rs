@@ -32,8 +32,8 @@ const ATTRIBUTES: [&str; 3] = [
 ];
 
 /// The profile `ptx`, as settings of cargo: no workspace needs to have it. Checks, which the host's profile
-/// may ask for, would be branches in every kernel. Lines are directives in the PTX, and change no instruction:
-/// more of debug information would make ptxas leave optimisation out.
+/// may ask for, would be branches in every kernel. Lines are directives in the PTX; more of debug information
+/// would make ptxas leave optimisation out.
 fn profile(package: &str, lines: bool) -> Vec<String> {
     let settings = [
         "inherits=\"release\"",
@@ -115,7 +115,8 @@ pub enum CompileError {
 
 /// Compiles the package for one target.
 pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
-    let folder = request.folder.join(format!("sm_{}{}", request.sm, if request.lines { "-lines" } else { "" }));
+    let folder =
+        request.folder.join(format!("sm_{}{}", request.sm, if request.lines { "-lines" } else { "" }));
     let file = |path: &Path, error| CompileError::File { path: path.to_owned(), error };
     fs::create_dir_all(&folder).map_err(|error| file(&folder, error))?;
     // Two outer builds (debug and release, say) may meet here: the second waits until the first has read its

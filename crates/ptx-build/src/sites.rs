@@ -2,7 +2,8 @@
 //!
 //! `assert!` and `panic!` leave such a comment in their inline assembly, and the name `simt_site` where the
 //! site's number is wanted. Here each gets one, from 1 on, and the comment becomes
-//! `// simt.site NUMBER ENTRY FILE:LINE:COLUMN MESSAGE`, which the device layer reads when a grid has stopped.
+//! `// simt.site NUMBER ENTRY FILE:LINE:COLUMN MESSAGE`, which the device layer reads when a grid has
+//! stopped.
 
 use crate::ptx::Module;
 

@@ -3,13 +3,13 @@
 //! `recall-gpu` lists the cases, one a line: its name, its category, and `bug` if it has one to plant.
 //! `recall-gpu NAME...` runs programs without their bugs, one after another, `recall-gpu NAME bug` the one
 //! with it. `recall-gpu stopping N` lets a kernel panic in the Nth way, and compares what the GPU and the
-//! emulator say of it. It exits with 0 if the launches end and the results are right, with 1 if not, and with 2 if it is
-//! asked for something else. A planted bug has the process for itself: a launch that goes wrong takes the
+//! emulator say of it; `recall-gpu language` compares what they compute. It exits with 0 if the launches end
+//! and the results are right, with 1 if not, and with 2 if it is asked for something else. A planted bug has the process for itself: a launch that goes wrong takes the
 //! process' context with it. `sanitize.py` beside this runs all of them.
 
 use ferrokv_device::{Device, Error, PtxImage};
 use simt::emu::EmuOptions;
-use simt_recall::{Case, Machine, categories, stopping};
+use simt_recall::{Case, Machine, categories, language, stopping};
 use std::process::ExitCode;
 
 mod embedded {
@@ -24,6 +24,21 @@ fn main() -> ExitCode {
             println!("{} {}{}", case.name, case.category, if case.has_bug() { " bug" } else { "" });
         }
         return ExitCode::SUCCESS;
+    }
+    if arguments == ["language"] {
+        let computed =
+            gpu().map(|gpu| (language::computed(&gpu), language::computed(&Device::cpu(checked()))));
+        return match computed {
+            Ok((Ok(gpu), Ok(emulator))) if gpu == emulator => {
+                println!("{} words, the same on the GPU and under the emulator", gpu.len());
+                ExitCode::SUCCESS
+            }
+            Ok(differ) => {
+                eprintln!("recall-gpu: language: {differ:?}");
+                ExitCode::FAILURE
+            }
+            Err(why) => usage(&why),
+        };
     }
     if let [word, how] = &arguments[..]
         && word == "stopping"
@@ -56,6 +71,10 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+fn checked() -> EmuOptions {
+    EmuOptions::race_checked()
 }
 
 fn gpu() -> Result<Device, String> {

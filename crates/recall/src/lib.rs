@@ -38,6 +38,7 @@ mod convergence;
 mod dracc;
 mod gpuverify;
 mod indigo;
+pub mod language;
 mod legal;
 #[cfg(not(target_arch = "nvptx64"))]
 mod machine;
