@@ -32,15 +32,16 @@ const ATTRIBUTES: [&str; 3] = [
 ];
 
 /// The profile `ptx`, as settings of cargo: no workspace needs to have it. Checks, which the host's profile
-/// may ask for, would be branches in every kernel.
-fn profile(package: &str) -> Vec<String> {
+/// may ask for, would be branches in every kernel. Lines are directives in the PTX; more of debug information
+/// would make ptxas leave optimisation out.
+fn profile(package: &str, lines: bool) -> Vec<String> {
     let settings = [
         "inherits=\"release\"",
         "opt-level=3",
         "lto=\"fat\"",
         "codegen-units=1",
         "panic=\"abort\"",
-        "debug=false",
+        if lines { "debug=\"line-directives-only\"" } else { "debug=false" },
         "debug-assertions=false",
         "overflow-checks=false",
     ];
@@ -61,6 +62,8 @@ pub struct Request<'a> {
     pub sm: u32,
     /// All targets of this build: the values that `cfg(simt_sm = "90")` may have.
     pub targets: &'a [u32],
+    /// Whether the PTX names the source line of each instruction (`.loc`).
+    pub lines: bool,
     /// The folder that persists.
     pub folder: &'a Path,
     /// The device compiler.
@@ -112,7 +115,8 @@ pub enum CompileError {
 
 /// Compiles the package for one target.
 pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
-    let folder = request.folder.join(format!("sm_{}", request.sm));
+    let folder =
+        request.folder.join(format!("sm_{}{}", request.sm, if request.lines { "-lines" } else { "" }));
     let file = |path: &Path, error| CompileError::File { path: path.to_owned(), error };
     fs::create_dir_all(&folder).map_err(|error| file(&folder, error))?;
     // Two outer builds (debug and release, say) may meet here: the second waits until the first has read its
@@ -128,7 +132,7 @@ pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
     let mut command = Command::new(&cargo);
     command.current_dir(request.workspace);
     command.args(["rustc", "--quiet", "--color=never", "--package", request.package, "--lib"]);
-    for setting in profile(request.package) {
+    for setting in profile(request.package, request.lines) {
         command.arg("--config").arg(setting);
     }
     command.args([

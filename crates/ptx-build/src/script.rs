@@ -7,7 +7,7 @@ use crate::lint::{self, Finding, Rule};
 use crate::ptxas::{self, Ptxas, Usage};
 use crate::shipped::{self, Shipped};
 use crate::toolchain::{self, DeviceToolchain, Found};
-use crate::{directives, ptx};
+use crate::{directives, ptx, sites};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,9 @@ use std::thread;
 
 /// Set to 1, the build leaves the PTX out on purpose.
 const NO_PTX_ENV: &str = "FERROKV_NO_PTX";
+
+/// Set to 1, the PTX names the source line of each instruction, for profilers. Instructions are the same.
+const LINES_ENV: &str = "FERROKV_PTX_LINES";
 
 /// Names the package whose build writes the PTX that it ships anew.
 const SHIP_ENV: &str = "FERROKV_SHIP_PTX";
@@ -122,7 +125,7 @@ impl PtxBuild {
     }
 
     fn print_watched(&self, workspace: &Path) {
-        for name in [NO_PTX_ENV, SHIP_ENV, toolchain::RUSTC_ENV, ptxas::PTXAS_ENV, "RUSTUP_HOME"] {
+        for name in [NO_PTX_ENV, LINES_ENV, SHIP_ENV, toolchain::RUSTC_ENV, ptxas::PTXAS_ENV, "RUSTUP_HOME"] {
             println!("cargo::rerun-if-env-changed={name}");
         }
         // A path that does not exist would make cargo run the script every time. Only a workspace with such a
@@ -206,6 +209,7 @@ impl PtxBuild {
                         package: &self.package,
                         sm,
                         targets: &self.targets,
+                        lines: is_set(LINES_ENV),
                         folder: &folder,
                         toolchain: &found,
                     };
@@ -287,6 +291,7 @@ fn one_target(request: &Request, ptxas: Option<&Ptxas>) -> Result<Target, String
     let compiled = compile::compile(request).map_err(|error| error.to_string())?;
     let module = ptx::parse(&compiled.ptx);
     let text = directives::apply(&compiled.ptx, &module).map_err(|error| error.to_string())?;
+    let text = sites::number(&text, &ptx::parse(&text));
     // The file that findings and ptxas point at has the directives in, so its lines are what is read.
     let module = ptx::parse(&text);
     let file = request.folder.join(Index::ptx_file(request.sm));

@@ -2,12 +2,14 @@
 //!
 //! `recall-gpu` lists the cases, one a line: its name, its category, and `bug` if it has one to plant.
 //! `recall-gpu NAME...` runs programs without their bugs, one after another, `recall-gpu NAME bug` the one
-//! with it. It exits with 0 if the launches end and the results are right, with 1 if not, and with 2 if it is
-//! asked for something else. A planted bug has the process for itself: a launch that goes wrong takes the
+//! with it. `recall-gpu stopping N` lets a kernel panic in the Nth way, and compares what the GPU and the
+//! emulator say of it; `recall-gpu language` compares what they compute. It exits with 0 if the launches end
+//! and the results are right, with 1 if not, and with 2 if it is asked for something else. A planted bug has the process for itself: a launch that goes wrong takes the
 //! process' context with it. `sanitize.py` beside this runs all of them.
 
-use ferrokv_device::{Device, PtxImage};
-use simt_recall::{Case, Machine, categories};
+use ferrokv_device::{Device, Error, PtxImage};
+use simt::emu::EmuOptions;
+use simt_recall::{Case, Machine, categories, language, stopping};
 use std::process::ExitCode;
 
 mod embedded {
@@ -23,6 +25,29 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
+    if arguments == ["language"] {
+        let computed =
+            gpu().map(|gpu| (language::computed(&gpu), language::computed(&Device::cpu(checked()))));
+        return match computed {
+            Ok((Ok(gpu), Ok(emulator))) if gpu == emulator => {
+                println!("{} words, the same on the GPU and under the emulator", gpu.len());
+                ExitCode::SUCCESS
+            }
+            Ok(differ) => {
+                eprintln!("recall-gpu: language: {differ:?}");
+                ExitCode::FAILURE
+            }
+            Err(why) => usage(&why),
+        };
+    }
+    if let [word, how] = &arguments[..]
+        && word == "stopping"
+    {
+        return match how.parse() {
+            Ok(how) if how < stopping::WAYS => stops(how),
+            _ => usage(&format!("{how}: there are ways 0 to {}", stopping::WAYS - 1)),
+        };
+    }
     let (names, bug) = match &arguments[..] {
         [name, bug] if bug == "bug" => (std::slice::from_ref(name), 1),
         names => (names, 0),
@@ -35,14 +60,9 @@ fn main() -> ExitCode {
             None => return usage(&format!("{name}: no case of this name; without arguments all are listed")),
         }
     }
-    let images = PtxImage::of(embedded::PTX, embedded::MACHINE_CODE);
-    if images.is_empty() {
-        let note = embedded::BUILD_NOTE.unwrap_or_default();
-        return usage(&format!("this program holds no kernels: {note}"));
-    }
-    let gpu = match Device::cuda(0, &images) {
+    let gpu = match gpu() {
         Ok(gpu) => gpu,
-        Err(error) => return usage(&format!("no GPU to run on: {error}")),
+        Err(why) => return usage(&why),
     };
     for case in chosen {
         if let Err(error) = Machine::gpu(&gpu).and_then(|machine| (case.run)(bug, &machine)) {
@@ -51,6 +71,43 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+fn checked() -> EmuOptions {
+    EmuOptions::race_checked()
+}
+
+fn gpu() -> Result<Device, String> {
+    let images = PtxImage::of(embedded::PTX, embedded::MACHINE_CODE);
+    if images.is_empty() {
+        let note = embedded::BUILD_NOTE.unwrap_or_default();
+        return Err(format!("this program holds no kernels: {note}"));
+    }
+    Device::cuda(0, &images).map_err(|error| format!("no GPU to run on: {error}"))
+}
+
+/// Lets the kernel panic on the GPU and under the emulator.
+fn stops(how: u32) -> ExitCode {
+    let gpu = match gpu() {
+        Ok(gpu) => gpu,
+        Err(why) => return usage(&why),
+    };
+    let said = |device: &Device| match stopping::launch(device, how) {
+        Err(Error::Fault(fault)) => Ok(fault.to_string()),
+        Err(error) => Err(error.to_string()),
+        Ok(()) => Err("it did not stop".to_owned()),
+    };
+    let (emulator, gpu) = (said(&Device::cpu(EmuOptions::default())), said(&gpu));
+    match (emulator, gpu) {
+        (Ok(emulator), Ok(gpu)) if emulator == gpu => {
+            println!("{gpu}");
+            ExitCode::SUCCESS
+        }
+        (emulator, gpu) => {
+            eprintln!("recall-gpu: stopping {how}:\nemulator: {emulator:?}\nGPU: {gpu:?}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Whether its kernel is in the PTX, as all are that a GPU can launch.

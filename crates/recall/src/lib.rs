@@ -38,6 +38,7 @@ mod convergence;
 mod dracc;
 mod gpuverify;
 mod indigo;
+pub mod language;
 mod legal;
 #[cfg(not(target_arch = "nvptx64"))]
 mod machine;
@@ -45,6 +46,7 @@ mod memory;
 mod missed;
 mod schedules;
 mod scor;
+pub mod stopping;
 #[cfg(test)]
 mod table;
 #[cfg(test)]

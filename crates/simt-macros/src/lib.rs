@@ -3,6 +3,7 @@
 mod args;
 mod kernel;
 mod refusals;
+mod stop;
 mod test;
 mod unroll;
 
@@ -65,7 +66,7 @@ pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
 /// caller's line, so that a mistake shows where the kernel makes it.
 #[proc_macro_attribute]
 pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
-    let item = proc_macro2::TokenStream::from(item);
+    let item = stop::with_names(item.into());
     quote::quote! {
         #[inline(always)]
         #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
@@ -103,4 +104,58 @@ pub fn unroll(input: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn test(options: TokenStream, item: TokenStream) -> TokenStream {
     test::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+fn stopping(expanded: syn::Result<proc_macro2::TokenStream>) -> TokenStream {
+    expanded.unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+/// `assert!` on the device: `simt::on_device`.
+#[doc(hidden)]
+#[proc_macro]
+pub fn device_assert(input: TokenStream) -> TokenStream {
+    stopping(stop::assert(input.into()))
+}
+
+/// `assert_eq!` on the device: `simt::on_device`.
+#[doc(hidden)]
+#[proc_macro]
+pub fn device_assert_eq(input: TokenStream) -> TokenStream {
+    stopping(stop::compare(input.into(), quote::quote! { == }))
+}
+
+/// `assert_ne!` on the device: `simt::on_device`.
+#[doc(hidden)]
+#[proc_macro]
+pub fn device_assert_ne(input: TokenStream) -> TokenStream {
+    stopping(stop::compare(input.into(), quote::quote! { != }))
+}
+
+/// `panic!` on the device: `simt::on_device`.
+#[doc(hidden)]
+#[proc_macro]
+pub fn device_panic(input: TokenStream) -> TokenStream {
+    stopping(stop::panic(input.into(), "", "explicit panic"))
+}
+
+/// `todo!` on the device: `simt::on_device`.
+#[doc(hidden)]
+#[proc_macro]
+pub fn device_todo(input: TokenStream) -> TokenStream {
+    stopping(stop::panic(input.into(), "not yet implemented: ", "not yet implemented"))
+}
+
+/// `unimplemented!` on the device: `simt::on_device`.
+#[doc(hidden)]
+#[proc_macro]
+pub fn device_unimplemented(input: TokenStream) -> TokenStream {
+    stopping(stop::panic(input.into(), "not implemented: ", "not implemented"))
+}
+
+/// `unreachable!` on the device: `simt::on_device`.
+#[doc(hidden)]
+#[proc_macro]
+pub fn device_unreachable(input: TokenStream) -> TokenStream {
+    let bare = "internal error: entered unreachable code";
+    stopping(stop::panic(input.into(), &format!("{bare}: "), bare))
 }

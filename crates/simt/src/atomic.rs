@@ -176,6 +176,23 @@ macro_rules! operations {
                 #[cfg(not(target_arch = "nvptx64"))]
                 emu::global_atomic(AtomicOp::Store, self.address(), self.len(), index, value, value);
             }
+            /// [`atomic_load`](Self::atomic_load), and this thread's later accesses see what another thread of
+            /// the GPU wrote ahead of the [`store_release`](Self::store_release) whose value this is. PTX:
+            /// `ld.relaxed.gpu`, `fence.acq_rel.gpu`.
+            #[crate::device]
+            pub fn load_acquire(self, index: usize) -> T {
+                let value = self.atomic_load(index);
+                crate::thread::device_fence();
+                value
+            }
+            /// [`atomic_store`](Self::atomic_store) behind all that this thread has written: who sees the
+            /// value by [`load_acquire`](Self::load_acquire) sees that, too. PTX: `fence.acq_rel.gpu`,
+            /// `st.relaxed.gpu`.
+            #[crate::device]
+            pub fn store_release(self, index: usize, value: T) {
+                crate::thread::device_fence();
+                self.atomic_store(index, value);
+            }
             /// Writes `value` to element `index` if it holds `compare`.
             #[crate::device]
             pub fn atomic_cas(self, index: usize, compare: T, value: T) -> T {
@@ -215,6 +232,23 @@ macro_rules! operations {
                 T::shared(AtomicOp::Store, crate::ptx::shared_base() + self.byte_offset(index), value, value);
                 #[cfg(not(target_arch = "nvptx64"))]
                 emu::shared_atomic(AtomicOp::Store, self.byte_offset(0), self.len(), index, value, value);
+            }
+            /// [`atomic_load`](Self::atomic_load), and this thread's later accesses see what another thread of
+            /// the block wrote ahead of the [`store_release`](Self::store_release) whose value this is. PTX:
+            /// `ld.relaxed`, `fence.acq_rel.cta`.
+            #[crate::device]
+            pub fn load_acquire(self, index: u32) -> T {
+                let value = self.atomic_load(index);
+                crate::thread::block_fence();
+                value
+            }
+            /// [`atomic_store`](Self::atomic_store) behind all that this thread has written: who sees the
+            /// value by [`load_acquire`](Self::load_acquire) sees that, too. PTX: `fence.acq_rel.cta`,
+            /// `st.relaxed`.
+            #[crate::device]
+            pub fn store_release(self, index: u32, value: T) {
+                crate::thread::block_fence();
+                self.atomic_store(index, value);
             }
             /// Writes `value` to element `index` if it holds `compare`.
             #[crate::device]

@@ -58,8 +58,8 @@ macro_rules! sides {
     )*};
 }
 
-// What `#[kernel]` writes names the crate from outside.
-#[cfg(test)]
+// What `#[kernel]` and `#[device]` write names the crate from outside.
+#[cfg(any(test, target_arch = "nvptx64"))]
 extern crate self as simt;
 
 #[cfg(target_arch = "nvptx64")]
@@ -77,6 +77,8 @@ mod index;
 #[cfg(not(target_arch = "nvptx64"))]
 mod kernel;
 pub mod math;
+#[doc(hidden)]
+pub mod on_device;
 mod shared;
 pub mod tensor;
 pub mod thread;

@@ -171,6 +171,10 @@ pub mod convergent {
         pub fn vote_all(mask: u32, predicate: bool) -> bool;
         #[link_name = "llvm.nvvm.vote.any.sync"]
         pub fn vote_any(mask: u32, predicate: bool) -> bool;
+        #[link_name = "llvm.nvvm.match.any.sync.i32"]
+        pub fn match_any(mask: u32, value: u32) -> u32;
+        #[link_name = "llvm.nvvm.match.any.sync.i64"]
+        pub fn match_any_wide(mask: u32, value: u64) -> u32;
         #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
         pub fn shuffle_idx(mask: u32, value: u32, source: u32, control: u32) -> u32;
         #[link_name = "llvm.nvvm.shfl.sync.up.i32"]

@@ -102,6 +102,23 @@ sides! {
     }
 }
 
+/// The mask of the lanes whose `value` has the same bits as this lane's. PTX: `match.any.sync.b32` or `.b64`.
+#[crate::device]
+pub fn warp_match_any<T: Word>(mask: u32, value: T) -> u32 {
+    let bits = value.to_bits64();
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: no precondition but convergence, which the emulator checks.
+    unsafe {
+        if T::WIDE {
+            convergent::match_any_wide(mask, bits)
+        } else {
+            convergent::match_any(mask, bits as u32)
+        }
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    emu::match_any(mask, bits)
+}
+
 macro_rules! shuffles {
     ($($(#[$doc:meta])* $name:ident, $kind:ident, $intrinsic:ident, $clamp:expr, $param:ident;)*) => {$(
         $(#[$doc])*

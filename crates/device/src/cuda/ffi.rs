@@ -60,6 +60,10 @@ pub(super) fn check(code: u32, doing: impl FnOnce() -> String) -> Result<()> {
 
 #[cold]
 pub(super) fn failure(code: u32, doing: String) -> Error {
+    // A grid that has stopped: its kernel may have said why.
+    if let (700..=720, Some(fault)) = (code, super::records::fault()) {
+        return fault.into();
+    }
     Error::Cuda { code, name: name(code), doing }
 }
 

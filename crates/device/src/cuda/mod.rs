@@ -4,6 +4,7 @@ mod context;
 mod ffi;
 mod graph;
 mod module;
+mod records;
 mod stream;
 
 use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};

@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::ffi::{Relaxed, check, cu, name, note};
+use super::records::Record;
 use crate::device::{DeviceInfo, KernelAttributes, PtxImage};
 use crate::error::{Error, PtxRefusal, Result, shape_text};
 use cust::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
@@ -34,6 +35,8 @@ pub(super) struct Module {
     /// front of a list, and freed with the module: so a launch reads without a lock.
     cache: [AtomicPtr<Function>; LISTS],
     max_shared_bytes: u32,
+    /// Where kernels that panic say so.
+    _record: Option<Record>,
 }
 
 // SAFETY: the driver lets any thread use a module; the cache is atomic.
@@ -83,6 +86,7 @@ impl Module {
                         context: context.clone(),
                         cache: [const { AtomicPtr::new(null_mut()) }; LISTS],
                         max_shared_bytes: info.max_shared_bytes,
+                        _record: Record::of(raw, image.text),
                     });
                 }
                 Err(refusal) => {

@@ -47,6 +47,7 @@ pub(crate) enum ReduceOp {
 pub(crate) enum WarpOp {
     Sync,
     Vote(VoteKind),
+    Match,
     Reduce(ReduceOp),
     /// With the width of the groups.
     Shuffle(ShuffleKind, u32),
@@ -149,6 +150,10 @@ fn exchange(mask: u32, op: WarpOp, calls: &[WarpCall; 32]) -> Result<[u64; 32], 
         }
         WarpOp::Vote(VoteKind::All) => [values().all(|v| v != 0) as u64; 32],
         WarpOp::Vote(VoteKind::Any) => [values().any(|v| v != 0) as u64; 32],
+        WarpOp::Match => core::array::from_fn(|own| {
+            let same = lanes().filter(|&lane| calls[lane].value == calls[own].value);
+            same.fold(0, |mask, lane| mask | 1 << lane)
+        }),
         WarpOp::Reduce(op) => {
             let words = values().map(|v| v as u32);
             let signed = values().map(|v| v as u32 as i32);

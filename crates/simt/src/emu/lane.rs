@@ -312,6 +312,11 @@ pub(crate) fn vote(mask: u32, kind: VoteKind, predicate: bool) -> u32 {
 }
 
 #[track_caller]
+pub(crate) fn match_any(mask: u32, value: u64) -> u32 {
+    warp_call(WarpCall::new(mask, WarpOp::Match, value, 0)) as u32
+}
+
+#[track_caller]
 pub(crate) fn reduce(mask: u32, op: ReduceOp, value: u32) -> u32 {
     warp_call(WarpCall::new(mask, WarpOp::Reduce(op), value as u64, 0)) as u32
 }

@@ -60,8 +60,8 @@ pub use options::{EmuOptions, SCHEDULE_VARIABLE, STREAM_CHECK_VARIABLE, Schedule
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
 pub(crate) use lane::{
-    BarrierKind, barrier, fence, named_barrier, pause, reduce, shuffle, sync_warp, vote, wait_for_previous,
-    with_lane,
+    BarrierKind, barrier, fence, match_any, named_barrier, pause, reduce, shuffle, sync_warp, vote,
+    wait_for_previous, with_lane,
 };
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use memory::{global_atomic, global_load, global_load_readonly, global_store, peek, prefetch};

@@ -1,0 +1,92 @@
+//! Memory in which a kernel that panics says so, one record for each loaded module that has such kernels.
+
+use super::ffi::{Relaxed, cu, name, note};
+use crate::stops;
+use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUmodule};
+use simt::emu::Fault;
+use simt::on_device::{RECORD_SYMBOL, RECORD_WORDS};
+use std::ffi::{CString, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Mutex, PoisonError};
+
+const BYTES: usize = 4 * RECORD_WORDS;
+
+/// Every record of the process, with its module's PTX.
+static RECORDS: Mutex<Vec<(Words, &'static str)>> = Mutex::new(Vec::new());
+
+/// Where a record lies.
+#[derive(Clone, Copy, PartialEq)]
+struct Words(NonNull<u32>);
+
+// SAFETY: page-locked memory is any thread's, and is read by volatile loads alone.
+unsafe impl Send for Words {}
+
+/// The record of a module.
+pub(super) struct Record(Words);
+
+impl Record {
+    /// Gives the module a record, if it has kernels that may write one. Without one such a kernel traps and
+    /// says nothing. The context is bound.
+    pub(super) fn of(module: CUmodule, text: &'static str) -> Option<Self> {
+        let _relaxed = Relaxed::enter();
+        let symbol = CString::new(RECORD_SYMBOL).ok()?;
+        let (mut variable, mut bytes) = (0, 0);
+        // SAFETY: both are valid for a write, the module is loaded, the name ends in NUL.
+        let code = unsafe { cu!(cuModuleGetGlobal_v2(&mut variable, &mut bytes, module, symbol.as_ptr())) };
+        if code != 0 || bytes != 8 {
+            return None;
+        }
+        let failed = |code, doing: &str| {
+            tracing::warn!(code, name = name(code), doing, "a kernel that panics will not say where");
+        };
+        let mut host: *mut c_void = null_mut();
+        let flags = CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: `host` is valid for a write.
+        let code = unsafe { cu!(cuMemHostAlloc(&mut host, BYTES, flags)) };
+        let Some(words) = NonNull::new(host.cast::<u32>()).filter(|_| code == 0) else {
+            failed(code, "allocating page-locked memory");
+            return None;
+        };
+        // SAFETY: just allocated with so many bytes.
+        unsafe { words.as_ptr().write_bytes(0, RECORD_WORDS) };
+        let record = Record(Words(words));
+        let mut device = 0_u64;
+        // SAFETY: `device` is valid for a write; the memory was allocated for mapping.
+        let code = unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) };
+        if code != 0 {
+            failed(code, "mapping page-locked memory");
+            return None;
+        }
+        // SAFETY: the variable has the eight bytes that are read.
+        let code = unsafe { cu!(cuMemcpyHtoD_v2(variable, (&raw const device).cast(), 8)) };
+        if code != 0 {
+            failed(code, "telling the kernels where");
+            return None;
+        }
+        RECORDS.lock().unwrap_or_else(PoisonError::into_inner).push((record.0, text));
+        Some(record)
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        RECORDS.lock().unwrap_or_else(PoisonError::into_inner).retain(|(words, _)| *words != self.0);
+        // SAFETY: allocated by `of`; nobody finds it any more, and its module's kernels have ended or are
+        // stopped for good.
+        note(unsafe { cu!(cuMemFreeHost(self.0.0.as_ptr().cast())) }, "freeing page-locked memory");
+    }
+}
+
+/// Why a grid stopped, if one of its threads has said so.
+pub(super) fn fault() -> Option<Fault> {
+    let records = RECORDS.lock().unwrap_or_else(PoisonError::into_inner);
+    records.iter().find_map(|(words, text)| {
+        let mut record = [0; RECORD_WORDS];
+        for (i, word) in record.iter_mut().enumerate() {
+            // SAFETY: in the list, the record lives; the state comes first, and behind it nothing changes any
+            // more once it says that all is there.
+            *word = unsafe { words.0.add(i).read_volatile() };
+        }
+        stops::fault(&record, text)
+    })
+}

@@ -1,0 +1,125 @@
+//! Kernels of the language's own words, for the GPU and the emulator to compute the same.
+
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::LaunchShape;
+use simt::warp::{FULL_MASK, warp_match_any};
+use simt::{GlobalMut, Shared, SharedPlan, kernel, thread};
+
+/// Rounds of [`released`](fn@released).
+const ROUNDS: u32 = 8;
+/// Words of a message.
+const WORDS: u32 = 64;
+
+const fn layout() -> (Shared<u32>, u32) {
+    let mut plan = SharedPlan::new();
+    let flag = plan.array(1);
+    (flag, plan.bytes())
+}
+
+/// Block 0 writes messages, one a round, and releases the round's number; block 1 acquires it and adds the
+/// message up. `messages` \[rounds · words\]; `round` \[1\], 0 before; `sums` \[rounds\].
+#[kernel]
+pub fn released(messages: GlobalMut<u32>, round: GlobalMut<u32>, sums: GlobalMut<u32>) {
+    let (block, t) = (thread::block_idx_x(), thread::thread_idx_x());
+    let mut r = 0;
+    while r < ROUNDS {
+        let first = (r * WORDS) as usize;
+        if block == 0 && t == 0 {
+            let mut i = 0;
+            while i < WORDS {
+                messages.store(first + i as usize, 3 * i + 1000 * r);
+                i += 1;
+            }
+            round.store_release(0, r + 1);
+        }
+        if block == 1 && t == 0 {
+            while round.load_acquire(0) <= r {
+                thread::pause(100);
+            }
+            let (mut sum, mut i) = (0, 0);
+            while i < WORDS {
+                sum += messages.load(first + i as usize);
+                i += 1;
+            }
+            sums.store(r as usize, sum);
+        }
+        r += 1;
+    }
+}
+
+/// Thread 32 hands a value to thread 0 through shared memory; lanes find those of equal values. `out` \[66\]:
+/// masks of the 32-bit and the 64-bit match of warp 0, then the value and what thread 0 makes of it.
+#[kernel]
+pub fn matched(out: GlobalMut<u32>) {
+    let (flag, _) = layout();
+    let t = thread::thread_idx_x();
+    if t == 0 {
+        flag.atomic_store(0, 0);
+    }
+    thread::sync_threads();
+    if t < 32 {
+        let narrow = warp_match_any(FULL_MASK, t % 5);
+        let wide = warp_match_any(FULL_MASK, (t as u64 / 7) << 40);
+        out.store(t as usize, narrow);
+        out.store(32 + t as usize, wide);
+    }
+    if t == 32 {
+        out.store(64, 77);
+        flag.store_release(0, 1);
+    }
+    if t == 0 {
+        while flag.load_acquire(0) == 0 {
+            thread::pause(100);
+        }
+        let value = out.load(64usize);
+        out.store(65, value + 1);
+    }
+}
+
+/// All that the kernels compute.
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn computed(device: &ferrokv_device::Device) -> Result<Vec<u32>, ferrokv_device::Error> {
+    use ferrokv_device::{Buffer, Stream};
+    let stream = Stream::new(device)?;
+    let mut messages = Buffer::from_slice(device, &[0u32; (ROUNDS * WORDS) as usize])?;
+    let mut round = Buffer::from_slice(device, &[0u32])?;
+    let mut sums = Buffer::from_slice(device, &[0u32; ROUNDS as usize])?;
+    let mut out = Buffer::from_slice(device, &[0u32; 66])?;
+    let args = released::Args {
+        messages: messages.global_mut(),
+        round: round.global_mut(),
+        sums: sums.global_mut(),
+    };
+    // SAFETY: the arrays are as long as the kernel says, and live until all are read.
+    unsafe { stream.launch(&released::kernel(), LaunchShape::new(2, 32), args) }?;
+    let args = matched::Args { out: out.global_mut() };
+    let (_, bytes) = layout();
+    // SAFETY: as above.
+    unsafe { stream.launch(&matched::kernel(), LaunchShape::new(1, 64).shared(bytes), args) }?;
+    Ok([messages.to_vec()?, round.to_vec()?, sums.to_vec()?, out.to_vec()?].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrokv_device::Device;
+    use simt::emu::EmuOptions;
+
+    #[test]
+    fn words_are_what_their_documents_say_in_every_order() {
+        let found = computed(&Device::cpu(EmuOptions::thorough())).unwrap();
+        let [messages, sums] = [0, (ROUNDS * WORDS + 1) as usize];
+        for r in 0..ROUNDS {
+            let message: Vec<u32> = (0..WORDS).map(|i| 3 * i + 1000 * r).collect();
+            assert_eq!(found[messages + (r * WORDS) as usize..][..WORDS as usize], message[..]);
+            assert_eq!(found[sums + r as usize], message.iter().sum::<u32>());
+        }
+        let out = &found[sums + ROUNDS as usize..];
+        for t in 0..32 {
+            let mask = |same: &dyn Fn(u32) -> bool| (0..32).fold(0, |mask, u| mask | (same(u) as u32) << u);
+            assert_eq!(out[t as usize], mask(&|u| u % 5 == t % 5));
+            assert_eq!(out[32 + t as usize], mask(&|u| u / 7 == t / 7));
+        }
+        assert_eq!(out[64..], [77, 78]);
+    }
+}

@@ -1,0 +1,306 @@
+//! `assert!`, `panic!` and their kin as they are on the device: the grid stops, and the host reads why.
+//!
+//! A macro leaves a comment, `// simt.site FILE:LINE:COLUMN MESSAGE`, and instructions that write the site's
+//! number, the thread and up to four values to memory of the host. `ptx-build` gives the numbers and puts the
+//! entry's name beside them; the device layer reads the comment, and puts the values into the message. So no
+//! text and no formatting is in the kernel.
+
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
+use quote::{format_ident, quote};
+use syn::parse::{Parse, ParseStream};
+use syn::{Error, Expr, LitStr, Token};
+
+/// Values that a record has room for.
+const MOST_VALUES: usize = 4;
+
+/// The macros that a kernel's body sees in place of those of `core`.
+const NAMES: [&str; 7] =
+    ["assert", "assert_eq", "assert_ne", "panic", "todo", "unimplemented", "unreachable"];
+
+/// What comes first in the body of a function for the device: the names of this module's macros.
+pub fn names() -> TokenStream {
+    let names = NAMES.map(|name| Ident::new(name, Span::call_site()));
+    quote! {
+        #[cfg(target_arch = "nvptx64")]
+        #[allow(unused_imports)]
+        use ::simt::on_device::{#(#names),*};
+    }
+}
+
+/// `function` with [`names`] in its body; as it is if it has none.
+pub fn with_names(function: TokenStream) -> TokenStream {
+    let mut tokens: Vec<TokenTree> = function.into_iter().collect();
+    if let Some(TokenTree::Group(body)) = tokens.last()
+        && body.delimiter() == proc_macro2::Delimiter::Brace
+    {
+        let (names, rest, span) = (names(), body.stream(), body.span());
+        let mut body = proc_macro2::Group::new(proc_macro2::Delimiter::Brace, quote! { #names #rest });
+        body.set_span(span);
+        tokens.pop();
+        tokens.push(TokenTree::Group(body));
+    }
+    tokens.into_iter().collect()
+}
+
+/// A message and what stands in it: `"{} of {n}", x`.
+#[derive(Default)]
+struct Message {
+    /// The text as a comment has it: `{0:x}` is the first value in base 16.
+    text: String,
+    values: Vec<TokenStream>,
+}
+
+impl Message {
+    /// Reads what follows a macro's own arguments; nothing if nothing follows.
+    fn parse(input: ParseStream<'_>, values: Vec<TokenStream>) -> syn::Result<Option<Self>> {
+        if input.is_empty() {
+            return Ok(None);
+        }
+        let literal: LitStr = input.parse().map_err(|error| {
+            Error::new(error.span(), "on the device a message is a literal, with values behind it")
+        })?;
+        let (mut positional, mut named) = (Vec::new(), Vec::new());
+        while !input.is_empty() {
+            input.parse::<Token![,]>()?;
+            if input.is_empty() {
+                break;
+            }
+            if input.peek(syn::Ident) && input.peek2(Token![=]) && !input.peek2(Token![==]) {
+                let name: Ident = input.parse()?;
+                input.parse::<Token![=]>()?;
+                named.push((name.to_string(), input.parse::<Expr>()?));
+            } else {
+                positional.push(input.parse::<Expr>()?);
+            }
+        }
+        let mut message = Message { text: String::new(), values };
+        message.read(&literal, &positional, &named)?;
+        Ok(Some(message))
+    }
+
+    fn read(&mut self, literal: &LitStr, positional: &[Expr], named: &[(String, Expr)]) -> syn::Result<()> {
+        let wrong = |what: String| Error::new(literal.span(), what);
+        let text = literal.value();
+        let (mut rest, mut next) = (text.as_str(), 0);
+        while let Some(at) = rest.find(['{', '}']) {
+            let (before, from) = rest.split_at(at);
+            self.text.push_str(before);
+            if from.starts_with("{{") || from.starts_with("}}") {
+                self.text.push_str(&from[..2]);
+                rest = &from[2..];
+                continue;
+            }
+            let end = from.find('}').filter(|_| from.starts_with('{'));
+            let end = end.ok_or_else(|| wrong("a brace without its other half".into()))?;
+            let (name, format) = from[1..end].split_once(':').unwrap_or((&from[1..end], ""));
+            let value = if name.is_empty() {
+                next += 1;
+                positional.get(next - 1).map(|value| quote! { #value })
+            } else if let Ok(index) = name.parse::<usize>() {
+                positional.get(index).map(|value| quote! { #value })
+            } else if let Some((_, value)) = named.iter().find(|(other, _)| other == name) {
+                Some(quote! { #value })
+            } else {
+                let name: Ident = syn::parse_str(name).map_err(|_| wrong(format!("no name: `{name}`")))?;
+                let name = Ident::new(&name.to_string(), literal.span());
+                Some(quote! { #name })
+            };
+            let value = value.ok_or_else(|| wrong(format!("no value for `{}`", &from[..=end])))?;
+            known(format).map_err(wrong)?;
+            self.place(value, format);
+            rest = &from[end + 1..];
+        }
+        self.text.push_str(rest);
+        if self.values.len() > MOST_VALUES {
+            return Err(wrong(format!("on the device a message has up to {MOST_VALUES} values")));
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, value: TokenStream, format: &str) {
+        let place = self.values.iter().position(|other| other.to_string() == value.to_string());
+        let place = place.unwrap_or_else(|| {
+            self.values.push(value);
+            self.values.len() - 1
+        });
+        let format = if format.is_empty() { String::new() } else { format!(":{format}") };
+        self.text.push_str(&format!("{{{place}{format}}}"));
+    }
+
+    /// The expression that stops the grid.
+    fn stop(&self) -> TokenStream {
+        let text = escaped(&self.text);
+        let places: Vec<Ident> = (0..MOST_VALUES).map(|i| format_ident!("value_{i}")).collect();
+        let given = self.values.iter().map(|value| quote! { ::simt::on_device::packed(#value) });
+        let none = (self.values.len()..MOST_VALUES).map(|_| quote! { (0u64, 0u32) });
+        let shifts = (0..MOST_VALUES).map(|i| 8 * i as u32);
+        quote! {
+            {
+                let [#(#places),*] = [#(#given,)* #(#none),*];
+                let kinds = 0 #(| #places.1 << #shifts)*;
+                // SAFETY: the grid ends here; what is written is the record that the host has made for it.
+                unsafe {
+                    ::simt::on_device::stop!(#text, kinds, #(#places.0),*)
+                }
+            }
+        }
+    }
+}
+
+/// Whether the device layer knows a format: `[#][0][width][.precision][? x X b o]`.
+fn known(format: &str) -> Result<(), String> {
+    let rest = format.strip_prefix('#').unwrap_or(format);
+    let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+    let rest =
+        rest.strip_prefix('.').map_or(rest, |rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+    if ["", "?", "x", "X", "b", "o"].contains(&rest) {
+        return Ok(());
+    }
+    Err(format!(
+        "on the device a value is not written as `{{:{format}}}`; there are `?`, `x`, `X`, `b`, `o`, a width, a precision"
+    ))
+}
+
+/// A text as a comment of one line in a template of inline assembly.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        match c {
+            '{' | '}' => escaped.extend([c, c]),
+            '\\' => escaped.push_str("\\\\"),
+            ' '..='~' => escaped.push(c),
+            other => escaped.extend(other.escape_unicode().flat_map(|c| {
+                // `\u{…}` has braces, which a template doubles.
+                [Some(c), (c == '{' || c == '}').then_some(c)].into_iter().flatten()
+            })),
+        }
+    }
+    escaped
+}
+
+/// `panic!` and those like it: what their message begins with, and what it is without one.
+pub fn panic(input: TokenStream, prefix: &str, bare: &str) -> syn::Result<TokenStream> {
+    let parser = |input: ParseStream<'_>| Message::parse(input, Vec::new());
+    let message = syn::parse::Parser::parse2(parser, input)?;
+    let message = match message {
+        Some(message) => Message { text: format!("{prefix}{}", message.text), ..message },
+        None => Message { text: bare.to_owned(), values: Vec::new() },
+    };
+    let stop = message.stop();
+    Ok(quote! { (#stop) })
+}
+
+struct Assert {
+    condition: Expr,
+    message: Option<Message>,
+}
+
+impl Parse for Assert {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let condition = input.parse()?;
+        input.parse::<Option<Token![,]>>()?;
+        Ok(Assert { condition, message: Message::parse(input, Vec::new())? })
+    }
+}
+
+/// `assert!`.
+pub fn assert(input: TokenStream) -> syn::Result<TokenStream> {
+    let Assert { condition, message } = syn::parse2(input)?;
+    let said = || quote! { #condition }.to_string().replace('{', "{{").replace('}', "}}");
+    let text = || format!("assertion failed: {}", said());
+    let stop = message.unwrap_or_else(|| Message { text: text(), values: Vec::new() }).stop();
+    Ok(quote! { if !(#condition) { #stop } })
+}
+
+struct Compare {
+    left: Expr,
+    right: Expr,
+    message: Option<Message>,
+}
+
+impl Parse for Compare {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let left = input.parse()?;
+        input.parse::<Token![,]>()?;
+        let right = input.parse()?;
+        input.parse::<Option<Token![,]>>()?;
+        let values = vec![quote! { left }, quote! { right }];
+        Ok(Compare { left, right, message: Message::parse(input, values)? })
+    }
+}
+
+/// `assert_eq!` and `assert_ne!`: `sign` is what holds.
+pub fn compare(input: TokenStream, sign: TokenStream) -> syn::Result<TokenStream> {
+    let Compare { left, right, message } = syn::parse2(input)?;
+    let named = message.is_some();
+    let mut message = message
+        .unwrap_or_else(|| Message { text: String::new(), values: vec![quote! { left }, quote! { right }] });
+    let said = if named { format!(": {}", message.text) } else { String::new() };
+    message.text = format!("assertion `left {sign} right` failed{said}\n  left: {{0:?}}\n right: {{1:?}}");
+    let stop = message.stop();
+    // A message's own values are evaluated where the names `left` and `right` are those of the author.
+    let own = message.values.split_off(2);
+    let kept: Vec<Ident> = (0..own.len()).map(|i| format_ident!("own_{i}")).collect();
+    if own.is_empty() {
+        return Ok(quote! {
+            match (#left, #right) {
+                (left, right) => if !(left #sign right) { #stop }
+            }
+        });
+    }
+    message.values.extend(kept.iter().map(|name| quote! { #name }));
+    let stop = message.stop();
+    Ok(quote! {
+        match (#left, #right, #(#own),*) {
+            (left, right, #(#kept),*) => if !(left #sign right) { #stop }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text of the comment that a macro leaves, as a template has it.
+    fn text(tokens: syn::Result<TokenStream>) -> String {
+        let tokens = tokens.unwrap_or_else(|error| panic!("{error}")).to_string();
+        let from = tokens.find("stop ! (\"").expect("it stops") + 9;
+        tokens[from..].split("\" , kinds").next().expect("kinds").to_owned()
+    }
+
+    fn error(tokens: syn::Result<TokenStream>) -> String {
+        tokens.map_or_else(|error| error.to_string(), |tokens| panic!("{tokens}"))
+    }
+
+    #[test]
+    fn messages_keep_their_places() {
+        let own = quote! { "{} of {n}, {n:#06x}: {{}} {1:.2} {}", i + 1, x, n = y };
+        assert_eq!(text(panic(own, "", "")), "{{0}} of {{1}}, {{1:#06x}}: {{{{}}}} {{2:.2}} {{2}}");
+        assert_eq!(text(panic(quote! {}, "", "explicit panic")), "explicit panic");
+        let said = text(panic(quote! { "\u{fc}ber\n" }, "not here: ", ""));
+        assert_eq!(said, r"not here: \\u{{fc}}ber\\u{{a}}");
+        let said = text(assert(quote! { a < b }));
+        assert!(said.starts_with("assertion failed: a < b"), "{said}");
+        let said = text(compare(quote! { a, b, "at {i}" }, quote! { == }));
+        assert!(said.starts_with("assertion `left == right` failed: at {{2}}"), "{said}");
+        assert!(said.ends_with("right: {{1:?}}"), "{said}");
+    }
+
+    #[test]
+    fn what_the_device_cannot_say_is_an_error_that_says_so() {
+        assert!(error(panic(quote! { text }, "", "")).contains("a literal"));
+        assert!(error(panic(quote! { "{:e}", x }, "", "")).contains("there are `?`, `x`"));
+        assert!(error(panic(quote! { "{}" }, "", "")).contains("no value for `{}`"));
+        assert!(error(panic(quote! { "{" }, "", "")).contains("brace"));
+        assert!(error(panic(quote! { "{a}{b}{c}{d}{e}" }, "", "")).contains("up to 4 values"));
+        assert!(error(compare(quote! { a, b, "{c}{d}{e}" }, quote! { == })).contains("up to 4"));
+    }
+
+    #[test]
+    fn a_body_begins_with_the_names() {
+        let text = with_names(quote! { pub fn f(x: u32) -> u32 { x } }).to_string();
+        assert!(text.contains("{ # [cfg (target_arch = \"nvptx64\")]"), "{text}");
+        assert!(text.contains("assert_ne") && text.ends_with("x }"), "{text}");
+        assert_eq!(with_names(quote! { fn f(); }).to_string(), "fn f () ;");
+    }
+}
