@@ -12,7 +12,7 @@ pub(crate) fn store_whole<T: Pod, V: Pod>(data: GlobalMut<T>, index: usize, x: V
         4 => data.store_vector::<u32>(index, bytemuck::cast(x)),
         8 => data.store_vector::<u64>(index, bytemuck::cast(x)),
         16 => data.store_vector::<u128>(index, bytemuck::cast(x)),
-        _ => const { assert!(matches!(size_of::<V>(), 4 | 8 | 16), "an access of 4, 8 or 16 bytes") },
+        _ => const { core::assert!(matches!(size_of::<V>(), 4 | 8 | 16), "an access of 4, 8 or 16 bytes") },
     }
 }
 

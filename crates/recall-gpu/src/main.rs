@@ -4,8 +4,9 @@
 //! `recall-gpu NAME...` runs programs without their bugs, one after another, `recall-gpu NAME bug` the one
 //! with it. `recall-gpu stopping N` lets a kernel panic in the Nth way, and compares what the GPU and the
 //! emulator say of it; `recall-gpu language` compares what they compute. It exits with 0 if the launches end
-//! and the results are right, with 1 if not, and with 2 if it is asked for something else. A planted bug has the process for itself: a launch that goes wrong takes the
-//! process' context with it. `sanitize.py` beside this runs all of them.
+//! and the results are right, with 1 if not, and with 2 if it is asked for something else. A planted bug has
+//! the process for itself: a launch that goes wrong takes the process' context with it. `sanitize.py` beside
+//! this runs all of them.
 
 use ferrokv_device::{Device, Error, PtxImage};
 use simt::emu::EmuOptions;
@@ -93,7 +94,12 @@ fn stops(how: u32) -> ExitCode {
         Err(why) => return usage(&why),
     };
     let said = |device: &Device| match stopping::launch(device, how) {
-        Err(Error::Fault(fault)) => Ok(fault.to_string()),
+        Err(Error::Fault(mut fault)) => {
+            if how == stopping::IN_A_FUNCTION {
+                fault.place = None;
+            }
+            Ok(fault.to_string())
+        }
         Err(error) => Err(error.to_string()),
         Ok(()) => Err("it did not stop".to_owned()),
     };

@@ -7,6 +7,10 @@ use simt::{Global, device, kernel, thread};
 /// Ways to panic that [`stopping`](fn@stopping) has.
 pub const WAYS: u32 = 8;
 
+/// The way to panic in a function that the kernel calls: the emulator names the line of the call, a GPU that
+/// of the panic.
+pub const IN_A_FUNCTION: u32 = 5;
+
 /// Thread 70 panics, in the way that `how` says.
 #[kernel]
 pub fn stopping(x: Global<f32>, n: u32, how: u32) {

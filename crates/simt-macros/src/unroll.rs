@@ -71,7 +71,7 @@ pub fn expand(input: TokenStream) -> syn::Result<TokenStream> {
     }
     let ceiling = guard.map(|end| {
         let message = format!("the loop runs past its ceiling of {}", past_last - first);
-        quote! { const { assert!(#end <= #past_last, #message) }; }
+        quote! { const { ::core::assert!(#end <= #past_last, #message) }; }
     });
     let copies = (first..past_last).map(|i| match guard {
         Some(end) => quote! { if #i < #end { let #variable = #i; #body } },

@@ -176,9 +176,9 @@ macro_rules! operations {
                 #[cfg(not(target_arch = "nvptx64"))]
                 emu::global_atomic(AtomicOp::Store, self.address(), self.len(), index, value, value);
             }
-            /// [`atomic_load`](Self::atomic_load), and this thread's later accesses see what another thread of
-            /// the GPU wrote ahead of the [`store_release`](Self::store_release) whose value this is. PTX:
-            /// `ld.relaxed.gpu`, `fence.acq_rel.gpu`.
+            /// [`atomic_load`](Self::atomic_load), and this thread's later accesses see what another thread
+            /// of the GPU wrote ahead of the [`store_release`](Self::store_release) whose value this is.
+            /// PTX: `ld.relaxed.gpu`, `fence.acq_rel.gpu`.
             #[crate::device]
             pub fn load_acquire(self, index: usize) -> T {
                 let value = self.atomic_load(index);
@@ -233,9 +233,9 @@ macro_rules! operations {
                 #[cfg(not(target_arch = "nvptx64"))]
                 emu::shared_atomic(AtomicOp::Store, self.byte_offset(0), self.len(), index, value, value);
             }
-            /// [`atomic_load`](Self::atomic_load), and this thread's later accesses see what another thread of
-            /// the block wrote ahead of the [`store_release`](Self::store_release) whose value this is. PTX:
-            /// `ld.relaxed`, `fence.acq_rel.cta`.
+            /// [`atomic_load`](Self::atomic_load), and this thread's later accesses see what another thread
+            /// of the block wrote ahead of the [`store_release`](Self::store_release) whose value this is.
+            /// PTX: `ld.relaxed`, `fence.acq_rel.cta`.
             #[crate::device]
             pub fn load_acquire(self, index: u32) -> T {
                 let value = self.atomic_load(index);
