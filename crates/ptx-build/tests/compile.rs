@@ -21,6 +21,7 @@ fn request<'a>(package: &'a str, toolchain: &'a Found) -> Request<'a> {
         package,
         sm: 90,
         targets: &[80, 90],
+        lines: false,
         folder: Path::new(env!("CARGO_TARGET_TMPDIR")),
         toolchain,
     }
