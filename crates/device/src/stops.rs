@@ -5,11 +5,9 @@
 
 use half::{bf16, f16};
 use simt::Dim3;
-use simt::emu::{Fault, FaultKind, Place, Schedule, ThreadId};
+use simt::emu::{Fault, FaultKind, Place, Schedule, ThreadId, interned};
 use simt::on_device::{Kind, RECORD_WORDS};
-use std::collections::BTreeSet;
-use std::fmt::{Binary, Debug, Display, LowerHex, UpperHex};
-use std::sync::{Mutex, PoisonError};
+use std::fmt::{Binary, Debug, Display, LowerHex, Octal, UpperHex};
 
 /// Ahead of a site, in a line of its own.
 const SITE: &str = "// simt.site ";
@@ -57,18 +55,6 @@ fn parts(site: &str) -> Option<(&str, Place, &str)> {
     let column = numbers.next()?.parse().ok()?;
     let line = numbers.next()?.parse().ok()?;
     Some((entry, Place { file: interned(numbers.next()?), line, column }, message))
-}
-
-/// The same text for the rest of the program. One copy of each.
-fn interned(text: &str) -> &'static str {
-    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = texts.get(text) {
-        return known;
-    }
-    let leaked: &'static str = Box::leak(text.into());
-    texts.insert(leaked);
-    leaked
 }
 
 /// A value of a message.
@@ -152,41 +138,35 @@ impl Format {
         Format { alternate, zeros, width: width.parse().unwrap_or(0), precision, kind: rest.chars().next() }
     }
 
-    fn whole(&self, x: impl Display + Debug + LowerHex + UpperHex + Binary + std::fmt::Octal) -> String {
-        let width = self.width;
-        match (self.kind, self.alternate, self.zeros) {
-            (Some('x'), false, false) => format!("{x:width$x}"),
-            (Some('x'), false, true) => format!("{x:0width$x}"),
-            (Some('x'), true, false) => format!("{x:#width$x}"),
-            (Some('x'), true, true) => format!("{x:#0width$x}"),
-            (Some('X'), false, false) => format!("{x:width$X}"),
-            (Some('X'), false, true) => format!("{x:0width$X}"),
-            (Some('X'), true, false) => format!("{x:#width$X}"),
-            (Some('X'), true, true) => format!("{x:#0width$X}"),
-            (Some('b'), false, false) => format!("{x:width$b}"),
-            (Some('b'), false, true) => format!("{x:0width$b}"),
-            (Some('b'), true, false) => format!("{x:#width$b}"),
-            (Some('b'), true, true) => format!("{x:#0width$b}"),
-            (Some('o'), false, false) => format!("{x:width$o}"),
-            (Some('o'), false, true) => format!("{x:0width$o}"),
-            (Some('o'), true, false) => format!("{x:#width$o}"),
-            (Some('o'), true, true) => format!("{x:#0width$o}"),
-            (_, _, true) => format!("{x:0width$}"),
-            (_, _, false) => format!("{x:width$}"),
-        }
+    fn whole(&self, x: impl Display + LowerHex + UpperHex + Binary + Octal) -> String {
+        let (prefix, digits) = match self.kind {
+            Some('x') => ("0x", format!("{x:x}")),
+            Some('X') => ("0x", format!("{x:X}")),
+            Some('b') => ("0b", format!("{x:b}")),
+            Some('o') => ("0o", format!("{x:o}")),
+            _ => ("", x.to_string()),
+        };
+        self.padded(if self.alternate { prefix } else { "" }, &digits)
     }
 
     fn float(&self, x: impl Display + Debug) -> String {
-        let width = self.width;
-        match (self.kind, self.zeros, self.precision) {
-            (Some('?'), false, None) => format!("{x:width$?}"),
-            (Some('?'), false, Some(precision)) => format!("{x:width$.precision$?}"),
-            (Some('?'), true, None) => format!("{x:0width$?}"),
-            (Some('?'), true, Some(precision)) => format!("{x:0width$.precision$?}"),
-            (_, false, None) => format!("{x:width$}"),
-            (_, false, Some(precision)) => format!("{x:width$.precision$}"),
-            (_, true, None) => format!("{x:0width$}"),
-            (_, true, Some(precision)) => format!("{x:0width$.precision$}"),
+        let text = match (self.kind, self.precision) {
+            (Some('?'), None) => format!("{x:?}"),
+            (Some('?'), Some(precision)) => format!("{x:.precision$?}"),
+            (_, None) => x.to_string(),
+            (_, Some(precision)) => format!("{x:.precision$}"),
+        };
+        self.padded("", &text)
+    }
+
+    /// A number in its width: zeros stand behind sign and prefix.
+    fn padded(&self, prefix: &str, number: &str) -> String {
+        let (sign, digits) = number.split_at(usize::from(number.starts_with('-')));
+        let width = self.width.saturating_sub(prefix.len() + sign.len());
+        if self.zeros {
+            format!("{sign}{prefix}{digits:0>width$}")
+        } else {
+            format!("{:>width$}", format!("{sign}{prefix}{digits}"), width = self.width)
         }
     }
 
@@ -251,11 +231,17 @@ mod tests {
         assert_eq!(f64s(1.0, "?"), format!("{:?}", 1.0));
         assert_eq!(f64s(0.1, "08.3"), format!("{:08.3}", 0.1));
         assert_eq!(f64s(f64::NAN, "5"), format!("{:5}", f64::NAN));
+        assert_eq!(f64s(f64::NAN, "05"), format!("{:05}", f64::NAN));
         assert_eq!(text(Kind::F16, f16::from_f32(0.1).to_bits().into(), ""), f16::from_f32(0.1).to_string());
         assert_eq!(
             text(Kind::Bf16, bf16::from_f32(2.5).to_bits().into(), "?"),
             format!("{:?}", bf16::from_f32(2.5))
         );
+        assert_eq!(f64s(f64::NEG_INFINITY, "08"), format!("{:08}", f64::NEG_INFINITY));
+        assert_eq!(f64s(-0.5, "8.2?"), format!("{:8.2?}", -0.5));
+        assert_eq!(f64s(-0.5, "08.2"), format!("{:08.2}", -0.5));
+        assert_eq!(text(Kind::Unsigned, 10, "#08x"), format!("{:#08x}", 10));
+        assert_eq!(text(Kind::Unsigned, 10, "#8b"), format!("{:#8b}", 10));
         assert_eq!(text(Kind::Unsigned, 10, "04b"), format!("{:04b}", 10));
         assert_eq!(text(Kind::Unsigned, 10, "#X"), format!("{:#X}", 10));
         assert_eq!(text(Kind::Unsigned, 10, "#o"), format!("{:#o}", 10));

@@ -122,8 +122,7 @@ pub fn machine_code_file(ptx: &Path) -> PathBuf {
 
 impl Ptxas {
     /// Assembles the file `ptx` for `sm` and leaves the machine code beside it, as `.cubin`. What ptxas said
-    /// is kept there too: the same text is not assembled twice by the same release. Source lines that the
-    /// text names go into the machine code, where a profiler finds them.
+    /// is kept there too: the same text is not assembled twice by the same release.
     pub fn assemble(&self, ptx: &Path, text: &str, sm: u32) -> Result<Assembled, PtxasError> {
         let log_path = ptx.with_extension("ptxas.log");
         let cubin = machine_code_file(ptx);
@@ -134,9 +133,7 @@ impl Ptxas {
         {
             return Ok(parse_log(log));
         }
-        let lines = text.contains("\n\t.loc\t").then_some("-lineinfo");
         let output = Command::new(&self.path)
-            .args(lines)
             .args([&format!("-arch=sm_{sm}"), "-v", "-o"])
             .args([&cubin, ptx])
             .output()

@@ -291,7 +291,7 @@ fn one_target(request: &Request, ptxas: Option<&Ptxas>) -> Result<Target, String
     let compiled = compile::compile(request).map_err(|error| error.to_string())?;
     let module = ptx::parse(&compiled.ptx);
     let text = directives::apply(&compiled.ptx, &module).map_err(|error| error.to_string())?;
-    let text = sites::number(&text, &ptx::parse(&text));
+    let text = sites::number(text);
     // The file that findings and ptxas point at has the directives in, so its lines are what is read.
     let module = ptx::parse(&text);
     let file = request.folder.join(Index::ptx_file(request.sm));

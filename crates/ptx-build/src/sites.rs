@@ -5,7 +5,7 @@
 //! `// simt.site NUMBER ENTRY FILE:LINE:COLUMN MESSAGE`, which the device layer reads when a grid has
 //! stopped.
 
-use crate::ptx::Module;
+use crate::ptx;
 
 /// What the comment starts with, behind `//`.
 const SITE: &str = "// simt.site ";
@@ -16,11 +16,12 @@ const RECORD: &str = ".visible .global .align 8 .u64 simt_stop_record = 0;\n";
 /// Ahead of this directive's end nothing may be declared.
 const ADDRESS_SIZE: &str = ".address_size";
 
-/// The text with every site numbered. `module` is what [`crate::ptx::parse`] reads from `source`.
-pub fn number(source: &str, module: &Module) -> String {
+/// The text with every site numbered.
+pub fn number(source: String) -> String {
     if !source.contains(SITE) {
-        return source.to_owned();
+        return source;
     }
+    let module = ptx::parse(&source);
     let mut text = String::with_capacity(source.len() + 64 * 1024);
     let (mut number, mut declared, mut offset) = (0, false, 0);
     for line in source.split_inclusive('\n') {
@@ -48,7 +49,6 @@ pub fn number(source: &str, module: &Module) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ptx;
 
     const SOURCE: &str = "\
 .version 8.0
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn sites_are_numbered_and_name_their_entry() {
-        let text = number(SOURCE, &ptx::parse(SOURCE));
+        let text = number(SOURCE.to_owned());
         let sites: Vec<&str> =
             text.lines().filter(|line| line.contains("simt.site")).map(str::trim).collect();
         assert_eq!(
@@ -93,6 +93,6 @@ mod tests {
     #[test]
     fn text_without_sites_is_left_alone() {
         let text = ".address_size 64\n.visible .entry a()\n{\n\tret;\n}\n";
-        assert_eq!(number(text, &ptx::parse(text)), text);
+        assert_eq!(number(text.to_owned()), text);
     }
 }

@@ -39,6 +39,7 @@ fn kernels_become_ptx_that_passes_and_assembles() {
     let Some(toolchain) = toolchain() else { return };
     let compiled = compile(&request("good", &toolchain)).unwrap();
     assert_eq!(compiled.warnings, "");
+    assert!(!compiled.ptx.contains("\t.loc\t"));
     let module = ptx::parse(&compiled.ptx);
 
     // Every entry survives: private ones, and those of a dependency; and nothing else does.
@@ -83,6 +84,25 @@ fn kernels_become_ptx_that_passes_and_assembles() {
         }
         Err(reason) => eprintln!("not assembled: {reason}"),
     }
+}
+
+#[test]
+fn source_lines_come_with_the_ptx_if_they_are_asked_for() {
+    let Some(toolchain) = toolchain() else { return };
+    let request = Request { lines: true, ..request("good", &toolchain) };
+    let text = compile(&request).unwrap().ptx;
+    let module = ptx::parse(&text);
+    assert_eq!(lint::check(&module), []);
+    assert!(body(&text, "bounded").contains("\t.loc\t"), "{text}");
+    assert!(text.contains("good/src/lib.rs\"") && !text.contains(", debug"), "{text}");
+    let Ok(ptxas) = ptxas::find(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))) else { return };
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lines.ptx");
+    std::fs::write(&file, &text).unwrap();
+    let _ = std::fs::remove_file(file.with_extension("ptxas.log"));
+    ptxas.assemble(&file, &text, 90).unwrap();
+    let machine_code = std::fs::read(ptxas::machine_code_file(&file)).unwrap();
+    let table = b".debug_line";
+    assert!(machine_code.windows(table.len()).any(|part| part == table), "no line table");
 }
 
 #[test]

@@ -125,3 +125,28 @@ fn usage(what: &str) -> ExitCode {
     eprintln!("recall-gpu: {what}");
     ExitCode::from(2)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a panic's macro leaves is what the build numbers and the device layer reads.
+    #[test]
+    fn every_way_to_panic_is_a_site_of_the_ptx() {
+        for (_, text) in embedded::PTX {
+            let sites: Vec<&str> =
+                text.lines().filter_map(|line| line.trim().strip_prefix("// simt.site ")).collect();
+            assert_eq!(sites.len() as u32, stopping::WAYS, "{sites:?}");
+            for site in &sites {
+                let (number, rest) = site.split_once(' ').expect("a number");
+                assert!(rest.starts_with("stopping crates/recall/src/stopping.rs:"), "{site}");
+                assert_eq!(text.matches(&format!("[record+4], {number};")).count(), 1, "{site}");
+            }
+            let said = |message: &str| sites.iter().any(|site| site.ends_with(message));
+            assert!(said(" assertion failed: x.load(i) != 70.0 && i < 100"), "{sites:?}");
+            assert!(said(" {0} of element {1}, at most {2:.2}; {{{3:#06x}}}"), "{sites:?}");
+            assert!(said(r" failed: element {2}\u{a}  left: {0:?}\u{a} right: {1:?}"), "{sites:?}");
+            assert_eq!(text.matches(".visible .global .align 8 .u64 simt_stop_record").count(), 1);
+        }
+    }
+}

@@ -20,10 +20,13 @@ pub fn stopping(x: Global<f32>, n: u32, how: u32) {
     }
     let value = x.load(i);
     match how {
-        0 => assert!(i != 70),
+        0 => assert!(x.load(i) != 70.0 && i < 100),
         1 => assert!(value != 70.0, "{value} of element {i}, at most {:.2}; {{{n:#06x}}}", 69.5_f32),
         2 => assert_eq!((i == 70) as u32 * n, 0),
-        3 => assert_ne!(value, 70.0, "element {}", i),
+        3 => {
+            let left = i + 1;
+            assert_ne!(value, 70.0, "element {left}");
+        }
         4 if value == 70.0 => panic!("is {:?}\nas {}", i < 71, -(i as i32)),
         5 if value == 70.0 => never(value),
         6 if value == 70.0 => todo!(),
@@ -63,10 +66,10 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let messages = [
-            "assertion failed: i != 70",
+            "assertion failed: x.load(i) != 70.0 && i < 100",
             "70 of element 70, at most 69.50; {0x0064}",
             "assertion `left == right` failed\n  left: 100\n right: 0",
-            "assertion `left != right` failed: element 70\n  left: 70.0\n right: 70.0",
+            "assertion `left != right` failed: element 71\n  left: 70.0\n right: 70.0",
             "is true\nas -70",
             "internal error: entered unreachable code: with 70",
             "not yet implemented",

@@ -48,6 +48,8 @@ struct Message {
     /// The text as a comment has it: `{0:x}` is the first value in base 16.
     text: String,
     values: Vec<TokenStream>,
+    /// What the text calls the values by: numbers of arguments, names.
+    names: Vec<String>,
 }
 
 impl Message {
@@ -73,7 +75,8 @@ impl Message {
                 positional.push(input.parse::<Expr>()?);
             }
         }
-        let mut message = Message { text: String::new(), values };
+        let names = values.iter().map(|_| String::new()).collect();
+        let mut message = Message { text: String::new(), values, names };
         message.read(&literal, &positional, &named)?;
         Ok(Some(message))
     }
@@ -93,21 +96,24 @@ impl Message {
             let end = from.find('}').filter(|_| from.starts_with('{'));
             let end = end.ok_or_else(|| wrong("a brace without its other half".into()))?;
             let (name, format) = from[1..end].split_once(':').unwrap_or((&from[1..end], ""));
-            let value = if name.is_empty() {
+            let name = if name.is_empty() {
                 next += 1;
-                positional.get(next - 1).map(|value| quote! { #value })
-            } else if let Ok(index) = name.parse::<usize>() {
+                (next - 1).to_string()
+            } else {
+                name.to_owned()
+            };
+            let value = if let Ok(index) = name.parse::<usize>() {
                 positional.get(index).map(|value| quote! { #value })
-            } else if let Some((_, value)) = named.iter().find(|(other, _)| other == name) {
+            } else if let Some((_, value)) = named.iter().find(|(other, _)| *other == name) {
                 Some(quote! { #value })
             } else {
-                let name: Ident = syn::parse_str(name).map_err(|_| wrong(format!("no name: `{name}`")))?;
+                let name: Ident = syn::parse_str(&name).map_err(|_| wrong(format!("no name: `{name}`")))?;
                 let name = Ident::new(&name.to_string(), literal.span());
                 Some(quote! { #name })
             };
             let value = value.ok_or_else(|| wrong(format!("no value for `{}`", &from[..=end])))?;
             known(format).map_err(wrong)?;
-            self.place(value, format);
+            self.place(name, value, format);
             rest = &from[end + 1..];
         }
         self.text.push_str(rest);
@@ -117,9 +123,9 @@ impl Message {
         Ok(())
     }
 
-    fn place(&mut self, value: TokenStream, format: &str) {
-        let place = self.values.iter().position(|other| other.to_string() == value.to_string());
-        let place = place.unwrap_or_else(|| {
+    fn place(&mut self, name: String, value: TokenStream, format: &str) {
+        let place = self.names.iter().position(|other| *other == name).unwrap_or_else(|| {
+            self.names.push(name);
             self.values.push(value);
             self.values.len() - 1
         });
@@ -184,7 +190,7 @@ pub fn panic(input: TokenStream, prefix: &str, bare: &str) -> syn::Result<TokenS
     let message = syn::parse::Parser::parse2(parser, input)?;
     let message = match message {
         Some(message) => Message { text: format!("{prefix}{}", message.text), ..message },
-        None => Message { text: bare.to_owned(), values: Vec::new() },
+        None => Message { text: bare.to_owned(), ..Message::default() },
     };
     let stop = message.stop();
     Ok(quote! { (#stop) })
@@ -205,10 +211,11 @@ impl Parse for Assert {
 
 /// `assert!`.
 pub fn assert(input: TokenStream) -> syn::Result<TokenStream> {
+    // As the author wrote it: a parsed expression has lost where its spaces were.
+    let written = input.to_string().trim_end_matches([',', ' ']).replace('{', "{{").replace('}', "}}");
     let Assert { condition, message } = syn::parse2(input)?;
-    let said = || quote! { #condition }.to_string().replace('{', "{{").replace('}', "}}");
-    let text = || format!("assertion failed: {}", said());
-    let stop = message.unwrap_or_else(|| Message { text: text(), values: Vec::new() }).stop();
+    let bare = || Message { text: format!("assertion failed: {written}"), ..Message::default() };
+    let stop = message.unwrap_or_else(bare).stop();
     Ok(quote! { if !(#condition) { #stop } })
 }
 
@@ -218,41 +225,36 @@ struct Compare {
     message: Option<Message>,
 }
 
+/// The names of what is compared, which an author's `left` is not.
+fn compared() -> [TokenStream; 2] {
+    ["left", "right"].map(|name| {
+        let name = Ident::new(name, Span::mixed_site());
+        quote! { #name }
+    })
+}
+
 impl Parse for Compare {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         let left = input.parse()?;
         input.parse::<Token![,]>()?;
         let right = input.parse()?;
         input.parse::<Option<Token![,]>>()?;
-        let values = vec![quote! { left }, quote! { right }];
-        Ok(Compare { left, right, message: Message::parse(input, values)? })
+        Ok(Compare { left, right, message: Message::parse(input, compared().into())? })
     }
 }
 
 /// `assert_eq!` and `assert_ne!`: `sign` is what holds.
 pub fn compare(input: TokenStream, sign: TokenStream) -> syn::Result<TokenStream> {
     let Compare { left, right, message } = syn::parse2(input)?;
-    let named = message.is_some();
-    let mut message = message
-        .unwrap_or_else(|| Message { text: String::new(), values: vec![quote! { left }, quote! { right }] });
-    let said = if named { format!(": {}", message.text) } else { String::new() };
+    let said = message.as_ref().map_or_else(String::new, |message| format!(": {}", message.text));
+    let [l, r] = compared();
+    let mut message =
+        message.unwrap_or_else(|| Message { values: vec![l.clone(), r.clone()], ..Message::default() });
     message.text = format!("assertion `left {sign} right` failed{said}\n  left: {{0:?}}\n right: {{1:?}}");
     let stop = message.stop();
-    // A message's own values are evaluated where the names `left` and `right` are those of the author.
-    let own = message.values.split_off(2);
-    let kept: Vec<Ident> = (0..own.len()).map(|i| format_ident!("own_{i}")).collect();
-    if own.is_empty() {
-        return Ok(quote! {
-            match (#left, #right) {
-                (left, right) => if !(left #sign right) { #stop }
-            }
-        });
-    }
-    message.values.extend(kept.iter().map(|name| quote! { #name }));
-    let stop = message.stop();
     Ok(quote! {
-        match (#left, #right, #(#own),*) {
-            (left, right, #(#kept),*) => if !(left #sign right) { #stop }
+        match (#left, #right) {
+            (#l, #r) => if !(#l #sign #r) { #stop }
         }
     })
 }
@@ -279,6 +281,8 @@ mod tests {
         assert_eq!(text(panic(quote! {}, "", "explicit panic")), "explicit panic");
         let said = text(panic(quote! { "\u{fc}ber\n" }, "not here: ", ""));
         assert_eq!(said, r"not here: \\u{{fc}}ber\\u{{a}}");
+        let twice = text(panic(quote! { "{} {}, {a} {a}", f(), f() }, "", ""));
+        assert_eq!(twice, "{{0}} {{1}}, {{2}} {{2}}");
         let said = text(assert(quote! { a < b }));
         assert!(said.starts_with("assertion failed: a < b"), "{said}");
         let said = text(compare(quote! { a, b, "at {i}" }, quote! { == }));

@@ -61,7 +61,9 @@ pub(super) fn check(code: u32, doing: impl FnOnce() -> String) -> Result<()> {
 #[cold]
 pub(super) fn failure(code: u32, doing: String) -> Error {
     // A grid that has stopped: its kernel may have said why.
-    if let (700..=720, Some(fault)) = (code, super::records::fault()) {
+    if (700..=720).contains(&code)
+        && let Some(fault) = super::records::fault()
+    {
         return fault.into();
     }
     Error::Cuda { code, name: name(code), doing }

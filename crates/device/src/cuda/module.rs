@@ -30,13 +30,13 @@ pub(super) struct Module {
     sm: u32,
     /// Whether launches of kernels that wait for the launch before may overlap it.
     pub(super) overlap: bool,
+    /// Where kernels that panic say so; goes ahead of the context, which its memory is of.
+    _record: Option<Record>,
     context: Arc<Context>,
     /// Each kernel that was asked for, found by the address of its `KernelInfo`. Entries are only ever put in
     /// front of a list, and freed with the module: so a launch reads without a lock.
     cache: [AtomicPtr<Function>; LISTS],
     max_shared_bytes: u32,
-    /// Where kernels that panic say so.
-    _record: Option<Record>,
 }
 
 // SAFETY: the driver lets any thread use a module; the cache is atomic.

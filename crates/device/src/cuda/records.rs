@@ -2,7 +2,7 @@
 
 use super::ffi::{Relaxed, cu, name, note};
 use crate::stops;
-use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUmodule};
+use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUmodule};
 use simt::emu::Fault;
 use simt::on_device::{RECORD_SYMBOL, RECORD_WORDS};
 use std::ffi::{CString, c_void};
@@ -11,18 +11,22 @@ use std::sync::{Mutex, PoisonError};
 
 const BYTES: usize = 4 * RECORD_WORDS;
 
-/// Every record of the process, with its module's PTX.
-static RECORDS: Mutex<Vec<(Words, &'static str)>> = Mutex::new(Vec::new());
+/// Every record of the process.
+static RECORDS: Mutex<Vec<Listed>> = Mutex::new(Vec::new());
 
-/// Where a record lies.
-#[derive(Clone, Copy, PartialEq)]
-struct Words(NonNull<u32>);
+struct Listed {
+    words: NonNull<u32>,
+    /// That of the module, as the driver's handle.
+    context: CUcontext,
+    /// The module's PTX.
+    text: &'static str,
+}
 
-// SAFETY: page-locked memory is any thread's, and is read by volatile loads alone.
-unsafe impl Send for Words {}
+// SAFETY: page-locked memory is any thread's, and is read by volatile loads alone; the context is compared.
+unsafe impl Send for Listed {}
 
 /// The record of a module.
-pub(super) struct Record(Words);
+pub(super) struct Record(NonNull<u32>);
 
 impl Record {
     /// Gives the module a record, if it has kernels that may write one. Without one such a kernel traps and
@@ -49,7 +53,7 @@ impl Record {
         };
         // SAFETY: just allocated with so many bytes.
         unsafe { words.as_ptr().write_bytes(0, RECORD_WORDS) };
-        let record = Record(Words(words));
+        let record = Record(words);
         let mut device = 0_u64;
         // SAFETY: `device` is valid for a write; the memory was allocated for mapping.
         let code = unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) };
@@ -63,30 +67,40 @@ impl Record {
             failed(code, "telling the kernels where");
             return None;
         }
-        RECORDS.lock().unwrap_or_else(PoisonError::into_inner).push((record.0, text));
+        let listed = Listed { words, context: current()?, text };
+        RECORDS.lock().unwrap_or_else(PoisonError::into_inner).push(listed);
         Some(record)
     }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
-        RECORDS.lock().unwrap_or_else(PoisonError::into_inner).retain(|(words, _)| *words != self.0);
+        RECORDS.lock().unwrap_or_else(PoisonError::into_inner).retain(|listed| listed.words != self.0);
         // SAFETY: allocated by `of`; nobody finds it any more, and its module's kernels have ended or are
         // stopped for good.
-        note(unsafe { cu!(cuMemFreeHost(self.0.0.as_ptr().cast())) }, "freeing page-locked memory");
+        note(unsafe { cu!(cuMemFreeHost(self.0.as_ptr().cast())) }, "freeing page-locked memory");
     }
 }
 
-/// Why a grid stopped, if one of its threads has said so.
+/// The calling thread's context.
+fn current() -> Option<CUcontext> {
+    let mut context = null_mut();
+    // SAFETY: `context` is valid for a write.
+    let code = unsafe { cu!(cuCtxGetCurrent(&mut context)) };
+    (code == 0).then_some(context)
+}
+
+/// Why a grid of the calling thread's GPU stopped, if one of its threads has said so.
 pub(super) fn fault() -> Option<Fault> {
+    let context = current()?;
     let records = RECORDS.lock().unwrap_or_else(PoisonError::into_inner);
-    records.iter().find_map(|(words, text)| {
+    records.iter().filter(|listed| listed.context == context).find_map(|listed| {
         let mut record = [0; RECORD_WORDS];
         for (i, word) in record.iter_mut().enumerate() {
             // SAFETY: in the list, the record lives; the state comes first, and behind it nothing changes any
             // more once it says that all is there.
-            *word = unsafe { words.0.add(i).read_volatile() };
+            *word = unsafe { listed.words.add(i).read_volatile() };
         }
-        stops::fault(&record, text)
+        stops::fault(&record, listed.text)
     })
 }

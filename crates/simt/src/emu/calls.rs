@@ -5,10 +5,10 @@
 //! That the return addresses on its stack are those of a list that was met is a few loads; what source a new
 //! list is takes long, and there are few.
 
-use super::fault::Place;
+use super::fault::{Place, interned};
 use std::backtrace::Backtrace;
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -155,7 +155,7 @@ fn calls(backtrace: &str) -> Vec<Call> {
         // The emulator's own calls come first.
         inside |= !name.contains("simt::emu");
         if let Some(place) = place_of(place).filter(|_| inside) {
-            calls.push(Call { place, function: for_good(name) });
+            calls.push(Call { place, function: interned(name) });
         }
     }
     calls
@@ -165,20 +165,8 @@ fn calls(backtrace: &str) -> Vec<Call> {
 fn place_of(text: &str) -> Option<Place> {
     let (rest, column) = text.rsplit_once(':')?;
     let (file, line) = rest.rsplit_once(':')?;
-    let file = for_good(file.strip_prefix("./").unwrap_or(file));
+    let file = interned(file.strip_prefix("./").unwrap_or(file));
     Some(Place { file, line: line.parse().ok()?, column: column.parse().ok()? })
-}
-
-/// A name, for good: a program has few.
-fn for_good(name: &str) -> &'static str {
-    static ALL: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = all.get(name) {
-        return known;
-    }
-    let new: &'static str = Box::leak(name.into());
-    all.insert(new);
-    new
 }
 
 /// The return addresses on this stack, and how far from its end each lies.

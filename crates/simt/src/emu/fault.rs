@@ -5,6 +5,8 @@ use super::options::Schedule;
 use crate::kernel::{Dim3, KernelInfo};
 use core::fmt;
 use core::panic::Location;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
 /// A line of a kernel's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,20 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }
+}
+
+/// The same text for the rest of the program, as places have their files: one copy of each, of which there
+/// are few.
+#[doc(hidden)]
+pub fn interned(text: &str) -> &'static str {
+    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = texts.get(text) {
+        return known;
+    }
+    let leaked: &'static str = Box::leak(text.into());
+    texts.insert(leaked);
+    leaked
 }
 
 /// A thread of the grid.

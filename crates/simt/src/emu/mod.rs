@@ -53,6 +53,8 @@ use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape
 use std::ops::Range;
 use std::sync::Arc;
 
+#[doc(hidden)]
+pub use fault::interned;
 pub use fault::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor};
 pub use mutation::MUTATION_VARIABLE;
 pub use options::{EmuOptions, SCHEDULE_VARIABLE, STREAM_CHECK_VARIABLE, Schedule};

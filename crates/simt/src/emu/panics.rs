@@ -1,10 +1,9 @@
 //! Panics inside kernels: noted for the fault that they become, and not printed.
 
-use super::fault::Place;
+use super::fault::{Place, interned};
 use super::lane::CURRENT;
 use core::cell::Cell;
-use std::collections::BTreeSet;
-use std::sync::{Mutex, Once};
+use std::sync::Once;
 
 thread_local! {
     /// Where the kernel that runs here panicked.
@@ -37,18 +36,6 @@ pub(super) fn watch() {
             }
         }));
     });
-}
-
-/// The same text for the rest of the program: the hook's file name is only borrowed. One copy for each file.
-fn interned(file: &str) -> &'static str {
-    static FILES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut files = FILES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(known) = files.get(file) {
-        return known;
-    }
-    let leaked: &'static str = Box::leak(file.into());
-    files.insert(leaked);
-    leaked
 }
 
 /// The message of a panic.
