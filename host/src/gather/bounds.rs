@@ -1,6 +1,6 @@
 //! The bounds of a layer's gather-blocks, or their means, and the launch that keeps them.
 
-use super::{Error, GatherElement, HEAD_DIMS, MOST_TOKENS, Result, Score, Support, cpu, length};
+use super::{Error, GatherElement, MOST_TOKENS, Result, Score, Support, cpu, length};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
@@ -54,7 +54,7 @@ impl<E: GatherElement> Bounds<E> {
     /// # Errors
     /// Those of [`new`](Self::new).
     pub fn scored(device: &Device, problem: StepProblem, support: Support, score: Score) -> Result<Self> {
-        let (support, problem) = (support.checked()?, checked(problem)?);
+        let (support, problem) = (support.checked()?, score.checked(problem)?);
         let tiles = problem.max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
         let shape = FoldShape {
             stride: 1,
@@ -212,12 +212,16 @@ impl Rows {
     }
 }
 
-/// A problem that there are kernels for.
-pub(super) fn checked(problem: StepProblem) -> Result<StepProblem> {
+/// A problem that `what` has kernels for, which take so many channels.
+pub(super) fn checked(
+    problem: StepProblem,
+    what: &'static str,
+    takes: &'static [u32],
+) -> Result<StepProblem> {
     let StepProblem { head_dim, max_tokens: tokens, .. } = problem;
     problem.dense().checked()?;
-    if !HEAD_DIMS.contains(&head_dim) {
-        return Err(Error::HeadDim { head_dim });
+    if !takes.contains(&head_dim) {
+        return Err(Error::HeadDim { what, head_dim, takes });
     }
     if tokens > MOST_TOKENS {
         return Err(Error::TooLong { tokens });

@@ -1,6 +1,6 @@
 //! The sketches of a layer's keys, and the launch that writes them.
 
-use super::super::bounds::{Rows, checked};
+use super::super::bounds::Rows;
 use super::super::{Error, GatherElement, Result, length};
 use super::plan::SketchElement;
 use super::{Budget, cpu};
@@ -48,7 +48,7 @@ impl<E: SketchElement> Sketches<E> {
     /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of
     /// memory.
     pub fn new(device: &Device, problem: StepProblem, budget: Budget) -> Result<Self> {
-        let (budget, problem) = (budget.checked()?, checked(problem)?);
+        let (budget, problem) = (budget.checked()?, super::checked(problem)?);
         let StepProblem { kv_heads, head_dim, max_tokens, .. } = problem;
         let shape =
             SketchShape { stride: 1, kv_heads, head_dim, max_blocks: max_tokens.div_ceil(BLOCK_TOKENS) };

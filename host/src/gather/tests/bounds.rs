@@ -62,6 +62,8 @@ fn bounds_are_exact_however_tokens_came() {
         of::<f16>(block, 64);
         of::<bf16>(block, 128);
     }
+    of::<bf16>(32, 96);
+    of::<f16>(64, 256);
 }
 
 /// A row of another sequence's bounds is started anew by its first token.
