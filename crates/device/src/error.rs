@@ -113,6 +113,18 @@ pub enum Error {
         /// How many elements there are.
         len: usize,
     },
+    /// A copy within a buffer onto a part of what it copies.
+    #[error(
+        "elements {start}..{end} of a buffer cannot be copied to {to}, where they would overlap themselves; copy by way of another buffer"
+    )]
+    Overlap {
+        /// The first element that is copied.
+        start: usize,
+        /// One past the last.
+        end: usize,
+        /// Where the first one was to go.
+        to: usize,
+    },
     /// A fill whose words do not fit its bytes.
     #[error("cannot fill {bytes} bytes with 4-byte words; choose a range whose size is a multiple of 4")]
     FillSize {
@@ -271,6 +283,7 @@ mod tests {
                 "grid (4,2,1), block (256,1,1), 1024 bytes",
             ),
             (Error::GpuTooOld { device: "GPU".into(), capability: 75, lowest: 80 }, "capability 75"),
+            (Error::Overlap { start: 2, end: 5, to: 4 }, "elements 2..5 of a buffer cannot be copied to 4"),
             (
                 Error::PtxRefused {
                     device: "GPU".into(),

@@ -286,6 +286,29 @@ impl Stream {
         unsafe { self.copy_bytes(Place::Device(target), Place::Device(source), range.len() * size_of::<T>()) }
     }
 
+    /// Copies `range` of `buffer` to its elements from `start` on, without memory between them.
+    ///
+    /// # Errors
+    /// [`Error::Overlap`] if the two have an element in common, and as [`copy`](Self::copy).
+    #[track_caller]
+    pub fn copy_within<T: Pod>(
+        &self,
+        buffer: &mut Buffer<T>,
+        range: impl RangeBounds<usize>,
+        start: usize,
+    ) -> Result<()> {
+        self.device.check_same(buffer.device(), "the buffer")?;
+        let range = buffer.checked(range)?;
+        let target = buffer.sized(start, range.len())?;
+        if range.start < target.end && target.start < range.end {
+            return Err(Error::Overlap { start: range.start, end: range.end, to: start });
+        }
+        let (target, source) = (buffer.address_of(target.start), buffer.address_of(range.start));
+        // SAFETY: two parts of a buffer that is borrowed mutably, apart as just checked; dropping it waits
+        // for the device.
+        unsafe { self.copy_bytes(Place::Device(target), Place::Device(source), range.len() * size_of::<T>()) }
+    }
+
     /// Copies `values` to `to`, from its element `start` on, and waits until they are there.
     ///
     /// # Errors

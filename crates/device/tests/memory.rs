@@ -10,6 +10,7 @@ on_both! {
     empty_things_work
     fills_reach_exactly_their_range
     copies_between_buffers
+    copies_within_a_buffer
     slices_go_through_a_stream
     pinned_memory_round_trip
     kernels_reach_pinned_memory
@@ -89,6 +90,26 @@ fn copies_between_buffers(device: &Device) {
     stream.synchronize().unwrap();
     assert_eq!(to.to_vec().unwrap(), [0, 3, 4, 5]);
     assert!(matches!(stream.copy(&from, 2.., &mut to, 2), Err(Error::Range { .. })));
+}
+
+fn copies_within_a_buffer(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let mut buffer = Buffer::from_slice(device, &[1_u16, 2, 3, 4, 5, 6]).unwrap();
+    // Up to its own edge, in both directions.
+    stream.copy_within(&mut buffer, 0..2, 2).unwrap();
+    stream.copy_within(&mut buffer, 4..=5, 0).unwrap();
+    stream.copy_within(&mut buffer, 3..3, 3).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [5, 6, 1, 2, 5, 6]);
+    for (range, start) in [(0..2, 1), (2..4, 1), (1..3, 1), (0..6, 0)] {
+        let error = stream.copy_within(&mut buffer, range, start).unwrap_err();
+        assert!(matches!(error, Error::Overlap { to, .. } if to == start), "{error}");
+    }
+    for (range, start) in [(0..3, 4), (5..7, 0)] {
+        let error = stream.copy_within(&mut buffer, range, start).unwrap_err();
+        assert!(matches!(error, Error::Range { .. }), "{error}");
+    }
+    assert_eq!(buffer.to_vec().unwrap(), [5, 6, 1, 2, 5, 6]);
 }
 
 fn slices_go_through_a_stream(device: &Device) {

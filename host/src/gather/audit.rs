@@ -5,7 +5,7 @@ mod cases;
 
 pub(super) use cases::cases;
 
-use super::{Error, GatherElement, Result, Support, length};
+use super::{Error, FEW_HEAD_DIMS, GatherElement, Result, Support, length};
 use crate::attention::cpu::softmax::warp_sum;
 use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
@@ -64,12 +64,13 @@ impl<E: GatherElement> Auditor<E> {
         if !(share > 0.0 && share <= 1.0) {
             return Err(Error::AuditShare { share });
         }
-        let (support, problem) = (support.checked()?, super::bounds::checked(problem)?);
+        let (what, takes) = ("gather/audit", &FEW_HEAD_DIMS);
+        let (support, problem) = (support.checked()?, super::bounds::checked(problem, what, takes)?);
         let StepProblem { sequences, kv_heads, head_dim, max_tokens, .. } = problem;
         let audit = match head_dim {
             64 => audit::kernel::<64>(),
             128 => audit::kernel::<128>(),
-            _ => return Err(Error::HeadDim { head_dim }),
+            _ => return Err(Error::HeadDim { what, head_dim, takes }),
         };
         let shape = AuditShape {
             rule: support.rule(),

@@ -1,6 +1,6 @@
 //! The bounds of a layer's gather-blocks, or their means, and the launch that keeps them.
 
-use super::{Error, GatherElement, HEAD_DIMS, MOST_TOKENS, Result, Score, Support, cpu, length};
+use super::{Error, GatherElement, MOST_TOKENS, Result, Score, Support, cpu, length};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
@@ -54,7 +54,7 @@ impl<E: GatherElement> Bounds<E> {
     /// # Errors
     /// Those of [`new`](Self::new).
     pub fn scored(device: &Device, problem: StepProblem, support: Support, score: Score) -> Result<Self> {
-        let (support, problem) = (support.checked()?, checked(problem)?);
+        let (support, problem) = (support.checked()?, score.checked(problem)?);
         let tiles = problem.max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
         let shape = FoldShape {
             stride: 1,
@@ -87,14 +87,17 @@ impl<E: GatherElement> Bounds<E> {
         4 * u64::from(blocks) * u64::from(kv_heads) * u64::from(words)
     }
 
-    /// Makes the bounds of sequence `to` those of sequence `from`. Waits for the stream.
+    /// Makes the bounds of the first `tokens` tokens of sequence `to` those of sequence `from`, another
+    /// one: a copy a KV head, of the tiles that have a token. It allocates nothing, waits for nothing and can
+    /// be captured.
     ///
     /// # Errors
-    /// Sequences that there are not; what the device reports.
-    pub fn copy(&mut self, stream: &Stream, from: usize, to: usize) -> Result<()> {
-        let mut words = vec![0; self.words.len() / self.sequences as usize];
-        stream.download(&self.words, from * words.len(), &mut words)?;
-        Ok(stream.upload(&words, &mut self.words, to * words.len())?)
+    /// [`Error::Length`] for sequences or tokens that there are not; what the device reports.
+    pub fn copy(&mut self, stream: &Stream, from: usize, to: usize, tokens: usize) -> Result<()> {
+        let FoldShape { kv_heads, head_dim, block, .. } = self.shape;
+        let tile = summary_words(self.score.summary(), head_dim) as usize;
+        let tiles = tokens.div_ceil((block * TILE_BLOCKS) as usize);
+        Rows { sequences: self.sequences, kv_heads }.copy(stream, &mut self.words, (from, to), tiles * tile)
     }
 
     /// Takes the tokens of some sequences, `row` the first of them and as many as there are lengths, from
@@ -178,12 +181,47 @@ impl<E: GatherElement> Bounds<E> {
     }
 }
 
-/// A problem that there are kernels for.
-pub(super) fn checked(problem: StepProblem) -> Result<StepProblem> {
+/// What a buffer [sequences, kv_heads, words] holds.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub sequences: u32,
+    pub kv_heads: u32,
+}
+
+impl Rows {
+    /// Copies the first `used` words of each KV head of a sequence to those of another.
+    pub fn copy(
+        self,
+        stream: &Stream,
+        words: &mut Buffer<u32>,
+        (from, to): (usize, usize),
+        used: usize,
+    ) -> Result<()> {
+        let (sequences, heads) = (self.sequences as usize, self.kv_heads as usize);
+        let row = words.len() / (sequences * heads).max(1);
+        if from.max(to) >= sequences {
+            return length("what belongs to sequences", from.max(to) + 1, sequences);
+        }
+        if used > row {
+            return length("what belongs to tokens", used, row);
+        }
+        (0..heads).try_for_each(|head| {
+            let [from, to] = [from, to].map(|sequence| (sequence * heads + head) * row);
+            Ok(stream.copy_within(words, from..from + used, to)?)
+        })
+    }
+}
+
+/// A problem that `what` has kernels for, which take so many channels.
+pub(super) fn checked(
+    problem: StepProblem,
+    what: &'static str,
+    takes: &'static [u32],
+) -> Result<StepProblem> {
     let StepProblem { head_dim, max_tokens: tokens, .. } = problem;
     problem.dense().checked()?;
-    if !HEAD_DIMS.contains(&head_dim) {
-        return Err(Error::HeadDim { head_dim });
+    if !takes.contains(&head_dim) {
+        return Err(Error::HeadDim { what, head_dim, takes });
     }
     if tokens > MOST_TOKENS {
         return Err(Error::TooLong { tokens });

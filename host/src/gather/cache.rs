@@ -2,10 +2,10 @@
 
 use super::audit::{self, Auditing, Auditor};
 use super::{AuditHandles, Bounds, FoldHandles, Handles, Launches, Plan, Ranking, Support};
+use crate::Buffer;
 use crate::attention::StepProblem;
 use crate::attention::dense::Problem;
-use crate::kv::{Appended, Beside, HeadReport, Held, Opening, PagedCache, Result, Sequences, Step};
-use crate::{Buffer, Stream};
+use crate::kv::{Appended, Beside, Forking, HeadReport, Held, Opening, PagedCache, Result, Sequences, Step};
 use half::f16;
 
 /// Bounds of blocks beside each layer's pool: a step attends to the blocks that it chooses by them, of each
@@ -109,8 +109,9 @@ unsafe impl Beside for ByBounds {
         Ok(unsafe { auditing.audit_on(stream, slices, layer.index, &handles) }?)
     }
 
-    fn fork(&self, layer: &mut Self::Layer, stream: &Stream, source: usize, fork: usize) -> Result<()> {
-        layer.bounds.iter_mut().try_for_each(|bounds| Ok(bounds.copy(stream, source, fork)?))
+    fn fork(&self, layer: &mut Self::Layer, forking: Forking<'_>) -> Result<()> {
+        let Forking { stream, source, fork, tokens } = forking;
+        layer.bounds.iter_mut().try_for_each(|bounds| Ok(bounds.copy(stream, source, fork, tokens)?))
     }
 
     fn kept(&self, layer: &Self::Layer, tokens: usize) -> usize {

@@ -159,7 +159,7 @@ fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
         Launches::Two => E::select_kernel(head_dim, row_groups).map(|kernel| kernel.info()),
     };
     let Some(kernel) = kernel else { return };
-    if ranking.score == Score::Codes && !E::IS_F16 && of_list > ROWS {
+    if ranking.score == Score::Codes && (!E::IS_F16 && of_list > ROWS || head_dim > 128) {
         return;
     }
     let lengths = step.lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");

@@ -21,6 +21,8 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 
 const TILE: usize = TILE_BLOCKS as usize;
+/// The most pairs of channels.
+const PAIRS: usize = 128;
 /// The most query heads of a KV head.
 const MOST_HEADS: usize = 16;
 
@@ -47,7 +49,7 @@ pub(super) fn fold<E: GatherElement>(
         while begin < length {
             let index = begin / block;
             let end = length.min((index + 1) * block);
-            let mut extremes = [Extremes::NONE; 64];
+            let mut extremes = [Extremes::NONE; PAIRS];
             for token in begin..end {
                 let entry = table[sequence * max_blocks + token / tokens] as usize;
                 let from = ((entry * heads + head) * tokens + token % tokens) * pairs;
@@ -90,7 +92,7 @@ pub(super) fn squeeze<E: GatherElement>(
         while begin < length {
             let index = begin / block;
             let end = length.min((index + 1) * block);
-            let mut extremes = [Extremes::NONE; 64];
+            let mut extremes = [Extremes::NONE; PAIRS];
             for token in begin..end {
                 let entry = table[sequence * max_blocks + token / tokens] as usize;
                 let from = ((entry * heads + head) * tokens + token % tokens) * pairs;
@@ -140,7 +142,7 @@ pub(super) fn average<E: GatherElement>(
         }
         for index in first / block..length.div_ceil(block) {
             let (begin, end) = (index * block, length.min((index + 1) * block));
-            let mut sums = [[[0f32; 2]; 64]; LANES];
+            let mut sums = [[[0f32; 2]; PAIRS]; LANES];
             for token in begin..end {
                 let entry = table[sequence * max_blocks + token / tokens] as usize;
                 let from = ((entry * heads + head) * tokens + token % tokens) * pairs;

@@ -105,10 +105,24 @@ pub enum Error {
     #[error("skip and sketch are options of gather:certified; ask for that, or leave them out")]
     Preset,
     /// A head_dim that no kernel has an instance for.
-    #[error("gather has no kernels for head_dim {head_dim}; those there are take 64 and 128")]
+    #[error("{what} has no kernels for head_dim {head_dim}; those there are take {}", listed(.takes))]
     HeadDim {
+        /// The scheme, with the option that needs them.
+        what: &'static str,
         /// What was asked for.
         head_dim: u32,
+        /// Those that there are kernels for.
+        takes: &'static [u32],
+    },
+    /// More query heads of a list than the kernels for a head_dim take.
+    #[error(
+        "gather has kernels of head_dim {head_dim} for up to eight query heads a list, not {group}; take list=query"
+    )]
+    WideGroup {
+        /// Channels.
+        head_dim: u32,
+        /// Query heads of a list.
+        group: u32,
     },
     /// A sequence whose tokens cannot be numbered.
     #[error("{tokens} tokens a sequence are too many for gather; it takes up to {MOST_TOKENS}")]
@@ -195,6 +209,7 @@ impl From<Error> for kv::Error {
             | Error::LongList { .. }
             | Error::WideCodes { .. }
             | Error::HeadDim { .. }
+            | Error::WideGroup { .. }
             | Error::TooLong { .. }
             | Error::TooManyBlocks { .. }
             | Error::Staging { .. }
@@ -207,4 +222,13 @@ impl From<Error> for kv::Error {
 
 pub(super) fn length(what: &'static str, got: usize, expected: usize) -> Result<()> {
     if got == expected { Ok(()) } else { Err(Error::Length { what, got, expected }) }
+}
+
+/// Numbers as a sentence has them: `64, 96 and 128`.
+fn listed(numbers: &[u32]) -> String {
+    let texts: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    match &texts[..] {
+        [many @ .., last] if !many.is_empty() => format!("{} and {last}", many.join(", ")),
+        few => few.concat(),
+    }
 }

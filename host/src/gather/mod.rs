@@ -38,8 +38,12 @@ use kernels_gpu::gather::{MOST_SLOTS, Rule, TILE_BLOCKS, summary_words};
 
 /// Tokens that a gather-block may have.
 pub const BLOCKS: [u32; 4] = [16, 32, 64, 128];
-/// Channels of a head that there are kernels for.
-pub const HEAD_DIMS: [u32; 2] = [64, 128];
+/// Channels of a head that there are kernels for: with 96 and 256 for up to eight query heads a list.
+pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
+/// Those that bounds in 8 bits and a step in one launch have kernels for.
+const UP_TO_128: [u32; 3] = [64, 96, 128];
+/// Those that sketches, staging pools and audits have kernels for.
+const FEW_HEAD_DIMS: [u32; 2] = [64, 128];
 /// The most tokens of a sequence.
 const MOST_TOKENS: u32 = 1 << 31;
 /// The most blocks of a sequence whose masses fit 32 bits together: the kernel's unit is 2^−8 of a bin's

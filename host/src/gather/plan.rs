@@ -1,9 +1,8 @@
 //! Plan and run: a plan owns its scratch and fixes the launches of a step.
 
-use super::bounds::checked;
 use super::cpu::{self, Selecting};
 use super::single::{Launches, Single};
-use super::{Error, Ranking, Result, Score, Support, length};
+use super::{Error, Ranking, Result, Score, Support, UP_TO_128, length};
 use crate::attention::dense::{self, DenseElement, Problem};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
@@ -56,8 +55,10 @@ macro_rules! instances {
                 match (head_dim, row_groups) {
                     (64, 1) => Some(select::kernel::<$element, 64, 1>()),
                     (64, 2) => Some(select::kernel::<$element, 64, 2>()),
+                    (96, 1) => Some(select::kernel::<$element, 96, 1>()),
                     (128, 1) => Some(select::kernel::<$element, 128, 1>()),
                     (128, 2) => Some(select::kernel::<$element, 128, 2>()),
+                    (256, 1) => Some(select::kernel::<$element, 256, 1>()),
                     _ => None,
                 }
             }
@@ -66,6 +67,7 @@ macro_rules! instances {
                 match (head_dim, row_groups) {
                     (64, 1) => Some((step::kernel::<$element, 64, 1>(), step_bytes::<64>())),
                     (64, 2) => Some((step::kernel::<$element, 64, 2>(), step_bytes::<64>())),
+                    (96, 1) => Some((step::kernel::<$element, 96, 1>(), step_bytes::<96>())),
                     (128, 1) => Some((step::kernel::<$element, 128, 1>(), step_bytes::<128>())),
                     (128, 2) => Some((step::kernel::<$element, 128, 2>(), step_bytes::<128>())),
                     _ => None,
@@ -182,8 +184,8 @@ impl<E: GatherElement> Plan<E> {
     /// A plan for a problem: `max_tokens` is what a sequence may grow to.
     ///
     /// # Errors
-    /// Those of [`Support::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of
-    /// memory for the scratch.
+    /// Those of [`Support::checked`] and of the problem; [`Error::HeadDim`], [`Error::WideGroup`],
+    /// [`Error::TooLong`]; out of memory for the scratch.
     pub fn new(device: &Device, problem: StepProblem, support: Support) -> Result<Self> {
         Plan::ranked(device, problem, support, Ranking::default())
     }
@@ -193,14 +195,15 @@ impl<E: GatherElement> Plan<E> {
     /// # Errors
     /// Those of [`new`](Self::new).
     pub fn ranked(device: &Device, problem: StepProblem, support: Support, ranking: Ranking) -> Result<Self> {
-        let (support, problem) = (support.checked()?, checked(problem)?);
+        let (support, problem) = (support.checked()?, ranking.score.checked(problem)?);
         let StepProblem { sequences, kv_heads, head_dim, max_tokens, .. } = problem;
         let lists = ranking.lists(problem.dense().group());
         let group = problem.dense().group() / lists;
         if ranking.score == Score::Codes && !E::IS_F16 && group > ROWS {
             return Err(Error::WideCodes { group });
         }
-        let kernel = E::select_kernel(head_dim, group.div_ceil(ROWS)).ok_or(Error::HeadDim { head_dim })?;
+        let kernel = E::select_kernel(head_dim, group.div_ceil(ROWS));
+        let kernel = kernel.ok_or(Error::WideGroup { head_dim, group })?;
         let rows = sequences * kv_heads * lists;
         let most = support.most(max_tokens);
         let tiles = max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
@@ -241,7 +244,7 @@ impl<E: GatherElement> Plan<E> {
     /// The same with its steps in so many launches; as it is made, in two.
     ///
     /// # Errors
-    /// [`Error::LongList`]; out of memory.
+    /// [`Error::LongList`]; [`Error::HeadDim`] for one launch; out of memory.
     pub fn in_launches(self, launches: Launches) -> Result<Self> {
         let single = match launches {
             Launches::Two => None,
@@ -250,7 +253,8 @@ impl<E: GatherElement> Plan<E> {
                 let kernel = E::step_kernel(head_dim, self.shape.group.div_ceil(ROWS));
                 let shape = StepShape { select: self.shape, attend: self.dense.shape() };
                 let rows = (self.problem.kv_heads * self.shape.lists, self.problem.sequences);
-                let kernel = kernel.ok_or(Error::HeadDim { head_dim })?;
+                let what = "gather/launches=1";
+                let kernel = kernel.ok_or(Error::HeadDim { what, head_dim, takes: &UP_TO_128 })?;
                 Some(Single::new(&self.device, kernel, rows, shape, head_dim)?)
             }
         };

@@ -1,6 +1,8 @@
 //! How distant blocks are ranked: by what, and for whom.
 
-use super::{Asked, Error, Result, WINDOW};
+use super::bounds::checked;
+use super::{Asked, Error, HEAD_DIMS, Result, UP_TO_128, WINDOW};
+use crate::attention::StepProblem;
 use crate::kv::Selection;
 use kernels_gpu::gather::{BY_BOUNDS, BY_CODES, BY_MEANS};
 
@@ -24,6 +26,17 @@ impl Score {
             Score::Bounds => BY_BOUNDS,
             Score::Codes => BY_CODES,
             Score::Mean => BY_MEANS,
+        }
+    }
+
+    /// A problem that there are kernels for.
+    ///
+    /// # Errors
+    /// Those of the problem; [`Error::HeadDim`], [`Error::TooLong`].
+    pub(super) fn checked(self, problem: StepProblem) -> Result<StepProblem> {
+        match self {
+            Score::Codes => checked(problem, "gather/bounds=8", &UP_TO_128),
+            Score::Bounds | Score::Mean => checked(problem, "gather", &HEAD_DIMS),
         }
     }
 }

@@ -37,7 +37,7 @@ pub use chunk::{Chunk, PARKED};
 pub use error::{Error, Result};
 pub(crate) use exact::Prompts;
 pub(crate) use paged::{Elsewhere, Paged, Rows};
-pub use paged_cache::{Appended, Beside, PagedCache, Step};
+pub use paged_cache::{Appended, Beside, Forking, PagedCache, Step};
 pub use report::{Audit, Audited, HeadReport, Source, StepReport, Summary, Traffic};
 pub use restored::Restored;
 pub use scheme::{Kind, Opening, OptionSpec, Preset, Rope, Scheme, Selection, Value};

@@ -36,11 +36,11 @@ pub unsafe trait Beside: fmt::Debug + Send {
         step.exact()
     }
 
-    /// Sequence `fork` of a layer begins with what `source` has.
+    /// A sequence of a layer begins with what another one has.
     ///
     /// # Errors
     /// What the copies report.
-    fn fork(&self, _: &mut Self::Layer, _: &Stream, _source: usize, _fork: usize) -> Result<()> {
+    fn fork(&self, _: &mut Self::Layer, _: Forking<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -67,6 +67,19 @@ pub unsafe trait Beside: fmt::Debug + Send {
     fn report(&self, _: &[&Self::Layer], _: Held<'_>) -> Result<Vec<HeadReport>> {
         Ok(Vec::new())
     }
+}
+
+/// A sequence that begins with what another one has.
+#[derive(Clone, Copy, Debug)]
+pub struct Forking<'a> {
+    /// Where copies go.
+    pub stream: &'a Stream,
+    /// The sequence that has tokens.
+    pub source: usize,
+    /// The one that gets them.
+    pub fork: usize,
+    /// How many.
+    pub tokens: usize,
 }
 
 /// Tokens that a layer's pool has got.
@@ -203,8 +216,10 @@ unsafe impl<B: Beside> KvCache for PagedCache<B> {
     fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
         let PagedCache { sequences, layers, paged, beside, .. } = self;
         let pools = layers.iter_mut().map(|(pool, _)| pool);
+        let tokens = sequences.length(sequence)?;
         let fork = paged.fork(stream, sequences, sequence, pools)?;
-        match layers.iter_mut().try_for_each(|(_, layer)| beside.fork(layer, stream, sequence, fork)) {
+        let forking = Forking { stream, source: sequence, fork, tokens };
+        match layers.iter_mut().try_for_each(|(_, layer)| beside.fork(layer, forking)) {
             Ok(()) => Ok(fork),
             Err(error) => {
                 // What was not copied is that of an ended sequence: there is no fork.
@@ -281,8 +296,8 @@ mod tests {
         const SCHEME: &'static str = "no-copies";
         type Layer = ();
 
-        fn fork(&self, _: &mut (), _: &Stream, _source: usize, fork: usize) -> Result<()> {
-            Err(Error::NoSequence { sequence: fork, sequences: 0 })
+        fn fork(&self, _: &mut (), forking: Forking<'_>) -> Result<()> {
+            Err(Error::NoSequence { sequence: forking.fork, sequences: 0 })
         }
     }
 

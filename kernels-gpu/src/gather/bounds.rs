@@ -124,7 +124,7 @@ pub struct FoldShape {
     pub stride: u32,
     /// KV heads.
     pub kv_heads: u32,
-    /// Elements of a key: 64 or 128.
+    /// Elements of a key: 64, 96, 128 or 256.
     pub head_dim: u32,
     /// Entries of a row of the block table.
     pub max_blocks: u32,
@@ -136,7 +136,7 @@ pub struct FoldShape {
 
 /// What the threads of the same channels have: [lanes, head_dim / 2, 2].
 const fn shared() -> Shared<u32> {
-    SharedPlan::new().array(FOLD_LANES * 64 * 2)
+    SharedPlan::new().array(FOLD_LANES * 128 * 2)
 }
 
 /// Shared memory of [`fold`](fn@fold).
@@ -151,7 +151,7 @@ pub const fn fold_bytes() -> u32 {
 /// `positions` [sequences, stride]; `lengths` \[sequences\]; `bounds` as above. Tokens past the table are
 /// left out. Grid (gather-blocks that the longest chunk can touch, kv_heads, sequences), [`FOLD_LANES`] ·
 /// D / 2 threads.
-#[kernel(system = gather, instances(f16, bf16), max_threads = 256, overlaps)]
+#[kernel(system = gather, instances(f16, bf16), max_threads = 512, overlaps)]
 pub fn fold<E: Half>(
     keys: Global<E>,
     table: Global<u32>,

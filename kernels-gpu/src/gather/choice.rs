@@ -169,8 +169,8 @@ pub fn signs(pair: u32) -> [u32; 2] {
 #[kernel(
     system = gather,
     instances(
-        (f16, 64, 1), (f16, 64, 2), (f16, 128, 1), (f16, 128, 2),
-        (bf16, 64, 1), (bf16, 64, 2), (bf16, 128, 1), (bf16, 128, 2)
+        (f16, 64, 1), (f16, 64, 2), (f16, 96, 1), (f16, 128, 1), (f16, 128, 2), (f16, 256, 1),
+        (bf16, 64, 1), (bf16, 64, 2), (bf16, 96, 1), (bf16, 128, 1), (bf16, 128, 2), (bf16, 256, 1)
     ),
     max_threads = 256,
     overlaps = late
@@ -317,8 +317,8 @@ impl<E: Half> Scoring<E> {
         // A loop for each: what one does not need takes no registers.
         match summary {
             BY_MEANS => self.tiles::<D, R, BY_MEANS>(tile, end),
-            // Of bf16 and two groups of heads there are not the registers.
-            BY_CODES if E::IS_F16 || R == 1 => self.tiles::<D, R, BY_CODES>(tile, end),
+            // Of bf16 and two groups of heads there are not the registers; of more channels no codes.
+            BY_CODES if D <= 128 && (E::IS_F16 || R == 1) => self.tiles::<D, R, BY_CODES>(tile, end),
             _ => self.tiles::<D, R, BY_BOUNDS>(tile, end),
         }
     }
@@ -374,7 +374,7 @@ impl<E: Half> Scoring<E> {
 
 /// The query heads of a list as B operands: for each contraction the positive channels and the negative ones,
 /// or all and none.
-struct Operands<const R: usize>([[[[u32; 2]; 2]; 8]; R]);
+struct Operands<const R: usize>([[[[u32; 2]; 2]; 16]; R]);
 
 impl<const R: usize> Operands<R> {
     /// Loads `group` rows of `queries` from `row` on; heads that there are not are zeros.
@@ -385,10 +385,10 @@ impl<const R: usize> Operands<R> {
         group: u32,
         lane: u32,
     ) -> Self {
-        let mut operands = [[[[0u32; 2]; 2]; 8]; R];
+        let mut operands = [[[[0u32; 2]; 2]; 16]; R];
         unroll!(for r in 0..R, at_most 2 {
             let head = ROWS * r as u32 + (lane >> 2);
-            unroll!(for s in 0..(D / 16), at_most 8 {
+            unroll!(for s in 0..(D / 16), at_most 16 {
                 let at = (row + head as usize) * D + 16 * s + 4 * (lane & 3) as usize;
                 let four = if head < group { queries.load_vector_readonly::<UVec2>(at) } else { UVec2::ZERO };
                 let parts = |pair: u32| if BY == BY_MEANS { [pair, 0] } else { signs(pair) };
@@ -405,7 +405,7 @@ impl<const R: usize> Operands<R> {
     fn scores<E: Half, const D: usize, const BY: u32>(&self, bounds: &TileBounds) -> [[[f32; 4]; 2]; R] {
         let mut c = [[[0f32; 4]; 2]; R];
         if BY == BY_CODES {
-            unroll!(for s in 0..(D / 16), at_most 8 {
+            unroll!(for s in 0..(D / 16), at_most 16 {
                 let words = bounds.operands[s][0].to_array();
                 unroll!(for kind in 0..2 {
                     let of = [words[2 * kind], words[2 * kind + 1]];
@@ -419,7 +419,7 @@ impl<const R: usize> Operands<R> {
             });
             return c;
         }
-        unroll!(for s in 0..(D / 16), at_most 8 {
+        unroll!(for s in 0..(D / 16), at_most 16 {
             unroll!(for kind in 0..2 {
                 if BY != BY_MEANS || kind == 0 {
                     let a = bounds.operands[s][kind].to_array();
@@ -436,20 +436,20 @@ impl<const R: usize> Operands<R> {
 /// The bounds of 16 gather-blocks as A operands: for each contraction maxima and minima; or means and zeros;
 /// or codes of both, and nothing.
 struct TileBounds {
-    operands: [[UVec4; 2]; 8],
+    operands: [[UVec4; 2]; 16],
     /// What scores of blocks g and g + 8 are multiplied by.
     scales: [f32; 2],
 }
 
 impl TileBounds {
-    const NONE: TileBounds = TileBounds { operands: [[UVec4::ZERO; 2]; 8], scales: [1.0; 2] };
+    const NONE: TileBounds = TileBounds { operands: [[UVec4::ZERO; 2]; 16], scales: [1.0; 2] };
 
     /// Loads the tile at word `from`.
     #[simt::device]
     fn load<const D: usize, const BY: u32>(bounds: Global<u32>, from: usize, lane: u32) -> Self {
         let mut a = Self::NONE;
         if BY != BY_BOUNDS {
-            unroll!(for s in 0..(D / 16), at_most 8 {
+            unroll!(for s in 0..(D / 16), at_most 16 {
                 a.operands[s][0] = bounds.load_vector_streaming(from + 128 * s + 4 * lane as usize);
             });
             if BY == BY_CODES {
@@ -460,7 +460,7 @@ impl TileBounds {
             }
             return a;
         }
-        unroll!(for s in 0..(D / 16), at_most 8 {
+        unroll!(for s in 0..(D / 16), at_most 16 {
             unroll!(for kind in 0..2 {
                 a.operands[s][kind] = bounds.load_vector_streaming(from + 128 * (2 * s + kind) + 4 * lane as usize);
             });

@@ -170,7 +170,7 @@ pub const fn squeeze_bytes() -> u32 {
 }
 
 /// As [`fold`](fn@super::fold), with the bounds in 8 bits: the same arguments and grid, [`SQUEEZE_LANES`] · D
-/// / 4 threads.
+/// / 4 threads. D is up to 128: one warp has all channels of a block.
 #[kernel(system = gather, instances(f16, bf16), max_threads = 256, overlaps)]
 pub fn squeeze<E: Half>(
     keys: Global<E>,

@@ -32,14 +32,14 @@ use simt::{Global, GlobalMut, Shared, SharedPlan, kernel, thread, unroll};
 
 /// What the threads of the same channels have: [lanes, head_dim / 2, 2].
 const fn shared() -> Shared<f32> {
-    SharedPlan::new().array(FOLD_LANES * 64 * 2)
+    SharedPlan::new().array(FOLD_LANES * 128 * 2)
 }
 
 /// Makes the mean of each gather-block that has one of a sequence's tokens from position `positions[sequence
 /// · stride]` to before `lengths[sequence]`.
 ///
 /// Arguments, grid and threads are those of [`fold`](fn@super::fold); the pool has all keys of these blocks.
-#[kernel(system = gather, instances(f16, bf16), max_threads = 256, overlaps)]
+#[kernel(system = gather, instances(f16, bf16), max_threads = 512, overlaps)]
 pub fn average<E: Half>(
     keys: Global<E>,
     table: Global<u32>,

@@ -119,8 +119,8 @@ pub const fn step_bytes<const D: usize>() -> u32 {
 #[kernel(
     system = gather,
     instances(
-        (f16, 64, 1), (f16, 64, 2), (f16, 128, 1), (f16, 128, 2),
-        (bf16, 64, 1), (bf16, 64, 2), (bf16, 128, 1), (bf16, 128, 2)
+        (f16, 64, 1), (f16, 64, 2), (f16, 96, 1), (f16, 128, 1), (f16, 128, 2),
+        (bf16, 64, 1), (bf16, 64, 2), (bf16, 96, 1), (bf16, 128, 1), (bf16, 128, 2)
     ),
     max_threads = 256,
     min_blocks = 1,

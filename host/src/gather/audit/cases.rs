@@ -58,7 +58,7 @@ pub(in super::super) fn cases(coverage: Coverage) -> Vec<Case> {
         return cases;
     }
     for step in steps(coverage) {
-        for head_dim in super::super::HEAD_DIMS {
+        for head_dim in super::super::FEW_HEAD_DIMS {
             add::<f16>(&mut cases, step, head_dim);
             add::<bf16>(&mut cases, step, head_dim);
         }

@@ -2,9 +2,11 @@
 
 use super::plan::scratch_bytes;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
+use crate::Buffer;
 use crate::attention::StepProblem;
-use crate::kv::{Appended, Beside, HeadReport, Held, Opening, PagedCache, Result, Sequences, Source, Step};
-use crate::{Buffer, Stream};
+use crate::kv::{
+    Appended, Beside, Forking, HeadReport, Held, Opening, PagedCache, Result, Sequences, Source, Step,
+};
 use half::f16;
 use kernels_gpu::gather::sketch::{Verdict, sketch_words, tiles_of};
 
@@ -83,8 +85,9 @@ unsafe impl Beside for BySketches {
         Ok(unsafe { layer.sketches.sketch_on(stream, (first, tokens), slices, handles) }?)
     }
 
-    fn fork(&self, layer: &mut Sketched, stream: &Stream, source: usize, fork: usize) -> Result<()> {
-        Ok(layer.sketches.copy(stream, source, fork)?)
+    fn fork(&self, layer: &mut Sketched, forking: Forking<'_>) -> Result<()> {
+        let Forking { stream, source, fork, tokens } = forking;
+        Ok(layer.sketches.copy(stream, source, fork, tokens)?)
     }
 
     fn attend(&mut self, layer: &mut Sketched, step: Step<'_>) -> Result<()> {

@@ -22,11 +22,20 @@ pub use plan::{Handles, Plan};
 pub use pool::{SketchHandles, Sketches};
 pub(super) use workload::open;
 
-use super::{Error, Result, Support};
+use super::{Error, FEW_HEAD_DIMS, Result, Support};
+use crate::attention::StepProblem;
 use crate::kv::Selection;
 
 /// Bits that a key may be sketched in.
 pub const BITS: [u32; 2] = [4, 8];
+
+/// What its errors call it.
+const WHAT: &str = "gather:certified";
+
+/// A problem that there are kernels for.
+fn checked(problem: StepProblem) -> Result<StepProblem> {
+    super::bounds::checked(problem, WHAT, &FEW_HEAD_DIMS)
+}
 
 /// What a step keeps, and what it may leave out.
 #[derive(Clone, Copy, Debug, PartialEq)]

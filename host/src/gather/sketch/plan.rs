@@ -1,10 +1,9 @@
 //! Plan and run: what a step launches, and its scratch.
 
-use super::super::bounds::checked;
 use super::super::plan::head_by_head;
-use super::super::{Chosen, Error, GatherElement, MOST_COUNTED, Result, Support, length};
-use super::Budget;
+use super::super::{Chosen, Error, FEW_HEAD_DIMS, GatherElement, MOST_COUNTED, Result, Support, length};
 use super::cpu::{self, Scanning, Settling};
+use super::{Budget, WHAT};
 use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::check::poisoned;
@@ -157,11 +156,12 @@ impl<E: SketchElement> Plan<E> {
     /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`],
     /// [`Error::TooManyBlocks`]; out of memory for the scratch.
     pub fn new(device: &Device, problem: StepProblem, budget: Budget) -> Result<Self> {
-        let (budget, problem) = (budget.checked()?, checked(problem)?);
+        let (budget, problem) = (budget.checked()?, super::checked(problem)?);
         let StepProblem { sequences, kv_heads, head_dim, max_tokens, .. } = problem;
         let group = problem.dense().group();
-        let (kernel, shared) = E::scan_kernel(head_dim, budget.bits).ok_or(Error::HeadDim { head_dim })?;
-        let settle = E::settle_kernel(head_dim).ok_or(Error::HeadDim { head_dim })?;
+        let none = || Error::HeadDim { what: WHAT, head_dim, takes: &FEW_HEAD_DIMS };
+        let (kernel, shared) = E::scan_kernel(head_dim, budget.bits).ok_or_else(none)?;
+        let settle = E::settle_kernel(head_dim).ok_or_else(none)?;
         let block = budget.support.block;
         let blocks = max_tokens.div_ceil(block).next_multiple_of(TILE_BLOCKS);
         if blocks > MOST_COUNTED {

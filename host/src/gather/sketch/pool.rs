@@ -1,6 +1,6 @@
 //! The sketches of a layer's keys, and the launch that writes them.
 
-use super::super::bounds::checked;
+use super::super::bounds::Rows;
 use super::super::{Error, GatherElement, Result, length};
 use super::plan::SketchElement;
 use super::{Budget, cpu};
@@ -48,7 +48,7 @@ impl<E: SketchElement> Sketches<E> {
     /// Those of [`Budget::checked`] and of the problem; [`Error::HeadDim`], [`Error::TooLong`]; out of
     /// memory.
     pub fn new(device: &Device, problem: StepProblem, budget: Budget) -> Result<Self> {
-        let (budget, problem) = (budget.checked()?, checked(problem)?);
+        let (budget, problem) = (budget.checked()?, super::checked(problem)?);
         let StepProblem { kv_heads, head_dim, max_tokens, .. } = problem;
         let shape =
             SketchShape { stride: 1, kv_heads, head_dim, max_blocks: max_tokens.div_ceil(BLOCK_TOKENS) };
@@ -74,16 +74,16 @@ impl<E: SketchElement> Sketches<E> {
         4 * u64::from(tiles_of(tokens)) * u64::from(self.shape.kv_heads) * u64::from(words)
     }
 
-    /// Makes the sketches of sequence `to` those of sequence `from`. Waits for the stream.
+    /// Makes the sketches of the first `tokens` tokens of sequence `to` those of sequence `from`, another
+    /// one: a copy a KV head, of the tiles that have a token. It allocates nothing, waits for nothing and can
+    /// be captured.
     ///
     /// # Errors
-    /// Sequences that there are not; what the device reports.
-    pub fn copy(&mut self, stream: &Stream, from: usize, to: usize) -> Result<()> {
-        let of_each = self.words.len() / self.sequences as usize;
-        let mut between = Buffer::new(self.device(), of_each)?;
-        stream.copy(&self.words, from * of_each..(from + 1) * of_each, &mut between, 0)?;
-        stream.copy(&between, 0..of_each, &mut self.words, to * of_each)?;
-        Ok(stream.synchronize()?)
+    /// [`Error::Length`] for sequences or tokens that there are not; what the device reports.
+    pub fn copy(&mut self, stream: &Stream, from: usize, to: usize, tokens: usize) -> Result<()> {
+        let tile = sketch_words(self.shape.head_dim, self.bits) as usize;
+        let rows = Rows { sequences: self.sequences, kv_heads: self.shape.kv_heads };
+        rows.copy(stream, &mut self.words, (from, to), tokens.div_ceil(TILE_TOKENS as usize) * tile)
     }
 
     /// Sketches the tiles that the tokens of some sequences are in, `row` the first of these and as many as

@@ -239,7 +239,7 @@ unsafe impl KvCache for StagedCache {
             if let Some((from, to)) = partial {
                 home.copy_block(stream, from, to)?;
             }
-            bounds.copy(stream, sequence, fork)?;
+            bounds.copy(stream, sequence, fork, tokens)?;
             let near = self.layers[layer].staging.near_tokens(tokens as u32) as usize..tokens;
             self.recall(stream, layer, fork, near.clone())?;
             self.take_home(stream, layer, fork, near)?;

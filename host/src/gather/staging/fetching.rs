@@ -59,7 +59,7 @@ impl Fetching {
     /// # Errors
     /// As [`Staging::new`].
     pub fn new(device: &Device, problem: StepProblem, support: Support, slots: u32) -> Result<Self> {
-        let shape = shape(crate::gather::bounds::checked(problem)?, support.checked()?, slots)?;
+        let shape = shape(problem, support.checked()?, slots)?;
         let rows = problem.sequences as usize * problem.kv_heads as usize;
         let listed = rows * shape.most as usize;
         Ok(Fetching {

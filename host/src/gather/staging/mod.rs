@@ -27,7 +27,8 @@ pub use fetching::{Fetching, Home};
 pub use host_pool::HostPool;
 pub(super) use workload::open;
 
-use super::{Error, GatherElement, Result, Support};
+use super::bounds::checked;
+use super::{Error, FEW_HEAD_DIMS, GatherElement, Result, Support};
 use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
 use crate::kv::Traffic;
 use crate::{Buffer, Device, Stream};
@@ -37,6 +38,7 @@ use simt::{Global, GlobalMut};
 /// The extents of a staging pool with `slots` blocks of each sequence and KV head besides the local ones:
 /// what sequences of the problem can never need is left out.
 pub(super) fn shape(problem: StepProblem, support: Support, slots: u32) -> Result<StagingShape> {
+    let problem = checked(problem, "gather/staging", &FEW_HEAD_DIMS)?;
     let blocks = problem.max_tokens.div_ceil(support.block);
     let local = support.local.min(blocks);
     let most = support.most(problem.max_tokens);
@@ -82,9 +84,10 @@ impl<E: GatherElement> Staging<E> {
     /// An empty one, with `slots` blocks of each sequence and KV head besides the local ones.
     ///
     /// # Errors
-    /// [`Error::Staging`] if a step's list does not fit; those of [`Support::checked`]; out of memory.
+    /// [`Error::HeadDim`]; [`Error::Staging`] if a step's list does not fit; those of [`Support::checked`];
+    /// out of memory.
     pub fn new(device: &Device, problem: StepProblem, support: Support, slots: u32) -> Result<Self> {
-        let shape = shape(super::bounds::checked(problem)?, support.checked()?, slots)?;
+        let shape = shape(problem, support.checked()?, slots)?;
         let blocks = u64::from(problem.sequences) * staged_blocks(shape);
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         let pool = PagedPool::new(device, blocks, problem.kv_heads, problem.head_dim);

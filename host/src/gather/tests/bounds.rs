@@ -2,7 +2,7 @@
 
 use super::*;
 use half::{bf16, f16};
-use kernels_gpu::gather::{Extremes, TILE_BLOCKS, tile_words, word};
+use kernels_gpu::gather::{Extremes, TILE_BLOCKS, summary_words, tile_words, word};
 
 /// A stored bound of channel `c`: kind 0 is the largest, 1 the smallest.
 fn stored<E: GatherElement>(
@@ -62,6 +62,8 @@ fn bounds_are_exact_however_tokens_came() {
         of::<f16>(block, 64);
         of::<bf16>(block, 128);
     }
+    of::<bf16>(32, 96);
+    of::<f16>(64, 256);
 }
 
 /// A row of another sequence's bounds is started anew by its first token.
@@ -87,6 +89,47 @@ fn a_sequence_may_start_again() {
         // SAFETY: buffers of the emulator, whose table is of this pool.
         unsafe { bounds.fold_on(&stream, (0, 40), slices, handles) }.expect("folded");
         check(&fresh, support, &bounds.words().to_vec().expect("read"));
+    }
+}
+
+/// A copy to another sequence is of the tiles that have tokens, of each KV head, and of nothing else; it can
+/// be captured.
+#[test]
+fn a_copy_is_of_the_tiles_that_have_tokens() {
+    let support = Support { block: 16, ..Support::ASSURED };
+    let batch = batch::<f16>(PROBLEM, Input::Normal, &[400; 3], 5);
+    let stream = Stream::new(&device()).expect("a stream");
+    let (heads, tiles) = (2, 2);
+    for score in [Score::Bounds, Score::Codes, Score::Mean] {
+        for tokens in [0, 1, 256, 257, 400] {
+            let mut own = scored(&batch, support, score, std::slice::from_ref(&batch.lengths), true);
+            let before = own.words().to_vec().expect("read");
+            let mut copied = None;
+            let captured = stream.capture(|stream| {
+                copied = Some(own.copy(stream, 2, 0, tokens));
+                Ok(())
+            });
+            let (graph, ()) = captured.expect("captured");
+            copied.expect("called").expect("copied");
+            // SAFETY: the bounds are there.
+            unsafe { graph.instantiate().expect("a graph").launch(&stream) }.expect("run");
+            let size = summary_words(score.summary(), 64) as usize;
+            assert_eq!(before.len(), 3 * heads * tiles * size);
+            let of = |words: &[u32], [sequence, head, tile]: [usize; 3]| {
+                words[((sequence * heads + head) * tiles + tile) * size..][..size].to_vec()
+            };
+            let after = own.words().to_vec().expect("read");
+            for (head, tile) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                let source = if tile < tokens.div_ceil(256) { 2 } else { 0 };
+                assert!(of(&after, [0, head, tile]) == of(&before, [source, head, tile]), "{tokens}: {tile}");
+                assert!(of(&before, [0, head, tile]) != of(&before, [2, head, tile]), "nothing to see");
+            }
+            assert!(after[heads * tiles * size..] == before[heads * tiles * size..], "another sequence");
+            for (from, to, tokens) in [(3, 0, 1), (0, 3, 1), (0, 1, 513)] {
+                let refused = own.copy(&stream, from, to, tokens).expect_err("not there");
+                assert!(matches!(refused, super::super::Error::Length { .. }), "{refused}");
+            }
+        }
     }
 }
 

@@ -75,6 +75,9 @@ fn the_choice_is_the_oracles() {
         (12, 64, Support { k: 4, block: 16, local: 4 }),
         (16, 128, Support { k: 1, block: 128, local: 1 }),
         (4, 64, Support { k: 0, block: 16, local: 3 }),
+        (1, 96, Support { k: 5, block: 16, local: 1 }),
+        (8, 96, Support { k: 2, block: 32, local: 3 }),
+        (8, 256, Support { k: 3, block: 16, local: 2 }),
     ] {
         let problem = StepProblem { q_heads: 2 * group, head_dim, ..PROBLEM };
         let mut half = batch::<f16>(problem, Input::Normal, &lengths, 3);
@@ -242,6 +245,8 @@ fn scores_are_within_their_bound() {
     for input in Input::MADE {
         of::<f16>(input, 64);
         of::<bf16>(input, 128);
+        of::<bf16>(input, 96);
+        of::<f16>(input, 256);
     }
 }
 

@@ -57,6 +57,12 @@ fn the_output_is_masked_attention() {
         let problem = StepProblem { head_dim: 128, q_heads: 7, kv_heads: 1, max_tokens: 1500, ..PROBLEM };
         check(&batch::<bf16>(problem, input, &[1500, 1151], 6), Support { block: 128, ..support });
     }
+    for head_dim in [96, 256] {
+        let problem = StepProblem { head_dim, q_heads: 3, kv_heads: 1, max_tokens: 700, ..PROBLEM };
+        let support = Support { k: 2, block: 64, local: 1 };
+        check(&batch::<f16>(problem, Input::Sharp, &[700, 640, 33], 5), support);
+        check(&batch::<bf16>(problem, Input::Normal, &[699, 65], 6), support);
+    }
 }
 
 /// A list of everything: exact attention.

@@ -1,6 +1,7 @@
 //! The scheme: its settings, its cache, its workload, its cases.
 
-use super::super::{Error, GatherCache, SYSTEM};
+use super::super::staging::Staging;
+use super::super::{Auditor, Error, GatherCache, SYSTEM};
 use super::*;
 use crate::check::{Coverage, not_covered, run_cases};
 use crate::kv::proof::{Options, Trial, by_workload};
@@ -63,7 +64,7 @@ fn what_there_is_no_kernel_for_is_said() {
     for (problem, support, part) in [
         (PROBLEM, Support { local: 0, ..support }, "local is 0; give it at least one block"),
         (PROBLEM, Support { block: 24, ..support }, "of 24 tokens; there are 16, 32, 64 and 128"),
-        (StepProblem { head_dim: 96, ..PROBLEM }, support, "head_dim 96; those there are take 64 and 128"),
+        (StepProblem { head_dim: 80, ..PROBLEM }, support, "head_dim 80"),
         (StepProblem { max_tokens: 1 << 31 | 1, ..PROBLEM }, support, "2147483649 tokens a sequence"),
         (StepProblem { q_heads: 7, ..PROBLEM }, support, "7 query heads are no multiple of 2 KV heads"),
         (StepProblem { sequences: 0, ..PROBLEM }, support, "sequences is 0"),
@@ -73,6 +74,45 @@ fn what_there_is_no_kernel_for_is_said() {
     }
     let error = Support { block: 0, ..support }.checked().expect_err("refused");
     assert!(matches!(error, Error::Block { block: 0 }) && kv::Error::from(error).is_refusal());
+}
+
+/// Options have fewer kernels than the default.
+#[test]
+fn head_dims_that_an_option_has_no_kernels_for_are_said() {
+    let support = Support { k: 3, block: 16, local: 2 };
+    let of = |head_dim: u32| StepProblem { head_dim, ..PROBLEM };
+    let by = |score: Score| Ranking { score, list: List::KvHead };
+    let plan = |problem, ranking| Plan::<f16>::ranked(&device(), problem, support, ranking);
+    let said = |error: Error, what: &str, head_dim: u32, takes: &str| {
+        let expected = format!("{what} has no kernels for head_dim {head_dim}; those there are take {takes}");
+        assert_eq!(error.to_string(), expected);
+        assert!(kv::Error::from(error).is_refusal());
+    };
+    for head_dim in super::super::HEAD_DIMS {
+        plan(of(head_dim), by(Score::Bounds)).expect("a plan");
+        plan(of(head_dim), by(Score::Mean)).expect("a plan");
+    }
+    let codes = plan(of(256), by(Score::Codes)).expect_err("refused");
+    said(codes, "gather/bounds=8", 256, "64, 96 and 128");
+    let codes = Bounds::<f16>::scored(&device(), of(256), support, Score::Codes).expect_err("refused");
+    said(codes, "gather/bounds=8", 256, "64, 96 and 128");
+    let launches =
+        |head_dim| plan(of(head_dim), by(Score::Bounds)).expect("a plan").in_launches(Launches::One);
+    assert_eq!(launches(96).expect("one launch").launches(), Launches::One);
+    said(launches(256).expect_err("refused"), "gather/launches=1", 256, "64, 96 and 128");
+    for head_dim in [96, 256] {
+        let staging = Staging::<f16>::new(&device(), of(head_dim), support, 8).expect_err("refused");
+        said(staging, "gather/staging", head_dim, "64 and 128");
+        let audit = Auditor::<f16>::new(&device(), of(head_dim), support, 0.5).expect_err("refused");
+        said(audit, "gather/audit", head_dim, "64 and 128");
+        let wide = StepProblem { q_heads: 18, ..of(head_dim) };
+        let error = plan(wide, by(Score::Bounds)).expect_err("refused");
+        let part =
+            format!("of head_dim {head_dim} for up to eight query heads a list, not 9; take list=query");
+        assert!(error.to_string().contains(&part), "{error}");
+        assert!(kv::Error::from(error).is_refusal());
+        plan(wide, Ranking { list: List::QueryHead, ..by(Score::Bounds) }).expect("a list each");
+    }
 }
 
 /// Handles of another problem change nothing.

@@ -116,6 +116,7 @@ fn one_launch_has_the_bits_of_two() {
         (7, 128, Support { k: 1, block: 64, local: 1 }),
         (4, 64, Support { k: 0, block: 16, local: 3 }),
         (4, 64, Support { k: 1000, block: 16, local: 1 }),
+        (8, 96, Support { k: 3, block: 16, local: 2 }),
     ] {
         let problem = StepProblem { q_heads: 2 * group, head_dim, ..PROBLEM };
         let half = batch::<f16>(problem, Input::Sharp, &[400, 17, 255], 4);

@@ -12,7 +12,7 @@ use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, in_chunks};
 use crate::gather::Support;
 use crate::gather::tests::{batch, device, read};
-use crate::{Buffer, Stream};
+use crate::{Buffer, Device, Stream};
 use kernels_gpu::gather::sketch::{Skipped, Verdict};
 
 const PROBLEM: StepProblem =
@@ -27,11 +27,21 @@ fn sketches<E: SketchElement>(
     cuts: &[Vec<u32>],
     slices: bool,
 ) -> Sketches<E> {
-    let device = device();
-    let stream = Stream::new(&device).expect("a stream");
-    let mut sketches = Sketches::new(&device, batch.problem, budget).expect("sketches");
-    let at = batch.upload(&device).expect("buffers");
-    let sketched = in_chunks(&device, cuts, |tokens, positions, lengths| {
+    sketches_on(&device(), batch, budget, cuts, slices)
+}
+
+/// The same on a device.
+fn sketches_on<E: SketchElement>(
+    device: &Device,
+    batch: &Batch<E>,
+    budget: Budget,
+    cuts: &[Vec<u32>],
+    slices: bool,
+) -> Sketches<E> {
+    let stream = Stream::new(device).expect("a stream");
+    let mut sketches = Sketches::new(device, batch.problem, budget).expect("sketches");
+    let at = batch.upload(device).expect("buffers");
+    let sketched = in_chunks(device, cuts, |tokens, positions, lengths| {
         let (keys, values, table) = (at.keys.global(), at.values.global(), at.table.global());
         let handles = SketchHandles { keys, values, table, positions, lengths };
         // SAFETY: buffers of the emulator, whose table is of this pool.

@@ -138,7 +138,8 @@ fn sequences_are_alone_in_their_bits() {
             chunk(&mut one, Chunk::Prompt { sequence: 0, tokens });
             one
         });
-        for _ in 0..20 {
+        // On to a tile that the fork's copy did not have.
+        for _ in 0..28 {
             let rows = chunk(&mut many, Chunk::Step);
             let [long, short] = alone.each_mut().map(|one| chunk(one, Chunk::Step));
             for (layer, rows) in rows.chunks(3).enumerate() {

@@ -3,6 +3,7 @@
 use super::*;
 use half::{bf16, f16};
 use kernels_gpu::gather::sketch::{Annotation, code_words, place, sketch_words, tiles_of};
+use simt::emu::EmuOptions;
 
 /// Every key is as near its sketch as the annotation says, by channel and by norm.
 fn check<E: SketchElement>(batch: &Batch<E>, bits: u32, words: &[u32]) {
@@ -84,5 +85,47 @@ fn hostile_keys_have_infinite_bounds() {
             assert!(annotation.eps == f32::INFINITY, "{hostile}: {annotation:?}");
         }
         assert!(own == kernel, "{hostile}");
+    }
+}
+
+/// A copy to another sequence is of the tiles that have tokens, of each KV head, and of nothing else. It is
+/// captured here and run later, by a device that knows what was freed meanwhile: no wait, no memory between.
+#[test]
+fn a_copy_is_of_the_tiles_that_have_tokens() {
+    let device = Device::cpu(EmuOptions { memory_check: true, ..EmuOptions::default() });
+    let stream = Stream::new(&device).expect("a stream");
+    let (heads, tiles) = (2, 13);
+    for (bits, tokens) in [(4, 0), (4, 1), (4, 32), (4, 33), (8, 65), (8, 399), (4, 400)] {
+        let budget = Budget { bits, ..BUDGET };
+        let batch = batch::<f16>(PROBLEM, Input::Normal, &[400; 3], 5);
+        let mut own = sketches_on(&device, &batch, budget, std::slice::from_ref(&batch.lengths), true);
+        let before = own.words().to_vec().expect("read");
+        let mut copied = None;
+        let captured = stream.capture(|stream| {
+            copied = Some(own.copy(stream, 2, 0, tokens));
+            Ok(())
+        });
+        let (graph, ()) = captured.expect("captured");
+        copied.expect("called").expect("copied");
+        let run = graph.instantiate().expect("a graph");
+        assert!(own.words().to_vec().expect("read") == before, "a capture runs nothing");
+        // SAFETY: the sketches are there.
+        unsafe { run.launch(&stream) }.expect("run");
+        let size = sketch_words(64, bits) as usize;
+        assert_eq!(before.len(), 3 * heads * tiles * size);
+        let of = |words: &[u32], [sequence, head, tile]: [usize; 3]| {
+            words[((sequence * heads + head) * tiles + tile) * size..][..size].to_vec()
+        };
+        let after = own.words().to_vec().expect("read");
+        for (head, tile) in (0..heads).flat_map(|head| (0..tiles).map(move |tile| (head, tile))) {
+            let source = if tile < tokens.div_ceil(32) { 2 } else { 0 };
+            assert!(of(&after, [0, head, tile]) == of(&before, [source, head, tile]), "{tokens}: {tile}");
+            assert!(of(&before, [0, head, tile]) != of(&before, [2, head, tile]), "nothing to see");
+        }
+        assert!(after[heads * tiles * size..] == before[heads * tiles * size..], "another sequence");
+        for (from, to, tokens) in [(3, 0, 1), (0, 3, 1), (0, 1, 417)] {
+            let refused = own.copy(&stream, from, to, tokens).expect_err("not there");
+            assert!(matches!(refused, crate::gather::Error::Length { .. }), "{refused}");
+        }
     }
 }
