@@ -1,6 +1,7 @@
 //! One property over oracle, the CPU's own path and the emulator.
 
 mod books;
+mod nearest;
 mod restored;
 
 use super::Books;
