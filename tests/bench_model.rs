@@ -35,6 +35,7 @@ fn a_row_says_what_a_step_read() {
     for row in rows {
         assert!(row["median_us"].as_f64().expect("a time") > 0.0 && row["read_us"].is_null(), "{row}");
         assert_eq!(row["weight_bytes"], rows[0]["weight_bytes"]);
+        assert_eq!(row["cache_f16_bytes"], 64 * 1024);
     }
     assert_eq!(rows[2]["report"]["heads"], 3 * 2 * 4, "steps, layers and query heads");
     assert!(rows[0]["report"].is_null() && rows[0]["times_dense"] == 1.0);
@@ -42,6 +43,41 @@ fn a_row_says_what_a_step_read() {
     let skipped = report["skipped"].as_array().expect("a list");
     assert_eq!(skipped.len(), 3);
     assert!(skipped[0]["reason"].as_str().expect("why").contains("512"), "{skipped:?}");
+}
+
+/// Prompts have rows of their own, beside steps or alone; a scheme that needs a file of this model's is given
+/// none.
+#[test]
+fn a_prompt_has_a_row_too() {
+    let folder = Folder::new();
+    let (path, report) = (tiny(&folder), folder.text("model.json"));
+    let options = ["--kv", "dense,int8,vecinfer", "--prompt", "100,1K", "--backend", "cpu"];
+    let output = ferrokv(&[&["bench", "model", "--model", &path, "--json", &report], &options[..]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let tables = text(&output.stdout);
+    assert!(
+        tables.contains("prompts, in chunks of up to 64 tokens") && !tables.contains("context"),
+        "{tables}"
+    );
+
+    let report = json(&report);
+    assert!(report["rows"].as_array().expect("a list").is_empty());
+    assert!(report["made_up"].as_array().expect("a list").is_empty());
+    let prompts = report["prompts"].as_array().expect("rows");
+    let names: Vec<&str> = prompts.iter().map(|row| row["kv"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["dense", "int8"]);
+    for row in prompts {
+        assert_eq!(row["tokens"], 100);
+        assert!(row["median_us"].as_f64().expect("a time") > 0.0 && row["times_dense"].is_number(), "{row}");
+    }
+    assert_eq!((&prompts[0]["times_dense"], &prompts[0]["cache_of_f16"]), (&1.0.into(), &1.0.into()));
+    let reason = |what: &str| -> String {
+        let skipped = report["skipped"].as_array().expect("a list").iter();
+        let mut of = skipped.filter(|skipped| skipped["what"] == what);
+        of.next().expect(what)["reason"].as_str().expect("why").into()
+    };
+    assert!(reason("vecinfer, a prompt of 100").contains("ferrokv calibrate --scheme vecinfer"));
+    assert!(reason("dense, a prompt of 1K").contains("512"));
 }
 
 fn run<'a>(options: &[&'a str]) -> Vec<&'a str> {

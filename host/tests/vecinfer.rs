@@ -66,6 +66,8 @@ fn a_cache_needs_the_file_of_its_model_and_setting() {
     let none = "vecinfer/k=d4b10/v=d2b8".parse::<Selection>().expect_err("no kernels").to_string();
     assert!(none.contains("keys in d4b10 with values in d2b8; there are d2b8 with d2b8"), "{none}");
     assert!(refused("vecinfer/codes=/no/such/file", GEOMETRY).contains("/no/such/file"));
+    let restored = refused(&format!("vecinfer/step=restored/codes={}", path.display()), GEOMETRY);
+    assert!(restored.contains("bench attention") && restored.contains("leave it out"), "{restored}");
 }
 
 /// Heads of every size have files and caches, and codes that one has no kernels for are refused by name.
@@ -171,10 +173,14 @@ fn what_is_no_number_is_said_and_bytes_are_those_of_the_codes() {
     let rows: Vec<f16> = (0..40 * 128).map(row).collect();
     let empty = cache.bytes();
     append(&mut *cache, &stream, &rows, 40);
+    let heads = (GEOMETRY.layers * GEOMETRY.kv_heads) as u64;
+    // Of the prompt: keys and values of three tiles, and its queries.
+    let room = 2 * (2 * 64 * 48 * 2) + 40 * 256 * 2;
+    assert_eq!(cache.bytes() - empty, heads * 40 * 32 + room);
     append(&mut *cache, &stream, &rows[..128], 1);
+    assert_eq!(cache.bytes() - empty, heads * 41 * 32, "no step needs a prompt's room");
     cache.check(&stream).expect("all is held");
     // Of 41 tokens 25 are read in f16, and 16 from their codes: 16 bytes of keys and as many of values.
-    let heads = (GEOMETRY.layers * GEOMETRY.kv_heads) as u64;
     assert_eq!(cache.step_bytes(), heads * (16 * 32 + 25 * 256));
     // With the first 16 in f16 as well no code is read, until there are 16 tokens more.
     append(&mut *with_first, &stream, &rows, 40);
@@ -182,9 +188,6 @@ fn what_is_no_number_is_said_and_bytes_are_those_of_the_codes() {
     assert_eq!(with_first.step_bytes(), heads * 41 * 256);
     append(&mut *with_first, &stream, &rows[..16 * 128], 16);
     assert_eq!(with_first.step_bytes(), heads * (16 * 32 + 41 * 256));
-    // Of the prompt of 40 tokens: keys and values of three tiles, and its queries.
-    let room = 2 * (2 * 64 * 48 * 2) + 40 * 256 * 2;
-    assert_eq!(cache.bytes() - empty, heads * 41 * 32 + room);
     let mut bad = rows[..128].to_vec();
     bad[100] = f16::INFINITY;
     append(&mut *cache, &stream, &bad, 1);

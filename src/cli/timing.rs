@@ -43,7 +43,7 @@ pub struct Repetition {
 
 impl Repetition {
     /// How many repetitions of `one` second each.
-    fn count(self, one: f64) -> usize {
+    pub fn count(self, one: f64) -> usize {
         ((self.seconds / one.max(1e-9)) as usize).clamp(self.least, self.most)
     }
 }

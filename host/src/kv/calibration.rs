@@ -12,6 +12,7 @@ use bytemuck::Pod;
 use half::f16;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 /// How a scheme makes its artifact.
 #[derive(Debug)]
@@ -253,6 +254,31 @@ impl Selection {
         Ok(selection)
     }
 
+    /// How the file would be made that a cache of this selection lacks: what was given of the options that
+    /// the scheme and its calibrator have in common. `None` for a scheme that needs no file, and where one
+    /// was given.
+    ///
+    /// # Errors
+    /// As [`for_calibration`](Self::for_calibration).
+    pub fn calibration(&self) -> Result<Option<Self>> {
+        let scheme = self.scheme();
+        let Some(calibrator) = scheme.calibrate.as_ref().filter(|c| self.file(c.artifact).is_none()) else {
+            return Ok(None);
+        };
+        let given = calibrator.options.iter().filter_map(|spec| Some((spec.name, self.value(spec.name)?)));
+        let text = given.fold(scheme.name.to_owned(), |text, (name, value)| format!("{text}/{name}={value}"));
+        Selection::for_calibration(&text, std::iter::once(scheme)).map(Some)
+    }
+
+    /// The same scheme and options with the file that [`calibration`](Self::calibration) speaks of.
+    ///
+    /// # Errors
+    /// [`Error::NoCalibration`]; [`Error::Twice`] where a file was given.
+    pub fn with_artifact(&self, path: &Path) -> Result<Self> {
+        let option = self.scheme().calibrator()?.artifact;
+        Selection::parse(&format!("{self}/{option}={}", path.display()), std::iter::once(self.scheme()))
+    }
+
     /// Makes the artifact of a scheme that was read by [`for_calibration`](Self::for_calibration). Its
     /// metadata name the scheme, its settings, and the layers and heads that it is for.
     ///
@@ -298,6 +324,19 @@ mod tests {
         material.check(true).expect("whole");
         assert_eq!(material.layers[1].values, Material::made_up(GEOMETRY, 7, 3).layers[1].values);
         assert_ne!(material.layers[1].values, Material::made_up(GEOMETRY, 7, 4).layers[1].values);
+    }
+
+    #[test]
+    fn a_selection_knows_how_its_file_is_made() {
+        let selection: Selection = "vecinfer/k=d8b12/v=d8b8/recent=32".parse().expect("a scheme");
+        let calibration = selection.calibration().expect("codes that there are").expect("it needs a file");
+        assert_eq!(calibration.to_string(), "vecinfer/k=d8b12/v=d8b8");
+        let whole = selection.with_artifact(Path::new("a/b.safetensors")).expect("the option that it has");
+        assert_eq!(whole.to_string(), "vecinfer/k=d8b12/v=d8b8/recent=32/codes=a/b.safetensors");
+        assert!(whole.calibration().expect("nothing to make").is_none());
+        let dense: Selection = "dense".parse().expect("a scheme");
+        assert!(dense.calibration().expect("nothing to make").is_none());
+        assert!(matches!(dense.with_artifact(Path::new("a")), Err(Error::NoCalibration { .. })));
     }
 
     #[test]

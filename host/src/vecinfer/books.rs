@@ -158,21 +158,42 @@ pub(super) struct Search {
     pub half_norms: Vec<f32>,
 }
 
+/// A centroid's channels, and ½‖c‖².
+fn widened(centroid: &[f16]) -> ([f32; 8], f32) {
+    let mut c = [0f32; 8];
+    c.iter_mut().zip(centroid).for_each(|(c, x)| *c = x.to_f32());
+    let half_norm = match centroid.len() {
+        2 => Nearest::half_norm::<2>(&c),
+        4 => Nearest::half_norm::<4>(&c),
+        _ => Nearest::half_norm::<8>(&c),
+    };
+    (c, half_norm)
+}
+
+/// What goes with codebooks where the kernels search them: [`Code::norm_floats`] of each.
+pub(super) fn norms(books: &[f16], code: Code) -> Vec<f32> {
+    let mut norms =
+        Vec::with_capacity(books.len() / code.book_elements() as usize * code.norm_floats() as usize);
+    for book in books.chunks_exact(code.book_elements() as usize) {
+        let first = norms.len();
+        norms.extend(book.chunks_exact(code.d as usize).map(|centroid| widened(centroid).1));
+        let largest_norm = norms[first..].iter().copied().fold(0f32, f32::max);
+        let largest = book.iter().fold(0f32, |most, x| most.max(x.to_f32().abs()));
+        norms.extend([largest_norm, Nearest::largest(largest), 0.0, 0.0]);
+    }
+    norms
+}
+
 impl Search {
     fn new(book: &[f16], code: Code) -> Self {
         let (d, count) = (code.d as usize, code.centroids() as usize);
         let mut search = Search { channels: vec![0.0; d * count], half_norms: vec![0.0; count] };
         for (number, centroid) in book.chunks_exact(d).enumerate() {
-            let mut c = [0f32; 8];
-            for (i, x) in centroid.iter().enumerate() {
-                c[i] = x.to_f32();
-                search.channels[i * count + number] = c[i];
+            let (c, half_norm) = widened(centroid);
+            for (i, x) in c.iter().take(d).enumerate() {
+                search.channels[i * count + number] = *x;
             }
-            search.half_norms[number] = match d {
-                2 => Nearest::half_norm::<2>(&c),
-                4 => Nearest::half_norm::<4>(&c),
-                _ => Nearest::half_norm::<8>(&c),
-            };
+            search.half_norms[number] = half_norm;
         }
         search
     }
@@ -187,6 +208,8 @@ pub struct Tables {
     pub(super) values: Buffer<f16>,
     /// Codebooks of keys and of values as attention fetches them.
     pub(super) fetched: [Buffer<u8>; 2],
+    /// [`norms`] of keys and of values.
+    pub(super) norms: [Buffer<f32>; 2],
     strides: [u32; 2],
     /// On the CPU, of keys and of values, one or one for each KV head.
     pub(super) search: [Vec<Search>; 2],
@@ -218,6 +241,10 @@ impl Tables {
                 Buffer::from_slice(device, &fetched(keys, true, &own.keys, &[]))?,
                 Buffer::from_slice(device, &fetched(values, false, &own.values, &own.steps))?,
             ],
+            norms: [
+                Buffer::from_slice(device, &norms(&own.keys, keys))?,
+                Buffer::from_slice(device, &norms(&own.values, values))?,
+            ],
             strides: [stride(&own.keys, keys), stride(&own.values, values)],
             search: [search(&own.keys, keys), search(&own.values, values)],
         })
@@ -226,7 +253,8 @@ impl Tables {
     /// Bytes of the device.
     pub fn bytes(&self) -> usize {
         let fetched: usize = self.fetched.iter().map(Buffer::bytes).sum();
-        self.transform.bytes() + self.keys.bytes() + self.values.bytes() + fetched
+        let norms: usize = self.norms.iter().map(Buffer::bytes).sum();
+        self.transform.bytes() + self.keys.bytes() + self.values.bytes() + fetched + norms
     }
 
     /// The shape with what these are.

@@ -1,6 +1,7 @@
 //! A model's keys and values as codes.
 
 use super::prompt::Room;
+use super::setting::{RESTORED, STEP};
 use super::{Books, Code, Encode, Handles, Plan, Setting, Source, Store, Tables};
 use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
@@ -22,7 +23,8 @@ struct Layer {
 ///
 /// There are no originals: a prompt's chunk sees the tokens of its own chunk, the first ones and the most
 /// recent ones before in f16, and the others as they are stored. They are restored in each layer before
-/// attention, to a pool that all layers share, and that a cache which has seen no prompt does not have.
+/// attention, to a pool that all layers share, and that a cache has from a prompt's first chunk to the next
+/// step.
 #[derive(Debug)]
 pub struct VecInferCache {
     sequences: Sequences,
@@ -39,6 +41,9 @@ pub struct VecInferCache {
 impl VecInferCache {
     /// An empty cache, with the codebooks of the selection's file.
     pub(super) fn open(opening: &Opening<'_>) -> Result<Self> {
+        if opening.selection.word(STEP, "") == RESTORED {
+            return Err(super::Error::Restored.into());
+        }
         let setting = Setting::of(opening.selection);
         let mut file = opening.needed_artifact("codes")?;
         let geometry = opening.geometry;
@@ -171,9 +176,13 @@ unsafe impl KvCache for VecInferCache {
         self.sequences.leave(sequence)
     }
 
-    fn begin(&mut self, _: &Stream, chunk: Chunk) -> Result<()> {
+    fn begin(&mut self, stream: &Stream, chunk: Chunk) -> Result<()> {
         self.sequences.room(chunk)?;
         self.prompts.ready(&self.sequences, chunk)?;
+        if chunk == Chunk::Step && !stream.is_capturing() {
+            // Of a long sequence it is a quarter of what the codes of four layers take, and no step needs it.
+            self.room = None;
+        }
         if let Chunk::Prompt { tokens: rows, .. } = chunk {
             let longest = self.sequences.held().longest_after(chunk) as u32;
             let elements = rows * self.sequences.geometry.query_width();

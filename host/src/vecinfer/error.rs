@@ -64,6 +64,12 @@ pub enum Error {
         /// Channels of a head.
         head_dim: u32,
     },
+    /// A cache whose steps are to restore all tokens.
+    #[error(
+        "vecinfer/step=restored is there for `bench attention` and `attend` to compare with; a cache attends to its \
+         codes: leave it out"
+    )]
+    Restored,
     /// A sequence whose tokens cannot be numbered.
     #[error("{tokens} tokens a sequence are too many for vecinfer; it takes up to {most}")]
     TooLong {
@@ -163,9 +169,10 @@ impl From<Error> for kv::Error {
             Error::Device(error) => error.into(),
             Error::Exact(error) => error.into(),
             Error::File(error) => error.into(),
-            error @ (Error::HeadDim { .. } | Error::Codes { .. } | Error::TooLong { .. }) => {
-                kv::Error::refused(error)
-            }
+            error @ (Error::HeadDim { .. }
+            | Error::Codes { .. }
+            | Error::TooLong { .. }
+            | Error::Restored) => kv::Error::refused(error),
             error => kv::Error::system(error),
         }
     }

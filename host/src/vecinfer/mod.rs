@@ -16,6 +16,7 @@ mod kmeans;
 pub mod oracle;
 mod plan;
 mod prompt;
+mod restored;
 mod setting;
 mod store;
 #[cfg(test)]
@@ -33,7 +34,7 @@ pub use setting::{HEAD_DIMS, Setting};
 pub use store::{Encode, Source, Store};
 
 use crate::kv::{Kind, OptionSpec, Scheme, System, proof};
-use setting::CODE_OPTIONS;
+use setting::{CODE_OPTIONS, RESTORED, STEP};
 
 /// The system.
 pub static SYSTEM: System = System {
@@ -57,6 +58,12 @@ pub static SYSTEM: System = System {
                 name: "sink",
                 about: "tokens at the front that stay in f16; 16",
                 kind: Kind::Word(&["0", "16"]),
+            },
+            OptionSpec {
+                name: STEP,
+                about: "of `bench attention` and `attend`: what a step attends to, its codes or, to compare with, all \
+                        tokens restored to f16 in each step; codes",
+                kind: Kind::Word(&["codes", RESTORED]),
             },
             OptionSpec {
                 name: "codes",

@@ -25,6 +25,11 @@ pub(super) const CODE_OPTIONS: [OptionSpec; 2] = [
     OptionSpec { name: "v", about: "values, likewise; as the keys", kind: Kind::Word(&NAMES) },
 ];
 
+/// The option of a workload that says what its step attends to.
+pub(super) const STEP: &str = "step";
+/// Its value for tokens that each step restores to f16.
+pub(super) const RESTORED: &str = "restored";
+
 /// What a code is called: `d4b8`.
 pub(super) fn name(code: Code) -> String {
     format!("d{}b{}", code.d, code.bits)

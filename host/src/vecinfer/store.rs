@@ -263,6 +263,8 @@ impl Store {
                 transforms: tables.transform.global(),
                 key_books: tables.keys.global(),
                 value_books: tables.values.global(),
+                key_norms: tables.norms[0].global(),
+                value_norms: tables.norms[1].global(),
                 codes,
                 recent_keys,
                 recent_values,

@@ -1,6 +1,8 @@
 //! A step as a workload: all sequences of a batch in one launch.
 
 use super::calibrate::of_itself;
+use super::restored::Restored;
+use super::setting::{RESTORED, STEP};
 use super::{Books, Encode, Error, Handles, Plan, Setting, Source, Store, Tables};
 use crate::attention::StepProblem;
 use crate::kv::workload::{Fact, Input, Memory, Opening, Outcome, Workload};
@@ -18,6 +20,8 @@ struct VecInfer {
     input: Arc<Input<f16>>,
     setting: Setting,
     plan: Plan,
+    /// What a step does in place of the plan, where tokens are to be restored.
+    restored: Option<Restored>,
     tables: Tables,
     /// Of each pool.
     stores: Vec<Store>,
@@ -57,12 +61,14 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     stream.fill_u8(&mut output, .., 0xff)?;
     let lengths = Buffer::zeroed(&device, problem.sequences as usize)?;
     let stores = Vec::new();
-    let mut workload = VecInfer { input, setting, plan, tables, stores, lengths, output, layer };
+    let restores = selection.word(STEP, "") == RESTORED;
+    let restored = restores.then(|| Restored::new(&device, problem)).transpose()?;
+    let mut workload = VecInfer { input, setting, plan, restored, tables, stores, lengths, output, layer };
     for set in 0..workload.input.pools.len() {
         workload.encode(&stream, set, problem)?;
     }
     // A first run outside any timing: the driver loads the kernel.
-    workload.enqueue(&stream, 0, 1)?;
+    workload.enqueue(&stream, 0, workload.stages().len())?;
     stream.synchronize()?;
     Ok(Box::new(workload))
 }
@@ -101,10 +107,10 @@ impl VecInfer {
 
 impl Workload for VecInfer {
     fn stages(&self) -> &'static [&'static str] {
-        &["attend"]
+        if self.restored.is_some() { Restored::STAGES } else { &["attend"] }
     }
 
-    fn enqueue(&mut self, stream: &Stream, set: usize, _: usize) -> Result<()> {
+    fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
         let slices = stream.device().kind() == BackendKind::Cpu && !stream.is_capturing();
         let handles = Handles {
             queries: self.input.queries[0].global(),
@@ -112,6 +118,11 @@ impl Workload for VecInfer {
             output: self.output.global_mut(),
         };
         let (store, tables) = (&self.stores[set], &self.tables);
+        if let Some(restored) = &mut self.restored {
+            let step = (handles, &*self.input.lengths);
+            // SAFETY: as below; the lengths on the device are those of the input, as encoding has left them.
+            return Ok(unsafe { restored.run_on(stream, slices, (store, tables), step, stages) }?);
+        }
         // SAFETY: buffers of this device, host memory on the CPU. Dropping a buffer waits for the device.
         Ok(unsafe { self.plan.run_on(stream, slices, store, tables, handles) }?)
     }
@@ -119,11 +130,15 @@ impl Workload for VecInfer {
     fn read_bytes(&self) -> u64 {
         let of = |length: &u32| self.setting.step_bytes(self.input.problem.head_dim, (*length).into());
         let of_head: f64 = self.input.lengths.iter().map(of).sum();
-        u64::from(self.input.problem.kv_heads) * of_head.ceil() as u64
+        let stored = u64::from(self.input.problem.kv_heads) * of_head.ceil() as u64;
+        // What was restored is written, and read again.
+        let tokens: u64 = self.input.lengths.iter().map(|length| u64::from(*length)).sum();
+        stored + if self.restored.is_some() { tokens * self.input.token_bytes() } else { 0 }
     }
 
     fn memory(&self) -> Memory {
-        Memory { device: (self.stores[0].bytes() + self.tables.bytes()) as u64, host: 0 }
+        let restored = self.restored.as_ref().map_or(0, Restored::bytes);
+        Memory { device: (self.stores[0].bytes() + self.tables.bytes() + restored) as u64, host: 0 }
     }
 
     fn outcome(&self) -> Result<Outcome> {

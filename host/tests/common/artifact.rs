@@ -12,20 +12,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub fn ready(text: &str, geometry: Geometry) -> Selection {
     static FILES: AtomicUsize = AtomicUsize::new(0);
     let given: Selection = text.parse().expect("a scheme");
-    let scheme = given.scheme();
-    let Some(calibrator) = scheme.calibrate.as_ref().filter(|c| given.file(c.artifact).is_none()) else {
-        return given;
-    };
-    let settings =
-        calibrator.options.iter().filter_map(|option| Some((option.name, given.value(option.name)?)));
-    let settings: String = settings.map(|(name, value)| format!("/{name}={value}")).collect();
-    let of = Selection::for_calibration(&format!("{}{settings}", scheme.name), host::schemes());
+    let Some(of) = given.calibration().expect("settings of a calibration") else { return given };
     let material = Material::made_up(geometry, 160, 7);
-    let artifact = of.and_then(|of| of.calibrate(&material, &|_, _| ControlFlow::Continue(())));
+    let artifact = of.calibrate(&material, &|_, _| ControlFlow::Continue(()));
     let number = FILES.fetch_add(1, Ordering::Relaxed);
-    let name = format!("{}-{}-{number}.safetensors", scheme.name, std::process::id());
+    let name = format!("{}-{}-{number}.safetensors", of.scheme().name, std::process::id());
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let target = Target::new(&path, true, None).expect("a folder");
     artifact.and_then(|artifact| artifact.write(target)).expect("an artifact");
-    format!("{text}/{}={}", calibrator.artifact, path.display()).parse().expect("a scheme with its file")
+    given.with_artifact(&path).expect("a scheme with its file")
 }

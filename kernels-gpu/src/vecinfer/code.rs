@@ -104,6 +104,13 @@ impl Code {
         self.d << self.bits
     }
 
+    /// Floats that go with a codebook: ½‖c‖² of each centroid, the largest of these, the largest |c_i| as
+    /// [`Nearest::largest`](super::Nearest::largest) has it, and two that are 0.
+    #[inline(always)]
+    pub const fn norm_floats(self) -> u32 {
+        self.centroids() + 4
+    }
+
     /// Sub-vectors of a head.
     #[inline(always)]
     pub const fn parts(self, head_dim: u32) -> u32 {

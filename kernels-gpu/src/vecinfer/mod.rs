@@ -25,6 +25,7 @@
 mod book;
 mod code;
 mod decode;
+mod nearest;
 mod prompt;
 mod queries;
 mod running;
@@ -34,10 +35,11 @@ mod write;
 pub use crate::attention::split_count;
 pub use code::{CODES, Code, Kind};
 pub use decode::{attend, attend_wide, layout, partial_floats, rows_of};
+pub use nearest::Nearest;
 pub use prompt::{RESTORE_THREADS, restore, turn};
 pub use queries::whole_scale;
 pub use transform::{ROWS_OF_TRANSFORM, Shape, hadamard_block, norm};
-pub use write::{ENCODE_THREADS, EncodeShape, Nearest, encode, encode_bytes};
+pub use write::{ENCODE_THREADS, EncodeShape, encode, encode_bytes};
 
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -1,45 +1,32 @@
 //! # Mathematics
-//! A key is transformed and rounded to f16, a value stays as it is; both are cut into sub-vectors x of d
-//! channels, and the code of x is the number of the centroid c (equation 2) with the least
-//!
-//! ```text
-//! s = ½‖c‖² − x·c        (½‖x − c‖² less ½‖x‖², which all have)
-//! ```
-//!
-//! of equal ones the lowest. In f32: ½‖c‖² as [`half_norm`] and s as [`score`] have it. A sub-vector with a
-//! NaN has code 0. The error of s is at most (d + 1)·u·(½‖c‖² + Σ|x_i·c_i|), so a centroid that is not the
-//! nearest is chosen only where both are that near to each other.
+//! A key is transformed and rounded to f16, a value stays as it is; both are cut into sub-vectors of d
+//! channels, whose codes are the numbers of the nearest centroids ([`nearest`](super::nearest)).
 //!
 //! # Layout
 //! `keys`, `values`: rows [sequences, tokens, kv_heads, D], or a pool [blocks, kv_heads, 16, D] with a table.
 //! `codes` [sequences, kv_heads, tiles, bytes of a tile of keys and one of values], as [`Code`] says.
 //! `recent_keys` (transformed), `recent_values` [sequences, kv_heads, slots, 16, D]: where a tile lies is the
 //! [`Window`](crate::attention::Window)'s. `lengths` \[sequences\]. `pool_keys`, `pool_values` [blocks,
-//! kv_heads, 16, D]: tile t is block t, for a prompt's attention.
+//! kv_heads, 16, D]: tile t is block t, for a prompt's attention. `key_norms`, `value_norms` [1 or kv_heads,
+//! 2^b + 4]: of each centroid ½‖c‖², then what a search needs of all ([`Code::norm_floats`]).
 //!
 //! # Work split
 //! Grid (tiles that a chunk can touch, kv_heads · kinds, sequences): a thread block is alone with its tile.
-//! Its eight warps transform a token each at a time; then each takes four sub-vectors at a time, a lane every
-//! 32nd centroid, and the least s of the lanes is found by two reductions. A sub-vector costs a lane
-//! 2^b/32·(d + 3) instructions and some 20 more.
+//! Its eight warps transform a token each at a time; then they look for centroids.
 
+use super::nearest::{HeadBook, MINIMA, Place, near_few, near_many};
 use super::transform::{Rounded, Shape, load_row, round_row, share_row, store_row, transform};
 use super::{Code, Kind};
 use crate::attention::BLOCK_TOKENS;
 use crate::element::store_whole;
 use glam::UVec4;
 use half::f16;
-use simt::math::fma;
-use simt::warp::{self, FULL_MASK, warp_reduce_min_u32};
-use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, convert, kernel, thread, unroll};
+use simt::warp::{self, FULL_MASK};
+use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, kernel, thread, unroll};
 
 /// Threads of a block.
 pub const ENCODE_THREADS: u32 = 256;
 const WARPS: u32 = ENCODE_THREADS / 32;
-/// Sub-vectors that a warp takes at a time.
-const AT_ONCE: usize = 4;
-/// Centroids that a lane has in registers at a time.
-const OF_LANE: usize = 8;
 
 /// The extents of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -61,44 +48,13 @@ pub struct EncodeShape {
     pub to_pool: u32,
 }
 
-/// What the kernel, the CPU's own path and the tests have in common.
-#[derive(Debug)]
-pub struct Nearest;
-
-impl Nearest {
-    /// ½‖c‖².
-    #[inline(always)]
-    pub fn half_norm<const N: usize>(c: &[f32; 8]) -> f32 {
-        let mut sum = c[0] * c[0];
-        unroll!(for i in 1..N, at_most 7 {
-            sum = fma(c[i], c[i], sum);
-        });
-        0.5 * sum
-    }
-
-    /// ½‖c‖² − x·c.
-    #[inline(always)]
-    pub fn score<const N: usize>(x: &[f32; 8], c: &[f32; 8], half_norm: f32) -> f32 {
-        let mut s = half_norm;
-        unroll!(for i in 0..N, at_most 8 {
-            s = fma(-x[i], c[i], s);
-        });
-        s
-    }
-}
-
-/// A word that orders like a score; zeros are equal.
-#[inline(always)]
-fn ordered(score: f32) -> u32 {
-    let bits = (score + 0.0).to_bits();
-    if bits >> 31 != 0 { !bits } else { bits | 1 << 31 }
-}
-
 struct Layout {
     /// What is stored of the tile's tokens in f16, [16, D].
     rows: Shared<u16>,
     /// [16, parts].
     codes: Shared<u32>,
+    /// What chooses among more than 256 centroids.
+    minima: Shared<f32>,
     bytes: u32,
 }
 
@@ -106,7 +62,8 @@ const fn layout<const D: usize, const C: u32>() -> Layout {
     let mut plan = SharedPlan::new();
     let rows = plan.array(BLOCK_TOKENS * D as u32);
     let codes = plan.array(BLOCK_TOKENS * Code::of(C).parts(D as u32));
-    Layout { rows, codes, bytes: plan.bytes() }
+    let minima = plan.array(if Code::of(C).bits > 8 { MINIMA } else { 0 });
+    Layout { rows, codes, minima, bytes: plan.bytes() }
 }
 
 /// Shared memory of an instance.
@@ -125,6 +82,7 @@ pub const fn encode_bytes<const D: usize, const C: u32>() -> u32 {
         (256, 408), (256, 812)
     ),
     max_threads = 256,
+    min_blocks = 2,
     overlaps
 )]
 pub fn encode<const D: usize, const C: u32>(
@@ -135,6 +93,8 @@ pub fn encode<const D: usize, const C: u32>(
     transforms: Global<f32>,
     key_books: Global<f16>,
     value_books: Global<f16>,
+    key_norms: Global<f32>,
+    value_norms: Global<f32>,
     codes: GlobalMut<u8>,
     recent_keys: GlobalMut<f16>,
     recent_values: GlobalMut<f16>,
@@ -213,47 +173,16 @@ pub fn encode<const D: usize, const C: u32>(
 
     // The nearest centroids.
     let (books, stride) = if key { (key_books, cache.key_stride) } else { (value_books, cache.value_stride) };
-    let book = (head * stride) as usize;
     let parts = code.parts(D as u32);
     let (offset, items) = (begin % BLOCK_TOKENS * parts, (end - begin) * parts);
-    let mut own = Centroids::<C>::NONE;
+    let norms_at = if stride == 0 { 0 } else { (head * code.norm_floats()) as usize };
+    let norms = if key { key_norms } else { value_norms };
+    let book = HeadBook { centroids: books, at: (head * stride) as usize, norms, norms_at };
+    let place = Place { rows: layout.rows, codes: layout.codes, minima: layout.minima, offset, items };
     if code.bits == 8 {
-        own = Centroids::load(books, book, 0, lane);
-    }
-    let mut item = warp * AT_ONCE as u32;
-    while item < items {
-        let mut x = [[0f32; 8]; AT_ONCE];
-        unroll!(for i in 0..4 {
-            x[i] = sub_vector::<D, C>(layout.rows, offset + item + i as u32);
-        });
-        let mut best = [f32::INFINITY; AT_ONCE];
-        let mut index = [u32::MAX; AT_ONCE];
-        // Not unrolled, as chunks of centroids that are loaded ahead do not fit the registers.
-        let (mut chunk, centroids) = (0, bits::renewed(code.centroids()));
-        while chunk < centroids {
-            if code.bits > 8 {
-                own = Centroids::load(books, book, chunk, lane);
-            }
-            unroll!(for k in 0..8 {
-                unroll!(for i in 0..4 {
-                    let score = own.score(&x[i], k);
-                    if score < best[i] {
-                        best[i] = score;
-                        index[i] = chunk + 32 * k as u32 + lane;
-                    }
-                });
-            });
-            chunk += 32 * OF_LANE as u32;
-        }
-        unroll!(for i in 0..4 {
-            let own = ordered(best[i]);
-            let least = warp_reduce_min_u32(FULL_MASK, own);
-            let index = warp_reduce_min_u32(FULL_MASK, if own == least { index[i] } else { u32::MAX });
-            if lane == 0 {
-                layout.codes.store(offset + item + i as u32, if index == u32::MAX { 0 } else { index });
-            }
-        });
-        item += WARPS * AT_ONCE as u32;
+        near_few::<C>(book, place);
+    } else {
+        near_many::<C>(book, place);
     }
     thread::sync_threads();
 
@@ -304,69 +233,5 @@ fn store_words<const D: usize>(target: GlobalMut<f16>, row: usize, words: Rounde
         128 => store_whole(target, at, [words[0], words[1]]),
         256 => store_whole(target, at, words),
         _ => store_row::<D>(target, row, words, lane),
-    }
-}
-
-/// The channels of a sub-vector of the tile, the same in all lanes.
-#[simt::device]
-fn sub_vector<const D: usize, const C: u32>(rows: Shared<u16>, item: u32) -> [f32; 8] {
-    let pairs = Code::of(C).d / 2;
-    let mut x = [0f32; 8];
-    unroll!(for i in 0..(Code::of(C).d as usize / 2), at_most 4 {
-        [x[2 * i], x[2 * i + 1]] = halves(rows.load_vector(2 * (item * pairs + i as u32)));
-    });
-    x
-}
-
-#[inline(always)]
-fn halves(pair: u32) -> [f32; 2] {
-    let half = |bits: u32| convert::f32_from_f16(f16::from_bits(bits as u16));
-    [half(pair), half(pair >> 16)]
-}
-
-/// Some centroids of a lane.
-#[derive(Clone, Copy)]
-struct Centroids<const C: u32> {
-    c: [[f32; 8]; OF_LANE],
-    half_norms: [f32; OF_LANE],
-}
-
-impl<const C: u32> Centroids<C> {
-    const NONE: Self = Centroids { c: [[0.0; 8]; OF_LANE], half_norms: [0.0; OF_LANE] };
-
-    /// Number `chunk + 32·k + lane` is the lane's k-th.
-    #[simt::device]
-    fn load(books: Global<f16>, book: usize, chunk: u32, lane: u32) -> Self {
-        let d = Code::of(C).d;
-        let mut own = Self::NONE;
-        unroll!(for k in 0..8 {
-            let at = book + ((chunk + 32 * k as u32 + lane) * d) as usize;
-            let words = match d {
-                2 => [books.load_vector_readonly::<u32>(at), 0, 0, 0],
-                4 => {
-                    let [a, b] = books.load_vector_readonly::<[u32; 2]>(at);
-                    [a, b, 0, 0]
-                }
-                _ => books.load_vector_readonly::<[u32; 4]>(at),
-            };
-            unroll!(for i in 0..(Code::of(C).d as usize / 2), at_most 4 {
-                [own.c[k][2 * i], own.c[k][2 * i + 1]] = halves(words[i]);
-            });
-            own.half_norms[k] = match d {
-                2 => Nearest::half_norm::<2>(&own.c[k]),
-                4 => Nearest::half_norm::<4>(&own.c[k]),
-                _ => Nearest::half_norm::<8>(&own.c[k]),
-            };
-        });
-        own
-    }
-
-    #[inline(always)]
-    fn score(&self, x: &[f32; 8], k: usize) -> f32 {
-        match Code::of(C).d {
-            2 => Nearest::score::<2>(x, &self.c[k], self.half_norms[k]),
-            4 => Nearest::score::<4>(x, &self.c[k], self.half_norms[k]),
-            _ => Nearest::score::<8>(x, &self.c[k], self.half_norms[k]),
-        }
     }
 }

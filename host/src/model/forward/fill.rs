@@ -3,6 +3,7 @@
 use super::{Result, Runner};
 use crate::Buffer;
 use crate::attention::dense::sample::normal;
+use crate::kv::calibration::{Material, Passed};
 use crate::kv::{Chunk, KvCache, New, Rotated};
 use half::f16;
 use rayon::prelude::*;
@@ -29,13 +30,10 @@ impl Runner {
         }
         self.fits(cache, Chunk::Prompt { sequence, tokens })?;
         let stream = self.stream();
-        let (layers, width) = (self.geometry.layers, self.geometry.kv_width());
-        let numbers = |seed: u64, scale: f32| -> Vec<f16> {
-            let elements = 0..(CHUNK.min(tokens) * width) as u64;
-            elements.into_par_iter().map(|i| f16::from_f32(normal(seed, i) * scale)).collect()
-        };
-        let keys = Buffer::from_slice(stream.device(), &numbers(1, key_scale))?;
-        let values = Buffer::from_slice(stream.device(), &numbers(2, 1.0))?;
+        let layers = self.geometry.layers;
+        let [keys, values] = self.rows(tokens, key_scale);
+        let keys = Buffer::from_slice(stream.device(), &keys)?;
+        let values = Buffer::from_slice(stream.device(), &values)?;
         let mut left = tokens;
         while left > 0 {
             let count = CHUNK.min(left);
@@ -53,4 +51,24 @@ impl Runner {
         }
         Ok(())
     }
+
+    /// What [`fill`](Self::fill) puts into a cache, 1024 tokens at most: what a file is made from for a model
+    /// of random weights, of which no text says anything either. Queries are of about N(0, 1).
+    pub fn filling(&self, tokens: usize, key_scale: f32) -> Material {
+        let tokens = tokens.min(CHUNK);
+        let [keys, values] = self.rows(tokens, key_scale);
+        let queries = numbers(3, tokens * self.geometry.query_width(), 1.0);
+        let layers = vec![Passed { keys, values, queries }; self.geometry.layers];
+        Material { geometry: self.geometry, rope: Some(self.rope.clone()), layers, fronts: Vec::new() }
+    }
+
+    /// Keys and values of up to `tokens` tokens, of [`CHUNK`] at most.
+    fn rows(&self, tokens: usize, key_scale: f32) -> [Vec<f16>; 2] {
+        let elements = tokens.min(CHUNK) * self.geometry.kv_width();
+        [numbers(1, elements, key_scale), numbers(2, elements, 1.0)]
+    }
+}
+
+fn numbers(seed: u64, count: usize, scale: f32) -> Vec<f16> {
+    (0..count as u64).into_par_iter().map(|i| f16::from_f32(normal(seed, i) * scale)).collect()
 }

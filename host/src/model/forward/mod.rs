@@ -27,6 +27,7 @@ mod decoder;
 mod fill;
 mod launches;
 mod slices;
+mod timed;
 mod weights;
 
 use super::kernels::Choice;

@@ -1,6 +1,8 @@
 //! One property over oracle, the CPU's own path and the emulator.
 
 mod books;
+mod nearest;
+mod restored;
 
 use super::Books;
 use super::cases::{Ran, STEP, Step, made_up, ran, settings, steps_of};
