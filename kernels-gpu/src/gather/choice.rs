@@ -173,6 +173,8 @@ pub fn signs(pair: u32) -> [u32; 2] {
         (bf16, 64, 1), (bf16, 64, 2), (bf16, 96, 1), (bf16, 128, 1), (bf16, 128, 2), (bf16, 256, 1)
     ),
     max_threads = 256,
+    // As many as are launched: for two, ptxas would hold some instances to 128 registers, which do not do.
+    min_blocks = 1,
     overlaps = late
 )]
 pub fn select<E: Half, const D: usize, const R: usize>(
