@@ -79,7 +79,8 @@ impl Shape {
                 },
                 norm_eps: 1e-6,
                 vocab: 152_064,
-                context: 32_768,
+                // That of its variant for long texts, rounded up.
+                context: 1 << 20,
                 tied_embeddings: false,
                 qkv_bias: true,
                 attn_output_bias: false,
