@@ -7,6 +7,7 @@ from collections import defaultdict
 
 from beside import bare as plain
 from beside import beside_each_other, by_layer, equal_bytes, of_a_text, other_shapes
+from models import model, model_batches, prompts
 from records import DEVICES, Wrong, facts, interval, losing, ratio, scheme, table, tokens
 
 # --- INT8 -----------------------------------------------------------------------------------------------------------
@@ -315,53 +316,6 @@ def staging(records):
 
 
 # --- Models ---------------------------------------------------------------------------------------------------------
-
-def model(records):
-    """A row a scheme; of a second record only the schemes that the first one has not."""
-    contexts, schemes = [], {}
-    for record in records:
-        new = set(map(scheme, (row["kv"] for row in record.data["rows"]))) - set(schemes)
-        for row in record.data["rows"]:
-            if scheme(row["kv"]) in new:
-                schemes.setdefault(scheme(row["kv"]), {})[row["context"]] = row
-                schemes[scheme(row["kv"])]["record"] = records.index(record) + 1
-                contexts += [row["context"]] * (row["context"] not in contexts)
-    lines = []
-    for name, of in schemes.items():
-        cells = [f"`{name}`" + (f" (record {of['record']})" if of["record"] > 1 else "")]
-        for context in contexts:
-            row = of[context]
-            found, bus = row.get("found"), row.get("bus_bytes")
-            cells += [f"{row['median_us'] / 1000:.2f}", losing(row["times_dense"]), f"{row['fixed_us'] / 1000:.2f}",
-                      "–" if found is None else f"{found * 100:.0f} %",
-                      "–" if bus is None else f"{bus / 2**20:.0f} MiB"]
-        lines.append(cells)
-    heads = [head for context in contexts
-             for head in (f"{tokens(context)}: ms", "dense / it", "the rest", "found", "bus")]
-    return table(("`--kv`", *heads), lines)
-
-
-def model_batches(records):
-    """A row a scheme and a number of sequences, at the shortest and the longest context."""
-    (record,) = records
-    contexts = sorted({row["context"] for row in record.data["rows"]})
-    contexts = sorted({contexts[0], contexts[-1]})
-    found = {(row["kv"], row["batch"], row["context"]): row for row in record.data["rows"]}
-    lines = []
-    for batch in sorted({key[1] for key in found}):
-        for name in dict.fromkeys(key[0] for key in found):
-            cells = [f"`{scheme(name)}`", str(batch)]
-            for context in contexts:
-                row = found.get((name, batch, context))
-                # What the GPU's memory does not hold is not measured.
-                cells += ["–"] * 4 if row is None else [
-                    f"{row['median_us'] / 1000:.2f}", f"{row['tokens_per_second']:.0f}",
-                    losing(row["times_dense"]), f"{row['fixed_us'] / 1000:.2f}"]
-            lines.append(cells)
-    heads = [head for context in contexts
-             for head in (f"{tokens(context)}: ms", "tokens/s", "dense / it", "rest")]
-    return table(("`--kv`", "batch", *heads), lines)
-
 
 def regime(records):
     """A row a form of the traffic model: its constants with their standard errors, and how far off it is."""
@@ -679,6 +633,9 @@ TABLES = {
     "launches-h100": by_scheme,
     "heads-h100": by_heads,
     "model-codes-h100": model,
+    "model-long-h100": model,
+    "prompts-h100": prompts,
+    "restored-h100": by_scheme,
     "staging-h100": staging,
     "perplexity-codes": perplexity_codes,
     "schemes": schemes,

@@ -2,7 +2,7 @@
 
 use super::prompt::Room;
 use super::setting::{RESTORED, STEP};
-use super::{Books, Code, Encode, Handles, Plan, Setting, Source, Store, Tables};
+use super::{Books, Code, Encode, Handles, Plan, Setting, Source, Store, Tables, Turning};
 use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::kv::restored::{Coded, Side};
@@ -209,13 +209,31 @@ unsafe impl KvCache for VecInferCache {
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let chunk = self.sequences.begun(layer)?;
         let VecInferCache { sequences, layers, lengths, room, .. } = self;
-        let rows = sequences.rows(chunk);
-        let new = new.rotated(stream, sequences.geometry, rows)?;
-        sequences.check_appended(stream, new)?;
-        let Rotated { positions, keys, values } = new;
-        let elements = rows * sequences.geometry.kv_width();
+        let (rows, geometry) = (sequences.rows(chunk), sequences.geometry);
         let slices = sequences.on_slices(stream);
         let Layer { store, tables } = &mut layers[layer];
+        let new = match new {
+            New::Raw(raw) if chunk == Chunk::Step && !slices && store.turns() => {
+                stream.device().check_same(&sequences.device, "the cache")?;
+                raw.check_device(stream)?;
+                let (query_width, kv_width) = (geometry.query_width(), geometry.kv_width());
+                let turning = Turning {
+                    qkv: raw.qkv.global_range(..rows * (query_width + 2 * kv_width))?,
+                    frequencies: raw.frequencies.global_range(..raw.rotary as usize / 2)?,
+                    rotary: raw.rotary,
+                    pairing: raw.pairing,
+                    queries: raw.queries.global_range_mut(..rows * query_width)?,
+                    positions: raw.positions.global_range(..rows)?,
+                    lengths: lengths.global_range_mut(..rows)?,
+                };
+                // SAFETY: as below.
+                return Ok(unsafe { store.rotate_and_encode(stream, tables, turning) }?);
+            }
+            new => new.rotated(stream, geometry, rows)?,
+        };
+        sequences.check_appended(stream, new)?;
+        let Rotated { positions, keys, values } = new;
+        let elements = rows * geometry.kv_width();
         let (sequence, counts, pool) = match chunk {
             Chunk::Step => (0, [rows as u32, 1], None),
             Chunk::Prompt { sequence, tokens } => {
@@ -241,8 +259,8 @@ unsafe impl KvCache for VecInferCache {
             lengths: lengths.global_range_mut(sequence..sequence + counts[0] as usize)?,
             pool,
         };
-        // SAFETY: as above; rows without a sequence have positions past the room, and are left out. Dropping
-        // a buffer waits for the device.
+        // SAFETY: buffers of this device, host memory on the CPU, long enough as just seen; rows without a
+        // sequence have positions past the room, and are left out. Dropping a buffer waits for the device.
         Ok(unsafe { store.encode_on(stream, slices, tables, encode) }?)
     }
 

@@ -1,6 +1,8 @@
 //! The system's cases for `ferrokv check`: tokens that come in chunks of every cut, steps around every edge
 //! of tiles, windows and splits, prompts.
 
+pub(super) mod turning;
+
 use super::calibrate::make_multiples;
 use super::plan::attended;
 use super::prompt::turn_on;
@@ -146,6 +148,7 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
             }
         }
     }
+    cases.extend(turning::cases(coverage));
     cases
 }
 

@@ -15,6 +15,9 @@ pub enum Error {
     /// What exact attention refuses.
     #[error(transparent)]
     Exact(#[from] crate::attention::dense::Error),
+    /// A rotation that there is none of.
+    #[error(transparent)]
+    Rotation(#[from] crate::attention::Error),
     /// The codebooks' file.
     #[error(transparent)]
     File(#[from] crate::tensor_file::Error),
@@ -168,6 +171,7 @@ impl From<Error> for kv::Error {
         match error {
             Error::Device(error) => error.into(),
             Error::Exact(error) => error.into(),
+            Error::Rotation(error) => error.into(),
             Error::File(error) => error.into(),
             error @ (Error::HeadDim { .. }
             | Error::Codes { .. }

@@ -21,6 +21,7 @@ mod setting;
 mod store;
 #[cfg(test)]
 mod tests;
+mod turning;
 mod whole;
 mod workload;
 
@@ -32,6 +33,7 @@ pub use kernels_gpu::vecinfer::{CODES, Code};
 pub use plan::{Handles, Plan};
 pub use setting::{HEAD_DIMS, Setting};
 pub use store::{Encode, Source, Store};
+pub use turning::Turning;
 
 use crate::kv::{Kind, OptionSpec, Scheme, System, proof};
 use setting::{CODE_OPTIONS, RESTORED, STEP};

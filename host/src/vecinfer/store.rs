@@ -399,6 +399,10 @@ impl Store {
         &self.refused
     }
 
+    pub(super) fn refused_mut(&mut self) -> GlobalMut<u32> {
+        self.refused.global_mut()
+    }
+
     /// Whether all that was put in is finite. Waits for the stream.
     ///
     /// # Errors

@@ -7,16 +7,19 @@
 //! channels of a block are one m16n8k32 product for each of the three planes of digits, exact.
 //!
 //! # Work split
-//! A warp has 16 rows (two groups) and 32 tokens, a thread block four warps: grid (⌈tokens / 32⌉, ⌈R / 64⌉).
-//! Operands come straight from memory as fragments. With g = lane / 4 and q = lane % 4, A's registers are the
-//! words of part q of row g and row g + 8 of the tile; B's are the eight bytes of a plane in part q of token
-//! g's record: both name channels 8q to 8q + 7, so the order of the contraction is the same on both sides.
-//! The steps t and u that the result's columns 2q and 2q + 1 want come from the lanes that hold those tokens'
-//! records.
+//! A warp has 32 rows (four groups, two operands) and 32 tokens, a thread block four warps: grid (⌈tokens /
+//! 32⌉, ⌈R / 128⌉). Operands come straight from memory as fragments. With g = lane / 4 and q = lane % 4, A's
+//! registers are the words of part q of row g and row g + 8 of two tiles; B's are the eight bytes of a plane
+//! in part q of token g's record: both name channels 8q to 8q + 7, so the order of the contraction is the
+//! same on both sides. The steps t and u that the result's columns 2q and 2q + 1 want come from the lanes
+//! that hold those tokens' records.
 //!
 //! # Bytes
-//! Weights once for every 32 tokens (20 bytes for 32 of Q4_1), records once for every 64 rows: from the L2
-//! cache but for the first time.
+//! Weights once for every 32 tokens (20 bytes for 32 of Q4_1), records once for every 128 rows: from the L2
+//! cache but for the first time. What bounds it is the way from the first-level cache: a load of records
+//! touches eight lines. Of 32 channels, 32 rows and 32 tokens these are 64 cycles and the weights' 12;
+//! instructions are some 270, 68 cycles. With 16 rows a warp, records were 64 cycles for half as many
+//! products.
 
 use super::fixed::{PART_WORDS, RECORD_WORDS};
 use super::format::{Codes, GROUP, Q4_0, Q4_1, Q8_0};
@@ -29,13 +32,13 @@ use simt::{Global, GlobalMut, kernel, thread, unroll};
 /// Tokens of a thread block.
 pub const PREFILL_TOKENS: u32 = 32;
 /// Rows of a thread block.
-pub const PREFILL_ROWS: u32 = 64;
+pub const PREFILL_ROWS: u32 = 128;
 /// Threads of a thread block.
 pub const PREFILL_THREADS: u32 = 128;
 
-/// W·v for many tokens. Grid (⌈tokens / 32⌉, ⌈R / 64⌉) of 128 threads, no shared memory; arguments as
+/// W·v for many tokens. Grid (⌈tokens / 32⌉, ⌈R / 128⌉) of 128 threads, no shared memory; arguments as
 /// [`linear`](fn@super::linear).
-#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0), max_threads = 128, min_blocks = 4, overlaps)]
+#[kernel(system = model, instances(Q4_1, Q4_0, Q8_0), max_threads = 128, min_blocks = 3, overlaps)]
 pub fn linear_prefill<F: Codes>(
     codes: Global<u32>,
     scales: Global<u16>,
@@ -47,12 +50,13 @@ pub fn linear_prefill<F: Codes>(
 ) {
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let (g, q) = (lane >> 2, lane & 3);
-    let first_row = (thread::block_idx_y() * 4 + warp) * 2 * GROUP;
+    let first_row = (thread::block_idx_y() * 4 + warp) * 4 * GROUP;
     if first_row >= shape.rows {
         return;
     }
+    // Groups that are not there: the last one again, not written.
     let group = first_row / GROUP;
-    let tiles = [group, (group + 1).min(shape.groups() - 1)].map(|x| x as usize * shape.blocks as usize);
+    let tiles = [0, 1, 2, 3].map(|i| (group + i).min(shape.groups() - 1) as usize * shape.blocks as usize);
     let first_token = thread::block_idx_x() * PREFILL_TOKENS;
     let mut starts = [0usize; 4];
     unroll!(for i in 0..4 {
@@ -62,49 +66,57 @@ pub fn linear_prefill<F: Codes>(
     });
 
     let strand_count = strands(shape.blocks);
-    let mut totals = [[0f32; 4]; 4];
+    let mut totals = [[[0f32; 4]; 4]; 2];
     let mut strand = 0;
     while strand < strand_count {
-        let mut sums = [[0f32; 4]; 4];
+        let mut sums = [[[0f32; 4]; 4]; 2];
         let mut block = strand;
         while block < shape.blocks {
             let at = block as usize;
-            let upper = F::words(codes, tiles[0] + at, q, g);
-            let lower = F::words(codes, tiles[1] + at, q, g);
-            let a = [upper[0], lower[0], upper[1], lower[1]];
-            let scale = [F::scale(scales, tiles[0] + at, g), F::scale(scales, tiles[1] + at, g)];
+            let words = tiles.map(|tile| F::words(codes, tile + at, q, g));
+            let scales = tiles.map(|tile| F::scale(scales, tile + at, g));
             unroll!(for i in 0..4 {
                 let from = starts[i] + at * RECORD_WORDS as usize;
                 let first: UVec4 = records.load_vector_readonly(from);
                 let second: UVec4 = records.load_vector_readonly(from + 4);
-                let high = mma_i8(a, [first.x, first.y], [0; 4]);
-                let middle = mma_i8(a, [first.z, first.w], [0; 4]);
-                let low = mma_i8(a, [second.x, second.y], [0; 4]);
                 let step = columns(second.z, q);
                 let u = columns(second.w, q);
-                unroll!(for e in 0..4 {
-                    let dot = F::combine([high[e], middle[e], low[e]]);
-                    sums[i][e] = F::finish(sums[i][e], scale[e / 2], dot, step[e % 2], u[e % 2]);
+                unroll!(for half in 0..2 {
+                    let (upper, lower) = (words[2 * half], words[2 * half + 1]);
+                    let a = [upper[0], lower[0], upper[1], lower[1]];
+                    let high = mma_i8(a, [first.x, first.y], [0; 4]);
+                    let middle = mma_i8(a, [first.z, first.w], [0; 4]);
+                    let low = mma_i8(a, [second.x, second.y], [0; 4]);
+                    unroll!(for e in 0..4 {
+                        let dot = F::combine([high[e], middle[e], low[e]]);
+                        let scale = scales[2 * half + e / 2];
+                        sums[half][i][e] = F::finish(sums[half][i][e], scale, dot, step[e % 2], u[e % 2]);
+                    });
                 });
             });
             block += strand_count;
         }
-        unroll!(for i in 0..4 {
-            unroll!(for e in 0..4 {
-                totals[i][e] = if strand == 0 { sums[i][e] } else { totals[i][e] + sums[i][e] };
+        unroll!(for half in 0..2 {
+            unroll!(for i in 0..4 {
+                unroll!(for e in 0..4 {
+                    let (sum, total) = (sums[half][i][e], totals[half][i][e]);
+                    totals[half][i][e] = if strand == 0 { sum } else { total + sum };
+                });
             });
         });
         strand += 1;
     }
 
     let target = Target { bias, residual, out, shape };
-    unroll!(for i in 0..4 {
-        unroll!(for e in 0..4 {
-            let token = first_token + 8 * i as u32 + 2 * q + (e % 2) as u32;
-            let row = first_row + g + 8 * (e / 2) as u32;
-            if token < shape.tokens && row < shape.rows {
-                target.finish(token, row, totals[i][e]);
-            }
+    unroll!(for half in 0..2 {
+        unroll!(for i in 0..4 {
+            unroll!(for e in 0..4 {
+                let token = first_token + 8 * i as u32 + 2 * q + (e % 2) as u32;
+                let row = first_row + g + 8 * (2 * half + e / 2) as u32;
+                if token < shape.tokens && row < shape.rows {
+                    target.finish(token, row, totals[half][i][e]);
+                }
+            });
         });
     });
 }

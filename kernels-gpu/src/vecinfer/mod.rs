@@ -4,6 +4,7 @@
 //! | kernel | what it does |
 //! |---|---|
 //! | [`encode`](fn@encode) | transforms keys as they are appended, and finds the nearest centroids |
+//! | [`rope_encode`](fn@rope_encode) | a step's token, turned and encoded: of codes of 8 bits |
 //! | [`attend`](fn@attend) | a step's attention, from the codes and the most recent tokens, in one launch |
 //! | [`restore`](fn@restore) | tokens of a sequence as they are stored, in f16: for a prompt's attention |
 //! | [`turn`](fn@turn) | a prompt's queries in the space of the keys |
@@ -29,6 +30,7 @@ mod nearest;
 mod prompt;
 mod queries;
 mod running;
+mod step;
 mod transform;
 mod write;
 
@@ -38,6 +40,7 @@ pub use decode::{attend, attend_wide, layout, partial_floats, rows_of};
 pub use nearest::Nearest;
 pub use prompt::{RESTORE_THREADS, restore, turn};
 pub use queries::whole_scale;
+pub use step::{rope_encode, step_blocks};
 pub use transform::{ROWS_OF_TRANSFORM, Shape, hadamard_block, norm};
 pub use write::{ENCODE_THREADS, EncodeShape, encode, encode_bytes};
 
@@ -45,5 +48,6 @@ pub use write::{ENCODE_THREADS, EncodeShape, encode, encode_bytes};
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
     let steps = attend::INSTANCES.iter().chain(attend_wide::INSTANCES);
-    encode::INSTANCES.iter().chain(steps).chain(restore::INSTANCES).chain(turn::INSTANCES)
+    let encode = encode::INSTANCES.iter().chain(rope_encode::INSTANCES);
+    encode.chain(steps).chain(restore::INSTANCES).chain(turn::INSTANCES)
 }

@@ -46,7 +46,7 @@ use half::f16;
 use simt::math::{self, fma};
 use simt::tensor::mma_f16;
 use simt::warp::{self, FULL_MASK, warp_reduce_min_u32, warp_shuffle_xor, warp_vote_ballot};
-use simt::{Global, Shared, bits, convert, thread, unroll};
+use simt::{Global, Pod, Shared, bits, convert, thread, unroll};
 
 /// Warps of a block.
 const WARPS: u32 = super::ENCODE_THREADS / 32;
@@ -143,9 +143,8 @@ fn unordered(word: u32) -> f32 {
 
 /// Codes of sub-vectors that are in `place.rows`, by all of 256 centroids. Warps write codes of their own.
 #[simt::device]
-pub(super) fn near_few<const C: u32>(book: HeadBook, place: Place) {
+pub(super) fn near_few<const C: u32>(own: Centroids<C>, place: Place) {
     let (warp, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
-    let own = Centroids::<C>::load(book.centroids, book.at, lane);
     let mut item = warp * AT_ONCE as u32;
     while item < place.items {
         let mut x = [[0f32; 8]; AT_ONCE];
@@ -207,7 +206,7 @@ pub(super) fn near_many<const C: u32>(book: HeadBook, place: Place) {
                 chunks &= chunks - 1;
                 unroll!(for k in 0..(Code::of(C).centroids() as usize / 1024), at_most 4 {
                     let number = number + 32 * k as u32;
-                    let c = centroid::<C>(book.centroids, book.at, number);
+                    let c = centroid::<C>(book.centroids, book.at, number, false);
                     let half_norm = book.norms.load_readonly(book.norms_at + number as usize);
                     let score = score::<C>(&x, &c, half_norm);
                     if score < best {
@@ -317,24 +316,30 @@ fn halves(pair: u32) -> [f32; 2] {
     [half(pair), half(pair >> 16)]
 }
 
-/// The centroid of a number, of a codebook that begins at `book`.
+/// The centroid of a number, of a codebook that begins at `book`; `ahead` of the wait of a launch that
+/// overlaps: no launch writes centroids.
 #[simt::device]
-fn centroid<const C: u32>(books: Global<f16>, book: usize, number: u32) -> [f32; 8] {
+fn centroid<const C: u32>(books: Global<f16>, book: usize, number: u32, ahead: bool) -> [f32; 8] {
     let d = Code::of(C).d;
     let at = book + (number * d) as usize;
     let words = match d {
-        2 => [books.load_vector_readonly::<u32>(at), 0, 0, 0],
+        2 => [word(books, at, ahead), 0, 0, 0],
         4 => {
-            let [a, b] = books.load_vector_readonly::<[u32; 2]>(at);
+            let [a, b] = word::<[u32; 2]>(books, at, ahead);
             [a, b, 0, 0]
         }
-        _ => books.load_vector_readonly::<UVec4>(at).to_array(),
+        _ => word::<UVec4>(books, at, ahead).to_array(),
     };
     let mut c = [0f32; 8];
     unroll!(for i in 0..(Code::of(C).d as usize / 2), at_most 4 {
         [c[2 * i], c[2 * i + 1]] = halves(words[i]);
     });
     c
+}
+
+#[inline(always)]
+fn word<V: Pod>(books: Global<f16>, at: usize, ahead: bool) -> V {
+    if ahead { books.load_vector_ahead(at) } else { books.load_vector_readonly(at) }
 }
 
 #[inline(always)]
@@ -348,17 +353,18 @@ fn score<const C: u32>(x: &[f32; 8], c: &[f32; 8], half_norm: f32) -> f32 {
 
 /// Centroids of a lane: number 32·k + lane is its k-th.
 #[derive(Clone, Copy)]
-struct Centroids<const C: u32> {
+pub(super) struct Centroids<const C: u32> {
     c: [[f32; 8]; OF_LANE],
     half_norms: [f32; OF_LANE],
 }
 
 impl<const C: u32> Centroids<C> {
+    /// Those of a codebook that begins at `book`, of 256; `ahead` as for one.
     #[simt::device]
-    fn load(books: Global<f16>, book: usize, lane: u32) -> Self {
+    pub fn load(books: Global<f16>, book: usize, lane: u32, ahead: bool) -> Self {
         let mut own = Centroids { c: [[0.0; 8]; OF_LANE], half_norms: [0.0; OF_LANE] };
         unroll!(for k in 0..8 {
-            own.c[k] = centroid::<C>(books, book, 32 * k as u32 + lane);
+            own.c[k] = centroid::<C>(books, book, 32 * k as u32 + lane, ahead);
             own.half_norms[k] = match Code::of(C).d {
                 2 => Nearest::half_norm::<2>(&own.c[k]),
                 4 => Nearest::half_norm::<4>(&own.c[k]),

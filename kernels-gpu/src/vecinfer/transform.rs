@@ -125,6 +125,38 @@ impl OfQueries {
     }
 }
 
+/// What a key passes through: rows 0 to 2 of the table.
+#[derive(Clone, Copy)]
+pub(super) struct OfKeys {
+    mean: Row,
+    before: Row,
+    after: Row,
+}
+
+impl OfKeys {
+    /// Of a KV head, ahead of the wait of a launch that overlaps: no launch writes the table.
+    #[simt::device]
+    pub fn ahead<const D: usize>(table: Global<f32>, head: u32, lane: u32) -> Self {
+        let [mean, before, after] = [0, 1, 2].map(|row| table_row::<D>(table, head, row, lane, true));
+        OfKeys { mean, before, after }
+    }
+
+    /// Transforms a key.
+    #[simt::device]
+    pub fn transform<const D: usize>(self, x: Row, hadamard: bool, lane: u32) -> Row {
+        turned::<D>(less::<D>(x, self.mean), self.before, self.after, hadamard, lane)
+    }
+}
+
+/// A row less another.
+#[simt::device]
+fn less<const D: usize>(mut x: Row, mean: Row) -> Row {
+    unroll!(for i in 0..(D / 32), at_most 8 {
+        x[i] -= mean[i];
+    });
+    x
+}
+
 /// Transforms a row.
 #[simt::device]
 pub(super) fn transform<const D: usize>(
@@ -139,10 +171,7 @@ pub(super) fn transform<const D: usize>(
     let first = if key { 1 } else { 3 };
     let (before, after) = (row(first), row(first + 1));
     if key {
-        let mean = row(0);
-        unroll!(for i in 0..(D / 32), at_most 8 {
-            x[i] -= mean[i];
-        });
+        x = less::<D>(x, row(0));
     }
     turned::<D>(x, before, after, hadamard, lane)
 }
@@ -197,6 +226,30 @@ pub(super) fn load_row<const D: usize>(rows: Global<f16>, row: usize, lane: u32)
         }
         _ => rows.load_vector::<UVec4>(at).to_array(),
     };
+    widened(words)
+}
+
+/// Reads a row of f16 in shared memory, likewise.
+#[simt::device]
+pub(super) fn shared_row<const D: usize>(rows: Shared<u16>, row: u32, lane: u32) -> Row {
+    let at = row * D as u32 + first_channel::<D>(lane);
+    widened(match D {
+        64 => [rows.load_vector::<u32>(at), 0, 0, 0],
+        96 => {
+            let [a, b, c] = [0, 1, 2].map(|i| u32::from(rows.load(at + 32 * i)));
+            [a | b << 16, c, 0, 0]
+        }
+        128 => {
+            let [a, b] = rows.load_vector::<[u32; 2]>(at);
+            [a, b, 0, 0]
+        }
+        _ => rows.load_vector::<UVec4>(at).to_array(),
+    })
+}
+
+/// A lane's channels from its words.
+#[simt::device]
+fn widened(words: Rounded) -> Row {
     let half = |bits: u32| simt::convert::f32_from_f16(f16::from_bits(bits as u16));
     let mut x = [0f32; 8];
     unroll!(for i in 0..4 {

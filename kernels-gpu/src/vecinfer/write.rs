@@ -14,8 +14,8 @@
 //! Grid (tiles that a chunk can touch, kv_heads · kinds, sequences): a thread block is alone with its tile.
 //! Its eight warps transform a token each at a time; then they look for centroids.
 
-use super::nearest::{HeadBook, MINIMA, Place, near_few, near_many};
-use super::transform::{Rounded, Shape, load_row, round_row, share_row, store_row, transform};
+use super::nearest::{Centroids, HeadBook, MINIMA, Place, near_few, near_many};
+use super::transform::{Rounded, Row, Shape, load_row, round_row, share_row, store_row, transform};
 use super::{Code, Kind};
 use crate::attention::BLOCK_TOKENS;
 use crate::element::store_whole;
@@ -48,17 +48,17 @@ pub struct EncodeShape {
     pub to_pool: u32,
 }
 
-struct Layout {
+pub(super) struct Layout {
     /// What is stored of the tile's tokens in f16, [16, D].
-    rows: Shared<u16>,
+    pub rows: Shared<u16>,
     /// [16, parts].
-    codes: Shared<u32>,
+    pub codes: Shared<u32>,
     /// What chooses among more than 256 centroids.
-    minima: Shared<f32>,
+    pub minima: Shared<f32>,
     bytes: u32,
 }
 
-const fn layout<const D: usize, const C: u32>() -> Layout {
+pub(super) const fn layout<const D: usize, const C: u32>() -> Layout {
     let mut plan = SharedPlan::new();
     let rows = plan.array(BLOCK_TOKENS * D as u32);
     let codes = plan.array(BLOCK_TOKENS * Code::of(C).parts(D as u32));
@@ -132,7 +132,20 @@ pub fn encode<const D: usize, const C: u32>(
 
     // What is stored.
     let source = if key { keys } else { values };
-    let in_window = cache.window.keeps(tile, (past - 1) / BLOCK_TOKENS);
+    let target = Target {
+        rows: layout.rows,
+        key,
+        row,
+        recent: cache.window.keeps(tile, (past - 1) / BLOCK_TOKENS).then_some(if key {
+            recent_keys
+        } else {
+            recent_values
+        }),
+        pool: (shape.to_pool != 0).then_some(if key { pool_keys } else { pool_values }),
+        head,
+        refused,
+        cache,
+    };
     let mut token = begin + warp;
     while token < end {
         let place = token % BLOCK_TOKENS;
@@ -148,25 +161,7 @@ pub fn encode<const D: usize, const C: u32>(
         if key {
             x = transform::<D>(x, transforms, head, true, cache.hadamard != 0, lane);
         }
-        let words = round_row(x);
-        let mut finite = true;
-        unroll!(for i in 0..(D / 32), at_most 8 {
-            finite &= words[i / 2] >> (16 * (i % 2)) & 0x7c00 != 0x7c00;
-        });
-        if !warp::warp_vote_all(FULL_MASK, finite) && lane == 0 {
-            refused.atomic_max(0, 2 * token + 1 + !key as u32);
-        }
-        share_words::<D>(layout.rows, place, words, lane);
-        if in_window {
-            let slot = row * cache.window.slots as usize + cache.window.slot(tile) as usize;
-            let to = slot * BLOCK_TOKENS as usize + place as usize;
-            store_words::<D>(if key { recent_keys } else { recent_values }, to, words, lane);
-        }
-        if shape.to_pool != 0 {
-            let block = tile as usize * cache.kv_heads as usize + head as usize;
-            let to = block * BLOCK_TOKENS as usize + place as usize;
-            store_words::<D>(if key { pool_keys } else { pool_values }, to, words, lane);
-        }
+        target.keep::<D>(x, token, lane);
         token += WARPS;
     }
     thread::sync_threads();
@@ -180,27 +175,83 @@ pub fn encode<const D: usize, const C: u32>(
     let book = HeadBook { centroids: books, at: (head * stride) as usize, norms, norms_at };
     let place = Place { rows: layout.rows, codes: layout.codes, minima: layout.minima, offset, items };
     if code.bits == 8 {
-        near_few::<C>(book, place);
+        near_few::<C>(Centroids::load(book.centroids, book.at, lane, false), place);
     } else {
         near_many::<C>(book, place);
     }
     thread::sync_threads();
 
-    // Words of the tile; of tokens that were there before, what was there.
-    let codes = codes.cast::<u32>();
     let tile_words = (shape.key_tile + shape.value_tile) / 4;
     let base = (row * cache.tiles as usize + tile as usize) * tile_words as usize
         + if key { 0 } else { shape.key_tile as usize / 4 };
-    let (begin, end) = (begin % BLOCK_TOKENS, (end - 1) % BLOCK_TOKENS + 1);
     let kind = if key { Kind::Key } else { Kind::Value };
-    let mut word = t;
+    let new = (begin % BLOCK_TOKENS, (end - 1) % BLOCK_TOKENS + 1);
+    pack::<D, C>(codes.cast::<u32>(), base, kind, layout.codes, new);
+}
+
+/// Where a token's key or value goes besides its codes.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    /// The tile's rows in shared memory.
+    pub rows: Shared<u16>,
+    pub key: bool,
+    /// Of sequence and KV head.
+    pub row: usize,
+    /// The window of keys, or of values, if it keeps the tile.
+    pub recent: Option<GlobalMut<f16>>,
+    /// The pool, if there is one.
+    pub pool: Option<GlobalMut<f16>>,
+    pub head: u32,
+    pub refused: GlobalMut<u32>,
+    pub cache: Shape,
+}
+
+impl Target {
+    /// A transformed row of a token, rounded: to shared memory, to the window, to the pool.
+    #[simt::device]
+    pub fn keep<const D: usize>(self, x: Row, token: u32, lane: u32) {
+        let Target { rows, key, row, recent, pool, head, refused, cache } = self;
+        let (tile, place) = (token / BLOCK_TOKENS, token % BLOCK_TOKENS);
+        let words = round_row(x);
+        let mut finite = true;
+        unroll!(for i in 0..(D / 32), at_most 8 {
+            finite &= words[i / 2] >> (16 * (i % 2)) & 0x7c00 != 0x7c00;
+        });
+        if !warp::warp_vote_all(FULL_MASK, finite) && lane == 0 {
+            refused.atomic_max(0, 2 * token + 1 + !key as u32);
+        }
+        share_words::<D>(rows, place, words, lane);
+        if let Some(recent) = recent {
+            let slot = row * cache.window.slots as usize + cache.window.slot(tile) as usize;
+            store_words::<D>(recent, slot * BLOCK_TOKENS as usize + place as usize, words, lane);
+        }
+        if let Some(pool) = pool {
+            let block = tile as usize * cache.kv_heads as usize + head as usize;
+            store_words::<D>(pool, block * BLOCK_TOKENS as usize + place as usize, words, lane);
+        }
+    }
+}
+
+/// Words of a tile, from `base` on, by the codes of its tokens `begin` to before `end`; of tokens that were
+/// there before, what was there.
+#[simt::device]
+pub(super) fn pack<const D: usize, const C: u32>(
+    codes: GlobalMut<u32>,
+    base: usize,
+    kind: Kind,
+    numbers: Shared<u32>,
+    (begin, end): (u32, u32),
+) {
+    let code = Code::of(C);
+    let parts = code.parts(D as u32);
+    let mut word = thread::thread_idx_x();
     while word < code.tile_bytes(D as u32) / 4 {
         let (mut new, mut mask) = (0u32, 0u32);
         unroll!(for index in 0..16 {
             if let Some(part) = code.part_of_word(kind, D as u32, word, index as u32)
                 && (begin..end).contains(&part.token)
             {
-                let whole = layout.codes.load(part.token * parts + part.part);
+                let whole = numbers.load(part.token * parts + part.part);
                 let own = (1 << part.bits) - 1;
                 new |= (whole >> part.from & own) << part.at;
                 mask |= own << part.at;

@@ -3,6 +3,7 @@
 mod books;
 mod nearest;
 mod restored;
+mod turning;
 
 use super::Books;
 use super::cases::{Ran, STEP, Step, made_up, ran, settings, steps_of};
