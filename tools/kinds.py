@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from beside import bare as plain
 from beside import beside_each_other, by_layer, equal_bytes, of_a_text, other_shapes
-from models import model, model_batches, prompts
+from models import model, model_batches, model_ends, prompts
 from records import DEVICES, Wrong, facts, interval, losing, ratio, scheme, table, tokens
 
 # --- INT8 -----------------------------------------------------------------------------------------------------------
@@ -633,7 +633,7 @@ TABLES = {
     "launches-h100": by_scheme,
     "heads-h100": by_heads,
     "model-codes-h100": model,
-    "model-long-h100": model,
+    "model-long-h100": model_ends,
     "prompts-h100": prompts,
     "restored-h100": by_scheme,
     "staging-h100": staging,

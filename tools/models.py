@@ -3,8 +3,9 @@
 from records import losing, scheme, table, tokens
 
 
-def model(records):
-    """A row a scheme; of a second record only the schemes that the first one has not."""
+def model(records, ends=False):
+    """A row a scheme; of a second record only the schemes that the first one has not. Of the first and the last
+    context, without columns that are empty, if `ends`."""
     contexts, schemes = [], {}
     for record in records:
         new = set(map(scheme, (row["kv"] for row in record.data["rows"]))) - set(schemes)
@@ -13,6 +14,7 @@ def model(records):
                 schemes.setdefault(scheme(row["kv"]), {})[row["context"]] = row
                 schemes[scheme(row["kv"])]["record"] = records.index(record) + 1
                 contexts += [row["context"]] * (row["context"] not in contexts)
+    contexts = [contexts[0], contexts[-1]] if ends else contexts
     lines = []
     for name, of in schemes.items():
         cells = [f"`{name}`" + (f" (record {of['record']})" if of["record"] > 1 else "")]
@@ -28,7 +30,15 @@ def model(records):
         lines.append(cells)
     heads = [head for context in contexts
              for head in (f"{tokens(context)}: ms", "dense / it", "the rest", "found", "bus")]
+    if ends:
+        some = [i for i in range(len(heads)) if any(cells[i + 1] != "–" for cells in lines)]
+        heads = [heads[i] for i in some]
+        lines = [[cells[0], *(cells[i + 1] for i in some)] for cells in lines]
     return table(("`--kv`", *heads), lines)
+
+
+def model_ends(records):
+    return model(records, ends=True)
 
 
 def model_batches(records):
