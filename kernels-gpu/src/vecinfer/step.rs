@@ -18,7 +18,7 @@
 //! Grid (1, [`step_blocks`], sequences) of 256 threads. The first blocks have a KV head's key or value each:
 //! one warp turns and transforms it, then eight look for centroids. The others have queries, a thread a pair.
 //! A lane has its centroids, and its share of the transformation, ahead of the wait for the launch before: no
-//! launch writes them, and nothing is loaded behind the wait but the row itself.
+//! launch writes them, and little is loaded behind the wait but the row itself.
 
 use super::nearest::{Centroids, Place, near_few};
 use super::transform::{OfKeys, shared_row};
@@ -29,7 +29,7 @@ use crate::attention::rotation::{Pair, RopeShape, Unturned};
 use half::f16;
 use simt::convert::f16_from_f32;
 use simt::warp::{self, FULL_MASK};
-use simt::{Global, GlobalMut, Shared, kernel, thread, unroll};
+use simt::{Global, GlobalMut, Shared, bits, kernel, thread, unroll};
 
 /// Thread blocks of a token: those of keys and values, then those of queries.
 pub const fn step_blocks(q_heads: u32, kv_heads: u32, head_dim: u32) -> u32 {
@@ -71,17 +71,17 @@ pub fn rope_encode<const D: usize, const C: u32>(
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
     let (item, sequence) = (thread::block_idx_y(), thread::block_idx_z());
     let raw = Raw { rows: Unturned { qkv, positions, frequencies, shape: rope }, interleaved, sequence };
-    if item >= 2 * cache.kv_heads {
-        thread::wait_for_previous();
-        turn_queries::<D>(raw, queries, (item - 2 * cache.kv_heads) * ENCODE_THREADS + t);
-        return;
-    }
     let key = item < cache.kv_heads;
-    let head = if key { item } else { item - cache.kv_heads };
+    // Blocks of queries load some head's, and have no use for them: ahead of the wait is no branch.
+    let head = bits::rem_u32(item, cache.kv_heads);
     let (books, stride) = if key { (key_books, cache.key_stride) } else { (value_books, cache.value_stride) };
     let centroids = Centroids::<C>::load(books, (head * stride) as usize, lane, true);
     let of_keys = OfKeys::ahead::<D>(transforms, head, lane);
     thread::wait_for_previous();
+    if item >= 2 * cache.kv_heads {
+        turn_queries::<D>(raw, queries, (item - 2 * cache.kv_heads) * ENCODE_THREADS + t);
+        return;
+    }
 
     let position = positions.load(sequence as usize);
     if position >= cache.tiles * BLOCK_TOKENS {
