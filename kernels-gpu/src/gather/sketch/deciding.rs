@@ -23,27 +23,30 @@
 //!
 //! # Bytes
 //! 4 bytes a block and query head from the L2 cache, 512 KiB at 128K tokens, blocks of 32, 4 KV heads of up
-//! to eight query heads; again of more heads than eight, and of the blocks of the bin that the cut is in.
+//! to eight query heads; again of more heads than eight, and of the blocks of the bin that the cut is in, if
+//! it is inside one.
 //!
 //! # Work split
 //! Grid (shares, kv_heads, sequences). A thread has a block of its share: it asks for its masses before T_g
 //! is known, ranks it, and counts it in whole numbers ([`counting`](super::counting)) in shared memory. What
 //! a share has counted is added to the row's bins, and the thread block of a row that arrives last sums from
-//! the lowest bin on: how many blocks can go, and with the same sums what goes with them. Where the cut is
-//! inside a bin the blocks of that bin are looked at one by one. The best are found as `select` finds them.
+//! the lowest bin on ([`leaving`](super::leaving)): a warp has a query head, a lane an octave, and which bins
+//! go as a whole each warp works out for itself. Where the cut is inside a bin, the blocks of that bin are
+//! ranked by counting who is ahead ([`cutting`](super::cutting)), or, if they are many, all as `select` does.
 //! The result does not depend on how many shares there are.
 
 use super::counting::{
     MASS_BINS, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, kinds_of, level_of, ratio_of,
     reference_of, top_of, units,
 };
+use super::cutting::{ASKED, RIVALS};
 use super::masses::joined;
 use super::scanning::{Deal, Norms, ScanShape, Total};
 use crate::attention::{BLOCK_TOKENS, PartialRow, ROWS, last_to_arrive};
 use crate::gather::choice::ordered;
 use crate::gather::listing::Listing;
 use crate::gather::rule::Extent;
-use crate::gather::top::{Cut, Keys, Ranking, ranking};
+use crate::gather::top::{CACHED, Keys, Ranking, ranking};
 use glam::{UVec4, Vec4};
 use simt::math::{exp2_nonpositive, max, maximum};
 use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_xor};
@@ -75,19 +78,26 @@ pub const fn decide_parts(rows: u32, blocks: u32) -> u32 {
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     /// Of the last thread block.
-    ranking: Ranking,
+    pub ranking: Ranking,
     /// T_g as logarithms, and the largest mass of a block, [heads].
     pub levels: Shared<f32>,
     mosts: Shared<f32>,
-    /// What is counted of a share, [kinds, bins]; of the last thread block sums up to each bin.
-    pub bins: Shared<u32>,
-    /// The same of those blocks of a bin that are left out, [kinds].
-    pub rest: Shared<u32>,
-    /// What warps tell each other, [warps, 16].
+    /// What is counted of a share, [kinds, bins].
+    bins: Shared<u32>,
+    /// Masses and moments of the bins that go as a whole, [2, heads].
     pub sums: Shared<f32>,
+    /// The same of those blocks of a bin that are left out, in units; and the largest ν as its bits.
+    pub rest: Shared<u32>,
+    /// What warps tell each other.
     pub words: Shared<u32>,
-    /// Blocks that a warp is about to look at again, [warps, 64].
-    pub queues: Shared<u32>,
+    /// Rivals: how many came, their ranks, whether they are left out; their blocks are in `queue`.
+    pub queued: Shared<u32>,
+    pub rivals: Shared<u32>,
+    pub left: Shared<u32>,
+    /// Blocks that are about to be looked at again; 64 of each warp where there are too many rivals.
+    pub queue: Shared<u32>,
+    /// A bit for each block.
+    pub marks: Shared<u32>,
     /// Bounds of all parts' norms.
     pub norms: Shared<Norms>,
     last: Shared<u32>,
@@ -99,12 +109,29 @@ const fn layout() -> Layout {
     let ranking = ranking(&mut plan);
     let (levels, mosts) = (plan.array(MOST_HEADS), plan.array(MOST_HEADS));
     let bins = plan.array(MOST_KINDS * MASS_BINS);
-    let rest = plan.array(MOST_KINDS);
-    let sums = plan.array(WARPS * 2 * ROWS);
-    let words = plan.array(2 * WARPS);
-    let queues = plan.array(WARPS * 64);
+    let (sums, rest) = (plan.array(2 * MOST_HEADS), plan.array(2 * MOST_HEADS + 1));
+    let (words, queued) = (plan.array(WARPS), plan.array(1));
+    let (rivals, left) = (plan.array(RIVALS + 4), plan.array(RIVALS));
+    let (queue, marks) = (plan.array(WARPS * 64), plan.array(CACHED / 32));
     let (norms, last) = (plan.array(1), plan.array(1));
-    Layout { ranking, levels, mosts, bins, rest, sums, words, queues, norms, last, bytes: plan.bytes() }
+    let bytes = plan.bytes();
+    Layout {
+        ranking,
+        levels,
+        mosts,
+        bins,
+        sums,
+        rest,
+        words,
+        queued,
+        rivals,
+        left,
+        queue,
+        marks,
+        norms,
+        last,
+        bytes,
+    }
 }
 
 /// Shared memory of [`decide`](fn@decide).
@@ -146,41 +173,6 @@ pub fn decide(
     }
     let used = Deal::of(extent.length, rule, scan_parts).used;
     let decide = Decide { layout: layout(), masses, nus, ranks, bins, shape, extent, row };
-    decide.levels(totals, norms, scan_parts, used, share);
-    if !last_to_arrive(counters, row, share.used, decide.layout.last) {
-        return;
-    }
-    let first = (row * shape.blocks) as usize;
-    // On their way while sums are made.
-    let mut ahead = [UVec4::ZERO; (AHEAD / 4 / DECIDE_THREADS) as usize];
-    let place = |i: usize| 4 * (thread::thread_idx_x() + DECIDE_THREADS * i as u32);
-    unroll!(for i in 0..4 {
-        if place(i) < extent.local {
-            ahead[i] = ranks.load_vector(first + place(i) as usize);
-        }
-    });
-    let dispensable = decide.sums();
-    let here = extent.local <= AHEAD;
-    if here {
-        unroll!(for i in 0..4 {
-            decide.layout.ranking.keys.store_vector(place(i), ahead[i]);
-        });
-    }
-    let wanted = extent.chosen.max(extent.distant() - dispensable);
-    let extent = Extent { chosen: wanted, ..extent };
-    let keys =
-        Keys { layout: decide.layout.ranking, keys: ranks, first, end: extent.local, here, live: false };
-    let mut cut = Cut::ALL;
-    if extent.ranked() {
-        cut = keys.cut(wanted);
-        keys.write(cut, |place, index| list.store(first + 1 + place as usize, index));
-    }
-    decide.left_out(extent, keys, cut, skipped);
-    if thread::thread_idx_x() == 0 {
-        let Norms { kappa, nu } = decide.layout.norms.load(0);
-        let tokens = extent.length - extent.kept(rule);
-        whole.store_vector(row as usize, Whole { kappa, nu, tokens, reserved: 0 });
-    }
     let listing = Listing {
         table,
         list,
@@ -195,13 +187,65 @@ pub fn decide(
         head,
         sequence,
     };
-    listing.complete(extent);
+    let clear = || listing.clear(thread::block_idx_x(), share.used);
+    let reference = decide.levels(totals, norms, (scan_parts, used), share, clear);
+    if !last_to_arrive(counters, row, share.used, decide.layout.last) {
+        return;
+    }
+    let first = (row * shape.blocks) as usize;
+    let here = extent.local <= CACHED;
+    let place = |i: usize| 4 * (thread::thread_idx_x() + DECIDE_THREADS * i as u32);
+    let vector = |place: u32| ranks.load_vector::<UVec4>(first + place as usize);
+    // On their way while the bins are looked at.
+    let mut ahead = [UVec4::ZERO; (AHEAD / 4 / DECIDE_THREADS) as usize];
+    unroll!(for i in 0..4 {
+        if place(i) < extent.local {
+            ahead[i] = vector(place(i));
+        }
+    });
+    let cached = decide.layout.ranking.keys;
+    let (border, octave) = decide.border(|| {
+        unroll!(for i in 0..4 {
+            cached.store_vector(place(i), ahead[i]);
+        });
+        let mut i = 4;
+        while here && place(i) < extent.local {
+            cached.store_vector(place(i), vector(place(i)));
+            i += 1;
+        }
+    });
+    let extent = decide.kept(border);
+    // Few rivals are ranked by counting.
+    let few = extent.ranked() && here && (border.inside <= RIVALS || !border.splits());
+    let rivals = if few { decide.gather(border, reference) } else { [(0.0, 0.0); ASKED] };
+    decide.sum_up(&octave);
+    if few {
+        decide.choose(border, reference, rivals, list, first + 1);
+    } else if extent.ranked() {
+        let keys =
+            Keys { layout: decide.layout.ranking, keys: ranks, first, end: extent.local, here, live: false };
+        let cut = keys.cut(extent.chosen);
+        keys.write(cut, |place, index| list.store(first + 1 + place as usize, index));
+        if border.splits() && border.whole < MASS_BINS {
+            decide.rest(border, keys, cut, reference);
+        }
+    }
+    thread::sync_threads();
+    decide.tell(border, reference, skipped);
+    if thread::thread_idx_x() == 0 {
+        let Norms { kappa, nu } = decide.layout.norms.load(0);
+        let tokens = extent.length - extent.kept(rule);
+        whole.store_vector(row as usize, Whole { kappa, nu, tokens, reserved: 0 });
+    }
+    listing.complete_cleared(extent, |place| {
+        if few { cached.load(place - 1) } else { list.load(first + place as usize) }
+    });
 }
 
 /// All that a thread block knows.
 pub(super) struct Decide {
     pub layout: Layout,
-    masses: Global<f32>,
+    pub masses: Global<f32>,
     pub nus: Global<f32>,
     ranks: GlobalMut<u32>,
     pub bins: GlobalMut<u32>,
@@ -240,7 +284,7 @@ impl Decide {
 
     /// The logarithm that masses are counted against, of levels that are known.
     #[simt::device]
-    pub fn reference(&self) -> f32 {
+    fn reference(&self) -> f32 {
         let (mut top, mut head) = (f32::NEG_INFINITY, 0);
         while self.shape.budget_log2 >= 0.0 && head < heads_of(self.shape.group) {
             top = top_of(top, self.layout.mosts.load(head), self.layout.levels.load(head));
@@ -250,8 +294,16 @@ impl Decide {
     }
 
     /// T_g of every head and the norms of all parts; then this share's blocks are ranked and counted.
+    /// `meanwhile` is called while what is loaded is on its way. What masses are counted against.
     #[simt::device]
-    fn levels(&self, totals: Global<Total>, norms: Global<Norms>, parts: u32, used: u32, share: Shares) {
+    fn levels(
+        &self,
+        totals: Global<Total>,
+        norms: Global<Norms>,
+        (parts, used): (u32, u32),
+        share: Shares,
+        meanwhile: impl FnOnce(),
+    ) -> f32 {
         let Decide { layout, shape, extent, .. } = *self;
         let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
         let heads = heads_of(shape.group);
@@ -267,6 +319,7 @@ impl Decide {
         if warp == WARPS - 1 && lane < used {
             norms_ahead = norms.load(first + lane as usize);
         }
+        meanwhile();
         let mut head = warp;
         while head < heads {
             let (mut all, mut most) = (PartialRow::EMPTY, f32::NEG_INFINITY);
@@ -316,6 +369,12 @@ impl Decide {
             layout.bins.store(kind * MASS_BINS + t, 0);
             kind += 1;
         }
+        if t < layout.rest.len() {
+            layout.rest.store(t, 0);
+        }
+        if t == 0 {
+            layout.queued.store(0, 0);
+        }
         thread::sync_threads();
 
         let reference = self.reference();
@@ -346,6 +405,7 @@ impl Decide {
             }
             kind += 1;
         }
+        reference
     }
 
     /// The first eight heads' masses of a block, and ν.
