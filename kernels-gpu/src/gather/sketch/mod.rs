@@ -19,6 +19,7 @@ mod masses;
 mod products;
 mod scanning;
 mod settling;
+mod sharing;
 mod tile;
 mod write;
 
