@@ -191,10 +191,11 @@ impl<E: SketchElement> Plan<E> {
         let parts = rows * parts as usize;
         let scratch = Scratch {
             masses: Buffer::new(device, all * heads)?,
-            nus: Buffer::new(device, all)?,
+            // Norms of blocks that there are not, and ranks of those without one, are read four at a time with
+            // those that there are, and not used.
+            nus: Buffer::zeroed(device, all)?,
             totals: Buffer::new(device, parts * heads)?,
             norms: Buffer::new(device, parts)?,
-            // Places without a rank are read four at a time with those that have one, and not used.
             ranks: Buffer::zeroed(device, all)?,
             bins: Buffer::zeroed(device, rows * (kinds_of(heads_of(group)) * MASS_BINS) as usize)?,
             counters: Buffer::zeroed(device, rows)?,

@@ -20,7 +20,9 @@ use simt::{Pod, Zeroable, bits};
 /// Bins of the histogram: a thread each.
 pub const MASS_BINS: u32 = 256;
 /// Bins of an octave.
-pub const OCTAVE: f32 = 8.0;
+pub const STEPS: u32 = 8;
+/// The same.
+const OCTAVE: f32 = STEPS as f32;
 /// The share of the budget that the estimate may use.
 pub const SHARE: f32 = 0.9;
 
@@ -80,6 +82,34 @@ pub fn bin_of(x: f32) -> u32 {
     }
 }
 
+/// What is in a bin, and what is above it: [`bin_of`] without a bin.
+#[derive(Clone, Copy)]
+pub struct Edges {
+    /// What is no less is in the bin or above it.
+    low: f32,
+    /// Likewise above it, unless nothing is.
+    high: f32,
+    topmost: bool,
+}
+
+impl Edges {
+    /// Those of a bin, or of [`MASS_BINS`].
+    #[inline(always)]
+    pub fn of(bin: u32) -> Self {
+        let low = if bin == 0 { f32::NEG_INFINITY } else { (bin as f32 - MASS_BINS as f32) / OCTAVE };
+        Edges { low, high: edge(bin), topmost: bin == MASS_BINS }
+    }
+
+    /// Whether the bin of `x` is a higher one, and whether it is this one.
+    #[inline(always)]
+    pub fn place(self, x: f32) -> (bool, bool) {
+        // NaN is below nothing.
+        let (within, below) = (x < self.high, x < self.low);
+        let above = !self.topmost && !within;
+        (above, !above && !below)
+    }
+}
+
 /// Units of a bin's upper edge: so many fit a word for each of `blocks`.
 #[inline(always)]
 pub fn units(blocks: u32) -> f32 {
@@ -89,7 +119,20 @@ pub fn units(blocks: u32) -> f32 {
 /// A unit of a bin relative to the reference.
 #[inline(always)]
 pub fn unit_of(bin: u32, units: f32) -> f32 {
-    exp2_nonpositive(edge(bin)) / units
+    step_of(bin) * octave_unit(bin / STEPS, units)
+}
+
+/// A bin's upper edge as a factor of its octave's.
+#[inline(always)]
+pub fn step_of(bin: u32) -> f32 {
+    exp2_nonpositive(edge(MASS_BINS - STEPS + bin % STEPS))
+}
+
+/// A unit of the last bin of an octave, relative to the reference: a power of two.
+#[inline(always)]
+pub fn octave_unit(octave: u32, units: f32) -> f32 {
+    // 2^(octave − 31), over another power of two.
+    f32::from_bits(((127 + 96 + octave) << 23) - units.to_bits())
 }
 
 /// A mass and its moment in units of their bin. `x` is the mass's logarithm relative to the reference,

@@ -23,30 +23,26 @@
 //!
 //! # Bytes
 //! 4 bytes a block and query head from the L2 cache, 512 KiB at 128K tokens, blocks of 32, 4 KV heads of up
-//! to eight query heads; again of more heads than eight, and of the blocks of the bin that the cut is in.
+//! to eight query heads; again of the blocks of the bin that the cut is in, if it is inside one.
 //!
 //! # Work split
-//! Grid (shares, kv_heads, sequences). A thread has a block of its share: it asks for its masses before T_g
-//! is known, ranks it, and counts it in whole numbers ([`counting`](super::counting)) in shared memory. What
-//! a share has counted is added to the row's bins, and the thread block of a row that arrives last sums from
-//! the lowest bin on: how many blocks can go, and with the same sums what goes with them. Where the cut is
-//! inside a bin the blocks of that bin are looked at one by one. The best are found as `select` finds them.
+//! Grid (shares, kv_heads, sequences). Masses of a share are copied to shared memory before T_g is known; then
+//! blocks are ranked, and counted in whole numbers ([`counting`](super::counting)) in shared memory, by a
+//! thread for a query head of a block ([`sharing`](super::sharing)). What a share has counted is added to the
+//! row's bins, and the thread block of a row that arrives last sums from
+//! the lowest bin on ([`leaving`](super::leaving)): a warp has a query head, a lane an octave, and which bins
+//! go as a whole each warp works out for itself. Where the cut is inside a bin, the blocks of that bin are
+//! ranked by counting who is ahead ([`cutting`](super::cutting)), or, if they are many, all as `select` does.
 //! The result does not depend on how many shares there are.
 
-use super::counting::{
-    MASS_BINS, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, kinds_of, level_of, ratio_of,
-    reference_of, top_of, units,
-};
-use super::masses::joined;
+use super::counting::{MASS_BINS, Shares, Skipped, Whole, heads_of, kinds_of};
+use super::cutting::{ASKED, RIVALS};
 use super::scanning::{Deal, Norms, ScanShape, Total};
-use crate::attention::{BLOCK_TOKENS, PartialRow, ROWS, last_to_arrive};
-use crate::gather::choice::ordered;
+use crate::attention::{BLOCK_TOKENS, ROWS, last_to_arrive};
 use crate::gather::listing::Listing;
 use crate::gather::rule::Extent;
-use crate::gather::top::{Cut, Keys, Ranking, ranking};
+use crate::gather::top::{CACHED, Keys, Ranking, ranking};
 use glam::{UVec4, Vec4};
-use simt::math::{exp2_nonpositive, max, maximum};
-use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_xor};
 use simt::{Global, GlobalMut, Shared, SharedPlan, kernel, thread, unroll};
 
 /// Threads of a block of [`decide`](fn@decide).
@@ -56,6 +52,8 @@ pub(super) const WARPS: u32 = DECIDE_THREADS / 32;
 const MOST_HEADS: u32 = 16;
 /// Rows of bins: masses and moments of the heads, then these two.
 const MOST_KINDS: u32 = 2 * MOST_HEADS + 2;
+/// Words from a row of bins in shared memory to the next: heads that count in one bin are in other banks.
+pub(super) const BIN_ROW: u32 = MASS_BINS + 4;
 /// Thread blocks in all: two for each of the 132 multiprocessors of a GH100, whose registers hold no more.
 const BLOCKS_WANTED: u32 = 264;
 /// Ranks that are asked for before it is known how many blocks are kept.
@@ -75,19 +73,26 @@ pub const fn decide_parts(rows: u32, blocks: u32) -> u32 {
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     /// Of the last thread block.
-    ranking: Ranking,
+    pub ranking: Ranking,
     /// T_g as logarithms, and the largest mass of a block, [heads].
     pub levels: Shared<f32>,
-    mosts: Shared<f32>,
-    /// What is counted of a share, [kinds, bins]; of the last thread block sums up to each bin.
+    pub mosts: Shared<f32>,
+    /// What is counted of a share, [kinds, [`BIN_ROW`]].
     pub bins: Shared<u32>,
-    /// The same of those blocks of a bin that are left out, [kinds].
-    pub rest: Shared<u32>,
-    /// What warps tell each other, [warps, 16].
+    /// Masses and moments of the bins that go as a whole, [2, heads].
     pub sums: Shared<f32>,
+    /// The same of those blocks of a bin that are left out, in units; and the largest ν as its bits.
+    pub rest: Shared<u32>,
+    /// What warps tell each other.
     pub words: Shared<u32>,
-    /// Blocks that a warp is about to look at again, [warps, 64].
-    pub queues: Shared<u32>,
+    /// Rivals: how many came, their ranks, whether they are left out; their blocks are in `queue`.
+    pub queued: Shared<u32>,
+    pub rivals: Shared<u32>,
+    pub left: Shared<u32>,
+    /// Blocks that are about to be looked at again; 64 of each warp where there are too many rivals.
+    pub queue: Shared<u32>,
+    /// A bit for each block.
+    pub marks: Shared<u32>,
     /// Bounds of all parts' norms.
     pub norms: Shared<Norms>,
     last: Shared<u32>,
@@ -98,13 +103,30 @@ const fn layout() -> Layout {
     let mut plan = SharedPlan::new();
     let ranking = ranking(&mut plan);
     let (levels, mosts) = (plan.array(MOST_HEADS), plan.array(MOST_HEADS));
-    let bins = plan.array(MOST_KINDS * MASS_BINS);
-    let rest = plan.array(MOST_KINDS);
-    let sums = plan.array(WARPS * 2 * ROWS);
-    let words = plan.array(2 * WARPS);
-    let queues = plan.array(WARPS * 64);
+    let bins = plan.array(MOST_KINDS * BIN_ROW);
+    let (sums, rest) = (plan.array(2 * MOST_HEADS), plan.array(2 * MOST_HEADS + 1));
+    let (words, queued) = (plan.array(WARPS), plan.array(1));
+    let (rivals, left) = (plan.array(RIVALS + 4), plan.array(RIVALS));
+    let (queue, marks) = (plan.array(WARPS * 64), plan.array(CACHED / 32));
     let (norms, last) = (plan.array(1), plan.array(1));
-    Layout { ranking, levels, mosts, bins, rest, sums, words, queues, norms, last, bytes: plan.bytes() }
+    let bytes = plan.bytes();
+    Layout {
+        ranking,
+        levels,
+        mosts,
+        bins,
+        sums,
+        rest,
+        words,
+        queued,
+        rivals,
+        left,
+        queue,
+        marks,
+        norms,
+        last,
+        bytes,
+    }
 }
 
 /// Shared memory of [`decide`](fn@decide).
@@ -146,41 +168,6 @@ pub fn decide(
     }
     let used = Deal::of(extent.length, rule, scan_parts).used;
     let decide = Decide { layout: layout(), masses, nus, ranks, bins, shape, extent, row };
-    decide.levels(totals, norms, scan_parts, used, share);
-    if !last_to_arrive(counters, row, share.used, decide.layout.last) {
-        return;
-    }
-    let first = (row * shape.blocks) as usize;
-    // On their way while sums are made.
-    let mut ahead = [UVec4::ZERO; (AHEAD / 4 / DECIDE_THREADS) as usize];
-    let place = |i: usize| 4 * (thread::thread_idx_x() + DECIDE_THREADS * i as u32);
-    unroll!(for i in 0..4 {
-        if place(i) < extent.local {
-            ahead[i] = ranks.load_vector(first + place(i) as usize);
-        }
-    });
-    let dispensable = decide.sums();
-    let here = extent.local <= AHEAD;
-    if here {
-        unroll!(for i in 0..4 {
-            decide.layout.ranking.keys.store_vector(place(i), ahead[i]);
-        });
-    }
-    let wanted = extent.chosen.max(extent.distant() - dispensable);
-    let extent = Extent { chosen: wanted, ..extent };
-    let keys =
-        Keys { layout: decide.layout.ranking, keys: ranks, first, end: extent.local, here, live: false };
-    let mut cut = Cut::ALL;
-    if extent.ranked() {
-        cut = keys.cut(wanted);
-        keys.write(cut, |place, index| list.store(first + 1 + place as usize, index));
-    }
-    decide.left_out(extent, keys, cut, skipped);
-    if thread::thread_idx_x() == 0 {
-        let Norms { kappa, nu } = decide.layout.norms.load(0);
-        let tokens = extent.length - extent.kept(rule);
-        whole.store_vector(row as usize, Whole { kappa, nu, tokens, reserved: 0 });
-    }
     let listing = Listing {
         table,
         list,
@@ -195,15 +182,67 @@ pub fn decide(
         head,
         sequence,
     };
-    listing.complete(extent);
+    let clear = || listing.clear(thread::block_idx_x(), share.used);
+    let reference = decide.take_share(totals, norms, (scan_parts, used), share, clear);
+    if !last_to_arrive(counters, row, share.used, decide.layout.last) {
+        return;
+    }
+    let first = (row * shape.blocks) as usize;
+    let here = extent.local <= CACHED;
+    let place = |i: usize| 4 * (thread::thread_idx_x() + DECIDE_THREADS * i as u32);
+    let vector = |place: u32| ranks.load_vector::<UVec4>(first + place as usize);
+    // On their way while the bins are looked at.
+    let mut ahead = [UVec4::ZERO; (AHEAD / 4 / DECIDE_THREADS) as usize];
+    unroll!(for i in 0..4 {
+        if place(i) < extent.local {
+            ahead[i] = vector(place(i));
+        }
+    });
+    let cached = decide.layout.ranking.keys;
+    let (border, octave) = decide.border(|| {
+        unroll!(for i in 0..4 {
+            cached.store_vector(place(i), ahead[i]);
+        });
+        let mut i = 4;
+        while here && place(i) < extent.local {
+            cached.store_vector(place(i), vector(place(i)));
+            i += 1;
+        }
+    });
+    let extent = decide.kept(border);
+    // Few rivals are ranked by counting.
+    let few = extent.ranked() && here && (border.inside <= RIVALS || !border.splits());
+    let rivals = if few { decide.gather(border, reference) } else { [(0.0, 0.0); ASKED] };
+    decide.sum_up(&octave);
+    if few {
+        decide.choose(border, reference, rivals, list, first + 1);
+    } else if extent.ranked() {
+        let keys =
+            Keys { layout: decide.layout.ranking, keys: ranks, first, end: extent.local, here, live: false };
+        let cut = keys.cut(extent.chosen);
+        keys.write(cut, |place, index| list.store(first + 1 + place as usize, index));
+        if border.splits() && border.whole < MASS_BINS {
+            decide.rest(border, keys, cut, reference);
+        }
+    }
+    thread::sync_threads();
+    decide.tell(border, reference, skipped);
+    if thread::thread_idx_x() == 0 {
+        let Norms { kappa, nu } = decide.layout.norms.load(0);
+        let tokens = extent.length - extent.kept(rule);
+        whole.store_vector(row as usize, Whole { kappa, nu, tokens, reserved: 0 });
+    }
+    listing.complete_cleared(extent, |place| {
+        if few { cached.load(place - 1) } else { list.load(first + place as usize) }
+    });
 }
 
 /// All that a thread block knows.
 pub(super) struct Decide {
     pub layout: Layout,
-    masses: Global<f32>,
+    pub masses: Global<f32>,
     pub nus: Global<f32>,
-    ranks: GlobalMut<u32>,
+    pub ranks: GlobalMut<u32>,
     pub bins: GlobalMut<u32>,
     pub shape: ScanShape,
     pub extent: Extent,
@@ -236,173 +275,5 @@ impl Decide {
             relative[i] = masses[i] - self.layout.levels.load(ROWS * group + i as u32);
         });
         relative
-    }
-
-    /// The logarithm that masses are counted against, of levels that are known.
-    #[simt::device]
-    pub fn reference(&self) -> f32 {
-        let (mut top, mut head) = (f32::NEG_INFINITY, 0);
-        while self.shape.budget_log2 >= 0.0 && head < heads_of(self.shape.group) {
-            top = top_of(top, self.layout.mosts.load(head), self.layout.levels.load(head));
-            head += 1;
-        }
-        reference_of(self.shape.budget_log2, top)
-    }
-
-    /// T_g of every head and the norms of all parts; then this share's blocks are ranked and counted.
-    #[simt::device]
-    fn levels(&self, totals: Global<Total>, norms: Global<Norms>, parts: u32, used: u32, share: Shares) {
-        let Decide { layout, shape, extent, .. } = *self;
-        let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
-        let heads = heads_of(shape.group);
-        let begin = 1 + thread::block_idx_x() * share.blocks;
-        let end = (begin + share.blocks).min(extent.local);
-        // On their way while the totals are added up.
-        let mut ahead = ([0f32; 8], 0f32);
-        if begin + t < end {
-            ahead = self.block(begin + t);
-        }
-        let first = (self.row * parts) as usize;
-        let mut norms_ahead = Norms { kappa: 0.0, nu: 0.0 };
-        if warp == WARPS - 1 && lane < used {
-            norms_ahead = norms.load(first + lane as usize);
-        }
-        let mut head = warp;
-        while head < heads {
-            let (mut all, mut most) = (PartialRow::EMPTY, f32::NEG_INFINITY);
-            let mut part = lane;
-            while part < used {
-                // Two at once are waited for.
-                let two = [part, part + 32].map(|part| {
-                    let at = (first + part as usize) * heads as usize + head as usize;
-                    if part < used { totals.load_vector(at) } else { Total::NONE }
-                });
-                unroll!(for i in 0..2 {
-                    (all, most) = (joined(all, two[i].estimate()), max(most, two[i].most));
-                });
-                part += 64;
-            }
-            let mut reference = all.reference;
-            unroll!(for i in 0..5 {
-                reference = max(reference, warp_shuffle_xor(FULL_MASK, reference, 1 << i, 32));
-                most = max(most, warp_shuffle_xor(FULL_MASK, most, 1 << i, 32));
-            });
-            let sum = warp::warp_sum_f32(all.sum * exp2_nonpositive(all.reference - reference));
-            if lane == 0 {
-                layout.levels.store(head, level_of(PartialRow { reference, sum }));
-                layout.mosts.store(head, most);
-            }
-            head += WARPS;
-        }
-        if warp == WARPS - 1 {
-            let mut most = norms_ahead;
-            let mut part = lane + 32;
-            while part < used {
-                let norms = norms.load(first + part as usize);
-                most = Norms { kappa: max(most.kappa, norms.kappa), nu: max(most.nu, norms.nu) };
-                part += 32;
-            }
-            unroll!(for i in 0..5 {
-                most.kappa = max(most.kappa, warp_shuffle_xor(FULL_MASK, most.kappa, 1 << i, 32));
-                most.nu = max(most.nu, warp_shuffle_xor(FULL_MASK, most.nu, 1 << i, 32));
-            });
-            if lane == 0 {
-                layout.norms.store(0, most);
-            }
-        }
-        let kinds = kinds_of(heads);
-        let mut kind = 0;
-        while kind < kinds {
-            layout.bins.store(kind * MASS_BINS + t, 0);
-            kind += 1;
-        }
-        thread::sync_threads();
-
-        let reference = self.reference();
-        let inverse = inverse_of(layout.norms.load(0).nu);
-        let mut start = begin;
-        while start < end {
-            let block = start + t;
-            let there = block < end;
-            if start > begin && there {
-                ahead = self.block(block);
-            }
-            if warp::warp_vote_any(FULL_MASK, there) {
-                self.count(block, there, ahead, reference, inverse);
-            }
-            start += DECIDE_THREADS;
-        }
-        thread::sync_threads();
-        let mut kind = 0;
-        while kind < kinds {
-            let own = layout.bins.load(kind * MASS_BINS + t);
-            let at = self.bins_of(kind) + t as usize;
-            if own > 0 {
-                if kind == kinds - 1 {
-                    self.bins.atomic_max(at, own);
-                } else {
-                    self.bins.atomic_add(at, own);
-                }
-            }
-            kind += 1;
-        }
-    }
-
-    /// The first eight heads' masses of a block, and ν.
-    #[simt::device]
-    fn block(&self, block: u32) -> ([f32; 8], f32) {
-        (self.masses(block, 0), self.nus.load((self.row * self.shape.blocks + block) as usize))
-    }
-
-    /// Ranks a block and counts it. The whole warp calls it.
-    #[simt::device]
-    fn count(&self, block: u32, there: bool, of: ([f32; 8], f32), reference: f32, inverse: f32) {
-        let Decide { layout, shape, extent, .. } = *self;
-        let (first, nu) = of;
-        let heads = heads_of(shape.group);
-        // Code that runs once is waited for: a loop over the groups of heads.
-        let relative = |group: u32| {
-            let masses = if group > 0 && there { self.masses(block, group) } else { first };
-            self.relative(masses, group)
-        };
-        let mut rank = f32::NEG_INFINITY;
-        let mut group = 0;
-        while group < shape.row_groups() {
-            let relative = relative(group);
-            unroll!(for i in 0..8 {
-                rank = maximum(rank, relative[i]);
-            });
-            group += 1;
-        }
-        if there {
-            self.ranks.store((self.row * shape.blocks + block) as usize, ordered(rank));
-        }
-        let bin = if there { bin_of(rank - reference) } else { MASS_BINS };
-        let counted = bin < MASS_BINS;
-        // Where attention is flat a warp's blocks are all in one bin: then one lane speaks for all.
-        let one = warp::warp_vote_all(FULL_MASK, bin == warp_shuffle_idx(FULL_MASK, bin, 0, 32));
-        let speaks = counted && (!one || warp::lane_id() == 0);
-        let (units, ratio) = (units(extent.distant()), ratio_of(nu, inverse));
-        let largest = if counted { nu.to_bits() } else { 0 };
-        let largest = if one { warp::warp_reduce_max_u32(FULL_MASK, largest) } else { largest };
-        if speaks {
-            layout.bins.atomic_add(2 * heads * MASS_BINS + bin, if one { 32 } else { 1 });
-            layout.bins.atomic_max((2 * heads + 1) * MASS_BINS + bin, largest);
-        }
-        let mut group = 0;
-        while group < shape.row_groups() {
-            let relative = relative(group);
-            unroll!(for i in 0..8 {
-                let own = if counted { in_units(relative[i] - reference, ratio, bin, units) } else { [0; 2] };
-                unroll!(for kind in 0..2 {
-                    let sum = if one { warp::warp_reduce_add_u32(FULL_MASK, own[kind]) } else { own[kind] };
-                    let row = kind as u32 * heads + ROWS * group + i as u32;
-                    if speaks && sum > 0 {
-                        layout.bins.atomic_add(row * MASS_BINS + bin, sum);
-                    }
-                });
-            });
-            group += 1;
-        }
     }
 }

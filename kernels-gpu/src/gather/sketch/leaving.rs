@@ -1,195 +1,305 @@
 //! What a KV head leaves out: the part of [`decide`](fn@super::decide) of the thread block that comes last.
 
 use super::counting::{
-    MASS_BINS, SHARE, Skipped, bin_of, heads_of, in_units, inverse_of, kinds_of, ratio_of, scale_of, unit_of,
-    units,
+    Edges, MASS_BINS, SHARE, STEPS, Skipped, heads_of, in_units, inverse_of, octave_unit, ratio_of, scale_of,
+    step_of, unit_of, units,
 };
-use super::deciding::{DECIDE_THREADS, Decide, WARPS};
+use super::deciding::{DECIDE_THREADS, Decide};
 use crate::attention::ROWS;
 use crate::gather::choice::score_of;
 use crate::gather::rule::Extent;
 use crate::gather::top::{Cut, Keys};
+use glam::UVec4;
 use simt::math::canonical_nan;
-use simt::warp::{self, FULL_MASK, sync_warp, warp_shuffle_up};
+use simt::warp::{self, FULL_MASK, sync_warp, warp_shuffle_idx, warp_shuffle_up};
 use simt::{GlobalMut, thread, unroll};
 
-impl Decide {
-    /// Sums up to each bin, of which a thread has one; sets the bins in memory back. The distant blocks that
-    /// can go within the budget.
-    #[simt::device]
-    pub fn sums(&self) -> u32 {
-        let Decide { layout, shape, extent, .. } = *self;
-        let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
-        let heads = heads_of(shape.group);
-        let take = |kind: u32| {
-            let at = self.bins_of(kind) + t as usize;
-            let own = self.bins.load(at);
-            self.bins.store(at, 0);
-            own
-        };
-        let unit = unit_of(t, units(extent.distant()));
-        let take_eight = |eight: u32| {
-            let mut own = [0u32; 8];
-            unroll!(for i in 0..8 {
-                own[i] = take(ROWS * eight + i as u32);
-            });
-            own
-        };
-        // All that is loaded is on its way before the first of it is waited for.
-        let (mut count, largest) = (take(2 * heads), take(2 * heads + 1));
-        let mut ahead = take_eight(0);
-        layout.bins.store((2 * heads + 1) * MASS_BINS + t, largest);
-        let mut fits = true;
-        let mut eight = 0;
-        while eight < 2 * shape.row_groups() {
-            let own = ahead;
-            if eight + 1 < 2 * shape.row_groups() {
-                ahead = take_eight(eight + 1);
-            }
-            let mut sums = [0f32; 8];
-            unroll!(for i in 0..8 {
-                sums[i] = own[i] as f32 * unit;
-            });
-            unroll!(for i in 0..8 {
-                unroll!(for step in 0..5 {
-                    let others = warp_shuffle_up(FULL_MASK, sums[i], 1 << step, 32);
-                    sums[i] += if lane >= 1 << step { others } else { 0.0 };
-                });
-                if lane == 31 {
-                    layout.sums.store(warp * ROWS + i as u32, sums[i]);
-                }
-            });
-            thread::sync_threads();
-            unroll!(for i in 0..8 {
-                unroll!(for w in 0..7 {
-                    let other = layout.sums.load(w as u32 * ROWS + i as u32);
-                    sums[i] += if (w as u32) < warp { other } else { 0.0 };
-                });
-                fits &= eight >= shape.row_groups() || sums[i] <= SHARE;
-                layout.bins.store((ROWS * eight + i as u32) * MASS_BINS + t, sums[i].to_bits());
-            });
-            thread::sync_threads();
-            eight += 1;
-        }
-        unroll!(for step in 0..5 {
-            let others = warp_shuffle_up(FULL_MASK, count, 1 << step, 32);
-            count += if lane >= 1 << step { others } else { 0 };
-        });
-        if lane == 31 {
-            layout.words.store(warp, count);
-        }
-        thread::sync_threads();
-        unroll!(for w in 0..7 {
-            count += if (w as u32) < warp { layout.words.load(w as u32) } else { 0 };
-        });
-        layout.bins.store(2 * heads * MASS_BINS + t, count);
-        let most = warp::warp_reduce_max_u32(FULL_MASK, if fits { count } else { 0 });
-        if lane == 0 {
-            layout.words.store(WARPS + warp, most);
-        }
-        if t < kinds_of(heads) {
-            layout.rest.store(t, 0);
-        }
-        thread::sync_threads();
-        let mut most = 0;
-        unroll!(for w in 0..8 {
-            most = layout.words.load(WARPS + w as u32).max(most);
-        });
-        if shape.budget_log2 < 0.0 { most } else { extent.distant() }
+/// Where what is left out ends: the same in every thread.
+#[derive(Clone, Copy)]
+pub(super) struct Border {
+    /// Bins that go as a whole, from the lowest on.
+    pub whole: u32,
+    /// Blocks in these.
+    pub before: u32,
+    /// Blocks of the bin behind these; of no bin, if all are whole.
+    pub inside: u32,
+    /// Distant blocks that are left out.
+    pub out: u32,
+    /// The largest norm of a value in whole bins, as its bits.
+    nu: u32,
+}
+
+impl Border {
+    /// Whether some blocks of the bin behind are left out.
+    #[inline(always)]
+    pub fn splits(self) -> bool {
+        self.out > self.before
     }
 
-    /// Sums up what is left out. Blocks that tie at the cut count as left out.
+    /// Blocks of the bin behind that are kept.
+    #[inline(always)]
+    pub fn keeps(self) -> u32 {
+        self.inside - (self.out - self.before)
+    }
+}
+
+/// What a lane has of the bins: those of an octave. A warp has all of a head's masses and moments.
+pub(super) struct Octave {
+    /// Of the warp's head of the first eight.
+    own: [[u32; 8]; 2],
+    /// Bins that go as a whole.
+    goes: u32,
+    steps: [f32; 8],
+    unit: f32,
+}
+
+impl Octave {
+    /// So many in each bin as a mass, but for [`unit`](Self::unit).
+    #[inline(always)]
+    fn weight(&self, own: [u32; 8], step: usize) -> f32 {
+        own[step] as f32 * self.steps[step]
+    }
+}
+
+impl Decide {
+    /// A lane's bins of one kind.
     #[simt::device]
-    pub fn left_out(&self, extent: Extent, keys: Keys, cut: Cut, skipped: GlobalMut<Skipped>) {
-        let Decide { layout, shape, .. } = *self;
-        let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
+    fn eight(&self, kind: u32) -> [u32; 8] {
+        let at = self.bins_of(kind) + (STEPS * warp::lane_id()) as usize;
+        let low: UVec4 = self.bins.load_vector(at);
+        let high: UVec4 = self.bins.load_vector(at + 4);
+        let (low, high) = (low.to_array(), high.to_array());
+        [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+    }
+
+    /// Sets a lane's bins of one kind back.
+    #[simt::device]
+    fn clear(&self, kind: u32) {
+        let at = self.bins_of(kind) + (STEPS * warp::lane_id()) as usize;
+        self.bins.store_vector(at, UVec4::ZERO);
+        self.bins.store_vector(at + 4, UVec4::ZERO);
+    }
+
+    /// Where what is left out ends, and what a lane has of the bins. The whole thread block calls it;
+    /// `meanwhile` is called while what it asks for is on its way.
+    #[simt::device]
+    pub fn border(&self, meanwhile: impl FnOnce()) -> (Border, Octave) {
+        let Decide { layout, shape, extent, .. } = *self;
+        let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
         let heads = heads_of(shape.group);
-        let (largest, blocks) = ((2 * heads + 1) * MASS_BINS, 2 * heads * MASS_BINS);
-        let out = extent.distant() - extent.chosen;
-        // Bins that go as a whole come first.
-        let goes = layout.bins.load(blocks + t) <= out;
-        let whole = thread::sync_threads_count(goes as u32);
-        let before = if whole > 0 { layout.bins.load(blocks + (whole - 1)) } else { 0 };
-        let nu = warp::warp_reduce_max_u32(FULL_MASK, if goes { layout.bins.load(largest + t) } else { 0 });
-        if lane == 0 {
-            layout.rest.atomic_max(2 * heads + 1, nu);
-        }
-        // Of the bin behind these some.
-        let reference = self.reference();
+        let (counts, largest) = (self.eight(2 * heads), self.eight(2 * heads + 1));
+        let own = [self.eight(warp), self.eight(heads + warp)];
         let units = units(extent.distant());
-        if out > before {
-            let inverse = inverse_of(layout.norms.load(0).nu);
-            let mut group = 0;
-            while group < shape.row_groups() {
-                let (mut sums, mut largest) = ([[0u32; 2]; 8], 0);
-                // What is loaded of a block is waited for: those that count are looked at 32 together.
-                let (queue, mut queued) = (64 * warp, 0);
-                let mut start = 1 + 32 * warp;
-                while start < extent.local {
-                    let block = start + lane;
-                    let counts = block < extent.local && {
-                        let key = keys.get(block);
-                        !cut.keeps(key) && bin_of(score_of(key) - reference) == whole
-                    };
-                    let ballot = warp::warp_vote_ballot(FULL_MASK, counts);
-                    if counts {
-                        let place = (ballot & ((1 << lane) - 1)).count_ones();
-                        layout.queues.store(queue + queued + place, block);
-                    }
-                    queued += ballot.count_ones();
-                    start += DECIDE_THREADS;
-                    while queued >= 32 || queued > 0 && start >= extent.local {
-                        sync_warp(FULL_MASK);
-                        let some = queued.min(32);
-                        queued -= some;
-                        if lane < some {
-                            // The last of them, so that the others stay where they are.
-                            let block = layout.queues.load(queue + queued + lane);
-                            let nu = self.nus.load((self.row * shape.blocks + block) as usize);
-                            largest = nu.to_bits().max(largest);
-                            let relative = self.relative(self.masses(block, group), group);
-                            unroll!(for i in 0..8 {
-                                let x = relative[i] - reference;
-                                let own = in_units(x, ratio_of(nu, inverse), whole, units);
-                                sums[i] = [sums[i][0] + own[0], sums[i][1] + own[1]];
-                            });
-                        }
-                        sync_warp(FULL_MASK);
-                    }
-                }
-                unroll!(for i in 0..8 {
-                    unroll!(for kind in 0..2 {
-                        let sum = warp::warp_reduce_add_u32(FULL_MASK, sums[i][kind]);
-                        if lane == 0 && sum > 0 {
-                            layout.rest.atomic_add(kind as u32 * heads + ROWS * group + i as u32, sum);
-                        }
-                    });
-                });
-                let largest = warp::warp_reduce_max_u32(FULL_MASK, largest);
-                if lane == 0 {
-                    layout.rest.atomic_max(2 * heads + 1, largest);
-                }
-                group += 1;
+        let step = step_of(lane % STEPS);
+        let mut steps = [0f32; 8];
+        unroll!(for i in 0..8 {
+            steps[i] = warp_shuffle_idx(FULL_MASK, step, i as u32, 32);
+        });
+        let mut octave = Octave { own, goes: 0, steps, unit: octave_unit(lane, units) };
+        if shape.budget_log2 < 0.0 {
+            let fits = self.fitting(&octave);
+            if lane == 0 {
+                layout.words.store(warp, fits);
             }
         }
+        meanwhile();
+        // Every warp has read what is cleared behind it.
         thread::sync_threads();
+        if warp < 2 {
+            self.clear(2 * heads + warp);
+        }
+        let mut dispensable = extent.distant();
+        if shape.budget_log2 < 0.0 {
+            let mut fits = MASS_BINS;
+            unroll!(for w in 0..8 {
+                fits = layout.words.load(w as u32).min(fits);
+            });
+            let mut count = 0;
+            unroll!(for i in 0..8 {
+                count += if STEPS * lane + (i as u32) < fits { counts[i] } else { 0 };
+            });
+            dispensable = warp::warp_reduce_add_u32(FULL_MASK, count);
+        }
+        let out = extent.distant() - extent.chosen.max(extent.distant() - dispensable);
+        let mut upto = counts;
+        unroll!(for i in 1..8 {
+            upto[i] += upto[i - 1];
+        });
+        let mut all = upto[7];
+        unroll!(for step in 0..5 {
+            let others = warp_shuffle_up(FULL_MASK, all, 1 << step, 32);
+            all += if lane >= 1 << step { others } else { 0 };
+        });
+        let lower = all - upto[7];
+        let (mut goes, mut before, mut behind, mut nu) = (0, 0, extent.distant(), 0);
+        unroll!(for i in 0..8 {
+            let upto = lower + upto[i];
+            if upto <= out {
+                (goes, before, nu) = (goes + 1, upto, largest[i].max(nu));
+            } else {
+                behind = upto.min(behind);
+            }
+        });
+        octave.goes = goes;
+        let before = warp::warp_reduce_max_u32(FULL_MASK, before);
+        let border = Border {
+            whole: warp::warp_reduce_add_u32(FULL_MASK, goes),
+            before,
+            inside: warp::warp_reduce_min_u32(FULL_MASK, behind) - before,
+            out,
+            nu: warp::warp_reduce_max_u32(FULL_MASK, nu),
+        };
+        (border, octave)
+    }
+
+    /// How many bins, from the lowest on, can go within the budget of the warp's heads.
+    #[simt::device]
+    fn fitting(&self, octave: &Octave) -> u32 {
+        let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+        let mut fitting = MASS_BINS;
+        let mut group = 0;
+        while group < self.shape.row_groups() {
+            let own = if group > 0 { self.eight(ROWS * group + warp) } else { octave.own[0] };
+            let mut upto = [0f32; 8];
+            let mut sum = 0f32;
+            unroll!(for i in 0..8 {
+                sum += octave.weight(own, i);
+                upto[i] = sum * octave.unit;
+            });
+            let mut all = upto[7];
+            unroll!(for step in 0..5 {
+                let others = warp_shuffle_up(FULL_MASK, all, 1 << step, 32);
+                all += if lane >= 1 << step { others } else { 0.0 };
+            });
+            let others = warp_shuffle_up(FULL_MASK, all, 1, 32);
+            let lower = if lane > 0 { others } else { 0.0 };
+            let mut fits = 0;
+            unroll!(for i in 0..8 {
+                fits += (lower + upto[i] <= SHARE) as u32;
+            });
+            // Up to the first lane whose octave does not fit as a whole.
+            let octaves = (!warp::warp_vote_ballot(FULL_MASK, fits == STEPS)).trailing_zeros();
+            let within = warp_shuffle_idx(FULL_MASK, fits, octaves % 32, 32);
+            let bins = STEPS * octaves + if octaves < 32 { within } else { 0 };
+            fitting = fitting.min(bins);
+            group += 1;
+        }
+        fitting
+    }
+
+    /// Sums masses and moments of what goes as a whole, and sets their bins back.
+    #[simt::device]
+    pub fn sum_up(&self, octave: &Octave) {
+        let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+        let heads = heads_of(self.shape.group);
+        let mut group = 0;
+        while group < self.shape.row_groups() {
+            let head = ROWS * group + warp;
+            unroll!(for kind in 0..2 {
+                let row = kind as u32 * heads + head;
+                let own = if group > 0 { self.eight(row) } else { octave.own[kind] };
+                self.clear(row);
+                let mut sum = 0f32;
+                unroll!(for i in 0..8 {
+                    sum += if (i as u32) < octave.goes { octave.weight(own, i) } else { 0.0 };
+                });
+                let sum = warp::warp_sum_f32(sum * octave.unit);
+                if lane == 0 {
+                    self.layout.sums.store(row, sum);
+                }
+            });
+            group += 1;
+        }
+    }
+
+    /// Counts those blocks of the bin behind the whole ones that are left out, of any number. Blocks that tie
+    /// at the cut count as left out.
+    #[simt::device]
+    pub fn rest(&self, border: Border, keys: Keys, cut: Cut, reference: f32) {
+        let Decide { layout, shape, extent, .. } = *self;
+        let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+        let heads = heads_of(shape.group);
+        let (units, inverse) = (units(extent.distant()), inverse_of(layout.norms.load(0).nu));
+        let edges = Edges::of(border.whole);
+        let mut group = 0;
+        while group < shape.row_groups() {
+            let (mut sums, mut largest) = ([[0u32; 2]; 8], 0);
+            // What is loaded of a block is waited for: those that count are looked at 32 together.
+            let (queue, mut queued) = (64 * warp, 0);
+            let mut start = 1 + 32 * warp;
+            while start < extent.local {
+                let block = start + lane;
+                let counts = block < extent.local && {
+                    let key = keys.get(block);
+                    !cut.keeps(key) && edges.place(score_of(key) - reference).1
+                };
+                let ballot = warp::warp_vote_ballot(FULL_MASK, counts);
+                if counts {
+                    let place = (ballot & ((1 << lane) - 1)).count_ones();
+                    layout.queue.store(queue + queued + place, block);
+                }
+                queued += ballot.count_ones();
+                start += DECIDE_THREADS;
+                while queued >= 32 || queued > 0 && start >= extent.local {
+                    sync_warp(FULL_MASK);
+                    let some = queued.min(32);
+                    queued -= some;
+                    if lane < some {
+                        // The last of them, so that the others stay where they are.
+                        let block = layout.queue.load(queue + queued + lane);
+                        let nu = self.nus.load((self.row * shape.blocks + block) as usize);
+                        largest = nu.to_bits().max(largest);
+                        let relative = self.relative(self.masses(block, group), group);
+                        unroll!(for i in 0..8 {
+                            let x = relative[i] - reference;
+                            let own = in_units(x, ratio_of(nu, inverse), border.whole, units);
+                            sums[i] = [sums[i][0] + own[0], sums[i][1] + own[1]];
+                        });
+                    }
+                    sync_warp(FULL_MASK);
+                }
+            }
+            unroll!(for i in 0..8 {
+                unroll!(for kind in 0..2 {
+                    let sum = warp::warp_reduce_add_u32(FULL_MASK, sums[i][kind]);
+                    if lane == 0 && sum > 0 {
+                        layout.rest.atomic_add(kind as u32 * heads + ROWS * group + i as u32, sum);
+                    }
+                });
+            });
+            let largest = warp::warp_reduce_max_u32(FULL_MASK, largest);
+            if lane == 0 {
+                layout.rest.atomic_max(2 * heads, largest);
+            }
+            group += 1;
+        }
+    }
+
+    /// Writes what is left out of each head, once all of it is summed up.
+    #[simt::device]
+    pub fn tell(&self, border: Border, reference: f32, skipped: GlobalMut<Skipped>) {
+        let Decide { layout, shape, extent, row, .. } = *self;
+        let t = thread::thread_idx_x();
+        let heads = heads_of(shape.group);
         if t < heads {
-            let unit = unit_of(whole.min(MASS_BINS - 1), units);
+            let unit = unit_of(border.whole.min(MASS_BINS - 1), units(extent.distant()));
             let scale = scale_of(reference);
+            // Of what is in no bin nothing is known.
+            let known = !border.splits() || border.whole < MASS_BINS;
             let sum = |kind: u32| {
-                let bin = kind * MASS_BINS + whole.max(1) - 1;
-                let whole_bins = if whole > 0 { f32::from_bits(layout.bins.load(bin)) } else { 0.0 };
-                // Of what is in no bin nothing is known.
-                let known = out == before || whole < MASS_BINS;
-                let rest = layout.rest.load(kind) as f32 * unit;
-                if known { canonical_nan((whole_bins + rest) * scale) } else { f32::NAN }
+                let sum = layout.sums.load(kind) + layout.rest.load(kind) as f32 * unit;
+                if known { canonical_nan(sum * scale) } else { f32::NAN }
             };
             let moment = canonical_nan(sum(heads + t) * layout.norms.load(0).nu);
-            let nu_rest = f32::from_bits(layout.rest.load(2 * heads + 1));
+            let nu_rest = f32::from_bits(layout.rest.load(2 * heads).max(border.nu));
             let found = Skipped { mass: sum(t), moment, level: layout.levels.load(t), nu_rest };
-            let at = (self.row * heads + t) as usize;
-            skipped.store_vector(at, found);
+            skipped.store_vector((row * heads + t) as usize, found);
         }
-        thread::sync_threads();
+    }
+
+    /// The extent with what is kept in fact.
+    #[inline(always)]
+    pub fn kept(&self, border: Border) -> Extent {
+        Extent { chosen: self.extent.distant() - border.out, ..self.extent }
     }
 }

@@ -12,19 +12,21 @@
 
 mod bound;
 mod counting;
+mod cutting;
 mod deciding;
 mod leaving;
 mod masses;
 mod products;
 mod scanning;
 mod settling;
+mod sharing;
 mod tile;
 mod write;
 
 pub use bound::delta;
 pub use counting::{
-    MASS_BINS, SHARE, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, kinds_of, level_of,
-    ratio_of, reference_of, scale_of, top_of, unit_of, units,
+    Edges, MASS_BINS, SHARE, STEPS, Shares, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, kinds_of,
+    level_of, octave_unit, ratio_of, reference_of, scale_of, step_of, top_of, unit_of, units,
 };
 pub use deciding::{DECIDE_THREADS, decide, decide_bytes, decide_parts};
 pub use masses::{estimated, joined, mass_above, most_of, moved};

@@ -1,12 +1,13 @@
 //! Sketches in shared memory, and products of queries with them.
 
-use super::tile::{Annotation, code_words, raised_by, sketch_words};
+use super::scanning::Deal;
+use super::tile::{Annotation, code_words, raised_by, sketch_words, tiles_of};
 use crate::attention::Ring;
 use crate::attention::query::Query;
 use glam::UVec4;
 use simt::math::fma;
 use simt::tensor::mma_f16;
-use simt::{Global, Shared, bits, half2, unroll};
+use simt::{Global, Shared, bits, half2, unroll, warp};
 
 /// A warp's sketches: of neighbouring tiles of one row.
 pub(super) struct Tiles<const D: usize, const BITS: usize> {
@@ -26,6 +27,17 @@ impl<const D: usize, const BITS: usize> Tiles<D, BITS> {
     /// Words of the rings of so many warps.
     pub const fn words(warps: u32) -> u32 {
         warps * Self::STAGES * Self::WORDS
+    }
+
+    /// Asks the L2 cache for what the ring of warp `warp` begins with, a lane for a tile: of a row of `tokens`
+    /// tokens that begins at `row`, dealt out like this.
+    #[simt::device]
+    pub fn ask(sketches: Global<u32>, row: usize, warp: u32, deal: Deal, tokens: u32) {
+        let lane = warp::lane_id();
+        let tile = warp * deal.of_warp + lane;
+        let there = (lane < Self::STAGES) & (lane < deal.of_warp) & (tile < tiles_of(tokens));
+        let tile = row + if there { tile } else { 0 } as usize;
+        sketches.prefetch(tile * Self::WORDS as usize, 4 * Self::WORDS, there);
     }
 
     #[inline(always)]

@@ -28,8 +28,9 @@
 //!
 //! # Work split
 //! Grid (parts, kv_heads · row groups, sequences), eight warps with a ring of tiles each. A warp has
-//! neighbouring blocks, whole ones, and whole tiles: a block of 16 tokens is half of one. What is kept is the
-//! next launch's work: [`decide`](fn@super::decide).
+//! neighbouring blocks, whole ones, and whole tiles: a block of 16 tokens is half of one. While the launch ahead
+//! may still run, it asks the L2 cache for as many tiles as its ring holds. What is kept is the next launch's
+//! work: [`decide`](fn@super::decide).
 
 use super::bound::delta;
 use super::counting::heads_of;
@@ -189,7 +190,7 @@ pub const fn scan_bytes<const D: usize, const BITS: usize>() -> u32 {
     ),
     max_threads = 256,
     min_blocks = 2,
-    overlaps
+    overlaps = late
 )]
 pub fn scan<E: Half, const D: usize, const BITS: usize>(
     queries: Global<E>,
@@ -206,9 +207,15 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
     let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
     let row = sequence * shape.kv_heads + head;
-    let rule = shape.rule;
-    let extent = Extent::of(lengths.load(sequence as usize).min(shape.max_blocks * BLOCK_TOKENS), rule);
-    let parts = thread::grid_dim_x();
+    let (rule, parts) = (shape.rule, thread::grid_dim_x());
+    let most = shape.max_blocks * BLOCK_TOKENS;
+    let of_row = row as usize * tiles_of(most) as usize;
+    // What the launch ahead has yet to write may be counted in this length, or not: a hint needs no more.
+    let glance = lengths.peek(sequence as usize, true).min(most);
+    Tiles::<D, BITS>::ask(sketches, of_row, part * WARPS + warp, Deal::of(glance, rule, parts), glance);
+    thread::wait_for_previous();
+
+    let extent = Extent::of(lengths.load(sequence as usize).min(most), rule);
     let Deal { of_warp, used } = Deal::of(extent.length, rule, parts);
     if part >= used {
         return;
@@ -217,7 +224,6 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     let layout = layout::<D, BITS>();
     let first = ((part * WARPS + warp) * of_warp).min(tiles);
     let end = (first + of_warp).min(tiles);
-    let of_row = row as usize * tiles_of(shape.max_blocks * BLOCK_TOKENS) as usize;
     let ring = Tiles::<D, BITS> { ring: layout.ring, sketches, row: of_row, warp, lane, end };
     fill(&ring, first, [0; 5]);
     let in_group = row_group * ROWS + (lane >> 2);

@@ -157,6 +157,10 @@ pub fn settle<E: Half, const D: usize>(
     let row = sequence * shape.scan.kv_heads + head;
     if in_group < shape.scan.group {
         let query_row = (row * shape.scan.group + in_group) as usize;
+        // All that is loaded is on its way before the first of it is waited for.
+        let skipped = skipped.load_vector((row * heads_of(shape.scan.group) + in_group) as usize);
+        let (whole, lse) = (whole.load_vector(row as usize), lse.load_streaming(query_row));
+        let length = lengths.load(sequence as usize).min(shape.scan.max_blocks * BLOCK_TOKENS);
         let (mut q, mut o) = (0f32, 0f32);
         unroll!(for i in 0..(D / 64), at_most 2 {
             let at = query_row * D + 64 * i + 2 * lane as usize;
@@ -165,14 +169,8 @@ pub fn settle<E: Half, const D: usize>(
             q = fma(b, b, fma(a, a, q));
             o = fma(c[1], c[1], fma(c[0], c[0], o));
         });
-        let facts = Facts {
-            skipped: skipped.load_vector((row * heads_of(shape.scan.group) + in_group) as usize),
-            whole: whole.load_vector(row as usize),
-            query: norm_bound(warp::warp_sum_f32(q)),
-            output: norm_bound(warp::warp_sum_f32(o)),
-            lse: lse.load(query_row),
-            length: lengths.load(sequence as usize).min(shape.scan.max_blocks * BLOCK_TOKENS),
-        };
+        let (query, output) = (norm_bound(warp::warp_sum_f32(q)), norm_bound(warp::warp_sum_f32(o)));
+        let facts = Facts { skipped, whole, query, output, lse, length };
         let verdict = verdict::<E, D>(&facts, shape);
         if lane == 0 {
             verdicts.store(query_row, verdict);

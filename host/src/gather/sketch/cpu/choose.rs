@@ -5,8 +5,9 @@ use super::{GROUP, warp_sum};
 use kernels_gpu::attention::BLOCK_TOKENS;
 use kernels_gpu::attention::PartialRow;
 use kernels_gpu::gather::sketch::{
-    MASS_BINS, Norms, SHARE, ScanShape, Skipped, Whole, bin_of, heads_of, in_units, inverse_of, joined,
-    level_of, most_of, ratio_of, reference_of, scale_of, top_of, unit_of, units,
+    MASS_BINS, Norms, SHARE, STEPS, ScanShape, Skipped, Whole, bin_of, heads_of, in_units, inverse_of,
+    joined, level_of, most_of, octave_unit, ratio_of, reference_of, scale_of, step_of, top_of, unit_of,
+    units,
 };
 use kernels_gpu::gather::{Extent, ordered, score_of};
 use rayon::prelude::*;
@@ -164,14 +165,8 @@ fn one(shape: ScanShape, extent: Extent, row: &Totals, skipped: &mut [Skipped]) 
         .collect();
     let mut counts = all.blocks;
     (1..BINS).for_each(|bin| counts[bin] += counts[bin - 1]);
-    let sums = all.sums.each_ref().map(|kind| {
-        let of = |bins: &[u32; BINS]| {
-            prefix(std::array::from_fn(|bin| bins[bin] as f32 * unit_of(bin as u32, units)))
-        };
-        kind.iter().map(of).collect::<Vec<_>>()
-    });
-    let fits = |bin: &usize| sums[0].iter().all(|sums| sums[*bin] <= SHARE);
-    let within = (0..BINS).filter(fits).map(|bin| counts[bin]).max().unwrap_or(0);
+    let fitting = all.sums[0].iter().map(|bins| fitting(bins, units)).min().unwrap_or(BINS);
+    let within = if fitting > 0 { counts[fitting - 1] } else { 0 };
     let dispensable = if shape.budget_log2 < 0.0 { within } else { extent.distant() };
     let wanted = extent.chosen.max(extent.distant() - dispensable);
     let extent = Extent { chosen: wanted, ..extent };
@@ -204,7 +199,7 @@ fn one(shape: ScanShape, extent: Extent, row: &Totals, skipped: &mut [Skipped]) 
     let nu_rest = all.nus[..whole].iter().chain(&rest.nus[some..=some]).copied().max().unwrap_or(0);
     for (head, to) in skipped.iter_mut().enumerate() {
         let sum = |kind: usize| {
-            let whole_bins = if whole > 0 { sums[kind][head][whole - 1] } else { 0.0 };
+            let whole_bins = sum_of(&all.sums[kind][head][..whole], units);
             let rest = rest.sums[kind][head][some] as f32 * unit_of(some as u32, units);
             // Of what is in no bin nothing is known.
             let known = out == before || whole < BINS;
@@ -220,22 +215,38 @@ fn one(shape: ScanShape, extent: Extent, row: &Totals, skipped: &mut [Skipped]) 
     (extent, chosen)
 }
 
-/// Sums up to each bin, in the order in which the kernel's warps have them.
-fn prefix(mut x: [f32; BINS]) -> [f32; BINS] {
-    let warps = x.as_chunks_mut::<32>().0;
-    for lanes in warps.iter_mut() {
-        for step in 0..5 {
-            let before = *lanes;
-            for lane in 1 << step..32 {
-                lanes[lane] = before[lane] + before[lane - (1 << step)];
-            }
+/// What so many in each bin of an octave are, from the lowest one on.
+fn weights(bins: &[u32]) -> impl Iterator<Item = f32> {
+    (0..STEPS).zip(bins).map(|(step, own)| *own as f32 * step_of(step))
+}
+
+/// The sum of what is in the first bins, in the order in which a warp of the kernel has it.
+fn sum_of(bins: &[u32], units: f32) -> f32 {
+    let mut lanes = [0.0; 32];
+    for (octave, bins) in bins.chunks(STEPS as usize).enumerate() {
+        lanes[octave] = weights(bins).fold(0.0, |sum, x| sum + x) * octave_unit(octave as u32, units);
+    }
+    warp_sum(lanes)
+}
+
+/// How many bins, from the lowest on, can go within the budget, summed up as the kernel does.
+fn fitting(bins: &[u32; BINS], units: f32) -> usize {
+    let sums: [[f32; STEPS as usize]; 32] = std::array::from_fn(|octave| {
+        let (mut sum, unit) = (0.0, octave_unit(octave as u32, units));
+        let mut weights = weights(&bins[STEPS as usize * octave..]);
+        std::array::from_fn(|_| {
+            sum += weights.next().expect("a bin");
+            sum * unit
+        })
+    });
+    let mut upto = sums.map(|sums| sums[STEPS as usize - 1]);
+    for step in 0..5 {
+        let before = upto;
+        for lane in 1 << step..32 {
+            upto[lane] = before[lane] + before[lane - (1 << step)];
         }
     }
-    let lasts: Vec<f32> = warps.iter().map(|lanes| lanes[31]).collect();
-    for (warp, lanes) in warps.iter_mut().enumerate() {
-        for last in &lasts[..warp] {
-            lanes.iter_mut().for_each(|sum| *sum += last);
-        }
-    }
-    x
+    let lower = |octave: usize| if octave > 0 { upto[octave - 1] } else { 0.0 };
+    let all = (0..BINS).map(|bin| (bin / STEPS as usize, bin % STEPS as usize));
+    all.take_while(|(octave, step)| lower(*octave) + sums[*octave][*step] <= SHARE).count()
 }

@@ -2,9 +2,9 @@
 
 use super::certificate::check;
 use super::*;
-use half::f16;
+use half::{bf16, f16};
 use kernels_gpu::gather::sketch::{
-    MASS_BINS, bin_of, in_units, inverse_of, ratio_of, scale_of, unit_of, units,
+    Edges, MASS_BINS, bin_of, in_units, inverse_of, ratio_of, scale_of, unit_of, units,
 };
 
 /// What is counted is no less than the mass and its moment, and more by a unit and roundings at the most.
@@ -43,6 +43,38 @@ fn what_is_counted_is_no_less_than_the_mass() {
     assert_eq!(in_units(f32::NEG_INFINITY, 1.0, 0, 4.0), [0, 0]);
     // Two logarithms far from 0 are each off by half an ULP.
     assert!(scale_of(1000.0f32.log2()) >= 1000.0 && scale_of(100.0) > 100f32.exp2());
+}
+
+/// Edges of a bin tell what is in it, and above it, as its number does.
+#[test]
+fn edges_are_those_of_bins() {
+    let steps = (-2100..20).map(|step| step as f32 / 64.0);
+    let around = steps.flat_map(|x| [x.next_down(), x, x.next_up()]);
+    let ends = [f32::NEG_INFINITY, -1e30, -1e-40, -0.0, 1e-40, 1e30, f32::INFINITY, f32::NAN];
+    let all: Vec<f32> = around.chain(ends).collect();
+    for bin in 0..=MASS_BINS {
+        let edges = Edges::of(bin);
+        for x in &all {
+            let own = bin_of(*x);
+            assert_eq!(edges.place(*x), (own > bin, own == bin), "{x} {own} {bin}");
+        }
+    }
+}
+
+/// Of blocks whose masses are no numbers fewer are kept than there are: nothing is known of what is left out.
+#[test]
+fn blocks_in_no_bin_are_left_out_too() {
+    let mut batch = batch::<bf16>(PROBLEM, Input::Normal, &[400], 3);
+    for block in 3..9 {
+        let at = batch.row(0, 0, 16 * block + 4);
+        batch.keys[at] = bf16::from_f32(1.0e6);
+    }
+    let stepped = check(&batch, Budget { bits: 8, skip: 1.0, ..BUDGET });
+    let most = stepped.list.len() / 2;
+    // The first of those that tie: sketches are of two blocks.
+    assert_eq!(stepped.list[..stepped.counts[0] as usize], [0, 2, 24]);
+    assert!(stepped.verdicts[..4].iter().all(|verdict| verdict.dense == 1), "{:?}", stepped.verdicts);
+    assert_eq!(stepped.counts[1], 3, "{:?}", &stepped.list[most..]);
 }
 
 /// Rows of several shares, in a batch with rows of one; budgets that cut at a bin, inside one and at ties.
