@@ -50,6 +50,10 @@ mod graph;
 mod limits;
 mod pinned;
 #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
+mod prints;
+#[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
+mod sites;
+#[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
 mod stops;
 mod stream;
 pub mod unordered;
