@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::unordered::{Access, Memory};
 use simt::emu::traffic::{self, Traffic};
 use simt::emu::{self, EmuOptions};
+use simt::print::Sink;
 use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
 use std::ffi::c_void;
 use std::panic::Location;
@@ -130,6 +131,8 @@ pub(crate) trait DeviceBackend: Send + Sync {
     /// # Safety
     /// As for `copy_now`.
     unsafe fn fill_now(&self, address: u64, byte: u8, bytes: usize) -> Result<()>;
+    /// Who gets what kernels print; nobody in particular is standard error.
+    fn print_to(&self, sink: Option<Sink>);
     /// Waits for all work of the device's streams; for one that captures, up to where that began.
     fn synchronize(&self) -> Result<()>;
 

@@ -5,6 +5,7 @@ use crate::cpu::CpuDevice;
 use crate::error::{Error, Result};
 use simt::KernelInfo;
 use simt::emu::EmuOptions;
+use simt::print::Sink;
 use std::fmt;
 use std::sync::Arc;
 
@@ -189,6 +190,20 @@ impl Device {
     /// What a kernel did wrong since the last wait.
     pub fn synchronize(&self) -> Result<()> {
         self.backend().synchronize()
+    }
+
+    /// Gives `sink` what kernels of this device print from now on, by [`simt::println!`]; `None` is standard
+    /// error, as it is at first.
+    ///
+    /// On the CPU a line is handed over while the launch runs, and one that is launched in several orders
+    /// ([`orders`](EmuOptions::orders)) prints in the first. On a GPU the lines come with the wait for a
+    /// stream, an event or the device, also a wait that fails, in the order in which they found their places;
+    /// those of different threads have no other order. A device keeps 8192 lines between two waits; of more
+    /// it says how many are [lost](simt::print::Printed::Lost). What is left when the device goes comes then.
+    ///
+    /// A sink is called from any thread, and must not wait for lines of its own device.
+    pub fn print_to(&self, sink: Option<Sink>) {
+        self.backend().print_to(sink);
     }
 
     pub(crate) fn backend(&self) -> &dyn DeviceBackend {

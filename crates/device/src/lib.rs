@@ -13,6 +13,9 @@
 //! | [`Event`] | a point in a stream, with a time |
 //! | [`Graph`], [`GraphExec`] | captured work, replayed with no host work between its steps |
 //!
+//! [`Device::print_to`] takes the lines that kernels print, and [`nvtx`] names stretches of time for
+//! profilers.
+//!
 //! On the CPU, [`stream_check`](simt::emu::EmuOptions::stream_check) finds work of two streams that nothing
 //! orders, and [`unordered`] says which.
 //!
@@ -48,7 +51,12 @@ mod error;
 mod event;
 mod graph;
 mod limits;
+pub mod nvtx;
 mod pinned;
+#[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
+mod prints;
+#[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
+mod sites;
 #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
 mod stops;
 mod stream;

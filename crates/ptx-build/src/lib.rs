@@ -22,7 +22,7 @@
 //! | find | [`toolchain`] | a rustc of the pinned version with its library source |
 //! | compile | [`mod@compile`] | one run of cargo a target, in a target folder that persists |
 //! | directives | [`directives`] | launch bounds, carried as comments through the compiler |
-//! | sites | [`sites`] | places where a kernel may stop with a message get their numbers |
+//! | sites | [`sites`] | places where a kernel stops with a message, or prints, get their numbers |
 //! | lint | [`lint`], [`allow`] | numerics contract and memory rules, over parsed instructions ([`ptx`]) |
 //! | assemble | [`ptxas`] | registers, stack and spills of every entry, where a `ptxas` is found |
 //! | ship | [`shipped`] | the PTX in the package, for users without a device compiler |

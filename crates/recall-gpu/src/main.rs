@@ -3,14 +3,14 @@
 //! `recall-gpu` lists the cases, one a line: its name, its category, and `bug` if it has one to plant.
 //! `recall-gpu NAME...` runs programs without their bugs, one after another, `recall-gpu NAME bug` the one
 //! with it. `recall-gpu stopping N` lets a kernel panic in the Nth way, and compares what the GPU and the
-//! emulator say of it; `recall-gpu language` compares what they compute. It exits with 0 if the launches end
-//! and the results are right, with 1 if not, and with 2 if it is asked for something else. A planted bug has
-//! the process for itself: a launch that goes wrong takes the process' context with it. `sanitize.py` beside
-//! this runs all of them.
+//! emulator say of it; `recall-gpu language` compares what they compute, `recall-gpu printing` what they
+//! print. It exits with 0 if the launches end and the results are right, with 1 if not, and with 2 if it is
+//! asked for something else. A planted bug has the process for itself: a launch that goes wrong takes the
+//! process' context with it. `sanitize.py` beside this runs all of them.
 
 use ferrokv_device::{Device, Error, PtxImage};
 use simt::emu::EmuOptions;
-use simt_recall::{Case, Machine, categories, language, stopping};
+use simt_recall::{Case, Machine, categories, language, printing, stopping};
 use std::process::ExitCode;
 
 mod embedded {
@@ -40,6 +40,9 @@ fn main() -> ExitCode {
             }
             Err(why) => usage(&why),
         };
+    }
+    if arguments == ["printing"] {
+        return gpu().map_or_else(|why| usage(&why), |gpu| prints(&gpu));
     }
     if let [word, how] = &arguments[..]
         && word == "stopping"
@@ -116,6 +119,43 @@ fn stops(how: u32) -> ExitCode {
     }
 }
 
+/// Compares what kernels print on the GPU and under the emulator.
+fn prints(gpu: &Device) -> ExitCode {
+    let emulator = Device::cpu(EmuOptions::default());
+    // Threads for several times the lines that a GPU keeps.
+    let flood = printing::flood(gpu, 160);
+    let kept = simt::on_device::lines::COUNT;
+    if !matches!(flood, Ok((lines, lost)) if (lines, lost) == (kept, 160 * 256 - kept)) {
+        eprintln!(
+            "recall-gpu: printing: lines kept and lost, of {} with room for {kept}: {flood:?}",
+            160 * 256
+        );
+        return ExitCode::FAILURE;
+    }
+    match (printing::printed(gpu), printing::printed(&emulator)) {
+        (Ok(gpu), Ok(emulator)) if gpu == emulator => {
+            let lines = gpu.iter().map(Vec::len).sum::<usize>();
+            println!("{lines} lines, the same on the GPU and under the emulator");
+            println!("{kept} of {} lines kept, the others counted", 160 * 256);
+            gpu.iter().for_each(|part| println!("{}", part[0]));
+            ExitCode::SUCCESS
+        }
+        (Ok(gpu), Ok(emulator)) => {
+            for (part, (gpu, emulator)) in gpu.iter().zip(&emulator).enumerate() {
+                eprintln!("recall-gpu: printing, part {part}: {} and {} lines", gpu.len(), emulator.len());
+                let differ = gpu.iter().zip(emulator).filter(|(gpu, emulator)| gpu != emulator);
+                differ.take(5).for_each(|(g, e)| eprintln!("GPU:      {g}\nemulator: {e}"));
+            }
+            ExitCode::FAILURE
+        }
+        (gpu, emulator) => {
+            let errors = (gpu.err(), emulator.err());
+            eprintln!("recall-gpu: printing: {errors:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Whether its kernel is in the PTX, as all are that a GPU can launch.
 fn is_built(case: &Case) -> bool {
     case.name != "large_local_array"
@@ -136,7 +176,10 @@ mod tests {
         for (_, text) in embedded::PTX {
             let sites: Vec<&str> =
                 text.lines().filter_map(|line| line.trim().strip_prefix("// simt.site ")).collect();
-            assert_eq!(sites.len() as u32, stopping::WAYS, "{sites:?}");
+            // One is that of a kernel that prints.
+            let (printing, sites): (Vec<&str>, Vec<&str>) =
+                sites.iter().partition(|site| site.contains(" stopped crates/recall/src/printing.rs:"));
+            assert_eq!((printing.len(), sites.len() as u32), (1, stopping::WAYS), "{sites:?}");
             for site in &sites {
                 let (number, rest) = site.split_once(' ').expect("a number");
                 assert!(rest.starts_with("stopping crates/recall/src/stopping.rs:"), "{site}");
@@ -147,6 +190,32 @@ mod tests {
             assert!(said(" {0} of element {1}, at most {2:.2}; {{{3:#06x}}}"), "{sites:?}");
             assert!(said(r" failed: element {2}\u{a}  left: {0:?}\u{a} right: {1:?}"), "{sites:?}");
             assert_eq!(text.matches(".visible .global .align 8 .u64 simt_stop_record").count(), 1);
+        }
+    }
+
+    /// The same of lines; and who prints nothing has nothing of it.
+    #[test]
+    fn every_line_is_a_site_of_the_ptx() {
+        for (_, text) in embedded::PTX {
+            let sites: Vec<&str> =
+                text.lines().filter_map(|line| line.trim_start().strip_prefix("// simt.print ")).collect();
+            for (number, entry, message) in [
+                (1, "counted", " thread {0}, line {1}"),
+                (2, "stopped", " about to stop: {0}"),
+                (3, "values", " {0} of {1}: {2} {2:?} {2:.3} {2:+10.2e} {{{2:*^12}}}"),
+                (6, "values", r#" {0:?} {1:>7} {2} {3:5}| \u{fc}n\u{ef}code \\ "quoted" {4}"#),
+                (9, "values", ":9 "),
+            ] {
+                let start = format!("{number} {entry} crates/recall/src/printing.rs:");
+                let is = |site: &&&str| site.starts_with(&start) && site.ends_with(message);
+                assert_eq!(sites.iter().filter(is).count(), 1, "{message}: {sites:?}");
+                assert_eq!(text.matches(&format!("[record+8], {number};")).count(), 1, "{message}");
+            }
+            assert_eq!(
+                (sites.len(), text.matches("[record+8], ").count()),
+                (9, 9 + stopping::WAYS as usize + 1)
+            );
+            assert_eq!(text.matches(".visible .global .align 8 .u64 simt_print_ring[3];").count(), 1);
         }
     }
 }

@@ -3,7 +3,7 @@
 #[cfg(not(target_arch = "nvptx64"))]
 use simt::LaunchShape;
 use simt::warp::{FULL_MASK, warp_match_any};
-use simt::{GlobalMut, Shared, SharedPlan, kernel, thread};
+use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread};
 
 /// Rounds of [`released`](fn@released).
 const ROUNDS: u32 = 8;
@@ -76,6 +76,41 @@ pub fn matched(out: GlobalMut<u32>) {
     }
 }
 
+/// Copies of 4 and 8 bytes that run beside the threads, from places that are aligned to no more, each third
+/// of them of zeros, beside words that threads write. `x` \[130\], `out` \[256\], 64 threads.
+#[kernel]
+pub fn copied_words(x: Global<u32>, out: GlobalMut<u32>) {
+    let (tile, _) = tile();
+    let t = thread::thread_idx_x();
+    let from = t as usize;
+    tile.copy_async_4(t, x, 63 - from);
+    async_copy::commit();
+    tile.copy_async_4_or_zero(64 + 2 * t, x, 2 * from + 1, !t.is_multiple_of(3));
+    tile.store(65 + 2 * t, 1000 + t);
+    let pairs = 192 + 2 * (t / 2);
+    if t.is_multiple_of(4) {
+        tile.copy_async_8(pairs, x, from + 2);
+    }
+    if t % 4 == 2 {
+        tile.copy_async_8_or_zero(pairs, x, from + 64, !t.is_multiple_of(3));
+    }
+    async_copy::commit();
+    async_copy::wait::<1>();
+    let own = tile.load(t);
+    async_copy::wait::<0>();
+    thread::sync_threads();
+    out.store(from, own + tile.load(t ^ 1));
+    out.store(64 + from, tile.load(64 + t));
+    out.store(128 + from, tile.load(128 + t));
+    out.store(192 + from, tile.load(192 + t));
+}
+
+const fn tile() -> (Shared<u32>, u32) {
+    let mut plan = SharedPlan::new();
+    let tile = plan.array(256);
+    (tile, plan.bytes())
+}
+
 /// All that the kernels compute.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn computed(device: &ferrokv_device::Device) -> Result<Vec<u32>, ferrokv_device::Error> {
@@ -96,7 +131,14 @@ pub fn computed(device: &ferrokv_device::Device) -> Result<Vec<u32>, ferrokv_dev
     let (_, bytes) = layout();
     // SAFETY: as above.
     unsafe { stream.launch(&matched::kernel(), LaunchShape::new(1, 64).shared(bytes), args) }?;
-    Ok([messages.to_vec()?, round.to_vec()?, sums.to_vec()?, out.to_vec()?].concat())
+    let x: Vec<u32> = (0..130).map(|i| i * i + 7).collect();
+    let x = Buffer::from_slice(device, &x)?;
+    let mut copies = Buffer::from_slice(device, &[0u32; 256])?;
+    let args = copied_words::Args { x: x.global(), out: copies.global_mut() };
+    let (_, bytes) = tile();
+    // SAFETY: as above.
+    unsafe { stream.launch(&copied_words::kernel(), LaunchShape::new(1, 64).shared(bytes), args) }?;
+    Ok([messages.to_vec()?, round.to_vec()?, sums.to_vec()?, out.to_vec()?, copies.to_vec()?].concat())
 }
 
 #[cfg(test)]
@@ -120,6 +162,19 @@ mod tests {
             assert_eq!(out[t as usize], mask(&|u| u % 5 == t % 5));
             assert_eq!(out[32 + t as usize], mask(&|u| u / 7 == t / 7));
         }
-        assert_eq!(out[64..], [77, 78]);
+        assert_eq!(out[64..66], [77, 78]);
+        let (copies, x) = (&out[66..], |i: usize| (i * i + 7) as u32);
+        for t in 0..64 {
+            assert_eq!(copies[t], x(63 - t) + x(63 - (t ^ 1)));
+            let scattered = if t % 3 == 0 { 0 } else { x(2 * t + 1) };
+            assert_eq!(copies[64 + 2 * t..][..2], [scattered, 1000 + t as u32]);
+            let pair = match t % 4 {
+                0 => [x(t + 2), x(t + 3)],
+                2 if t % 3 == 0 => [0, 0],
+                2 => [x(t + 64), x(t + 65)],
+                _ => continue,
+            };
+            assert_eq!(copies[192 + t..][..2], pair);
+        }
     }
 }

@@ -44,6 +44,7 @@ mod legal;
 mod machine;
 mod memory;
 mod missed;
+pub mod printing;
 mod schedules;
 mod scor;
 pub mod stopping;

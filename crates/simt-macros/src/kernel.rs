@@ -161,8 +161,9 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
     let options: Options = syn::parse2(options)?;
     let mut function: ItemFn = syn::parse2(item)?;
     let arguments = launch_parameters(&mut function)?;
-    let names: syn::Stmt = syn::parse2(crate::stop::names())?;
-    function.block.stmts.insert(0, names);
+    let names = crate::stop::names();
+    let names: syn::Block = syn::parse2(quote! { { #names } })?;
+    function.block.stmts.splice(0..0, names.stmts);
     let signature = &function.sig;
     let name = &signature.ident;
     if !matches!(signature.output, ReturnType::Default) {

@@ -2,6 +2,8 @@
 
 mod args;
 mod kernel;
+mod message;
+mod print;
 mod refusals;
 mod stop;
 mod test;
@@ -104,6 +106,25 @@ pub fn unroll(input: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn test(options: TokenStream, item: TokenStream) -> TokenStream {
     test::expand(options.into(), item.into()).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+/// A line of text from a kernel: `println!("{x} of {}, {:#x}", n, bits)`.
+///
+/// Inside a `#[kernel]` or a `#[device]` function it is this one without an import; elsewhere in kernel code
+/// it is `simt::println!`. The text is a literal; it has up to eight values: numbers (f16 and bf16 too),
+/// `bool` and `char`, written as the standard library writes them: `{}`, `{:?}`, `{:x}`, `{:X}`, `{:b}`,
+/// `{:o}`, `{:e}`, `{:E}`, with fill, alignment, `+`, `#`, `0`, width and precision. Each call is one line of
+/// its own.
+///
+/// The line goes to the sink of the device, or of the launch, that runs the kernel (`simt::print`). The
+/// emulator hands it over when the thread gives way or ends; a GPU's lines come with the next wait for a
+/// stream, an event or the device. Lines of different threads have no order; those of one thread keep theirs.
+///
+/// PTX: with memory of the host, two `ld` and two `atom` that find a place for the line, and a `st` for each
+/// of its parts, the last one `st.release.sys`.
+#[proc_macro]
+pub fn println(input: TokenStream) -> TokenStream {
+    stopping(print::line(input.into()))
 }
 
 fn stopping(expanded: syn::Result<proc_macro2::TokenStream>) -> TokenStream {

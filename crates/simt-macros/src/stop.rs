@@ -5,10 +5,11 @@
 //! entry's name beside them; the device layer reads the comment, and puts the values into the message. So no
 //! text and no formatting is in the kernel.
 
+use crate::message::{Message, escaped};
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::{format_ident, quote};
 use syn::parse::{Parse, ParseStream};
-use syn::{Error, Expr, LitStr, Token};
+use syn::{Expr, Token};
 
 /// Values that a record has room for.
 const MOST_VALUES: usize = 4;
@@ -17,13 +18,17 @@ const MOST_VALUES: usize = 4;
 const NAMES: [&str; 7] =
     ["assert", "assert_eq", "assert_ne", "panic", "todo", "unimplemented", "unreachable"];
 
-/// What comes first in the body of a function for the device: the names of this module's macros.
+/// What comes first in the body of a function for the device: the names of this module's macros there, and
+/// `println!` on both sides.
 pub fn names() -> TokenStream {
     let names = NAMES.map(|name| Ident::new(name, Span::call_site()));
+    let println = Ident::new("println", Span::call_site());
     quote! {
         #[cfg(target_arch = "nvptx64")]
         #[allow(unused_imports)]
         use ::simt::on_device::{#(#names),*};
+        #[allow(unused_imports)]
+        use ::simt::#println;
     }
 }
 
@@ -42,97 +47,7 @@ pub fn with_names(function: TokenStream) -> TokenStream {
     tokens.into_iter().collect()
 }
 
-/// A message and what stands in it: `"{} of {n}", x`.
-#[derive(Default)]
-struct Message {
-    /// The text as a comment has it: `{0:x}` is the first value in base 16.
-    text: String,
-    values: Vec<TokenStream>,
-    /// What the text calls the values by: numbers of arguments, names.
-    names: Vec<String>,
-}
-
 impl Message {
-    /// Reads what follows a macro's own arguments; nothing if nothing follows.
-    fn parse(input: ParseStream<'_>, values: Vec<TokenStream>) -> syn::Result<Option<Self>> {
-        if input.is_empty() {
-            return Ok(None);
-        }
-        let literal: LitStr = input.parse().map_err(|error| {
-            Error::new(error.span(), "on the device a message is a literal, with values behind it")
-        })?;
-        let (mut positional, mut named) = (Vec::new(), Vec::new());
-        while !input.is_empty() {
-            input.parse::<Token![,]>()?;
-            if input.is_empty() {
-                break;
-            }
-            if input.peek(syn::Ident) && input.peek2(Token![=]) && !input.peek2(Token![==]) {
-                let name: Ident = input.parse()?;
-                input.parse::<Token![=]>()?;
-                named.push((name.to_string(), input.parse::<Expr>()?));
-            } else {
-                positional.push(input.parse::<Expr>()?);
-            }
-        }
-        let names = values.iter().map(|_| String::new()).collect();
-        let mut message = Message { text: String::new(), values, names };
-        message.read(&literal, &positional, &named)?;
-        Ok(Some(message))
-    }
-
-    fn read(&mut self, literal: &LitStr, positional: &[Expr], named: &[(String, Expr)]) -> syn::Result<()> {
-        let wrong = |what: String| Error::new(literal.span(), what);
-        let text = literal.value();
-        let (mut rest, mut next) = (text.as_str(), 0);
-        while let Some(at) = rest.find(['{', '}']) {
-            let (before, from) = rest.split_at(at);
-            self.text.push_str(before);
-            if from.starts_with("{{") || from.starts_with("}}") {
-                self.text.push_str(&from[..2]);
-                rest = &from[2..];
-                continue;
-            }
-            let end = from.find('}').filter(|_| from.starts_with('{'));
-            let end = end.ok_or_else(|| wrong("a brace without its other half".into()))?;
-            let (name, format) = from[1..end].split_once(':').unwrap_or((&from[1..end], ""));
-            let name = if name.is_empty() {
-                next += 1;
-                (next - 1).to_string()
-            } else {
-                name.to_owned()
-            };
-            let value = if let Ok(index) = name.parse::<usize>() {
-                positional.get(index).map(|value| quote! { #value })
-            } else if let Some((_, value)) = named.iter().find(|(other, _)| *other == name) {
-                Some(quote! { #value })
-            } else {
-                let name: Ident = syn::parse_str(&name).map_err(|_| wrong(format!("no name: `{name}`")))?;
-                let name = Ident::new(&name.to_string(), literal.span());
-                Some(quote! { #name })
-            };
-            let value = value.ok_or_else(|| wrong(format!("no value for `{}`", &from[..=end])))?;
-            known(format).map_err(wrong)?;
-            self.place(name, value, format);
-            rest = &from[end + 1..];
-        }
-        self.text.push_str(rest);
-        if self.values.len() > MOST_VALUES {
-            return Err(wrong(format!("on the device a message has up to {MOST_VALUES} values")));
-        }
-        Ok(())
-    }
-
-    fn place(&mut self, name: String, value: TokenStream, format: &str) {
-        let place = self.names.iter().position(|other| *other == name).unwrap_or_else(|| {
-            self.names.push(name);
-            self.values.push(value);
-            self.values.len() - 1
-        });
-        let format = if format.is_empty() { String::new() } else { format!(":{format}") };
-        self.text.push_str(&format!("{{{place}{format}}}"));
-    }
-
     /// The expression that stops the grid.
     fn stop(&self) -> TokenStream {
         let text = escaped(&self.text);
@@ -153,40 +68,9 @@ impl Message {
     }
 }
 
-/// Whether the device layer knows a format: `[#][0][width][.precision][? x X b o]`.
-fn known(format: &str) -> Result<(), String> {
-    let rest = format.strip_prefix('#').unwrap_or(format);
-    let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit());
-    let rest =
-        rest.strip_prefix('.').map_or(rest, |rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
-    if ["", "?", "x", "X", "b", "o"].contains(&rest) {
-        return Ok(());
-    }
-    Err(format!(
-        "on the device a value is not written as `{{:{format}}}`; there are `?`, `x`, `X`, `b`, `o`, a width, a precision"
-    ))
-}
-
-/// A text as a comment of one line in a template of inline assembly.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::new();
-    for c in text.chars() {
-        match c {
-            '{' | '}' => escaped.extend([c, c]),
-            '\\' => escaped.push_str("\\\\"),
-            ' '..='~' => escaped.push(c),
-            other => escaped.extend(other.escape_unicode().flat_map(|c| {
-                // `\u{…}` has braces, which a template doubles.
-                [Some(c), (c == '{' || c == '}').then_some(c)].into_iter().flatten()
-            })),
-        }
-    }
-    escaped
-}
-
 /// `panic!` and those like it: what their message begins with, and what it is without one.
 pub fn panic(input: TokenStream, prefix: &str, bare: &str) -> syn::Result<TokenStream> {
-    let parser = |input: ParseStream<'_>| Message::parse(input, Vec::new());
+    let parser = |input: ParseStream<'_>| Message::parse(input, Vec::new(), MOST_VALUES);
     let message = syn::parse::Parser::parse2(parser, input)?;
     let message = match message {
         Some(message) => Message { text: format!("{prefix}{}", message.text), ..message },
@@ -205,7 +89,7 @@ impl Parse for Assert {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         let condition = input.parse()?;
         input.parse::<Option<Token![,]>>()?;
-        Ok(Assert { condition, message: Message::parse(input, Vec::new())? })
+        Ok(Assert { condition, message: Message::parse(input, Vec::new(), MOST_VALUES)? })
     }
 }
 
@@ -239,7 +123,7 @@ impl Parse for Compare {
         input.parse::<Token![,]>()?;
         let right = input.parse()?;
         input.parse::<Option<Token![,]>>()?;
-        Ok(Compare { left, right, message: Message::parse(input, compared().into())? })
+        Ok(Compare { left, right, message: Message::parse(input, compared().into(), MOST_VALUES)? })
     }
 }
 
@@ -276,6 +160,8 @@ mod tests {
 
     #[test]
     fn messages_keep_their_places() {
+        let flags = text(panic(quote! { "{x:>+8.2} {x:*^#010b} {x:-<9e}" }, "", ""));
+        assert_eq!(flags, "{{0:>+8.2}} {{0:*^#010b}} {{0:-<9e}}");
         let own = quote! { "{} of {n}, {n:#06x}: {{}} {1:.2} {}", i + 1, x, n = y };
         assert_eq!(text(panic(own, "", "")), "{{0}} of {{1}}, {{1:#06x}}: {{{{}}}} {{2:.2}} {{2}}");
         assert_eq!(text(panic(quote! {}, "", "explicit panic")), "explicit panic");
@@ -293,7 +179,10 @@ mod tests {
     #[test]
     fn what_the_device_cannot_say_is_an_error_that_says_so() {
         assert!(error(panic(quote! { text }, "", "")).contains("a literal"));
-        assert!(error(panic(quote! { "{:e}", x }, "", "")).contains("there are `?`, `x`"));
+        assert!(error(panic(quote! { "{:x?}", x }, "", "")).contains("there are `?`, `x`"));
+        assert!(error(panic(quote! { "{:\u{fc}<5}", x }, "", "")).contains("filled up with"));
+        assert!(error(panic(quote! { "{}", x, y }, "", "")).contains("does not name this value"));
+        assert!(error(panic(quote! { "{x}", x = x, y = y }, "", "")).contains("does not name this value"));
         assert!(error(panic(quote! { "{}" }, "", "")).contains("no value for `{}`"));
         assert!(error(panic(quote! { "{" }, "", "")).contains("brace"));
         assert!(error(panic(quote! { "{a}{b}{c}{d}{e}" }, "", "")).contains("up to 4 values"));

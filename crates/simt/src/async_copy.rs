@@ -4,6 +4,9 @@
 //! groups are still under way ([`wait`]). From then on the bytes are there **for this thread**; a barrier
 //! shows them to others. The emulator moves the bytes as late as it may, at the wait, and reports a read or
 //! write of bytes that are still on the way.
+//!
+//! A copy is of 16 bytes, which pass by the L1 cache, or of 8 or 4, which go through it: for rows that are
+//! not aligned to 16, and for gathers of single elements.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::emu;
@@ -26,7 +29,7 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async(self, index, source, Some(from))
+        emu::copy_async::<T, S, u128>(self, index, source, Some(from))
     }
 
     /// [`copy_async`](Self::copy_async) of bytes that nobody needs again soon: the L2 cache gives them up
@@ -45,7 +48,7 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async(self, index, source, Some(from))
+        emu::copy_async::<T, S, u128>(self, index, source, Some(from))
     }
 
     /// [`copy_async`](Self::copy_async), or 16 zero bytes if not `present`: then nothing is read.
@@ -62,7 +65,75 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async(self, index, source, present.then_some(from))
+        emu::copy_async::<T, S, u128>(self, index, source, present.then_some(from))
+    }
+
+    /// Starts copying 8 bytes from element `from` of `source` to element `index`, both aligned to 8. PTX:
+    /// `cp.async.ca.shared.global` of 8.
+    #[crate::device]
+    pub fn copy_async_8<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
+        #[cfg(target_arch = "nvptx64")]
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; cp.async.ca.shared.global [{0}], [g], 8; }}",
+                in(reg32) crate::ptx::shared_base() + self.byte_offset(index), in(reg64) source.element(from),
+                options(nostack)
+            );
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::copy_async::<T, S, u64>(self, index, source, Some(from))
+    }
+
+    /// [`copy_async_8`](Self::copy_async_8), or 8 zero bytes if not `present`: then nothing is read. PTX:
+    /// `cp.async.ca.shared.global` of 8 with a source size of 8 or 0.
+    #[crate::device]
+    pub fn copy_async_8_or_zero<S: Pod>(self, index: u32, source: Global<S>, from: usize, present: bool) {
+        #[cfg(target_arch = "nvptx64")]
+        // SAFETY: as above; a source of no bytes is not read.
+        unsafe {
+            asm!(
+                "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; cp.async.ca.shared.global [{0}], [g], 8, {2}; }}",
+                in(reg32) crate::ptx::shared_base() + self.byte_offset(index), in(reg64) source.element(from),
+                in(reg32) if present { 8u32 } else { 0 }, options(nostack)
+            );
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::copy_async::<T, S, u64>(self, index, source, present.then_some(from))
+    }
+
+    /// Starts copying 4 bytes from element `from` of `source` to element `index`, both aligned to 4. PTX:
+    /// `cp.async.ca.shared.global` of 4.
+    #[crate::device]
+    pub fn copy_async_4<S: Pod>(self, index: u32, source: Global<S>, from: usize) {
+        #[cfg(target_arch = "nvptx64")]
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; cp.async.ca.shared.global [{0}], [g], 4; }}",
+                in(reg32) crate::ptx::shared_base() + self.byte_offset(index), in(reg64) source.element(from),
+                options(nostack)
+            );
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::copy_async::<T, S, u32>(self, index, source, Some(from))
+    }
+
+    /// [`copy_async_4`](Self::copy_async_4), or 4 zero bytes if not `present`: then nothing is read. PTX:
+    /// `cp.async.ca.shared.global` of 4 with a source size of 4 or 0.
+    #[crate::device]
+    pub fn copy_async_4_or_zero<S: Pod>(self, index: u32, source: Global<S>, from: usize, present: bool) {
+        #[cfg(target_arch = "nvptx64")]
+        // SAFETY: as above; a source of no bytes is not read.
+        unsafe {
+            asm!(
+                "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; cp.async.ca.shared.global [{0}], [g], 4, {2}; }}",
+                in(reg32) crate::ptx::shared_base() + self.byte_offset(index), in(reg64) source.element(from),
+                in(reg32) if present { 4u32 } else { 0 }, options(nostack)
+            );
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        emu::copy_async::<T, S, u32>(self, index, source, present.then_some(from))
     }
 }
 

@@ -18,6 +18,7 @@
 //! | [`half2`] | arithmetic on pairs of f16 | |
 //! | [`bits`] | `dp4a`, byte permute | |
 //! | [`math`] | exact-order elementary functions | `GpuFloat` |
+//! | [`println!`], `print` on the host | lines of text from kernels | `println!` |
 //!
 //! # Numerics
 //! Float operations are IEEE-754, round to nearest even, never contracted, never flushed; a fused
@@ -59,7 +60,6 @@ macro_rules! sides {
 }
 
 // What `#[kernel]` and `#[device]` write names the crate from outside.
-#[cfg(any(test, target_arch = "nvptx64"))]
 extern crate self as simt;
 
 #[cfg(target_arch = "nvptx64")]
@@ -79,6 +79,8 @@ mod kernel;
 pub mod math;
 #[doc(hidden)]
 pub mod on_device;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod print;
 mod shared;
 pub mod tensor;
 pub mod thread;
@@ -97,7 +99,7 @@ pub use kernel::{ArgMemory, same_names};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use kernel::{Dim3, Kernel, KernelArg, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
 pub use shared::{Shared, SharedPlan};
-pub use simt_macros::{device, kernel, test, unroll};
+pub use simt_macros::{device, kernel, println, test, unroll};
 
 /// What a panic becomes on the device: the grid stops with an error.
 #[cfg(target_arch = "nvptx64")]

@@ -15,6 +15,7 @@ use crate::unordered::{Access, Memory};
 use order::{Clock, Order};
 use simt::KernelInfo;
 use simt::emu::{EmuOptions, MAX_SHARED_BYTES, STREAM_CHECK_VARIABLE, allocations};
+use simt::print::Sink;
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +37,7 @@ pub(crate) struct CpuDevice {
     id: u64,
     /// With `stream_check`.
     order: Option<Arc<Order>>,
+    sink: Arc<Mutex<Option<Sink>>>,
     quarantine: quarantine::Quarantine,
 }
 
@@ -58,7 +60,7 @@ impl CpuDevice {
         let id = if options.memory_check { DEVICES.fetch_add(1, Ordering::Relaxed) } else { 0 };
         let asked = std::env::var_os(STREAM_CHECK_VARIABLE).is_some_and(|value| value != "0");
         let order = (options.stream_check || asked).then(Arc::default);
-        CpuDevice { info, options, id, order, quarantine: Default::default() }
+        CpuDevice { info, options, id, order, sink: Arc::default(), quarantine: Default::default() }
     }
 
     fn allocate_layout(&self, bytes: usize, zeroed: bool) -> Result<*mut u8> {
@@ -164,6 +166,10 @@ impl DeviceBackend for CpuDevice {
         Ok(())
     }
 
+    fn print_to(&self, sink: Option<Sink>) {
+        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+    }
+
     fn synchronize(&self) -> Result<()> {
         if let Some(order) = &self.order {
             order.host_waits_for_all();
@@ -173,7 +179,8 @@ impl DeviceBackend for CpuDevice {
 
     fn stream(&self) -> Result<Box<dyn StreamBackend>> {
         let (options, device, order) = (self.options, self.id, self.order.clone());
-        Ok(Box::new(stream::CpuStream::new(stream::Setting { options, device, order })))
+        let sink = self.sink.clone();
+        Ok(Box::new(stream::CpuStream::new(stream::Setting { options, device, order, sink })))
     }
 
     unsafe fn foreign_stream(&self, _: *mut c_void) -> Result<Box<dyn StreamBackend>> {

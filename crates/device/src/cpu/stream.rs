@@ -8,6 +8,7 @@ use crate::unordered::Doing;
 use simt::LaunchShape;
 use simt::emu::traffic::Touch;
 use simt::emu::{EmuOptions, allocations};
+use simt::print::{self, Sink};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -58,6 +59,8 @@ pub(super) struct Setting {
     pub(super) device: u64,
     /// With `stream_check`.
     pub(super) order: Option<Arc<Order>>,
+    /// Who gets what kernels print, if the device has somebody for that.
+    pub(super) sink: Arc<Mutex<Option<Sink>>>,
 }
 
 /// Where work comes: the stream's number, and for a step of a graph its own, from 1, and where the graph was
@@ -135,16 +138,24 @@ unsafe fn launch(
     into: Into,
 ) -> Result<()> {
     check_owners(kernel, setting.device)?;
+    let sink = lock(&setting.sink).clone();
     let Some(order) = &setting.order else {
         // SAFETY: this function's contract.
-        return unsafe { kernel.emulate(shape, &setting.options) };
+        return printing_to(sink, || unsafe { kernel.emulate(shape, &setting.options) });
     };
     let info = kernel.info();
     let op = order.begin(into.stream, (Doing::Launch(info.name), at), into.step, Some(info.overlaps));
     // SAFETY: this function's contract.
-    let traffic =
-        unsafe { kernel.emulate_recorded(shape, &setting.options) }.inspect_err(|_| order.fail())?;
-    order.end_launch(op, &traffic)
+    let traffic = printing_to(sink, || unsafe { kernel.emulate_recorded(shape, &setting.options) });
+    order.end_launch(op, &*traffic.inspect_err(|_| order.fail())?)
+}
+
+/// What `launch` launches prints to the device's sink, if there is one.
+fn printing_to<R>(sink: Option<Sink>, launch: impl FnOnce() -> R) -> R {
+    match sink {
+        Some(sink) => print::to(&sink, launch),
+        None => launch(),
+    }
 }
 
 /// Refuses handles to memory of a device that is not `device`, as far as it is known.

@@ -5,6 +5,7 @@ mod ffi;
 mod graph;
 mod module;
 mod records;
+mod ring;
 mod stream;
 
 use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};
@@ -16,6 +17,7 @@ use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUpointer_a
 use ffi::{Relaxed, check, cu, note};
 use module::Module;
 use simt::KernelInfo;
+use simt::print::Sink;
 use std::ffi::c_void;
 use std::panic::Location;
 use std::ptr::null_mut;
@@ -171,9 +173,13 @@ impl DeviceBackend for CudaDevice {
         stream.synchronize()
     }
 
+    fn print_to(&self, sink: Option<Sink>) {
+        self.module.print_to(sink);
+    }
+
     fn synchronize(&self) -> Result<()> {
         // Not `cuCtxSynchronize`: it fails, and breaks the capture, while any stream of the GPU captures.
-        stream::synchronize_all(&self.context)
+        self.module.handing_over(stream::synchronize_all(&self.context))
     }
 
     fn stream(&self) -> Result<Box<dyn StreamBackend>> {
@@ -186,6 +192,6 @@ impl DeviceBackend for CudaDevice {
     }
 
     fn event(&self) -> Result<Box<dyn EventBackend>> {
-        Ok(Box::new(CudaEvent::new(&self.context)?))
+        Ok(Box::new(CudaEvent::new(&self.context, &self.module)?))
     }
 }

@@ -3,9 +3,11 @@
 use super::context::Context;
 use super::ffi::{Relaxed, check, cu, name, note};
 use super::records::Record;
+use super::ring::Ring;
 use crate::device::{DeviceInfo, KernelAttributes, PtxImage};
 use crate::error::{Error, PtxRefusal, Result, shape_text};
 use cust::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
+use simt::print::Sink;
 use simt::{KernelInfo, LaunchShape};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;
@@ -32,6 +34,8 @@ pub(super) struct Module {
     pub(super) overlap: bool,
     /// Where kernels that panic say so; goes ahead of the context, which its memory is of.
     _record: Option<Record>,
+    /// Where kernels print, if there are any that do.
+    ring: Option<Ring>,
     context: Arc<Context>,
     /// Each kernel that was asked for, found by the address of its `KernelInfo`. Entries are only ever put in
     /// front of a list, and freed with the module: so a launch reads without a lock.
@@ -87,6 +91,7 @@ impl Module {
                         cache: [const { AtomicPtr::new(null_mut()) }; LISTS],
                         max_shared_bytes: info.max_shared_bytes,
                         _record: Record::of(raw, image.text),
+                        ring: Ring::of(raw, image.text),
                     });
                 }
                 Err(refusal) => {
@@ -96,6 +101,24 @@ impl Module {
             }
         }
         Err(Error::PtxRefused { device: info.name.clone(), refusals })
+    }
+
+    /// Who gets what the kernels print.
+    pub(super) fn print_to(&self, sink: Option<Sink>) {
+        if let Some(ring) = &self.ring {
+            ring.print_to(sink);
+        }
+    }
+
+    /// What a wait for the kernels has come to; hands over what they have printed.
+    #[inline]
+    pub(super) fn handing_over<T>(&self, waited: Result<T>) -> Result<T> {
+        if let Some(ring) = &self.ring {
+            // Then the context is lost, and with it every kernel of the GPU.
+            let stopped = matches!(waited, Err(Error::Fault(_) | Error::Cuda { code: 700..=720, .. }));
+            ring.hand_over(stopped);
+        }
+        waited
     }
 
     /// The kernel, found before or looked up now.

@@ -325,7 +325,7 @@ impl StreamBackend for CudaStream {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.state.synchronize()
+        self.module.handing_over(self.state.synchronize())
     }
 
     fn begin_capture(&self) -> Result<()> {
@@ -392,6 +392,7 @@ pub(super) unsafe fn copy_async(stream: CUstream, to: Place, from: Place, bytes:
 
 pub(super) struct CudaEvent {
     raw: CUevent,
+    module: Arc<Module>,
     context: Arc<Context>,
 }
 
@@ -401,12 +402,12 @@ unsafe impl Send for CudaEvent {}
 unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
-    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+    pub(super) fn new(context: &Arc<Context>, module: &Arc<Module>) -> Result<Self> {
         context.bind()?;
         let mut raw = null_mut();
         // SAFETY: `raw` is valid for a write.
         check(unsafe { cu!(cuEventCreate(&mut raw, 0)) }, || "making an event".into())?;
-        Ok(CudaEvent { raw, context: context.clone() })
+        Ok(CudaEvent { raw, module: module.clone(), context: context.clone() })
     }
 }
 
@@ -431,7 +432,8 @@ impl EventBackend for CudaEvent {
     fn synchronize(&self) -> Result<()> {
         self.context.bind()?;
         // SAFETY: the event lives as long as `self`.
-        check(unsafe { cu!(cuEventSynchronize(self.raw)) }, || "waiting for an event".into())
+        let code = unsafe { cu!(cuEventSynchronize(self.raw)) };
+        self.module.handing_over(check(code, || "waiting for an event".into()))
     }
 
     fn elapsed_ms(&self, start: &dyn EventBackend) -> Result<f64> {

@@ -10,9 +10,11 @@ use crate::{Global, Pod, Shared};
 use core::panic::Location;
 use std::collections::VecDeque;
 
-/// One copy of 16 bytes.
+/// One copy.
 #[derive(Clone, Copy)]
-struct Copy16 {
+struct CopyOf {
+    /// 4, 8 or 16.
+    bytes: usize,
     /// Byte offset in shared memory, and the element index that the kernel used.
     target: u32,
     target_index: u32,
@@ -24,8 +26,8 @@ struct Copy16 {
 /// What one thread has under way.
 #[derive(Default)]
 pub(crate) struct Copies {
-    open: Vec<Copy16>,
-    groups: VecDeque<Vec<Copy16>>,
+    open: Vec<CopyOf>,
+    groups: VecDeque<Vec<CopyOf>>,
 }
 
 impl Copies {
@@ -36,29 +38,29 @@ impl Copies {
 }
 
 #[track_caller]
-pub(crate) fn copy_async<T: Pod, S: Pod>(
+pub(crate) fn copy_async<T: Pod, S: Pod, V: Pod>(
     target: Shared<T>,
     index: u32,
     source: Global<S>,
     from: Option<usize>,
 ) {
-    let place = Location::caller();
+    let (place, bytes) = (Location::caller(), size_of::<V>());
     let (base, len) = target.extent();
     with_lane(|lane| {
-        let offset = locate_shared::<T, u128>(lane, base, len, index, true, place);
-        check_arrived(lane, offset, 16, place);
-        watch(lane, Space::Shared, (offset as u64, index as u64), 16, Access::Write, place);
+        let offset = locate_shared::<T, V>(lane, base, len, index, true, place);
+        check_arrived(lane, offset, bytes, place);
+        watch(lane, Space::Shared, (offset as u64, index as u64), bytes, Access::Write, place);
         let source = from.map(|from| {
             let start = source.address();
-            let at = locate::<S, u128>(Space::Global, start, source.len() as u64, from as u64, false, place);
-            watch(lane, Space::Global, (start + at, from as u64), 16, Access::Copy, place);
+            let at = locate::<S, V>(Space::Global, start, source.len() as u64, from as u64, false, place);
+            watch(lane, Space::Global, (start + at, from as u64), bytes, Access::Copy, place);
             if let Some(races) = &lane.block().races {
-                races.borrow_mut().copy_starts(lane, start + at, from as u64, place);
+                races.borrow_mut().copy_starts(lane, (start + at, bytes), from as u64, place);
             }
             (start + at, from as u64)
         });
-        lane.block().shared.mark_awaited(offset);
-        let copy = Copy16 { target: offset, target_index: index, source, place };
+        lane.block().shared.mark_awaited(offset, bytes);
+        let copy = CopyOf { bytes, target: offset, target_index: index, source, place };
         lane.copies.borrow_mut().open.push(copy);
     });
 }
@@ -89,19 +91,22 @@ pub(crate) fn copies_wait(pending: usize) {
 }
 
 /// The bytes arrive: read now, written now.
-fn land(lane: &Lane, copy: &Copy16) {
-    let value = match copy.source {
-        None => 0,
+fn land(lane: &Lane, copy: &CopyOf) {
+    let mut value = [0; 16];
+    let value = &mut value[..copy.bytes];
+    match copy.source {
+        None => {}
         Some((address, index)) => {
-            watch(lane, Space::Global, (address, index), 16, Access::Copy, copy.place);
+            watch(lane, Space::Global, (address, index), copy.bytes, Access::Copy, copy.place);
             if let Some(races) = &lane.block().races {
-                races.borrow_mut().copy_ends(lane, address, index);
+                races.borrow_mut().copy_ends(lane, (address, copy.bytes), index);
             }
-            // SAFETY: checked against the handle when the copy started; any bytes make a number.
-            unsafe { (address as *const u128).read_unaligned() }
+            // SAFETY: checked against the handle when the copy started.
+            unsafe { (address as *const u8).copy_to_nonoverlapping(value.as_mut_ptr(), copy.bytes) };
         }
-    };
-    watch(lane, Space::Shared, (copy.target as u64, copy.target_index as u64), 16, Access::Write, copy.place);
+    }
+    let target = (copy.target as u64, copy.target_index as u64);
+    watch(lane, Space::Shared, target, copy.bytes, Access::Write, copy.place);
     lane.block().shared.arrive(copy.target, value);
     lane.block().changed.set(true);
 }

@@ -10,12 +10,14 @@ use super::named::{BARRIERS, Named};
 use super::options::{Dice, Schedule};
 use super::orders::Watchpoint;
 use super::panics;
+use super::print::Lines;
 use super::race::{GridRaces, Races};
 use super::shared::SharedMemory;
 use super::stack::ThreadStack;
 use super::trap::{self, End};
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
+use crate::print::Sink;
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
 use corosensei::stack::Stack;
@@ -34,6 +36,8 @@ pub(crate) struct Block {
     pub(crate) races: Option<RefCell<Races>>,
     pub(crate) tracked: Option<Arc<Tracked>>,
     pub(crate) watchpoint: Option<Arc<Watchpoint>>,
+    /// What its threads have printed.
+    pub(crate) lines: Lines,
     /// Whether kernels are broken on purpose, or recorded for that.
     mutated: bool,
     /// Whether accesses are looked at, for one of the four above.
@@ -107,6 +111,8 @@ pub(super) struct Setting<'a> {
     pub(super) watchpoint: Option<Arc<Watchpoint>>,
     /// Whether kernels are broken on purpose, or recorded for that.
     pub(super) mutated: bool,
+    /// Who gets what they print, if anybody.
+    pub(super) sink: Option<Sink>,
 }
 
 /// What came of a block's turn.
@@ -142,7 +148,8 @@ pub(super) struct Runner<'a> {
 
 impl<'a> Runner<'a> {
     pub(super) fn new(setting: &Setting<'a>, races: Option<&Rc<RefCell<GridRaces>>>) -> Self {
-        let Setting { info, shape, body, options, schedule, tracked, watchpoint, mutated } = setting.clone();
+        let Setting { info, shape, body, options, schedule, tracked, watchpoint, mutated, sink } =
+            setting.clone();
         trap::watch();
         let threads = shape.block.count().min(MAX_BLOCK_THREADS) as u32;
         let mixed = matches!(schedule, Schedule::Seeded(_));
@@ -157,6 +164,7 @@ impl<'a> Runner<'a> {
             mutated,
             tracked,
             watchpoint,
+            lines: Lines::new(sink),
             changed: Cell::new(false),
             named: RefCell::default(),
             ended: Cell::new(false),
@@ -224,6 +232,7 @@ impl<'a> Runner<'a> {
             self.workers.clear();
             self.vacant.clear();
         }
+        self.block.lines.hand_over();
         result
     }
 

@@ -440,6 +440,7 @@ mod tests {
             tracked: None,
             watchpoint: None,
             mutated: false,
+            sink: None,
         }
     }
 

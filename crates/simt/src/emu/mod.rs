@@ -41,6 +41,7 @@ mod named;
 mod options;
 mod orders;
 mod panics;
+pub(crate) mod print;
 mod race;
 mod shared;
 mod stack;
@@ -165,8 +166,9 @@ fn run_grid(
         tracked.get_or_insert_default().traffic = traffic;
     }
     let tracked = tracked.map(Arc::new);
+    let sink = Some(crate::print::sink());
     let setting =
-        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint, mutated };
+        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint, mutated, sink };
     if options.orders == 0 {
         return grid::Grid::new(setting).run();
     }

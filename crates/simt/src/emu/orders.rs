@@ -88,11 +88,12 @@ pub(super) fn run_in_all(setting: Setting<'_>, outputs: &[Output]) -> Result<(),
         Schedule::Parallel => Schedule::Ascending,
         schedule => schedule,
     };
+    // What threads print is that of the first order.
+    Grid::new(Setting { schedule: first, ..setting.clone() }).run()?;
     let run = |schedule, watchpoint: Option<Arc<Watchpoint>>| {
         before.put(outputs, tracked.as_deref());
-        Grid::new(Setting { schedule, watchpoint, ..setting.clone() }).run()
+        Grid::new(Setting { schedule, watchpoint, sink: None, ..setting.clone() }).run()
     };
-    run(first, None)?;
     let after = Contents::now(outputs, tracked.as_deref());
     let others = [Schedule::Reversed, Schedule::Ascending].into_iter().filter(|other| *other != first);
     let seeds = (1..).map(Schedule::Seeded).filter(|other| *other != first);

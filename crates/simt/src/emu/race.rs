@@ -30,6 +30,9 @@ use std::rc::Rc;
 struct Source {
     event: Event,
     index: u64,
+    /// The addresses that it reads.
+    start: u64,
+    end: u64,
 }
 
 /// The memory of the race check for a launch. The blocks of one core share it.
@@ -37,7 +40,7 @@ struct Source {
 pub(crate) struct GridRaces {
     memory: Memory,
     words: ByAddress<Word>,
-    /// By the number of the 16 bytes that are copied.
+    /// By the number of the 16 bytes that the copied ones are in.
     sources: ByAddress<Vec<Source>>,
     /// Of the words that atomics have changed.
     versions: ByAddress<Versions>,
@@ -183,8 +186,10 @@ impl Races {
         let clock = &mut self.clocks[lane.linear as usize];
         let grid = &mut *self.grid.borrow_mut();
         if access.writes() && space == Space::Global && !grid.sources.is_empty() {
-            let sources = grid.sources.get(&(start / 16)).and_then(|sources| sources.first());
-            if let Some(source) = sources {
+            // An access does not leave its 16 bytes, and neither does a copy.
+            let meets = |source: &&Source| source.start < start + bytes as u64 && start < source.end;
+            let sources = grid.sources.get(&(start / 16));
+            if let Some(source) = sources.and_then(|sources| sources.iter().find(meets)) {
                 return Some(FaultKind::CopySource(pair(
                     &event,
                     (lane.block().shape, &source.event),
@@ -235,25 +240,28 @@ impl Races {
         })
     }
 
-    /// An asynchronous copy of 16 bytes from `start` on is under way.
+    /// An asynchronous copy of so many bytes from `start` on is under way.
     pub(super) fn copy_starts(
         &mut self,
         lane: &Lane,
-        start: u64,
+        (start, bytes): (u64, usize),
         index: u64,
         place: &'static Location<'static>,
     ) {
-        let event = self.event(lane, Access::Copy, place);
-        self.grid.borrow_mut().sources.entry(start / 16).or_default().push(Source { event, index });
+        let source =
+            Source { event: self.event(lane, Access::Copy, place), index, start, end: start + bytes as u64 };
+        self.grid.borrow_mut().sources.entry(start / 16).or_default().push(source);
     }
 
     /// A copy that this thread started has arrived.
-    pub(super) fn copy_ends(&mut self, lane: &Lane, start: u64, index: u64) {
+    pub(super) fn copy_ends(&mut self, lane: &Lane, (start, bytes): (u64, usize), index: u64) {
         let mut grid = self.grid.borrow_mut();
         let Some(sources) = grid.sources.get_mut(&(start / 16)) else { return };
         let block = lane.block().number.get();
         let own = |source: &Source| {
-            source.event.block == block && source.event.linear == lane.linear && source.index == index
+            source.event.block == block
+                && source.event.linear == lane.linear
+                && (source.start, source.end, source.index) == (start, start + bytes as u64, index)
         };
         if let Some(at) = sources.iter().position(own) {
             sources.swap_remove(at);

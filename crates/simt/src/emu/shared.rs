@@ -15,7 +15,6 @@ use core::panic::Location;
 const NOTHING: u8 = 0;
 /// An asynchronous copy is on its way to it.
 const AWAITED: u8 = 1;
-const WRITTEN: u8 = u8::MAX;
 
 /// A block's shared memory, and what is known of each of its bytes.
 ///
@@ -56,15 +55,19 @@ impl SharedMemory {
         self.data[offset as usize / 16].get()
     }
 
-    /// The 16 bytes at `offset` belong to a copy that is under way.
-    pub(super) fn mark_awaited(&self, offset: u32) {
-        self.known[offset as usize / 16].set(u128::from_ne_bytes([AWAITED; 16]));
+    /// The bytes at `offset` belong to a copy that is under way.
+    pub(super) fn mark_awaited(&self, offset: u32, bytes: usize) {
+        let (unit, mask) = (&self.known[offset as usize / 16], Self::mask(offset, bytes));
+        unit.set(unit.get() & !mask | u128::from_ne_bytes([AWAITED; 16]) & mask);
     }
 
-    /// The copy to the 16 bytes at `offset` has brought `value`.
-    pub(super) fn arrive(&self, offset: u32, value: u128) {
-        self.known[offset as usize / 16].set(u128::from_ne_bytes([WRITTEN; 16]));
-        self.data[offset as usize / 16].set(value);
+    /// The copy to the bytes at `offset`, which do not leave their unit, has brought `value`.
+    pub(super) fn arrive(&self, offset: u32, value: &[u8]) {
+        self.mark_written(offset, value.len());
+        let (unit, at) = (&self.data[offset as usize / 16], offset as usize % 16);
+        let mut bytes = unit.get().to_ne_bytes();
+        bytes[at..at + value.len()].copy_from_slice(value);
+        unit.set(u128::from_ne_bytes(bytes));
     }
 
     /// Ones in the place of the bytes of an access, in their unit.

@@ -128,3 +128,90 @@ fn a_copy_that_no_barrier_shows() {
         assert!((0..32).all(|i| y[i] == 4 * (i as u32 ^ 1)));
     }
 }
+
+#[kernel]
+fn small(x: Global<u32>, y: GlobalMut<u32>, fixed: u32) {
+    let lane = warp::lane_id();
+    // Words of the same 16 bytes: one on its way, one that is written, a pair of zeros.
+    let (own, at) = (4 * lane, lane as usize);
+    tile().copy_async_4(own, x, 2 * at + 1);
+    tile().store(own + 1, 100 + lane);
+    tile().copy_async_8_or_zero(own + 2, x, 2 * at, fixed == 2);
+    async_copy::commit();
+    let written = tile().load(own + 1);
+    if fixed != 0 {
+        async_copy::wait::<0>();
+    }
+    let copied = tile().load(own); // BUG: these four bytes are on their way
+    y.store(2 * at, written + copied);
+    y.store(2 * at + 1, tile().load(own + 2) + tile().load(own + 3));
+}
+
+#[test]
+fn a_read_of_four_bytes_before_the_wait() {
+    let x: Vec<u32> = (0..64).collect();
+    for options in modes() {
+        let mut y = vec![0; 64];
+        let place = at!("these four bytes are on their way", block 0, thread 0);
+        let kind = caught(
+            small::kernel(),
+            shape(),
+            small::Args { x: read(&x), y: write(&mut y), fixed: 0 },
+            &options,
+            place,
+        );
+        assert_eq!(kind, FaultKind::CopyUnderWay { offset: 0, bytes: 4 });
+        for (fixed, present) in [(1, 0), (2, 1)] {
+            pass(small::kernel(), shape(), small::Args { x: read(&x), y: write(&mut y), fixed }, &options);
+            let expected: Vec<u32> =
+                (0..32).flat_map(|i| [100 + i + 2 * i + 1, present * (4 * i + 1)]).collect();
+            assert_eq!(y, expected);
+        }
+    }
+}
+
+#[kernel]
+fn unaligned(x: Global<u32>) {
+    tile().copy_async_4(5, x, 1);
+    tile().copy_async_8(2, x, 3); // BUG: eight bytes from an address that is no multiple of eight
+    async_copy::commit();
+}
+
+#[test]
+fn a_source_that_is_not_aligned() {
+    // Aligned to 16 bytes, as device memory is.
+    let x = vec![[0u64; 2]; 4].leak().as_flattened_mut();
+    let x: &[u32] = bytemuck::cast_slice(x);
+    let place = at!("eight bytes from an address that is no multiple of eight", block 0, thread 0);
+    let args = unaligned::Args { x: read(x) };
+    let kind = caught(unaligned::kernel(), shape(), args, &EmuOptions::default(), place);
+    assert!(matches!(kind, FaultKind::Misaligned { index: 3, bytes: 8, off_by: 4, .. }), "{kind:?}");
+}
+
+#[kernel]
+fn overwritten(x: GlobalMut<u32>, at: u32) {
+    let lane = warp::lane_id();
+    if lane == 0 {
+        tile().copy_async_4(0, x.as_const(), 1);
+        async_copy::commit();
+        x.store(at as usize, 5); // BUG: the source of a copy that nobody has waited for
+        async_copy::wait::<0>();
+    }
+}
+
+/// A write beside the four bytes that are copied is none of the copy's business.
+#[test]
+fn a_source_that_is_written_early() {
+    let options = EmuOptions::race_checked();
+    for at in 0..4 {
+        let mut x = vec![0u32; 8];
+        let args = overwritten::Args { x: write(&mut x), at };
+        if at == 1 {
+            let place = at!("the source of a copy that nobody has waited for", block 0, thread 0);
+            let kind = caught(overwritten::kernel(), shape(), args, &options, place);
+            assert!(matches!(kind, FaultKind::CopySource(_)), "{kind:?}");
+        } else {
+            pass(overwritten::kernel(), shape(), args, &options);
+        }
+    }
+}

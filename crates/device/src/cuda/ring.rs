@@ -1,0 +1,135 @@
+//! Memory in which kernels print lines, one ring for each loaded module that has such kernels.
+
+use super::ffi::{Relaxed, cu, name, note};
+use crate::prints::Reader;
+use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUmodule};
+use simt::on_device::lines::{COUNT, HEAD_BYTES, RECORD_WORDS, SYMBOL};
+use simt::print::Sink;
+use std::cell::Cell;
+use std::ffi::{CString, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Mutex, PoisonError};
+
+const BYTES: usize = HEAD_BYTES + COUNT as usize * RECORD_WORDS * 4;
+
+/// The ring of a module.
+pub(super) struct Ring {
+    words: NonNull<u32>,
+    reader: Mutex<Reader>,
+    sink: Mutex<Option<Sink>>,
+}
+
+// SAFETY: page-locked memory is any thread's, and is read and written by volatile accesses alone, the writes
+// under the reader's lock.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+thread_local! {
+    /// Whether a sink is being called here.
+    static IN_SINK: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Ring {
+    /// Gives the module a ring, if it has kernels that print. Without one they print nothing. The context is
+    /// bound.
+    pub(super) fn of(module: CUmodule, text: &'static str) -> Option<Self> {
+        let _relaxed = Relaxed::enter();
+        let symbol = CString::new(SYMBOL).ok()?;
+        let (mut variable, mut bytes) = (0, 0);
+        // SAFETY: both are valid for a write, the module is loaded, the name ends in NUL.
+        let code = unsafe { cu!(cuModuleGetGlobal_v2(&mut variable, &mut bytes, module, symbol.as_ptr())) };
+        if code != 0 || bytes != 24 {
+            return None;
+        }
+        let failed = |code, doing: &str| {
+            tracing::warn!(code, name = name(code), doing, "kernels that print will print nothing");
+        };
+        let mut host: *mut c_void = null_mut();
+        let flags = CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: `host` is valid for a write.
+        let code = unsafe { cu!(cuMemHostAlloc(&mut host, BYTES, flags)) };
+        let Some(words) = NonNull::new(host.cast::<u32>()).filter(|_| code == 0) else {
+            failed(code, "allocating page-locked memory");
+            return None;
+        };
+        // SAFETY: just allocated with so many bytes.
+        unsafe { words.as_ptr().write_bytes(0, BYTES / 4) };
+        let ring = Ring { words, reader: Mutex::new(Reader::new(text)), sink: Mutex::new(None) };
+        ring.allow(COUNT);
+        let mut device = 0_u64;
+        // SAFETY: `device` is valid for a write; the memory was allocated for mapping.
+        let code = unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) };
+        if code != 0 {
+            failed(code, "mapping page-locked memory");
+            return None;
+        }
+        let start = [device, 0, 0];
+        // SAFETY: the variable has the 24 bytes that are read.
+        let code = unsafe { cu!(cuMemcpyHtoD_v2(variable, start.as_ptr().cast(), 24)) };
+        if code != 0 {
+            failed(code, "telling the kernels where");
+            return None;
+        }
+        Some(ring)
+    }
+
+    /// Who gets the lines from now on; nobody in particular is standard error.
+    pub(super) fn print_to(&self, sink: Option<Sink>) {
+        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+    }
+
+    /// Hands over the lines that are there. `stopped` says that no kernel will write one that is not.
+    pub(super) fn hand_over(&self, stopped: bool) {
+        // A sink that waits for the device has what it is given.
+        if IN_SINK.get() {
+            return;
+        }
+        // Held until all are handed over: whoever waits next finds their lines handed over as well.
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let printed = reader.read(|word| self.word(word), stopped);
+        if printed.is_empty() {
+            return;
+        }
+        fence(Ordering::Release);
+        self.allow(reader.next() + COUNT);
+        let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let sink = sink.unwrap_or_else(simt::print::standard_error);
+        /// Also when the sink panics, it is over.
+        struct Left;
+        impl Drop for Left {
+            fn drop(&mut self) {
+                IN_SINK.set(false);
+            }
+        }
+        IN_SINK.set(true);
+        let _left = Left;
+        printed.iter().for_each(|printed| sink(printed));
+    }
+
+    /// Lets so many lines be written in all.
+    fn allow(&self, lines: u64) {
+        // SAFETY: the first eight bytes of the ring, which are aligned; only a thread that holds the reader,
+        // or has just made the ring, writes them.
+        unsafe { self.words.cast::<u64>().write_volatile(lines) };
+    }
+
+    /// 64-bit word number `index` of the ring.
+    fn word(&self, index: usize) -> u64 {
+        assert!(index < BYTES / 8, "a word of the ring");
+        // SAFETY: inside, and aligned; kernels may write meanwhile, which a volatile read allows for.
+        let word = unsafe { self.words.cast::<u64>().add(index).read_volatile() };
+        // What says that a record is there is read ahead of the record.
+        fence(Ordering::Acquire);
+        word
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.hand_over(true);
+        // SAFETY: allocated by `of`; its module's kernels have ended or are stopped for good.
+        note(unsafe { cu!(cuMemFreeHost(self.words.as_ptr().cast())) }, "freeing page-locked memory");
+    }
+}

@@ -1,0 +1,191 @@
+//! When a GPU's lines are handed over, seen from a stand-in for the driver, compiled here, whose kernels
+//! print.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use ferrokv_device::{Buffer, Device, Event, PtxImage, Stream};
+use simt::print::{Printed, Sink};
+use simt::{LaunchShape, kernel};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+/// A launch of `x` blocks prints `x` lines, as `println!` does on the device.
+const FAKE: &str = r#"
+use std::alloc::{Layout, alloc, dealloc};
+use std::ffi::{CStr, c_char};
+
+static mut RING: [u64; 3] = [0; 3];
+
+unsafe fn print(number_of_blocks: u32) {
+    unsafe {
+        let ring = RING[0] as *mut u64;
+        for block in 0..number_of_blocks {
+            if RING[1] >= ring.read_volatile() {
+                *ring.add(1) += 1;
+                continue;
+            }
+            RING[1] += 1;
+            let number = RING[2];
+            RING[2] += 1;
+            let record = ring.add(16 + (number % 8192) as usize * 16);
+            record.add(1).write(1 | (block as u64) << 32);
+            [2, 3, 4].into_iter().for_each(|i| record.add(i).write(0));
+            record.add(5).write(1);
+            record.add(6).write(number_of_blocks as u64);
+            record.write_volatile(number + 1);
+        }
+    }
+}
+
+macro_rules! functions {
+    ($($name:ident($($arg:ident: $t:ty),*) $body:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $t),*) -> i32 { #[allow(unused_unsafe)] unsafe { $body } }
+    )*};
+}
+functions! {
+    cuDriverGetVersion(out: *mut i32) { *out = 12030; 0 };
+    cuInit() 0;
+    cuDeviceGetCount(out: *mut i32) { *out = 1; 0 };
+    cuDeviceGet(out: *mut i32) { *out = 0; 0 };
+    cuDeviceGetAttribute(out: *mut i32, which: i32) { *out = match which { 75 => 9, 76 => 0, _ => 65536 }; 0 };
+    cuDeviceGetName(out: *mut u8) { *out = 0; 0 };
+    cuDeviceTotalMem_v2(out: *mut usize) { *out = 1 << 30; 0 };
+    cuDevicePrimaryCtxRetain(out: *mut usize) { *out = 1; 0 };
+    cuDevicePrimaryCtxRelease_v2() 0;
+    cuCtxGetCurrent(out: *mut usize) { *out = 1; 0 };
+    cuThreadExchangeStreamCaptureMode() 0;
+    cuModuleLoadDataEx(out: *mut usize) { *out = 1; 0 };
+    cuModuleUnload() 0;
+    cuModuleGetFunction(out: *mut usize) { *out = 1; 0 };
+    cuModuleGetGlobal_v2(out: *mut u64, bytes: *mut usize, _module: usize, name: *const c_char) {
+        if CStr::from_ptr(name) == c"simt_print_ring" {
+            (*out, *bytes) = ((&raw mut RING) as u64, 24);
+            0
+        } else {
+            500
+        }
+    };
+    cuMemHostAlloc(out: *mut *mut u8, bytes: usize) {
+        *out = alloc(Layout::from_size_align(bytes + 64, 64).unwrap());
+        out.read().cast::<usize>().write(bytes);
+        *out = out.read().add(64);
+        0
+    };
+    cuMemFreeHost(at: *mut u8) {
+        let at = at.sub(64);
+        let bytes = at.cast::<usize>().read();
+        dealloc(at, Layout::from_size_align(bytes + 64, 64).unwrap());
+        0
+    };
+    cuMemHostGetDevicePointer_v2(out: *mut u64, host: u64) { *out = host; 0 };
+    cuMemcpyHtoD_v2(to: u64, from: *const u8, bytes: usize) { from.copy_to(to as *mut u8, bytes); 0 };
+    cuFuncGetAttribute(out: *mut i32) { *out = 1024; 0 };
+    cuMemAlloc_v2(out: *mut usize) { *out = 4096; 0 };
+    cuMemFree_v2() 0;
+    cuMemcpyDtoHAsync_v2() 0;
+    cuMemsetD8Async() 0;
+    cuEventCreate(out: *mut usize) { *out = 1; 0 };
+    cuEventDestroy_v2() 0;
+    cuEventSynchronize() 0;
+    cuEventRecord() 0;
+    cuStreamCreate(out: *mut usize) { *out = 1; 0 };
+    cuStreamDestroy_v2() 0;
+    // A wait fails if it is told to: the context is lost.
+    cuStreamSynchronize() if std::env::var_os("FAKE_DRIVER_FAILS").is_some() { 719 } else { 0 };
+    cuGetErrorName() 1;
+    cuLaunchKernel(_function: usize, x: u32) { print(x); 0 };
+    cuStreamBeginCapture_v2() 0;
+    cuStreamEndCapture(_stream: usize, graph: *mut usize) { *graph = 1; 0 };
+    cuGraphGetNodes(_graph: usize, _nodes: usize, count: *mut usize) { *count = 1; 0 };
+    cuGraphInstantiateWithFlags(out: *mut usize) { *out = 1; 0 };
+    cuGraphLaunch() { print(2); 0 };
+    cuGraphExecDestroy() 0;
+    cuGraphDestroy() 0;
+}
+"#;
+
+const PTX: &str = "// simt.print 1 tell src/x.rs:3:5 one of {0}\n";
+
+#[kernel]
+fn tell() {}
+
+#[test]
+fn lines_come_with_a_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let (library, source) = (folder.path().join("libfake.so"), folder.path().join("fake.rs"));
+    std::fs::write(&source, FAKE).unwrap();
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let status = Command::new(rustc)
+        .args(["--edition", "2024", "--crate-type", "cdylib", "-o"])
+        .args([&library, &source])
+        .status()
+        .expect("rustc runs wherever cargo test does");
+    assert!(status.success());
+    // SAFETY: the only test of this process, before any other thread of it runs.
+    unsafe { std::env::set_var(cuda_lazy::DRIVER_VARIABLE, &library) };
+
+    let device = Device::cuda(0, &[PtxImage::new(90, PTX)]).unwrap();
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let (into, inside) = (lines.clone(), Arc::new(Mutex::new(None::<Device>)));
+    let waits = inside.clone();
+    let sink: Sink = Arc::new(move |printed: &Printed| {
+        into.lock().unwrap().push(printed.to_string());
+        // A sink that waits for its device all the same: it is not called again.
+        if let Some(device) = &*waits.lock().unwrap() {
+            device.synchronize().unwrap();
+        }
+    });
+    device.print_to(Some(sink));
+    let taken = || std::mem::take(&mut *lines.lock().unwrap());
+    let line = |block: u32, of: u32| format!("kernel tell, block ({block},0,0) thread (0,0,0): one of {of}");
+    let stream = Stream::new(&device).unwrap();
+    let launch = |blocks: u32| {
+        // SAFETY: the stand-in runs nothing.
+        unsafe { stream.launch(&tell::kernel(), LaunchShape::new(blocks, 1), tell::Args {}) }.unwrap();
+    };
+
+    launch(1);
+    launch(3);
+    assert!(taken().is_empty());
+    stream.synchronize().unwrap();
+    assert_eq!(taken(), [line(0, 1), line(0, 3), line(1, 3), line(2, 3)]);
+    let graph = stream.capture(|_| Ok(())).unwrap().0.instantiate().unwrap();
+    // SAFETY: as above.
+    unsafe { graph.launch(&stream) }.unwrap();
+    let event = Event::new(&device).unwrap();
+    stream.record(&event).unwrap();
+    event.synchronize().unwrap();
+    assert_eq!(taken(), [line(0, 2), line(1, 2)]);
+    launch(1);
+    *inside.lock().unwrap() = Some(device.clone());
+    device.synchronize().unwrap();
+    *inside.lock().unwrap() = None;
+    assert_eq!(taken(), [line(0, 1)]);
+    launch(1);
+    Buffer::<u32>::zeroed(&device, 1).unwrap().to_vec().unwrap();
+    assert_eq!(taken(), [line(0, 1)]);
+
+    // More than there is room for, twice.
+    for more in [1, 1000] {
+        launch(8192 + more);
+        stream.synchronize().unwrap();
+        let said = taken();
+        assert_eq!(said.len(), 8193);
+        assert_eq!(said[8191], line(8191, 8192 + more));
+        assert_eq!(said[8192], format!("{more} more lines of kernels found no room and are lost"));
+    }
+
+    launch(1);
+    // SAFETY: no other thread runs.
+    unsafe { std::env::set_var("FAKE_DRIVER_FAILS", "1") };
+    assert!(stream.synchronize().is_err());
+    assert_eq!(taken(), [line(0, 1)]);
+    // SAFETY: as above.
+    unsafe { std::env::remove_var("FAKE_DRIVER_FAILS") };
+
+    launch(1);
+    drop((graph, event, stream));
+    assert!(taken().is_empty());
+    drop(device);
+    assert_eq!(taken(), [line(0, 1)]);
+}
