@@ -86,8 +86,8 @@ impl Listing {
         }
     }
 
-    /// Writes what is behind the last block to one of `parts` shares of list and table, as if there were none.
-    /// The whole thread block calls it.
+    /// Writes what is behind the last block to one of `parts` shares of list and table, as if there were
+    /// none. The whole thread block calls it.
     #[simt::device]
     pub fn clear(self, part: u32, parts: u32) {
         let (t, threads) = (thread::thread_idx_x(), thread::block_dim_x());

@@ -94,9 +94,6 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Everything.
-    pub const ALL: Cut = Cut { prefix: 0, shift: 31, ties: u32::MAX, all_ties: true };
-
     /// Whether a key is chosen whatever its index.
     #[inline(always)]
     pub fn keeps(self, key: u32) -> bool {

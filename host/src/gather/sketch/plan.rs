@@ -191,8 +191,8 @@ impl<E: SketchElement> Plan<E> {
         let parts = rows * parts as usize;
         let scratch = Scratch {
             masses: Buffer::new(device, all * heads)?,
-            // Norms of blocks that there are not, and ranks of those without one, are read four at a time with
-            // those that there are, and not used.
+            // Norms of blocks that there are not, and ranks of those without one, are read four at a time
+            // with those that there are, and not used.
             nus: Buffer::zeroed(device, all)?,
             totals: Buffer::new(device, parts * heads)?,
             norms: Buffer::new(device, parts)?,

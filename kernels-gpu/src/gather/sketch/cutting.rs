@@ -3,8 +3,8 @@
 //!
 //! # Work split
 //! A lane has a block of a word of marks. What is above the bin is marked at once; blocks of the bin, the
-//! rivals, come together in shared memory. A thread counts for one of them who is ahead, and marks it if these
-//! are few enough. Then a thread has a word of marks, and counts those in the words before.
+//! rivals, come together in shared memory. A thread counts for one of them who is ahead, and marks it if
+//! these are few enough. Then a thread has a word of marks, and counts those in the words before.
 
 use super::counting::{Edges, MASS_BINS, heads_of, in_units, inverse_of, ratio_of, units};
 use super::deciding::{DECIDE_THREADS, Decide};

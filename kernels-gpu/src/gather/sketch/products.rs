@@ -29,8 +29,8 @@ impl<const D: usize, const BITS: usize> Tiles<D, BITS> {
         warps * Self::STAGES * Self::WORDS
     }
 
-    /// Asks the L2 cache for what the ring of warp `warp` begins with, a lane for a tile: of a row of `tokens`
-    /// tokens that begins at `row`, dealt out like this.
+    /// Asks the L2 cache for what the ring of warp `warp` begins with, a lane for a tile: of a row of
+    /// `tokens` tokens that begins at `row`, dealt out like this.
     #[simt::device]
     pub fn ask(sketches: Global<u32>, row: usize, warp: u32, deal: Deal, tokens: u32) {
         let lane = warp::lane_id();

@@ -95,8 +95,8 @@ impl Decide {
         reference
     }
 
-    /// Starts copying masses and ν of the blocks from `start` on, of a round at the most, to the shared memory
-    /// of keys.
+    /// Starts copying masses and ν of the blocks from `start` on, of a round at the most, to the shared
+    /// memory of keys.
     #[simt::device]
     fn copy(&self, start: u32, end: u32) {
         let (t, to) = (thread::thread_idx_x(), self.layout.ranking.keys);
