@@ -29,10 +29,11 @@
 //! Grid (shares, kv_heads, sequences). Masses of a share are copied to shared memory before T_g is known;
 //! then blocks are ranked, and counted in whole numbers ([`counting`](super::counting)) in shared memory, by
 //! a thread for a query head of a block ([`sharing`](super::sharing)). What a share has counted is added to
-//! the row's bins, and the thread block of a row that arrives last sums from the lowest bin on ([`leaving`](super::leaving)): a warp has a query head, a lane an octave, and which bins
-//! go as a whole each warp works out for itself. Where the cut is inside a bin, the blocks of that bin are
-//! ranked by counting who is ahead ([`cutting`](super::cutting)), or, if they are many, all as `select` does.
-//! The result does not depend on how many shares there are.
+//! the row's bins, and the thread block of a row that arrives last sums from the lowest bin on
+//! ([`leaving`](super::leaving)): a warp has a query head, a lane an octave, and which bins go as a whole
+//! each warp works out for itself. Where the cut is inside a bin, the blocks of that bin are ranked by
+//! counting who is ahead ([`cutting`](super::cutting)), or, if they are many, all as `select` does. The
+//! result does not depend on how many shares there are.
 
 use super::counting::{MASS_BINS, Shares, Skipped, Whole, heads_of, kinds_of};
 use super::cutting::{ASKED, RIVALS};

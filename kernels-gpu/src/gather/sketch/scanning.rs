@@ -29,8 +29,8 @@
 //! # Work split
 //! Grid (parts, kv_heads · row groups, sequences), eight warps with a ring of tiles each. A warp has
 //! neighbouring blocks, whole ones, and whole tiles: a block of 16 tokens is half of one. While the launch
-//! ahead may still run, it asks the L2 cache for as many tiles as its ring holds. What is kept is the next launch's
-//! work: [`decide`](fn@super::decide).
+//! ahead may still run, it asks the L2 cache for as many tiles as its ring holds. What is kept is the next
+//! launch's work: [`decide`](fn@super::decide).
 
 use super::bound::delta;
 use super::counting::heads_of;
