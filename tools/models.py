@@ -14,7 +14,7 @@ def model(records, ends=False):
                 schemes.setdefault(scheme(row["kv"]), {})[row["context"]] = row
                 schemes[scheme(row["kv"])]["record"] = records.index(record) + 1
                 contexts += [row["context"]] * (row["context"] not in contexts)
-    contexts = [contexts[0], contexts[-1]] if ends else contexts
+    contexts = sorted({min(contexts), max(contexts)}) if ends else contexts
     lines = []
     for name, of in schemes.items():
         cells = [f"`{name}`" + (f" (record {of['record']})" if of["record"] > 1 else "")]
@@ -64,7 +64,7 @@ def model_batches(records):
 
 
 def prompts(records):
-    """A row a scheme and prompt; those of another library behind them, beside the first scheme."""
+    """A row a scheme and prompt; those of another library behind them, beside `dense`."""
     (record, other) = records
     lines = []
     for row in record.data["prompts"]:
@@ -72,7 +72,7 @@ def prompts(records):
                       f"{row['tokens_per_second']:.0f}", losing(row["times_dense"]), f"{row['cache_of_f16']:.3f}"))
     dense = {row["tokens"]: row["median_us"] for row in record.data["prompts"] if row["kv"] == "dense"}
     for row in other.data["rows"]:
-        us = row["median_us"]
+        us, beside = row["median_us"], dense.get(row["tokens"])
         lines.append((f"PyTorch, {row['dtype']}, {row['config']}", tokens(row["tokens"]), f"{us / 1000:.0f}",
-                      f"{row['tokens'] * 1e6 / us:.0f}", f"{dense[row['tokens']] / us:.2f}", "1.000"))
+                      f"{row['tokens'] * 1e6 / us:.0f}", "–" if beside is None else f"{beside / us:.2f}", "1.000"))
     return table(("`--kv`", "prompt", "ms", "tokens/s", "dense / it", "cache over f16"), lines)

@@ -243,7 +243,8 @@ pub unsafe trait KvCache: Send {
     fn leave(&mut self, stream: &Stream, sequence: usize) -> Result<()>;
 
     /// Makes ready for a chunk that follows what is committed. A chunk that was begun, and of which nothing
-    /// was appended, is forgotten. For a step nothing happens on the device.
+    /// was appended, is forgotten. For a step nothing happens on the device, but that memory which prompts
+    /// alone need may be given back, which waits for it.
     ///
     /// # Errors
     /// [`Error::Full`](super::Error::Full), [`Error::NoSequence`](super::Error::NoSequence), before anything

@@ -179,8 +179,9 @@ unsafe impl KvCache for VecInferCache {
     fn begin(&mut self, stream: &Stream, chunk: Chunk) -> Result<()> {
         self.sequences.room(chunk)?;
         self.prompts.ready(&self.sequences, chunk)?;
-        if chunk == Chunk::Step && !stream.is_capturing() {
-            // Of a long sequence it is a quarter of what the codes of four layers take, and no step needs it.
+        // One sequence has all of its prompt before its steps: its room is what the codes of eight layers
+        // take in 2 bits, and no step needs it. Of several, prompts come between steps.
+        if chunk == Chunk::Step && self.sequences.held().sequences.len() == 1 && !stream.is_capturing() {
             self.room = None;
         }
         if let Chunk::Prompt { tokens: rows, .. } = chunk {

@@ -212,6 +212,10 @@ impl Store {
         let rows = sequences as usize * tokens as usize;
         super::error::length("the buffer of positions", new.positions.len(), rows)?;
         super::error::length("the buffer of lengths", new.lengths.len(), sequences as usize)?;
+        let (got, expected) = ((new.sequence + sequences) as usize, self.problem.sequences as usize);
+        if got > expected {
+            return Err(Error::Length { what: "the range of sequences", got, expected });
+        }
         let (table, max_blocks) = match new.source {
             Source::Rows => (new.positions, 0),
             Source::Pool { table, max_blocks } => (table, max_blocks),

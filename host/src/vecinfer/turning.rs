@@ -5,7 +5,7 @@ use super::{Error, Result, Store};
 use crate::Stream;
 use crate::attention::rope::{Pairing, RopeShape, check_rope};
 use half::f16;
-use kernels_gpu::vecinfer::{ENCODE_THREADS, encode_bytes, rope_encode, step_blocks};
+use kernels_gpu::vecinfer::{CODES, ENCODE_THREADS, encode_bytes, rope_encode, step_blocks};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
 /// The kernel's handle, and its shared memory.
@@ -71,6 +71,10 @@ impl Store {
         let Some((kernel, shared)) = self.turn() else { return Err(self.none_turns()) };
         let Turning { qkv, frequencies, rotary, pairing, queries, positions, lengths } = new;
         let (problem, sequences) = (self.problem(), positions.len());
+        if sequences > problem.sequences as usize {
+            let (what, expected) = ("the buffer of positions", problem.sequences as usize);
+            return Err(Error::Length { what, got: sequences, expected });
+        }
         let crate::attention::StepProblem { q_heads, kv_heads, head_dim, .. } = problem;
         let width = ((q_heads + 2 * kv_heads) * head_dim) as usize;
         super::error::length("the buffer of queries, keys and values", qkv.len(), sequences * width)?;
@@ -111,7 +115,14 @@ impl Store {
             keys: super::setting::name(setting.keys),
             values: super::setting::name(setting.values),
             head_dim: Some(self.problem().head_dim),
-            there: "d2b8, d4b8, d8b8 for keys and values alike".into(),
+            there: turned(self.problem().head_dim),
         }
     }
+}
+
+/// What can be turned and encoded at once.
+fn turned(head_dim: u32) -> String {
+    let there = CODES.into_iter().filter(|code| kernel(head_dim, code.number()).is_some());
+    let names: Vec<String> = there.map(super::setting::name).collect();
+    format!("{}, for keys and values alike, that turn and encode at once", names.join(", "))
 }

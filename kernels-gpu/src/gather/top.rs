@@ -53,7 +53,7 @@ pub(super) struct Keys {
     pub first: usize,
     /// Past the last index.
     pub end: u32,
-    /// Whether they are in shared memory already, with zeros up to a multiple of four.
+    /// Whether they are in shared memory already; what is there up to a multiple of four does not count.
     pub here: bool,
     /// Whether thread blocks that still run have written them: they come one by one, and one that is 0 is
     /// still on its way. Known when this is compiled.

@@ -18,8 +18,8 @@
 //! Weights once for every 32 tokens (20 bytes for 32 of Q4_1), records once for every 128 rows: from the L2
 //! cache but for the first time. What bounds it is the way from the first-level cache: a load of records
 //! touches eight lines. Of 32 channels, 32 rows and 32 tokens these are 64 cycles and the weights' 12;
-//! instructions are some 270, 68 cycles. With 16 rows a warp, records were 64 cycles for half as many
-//! products.
+//! instructions are some 270, 68 cycles. With 16 rows a warp, records would be 64 cycles for half as
+//! many products.
 
 use super::fixed::{PART_WORDS, RECORD_WORDS};
 use super::format::{Codes, GROUP, Q4_0, Q4_1, Q8_0};

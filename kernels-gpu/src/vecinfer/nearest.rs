@@ -8,7 +8,7 @@
 //! ```
 //!
 //! of equal ones the lowest. In f32: ½‖c‖² as [`Nearest::half_norm`] and s as [`Nearest::score`] have it. A
-//! sub-vector with a NaN has code 0. The error of s is at most d·u·(½‖c‖² + Σ|x_i·c_i|), u = 2^−24, so a
+//! sub-vector with a NaN has code 0. The error of s is at most d·u·(‖c‖² + Σ|x_i·c_i|), u = 2^−24, so a
 //! centroid that is not the nearest is chosen only where both are that near to each other.
 //!
 //! # Of many centroids few are scored

@@ -77,6 +77,13 @@ fn steps(coverage: Coverage) -> Vec<Step> {
     steps
 }
 
+/// One long sequence among so many that a thread block has all of its blocks.
+const CROWD: [u32; 140] = {
+    let mut lengths = [1; 140];
+    lengths[3] = 9700;
+    lengths
+};
+
 /// The cases of every instance.
 pub(in super::super) fn cases(coverage: Coverage) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -92,6 +99,14 @@ pub(in super::super) fn cases(coverage: Coverage) -> Vec<Case> {
             }
         }
     }
+    if coverage != Coverage::Small {
+        let support = Support { k: 40, ..STEP.budget.support };
+        for (inputs, skip) in [(&[Input::Normal], 0.05), (&[Input::Constant], 1.0)] {
+            let budget = Budget { support, skip, ..STEP.budget };
+            let crowd = Step { lengths: &CROWD, inputs, kv_heads: 1, max_tokens: 9700, budget, ..STEP };
+            add::<f16>(&mut cases, Step { race_check: skip < 1.0, ..crowd }, 64);
+        }
+    }
     cases
 }
 
@@ -100,7 +115,7 @@ fn add<E: SketchElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
     let Budget { support: Support { k, block, local }, bits, skip } = budget;
     let kernels = (E::scan_kernel(head_dim, bits), E::sketch_kernel(bits), E::settle_kernel(head_dim));
     let (Some((scan, _)), Some(sketch), Some(settle)) = kernels else { return };
-    let lengths = step.lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let lengths = step.lengths.iter().take(12).map(u32::to_string).collect::<Vec<_>>().join(",");
     let label = format!(
         "heads={}/{kv_heads} k={k} block={block} local={local} skip={skip} of {}: {lengths}",
         group * kv_heads,

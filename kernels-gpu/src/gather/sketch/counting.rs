@@ -21,7 +21,7 @@ use simt::{Pod, Zeroable, bits};
 pub const MASS_BINS: u32 = 256;
 /// Bins of an octave.
 pub const STEPS: u32 = 8;
-/// The same.
+/// Their number in f32.
 const OCTAVE: f32 = STEPS as f32;
 /// The share of the budget that the estimate may use.
 pub const SHARE: f32 = 0.9;

@@ -4,7 +4,7 @@ use super::certificate::check;
 use super::*;
 use half::{bf16, f16};
 use kernels_gpu::gather::sketch::{
-    Edges, MASS_BINS, bin_of, in_units, inverse_of, ratio_of, scale_of, unit_of, units,
+    Edges, MASS_BINS, bin_of, decide_parts, in_units, inverse_of, ratio_of, scale_of, unit_of, units,
 };
 
 /// What is counted is no less than the mass and its moment, and more by a unit and roundings at the most.
@@ -88,6 +88,31 @@ fn several_thread_blocks_choose_together() {
             let stepped = check(&batch, Budget { support, bits: 8, skip });
             if skip == 1.0 {
                 assert_eq!(stepped.counts, [42, 42], "{input}");
+            }
+        }
+    }
+}
+
+/// A row that one thread block has, in rounds, as rows enough fill the machine; and more blocks of one mass
+/// than are ranked by counting.
+#[test]
+fn a_thread_block_has_a_whole_row() {
+    let mut lengths = vec![1; 140];
+    lengths[3] = 9700;
+    assert_eq!(decide_parts(140, 9700 / 16 + 1), 1);
+    let problem = StepProblem { max_tokens: 9700, kv_heads: 1, q_heads: 3, ..PROBLEM };
+    for input in [Input::Normal, Input::Constant] {
+        let batch = batch::<f16>(problem, input, &lengths, 8);
+        for (skip, k) in [(0.05, 2), (1.0, 40)] {
+            let support = Support { k, ..BUDGET.support };
+            let stepped = check(&batch, Budget { support, bits: 8, skip });
+            if skip == 1.0 {
+                assert_eq!(stepped.counts[3], 42, "{input}");
+            }
+            if skip == 1.0 && input == Input::Constant {
+                // Of equal ones the first.
+                let row = &stepped.list[3 * (stepped.list.len() / 140)..][..42];
+                assert!(row.iter().copied().eq((0..41).chain([606])), "{row:?}");
             }
         }
     }
