@@ -25,16 +25,21 @@ pub(crate) trait BoundKernel: Send + Sync {
     fn params(&self, out: &mut [*const c_void; MAX_PARAMS]);
     /// Calls `visit` with name and address of each argument that is a handle.
     fn memory(&self, visit: &mut dyn FnMut(&'static str, u64));
-    /// Runs the kernel on the emulator.
+    /// Runs the kernel on the emulator. It prints to `sink`, without one to where the thread's launches do.
     ///
     /// # Safety
     /// The contract of [`crate::Stream::launch`].
-    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> Result<()>;
+    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions, sink: Option<&Sink>) -> Result<()>;
     /// The same, and what it read and wrote.
     ///
     /// # Safety
     /// As for `emulate`.
-    unsafe fn emulate_recorded(&self, shape: LaunchShape, options: &EmuOptions) -> Result<Arc<Traffic>>;
+    unsafe fn emulate_recorded(
+        &self,
+        shape: LaunchShape,
+        options: &EmuOptions,
+        sink: Option<&Sink>,
+    ) -> Result<Arc<Traffic>>;
     /// A copy that outlives the call, for a graph.
     fn boxed(&self) -> Box<dyn BoundKernel>;
 }
@@ -58,15 +63,20 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
         self.args.memory(&mut |name, memory| visit(name, memory.address));
     }
 
-    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions) -> Result<()> {
+    unsafe fn emulate(&self, shape: LaunchShape, options: &EmuOptions, sink: Option<&Sink>) -> Result<()> {
         // SAFETY: the launch's contract covers what the emulator does not check.
-        unsafe { emu::launch(&self.kernel, shape, self.args, options) }?;
+        unsafe { emu::launch_printing(&self.kernel, shape, self.args, options, sink) }?;
         Ok(())
     }
 
-    unsafe fn emulate_recorded(&self, shape: LaunchShape, options: &EmuOptions) -> Result<Arc<Traffic>> {
+    unsafe fn emulate_recorded(
+        &self,
+        shape: LaunchShape,
+        options: &EmuOptions,
+        sink: Option<&Sink>,
+    ) -> Result<Arc<Traffic>> {
         // SAFETY: as above.
-        Ok(unsafe { traffic::launch_recorded(&self.kernel, shape, self.args, options) }?)
+        Ok(unsafe { traffic::launch_recorded(&self.kernel, shape, self.args, options, sink) }?)
     }
 
     fn boxed(&self) -> Box<dyn BoundKernel> {
@@ -175,7 +185,13 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// # Safety
     /// As for `copy`; `address` is a multiple of 4.
     unsafe fn fill_u32(&self, address: u64, value: u32, words: usize, at: At) -> Result<()>;
+    /// Waits. What kernels have printed is for [`hand_over`](Self::hand_over).
     fn synchronize(&self) -> Result<()>;
+    /// Hands over what kernels have printed, when `synchronize` has come to `waited`, and returns that. The
+    /// caller holds no lock: sinks do what they like.
+    fn hand_over(&self, waited: Result<()>) -> Result<()> {
+        waited
+    }
 
     fn begin_capture(&self) -> Result<()>;
     /// Ends the capture, also one that failed.

@@ -198,10 +198,15 @@ impl Device {
     /// On the CPU a line is handed over while the launch runs, and one that is launched in several orders
     /// ([`orders`](EmuOptions::orders)) prints in the first. On a GPU the lines come with the wait for a
     /// stream, an event or the device, also a wait that fails, in the order in which they found their places;
-    /// those of different threads have no other order. A device keeps 8192 lines between two waits; of more
-    /// it says how many are [lost](simt::print::Printed::Lost). What is left when the device goes comes then.
+    /// those of different threads have no other order. A wait for one stream may come while a kernel of
+    /// another has found a place for its line and not written it yet: that line and those behind it come with
+    /// a later wait. A device keeps 8192 lines between two waits; of more it says how many are
+    /// [lost](simt::print::Printed::Lost). What is left when the device goes comes then.
     ///
-    /// A sink is called from any thread, and must not wait for lines of its own device.
+    /// A sink is called from any thread, and may use the device: copy, launch, wait, and on a GPU capture.
+    /// What kernels print meanwhile that it launches on its own device goes to standard error on the CPU, and
+    /// on a GPU comes with a later wait. It must not wait for another thread that waits for the device, and
+    /// on the CPU not begin a capture of the stream that is under way.
     pub fn print_to(&self, sink: Option<Sink>) {
         self.backend().print_to(sink);
     }

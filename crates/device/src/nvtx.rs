@@ -13,13 +13,15 @@
 //!
 //! A profiler names a library of its own in the variable `NVTX_INJECTION64_PATH`, and puts its functions into
 //! the program's tables: this module has such tables, as programs in C have from the headers of NVTX 3, and
-//! needs no library for that. If the variable is not set, `libnvToolsExt.so.1` of older CUDA toolkits is
-//! used, if it is there. Without either, as in every run outside a profiler, a range costs a load and a
-//! branch. What there is, is looked for once, at the first range. On other platforms than Linux ranges do
-//! nothing.
+//! needs no library for that. If the variable is not set, as in every run outside a profiler, a range costs a
+//! load and a branch; the `libnvToolsExt.so.1` of older toolkits is not looked for. The variable is read once,
+//! at the first range, and the library loaded then. On other platforms than Linux ranges do nothing.
 
+#[cfg(target_os = "linux")]
+use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int};
 use std::marker::PhantomData;
+#[cfg(target_os = "linux")]
 use std::sync::OnceLock;
 
 #[cfg(target_os = "linux")]
@@ -33,17 +35,49 @@ struct Functions {
     mark: Option<unsafe extern "C" fn(*const c_char)>,
 }
 
+#[cfg(not(target_os = "linux"))]
+fn functions() -> Option<&'static Functions> {
+    None
+}
+
+#[cfg(target_os = "linux")]
+static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
+
+#[cfg(target_os = "linux")]
 #[inline]
 fn functions() -> Option<&'static Functions> {
-    static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
-    #[cfg(target_os = "linux")]
-    let found = FUNCTIONS.get_or_init(tool::find);
-    #[cfg(not(target_os = "linux"))]
-    let found = FUNCTIONS.get_or_init(|| None);
+    FUNCTIONS.get().map_or_else(find, Option::as_ref)
+}
+
+#[cfg(target_os = "linux")]
+#[cold]
+fn find() -> Option<&'static Functions> {
+    thread_local! {
+        /// Whether this thread is looking: what it does meanwhile has no ranges.
+        static FINDING: Cell<bool> = const { Cell::new(false) };
+    }
+    if FINDING.replace(true) {
+        return None;
+    }
+    let mut report = None;
+    let found = FUNCTIONS.get_or_init(|| {
+        let found = tool::find();
+        report = found.as_ref().map(|found| (found.library.clone(), found.functions.as_ref().err().copied()));
+        found.and_then(|found| found.functions.ok())
+    });
+    FINDING.set(false);
+    // Only now: whoever gets this may have ranges of its own.
+    match report {
+        None => {}
+        Some((library, None)) => tracing::debug!(library = %library.display(), "a profiler takes ranges"),
+        Some((library, Some(reason))) => {
+            tracing::warn!(library = %library.display(), variable = tool::LIBRARY_VARIABLE, reason, "no ranges");
+        }
+    }
     found.as_ref()
 }
 
-/// Whether something takes the ranges: whether a profiler is there.
+/// Whether a profiler is there that takes ranges or marks.
 #[inline]
 pub fn is_on() -> bool {
     functions().is_some()
@@ -75,13 +109,13 @@ impl Range {
     /// Begins a range with a name that is made only if somebody sees it; [`range!`] calls it.
     #[inline]
     pub fn of<N: AsRef<str>>(name: impl FnOnce() -> N) -> Self {
-        let Some(functions) = functions() else { return Range { on: false, thread: PhantomData } };
-        if let Some(push) = functions.push {
+        let push = functions().and_then(|functions| functions.push);
+        if let Some(push) = push {
             let name = text(name().as_ref());
             // SAFETY: the profiler's function of this type; it copies the string, which ends in NUL.
             unsafe { push(name.as_ptr()) };
         }
-        Range { on: true, thread: PhantomData }
+        Range { on: push.is_some(), thread: PhantomData }
     }
 }
 

@@ -64,7 +64,9 @@ impl Stream {
     /// - `raw` is null or a stream of the device's primary context, and stays until the value is dropped;
     /// - between two launches that this value puts into the stream nothing is put there by others: what
     ///   [overlaps](simt::KernelInfo::overlaps) the launch before it counts on that. The first launch of a
-    ///   value waits for all that is in the stream: so make one for each time that the stream is yours.
+    ///   value waits for all that is in the stream: so make one for each time that the stream is yours;
+    /// - kernels launched by this value have ended before the device and all that was made of it are dropped:
+    ///   with the last of these the kernels go, and the host's memory to which they print.
     ///
     /// # Errors
     /// What the driver reports.
@@ -191,8 +193,15 @@ impl Stream {
     /// # Errors
     /// [`Error::Capturing`], or what a kernel did wrong.
     pub fn synchronize(&self) -> Result<()> {
-        let _outside = self.outside_capture("waiting for the stream")?;
-        self.backend.synchronize()
+        let outside = self.outside_capture("waiting for the stream")?;
+        self.synchronized(outside)
+    }
+
+    /// Waits, lets captures begin again, and hands over what kernels have printed: a sink may capture.
+    fn synchronized(&self, outside: RwLockReadGuard<'_, ()>) -> Result<()> {
+        let waited = self.backend.synchronize();
+        drop(outside);
+        self.backend.hand_over(waited)
     }
 
     /// Puts `event` into the stream.
@@ -316,12 +325,12 @@ impl Stream {
     #[track_caller]
     pub fn upload<T: Pod>(&self, values: &[T], to: &mut Buffer<T>, start: usize) -> Result<()> {
         self.device.check_same(to.device(), "the buffer")?;
-        let _outside = self.outside_capture("copying from a slice")?;
+        let outside = self.outside_capture("copying from a slice")?;
         let range = to.sized(start, values.len())?;
         let from = Place::Host(values.as_ptr().cast_mut().cast());
         // SAFETY: both are valid, and this call waits before the borrows end.
         unsafe { self.copy_bytes(Place::Device(to.address_of(range.start)), from, size_of_val(values)) }?;
-        self.backend.synchronize()
+        self.synchronized(outside)
     }
 
     /// Copies elements of `from`, from `start` on, to `values`, after the work already in the stream, and
@@ -332,12 +341,12 @@ impl Stream {
     #[track_caller]
     pub fn download<T: Pod>(&self, from: &Buffer<T>, start: usize, values: &mut [T]) -> Result<()> {
         self.device.check_same(from.device(), "the buffer")?;
-        let _outside = self.outside_capture("copying to a slice")?;
+        let outside = self.outside_capture("copying to a slice")?;
         let range = from.sized(start, values.len())?;
         let to = Place::Host(values.as_mut_ptr().cast());
         // SAFETY: both are valid, and this call waits before the borrows end.
         unsafe { self.copy_bytes(to, Place::Device(from.address_of(range.start)), size_of_val(values)) }?;
-        self.backend.synchronize()
+        self.synchronized(outside)
     }
 
     /// Copies `range` of `from` to `to`, from its element `start` on, without waiting.

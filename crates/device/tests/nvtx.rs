@@ -70,6 +70,25 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(table: unsafe extern "C" fn(u3
 }
 "#;
 
+/// Marks events of the log.
+struct Marks;
+
+impl tracing::Subscriber for Marks {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        nvtx::mark("an event");
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
 #[test]
 fn a_profiler_gets_ranges_and_marks() {
     let folder = tempfile::tempdir().unwrap();
@@ -89,6 +108,8 @@ fn a_profiler_gets_ranges_and_marks() {
         std::env::set_var("PROFILER_LOG", &log);
     }
 
+    // What is logged goes to the profiler as well, also what is logged when that is found.
+    tracing::subscriber::set_global_default(Marks).unwrap();
     assert!(nvtx::is_on());
     let outer = Range::new("a step");
     {
@@ -99,7 +120,16 @@ fn a_profiler_gets_ranges_and_marks() {
     drop(outer);
     let lines = std::fs::read_to_string(&log).unwrap();
     let lines: Vec<&str> = lines.lines().collect();
-    let expected =
-        ["begun", "push a step", "push layer 1 of 2", "mark cut", "pop", "push ünïcode", "pop", "pop"];
+    let expected = [
+        "begun",
+        "mark an event",
+        "push a step",
+        "push layer 1 of 2",
+        "mark cut",
+        "pop",
+        "push ünïcode",
+        "pop",
+        "pop",
+    ];
     assert_eq!(lines, expected);
 }

@@ -54,3 +54,44 @@ fn lines_go_to_the_sink_that_the_device_has_when_they_are_printed() {
         assert_eq!(*of_b.lock().unwrap(), ["x is 2", "x is 4"]);
     }
 }
+
+/// Its lines are not its own: they would never end.
+#[test]
+fn a_sink_that_launches_what_prints_ends() {
+    let device = Device::cpu(EmuOptions::default());
+    let stream = Stream::new(&device).unwrap();
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let (into, on) = (lines.clone(), Stream::new(&device).unwrap());
+    let sink: Sink = Arc::new(move |printed: &Printed| {
+        into.lock().unwrap().extend(printed.text().map(str::to_owned));
+        launch(&on, 2);
+        let other = Stream::new(&Device::cpu(EmuOptions::default())).unwrap();
+        let ((), theirs) = print::captured(|| launch(&other, 3));
+        assert_eq!(theirs[0].text(), Some("x is 3"));
+    });
+    device.print_to(Some(sink));
+    launch(&stream, 1);
+    let ((), theirs) = print::captured(|| launch(&stream, 4));
+    assert_eq!(
+        (lines.lock().unwrap().as_slice(), theirs.len()),
+        (&["x is 1".into(), "x is 4".into()][..], 0)
+    );
+    device.print_to(None);
+}
+
+/// What a sink drops may use the device, such as a guard that sets another one.
+#[test]
+fn a_sink_is_dropped_when_the_device_has_the_next() {
+    struct Last(Device);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            self.0.print_to(None);
+        }
+    }
+    let device = Device::cpu(EmuOptions::default());
+    let last = Last(device.clone());
+    device.print_to(Some(Arc::new(move |_: &Printed| {
+        let _ = &last;
+    })));
+    device.print_to(None);
+}

@@ -29,7 +29,7 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async::<T, S, u128>(self, index, source, Some(from))
+        emu::copy_async::<T, S, u128>(self, index, source, from, true)
     }
 
     /// [`copy_async`](Self::copy_async) of bytes that nobody needs again soon: the L2 cache gives them up
@@ -48,11 +48,12 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async::<T, S, u128>(self, index, source, Some(from))
+        emu::copy_async::<T, S, u128>(self, index, source, from, true)
     }
 
-    /// [`copy_async`](Self::copy_async), or 16 zero bytes if not `present`: then nothing is read.
-    /// PTX: `cp.async.cg.shared.global.L2::128B` with a source size of 16 or 0.
+    /// [`copy_async`](Self::copy_async), or 16 zero bytes if not `present`: then nothing is read, and
+    /// `from` may lie outside, aligned as ever. PTX: `cp.async.cg.shared.global.L2::128B` with a source size
+    /// of 16 or 0.
     #[crate::device]
     pub fn copy_async_or_zero<S: Pod>(self, index: u32, source: Global<S>, from: usize, present: bool) {
         #[cfg(target_arch = "nvptx64")]
@@ -65,7 +66,7 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async::<T, S, u128>(self, index, source, present.then_some(from))
+        emu::copy_async::<T, S, u128>(self, index, source, from, present)
     }
 
     /// Starts copying 8 bytes from element `from` of `source` to element `index`, both aligned to 8. PTX:
@@ -82,11 +83,12 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async::<T, S, u64>(self, index, source, Some(from))
+        emu::copy_async::<T, S, u64>(self, index, source, from, true)
     }
 
-    /// [`copy_async_8`](Self::copy_async_8), or 8 zero bytes if not `present`: then nothing is read. PTX:
-    /// `cp.async.ca.shared.global` of 8 with a source size of 8 or 0.
+    /// [`copy_async_8`](Self::copy_async_8), or 8 zero bytes if not `present`: then nothing is read, and
+    /// `from` may lie outside, aligned as ever. PTX: `cp.async.ca.shared.global` of 8 with a source size of 8
+    /// or 0.
     #[crate::device]
     pub fn copy_async_8_or_zero<S: Pod>(self, index: u32, source: Global<S>, from: usize, present: bool) {
         #[cfg(target_arch = "nvptx64")]
@@ -99,7 +101,7 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async::<T, S, u64>(self, index, source, present.then_some(from))
+        emu::copy_async::<T, S, u64>(self, index, source, from, present)
     }
 
     /// Starts copying 4 bytes from element `from` of `source` to element `index`, both aligned to 4. PTX:
@@ -116,11 +118,12 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async::<T, S, u32>(self, index, source, Some(from))
+        emu::copy_async::<T, S, u32>(self, index, source, from, true)
     }
 
-    /// [`copy_async_4`](Self::copy_async_4), or 4 zero bytes if not `present`: then nothing is read. PTX:
-    /// `cp.async.ca.shared.global` of 4 with a source size of 4 or 0.
+    /// [`copy_async_4`](Self::copy_async_4), or 4 zero bytes if not `present`: then nothing is read, and
+    /// `from` may lie outside, aligned as ever. PTX: `cp.async.ca.shared.global` of 4 with a source size of 4
+    /// or 0.
     #[crate::device]
     pub fn copy_async_4_or_zero<S: Pod>(self, index: u32, source: Global<S>, from: usize, present: bool) {
         #[cfg(target_arch = "nvptx64")]
@@ -133,7 +136,7 @@ impl<T: Pod> Shared<T> {
             );
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        emu::copy_async::<T, S, u32>(self, index, source, present.then_some(from))
+        emu::copy_async::<T, S, u32>(self, index, source, from, present)
     }
 }
 

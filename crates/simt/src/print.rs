@@ -1,7 +1,8 @@
 //! Lines that kernels print: what [`println!`](crate::println) makes on the host.
 //!
 //! A line has its text, and says which thread of which kernel printed it and where. It goes to a [`Sink`]:
-//! that of the device that runs the kernel, else that of [`to`], else standard error.
+//! that of the device that runs the kernel, or of [`launch_printing`](crate::emu::launch_printing), else that
+//! of [`to`], else standard error.
 //!
 //! ```
 //! use simt::emu::{self, EmuOptions};
@@ -35,6 +36,7 @@
 use crate::emu::{Place, ThreadId};
 use std::cell::RefCell;
 use std::fmt;
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[doc(hidden)]
@@ -92,32 +94,44 @@ impl fmt::Display for Printed {
     }
 }
 
-/// Where lines go. It is called from any thread, with one line at a time of a block's, and must not wait for
-/// the device that it gets lines of.
+/// Where lines go. It is called from any thread, with one line at a time of a block's.
+///
+/// It may launch under the emulator, and use devices, also the one that it gets lines of. What it launches
+/// prints to standard error, if it would come to this same sink (so that lines do not make lines without
+/// end), or if nothing inside the sink names another one; lines of a GPU come with a later wait.
 pub type Sink = Arc<dyn Fn(&Printed) + Send + Sync>;
 
 /// The sink that is used if there is no other: a line of standard error each.
 pub fn standard_error() -> Sink {
-    Arc::new(|printed| eprintln!("{printed}"))
+    // A closed pipe is no reason to panic.
+    Arc::new(|printed| drop(writeln!(std::io::stderr().lock(), "{printed}")))
 }
 
 thread_local! {
     /// Where launches of this thread print to, if not to standard error.
     static SINK: RefCell<Option<Sink>> = const { RefCell::new(None) };
+    /// The sinks that are being called here, one inside the other.
+    static CALLED: RefCell<Vec<Sink>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Puts back what was in [`SINK`], also if what comes between unwinds.
+struct Before(Option<Sink>);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        drop(replaced_by(self.0.take()));
+    }
+}
+
+/// Puts `sink` into [`SINK`]; what was there. A thread that ends may have none any more.
+fn replaced_by(sink: Option<Sink>) -> Option<Sink> {
+    SINK.try_with(|now| now.replace(sink)).unwrap_or_default()
 }
 
 /// Gives `sink` the lines of what `launches` launches in this thread: by [`emu::launch`](crate::emu::launch)
 /// and those like it, or on a device of the CPU backend that has no sink of its own.
 pub fn to<R>(sink: &Sink, launches: impl FnOnce() -> R) -> R {
-    /// Puts back what was there, also if a launch unwinds.
-    struct Before(Option<Sink>);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            let before = self.0.take();
-            SINK.with_borrow_mut(|sink| *sink = before);
-        }
-    }
-    let _before = Before(SINK.with_borrow_mut(|now| now.replace(sink.clone())));
+    let _before = Before(replaced_by(Some(sink.clone())));
     launches()
 }
 
@@ -133,7 +147,31 @@ pub fn captured<R>(launches: impl FnOnce() -> R) -> (R, Vec<Printed>) {
     (result, lines)
 }
 
-/// Where a launch of this thread prints to.
-pub(crate) fn sink() -> Sink {
-    SINK.with_borrow(Option::clone).unwrap_or_else(standard_error)
+/// Runs a launch, whose sink is known: what other work this thread is lent meanwhile is none of that sink's.
+pub(crate) fn away_from_sink<R>(launch: impl FnOnce() -> R) -> R {
+    let _before = Before(replaced_by(None));
+    launch()
+}
+
+/// Calls a sink. What it launches in this thread is none of the sink's that the thread has.
+#[doc(hidden)]
+pub fn call(sink: &Sink, printed: &Printed) {
+    /// Also when the sink panics, it is over.
+    struct Left;
+    impl Drop for Left {
+        fn drop(&mut self) {
+            let _ = CALLED.try_with(|called| called.borrow_mut().pop());
+        }
+    }
+    let _before = Before(replaced_by(None));
+    let _ = CALLED.try_with(|called| called.borrow_mut().push(sink.clone()));
+    let _left = Left;
+    sink(printed);
+}
+
+/// Where a launch of this thread prints to: to `of_device`, if the device that it is on has a sink.
+pub(crate) fn sink(of_device: Option<&Sink>) -> Sink {
+    let sink = of_device.cloned().or_else(|| SINK.with_borrow(Option::clone));
+    let called = |sink: &Sink| CALLED.with_borrow(|called| called.iter().any(|one| Arc::ptr_eq(one, sink)));
+    sink.filter(|sink| !called(sink)).unwrap_or_else(standard_error)
 }

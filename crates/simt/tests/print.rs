@@ -138,6 +138,70 @@ fn sinks_are_of_a_thread_and_of_a_time() {
     assert_eq!((inner, counted.load(Ordering::Relaxed)), (2, 2));
 }
 
+/// What it prints comes to nobody's sink twice.
+#[test]
+fn a_sink_that_launches_what_prints_is_not_called_for_that() {
+    let called = Arc::new(AtomicU64::new(0));
+    let into = called.clone();
+    // SAFETY: it has no memory.
+    let launch = |sink: Option<&Sink>| unsafe {
+        let (shape, options) = (LaunchShape::new(1, 1), EmuOptions::default());
+        emu::launch_printing(&in_steps::kernel(), shape, in_steps::Args { n: 0 }, &options, sink).unwrap();
+    };
+    let itself = Arc::new(Mutex::new(None::<Sink>));
+    let again = itself.clone();
+    let sink: Sink = Arc::new(move |_: &Printed| {
+        into.fetch_add(1, Ordering::Relaxed);
+        let itself = again.lock().unwrap().clone();
+        launch(itself.as_ref());
+    });
+    print::to(&sink, || launch(None));
+    assert_eq!(called.load(Ordering::Relaxed), 2, "the thread's sink");
+    *itself.lock().unwrap() = Some(sink.clone());
+    launch(Some(&sink));
+    assert_eq!(called.load(Ordering::Relaxed), 4, "the launch's sink");
+    *itself.lock().unwrap() = None;
+    launch(Some(&sink));
+    let ((), others) = print::captured(|| launch(Some(&sink)));
+    assert_eq!((called.load(Ordering::Relaxed), others.len()), (8, 0));
+}
+
+#[kernel]
+fn without_end(y: GlobalMut<u32>, lines: u32) {
+    for i in 0..lines {
+        println!("{i}");
+        y.store(0, i + 1);
+    }
+}
+
+/// No more than so many lines wait, however many a kernel prints before it ends.
+#[test]
+fn very_many_lines_are_handed_over_early() {
+    let word = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let (done, most) = (word.clone(), Arc::new(AtomicU64::new(0)));
+    let into = most.clone();
+    let next = AtomicU64::new(0);
+    let sink: Sink = Arc::new(move |printed: &Printed| {
+        let line = next.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(printed.text(), Some(line.to_string().as_str()));
+        let ahead = u64::from(done.load(Ordering::Relaxed)) - line;
+        into.fetch_max(ahead, Ordering::Relaxed);
+    });
+    for options in [EmuOptions::default(), EmuOptions::race_checked()] {
+        let sink: Sink = if options.race_check { Arc::new(|_: &Printed| ()) } else { sink.clone() };
+        // SAFETY: one element, which lives until the launch is over.
+        let y = unsafe { GlobalMut::from_raw(word.as_ptr().addr() as u64, 1) };
+        // SAFETY: as above; the sink reads it while no thread of the kernel runs.
+        unsafe {
+            let (shape, args) = (LaunchShape::new(1, 1), without_end::Args { y, lines: 50_000 });
+            emu::launch_printing(&without_end::kernel(), shape, args, &options, Some(&sink)).unwrap();
+        }
+        assert_eq!(word.swap(0, Ordering::Relaxed), 50_000);
+    }
+    let most = most.load(Ordering::Relaxed);
+    assert!(most <= 8192, "{most} lines behind");
+}
+
 /// A sink has a whole stack, and may launch.
 #[test]
 fn a_sink_may_do_what_it_likes() {

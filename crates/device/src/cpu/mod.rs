@@ -167,7 +167,9 @@ impl DeviceBackend for CpuDevice {
     }
 
     fn print_to(&self, sink: Option<Sink>) {
-        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+        let before = std::mem::replace(&mut *self.sink.lock().unwrap_or_else(PoisonError::into_inner), sink);
+        // What a sink drops may use the device.
+        drop(before);
     }
 
     fn synchronize(&self) -> Result<()> {

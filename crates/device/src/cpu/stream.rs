@@ -8,7 +8,7 @@ use crate::unordered::Doing;
 use simt::LaunchShape;
 use simt::emu::traffic::Touch;
 use simt::emu::{EmuOptions, allocations};
-use simt::print::{self, Sink};
+use simt::print::Sink;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -141,21 +141,13 @@ unsafe fn launch(
     let sink = lock(&setting.sink).clone();
     let Some(order) = &setting.order else {
         // SAFETY: this function's contract.
-        return printing_to(sink, || unsafe { kernel.emulate(shape, &setting.options) });
+        return unsafe { kernel.emulate(shape, &setting.options, sink.as_ref()) };
     };
     let info = kernel.info();
     let op = order.begin(into.stream, (Doing::Launch(info.name), at), into.step, Some(info.overlaps));
     // SAFETY: this function's contract.
-    let traffic = printing_to(sink, || unsafe { kernel.emulate_recorded(shape, &setting.options) });
+    let traffic = unsafe { kernel.emulate_recorded(shape, &setting.options, sink.as_ref()) };
     order.end_launch(op, &*traffic.inspect_err(|_| order.fail())?)
-}
-
-/// What `launch` launches prints to the device's sink, if there is one.
-fn printing_to<R>(sink: Option<Sink>, launch: impl FnOnce() -> R) -> R {
-    match sink {
-        Some(sink) => print::to(&sink, launch),
-        None => launch(),
-    }
 }
 
 /// Refuses handles to memory of a device that is not `device`, as far as it is known.

@@ -52,6 +52,14 @@ macro_rules! cu {
 }
 pub(super) use cu;
 
+/// Whether the code says that the context is lost, and with it every kernel of the GPU: an illegal address, a
+/// launch that took too long, a context that is gone, an assertion, an error of the hardware's stack, an
+/// illegal instruction, a misaligned address, an address of the wrong space, an invalid program counter, a
+/// failed launch, tensor memory that was not given back.
+pub(super) fn is_lost(code: u32) -> bool {
+    matches!(code, 700 | 702 | 709 | 710 | 714..=719 | 721)
+}
+
 /// The driver's result as an [`Error`] that says what was being done.
 #[inline]
 pub(super) fn check(code: u32, doing: impl FnOnce() -> String) -> Result<()> {
@@ -61,7 +69,7 @@ pub(super) fn check(code: u32, doing: impl FnOnce() -> String) -> Result<()> {
 #[cold]
 pub(super) fn failure(code: u32, doing: String) -> Error {
     // A grid that has stopped: its kernel may have said why.
-    if (700..=720).contains(&code)
+    if is_lost(code)
         && let Some(fault) = super::records::fault()
     {
         return fault.into();

@@ -55,6 +55,16 @@ impl CudaDevice {
         Ok(CudaDevice { info, module, context, own_stream })
     }
 
+    /// Puts work into the device's own stream and waits for it.
+    fn on_own_stream(&self, put: impl FnOnce(&CudaStream) -> Result<()>) -> Result<()> {
+        let stream = self.own_stream.lock().unwrap_or_else(PoisonError::into_inner);
+        put(&stream)?;
+        let waited = stream.synchronize();
+        // A sink may copy.
+        drop(stream);
+        self.module.handing_over(waited)
+    }
+
     /// The driver's result of an allocation.
     fn check_memory(&self, code: u32, bytes: usize, doing: &str) -> Result<()> {
         if code != OUT_OF_MEMORY {
@@ -159,18 +169,16 @@ impl DeviceBackend for CudaDevice {
     }
 
     unsafe fn copy_now(&self, to: Place, from: Place, bytes: usize) -> Result<()> {
-        let stream = self.own_stream.lock().unwrap_or_else(PoisonError::into_inner);
-        self.context.bind()?;
-        // SAFETY: by the contract, both ends are valid, and the wait below ends before they may go.
-        unsafe { copy_async(stream.handle(), to, from, bytes) }?;
-        stream.synchronize()
+        self.on_own_stream(|stream| {
+            self.context.bind()?;
+            // SAFETY: by the contract, both ends are valid, and there is a wait until they may go.
+            unsafe { copy_async(stream.handle(), to, from, bytes) }
+        })
     }
 
     unsafe fn fill_now(&self, address: u64, byte: u8, bytes: usize) -> Result<()> {
-        let stream = self.own_stream.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: by the contract, valid for `bytes`.
-        unsafe { stream.fill_u8(address, byte, bytes, Location::caller()) }?;
-        stream.synchronize()
+        self.on_own_stream(|stream| unsafe { stream.fill_u8(address, byte, bytes, Location::caller()) })
     }
 
     fn print_to(&self, sink: Option<Sink>) {

@@ -1,7 +1,7 @@
 //! The kernels: which PTX the driver takes, and where each kernel of it is.
 
 use super::context::Context;
-use super::ffi::{Relaxed, check, cu, name, note};
+use super::ffi::{Relaxed, check, cu, is_lost, name, note};
 use super::records::Record;
 use super::ring::Ring;
 use crate::device::{DeviceInfo, KernelAttributes, PtxImage};
@@ -114,8 +114,11 @@ impl Module {
     #[inline]
     pub(super) fn handing_over<T>(&self, waited: Result<T>) -> Result<T> {
         if let Some(ring) = &self.ring {
-            // Then the context is lost, and with it every kernel of the GPU.
-            let stopped = matches!(waited, Err(Error::Fault(_) | Error::Cuda { code: 700..=720, .. }));
+            let stopped = match &waited {
+                Err(Error::Fault(_)) => true,
+                Err(Error::Cuda { code, .. }) => is_lost(*code),
+                _ => false,
+            };
             ring.hand_over(stopped);
         }
         waited

@@ -76,6 +76,7 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         RECORDS.lock().unwrap_or_else(PoisonError::into_inner).retain(|listed| listed.words != self.0);
+        let _relaxed = Relaxed::enter();
         // SAFETY: allocated by `of`; nobody finds it any more, and its module's kernels have ended or are
         // stopped for good.
         note(unsafe { cu!(cuMemFreeHost(self.0.as_ptr().cast())) }, "freeing page-locked memory");

@@ -5,11 +5,12 @@ use crate::prints::Reader;
 use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUmodule};
 use simt::on_device::lines::{COUNT, HEAD_BYTES, RECORD_WORDS, SYMBOL};
 use simt::print::Sink;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::ffi::{CString, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, TryLockError};
 
 const BYTES: usize = HEAD_BYTES + COUNT as usize * RECORD_WORDS * 4;
 
@@ -27,8 +28,13 @@ unsafe impl Send for Ring {}
 unsafe impl Sync for Ring {}
 
 thread_local! {
-    /// Whether a sink is being called here.
-    static IN_SINK: Cell<bool> = const { Cell::new(false) };
+    /// The rings, by their addresses, whose lines are being handed over here: one inside the other.
+    static HANDING_OVER: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Uses the list of this thread; a thread that ends may have none any more.
+fn here<R>(with: impl FnOnce(&mut Vec<usize>) -> R) -> Option<R> {
+    HANDING_OVER.try_with(|rings| with(&mut rings.borrow_mut())).ok()
 }
 
 impl Ring {
@@ -77,17 +83,28 @@ impl Ring {
 
     /// Who gets the lines from now on; nobody in particular is standard error.
     pub(super) fn print_to(&self, sink: Option<Sink>) {
-        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+        let before = std::mem::replace(&mut *self.sink.lock().unwrap_or_else(PoisonError::into_inner), sink);
+        // What a sink drops may use the device.
+        drop(before);
     }
 
-    /// Hands over the lines that are there. `stopped` says that no kernel will write one that is not.
+    /// Hands over the lines that are there. `stopped` says that no kernel will write one that is not. The
+    /// caller holds no lock that a sink may want.
     pub(super) fn hand_over(&self, stopped: bool) {
+        let ring = self.words.as_ptr().addr();
+        let (own, nested) = here(|rings| (rings.contains(&ring), !rings.is_empty())).unwrap_or_default();
         // A sink that waits for the device has what it is given.
-        if IN_SINK.get() {
+        if own {
             return;
         }
         // Held until all are handed over: whoever waits next finds their lines handed over as well.
-        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reader = match self.reader.try_lock() {
+            Ok(reader) => reader,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Whoever holds it may wait for the ring whose sink this is.
+            Err(TryLockError::WouldBlock) if nested => return,
+            Err(TryLockError::WouldBlock) => self.reader.lock().unwrap_or_else(PoisonError::into_inner),
+        };
         let printed = reader.read(|word| self.word(word), stopped);
         if printed.is_empty() {
             return;
@@ -100,12 +117,12 @@ impl Ring {
         struct Left;
         impl Drop for Left {
             fn drop(&mut self) {
-                IN_SINK.set(false);
+                here(Vec::pop);
             }
         }
-        IN_SINK.set(true);
+        here(|rings| rings.push(ring));
         let _left = Left;
-        printed.iter().for_each(|printed| sink(printed));
+        printed.iter().for_each(|printed| simt::print::call(&sink, printed));
     }
 
     /// Lets so many lines be written in all.
@@ -128,7 +145,11 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        self.hand_over(true);
+        // Of a sink that panics the rest of the lines is lost; the program goes on.
+        if catch_unwind(AssertUnwindSafe(|| self.hand_over(true))).is_err() {
+            tracing::warn!("a sink panicked while the last lines of a device were handed over");
+        }
+        let _relaxed = Relaxed::enter();
         // SAFETY: allocated by `of`; its module's kernels have ended or are stopped for good.
         note(unsafe { cu!(cuMemFreeHost(self.words.as_ptr().cast())) }, "freeing page-locked memory");
     }

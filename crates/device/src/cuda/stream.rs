@@ -325,7 +325,11 @@ impl StreamBackend for CudaStream {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.module.handing_over(self.state.synchronize())
+        self.state.synchronize()
+    }
+
+    fn hand_over(&self, waited: Result<()>) -> Result<()> {
+        self.module.handing_over(waited)
     }
 
     fn begin_capture(&self) -> Result<()> {

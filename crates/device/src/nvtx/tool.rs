@@ -1,11 +1,11 @@
-//! Where ranges go: the tables that a profiler fills, or an older library.
+//! Where ranges go: the tables that a profiler fills.
 //!
 //! A profiler's library has the function `InitializeInjectionNvtx2`. It is handed one that gives tables by
 //! number, asks for the one with [`functions_of`], and that for the places of each module's functions, into
 //! which it writes its own.
 
 use super::Functions;
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::{null, null_mut};
@@ -13,11 +13,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The variable in which a profiler names its library.
-const LIBRARY_VARIABLE: &str = "NVTX_INJECTION64_PATH";
+pub(super) const LIBRARY_VARIABLE: &str = "NVTX_INJECTION64_PATH";
 /// What that library begins with.
 const BEGIN: &CStr = c"InitializeInjectionNvtx2";
-/// What older programs are linked to.
-const OLDER_LIBRARY: &CStr = c"libnvToolsExt.so.1";
 
 /// Tables by number: that of the modules' functions, and that of versions.
 const CALLBACKS: u32 = 1;
@@ -107,21 +105,25 @@ extern "C" fn table(number: u32) -> *const c_void {
     }
 }
 
-/// Lets a profiler's library begin; what it has put into the tables.
+/// Lets a profiler's library begin; what it has put into the tables, or why that is nothing.
 ///
 /// # Safety
 /// `begin` is the library's function of that name.
-unsafe fn begin(begin: Begin) -> Option<Functions> {
+unsafe fn begin(begin: Begin) -> Result<Functions, &'static str> {
     // SAFETY: says the caller.
     if unsafe { begin(table) } == 0 {
-        return None;
+        return Err("the library does not begin");
     }
     let function = |number: usize| {
         let function = SLOTS[CORE - 1][number].load(Ordering::Acquire);
         (!function.is_null()).then_some(function)
     };
+    let found = [PUSH, POP, MARK].map(function);
+    if found == [None; 3] {
+        return Err("the library takes neither ranges nor marks");
+    }
     // SAFETY: what a profiler puts there has the type that NVTX gives the function of that number.
-    unsafe { Some(typed([PUSH, POP, MARK].map(function))) }
+    Ok(unsafe { typed(found) })
 }
 
 /// # Safety
@@ -137,43 +139,32 @@ unsafe fn typed([push, pop, mark]: [Option<*mut c_void>; 3]) -> Functions {
     }
 }
 
-/// What takes ranges in this process, if anything does.
-pub(super) fn find() -> Option<Functions> {
-    match std::env::var_os(LIBRARY_VARIABLE).filter(|file| !file.is_empty()) {
-        Some(file) => of_profiler(&file),
-        None => of_older_library(),
-    }
+/// A library that a profiler has named.
+pub(super) struct Found {
+    pub(super) library: OsString,
+    /// What it takes, or why that is nothing.
+    pub(super) functions: Result<Functions, &'static str>,
 }
 
-fn of_profiler(file: &OsStr) -> Option<Functions> {
-    let found = CString::new(file.as_bytes()).ok().and_then(|file| symbols(&file, [BEGIN]));
-    let Some([Some(address)]) = found else {
-        tracing::warn!(library = %file.display(), "{LIBRARY_VARIABLE} names no library of a profiler");
-        return None;
+/// Loads the library that a profiler has named, if one has. Nothing is logged here: a log may have ranges.
+pub(super) fn find() -> Option<Found> {
+    let library = std::env::var_os(LIBRARY_VARIABLE).filter(|file| !file.is_empty())?;
+    let functions = match CString::new(library.as_bytes()).ok().and_then(|file| symbol(&file, BEGIN)) {
+        // SAFETY: the function of that name has this type.
+        Some(address) => unsafe { begin(transmute::<*mut c_void, Begin>(address)) },
+        None => Err("it names no library of a profiler"),
     };
-    // SAFETY: the function of that name has this type.
-    let functions = unsafe { begin(transmute::<*mut c_void, Begin>(address)) };
-    tracing::debug!(library = %file.display(), begun = functions.is_some(), "a profiler takes ranges");
-    functions
+    Some(Found { library, functions })
 }
 
-fn of_older_library() -> Option<Functions> {
-    let found = symbols(OLDER_LIBRARY, [c"nvtxRangePushA", c"nvtxRangePop", c"nvtxMarkA"])?;
-    tracing::debug!(library = ?OLDER_LIBRARY, "takes ranges");
-    // SAFETY: the functions of these names have these types.
-    Some(unsafe { typed(found) })
-}
-
-/// Opens a library for good, and looks these symbols up.
-fn symbols<const N: usize>(file: &CStr, names: [&CStr; N]) -> Option<[Option<*mut c_void>; N]> {
-    // SAFETY: the name ends in NUL; these libraries' initialisers are safe to run at any time.
+/// Opens a library for good, and looks a symbol up.
+fn symbol(file: &CStr, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the name ends in NUL; a profiler's initialisers are safe to run at any time.
     let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if library.is_null() {
         return None;
     }
-    Some(names.map(|name| {
-        // SAFETY: an open library, and a name that ends in NUL.
-        let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-        (!address.is_null()).then_some(address)
-    }))
+    // SAFETY: an open library, and a name that ends in NUL.
+    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+    (!address.is_null()).then_some(address)
 }

@@ -1,8 +1,8 @@
 //! Asynchronous copies: the bytes move when the thread waits for them, as late as they may.
 
-use super::fault::Space;
+use super::fault::{FaultKind, Space};
 use super::history::Access;
-use super::lane::{Lane, with_lane};
+use super::lane::{Lane, raise, with_lane};
 use super::memory::{locate, watch};
 use super::mutation::Change;
 use super::shared::{check_arrived, locate_shared};
@@ -42,7 +42,8 @@ pub(crate) fn copy_async<T: Pod, S: Pod, V: Pod>(
     target: Shared<T>,
     index: u32,
     source: Global<S>,
-    from: Option<usize>,
+    from: usize,
+    present: bool,
 ) {
     let (place, bytes) = (Location::caller(), size_of::<V>());
     let (base, len) = target.extent();
@@ -50,8 +51,17 @@ pub(crate) fn copy_async<T: Pod, S: Pod, V: Pod>(
         let offset = locate_shared::<T, V>(lane, base, len, index, true, place);
         check_arrived(lane, offset, bytes, place);
         watch(lane, Space::Shared, (offset as u64, index as u64), bytes, Access::Write, place);
-        let source = from.map(|from| {
-            let start = source.address();
+        let start = source.address();
+        if !present {
+            // Nothing is read, so it may be outside; but the instruction wants any address aligned.
+            let address = start.wrapping_add((from as u64).wrapping_mul(size_of::<S>() as u64));
+            let off_by = address % bytes as u64;
+            if off_by != 0 {
+                let (space, index) = (Space::Global, from as u64);
+                raise(place, FaultKind::Misaligned { space, index, bytes, off_by });
+            }
+        }
+        let source = present.then(|| {
             let at = locate::<S, V>(Space::Global, start, source.len() as u64, from as u64, false, place);
             watch(lane, Space::Global, (start + at, from as u64), bytes, Access::Copy, place);
             if let Some(races) = &lane.block().races {

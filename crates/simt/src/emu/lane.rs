@@ -250,6 +250,15 @@ fn calls() -> Option<&'static Calls> {
     })
 }
 
+/// Lets others go first, whatever the thread has spent: it has done something that is worth a turn's end.
+pub(super) fn give_way(place: &'static Location<'static>) {
+    with_lane(|lane| {
+        lane.look.set(None);
+        lane.block().changed.set(true);
+    });
+    park(Pause::Turn, place);
+}
+
 #[track_caller]
 pub(crate) fn pause() {
     let parks = with_lane(|lane| lane.spend(PAUSE) || lane.block().tosses());

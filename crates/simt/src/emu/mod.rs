@@ -51,6 +51,7 @@ mod trap;
 mod weak;
 
 use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
+use crate::print::{Sink, away_from_sink};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -92,10 +93,29 @@ pub unsafe fn launch<A: KernelArgs>(
     args: A,
     options: &EmuOptions,
 ) -> Result<(), Fault> {
+    // SAFETY: this function's contract.
+    unsafe { launch_printing(kernel, shape, args, options, None) }
+}
+
+/// [`launch`], which prints to `sink`; without one to where [`launch`] does.
+///
+/// # Safety
+/// As [`launch`].
+///
+/// # Errors
+/// As [`launch`].
+pub unsafe fn launch_printing<A: KernelArgs>(
+    kernel: &Kernel<A>,
+    shape: LaunchShape,
+    args: A,
+    options: &EmuOptions,
+    sink: Option<&Sink>,
+) -> Result<(), Fault> {
     let body = kernel.body();
     let args = mutation::arguments(kernel.info(), args);
     let memory = memory_of(&args, options);
-    run_grid(kernel.info(), shape, &move || body(args), options, &memory, Asked::default())
+    let asked = Asked { sink: sink.cloned(), ..Asked::default() };
+    run_grid(kernel.info(), shape, &move || body(args), options, &memory, asked)
 }
 
 /// [`launch`], once, which also says who wrote any of `bytes` last, and where: addresses of global memory.
@@ -134,6 +154,8 @@ fn memory_of<A: KernelArgs>(args: &A, options: &EmuOptions) -> Vec<(&'static str
 struct Asked {
     traffic: Option<Arc<traffic::Traffic>>,
     watchpoint: Option<Arc<orders::Watchpoint>>,
+    /// Who gets what is printed, if that is not the thread's to say.
+    sink: Option<Sink>,
 }
 
 fn run_grid(
@@ -161,20 +183,20 @@ fn run_grid(
         }
         None
     };
-    let Asked { traffic, watchpoint } = asked;
+    let Asked { traffic, watchpoint, sink } = asked;
     if traffic.is_some() {
         tracked.get_or_insert_default().traffic = traffic;
     }
     let tracked = tracked.map(Arc::new);
-    let sink = Some(crate::print::sink());
+    let sink = Some(crate::print::sink(sink.as_ref()));
     let setting =
         block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint, mutated, sink };
     if options.orders == 0 {
-        return grid::Grid::new(setting).run();
+        return away_from_sink(|| grid::Grid::new(setting).run());
     }
     let outputs = memory.iter().filter(|(_, memory)| memory.writable && memory.bytes > 0);
     let outputs: Vec<_> = outputs.map(|&(parameter, memory)| orders::Output { parameter, memory }).collect();
-    orders::run_in_all(setting, &outputs)
+    away_from_sink(|| orders::run_in_all(setting, &outputs))
 }
 
 fn check_shape(info: &'static KernelInfo, shape: LaunchShape) -> Result<(), Fault> {

@@ -7,6 +7,7 @@ use super::history::Access;
 use super::lane::Lane;
 use super::{Asked, EmuOptions, mutation, run_grid};
 use crate::kernel::{ArgMemory, Kernel, KernelArgs, LaunchShape};
+use crate::print::Sink;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -126,7 +127,7 @@ impl Tracked {
     }
 }
 
-/// [`launch`](super::launch), and what it read and wrote.
+/// [`launch_printing`](super::launch_printing), and what it read and wrote.
 ///
 /// # Safety
 /// As for [`launch`](super::launch).
@@ -138,12 +139,13 @@ pub unsafe fn launch_recorded<A: KernelArgs>(
     shape: LaunchShape,
     args: A,
     options: &EmuOptions,
+    sink: Option<&Sink>,
 ) -> Result<Arc<Traffic>, Fault> {
     let (body, args) = (kernel.body(), mutation::arguments(kernel.info(), args));
     let mut memory: Vec<(&'static str, ArgMemory)> = Vec::new();
     args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
     let traffic = Arc::new(Traffic::over(&memory));
-    let asked = Asked { traffic: Some(traffic.clone()), ..Asked::default() };
+    let asked = Asked { traffic: Some(traffic.clone()), sink: sink.cloned(), ..Asked::default() };
     run_grid(kernel.info(), shape, &move || body(args), options, &memory, asked)?;
     Ok(traffic)
 }

@@ -189,6 +189,24 @@ fn a_source_that_is_not_aligned() {
 }
 
 #[kernel]
+fn unaligned_absent(x: Global<u32>) {
+    // Far behind the end.
+    tile().copy_async_8_or_zero(0, x, 1000, false);
+    tile().copy_async_8_or_zero(2, x, 1001, false); // BUG: not aligned, though nothing is read
+    async_copy::commit();
+}
+
+#[test]
+fn a_source_that_is_not_read_and_not_aligned() {
+    let x = vec![[0u64; 2]; 4].leak().as_flattened_mut();
+    let x: &[u32] = bytemuck::cast_slice(x);
+    let place = at!("not aligned, though nothing is read", block 0, thread 0);
+    let args = unaligned_absent::Args { x: read(x) };
+    let kind = caught(unaligned_absent::kernel(), shape(), args, &EmuOptions::default(), place);
+    assert!(matches!(kind, FaultKind::Misaligned { index: 1001, bytes: 8, off_by: 4, .. }), "{kind:?}");
+}
+
+#[kernel]
 fn overwritten(x: GlobalMut<u32>, at: u32) {
     let lane = warp::lane_id();
     if lane == 0 {
