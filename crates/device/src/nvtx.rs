@@ -11,11 +11,12 @@
 //! nvtx::mark("a token");
 //! ```
 //!
-//! A profiler names a library of its own in the variable `NVTX_INJECTION64_PATH`, and puts its functions into
-//! the program's tables: this module has such tables, as programs in C have from the headers of NVTX 3, and
-//! needs no library for that. If the variable is not set, as in every run outside a profiler, a range costs a
-//! load and a branch; the `libnvToolsExt.so.1` of older toolkits is not looked for. The variable is read once,
-//! at the first range, and the library loaded then. On other platforms than Linux ranges do nothing.
+//! A profiler names a library of its own in the variable `NVTX_INJECTION64_PATH`, and puts its functions
+//! into the program's tables: this module has such tables, as programs in C have from the headers of NVTX
+//! 3, and needs no library for that. If the variable is not set, as in every run outside a profiler, a
+//! range costs a load and a branch; the `libnvToolsExt.so.1` of older toolkits is not looked for. The
+//! variable is read once, at the first range, and the library loaded then. On other platforms than Linux
+//! ranges do nothing.
 
 #[cfg(target_os = "linux")]
 use std::cell::Cell;

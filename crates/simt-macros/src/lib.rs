@@ -117,9 +117,9 @@ pub fn test(options: TokenStream, item: TokenStream) -> TokenStream {
 /// its own.
 ///
 /// The line goes to the sink of the device, or of the launch, that runs the kernel (`simt::print`). The
-/// emulator hands it over when all threads of the block have ended or wait for other blocks, or when thousands
-/// of the block's lines wait; a GPU's lines come with a wait for a stream, an event or the device. Lines of
-/// different threads have no order; those of one thread keep theirs.
+/// emulator hands it over when all threads of the block have ended or wait for other blocks, or when
+/// thousands of the block's lines wait; a GPU's lines come with a wait for a stream, an event or the
+/// device. Lines of different threads have no order; those of one thread keep theirs.
 ///
 /// PTX: three `ld` (of the ring's address, of the lines there may be, of the places asked for) and two `atom`
 /// (for a place, for the line's number), and a `st` for each part of the line, the last one `st.release.sys`.
