@@ -108,7 +108,7 @@ functions! {
 }
 "#;
 
-const PTX: &str = "// simt.print 1 tell src/x.rs:3:5 one of {0}\n";
+const PTX: &str = ".global .b64 simt_print_ring[3];\n// simt.print 1 tell src/x.rs:3:5 one of {0}\n";
 
 #[kernel]
 fn tell() {}
