@@ -56,7 +56,7 @@ fn a_prompt_has_a_row_too() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let tables = text(&output.stdout);
     assert!(
-        tables.contains("prompts, in chunks of up to 64 tokens") && !tables.contains("context"),
+        tables.contains("prompts, in chunks of up to 64 tokens") && !tables.contains("bytes take"),
         "{tables}"
     );
 
