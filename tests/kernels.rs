@@ -56,7 +56,8 @@ fn kernels_that_overlap_wait_where_there_is_a_wait() {
             // Dense attention gives the word at once where it is a rung that nobody may want, else behind its
             // first tiles: with two stages the compiler makes two paths of that, for a warp with a tile to
             // start with and for one without.
-            // A step of gather in one launch gives it behind its first tiles, from head_dim 96 on on two paths.
+            // A step of gather in one launch gives it behind its first tiles, on two paths from head_dim 96
+            // on.
             let words = match function.name.as_str() {
                 name if name.starts_with("dense_attend") && name.ends_with("_64") => 2,
                 name if name.starts_with("dense_attend") => 3,
