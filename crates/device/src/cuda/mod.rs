@@ -3,6 +3,7 @@
 mod context;
 mod ffi;
 mod graph;
+mod mapped;
 mod module;
 mod records;
 mod ring;

@@ -1,11 +1,11 @@
 //! Memory in which a kernel that panics says so, one record for each loaded module that has such kernels.
 
-use super::ffi::{Relaxed, cu, name, note};
+use super::ffi::cu;
+use super::mapped::Mapped;
 use crate::stops;
-use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUmodule};
+use cust::sys::{CUcontext, CUmodule};
 use simt::emu::Fault;
 use simt::on_device::{RECORD_SYMBOL, RECORD_WORDS};
-use std::ffi::{CString, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, PoisonError};
 
@@ -26,64 +26,26 @@ struct Listed {
 unsafe impl Send for Listed {}
 
 /// The record of a module.
-pub(super) struct Record(NonNull<u32>);
+pub(super) struct Record(Mapped);
 
 impl Record {
     /// Gives the module a record, if it has kernels that may write one. Without one such a kernel traps and
     /// says nothing. The context is bound.
     pub(super) fn of(module: CUmodule, text: &'static str) -> Option<Self> {
-        // A driver that is asked for what is not there reports an error to tools that watch its calls.
-        if !text.contains(RECORD_SYMBOL) {
-            return None;
-        }
-        let _relaxed = Relaxed::enter();
-        let symbol = CString::new(RECORD_SYMBOL).ok()?;
-        let (mut variable, mut bytes) = (0, 0);
-        // SAFETY: both are valid for a write, the module is loaded, the name ends in NUL.
-        let code = unsafe { cu!(cuModuleGetGlobal_v2(&mut variable, &mut bytes, module, symbol.as_ptr())) };
-        if code != 0 || bytes != 8 {
-            return None;
-        }
-        let failed = |code, doing: &str| {
-            tracing::warn!(code, name = name(code), doing, "a kernel that panics will not say where");
-        };
-        let mut host: *mut c_void = null_mut();
-        let flags = CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: `host` is valid for a write.
-        let code = unsafe { cu!(cuMemHostAlloc(&mut host, BYTES, flags)) };
-        let Some(words) = NonNull::new(host.cast::<u32>()).filter(|_| code == 0) else {
-            failed(code, "allocating page-locked memory");
-            return None;
-        };
-        // SAFETY: just allocated with so many bytes.
-        unsafe { words.as_ptr().write_bytes(0, RECORD_WORDS) };
-        let record = Record(words);
-        let mut device = 0_u64;
-        // SAFETY: `device` is valid for a write; the memory was allocated for mapping.
-        let code = unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) };
-        if code != 0 {
-            failed(code, "mapping page-locked memory");
-            return None;
-        }
-        // SAFETY: the variable has the eight bytes that are read.
-        let code = unsafe { cu!(cuMemcpyHtoD_v2(variable, (&raw const device).cast(), 8)) };
-        if code != 0 {
-            failed(code, "telling the kernels where");
-            return None;
-        }
-        let listed = Listed { words, context: current()?, text };
+        let context = current()?;
+        let without = "a kernel that panics will not say where";
+        let mapped = Mapped::of::<1>((module, text), RECORD_SYMBOL, BYTES, without, |_| {})?;
+        let listed = Listed { words: mapped.words(), context, text };
         RECORDS.lock().unwrap_or_else(PoisonError::into_inner).push(listed);
-        Some(record)
+        Some(Record(mapped))
     }
 }
 
 impl Drop for Record {
+    /// Nobody finds it any more when its memory goes.
     fn drop(&mut self) {
-        RECORDS.lock().unwrap_or_else(PoisonError::into_inner).retain(|listed| listed.words != self.0);
-        let _relaxed = Relaxed::enter();
-        // SAFETY: allocated by `of`; nobody finds it any more, and its module's kernels have ended or are
-        // stopped for good.
-        note(unsafe { cu!(cuMemFreeHost(self.0.as_ptr().cast())) }, "freeing page-locked memory");
+        let mut records = RECORDS.lock().unwrap_or_else(PoisonError::into_inner);
+        records.retain(|listed| listed.words != self.0.words());
     }
 }
 

@@ -1,14 +1,12 @@
 //! Memory in which kernels print lines, one ring for each loaded module that has such kernels.
 
-use super::ffi::{Relaxed, cu, name, note};
+use super::mapped::Mapped;
 use crate::prints::Reader;
-use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUmodule};
+use cust::sys::CUmodule;
 use simt::on_device::lines::{COUNT, HEAD_BYTES, RECORD_WORDS, SYMBOL};
 use simt::print::Sink;
 use std::cell::RefCell;
-use std::ffi::{CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
@@ -16,16 +14,10 @@ const BYTES: usize = HEAD_BYTES + COUNT as usize * RECORD_WORDS * 4;
 
 /// The ring of a module.
 pub(super) struct Ring {
-    words: NonNull<u32>,
+    memory: Mapped,
     reader: Mutex<Reader>,
     sink: Mutex<Option<Sink>>,
 }
-
-// SAFETY: page-locked memory is any thread's, and is read and written by volatile accesses alone, the writes
-// under the reader's lock.
-unsafe impl Send for Ring {}
-// SAFETY: as above.
-unsafe impl Sync for Ring {}
 
 thread_local! {
     /// The rings, by their addresses, whose lines are being handed over here: one inside the other.
@@ -41,48 +33,12 @@ impl Ring {
     /// Gives the module a ring, if it has kernels that print. Without one they print nothing. The context is
     /// bound.
     pub(super) fn of(module: CUmodule, text: &'static str) -> Option<Self> {
-        // As for records: the driver is asked only where there is something.
-        if !text.contains(SYMBOL) {
-            return None;
-        }
-        let _relaxed = Relaxed::enter();
-        let symbol = CString::new(SYMBOL).ok()?;
-        let (mut variable, mut bytes) = (0, 0);
-        // SAFETY: both are valid for a write, the module is loaded, the name ends in NUL.
-        let code = unsafe { cu!(cuModuleGetGlobal_v2(&mut variable, &mut bytes, module, symbol.as_ptr())) };
-        if code != 0 || bytes != 24 {
-            return None;
-        }
-        let failed = |code, doing: &str| {
-            tracing::warn!(code, name = name(code), doing, "kernels that print will print nothing");
-        };
-        let mut host: *mut c_void = null_mut();
-        let flags = CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: `host` is valid for a write.
-        let code = unsafe { cu!(cuMemHostAlloc(&mut host, BYTES, flags)) };
-        let Some(words) = NonNull::new(host.cast::<u32>()).filter(|_| code == 0) else {
-            failed(code, "allocating page-locked memory");
-            return None;
-        };
-        // SAFETY: just allocated with so many bytes.
-        unsafe { words.as_ptr().write_bytes(0, BYTES / 4) };
-        let ring = Ring { words, reader: Mutex::new(Reader::new(text)), sink: Mutex::new(None) };
-        ring.allow(COUNT);
-        let mut device = 0_u64;
-        // SAFETY: `device` is valid for a write; the memory was allocated for mapping.
-        let code = unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut device, host, 0)) };
-        if code != 0 {
-            failed(code, "mapping page-locked memory");
-            return None;
-        }
-        let start = [device, 0, 0];
-        // SAFETY: the variable has the 24 bytes that are read.
-        let code = unsafe { cu!(cuMemcpyHtoD_v2(variable, start.as_ptr().cast(), 24)) };
-        if code != 0 {
-            failed(code, "telling the kernels where");
-            return None;
-        }
-        Some(ring)
+        let without = "kernels that print will print nothing";
+        let memory = Mapped::of::<3>((module, text), SYMBOL, BYTES, without, |words| {
+            // SAFETY: the first eight bytes of the ring, which are aligned and nobody else's yet.
+            unsafe { words.cast::<u64>().write_volatile(COUNT) };
+        })?;
+        Some(Ring { memory, reader: Mutex::new(Reader::new(text)), sink: Mutex::new(None) })
     }
 
     /// Who gets the lines from now on; nobody in particular is standard error.
@@ -95,7 +51,7 @@ impl Ring {
     /// Hands over the lines that are there. `stopped` says that no kernel will write one that is not. The
     /// caller holds no lock that a sink may want.
     pub(super) fn hand_over(&self, stopped: bool) {
-        let ring = self.words.as_ptr().addr();
+        let ring = self.memory.words().as_ptr().addr();
         let (own, nested) = here(|rings| (rings.contains(&ring), !rings.is_empty())).unwrap_or_default();
         // A sink that waits for the device has what it is given.
         if own {
@@ -131,16 +87,16 @@ impl Ring {
 
     /// Lets so many lines be written in all.
     fn allow(&self, lines: u64) {
-        // SAFETY: the first eight bytes of the ring, which are aligned; only a thread that holds the reader,
-        // or has just made the ring, writes them.
-        unsafe { self.words.cast::<u64>().write_volatile(lines) };
+        // SAFETY: the first eight bytes of the ring, which are aligned; only a thread that holds the reader
+        // writes them.
+        unsafe { self.memory.words().cast::<u64>().write_volatile(lines) };
     }
 
     /// 64-bit word number `index` of the ring.
     fn word(&self, index: usize) -> u64 {
         assert!(index < BYTES / 8, "a word of the ring");
         // SAFETY: inside, and aligned; kernels may write meanwhile, which a volatile read allows for.
-        let word = unsafe { self.words.cast::<u64>().add(index).read_volatile() };
+        let word = unsafe { self.memory.words().cast::<u64>().add(index).read_volatile() };
         // What says that a record is there is read ahead of the record.
         fence(Ordering::Acquire);
         word
@@ -153,8 +109,5 @@ impl Drop for Ring {
         if catch_unwind(AssertUnwindSafe(|| self.hand_over(true))).is_err() {
             tracing::warn!("a sink panicked while the last lines of a device were handed over");
         }
-        let _relaxed = Relaxed::enter();
-        // SAFETY: allocated by `of`; its module's kernels have ended or are stopped for good.
-        note(unsafe { cu!(cuMemFreeHost(self.words.as_ptr().cast())) }, "freeing page-locked memory");
     }
 }
