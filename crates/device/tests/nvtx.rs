@@ -1,8 +1,9 @@
 //! Ranges as a profiler's library gets them: one is compiled here, and named as profilers name theirs.
 #![cfg(target_os = "linux")]
 
+mod stand_in;
+
 use ferrokv_device::nvtx::{self, Range};
-use std::process::Command;
 
 /// It writes down what it gets, by the numbers and structures of NVTX's headers.
 const PROFILER: &str = r#"
@@ -92,16 +93,8 @@ impl tracing::Subscriber for Marks {
 #[test]
 fn a_profiler_gets_ranges_and_marks() {
     let folder = tempfile::tempdir().unwrap();
-    let (library, source) = (folder.path().join("libprofiler.so"), folder.path().join("profiler.rs"));
     let log = folder.path().join("log");
-    std::fs::write(&source, PROFILER).unwrap();
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let status = Command::new(rustc)
-        .args(["--edition", "2024", "--crate-type", "cdylib", "-o"])
-        .args([&library, &source])
-        .status()
-        .expect("rustc runs wherever cargo test does");
-    assert!(status.success());
+    let library = stand_in::library(folder.path(), PROFILER);
     // SAFETY: the only test of this process, before any other thread of it runs.
     unsafe {
         std::env::set_var("NVTX_INJECTION64_PATH", &library);

@@ -3,12 +3,12 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod common;
+mod stand_in;
 
 use common::{increment, overlapping};
 use ferrokv_device::{Buffer, Device, Event, PtxImage, Stream};
 use simt::{Kernel, LaunchShape};
 use std::path::Path;
-use std::process::Command;
 
 /// A GPU of compute capability 9.0 whose streams are numbered from 1. It reads the structures at the offsets
 /// of CUDA's headers.
@@ -25,37 +25,13 @@ fn log(what: &str, stream: usize) -> i32 {
     0
 }
 
-macro_rules! functions {
-    ($($name:ident($($arg:ident: $t:ty),*) $body:expr;)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $t),*) -> i32 { #[allow(unused_unsafe)] unsafe { $body } }
-    )*};
-}
 functions! {
-    cuDriverGetVersion(out: *mut i32) { *out = 12030; 0 };
-    cuInit() 0;
-    cuDeviceGetCount(out: *mut i32) { *out = 1; 0 };
-    cuDeviceGet(out: *mut i32) { *out = 0; 0 };
-    cuDeviceGetAttribute(out: *mut i32, which: i32) { *out = match which { 75 => 9, 76 => 0, _ => 65536 }; 0 };
-    cuDeviceGetName(out: *mut u8) { *out = 0; 0 };
-    cuDeviceTotalMem_v2(out: *mut usize) { *out = 1 << 30; 0 };
-    cuDevicePrimaryCtxRetain(out: *mut usize) { *out = 1; 0 };
-    cuDevicePrimaryCtxRelease_v2() 0;
-    cuCtxGetCurrent(out: *mut usize) { *out = 1; 0 };
     cuModuleLoadDataEx(out: *mut usize) { *out = 1; 0 };
     // Of kernels that neither panic nor print nobody asks where they write.
     cuModuleGetGlobal_v2() std::process::abort();
-    cuModuleUnload() 0;
     cuModuleGetFunction(out: *mut usize) { *out = 1; 0 };
-    cuFuncGetAttribute(out: *mut i32) { *out = 1024; 0 };
-    cuMemAlloc_v2(out: *mut usize) { *out = 4096; 0 };
-    cuMemFree_v2() 0;
-    cuEventCreate(out: *mut usize) { *out = 1; 0 };
-    cuEventDestroy_v2() 0;
-    cuEventSynchronize() 0;
     cuEventRecord(_event: usize, stream: usize) log("record", stream);
     cuStreamCreate(out: *mut usize) { *out = STREAMS.fetch_add(1, Ordering::Relaxed) + 1; 0 };
-    cuStreamDestroy_v2() 0;
     cuStreamSynchronize() 0;
     cuStreamWaitEvent(stream: usize, _event: usize) log("wait", stream);
     cuMemsetD8Async(_to: usize, _value: u8, _count: usize, stream: usize) log("fill", stream);
@@ -77,12 +53,8 @@ functions! {
     cuStreamGetCaptureInfo_v2(
         _stream: usize, _status: usize, _id: usize, _graph: usize, nodes: *mut *const usize, count: *mut usize
     ) { static NODE: usize = 1; *nodes = &NODE; *count = 1; 0 };
-    cuGraphGetNodes(_graph: usize, _nodes: usize, count: *mut usize) { *count = 1; 0 };
-    cuGraphInstantiateWithFlags(out: *mut usize) { *out = 1; 0 };
     cuGraphExecKernelNodeSetParams() 0;
     cuGraphLaunch(_exec: usize, stream: usize) log("graph", stream);
-    cuGraphExecDestroy() 0;
-    cuGraphDestroy() 0;
 }
 "#;
 
@@ -98,16 +70,8 @@ fn asked(log: &Path) -> Vec<String> {
 #[test]
 fn a_launch_overlaps_only_a_launch_before_it() {
     let folder = tempfile::tempdir().unwrap();
-    let (library, source) = (folder.path().join("libfake.so"), folder.path().join("fake.rs"));
     let log = folder.path().join("log");
-    std::fs::write(&source, FAKE).unwrap();
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let status = Command::new(rustc)
-        .args(["--edition", "2024", "--crate-type", "cdylib", "-o"])
-        .args([&library, &source])
-        .status()
-        .expect("rustc runs wherever cargo test does");
-    assert!(status.success());
+    let library = stand_in::library(folder.path(), &stand_in::driver(FAKE));
     // SAFETY: the only test of this process, before any other thread of it runs.
     unsafe {
         std::env::set_var(cuda_lazy::DRIVER_VARIABLE, &library);

@@ -2,10 +2,11 @@
 //! print.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod stand_in;
+
 use ferrokv_device::{Buffer, Device, Event, PtxImage, Stream};
 use simt::print::{Printed, Sink};
 use simt::{LaunchShape, kernel};
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 /// A launch of `x` blocks prints `x` lines, as `println!` does on the device.
@@ -39,26 +40,9 @@ unsafe fn print(module: usize, number_of_blocks: u32) {
     }
 }
 
-macro_rules! functions {
-    ($($name:ident($($arg:ident: $t:ty),*) $body:expr;)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $t),*) -> i32 { #[allow(unused_unsafe)] unsafe { $body } }
-    )*};
-}
 functions! {
-    cuDriverGetVersion(out: *mut i32) { *out = 12030; 0 };
-    cuInit() 0;
-    cuDeviceGetCount(out: *mut i32) { *out = 1; 0 };
-    cuDeviceGet(out: *mut i32) { *out = 0; 0 };
-    cuDeviceGetAttribute(out: *mut i32, which: i32) { *out = match which { 75 => 9, 76 => 0, _ => 65536 }; 0 };
-    cuDeviceGetName(out: *mut u8) { *out = 0; 0 };
-    cuDeviceTotalMem_v2(out: *mut usize) { *out = 1 << 30; 0 };
-    cuDevicePrimaryCtxRetain(out: *mut usize) { *out = 1; 0 };
-    cuDevicePrimaryCtxRelease_v2() 0;
-    cuCtxGetCurrent(out: *mut usize) { *out = 1; 0 };
     cuThreadExchangeStreamCaptureMode() 0;
     cuModuleLoadDataEx(out: *mut usize) { MODULES += 1; *out = MODULES; 0 };
-    cuModuleUnload() 0;
     cuModuleGetFunction(out: *mut usize, module: usize) { *out = module; 0 };
     cuModuleGetGlobal_v2(out: *mut u64, bytes: *mut usize, module: usize, name: *const c_char) {
         if CStr::from_ptr(name) == c"simt_print_ring" {
@@ -82,29 +66,18 @@ functions! {
     };
     cuMemHostGetDevicePointer_v2(out: *mut u64, host: u64) { *out = host; 0 };
     cuMemcpyHtoD_v2(to: u64, from: *const u8, bytes: usize) { from.copy_to(to as *mut u8, bytes); 0 };
-    cuFuncGetAttribute(out: *mut i32) { *out = 1024; 0 };
-    cuMemAlloc_v2(out: *mut usize) { *out = 4096; 0 };
-    cuMemFree_v2() 0;
     cuMemcpyDtoHAsync_v2() 0;
     cuMemcpyHtoDAsync_v2() 0;
     cuMemsetD8Async() 0;
-    cuEventCreate(out: *mut usize) { *out = 1; 0 };
-    cuEventDestroy_v2() 0;
-    cuEventSynchronize() 0;
     cuEventRecord() 0;
     cuStreamCreate(out: *mut usize) { *out = 1; 0 };
-    cuStreamDestroy_v2() 0;
     // A wait fails if it is told to: the context is lost.
     cuStreamSynchronize() if std::env::var_os("FAKE_DRIVER_FAILS").is_some() { 719 } else { 0 };
     cuGetErrorName() 1;
     cuLaunchKernel(function: usize, x: u32) { print(function, x); 0 };
     cuStreamBeginCapture_v2() 0;
     cuStreamEndCapture(_stream: usize, graph: *mut usize) { *graph = 1; 0 };
-    cuGraphGetNodes(_graph: usize, _nodes: usize, count: *mut usize) { *count = 1; 0 };
-    cuGraphInstantiateWithFlags(out: *mut usize) { *out = 1; 0 };
     cuGraphLaunch() { print(1, 2); 0 };
-    cuGraphExecDestroy() 0;
-    cuGraphDestroy() 0;
 }
 "#;
 
@@ -124,15 +97,7 @@ fn launch_on(stream: &Stream, blocks: u32) {
 #[test]
 fn lines_come_with_a_wait() {
     let folder = tempfile::tempdir().unwrap();
-    let (library, source) = (folder.path().join("libfake.so"), folder.path().join("fake.rs"));
-    std::fs::write(&source, FAKE).unwrap();
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let status = Command::new(rustc)
-        .args(["--edition", "2024", "--crate-type", "cdylib", "-o"])
-        .args([&library, &source])
-        .status()
-        .expect("rustc runs wherever cargo test does");
-    assert!(status.success());
+    let library = stand_in::library(folder.path(), &stand_in::driver(FAKE));
     // SAFETY: the only test of this process, before any other thread of it runs.
     unsafe { std::env::set_var(cuda_lazy::DRIVER_VARIABLE, &library) };
 
