@@ -346,6 +346,11 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn add_scaled(to: &mut [f32], x: &[f32], weight: f32) {
+        Avx2::add_scaled(to, x, weight);
+    }
+
+    #[inline(always)]
     fn round_f16(x: &Floats) -> [u16; 16] {
         let mut out = [0; 16];
         // SAFETY: as above.

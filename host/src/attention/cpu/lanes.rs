@@ -16,7 +16,7 @@
 use crate::attention::Half;
 use half::f16;
 use simt::emu::tensor::{Format, mma_16x8x16};
-use simt::math::exp2_nonpositive;
+use simt::math::{exp2_nonpositive, fma};
 
 /// Sixteen lanes of f32.
 pub(crate) type Floats = [f32; 16];
@@ -205,6 +205,13 @@ pub(crate) trait Lanes {
     fn round<E: Half>(x: &Floats) -> [u16; 16];
     /// 2^(x − reference) as [`exp2_nonpositive`] has it; the bits of a NaN may be others.
     fn exp2(x: &Floats, reference: f32) -> Floats;
+    /// to + x·weight of each element, with one rounding.
+    #[inline(always)]
+    fn add_scaled(to: &mut [f32], x: &[f32], weight: f32) {
+        for (to, x) in to.iter_mut().zip(x) {
+            *to = fma(*x, weight, *to);
+        }
+    }
     /// f32 to f16, to nearest even; the bits of a NaN may be others than those of [`round`](Self::round).
     fn round_f16(x: &Floats) -> [u16; 16];
     /// A byte each, less 128.

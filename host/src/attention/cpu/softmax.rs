@@ -184,9 +184,7 @@ impl Work for Merge<'_> {
                 let PartialRow { reference, sum } = warp.rows[r];
                 let weight = exp2_nonpositive(reference - merged.reference);
                 merged.sum = fma(sum, weight, merged.sum);
-                for (value, x) in values.iter_mut().zip(warp.outputs[r].as_flattened()) {
-                    *value = fma(*x, weight, *value);
-                }
+                L::add_scaled(values, warp.outputs[r].as_flattened(), weight);
             }
             sums[2 * r..2 * r + 2].copy_from_slice(&[merged.reference, merged.sum]);
         }
@@ -196,7 +194,7 @@ impl Work for Merge<'_> {
 /// `Adding::parts` of the kernels for row `r`: a warp adds up the sums, a part a lane; values in the order of
 /// the parts.
 #[inline(always)]
-pub(crate) fn combine(
+pub(crate) fn combine<L: Lanes>(
     parts: &[f32],
     floats: usize,
     r: usize,
@@ -213,9 +211,7 @@ pub(crate) fn combine(
     for (i, part) in parts.chunks_exact(floats).enumerate() {
         let weight = exp2_nonpositive(part[sums_at] - reference);
         lanes[i % 32] = fma(part[sums_at + 1], weight, lanes[i % 32]);
-        for (value, x) in values.iter_mut().zip(&part[r * head_dim..]) {
-            *value = fma(*x, weight, *value);
-        }
+        L::add_scaled(values, &part[r * head_dim..][..head_dim], weight);
     }
     PartialRow { reference, sum: warp_sum(lanes) }
 }
@@ -241,7 +237,7 @@ impl Work for MergeParts<'_> {
             let at = MAX_ROWS * head_dim + 2 * r;
             return PartialRow { reference: parts[at], sum: parts[at + 1] };
         }
-        combine(parts, floats, r, head_dim, values)
+        combine::<L>(parts, floats, r, head_dim, values)
     }
 }
 

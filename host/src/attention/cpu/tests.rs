@@ -126,6 +126,46 @@ fn several_rows_at_once_are_the_models() {
     every_kind_of_rows::<bf16>();
 }
 
+/// [`Lanes::add_scaled`].
+struct Scaled<'a> {
+    to: &'a mut [f32],
+    x: &'a [f32],
+    weight: f32,
+}
+
+impl Work for Scaled<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        L::add_scaled(self.to, self.x, self.weight);
+    }
+}
+
+#[test]
+fn scaled_sums_are_rounded_once() {
+    // Random bits, NaN, infinities and subnormals among them, and numbers whose sums cancel.
+    for level in Level::available() {
+        for len in [0, 1, 7, 8, 16, 31, 64, 250] {
+            for seed in 0..40 {
+                let number = |stream: u64, i: usize| {
+                    let bits = random(8 * seed + stream, i as u64) as u32;
+                    f32::from_bits(if seed % 2 == 0 { bits } else { 0x3f00_0000 | bits & 0x80ff_ffff })
+                };
+                let (x, weight) = ((0..len).map(|i| number(0, i)).collect::<Vec<_>>(), number(1, 0));
+                let before: Vec<f32> = (0..len).map(|i| number(2, i)).collect();
+                let mut got = before.clone();
+                run(*level, Scaled { to: &mut got, x: &x, weight });
+                for i in 0..len {
+                    let expected = x[i].mul_add(weight, before[i]);
+                    let same = got[i].to_bits() == expected.to_bits() || got[i].is_nan() && expected.is_nan();
+                    assert!(same, "{level:?}, {i} of {len}: {:e}, not {expected:e}", got[i]);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn pieces_have_every_warp_once() {
     for (threads, thread_blocks) in [(1, 3), (2, 3), (2, 8), (3, 1), (16, 3), (64, 1)] {

@@ -4,7 +4,7 @@ use super::lanes::{
     Bits, Chunk, Floats, Lanes, NARROWEST, Order, Pairs, Portable, Row, SCALE, Tile, UNSCALE, WIDEST, bits,
 };
 use crate::attention::Half;
-use simt::math::{EXP2_COEFFICIENTS, EXP2_ROUNDER};
+use simt::math::{EXP2_COEFFICIENTS, EXP2_ROUNDER, fma};
 use std::arch::x86_64::*;
 
 /// Eight dwords from `from`, which has as many.
@@ -266,6 +266,22 @@ fn exp2_8(x: &[f32], reference: f32) -> __m256 {
     _mm256_fmadd_ps(_mm256_mul_ps(f, scale), q, scale)
 }
 
+/// [`Lanes::add_scaled`].
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn add_scaled(to: &mut [f32], x: &[f32], weight: f32) {
+    let len = to.len().min(x.len());
+    let (to, rest) = to[..len].as_chunks_mut::<8>();
+    let (x, x_rest) = x[..len].as_chunks::<8>();
+    for (to, x) in to.iter_mut().zip(x) {
+        let sum = _mm256_fmadd_ps(load_floats(x), _mm256_set1_ps(weight), load_floats(&*to));
+        store_floats(sum, to);
+    }
+    for (to, x) in rest.iter_mut().zip(x_rest) {
+        *to = fma(*x, weight, *to);
+    }
+}
+
 /// AVX2, FMA and F16C.
 pub(crate) struct Avx2;
 
@@ -312,6 +328,12 @@ impl Lanes for Avx2 {
             store_floats(exp2_8(&x[8..], reference), &mut out[8..]);
         }
         out
+    }
+
+    #[inline(always)]
+    fn add_scaled(to: &mut [f32], x: &[f32], weight: f32) {
+        // SAFETY: as above.
+        unsafe { add_scaled(to, x, weight) }
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 
 use super::pass::{Note, RowGroup};
 use crate::attention::cpu::Work;
-use crate::attention::cpu::lanes::Lanes;
+use crate::attention::cpu::lanes::{Lanes, Portable};
 use crate::attention::cpu::softmax::{MAX_ROWS, combine, warp_sum};
 use kernels_gpu::attention::{PartialRow, part_floats};
 use kernels_gpu::certified::choice::{BINS, Bins, COUNT_SHIFT, Choice, Limits, widened};
@@ -92,7 +92,8 @@ impl Choose<'_> {
         let Choose { shape, thresholds, weighing, head_dim, notes, partials, .. } = *self;
         let blocks = notes.len() as u32;
         let floats = part_floats(head_dim);
-        let total = combine(partials, floats, r, head_dim as usize, &mut []);
+        // Sums alone, no values.
+        let total = combine::<Portable>(partials, floats, r, head_dim as usize, &mut []);
         let first_eta = notes.first().map_or(Record::zeroed(), |note| note.records[r]).eta();
         let (of_masses, of_errors) = (Bins::of_masses(), Bins::of_errors(first_eta));
         for note in notes {

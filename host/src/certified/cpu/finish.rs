@@ -63,7 +63,7 @@ impl<E: Half, const D: usize> Work for Finish<'_, E, D> {
         let mut dense = 0;
         for (r, query) in rows.chunks_exact(D).enumerate().take(group.rows) {
             let output = &mut self.output[r * D..][..D];
-            let row = combine(partials, floats, r, D, output);
+            let row = combine::<L>(partials, floats, r, D, output);
             let empty = row.sum == 0.0;
             let squares = divide(output, row.sum);
             let (query, _) = head::<E, L, D>(query, shape.softmax_scale);
