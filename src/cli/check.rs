@@ -6,11 +6,13 @@ use super::output::ReportArguments;
 use super::table::{Align, Table};
 use super::{progress, text};
 use clap::builder::PossibleValuesParser;
-use host::check::{self, Case, CaseReport, Coverage, Outcome, Report, Totals};
+use host::check::{self, Case, CaseReport, Coverage, Golden, Outcome, Report, Totals};
+use host::kv::System;
 use host::{Device, SYSTEMS};
 use serde::Serialize;
 use simt::emu::EmuOptions;
 use std::cell::Cell;
+use std::path::PathBuf;
 
 const LONG: &str = "\
 Run every kernel instance over a grid of shapes and inputs on the emulator and on the GPU, and compare every bit \
@@ -25,7 +27,9 @@ GPU the emulator still checks every access, and small shapes for races.
 the emulator a second run on the GPU (but for the few cases that are checked for races).
 
 --orders N is for the emulator alone: every check it has, and each launch in N orders more, reversed and by \
-seeds. Results that depend on the order, and values that atomics may see late, show there.
+seeds. Results that depend on the order, and values that atomics may see late, show there. With --golden the \
+digests of all outputs are compared with those of a folder, so that bits change only when somebody means it: \
+--write-golden writes them.
 
 Exit codes: 0 all bits are equal (or there was no GPU to compare with, and the emulator found no fault); 1 some \
 differ, or a kernel is at fault; 2 bad input.";
@@ -36,6 +40,7 @@ Examples:
   ferrokv check --full --json check.json           over 10^9 outputs
   ferrokv check --system int8 --filter fused_f16
   ferrokv check --orders 16 --system gather        the emulator alone, each launch 17 times
+  ferrokv check --orders 0 --golden host/golden    are small cases' bits those of this version?
   compute-sanitizer --tool racecheck ferrokv check --sanitize";
 
 /// Compare the emulator's bits with the GPU's, kernel by kernel.
@@ -63,6 +68,12 @@ pub struct Arguments {
     /// Small shapes on the emulator alone, with every check, each launch in so many orders more.
     #[arg(long, value_name = "N", conflicts_with_all = ["full", "huge", "sanitize"])]
     orders: Option<u32>,
+    /// Compare the digests of all outputs with those in this folder.
+    #[arg(long, value_name = "FOLDER", requires = "orders", conflicts_with = "write_golden")]
+    golden: Option<PathBuf>,
+    /// Write the digests of all outputs into this folder, a file for each system, in place of those there.
+    #[arg(long, value_name = "FOLDER", requires = "orders", conflicts_with = "filter")]
+    write_golden: Option<PathBuf>,
     /// List the cases instead of running them.
     #[arg(long)]
     list: bool,
@@ -114,9 +125,12 @@ impl Arguments {
             "full" => Coverage::Full,
             _ => Coverage::Quick,
         };
+        self.systems().flat_map(|system| system.own_cases(coverage)).collect()
+    }
+
+    fn systems(&self) -> impl Iterator<Item = &'static System> {
         let wanted = |name| self.system.as_deref().is_none_or(|system| system == name);
-        let systems = SYSTEMS.iter().filter(|system| wanted(system.name));
-        systems.flat_map(|system| (system.cases)(coverage)).collect()
+        SYSTEMS.iter().copied().filter(move |system| wanted(system.name))
     }
 }
 
@@ -143,6 +157,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.list {
         return list(&cases, &report);
     }
+    let golden = match &arguments.golden {
+        Some(folder) => Some(Golden::read(folder, arguments.systems().map(|system| system.name))?),
+        None => None,
+    };
     let (gpu, gpu_note) = match arguments.orders {
         Some(_) => (None, None),
         None => match arguments.backend.open()? {
@@ -179,6 +197,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => check::run_cases(&cases, &reference, gpu.as_ref(), step),
     };
     bar.finish_and_clear();
+    let found = match &golden {
+        Some(golden) => golden.hold(found),
+        None => found,
+    };
+    let stale = match &golden {
+        Some(golden) if arguments.filter.is_none() => golden.stale(&found),
+        _ => Vec::new(),
+    };
+    if let Some(folder) = &arguments.write_golden {
+        Golden::write(&found, folder)?;
+    }
 
     let info = gpu.as_ref().map(Device::info);
     let json = Json {
@@ -194,12 +223,20 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         report: &found,
     };
     report.finish(&tables(&found, gpu_note.as_deref(), &not_covered), &json)?;
+    if let [first, ..] = stale.as_slice() {
+        return Err(Failure::Differs(format!(
+            "golden bits are there of {} that the program has not, the first one {first}; \
+             write them with --write-golden",
+            text::plural(stale.len(), "case"),
+        )));
+    }
     if found.passed() {
         return Ok(());
     }
-    let Totals { different, fault, error, cases, .. } = found.totals;
+    let Totals { different, altered, fault, error, cases, .. } = found.totals;
     Err(Failure::Differs(format!(
-        "{different} of {cases} cases differ, {fault} at fault, {error} failed; the first ones are listed above"
+        "{different} of {cases} cases differ, {altered} have other bits than the golden ones, {fault} at fault, \
+         {error} failed; the first ones are listed above"
     )))
 }
 
@@ -272,6 +309,7 @@ fn verdict(totals: &Totals) -> String {
         (totals.different, "DIFFERENT"),
         (totals.fault, "AT FAULT"),
         (totals.error, "FAILED"),
+        (totals.altered, "ALTERED"),
         (totals.equal, "equal"),
         (totals.no_gpu, "no fault"),
     ];

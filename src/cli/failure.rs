@@ -29,6 +29,9 @@ pub enum Failure {
     /// A forward pass failed.
     #[error(transparent)]
     Forward(#[from] host::model::forward::Error),
+    /// Golden bits cannot be read or written.
+    #[error(transparent)]
+    Golden(#[from] host::check::GoldenError),
     /// What a command says of its own.
     #[error("{0}")]
     Command(Box<dyn CommandError>),

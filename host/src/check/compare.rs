@@ -133,6 +133,37 @@ impl OutputBuffer {
     }
 }
 
+/// FNV-1a, 64 bits, of outputs: names, kinds, sizes, and every element from its lowest byte on, of a NaN the
+/// kind's largest number of ones. Equal outputs, as [`compare`] has it, have equal digests.
+pub(super) fn digest(outputs: &[OutputBuffer]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut add = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    for output in outputs {
+        add(output.name.as_bytes());
+        add(&[0, output.kind as u8]);
+        add(&(output.len() as u64).to_le_bytes());
+        for element in output.bytes().chunks_exact(output.kind.bytes()) {
+            if output.kind.is_nan(word(element)) {
+                add(&[0xff; 8][..element.len()]);
+            } else {
+                add(element);
+            }
+        }
+    }
+    hash
+}
+
+/// An element's bytes as the low ones of a word.
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
 /// The first element in which two outputs differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
@@ -209,17 +240,12 @@ pub(super) fn compare(reference: &OutputBuffer, other: &OutputBuffer) -> Compari
 
 fn compare_chunk(kind: ElementKind, start: u64, a: &[u8], b: &[u8]) -> Count {
     let size = kind.bytes();
-    let bits = |bytes: &[u8]| {
-        let mut word = [0; 8];
-        word[..size].copy_from_slice(bytes);
-        u64::from_le_bytes(word)
-    };
     let mut count = Count::default();
     for (i, (a, b)) in a.chunks_exact(size).zip(b.chunks_exact(size)).enumerate() {
         if a == b {
             continue;
         }
-        let (a, b) = (bits(a), bits(b));
+        let (a, b) = (word(a), word(b));
         if kind.is_nan(a) && kind.is_nan(b) {
             continue;
         }

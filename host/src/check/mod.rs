@@ -25,9 +25,11 @@
 //! ```
 
 mod compare;
+mod golden;
 mod report;
 
 pub use compare::{Difference, ElementKind, OutputBuffer, OutputElement};
+pub use golden::{Golden, GoldenError};
 pub use report::{CaseReport, Outcome, Report, Totals};
 
 use crate::{BackendKind, Buffer, Device, Stream};
@@ -58,6 +60,7 @@ type Run = dyn Fn(&Device) -> std::result::Result<Vec<OutputBuffer>, CaseError> 
 
 /// One run of a kernel, or of a few that belong together, with all its parameters.
 pub struct Case {
+    system: &'static str,
     kernels: Vec<&'static str>,
     label: String,
     race_check: bool,
@@ -72,7 +75,19 @@ impl Case {
         label: impl Into<String>,
         run: impl Fn(&Device) -> std::result::Result<Vec<OutputBuffer>, CaseError> + Send + Sync + 'static,
     ) -> Self {
-        Case { kernels: vec![kernel.name], label: label.into(), race_check: false, run: Box::new(run) }
+        Case {
+            system: "",
+            kernels: vec![kernel.name],
+            label: label.into(),
+            race_check: false,
+            run: Box::new(run),
+        }
+    }
+
+    /// The system whose case it is, which reports name.
+    pub fn of_system(mut self, system: &'static str) -> Self {
+        self.system = system;
+        self
     }
 
     /// The run also launches `kernel`.
@@ -196,6 +211,7 @@ fn run_case(case: &Case, reference: &Device, other: Option<&Device>) -> CaseRepo
         Err(error) => return report.failed(&*error, reference),
     };
     report.outputs = expected.iter().map(|output| output.len() as u64).sum();
+    report.digest = Some(compare::digest(&expected));
     let Some(other) = other else { return report };
     let actual = match timed(&mut report.other_ms, || (case.run)(other)) {
         Ok(actual) => actual,

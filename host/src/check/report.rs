@@ -18,6 +18,8 @@ pub enum Outcome {
     Fault,
     /// The run failed otherwise.
     Error,
+    /// The bits are others than the golden ones.
+    Altered,
     /// The emulator ran it without a fault, and there was nothing to compare with.
     NoGpu,
 }
@@ -36,6 +38,7 @@ impl fmt::Display for Outcome {
             Outcome::Different => "different",
             Outcome::Fault => "fault",
             Outcome::Error => "error",
+            Outcome::Altered => "altered",
             Outcome::NoGpu => "no gpu",
         })
     }
@@ -44,6 +47,8 @@ impl fmt::Display for Outcome {
 /// What became of one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CaseReport {
+    /// The system whose case it is; empty where none is said.
+    pub system: String,
     /// The entries launched, the one that the case is about first.
     pub kernels: Vec<String>,
     /// The parameters.
@@ -54,6 +59,9 @@ pub struct CaseReport {
     pub message: Option<String>,
     /// Elements that the reference device wrote.
     pub outputs: u64,
+    /// Of what it wrote; see [`Golden`](super::Golden). JSON has sixteen hexadecimal digits.
+    #[serde(with = "hexadecimal")]
+    pub digest: Option<u64>,
     /// Elements compared.
     pub compared: u64,
     /// Elements that differ.
@@ -71,11 +79,13 @@ pub struct CaseReport {
 impl CaseReport {
     pub(super) fn new(case: &Case) -> Self {
         CaseReport {
+            system: case.system.to_string(),
             kernels: case.kernels().iter().map(|name| name.to_string()).collect(),
             label: case.label().to_string(),
             outcome: Outcome::NoGpu,
             message: None,
             outputs: 0,
+            digest: None,
             compared: 0,
             differing_elements: 0,
             differing_bits: 0,
@@ -146,6 +156,8 @@ pub struct Totals {
     pub fault: u64,
     /// Those that failed otherwise.
     pub error: u64,
+    /// Those whose bits are not the golden ones.
+    pub altered: u64,
     /// Those that ran on the emulator only.
     pub no_gpu: u64,
     /// Elements that the reference device wrote.
@@ -212,6 +224,7 @@ impl Totals {
                 Outcome::Different => &mut totals.different,
                 Outcome::Fault => &mut totals.fault,
                 Outcome::Error => &mut totals.error,
+                Outcome::Altered => &mut totals.altered,
                 Outcome::NoGpu => &mut totals.no_gpu,
             } += 1;
             totals.outputs += case.outputs;
@@ -222,5 +235,20 @@ impl Totals {
             totals.other_seconds += case.other_ms / 1e3;
         }
         totals
+    }
+}
+
+/// A digest in JSON: text, as numbers there lose bits from 2^53 on.
+mod hexadecimal {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(digest: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+        digest.map(|digest| format!("{digest:016x}")).serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Option<u64>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| u64::from_str_radix(&text, 16).map_err(D::Error::custom)).transpose()
     }
 }

@@ -24,3 +24,10 @@ pub struct System {
     /// The ways to keep keys and values that it offers; empty for a system of other kernels.
     pub schemes: &'static [Scheme],
 }
+
+impl System {
+    /// Its cases, which know that they are its.
+    pub fn own_cases(&self, coverage: Coverage) -> Vec<Case> {
+        (self.cases)(coverage).into_iter().map(|case| case.of_system(self.name)).collect()
+    }
+}
