@@ -22,7 +22,7 @@
 
 use super::nearest::{Centroids, Place, near_few};
 use super::transform::{OfKeys, shared_row};
-use super::write::{ENCODE_THREADS, EncodeShape, Target, layout, pack};
+use super::write::{ENCODE_THREADS, EncodeShape, Target, layout, new_codes};
 use super::{Code, Kind};
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::rotation::{Pair, RopeShape, Unturned};
@@ -92,6 +92,15 @@ pub fn rope_encode<const D: usize, const C: u32>(
     }
     let (tile, place) = (position / BLOCK_TOKENS, position % BLOCK_TOKENS);
     let (layout, row) = (layout::<D, C>(), sequence as usize * cache.kv_heads as usize + head as usize);
+    // A thread has a word of the tile, which codes of other tokens share: from memory while the row is made.
+    let code = Code::of(C);
+    let words = code.tile_bytes(D as u32) / 4;
+    let codes = codes.cast::<u32>();
+    let tile_words = ((shape.key_tile + shape.value_tile) / 4) as usize;
+    let word_at = (row * cache.tiles as usize + tile as usize) * tile_words
+        + if key { 0 } else { shape.key_tile as usize / 4 }
+        + t as usize;
+    let before = if t < words { codes.load(word_at) } else { 0 };
     if t < 32 {
         // Keys come behind the queries, values behind the keys, as items do.
         raw.share::<D>(layout.rows, place, rope.q_heads + item, lane);
@@ -106,17 +115,24 @@ pub fn rope_encode<const D: usize, const C: u32>(
         target.keep::<D>(x, position, lane);
     }
     thread::sync_threads();
-    let parts = Code::of(C).parts(D as u32);
-    let (offset, items) = (place * parts, parts);
-    let found = Place { rows: layout.rows, codes: layout.codes, minima: layout.minima, offset, items };
+    let parts = code.parts(D as u32);
+    let found = Place {
+        rows: layout.rows,
+        codes: layout.codes,
+        minima: layout.minima,
+        offset: place * parts,
+        items: parts,
+    };
     near_few::<C>(centroids, found);
     thread::sync_threads();
 
-    let tile_words = (shape.key_tile + shape.value_tile) / 4;
-    let base = (row * cache.tiles as usize + tile as usize) * tile_words as usize
-        + if key { 0 } else { shape.key_tile as usize / 4 };
-    let kind = if key { Kind::Key } else { Kind::Value };
-    pack::<D, C>(codes.cast::<u32>(), base, kind, layout.codes, (place, place + 1));
+    if t < words {
+        let kind = if key { Kind::Key } else { Kind::Value };
+        let (new, mask) = new_codes::<D, C>(kind, layout.codes, t, (place, place + 1));
+        if mask != 0 {
+            codes.store(word_at, before & !mask | new);
+        }
+    }
 }
 
 /// The product's row of a sequence's token.

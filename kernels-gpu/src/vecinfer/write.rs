@@ -235,34 +235,46 @@ impl Target {
 /// Words of a tile, from `base` on, by the codes of its tokens `begin` to before `end`; of tokens that were
 /// there before, what was there.
 #[simt::device]
-pub(super) fn pack<const D: usize, const C: u32>(
+fn pack<const D: usize, const C: u32>(
     codes: GlobalMut<u32>,
     base: usize,
     kind: Kind,
     numbers: Shared<u32>,
-    (begin, end): (u32, u32),
+    tokens: (u32, u32),
 ) {
-    let code = Code::of(C);
-    let parts = code.parts(D as u32);
     let mut word = thread::thread_idx_x();
-    while word < code.tile_bytes(D as u32) / 4 {
-        let (mut new, mut mask) = (0u32, 0u32);
-        unroll!(for index in 0..16 {
-            if let Some(part) = code.part_of_word(kind, D as u32, word, index as u32)
-                && (begin..end).contains(&part.token)
-            {
-                let whole = numbers.load(part.token * parts + part.part);
-                let own = (1 << part.bits) - 1;
-                new |= (whole >> part.from & own) << part.at;
-                mask |= own << part.at;
-            }
-        });
+    while word < Code::of(C).tile_bytes(D as u32) / 4 {
+        let (new, mask) = new_codes::<D, C>(kind, numbers, word, tokens);
         if mask != 0 {
             let before = if mask == u32::MAX { 0 } else { codes.load(base + word as usize) };
             codes.store(base + word as usize, before & !mask | new);
         }
         word += ENCODE_THREADS;
     }
+}
+
+/// What codes of tokens `begin` to before `end` a word of a tile has, and the mask of their bits.
+#[simt::device]
+pub(super) fn new_codes<const D: usize, const C: u32>(
+    kind: Kind,
+    numbers: Shared<u32>,
+    word: u32,
+    (begin, end): (u32, u32),
+) -> (u32, u32) {
+    let code = Code::of(C);
+    let parts = code.parts(D as u32);
+    let (mut new, mut mask) = (0u32, 0u32);
+    unroll!(for index in 0..16 {
+        if let Some(part) = code.part_of_word(kind, D as u32, word, index as u32)
+            && (begin..end).contains(&part.token)
+        {
+            let whole = numbers.load(part.token * parts + part.part);
+            let own = (1 << part.bits) - 1;
+            new |= (whole >> part.from & own) << part.at;
+            mask |= own << part.at;
+        }
+    });
+    (new, mask)
 }
 
 /// [`share_row`], in one access if a lane's channels are neighbours.
