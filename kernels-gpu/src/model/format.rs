@@ -42,7 +42,7 @@ use simt::bits::dp4a;
 use simt::convert::f32_from_f16;
 use simt::math::fma;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
-use simt::{Global, unroll};
+use simt::{Global, Shared, unroll};
 
 /// Rows of a group.
 pub const GROUP: u32 = 8;
@@ -95,6 +95,11 @@ pub trait Codes: Format {
     fn operands(stored: Self::Stored) -> [u32; 2];
     /// The [`scale`](Self::scale) of what was loaded.
     fn widened(stored: Self::Stored) -> [f32; 2];
+    /// The [`operands`](Self::operands) of row `r` and part `j` of a tile that is in shared memory from word
+    /// `tile` on.
+    fn shared_operands(codes: Shared<u32>, tile: u32, j: u32, r: u32) -> [u32; 2];
+    /// The [`scale`](Self::scale) of row `r` of a tile whose scales are there from element `tile` on.
+    fn shared_scale(scales: Shared<u16>, tile: u32, r: u32) -> [f32; 2];
     /// Row `r`'s words of part `j` of a tile: channels 8·j + 0 to 3, and 8·j + 4 to 7.
     fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2];
     /// d and m of row `r` of a tile; m is 0 where the type has none.
@@ -243,6 +248,14 @@ macro_rules! four_bits {
                 Self::widen(scale)
             }
             #[simt::device]
+            fn shared_operands(codes: Shared<u32>, tile: u32, j: u32, r: u32) -> [u32; 2] {
+                low_and_high(codes.load(tile + 8 * j + r))
+            }
+            #[simt::device]
+            fn shared_scale(scales: Shared<u16>, tile: u32, r: u32) -> [f32; 2] {
+                Self::widen(scales.load_vector::<$stored>(tile + $scales * r))
+            }
+            #[simt::device]
             fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2] {
                 low_and_high(codes.load_readonly(tile * Self::TILE_WORDS as usize + (8 * j + r) as usize))
             }
@@ -328,6 +341,15 @@ impl Codes for Q8_0 {
     #[inline(always)]
     fn widened((_, scale): Self::Stored) -> [f32; 2] {
         [half_bits(scale), 0.0]
+    }
+    #[simt::device]
+    fn shared_operands(codes: Shared<u32>, tile: u32, j: u32, r: u32) -> [u32; 2] {
+        let at = tile + 8 * j + r;
+        [codes.load(at), codes.load(at + 32)]
+    }
+    #[simt::device]
+    fn shared_scale(scales: Shared<u16>, tile: u32, r: u32) -> [f32; 2] {
+        [half_bits(scales.load(tile + r)), 0.0]
     }
     #[simt::device]
     fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2] {

@@ -7,7 +7,7 @@ use kernels_gpu::model::activations::{Gated, Normed, Plain, SourceShape, THREADS
 use kernels_gpu::model::batch::{BATCH_ROWS, BATCH_TOKENS, batch_layout};
 use kernels_gpu::model::fixed::RECORD_WORDS;
 use kernels_gpu::model::format::{Q4_0, Q4_1, Q8_0};
-use kernels_gpu::model::prefill::{PREFILL_ROWS, PREFILL_THREADS, PREFILL_TOKENS};
+use kernels_gpu::model::prefill::{PREFILL_ROWS, PREFILL_THREADS, PREFILL_TOKENS, prefill_bytes};
 use kernels_gpu::model::product::{HAS_BIAS, HAS_RESIDUAL, LinearShape, linear_layout};
 use kernels_gpu::model::{linear, linear_batch, linear_fused, linear_prefill};
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
@@ -20,6 +20,16 @@ pub(in crate::model) type Batch = Kernel<linear_batch::Args>;
 
 /// The tensor-core kernels for prompts.
 pub(in crate::model) type Prefill = Kernel<linear_prefill::Args>;
+
+/// Its shared memory in bytes.
+fn prefill_shared(kind: WeightKind) -> u32 {
+    match kind {
+        WeightKind::Q4_1 => prefill_bytes::<Q4_1>(),
+        WeightKind::Q4_0 => prefill_bytes::<Q4_0>(),
+        WeightKind::Q8_0 => prefill_bytes::<Q8_0>(),
+        _ => 0,
+    }
+}
 
 /// The kernels that make records themselves.
 pub(in crate::model) type Fused = Kernel<linear_fused::Args>;
@@ -266,7 +276,7 @@ impl DeviceWeights {
         if kernel == ProductKernel::Prefill {
             let kernel = prefill_kernel(self.kind).ok_or_else(|| self.floats(NO_TENSOR_CORES))?;
             let grid = (shape.tokens.div_ceil(PREFILL_TOKENS), shape.rows.div_ceil(PREFILL_ROWS));
-            let launch = LaunchShape::new(grid, PREFILL_THREADS);
+            let launch = LaunchShape::new(grid, PREFILL_THREADS).shared(prefill_shared(self.kind));
             // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both.
             unsafe {
                 stream.launch(
@@ -321,6 +331,16 @@ pub(in crate::model) fn prefill_kernel(kind: WeightKind) -> Option<Prefill> {
         WeightKind::Q4_0 => Some(linear_prefill::kernel::<Q4_0>()),
         WeightKind::Q8_0 => Some(linear_prefill::kernel::<Q8_0>()),
         _ => None,
+    }
+}
+
+/// Its shared memory in bytes.
+fn prefill_shared(kind: WeightKind) -> u32 {
+    match kind {
+        WeightKind::Q4_1 => prefill_bytes::<Q4_1>(),
+        WeightKind::Q4_0 => prefill_bytes::<Q4_0>(),
+        WeightKind::Q8_0 => prefill_bytes::<Q8_0>(),
+        _ => 0,
     }
 }
 
