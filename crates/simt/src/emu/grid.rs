@@ -427,6 +427,7 @@ mod tests {
         max_threads: 1024,
         overlaps: false,
         waits_late: false,
+        min_sm: 0,
     };
 
     fn setting(shape: LaunchShape, schedule: Schedule, race_check: bool) -> Setting<'static> {
