@@ -5,6 +5,8 @@ use simt::LaunchShape;
 use simt::warp::{FULL_MASK, warp_match_any};
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread};
 
+pub mod copies;
+
 /// Rounds of [`released`](fn@released).
 const ROUNDS: u32 = 8;
 /// Words of a message.

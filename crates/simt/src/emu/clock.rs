@@ -11,25 +11,42 @@ pub(super) struct Known {
     pub(super) blocks: BTreeMap<u64, u32>,
     /// (Block number, thread) to clock: everything the thread did up to it.
     pub(super) threads: BTreeMap<(u64, u32), u32>,
+    /// Which of these accesses copies by the asynchronous proxy see: those ahead of a fence for that.
+    pub(super) shown: Shown,
     /// The time of the last fence of sequential consistency that another one lies behind, of a thread that
     /// was heard of: values set before that are not seen any more.
     pub(super) fenced: u64,
 }
 
+/// The same of what a fence has shown to copies.
+#[derive(Clone, Default)]
+pub(super) struct Shown {
+    pub(super) blocks: BTreeMap<u64, u32>,
+    pub(super) threads: BTreeMap<(u64, u32), u32>,
+}
+
+/// Takes over what is later.
+fn join<K: Copy + Ord>(mine: &mut BTreeMap<K, u32>, theirs: &BTreeMap<K, u32>) {
+    for (key, time) in theirs {
+        let known = mine.entry(*key).or_insert(0);
+        *known = (*known).max(*time);
+    }
+}
+
 impl Known {
     fn is_nothing(&self) -> bool {
-        self.blocks.is_empty() && self.threads.is_empty() && self.fenced == 0
+        self.blocks.is_empty()
+            && self.threads.is_empty()
+            && self.shown.blocks.is_empty()
+            && self.shown.threads.is_empty()
+            && self.fenced == 0
     }
 
     pub(super) fn join(&mut self, other: &Known) {
-        for (block, epoch) in &other.blocks {
-            let mine = self.blocks.entry(*block).or_insert(0);
-            *mine = (*mine).max(*epoch);
-        }
-        for (thread, clock) in &other.threads {
-            let mine = self.threads.entry(*thread).or_insert(0);
-            *mine = (*mine).max(*clock);
-        }
+        join(&mut self.blocks, &other.blocks);
+        join(&mut self.threads, &other.threads);
+        join(&mut self.shown.blocks, &other.shown.blocks);
+        join(&mut self.shown.threads, &other.shown.threads);
         self.fenced = self.fenced.max(other.fenced);
     }
 }
@@ -105,6 +122,28 @@ impl Clock {
         if !heard.is_nothing() {
             Rc::make_mut(&mut self.known).join(&heard);
         }
+    }
+
+    /// Joins to `known` what this thread, `lane` of the warp that starts at thread `first` of `block`, has
+    /// done and knows for certain: what it releases.
+    pub(super) fn release(&mut self, known: &mut Known, block: u64, epoch: u32, first: u32, lane: usize) {
+        known.join(&self.known);
+        let own = known.blocks.entry(block).or_insert(0);
+        *own = (*own).max(epoch);
+        for (other, heard) in self.warp.iter().enumerate().filter(|(_, heard)| **heard > 0) {
+            let mine = known.threads.entry((block, first + other as u32)).or_insert(0);
+            *mine = (*mine).max(*heard);
+        }
+        self.warp[lane] += 1;
+    }
+
+    /// Copies that are behind this see all that the thread has done and knows.
+    pub(super) fn show_to_copies(&mut self, block: u64, epoch: u32, first: u32, lane: usize) {
+        let mut released = Known::default();
+        self.release(&mut released, block, epoch, first, lane);
+        let known = Rc::make_mut(&mut self.known);
+        join(&mut known.shown.blocks, &released.blocks);
+        join(&mut known.shown.threads, &released.threads);
     }
 
     /// It has made a fence of sequential consistency behind one of another thread at `time`.
