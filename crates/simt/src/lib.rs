@@ -10,6 +10,7 @@
 //! | [`thread`] | indices, block barriers, fences, overlap of launches | `thread` |
 //! | [`warp`] | shuffles, votes, reductions | `warp` |
 //! | [`Global`], [`GlobalMut`] | typed device memory, width and cache hint by name | raw pointers |
+//! | [`rows`] | matrices and slices of it, with their lengths on the device | slices |
 //! | [`Shared`], [`SharedPlan`] | shared memory with a computed layout | `shared` |
 //! | [`atomic`] | integer atomics on both memories | `atomic` |
 //! | [`convert`] | f16, bf16 and e4m3 | |
@@ -84,6 +85,7 @@ pub mod mbarrier;
 pub mod on_device;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod print;
+pub mod rows;
 mod shared;
 pub mod tensor;
 pub mod thread;

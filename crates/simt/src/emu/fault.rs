@@ -214,6 +214,28 @@ pub enum FaultKind {
         /// Whether it was a write.
         write: bool,
     },
+    /// An access that is not all in one row of a matrix, whether or not it is in its array.
+    OutsideMatrix {
+        /// The row and the column used.
+        place: [u32; 2],
+        /// How many rows and columns there are.
+        of: [u32; 2],
+        /// Bytes of the access.
+        bytes: usize,
+        /// Bytes of an element.
+        element_bytes: usize,
+        /// Whether it was a write.
+        write: bool,
+    },
+    /// A matrix that is larger than its array.
+    MatrixTooLarge {
+        /// How many rows.
+        rows: u32,
+        /// How many columns.
+        columns: u32,
+        /// Elements of the array.
+        len: u64,
+    },
     /// An access whose address is not a multiple of its size.
     Misaligned {
         /// Which memory.

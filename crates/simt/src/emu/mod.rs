@@ -48,6 +48,7 @@ mod orders;
 mod panics;
 pub(crate) mod print;
 mod race;
+mod rows;
 mod shared;
 mod stack;
 pub mod tensor;
@@ -78,6 +79,7 @@ pub(crate) use lane::{
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use mbarrier::{Named, mbarrier_arrive, mbarrier_init, mbarrier_invalidate, mbarrier_try_wait};
 pub(crate) use memory::{global_atomic, global_load, global_load_readonly, global_store, peek, prefetch};
+pub(crate) use rows::{check_matrix, check_place, check_slice};
 pub(crate) use shared::{shared_atomic, shared_load, shared_store};
 pub(crate) use tensor::Format;
 

@@ -5,6 +5,7 @@
 //! | file | the mistake | what it gives | default mode | race-check mode |
 //! |---|---|---|---|---|
 //! | `bounds` | one element past a global or shared array, read or written | `OutOfBounds` | yes | yes |
+//! | `matrices` | outside of a matrix, a row or a slice, in the array or not | `OutsideMatrix` | yes | yes |
 //! | `alignment` | a vector that does not start at a multiple of its size | `Misaligned` | yes | yes |
 //! | `block_race` | no barrier between a write and a read, or too weak a one | `Race` | passes | yes |
 //! | `block_race` | … where the reader comes first | `Uninitialized` | yes | yes |
@@ -47,6 +48,7 @@ mod bounds;
 mod bulk_copies;
 mod divergent_barrier;
 mod late_wait;
+mod matrices;
 mod mbarriers;
 mod missing_fence;
 mod orders;

@@ -132,6 +132,15 @@ impl fmt::Display for FaultKind {
                 "{space} {} out of bounds: {bytes} bytes from element {index} of an array of {len} elements of {element_bytes} bytes",
                 if *write { "write" } else { "read" }
             ),
+            FaultKind::OutsideMatrix { place: [row, column], of: [rows, columns], bytes, element_bytes, write } => write!(
+                f,
+                "{} outside of a matrix: {bytes} bytes from row {row}, column {column} of {rows} rows and {columns} columns, \
+                 of elements of {element_bytes} bytes",
+                if *write { "write" } else { "read" }
+            ),
+            FaultKind::MatrixTooLarge { rows, columns, len } => {
+                write!(f, "a matrix of {rows} rows and {columns} columns over an array of {len} elements")
+            }
             FaultKind::Misaligned { space, index, bytes, off_by } => write!(
                 f,
                 "misaligned {space} access: {bytes} bytes from element {index} start {off_by} bytes past a multiple of {bytes}"
