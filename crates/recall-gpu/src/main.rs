@@ -215,6 +215,7 @@ mod tests {
             "cp.async.bulk.wait_group 0;",
             "cp.async.bulk.wait_group.read 1;",
             "fence.proxy.async;",
+            "fence.proxy.async.shared::cta;",
         ];
         for (sm, text) in embedded::PTX {
             for word in words {

@@ -24,7 +24,7 @@ const fn layout() -> (Layout, u32) {
 fn make(count: u32) {
     if thread::thread_idx_x() == 0 {
         layout().0.full.init(0, count);
-        bulk::fence();
+        bulk::fence_shared();
     }
     thread::sync_threads();
 }
@@ -228,11 +228,27 @@ fn a_tile_not_shown(y: GlobalMut<u32>, bug: u32) {
 }
 
 #[kernel(min_sm = 90)]
+fn a_source_not_shown(x: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
+    let (Layout { full, tile }, _) = layout();
+    let t = thread::thread_idx_x();
+    x.store(t as usize, t * t);
+    if bug == 0 {
+        bulk::fence();
+    } else {
+        bulk::fence_shared();
+    }
+    make(1);
+    fill(x.as_const(), 256, 256); // BUG: that fence is one of shared memory
+    full.wait(0, 0);
+    y.store(t as usize, tile.load(t));
+}
+
+#[kernel(min_sm = 90)]
 fn source_written_early(y: GlobalMut<u32>, bug: u32) {
     let tile = layout().0.tile;
     let t = thread::thread_idx_x();
     tile.store(t, 3 * t);
-    bulk::fence();
+    bulk::fence_shared();
     thread::sync_threads();
     if t == 0 {
         y.copy_bulk(0, tile, 0, 256);
@@ -250,7 +266,7 @@ fn target_read_early(y: GlobalMut<u32>, bug: u32) {
     let tile = layout().0.tile;
     let t = thread::thread_idx_x();
     tile.store(t, 3 * t);
-    bulk::fence();
+    bulk::fence_shared();
     thread::sync_threads();
     if t == 0 {
         y.copy_bulk(0, tile, 0, 256);
@@ -269,7 +285,7 @@ fn thread_ends_early(y: GlobalMut<u32>, bug: u32) {
     let tile = layout().0.tile;
     let t = thread::thread_idx_x();
     tile.store(t, 3 * t);
-    bulk::fence();
+    bulk::fence_shared();
     thread::sync_threads();
     if t == 0 {
         y.copy_bulk(0, tile, 0, 256); // BUG: shared memory may be another block's by then
@@ -381,6 +397,15 @@ cases! { "bulk";
     a_tile_not_shown: "no fence between stores and a copy of them",
         Found::In(Mode::Races, "NoProxyFence", "no fence behind the stores", (0, 0)),
         |bug, on| go!(a_tile_not_shown, bug, on, |i| if i < 64 { 3 * i } else { 0 });
+    a_source_not_shown: "a fence of shared memory for a copy from global memory",
+        Found::In(Mode::Races, "NoProxyFence", "that fence is one of shared memory", (0, 0)),
+        |bug, on| {
+            let (mut x, mut y) = (Aligned([0; 64]), Aligned([0; 64]));
+            let args = a_source_not_shown::Args { x: on.write(&mut x.0)?, y: on.write(&mut y.0)?, bug };
+            on.go(a_source_not_shown::kernel(), shape(), args)?;
+            assert!(bug == 1 || y.0 == squares().0, "{:?}", y.0);
+            Ok(())
+        };
     source_written_early: "a copy's source that is written before it was read",
         Found::In(Mode::Races, "CopySource", "the copy may not have read it", (0, 0)),
         |bug, on| go!(source_written_early, bug, on, |i| if i < 64 { 3 * i } else { 0 });

@@ -17,8 +17,9 @@
 //!
 //! Copies are not accesses of the thread, but go by a way of their own, the *asynchronous proxy*. What
 //! threads have written by plain accesses, an mbarrier's `init` among them, copies see behind a [`fence`]
-//! only: the writer makes it ahead of the barrier that hands the bytes on. The same goes for bytes that a
-//! copy is to write over. What copies bring is seen by whoever has waited.
+//! only, or, of shared memory, a [`fence_shared`], which costs far less: the writer makes it ahead of the
+//! barrier that hands the bytes on. The same goes for bytes that a copy is to write over. What copies bring
+//! is seen by whoever has waited.
 //!
 //! Sizes are multiples of 16 bytes, and both ends are aligned to 16. All of it needs sm_90: mark the kernel
 //! `#[kernel(min_sm = 90)]`. The emulator moves the bytes as late as it may, when somebody waits.
@@ -96,7 +97,17 @@ sides! {
             // SAFETY: a fence has no precondition.
             unsafe { asm!("fence.proxy.async;", options(nostack)) }
         }
-        emulator { emu::bulk_fence() }
+        emulator { emu::bulk_fence(true) }
+    }
+
+    /// [`fence`] of shared memory alone, which waits for no write to global memory. PTX:
+    /// `fence.proxy.async.shared::cta`.
+    pub fn fence_shared() {
+        device {
+            // SAFETY: a fence has no precondition.
+            unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
+        }
+        emulator { emu::bulk_fence(false) }
     }
 }
 

@@ -28,7 +28,7 @@
 //!     let t = thread::thread_idx_x();
 //!     if t == 0 {
 //!         full.init(0, 1);
-//!         bulk::fence();
+//!         bulk::fence_shared();
 //!         full.arrive_and_expect(0, 1024);
 //!         tile.copy_bulk(0, x, 0, 1024, full, 0);
 //!     }
@@ -75,7 +75,7 @@ impl Shared<Mbarrier> {
     }
 
     /// Makes element `index` a barrier of `count` arrivals, 1 to 1,048,575. Other threads may use it behind
-    /// a barrier of the block, copies behind a [`bulk::fence`](crate::bulk::fence). PTX:
+    /// a barrier of the block, copies behind a [`bulk::fence_shared`](crate::bulk::fence_shared). PTX:
     /// `mbarrier.init.shared::cta.b64`.
     #[crate::device]
     pub fn init(self, index: u32, count: u32) {

@@ -69,7 +69,7 @@ pub fn piped(x: Global<u32>, y: GlobalMut<u32>) {
             empty.arrive(stage);
             out.store(stage * WORDS + w, 3 * a + round);
             out.store(stage * WORDS + w + 96, 3 * b + round);
-            bulk::fence();
+            bulk::fence_shared();
             thread::named_barrier_sync(2, CONSUMERS);
             if t == 32 {
                 y.copy_bulk(from, out, stage * WORDS, 4 * WORDS);

@@ -4,6 +4,7 @@ use super::fault::{FaultKind, Place, Space};
 use super::history::Access;
 use super::lane::{Lane, raise, with_lane};
 use super::mbarrier::{Agent, Named, agent};
+use super::mutation::Change;
 use super::shared::{check_arrived, check_written};
 use crate::{Global, GlobalMut, Pod, Shared};
 use core::panic::Location;
@@ -226,8 +227,11 @@ pub(crate) fn bulk_commit() {
 }
 
 /// Waits until at most so many groups are under way; with `read` they need only have read their sources.
+#[track_caller]
 pub(crate) fn bulk_wait(pending: usize, read: bool) {
+    let place = Location::caller();
     with_lane(|lane| {
+        let pending = pending + usize::from(lane.block().breaks(Change::NoWait, place));
         let mut stores = lane.stores.borrow_mut();
         let over = stores.groups.len().saturating_sub(pending);
         let last = stores.done + over as u32;
@@ -246,11 +250,15 @@ pub(crate) fn bulk_wait(pending: usize, read: bool) {
     });
 }
 
-/// What the thread has written is shown to copies.
-pub(crate) fn bulk_fence() {
+/// What the thread has written to shared memory is shown to copies, and `everywhere` in global memory too.
+#[track_caller]
+pub(crate) fn bulk_fence(everywhere: bool) {
+    let spaces: &[Space] = if everywhere { &[Space::Shared, Space::Global] } else { &[Space::Shared] };
+    let place = Location::caller();
     with_lane(|lane| {
-        if let Some(races) = &lane.block().races {
-            races.borrow_mut().show_to_copies(lane);
+        let left_out = lane.block().breaks(Change::NoFence, place);
+        if let Some(races) = lane.block().races.as_ref().filter(|_| !left_out) {
+            races.borrow_mut().show_to_copies(lane, spaces);
         }
     });
 }

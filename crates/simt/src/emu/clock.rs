@@ -1,6 +1,7 @@
 //! What threads know of each other: vector clocks, and what fences and atomics hand on.
 
 use super::collective::FenceScope;
+use super::fault::Space;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -11,18 +12,30 @@ pub(super) struct Known {
     pub(super) blocks: BTreeMap<u64, u32>,
     /// (Block number, thread) to clock: everything the thread did up to it.
     pub(super) threads: BTreeMap<(u64, u32), u32>,
-    /// Which of these accesses copies by the asynchronous proxy see: those ahead of a fence for that.
-    pub(super) shown: Shown,
+    /// Which of these accesses copies by the asynchronous proxy see, those ahead of a fence for that: of
+    /// shared memory and of global memory.
+    pub(super) shown: [Shown; 2],
     /// The time of the last fence of sequential consistency that another one lies behind, of a thread that
     /// was heard of: values set before that are not seen any more.
     pub(super) fenced: u64,
 }
 
-/// The same of what a fence has shown to copies.
+/// What a fence has shown to copies.
 #[derive(Clone, Default)]
 pub(super) struct Shown {
     pub(super) blocks: BTreeMap<u64, u32>,
     pub(super) threads: BTreeMap<(u64, u32), u32>,
+}
+
+impl Shown {
+    fn is_nothing(&self) -> bool {
+        self.blocks.is_empty() && self.threads.is_empty()
+    }
+
+    fn join(&mut self, blocks: &BTreeMap<u64, u32>, threads: &BTreeMap<(u64, u32), u32>) {
+        join(&mut self.blocks, blocks);
+        join(&mut self.threads, threads);
+    }
 }
 
 /// Takes over what is later.
@@ -37,16 +50,16 @@ impl Known {
     fn is_nothing(&self) -> bool {
         self.blocks.is_empty()
             && self.threads.is_empty()
-            && self.shown.blocks.is_empty()
-            && self.shown.threads.is_empty()
+            && self.shown.iter().all(Shown::is_nothing)
             && self.fenced == 0
     }
 
     pub(super) fn join(&mut self, other: &Known) {
         join(&mut self.blocks, &other.blocks);
         join(&mut self.threads, &other.threads);
-        join(&mut self.shown.blocks, &other.shown.blocks);
-        join(&mut self.shown.threads, &other.shown.threads);
+        for (mine, theirs) in self.shown.iter_mut().zip(&other.shown) {
+            mine.join(&theirs.blocks, &theirs.threads);
+        }
         self.fenced = self.fenced.max(other.fenced);
     }
 }
@@ -137,13 +150,19 @@ impl Clock {
         self.warp[lane] += 1;
     }
 
-    /// Copies that are behind this see all that the thread has done and knows.
-    pub(super) fn show_to_copies(&mut self, block: u64, epoch: u32, first: u32, lane: usize) {
+    /// Copies that are behind this see all that the thread has done and knows, in memory of these kinds.
+    pub(super) fn show_to_copies(
+        &mut self,
+        spaces: &[Space],
+        (block, epoch): (u64, u32),
+        (first, lane): (u32, usize),
+    ) {
         let mut released = Known::default();
         self.release(&mut released, block, epoch, first, lane);
         let known = Rc::make_mut(&mut self.known);
-        join(&mut known.shown.blocks, &released.blocks);
-        join(&mut known.shown.threads, &released.threads);
+        for space in spaces {
+            known.shown[*space as usize].join(&released.blocks, &released.threads);
+        }
     }
 
     /// It has made a fence of sequential consistency behind one of another thread at `time`.

@@ -1,6 +1,7 @@
 //! What happened to each word of memory, and to its bytes where they were used apart.
 
 use super::clock::Clock;
+use super::fault::Space;
 use super::mbarrier::AGENTS;
 use core::panic::Location;
 use std::collections::{BTreeMap, HashMap};
@@ -91,8 +92,8 @@ impl Event {
 impl Event {
     /// Whether copies of the thread that has `clock` see what this access wrote: a fence between the two
     /// kinds of access lies in between. Those of copies themselves they see.
-    pub(super) fn is_shown_to_copies(&self, clock: &Clock) -> bool {
-        let shown = &clock.known.shown;
+    pub(super) fn is_shown_to_copies(&self, space: Space, clock: &Clock) -> bool {
+        let shown = &clock.known.shown[space as usize];
         self.agent != 0
             || shown.blocks.get(&self.block).is_some_and(|epoch| self.epoch < *epoch)
             || shown.threads.get(&self.thread_key()).is_some_and(|known| self.clock <= *known)

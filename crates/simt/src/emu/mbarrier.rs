@@ -10,6 +10,7 @@ use super::fault::{Excess, FaultKind, Place, Space, ThreadId, WaitFor};
 use super::history::Access;
 use super::lane::{Lane, Look, before_atomic, park_after_look, raise, with_lane};
 use super::memory::watch;
+use super::mutation::Change;
 use super::shared::{check_arrived, locate_shared};
 use crate::Shared;
 use crate::mbarrier::Mbarrier as Word;
@@ -300,6 +301,9 @@ pub(crate) fn mbarrier_arrive(barrier: Named, bytes: u32) {
 pub(crate) fn mbarrier_try_wait(barrier: Named, parity: u32) -> bool {
     let place = Location::caller();
     before_atomic(place);
+    if with_lane(|lane| lane.block().breaks(Change::NoWait, place)) {
+        return true;
+    }
     let waits = barrier.with(Access::Look, place, |lane, offset, found| {
         if found.parity() == parity % 2 && found.pending == 0 && found.bytes == found.under_way() {
             std::mem::take(&mut found.loads).iter().for_each(|load| load.land(lane));

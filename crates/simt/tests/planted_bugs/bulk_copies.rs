@@ -30,7 +30,7 @@ fn start(x: Global<u32>) {
     let Layout { full, tile, .. } = layout();
     if thread::thread_idx_x() == 0 {
         full.init(0, 1);
-        bulk::fence();
+        bulk::fence_shared();
         full.arrive_and_expect(0, 256);
         tile.copy_bulk(0, x, 0, 256, full, 0);
     }
@@ -139,7 +139,7 @@ fn sized(x: Global<u32>, from: u32, to: u32, bytes: u32, expected: u32) {
     let Layout { full, tile, .. } = layout();
     if thread::thread_idx_x() == 0 {
         full.init(0, 1);
-        bulk::fence();
+        bulk::fence_shared();
         full.arrive_and_expect(0, expected);
         tile.copy_bulk(to, x, from as usize, bytes, full, 0); // BUG: of a wrong size or place
         full.wait(0, 0);
@@ -270,7 +270,7 @@ fn stored(x: GlobalMut<u32>, y: GlobalMut<u32>, mistake: u32) {
     tile.store(t, 3 * t);
     tile.store(64 + t, 5 * t);
     if mistake != 1 {
-        bulk::fence();
+        bulk::fence_shared();
     }
     thread::sync_threads();
     if t == 0 {

@@ -44,7 +44,7 @@ fn ring(x: Global<u32>, y: GlobalMut<u32>, rounds: u32) {
             full.init(stage, 1);
             empty.init(stage, 64);
         }
-        bulk::fence();
+        bulk::fence_shared();
     }
     index::sync_threads();
     for round in 0..rounds {

@@ -213,7 +213,7 @@ impl fmt::Display for FaultKind {
             ),
             FaultKind::NoProxyFence(pair) => write!(
                 f,
-                "a bulk copy need not see a plain write: {}; the writer needs `bulk::fence` behind it, ahead of \
+                "a bulk copy need not see a plain write: {}; the writer needs a fence of `simt::bulk` behind it, ahead of \
                  what hands it on",
                 pair.both()
             ),

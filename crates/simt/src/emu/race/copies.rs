@@ -51,7 +51,7 @@ impl Races {
                 return fault(kind_of(other), other);
             }
             let mut writes = history.write.iter().chain(history.atomics());
-            if let Some(other) = writes.find(|past| !past.is_shown_to_copies(clock)) {
+            if let Some(other) = writes.find(|past| !past.is_shown_to_copies(space, clock)) {
                 return fault(FaultKind::NoProxyFence, other);
             }
             note(history, event);
@@ -59,11 +59,11 @@ impl Races {
         })
     }
 
-    /// What this thread has done is shown to copies behind this.
-    pub(in super::super) fn show_to_copies(&mut self, lane: &Lane) {
+    /// What this thread has done in memory of these kinds is shown to copies behind this.
+    pub(in super::super) fn show_to_copies(&mut self, lane: &Lane, spaces: &[Space]) {
         let (block, first) = (lane.block().number.get(), lane.linear - lane.lane());
         let clock = &mut self.clocks[lane.linear as usize];
-        clock.show_to_copies(block, self.epoch, first, lane.lane() as usize);
+        clock.show_to_copies(spaces, (block, self.epoch), (first, lane.lane() as usize));
     }
 
     /// What was written last at `byte` of shared memory, if copies of this thread do not see it.
@@ -75,7 +75,11 @@ impl Races {
     ) -> Option<FaultKind> {
         let event = self.event(lane, Access::Copy, place);
         let clock = &self.clocks[lane.linear as usize];
-        let write = self.shared.of_byte(byte).write.filter(|write| !write.is_shown_to_copies(clock))?;
+        let write = self
+            .shared
+            .of_byte(byte)
+            .write
+            .filter(|write| !write.is_shown_to_copies(Space::Shared, clock))?;
         Some(FaultKind::NoProxyFence(pair(&event, (lane.block().shape, &write), Space::Shared, index, byte)))
     }
 
