@@ -101,6 +101,18 @@ pub enum Error {
         /// The target of the image loaded.
         sm: u32,
     },
+    /// The kernel is one for higher targets than that of the PTX that was loaded: `#[kernel(min_sm = …)]`.
+    #[error(
+        "kernel {kernel} needs sm_{needs}; the PTX for sm_{sm} was loaded, the highest embedded that GPU and driver take"
+    )]
+    KernelNeeds {
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// The lowest target that has it.
+        needs: u32,
+        /// The target of the image loaded.
+        sm: u32,
+    },
     /// A range that reaches outside a buffer.
     #[error("range {start}..{end} is not inside the {what} of {len} elements")]
     Range {

@@ -62,6 +62,7 @@ mod tests {
         max_threads: 256,
         overlaps: false,
         waits_late: false,
+        min_sm: 0,
     };
 
     fn reason(shape: LaunchShape) -> Option<String> {

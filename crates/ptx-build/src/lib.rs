@@ -22,6 +22,7 @@
 //! | find | [`toolchain`] | a rustc of the pinned version with its library source |
 //! | compile | [`mod@compile`] | one run of cargo a target, in a target folder that persists |
 //! | directives | [`directives`] | launch bounds, carried as comments through the compiler |
+//! | targets | [`needs`] | kernels that only higher targets have are left out of the lower ones |
 //! | sites | [`sites`] | places where a kernel stops with a message, or prints, get their numbers |
 //! | lint | [`lint`], [`allow`] | numerics contract and memory rules, over parsed instructions ([`ptx`]) |
 //! | assemble | [`ptxas`] | registers, stack and spills of every entry, where a `ptxas` is found |
@@ -35,6 +36,7 @@ pub mod compile;
 pub mod directives;
 pub mod index;
 pub mod lint;
+pub mod needs;
 pub mod ptx;
 pub mod ptxas;
 mod script;

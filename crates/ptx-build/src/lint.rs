@@ -31,6 +31,8 @@ pub enum Rule {
     /// A kernel that may start before the launch ahead of it is done, and does not wait once, on every path
     /// and before all but the loads made for that; or a wait in one that never starts early.
     Wait,
+    /// An instruction that the target does not have.
+    Target,
     /// A call that was not inlined.
     Call,
     /// Registers spilled by ptxas.
@@ -41,7 +43,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 12] = [
+    pub const ALL: [Rule; 13] = [
         Rule::Rounding,
         Rule::FlushToZero,
         Rule::Approximate,
@@ -51,6 +53,7 @@ impl Rule {
         Rule::GenericAddress,
         Rule::LocalMemory,
         Rule::Wait,
+        Rule::Target,
         Rule::Call,
         Rule::Spill,
         Rule::Stack,
@@ -68,6 +71,7 @@ impl Rule {
             Rule::GenericAddress => "generic-address",
             Rule::LocalMemory => "local-memory",
             Rule::Wait => "wait",
+            Rule::Target => "target",
             Rule::Call => "call",
             Rule::Spill => "spill",
             Rule::Stack => "stack",
@@ -116,6 +120,7 @@ impl Rule {
                 "a kernel that `overlaps` has one griddepcontrol.wait, on no branch, and before it no access but parameters \
                  and load_ahead: see simt::thread::wait_for_previous"
             }
+            Rule::Target => "only GPUs from sm_90 on have it: mark the kernel #[kernel(min_sm = 90)]",
             Rule::Call => {
                 "mark the callee #[inline(always)]; a call into core is often a check that can be avoided"
             }
@@ -172,10 +177,14 @@ pub fn check(module: &Module) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     let mut floats = FloatRegisters::default();
     let mut waits = Waits::new(module);
+    let before_sm_90 = (1..90).contains(&module.target());
     for statement in &module.statements {
         let mut rules = rules_broken_by(statement);
         if floats.are_stored_as_bytes(statement) {
             rules.push(Rule::FloatByteStore);
+        }
+        if before_sm_90 && statement.instruction.as_ref().is_some_and(needs_sm_90) {
+            rules.push(Rule::Target);
         }
         if waits.are_broken_by(statement) {
             rules.push(Rule::Wait);
@@ -303,6 +312,16 @@ pub(crate) const MEMORY: [&str; 11] = [
     "multimem",
 ];
 
+/// Is it an instruction that GPUs before sm_90 do not have?
+fn needs_sm_90(instruction: &Instruction) -> bool {
+    match instruction.name() {
+        "cp" => instruction.has("bulk"),
+        "mbarrier" => instruction.has("expect_tx") || instruction.has("try_wait"),
+        "fence" => instruction.has("proxy") && instruction.has("async"),
+        name => matches!(name, "elect" | "mapa" | "setmaxnreg" | "wgmma"),
+    }
+}
+
 fn is_state_space(part: &str) -> bool {
     let space = part.split("::").next().unwrap_or(part);
     matches!(space, "global" | "shared" | "const" | "param" | "local")
@@ -368,8 +387,13 @@ mod tests {
     use crate::ptx;
 
     fn rules(body: &str) -> Vec<Rule> {
-        let text =
-            format!(".version 8.0\n.target sm_90\n.visible .entry k(\n.param .u64 p\n)\n{{\n{body}\n}}\n");
+        rules_for(90, body)
+    }
+
+    fn rules_for(target: u32, body: &str) -> Vec<Rule> {
+        let text = format!(
+            ".version 8.0\n.target sm_{target}\n.visible .entry k(\n.param .u64 p\n)\n{{\n{body}\n}}\n"
+        );
         check(&ptx::parse(&text)).into_iter().map(|finding| finding.rule).collect()
     }
 
@@ -445,11 +469,25 @@ mod tests {
             (LocalMemory, "ld.local.b32 %r1, [%rd1];", "ld.param.b32 %r1, [p];"),
             (LocalMemory, "cvta.local.u64 %SP, %SPL;", "cvta.to.global.u64 %rd1, %rd2;"),
             (Wait, "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"),
+            (
+                Target,
+                "cp.async.bulk.commit_group;",
+                "cp.async.commit_group; mbarrier.arrive.shared::cta.b64 _, [%r1];",
+            ),
+            (
+                Target,
+                "mbarrier.try_wait.parity.shared::cta.b64 p, [%r1], %r2;",
+                "mbarrier.init.shared::cta.b64 [%r1], 1;",
+            ),
+            (Target, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 16;", "fence.acq_rel.gpu;"),
+            (Target, "fence.proxy.async;", "fence.sc.gpu;"),
             (Call, "{ // callseq 0, 0\ncall.uni (retval0), f, (param0);\n}", "bra.uni $L__BB0_1;"),
         ];
         for (rule, bad, good) in pairs {
-            assert_eq!(rules(bad), [rule], "{bad}");
-            assert_eq!(rules(good), [], "{good}");
+            let target = if rule == Target { 80 } else { 90 };
+            assert_eq!(rules_for(target, bad), [rule], "{bad}");
+            assert_eq!(rules_for(target, good), [], "{good}");
+            assert!(rule != Target || rules(bad).is_empty(), "{bad}");
         }
         for rule in Rule::ALL.into_iter().filter(|rule| !rule.needs_ptxas()) {
             assert!(pairs.iter().any(|pair| pair.0 == rule), "no pair for {rule}");

@@ -74,6 +74,8 @@ pub struct Function {
     pub header: Range<usize>,
     /// The offset just behind its parameter list (or its name, if it has none).
     pub after_params: usize,
+    /// The offset just behind its body; that of its header's end, if it has none.
+    pub end: usize,
 }
 
 /// One statement.
@@ -199,7 +201,7 @@ impl Reader<'_> {
         let mut depth = 0_usize;
         // The function whose header was the last statement, and the one whose body is open.
         let mut headed = None;
-        let mut open = None;
+        let mut open: Option<usize> = None;
         while let Some(&byte) = self.text.get(self.at) {
             match byte {
                 b'{' => {
@@ -215,10 +217,12 @@ impl Reader<'_> {
                 }
                 b'}' => {
                     depth = depth.saturating_sub(1);
-                    if depth == 0 {
-                        open = None;
-                    }
                     self.at += 1;
+                    if depth == 0
+                        && let Some(index) = open.take()
+                    {
+                        self.module.functions[index].end = self.at;
+                    }
                 }
                 b';' => {
                     headed = None;
@@ -324,7 +328,8 @@ impl Reader<'_> {
         let open = skip(end);
         let after = if text.get(open) == Some(&b'(') { parens(open) } else { end };
         let after_params = range.start + after;
-        Some(Function { name, is_entry, is_defined: false, line, header: range, after_params })
+        let end = range.end;
+        Some(Function { name, is_entry, is_defined: false, line, header: range, after_params, end })
     }
 
     fn word_at(&self, start: usize) -> String {

@@ -7,7 +7,7 @@ use crate::lint::{self, Finding, Rule};
 use crate::ptxas::{self, Ptxas, Usage};
 use crate::shipped::{self, Shipped};
 use crate::toolchain::{self, DeviceToolchain, Found};
-use crate::{directives, ptx, sites};
+use crate::{directives, needs, ptx, sites};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -291,6 +291,7 @@ fn one_target(request: &Request, ptxas: Option<&Ptxas>) -> Result<Target, String
     let compiled = compile::compile(request).map_err(|error| error.to_string())?;
     let module = ptx::parse(&compiled.ptx);
     let text = directives::apply(&compiled.ptx, &module).map_err(|error| error.to_string())?;
+    let text = needs::leave_out(text, request.sm).map_err(|error| error.to_string())?;
     let text = sites::number(text);
     // The file that findings and ptxas point at has the directives in, so its lines are what is read.
     let module = ptx::parse(&text);

@@ -27,19 +27,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if arguments == ["language"] {
-        let computed =
-            gpu().map(|gpu| (language::computed(&gpu), language::computed(&Device::cpu(checked()))));
-        return match computed {
-            Ok((Ok(gpu), Ok(emulator))) if gpu == emulator => {
-                println!("{} words, the same on the GPU and under the emulator", gpu.len());
-                ExitCode::SUCCESS
-            }
-            Ok(differ) => {
-                eprintln!("recall-gpu: language: {differ:?}");
-                ExitCode::FAILURE
-            }
-            Err(why) => usage(&why),
-        };
+        return gpu().map_or_else(|why| usage(&why), |gpu| computes(&gpu));
     }
     if arguments == ["printing"] {
         return gpu().map_or_else(|why| usage(&why), |gpu| prints(&gpu));
@@ -88,6 +76,24 @@ fn gpu() -> Result<Device, String> {
         return Err(format!("this program holds no kernels: {note}"));
     }
     Device::cuda(0, &images).map_err(|error| format!("no GPU to run on: {error}"))
+}
+
+/// Compares what kernels compute on the GPU and under the emulator.
+fn computes(gpu: &Device) -> ExitCode {
+    let emulator = Device::cpu(checked());
+    let mut words = 0;
+    for computed in [language::computed, language::copies::computed] {
+        match (computed(gpu), computed(&emulator)) {
+            (Ok(gpu), Ok(emulator)) if gpu == emulator => words += gpu.len(),
+            (Err(missing @ Error::KernelNeeds { .. }), Ok(_)) => println!("not compared: {missing}"),
+            differ => {
+                eprintln!("recall-gpu: language: {differ:?}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{words} words, the same on the GPU and under the emulator");
+    ExitCode::SUCCESS
 }
 
 /// Lets the kernel panic on the GPU and under the emulator.
@@ -190,6 +196,35 @@ mod tests {
             assert!(said(" {0} of element {1}, at most {2:.2}; {{{3:#06x}}}"), "{sites:?}");
             assert!(said(r" failed: element {2}\u{a}  left: {0:?}\u{a} right: {1:?}"), "{sites:?}");
             assert_eq!(text.matches(".visible .global .align 8 .u64 simt_stop_record").count(), 1);
+        }
+    }
+
+    /// What only higher targets have is in their PTX alone; and there each word is the instruction that its
+    /// document says.
+    #[test]
+    fn bulk_copies_are_in_the_ptx_of_sm_90_alone() {
+        let words = [
+            "mbarrier.init.shared::cta.b64 [",
+            "mbarrier.inval.shared::cta.b64 [",
+            "mbarrier.arrive.shared::cta.b64 _, [",
+            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [",
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [",
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [",
+            "cp.async.bulk.global.shared::cta.bulk_group [g], [",
+            "cp.async.bulk.commit_group;",
+            "cp.async.bulk.wait_group 0;",
+            "cp.async.bulk.wait_group.read 1;",
+            "fence.proxy.async;",
+            "fence.proxy.async.shared::cta;",
+        ];
+        for (sm, text) in embedded::PTX {
+            for word in words {
+                assert_eq!(text.contains(word), *sm >= 90, "{word} for sm_{sm}");
+            }
+            for entry in ["piped", "phases", "read_before_the_wait"] {
+                assert_eq!(text.contains(&format!(".entry {entry}(")), *sm >= 90, "{entry} for sm_{sm}");
+            }
+            assert!(text.contains(".entry copied_words("));
         }
     }
 

@@ -1,7 +1,7 @@
 //! A case, and all of them.
 
 use crate::machine::Machine;
-use crate::{convergence, dracc, gpuverify, indigo, legal, memory, missed, schedules, scor, weak};
+use crate::{bulk, convergence, dracc, gpuverify, indigo, legal, memory, missed, schedules, scor, weak};
 use ferrokv_device::Result;
 use simt::emu::EmuOptions;
 
@@ -96,6 +96,7 @@ pub fn categories() -> Vec<(&'static str, &'static [Case])> {
         schedules::CASES,
         memory::CASES,
         convergence::CASES,
+        bulk::CASES,
         weak::CASES,
         missed::CASES,
         legal::CASES,

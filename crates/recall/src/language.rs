@@ -2,8 +2,11 @@
 
 #[cfg(not(target_arch = "nvptx64"))]
 use simt::LaunchShape;
+use simt::glam::{UVec2, UVec4};
 use simt::warp::{FULL_MASK, warp_match_any};
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread};
+
+pub mod copies;
 
 /// Rounds of [`released`](fn@released).
 const ROUNDS: u32 = 8;
@@ -105,6 +108,38 @@ pub fn copied_words(x: Global<u32>, out: GlobalMut<u32>) {
     out.store(192 + from, tile.load(192 + t));
 }
 
+/// Rows and columns of [`turned`](fn@turned).
+#[cfg(not(target_arch = "nvptx64"))]
+const SHAPE: (u32, u32) = (37, 28);
+
+/// `y` \[columns, rows\] becomes `x` \[rows, columns\] transposed, and each row of `pairs`, \[rows,
+/// columns / 2\], the sums of a row's neighbours; `lengths` \[4\]. A block for each row and more, 32 threads.
+#[kernel]
+pub fn turned(
+    x: Global<u32>,
+    y: GlobalMut<u32>,
+    pairs: GlobalMut<u32>,
+    lengths: GlobalMut<u32>,
+    rows: u32,
+    columns: u32,
+) {
+    let (x, y) = (x.rows(rows, columns), y.rows(columns, rows));
+    let (row, t) = (thread::block_idx_x(), thread::thread_idx_x());
+    if let Some(value) = x.get(row, t) {
+        y.store(t, row, value);
+    }
+    if row < rows && t < columns / 2 {
+        let [a, b] = x.row(row).load_vector::<UVec2>(2 * t).to_array();
+        let sums = pairs.slice((row * (columns / 2)) as usize, columns / 2);
+        sums.store(t, a + b);
+        if row == 1 && t == 3 {
+            let last = x.get(rows - 1, columns - 1).is_some() as u32 + 2 * x.get(rows, 0).is_some() as u32;
+            let found = UVec4::new(x.rows(), y.rows(), sums.len(), last);
+            lengths.slice(0, 4).store_vector(0, found);
+        }
+    }
+}
+
 const fn tile() -> (Shared<u32>, u32) {
     let mut plan = SharedPlan::new();
     let tile = plan.array(256);
@@ -138,7 +173,25 @@ pub fn computed(device: &ferrokv_device::Device) -> Result<Vec<u32>, ferrokv_dev
     let (_, bytes) = tile();
     // SAFETY: as above.
     unsafe { stream.launch(&copied_words::kernel(), LaunchShape::new(1, 64).shared(bytes), args) }?;
-    Ok([messages.to_vec()?, round.to_vec()?, sums.to_vec()?, out.to_vec()?, copies.to_vec()?].concat())
+    let (rows, columns) = SHAPE;
+    let matrix: Vec<u32> = (0..rows * columns).map(|i| i * i + 3).collect();
+    let matrix = Buffer::from_slice(device, &matrix)?;
+    let mut y = Buffer::from_slice(device, &vec![0u32; matrix.len()])?;
+    let mut pairs = Buffer::from_slice(device, &vec![0u32; matrix.len() / 2])?;
+    let mut lengths = Buffer::from_slice(device, &[0u32; 4])?;
+    let args = turned::Args {
+        x: matrix.global(),
+        y: y.global_mut(),
+        pairs: pairs.global_mut(),
+        lengths: lengths.global_mut(),
+        rows,
+        columns,
+    };
+    // SAFETY: as above.
+    unsafe { stream.launch(&turned::kernel(), LaunchShape::new(rows + 2, 32), args) }?;
+    let words = [messages, round, sums, out, copies, y, pairs, lengths];
+    let words: Result<Vec<_>, _> = words.iter().map(|buffer| buffer.to_vec()).collect();
+    Ok(words?.concat())
 }
 
 #[cfg(test)]
@@ -176,5 +229,17 @@ mod tests {
             };
             assert_eq!(copies[192 + t..][..2], pair);
         }
+        let (rows, columns) = (SHAPE.0 as usize, SHAPE.1 as usize);
+        let (y, rest) = copies[256..].split_at(rows * columns);
+        let (pairs, lengths) = rest.split_at(rows * columns / 2);
+        let matrix = |row: usize, column: usize| ((row * columns + column).pow(2) + 3) as u32;
+        for (i, value) in y.iter().enumerate() {
+            assert_eq!(*value, matrix(i % rows, i / rows));
+        }
+        for (i, sum) in pairs.iter().enumerate() {
+            let (row, column) = (i / (columns / 2), 2 * (i % (columns / 2)));
+            assert_eq!(*sum, matrix(row, column) + matrix(row, column + 1));
+        }
+        assert_eq!(*lengths, [37, 28, 14, 1]);
     }
 }

@@ -30,6 +30,7 @@ macro_rules! cases {
     };
 }
 
+mod bulk;
 #[cfg(not(target_arch = "nvptx64"))]
 mod case;
 #[cfg(test)]

@@ -19,6 +19,7 @@ struct Options {
     instances: Option<Vec<Instance>>,
     max_threads: Option<LitInt>,
     min_blocks: Option<LitInt>,
+    min_sm: Option<LitInt>,
     overlaps: Overlaps,
 }
 
@@ -71,6 +72,10 @@ impl Parse for Options {
                     input.parse::<Token![=]>()?;
                     options.min_blocks = Some(input.parse()?);
                 }
+                "min_sm" => {
+                    input.parse::<Token![=]>()?;
+                    options.min_sm = Some(input.parse()?);
+                }
                 "overlaps" => {
                     options.overlaps = Overlaps::FromEntry;
                     if input.peek(Token![=]) {
@@ -96,8 +101,8 @@ impl Parse for Options {
                     options.instances = Some(list.into_iter().collect());
                 }
                 _ => {
-                    let known =
-                        "expected `system`, `instances`, `args`, `max_threads`, `min_blocks` or `overlaps`";
+                    let known = "expected `system`, `instances`, `args`, `max_threads`, `min_blocks`, `min_sm` or \
+                                 `overlaps`";
                     return Err(Error::new(key.span(), known));
                 }
             }
@@ -205,6 +210,10 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         Some(literal) => literal.base10_parse::<u32>()?,
         None => 0,
     };
+    let min_sm = match options.min_sm.as_ref() {
+        Some(literal) => literal.base10_parse::<u32>()?,
+        None => 0,
+    };
     let overlaps = options.overlaps;
     let (may_overlap, waits_late) =
         (overlaps != Overlaps::No, matches!(overlaps, Overlaps::Late | Overlaps::ByHand));
@@ -230,11 +239,11 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
             &parameters,
             instance,
             &arguments,
-            (max_threads, min_blocks),
+            (max_threads, min_blocks, min_sm),
             overlaps,
         ));
         infos.push(quote! {
-            ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads, overlaps: #may_overlap, waits_late: #waits_late }
+            ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads, overlaps: #may_overlap, waits_late: #waits_late, min_sm: #min_sm }
         });
         names.push(host_body(name, &entry, &parameters, instance, &args, index));
     }
@@ -398,7 +407,7 @@ fn device_entry(
     parameters: &[(Ident, Option<Type>)],
     instance: &Instance,
     arguments: &[Parameter],
-    (max_threads, min_blocks): (u32, u32),
+    (max_threads, min_blocks, min_sm): (u32, u32, u32),
     overlaps: Overlaps,
 ) -> TokenStream {
     let entry_ident = Ident::new(entry, name.span());
@@ -409,6 +418,11 @@ fn device_entry(
     let bounds = (max_threads != 1024 || min_blocks != 0).then(|| {
         // ptx-build reads this comment and writes the entry's directives: rustc has no attribute for them.
         let text = format!("// simt.launch_bounds {entry} {max_threads} {min_blocks}");
+        quote! { ::core::arch::global_asm!(#text); }
+    });
+    let needs = (min_sm != 0).then(|| {
+        // The same: it leaves the entry out of lower targets' PTX.
+        let text = format!("// simt.min_sm {entry} {min_sm}");
         quote! { ::core::arch::global_asm!(#text); }
     });
     let overlap = (overlaps != Overlaps::No).then(|| {
@@ -435,6 +449,7 @@ fn device_entry(
             use super::*;
             #(#aliases)*
             #bounds
+            #needs
             #overlap_word
             /// The device's entry.
             ///

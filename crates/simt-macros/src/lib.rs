@@ -45,6 +45,8 @@ use proc_macro::TokenStream;
 ///   own module knows.
 /// - `max_threads = N`: the most threads a block may have (`.maxntid`), so that ptxas may use more registers.
 /// - `min_blocks = N`: blocks that shall fit a multiprocessor at once (`.minnctapersm`).
+/// - `min_sm = 90`: the kernel uses what GPUs have from sm_90 on. The PTX of lower targets is without it, and
+///   its launch there is an error that says so; the emulator runs it.
 /// - `overlaps`: a launch may start while the launch ahead of it in the stream still runs; on the device the
 ///   entry waits for that one's end before it does anything else, so that what the kernel reads and writes is
 ///   ordered as ever.

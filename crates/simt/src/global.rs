@@ -143,6 +143,22 @@ macro_rules! loads {
                 self.pointer.wrapping_add(index) as *const T
             }
 
+            /// `len` elements from element `start` on.
+            #[crate::device]
+            pub(crate) fn part(self, start: usize, len: usize) -> Self {
+                #[cfg(target_arch = "nvptx64")]
+                {
+                    let _ = len;
+                    return $handle { pointer: self.pointer.wrapping_add(start), element: PhantomData };
+                }
+                #[cfg(not(target_arch = "nvptx64"))]
+                {
+                    emu::check_slice::<T>(self.len, start, len);
+                    let address = self.address + (start * size_of::<T>()) as u64;
+                    $handle { address, len, element: PhantomData }
+                }
+            }
+
             /// Element `index`.
             #[crate::device]
             pub fn load(self, index: impl GlobalIndex) -> T {

@@ -219,6 +219,8 @@ pub struct KernelInfo {
     pub overlaps: bool,
     /// Whether it is the kernel that waits, and not its entry.
     pub waits_late: bool,
+    /// The lowest target whose PTX holds it, 90 for sm_90; 0 if all do.
+    pub min_sm: u32,
 }
 
 /// One kernel instance: its PTX entry and its body, typed by its arguments.

@@ -10,10 +10,12 @@
 //! | [`thread`] | indices, block barriers, fences, overlap of launches | `thread` |
 //! | [`warp`] | shuffles, votes, reductions | `warp` |
 //! | [`Global`], [`GlobalMut`] | typed device memory, width and cache hint by name | raw pointers |
+//! | [`rows`] | matrices and slices of it, with their lengths on the device | slices |
 //! | [`Shared`], [`SharedPlan`] | shared memory with a computed layout | `shared` |
 //! | [`atomic`] | integer atomics on both memories | `atomic` |
 //! | [`convert`] | f16, bf16 and e4m3 | |
 //! | [`async_copy`] | copies to shared memory that run beside the thread | |
+//! | [`mbarrier`], [`bulk`] | barriers in shared memory, and bulk copies that they count (sm_90) | |
 //! | [`tensor`] | matrix multiply-accumulate, `ldmatrix` | |
 //! | [`half2`] | arithmetic on pairs of f16 | |
 //! | [`bits`] | `dp4a`, byte permute | |
@@ -68,6 +70,7 @@ mod ptx;
 pub mod async_copy;
 pub mod atomic;
 pub mod bits;
+pub mod bulk;
 pub mod convert;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod emu;
@@ -77,10 +80,12 @@ mod index;
 #[cfg(not(target_arch = "nvptx64"))]
 mod kernel;
 pub mod math;
+pub mod mbarrier;
 #[doc(hidden)]
 pub mod on_device;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod print;
+pub mod rows;
 mod shared;
 pub mod tensor;
 pub mod thread;
@@ -98,6 +103,7 @@ pub use index::{GlobalIndex, SharedIndex};
 pub use kernel::{ArgMemory, same_names};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use kernel::{Dim3, Kernel, KernelArg, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
+pub use mbarrier::Mbarrier;
 pub use shared::{Shared, SharedPlan};
 pub use simt_macros::{device, kernel, println, test, unroll};
 

@@ -141,7 +141,12 @@ impl Module {
 
     #[cold]
     fn look_up(&self, info: &'static KernelInfo, list: &AtomicPtr<Function>) -> Result<&Function> {
-        let missing = Error::KernelMissing { kernel: info.name, sm: self.sm };
+        let (kernel, needs, sm) = (info.name, info.min_sm, self.sm);
+        let missing = if needs > sm {
+            Error::KernelNeeds { kernel, needs, sm }
+        } else {
+            Error::KernelMissing { kernel, sm }
+        };
         let Ok(entry_name) = CString::new(info.name) else {
             return Err(missing);
         };

@@ -1,10 +1,12 @@
 //! One block: its threads as coroutines, parked where they wait for each other.
 
 use super::allocations::Tracked;
+use super::bulk;
 use super::collective;
-use super::fault::{Fault, FaultKind, Place};
+use super::fault::{Fault, FaultKind, Place, Space};
 use super::fixed::Fixed;
 use super::lane::{CURRENT, Lane, State};
+use super::mbarrier::Mbarriers;
 use super::mutation::{self, Change};
 use super::named::{BARRIERS, Named};
 use super::options::{Dice, Schedule};
@@ -45,6 +47,7 @@ pub(crate) struct Block {
     /// Whether something has happened that a waiting thread may wait for.
     pub(crate) changed: Cell<bool>,
     named: RefCell<[Named; BARRIERS]>,
+    pub(super) mbarriers: Mbarriers,
     /// Whether a thread has ended.
     ended: Cell<bool>,
     /// Decides who goes next, if the order is one of seeds.
@@ -167,6 +170,7 @@ impl<'a> Runner<'a> {
             lines: Lines::new(sink),
             changed: Cell::new(false),
             named: RefCell::default(),
+            mbarriers: Mbarriers::default(),
             ended: Cell::new(false),
             dice: mixed.then(|| Cell::new(Dice::new(0))),
             seed: if let Schedule::Seeded(seed) = schedule { seed.into() } else { 0 },
@@ -208,6 +212,7 @@ impl<'a> Runner<'a> {
         self.block.changed.set(true);
         self.block.shared.reset();
         self.block.named.borrow_mut().fill(Named::default());
+        self.block.mbarriers.reset();
         if let Some(races) = &self.block.races {
             races.borrow_mut().enter_block();
         }
@@ -224,6 +229,7 @@ impl<'a> Runner<'a> {
     pub(super) fn turn(&mut self) -> Result<Turn, Box<Fault>> {
         self.quiet = !self.block.changed.replace(false);
         let result = if self.block.dice.is_some() { self.mixed_turn() } else { self.plain_turn() };
+        let result = if matches!(result, Ok(Turn::Done)) { self.done() } else { result };
         if !matches!(result, Ok(Turn::Ran { .. })) {
             if let Some(races) = self.block.races.as_ref().filter(|_| !self.overflowed) {
                 races.borrow_mut().leave_block(self.block.number.get());
@@ -303,6 +309,17 @@ impl<'a> Runner<'a> {
         }
         self.warps = warps;
         Ok(if self.all_done() { Turn::Done } else { self.ran(further, looks) })
+    }
+
+    /// All threads have ended: no copy may be on its way to memory that is the next block's.
+    fn done(&self) -> Result<Turn, Box<Fault>> {
+        match self.block.mbarriers.left() {
+            None => Ok(Turn::Done),
+            Some((thread, place)) => {
+                let kind = FaultKind::BulkLeft { space: Space::Shared };
+                Err(self.fault(&self.lanes[thread as usize], Some(place.into()), kind))
+            }
+        }
     }
 
     fn ran(&self, further: bool, looks: u64) -> Turn {
@@ -448,6 +465,9 @@ impl<'a> Runner<'a> {
                 body();
                 if block.info.waits_late && !lane.waited.get() {
                     resume_unwind(Box::new(Fault::of(lane, None, FaultKind::NoWait)));
+                }
+                if let Some((place, kind)) = bulk::end(lane) {
+                    resume_unwind(Box::new(Fault::of(lane, Some(place), kind)));
                 }
                 lane.state.set(State::Done);
                 block.ended.set(true);

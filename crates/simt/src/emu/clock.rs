@@ -1,6 +1,7 @@
 //! What threads know of each other: vector clocks, and what fences and atomics hand on.
 
 use super::collective::FenceScope;
+use super::fault::Space;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -11,24 +12,53 @@ pub(super) struct Known {
     pub(super) blocks: BTreeMap<u64, u32>,
     /// (Block number, thread) to clock: everything the thread did up to it.
     pub(super) threads: BTreeMap<(u64, u32), u32>,
+    /// Which of these accesses copies by the asynchronous proxy see, those ahead of a fence for that: of
+    /// shared memory and of global memory.
+    pub(super) shown: [Shown; 2],
     /// The time of the last fence of sequential consistency that another one lies behind, of a thread that
     /// was heard of: values set before that are not seen any more.
     pub(super) fenced: u64,
 }
 
+/// What a fence has shown to copies.
+#[derive(Clone, Default)]
+pub(super) struct Shown {
+    pub(super) blocks: BTreeMap<u64, u32>,
+    pub(super) threads: BTreeMap<(u64, u32), u32>,
+}
+
+impl Shown {
+    fn is_nothing(&self) -> bool {
+        self.blocks.is_empty() && self.threads.is_empty()
+    }
+
+    fn join(&mut self, blocks: &BTreeMap<u64, u32>, threads: &BTreeMap<(u64, u32), u32>) {
+        join(&mut self.blocks, blocks);
+        join(&mut self.threads, threads);
+    }
+}
+
+/// Takes over what is later.
+fn join<K: Copy + Ord>(mine: &mut BTreeMap<K, u32>, theirs: &BTreeMap<K, u32>) {
+    for (key, time) in theirs {
+        let known = mine.entry(*key).or_insert(0);
+        *known = (*known).max(*time);
+    }
+}
+
 impl Known {
     fn is_nothing(&self) -> bool {
-        self.blocks.is_empty() && self.threads.is_empty() && self.fenced == 0
+        self.blocks.is_empty()
+            && self.threads.is_empty()
+            && self.shown.iter().all(Shown::is_nothing)
+            && self.fenced == 0
     }
 
     pub(super) fn join(&mut self, other: &Known) {
-        for (block, epoch) in &other.blocks {
-            let mine = self.blocks.entry(*block).or_insert(0);
-            *mine = (*mine).max(*epoch);
-        }
-        for (thread, clock) in &other.threads {
-            let mine = self.threads.entry(*thread).or_insert(0);
-            *mine = (*mine).max(*clock);
+        join(&mut self.blocks, &other.blocks);
+        join(&mut self.threads, &other.threads);
+        for (mine, theirs) in self.shown.iter_mut().zip(&other.shown) {
+            mine.join(&theirs.blocks, &theirs.threads);
         }
         self.fenced = self.fenced.max(other.fenced);
     }
@@ -104,6 +134,34 @@ impl Clock {
     fn learn_heard(&mut self, heard: Known) {
         if !heard.is_nothing() {
             Rc::make_mut(&mut self.known).join(&heard);
+        }
+    }
+
+    /// Joins to `known` what this thread, `lane` of the warp that starts at thread `first` of `block`, has
+    /// done and knows for certain: what it releases.
+    pub(super) fn release(&mut self, known: &mut Known, block: u64, epoch: u32, first: u32, lane: usize) {
+        known.join(&self.known);
+        let own = known.blocks.entry(block).or_insert(0);
+        *own = (*own).max(epoch);
+        for (other, heard) in self.warp.iter().enumerate().filter(|(_, heard)| **heard > 0) {
+            let mine = known.threads.entry((block, first + other as u32)).or_insert(0);
+            *mine = (*mine).max(*heard);
+        }
+        self.warp[lane] += 1;
+    }
+
+    /// Copies that are behind this see all that the thread has done and knows, in memory of these kinds.
+    pub(super) fn show_to_copies(
+        &mut self,
+        spaces: &[Space],
+        (block, epoch): (u64, u32),
+        (first, lane): (u32, usize),
+    ) {
+        let mut released = Known::default();
+        self.release(&mut released, block, epoch, first, lane);
+        let known = Rc::make_mut(&mut self.known);
+        for space in spaces {
+            known.shown[*space as usize].join(&released.blocks, &released.threads);
         }
     }
 

@@ -87,7 +87,7 @@ pub struct Race {
     pub index: u64,
     /// The first racing byte: an address, or an offset in shared memory.
     pub byte: u64,
-    /// What this access does: `read`, `write` or `atomic`.
+    /// What this access does: `read`, `write`, `atomic`, and so on.
     pub access: &'static str,
     /// What the other one did.
     pub other_access: &'static str,
@@ -121,6 +121,21 @@ pub enum WaitFor {
         /// The mask.
         mask: u32,
     },
+    /// The end of a phase of an mbarrier.
+    Phase {
+        /// The element of its array.
+        index: u64,
+        /// The phase's parity.
+        parity: u32,
+        /// How many threads have not arrived.
+        arrivals: u32,
+        /// How many shall.
+        count: u32,
+        /// Bytes that are expected and that no copy brings.
+        bytes: i64,
+        /// Who arrived last, and where; `None` if no thread has.
+        last: Option<(ThreadId, Place)>,
+    },
     /// It pauses and looks at no word.
     Unknown,
 }
@@ -145,6 +160,19 @@ pub struct Endless {
     pub waits: Vec<Wait>,
     /// How many blocks have not started, for want of room beside those that wait.
     pub not_started: u64,
+}
+
+/// Copies that bring an mbarrier more bytes than are expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excess {
+    /// The element of the array.
+    pub index: u64,
+    /// How many bytes are expected.
+    pub expected: i64,
+    /// How many come.
+    pub copied: i64,
+    /// Who arrived last, and where.
+    pub last: Option<(ThreadId, Place)>,
 }
 
 /// A result that depends on the order in which threads ran.
@@ -185,6 +213,28 @@ pub enum FaultKind {
         element_bytes: usize,
         /// Whether it was a write.
         write: bool,
+    },
+    /// An access that is not all in one row of a matrix, whether or not it is in its array.
+    OutsideMatrix {
+        /// The row and the column used.
+        place: [u32; 2],
+        /// How many rows and columns there are.
+        of: [u32; 2],
+        /// Bytes of the access.
+        bytes: usize,
+        /// Bytes of an element.
+        element_bytes: usize,
+        /// Whether it was a write.
+        write: bool,
+    },
+    /// A matrix that is larger than its array.
+    MatrixTooLarge {
+        /// How many rows.
+        rows: u32,
+        /// How many columns.
+        columns: u32,
+        /// Elements of the array.
+        len: u64,
     },
     /// An access whose address is not a multiple of its size.
     Misaligned {
@@ -257,6 +307,55 @@ pub enum FaultKind {
         /// How many have come, a warp counted as 32.
         arrived: u32,
     },
+    /// Shared memory that is used as an mbarrier and holds none: not initialized, or invalidated.
+    NoMbarrier {
+        /// The element of the array.
+        index: u64,
+    },
+    /// An access to the bytes of an mbarrier by other means than its own, or another one made there.
+    MbarrierBytes {
+        /// Byte offset in the block's shared memory.
+        offset: u32,
+        /// Bytes of the access.
+        bytes: usize,
+    },
+    /// An mbarrier for no thread, or for too many.
+    MbarrierCount {
+        /// How many.
+        count: u32,
+    },
+    /// A thread that arrives at an mbarrier where all have, in a phase that still waits for bytes.
+    MbarrierArrivals {
+        /// The element of the array.
+        index: u64,
+        /// How many arrive in a phase.
+        count: u32,
+        /// Where it was initialized.
+        made: Place,
+    },
+    /// An mbarrier that expects more bytes than it can count.
+    MbarrierExpected {
+        /// How many.
+        bytes: i64,
+        /// The most.
+        most: u32,
+    },
+    /// Copies that bring an mbarrier more bytes than are expected in the phase, whose threads have all
+    /// arrived.
+    MbarrierExcess(Box<Excess>),
+    /// A bulk copy of bytes that are no multiple of 16.
+    BulkSize {
+        /// How many.
+        bytes: u32,
+    },
+    /// A bulk copy that nobody has waited for at the end of what it needs: the block, of one to shared
+    /// memory, or the thread, of one to global memory.
+    BulkLeft {
+        /// Where it goes.
+        space: Space,
+    },
+    /// A bulk copy of or over what a thread wrote by a plain access, without a fence between the two.
+    NoProxyFence(Box<Race>),
     /// A lane that calls a warp primitive without naming itself in the mask.
     LaneNotInMask {
         /// The mask.

@@ -6,7 +6,7 @@
 //! as long as the launch has patience, the wait is one without end.
 
 use super::block::{Runner, Setting, Turn};
-use super::fault::{Endless, Fault, FaultKind, Wait, WaitFor};
+use super::fault::{Endless, Fault, FaultKind, Space, Wait, WaitFor};
 use super::options::{Dice, Schedule};
 use super::race::GridRaces;
 use crate::kernel::{KernelInfo, LaunchShape};
@@ -178,7 +178,7 @@ fn endless(info: &'static KernelInfo, mut waits: Vec<Wait>, not_started: u64) ->
     // Who looks at a word first: the others may wait just because of it.
     let rank = |wait: &Wait| {
         let (block, thread) = (wait.thread.block, wait.thread.thread);
-        let looks = matches!(wait.on, WaitFor::Word { .. } | WaitFor::Unknown);
+        let looks = matches!(wait.on, WaitFor::Word { .. } | WaitFor::Phase { .. } | WaitFor::Unknown);
         (!looks, block.z, block.y, block.x, thread.z, thread.y, thread.x)
     };
     waits.sort_by_key(rank);
@@ -187,6 +187,7 @@ fn endless(info: &'static KernelInfo, mut waits: Vec<Wait>, not_started: u64) ->
     waits.retain(|wait| {
         let word = match &wait.on {
             WaitFor::Word { space, index, .. } => Some((*space, *index)),
+            WaitFor::Phase { index, .. } => Some((Space::Shared, *index)),
             _ => None,
         };
         let new = known.len() < 5 && !known.contains(&(wait.place, word));
@@ -427,6 +428,7 @@ mod tests {
         max_threads: 1024,
         overlaps: false,
         waits_late: false,
+        min_sm: 0,
     };
 
     fn setting(shape: LaunchShape, schedule: Schedule, race_check: bool) -> Setting<'static> {

@@ -1,6 +1,8 @@
 //! What happened to each word of memory, and to its bytes where they were used apart.
 
 use super::clock::Clock;
+use super::fault::Space;
+use super::mbarrier::AGENTS;
 use core::panic::Location;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -21,7 +23,7 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    pub(super) fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Access::Read => "read",
             Access::ReadOnly => "read-only load",
@@ -48,6 +50,9 @@ pub(super) struct Event {
     /// The block's number, and the thread's in it.
     pub(super) block: u64,
     pub(super) linear: u32,
+    /// Who makes the access for the thread, at a time that only a wait ends: see
+    /// [`agent`](super::mbarrier::agent). 0 for the thread itself.
+    pub(super) agent: u16,
     pub(super) epoch: u32,
     pub(super) clock: u32,
     pub(super) access: Access,
@@ -56,12 +61,21 @@ pub(super) struct Event {
 
 impl Event {
     pub(super) fn thread_key(&self) -> (u64, u32) {
-        (self.block, self.linear)
+        (self.block, if self.agent == 0 { self.linear } else { AGENTS | u32::from(self.agent) })
+    }
+
+    /// What it is called in a report.
+    pub(super) fn name(&self) -> &'static str {
+        match self.access {
+            Access::Write if self.agent != 0 => "bulk copy's write",
+            Access::Copy if self.agent != 0 => "bulk copy's read",
+            access => access.name(),
+        }
     }
 
     /// Whether it is ordered before the access `now` of the thread that has `clock`.
     pub(super) fn is_behind(&self, now: &Event, clock: &Clock) -> bool {
-        if self.block == now.block {
+        if self.agent == 0 && self.block == now.block {
             if self.linear == now.linear || self.epoch < now.epoch {
                 return true;
             }
@@ -69,8 +83,20 @@ impl Event {
                 return true;
             }
         }
-        clock.known.blocks.get(&self.block).is_some_and(|epoch| self.epoch < *epoch)
+        let by_epoch = |epoch: &u32| self.agent == 0 && self.epoch < *epoch;
+        clock.known.blocks.get(&self.block).is_some_and(by_epoch)
             || clock.known.threads.get(&self.thread_key()).is_some_and(|heard| self.clock <= *heard)
+    }
+}
+
+impl Event {
+    /// Whether copies of the thread that has `clock` see what this access wrote: a fence between the two
+    /// kinds of access lies in between. Those of copies themselves they see.
+    pub(super) fn is_shown_to_copies(&self, space: Space, clock: &Clock) -> bool {
+        let shown = &clock.known.shown[space as usize];
+        self.agent != 0
+            || shown.blocks.get(&self.block).is_some_and(|epoch| self.epoch < *epoch)
+            || shown.threads.get(&self.thread_key()).is_some_and(|known| self.clock <= *known)
     }
 }
 
@@ -218,7 +244,10 @@ impl Memory {
             _ => {
                 let pages = &mut self.pages;
                 let place = *self.places.entry(page).or_insert_with(|| {
-                    pages.push(Box::new(std::array::from_fn(|_| Word::default())));
+                    // Made where it stays: the thread that makes it may have a small stack.
+                    let words: Box<[Word]> = (0..PAGE).map(|_| Word::default()).collect();
+                    let Ok(page) = words.try_into() else { unreachable!("it has as many words") };
+                    pages.push(page);
                     pages.len() - 1
                 });
                 self.last = Some((page, place));
@@ -320,6 +349,7 @@ mod tests {
         let event = |block, linear, clock| Event {
             block,
             linear,
+            agent: 0,
             epoch: 0,
             clock,
             access: Access::Atomic,

@@ -3,6 +3,7 @@
 use super::MAX_BLOCK_THREADS;
 use super::async_copy::Copies;
 use super::block::Block;
+use super::bulk::Stores;
 use super::calls::{self, Calls};
 use super::collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
 use super::fault::{Fault, FaultKind, Space};
@@ -80,6 +81,8 @@ pub(crate) struct Lane {
     pub(super) look: Cell<Option<Look>>,
     /// Its asynchronous copies that are under way.
     pub(crate) copies: RefCell<Copies>,
+    /// The same of bulk copies to global memory.
+    pub(super) stores: RefCell<Stores>,
 }
 
 /// What a thread may spend until it gives way: 64 atomics or fences, four pauses, or very many plain
@@ -107,6 +110,7 @@ impl Lane {
             unwatched: Cell::new(0),
             look: Cell::new(None),
             copies: RefCell::default(),
+            stores: RefCell::default(),
         }
     }
 
@@ -116,6 +120,7 @@ impl Lane {
         self.refuel(false);
         self.look.set(None);
         self.copies.borrow_mut().clear();
+        self.stores.borrow_mut().clear();
     }
 
     pub(crate) fn block(&self) -> &Block {
@@ -220,6 +225,12 @@ pub(super) fn after_atomic(look: Look, place: &'static Location<'static>) {
     if parks {
         park(Pause::Turn, place);
     }
+}
+
+/// Behind a look that has not found what it waits for: others go first.
+pub(super) fn park_after_look(look: Look, place: &'static Location<'static>) {
+    with_lane(|lane| lane.look.set(Some(look)));
+    park(Pause::Turn, place);
 }
 
 /// Ahead of an access that is looked at: a thread that makes very many may wait for another one.

@@ -9,13 +9,16 @@
 //! - an access outside its buffer or its shared array, or not aligned to its own size;
 //! - a read of shared memory that nobody wrote;
 //! - a read or write of shared memory that an asynchronous copy is still on its way to;
+//! - an mbarrier that is used before it is there, or that more threads or bytes come to than it expects; a
+//!   bulk copy of a wrong size or place, or that nobody waits for;
 //! - a barrier that not all threads reach, or that they reach at different places;
 //! - a lane missing from a shuffle's or vote's mask, or named in it and elsewhere;
 //! - a panic (on the device the grid would trap); local variables that overflow the thread's stack;
 //! - threads that wait for each other, or for a word, while nothing changes any more;
 //! - with [`EmuOptions::race_check`], two threads touching the same bytes, one of them writing, with nothing
 //!   that orders them: no barrier, no warp synchronisation, no fence with an atomic; read-only loads of what
-//!   the launch writes; sources of asynchronous copies that are written too early; atomics of two widths;
+//!   the launch writes; sources of asynchronous copies that are written too early; bulk copies of plain
+//!   writes that no fence has shown to them; atomics of two widths;
 //! - with [`EmuOptions::memory_check`], reads of global memory that nobody wrote, and handles to freed
 //!   memory;
 //! - with [`EmuOptions::orders`], results that depend on the order in which threads run.
@@ -26,6 +29,7 @@
 pub mod allocations;
 mod async_copy;
 mod block;
+mod bulk;
 mod calls;
 mod clock;
 mod collective;
@@ -35,6 +39,7 @@ mod grid;
 mod history;
 mod lane;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod mutation;
 mod named;
@@ -43,6 +48,7 @@ mod orders;
 mod panics;
 pub(crate) mod print;
 mod race;
+mod rows;
 mod shared;
 mod stack;
 pub mod tensor;
@@ -57,18 +63,23 @@ use std::sync::Arc;
 
 #[doc(hidden)]
 pub use fault::interned;
-pub use fault::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor};
+pub use fault::{
+    Endless, Excess, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor,
+};
 pub use mutation::MUTATION_VARIABLE;
 pub use options::{EmuOptions, SCHEDULE_VARIABLE, STREAM_CHECK_VARIABLE, Schedule};
 
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
+pub(crate) use bulk::{bulk_commit, bulk_fence, bulk_load, bulk_store, bulk_wait};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
 pub(crate) use lane::{
     BarrierKind, barrier, fence, match_any, named_barrier, pause, reduce, shuffle, sync_warp, vote,
     wait_for_previous, with_lane,
 };
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
+pub(crate) use mbarrier::{Named, mbarrier_arrive, mbarrier_init, mbarrier_invalidate, mbarrier_try_wait};
 pub(crate) use memory::{global_atomic, global_load, global_load_readonly, global_store, peek, prefetch};
+pub(crate) use rows::{check_matrix, check_place, check_slice};
 pub(crate) use shared::{shared_atomic, shared_load, shared_store};
 pub(crate) use tensor::Format;
 

@@ -31,7 +31,7 @@ pub enum Change {
     BlockFence,
     /// An atomic is a load and a store.
     NotAtomic,
-    /// The wait for asynchronous copies waits for one group less.
+    /// The wait for asynchronous copies waits for one group less, that for an mbarrier's phase not at all.
     NoWait,
     /// A load or a store is one element further.
     Next,

@@ -20,11 +20,14 @@ use super::collective::FenceScope;
 use super::fault::{FaultKind, Place, Race, Space, ThreadId};
 use super::history::{Access, ByAddress, Event, History, Memory};
 use super::lane::Lane;
+use super::mbarrier::AGENTS;
 use super::weak::{FullFences, Versions};
 use crate::kernel::LaunchShape;
 use core::panic::Location;
 use std::cell::RefCell;
 use std::rc::Rc;
+
+mod copies;
 
 /// An asynchronous copy that reads global memory and has not been waited for.
 struct Source {
@@ -99,8 +102,8 @@ impl Races {
         self.epoch += 1;
         let mut known = Known::default();
         Clock::tell(self.clocks.iter(), &mut known);
-        // What they knew of each other is behind the barrier.
-        known.threads.retain(|(of, _), _| *of != block);
+        // What they knew of each other is behind the barrier, but for copies, which go on.
+        known.threads.retain(|(of, who), _| *of != block || *who >= AGENTS);
         let known = Rc::new(known);
         for (thread, clock) in self.clocks.iter_mut().enumerate() {
             clock.warp[thread % 32] += 1;
@@ -165,6 +168,7 @@ impl Races {
         Event {
             block: lane.block().number.get(),
             linear: lane.linear,
+            agent: 0,
             epoch: self.epoch,
             clock: self.clocks[lane.linear as usize].warp[lane.lane() as usize],
             access,
@@ -222,7 +226,7 @@ impl Races {
                 return fault(FaultKind::ReadOnlyLoad, other);
             }
             if let Some(other) = race(history, &event, clock) {
-                return fault(FaultKind::Race, other);
+                return fault(kind_of(other), other);
             }
             if access.is_atomic() && history.rare().word != (start, bytes) {
                 if let Some(other) = history.atomics().find(|past| !past.is_behind(&event, clock)) {
@@ -328,6 +332,11 @@ impl Races {
     }
 }
 
+/// What it is that an access meets `other`, which nothing orders before it.
+fn kind_of(other: &Event) -> fn(Box<Race>) -> FaultKind {
+    if other.agent != 0 && other.access == Access::Copy { FaultKind::CopySource } else { FaultKind::Race }
+}
+
 /// Whose access it was.
 fn thread(shape: LaunchShape, event: &Event) -> ThreadId {
     ThreadId { block: shape.grid.at(event.block), thread: shape.block.at(event.linear.into()) }
@@ -344,8 +353,8 @@ fn pair(
         space,
         index,
         byte,
-        access: event.access.name(),
-        other_access: other.access.name(),
+        access: event.name(),
+        other_access: other.name(),
         other: thread(shape, other),
         other_place: Place::from(other.place),
     })

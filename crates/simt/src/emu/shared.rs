@@ -15,6 +15,8 @@ use core::panic::Location;
 const NOTHING: u8 = 0;
 /// An asynchronous copy is on its way to it.
 const AWAITED: u8 = 1;
+/// It belongs to an mbarrier.
+const BARRIER: u8 = 2;
 
 /// A block's shared memory, and what is known of each of its bytes.
 ///
@@ -57,8 +59,17 @@ impl SharedMemory {
 
     /// The bytes at `offset` belong to a copy that is under way.
     pub(super) fn mark_awaited(&self, offset: u32, bytes: usize) {
+        self.mark(offset, bytes, AWAITED);
+    }
+
+    /// The eight bytes at `offset` are an mbarrier from here on, or are none any more.
+    pub(super) fn mark_barrier(&self, offset: u32, is_one: bool) {
+        self.mark(offset, 8, if is_one { BARRIER } else { NOTHING });
+    }
+
+    fn mark(&self, offset: u32, bytes: usize, known: u8) {
         let (unit, mask) = (&self.known[offset as usize / 16], Self::mask(offset, bytes));
-        unit.set(unit.get() & !mask | u128::from_ne_bytes([AWAITED; 16]) & mask);
+        unit.set(unit.get() & !mask | u128::from_ne_bytes([known; 16]) & mask);
     }
 
     /// The copy to the bytes at `offset`, which do not leave their unit, has brought `value`.
@@ -83,7 +94,13 @@ impl SharedMemory {
         known & awaited & !(known >> 1) != 0
     }
 
-    fn is_written(&self, offset: u32, bytes: usize) -> bool {
+    fn is_barrier(&self, offset: u32, bytes: usize) -> bool {
+        let barrier = u128::from_ne_bytes([BARRIER; 16]);
+        let known = self.known[offset as usize / 16].get() & Self::mask(offset, bytes);
+        known & barrier & !(known << 1) != 0
+    }
+
+    pub(super) fn is_written(&self, offset: u32, bytes: usize) -> bool {
         let mask = Self::mask(offset, bytes);
         self.known[offset as usize / 16].get() & mask == mask
     }
@@ -151,7 +168,7 @@ pub(super) fn locate_shared<T, V>(
 }
 
 #[inline(always)]
-fn check_written(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
+pub(super) fn check_written(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
     if !lane.block().shared.is_written(offset, bytes) {
         check_arrived(lane, offset, bytes, place);
         raise(place, FaultKind::Uninitialized { offset, bytes });
@@ -162,6 +179,9 @@ fn check_written(lane: &Lane, offset: u32, bytes: usize, place: &'static Locatio
 pub(super) fn check_arrived(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
     if lane.block().shared.is_awaited(offset, bytes) {
         raise(place, FaultKind::CopyUnderWay { offset, bytes });
+    }
+    if lane.block().shared.is_barrier(offset, bytes) {
+        raise(place, FaultKind::MbarrierBytes { offset, bytes });
     }
 }
 

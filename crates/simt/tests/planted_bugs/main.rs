@@ -5,6 +5,7 @@
 //! | file | the mistake | what it gives | default mode | race-check mode |
 //! |---|---|---|---|---|
 //! | `bounds` | one element past a global or shared array, read or written | `OutOfBounds` | yes | yes |
+//! | `matrices` | outside of a matrix, a row or a slice, in the array or not | `OutsideMatrix` | yes | yes |
 //! | `alignment` | a vector that does not start at a multiple of its size | `Misaligned` | yes | yes |
 //! | `block_race` | no barrier between a write and a read, or too weak a one | `Race` | passes | yes |
 //! | `block_race` | … where the reader comes first | `Uninitialized` | yes | yes |
@@ -23,6 +24,15 @@
 //! | `shared_size` | a shared layout larger than the launch's shared memory | `SharedTooSmall` | yes | yes |
 //! | `async_copies` | a read before the wait, or of a group never closed | `CopyUnderWay` | yes | yes |
 //! | `async_copies` | no barrier between the wait and another lane's read | `Race` | passes | yes |
+//! | `mbarriers` | one that is not there, or is used as a number | `NoMbarrier` and others | yes | yes |
+//! | `mbarriers` | an arrival or a copy that does not come | `EndlessWait` | yes | yes |
+//! | `mbarriers` | a write behind the arrival, an `init` that nobody is shown | `Race` | passes | yes |
+//! | `bulk_copies` | a use before the wait | `CopyUnderWay` | yes | yes |
+//! | `bulk_copies` | a wrong size or place, more bytes than expected | `BulkSize` and others | yes | yes |
+//! | `bulk_copies` | a thread or a block that ends before its copy | `BulkLeft` | yes | yes |
+//! | `bulk_copies` | a use by who has not waited, a tile filled again too early | `Race` | passes | yes |
+//! | `bulk_copies` | a source that is written too early | `CopySource` | passes | yes |
+//! | `bulk_copies` | a plain write or an `init` without a fence for copies | `NoProxyFence` | passes | yes |
 //! | `late_wait` | a kernel that is to wait for the launch before, a path without | `NoWait` | yes | yes |
 //! | `waits` | a lock kept, a circle, no room, a fault that others wait for | `EndlessWait` | yes | yes |
 //! | `panics` | an assertion, an index, a division by zero | `Panic` | yes | yes |
@@ -35,8 +45,11 @@ mod async_copies;
 mod block_overlap;
 mod block_race;
 mod bounds;
+mod bulk_copies;
 mod divergent_barrier;
 mod late_wait;
+mod matrices;
+mod mbarriers;
 mod missing_fence;
 mod orders;
 mod panics;

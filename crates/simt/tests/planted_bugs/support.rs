@@ -18,6 +18,14 @@ pub fn write<T: Pod>(data: &mut [T]) -> GlobalMut<T> {
     unsafe { GlobalMut::from_raw(data.as_mut_ptr() as u64, data.len()) }
 }
 
+/// Elements at an address that is a multiple of 16, as device memory is, for as long as the program runs.
+pub fn aligned(value: impl Fn(u32) -> u32, len: usize) -> &'static mut [u32] {
+    let memory = vec![0u128; len.div_ceil(4)].leak();
+    let memory = &mut bytemuck::cast_slice_mut(memory)[..len];
+    (0..).zip(&mut *memory).for_each(|(i, element)| *element = value(i));
+    memory
+}
+
 pub fn launch<A: KernelArgs>(
     kernel: Kernel<A>,
     shape: LaunchShape,

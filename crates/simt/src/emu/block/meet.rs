@@ -1,6 +1,6 @@
 //! Barriers with a number, and what threads wait for.
 
-use super::super::fault::{Fault, FaultKind, Place, ThreadId, Wait, WaitFor};
+use super::super::fault::{Fault, FaultKind, Place, Space, ThreadId, Wait, WaitFor};
 use super::super::lane::{Look, Pause, State};
 use super::super::named::{self, NamedCall};
 use super::Runner;
@@ -67,16 +67,21 @@ impl Runner<'_> {
         let (block, shape) = (self.block.index.get(), self.block.shape);
         self.lanes.iter().filter_map(move |lane| {
             let State::Parked(pause, place) = lane.state.get() else { return None };
+            let phase = |look: Look| {
+                let shared = Some(look).filter(|look| look.space == Space::Shared);
+                shared.and_then(|look| self.block.mbarriers.lacking(look.byte))
+            };
             let on = match pause {
                 Pause::Barrier { .. } | Pause::Named(_) => WaitFor::Barrier,
                 Pause::Warp(call) => WaitFor::Lanes { mask: call.mask },
                 Pause::Turn => match lane.look.get() {
                     None => WaitFor::Unknown,
-                    Some(Look { space, byte, index, value }) => {
+                    Some(look) => phase(look).unwrap_or_else(|| {
+                        let Look { space, byte, index, value } = look;
                         let races = self.block.races.as_ref();
                         let last = races.and_then(|races| races.borrow_mut().last_change(shape, space, byte));
                         WaitFor::Word { space, index, value, recorded: races.is_some(), last }
-                    }
+                    }),
                 },
             };
             Some(Wait { thread: ThreadId { block, thread: lane.thread }, place: place.into(), on })

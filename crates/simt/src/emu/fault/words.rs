@@ -1,7 +1,7 @@
 //! What a report says.
 
 use super::super::options::Schedule;
-use super::{Endless, Fault, FaultKind, OrderDependence, Place, Race, Wait, WaitFor};
+use super::{Endless, Excess, Fault, FaultKind, OrderDependence, Place, Race, Space, Wait, WaitFor};
 use core::fmt;
 
 impl std::error::Error for Fault {}
@@ -34,6 +34,20 @@ impl fmt::Display for WaitFor {
         match self {
             WaitFor::Barrier => f.write_str("waits at a barrier for the rest of its block"),
             WaitFor::Lanes { mask } => write!(f, "waits for the other lanes of mask {mask:#010x}"),
+            WaitFor::Phase { index, parity, arrivals, count, bytes, last } => {
+                write!(
+                    f,
+                    "waits for a phase of parity {parity} of the mbarrier in shared element {index}, which lacks "
+                )?;
+                match (arrivals, bytes) {
+                    (0, bytes) => write!(f, "{bytes} expected bytes that no copy brings")?,
+                    (arrivals, _) => write!(f, "{arrivals} of {count} arrivals")?,
+                }
+                match last {
+                    Some((thread, place)) => write!(f, "; {thread} at {place} arrived last"),
+                    None => Ok(()),
+                }
+            }
             WaitFor::Unknown => f.write_str("pauses again and again"),
             WaitFor::Word { space, index, value, recorded, last } => {
                 write!(f, "waits for {space} element {index} to change")?;
@@ -118,6 +132,15 @@ impl fmt::Display for FaultKind {
                 "{space} {} out of bounds: {bytes} bytes from element {index} of an array of {len} elements of {element_bytes} bytes",
                 if *write { "write" } else { "read" }
             ),
+            FaultKind::OutsideMatrix { place: [row, column], of: [rows, columns], bytes, element_bytes, write } => write!(
+                f,
+                "{} outside of a matrix: {bytes} bytes from row {row}, column {column} of {rows} rows and {columns} columns, \
+                 of elements of {element_bytes} bytes",
+                if *write { "write" } else { "read" }
+            ),
+            FaultKind::MatrixTooLarge { rows, columns, len } => {
+                write!(f, "a matrix of {rows} rows and {columns} columns over an array of {len} elements")
+            }
             FaultKind::Misaligned { space, index, bytes, off_by } => write!(
                 f,
                 "misaligned {space} access: {bytes} bytes from element {index} start {off_by} bytes past a multiple of {bytes}"
@@ -132,7 +155,7 @@ impl fmt::Display for FaultKind {
             FaultKind::CopyUnderWay { offset, bytes } => write!(
                 f,
                 "access to {bytes} bytes of shared memory at offset {offset} that an asynchronous copy is still on its way to: \
-                 commit it and wait for its group first"
+                 wait for its group, which it must have been committed to, or for its mbarrier first"
             ),
             FaultKind::DivergentBarrier { absent, waits_at } => write!(
                 f,
@@ -151,6 +174,49 @@ impl fmt::Display for FaultKind {
             FaultKind::NamedBarrierShort { id, threads, arrived } => {
                 write!(f, "barrier {id} waits for {threads} threads, and {arrived} have come")
             }
+            FaultKind::NoMbarrier { index } => {
+                write!(f, "shared element {index} holds no mbarrier: initialize it, and wait for that, first")
+            }
+            FaultKind::MbarrierBytes { offset, bytes } => write!(
+                f,
+                "access to {bytes} bytes of shared memory at offset {offset}, which are those of an mbarrier: invalidate it first"
+            ),
+            FaultKind::MbarrierCount { count } => {
+                write!(f, "an mbarrier for {count} arrivals: 1 to 1048575 are allowed")
+            }
+            FaultKind::MbarrierArrivals { index, count, made } => write!(
+                f,
+                "one arrival too many at the mbarrier in shared element {index}, made for {count} at {made}: the phase still \
+                 waits for bytes"
+            ),
+            FaultKind::MbarrierExpected { bytes, most } => {
+                write!(f, "an mbarrier that expects {bytes} bytes: {most} is the most")
+            }
+            FaultKind::MbarrierExcess(excess) => {
+                let Excess { index, expected, copied, last } = &**excess;
+                write!(
+                    f,
+                    "the mbarrier in shared element {index} expects {expected} bytes in this phase and copies bring {copied}: \
+                     the phase may end before all have come"
+                )?;
+                match last {
+                    Some((thread, place)) => write!(f, "; {thread} at {place} arrived last"),
+                    None => Ok(()),
+                }
+            }
+            FaultKind::BulkSize { bytes } => write!(f, "a bulk copy of {bytes} bytes: a multiple of 16 is needed"),
+            FaultKind::BulkLeft { space: Space::Shared } => {
+                f.write_str("the block ends and nobody has waited for this copy to its shared memory")
+            }
+            FaultKind::BulkLeft { space: Space::Global } => f.write_str(
+                "the thread ends and has not waited until this copy has read its source: commit it and wait for its group",
+            ),
+            FaultKind::NoProxyFence(pair) => write!(
+                f,
+                "a bulk copy need not see a plain write: {}; the writer needs a fence of `simt::bulk` behind it, ahead of \
+                 what hands it on",
+                pair.both()
+            ),
             FaultKind::LaneNotInMask { mask, lane } => {
                 write!(f, "lane {lane} calls a warp primitive with mask {mask:#010x}, which does not name it")
             }
@@ -185,7 +251,7 @@ impl fmt::Display for FaultKind {
             ),
             FaultKind::CopySource(pair) => write!(
                 f,
-                "source of an asynchronous copy that is under way: {}; wait for the copy's group first",
+                "source of an asynchronous copy that is under way: {}; wait for the copy's group or mbarrier first",
                 pair.both()
             ),
             FaultKind::AtomicWidths(pair) => write!(
