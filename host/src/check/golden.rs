@@ -1,7 +1,7 @@
 //! Golden bits: a digest of what each case writes, kept in files beside the sources.
 //!
-//! Two devices that agree may both have changed. A digest that is kept says so: what a kernel computes changes
-//! when somebody means it to, and the file changes with it.
+//! Two devices that agree may both have changed. A digest that is kept says so: what a kernel computes
+//! changes when somebody means it to, and the file changes with it.
 //!
 //! A folder has a file for each system, `SYSTEM.txt`; a line is a case: sixteen hexadecimal digits, the
 //! kernels, the label. Lines that begin with `#` are comments. Inputs of a few cases come from the host's
