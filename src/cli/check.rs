@@ -69,10 +69,10 @@ pub struct Arguments {
     #[arg(long, value_name = "N", conflicts_with_all = ["full", "huge", "sanitize"])]
     orders: Option<u32>,
     /// Compare the digests of all outputs with those in this folder.
-    #[arg(long, value_name = "FOLDER", requires = "orders", conflicts_with = "write_golden")]
+    #[arg(long, value_name = "FOLDER", requires = "orders", conflicts_with_all = ["write_golden", "list"])]
     golden: Option<PathBuf>,
     /// Write the digests of all outputs into this folder, a file for each system, in place of those there.
-    #[arg(long, value_name = "FOLDER", requires = "orders", conflicts_with = "filter")]
+    #[arg(long, value_name = "FOLDER", requires = "orders", conflicts_with_all = ["filter", "list"])]
     write_golden: Option<PathBuf>,
     /// List the cases instead of running them.
     #[arg(long)]
@@ -94,6 +94,8 @@ struct Json<'a> {
     passed: bool,
     /// Kernels of the program that no case of the whole suite launches.
     not_covered: &'a [&'static str],
+    /// Cases of which there are golden bits, and which the program has not.
+    stale: &'a [String],
     /// Why there was no GPU.
     gpu_note: Option<&'a str>,
     #[serde(flatten)]
@@ -161,6 +163,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(folder) => Some(Golden::read(folder, arguments.systems().map(|system| system.name))?),
         None => None,
     };
+    if let Some(folder) = &arguments.write_golden {
+        Golden::writable(folder)?;
+    }
     let (gpu, gpu_note) = match arguments.orders {
         Some(_) => (None, None),
         None => match arguments.backend.open()? {
@@ -205,10 +210,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(golden) if arguments.filter.is_none() => golden.stale(&found),
         _ => Vec::new(),
     };
-    if let Some(folder) = &arguments.write_golden {
-        Golden::write(&found, folder)?;
-    }
-
     let info = gpu.as_ref().map(Device::info);
     let json = Json {
         command: "check",
@@ -217,21 +218,25 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         ptx_fingerprint: ferrokv::embedded::FINGERPRINT,
         compute_capability: info.and_then(|info| info.compute_capability),
         driver_version: info.and_then(|info| info.driver_version),
-        passed: found.passed(),
+        passed: found.passed() && stale.is_empty(),
+        stale: &stale,
         not_covered: &not_covered,
         gpu_note: gpu_note.as_deref(),
         report: &found,
     };
     report.finish(&tables(&found, gpu_note.as_deref(), &not_covered), &json)?;
-    if let [first, ..] = stale.as_slice() {
-        return Err(Failure::Differs(format!(
-            "golden bits are there of {} that the program has not, the first one {first}; \
-             write them with --write-golden",
-            text::plural(stale.len(), "case"),
-        )));
+    if let Some(folder) = &arguments.write_golden {
+        Golden::write(&found, folder)?;
     }
     if found.passed() {
-        return Ok(());
+        return match stale.as_slice() {
+            [] => Ok(()),
+            [first, ..] => Err(Failure::Differs(format!(
+                "golden bits are there of {} that the program has not, the first one {first}; \
+                 write them with --write-golden",
+                text::plural(stale.len(), "case"),
+            ))),
+        };
     }
     let Totals { different, altered, fault, error, cases, .. } = found.totals;
     Err(Failure::Differs(format!(

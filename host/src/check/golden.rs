@@ -42,6 +42,12 @@ pub enum GoldenError {
         /// How it ended.
         outcome: Outcome,
     },
+    /// A folder to write to that is not there.
+    #[error("{} is no folder: make it, or name one that is there", path.display())]
+    NoFolder {
+        /// What was named.
+        path: PathBuf,
+    },
     /// A file could not be written.
     #[error(transparent)]
     Write(#[from] tensor_file::Error),
@@ -122,10 +128,18 @@ impl Golden {
             .collect()
     }
 
+    /// Whether there is a folder to write to: before a run, which takes its time.
+    ///
+    /// # Errors
+    /// [`GoldenError::NoFolder`].
+    pub fn writable(folder: &Path) -> Result<(), GoldenError> {
+        if folder.is_dir() { Ok(()) } else { Err(GoldenError::NoFolder { path: folder.to_owned() }) }
+    }
+
     /// Writes the digests of a report's cases into `folder`, a file for each system, in place of those there.
     ///
     /// # Errors
-    /// [`GoldenError::Bad`], with nothing written; [`GoldenError::Write`].
+    /// [`GoldenError::Bad`], with nothing written; [`GoldenError::Write`], with each file as it was or new.
     pub fn write(report: &Report, folder: &Path) -> Result<(), GoldenError> {
         let mut systems: BTreeMap<&str, String> = BTreeMap::new();
         for case in &report.cases {

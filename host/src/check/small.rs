@@ -54,7 +54,7 @@ clean! {
     dense: 1,
     int8: 1,
     certified: 17,
-    gather: 5,
+    gather: 7,
     vecinfer: 5,
     gtq: 7,
     kivi: 1,

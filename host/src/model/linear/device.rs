@@ -21,16 +21,6 @@ pub(in crate::model) type Batch = Kernel<linear_batch::Args>;
 /// The tensor-core kernels for prompts.
 pub(in crate::model) type Prefill = Kernel<linear_prefill::Args>;
 
-/// Its shared memory in bytes.
-fn prefill_shared(kind: WeightKind) -> u32 {
-    match kind {
-        WeightKind::Q4_1 => prefill_bytes::<Q4_1>(),
-        WeightKind::Q4_0 => prefill_bytes::<Q4_0>(),
-        WeightKind::Q8_0 => prefill_bytes::<Q8_0>(),
-        _ => 0,
-    }
-}
-
 /// The kernels that make records themselves.
 pub(in crate::model) type Fused = Kernel<linear_fused::Args>;
 
