@@ -131,7 +131,7 @@ fn add<T: Int8Element + OutputElement>(
     variant: Variant,
 ) {
     let matrix = Matrix { tokens, channels };
-    let label = format!("{} {matrix} {}", T::NAME, input.name());
+    let label = format!("{} {matrix} {} {}", T::NAME, input.name(), variant.name());
     let [quantize, dequantize] = kernels_of::<T>(matrix, variant);
     let mut case =
         Case::new(quantize, label, move |device| run::<T>(device, matrix, input, variant)).and(dequantize);

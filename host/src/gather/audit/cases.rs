@@ -70,7 +70,8 @@ fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
     let Step { group, kv_heads, share, layer, .. } = step;
     let kernel = if head_dim == 64 { audit::kernel::<64>() } else { audit::kernel::<128>() };
     let lengths = step.lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    let label = format!("heads={}/{kv_heads} share={share} layer={layer}: {lengths}", group * kv_heads);
+    let heads = group * kv_heads;
+    let label = format!("{} heads={heads}/{kv_heads} share={share} layer={layer}: {lengths}", E::NAME);
     let case = Case::new(kernel.info(), label, move |device| run::<E>(device, step, head_dim));
     let case = case.and(draw::kernel().info());
     cases.push(if step.race_check { case.race_checked() } else { case });

@@ -88,8 +88,11 @@ fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, steps: Steps) {
     let lengths = steps.lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let Support { k, block, local } = steps.support;
     let label = format!(
-        "{} steps k={k} block={block} local={local} staging={} of {}: {lengths}",
-        steps.steps, steps.slots, steps.max_tokens
+        "{} {} steps k={k} block={block} local={local} staging={} of {}: {lengths}",
+        E::NAME,
+        steps.steps,
+        steps.slots,
+        steps.max_tokens
     );
     let case = Case::new(place::kernel().info(), label, move |device| run::<E>(device, steps));
     let case = case.and(fetch::kernel().info()).and(carry::kernel().info());
