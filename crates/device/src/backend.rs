@@ -22,6 +22,7 @@ pub(crate) type At = &'static Location<'static>;
 pub(crate) trait BoundKernel: Send + Sync {
     fn info(&self) -> &'static KernelInfo;
     /// The address of each argument, for the driver; valid as long as `self`.
+    #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
     fn params(&self, out: &mut [*const c_void; MAX_PARAMS]);
     /// Calls `visit` with name and address of each argument that is a handle.
     fn memory(&self, visit: &mut dyn FnMut(&'static str, u64));
@@ -166,6 +167,7 @@ pub(crate) trait StreamBackend: Send + Sync {
         Ok(false)
     }
     /// Hands out the driver's handle (null on the CPU) to what puts anything but a launch into the stream.
+    #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
     fn put_other(&self, put: &mut dyn FnMut(*mut c_void) -> Result<()>) -> Result<()>;
 
     /// # Safety
@@ -207,6 +209,7 @@ pub(crate) trait EventBackend: Send + Sync {
     /// Milliseconds from `start` to `self`. Both were recorded on this device.
     fn elapsed_ms(&self, start: &dyn EventBackend) -> Result<f64>;
     /// The driver's handle; null on the CPU.
+    #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
     fn raw(&self) -> *mut c_void;
     /// When it was recorded, on the CPU.
     fn instant(&self) -> Option<std::time::Instant>;

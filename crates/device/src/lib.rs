@@ -55,7 +55,6 @@ pub mod nvtx;
 mod pinned;
 #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
 mod prints;
-#[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
 mod sites;
 #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
 mod stops;

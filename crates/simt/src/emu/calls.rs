@@ -54,6 +54,7 @@ impl Calls {
 }
 
 /// So many calls are noted.
+#[cfg(unix)]
 const DEPTH: usize = 64;
 
 /// The search needs so many bytes of the stack, the page below it included. Where fewer are left nothing is

@@ -10,6 +10,10 @@ pub(super) enum End {
     /// Its threads are done.
     Done,
     /// Its stack is full.
+    #[cfg_attr(
+        not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))),
+        expect(dead_code)
+    )]
     Overflow,
 }
 
