@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// Names the code generators of a build, separated by commas: `llvm`, `nvvm`, `llvm,nvvm`. What a program runs
-/// is the first one's; the second's is held beside it, to compare.
+/// Names the code generators of a build, separated by commas: `llvm`, `nvvm`, `llvm,nvvm`. What a program
+/// runs is the first one's; the second's is held beside it, to compare.
 pub const CODEGEN_ENV: &str = "FERROKV_CODEGEN";
 
 /// Names the targets of the generator [`Codegen::Nvvm`], separated by commas: `90,100`.

@@ -213,7 +213,8 @@ fn flags(sm: u32, targets: &[u32], linker: &Path) -> OsString {
     flags
 }
 
-/// A program that does nothing and succeeds. What `--emit` asks for is there before the linker is called, and the bitcode linker that the target would want need not be installed.
+/// A program that does nothing and succeeds. What `--emit` asks for is there before the linker is called, and
+/// the bitcode linker that the target would want need not be installed.
 fn no_linker() -> Result<PathBuf, CompileError> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)

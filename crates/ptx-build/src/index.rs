@@ -14,7 +14,7 @@
 //! | `RESOURCES: &[EntryResources]` | what each kernel uses on each target; empty without ptxas |
 //! | `CODEGEN: &str` | the generator of all that: `llvm` or `nvvm` |
 //! | `SECOND_CODEGEN: Option<&str>` | another generator, if the build was asked for two |
-//! | `SECOND_PTX`, `SECOND_MACHINE_CODE`, `SECOND_RESOURCES` | what it made of the same kernels; empty without |
+//! | `SECOND_PTX`, `SECOND_MACHINE_CODE`, `SECOND_RESOURCES` | its kernels; empty without |
 //! | `LIBNVVM: Option<&str>` | the release of libNVVM, if the build used it |
 
 use crate::codegen::Codegen;
@@ -140,6 +140,8 @@ pub struct EntryResources {
     pub spill_loads: u32,
     /// Bytes of static shared memory of each block.
     pub shared: u32,
+    /// Instructions of the machine code.
+    pub instructions: u32,
 }
 
 /// What each kernel uses on each target; empty if the build had no ptxas.
@@ -191,11 +193,13 @@ fn machine_codes(out: &mut String, name: &str, codegen: Codegen, targets: &[Targ
 fn resources(out: &mut String, name: &str, targets: &[TargetPtx]) {
     let _ = writeln!(out, "#[allow(dead_code)]\npub static {name}: &[EntryResources] = &[");
     for target in targets {
-        for Usage { entry, registers, stack, spill_stores, spill_loads, shared } in &target.usage {
+        for Usage { entry, registers, stack, spill_stores, spill_loads, shared, instructions } in
+            &target.usage
+        {
             let _ = writeln!(
                 out,
                 "    EntryResources {{ sm: {}, entry: {entry:?}, registers: {registers}, stack: {stack}, \
-                 spill_stores: {spill_stores}, spill_loads: {spill_loads}, shared: {shared} }},",
+                 spill_stores: {spill_stores}, spill_loads: {spill_loads}, shared: {shared}, instructions: {instructions} }},",
                 target.sm
             );
         }

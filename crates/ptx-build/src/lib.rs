@@ -34,6 +34,7 @@
 pub mod allow;
 pub mod codegen;
 pub mod compile;
+pub mod cubin;
 pub mod directives;
 pub mod index;
 pub mod lint;

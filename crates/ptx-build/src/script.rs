@@ -101,8 +101,8 @@ impl PtxBuild {
         self
     }
 
-    /// Has these code generators make the PTX: what runs is the first one's, a second one's is held beside it.
-    /// `FERROKV_CODEGEN`, where it is set, says otherwise.
+    /// Has these code generators make the PTX: what runs is the first one's, a second one's is held beside
+    /// it. `FERROKV_CODEGEN`, where it is set, says otherwise.
     pub fn codegen(mut self, codegens: &[Codegen]) -> Self {
         if !codegens.is_empty() {
             self.codegens = codegens.to_vec();

@@ -30,12 +30,15 @@ const OLDEST: (u32, u32) = (13, 3);
 /// subnormals stay, division and square root are rounded to nearest.
 pub(super) const OPTIONS: [&str; 5] = ["-opt=3", "-fma=0", "-ftz=0", "-prec-div=1", "-prec-sqrt=1"];
 
-/// A module with one empty kernel, to learn what a library is.
+/// A module with a kernel that is one barrier, to learn what a library is: older ones make a call of it, to
+/// nowhere.
 const PROBE: &str = concat!(
     "target datalayout = \"e-p:64:64:64-i1:8:8-i8:8:8-i16:16:16-i32:32:32-i64:64:64-i128:128:128-f32:32:32-\
      f64:64:64-v16:16:16-v32:32:32-v64:64:64-v128:128:128-n16:32:64\"\n",
     "target triple = \"nvptx64-nvidia-cuda\"\n",
-    "define ptx_kernel void @probe() {\n  ret void\n}\n",
+    "declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)\n",
+    "define ptx_kernel void @probe() {\n",
+    "  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)\n  ret void\n}\n",
     "!nvvmir.version = !{!0}\n!0 = !{i32 2, i32 0, i32 3, i32 2}\n",
 );
 
@@ -82,7 +85,7 @@ pub struct Compiled {
 }
 
 /// Looks for libNVVM: [`LIBRARY_ENV`], what `./setup --nvvm` put under `workspace`, the toolkit that
-/// `CUDA_HOME` names, `/usr/local/cuda`. The first that compiles an empty kernel and is new enough is taken.
+/// `CUDA_HOME` names, `/usr/local/cuda`. The first that compiles a small kernel and is new enough is taken.
 ///
 /// # Errors
 /// [`NvvmError::NoLibrary`], with a reason for each that was found.
@@ -126,13 +129,18 @@ impl Library {
         let mut library = Library { calls, located, _loaded: loaded };
         let probe = library.compile(PROBE, super::MODERN).map_err(|error| {
             let reason = error.to_string();
-            format!("{at} compiles no empty kernel: {}", reason.lines().last().unwrap_or_default())
+            format!("{at} compiles no small kernel: {}", reason.lines().last().unwrap_or_default())
         })?;
         let release =
             release_in(&probe.ptx).ok_or_else(|| format!("{at} does not tell its release in the PTX"))?;
         let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
         if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < OLDEST {
             return Err(format!("{at} is release {release}, older than {}.{}", OLDEST.0, OLDEST.1));
+        }
+        if !probe.ptx.contains("bar.sync") {
+            return Err(format!(
+                "{at}, release {release}, does not know the barriers of the device compiler"
+            ));
         }
         library.located.release = release.to_owned();
         Ok(library)
