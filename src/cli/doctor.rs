@@ -5,8 +5,8 @@ use super::output::ReportArguments;
 use super::text;
 use ferrokv::embedded;
 use host::{Device, cuda_devices};
-use ptx_build::nvvm::library::{self, Located};
 use ptx_build::nvvm::NvvmError;
+use ptx_build::nvvm::library::{self, Located};
 use ptx_build::ptxas;
 use ptx_build::toolchain::{self, DeviceToolchain};
 use serde::Serialize;
@@ -124,14 +124,18 @@ fn tables(findings: &[Finding], gpus: &[Gpu]) -> String {
             out += &format!("           {:width$}  -> {remedy}\n", "");
         }
         if *what == EMBEDDED {
-            for image in ferrokv::ptx() {
+            let generated = ferrokv::generated();
+            for (codegen, image) in
+                generated.iter().flat_map(|(name, all)| all.iter().map(move |i| (name, i)))
+            {
+                let by = if generated.len() > 1 { format!("{codegen} ") } else { String::new() };
                 let Ptx { sm, bytes, entries, machine_code_bytes } = ptx(image);
                 let size = text::bytes(bytes as u64);
                 let code = match machine_code_bytes {
                     0 => "no machine code: the driver compiles for a minute on first use".into(),
                     bytes => format!("machine code {}", text::bytes(bytes as u64)),
                 };
-                out += &format!("           {:width$}  sm_{sm}: {entries} kernels, {size}; {code}\n", "");
+                out += &format!("           {:width$}  {by}sm_{sm}: {entries} kernels, {size}; {code}\n", "");
             }
         }
     }
