@@ -63,6 +63,15 @@ pub fn ptx() -> &'static [PtxImage] {
     &IMAGES
 }
 
+/// The images of each code generator that the build was asked for, by its name (`llvm`, `nvvm`): those of
+/// [`ptx`] first, and those of a second one, if there is one.
+pub fn generated() -> Vec<(&'static str, &'static [PtxImage])> {
+    static SECOND: LazyLock<Vec<PtxImage>> =
+        LazyLock::new(|| PtxImage::of(embedded::SECOND_PTX, embedded::SECOND_MACHINE_CODE));
+    let second = embedded::SECOND_CODEGEN.map(|name| (name, &SECOND[..]));
+    [(embedded::CODEGEN, ptx())].into_iter().chain(second).collect()
+}
+
 /// Every kernel instance, with the name of the system it belongs to.
 pub fn kernels() -> impl Iterator<Item = (&'static str, &'static KernelInfo)> {
     host::SYSTEMS.iter().flat_map(|system| (system.kernels)().into_iter().map(|kernel| (system.name, kernel)))

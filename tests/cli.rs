@@ -113,7 +113,9 @@ fn reports_parse_and_need_no_gpu() {
     let [doctor, kernels, check, list] = reports;
     let whats: Vec<&Value> =
         doctor["findings"].as_array().expect("findings").iter().map(|f| &f["what"]).collect();
-    for what in ["host toolchain", "device compiler", "embedded PTX", "CUDA driver", "GPU", "ptxas", "CPU"] {
+    for what in
+        ["host toolchain", "device compiler", "embedded PTX", "CUDA driver", "GPU", "ptxas", "libNVVM", "CPU"]
+    {
         assert!(whats.iter().any(|found| *found == what), "{what} is not in {whats:?}");
     }
     let driver =
@@ -136,6 +138,16 @@ fn reports_parse_and_need_no_gpu() {
     assert!(check["totals"]["outputs"].as_u64().expect("a number") > 10_000);
     assert_eq!(check["totals"]["no_gpu"], check["totals"]["cases"]);
     assert!(list.as_array().expect("a list").len() > 500);
+}
+
+#[test]
+fn kernels_of_a_code_generator_that_is_not_there_are_refused_with_the_way_to_have_them() {
+    refused(&["bench", "int8", "--codegen", "llvm,nvvm"], &["names one code generator", "ferrokv check"]);
+    // A program that was built with both has nothing to refuse.
+    if ferrokv::generated().iter().all(|(name, images)| *name != "nvvm" || images.is_empty()) {
+        refused(&["check", "--codegen", "llvm,nvvm", "--backend", "cpu"], &["FERROKV_CODEGEN="]);
+        refused(&["kernels", "--codegen", "nvvm"], &["code generator nvvm", "FERROKV_CODEGEN="]);
+    }
 }
 
 #[test]

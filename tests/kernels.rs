@@ -4,7 +4,7 @@
 use ferrokv::host::check::{Coverage, not_covered, run_cases};
 use ferrokv::host::{Device, SYSTEMS};
 use ferrokv::simt::emu::EmuOptions;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[test]
 fn kernel_names_are_unique_and_carry_their_system() {
@@ -32,6 +32,47 @@ fn every_ptx_image_has_exactly_the_declared_kernels() {
             module.functions.iter().filter(|f| f.is_entry).map(|f| f.name.as_str()).collect();
         assert_eq!(entries, declared, "entries of the PTX for sm_{}", image.sm);
     }
+}
+
+/// A launch hands the same bytes to a kernel, whichever code generator it is of.
+#[test]
+fn kernels_of_a_second_code_generator_take_the_same_parameters() {
+    let [(first, images), (second, others)] = ferrokv::generated()[..] else {
+        return println!(
+            "the program was built with one code generator (FERROKV_CODEGEN=llvm,nvvm builds two)"
+        );
+    };
+    let expected = parameters(images.last().expect("a target").text);
+    assert!(expected.len() > 100);
+    for image in others {
+        let found = parameters(image.text);
+        assert_eq!(found.len(), expected.len(), "kernels of {first} and {second} for sm_{}", image.sm);
+        for (kernel, parameters) in &expected {
+            assert_eq!(found.get(kernel), Some(parameters), "{kernel} of {second} for sm_{}", image.sm);
+        }
+    }
+}
+
+/// Each kernel's parameters, as bits and elements: `u64 a` and `b8 a[16]` are `64` and `8[16]`.
+fn parameters(ptx: &str) -> BTreeMap<String, Vec<String>> {
+    let module = ptx_build::ptx::parse(ptx);
+    let of = |header: &str| -> Vec<String> {
+        let list = header.split_once('(').map_or("", |(_, list)| list);
+        let parameters = list.split(',').filter(|parameter| parameter.contains(".param"));
+        let shape = |parameter: &str| {
+            let typed = |word: &&str| word.starts_with('.') && word.ends_with(|c: char| c.is_ascii_digit());
+            let bits = parameter
+                .split_whitespace()
+                .find(typed)
+                .unwrap_or("")
+                .trim_start_matches(['.', 'b', 'u', 's', 'f']);
+            let elements = parameter.find('[').map_or("", |at| parameter[at..].trim_end_matches([')', '\n']));
+            format!("{bits}{elements}")
+        };
+        parameters.map(shape).collect()
+    };
+    let entries = module.functions.iter().filter(|function| function.is_entry);
+    entries.map(|f| (f.name.clone(), of(&ptx[f.header.start..f.after_params]))).collect()
 }
 
 /// The build's lint sees where each waits; here, that it and the host mean the same kernels.

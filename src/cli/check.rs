@@ -1,6 +1,6 @@
 //! `ferrokv check`: do the emulator and the GPU give the same bits?
 
-use super::backend::{BackendArguments, Gpu};
+use super::backend::{BackendArguments, Gpu, Opened};
 use super::failure::Failure;
 use super::output::ReportArguments;
 use super::table::{Align, Table};
@@ -31,6 +31,9 @@ seeds. Results that depend on the order, and values that atomics may see late, s
 digests of all outputs are compared with those of a folder, so that bits change only when somebody means it: \
 --write-golden writes them.
 
+--codegen llvm,nvvm compares two code generators, of a program that was built with both (FERROKV_CODEGEN=llvm,nvvm): \
+the emulator with the first one's kernels, and these with the second one's.
+
 Exit codes: 0 all bits are equal (or there was no GPU to compare with, and the emulator found no fault); 1 some \
 differ, or a kernel is at fault; 2 bad input.";
 
@@ -39,6 +42,7 @@ Examples:
   ferrokv check                                    a minute or two
   ferrokv check --full --json check.json           over 10^9 outputs
   ferrokv check --system int8 --filter fused_f16
+  ferrokv check --codegen llvm,nvvm                the bits of two code generators
   ferrokv check --orders 16 --system gather        the emulator alone, each launch 17 times
   ferrokv check --orders 0 --golden host/golden    are small cases' bits those of this version?
   compute-sanitizer --tool racecheck ferrokv check --sanitize";
@@ -98,8 +102,12 @@ struct Json<'a> {
     stale: &'a [String],
     /// Why there was no GPU.
     gpu_note: Option<&'a str>,
+    /// The code generators whose kernels ran on the GPU.
+    codegens: &'a [&'static str],
     #[serde(flatten)]
     report: &'a Report,
+    /// The second generator's kernels compared with the first one's.
+    second: Option<&'a Report>,
 }
 
 #[derive(Serialize)]
@@ -166,11 +174,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(folder) = &arguments.write_golden {
         Golden::writable(folder)?;
     }
-    let (gpu, gpu_note) = match arguments.orders {
-        Some(_) => (None, None),
-        None => match arguments.backend.open()? {
-            Gpu::Ready(device) => (Some(device), None),
-            Gpu::None(reason) => (None, Some(reason)),
+    let (gpu, gpu_note, name, second) = match arguments.orders {
+        Some(_) => (None, None, "", None),
+        None => match arguments.backend.open_generated()? {
+            Opened { gpu: Gpu::Ready(device), name, second } => (Some(device), None, name, second),
+            Opened { gpu: Gpu::None(reason), name, .. } => (None, Some(reason), name, None),
         },
     };
     let reference = match (&gpu, arguments.sanitize) {
@@ -180,7 +188,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         (_, false) => Device::cpu(EmuOptions::default()),
     };
-    let bar = progress::bar(cases.len());
+    let bar = progress::bar(cases.len() * if second.is_some() { 2 } else { 1 });
     let wrong = Cell::new(0usize);
     let step = |progress: check::Progress<'_>| {
         wrong.set(wrong.get() + usize::from(!progress.case.outcome.is_good()));
@@ -197,9 +205,23 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         );
         bar.inc(1);
     };
-    let found = match arguments.orders {
-        Some(orders) => check::run_emulated(&cases, EmuOptions { orders, ..EmuOptions::thorough() }, step),
-        None => check::run_cases(&cases, &reference, gpu.as_ref(), step),
+    let mut found = match arguments.orders {
+        Some(orders) => check::run_emulated(&cases, EmuOptions { orders, ..EmuOptions::thorough() }, &step),
+        None => check::run_cases(&cases, &reference, gpu.as_ref(), &step),
+    };
+    let mut codegens: Vec<&'static str> = gpu.iter().map(|_| name).collect();
+    let found_second = match (&gpu, &second) {
+        (Some(first), Some((second_name, second))) => {
+            codegens.push(second_name);
+            let mut report = check::run_cases(&cases, first, Some(second), &step);
+            // Both are the same GPU: the generators tell them apart.
+            let named = |gpu: &str, codegen: &str| format!("{gpu} ({codegen})");
+            found.other = found.other.map(|gpu| named(&gpu, name));
+            report.reference = named(&report.reference, name);
+            report.other = report.other.map(|gpu| named(&gpu, second_name));
+            Some(report)
+        }
+        _ => None,
     };
     bar.finish_and_clear();
     let found = match &golden {
@@ -211,6 +233,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         _ => Vec::new(),
     };
     let info = gpu.as_ref().map(Device::info);
+    let reports = || [&found].into_iter().chain(&found_second);
+    let passed = reports().all(Report::passed) && stale.is_empty();
     let json = Json {
         command: "check",
         version: env!("CARGO_PKG_VERSION"),
@@ -218,27 +242,35 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         ptx_fingerprint: ferrokv::embedded::FINGERPRINT,
         compute_capability: info.and_then(|info| info.compute_capability),
         driver_version: info.and_then(|info| info.driver_version),
-        passed: found.passed() && stale.is_empty(),
+        passed,
         stale: &stale,
         not_covered: &not_covered,
         gpu_note: gpu_note.as_deref(),
+        codegens: &codegens,
         report: &found,
+        second: found_second.as_ref(),
     };
-    report.finish(&tables(&found, gpu_note.as_deref(), &not_covered), &json)?;
+    let shown: Vec<String> =
+        reports().map(|found| tables(found, gpu_note.as_deref(), &not_covered)).collect();
+    report.finish(&shown.join("\n"), &json)?;
     if let Some(folder) = &arguments.write_golden {
         Golden::write(&found, folder)?;
     }
-    if found.passed() {
-        return match stale.as_slice() {
-            [] => Ok(()),
-            [first, ..] => Err(Failure::Differs(format!(
-                "golden bits are there of {} that the program has not, the first one {first}; \
-                 write them with --write-golden",
-                text::plural(stale.len(), "case"),
-            ))),
-        };
+    if passed {
+        return Ok(());
     }
-    let Totals { different, altered, fault, error, cases, .. } = found.totals;
+    if let [first, ..] = stale.as_slice()
+        && found.passed()
+    {
+        return Err(Failure::Differs(format!(
+            "golden bits are there of {} that the program has not, the first one {first}; \
+             write them with --write-golden",
+            text::plural(stale.len(), "case"),
+        )));
+    }
+    let sum = |part: fn(&Totals) -> u64| -> u64 { reports().map(|found| part(&found.totals)).sum() };
+    let (different, altered) = (sum(|t| t.different), sum(|t| t.altered));
+    let (fault, error, cases) = (sum(|t| t.fault), sum(|t| t.error), sum(|t| t.cases));
     Err(Failure::Differs(format!(
         "{different} of {cases} cases differ, {altered} have other bits than the golden ones, {fault} at fault, \
          {error} failed; the first ones are listed above"

@@ -5,6 +5,8 @@ use super::output::ReportArguments;
 use super::text;
 use ferrokv::embedded;
 use host::{Device, cuda_devices};
+use ptx_build::nvvm::NvvmError;
+use ptx_build::nvvm::library::{self, Located};
 use ptx_build::ptxas;
 use ptx_build::toolchain::{self, DeviceToolchain};
 use serde::Serialize;
@@ -93,7 +95,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let gpus = gpus();
     let mut findings = vec![host_toolchain(), device_compiler(), embedded_ptx(), driver()];
     findings.push(gpu_finding(&gpus));
-    findings.extend([tool("ptxas"), tool("nvdisasm"), simd()]);
+    findings.extend([tool("ptxas"), tool("nvdisasm"), libnvvm(), simd()]);
 
     let json = Json {
         command: "doctor",
@@ -122,14 +124,18 @@ fn tables(findings: &[Finding], gpus: &[Gpu]) -> String {
             out += &format!("           {:width$}  -> {remedy}\n", "");
         }
         if *what == EMBEDDED {
-            for image in ferrokv::ptx() {
+            let generated = ferrokv::generated();
+            for (codegen, image) in
+                generated.iter().flat_map(|(name, all)| all.iter().map(move |i| (name, i)))
+            {
+                let by = if generated.len() > 1 { format!("{codegen} ") } else { String::new() };
                 let Ptx { sm, bytes, entries, machine_code_bytes } = ptx(image);
                 let size = text::bytes(bytes as u64);
                 let code = match machine_code_bytes {
                     0 => "no machine code: the driver compiles for a minute on first use".into(),
                     bytes => format!("machine code {}", text::bytes(bytes as u64)),
                 };
-                out += &format!("           {:width$}  sm_{sm}: {entries} kernels, {size}; {code}\n", "");
+                out += &format!("           {:width$}  {by}sm_{sm}: {entries} kernels, {size}; {code}\n", "");
             }
         }
     }
@@ -268,6 +274,22 @@ fn tool(name: &'static str) -> Finding {
     match folders.map(|folder| folder.join(name)).find(|candidate| candidate.is_file()) {
         Some(path) => Finding::ok(name, path.display().to_string()),
         None => Finding::missing(name, format!("no {name}"), ptxas::REMEDY),
+    }
+}
+
+/// The second code generator, for builds with `FERROKV_CODEGEN=llvm,nvvm`.
+fn libnvvm() -> Finding {
+    let what = "libNVVM";
+    match library::find(&workspace()) {
+        Ok(found) => {
+            let Located { path, release } = found.located();
+            let used = embedded::LIBNVVM.map_or("", |_| ", used by this program's build");
+            Finding::ok(what, format!("{release} at {}{used}", path.display()))
+        }
+        Err(NvvmError::NoLibrary { reason }) => {
+            Finding::missing(what, reason, format!("{} (it is optional)", library::REMEDY))
+        }
+        Err(error) => Finding::missing(what, error.to_string(), library::REMEDY),
     }
 }
 

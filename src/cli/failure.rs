@@ -116,6 +116,22 @@ pub enum Failure {
         /// Why there is none.
         reason: String,
     },
+    /// Kernels of a code generator that the build left out.
+    #[error(
+        "no kernels of the code generator {name} are in this program, which has those of {built}; build it with \
+         FERROKV_CODEGEN={build}"
+    )]
+    NotGenerated {
+        /// The generator.
+        name: &'static str,
+        /// Those that are there.
+        built: String,
+        /// What to build with.
+        build: String,
+    },
+    /// A comparison of code generators where one is to be chosen.
+    #[error("--codegen names one code generator here; `ferrokv check` compares two")]
+    OneGenerator,
     /// Two outputs of one name.
     #[error("{what} and {path} are one path; choose two")]
     SamePath {

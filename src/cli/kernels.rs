@@ -11,9 +11,9 @@ use std::collections::BTreeSet;
 
 const LONG: &str = "\
 List every kernel instance with its source line and what one thread and one block of it use: registers, static \
-shared memory in bytes, stack and spills in bytes. The numbers are those of the build's ptxas, a line a target \
-(none if the build had no ptxas: ./setup --tools gets one), and with a GPU those of the driver's own compiler. \
-Also compares the program's kernels with the entries of the embedded PTX.
+shared memory in bytes, stack and spills in bytes, and the instructions of its machine code. The numbers are those of the \
+build's ptxas, a line a target and code generator (none if the build had no ptxas: ./setup --tools gets one), and with \
+a GPU those of the driver's own compiler. Also compares the program's kernels with the entries of the embedded PTX.
 
 Exit codes: 0 they match, or there is no PTX; 1 they do not; 2 bad input.";
 
@@ -61,7 +61,7 @@ struct Kernel {
 /// What a kernel uses, by one compiler.
 #[derive(Serialize)]
 struct Resources {
-    /// `ptxas sm_90`, or the GPU's name.
+    /// `ptxas sm_90`, `nvvm ptxas sm_90`, or the GPU's name.
     by: String,
     registers: u32,
     static_shared_bytes: u32,
@@ -70,17 +70,22 @@ struct Resources {
     /// The driver does not tell.
     spill_stores: Option<u32>,
     spill_loads: Option<u32>,
+    /// Those of the machine code; the driver does not tell.
+    instructions: Option<u32>,
 }
 
-impl From<&EntryResources> for Resources {
-    fn from(entry: &EntryResources) -> Self {
+impl Resources {
+    /// Of machine code from the PTX of a code generator; the one of the device compiler goes without saying.
+    fn built(entry: &EntryResources, codegen: &str) -> Self {
+        let codegen = if codegen == "llvm" { String::new() } else { format!("{codegen} ") };
         Resources {
-            by: format!("ptxas sm_{}", entry.sm),
+            by: format!("{codegen}ptxas sm_{}", entry.sm),
             registers: entry.registers,
             static_shared_bytes: entry.shared,
             local_bytes: entry.stack,
             spill_stores: Some(entry.spill_stores),
             spill_loads: Some(entry.spill_loads),
+            instructions: Some(entry.instructions),
         }
     }
 }
@@ -109,8 +114,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             continue;
         }
         let in_ptx = entries.contains(info.name);
-        let built = embedded::RESOURCES.iter().filter(|entry| entry.entry == info.name);
-        let mut resources: Vec<Resources> = built.map(Resources::from).collect();
+        let first = (embedded::CODEGEN, embedded::RESOURCES);
+        let second = embedded::SECOND_CODEGEN.map(|name| (name, embedded::SECOND_RESOURCES));
+        let generated = [first].into_iter().chain(second);
+        let built =
+            generated.flat_map(|(codegen, entries)| entries.iter().map(move |entry| (codegen, entry)));
+        let built = built.filter(|(_, entry)| entry.entry == info.name);
+        let mut resources: Vec<Resources> =
+            built.map(|(codegen, entry)| Resources::built(entry, codegen)).collect();
         if let Some(gpu) = gpu.as_ref().filter(|_| in_ptx)
             && let Some(attributes) = gpu.kernel_attributes(info)?
         {
@@ -121,6 +132,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 local_bytes: attributes.local_bytes,
                 spill_stores: None,
                 spill_loads: None,
+                instructions: None,
             });
         }
         kernels.push(Kernel {
@@ -174,6 +186,7 @@ fn table(kernels: &[Kernel]) -> String {
         ("shared B", Align::Right),
         ("local B", Align::Right),
         ("spills B", Align::Right),
+        ("instructions", Align::Right),
         ("source", Align::Left),
     ]);
     for kernel in kernels {
@@ -181,7 +194,7 @@ fn table(kernels: &[Kernel]) -> String {
         if kernel.resources.is_empty() {
             let by = if kernel.in_ptx { "(no ptxas)" } else { "(no PTX)" };
             let none = || "-".to_owned();
-            let cells = [by.to_owned(), none(), none(), none(), none(), kernel.source.clone()];
+            let cells = [by.to_owned(), none(), none(), none(), none(), none(), kernel.source.clone()];
             table.row(head.into_iter().chain(cells));
             continue;
         }
@@ -193,6 +206,7 @@ fn table(kernels: &[Kernel]) -> String {
                 used.static_shared_bytes.to_string(),
                 used.local_bytes.to_string(),
                 spills.map_or("-".into(), |bytes| bytes.to_string()),
+                used.instructions.map_or("-".into(), |count| count.to_string()),
                 if i == 0 { kernel.source.clone() } else { String::new() },
             ];
             let head = head.iter().map(|cell| if i == 0 { cell.clone() } else { String::new() });

@@ -62,6 +62,10 @@ pub struct Request<'a> {
     pub sm: u32,
     /// All targets of this build: the values that `cfg(simt_sm = "90")` may have.
     pub targets: &'a [u32],
+    /// Whether PTX is wanted.
+    pub asm: bool,
+    /// Whether the optimised module is wanted, as text: for another code generator.
+    pub ir: bool,
     /// Whether the PTX names the source line of each instruction (`.loc`).
     pub lines: bool,
     /// The folder that persists.
@@ -73,10 +77,21 @@ pub struct Request<'a> {
 /// What the compiler wrote.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// The PTX.
-    pub ptx: String,
+    /// The PTX, if it was asked for.
+    pub ptx: Option<String>,
+    /// The module, if it was asked for.
+    pub ir: Option<Ir>,
     /// Its diagnostics, rendered.
     pub warnings: String,
+}
+
+/// A module of LLVM IR, as text.
+#[derive(Clone, Debug)]
+pub struct Ir {
+    /// The file.
+    pub path: PathBuf,
+    /// What it holds.
+    pub text: String,
 }
 
 /// Why there is no PTX.
@@ -126,9 +141,14 @@ pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
     lock.lock().map_err(|error| file(&lock_path, error))?;
 
     let assembly = folder.join(format!("{}.s", request.package));
+    let ir = folder.join(format!("{}.ll", request.package));
     let cargo = env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from);
-    let mut emit = OsString::from("--emit=asm=");
-    emit.push(&assembly);
+    let emits = [("--emit=asm=", &assembly, request.asm), ("--emit=llvm-ir=", &ir, request.ir)];
+    let emits = emits.into_iter().filter(|(.., wanted)| *wanted).map(|(option, path, _)| {
+        let mut emit = OsString::from(option);
+        emit.push(path);
+        emit
+    });
     let mut command = Command::new(&cargo);
     command.current_dir(request.workspace);
     command.args(["rustc", "--quiet", "--color=never", "--package", request.package, "--lib"]);
@@ -143,7 +163,7 @@ pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
         "-Zbuild-std=core",
         "--target-dir",
     ]);
-    command.arg(&folder).arg("--").args(ATTRIBUTES).arg(emit);
+    command.arg(&folder).arg("--").args(ATTRIBUTES).args(emits);
     scrub(&mut command);
     command.env(INSIDE_ENV, "1");
     command.env("RUSTC", &request.toolchain.rustc).env("RUSTC_BOOTSTRAP", "1");
@@ -160,8 +180,10 @@ pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
             diagnostics,
         });
     }
-    let ptx = fs::read_to_string(&assembly).map_err(|error| file(&assembly, error))?;
-    Ok(Compiled { ptx, warnings: diagnostics })
+    let read = |path: &Path| fs::read_to_string(path).map_err(|error| file(path, error));
+    let ptx = if request.asm { Some(read(&assembly)?) } else { None };
+    let ir = if request.ir { Some(Ir { text: read(&ir)?, path: ir }) } else { None };
+    Ok(Compiled { ptx, ir, warnings: diagnostics })
 }
 
 /// The compiler's flags, as `CARGO_ENCODED_RUSTFLAGS` wants them.
@@ -191,8 +213,8 @@ fn flags(sm: u32, targets: &[u32], linker: &Path) -> OsString {
     flags
 }
 
-/// A program that does nothing and succeeds. With `--emit=asm` the PTX is there before the linker is called,
-/// and the bitcode linker that the target would want need not be installed.
+/// A program that does nothing and succeeds. What `--emit` asks for is there before the linker is called, and
+/// the bitcode linker that the target would want need not be installed.
 fn no_linker() -> Result<PathBuf, CompileError> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)

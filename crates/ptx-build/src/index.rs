@@ -12,7 +12,12 @@
 //! | `PTXAS: Option<&str>` | the release of the ptxas that assembled the PTX at build time |
 //! | `ENTRIES: &[&str]` | the kernels, sorted |
 //! | `RESOURCES: &[EntryResources]` | what each kernel uses on each target; empty without ptxas |
+//! | `CODEGEN: &str` | the generator of all that: `llvm` or `nvvm` |
+//! | `SECOND_CODEGEN: Option<&str>` | another generator, if the build was asked for two |
+//! | `SECOND_PTX`, `SECOND_MACHINE_CODE`, `SECOND_RESOURCES` | its kernels; empty without |
+//! | `LIBNVVM: Option<&str>` | the release of libNVVM, if the build used it |
 
+use crate::codegen::Codegen;
 use crate::ptxas::Usage;
 use std::fmt::Write;
 
@@ -39,6 +44,12 @@ pub struct TargetPtx {
 pub struct Index {
     /// The targets, ascending.
     pub targets: Vec<TargetPtx>,
+    /// Who made them.
+    pub codegen: Codegen,
+    /// What a second generator made of the same kernels.
+    pub second: Option<Second>,
+    /// The release of libNVVM.
+    pub libnvvm: Option<String>,
     /// Why there are none.
     pub note: Option<String>,
     /// The device compiler's version.
@@ -47,15 +58,33 @@ pub struct Index {
     pub ptxas: Option<String>,
 }
 
+/// What a second generator made.
+#[derive(Clone, Debug)]
+pub struct Second {
+    /// Which one.
+    pub codegen: Codegen,
+    /// Its targets, ascending.
+    pub targets: Vec<TargetPtx>,
+}
+
 impl Index {
+    /// The targets of each generator.
+    pub fn generated(&self) -> impl Iterator<Item = (Codegen, &TargetPtx)> {
+        let second = self.second.iter().flat_map(|second| second.targets.iter().map(|t| (second.codegen, t)));
+        self.targets.iter().map(|target| (self.codegen, target)).chain(second)
+    }
+
     /// The name that a target's PTX has in `OUT_DIR`.
-    pub fn ptx_file(sm: u32) -> String {
-        format!("kernels.sm_{sm}.ptx")
+    pub fn ptx_file(codegen: Codegen, sm: u32) -> String {
+        match codegen {
+            Codegen::Llvm => format!("kernels.sm_{sm}.ptx"),
+            Codegen::Nvvm => format!("kernels.nvvm.sm_{sm}.ptx"),
+        }
     }
 
     /// The name that a target's machine code has in `OUT_DIR`.
-    pub fn machine_code_file(sm: u32) -> String {
-        format!("kernels.sm_{sm}.cubin")
+    pub fn machine_code_file(codegen: Codegen, sm: u32) -> String {
+        Index::ptx_file(codegen, sm).replace(".ptx", ".cubin")
     }
 
     /// The generated file.
@@ -75,22 +104,10 @@ impl Index {
         out.push_str(
             "/// Target (90 for sm_90) and PTX, by target; empty if the build had no device compiler.\n",
         );
-        out.push_str("#[allow(dead_code)]\npub static PTX: &[(u32, &str)] = &[\n");
-        for target in &self.targets {
-            let (sm, file) = (target.sm, Index::ptx_file(target.sm));
-            let _ = writeln!(out, "    ({sm}, include_str!(concat!(env!(\"OUT_DIR\"), \"/{file}\"))),");
-        }
-        out.push_str("];\n\n/// What ptxas made of each; empty where the build had no ptxas.\n");
-        out.push_str("#[allow(dead_code)]\npub static MACHINE_CODE: &[&[u8]] = &[\n");
-        for target in &self.targets {
-            if target.machine_code.is_empty() {
-                out.push_str("    &[],\n");
-            } else {
-                let file = Index::machine_code_file(target.sm);
-                let _ = writeln!(out, "    include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{file}\")),");
-            }
-        }
-        out.push_str("];\n\n/// Why there is no PTX.\n");
+        texts(&mut out, "PTX", self.codegen, &self.targets);
+        out.push_str("/// What ptxas made of each; empty where the build had no ptxas.\n");
+        machine_codes(&mut out, "MACHINE_CODE", self.codegen, &self.targets);
+        out.push_str("/// Why there is no PTX.\n");
         let _ = writeln!(out, "#[allow(dead_code)]\npub const BUILD_NOTE: Option<&str> = {:?};\n", self.note);
         out.push_str("/// Changes with the PTX.\n");
         let _ = writeln!(out, "#[allow(dead_code)]\npub const FINGERPRINT: &str = \"{fingerprint:016x}\";\n");
@@ -123,26 +140,71 @@ pub struct EntryResources {
     pub spill_loads: u32,
     /// Bytes of static shared memory of each block.
     pub shared: u32,
+    /// Instructions of the machine code.
+    pub instructions: u32,
 }
 
 /// What each kernel uses on each target; empty if the build had no ptxas.
-#[allow(dead_code)]
-pub static RESOURCES: &[EntryResources] = &[
 ",
         );
-        for target in &self.targets {
-            for Usage { entry, registers, stack, spill_stores, spill_loads, shared } in &target.usage {
-                let _ = writeln!(
-                    out,
-                    "    EntryResources {{ sm: {}, entry: {entry:?}, registers: {registers}, stack: {stack}, \
-                     spill_stores: {spill_stores}, spill_loads: {spill_loads}, shared: {shared} }},",
-                    target.sm
-                );
-            }
-        }
-        out.push_str("];\n");
+        resources(&mut out, "RESOURCES", &self.targets);
+        let (codegen, second) = (self.codegen.name(), self.second.as_ref());
+        out.push_str("/// The code generator of the above.\n");
+        let _ = writeln!(out, "#[allow(dead_code)]\npub const CODEGEN: &str = {codegen:?};\n");
+        out.push_str("/// The release of libNVVM, if the build used it.\n");
+        let _ = writeln!(out, "#[allow(dead_code)]\npub const LIBNVVM: Option<&str> = {:?};\n", self.libnvvm);
+        out.push_str("/// A second code generator, if the build was asked for two.\n");
+        let name = second.map(|second| second.codegen.name());
+        let _ = writeln!(out, "#[allow(dead_code)]\npub const SECOND_CODEGEN: Option<&str> = {name:?};\n");
+        let targets = second.map_or(&[][..], |second| &second.targets);
+        let codegen = second.map_or(self.codegen, |second| second.codegen);
+        out.push_str("/// Its PTX, as above.\n");
+        texts(&mut out, "SECOND_PTX", codegen, targets);
+        out.push_str("/// Its machine code, as above.\n");
+        machine_codes(&mut out, "SECOND_MACHINE_CODE", codegen, targets);
+        out.push_str("/// What its kernels use, as above.\n");
+        resources(&mut out, "SECOND_RESOURCES", targets);
         out
     }
+}
+
+fn texts(out: &mut String, name: &str, codegen: Codegen, targets: &[TargetPtx]) {
+    let _ = writeln!(out, "#[allow(dead_code)]\npub static {name}: &[(u32, &str)] = &[");
+    for target in targets {
+        let (sm, file) = (target.sm, Index::ptx_file(codegen, target.sm));
+        let _ = writeln!(out, "    ({sm}, include_str!(concat!(env!(\"OUT_DIR\"), \"/{file}\"))),");
+    }
+    out.push_str("];\n\n");
+}
+
+fn machine_codes(out: &mut String, name: &str, codegen: Codegen, targets: &[TargetPtx]) {
+    let _ = writeln!(out, "#[allow(dead_code)]\npub static {name}: &[&[u8]] = &[");
+    for target in targets {
+        if target.machine_code.is_empty() {
+            out.push_str("    &[],\n");
+        } else {
+            let file = Index::machine_code_file(codegen, target.sm);
+            let _ = writeln!(out, "    include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{file}\")),");
+        }
+    }
+    out.push_str("];\n\n");
+}
+
+fn resources(out: &mut String, name: &str, targets: &[TargetPtx]) {
+    let _ = writeln!(out, "#[allow(dead_code)]\npub static {name}: &[EntryResources] = &[");
+    for target in targets {
+        for Usage { entry, registers, stack, spill_stores, spill_loads, shared, instructions } in
+            &target.usage
+        {
+            let _ = writeln!(
+                out,
+                "    EntryResources {{ sm: {}, entry: {entry:?}, registers: {registers}, stack: {stack}, \
+                 spill_stores: {spill_stores}, spill_loads: {spill_loads}, shared: {shared}, instructions: {instructions} }},",
+                target.sm
+            );
+        }
+    }
+    out.push_str("];\n\n");
 }
 
 #[cfg(test)]
@@ -181,5 +243,37 @@ mod tests {
         let mut other = index.clone();
         other.targets[1].ptx.push(' ');
         assert_ne!(other.render(), text, "the fingerprint sees the text");
+    }
+
+    #[test]
+    fn a_second_generator_stands_beside_the_first() {
+        let target = |sm: u32| TargetPtx {
+            sm,
+            ptx: format!(".target sm_{sm}"),
+            machine_code: vec![1],
+            entries: vec!["k".into()],
+            usage: vec![Usage { entry: "k".into(), registers: 40, ..Usage::default() }],
+        };
+        let alone = Index { targets: vec![target(90)], ..Index::default() };
+        let text = alone.render();
+        assert!(text.contains("CODEGEN: &str = \"llvm\";"), "{text}");
+        assert!(text.contains("SECOND_CODEGEN: Option<&str> = None;"), "{text}");
+        assert!(text.contains("SECOND_PTX: &[(u32, &str)] = &[\n];"), "{text}");
+        let second = Second { codegen: Codegen::Nvvm, targets: vec![target(100)] };
+        let both = Index { second: Some(second), libnvvm: Some("13.5.37".into()), ..alone.clone() };
+        let text_of_both = both.render();
+        let file = "(100, include_str!(concat!(env!(\"OUT_DIR\"), \"/kernels.nvvm.sm_100.ptx\"))),";
+        assert!(text_of_both.contains(file), "{text_of_both}");
+        assert!(
+            text_of_both.contains("SECOND_RESOURCES: &[EntryResources] = &[\n    EntryResources { sm: 100,")
+        );
+        assert!(text_of_both.contains("LIBNVVM: Option<&str> = Some(\"13.5.37\");"));
+        // What runs is the first one's: its fingerprint stays.
+        let fingerprint = |text: &str| text.split("FINGERPRINT").nth(1).unwrap()[..30].to_owned();
+        assert_eq!(fingerprint(&text), fingerprint(&text_of_both));
+        assert_eq!(
+            both.generated().map(|(codegen, t)| (codegen.name(), t.sm)).collect::<Vec<_>>(),
+            [("llvm", 90), ("nvvm", 100)]
+        );
     }
 }

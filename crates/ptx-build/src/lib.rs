@@ -21,6 +21,7 @@
 //! |---|---|---|
 //! | find | [`toolchain`] | a rustc of the pinned version with its library source |
 //! | compile | [`mod@compile`] | one run of cargo a target, in a target folder that persists |
+//! | generate | [`mod@codegen`], [`mod@nvvm`] | on demand a second code generator, NVIDIA's libNVVM |
 //! | directives | [`directives`] | launch bounds, carried as comments through the compiler |
 //! | targets | [`needs`] | kernels that only higher targets have are left out of the lower ones |
 //! | sites | [`sites`] | places where a kernel stops with a message, or prints, get their numbers |
@@ -32,19 +33,24 @@
 //! With no device compiler the build goes on: the table is empty and a note says why.
 
 pub mod allow;
+pub mod codegen;
 pub mod compile;
+pub mod cubin;
 pub mod directives;
 pub mod index;
 pub mod lint;
 pub mod needs;
+pub mod nvvm;
 pub mod ptx;
 pub mod ptxas;
 mod script;
 pub mod shipped;
 pub mod sites;
+mod target;
 pub mod toolchain;
 mod waits;
 
+pub use codegen::Codegen;
 pub use script::PtxBuild;
 
 /// FNV-1a, 64 bits: tells texts apart (it is no defence against forgery).

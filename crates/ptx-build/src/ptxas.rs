@@ -1,5 +1,6 @@
 //! ptxas, where there is one: assembles the PTX for its target and says what each entry uses.
 
+use crate::cubin;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,6 +38,8 @@ pub struct Usage {
     pub spill_loads: u32,
     /// Bytes of static shared memory of each block.
     pub shared: u32,
+    /// Instructions of the machine code.
+    pub instructions: u32,
 }
 
 /// Why PTX could not be assembled.
@@ -131,7 +134,7 @@ impl Ptxas {
             && let Ok(log) = std::fs::read_to_string(&log_path)
             && let Some(log) = log.strip_prefix(&seal)
         {
-            return Ok(parse_log(log));
+            return Ok(with_instructions(parse_log(log), &cubin));
         }
         let output = Command::new(&self.path)
             .args([&format!("-arch=sm_{sm}"), "-v", "-o"])
@@ -145,8 +148,17 @@ impl Ptxas {
         }
         // Only a cache: if it cannot be written the next build assembles again.
         let _ = std::fs::write(&log_path, format!("{seal}{log}"));
-        Ok(parse_log(&log))
+        Ok(with_instructions(parse_log(&log), &cubin))
     }
+}
+
+/// Counted in the machine code, where it can be read.
+fn with_instructions(mut assembled: Assembled, cubin: &Path) -> Assembled {
+    let counted = std::fs::read(cubin).map(|code| cubin::instructions(&code)).unwrap_or_default();
+    for usage in &mut assembled.usage {
+        usage.instructions = counted.get(&usage.entry).copied().unwrap_or(0);
+    }
+    assembled
 }
 
 /// Reads what `ptxas -v` prints.
@@ -208,6 +220,7 @@ ptxas info    : Used 10 registers, used 0 barriers, 368 bytes cmem[0]
             spill_stores: 12,
             spill_loads: 16,
             shared: 4096,
+            instructions: 0,
         };
         let a = Usage { entry: "a".into(), registers: 10, ..Usage::default() };
         assert_eq!(assembled.usage, [a, b]);

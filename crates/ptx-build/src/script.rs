@@ -1,18 +1,19 @@
 //! The build script: the stages in order, and how cargo hears of them.
 
 use crate::allow::AllowList;
+use crate::codegen::{self, Codegen};
 use crate::compile::{self, Request};
-use crate::index::{FILE, Index, TargetPtx};
-use crate::lint::{self, Finding, Rule};
-use crate::ptxas::{self, Ptxas, Usage};
+use crate::index::{FILE, Index, Second, TargetPtx};
+use crate::lint::Finding;
+use crate::nvvm::{self, NvvmError};
+use crate::ptxas;
 use crate::shipped::{self, Shipped};
-use crate::toolchain::{self, DeviceToolchain, Found};
-use crate::{directives, needs, ptx, sites};
+use crate::target::{self, Outcome, Wanted};
+use crate::toolchain::{self, DeviceToolchain};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::thread;
 
 /// Set to 1, the build leaves the PTX out on purpose.
 const NO_PTX_ENV: &str = "FERROKV_NO_PTX";
@@ -35,17 +36,21 @@ pub struct PtxBuild {
     /// The folder below `target/ptx-build` that persists.
     folder: PathBuf,
     targets: Vec<u32>,
+    codegens: Vec<Codegen>,
+    nvvm_targets: Vec<u32>,
     watch: Vec<PathBuf>,
     allow: PathBuf,
     /// Where the package ships its PTX.
     ships: Option<PathBuf>,
 }
 
-/// What one target came to.
-struct Target {
-    ptx: TargetPtx,
-    findings: Vec<Finding>,
-    warnings: Vec<String>,
+/// The code generators of a build, at least one.
+struct Generators {
+    codegens: Vec<Codegen>,
+    /// What libNVVM compiles for.
+    nvvm_targets: Vec<u32>,
+    /// libNVVM, if it is among them.
+    library: Option<nvvm::Library>,
 }
 
 impl PtxBuild {
@@ -72,6 +77,8 @@ impl PtxBuild {
             package: package.to_owned(),
             folder: package.into(),
             targets: vec![80, 90],
+            codegens: vec![Codegen::Llvm],
+            nvvm_targets: vec![90, 100, 120],
             watch: vec![PathBuf::from(folder), "Cargo.lock".into(), "Cargo.toml".into()],
             allow: Path::new(folder).join("ptx-allow.toml"),
             ships: None,
@@ -91,6 +98,24 @@ impl PtxBuild {
         self.targets = targets.to_vec();
         self.targets.sort_unstable();
         self.targets.dedup();
+        self
+    }
+
+    /// Has these code generators make the PTX: what runs is the first one's, a second one's is held beside
+    /// it. `FERROKV_CODEGEN`, where it is set, says otherwise.
+    pub fn codegen(mut self, codegens: &[Codegen]) -> Self {
+        if !codegens.is_empty() {
+            self.codegens = codegens.to_vec();
+        }
+        self
+    }
+
+    /// Has [`Codegen::Nvvm`] compile for these targets, from 80 on, in place of sm_90, sm_100 and sm_120.
+    /// `FERROKV_NVVM_TARGETS`, where it is set, says otherwise.
+    pub fn nvvm_targets(mut self, targets: &[u32]) -> Self {
+        self.nvvm_targets = targets.to_vec();
+        self.nvvm_targets.sort_unstable();
+        self.nvvm_targets.dedup();
         self
     }
 
@@ -125,7 +150,9 @@ impl PtxBuild {
     }
 
     fn print_watched(&self, workspace: &Path) {
-        for name in [NO_PTX_ENV, LINES_ENV, SHIP_ENV, toolchain::RUSTC_ENV, ptxas::PTXAS_ENV, "RUSTUP_HOME"] {
+        let own = [NO_PTX_ENV, LINES_ENV, SHIP_ENV, codegen::CODEGEN_ENV, codegen::NVVM_TARGETS_ENV];
+        let tools = [toolchain::RUSTC_ENV, ptxas::PTXAS_ENV, nvvm::library::LIBRARY_ENV];
+        for name in own.into_iter().chain(tools).chain(["RUSTUP_HOME", "CUDA_HOME"]) {
             println!("cargo::rerun-if-env-changed={name}");
         }
         // A path that does not exist would make cargo run the script every time. Only a workspace with such a
@@ -148,6 +175,10 @@ impl PtxBuild {
     /// then on if that is asked for.
     fn shipped_or_built(&self, package: &Path, workspace: &Path, out: &Path) -> Result<Index, Vec<String>> {
         let Some(folder) = &self.ships else { return self.build(workspace, out) };
+        // What is shipped is LLVM's.
+        if env::var_os(codegen::CODEGEN_ENV).is_some_and(|list| !list.is_empty() && list != "llvm") {
+            return self.build(workspace, out);
+        }
         // Others that ship are dependencies, maybe in a folder that is not to be written to.
         let writes = env::var(SHIP_ENV).is_ok_and(|name| Ok(name) == env::var("CARGO_PKG_NAME"));
         if is_set(NO_PTX_ENV) && !writes {
@@ -191,76 +222,114 @@ impl PtxBuild {
             }
         };
         println!("cargo::rerun-if-changed={}", found.rustc.display());
+        let generators = self.generators(workspace).map_err(|error| vec![error])?;
+        let Generators { codegens, nvvm_targets, library } = generators;
         let allow = AllowList::read(&workspace.join(&self.allow)).map_err(|error| vec![error.to_string()])?;
         let ptxas = match ptxas::find(workspace) {
             Ok(ptxas) => Some(ptxas),
             // No ptxas is no fault, but one that was named must do.
             Err(reason) if reason.starts_with(ptxas::PTXAS_ENV) => return Err(vec![reason]),
+            Err(reason) if codegens.contains(&Codegen::Nvvm) => {
+                return Err(vec![NvvmError::NoPtxas { reason }.to_string()]);
+            }
             Err(_) => None,
         };
         let folder = target_folder(workspace, out).join("ptx-build").join(&self.folder);
-        let results: Vec<Result<Target, String>> = thread::scope(|scope| {
-            let workers: Vec<_> = self
-                .targets
-                .iter()
-                .map(|&sm| {
-                    let request = Request {
-                        workspace,
-                        package: &self.package,
-                        sm,
-                        targets: &self.targets,
-                        lines: is_set(LINES_ENV),
-                        folder: &folder,
-                        toolchain: &found,
-                    };
-                    let ptxas = ptxas.as_ref();
-                    scope.spawn(move || one_target(&request, ptxas))
-                })
-                .collect();
-            let join = |worker: thread::ScopedJoinHandle<'_, _>| {
-                worker.join().unwrap_or_else(|_| Err("ptx-build panicked: please report this".into()))
-            };
-            workers.into_iter().map(join).collect()
-        });
-        self.judge(results, &allow, &folder, &found, ptxas)
+        let mut values = self.targets.clone();
+        values.extend(nvvm_targets.iter().map(|&sm| nvvm::ir_target(sm)));
+        values.sort_unstable();
+        values.dedup();
+        let request = Request {
+            workspace,
+            package: &self.package,
+            sm: 0,
+            targets: &values,
+            asm: true,
+            ir: false,
+            // libNVVM is given no lines.
+            lines: is_set(LINES_ENV) && library.is_none(),
+            folder: &folder,
+            toolchain: &found,
+        };
+        let llvm_targets = if codegens.contains(&Codegen::Llvm) { &self.targets[..] } else { &[] };
+        let wanted = Wanted { llvm: llvm_targets, nvvm: &nvvm_targets, library: library.as_ref() };
+        let outcomes = target::build(&wanted, &request, ptxas.as_ref());
+        let release = library.as_ref().map(|library| library.located().release.clone());
+        let index = Index {
+            compiler: Some(found.version.clone()),
+            ptxas: ptxas.map(|ptxas| ptxas.version),
+            libnvvm: release,
+            ..Index::default()
+        };
+        let mut of_each = [(Codegen::Llvm, outcomes.llvm), (Codegen::Nvvm, outcomes.nvvm)];
+        if codegens[0] == Codegen::Nvvm {
+            of_each.reverse();
+        }
+        self.judge(of_each, index, &allow, &folder)
     }
 
-    /// The index, or every error of every target.
+    /// The generators of this build.
+    fn generators(&self, workspace: &Path) -> Result<Generators, String> {
+        let set = |name| env::var(name).ok().filter(|value| !value.is_empty());
+        let list = set(codegen::CODEGEN_ENV).map(|list| Codegen::list(&list)).transpose();
+        let codegens = list.map_err(|error| error.to_string())?.unwrap_or_else(|| self.codegens.clone());
+        if !codegens.contains(&Codegen::Nvvm) {
+            return Ok(Generators { codegens, nvvm_targets: Vec::new(), library: None });
+        }
+        let list = set(codegen::NVVM_TARGETS_ENV).map(|list| codegen::target_list(&list)).transpose();
+        let targets = list.map_err(|error| error.to_string())?.unwrap_or_else(|| self.nvvm_targets.clone());
+        let library = nvvm::library::find(workspace).map_err(|error| error.to_string())?;
+        Ok(Generators { codegens, nvvm_targets: targets, library: Some(library) })
+    }
+
+    /// The index with the targets of each generator that has any, or every error of every target.
     fn judge(
         &self,
-        results: Vec<Result<Target, String>>,
+        of_each: [(Codegen, Vec<Outcome>); 2],
+        mut index: Index,
         allow: &AllowList,
         folder: &Path,
-        found: &Found,
-        ptxas: Option<Ptxas>,
     ) -> Result<Index, Vec<String>> {
         let mut errors = Vec::new();
         let mut warnings: Vec<String> = Vec::new();
-        let mut targets = Vec::new();
+        let mut generated = Vec::new();
         // A finding that several targets share is said once, with the first target's line.
-        let mut refused: Vec<(Vec<u32>, Finding)> = Vec::new();
-        for (&sm, result) in self.targets.iter().zip(results) {
-            match result {
-                Ok(target) => {
-                    for finding in target.findings.into_iter().filter(|finding| !allow.accepts(finding)) {
-                        let same = |f: &Finding| f.rule == finding.rule && f.entry == finding.entry;
-                        match refused.iter_mut().find(|(_, earlier)| same(earlier)) {
-                            Some((targets, _)) => targets.push(sm),
-                            None => refused.push((vec![sm], finding)),
-                        }
+        let mut refused: Vec<(Vec<(Codegen, u32)>, Finding)> = Vec::new();
+        for (codegen, outcomes) in of_each {
+            let mut targets: Vec<TargetPtx> = Vec::new();
+            for outcome in outcomes {
+                let target = match outcome {
+                    Ok(target) => target,
+                    Err(error) => {
+                        errors.push(error);
+                        continue;
                     }
-                    warnings.extend(target.warnings);
-                    targets.push(target.ptx);
+                };
+                let sm = target.ptx.sm;
+                for finding in target.findings.into_iter().filter(|finding| !allow.accepts(finding)) {
+                    let same = |f: &Finding| f.rule == finding.rule && f.entry == finding.entry;
+                    match refused.iter_mut().find(|(_, earlier)| same(earlier)) {
+                        Some((targets, _)) => targets.push((codegen, sm)),
+                        None => refused.push((vec![(codegen, sm)], finding)),
+                    }
                 }
-                Err(error) => errors.push(error),
+                warnings.extend(target.warnings);
+                targets.push(target.ptx);
+            }
+            if !targets.is_empty() {
+                generated.push((codegen, targets));
             }
         }
         for (targets, finding) in &refused {
-            let names: Vec<String> = targets.iter().map(|sm| format!("sm_{sm}")).collect();
-            errors.push(format!("{} {finding}", names.join(" ")));
+            let names = targets.iter().map(|(codegen, sm)| match codegen {
+                Codegen::Llvm => format!("sm_{sm}"),
+                Codegen::Nvvm => format!("nvvm:sm_{sm}"),
+            });
+            errors.push(format!("{} {finding}", names.collect::<Vec<_>>().join(" ")));
         }
         if let Some((targets, _)) = refused.first() {
-            let path = folder.join(Index::ptx_file(targets[0]));
+            let (codegen, sm) = targets[0];
+            let path = folder.join(Index::ptx_file(codegen, sm));
             let allow = self.allow.display();
             errors.push(format!(
                 "that PTX is {}; what must stay goes into {allow} with its reason",
@@ -270,72 +339,20 @@ impl PtxBuild {
         // Each target compiles the same source: say each thing once, and no count of rows that an error hid.
         dedup_across_targets(&mut errors);
         if errors.is_empty() {
-            errors = allow.unused(ptxas.is_some());
+            errors = allow.unused(index.ptxas.is_some());
         }
         if !errors.is_empty() {
             return Err(errors);
         }
         dedup_across_targets(&mut warnings);
         warnings.iter().for_each(|warning| print_lines("warning", warning));
-        Ok(Index {
-            targets,
-            note: None,
-            compiler: Some(found.version.clone()),
-            ptxas: ptxas.map(|ptxas| ptxas.version),
-        })
-    }
-}
-
-/// Compiles, completes, checks and assembles for one target.
-fn one_target(request: &Request, ptxas: Option<&Ptxas>) -> Result<Target, String> {
-    let compiled = compile::compile(request).map_err(|error| error.to_string())?;
-    let module = ptx::parse(&compiled.ptx);
-    let text = directives::apply(&compiled.ptx, &module).map_err(|error| error.to_string())?;
-    let text = needs::leave_out(text, request.sm).map_err(|error| error.to_string())?;
-    let text = sites::number(text);
-    // The file that findings and ptxas point at has the directives in, so its lines are what is read.
-    let module = ptx::parse(&text);
-    let file = request.folder.join(Index::ptx_file(request.sm));
-    fs::write(&file, &text).map_err(|error| format!("{}: cannot be written: {error}", file.display()))?;
-    let mut findings = lint::check(&module);
-    let mut warnings = vec![compiled.warnings];
-    let (mut usage, mut machine_code) = (Vec::new(), Vec::new());
-    if let Some(ptxas) = ptxas {
-        let assembled = ptxas.assemble(&file, &text, request.sm).map_err(|error| error.to_string())?;
-        for entry in &assembled.usage {
-            findings.extend(resource_findings(entry, &findings));
+        let mut generated = generated.into_iter();
+        if let Some((codegen, targets)) = generated.next() {
+            (index.codegen, index.targets) = (codegen, targets);
         }
-        warnings.extend(assembled.warnings);
-        usage = assembled.usage;
-        let cubin = ptxas::machine_code_file(&file);
-        machine_code =
-            fs::read(&cubin).map_err(|error| format!("{}: cannot be read: {error}", cubin.display()))?;
+        index.second = generated.next().map(|(codegen, targets)| Second { codegen, targets });
+        Ok(index)
     }
-    let entries = module.functions.iter().filter(|function| function.is_entry && function.is_defined);
-    let entries = entries.map(|function| function.name.clone()).collect();
-    warnings.retain(|warning| !warning.is_empty());
-    Ok(Target {
-        ptx: TargetPtx { sm: request.sm, ptx: text, machine_code, entries, usage },
-        findings,
-        warnings,
-    })
-}
-
-/// What ptxas's numbers say against an entry. A stack that the PTX's own local memory explains is not said
-/// twice.
-fn resource_findings(usage: &Usage, earlier: &[Finding]) -> Vec<Finding> {
-    let finding = |rule, text| Finding { rule, entry: usage.entry.clone(), line: 0, text, count: 1 };
-    let mut findings = Vec::new();
-    let Usage { registers, stack, spill_stores, spill_loads, .. } = usage;
-    let explained = earlier.iter().any(|f| f.rule == Rule::LocalMemory && f.entry == usage.entry);
-    if *spill_stores > 0 || *spill_loads > 0 {
-        let text =
-            format!("{registers} registers, {spill_stores} bytes spilled, {spill_loads} bytes read back");
-        findings.push(finding(Rule::Spill, text));
-    } else if *stack > 0 && !explained {
-        findings.push(finding(Rule::Stack, format!("{stack} bytes of stack")));
-    }
-    findings
 }
 
 /// Drops texts that differ only in the target that they name.
@@ -374,9 +391,12 @@ fn target_folder(workspace: &Path, out: &Path) -> PathBuf {
 
 fn write(out: &Path, index: &Index) -> Result<(), Vec<String>> {
     let rendered = index.render();
-    let texts = index.targets.iter().map(|target| (Index::ptx_file(target.sm), target.ptx.as_bytes()));
-    let machine_code =
-        index.targets.iter().map(|target| (Index::machine_code_file(target.sm), &target.machine_code[..]));
+    let texts = index
+        .generated()
+        .map(|(codegen, target)| (Index::ptx_file(codegen, target.sm), target.ptx.as_bytes()));
+    let machine_code = index
+        .generated()
+        .map(|(codegen, target)| (Index::machine_code_file(codegen, target.sm), &target.machine_code[..]));
     for (name, content) in texts.chain(machine_code).chain([(FILE.to_owned(), rendered.as_bytes())]) {
         let path = out.join(name);
         fs::write(&path, content)
@@ -388,32 +408,26 @@ fn write(out: &Path, index: &Index) -> Result<(), Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::Target;
+    use crate::{lint, ptx};
 
-    fn judge(results: Vec<Result<Target, String>>, allow: &str) -> Result<Index, Vec<String>> {
-        let found = Found {
-            rustc: "rustc".into(),
-            version: "rustc 1.96.0".into(),
-            origin: toolchain::Origin::System,
-            library: "library".into(),
-        };
-        let allow = AllowList::parse(Path::new("allow.toml"), allow).unwrap();
-        PtxBuild::new("kernels").judge(results, &allow, Path::new("folder"), &found, None)
+    fn judge(results: Vec<Outcome>, allow: &str) -> Result<Index, Vec<String>> {
+        judge_both(results, Vec::new(), allow)
     }
 
-    fn target(sm: u32, body: &str) -> Result<Target, String> {
+    fn judge_both(llvm: Vec<Outcome>, nvvm: Vec<Outcome>, allow: &str) -> Result<Index, Vec<String>> {
+        let allow = AllowList::parse(Path::new("allow.toml"), allow).unwrap();
+        let index = Index { compiler: Some("rustc 1.96.0".into()), ..Index::default() };
+        let of_each = [(Codegen::Llvm, llvm), (Codegen::Nvvm, nvvm)];
+        PtxBuild::new("kernels").judge(of_each, index, &allow, Path::new("folder"))
+    }
+
+    fn target(sm: u32, body: &str) -> Outcome {
         let ptx = format!(".entry k()\n{{\n{body}\n}}\n");
         let findings = lint::check(&ptx::parse(&ptx));
-        Ok(Target {
-            ptx: TargetPtx {
-                sm,
-                ptx,
-                machine_code: Vec::new(),
-                entries: vec!["k".into()],
-                usage: Vec::new(),
-            },
-            findings,
-            warnings: Vec::new(),
-        })
+        let entries = vec!["k".into()];
+        let ptx = TargetPtx { sm, ptx, machine_code: Vec::new(), entries, usage: Vec::new() };
+        Ok(Target { ptx, findings, warnings: Vec::new() })
     }
 
     const BAD: &str = "ld.b32 %r1, [%rd1];";
@@ -425,6 +439,24 @@ mod tests {
         assert_eq!(errors.len(), 2, "{errors:?}");
         assert!(errors[0].starts_with("sm_80 sm_90 [generic-address] kernel k, PTX line 3: "), "{errors:?}");
         assert!(errors[1].contains("kernels.sm_80.ptx; what must stay goes into kernels/ptx-allow.toml"));
+    }
+
+    #[test]
+    fn a_finding_says_the_generator_if_it_is_the_second() {
+        let errors = judge_both(vec![target(90, BAD)], vec![target(90, BAD)], "").unwrap_err();
+        assert!(errors[0].starts_with("sm_90 nvvm:sm_90 [generic-address]"), "{errors:?}");
+        let errors = judge_both(vec![target(90, "ret;")], vec![target(90, BAD)], "").unwrap_err();
+        assert!(errors[0].starts_with("nvvm:sm_90 [generic-address]"), "{errors:?}");
+        assert!(errors[1].contains("kernels.nvvm.sm_90.ptx;"), "{errors:?}");
+    }
+
+    #[test]
+    fn the_first_generator_that_has_targets_is_what_runs() {
+        let both = judge_both(vec![target(90, "ret;")], vec![target(100, "ret;")], "").unwrap();
+        assert_eq!((both.codegen, both.targets[0].sm), (Codegen::Llvm, 90));
+        assert_eq!(both.second.map(|second| second.targets[0].sm), Some(100));
+        let alone = judge_both(Vec::new(), vec![target(100, "ret;")], "").unwrap();
+        assert_eq!((alone.codegen, alone.targets.len(), alone.second.is_none()), (Codegen::Nvvm, 1, true));
     }
 
     #[test]
@@ -442,22 +474,6 @@ mod tests {
         // The idle row is not blamed for what did not compile.
         let errors = judge(vec![error(80), error(90)], ROW).unwrap_err();
         assert_eq!(errors, ["kernels does not compile for sm_80\nerror: this\nand that"]);
-    }
-
-    #[test]
-    fn spills_and_stacks_are_findings() {
-        let usage =
-            Usage { entry: "k".into(), registers: 255, stack: 64, spill_stores: 8, ..Usage::default() };
-        let spill = resource_findings(&usage, &[]);
-        assert_eq!((spill.len(), spill[0].rule), (1, Rule::Spill));
-        assert_eq!(spill[0].text, "255 registers, 8 bytes spilled, 0 bytes read back");
-        let usage = Usage { spill_stores: 0, ..usage };
-        assert_eq!(resource_findings(&usage, &[])[0].rule, Rule::Stack);
-        // Local memory that the PTX shows explains the stack.
-        let local =
-            Finding { rule: Rule::LocalMemory, entry: "k".into(), line: 1, text: String::new(), count: 1 };
-        assert_eq!(resource_findings(&usage, &[local]), []);
-        assert_eq!(resource_findings(&Usage { stack: 0, ..usage }, &[]), []);
     }
 
     #[test]

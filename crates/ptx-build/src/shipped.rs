@@ -5,6 +5,7 @@
 //! the version of this crate, which is that of the kernel language; a line a target follows that changes with
 //! the PTX. PTX of other sources, or that is not what the build wrote, is never used.
 
+use crate::codegen::Codegen;
 use crate::index::{Index, TargetPtx};
 use crate::ptx;
 use std::fs;
@@ -85,7 +86,7 @@ pub fn read(folder: &Path, sources: &str, targets: &[u32]) -> Shipped {
     }
     let mut found = Vec::new();
     for &sm in targets {
-        let path = folder.join(Index::ptx_file(sm));
+        let path = folder.join(Index::ptx_file(Codegen::Llvm, sm));
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) => return Shipped::Unusable(format!("{}: {error}", path.display())),
@@ -128,7 +129,7 @@ pub fn write(folder: &Path, sources: &str, targets: &[TargetPtx]) -> Result<(), 
         fs::remove_file(&file).map_err(|error| format!("{}: {error}", file.display()))?;
     }
     for target in targets {
-        put(Index::ptx_file(target.sm), &target.ptx)?;
+        put(Index::ptx_file(Codegen::Llvm, target.sm), &target.ptx)?;
     }
     put(SOURCES.into(), &seal(sources, targets))
 }

@@ -21,6 +21,8 @@ fn request<'a>(package: &'a str, toolchain: &'a Found) -> Request<'a> {
         package,
         sm: 90,
         targets: &[80, 90],
+        asm: true,
+        ir: false,
         lines: false,
         folder: Path::new(env!("CARGO_TARGET_TMPDIR")),
         toolchain,
@@ -39,18 +41,19 @@ fn kernels_become_ptx_that_passes_and_assembles() {
     let Some(toolchain) = toolchain() else { return };
     let compiled = compile(&request("good", &toolchain)).unwrap();
     assert_eq!(compiled.warnings, "");
-    assert!(!compiled.ptx.contains("\t.loc\t"));
-    let module = ptx::parse(&compiled.ptx);
+    let written = compiled.ptx.unwrap();
+    assert!(!written.contains("\t.loc\t"));
+    let module = ptx::parse(&written);
 
     // Every entry survives: private ones, and those of a dependency; and nothing else does.
     let mut entries: Vec<&str> = module.functions.iter().map(|function| function.name.as_str()).collect();
     entries.sort_unstable();
-    assert_eq!(entries, ["bounded", "converges", "from_dependency", "target_name"], "{}", compiled.ptx);
+    assert_eq!(entries, ["bounded", "converges", "from_dependency", "target_name"], "{}", written);
     assert!(module.functions.iter().all(|function| function.is_entry && function.is_defined));
     assert_eq!(lint::check(&module), []);
 
     // Bounds reach the text through link-time optimisation, from the dependency too.
-    let text = directives::apply(&compiled.ptx, &module).unwrap();
+    let text = directives::apply(&written, &module).unwrap();
     assert!(body(&text, "bounded").contains("\n)\n.maxntid 256, 1, 1\n.minnctapersm 2\n{"), "{text}");
     assert!(body(&text, "from_dependency").contains("\n)\n.maxntid 128, 1, 1\n{"), "{text}");
 
@@ -90,7 +93,7 @@ fn kernels_become_ptx_that_passes_and_assembles() {
 fn source_lines_come_with_the_ptx_if_they_are_asked_for() {
     let Some(toolchain) = toolchain() else { return };
     let request = Request { lines: true, ..request("good", &toolchain) };
-    let text = compile(&request).unwrap().ptx;
+    let text = compile(&request).unwrap().ptx.unwrap();
     let module = ptx::parse(&text);
     assert_eq!(lint::check(&module), []);
     assert!(body(&text, "bounded").contains("\t.loc\t"), "{text}");

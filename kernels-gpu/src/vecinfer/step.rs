@@ -93,6 +93,7 @@ pub fn rope_encode<const D: usize, const C: u32>(
     let (tile, place) = (position / BLOCK_TOKENS, position % BLOCK_TOKENS);
     let (layout, row) = (layout::<D, C>(), sequence as usize * cache.kv_heads as usize + head as usize);
     // A thread has a word of the tile, which codes of other tokens share: from memory while the row is made.
+    const { core::assert!(Code::of(C).tile_bytes(D as u32) / 4 <= ENCODE_THREADS) };
     let code = Code::of(C);
     let words = code.tile_bytes(D as u32) / 4;
     let codes = codes.cast::<u32>();

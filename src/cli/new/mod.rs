@@ -65,7 +65,7 @@ const TAKEN: &str = " abstract as async await become box break const continue cr
     incremental proc-macro std test ";
 /// Crates that the new one has below it, apart from those whose names begin with `ferrokv`.
 const NEEDED: &str = " simt simt-test simt-macros ptx-build cuda-lazy bytemuck half glam cust cust-raw cust-core \
-    cust-derive thiserror tracing rayon libc corosensei proptest syn quote proc-macro2 ";
+    cust-derive thiserror tracing rayon libc libloading corosensei proptest syn quote proc-macro2 ";
 
 /// Runs the command.
 ///

@@ -1,0 +1,115 @@
+//! Which code generators make PTX of the kernels.
+
+use std::fmt;
+
+/// Names the code generators of a build, separated by commas: `llvm`, `nvvm`, `llvm,nvvm`. What a program
+/// runs is the first one's; the second's is held beside it, to compare.
+pub const CODEGEN_ENV: &str = "FERROKV_CODEGEN";
+
+/// Names the targets of the generator [`Codegen::Nvvm`], separated by commas: `90,100`.
+pub const NVVM_TARGETS_ENV: &str = "FERROKV_NVVM_TARGETS";
+
+/// A code generator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Codegen {
+    /// LLVM's own back end, which is in the device compiler.
+    #[default]
+    Llvm,
+    /// NVIDIA's libNVVM ([`mod@crate::nvvm`]).
+    Nvvm,
+}
+
+/// Why a list names no generators or targets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ListError {
+    /// A word that is no generator.
+    #[error("{CODEGEN_ENV}={list}: `{word}` is no code generator; write llvm, nvvm, llvm,nvvm or nvvm,llvm")]
+    Codegen {
+        /// The list.
+        list: String,
+        /// The word.
+        word: String,
+    },
+    /// A word that is no target.
+    #[error("{NVVM_TARGETS_ENV}={list}: `{word}` is no target; write numbers from 80 on, as in 90,100,120")]
+    Target {
+        /// The list.
+        list: String,
+        /// The word.
+        word: String,
+    },
+}
+
+impl Codegen {
+    /// The name that lists and files have.
+    pub fn name(self) -> &'static str {
+        match self {
+            Codegen::Llvm => "llvm",
+            Codegen::Nvvm => "nvvm",
+        }
+    }
+
+    /// Reads a list; each generator counts once.
+    ///
+    /// # Errors
+    /// The first word that is no generator.
+    pub fn list(list: &str) -> Result<Vec<Codegen>, ListError> {
+        let mut generators = Vec::new();
+        for word in list.split(',').map(str::trim) {
+            let named = [Codegen::Llvm, Codegen::Nvvm].into_iter().find(|codegen| codegen.name() == word);
+            let codegen =
+                named.ok_or_else(|| ListError::Codegen { list: list.to_owned(), word: word.to_owned() })?;
+            if !generators.contains(&codegen) {
+                generators.push(codegen);
+            }
+        }
+        Ok(generators)
+    }
+}
+
+/// Reads a list of targets, and sorts it.
+///
+/// # Errors
+/// The first word that is no target.
+pub fn target_list(list: &str) -> Result<Vec<u32>, ListError> {
+    let target = |word: &str| word.parse::<u32>().ok().filter(|sm| (80..1000).contains(sm));
+    let mut targets = Vec::new();
+    for word in list.split(',').map(str::trim) {
+        targets.push(
+            target(word).ok_or_else(|| ListError::Target { list: list.to_owned(), word: word.to_owned() })?,
+        );
+    }
+    targets.sort_unstable();
+    targets.dedup();
+    Ok(targets)
+}
+
+impl fmt::Display for Codegen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_name_each_generator_once_and_keep_the_order() {
+        assert_eq!(Codegen::list("llvm"), Ok(vec![Codegen::Llvm]));
+        assert_eq!(Codegen::list("nvvm, llvm,nvvm"), Ok(vec![Codegen::Nvvm, Codegen::Llvm]));
+        for wrong in ["", "llvm,", "NVVM", "llvm nvvm"] {
+            let text = Codegen::list(wrong).unwrap_err().to_string();
+            assert!(text.contains("is no code generator; write llvm, nvvm"), "{text}");
+        }
+    }
+
+    #[test]
+    fn targets_are_sorted_numbers_from_80_on() {
+        assert_eq!(target_list("120, 90,100,90"), Ok(vec![90, 100, 120]));
+        for wrong in ["", "sm_90", "75", "90,", "9000"] {
+            let text = target_list(wrong).unwrap_err().to_string();
+            assert!(text.contains("numbers from 80 on"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The second code generator: NVIDIA's libNVVM in place of LLVM's own back end.
+//!
+//! rustc writes the optimised module as text (LLVM IR). [`legal`] makes NVVM IR of it, which is LLVM IR with
+//! restrictions, or says by name what it cannot translate; [`library`] hands it to libNVVM, which writes PTX;
+//! [`retarget`] gives the PTX back what went around libNVVM, and the target and version that it is shipped
+//! for. From there on it goes the way of the other generator's: directives, sites, lint, ptxas.
+//!
+//! | NVVM target | IR from rustc for | PTX for |
+//! |---|---|---|
+//! | compute_100 and newer | sm_90 | the same, for example sm_100 |
+//! | below, from 80 | sm_80 or sm_90 | compiled for compute_100, then for its own target if ptxas takes it |
+//!
+//! libNVVM reads today's LLVM IR for compute_100 and newer alone; what is below wants that of LLVM 7. An
+//! instruction of the PTX means the same for every target that has it (the PTX ISA says from which target on
+//! that is), so text for an older target is right if its assembler takes it.
+
+mod error;
+pub mod intrinsics;
+pub mod legal;
+pub mod library;
+pub mod retarget;
+
+pub use error::NvvmError;
+pub use library::{Compiled, Library, Located};
+
+use legal::Legal;
+use std::fs;
+use std::path::Path;
+
+/// The first target whose IR libNVVM reads in today's form.
+pub const MODERN: u32 = 100;
+
+/// The target that rustc makes the IR of an NVVM target for: the newest of its own that is not above. Kernels
+/// choose by it (`cfg(simt_sm)`).
+pub fn ir_target(sm: u32) -> u32 {
+    if sm < 90 { 80 } else { 90 }
+}
+
+/// What libNVVM compiles a target for.
+pub fn compiled_for(sm: u32) -> u32 {
+    sm.max(MODERN)
+}
+
+/// Compiles a translated module for `sm`, which is [`MODERN`] or newer, and keeps the result beside the file
+/// `path` that the module was read from: the same module is not compiled twice by the same release.
+///
+/// # Errors
+/// What libNVVM said against it.
+pub fn generate(library: &Library, legal: &Legal, sm: u32, path: &Path) -> Result<Compiled, NvvmError> {
+    let kept = path.with_extension(format!("compute_{sm}.ptx"));
+    let release = &library.located().release;
+    let seal = format!(
+        "// {:016x}\n",
+        crate::fingerprint([&*legal.ir, release, library::OPTIONS.concat().as_str(), &sm.to_string()])
+    );
+    if let Ok(text) = fs::read_to_string(&kept)
+        && let Some(ptx) = text.strip_prefix(&seal)
+    {
+        return Ok(Compiled { ptx: ptx.to_owned(), messages: String::new() });
+    }
+    let compiled = library.compile(&legal.ir, sm)?;
+    // Only a cache, and messages are to be seen again.
+    if compiled.messages.is_empty() {
+        let _ = fs::write(&kept, seal + &compiled.ptx);
+    }
+    Ok(compiled)
+}

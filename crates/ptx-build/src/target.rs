@@ -1,0 +1,208 @@
+//! One target of a build: from the compiler's text to what is embedded.
+
+use crate::codegen::Codegen;
+use crate::compile::{self, Compiled, Request};
+use crate::index::{Index, TargetPtx};
+use crate::lint::{self, Finding, Rule};
+use crate::nvvm;
+use crate::ptxas::{self, Ptxas, Usage};
+use crate::{directives, needs, ptx, sites};
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+/// What one target came to.
+pub(crate) struct Target {
+    pub(crate) ptx: TargetPtx,
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// A target, or why there is none.
+pub(crate) type Outcome = Result<Target, String>;
+
+/// What both generators came to, each in the order of its targets.
+#[derive(Default)]
+pub(crate) struct Outcomes {
+    pub(crate) llvm: Vec<Outcome>,
+    pub(crate) nvvm: Vec<Outcome>,
+}
+
+/// The targets of each generator; none if it is not asked for.
+pub(crate) struct Wanted<'a> {
+    pub(crate) llvm: &'a [u32],
+    pub(crate) nvvm: &'a [u32],
+    /// What the second generator needs.
+    pub(crate) library: Option<&'a nvvm::Library>,
+}
+
+/// Compiles, completes, checks and assembles, side by side what can be. Each run of the compiler serves both
+/// generators. `request` is told the target.
+pub(crate) fn build(wanted: &Wanted, request: &Request, ptxas: Option<&Ptxas>) -> Outcomes {
+    let mut compiled_for: Vec<u32> = wanted.nvvm.iter().map(|&sm| nvvm::ir_target(sm)).collect();
+    compiled_for.extend(wanted.llvm);
+    compiled_for.sort_unstable();
+    compiled_for.dedup();
+    let one = |sm: u32| {
+        let asm = wanted.llvm.contains(&sm);
+        let own: Vec<u32> = wanted.nvvm.iter().copied().filter(|&of| nvvm::ir_target(of) == sm).collect();
+        let request = Request { sm, asm, ir: !own.is_empty(), ..request.clone() };
+        from_one_compilation(&request, &own, wanted.library, ptxas)
+    };
+    let results: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = compiled_for.iter().map(|&sm| scope.spawn(move || one(sm))).collect();
+        let panicked = || (Some(Err(PANICKED.to_owned())), Vec::new());
+        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect()
+    });
+    let mut outcomes = Outcomes::default();
+    for (llvm, nvvm) in results {
+        outcomes.llvm.extend(llvm);
+        outcomes.nvvm.extend(nvvm);
+    }
+    outcomes
+}
+
+const PANICKED: &str = "ptx-build panicked: please report this";
+
+/// What one run of the compiler gives: its own PTX if asked for, and that of `nvvm`'s targets.
+fn from_one_compilation(
+    request: &Request,
+    nvvm: &[u32],
+    library: Option<&nvvm::Library>,
+    ptxas: Option<&Ptxas>,
+) -> (Option<Outcome>, Vec<Outcome>) {
+    let compiled = match compile::compile(request) {
+        Ok(compiled) => compiled,
+        // Said once: of the generator that is there in any case.
+        Err(error) if request.asm => return (Some(Err(error.to_string())), Vec::new()),
+        Err(error) => return (None, vec![Err(error.to_string())]),
+    };
+    let Compiled { ptx, ir, warnings } = compiled;
+    let llvm = ptx.map(|text| finish(&text, warnings.clone(), request, Codegen::Llvm, ptxas));
+    let (Some(ir), Some(library)) = (ir, library) else { return (llvm, Vec::new()) };
+    let legal = match nvvm::legal::translate(&ir.text) {
+        Ok(legal) => legal,
+        Err(refused) => {
+            let error = nvvm::NvvmError::Refused { path: ir.path, refused };
+            return (llvm, vec![Err(error.to_string())]);
+        }
+    };
+    // Targets that libNVVM compiles for alike share its result.
+    let groups: Vec<&[u32]> =
+        nvvm.chunk_by(|a, b| nvvm::compiled_for(*a) == nvvm::compiled_for(*b)).collect();
+    let group = |targets: &[u32]| -> Vec<Outcome> {
+        let generated = match nvvm::generate(library, &legal, nvvm::compiled_for(targets[0]), &ir.path) {
+            Ok(generated) => generated,
+            Err(error) => return vec![Err(error.to_string())],
+        };
+        let each = |sm: u32| {
+            let text = nvvm::retarget::complete(&generated.ptx, &legal.assembly, sm);
+            let text = text.map_err(|error| error.to_string())?;
+            let request = Request { sm, ..request.clone() };
+            finish(&text, generated.messages.clone(), &request, Codegen::Nvvm, ptxas)
+        };
+        targets.iter().map(|&sm| each(sm)).collect()
+    };
+    let outcomes = thread::scope(|scope| {
+        let group = &group;
+        let workers: Vec<_> = groups.into_iter().map(|targets| scope.spawn(move || group(targets))).collect();
+        let panicked = || vec![Err(PANICKED.to_owned())];
+        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect()
+    });
+    (llvm, outcomes)
+}
+
+/// Completes, checks and assembles a generator's text.
+fn finish(
+    text: &str,
+    messages: String,
+    request: &Request,
+    codegen: Codegen,
+    ptxas: Option<&Ptxas>,
+) -> Outcome {
+    let module = ptx::parse(text);
+    let text = directives::apply(text, &module).map_err(|error| error.to_string())?;
+    let text = needs::leave_out(text, request.sm).map_err(|error| error.to_string())?;
+    let text = sites::number(text);
+    // The file that findings and ptxas point at has the directives in, so its lines are what is read.
+    let module = ptx::parse(&text);
+    let file = request.folder.join(Index::ptx_file(codegen, request.sm));
+    fs::write(&file, &text).map_err(|error| format!("{}: cannot be written: {error}", file.display()))?;
+    let mut findings = lint::check(&module);
+    let mut warnings = vec![messages];
+    let (mut usage, mut machine_code) = (Vec::new(), Vec::new());
+    if let Some(ptxas) = ptxas {
+        let assembled = ptxas.assemble(&file, &text, request.sm).map_err(|error| error.to_string())?;
+        let mut spilling = Vec::new();
+        for entry in &assembled.usage {
+            let found = resource_findings(entry, &findings);
+            match codegen {
+                Codegen::Llvm => findings.extend(found),
+                Codegen::Nvvm => spilling.extend(found),
+            }
+        }
+        warnings.extend(spill_warning(&spilling, request.sm));
+        warnings.extend(assembled.warnings);
+        usage = assembled.usage;
+        machine_code = read(&ptxas::machine_code_file(&file))?;
+    }
+    let entries = module.functions.iter().filter(|function| function.is_entry && function.is_defined);
+    let entries = entries.map(|function| function.name.clone()).collect();
+    warnings.retain(|warning| !warning.is_empty());
+    let ptx = TargetPtx { sm: request.sm, ptx: text, machine_code, entries, usage };
+    Ok(Target { ptx, findings, warnings })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("{}: cannot be read: {error}", path.display()))
+}
+
+/// What ptxas's numbers say against an entry. A stack that the PTX's own local memory explains is not said
+/// twice.
+fn resource_findings(usage: &Usage, earlier: &[Finding]) -> Vec<Finding> {
+    let finding = |rule, text| Finding { rule, entry: usage.entry.clone(), line: 0, text, count: 1 };
+    let mut findings = Vec::new();
+    let Usage { registers, stack, spill_stores, spill_loads, .. } = usage;
+    let explained = earlier.iter().any(|f| f.rule == Rule::LocalMemory && f.entry == usage.entry);
+    if *spill_stores > 0 || *spill_loads > 0 {
+        let text =
+            format!("{registers} registers, {spill_stores} bytes spilled, {spill_loads} bytes read back");
+        findings.push(finding(Rule::Spill, text));
+    } else if *stack > 0 && !explained {
+        findings.push(finding(Rule::Stack, format!("{stack} bytes of stack")));
+    }
+    findings
+}
+
+/// Kernels are written so that the first generator's do not spill. Another one's registers are its own: what
+/// it spills is said, and is right all the same.
+fn spill_warning(findings: &[Finding], sm: u32) -> Option<String> {
+    if findings.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = findings.iter().map(|finding| finding.entry.as_str()).collect();
+    Some(format!("nvvm sm_{sm}: registers did not suffice in {}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spills_and_stacks_are_findings() {
+        let usage =
+            Usage { entry: "k".into(), registers: 255, stack: 64, spill_stores: 8, ..Usage::default() };
+        let spill = resource_findings(&usage, &[]);
+        assert_eq!((spill.len(), spill[0].rule), (1, Rule::Spill));
+        assert_eq!(spill[0].text, "255 registers, 8 bytes spilled, 0 bytes read back");
+        assert_eq!(spill_warning(&spill, 90).as_deref(), Some("nvvm sm_90: registers did not suffice in k"));
+        assert_eq!(spill_warning(&[], 90), None);
+        let usage = Usage { spill_stores: 0, ..usage };
+        assert_eq!(resource_findings(&usage, &[])[0].rule, Rule::Stack);
+        // Local memory that the PTX shows explains the stack.
+        let local =
+            Finding { rule: Rule::LocalMemory, entry: "k".into(), line: 1, text: String::new(), count: 1 };
+        assert_eq!(resource_findings(&usage, &[local]), []);
+        assert_eq!(resource_findings(&Usage { stack: 0, ..usage }, &[]), []);
+    }
+}
