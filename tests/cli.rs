@@ -451,7 +451,7 @@ fn words_that_mean_nothing_are_refused() {
 #[test]
 fn golden_bits_are_written_compared_and_missed() {
     let folder = Folder::new();
-    let golden = folder.text("");
+    let (golden, nowhere) = (folder.text(""), folder.text("nowhere"));
     let check = ["check", "--orders", "0", "--system", "echo"];
     let with = |option, folder| [&check[..], &[option, folder]].concat();
     succeed(&with("--write-golden", &golden));
@@ -476,8 +476,8 @@ fn golden_bits_are_written_compared_and_missed() {
     let (said, _) = failed(&kept.lines().take(2).collect::<Vec<_>>().join("\n"));
     assert!(said.contains("there are no golden bits"), "{said}");
 
-    refused(&with("--golden", &folder.text("nowhere")), &["echo.txt", "--write-golden"]);
-    refused(&with("--write-golden", &folder.text("nowhere")), &["nowhere is no folder"]);
+    refused(&with("--golden", &nowhere), &["echo.txt", "--write-golden"]);
+    refused(&with("--write-golden", &nowhere), &["nowhere is no folder"]);
     let output = ferrokv(&["check", "--system", "echo", "--golden", &golden]);
     assert_eq!(output.status.code(), Some(2));
 }

@@ -317,9 +317,7 @@ fn needs_sm_90(instruction: &Instruction) -> bool {
     match instruction.name() {
         "cp" => instruction.has("bulk"),
         "mbarrier" => instruction.has("expect_tx") || instruction.has("try_wait"),
-        "fence" => {
-            instruction.has("proxy") && instruction.has("async") || instruction.has("mbarrier_init")
-        }
+        "fence" => instruction.has("proxy") && instruction.has("async") || instruction.has("mbarrier_init"),
         "barrier" => instruction.has("cluster"),
         "st" | "red" => instruction.has("async"),
         name => matches!(name, "elect" | "getctarank" | "mapa" | "multimem" | "setmaxnreg" | "wgmma"),
