@@ -41,6 +41,7 @@ pub mod index;
 pub mod lint;
 pub mod needs;
 pub mod nvvm;
+mod opcodes;
 pub mod ptx;
 pub mod ptxas;
 mod script;

@@ -5,7 +5,7 @@
 //! nor they on it: it reads parameters, by `load_ahead` memory that nobody writes, and by `peek` what nothing
 //! but hints depends on. On the straight path, where every thread comes by.
 
-use crate::lint::{CONVERGENT, MEMORY};
+use crate::opcodes::{CONVERGENT, MEMORY};
 use crate::ptx::{Instruction, Module, Statement};
 
 /// Where the entries that overlap wait for the launch before.
