@@ -1,32 +1,27 @@
 //! One block: its threads as coroutines, parked where they wait for each other.
 
 use super::allocations::Tracked;
-use super::bulk;
 use super::collective;
 use super::fault::{Fault, FaultKind, Place, Space};
 use super::fixed::Fixed;
-use super::lane::{CURRENT, Lane, State};
+use super::lane::{Lane, State};
 use super::mbarrier::Mbarriers;
 use super::mutation::{self, Change};
 use super::named::{BARRIERS, Named};
 use super::options::{Dice, Schedule};
 use super::orders::Watchpoint;
-use super::panics;
 use super::print::Lines;
 use super::race::{GridRaces, Races};
 use super::shared::SharedMemory;
-use super::stack::ThreadStack;
-use super::trap::{self, End};
+use super::trap;
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
 use crate::print::Sink;
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
-use corosensei::stack::Stack;
-use corosensei::{Coroutine, CoroutineResult, Yielder};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
+use workers::Worker;
 
 /// What the threads of one block share.
 pub(crate) struct Block {
@@ -96,10 +91,6 @@ impl Block {
             result
         })
     }
-}
-
-struct Worker {
-    coroutine: Coroutine<u64, (), End, ThreadStack>,
 }
 
 /// What a launch has for each of its blocks.
@@ -436,102 +427,9 @@ impl<'a> Runner<'a> {
     fn fault(&self, lane: &Lane, place: Option<Place>, kind: FaultKind) -> Box<Fault> {
         Box::new(Fault::of(lane, place, kind))
     }
-
-    fn start_worker(&mut self) -> Result<usize, Box<Fault>> {
-        let bytes = self.stack_bytes;
-        let stack = ThreadStack::get(bytes).map_err(|error| {
-            let threads = self.block.threads;
-            let reason = format!("no memory for {threads} stacks of {bytes} bytes: {error}");
-            Box::new(Fault::refused(self.block.info, reason))
-        })?;
-        let block: *const Block = &*self.block;
-        let body: *const (dyn Fn() + Sync + 'a) = self.body;
-        // SAFETY: only the lifetime changes; the runner outlives its coroutines, the body outlives it.
-        let body: *const (dyn Fn() + Sync + 'static) = unsafe { core::mem::transmute(body) };
-        let addresses = (stack.limit().get(), stack.base().get());
-        let coroutine = Coroutine::with_stack(stack, move |yielder: &Yielder<u64, ()>, _| {
-            // SAFETY: as above: block, lanes and body outlive this coroutine; one OS thread runs them all.
-            let (block, body) = unsafe { (&*block, &*body) };
-            while block.next.get() < block.end.get() {
-                let index = block.order[block.next.get() as usize].get();
-                block.next.set(block.next.get() + 1);
-                block.running.set(index);
-                // SAFETY: `index` is below the number of lanes.
-                let lane = unsafe { &*block.lanes.get().add(index as usize) };
-                lane.yielder.set(yielder);
-                lane.stack.set(addresses);
-                lane.state.set(State::Running);
-                CURRENT.set(lane);
-                body();
-                if block.info.waits_late && !lane.waited.get() {
-                    resume_unwind(Box::new(Fault::of(lane, None, FaultKind::NoWait)));
-                }
-                if let Some((place, kind)) = bulk::end(lane) {
-                    resume_unwind(Box::new(Fault::of(lane, Some(place), kind)));
-                }
-                lane.state.set(State::Done);
-                block.ended.set(true);
-            }
-            End::Done
-        });
-        let worker = Some(Worker { coroutine });
-        Ok(match self.vacant.pop() {
-            Some(place) => {
-                self.workers[place] = worker;
-                place
-            }
-            None => {
-                self.workers.push(worker);
-                self.workers.len() - 1
-            }
-        })
-    }
-
-    fn resume(&mut self, lane: usize, value: u64) -> Result<(), Box<Fault>> {
-        let lane_state = &self.lanes[lane];
-        lane_state.refuel(lane_state.gave_way() && self.quiet);
-        lane_state.state.set(State::Running);
-        CURRENT.set(lane_state);
-        self.block.running.set(lane as u32);
-        self.drive(lane_state.worker.get(), value)
-    }
-
-    /// Lets a coroutine run until a thread on it parks or it has no thread left.
-    fn drive(&mut self, worker: usize, value: u64) -> Result<(), Box<Fault>> {
-        let Some(slot) = &mut self.workers[worker] else { unreachable!("a parked thread has a coroutine") };
-        trap::enter(slot.coroutine.trap_handler());
-        let outcome = catch_unwind(AssertUnwindSafe(|| slot.coroutine.resume(value)));
-        trap::leave();
-        CURRENT.set(core::ptr::null());
-        let running = &self.lanes[self.block.running.get() as usize];
-        match outcome {
-            Ok(CoroutineResult::Yield(())) => {
-                running.worker.set(worker);
-                Ok(())
-            }
-            Ok(CoroutineResult::Return(End::Overflow)) => {
-                // Who was borrowing the record of accesses never gives it back: nobody may look there.
-                self.overflowed = true;
-                Err(self.fault(running, None, FaultKind::StackOverflow { bytes: self.stack_bytes }))
-            }
-            Ok(CoroutineResult::Return(End::Done)) => {
-                if let Some(done) = self.workers[worker].take() {
-                    done.coroutine.into_stack().put_back();
-                }
-                self.vacant.push(worker);
-                Ok(())
-            }
-            Err(payload) => Err(match payload.downcast::<Fault>() {
-                Ok(fault) => fault,
-                Err(payload) => {
-                    let message = panics::message(&*payload);
-                    self.fault(running, panics::take_place(), FaultKind::Panic { message })
-                }
-            }),
-        }
-    }
 }
 
 mod meet;
 #[cfg(test)]
 mod tests;
+mod workers;

@@ -1,5 +1,6 @@
 //! Stacks of parked threads.
 
+use super::super::stack::ThreadStack;
 use super::*;
 use crate::emu::launch;
 use crate::{kernel, thread};
