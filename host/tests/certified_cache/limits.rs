@@ -318,26 +318,28 @@ fn refused_token(device: &Device, mut cache: TieredCache<bf16>, what: &'static s
     cache.check(&stream).unwrap();
 }
 
-/// Several numbers of one step that are not taken, in more than one row: the first value is named, as no key
-/// is among them, and both rows wait.
+/// Several numbers of one step that are not taken, in more than one row and by more than one thread of a row:
+/// the first key is named, or where there is none among them the first value, and both rows wait.
 #[test]
 fn of_several_refused_numbers_the_first_is_named() {
     let checked = Device::cpu(EmuOptions::race_checked());
+    let good = tokens::<bf16>(geometry(), 4, 3);
+    let mut bad = good.clone();
+    for at in [5, 64 + 40, 128 + 3] {
+        bad[at] = bf16::INFINITY;
+    }
     for device in devices().iter().chain([&checked]) {
-        let mut cache = TieredCache::<bf16>::new(device, extents(geometry())).unwrap().with_kernels();
-        let stream = Stream::new(device).unwrap();
-        let sequences = [cache.start_sequence().unwrap(), cache.start_sequence().unwrap()];
-        let keys = tokens::<bf16>(geometry(), 4, 3);
-        let mut values = keys.clone();
-        for at in [5, 64 + 40, 128 + 3] {
-            values[at] = bf16::INFINITY;
+        for (what, keys, values) in [("value", &good, &bad), ("key", &bad, &good), ("key", &bad, &bad)] {
+            let mut cache = TieredCache::<bf16>::new(device, extents(geometry())).unwrap().with_kernels();
+            let stream = Stream::new(device).unwrap();
+            let sequences = [cache.start_sequence().unwrap(), cache.start_sequence().unwrap()];
+            let [keys, values] = [keys, values].map(|rows| Buffer::from_slice(device, rows).unwrap());
+            cache.append(&stream, &keys, &values).unwrap();
+            let error = cache_error(cache.check(&stream));
+            let CacheError::Refused { at, stopped: 2, .. } = error.clone() else { panic!("{error}") };
+            assert_eq!((at.what, at.sequence, at.token, at.kv_head, at.channel), (what, 0, 0, 0, 5));
+            assert!(sequences.iter().all(|sequence| cache.length(&stream, *sequence).unwrap() == 0));
         }
-        let [keys, values] = [keys, values].map(|rows| Buffer::from_slice(device, &rows).unwrap());
-        cache.append(&stream, &keys, &values).unwrap();
-        let error = cache_error(cache.check(&stream));
-        let CacheError::Refused { at, stopped: 2, .. } = error.clone() else { panic!("{error}") };
-        assert_eq!((at.what, at.sequence, at.token, at.kv_head, at.channel), ("value", 0, 0, 0, 5));
-        assert!(sequences.iter().all(|sequence| cache.length(&stream, *sequence).unwrap() == 0));
     }
 }
 

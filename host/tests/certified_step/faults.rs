@@ -249,6 +249,28 @@ fn what_is_not_found_is_within_the_certificate() {
     }
 }
 
+/// Faults in all blocks of a sequence, each found by another warp: one alarm, and no race on the word that
+/// they are told in.
+#[test]
+fn faults_in_several_blocks_are_told_at_once() {
+    static CHECKED: OnceLock<Device> = OnceLock::new();
+    let checked = CHECKED.get_or_init(|| Device::cpu(EmuOptions::race_checked()));
+    let batch =
+        Batch::<f16>::new(problem(2, 4, 1, 64, 112), &[(Input::Normal, 100), (Input::Sharp, 50)], 5, 3);
+    for (device, layout) in everywhere().chain(Layout::ALL.map(|layout| (checked, layout))) {
+        let mut trial = loaded_in(device, &batch, layout);
+        let layout = Geometry::new(1, 64).unwrap().with_layout(layout).layout();
+        for block in 0..100 / TOKENS {
+            let pair = batch.row(0, 0, block * TOKENS) / layout.elements() as usize;
+            let at = pair * layout.bytes as usize + layout.key_code(3, 7) as usize;
+            trial.flip(at, 0x80).unwrap();
+        }
+        let mut plan = trial.plan(&exploring(1.0)).unwrap();
+        let mut out = plan.allocate().unwrap();
+        assert!(alarmed(&trial.step(&mut plan, &mut out).unwrap(), 4));
+    }
+}
+
 /// Blocks are drawn as often as asked, whatever step, row and block, and no two rows or steps draw alike.
 #[test]
 fn draws_are_independent() {
