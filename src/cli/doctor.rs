@@ -282,8 +282,11 @@ fn libnvvm() -> Finding {
     let what = "libNVVM";
     match library::find(&workspace()) {
         Ok(found) => {
-            let Located { path, release } = found.located();
-            let used = embedded::LIBNVVM.map_or("", |_| ", used by this program's build");
+            let Located { path, release, .. } = found.located();
+            let used = match embedded::LIBNVVM {
+                Some(used) if used == release => ", used by this program's build",
+                _ => "",
+            };
             Finding::ok(what, format!("{release} at {}{used}", path.display()))
         }
         Err(NvvmError::NoLibrary { reason }) => {
