@@ -7,8 +7,9 @@
 //! rule = "local-memory"
 //! reason = "sixteen bytes, read once, outside the loop"
 //! ```
-//! A row that accepts nothing is an error: the list cannot outlive what it excuses. Whether it does is asked of
-//! what the first generator, llvm, makes; a row with the line `codegen = "nvvm"` is of the second one alone.
+//! A row that accepts nothing is an error: the list cannot outlive what it excuses. Whether it does is asked
+//! of what the first generator, llvm, makes; a row with the line `codegen = "nvvm"` is for the other one
+//! alone.
 
 use crate::codegen::Codegen;
 use crate::lint::{Finding, Rule};
