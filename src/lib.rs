@@ -63,13 +63,26 @@ pub fn ptx() -> &'static [PtxImage] {
     &IMAGES
 }
 
-/// The images of each code generator that the build was asked for, by its name (`llvm`, `nvvm`): those of
-/// [`ptx`] first, and those of a second one, if there is one.
-pub fn generated() -> Vec<(&'static str, &'static [PtxImage])> {
+/// What one code generator made of the kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Generated {
+    /// Its name: `llvm` or `nvvm`.
+    pub name: &'static str,
+    /// Sixteen hexadecimal digits that change with its PTX.
+    pub fingerprint: &'static str,
+    /// An image a target; none as [`ptx`] says.
+    pub images: &'static [PtxImage],
+}
+
+/// What each code generator made that the build was asked for, at least one: the one of [`ptx`] first, and a
+/// second one, if there is one.
+pub fn generated() -> Vec<Generated> {
     static SECOND: LazyLock<Vec<PtxImage>> =
         LazyLock::new(|| PtxImage::of(embedded::SECOND_PTX, embedded::SECOND_MACHINE_CODE));
-    let second = embedded::SECOND_CODEGEN.map(|name| (name, &SECOND[..]));
-    [(embedded::CODEGEN, ptx())].into_iter().chain(second).collect()
+    let first = Generated { name: embedded::CODEGEN, fingerprint: embedded::FINGERPRINT, images: ptx() };
+    let fingerprint = embedded::SECOND_FINGERPRINT;
+    let second = embedded::SECOND_CODEGEN.map(|name| Generated { name, fingerprint, images: &SECOND });
+    [first].into_iter().chain(second).collect()
 }
 
 /// Every kernel instance, with the name of the system it belongs to.

@@ -144,7 +144,12 @@ fn reports_parse_and_need_no_gpu() {
 fn kernels_of_a_code_generator_that_is_not_there_are_refused_with_the_way_to_have_them() {
     refused(&["bench", "int8", "--codegen", "llvm,nvvm"], &["names one code generator", "ferrokv check"]);
     // A program that was built with both has nothing to refuse.
-    if ferrokv::generated().iter().all(|(name, images)| *name != "nvvm" || images.is_empty()) {
+    let of_the_emulator = ferrokv(&["check", "--orders", "0", "--codegen", "llvm"]);
+    assert_eq!(of_the_emulator.status.code(), Some(2));
+    assert!(text(&of_the_emulator.stderr).contains("cannot be used with"));
+    refused(&["check", "--codegen", "llvm,llvm"], &["--codegen llvm,llvm", "two different ones"]);
+    refused(&["check", "--codegen", "llvm,nvvm,llvm"], &["--codegen llvm,nvvm,llvm", "two different ones"]);
+    if ferrokv::generated().iter().all(|made| made.name != "nvvm" || made.images.is_empty()) {
         refused(&["check", "--codegen", "llvm,nvvm", "--backend", "cpu"], &["FERROKV_CODEGEN="]);
         refused(&["kernels", "--codegen", "nvvm"], &["code generator nvvm", "FERROKV_CODEGEN="]);
     }

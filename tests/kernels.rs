@@ -1,6 +1,7 @@
 //! The kernels as a whole: what the sources declare, what the PTX holds and what `ferrokv check` covers are
 //! one set.
 
+use ferrokv::Generated;
 use ferrokv::host::check::{Coverage, not_covered, run_cases};
 use ferrokv::host::{Device, SYSTEMS};
 use ferrokv::simt::emu::EmuOptions;
@@ -23,21 +24,24 @@ fn every_ptx_image_has_exactly_the_declared_kernels() {
         return;
     }
     assert!(!ferrokv::ptx().is_empty());
-    for image in ferrokv::ptx() {
+    let generated = ferrokv::generated();
+    for (codegen, image) in generated.iter().flat_map(|made| made.images.iter().map(|i| (made.name, i))) {
         let kernels = ferrokv::kernels().map(|(_, kernel)| kernel);
         let declared: BTreeSet<&str> =
             kernels.filter(|kernel| kernel.min_sm <= image.sm).map(|kernel| kernel.name).collect();
         let module = ptx_build::ptx::parse(image.text);
         let entries: BTreeSet<&str> =
             module.functions.iter().filter(|f| f.is_entry).map(|f| f.name.as_str()).collect();
-        assert_eq!(entries, declared, "entries of the PTX for sm_{}", image.sm);
+        assert_eq!(entries, declared, "entries of {codegen}'s PTX for sm_{}", image.sm);
     }
 }
 
 /// A launch hands the same bytes to a kernel, whichever code generator it is of.
 #[test]
 fn kernels_of_a_second_code_generator_take_the_same_parameters() {
-    let [(first, images), (second, others)] = ferrokv::generated()[..] else {
+    let [Generated { name: first, images, .. }, Generated { name: second, images: others, .. }] =
+        ferrokv::generated()[..]
+    else {
         return println!(
             "the program was built with one code generator (FERROKV_CODEGEN=llvm,nvvm builds two)"
         );

@@ -2,6 +2,7 @@
 
 use super::failure::Failure;
 use clap::ValueEnum;
+use ferrokv::Generated;
 use host::{Device, PtxImage};
 
 /// What kernels may run on.
@@ -15,17 +16,14 @@ pub enum Choice {
     Cuda,
 }
 
-/// A generator's name, and its images.
-type Images = (&'static str, &'static [PtxImage]);
-
 /// A GPU with the kernels of one code generator, or of two.
 pub struct Opened {
     /// With the first one's kernels.
     pub gpu: Gpu,
-    /// The first one.
-    pub name: &'static str,
+    /// The first one, and what it made.
+    pub kernels: Generated,
     /// The second one, and the same GPU with its kernels.
-    pub second: Option<(&'static str, Device)>,
+    pub second: Option<(Generated, Device)>,
 }
 
 /// The options of every command that runs kernels.
@@ -75,41 +73,55 @@ impl BackendArguments {
     /// # Errors
     /// With `--backend cuda`, why it cannot be used; a code generator that is not there, or two.
     pub fn open(&self) -> Result<Gpu, Failure> {
+        self.open_with(self.kernels()?.images)
+    }
+
+    /// The kernels that [`open`](Self::open) loads: what a report says of them is of these.
+    ///
+    /// # Errors
+    /// A code generator that is not there, or two.
+    pub fn kernels(&self) -> Result<Generated, Failure> {
         if self.codegen.len() > 1 {
             return Err(Failure::OneGenerator);
         }
-        Ok(self.open_generated()?.gpu)
+        Ok(self.generated()?[0])
     }
 
     /// Opens the GPU with the kernels of each code generator that is named.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// As [`open`](Self::open), but for two generators, which differ; with two also that there is no GPU.
     pub fn open_generated(&self) -> Result<Opened, Failure> {
-        let images = self.images()?;
-        let (name, first) = images[0];
-        let mut opened = Opened { gpu: self.open_with(first)?, name, second: None };
-        if let (Some(&(name, second)), Gpu::Ready(_)) = (images.get(1), &opened.gpu) {
-            opened.second = match self.open_with(second)? {
-                Gpu::Ready(device) => Some((name, device)),
-                Gpu::None(reason) => return Err(Failure::NeedsGpu { what: "--codegen", reason }),
-            };
+        let generated = self.generated()?;
+        let kernels = generated[0];
+        let gpu = self.open_with(kernels.images)?;
+        let Some(&other) = generated.get(1) else { return Ok(Opened { gpu, kernels, second: None }) };
+        match (gpu, self.open_with(other.images)?) {
+            (gpu @ Gpu::Ready(_), Gpu::Ready(device)) => {
+                Ok(Opened { gpu, kernels, second: Some((other, device)) })
+            }
+            (Gpu::None(reason), _) | (_, Gpu::None(reason)) => {
+                Err(Failure::NeedsGpu { what: "a comparison of two code generators", reason })
+            }
         }
-        Ok(opened)
     }
 
-    /// The images of the generators that are named, or of the first that the program was built with.
-    fn images(&self) -> Result<Vec<Images>, Failure> {
+    /// What the generators made that are named, one or two; or the first that the program was built with.
+    fn generated(&self) -> Result<Vec<Generated>, Failure> {
         let built = ferrokv::generated();
+        let twice = matches!(self.codegen[..], [first, second] if first == second);
+        if twice || self.codegen.len() > 2 {
+            let list = self.codegen.iter().map(|generator| generator.name()).collect::<Vec<_>>().join(",");
+            return Err(Failure::Generators { list });
+        }
         if self.codegen.is_empty() {
             return Ok(vec![built[0]]);
         }
         let named = |generator: &Generator| {
             let name = generator.name();
-            let images = built.iter().copied().find(|(built, images)| *built == name && !images.is_empty());
-            images.ok_or_else(|| {
-                let there: Vec<&str> =
-                    built.iter().filter(|(_, images)| !images.is_empty()).map(|(name, _)| *name).collect();
+            let there = || built.iter().copied().filter(|kernels| !kernels.images.is_empty());
+            there().find(|kernels| kernels.name == name).ok_or_else(|| {
+                let there: Vec<&str> = there().map(|kernels| kernels.name).collect();
                 let build = there.iter().copied().chain([name]).collect::<Vec<_>>().join(",");
                 let built = if there.is_empty() { "none".into() } else { there.join(" and ") };
                 Failure::NotGenerated { name, built, build }

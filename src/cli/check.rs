@@ -6,6 +6,7 @@ use super::output::ReportArguments;
 use super::table::{Align, Table};
 use super::{progress, text};
 use clap::builder::PossibleValuesParser;
+use ferrokv::Generated;
 use host::check::{self, Case, CaseReport, Coverage, Golden, Outcome, Report, Totals};
 use host::kv::System;
 use host::{Device, SYSTEMS};
@@ -32,7 +33,7 @@ digests of all outputs are compared with those of a folder, so that bits change 
 --write-golden writes them.
 
 --codegen llvm,nvvm compares two code generators, of a program that was built with both (FERROKV_CODEGEN=llvm,nvvm): \
-the emulator with the first one's kernels, and these with the second one's.
+the emulator with the first one's kernels, and these with the second one's. It needs a GPU.
 
 Exit codes: 0 all bits are equal (or there was no GPU to compare with, and the emulator found no fault); 1 some \
 differ, or a kernel is at fault; 2 bad input.";
@@ -70,7 +71,7 @@ pub struct Arguments {
     #[arg(long)]
     sanitize: bool,
     /// Small shapes on the emulator alone, with every check, each launch in so many orders more.
-    #[arg(long, value_name = "N", conflicts_with_all = ["full", "huge", "sanitize"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["full", "huge", "sanitize", "codegen"])]
     orders: Option<u32>,
     /// Compare the digests of all outputs with those in this folder.
     #[arg(long, value_name = "FOLDER", requires = "orders", conflicts_with_all = ["write_golden", "list"])]
@@ -93,6 +94,8 @@ struct Json<'a> {
     version: &'static str,
     suite: &'static str,
     ptx_fingerprint: &'static str,
+    /// That of the second generator.
+    second_ptx_fingerprint: Option<&'static str>,
     compute_capability: Option<u32>,
     driver_version: Option<u32>,
     passed: bool,
@@ -174,13 +177,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(folder) = &arguments.write_golden {
         Golden::writable(folder)?;
     }
-    let (gpu, gpu_note, name, second) = match arguments.orders {
-        Some(_) => (None, None, "", None),
+    let (gpu, gpu_note, kernels, second) = match arguments.orders {
+        Some(_) => (None, None, arguments.backend.kernels()?, None),
         None => match arguments.backend.open_generated()? {
-            Opened { gpu: Gpu::Ready(device), name, second } => (Some(device), None, name, second),
-            Opened { gpu: Gpu::None(reason), name, .. } => (None, Some(reason), name, None),
+            Opened { gpu: Gpu::Ready(device), kernels, second } => (Some(device), None, kernels, second),
+            Opened { gpu: Gpu::None(reason), kernels, .. } => (None, Some(reason), kernels, None),
         },
     };
+    let name = kernels.name;
     let reference = match (&gpu, arguments.sanitize) {
         (Some(gpu), true) => gpu.clone(),
         (None, true) => {
@@ -211,7 +215,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let mut codegens: Vec<&'static str> = gpu.iter().map(|_| name).collect();
     let found_second = match (&gpu, &second) {
-        (Some(first), Some((second_name, second))) => {
+        (Some(first), Some((Generated { name: second_name, .. }, second))) => {
             codegens.push(second_name);
             let mut report = check::run_cases(&cases, first, Some(second), &step);
             // Both are the same GPU: the generators tell them apart.
@@ -239,7 +243,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         command: "check",
         version: env!("CARGO_PKG_VERSION"),
         suite: arguments.suite(),
-        ptx_fingerprint: ferrokv::embedded::FINGERPRINT,
+        ptx_fingerprint: kernels.fingerprint,
+        second_ptx_fingerprint: second.as_ref().map(|(kernels, _)| kernels.fingerprint),
         compute_capability: info.and_then(|info| info.compute_capability),
         driver_version: info.and_then(|info| info.driver_version),
         passed,
@@ -250,8 +255,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         report: &found,
         second: found_second.as_ref(),
     };
-    let shown: Vec<String> =
-        reports().map(|found| tables(found, gpu_note.as_deref(), &not_covered)).collect();
+    // What is true of the whole is said once. With a second report there was a GPU.
+    let mut shown = vec![tables(&found, gpu_note.as_deref(), &not_covered)];
+    shown.extend(found_second.as_ref().map(|found| tables(found, None, &[])));
     report.finish(&shown.join("\n"), &json)?;
     if let Some(folder) = &arguments.write_golden {
         Golden::write(&found, folder)?;

@@ -3,7 +3,7 @@
 use super::failure::Failure;
 use super::output::ReportArguments;
 use super::text;
-use ferrokv::embedded;
+use ferrokv::{Generated, embedded};
 use host::{Device, cuda_devices};
 use ptx_build::nvvm::NvvmError;
 use ptx_build::nvvm::library::{self, Located};
@@ -66,6 +66,9 @@ struct Json<'a> {
 
 #[derive(Serialize)]
 struct Ptx {
+    /// The code generator, and the digits that change with all its PTX.
+    codegen: &'static str,
+    fingerprint: &'static str,
     sm: u32,
     bytes: usize,
     entries: usize,
@@ -102,7 +105,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         version: env!("CARGO_PKG_VERSION"),
         findings: &findings,
         gpus: gpus.as_deref().unwrap_or_default(),
-        ptx: ferrokv::ptx().iter().map(ptx).collect(),
+        ptx: ferrokv::generated().iter().flat_map(ptx).collect(),
         ptx_fingerprint: embedded::FINGERPRINT,
     };
     report.finish(&tables(&findings, gpus.as_deref().unwrap_or_default()), &json)?;
@@ -125,11 +128,9 @@ fn tables(findings: &[Finding], gpus: &[Gpu]) -> String {
         }
         if *what == EMBEDDED {
             let generated = ferrokv::generated();
-            for (codegen, image) in
-                generated.iter().flat_map(|(name, all)| all.iter().map(move |i| (name, i)))
+            for Ptx { codegen, sm, bytes, entries, machine_code_bytes, .. } in generated.iter().flat_map(ptx)
             {
                 let by = if generated.len() > 1 { format!("{codegen} ") } else { String::new() };
-                let Ptx { sm, bytes, entries, machine_code_bytes } = ptx(image);
                 let size = text::bytes(bytes as u64);
                 let code = match machine_code_bytes {
                     0 => "no machine code: the driver compiles for a minute on first use".into(),
@@ -187,10 +188,16 @@ fn device_compiler() -> Finding {
 
 const EMBEDDED: &str = "embedded PTX";
 
-fn ptx(image: &host::PtxImage) -> Ptx {
-    let entries = image.text.lines().filter(|line| line.contains(".visible .entry ")).count();
-    let machine_code_bytes = image.machine_code.len();
-    Ptx { sm: image.sm, bytes: image.text.len(), entries, machine_code_bytes }
+fn ptx(kernels: &Generated) -> impl Iterator<Item = Ptx> + use<> {
+    let Generated { name: codegen, fingerprint, images } = *kernels;
+    images.iter().map(move |image| Ptx {
+        codegen,
+        fingerprint,
+        sm: image.sm,
+        bytes: image.text.len(),
+        entries: image.text.lines().filter(|line| line.contains(".visible .entry ")).count(),
+        machine_code_bytes: image.machine_code.len(),
+    })
 }
 
 fn embedded_ptx() -> Finding {
@@ -282,8 +289,11 @@ fn libnvvm() -> Finding {
     let what = "libNVVM";
     match library::find(&workspace()) {
         Ok(found) => {
-            let Located { path, release } = found.located();
-            let used = embedded::LIBNVVM.map_or("", |_| ", used by this program's build");
+            let Located { path, release, .. } = found.located();
+            let used = match embedded::LIBNVVM {
+                Some(used) if used == release => ", used by this program's build",
+                _ => "",
+            };
             Finding::ok(what, format!("{release} at {}{used}", path.display()))
         }
         Err(NvvmError::NoLibrary { reason }) => {

@@ -1,5 +1,6 @@
 //! What a benchmark ran on.
 
+use ferrokv::Generated;
 use host::{Device, DeviceInfo};
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,8 +15,10 @@ pub struct Environment {
     pub commit: Option<String>,
     /// When, in UTC.
     pub date: String,
-    /// Digits that change with the embedded PTX.
+    /// Digits that change with the PTX that ran.
     pub ptx: &'static str,
+    /// The code generator that made it.
+    pub codegen: &'static str,
     /// The compiler of the PTX.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_compiler: Option<&'static str>,
@@ -62,14 +65,15 @@ impl From<&DeviceInfo> for Gpu {
 }
 
 impl Environment {
-    /// Of this machine, now.
-    pub fn here(gpu: Option<&Device>, commit: Option<&str>) -> Self {
+    /// Of this machine, now, with these kernels.
+    pub fn here(gpu: Option<&Device>, kernels: Generated, commit: Option<&str>) -> Self {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Environment {
             version: env!("CARGO_PKG_VERSION"),
             commit: commit.or(option_env!("FERROKV_COMMIT")).map(str::to_string),
             date: utc(seconds),
-            ptx: ferrokv::embedded::FINGERPRINT,
+            ptx: kernels.fingerprint,
+            codegen: kernels.name,
             device_compiler: ferrokv::embedded::DEVICE_COMPILER,
             cpu: cpu_name(),
             threads: rayon::current_num_threads(),

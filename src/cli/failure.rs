@@ -132,6 +132,12 @@ pub enum Failure {
     /// A comparison of code generators where one is to be chosen.
     #[error("--codegen names one code generator here; `ferrokv check` compares two")]
     OneGenerator,
+    /// A list of code generators that is no comparison.
+    #[error("--codegen {list}: name one code generator, or two different ones to compare them")]
+    Generators {
+        /// The list.
+        list: String,
+    },
     /// Two outputs of one name.
     #[error("{what} and {path} are one path; choose two")]
     SamePath {

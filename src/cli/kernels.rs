@@ -11,9 +11,10 @@ use std::collections::BTreeSet;
 
 const LONG: &str = "\
 List every kernel instance with its source line and what one thread and one block of it use: registers, static \
-shared memory in bytes, stack and spills in bytes, and the instructions of its machine code. The numbers are those of the \
-build's ptxas, a line a target and code generator (none if the build had no ptxas: ./setup --tools gets one), and with \
-a GPU those of the driver's own compiler. Also compares the program's kernels with the entries of the embedded PTX.
+shared memory in bytes, stack and spills in bytes, and the instructions of its machine code. The numbers are those \
+of the build's ptxas, a line a target and code generator (none if the build had no ptxas: ./setup --tools gets \
+one), and with a GPU those of the driver's own compiler. Also compares the program's kernels with the entries of \
+the embedded PTX.
 
 Exit codes: 0 they match, or there is no PTX; 1 they do not; 2 bad input.";
 
@@ -38,6 +39,7 @@ struct Json<'a> {
     command: &'static str,
     version: &'static str,
     ptx_fingerprint: &'static str,
+    codegen: &'static str,
     ptxas: Option<&'static str>,
     gpu: Option<&'a str>,
     kernels: &'a [Kernel],
@@ -101,6 +103,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let names = systems.into_iter().collect::<Vec<_>>().join(", ");
         return Err(Failure::UnknownSystem { system: system.to_owned(), names });
     }
+    let chosen = arguments.backend.kernels()?;
     let gpu = match arguments.backend.open()? {
         Gpu::Ready(device) => Some(device),
         Gpu::None(_) => None,
@@ -156,7 +159,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let json = Json {
         command: "kernels",
         version: env!("CARGO_PKG_VERSION"),
-        ptx_fingerprint: embedded::FINGERPRINT,
+        ptx_fingerprint: chosen.fingerprint,
+        codegen: chosen.name,
         ptxas: embedded::PTXAS,
         gpu: gpu.as_ref().map(|gpu| &*gpu.info().name),
         kernels: &kernels,

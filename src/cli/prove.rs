@@ -71,6 +71,7 @@ struct Json<'a> {
     command: &'static str,
     version: &'static str,
     ptx_fingerprint: &'static str,
+    codegen: &'static str,
     device: &'a str,
     /// Why there was no GPU.
     gpu_note: Option<&'a str>,
@@ -97,6 +98,7 @@ struct Proven {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = arguments.report.open(arguments.cache.as_deref(), None)?;
     let layers = arguments.cache.as_deref().map(read).transpose()?.unwrap_or_default();
+    let kernels = arguments.backend.kernels()?;
     let (device, gpu_note) = match arguments.backend.open()? {
         Gpu::Ready(device) => (device, None),
         Gpu::None(reason) => (Device::cpu(EmuOptions::default()), Some(reason)),
@@ -126,7 +128,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let json = Json {
         command: "prove",
         version: env!("CARGO_PKG_VERSION"),
-        ptx_fingerprint: ferrokv::embedded::FINGERPRINT,
+        ptx_fingerprint: kernels.fingerprint,
+        codegen: kernels.name,
         device: &name,
         gpu_note: gpu_note.as_deref(),
         seed: options.seed,

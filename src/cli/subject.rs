@@ -2,6 +2,7 @@
 
 use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
+use ferrokv::Generated;
 use host::Device;
 use host::kv::{Capacity, KvCache, Rope, Selection};
 use host::model::forward::Runner;
@@ -28,6 +29,8 @@ pub struct Subject {
     pub model: Model,
     /// What it runs on.
     pub device: Device,
+    /// What a GPU runs.
+    pub kernels: Generated,
     /// Why there was no GPU.
     pub gpu_note: Option<String>,
 }
@@ -52,7 +55,15 @@ impl SubjectArguments {
         let path = self.path()?;
         let model = Model::open(&path)?;
         let (device, gpu_note) = self.device()?;
-        Ok(Subject { path, model, device, gpu_note })
+        Ok(Subject { path, model, device, kernels: self.kernels()?, gpu_note })
+    }
+
+    /// The kernels that a GPU is opened with.
+    ///
+    /// # Errors
+    /// Those of a code generator that is not there.
+    pub fn kernels(&self) -> Result<Generated, Failure> {
+        self.backend.kernels()
     }
 
     /// The device alone, and why it is no GPU.

@@ -7,8 +7,11 @@
 //! rule = "local-memory"
 //! reason = "sixteen bytes, read once, outside the loop"
 //! ```
-//! A row that accepts nothing is an error: the list cannot outlive what it excuses.
+//! A row that accepts nothing is an error: the list cannot outlive what it excuses. Whether it does is asked
+//! of what the first generator, llvm, makes; a row with the line `codegen = "nvvm"` is for the other one
+//! alone.
 
+use crate::codegen::Codegen;
 use crate::lint::{Finding, Rule};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -45,6 +48,8 @@ pub struct Row {
     pub rule: Rule,
     /// Why it may.
     pub reason: String,
+    /// The generator whose code alone may break it; `None` of what either makes.
+    pub codegen: Option<Codegen>,
     /// The row's line in the file.
     pub line: usize,
     used: Cell<bool>,
@@ -60,10 +65,11 @@ pub struct AllowList {
 #[derive(Default)]
 struct Draft {
     line: usize,
-    values: [Option<String>; 3],
+    values: [Option<String>; 4],
 }
 
-const KEYS: [&str; 3] = ["entry", "rule", "reason"];
+/// The first three are in every row.
+const KEYS: [&str; 4] = ["entry", "rule", "reason", "codegen"];
 
 impl AllowList {
     /// Reads the list at `path`; no file is an empty list.
@@ -93,7 +99,8 @@ impl AllowList {
                 .split_once('=')
                 .ok_or_else(|| wrong(line, format!("`{text}` is neither [[allow]] nor key = \"value\"")))?;
             let index = KEYS.iter().position(|known| *known == key.trim()).ok_or_else(|| {
-                wrong(line, format!("unknown key `{}`; a row has entry, rule and reason", key.trim()))
+                let key = key.trim();
+                wrong(line, format!("unknown key `{key}`; a row has entry, rule, reason and maybe codegen"))
             })?;
             let value = quoted(value).ok_or_else(|| {
                 wrong(line, format!("the value of `{}` must be one string in quotes", key.trim()))
@@ -110,30 +117,40 @@ impl AllowList {
     fn push(&mut self, draft: Option<Draft>) -> Result<(), AllowError> {
         let Some(Draft { line, values }) = draft else { return Ok(()) };
         let wrong = |what: String| AllowError::Line { path: self.path.clone(), line, what };
-        let missing =
-            KEYS.iter().zip(&values).find(|(_, value)| value.as_ref().is_none_or(|v| v.trim().is_empty()));
+        let missing = KEYS[..3]
+            .iter()
+            .zip(&values)
+            .find(|(_, value)| value.as_ref().is_none_or(|v| v.trim().is_empty()));
         if let Some((key, _)) = missing {
             return Err(wrong(format!("the row has no `{key}`; entry, rule and reason are all needed")));
         }
-        let [entry, rule, reason] = values.map(Option::unwrap_or_default);
+        let [entry, rule, reason, codegen] = values;
+        let codegen = match codegen.as_deref() {
+            None => None,
+            Some("llvm") => Some(Codegen::Llvm),
+            Some("nvvm") => Some(Codegen::Nvvm),
+            Some(other) => return Err(wrong(format!("unknown codegen `{other}`; there are llvm and nvvm"))),
+        };
+        let [entry, rule, reason] = [entry, rule, reason].map(Option::unwrap_or_default);
         let rule = Rule::from_name(&rule).ok_or_else(|| {
             let names = Rule::ALL.map(Rule::name).join(", ");
             wrong(format!("unknown rule `{rule}`; there are {names}"))
         })?;
-        self.rows.push(Row { entry, rule, reason, line, used: Cell::new(false) });
+        self.rows.push(Row { entry, rule, reason, codegen, line, used: Cell::new(false) });
         Ok(())
     }
 
-    /// Is the finding accepted? The rows that accept it count as used.
-    pub fn accepts(&self, finding: &Finding) -> bool {
+    /// Is the finding in a generator's code accepted? The rows that accept it count as used; of those for
+    /// either generator only what llvm makes counts, so that all builds agree on it.
+    pub fn accepts(&self, finding: &Finding, codegen: Codegen) -> bool {
         let mut accepted = false;
         for row in &self.rows {
             let covers = match row.entry.strip_suffix('*') {
                 Some(start) => finding.entry.starts_with(start),
                 None => finding.entry == row.entry,
             };
-            if covers && row.rule == finding.rule {
-                row.used.set(true);
+            if covers && row.rule == finding.rule && row.codegen.is_none_or(|only| only == codegen) {
+                row.used.set(row.used.get() || codegen == row.codegen.unwrap_or_default());
                 accepted = true;
             }
         }
@@ -141,9 +158,12 @@ impl AllowList {
     }
 
     /// One message for each row that has accepted nothing. Rows of rules that only ptxas can find are left
-    /// out unless it ran.
-    pub fn unused(&self, ptxas_ran: bool) -> Vec<String> {
-        let idle = self.rows.iter().filter(|row| !row.used.get() && (ptxas_ran || !row.rule.needs_ptxas()));
+    /// out unless it ran, and rows of a generator that did not run.
+    pub fn unused(&self, ptxas_ran: bool, ran: &[Codegen]) -> Vec<String> {
+        let could = |row: &Row| {
+            (ptxas_ran || !row.rule.needs_ptxas()) && ran.contains(&row.codegen.unwrap_or_default())
+        };
+        let idle = self.rows.iter().filter(|row| !row.used.get() && could(row));
         idle.map(|row| {
             let (path, line) = (self.path.display(), row.line);
             format!("{path}:{line}: no kernel `{}` breaks the rule {}: remove the row", row.entry, row.rule)
@@ -192,21 +212,21 @@ reason = \"seen, costs nothing\"
     #[test]
     fn rows_accept_what_they_name_and_nothing_else() {
         let list = parse(TWO).unwrap();
-        assert!(list.accepts(&finding("merge_f32", Rule::LocalMemory)));
-        assert!(!list.accepts(&finding("merge_f32", Rule::Call)));
-        assert!(!list.accepts(&finding("mer", Rule::LocalMemory)));
-        assert!(!list.accepts(&finding("other_too", Rule::Spill)));
+        assert!(list.accepts(&finding("merge_f32", Rule::LocalMemory), Codegen::Llvm));
+        assert!(!list.accepts(&finding("merge_f32", Rule::Call), Codegen::Llvm));
+        assert!(!list.accepts(&finding("mer", Rule::LocalMemory), Codegen::Llvm));
+        assert!(!list.accepts(&finding("other_too", Rule::Spill), Codegen::Llvm));
         assert_eq!(list.rows()[0].reason, "a small table = 16 bytes");
     }
 
     #[test]
     fn an_unused_row_is_reported_if_its_rule_could_be_checked() {
         let list = parse(TWO).unwrap();
-        assert_eq!(list.unused(true).len(), 2);
-        list.accepts(&finding("merge_f32", Rule::LocalMemory));
-        assert_eq!(list.unused(false), Vec::<String>::new());
+        assert_eq!(list.unused(true, &[Codegen::Llvm]).len(), 2);
+        list.accepts(&finding("merge_f32", Rule::LocalMemory), Codegen::Llvm);
+        assert_eq!(list.unused(false, &[Codegen::Llvm]), Vec::<String>::new());
         assert_eq!(
-            list.unused(true),
+            list.unused(true, &[Codegen::Llvm]),
             ["ptx-allow.toml:7: no kernel `other` breaks the rule spill: remove the row"]
         );
     }
@@ -222,6 +242,10 @@ reason = \"seen, costs nothing\"
             (
                 row.replace("call", "speed") + "reason = \"r\"\n",
                 "ptx-allow.toml:1: unknown rule `speed`; there are rounding,",
+            ),
+            (
+                format!("{row}reason = \"r\"\ncodegen = \"gcc\"\n"),
+                "ptx-allow.toml:1: unknown codegen `gcc`; there are llvm and nvvm",
             ),
             ("entry = \"k\"\n".to_owned(), "ptx-allow.toml:1: a row starts with [[allow]]"),
             ("[[allow]]\nkernel = \"k\"\n".to_owned(), "ptx-allow.toml:2: unknown key `kernel`"),

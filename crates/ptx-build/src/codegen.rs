@@ -19,7 +19,7 @@ pub enum Codegen {
     Nvvm,
 }
 
-/// Why a list names no generators or targets.
+/// Why a build's generators or targets cannot be what it names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListError {
     /// A word that is no generator.
@@ -31,12 +31,20 @@ pub enum ListError {
         word: String,
     },
     /// A word that is no target.
-    #[error("{NVVM_TARGETS_ENV}={list}: `{word}` is no target; write numbers from 80 on, as in 90,100,120")]
+    #[error("{origin}={list}: `{word}` is no target; write numbers from 80 on, as in 90,100,120")]
     Target {
+        /// Where the list stands: [`NVVM_TARGETS_ENV`], or the call of the build script.
+        origin: &'static str,
         /// The list.
         list: String,
         /// The word.
         word: String,
+    },
+    /// PTX that is to be shipped, and would not be of the generator that ships.
+    #[error("PTX is shipped of the code generator llvm alone, not of {list}: build with {CODEGEN_ENV}=llvm")]
+    Ships {
+        /// The generators of the build.
+        list: String,
     },
 }
 
@@ -67,17 +75,19 @@ impl Codegen {
     }
 }
 
-/// Reads a list of targets, and sorts it.
+/// Reads a list of targets, and sorts it; `origin` is for the message.
 ///
 /// # Errors
-/// The first word that is no target.
-pub fn target_list(list: &str) -> Result<Vec<u32>, ListError> {
+/// The first word that is no target, which of an empty list is an empty one.
+pub fn target_list(origin: &'static str, list: &str) -> Result<Vec<u32>, ListError> {
     let target = |word: &str| word.parse::<u32>().ok().filter(|sm| (80..1000).contains(sm));
     let mut targets = Vec::new();
     for word in list.split(',').map(str::trim) {
-        targets.push(
-            target(word).ok_or_else(|| ListError::Target { list: list.to_owned(), word: word.to_owned() })?,
-        );
+        targets.push(target(word).ok_or_else(|| ListError::Target {
+            origin,
+            list: list.to_owned(),
+            word: word.to_owned(),
+        })?);
     }
     targets.sort_unstable();
     targets.dedup();
@@ -106,9 +116,10 @@ mod tests {
 
     #[test]
     fn targets_are_sorted_numbers_from_80_on() {
-        assert_eq!(target_list("120, 90,100,90"), Ok(vec![90, 100, 120]));
+        assert_eq!(target_list(NVVM_TARGETS_ENV, "120, 90,100,90"), Ok(vec![90, 100, 120]));
         for wrong in ["", "sm_90", "75", "90,", "9000"] {
-            let text = target_list(wrong).unwrap_err().to_string();
+            let text = target_list(NVVM_TARGETS_ENV, wrong).unwrap_err().to_string();
+            assert!(text.starts_with(&format!("FERROKV_NVVM_TARGETS={wrong}: ")), "{text}");
             assert!(text.contains("numbers from 80 on"), "{text}");
         }
     }

@@ -1,7 +1,7 @@
 //! The build script: the stages in order, and how cargo hears of them.
 
 use crate::allow::AllowList;
-use crate::codegen::{self, Codegen};
+use crate::codegen::{self, Codegen, ListError};
 use crate::compile::{self, Request};
 use crate::index::{FILE, Index, Second, TargetPtx};
 use crate::lint::Finding;
@@ -105,13 +105,19 @@ impl PtxBuild {
     /// it. `FERROKV_CODEGEN`, where it is set, says otherwise.
     pub fn codegen(mut self, codegens: &[Codegen]) -> Self {
         if !codegens.is_empty() {
-            self.codegens = codegens.to_vec();
+            self.codegens.clear();
+            for codegen in codegens {
+                if !self.codegens.contains(codegen) {
+                    self.codegens.push(*codegen);
+                }
+            }
         }
         self
     }
 
-    /// Has [`Codegen::Nvvm`] compile for these targets, from 80 on, in place of sm_90, sm_100 and sm_120.
-    /// `FERROKV_NVVM_TARGETS`, where it is set, says otherwise.
+    /// Has [`Codegen::Nvvm`] compile for these targets, from 80 on and at least one, in place of sm_90,
+    /// sm_100 and sm_120; others are an error of the build. `FERROKV_NVVM_TARGETS`, where it is set, says
+    /// otherwise.
     pub fn nvvm_targets(mut self, targets: &[u32]) -> Self {
         self.nvvm_targets = targets.to_vec();
         self.nvvm_targets.sort_unstable();
@@ -171,17 +177,17 @@ impl PtxBuild {
         }
     }
 
-    /// What the package ships, if that is of its sources; else what the compiler makes, which is shipped from
-    /// then on if that is asked for.
+    /// What the package ships, if that is of its sources and of the generator that is wanted; else what the
+    /// compiler makes, which is shipped from then on if that is asked for.
     fn shipped_or_built(&self, package: &Path, workspace: &Path, out: &Path) -> Result<Index, Vec<String>> {
         let Some(folder) = &self.ships else { return self.build(workspace, out) };
-        // What is shipped is LLVM's.
-        if env::var_os(codegen::CODEGEN_ENV).is_some_and(|list| !list.is_empty() && list != "llvm") {
-            return self.build(workspace, out);
-        }
         // Others that ship are dependencies, maybe in a folder that is not to be written to.
         let writes = env::var(SHIP_ENV).is_ok_and(|name| Ok(name) == env::var("CARGO_PKG_NAME"));
         if is_set(NO_PTX_ENV) && !writes {
+            return self.build(workspace, out);
+        }
+        let codegens = self.codegens(set(codegen::CODEGEN_ENV).as_deref());
+        if !codegens.and_then(|codegens| is_shipped(&codegens, writes)).map_err(|e| vec![e.to_string()])? {
             return self.build(workspace, out);
         }
         let folder = package.join(folder);
@@ -224,6 +230,9 @@ impl PtxBuild {
         println!("cargo::rerun-if-changed={}", found.rustc.display());
         let generators = self.generators(workspace).map_err(|error| vec![error])?;
         let Generators { codegens, nvvm_targets, library } = generators;
+        if let Some(library) = &library {
+            println!("cargo::rerun-if-changed={}", library.located().path.display());
+        }
         let allow = AllowList::read(&workspace.join(&self.allow)).map_err(|error| vec![error.to_string()])?;
         let ptxas = match ptxas::find(workspace) {
             Ok(ptxas) => Some(ptxas),
@@ -268,18 +277,30 @@ impl PtxBuild {
         self.judge(of_each, index, &allow, &folder)
     }
 
+    /// The names of this build's generators: those of a list, or its own.
+    fn codegens(&self, list: Option<&str>) -> Result<Vec<Codegen>, ListError> {
+        list.map_or_else(|| Ok(self.codegens.clone()), Codegen::list)
+    }
+
+    /// What libNVVM compiles for: the targets of a list, or the build's own.
+    fn nvvm_targets_of(&self, list: Option<&str>) -> Result<Vec<u32>, ListError> {
+        let own = || self.nvvm_targets.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        match list {
+            Some(list) => codegen::target_list(codegen::NVVM_TARGETS_ENV, list),
+            None => codegen::target_list("PtxBuild::nvvm_targets", &own()),
+        }
+    }
+
     /// The generators of this build.
     fn generators(&self, workspace: &Path) -> Result<Generators, String> {
-        let set = |name| env::var(name).ok().filter(|value| !value.is_empty());
-        let list = set(codegen::CODEGEN_ENV).map(|list| Codegen::list(&list)).transpose();
-        let codegens = list.map_err(|error| error.to_string())?.unwrap_or_else(|| self.codegens.clone());
+        let codegens = self.codegens(set(codegen::CODEGEN_ENV).as_deref()).map_err(|e| e.to_string())?;
         if !codegens.contains(&Codegen::Nvvm) {
             return Ok(Generators { codegens, nvvm_targets: Vec::new(), library: None });
         }
-        let list = set(codegen::NVVM_TARGETS_ENV).map(|list| codegen::target_list(&list)).transpose();
-        let targets = list.map_err(|error| error.to_string())?.unwrap_or_else(|| self.nvvm_targets.clone());
+        let targets = self.nvvm_targets_of(set(codegen::NVVM_TARGETS_ENV).as_deref());
+        let nvvm_targets = targets.map_err(|error| error.to_string())?;
         let library = nvvm::library::find(workspace).map_err(|error| error.to_string())?;
-        Ok(Generators { codegens, nvvm_targets: targets, library: Some(library) })
+        Ok(Generators { codegens, nvvm_targets, library: Some(library) })
     }
 
     /// The index with the targets of each generator that has any, or every error of every target.
@@ -293,9 +314,13 @@ impl PtxBuild {
         let mut errors = Vec::new();
         let mut warnings: Vec<String> = Vec::new();
         let mut generated = Vec::new();
+        let mut ran = Vec::new();
         // A finding that several targets share is said once, with the first target's line.
         let mut refused: Vec<(Vec<(Codegen, u32)>, Finding)> = Vec::new();
         for (codegen, outcomes) in of_each {
+            if !outcomes.is_empty() {
+                ran.push(codegen);
+            }
             let mut targets: Vec<TargetPtx> = Vec::new();
             for outcome in outcomes {
                 let target = match outcome {
@@ -306,7 +331,8 @@ impl PtxBuild {
                     }
                 };
                 let sm = target.ptx.sm;
-                for finding in target.findings.into_iter().filter(|finding| !allow.accepts(finding)) {
+                for finding in target.findings.into_iter().filter(|finding| !allow.accepts(finding, codegen))
+                {
                     let same = |f: &Finding| f.rule == finding.rule && f.entry == finding.entry;
                     match refused.iter_mut().find(|(_, earlier)| same(earlier)) {
                         Some((targets, _)) => targets.push((codegen, sm)),
@@ -339,7 +365,7 @@ impl PtxBuild {
         // Each target compiles the same source: say each thing once, and no count of rows that an error hid.
         dedup_across_targets(&mut errors);
         if errors.is_empty() {
-            errors = allow.unused(index.ptxas.is_some());
+            errors = allow.unused(index.ptxas.is_some(), &ran);
         }
         if !errors.is_empty() {
             return Err(errors);
@@ -369,6 +395,23 @@ fn dedup_across_targets(texts: &mut Vec<String>) {
         }
         fresh
     });
+}
+
+/// Whether what a package ships is what these generators make, which it must be where it is written anew.
+fn is_shipped(codegens: &[Codegen], writes: bool) -> Result<bool, ListError> {
+    match codegens {
+        [Codegen::Llvm] => Ok(true),
+        _ if writes => {
+            let names: Vec<&str> = codegens.iter().map(|codegen| codegen.name()).collect();
+            Err(ListError::Ships { list: names.join(",") })
+        }
+        _ => Ok(false),
+    }
+}
+
+/// The value of a variable that is set and not empty.
+fn set(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Whether a switch among the variables is on.
@@ -406,80 +449,4 @@ fn write(out: &Path, index: &Index) -> Result<(), Vec<String>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::target::Target;
-    use crate::{lint, ptx};
-
-    fn judge(results: Vec<Outcome>, allow: &str) -> Result<Index, Vec<String>> {
-        judge_both(results, Vec::new(), allow)
-    }
-
-    fn judge_both(llvm: Vec<Outcome>, nvvm: Vec<Outcome>, allow: &str) -> Result<Index, Vec<String>> {
-        let allow = AllowList::parse(Path::new("allow.toml"), allow).unwrap();
-        let index = Index { compiler: Some("rustc 1.96.0".into()), ..Index::default() };
-        let of_each = [(Codegen::Llvm, llvm), (Codegen::Nvvm, nvvm)];
-        PtxBuild::new("kernels").judge(of_each, index, &allow, Path::new("folder"))
-    }
-
-    fn target(sm: u32, body: &str) -> Outcome {
-        let ptx = format!(".entry k()\n{{\n{body}\n}}\n");
-        let findings = lint::check(&ptx::parse(&ptx));
-        let entries = vec!["k".into()];
-        let ptx = TargetPtx { sm, ptx, machine_code: Vec::new(), entries, usage: Vec::new() };
-        Ok(Target { ptx, findings, warnings: Vec::new() })
-    }
-
-    const BAD: &str = "ld.b32 %r1, [%rd1];";
-    const ROW: &str = "[[allow]]\nentry = \"k\"\nrule = \"generic-address\"\nreason = \"a test\"\n";
-
-    #[test]
-    fn a_finding_of_both_targets_is_one_error() {
-        let errors = judge(vec![target(80, BAD), target(90, BAD)], "").unwrap_err();
-        assert_eq!(errors.len(), 2, "{errors:?}");
-        assert!(errors[0].starts_with("sm_80 sm_90 [generic-address] kernel k, PTX line 3: "), "{errors:?}");
-        assert!(errors[1].contains("kernels.sm_80.ptx; what must stay goes into kernels/ptx-allow.toml"));
-    }
-
-    #[test]
-    fn a_finding_says_the_generator_if_it_is_the_second() {
-        let errors = judge_both(vec![target(90, BAD)], vec![target(90, BAD)], "").unwrap_err();
-        assert!(errors[0].starts_with("sm_90 nvvm:sm_90 [generic-address]"), "{errors:?}");
-        let errors = judge_both(vec![target(90, "ret;")], vec![target(90, BAD)], "").unwrap_err();
-        assert!(errors[0].starts_with("nvvm:sm_90 [generic-address]"), "{errors:?}");
-        assert!(errors[1].contains("kernels.nvvm.sm_90.ptx;"), "{errors:?}");
-    }
-
-    #[test]
-    fn the_first_generator_that_has_targets_is_what_runs() {
-        let both = judge_both(vec![target(90, "ret;")], vec![target(100, "ret;")], "").unwrap();
-        assert_eq!((both.codegen, both.targets[0].sm), (Codegen::Llvm, 90));
-        assert_eq!(both.second.map(|second| second.targets[0].sm), Some(100));
-        let alone = judge_both(Vec::new(), vec![target(100, "ret;")], "").unwrap();
-        assert_eq!((alone.codegen, alone.targets.len(), alone.second.is_none()), (Codegen::Nvvm, 1, true));
-    }
-
-    #[test]
-    fn an_allowed_finding_passes_and_an_idle_row_does_not() {
-        let index = judge(vec![target(80, BAD), target(90, "ret;")], ROW).unwrap();
-        assert_eq!(index.targets.len(), 2);
-        assert_eq!(index.compiler.as_deref(), Some("rustc 1.96.0"));
-        let errors = judge(vec![target(80, "ret;"), target(90, "ret;")], ROW).unwrap_err();
-        assert_eq!(errors, ["allow.toml:1: no kernel `k` breaks the rule generic-address: remove the row"]);
-    }
-
-    #[test]
-    fn the_same_compiler_error_of_both_targets_is_shown_once() {
-        let error = |sm| Err(format!("kernels does not compile for sm_{sm}\nerror: this\nand that"));
-        // The idle row is not blamed for what did not compile.
-        let errors = judge(vec![error(80), error(90)], ROW).unwrap_err();
-        assert_eq!(errors, ["kernels does not compile for sm_80\nerror: this\nand that"]);
-    }
-
-    #[test]
-    fn the_target_folder_is_the_tagged_one_or_the_profiles_parent() {
-        let out = Path::new("/nonexistent/t/release/build/k-1/out");
-        assert_eq!(target_folder(Path::new("/w"), out), Path::new("/nonexistent/t"));
-        assert_eq!(target_folder(Path::new("/w"), Path::new("/out")), Path::new("/w/target"));
-    }
-}
+mod tests;

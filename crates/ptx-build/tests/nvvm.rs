@@ -39,6 +39,26 @@ fn kernel(declarations: &str, body: &str) -> legal::Legal {
 }
 
 #[test]
+fn inline_ptx_that_threads_execute_together_is_taken_as_convergent() {
+    let Some(library) = libnvvm() else { return };
+    // The condition is the same in each turn: without the attribute the loop is doubled, one for each side of
+    // it, and threads of a warp wait in two places.
+    let body = "  %1 = fcmp olt float %a, %b\n  br label %turn\n\
+                turn:\n  %i = phi i32 [ 0, %0 ], [ %j, %end ]\n  br i1 %1, label %one, label %two\n\
+                one:\n  store volatile float %a, ptr %y\n  br label %end\n\
+                two:\n  store volatile float %c, ptr %y\n  store volatile float %b, ptr %y\n  br label %end\n\
+                end:\n  call void asm sideeffect \"bar.warp.sync -1;\", \"~{memory}\"()\n  \
+                %j = add i32 %i, 1\n  %more = icmp ult i32 %j, 1000\n  br i1 %more, label %turn, label %out\nout:";
+    let legal = kernel("", body);
+    let calls = |ir: &str| library.compile(ir, nvvm::MODERN).unwrap().ptx.matches("bar.warp.sync").count();
+    let other = legal.ir.replace("() convergent", "()");
+    assert_ne!(other, legal.ir);
+    // The turns are unrolled, too.
+    let (once, doubled) = (calls(&legal.ir), calls(&other));
+    assert_eq!((once > 0, doubled), (true, 2 * once));
+}
+
+#[test]
 fn operations_keep_their_rounding() {
     let Some(library) = libnvvm() else { return };
     let unary = |name: &str| {

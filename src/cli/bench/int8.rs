@@ -133,7 +133,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 None
             }
         };
-        environment = Environment::here(device, arguments.commit.as_deref());
+        environment = Environment::here(device, arguments.backend.kernels()?, arguments.commit.as_deref());
         let bar = progress::bar(arguments.dtype.len() * (arguments.sizes.0.len() + 1));
         for dtype in &arguments.dtype {
             match dtype {

@@ -7,6 +7,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::ReportArguments;
 use crate::cli::table::{Align, Table};
 use crate::cli::text;
+use ferrokv::Generated;
 use host::{Buffer, Device, Stream};
 use kernels_gpu::int8::finish_scales;
 use serde::Serialize;
@@ -77,8 +78,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Gpu::Ready(device) => device,
         Gpu::None(reason) => return Err(Error::NeedsGpu { reason }.into()),
     };
-    let costs = measure(&device)?;
-    let environment = Environment::here(Some(&device), arguments.commit.as_deref());
+    let kernels = arguments.backend.kernels()?;
+    let costs = measure(&device, kernels)?;
+    let environment = Environment::here(Some(&device), kernels, arguments.commit.as_deref());
     let tables = format!("{}\n\n{}", environment.line(), table(costs));
     report.finish(&tables, &Report { schema: 1, command: "bench launch", environment, launch: costs })
 }
@@ -101,7 +103,7 @@ pub fn table(costs: Costs) -> String {
     table.render()
 }
 
-fn measure(device: &Device) -> Result<Costs, Failure> {
+fn measure(device: &Device, kernels: Generated) -> Result<Costs, Failure> {
     let stream = Stream::new(device)?;
     let maxima = Buffer::<u32>::zeroed(device, ELEMENTS as usize)?;
     let mut scales = Buffer::<f32>::zeroed(device, ELEMENTS as usize)?;
@@ -113,7 +115,7 @@ fn measure(device: &Device) -> Result<Costs, Failure> {
         // same.
         unsafe { stream.launch(&kernel, LaunchShape::new(1, ELEMENTS), arguments) }
     };
-    let raw = raw::Raw::new(device, kernel.name())?;
+    let raw = raw::Raw::new(device, kernels.images, kernel.name())?;
     let (maxima_at, scales_at) = (maxima.global().address(), target.address());
 
     let (mut raw_ns, mut typed_ns) = (Vec::new(), Vec::new());
@@ -182,7 +184,7 @@ mod raw {
     use super::super::Error;
     use crate::cli::failure::Failure;
     use cust::sys::{self, CUfunction, CUmodule, CUresult, CUstream};
-    use host::Device;
+    use host::{Device, PtxImage};
     use std::ffi::{CString, c_void};
     use std::ptr::null_mut;
 
@@ -208,11 +210,10 @@ mod raw {
     }
 
     impl Raw {
-        /// Loads the PTX once more, into the context that `device` made current.
-        pub fn new(device: &Device, entry: &str) -> Result<Self, Failure> {
+        /// Loads one of the images once more, into the context that `device` made current with them.
+        pub fn new(device: &Device, images: &[PtxImage], entry: &str) -> Result<Self, Failure> {
             let capability = device.info().compute_capability.unwrap_or(0);
-            let image =
-                ferrokv::ptx().iter().filter(|image| image.sm <= capability).max_by_key(|image| image.sm);
+            let image = images.iter().filter(|image| image.sm <= capability).max_by_key(|image| image.sm);
             let (text, entry) = (CString::new(image.map_or("", |image| image.text)), CString::new(entry));
             let (Ok(text), Ok(entry)) = (text, entry) else { return Err(host::Error::NoPtx.into()) };
             let mut raw = Raw { module: null_mut(), function: null_mut(), stream: null_mut() };
@@ -265,12 +266,12 @@ mod raw {
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 mod raw {
     use crate::cli::failure::Failure;
-    use host::Device;
+    use host::{Device, PtxImage};
 
     pub struct Raw;
 
     impl Raw {
-        pub fn new(_: &Device, _: &str) -> Result<Self, Failure> {
+        pub fn new(_: &Device, _: &[PtxImage], _: &str) -> Result<Self, Failure> {
             Err(super::Error::NeedsGpu { reason: "there is no CUDA backend on this platform".into() }.into())
         }
 

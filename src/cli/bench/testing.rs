@@ -34,7 +34,7 @@ pub fn report<R, L, M: Default>(command: &'static str, rows: Vec<R>) -> Report<R
     Report {
         schema: 1,
         command,
-        environment: Environment::here(None, Some("0123abc")),
+        environment: Environment::here(None, ferrokv::generated()[0], Some("0123abc")),
         seconds: 1.0,
         rows,
         more: M::default(),

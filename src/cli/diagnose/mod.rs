@@ -200,7 +200,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let json = report::Json::new(
         &captured,
         &path,
-        Environment::here(None, arguments.commit.as_deref()),
+        Environment::here(None, ferrokv::generated()[0], arguments.commit.as_deref()),
         arguments.seed,
         &rows,
     );

@@ -111,6 +111,7 @@ struct Json<'a> {
     gpu: Option<GpuJson>,
     gpu_note: Option<&'a str>,
     ptx_fingerprint: &'static str,
+    codegen: &'static str,
     /// Over all tensors, variants and devices.
     values_compared: u64,
     values_differing: u64,
@@ -151,6 +152,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut file = TensorFile::open(&arguments.file)?;
     file::check_source(&file)?;
     let selection = select::select(&file, &arguments.tensors, arguments.queries)?;
+    let kernels = arguments.backend.kernels()?;
     let (gpu, gpu_note) = match arguments.backend.open()? {
         Gpu::Ready(device) => (Some(device), None),
         Gpu::None(reason) => (None, Some(reason)),
@@ -210,7 +212,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         file: arguments.file.display().to_string(),
         gpu: bench.gpu.as_ref().map(|gpu| gpu.info().into()),
         gpu_note: gpu_note.as_deref(),
-        ptx_fingerprint: ferrokv::embedded::FINGERPRINT,
+        ptx_fingerprint: kernels.fingerprint,
+        codegen: kernels.name,
         values_compared: compared,
         values_differing: differing,
         output: written,

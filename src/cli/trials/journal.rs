@@ -37,6 +37,8 @@ pub struct Settings<'a, S> {
     version: &'static str,
     /// Digits that change with the kernels.
     ptx: &'static str,
+    /// Whose they are.
+    codegen: &'static str,
     model: &'a str,
     model_bytes: u64,
     device: &'a str,
@@ -128,7 +130,8 @@ impl JournalArguments {
         let path = self.report.file().map(Path::to_owned);
         let settings = Settings {
             version: env!("CARGO_PKG_VERSION"),
-            ptx: ferrokv::embedded::FINGERPRINT,
+            ptx: subject.kernels.fingerprint,
+            codegen: subject.kernels.name,
             model: &subject.model.config.name,
             model_bytes: fs::metadata(&subject.path).map_or(0, |file| file.len()),
             device: subject.device_name(),
@@ -144,7 +147,7 @@ impl JournalArguments {
         Ok(Journal {
             command,
             settings,
-            environment: Environment::here(subject.gpu(), None),
+            environment: Environment::here(subject.gpu(), subject.kernels, None),
             gpu_note: subject.gpu_note.as_deref(),
             trials,
             seconds,
@@ -165,7 +168,12 @@ fn read<T: Trial>(path: &Path, command: &'static str, settings: &Value) -> Resul
     if found != command {
         return Err(other(format!("it is of `{found}`")));
     }
-    let earlier: Earlier<T> = serde_json::from_value(earlier).map_err(|error| other(error.to_string()))?;
+    let mut earlier: Earlier<T> =
+        serde_json::from_value(earlier).map_err(|error| other(error.to_string()))?;
+    // Records of programs with one code generator do not name it.
+    if let Some(settings) = earlier.settings.as_object_mut() {
+        settings.entry("codegen").or_insert_with(|| "llvm".into());
+    }
     let none = serde_json::Map::new();
     let [there, here] = [&earlier.settings, settings].map(|value| value.as_object().unwrap_or(&none));
     for name in here.keys().chain(there.keys()) {

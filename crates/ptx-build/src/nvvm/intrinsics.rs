@@ -19,7 +19,7 @@ pub enum Treatment {
 
 /// Those that stay, by name up to the types. Their operation is exact, or correctly rounded in LLVM's
 /// definition and in PTX.
-const KEPT: [&str; 50] = [
+const KEPT: [&str; 48] = [
     "abs",
     "assume",
     "bitreverse",
@@ -39,13 +39,11 @@ const KEPT: [&str; 50] = [
     "is.fpclass",
     "maximum",
     "maximumnum",
-    "maxnum",
     "memcpy",
     "memmove",
     "memset",
     "minimum",
     "minimumnum",
-    "minnum",
     "roundeven",
     "sadd.sat",
     "sadd.with.overflow",
@@ -79,6 +77,9 @@ pub fn treatment(name: &str) -> Treatment {
     let Some(name) = name.strip_prefix("llvm.") else {
         return Treatment::Refused("a kernel calls nothing outside of its module: have the callee inlined");
     };
+    if base(name) == "nvvm.reflect" {
+        return Treatment::Refused("what it asks for is set outside of the module, and may let bits change");
+    }
     if name.starts_with("nvvm.") {
         // libNVVM's own. One that it does not know shows as an external function of the PTX, and is refused
         // there.
@@ -90,6 +91,10 @@ pub fn treatment(name: &str) -> Treatment {
         "fabs" => Treatment::Absolute,
         "fmuladd" => {
             Treatment::Refused("whether it rounds once or twice is left open: use mul_add, or two operations")
+        }
+        // PTX's max and min are those of `maximumnum`, which LLVM does not promise of these.
+        "maxnum" | "minnum" => {
+            Treatment::Refused("which zero and which NaN it gives is left open: use simt::math")
         }
         "round" => Treatment::Refused("libNVVM has no rounding half away from zero: use simt::math"),
         base if KEPT.binary_search(&base).is_ok() => Treatment::Kept,
@@ -147,6 +152,9 @@ mod tests {
         assert_eq!(treatment("llvm.nearbyint.f32"), Treatment::Renamed("roundeven"));
         assert_eq!(treatment("llvm.fabs.f32"), Treatment::Absolute);
         for refused in ["llvm.exp2.f32", "llvm.fmuladd.f32", "llvm.round.f32", "llvm.sin.f64", "memcpy"] {
+            assert!(matches!(treatment(refused), Treatment::Refused(_)), "{refused}");
+        }
+        for refused in ["llvm.nvvm.reflect", "llvm.nvvm.reflect.p0", "llvm.maxnum.f32", "llvm.minnum.v2f32"] {
             assert!(matches!(treatment(refused), Treatment::Refused(_)), "{refused}");
         }
     }

@@ -8,7 +8,8 @@
 //! | `llvm.rint`, `llvm.nearbyint` | `llvm.roundeven`, the same without other rounding modes |
 //! | `llvm.fabs` | the sign bit cleared |
 //! | other intrinsics | kept, or refused by name ([`intrinsics`](super::intrinsics)) |
-//! | flags that let arithmetic change bits | refused |
+//! | inline PTX with `.sync` or `.aligned` | its call is `convergent`: it stays where its threads are |
+//! | flags, metadata and attributes that let arithmetic change bits | refused |
 //! | all else | kept |
 //!
 //! and `!nvvmir.version` is added.
@@ -34,6 +35,19 @@ const DROPPED: [&str; 2] = ["\"target-cpu\"", "\"target-features\""];
 
 /// Flags of float operations by which a compiler may change the result's bits.
 const FAST: [&str; 6] = ["fast", "reassoc", "arcp", "contract", "afn", "nsz"];
+
+/// Attributes, in quotes, that say so of a whole function.
+const LOOSE: [&str; 9] = [
+    "unsafe-fp-math",
+    "denormal-fp-math",
+    "denormal-fp-math-f32",
+    "nvptx-f32ftz",
+    "no-nans-fp-math",
+    "no-infs-fp-math",
+    "no-signed-zeros-fp-math",
+    "approx-func-fp-math",
+    "less-precise-fpmad",
+];
 
 /// How many refusals are said in full.
 const SAID: usize = 8;
@@ -90,6 +104,9 @@ pub enum What {
         /// The operation.
         operation: String,
     },
+    /// An attribute that lets bits change.
+    #[error("the attribute `{0}` of functions lets their results' bits change")]
+    Attribute(&'static str),
 }
 
 impl fmt::Display for Refusal {
@@ -179,6 +196,11 @@ impl Pass {
             return;
         }
         if line.starts_with("attributes #") {
+            for name in LOOSE {
+                if line.contains(&format!("\"{name}\"")) {
+                    self.refuse(What::Attribute(name));
+                }
+            }
             return self.push(&without_dropped(line));
         }
         if line.starts_with("declare ") {
@@ -212,6 +234,9 @@ impl Pass {
     fn instruction(&mut self, line: &str) {
         if let Some((flag, operation)) = fast_flag(line) {
             self.refuse(What::Flag { flag, operation: operation.to_owned() });
+        }
+        if let Some(text) = convergent(line) {
+            return self.push(&text);
         }
         // Only calls of intrinsics have the name behind their type; asm strings hold no `@llvm.`.
         let Some(name) = called(line).filter(|name| name.starts_with("llvm.")) else {
@@ -265,18 +290,41 @@ fn absolute(line: &str, name: &str) -> Option<String> {
     ))
 }
 
-/// A flag of [`FAST`] among those that follow a float operation, and that operation.
+/// A flag of [`FAST`] among those that follow an operation, or metadata that is one; and that operation.
 fn fast_flag(line: &str) -> Option<(&'static str, &str)> {
     let (_, operation) = line.split_once(" = ")?;
     let mut words = operation.split(' ').skip_while(|word| matches!(*word, "tail" | "musttail" | "notail"));
     let opcode = words.next()?;
-    let floats = ["fadd", "fsub", "fmul", "fdiv", "frem", "fneg", "fcmp", "select", "phi", "call"];
-    if !floats.contains(&opcode) {
-        return None;
+    if line.contains(", !fpmath ") {
+        return Some(("!fpmath", opcode));
     }
     let flags = ["nnan", "ninf", "fast", "reassoc", "arcp", "contract", "afn", "nsz"];
     let mut flags = words.take_while(|word| flags.contains(word));
     flags.find_map(|word| FAST.into_iter().find(|fast| *fast == word)).map(|flag| (flag, opcode))
+}
+
+/// A call of inline PTX that threads execute together, with the attribute that says so: rustc leaves it out,
+/// and without it the call may be moved to where fewer threads are.
+fn convergent(line: &str) -> Option<String> {
+    let (head, asm) = line.split_once(" asm ").filter(|(head, _)| !head.contains('"'))?;
+    // No quote is inside of a string: there it is `\22`.
+    let mut parts = asm.split('"');
+    parts.nth(1).filter(|text| text.contains(".sync") || text.contains(".aligned"))?;
+    let arguments = line.len() - parts.nth(2)?.len() - parts.map(|part| part.len() + 1).sum::<usize>();
+    if !head.contains("call ") {
+        return None;
+    }
+    let mut depth = 0usize;
+    let end = line[arguments..].find(|c| {
+        depth = match c {
+            '(' => depth + 1,
+            ')' => depth.saturating_sub(1),
+            _ => depth,
+        };
+        c == ')' && depth == 0
+    })?;
+    let (call, rest) = line.split_at(arguments + end + 1);
+    Some(format!("{call} convergent{rest}"))
 }
 
 /// The name behind the first `@`, of a declaration, a definition or a direct call.

@@ -42,26 +42,53 @@ pub fn compiled_for(sm: u32) -> u32 {
 }
 
 /// Compiles a translated module for `sm`, which is [`MODERN`] or newer, and keeps the result beside the file
-/// `path` that the module was read from: the same module is not compiled twice by the same release.
+/// `path` that the module was read from: the same module is not compiled twice by the same library.
 ///
 /// # Errors
 /// What libNVVM said against it.
 pub fn generate(library: &Library, legal: &Legal, sm: u32, path: &Path) -> Result<Compiled, NvvmError> {
     let kept = path.with_extension(format!("compute_{sm}.ptx"));
-    let release = &library.located().release;
-    let seal = format!(
-        "// {:016x}\n",
-        crate::fingerprint([&*legal.ir, release, library::OPTIONS.concat().as_str(), &sm.to_string()])
-    );
-    if let Ok(text) = fs::read_to_string(&kept)
-        && let Some(ptx) = text.strip_prefix(&seal)
-    {
+    let Located { release, stamp, .. } = library.located();
+    let of = crate::fingerprint([&*legal.ir, release, stamp, &library::OPTIONS.concat(), &sm.to_string()]);
+    if let Some(ptx) = fs::read_to_string(&kept).ok().as_deref().and_then(|text| unsealed(of, text)) {
         return Ok(Compiled { ptx: ptx.to_owned(), messages: String::new() });
     }
     let compiled = library.compile(&legal.ir, sm)?;
-    // Only a cache, and messages are to be seen again.
+    // Only a cache, and messages are to be seen again. It is there as a whole or not at all, and two builds
+    // do not write into one file.
     if compiled.messages.is_empty() {
-        let _ = fs::write(&kept, seal + &compiled.ptx);
+        let beside = path.with_extension(format!("compute_{sm}.{}.partial", std::process::id()));
+        let put = fs::write(&beside, sealed(of, &compiled.ptx)).and_then(|()| fs::rename(&beside, &kept));
+        if put.is_err() {
+            let _ = fs::remove_file(&beside);
+        }
     }
     Ok(compiled)
+}
+
+/// A result to be kept: behind what it is `of`, and what it is itself.
+fn sealed(of: u64, ptx: &str) -> String {
+    format!("// {of:016x} {:016x}\n{ptx}", crate::fingerprint([ptx]))
+}
+
+/// The result in a text that was [`sealed`], if it is whole and of this.
+fn unsealed(of: u64, text: &str) -> Option<&str> {
+    let (_, ptx) = text.split_once('\n')?;
+    (sealed(of, ptx) == text).then_some(ptx)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_taken_only_as_a_whole_and_of_the_same() {
+        let text = sealed(7, ".version 9.5\nret;\n");
+        assert_eq!(unsealed(7, &text), Some(".version 9.5\nret;\n"));
+        assert_eq!(unsealed(8, &text), None);
+        for end in 0..text.len() {
+            assert_eq!(unsealed(7, &text[..end]), None, "{end} bytes of {}", text.len());
+        }
+        assert_eq!(unsealed(7, &text.replace("ret", "bar")), None);
+    }
 }

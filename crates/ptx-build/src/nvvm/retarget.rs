@@ -16,10 +16,11 @@ const ADDRESS_SIZE: &str = ".address_size 64";
 /// version that libNVVM wrote.
 pub fn version_of(sm: u32) -> Option<&'static str> {
     Some(match sm {
-        75..=90 => "8.3",
+        75..=87 | 89 | 90 => "8.3",
         100 | 101 => "8.6",
         120 => "8.7",
         103 | 121 => "8.8",
+        88 | 110 => "9.0",
         _ => return None,
     })
 }
@@ -114,6 +115,15 @@ mod tests {
     fn a_target_that_is_not_known_keeps_the_version() {
         let text = complete(&PTX.replace("sm_100", "sm_130"), "", 130).unwrap();
         assert!(text.contains(".version 9.5\n.target sm_130\n"), "{text}");
+    }
+
+    #[test]
+    fn targets_that_came_between_others_have_their_own_version() {
+        assert_eq!([87, 88, 89, 90].map(version_of), [Some("8.3"), Some("9.0"), Some("8.3"), Some("8.3")]);
+        assert_eq!(
+            [100, 103, 110, 120].map(version_of),
+            [Some("8.6"), Some("8.8"), Some("9.0"), Some("8.7")]
+        );
     }
 
     #[test]

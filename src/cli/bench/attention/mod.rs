@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         };
         own(arguments, begin, &device, &mut rows, &mut skipped)?;
-        Environment::here(gpu.as_ref(), arguments.commit.as_deref())
+        Environment::here(gpu.as_ref(), arguments.backend.kernels()?, arguments.commit.as_deref())
     };
     let mut about = None;
     if let Some(found) = peers {

@@ -292,7 +292,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     spinner.finish_and_clear();
     beside_dense(&mut rows, &mut prompts);
-    let environment = Environment::here(gpu.as_ref(), arguments.commit.as_deref());
+    let environment =
+        Environment::here(gpu.as_ref(), arguments.backend.kernels()?, arguments.commit.as_deref());
     let memory = speed.map_or_else(String::new, |s| format!("; reads at {:.0} GB/s", s * 1e-9));
     let parts = [step::table(&rows), prompt::table(&prompts), made_up::lines(files.made())];
     let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();

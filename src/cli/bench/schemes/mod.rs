@@ -184,7 +184,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let found = Report::<report::Row, (), report::More> {
         schema: 1,
         command: "bench schemes",
-        environment: Environment::here(gpu, arguments.commit.as_deref()),
+        environment: Environment::here(gpu, arguments.subject.kernels()?, arguments.commit.as_deref()),
         seconds: begin.elapsed().as_secs_f64(),
         more: report::More::new(arguments, quality.as_ref().map(quality::Quality::about)),
         rows: report::sorted(rows),

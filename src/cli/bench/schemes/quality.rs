@@ -74,7 +74,8 @@ impl<'a> Quality<'a> {
         skipped: &mut Vec<Skipped>,
     ) -> Result<Self, Failure> {
         let Text { path, model, corpus } = text;
-        let subject = Subject { path, model, device: device.clone(), gpu_note };
+        let kernels = arguments.subject.kernels()?;
+        let subject = Subject { path, model, device: device.clone(), kernels, gpu_note };
         let context = arguments.context as usize;
         subject.fits(context)?;
         let tokenizer = subject.tokenizer()?;

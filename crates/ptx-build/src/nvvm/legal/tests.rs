@@ -124,6 +124,9 @@ fn flags_that_change_bits_are_refused() {
         ("  %0 = fdiv arcp float %a, %b", "arcp"),
         ("  %0 = fneg nsz float %a", "nsz"),
         ("  %0 = tail call fast float @llvm.sqrt.f32(float %a)", "fast"),
+        ("  %0 = fptrunc contract double %d to float", "contract"),
+        ("  %0 = fpext nnan afn float %a to double", "afn"),
+        ("  %0 = fdiv float %a, %b, !fpmath !7", "!fpmath"),
     ] {
         let refusal = refused(&module(line));
         assert!(matches!(refusal.what, What::Flag { flag: found, .. } if found == flag), "{refusal}");
@@ -133,6 +136,26 @@ fn flags_that_change_bits_are_refused() {
     for fine in ["  %0 = fadd nnan ninf float %a, %b", "  %0 = call float @fast(float %contract)"] {
         assert_eq!(body(fine), fine);
     }
+}
+
+#[test]
+fn attributes_that_change_bits_are_refused() {
+    for name in ["unsafe-fp-math", "denormal-fp-math", "denormal-fp-math-f32", "nvptx-f32ftz"] {
+        let refusal = refused(&format!("{HEAD}attributes #0 = {{ nounwind \"{name}\"=\"true\" }}\n"));
+        assert_eq!((refusal.line, refusal.what), (3, What::Attribute(name)));
+    }
+}
+
+#[test]
+fn inline_ptx_that_threads_execute_together_is_convergent() {
+    let call = "  %2 = tail call { float, i32 } asm sideeffect \"mma.sync.aligned.x \\22${0}\\22, (${1});\", \"=f,=r,r\"";
+    let rest = " #22, !srcloc !140";
+    let made = body(&format!("{call}(i32 %_6, ptr getelementptr (i8, ptr @s, i64 4)){rest}"));
+    assert_eq!(made, format!("{call}(i32 %_6, ptr getelementptr (i8, ptr @s, i64 4)) convergent{rest}"));
+    let made = body("  call void asm sideeffect \"bar.warp.sync -1;\", \"~{memory}\"()");
+    assert_eq!(made, "  call void asm sideeffect \"bar.warp.sync -1;\", \"~{memory}\"() convergent");
+    let alone = "  %1 = tail call i32 asm \"mov.b32 ${0}, ${1};\", \"=r,r\"(i32 %a) #23";
+    assert_eq!(body(alone), alone);
 }
 
 #[test]
