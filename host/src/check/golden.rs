@@ -146,7 +146,8 @@ impl Golden {
     /// Writes the digests of a report's cases into `folder`, a file for each system, in place of those there.
     ///
     /// # Errors
-    /// [`GoldenError::Bad`], [`GoldenError::Twice`], with nothing written; [`GoldenError::Write`], with each file as it was or new.
+    /// [`GoldenError::Bad`], [`GoldenError::Twice`], with nothing written; [`GoldenError::Write`], with each
+    /// file as it was or new.
     pub fn write(report: &Report, folder: &Path) -> Result<(), GoldenError> {
         let mut systems: BTreeMap<&str, String> = BTreeMap::new();
         let mut names = BTreeSet::new();
