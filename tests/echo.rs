@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Folder, SAMPLE, ferrokv, json, succeed, text};
+use common::{Folder, SAMPLE, ferrokv, json, refused, succeed, text};
 use ferrokv::host::model::config::Architecture;
 use ferrokv::host::model::synthetic::{self, Packing};
 use ferrokv::kernels_gpu::echo::{MOST_DROPPED, THREADS, round, rounded};
@@ -11,6 +11,7 @@ use ferrokv::simt::LaunchShape;
 use half::f16;
 use serde_json::Value;
 use simt_test::{Trial, array, bits, sizes};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -208,4 +209,38 @@ fn two_folders_and_one_line_are_all_of_it() {
         ("kernels-gpu/src/lib.rs", "pub mod echo;"),
     ];
     assert_eq!(named, expected.map(|(path, line)| (path.to_owned(), line.to_owned())));
+}
+
+#[test]
+fn golden_bits_are_written_compared_and_missed() {
+    let folder = Folder::new();
+    let (golden, nowhere) = (folder.text(""), folder.text("nowhere"));
+    let check = ["check", "--orders", "0", "--system", "echo"];
+    let with = |option, folder| [&check[..], &[option, folder]].concat();
+    succeed(&with("--write-golden", &golden));
+    assert_eq!(folder.names(), BTreeSet::from(["echo.txt".to_owned()]));
+    assert!(succeed(&with("--golden", &golden)).contains("no fault"));
+
+    // Another digest of one case, a case that there is not, and one that has none.
+    let path = folder.path("echo.txt");
+    let kept = fs::read_to_string(&path).unwrap();
+    let (digest, _) = kept.lines().find(|line| !line.starts_with('#')).unwrap().split_once(' ').unwrap();
+    let failed = |contents: &str| {
+        fs::write(&path, contents).unwrap();
+        let output = ferrokv(&with("--golden", &golden));
+        assert_eq!(output.status.code(), Some(1));
+        (text(&output.stdout), text(&output.stderr))
+    };
+    let (said, error) = failed(&kept.replacen(digest, "0123456789abcdef", 1));
+    assert!(said.contains("ALTERED") && said.contains("0123456789abcdef"), "{said}");
+    assert!(error.contains("1 have other bits"), "{error}");
+    let (_, error) = failed(&format!("{kept}0123456789abcdef  echo_round  elements=7\n"));
+    assert!(error.contains("1 case") && error.contains("elements=7"), "{error}");
+    let (said, _) = failed(&kept.lines().take(2).collect::<Vec<_>>().join("\n"));
+    assert!(said.contains("there are no golden bits"), "{said}");
+
+    refused(&with("--golden", &nowhere), &["echo.txt", "--write-golden"]);
+    refused(&with("--write-golden", &nowhere), &["nowhere is no folder"]);
+    let output = ferrokv(&["check", "--system", "echo", "--golden", &golden]);
+    assert_eq!(output.status.code(), Some(2));
 }
