@@ -42,8 +42,14 @@ const FLOORS: Policy = Policy {
 /// Values alone.
 const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::NAIVE };
 /// Every tail is heavy: the longer list of keys, which is not all of them.
-const EXPANDED: Policy =
-    Policy { coverage: 0.9999, max_keys: 1, expand_tail: 0.0, expanded_keys: 4, ..Policy::SOUND };
+const EXPANDED: Policy = Policy {
+    coverage: 0.9999,
+    min_keys: 1,
+    max_keys: 1,
+    expand_tail: 0.0,
+    expanded_keys: 4,
+    ..Policy::SOUND
+};
 const POLICIES: [Policy; 12] = [
     Policy::SOUND,
     PAPER,
