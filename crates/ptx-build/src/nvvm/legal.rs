@@ -7,7 +7,7 @@
 //! | `"target-cpu"`, `"target-features"` | taken out: libNVVM is told its target |
 //! | `llvm.rint`, `llvm.nearbyint` | `llvm.roundeven`, the same without other rounding modes |
 //! | `llvm.fabs` | the sign bit cleared |
-//! | other intrinsics | kept, or refused by name ([`intrinsics`](super::intrinsics)) |
+//! | other intrinsics | kept, or refused by name ([`super::intrinsics`]) |
 //! | inline PTX with `.sync` or `.aligned` | its call is `convergent`: it stays where its threads are |
 //! | flags, metadata and attributes that let arithmetic change bits | refused |
 //! | all else | kept |
