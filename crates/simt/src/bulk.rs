@@ -1,6 +1,6 @@
 //! Bulk copies: one thread moves kilobytes between global and shared memory, by the copy engine of sm_90.
 //!
-//! To shared memory, an [`Mbarrier`](crate::Mbarrier) counts the bytes that have come, and whoever waits for
+//! To shared memory, an [`Mbarrier`] counts the bytes that have come, and whoever waits for
 //! its phase sees them:
 //!
 //! ```text
