@@ -9,8 +9,8 @@
 //! # Work split
 //! A warp has 32 rows (four groups, two operands) and 32 tokens, a thread block four warps: grid (⌈tokens /
 //! 32⌉, ⌈R / 128⌉). What a block of channels takes of weights and records comes by asynchronous copies into a
-//! ring of four stages, once for all warps, while the stages before it are multiplied. With g = lane / 4 and q
-//! = lane % 4, A's registers are the words of part q of row g and row g + 8 of two tiles; B's are the eight
+//! ring of four stages, once for all warps, while the stages before it are multiplied. With g = lane / 4 and
+//! q = lane % 4, A's registers are the words of part q of row g and row g + 8 of two tiles; B's are the eight
 //! bytes of a plane in part q of token g's record: both name channels 8q to 8q + 7, so the order of the
 //! contraction is the same on both sides.
 //!
