@@ -2,6 +2,7 @@
 
 use crate::Buffer;
 use crate::Result;
+use crate::kv::calibration::hash;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -133,28 +134,21 @@ impl OutputBuffer {
     }
 }
 
-/// FNV-1a, 64 bits, of outputs: names, kinds, sizes, and every element from its lowest byte on, of a NaN the
-/// kind's largest number of ones. Equal outputs, as [`compare`] has it, have equal digests.
+/// A hash of outputs: names, kinds, sizes, and every element, in the place of a NaN ones alone. Equal
+/// outputs, as [`compare`] has it, have equal digests.
 pub(super) fn digest(outputs: &[OutputBuffer]) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    let mut add = |bytes: &[u8]| {
-        for byte in bytes {
-            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
+    let heading = |output: &OutputBuffer| {
+        let len = (output.len() as u64).to_le_bytes();
+        [output.name.as_bytes(), &[0, output.kind as u8], &len].concat()
     };
-    for output in outputs {
-        add(output.name.as_bytes());
-        add(&[0, output.kind as u8]);
-        add(&(output.len() as u64).to_le_bytes());
-        for element in output.bytes().chunks_exact(output.kind.bytes()) {
-            if output.kind.is_nan(word(element)) {
-                add(&[0xff; 8][..element.len()]);
-            } else {
-                add(element);
-            }
-        }
-    }
-    hash
+    let headings: Vec<Vec<u8>> = outputs.iter().map(heading).collect();
+    let parts = outputs.iter().zip(&headings).flat_map(|(output, heading)| {
+        let kind = output.kind;
+        let elements = output.bytes().chunks_exact(kind.bytes());
+        let elements = elements.map(move |x| if kind.is_nan(word(x)) { &[0xff; 8][..x.len()] } else { x });
+        std::iter::once(heading.as_slice()).chain(elements)
+    });
+    hash(parts)
 }
 
 /// An element's bytes as the low ones of a word.

@@ -216,7 +216,7 @@ fn add_product(cases: &mut Vec<Case>, problem: Problem) {
         .and(quantize_activations::kernel::<Plain>().info());
     let others: Vec<&'static KernelInfo> = prefill_kernel(kind)
         .iter()
-        .map(|kernel| kernel.info())
+        .map(|(kernel, _)| kernel.info())
         .chain(batch_kernel(kind).iter().map(|kernel| kernel.info()))
         .chain(fused_kernels(kind).iter().flatten().map(|kernel| kernel.info()))
         .collect();

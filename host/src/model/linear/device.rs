@@ -264,9 +264,9 @@ impl DeviceWeights {
             return Ok(());
         }
         if kernel == ProductKernel::Prefill {
-            let kernel = prefill_kernel(self.kind).ok_or_else(|| self.floats(NO_TENSOR_CORES))?;
+            let (kernel, shared) = prefill_kernel(self.kind).ok_or_else(|| self.floats(NO_TENSOR_CORES))?;
             let grid = (shape.tokens.div_ceil(PREFILL_TOKENS), shape.rows.div_ceil(PREFILL_ROWS));
-            let launch = LaunchShape::new(grid, PREFILL_THREADS).shared(prefill_shared(self.kind));
+            let launch = LaunchShape::new(grid, PREFILL_THREADS).shared(shared);
             // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both.
             unsafe {
                 stream.launch(
@@ -314,23 +314,13 @@ pub(in crate::model) fn batch_kernel(kind: WeightKind) -> Option<Batch> {
     }
 }
 
-/// The tensor-core kernel for prompts, for integer codes.
-pub(in crate::model) fn prefill_kernel(kind: WeightKind) -> Option<Prefill> {
+/// The tensor-core kernel for prompts, for integer codes, and its shared memory in bytes.
+pub(in crate::model) fn prefill_kernel(kind: WeightKind) -> Option<(Prefill, u32)> {
     match kind {
-        WeightKind::Q4_1 => Some(linear_prefill::kernel::<Q4_1>()),
-        WeightKind::Q4_0 => Some(linear_prefill::kernel::<Q4_0>()),
-        WeightKind::Q8_0 => Some(linear_prefill::kernel::<Q8_0>()),
+        WeightKind::Q4_1 => Some((linear_prefill::kernel::<Q4_1>(), prefill_bytes::<Q4_1>())),
+        WeightKind::Q4_0 => Some((linear_prefill::kernel::<Q4_0>(), prefill_bytes::<Q4_0>())),
+        WeightKind::Q8_0 => Some((linear_prefill::kernel::<Q8_0>(), prefill_bytes::<Q8_0>())),
         _ => None,
-    }
-}
-
-/// Its shared memory in bytes.
-fn prefill_shared(kind: WeightKind) -> u32 {
-    match kind {
-        WeightKind::Q4_1 => prefill_bytes::<Q4_1>(),
-        WeightKind::Q4_0 => prefill_bytes::<Q4_0>(),
-        WeightKind::Q8_0 => prefill_bytes::<Q8_0>(),
-        _ => 0,
     }
 }
 
