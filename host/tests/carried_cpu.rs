@@ -29,7 +29,7 @@ const FEW: Policy = Policy {
 /// Values alone.
 const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::NAIVE };
 /// Some heads are computed from the originals.
-const SOME_DENSE: Policy = Policy { key_budget: 0.02, per_group: false, ..Policy::SOUND };
+const SOME_DENSE: Policy = Policy { error_budget: 0.1, per_group: false, ..Policy::SOUND };
 
 const fn renewed(policy: Policy, renew: u32) -> Policy {
     Policy { renew, ..policy }

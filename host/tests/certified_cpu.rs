@@ -18,9 +18,9 @@ use proptest::prelude::*;
 use simt::emu::EmuOptions;
 
 /// Every head is computed from the originals.
-const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
+const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::NAIVE };
 /// Some heads are.
-const SOME_DENSE: Policy = Policy { key_budget: 0.02, per_group: false, ..Policy::SOUND };
+const SOME_DENSE: Policy = Policy { error_budget: 0.1, per_group: false, ..Policy::SOUND };
 /// Thresholds alone: the checks of a step are the kernels'.
 const fn unchecked(policy: Policy) -> Policy {
     Policy { ranking: 0, canary: f32::INFINITY, exploration: 0.0, ..policy }

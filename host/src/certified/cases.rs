@@ -185,9 +185,8 @@ fn run<T: CertifiedElement>(
     let values = Buffer::from_slice(device, &input.pool::<T>(geometry, blocks, 4))?;
     let mut tiles = poisoned::<u8>(&stream, geometry.tile_bytes(blocks))?;
     let mut annotations = poisoned::<Annotation>(&stream, geometry.pairs(blocks))?;
-    let mut jobs: Vec<Job> = (0..blocks as u32)
-        .map(|block| Job { source: block, destination: blocks as u32 - 1 - block })
-        .collect();
+    let mut jobs: Vec<Job> =
+        (0..blocks as u32).map(|block| Job::new(block, blocks as u32 - 1 - block, block + 1)).collect();
     jobs.insert(blocks / 2, Job::NONE);
     let mut writer = Writer::<T>::new(device, geometry, jobs.len().min(300))?;
     writer.write(&stream, &keys, &values, &jobs, &mut tiles, &mut annotations)?;

@@ -110,8 +110,9 @@ impl CertifiedCache {
             value_slots: slots,
         };
         let stream = Stream::new(device)?;
-        let layer = |_| -> Result<_> {
-            let mut cache = TieredCache::new(device, extents)?;
+        let layer = |layer: usize| -> Result<_> {
+            let geometry = heads.with_rounding(policy.rounding(layer as u32));
+            let mut cache = TieredCache::new(device, Extents { geometry, ..extents })?;
             let name = cache.start_sequence()?;
             let mut layer = Layer { cache, names: vec![None; problem.sequences as usize] };
             layer.enter(&stream, 0, name, sequences.capacity.tokens)?;
@@ -186,7 +187,8 @@ impl CertifiedCache {
 /// A certificate in terms of no scheme.
 pub(super) fn head_report(certificate: &Certificate) -> HeadReport {
     HeadReport {
-        bound: Some(certificate.bound()),
+        bound: Some(certificate.likely),
+        norm: Some(certificate.norm),
         source: match Rung::of(certificate.rung()) {
             Rung::Quantized => Source::Stored,
             Rung::Promoted | Rung::Expanded => Source::Mixed,

@@ -22,7 +22,7 @@
 //! let mut annotations = Buffer::<Annotation>::new(&device, geometry.pairs(1))?;
 //!
 //! let mut writer = Writer::<f16>::new(&device, geometry, 16)?;
-//! let job = Job { source: 1, destination: 0 };
+//! let job = Job::new(1, 0, 0);
 //! writer.write(&stream, &keys, &values, &[job], &mut tiles, &mut annotations)?;
 //! writer.check(&stream)?;
 //! assert!(annotations.to_vec()?.iter().all(|a| a.eps < 0.05 && a.eta < 0.4 && a.nu < 8.0));
@@ -44,7 +44,7 @@ mod write;
 
 pub use cache::{CacheElement, CacheError, Extents, Memory, SequenceId, TieredCache};
 pub use kernels_gpu::certified::layout::{
-    Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Layout, Problems, TileLayout,
+    Annotation, BLOCK_TOKENS, HEAD_DIMS, Job, Layout, Problems, Rounding, TileLayout,
 };
 pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
 pub use kv::CertifiedCache;
@@ -204,19 +204,21 @@ impl fmt::Display for Position {
     }
 }
 
-/// KV heads and their channels, and in which layout they are stored.
+/// KV heads and their channels, in which layout they are stored, and how they are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     kv_heads: u32,
     head_dim: u32,
     layout: Layout,
+    rounding: Rounding,
 }
 
 impl Geometry {
     /// The most KV heads.
     pub const MAX_KV_HEADS: u32 = 1024;
 
-    /// `kv_heads` heads of `head_dim` channels, one of [`HEAD_DIMS`], in the compact layout.
+    /// `kv_heads` heads of `head_dim` channels, one of [`HEAD_DIMS`], in the compact layout, rounded to the
+    /// nearest codes.
     ///
     /// # Errors
     /// [`Error::Geometry`].
@@ -224,13 +226,23 @@ impl Geometry {
         if kv_heads == 0 || kv_heads > Self::MAX_KV_HEADS || !HEAD_DIMS.contains(&head_dim) {
             return Err(Error::Geometry { kv_heads, head_dim });
         }
-        Ok(Geometry { kv_heads, head_dim, layout: Layout::Compact })
+        Ok(Geometry { kv_heads, head_dim, layout: Layout::Compact, rounding: Rounding::Nearest })
     }
 
     /// The same heads in a layout. Of the paper's, steps that choose for themselves have kernels
     /// ([`Policy::renew`] 0): see [`StepPlan::with_layout`].
     pub fn with_layout(self, layout: Layout) -> Self {
         Geometry { layout, ..self }
+    }
+
+    /// The same heads, whose codes are rounded otherwise.
+    pub fn with_rounding(self, rounding: Rounding) -> Self {
+        Geometry { rounding, ..self }
+    }
+
+    /// How codes are rounded.
+    pub fn rounding(self) -> Rounding {
+        self.rounding
     }
 
     /// KV heads.

@@ -1,5 +1,7 @@
 //! What is promoted, and when a head is computed exactly: every threshold in one place, with named presets.
 
+use kernels_gpu::certified::layout::{BLOCK_TOKENS, Rounding};
+use kernels_gpu::certified::parts::MAX_BLOCKS;
 use kernels_gpu::certified::policy::{Thresholds, Watch, reason, rung};
 use kernels_gpu::certified::ranking::MAX_DEPTH;
 use serde::{Deserialize, Serialize};
@@ -35,11 +37,13 @@ pub struct Policy {
     pub value_floor: f32,
     /// Blocks whose values are promoted at the most.
     pub max_values: u32,
-    /// Rung 3: a head whose E_key is a larger share of ν is computed from the originals. Infinite: E_key
-    /// gates nothing.
-    pub key_budget: f32,
-    /// The same for E_val.
-    pub value_budget: f32,
+    /// Rung 3: a head whose bound is a larger share of its output's norm is computed from the originals.
+    /// Infinite: nothing is.
+    pub error_budget: f32,
+    /// δ: the probability with which a head's bound may fail, over the chances of the codes' rounding, for
+    /// queries and lists that do not depend on them (docs/certificate.md, "A bound that may fail"). Codes are
+    /// rounded by chance then. 0: codes are the nearest ones, and the bound is the worst case.
+    pub risk: f32,
     /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes. With
     /// `renew` they always do.
     pub per_group: bool,
@@ -79,23 +83,21 @@ impl Policy {
     pub const PRESETS: [&'static str; 4] = ["sound", "paper", "strict", "fast"];
 
     /// The default: what carries a noticeable share of a head's mass or of its error comes from the
-    /// originals, for every head of a KV head, and budgets hold for what is returned: a quarter of the
-    /// largest value's norm for the keys' error, 0.15 for the values'. Promotion pays where attention is
-    /// concentrated; where it is not, no affordable number of blocks covers it, and the bounds on quantized
-    /// blocks are what there is. Errors by keys of 8 bits are small, those by values of 4 are what a model
-    /// notices: hence few keys, and values down to a hundredth.
+    /// originals, for every head of a KV head, and no head's error is more than a twentieth of its output,
+    /// but for one in a billion. Promotion pays where attention is concentrated; where it is not, errors of
+    /// many tokens cancel, which the bound knows.
     pub const SOUND: Policy = Policy {
-        coverage: 0.95,
+        coverage: 0.99,
         min_keys: 2,
-        max_keys: 16,
-        key_floor: 1.0 / 256.0,
+        max_keys: 48,
+        key_floor: 1.0 / 1024.0,
         expand_tail: 1.0,
-        expanded_keys: 16,
-        value_tolerance: 0.01,
-        value_floor: 1.0 / 4096.0,
-        max_values: 32,
-        key_budget: 0.25,
-        value_budget: 0.15,
+        expanded_keys: 48,
+        value_tolerance: 0.003,
+        value_floor: 0.0,
+        max_values: 96,
+        error_budget: 0.05,
+        risk: 1e-9,
         per_group: true,
         renew: 16,
         certify: true,
@@ -104,6 +106,10 @@ impl Policy {
         canary: f32::INFINITY,
         exploration: 0.0,
     };
+
+    /// The default's thresholds in steps that choose for themselves, whose bound is the worst case: that gates
+    /// nothing, for it is often larger than the output.
+    pub const CHOOSING: Policy = Policy { renew: 0, error_budget: f32::INFINITY, risk: 0.0, ..Policy::SOUND };
 
     /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative), its bound and its
     /// ranking check; the canary was off there. No rung looks at E_key.
@@ -117,8 +123,8 @@ impl Policy {
         value_tolerance: 0.05,
         value_floor: 0.0,
         max_values: u32::MAX,
-        key_budget: f32::INFINITY,
-        value_budget: f32::INFINITY,
+        error_budget: f32::INFINITY,
+        risk: 0.0,
         per_group: false,
         renew: 0,
         bound: Bound::Paper,
@@ -137,8 +143,7 @@ impl Policy {
         value_floor: 0.0,
         max_values: 512,
         renew: 0,
-        key_budget: 0.05,
-        value_budget: 0.05,
+        risk: 0.0,
         ranking: 1,
         canary: 1e-6,
         exploration: 1.0 / 256.0,
@@ -152,8 +157,7 @@ impl Policy {
         expanded_keys: 8,
         value_tolerance: 0.5,
         max_values: 8,
-        key_budget: 1.0,
-        value_budget: 1.0,
+        error_budget: 0.5,
         ..Policy::SOUND
     };
 
@@ -168,8 +172,8 @@ impl Policy {
         value_tolerance: f32::INFINITY,
         value_floor: 0.0,
         max_values: 0,
-        key_budget: f32::INFINITY,
-        value_budget: f32::INFINITY,
+        error_budget: f32::INFINITY,
+        risk: 0.0,
         per_group: false,
         ..Policy::SOUND
     };
@@ -191,8 +195,12 @@ impl Policy {
 
     /// What is wrong with the thresholds, if anything.
     pub fn problem(&self) -> Option<String> {
-        let shares =
-            [("coverage", self.coverage), ("key_floor", self.key_floor), ("exploration", self.exploration)];
+        let shares = [
+            ("coverage", self.coverage),
+            ("key_floor", self.key_floor),
+            ("exploration", self.exploration),
+            ("risk", self.risk),
+        ];
         for (name, value) in shares {
             if !(0.0..=1.0).contains(&value) {
                 return Some(format!("{name} is {value}: give a share between 0 and 1"));
@@ -202,14 +210,20 @@ impl Policy {
             ("value_floor", self.value_floor),
             ("expand_tail", self.expand_tail),
             ("value_tolerance", self.value_tolerance),
-            ("key_budget", self.key_budget),
-            ("value_budget", self.value_budget),
+            ("error_budget", self.error_budget),
             ("canary", self.canary),
         ];
         for (name, value) in sizes {
             if value.is_nan() || value < 0.0 {
                 return Some(format!("{name} is {value}: give a number from 0 up"));
             }
+        }
+        if self.risk > 0.0 && (self.renew == 0 || self.bound == Bound::Paper) {
+            return Some(format!(
+                "risk is {} and {}: only a step by a carried list, with our bound, knows what is likely; set risk to 0",
+                self.risk,
+                if self.renew == 0 { "renew is 0" } else { "bound is the paper's" }
+            ));
         }
         if self.min_keys > self.max_keys {
             return Some(format!("min_keys is {} and max_keys {}: swap them", self.min_keys, self.max_keys));
@@ -254,6 +268,22 @@ impl Policy {
         if self.promotes() { self.renew } else { 0 }
     }
 
+    /// ln(4/δ), rounded up; 0 where no risk is taken.
+    fn log_odds(&self) -> f32 {
+        if self.risk > 0.0 { (4.0 / f64::from(self.risk)).ln() as f32 * (1.0 + 1e-6) } else { 0.0 }
+    }
+
+    /// √(2 (`log_odds` + ln 2N)), rounded up, N the most tokens of a sequence.
+    fn deviations(&self) -> f32 {
+        let tokens = 2.0 * f64::from(MAX_BLOCKS * BLOCK_TOKENS);
+        (2.0 * (f64::from(self.log_odds()) + tokens.ln())).sqrt() as f32 * (1.0 + 1e-6)
+    }
+
+    /// How the codes of a cache for this policy are rounded; `seed` of another layer is another one.
+    pub fn rounding(&self, seed: u32) -> Rounding {
+        if self.risk > 0.0 { Rounding::Stochastic { seed } } else { Rounding::Nearest }
+    }
+
     /// As the kernels want it.
     pub(super) fn thresholds(&self) -> Thresholds {
         Thresholds {
@@ -266,8 +296,9 @@ impl Policy {
             value_tolerance: self.value_tolerance,
             value_floor: self.value_floor,
             max_values: self.max_values,
-            key_budget: self.key_budget,
-            value_budget: self.value_budget,
+            error_budget: self.error_budget,
+            log_odds: self.log_odds(),
+            deviations: self.deviations(),
             per_group: self.per_group as u32,
             certify: self.certify as u32,
             paper_bound: (self.bound == Bound::Paper) as u32,
@@ -337,8 +368,7 @@ impl fmt::Display for Rung {
 /// The reasons of a certificate in words; empty where nothing was wrong.
 pub fn reasons(bits: u32) -> Vec<&'static str> {
     let names = [
-        (reason::KEY_BUDGET, "E_key over its budget"),
-        (reason::VALUE_BUDGET, "E_val over its budget"),
+        (reason::ERROR_BUDGET, "the bound over its budget"),
         (reason::QUERY_NOT_FINITE, "the query is not finite"),
         (reason::SCORE_RANGE, "scores beyond what the records hold"),
         (reason::NO_BOUND, "no finite bound"),
@@ -378,12 +408,15 @@ mod tests {
         refused(Policy { canary: f32::NAN, ..Policy::SOUND }, "canary is NaN");
         refused(Policy { canary: 0.0, renew: 0, ..Policy::BARE }, "certify is off");
         refused(Policy { ranking: 1, renew: 0, ..Policy::BARE }, "certify is off");
+        refused(Policy { renew: 0, ..Policy::SOUND }, "set risk to 0");
+        refused(Policy { bound: Bound::Paper, ..Policy::SOUND }, "the paper's");
+        refused(Policy { risk: f32::NAN, ..Policy::SOUND }, "risk is NaN");
     }
 
     #[test]
     fn every_reason_has_its_words() {
         let all = reasons(u32::from(u16::MAX));
-        assert_eq!(all.len(), 9);
+        assert_eq!(all.len(), 8);
         assert_eq!(reasons(reason::CANARY).len(), 2);
         assert_eq!(Rung::of(rung::LAYER), Rung::Layer);
         assert!(Rung::Layer.is_dense() && Rung::Dense.is_dense() && !Rung::Expanded.is_dense());

@@ -7,17 +7,27 @@
 use super::cpu::{channel, put_key};
 use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Layout, TileLayout};
 use half::f16;
-use kernels_gpu::certified::layout::VALUE_GROUP;
+use kernels_gpu::certified::layout::{Rounding, VALUE_GROUP};
 use kernels_gpu::certified::quantizer as q;
 
 const TOKENS: usize = BLOCK_TOKENS as usize;
 const GROUP: usize = VALUE_GROUP as usize;
 
-/// Quantizes one block of one KV head: `keys` and `values` are `[16][D]`.
+/// Quantizes one block of one KV head: `keys` and `values` are `[16][D]`; `place` is the block's place in its
+/// sequence and the KV head.
 ///
 /// # Panics
 /// If a slice is not a block of `layout`.
-pub fn quantize<T: CertifiedElement>(keys: &[T], values: &[T], layout: TileLayout) -> (Vec<u8>, Annotation) {
+pub fn quantize<T: CertifiedElement>(
+    keys: &[T],
+    values: &[T],
+    layout: TileLayout,
+    rounding: Rounding,
+    place: [u32; 2],
+) -> (Vec<u8>, Annotation) {
+    let [by_chance, seed] = rounding.words();
+    let by_chance = by_chance != 0;
+    let chances = q::chance_key(seed, place[0], place[1]);
     let d = layout.head_dim as usize;
     assert_eq!((keys.len(), values.len()), (TOKENS * d, TOKENS * d), "a block is 16 × {d} keys and values");
     let mut tile = vec![0; layout.bytes as usize];
@@ -28,28 +38,42 @@ pub fn quantize<T: CertifiedElement>(keys: &[T], values: &[T], layout: TileLayou
     let (mut scales, mut zeros) = (vec![0f32; d], vec![0f32; d]);
     for c in 0..d {
         let column = keys.iter().skip(c).step_by(d).copied();
-        (scales[c], zeros[c]) = channel(layout.kind, lowest(column.clone()), highest(column));
+        let over = q::overhang(by_chance);
+        (scales[c], zeros[c]) = channel(layout.kind, lowest(column.clone()), highest(column), over);
         put_key(&mut tile, layout.kind, layout.key_scale(c as u32), scales[c]);
         put_key(&mut tile, layout.kind, layout.key_zero(c as u32), zeros[c]);
         for t in 0..TOKENS {
-            let (code, word) = q::key_code(keys[t * d + c], zeros[c], q::reciprocal(scales[c]));
+            let drawn = q::uniform(q::chance(chances, t as u32, c as u32)) - 0.5;
+            let offset = if by_chance { drawn } else { 0.0 };
+            let (code, word) = q::key_code(keys[t * d + c], zeros[c], q::reciprocal(scales[c]), offset);
             tile[layout.key_code(t as u32, c as u32) as usize] = word as u8;
             key_errors[t * d + c] = q::key_error(keys[t * d + c], code, scales[c], zeros[c]);
         }
     }
 
     let mut value_errors = vec![0f32; values.len()];
+    let mut halves = vec![f32::INFINITY; values.len()];
     for (index, group) in values.chunks_exact(GROUP).enumerate() {
         let (t, g) = (index / (d / GROUP), index % (d / GROUP));
         let (scale, zero) = q::value_group(lowest(group.iter().copied()), highest(group.iter().copied()));
         put(&mut tile, layout.value_scale(t as u32, g as u32), scale);
         put(&mut tile, layout.value_zero(t as u32, g as u32), zero);
         for (i, v) in group.iter().enumerate() {
-            let code = q::value_code(*v, zero.to_f32(), q::reciprocal(scale.to_f32()));
+            let restored = |code: f32| {
+                let pair = q::restore_values([code, code], q::twice(scale), q::twice(zero));
+                f16::from_bits(pair as u16).to_f32()
+            };
+            let mut code = q::value_code(*v, zero.to_f32(), q::reciprocal(scale.to_f32()));
+            if by_chance {
+                let neighbour = q::value_neighbour(*v, code, restored(code));
+                let (probability, half) = q::value_chance(*v, restored(code), restored(neighbour));
+                let drawn = q::uniform(q::chance(chances, t as u32, (g * GROUP + i) as u32) >> 16);
+                halves[index * GROUP + i] = half;
+                code = if drawn < probability { neighbour } else { code };
+            }
             let byte = &mut tile[layout.value_code(t as u32, (g * GROUP + i) as u32) as usize];
             *byte |= (code as u8) << (i % 2 * 4);
-            let restored = q::restore_values([code, code], q::twice(scale), q::twice(zero));
-            value_errors[index * GROUP + i] = *v - f16::from_bits(restored as u16).to_f32();
+            value_errors[index * GROUP + i] = *v - restored(code);
         }
     }
 
@@ -59,6 +83,10 @@ pub fn quantize<T: CertifiedElement>(keys: &[T], values: &[T], layout: TileLayou
         nu: q::bound_or_infinity(largest_norm(&values, d)),
         eps: q::key_error_bound(largest_norm(&key_errors, d), scale),
         zeta: q::key_size_bound(zero, scale),
+        spread: q::bound_or_infinity(largest_norm(&halves, d)),
+        step: q::bound_or_infinity(halves.iter().copied().fold(0.0, simt::math::max)),
+        reach: q::reach(by_chance),
+        unused: 0,
     };
     (tile, annotation)
 }

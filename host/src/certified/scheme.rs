@@ -95,8 +95,8 @@ thresholds! {
     value_tolerance: SIZE, number, "share of the largest value that E_val is brought down to";
     value_floor: SIZE, number, "least part of E_val that a block's values are promoted for";
     max_values: BLOCKS, count, "blocks whose values are promoted at the most";
-    key_budget: SIZE, number, "share of the largest value that E_key may be before a head is exact";
-    value_budget: SIZE, number, "the same of E_val";
+    error_budget: SIZE, number, "share of its output's norm that a head's bound may be before it is exact";
+    risk: SHARE, number, "probability with which a bound may fail; 0: never, and codes are the nearest ones";
     per_group: Kind::Switch, switch, "query heads of a KV head share what any of them promotes";
     renew: BLOCKS, count, "steps that a list of promoted blocks serves; 0: each step makes its own";
     bound: Kind::Word(&["sound", "paper"]), bound, "whose bound E_key is";

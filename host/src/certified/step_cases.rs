@@ -11,13 +11,13 @@ use half::{bf16, f16};
 use kernels_gpu::certified::{mark, rank, settle, weigh};
 
 /// Every head is computed from the originals.
-const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
+const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::NAIVE };
 /// Some heads are.
-const SOME_DENSE: Policy = Policy { key_budget: 0.02, per_group: false, renew: 0, ..Policy::SOUND };
+const SOME_DENSE: Policy = Policy { error_budget: 0.5, per_group: false, ..CHOOSING };
 /// The same by a list that is used for two steps.
 const SOME_DENSE_CARRIED: Policy = Policy { renew: 2, ..SOME_DENSE };
 /// Each step chooses for itself.
-const CHOOSING: Policy = Policy { renew: 0, ..Policy::SOUND };
+const CHOOSING: Policy = Policy::CHOOSING;
 /// Every block is promoted.
 const ALL: Policy = Policy {
     coverage: 1.0,
@@ -160,7 +160,7 @@ fn steps(coverage: Coverage) -> Vec<Step> {
             slots: Some((5, 40)),
             ..PLAIN
         },
-        Step { policy: ("fast, chosen in the step", Policy { renew: 0, ..Policy::FAST }), ..long },
+        Step { policy: ("fast, chosen in the step", Policy { renew: 0, risk: 0.0, ..Policy::FAST }), ..long },
         Step { policy: ("fast", Policy::FAST), slots: Some((40, 7)), ..long },
         Step { policy: ("bare", Policy::BARE), ..PLAIN },
         PACED,
@@ -300,7 +300,8 @@ fn run<E: StepElement + CertifiedElement>(
     step: Step,
 ) -> Result<Vec<OutputBuffer>, CaseError> {
     let batch = Batch::<E>::new(problem, step.sequences, 5, 9);
-    let mut trial = Trial::with_layout(device, problem, batch.blocks(), step.layout)?;
+    let mut trial = Trial::with_layout(device, problem, batch.blocks(), step.layout)?
+        .with_rounding(step.policy.1.rounding(3));
     trial.load(&batch)?;
     trial.ask(&batch)?;
     if step.fault {

@@ -6,7 +6,7 @@ use super::kv::head_report;
 use super::scheme::{layout, policy};
 use super::{
     Annotation, Attended, CacheElement, Certificate, Geometry, Job, Layout, Near, OriginalsRead, Policy,
-    Rung, Scratch, StepHandles, StepPlan, StepProblem, Traffic, Writer, reasons,
+    Rounding, Rung, Scratch, StepHandles, StepPlan, StepProblem, Traffic, Writer, reasons,
 };
 use crate::attention::BLOCK_TOKENS;
 use crate::kv::workload::{
@@ -69,7 +69,9 @@ struct Settled {
 
 /// Steps of `certified`.
 pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
-    let settings = (policy(opening.selection)?, layout(opening.selection));
+    let policy = policy(opening.selection)?;
+    let rounding = policy.rounding(opening.layer.unwrap_or(0) as u32);
+    let settings = (policy, layout(opening.selection), rounding);
     Ok(match &opening.input {
         AnyInput::F16(input) => Box::new(Step::open(input.clone(), settings, opening.originals)?),
         AnyInput::Bf16(input) => Box::new(Step::open(input.clone(), settings, opening.originals)?),
@@ -79,7 +81,7 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
 /// Steps of `int8-int4`: nothing of the originals is used but the trailing block, and their error is judged
 /// by the bound of a step that makes the same outputs with a certificate.
 pub(super) fn open_bare(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
-    let settings = (Policy::BARE, Layout::Compact);
+    let settings = (Policy::BARE, Layout::Compact, Rounding::Nearest);
     Ok(match &opening.input {
         AnyInput::F16(input) => Box::new(Step::open(input.clone(), settings, Originals::Device)?),
         AnyInput::Bf16(input) => Box::new(Step::open(input.clone(), settings, Originals::Device)?),
@@ -87,13 +89,18 @@ pub(super) fn open_bare(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
 }
 
 impl<E: CacheElement> Step<E> {
-    fn open(input: Arc<Input<E>>, (policy, layout): (Policy, Layout), originals: Originals) -> Result<Self> {
+    fn open(
+        input: Arc<Input<E>>,
+        (policy, layout, rounding): (Policy, Layout, Rounding),
+        originals: Originals,
+    ) -> Result<Self> {
         let device = &input.device;
         let problem = StepProblem::from(input.problem);
         // Before anything large: it refuses what it cannot do.
         let plan = StepPlan::<E>::with_layout(device, problem, &policy, layout)?;
         let out = plan.allocate()?;
-        let geometry = Geometry::new(problem.kv_heads, problem.head_dim)?.with_layout(layout);
+        let geometry = Geometry::new(problem.kv_heads, problem.head_dim)?;
+        let geometry = geometry.with_layout(layout).with_rounding(rounding);
         let stream = Stream::new(device)?;
         let quantized = quantize(&input, geometry, &stream)?;
         let host = match originals {
@@ -230,14 +237,14 @@ fn quantize<E: CacheElement>(
     stream: &Stream,
 ) -> Result<Vec<Quantized>> {
     let blocks = input.table.pool_blocks();
-    let mut full: Vec<u32> = Vec::new();
+    let mut jobs: Vec<Job> = Vec::new();
     for (row, length) in input.blocks.iter().zip(&input.lengths) {
-        full.extend(&row[..(length / BLOCK_TOKENS) as usize]);
+        let full = row[..(length / BLOCK_TOKENS) as usize].iter().zip(0..);
+        jobs.extend(full.map(|(block, index)| Job::new(*block, *block, index)));
     }
     // Sequences may share blocks.
-    full.sort_unstable();
-    full.dedup();
-    let jobs: Vec<Job> = full.iter().map(|block| Job { source: *block, destination: *block }).collect();
+    jobs.sort_unstable_by_key(|job| (job.source, job.index));
+    jobs.dedup_by_key(|job| job.source);
     let mut writer = Writer::<E>::new(&input.device, geometry, jobs.len().clamp(1, JOBS))?;
     let mut all = Vec::with_capacity(input.pools.len());
     for pool in &input.pools {
@@ -330,8 +337,7 @@ impl<E: CacheElement> Workload for Step<E> {
     }
 
     fn promise(&self, row: usize, _: &Data<'_>) -> Promise {
-        let Certificate { e_key, e_val, e_round, .. } = self.settled.certificates[row];
-        Promise::Norm(f64::from(e_key) + f64::from(e_val) + f64::from(e_round))
+        Promise::Norm(self.settled.certificates[row].likely.into())
     }
 
     fn facts(&self) -> Result<Vec<Fact>> {
@@ -362,6 +368,7 @@ impl<E: CacheElement> Workload for Step<E> {
             Fact::error("E_key", median(&|c| c.e_key)),
             Fact::error("E_val", median(&|c| c.e_val)),
             Fact::error("E_round", median(&|c| c.e_round)),
+            Fact::error("worst case", median(&|c| c.bound())),
             Fact::bytes("quantized", self.quantized_bytes()),
             Fact::bytes("promoted", promoted),
             Fact::bytes("dense", dense),
@@ -382,6 +389,7 @@ impl<E: CacheElement> Workload for Step<E> {
             Fact::error("E_key", certificate.e_key.into()),
             Fact::error("E_val", certificate.e_val.into()),
             Fact::error("E_round", certificate.e_round.into()),
+            Fact::error("worst case", certificate.bound().into()),
             Fact::count("tail", certificate.tail_mass.into()),
             Fact::error("delta", certificate.delta.into()),
             Fact::text("rung", Rung::of(certificate.rung()).to_string()),

@@ -1,6 +1,6 @@
 //! Blocks of originals to tiles and annotations, on the device.
 
-use super::{Annotation, Error, Geometry, Job, Layout, Problems, Result};
+use super::{Annotation, Error, Geometry, Job, Layout, Problems, Result, Rounding};
 use crate::{Buffer, Device, Stream};
 use glam::UVec2;
 use half::{bf16, f16};
@@ -76,6 +76,11 @@ impl<T: CertifiedElement> Writer<T> {
         self.geometry
     }
 
+    /// Rounds otherwise from here on.
+    pub(super) fn set_rounding(&mut self, rounding: Rounding) {
+        self.geometry = self.geometry.with_rounding(rounding);
+    }
+
     /// Blocks in a buffer that should hold a whole number of them.
     fn blocks<P: Pod>(&self, what: &'static str, buffer: &Buffer<P>, per_block: usize) -> Result<usize> {
         if buffer.len().is_multiple_of(per_block) {
@@ -127,6 +132,7 @@ impl<T: CertifiedElement> Writer<T> {
         check_jobs(jobs, sources, destinations)?;
 
         let kernel = T::quantize_block(geometry);
+        let [by_chance, seed] = geometry.rounding().words();
         for jobs in jobs.chunks(self.jobs.len()) {
             // Ordered behind the launch that read the list before.
             stream.upload(jobs, &mut self.jobs, 0)?;
@@ -141,6 +147,8 @@ impl<T: CertifiedElement> Writer<T> {
                 annotations: as_floats(annotations),
                 problems: self.problems.global_mut(),
                 kv_heads: geometry.kv_heads(),
+                by_chance,
+                seed,
             };
             // SAFETY: the buffers hold whole blocks, each job names blocks inside them, and no two the same
             // destination, all as just checked; dropping a buffer waits for the device.
@@ -182,8 +190,8 @@ impl<T: CertifiedElement> Writer<T> {
 /// The annotations as the floats that kernels see.
 fn as_floats(annotations: &mut Buffer<Annotation>) -> GlobalMut<f32> {
     let handle = annotations.global_mut();
-    // SAFETY: the same memory; an annotation is four floats.
-    unsafe { GlobalMut::from_raw(handle.address(), handle.len() * 4) }
+    // SAFETY: the same memory; an annotation is so many words.
+    unsafe { GlobalMut::from_raw(handle.address(), handle.len() * Annotation::WORDS) }
 }
 
 /// Blocks inside the pools, no destination twice.

@@ -1,8 +1,10 @@
 //! What is known of a step, in terms of no scheme.
 
 mod audited;
+mod relative;
 
 pub use audited::Audited;
+pub use relative::{Relative, Shares};
 
 use super::Held;
 use serde::{Deserialize, Serialize};
@@ -23,8 +25,11 @@ pub enum Source {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadReport {
     /// The most that the head's output, a row of head_dim numbers, can be away from exact attention, in the
-    /// Euclidean norm. Not finite: the scheme has no bound for this head. `None`: it never has one.
+    /// Euclidean norm; a scheme may say so but for a probability that it states. Not finite: the scheme has no
+    /// bound for this head. `None`: it never has one.
     pub bound: Option<f32>,
+    /// The norm of that output, where the scheme knows it.
+    pub norm: Option<f32>,
     /// What the output was computed from.
     pub source: Source,
     /// Blocks of 16 tokens whose keys were used from the originals.
@@ -54,6 +59,7 @@ impl HeadReport {
     /// Of a head that is computed from what is stored, all of it, and of whose error nothing is known.
     pub const STORED: HeadReport = HeadReport {
         bound: None,
+        norm: None,
         source: Source::Stored,
         original_keys: 0,
         original_values: 0,
@@ -120,6 +126,9 @@ pub struct Summary {
     /// The largest bound on a head's error: the Euclidean norm of an output row. `None` where a stated bound
     /// is not finite, or none is stated.
     pub worst_bound: Option<f32>,
+    /// Bounds over the norms of what they bound, of the heads of which both are known.
+    #[serde(skip_deserializing, serialize_with = "as_shares", skip_serializing_if = "Option::is_none")]
+    pub relative_bound: Option<Relative>,
     /// Heads some of whose blocks were used from their originals.
     pub mixed_heads: u64,
     /// Heads that were computed from the originals alone: the exact fallback.
@@ -148,6 +157,7 @@ impl Summary {
             heads: 1,
             bounded_heads: u64::from(head.bound.is_some()),
             worst_bound: head.bound.filter(|bound| bound.is_finite()),
+            relative_bound: head.bound.zip(head.norm).and_then(|(bound, norm)| Relative::of(bound, norm)),
             mixed_heads: u64::from(head.source == Source::Mixed),
             exact_heads: u64::from(head.source == Source::Originals),
             original_keys: head.original_keys.into(),
@@ -165,6 +175,10 @@ impl Summary {
             heads: self.heads + other.heads,
             bounded_heads: self.bounded_heads + other.bounded_heads,
             worst_bound: worst(self.worst_bound, other.worst_bound),
+            relative_bound: match (self.relative_bound, other.relative_bound) {
+                (Some(all), Some(more)) => Some(all.and(more)),
+                (all, more) => all.or(more),
+            },
             mixed_heads: self.mixed_heads + other.mixed_heads,
             exact_heads: self.exact_heads + other.exact_heads,
             original_keys: self.original_keys + other.original_keys,
@@ -194,9 +208,19 @@ impl Summary {
     pub fn line(&self) -> String {
         let mut parts = Vec::new();
         if self.bounded_heads > 0 {
-            parts.push(match self.worst_bound {
-                Some(bound) => format!("bound at most {bound:.3}"),
-                None => "no finite bound for some heads".into(),
+            parts.push(match (self.worst_bound, self.relative_bound) {
+                (None, _) => "no finite bound for some heads".into(),
+                (Some(_), Some(relative)) => {
+                    let Shares { median, most, worst } = relative.shares();
+                    let percent = |share: f32| format!("{} %", significant(100.0 * share));
+                    format!(
+                        "bounds are {} of the head's output in the median, {} in 99 of 100, {} at most",
+                        percent(median),
+                        percent(most),
+                        percent(worst)
+                    )
+                }
+                (Some(bound), None) => format!("bound at most {bound:.3}"),
             });
         }
         if self.skipped > 0 {
@@ -212,6 +236,20 @@ impl Summary {
         }
         parts.join(", ")
     }
+}
+
+/// Two digits that count.
+fn significant(x: f32) -> String {
+    let digits = if x > 0.0 { (1.0 - x.log10().floor()).clamp(0.0, 6.0) as usize } else { 1 };
+    format!("{x:.digits$}")
+}
+
+/// A report has the three numbers.
+fn as_shares<S: serde::Serializer>(
+    relative: &Option<Relative>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    relative.map(|relative| relative.shares()).serialize(serializer)
 }
 
 #[cfg(test)]

@@ -50,8 +50,8 @@ impl Row {
             .map(|_| {
                 let mut up = |size: f64| (size * (0.5 + s.unit())) as f32;
                 let zeta = up(keys);
-                let annotation =
-                    Annotation { eta: up(values) / 16.0, nu: up(values), eps: zeta / 256.0, zeta };
+                let [eta, nu, eps] = [up(values) / 16.0, up(values), zeta / 256.0];
+                let annotation = Annotation { eta, nu, eps, zeta, ..Annotation::NONE };
                 let delta = deltas as f32 * (1.0 - 0.5 * s.unit() as f32);
                 let mass = 32768.0 * (-spread * s.unit()).exp() as f32;
                 let record = Record::new(mass, reference, delta, annotation);
@@ -182,8 +182,7 @@ impl Row {
 
 fn thresholds(per_group: bool) -> Thresholds {
     Thresholds {
-        key_budget: f32::INFINITY,
-        value_budget: f32::INFINITY,
+        error_budget: f32::INFINITY,
         certify: 1,
         per_group: u32::from(per_group),
         ..Thresholds::zeroed()

@@ -5,8 +5,10 @@
 mod carried;
 mod exact;
 mod judge;
+mod likely;
 mod quantized;
 mod rounding;
+mod teeth;
 
 use kernels_gpu::mix;
 

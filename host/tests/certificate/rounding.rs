@@ -119,7 +119,7 @@ fn scores_of_the_papers_layout_round_within_its_equation() {
                         of_channel().fold(f32::INFINITY, f32::min),
                         of_channel().fold(f32::NEG_INFINITY, f32::max),
                     );
-                    let (scale, zero) = wide_key_channel(low, high);
+                    let (scale, zero) = wide_key_channel(low, high, 0.5);
                     (f64::from(scale), f64::from(zero))
                 })
                 .collect();

@@ -64,7 +64,7 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
         let mut promoted = Buffer::<Promoted>::zeroed(device, 2).unwrap();
         let mut launch = |lengths: [u32; 2], blocks: [(f32, f32); 8]| {
             let records = blocks.map(|(mass, eta)| {
-                Record::new(mass, 0.0, 0.0, Annotation { eta, nu: 1.0, eps: 0.0, zeta: 0.0 })
+                Record::new(mass, 0.0, 0.0, Annotation { eta, nu: 1.0, ..Annotation::NONE })
             });
             let records = Buffer::from_slice(device, &records).unwrap();
             let lengths = Buffer::from_slice(device, &lengths).unwrap();

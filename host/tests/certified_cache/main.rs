@@ -7,7 +7,7 @@ mod steps;
 
 use ferrokv::host::certified::cache::cases::{queries, tokens};
 use ferrokv::host::certified::{
-    CacheElement, Extents, Geometry, Policy, SequenceId, StepPlan, StepProblem, TieredCache,
+    CacheElement, Extents, Geometry, Policy, Rounding, SequenceId, StepPlan, StepProblem, TieredCache,
 };
 use ferrokv::host::{Buffer, Device, Stream};
 use ferrokv::simt::emu::EmuOptions;
@@ -30,8 +30,9 @@ fn extents(geometry: Geometry) -> Extents {
     Extents { geometry, blocks: 40, sequences: 4, max_tokens: 192, key_slots: 0, value_slots: 0 }
 }
 
+/// Rounded by chance, which follows from a block's place in its sequence, wherever the pool has it.
 fn geometry() -> Geometry {
-    Geometry::new(2, 64).unwrap()
+    Geometry::new(2, 64).unwrap().with_rounding(Rounding::Stochastic { seed: 3 })
 }
 
 /// `count` tokens on the device.
@@ -54,7 +55,7 @@ fn prefill<E: CacheElement>(
 
 /// Few promotions, so that the scratch is wanted and contested.
 fn policy() -> Policy {
-    Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, renew: 0, ..Policy::SOUND }
+    Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::CHOOSING }
 }
 
 fn problem(extents: Extents) -> StepProblem {

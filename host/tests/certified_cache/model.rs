@@ -208,8 +208,10 @@ fn compare(cache: &TieredCache<f16>, stream: &Stream, models: &[Model]) {
                         })
                         .collect()
                 };
+                let (keys, values) = (rows(&model.keys), rows(&model.values));
+                let place = [block as u32, head as u32];
                 let expected =
-                    reference::quantize(&rows(&model.keys), &rows(&model.values), geometry.layout());
+                    reference::quantize(&keys, &values, geometry.layout(), geometry.rounding(), place);
                 let bytes = geometry.layout().bytes as usize;
                 assert!(tiles[head * bytes..(head + 1) * bytes] == expected.0);
                 assert_eq!(annotations[head], expected.1);

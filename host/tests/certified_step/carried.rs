@@ -41,8 +41,8 @@ fn lists_hold<E: StepElement + CertifiedElement>() {
         let truth: Vec<Vec<Exact>> = batches.iter().map(exact).collect();
         for device in devices() {
             let blocks = batches.iter().map(Batch::blocks).max().unwrap();
-            let mut trial = Trial::new(device, batches[0].problem, blocks).unwrap();
-            let tight = Policy { key_budget: 0.02, value_budget: 0.02, renew: 3, ..Policy::SOUND };
+            let mut trial = Trial::new(device, batches[0].problem, blocks).unwrap().with_rounding(CHANCE);
+            let tight = Policy { error_budget: 0.02, renew: 3, ..Policy::SOUND };
             for (name, policy) in
                 [("sound", Policy::SOUND), ("fast", Policy::FAST), ("all", ALL_CARRIED), ("tight", tight)]
             {
@@ -152,7 +152,7 @@ fn the_scratch_does_not_show_in_carried_steps() {
     for policy in [Policy { renew: 2, ..Policy::SOUND }, ALL_CARRIED] {
         for device in devices() {
             let blocks = batches.iter().map(Batch::blocks).max().unwrap();
-            let mut trial = Trial::new(device, batches[0].problem, blocks).unwrap();
+            let mut trial = Trial::new(device, batches[0].problem, blocks).unwrap().with_rounding(CHANCE);
             let mut plan = trial.plan(&policy).unwrap();
             let without = steps(&mut trial, &mut plan, &batches[..3]);
             for (keys, values) in [(1, 1), (7, 0), (0, 13), (1000, 1000)] {

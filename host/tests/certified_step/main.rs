@@ -10,7 +10,7 @@ mod relations;
 
 use ferrokv::host::Device;
 use ferrokv::host::certified::proof::{Batch, Exact, Input, Options, POLICIES, Returned, Trial, prove};
-use ferrokv::host::certified::{CertifiedElement, Layout, Policy, Rung, StepElement, StepProblem};
+use ferrokv::host::certified::{CertifiedElement, Layout, Policy, Rounding, Rung, StepElement, StepProblem};
 use ferrokv::simt::emu::EmuOptions;
 use half::{bf16, f16};
 use std::sync::OnceLock;
@@ -29,7 +29,7 @@ fn devices() -> &'static [Device] {
 }
 
 /// Every head is computed from the originals.
-const DENSE: Policy = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::NAIVE };
+const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::NAIVE };
 /// Every block is promoted, its keys and its values.
 const ALL: Policy = Policy {
     coverage: 1.0,
@@ -40,8 +40,10 @@ const ALL: Policy = Policy {
     renew: 0,
     ..Policy::NAIVE
 };
+/// How codes are rounded.
+const CHANCE: Rounding = Rounding::Stochastic { seed: 5 };
 /// The default thresholds, by which each step chooses for itself.
-const CHOOSING: Policy = Policy { renew: 0, ..Policy::SOUND };
+const CHOOSING: Policy = Policy::CHOOSING;
 
 fn problem(sequences: usize, group: u32, kv_heads: u32, head_dim: u32, max_tokens: u32) -> StepProblem {
     StepProblem { sequences: sequences as u32, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens }
@@ -57,7 +59,13 @@ fn loaded_in<E: StepElement + CertifiedElement>(
     batch: &Batch<E>,
     layout: Layout,
 ) -> Trial<E> {
-    let mut trial = Trial::with_layout(device, batch.problem, batch.blocks(), layout).unwrap();
+    // The paper's layout has no steps that ask for chances.
+    let rounding = match layout {
+        Layout::Compact => CHANCE,
+        Layout::Paper => Rounding::Nearest,
+    };
+    let mut trial =
+        Trial::with_layout(device, batch.problem, batch.blocks(), layout).unwrap().with_rounding(rounding);
     trial.load(batch).unwrap();
     trial.ask(batch).unwrap();
     trial

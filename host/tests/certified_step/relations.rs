@@ -60,7 +60,7 @@ fn the_past_does_not_show() {
     reversed.reverse();
     let other = Batch::<f16>::new(problem, &reversed, 7, 3);
     for device in devices() {
-        let mut trial = Trial::new(device, problem, batch.blocks()).unwrap();
+        let mut trial = Trial::new(device, problem, batch.blocks()).unwrap().with_rounding(CHANCE);
         let mut plan = trial.plan(&Policy::STRICT).unwrap();
         let mut out = plan.allocate().unwrap();
         let mut run = |batch: &Batch<f16>| {
@@ -81,7 +81,7 @@ fn no_races_and_one_result() {
     let batch = Batch::<f16>::new(problem(3, 9, 1, 64, 144), &sequences, 6, 2);
     let race_checked = Device::cpu(EmuOptions::race_checked());
     for renew in [0, 2] {
-        let policy = Policy { key_budget: 0.02, renew, ..CHOOSING };
+        let policy = Policy { error_budget: 0.2, renew, ..CHOOSING };
         let run = |device: &Device, slots: u32| {
             let mut trial = loaded(device, &batch);
             if slots > 0 {

@@ -1,27 +1,29 @@
 //! What a tile and its annotation must fulfil, in f64 and by the layout alone.
 
-use ferrokv::host::certified::reference::{Tile, measure};
-use ferrokv::host::certified::{Annotation, CertifiedElement, Layout, TileLayout};
-use ferrokv::kernels_gpu::certified::quantizer::{KEY_BOUND, LEAST_WIDE_SCALE};
+use ferrokv::host::certified::reference::{Tile, measure, round_to_f16};
+use ferrokv::host::certified::{Annotation, CertifiedElement, Layout, Rounding, TileLayout};
+use ferrokv::kernels_gpu::certified::quantizer::{KEY_BOUND, KEY_BOUND_BY_CHANCE, LEAST_WIDE_SCALE};
 
 /// Judges one block of one KV head, whose elements are all finite and within f16's range.
 pub fn block<T: CertifiedElement>(
     keys: &[T],
     values: &[T],
     layout: TileLayout,
+    rounding: Rounding,
     bytes: &[u8],
     annotation: Annotation,
 ) {
+    let by_chance = rounding != Rounding::Nearest;
     let tile = Tile::new(layout, bytes).unwrap();
     let d = layout.head_dim as usize;
     for c in 0..d {
         let column: Vec<f64> = (0..16).map(|t| keys[t * d + c].to_f32() as f64).collect();
-        channel(&column, c, tile, layout.kind);
+        channel(&column, c, tile, layout.kind, by_chance);
     }
     for t in 0..16 {
         for (g, v) in values[t * d..][..d].chunks_exact(16).enumerate() {
             let v: Vec<f64> = v.iter().map(|v| v.to_f32() as f64).collect();
-            group(&v, t, 16 * g, tile);
+            group(&v, t, 16 * g, tile, by_chance);
         }
     }
 
@@ -38,19 +40,49 @@ pub fn block<T: CertifiedElement>(
     bounds("nu", annotation.nu, real.nu, underflow);
     bounds("eps", annotation.eps, real.eps, real.scale * 2f64.powi(-15) + underflow);
     bounds("zeta", annotation.zeta, real.zeta, 200.0 * underflow);
+    let most = if by_chance { KEY_BOUND_BY_CHANCE } else { KEY_BOUND };
+    assert!(f64::from(annotation.reach) >= most && f64::from(annotation.reach) < most * 1.003);
+    if !by_chance {
+        assert_eq!([annotation.spread, annotation.step], [f32::INFINITY; 2]);
+        return;
+    }
+    let halves = |t: usize, c: usize| half_distance(values[t * d + c].to_f32().into(), t, c, tile);
+    let largest = |of: &dyn Fn(usize) -> f64| (0..16).map(of).fold(0.0, f64::max);
+    let spread = largest(&|t| (0..d).map(|c| halves(t, c).powi(2)).sum::<f64>().sqrt());
+    let step = largest(&|t| (0..d).map(|c| halves(t, c)).fold(0.0, f64::max));
+    if spread.is_finite() {
+        bounds("spread", annotation.spread, spread, underflow);
+        assert_eq!(f64::from(annotation.step), step);
+    } else {
+        assert_eq!([annotation.spread, annotation.step], [f32::INFINITY; 2]);
+    }
+}
+
+/// Half the distance of the two numbers between which a value was rounded: what the tile has, and what the code
+/// on the value's other side stands for. Infinite if the value is not between them.
+fn half_distance(v: f64, t: usize, c: usize, tile: Tile<'_>) -> f64 {
+    let restored = tile.value(t, c);
+    if restored == v {
+        return 0.0;
+    }
+    let code = f64::from(tile.value_code(t, c)) + if v > restored { 1.0 } else { -1.0 };
+    let other = round_to_f16(code * tile.value_scale(t, c).to_f64() + tile.value_zero(t, c).to_f64());
+    let between = (0.0..=15.0).contains(&code) && (v - restored).abs() <= (other - restored).abs();
+    if between { (other - restored).abs() / 2.0 } else { f64::INFINITY }
 }
 
 fn range(x: &[f64]) -> (f64, f64) {
     x.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(*x), high.max(*x)))
 }
 
-/// The keys of a channel: within half a step, of steps no coarser than they must be.
-fn channel(keys: &[f64], c: usize, tile: Tile<'_>, layout: Layout) {
+/// The keys of a channel: within half a step, or one, of steps no coarser than they must be.
+fn channel(keys: &[f64], c: usize, tile: Tile<'_>, layout: Layout, by_chance: bool) {
+    let bound = if by_chance { KEY_BOUND_BY_CHANCE } else { KEY_BOUND };
     let (scale, zero) = (tile.key_scale(c), tile.key_zero(c));
     assert!(scale.is_finite() && scale >= 0.0 && zero.is_finite());
     for (t, k) in keys.iter().enumerate() {
         let error = (k - tile.key(t, c)).abs();
-        assert!(error <= KEY_BOUND * scale, "channel {c}: {k:e} is off by {error:e} with σ = {scale:e}");
+        assert!(error <= bound * scale, "channel {c}: {k:e} is off by {error:e} with σ = {scale:e}");
     }
     let (low, high) = range(keys);
     if layout == Layout::Paper {
@@ -72,8 +104,9 @@ fn channel(keys: &[f64], c: usize, tile: Tile<'_>, layout: Layout) {
     assert!(scale <= most, "channel {c}: σ = {scale:e} for {low:e}..{high:e}, z = {zero:e}");
 }
 
-/// The values of a group: within half a step and the rounding of what is restored.
-fn group(values: &[f64], t: usize, c: usize, tile: Tile<'_>) {
+/// The values of a group: within half a step, or one, and the rounding of what is restored.
+fn group(values: &[f64], t: usize, c: usize, tile: Tile<'_>, by_chance: bool) {
+    let steps = if by_chance { 1.0 } else { 0.5 };
     let (scale, zero) = (tile.value_scale(t, c).to_f64(), tile.value_zero(t, c).to_f64());
     let (low, high) = range(values);
     assert!(scale.is_finite() && scale >= 0.0 && zero.is_finite() && zero <= low);
@@ -82,7 +115,7 @@ fn group(values: &[f64], t: usize, c: usize, tile: Tile<'_>) {
         let rounding = restored.abs() * 2f64.powi(-10) + 2f64.powi(-25);
         let error = (v - restored).abs();
         assert!(
-            error <= scale * (0.5 + 2f64.powi(-16)) + rounding,
+            error <= scale * (steps + 2f64.powi(-16)) + rounding,
             "token {t}, channel {}: {v:e} is off by {error:e} with scale {scale:e}",
             c + i
         );

@@ -1,13 +1,15 @@
 //! The certified system's storage: the kernel and the serial reference give the same bytes, and every stored
 //! bound holds, in f64, against what was really lost.
 
+mod chances;
 mod judge;
 mod properties;
 mod writer;
 
 use ferrokv::host::certified::cases::Input;
 use ferrokv::host::certified::{
-    Annotation, CertifiedElement, Geometry, HEAD_DIMS, Job, Layout, Problems, TileLayout, Writer, reference,
+    Annotation, CertifiedElement, Geometry, HEAD_DIMS, Job, Layout, Problems, Rounding, TileLayout, Writer,
+    reference,
 };
 use ferrokv::host::{Buffer, Device, Stream};
 use ferrokv::simt::emu::EmuOptions;
@@ -27,6 +29,14 @@ fn devices() -> &'static [Device] {
     })
 }
 
+/// Where in its sequence a block of a pool is.
+fn place(block: u32) -> u32 {
+    7 * block + 3
+}
+
+/// Rounded to the nearest, and by chance.
+const ROUNDINGS: [Rounding; 2] = [Rounding::Nearest, Rounding::Stochastic { seed: 5 }];
+
 /// Quantizes every block of two pools with the kernel; outputs start poisoned.
 fn kernel<T: CertifiedElement>(
     device: &Device,
@@ -36,7 +46,8 @@ fn kernel<T: CertifiedElement>(
 ) -> (Vec<u8>, Vec<Annotation>, Problems) {
     let blocks = keys.len() / geometry.pool_elements(1);
     let stream = Stream::new(device).unwrap();
-    let jobs: Vec<Job> = (0..blocks as u32).map(|block| Job { source: block, destination: block }).collect();
+    let job = |block| Job::new(block, block, place(block));
+    let jobs: Vec<Job> = (0..blocks as u32).map(job).collect();
     let (keys, values) =
         (Buffer::from_slice(device, keys).unwrap(), Buffer::from_slice(device, values).unwrap());
     let mut tiles = Buffer::<u8>::new(device, geometry.tile_bytes(blocks)).unwrap();
@@ -54,11 +65,15 @@ fn agree<T: CertifiedElement>(geometry: Geometry, keys: &[T], values: &[T], soun
     let layout = geometry.layout();
     let elements = layout.elements() as usize;
     let pairs = keys.chunks_exact(elements).zip(values.chunks_exact(elements));
-    let expected: Vec<(Vec<u8>, Annotation)> =
-        pairs.clone().map(|(keys, values)| reference::quantize(keys, values, layout)).collect();
+    let rounding = geometry.rounding();
+    let quantize = |(pair, (keys, values)): (usize, (&[T], &[T]))| {
+        let (block, head) = (pair as u32 / geometry.kv_heads(), pair as u32 % geometry.kv_heads());
+        reference::quantize(keys, values, layout, rounding, [place(block), head])
+    };
+    let expected: Vec<(Vec<u8>, Annotation)> = pairs.clone().enumerate().map(quantize).collect();
     for ((keys, values), (tile, annotation)) in pairs.zip(&expected) {
         if sound {
-            judge::block(keys, values, layout, tile, *annotation);
+            judge::block(keys, values, layout, rounding, tile, *annotation);
         }
     }
     for device in devices() {
@@ -77,9 +92,9 @@ fn agree_on_every_input<T: CertifiedElement>() {
     for head_dim in HEAD_DIMS {
         for layout in Layout::ALL {
             let geometry = Geometry::new(2, head_dim).unwrap().with_layout(layout);
-            for input in Input::ALL {
+            for (input, rounding) in Input::ALL.into_iter().flat_map(|i| ROUNDINGS.map(|r| (i, r))) {
                 let (keys, values) = (input.pool::<T>(geometry, 2, 3), input.pool::<T>(geometry, 2, 5));
-                agree(geometry, &keys, &values, input.is_sound());
+                agree(geometry.with_rounding(rounding), &keys, &values, input.is_sound());
             }
         }
     }
@@ -103,7 +118,8 @@ fn a_block_worked_out_by_hand() {
     let keys: Vec<f16> = (0..16 * 64).map(|i| f16::from_f32((i / 64 * 17) as f32)).collect();
     let values: Vec<f16> = (0..16 * 64).map(|i| f16::from_f32((i % 16) as f32)).collect();
     agree(geometry, &keys, &values, true);
-    let (tile, annotation) = reference::quantize(&keys, &values, geometry.layout());
+    let (tile, annotation) =
+        reference::quantize(&keys, &values, geometry.layout(), Rounding::Nearest, [0, 0]);
     for token in 0..16 {
         assert!(tile[token * 64..][..64].iter().all(|byte| *byte == token as u8 * 17));
     }
@@ -147,7 +163,7 @@ fn the_papers_scales_and_zeros_are_not_rounded_to_f16() {
     };
     let keys: Vec<f16> = (0..16 * 64).map(|i| f16::from_f32(key(i / 64, i % 64))).collect();
     agree(geometry, &keys, &keys, true);
-    let (tile, annotation) = reference::quantize(&keys, &keys, geometry.layout());
+    let (tile, annotation) = reference::quantize(&keys, &keys, geometry.layout(), Rounding::Nearest, [0, 0]);
     let number = |at: usize| f32::from_le_bytes(*tile[at..].first_chunk().unwrap());
     assert_eq!(number(16 * 64), 15.0 / 255.0, "σ of the first channel");
     assert_eq!(number(20 * 64), 128.0f32.mul_add(15.0 / 255.0, 0.0), "its z");

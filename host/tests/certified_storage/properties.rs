@@ -1,6 +1,6 @@
 //! Blocks that proptest makes up, and the roundings that everything stands on.
 
-use super::{agree, judge, reference};
+use super::{ROUNDINGS, agree, judge, reference};
 use ferrokv::host::certified::{CertifiedElement, Geometry, Layout};
 use ferrokv::kernels_gpu::certified::quantizer::{f16_at_or_above, f16_at_or_below, restore_values, twice};
 use half::{bf16, f16};
@@ -58,8 +58,10 @@ fn scaled(x: &[bf16], exponent: i32) -> Vec<bf16> {
 fn judged<T: CertifiedElement>(keys: &[T], values: &[T]) {
     for layout in Layout::ALL {
         let layout = Geometry::new(1, 64).unwrap().with_layout(layout).layout();
-        let (tile, annotation) = reference::quantize(keys, values, layout);
-        judge::block(keys, values, layout, &tile, annotation);
+        for rounding in ROUNDINGS {
+            let (tile, annotation) = reference::quantize(keys, values, layout, rounding, [2, 1]);
+            judge::block(keys, values, layout, rounding, &tile, annotation);
+        }
     }
 }
 
@@ -106,8 +108,10 @@ proptest! {
 
     #[test]
     fn the_kernel_makes_the_same_of_every_block((keys, values) in block()) {
-        let geometry = Geometry::new(1, 64).unwrap();
-        agree(geometry, &keys, &values, true);
-        agree(geometry, &to_bf16(&keys), &to_bf16(&values), true);
+        for rounding in ROUNDINGS {
+            let geometry = Geometry::new(1, 64).unwrap().with_rounding(rounding);
+            agree(geometry, &keys, &values, true);
+            agree(geometry, &to_bf16(&keys), &to_bf16(&values), true);
+        }
     }
 }

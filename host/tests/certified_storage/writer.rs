@@ -2,7 +2,7 @@
 
 use super::{devices, reference};
 use ferrokv::host::certified::cases::Input;
-use ferrokv::host::certified::{Annotation, Error, Geometry, Job, Problems, Writer};
+use ferrokv::host::certified::{Annotation, Error, Geometry, Job, Problems, Rounding, Writer};
 use ferrokv::host::{Buffer, Device, Stream};
 use half::{bf16, f16};
 
@@ -44,7 +44,8 @@ fn pools(device: &Device, keys: &[bf16], values: &[bf16]) -> Pools {
 
 impl Pools {
     fn write(&mut self, jobs: &[(u32, u32)]) -> Result<(), Error> {
-        let jobs: Vec<Job> = jobs.iter().map(|&(source, destination)| Job { source, destination }).collect();
+        let jobs: Vec<Job> =
+            jobs.iter().map(|&(source, destination)| Job::new(source, destination, 0)).collect();
         let Pools { stream, keys, values, tiles, annotations, writer } = self;
         writer.write(stream, keys, values, &jobs, tiles, annotations)
     }
@@ -73,8 +74,13 @@ fn jobs_write_what_they_name_and_nothing_else() {
                     continue;
                 };
                 let from = layout.originals(*source, 2, head);
-                let expected =
-                    reference::quantize(&keys[from..][..elements], &values[from..][..elements], layout);
+                let expected = reference::quantize(
+                    &keys[from..][..elements],
+                    &values[from..][..elements],
+                    layout,
+                    Rounding::Nearest,
+                    [0, 0],
+                );
                 assert!(tile == expected.0);
                 assert_eq!(annotation, expected.1);
             }

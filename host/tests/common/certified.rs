@@ -5,7 +5,7 @@
 use host::certified::cpu::{Level, Slices};
 use host::certified::proof::{Batch, Input, Trial};
 use host::certified::{
-    Annotation, Attended, CacheElement, Certificate, Layout, Near, OriginalsRead, Policy, Scratch,
+    Annotation, Attended, CacheElement, Certificate, Layout, Near, OriginalsRead, Policy, Rounding, Scratch,
     StepHandles, StepPlan, StepProblem,
 };
 use host::dense::sample::random;
@@ -60,7 +60,13 @@ impl<E: CacheElement> Case<E> {
         let problem = StepProblem { sequences: sequences.len() as u32, ..problem };
         let batch = Batch::<E>::new(problem, sequences, seed, seed ^ 9);
         let device = Device::cpu(EmuOptions::default());
-        let mut trial = Trial::with_layout(&device, problem, batch.blocks(), layout).unwrap();
+        // The paper's layout has no steps that ask for chances.
+        let rounding = match layout {
+            Layout::Compact => Rounding::Stochastic { seed: 5 },
+            Layout::Paper => Rounding::Nearest,
+        };
+        let mut trial =
+            Trial::with_layout(&device, problem, batch.blocks(), layout).unwrap().with_rounding(rounding);
         trial.load(&batch).unwrap();
         let (tiles, annotations) = trial.quantized().unwrap();
         let tiles = tiles.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
@@ -94,8 +100,8 @@ impl<E: CacheElement> Case<E> {
                 for (i, annotation) in self.annotations.iter_mut().enumerate() {
                     let z = random(seed, i as u64);
                     if z.is_multiple_of(every) {
-                        let Annotation { eta, nu, eps, zeta } = annotation;
-                        *[eta, nu, eps, zeta][(z >> 32) as usize % 4] = f32::INFINITY;
+                        let Annotation { eta, nu, eps, zeta, spread, step, reach, .. } = annotation;
+                        *[eta, nu, eps, zeta, spread, step, reach][(z >> 32) as usize % 7] = f32::INFINITY;
                     }
                 }
             }

@@ -329,7 +329,7 @@ fn an_int8_cache_holds_what_its_formula_says() {
 #[test]
 fn heads_over_budget_are_dense() {
     let (device, model, prompt) = (device(), tiny(), prompt(40));
-    let none = Policy { key_budget: 0.0, value_budget: 0.0, ..Policy::SOUND };
+    let none = Policy { error_budget: 0.0, ..Policy::SOUND };
     let mut runner = Runner::new(&model, &device).expect("a runner");
     let geometry = (&model.config).into();
     let mut certified = CertifiedCache::new(&device, geometry, 48, none).expect("a cache");

@@ -33,6 +33,7 @@ use super::metadata::KeyMetadata;
 use super::pass::{Record, StepShape};
 use super::policy::{Watch, reason};
 use super::promote::original_scores;
+use super::quantizer::mixed;
 use super::query::{LOG2_E, Query, delta_original};
 use super::tile::{Int4Values, Tile};
 use super::weighing::Weighed;
@@ -76,18 +77,6 @@ pub fn drawn(draw: u64, step: u32, launch_row: u32, block: u32) -> bool {
         hash = mixed(hash ^ [step, launch_row, block][i]);
     });
     (hash as u64) < draw
-}
-
-/// A permutation of 32 bits in which each bit of the argument changes about half of the result's (Appleby's
-/// finalizer, twice).
-#[inline(always)]
-fn mixed(mut x: u32) -> u32 {
-    unroll!(for _i in 0..2 {
-        x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
-        x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
-        x = (x ^ x >> 16).wrapping_add(0x9e37_79b9);
-    });
-    x
 }
 
 /// Compares promoted and drawn blocks with their originals.

@@ -136,21 +136,21 @@ impl Judge {
         if pass.sum > 0.0 && !(simt::math::abs(pass.reference) < MAX_REFERENCE) {
             why |= reason::SCORE_RANGE;
         }
-        if !(e_key <= thresholds.key_budget * nu) {
-            why |= reason::KEY_BUDGET;
-        }
-        if !(e_val <= thresholds.value_budget * nu) {
-            why |= reason::VALUE_BUDGET;
+        let bound = e_key + e_val + e_round;
+        if thresholds.error_budget < f32::INFINITY && !(bound <= thresholds.error_budget * output) {
+            why |= reason::ERROR_BUDGET;
         }
         // The least of some bounds is a number even where others, and the output, are not.
         let numbers = row.sum > 0.0 && row.sum < f32::INFINITY && self.squares < f32::INFINITY;
-        if !numbers || !(e_key + e_val + e_round < f32::INFINITY) {
+        if !numbers || !(bound < f32::INFINITY) {
             why |= reason::NO_BOUND;
         }
         let of_step = Certificate {
             e_key,
             e_val,
             e_round,
+            likely: bound,
+            norm: canonical_nan(output),
             tail_mass,
             delta,
             promoted_keys: taken.keys,
@@ -162,6 +162,7 @@ impl Judge {
             } else {
                 rung::QUANTIZED
             },
+            unused: [0; 2],
         };
         if why == 0 {
             return of_step;
@@ -208,7 +209,8 @@ impl Exact {
     #[inline(always)]
     pub(super) fn certificate(self, of_step: Certificate, rung_and_reason: u32) -> Certificate {
         let Exact { e_key, e_round, delta, .. } = self;
-        Certificate { e_key, e_val: 0.0, e_round, tail_mass: 0.0, delta, rung_and_reason, ..of_step }
+        let likely = e_key + e_round;
+        Certificate { e_key, e_val: 0.0, e_round, likely, tail_mass: 0.0, delta, rung_and_reason, ..of_step }
     }
 }
 

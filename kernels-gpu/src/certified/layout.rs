@@ -14,7 +14,8 @@
 //! | 28·D | 32·D | value scales | f16 | `[16 tokens][D / 16]` |
 //! | 30·D | 34·D | value zeros | f16 | `[16 tokens][D / 16]` |
 
-use simt::{Pod, Zeroable};
+use glam::UVec4;
+use simt::{Global, Pod, Zeroable};
 
 /// Tokens of a block.
 pub const BLOCK_TOKENS: u32 = 16;
@@ -166,7 +167,31 @@ pub const fn pair(block: u32, kv_heads: u32, kv_head: u32) -> usize {
     block as usize * kv_heads as usize + kv_head as usize
 }
 
-/// What is known about the error of one block and KV head: 16 bytes, `[block][kv_head]`. Each is an upper
+/// How numbers become codes: docs/certificate.md, "A bound that may fail".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Rounding {
+    /// To the nearest code: the least error.
+    #[default]
+    Nearest,
+    /// Up or down by chance, so that the mean over the chances is the number itself: errors of different
+    /// tokens and channels then add up like noise, which is what the statistical bound rests on.
+    Stochastic {
+        /// What the chances follow from, beside block, KV head, token and channel: another one a layer.
+        seed: u32,
+    },
+}
+
+impl Rounding {
+    /// As the kernels are told: whether rounding is by chance, and the seed.
+    pub const fn words(self) -> [u32; 2] {
+        match self {
+            Rounding::Nearest => [0, 0],
+            Rounding::Stochastic { seed } => [1, seed],
+        }
+    }
+}
+
+/// What is known about the error of one block and KV head: 32 bytes, `[block][kv_head]`. Each is an upper
 /// bound, and infinite where the block cannot be quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(16))]
@@ -179,21 +204,57 @@ pub struct Annotation {
     pub eps: f32,
     /// ‖z‖₂ + 128·‖σ‖₂: no |K^| is larger, channel by channel.
     pub zeta: f32,
+    /// max over the tokens of √(Σ h²), h half the distance of the two numbers between which a value was
+    /// rounded by chance; infinite where it was not.
+    pub spread: f32,
+    /// The largest h; infinite likewise.
+    pub step: f32,
+    /// No |K − K^| is more σ than this: a half, or one where rounding is by chance, and what f32 loses.
+    pub reach: f32,
+    #[doc(hidden)]
+    pub unused: u32,
+}
+
+impl Annotation {
+    /// Words of one.
+    pub const WORDS: usize = size_of::<Annotation>() / 4;
+
+    /// That of a pair of block and KV head.
+    #[simt::device]
+    pub fn load(annotations: Global<Annotation>, pair: usize) -> Self {
+        let halves: [UVec4; 2] = [0, 1].map(|half| annotations.cast::<UVec4>().load(2 * pair + half));
+        bytemuck::cast(halves)
+    }
+
+    /// Of nothing.
+    pub const NONE: Annotation =
+        Annotation { eta: 0.0, nu: 0.0, eps: 0.0, zeta: 0.0, spread: 0.0, step: 0.0, reach: 0.0, unused: 0 };
 }
 
 /// One block to quantize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C, align(8))]
+#[repr(C, align(16))]
 pub struct Job {
     /// The block of originals; [`Job::NONE`]'s means that there is nothing to do.
     pub source: u32,
     /// The block of the quantized pool and of the annotations.
     pub destination: u32,
+    /// The block's place in its sequence: the chances of rounding follow from it, so that they do not depend
+    /// on where a pool has room, nor on other sequences.
+    pub index: u32,
+    #[doc(hidden)]
+    pub unused: u32,
 }
 
 impl Job {
     /// Does nothing: fills up a list whose length is fixed.
-    pub const NONE: Job = Job { source: u32::MAX, destination: u32::MAX };
+    pub const NONE: Job = Job::new(u32::MAX, u32::MAX, u32::MAX);
+
+    /// Block `source` to block `destination`, which is number `index` of its sequence.
+    #[inline(always)]
+    pub const fn new(source: u32, destination: u32, index: u32) -> Self {
+        Job { source, destination, index, unused: 0 }
+    }
 }
 
 /// What could not be quantized: the flat indices, in the pools of originals, of the first elements of each

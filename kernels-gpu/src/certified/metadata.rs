@@ -17,8 +17,9 @@ pub trait KeyMetadata: Pod {
     const ROUNDING: f32;
     /// a_D is this · D · 2^−26.
     const ABSOLUTE: f32;
-    /// σ and z of a channel whose keys lie between `low` and `high`.
-    fn channel(low: f32, high: f32) -> (Self, Self);
+    /// σ and z of a channel whose keys lie between `low` and `high`; `over` is their
+    /// [`overhang`](super::quantizer::overhang).
+    fn channel(low: f32, high: f32, over: f32) -> (Self, Self);
     /// As f32, exactly.
     fn to_f32(self) -> f32;
     /// Eight of them in a tile, from byte `at` on, a multiple of their size.
@@ -33,8 +34,8 @@ impl KeyMetadata for f16 {
     const ABSOLUTE: f32 = 257.0;
 
     #[inline(always)]
-    fn channel(low: f32, high: f32) -> (f16, f16) {
-        key_channel(low, high)
+    fn channel(low: f32, high: f32, over: f32) -> (f16, f16) {
+        key_channel(low, high, over)
     }
 
     #[inline(always)]
@@ -61,8 +62,8 @@ impl KeyMetadata for f32 {
     const ABSOLUTE: f32 = 385.0;
 
     #[inline(always)]
-    fn channel(low: f32, high: f32) -> (f32, f32) {
-        wide_key_channel(low, high)
+    fn channel(low: f32, high: f32, over: f32) -> (f32, f32) {
+        wide_key_channel(low, high, over)
     }
 
     #[inline(always)]

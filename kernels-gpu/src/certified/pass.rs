@@ -17,7 +17,7 @@
 //! of N and P, of which the splits are written.
 //!
 //! # Bytes
-//! 32·D + 16 a block and KV head (36·D + 16 in the paper's layout), read once: at head_dim 128, 257 (289)
+//! 32·D + 32 a block and KV head (36·D + 32 in the paper's layout), read once: at head_dim 128, 258 (290)
 //! bytes a token, where f16 takes 512. Written: 16 bytes a block and query head.
 //!
 //! # Work split
@@ -35,6 +35,7 @@ use crate::attention::{
     first_blocks, part_floats, walk, warps,
 };
 use core::marker::PhantomData;
+use glam::UVec4;
 use half::{bf16, f16};
 use simt::math::{exp2_nonpositive, fma, max};
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
@@ -168,8 +169,8 @@ pub struct PassLayout {
     pub(super) ring: Shared<u32>,
     /// The same memory: N of each warp, [warps, 8, D].
     pub(super) outputs: Shared<f32>,
-    /// Annotations of the tiles in the rings, [warps, stages].
-    pub(super) annotations: Shared<Annotation>,
+    /// Annotations of the tiles in the rings, [warps, stages, HALVES].
+    annotations: Shared<UVec4>,
     /// References and sums of the warps, [warps, 8].
     pub(super) rows: Shared<PartialRow>,
     /// The shared memory's size.
@@ -193,7 +194,7 @@ pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize>(
     let ring = plan.array(if words < least { least } else { words });
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
-    let annotations = plan.array(warps(D as u32) * stages);
+    let annotations = plan.array(warps(D as u32) * stages * HALVES);
     let rows = plan.array(combined_rows(D as u32));
     PassLayout { ring, outputs, annotations, rows, bytes: plan.bytes() }
 }
@@ -257,14 +258,14 @@ pub fn attend<E: Half, const D: usize, M: KeyMetadata>(
 
     let mut running = Running::new();
     walk(&ring, first + warp, ahead, |block, stage| {
-        let (tile, annotation) = (ring.tile(stage), layout.annotations.load(ring.slot(stage)));
+        let (tile, annotation) = (ring.tile(stage), ring.annotation(stage));
         let (products, x) = tile.products(&query, lane);
         let scores = products.map(|pair| pair.map(|s| s * to_log2));
         let (p, sum) = running.weigh::<D>(scores);
         let sum = sum + warp_shuffle_xor(FULL_MASK, sum, 1, 32);
         let mass = sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32);
         // Before the multiplications, and by every lane, so that it hides behind them.
-        let delta = delta::<M, D>(&query, x, annotation.eps, annotation.zeta);
+        let delta = delta::<M, D>(&query, x, annotation);
         let record = Record::new(mass, running.reference, delta, annotation);
         running.accumulate_weights::<f16, D>(p, tile.values(lane), lane);
         if lane & 3 == 0 && present && shape.notes != 0 {
@@ -327,6 +328,9 @@ pub fn row_total(
 
 const _: () = assert!(MAX_PARTS <= 160, "five parts a lane");
 
+/// Copies of 16 bytes that an annotation is.
+const HALVES: u32 = size_of::<Annotation>() as u32 / 16;
+
 /// Blocks of a split, and splits that have any: one even without a block, to write the totals.
 #[inline(always)]
 pub fn pass_share(blocks: u32, splits: u32) -> (u32, u32) {
@@ -356,6 +360,14 @@ impl<M: KeyMetadata, const D: usize> Tiles<M, D> {
     #[inline(always)]
     pub(super) fn slot(&self, stage: u32) -> u32 {
         self.warp * stages(D as u32) + stage
+    }
+
+    /// The annotation of a stage's tile.
+    #[simt::device]
+    pub(super) fn annotation(&self, stage: u32) -> Annotation {
+        let at = HALVES * self.slot(stage);
+        let halves: [UVec4; 2] = [0, 1].map(|half| self.layout.annotations.load(at + half));
+        bytemuck::cast(halves)
     }
 
     #[inline(always)]
@@ -388,8 +400,10 @@ impl<M: KeyMetadata, const D: usize> Ring for Tiles<M, D> {
         let pair = block * self.shape.kv_heads + self.head;
         let from = pair as usize * TileLayout::new(D as u32, M::LAYOUT).bytes as usize;
         self.tile(stage).copy(self.tiles, from, self.lane);
-        if self.lane == 0 && self.annotated {
-            self.layout.annotations.copy_async(self.slot(stage), self.annotations, pair as usize);
+        if self.lane < HALVES && self.annotated {
+            let to = HALVES * self.slot(stage) + self.lane;
+            let from = HALVES as usize * pair as usize + self.lane as usize;
+            self.layout.annotations.copy_async(to, self.annotations.cast::<UVec4>(), from);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What decides which blocks are used from their originals, and when a head is computed exactly.
 
 use glam::UVec4;
-use simt::{GlobalMut, Pod, Zeroable};
+use simt::{GlobalMut, Pod, Zeroable, unroll};
 
 /// Thresholds of the ladder, as the kernels want them. The host's policy explains them and has the presets.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -27,10 +27,14 @@ pub struct Thresholds {
     pub value_floor: f32,
     /// Blocks whose values are promoted, at most.
     pub max_values: u32,
-    /// Rung 3: a head whose E_key is a larger share of ν is computed from the originals.
-    pub key_budget: f32,
-    /// The same for E_val.
-    pub value_budget: f32,
+    /// Rung 3: a head whose bound is a larger share of its output's norm is computed from the originals.
+    pub error_budget: f32,
+    /// ln(4/δ), δ the probability with which the bound may fail: docs/certificate.md, "A bound that may fail".
+    /// 0: it never may.
+    pub log_odds: f32,
+    /// √(2 (`log_odds` + ln 2N)), N the most tokens that a sequence may have: but for a quarter of δ no logit is
+    /// off by more standard deviations.
+    pub deviations: f32,
     /// 1: a KV head's query heads use the promoted blocks of all of them.
     pub per_group: u32,
     /// 1: outputs come with a certificate, and what is over budget is computed exactly. 0: nothing is
@@ -78,10 +82,8 @@ pub mod rung {
 
 /// Why a head was computed from the originals: bits.
 pub mod reason {
-    /// E_key over its budget.
-    pub const KEY_BUDGET: u32 = 1;
-    /// E_val over its budget.
-    pub const VALUE_BUDGET: u32 = 2;
+    /// The bound over its budget.
+    pub const ERROR_BUDGET: u32 = 1;
     /// A query that is not finite.
     pub const QUERY_NOT_FINITE: u32 = 4;
     /// Scores beyond what the records hold.
@@ -110,6 +112,11 @@ pub struct Certificate {
     pub e_val: f32,
     /// Bounds the rounding of the arithmetic.
     pub e_round: f32,
+    /// Bounds the whole error, but for a probability that the policy states; no more than the sum of the three
+    /// before it, and that sum where no probability is.
+    pub likely: f32,
+    /// The norm of the output that the head would have by its step, whatever the rung.
+    pub norm: f32,
     /// The share of the mass that comes from quantized keys.
     pub tail_mass: f32,
     /// The largest Δ among quantized keys.
@@ -120,6 +127,8 @@ pub struct Certificate {
     pub promoted_values: u32,
     /// [`rung`] in the low half, [`reason`] in the high one.
     pub rung_and_reason: u32,
+    #[doc(hidden)]
+    pub unused: [u32; 2],
 }
 
 impl Certificate {
@@ -128,19 +137,30 @@ impl Certificate {
         e_key: f32::INFINITY,
         e_val: f32::INFINITY,
         e_round: f32::INFINITY,
+        likely: f32::INFINITY,
+        norm: 0.0,
         tail_mass: 1.0,
         delta: f32::INFINITY,
         promoted_keys: 0,
         promoted_values: 0,
         rung_and_reason: rung::QUANTIZED,
+        unused: [0; 2],
     };
+
+    /// Row `row`.
+    #[simt::device]
+    pub fn load(rows: GlobalMut<Certificate>, row: usize) -> Self {
+        let words: [UVec4; 3] = [0, 1, 2].map(|i| rows.cast::<UVec4>().load(3 * row + i));
+        bytemuck::cast(words)
+    }
 
     /// Writes row `row`.
     #[simt::device]
     pub fn store(self, rows: GlobalMut<Certificate>, row: usize) {
-        let words: [UVec4; 2] = bytemuck::cast(self);
-        rows.cast::<UVec4>().store(row * 2, words[0]);
-        rows.cast::<UVec4>().store(row * 2 + 1, words[1]);
+        let words: [UVec4; 3] = bytemuck::cast(self);
+        unroll!(for i in 0..3 {
+            rows.cast::<UVec4>().store(3 * row + i, words[i]);
+        });
     }
 
     /// The rung.
@@ -153,7 +173,7 @@ impl Certificate {
         self.rung_and_reason >> 16
     }
 
-    /// The bound on the whole error.
+    /// The bound on the whole error that never fails.
     pub fn bound(self) -> f32 {
         self.e_key + self.e_val + self.e_round
     }

@@ -18,8 +18,8 @@
 //! memory. What is near, and how a block gets there on its way through this kernel: [`admit`](super::admit).
 //!
 //! # Bytes
-//! A listed block and KV head: 32·D + 16 quantized (36·D + 16 in the paper's layout), 32·D each of keys and
-//! values; 12,304 (12,816) at head_dim 128.
+//! A listed block and KV head: 32·D + 32 quantized (36·D + 32 in the paper's layout), 32·D each of keys and
+//! values; 12,320 (12,832) at head_dim 128.
 //!
 //! # Work split
 //! Grid (replacers, kv_heads · row groups, sequences), eight warps a block; the entries of all parts' lists

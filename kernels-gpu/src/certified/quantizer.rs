@@ -34,12 +34,23 @@
 //!
 //! Together |t − code| <= 1/2 + 128.51·6.01·u < 1/2 + 2^−14.
 //!
+//! **By chance.** With U uniform over the 2^16 numbers (i + 1/2)·2^−16, code = clamp(rint((k − z)·RN(1/σ) + U
+//! − 1/2), −128, 127), which is the quotient plus U rounded down. σ covers the channel with 128 and 127 in
+//! place of 128.5 and 127.5, so that no code is cut off. Then |t − code| <= 1 + 2^−14, code is one of two
+//! neighbours, and its mean over U is within 2^−14 of t: 128.01·3.01·u by the quotient, 2^−18 by the sum, 2^−17
+//! by U's steps and as much again where a tie goes to the even side, 127·3·u where the clamp acts.
+//!
 //! # Values
 //! Asymmetric, for each token and group of 16 channels: zero = ⌊lo⌋₁₆, scale = ⌈(hi − zero)/15⌉₁₆, code =
 //! clamp(rint((v − zero)·RN(1/scale)), 0, 15). V^ = RN₁₆(code·scale + zero), one half-precision fused
 //! multiply-add, is what the kernels restore, so η is measured against that. Where code 15 would be restored
 //! as an infinity (a group that reaches f16's last value), the scale is one f16 lower: the largest then errs
 //! by 15 ULP of the scale, under 2^−6 of it.
+//!
+//! **By chance.** Of the nearest code and its neighbour towards v, whose V^ have v between them, each is taken
+//! with the probability that makes v the mean of V^, the rounding of V^ to f16 included: it is off by U's steps
+//! alone, 2^−17 of their distance, and by the rounding of the quotient. Where v is V^ there is nothing to
+//! choose; where it is not between the two ([`value_chance`]) no mean is known, and the spread is infinite.
 //!
 //! # Norms that bound
 //! [`norm_bound`] of sums of squares (`crate::attention::outward`), each sum of D terms by at most 20 nested
@@ -53,10 +64,58 @@
 pub use crate::attention::outward::*;
 use half::f16;
 use simt::half2::fma_f16x2;
-use simt::{convert, math};
+use simt::{convert, math, unroll};
 
 /// |k − K^| is at most this many σ.
 pub const KEY_BOUND: f64 = 0.5 + 1.0 / 8192.0;
+
+/// The same where rounding is by chance.
+pub const KEY_BOUND_BY_CHANCE: f64 = 1.0 + 1.0 / 8192.0;
+
+/// How many σ a key may be below code −128's number and above code 127's: [`key_channel`] covers the channel
+/// with 128 and 127 σ and this.
+#[inline(always)]
+pub const fn overhang(by_chance: bool) -> f32 {
+    if by_chance { 0.0 } else { 0.5 }
+}
+
+/// [`Annotation::reach`](super::layout::Annotation::reach): [`KEY_BOUND`], what X' of (5) is too small by, and
+/// the rounding of their product.
+#[inline(always)]
+pub const fn reach(by_chance: bool) -> f32 {
+    const SLACK: f32 = 1.0 + 1.0 / 512.0 + 1.0 / 16384.0;
+    if by_chance { SLACK } else { 0.5 * SLACK }
+}
+
+/// Random bits for a key (the low half) and a value (the high half), by what they are of.
+#[inline(always)]
+pub fn chance(key: u32, token: u32, channel: u32) -> u32 {
+    mixed(key ^ (token << 16 | channel))
+}
+
+/// What the chances of a block and KV head have in common.
+#[inline(always)]
+pub fn chance_key(seed: u32, index: u32, head: u32) -> u32 {
+    mixed(mixed(mixed(seed) ^ index) ^ head)
+}
+
+/// A permutation of 32 bits in which each bit of the argument changes about half of the result's (Appleby's
+/// finalizer, twice).
+#[inline(always)]
+pub fn mixed(mut x: u32) -> u32 {
+    unroll!(for _i in 0..2 {
+        x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
+        x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
+        x = (x ^ x >> 16).wrapping_add(0x9e37_79b9);
+    });
+    x
+}
+
+/// U of 16 random bits: the middle of one of 2^16 parts of [0, 1).
+#[inline(always)]
+pub fn uniform(bits: u32) -> f32 {
+    math::fma((bits & 0xffff) as f32, 1.0 / 65536.0, 0.5 / 65536.0)
+}
 
 /// What is added to a key's code in its byte.
 pub const KEY_CODE_BIAS: i32 = 128;
@@ -66,13 +125,13 @@ pub const KEY_CODE_BIAS: i32 = 128;
 const ROUNDER: f32 = 12_582_912.0;
 
 /// σ and z of a channel whose keys lie between `low` and `high`. Either is infinite or NaN if f16 cannot
-/// cover them.
+/// cover them. `over` is their [`overhang`].
 #[inline(always)]
-pub fn key_channel(low: f32, high: f32) -> (f16, f16) {
+pub fn key_channel(low: f32, high: f32, over: f32) -> (f16, f16) {
     let step = convert::f32_from_f16(f16_at_or_above((high - low) / 255.0));
     let zero = convert::f16_from_f32(math::fma(128.0, step, low));
     let z = convert::f32_from_f16(zero);
-    let needed = math::max((z - low) / 128.5, (high - z) / 127.5);
+    let needed = math::max((z - low) / (128.0 + over), (high - z) / (127.0 + over));
     (f16_at_or_above(math::max(step, needed)), zero)
 }
 
@@ -83,10 +142,10 @@ pub const LEAST_WIDE_SCALE: f32 = f32::from_bits((127 - 64) << 23);
 /// [`key_channel`] in f32; both infinite for keys that are not finite, and where products with queries would
 /// be beyond f16.
 #[inline(always)]
-pub fn wide_key_channel(low: f32, high: f32) -> (f32, f32) {
+pub fn wide_key_channel(low: f32, high: f32, over: f32) -> (f32, f32) {
     let step = (high - low) / 255.0;
     let zero = math::fma(128.0, step, low);
-    let needed = math::max((zero - low) / 128.5, (high - zero) / 127.5);
+    let needed = math::max((zero - low) / (128.0 + over), (high - zero) / (127.0 + over));
     let scale = math::max(step, needed);
     let scale = if scale > 0.0 { math::max(scale, LEAST_WIDE_SCALE) } else { 0.0 };
     // NaN is not within.
@@ -95,10 +154,11 @@ pub fn wide_key_channel(low: f32, high: f32) -> (f32, f32) {
 }
 
 /// The code of key `k` as a float, and a word whose low byte is the code plus 128. NaN gets the lowest code.
+/// `offset`: U − 1/2, or 0 for the nearest code.
 #[inline(always)]
-pub fn key_code(k: f32, zero: f32, reciprocal: f32) -> (f32, u32) {
+pub fn key_code(k: f32, zero: f32, reciprocal: f32, offset: f32) -> (f32, u32) {
     const BIASED: f32 = ROUNDER + KEY_CODE_BIAS as f32;
-    let quotient = math::min(math::max((k - zero) * reciprocal, -128.0), 127.0);
+    let quotient = math::min(math::max(math::fma(k - zero, reciprocal, offset), -128.0), 127.0);
     let sum = quotient + BIASED;
     (sum - BIASED, sum.to_bits())
 }
@@ -127,6 +187,34 @@ pub fn value_group(low: f32, high: f32) -> (f16, f16) {
 pub fn value_code(v: f32, zero: f32, reciprocal: f32) -> f32 {
     let quotient = math::min(math::max((v - zero) * reciprocal, 0.0), 15.0);
     (quotient + ROUNDER) - ROUNDER
+}
+
+/// The neighbour of a value's nearest code on the other side of the value, or the code itself where there is
+/// none, or the value is `restored`, what the code stands for.
+#[inline(always)]
+pub fn value_neighbour(v: f32, code: f32, restored: f32) -> f32 {
+    let step = if v > restored {
+        1.0
+    } else if v < restored {
+        -1.0
+    } else {
+        0.0
+    };
+    math::min(math::max(code + step, 0.0), 15.0)
+}
+
+/// The probability with which the neighbour is taken, and h, half the distance of what the two stand for.
+/// Infinite where the value does not lie between them.
+#[inline(always)]
+pub fn value_chance(v: f32, restored: f32, neighbour: f32) -> (f32, f32) {
+    let (away, apart) = (math::abs(v - restored), math::abs(neighbour - restored));
+    if away == 0.0 {
+        (0.0, 0.0)
+    } else if away <= apart {
+        (away / apart, 0.5 * apart)
+    } else {
+        (0.0, f32::INFINITY)
+    }
 }
 
 /// Four codes, as [`value_code`] gives them, in the low 16 bits of a word: the first in the lowest nibble.

@@ -1,5 +1,6 @@
 //! What the quantized keys' own arithmetic adds to the bound on their logits.
 
+use super::layout::Annotation;
 use super::metadata::KeyMetadata;
 pub use crate::attention::query::*;
 use simt::math;
@@ -18,12 +19,11 @@ const fn absolute<M: KeyMetadata, const D: usize>() -> f32 {
 }
 
 /// Δ of a block (5): no weight's logarithm is further from the exact logit. `x` is Σ|q_n|·σ as the tensor
-/// core gives it, `eps` and `zeta` are the block's, and `M` is what its keys' scales and zeros are.
+/// core gives it, and `M` is what the scales and zeros of the block's keys are.
 #[inline(always)]
-pub fn delta<M: KeyMetadata, const D: usize>(query: &Query, x: f32, eps: f32, zeta: f32) -> f32 {
-    const BOX: f32 = 0.5 * (1.0 + 1.0 / 512.0 + 1.0 / 16384.0);
+pub fn delta<M: KeyMetadata, const D: usize>(query: &Query, x: f32, of: Annotation) -> f32 {
     const CAUCHY: f32 = 1.0 + 1.0 / 32768.0;
-    let key = math::min(x * BOX, query.norm * eps * CAUCHY);
-    let rounding = fma(rounding::<M, D>() * query.norm, zeta, absolute::<M, D>());
+    let key = math::min(x * of.reach, query.norm * of.eps * CAUCHY);
+    let rounding = fma(rounding::<M, D>() * query.norm, of.zeta, absolute::<M, D>());
     Slack::EVALUATION * fma(query.scale, key + rounding, Slack::EXP)
 }

@@ -70,8 +70,7 @@ pub fn settle(
         let at = (first + head) as usize;
         let found = flags.load(at);
         if all || found != 0 {
-            let words = certificates.cast::<UVec4>();
-            let of_step: Certificate = bytemuck::cast([words.load(2 * at), words.load(2 * at + 1)]);
+            let of_step = Certificate::load(certificates, at);
             let exact: Exact = bytemuck::cast(exacts.cast::<UVec4>().load(at));
             let to = if all { rung::LAYER } else { rung::DENSE };
             let settled = exact.certificate(of_step, to | (of_step.reason() | found) << 16);

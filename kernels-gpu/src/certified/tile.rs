@@ -9,7 +9,7 @@ use glam::{UVec4, Vec4};
 use half::f16;
 use simt::math::fma;
 use simt::tensor::mma_f16;
-use simt::warp::{FULL_MASK, warp_shuffle_xor};
+use simt::warp::{FULL_MASK, warp_shuffle_idx, warp_shuffle_xor};
 use simt::{Global, Shared, bits, convert, half2, unroll};
 
 /// 1152 = 1024 + 128 twice: what a byte under the exponent of 1024 is above its code.
@@ -182,6 +182,32 @@ impl<const D: usize> Tile<f16, D> {
             });
         });
         (scores(c, z[0]), z[3])
+    }
+}
+
+impl<const D: usize> Tile<f16, D> {
+    /// Σ(q_n·σ)² of row `g`, the products rounded to f16: the same in the row's four lanes.
+    ///
+    /// A matrix of eight rows q_n·σ times its transpose, whose operands are the same registers; its diagonal
+    /// has what is wanted.
+    #[simt::device]
+    pub fn squares(self, query: &Query, lane: u32) -> f32 {
+        let (g, q) = (lane >> 2, lane & 3);
+        let mut c = [0f32; 4];
+        unroll!(for s in 0..(D / 64), at_most 4 {
+            let dims = 2 * 16 * (4 * s as u32 + q);
+            unroll!(for h in 0..2 {
+                let scales = self.plain(Self::LAYOUT.key_scales + dims + 16 * h as u32);
+                unroll!(for i in 0..2 {
+                    let pair = 8 * s + 4 * h + 2 * i;
+                    let x = [0, 1].map(|k| half2::mul_f16x2(query.pairs[pair + k], scales[2 * i + k]));
+                    c = mma_f16([x[0], 0, x[1], 0], x, c);
+                });
+            });
+        });
+        // Row g and column g: lane g/2 of the row has columns g and g + 1, or g − 1 and g.
+        let own = if g & 1 == 0 { c[0] } else { c[1] };
+        warp_shuffle_idx(FULL_MASK, own, (lane & !3) | g >> 1, 32)
     }
 }
 

@@ -204,7 +204,7 @@ pub fn append<E: Half>(
         let target = Target { keys, values, near, shape, scratch, block, fresh: row, token };
         target.copy(new_keys, new_values, from, directory);
         if token == BLOCK_TOKENS - 1 {
-            job = Job { source: row, destination: block };
+            job = Job::new(row, block, length / BLOCK_TOKENS);
         }
     }
     if thread::thread_idx_x() == 0 {
@@ -249,7 +249,7 @@ pub fn prefill<E: Half>(
     Target { keys, values, near, shape, scratch, block, fresh, token }
         .copy(new_keys, new_values, from, directory);
     if token == BLOCK_TOKENS - 1 && thread::thread_idx_x() == 0 {
-        jobs.store(nth as usize, Job { source: fresh, destination: block });
+        jobs.store(nth as usize, Job::new(fresh, block, index));
     }
 }
 

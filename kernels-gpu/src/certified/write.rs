@@ -14,13 +14,14 @@
 //! norm that is not finite; only then is the block looked through again, for the first offending element.
 //!
 //! # Bytes
-//! For each job and head 64·D read, 32·D + 16 written, in the paper's layout 36·D + 16.
+//! For each job and head 64·D read, 32·D + 32 written, in the paper's layout 36·D + 32.
 
-use super::layout::{BLOCK_TOKENS, Job, TileLayout, pair};
+use super::layout::{Annotation, BLOCK_TOKENS, Job, TileLayout, pair};
 use super::metadata::KeyMetadata;
 use super::quantizer::{
-    bound_or_infinity, key_code, key_error, key_error_bound, key_size_bound, norm_bound, pack_value_codes,
-    reciprocal, restore_values, squares, twice, value_code, value_group,
+    bound_or_infinity, chance, chance_key, key_code, key_error, key_error_bound, key_size_bound, norm_bound,
+    overhang, pack_value_codes, reach, reciprocal, restore_values, squares, twice, uniform, value_chance,
+    value_code, value_group, value_neighbour,
 };
 use crate::Element;
 use glam::{UVec2, UVec4, Vec2};
@@ -36,8 +37,11 @@ pub struct WriteLayout {
     tile: Shared<u8>,
     /// 1/σ, \[D\].
     reciprocals: Shared<f32>,
-    /// Sums of squares of 32 channels, `[D / 32][16 tokens]`: key errors, value errors, values.
-    sums: [Shared<f32>; 3],
+    /// Sums of squares of 32 channels, `[D / 32][16 tokens]`: key errors, value errors, values, and half the
+    /// distances between which values were rounded by chance.
+    sums: [Shared<f32>; 4],
+    /// The largest of those distances, halved, `[D / 32]`.
+    steps: Shared<f32>,
     /// Sums of squares of 32 channels, `[D / 32]`: σ, z.
     channel_sums: [Shared<f32>; 2],
     /// Bytes in all.
@@ -55,15 +59,18 @@ pub const fn write_layout(layout: TileLayout) -> WriteLayout {
         plan.array(warps * BLOCK_TOKENS),
         plan.array(warps * BLOCK_TOKENS),
         plan.array(warps * BLOCK_TOKENS),
+        plan.array(warps * BLOCK_TOKENS),
     ];
+    let steps = plan.array(warps);
     let channel_sums = [plan.array(warps), plan.array(warps)];
-    WriteLayout { tile, reciprocals, sums, channel_sums, bytes: plan.bytes() }
+    WriteLayout { tile, reciprocals, sums, steps, channel_sums, bytes: plan.bytes() }
 }
 
 /// Quantizes blocks. Of `jobs`, `[⌈blocks of the grid / kv_heads⌉]`, no two have one destination; `keys` and
 /// `values` are `[source blocks][kv_heads][16][D]`, `tiles` `[destination blocks][kv_heads][tile]`,
-/// `annotations` `[destination blocks][kv_heads][4]`, as [`Annotation`](super::layout::Annotation), and
-/// `problems` `[4]`, as [`Problems`](super::layout::Problems), lowered to what is found.
+/// `annotations` `[destination blocks][kv_heads][8]`, as [`Annotation`], and `problems` `[4]`, as
+/// [`Problems`](super::layout::Problems), lowered to what is found. `by_chance` and `seed` are those of
+/// [`Rounding::words`](super::layout::Rounding::words).
 ///
 /// One thread block for each job and KV head, the heads of a job side by side; D threads. Shared:
 /// [`write_layout`].
@@ -76,6 +83,7 @@ pub const fn write_layout(layout: TileLayout) -> WriteLayout {
         (bf16, 64, f32), (bf16, 96, f32), (bf16, 128, f32), (bf16, 256, f32),
     ),
     max_threads = 256,
+    min_blocks = 2,
     overlaps = in_turn
 )]
 pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
@@ -86,10 +94,12 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
     annotations: GlobalMut<f32>,
     problems: GlobalMut<u64>,
     kv_heads: u32,
+    by_chance: u32,
+    seed: u32,
 ) {
-    let index = thread::block_idx_x();
-    let (job, head) = (div_u32(index, kv_heads), rem_u32(index, kv_heads));
-    let Job { source, destination } = jobs.load_readonly(job as usize);
+    let block = thread::block_idx_x();
+    let (job, head) = (div_u32(block, kv_heads), rem_u32(block, kv_heads));
+    let Job { source, destination, index, .. } = jobs.load_readonly(job as usize);
     if source == Job::NONE.source {
         return;
     }
@@ -109,12 +119,18 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
         values.load_vector_streaming::<UVec4>(value_at(0)),
         values.load_vector_streaming::<UVec4>(value_at(1)),
     ];
-    write_keys::<M, D>([widen::<T>(vectors[0]), widen::<T>(vectors[1])], t);
+    let chances = Chances { taken: by_chance != 0, key: chance_key(seed, index, head) };
+    write_keys::<M, D>([widen::<T>(vectors[0]), widen::<T>(vectors[1])], t, chances);
+    let mut step = 0f32;
     unroll!(for half in 0..2 {
         let first = (t + half as u32 * D) * 8;
         let (token, channel) = (div_u32(first, D), rem_u32(first, D));
-        write_values::<M, D>(widen::<T>(vectors[2 + half]), token, channel);
+        step = math::max(step, write_values::<M, D>(widen::<T>(vectors[2 + half]), token, channel, chances));
     });
+    let step = largest(step);
+    if lane == 0 {
+        shared.steps.store(own_warp, step);
+    }
     thread::sync_threads();
 
     // Two vectors a thread, and in the paper's layout one more for a quarter of the threads: the tile is 2·D
@@ -126,14 +142,17 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
             tiles.store_vector::<UVec4>(tile + at as usize, shared.tile.load_vector::<UVec4>(at));
         }
     });
-    let record = 4 * pair(destination, kv_heads, head);
+    let record = Annotation::WORDS * pair(destination, kv_heads, head);
     if own_warp == 0 {
         // Lanes 0 to 15 have the errors of a token's value, lanes 16 to 31 its size.
         let eta = norm_bound(token_sum::<D>(shared.sums[1], lane % 16));
         let nu = norm_bound(token_sum::<D>(shared.sums[2], lane % 16));
         let (eta, nu) = (bound_or_infinity(largest(eta)), bound_or_infinity(largest(nu)));
+        let spread = bound_or_infinity(largest(norm_bound(token_sum::<D>(shared.sums[3], lane % 16))));
+        let step = bound_or_infinity(channel_maximum::<D>(shared.steps));
         if lane == 0 {
             annotations.store_vector::<Vec2>(record, Vec2::new(eta, nu));
+            annotations.store_vector::<Vec2>(record + 4, Vec2::new(spread, step));
         }
         if !(eta <= f32::MAX && nu <= f32::MAX) {
             find_value_problems::<T, D>(values, start, problems);
@@ -145,11 +164,21 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
         let (eps, zeta) = (key_error_bound(error, scale), key_size_bound(zero, scale));
         if lane == 0 {
             annotations.store_vector::<Vec2>(record + 2, Vec2::new(eps, zeta));
+            annotations.store_vector::<Vec2>(record + 6, Vec2::new(reach(chances.taken), 0.0));
         }
         if !(eps <= f32::MAX && zeta <= f32::MAX) {
-            find_key_problems::<T, D, M>(keys, start, problems);
+            find_key_problems::<T, D, M>(keys, start, overhang(chances.taken), problems);
         }
     }
+}
+
+/// How the block is rounded.
+#[derive(Clone, Copy)]
+struct Chances {
+    /// By chance, not to the nearest.
+    taken: bool,
+    /// Of the block and KV head.
+    key: u32,
 }
 
 /// Keys: lane 4p + i of warp w has channels 32w + 8i … + 7 of tokens p and p + 8. Token p, and the first of
@@ -195,7 +224,7 @@ fn channel_range(low: [f32; 8], high: [f32; 8], lane: u32) -> (f32, f32) {
 
 /// Quantizes the keys of thread `t`.
 #[inline(always)]
-fn write_keys<M: KeyMetadata, const D: u32>(keys: [[f32; 8]; 2], t: u32) {
+fn write_keys<M: KeyMetadata, const D: u32>(keys: [[f32; 8]; 2], t: u32, chances: Chances) {
     let layout = TileLayout::new(D, M::LAYOUT);
     let shared = write_layout(layout);
     let lane = t % 32;
@@ -210,7 +239,7 @@ fn write_keys<M: KeyMetadata, const D: u32>(keys: [[f32; 8]; 2], t: u32) {
 
     // Of its eight channels the lane has the one that its token's number says.
     let own = channel + token;
-    let (scale, zero) = M::channel(low, high);
+    let (scale, zero) = M::channel(low, high, overhang(chances.taken));
     let (s, z) = (scale.to_f32(), zero.to_f32());
     shared.tile.store_vector::<M>(layout.key_scale(own), scale);
     shared.tile.store_vector::<M>(layout.key_zero(own), zero);
@@ -234,7 +263,11 @@ fn write_keys<M: KeyMetadata, const D: u32>(keys: [[f32; 8]; 2], t: u32) {
         let mut errors = [0f32; 8];
         unroll!(for i in 0..8 {
             let k = keys[half][i];
-            let (code, word) = key_code(k, z[i], r[i]);
+            let mut offset = 0.0;
+            if chances.taken {
+                offset = uniform(chance(chances.key, token + 8 * half as u32, channel + i as u32)) - 0.5;
+            }
+            let (code, word) = key_code(k, z[i], r[i], offset);
             words[i] = word;
             errors[i] = key_error(k, code, s[i], z[i]);
         });
@@ -249,9 +282,14 @@ fn write_keys<M: KeyMetadata, const D: u32>(keys: [[f32; 8]; 2], t: u32) {
 }
 
 /// Quantizes this lane's values: 8 channels from `channel` on, of one token. The neighbouring lane has the
-/// group's rest.
+/// group's rest. Half the largest distance of what a value could become; infinite where it was not by chance.
 #[inline(always)]
-fn write_values<M: KeyMetadata, const D: u32>(v: [f32; 8], token: u32, channel: u32) {
+fn write_values<M: KeyMetadata, const D: u32>(
+    v: [f32; 8],
+    token: u32,
+    channel: u32,
+    chances: Chances,
+) -> f32 {
     let layout = TileLayout::new(D, M::LAYOUT);
     let shared = write_layout(layout);
     let (mut low, mut high) = (v[0], v[0]);
@@ -269,11 +307,28 @@ fn write_values<M: KeyMetadata, const D: u32>(v: [f32; 8], token: u32, channel: 
     unroll!(for i in 0..8 {
         codes[i] = value_code(v[i], z32, r);
     });
+    let mut restored = restore_eight(codes, s, z);
+    let mut halves = [f32::INFINITY; 8];
+    let mut step = f32::INFINITY;
+    if chances.taken {
+        let mut neighbours = [0f32; 8];
+        unroll!(for i in 0..8 {
+            neighbours[i] = value_neighbour(v[i], codes[i], restored[i]);
+        });
+        let others = restore_eight(neighbours, s, z);
+        step = 0.0;
+        unroll!(for i in 0..8 {
+            let (probability, half) = value_chance(v[i], restored[i], others[i]);
+            if uniform(chance(chances.key, token, channel + i as u32) >> 16) < probability {
+                (codes[i], restored[i]) = (neighbours[i], others[i]);
+            }
+            halves[i] = half;
+            step = math::max(step, half);
+        });
+    }
     let mut errors = [0f32; 8];
-    unroll!(for i in 0..4 {
-        let restored = restore_values([codes[2 * i], codes[2 * i + 1]], s, z);
-        errors[2 * i] = v[2 * i] - convert::f32_from_f16(f16::from_bits(restored as u16));
-        errors[2 * i + 1] = v[2 * i + 1] - convert::f32_from_f16(f16::from_bits((restored >> 16) as u16));
+    unroll!(for i in 0..8 {
+        errors[i] = v[i] - restored[i];
     });
     let packed = byte_perm(
         pack_value_codes([codes[0], codes[1], codes[2], codes[3]]),
@@ -287,6 +342,20 @@ fn write_values<M: KeyMetadata, const D: u32>(v: [f32; 8], token: u32, channel: 
     }
     store_sum(shared.sums[1], squares(errors), token, channel);
     store_sum(shared.sums[2], squares(v), token, channel);
+    store_sum(shared.sums[3], squares(halves), token, channel);
+    step
+}
+
+/// V^ of eight codes of a group; `s` and `z` hold scale and zero twice.
+#[inline(always)]
+fn restore_eight(codes: [f32; 8], s: u32, z: u32) -> [f32; 8] {
+    let mut restored = [0f32; 8];
+    unroll!(for i in 0..4 {
+        let pair = restore_values([codes[2 * i], codes[2 * i + 1]], s, z);
+        restored[2 * i] = convert::f32_from_f16(f16::from_bits(pair as u16));
+        restored[2 * i + 1] = convert::f32_from_f16(f16::from_bits((pair >> 16) as u16));
+    });
+    restored
 }
 
 /// Adds up what four neighbouring lanes have of a token's 32 channels, and stores it.
@@ -319,6 +388,16 @@ fn channel_sum<const D: u32>(sums: Shared<f32>) -> f32 {
     sum
 }
 
+/// The largest over all channels.
+#[inline(always)]
+fn channel_maximum<const D: u32>(steps: Shared<f32>) -> f32 {
+    let mut most = steps.load(0);
+    unroll!(for i in 1..(D / 32) as usize, at_most 8 {
+        most = math::max(most, steps.load(i as u32));
+    });
+    most
+}
+
 /// Whether an element is NaN or infinite.
 #[inline(always)]
 fn not_finite(x: f32) -> bool {
@@ -330,6 +409,7 @@ fn not_finite(x: f32) -> bool {
 fn find_key_problems<T: Element, const D: u32, M: KeyMetadata>(
     keys: Global<T>,
     start: usize,
+    over: f32,
     problems: GlobalMut<u64>,
 ) {
     let mut i = warp::lane_id();
@@ -337,9 +417,9 @@ fn find_key_problems<T: Element, const D: u32, M: KeyMetadata>(
         let k = keys.load(start + i as usize).to_f32();
         let channel = start + rem_u32(i, D) as usize;
         let (low, high) = range(keys, channel, D);
-        let (scale, zero) = M::channel(low, high);
+        let (scale, zero) = M::channel(low, high, over);
         let (s, z) = (scale.to_f32(), zero.to_f32());
-        let (code, _) = key_code(k, z, reciprocal(s));
+        let (code, _) = key_code(k, z, reciprocal(s), 0.0);
         report(problems, 0, k, key_error(k, code, s, z), start + i as usize);
         i += 32;
     }

@@ -307,6 +307,46 @@ pub(crate) fn multiply_each<'a, E: Half, L: Lanes>(
     }
 }
 
+/// c += the row times itself: one output, whose sixteen products are in the lanes.
+#[inline(always)]
+pub(crate) fn square<E: Half>(row: &Row, c: &mut f32) {
+    let mut largest = 0u32;
+    for pair in row.pairs {
+        // Twice the larger word: that of a product of an operand with itself.
+        largest = largest.max(2 * (pair & 0xffff)).max(2 * (pair >> 16));
+    }
+    let products = largest as i32;
+    let alignment = (products - bits::<E>().bias).max((c.to_bits() >> 23 & 0xff) as i32);
+    let narrow = products >= BOTH && alignment < NARROWEST;
+    if narrow || alignment > WIDEST || !row.finite {
+        square_exactly::<E>(row, c);
+        return;
+    }
+    if alignment < NARROWEST {
+        // No product: the accumulator, but −0 becomes +0.
+        *c += 0.0;
+        return;
+    }
+    let scale = f32::from_bits(((SCALE - alignment) as u32) << 23);
+    let mut sum = 0i32;
+    for x in row.floats {
+        sum = sum.wrapping_add((x * x * scale) as i32);
+    }
+    let sum = f64::from(sum) + f64::from((*c * scale) as i32);
+    let cut = f64::from_bits(sum.to_bits() & !((1 << 29) - 1));
+    *c = cut as f32 * f32::from_bits(((alignment - UNSCALE) as u32) << 23);
+}
+
+/// The emulator's own model of [`square`].
+#[cold]
+#[inline(never)]
+fn square_exactly<E: Half>(row: &Row, c: &mut f32) {
+    let format = if E::IS_F16 { Format::F16 } else { Format::Bf16 };
+    let (mut a, mut columns, mut before) = ([[0; 16]; 16], [[0; 16]; 8], [[0; 8]; 16]);
+    (a[0], columns[0], before[0][0]) = (row.bits, row.bits, c.to_bits());
+    *c = f32::from_bits(mma_16x8x16(format, &a, &columns, &before)[0][0]);
+}
+
 /// The emulator's own model, for some lanes.
 #[cold]
 #[inline(never)]

@@ -3,7 +3,7 @@
 use super::{BLOCK_TOKENS, CacheElement, TieredCache};
 use crate::Buffer;
 use crate::attention::Half;
-use crate::certified::cpu::{Level, quantize};
+use crate::certified::cpu::{Chances, Level, quantize};
 use crate::certified::{Annotation, Scratch};
 use crate::cpu::handles::{slice, slice_mut};
 use kernels_gpu::certified::layout::{Job, Problems, pair};
@@ -68,7 +68,8 @@ impl<E: CacheElement> TieredCache<E> {
                 let token = length % BLOCK_TOKENS;
                 memory.copy(row * elements, block, row as u32, token);
                 if token == BLOCK_TOKENS - 1 {
-                    jobs[row] = Job { source: row as u32, destination: block };
+                    let index = length / BLOCK_TOKENS;
+                    jobs[row] = Job::new(row as u32, block, index);
                 }
                 lengths[row] = length + 1;
             } else if limit != 0 {
@@ -109,7 +110,7 @@ impl<E: CacheElement> TieredCache<E> {
             let token = position % BLOCK_TOKENS;
             memory.copy((piece.first + i) as usize * elements, block, piece.fresh + nth, token);
             if token == BLOCK_TOKENS - 1 {
-                jobs[nth as usize] = Job { source: piece.fresh + nth, destination: block };
+                jobs[nth as usize] = Job::new(piece.fresh + nth, block, index);
                 full = nth + 1;
             }
         }
@@ -155,7 +156,10 @@ impl<E: CacheElement> TieredCache<E> {
             let [keys, values] = fresh.map(|first| &near[first + start..][..elements]);
             let mut tile = vec![0u8; layout.bytes as usize];
             let mut problems = Problems::NONE;
-            let annotation = quantize(Level::best(), layout, keys, values, start, &mut tile, &mut problems);
+            let chances = Chances::new(geometry.rounding(), job.index, head);
+            let blocks = [keys, values];
+            let annotation =
+                quantize(Level::best(), layout, chances, blocks, start, &mut tile, &mut problems);
             (pair(job.destination, heads, head), tile, annotation, problems)
         };
         let work: Vec<(Job, u32)> = jobs

@@ -2,7 +2,7 @@
 
 use super::{BLOCK_TOKENS, CacheElement, CacheError, Refused, Result, SequenceId, TieredCache};
 use crate::{Buffer, Stream};
-use kernels_gpu::certified::layout::Problems;
+use kernels_gpu::certified::layout::{Annotation, Problems};
 use kernels_gpu::certified::tokens::THREADS;
 use kernels_gpu::certified::{Piece, Refusals, append, inspect, prefill, quantize_block, write_launch};
 use simt::{GlobalMut, LaunchShape};
@@ -98,9 +98,10 @@ impl<E: CacheElement> TieredCache<E> {
         let (tiles, annotations) = (self.tiles.global_mut(), self.annotations.global_mut());
         // SAFETY: the same memory in smaller elements.
         let tiles: GlobalMut<u8> = unsafe { GlobalMut::from_raw(tiles.address(), tiles.len() * 4) };
-        // SAFETY: an annotation is four floats.
+        // SAFETY: an annotation is so many words.
         let annotations: GlobalMut<f32> =
-            unsafe { GlobalMut::from_raw(annotations.address(), annotations.len() * 4) };
+            unsafe { GlobalMut::from_raw(annotations.address(), annotations.len() * Annotation::WORDS) };
+        let [by_chance, seed] = geometry.rounding().words();
         let arguments = quantize_block::Args {
             jobs: self.jobs.global(),
             keys,
@@ -109,6 +110,8 @@ impl<E: CacheElement> TieredCache<E> {
             annotations,
             problems: self.problems.global_mut(),
             kv_heads: geometry.kv_heads(),
+            by_chance,
+            seed,
         };
         // SAFETY: the kernel before has written as many jobs, from fresh blocks to blocks of the cache, each
         // of which one sequence fills.

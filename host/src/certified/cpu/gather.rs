@@ -7,6 +7,7 @@ use crate::attention::cpu::pieces::Pieces;
 use crate::attention::cpu::softmax::{MAX_ROWS, MAX_WARPS};
 use kernels_gpu::attention::PartialRow;
 use kernels_gpu::certified::carried::gather::{Bounds, Gathered, growth_of_lane};
+use kernels_gpu::certified::carried::likely::Noise;
 use simt::math::{exp2_nonpositive, fma, max};
 
 /// A number for each of eight rows.
@@ -24,6 +25,14 @@ pub(super) struct Gather {
     nu_squares: Rows,
     kappa_squares: Rows,
     eta_squares: Rows,
+    twice: Rows,
+    twice_values: Rows,
+    noise: Rows,
+    noise_values: Rows,
+    fourth: Rows,
+    fourth_values: Rows,
+    spread: Rows,
+    step: Rows,
     delta: Rows,
     /// The same for all rows, as blocks are: ν, κ and η.
     largest: [f32; 3],
@@ -41,13 +50,29 @@ impl Gather {
         nu_squares: [0.0; MAX_ROWS],
         kappa_squares: [0.0; MAX_ROWS],
         eta_squares: [0.0; MAX_ROWS],
+        twice: [0.0; MAX_ROWS],
+        twice_values: [0.0; MAX_ROWS],
+        noise: [0.0; MAX_ROWS],
+        noise_values: [0.0; MAX_ROWS],
+        fourth: [0.0; MAX_ROWS],
+        fourth_values: [0.0; MAX_ROWS],
+        spread: [0.0; MAX_ROWS],
+        step: [0.0; MAX_ROWS],
         delta: [0.0; MAX_ROWS],
         largest: [0.0; 3],
     };
 
-    fn sums(&mut self) -> [&mut Rows; 8] {
+    /// Sums of weights.
+    fn sums(&mut self) -> [&mut Rows; 10] {
         let Gather { a1, a2, a3, tail, eta, nu_squares, kappa_squares, eta_squares, .. } = self;
-        [a1, a2, a3, tail, eta, nu_squares, kappa_squares, eta_squares]
+        let Gather { twice, twice_values, .. } = self;
+        [a1, a2, a3, tail, eta, nu_squares, kappa_squares, eta_squares, twice, twice_values]
+    }
+
+    /// Sums of squares of weights.
+    fn squares(&mut self) -> [&mut Rows; 6] {
+        let Gather { noise, noise_values, fourth, fourth_values, spread, step, .. } = self;
+        [noise, noise_values, fourth, fourth_values, spread, step]
     }
 
     /// The reference of row `r` has become another one, `factor` the weight of the old one.
@@ -55,6 +80,36 @@ impl Gather {
     pub(super) fn rescale(&mut self, r: usize, factor: f32) {
         for sums in self.sums() {
             sums[r] *= factor;
+        }
+        for squares in self.squares() {
+            squares[r] *= factor * factor;
+        }
+    }
+
+    /// `Gather::add_noise` of the first `rows` rows: `squares` of the weights, and of quantized keys what is
+    /// known of their noise.
+    #[inline(always)]
+    pub(super) fn add_noise(
+        &mut self,
+        rows: usize,
+        [mass, squares]: [&Rows; 2],
+        noise: Option<&[Noise; MAX_ROWS]>,
+        of: Bounds,
+    ) {
+        for (r, squares) in squares.iter().enumerate().take(rows) {
+            self.spread[r] = fma(*squares, of.spreads[0], self.spread[r]);
+            self.step[r] = fma(*squares, of.spreads[1], self.step[r]);
+        }
+        let Some(noise) = noise else { return };
+        for (r, Noise { variance, growth }) in noise.iter().enumerate().take(rows) {
+            let grown = growth * variance;
+            let scaled = grown * of.nu;
+            self.twice[r] = fma(mass[r], grown, self.twice[r]);
+            self.twice_values[r] = fma(mass[r], scaled, self.twice_values[r]);
+            self.noise[r] = fma(squares[r], grown, self.noise[r]);
+            self.noise_values[r] = fma(squares[r], scaled * of.nu, self.noise_values[r]);
+            self.fourth[r] = fma(squares[r], grown * grown, self.fourth[r]);
+            self.fourth_values[r] = fma(squares[r], scaled * scaled, self.fourth_values[r]);
         }
     }
 
@@ -105,6 +160,11 @@ impl Gather {
                     *sum = fma(*x, *weight, *sum);
                 }
             }
+            for (sum, own) in all.squares().into_iter().zip(own.squares()) {
+                for (sum, (x, weight)) in sum.iter_mut().zip(own.iter().zip(&weights)) {
+                    *sum = fma(*x, *weight * *weight, *sum);
+                }
+            }
             for (delta, own) in all.delta.iter_mut().zip(part.delta) {
                 *delta = max(*delta, own);
             }
@@ -122,6 +182,14 @@ impl Gather {
             a1: self.a1[r],
             eta: self.eta[r],
             delta: self.delta[r],
+            twice: self.twice[r],
+            noise: self.noise[r],
+            twice_values: self.twice_values[r],
+            noise_values: self.noise_values[r],
+            spread: self.spread[r],
+            fourth: self.fourth[r],
+            step: self.step[r],
+            fourth_values: self.fourth_values[r],
             a2: self.a2[r],
             nu_squares: self.nu_squares[r],
             nu,

@@ -27,7 +27,7 @@ mod write;
 pub use crate::simd_level::Level;
 pub use list::Lists;
 pub use near::NearSlices;
-pub(crate) use write::{channel, put_key, quantize};
+pub(crate) use write::{Chances, channel, put_key, quantize};
 
 use super::step::step_shape;
 use super::{
@@ -302,6 +302,8 @@ impl Step {
             lengths: slices.lengths,
             shape: self.shape,
             layout: self.layout,
+            log_odds: self.thresholds.log_odds,
+            deviations: self.thresholds.deviations,
         };
         let (thresholds, shape, carries) = (self.thresholds, self.shape, self.carries);
         let weighing = weighing_blocks(self.problem.sequences * self.problem.q_heads, shape.parts);

@@ -14,9 +14,11 @@ use crate::attention::cpu::softmax::{
 use crate::attention::cpu::{Work, a_finite_row, padded};
 use half::f16;
 use kernels_gpu::certified::carried::gather::Bounds;
+use kernels_gpu::certified::carried::likely::Noise;
 use kernels_gpu::certified::layout::{Annotation, Layout, TileLayout, pair};
 use kernels_gpu::certified::query::{LOG2_E, delta};
 use kernels_gpu::certified::{Entry, Record, StepShape};
+use simt::math::fma;
 use std::marker::PhantomData;
 
 /// What a step reads; elements as bits.
@@ -31,6 +33,9 @@ pub(super) struct View<'a> {
     pub(super) lengths: &'a [u32],
     pub(super) shape: StepShape,
     pub(super) layout: Layout,
+    /// As the thresholds have it.
+    pub(super) log_odds: f32,
+    pub(super) deviations: f32,
 }
 
 impl<'a> View<'a> {
@@ -299,8 +304,9 @@ impl Warp {
         let (mut scores, sigma, of_zeros) = if wants_keys {
             (scratch.original_scores::<E, L, D>(keys), None, true)
         } else {
-            let products = scratch.tile.products::<L, D>(view.layout, tile, &scratch.queries, bounded);
-            (products.scores, Some(products.sigma), products.of_zeros)
+            let wanted = [bounded, self.gathers && view.log_odds > 0.0];
+            let products = scratch.tile.products::<L, D>(view.layout, tile, &scratch.queries, wanted);
+            (products.scores, Some((products.sigma, products.squares)), products.of_zeros)
         };
         for (r, scores) in scores.iter_mut().enumerate().take(rows) {
             let to_log2 = scratch.queries.heads[r].scale * LOG2_E;
@@ -314,27 +320,38 @@ impl Warp {
             || if wants_keys { finite || a_finite_row::<E>(&keys[..tokens * D], D) } else { of_zeros };
         self.raise(&scores[..rows], of_zeros, &mut scratch.outputs[..D / 16]);
 
-        let mut annotation = Annotation { eta: 0.0, nu: 0.0, eps: 0.0, zeta: 0.0 };
+        let mut annotation = Annotation::NONE;
         if tokens == TOKENS {
             annotation = view.annotations[pair(block, view.shape.kv_heads, group.head as u32)];
         }
+        let by_chance = self.gathers && view.log_odds > 0.0;
         let (mut masses, mut deltas): (Rows, Rows) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
+        let (mut squares, mut noise): (Rows, _) =
+            ([0.0; MAX_ROWS], [Noise { variance: 0.0, growth: 0.0 }; MAX_ROWS]);
         for (r, running) in self.running.iter_mut().enumerate().take(rows) {
             let p = L::exp2(&scores[r], running.reference);
             let mut sums = [0f32; 4];
-            for (q, sum) in sums.iter_mut().enumerate() {
+            let mut of_squares = [0f32; 4];
+            for (q, (sum, squares)) in sums.iter_mut().zip(&mut of_squares).enumerate() {
                 let [a, b, c, d] = of_lane(&p, q);
                 *sum = (a + b) + (c + d);
+                if by_chance {
+                    *squares = fma(d, d, fma(c, c, fma(b, b, a * a)));
+                }
                 running.sums[q] += *sum;
             }
             masses[r] = of_lanes(sums);
-            if let (true, Some(sigma)) = (bounded, &sigma) {
+            squares[r] = of_lanes(of_squares);
+            if let (true, Some((sigma, of_keys))) = (bounded, &sigma) {
                 let query = &scratch.queries.heads[r];
-                let (x, Annotation { eps, zeta, .. }) = (sigma[MAX_ROWS + r], annotation);
+                let x = sigma[MAX_ROWS + r];
                 deltas[r] = match view.layout {
-                    Layout::Compact => delta::<f16, D>(query, x, eps, zeta),
-                    Layout::Paper => delta::<f32, D>(query, x, eps, zeta),
+                    Layout::Compact => delta::<f16, D>(query, x, annotation),
+                    Layout::Paper => delta::<f32, D>(query, x, annotation),
                 };
+                if by_chance {
+                    noise[r] = Noise::of_keys::<D>(query, of_keys[r], deltas[r], view.deviations, annotation);
+                }
             }
             if wants_values {
                 split::<E, L>(&p, &mut scratch.weights[r]);
@@ -348,6 +365,10 @@ impl Warp {
                 [of_block.kappa, of_block.nu] = of_trailing;
             }
             self.gather.add(rows, &masses, sigma.map(|_| &deltas), of_block);
+            // The trailing block has nothing that was rounded.
+            if by_chance && tokens == TOKENS {
+                self.gather.add_noise(rows, [&masses, &squares], sigma.map(|_| &noise), of_block);
+            }
         }
         if let Some(note) = note {
             for (r, running) in self.running.iter().enumerate().take(rows) {

@@ -2,7 +2,9 @@
 
 use super::query::{CONTRACTIONS, Queries, TILE};
 use crate::attention::Half;
-use crate::attention::cpu::lanes::{Floats, Lanes, Order, Portable, Row, Sixteens, Tile, multiply_each};
+use crate::attention::cpu::lanes::{
+    Floats, Lanes, Order, Portable, Row, Sixteens, Tile, multiply_each, square,
+};
 use crate::attention::cpu::softmax::{MAX_ROWS, TOKENS};
 use half::f16;
 use kernels_gpu::certified::layout::{Layout, TileLayout, VALUE_GROUP};
@@ -24,6 +26,8 @@ pub(super) struct Products {
     pub(super) scores: [[f32; TOKENS]; MAX_ROWS],
     /// Σ|q_n|·σ in lanes 8 to 15.
     pub(super) sigma: Floats,
+    /// Σ(q_n·σ)², of rounded products.
+    pub(super) squares: [f32; MAX_ROWS],
     /// Whether a row of zeros, which is what a group of eight has where it has no row, has scores of 0; else
     /// they are NaN.
     pub(super) of_zeros: bool,
@@ -38,18 +42,18 @@ impl Unpacked {
         values: Tile::ZERO,
     };
 
-    /// `Tile::products` of the kernels; Σ|q_n|·σ where it is wanted.
+    /// `Tile::products` of the kernels; Σ|q_n|·σ and `Tile::squares` where they are wanted.
     #[inline(always)]
     pub(super) fn products<L: Lanes, const D: usize>(
         &mut self,
         layout: Layout,
         tile: &[u32],
         queries: &Queries,
-        sigma_wanted: bool,
+        wanted: [bool; 2],
     ) -> Products {
         match layout {
-            Layout::Compact => self.products_in::<L, D, false>(tile, queries, sigma_wanted),
-            Layout::Paper => self.products_in::<L, D, true>(tile, queries, sigma_wanted),
+            Layout::Compact => self.products_in::<L, D, false>(tile, queries, wanted),
+            Layout::Paper => self.products_in::<L, D, true>(tile, queries, wanted),
         }
     }
 
@@ -59,7 +63,7 @@ impl Unpacked {
         &mut self,
         tile: &[u32],
         queries: &Queries,
-        sigma_wanted: bool,
+        [sigma_wanted, squares_wanted]: [bool; 2],
     ) -> Products {
         let layout = TileLayout::new(D as u32, if PAPER { Layout::Paper } else { Layout::Compact });
         let bytes: &[u8] = bytemuck::cast_slice(tile);
@@ -75,6 +79,7 @@ impl Unpacked {
         let of_zero = if PAPER { 2 } else { 1 };
         let wanted = of_zero + usize::from(sigma_wanted);
         let mut of_zeros = true;
+        let mut squares = [0f32; MAX_ROWS];
         for contraction in 0..D / 16 {
             let mut metadata = [Row::ZERO; 3];
             let mut wide = [0f32; 16];
@@ -105,6 +110,11 @@ impl Unpacked {
             for (products, query) in self.products.iter_mut().zip(&queries.floats).take(rows) {
                 times::<L>(&query[contraction], scales, products);
             }
+            if squares_wanted {
+                for (squares, [rounded, _]) in squares.iter_mut().zip(&self.products).take(rows) {
+                    square::<f16>(rounded, squares);
+                }
+            }
             let products = |i: usize| &self.products.as_flattened()[i];
             let keys = self.keys.of_keys(contraction);
             multiply_each::<f16, L>(products, keys, sums[..rows].as_flattened_mut());
@@ -121,7 +131,7 @@ impl Unpacked {
                 *score = (exact + rest) + offsets[r];
             }
         }
-        Products { scores, sigma, of_zeros }
+        Products { scores, sigma, squares, of_zeros }
     }
 
     /// Restores the tile's values, for [`add_values`](Self::add_values).

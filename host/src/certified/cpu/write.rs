@@ -6,10 +6,11 @@ use crate::attention::cpu::softmax::{TOKENS, of_lanes, warp_sum};
 use crate::attention::cpu::{Work, run};
 use crate::simd_level::Level;
 use half::f16;
-use kernels_gpu::certified::layout::{Annotation, Layout, Problems, TileLayout, VALUE_GROUP};
+use kernels_gpu::certified::layout::{Annotation, Layout, Problems, Rounding, TileLayout, VALUE_GROUP};
 use kernels_gpu::certified::quantizer::{
-    bound_or_infinity, key_channel, key_code, key_error, key_error_bound, key_size_bound, norm_bound,
-    reciprocal, restore_values, squares, twice, value_code, value_group, wide_key_channel,
+    bound_or_infinity, chance, chance_key, key_channel, key_code, key_error, key_error_bound, key_size_bound,
+    norm_bound, overhang, reach, reciprocal, restore_values, squares, twice, uniform, value_chance,
+    value_code, value_group, value_neighbour, wide_key_channel,
 };
 use simt::convert::{f16_from_f32, f32_from_f16};
 use simt::math::{max, min};
@@ -17,22 +18,40 @@ use simt::math::{max, min};
 /// Sums are taken over so many channels first: those of a warp.
 const SPAN: usize = 32;
 
-/// Quantizes one block of a KV head: `keys` and `values` [16, head_dim], whose first elements have index
+/// How a block of a KV head is rounded.
+#[derive(Clone, Copy)]
+pub(crate) struct Chances {
+    /// By chance, not to the nearest.
+    taken: bool,
+    /// Of the block and KV head.
+    key: u32,
+}
+
+impl Chances {
+    /// Of block `index` of a sequence.
+    pub(crate) fn new(rounding: Rounding, index: u32, head: u32) -> Self {
+        let [taken, seed] = rounding.words();
+        Chances { taken: taken != 0, key: chance_key(seed, index, head) }
+    }
+}
+
+/// Quantizes one block of a KV head: its keys and values [16, head_dim], whose first elements have index
 /// `start` in their pools; `tile` is as `layout` has it. What cannot be quantized lowers `problems`.
 pub(crate) fn quantize<E: Half>(
     level: Level,
     layout: TileLayout,
-    keys: &[E],
-    values: &[E],
+    chances: Chances,
+    [keys, values]: [&[E]; 2],
     start: usize,
     tile: &mut [u8],
     problems: &mut Problems,
 ) -> Annotation {
-    run(level.checked(), Quantize { layout, keys, values, start, tile, problems })
+    run(level.checked(), Quantize { layout, chances, keys, values, start, tile, problems })
 }
 
 struct Quantize<'a, E> {
     layout: TileLayout,
+    chances: Chances,
     keys: &'a [E],
     values: &'a [E],
     start: usize,
@@ -45,22 +64,22 @@ impl<E: Half> Work for Quantize<'_, E> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) -> Annotation {
-        let Quantize { layout, keys, values, start, tile, problems } = self;
-        let [eta, nu] = quantize_values(values, layout, tile);
+        let Quantize { layout, chances, keys, values, start, tile, problems } = self;
+        let [eta, nu, spread, step] = quantize_values(values, layout, chances, tile);
         if !(eta <= f32::MAX && nu <= f32::MAX) {
             find_value_problems(values, start, problems);
         }
-        let [eps, zeta] = quantize_keys(keys, layout, tile);
+        let [eps, zeta] = quantize_keys(keys, layout, chances, tile);
         if !(eps <= f32::MAX && zeta <= f32::MAX) {
-            find_key_problems(keys, start, layout, problems);
+            find_key_problems(keys, start, layout, overhang(chances.taken), problems);
         }
-        Annotation { eta, nu, eps, zeta }
+        Annotation { eta, nu, eps, zeta, spread, step, reach: reach(chances.taken), unused: 0 }
     }
 }
 
 /// Writes the keys; ε and ζ.
 #[inline(always)]
-fn quantize_keys<E: Half>(keys: &[E], layout: TileLayout, tile: &mut [u8]) -> [f32; 2] {
+fn quantize_keys<E: Half>(keys: &[E], layout: TileLayout, chances: Chances, tile: &mut [u8]) -> [f32; 2] {
     let dim = layout.head_dim as usize;
     let mut norms = [0f32; TOKENS];
     let mut channel_sums = [0f32; 2];
@@ -75,7 +94,7 @@ fn quantize_keys<E: Half>(keys: &[E], layout: TileLayout, tile: &mut [u8]) -> [f
                 let k = row[first + i].to_f32();
                 (low, high) = (min(low, k), max(high, k));
             }
-            let (s, z) = self::channel(layout.kind, low, high);
+            let (s, z) = self::channel(layout.kind, low, high, overhang(chances.taken));
             *channel = [s, z, reciprocal(s)];
             let at = (first + i) as u32;
             put_key(tile, layout.kind, layout.key_scale(at), s);
@@ -91,7 +110,11 @@ fn quantize_keys<E: Half>(keys: &[E], layout: TileLayout, tile: &mut [u8]) -> [f
             let mut errors = [0f32; SPAN];
             for (i, [s, z, r]) in channels.into_iter().enumerate() {
                 let k = keys[token * dim + first + i].to_f32();
-                let (code, word) = key_code(k, z, r);
+                let mut offset = 0.0;
+                if chances.taken {
+                    offset = uniform(chance(chances.key, token as u32, (first + i) as u32)) - 0.5;
+                }
+                let (code, word) = key_code(k, z, r, offset);
                 tile[layout.key_code(token as u32, (first + i) as u32) as usize] = word as u8;
                 errors[i] = key_error(k, code, s, z);
             }
@@ -103,16 +126,18 @@ fn quantize_keys<E: Half>(keys: &[E], layout: TileLayout, tile: &mut [u8]) -> [f
     [key_error_bound(error, scale), key_size_bound(zero, scale)]
 }
 
-/// Writes the values; η and ν.
+/// Writes the values; η, ν, the spread and the step.
 #[inline(always)]
-fn quantize_values<E: Half>(values: &[E], layout: TileLayout, tile: &mut [u8]) -> [f32; 2] {
+fn quantize_values<E: Half>(values: &[E], layout: TileLayout, chances: Chances, tile: &mut [u8]) -> [f32; 4] {
     let dim = layout.head_dim as usize;
     const GROUP: usize = VALUE_GROUP as usize;
-    let mut norms = [[0f32; TOKENS]; 2];
+    let mut norms = [[0f32; TOKENS]; 3];
+    let mut step = 0f32;
     for (token, row) in values.chunks_exact(dim).enumerate() {
         for (span, of_span) in row.as_chunks::<SPAN>().0.iter().enumerate() {
             let mut v = [0f32; SPAN];
             let mut errors = [0f32; SPAN];
+            let mut halves = [f32::INFINITY; SPAN];
             for (v, x) in v.iter_mut().zip(of_span) {
                 *v = x.to_f32();
             }
@@ -127,22 +152,48 @@ fn quantize_values<E: Half>(values: &[E], layout: TileLayout, tile: &mut [u8]) -
                 put(tile, layout.value_zero(token as u32, group as u32), zero);
                 let (r, z) = (reciprocal(f32_from_f16(scale)), f32_from_f16(zero));
                 for (pair, v) in v.as_chunks::<2>().0.iter().enumerate() {
-                    let codes = v.map(|v| value_code(v, z, r));
-                    let restored = restore_values(codes, twice(scale), twice(zero));
-                    for (half, v) in v.iter().enumerate() {
-                        let back = f32_from_f16(f16::from_bits((restored >> (16 * half)) as u16));
-                        errors[GROUP * i + 2 * pair + half] = v - back;
-                    }
                     let channel = (GROUP * group + 2 * pair) as u32;
+                    let mut codes = v.map(|v| value_code(v, z, r));
+                    let mut restored = restore(codes, scale, zero);
+                    if chances.taken {
+                        let mut neighbours = [0f32; 2];
+                        for half in 0..2 {
+                            neighbours[half] = value_neighbour(v[half], codes[half], restored[half]);
+                        }
+                        let others = restore(neighbours, scale, zero);
+                        for half in 0..2 {
+                            let (probability, h) = value_chance(v[half], restored[half], others[half]);
+                            let drawn = chance(chances.key, token as u32, channel + half as u32);
+                            if uniform(drawn >> 16) < probability {
+                                (codes[half], restored[half]) = (neighbours[half], others[half]);
+                            }
+                            halves[GROUP * i + 2 * pair + half] = h;
+                        }
+                    }
+                    for (half, v) in v.iter().enumerate() {
+                        errors[GROUP * i + 2 * pair + half] = v - restored[half];
+                    }
                     tile[layout.value_code(token as u32, channel) as usize] =
                         codes[0] as u8 | (codes[1] as u8) << 4;
                 }
             }
             norms[0][token] = then(span, norms[0][token], span_squares(&errors));
             norms[1][token] = then(span, norms[1][token], span_squares(&v));
+            norms[2][token] = then(span, norms[2][token], span_squares(&halves));
+            for half in halves {
+                step = max(step, half);
+            }
         }
     }
-    norms.map(|norms| bound_or_infinity(largest(norms)))
+    let [eta, nu, spread] = norms.map(|norms| bound_or_infinity(largest(norms)));
+    [eta, nu, spread, bound_or_infinity(step)]
+}
+
+/// V^ of two codes of a group.
+#[inline(always)]
+fn restore(codes: [f32; 2], scale: f16, zero: f16) -> [f32; 2] {
+    let pair = restore_values(codes, twice(scale), twice(zero));
+    [pair, pair >> 16].map(|half| f32_from_f16(f16::from_bits(half as u16)))
 }
 
 /// The sum of 32 squares: eight one after another, four neighbouring lanes then.
@@ -173,13 +224,13 @@ fn largest(sums: [f32; TOKENS]) -> f32 {
 
 /// σ and z of a channel whose keys lie between `low` and `high`.
 #[inline(always)]
-pub(crate) fn channel(layout: Layout, low: f32, high: f32) -> (f32, f32) {
+pub(crate) fn channel(layout: Layout, low: f32, high: f32, over: f32) -> (f32, f32) {
     match layout {
         Layout::Compact => {
-            let (scale, zero) = key_channel(low, high);
+            let (scale, zero) = key_channel(low, high, over);
             (f32_from_f16(scale), f32_from_f16(zero))
         }
-        Layout::Paper => wide_key_channel(low, high),
+        Layout::Paper => wide_key_channel(low, high, over),
     }
 }
 
@@ -209,13 +260,19 @@ fn range<E: Half>(data: &[E], first: usize, stride: usize) -> (f32, f32) {
 }
 
 #[cold]
-fn find_key_problems<E: Half>(keys: &[E], start: usize, layout: TileLayout, problems: &mut Problems) {
+fn find_key_problems<E: Half>(
+    keys: &[E],
+    start: usize,
+    layout: TileLayout,
+    over: f32,
+    problems: &mut Problems,
+) {
     let dim = layout.head_dim as usize;
     for (i, k) in keys.iter().enumerate() {
         let k = k.to_f32();
         let (low, high) = range(keys, i % dim, dim);
-        let (s, z) = channel(layout.kind, low, high);
-        let (code, _) = key_code(k, z, reciprocal(s));
+        let (s, z) = channel(layout.kind, low, high, over);
+        let (code, _) = key_code(k, z, reciprocal(s), 0.0);
         let Problems { key_not_finite, key_range, .. } = problems;
         report([key_not_finite, key_range], k, key_error(k, code, s, z), start + i);
     }

@@ -4,8 +4,8 @@ use super::{Batch, Exact, Input, Returned, Trial};
 use crate::Device;
 use crate::attention::dense::sample::random;
 use crate::certified::{
-    Attended, BLOCK_TOKENS, Bound, Certificate, CertifiedElement, Layout, Policy, Result, Rung, StepElement,
-    StepPlan, StepProblem,
+    Attended, BLOCK_TOKENS, Bound, Certificate, CertifiedElement, Layout, Policy, Result, Rounding, Rung,
+    StepElement, StepPlan, StepProblem,
 };
 use crate::kv::Source;
 use crate::kv::proof::{Counting, Layer, Options};
@@ -13,6 +13,7 @@ use crate::kv::workload::norm;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::Serialize;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 /// A head-step that needs a look.
@@ -74,6 +75,12 @@ pub struct Tally {
     pub paper_kernel_over_f64: [f64; 3],
     /// Median E_key, E_val, E_round and error of heads that are not dense.
     pub medians: [f64; 4],
+    /// Those of steps with a risk, and of these such with an error beyond what is likely.
+    pub risked: [u64; 2],
+    /// What is likely over the error, in the median, of heads with a risk that are not dense.
+    pub likely_over_error: f64,
+    /// What is likely over the exact output's norm: median, 99 % and most, of heads with a risk.
+    pub likely_over_output: [f64; 3],
     /// In terms of no scheme.
     #[serde(skip)]
     pub counting: Counting,
@@ -85,6 +92,8 @@ pub struct Tally {
     evaluated: Vec<f32>,
     #[serde(skip)]
     parts: [Vec<f32>; 4],
+    #[serde(skip)]
+    likely: [Vec<f32>; 2],
 }
 
 /// What was found.
@@ -139,6 +148,21 @@ impl Tally {
         holds
     }
 
+    /// Adds what a head-step with a risk says is likely; `norm` is the exact output's.
+    fn add_likely(&mut self, error: f64, norm: f64, certificate: &Certificate) {
+        let likely = f64::from(certificate.likely);
+        self.risked[0] += 1;
+        // NaN is likely of nothing.
+        self.risked[1] +=
+            u64::from(!matches!(error.partial_cmp(&likely), Some(Ordering::Less | Ordering::Equal)));
+        if error > 0.0 && !Rung::of(certificate.rung()).is_dense() {
+            self.likely[0].push((likely / error) as f32);
+        }
+        if norm > 0.0 {
+            self.likely[1].push((likely / norm) as f32);
+        }
+    }
+
     fn finish(&mut self) {
         self.median = self.ratios.each_mut().map(|ratios| median(ratios));
         // Sorted by the median.
@@ -149,6 +173,11 @@ impl Tally {
         let end = |x: Option<&f32>| x.map_or(f64::NAN, |x| f64::from(*x));
         self.paper_kernel_over_f64 = [end(self.evaluated.first()), middle, end(self.evaluated.last())];
         self.medians = self.parts.each_mut().map(|part| median(part));
+        let [over_error, over_output] = &mut self.likely;
+        self.likely_over_error = median(over_error);
+        let middle = median(over_output);
+        let last = over_output.len().saturating_sub(1);
+        self.likely_over_output = [middle, end(over_output.get(last * 99 / 100)), end(over_output.get(last))];
     }
 }
 
@@ -177,9 +206,6 @@ fn median(numbers: &mut [f32]) -> f64 {
 /// The paper's thresholds with our bound.
 const PAPER_SOUND: &str = "paper, sound bound";
 
-/// Thresholds of a step that chooses for itself.
-const CHOOSING: Policy = Policy { renew: 0, ..Policy::SOUND };
-
 /// What is tried: a name, thresholds, and how the cache is stored. Where a list is carried each takes two
 /// steps: by the list of another batch, then by its own.
 pub type Tried<'a> = (&'a str, Policy, Layout);
@@ -188,13 +214,13 @@ pub type Tried<'a> = (&'a str, Policy, Layout);
 pub const POLICIES: [Tried<'static>; 9] = [
     ("paper", Policy::PAPER, Layout::Compact),
     (PAPER_SOUND, Policy { bound: Bound::Sound, ranking: 0, renew: 1, ..Policy::PAPER }, Layout::Compact),
-    ("choosing", CHOOSING, Layout::Compact),
+    ("choosing", Policy::CHOOSING, Layout::Compact),
     ("sound", Policy::SOUND, Layout::Compact),
     ("naive", Policy::NAIVE, Layout::Compact),
     ("strict", Policy::STRICT, Layout::Compact),
     ("fast", Policy::FAST, Layout::Compact),
     ("paper, paper's layout", Policy::PAPER, Layout::Paper),
-    ("choosing, paper's layout", CHOOSING, Layout::Paper),
+    ("choosing, paper's layout", Policy::CHOOSING, Layout::Paper),
 ];
 
 /// Extents that batches have, in turn: head_dim, query heads of a KV head, KV heads.
@@ -296,14 +322,23 @@ fn length(z: u64, max_tokens: u32) -> u32 {
 /// A trial for each layout, and plans for each policy when they are needed.
 struct Runner<'a, E: StepElement + CertifiedElement> {
     tried: &'a [Tried<'a>],
-    trials: [Trial<E>; 2],
+    /// Rounded to the nearest, in each layout, and by chance in the compact one.
+    trials: [Trial<E>; 3],
     plans: Vec<Option<(StepPlan<E>, Attended)>>,
 }
 
 impl<'a, E: StepElement + CertifiedElement> Runner<'a, E> {
     fn new(device: &Device, problem: StepProblem, blocks: usize, tried: &'a [Tried<'a>]) -> Result<Self> {
-        let [compact, paper] = Layout::ALL.map(|layout| Trial::with_layout(device, problem, blocks, layout));
-        Ok(Runner { tried, trials: [compact?, paper?], plans: tried.iter().map(|_| None).collect() })
+        let trial = |layout| Trial::with_layout(device, problem, blocks, layout);
+        let by_chance = trial(Layout::Compact)?.with_rounding(Rounding::Stochastic { seed: 1 });
+        let trials = [trial(Layout::Compact)?, trial(Layout::Paper)?, by_chance];
+        Ok(Runner { tried, trials, plans: tried.iter().map(|_| None).collect() })
+    }
+
+    /// Which of the trials a policy is for.
+    fn trial(&self, policy: usize) -> usize {
+        let (_, thresholds, layout) = &self.tried[policy];
+        if thresholds.risk > 0.0 { 2 } else { *layout as usize }
     }
 
     /// Steps of one batch with some policies; says how many head-steps that were.
@@ -314,15 +349,16 @@ impl<'a, E: StepElement + CertifiedElement> Runner<'a, E> {
         policies: &[usize],
         findings: &mut Findings,
     ) -> Result<u64> {
-        for (trial, layout) in self.trials.iter_mut().zip(Layout::ALL) {
-            if policies.iter().any(|policy| self.tried[*policy].2 == layout) {
+        let wanted: Vec<usize> = policies.iter().map(|policy| self.trial(*policy)).collect();
+        for (number, trial) in self.trials.iter_mut().enumerate() {
+            if wanted.contains(&number) {
                 trial.load(batch)?;
                 trial.ask(batch)?;
             }
         }
         let mut returned = Vec::new();
-        for &policy in policies {
-            let trial = &mut self.trials[self.tried[policy].2 as usize];
+        for (&policy, trial) in policies.iter().zip(wanted) {
+            let trial = &mut self.trials[trial];
             if self.plans[policy].is_none() {
                 let plan = trial.plan(&self.tried[policy].1)?;
                 let out = plan.allocate()?;
@@ -343,7 +379,8 @@ impl<'a, E: StepElement + CertifiedElement> Runner<'a, E> {
             .collect();
         let truth: Vec<Exact> = truth.into_iter().flatten().collect();
         for (policy, foreign, returned) in &returned {
-            count(batch, seed, (self.tried[*policy].0, *foreign), &truth, returned, findings);
+            let (name, thresholds, _) = &self.tried[*policy];
+            count(batch, seed, (name, *foreign, thresholds.risk > 0.0), &truth, returned, findings);
         }
         Ok((returned.len() * truth.len()) as u64)
     }
@@ -353,7 +390,7 @@ impl<'a, E: StepElement + CertifiedElement> Runner<'a, E> {
 fn count<E: StepElement>(
     batch: &Batch<E>,
     seed: u64,
-    (policy, foreign): (&str, bool),
+    (policy, foreign, risked): (&str, bool, bool),
     truth: &[Exact],
     returned: &Returned,
     findings: &mut Findings,
@@ -381,6 +418,9 @@ fn count<E: StepElement>(
         };
         let length = norm(exact.output.iter().copied());
         for tally in [own, &mut findings.total] {
+            if risked {
+                tally.add_likely(error, length, certificate);
+            }
             tally.counting.add(source, error, Some(self::bound(certificate)), length);
         }
         let bound = bound(certificate);
@@ -418,11 +458,14 @@ mod tests {
             e_key,
             e_val: 0.25,
             e_round: 0.25,
+            likely: e_key + 0.5,
+            norm: 1.0,
             tail_mass: 0.5,
             delta: 0.1,
             promoted_keys: 0,
             promoted_values: 0,
             rung_and_reason,
+            unused: [0; 2],
         }
     }
 

@@ -30,6 +30,14 @@ fn neutral(found: Findings) -> proof::Findings {
             "the paper's bound by the kernels over the same in f64: {middle:.3} in the median, {least:.3} to {most:.3}"
         ));
     }
+    let Tally { risked: [risked, beyond], likely_over_error, likely_over_output, .. } = found.total;
+    if risked > 0 {
+        let [median, most, worst] = likely_over_output.map(|share| 100.0 * share);
+        notes.push(format!(
+            "what is likely: beyond it {beyond} of {risked} errors; {likely_over_error:.1} times the error in the median; of the \
+             output {median:.2} % in the median, {most:.2} % in 99 of 100, {worst:.2} % at most"
+        ));
+    }
     if !found.total.reasons.is_empty() {
         let reasons = found.total.reasons.iter().map(|(name, n)| format!("{name} {n}"));
         notes.push(format!("exact because: {}", reasons.collect::<Vec<_>>().join("; ")));
@@ -56,6 +64,8 @@ fn of(tally: Tally) -> proof::Tally {
         Fact::error("E_key", e_key),
         Fact::error("E_val", e_val),
         Fact::error("E_round", e_round),
+        Fact::count("beyond likely", tally.risked[1] as f64),
+        Fact::error("likely/error", tally.likely_over_error),
     ];
     proof::Tally { facts, ..tally.counting.finish() }
 }

@@ -4,7 +4,7 @@ use crate::attention::dense;
 use crate::attention::inputs::Batch;
 use crate::certified::{
     Annotation, Attended, Certificate, CertifiedElement, Error, Geometry, Job, Layout, Near, Policy, Result,
-    Scratch, StepElement, StepHandles, StepPlan, StepProblem, Writer,
+    Rounding, Scratch, StepElement, StepHandles, StepPlan, StepProblem, Writer,
 };
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::certified::admit::HEADER;
@@ -78,6 +78,13 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
         })
     }
 
+    /// The same whose codes are rounded otherwise from the next batch on.
+    pub fn with_rounding(mut self, rounding: Rounding) -> Self {
+        self.geometry = self.geometry.with_rounding(rounding);
+        self.writer.set_rounding(rounding);
+        self
+    }
+
     /// The stream of everything here.
     pub fn stream(&self) -> &Stream {
         &self.stream
@@ -122,8 +129,8 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
         self.lengths.write(0, &batch.lengths)?;
         self.stream.fill_u8(&mut self.tiles, .., 0xff)?;
         self.stream.fill_u8(&mut self.annotations, .., 0xff)?;
-        let jobs: Vec<Job> =
-            batch.full_blocks().into_iter().map(|block| Job { source: block, destination: block }).collect();
+        let job = |block| Job::new(block, block, block);
+        let jobs: Vec<Job> = batch.full_blocks().into_iter().map(job).collect();
         let Trial { writer, stream, keys, values, tiles, annotations, .. } = self;
         writer.write(stream, keys, values, &jobs, tiles, annotations)?;
         writer.check(stream)

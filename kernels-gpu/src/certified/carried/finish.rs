@@ -110,7 +110,7 @@ impl Finish {
             let mut gathered = Gathered::zeroed();
             let mut promoted = [0; 3];
             if thresholds.certify != 0 {
-                let words: [f32; 12] =
+                let words: [f32; Gathered::WORDS as usize] =
                     core::array::from_fn(|i| layout.gathered.load(r * Gathered::WORDS + i as u32));
                 gathered = bytemuck::cast(words);
             }

@@ -3,9 +3,10 @@
 
 use super::super::layout::Annotation;
 use super::super::query::LOG2_E_ABOVE;
+use super::likely::Noise;
 use crate::attention::{PartialRow, ROWS};
 use simt::math::{abs, exp2, exp2_nonpositive, fma, max};
-use simt::{Pod, Shared, Zeroable};
+use simt::{Pod, Shared, Zeroable, unroll};
 
 /// Sums over the blocks of one query row, each weighed with its share of the row's sum: Σ p_t of the weights
 /// that the output is made with, relative to the row's reference. T: the blocks whose keys are quantized.
@@ -18,34 +19,58 @@ pub struct Gathered {
     pub eta: f32,
     /// The largest Δ in T.
     pub delta: f32,
+    /// Σ_T w g v, [`Noise`]'s variance and growth.
+    pub twice: f32,
+    /// Σ_T w² g v, w² the sum of the squares of a block's weights.
+    pub noise: f32,
     /// Σ_T w (e^Δ − 1) ν.
     pub a2: f32,
     /// Σ w ν².
     pub nu_squares: f32,
     /// The largest ν.
     pub nu: f32,
+    /// Σ_T w g v ν.
+    pub twice_values: f32,
+    /// Σ_T w² g v ν².
+    pub noise_values: f32,
     /// Σ_T w (1 − e^−Δ).
     pub a3: f32,
     /// Σ w κ².
     pub kappa_squares: f32,
     /// The largest κ: no key's norm is larger.
     pub kappa: f32,
+    /// Σ w² s², s a block's spread, over blocks whose values are quantized.
+    pub spread: f32,
+    /// Σ_T w² g² v².
+    pub fourth: f32,
     /// Σ_T w.
     pub tail: f32,
     /// Σ w η²: what lane 3 makes of its number as the others do of theirs. Nobody asks for it.
     pub eta_squares: f32,
     /// The largest η.
     pub largest_eta: f32,
+    /// Σ w² h², h a block's step, over blocks whose values are quantized.
+    pub step: f32,
+    /// Σ_T w² g² v² ν².
+    pub fourth_values: f32,
 }
 
 impl Gathered {
-    /// Words of it: three of each of a row's four lanes.
+    /// Words of it: five of each of a row's four lanes.
     pub const WORDS: u32 = size_of::<Gathered>() as u32 / 4;
+    /// Words of a lane.
+    pub const OF_LANE: u32 = Self::WORDS / 4;
 
     /// Whether a word is the largest of its kind, not a sum.
     #[inline(always)]
     pub const fn is_largest(word: u32) -> bool {
-        word % 3 == 2
+        word % Self::OF_LANE == 2
+    }
+
+    /// Whether a word is a sum of squares of weights.
+    #[inline(always)]
+    pub const fn is_square(word: u32) -> bool {
+        word % Self::OF_LANE == 4 || word % Self::OF_LANE == 3 && word >= 2 * Self::OF_LANE
     }
 
     /// Words of eight rows.
@@ -63,18 +88,22 @@ pub struct Bounds {
     pub nu: f32,
     /// The largest norm of a key.
     pub kappa: f32,
+    /// The squares of the block's spread and step; 0 where its values are not quantized.
+    pub spreads: [f32; 2],
 }
 
 impl Bounds {
     /// Those of an annotated block; keys are quantized if there is a `delta`, values if so said.
     #[inline(always)]
     pub fn of(annotation: Annotation, delta: Option<f32>, quantized_values: bool) -> Self {
-        let Annotation { eta, nu, eps, zeta } = annotation;
-        Bounds { delta, eta: if quantized_values { eta } else { 0.0 }, nu, kappa: eps + zeta }
+        let Annotation { eta, nu, eps, zeta, spread, step, .. } = annotation;
+        let used = |x: f32| if quantized_values { x } else { 0.0 };
+        let spreads = [used(spread * spread), used(step * step)];
+        Bounds { delta, eta: used(eta), nu, kappa: eps + zeta, spreads }
     }
 }
 
-/// A lane's three words of [`Gathered`], relative to the warp's reference.
+/// A lane's first three words of [`Gathered`], relative to the warp's reference.
 #[derive(Clone, Copy)]
 pub struct Gather {
     first: f32,
@@ -103,7 +132,7 @@ impl Gather {
     #[inline(always)]
     pub fn add(&mut self, mass: f32, of: Bounds, lane: u32) {
         let q = lane & 3;
-        let Bounds { delta, eta, nu, kappa } = of;
+        let Bounds { delta, eta, nu, kappa, .. } = of;
         let own = if q == 1 {
             nu
         } else if q == 2 {
@@ -127,23 +156,108 @@ impl Gather {
     }
 
     /// In the order of a lane's part of [`Gathered`].
-    pub fn words(self) -> [f32; 3] {
-        [self.first, self.second, self.largest]
+    pub fn words(self, noise: Noisy) -> [f32; 5] {
+        [self.first, self.second, self.largest, noise.third, noise.fourth]
     }
 
     /// Writes them to row `row` of `rows`.
     #[simt::device]
-    pub fn keep(self, rows: Shared<f32>, row: u32, lane: u32) {
-        let at = row * Gathered::WORDS + 3 * (lane & 3);
-        rows.store(at, self.first);
-        rows.store(at + 1, self.second);
-        rows.store(at + 2, self.largest);
+    pub fn keep(self, noise: Noisy, rows: Shared<f32>, row: u32, lane: u32) {
+        let at = row * Gathered::WORDS + Gathered::OF_LANE * (lane & 3);
+        let words = self.words(noise);
+        unroll!(for i in 0..5 {
+            rows.store(at + i as u32, words[i]);
+        });
     }
 }
 
 impl Default for Gather {
     fn default() -> Self {
         Gather::new()
+    }
+}
+
+/// A lane's other two words, which the bound that may fail follows from.
+#[derive(Clone, Copy, Default)]
+pub struct Noisy {
+    third: f32,
+    fourth: f32,
+}
+
+impl Noisy {
+    /// The reference has become another one.
+    #[inline(always)]
+    pub fn rescale(&mut self, before: f32, now: f32, lane: u32) {
+        let factor = exp2_nonpositive(before - now);
+        let square = factor * factor;
+        self.third *= if lane & 3 < 2 { factor } else { square };
+        self.fourth *= square;
+    }
+
+    /// Takes in what the bound that may fail wants of a block: `squares` is the sum of the squares of its
+    /// tokens' weights, `noise` that of its keys, if they are quantized.
+    #[inline(always)]
+    pub fn add(&mut self, mass: f32, squares: f32, noise: Option<Noise>, of: Bounds, lane: u32) {
+        let q = lane & 3;
+        if q >= 2 {
+            self.third = fma(squares, of.spreads[if q == 2 { 0 } else { 1 }], self.third);
+        }
+        let Some(Noise { variance, growth }) = noise else { return };
+        let grown = growth * variance;
+        let scaled = if q & 1 == 1 { grown * of.nu } else { grown };
+        if q < 2 {
+            self.third = fma(mass, scaled, self.third);
+        }
+        let fourth = if q < 2 { scaled * if q == 1 { of.nu } else { 1.0 } } else { scaled * scaled };
+        self.fourth = fma(squares, fourth, self.fourth);
+    }
+
+    /// What warp `warp` has in `memory`, where its lanes have [`Parked::WORDS`] words each.
+    #[simt::device]
+    pub fn load(memory: Shared<f32>, warp: u32, lane: u32) -> Self {
+        let at = 32 * Parked::WORDS * warp + lane;
+        Noisy { third: memory.load(at), fourth: memory.load(at + 32) }
+    }
+
+    /// Puts it there.
+    #[simt::device]
+    pub fn store(self, memory: Shared<f32>, warp: u32, lane: u32) {
+        let at = 32 * Parked::WORDS * warp + lane;
+        memory.store(at, self.third);
+        memory.store(at + 32, self.fourth);
+    }
+}
+
+/// What of a block waits in shared memory, beside [`Noisy`], until the multiplications are over, whose operands
+/// take the registers.
+#[derive(Clone, Copy)]
+pub struct Parked {
+    /// Σ p.
+    pub mass: f32,
+    /// Σ p².
+    pub squares: f32,
+    /// Δ.
+    pub delta: f32,
+}
+
+impl Parked {
+    /// Words of a lane: these, and those of [`Noisy`] ahead of them.
+    pub const WORDS: u32 = 5;
+
+    /// As [`Noisy::load`].
+    #[simt::device]
+    pub fn load(memory: Shared<f32>, warp: u32, lane: u32) -> Self {
+        let at = 32 * Parked::WORDS * warp + 64 + lane;
+        Parked { mass: memory.load(at), squares: memory.load(at + 32), delta: memory.load(at + 64) }
+    }
+
+    /// As [`Noisy::store`].
+    #[simt::device]
+    pub fn store(self, memory: Shared<f32>, warp: u32, lane: u32) {
+        let at = 32 * Parked::WORDS * warp + 64 + lane;
+        memory.store(at, self.mass);
+        memory.store(at + 32, self.squares);
+        memory.store(at + 64, self.delta);
     }
 }
 
@@ -180,8 +294,9 @@ pub fn merge(word: u32, parts: u32, part: impl Fn(u32) -> f32, weight: impl Fn(u
     let mut merged = 0f32;
     let mut p = 0;
     while p < parts {
-        let x = part(p);
-        merged = if Gathered::is_largest(word) { max(merged, x) } else { fma(x, weight(p), merged) };
+        let (x, w) = (part(p), weight(p));
+        let w = if Gathered::is_square(word) { w * w } else { w };
+        merged = if Gathered::is_largest(word) { max(merged, x) } else { fma(x, w, merged) };
         p += 1;
     }
     merged

@@ -8,9 +8,10 @@ use super::super::policy::{Certificate, Thresholds, reason, rung};
 use super::super::query::{Query, delta_original};
 use super::super::sums::LOST;
 use super::gather::Gathered;
+use super::likely::Likely;
 use crate::attention::{BLOCK_TOKENS, Chain, Half, PartialRow};
 use simt::Zeroable;
-use simt::math::{fma, max, min, sqrt};
+use simt::math::{canonical_nan, fma, max, min, sqrt};
 
 /// What the certificate of one row follows from.
 pub struct Judge {
@@ -95,15 +96,25 @@ impl Judge {
         if !query.finite {
             why |= reason::QUERY_NOT_FINITE;
         }
-        if !(e_key <= thresholds.key_budget * nu) {
-            why |= reason::KEY_BUDGET;
+        let bound = e_key + e_val + e_round;
+        let mut likely = bound;
+        if thresholds.log_odds > 0.0 {
+            let of_chance = Likely {
+                log_odds: thresholds.log_odds,
+                length: self.length,
+                inverse,
+                output: output * (1.0 + 1.0 / 16384.0),
+                e_round,
+                value,
+            };
+            likely = min(of_chance.bound::<D>(query, &gathered), bound);
         }
-        if !(e_val <= thresholds.value_budget * nu) {
-            why |= reason::VALUE_BUDGET;
+        if thresholds.error_budget < f32::INFINITY && !(likely <= thresholds.error_budget * output) {
+            why |= reason::ERROR_BUDGET;
         }
         // The least of some bounds is a number even where others, and the output, are not.
         let numbers = row.sum > 0.0 && row.sum < f32::INFINITY && self.squares < f32::INFINITY;
-        if !numbers || !(e_key + e_val + e_round < f32::INFINITY) {
+        if !numbers || !(bound < f32::INFINITY) {
             why |= reason::NO_BOUND;
         }
         let [promoted_keys, promoted_values, expanded] = promoted;
@@ -111,6 +122,8 @@ impl Judge {
             e_key,
             e_val,
             e_round,
+            likely,
+            norm: canonical_nan(output),
             tail_mass,
             delta,
             promoted_keys,
@@ -122,6 +135,7 @@ impl Judge {
             } else {
                 rung::QUANTIZED
             },
+            unused: [0; 2],
         };
         if why == 0 {
             return of_step;

@@ -18,7 +18,7 @@
 //! kv_heads · row groups]. `gathered` [the same, splits, 8] of [`Gathered`].
 //!
 //! # Bytes
-//! 32·D a block and KV head, and 16 where something is certified, read once; of a listed one the originals,
+//! 32·D a block and KV head, and 32 where something is certified, read once; of a listed one the originals,
 //! 32·D each of keys and values, besides. In a step that notes blocks, 16 bytes a block and query head are
 //! written, for the next list.
 //!
@@ -31,7 +31,9 @@ mod ahead;
 mod finish;
 pub mod gather;
 pub mod judge;
+pub mod likely;
 mod list;
+mod promoted;
 
 use super::admit::{Found, Scratch};
 use super::finish::Ends;
@@ -42,7 +44,7 @@ use super::parts::MAX_BLOCKS;
 use super::pass::{PassLayout, Record, StepShape, Tiles, pass_layout_in, pass_share, stages};
 use super::policy::{Certificate, Thresholds};
 use super::promote::{largest_norms, original_scores};
-use super::query::{LOG2_E, Query, delta};
+use super::query::{self, LOG2_E, Query};
 use super::tile::Tile;
 use crate::attention::{
     Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, Pace, PartialRow, ROWS, Running, ValueTile,
@@ -52,57 +54,15 @@ use ahead::look_ahead;
 use core::cell::Cell;
 use core::marker::PhantomData;
 use finish::Finish;
-use gather::{Bounds, Gather, Gathered};
+use gather::{Bounds, Gather, Gathered, Noisy, Parked};
 use glam::UVec2;
 use half::{bf16, f16};
+use likely::Noise;
 use list::{List, Listed, Lookup};
+pub use promoted::{Promoted, first_recent, mode};
+use simt::math::fma;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
-use simt::{
-    Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
-};
-
-/// What a step has promoted of a row of blocks, and when the list was made that the next one promotes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C, align(16))]
-pub struct Promoted {
-    /// Tiles of keys.
-    pub key_tiles: u32,
-    /// Tiles of values.
-    pub value_tiles: u32,
-    /// Full blocks that the sequence had when the list was made.
-    pub blocks: u32,
-    #[doc(hidden)]
-    pub unused: u32,
-}
-
-impl Promoted {
-    /// Full blocks that a row's sequence had when its list was made.
-    #[simt::device]
-    pub(super) fn blocks(rows: Global<Promoted>, launch_row: u32) -> u32 {
-        rows.cast::<u32>().load(4 * launch_row as usize + 2)
-    }
-
-    /// Notes them.
-    #[simt::device]
-    pub(super) fn note_blocks(rows: GlobalMut<Promoted>, launch_row: u32, blocks: u32) {
-        rows.cast::<u32>().store(4 * launch_row as usize + 2, blocks);
-    }
-}
-
-/// The first of the full blocks that a step promotes though no list has them: those that were filled since it
-/// was made, the two newest of them at the most.
-#[inline(always)]
-pub fn first_recent(blocks: u32, when_made: u32) -> u32 {
-    when_made.max(blocks.saturating_sub(2)).min(blocks)
-}
-
-/// What a step does with lists, as the launches are told: bits. Who launches counts the steps.
-pub mod mode {
-    /// There is a list, of an earlier step: its blocks are promoted.
-    pub const LISTED: u32 = 1;
-    /// Blocks are noted, and the next list made of them.
-    pub const RENEWS: u32 = 2;
-}
+use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
 
 /// Splits of which what they have gathered is brought to shared memory: more of it would leave less room for
 /// their outputs, which at batch 1 shall be added up in one go.
@@ -131,8 +91,10 @@ pub struct CarriedLayout {
     chains: Shared<u32>,
     /// Entries whose keys are promoted, those whose values are, and whether K_max was raised for them.
     promoted: Shared<u32>,
-    /// Of the warps, [warps, 8, 12]; at the end of the rows, [8, 12].
+    /// Of the warps, [warps, 8, 20]; at the end of the rows, [8, 20].
     gathered: Shared<f32>,
+    /// Of each lane, what the bound that may fail follows from, and what waits for it: [warps, 5, 32].
+    noise: Shared<f32>,
     last: Shared<u32>,
     /// The shared memory's size.
     pub bytes: u32,
@@ -156,6 +118,7 @@ pub const fn carried_layout<const D: usize>() -> CarriedLayout {
     let chains = plan.array(4);
     let promoted = plan.array(3);
     let gathered = plan.array(warps(D as u32) * Gathered::EIGHT);
+    let noise = plan.array(warps(D as u32) * 32 * Parked::WORDS);
     let last = plan.array(1);
     CarriedLayout {
         pass,
@@ -167,6 +130,7 @@ pub const fn carried_layout<const D: usize>() -> CarriedLayout {
         chains,
         promoted,
         gathered,
+        noise,
         last,
         bytes: plan.bytes(),
     }
@@ -259,6 +223,7 @@ pub fn carry<E: Half, const D: usize>(
     let recent = first_recent(blocks, made);
     let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
     let to_log2 = query.scale * LOG2_E;
+    let by_chance = thresholds.log_odds > 0.0;
     let noting = mode & mode::RENEWS != 0;
     let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present, lane };
 
@@ -298,6 +263,9 @@ pub fn carry<E: Half, const D: usize>(
     };
     let mut running = Running::new();
     let mut gather = Gather::new();
+    if by_chance {
+        Noisy::default().store(layout.noise, warp, lane);
+    }
     walk(&ring, first + warp, ahead, |block, stage| {
         if ring.skipped.get() >> stage & 1 != 0 {
             return;
@@ -316,16 +284,35 @@ pub fn carry<E: Half, const D: usize>(
         let (p, sum) = running.weigh::<D>(scores);
         // Before the multiplications, and by every lane, so that it hides behind them.
         if certify {
-            let annotation = pass.annotations.load(ring.tiles.slot(stage));
+            let annotation = ring.tiles.annotation(stage);
             let mass = of_row(sum);
-            let delta = delta::<f16, D>(&query, x, annotation.eps, annotation.zeta);
+            let delta = query::delta::<f16, D>(&query, x, annotation);
             gather.rescale(before, running.reference);
             gather.add(mass, Bounds::of(annotation, Some(delta), true), lane);
+            if by_chance {
+                let squares = of_row(sum_of_squares(p));
+                let (lane, warp) =
+                    (bits::renewed(warp::lane_id()), bits::renewed(thread::thread_idx_x()) / 32);
+                Parked { mass, squares, delta }.store(layout.noise, warp, lane);
+                rescale_noise(layout.noise, before, running.reference, warp, lane);
+            }
             if notes.writes {
                 notes.store(block, Record::new(mass, running.reference, delta, annotation));
             }
         }
         running.accumulate_operands::<f16, D>(p, operands);
+        // Behind the multiplications, whose operands take the registers.
+        if by_chance {
+            let stage = bits::renewed(stage);
+            let (lane, warp) = (bits::renewed(warp::lane_id()), bits::renewed(thread::thread_idx_x()) / 32);
+            let annotation = ring.tiles.annotation(stage);
+            let of_keys = ring.tiles.tile(stage).squares(&query, lane);
+            let Parked { mass, squares, delta } = Parked::load(layout.noise, warp, lane);
+            let noise = Noise::of_keys::<D>(&query, of_keys, delta, thresholds.deviations, annotation);
+            let mut noisy = Noisy::load(layout.noise, warp, lane);
+            noisy.add(mass, squares, Some(noise), Bounds::of(annotation, Some(delta), true), lane);
+            noisy.store(layout.noise, warp, lane);
+        }
     });
     let done = ring.pace.done();
     async_copy::wait::<0>();
@@ -380,11 +367,8 @@ pub fn carry<E: Half, const D: usize>(
             tile.copy(tiles, pair as usize * TileLayout::new(D as u32, Layout::Compact).bytes as usize, lane);
         }
         async_copy::commit();
-        let annotation = if trailing {
-            Annotation { eta: 0.0, nu: 0.0, eps: 0.0, zeta: 0.0 }
-        } else {
-            annotations.load(pair as usize)
-        };
+        let annotation =
+            if trailing { Annotation::NONE } else { Annotation::load(annotations, pair as usize) };
         async_copy::wait::<0>();
         warp::sync_warp(FULL_MASK);
         if wants_keys {
@@ -398,7 +382,7 @@ pub fn carry<E: Half, const D: usize>(
             original_scores::<E, D>(&query, key_tile, lane)
         } else {
             let (products, x) = tile.products(&query, lane);
-            bound = Some(delta::<f16, D>(&query, x, annotation.eps, annotation.zeta));
+            bound = Some(query::delta::<f16, D>(&query, x, annotation));
             products
         };
         unroll!(for j in 0..2 {
@@ -412,6 +396,11 @@ pub fn carry<E: Half, const D: usize>(
         let (p, sum) = running.weigh::<D>(scores);
         if certify {
             let mass = of_row(sum);
+            if by_chance {
+                let squares = of_row(sum_of_squares(p));
+                Parked { mass, squares, delta: bound.unwrap_or(0.0) }.store(layout.noise, warp, lane);
+                rescale_noise(layout.noise, before, running.reference, warp, lane);
+            }
             gather.rescale(before, running.reference);
             let mut of_block = Bounds::of(annotation, bound, !wants_values);
             if trailing {
@@ -427,6 +416,18 @@ pub fn carry<E: Half, const D: usize>(
         } else {
             running.accumulate_weights::<f16, D>(p, tile.values(lane), lane);
         }
+        // The trailing block has nothing that was rounded.
+        if by_chance && !trailing {
+            let annotation = Annotation::load(annotations, bits::renewed(pair) as usize);
+            let Parked { mass, squares, delta } = Parked::load(layout.noise, warp, lane);
+            let noise = (!wants_keys).then(|| {
+                let of_keys = tile.squares(&query, lane);
+                Noise::of_keys::<D>(&query, of_keys, delta, thresholds.deviations, annotation)
+            });
+            let mut noisy = Noisy::load(layout.noise, warp, lane);
+            noisy.add(mass, squares, noise, Bounds::of(annotation, None, !wants_values), lane);
+            noisy.store(layout.noise, warp, lane);
+        }
     }
 
     thread::sync_threads();
@@ -435,7 +436,8 @@ pub fn carry<E: Half, const D: usize>(
     if lane & 3 == 0 {
         pass.rows.store(warp * ROWS + (lane >> 2), PartialRow { reference: running.reference, sum });
     }
-    gather.keep(layout.gathered, warp * ROWS + (lane >> 2), lane);
+    let noisy = if by_chance { Noisy::load(layout.noise, warp, lane) } else { Noisy::default() };
+    gather.keep(noisy, layout.gathered, warp * ROWS + (lane >> 2), lane);
     thread::sync_threads();
 
     let floats = part_floats(D as u32);
@@ -481,6 +483,22 @@ pub fn carry<E: Half, const D: usize>(
 fn of_row(sum: f32) -> f32 {
     let sum = sum + warp_shuffle_xor(FULL_MASK, sum, 1, 32);
     sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32)
+}
+
+/// The reference of what a warp's lanes have for the bound that may fail has become another one.
+#[simt::device]
+fn rescale_noise(memory: Shared<f32>, before: f32, now: f32, warp: u32, lane: u32) {
+    if before != now {
+        let mut noisy = Noisy::load(memory, warp, lane);
+        noisy.rescale(before, now, lane);
+        noisy.store(memory, warp, lane);
+    }
+}
+
+/// Of a lane's weights.
+#[inline(always)]
+fn sum_of_squares(p: [f32; 4]) -> f32 {
+    fma(p[3], p[3], fma(p[2], p[2], fma(p[1], p[1], p[0] * p[0])))
 }
 
 /// Where blocks are noted.
