@@ -67,7 +67,7 @@ const POLICIES: [Policy; 12] = [
 
 /// Compares every path with the kernels, twice: what one step leaves behind is nothing to the next.
 fn compare<E: CacheElement>(case: &Case<E>, policy: &Policy, what: &str) {
-    let policy = &Policy { renew: 0, ..*policy };
+    let policy = &Policy { renew: 0, risk: 0.0, ..*policy };
     let (expected, read) = Emulated::new(case, policy, [0; 2]).step(case, false);
     let Batch { problem, inputs, lengths, .. } = &case.batch;
     let what = format!("{} of {problem:?}, {inputs:?} {lengths:?}, {what}, {policy:?}", E::NAME);
@@ -268,7 +268,7 @@ fn grow_in<E: CacheElement>(
 ) -> Vec<Vec<u32>> {
     let device = Device::cpu(EmuOptions::default());
     let stream = Stream::new(&device).unwrap();
-    let geometry = Geometry::new(2, 64).unwrap().with_layout(layout);
+    let geometry = Geometry::new(2, 64).unwrap().with_layout(layout).with_rounding(policy.rounding(3));
     let (key_slots, value_slots) = slots;
     let extents = Extents { geometry, blocks: 40, sequences: 4, max_tokens: 300, key_slots, value_slots };
     let mut cache = TieredCache::<E>::new(&device, extents).unwrap();
@@ -314,8 +314,8 @@ fn grow_in<E: CacheElement>(
 fn a_cache_may_change_its_path_at_any_time() {
     let few = Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::SOUND };
     for slots in [(0, 0), (3, 2), (100, 100)] {
-        let checked = Policy { ranking: 1, canary: 1e-6, renew: 0, ..few };
-        let for_itself = Policy { renew: 0, ..few };
+        let checked = Policy { ranking: 1, canary: 1e-6, renew: 0, risk: 0.0, ..few };
+        let for_itself = Policy { renew: 0, risk: 0.0, ..few };
         for policy in [few, for_itself, Policy { renew: 2, ..ALL }, Policy::BARE, checked] {
             let kernels = grow::<f16>(slots, &policy, NEVER);
             for slices in [0..6, 0..3, 0..1] {
@@ -327,7 +327,7 @@ fn a_cache_may_change_its_path_at_any_time() {
         }
     }
     assert_eq!(grow::<bf16>((3, 2), &few, NEVER), grow::<bf16>((3, 2), &few, 0..6));
-    for policy in [Policy { renew: 0, ..few }, Policy::PAPER] {
+    for policy in [Policy { renew: 0, risk: 0.0, ..few }, Policy::PAPER] {
         let of_slices = |slices| grow_in::<f16>(Layout::Paper, (3, 2), &policy, slices);
         let kernels = of_slices(NEVER);
         assert!(kernels == of_slices(0..6) && kernels == of_slices(0..3), "{policy:?}");

@@ -1,6 +1,6 @@
 //! The certified system's cases for `ferrokv check`: every instance over hostile inputs.
 
-use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, HEAD_DIMS, Job, Layout, Writer};
+use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, HEAD_DIMS, Job, Layout, Rounding, Writer};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
@@ -123,14 +123,19 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
             let few: &[(u32, usize)] =
                 if small && input != Input::Bits { &[(1, 1)] } else { &[(1, 1), (3, 4)] };
             for &(kv_heads, blocks) in few {
-                add_types(&mut cases, (kv_heads, head_dim), Layout::Compact, blocks, input);
+                add_types(&mut cases, (kv_heads, head_dim), STORED[0], blocks, input);
             }
-            add_types(&mut cases, (2, head_dim), Layout::Paper, 1, input);
+            add_types(&mut cases, (2, head_dim), STORED[1], 1, input);
+        }
+        for input in [Input::Uniform, Input::Offset, Input::Tiny, Input::Bits] {
+            for stored in &STORED[2..] {
+                add_types(&mut cases, (2, head_dim), *stored, 1, input);
+            }
         }
         if large {
             for input in [Input::Uniform, Input::Finite, Input::Bits] {
-                for layout in Layout::ALL {
-                    add_types(&mut cases, (8, head_dim), layout, 1000, input);
+                for stored in STORED {
+                    add_types(&mut cases, (8, head_dim), stored, 1000, input);
                 }
             }
         }
@@ -140,9 +145,20 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
     cases
 }
 
-fn add_types(cases: &mut Vec<Case>, heads: (u32, u32), layout: Layout, blocks: usize, input: Input) {
-    add::<f16>(cases, heads, layout, blocks, input);
-    add::<bf16>(cases, heads, layout, blocks, input);
+/// How a pool is stored.
+type Stored = (Layout, Rounding);
+
+/// Each way.
+const STORED: [Stored; 4] = [
+    (Layout::Compact, Rounding::Nearest),
+    (Layout::Paper, Rounding::Nearest),
+    (Layout::Compact, Rounding::Stochastic { seed: 6 }),
+    (Layout::Paper, Rounding::Stochastic { seed: 7 }),
+];
+
+fn add_types(cases: &mut Vec<Case>, heads: (u32, u32), stored: Stored, blocks: usize, input: Input) {
+    add::<f16>(cases, heads, stored, blocks, input);
+    add::<bf16>(cases, heads, stored, blocks, input);
 }
 
 /// What labels say of a layout: nothing of the usual one.
@@ -156,17 +172,18 @@ pub(super) fn in_layout(layout: Layout) -> &'static str {
 fn add<T: CertifiedElement>(
     cases: &mut Vec<Case>,
     (kv_heads, head_dim): (u32, u32),
-    layout: Layout,
+    (layout, rounding): Stored,
     blocks: usize,
     input: Input,
 ) {
     let Ok(geometry) = Geometry::new(kv_heads, head_dim) else { return };
-    let geometry = geometry.with_layout(layout);
+    let geometry = geometry.with_layout(layout).with_rounding(rounding);
     let label = format!(
-        "{} heads={kv_heads} head_dim={head_dim} blocks={blocks} {}{}",
+        "{} heads={kv_heads} head_dim={head_dim} blocks={blocks} {}{}{}",
         T::NAME,
         input.name(),
-        in_layout(layout)
+        in_layout(layout),
+        if rounding == Rounding::Nearest { "" } else { " rounded by chance" }
     );
     let run = move |device: &Device| run::<T>(device, geometry, blocks, input);
     let case = Case::new(T::quantize_block(geometry).info(), label, run);

@@ -239,11 +239,12 @@ mod tests {
         assert!(refused("certified/renew=4/ranking=1").contains("set renew to 0"));
         assert!(refused("certified/min_keys=20/max_keys=4").contains("swap them"));
         assert!(refused("certified/layout=paper").contains("set renew to 0"));
+        assert!(refused("certified/renew=0").contains("set risk to 0"));
         assert!(refused("certified/coverage=1.5").contains("a number from 0 to 1"));
         assert!(refused("certified/coverage=nan").contains("a number from 0 to 1"));
         assert!(refused("certified/covrage=1").contains("its options are coverage, min_keys"));
         assert!(refused("certified/renew=1/renew=2").contains("twice"));
         assert!(refused("int8-int4:fast").contains("it has no presets"));
-        assert!(selection("certified/layout=paper/renew=0").is_ok());
+        assert!(selection("certified/layout=paper/renew=0/risk=0").is_ok());
     }
 }

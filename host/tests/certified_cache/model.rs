@@ -44,7 +44,7 @@ const BLOCKS: u32 = 14;
 const MAX_TOKENS: u32 = 100;
 
 fn run(calls: Vec<Call>) {
-    let geometry = Geometry::new(2, 64).unwrap();
+    let geometry = super::geometry();
     let device = &devices()[0];
     let stream = Stream::new(device).unwrap();
     let extents = Extents {

@@ -1,7 +1,7 @@
 //! The cache's cases for `ferrokv check`: filled in every way, and stepped on with scratches of every size.
 
 use super::super::cases::in_layout;
-use super::super::{Annotation, Attended, HEAD_DIMS, Layout, Policy, StepPlan, StepProblem};
+use super::super::{Annotation, Attended, HEAD_DIMS, Layout, Policy, Rounding, StepPlan, StepProblem};
 use super::{BLOCK_TOKENS, CacheElement, CacheError, Extents, Geometry, Result, TieredCache};
 use crate::attention::dense::sample::normal;
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement};
@@ -9,6 +9,9 @@ use crate::{Buffer, Device, Stream};
 use bytemuck::Zeroable;
 use half::{bf16, f16};
 use kernels_gpu::certified::{Certificate, mark, weigh};
+
+/// How codes are rounded.
+const CHANCE: Rounding = Rounding::Stochastic { seed: 2 };
 
 /// About N(0, 1), with a few channels that stand out; the same on every machine.
 pub fn tokens<E: CacheElement>(geometry: Geometry, count: usize, seed: u64) -> Vec<E> {
@@ -78,6 +81,7 @@ struct Steps {
 
 fn add_fill<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u32) {
     let Ok(geometry) = Geometry::new(3, head_dim) else { return };
+    let geometry = geometry.with_rounding(CHANCE);
     let kernels = E::cache_kernels();
     let label = format!("{} heads=3 head_dim={head_dim} fill, fork, free, refuse", E::NAME);
     let run =
@@ -95,7 +99,9 @@ fn add_steps<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u
     else {
         return;
     };
-    let geometry = geometry.with_layout(layout);
+    // The paper's layout has no steps that ask for chances.
+    let rounding = if layout == Layout::Paper { Rounding::Nearest } else { CHANCE };
+    let geometry = geometry.with_layout(layout).with_rounding(rounding);
     let label = format!(
         "{} heads=2x{group} head_dim={head_dim} tokens={tokens} slots={keys},{values} steps={count}{}",
         E::NAME,
@@ -187,7 +193,7 @@ fn steps<E: CacheElement + OutputElement>(
     let policy =
         Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::SOUND };
     let layout = geometry.layout().kind;
-    let policy = if layout == Layout::Paper { Policy { renew: 0, ..policy } } else { policy };
+    let policy = if layout == Layout::Paper { Policy { renew: 0, risk: 0.0, ..policy } } else { policy };
     let mut plan = StepPlan::<E>::with_layout(device, problem, &policy, layout)?;
     let mut out = plan.allocate()?;
     let mut outputs = Vec::new();
