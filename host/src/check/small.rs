@@ -63,7 +63,7 @@ clean! {
     roofline: 1,
 }
 
-/// The small cases of `vecinfer` are of one part each.
+/// The small cases of `vecinfer` are of two parts at most; these are of four.
 #[test]
 fn vecinfer_in_parts() {
     let parts =

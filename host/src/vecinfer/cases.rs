@@ -59,7 +59,8 @@ const CROWD: [u32; 33] = {
 
 /// The steps of every instance.
 pub(super) fn steps(coverage: Coverage) -> Vec<Step> {
-    let small = Step { lengths: &[70, 1, 0], kv_heads: 1, race_check: true, ..STEP };
+    // Seventeen tiles of room are cut into two: so are sequences of more than one tile.
+    let small = Step { lengths: &[70, 1, 0], kv_heads: 1, max_tokens: 272, race_check: true, ..STEP };
     let wide = Step { lengths: &[40], group: 16, recent: 0, sink: 0, by_head: true, ..small };
     if coverage == Coverage::Small {
         return vec![small, wide];

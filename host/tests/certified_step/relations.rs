@@ -1,6 +1,7 @@
 //! What must not change a bit.
 
 use super::*;
+use ferrokv::kernels_gpu::certified::parts::{part_count, weighing_blocks};
 
 const SEQUENCES: [(Input, u32); 5] = [
     (Input::Normal, 0),
@@ -97,6 +98,26 @@ fn no_races_and_one_result() {
         assert!(run(&race_checked, 3) == first);
         for device in devices() {
             assert!(run(device, 0) == first);
+        }
+    }
+}
+
+/// The same where the lists of a sequence are chosen in parts: by a thread block each, or by one for both,
+/// with entries for more than one warp.
+#[test]
+fn parts_race_with_nothing() {
+    let race_checked = Device::cpu(EmuOptions::race_checked());
+    let mut many = vec![(Input::Normal, 0); 86];
+    many[3] = (Input::Normal, 1100);
+    for (sequences, max_tokens, policy) in [(&[(Input::Normal, 200)][..], 528, CHOOSING), (&many, 1104, ALL)]
+    {
+        let batch = Batch::<f16>::new(problem(sequences.len(), 2, 1, 64, max_tokens), sequences, 6, 2);
+        let (rows, blocks) = (batch.problem.sequences, max_tokens / 16);
+        assert_eq!(part_count(rows, blocks), 2);
+        assert_eq!(weighing_blocks(2 * rows, 2), if rows == 1 { 2 } else { 1 });
+        let first = bits(&step(&mut loaded(&race_checked, &batch), &policy));
+        for device in devices() {
+            assert!(bits(&step(&mut loaded(device, &batch), &policy)) == first);
         }
     }
 }
