@@ -92,7 +92,7 @@ fn left_out() -> BTreeMap<&'static str, Vec<Lacking>> {
     left_out
 }
 
-/// Who made machine code from the PTX of a code generator; the one of the device compiler goes without saying.
+/// Who made machine code from the PTX of a code generator; that of the device compiler goes without saying.
 fn built_by(codegen: &str, sm: u32) -> String {
     let codegen = if codegen == "llvm" { String::new() } else { format!("{codegen} ") };
     format!("{codegen}ptxas sm_{sm}")

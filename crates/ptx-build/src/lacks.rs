@@ -1,9 +1,9 @@
 //! What an assembler says that a target lacks, kernel by kernel.
 //!
-//! PTX is written for one target and shipped for an older one only where a second code generator makes no text
-//! of its own for that ([`mod@crate::nvvm`]). ptxas reads it to the end and says of each line what needs a
-//! higher target: `Feature '.m16n8k16' requires .target sm_80 or higher`. If it says nothing else against the
-//! text, then the kernels of these lines are what the target cannot have, and all others are right.
+//! PTX is written for one target and shipped for an older one only where a second code generator makes no
+//! text of its own for that ([`mod@crate::nvvm`]). ptxas reads it to the end and says of each line what needs
+//! a higher target: `Feature '.m16n8k16' requires .target sm_80 or higher`. If it says nothing else against
+//! the text, then the kernels of these lines are what the target cannot have, and all others are right.
 
 use crate::needs::Need;
 use crate::ptx::Module;

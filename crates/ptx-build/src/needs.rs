@@ -5,8 +5,8 @@
 //! into inline assembly, and cut out here of the PTX of those below. Kernels of which an assembler says that
 //! they need a higher target ([`lacks`](crate::lacks)) are cut out in the same way.
 //!
-//! In the place of each a comment stays, `// simt.left_out ENTRY SM WHY`: whoever looks for the kernel in that
-//! PTX is told the target that has it.
+//! In the place of each a comment stays, `// simt.left_out ENTRY SM WHY`: whoever looks for the kernel in
+//! that PTX is told the target that has it.
 
 use crate::ptx::{self, Module};
 use std::collections::BTreeMap;

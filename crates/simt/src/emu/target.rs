@@ -1,8 +1,8 @@
 //! Which GPU is emulated.
 //!
-//! Kernels give the same bits on every GPU, but for products of f16 and bf16 matrices: how tensor cores add is
-//! not the same in every generation ([`tensor`](super::tensor)). How much shared memory a block may have is
-//! not, either. All else of the emulator is alike for every target.
+//! Kernels give the same bits on every GPU, but for products of f16 and bf16 matrices: how tensor cores add
+//! is not the same in every generation ([`tensor`](super::tensor)). How much shared memory a block may have
+//! is not, either. All else of the emulator is alike for every target.
 
 use super::tensor::TensorCores;
 use std::fmt;

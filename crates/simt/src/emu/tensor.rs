@@ -1,6 +1,6 @@
 //! The tensor cores' arithmetic: as measured on compute capability 9.0, and as published for others.
 //!
-//! One output of an MMA on Hopper is **one** sum of seventeen terms, the sixteen products and the accumulator:
+//! One output of an MMA on Hopper is **one** sum of seventeen terms, sixteen products and the accumulator:
 //! - a product is exact; it is aligned by the sum of its operands' exponents, not by its own normalised one;
 //!   a subnormal operand has the smallest normal exponent; the accumulator is aligned by its own;
 //! - every term is shifted to the largest alignment and cut off toward zero 25 bits below it; terms that are
