@@ -11,7 +11,7 @@ use host::check::{self, Case, CaseReport, Coverage, Golden, Outcome, Report, Tot
 use host::kv::System;
 use host::{Device, SYSTEMS};
 use serde::Serialize;
-use simt::emu::EmuOptions;
+use simt::emu::{EmuOptions, Target};
 use std::cell::Cell;
 use std::path::PathBuf;
 
@@ -32,6 +32,9 @@ seeds. Results that depend on the order, and values that atomics may see late, s
 digests of all outputs are compared with those of a folder, so that bits change only when somebody means it: \
 --write-golden writes them.
 
+--emulate TARGET has the emulator be another GPU: its tensor cores add f16 and bf16 products in their own way, and a \
+block has as much shared memory as there. Of these only sm_90 was compared with a GPU.
+
 --codegen llvm,nvvm compares two code generators, of a program that was built with both (FERROKV_CODEGEN=llvm,nvvm): \
 the emulator with the first one's kernels, and these with the second one's. It needs a GPU.
 
@@ -45,6 +48,7 @@ Examples:
   ferrokv check --system int8 --filter fused_f16
   ferrokv check --codegen llvm,nvvm                the bits of two code generators
   ferrokv check --orders 16 --system gather        the emulator alone, each launch 17 times
+  ferrokv check --emulate sm_86 --orders 0         what a GPU with less shared memory cannot launch
   ferrokv check --orders 0 --golden host/golden    are small cases' bits those of this version?
   compute-sanitizer --tool racecheck ferrokv check --sanitize";
 
@@ -79,6 +83,10 @@ pub struct Arguments {
     /// Write the digests of all outputs into this folder, a file for each system, in place of those there.
     #[arg(long, value_name = "FOLDER", requires = "orders", conflicts_with_all = ["filter", "list"])]
     write_golden: Option<PathBuf>,
+    /// The GPU that the emulator is one of: sm_75, sm_80, … (the one it is compared with; without one what
+    /// FERROKV_EMULATE says, or sm_90).
+    #[arg(long, value_name = "TARGET", conflicts_with = "sanitize")]
+    emulate: Option<Target>,
     /// List the cases instead of running them.
     #[arg(long)]
     list: bool,
@@ -190,7 +198,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (None, true) => {
             return Err(Failure::NeedsGpu { what: "--sanitize", reason: gpu_note.unwrap_or_default() });
         }
-        (_, false) => Device::cpu(EmuOptions::default()),
+        // Of the GPU that it is compared with.
+        (gpu, false) => {
+            let target = arguments.emulate.or_else(|| gpu.as_ref().map(Device::target));
+            Device::cpu(EmuOptions { target, ..EmuOptions::default() })
+        }
     };
     let bar = progress::bar(cases.len() * if second.is_some() { 2 } else { 1 });
     let wrong = Cell::new(0usize);
@@ -210,7 +222,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         bar.inc(1);
     };
     let mut found = match arguments.orders {
-        Some(orders) => check::run_emulated(&cases, EmuOptions { orders, ..EmuOptions::thorough() }, &step),
+        Some(orders) => {
+            let options = EmuOptions { orders, target: arguments.emulate, ..EmuOptions::thorough() };
+            check::run_emulated(&cases, options, &step)
+        }
         None => check::run_cases(&cases, &reference, gpu.as_ref(), &step),
     };
     let mut codegens: Vec<&'static str> = gpu.iter().map(|_| name).collect();

@@ -6,15 +6,17 @@ use super::output::ReportArguments;
 use super::table::{Align, Table};
 use super::text;
 use ferrokv::embedded::{self, EntryResources};
+use host::{Device, KernelAttributes, LeftOut};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use simt::KernelInfo;
+use std::collections::{BTreeMap, BTreeSet};
 
 const LONG: &str = "\
 List every kernel instance with its source line and what one thread and one block of it use: registers, static \
 shared memory in bytes, stack and spills in bytes, and the instructions of its machine code. The numbers are those \
 of the build's ptxas, a line a target and code generator (none if the build had no ptxas: ./setup --tools gets \
-one), and with a GPU those of the driver's own compiler. Also compares the program's kernels with the entries of \
-the embedded PTX.
+one), and with a GPU those of the driver's own compiler. A kernel that a target cannot have says so, with what it \
+needs. Also compares the program's kernels with the entries of the embedded PTX.
 
 Exit codes: 0 they match, or there is no PTX; 1 they do not; 2 bad input.";
 
@@ -58,6 +60,42 @@ struct Kernel {
     max_threads: u32,
     in_ptx: bool,
     resources: Vec<Resources>,
+    /// The targets that cannot have it.
+    left_out: Vec<Lacking>,
+}
+
+/// A target that cannot have a kernel.
+#[derive(Clone, Serialize)]
+struct Lacking {
+    /// `nvvm ptxas sm_75`.
+    by: String,
+    /// The lowest target that can.
+    needs: u32,
+    /// What of the kernel it is that needs that target.
+    why: &'static str,
+}
+
+/// By kernel, what the images of each code generator are without.
+fn left_out() -> BTreeMap<&'static str, Vec<Lacking>> {
+    let mut left_out: BTreeMap<&str, Vec<Lacking>> = BTreeMap::new();
+    for (generated, image) in
+        ferrokv::generated().into_iter().flat_map(|of| of.images.iter().map(move |image| (of.name, image)))
+    {
+        for LeftOut { kernel, needs, why } in image.left_out() {
+            left_out.entry(kernel).or_default().push(Lacking {
+                by: built_by(generated, image.sm),
+                needs,
+                why,
+            });
+        }
+    }
+    left_out
+}
+
+/// Who made machine code from the PTX of a code generator; that of the device compiler goes without saying.
+fn built_by(codegen: &str, sm: u32) -> String {
+    let codegen = if codegen == "llvm" { String::new() } else { format!("{codegen} ") };
+    format!("{codegen}ptxas sm_{sm}")
 }
 
 /// What a kernel uses, by one compiler.
@@ -77,11 +115,10 @@ struct Resources {
 }
 
 impl Resources {
-    /// Of machine code from the PTX of a code generator; the one of the device compiler goes without saying.
+    /// Of machine code from the PTX of a code generator.
     fn built(entry: &EntryResources, codegen: &str) -> Self {
-        let codegen = if codegen == "llvm" { String::new() } else { format!("{codegen} ") };
         Resources {
-            by: format!("{codegen}ptxas sm_{}", entry.sm),
+            by: built_by(codegen, entry.sm),
             registers: entry.registers,
             static_shared_bytes: entry.shared,
             local_bytes: entry.stack,
@@ -109,6 +146,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Gpu::None(_) => None,
     };
     let entries: BTreeSet<&'static str> = embedded::ENTRIES.iter().copied().collect();
+    let left_out = left_out();
     let mut kernels = Vec::new();
     for (system, info) in ferrokv::kernels() {
         let wanted = arguments.system.as_deref().is_none_or(|wanted| wanted == system)
@@ -126,7 +164,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let mut resources: Vec<Resources> =
             built.map(|(codegen, entry)| Resources::built(entry, codegen)).collect();
         if let Some(gpu) = gpu.as_ref().filter(|_| in_ptx)
-            && let Some(attributes) = gpu.kernel_attributes(info)?
+            && let Some(attributes) = attributes(gpu, info)?
         {
             resources.push(Resources {
                 by: gpu.info().name.clone(),
@@ -146,6 +184,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             max_threads: info.max_threads,
             in_ptx,
             resources,
+            left_out: left_out.get(info.name).cloned().unwrap_or_default(),
         });
     }
     kernels.sort_by_key(|kernel| (kernel.system, kernel.name));
@@ -155,7 +194,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let missing = |a: &BTreeSet<&'static str>, b: &BTreeSet<&'static str>| -> Vec<&'static str> {
         if has_ptx { a.difference(b).copied().collect() } else { Vec::new() }
     };
-    let (not_in_ptx, not_in_program) = (missing(&known, &entries), missing(&entries, &known));
+    let (mut not_in_ptx, not_in_program) = (missing(&known, &entries), missing(&entries, &known));
+    not_in_ptx.retain(|name| !left_out.contains_key(name));
     let json = Json {
         command: "kernels",
         version: env!("CARGO_PKG_VERSION"),
@@ -180,6 +220,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Err(Failure::Differs("the program's kernels and the PTX's entries differ; build again".into()))
 }
 
+/// What the GPU's driver made of a kernel, if the GPU can have it.
+fn attributes(gpu: &Device, info: &'static KernelInfo) -> Result<Option<KernelAttributes>, host::Error> {
+    match gpu.kernel_attributes(info) {
+        Err(host::Error::KernelNeeds { .. }) => Ok(None),
+        result => result,
+    }
+}
+
 fn table(kernels: &[Kernel]) -> String {
     let mut table = Table::new(&[
         ("system", Align::Left),
@@ -195,24 +243,44 @@ fn table(kernels: &[Kernel]) -> String {
     ]);
     for kernel in kernels {
         let head = [kernel.system.to_owned(), kernel.name.to_owned(), kernel.max_threads.to_string()];
-        if kernel.resources.is_empty() {
+        if kernel.resources.is_empty() && kernel.left_out.is_empty() {
             let by = if kernel.in_ptx { "(no ptxas)" } else { "(no PTX)" };
             let none = || "-".to_owned();
             let cells = [by.to_owned(), none(), none(), none(), none(), none(), kernel.source.clone()];
             table.row(head.into_iter().chain(cells));
             continue;
         }
-        for (i, used) in kernel.resources.iter().enumerate() {
+        let mut lines = Vec::new();
+        for used in &kernel.resources {
             let spills = used.spill_stores.map(|stores| stores + used.spill_loads.unwrap_or(0));
-            let cells = [
+            lines.push([
                 used.by.clone(),
                 used.registers.to_string(),
                 used.static_shared_bytes.to_string(),
                 used.local_bytes.to_string(),
                 spills.map_or("-".into(), |bytes| bytes.to_string()),
                 used.instructions.map_or("-".into(), |count| count.to_string()),
-                if i == 0 { kernel.source.clone() } else { String::new() },
-            ];
+                String::new(),
+            ]);
+        }
+        for Lacking { by, needs, why } in &kernel.left_out {
+            let none = || "-".to_owned();
+            lines.push([
+                by.clone(),
+                none(),
+                none(),
+                none(),
+                none(),
+                none(),
+                format!("needs sm_{needs}: {why}"),
+            ]);
+        }
+        for (i, mut cells) in lines.into_iter().enumerate() {
+            if i == 0 {
+                let source = &mut cells[6];
+                let note = std::mem::replace(source, kernel.source.clone());
+                *source += &if note.is_empty() { note } else { format!(" ({note})") };
+            }
             let head = head.iter().map(|cell| if i == 0 { cell.clone() } else { String::new() });
             table.row(head.chain(cells));
         }

@@ -1,7 +1,7 @@
 //! Devices.
 
 use crate::status::{Failure, Status, end, give, handle};
-use host::{BackendKind, Device, Stream};
+use host::{Device, Stream};
 use simt::KernelInfo;
 use simt::emu::EmuOptions;
 use std::ffi::{CString, c_char, c_void};
@@ -70,7 +70,7 @@ pub(crate) unsafe fn borrowed(device: &Device, stream: *mut c_void) -> Result<St
 
 /// Whether calls take the CPU's own path.
 pub(crate) fn on_slices(device: &Device) -> bool {
-    device.kind() == BackendKind::Cpu
+    device.has_host_paths()
 }
 
 /// Has the driver load kernels now: their first launch may be in a capture, where it could not.
@@ -81,7 +81,7 @@ pub(crate) fn load(
     for kernel in kernels {
         match device.kernel_attributes(kernel) {
             // Not every target has every kernel; a launch says so if it is wanted.
-            Ok(_) | Err(host::Error::KernelMissing { .. }) => {}
+            Ok(_) | Err(host::Error::KernelMissing { .. } | host::Error::KernelNeeds { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }

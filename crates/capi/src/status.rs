@@ -63,7 +63,8 @@ fn of_device(error: &DeviceError) -> Status {
         | DeviceError::NoPtx
         | DeviceError::GpuTooOld { .. }
         | DeviceError::PtxRefused { .. }
-        | DeviceError::KernelMissing { .. } => Status::Unavailable,
+        | DeviceError::KernelMissing { .. }
+        | DeviceError::KernelNeeds { .. } => Status::Unavailable,
         DeviceError::OutOfMemory { .. } => Status::Memory,
         DeviceError::Capturing { .. } | DeviceError::ForeignStream { .. } => Status::State,
         DeviceError::Cuda { .. }

@@ -8,7 +8,7 @@ use crate::device::{DeviceInfo, KernelAttributes};
 use crate::error::Result;
 use crate::unordered::{Access, Memory};
 use simt::emu::traffic::{self, Traffic};
-use simt::emu::{self, EmuOptions};
+use simt::emu::{self, EmuOptions, Target};
 use simt::print::Sink;
 use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
 use std::ffi::c_void;
@@ -104,7 +104,11 @@ pub(crate) trait DeviceBackend: Send + Sync {
     fn info(&self) -> &DeviceInfo;
     /// Equal for two devices that reach each other's memory and streams.
     fn context(&self) -> usize;
+    /// The GPU that it is, or is the emulator of.
+    fn target(&self) -> Target;
     fn attributes(&self, kernel: &'static KernelInfo) -> Result<Option<KernelAttributes>>;
+    /// Makes ready for a launch, whose shape is one that devices take.
+    fn prepare(&self, kernel: &'static KernelInfo, shape: LaunchShape) -> Result<()>;
 
     /// Memory for `memory`, which has bytes.
     fn allocate(&self, memory: Memory) -> Result<u64>;

@@ -3,9 +3,10 @@
 use crate::backend::DeviceBackend;
 use crate::cpu::CpuDevice;
 use crate::error::{Error, Result};
-use simt::KernelInfo;
-use simt::emu::EmuOptions;
+use crate::limits;
+use simt::emu::{EmuOptions, Target, TensorCores};
 use simt::print::Sink;
+use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape};
 use std::fmt;
 use std::sync::Arc;
 
@@ -37,11 +38,47 @@ impl PtxImage {
         images.map(|(&(sm, text), &machine_code)| PtxImage { sm, text, machine_code }).collect()
     }
 
+    /// The kernels that the target cannot have, and that the build left out of the text: those of
+    /// `#[kernel(min_sm = …)]`, and those of which an assembler said what they need a higher target for.
+    pub fn left_out(&self) -> impl Iterator<Item = LeftOut> {
+        self.text.lines().filter_map(LeftOut::read)
+    }
+
+    /// The images that a GPU of this compute capability can have, the best first: the highest target that is
+    /// not above it.
+    #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
+    pub(crate) fn suitable(images: &[PtxImage], capability: u32) -> Vec<&PtxImage> {
+        let mut suitable: Vec<&PtxImage> = images.iter().filter(|image| image.sm <= capability).collect();
+        suitable.sort_by_key(|image| std::cmp::Reverse(image.sm));
+        suitable
+    }
+
     /// Whether a GPU of this compute capability (90 for 9.0) runs the machine code: it is of the same major
     /// number, and no newer.
     #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
     pub(crate) fn runs_on(&self, capability: u32) -> bool {
         self.sm / 10 == capability / 10 && self.sm <= capability && is_whole_elf(self.machine_code)
+    }
+}
+
+/// A kernel that a target cannot have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The kernel's entry.
+    pub kernel: &'static str,
+    /// The lowest target that has it.
+    pub needs: u32,
+    /// What of it needs that target.
+    pub why: &'static str,
+}
+
+impl LeftOut {
+    /// The comment that the build leaves in the place of a kernel: `// simt.left_out KERNEL SM WHY`.
+    fn read(line: &'static str) -> Option<LeftOut> {
+        let rest = line.trim().strip_prefix("// simt.left_out ")?;
+        let (kernel, rest) = rest.split_once(' ')?;
+        let (needs, why) = rest.split_once(' ').unwrap_or((rest, ""));
+        Some(LeftOut { kernel, needs: needs.parse().ok()?, why })
     }
 }
 
@@ -175,6 +212,29 @@ impl Device {
         self.info().backend
     }
 
+    /// The GPU that it is, or that it emulates: the newest one that is known and not above it.
+    pub fn target(&self) -> Target {
+        self.backend().target()
+    }
+
+    /// Whether code of the host may do kernels' work in their place, with the same bits: on the CPU, where
+    /// the GPU that is emulated has the tensor cores that such code follows, which are Hopper's.
+    pub fn has_host_paths(&self) -> bool {
+        self.kind() == BackendKind::Cpu && self.target().tensor_cores() == TensorCores::Hopper
+    }
+
+    /// Makes ready for launches of `kernel` with blocks of this shape: for plans, so that what the device
+    /// cannot do is said before any work is. The grid does not matter.
+    ///
+    /// # Errors
+    /// What launches of this shape would report: [`Error::Shape`], [`Error::KernelMissing`] and
+    /// [`Error::KernelNeeds`].
+    pub fn prepare<A: KernelArgs>(&self, kernel: &Kernel<A>, shape: LaunchShape) -> Result<()> {
+        let shape = LaunchShape { grid: 1.into(), ..shape };
+        limits::check(kernel.info(), shape, self.info().max_shared_bytes)?;
+        self.backend().prepare(kernel.info(), shape)
+    }
+
     /// What the driver's compiler made of `kernel`; `None` on the CPU.
     ///
     /// # Errors
@@ -253,7 +313,7 @@ pub(crate) fn size_of_many<T>(len: usize) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{PtxImage, is_whole_elf};
+    use super::{LeftOut, PtxImage, is_whole_elf};
 
     /// A header that says: no segments, two sections of 64 bytes behind the header.
     fn elf() -> Vec<u8> {
@@ -286,5 +346,35 @@ mod tests {
         let runs = [75, 80, 86, 89, 90].map(|capability| image.runs_on(capability));
         assert_eq!(runs, [false, true, true, true, false]);
         assert!(!PtxImage::new(80, "").runs_on(80));
+    }
+
+    #[test]
+    fn the_best_image_is_the_highest_target_that_is_not_above_the_gpu() {
+        let images = [75, 80, 86, 89, 90, 100, 103, 120].map(|sm| PtxImage::new(sm, ""));
+        let best = |capability| -> Vec<u32> {
+            PtxImage::suitable(&images, capability).iter().map(|image| image.sm).take(2).collect()
+        };
+        assert_eq!(best(70), []);
+        assert_eq!(best(75), [75]);
+        // What no image is for takes that of the GPU below.
+        for (capability, expected) in [
+            (80, [80, 75]),
+            (87, [86, 80]),
+            (89, [89, 86]),
+            (90, [90, 89]),
+            (110, [103, 100]),
+            (121, [120, 103]),
+        ] {
+            assert_eq!(best(capability), expected, "{capability}");
+        }
+    }
+
+    #[test]
+    fn a_text_says_which_kernels_it_has_not_and_why() {
+        let text = ".version 8.3\n// simt.left_out a 80 cp.async, .NaN\n.visible .entry b() { ret; }\n\
+                    \t// simt.left_out c 90 #[kernel(min_sm = 90)]\n// simt.left_out d many\n// simt.left_out e\n";
+        let found: Vec<LeftOut> = PtxImage::new(75, text).left_out().collect();
+        let a = LeftOut { kernel: "a", needs: 80, why: "cp.async, .NaN" };
+        assert_eq!(found, [a, LeftOut { kernel: "c", needs: 90, why: "#[kernel(min_sm = 90)]" }]);
     }
 }

@@ -101,15 +101,19 @@ pub enum Error {
         /// The target of the image loaded.
         sm: u32,
     },
-    /// The kernel is one for higher targets than that of the PTX that was loaded: `#[kernel(min_sm = …)]`.
+    /// The kernel is one for higher targets than that of the PTX that was loaded: `#[kernel(min_sm = …)]`, or
+    /// the build found that the target lacks what the kernel is made of.
     #[error(
-        "kernel {kernel} needs sm_{needs}; the PTX for sm_{sm} was loaded, the highest embedded that GPU and driver take"
+        "kernel {kernel} needs sm_{needs}: {why}; the PTX for sm_{sm} was loaded, the highest embedded that GPU and \
+         driver take; use a newer GPU or the cpu backend"
     )]
     KernelNeeds {
         /// The kernel's entry.
         kernel: &'static str,
         /// The lowest target that has it.
         needs: u32,
+        /// What of it needs that target.
+        why: String,
         /// The target of the image loaded.
         sm: u32,
     },
@@ -293,6 +297,10 @@ mod tests {
             (
                 Error::Shape { kernel: "k", shape, reason: "why".into() },
                 "grid (4,2,1), block (256,1,1), 1024 bytes",
+            ),
+            (
+                Error::KernelNeeds { kernel: "k", needs: 80, why: "cp.async, redux".into(), sm: 75 },
+                "kernel k needs sm_80: cp.async, redux; the PTX for sm_75 was loaded",
             ),
             (Error::GpuTooOld { device: "GPU".into(), capability: 75, lowest: 80 }, "capability 75"),
             (Error::Overlap { start: 2, end: 5, to: 4 }, "elements 2..5 of a buffer cannot be copied to 4"),

@@ -62,7 +62,7 @@ mod stream;
 pub mod unordered;
 
 pub use buffer::Buffer;
-pub use device::{BackendKind, Device, DeviceInfo, KernelAttributes, PtxImage, cuda_devices};
+pub use device::{BackendKind, Device, DeviceInfo, KernelAttributes, LeftOut, PtxImage, cuda_devices};
 pub use error::{Error, PtxRefusal, Result};
 pub use event::Event;
 pub use graph::{Graph, GraphExec, NodeId};

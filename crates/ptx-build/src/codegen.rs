@@ -1,12 +1,14 @@
 //! Which code generators make PTX of the kernels.
 
+use crate::nvvm::TARGETS;
 use std::fmt;
 
 /// Names the code generators of a build, separated by commas: `llvm`, `nvvm`, `llvm,nvvm`. What a program
 /// runs is the first one's; the second's is held beside it, to compare.
 pub const CODEGEN_ENV: &str = "FERROKV_CODEGEN";
 
-/// Names the targets of the generator [`Codegen::Nvvm`], separated by commas: `90,100`.
+/// Names the targets of the generator [`Codegen::Nvvm`], separated by commas: `90,100`; or `all`, which are
+/// [`nvvm::TARGETS`](crate::nvvm::TARGETS).
 pub const NVVM_TARGETS_ENV: &str = "FERROKV_NVVM_TARGETS";
 
 /// A code generator.
@@ -31,7 +33,7 @@ pub enum ListError {
         word: String,
     },
     /// A word that is no target.
-    #[error("{origin}={list}: `{word}` is no target; write numbers from 80 on, as in 90,100,120")]
+    #[error("{origin}={list}: `{word}` is no target; write numbers from 75 on, as in 90,100,120, or all")]
     Target {
         /// Where the list stands: [`NVVM_TARGETS_ENV`], or the call of the build script.
         origin: &'static str,
@@ -75,12 +77,16 @@ impl Codegen {
     }
 }
 
-/// Reads a list of targets, and sorts it; `origin` is for the message.
+/// Reads a list of targets, and sorts it; `origin` is for the message. `all` are those of
+/// [`nvvm::TARGETS`](crate::nvvm::TARGETS).
 ///
 /// # Errors
 /// The first word that is no target, which of an empty list is an empty one.
 pub fn target_list(origin: &'static str, list: &str) -> Result<Vec<u32>, ListError> {
-    let target = |word: &str| word.parse::<u32>().ok().filter(|sm| (80..1000).contains(sm));
+    if list.trim() == "all" {
+        return Ok(TARGETS.to_vec());
+    }
+    let target = |word: &str| word.parse::<u32>().ok().filter(|sm| (TARGETS[0]..1000).contains(sm));
     let mut targets = Vec::new();
     for word in list.split(',').map(str::trim) {
         targets.push(target(word).ok_or_else(|| ListError::Target {
@@ -115,12 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_sorted_numbers_from_80_on() {
-        assert_eq!(target_list(NVVM_TARGETS_ENV, "120, 90,100,90"), Ok(vec![90, 100, 120]));
-        for wrong in ["", "sm_90", "75", "90,", "9000"] {
+    fn targets_are_sorted_numbers_from_75_on() {
+        assert_eq!(target_list(NVVM_TARGETS_ENV, "120, 90,100,90,75"), Ok(vec![75, 90, 100, 120]));
+        assert_eq!(target_list(NVVM_TARGETS_ENV, "all"), Ok(TARGETS.to_vec()));
+        assert!(TARGETS.is_sorted());
+        for wrong in ["", "sm_90", "70", "90,", "9000", "all,90"] {
             let text = target_list(NVVM_TARGETS_ENV, wrong).unwrap_err().to_string();
             assert!(text.starts_with(&format!("FERROKV_NVVM_TARGETS={wrong}: ")), "{text}");
-            assert!(text.contains("numbers from 80 on"), "{text}");
+            assert!(text.contains("numbers from 75 on"), "{text}");
         }
     }
 }

@@ -23,7 +23,7 @@
 //! | compile | [`mod@compile`] | one run of cargo a target, in a target folder that persists |
 //! | generate | [`mod@codegen`], [`mod@nvvm`] | on demand a second code generator, NVIDIA's libNVVM |
 //! | directives | [`directives`] | launch bounds, carried as comments through the compiler |
-//! | targets | [`needs`] | kernels that only higher targets have are left out of the lower ones |
+//! | targets | [`needs`], [`lacks`] | kernels that only higher targets have are left out of the lower ones |
 //! | sites | [`sites`] | places where a kernel stops with a message, or prints, get their numbers |
 //! | lint | [`lint`], [`allow`] | numerics contract and memory rules, over parsed instructions ([`ptx`]) |
 //! | assemble | [`ptxas`] | registers, stack and spills of every entry, where a `ptxas` is found |
@@ -38,6 +38,7 @@ pub mod compile;
 pub mod cubin;
 pub mod directives;
 pub mod index;
+pub mod lacks;
 pub mod lint;
 pub mod needs;
 pub mod nvvm;

@@ -1,14 +1,30 @@
-//! Kernels for some targets only: `// simt.min_sm ENTRY SM`.
+//! Kernels for some targets only.
 //!
-//! `#[kernel(min_sm = 90)]` leaves such a comment, as launch bounds are left
+//! `#[kernel(min_sm = 90)]` leaves a comment, `// simt.min_sm ENTRY SM`, as launch bounds are left
 //! ([`directives`](crate::directives)). The entry is compiled for every target, as the compiler does not look
-//! into inline assembly, and cut out here of the PTX of those below.
+//! into inline assembly, and cut out here of the PTX of those below. Kernels of which an assembler says that
+//! they need a higher target ([`lacks`](crate::lacks)) are cut out in the same way.
+//!
+//! In the place of each a comment stays, `// simt.left_out ENTRY SM WHY`: whoever looks for the kernel in
+//! that PTX is told the target that has it.
 
-use crate::ptx;
+use crate::ptx::{self, Module};
 use std::collections::BTreeMap;
 
 /// What a directive line starts with, behind `//`.
 pub const MIN_SM: &str = "simt.min_sm";
+
+/// What the comment in the place of an entry starts with, behind `//`.
+pub const LEFT_OUT: &str = "simt.left_out";
+
+/// Why an entry is not in a target's PTX.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// The lowest target that has it.
+    pub sm: u32,
+    /// What of it needs that target, in one line.
+    pub why: String,
+}
 
 /// A directive that cannot be followed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,7 +38,7 @@ pub struct NeedsError {
     pub text: String,
 }
 
-/// The text without the entries that need more than `sm`, and without the comments that name these.
+/// The text without the entries that ask for more than `sm`.
 ///
 /// # Errors
 /// A comment that is not written as it must be, or that names no entry.
@@ -31,7 +47,7 @@ pub fn leave_out(source: String, sm: u32) -> Result<String, NeedsError> {
         return Ok(source);
     }
     let module = ptx::parse(&source);
-    let mut needs: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut needs: BTreeMap<String, Need> = BTreeMap::new();
     for (line, text) in (1..).zip(source.lines()) {
         let Some(rest) = directive(text).and_then(|rest| rest.strip_prefix(MIN_SM)) else { continue };
         let words: Vec<&str> = rest.split_whitespace().collect();
@@ -41,26 +57,35 @@ pub fn leave_out(source: String, sm: u32) -> Result<String, NeedsError> {
             [entry, number] if is_entry(entry) => number.parse().ok().map(|number| (entry, number)),
             _ => None,
         };
-        let (entry, number) = parsed.ok_or_else(|| NeedsError { line, text: text.trim().to_owned() })?;
-        needs.insert(entry, number);
+        let (entry, sm): (&str, u32) =
+            parsed.ok_or_else(|| NeedsError { line, text: text.trim().to_owned() })?;
+        needs.insert(entry.to_owned(), Need { sm, why: format!("#[kernel(min_sm = {sm})]") });
     }
-    let is_out = |entry: &str| needs.get(entry).is_some_and(|needed| *needed > sm);
-    let mut kept = String::with_capacity(source.len());
+    needs.retain(|_, need| need.sm > sm);
+    Ok(cut(source, &module, &needs))
+}
+
+/// The text without these entries, and without the comments that name them: each has a comment in its place.
+/// `module` is what [`ptx::parse`] reads from `source`.
+pub fn cut(source: String, module: &Module, needs: &BTreeMap<String, Need>) -> String {
+    if needs.is_empty() {
+        return source;
+    }
+    let mut text = String::with_capacity(source.len());
     let mut from = 0;
-    for function in module.functions.iter().filter(|function| function.is_entry && is_out(&function.name)) {
-        kept.push_str(&source[from..function.header.start]);
+    for function in module.functions.iter().filter(|function| function.is_entry) {
+        let Some(Need { sm, why }) = needs.get(&function.name) else { continue };
+        text.push_str(&source[from..function.header.start]);
+        text.push_str(&format!("// {LEFT_OUT} {} {sm} {why}", function.name));
         from = function.end;
     }
-    kept.push_str(&source[from..]);
-    if from == 0 {
-        return Ok(kept);
-    }
+    text.push_str(&source[from..]);
     // What other comments of the kernel macro say of an entry follows their word.
     let names_one_that_is_out = |line: &str| {
-        let entry = directive(line).filter(|rest| rest.starts_with("simt."));
-        entry.and_then(|rest| rest.split_whitespace().nth(1)).is_some_and(is_out)
+        let rest = directive(line).filter(|rest| rest.starts_with("simt.") && !rest.starts_with(LEFT_OUT));
+        rest.and_then(|rest| rest.split_whitespace().nth(1)).is_some_and(|entry| needs.contains_key(entry))
     };
-    Ok(kept.split_inclusive('\n').filter(|line| !names_one_that_is_out(line)).collect())
+    text.split_inclusive('\n').filter(|line| !names_one_that_is_out(line)).collect()
 }
 
 fn directive(line: &str) -> Option<&str> {
@@ -108,7 +133,9 @@ mod tests {
         assert_eq!(names, ["a", "c"]);
         assert!(!text.contains("mbarrier") && !text.contains("maxntid") && !text.contains("simt.min_sm"));
         assert_eq!(module.overlapping, ["a".to_owned()].into());
-        assert!(text.contains("// of b\n.visible .entry c()"), "{text}");
+        let place =
+            "\t// .globl b\n// simt.left_out b 90 #[kernel(min_sm = 90)]\n// of b\n.visible .entry c()";
+        assert!(text.contains(place), "{text}");
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl PtxBuild {
         self
     }
 
-    /// Has [`Codegen::Nvvm`] compile for these targets, from 80 on and at least one, in place of sm_90,
+    /// Has [`Codegen::Nvvm`] compile for these targets, from 75 on and at least one, in place of sm_90,
     /// sm_100 and sm_120; others are an error of the build. `FERROKV_NVVM_TARGETS`, where it is set, says
     /// otherwise.
     pub fn nvvm_targets(mut self, targets: &[u32]) -> Self {

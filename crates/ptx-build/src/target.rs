@@ -4,9 +4,11 @@ use crate::codegen::Codegen;
 use crate::compile::{self, Compiled, Request};
 use crate::index::{Index, TargetPtx};
 use crate::lint::{self, Finding, Rule};
+use crate::needs::{self, Need};
 use crate::nvvm;
-use crate::ptxas::{self, Ptxas, Usage};
-use crate::{directives, needs, ptx, sites};
+use crate::ptxas::{self, Ptxas, PtxasError, Usage};
+use crate::{directives, lacks, ptx, sites};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -123,16 +125,34 @@ fn finish(
     let module = ptx::parse(text);
     let text = directives::apply(text, &module).map_err(|error| error.to_string())?;
     let text = needs::leave_out(text, request.sm).map_err(|error| error.to_string())?;
-    let text = sites::number(text);
+    let mut text = sites::number(text);
     // The file that findings and ptxas point at has the directives in, so its lines are what is read.
-    let module = ptx::parse(&text);
+    let mut module = ptx::parse(&text);
     let file = request.folder.join(Index::ptx_file(codegen, request.sm));
-    fs::write(&file, &text).map_err(|error| format!("{}: cannot be written: {error}", file.display()))?;
-    let mut findings = lint::check(&module);
     let mut warnings = vec![messages];
+    let mut lacking = BTreeMap::new();
+    let assembled = loop {
+        fs::write(&file, &text).map_err(|error| format!("{}: cannot be written: {error}", file.display()))?;
+        let Some(ptxas) = ptxas else { break None };
+        let error = match ptxas.assemble(&file, &text, request.sm) {
+            Ok(assembled) => break Some(assembled),
+            Err(error) => error,
+        };
+        // A text that was not made for the target may have kernels that the target cannot have.
+        let needs = match &error {
+            PtxasError::Refused { messages, .. } if request.sm < nvvm::ir_target(request.sm) => {
+                lacks::of(&text, &module, messages)
+            }
+            _ => None,
+        };
+        let needs = needs.ok_or_else(|| error.to_string())?;
+        text = needs::cut(text, &module, &needs);
+        module = ptx::parse(&text);
+        lacking.extend(needs);
+    };
+    let mut findings = lint::check(&module);
     let (mut usage, mut machine_code) = (Vec::new(), Vec::new());
-    if let Some(ptxas) = ptxas {
-        let assembled = ptxas.assemble(&file, &text, request.sm).map_err(|error| error.to_string())?;
+    if let Some(assembled) = assembled {
         let mut spilling = Vec::new();
         for entry in &assembled.usage {
             let found = resource_findings(entry, &findings);
@@ -141,6 +161,7 @@ fn finish(
                 Codegen::Nvvm => spilling.extend(found),
             }
         }
+        warnings.extend(lack_warning(&lacking, request.sm));
         warnings.extend(spill_warning(&spilling, request.sm));
         warnings.extend(assembled.warnings);
         usage = assembled.usage;
@@ -174,6 +195,15 @@ fn resource_findings(usage: &Usage, earlier: &[Finding]) -> Vec<Finding> {
     findings
 }
 
+/// Which kernels a target has not, counted; the PTX and `ferrokv kernels` say what each of them lacks.
+fn lack_warning(lacking: &BTreeMap<String, Need>, sm: u32) -> Option<String> {
+    let lowest = lacking.values().map(|need| need.sm).min()?;
+    let names: Vec<&str> = lacking.keys().map(String::as_str).collect();
+    let (count, some) = (names.len(), names[..names.len().min(3)].join(", "));
+    let more = if count > 3 { ", …" } else { "" };
+    Some(format!("nvvm sm_{sm}: without {count} kernels, which need sm_{lowest} or higher: {some}{more}"))
+}
+
 /// Kernels are written so that the first generator's do not spill. Another one's registers are its own: what
 /// it spills is said, and is right all the same.
 fn spill_warning(findings: &[Finding], sm: u32) -> Option<String> {
@@ -187,6 +217,21 @@ fn spill_warning(findings: &[Finding], sm: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_that_a_target_has_not_are_counted() {
+        let names = ["a", "b", "c", "d"];
+        let lacking = |count| -> BTreeMap<String, Need> {
+            names[..count].iter().map(|name| ((*name).into(), Need { sm: 80, why: "x".into() })).collect()
+        };
+        let text = lack_warning(&lacking(4), 75);
+        assert_eq!(
+            text.as_deref(),
+            Some("nvvm sm_75: without 4 kernels, which need sm_80 or higher: a, b, c, …")
+        );
+        assert!(lack_warning(&lacking(3), 75).unwrap().ends_with(": a, b, c"));
+        assert_eq!(lack_warning(&lacking(0), 75), None);
+    }
 
     #[test]
     fn spills_and_stacks_are_findings() {

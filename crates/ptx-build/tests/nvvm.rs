@@ -3,7 +3,9 @@
 use ptx_build::compile::{Request, compile};
 use ptx_build::nvvm::{self, Library, NvvmError, legal, library, retarget};
 use ptx_build::toolchain::{DeviceToolchain, find};
-use ptx_build::{directives, lint, ptx, ptxas};
+use ptx_build::needs::{self, Need};
+use ptx_build::{directives, lacks, lint, ptx, ptxas};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 const WORKSPACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -192,6 +194,56 @@ fn kernels_go_through_both_generators_unchanged() {
         let assembled = ptxas.assemble(&file, &text, sm).unwrap();
         assert!(assembled.usage.iter().all(|usage| usage.registers > 0 && usage.stack == 0));
     }
+}
+
+/// Every target of `all`, from what rustc and libNVVM make for it: what ptxas takes whole, and what it says
+/// that the oldest lacks.
+#[test]
+fn every_target_has_what_it_can_have() {
+    let (Some(library), Ok(ptxas)) = (libnvvm(), ptxas::find(Path::new(WORKSPACE))) else {
+        return eprintln!("not tested: no libNVVM or no ptxas");
+    };
+    let toolchain = match find() {
+        DeviceToolchain::Found(found) => found,
+        DeviceToolchain::Missing(missing) => return eprintln!("not tested: {missing}"),
+    };
+    let mut lacking = BTreeMap::new();
+    for sm in nvvm::TARGETS {
+        let request = Request {
+            workspace: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixture")),
+            package: "good",
+            sm: nvvm::ir_target(sm),
+            targets: &[80, 90],
+            asm: false,
+            ir: true,
+            lines: false,
+            folder: Path::new(env!("CARGO_TARGET_TMPDIR")),
+            toolchain: &toolchain,
+        };
+        let ir = compile(&request).unwrap().ir.unwrap();
+        let legal = legal::translate(&ir.text).unwrap();
+        let generated = nvvm::generate(&library, &legal, nvvm::compiled_for(sm), &ir.path).unwrap();
+        let text = retarget::complete(&generated.ptx, &legal.assembly, sm).unwrap();
+        let mut text = directives::apply(&text, &ptx::parse(&text)).unwrap();
+        let file = tmp(&format!("targets.{sm}.ptx"));
+        std::fs::write(&file, &text).unwrap();
+        let mut assembled = ptxas.assemble(&file, &text, sm);
+        if let Err(ptxas::PtxasError::Refused { messages, .. }) = &assembled {
+            let module = ptx::parse(&text);
+            let found = lacks::of(&text, &module, messages).unwrap_or_else(|| panic!("sm_{sm}: {messages}"));
+            text = needs::cut(text, &module, &found);
+            lacking.insert(sm, found);
+            std::fs::write(&file, &text).unwrap();
+            assembled = ptxas.assemble(&file, &text, sm);
+        }
+        let names: Vec<String> = assembled.unwrap().usage.into_iter().map(|usage| usage.entry).collect();
+        let mut expected = vec!["bounded", "converges", "from_dependency", "from_sm_80", "target_name"];
+        expected.retain(|name| sm >= 80 || *name != "from_sm_80");
+        assert_eq!(names, expected, "sm_{sm}");
+        assert_eq!(lint::check(&ptx::parse(&text)), [], "sm_{sm}");
+    }
+    let needs = Need { sm: 80, why: "cp.async.wait_all, redux".into() };
+    assert_eq!(lacking, BTreeMap::from([(75, BTreeMap::from([("from_sm_80".to_owned(), needs)]))]));
 }
 
 /// An instruction that only the newer target has does not come through for the older one.

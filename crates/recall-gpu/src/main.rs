@@ -175,6 +175,7 @@ fn usage(what: &str) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
 
     /// What a panic's macro leaves is what the build numbers and the device layer reads.
     #[test]
@@ -225,6 +226,40 @@ mod tests {
                 assert_eq!(text.contains(&format!(".entry {entry}(")), *sm >= 90, "{entry} for sm_{sm}");
             }
             assert!(text.contains(".entry copied_words("));
+        }
+    }
+
+    /// By kernel, the lowest target that has it, of those that an image is without.
+    fn needs(sm: u32, text: &'static str) -> BTreeMap<&'static str, u32> {
+        PtxImage::new(sm, text).left_out().map(|out| (out.kernel, out.needs)).collect()
+    }
+
+    /// What another code generator makes of the whole language is there for each target that can have it.
+    #[test]
+    fn the_second_generator_has_every_kernel_for_every_target_that_can() {
+        if embedded::SECOND_CODEGEN.is_none() {
+            return eprintln!("not tested: built without FERROKV_CODEGEN=llvm,nvvm");
+        }
+        let marked = needs(embedded::PTX[0].0, embedded::PTX[0].1);
+        assert!(marked["piped"] == 90 && marked.values().all(|sm| *sm == 90), "{marked:?}");
+        for &(sm, text) in embedded::SECOND_PTX {
+            let out = needs(sm, text);
+            let assembled = embedded::SECOND_RESOURCES.iter().filter(|used| used.sm == sm);
+            let there: BTreeSet<&str> = assembled.map(|used| used.entry).collect();
+            let all: BTreeSet<&str> = there.iter().chain(out.keys()).copied().collect();
+            assert!(all.iter().eq(embedded::ENTRIES), "sm_{sm}: {all:?}");
+            match sm {
+                90.. => assert_eq!(out, BTreeMap::new(), "sm_{sm}"),
+                80.. => assert_eq!(out, marked, "sm_{sm}"),
+                _ => {
+                    assert!(marked.iter().all(|(kernel, sm)| out[kernel] == *sm));
+                    let more: Vec<&str> =
+                        out.keys().copied().filter(|kernel| !marked.contains_key(kernel)).collect();
+                    assert!(more.contains(&"copied_words") && more.contains(&"product_in_both_arms"), "{more:?}");
+                    assert!(more.iter().all(|kernel| out[kernel] == 80), "{out:?}");
+                    assert!(there.contains("counted"), "{there:?}");
+                }
+            }
         }
     }
 

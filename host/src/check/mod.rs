@@ -152,7 +152,8 @@ pub fn run_cases(
     other: Option<&Device>,
     progress: impl FnMut(Progress<'_>),
 ) -> Report {
-    run_on(cases, [reference, &Device::cpu(EmuOptions::race_checked())], other, progress)
+    let options = EmuOptions { target: Some(reference.target()), ..EmuOptions::race_checked() };
+    run_on(cases, [reference, &Device::cpu(options)], other, progress)
 }
 
 /// Runs every case on the emulator with these options, whatever the case asks for; as many at a time as there

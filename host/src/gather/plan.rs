@@ -222,6 +222,7 @@ impl<E: GatherElement> Plan<E> {
         let dense = dense::Plan::new(device, head_by_head(listed, most * support.block))?;
         let grid = (parts_for(rows, tiles), kv_heads * lists, sequences);
         let launch = LaunchShape::new(grid, SELECT_THREADS).shared(select_bytes());
+        device.prepare(&kernel, launch)?;
         let rows = rows as usize;
         let chosen = Chosen::new(device, dense.problem(), most)?;
         Ok(Plan {

@@ -71,7 +71,7 @@ impl<E: GatherElement> Single<E> {
     /// Of a plan's choice over grid rows `(lists, sequences)` and its attention.
     ///
     /// # Errors
-    /// [`Error::LongList`]; out of memory.
+    /// [`Error::LongList`]; what [`Device::prepare`] says against the kernel; out of memory.
     pub fn new(
         device: &Device,
         (kernel, shared): (Step<E>, u32),
@@ -88,11 +88,13 @@ impl<E: GatherElement> Single<E> {
         let (rows, row_groups) = (lists * sequences, shape.attend.row_groups());
         let blocks = step_blocks(rows, tiles, splits, row_groups);
         let launches = rows * row_groups;
+        let launch = LaunchShape::new((blocks, lists, sequences), STEP_THREADS).shared(shared);
+        device.prepare(&kernel, launch)?;
         let floats = if splits == 1 { 0 } else { partial_floats(launches, splits, head_dim) };
         let rows = rows as usize;
         Ok(Single {
             kernel,
-            launch: LaunchShape::new((blocks, lists, sequences), STEP_THREADS).shared(shared),
+            launch,
             shape,
             scores: Buffer::zeroed(device, rows * (tiles * TILE_BLOCKS) as usize)?,
             maxima: Buffer::zeroed(device, rows * maxima_words(tiles) as usize)?,

@@ -245,7 +245,8 @@ impl Plan {
     /// A plan for a problem.
     ///
     /// # Errors
-    /// [`Error::HeadDim`]; those of [`Problem::checked`]; out of memory for the scratch.
+    /// [`Error::HeadDim`]; those of [`Problem::checked`]; a kernel that the device cannot launch, or has not
+    /// ([`Device::prepare`]); out of memory for the scratch.
     pub fn new(device: &Device, problem: Problem, books: Books) -> Result<Self> {
         let head_dim = problem.head_dim;
         if head_dim != books.layout.head_dim {
@@ -257,13 +258,18 @@ impl Plan {
         let rows = problem.kv_heads * shape.row_groups();
         let launches = problem.sequences * rows;
         let grid = (shape.splits, rows, problem.sequences);
+        let launch = LaunchShape::new(grid, threads(head_dim)).shared(shared);
+        match &kernel {
+            Attend::Whole(kernel, _) => device.prepare(kernel, launch),
+            Attend::Parts(kernel, _) => device.prepare(kernel, launch),
+        }?;
         let floats = if shape.splits == 1 { 0 } else { partial_floats(launches, shape.splits, head_dim) };
         Ok(Plan {
             device: device.clone(),
             problem,
             books,
             kernel,
-            launch: LaunchShape::new(grid, threads(head_dim)).shared(shared),
+            launch,
             shape,
             partials: Buffer::new(device, floats)?,
             counters: Buffer::zeroed(device, launches as usize)?,

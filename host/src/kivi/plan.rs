@@ -59,7 +59,8 @@ impl Plan {
     /// A plan for steps over a [`Store`] of the same extents.
     ///
     /// # Errors
-    /// Heads or settings that there is no kernel for, [`Error::TooLong`]; out of memory for the scratch.
+    /// Heads or settings that there is no kernel for, [`Error::TooLong`]; a kernel that the device cannot
+    /// launch, or has not ([`Device::prepare`]); out of memory for the scratch.
     pub fn new(device: &Device, problem: StepProblem, setting: Setting) -> Result<Self> {
         let problem = checked(problem, setting)?;
         let shape = setting.shape(problem);
@@ -68,13 +69,15 @@ impl Plan {
         let rows = problem.kv_heads * shape.row_groups();
         let launches = problem.sequences * rows;
         let grid = (shape.splits, rows, problem.sequences);
+        let launch = LaunchShape::new(grid, threads(head_dim)).shared(shared);
+        device.prepare(&kernel, launch)?;
         let floats = if shape.splits == 1 { 0 } else { partial_floats(launches, shape.splits, head_dim) };
         Ok(Plan {
             device: device.clone(),
             problem,
             setting,
             kernel,
-            launch: LaunchShape::new(grid, threads(head_dim)).shared(shared),
+            launch,
             shape,
             partials: Buffer::new(device, floats)?,
             counters: Buffer::zeroed(device, launches as usize)?,

@@ -3,7 +3,7 @@
 use super::{Capacity, Chunk, Error, Geometry, Held, Result, Rotated};
 use crate::attention::dense::Problem;
 use crate::attention::{BLOCK_TOKENS, PagedPool};
-use crate::{BackendKind, Buffer, Device, Stream};
+use crate::{Buffer, Device, Stream};
 use half::f16;
 use simt::{Global, GlobalMut};
 
@@ -31,7 +31,7 @@ pub(crate) struct Attending {
 impl Sequences {
     /// The first, empty; on the CPU by its own path.
     pub fn new(device: &Device, geometry: Geometry, capacity: Capacity) -> Self {
-        let simd = device.kind() == BackendKind::Cpu;
+        let simd = device.has_host_paths();
         // There is room for one at least.
         let capacity = Capacity { sequences: capacity.sequences.max(1), ..capacity };
         let mut tokens = vec![None; capacity.sequences];

@@ -12,7 +12,7 @@ pub(crate) use through_cache::open_with as through_cache_of;
 use super::{Error, Geometry, HeadReport, Result, Selection};
 use crate::attention::dense::{Attended, DenseElement, Problem};
 use crate::attention::{BlockTable, PagedPool};
-use crate::{BackendKind, Buffer, Device, Stream};
+use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl<E: DenseElement> Input<E> {
     /// Whether launches take the CPU's own path in place of the kernels, which gives the same bits: not where
     /// a graph wants launches.
     pub fn on_slices(&self, stream: &Stream) -> bool {
-        self.device.kind() == BackendKind::Cpu && !stream.is_capturing()
+        self.device.has_host_paths() && !stream.is_capturing()
     }
 
     /// Where a step may write, full of what no right result is.

@@ -134,7 +134,8 @@ impl Plan {
     /// A plan for steps over a [`Store`] of the same extents.
     ///
     /// # Errors
-    /// [`Error::HeadDim`], [`Error::Codes`], [`Error::TooLong`]; out of memory for the scratch.
+    /// [`Error::HeadDim`], [`Error::Codes`], [`Error::TooLong`]; a kernel that the device cannot launch, or
+    /// has not ([`Device::prepare`]); out of memory for the scratch.
     pub fn new(device: &Device, problem: StepProblem, setting: Setting) -> Result<Self> {
         let problem = checked(problem)?;
         let shape = setting.shape(problem);
@@ -143,6 +144,7 @@ impl Plan {
         let launches = problem.sequences * rows;
         let launch = LaunchShape::new((shape.splits, rows, problem.sequences), threads(problem.head_dim));
         let launch = launch.shared(kernel.1);
+        device.prepare(&kernel.0, launch)?;
         let floats =
             if shape.splits == 1 { 0 } else { partial_floats(launches, shape.splits, problem.head_dim) };
         Ok(Plan {

@@ -7,7 +7,7 @@ use super::{Books, Encode, Error, Handles, Plan, Setting, Source, Store, Tables}
 use crate::attention::StepProblem;
 use crate::kv::workload::{Fact, Input, Memory, Opening, Outcome, Workload};
 use crate::kv::{self, HeadReport, Result};
-use crate::{BackendKind, Buffer, Stream};
+use crate::{Buffer, Stream};
 use half::f16;
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl VecInfer {
     fn encode(&mut self, stream: &Stream, set: usize, problem: StepProblem) -> Result<()> {
         let device = stream.device();
         let mut store = Store::new(device, problem, self.setting)?;
-        let slices = device.kind() == BackendKind::Cpu;
+        let slices = device.has_host_paths();
         let (pool, table) = (&self.input.pools[set], &self.input.table);
         let width = table.max_blocks() as usize;
         let longest = self.input.lengths.iter().copied().max().unwrap_or(0) as usize;
@@ -111,7 +111,7 @@ impl Workload for VecInfer {
     }
 
     fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
-        let slices = stream.device().kind() == BackendKind::Cpu && !stream.is_capturing();
+        let slices = stream.device().has_host_paths() && !stream.is_capturing();
         let handles = Handles {
             queries: self.input.queries[0].global(),
             lengths: self.lengths.global(),

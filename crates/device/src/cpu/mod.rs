@@ -13,9 +13,9 @@ use crate::device::{BackendKind, DeviceInfo, KernelAttributes};
 use crate::error::{Error, Result};
 use crate::unordered::{Access, Memory};
 use order::{Clock, Order};
-use simt::KernelInfo;
-use simt::emu::{EmuOptions, MAX_SHARED_BYTES, STREAM_CHECK_VARIABLE, allocations};
+use simt::emu::{EmuOptions, STREAM_CHECK_VARIABLE, Target, allocations};
 use simt::print::Sink;
+use simt::{KernelInfo, LaunchShape};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +33,7 @@ const LARGE: usize = 64 << 20;
 pub(crate) struct CpuDevice {
     info: DeviceInfo,
     options: EmuOptions,
+    target: Target,
     /// Where devices are told apart, with `memory_check`; else 0.
     id: u64,
     /// With `stream_check`.
@@ -44,23 +45,26 @@ pub(crate) struct CpuDevice {
 impl CpuDevice {
     pub(crate) fn new(options: EmuOptions) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        // A name that no target has is an error of each launch.
+        let target = options.emulated().unwrap_or_default();
+        let of = if target == Target::default() { String::new() } else { format!(" of {target}") };
         let info = DeviceInfo {
             backend: BackendKind::Cpu,
             ordinal: 0,
-            name: format!("CPU emulator ({threads} hardware threads)"),
+            name: format!("CPU emulator{of} ({threads} hardware threads)"),
             compute_capability: None,
             multiprocessors: threads,
             memory_bytes: memory("MemTotal:"),
             l2_bytes: None,
             memory_bandwidth: None,
-            max_shared_bytes: MAX_SHARED_BYTES,
+            max_shared_bytes: target.max_shared_bytes(),
             driver_version: None,
         };
         static DEVICES: AtomicU64 = AtomicU64::new(1);
         let id = if options.memory_check { DEVICES.fetch_add(1, Ordering::Relaxed) } else { 0 };
         let asked = std::env::var_os(STREAM_CHECK_VARIABLE).is_some_and(|value| value != "0");
         let order = (options.stream_check || asked).then(Arc::default);
-        CpuDevice { info, options, id, order, sink: Arc::default(), quarantine: Default::default() }
+        CpuDevice { info, options, target, id, order, sink: Arc::default(), quarantine: Default::default() }
     }
 
     fn allocate_layout(&self, bytes: usize, zeroed: bool) -> Result<*mut u8> {
@@ -100,8 +104,16 @@ impl DeviceBackend for CpuDevice {
         self.id as usize
     }
 
+    fn target(&self) -> Target {
+        self.target
+    }
+
     fn attributes(&self, _kernel: &'static KernelInfo) -> Result<Option<KernelAttributes>> {
         Ok(None)
+    }
+
+    fn prepare(&self, _kernel: &'static KernelInfo, _shape: LaunchShape) -> Result<()> {
+        Ok(())
     }
 
     fn allocate(&self, memory: Memory) -> Result<u64> {

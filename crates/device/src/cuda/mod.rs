@@ -17,8 +17,9 @@ use context::Context;
 use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUpointer_attribute};
 use ffi::{Relaxed, check, cu, note};
 use module::Module;
-use simt::KernelInfo;
+use simt::emu::Target;
 use simt::print::Sink;
+use simt::{KernelInfo, LaunchShape};
 use std::ffi::c_void;
 use std::panic::Location;
 use std::ptr::null_mut;
@@ -93,6 +94,15 @@ impl DeviceBackend for CudaDevice {
 
     fn attributes(&self, kernel: &'static KernelInfo) -> Result<Option<KernelAttributes>> {
         Ok(Some(self.module.function(kernel)?.attributes))
+    }
+
+    fn target(&self) -> Target {
+        self.info.compute_capability.map_or_else(Target::default, Target::of_gpu)
+    }
+
+    fn prepare(&self, kernel: &'static KernelInfo, shape: LaunchShape) -> Result<()> {
+        self.context.bind()?;
+        self.module.function(kernel)?.prepare(shape)
     }
 
     fn allocate(&self, memory: Memory) -> Result<u64> {

@@ -4,7 +4,7 @@ use super::context::Context;
 use super::ffi::{Relaxed, check, cu, is_lost, name, note};
 use super::records::Record;
 use super::ring::Ring;
-use crate::device::{DeviceInfo, KernelAttributes, PtxImage};
+use crate::device::{DeviceInfo, KernelAttributes, LeftOut, PtxImage};
 use crate::error::{Error, PtxRefusal, Result, shape_text};
 use cust::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 use simt::print::Sink;
@@ -29,7 +29,7 @@ const OVERLAP_DRIVER: u32 = 12030;
 /// A loaded PTX image.
 pub(super) struct Module {
     raw: CUmodule,
-    sm: u32,
+    image: PtxImage,
     /// Whether launches of kernels that wait for the launch before may overlap it.
     pub(super) overlap: bool,
     /// Where kernels that panic say so; goes ahead of the context, which its memory is of.
@@ -69,8 +69,7 @@ impl Module {
             return Err(Error::NoPtx);
         };
         let capability = info.compute_capability.unwrap_or(0);
-        let mut suitable: Vec<&PtxImage> = images.iter().filter(|image| image.sm <= capability).collect();
-        suitable.sort_by_key(|image| std::cmp::Reverse(image.sm));
+        let suitable = PtxImage::suitable(images, capability);
         if suitable.is_empty() {
             return Err(Error::GpuTooOld { device: info.name.clone(), capability, lowest });
         }
@@ -85,7 +84,7 @@ impl Module {
                     tracing::debug!(sm = image.sm, gpu = capability, from, "loaded kernels");
                     return Ok(Module {
                         raw,
-                        sm: image.sm,
+                        image: *image,
                         overlap: image.sm >= OVERLAP_SM && info.driver_version >= Some(OVERLAP_DRIVER),
                         context: context.clone(),
                         cache: [const { AtomicPtr::new(null_mut()) }; LISTS],
@@ -141,14 +140,21 @@ impl Module {
 
     #[cold]
     fn look_up(&self, info: &'static KernelInfo, list: &AtomicPtr<Function>) -> Result<&Function> {
-        let (kernel, needs, sm) = (info.name, info.min_sm, self.sm);
-        let missing = if needs > sm {
-            Error::KernelNeeds { kernel, needs, sm }
-        } else {
-            Error::KernelMissing { kernel, sm }
+        let missing = || {
+            let (kernel, sm) = (info.name, self.image.sm);
+            match self.image.left_out().find(|left_out| left_out.kernel == kernel) {
+                Some(LeftOut { needs, why, .. }) => {
+                    Error::KernelNeeds { kernel, needs, why: why.to_owned(), sm }
+                }
+                None if info.min_sm > sm => {
+                    let (needs, why) = (info.min_sm, "it is marked so".to_owned());
+                    Error::KernelNeeds { kernel, needs, why, sm }
+                }
+                None => Error::KernelMissing { kernel, sm },
+            }
         };
         let Ok(entry_name) = CString::new(info.name) else {
-            return Err(missing);
+            return Err(missing());
         };
         self.context.bind()?;
         // The driver may load the kernel's code only now.
@@ -157,7 +163,7 @@ impl Module {
         // SAFETY: `raw` is valid for a write, the module is loaded, the name ends in NUL.
         let code = unsafe { cu!(cuModuleGetFunction(&mut raw, self.raw, entry_name.as_ptr())) };
         if code == 500 {
-            return Err(missing);
+            return Err(missing());
         }
         check(code, || format!("looking up kernel {}", info.name))?;
         let attribute = |which: CUfunction_attribute| -> Result<u32> {

@@ -8,7 +8,8 @@
 //! | NVVM target | IR from rustc for | PTX for |
 //! |---|---|---|
 //! | compute_100 and newer | sm_90 | the same, for example sm_100 |
-//! | below, from 80 | sm_80 or sm_90 | compiled for compute_100, then for its own target if ptxas takes it |
+//! | 80 to 90 | sm_80 or sm_90 | compiled for compute_100, then for its own target if ptxas takes it |
+//! | 75 | sm_80 | the same; kernels of which ptxas says that they need more are left out ([`crate::lacks`]) |
 //!
 //! libNVVM reads today's LLVM IR for compute_100 and newer alone; what is below wants that of LLVM 7. An
 //! instruction of the PTX means the same for every target that has it (the PTX ISA says from which target on
@@ -27,11 +28,14 @@ use legal::Legal;
 use std::fs;
 use std::path::Path;
 
+/// The targets of `all`: one for each kind of GPU from Turing on.
+pub const TARGETS: [u32; 8] = [75, 80, 86, 89, 90, 100, 103, 120];
+
 /// The first target whose IR libNVVM reads in today's form.
 pub const MODERN: u32 = 100;
 
-/// The target that rustc makes the IR of an NVVM target for: the newest of its own that is not above. Kernels
-/// choose by it (`cfg(simt_sm)`).
+/// The target that rustc makes the IR of an NVVM target for: the newest of its own that is not above, or its
+/// oldest. Kernels choose by it (`cfg(simt_sm)`).
 pub fn ir_target(sm: u32) -> u32 {
     if sm < 90 { 80 } else { 90 }
 }

@@ -13,6 +13,7 @@ use super::orders::Watchpoint;
 use super::print::Lines;
 use super::race::{GridRaces, Races};
 use super::shared::SharedMemory;
+use super::tensor::TensorCores;
 use super::trap;
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
@@ -33,6 +34,8 @@ pub(crate) struct Block {
     pub(crate) races: Option<RefCell<Races>>,
     pub(crate) tracked: Option<Arc<Tracked>>,
     pub(crate) watchpoint: Option<Arc<Watchpoint>>,
+    /// How products of f16 and bf16 matrices add up.
+    pub(super) tensor_cores: TensorCores,
     /// What its threads have printed.
     pub(crate) lines: Lines,
     /// Whether kernels are broken on purpose, or recorded for that.
@@ -158,6 +161,7 @@ impl<'a> Runner<'a> {
             mutated,
             tracked,
             watchpoint,
+            tensor_cores: options.target.unwrap_or_default().tensor_cores(),
             lines: Lines::new(sink),
             changed: Cell::new(false),
             named: RefCell::default(),

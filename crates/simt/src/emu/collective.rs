@@ -5,6 +5,7 @@ use super::fault::{FaultKind, Place};
 use super::lane::{BarrierKind, Lane, Pause, State};
 use super::matrix::{self, MatrixOp};
 use super::named::{self, NamedCall};
+use super::tensor::TensorCores;
 use core::panic::Location;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,16 +132,22 @@ pub(super) fn settle(warp: &[Lane]) -> Result<Option<Settled>, Stuck> {
                 *slot = other;
             }
         }
-        let results = exchange(mask, call.0.op, &calls).map_err(|(reader, source)| {
-            (reader, call.1.into(), FaultKind::ShuffleSource { mask, lane: source })
-        })?;
+        let results =
+            exchange(mask, call.0.op, &calls, lane.block().tensor_cores).map_err(|(reader, source)| {
+                (reader, call.1.into(), FaultKind::ShuffleSource { mask, lane: source })
+            })?;
         return Ok(Some(Settled { mask, results, orders_memory: call.0.op == WarpOp::Sync }));
     }
     Ok(None)
 }
 
 /// What each lane of `mask` gets; or the lane that reads one outside the mask, and which.
-fn exchange(mask: u32, op: WarpOp, calls: &[WarpCall; 32]) -> Result<[u64; 32], (usize, u32)> {
+fn exchange(
+    mask: u32,
+    op: WarpOp,
+    calls: &[WarpCall; 32],
+    tensor_cores: TensorCores,
+) -> Result<[u64; 32], (usize, u32)> {
     let lanes = || (0..32usize).filter(|lane| mask >> lane & 1 == 1);
     let values = || lanes().map(|lane| calls[lane].value);
     Ok(match op {
@@ -182,7 +189,7 @@ fn exchange(mask: u32, op: WarpOp, calls: &[WarpCall; 32]) -> Result<[u64; 32], 
             results
         }
         WarpOp::Matrix(op) => {
-            matrix::exchange(op, &calls.map(|call| call.value));
+            matrix::exchange(op, &calls.map(|call| call.value), tensor_cores);
             [0; 32]
         }
     })

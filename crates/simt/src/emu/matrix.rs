@@ -3,7 +3,7 @@
 use super::collective::{WarpCall, WarpOp};
 use super::lane::{Lane, warp_call, with_lane};
 use super::shared::{check_shared_read, locate_shared};
-use super::tensor::{self, Format};
+use super::tensor::{self, Format, TensorCores};
 use crate::warp::FULL_MASK;
 use crate::{Pod, Shared};
 use core::panic::Location;
@@ -56,12 +56,12 @@ fn read_row<T: Pod>(lane: &Lane, rows: Shared<T>, index: u32, place: &'static Lo
 }
 
 /// Computes every lane's result; `addresses` are those of the lanes' operands.
-pub(super) fn exchange(op: MatrixOp, addresses: &[u64; 32]) {
+pub(super) fn exchange(op: MatrixOp, addresses: &[u64; 32], tensor_cores: TensorCores) {
     // SAFETY: all 32 lanes are parked in `meet`, with their operands on their stacks, and this thread runs
     // them all.
     let lanes = addresses.map(|address| unsafe { &*(address as *const Operands) });
     let results = match op {
-        MatrixOp::Float(format) => float(format, &lanes),
+        MatrixOp::Float(format) => float(format, &lanes, tensor_cores),
         MatrixOp::Integer => integer(&lanes),
         MatrixOp::Load { transposed } => distribute(&lanes, transposed),
     };
@@ -96,7 +96,7 @@ fn scatter(d: &[[u32; 8]; 16]) -> [[u32; 4]; 32] {
     })
 }
 
-fn float(format: Format, lanes: &[&Operands; 32]) -> [[u32; 4]; 32] {
+fn float(format: Format, lanes: &[&Operands; 32], tensor_cores: TensorCores) -> [[u32; 4]; 32] {
     let mut a = [[0u16; 16]; 16];
     let mut b = [[0u16; 16]; 8];
     for (lane, operands) in lanes.iter().enumerate() {
@@ -111,7 +111,7 @@ fn float(format: Format, lanes: &[&Operands; 32]) -> [[u32; 4]; 32] {
             }
         }
     }
-    scatter(&tensor::mma_16x8x16(format, &a, &b, &gather_accumulator(lanes)))
+    scatter(&tensor_cores.mma_16x8x16(format, &a, &b, &gather_accumulator(lanes)))
 }
 
 fn integer(lanes: &[&Operands; 32]) -> [[u32; 4]; 32] {

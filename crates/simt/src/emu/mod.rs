@@ -51,6 +51,7 @@ mod race;
 mod rows;
 mod shared;
 mod stack;
+mod target;
 pub mod tensor;
 pub mod traffic;
 mod trap;
@@ -68,6 +69,8 @@ pub use fault::{
 };
 pub use mutation::MUTATION_VARIABLE;
 pub use options::{EmuOptions, SCHEDULE_VARIABLE, STREAM_CHECK_VARIABLE, Schedule};
+pub use target::{EMULATE_VARIABLE, Target, UnknownTarget};
+pub use tensor::TensorCores;
 
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
 pub(crate) use bulk::{bulk_commit, bulk_fence, bulk_load, bulk_store, bulk_wait};
@@ -83,7 +86,8 @@ pub(crate) use rows::{check_matrix, check_place, check_slice};
 pub(crate) use shared::{shared_atomic, shared_load, shared_store};
 pub(crate) use tensor::Format;
 
-/// The most dynamic shared memory a block may have: what compute capability 9.0 allows.
+/// The most dynamic shared memory a block may have on any GPU: what compute capability 9.0 allows.
+/// [`Target::max_shared_bytes`] is that of one.
 pub const MAX_SHARED_BYTES: u32 = 227 * 1024;
 
 /// The most threads a block may have.
@@ -177,7 +181,8 @@ fn run_grid(
     memory: &[(&'static str, ArgMemory)],
     asked: Asked,
 ) -> Result<(), Fault> {
-    check_shape(info, shape)?;
+    let target = options.emulated().map_err(|reason| Fault::refused(info, reason))?;
+    check_shape(info, shape, target)?;
     let schedule = options.schedule().map_err(|reason| Fault::refused(info, reason))?;
     let mutated = mutation::is_on().map_err(|reason| Fault::refused(info, reason))?;
     panics::watch();
@@ -200,8 +205,8 @@ fn run_grid(
     }
     let tracked = tracked.map(Arc::new);
     let sink = Some(crate::print::sink(sink.as_ref()));
-    let setting =
-        block::Setting { info, shape, body, options: *options, schedule, tracked, watchpoint, mutated, sink };
+    let options = EmuOptions { target: Some(target), ..*options };
+    let setting = block::Setting { info, shape, body, options, schedule, tracked, watchpoint, mutated, sink };
     if options.orders == 0 {
         return away_from_sink(|| grid::Grid::new(setting).run());
     }
@@ -210,7 +215,7 @@ fn run_grid(
     away_from_sink(|| orders::run_in_all(setting, &outputs))
 }
 
-fn check_shape(info: &'static KernelInfo, shape: LaunchShape) -> Result<(), Fault> {
+fn check_shape(info: &'static KernelInfo, shape: LaunchShape, target: Target) -> Result<(), Fault> {
     let refuse = |reason: String| Err(Fault::refused(info, reason));
     let Dim3 { x, y, z } = shape.grid;
     let threads = shape.block.count();
@@ -227,8 +232,12 @@ fn check_shape(info: &'static KernelInfo, shape: LaunchShape) -> Result<(), Faul
             shape.block
         ));
     }
-    if shape.shared_bytes > MAX_SHARED_BYTES {
-        return refuse(format!("{} bytes of shared memory exceed {MAX_SHARED_BYTES}", shape.shared_bytes));
+    let most = target.max_shared_bytes();
+    if shape.shared_bytes > most {
+        return refuse(format!(
+            "{} bytes of shared memory exceed {most}, which {target} has",
+            shape.shared_bytes
+        ));
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! How a launch is emulated: what is checked, and in which order threads run.
 
+use super::target::{EMULATE_VARIABLE, Target};
 use std::fmt;
 use std::str::FromStr;
 
@@ -80,6 +81,9 @@ pub struct EmuOptions {
     pub patience: u32,
     /// Stack of each emulated thread that parks, in bytes.
     pub stack_bytes: usize,
+    /// The GPU that is emulated. `None` leaves it to [`EMULATE_VARIABLE`], and that, where it is not set, to
+    /// [`Target::HOPPER`].
+    pub target: Option<Target>,
 }
 
 impl Default for EmuOptions {
@@ -92,6 +96,7 @@ impl Default for EmuOptions {
             orders: 0,
             patience: 10_000,
             stack_bytes: 256 * 1024,
+            target: None,
         }
     }
 }
@@ -111,6 +116,20 @@ impl EmuOptions {
             schedule: Schedule::Ascending,
             orders: 8,
             ..Self::default()
+        }
+    }
+
+    /// The GPU that launches with these options emulate: that of the options, or else of the environment.
+    ///
+    /// # Errors
+    /// A name in the environment that no target has.
+    pub fn emulated(&self) -> Result<Target, String> {
+        if let Some(target) = self.target {
+            return Ok(target);
+        }
+        match std::env::var(EMULATE_VARIABLE) {
+            Ok(text) => text.parse().map_err(|error| format!("{EMULATE_VARIABLE}: {error}")),
+            Err(_) => Ok(Target::default()),
         }
     }
 

@@ -1,6 +1,6 @@
-//! The tensor cores' arithmetic, as measured on compute capability 9.0.
+//! The tensor cores' arithmetic: as measured on compute capability 9.0, and as published for others.
 //!
-//! One output of an MMA is **one** sum of seventeen terms, the sixteen products and the accumulator:
+//! One output of an MMA on Hopper is **one** sum of seventeen terms, sixteen products and the accumulator:
 //! - a product is exact; it is aligned by the sum of its operands' exponents, not by its own normalised one;
 //!   a subnormal operand has the smallest normal exponent; the accumulator is aligned by its own;
 //! - every term is shifted to the largest alignment and cut off toward zero 25 bits below it; terms that are
@@ -12,6 +12,21 @@
 //! Fitted to, and equal to, 589,824 results of an H100: ordinary and random bit patterns, subnormals, signed
 //! zeros, cancellation, overflow, infinities and NaN, for f16 and bf16. `ferrokv check` compares the two on
 //! every GPU it runs on.
+//!
+//! Other generations do the same with fewer bits and shorter sums ([`TensorCores`]): the sixteen steps of the
+//! contraction are several sums, one after another, and the f32 of one is the accumulator of the next.
+//!
+//! | generation | targets | bits below the largest alignment | products of one sum | known from |
+//! |---|---|---|---|---|
+//! | Volta | sm_70, sm_72 | 23 | 4 | publications |
+//! | Turing | sm_75 | 24 | 8 | publications |
+//! | Ampere, Ada | sm_80 to sm_89 | 24 | 8 | publications |
+//! | Hopper, Blackwell | sm_90 to sm_121 | 25 | 16 | an H100; of Blackwell publications |
+//!
+//! The publications are MMA-Sim (arXiv 2511.10909) and "Accurate Models of NVIDIA Tensor Cores" (arXiv
+//! 2512.07004). Of the generations that are known from these alone no GPU was at hand: those rows are **not
+//! verified** here. The instruction is one of sm_80; for Volta and Turing it stands for the shorter ones that
+//! these have (k = 4 and k = 8), one after another.
 
 /// The formats of an MMA's operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +37,42 @@ pub enum Format {
     Bf16,
 }
 
-/// Bits below the largest alignment that survive it.
-const KEPT_BITS: i32 = 25;
+/// The tensor cores of a generation of GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TensorCores {
+    /// Not verified: 23 bits, four products at a time.
+    Volta,
+    /// Not verified: 24 bits, eight products at a time.
+    Turing,
+    /// Not verified: 24 bits, eight products at a time. Ada's, too.
+    Ampere,
+    /// Measured on an H100: 25 bits, sixteen products at once. Blackwell's, too, which is not verified.
+    #[default]
+    Hopper,
+}
+
+impl TensorCores {
+    /// Every one, from the oldest.
+    pub const ALL: [TensorCores; 4] =
+        [TensorCores::Volta, TensorCores::Turing, TensorCores::Ampere, TensorCores::Hopper];
+
+    /// D = A·B + C of one tile: `a` [16 rows, 16], `b` [8 columns, 16], `c` and the result [16 rows, 8
+    /// columns], all as bits.
+    pub fn mma_16x8x16(
+        self,
+        format: Format,
+        a: &[[u16; 16]; 16],
+        b: &[[u16; 16]; 8],
+        c: &[[u32; 8]; 16],
+    ) -> [[u32; 8]; 16] {
+        match self {
+            TensorCores::Volta => tile::<23, 4>(format, a, b, c),
+            TensorCores::Turing | TensorCores::Ampere => tile::<24, 8>(format, a, b, c),
+            TensorCores::Hopper => tile::<25, 16>(format, a, b, c),
+        }
+    }
+}
+
 /// What a NaN result is.
 const NAN: u32 = 0x7fff_ffff;
 /// Steps of the contraction.
@@ -55,10 +104,10 @@ fn operand(bits: u16, format: Format) -> Operand {
     Operand { exponent, mantissa: sign * mantissa, infinite: false, nan: false }
 }
 
-/// The terms of one sum.
-struct Sum {
+/// The terms of one sum, of which `KEPT` bits below the largest alignment survive it.
+struct Sum<const KEPT: i32> {
     exponents: [i32; DEPTH + 1],
-    /// With [`KEPT_BITS`] fraction bits.
+    /// With `KEPT` fraction bits.
     mantissas: [i64; DEPTH + 1],
     terms: usize,
     positive_infinity: bool,
@@ -66,7 +115,7 @@ struct Sum {
     nan: bool,
 }
 
-impl Sum {
+impl<const KEPT: i32> Sum<KEPT> {
     fn new() -> Self {
         Sum {
             exponents: [0; DEPTH + 1],
@@ -91,6 +140,18 @@ impl Sum {
         self.positive_infinity |= !negative;
     }
 
+    fn add_accumulator(&mut self, bits: u32) {
+        let exponent = (bits >> 23 & 0xff) as i32;
+        let fraction = (bits & 0x7f_ffff) as i64;
+        let signed = |mantissa: i64| if bits >> 31 == 1 { -mantissa } else { mantissa };
+        match exponent {
+            0xff if fraction != 0 => self.nan = true,
+            0xff => self.add_infinity(bits >> 31 == 1),
+            0 => self.add(-126, signed(fraction << (KEPT - 23))),
+            _ => self.add(exponent - 127, signed((fraction | 1 << 23) << (KEPT - 23))),
+        }
+    }
+
     fn result(&self) -> u32 {
         if self.nan || (self.positive_infinity && self.negative_infinity) {
             return NAN;
@@ -106,7 +167,7 @@ impl Sum {
             let cut = (mantissa.unsigned_abs() >> (largest - exponent).min(63)) as i64;
             sum += if *mantissa < 0 { -cut } else { cut };
         }
-        round_toward_zero(sum, largest - KEPT_BITS)
+        round_toward_zero(sum, largest - KEPT)
     }
 }
 
@@ -130,9 +191,18 @@ fn round_toward_zero(value: i64, exponent: i32) -> u32 {
     if bits == 0 { 0 } else { bits | ((value < 0) as u32) << 31 }
 }
 
-/// D = A·B + C of one tile: `a` [16 rows, 16], `b` [8 columns, 16], `c` and the result [16 rows, 8 columns],
-/// all as bits.
+/// [`TensorCores::mma_16x8x16`] of Hopper, which code for the CPU has in place of kernels.
 pub fn mma_16x8x16(
+    format: Format,
+    a: &[[u16; 16]; 16],
+    b: &[[u16; 16]; 8],
+    c: &[[u32; 8]; 16],
+) -> [[u32; 8]; 16] {
+    TensorCores::Hopper.mma_16x8x16(format, a, b, c)
+}
+
+/// The tile of tensor cores that keep `KEPT` bits and add `STEPS` products at a time.
+fn tile<const KEPT: i32, const STEPS: usize>(
     format: Format,
     a: &[[u16; 16]; 16],
     b: &[[u16; 16]; 8],
@@ -142,36 +212,26 @@ pub fn mma_16x8x16(
     let a = a.each_ref().map(decode);
     let b = b.each_ref().map(decode);
     // A product has the fraction bits of both operands.
-    let to_kept = KEPT_BITS - if format == Format::F16 { 20 } else { 14 };
-    let mut d = [[0; 8]; 16];
+    let to_kept = KEPT - if format == Format::F16 { 20 } else { 14 };
+    let mut d = *c;
     for (row, a) in a.iter().enumerate() {
         for (column, b) in b.iter().enumerate() {
-            let mut sum = Sum::new();
-            for (x, y) in a.iter().zip(b) {
-                if x.infinite || y.infinite || x.nan || y.nan {
-                    sum.nan |= x.nan || y.nan || x.mantissa == 0 || y.mantissa == 0;
-                    sum.add_infinity((x.mantissa < 0) != (y.mantissa < 0));
-                } else {
-                    sum.add(x.exponent + y.exponent, (x.mantissa * y.mantissa) << to_kept);
+            for (a, b) in a.chunks_exact(STEPS).zip(b.chunks_exact(STEPS)) {
+                let mut sum = Sum::<KEPT>::new();
+                for (x, y) in a.iter().zip(b) {
+                    if x.infinite || y.infinite || x.nan || y.nan {
+                        sum.nan |= x.nan || y.nan || x.mantissa == 0 || y.mantissa == 0;
+                        sum.add_infinity((x.mantissa < 0) != (y.mantissa < 0));
+                    } else {
+                        sum.add(x.exponent + y.exponent, (x.mantissa * y.mantissa) << to_kept);
+                    }
                 }
+                sum.add_accumulator(d[row][column]);
+                d[row][column] = sum.result();
             }
-            add_accumulator(&mut sum, c[row][column]);
-            d[row][column] = sum.result();
         }
     }
     d
-}
-
-fn add_accumulator(sum: &mut Sum, bits: u32) {
-    let exponent = (bits >> 23 & 0xff) as i32;
-    let fraction = (bits & 0x7f_ffff) as i64;
-    let signed = |mantissa: i64| if bits >> 31 == 1 { -mantissa } else { mantissa };
-    match exponent {
-        0xff if fraction != 0 => sum.nan = true,
-        0xff => sum.add_infinity(bits >> 31 == 1),
-        0 => sum.add(-126, signed(fraction << (KEPT_BITS - 23))),
-        _ => sum.add(exponent - 127, signed((fraction | 1 << 23) << (KEPT_BITS - 23))),
-    }
 }
 
 /// D = A·B + C of one integer tile, modulo 2^32: `a` [16 rows, 32], `b` [8 columns, 32].
@@ -188,70 +248,4 @@ pub fn mma_16x8x32(a: &[[i8; 32]; 16], b: &[[i8; 32]; 8], c: &[[u32; 8]; 16]) ->
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use half::f16;
-
-    fn one(a: &[(f32, f32)], c: f32) -> u32 {
-        let mut rows = [[0; 16]; 16];
-        let mut columns = [[0; 16]; 8];
-        for (k, (x, y)) in a.iter().enumerate() {
-            rows[3][k] = f16::from_f32(*x).to_bits();
-            columns[5][k] = f16::from_f32(*y).to_bits();
-        }
-        let mut acc = [[0; 8]; 16];
-        acc[3][5] = c.to_bits();
-        mma_16x8x16(Format::F16, &rows, &columns, &acc)[3][5]
-    }
-
-    #[test]
-    fn small_sums_are_exact() {
-        assert_eq!(one(&[(1.5, 2.0), (-0.25, 4.0)], 10.0), 12f32.to_bits());
-        assert_eq!(one(&[], -0.0), 0);
-        assert_eq!(one(&[(1.0, 1.0), (-1.0, 1.0)], 0.0), 0);
-    }
-
-    #[test]
-    fn terms_are_cut_off_25_bits_below_the_largest() {
-        // 2^-25 is the last bit beside 1: two of them survive and round away toward zero in the f32.
-        let tiny = 2f32.powi(-12);
-        assert_eq!(one(&[(tiny, 2f32.powi(-13))], 1.0), 1f32.to_bits());
-        assert_eq!(one(&[(tiny, tiny), (tiny, tiny)], 1.0), (1.0 + 2f32.powi(-23)).to_bits());
-        // 2^-26 is cut off on its own, though eight of them would make 2^-23.
-        assert_eq!(one(&[(2f32.powi(-13), 2f32.powi(-13)); 8], 1.0), 1f32.to_bits());
-        // Toward zero, not down.
-        assert_eq!(one(&[(-2f32.powi(-13), 2f32.powi(-13)); 8], -1.0), (-1f32).to_bits());
-    }
-
-    #[test]
-    fn what_is_not_finite() {
-        assert_eq!(one(&[(f32::INFINITY, 1.0)], 0.0), f32::INFINITY.to_bits());
-        assert_eq!(one(&[(f32::INFINITY, -1.0)], 1.0), f32::NEG_INFINITY.to_bits());
-        assert_eq!(one(&[(f32::INFINITY, 0.0)], 0.0), NAN);
-        assert_eq!(one(&[(f32::INFINITY, 1.0)], f32::NEG_INFINITY), NAN);
-        assert_eq!(one(&[(f32::NAN, 1.0)], 0.0), NAN);
-        // A product that is cut off beside the largest f32 does not round it up.
-        assert_eq!(one(&[(65504.0, 65504.0)], f32::MAX), f32::MAX.to_bits());
-    }
-
-    #[test]
-    fn beyond_the_largest_is_infinite() {
-        // bf16 has f32's exponents: 2^127 · 1 + 2^127.
-        let (one, big) = (0x3f80, 0x7f00);
-        let mut a = [[0; 16]; 16];
-        let mut b = [[0; 16]; 8];
-        (a[0][0], b[0][0]) = (big, one);
-        let mut c = [[0; 8]; 16];
-        c[0][0] = 2f32.powi(127).to_bits();
-        assert_eq!(mma_16x8x16(Format::Bf16, &a, &b, &c)[0][0], f32::INFINITY.to_bits());
-        c[0][0] |= 1 << 31;
-        assert_eq!(mma_16x8x16(Format::Bf16, &a, &b, &c)[0][0], 0);
-    }
-
-    #[test]
-    fn integers_wrap() {
-        let c = [[0x7fff_ffff; 8]; 16];
-        let d = mma_16x8x32(&[[-128; 32]; 16], &[[-128; 32]; 8], &c);
-        assert_eq!(d[0][0], 0x7fff_ffffu32.wrapping_add(32 << 14));
-    }
-}
+mod tests;

@@ -100,7 +100,8 @@ impl<E: DenseElement> Plan<E> {
     /// A plan for a problem.
     ///
     /// # Errors
-    /// Those of [`Problem::checked`]; out of memory for the scratch (some 34·head_dim bytes for each of up to
+    /// Those of [`Problem::checked`]; a kernel that the device cannot launch, or has not
+    /// ([`Device::prepare`]); out of memory for the scratch (some 34·head_dim bytes for each of up to
     /// 132 thread blocks, or one for each sequence, KV head and group of eight query rows).
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
         let problem = problem.checked()?;
@@ -111,6 +112,7 @@ impl<E: DenseElement> Plan<E> {
         let launches = problem.sequences * rows;
         let launch =
             LaunchShape::new((shape.splits, rows, problem.sequences), threads(head_dim)).shared(shared_bytes);
+        device.prepare(&kernel, launch)?;
         let floats = if shape.splits == 1 { 0 } else { partial_floats(launches, shape.splits, head_dim) };
         Ok(Plan {
             device: device.clone(),

@@ -174,6 +174,7 @@ impl<E: SketchElement> Plan<E> {
         let groups = group.div_ceil(ROWS);
         let parts = scan_parts(rows * groups, max_tokens, budget.support.rule());
         let launch = LaunchShape::new((parts, kv_heads * groups, sequences), SCAN_THREADS).shared(shared);
+        device.prepare(&kernel, launch)?;
         let decide = LaunchShape::new((decide_parts(rows, blocks), kv_heads, sequences), DECIDE_THREADS)
             .shared(decide_bytes());
         let scan = ScanShape {

@@ -223,7 +223,7 @@ where
     };
     // The whole step last: it is what is compared.
     let every = workload.stages().len();
-    let on_slices = plan.on_slices && device.kind() == BackendKind::Cpu;
+    let on_slices = plan.on_slices && device.has_host_paths();
     let timing = if on_slices {
         on_the_cpu(workload.as_mut(), &plan.opening(selection, caches), &stream, plan.repetition)?
     } else {
@@ -260,7 +260,7 @@ where
     let tiles = subject.cache_bytes() / (64 * u64::from(subject.shape.head_dim));
     let emulate = if every > 1 { EMULATE_STAGED_TILES } else { EMULATE_TILES };
     if device.kind() == BackendKind::Cuda && tiles <= emulate {
-        let expected = emulated::<E>(subject, selection, plan)?;
+        let expected = emulated::<E>(device, subject, selection, plan)?;
         row.bits_compared = Some(true);
         row.verified = Some(same_bits(&expected, &outcome) && row.verified != Some(false));
     }
@@ -346,8 +346,9 @@ fn stages(
     Ok(stages)
 }
 
-/// What the emulator makes of the same cache.
+/// What the emulator of `gpu` makes of the same cache.
 fn emulated<E: DenseElement>(
+    gpu: &Device,
     subject: Subject,
     selection: &Selection,
     plan: &Plan<'_>,
@@ -355,7 +356,7 @@ fn emulated<E: DenseElement>(
 where
     Arc<Input<E>>: Into<AnyInput>,
 {
-    let device = Device::cpu(EmuOptions::default());
+    let device = Device::cpu(EmuOptions { target: Some(gpu.target()), ..EmuOptions::default() });
     let caches = Caches::<E>::new(&device, subject, 1, plan.query_scale)?;
     // Opening runs it.
     Ok(plan.open::<E>(selection, &caches)?.outcome()?)
