@@ -37,7 +37,7 @@ fn a_kernel_that_needs_a_higher_target_says_so() {
         // SAFETY: the stand-in runs nothing.
         let error = unsafe { stream.launch(&late::kernel(), shape, late::Args {}) }.unwrap_err();
         match error {
-            Error::KernelNeeds { kernel: "late", needs: 90, sm: 80 } if loaded == 80 => {
+            Error::KernelNeeds { kernel: "late", needs: 90, sm: 80, .. } if loaded == 80 => {
                 assert!(
                     error.to_string().starts_with("kernel late needs sm_90; the PTX for sm_80 was loaded")
                 );
