@@ -107,8 +107,8 @@ impl Policy {
         exploration: 0.0,
     };
 
-    /// The default's thresholds in steps that choose for themselves, whose bound is the worst case: that gates
-    /// nothing, for it is often larger than the output.
+    /// The default's thresholds in steps that choose for themselves, whose bound is the worst case: that
+    /// gates nothing, for it is often larger than the output.
     pub const CHOOSING: Policy = Policy { renew: 0, error_budget: f32::INFINITY, risk: 0.0, ..Policy::SOUND };
 
     /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative), its bound and its

@@ -24,9 +24,9 @@ pub enum Source {
 /// What is known of the attention of one query head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadReport {
-    /// The most that the head's output, a row of head_dim numbers, can be away from exact attention, in the
-    /// Euclidean norm; a scheme may say so but for a probability that it states. Not finite: the scheme has no
-    /// bound for this head. `None`: it never has one.
+    /// The most that the head's output, a row of head_dim numbers, can be away from exact attention, in
+    /// the Euclidean norm; a scheme may say so but for a probability that it states. Not finite: the
+    /// scheme has no bound for this head. `None`: it never has one.
     pub bound: Option<f32>,
     /// The norm of that output, where the scheme knows it.
     pub norm: Option<f32>,

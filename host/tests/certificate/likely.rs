@@ -1,5 +1,5 @@
-//! The bound that may fail, in f64: over the chances of rounding it fails as seldom as it says, and where errors
-//! all point one way it could not be much less.
+//! The bound that may fail, in f64: over the chances of rounding it fails as seldom as it says, and where
+//! errors all point one way it could not be much less.
 
 use super::{Random, dot, minus, norm};
 use rayon::prelude::*;
@@ -63,8 +63,8 @@ fn output<'a>(weights: &[f64], values: impl Iterator<Item = &'a Vec<f64>>) -> Ve
     sum
 }
 
-/// (9) without rounding, each token a block of its own: of a step that had these weights and returned an output
-/// of this norm.
+/// (9) without rounding, each token a block of its own: of a step that had these weights and returned an
+/// output of this norm.
 fn bound(tokens: &[Token], weights: &[f64], returned: f64, delta: f64) -> f64 {
     let u = (4.0 / delta).ln();
     let reach = (2.0 * (u + (2.0 * tokens.len() as f64).ln())).sqrt();
@@ -119,7 +119,8 @@ fn draws(tokens: &[Token], delta: f64, count: u64, seed: u64) -> Vec<f64> {
     found
 }
 
-/// Caches as quantizers make them, from flat to one token that has nearly all, some of it used from originals.
+/// Caches as quantizers make them, from flat to one token that has nearly all, some of it used from
+/// originals.
 fn cache(seed: u64) -> Vec<Token> {
     let mut s = Random(seed);
     let (count, dim) = (8 << s.below(5), 8);
@@ -179,8 +180,8 @@ fn where_errors_point_one_way_the_bound_could_not_be_half() {
     }
 }
 
-/// The second order, where the first is nothing: all values are one vector's multiples by the same number, but
-/// one token's logit moves a lot.
+/// The second order, where the first is nothing: all values are one vector's multiples by the same number,
+/// but one token's logit moves a lot.
 #[test]
 fn logits_that_move_a_lot_are_within_it_too() {
     let mut tokens: Vec<Token> =

@@ -1,5 +1,5 @@
-//! The parts of the bound where they are tight, and their constants as the document has them: none can be made
-//! a twentieth less unseen.
+//! The parts of the bound where they are tight, and their constants as the document has them: none can be
+//! made a twentieth less unseen.
 
 use super::norm;
 use half::f16;

@@ -1,5 +1,5 @@
-//! Rounding by chance: the mean over the chances is the number, whatever it is of, and the chances of different
-//! numbers have nothing to do with each other.
+//! Rounding by chance: the mean over the chances is the number, whatever it is of, and the chances of
+//! different numbers have nothing to do with each other.
 
 use super::reference;
 use ferrokv::host::certified::reference::Tile;
@@ -12,8 +12,8 @@ const D: usize = 64;
 /// Seeds that are tried.
 const SEEDS: usize = 4000;
 
-/// Errors of a block's keys and values by seed, each in units of the deviation that chances of its probability
-/// have; 0 where there is nothing to choose. [seeds, 2·16·D].
+/// Errors of a block's keys and values by seed, each in units of the deviation that chances of its
+/// probability have; 0 where there is nothing to choose. [seeds, 2·16·D].
 fn errors(layout: Layout) -> Vec<Vec<f64>> {
     let geometry = Geometry::new(1, D as u32).unwrap().with_layout(layout);
     let number = |i: usize, spread: f64| {
@@ -49,8 +49,8 @@ fn errors(layout: Layout) -> Vec<Vec<f64>> {
     restored.iter().map(|numbers| numbers.iter().enumerate().map(unit).collect()).collect()
 }
 
-/// The sums over `n` seeds of errors with mean 0 and deviation 1, over √n, have squares of 1 in the mean; that
-/// mean over `m` such sums is within 6 √(2/m).
+/// The sums over `n` seeds of errors with mean 0 and deviation 1, over √n, have squares of 1 in the mean;
+/// that mean over `m` such sums is within 6 √(2/m).
 fn are_like_noise(what: &str, sums: impl Iterator<Item = f64>) {
     let (mut squares, mut m, mut largest) = (0.0, 0.0, 0f64);
     for sum in sums {

@@ -58,8 +58,8 @@ pub fn block<T: CertifiedElement>(
     }
 }
 
-/// Half the distance of the two numbers between which a value was rounded: what the tile has, and what the code
-/// on the value's other side stands for. Infinite if the value is not between them.
+/// Half the distance of the two numbers between which a value was rounded: what the tile has, and what the
+/// code on the value's other side stands for. Infinite if the value is not between them.
 fn half_distance(v: f64, t: usize, c: usize, tile: Tile<'_>) -> f64 {
     let restored = tile.value(t, c);
     if restored == v {

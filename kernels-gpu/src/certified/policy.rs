@@ -29,11 +29,11 @@ pub struct Thresholds {
     pub max_values: u32,
     /// Rung 3: a head whose bound is a larger share of its output's norm is computed from the originals.
     pub error_budget: f32,
-    /// ln(4/δ), δ the probability with which the bound may fail: docs/certificate.md, "A bound that may fail".
-    /// 0: it never may.
+    /// ln(4/δ), δ the probability with which the bound may fail: docs/certificate.md, "A bound that may
+    /// fail". 0: it never may.
     pub log_odds: f32,
-    /// √(2 (`log_odds` + ln 2N)), N the most tokens that a sequence may have: but for a quarter of δ no logit is
-    /// off by more standard deviations.
+    /// √(2 (`log_odds` + ln 2N)), N the most tokens that a sequence may have: but for a quarter of δ no
+    /// logit is off by more standard deviations.
     pub deviations: f32,
     /// 1: a KV head's query heads use the promoted blocks of all of them.
     pub per_group: u32,
@@ -112,8 +112,8 @@ pub struct Certificate {
     pub e_val: f32,
     /// Bounds the rounding of the arithmetic.
     pub e_round: f32,
-    /// Bounds the whole error, but for a probability that the policy states; no more than the sum of the three
-    /// before it, and that sum where no probability is.
+    /// Bounds the whole error, but for a probability that the policy states; no more than the sum of the
+    /// three before it, and that sum where no probability is.
     pub likely: f32,
     /// The norm of the output that the head would have by its step, whatever the rung.
     pub norm: f32,

@@ -34,11 +34,12 @@
 //!
 //! Together |t − code| <= 1/2 + 128.51·6.01·u < 1/2 + 2^−14.
 //!
-//! **By chance.** With U uniform over the 2^16 numbers (i + 1/2)·2^−16, code = clamp(rint((k − z)·RN(1/σ) + U
-//! − 1/2), −128, 127), which is the quotient plus U rounded down. σ covers the channel with 128 and 127 in
-//! place of 128.5 and 127.5, so that no code is cut off. Then |t − code| <= 1 + 2^−14, code is one of two
-//! neighbours, and its mean over U is within 2^−14 of t: 128.01·3.01·u by the quotient, 2^−18 by the sum, 2^−17
-//! by U's steps and as much again where a tie goes to the even side, 127·3·u where the clamp acts.
+//! **By chance.** With U uniform over the 2^16 numbers (i + 1/2)·2^−16, code = clamp(rint((k − z)·RN(1/σ)
+//! + U − 1/2), −128, 127), which is the quotient plus U rounded down. σ covers the channel with 128 and
+//! 127 in place of 128.5 and 127.5, so that no code is cut off. Then |t − code| <= 1 + 2^−14, code is one
+//! of two neighbours, and its mean over U is within 2^−14 of t: 128.01·3.01·u by the quotient, 2^−18 by
+//! the sum, 2^−17 by U's steps and as much again where a tie goes to the even side, 127·3·u where the
+//! clamp acts.
 //!
 //! # Values
 //! Asymmetric, for each token and group of 16 channels: zero = ⌊lo⌋₁₆, scale = ⌈(hi − zero)/15⌉₁₆, code =
@@ -47,10 +48,11 @@
 //! as an infinity (a group that reaches f16's last value), the scale is one f16 lower: the largest then errs
 //! by 15 ULP of the scale, under 2^−6 of it.
 //!
-//! **By chance.** Of the nearest code and its neighbour towards v, whose V^ have v between them, each is taken
-//! with the probability that makes v the mean of V^, the rounding of V^ to f16 included: it is off by U's steps
-//! alone, 2^−17 of their distance, and by the rounding of the quotient. Where v is V^ there is nothing to
-//! choose; where it is not between the two ([`value_chance`]) no mean is known, and the spread is infinite.
+//! **By chance.** Of the nearest code and its neighbour towards v, whose V^ have v between them, each is
+//! taken with the probability that makes v the mean of V^, the rounding of V^ to f16 included: it is off
+//! by U's steps alone, 2^−17 of their distance, and by the rounding of the quotient. Where v is V^ there
+//! is nothing to choose; where it is not between the two ([`value_chance`]) no mean is known, and the
+//! spread is infinite.
 //!
 //! # Norms that bound
 //! [`norm_bound`] of sums of squares (`crate::attention::outward`), each sum of D terms by at most 20 nested
@@ -79,8 +81,8 @@ pub const fn overhang(by_chance: bool) -> f32 {
     if by_chance { 0.0 } else { 0.5 }
 }
 
-/// [`Annotation::reach`](super::layout::Annotation::reach): [`KEY_BOUND`], what X' of (5) is too small by, and
-/// the rounding of their product.
+/// [`Annotation::reach`](super::layout::Annotation::reach): [`KEY_BOUND`], what X' of (5) is too small by,
+/// and the rounding of their product.
 #[inline(always)]
 pub const fn reach(by_chance: bool) -> f32 {
     const SLACK: f32 = 1.0 + 1.0 / 512.0 + 1.0 / 16384.0;

@@ -18,8 +18,8 @@ pub struct Relative {
     worst: u32,
 }
 
-/// What shares are in the median, in 99 of 100 heads at the most, and at worst. Median and 99 % are upper edges
-/// of bins, at most a factor of √2 above.
+/// What shares are in the median, in 99 of 100 heads at the most, and at worst. Median and 99 % are upper
+/// edges of bins, at most a factor of √2 above.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shares {
     /// In the median.

@@ -228,8 +228,8 @@ impl Noisy {
     }
 }
 
-/// What of a block waits in shared memory, beside [`Noisy`], until the multiplications are over, whose operands
-/// take the registers.
+/// What of a block waits in shared memory, beside [`Noisy`], until the multiplications are over, whose
+/// operands take the registers.
 #[derive(Clone, Copy)]
 pub struct Parked {
     /// Σ p.

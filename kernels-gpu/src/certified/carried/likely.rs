@@ -12,15 +12,16 @@ use simt::math::{exp2, fma, min, sqrt};
 pub struct Noise {
     /// v_b: their variance is at most this, and they are sub-Gaussian by it.
     pub variance: f32,
-    /// e^(2Δ'), Δ' what none of them is off by, rounding included: the lesser of Δ and `deviations` times √v_b.
+    /// e^(2Δ'), Δ' what none of them is off by, rounding included: the lesser of Δ and `deviations` times
+    /// √v_b.
     pub growth: f32,
 }
 
 impl Noise {
     /// Of a block: `squares` is Σ(q_n·σ)² as the tensor core gives it, `delta` its Δ (5).
     ///
-    /// v = Σ q²σ²/4D. Products q_n·σ in f16 are within 2^−11 of it, or 2^−25 where they are subnormal, and so is
-    /// q_n; the chain of sums loses less than 2^−12.
+    /// v = Σ q²σ²/4D. Products q_n·σ in f16 are within 2^−11 of it, or 2^−25 where they are subnormal, and
+    /// so is q_n; the chain of sums loses less than 2^−12.
     #[inline(always)]
     pub fn of_keys<const D: usize>(
         query: &Query,
@@ -85,8 +86,8 @@ impl Likely {
         let bias = sqrt(self.length as f32) * (1.0 / 65536.0);
         let e_val = root(of_values) + root(trace) * bias;
 
-        // Keys, to first order: of any covariance of that trace. Then what is of second order, whose mean is the
-        // first part, and the rest how far it is from it.
+        // Keys, to first order: of any covariance of that trace. Then what is of second order, whose mean
+        // is the first part, and the rest how far it is from it.
         let first = sqrt(fma(2.0, u + once, 1.0));
         let second = u + once;
         let grown = growth(at_least_exp(rounding::<D>(query, gathered.kappa)));

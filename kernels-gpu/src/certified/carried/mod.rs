@@ -8,7 +8,7 @@
 //! ```
 //!
 //! and with every weight, what bounds the error that it brings: docs/certificate.md, (1b), (1c), (1d), (3),
-//! (7). Nothing is taken out again, so the weights of the certificate are those of the output. What a list
+//! (7), and, with a risk, (9). Nothing is taken out again, so the weights of the certificate are those of the output. What a list
 //! has in it decides how large the bound is, never whether it holds: it may be any steps old, and of another
 //! sequence.
 //!
