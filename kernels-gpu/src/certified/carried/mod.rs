@@ -7,10 +7,10 @@
 //! s_t = q_r·K'_t / √D      p_t = 2^(s_t·log2 e − reference)      o_r = Σ p_t V'_t / Σ p_t
 //! ```
 //!
-//! and with every weight, what bounds the error that it brings: docs/certificate.md, (1b), (1c), (1d), (3),
-//! (7), and, with a risk, (9). Nothing is taken out again, so the weights of the certificate are those of the output. What a list
-//! has in it decides how large the bound is, never whether it holds: it may be any steps old, and of another
-//! sequence.
+//! and with every weight, what bounds the error that it brings: docs/certificate.md, (1b), (1c), (1d),
+//! (3), (7), and, with a risk, (9). Nothing is taken out again, so the weights of the certificate are
+//! those of the output. What a list has in it decides how large the bound is, never whether it holds: it
+//! may be any steps old, and of another sequence.
 //!
 //! # Layout
 //! As in [`attend`](fn@super::attend) and [`replace`](fn@super::replace). `lists` and `entries` as
