@@ -56,7 +56,14 @@ fn steps(coverage: Coverage) -> Vec<Step> {
 
 fn in_two_launches(coverage: Coverage) -> Vec<Step> {
     let small = Step { lengths: &[150, 1, 97], kv_heads: 1, race_check: true, ..STEP };
-    let wide = Step { group: 2 * ROWS, ..small };
+    // Seventeen tiles that are kept are cut into two.
+    let parts = Step {
+        lengths: &[420, 1, 97],
+        max_tokens: 432,
+        support: Support { k: 14, block: 16, local: 2 },
+        ..small
+    };
+    let wide = Step { group: 2 * ROWS, ..parts };
     // Several thread blocks score, and one of them ranks what all have found.
     let several = Step {
         lengths: &[2310, 40],
@@ -67,13 +74,15 @@ fn in_two_launches(coverage: Coverage) -> Vec<Step> {
         race_check: true,
         ..STEP
     };
+    // As many sets of tiles as tell, where all maxima are known, which scores need not be looked at.
+    let sifted = Step { support: Support { k: 6, ..several.support }, ..several };
     let in_codes = Step { ranking: Ranking { score: Score::Codes, list: List::KvHead }, ..small };
-    let by_means = Step { ranking: Ranking { score: Score::Mean, list: List::KvHead }, ..small };
+    let by_means = Step { ranking: Ranking { score: Score::Mean, list: List::KvHead }, ..parts };
     let by_query = Step { ranking: Ranking { score: Score::Bounds, list: List::QueryHead }, ..small };
     if coverage == Coverage::Small {
-        return vec![small, wide, several, in_codes, by_means, by_query];
+        return vec![small, wide, several, sifted, in_codes, by_means, by_query];
     }
-    let mut steps = vec![small, wide, several, in_codes, by_means, by_query, STEP];
+    let mut steps = vec![small, wide, several, sifted, in_codes, by_means, by_query, STEP];
     for list in [List::KvHead, List::QueryHead] {
         steps.push(Step { ranking: Ranking { score: Score::Mean, list }, ..STEP });
         steps.push(Step { ranking: Ranking { score: Score::Codes, list }, group: 11, ..STEP });

@@ -99,7 +99,25 @@ pub(in super::super) fn cases(coverage: Coverage) -> Vec<Case> {
             }
         }
     }
-    if coverage != Coverage::Small {
+    if coverage == Coverage::Small {
+        let support = Support { k: 40, ..STEP.budget.support };
+        let budget = Budget { support, skip: 1.0, ..STEP.budget };
+        // Blocks of nearly one mass: of one sequence more than are ranked by counting, of the other fewer.
+        let equal = Step {
+            lengths: &[4200, 2250],
+            inputs: &[Input::Ties],
+            kv_heads: 1,
+            max_tokens: 4208,
+            budget,
+            race_check: true,
+            ..STEP
+        };
+        add::<f16>(&mut cases, equal, 64);
+        // Blocks of a tile whose masses are far apart.
+        let inputs = &[Input::Sharp, Input::Wide, Input::Outlier];
+        let apart = Step { lengths: &[97, 150, 113], inputs, kv_heads: 1, race_check: true, ..STEP };
+        add::<f16>(&mut cases, apart, 64);
+    } else {
         let support = Support { k: 40, ..STEP.budget.support };
         for (inputs, skip) in [(&[Input::Normal], 0.05), (&[Input::Constant], 1.0)] {
             let budget = Budget { support, skip, ..STEP.budget };

@@ -42,10 +42,12 @@ const STEPS: Steps = Steps {
 fn cases_of(coverage: Coverage) -> Vec<Steps> {
     // Lists fill the pool; blocks end while it steps, and with them their nearness.
     let small = Steps { kv_heads: 1, steps: 4, race_check: true, ..STEPS };
+    // Some slots are left that no list wants.
+    let roomy = Steps { slots: 5, ..small };
     if coverage == Coverage::Small {
-        return vec![small];
+        return vec![small, roomy];
     }
-    let mut all = vec![small, STEPS];
+    let mut all = vec![small, roomy, STEPS];
     // More than 32 slots and more than one round of them, a list of more than one, and one of everything.
     let long = Steps { lengths: &[5200, 4100], max_tokens: 5300, kv_heads: 1, ..STEPS };
     for (k, slots) in [(40, 41), (40, 300), (270, 271), (300, 65536)] {
