@@ -582,7 +582,7 @@ def questions(records):
             for (*_, context), here in shapes([budget])]
     gated = [ratio for _, ratio, _ in flat]
     ungated = [ratio for context, _, ratio in flat if context == 131072]
-    of_output = re.search(r"bound of the output's norm: median ([0-9.]+ %), 99 % ([0-9.]+ %)", real.text)
+    of_output = re.search(r"bound of the output's norm: median ([0-9.]+) %, 99 % ([0-9.]+) %", real.text)
     of_heads = re.search(r"bounds: all (\d+) hold; .* (\d+) heads exact", real.text)
     if not of_output or not of_heads or max(gated) > 1.0:
         raise Wrong("tools/tables.py: what the README says of bounds and budgets is not so any more")
@@ -602,7 +602,7 @@ def questions(records):
          "its error is not known"),
         (budget, "… with a bound on each error?", f"{min(ungated):.2f} to {max(ungated):.2f} times exact, at 128K",
          f"with a budget, flat: {min(gated):.2f} to {max(gated):.2f}"),
-        (real, "… what is that bound worth?", f"of the output {of_output[1]}, 99 % of heads {of_output[2]}",
+        (real, "… what is that bound worth?", f"{float(of_output[1]):.1f} % of the output; 99 %: {float(of_output[2]):.1f}",
          f"SmolLM2, 8K; {of_heads[2]} of {of_heads[1]} heads exact"),
         (bounds, "Is an error ever above its bound?",
          f"{'no' if not total['violations'] else total['violations']}, in {total['head_steps']:,} outputs",
