@@ -265,14 +265,16 @@ impl<E: DenseElement> Batch<E> {
         self.keys.len() / (self.problem.kv_heads as usize * TOKENS * self.problem.head_dim as usize)
     }
 
-    /// Blocks of the pool that are full for some sequence, in order.
-    pub fn full_blocks(&self) -> Vec<u32> {
+    /// Blocks of the pool that are full for some sequence, in order, and their places in it.
+    pub fn full_blocks(&self) -> Vec<(u32, u32)> {
         let max_blocks = self.problem.max_tokens.div_ceil(BLOCK_TOKENS) as usize;
         let rows = self.table.chunks(max_blocks).zip(&self.lengths);
-        let mut full: Vec<u32> =
-            rows.flat_map(|(row, length)| row[..(length / BLOCK_TOKENS) as usize].to_vec()).collect();
+        let of_row = |(row, length): (&'_ [u32], &u32)| -> Vec<(u32, u32)> {
+            row[..(length / BLOCK_TOKENS) as usize].iter().copied().zip(0..).collect()
+        };
+        let mut full: Vec<(u32, u32)> = rows.flat_map(of_row).collect();
         full.sort_unstable();
-        full.dedup();
+        full.dedup_by_key(|(block, _)| *block);
         full
     }
 

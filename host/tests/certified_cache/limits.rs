@@ -28,7 +28,7 @@ fn memory_is_what_the_format_says() {
         let tile = 16 * d * 2;
         let expected = Memory {
             tiles: 11 * h * bytes * d,
-            annotations: 11 * h * 16,
+            annotations: 11 * h * 32,
             scratch_keys: 13 * tile,
             scratch_values: 6 * tile,
             // A block a sequence, and 32 for prefill.
@@ -36,7 +36,7 @@ fn memory_is_what_the_format_says() {
             directory: 8 * (16 + 2 * (13 + 6)),
             // 100 tokens are 7 blocks.
             tables: 4 * 40 * 7 + 2 * 4 * 40,
-            work: 8 * 40 + 8 * 4 + 2 * 8 * 5,
+            work: 16 * 40 + 8 * 4 + 2 * 8 * 5,
             host: 2 * 11 * h * tile,
         };
         assert_eq!(memory, expected);
@@ -56,7 +56,7 @@ fn a_token_takes_what_its_layout_says() {
         let extents =
             Extents { geometry, blocks: 64, sequences: 1, max_tokens: 1024, key_slots: 0, value_slots: 0 };
         let memory = TieredCache::<f16>::new(&devices()[0], extents).unwrap().memory();
-        assert_eq!([memory.tiles, memory.annotations], [1024 * 8 * bytes, 1024 * 8]);
+        assert_eq!([memory.tiles, memory.annotations], [1024 * 8 * bytes, 2 * 1024 * 8]);
     }
 }
 

@@ -56,7 +56,16 @@ fn what_is_promoted_is_what_the_policy_says() {
     let (group, head_dim) = (4, 64);
     let batch = Batch::<f16>::new(problem(sequences.len(), group, 1, head_dim, 1024), &sequences, 5, 2);
     let layout = Geometry::new(1, head_dim).unwrap().layout();
-    let apart = Policy { per_group: false, ..CHOOSING };
+    let apart = Policy {
+        coverage: 0.95,
+        max_keys: 16,
+        key_floor: 1.0 / 256.0,
+        value_tolerance: 0.01,
+        value_floor: 1.0 / 4096.0,
+        max_values: 32,
+        per_group: false,
+        ..CHOOSING
+    };
     let policies = [
         apart,
         Policy { coverage: 0.6, key_floor: 0.0, value_tolerance: 0.02, value_floor: 0.0, ..apart },

@@ -129,7 +129,7 @@ impl<E: StepElement + CertifiedElement> Trial<E> {
         self.lengths.write(0, &batch.lengths)?;
         self.stream.fill_u8(&mut self.tiles, .., 0xff)?;
         self.stream.fill_u8(&mut self.annotations, .., 0xff)?;
-        let job = |block| Job::new(block, block, block);
+        let job = |(block, index)| Job::new(block, block, index);
         let jobs: Vec<Job> = batch.full_blocks().into_iter().map(job).collect();
         let Trial { writer, stream, keys, values, tiles, annotations, .. } = self;
         writer.write(stream, keys, values, &jobs, tiles, annotations)?;
