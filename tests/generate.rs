@@ -83,7 +83,10 @@ fn a_certified_text_says_what_is_known_of_it() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let status = text(&output.stderr);
     assert!(status.contains("KV certified: ") && status.contains(" % of f16"), "{status}");
-    assert!(status.contains("of the head's output in the median") && status.contains(" heads computed exactly"), "{status}");
+    assert!(
+        status.contains("of the head's output in the median") && status.contains(" heads computed exactly"),
+        "{status}"
+    );
 
     let report = json(&report);
     assert_eq!(report["kv"], "certified:strict");
