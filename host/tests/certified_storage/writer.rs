@@ -44,8 +44,14 @@ fn pools(device: &Device, keys: &[bf16], values: &[bf16]) -> Pools {
 
 impl Pools {
     fn write(&mut self, jobs: &[(u32, u32)]) -> Result<(), Error> {
-        let jobs: Vec<Job> =
-            jobs.iter().map(|&(source, destination)| Job::new(source, destination, 0)).collect();
+        let jobs: Vec<Job> = jobs
+            .iter()
+            .map(
+                |&(source, destination)| {
+                    if source == Job::NONE.source { Job::NONE } else { Job::new(source, destination, 0) }
+                },
+            )
+            .collect();
         let Pools { stream, keys, values, tiles, annotations, writer } = self;
         writer.write(stream, keys, values, &jobs, tiles, annotations)
     }
