@@ -48,7 +48,12 @@ fn kernels_become_ptx_that_passes_and_assembles() {
     // Every entry survives: private ones, and those of a dependency; and nothing else does.
     let mut entries: Vec<&str> = module.functions.iter().map(|function| function.name.as_str()).collect();
     entries.sort_unstable();
-    assert_eq!(entries, ["bounded", "converges", "from_dependency", "from_sm_80", "target_name"], "{}", written);
+    assert_eq!(
+        entries,
+        ["bounded", "converges", "from_dependency", "from_sm_80", "target_name"],
+        "{}",
+        written
+    );
     assert!(module.functions.iter().all(|function| function.is_entry && function.is_defined));
     assert_eq!(lint::check(&module), []);
 

@@ -1,9 +1,9 @@
 //! The second code generator, where there is a libNVVM. One that is there and does not work is a failure.
 
 use ptx_build::compile::{Request, compile};
+use ptx_build::needs::{self, Need};
 use ptx_build::nvvm::{self, Library, NvvmError, legal, library, retarget};
 use ptx_build::toolchain::{DeviceToolchain, find};
-use ptx_build::needs::{self, Need};
 use ptx_build::{directives, lacks, lint, ptx, ptxas};
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -255,7 +255,10 @@ mod tests {
                     assert!(marked.iter().all(|(kernel, sm)| out[kernel] == *sm));
                     let more: Vec<&str> =
                         out.keys().copied().filter(|kernel| !marked.contains_key(kernel)).collect();
-                    assert!(more.contains(&"copied_words") && more.contains(&"product_in_both_arms"), "{more:?}");
+                    assert!(
+                        more.contains(&"copied_words") && more.contains(&"product_in_both_arms"),
+                        "{more:?}"
+                    );
                     assert!(more.iter().all(|kernel| out[kernel] == 80), "{out:?}");
                     assert!(there.contains("counted"), "{there:?}");
                 }
