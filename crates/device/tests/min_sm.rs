@@ -38,9 +38,9 @@ fn a_kernel_that_needs_a_higher_target_says_so() {
         let error = unsafe { stream.launch(&late::kernel(), shape, late::Args {}) }.unwrap_err();
         match error {
             Error::KernelNeeds { kernel: "late", needs: 90, sm: 80, .. } if loaded == 80 => {
-                assert!(
-                    error.to_string().starts_with("kernel late needs sm_90; the PTX for sm_80 was loaded")
-                );
+                let text = error.to_string();
+                let start = "kernel late needs sm_90: it is marked so; the PTX for sm_80 was loaded";
+                assert!(text.starts_with(start), "{text}");
             }
             Error::KernelMissing { kernel: "late", sm: 90 } if loaded == 90 => {}
             other => panic!("{other}"),
@@ -49,4 +49,17 @@ fn a_kernel_that_needs_a_higher_target_says_so() {
         let error = unsafe { stream.launch(&early::kernel(), shape, early::Args {}) }.unwrap_err();
         assert!(matches!(error, Error::KernelMissing { kernel: "early", sm } if sm == loaded), "{error}");
     }
+    // What the build found that the target lacks; of two images the one for this target is asked.
+    let images = [
+        PtxImage::new(75, "// simt.left_out early 80 .m16n8k16, cp.async\n"),
+        PtxImage::new(100, "// simt.left_out early 120 other\n"),
+    ];
+    let device = Device::cuda(0, &images).unwrap();
+    let error = device.prepare(&early::kernel(), LaunchShape::new(1, 32)).unwrap_err();
+    let text = error.to_string();
+    let start = "kernel early needs sm_80: .m16n8k16, cp.async; the PTX for sm_75 was loaded";
+    assert!(
+        matches!(error, Error::KernelNeeds { needs: 80, sm: 75, .. }) && text.starts_with(start),
+        "{text}"
+    );
 }

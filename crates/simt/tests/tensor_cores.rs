@@ -11,7 +11,7 @@ fn behind_what_cancels(y: GlobalMut<f32>) {
     let lane = thread::thread_idx_x();
     let (large, small) = (0x6c00_6c00, 0x3400);
     // Of a lane's registers: steps 2q and 2q + 1, with 8 more in the second half.
-    let first = lane % 4 == 0;
+    let first = lane.is_multiple_of(4);
     let a = if first { [large, large, small, small] } else { [0; 4] };
     let b = if first { [large ^ 0x8000_0000, small] } else { [0; 2] };
     let sums = tensor::mma_f16(a, b, [0.0; 4]);
@@ -50,8 +50,8 @@ fn a_block_has_the_shared_memory_of_the_gpu() {
     let refused = |sm: u32, bytes: u32| {
         let mut y = [0f32; 32];
         // SAFETY: used while `y` lives.
-        let args =
-            behind_what_cancels::Args { y: unsafe { GlobalMut::from_raw(y.as_mut_ptr() as u64, y.len()) } };
+        let y_of = unsafe { GlobalMut::from_raw(y.as_mut_ptr() as u64, y.len()) };
+        let args = behind_what_cancels::Args { y: y_of };
         let shape = LaunchShape::new(1, 32).shared(bytes);
         // SAFETY: a warp and its 32 elements.
         unsafe { emu::launch(&behind_what_cancels::kernel(), shape, args, &of(sm)) }

@@ -133,7 +133,7 @@ impl Random {
             _ => return self.word() as u16,
         };
         let exponent = (bias - 1 - (self.word() % spread) as u16) << fraction;
-        (self.word() as u16 & ((1 << fraction) - 1 | 0x8000)) | exponent
+        (self.word() as u16 & (((1 << fraction) - 1) | 0x8000)) | exponent
     }
 }
 
