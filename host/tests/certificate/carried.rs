@@ -281,11 +281,14 @@ fn the_likely_bound_is_never_less_than_in_f64_and_hardly_more() {
         assert!(likely <= worst, "seed {seed}: {likely:e} is more than the worst case, {worst:e}");
         if likely == worst {
             least += 1;
-            // 1 − Y is small where Y is near 1, and every rounding counts. A product of two sums may be beyond
-            // f32, which leaves the worst case.
+            // 1 − Y is small where Y is near 1, and every rounding counts. A product of two sums may be
+            // beyond f32, which leaves the worst case.
             let (_, gathered) = row.gather();
             let far = by_norm > 0.9 || !(gathered.spread * gathered.step).is_finite();
-            assert!(far || exact * 1.01 >= worst, "seed {seed}: {exact:e} is less than {worst:e}");
+            // e^δ − 1 has a slack of 2^−21, beside which rounding alone is small.
+            let largest = row.blocks.iter().map(|block| block.bounds.nu).fold(0.0, f32::max);
+            let slack = f64::from(largest + row.output) * 2f64.powi(-20);
+            assert!(far || exact * 1.01 + slack >= worst, "seed {seed}: {exact:e} is less than {worst:e}");
             continue;
         }
         assert!(likely >= exact, "seed {seed}: {likely:e} is less than {exact:e}");

@@ -34,12 +34,11 @@
 //!
 //! Together |t − code| <= 1/2 + 128.51·6.01·u < 1/2 + 2^−14.
 //!
-//! **By chance.** With U uniform over the 2^16 numbers (i + 1/2)·2^−16, code = clamp(rint((k − z)·RN(1/σ)
-//! + U − 1/2), −128, 127), which is the quotient plus U rounded down. σ covers the channel with 128 and
-//! 127 in place of 128.5 and 127.5, so that no code is cut off. Then |t − code| <= 1 + 2^−14, code is one
-//! of two neighbours, and its mean over U is within 2^−14 of t: 128.01·3.01·u by the quotient, 2^−18 by
-//! the sum, 2^−17 by U's steps and as much again where a tie goes to the even side, 127·3·u where the
-//! clamp acts.
+//! **By chance.** With U uniform over the 2^16 numbers (i + 1/2)·2^−16 and x the quotient (k − z)·RN(1/σ),
+//! code = clamp(rint(x + U − 1/2), −128, 127): x + U, rounded down. σ covers the channel with 128 and 127 in
+//! place of 128.5 and 127.5, so that no code is cut off. Then |t − code| <= 1 + 2^−14, code is one of two
+//! neighbours, and its mean over U is within 2^−14 of t: 128.01·3.01·u by the quotient, 2^−18 by the sum,
+//! 2^−17 by U's steps and as much again where a tie goes to the even side, 127·3·u where the clamp acts.
 //!
 //! # Values
 //! Asymmetric, for each token and group of 16 channels: zero = ⌊lo⌋₁₆, scale = ⌈(hi − zero)/15⌉₁₆, code =
