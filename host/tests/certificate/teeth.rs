@@ -52,7 +52,7 @@ fn off_and_allowed(query: &[f64], share: &[f64]) -> (f64, f64) {
 
 #[test]
 fn keys_that_round_against_the_query_reach_delta() {
-    let sign = |c: usize| if c * 7 % 3 == 0 { -1.0 } else { 1.0 };
+    let sign = |c: usize| if (c * 7).is_multiple_of(3) { -1.0 } else { 1.0 };
     // Half a step in every channel, whatever the query's size there: the first of the two forms.
     let half = 127.0 / 256.0;
     let uneven: Vec<f64> = (0..D).map(|c| sign(c) * (1.0 + (c % 13) as f64 * 4.0)).collect();

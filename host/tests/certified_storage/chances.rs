@@ -63,7 +63,7 @@ fn errors(layout: Layout) -> Vec<Vec<f64>> {
 /// The sums over `n` seeds of errors with mean 0 and deviation 1, over √n, have squares of 1 in the mean;
 /// that mean over `m` such sums is within 6 √(2/m).
 fn are_like_noise(what: &str, sums: impl Iterator<Item = f64>) {
-    let (mut squares, mut m, mut largest) = (0.0, 0.0, 0f64);
+    let (mut squares, mut m, mut largest) = (0f64, 0f64, 0f64);
     for sum in sums {
         let scaled = sum / (SEEDS as f64).sqrt();
         squares += scaled * scaled;
@@ -71,7 +71,7 @@ fn are_like_noise(what: &str, sums: impl Iterator<Item = f64>) {
         m += 1.0;
     }
     let mean = squares / m;
-    assert!((mean - 1.0).abs() < 6.0 * (2.0 / m as f64).sqrt(), "{what}: {mean} over {m} sums");
+    assert!((mean - 1.0).abs() < 6.0 * (2.0 / m).sqrt(), "{what}: {mean} over {m} sums");
     // One of 2,000 normal numbers is beyond 6 with a probability of 4e−6.
     assert!(largest < 6.0, "{what}: {largest}");
 }
@@ -83,7 +83,7 @@ fn means_over_the_chances_are_the_numbers_and_chances_are_independent() {
         let numbers = errors[0].len();
         let some: Vec<usize> =
             (0..numbers).filter(|i| errors.iter().filter(|e| e[*i] != 0.0).count() > SEEDS / 2).collect();
-        assert!(some.len() > numbers * 9 / 10, "{} of {numbers} have something to choose", some.len());
+        assert!(some.len() > numbers * 8 / 10, "{} of {numbers} have something to choose", some.len());
         are_like_noise("means", some.iter().map(|i| errors.iter().map(|e| e[*i]).sum()));
         // A channel's next token, a token's next channel, a key and its value.
         for step in [1, D, 16 * D] {
