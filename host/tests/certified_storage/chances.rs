@@ -81,13 +81,17 @@ fn means_over_the_chances_are_the_numbers_and_chances_are_independent() {
     for layout in Layout::ALL {
         let errors = errors(layout);
         let numbers = errors[0].len();
-        let some: Vec<usize> =
-            (0..numbers).filter(|i| errors.iter().filter(|e| e[*i] != 0.0).count() > SEEDS / 2).collect();
+        // Rare choices are no normal numbers after so few seeds.
+        let often = |i: &usize| {
+            let up = errors.iter().filter(|e| e[*i] > 0.0).count();
+            (SEEDS / 50..SEEDS * 49 / 50).contains(&up)
+        };
+        let some: Vec<usize> = (0..numbers).filter(often).collect();
         assert!(some.len() > numbers * 8 / 10, "{} of {numbers} have something to choose", some.len());
         are_like_noise("means", some.iter().map(|i| errors.iter().map(|e| e[*i]).sum()));
         // A channel's next token, a token's next channel, a key and its value.
         for step in [1, D, 16 * D] {
-            let pairs = some.iter().filter(|i| *i + step < numbers && errors[0][*i + step] != 0.0);
+            let pairs = some.iter().filter(|i| some.binary_search(&(*i + step)).is_ok());
             let products = pairs.map(|i| errors.iter().map(|e| e[*i] * e[i + step]).sum());
             are_like_noise("products", products);
         }
