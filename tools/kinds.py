@@ -600,7 +600,7 @@ def questions(records):
          f"{sum(value < 0.995 for value in dense)} of {len(dense)} shapes, by up to {100 * (1 - min(dense)):.0f} %"),
         (attention, "… over 8-bit keys, 4-bit values?", f"{beside(far, 'int8-int4'):.2f} times at 128K tokens",
          "its error is not known"),
-        (budget, "… with a bound on each error?", f"{min(ungated):.2f} to {max(ungated):.2f} times exact, at 128K",
+        (budget, "… with a bound on each error?", f"{min(ungated):.2f} to {max(ungated):.2f} times, 128K, no budget",
          f"with a budget, flat: {min(gated):.2f} to {max(gated):.2f}"),
         (real, "… what is that bound worth?", f"{float(of_output[1]):.1f} % of the output; 99 %: {float(of_output[2]):.1f}",
          f"SmolLM2, 8K; {of_heads[2]} of {of_heads[1]} heads exact"),
