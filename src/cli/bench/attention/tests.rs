@@ -97,10 +97,11 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
         let positive = |name| fact(row, name, "error").as_f64() > Some(0.0);
         assert!(positive("E_key") && positive("E_val"), "{row}");
     }
+    let annotation = size_of::<host::certified::Annotation>() as u64;
     for row in of("certified:strict") {
         assert_eq!(fact(row, "originals", "text"), "host");
         let (tokens, batch) = (row["context"].as_u64().unwrap(), row["batch"].as_u64().unwrap());
-        assert_eq!(bytes(row, "quantized"), batch * 2 * (tokens / 16) * (32 * 64 + 16));
+        assert_eq!(bytes(row, "quantized"), batch * 2 * (tokens / 16) * (32 * 64 + annotation));
         assert!(fact(row, "keys", "count").as_f64() > Some(0.0), "{row}");
         let read = ["quantized", "promoted", "dense"].map(|part| bytes(row, part));
         assert_eq!(row["cache_bytes"], read.iter().sum::<u64>());
