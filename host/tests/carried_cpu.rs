@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use host::certified::cpu::{Level, Lists, Step};
 use host::certified::proof::{Batch, Input};
 use host::certified::{CacheElement, OriginalsRead, Policy, StepProblem};
-use kernels_gpu::certified::carried::Promoted;
+use kernels_gpu::certified::carried::{Promoted, mode};
 use kernels_gpu::certified::{Entry, ListHead};
 use proptest::prelude::*;
 use simt::Zeroable;
@@ -35,7 +35,10 @@ const fn renewed(policy: Policy, renew: u32) -> Policy {
     Policy { renew, ..policy }
 }
 
-const POLICIES: [Policy; 10] = [
+/// All are, and what is over budget is left to the dense rung from the second step on.
+const LEFT: Policy = Policy { error_budget: 0.0, ..Policy::SOUND };
+
+const POLICIES: [Policy; 13] = [
     renewed(Policy::SOUND, 1),
     renewed(Policy::SOUND, 2),
     renewed(Policy::SOUND, 8),
@@ -46,6 +49,9 @@ const POLICIES: [Policy; 10] = [
     renewed(VALUES, 2),
     renewed(SOME_DENSE, 1),
     renewed(ALL, 2),
+    Policy { retry: 2, ..renewed(LEFT, 1) },
+    Policy { retry: 1, ..renewed(LEFT, 2) },
+    Policy { retry: 3, ..renewed(SOME_DENSE, 2) },
 ];
 
 /// Steps over one cache: of each, how long its sequences are, and its queries.
@@ -194,7 +200,8 @@ fn what_is_not_finite_takes_the_same_way() {
         (Spoilt::Tiles, 5000),
         (Spoilt::Annotations, 5),
     ] {
-        for policy in [FEW, renewed(Policy::SOUND, 1), renewed(Policy::NAIVE, 1), renewed(ALL, 2)] {
+        let left = Policy { retry: 2, ..renewed(LEFT, 1) };
+        for policy in [FEW, renewed(Policy::SOUND, 1), renewed(Policy::NAIVE, 1), renewed(ALL, 2), left] {
             let inputs = [Input::Normal, Input::Sharp];
             Steps::<f16>::new(PROBLEM, &inputs, growing(&[97, 64], 1, 4), 8)
                 .spoil(spoilt, every)
@@ -211,7 +218,8 @@ fn what_is_not_finite_takes_the_same_way() {
 fn a_list_may_be_stale() {
     let lengths = [[310, 40], [313, 41], [100, 41], [33, 200], [15, 201], [0, 31], [311, 17]];
     let lengths: Vec<Vec<u32>> = lengths.iter().map(|of_step| of_step.to_vec()).collect();
-    for policy in [renewed(ALL, 8), renewed(Policy::SOUND, 8), renewed(FEW, 5), FEW] {
+    let left = Policy { retry: 2, ..renewed(LEFT, 1) };
+    for policy in [renewed(ALL, 8), renewed(Policy::SOUND, 8), renewed(FEW, 5), FEW, left, renewed(LEFT, 2)] {
         Steps::<f16>::new(PROBLEM, &[Input::Normal, Input::Sharp], lengths.clone(), 10).compare(&policy, "");
         Steps::<bf16>::new(PROBLEM, &[Input::Sharp, Input::Normal], lengths.clone(), 11).mix(
             &policy,
@@ -339,7 +347,7 @@ fn lists_of_other_extents_are_refused() {
     let mut promoted = vec![Promoted::zeroed(); 3];
     let mut run = |lists: &mut [ListHead], entries: &mut [Entry], promoted: &mut [Promoted]| {
         let mut results = Results::new(case.batch.problem);
-        let lists = Lists { lists, entries, promoted, renews: false };
+        let lists = Lists { lists, entries, promoted, mode: mode::LISTED };
         let done = step.run_carried(case.slices(), lists, results.out()).map_err(|error| error.to_string());
         assert_eq!(done.is_err(), results.output.iter().all(|x| x.to_bits() == u32::MAX));
         done

@@ -15,6 +15,7 @@ use crate::kv::{
 use crate::{BackendKind, Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::certified::layout::VALUE_GROUP;
+use kernels_gpu::certified::policy::reason;
 
 /// Of the blocks of a layer, the share whose original keys, and values, the GPU keeps after use.
 pub(super) const SCRATCH_SHARE: f64 = 1.0 / 8.0;
@@ -188,7 +189,8 @@ impl CertifiedCache {
 pub(super) fn head_report(certificate: &Certificate) -> HeadReport {
     HeadReport {
         bound: Some(certificate.likely),
-        norm: Some(certificate.norm),
+        // What was not tried has none.
+        norm: (certificate.reason() & reason::EARLIER == 0).then_some(certificate.norm),
         source: match Rung::of(certificate.rung()) {
             Rung::Quantized => Source::Stored,
             Rung::Promoted | Rung::Expanded => Source::Mixed,

@@ -7,6 +7,10 @@ use kernels_gpu::certified::ranking::MAX_DEPTH;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// Renewals that a row may be left to the dense rung for: what there is room for in
+/// [`Promoted`](kernels_gpu::certified::carried::Promoted).
+const MAX_RETRY: u32 = u16::MAX as u32;
+
 /// The thresholds of the ladder.
 ///
 /// Rung by rung: the quantized pass alone; keys promoted by coverage; rung 1, more of them where the tail
@@ -52,6 +56,10 @@ pub struct Policy {
     /// The bound is that of the step's own weights, however old the choice; it grows with what the choice has
     /// missed. 0: each step chooses for itself, between two passes.
     pub renew: u32,
+    /// For how many renewals of its list a row of blocks is left to the dense rung alone, once the first step
+    /// by a new list has found one of its up to eight heads over budget: the pass over quantized blocks would
+    /// come on top of the originals. Then it is tried again. 0: every step tries.
+    pub retry: u32,
     /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error:
     /// what is left is one pass over the quantized cache.
     pub certify: bool,
@@ -100,6 +108,7 @@ impl Policy {
         risk: 1e-9,
         per_group: true,
         renew: 16,
+        retry: 2,
         certify: true,
         bound: Bound::Sound,
         ranking: 0,
@@ -225,6 +234,9 @@ impl Policy {
                 if self.renew == 0 { "renew is 0" } else { "bound is the paper's" }
             ));
         }
+        if self.retry > MAX_RETRY {
+            return Some(format!("retry is {}: give a count of renewals up to {MAX_RETRY}", self.retry));
+        }
         if self.min_keys > self.max_keys {
             return Some(format!("min_keys is {} and max_keys {}: swap them", self.min_keys, self.max_keys));
         }
@@ -297,6 +309,7 @@ impl Policy {
             value_floor: self.value_floor,
             max_values: self.max_values,
             error_budget: self.error_budget,
+            retry: self.retry,
             log_odds: self.log_odds(),
             deviations: self.deviations(),
             per_group: self.per_group as u32,
@@ -369,6 +382,7 @@ impl fmt::Display for Rung {
 pub fn reasons(bits: u32) -> Vec<&'static str> {
     let names = [
         (reason::ERROR_BUDGET, "the bound over its budget"),
+        (reason::EARLIER, "an earlier step has found a head of the row over budget"),
         (reason::QUERY_NOT_FINITE, "the query is not finite"),
         (reason::SCORE_RANGE, "scores beyond what the records hold"),
         (reason::NO_BOUND, "no finite bound"),
@@ -410,13 +424,14 @@ mod tests {
         refused(Policy { ranking: 1, renew: 0, ..Policy::BARE }, "certify is off");
         refused(Policy { renew: 0, ..Policy::SOUND }, "set risk to 0");
         refused(Policy { bound: Bound::Paper, ..Policy::SOUND }, "the paper's");
+        refused(Policy { retry: 65_536, ..Policy::SOUND }, "retry is 65536");
         refused(Policy { risk: f32::NAN, ..Policy::SOUND }, "risk is NaN");
     }
 
     #[test]
     fn every_reason_has_its_words() {
         let all = reasons(u32::from(u16::MAX));
-        assert_eq!(all.len(), 8);
+        assert_eq!(all.len(), 9);
         assert_eq!(reasons(reason::CANARY).len(), 2);
         assert_eq!(Rung::of(rung::LAYER), Rung::Layer);
         assert!(Rung::Layer.is_dense() && Rung::Dense.is_dense() && !Rung::Expanded.is_dense());

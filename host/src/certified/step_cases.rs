@@ -16,6 +16,8 @@ const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::NAIVE };
 const SOME_DENSE: Policy = Policy { error_budget: 0.5, per_group: false, ..CHOOSING };
 /// The same by a list that is used for two steps.
 const SOME_DENSE_CARRIED: Policy = Policy { renew: 2, ..SOME_DENSE };
+/// All are over budget: from the third step on their quantized blocks are not read.
+const LEFT: Policy = Policy { error_budget: 0.0, renew: 2, ..Policy::SOUND };
 /// Each step chooses for itself.
 const CHOOSING: Policy = Policy::CHOOSING;
 /// Every block is promoted.
@@ -147,6 +149,8 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { policy: ("some dense, carried", SOME_DENSE_CARRIED), slots: Some((2, 3)), ..small },
         Step { policy: ("all, carried", ALL_CARRIED), slots: Some((2, 3)), ..small },
         Step { policy: ("ranked", RANKED), ..small },
+        Step { policy: ("left to the dense rung", LEFT), slots: Some((2, 3)), ..small },
+        Step { policy: ("left to the dense rung", LEFT), slots: Some((0, 0)), group: 9, ..PLAIN },
         Step { policy: ("values, carried", VALUES_CARRIED), slots: Some((2, 3)), ..small },
         Step { policy: ("sound", Policy::SOUND), slots: Some((40, 7)), ..PLAIN },
         Step { group: 9, policy: ("sound", Policy::SOUND), slots: Some((0, 0)), ..PLAIN },

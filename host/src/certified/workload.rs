@@ -209,15 +209,17 @@ impl<E: CacheElement> Step<E> {
         Ok(bytemuck::cast(words))
     }
 
-    /// Tiles of full blocks, each as often as a group of query heads reads them, and their annotations where
-    /// a step certifies.
+    /// Tiles of full blocks, each as often as a group of query heads reads them, but for groups that were
+    /// left to the dense rung; and their annotations where a step certifies.
     fn quantized_bytes(&self) -> u64 {
         let problem = self.input.problem;
         let groups =
             u64::from(problem.kv_heads) * u64::from(problem.q_heads / problem.kv_heads).div_ceil(ROW_GROUP);
         let blocks: u64 = self.input.lengths.iter().map(|length| u64::from(length / BLOCK_TOKENS)).sum();
         let annotation = if self.policy.certify { size_of::<Annotation>() as u64 } else { 0 };
-        groups * blocks * (u64::from(self.geometry.layout().bytes) + annotation)
+        // A workload's sequences have the same length.
+        let passed = blocks * self.settled.read.exact_rows / self.input.lengths.len().max(1) as u64;
+        (groups * blocks - passed) * u64::from(self.geometry.layout().bytes) + groups * blocks * annotation
     }
 
     /// Bytes of originals for promoted and trailing blocks, and for the dense rung.
@@ -303,9 +305,11 @@ impl<E: CacheElement> Workload for Step<E> {
     }
 
     /// So many that queries change as they do from token to token, and of each kind of step as many as there
-    /// are in the long run.
+    /// are in the long run: those that try again what was left to the dense rung among them.
     fn period(&self) -> usize {
-        if self.policy.certify { self.policy.renew.max(1) as usize } else { 1 }
+        let Policy { renew, retry, error_budget, .. } = self.policy;
+        let lists = if renew > 0 && error_budget < f32::INFINITY { retry.max(1) } else { 1 };
+        if self.policy.certify { (renew.max(1) * lists) as usize } else { 1 }
     }
 
     fn read_bytes(&self) -> u64 {

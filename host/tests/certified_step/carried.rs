@@ -1,6 +1,7 @@
 //! Steps by the list of an earlier one: as far from exact attention as they say, whatever the list has in it.
 
 use super::*;
+use kernels_gpu::certified::policy::reason;
 
 /// Every block from the second step on.
 const ALL_CARRIED: Policy = Policy { renew: 1, ..ALL };
@@ -122,8 +123,15 @@ fn lists_last_as_long_as_they_should() {
             batch
         })
         .collect();
-    let policy =
-        Policy { coverage: 0.6, max_keys: 3, expanded_keys: 3, max_values: 0, renew: 3, ..Policy::SOUND };
+    let policy = Policy {
+        coverage: 0.6,
+        max_keys: 3,
+        expanded_keys: 3,
+        max_values: 0,
+        error_budget: f32::INFINITY,
+        renew: 3,
+        ..Policy::SOUND
+    };
     for device in devices() {
         let mut trial = loaded(device, &batches[0]);
         let mut plan = trial.plan(&policy).unwrap();
@@ -169,6 +177,102 @@ fn the_scratch_does_not_show_in_carried_steps() {
                 assert!(with == none, "{keys} and {values} slots");
             }
             assert!(without[0] != without[1]);
+        }
+    }
+}
+
+/// Where the first step by a new list finds a head over budget, its row of blocks is left to the dense rung
+/// for as many renewals as the policy says, and then tried again. Its bound holds, its bits are those of
+/// dense, and no quantized block is read. Rows within their budgets know nothing of it.
+#[test]
+fn rows_over_budget_are_left_to_the_dense_rung() {
+    // The last sequence is of one block, from its originals; it has nothing over budget.
+    let sequences = [(Input::Diffuse, 352), (Input::Normal, 0), (Input::Diffuse, 205), (Input::Normal, 9)];
+    for (head_dim, group) in [(64, 9), (128, 2)] {
+        let batch = Batch::<f16>::new(problem(4, group, 2, head_dim, 352), &sequences, 3, 5);
+        let truth = exact(&batch);
+        let (heads, dim) = ((2 * group) as usize, head_dim as usize);
+        for device in devices() {
+            let mut trial = loaded(device, &batch);
+            let (dense, lse) = trial.dense().unwrap();
+            // A budget between those of the last sequence and of the long ones, few blocks of which are promoted.
+            let fresh = Policy {
+                max_keys: 2,
+                expanded_keys: 2,
+                max_values: 2,
+                per_group: false,
+                renew: 2,
+                error_budget: f32::INFINITY,
+                ..Policy::SOUND
+            };
+            let mut plan = trial.plan(&fresh).unwrap();
+            let mut out = plan.allocate().unwrap();
+            trial.step(&mut plan, &mut out).unwrap();
+            let second = trial.step(&mut plan, &mut out).unwrap();
+            let share = |row: &usize| second.certificates[*row].likely / second.certificates[*row].norm;
+            let least = (0..heads).chain(2 * heads..3 * heads).map(|row| share(&row)).fold(1.0, f32::min);
+            let of_block = (3 * heads..4 * heads).map(|row| share(&row)).fold(0.0, f32::max);
+            assert!(of_block < least, "{of_block} {least}");
+            let budget = (of_block + least) / 2.0;
+            for (retry, pattern) in [
+                // Steps 0, 2, 4, … renew; the step behind each judges.
+                (0, [0; 10]),
+                (1, [0; 10]),
+                (2, [0, 0, 1, 1, 0, 0, 1, 1, 0, 0]),
+                (3, [0, 0, 1, 1, 1, 1, 0, 0, 1, 1]),
+            ] {
+                let policy = Policy { retry, error_budget: budget, ..fresh };
+                let mut plan = trial.plan(&policy).unwrap();
+                let mut out = plan.allocate().unwrap();
+                for (i, left) in pattern.into_iter().enumerate() {
+                    let returned = trial.step(&mut plan, &mut out).unwrap();
+                    let what = format!("head_dim {head_dim} retry {retry} step {i}");
+                    judge(&batch, &truth, &returned, &what);
+                    let rows = 2 * u64::from(group.div_ceil(8));
+                    let read = plan.originals_read(&batch.lengths).unwrap();
+                    assert_eq!(read.exact_rows, 2 * rows * left, "{what}");
+                    // The two sequences that are over, whether they were tried or not.
+                    assert_eq!(read.dense_rows, if i == 0 { read.dense_rows } else { 2 * rows }, "{what}");
+                    for (row, certificate) in returned.certificates.iter().enumerate() {
+                        let over = matches!(row / heads, 0 | 2);
+                        let earlier = certificate.reason() == reason::EARLIER;
+                        assert_eq!(earlier, over && left == 1, "{what}, row {row}: {certificate:?}");
+                        if earlier {
+                            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                            let at = row * dim..(row + 1) * dim;
+                            assert_eq!(bits(&returned.output[at.clone()]), bits(&dense[at]), "{what}");
+                            assert_eq!(returned.lse[row].to_bits(), lse[row].to_bits(), "{what}");
+                            let most = 1e-3 * truth[row].largest_value;
+                            assert!(f64::from(certificate.bound()) < most, "{what}: {certificate:?}");
+                            assert_eq!(certificate.promoted_keys + certificate.promoted_values, 0);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A query that is no number says nothing of the next one: its head alone is exact, in its step alone.
+#[test]
+fn what_is_no_number_leaves_no_row_to_the_dense_rung() {
+    let batch = Batch::<f16>::new(problem(1, 4, 1, 64, 352), &[(Input::Sharp, 350)], 3, 5);
+    for device in devices() {
+        let mut trial = loaded(device, &batch);
+        let policy = Policy { renew: 2, error_budget: 1e3, ..Policy::SOUND };
+        let mut plan = trial.plan(&policy).unwrap();
+        let mut out = plan.allocate().unwrap();
+        for i in 0..6 {
+            let mut asked = batch.clone();
+            if i == 1 || i == 3 {
+                asked.queries[64 + 3] = f16::NAN;
+            }
+            trial.ask(&asked).unwrap();
+            let returned = trial.step(&mut plan, &mut out).unwrap();
+            let dense: Vec<bool> =
+                returned.certificates.iter().map(|c| Rung::of(c.rung()).is_dense()).collect();
+            assert_eq!(dense, [false, i == 1 || i == 3, false, false], "step {i}");
+            assert_eq!(plan.originals_read(&batch.lengths).unwrap().exact_rows, 0, "step {i}");
         }
     }
 }

@@ -153,11 +153,16 @@ pub fn mark(
         thresholds,
     };
     let of_part = (launch_row * shape.parts + part.index) as usize;
-    let stays = mode == mode::LISTED;
+    // A row that is left to the dense rung has noted nothing, and wants nothing of the scratch.
+    let [exact_for, exact] =
+        if mode != 0 { Promoted::exact(promoted.as_const(), launch_row) } else { [0; 2] };
+    let stays = mode & mode::LISTED != 0 && mode & mode::RENEWS == 0 || exact_for != 0;
     if thread::thread_idx_x() < 2 {
         layout.tiles.store(thread::thread_idx_x(), 0);
     }
-    let count = if stays {
+    let count = if exact_for != 0 {
+        0
+    } else if stays {
         lists.as_const().cast::<u32>().load(4 * of_part)
     } else {
         marking.list(layout, lane, warp)
@@ -199,9 +204,11 @@ pub fn mark(
     }
     if mode != 0 && part.index == 0 && thread::thread_idx_x() == 0 {
         // What `carry` has promoted in this step though no list had it.
-        let newer = blocks - first_recent(blocks, Promoted::blocks(promoted.as_const(), launch_row));
-        counts[1] += newer;
-        counts[3] += newer;
+        if exact == 0 {
+            let newer = blocks - first_recent(blocks, Promoted::blocks(promoted.as_const(), launch_row));
+            counts[1] += newer;
+            counts[3] += newer;
+        }
         if !stays {
             Promoted::note_blocks(promoted, launch_row, blocks);
         }

@@ -29,6 +29,9 @@ pub struct Thresholds {
     pub max_values: u32,
     /// Rung 3: a head whose bound is a larger share of its output's norm is computed from the originals.
     pub error_budget: f32,
+    /// For how many renewals of a list a row of blocks with a head over budget is computed from the originals
+    /// alone. 0: each step tries the quantized blocks.
+    pub retry: u32,
     /// ln(4/δ), δ the probability with which the bound may fail: docs/certificate.md, "A bound that may
     /// fail". 0: it never may.
     pub log_odds: f32,
@@ -84,6 +87,8 @@ pub mod rung {
 pub mod reason {
     /// The bound over its budget.
     pub const ERROR_BUDGET: u32 = 1;
+    /// An earlier step has found a head of the row of blocks over budget, and this one was not tried.
+    pub const EARLIER: u32 = 2;
     /// A query that is not finite.
     pub const QUERY_NOT_FINITE: u32 = 4;
     /// Scores beyond what the records hold.
@@ -115,7 +120,8 @@ pub struct Certificate {
     /// Bounds the whole error, but for a probability that the policy states; no more than the sum of the
     /// three before it, and that sum where no probability is.
     pub likely: f32,
-    /// The norm of the output that the head would have by its step, whatever the rung.
+    /// The norm of the output that the head would have by its step, whatever the rung; 0 where there was no
+    /// step, for [`reason::EARLIER`].
     pub norm: f32,
     /// The share of the mass that comes from quantized keys.
     pub tail_mass: f32,

@@ -22,6 +22,7 @@
 //! Grid (thread blocks of a row, query heads, sequences), each with every so manieth part, four blocks of it
 //! a thread at most; the one of a row that arrives last chooses.
 
+use super::carried::Promoted;
 use super::choice::{BINS, Bins, Choice, Limits, PART_SHIFT, Reduce, weigh_layout, widened};
 use super::parts::Part;
 use super::pass::{Record, StepShape, row_total};
@@ -103,8 +104,8 @@ const THREADS: u32 = BINS;
 
 /// Weighs the blocks of each query row, and chooses.
 ///
-/// `records` and `partials` as `attend` leaves them, or [`carry`](fn@super::carry). `histograms` and
-/// `counters` \[rows\] are 0 before and after.
+/// `records` and `partials` as `attend` leaves them, or [`carry`](fn@super::carry), with `promoted` and bits
+/// of its `mode`, which is 0 behind `attend`. `histograms` and `counters` \[rows\] are 0 before and after.
 #[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn weigh(
     records: Global<Record>,
@@ -115,9 +116,11 @@ pub fn weigh(
     partial_sums: GlobalMut<f32>,
     weighed: GlobalMut<Weighed>,
     counters: GlobalMut<u32>,
+    promoted: Global<Promoted>,
     shape: StepShape,
     thresholds: Thresholds,
     head_dim: u32,
+    mode: u32,
 ) {
     let (q_head, sequence) = (thread::block_idx_y(), thread::block_idx_z());
     let blocks = lengths.load(sequence as usize) / BLOCK_TOKENS;
@@ -130,6 +133,10 @@ pub fn weigh(
     let in_group = bits::rem_u32(q_head, shape.group);
     let launch_row = (sequence * shape.kv_heads + head) * shape.row_groups() + in_group / ROWS;
     let row = sequence * shape.kv_heads * shape.group + q_head;
+    // A row that is left to the dense rung has noted nothing.
+    if mode != 0 && Promoted::exact(promoted, launch_row)[0] != 0 {
+        return;
+    }
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
     let layout = weigh_layout();
     unroll!(for i in 0..2 {

@@ -40,7 +40,7 @@ mod slices;
 mod tokens;
 
 use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, Result, Scratch, StepElement, Traffic};
-use crate::{BackendKind, Buffer, Device, Pinned, Stream};
+use crate::{Buffer, Device, Pinned, Stream};
 use book::Book;
 pub use error::{CacheError, Refused};
 pub use extents::{Extents, Memory};
@@ -156,7 +156,7 @@ impl<E: CacheElement> TieredCache<E> {
             kernels: E::cache_kernels(),
             book: Book::new(sequences, blocks, max_tokens),
             captured: false,
-            own_path: device.kind() == BackendKind::Cpu,
+            own_path: device.has_host_paths(),
             tiles: Buffer::new(device, geometry.tile_bytes(blocks_size) / 4)?,
             annotations: Buffer::new(device, geometry.pairs(blocks_size))?,
             table: Buffer::zeroed(device, sequences as usize * shape.max_blocks as usize)?,

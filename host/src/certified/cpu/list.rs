@@ -3,7 +3,7 @@
 use super::choose::Chosen;
 use crate::attention::cpu::pieces::Pieces;
 use crate::certified::step::Turns;
-use kernels_gpu::certified::carried::{Promoted, first_recent, mode};
+use kernels_gpu::certified::carried::{Promoted, Turn, first_recent, mode};
 use kernels_gpu::certified::{Entry, ListHead, StepShape};
 
 /// What is carried from step to step, as the kernels keep it: a cache may change its path with it at any
@@ -17,8 +17,8 @@ pub struct Lists<'a> {
     pub entries: &'a mut [Entry],
     /// What the step promotes, [sequences · kv_heads · row groups].
     pub promoted: &'a mut [Promoted],
-    /// Whether the step makes the list anew, for those that follow.
-    pub renews: bool,
+    /// What the step does with them: bits of [`mode`].
+    pub mode: u32,
 }
 
 /// The same, owned.
@@ -44,7 +44,7 @@ impl OwnLists {
     /// For the step that comes now, of those that use a list for `every` steps.
     pub(super) fn lend(&mut self, every: u32) -> Lists<'_> {
         let OwnLists { lists, entries, promoted, turns } = self;
-        Lists { lists, entries, promoted, renews: turns.begin(every) & mode::RENEWS != 0 }
+        Lists { lists, entries, promoted, mode: turns.begin(every) }
     }
 }
 
@@ -56,17 +56,22 @@ pub(super) fn extents(shape: StepShape, rows: usize) -> [usize; 3] {
 
 /// The lists of the groups of rows; none if a list is used for no step.
 pub(super) fn deal(lists: Lists<'_>, shape: StepShape, every: u32) -> impl Iterator<Item = List<'_>> {
-    let Lists { lists, entries, promoted, renews } = lists;
+    let Lists { lists, entries, promoted, mode } = lists;
     let [parts, places, _] = extents(shape, 1);
     let rows = if every == 0 { 0 } else { promoted.len() };
     let of_rows = lists.chunks_exact_mut(parts).zip(entries.chunks_exact_mut(places)).zip(promoted);
-    of_rows.take(rows).map(move |((heads, entries), promoted)| List { renews, heads, entries, promoted })
+    of_rows.take(rows).map(move |((heads, entries), promoted)| {
+        let turn = Turn::of(mode, promoted.exact_for.into(), promoted.blocks);
+        List { renews: mode & mode::RENEWS != 0, turn, heads, entries, promoted }
+    })
 }
 
 /// The list of one group of rows.
 pub(super) struct List<'a> {
     /// Whether this step's masses make the next list.
     pub(super) renews: bool,
+    /// Whether the group is left to the dense rung.
+    pub(super) turn: Turn,
     /// A part's each.
     pub(super) heads: &'a mut [ListHead],
     /// Places of a part, for each.
@@ -75,12 +80,16 @@ pub(super) struct List<'a> {
 }
 
 impl List<'_> {
-    /// What this step promotes of a sequence with so many full blocks.
-    pub(super) fn read(&self, blocks: usize, used: &mut Used) {
+    /// What this step promotes of a sequence with so many full blocks; nothing of a group that is left to the
+    /// dense rung.
+    pub(super) fn read(&self, blocks: usize, exact: bool, used: &mut Used) {
         used.entries.clear();
         used.listed.clear();
         used.promoted = [0; 3];
         used.newer = 0;
+        if exact {
+            return;
+        }
         let places = self.entries.len() / self.heads.len();
         for (head, entries) in self.heads.iter().zip(self.entries.chunks_exact(places.max(1))) {
             used.entries.extend_from_slice(&entries[..(head.entries as usize).min(entries.len())]);
@@ -121,14 +130,26 @@ impl List<'_> {
         }
     }
 
-    /// The step is done, of a sequence with so many full blocks.
-    pub(super) fn count(&mut self, used: &Used, blocks: usize) {
+    /// The step is done, of a sequence with so many full blocks; `exact`: it has left the group to the dense
+    /// rung, and for how many renewals that stays so.
+    pub(super) fn count(&mut self, used: &Used, blocks: usize, (exact, exact_for): (bool, u32)) {
         let [key_tiles, value_tiles, _] = used.promoted;
-        (self.promoted.key_tiles, self.promoted.value_tiles) = (key_tiles, value_tiles);
-        if self.renews {
-            self.promoted.blocks = blocks as u32;
-        }
+        let made = if self.renews && exact_for == 0 { blocks as u32 } else { self.promoted.blocks };
+        let (exact, exact_for) = (exact.into(), exact_for as u16);
+        *self.promoted = Promoted { key_tiles, value_tiles, blocks: made, exact_for, exact };
     }
+}
+
+/// The list of the step behind a step.
+#[derive(Clone, Copy, Default, PartialEq)]
+pub(super) enum Next {
+    /// The same.
+    #[default]
+    Same,
+    /// What the step has chosen.
+    Chosen,
+    /// None: the group is left to the dense rung.
+    Nothing,
 }
 
 /// What a step promotes of a group of rows.
@@ -143,8 +164,10 @@ pub(super) struct Used {
     pub(super) listed: Vec<u64>,
     /// Blocks whose keys are promoted, those whose values are, and whether K_max was raised for them.
     pub(super) promoted: [u32; 3],
-    /// Whether the step has made the next list, or the next step has the same.
-    pub(super) renewed: bool,
+    /// What the next step promotes.
+    pub(super) next: Next,
+    /// Whether the group was left to the dense rung.
+    pub(super) exact: bool,
 }
 
 impl Used {

@@ -12,6 +12,7 @@
 //! kernels would, traffic included.
 
 mod choose;
+mod exact;
 mod finish;
 mod gather;
 mod list;
@@ -242,11 +243,13 @@ impl Step {
             key_tiles: self.trailing,
             value_tiles: self.trailing,
             dense_rows: self.dense_rows.iter().filter(|rows| **rows != 0).count() as u64,
+            exact_rows: 0,
         };
         if self.carries {
-            for Used { promoted: [keys, values, _], .. } in &self.used {
+            for Used { promoted: [keys, values, _], exact, .. } in &self.used {
                 read.key_tiles += u64::from(*keys);
                 read.value_tiles += u64::from(*values);
+                read.exact_rows += u64::from(*exact);
             }
             return read;
         }
@@ -362,13 +365,20 @@ impl Step {
         for ((group, ((partials, chosen), used)), (norms, dense)) in self.groups.iter().zip(memory).zip(found)
         {
             let list = lists.next();
-            let chooses =
-                if carries { list.as_ref().is_some_and(|list: &List<'_>| list.renews) } else { certify };
+            let exact =
+                length(group) != 0 && list.as_ref().is_some_and(|list: &List<'_>| list.turn.is_exact());
+            let chooses = if carries {
+                !exact && list.as_ref().is_some_and(|list: &List<'_>| list.renews)
+            } else {
+                certify
+            };
             let blocks = blocks(group);
             shares.push(Share {
                 group: *group,
                 length: length(group),
                 blocks,
+                exact,
+                exact_for: 0,
                 chooses,
                 notes: notes.split_off_mut(..if chooses { blocks } else { 0 }).unwrap_or_default(),
                 list,

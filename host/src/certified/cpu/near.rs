@@ -1,7 +1,7 @@
 //! What a step brings into a scratch, though it needs none here: claims, tags, tiles and traffic are those of
 //! the kernels, so that either may go on where the other has stopped.
 
-use super::list::Used;
+use super::list::{Next, Used};
 use super::{BLOCK_TOKENS, Slices, Step};
 use crate::attention::Half;
 use crate::attention::dense;
@@ -53,8 +53,11 @@ impl Step {
             let used = self.used.iter().map(Used::listed);
             self.bring(slices, &mut near, step.wrapping_sub(1), used);
             let next = self.used.iter().zip(&self.chosen);
-            let next =
-                next.map(|(used, chosen)| if used.renewed { &chosen.entries[..] } else { used.listed() });
+            let next = next.map(|(used, chosen)| match used.next {
+                Next::Same => used.listed(),
+                Next::Chosen => &chosen.entries[..],
+                Next::Nothing => &[],
+            });
             self.claim(slices, &mut near, step, next, &mut counts);
             let newer: usize = self.used.iter().map(|used| used.newer).sum();
             counts[1] += newer as u64;

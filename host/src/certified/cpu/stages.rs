@@ -3,9 +3,10 @@
 //! nothing else to do.
 
 use super::choose::{Choose, Chosen};
+use super::exact::Exact;
 use super::finish::{Finish, Known};
 use super::gather::{Gather, MergeWarps};
-use super::list::{List, Used, Visits};
+use super::list::{List, Next, Used, Visits};
 use super::pass::{Note, Pass, RowGroup, View};
 use super::replace::Replace;
 use super::{each, with_scratch, with_warps};
@@ -16,6 +17,7 @@ use crate::attention::cpu::softmax::WarpResult;
 use crate::certified::{BLOCK_TOKENS, Certificate};
 use crate::simd_level::Level;
 use kernels_gpu::attention::{part_floats, warps};
+use kernels_gpu::certified::policy::reason;
 use kernels_gpu::certified::{Thresholds, pass_share};
 use std::marker::PhantomData;
 
@@ -26,6 +28,10 @@ pub(super) struct Share<'a> {
     pub(super) length: u32,
     /// Full blocks of it.
     pub(super) blocks: usize,
+    /// Whether an earlier step has left the group to the dense rung.
+    pub(super) exact: bool,
+    /// For how many renewals the next step does, once this one is judged.
+    pub(super) exact_for: u32,
     /// Whether this step's masses choose what is promoted, in it or in those to come.
     pub(super) chooses: bool,
     /// What the pass notes of the full blocks; nothing if nobody asks.
@@ -80,9 +86,9 @@ impl Stages<'_> {
     /// All of them but the dense rung.
     pub(super) fn run<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
         for share in shares.iter_mut() {
-            share.used.renewed = share.chooses;
+            share.used.exact = share.exact;
             if let Some(list) = &share.list {
-                list.read(share.blocks, share.used);
+                list.read(share.blocks, share.exact, share.used);
             }
         }
         self.pass::<E, D>(shares, threads);
@@ -91,7 +97,15 @@ impl Stages<'_> {
             self.replace::<E, D>(shares, threads);
         }
         for share in shares.iter_mut() {
-            self.finish::<E, D>(share);
+            let over = self.finish::<E, D>(share);
+            let Some(list) = &share.list else { continue };
+            share.exact_for = list.turn.after(over, self.thresholds.retry);
+            share.chooses &= share.exact_for == 0;
+            share.used.next = match (share.exact_for, share.chooses) {
+                (0, false) => Next::Same,
+                (0, true) => Next::Chosen,
+                _ => Next::Nothing,
+            };
         }
         if self.carries {
             self.choose::<D>(shares, threads);
@@ -100,7 +114,7 @@ impl Stages<'_> {
                 if share.chooses {
                     list.write(share.chosen);
                 }
-                list.count(share.used, share.blocks);
+                list.count(share.used, share.blocks, (share.exact, share.exact_for));
             }
         }
     }
@@ -114,7 +128,7 @@ impl Stages<'_> {
         let Stages { level, view, pieces, carries, .. } = self;
         let mut tasks = Vec::new();
         let mut all = 0;
-        for share in shares {
+        for share in shares.iter_mut().filter(|share| !share.exact) {
             let Share { group, length, blocks, notes, partials, used, gathered, .. } = share;
             let (a_split, splits) = pass_share(*blocks as u32, view.shape.splits);
             let mut notes: Vec<Option<&mut Note>> = notes.iter_mut().map(Some).collect();
@@ -236,8 +250,16 @@ impl Stages<'_> {
         });
     }
 
-    fn finish<E: Half, const D: usize>(self, share: &mut Share<'_>) {
+    /// Whether one of the rows is over its budget, and nothing else is wrong with it.
+    fn finish<E: Half, const D: usize>(self, share: &mut Share<'_>) -> bool {
         let Stages { level, view, thresholds, carries, .. } = self;
+        if share.exact {
+            let Share { group, length, .. } = *share;
+            let certificates = &mut *share.certificates;
+            run(level, Exact::<E, D> { view, group, length, certificates, element: PhantomData });
+            *share.dense = (1 << group.rows) - 1;
+            return false;
+        }
         let passed = self.passed(share);
         let (known, parts) = if carries {
             let gathered = share.gathered.get(..passed).unwrap_or_default();
@@ -259,5 +281,6 @@ impl Stages<'_> {
             element: PhantomData,
         };
         *share.dense = run(level, work);
+        share.certificates.iter().any(|certificate| certificate.reason() == reason::ERROR_BUDGET)
     }
 }

@@ -49,8 +49,11 @@ impl Turns {
         }
         let renews = self.steps == 0 && !self.waits
             || (self.steps + u64::from(self.phase)).is_multiple_of(every.into());
+        // The step behind a renewal that comes in turn: of all of them, if all are.
+        let judges = (self.steps + u64::from(self.phase)) % u64::from(every) == 1 % u64::from(every);
         self.steps += 1;
-        if renews { mode::LISTED | mode::RENEWS } else { mode::LISTED }
+        let of = |is: bool, bit: u32| if is { bit } else { 0 };
+        mode::LISTED | of(renews, mode::RENEWS) | of(judges, mode::JUDGES)
     }
 }
 

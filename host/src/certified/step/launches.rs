@@ -109,9 +109,11 @@ impl<E: StepElement> StepPlan<E> {
             partial_sums: self.part_sums.global_mut(),
             weighed: self.weighed.global_mut(),
             counters: self.counters[0].global_mut(),
+            promoted: self.carried.promoted.global(),
             shape: self.shape,
             thresholds: self.thresholds,
             head_dim: self.problem.head_dim,
+            mode: self.mode,
         };
         // SAFETY: as above.
         unsafe { stream.launch(&weigh::kernel(), self.weigh, arguments) }?;

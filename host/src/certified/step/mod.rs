@@ -109,6 +109,8 @@ pub struct OriginalsRead {
     pub value_tiles: u64,
     /// How many such groups of query heads have one on the dense rung, which reads all of the sequence.
     pub dense_rows: u64,
+    /// How many of these were left to the dense rung: their quantized tiles were not read.
+    pub exact_rows: u64,
 }
 
 /// What the checks of a step read once more, counted as [`OriginalsRead`] is.

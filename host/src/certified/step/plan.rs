@@ -132,6 +132,15 @@ impl<E: StepElement> StepPlan<E> {
         let in_rows = launches as usize;
         let (row_parts, head_parts) = (in_rows * shape.parts as usize, heads * shape.parts as usize);
         let grid = |x: u32| (x, rows, sequences);
+        let attend = LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.attend.1);
+        let replace = LaunchShape::new(grid(shape.replacers), threads(head_dim)).shared(kernels.replace.1);
+        let carry = LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.carry.1);
+        if policy.carries() {
+            device.prepare(&kernels.carry.0, carry)?;
+        } else {
+            device.prepare(&kernels.attend.0, attend)?;
+            device.prepare(&kernels.replace.0, replace)?;
+        }
         // What only a choice needs, and what only one of the two kinds of step does.
         let chooses = if policy.carries() { policy.promotes() } else { policy.certify };
         let noted = |elements: usize| if chooses { elements } else { 0 };
@@ -146,11 +155,11 @@ impl<E: StepElement> StepPlan<E> {
             policy: *policy,
             thresholds: policy.thresholds(),
             on_slices: None,
-            attend: LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.attend.1),
+            attend,
             weigh: LaunchShape::new((weighing, q_heads, sequences), BINS).shared(weigh_layout().bytes),
             mark: LaunchShape::new(grid(shape.parts), MARK_THREADS).shared(mark_layout().bytes),
-            replace: LaunchShape::new(grid(shape.replacers), threads(head_dim)).shared(kernels.replace.1),
-            carry: LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.carry.1),
+            replace,
+            carry,
             kernels,
             dense,
             records: Buffer::new(device, noted(heads * max_blocks as usize))?,
@@ -220,6 +229,7 @@ impl<E: StepElement> StepPlan<E> {
             for row in self.carried.promoted.to_vec()? {
                 read.key_tiles += u64::from(row.key_tiles);
                 read.value_tiles += u64::from(row.value_tiles);
+                read.exact_rows += u64::from(row.exact);
             }
         } else {
             for list in self.carried.lists.to_vec()? {

@@ -3,7 +3,6 @@
 use super::{AttendedHandles, StepElement, StepHandles, StepPlan};
 use crate::certified::{Result, cpu};
 use crate::cpu::handles::{slice, slice_mut};
-use kernels_gpu::certified::carried::mode;
 
 impl<E: StepElement> StepPlan<E> {
     /// Whether the CPU's own path has all that the policy asks for: not the checks of the order of blocks and
@@ -53,7 +52,7 @@ impl<E: StepElement> StepPlan<E> {
                 lists: slice_mut(carried.lists.global_mut()),
                 entries: slice_mut(carried.entries.global_mut()),
                 promoted: slice_mut(carried.promoted.global_mut()),
-                renews: self.mode & mode::RENEWS != 0,
+                mode: self.mode,
             };
             (slices, near, lists, out)
         };

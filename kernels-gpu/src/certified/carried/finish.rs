@@ -3,7 +3,7 @@
 
 use super::super::finish::{store_dense_rows, store_lse};
 use super::super::pass::StepShape;
-use super::super::policy::{Certificate, Thresholds, rung};
+use super::super::policy::{Certificate, Thresholds, reason, rung};
 use super::super::query::Query;
 use super::gather::{Gathered, merge};
 use super::judge::Judge;
@@ -11,6 +11,7 @@ use super::{CarriedLayout, SPLITS_AT_HAND};
 use crate::attention::Chain;
 use crate::attention::{Half, ROWS, part_floats, warps};
 use glam::UVec4;
+use simt::warp::{FULL_MASK, warp_vote_any};
 use simt::{Global, GlobalMut, Zeroable, async_copy, thread};
 
 /// What finishing a row of blocks takes.
@@ -91,7 +92,8 @@ impl Finish {
         }
     }
 
-    /// Certificates, LSE, and which rows want the dense rung: a warp's work.
+    /// Certificates, LSE, and which rows want the dense rung: a warp's work. Whether one of them is over its
+    /// budget, and nothing else is wrong with it.
     #[simt::device]
     pub(super) fn certificates<E: Half, const D: usize>(
         &self,
@@ -101,10 +103,10 @@ impl Finish {
         lse: GlobalMut<f32>,
         certificates: GlobalMut<Certificate>,
         dense_rows: GlobalMut<u32>,
-    ) {
+    ) -> bool {
         let Finish { layout, length, shape, thresholds, .. } = *self;
         let r = lane >> 2;
-        let mut wants_dense = false;
+        let (mut wants_dense, mut over) = (false, false);
         if present {
             let (row, squares) = layout.ends.row::<D>(r);
             let mut gathered = Gathered::zeroed();
@@ -135,7 +137,9 @@ impl Finish {
                 judged.store(certificates, at);
             }
             wants_dense = judged.rung() == rung::DENSE;
+            over = judged.reason() == reason::ERROR_BUDGET;
         }
         store_dense_rows(dense_rows, self.launch_row, wants_dense, lane);
+        warp_vote_any(FULL_MASK, over)
     }
 }

@@ -81,7 +81,9 @@ impl Likely {
         // Values: a vector of independent errors, whose covariance has this trace at most and no larger
         // eigenvalue than that.
         let (trace, largest) = (gathered.spread, min(gathered.step, gathered.spread));
-        let of_values = fma(2.0, sqrt(trace * largest) * once, fma(2.0 * u, largest, trace));
+        // A root of each: their product is beyond f32 where values are some ten thousands.
+        let mixed = sqrt(trace) * sqrt(largest);
+        let of_values = fma(2.0, mixed * once, fma(2.0 * u, largest, trace));
         // The mean of a code is within 2^−16 h of the value.
         let bias = sqrt(self.length as f32) * (1.0 / 65536.0);
         let e_val = root(of_values) + root(trace) * bias;

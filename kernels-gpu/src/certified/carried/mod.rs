@@ -26,8 +26,14 @@
 //! Grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each; then entries of
 //! the list go round all warps of a row of blocks, the trailing block last. The block of a row that arrives
 //! last adds the splits up.
+//!
+//! # Rows that are left to the dense rung
+//! Where the first step by a new list finds a head over its budget, the dense rung alone computes the heads
+//! of its row of blocks, for as many renewals as [`Thresholds::retry`] says: it reads the originals of the
+//! row for one head as for eight. Of such a row this pass reads the annotations, for the certificates.
 
 mod ahead;
+pub mod exact;
 mod finish;
 pub mod gather;
 pub mod judge;
@@ -53,13 +59,13 @@ use crate::attention::{
 use ahead::look_ahead;
 use core::cell::Cell;
 use core::marker::PhantomData;
+use exact::ExactRow;
 use finish::Finish;
 use gather::{Bounds, Gather, Gathered, Noisy, Parked};
-use glam::UVec2;
 use half::{bf16, f16};
 use likely::Noise;
 use list::{List, Listed, Lookup};
-pub use promoted::{Promoted, first_recent, mode};
+pub use promoted::{Promoted, Turn, first_recent, mode};
 use simt::math::fma;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
@@ -219,9 +225,39 @@ pub fn carry<E: Half, const D: usize>(
     };
     let ahead = first_blocks(&own, first + warp);
     let listed = mode & mode::LISTED != 0;
-    let made = if listed { Promoted::blocks(promoted.as_const(), launch_row) } else { blocks };
+    let mut made = blocks;
+    let mut turn = Turn::of(0, 0, 0);
+    if listed {
+        (made, turn) = Promoted::turn(promoted.as_const(), launch_row, mode);
+    }
     let recent = first_recent(blocks, made);
     let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
+    if turn.is_exact() && length != 0 {
+        let exact = ExactRow {
+            layout,
+            annotations,
+            table,
+            keys,
+            values,
+            near: near.as_const(),
+            scratch,
+            shape,
+            launch_row,
+            sequence,
+            head,
+            length,
+            blocks: [first, end],
+            split: [split, used],
+            lane,
+            warp,
+        };
+        let last =
+            exact.finish::<D>(&query, first_row, present, gathered, counters, certificates, dense_rows);
+        if last && thread::thread_idx_x() == 0 {
+            Promoted::note(promoted, launch_row, [0; 2], [turn.after(false, thresholds.retry), 1]);
+        }
+        return;
+    }
     let to_log2 = query.scale * LOG2_E;
     let by_chance = thresholds.log_odds > 0.0;
     let noting = mode & mode::RENEWS != 0;
@@ -470,10 +506,10 @@ pub fn carry<E: Half, const D: usize>(
     }
     thread::sync_threads();
     if warp == 0 {
-        finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
-        if lane == 0 && mode != 0 {
-            let [keys, values] = [0, 1].map(|kind| if ring.exists { layout.promoted.load(kind) } else { 0 });
-            promoted.cast::<UVec2>().store(2 * launch_row as usize, UVec2::new(keys, values));
+        let over = finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
+        if lane == 0 && listed {
+            let tiles = [0, 1].map(|kind| layout.promoted.load(kind));
+            Promoted::note(promoted, launch_row, tiles, [turn.after(over, thresholds.retry), 0]);
         }
     }
 }
