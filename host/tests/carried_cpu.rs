@@ -50,8 +50,8 @@ const POLICIES: [Policy; 13] = [
     renewed(SOME_DENSE, 1),
     renewed(ALL, 2),
     Policy { retry: 2, ..renewed(LEFT, 1) },
-    Policy { retry: 1, ..renewed(LEFT, 2) },
-    Policy { retry: 3, ..renewed(SOME_DENSE, 2) },
+    renewed(LEFT, 4),
+    renewed(SOME_DENSE, 3),
 ];
 
 /// Steps over one cache: of each, how long its sequences are, and its queries.

@@ -9,7 +9,7 @@ use std::fmt;
 
 /// Renewals that a row may be left to the dense rung for: what there is room for in
 /// [`Promoted`](kernels_gpu::certified::carried::Promoted).
-const MAX_RETRY: u32 = u16::MAX as u32;
+const MAX_RETRY: u32 = u8::MAX as u32;
 
 /// The thresholds of the ladder.
 ///
@@ -56,9 +56,10 @@ pub struct Policy {
     /// The bound is that of the step's own weights, however old the choice; it grows with what the choice has
     /// missed. 0: each step chooses for itself, between two passes.
     pub renew: u32,
-    /// For how many renewals of its list a row of blocks is left to the dense rung alone, once the first step
-    /// by a new list has found one of its up to eight heads over budget: the pass over quantized blocks would
-    /// come on top of the originals. Then it is tried again. 0: every step tries.
+    /// For how many renewals of its list, at the most, a row of blocks is left to the dense rung alone, once
+    /// the first step by a new list has found one of its up to eight heads over budget: the pass over
+    /// quantized blocks would come on top of the originals. Then it is tried again; where that finds the
+    /// same, it waits twice as long, from one renewal up. 0: every step tries.
     pub retry: u32,
     /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error:
     /// what is left is one pass over the quantized cache.
@@ -108,7 +109,7 @@ impl Policy {
         risk: 1e-9,
         per_group: true,
         renew: 16,
-        retry: 2,
+        retry: 8,
         certify: true,
         bound: Bound::Sound,
         ranking: 0,
@@ -424,7 +425,7 @@ mod tests {
         refused(Policy { ranking: 1, renew: 0, ..Policy::BARE }, "certify is off");
         refused(Policy { renew: 0, ..Policy::SOUND }, "set risk to 0");
         refused(Policy { bound: Bound::Paper, ..Policy::SOUND }, "the paper's");
-        refused(Policy { retry: 65_536, ..Policy::SOUND }, "retry is 65536");
+        refused(Policy { retry: 256, ..Policy::SOUND }, "retry is 256");
         refused(Policy { risk: f32::NAN, ..Policy::SOUND }, "risk is NaN");
     }
 

@@ -102,7 +102,7 @@ thresholds! {
     risk: SHARE, number, "probability with which a bound may fail; 0: never, and codes are the nearest ones";
     per_group: Kind::Switch, switch, "query heads of a KV head share what any of them promotes";
     renew: BLOCKS, count, "steps that a list of promoted blocks serves; 0: each step makes its own";
-    retry: Kind::Count(0, 65_535), count, "renewals that heads beside one over budget stay exact for; 0: none";
+    retry: Kind::Count(0, 255), count, "renewals that heads beside one over budget stay exact for, at the most; 0: none";
     bound: Kind::Word(&["sound", "paper"]), bound, "whose bound E_key is";
     ranking: BLOCKS, count, "heaviest blocks whose order is checked; 0: none";
     canary: SIZE, number, "how far scores of promoted blocks may be apart beyond their bound";

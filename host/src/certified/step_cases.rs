@@ -16,8 +16,10 @@ const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::NAIVE };
 const SOME_DENSE: Policy = Policy { error_budget: 0.5, per_group: false, ..CHOOSING };
 /// The same by a list that is used for two steps.
 const SOME_DENSE_CARRIED: Policy = Policy { renew: 2, ..SOME_DENSE };
-/// All are over budget: from the third step on their quantized blocks are not read.
-const LEFT: Policy = Policy { error_budget: 0.0, renew: 2, ..Policy::SOUND };
+/// All are over budget: in the third step no quantized block is read.
+const LEFT: Policy = Policy { error_budget: 0.0, renew: 4, ..Policy::SOUND };
+/// The same where every step renews: in the fifth.
+const LEFT_RENEWED: Policy = Policy { renew: 1, retry: 2, ..LEFT };
 /// Each step chooses for itself.
 const CHOOSING: Policy = Policy::CHOOSING;
 /// Every block is promoted.
@@ -151,6 +153,7 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { policy: ("ranked", RANKED), ..small },
         Step { policy: ("left to the dense rung", LEFT), slots: Some((2, 3)), ..small },
         Step { policy: ("left to the dense rung", LEFT), slots: Some((0, 0)), group: 9, ..PLAIN },
+        Step { policy: ("left, renewed", LEFT_RENEWED), slots: Some((40, 7)), ..PLAIN },
         Step { policy: ("values, carried", VALUES_CARRIED), slots: Some((2, 3)), ..small },
         Step { policy: ("sound", Policy::SOUND), slots: Some((40, 7)), ..PLAIN },
         Step { group: 9, policy: ("sound", Policy::SOUND), slots: Some((0, 0)), ..PLAIN },
@@ -327,6 +330,8 @@ fn run<E: StepElement + CertifiedElement>(
         ["output", "lse", "certificates"],
         ["second output", "second lse", "second certificates"],
         ["third output", "third lse", "third certificates"],
+        ["fourth output", "fourth lse", "fourth certificates"],
+        ["fifth output", "fifth lse", "fifth certificates"],
     ]
     .into_iter()
     .enumerate()
@@ -336,8 +341,15 @@ fn run<E: StepElement + CertifiedElement>(
         outputs.push(OutputBuffer::new(names[1], returned.lse));
         let words: Vec<u32> = bytemuck::cast_slice(&returned.certificates).to_vec();
         outputs.push(OutputBuffer::new(names[2], words));
-        // A list that is carried is there in the second step, and tiles that it has brought in the third.
-        if step.slots.is_none() || i == 1 && step.policy.1.renew == 0 {
+        // A list that is carried is there in the second step, and tiles that it has brought in the third; a
+        // row is left to the dense rung in the fifth at the latest.
+        let last = match (step.slots, step.policy.1) {
+            (None, _) => 0,
+            (_, Policy { renew: 0, .. }) => 1,
+            (_, policy) if policy == LEFT_RENEWED => 4,
+            _ => 2,
+        };
+        if i == last {
             break;
         }
     }

@@ -215,11 +215,11 @@ fn rows_over_budget_are_left_to_the_dense_rung() {
             assert!(of_block < least, "{of_block} {least}");
             let budget = (of_block + least) / 2.0;
             for (retry, pattern) in [
-                // Steps 0, 2, 4, … renew; the step behind each judges.
-                (0, [0; 10]),
-                (1, [0; 10]),
-                (2, [0, 0, 1, 1, 0, 0, 1, 1, 0, 0]),
-                (3, [0, 0, 1, 1, 1, 1, 0, 0, 1, 1]),
+                // Steps 0, 2, 4, … renew; the step behind each judges. Waits of one renewal are over at once.
+                (0, [0; 14]),
+                (1, [0; 14]),
+                (2, [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1]),
+                (3, [0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0]),
             ] {
                 let policy = Policy { retry, error_budget: budget, ..fresh };
                 let mut plan = trial.plan(&policy).unwrap();

@@ -30,7 +30,7 @@ pub struct Thresholds {
     /// Rung 3: a head whose bound is a larger share of its output's norm is computed from the originals.
     pub error_budget: f32,
     /// For how many renewals of a list a row of blocks with a head over budget is computed from the originals
-    /// alone. 0: each step tries the quantized blocks.
+    /// alone, at the most. 0: each step tries the quantized blocks.
     pub retry: u32,
     /// ln(4/δ), δ the probability with which the bound may fail: docs/certificate.md, "A bound that may
     /// fail". 0: it never may.

@@ -61,7 +61,7 @@ pub(super) fn deal(lists: Lists<'_>, shape: StepShape, every: u32) -> impl Itera
     let rows = if every == 0 { 0 } else { promoted.len() };
     let of_rows = lists.chunks_exact_mut(parts).zip(entries.chunks_exact_mut(places)).zip(promoted);
     of_rows.take(rows).map(move |((heads, entries), promoted)| {
-        let turn = Turn::of(mode, promoted.exact_for.into(), promoted.blocks);
+        let turn = Turn::of(mode, [promoted.exact_for, promoted.wait].map(u32::from), promoted.blocks);
         List { renews: mode & mode::RENEWS != 0, turn, heads, entries, promoted }
     })
 }
@@ -130,13 +130,14 @@ impl List<'_> {
         }
     }
 
-    /// The step is done, of a sequence with so many full blocks; `exact`: it has left the group to the dense
-    /// rung, and for how many renewals that stays so.
-    pub(super) fn count(&mut self, used: &Used, blocks: usize, (exact, exact_for): (bool, u32)) {
+    /// The step is done, of a sequence with so many full blocks; `left`: for how many renewals it leaves the
+    /// group to the dense rung, and how many it will wait for.
+    pub(super) fn count(&mut self, used: &Used, blocks: usize, left: [u32; 2]) {
         let [key_tiles, value_tiles, _] = used.promoted;
+        let [exact_for, wait] = left.map(|renewals| renewals as u8);
         let made = if self.renews && exact_for == 0 { blocks as u32 } else { self.promoted.blocks };
-        let (exact, exact_for) = (exact.into(), exact_for as u16);
-        *self.promoted = Promoted { key_tiles, value_tiles, blocks: made, exact_for, exact };
+        let exact = used.exact.into();
+        *self.promoted = Promoted { key_tiles, value_tiles, blocks: made, exact_for, wait, exact };
     }
 }
 

@@ -378,7 +378,7 @@ impl Step {
                 length: length(group),
                 blocks,
                 exact,
-                exact_for: 0,
+                left: [0; 2],
                 chooses,
                 notes: notes.split_off_mut(..if chooses { blocks } else { 0 }).unwrap_or_default(),
                 list,

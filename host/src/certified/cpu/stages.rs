@@ -30,8 +30,10 @@ pub(super) struct Share<'a> {
     pub(super) blocks: usize,
     /// Whether an earlier step has left the group to the dense rung.
     pub(super) exact: bool,
-    /// For how many renewals the next step does, once this one is judged.
-    pub(super) exact_for: u32,
+    /// For how many renewals it is from the next step on, and how many it waits for: [`Turn::after`].
+    ///
+    /// [`Turn::after`]: kernels_gpu::certified::carried::Turn::after
+    pub(super) left: [u32; 2],
     /// Whether this step's masses choose what is promoted, in it or in those to come.
     pub(super) chooses: bool,
     /// What the pass notes of the full blocks; nothing if nobody asks.
@@ -99,9 +101,9 @@ impl Stages<'_> {
         for share in shares.iter_mut() {
             let over = self.finish::<E, D>(share);
             let Some(list) = &share.list else { continue };
-            share.exact_for = list.turn.after(over, self.thresholds.retry);
-            share.chooses &= share.exact_for == 0;
-            share.used.next = match (share.exact_for, share.chooses) {
+            share.left = list.turn.after(over, self.thresholds.retry);
+            share.chooses &= share.left[0] == 0;
+            share.used.next = match (share.left[0], share.chooses) {
                 (0, false) => Next::Same,
                 (0, true) => Next::Chosen,
                 _ => Next::Nothing,
@@ -114,7 +116,7 @@ impl Stages<'_> {
                 if share.chooses {
                     list.write(share.chosen);
                 }
-                list.count(share.used, share.blocks, (share.exact, share.exact_for));
+                list.count(share.used, share.blocks, share.left);
             }
         }
     }

@@ -113,6 +113,16 @@ pub struct OriginalsRead {
     pub exact_rows: u64,
 }
 
+impl OriginalsRead {
+    /// With what another step has read.
+    pub fn add(&mut self, other: Self) {
+        self.key_tiles += other.key_tiles;
+        self.value_tiles += other.value_tiles;
+        self.dense_rows += other.dense_rows;
+        self.exact_rows += other.exact_rows;
+    }
+}
+
 /// What the checks of a step read once more, counted as [`OriginalsRead`] is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {

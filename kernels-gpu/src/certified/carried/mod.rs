@@ -29,8 +29,9 @@
 //!
 //! # Rows that are left to the dense rung
 //! Where the first step by a new list finds a head over its budget, the dense rung alone computes the heads
-//! of its row of blocks, for as many renewals as [`Thresholds::retry`] says: it reads the originals of the
-//! row for one head as for eight. Of such a row this pass reads the annotations, for the certificates.
+//! of its row of blocks for some renewals: it reads the originals of the row for one head as for eight. Then
+//! the row is tried again; where that finds the same, the next wait is twice as long, up to
+//! [`Thresholds::retry`] renewals. Of a row that waits this pass reads the annotations, for certificates.
 
 mod ahead;
 pub mod exact;
@@ -226,7 +227,7 @@ pub fn carry<E: Half, const D: usize>(
     let ahead = first_blocks(&own, first + warp);
     let listed = mode & mode::LISTED != 0;
     let mut made = blocks;
-    let mut turn = Turn::of(0, 0, 0);
+    let mut turn = Turn::NONE;
     if listed {
         (made, turn) = Promoted::turn(promoted.as_const(), launch_row, mode);
     }
@@ -254,7 +255,7 @@ pub fn carry<E: Half, const D: usize>(
         let last =
             exact.finish::<D>(&query, first_row, present, gathered, counters, certificates, dense_rows);
         if last && thread::thread_idx_x() == 0 {
-            Promoted::note(promoted, launch_row, [0; 2], [turn.after(false, thresholds.retry), 1]);
+            Promoted::note(promoted, launch_row, [0; 2], turn.after(false, thresholds.retry), true);
         }
         return;
     }
@@ -509,7 +510,7 @@ pub fn carry<E: Half, const D: usize>(
         let over = finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
         if lane == 0 && listed {
             let tiles = [0, 1].map(|kind| layout.promoted.load(kind));
-            Promoted::note(promoted, launch_row, tiles, [turn.after(over, thresholds.retry), 0]);
+            Promoted::note(promoted, launch_row, tiles, turn.after(over, thresholds.retry), false);
         }
     }
 }

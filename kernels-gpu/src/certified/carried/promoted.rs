@@ -15,28 +15,37 @@ pub struct Promoted {
     pub blocks: u32,
     /// For how many renewals of the list the row's heads are still computed from the originals alone; 0: the
     /// next step tries the quantized blocks.
-    pub exact_for: u16,
+    pub exact_for: u8,
+    /// What [`exact_for`](Self::exact_for) was when a step last found a head over budget; 0: the last step
+    /// that judged found none.
+    pub wait: u8,
     /// 1: this step has computed them so, and looked at no quantized block.
     pub exact: u16,
 }
 
-/// Whether a step computes a row of blocks from the originals alone, and for how long.
-#[derive(Clone, Copy)]
+/// Whether a step computes a row of blocks from the originals alone, and for how long: where trying again
+/// keeps finding heads over budget, it is tried half as often each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// What it is from this step on, unless the step finds heads over budget.
+    /// What [`Promoted::exact_for`] is from this step on, unless its verdict counts.
     left: u32,
+    /// What [`Promoted::wait`] is.
+    wait: u32,
     /// Whether the step's verdict counts: it is the first one by a list, and there is one.
     judges: bool,
 }
 
 impl Turn {
-    /// That of a step with these bits of [`mode`] for a row with this count, whose list is of a sequence with
-    /// `made` full blocks.
+    /// A step that has no list.
+    pub const NONE: Turn = Turn { left: 0, wait: 0, judges: false };
+
+    /// That of a step with these bits of [`mode`] for a row whose list is of a sequence with `made` full
+    /// blocks.
     #[inline(always)]
-    pub fn of(mode: u32, exact_for: u32, made: u32) -> Self {
+    pub fn of(mode: u32, [exact_for, wait]: [u32; 2], made: u32) -> Self {
         let left = if mode & mode::RENEWS != 0 { exact_for.saturating_sub(1) } else { exact_for };
         // A list that nobody has renewed says nothing of what a new one would do.
-        Turn { left, judges: mode & mode::JUDGES != 0 && exact_for == 0 && made != 0 }
+        Turn { left, wait, judges: mode & mode::JUDGES != 0 && exact_for == 0 && made != 0 }
     }
 
     /// Whether the row is computed from the originals alone.
@@ -45,10 +54,16 @@ impl Turn {
         self.left != 0
     }
 
-    /// [`Promoted::exact_for`] behind the step, which may have found a head over budget.
+    /// [`Promoted::exact_for`] and [`Promoted::wait`] behind the step, which may have found a head over
+    /// budget; `retry`: what they are at the most.
     #[inline(always)]
-    pub fn after(self, over_budget: bool, retry: u32) -> u32 {
-        if self.judges && over_budget { retry } else { self.left }
+    pub fn after(self, over_budget: bool, retry: u32) -> [u32; 2] {
+        let Turn { left, wait, judges } = self;
+        if !judges {
+            return [left, wait];
+        }
+        let next = if over_budget { (2 * wait).max(1).min(retry) } else { 0 };
+        [next; 2]
     }
 }
 
@@ -70,26 +85,27 @@ impl Promoted {
     #[simt::device]
     pub(super) fn turn(rows: Global<Promoted>, launch_row: u32, mode: u32) -> (u32, Turn) {
         let [_, _, made, exact] = rows.cast::<UVec4>().load(launch_row as usize).to_array();
-        (made, Turn::of(mode, exact & 0xffff, made))
+        (made, Turn::of(mode, [exact & 0xff, exact >> 8 & 0xff], made))
     }
 
     /// For how many renewals the row is exact still, and whether it was in this step.
     #[simt::device]
     pub(in super::super) fn exact(rows: Global<Promoted>, launch_row: u32) -> [u32; 2] {
         let word = rows.cast::<u32>().load(4 * launch_row as usize + 3);
-        [word & 0xffff, word >> 16]
+        [word & 0xff, word >> 16]
     }
 
-    /// Notes what the step has promoted, and what [`exact`](Self::exact) says of it.
+    /// Notes what the step has promoted, [what it leaves](Turn::after), and whether it was exact.
     #[simt::device]
     pub(super) fn note(
         rows: GlobalMut<Promoted>,
         launch_row: u32,
         [keys, values]: [u32; 2],
-        exact: [u32; 2],
+        [exact_for, wait]: [u32; 2],
+        exact: bool,
     ) {
         rows.cast::<UVec2>().store(2 * launch_row as usize, UVec2::new(keys, values));
-        rows.cast::<u32>().store(4 * launch_row as usize + 3, exact[0] | exact[1] << 16);
+        rows.cast::<u32>().store(4 * launch_row as usize + 3, exact_for | wait << 8 | (exact as u32) << 16);
     }
 }
 
@@ -109,4 +125,52 @@ pub mod mode {
     /// The step is the first by a new list: rows of blocks with a head over budget are left to the dense rung
     /// alone from the next step on.
     pub const JUDGES: u32 = 4;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether each step is exact, of a row whose heads are over budget in the steps of `over`.
+    fn exact(retry: u32, renew: usize, steps: usize, over: impl Fn(usize) -> bool) -> Vec<usize> {
+        let mut count = [0; 2];
+        let mut all = Vec::new();
+        for step in 0..steps {
+            let renews = if step % renew == 0 { mode::RENEWS } else { 0 };
+            let judges = if step % renew == 1 % renew { mode::JUDGES } else { 0 };
+            let turn = Turn::of(mode::LISTED | renews | judges, count, u32::from(step > 0));
+            if turn.is_exact() {
+                all.push(step);
+            }
+            count = turn.after(!turn.is_exact() && over(step), retry);
+            assert!(count[0] <= retry && count[0] <= count[1]);
+        }
+        all
+    }
+
+    #[test]
+    fn what_stays_over_budget_is_tried_half_as_often_each_time() {
+        let always = |_| true;
+        assert_eq!(exact(0, 4, 40, always), []);
+        // Steps 0 and 1 try, 4 and 5, and so on.
+        let tried = |step: &usize| step % 4 < 2;
+        let expected: Vec<usize> = (0..40).filter(|step| !tried(step)).collect();
+        assert_eq!(exact(1, 4, 40, always), expected);
+        // Waits of 1, 2, 4, 4 and 4 renewals.
+        let tried = [0, 4, 12, 28, 44, 60];
+        let expected: Vec<usize> = (0..64).filter(|step| !tried.contains(&(step / 2 * 2))).collect();
+        assert_eq!(exact(4, 4, 64, always), expected);
+        // Each step renews: the one that tries makes a list, by which the next one judges.
+        assert_eq!(exact(2, 1, 12, always), [4, 7, 10]);
+    }
+
+    #[test]
+    fn what_is_within_its_budget_again_starts_anew() {
+        // Within it in step 5, so that step 9 waits for one renewal again.
+        let tried = [0, 4, 6, 8, 12, 20];
+        let expected: Vec<usize> = (0..24).filter(|step| !tried.contains(&(step / 2 * 2))).collect();
+        assert_eq!(exact(4, 4, 24, |step| step != 5), expected);
+        // A step that does not judge says nothing.
+        assert_eq!(exact(4, 4, 24, |step| step % 4 != 1), []);
+    }
 }
