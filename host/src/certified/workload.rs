@@ -128,9 +128,11 @@ impl<E: CacheElement> Step<E> {
         let carries = self.policy.renew > 0 && self.policy.certify;
         // A scratch holds what a step before has used.
         let keeps = self.host.as_ref().is_some_and(|host| host.scratch != Scratch::NONE);
-        let mut steps = if carries || keeps { self.input.queries.len() + 1 } else { 1 };
+        // The last step asks the first queries again: they are those that outputs are judged by.
+        let round = self.input.queries.len();
+        let mut steps = if carries || keeps { round + 1 } else { 1 };
         if self.input.device.kind() == BackendKind::Cuda && self.period() > 1 {
-            steps = steps.max(3 * self.period());
+            steps = steps.max((3 * self.period()).next_multiple_of(round) + 1);
         }
         let told = self.period().min(steps);
         self.settled.steps = told as u64;

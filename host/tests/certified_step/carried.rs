@@ -195,7 +195,7 @@ fn rows_over_budget_are_left_to_the_dense_rung() {
         for device in devices() {
             let mut trial = loaded(device, &batch);
             let (dense, lse) = trial.dense().unwrap();
-            // A budget between those of the last sequence and of the long ones, few blocks of which are promoted.
+            // A budget between those of the last sequence and of the long ones, of which little is promoted.
             let fresh = Policy {
                 max_keys: 2,
                 expanded_keys: 2,

@@ -80,8 +80,8 @@ impl Promoted {
         rows.cast::<u32>().store(4 * launch_row as usize + 2, blocks);
     }
 
-    /// Full blocks that a row's sequence had when its list was made, and the row's turn in a step with bits of
-    /// [`mode`].
+    /// Full blocks that a row's sequence had when its list was made, and the turn of the row in a step with
+    /// bits of [`mode`].
     #[simt::device]
     pub(super) fn turn(rows: Global<Promoted>, launch_row: u32, mode: u32) -> (u32, Turn) {
         let [_, _, made, exact] = rows.cast::<UVec4>().load(launch_row as usize).to_array();
