@@ -137,7 +137,7 @@ fn a_list_that_is_used_again_is_counted_by_what_its_entries_want() {
         listed.resize(shape.places() as usize, Entry { index: u32::MAX, rows: 0 });
         let mut entries = Buffer::from_slice(device, &listed).unwrap();
         let mut taken = Buffer::<Taken>::zeroed(device, 1).unwrap();
-        let made = Promoted { key_tiles: 0, value_tiles: BLOCKS, blocks: BLOCKS, unused: 0 };
+        let made = Promoted { value_tiles: BLOCKS, blocks: BLOCKS, ..Promoted::zeroed() };
         let mut promoted = Buffer::from_slice(device, &[made]).unwrap();
         let arguments = mark::Args {
             records: records.global(),

@@ -48,6 +48,9 @@ pub(super) struct ExactRow<E> {
     pub(super) scratch: Scratch,
     pub(super) shape: StepShape,
     pub(super) launch_row: u32,
+    /// The first of its rows among all, and whether the lane's is one of them.
+    pub(super) first_row: u32,
+    pub(super) present: bool,
     pub(super) sequence: u32,
     pub(super) head: u32,
     /// Tokens of the sequence.
@@ -126,19 +129,18 @@ impl<E: Half> ExactRow<E> {
     }
 
     /// Certificates, and all rows of the row of blocks for the dense rung, which writes what else there is.
-    /// `first_row`: the first of them among all. Whether this thread block was the row's last.
+    /// Whether this thread block was the row's last.
     #[simt::device]
     pub(super) fn finish<const D: usize>(
         &self,
         query: &Query,
-        first_row: u32,
-        present: bool,
         gathered: GlobalMut<f32>,
         counters: GlobalMut<u32>,
         certificates: GlobalMut<Certificate>,
         dense_rows: GlobalMut<u32>,
     ) -> bool {
-        let ExactRow { layout, shape, launch_row, length, split: [split, splits], lane, warp, .. } = *self;
+        let ExactRow { layout, shape, launch_row, length, split: [split, splits], .. } = *self;
+        let ExactRow { first_row, present, lane, warp, .. } = *self;
         let largest = self.of_split::<D>();
         let first = (launch_row * shape.splits * Gathered::EIGHT) as usize;
         if thread::thread_idx_x() == 0 {

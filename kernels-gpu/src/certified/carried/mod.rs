@@ -244,6 +244,8 @@ pub fn carry<E: Half, const D: usize>(
             scratch,
             shape,
             launch_row,
+            first_row,
+            present,
             sequence,
             head,
             length,
@@ -252,8 +254,7 @@ pub fn carry<E: Half, const D: usize>(
             lane,
             warp,
         };
-        let last =
-            exact.finish::<D>(&query, first_row, present, gathered, counters, certificates, dense_rows);
+        let last = exact.finish::<D>(&query, gathered, counters, certificates, dense_rows);
         if last && thread::thread_idx_x() == 0 {
             Promoted::note(promoted, launch_row, [0; 2], turn.after(false, thresholds.retry), true);
         }
