@@ -189,9 +189,16 @@ fn rows_over_budget_are_left_to_the_dense_rung() {
     // The last sequence is of one block, from its originals; it has nothing over budget.
     let sequences = [(Input::Diffuse, 352), (Input::Normal, 0), (Input::Diffuse, 205), (Input::Normal, 9)];
     for (head_dim, group) in [(64, 9), (128, 2)] {
-        let batch = Batch::<f16>::new(problem(4, group, 2, head_dim, 352), &sequences, 3, 5);
-        let truth = exact(&batch);
+        let mut batch = Batch::<f16>::new(problem(4, group, 2, head_dim, 352), &sequences, 3, 5);
         let (heads, dim) = ((2 * group) as usize, head_dim as usize);
+        // The largest norms of the third sequence are those of its trailing block, which has no annotations.
+        for (head, token) in (0..2).flat_map(|head| (192..205).map(move |token| (head, token))) {
+            let at = batch.row(2, head, token);
+            for pool in [&mut batch.keys, &mut batch.values] {
+                pool[at..at + dim].iter_mut().for_each(|x| *x = f16::from_f32(4.0 * x.to_f32()));
+            }
+        }
+        let truth = exact(&batch);
         for device in devices() {
             let mut trial = loaded(device, &batch);
             let (dense, lse) = trial.dense().unwrap();
@@ -214,6 +221,8 @@ fn rows_over_budget_are_left_to_the_dense_rung() {
             let of_block = (3 * heads..4 * heads).map(|row| share(&row)).fold(0.0, f32::max);
             assert!(of_block < least, "{of_block} {least}");
             let budget = (of_block + least) / 2.0;
+            // Of heads that were tried and ended on the dense rung.
+            let mut tried = Vec::<ferrokv::host::certified::Certificate>::new();
             for (retry, pattern) in [
                 // Steps 0, 2, 4, … renew; the step behind each judges. Waits of one renewal are over at once.
                 (0, [0; 14]),
@@ -245,7 +254,19 @@ fn rows_over_budget_are_left_to_the_dense_rung() {
                             let most = 1e-3 * truth[row].largest_value;
                             assert!(f64::from(certificate.bound()) < most, "{what}: {certificate:?}");
                             assert_eq!(certificate.promoted_keys + certificate.promoted_values, 0);
+                            // By the same keys, and by values without what rounding adds to them.
+                            let found = &tried[row];
+                            assert_eq!(
+                                certificate.delta.to_bits(),
+                                found.delta.to_bits(),
+                                "{what}, row {row}"
+                            );
+                            let rounding = certificate.e_round / found.e_round;
+                            assert!((0.9..=1.0).contains(&rounding), "{what}, row {row}: {rounding}");
                         }
+                    }
+                    if retry == 0 {
+                        tried = returned.certificates;
                     }
                 }
             }
