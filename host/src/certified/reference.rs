@@ -78,15 +78,27 @@ pub fn quantize<T: CertifiedElement>(
     }
 
     let (scale, zero) = (q::norm_bound(channel_sum(&scales)), q::norm_bound(channel_sum(&zeros)));
+    let nu = q::bound_or_infinity(largest_norm(&values, d));
+    let tokens: Vec<f32> = norms(&values, d).map(|norm| q::value_size(norm, nu)).collect();
+    let over = |of: &mut dyn Iterator<Item = f32>| {
+        let over = of.zip(&tokens).map(|(x, size)| q::over_size(x, *size, nu * q::SIZE_UNIT));
+        q::bound_or_infinity(largest(over))
+    };
+    let mut steps = halves.chunks_exact(d).map(|token| token.iter().copied().fold(0.0, simt::math::max));
+    let mut sizes = [0u32; 4];
+    for (t, size) in tokens.iter().enumerate() {
+        sizes[t / 4] |= (*size as u32) << (t % 4 * 8);
+    }
     let annotation = Annotation {
         eta: q::bound_or_infinity(largest_norm(&value_errors, d)),
-        nu: q::bound_or_infinity(largest_norm(&values, d)),
+        nu,
         eps: q::key_error_bound(largest_norm(&key_errors, d), scale),
         zeta: q::key_size_bound(zero, scale),
-        spread: q::bound_or_infinity(largest_norm(&halves, d)),
-        step: q::bound_or_infinity(halves.iter().copied().fold(0.0, simt::math::max)),
+        spread: over(&mut norms(&halves, d)),
+        step: over(&mut steps),
         reach: q::reach(by_chance),
         unused: 0,
+        sizes,
     };
     (tile, annotation)
 }
@@ -103,16 +115,23 @@ fn highest(x: impl Iterator<Item = f32>) -> f32 {
     x.fold(f32::NAN, simt::math::max)
 }
 
-/// The largest norm of a token: sums of squares in the kernel's order.
+/// The largest norm of a token.
 fn largest_norm(x: &[f32], d: usize) -> f32 {
+    largest(norms(x, d))
+}
+
+/// The largest of numbers that are not negative; NaN counts as more than any number.
+fn largest(x: impl Iterator<Item = f32>) -> f32 {
+    f32::from_bits(x.map(f32::to_bits).max().unwrap_or(0))
+}
+
+/// The norms of tokens: sums of squares in the kernel's order.
+fn norms(x: &[f32], d: usize) -> impl Iterator<Item = f32> {
     let eight = |x: &[f32]| q::squares([x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]]);
-    let norms = x.chunks_exact(d).map(|token| {
+    x.chunks_exact(d).map(move |token| {
         let of_32 = |x: &[f32]| (eight(x) + eight(&x[8..])) + (eight(&x[16..]) + eight(&x[24..]));
-        let sum = token.chunks_exact(32).map(of_32).reduce(|a, b| a + b).unwrap_or(0.0);
-        // NaN counts as more than any number.
-        q::norm_bound(sum).to_bits()
-    });
-    f32::from_bits(norms.max().unwrap_or(0))
+        q::norm_bound(token.chunks_exact(32).map(of_32).reduce(|a, b| a + b).unwrap_or(0.0))
+    })
 }
 
 /// The sum of squares over the channels, in the kernel's order: in each 32, pairs first that are half of the

@@ -186,7 +186,8 @@ impl<E: CacheElement> Step<E> {
     }
 
     fn handles(&mut self, set: usize, step: usize) -> StepHandles<E> {
-        let Input { queries, pools, table, .. } = &*self.input;
+        let Input { queries, pools, table, seen, .. } = &*self.input;
+        let lengths = if seen.is_empty() { table.lengths() } else { &seen[step % seen.len()] };
         let (keys, values) = match &self.host {
             Some(host) => (host.keys.global(), host.values.global()),
             None => (pools[set].keys().global(), pools[set].values().global()),
@@ -204,7 +205,7 @@ impl<E: CacheElement> Step<E> {
             tiles: self.quantized[set].tiles.global().cast(),
             annotations: self.quantized[set].annotations.global(),
             table: table.blocks().global(),
-            lengths: table.lengths().global(),
+            lengths: lengths.global(),
             keys,
             values,
             near,

@@ -5,7 +5,7 @@ use super::Random;
 use half::f16;
 use kernels_gpu::attention::Chain;
 use kernels_gpu::attention::PartialRow;
-use kernels_gpu::certified::carried::gather::{Bounds, Gather, Gathered, Noisy, merge, weight};
+use kernels_gpu::certified::carried::gather::{Bounds, Gather, Gathered, Moments, Noisy, merge, weight};
 use kernels_gpu::certified::carried::judge::Judge;
 use kernels_gpu::certified::carried::likely::Noise;
 use kernels_gpu::certified::layout::Annotation;
@@ -25,6 +25,8 @@ const EXP: f64 = 3.0 / 1_048_576.0;
 /// row's.
 struct Block {
     bounds: Bounds,
+    /// Σ p n / (Σ p ν) and Σ p² n² / (Σ p² ν²): how much smaller its tokens' values are than the largest.
+    sizes: [f64; 2],
     mass: f64,
     /// What the squares of its weights are of the square of their sum: 1/16 to 1.
     squares: f64,
@@ -55,7 +57,7 @@ impl Row {
                 let mut up = |size: f64| (size * (0.5 + s.unit())) as f32;
                 let zeta = up(keys);
                 let [eta, nu, eps] = [up(values) / 16.0, up(values), zeta / 256.0];
-                let [spread, step] = [eta * 1.5, eta * 0.2];
+                let [spread, step] = [0.15, 0.02].map(|part: f32| part * (0.5 + s.unit() as f32));
                 let annotation = Annotation { eta, nu, eps, zeta, spread, step, ..Annotation::NONE };
                 let delta = deltas as f32 * (1.0 - 0.5 * s.unit() as f32);
                 let promoted = [s.unit() < share, s.unit() < share];
@@ -63,6 +65,7 @@ impl Row {
                 let delta = (!promoted[0]).then_some(delta);
                 Block {
                     bounds: Bounds::of(annotation, delta, !promoted[1]),
+                    sizes: [s.within(1.0 / 64.0, 1.0), s.within(1.0 / 4096.0, 1.0)],
                     mass: 32768.0 * (-range * s.unit()).exp(),
                     squares: s.within(1.0 / 16.0, 1.0),
                     noise: delta.map(|_| noise),
@@ -77,7 +80,8 @@ impl Row {
             // A trailing block.
             let [kappa, nu] = [keys, values].map(|x| (s.within(0.1, 2.0) * x) as f32);
             blocks.push(Block {
-                bounds: Bounds { delta: None, eta: 0.0, nu, kappa, spreads: [0.0; 2] },
+                bounds: Bounds { delta: None, eta: 0.0, nu, kappa, spreads: [0.0; 2], unit: 0.0 },
+                sizes: [1.0; 2],
                 mass: 32768.0 * s.unit(),
                 squares: 1.0 / 16.0,
                 noise: None,
@@ -115,8 +119,11 @@ impl Row {
                 row.sum += mass;
                 for (q, (lane, noisy)) in own.iter_mut().enumerate() {
                     lane.add(mass, block.bounds, q as u32);
-                    let squares = (f64::from(mass).powi(2) * block.squares) as f32;
-                    noisy.add(mass, squares, block.noise, block.bounds, q as u32);
+                    let squares = f64::from(mass).powi(2) * block.squares;
+                    let own = if q % 2 == 0 { squares } else { f64::from(mass) * block.sizes[0] * 255.0 };
+                    let sized = squares * block.sizes[1] * 255f64.powi(2);
+                    let moments = Moments { own: own as f32, squares: sized as f32 };
+                    noisy.add(mass, moments, block.noise, block.bounds, q as u32);
                 }
             }
             rows.push(row);
@@ -237,8 +244,10 @@ impl Row {
         };
         let grown = |b: &Block| b.noise.map_or(0.0, |n| f64::from(n.growth) * f64::from(n.variance));
         let nu = |b: &Block| f64::from(b.bounds.nu);
-        let trace = squared(&|b| f64::from(b.bounds.spreads[0]));
-        let largest = squared(&|b| f64::from(b.bounds.spreads[1])).min(trace);
+        // Squares of sizes, as weights have them.
+        let sized = |b: &Block| (f64::from(b.bounds.unit) * 255.0).powi(2) * b.sizes[1];
+        let trace = squared(&|b| sized(b) * f64::from(b.bounds.spreads[0]));
+        let largest = squared(&|b| sized(b) * f64::from(b.bounds.spreads[1])).min(trace);
         let e_val = (trace + 2.0 * (trace * largest * u).sqrt() + 2.0 * largest * u).sqrt()
             + trace.sqrt() * (16.0 * self.blocks.len() as f64).sqrt() / 65536.0;
         let kappa = self.blocks.iter().map(|b| f64::from(b.bounds.kappa)).fold(0.0, f64::max);
@@ -248,9 +257,9 @@ impl Row {
         let rounding = (scale * (c * norm * kappa + a) + EXP).exp_m1();
         let value = linear(&|b| nu(b).powi(2)).sqrt();
         let (first, second) = ((1.0 + 2.0 * u.sqrt() + 2.0 * u).sqrt(), u + u.sqrt());
-        let free = first * squared(&|b| grown(b) * nu(b).powi(2)).sqrt()
-            + 0.5 * linear(&|b| grown(b) * nu(b))
-            + second * squared(&|b| (grown(b) * nu(b)).powi(2)).sqrt()
+        let free = first * squared(&|b| grown(b) * sized(b)).sqrt()
+            + 0.5 * linear(&|b| grown(b) * f64::from(b.bounds.unit) * 255.0 * b.sizes[0])
+            + second * squared(&|b| grown(b).powi(2) * sized(b)).sqrt()
             + rounding * value;
         let by_norm = first * squared(&grown).sqrt()
             + 0.5 * linear(&grown)
@@ -343,10 +352,11 @@ fn errors_are_never_less_than_in_f64_and_hardly_more() {
 fn what_f32_has_lost_is_counted() {
     let annotation = Annotation { nu: 1.0, zeta: 1.0, ..Annotation::NONE };
     let bounds = |delta| Bounds::of(annotation, delta, true);
-    let lost = Block { bounds: bounds(Some(75.0)), mass: 0.0, squares: 1.0, noise: None };
+    let sizes = [1.0; 2];
+    let lost = Block { bounds: bounds(Some(75.0)), sizes, mass: 0.0, squares: 1.0, noise: None };
     let query = Query { pairs: [0; 32], scale: 1e-3, norm: 100.0, finite: true };
     let row = |blocks| Row { blocks, query, output: 1.0, steps: 0.0 };
-    let heavy = || Block { bounds: bounds(None), mass: 32768.0, squares: 1.0, noise: None };
+    let heavy = || Block { bounds: bounds(None), sizes, mass: 32768.0, squares: 1.0, noise: None };
     let without = row(vec![heavy()]).certificate();
     let with = row(vec![heavy(), lost]).certificate();
     // 2^−106 of the reference and e^75, over the heavy block's 2^15.

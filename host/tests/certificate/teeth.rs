@@ -5,7 +5,9 @@ use super::norm;
 use half::f16;
 use host::certified::reference::{Tile, quantize};
 use host::certified::{Geometry, Layout, Rounding};
+use kernels_gpu::certified::carried::gather::Moments;
 use kernels_gpu::certified::layout::Annotation;
+use kernels_gpu::certified::quantizer::{over_size, value_size};
 use kernels_gpu::certified::query::{Query, delta, delta_dense, delta_original};
 
 const D: usize = 64;
@@ -101,5 +103,60 @@ fn a_key_may_be_half_a_step_off_or_one() {
         let (_, annotation) = quantize(&keys, &keys, layout, rounding, [0, 0]);
         let exact = steps * (1.0 + 2f64.powi(-9) + 2f64.powi(-14));
         is_just_above("reach", annotation.reach, exact);
+    }
+}
+
+/// Sizes bound norms whatever these are, by a 255th of the largest and a 2^−17th at the most.
+#[test]
+fn a_size_is_the_least_that_bounds() {
+    let mut random = super::Random(11);
+    for _ in 0..200_000 {
+        let nu = random.within(1e-20, 1e30) as f32;
+        let norm = match random.bits() % 4 {
+            0 => nu,
+            1 => nu * (random.bits() % 256) as f32 / 255.0,
+            2 => nu * random.within(1e-6, 1.0) as f32,
+            _ => f32::from_bits(nu.to_bits() - (random.bits() % 9) as u32),
+        };
+        let size = value_size(norm, nu);
+        let unit = Annotation { nu, ..Annotation::NONE }.unit();
+        let (bound, exact) = (f64::from(size) * f64::from(unit), f64::from(norm));
+        let finest = f64::from(nu) / 255.0 * (1.0 + 2f64.powi(-17));
+        assert!(size.fract() == 0.0 && (1.0..=255.0).contains(&size), "{size}");
+        assert!(
+            bound >= exact && bound <= exact * (1.0 + 2f64.powi(-17)) + finest,
+            "{norm:e} of {nu:e}: {bound:e}"
+        );
+        let part = f64::from(over_size(norm, size, unit)) * bound;
+        assert!(part >= exact && part <= exact * (1.0 + 2f64.powi(-18)), "{norm:e}: {part:e}");
+    }
+    for spoilt in [f32::NAN, f32::INFINITY] {
+        assert_eq!([value_size(spoilt, f32::INFINITY), value_size(spoilt, 1.0)], [255.0; 2]);
+    }
+}
+
+/// What the four lanes of a row add up is of each token its own weight and its own size.
+#[test]
+fn every_token_has_its_own_size() {
+    for seed in 0..500 {
+        let mut random = super::Random(seed);
+        let sizes: [u8; 16] = std::array::from_fn(|_| random.bits() as u8);
+        let words = [0, 1, 2, 3].map(|i| u32::from_le_bytes(sizes[4 * i..][..4].try_into().unwrap()));
+        let annotation = Annotation { sizes: words, ..Annotation::NONE };
+        let weights: [f32; 16] = std::array::from_fn(|_| random.within(1e-6, 1.0) as f32);
+        let mut sums = [0f64; 3];
+        for q in 0..4 {
+            // The tokens whose scores the tensor core leaves in lane q.
+            let tokens = [0, 1, 8, 9].map(|i| 2 * q + i);
+            let own = Moments::of_weights(tokens.map(|t| weights[t]), annotation.sizes_of_lane(q as u32));
+            sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += f64::from(own));
+        }
+        let of = |f: &dyn Fn(f64, f64) -> f64| {
+            weights.iter().zip(sizes).map(|(p, n)| f(f64::from(*p), f64::from(n))).sum::<f64>()
+        };
+        let exact = [of(&|p, _| p * p), of(&|p, n| p * n), of(&|p, n| (p * n).powi(2))];
+        for (sum, exact) in sums.into_iter().zip(exact) {
+            assert!((sum - exact).abs() <= exact * 1e-5, "seed {seed}: {sum:e}, exactly {exact:e}");
+        }
     }
 }

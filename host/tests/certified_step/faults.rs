@@ -216,7 +216,7 @@ fn what_is_not_found_is_within_the_certificate() {
             let at = pair * layout.bytes as usize + fault.byte;
             let of_annotation = seed % 4 == 0;
             if of_annotation {
-                let mut words: [u32; 8] = bytemuck::cast(annotations[pair]);
+                let mut words: [u32; 12] = bytemuck::cast(annotations[pair]);
                 // η, ν or ε: ζ is about rounding alone, and what follows is about what is likely.
                 words[seed as usize / 4 % 3] ^= 1 << (random(seed, 9) % 32);
                 trial.annotate(pair, bytemuck::cast(words)).unwrap();

@@ -42,17 +42,27 @@ pub fn block<T: CertifiedElement>(
     bounds("zeta", annotation.zeta, real.zeta, 200.0 * underflow);
     let most = if by_chance { KEY_BOUND_BY_CHANCE } else { KEY_BOUND };
     assert!(f64::from(annotation.reach) >= most && f64::from(annotation.reach) < most * 1.003);
+    // A token's size bounds its value, and is no coarser than a 255th of the largest.
+    let size =
+        |t: usize| f64::from(annotation.sizes[t / 4] >> (t % 4 * 8) & 0xff) * f64::from(annotation.unit());
+    for t in 0..16 {
+        let exact = (0..d).map(|c| f64::from(values[t * d + c].to_f32()).powi(2)).sum::<f64>().sqrt();
+        let coarse = f64::from(annotation.nu) / 255.0;
+        bounds("size", size(t) as f32, exact, coarse * 1.0001 + underflow);
+    }
     if !by_chance {
         assert_eq!([annotation.spread, annotation.step], [f32::INFINITY; 2]);
         return;
     }
     let halves = |t: usize, c: usize| half_distance(values[t * d + c].to_f32().into(), t, c, tile);
     let largest = |of: &dyn Fn(usize) -> f64| (0..16).map(of).fold(0.0, f64::max);
-    let spread = largest(&|t| (0..d).map(|c| halves(t, c).powi(2)).sum::<f64>().sqrt());
-    let step = largest(&|t| (0..d).map(|c| halves(t, c)).fold(0.0, f64::max));
+    let spread = largest(&|t| (0..d).map(|c| halves(t, c).powi(2)).sum::<f64>().sqrt() / size(t));
+    let step = largest(&|t| (0..d).map(|c| halves(t, c)).fold(0.0, f64::max) / size(t));
     if spread.is_finite() {
-        bounds("spread", annotation.spread, spread, underflow);
-        assert_eq!(f64::from(annotation.step), step);
+        // What underflows is over a size, too.
+        let least = underflow / (0..16).map(size).fold(f64::INFINITY, f64::min);
+        bounds("spread", annotation.spread, spread, least);
+        bounds("step", annotation.step, step, least);
     } else {
         assert_eq!([annotation.spread, annotation.step], [f32::INFINITY; 2]);
     }

@@ -14,7 +14,9 @@
 //! | 28·D | 32·D | value scales | f16 | `[16 tokens][D / 16]` |
 //! | 30·D | 34·D | value zeros | f16 | `[16 tokens][D / 16]` |
 
+use super::quantizer::SIZE_UNIT;
 use glam::UVec4;
+use simt::bits::byte_perm;
 use simt::{Global, Pod, Zeroable};
 
 /// Tokens of a block.
@@ -191,7 +193,7 @@ impl Rounding {
     }
 }
 
-/// What is known about the error of one block and KV head: 32 bytes, `[block][kv_head]`. Each is an upper
+/// What is known about the error of one block and KV head: 48 bytes, `[block][kv_head]`. Each is an upper
 /// bound, and infinite where the block cannot be quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C, align(16))]
@@ -204,16 +206,22 @@ pub struct Annotation {
     pub eps: f32,
     /// ‖z‖₂ + 128·‖σ‖₂: no |K^| is larger, channel by channel.
     pub zeta: f32,
-    /// max over the tokens of √(Σ h²), h half the distance of the two numbers between which a value was
-    /// rounded by chance; infinite where it was not.
+    /// max over the tokens of √(Σ h²) / n, h half the distance of the two numbers between which a value was
+    /// rounded by chance, n the token's size; infinite where it was not.
     pub spread: f32,
-    /// The largest h; infinite likewise.
+    /// max over the tokens of its largest h / n; infinite likewise.
     pub step: f32,
     /// No |K − K^| is more σ than this: a half, or one where rounding is by chance, and what f32 loses.
     pub reach: f32,
     #[doc(hidden)]
     pub unused: u32,
+    /// The tokens' sizes, a byte each, token 0's the lowest of the first word: ‖V‖₂ of token t is at most
+    /// n_t, its byte times [`unit`](Self::unit).
+    pub sizes: [u32; 4],
 }
+
+/// Copies of 16 bytes that an annotation is.
+pub const VECTORS: u32 = size_of::<Annotation>() as u32 / 16;
 
 impl Annotation {
     /// Words of one.
@@ -222,13 +230,54 @@ impl Annotation {
     /// That of a pair of block and KV head.
     #[simt::device]
     pub fn load(annotations: Global<Annotation>, pair: usize) -> Self {
-        let halves: [UVec4; 2] = [0, 1].map(|half| annotations.cast::<UVec4>().load(2 * pair + half));
-        bytemuck::cast(halves)
+        let first = VECTORS as usize * pair;
+        let vectors: [UVec4; 3] = [0, 1, 2].map(|i| annotations.cast::<UVec4>().load(first + i));
+        bytemuck::cast(vectors)
+    }
+
+    /// ν and ε + ζ of a pair: what no norm of a value, and none of a key, is above.
+    #[simt::device]
+    pub fn load_norms(annotations: Global<Annotation>, pair: usize) -> [f32; 2] {
+        let first = annotations.cast::<UVec4>().load(VECTORS as usize * pair);
+        let [_, nu, eps, zeta]: [f32; 4] = bytemuck::cast(first);
+        [nu, eps + zeta]
+    }
+
+    /// What sizes are told in: a 255th of ν, and what roundings of this product and of a size lose.
+    #[inline(always)]
+    pub fn unit(&self) -> f32 {
+        self.nu * SIZE_UNIT
+    }
+
+    /// The sizes of the tokens 2q, 2q + 1, 2q + 8 and 2q + 9, whose weights lane q of a row has: whole
+    /// numbers.
+    #[inline(always)]
+    pub fn sizes_of_lane(&self, q: u32) -> [f32; 4] {
+        // The bytes of 2^23 in f32, but for its lowest, which is the size.
+        const ABOVE: u32 = 0x4b00_0000;
+        let upper = q & 2 != 0;
+        let [a, b, c, d] = self.sizes;
+        let words = if upper { [b, d] } else { [a, c] };
+        let selector = 0x7440 + 2 * (q & 1);
+        let size = |i: u32| {
+            let bits = byte_perm(words[(i / 2) as usize], ABOVE, selector + i % 2);
+            f32::from_bits(bits) - f32::from_bits(ABOVE)
+        };
+        [size(0), size(1), size(2), size(3)]
     }
 
     /// Of nothing.
-    pub const NONE: Annotation =
-        Annotation { eta: 0.0, nu: 0.0, eps: 0.0, zeta: 0.0, spread: 0.0, step: 0.0, reach: 0.0, unused: 0 };
+    pub const NONE: Annotation = Annotation {
+        eta: 0.0,
+        nu: 0.0,
+        eps: 0.0,
+        zeta: 0.0,
+        spread: 0.0,
+        step: 0.0,
+        reach: 0.0,
+        unused: 0,
+        sizes: [0; 4],
+    };
 }
 
 /// One block to quantize.

@@ -17,14 +17,14 @@
 //! of N and P, of which the splits are written.
 //!
 //! # Bytes
-//! 32·D + 32 a block and KV head (36·D + 32 in the paper's layout), read once: at head_dim 128, 258 (290)
+//! 32·D + 48 a block and KV head (36·D + 48 in the paper's layout), read once: at head_dim 128, 259 (291)
 //! bytes a token, where f16 takes 512. Written: 16 bytes a block and query head.
 //!
 //! # Work split
 //! As in `dense`: grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each. The
 //! kernels that follow add the splits up.
 
-use super::layout::{Annotation, TileLayout};
+use super::layout::{Annotation, TileLayout, VECTORS};
 use super::metadata::KeyMetadata;
 use super::parts::Part;
 use super::quantizer::f16_at_or_above;
@@ -169,7 +169,7 @@ pub struct PassLayout {
     pub(super) ring: Shared<u32>,
     /// The same memory: N of each warp, [warps, 8, D].
     pub(super) outputs: Shared<f32>,
-    /// Annotations of the tiles in the rings, [warps, stages, HALVES].
+    /// Annotations of the tiles in the rings, [warps, stages, VECTORS].
     annotations: Shared<UVec4>,
     /// References and sums of the warps, [warps, 8].
     pub(super) rows: Shared<PartialRow>,
@@ -194,7 +194,7 @@ pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize>(
     let ring = plan.array(if words < least { least } else { words });
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
-    let annotations = plan.array(warps(D as u32) * stages * HALVES);
+    let annotations = plan.array(warps(D as u32) * stages * VECTORS);
     let rows = plan.array(combined_rows(D as u32));
     PassLayout { ring, outputs, annotations, rows, bytes: plan.bytes() }
 }
@@ -328,9 +328,6 @@ pub fn row_total(
 
 const _: () = assert!(MAX_PARTS <= 160, "five parts a lane");
 
-/// Copies of 16 bytes that an annotation is.
-const HALVES: u32 = size_of::<Annotation>() as u32 / 16;
-
 /// Blocks of a split, and splits that have any: one even without a block, to write the totals.
 #[inline(always)]
 pub fn pass_share(blocks: u32, splits: u32) -> (u32, u32) {
@@ -365,9 +362,9 @@ impl<M: KeyMetadata, const D: usize> Tiles<M, D> {
     /// The annotation of a stage's tile.
     #[simt::device]
     pub(super) fn annotation(&self, stage: u32) -> Annotation {
-        let at = HALVES * self.slot(stage);
-        let halves: [UVec4; 2] = [0, 1].map(|half| self.layout.annotations.load(at + half));
-        bytemuck::cast(halves)
+        let at = VECTORS * self.slot(stage);
+        let vectors: [UVec4; 3] = [0, 1, 2].map(|i| self.layout.annotations.load(at + i));
+        bytemuck::cast(vectors)
     }
 
     #[inline(always)]
@@ -400,9 +397,9 @@ impl<M: KeyMetadata, const D: usize> Ring for Tiles<M, D> {
         let pair = block * self.shape.kv_heads + self.head;
         let from = pair as usize * TileLayout::new(D as u32, M::LAYOUT).bytes as usize;
         self.tile(stage).copy(self.tiles, from, self.lane);
-        if self.lane < HALVES && self.annotated {
-            let to = HALVES * self.slot(stage) + self.lane;
-            let from = HALVES as usize * pair as usize + self.lane as usize;
+        if self.lane < VECTORS && self.annotated {
+            let to = VECTORS * self.slot(stage) + self.lane;
+            let from = VECTORS as usize * pair as usize + self.lane as usize;
             self.layout.annotations.copy_async(to, self.annotations.cast::<UVec4>(), from);
         }
     }

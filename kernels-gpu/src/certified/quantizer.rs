@@ -88,6 +88,27 @@ pub const fn reach(by_chance: bool) -> f32 {
     if by_chance { SLACK } else { 0.5 * SLACK }
 }
 
+/// [`Annotation::unit`](super::layout::Annotation::unit) over ν.
+pub const SIZE_UNIT: f32 = (1.0 + 1.0 / 262_144.0) / 255.0;
+
+/// The size of a token whose value's norm is at most `norm`, in a block where none is above `nu`: the least
+/// whole number, from 1 to 255, of which [`SIZE_UNIT`] · ν makes no less than `norm`.
+///
+/// The quotient is off by 2^−22 of it, which [`SIZE_UNIT`] has room for; so it has where it is a little above
+/// 255. What is no number is 255.
+#[inline(always)]
+pub fn value_size(norm: f32, nu: f32) -> f32 {
+    let size = -math::floor(-(norm * (255.0 * reciprocal(nu))));
+    let size = if size >= 1.0 { size } else { 1.0 };
+    if norm <= nu && size <= 255.0 { size } else { 255.0 }
+}
+
+/// At least `x` over the size of a token, `unit` what sizes are told in.
+#[inline(always)]
+pub fn over_size(x: f32, size: f32, unit: f32) -> f32 {
+    x * (reciprocal(size * unit) * (1.0 + 1.0 / 1_048_576.0))
+}
+
 /// Random bits for a key (the low half) and a value (the high half), by what they are of.
 #[inline(always)]
 pub fn chance(key: u32, token: u32, channel: u32) -> u32 {

@@ -14,14 +14,14 @@
 //! norm that is not finite; only then is the block looked through again, for the first offending element.
 //!
 //! # Bytes
-//! For each job and head 64·D read, 32·D + 32 written, in the paper's layout 36·D + 32.
+//! For each job and head 64·D read, 32·D + 48 written, in the paper's layout 36·D + 48.
 
 use super::layout::{Annotation, BLOCK_TOKENS, Job, TileLayout, pair};
 use super::metadata::KeyMetadata;
 use super::quantizer::{
-    bound_or_infinity, chance, chance_key, key_code, key_error, key_error_bound, key_size_bound, norm_bound,
-    overhang, pack_value_codes, reach, reciprocal, restore_values, squares, twice, uniform, value_chance,
-    value_code, value_group, value_neighbour,
+    SIZE_UNIT, bound_or_infinity, chance, chance_key, key_code, key_error, key_error_bound, key_size_bound,
+    norm_bound, over_size, overhang, pack_value_codes, reach, reciprocal, restore_values, squares, twice,
+    uniform, value_chance, value_code, value_group, value_neighbour, value_size,
 };
 use crate::Element;
 use glam::{UVec2, UVec4, Vec2};
@@ -40,7 +40,7 @@ pub struct WriteLayout {
     /// Sums of squares of 32 channels, `[D / 32][16 tokens]`: key errors, value errors, values, and half the
     /// distances between which values were rounded by chance.
     sums: [Shared<f32>; 4],
-    /// The largest of those distances, halved, `[D / 32]`.
+    /// The largest of those distances, halved, `[D / 32][16 tokens]`.
     steps: Shared<f32>,
     /// Sums of squares of 32 channels, `[D / 32]`: σ, z.
     channel_sums: [Shared<f32>; 2],
@@ -61,14 +61,14 @@ pub const fn write_layout(layout: TileLayout) -> WriteLayout {
         plan.array(warps * BLOCK_TOKENS),
         plan.array(warps * BLOCK_TOKENS),
     ];
-    let steps = plan.array(warps);
+    let steps = plan.array(warps * BLOCK_TOKENS);
     let channel_sums = [plan.array(warps), plan.array(warps)];
     WriteLayout { tile, reciprocals, sums, steps, channel_sums, bytes: plan.bytes() }
 }
 
 /// Quantizes blocks. Of `jobs`, `[⌈blocks of the grid / kv_heads⌉]`, no two have one destination; `keys` and
 /// `values` are `[source blocks][kv_heads][16][D]`, `tiles` `[destination blocks][kv_heads][tile]`,
-/// `annotations` `[destination blocks][kv_heads][8]`, as [`Annotation`], and `problems` `[4]`, as
+/// `annotations` `[destination blocks][kv_heads][12]`, as [`Annotation`], and `problems` `[4]`, as
 /// [`Problems`](super::layout::Problems), lowered to what is found. `by_chance` and `seed` are those of
 /// [`Rounding::words`](super::layout::Rounding::words).
 ///
@@ -121,16 +121,11 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
     ];
     let chances = Chances { taken: by_chance != 0, key: chance_key(seed, index, head) };
     write_keys::<M, D>([widen::<T>(vectors[0]), widen::<T>(vectors[1])], t, chances);
-    let mut step = 0f32;
     unroll!(for half in 0..2 {
         let first = (t + half as u32 * D) * 8;
         let (token, channel) = (div_u32(first, D), rem_u32(first, D));
-        step = math::max(step, write_values::<M, D>(widen::<T>(vectors[2 + half]), token, channel, chances));
+        write_values::<M, D>(widen::<T>(vectors[2 + half]), token, channel, chances);
     });
-    let step = largest(step);
-    if lane == 0 {
-        shared.steps.store(own_warp, step);
-    }
     thread::sync_threads();
 
     // Two vectors a thread, and in the paper's layout one more for a quarter of the threads: the tile is 2·D
@@ -144,15 +139,25 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
     });
     let record = Annotation::WORDS * pair(destination, kv_heads, head);
     if own_warp == 0 {
-        // Lanes 0 to 15 have the errors of a token's value, lanes 16 to 31 its size.
-        let eta = norm_bound(token_sum::<D>(shared.sums[1], lane % 16));
-        let nu = norm_bound(token_sum::<D>(shared.sums[2], lane % 16));
-        let (eta, nu) = (bound_or_infinity(largest(eta)), bound_or_infinity(largest(nu)));
-        let spread = bound_or_infinity(largest(norm_bound(token_sum::<D>(shared.sums[3], lane % 16))));
-        let step = bound_or_infinity(channel_maximum::<D>(shared.steps));
+        // A token a lane, twice over.
+        let token = lane % 16;
+        let eta = norm_bound(token_sum::<D>(shared.sums[1], token));
+        let norm = norm_bound(token_sum::<D>(shared.sums[2], token));
+        let (eta, nu) = (bound_or_infinity(largest(eta)), bound_or_infinity(largest(norm)));
+        let (size, unit) = (value_size(norm, nu), nu * SIZE_UNIT);
+        let spread = over_size(norm_bound(token_sum::<D>(shared.sums[3], token)), size, unit);
+        let step = over_size(token_maximum::<D>(shared.steps, token), size, unit);
+        let (spread, step) = (bound_or_infinity(largest(spread)), bound_or_infinity(largest(step)));
+        // Four tokens are a word, which the first of their lanes stores.
+        let own = (math::to_i32_trunc(size) as u32) << (8 * (lane % 4));
+        let two = own | warp::warp_shuffle_xor(FULL_MASK, own, 1, 32);
+        let word = two | warp::warp_shuffle_xor(FULL_MASK, two, 2, 32);
         if lane == 0 {
             annotations.store_vector::<Vec2>(record, Vec2::new(eta, nu));
             annotations.store_vector::<Vec2>(record + 4, Vec2::new(spread, step));
+        }
+        if lane < 16 && lane.is_multiple_of(4) {
+            annotations.store(record + 8 + (lane / 4) as usize, f32::from_bits(word));
         }
         if !(eta <= f32::MAX && nu <= f32::MAX) {
             find_value_problems::<T, D>(values, start, problems);
@@ -282,14 +287,9 @@ fn write_keys<M: KeyMetadata, const D: u32>(keys: [[f32; 8]; 2], t: u32, chances
 }
 
 /// Quantizes this lane's values: 8 channels from `channel` on, of one token. The neighbouring lane has the
-/// group's rest. Half the largest distance of what a value could become; infinite where it was not by chance.
+/// group's rest.
 #[inline(always)]
-fn write_values<M: KeyMetadata, const D: u32>(
-    v: [f32; 8],
-    token: u32,
-    channel: u32,
-    chances: Chances,
-) -> f32 {
+fn write_values<M: KeyMetadata, const D: u32>(v: [f32; 8], token: u32, channel: u32, chances: Chances) {
     let layout = TileLayout::new(D, M::LAYOUT);
     let shared = write_layout(layout);
     let (mut low, mut high) = (v[0], v[0]);
@@ -343,7 +343,11 @@ fn write_values<M: KeyMetadata, const D: u32>(
     store_sum(shared.sums[1], squares(errors), token, channel);
     store_sum(shared.sums[2], squares(v), token, channel);
     store_sum(shared.sums[3], squares(halves), token, channel);
-    step
+    let two = math::max(step, warp::warp_shuffle_xor(FULL_MASK, step, 1, 32));
+    let four = math::max(two, warp::warp_shuffle_xor(FULL_MASK, two, 2, 32));
+    if channel.is_multiple_of(32) {
+        shared.steps.store(channel / 32 * BLOCK_TOKENS + token, four);
+    }
 }
 
 /// V^ of eight codes of a group; `s` and `z` hold scale and zero twice.
@@ -388,12 +392,12 @@ fn channel_sum<const D: u32>(sums: Shared<f32>) -> f32 {
     sum
 }
 
-/// The largest over all channels.
+/// A token's largest over all channels.
 #[inline(always)]
-fn channel_maximum<const D: u32>(steps: Shared<f32>) -> f32 {
-    let mut most = steps.load(0);
+fn token_maximum<const D: u32>(steps: Shared<f32>, token: u32) -> f32 {
+    let mut most = steps.load(token);
     unroll!(for i in 1..(D / 32) as usize, at_most 8 {
-        most = math::max(most, steps.load(i as u32));
+        most = math::max(most, steps.load(i as u32 * BLOCK_TOKENS + token));
     });
     most
 }

@@ -145,6 +145,7 @@ impl<E: DenseElement> Work<'_, E> {
             table,
             blocks: rows,
             queries,
+            seen: Vec::new(),
         }))
     }
 

@@ -66,6 +66,34 @@ pub enum Error {
         /// What was being done.
         doing: &'static str,
     },
+    /// Captures that cannot be one trace.
+    #[error("{path}: {what}; a trace is of captures of one model, with the same layers")]
+    Unlike {
+        /// The file.
+        path: String,
+        /// How it differs.
+        what: String,
+    },
+    /// A trace that is not long enough.
+    #[error("the trace has {there} {what}, and {wanted} are asked for; ask for less, or give more files")]
+    ShortTrace {
+        /// Tokens or layers.
+        what: &'static str,
+        /// Of them.
+        there: u32,
+        /// What was asked for.
+        wanted: u32,
+    },
+    /// A trace with few queries.
+    #[error(
+        "the trace's last file has queries of {there} tokens, and --queries asks for {wanted}; ask for less, or capture with --queries {wanted}"
+    )]
+    FewQueries {
+        /// What it has.
+        there: usize,
+        /// What was asked for.
+        wanted: usize,
+    },
     /// Some row's output was wrong.
     #[error("{rows} of {checked} compared rows are wrong: {first}; the rows say `WRONG`")]
     Wrong {

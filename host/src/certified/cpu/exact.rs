@@ -8,7 +8,7 @@ use crate::attention::cpu::Work;
 use crate::attention::cpu::lanes::Lanes;
 use crate::certified::{BLOCK_TOKENS, Certificate};
 use kernels_gpu::attention::Chain;
-use kernels_gpu::certified::carried::exact::{certificate, norms};
+use kernels_gpu::certified::carried::exact::certificate;
 use kernels_gpu::certified::layout::pair;
 use kernels_gpu::certified::quantizer::{bound_or_infinity, norm_bound};
 use simt::math::{fma, max};
@@ -49,8 +49,8 @@ fn largest_norms<E: Half, const D: usize>(view: &View<'_>, group: RowGroup, leng
     let mut largest = [0f32; 2];
     for block in &table[..full] {
         let at = pair(*block, view.shape.kv_heads, group.head as u32);
-        let own = norms(view.annotations[at]);
-        largest = [max(largest[0], own[0]), max(largest[1], own[1])];
+        let own = view.annotations[at];
+        largest = [max(largest[0], own.nu), max(largest[1], own.eps + own.zeta)];
     }
     if tokens != 0 {
         let [keys, values] = originals::<D>(view, group, table[full]);

@@ -86,30 +86,32 @@ impl Gather {
         }
     }
 
-    /// `Gather::add_noise` of the first `rows` rows: `squares` of the weights, and of quantized keys what is
-    /// known of their noise.
+    /// `Noisy::add` of the first `rows` rows and their lanes: the `mass` of the block's weights and their
+    /// `moments`, Σ p², Σ p n and Σ p² n², and of quantized keys what is known of their noise.
     #[inline(always)]
     pub(super) fn add_noise(
         &mut self,
         rows: usize,
-        [mass, squares]: [&Rows; 2],
+        mass: &Rows,
+        [plain, first, second]: &[Rows; 3],
         noise: Option<&[Noise; MAX_ROWS]>,
         of: Bounds,
     ) {
-        for (r, squares) in squares.iter().enumerate().take(rows) {
+        let mut squares: Rows = [0.0; MAX_ROWS];
+        for (r, squares) in squares.iter_mut().enumerate().take(rows) {
+            *squares = second[r] * of.unit * of.unit;
             self.spread[r] = fma(*squares, of.spreads[0], self.spread[r]);
             self.step[r] = fma(*squares, of.spreads[1], self.step[r]);
         }
         let Some(noise) = noise else { return };
         for (r, Noise { variance, growth }) in noise.iter().enumerate().take(rows) {
             let grown = growth * variance;
-            let scaled = grown * of.nu;
             self.twice[r] = fma(mass[r], grown, self.twice[r]);
-            self.twice_values[r] = fma(mass[r], scaled, self.twice_values[r]);
-            self.noise[r] = fma(squares[r], grown, self.noise[r]);
-            self.noise_values[r] = fma(squares[r], scaled * of.nu, self.noise_values[r]);
-            self.fourth[r] = fma(squares[r], grown * grown, self.fourth[r]);
-            self.fourth_values[r] = fma(squares[r], scaled * scaled, self.fourth_values[r]);
+            self.twice_values[r] = fma(first[r] * of.unit, grown, self.twice_values[r]);
+            self.noise[r] = fma(plain[r], grown, self.noise[r]);
+            self.noise_values[r] = fma(squares[r], grown, self.noise_values[r]);
+            self.fourth[r] = fma(plain[r], grown * grown, self.fourth[r]);
+            self.fourth_values[r] = fma(squares[r], grown * grown, self.fourth_values[r]);
         }
     }
 

@@ -13,12 +13,11 @@ use crate::attention::cpu::softmax::{
 };
 use crate::attention::cpu::{Work, a_finite_row, padded};
 use half::f16;
-use kernels_gpu::certified::carried::gather::Bounds;
+use kernels_gpu::certified::carried::gather::{Bounds, Moments};
 use kernels_gpu::certified::carried::likely::Noise;
 use kernels_gpu::certified::layout::{Annotation, Layout, TileLayout, pair};
 use kernels_gpu::certified::query::{LOG2_E, delta};
 use kernels_gpu::certified::{Entry, Record, StepShape};
-use simt::math::fma;
 use std::marker::PhantomData;
 
 /// What a step reads; elements as bits.
@@ -326,22 +325,24 @@ impl Warp {
         }
         let by_chance = self.gathers && view.log_odds > 0.0;
         let (mut masses, mut deltas): (Rows, Rows) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
-        let (mut squares, mut noise): (Rows, _) =
-            ([0.0; MAX_ROWS], [Noise { variance: 0.0, growth: 0.0 }; MAX_ROWS]);
+        let mut moments: [Rows; 3] = [[0.0; MAX_ROWS]; 3];
+        let mut noise = [Noise { variance: 0.0, growth: 0.0 }; MAX_ROWS];
+        let sizes = [0, 1, 2, 3].map(|q| annotation.sizes_of_lane(q));
         for (r, running) in self.running.iter_mut().enumerate().take(rows) {
             let p = L::exp2(&scores[r], running.reference);
             let mut sums = [0f32; 4];
-            let mut of_squares = [0f32; 4];
-            for (q, (sum, squares)) in sums.iter_mut().zip(&mut of_squares).enumerate() {
+            let mut of_moments = [[0f32; 4]; 3];
+            for (q, sum) in sums.iter_mut().enumerate() {
                 let [a, b, c, d] = of_lane(&p, q);
                 *sum = (a + b) + (c + d);
                 if by_chance {
-                    *squares = fma(d, d, fma(c, c, fma(b, b, a * a)));
+                    let own = Moments::of_weights([a, b, c, d], sizes[q]);
+                    of_moments.iter_mut().zip(own).for_each(|(of, own)| of[q] = own);
                 }
                 running.sums[q] += *sum;
             }
             masses[r] = of_lanes(sums);
-            squares[r] = of_lanes(of_squares);
+            moments.iter_mut().zip(of_moments).for_each(|(moment, of)| moment[r] = of_lanes(of));
             if let (true, Some((sigma, of_keys))) = (bounded, &sigma) {
                 let query = &scratch.queries.heads[r];
                 let x = sigma[MAX_ROWS + r];
@@ -367,7 +368,7 @@ impl Warp {
             self.gather.add(rows, &masses, sigma.map(|_| &deltas), of_block);
             // The trailing block has nothing that was rounded.
             if by_chance && tokens == TOKENS {
-                self.gather.add_noise(rows, [&masses, &squares], sigma.map(|_| &noise), of_block);
+                self.gather.add_noise(rows, &masses, &moments, sigma.map(|_| &noise), of_block);
             }
         }
         if let Some(note) = note {

@@ -8,9 +8,9 @@ use crate::simd_level::Level;
 use half::f16;
 use kernels_gpu::certified::layout::{Annotation, Layout, Problems, Rounding, TileLayout, VALUE_GROUP};
 use kernels_gpu::certified::quantizer::{
-    bound_or_infinity, chance, chance_key, key_channel, key_code, key_error, key_error_bound, key_size_bound,
-    norm_bound, overhang, reach, reciprocal, restore_values, squares, twice, uniform, value_chance,
-    value_code, value_group, value_neighbour, wide_key_channel,
+    SIZE_UNIT, bound_or_infinity, chance, chance_key, key_channel, key_code, key_error, key_error_bound,
+    key_size_bound, norm_bound, over_size, overhang, reach, reciprocal, restore_values, squares, twice,
+    uniform, value_chance, value_code, value_group, value_neighbour, value_size, wide_key_channel,
 };
 use simt::convert::{f16_from_f32, f32_from_f16};
 use simt::math::{max, min};
@@ -65,7 +65,8 @@ impl<E: Half> Work for Quantize<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) -> Annotation {
         let Quantize { layout, chances, keys, values, start, tile, problems } = self;
-        let [eta, nu, spread, step] = quantize_values(values, layout, chances, tile);
+        let OfValues { bounds: [eta, nu, spread, step], sizes } =
+            quantize_values(values, layout, chances, tile);
         if !(eta <= f32::MAX && nu <= f32::MAX) {
             find_value_problems(values, start, problems);
         }
@@ -73,8 +74,15 @@ impl<E: Half> Work for Quantize<'_, E> {
         if !(eps <= f32::MAX && zeta <= f32::MAX) {
             find_key_problems(keys, start, layout, overhang(chances.taken), problems);
         }
-        Annotation { eta, nu, eps, zeta, spread, step, reach: reach(chances.taken), unused: 0 }
+        Annotation { eta, nu, eps, zeta, spread, step, reach: reach(chances.taken), unused: 0, sizes }
     }
+}
+
+/// What a block's values leave in its annotation.
+struct OfValues {
+    /// η, ν, the spread and the step.
+    bounds: [f32; 4],
+    sizes: [u32; 4],
 }
 
 /// Writes the keys; ε and ζ.
@@ -121,18 +129,18 @@ fn quantize_keys<E: Half>(keys: &[E], layout: TileLayout, chances: Chances, tile
             *norm = then(span, *norm, span_squares(&errors));
         }
     }
-    let error = largest(norms);
+    let error = largest(norms.map(norm_bound));
     let [scale, zero] = channel_sums.map(norm_bound);
     [key_error_bound(error, scale), key_size_bound(zero, scale)]
 }
 
-/// Writes the values; η, ν, the spread and the step.
+/// Writes the values.
 #[inline(always)]
-fn quantize_values<E: Half>(values: &[E], layout: TileLayout, chances: Chances, tile: &mut [u8]) -> [f32; 4] {
+fn quantize_values<E: Half>(values: &[E], layout: TileLayout, chances: Chances, tile: &mut [u8]) -> OfValues {
     let dim = layout.head_dim as usize;
     const GROUP: usize = VALUE_GROUP as usize;
     let mut norms = [[0f32; TOKENS]; 3];
-    let mut step = 0f32;
+    let mut steps = [0f32; TOKENS];
     for (token, row) in values.chunks_exact(dim).enumerate() {
         for (span, of_span) in row.as_chunks::<SPAN>().0.iter().enumerate() {
             let mut v = [0f32; SPAN];
@@ -181,12 +189,23 @@ fn quantize_values<E: Half>(values: &[E], layout: TileLayout, chances: Chances, 
             norms[1][token] = then(span, norms[1][token], span_squares(&v));
             norms[2][token] = then(span, norms[2][token], span_squares(&halves));
             for half in halves {
-                step = max(step, half);
+                steps[token] = max(steps[token], half);
             }
         }
     }
-    let [eta, nu, spread] = norms.map(|norms| bound_or_infinity(largest(norms)));
-    [eta, nu, spread, bound_or_infinity(step)]
+    let [errors, own, halves] = norms.map(|norms| norms.map(norm_bound));
+    let (eta, nu) = (bound_or_infinity(largest(errors)), bound_or_infinity(largest(own)));
+    let (tokens, unit) = (own.map(|norm| value_size(norm, nu)), nu * SIZE_UNIT);
+    let over = |of: [f32; TOKENS]| {
+        let mut over = of;
+        over.iter_mut().zip(tokens).for_each(|(x, size)| *x = over_size(*x, size, unit));
+        bound_or_infinity(largest(over))
+    };
+    let mut sizes = [0u32; 4];
+    for (token, size) in tokens.into_iter().enumerate() {
+        sizes[token / 4] |= (size as u32) << (8 * (token % 4));
+    }
+    OfValues { bounds: [eta, nu, over(halves), over(steps)], sizes }
 }
 
 /// V^ of two codes of a group.
@@ -212,12 +231,12 @@ fn then(span: usize, sum: f32, more: f32) -> f32 {
     if span == 0 { more } else { sum + more }
 }
 
-/// The largest of the tokens' [`norm_bound`]s. NaN counts as more than any number.
+/// The largest of numbers that are not negative. NaN counts as more than any number.
 #[inline(always)]
-fn largest(sums: [f32; TOKENS]) -> f32 {
+fn largest(of: [f32; TOKENS]) -> f32 {
     let mut bits = 0;
-    for sum in sums {
-        bits = bits.max(norm_bound(sum).to_bits());
+    for x in of {
+        bits = bits.max(x.to_bits());
     }
     f32::from_bits(bits)
 }

@@ -288,6 +288,7 @@ pub(in crate::gather) fn given(batch: &Batch<f16>) -> Given<f16> {
         table: table.expect("a table"),
         blocks,
         queries: vec![Buffer::from_slice(&device, &batch.queries).expect("a buffer")],
+        seen: Vec::new(),
         device,
     }
 }

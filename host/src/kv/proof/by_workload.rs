@@ -177,6 +177,7 @@ pub(crate) fn to_device(device: &Device, batch: &Batch<f16>) -> Result<Input<f16
         table,
         blocks,
         queries,
+        seen: Vec::new(),
     })
 }
 

@@ -29,13 +29,6 @@ pub fn certificate<E: Half, const D: usize>(
         .certificate(Certificate::zeroed(), rung::DENSE | why << 16)
 }
 
-/// The norms of a block's values and of its keys, at the most.
-#[inline(always)]
-pub fn norms(annotation: Annotation) -> [f32; 2] {
-    let Annotation { nu, eps, zeta, .. } = annotation;
-    [nu, eps + zeta]
-}
-
 /// A split of such a row.
 #[derive(Clone, Copy)]
 pub(super) struct ExactRow<E> {
@@ -74,11 +67,11 @@ impl<E: Half> ExactRow<E> {
     /// The largest norms of values and keys in the split: all threads' work, the result is thread 0's.
     #[simt::device]
     fn of_split<const D: usize>(&self) -> [f32; 2] {
-        let ExactRow { layout, length, blocks: [first, end], split: [split, splits], lane, warp, .. } = *self;
+        let ExactRow { length, blocks: [first, end], split: [split, splits], warp, .. } = *self;
         let mut largest = [0f32; 2];
         let mut index = first + thread::thread_idx_x();
         while index < end {
-            let own = norms(Annotation::load(self.annotations, self.pair(index) as usize));
+            let own = Annotation::load_norms(self.annotations, self.pair(index) as usize);
             largest = [max(largest[0], own[0]), max(largest[1], own[1])];
             index += thread::block_dim_x();
         }
@@ -87,7 +80,7 @@ impl<E: Half> ExactRow<E> {
             let [keys, values] = self.trailing::<D>(tokens);
             largest = [max(largest[0], values), max(largest[1], keys)];
         }
-        self.over_warps(layout, largest.map(|x| of_warp(x)), lane, warp)
+        self.over_warps(largest.map(|x| of_warp(x)))
     }
 
     /// Bounds of the norms of the trailing block's keys and of its values: a warp's work.
@@ -116,7 +109,8 @@ impl<E: Half> ExactRow<E> {
 
     /// The largest over all warps, in the first one's lanes.
     #[simt::device]
-    fn over_warps(&self, layout: CarriedLayout, own: [f32; 2], lane: u32, warp: u32) -> [f32; 2] {
+    fn over_warps(&self, own: [f32; 2]) -> [f32; 2] {
+        let ExactRow { layout, lane, warp, .. } = *self;
         if lane == 0 {
             unroll!(for i in 0..2 {
                 layout.gathered.store(2 * warp + i as u32, own[i]);

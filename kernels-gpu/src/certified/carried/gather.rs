@@ -6,10 +6,12 @@ use super::super::query::LOG2_E_ABOVE;
 use super::likely::Noise;
 use crate::attention::{PartialRow, ROWS};
 use simt::math::{abs, exp2, exp2_nonpositive, fma, max};
+use simt::warp::{FULL_MASK, warp_shuffle_xor};
 use simt::{Pod, Shared, Zeroable, unroll};
 
 /// Sums over the blocks of one query row, each weighed with its share of the row's sum: Σ p_t of the weights
-/// that the output is made with, relative to the row's reference. T: the blocks whose keys are quantized.
+/// that the output is made with, relative to the row's reference. T: the blocks whose keys are quantized. n_t:
+/// the size of a token's value, which its norm is not above.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Gathered {
@@ -29,9 +31,9 @@ pub struct Gathered {
     pub nu_squares: f32,
     /// The largest ν.
     pub nu: f32,
-    /// Σ_T w g v ν.
+    /// Σ_T (Σ p n) g v.
     pub twice_values: f32,
-    /// Σ_T w² g v ν².
+    /// Σ_T (Σ p² n²) g v.
     pub noise_values: f32,
     /// Σ_T w (1 − e^−Δ).
     pub a3: f32,
@@ -39,7 +41,7 @@ pub struct Gathered {
     pub kappa_squares: f32,
     /// The largest κ: no key's norm is larger.
     pub kappa: f32,
-    /// Σ w² s², s a block's spread, over blocks whose values are quantized.
+    /// Σ (Σ p² n²) s², s a block's spread, over blocks whose values are quantized.
     pub spread: f32,
     /// Σ_T w² g² v².
     pub fourth: f32,
@@ -49,9 +51,9 @@ pub struct Gathered {
     pub eta_squares: f32,
     /// The largest η.
     pub largest_eta: f32,
-    /// Σ w² h², h a block's step, over blocks whose values are quantized.
+    /// Σ (Σ p² n²) h², h a block's step, over blocks whose values are quantized.
     pub step: f32,
-    /// Σ_T w² g² v² ν².
+    /// Σ_T (Σ p² n²) g² v².
     pub fourth_values: f32,
 }
 
@@ -90,6 +92,8 @@ pub struct Bounds {
     pub kappa: f32,
     /// The squares of the block's spread and step; 0 where its values are not quantized.
     pub spreads: [f32; 2],
+    /// What sizes of values are told in.
+    pub unit: f32,
 }
 
 impl Bounds {
@@ -99,7 +103,7 @@ impl Bounds {
         let Annotation { eta, nu, eps, zeta, spread, step, .. } = annotation;
         let used = |x: f32| if quantized_values { x } else { 0.0 };
         let spreads = [used(spread * spread), used(step * step)];
-        Bounds { delta, eta: used(eta), nu, kappa: eps + zeta, spreads }
+        Bounds { delta, eta: used(eta), nu, kappa: eps + zeta, spreads, unit: annotation.unit() }
     }
 }
 
@@ -194,22 +198,23 @@ impl Noisy {
         self.fourth *= square;
     }
 
-    /// Takes in what the bound that may fail wants of a block: `squares` is the sum of the squares of its
-    /// tokens' weights, `noise` that of its keys, if they are quantized.
+    /// Takes in what the bound that may fail wants of a block: `moments` of its tokens' weights, those of the
+    /// lane, and the `noise` of its keys, if they are quantized.
     #[inline(always)]
-    pub fn add(&mut self, mass: f32, squares: f32, noise: Option<Noise>, of: Bounds, lane: u32) {
+    pub fn add(&mut self, mass: f32, moments: Moments, noise: Option<Noise>, of: Bounds, lane: u32) {
         let q = lane & 3;
+        let squares = moments.squares * of.unit * of.unit;
         if q >= 2 {
             self.third = fma(squares, of.spreads[if q == 2 { 0 } else { 1 }], self.third);
         }
         let Some(Noise { variance, growth }) = noise else { return };
         let grown = growth * variance;
-        let scaled = if q & 1 == 1 { grown * of.nu } else { grown };
+        let odd = q & 1 == 1;
         if q < 2 {
-            self.third = fma(mass, scaled, self.third);
+            self.third = fma(if odd { moments.own * of.unit } else { mass }, grown, self.third);
         }
-        let fourth = if q < 2 { scaled * if q == 1 { of.nu } else { 1.0 } } else { scaled * scaled };
-        self.fourth = fma(squares, fourth, self.fourth);
+        let square = if odd { squares } else { moments.own };
+        self.fourth = fma(square, if q < 2 { grown } else { grown * grown }, self.fourth);
     }
 
     /// What warp `warp` has in `memory`, where its lanes have [`Parked::WORDS`] words each.
@@ -228,27 +233,66 @@ impl Noisy {
     }
 }
 
+/// Sums over a block's tokens, of a row's four lanes together, as one of them wants them.
+#[derive(Clone, Copy)]
+pub struct Moments {
+    /// Even lanes: Σ p². Odd ones: Σ p n, n in units.
+    pub own: f32,
+    /// Σ p² n².
+    pub squares: f32,
+}
+
+impl Moments {
+    /// What a lane's four weights add to Σ p², Σ p n and Σ p² n².
+    #[inline(always)]
+    pub fn of_weights(p: [f32; 4], sizes: [f32; 4]) -> [f32; 3] {
+        let squares = |x: [f32; 4]| fma(x[3], x[3], fma(x[2], x[2], fma(x[1], x[1], x[0] * x[0])));
+        let sized = [p[0] * sizes[0], p[1] * sizes[1], p[2] * sizes[2], p[3] * sizes[3]];
+        [squares(p), (sized[0] + sized[1]) + (sized[2] + sized[3]), squares(sized)]
+    }
+
+    /// Of a row, whose lanes each have four weights. Two exchanges give even lanes one sum and odd ones
+    /// another.
+    #[simt::device]
+    pub fn of_row(p: [f32; 4], sizes: [f32; 4], lane: u32) -> Self {
+        let [plain, first, second] = Moments::of_weights(p, sizes);
+        let odd = lane & 1 == 1;
+        let (own, away) = if odd { (first, plain) } else { (plain, first) };
+        let own = own + warp_shuffle_xor(FULL_MASK, away, 1, 32);
+        let own = own + warp_shuffle_xor(FULL_MASK, own, 2, 32);
+        Moments { own, squares: of_row(second) }
+    }
+}
+
+/// The sum over a row's four lanes.
+#[simt::device]
+pub fn of_row(sum: f32) -> f32 {
+    let sum = sum + warp_shuffle_xor(FULL_MASK, sum, 1, 32);
+    sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32)
+}
+
 /// What of a block waits in shared memory, beside [`Noisy`], until the multiplications are over, whose
 /// operands take the registers.
 #[derive(Clone, Copy)]
 pub struct Parked {
     /// Σ p.
     pub mass: f32,
-    /// Σ p².
-    pub squares: f32,
+    /// Of the lane.
+    pub moments: Moments,
     /// Δ.
     pub delta: f32,
 }
 
 impl Parked {
     /// Words of a lane: these, and those of [`Noisy`] ahead of them.
-    pub const WORDS: u32 = 5;
+    pub const WORDS: u32 = 6;
 
     /// As [`Noisy::load`].
     #[simt::device]
     pub fn load(memory: Shared<f32>, warp: u32, lane: u32) -> Self {
         let at = 32 * Parked::WORDS * warp + 64 + lane;
-        Parked { mass: memory.load(at), squares: memory.load(at + 32), delta: memory.load(at + 64) }
+        let moments = Moments { own: memory.load(at + 32), squares: memory.load(at + 64) };
+        Parked { mass: memory.load(at), moments, delta: memory.load(at + 96) }
     }
 
     /// As [`Noisy::store`].
@@ -256,8 +300,9 @@ impl Parked {
     pub fn store(self, memory: Shared<f32>, warp: u32, lane: u32) {
         let at = 32 * Parked::WORDS * warp + 64 + lane;
         memory.store(at, self.mass);
-        memory.store(at + 32, self.squares);
-        memory.store(at + 64, self.delta);
+        memory.store(at + 32, self.moments.own);
+        memory.store(at + 64, self.moments.squares);
+        memory.store(at + 96, self.delta);
     }
 }
 

@@ -18,7 +18,7 @@
 //! kv_heads · row groups]. `gathered` [the same, splits, 8] of [`Gathered`].
 //!
 //! # Bytes
-//! 32·D a block and KV head, and 32 where something is certified, read once; of a listed one the originals,
+//! 32·D a block and KV head, and 48 where something is certified, read once; of a listed one the originals,
 //! 32·D each of keys and values, besides. In a step that notes blocks, 16 bytes a block and query head are
 //! written, for the next list.
 //!
@@ -62,13 +62,12 @@ use core::cell::Cell;
 use core::marker::PhantomData;
 use exact::ExactRow;
 use finish::Finish;
-use gather::{Bounds, Gather, Gathered, Noisy, Parked};
+use gather::{Bounds, Gather, Gathered, Moments, Noisy, Parked, of_row};
 use half::{bf16, f16};
 use likely::Noise;
 use list::{List, Listed, Lookup};
 pub use promoted::{Promoted, Turn, first_recent, mode};
-use simt::math::fma;
-use simt::warp::{FULL_MASK, warp_shuffle_xor};
+use simt::warp::FULL_MASK;
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
 
 /// Splits of which what they have gathered is brought to shared memory: more of it would leave less room for
@@ -100,7 +99,7 @@ pub struct CarriedLayout {
     promoted: Shared<u32>,
     /// Of the warps, [warps, 8, 20]; at the end of the rows, [8, 20].
     gathered: Shared<f32>,
-    /// Of each lane, what the bound that may fail follows from, and what waits for it: [warps, 5, 32].
+    /// Of each lane, what the bound that may fail follows from, and what waits for it: [warps, 6, 32].
     noise: Shared<f32>,
     last: Shared<u32>,
     /// The shared memory's size.
@@ -328,10 +327,10 @@ pub fn carry<E: Half, const D: usize>(
             gather.rescale(before, running.reference);
             gather.add(mass, Bounds::of(annotation, Some(delta), true), lane);
             if by_chance {
-                let squares = of_row(sum_of_squares(p));
+                let moments = Moments::of_row(p, annotation.sizes_of_lane(lane & 3), lane);
                 let (lane, warp) =
                     (bits::renewed(warp::lane_id()), bits::renewed(thread::thread_idx_x()) / 32);
-                Parked { mass, squares, delta }.store(layout.noise, warp, lane);
+                Parked { mass, moments, delta }.store(layout.noise, warp, lane);
                 rescale_noise(layout.noise, before, running.reference, warp, lane);
             }
             if notes.writes {
@@ -345,10 +344,10 @@ pub fn carry<E: Half, const D: usize>(
             let (lane, warp) = (bits::renewed(warp::lane_id()), bits::renewed(thread::thread_idx_x()) / 32);
             let annotation = ring.tiles.annotation(stage);
             let of_keys = ring.tiles.tile(stage).squares(&query, lane);
-            let Parked { mass, squares, delta } = Parked::load(layout.noise, warp, lane);
+            let Parked { mass, moments, delta } = Parked::load(layout.noise, warp, lane);
             let noise = Noise::of_keys::<D>(&query, of_keys, delta, thresholds.deviations, annotation);
             let mut noisy = Noisy::load(layout.noise, warp, lane);
-            noisy.add(mass, squares, Some(noise), Bounds::of(annotation, Some(delta), true), lane);
+            noisy.add(mass, moments, Some(noise), Bounds::of(annotation, Some(delta), true), lane);
             noisy.store(layout.noise, warp, lane);
         }
     });
@@ -435,8 +434,8 @@ pub fn carry<E: Half, const D: usize>(
         if certify {
             let mass = of_row(sum);
             if by_chance {
-                let squares = of_row(sum_of_squares(p));
-                Parked { mass, squares, delta: bound.unwrap_or(0.0) }.store(layout.noise, warp, lane);
+                let moments = Moments::of_row(p, annotation.sizes_of_lane(lane & 3), lane);
+                Parked { mass, moments, delta: bound.unwrap_or(0.0) }.store(layout.noise, warp, lane);
                 rescale_noise(layout.noise, before, running.reference, warp, lane);
             }
             gather.rescale(before, running.reference);
@@ -457,13 +456,13 @@ pub fn carry<E: Half, const D: usize>(
         // The trailing block has nothing that was rounded.
         if by_chance && !trailing {
             let annotation = Annotation::load(annotations, bits::renewed(pair) as usize);
-            let Parked { mass, squares, delta } = Parked::load(layout.noise, warp, lane);
+            let Parked { mass, moments, delta } = Parked::load(layout.noise, warp, lane);
             let noise = (!wants_keys).then(|| {
                 let of_keys = tile.squares(&query, lane);
                 Noise::of_keys::<D>(&query, of_keys, delta, thresholds.deviations, annotation)
             });
             let mut noisy = Noisy::load(layout.noise, warp, lane);
-            noisy.add(mass, squares, noise, Bounds::of(annotation, None, !wants_values), lane);
+            noisy.add(mass, moments, noise, Bounds::of(annotation, None, !wants_values), lane);
             noisy.store(layout.noise, warp, lane);
         }
     }
@@ -516,13 +515,6 @@ pub fn carry<E: Half, const D: usize>(
     }
 }
 
-/// The sum over a row's four lanes.
-#[simt::device]
-fn of_row(sum: f32) -> f32 {
-    let sum = sum + warp_shuffle_xor(FULL_MASK, sum, 1, 32);
-    sum + warp_shuffle_xor(FULL_MASK, sum, 2, 32)
-}
-
 /// The reference of what a warp's lanes have for the bound that may fail has become another one.
 #[simt::device]
 fn rescale_noise(memory: Shared<f32>, before: f32, now: f32, warp: u32, lane: u32) {
@@ -531,12 +523,6 @@ fn rescale_noise(memory: Shared<f32>, before: f32, now: f32, warp: u32, lane: u3
         noisy.rescale(before, now, lane);
         noisy.store(memory, warp, lane);
     }
-}
-
-/// Of a lane's weights.
-#[inline(always)]
-fn sum_of_squares(p: [f32; 4]) -> f32 {
-    fma(p[3], p[3], fma(p[2], p[2], fma(p[1], p[1], p[0] * p[0])))
 }
 
 /// Where blocks are noted.

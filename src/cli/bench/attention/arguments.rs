@@ -6,6 +6,7 @@ use crate::cli::backend::BackendArguments;
 use crate::cli::output::ReportArguments;
 use crate::cli::scheme;
 use crate::cli::tokens::count;
+use clap::builder::ArgPredicate;
 use host::attention::dense::Problem;
 use std::fmt;
 use std::path::PathBuf;
@@ -23,7 +24,10 @@ with a report: what there was no time for is listed.
 
 Steps ask queries of their own, each as like the one before as a model's are (a cosine of 0.84, measured on the sample \
 cache). Originals that a scheme keeps besides what it stores are in the GPU's memory, as with a scratch that holds \
-all that is used; with --cold they are in host memory. A scheme whose steps have several stages is timed up to each of them.
+all that is used; with --cold or --scratch they are in host memory. A scheme whose steps have several stages is timed up to each of them.
+
+With --trace attention is over captured keys and values: windows of a model's context joined to longer ones, each with the \
+positions that it had. Of every head the error and the bound are then compared with the formula.
 
 Exit codes: 0 all that was compared is right; 1 some is not, an error above its certificate included (the report is written and says which); 2 bad input.";
 
@@ -32,6 +36,7 @@ Examples:
   ferrokv bench attention --shapes 32/8/128 --contexts 8K,128K
   ferrokv bench attention --kv dense,certified:strict --query-scale 5
   ferrokv bench attention --kv int8-int4 --blocks shuffled,in-order --batches 8
+  ferrokv bench attention --trace a.safetensors,b.safetensors --scratch 0.1
   ferrokv bench attention --peers --seconds 300 --json attention.json --plot attention";
 
 /// Times decode attention: our kernels beside what memory alone takes and, asked for, PyTorch's backends.
@@ -40,16 +45,20 @@ Examples:
 pub struct Arguments {
     /// Query heads / KV heads / head_dim, separated by commas.
     #[arg(long, value_name = "LIST", default_value = "32/8/128,28/4/128", value_delimiter = ',')]
+    #[arg(default_value_if("trace", ArgPredicate::IsPresent, None), conflicts_with = "trace")]
     pub shapes: Vec<Shape>,
     /// Sequences at once, separated by commas.
     #[arg(long, value_name = "LIST", default_value = "1,8", value_delimiter = ',', value_parser = count)]
+    #[arg(default_value_if("trace", ArgPredicate::IsPresent, None))]
     pub batches: Vec<u32>,
     /// Tokens of each sequence, separated by commas; K is 1024.
     #[arg(long, value_name = "LIST", default_value = "8K,16K,32K,64K,128K,256K,512K", value_delimiter = ',',
           value_parser = count)]
+    #[arg(default_value_if("trace", ArgPredicate::IsPresent, None))]
     pub contexts: Vec<u32>,
     /// Element types of the cache: f16, bf16, separated by commas.
     #[arg(long, value_name = "TYPES", default_value = "f16", value_delimiter = ',', value_parser = ["f16", "bf16"])]
+    #[arg(conflicts_with = "trace")]
     pub dtype: Vec<String>,
     /// Where the blocks of the caches lie in their pools, separated by commas.
     #[arg(long, value_name = "ORDERS", default_value = "shuffled", value_delimiter = ',', value_enum)]
@@ -62,10 +71,25 @@ pub struct Arguments {
     /// what it uses of them comes over the bus in every step.
     #[arg(long)]
     pub cold: bool,
+    /// The same with a scratch on the GPU for the originals of this share of the blocks: those that steps
+    /// have used of late.
+    #[arg(long, value_name = "SHARE", conflicts_with = "cold", value_parser = share)]
+    pub scratch: Option<f64>,
     /// What queries are multiplied by, which as keys and values are about N(0, 1): attention is flat at 1 and
     /// narrow at 10.
-    #[arg(long, value_name = "X", default_value_t = 3.0, value_parser = scale)]
+    #[arg(long, value_name = "X", default_value_t = 3.0, value_parser = scale, conflicts_with = "trace")]
     pub query_scale: f32,
+    /// Keys, values and queries of real runs in place of made-up ones: files of `ferrokv capture`, whose
+    /// tokens are joined in their order. Each layer is a sequence, unless --batches says of how many, and
+    /// steps ask the last queries of the last file, back and forth, each of the tokens up to its own.
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub trace: Vec<PathBuf>,
+    /// Of a trace, these layers only, by number.
+    #[arg(long, value_name = "N", value_delimiter = ',', requires = "trace")]
+    pub layers: Vec<u32>,
+    /// Of a trace, how many of the last query tokens are asked.
+    #[arg(long, value_name = "N", default_value_t = 33, value_parser = clap::value_parser!(u16).range(2..))]
+    pub queries: u16,
     #[command(flatten)]
     pub backend: BackendArguments,
     /// Measure PyTorch's backends beside: needs a python3 with PyTorch, and a GPU.
@@ -91,6 +115,12 @@ pub struct Arguments {
     pub commit: Option<String>,
     #[command(flatten)]
     pub report: ReportArguments,
+}
+
+/// A part of a whole.
+pub fn share(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|x| (0.0..=1.0).contains(x));
+    number.ok_or_else(|| format!("'{text}' is no share; give a number from 0 to 1"))
 }
 
 /// What queries may be multiplied by.

@@ -1,6 +1,7 @@
 //! Caches to measure on: paged, filled on the device.
 
 use super::report::{BlockOrder, Subject};
+use super::trace::Trace;
 use crate::cli::failure::Failure;
 use host::attention::oracle::Sequence;
 use host::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
@@ -14,8 +15,17 @@ use std::sync::{Arc, OnceLock};
 /// Tiles of the pattern that a pool repeats: a prime, so that neighbouring heads never hold the same, and
 /// enough of them that a kernel which reads the wrong one gets other numbers.
 const PATTERN_TILES: usize = 4093;
-/// Rows of the output that are compared with the formula.
-const COMPARED_ROWS: usize = 4;
+/// Rows of the output that are compared with the formula, of made-up keys and of a trace.
+const COMPARED_ROWS: [usize; 2] = [4, 256];
+
+/// Where keys, values and queries come from.
+#[derive(Clone, Copy)]
+pub enum Material<'a> {
+    /// Made up: about N(0, 1), queries multiplied by so much.
+    Normal(f32),
+    /// Captured.
+    Trace(&'a Trace),
+}
 
 /// Equal caches, for calls to take in turns, and what attention over them gives.
 pub struct Caches<E: DenseElement> {
@@ -24,6 +34,7 @@ pub struct Caches<E: DenseElement> {
     /// Pools, table and queries.
     pub input: Arc<Input<E>>,
     queries: Vec<E>,
+    compared: usize,
     /// Repeated over the pools, in whole tiles.
     keys: Vec<E>,
     values: Vec<E>,
@@ -37,15 +48,15 @@ const QUERY_CORRELATION: f32 = 0.84;
 /// Queries before they come again backwards.
 const QUERIES: u64 = 17;
 
+fn numbers<E: DenseElement>(seed: u64, count: usize, scale: f32) -> Vec<E> {
+    (0..count as u64).into_par_iter().map(|i| E::from_f32(normal(seed, i) * scale)).collect()
+}
+
 /// Queries of steps that follow each other, as like each other as those of a model are: forwards, then back
 /// again.
-fn queries_of_steps<E: DenseElement>(
-    device: &Device,
-    first: &[E],
-    scale: f32,
-) -> Result<Vec<Buffer<E>>, Failure> {
+fn queries_of_steps<E: DenseElement>(first: Vec<E>, scale: f32) -> Vec<Vec<E>> {
     let rest = (1.0 - QUERY_CORRELATION * QUERY_CORRELATION).sqrt();
-    let mut rows: Vec<Vec<E>> = vec![first.to_vec()];
+    let mut rows: Vec<Vec<E>> = vec![first];
     for step in 1..QUERIES {
         let next = rows[rows.len() - 1].par_iter().enumerate().map(|(i, x)| {
             let fresh = normal(100 + step, i as u64) * scale;
@@ -53,31 +64,25 @@ fn queries_of_steps<E: DenseElement>(
         });
         rows.push(next.collect());
     }
-    let back = (1..QUERIES as usize - 1).rev();
-    let order = (0..QUERIES as usize).chain(back);
-    Ok(order.map(|i| Buffer::from_slice(device, &rows[i])).collect::<Result<_, _>>()?)
+    let back: Vec<Vec<E>> = rows[1..QUERIES as usize - 1].iter().rev().cloned().collect();
+    rows.extend(back);
+    rows
 }
 
 impl<E: DenseElement> Caches<E>
 where
     Arc<Input<E>>: Into<AnyInput>,
 {
-    /// `count` caches; `query_scale` multiplies queries that are about N(0, 1).
+    /// `count` equal caches.
     ///
     /// # Errors
     /// Out of memory, or what the device reports.
-    pub fn new(device: &Device, subject: Subject, count: usize, query_scale: f32) -> Result<Self, Failure> {
+    pub fn new(device: &Device, subject: Subject, count: usize, of: Material<'_>) -> Result<Self, Failure> {
         let problem =
             subject.shape.problem(subject.batch, subject.context).checked().map_err(host::kv::Error::from)?;
         let (heads, dim) = (problem.kv_heads as usize, problem.head_dim as usize);
         let blocks = problem.max_blocks() * problem.sequences;
         let tile = BLOCK_TOKENS as usize * dim;
-        let tiles = (blocks as usize * heads).min(PATTERN_TILES);
-        let numbers = |seed: u64, count: usize, scale: f32| -> Vec<E> {
-            (0..count as u64).into_par_iter().map(|i| E::from_f32(normal(seed, i) * scale)).collect()
-        };
-        let (keys, values) = (numbers(1, tiles * tile, 1.0), numbers(2, tiles * tile, 1.0));
-        let queries = numbers(3, problem.query_rows() * dim, query_scale);
 
         let mut order: Vec<u32> = (0..blocks).collect();
         if subject.blocks == BlockOrder::Shuffled {
@@ -92,6 +97,31 @@ where
         for (sequence, row) in tables.iter().enumerate() {
             table.set(sequence as u32, row, problem.max_tokens).map_err(cache)?;
         }
+
+        let mut seen = Vec::new();
+        let (keys, values, queries) = match of {
+            Material::Normal(query_scale) => {
+                let tiles = (blocks as usize * heads).min(PATTERN_TILES);
+                let keys = numbers(1, tiles * tile, 1.0);
+                let queries = numbers(3, problem.query_rows() * dim, query_scale);
+                (keys, numbers(2, tiles * tile, 1.0), queries_of_steps(queries, query_scale))
+            }
+            Material::Trace(trace) => {
+                let pool = |keys: bool| {
+                    let mut pool = vec![E::zeroed(); blocks as usize * heads * tile];
+                    for (layer, row) in tables.iter().enumerate() {
+                        trace.fill(layer, keys, problem.max_tokens, row, &mut pool);
+                    }
+                    pool
+                };
+                let (queries, tokens): (Vec<_>, Vec<_>) =
+                    trace.queries(tables.len(), problem.max_tokens).into_iter().unzip();
+                for tokens in tokens {
+                    seen.push(Buffer::from_slice(device, &vec![tokens; tables.len()])?);
+                }
+                (pool(true), pool(false), queries)
+            }
+        };
 
         let stream = Stream::new(device)?;
         let (key_pattern, value_pattern) =
@@ -117,9 +147,12 @@ where
             pools,
             table,
             blocks: tables,
-            queries: queries_of_steps(device, &queries, query_scale)?,
+            queries: queries.iter().map(|step| Buffer::from_slice(device, step)).collect::<Result<_, _>>()?,
+            seen,
         });
-        Ok(Caches { subject, input, queries, keys, values, formula: OnceLock::new() })
+        let compared = COMPARED_ROWS[usize::from(matches!(of, Material::Trace(_)))];
+        let queries = queries.into_iter().next().unwrap_or_default();
+        Ok(Caches { subject, input, queries, compared, keys, values, formula: OnceLock::new() })
     }
 
     /// A token's row in the pattern.
@@ -152,7 +185,7 @@ where
     fn formula(&self) -> &[(usize, Exact)] {
         self.formula.get_or_init(|| {
             let rows = self.input.problem.query_rows();
-            let compared = rows.min(COMPARED_ROWS);
+            let compared = rows.min(self.compared);
             let exact = |i: usize| {
                 let row = if compared == 1 { 0 } else { i * (rows - 1) / (compared - 1) };
                 (row, self.with_data(row, |data| data.exact()))

@@ -1,7 +1,7 @@
 //! Rows of one cache: what memory alone takes, and every scheme, compared.
 
 use super::super::record::Skipped;
-use super::caches::Caches;
+use super::caches::{Caches, Material};
 use super::clock::Clock;
 use super::refusal;
 use super::report::{Row, Stage, Subject};
@@ -117,10 +117,11 @@ impl Ceiling {
 pub struct Plan<'a> {
     /// The schemes.
     pub kv: &'a [Selection],
-    /// Where originals are.
-    pub originals: Originals,
-    /// What queries are multiplied by.
-    pub query_scale: f32,
+    /// Of how many of the blocks originals are kept in the GPU's memory, with all others in the host's; none:
+    /// all are there.
+    pub scratch: Option<f64>,
+    /// What attention is over.
+    pub material: Material<'a>,
     /// How often a row is repeated.
     pub repetition: Repetition,
     /// Whether a CPU takes its own path, on the host's clock, in place of the emulator.
@@ -145,8 +146,10 @@ impl Plan<'_> {
     where
         Arc<Input<E>>: Into<AnyInput>,
     {
-        let input = caches.input.clone().into();
-        Opening { input, selection, originals: self.originals, layer: None }
+        let blocks = f64::from(caches.input.table.pool_blocks());
+        let host = |share: f64| Originals::Host { scratch: (share * blocks).ceil() as u32 };
+        let originals = self.scratch.map_or(Originals::Device, host);
+        Opening { input: caches.input.clone().into(), selection, originals, layer: None }
     }
 }
 
@@ -177,7 +180,7 @@ where
     let stored = count as u64 * subject.cache_bytes();
     // The first row counts what all share as well.
     let mut start = clock.now();
-    let caches = Caches::<E>::new(device, subject, count, plan.query_scale)?;
+    let caches = Caches::<E>::new(device, subject, count, plan.material)?;
     let mut rows = Vec::new();
     for selection in plan.kv {
         let mut skip =
@@ -357,7 +360,7 @@ where
     Arc<Input<E>>: Into<AnyInput>,
 {
     let device = Device::cpu(EmuOptions { target: Some(gpu.target()), ..EmuOptions::default() });
-    let caches = Caches::<E>::new(&device, subject, 1, plan.query_scale)?;
+    let caches = Caches::<E>::new(&device, subject, 1, plan.material)?;
     // Opening runs it.
     Ok(plan.open::<E>(selection, &caches)?.outcome()?)
 }

@@ -11,8 +11,10 @@ mod report;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 pub use arguments::{Arguments, Shape, scale};
+pub use caches::Material;
 pub use clock::Clock;
 pub use measure::{Ceiling, Plan, repetition};
 pub use report::{BlockOrder, Row, Subject, set_ratios};
@@ -24,12 +26,12 @@ use crate::cli::environment::Environment;
 use crate::cli::failure::Failure;
 use crate::cli::{progress, scheme};
 use half::{bf16, f16};
-use host::kv::workload::Originals;
 use host::{BackendKind, Device};
 use measure::measure;
 use report::Report;
 use simt::emu::EmuOptions;
 use std::time::Instant;
+use trace::Trace;
 
 /// The share of the time that peers may take. What they leave of it is ours.
 const PEERS_SHARE: f64 = 0.6;
@@ -45,6 +47,9 @@ const SLICES_TOKENS: u64 = 1 << 20;
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let begin = Instant::now();
     let report = arguments.report.open(None, None)?;
+    let trace = Trace::open(arguments)?;
+    let subjects =
+        trace.as_ref().map_or_else(|| Ok(subjects(arguments)), |trace| trace.subjects(arguments))?;
     let pictures = arguments.plot.as_deref().map(|prefix| picture::targets(arguments, prefix)).transpose()?;
     let (mut rows, mut skipped) = (Vec::new(), Vec::new());
     // Peers come first, and alone: they get the GPU's whole memory, and how long they take is known then.
@@ -52,7 +57,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let peers = if arguments.peers {
         scheme::each_once(&arguments.kv)?;
         drop(arguments.backend.open()?);
-        Some(peers::run(arguments, arguments.seconds * PEERS_SHARE))
+        Some(peers::run(arguments, &subjects, arguments.seconds * PEERS_SHARE))
     } else {
         None
     };
@@ -64,7 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 (Device::cpu(EmuOptions::default()), None)
             }
         };
-        own(arguments, begin, &device, &mut rows, &mut skipped)?;
+        own(arguments, (subjects, trace.as_ref()), begin, &device, &mut rows, &mut skipped)?;
         Environment::here(gpu.as_ref(), arguments.backend.kernels()?, arguments.commit.as_deref())
     };
     let mut about = None;
@@ -109,20 +114,21 @@ pub fn compared(rows: &[Row]) -> Result<(), Failure> {
 /// ones are missing if time runs out.
 fn own(
     arguments: &Arguments,
+    (mut subjects, trace): (Vec<Subject>, Option<&Trace>),
     begin: Instant,
     device: &Device,
     rows: &mut Vec<Row>,
     skipped: &mut Vec<Skipped>,
 ) -> Result<(), Failure> {
     let kv = scheme::each_once(&arguments.kv)?;
+    let share = if arguments.cold { Some(0.0) } else { arguments.scratch };
     let plan = Plan {
         kv: &kv,
-        originals: if arguments.cold { Originals::Host { scratch: 0 } } else { Originals::Device },
-        query_scale: arguments.query_scale,
+        scratch: share,
+        material: trace.map_or(Material::Normal(arguments.query_scale), Material::Trace),
         repetition: repetition(device, arguments.seconds_per_row),
         on_slices: false,
     };
-    let mut subjects = subjects(arguments);
     subjects.sort_by_key(|subject| std::cmp::Reverse(subject.context));
     let mut clock = Clock::new(begin, arguments.seconds, 1.0);
     steps(&subjects, &plan, device, &mut clock, rows, skipped)

@@ -2,7 +2,7 @@
 
 use super::super::peers::{Found, PeerRow, Script};
 use super::arguments::Arguments;
-use super::report::{Libraries, Row};
+use super::report::{Libraries, Row, Subject};
 
 /// Of the time there is, the script may start rows until so many seconds before its end: what it then has
 /// under way is done, and its report is written.
@@ -15,17 +15,23 @@ impl PeerRow for Row {
         &["peer", "op", "dtype", "batch", "q_heads", "kv_heads", "head_dim", "context", "median_us"];
 }
 
-/// Runs the script for at most `seconds`.
-pub fn run(arguments: &Arguments, seconds: f64) -> Found<Row, Libraries> {
-    fn join<T: ToString>(parts: &[T]) -> String {
-        parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-    }
+/// Runs the script over these subjects for at most `seconds`.
+pub fn run(arguments: &Arguments, subjects: &[Subject], seconds: f64) -> Found<Row, Libraries> {
+    let each = |of: fn(&Subject) -> String| {
+        let mut found: Vec<String> = Vec::new();
+        for text in subjects.iter().map(of) {
+            if !found.contains(&text) {
+                found.push(text);
+            }
+        }
+        found.join(",")
+    };
     let script = Script { python: &arguments.python, path: &arguments.peers_script, seconds, option: OPTION };
     script.run(&[
-        ("--shapes", join(&arguments.shapes)),
-        ("--batches", join(&arguments.batches)),
-        ("--contexts", join(&arguments.contexts)),
-        ("--dtype", join(&arguments.dtype)),
+        ("--shapes", each(|subject| subject.shape.to_string())),
+        ("--batches", each(|subject| subject.batch.to_string())),
+        ("--contexts", each(|subject| subject.context.to_string())),
+        ("--dtype", each(|subject| subject.dtype.into())),
         ("--seconds", format!("{:.0}", (seconds - MARGIN).max(0.0))),
     ])
 }

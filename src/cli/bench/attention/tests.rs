@@ -2,7 +2,7 @@ use super::super::peers::{Found, read};
 use super::super::testing::{parse, peer_that_writes, refusal, report, written};
 use super::arguments::{Arguments, Shape};
 use super::report::{BlockOrder, Libraries, Row, Subject, set_ratios};
-use super::{compared, peers, picture, run, summary};
+use super::{compared, peers, picture, run, subjects, summary};
 
 #[test]
 fn what_cannot_be_measured_is_refused_with_what_can() {
@@ -120,12 +120,18 @@ fn a_run_without_a_gpu_measures_the_emulator_and_compares() {
 
 #[test]
 fn blocks_lie_as_asked_and_make_rows_of_their_own() {
-    use super::caches::Caches;
+    use super::caches::{Caches, Material};
     let device = host::Device::cpu(simt::emu::EmuOptions::default());
     let shape: Shape = "4/2/64".parse().unwrap();
     let blocks = |blocks| {
         let subject = Subject { shape, batch: 3, context: 100, dtype: "f16", blocks };
-        Caches::<half::f16>::new(&device, subject, 1, 3.0).unwrap().input.table.blocks().to_vec().unwrap()
+        Caches::<half::f16>::new(&device, subject, 1, Material::Normal(3.0))
+            .unwrap()
+            .input
+            .table
+            .blocks()
+            .to_vec()
+            .unwrap()
     };
     let in_order: Vec<u32> = (0..21).collect();
     let mut shuffled = blocks(BlockOrder::Shuffled);
@@ -215,7 +221,10 @@ fn peers_are_asked_for_what_the_command_measures() {
     let script = peer_that_writes(folder.path(), PEERS, asked);
     let line =
         ["--shapes", "4/2/64,3/1/96", "--contexts", "8K", "--dtype", "f16,bf16", "--peers-script", &script];
-    let found = peers::run(&parse(&[&line[..], &["--python", "sh"]].concat()).unwrap(), 30.0);
+    let found = {
+        let arguments = parse(&[&line[..], &["--python", "sh"]].concat()).unwrap();
+        peers::run(&arguments, &subjects(&arguments), 30.0)
+    };
     assert_eq!(found.rows.len(), 3, "{:?}", found.skipped);
 }
 
@@ -233,12 +242,12 @@ fn a_wrong_output_fails_the_command_and_names_its_row() {
 
 #[test]
 fn an_error_above_its_bound_is_wrong() {
-    use super::caches::Caches;
+    use super::caches::{Caches, Material};
     use host::kv::workload::{Judged, Opening, Originals};
     let device = host::Device::cpu(simt::emu::EmuOptions::default());
     let shape: Shape = "4/2/64".parse().unwrap();
     let subject = Subject { shape, batch: 2, context: 70, dtype: "f16", blocks: BlockOrder::Shuffled };
-    let caches = Caches::<half::f16>::new(&device, subject, 1, 3.0).unwrap();
+    let caches = Caches::<half::f16>::new(&device, subject, 1, Material::Normal(3.0)).unwrap();
     for name in ["dense", "certified"] {
         let selection = name.parse().unwrap();
         let input = caches.input.clone().into();
@@ -292,4 +301,37 @@ fn a_picture_has_a_panel_a_batch_and_a_line_for_each() {
     let text = summary::tables(&report);
     assert!(text.contains("4/2/64 f16, batch 8") && text.contains("8K"), "{text}");
     assert!(text.contains("dense, in order"), "{text}");
+}
+
+/// Captures in place of made-up numbers: each layer a sequence, the scheme's own rows judged by the formula,
+/// and what does not fit together is refused with its name.
+#[test]
+fn a_trace_is_captures_behind_each_other() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/kv-smollm2.safetensors");
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("report.json").display().to_string();
+    let twice = format!("{file},{file}");
+    let line = |more: &[&str]| {
+        let first = ["--trace", &twice, "--backend", "cpu", "--seconds-per-row", "0"];
+        run(&parse::<Arguments>(&[&first, more].concat()).unwrap())
+    };
+    let asked = ["--queries", "5", "--scratch", "0.2", "--kv", "dense,certified", "--json", &json];
+    line(&[&asked[..], &["--layers", "7,22", "--batches", "1,2", "--contexts", "90,600"]].concat()).unwrap();
+    let rows = written(&json);
+    let rows = rows["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        assert_eq!([&row["q_heads"], &row["kv_heads"], &row["head_dim"]], [9, 3, 64]);
+        assert_eq!(row["verified"], true, "{row}");
+    }
+    let refused = |more: &[&str]| line(&[&["--kv", "dense"], more].concat()).unwrap_err().to_string();
+    for (more, part) in [
+        (&["--contexts", "1100"][..], "the trace has 1024 tokens, and 1100 are asked for"),
+        (&["--batches", "9"], "the trace has 5 layers, and 9 are asked for"),
+        (&["--queries", "65"], "queries of 64 tokens, and --queries asks for 65"),
+        (&["--layers", "3"], "layer 3"),
+    ] {
+        let error = refused(more);
+        assert!(error.contains(part), "{error}");
+    }
 }

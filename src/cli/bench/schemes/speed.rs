@@ -2,13 +2,12 @@
 
 use super::Arguments;
 use super::report::Row;
-use crate::cli::bench::attention::{self, BlockOrder, Clock, Plan, Subject};
+use crate::cli::bench::attention::{self, BlockOrder, Clock, Material, Plan, Subject};
 use crate::cli::bench::record::Skipped;
 use crate::cli::failure::Failure;
 use crate::cli::scheme;
 use host::Device;
 use host::kv::Selection;
-use host::kv::workload::Originals;
 use std::time::Instant;
 
 /// Every shape and batch at the first context, then at the next.
@@ -47,8 +46,8 @@ pub fn measure(
     }
     let plan = Plan {
         kv: &kv,
-        originals: Originals::Device,
-        query_scale: arguments.query_scale,
+        scratch: None,
+        material: Material::Normal(arguments.query_scale),
         repetition: attention::repetition(device, arguments.seconds_per_row),
         on_slices: true,
     };
