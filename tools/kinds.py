@@ -550,20 +550,6 @@ def needles(records):
     return table(("context", "`--kv`", "keys found", "McNemar p", "Δ of the key's log-probability, 95 %"), rows)
 
 
-def ruler(records):
-    (record,) = records
-    tasks, schemes = [], []
-    found = {}
-    for row in record.data["summary"]["rows"]:
-        found[row["task"], row["kv"]] = row["score"]
-        tasks += [row["task"]] * (row["task"] not in tasks)
-        schemes += [row["kv"]] * (row["kv"] not in schemes)
-    tasks = [task for task in tasks if task != "all"]
-    return table(("`--kv`", *(f"`{task}`" for task in tasks), "mean"),
-                 [(f"`{scheme(kv)}`", *(f"{found[task, kv]:.3f}" for task in tasks),
-                   f"{statistics.mean(found[task, kv] for task in tasks):.3f}") for kv in schemes])
-
-
 # --- The README's table ---------------------------------------------------------------------------------------------
 
 def questions(records):
@@ -661,7 +647,5 @@ TABLES = {
     "prove": prove,
     "launch": launch,
     "perplexity": perplexity,
-    "needles": needles,
     "needles-codes": needles,
-    "ruler": ruler,
 }
