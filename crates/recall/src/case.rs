@@ -84,6 +84,11 @@ impl Case {
     pub fn has_bug(&self) -> bool {
         !matches!(self.found, Found::Legal)
     }
+
+    /// Whether a GPU can launch it: none has room for a stack of that size in each thread.
+    pub fn fits_a_gpu(&self) -> bool {
+        self.name != "large_local_array"
+    }
 }
 
 /// Every case, by category.

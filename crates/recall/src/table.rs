@@ -102,9 +102,8 @@ fn by_tool(record: &Record) -> Vec<String> {
 
 /// What a tool made of the bug.
 fn cell(record: &Record, case: &Case, tool: &str) -> &'static str {
-    let ran = |case: &Case| record.run(case, false, tool).is_some();
     match record.run(case, true, tool) {
-        None if cases().any(|other| other.category == case.category && ran(other)) => "no launch",
+        None if !case.fits_a_gpu() => "no launch",
         None => "new",
         Some(run) if run.alarms > 0 => "found",
         Some(run) if run.hung => "hangs",
