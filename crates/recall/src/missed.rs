@@ -157,9 +157,9 @@ cases! { "missed";
         };
     load_buffering: "load buffering: two threads that look, then set",
         Found::Missed(STORES), |bug, on| two_threads!(load_buffering, on, bug);
-    two_words_set_by_two: "2+2W: two words that two threads set, without a fence",
+    two_words_set_by_two: "2+2W: two words that two threads set, no fence",
         Found::Missed(STORES), |bug, on| two_threads!(two_words_set_by_two, on, bug);
-    message_set_again: "S: a word that is set again behind its flag, without a fence",
+    message_set_again: "S: a word that is set again behind its flag, no fence",
         Found::Missed(STORES), |bug, on| two_threads!(message_set_again, on, bug);
     helper_last_in_both_arms: "a barrier in a helper, last in both arms",
         Found::Missed("the CPU's compiler makes one call of two"), |bug, on| {
