@@ -93,14 +93,14 @@ fn bounds_hold_on_the_sample() {
         assert!(!exact || row["bits_of_dense"] == true, "{row}");
     }
     // Token 511 has 32 full blocks, token 448 has 28 and one key more. Tiles of 2048 bytes, annotations
-    // of 32.
+    // of 48.
     let layer = &report["layers"][0];
-    assert_eq!(fact(layer, "quantized"), 3 * (32 + 28) * (2048 + 32));
+    assert_eq!(fact(layer, "quantized"), 3 * (32 + 28) * (2048 + 48));
     assert_eq!(layer["dense_read_bytes"], 3 * (512 + 449) * 4 * 64);
     // Tiles and annotations of 32 blocks, a scratch of 64 blocks of keys and as many of values, its
     // directory.
     let scratch = 3 * 32 * 2;
-    let memory = 32 * 3 * (2048 + 32) + scratch * (2048 + 16) + 16 * 8;
+    let memory = 32 * 3 * (2048 + 48) + scratch * (2048 + 16) + 16 * 8;
     assert_eq!(layer["memory"]["device"], memory);
     assert_eq!(layer["memory"]["host"], 2 * 32 * 3 * 2048);
     let svg = fs::read_to_string(folder.text("plot.svg")).expect("the picture");
@@ -142,11 +142,11 @@ fn the_papers_layout_has_its_bytes_and_holds() {
         |scheme: &str| report(&["attend", SAMPLE, "--layers", "7", "--queries", "1", "--kv", scheme]);
     let (paper, compact) = (on_sample("certified:paper/layout=paper"), on_sample("certified:paper"));
     assert_eq!([&paper["kv"], &compact["kv"]], ["certified:paper/layout=paper", "certified:paper"]);
-    // 32 blocks of 3 KV heads of 64 channels: tiles of 36 bytes a channel, or of 32, and annotations of 32
+    // 32 blocks of 3 KV heads of 64 channels: tiles of 36 bytes a channel, or of 32, and annotations of 48
     // bytes.
     for (report, bytes) in [(&paper, 36 * 64), (&compact, 32 * 64)] {
         assert_eq!(report["summary"]["violations"], 0);
-        assert_eq!(fact(&report["layers"][0], "quantized"), 3 * 32 * (bytes + 32));
+        assert_eq!(fact(&report["layers"][0], "quantized"), 3 * 32 * (bytes + 48));
     }
     let device = |report: &Value| number(&report["layers"][0]["memory"]["device"]);
     assert_eq!(device(&paper) - device(&compact), f64::from(3 * 32 * 4 * 64));

@@ -31,7 +31,7 @@ fn a_row_says_what_a_step_read() {
     // Two layers, two KV heads of 64, the last step with 64 tokens: full blocks in 16, 10 and 8 bits with
     // annotations.
     let tokens = |row: usize| rows[row]["kv_bytes"].as_u64().expect("bytes");
-    assert_eq!([tokens(0), tokens(1), tokens(2)], [64 * 1024, 64 * 640, 64 * 512 + 4 * 2 * 2 * 32]);
+    assert_eq!([tokens(0), tokens(1), tokens(2)], [64 * 1024, 64 * 640, 64 * 512 + 4 * 2 * 2 * 48]);
     for row in rows {
         assert!(row["median_us"].as_f64().expect("a time") > 0.0 && row["read_us"].is_null(), "{row}");
         assert_eq!(row["weight_bytes"], rows[0]["weight_bytes"]);
