@@ -12,7 +12,7 @@ pub mod rope;
 mod table;
 
 pub use kernels_gpu::attention::{BLOCK_TOKENS, Half};
-pub use pool::PagedPool;
+pub use pool::{PagedPool, page};
 pub use problem::StepProblem;
 pub use table::BlockTable;
 

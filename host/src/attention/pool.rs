@@ -102,6 +102,20 @@ impl<E: Half> PagedPool<E> {
     }
 }
 
+/// Puts tokens' rows, [tokens, kv_heads, head_dim], into the blocks of a pool, [blocks, kv_heads, 16,
+/// head_dim], that a sequence has in turn.
+///
+/// # Panics
+/// If the sequence has too few blocks, or the pool does not have one of them.
+pub fn page<E: Copy>(rows: &[E], [kv_heads, head_dim]: [usize; 2], blocks: &[u32], pool: &mut [E]) {
+    const BLOCK: usize = BLOCK_TOKENS as usize;
+    for (at, row) in rows.chunks_exact(head_dim).enumerate() {
+        let (token, head) = (at / kv_heads, at % kv_heads);
+        let tile = blocks[token / BLOCK] as usize * kv_heads + head;
+        pool[(tile * BLOCK + token % BLOCK) * head_dim..][..head_dim].copy_from_slice(row);
+    }
+}
+
 /// Elements of a block.
 fn block_elements(kv_heads: u32, head_dim: u32) -> Option<usize> {
     (BLOCK_TOKENS as usize).checked_mul(kv_heads as usize)?.checked_mul(head_dim as usize)

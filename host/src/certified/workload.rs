@@ -417,3 +417,48 @@ impl<E: CacheElement> Workload for Step<E> {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::attention::StepProblem;
+    use crate::attention::inputs::{Batch, Input as Kind};
+    use crate::kv::proof::by_workload::to_device;
+    use half::f16;
+    use simt::emu::EmuOptions;
+
+    /// Queries of earlier tokens see the tokens that there were for them, whatever has come since: the bits of
+    /// a step over a sequence that is as long.
+    #[test]
+    fn a_step_sees_the_tokens_of_its_queries() {
+        let device = Device::cpu(EmuOptions::default());
+        let problem = StepProblem { sequences: 1, q_heads: 4, kv_heads: 2, head_dim: 64, max_tokens: 96 };
+        let open = |lengths: [u32; 2]| {
+            let batch = Batch::<f16>::new(problem, &[(Kind::Normal, lengths[0])], 3, 7);
+            let mut input = to_device(&device, &batch).expect("an input");
+            let queries = Buffer::from_slice(&device, &batch.queries).expect("queries");
+            input.queries.push(queries);
+            for length in lengths {
+                input.seen.push(Buffer::from_slice(&device, &[length]).expect("a length"));
+            }
+            let settings = (Policy::BARE, Layout::Compact, Rounding::Nearest);
+            Step::open(Arc::new(input), settings, Originals::Device).expect("a step")
+        };
+        let stream = Stream::new(&device).expect("a stream");
+        let mut step = open([90, 41]);
+        let of_all = step.settled.output.clone();
+        // The one that settled had the first queries.
+        step.enqueue(&stream, 0, usize::MAX).expect("a step");
+        stream.synchronize().expect("done");
+        let shorter = step.out.output.to_vec().expect("an output");
+        assert_ne!(of_all, shorter);
+        // The same keys and values are there for a shorter sequence: those of a batch are by token.
+        let batch = Batch::<f16>::new(problem, &[(Kind::Normal, 90)], 3, 7);
+        let cut = Batch { lengths: vec![41], ..batch };
+        let input = Arc::new(to_device(&device, &cut).expect("an input"));
+        let settings = (Policy::BARE, Layout::Compact, Rounding::Nearest);
+        let own = Step::open(input, settings, Originals::Device).expect("a step");
+        assert_eq!(own.settled.output, shorter);
+    }
+}

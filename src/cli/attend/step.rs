@@ -8,7 +8,7 @@ use crate::cli::scheme;
 use crate::cli::timing::{Repetition, on_device};
 use host::attention::dense::{DenseElement, Problem};
 use host::attention::oracle::Sequence;
-use host::attention::{BLOCK_TOKENS, BlockTable, PagedPool};
+use host::attention::{BLOCK_TOKENS, BlockTable, PagedPool, page};
 use host::kv::workload::{AnyInput, Data, Input, Opening, Originals, Outcome, Workload, judge};
 use host::kv::{self, Selection, Source};
 use host::{BackendKind, Buffer, Device, Stream};
@@ -112,13 +112,11 @@ impl<E: DenseElement> Work<'_, E> {
         let named = |source: kv::Error| Error::Scheme { layer: self.layer.name.clone(), source };
         let problem = problem.checked().map_err(|error| named(error.into()))?;
         let blocks = self.longest().div_ceil(BLOCK);
+        let ids: Vec<u32> = (0..blocks as u32).collect();
         let paged = |data: &[E]| {
             let mut pool = vec![E::zeroed(); blocks * kv_heads * BLOCK * head_dim];
-            for (at, row) in data.chunks_exact(head_dim).take(self.longest() * kv_heads).enumerate() {
-                let (token, head) = (at / kv_heads, at % kv_heads);
-                let to = ((token / BLOCK * kv_heads + head) * BLOCK + token % BLOCK) * head_dim;
-                pool[to..to + head_dim].copy_from_slice(row);
-            }
+            let rows = &data[..self.longest() * kv_heads * head_dim];
+            page(rows, [kv_heads, head_dim], &ids, &mut pool);
             pool
         };
         let (keys, values) = (paged(&self.data.keys), paged(&self.data.values));
@@ -126,7 +124,6 @@ impl<E: DenseElement> Work<'_, E> {
         let pool = pool.map_err(|error| named(error.into()))?;
         let table = BlockTable::new(device, problem.sequences, problem.max_blocks(), pool.blocks());
         let mut table = table.map_err(|error| named(error.into()))?;
-        let ids: Vec<u32> = (0..pool.blocks()).collect();
         let (mut lengths, mut rows) = (Vec::new(), Vec::new());
         for (sequence, row) in self.rows.iter().enumerate() {
             let length = self.layer.visible(*row);

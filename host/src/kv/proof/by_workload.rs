@@ -5,7 +5,7 @@ use crate::Stream;
 use crate::attention::dense::sample::random;
 use crate::attention::inputs::{Batch, Input as Kind};
 use crate::attention::oracle::Sequence;
-use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool, StepProblem};
+use crate::attention::{BLOCK_TOKENS, BlockTable, PagedPool, StepProblem, page};
 use crate::kv::workload::{AnyInput, Data, Input, Opening, Originals, judge};
 use crate::kv::{Error, Result};
 use crate::{Buffer, Device};
@@ -187,16 +187,11 @@ impl Layer {
         let (heads, dim) = (self.kv_heads as usize, self.head_dim as usize);
         let max_blocks = self.tokens.div_ceil(BLOCK_TOKENS);
         let block = BLOCK_TOKENS as usize;
+        let ids: Vec<u32> = (0..max_blocks).collect();
         let mut pools =
             [&self.keys, &self.values].map(|_| vec![f16::NAN; max_blocks as usize * heads * block * dim]);
         for (pool, source) in pools.iter_mut().zip([&self.keys, &self.values]) {
-            for token in 0..self.tokens as usize {
-                for head in 0..heads {
-                    let from = (token * heads + head) * dim;
-                    let to = ((token / block * heads + head) * block + token % block) * dim;
-                    pool[to..to + dim].copy_from_slice(&source[from..from + dim]);
-                }
-            }
+            page(&source[..self.tokens as usize * heads * dim], [heads, dim], &ids, pool);
         }
         let [keys, values] = pools;
         Batch {

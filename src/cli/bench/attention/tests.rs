@@ -337,3 +337,49 @@ fn a_trace_is_captures_behind_each_other() {
         assert!(error.contains(part), "{error}");
     }
 }
+
+/// What a cache of a trace holds is what the files hold: the last tokens of the files behind each other, each
+/// layer's in its own sequence, and the last queries from the last one back, each over what it sees.
+#[test]
+fn a_trace_has_the_tokens_of_its_files() {
+    use super::caches::{Caches, Material};
+    use super::trace::Trace;
+    use crate::cli::layers::layers;
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/kv-smollm2.safetensors");
+    let twice = format!("{file},{file}");
+    let asked = ["--trace", &twice, "--layers", "7,22", "--queries", "3", "--contexts", "600"];
+    let arguments: Arguments = parse(&asked).unwrap();
+    let trace = Trace::open(&arguments).unwrap().unwrap();
+    let [subject] = trace.subjects(&arguments).unwrap()[..] else { panic!("one subject") };
+    let device = host::Device::cpu(simt::emu::EmuOptions::default());
+    let caches = Caches::<half::f16>::new(&device, subject, 1, Material::Trace(&trace)).unwrap();
+    let mut source = host::tensor_file::TensorFile::open(file.as_ref()).unwrap();
+    let found = layers(&source, &[7, 22]).unwrap();
+    let (mut of_keys, mut of_queries) = (Vec::new(), Vec::new());
+    for layer in &found {
+        let tensors = layer.read::<half::f16>(&mut source).unwrap();
+        of_keys.push([tensors.keys, tensors.values]);
+        of_queries.push(tensors.queries);
+    }
+    let pools = [caches.input.pools[0].keys(), caches.input.pools[0].values()].map(|x| x.to_vec().unwrap());
+    for (sequence, of_layer) in of_keys.iter().enumerate() {
+        for (token, head) in [(0, 0), (87, 1), (88, 2), (311, 0), (599, 2)] {
+            // The last 88 of the first file, then all 512 of the second.
+            let at = ((token + 512 - 88) % 512 * 3 + head) * 64;
+            let tile = caches.input.blocks[sequence][token / 16] as usize * 3 + head;
+            let paged = (tile * 16 + token % 16) * 64;
+            for (pool, tensor) in pools.iter().zip(of_layer) {
+                assert_eq!(pool[paged..][..64], tensor[at..][..64], "layer {sequence} token {token}");
+            }
+        }
+    }
+    let queries: Vec<Vec<half::f16>> =
+        caches.input.queries.iter().map(|step| step.to_vec().unwrap()).collect();
+    let seen: Vec<Vec<u32>> = caches.input.seen.iter().map(|step| step.to_vec().unwrap()).collect();
+    assert_eq!(seen, [[600; 2], [599; 2], [598; 2], [599; 2]]);
+    for (step, row) in queries.iter().zip([63, 62, 61, 62]) {
+        let expected: Vec<half::f16> =
+            of_queries.iter().flat_map(|layer| layer[row * 9 * 64..][..9 * 64].to_vec()).collect();
+        assert!(*step == expected, "row {row}");
+    }
+}

@@ -6,8 +6,8 @@ use super::report::Subject;
 use crate::cli::failure::Failure;
 use crate::cli::layers::{Layer, Tensors, layers};
 use half::{bf16, f16};
-use host::attention::BLOCK_TOKENS;
 use host::attention::dense::DenseElement;
+use host::attention::page;
 use host::int8::file::Dtype;
 use host::tensor_file::TensorFile;
 use std::path::Path;
@@ -160,12 +160,7 @@ impl Trace {
         let of = &self.layers[layer];
         let from = if keys { &of.keys } else { &of.values };
         let from: &[E] = bytemuck::cast_slice(&from[(self.tokens - context) as usize * heads * dim..]);
-        let block = BLOCK_TOKENS as usize;
-        for (at, vector) in from.chunks_exact(dim).enumerate() {
-            let (token, head) = (at / heads, at % heads);
-            let tile = row[token / block] as usize * heads + head;
-            pool[(tile * block + token % block) * dim..][..dim].copy_from_slice(vector);
-        }
+        page(from, [heads, dim], row, pool);
     }
 
     /// The queries of steps that follow each other, each [layers, heads, head_dim], and how many of `context`
