@@ -428,8 +428,8 @@ mod tests {
     use half::f16;
     use simt::emu::EmuOptions;
 
-    /// Queries of earlier tokens see the tokens that there were for them, whatever has come since: the bits of
-    /// a step over a sequence that is as long.
+    /// Queries of earlier tokens see the tokens that there were for them, whatever has come since: the bits
+    /// of a step over a sequence that is as long.
     #[test]
     fn a_step_sees_the_tokens_of_its_queries() {
         let device = Device::cpu(EmuOptions::default());
