@@ -343,7 +343,7 @@ fn heads_over_budget_are_dense() {
     assert!(certificates.iter().all(|c| Rung::of(c.rung()) == Rung::Dense && c.e_val == 0.0));
     // Two full blocks in 8 and 4 bits of 16, and half a block as it is.
     assert_eq!(dense.bytes(), 41 * 1024);
-    assert_eq!(certified.bytes(), 2 * 16 * 512 + 2 * 2 * 2 * 32 + 9 * 1024);
+    assert_eq!(certified.bytes(), 2 * 16 * 512 + 2 * 2 * 2 * 48 + 9 * 1024);
     assert_eq!((dense.host_bytes(), certified.host_bytes()), (0, 41 * 1024));
 }
 

@@ -99,8 +99,11 @@ pub const SIZE_UNIT: f32 = (1.0 + 1.0 / 262_144.0) / 255.0;
 #[inline(always)]
 pub fn value_size(norm: f32, nu: f32) -> f32 {
     let size = -math::floor(-(norm * (255.0 * reciprocal(nu))));
-    let size = if size >= 1.0 { size } else { 1.0 };
-    if norm <= nu && size <= 255.0 { size } else { 255.0 }
+    // An infinite norm over an infinite one is no number.
+    if !(norm <= nu && size <= 255.0) {
+        return 255.0;
+    }
+    if size >= 1.0 { size } else { 1.0 }
 }
 
 /// At least `x` over the size of a token, `unit` what sizes are told in.
