@@ -61,6 +61,10 @@ pub struct Policy {
     /// quantized blocks would come on top of the originals. Then it is tried again; where that finds the
     /// same, it waits twice as long, from one renewal up. 0: every step tries.
     pub retry: u32,
+    /// Whether rows of blocks with a head over budget are passed over a second time, by a list of the step's
+    /// own masses, before what is over it still is computed from the originals. With
+    /// [`renew`](Self::renew) 0 every list is the step's own.
+    pub again: bool,
     /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error:
     /// what is left is one pass over the quantized cache.
     pub certify: bool,
@@ -110,6 +114,7 @@ impl Policy {
         per_group: true,
         renew: 16,
         retry: 8,
+        again: true,
         certify: true,
         bound: Bound::Sound,
         ranking: 0,
@@ -274,6 +279,11 @@ impl Policy {
     /// Whether a step promotes what an earlier one has chosen.
     pub(super) fn carries(&self) -> bool {
         self.renew > 0
+    }
+
+    /// Whether steps have a second pass, for rows of blocks with a head over budget.
+    pub(super) fn passes_again(&self) -> bool {
+        self.again && self.carries() && self.promotes() && self.error_budget < f32::INFINITY
     }
 
     /// For how many steps a list is used; 0 if there is none, or each step has its own.

@@ -103,6 +103,7 @@ thresholds! {
     per_group: Kind::Switch, switch, "query heads of a KV head share what any of them promotes";
     renew: BLOCKS, count, "steps that a list of promoted blocks serves; 0: each step makes its own";
     retry: Kind::Count(0, 255), count, "renewals that heads beside one over budget stay exact for, at the most; 0: none";
+    again: Kind::Switch, switch, "heads over budget get a list of their own masses before they are exact";
     bound: Kind::Word(&["sound", "paper"]), bound, "whose bound E_key is";
     ranking: BLOCKS, count, "heaviest blocks whose order is checked; 0: none";
     canary: SIZE, number, "how far scores of promoted blocks may be apart beyond their bound";

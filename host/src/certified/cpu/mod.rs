@@ -96,6 +96,8 @@ pub struct Step {
     /// Whether a step promotes what an earlier one has chosen, and for how many steps; 0 if nothing is.
     carries: bool,
     every: u32,
+    /// Whether it has a second pass.
+    again: bool,
     /// What is carried, where [`run_carried`](Self::run_carried) is not given any.
     own: OwnLists,
     groups: Vec<RowGroup>,
@@ -158,6 +160,7 @@ impl Step {
             shape,
             carries: policy.carries(),
             every: policy.every(),
+            again: policy.passes_again(),
             own: OwnLists::new(extents),
             gathered: vec![Gather::NONE; if gathers { groups.len() * shape.splits as usize } else { 0 }],
             used: groups.iter().map(|_| Used::default()).collect(),
@@ -194,7 +197,7 @@ impl Step {
     pub fn run_at<E: Half>(&mut self, level: Level, slices: Slices<'_, E>, out: Out<'_>) -> Result<()> {
         let mut own = std::mem::take(&mut self.own);
         let turns = own.turns;
-        let done = self.run_carried_at(level, slices, own.lend(self.every), out);
+        let done = self.run_carried_at(level, slices, own.lend(self.every, self.again), out);
         if done.is_err() {
             own.turns = turns;
         }
@@ -244,12 +247,15 @@ impl Step {
             value_tiles: self.trailing,
             dense_rows: self.dense_rows.iter().filter(|rows| **rows != 0).count() as u64,
             exact_rows: 0,
+            again_rows: 0,
         };
         if self.carries {
-            for Used { promoted: [keys, values, _], exact, .. } in &self.used {
-                read.key_tiles += u64::from(*keys);
-                read.value_tiles += u64::from(*values);
-                read.exact_rows += u64::from(*exact);
+            for used in &self.used {
+                let [keys, values] = used.tiles();
+                read.key_tiles += u64::from(keys);
+                read.value_tiles += u64::from(values);
+                read.exact_rows += u64::from(used.exact);
+                read.again_rows += u64::from(used.earlier.is_some());
             }
             return read;
         }
@@ -372,7 +378,9 @@ impl Step {
             } else {
                 certify
             };
+            let followed = !exact && list.as_ref().is_some_and(|list: &List<'_>| list.followed);
             let blocks = blocks(group);
+            let noted = if chooses || followed { blocks } else { 0 };
             shares.push(Share {
                 group: *group,
                 length: length(group),
@@ -380,7 +388,8 @@ impl Step {
                 exact,
                 left: [0; 2],
                 chooses,
-                notes: notes.split_off_mut(..if chooses { blocks } else { 0 }).unwrap_or_default(),
+                passes: !exact,
+                notes: notes.split_off_mut(..noted).unwrap_or_default(),
                 list,
                 used,
                 gathered: gathered.split_off_mut(..gathers).unwrap_or_default(),

@@ -111,6 +111,8 @@ pub struct OriginalsRead {
     pub dense_rows: u64,
     /// How many of these were left to the dense rung: their quantized tiles were not read.
     pub exact_rows: u64,
+    /// How many were passed over a second time: their quantized tiles were read twice.
+    pub again_rows: u64,
 }
 
 impl OriginalsRead {
@@ -120,6 +122,7 @@ impl OriginalsRead {
         self.value_tiles += other.value_tiles;
         self.dense_rows += other.dense_rows;
         self.exact_rows += other.exact_rows;
+        self.again_rows += other.again_rows;
     }
 }
 

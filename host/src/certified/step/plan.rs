@@ -28,8 +28,9 @@ use simt::LaunchShape;
 /// check. Nothing waits for the host.
 ///
 /// With [`Policy::renew`] a step promotes what an earlier one has chosen, the plan's [`Carried`] list:
-/// `carry` does in one pass what `attend` and `replace` do in two, the dense rung follows, and every so many
-/// steps `weigh` and `mark` make the next list.
+/// `carry` does in one pass what `attend` and `replace` do in two. With [`Policy::again`] rows of blocks with a
+/// head over budget get a list of the step's own masses and `carry` again. The dense rung follows, and every so
+/// many steps `weigh` and `mark` make the next list.
 pub struct StepPlan<E: StepElement> {
     device: Device,
     pub(super) problem: StepProblem,
@@ -72,6 +73,8 @@ pub struct StepPlan<E: StepElement> {
 #[derive(Clone, Copy)]
 enum Stage {
     Carry,
+    Own,
+    Again,
     Pass,
     Weigh,
     Mark,
@@ -230,6 +233,7 @@ impl<E: StepElement> StepPlan<E> {
                 read.key_tiles += u64::from(row.key_tiles);
                 read.value_tiles += u64::from(row.value_tiles);
                 read.exact_rows += u64::from(row.exact);
+                read.again_rows += u64::from(row.again);
             }
         } else {
             for list in self.carried.lists.to_vec()? {
@@ -332,6 +336,9 @@ impl<E: StepElement> StepPlan<E> {
 
     fn schedule(&self) -> &'static [Stage] {
         match (self.policy.carries(), self.policy.certify) {
+            (true, true) if self.policy.passes_again() => {
+                &[Stage::Carry, Stage::Own, Stage::Again, Stage::Dense, Stage::Weigh, Stage::Mark]
+            }
             (true, true) => &[Stage::Carry, Stage::Dense, Stage::Weigh, Stage::Mark],
             (true, false) => &[Stage::Carry],
             (false, _) => {
@@ -343,6 +350,9 @@ impl<E: StepElement> StepPlan<E> {
     /// What a step consists of, in order.
     pub fn stages(&self) -> &'static [&'static str] {
         match (self.policy.carries(), self.policy.certify) {
+            (true, true) if self.policy.passes_again() => {
+                &["carry", "own list", "again", "dense", "weigh", "mark"]
+            }
             (true, true) => &["carry", "dense", "weigh", "mark"],
             (true, false) => &["carry"],
             (false, _) => &["pass", "weigh", "mark", "replace", "checks", "dense"],
@@ -370,6 +380,8 @@ impl<E: StepElement> StepPlan<E> {
             unsafe {
                 match stage {
                     Stage::Carry => self.run_carry(stream, cache, out),
+                    Stage::Own => self.run_own(stream, cache),
+                    Stage::Again => self.run_again(stream, cache, out),
                     Stage::Pass => self.run_pass(stream, cache),
                     Stage::Weigh => self.run_weigh(stream, cache),
                     Stage::Mark => self.run_mark(stream, cache),
