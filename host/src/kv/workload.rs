@@ -35,9 +35,9 @@ pub struct Input<E: DenseElement> {
     pub blocks: Vec<Vec<u32>>,
     /// Queries of steps that follow each other, each [sequences, q_heads, head_dim]; at least one.
     pub queries: Vec<Buffer<E>>,
-    /// Of each of these steps, what each sequence has of its tokens then, \[sequences\]: for queries of tokens
-    /// that more have come after. None: all of them, in every step. A scheme that asks the first queries alone,
-    /// which see everything, needs none.
+    /// Of each of these steps, what each sequence has of its tokens then, \[sequences\]: for queries of
+    /// tokens that more have come after. None: all of them, in every step. A scheme that asks the first
+    /// queries alone, which see everything, needs none.
     pub seen: Vec<Buffer<u32>>,
 }
 

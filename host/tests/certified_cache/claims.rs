@@ -35,6 +35,7 @@ fn shape(max_blocks: u32, pool_blocks: u32) -> StepShape {
         notes: 1,
         pool_blocks,
         paced: 0,
+        dense_splits: 1,
     }
 }
 

@@ -21,8 +21,8 @@
 //! and written to its slot only where it has won itself; both never happen to one slot. The bits of attention
 //! are those of the originals either way.
 //!
-//! A second pass of a step ([`carried`](mod@super::carried)) has a round of claims of its own, as if it were one
-//! more step.
+//! A second pass of a step ([`carried`](mod@super::carried)) has a round of claims of its own, as if it were
+//! one more step.
 //!
 //! Where a list is carried, [`mark`](fn@super::mark) comes last: what it settles and counts is of the list
 //! that the next step's [`carry`](fn@super::carry) uses, which reads and brings tiles as `replace` does.

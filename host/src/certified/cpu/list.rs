@@ -135,8 +135,8 @@ impl List<'_> {
         }
     }
 
-    /// What was chosen is for a second pass of this step, over a sequence with so many full blocks. `left`: what
-    /// the first one has left, as for [`count`](Self::count).
+    /// What was chosen is for a second pass of this step, over a sequence with so many full blocks. `left`:
+    /// what the first one has left, as for [`count`](Self::count).
     pub(super) fn own(&mut self, chosen: &Chosen, blocks: usize, left: [u32; 2], used: &mut Used) {
         self.write(chosen);
         self.promoted.blocks = blocks as u32;

@@ -104,8 +104,8 @@ impl Step {
         })
     }
 
-    /// Claims slots for a step's lists, and counts what will be found there and what not; the trailing blocks of
-    /// those groups that `counts_trailing` names, too.
+    /// Claims slots for a step's lists, and counts what will be found there and what not; the trailing blocks
+    /// of those groups that `counts_trailing` names, too.
     fn claim<'a, E: Half>(
         &'a self,
         slices: Slices<'a, E>,

@@ -18,7 +18,7 @@ use crate::certified::{BLOCK_TOKENS, Certificate};
 use crate::simd_level::Level;
 use kernels_gpu::attention::{part_floats, warps};
 use kernels_gpu::certified::policy::reason;
-use kernels_gpu::certified::{Thresholds, pass_share};
+use kernels_gpu::certified::{StepShape, Thresholds, pass_share};
 use std::marker::PhantomData;
 
 /// A group of rows: what a step keeps and writes of it.
@@ -48,6 +48,9 @@ pub(super) struct Share<'a> {
     pub(super) gathered: &'a mut [Gather],
     /// Of the splits of the pass, then of the replacers.
     pub(super) partials: &'a mut [f32],
+    /// What the splits of a second pass leave.
+    pub(super) again_partials: &'a mut [f32],
+    pub(super) again_gathered: &'a mut [Gather],
     pub(super) chosen: &'a mut Chosen,
     /// Bounds of the norms of the trailing block's keys and values.
     pub(super) norms: &'a mut [f32; 2],
@@ -84,6 +87,8 @@ pub(super) struct Stages<'a> {
     pub(super) weighing: u32,
     /// How the warps of a thread block are shared out.
     pub(super) pieces: Pieces,
+    /// The shape of a second pass.
+    pub(super) again: StepShape,
 }
 
 impl Stages<'_> {
@@ -138,13 +143,20 @@ impl Stages<'_> {
                 list.own(chosen, *blocks, *left, used);
             }
         }
-        self.pass::<E, D>(shares, threads, false);
+        let second = Stages { view: View { shape: self.again, ..self.view }, ..self };
+        let swap = |share: &mut Share<'_>| {
+            std::mem::swap(&mut share.partials, &mut share.again_partials);
+            std::mem::swap(&mut share.gathered, &mut share.again_gathered);
+        };
+        shares.iter_mut().for_each(swap);
+        second.pass::<E, D>(shares, threads, false);
         for share in shares.iter_mut().filter(|share| share.passes) {
-            let over = self.finish::<E, D>(share);
+            let over = second.finish::<E, D>(share);
             if let Some(list) = &share.list {
                 share.left = list.turn.after(over, self.thresholds.retry);
             }
         }
+        shares.iter_mut().for_each(swap);
     }
 
     /// Splits of a share that have any block.

@@ -1,5 +1,6 @@
 //! The launches of a step, one by one.
 
+use super::plan::Again;
 use super::watching::Watching;
 use super::{AttendedHandles, StepElement, StepHandles, StepPlan};
 use crate::Stream;
@@ -15,9 +16,9 @@ use simt::LaunchShape;
 
 impl<E: StepElement> StepPlan<E> {
     /// The shape of a step over this cache.
-    fn shape_over(&self, cache: &StepHandles<E>) -> StepShape {
-        let blocks = cache.annotations.len() / self.shape.kv_heads as usize;
-        StepShape { pool_blocks: blocks as u32, ..self.shape }
+    fn shape_over(&self, cache: &StepHandles<E>, shape: StepShape) -> StepShape {
+        let blocks = cache.annotations.len() / shape.kv_heads as usize;
+        StepShape { pool_blocks: blocks as u32, ..shape }
     }
 
     /// All of a step by the list that is carried: the first of its launches. Then come the dense rung and,
@@ -67,6 +68,12 @@ impl<E: StepElement> StepPlan<E> {
         out: AttendedHandles,
         mode: u32,
     ) -> Result<()> {
+        let (shape, grid, partials, gathered) = if mode & mode::AGAIN != 0 {
+            let Again { shape, carry, partials, gathered } = &mut self.again;
+            (*shape, *carry, partials.global_mut(), gathered.global_mut())
+        } else {
+            (self.shape, self.carry, self.partials.global_mut(), self.gathered.global_mut())
+        };
         let arguments = carry::Args {
             queries: cache.queries,
             tiles: cache.tiles,
@@ -81,20 +88,20 @@ impl<E: StepElement> StepPlan<E> {
             entries: self.carried.entries.global(),
             promoted: self.carried.promoted.global_mut(),
             records: self.records.global_mut(),
-            partials: self.partials.global_mut(),
-            gathered: self.gathered.global_mut(),
+            partials,
+            gathered,
             counters: self.counters[1].global_mut(),
             output: out.output,
             lse: out.lse,
             certificates: out.certificates,
             dense_rows: self.dense_rows.global_mut(),
-            shape: self.shape_over(cache),
+            shape: self.shape_over(cache, shape),
             thresholds: self.thresholds,
             scratch: cache.near.scratch,
             mode,
         };
         // SAFETY: this function's contract; the scratch was made for this shape.
-        unsafe { stream.launch(&self.kernels.carry.0, self.carry, arguments) }?;
+        unsafe { stream.launch(&self.kernels.carry.0, grid, arguments) }?;
         Ok(())
     }
 

@@ -10,8 +10,8 @@ use simt::warp::{FULL_MASK, warp_shuffle_xor};
 use simt::{Pod, Shared, Zeroable, unroll};
 
 /// Sums over the blocks of one query row, each weighed with its share of the row's sum: Σ p_t of the weights
-/// that the output is made with, relative to the row's reference. T: the blocks whose keys are quantized. n_t:
-/// the size of a token's value, which its norm is not above.
+/// that the output is made with, relative to the row's reference. T: the blocks whose keys are quantized.
+/// n_t: the size of a token's value, which its norm is not above.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Gathered {
