@@ -1,5 +1,5 @@
-//! Ferrokv: INT8 KV-cache quantization in Rust, one kernel source for the GPU and the CPU, the same bits on
-//! both.
+//! Ferrokv: a language model's keys and values in few bits, and attention over them, with a bound on its
+//! error if one is wanted. Kernels are Rust, one source for the GPU and the CPU, with the same bits on both.
 //!
 //! This crate is the front door: it embeds the kernels' PTX, gathers the crates below it and holds the
 //! `ferrokv` command.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Says what must not stand in README.md and docs: paths of one machine, a diary, links that lead nowhere.
+"""Says what must not stand in README.md and docs: paths of one machine, a diary, links that lead nowhere, long pages.
 
 `python3 tools/documents.py` prints FILE:LINE and what is wrong, and exits with 1 if there is any. What was and is
 no more belongs to docs/experiments alone. Needs nothing but Python.
@@ -17,6 +17,10 @@ DIARY = re.compile(
     r"previously|has become|have become|by now|since then|was the aim|were once|until recently|of today|newly)\b",
     re.IGNORECASE,
 )
+# Lines that a document may have. Speed is read to its end, so that what loses is read as well; what is no speed goes to
+# another document. A page of an experiment is one question, read by whoever is about to ask it again.
+PERFORMANCE = 250
+EXPERIMENT = range(10, 31)
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$")
 
 
@@ -71,9 +75,20 @@ def experiments():
             yield f"docs/experiments/README.md: no row for {page.name}, {title}"
 
 
+def lengths():
+    """Documents that are longer than they may be, or experiments that say too little."""
+    lines = len((ROOT / "docs/performance.md").read_text().splitlines())
+    if lines > PERFORMANCE:
+        yield f"docs/performance.md: {lines} lines, {PERFORMANCE} at most"
+    for page in sorted((ROOT / "docs/experiments").glob("[0-9]*.md")):
+        lines = len(page.read_text().splitlines())
+        if lines not in EXPERIMENT:
+            yield f"docs/experiments/{page.name}: {lines} lines, {EXPERIMENT[0]} to {EXPERIMENT[-1]} are wanted"
+
+
 def main():
     found = 0
-    for what in experiments():
+    for what in [*experiments(), *lengths()]:
         found += 1
         print(what)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "assets/README.md"]:

@@ -32,7 +32,10 @@ class Record:
             raise Wrong(f"docs/results/{path}: not <command>/<device>/<date>-<commit>[-<part>].json or .txt")
         self.path, self.notes = path, notes
         self.command, self.device, self.date, self.commit = found.group("command", "device", "date", "commit")
-        self.commit = self.commit.replace("before-", "before ")
+        # A build that was never committed is named by the commit that came next: it is no commit of its own.
+        unnamed = self.commit.startswith("before-")
+        self.commit = self.commit.removeprefix("before-")
+        self.build = f"no commit, a build ahead of {self.commit}" if unnamed else f"commit {self.commit}"
         if self.device not in DEVICES:
             raise Wrong(f"docs/results/{path}: tools/tables.py has no name for the device {self.device}")
 
@@ -59,7 +62,7 @@ class Record:
         gpu = (environment.get("gpu") or {}).get("name") or data.get("device")
         if date and date[:10] != self.date:
             raise Wrong(f"docs/results/{self.path}: the record is of {date[:10]}")
-        if commit and commit != self.commit:
+        if commit and f"commit {commit}" != self.build:
             raise Wrong(f"docs/results/{self.path}: the record is of commit {commit}")
         if gpu and gpu != "CPU" and DEVICES[self.device] not in gpu:
             raise Wrong(f"docs/results/{self.path}: the record is of {gpu}")

@@ -20,10 +20,10 @@ def caption(records, document):
     parts = []
     for n, record in enumerate(records, 1):
         link = f"[record{f' {n}' if len(records) > 1 else ''}]({relative(document, record)})"
-        if n > 1 and (record.device, record.commit) == (records[n - 2].device, records[n - 2].commit):
+        if n > 1 and (record.device, record.build) == (records[n - 2].device, records[n - 2].build):
             parts[-1] += f", {link}"
         else:
-            parts.append(f"{DEVICES[record.device]}, commit {record.commit}, {record.date}: {link}")
+            parts.append(f"{DEVICES[record.device]}, {record.build}, {record.date}: {link}")
     lines = [""]
     for word in re.findall(r"(?:\[[^\]]*\]\([^)]*\)|[^\s\[]|\[)+", "*" + "; ".join(parts) + ".*"):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > 118:
@@ -103,7 +103,7 @@ def index(current, records):
         for record in sorted(commands[command], key=lambda each: (each.device, each.date, each.path)):
             name = record.path.removeprefix(command + "/")
             lines += [f"- [{name}]({record.path}):",
-                      f"  {DEVICES[record.device]}, commit {record.commit}, {record.date}.",
+                      f"  {DEVICES[record.device]}, {record.build}, {record.date}.",
                       *wrapped(f"`{record.notes['command']}`:", 2), *wrapped(f"{record.notes['what']}.", 2)]
             if answers[record.path]:
                 lines += wrapped("Answers: " + ", ".join(answers[record.path]) + ".", 2)

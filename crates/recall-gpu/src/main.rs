@@ -164,7 +164,7 @@ fn prints(gpu: &Device) -> ExitCode {
 
 /// Whether its kernel is in the PTX, as all are that a GPU can launch.
 fn is_built(case: &Case) -> bool {
-    case.name != "large_local_array"
+    case.fits_a_gpu()
 }
 
 fn usage(what: &str) -> ExitCode {

@@ -59,6 +59,9 @@ pub enum Found {
     OfLaunch(Mode, &'static str),
     /// There is no bug: it must pass.
     Legal,
+    /// There is no bug, and it is a fault all the same, in every mode: this variant of `FaultKind`, for this
+    /// reason.
+    Refused(&'static str, &'static str),
     /// Not found, for this reason.
     Missed(&'static str),
 }
@@ -82,7 +85,17 @@ pub struct Case {
 impl Case {
     /// Whether it has a bug to plant.
     pub fn has_bug(&self) -> bool {
-        !matches!(self.found, Found::Legal)
+        !matches!(self.found, Found::Legal | Found::Refused(..))
+    }
+
+    /// Whether it is a false alarm: it has no bug, and the emulator refuses it.
+    pub fn is_refused(&self) -> bool {
+        matches!(self.found, Found::Refused(..))
+    }
+
+    /// Whether a GPU can launch it: none has room for a stack of that size in each thread.
+    pub fn fits_a_gpu(&self) -> bool {
+        self.name != "large_local_array"
     }
 }
 

@@ -1,10 +1,16 @@
 //! Programs without a mistake that are easy to refuse or to hang. In the twin's place stands the same
-//! program.
+//! program. One of them is refused: a false alarm.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::case::Found;
 #[cfg(not(target_arch = "nvptx64"))]
+use crate::machine::Machine;
+#[cfg(not(target_arch = "nvptx64"))]
+use ferrokv_device::Result;
+#[cfg(not(target_arch = "nvptx64"))]
 use simt::LaunchShape;
+#[cfg(not(target_arch = "nvptx64"))]
+use simt::emu::EmuOptions;
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread, warp};
 
 const fn words() -> Shared<u32> {
@@ -133,6 +139,29 @@ fn atomics_that_meet_a_plain_read(y: GlobalMut<u32>, total: GlobalMut<u32>) {
     }
 }
 
+#[kernel]
+fn all_blocks_meet(arrived: GlobalMut<u32>) {
+    if thread::thread_idx_x() == 0 {
+        arrived.atomic_add(0, 1);
+        while arrived.atomic_load(0) != thread::grid_dim_x() {
+            thread::pause(50);
+        }
+    }
+    thread::sync_threads();
+}
+
+/// Blocks of 32 threads that all wait for each other.
+#[cfg(not(target_arch = "nvptx64"))]
+fn meet(blocks: u32, on: &Machine) -> Result<()> {
+    // Where there is no room for another block, patience changes nothing but the time.
+    let impatient = on.options().map(|options| Machine::Emulator(EmuOptions { patience: 100, ..*options }));
+    let (on, mut arrived) = (impatient.as_ref().unwrap_or(on), [0]);
+    let args = all_blocks_meet::Args { arrived: on.write(&mut arrived)? };
+    on.go(all_blocks_meet::kernel(), LaunchShape::new(blocks, 32), args)?;
+    assert_eq!(arrived, [blocks]);
+    Ok(())
+}
+
 cases! { "legal";
     ticket_lock: "a lock by tickets, between blocks", Found::Legal, |_, on| {
         let (mut words, mut sum) = ([0; 2], [0]);
@@ -176,4 +205,8 @@ cases! { "legal";
         let args = atomics_that_meet_a_plain_read::Args { y: on.write(&mut y)?, total: on.write(&mut total)? };
         on.go(atomics_that_meet_a_plain_read::kernel(), LaunchShape::new(1, 64), args)
     };
+    all_blocks_meet: "all 64 blocks of a grid meet", Found::Legal, |_, on| meet(64, on);
+    too_many_blocks_meet: "all 513 blocks of a grid meet, of 32 threads",
+        Found::Refused("EndlessWait", "no room for more than 16,384 threads"),
+        |_, on| meet(513, on);
 }

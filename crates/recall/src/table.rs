@@ -27,7 +27,7 @@ fn tables(record: &Record) -> String {
                     (mode.words(), format!("`{kind}`"))
                 }
                 Found::Missed(reason) => ("missed", reason.to_string()),
-                Found::Legal => continue,
+                Found::Legal | Found::Refused(..) => continue,
             };
             let tools = TOOLS.map(|tool| cell(record, case, tool)).join(" | ");
             lines.push(format!("| {} | {with} | {what} | {tools} |", case.mistake));
@@ -42,17 +42,18 @@ fn by_category() -> Vec<String> {
         "| category | bugs | found | missed | programs without a bug | false alarms |".into(),
         "|---|---|---|---|---|---|".into(),
     ];
-    let mut sums = [0; 4];
+    let mut sums = [0; 5];
     for (category, cases) in categories() {
         let missed = cases.iter().filter(|case| matches!(case.found, Found::Missed(_))).count();
         let bugs = cases.iter().filter(|case| case.has_bug()).count();
-        let row = [bugs, bugs - missed, missed, cases.len()];
+        let refused = cases.iter().filter(|case| case.is_refused()).count();
+        let row = [bugs, bugs - missed, missed, cases.len(), refused];
         sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-        let [bugs, found, missed, clean] = row;
-        lines.push(format!("| {category} | {bugs} | {found} | {missed} | {clean} | 0 |"));
+        let [bugs, found, missed, clean, refused] = row;
+        lines.push(format!("| {category} | {bugs} | {found} | {missed} | {clean} | {refused} |"));
     }
-    let [bugs, found, missed, clean] = sums;
-    lines.push(format!("| **all** | {bugs} | {found} | {missed} | {clean} | 0 |"));
+    let [bugs, found, missed, clean, refused] = sums;
+    lines.push(format!("| **all** | {bugs} | {found} | {missed} | {clean} | {refused} |"));
     lines
 }
 
@@ -63,6 +64,7 @@ fn by_tool(record: &Record) -> Vec<String> {
     let bugs: Vec<&Case> = cases().filter(|case| case.has_bug()).collect();
     let clean: Vec<&Case> = cases().filter(launched).collect();
     let emulator = bugs.iter().filter(|case| !matches!(case.found, Found::Missed(_))).count();
+    let refused: Vec<&Case> = cases().filter(|case| case.is_refused()).collect();
     let count = |cases: &[&Case], bug: bool, tools: &[&str]| {
         let raised = |case: &&&Case| tools.iter().any(|tool| alarms(case, bug, tool));
         cases.iter().filter(raised).count()
@@ -85,11 +87,15 @@ fn by_tool(record: &Record) -> Vec<String> {
         format!("\n*{}:\n{}.*\n", record.by, links.join(",\n")),
         "| | bugs found | programs without a bug it objects to |".into(),
         "|---|---|---|".into(),
-        row("the emulator", emulator, bugs.len(), 0, cases().count()),
+        row("the emulator", emulator, bugs.len(), refused.len(), cases().count()),
     ];
     lines.extend(TOOLS.map(|tool| of_tools(tool, &[tool])));
     lines.push(of_tools("all four tools", &TOOLS));
     lines.push("\n| program without a bug | tool | what it says |\n|---|---|---|".into());
+    for case in refused {
+        let Found::Refused(kind, reason) = case.found else { continue };
+        lines.push(format!("| {} | the emulator | `{kind}`: {reason} |", case.mistake));
+    }
     for case in &clean {
         for tool in TOOLS.iter().filter(|tool| alarms(case, false, tool)) {
             let first = record.run(case, false, tool).map(|run| run.first).unwrap_or_default();
@@ -102,9 +108,8 @@ fn by_tool(record: &Record) -> Vec<String> {
 
 /// What a tool made of the bug.
 fn cell(record: &Record, case: &Case, tool: &str) -> &'static str {
-    let ran = |case: &Case| record.run(case, false, tool).is_some();
     match record.run(case, true, tool) {
-        None if cases().any(|other| other.category == case.category && ran(other)) => "no launch",
+        None if !case.fits_a_gpu() => "no launch",
         None => "new",
         Some(run) if run.alarms > 0 => "found",
         Some(run) if run.hung => "hangs",

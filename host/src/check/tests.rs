@@ -1,3 +1,5 @@
+//! Comparison of bits: two runs of a case that differ in a known place, and what the report says of it.
+
 use super::*;
 use kernels_gpu::probe;
 use simt::LaunchShape;

@@ -1,3 +1,5 @@
+//! What the build makes of findings, allowed ones and targets of two code generators, with no compiler run.
+
 use super::*;
 use crate::target::Target;
 use crate::{lint, ptx};

@@ -1,3 +1,5 @@
+//! Arguments, the report's shape, the peers' rows and pictures, on the emulator. No time is asserted.
+
 use super::super::peers::{Found, read};
 use super::super::testing::{parse, peer_that_writes, refusal, report, written};
 use super::arguments::{Arguments, Shape};

@@ -1,3 +1,5 @@
+//! What launches the kernel, and the PTX that a GPU is opened with.
+
 use crate::axpy;
 use ferrokv_device::{Buffer, Error, PtxImage, Stream};
 use simt::LaunchShape;

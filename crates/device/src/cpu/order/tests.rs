@@ -1,3 +1,5 @@
+//! Work that nothing orders and work that something does, on made-up streams and memory.
+
 use super::*;
 use std::panic::Location;
 

@@ -1,3 +1,5 @@
+//! Modules of a few lines: what is translated, what stays as it is, and what is refused.
+
 use super::*;
 
 const HEAD: &str = "\

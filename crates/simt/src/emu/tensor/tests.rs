@@ -1,3 +1,5 @@
+//! Products of made-up matrices by the model of the tensor cores, with results worked out by hand.
+
 use super::*;
 use half::f16;
 
