@@ -36,7 +36,8 @@
 //! Where the first step by a new list, or the second pass of a step, finds a head over its budget, the dense
 //! rung alone computes the heads of its row of blocks for some renewals: it reads the originals of the row
 //! for one head as for eight. Then the row is tried again; where that finds the same, the next wait is twice
-//! as long, up to [`Thresholds::retry`] renewals. Of a row that waits this pass reads the annotations, for certificates.
+//! as long, up to [`Thresholds::retry`] renewals. Of a row that waits this pass reads the annotations, for
+//! certificates.
 
 mod ahead;
 pub mod exact;
