@@ -48,7 +48,7 @@ pub use kernels_gpu::certified::layout::{
 };
 pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
 pub use kv::CertifiedCache;
-pub use policy::{Bound, Policy, Rung, reasons};
+pub use policy::{Bound, Policy, Rung, SecondPass, reasons};
 pub use scheme::SYSTEM;
 pub use step::{
     Attended, AttendedHandles, Carried, Checked, Near, OriginalsRead, STEP_HEAD_DIMS, StepElement,

@@ -61,6 +61,10 @@ pub struct Policy {
     /// quantized blocks would come on top of the originals. Then it is tried again; where that finds the
     /// same, it waits twice as long, from one renewal up. 0: every step tries.
     pub retry: u32,
+    /// Whether rows of blocks with a head over budget are passed over a second time, by a list of the step's
+    /// own masses, before what is over it still is computed from the originals. With
+    /// [`renew`](Self::renew) 0 every list is the step's own.
+    pub again: SecondPass,
     /// Whether outputs come with a certificate. Without, nothing is promoted and nothing known of the error:
     /// what is left is one pass over the quantized cache.
     pub certify: bool,
@@ -75,6 +79,22 @@ pub struct Policy {
     pub canary: f32,
     /// The share of the blocks that are compared in each step though nobody promotes them.
     pub exploration: f32,
+}
+
+/// When a step has a second pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SecondPass {
+    /// Where originals are in the host's memory, so that an exact head takes what the bus takes: as in the
+    /// caches of models, on every device. On a GPU that has them at hand a pass takes longer than they do. A
+    /// step is not told where they are, and has the pass.
+    Host,
+    /// Always.
+    #[serde(rename = "on")]
+    Always,
+    /// Never.
+    #[serde(rename = "off")]
+    Never,
 }
 
 /// A bound on the error by quantized keys.
@@ -110,6 +130,7 @@ impl Policy {
         per_group: true,
         renew: 16,
         retry: 8,
+        again: SecondPass::Host,
         certify: true,
         bound: Bound::Sound,
         ranking: 0,
@@ -274,6 +295,17 @@ impl Policy {
     /// Whether a step promotes what an earlier one has chosen.
     pub(super) fn carries(&self) -> bool {
         self.renew > 0
+    }
+
+    /// Whether steps have a second pass, for rows of blocks with a head over budget.
+    pub(super) fn passes_again(&self) -> bool {
+        self.again != SecondPass::Never && self.carries() && self.promotes() && self.error_budget < f32::INFINITY
+    }
+
+    /// The policy of steps whose originals are on the device: no bus is saved by a second pass.
+    pub(super) fn with_originals_at_hand(self) -> Policy {
+        let again = if self.again == SecondPass::Host { SecondPass::Never } else { self.again };
+        Policy { again, ..self }
     }
 
     /// For how many steps a list is used; 0 if there is none, or each step has its own.

@@ -1,7 +1,7 @@
 //! What the system declares: its schemes, their presets, and each threshold of a [`Policy`] as an option.
 
 use super::{
-    Annotation, BLOCK_TOKENS, Bound, CertifiedCache, Error as Own, Layout, Policy, TileLayout, cases, proof,
+    Annotation, BLOCK_TOKENS, Bound, CertifiedCache, Error as Own, Layout, Policy, SecondPass, TileLayout, cases, proof,
     workload,
 };
 use crate::kv::proof::by_workload;
@@ -103,6 +103,7 @@ thresholds! {
     per_group: Kind::Switch, switch, "query heads of a KV head share what any of them promotes";
     renew: BLOCKS, count, "steps that a list of promoted blocks serves; 0: each step makes its own";
     retry: Kind::Count(0, 255), count, "renewals that heads beside one over budget stay exact for, at the most; 0: none";
+    again: Kind::Word(&["host", "on", "off"]), second_pass, "heads over budget get a list of their own masses before they are exact; host: where originals are there";
     bound: Kind::Word(&["sound", "paper"]), bound, "whose bound E_key is";
     ranking: BLOCKS, count, "heaviest blocks whose order is checked; 0: none";
     canary: SIZE, number, "how far scores of promoted blocks may be apart beyond their bound";
@@ -147,6 +148,14 @@ fn switch(value: &Value) -> bool {
 
 fn bound(value: &Value) -> Bound {
     if *value == Value::Word("paper") { Bound::Paper } else { Bound::Sound }
+}
+
+fn second_pass(value: &Value) -> SecondPass {
+    match value {
+        Value::Word("on") => SecondPass::Always,
+        Value::Word("off") => SecondPass::Never,
+        _ => SecondPass::Host,
+    }
 }
 
 /// The thresholds of a selection of `certified`.

@@ -97,6 +97,10 @@ impl<E: CacheElement> Step<E> {
         originals: Originals,
     ) -> Result<Self> {
         let device = &input.device;
+        let policy = match originals {
+            Originals::Device => policy.with_originals_at_hand(),
+            Originals::Host { .. } => policy,
+        };
         let problem = StepProblem::from(input.problem);
         // Before anything large: it refuses what it cannot do.
         let plan = StepPlan::<E>::with_layout(device, problem, &policy, layout)?;
@@ -223,8 +227,9 @@ impl<E: CacheElement> Step<E> {
         Ok(bytemuck::cast(words))
     }
 
-    /// Tiles of full blocks, each as often as a group of query heads reads them, but for groups that were
-    /// left to the dense rung; and their annotations where a step certifies.
+    /// Tiles of full blocks, each as often as a group of query heads reads them: not of groups that were left
+    /// to the dense rung, twice of those that were passed over again. And their annotations where a step
+    /// certifies.
     fn quantized_bytes(&self) -> u64 {
         let problem = self.input.problem;
         let groups =
@@ -233,8 +238,11 @@ impl<E: CacheElement> Step<E> {
         let annotation = if self.policy.certify { size_of::<Annotation>() as u64 } else { 0 };
         // A workload's sequences have the same length.
         let sequences = self.input.lengths.len().max(1) as u64;
-        let left = blocks * self.settled.read.exact_rows / (sequences * self.settled.steps);
-        (groups * blocks - left) * u64::from(self.geometry.layout().bytes) + groups * blocks * annotation
+        let OriginalsRead { exact_rows, again_rows, .. } = self.settled.read;
+        let of = |rows: u64| blocks * rows / (sequences * self.settled.steps);
+        let (left, again) = (of(exact_rows), of(again_rows));
+        let tile = u64::from(self.geometry.layout().bytes);
+        (groups * blocks + again - left) * tile + (groups * blocks + again) * annotation
     }
 
     /// Bytes of originals for promoted and trailing blocks, and for the dense rung.
@@ -395,6 +403,10 @@ impl<E: CacheElement> Workload for Step<E> {
             Fact::bytes("checked", self.settled.checked),
             Fact::text("dense heads", format!("{} of {}", self.settled.heads[1], self.settled.heads[0])),
         ];
+        if self.policy.passes_again() {
+            let rows = self.settled.read.again_rows as f64 / self.settled.steps as f64;
+            facts.push(Fact::count("rows again", rows));
+        }
         if self.host.as_ref().is_some_and(|host| host.scratch != Scratch::NONE) {
             facts.push(Fact::bytes("host, first step", first.bytes(dim)));
             facts.push(Fact::bytes("host, later", later.bytes(dim)));

@@ -35,6 +35,7 @@ fn shape(max_blocks: u32, pool_blocks: u32) -> StepShape {
         notes: 1,
         pool_blocks,
         paced: 0,
+        dense_splits: 1,
     }
 }
 
@@ -62,6 +63,7 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
         let mut entries = Buffer::<Entry>::zeroed(device, 2 * shape.places() as usize).unwrap();
         let mut taken = Buffer::<Taken>::zeroed(device, 2).unwrap();
         let mut promoted = Buffer::<Promoted>::zeroed(device, 2).unwrap();
+        let dense_rows = Buffer::<u32>::zeroed(device, 2).unwrap();
         let mut launch = |lengths: [u32; 2], blocks: [(f32, f32); 8]| {
             let records = blocks.map(|(mass, eta)| {
                 Record::new(mass, 0.0, 0.0, Annotation { eta, nu: 1.0, ..Annotation::NONE })
@@ -79,6 +81,7 @@ fn hits_keep_their_slots_and_the_first_miss_gets_the_others() {
                 taken: taken.global_mut(),
                 directory: directory.global_mut(),
                 promoted: promoted.global_mut(),
+                dense_rows: dense_rows.global(),
                 shape,
                 thresholds,
                 scratch, // No list is carried.
@@ -139,6 +142,7 @@ fn a_list_that_is_used_again_is_counted_by_what_its_entries_want() {
         let mut taken = Buffer::<Taken>::zeroed(device, 1).unwrap();
         let made = Promoted { value_tiles: BLOCKS, blocks: BLOCKS, ..Promoted::zeroed() };
         let mut promoted = Buffer::from_slice(device, &[made]).unwrap();
+        let dense_rows = Buffer::<u32>::zeroed(device, 1).unwrap();
         let arguments = mark::Args {
             records: records.global(),
             weighed: weighed.global(),
@@ -150,6 +154,7 @@ fn a_list_that_is_used_again_is_counted_by_what_its_entries_want() {
             taken: taken.global_mut(),
             directory: directory.global_mut(),
             promoted: promoted.global_mut(),
+            dense_rows: dense_rows.global(),
             shape,
             thresholds: Thresholds { certify: 1, ..Thresholds::zeroed() },
             scratch,

@@ -21,6 +21,9 @@
 //! and written to its slot only where it has won itself; both never happen to one slot. The bits of attention
 //! are those of the originals either way.
 //!
+//! A second pass of a step ([`carried`](mod@super::carried)) has a round of claims of its own, as if it were
+//! one more step.
+//!
 //! Where a list is carried, [`mark`](fn@super::mark) comes last: what it settles and counts is of the list
 //! that the next step's [`carry`](fn@super::carry) uses, which reads and brings tiles as `replace` does.
 //!
@@ -276,9 +279,9 @@ pub fn claim(
 }
 
 /// Adds a thread's counts to the step's [`Traffic`]; the block that arrives last closes the step. All blocks
-/// call it.
+/// call it. `more`: what was closed last is part of the same step, whose second pass it was for.
 #[simt::device]
-pub fn tally(directory: GlobalMut<u64>, counts: [u32; 4], lane: u32) {
+pub fn tally(directory: GlobalMut<u64>, counts: [u32; 4], more: bool, lane: u32) {
     unroll!(for i in 0..4 {
         let sum = warp::warp_reduce_add_u32(FULL_MASK, counts[i]);
         if lane == 0 && sum != 0 {
@@ -299,7 +302,8 @@ pub fn tally(directory: GlobalMut<u64>, counts: [u32; 4], lane: u32) {
     directory.atomic_exchange(ARRIVED, 0);
     unroll!(for i in 0..4 {
         let sum = directory.atomic_exchange(RUNNING + i, 0);
-        directory.store(LAST + i, sum);
+        let earlier = if more { directory.load(LAST + i) } else { 0 };
+        directory.store(LAST + i, earlier + sum);
         directory.store(TOTAL + i, directory.load(TOTAL + i) + sum);
     });
     directory.store(STEP, directory.load(STEP) + 1);

@@ -168,7 +168,7 @@ impl Finish {
                 squares,
                 norms,
                 chain: Chain::of_step::<D>(self.length, shape.splits, self.used, [self.listed, rounds]),
-                dense: Chain::of_dense::<D>(self.length, shape.splits),
+                dense: Chain::of_dense::<D>(self.length, shape.dense_splits),
                 softmax_scale: shape.softmax_scale,
             };
             let judged = judge.certificate::<E, D>(query, thresholds);

@@ -113,7 +113,7 @@ impl MarkLayout {
 ///
 /// `mode`, bits of [`mode`](super::carried::mode): 0 where the step itself promotes what is listed. Where the
 /// next one does, RENEWS if the list is made anew; else the blocks of the one that there is claim their slots
-/// again.
+/// again. With AGAIN it is for the second pass of the step over the rows that `dense_rows` names.
 #[kernel(system = certified, max_threads = 256, min_blocks = 3, overlaps = in_turn)]
 pub fn mark(
     records: Global<Record>,
@@ -126,6 +126,7 @@ pub fn mark(
     taken: GlobalMut<Taken>,
     directory: GlobalMut<u64>,
     promoted: GlobalMut<Promoted>,
+    dense_rows: Global<u32>,
     shape: StepShape,
     thresholds: Thresholds,
     scratch: Scratch,
@@ -156,11 +157,14 @@ pub fn mark(
     // A row that is left to the dense rung has noted nothing, and wants nothing of the scratch.
     let [exact_for, exact] =
         if mode != 0 { Promoted::exact(promoted.as_const(), launch_row) } else { [0; 2] };
-    let stays = mode & mode::LISTED != 0 && mode & mode::RENEWS == 0 || exact_for != 0;
+    let again = mode & mode::AGAIN != 0;
+    let passed_over = Promoted::passed_over(promoted.as_const(), dense_rows, launch_row, mode);
+    let kept = mode & mode::LISTED != 0 && mode & (mode::RENEWS | mode::AGAIN) == 0;
+    let stays = kept || passed_over || exact_for != 0;
     if thread::thread_idx_x() < 2 {
         layout.tiles.store(thread::thread_idx_x(), 0);
     }
-    let count = if exact_for != 0 {
+    let count = if exact_for != 0 || passed_over {
         0
     } else if stays {
         lists.as_const().cast::<u32>().load(4 * of_part)
@@ -198,13 +202,13 @@ pub fn mark(
     }
     // A trailing block that is near needs no bus.
     let trailing = part.index == 0 && !length.is_multiple_of(BLOCK_TOKENS) && scratch.fresh == 0;
-    if trailing && thread::thread_idx_x() == 0 {
+    if trailing && !passed_over && thread::thread_idx_x() == 0 {
         counts[1] += 1;
         counts[3] += 1;
     }
     if mode != 0 && part.index == 0 && thread::thread_idx_x() == 0 {
         // What `carry` has promoted in this step though no list had it.
-        if exact == 0 {
+        if exact == 0 && !again {
             let newer = blocks - first_recent(blocks, Promoted::blocks(promoted.as_const(), launch_row));
             counts[1] += newer;
             counts[3] += newer;
@@ -233,7 +237,8 @@ pub fn mark(
         lists.cast::<UVec4>().store(of_part, words);
     }
     if scratch.claims() {
-        tally(directory, counts, lane);
+        // Two launches of a step with a second pass count what it has used.
+        tally(directory, counts, mode & mode::FOLLOWED != 0, lane);
     }
 }
 

@@ -67,6 +67,8 @@ pub struct StepShape {
     pub pool_blocks: u32,
     /// 1: warps of `carry` keep together, as all its blocks run at once: [`Pace`](crate::attention::Pace).
     pub paced: u32,
+    /// Parts that the dense rung cuts a sequence into.
+    pub dense_splits: u32,
 }
 
 impl StepShape {

@@ -117,6 +117,7 @@ pub fn weigh(
     weighed: GlobalMut<Weighed>,
     counters: GlobalMut<u32>,
     promoted: Global<Promoted>,
+    dense_rows: Global<u32>,
     shape: StepShape,
     thresholds: Thresholds,
     head_dim: u32,
@@ -135,6 +136,9 @@ pub fn weigh(
     let row = sequence * shape.kv_heads * shape.group + q_head;
     // A row that is left to the dense rung has noted nothing.
     if mode != 0 && Promoted::exact(promoted, launch_row)[0] != 0 {
+        return;
+    }
+    if Promoted::passed_over(promoted, dense_rows, launch_row, mode) {
         return;
     }
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());

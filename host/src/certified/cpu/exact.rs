@@ -31,7 +31,7 @@ impl<E: Half, const D: usize> Work for Exact<'_, E, D> {
     fn run<L: Lanes>(self) {
         let Exact { view, group, length, certificates, .. } = self;
         let largest = largest_norms::<E, D>(&view, group, length);
-        let dense = Chain::of_dense::<D>(length, view.shape.splits);
+        let dense = Chain::of_dense::<D>(length, view.shape.dense_splits);
         let rows = view.rows::<D>(group).chunks_exact(D);
         for (query, known) in rows.zip(certificates) {
             let (query, _) = head::<E, L, D>(query, view.shape.softmax_scale);

@@ -80,7 +80,7 @@ impl<E: Half, const D: usize> Work for Finish<'_, E, D> {
                         promoted: used.promoted,
                         length,
                         chain: Chain::of_carried::<D>(length, shape.splits, used.entries.len() as u32),
-                        dense: Chain::of_dense::<D>(length, shape.splits),
+                        dense: Chain::of_dense::<D>(length, shape.dense_splits),
                         softmax_scale: shape.softmax_scale,
                     };
                     judge.certificate::<E, D>(&query, thresholds)
@@ -144,7 +144,7 @@ fn of_chosen<const D: usize>(
             used,
             [listed, listed / (used * warps(D as u32)) + 1],
         ),
-        dense: Chain::of_dense::<D>(length, shape.splits),
+        dense: Chain::of_dense::<D>(length, shape.dense_splits),
         softmax_scale: shape.softmax_scale,
     }
 }

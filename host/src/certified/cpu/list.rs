@@ -41,10 +41,11 @@ impl OwnLists {
         }
     }
 
-    /// For the step that comes now, of those that use a list for `every` steps.
-    pub(super) fn lend(&mut self, every: u32) -> Lists<'_> {
+    /// For the step that comes now, of those that use a list for `every` steps; `again`: whether they have a
+    /// second pass.
+    pub(super) fn lend(&mut self, every: u32, again: bool) -> Lists<'_> {
         let OwnLists { lists, entries, promoted, turns } = self;
-        Lists { lists, entries, promoted, mode: turns.begin(every) }
+        Lists { lists, entries, promoted, mode: turns.begin(every, again) }
     }
 }
 
@@ -62,7 +63,8 @@ pub(super) fn deal(lists: Lists<'_>, shape: StepShape, every: u32) -> impl Itera
     let of_rows = lists.chunks_exact_mut(parts).zip(entries.chunks_exact_mut(places)).zip(promoted);
     of_rows.take(rows).map(move |((heads, entries), promoted)| {
         let turn = Turn::of(mode, [promoted.exact_for, promoted.wait].map(u32::from), promoted.blocks);
-        List { renews: mode & mode::RENEWS != 0, turn, heads, entries, promoted }
+        let [renews, followed] = [mode::RENEWS, mode::FOLLOWED].map(|bit| mode & bit != 0);
+        List { renews, followed, turn, heads, entries, promoted }
     })
 }
 
@@ -70,6 +72,8 @@ pub(super) fn deal(lists: Lists<'_>, shape: StepShape, every: u32) -> impl Itera
 pub(super) struct List<'a> {
     /// Whether this step's masses make the next list.
     pub(super) renews: bool,
+    /// Whether a group with a head over budget is passed over again.
+    pub(super) followed: bool,
     /// Whether the group is left to the dense rung.
     pub(super) turn: Turn,
     /// A part's each.
@@ -86,6 +90,7 @@ impl List<'_> {
         used.entries.clear();
         used.listed.clear();
         used.promoted = [0; 3];
+        used.earlier = None;
         used.newer = 0;
         if exact {
             return;
@@ -130,14 +135,25 @@ impl List<'_> {
         }
     }
 
+    /// What was chosen is for a second pass of this step, over a sequence with so many full blocks. `left`:
+    /// what the first one has left, as for [`count`](Self::count).
+    pub(super) fn own(&mut self, chosen: &Chosen, blocks: usize, left: [u32; 2], used: &mut Used) {
+        self.write(chosen);
+        self.promoted.blocks = blocks as u32;
+        self.turn = Turn::of(mode::LISTED | mode::AGAIN, left, blocks as u32);
+        let earlier = Earlier { entries: used.listed().to_vec(), promoted: used.promoted };
+        self.read(blocks, false, used);
+        used.earlier = Some(earlier);
+    }
+
     /// The step is done, of a sequence with so many full blocks; `left`: for how many renewals it leaves the
     /// group to the dense rung, and how many it will wait for.
     pub(super) fn count(&mut self, used: &Used, blocks: usize, left: [u32; 2]) {
-        let [key_tiles, value_tiles, _] = used.promoted;
+        let [key_tiles, value_tiles] = used.tiles();
         let [exact_for, wait] = left.map(|renewals| renewals as u8);
         let made = if self.renews && exact_for == 0 { blocks as u32 } else { self.promoted.blocks };
-        let exact = used.exact.into();
-        *self.promoted = Promoted { key_tiles, value_tiles, blocks: made, exact_for, wait, exact };
+        let (exact, again) = (used.exact.into(), used.earlier.is_some().into());
+        *self.promoted = Promoted { key_tiles, value_tiles, blocks: made, exact_for, wait, exact, again };
     }
 }
 
@@ -151,6 +167,14 @@ pub(super) enum Next {
     Chosen,
     /// None: the group is left to the dense rung.
     Nothing,
+}
+
+/// What the first of two passes has promoted.
+pub(super) struct Earlier {
+    /// What its list had.
+    pub(super) entries: Vec<Entry>,
+    /// As [`Used::promoted`].
+    promoted: [u32; 3],
 }
 
 /// What a step promotes of a group of rows.
@@ -169,9 +193,17 @@ pub(super) struct Used {
     pub(super) next: Next,
     /// Whether the group was left to the dense rung.
     pub(super) exact: bool,
+    /// The first pass, where the rest is of a second one.
+    pub(super) earlier: Option<Earlier>,
 }
 
 impl Used {
+    /// Tiles of keys and of values that the step has promoted.
+    pub(super) fn tiles(&self) -> [u32; 2] {
+        let earlier = self.earlier.as_ref().map_or([0; 3], |earlier| earlier.promoted);
+        [0, 1].map(|kind| self.promoted[kind] + earlier[kind])
+    }
+
     /// What a list has of the entries.
     pub(super) fn listed(&self) -> &[Entry] {
         &self.entries[..self.entries.len() - self.newer]

@@ -30,7 +30,7 @@ pub use list::Lists;
 pub use near::NearSlices;
 pub(crate) use write::{Chances, channel, put_key, quantize};
 
-use super::step::step_shape;
+use super::step::{again_shape, step_shape};
 use super::{
     Annotation, BLOCK_TOKENS, Certificate, Error, Layout, OriginalsRead, Policy, Result, StepProblem,
 };
@@ -96,6 +96,9 @@ pub struct Step {
     /// Whether a step promotes what an earlier one has chosen, and for how many steps; 0 if nothing is.
     carries: bool,
     every: u32,
+    /// Whether it has a second pass; its shape.
+    again: bool,
+    again_shape: StepShape,
     /// What is carried, where [`run_carried`](Self::run_carried) is not given any.
     own: OwnLists,
     groups: Vec<RowGroup>,
@@ -105,6 +108,9 @@ pub struct Step {
     partials: Vec<f32>,
     /// What the splits of a carried step gather for certificates.
     gathered: Vec<Gather>,
+    /// The same of the second pass.
+    again_partials: Vec<f32>,
+    again_gathered: Vec<Gather>,
     /// What of a list the last step has promoted, of each group.
     used: Vec<Used>,
     chosen: Vec<Chosen>,
@@ -150,6 +156,8 @@ impl Step {
         }
         let parts = groups.len() * (shape.splits + shape.replacers) as usize;
         let gathers = policy.carries() && policy.certify;
+        let second = again_shape(problem, shape);
+        let again = if policy.passes_again() { groups.len() * second.splits as usize } else { 0 };
         let extents = if policy.every() == 0 { [0; 3] } else { list::extents(shape, groups.len()) };
         Ok(Step {
             problem,
@@ -158,6 +166,10 @@ impl Step {
             shape,
             carries: policy.carries(),
             every: policy.every(),
+            again: policy.passes_again(),
+            again_shape: second,
+            again_partials: vec![0.0; again * part_floats(problem.head_dim)],
+            again_gathered: vec![Gather::NONE; again],
             own: OwnLists::new(extents),
             gathered: vec![Gather::NONE; if gathers { groups.len() * shape.splits as usize } else { 0 }],
             used: groups.iter().map(|_| Used::default()).collect(),
@@ -194,7 +206,7 @@ impl Step {
     pub fn run_at<E: Half>(&mut self, level: Level, slices: Slices<'_, E>, out: Out<'_>) -> Result<()> {
         let mut own = std::mem::take(&mut self.own);
         let turns = own.turns;
-        let done = self.run_carried_at(level, slices, own.lend(self.every), out);
+        let done = self.run_carried_at(level, slices, own.lend(self.every, self.again), out);
         if done.is_err() {
             own.turns = turns;
         }
@@ -244,12 +256,15 @@ impl Step {
             value_tiles: self.trailing,
             dense_rows: self.dense_rows.iter().filter(|rows| **rows != 0).count() as u64,
             exact_rows: 0,
+            again_rows: 0,
         };
         if self.carries {
-            for Used { promoted: [keys, values, _], exact, .. } in &self.used {
-                read.key_tiles += u64::from(*keys);
-                read.value_tiles += u64::from(*values);
-                read.exact_rows += u64::from(*exact);
+            for used in &self.used {
+                let [keys, values] = used.tiles();
+                read.key_tiles += u64::from(keys);
+                read.value_tiles += u64::from(values);
+                read.exact_rows += u64::from(used.exact);
+                read.again_rows += u64::from(used.earlier.is_some());
             }
             return read;
         }
@@ -309,6 +324,7 @@ impl Step {
             deviations: self.thresholds.deviations,
         };
         let (thresholds, shape, carries) = (self.thresholds, self.shape, self.carries);
+        let again = self.again_shape;
         let weighing = weighing_blocks(self.problem.sequences * self.problem.q_heads, shape.parts);
         let mut shares = self.shares(view, D, lists, output, lse, certificates);
         let most = shares.iter().map(|share| share.blocks).max().unwrap_or(0);
@@ -317,7 +333,7 @@ impl Step {
         if tiles <= TILES_ALONE {
             pieces.count = 1;
         }
-        let stages = Stages { level, view, thresholds, carries, weighing, pieces };
+        let stages = Stages { level, view, thresholds, carries, weighing, pieces, again };
         if most <= BLOCKS_TOGETHER && shares.len() >= rayon::current_num_threads() {
             let shares = shares.iter_mut().collect();
             each(shares, tiles, |share| stages.run::<E, D>(std::slice::from_mut(share), Threads::This));
@@ -358,6 +374,9 @@ impl Step {
         let gathers = if carries && certify { shape.splits as usize } else { 0 };
         let mut notes = &mut self.notes[..];
         let mut gathered = &mut self.gathered[..];
+        let second = if self.again { self.again_shape.splits as usize } else { 0 };
+        let mut again_gathered = &mut self.again_gathered[..];
+        let mut again_partials = &mut self.again_partials[..];
         let mut lists = list::deal(lists, shape, every);
         let memory = self.partials.chunks_exact_mut(of_group).zip(&mut self.chosen).zip(&mut self.used);
         let found = self.norms.iter_mut().zip(&mut self.dense_rows);
@@ -372,7 +391,9 @@ impl Step {
             } else {
                 certify
             };
+            let followed = !exact && list.as_ref().is_some_and(|list: &List<'_>| list.followed);
             let blocks = blocks(group);
+            let noted = if chooses || followed { blocks } else { 0 };
             shares.push(Share {
                 group: *group,
                 length: length(group),
@@ -380,10 +401,15 @@ impl Step {
                 exact,
                 left: [0; 2],
                 chooses,
-                notes: notes.split_off_mut(..if chooses { blocks } else { 0 }).unwrap_or_default(),
+                passes: !exact,
+                notes: notes.split_off_mut(..noted).unwrap_or_default(),
                 list,
                 used,
                 gathered: gathered.split_off_mut(..gathers).unwrap_or_default(),
+                again_partials: again_partials
+                    .split_off_mut(..second * part_floats(head_dim as u32))
+                    .unwrap_or_default(),
+                again_gathered: again_gathered.split_off_mut(..second).unwrap_or_default(),
                 partials,
                 chosen,
                 norms,

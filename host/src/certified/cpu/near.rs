@@ -45,26 +45,37 @@ impl Step {
             }
         }
         let mut near = NearSlices { tiles, directory, scratch };
-        let step = near.directory[STEP];
+        let mut step = near.directory[STEP];
         let mut counts = [0u64; 4];
         if self.carries {
             // What this step has promoted, by the claims that the step before it has made for it; then claims
             // for the next one.
-            let used = self.used.iter().map(Used::listed);
-            self.bring(slices, &mut near, step.wrapping_sub(1), used);
+            let first = self.used.iter().map(|used| match &used.earlier {
+                Some(earlier) => &earlier.entries[..],
+                None => used.listed(),
+            });
+            self.bring(slices, &mut near, step.wrapping_sub(1), first);
+            if self.again {
+                // The second pass has a round of its own.
+                let again =
+                    || self.used.iter().map(|used| if used.earlier.is_some() { used.listed() } else { &[] });
+                self.claim(slices, &mut near, step, again(), |used| used.earlier.is_some(), &mut counts);
+                self.bring(slices, &mut near, step, again());
+                step += 1;
+            }
             let next = self.used.iter().zip(&self.chosen);
             let next = next.map(|(used, chosen)| match used.next {
                 Next::Same => used.listed(),
                 Next::Chosen => &chosen.entries[..],
                 Next::Nothing => &[],
             });
-            self.claim(slices, &mut near, step, next, &mut counts);
+            self.claim(slices, &mut near, step, next, |_| true, &mut counts);
             let newer: usize = self.used.iter().map(|used| used.newer).sum();
             counts[1] += newer as u64;
             counts[3] += newer as u64;
         } else {
             let chosen = self.chosen.iter().map(|chosen| &chosen.entries[..]);
-            self.claim(slices, &mut near, step, chosen.clone(), &mut counts);
+            self.claim(slices, &mut near, step, chosen.clone(), |_| true, &mut counts);
             self.bring(slices, &mut near, step, chosen);
         }
         for (i, count) in counts.into_iter().enumerate() {
@@ -93,17 +104,22 @@ impl Step {
         })
     }
 
-    /// Claims slots for a step's lists, and counts what will be found there and what not.
+    /// Claims slots for a step's lists, and counts what will be found there and what not; the trailing blocks
+    /// of those groups that `counts_trailing` names, too.
     fn claim<'a, E: Half>(
         &'a self,
         slices: Slices<'a, E>,
         near: &mut NearSlices<'_, E>,
         step: u64,
         lists: impl Iterator<Item = &'a [Entry]>,
+        counts_trailing: impl Fn(&Used) -> bool,
         counts: &mut [u64; 4],
     ) {
         let NearSlices { directory, scratch, .. } = near;
-        for group in &self.groups {
+        for (group, used) in self.groups.iter().zip(&self.used) {
+            if !counts_trailing(used) {
+                continue;
+            }
             if !slices.lengths[group.sequence].is_multiple_of(BLOCK_TOKENS) && scratch.fresh == 0 {
                 counts[1] += 1;
                 counts[3] += 1;

@@ -18,7 +18,7 @@ use crate::certified::{BLOCK_TOKENS, Certificate};
 use crate::simd_level::Level;
 use kernels_gpu::attention::{part_floats, warps};
 use kernels_gpu::certified::policy::reason;
-use kernels_gpu::certified::{Thresholds, pass_share};
+use kernels_gpu::certified::{StepShape, Thresholds, pass_share};
 use std::marker::PhantomData;
 
 /// A group of rows: what a step keeps and writes of it.
@@ -36,6 +36,8 @@ pub(super) struct Share<'a> {
     pub(super) left: [u32; 2],
     /// Whether this step's masses choose what is promoted, in it or in those to come.
     pub(super) chooses: bool,
+    /// Whether the pass that is under way is over the group's quantized blocks.
+    pub(super) passes: bool,
     /// What the pass notes of the full blocks; nothing if nobody asks.
     pub(super) notes: &'a mut [Note],
     /// What is carried from step to step, if anything is.
@@ -46,6 +48,9 @@ pub(super) struct Share<'a> {
     pub(super) gathered: &'a mut [Gather],
     /// Of the splits of the pass, then of the replacers.
     pub(super) partials: &'a mut [f32],
+    /// What the splits of a second pass leave.
+    pub(super) again_partials: &'a mut [f32],
+    pub(super) again_gathered: &'a mut [Gather],
     pub(super) chosen: &'a mut Chosen,
     /// Bounds of the norms of the trailing block's keys and values.
     pub(super) norms: &'a mut [f32; 2],
@@ -82,6 +87,8 @@ pub(super) struct Stages<'a> {
     pub(super) weighing: u32,
     /// How the warps of a thread block are shared out.
     pub(super) pieces: Pieces,
+    /// The shape of a second pass.
+    pub(super) again: StepShape,
 }
 
 impl Stages<'_> {
@@ -93,15 +100,18 @@ impl Stages<'_> {
                 list.read(share.blocks, share.exact, share.used);
             }
         }
-        self.pass::<E, D>(shares, threads);
+        self.pass::<E, D>(shares, threads, true);
         if !self.carries {
-            self.choose::<D>(shares, threads);
+            self.choose::<D>(shares, threads, |share| share.chooses);
             self.replace::<E, D>(shares, threads);
         }
         for share in shares.iter_mut() {
             let over = self.finish::<E, D>(share);
             let Some(list) = &share.list else { continue };
             share.left = list.turn.after(over, self.thresholds.retry);
+        }
+        self.again::<E, D>(shares, threads);
+        for share in shares.iter_mut().filter(|share| share.list.is_some()) {
             share.chooses &= share.left[0] == 0;
             share.used.next = match (share.left[0], share.chooses) {
                 (0, false) => Next::Same,
@@ -110,7 +120,7 @@ impl Stages<'_> {
             };
         }
         if self.carries {
-            self.choose::<D>(shares, threads);
+            self.choose::<D>(shares, threads, |share| share.chooses);
             for share in shares {
                 let Some(list) = &mut share.list else { continue };
                 if share.chooses {
@@ -121,25 +131,55 @@ impl Stages<'_> {
         }
     }
 
+    /// The second pass of a step, for groups with a head over budget: by a list of the step's own masses.
+    fn again<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
+        for share in shares.iter_mut() {
+            let followed = share.list.as_ref().is_some_and(|list| list.followed);
+            share.passes = followed && !share.exact && *share.dense != 0;
+        }
+        self.choose::<D>(shares, threads, |share| share.passes);
+        for Share { list, chosen, blocks, left, used, .. } in shares.iter_mut().filter(|share| share.passes) {
+            if let Some(list) = list {
+                list.own(chosen, *blocks, *left, used);
+            }
+        }
+        let second = Stages { view: View { shape: self.again, ..self.view }, ..self };
+        let swap = |share: &mut Share<'_>| {
+            std::mem::swap(&mut share.partials, &mut share.again_partials);
+            std::mem::swap(&mut share.gathered, &mut share.again_gathered);
+        };
+        shares.iter_mut().for_each(swap);
+        second.pass::<E, D>(shares, threads, false);
+        for share in shares.iter_mut().filter(|share| share.passes) {
+            let over = second.finish::<E, D>(share);
+            if let Some(list) = &share.list {
+                share.left = list.turn.after(over, self.thresholds.retry);
+            }
+        }
+        shares.iter_mut().for_each(swap);
+    }
+
     /// Splits of a share that have any block.
     fn passed(self, share: &Share<'_>) -> usize {
         pass_share(share.blocks as u32, self.view.shape.splits).1 as usize
     }
 
-    fn pass<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
+    /// The pass over those that are in it; `first`: the step's first one, which notes.
+    fn pass<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads, first: bool) {
         let Stages { level, view, pieces, carries, .. } = self;
         let mut tasks = Vec::new();
         let mut all = 0;
-        for share in shares.iter_mut().filter(|share| !share.exact) {
+        for share in shares.iter_mut().filter(|share| share.passes) {
             let Share { group, length, blocks, notes, partials, used, gathered, .. } = share;
             let (a_split, splits) = pass_share(*blocks as u32, view.shape.splits);
-            let mut notes: Vec<Option<&mut Note>> = notes.iter_mut().map(Some).collect();
+            let noted = if first { &mut notes[..] } else { &mut [] };
+            let mut notes: Vec<Option<&mut Note>> = noted.iter_mut().map(Some).collect();
             let mut gathered = gathered.iter_mut();
             let parts = partials.chunks_exact_mut(part_floats(D as u32)).take(splits as usize);
             for (split, out) in parts.enumerate() {
-                let first = split * a_split as usize;
+                let begin = split * a_split as usize;
                 let visits = Visits {
-                    blocks: [first, (first + a_split as usize).min(*blocks)],
+                    blocks: [begin, (begin + a_split as usize).min(*blocks)],
                     warps: pieces.warps,
                     split: [split, splits as usize],
                     full: *blocks as u32,
@@ -189,10 +229,16 @@ impl Stages<'_> {
         });
     }
 
-    fn choose<const D: usize>(self, shares: &mut [Share<'_>], threads: Threads) {
+    /// The choice for those that `wants` names.
+    fn choose<const D: usize>(
+        self,
+        shares: &mut [Share<'_>],
+        threads: Threads,
+        wants: impl Fn(&Share<'_>) -> bool,
+    ) {
         let Stages { level, view, thresholds, weighing, .. } = self;
         let (shape, head_dim, carried) = (view.shape, D as u32, self.carries);
-        let tasks: Vec<_> = shares.iter_mut().filter(|share| share.chooses).collect();
+        let tasks: Vec<_> = shares.iter_mut().filter(|share| wants(share)).collect();
         let all: usize = tasks.iter().map(|share| share.blocks * share.group.rows).sum();
         threads.each(tasks, all / 16, |share: &mut Share<'_>| {
             let partials = &share.partials[..self.passed(share) * part_floats(head_dim)];

@@ -42,8 +42,8 @@ pub(in crate::certified) struct Turns {
 
 impl Turns {
     /// Bits of [`mode`] for the step that comes now; `every`: for how many steps a list is used, 0 if there
-    /// is none.
-    pub(in crate::certified) fn begin(&mut self, every: u32) -> u32 {
+    /// is none; `followed`: whether steps have a second pass.
+    pub(in crate::certified) fn begin(&mut self, every: u32, followed: bool) -> u32 {
         if every == 0 {
             return 0;
         }
@@ -53,7 +53,8 @@ impl Turns {
         let judges = (self.steps + u64::from(self.phase)) % u64::from(every) == 1 % u64::from(every);
         self.steps += 1;
         let of = |is: bool, bit: u32| if is { bit } else { 0 };
-        mode::LISTED | of(renews, mode::RENEWS) | of(judges, mode::JUDGES)
+        let followed = of(followed, mode::FOLLOWED);
+        mode::LISTED | of(renews, mode::RENEWS) | of(judges, mode::JUDGES) | followed
     }
 }
 

@@ -1,10 +1,12 @@
 //! The launches of a step, one by one.
 
+use super::plan::Again;
 use super::watching::Watching;
 use super::{AttendedHandles, StepElement, StepHandles, StepPlan};
 use crate::Stream;
 use crate::attention::dense;
 use crate::certified::Result;
+use kernels_gpu::certified::carried::mode;
 use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
 use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
 use kernels_gpu::certified::{
@@ -14,9 +16,9 @@ use simt::LaunchShape;
 
 impl<E: StepElement> StepPlan<E> {
     /// The shape of a step over this cache.
-    fn shape_over(&self, cache: &StepHandles<E>) -> StepShape {
-        let blocks = cache.annotations.len() / self.shape.kv_heads as usize;
-        StepShape { pool_blocks: blocks as u32, ..self.shape }
+    fn shape_over(&self, cache: &StepHandles<E>, shape: StepShape) -> StepShape {
+        let blocks = cache.annotations.len() / shape.kv_heads as usize;
+        StepShape { pool_blocks: blocks as u32, ..shape }
     }
 
     /// All of a step by the list that is carried: the first of its launches. Then come the dense rung and,
@@ -33,7 +35,45 @@ impl<E: StepElement> StepPlan<E> {
         cache: &StepHandles<E>,
         out: AttendedHandles,
     ) -> Result<()> {
-        self.mode = self.carried.turns.begin(self.policy.every());
+        self.mode = self.carried.turns.begin(self.policy.every(), self.policy.passes_again());
+        // SAFETY: this function's contract.
+        unsafe { self.launch_carry(stream, cache, out, self.mode) }
+    }
+
+    /// The same over rows of blocks with a head over budget alone, by the list that the step has made for
+    /// them.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run), behind the other launches of a step whose policy
+    /// [passes again](crate::certified::Policy::again).
+    ///
+    /// # Errors
+    /// What the launch reports.
+    pub(super) unsafe fn run_again(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+    ) -> Result<()> {
+        // SAFETY: this function's contract.
+        unsafe { self.launch_carry(stream, cache, out, mode::LISTED | mode::AGAIN) }
+    }
+
+    /// # Safety
+    /// As [`run`](Self::run).
+    unsafe fn launch_carry(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+        mode: u32,
+    ) -> Result<()> {
+        let (shape, grid, partials, gathered) = if mode & mode::AGAIN != 0 {
+            let Again { shape, carry, partials, gathered } = &mut self.again;
+            (*shape, *carry, partials.global_mut(), gathered.global_mut())
+        } else {
+            (self.shape, self.carry, self.partials.global_mut(), self.gathered.global_mut())
+        };
         let arguments = carry::Args {
             queries: cache.queries,
             tiles: cache.tiles,
@@ -48,20 +88,20 @@ impl<E: StepElement> StepPlan<E> {
             entries: self.carried.entries.global(),
             promoted: self.carried.promoted.global_mut(),
             records: self.records.global_mut(),
-            partials: self.partials.global_mut(),
-            gathered: self.gathered.global_mut(),
+            partials,
+            gathered,
             counters: self.counters[1].global_mut(),
             output: out.output,
             lse: out.lse,
             certificates: out.certificates,
             dense_rows: self.dense_rows.global_mut(),
-            shape: self.shape_over(cache),
+            shape: self.shape_over(cache, shape),
             thresholds: self.thresholds,
             scratch: cache.near.scratch,
-            mode: self.mode,
+            mode,
         };
         // SAFETY: this function's contract; the scratch was made for this shape.
-        unsafe { stream.launch(&self.kernels.carry.0, self.carry, arguments) }?;
+        unsafe { stream.launch(&self.kernels.carry.0, grid, arguments) }?;
         Ok(())
     }
 
@@ -100,6 +140,29 @@ impl<E: StepElement> StepPlan<E> {
         if !self.chooses() || self.stays() {
             return Ok(());
         }
+        // SAFETY: this function's contract.
+        unsafe { self.launch_weigh(stream, cache, self.mode) }
+    }
+
+    /// The choice and the lists of rows of blocks with a head over budget, for the second pass of the step.
+    ///
+    /// # Safety
+    /// As [`run_again`](Self::run_again).
+    ///
+    /// # Errors
+    /// What the launches report.
+    pub(super) unsafe fn run_own(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+        let mode = mode::LISTED | mode::AGAIN;
+        // SAFETY: this function's contract.
+        unsafe {
+            self.launch_weigh(stream, cache, mode)?;
+            self.launch_mark(stream, cache, mode)
+        }
+    }
+
+    /// # Safety
+    /// As [`run`](Self::run).
+    unsafe fn launch_weigh(&mut self, stream: &Stream, cache: &StepHandles<E>, mode: u32) -> Result<()> {
         let arguments = weigh::Args {
             records: self.records.global(),
             lengths: cache.lengths,
@@ -110,10 +173,11 @@ impl<E: StepElement> StepPlan<E> {
             weighed: self.weighed.global_mut(),
             counters: self.counters[0].global_mut(),
             promoted: self.carried.promoted.global(),
+            dense_rows: self.dense_rows.global(),
             shape: self.shape,
             thresholds: self.thresholds,
             head_dim: self.problem.head_dim,
-            mode: self.mode,
+            mode,
         };
         // SAFETY: as above.
         unsafe { stream.launch(&weigh::kernel(), self.weigh, arguments) }?;
@@ -132,6 +196,13 @@ impl<E: StepElement> StepPlan<E> {
         if !self.chooses() || self.stays() && !cache.near.scratch.claims() {
             return Ok(());
         }
+        // SAFETY: this function's contract.
+        unsafe { self.launch_mark(stream, cache, self.mode) }
+    }
+
+    /// # Safety
+    /// As [`run`](Self::run).
+    unsafe fn launch_mark(&mut self, stream: &Stream, cache: &StepHandles<E>, mode: u32) -> Result<()> {
         let arguments = mark::Args {
             records: self.records.global(),
             weighed: self.weighed.global(),
@@ -143,10 +214,11 @@ impl<E: StepElement> StepPlan<E> {
             taken: self.taken.global_mut(),
             directory: cache.near.directory,
             promoted: self.carried.promoted.global_mut(),
+            dense_rows: self.dense_rows.global(),
             shape: self.shape,
             thresholds: self.thresholds,
             scratch: cache.near.scratch,
-            mode: self.mode,
+            mode,
         };
         // SAFETY: as above.
         unsafe { stream.launch(&mark::kernel(), self.mark, arguments) }?;

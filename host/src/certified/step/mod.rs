@@ -50,9 +50,11 @@ pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) 
         notes: (policy.certify && !policy.carries()) as u32,
         pool_blocks: 0,
         paced: 0,
+        dense_splits: 1,
     };
     let launches = sequences * kv_heads * shape.row_groups();
     shape.splits = split_count(launches, max_blocks);
+    shape.dense_splits = shape.splits;
     if policy.carries() {
         shape.replacers = 0;
     } else if policy.certify {
@@ -63,6 +65,15 @@ pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) 
         shape.parts = parts::part_count(launches, max_blocks);
     }
     Ok(shape)
+}
+
+/// One in so many rows of blocks is passed over again, for which thread blocks are dealt out.
+const ROWS_A_ROW_AGAIN: u32 = 8;
+
+/// The shape of the second pass of a step, over few of its rows of blocks: each is cut into more parts.
+pub(super) fn again_shape(problem: StepProblem, shape: StepShape) -> StepShape {
+    let launches = problem.sequences * problem.kv_heads * shape.row_groups();
+    StepShape { splits: split_count(launches.div_ceil(ROWS_A_ROW_AGAIN), shape.max_blocks), ..shape }
 }
 
 /// What a step writes.
@@ -111,6 +122,8 @@ pub struct OriginalsRead {
     pub dense_rows: u64,
     /// How many of these were left to the dense rung: their quantized tiles were not read.
     pub exact_rows: u64,
+    /// How many were passed over a second time: their quantized tiles were read twice.
+    pub again_rows: u64,
 }
 
 impl OriginalsRead {
@@ -120,6 +133,7 @@ impl OriginalsRead {
         self.value_tiles += other.value_tiles;
         self.dense_rows += other.dense_rows;
         self.exact_rows += other.exact_rows;
+        self.again_rows += other.again_rows;
     }
 }
 

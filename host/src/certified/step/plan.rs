@@ -4,7 +4,7 @@ use super::kernels::StepKernels;
 use super::watching::{Watching, of, words};
 use super::{
     Attended, AttendedHandles, Carried, Checked, OriginalsRead, StepElement, StepHandles, StepProblem,
-    step_shape,
+    again_shape, step_shape,
 };
 use crate::attention::dense;
 use crate::certified::{BLOCK_TOKENS, Error, Layout, Policy, Result, cpu};
@@ -28,8 +28,9 @@ use simt::LaunchShape;
 /// check. Nothing waits for the host.
 ///
 /// With [`Policy::renew`] a step promotes what an earlier one has chosen, the plan's [`Carried`] list:
-/// `carry` does in one pass what `attend` and `replace` do in two, the dense rung follows, and every so many
-/// steps `weigh` and `mark` make the next list.
+/// `carry` does in one pass what `attend` and `replace` do in two. With [`Policy::again`] rows of blocks with
+/// a head over budget get a list of the step's own masses and `carry` again. The dense rung follows, and
+/// every so many steps `weigh` and `mark` make the next list.
 pub struct StepPlan<E: StepElement> {
     device: Device,
     pub(super) problem: StepProblem,
@@ -55,6 +56,8 @@ pub struct StepPlan<E: StepElement> {
     pub(super) weighed: Buffer<Weighed>,
     /// What the certificates of carried steps add up, of each split.
     pub(super) gathered: Buffer<f32>,
+    /// The second pass.
+    pub(super) again: Again,
     pub(super) carried: Carried,
     /// What the step that is under way does with it: bits of [`mode`].
     pub(super) mode: u32,
@@ -68,10 +71,20 @@ pub struct StepPlan<E: StepElement> {
     pub(super) watching: Option<Watching>,
 }
 
+/// What the second pass of a step has of its own; nothing where there is none.
+pub(super) struct Again {
+    pub(super) shape: StepShape,
+    pub(super) carry: LaunchShape,
+    pub(super) partials: Buffer<f32>,
+    pub(super) gathered: Buffer<f32>,
+}
+
 /// A launch of a step, or a few that belong together.
 #[derive(Clone, Copy)]
 enum Stage {
     Carry,
+    Own,
+    Again,
     Pass,
     Weigh,
     Mark,
@@ -146,6 +159,14 @@ impl<E: StepElement> StepPlan<E> {
         let noted = |elements: usize| if chooses { elements } else { 0 };
         let one_pass = |elements: usize| if policy.carries() && policy.certify { elements } else { 0 };
         let two_passes = |elements: usize| if policy.carries() { 0 } else { elements };
+        let of_again = |elements: usize| if policy.passes_again() { elements } else { 0 };
+        let second = again_shape(problem, shape);
+        let again = Again {
+            shape: second,
+            carry: LaunchShape { grid: grid(second.splits).into(), ..carry },
+            partials: Buffer::new(device, of_again(partial_floats(launches, second.splits, head_dim)))?,
+            gathered: Buffer::new(device, of_again(in_rows * (second.splits * Gathered::EIGHT) as usize))?,
+        };
         let places = noted(row_parts * shape.places() as usize);
         let watching = policy.watch().map(|watch| Watching::new(device, watch, heads, places)).transpose()?;
         Ok(StepPlan {
@@ -171,6 +192,7 @@ impl<E: StepElement> StepPlan<E> {
             part_counts: Buffer::new(device, noted(head_parts * BINS as usize))?,
             part_sums: Buffer::new(device, noted(heads * (weighing * PARTIAL_SUMS) as usize))?,
             weighed: Buffer::new(device, noted(heads))?,
+            again,
             gathered: Buffer::new(device, one_pass(in_rows * (shape.splits * Gathered::EIGHT) as usize))?,
             carried: Carried::new(device, [noted(row_parts), places, one_pass(in_rows)], 0)?,
             mode: 0,
@@ -207,6 +229,8 @@ impl<E: StepElement> StepPlan<E> {
             + of(&self.part_sums)
             + of(&self.weighed)
             + of(&self.gathered)
+            + of(&self.again.partials)
+            + of(&self.again.gathered)
             + self.carried.bytes()
             + of(&self.taken)
             + of(&self.trailing_norms)
@@ -230,6 +254,7 @@ impl<E: StepElement> StepPlan<E> {
                 read.key_tiles += u64::from(row.key_tiles);
                 read.value_tiles += u64::from(row.value_tiles);
                 read.exact_rows += u64::from(row.exact);
+                read.again_rows += u64::from(row.again);
             }
         } else {
             for list in self.carried.lists.to_vec()? {
@@ -332,6 +357,9 @@ impl<E: StepElement> StepPlan<E> {
 
     fn schedule(&self) -> &'static [Stage] {
         match (self.policy.carries(), self.policy.certify) {
+            (true, true) if self.policy.passes_again() => {
+                &[Stage::Carry, Stage::Own, Stage::Again, Stage::Dense, Stage::Weigh, Stage::Mark]
+            }
             (true, true) => &[Stage::Carry, Stage::Dense, Stage::Weigh, Stage::Mark],
             (true, false) => &[Stage::Carry],
             (false, _) => {
@@ -343,6 +371,9 @@ impl<E: StepElement> StepPlan<E> {
     /// What a step consists of, in order.
     pub fn stages(&self) -> &'static [&'static str] {
         match (self.policy.carries(), self.policy.certify) {
+            (true, true) if self.policy.passes_again() => {
+                &["carry", "own list", "again", "dense", "weigh", "mark"]
+            }
             (true, true) => &["carry", "dense", "weigh", "mark"],
             (true, false) => &["carry"],
             (false, _) => &["pass", "weigh", "mark", "replace", "checks", "dense"],
@@ -370,6 +401,8 @@ impl<E: StepElement> StepPlan<E> {
             unsafe {
                 match stage {
                     Stage::Carry => self.run_carry(stream, cache, out),
+                    Stage::Own => self.run_own(stream, cache),
+                    Stage::Again => self.run_again(stream, cache, out),
                     Stage::Pass => self.run_pass(stream, cache),
                     Stage::Weigh => self.run_weigh(stream, cache),
                     Stage::Mark => self.run_mark(stream, cache),
@@ -391,6 +424,8 @@ impl<E: StepElement> StepPlan<E> {
         stream.fill_u8(&mut self.part_sums, .., byte)?;
         stream.fill_u8(&mut self.weighed, .., byte)?;
         stream.fill_u8(&mut self.gathered, .., byte)?;
+        stream.fill_u8(&mut self.again.partials, .., byte)?;
+        stream.fill_u8(&mut self.again.gathered, .., byte)?;
         if !self.policy.carries() {
             self.carried.fill(stream, byte)?;
         }
@@ -418,6 +453,8 @@ impl<E: StepElement> StepPlan<E> {
             ("part sums", words(&self.part_sums)?),
             ("weighed", words(&self.weighed)?),
             ("gathered", words(&self.gathered)?),
+            ("partials again", words(&self.again.partials)?),
+            ("gathered again", words(&self.again.gathered)?),
             ("lists", words(&self.carried.lists)?),
             ("entries", words(&self.carried.entries)?),
             ("promoted", words(&self.carried.promoted)?),

@@ -26,7 +26,7 @@ impl<E: StepElement> StepPlan<E> {
             None => Box::new(cpu::Step::with_layout(self.problem, &self.policy, self.layout)?),
         };
         let carried = &mut self.carried;
-        self.mode = carried.turns.begin(self.policy.every());
+        self.mode = carried.turns.begin(self.policy.every(), self.policy.passes_again());
         // SAFETY: the caller's word; the lists are the plan's own.
         let (slices, near, lists, out) = unsafe {
             let slices = cpu::Slices {

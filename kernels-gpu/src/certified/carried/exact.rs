@@ -155,7 +155,7 @@ impl<E: Half> ExactRow<E> {
             }
             let largest = [of_warp(largest[0]), of_warp(largest[1])];
             if present && lane & 3 == 0 {
-                let dense = Chain::of_dense::<D>(length, shape.splits);
+                let dense = Chain::of_dense::<D>(length, shape.dense_splits);
                 let known = certificate::<E, D>(query, shape.softmax_scale, largest, &dense);
                 known.store(certificates, (first_row + (lane >> 2)) as usize);
             }

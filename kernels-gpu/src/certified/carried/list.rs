@@ -262,7 +262,7 @@ impl<E: Half, const D: usize> Listed<E, D> {
         if warp + 1 == warps(D as u32) && lane == 0 {
             let listed = self.entries() - self.trailing() as u32;
             let step = Chain::of_carried::<D>(self.length, shape.splits, listed).words();
-            let dense = Chain::of_dense::<D>(self.length, shape.splits).words();
+            let dense = Chain::of_dense::<D>(self.length, shape.dense_splits).words();
             layout.chains.store_vector(0, UVec4::new(step[0], step[1], dense[0], dense[1]));
         }
     }

@@ -27,11 +27,17 @@
 //! the list go round all warps of a row of blocks, the trailing block last. The block of a row that arrives
 //! last adds the splits up.
 //!
+//! # Rows that are passed over again
+//! Where a second pass follows, the first one notes blocks in every step. Rows of blocks with a head over
+//! budget then get a list of the step's own masses, by [`weigh`](fn@super::weigh) and
+//! [`mark`](fn@super::mark), and this kernel again, which leaves all others as they are.
+//!
 //! # Rows that are left to the dense rung
-//! Where the first step by a new list finds a head over its budget, the dense rung alone computes the heads
-//! of its row of blocks for some renewals: it reads the originals of the row for one head as for eight. Then
-//! the row is tried again; where that finds the same, the next wait is twice as long, up to
-//! [`Thresholds::retry`] renewals. Of a row that waits this pass reads the annotations, for certificates.
+//! Where the first step by a new list, or the second pass of a step, finds a head over its budget, the dense
+//! rung alone computes the heads of its row of blocks for some renewals: it reads the originals of the row
+//! for one head as for eight. Then the row is tried again; where that finds the same, the next wait is twice
+//! as long, up to [`Thresholds::retry`] renewals. Of a row that waits this pass reads the annotations, for
+//! certificates.
 
 mod ahead;
 pub mod exact;
@@ -188,6 +194,9 @@ pub fn carry<E: Half, const D: usize>(
     thread::let_next_start();
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
+    if Promoted::passed_over(promoted.as_const(), dense_rows.as_const(), launch_row, mode) {
+        return;
+    }
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
     let length = lengths.load(sequence as usize);
@@ -209,6 +218,7 @@ pub fn carry<E: Half, const D: usize>(
     let first_row = (sequence * shape.kv_heads + head) * shape.group + row_group * ROWS;
     let query_row = (first_row + (lane >> 2)) as usize;
     let certify = thresholds.certify != 0;
+    let again = mode & mode::AGAIN != 0;
     let own = Tiles::<f16, D> {
         layout: layout.pass,
         metadata: PhantomData,
@@ -255,13 +265,13 @@ pub fn carry<E: Half, const D: usize>(
         };
         let last = exact.finish::<D>(&query, gathered, counters, certificates, dense_rows);
         if last && thread::thread_idx_x() == 0 {
-            Promoted::note(promoted, launch_row, [0; 2], turn.after(false, thresholds.retry), true);
+            Promoted::note(promoted, launch_row, [0; 2], turn.after(false, thresholds.retry), true, false);
         }
         return;
     }
     let to_log2 = query.scale * LOG2_E;
     let by_chance = thresholds.log_odds > 0.0;
-    let noting = mode & mode::RENEWS != 0;
+    let noting = mode & (mode::RENEWS | mode::FOLLOWED) != 0;
     let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present, lane };
 
     let pass = layout.pass;
@@ -510,7 +520,7 @@ pub fn carry<E: Half, const D: usize>(
         let over = finish.certificates::<E, D>(&query, present, lane, lse, certificates, dense_rows);
         if lane == 0 && listed {
             let tiles = [0, 1].map(|kind| layout.promoted.load(kind));
-            Promoted::note(promoted, launch_row, tiles, turn.after(over, thresholds.retry), false);
+            Promoted::note(promoted, launch_row, tiles, turn.after(over, thresholds.retry), false, again);
         }
     }
 }

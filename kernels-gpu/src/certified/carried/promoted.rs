@@ -20,7 +20,9 @@ pub struct Promoted {
     /// that judged found none.
     pub wait: u8,
     /// 1: this step has computed them so, and looked at no quantized block.
-    pub exact: u16,
+    pub exact: u8,
+    /// 1: this step has passed over the row a second time, by a list of its own masses.
+    pub again: u8,
 }
 
 /// Whether a step computes a row of blocks from the originals alone, and for how long: where trying again
@@ -31,21 +33,27 @@ pub struct Turn {
     left: u32,
     /// What [`Promoted::wait`] is.
     wait: u32,
-    /// Whether the step's verdict counts: it is the first one by a list, and there is one.
+    /// Whether the pass's verdict counts: it is by a list of the step's own, or the first one by a list, and
+    /// there is one.
     judges: bool,
+    /// Whether a head over budget gets a second pass, whose verdict then counts.
+    followed: bool,
 }
 
 impl Turn {
     /// A step that has no list.
-    pub const NONE: Turn = Turn { left: 0, wait: 0, judges: false };
+    pub const NONE: Turn = Turn { left: 0, wait: 0, judges: false, followed: false };
 
     /// That of a step with these bits of [`mode`] for a row whose list is of a sequence with `made` full
     /// blocks.
     #[inline(always)]
     pub fn of(mode: u32, [exact_for, wait]: [u32; 2], made: u32) -> Self {
         let left = if mode & mode::RENEWS != 0 { exact_for.saturating_sub(1) } else { exact_for };
+        let followed = mode & mode::FOLLOWED != 0;
         // A list that nobody has renewed says nothing of what a new one would do.
-        Turn { left, wait, judges: mode & mode::JUDGES != 0 && exact_for == 0 && made != 0 }
+        let first = mode & mode::JUDGES != 0 && made != 0;
+        let judges = exact_for == 0 && (followed || mode & mode::AGAIN != 0 || first);
+        Turn { left, wait, judges, followed }
     }
 
     /// Whether the row is computed from the originals alone.
@@ -58,8 +66,8 @@ impl Turn {
     /// budget; `retry`: what they are at the most.
     #[inline(always)]
     pub fn after(self, over_budget: bool, retry: u32) -> [u32; 2] {
-        let Turn { left, wait, judges } = self;
-        if !judges {
+        let Turn { left, wait, judges, followed } = self;
+        if !judges || over_budget && followed {
             return [left, wait];
         }
         let next = if over_budget { (2 * wait).max(1).min(retry) } else { 0 };
@@ -92,20 +100,41 @@ impl Promoted {
     #[simt::device]
     pub(in super::super) fn exact(rows: Global<Promoted>, launch_row: u32) -> [u32; 2] {
         let word = rows.cast::<u32>().load(4 * launch_row as usize + 3);
-        [word & 0xff, word >> 16]
+        [word & 0xff, word >> 16 & 0xff]
     }
 
-    /// Notes what the step has promoted, [what it leaves](Turn::after), and whether it was exact.
+    /// Whether a launch with bits of [`mode`] passes over a row of blocks: one with [`AGAIN`](mode::AGAIN) is
+    /// for those alone that the pass ahead of it has tried and left a head of to the dense rung.
+    #[simt::device]
+    pub(in super::super) fn passed_over(
+        rows: Global<Promoted>,
+        dense_rows: Global<u32>,
+        launch_row: u32,
+        mode: u32,
+    ) -> bool {
+        mode & mode::AGAIN != 0
+            && (dense_rows.load(launch_row as usize) == 0 || Promoted::exact(rows, launch_row)[1] != 0)
+    }
+
+    /// Notes what the step has promoted, [what it leaves](Turn::after), and whether it was exact. Behind a
+    /// second pass what both have promoted.
     #[simt::device]
     pub(super) fn note(
         rows: GlobalMut<Promoted>,
         launch_row: u32,
-        [keys, values]: [u32; 2],
+        tiles: [u32; 2],
         [exact_for, wait]: [u32; 2],
         exact: bool,
+        again: bool,
     ) {
-        rows.cast::<UVec2>().store(2 * launch_row as usize, UVec2::new(keys, values));
-        rows.cast::<u32>().store(4 * launch_row as usize + 3, exact_for | wait << 8 | (exact as u32) << 16);
+        let at = 2 * launch_row as usize;
+        let mut tiles = UVec2::from_array(tiles);
+        if again {
+            tiles += rows.cast::<UVec2>().as_const().load(at);
+        }
+        rows.cast::<UVec2>().store(at, tiles);
+        let word = exact_for | wait << 8 | (exact as u32) << 16 | (again as u32) << 24;
+        rows.cast::<u32>().store(4 * launch_row as usize + 3, word);
     }
 }
 
@@ -125,6 +154,11 @@ pub mod mode {
     /// The step is the first by a new list: rows of blocks with a head over budget are left to the dense rung
     /// alone from the next step on.
     pub const JUDGES: u32 = 4;
+    /// Blocks are noted though the list stays: rows of blocks with a head over budget get a list of their own
+    /// masses, and a second pass by it.
+    pub const FOLLOWED: u32 = 8;
+    /// The launch is for those rows alone, and what it lists is for the pass behind it.
+    pub const AGAIN: u32 = 16;
 }
 
 #[cfg(test)]
@@ -162,6 +196,30 @@ mod tests {
         assert_eq!(exact(4, 4, 64, always), expected);
         // Each step renews: the one that tries makes a list, by which the next one judges.
         assert_eq!(exact(2, 1, 12, always), [4, 7, 10]);
+    }
+
+    /// Where a second pass follows, its verdict counts: what is over budget by the first one's list alone is
+    /// never left to the dense rung.
+    #[test]
+    fn a_second_pass_has_the_last_word() {
+        let mut count = [0; 2];
+        let mut all = Vec::new();
+        for step in 0..40 {
+            let renews = if step % 4 == 0 { mode::RENEWS } else { 0 };
+            let judges = if step % 4 == 1 { mode::JUDGES } else { 0 };
+            let made = u32::from(step > 0);
+            let turn = Turn::of(mode::LISTED | mode::FOLLOWED | renews | judges, count, made);
+            if turn.is_exact() {
+                all.push(step);
+                count = turn.after(false, 4);
+                continue;
+            }
+            // Over budget by the first list in every step, by the second one from step 10 to step 20.
+            count = turn.after(true, 4);
+            count = Turn::of(mode::LISTED | mode::AGAIN, count, 1).after((10..20).contains(&step), 4);
+        }
+        // Step 10 begins a wait of one renewal, which 12 ends, 12 one of two, which 20 ends.
+        assert_eq!(all, [11, 13, 14, 15, 16, 17, 18, 19]);
     }
 
     #[test]
