@@ -43,6 +43,18 @@ sides! {
     }
 }
 
+/// What a chain of [`mma_f16`] or [`mma_bf16`] may lose on the tensor cores that run it, over what it may lose
+/// on those of sm_90 and newer: 2 before sm_90, whose sixteen products are two sums of eight that keep one bit
+/// less. On sm_90 n steps from 0 lose at most n · 1.25 · 2^−21 of the sum of all absolute products, but for
+/// subnormal operands. Bounds on results are multiplied by it. Of a program on the host it is 1.
+#[inline(always)]
+pub fn truncation() -> f32 {
+    #[cfg(target_arch = "nvptx64")]
+    return if cfg!(simt_sm = "80") { 2.0 } else { 1.0 };
+    #[cfg(not(target_arch = "nvptx64"))]
+    emu::tensor_cores().truncation()
+}
+
 /// Four 8 × 8 matrices of 16-bit elements. Lane `8m + r` names row `r` of matrix `m`: the 16 bytes from
 /// element `index` of `rows` on, aligned to 16. In register `m` a lane gets elements 2q and 2q + 1 of row g.
 /// PTX: `ldmatrix.sync.aligned.m8n8.x4.b16`.

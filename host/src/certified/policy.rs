@@ -299,7 +299,10 @@ impl Policy {
 
     /// Whether steps have a second pass, for rows of blocks with a head over budget.
     pub(super) fn passes_again(&self) -> bool {
-        self.again != SecondPass::Never && self.carries() && self.promotes() && self.error_budget < f32::INFINITY
+        self.again != SecondPass::Never
+            && self.carries()
+            && self.promotes()
+            && self.error_budget < f32::INFINITY
     }
 
     /// The policy of steps whose originals are on the device: no bus is saved by a second pass.

@@ -1,8 +1,8 @@
 //! What the system declares: its schemes, their presets, and each threshold of a [`Policy`] as an option.
 
 use super::{
-    Annotation, BLOCK_TOKENS, Bound, CertifiedCache, Error as Own, Layout, Policy, SecondPass, TileLayout, cases, proof,
-    workload,
+    Annotation, BLOCK_TOKENS, Bound, CertifiedCache, Error as Own, Layout, Policy, SecondPass, TileLayout,
+    cases, proof, workload,
 };
 use crate::kv::proof::by_workload;
 use crate::kv::{Error, Kind, OptionSpec, Preset, Result, Scheme, Selection, System, Value};

@@ -7,10 +7,13 @@ mod faults;
 mod parts;
 mod ranking;
 mod relations;
+mod targets;
 
 use ferrokv::host::Device;
 use ferrokv::host::certified::proof::{Batch, Exact, Input, Options, POLICIES, Returned, Trial, prove};
-use ferrokv::host::certified::{CertifiedElement, Layout, Policy, Rounding, Rung, SecondPass, StepElement, StepProblem};
+use ferrokv::host::certified::{
+    CertifiedElement, Layout, Policy, Rounding, Rung, SecondPass, StepElement, StepProblem,
+};
 use ferrokv::simt::emu::EmuOptions;
 use half::{bf16, f16};
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
 //! What bounds the rounding of the sums of attention: docs/certificate.md, equation (7).
 
 use super::{BLOCK_TOKENS, Half, warps};
-use simt::bits;
+use simt::{bits, tensor};
 
 /// What bounds the rounding of the sums.
 pub struct Chain {
@@ -47,11 +47,17 @@ impl Chain {
         self.additions as f32 * (1.0 / 16_777_216.0)
     }
 
+    /// What subnormal values and weights lose, √D·2^−34 and 2^−30 at the most: the last term of (7).
+    #[inline(always)]
+    pub(crate) fn underflow() -> f32 {
+        tensor::truncation() / 1_073_741_824.0
+    }
+
     /// The bracket of (7).
     #[inline(always)]
     pub(crate) fn bracket<E: Half>(&self) -> f32 {
         let probabilities = if E::IS_F16 { 1.0 / 8_388_608.0 } else { 1.0 / 131_072.0 };
-        self.steps as f32 * (1.26 / 2_097_152.0)
+        self.steps as f32 * (1.26 / 2_097_152.0 * tensor::truncation())
             + (self.additions + 4) as f32 * (1.0 / 16_777_216.0)
             + probabilities
             + self.tokens as f32 * (1.0 / 68_719_476_736.0)

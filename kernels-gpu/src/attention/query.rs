@@ -6,7 +6,7 @@ use glam::UVec4;
 use half::f16;
 use simt::math::fma;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
-use simt::{Global, convert, half2, math, unroll};
+use simt::{Global, convert, half2, math, tensor, unroll};
 
 /// log2(e).
 pub const LOG2_E: f32 = core::f32::consts::LOG2_E;
@@ -124,14 +124,14 @@ pub struct Slack;
 impl Slack {
     /// c_D of `dense`: rounding of the score arithmetic, relative to ‖q‖·κ.
     #[inline(always)]
-    pub const fn rounding_dense<const D: usize>() -> f32 {
-        (D as f32 / 16.0 + 1.0) * 1.25 / 2_097_152.0
+    pub fn rounding_dense<const D: usize>() -> f32 {
+        (D as f32 / 16.0 + 1.0) * 1.25 / 2_097_152.0 * tensor::truncation()
     }
 
     /// c_F: the same of original keys, whose products are not put together from two chains.
     #[inline(always)]
-    pub const fn rounding_original<const D: usize>() -> f32 {
-        (D as f32 / 16.0 + 0.5) * 1.25 / 2_097_152.0
+    pub fn rounding_original<const D: usize>() -> f32 {
+        (D as f32 / 16.0 + 0.5) * 1.25 / 2_097_152.0 * tensor::truncation()
     }
 
     /// δ_exp: the exponential, in nats.
@@ -152,6 +152,7 @@ pub fn delta_dense<const D: usize>(query: &Query, softmax_scale: f32, kappa: f32
 /// δ_F (6): the same where the original keys are used, `kappa` at least their norms.
 #[inline(always)]
 pub fn delta_original<const D: usize>(query: &Query, kappa: f32) -> f32 {
-    let rounding = fma(Slack::rounding_original::<D>() * query.norm, kappa, D as f32 / 1_073_741_824.0);
+    let subnormal = D as f32 / 1_073_741_824.0 * tensor::truncation();
+    let rounding = fma(Slack::rounding_original::<D>() * query.norm, kappa, subnormal);
     Slack::EVALUATION * fma(query.scale, rounding, Slack::EXP)
 }

@@ -89,7 +89,7 @@ impl Judge {
         // P.
         let e_round = (lambda * nu) * self.chain.bracket::<E>()
             + (lambda - 1.0) * nu * (2.0 * Slack::EXP)
-            + lambda * UNDERFLOW;
+            + lambda * Chain::underflow();
         let output = sqrt(self.squares);
         let norm = output * (1.0 + 1.0 / 16384.0) + e_round + e_val;
         // The trailing block has at most what quantized ones leave, (7a).
@@ -199,7 +199,7 @@ impl Exact {
         let e_key = if finite { total_variation(nu, delta) } else { f32::INFINITY };
         Exact {
             e_key: canonical_nan(e_key),
-            e_round: canonical_nan(fma(nu, dense.bracket::<E>(), UNDERFLOW)),
+            e_round: canonical_nan(fma(nu, dense.bracket::<E>(), Chain::underflow())),
             delta: canonical_nan(delta),
             unused: 0,
         }
@@ -213,9 +213,6 @@ impl Exact {
         Certificate { e_key, e_val: 0.0, e_round, likely, tail_mass: 0.0, delta, rung_and_reason, ..of_step }
     }
 }
-
-/// √D·2^−34 of (7), for every D.
-pub(super) const UNDERFLOW: f32 = 1.0 / 1_073_741_824.0;
 
 /// The paper's (15) without its second part: 2 V_max e^(2Δ) α^ (e^(2Δ) − 1), a tail of nothing being worth
 /// nothing.

@@ -3,19 +3,19 @@
 use super::layout::Annotation;
 use super::metadata::KeyMetadata;
 pub use crate::attention::query::*;
-use simt::math;
 use simt::math::fma;
+use simt::{math, tensor};
 
 /// c_D: rounding of the score arithmetic, relative to ‖q_n‖·ζ.
 #[inline(always)]
-const fn rounding<M: KeyMetadata, const D: usize>() -> f32 {
-    (D as f32 / 16.0 + M::ROUNDING) * 1.25 / 2_097_152.0
+fn rounding<M: KeyMetadata, const D: usize>() -> f32 {
+    (D as f32 / 16.0 + M::ROUNDING) * 1.25 / 2_097_152.0 * tensor::truncation()
 }
 
 /// a_D: what subnormals lose.
 #[inline(always)]
-const fn absolute<M: KeyMetadata, const D: usize>() -> f32 {
-    M::ABSOLUTE * D as f32 / 67_108_864.0
+fn absolute<M: KeyMetadata, const D: usize>() -> f32 {
+    M::ABSOLUTE * D as f32 / 67_108_864.0 * tensor::truncation()
 }
 
 /// Δ of a block (5): no weight's logarithm is further from the exact logit. `x` is Σ|q_n|·σ as the tensor

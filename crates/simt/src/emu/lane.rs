@@ -192,6 +192,13 @@ pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
     f(unsafe { &*lane })
 }
 
+/// The same where there is one.
+pub(super) fn running<R>(f: impl FnOnce(&Lane) -> R) -> Option<R> {
+    let lane = CURRENT.get();
+    // SAFETY: as in `with_lane`.
+    (!lane.is_null()).then(|| f(unsafe { &*lane }))
+}
+
 /// Ends the launch with a fault of the executing thread. Unwinds to the runner without the panic hook.
 #[cold]
 #[inline(never)]

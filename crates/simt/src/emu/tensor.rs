@@ -56,6 +56,16 @@ impl TensorCores {
     pub const ALL: [TensorCores; 4] =
         [TensorCores::Volta, TensorCores::Turing, TensorCores::Ampere, TensorCores::Hopper];
 
+    /// What a chain of steps of sixteen products may lose, over what it may lose on Hopper: each of its sums
+    /// of k products cuts off k terms 2^b below the largest at the most, and rounds to f32.
+    pub const fn truncation(self) -> f32 {
+        match self {
+            TensorCores::Volta => 4.0,
+            TensorCores::Turing | TensorCores::Ampere => 2.0,
+            TensorCores::Hopper => 1.0,
+        }
+    }
+
     /// D = A·B + C of one tile: `a` [16 rows, 16], `b` [8 columns, 16], `c` and the result [16 rows, 8
     /// columns], all as bits.
     pub fn mma_16x8x16(

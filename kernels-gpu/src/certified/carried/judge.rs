@@ -1,9 +1,7 @@
 //! The certificate of a row that one pass has finished: docs/certificate.md, with the weights of the output
 //! itself and nothing subtracted (Λ = 1).
 
-use super::super::judge::{
-    Exact, UNDERFLOW, at_least_exp, growth, papers_bound, tail_variation, total_variation,
-};
+use super::super::judge::{Exact, at_least_exp, growth, papers_bound, tail_variation, total_variation};
 use super::super::policy::{Certificate, Thresholds, reason, rung};
 use super::super::query::{Query, delta_original};
 use super::super::sums::LOST;
@@ -64,7 +62,7 @@ impl Judge {
         let delta_f = delta_original::<D>(query, kappa);
         let grown_f = growth(at_least_exp(delta_f));
         let e_val = share(gathered.eta);
-        let mut e_round = fma(nu, self.chain.bracket::<E>(), UNDERFLOW);
+        let mut e_round = fma(nu, self.chain.bracket::<E>(), Chain::underflow());
         let output = sqrt(self.squares);
         let norm = output * (1.0 + 1.0 / 16384.0) + e_round + e_val;
         // Roots of means of squares; not a number where a square is none, and then the largest serves.

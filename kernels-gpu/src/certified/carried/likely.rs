@@ -6,6 +6,7 @@ use super::super::layout::Annotation;
 use super::super::query::{LOG2_E_ABOVE, Query, Slack};
 use super::gather::Gathered;
 use simt::math::{exp2, fma, min, sqrt};
+use simt::tensor;
 
 /// What is known of the logits of a block whose keys were rounded by chance.
 #[derive(Clone, Copy)]
@@ -47,8 +48,8 @@ impl Noise {
 /// mean of a code is from the number, 2^−14 σ.
 #[inline(always)]
 fn rounding<const D: usize>(query: &Query, kappa: f32) -> f32 {
-    let relative = (D as f32 / 16.0 + 2.0) * 1.25 / 2_097_152.0;
-    let absolute = 257.0 * D as f32 / 67_108_864.0;
+    let relative = (D as f32 / 16.0 + 2.0) * 1.25 / 2_097_152.0 * tensor::truncation();
+    let absolute = 257.0 * D as f32 / 67_108_864.0 * tensor::truncation();
     let sum = fma(relative * query.norm, kappa, absolute);
     Slack::EVALUATION * fma(query.scale, sum, Slack::EXP)
 }

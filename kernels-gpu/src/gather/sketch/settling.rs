@@ -81,8 +81,7 @@ fn rounding<E: Half, const D: usize>(facts: &Facts, scale: f32, tokens: u32, spl
     let query = Query { pairs: [0; 32], scale, norm: facts.query, finite: true };
     let delta = delta_dense::<D>(&query, scale, facts.whole.kappa);
     let chain = Chain::of_dense::<D>(tokens, splits);
-    // √D·2^−34 is below 2^−30.
-    let output = fma(facts.whole.nu, delta + chain.bracket::<E>(), 1.0 / 1_073_741_824.0);
+    let output = fma(facts.whole.nu, delta + chain.bracket::<E>(), Chain::underflow());
     [output, delta + chain.bracket::<E>()]
 }
 
