@@ -37,6 +37,7 @@ pub mod codegen;
 pub mod compile;
 pub mod cubin;
 pub mod directives;
+mod endless;
 pub mod index;
 pub mod lacks;
 pub mod lint;

@@ -4,6 +4,7 @@
 //! and pass; those that a warp executes together must come from an LLVM intrinsic, not from inline assembly.
 //! A finding can be accepted for one entry by a row with a reason in the [allow list](crate::allow).
 
+use crate::endless::endless;
 use crate::opcodes::{CONVERGENT, MEMORY, has_float, is_atomic, is_state_space, needs_rounding, needs_sm_90};
 use crate::ptx::{Instruction, Module, Statement};
 use crate::waits::Waits;
@@ -34,6 +35,8 @@ pub enum Rule {
     Wait,
     /// An instruction that the target does not have.
     Target,
+    /// A loop that nothing leaves: of a wait for a word that LLVM reads once.
+    EndlessLoop,
     /// A call that was not inlined.
     Call,
     /// Registers spilled by ptxas.
@@ -44,7 +47,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 13] = [
+    pub const ALL: [Rule; 14] = [
         Rule::Rounding,
         Rule::FlushToZero,
         Rule::Approximate,
@@ -55,6 +58,7 @@ impl Rule {
         Rule::LocalMemory,
         Rule::Wait,
         Rule::Target,
+        Rule::EndlessLoop,
         Rule::Call,
         Rule::Spill,
         Rule::Stack,
@@ -73,6 +77,7 @@ impl Rule {
             Rule::LocalMemory => "local-memory",
             Rule::Wait => "wait",
             Rule::Target => "target",
+            Rule::EndlessLoop => "endless-loop",
             Rule::Call => "call",
             Rule::Spill => "spill",
             Rule::Stack => "stack",
@@ -122,6 +127,10 @@ impl Rule {
                  and load_ahead: see simt::thread::wait_for_previous"
             }
             Rule::Target => "only GPUs from sm_90 on have it: mark the kernel #[kernel(min_sm = 90)]",
+            Rule::EndlessLoop => {
+                "a plain load may be read once, ahead of the loop: wait with load_acquire, an atomic or a \
+                 barrier, which other threads can be waited for by"
+            }
             Rule::Call => {
                 "mark the callee #[inline(always)]; a call into core is often a check that can be avoided"
             }
@@ -179,8 +188,12 @@ pub fn check(module: &Module) -> Vec<Finding> {
     let mut floats = FloatRegisters::default();
     let mut waits = Waits::new(module);
     let before_sm_90 = (1..90).contains(&module.target());
-    for statement in &module.statements {
+    let endless = endless(module);
+    for (at, statement) in module.statements.iter().enumerate() {
         let mut rules = rules_broken_by(statement);
+        if endless.contains(&at) {
+            rules.push(Rule::EndlessLoop);
+        }
         if floats.are_stored_as_bytes(statement) {
             rules.push(Rule::FloatByteStore);
         }
@@ -394,6 +407,7 @@ mod tests {
             ),
             (Target, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 16;", "fence.acq_rel.gpu;"),
             (Target, "fence.proxy.async;", "fence.sc.gpu;"),
+            (EndlessLoop, "$A: mov.u32 %r1, 1; bra.uni $A;", "$A: mov.u32 %r1, 1; @%p1 bra $A; ret;"),
             (Call, "{ // callseq 0, 0\ncall.uni (retval0), f, (param0);\n}", "bra.uni $L__BB0_1;"),
         ];
         for (rule, bad, good) in pairs {

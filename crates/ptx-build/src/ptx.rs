@@ -89,6 +89,8 @@ pub struct Statement {
     pub function: Option<usize>,
     /// The instruction, if it is one, and not a directive.
     pub instruction: Option<Instruction>,
+    /// The labels that stand ahead of it.
+    pub labels: Vec<String>,
 }
 
 /// An instruction.
@@ -180,8 +182,15 @@ fn find(text: &[u8], from: usize, needle: &[u8]) -> Option<usize> {
 
 /// Reads a module.
 pub fn parse(source: &str) -> Module {
-    let mut module =
-        Reader { text: &mask(source), at: 0, counted: 0, line: 1, module: Module::default() }.read();
+    let module = Reader {
+        text: &mask(source),
+        at: 0,
+        counted: 0,
+        line: 1,
+        labels: Vec::new(),
+        module: Module::default(),
+    };
+    let mut module = module.read();
     module.inline_assembly = inline_assembly(source);
     module.overlapping = overlapping(source);
     module
@@ -193,6 +202,8 @@ struct Reader<'a> {
     /// Lines are counted as far as this offset.
     counted: usize,
     line: usize,
+    /// Labels behind the last statement.
+    labels: Vec<String>,
     module: Module,
 }
 
@@ -218,10 +229,11 @@ impl Reader<'_> {
                 b'}' => {
                     depth = depth.saturating_sub(1);
                     self.at += 1;
-                    if depth == 0
-                        && let Some(index) = open.take()
-                    {
-                        self.module.functions[index].end = self.at;
+                    if depth == 0 {
+                        self.labels.clear();
+                        if let Some(index) = open.take() {
+                            self.module.functions[index].end = self.at;
+                        }
                     }
                 }
                 b';' => {
@@ -263,6 +275,7 @@ impl Reader<'_> {
             return None;
         }
         if let Some(behind) = self.label(start) {
+            self.labels.push(self.word_at(start));
             self.at = behind;
             return None;
         }
@@ -343,7 +356,8 @@ impl Reader<'_> {
         let raw = String::from_utf8_lossy(&self.text[start..self.at]);
         let text = raw.split_whitespace().collect::<Vec<_>>().join(" ");
         let instruction = if code { Instruction::parse(&text) } else { None };
-        self.module.statements.push(Statement { line, text, function, instruction });
+        let labels = std::mem::take(&mut self.labels);
+        self.module.statements.push(Statement { line, text, function, instruction, labels });
     }
 
     fn line_of(&mut self, offset: usize) -> usize {
