@@ -43,10 +43,10 @@ sides! {
     }
 }
 
-/// What a chain of [`mma_f16`] or [`mma_bf16`] may lose on the tensor cores that run it, over what it may lose
-/// on those of sm_90 and newer: 2 before sm_90, whose sixteen products are two sums of eight that keep one bit
-/// less. On sm_90 n steps from 0 lose at most n · 1.25 · 2^−21 of the sum of all absolute products, but for
-/// subnormal operands. Bounds on results are multiplied by it. Of a program on the host it is 1.
+/// What a chain of [`mma_f16`] or [`mma_bf16`] may lose on the tensor cores that run it, over what it may
+/// lose on those of sm_90 and newer: 2 before sm_90, whose sixteen products are two sums of eight that keep
+/// one bit less. On sm_90 n steps from 0 lose at most n · 1.25 · 2^−21 of the sum of all absolute products,
+/// but for subnormal operands. Bounds on results are multiplied by it. Of a program on the host it is 1.
 #[inline(always)]
 pub fn truncation() -> f32 {
     #[cfg(target_arch = "nvptx64")]

@@ -194,9 +194,6 @@ pub fn carry<E: Half, const D: usize>(
     thread::let_next_start();
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    if Promoted::passed_over(promoted.as_const(), dense_rows.as_const(), launch_row, mode) {
-        return;
-    }
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
     let length = lengths.load(sequence as usize);
@@ -206,6 +203,10 @@ pub fn carry<E: Half, const D: usize>(
     let progress = thread::grid_dim_y() * thread::grid_dim_z();
     if split >= used {
         Pace::none(counters, progress, shape.paced != 0);
+        return;
+    }
+    // Only those ask that the last one waits for, which writes what they ask.
+    if Promoted::passed_over(promoted.as_const(), dense_rows.as_const(), launch_row, mode) {
         return;
     }
     let first = split * a_split;

@@ -215,8 +215,8 @@ fn what_is_not_finite_stays_so_in_later_sums() {
     }
 }
 
-/// A chain's error over 1.25 · 2^-21 · n · Σ|products|, that is what [`TensorCores::truncation`] bounds: products of any
-/// signs and sizes, and those of one sign that are cut off whole beside a first one.
+/// A chain's error over 1.25 · 2^-21 · n · Σ|products|, which [`TensorCores::truncation`] bounds: products of
+/// any signs and sizes, and those of one sign that are cut off whole beside a first one.
 #[test]
 fn chains_lose_what_is_said_and_nearly_all_of_it() {
     let mut random = Random(50);
