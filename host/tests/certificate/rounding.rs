@@ -38,7 +38,7 @@ fn scores_round_within_equation_5() {
     let worst = (0..2000u64)
         .into_par_iter()
         .map(|seed| {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let dim = [64, 96, 128, 256][seed as usize / KINDS % 4];
             let [mut keys, _] = keys_and_values(&mut random, 16, dim, seed as usize % KINDS);
             let mut query: Vec<f64> =
@@ -93,7 +93,7 @@ fn scores_of_the_papers_layout_round_within_its_equation() {
     let worst = (0..2000u64)
         .into_par_iter()
         .map(|seed| {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let dim = [64, 96, 128, 256][seed as usize / KINDS % 4];
             let [mut keys, _] = keys_and_values(&mut random, 16, dim, seed as usize % KINDS);
             let mut query: Vec<f64> =
@@ -176,7 +176,7 @@ fn sums_round_within_equation_7() {
     let worst = (0..200u64)
         .into_par_iter()
         .map(|seed| {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let dim = 8;
             let positive = seed % 2 == 0;
             let spread = 6.0 * random.unit();
