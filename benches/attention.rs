@@ -16,7 +16,7 @@ const KV_HEADS: u32 = 3;
 const HEAD_DIM: u32 = 64;
 const POLICIES: [(&str, Policy); 5] = [
     ("bare", Policy::BARE),
-    ("naive", Policy::NAIVE),
+    ("codes", Policy::CODES),
     ("sound", Policy::SOUND),
     ("sound, each step due", Policy { renew: 1, ..Policy::SOUND }),
     ("sound, two passes", Policy { renew: 0, ..Policy::SOUND }),

@@ -1,11 +1,12 @@
 //! What may name what, read off the sources: systems do not name one another, the device layer names nothing
-//! that is built on it, a command names no other command.
+//! that is built on it, a command names no other command, and modules of a crate name one another in no
+//! circle.
 //!
 //! It sees paths: each that begins with `crate`, `super`, `self` or a crate of this workspace, groups in
 //! braces included, in `use` and elsewhere. It does not see names that a macro makes, nor a re-export of
 //! another module's thing under the own name.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -89,6 +90,76 @@ fn commands_do_not_name_one_another() {
     compare(found, |file| file.starts_with("src/"));
 }
 
+/// The modules at the top of a crate have an order in which each names only those below it. What is inside of
+/// one of them is its own affair. So are the files of crates that are one module each: `ptx-build`, and the
+/// two that have two sides which know each other, `simt` (primitives and emulator) and the device layer
+/// (devices and backends).
+#[test]
+fn modules_name_one_another_in_no_circle() {
+    const CRATES: [&str; 4] = ["host/src", "kernels-gpu/src", "crates/capi/src", "crates/simt-test/src"];
+    for root in CRATES {
+        let sources = sources(root);
+        let mut named = names(&sources);
+        assert!(named.len() > 2, "{root}: {:?}", named.keys());
+        without_circles(&mut named);
+        let edges = named.iter().flat_map(|(from, to)| {
+            to.iter().map(move |(to, file)| format!("\n    {from} names {to} in {file}"))
+        });
+        assert!(named.is_empty(), "{root} has modules in a circle:{}", edges.collect::<String>());
+    }
+}
+
+/// Modules at the top, with those that each names and a file where it does. Tests are left out. What the root
+/// defines itself is in a module without a name.
+type Named = BTreeMap<String, BTreeMap<String, String>>;
+
+fn names(sources: &[Source]) -> Named {
+    let top = |source: &Source| source.module.first().cloned().unwrap_or_default();
+    let modules: BTreeSet<String> = sources.iter().map(top).collect();
+    let tests: Vec<Vec<String>> = sources.iter().flat_map(Source::modules_of_tests).collect();
+    let roots = sources.iter().filter(|source| source.module.is_empty());
+    let own: BTreeSet<String> = roots.flat_map(Source::items).collect();
+    let mut named = Named::new();
+    for source in sources {
+        let from = named.entry(top(source)).or_default();
+        for (module, path) in source.paths_by_module() {
+            if tests.iter().any(|test| module.starts_with(test)) {
+                continue;
+            }
+            let to = match &path[..] {
+                [first, name, ..] if first == "crate" => {
+                    if own.contains(name) {
+                        ""
+                    } else {
+                        name
+                    }
+                }
+                // In the root a module's name is enough.
+                [name, ..] if module.is_empty() => name,
+                _ => continue,
+            };
+            if modules.contains(to) && to != top(source) {
+                from.entry(to.to_owned()).or_insert_with(|| source.file.clone());
+            }
+        }
+    }
+    named
+}
+
+/// Leaves what is in a circle, or between two of them.
+fn without_circles(named: &mut Named) {
+    loop {
+        let before: usize = named.values().map(|to| to.len() + 1).sum();
+        let from: BTreeSet<String> = named.keys().cloned().collect();
+        named.values_mut().for_each(|to| to.retain(|to, _| from.contains(to)));
+        let wanted: BTreeSet<String> = named.values().flat_map(|to| to.keys().cloned()).collect();
+        named.retain(|from, to| !to.is_empty() && wanted.contains(from));
+        if named.values().map(|to| to.len() + 1).sum::<usize>() == before {
+            return;
+        }
+    }
+}
+
 /// Fails for what was found and is not allowed, and for what is allowed, is `ours`, and was not found.
 fn compare(found: BTreeSet<(String, String)>, ours: impl Fn(&str) -> bool) {
     let allowed: BTreeSet<(String, String)> = ALLOWED
@@ -148,8 +219,29 @@ impl Source {
         words
     }
 
+    /// The modules that are there for tests alone, from the root down.
+    fn modules_of_tests(&self) -> Vec<Vec<String>> {
+        const MARK: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
+        let words = self.words();
+        let marked = words.windows(MARK.len() + 2).filter(|words| words[..MARK.len()] == MARK);
+        let names = marked.filter(|words| words[MARK.len()] == "mod").map(|words| &words[MARK.len() + 1]);
+        names.map(|name| self.module.iter().chain([name]).cloned().collect()).collect()
+    }
+
+    /// What it defines and does not only hand on.
+    fn items(&self) -> Vec<String> {
+        let words = self.words();
+        let defines = |word: &str| matches!(word, "static" | "fn" | "struct" | "enum" | "trait" | "type");
+        words.windows(2).filter(|pair| defines(&pair[0])).map(|pair| pair[1].clone()).collect()
+    }
+
     /// Every path that it names, from `crate` or another crate's name down.
     fn paths(&self) -> Vec<Vec<String>> {
+        self.paths_by_module().into_iter().map(|(_, path)| path).collect()
+    }
+
+    /// The same, each with the module that names it.
+    fn paths_by_module(&self) -> Vec<(Vec<String>, Vec<String>)> {
         let words = self.words();
         let mut found = Vec::new();
         // The modules that are open in the file, each with the depth of braces that it ends at.
@@ -175,14 +267,17 @@ impl Source {
             }
             let begins = i == 0 || words[i - 1] != "::";
             if begins && is_name(word) && words.get(i + 1).is_some_and(|next| next == "::") {
-                let here = self.module.iter().chain(inner.iter().map(|(name, _)| name));
-                let here: Vec<String> = ["crate".to_owned()].into_iter().chain(here.cloned()).collect();
+                let module: Vec<String> =
+                    self.module.iter().chain(inner.iter().map(|(name, _)| name)).cloned().collect();
+                let here: Vec<String> = ["crate".to_owned()].into_iter().chain(module.clone()).collect();
                 let start = match word.as_str() {
                     "super" => here[..here.len().saturating_sub(1).max(1)].to_vec(),
                     "self" => here,
                     name => vec![name.to_owned()],
                 };
-                behind = follow(&words, i + 2, start, &mut found);
+                let mut paths = Vec::new();
+                behind = follow(&words, i + 2, start, &mut paths);
+                found.extend(paths.into_iter().map(|path| (module.clone(), path)));
             }
         }
         found
@@ -279,6 +374,35 @@ fn sources(root: &str) -> Vec<Source> {
         }
     }
     found
+}
+
+/// The finder of circles, over sources with one, one through the root, and one in tests alone.
+#[test]
+fn circles_are_found_as_written() {
+    let source = |name: &str, text: &str| Source {
+        file: format!("{name}.rs"),
+        module: [name].iter().filter(|name| !name.is_empty()).map(|name| name.to_string()).collect(),
+        text: text.into(),
+    };
+    let circles = |sources: &[Source]| -> Vec<String> {
+        let mut named = names(sources);
+        without_circles(&mut named);
+        named.into_keys().collect()
+    };
+    let leaf = source("leaf", "pub fn f() {}");
+    let root = source("", "pub mod a; pub use other::Thing; pub static ALL: &[u32] = &[a::X];");
+    let a = |text| source("a", text);
+    let b = source("b", "use crate::{a::X, leaf};");
+    assert!(
+        circles(&[leaf, root, a("use crate::{leaf, Thing}; mod own { use super::super::leaf::f; }"), b])
+            .is_empty()
+    );
+    let b = || source("b", "use super::a::X;");
+    assert_eq!(circles(&[source("c", "use crate::a;"), a("fn f() { crate::b::g() }"), b()]), ["a", "b"]);
+    let of_tests = "#[cfg(test)] mod tests { use crate::b::g; }";
+    assert!(circles(&[a(of_tests), b()]).is_empty());
+    let root = source("", "pub static ALL: &[u32] = &[a::X];");
+    assert_eq!(circles(&[root, a("use crate::ALL;")]), ["", "a"]);
 }
 
 /// The reader itself: every way to write a path that the sources have.

@@ -60,10 +60,10 @@ fn a_round_trip_gives_what_memory_gives() {
     let halves = |data: &[u8]| -> Vec<f16> {
         data.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()
     };
-    for (scheme, variant) in [("channel", "rows"), ("block", "fused")] {
+    for (granularity, variant) in [("channel", "rows"), ("block", "fused")] {
         let (quantized, restored) =
-            (folder.text(&format!("{scheme}.q")), folder.text(&format!("{scheme}.r")));
-        succeed(&["quantize", SAMPLE, "-o", &quantized, "--scheme", scheme, "--variant", variant]);
+            (folder.text(&format!("{granularity}.q")), folder.text(&format!("{granularity}.r")));
+        succeed(&["quantize", SAMPLE, "-o", &quantized, "--granularity", granularity, "--variant", variant]);
         succeed(&["dequantize", &quantized, "-o", &restored]);
         let bytes = fs::read(&restored).expect("the restored file");
         let file = safetensors::SafeTensors::deserialize(&bytes).expect("the restored file");
@@ -81,8 +81,8 @@ fn a_round_trip_gives_what_memory_gives() {
             let keys = halves(tensor.data());
             let matrix = Matrix::new(512, 192).expect("a matrix");
             let (mut codes, mut expected) = (vec![0i8; keys.len()], keys.clone());
-            let mut scales = vec![0f32; if scheme == "channel" { 192 } else { 32 * 192 }];
-            if scheme == "channel" {
+            let mut scales = vec![0f32; if granularity == "channel" { 192 } else { 32 * 192 }];
+            if granularity == "channel" {
                 cpu::column_scales(&keys, matrix, &mut scales);
                 cpu::quantize(&keys, matrix, &scales, &mut codes);
             } else {
@@ -90,7 +90,7 @@ fn a_round_trip_gives_what_memory_gives() {
             }
             cpu::dequantize(&codes, matrix, &scales, &mut expected);
             let bits = |values: &[f16]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&halves(back.data())), bits(&expected), "{name} by {scheme}");
+            assert_eq!(bits(&halves(back.data())), bits(&expected), "{name} by {granularity}");
         }
         let metadata = metadata(&bytes);
         assert_eq!(metadata["token_ids"], made_with["token_ids"]);
@@ -323,9 +323,9 @@ fn outputs_are_not_put_where_they_should_not_be() {
     let folder = Folder::new();
     let input = folder.tensors("in", &[("m", Dtype::F32, &[2, 3], &f32_bytes(&[1.0; 6]))]);
     let uncompared = ["quantize", &input, "-o", &folder.text("uncompared"), "--variant", "fused"];
-    refused(&uncompared, &["scheme channel", "--variant", "--scheme"]);
-    let uncompared = [&uncompared[..4], &["--variant", "naive,rows", "--scheme", "block"]].concat();
-    refused(&uncompared, &["scheme block16", "--variant", "--scheme"]);
+    refused(&uncompared, &["granularity channel", "--variant", "--granularity"]);
+    let uncompared = [&uncompared[..4], &["--variant", "naive,rows", "--granularity", "block"]].concat();
+    refused(&uncompared, &["granularity block16", "--variant", "--granularity"]);
     let taken = folder.text("taken");
     fs::write(&taken, "precious").expect("written");
     let original = fs::read(&input).expect("the input");
@@ -397,7 +397,12 @@ fn broken_quantized_files_are_refused() {
     let cases: [Case<'_>; 7] = [
         ("format", ("ferrokv.format", "other"), &both, &["is not a ferrokv-int8 file"]),
         ("version", ("ferrokv.version", "2"), &both, &["version '2'", "reads 1"]),
-        ("scheme", ("ferrokv.scheme", "pairs"), &both, &["unknown scheme 'pairs'", "channel and block16"]),
+        (
+            "granularity",
+            ("ferrokv.scheme", "pairs"),
+            &both,
+            &["unknown granularity 'pairs'", "channel and block16"],
+        ),
         ("codes", ("", ""), &["a.scales"], &["no tensor 'a.codes'"]),
         ("scales", ("", ""), &["a.codes"], &["no tensor 'a.scales'"]),
         (
@@ -438,8 +443,8 @@ fn a_gpu_that_is_not_there_is_an_error_only_where_one_is_asked_for() {
 fn words_that_mean_nothing_are_refused() {
     for (arguments, word) in [
         (vec!["quantize", SAMPLE, "--variant", "fast"], "possible values: all, naive"),
-        (vec!["quantize", SAMPLE, "-o", "x", "--scheme", "rows"], "possible values: channel, block"),
-        (vec!["quantize", SAMPLE, "--scheme", "block"], "--output"),
+        (vec!["quantize", SAMPLE, "-o", "x", "--granularity", "rows"], "possible values: channel, block"),
+        (vec!["quantize", SAMPLE, "--granularity", "block"], "--output"),
         (vec!["check", "--system", "rope"], "possible values: dense, int8, certified"),
         (vec!["quantize"], "<FILE>"),
         (vec!["fly"], "unrecognized subcommand"),

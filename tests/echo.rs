@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Folder, SAMPLE, ferrokv, json, refused, succeed, text};
+use common::{Folder, SAMPLE, ferrokv, json, refused, succeed, text, words};
 use ferrokv::host::model::config::Architecture;
 use ferrokv::host::model::synthetic::{self, Packing};
 use ferrokv::kernels_gpu::echo::{MOST_DROPPED, THREADS, round, rounded};
@@ -139,7 +139,10 @@ fn every_command_knows_it() {
         let help = succeed(&[command, &["--help"]].concat());
         assert!(help.contains("echo") && help.contains("/bits="), "{command:?}: {help}");
     }
-    assert!(succeed(&["kernels", "--system", "echo", "--backend", "cpu"]).contains("echo_round"));
+    let listed = succeed(&["kernels", "--system", "echo", "--backend", "cpu", "--json", &report]);
+    assert!(listed.contains("echo_round") && listed.contains("/bits="), "{listed}");
+    let schemes = json(&report)["schemes"].clone();
+    assert_eq!((&schemes[0]["name"], &schemes[0]["options"][0]["name"]), (&"echo".into(), &"bits".into()));
     assert!(succeed(&["check", "--system", "echo", "--backend", "cpu"]).contains("no fault"));
 
     let line = ["--kv", "dense,echo/bits=10", "--backend", "cpu", "--json", &report];
@@ -157,6 +160,18 @@ fn every_command_knows_it() {
     let output = ferrokv(&[&generate[..], &["--kv", "echo", "--json", &report]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(json(&report)["kv"], "echo");
+
+    let words = words(&folder, 500);
+    let perplexity =
+        ["eval", "ppl", "--model", &model, "--text", &words, "--context", "32", "--windows", "2"];
+    succeed(&[&perplexity[..], &line].concat());
+    let rows = json(&report)["summary"]["rows"].clone();
+    let number = |row: usize, what: &str| rows[row][what].as_f64().expect("a number");
+    assert_eq!((&rows[0]["kv"], &rows[1]["kv"]), (&"dense".into(), &"echo/bits=10".into()));
+    assert!(
+        number(0, "delta") == 0.0 && number(1, "delta") != 0.0 && number(1, "delta").abs() < 0.2,
+        "{rows}"
+    );
 
     let proof =
         ["prove", "--kv", "dense,echo", "--head-steps", "100", "--max-tokens", "64", "--long-tokens", "64"];

@@ -84,20 +84,20 @@ fn perplexity_is_the_oracles_over_the_second_half() {
             assert_eq!(number(trial, "kv_tokens"), (context - 1) as f64);
             sum += number(trial, "nll");
         }
-        let (dense, naive, certified) = (&rows[0], &rows[1], &rows[2]);
+        let (dense, codes, certified) = (&rows[0], &rows[1], &rows[2]);
         assert!((number(dense, "perplexity") - (sum / 3.0).exp()).abs() < 1e-9 * (sum / 3.0).exp());
         assert_eq!((number(dense, "delta"), number(dense, "ratio")), (0.0, 1.0));
         assert_eq!(number(dense, "kv_bytes_per_token"), 1024.0);
         // Quantizing does something, and not much; what the scheme knows of it stands beside.
-        for row in [naive, certified] {
+        for row in [codes, certified] {
             let delta = number(row, "delta");
             assert!(delta != 0.0 && delta.abs() < 0.2, "{row}");
             assert!((number(row, "ratio") - delta.exp()).abs() < 1e-12);
             let interval = &row["delta_interval"];
             assert!(number(interval, "low") <= delta && delta <= number(interval, "high"), "{row}");
         }
-        assert_eq!((&naive["kv"], &certified["kv"]), (&"int8-int4".into(), &"certified".into()));
-        assert!(naive["report"].is_null());
+        assert_eq!((&codes["kv"], &certified["kv"]), (&"int8-int4".into(), &"certified".into()));
+        assert!(codes["report"].is_null());
         // Two layers of four heads, in every step of three windows.
         let heads = 2 * 4 * 3 * (context - context / 2);
         assert_eq!(number(&certified["report"], "heads"), heads as f64);
@@ -354,14 +354,14 @@ fn needles_and_tasks_are_recorded_trial_by_trial() {
     assert!(svg.contains("int8-int4") && svg.contains("100 %") && svg.contains("0/1"), "{svg}");
     let (trials, rows) = (array(&found, "trials"), array(&found["summary"], "rows"));
     assert_eq!((trials.len(), rows.len()), (4, 2));
-    for (dense, naive) in trials.iter().step_by(2).zip(trials.iter().skip(1).step_by(2)) {
-        assert_eq!((&dense["kv"], &naive["kv"]), (&"dense".into(), &"int8-int4".into()));
-        assert_eq!((&dense["key"], &dense["depth"]), (&naive["key"], &naive["depth"]));
+    for (dense, codes) in trials.iter().step_by(2).zip(trials.iter().skip(1).step_by(2)) {
+        assert_eq!((&dense["kv"], &codes["kv"]), (&"dense".into(), &"int8-int4".into()));
+        assert_eq!((&dense["key"], &dense["depth"]), (&codes["key"], &codes["depth"]));
         assert!(
             number(dense, "log_probability") < -5.0 && dense["hit"] == false,
             "noise finds no key: {dense}"
         );
-        assert_ne!(dense["log_probability"], naive["log_probability"]);
+        assert_ne!(dense["log_probability"], codes["log_probability"]);
     }
     assert_eq!((number(&rows[1], "p"), number(&rows[1], "hit_rate")), (1.0, 0.0));
     // Wilson's interval of none of two.

@@ -12,6 +12,7 @@ pub mod echo;
 pub mod eval;
 pub mod gather;
 pub mod gtq;
+mod hash;
 pub mod int8;
 pub mod kivi;
 pub mod kv;

@@ -12,7 +12,12 @@ pub struct Random {
 impl Random {
     /// The generator of a seed.
     pub fn new(seed: u64) -> Self {
-        Random { seed: mix(seed), index: 0 }
+        Random::counting(seed, 0)
+    }
+
+    /// The same, past so many words.
+    pub fn counting(seed: u64, index: u64) -> Self {
+        Random { seed: mix(seed), index }
     }
 
     /// The generator of a seed for one of many uses, which a name and numbers tell apart.

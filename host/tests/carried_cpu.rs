@@ -24,10 +24,10 @@ const FEW: Policy = Policy {
     value_tolerance: 0.0,
     max_values: 4,
     renew: 1,
-    ..Policy::NAIVE
+    ..Policy::CODES
 };
 /// Values alone.
-const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::NAIVE };
+const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::CODES };
 /// Some heads are computed from the originals.
 const SOME_DENSE: Policy = Policy { error_budget: 0.1, per_group: false, ..Policy::SOUND };
 
@@ -43,7 +43,7 @@ const POLICIES: [Policy; 13] = [
     renewed(Policy::SOUND, 2),
     renewed(Policy::SOUND, 8),
     renewed(Policy::FAST, 3),
-    renewed(Policy::NAIVE, 1),
+    renewed(Policy::CODES, 1),
     renewed(Policy::BARE, 1),
     FEW,
     renewed(VALUES, 2),
@@ -201,7 +201,7 @@ fn what_is_not_finite_takes_the_same_way() {
         (Spoilt::Annotations, 5),
     ] {
         let left = Policy { retry: 2, ..renewed(LEFT, 1) };
-        for policy in [FEW, renewed(Policy::SOUND, 1), renewed(Policy::NAIVE, 1), renewed(ALL, 2), left] {
+        for policy in [FEW, renewed(Policy::SOUND, 1), renewed(Policy::CODES, 1), renewed(ALL, 2), left] {
             let inputs = [Input::Normal, Input::Sharp];
             Steps::<f16>::new(PROBLEM, &inputs, growing(&[97, 64], 1, 4), 8)
                 .spoil(spoilt, every)
@@ -265,7 +265,7 @@ fn paths_may_change_at_any_step() {
     let lengths = growing(&[140, 31], 7, 8);
     let inputs = [Input::Normal, Input::Sharp];
     for slots in [[0, 0], [3, 2], [40, 0], [0, 7], [200, 200]] {
-        for policy in [FEW, renewed(FEW, 3), renewed(ALL, 2), renewed(Policy::NAIVE, 1)] {
+        for policy in [FEW, renewed(FEW, 3), renewed(ALL, 2), renewed(Policy::CODES, 1)] {
             for on_slices in [[true; 8], [false, true, true, false, false, true, false, true]] {
                 let mut steps = Steps::<f16>::new(PROBLEM, &inputs, lengths.clone(), 16);
                 steps.mix(&policy, slots, &on_slices);

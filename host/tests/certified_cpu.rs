@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use simt::emu::EmuOptions;
 
 /// Every head is computed from the originals.
-const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::NAIVE };
+const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::CODES };
 /// Some heads are.
 const SOME_DENSE: Policy = Policy { error_budget: 0.1, per_group: false, ..Policy::SOUND };
 /// Thresholds alone: the checks of a step are the kernels'.
@@ -40,7 +40,7 @@ const FLOORS: Policy = Policy {
     ..Policy::SOUND
 };
 /// Values alone.
-const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::NAIVE };
+const VALUES: Policy = Policy { value_tolerance: 0.0, max_values: 3, ..Policy::CODES };
 /// Every tail is heavy: the longer list of keys, which is not all of them.
 const EXPANDED: Policy = Policy {
     coverage: 0.9999,
@@ -55,7 +55,7 @@ const POLICIES: [Policy; 12] = [
     PAPER,
     STRICT,
     Policy::FAST,
-    Policy::NAIVE,
+    Policy::CODES,
     Policy::BARE,
     DENSE,
     SOME_DENSE,
@@ -175,7 +175,7 @@ fn what_is_not_finite_takes_the_same_way() {
         for layout in Layout::ALL {
             let mut case = Case::<f16>::with_layout(PROBLEM, &sequences, 11, layout);
             case.spoil(spoilt, every, 12);
-            for policy in [Policy::SOUND, Policy::NAIVE, Policy::BARE, ALL] {
+            for policy in [Policy::SOUND, Policy::CODES, Policy::BARE, ALL] {
                 compare(&case, &policy, &format!("{spoilt:?} every {every}, {layout:?}"));
             }
         }

@@ -1,7 +1,7 @@
 //! The quantized file: what is written is read back, what is broken is refused by name, and no bytes at all
 //! make the reader panic.
 
-use host::int8::file::{Dtype, Error, Original, QuantizedFile, QuantizedWriter, Scheme, check_source};
+use host::int8::file::{Dtype, Error, Granularity, Original, QuantizedFile, QuantizedWriter, check_source};
 use host::int8::{Int8Element, Matrix, cpu};
 use host::tensor_file::{self, Target, TensorFile, TensorWriter};
 use proptest::prelude::*;
@@ -17,33 +17,33 @@ fn metadata(texts: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 /// Tensor `a` of 33 × 6 quantized, tensor `b` of three bytes as it is.
-fn sample(scheme: Scheme) -> Vec<u8> {
-    sample_of(Dtype::Bf16, scheme)
+fn sample(granularity: Granularity) -> Vec<u8> {
+    sample_of(Dtype::Bf16, granularity)
 }
 
-fn sample_of(dtype: Dtype, scheme: Scheme) -> Vec<u8> {
+fn sample_of(dtype: Dtype, granularity: Granularity) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let target = Target::new(&folder.path().join("q"), false, None).unwrap();
     let original = Original { dtype, shape: vec![33, 2, 3] };
     let source = sample_source();
     let mut writer = QuantizedWriter::create(
         target.clone(),
-        scheme,
+        granularity,
         &metadata(&[("title", "sample")]),
         &BTreeMap::from([("a".to_string(), original)]),
         source.entries(),
     )
     .unwrap();
     writer.write_bytes("b", &[1, 2, 3]).unwrap();
-    writer.write("a", &sample_codes(), &sample_scales(scheme)).unwrap();
+    writer.write("a", &sample_codes(), &sample_scales(granularity)).unwrap();
     writer.finish().unwrap();
     fs::read(target.path()).unwrap()
 }
 
-/// [`sample`], which goes to the disk, once a scheme.
-fn written_once(scheme: Scheme) -> &'static Vec<u8> {
+/// [`sample`], which goes to the disk, once a granularity.
+fn written_once(granularity: Granularity) -> &'static Vec<u8> {
     static FILES: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
-    &FILES.get_or_init(|| Scheme::ALL.map(sample))[scheme as usize]
+    &FILES.get_or_init(|| Granularity::ALL.map(sample))[granularity as usize]
 }
 
 fn sample_source() -> TensorFile<Cursor<Vec<u8>>> {
@@ -55,8 +55,8 @@ fn sample_codes() -> Vec<i8> {
     (0..33 * 6).map(|i| (i * 37 % 255 - 127) as i8).collect()
 }
 
-fn sample_scales(scheme: Scheme) -> Vec<f32> {
-    let count = if scheme == Scheme::Channel { 6 } else { 3 * 6 };
+fn sample_scales(granularity: Granularity) -> Vec<f32> {
+    let count = if granularity == Granularity::Channel { 6 } else { 3 * 6 };
     (0..count).map(|i| 0.01 + i as f32).collect()
 }
 
@@ -82,7 +82,7 @@ fn read_everything(bytes: &[u8]) -> Result<(), Error> {
         let (codes, scales) = file.read(&name)?;
         let matrix = file.originals()[&name].matrix().unwrap();
         assert_eq!(codes.len(), matrix.elements());
-        assert_eq!(scales.len(), file.scheme().scales_shape(matrix).iter().product::<usize>());
+        assert_eq!(scales.len(), file.granularity().scales_shape(matrix).iter().product::<usize>());
     }
     for name in others {
         file.read_bytes(&name)?;
@@ -109,20 +109,20 @@ fn assert_one_line(error: &dyn std::error::Error, words: &[&str]) {
 
 #[test]
 fn what_is_written_is_read_back() {
-    for scheme in Scheme::ALL {
-        let bytes = sample(scheme);
+    for granularity in Granularity::ALL {
+        let bytes = sample(granularity);
         let mut file = open_quantized(&bytes).unwrap();
-        assert_eq!(file.scheme(), scheme);
+        assert_eq!(file.granularity(), granularity);
         assert_eq!(file.originals()["a"], Original { dtype: Dtype::Bf16, shape: vec![33, 2, 3] });
-        assert_eq!(file.read("a").unwrap(), (sample_codes(), sample_scales(scheme)));
+        assert_eq!(file.read("a").unwrap(), (sample_codes(), sample_scales(granularity)));
         assert_eq!(file.others().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["b"]);
         assert_eq!(file.read_bytes("b").unwrap(), [1, 2, 3]);
         let restored = file.restored_metadata();
         assert_eq!(restored["title"], "sample");
-        assert_eq!(restored["ferrokv.restored"], format!("ferrokv-int8 1 {scheme}"));
+        assert_eq!(restored["ferrokv.restored"], format!("ferrokv-int8 1 {granularity}"));
         assert_eq!(restored.len(), 2);
         // The same input makes the same file, and another reader of the format accepts it.
-        assert_eq!(bytes, sample(scheme));
+        assert_eq!(bytes, sample(granularity));
         let other = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(other.tensor("a.codes").unwrap().shape(), [33, 2, 3]);
         assert!(matches!(check_source(&open(&bytes).unwrap()), Err(Error::AlreadyQuantized { .. })));
@@ -131,12 +131,12 @@ fn what_is_written_is_read_back() {
 
 #[test]
 fn each_broken_promise_of_the_header_is_named() {
-    let good = sample(Scheme::Block16);
+    let good = sample(Granularity::Block16);
     let replaced = |from: &str, to: &str| with_header(&good, |header| header.replace(from, to));
     let cases: [(Vec<u8>, &[&str]); 9] = [
         (replaced("\"ferrokv-int8\"", "\"other\""), &["is not a ferrokv-int8 file", "quantize -o"]),
         (replaced("\"ferrokv.version\":\"1\"", "\"ferrokv.version\":\"7\""), &["version '7'", "reads 1"]),
-        (replaced("\"block16\"", "\"block99\""), &["unknown scheme 'block99'", "channel and block16"]),
+        (replaced("\"block16\"", "\"block99\""), &["unknown granularity 'block99'", "channel and block16"]),
         (replaced("a.scales\":", "z.scales\":"), &["no tensor 'a.scales'"]),
         (replaced("a.codes\":", "z.codes\":"), &["no tensor 'a.codes'"]),
         (replaced("\"block16\"", "\"channel\""), &["'a.scales' is F32 [3, 6]", "[6]"]),
@@ -152,7 +152,7 @@ fn each_broken_promise_of_the_header_is_named() {
 #[test]
 fn values_that_no_quantizer_writes_are_refused() {
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-        let good = sample_of(dtype, Scheme::Channel);
+        let good = sample_of(dtype, Granularity::Channel);
         let data = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
         // Scales (6 × 4 bytes) come first, then b and the codes in the order of their widths and names.
         let with_scale = |scale: f32| {
@@ -286,12 +286,12 @@ proptest! {
     /// Any bytes, flipped bits, a cut and an insertion: an error or a good read, never a panic.
     #[test]
     fn mutated_files_never_panic(
-        scheme in prop_oneof![Just(Scheme::Channel), Just(Scheme::Block16)],
+        granularity in prop_oneof![Just(Granularity::Channel), Just(Granularity::Block16)],
         flips in prop::collection::vec((any::<prop::sample::Index>(), 0u8..8), 0..6),
         cut in prop::option::of(any::<prop::sample::Index>()),
         inserted in prop::option::of((any::<prop::sample::Index>(), prop::collection::vec(any::<u8>(), 1..9))),
     ) {
-        let mut bytes = written_once(scheme).clone();
+        let mut bytes = written_once(granularity).clone();
         for (at, bit) in flips {
             let at = at.index(bytes.len());
             bytes[at] ^= 1 << bit;
@@ -311,11 +311,11 @@ proptest! {
     /// Numbers of the header replaced by others, edges included.
     #[test]
     fn other_numbers_in_the_header_never_panic(
-        scheme in prop_oneof![Just(Scheme::Channel), Just(Scheme::Block16)],
+        granularity in prop_oneof![Just(Granularity::Channel), Just(Granularity::Block16)],
         which in any::<prop::sample::Index>(),
         number in prop_oneof![Just(0u64), Just(1), Just(15), Just(16), Just(1 << 32), Just(1 << 61), Just(u64::MAX), any::<u64>()],
     ) {
-        let good = written_once(scheme);
+        let good = written_once(granularity);
         let length = u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
         let header = String::from_utf8(good[8..8 + length].to_vec()).unwrap();
         let starts: Vec<usize> = header

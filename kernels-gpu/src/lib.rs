@@ -26,14 +26,13 @@ pub mod gather;
 pub mod gtq;
 pub mod int8;
 pub mod kivi;
-mod mix;
 pub mod model;
 pub mod probe;
 pub mod roofline;
 pub mod vecinfer;
 
 pub use element::Element;
-pub use mix::{mix, mixed};
+pub use simt::random::{mix, mixed};
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@ use super::memory::zeros;
 use super::{output, progress, text};
 use bytemuck::Pod;
 use half::{bf16, f16};
-use host::int8::file::{Dtype, QuantizedFile, Scheme};
+use host::int8::file::{Dtype, Granularity, QuantizedFile};
 use host::int8::{Int8Element, Matrix, Plan, Quantized, cpu};
 use host::tensor_file::{Target, TensorWriter};
 use host::{Buffer, Device, Stream};
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let (codes, scales) = file.read(name)?;
         let unsuitable = |reason| Failure::Unsuitable { name: name.clone(), reason };
         let matrix = original.matrix().map_err(unsuitable)?;
-        let work = Work { name, matrix, scheme: file.scheme(), codes, scales, gpu: gpu.as_ref() };
+        let work = Work { name, matrix, granularity: file.granularity(), codes, scales, gpu: gpu.as_ref() };
         match original.dtype {
             Dtype::F32 => writer.write(name, &work.restore::<f32>()?)?,
             Dtype::F16 => writer.write(name, &work.restore::<f16>()?)?,
@@ -78,10 +78,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     writer.finish()?;
     output::print(&format!(
-        "{}: {} restored from scheme {}, {} as they were; on {}\n",
+        "{}: {} restored from codes by {}, {} as they were; on {}\n",
         arguments.output.display(),
         text::plural(originals.len(), "tensor"),
-        file.scheme(),
+        file.granularity(),
         others.len(),
         gpu.as_ref().map_or("the CPU", |gpu| &gpu.info().name)
     ))
@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 struct Work<'a> {
     name: &'a str,
     matrix: Matrix,
-    scheme: Scheme,
+    granularity: Granularity,
     codes: Vec<i8>,
     scales: Vec<f32>,
     gpu: Option<&'a Device>,
@@ -104,7 +104,7 @@ impl Work<'_> {
             return Ok(restored);
         };
         let stream = Stream::new(gpu)?;
-        let plan = Plan::<T>::new(gpu, self.matrix, self.scheme.variant())?;
+        let plan = Plan::<T>::new(gpu, self.matrix, self.granularity.variant())?;
         let codes = Buffer::from_slice(gpu, &self.codes)?;
         let quantized = Quantized { codes, scales: Buffer::from_slice(gpu, &self.scales)? };
         let mut out = Buffer::<T>::new(gpu, restored.len())?;

@@ -66,12 +66,12 @@ pub enum Failure {
     },
     /// Codes would be written that no kernel was compared with.
     #[error(
-        "none of the chosen variants makes codes of scheme {scheme}, which -o is to write: leave out --variant, \
-         or choose the scheme of the variants with --scheme"
+        "none of the chosen variants makes codes of granularity {granularity}, which -o is to write: leave out \
+         --variant, or choose the granularity of the variants with --granularity"
     )]
-    SchemeNotCompared {
-        /// The scheme to be written.
-        scheme: &'static str,
+    GranularityNotCompared {
+        /// The granularity to be written.
+        granularity: &'static str,
     },
     /// A NaN or an infinity.
     #[error(

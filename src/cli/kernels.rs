@@ -1,11 +1,13 @@
-//! `ferrokv kernels`: every kernel instance and what it uses.
+//! `ferrokv kernels`: every kernel instance and what it uses, and the KV schemes of the same systems.
 
 use super::backend::{BackendArguments, Gpu};
 use super::failure::Failure;
 use super::output::ReportArguments;
+use super::scheme;
 use super::table::{Align, Table};
 use super::text;
 use ferrokv::embedded::{self, EntryResources};
+use host::kv::{OptionSpec, Preset, Scheme};
 use host::{Device, KernelAttributes, LeftOut};
 use serde::Serialize;
 use simt::KernelInfo;
@@ -17,6 +19,8 @@ shared memory in bytes, stack and spills in bytes, and the instructions of its m
 of the build's ptxas, a line a target and code generator (none if the build had no ptxas: ./setup --tools gets \
 one), and with a GPU those of the driver's own compiler. A kernel that a target cannot have says so, with what it \
 needs. Also compares the program's kernels with the entries of the embedded PTX.
+
+Without --filter the systems' KV schemes follow, as --kv of other commands takes them: with presets and options.
 
 Exit codes: 0 they match, or there is no PTX; 1 they do not; 2 bad input.";
 
@@ -45,6 +49,8 @@ struct Json<'a> {
     ptxas: Option<&'static str>,
     gpu: Option<&'a str>,
     kernels: &'a [Kernel],
+    /// The ways to keep keys and values of the same systems.
+    schemes: Vec<SchemeRow>,
     /// Kernels of the program that the PTX lacks.
     not_in_ptx: &'a [&'static str],
     /// Entries of the PTX that the program does not know.
@@ -62,6 +68,57 @@ struct Kernel {
     resources: Vec<Resources>,
     /// The targets that cannot have it.
     left_out: Vec<Lacking>,
+}
+
+/// A way to keep keys and values: `name[:preset][/option=value]…`.
+#[derive(Serialize)]
+struct SchemeRow {
+    system: &'static str,
+    name: &'static str,
+    about: &'static str,
+    /// The default first.
+    presets: Vec<PresetRow>,
+    options: Vec<OptionRow>,
+}
+
+#[derive(Serialize)]
+struct PresetRow {
+    name: &'static str,
+    about: &'static str,
+}
+
+#[derive(Serialize)]
+struct OptionRow {
+    name: &'static str,
+    about: &'static str,
+    /// What it may be, in words.
+    value: String,
+}
+
+/// The schemes of the systems that are asked for; none where kernels are chosen by name.
+fn schemes(arguments: &Arguments) -> Vec<(&'static str, &'static Scheme)> {
+    let asked = |name| arguments.system.as_deref().is_none_or(|wanted| wanted == name);
+    let systems = host::SYSTEMS.iter().filter(|system| arguments.filter.is_none() && asked(system.name));
+    systems.flat_map(|system| system.schemes.iter().map(|scheme| (system.name, scheme))).collect()
+}
+
+impl SchemeRow {
+    fn new((system, scheme): (&'static str, &'static Scheme)) -> Self {
+        let Scheme { name, about, presets, options, .. } = *scheme;
+        let preset = |preset: &Preset| PresetRow { name: preset.name, about: preset.about };
+        let option = |option: &OptionSpec| OptionRow {
+            name: option.name,
+            about: option.about,
+            value: option.kind.to_string(),
+        };
+        SchemeRow {
+            system,
+            name,
+            about,
+            presets: presets.iter().map(preset).collect(),
+            options: options.iter().map(option).collect(),
+        }
+    }
 }
 
 /// A target that cannot have a kernel.
@@ -196,6 +253,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let (mut not_in_ptx, not_in_program) = (missing(&known, &entries), missing(&entries, &known));
     not_in_ptx.retain(|name| !left_out.contains_key(name));
+    let schemes = schemes(arguments);
     let json = Json {
         command: "kernels",
         version: env!("CARGO_PKG_VERSION"),
@@ -204,6 +262,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         ptxas: embedded::PTXAS,
         gpu: gpu.as_ref().map(|gpu| &*gpu.info().name),
         kernels: &kernels,
+        schemes: schemes.iter().copied().map(SchemeRow::new).collect(),
         not_in_ptx: &not_in_ptx,
         not_in_program: &not_in_program,
     };
@@ -213,6 +272,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (true, 0) => format!("\nprogram and PTX agree on {}\n", text::plural(known.len(), "kernel")),
         (true, _) => format!("\nnot in the PTX: {not_in_ptx:?}\nnot in the program: {not_in_program:?}\n"),
     };
+    if !schemes.is_empty() {
+        tables += "\nKV schemes, NAME[:PRESET][/OPTION=VALUE]…:\n";
+        scheme::list(&mut tables, schemes.iter().map(|(_, scheme)| *scheme));
+    }
     report.finish(&tables, &json)?;
     if not_in_ptx.is_empty() && not_in_program.is_empty() {
         return Ok(());

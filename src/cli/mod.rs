@@ -56,7 +56,7 @@ const EXAMPLES: &str = "\
 Examples:
   ferrokv doctor                                          what this machine has and what is missing
   ferrokv quantize assets/kv-smollm2.safetensors          measure every kernel on a real KV cache
-  ferrokv quantize cache.safetensors -o cache.q.safetensors --scheme block
+  ferrokv quantize cache.safetensors -o cache.q.safetensors --granularity block
   ferrokv dequantize cache.q.safetensors -o back.safetensors
   ferrokv attend assets/kv-smollm2.safetensors            attention, each head's bound beside its true error
   ferrokv check                                           every kernel on emulator and GPU, bit by bit

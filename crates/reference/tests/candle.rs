@@ -11,20 +11,9 @@ use host::model::synthetic::{self, Packing};
 use host::model::text::Corpus;
 use host::model::weights::{self, LayerWeights, Weights};
 use host::model::{Error, Model, fetched};
+use simt::random::SplitMix64;
 use std::io::{Cursor, Write};
 use std::path::Path;
-
-/// A deterministic sequence with a good spread (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
 
 /// The bytes of a block with the sign and the upper exponent bits of a float.
 fn float_bytes(tensor_type: TensorType) -> Vec<usize> {
@@ -66,12 +55,12 @@ fn compare_tensors(name: &str, bytes: Vec<u8>) -> usize {
 
 #[test]
 fn random_blocks_of_every_type_restore_to_the_same_bits() {
-    let mut random = Random(1);
+    let mut random = SplitMix64(1);
     let mut writer = Writer::new();
     for tensor_type in TensorType::ALL {
         let (columns, rows) = (2 * 256, 64);
         let row_bytes = tensor_type.row_bytes(columns).expect("whole blocks");
-        let mut bytes: Vec<u8> = (0..rows * row_bytes).map(|_| random.next() as u8).collect();
+        let mut bytes: Vec<u8> = (0..rows * row_bytes).map(|_| random.word() as u8).collect();
         for block in bytes.chunks_exact_mut(tensor_type.block_bytes()) {
             for at in float_bytes(tensor_type) {
                 // An exponent that is not all ones.
@@ -185,8 +174,8 @@ fn square(architecture: Architecture) -> ModelConfig {
 fn small_models_of_both_architectures_give_the_same_logits() {
     for architecture in Architecture::ALL {
         let model = synthetic::model(square(architecture), Packing::F32, 3).expect("a model");
-        let mut random = Random(5);
-        let tokens: Vec<u32> = (0..200).map(|_| (random.next() % 320) as u32).collect();
+        let mut random = SplitMix64(5);
+        let tokens: Vec<u32> = (0..200).map(|_| (random.word() % 320) as u32).collect();
         let difference = compare_logits(&model, &synthetic::file(&model), &tokens);
         println!("{architecture:?}: {difference:?}");
         assert!(difference.magnitude > 1.0, "{difference:?}");

@@ -1,6 +1,6 @@
 //! A test from its first case to its last.
 
-use crate::draws::{Case, Drawn, Draws, mixed};
+use crate::draws::{Case, Drawn, Draws};
 use crate::failure::{Difference, Failed, FailedCase, Failure, GpuError, Mismatch, Versus};
 use crate::process::{self, Process};
 use crate::settings::{self, Gpu, Options, Settings};
@@ -9,6 +9,7 @@ use crate::trial::{Output, Trial};
 use ferrokv_device::{Device, Error, PtxImage, cuda_devices};
 use proptest::test_runner::Reason;
 use simt::emu::EmuOptions;
+use simt::random::mixed;
 use std::cell::{OnceCell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;

@@ -7,6 +7,7 @@
 use crate::show;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, Reason, RngAlgorithm, TestRng, TestRunner};
+use simt::random::mixed;
 use std::fmt::Debug;
 use std::sync::LazyLock;
 
@@ -231,14 +232,6 @@ fn take(tree: &mut impl ValueTree, steps: &[Step]) -> bool {
         Step::Complicate => tree.complicate(),
     };
     steps.iter().fold(true, step)
-}
-
-/// Two numbers as one that looks random (splitmix64).
-pub(crate) fn mixed(a: u64, b: u64) -> u64 {
-    let mut x = a.wrapping_add(b.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// What a strategy draws from.

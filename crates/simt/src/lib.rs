@@ -20,6 +20,7 @@
 //! | [`half2`] | arithmetic on pairs of f16 | |
 //! | [`bits`] | `dp4a`, byte permute | |
 //! | [`math`] | exact-order elementary functions | `GpuFloat` |
+//! | [`random`] | words that a seed and a number decide | |
 //! | [`println!`], `print` on the host | lines of text from kernels | `println!` |
 //!
 //! # Numerics
@@ -85,6 +86,7 @@ pub mod mbarrier;
 pub mod on_device;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod print;
+pub mod random;
 pub mod rows;
 mod shared;
 pub mod tensor;

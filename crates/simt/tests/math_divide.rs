@@ -2,17 +2,18 @@
 
 use rayon::prelude::*;
 use simt::math::{self, Divisor};
+use simt::random::SplitMix64;
 
-/// A small generator with a good spread (SplitMix64).
-struct Random(u64);
+/// Numbers for a division.
+struct Random(SplitMix64);
 
 impl Random {
+    fn new(seed: u64) -> Self {
+        Random(SplitMix64(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.word()
     }
 
     fn below(&mut self, n: u32) -> u32 {
@@ -74,7 +75,7 @@ fn check(divisor: Divisor, s: f32, x: f32) -> bool {
 
 /// `count` pairs of each kind from one seed; returns how many had to be exact.
 fn random_pairs(seed: u64, count: usize) -> usize {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut exact = 0;
     for _ in 0..count {
         // Any two bit patterns.

@@ -193,7 +193,7 @@ impl Policy {
     };
 
     /// Nothing is promoted and nothing gated: what is left is INT8/INT4 attention with a bound beside it.
-    pub const NAIVE: Policy = Policy {
+    pub const CODES: Policy = Policy {
         coverage: 0.0,
         min_keys: 0,
         max_keys: 0,
@@ -210,7 +210,7 @@ impl Policy {
     };
 
     /// INT8/INT4 attention alone: no bound, and nothing done that only a bound would need.
-    pub const BARE: Policy = Policy { certify: false, ..Policy::NAIVE };
+    pub const BARE: Policy = Policy { certify: false, ..Policy::CODES };
 
     /// The preset of that name.
     pub fn preset(name: &str) -> Option<Policy> {
@@ -219,7 +219,6 @@ impl Policy {
             "paper" => Policy::PAPER,
             "strict" => Policy::STRICT,
             "fast" => Policy::FAST,
-            "naive" => Policy::NAIVE,
             _ => return None,
         })
     }

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use kernels_gpu::certified::{mark, rank, settle, weigh};
 
 /// Every head is computed from the originals.
-const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::NAIVE };
+const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::CODES };
 /// Some heads are.
 const SOME_DENSE: Policy = Policy { error_budget: 0.5, per_group: false, ..CHOOSING };
 /// The same by a list that is used for two steps.
@@ -30,16 +30,16 @@ const ALL: Policy = Policy {
     value_tolerance: 0.0,
     max_values: u32::MAX,
     renew: 0,
-    ..Policy::NAIVE
+    ..Policy::CODES
 };
 /// Every block is, from the second step on.
 const ALL_CARRIED: Policy = Policy { renew: 1, ..ALL };
 
 /// One block's keys are, whose rank is checked against all others'.
-const RANKED: Policy = Policy { min_keys: 1, max_keys: 1, ranking: 1, renew: 0, ..Policy::NAIVE };
+const RANKED: Policy = Policy { min_keys: 1, max_keys: 1, ranking: 1, renew: 0, ..Policy::CODES };
 /// Every block's values are, and no keys: a list of one kind alone, which a second step uses again.
 const VALUES_CARRIED: Policy =
-    Policy { value_tolerance: 0.0, max_values: u32::MAX, renew: 2, ..Policy::NAIVE };
+    Policy { value_tolerance: 0.0, max_values: u32::MAX, renew: 2, ..Policy::CODES };
 
 /// What a case is about.
 #[derive(Clone, Copy)]
@@ -140,7 +140,7 @@ const fn lone<const N: usize>(tokens: u32) -> [(Input, u32); N] {
 /// Every check, and a third of the other blocks looked at.
 const WATCHED: Policy = Policy { ranking: 3, canary: 1e-6, exploration: 0.33, ..CHOOSING };
 /// The same where nothing is promoted and everything is looked at.
-const EXPLORED: Policy = Policy { canary: 1e-6, exploration: 1.0, renew: 0, ..Policy::NAIVE };
+const EXPLORED: Policy = Policy { canary: 1e-6, exploration: 1.0, renew: 0, ..Policy::CODES };
 
 fn steps(coverage: Coverage) -> Vec<Step> {
     // Looking for races takes its time with the hundreds of threads that choose: two heads, and two splits.
@@ -187,7 +187,7 @@ fn steps(coverage: Coverage) -> Vec<Step> {
             kv_heads: 1,
             ..PLAIN
         },
-        Step { group: 1, policy: ("naive", Policy::NAIVE), ..PLAIN },
+        Step { group: 1, policy: ("codes", Policy::CODES), ..PLAIN },
         Step { policy: ("dense", DENSE), ..PLAIN },
         Step { sequences: HOSTILE, group: 8, kv_heads: 1, max_tokens: 320, ..PLAIN },
         Step { policy: ("strict", Policy::STRICT), slots: Some((40, 7)), ..long },
@@ -388,7 +388,7 @@ mod tests {
             super::super::StepPlan::<f16>::new(&device, problem(&PACED, max_tokens), policy).unwrap()
         };
         assert!(plan(&Policy::BARE, 8192).is_paced() && !plan(&Policy::BARE, 8000).is_paced());
-        assert!(!plan(&Policy::NAIVE, 8192).is_paced() && !plan(&Policy::SOUND, 8192).is_paced());
+        assert!(!plan(&Policy::CODES, 8192).is_paced() && !plan(&Policy::SOUND, 8192).is_paced());
         for (step, splits) in [(PACED, 1), (PACED_IN_TWO, 2), (PACED_SHORT, 1), (PACED_IN_TWO_SHORT, 2)] {
             let problem = problem(&step, step.max_tokens);
             let batch = Batch::<f16>::new(problem, step.sequences, 5, 9);

@@ -170,7 +170,7 @@ impl<E: CacheElement> Step<E> {
 
     /// The certificates of the same outputs, from a step that makes them.
     fn bound_bare(&mut self, stream: &Stream, problem: StepProblem, layout: Layout) -> Result<()> {
-        let mut judged = StepPlan::<E>::with_layout(&self.input.device, problem, &Policy::NAIVE, layout)?;
+        let mut judged = StepPlan::<E>::with_layout(&self.input.device, problem, &Policy::CODES, layout)?;
         let mut out = judged.allocate()?;
         let handles = self.handles(0, 0);
         // SAFETY: as for every step of this workload; it ends before the plan goes.

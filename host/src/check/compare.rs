@@ -2,7 +2,7 @@
 
 use crate::Buffer;
 use crate::Result;
-use crate::kv::calibration::hash;
+use crate::hash::hash;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};

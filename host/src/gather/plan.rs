@@ -1,94 +1,20 @@
 //! Plan and run: a plan owns its scratch and fixes the launches of a step.
 
 use super::cpu::{self, Selecting};
+use super::elements::{GatherElement, Select};
 use super::single::{Launches, Single};
 use super::{Error, Ranking, Result, Score, Support, UP_TO_128, length};
-use crate::attention::dense::{self, DenseElement, Problem};
+use crate::attention::dense::{self, Problem};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
-use half::{bf16, f16};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::{
-    SELECT_THREADS, SelectShape, StepShape, TILE_BLOCKS, average, fold, maxima_words, parts_for, select,
-    select_bytes, squeeze, step, step_bytes, summary_words,
+    SELECT_THREADS, SelectShape, StepShape, TILE_BLOCKS, maxima_words, parts_for, select, select_bytes,
+    summary_words,
 };
-use simt::{Global, GlobalMut, Kernel, LaunchShape};
-
-/// The kernel's handle.
-#[doc(hidden)]
-pub type Select<E> = Kernel<select::Args<E>>;
-/// The kernel's handle.
-#[doc(hidden)]
-pub type Step<E> = Kernel<step::Args<E>>;
-/// The kernel's handle.
-#[doc(hidden)]
-pub type Fold<E> = Kernel<fold::Args<E>>;
-/// The kernel's handle.
-#[doc(hidden)]
-pub type Squeeze<E> = Kernel<squeeze::Args<E>>;
-/// The kernel's handle.
-#[doc(hidden)]
-pub type Average<E> = Kernel<average::Args<E>>;
-
-/// An element type that the kernels have instances for: f16 and bf16.
-pub trait GatherElement: DenseElement {
-    /// The instance for a head_dim and so many groups of eight query heads, if there is one.
-    #[doc(hidden)]
-    fn select_kernel(head_dim: u32, row_groups: u32) -> Option<Select<Self>>;
-    /// The same of a step in one launch, with its shared memory.
-    #[doc(hidden)]
-    fn step_kernel(head_dim: u32, row_groups: u32) -> Option<(Step<Self>, u32)>;
-    #[doc(hidden)]
-    fn fold_kernel() -> Fold<Self>;
-    #[doc(hidden)]
-    fn squeeze_kernel() -> Squeeze<Self>;
-    #[doc(hidden)]
-    fn average_kernel() -> Average<Self>;
-}
-
-macro_rules! instances {
-    ($($element:ty),*) => {$(
-        impl GatherElement for $element {
-            fn select_kernel(head_dim: u32, row_groups: u32) -> Option<Select<Self>> {
-                match (head_dim, row_groups) {
-                    (64, 1) => Some(select::kernel::<$element, 64, 1>()),
-                    (64, 2) => Some(select::kernel::<$element, 64, 2>()),
-                    (96, 1) => Some(select::kernel::<$element, 96, 1>()),
-                    (128, 1) => Some(select::kernel::<$element, 128, 1>()),
-                    (128, 2) => Some(select::kernel::<$element, 128, 2>()),
-                    (256, 1) => Some(select::kernel::<$element, 256, 1>()),
-                    _ => None,
-                }
-            }
-
-            fn step_kernel(head_dim: u32, row_groups: u32) -> Option<(Step<Self>, u32)> {
-                match (head_dim, row_groups) {
-                    (64, 1) => Some((step::kernel::<$element, 64, 1>(), step_bytes::<64>())),
-                    (64, 2) => Some((step::kernel::<$element, 64, 2>(), step_bytes::<64>())),
-                    (96, 1) => Some((step::kernel::<$element, 96, 1>(), step_bytes::<96>())),
-                    (128, 1) => Some((step::kernel::<$element, 128, 1>(), step_bytes::<128>())),
-                    (128, 2) => Some((step::kernel::<$element, 128, 2>(), step_bytes::<128>())),
-                    _ => None,
-                }
-            }
-
-            fn fold_kernel() -> Fold<Self> {
-                fold::kernel::<$element>()
-            }
-
-            fn squeeze_kernel() -> Squeeze<Self> {
-                squeeze::kernel::<$element>()
-            }
-
-            fn average_kernel() -> Average<Self> {
-                average::kernel::<$element>()
-            }
-        }
-    )*};
-}
-instances!(f16, bf16);
+use simt::{Global, GlobalMut, LaunchShape};
 
 /// What a step chose, for each sequence and KV head; or for each query head in the place of a KV head, where
 /// these have lists of their own.
@@ -152,8 +78,8 @@ pub struct Handles<E> {
     pub lse: GlobalMut<f32>,
 }
 
-/// The launches of a step, [`step_on`](Self::step_on): [`select_on`](Self::select_on), then
-/// [`attend_on`](Self::attend_on); or one launch for both.
+/// The launches of a step, [`step_on`](Self::step_on), which are its [`stages`](Self::stages):
+/// [`select_on`](Self::select_on), then [`attend_on`](Self::attend_on); or one launch for both.
 ///
 /// What is chosen depends on queries, bounds and lengths, and on nothing else; the output is that of
 /// [`dense::Plan`] for [`attended`](Self::attended) over the table of what was chosen, bit for bit.
@@ -267,6 +193,20 @@ impl<E: GatherElement> Plan<E> {
         if self.single.is_some() { Launches::One } else { Launches::Two }
     }
 
+    /// The stages of a step, in order.
+    pub fn stages(&self) -> &'static [&'static str] {
+        self.audited_stages(false)
+    }
+
+    /// The same, and an audit behind them where there is one.
+    pub(super) fn audited_stages(&self, audited: bool) -> &'static [&'static str] {
+        let all: &[&str] = match self.launches() {
+            Launches::One => &["step", "audit"],
+            Launches::Two => &["select", "attend", "audit"],
+        };
+        if audited { all } else { &all[..all.len() - 1] }
+    }
+
     /// What a step in one launch leaves 0.
     pub(super) fn single(&self) -> Option<&Single<E>> {
         self.single.as_ref()
@@ -336,6 +276,24 @@ impl<E: GatherElement> Plan<E> {
     /// # Errors
     /// As [`select_on`](Self::select_on).
     pub unsafe fn step_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
+        // SAFETY: this function's contract.
+        unsafe { self.stages_on(stream, slices, handles, self.stages().len()) }
+    }
+
+    /// The first `stages` of the step's [`stages`](Self::stages).
+    ///
+    /// # Safety
+    /// As [`step_on`](Self::step_on).
+    ///
+    /// # Errors
+    /// As [`select_on`](Self::select_on).
+    pub unsafe fn stages_on(
+        &mut self,
+        stream: &Stream,
+        slices: bool,
+        handles: &Handles<E>,
+        stages: usize,
+    ) -> Result<()> {
         self.check(stream, handles)?;
         if let Some(single) = self.single.as_mut().filter(|_| !slices) {
             // SAFETY: lengths as just checked; the rest is this function's contract.
@@ -344,7 +302,7 @@ impl<E: GatherElement> Plan<E> {
         // SAFETY: this function's contract.
         unsafe {
             self.select_on(stream, slices, handles)?;
-            self.attend_on(stream, slices, handles)
+            if stages > 1 { self.attend_on(stream, slices, handles) } else { Ok(()) }
         }
     }
 

@@ -1,6 +1,6 @@
 //! A step in one launch: choice and attention by the same thread blocks.
 
-use super::plan::Step;
+use super::elements::Step;
 use super::{Asked, Chosen, Error, GatherElement, Handles, Result};
 use crate::kv::Selection;
 use crate::{Buffer, Device, Stream};

@@ -75,12 +75,7 @@ impl<E: GatherElement> Gather<E> {
 
 impl<E: GatherElement> Workload for Gather<E> {
     fn stages(&self) -> &'static [&'static str] {
-        match (self.plan.launches(), self.auditing.is_some()) {
-            (Launches::Two, false) => &["select", "attend"],
-            (Launches::Two, true) => &["select", "attend", "audit"],
-            (Launches::One, false) => &["step"],
-            (Launches::One, true) => &["step", "audit"],
-        }
+        self.plan.audited_stages(self.auditing.is_some())
     }
 
     fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
@@ -98,14 +93,8 @@ impl<E: GatherElement> Workload for Gather<E> {
         let slices = self.input.on_slices(stream);
         // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
         // pools and its lengths against its rows. Dropping a buffer waits for the device.
-        unsafe {
-            if self.plan.launches() == Launches::Two && stages < 2 {
-                self.plan.select_on(stream, slices, &handles)?;
-            } else {
-                self.plan.step_on(stream, slices, &handles)?;
-            }
-        }
-        let audited = stages == self.stages().len();
+        unsafe { self.plan.stages_on(stream, slices, &handles, stages) }?;
+        let audited = stages > self.plan.stages().len();
         let Some(auditing) = self.auditing.as_mut().filter(|_| audited) else { return Ok(()) };
         let handles = AuditHandles {
             queries: handles.queries,

@@ -41,7 +41,8 @@ pub const VERSION: u32 = 1;
 
 const FORMAT_KEY: &str = "ferrokv.format";
 const VERSION_KEY: &str = "ferrokv.version";
-const SCHEME_KEY: &str = "ferrokv.scheme";
+/// The word of version 1 for a granularity.
+const GRANULARITY_KEY: &str = "ferrokv.scheme";
 const TENSORS_KEY: &str = "ferrokv.tensors";
 /// Says in a restored file what it was restored from.
 const RESTORED_KEY: &str = "ferrokv.restored";
@@ -76,9 +77,9 @@ pub enum Error {
         /// What it says.
         found: String,
     },
-    /// Of an unknown scheme.
-    #[error("{} has the unknown scheme '{found}'; this program reads channel and block16", path.display())]
-    Scheme {
+    /// Of an unknown granularity.
+    #[error("{} has the unknown granularity '{found}'; this program reads channel and block16", path.display())]
+    Granularity {
         /// The file.
         path: PathBuf,
         /// What it says.
@@ -104,53 +105,53 @@ pub enum Error {
 
 /// Which elements share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scheme {
+pub enum Granularity {
     /// All tokens of a channel.
     Channel,
     /// 16 tokens of a channel: what [`Variant::Fused`] makes.
     Block16,
 }
 
-impl Scheme {
+impl Granularity {
     /// Both.
-    pub const ALL: [Scheme; 2] = [Scheme::Channel, Scheme::Block16];
+    pub const ALL: [Granularity; 2] = [Granularity::Channel, Granularity::Block16];
 
     /// The name in files.
     pub fn name(self) -> &'static str {
         match self {
-            Scheme::Channel => "channel",
-            Scheme::Block16 => "block16",
+            Granularity::Channel => "channel",
+            Granularity::Block16 => "block16",
         }
     }
 
-    /// The scheme with that name.
-    pub fn from_name(name: &str) -> Option<Scheme> {
-        Scheme::ALL.into_iter().find(|scheme| scheme.name() == name)
+    /// The granularity with that name.
+    pub fn from_name(name: &str) -> Option<Granularity> {
+        Granularity::ALL.into_iter().find(|granularity| granularity.name() == name)
     }
 
-    /// The scheme of a variant's scales.
-    pub fn of(variant: Variant) -> Scheme {
-        if variant == Variant::Fused { Scheme::Block16 } else { Scheme::Channel }
+    /// The granularity of a variant's scales.
+    pub fn of(variant: Variant) -> Granularity {
+        if variant == Variant::Fused { Granularity::Block16 } else { Granularity::Channel }
     }
 
     /// The variant to restore with on a device.
     pub fn variant(self) -> Variant {
         match self {
-            Scheme::Channel => Variant::Rows,
-            Scheme::Block16 => Variant::Fused,
+            Granularity::Channel => Variant::Rows,
+            Granularity::Block16 => Variant::Fused,
         }
     }
 
     /// The shape of a matrix's scales.
     pub fn scales_shape(self, matrix: Matrix) -> Vec<usize> {
         match self {
-            Scheme::Channel => vec![matrix.channels],
-            Scheme::Block16 => vec![matrix.scales(Variant::Fused) / matrix.channels, matrix.channels],
+            Granularity::Channel => vec![matrix.channels],
+            Granularity::Block16 => vec![matrix.scales(Variant::Fused) / matrix.channels, matrix.channels],
         }
     }
 }
 
-impl fmt::Display for Scheme {
+impl fmt::Display for Granularity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -258,7 +259,7 @@ pub fn check_source<R: Read + Seek>(source: &TensorFile<R>) -> Result<()> {
 #[derive(Debug)]
 pub struct QuantizedFile<R = File> {
     file: TensorFile<R>,
-    scheme: Scheme,
+    granularity: Granularity,
     originals: BTreeMap<String, Original>,
 }
 
@@ -287,9 +288,9 @@ impl<R: Read + Seek> QuantizedFile<R> {
         if version.parse() != Ok(VERSION) {
             return Err(Error::Version { path: path(), found: version.to_owned() });
         }
-        let scheme = text(SCHEME_KEY).unwrap_or("");
-        let Some(scheme) = Scheme::from_name(scheme) else {
-            return Err(Error::Scheme { path: path(), found: scheme.to_owned() });
+        let granularity = text(GRANULARITY_KEY).unwrap_or("");
+        let Some(granularity) = Granularity::from_name(granularity) else {
+            return Err(Error::Granularity { path: path(), found: granularity.to_owned() });
         };
         let inconsistent = |reason| Error::Inconsistent { path: path(), reason };
         let originals: BTreeMap<String, Original> = serde_json::from_str(text(TENSORS_KEY).unwrap_or(""))
@@ -300,7 +301,7 @@ impl<R: Read + Seek> QuantizedFile<R> {
             let (codes, scales) = parts(name);
             let wanted = [
                 (codes, FileDtype::I8, original.shape.clone()),
-                (scales, FileDtype::F32, scheme.scales_shape(matrix)),
+                (scales, FileDtype::F32, granularity.scales_shape(matrix)),
             ];
             for (part, dtype, shape) in wanted {
                 let Some(entry) = file.entries().get(&part) else {
@@ -317,12 +318,12 @@ impl<R: Read + Seek> QuantizedFile<R> {
                 return Err(inconsistent(format!("tensor '{name}' is there both quantized and as it was")));
             }
         }
-        Ok(QuantizedFile { file, scheme, originals })
+        Ok(QuantizedFile { file, granularity, originals })
     }
 
     /// Which elements share a scale.
-    pub fn scheme(&self) -> Scheme {
-        self.scheme
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
     }
 
     /// The quantized tensors.
@@ -342,10 +343,10 @@ impl<R: Read + Seek> QuantizedFile<R> {
     /// The metadata of the source, and what it is restored from.
     pub fn restored_metadata(&self) -> BTreeMap<String, String> {
         let mut metadata = self.file.metadata().clone();
-        for key in [FORMAT_KEY, VERSION_KEY, SCHEME_KEY, TENSORS_KEY] {
+        for key in [FORMAT_KEY, VERSION_KEY, GRANULARITY_KEY, TENSORS_KEY] {
             metadata.remove(key);
         }
-        metadata.insert(RESTORED_KEY.into(), format!("{FORMAT} {VERSION} {}", self.scheme));
+        metadata.insert(RESTORED_KEY.into(), format!("{FORMAT} {VERSION} {}", self.granularity));
         metadata
     }
 
@@ -399,7 +400,7 @@ impl QuantizedWriter {
     /// [`Error::Inconsistent`] for a tensor that is no matrix, or what writing reports.
     pub fn create<'a>(
         target: Target,
-        scheme: Scheme,
+        granularity: Granularity,
         metadata: &BTreeMap<String, String>,
         quantized: &BTreeMap<String, Original>,
         others: impl IntoIterator<Item = (&'a String, &'a Entry)>,
@@ -412,14 +413,14 @@ impl QuantizedWriter {
             })?;
             let (codes, scales) = parts(name);
             tensors.push((codes, FileDtype::I8, original.shape.clone()));
-            tensors.push((scales, FileDtype::F32, scheme.scales_shape(matrix)));
+            tensors.push((scales, FileDtype::F32, granularity.scales_shape(matrix)));
         }
         tensors
             .extend(others.into_iter().map(|(name, entry)| (name.clone(), entry.dtype, entry.shape.clone())));
         let mut metadata = metadata.clone();
         metadata.insert(FORMAT_KEY.into(), FORMAT.into());
         metadata.insert(VERSION_KEY.into(), VERSION.to_string());
-        metadata.insert(SCHEME_KEY.into(), scheme.name().into());
+        metadata.insert(GRANULARITY_KEY.into(), granularity.name().into());
         metadata.insert(TENSORS_KEY.into(), serde_json::json!(quantized).to_string());
         Ok(QuantizedWriter { writer: TensorWriter::create(target, &metadata, tensors)? })
     }

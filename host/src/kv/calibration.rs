@@ -162,13 +162,6 @@ impl Material {
     }
 }
 
-/// FNV-1a, 64 bits, of what is in a file: a byte that is altered shows.
-pub(crate) fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
-    parts.flatten().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
 /// What a calibrator has made: the contents of a safetensors file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Artifact {

@@ -35,8 +35,8 @@ pub use error::{Error, Result};
 pub use tokenizer::Tokenizer;
 pub use weights::Weights;
 
+use crate::hash::hash;
 use crate::kv::System;
-use crate::kv::calibration::hash;
 use gguf::Gguf;
 use std::path::Path;
 

@@ -11,6 +11,7 @@ use super::gguf::write::Writer;
 use super::gguf::{Array, Bytes, TensorType, Value};
 use super::tokenizer::byte_characters;
 use super::weights::{Tensor, Weights, assemble};
+use crate::random::Random;
 use half::f16;
 use kernels_gpu::mix;
 use rayon::prelude::*;
@@ -153,7 +154,7 @@ pub fn model(config: ModelConfig, packing: Packing, seed: u64) -> Result<Model> 
 pub fn weights(config: &ModelConfig, packing: Packing, seed: u64) -> Result<Weights> {
     let mut number = 0;
     assemble(config, &mut |name, rows, columns| {
-        let (tensor_type, fill) = kind(name, packing);
+        let (tensor_type, fill_row) = kind(name, packing);
         let Some(row_bytes) = tensor_type.row_bytes(columns) else {
             let feature = format!("'{name}' with rows of {columns} values, no multiple of 32,");
             return Err(Error::Unsupported { model: config.name.clone(), feature });
@@ -161,8 +162,8 @@ pub fn weights(config: &ModelConfig, packing: Packing, seed: u64) -> Result<Weig
         number += 1;
         let mut bytes = vec![0; rows * row_bytes];
         bytes.par_chunks_mut(row_bytes).enumerate().for_each(|(row, bytes)| {
-            let mut random = Random { seed: mix(seed ^ mix(number)), index: (row as u64) << 32 };
-            fill(bytes, columns, &mut random);
+            let mut random = Random::counting(seed ^ mix(number), (row as u64) << 32);
+            fill_row(bytes, columns, &mut random);
         });
         Ok(Tensor { name: name.to_owned(), tensor_type, rows, columns, bytes: Bytes::from(bytes) })
     })
@@ -190,7 +191,7 @@ fn kind(name: &str, packing: Packing) -> (TensorType, Fill) {
 /// f32 in an interval of `width` about `mean`.
 fn plain(bytes: &mut [u8], mean: f32, width: f32, random: &mut Random) {
     for value in bytes.as_chunks_mut::<4>().0 {
-        *value = (mean + (random.uniform() - 0.5) * width).to_le_bytes();
+        *value = (mean + (uniform(random) - 0.5) * width).to_le_bytes();
     }
 }
 
@@ -198,9 +199,9 @@ fn q8_0(bytes: &mut [u8], columns: usize, random: &mut Random) {
     // Codes uniform in ±127 have the standard deviation 255/√12.
     let step = 12f32.sqrt() / 255.0 / (columns as f32).sqrt();
     for block in bytes.as_chunks_mut::<34>().0 {
-        let d = f16::from_f32(step * (0.5 + random.uniform()));
+        let d = f16::from_f32(step * (0.5 + uniform(random)));
         block[..2].copy_from_slice(&d.to_le_bytes());
-        random.fill(&mut block[2..]);
+        fill(&mut block[2..], random);
         block[2..].iter_mut().for_each(|code| *code = (*code as i8).max(-127) as u8);
     }
 }
@@ -209,35 +210,22 @@ fn q4_1(bytes: &mut [u8], columns: usize, random: &mut Random) {
     // Codes uniform in 0..=15 have the standard deviation 16/√12 and the mean 7.5.
     let step = 12f32.sqrt() / 16.0 / (columns as f32).sqrt();
     for block in bytes.as_chunks_mut::<20>().0 {
-        let d = f16::from_f32(step * (0.5 + random.uniform()));
+        let d = f16::from_f32(step * (0.5 + uniform(random)));
         block[..2].copy_from_slice(&d.to_le_bytes());
         block[2..4].copy_from_slice(&f16::from_f32(-7.5 * d.to_f32()).to_le_bytes());
-        random.fill(&mut block[4..]);
+        fill(&mut block[4..], random);
     }
 }
 
-/// SplitMix64 from a counter.
-struct Random {
-    seed: u64,
-    index: u64,
+/// In [0, 1).
+fn uniform(random: &mut Random) -> f32 {
+    (random.word() >> 40) as f32 / (1 << 24) as f32
 }
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.index += 1;
-        mix(self.seed ^ self.index)
-    }
-
-    /// In [0, 1).
-    fn uniform(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 24) as f32
-    }
-
-    /// Whole words: a block's codes are a multiple of eight bytes.
-    fn fill(&mut self, bytes: &mut [u8]) {
-        for word in bytes.as_chunks_mut::<8>().0 {
-            *word = self.next().to_le_bytes();
-        }
+/// Whole words: a block's codes are a multiple of eight bytes.
+fn fill(bytes: &mut [u8], random: &mut Random) {
+    for word in bytes.as_chunks_mut::<8>().0 {
+        *word = random.word().to_le_bytes();
     }
 }
 

@@ -3,7 +3,7 @@
 use super::setting::name;
 use super::whole::{fetched, is_step, multiple, of_multiple};
 use super::{Error, Result, Setting};
-use crate::kv::calibration::hash;
+use crate::hash::hash;
 use crate::tensor_file::{Dtype, TensorFile};
 use crate::{BackendKind, Buffer, Device};
 use half::f16;

@@ -15,7 +15,7 @@ const TOKENS: usize = 4;
 const SHAPES: usize = 9;
 
 fn case(seed: u64) -> Case {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let shape = seed as usize % SHAPES;
     let (count, dim) = (2 + random.below(8), 1 + random.below(6));
     let largest = [0.3, 0.02, 0.3, 1.0, 0.3, 3.0, 0.3, 1.5, 0.01][shape];
@@ -120,7 +120,7 @@ fn exact_certificate_holds_and_is_nearly_reached() {
         .into_par_iter()
         .map(|seed| {
             let case = case(seed);
-            let error = case.worst(&mut Random(!seed));
+            let error = case.worst(&mut Random::new(!seed));
             let output = norm(&mean(&case.weights, &case.used));
             let (keys, e_val) = certificate(&case.blocks, output);
             for (form, key) in keys.iter().enumerate() {
@@ -157,7 +157,7 @@ fn no_part_of_1d_can_be_left_out() {
         .into_par_iter()
         .map(|seed| {
             let case = case(seed);
-            let error = case.worst(&mut Random(!seed));
+            let error = case.worst(&mut Random::new(!seed));
             let output = norm(&mean(&case.weights, &case.used));
             let (_, e_val) = certificate(&case.blocks, output);
             let [by_quantized, growth, spread] = parts_of_1d(&case.blocks, output);
@@ -183,7 +183,7 @@ fn no_part_of_1d_can_be_left_out() {
 /// TV_max and tanh(x/2) against every split of the tail into tokens that go up and down.
 #[test]
 fn closed_forms_are_the_supremum() {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     for _ in 0..400 {
         let (alpha, x) = (random.unit(), 4.0 * random.unit() * random.unit());
         let most = (0..=1000)

@@ -37,7 +37,7 @@ struct Row {
 
 impl Row {
     fn new(seed: u64) -> Self {
-        let mut s = Random(seed);
+        let mut s = Random::new(seed);
         let count = 1 + s.bits() % 200;
         // From hardly any error to bounds that say nothing.
         let deltas = s.within(1e-5, 6.0);

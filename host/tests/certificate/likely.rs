@@ -113,7 +113,7 @@ fn draws(tokens: &[Token], delta: f64, count: u64, seed: u64) -> Vec<f64> {
     let exact = output(&softmax(&logits), tokens.iter().map(|t| &t.value));
     let mut found: Vec<f64> = (0..count)
         .into_par_iter()
-        .map(|i| draw(tokens, &exact, delta, &mut Random(seed ^ i << 20)))
+        .map(|i| draw(tokens, &exact, delta, &mut Random::new(seed ^ i << 20)))
         .collect();
     found.sort_by(f64::total_cmp);
     found
@@ -122,7 +122,7 @@ fn draws(tokens: &[Token], delta: f64, count: u64, seed: u64) -> Vec<f64> {
 /// Caches as quantizers make them, from flat to one token that has nearly all, some of it used from
 /// originals.
 fn cache(seed: u64) -> Vec<Token> {
-    let mut s = Random(seed);
+    let mut s = Random::new(seed);
     let (count, dim) = (8 << s.below(5), 8);
     let (sharp, size) = (s.within(0.1, 6.0), s.within(0.01, 1.0));
     let [keys, values] = [s.within(1e-3, 0.3), s.within(1e-3, 0.3)];

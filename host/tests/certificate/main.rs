@@ -10,16 +10,17 @@ mod quantized;
 mod rounding;
 mod teeth;
 
-use kernels_gpu::mix;
+use simt::random::SplitMix64;
 
-/// SplitMix64: a stream for each seed.
-struct Random(u64);
+/// Numbers from a seed.
+struct Random(SplitMix64);
 
 impl Random {
+    fn new(seed: u64) -> Self {
+        Random(SplitMix64(seed))
+    }
     fn bits(&mut self) -> u64 {
-        let bits = mix(self.0);
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        bits
+        self.0.word()
     }
     fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 * 2f64.powi(-53)

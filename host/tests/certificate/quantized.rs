@@ -78,7 +78,7 @@ fn quantized_caches_stay_within_and_beat_the_papers_bound() {
     let found: Vec<(f64, f64)> = (0..3000u64)
         .into_par_iter()
         .map(|seed| {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let [keys, values] = keys_and_values(&mut random, 16 * count, dim, seed as usize % KINDS);
             // Queries look for some key, as those of models do.
             let aim = &keys[random.below(keys.len())];

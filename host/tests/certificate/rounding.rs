@@ -60,7 +60,7 @@ fn f32(x: f64) -> f64 {
 #[test]
 fn scores_round_within_equation_5() {
     of_each_generation("scores", 2000, 0.02, |sums, seed| {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let dim = [64, 96, 128, 256][seed as usize / KINDS % 4];
         let [mut keys, _] = keys_and_values(&mut random, 16, dim, seed as usize % KINDS);
         let mut query: Vec<f64> =
@@ -109,7 +109,7 @@ fn scores_round_within_equation_5() {
 fn scores_of_the_papers_layout_round_within_its_equation() {
     let up = |sigma: f64| f16(f32(sigma * (1.0 + 2f64.powi(-10)) + 2f64.powi(-25)));
     of_each_generation("scores in the paper's layout", 2000, 0.02, |sums, seed| {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let dim = [64, 96, 128, 256][seed as usize / KINDS % 4];
         let [mut keys, _] = keys_and_values(&mut random, 16, dim, seed as usize % KINDS);
         let mut query: Vec<f64> =
@@ -186,7 +186,7 @@ fn scores_of_the_papers_layout_round_within_its_equation() {
 fn sums_round_within_equation_7() {
     let steps = 64;
     of_each_generation("sums", 200, 0.01, |sums, seed| {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let dim = 8;
         let positive = seed % 2 == 0;
         let spread = 6.0 * random.unit();

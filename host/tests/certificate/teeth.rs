@@ -109,7 +109,7 @@ fn a_key_may_be_half_a_step_off_or_one() {
 /// Sizes bound norms whatever these are, by a 255th of the largest and a 2^−17th at the most.
 #[test]
 fn a_size_is_the_least_that_bounds() {
-    let mut random = super::Random(11);
+    let mut random = super::Random::new(11);
     for _ in 0..200_000 {
         let nu = random.within(1e-20, 1e30) as f32;
         let norm = match random.bits() % 4 {
@@ -139,7 +139,7 @@ fn a_size_is_the_least_that_bounds() {
 #[test]
 fn every_token_has_its_own_size() {
     for seed in 0..500 {
-        let mut random = super::Random(seed);
+        let mut random = super::Random::new(seed);
         let sizes: [u8; 16] = std::array::from_fn(|_| random.bits() as u8);
         let words = [0, 1, 2, 3].map(|i| u32::from_le_bytes(sizes[4 * i..][..4].try_into().unwrap()));
         let annotation = Annotation { sizes: words, ..Annotation::NONE };

@@ -11,7 +11,7 @@ const TOKENS: usize = BLOCK_TOKENS as usize;
 
 /// Nothing is promoted, and every block is looked at with this probability.
 const fn exploring(exploration: f32) -> Policy {
-    Policy { canary: 1e-6, exploration, renew: 0, ..Policy::NAIVE }
+    Policy { canary: 1e-6, exploration, renew: 0, ..Policy::CODES }
 }
 
 /// What is turned over.
@@ -333,7 +333,7 @@ fn looking_changes_nothing() {
         let batch = Batch::<bf16>::new(problem(sequences.len(), group, 1, head_dim, 256), &sequences, 2, 2);
         for device in devices() {
             let mut trial = loaded_in(device, &batch, layout);
-            for policy in [CHOOSING, Policy { renew: 0, ..Policy::NAIVE }, ALL] {
+            for policy in [CHOOSING, Policy { renew: 0, ..Policy::CODES }, ALL] {
                 let plain = step(&mut trial, &policy);
                 for exploration in [0.0, 0.3, 1.0] {
                     let watched = step(&mut trial, &Policy { canary: 1e-6, exploration, ..policy });

@@ -32,7 +32,7 @@ fn devices() -> &'static [Device] {
 }
 
 /// Every head is computed from the originals.
-const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::NAIVE };
+const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::CODES };
 /// Every block is promoted, its keys and its values.
 const ALL: Policy = Policy {
     coverage: 1.0,
@@ -41,7 +41,7 @@ const ALL: Policy = Policy {
     value_tolerance: 0.0,
     max_values: u32::MAX,
     renew: 0,
-    ..Policy::NAIVE
+    ..Policy::CODES
 };
 /// How codes are rounded.
 const CHANCE: Rounding = Rounding::Stochastic { seed: 5 };
@@ -131,7 +131,7 @@ fn edges_hold<E: StepElement + CertifiedElement>() {
         for device in devices() {
             let mut trial = loaded(device, &batch);
             let presets = Policy::PRESETS.map(|name| (name, Policy::preset(name).unwrap()));
-            let more = [("naive", Policy::NAIVE), ("dense", DENSE), ("all", ALL), ("choosing", CHOOSING)];
+            let more = [("codes", Policy::CODES), ("dense", DENSE), ("all", ALL), ("choosing", CHOOSING)];
             // All of them for one shape, of the others two each.
             let all: Vec<_> = presets.into_iter().chain(more).collect();
             let some = all.iter().enumerate().filter(|(i, _)| group == 4 || i % 3 == group as usize % 3);
@@ -175,7 +175,7 @@ fn errors_are_within_the_certificates_for_every_input() {
     for device in devices() {
         let mut trial = loaded(device, &batch);
         assert!(trial.plan(&Policy::SOUND).unwrap().splits() > 8);
-        for policy in [CHOOSING, Policy::SOUND, Policy::NAIVE, DENSE] {
+        for policy in [CHOOSING, Policy::SOUND, Policy::CODES, DENSE] {
             judge(&batch, &truth, &step(&mut trial, &policy), "long");
         }
     }
@@ -194,9 +194,9 @@ fn the_papers_layout_holds<E: StepElement + CertifiedElement>() {
         for device in devices() {
             let mut trial = loaded_in(device, &batch, Layout::Paper);
             let presets = ["paper", "strict"].map(|name| (name, Policy::preset(name).unwrap()));
-            let naive = Policy { renew: 0, ..Policy::NAIVE };
+            let codes = Policy { renew: 0, ..Policy::CODES };
             for (name, policy) in
-                presets.into_iter().chain([("naive", naive), ("all", ALL), ("choosing", CHOOSING)])
+                presets.into_iter().chain([("codes", codes), ("all", ALL), ("choosing", CHOOSING)])
             {
                 let what = format!("{} group {group} head_dim {head_dim} {name}, paper's layout", E::NAME);
                 let found = judge(&batch, &truth, &step(&mut trial, &policy), &what);
@@ -232,7 +232,7 @@ fn f32_scales_and_zeros_make_deltas_smaller_where_keys_lie_far_out() {
     for device in devices() {
         let [compact, paper] = Layout::ALL.map(|layout| {
             let returned =
-                step(&mut loaded_in(device, &batch, layout), &Policy { renew: 0, ..Policy::NAIVE });
+                step(&mut loaded_in(device, &batch, layout), &Policy { renew: 0, ..Policy::CODES });
             judge(&batch, &truth, &returned, layout.name());
             returned.certificates
         });

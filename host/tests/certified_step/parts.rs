@@ -7,7 +7,7 @@ const TOKENS: usize = BLOCK_TOKENS as usize;
 
 /// Without any promotion a step is attention over the quantized cache and the trailing block: f64 attention
 /// over the dequantized numbers, but for rounding of scores and of sums.
-fn naive_is_attention_over_the_quantized_cache<E: StepElement + CertifiedElement>(
+fn codes_alone_are_attention_over_the_quantized_cache<E: StepElement + CertifiedElement>(
     head_dim: u32,
     layout: Layout,
 ) {
@@ -19,8 +19,8 @@ fn naive_is_attention_over_the_quantized_cache<E: StepElement + CertifiedElement
     let dim = head_dim as usize;
     for device in devices() {
         let mut trial = loaded_in(device, &batch, layout);
-        let naive = Policy { renew: if layout == Layout::Paper { 0 } else { 1 }, ..Policy::NAIVE };
-        let returned = step(&mut trial, &naive);
+        let codes = Policy { renew: if layout == Layout::Paper { 0 } else { 1 }, ..Policy::CODES };
+        let returned = step(&mut trial, &codes);
         let (tiles, annotations) = trial.quantized().unwrap();
         for sequence in 0..sequences.len() {
             for head in 0..2 {
@@ -76,26 +76,26 @@ fn naive_is_attention_over_the_quantized_cache<E: StepElement + CertifiedElement
 }
 
 #[test]
-fn naive_is_attention_over_the_quantized_cache_f16_128() {
-    naive_is_attention_over_the_quantized_cache::<f16>(128, Layout::Compact);
+fn codes_alone_are_attention_over_the_quantized_cache_f16_128() {
+    codes_alone_are_attention_over_the_quantized_cache::<f16>(128, Layout::Compact);
 }
 
 #[test]
-fn naive_is_attention_over_the_quantized_cache_f16_64() {
-    naive_is_attention_over_the_quantized_cache::<f16>(64, Layout::Compact);
+fn codes_alone_are_attention_over_the_quantized_cache_f16_64() {
+    codes_alone_are_attention_over_the_quantized_cache::<f16>(64, Layout::Compact);
 }
 
 #[test]
-fn naive_is_attention_over_the_quantized_cache_bf16() {
-    naive_is_attention_over_the_quantized_cache::<bf16>(64, Layout::Compact);
-    naive_is_attention_over_the_quantized_cache::<bf16>(128, Layout::Compact);
+fn codes_alone_are_attention_over_the_quantized_cache_bf16() {
+    codes_alone_are_attention_over_the_quantized_cache::<bf16>(64, Layout::Compact);
+    codes_alone_are_attention_over_the_quantized_cache::<bf16>(128, Layout::Compact);
 }
 
 #[test]
-fn naive_is_attention_over_the_quantized_cache_of_the_papers_layout() {
-    naive_is_attention_over_the_quantized_cache::<f16>(64, Layout::Paper);
-    naive_is_attention_over_the_quantized_cache::<f16>(128, Layout::Paper);
-    naive_is_attention_over_the_quantized_cache::<bf16>(128, Layout::Paper);
+fn codes_alone_are_attention_over_the_quantized_cache_of_the_papers_layout() {
+    codes_alone_are_attention_over_the_quantized_cache::<f16>(64, Layout::Paper);
+    codes_alone_are_attention_over_the_quantized_cache::<f16>(128, Layout::Paper);
+    codes_alone_are_attention_over_the_quantized_cache::<bf16>(128, Layout::Paper);
 }
 
 /// With everything promoted nothing of the quantized cache is left: dense attention, but for rounding.
@@ -135,10 +135,10 @@ fn the_dense_rung_has_the_bits_of_dense() {
         let mut trial = loaded(device, &batch);
         let (output, lse) = trial.dense().unwrap();
         // A budget that some heads exceed.
-        let naive = step(&mut trial, &Policy::NAIVE);
-        let mut errors: Vec<f32> = naive.certificates.iter().skip(18).map(|c| c.bound() / c.norm).collect();
+        let codes = step(&mut trial, &Policy::CODES);
+        let mut errors: Vec<f32> = codes.certificates.iter().skip(18).map(|c| c.bound() / c.norm).collect();
         errors.sort_by(f32::total_cmp);
-        let some = Policy { error_budget: errors[errors.len() / 2], ..Policy::NAIVE };
+        let some = Policy { error_budget: errors[errors.len() / 2], ..Policy::CODES };
         let mut counts = [0; 2];
         for policy in [some, DENSE] {
             let returned = step(&mut trial, &policy);
@@ -183,7 +183,7 @@ fn what_the_pass_cannot_hold_is_dense() {
     for device in devices() {
         let mut trial = loaded(device, &batch);
         // A step of one pass holds scores of any size.
-        let one_pass = step(&mut trial, &Policy::NAIVE);
+        let one_pass = step(&mut trial, &Policy::CODES);
         for (row, certificate) in one_pass.certificates.iter().enumerate() {
             if row < 2 {
                 assert!(Rung::of(certificate.rung()).is_dense() && certificate.bound() == f32::INFINITY);
@@ -192,7 +192,7 @@ fn what_the_pass_cannot_hold_is_dense() {
                 assert!(error <= f64::from(certificate.bound()), "{error} {certificate:?}");
             }
         }
-        let returned = step(&mut trial, &Policy { renew: 0, ..Policy::NAIVE });
+        let returned = step(&mut trial, &Policy { renew: 0, ..Policy::CODES });
         let reasons: Vec<_> = returned
             .certificates
             .iter()
@@ -224,7 +224,7 @@ fn a_trailing_block_that_is_no_number_has_no_bound() {
         tokens[at] = f16::NAN;
         for device in devices() {
             let mut trial = loaded(device, &batch);
-            for policy in [Policy::NAIVE, Policy::SOUND, CHOOSING, ALL] {
+            for policy in [Policy::CODES, Policy::SOUND, CHOOSING, ALL] {
                 let returned = step(&mut trial, &policy);
                 for (row, certificate) in returned.certificates.iter().enumerate() {
                     let bound = certificate.bound();

@@ -108,7 +108,7 @@ fn without_promoted_blocks_the_order_is_unknown() {
     let batch = Batch::<f16>::new(problem(3, 2, 1, 64, 64), &sequences, 3, 2);
     for device in devices() {
         let mut trial = loaded(device, &batch);
-        let returned = step(&mut trial, &Policy { ranking: 1, renew: 0, ..Policy::NAIVE });
+        let returned = step(&mut trial, &Policy { ranking: 1, renew: 0, ..Policy::CODES });
         let reasons: Vec<u32> = returned.certificates.iter().map(|c| c.reason()).collect();
         assert_eq!(reasons, [0, 0, 0, 0, reason::BOUNDARY, reason::BOUNDARY]);
     }
@@ -129,7 +129,7 @@ fn the_papers_bound_is_equation_15() {
             annotations.iter().filter(|a| a.eta.is_finite()).map(|a| a.eta / a.nu).fold(0f32, f32::max);
         let mut seen = 0;
         for policy in
-            [Policy { ranking: 0, ..Policy::PAPER }, Policy { bound: Bound::Paper, ..Policy::NAIVE }]
+            [Policy { ranking: 0, ..Policy::PAPER }, Policy { bound: Bound::Paper, ..Policy::CODES }]
         {
             let returned = step(&mut trial, &policy);
             let sound = step(&mut trial, &Policy { bound: Bound::Sound, ..policy });

@@ -24,7 +24,7 @@ pub const ALL: Policy = Policy {
     max_keys: u32::MAX,
     value_tolerance: 0.0,
     max_values: u32::MAX,
-    ..Policy::NAIVE
+    ..Policy::CODES
 };
 
 /// What becomes of some of the numbers.

@@ -52,7 +52,7 @@ fn check(x: &[f32], weight: &[f32], tokens: usize, columns: usize) {
 #[test]
 fn every_path_has_the_kernels_bits() {
     for (tokens, columns) in [(2, 32), (4, 96), (2, 576), (2, 1024), (2, 1536), (6, 1056), (2, 4128)] {
-        let mut numbers = Numbers(columns as u64);
+        let mut numbers = Numbers::new(columns as u64);
         let weight = numbers.values(columns, 2.0);
         check(&numbers.values(tokens * columns, 20.0), &weight, tokens, columns);
         let wild: Vec<f32> = (0..tokens * columns).map(|_| numbers.wild()).collect();
@@ -96,7 +96,7 @@ proptest! {
         seed: u64, blocks in 1usize..40, exponent in -20i32..20,
     ) {
         let columns = blocks * 32;
-        let mut numbers = Numbers(seed);
+        let mut numbers = Numbers::new(seed);
         let x = numbers.values(2 * columns, 2f64.powi(exponent) as f32);
         let weight = numbers.values(columns, 2.0);
         let restored = |source| -> Vec<(f64, f64)> {

@@ -81,7 +81,7 @@ proptest! {
         wild: bool,
         seed: u64,
     ) {
-        let mut numbers = Numbers(seed);
+        let mut numbers = Numbers::new(seed);
         let mut logit = || if wild { numbers.wild() } else { numbers.uniform() * 8.0 };
         let logits: Vec<f32> = (0..vocabulary * sequences).map(|_| logit()).collect();
         check(Choice::Greedy, &logits, position, sequences);

@@ -11,8 +11,8 @@ use half::f16;
 use host::model::gguf::TensorType;
 use host::model::linear::{PackedWeights, Rows, WeightKind};
 use host::{Device, Stream};
-use kernels_gpu::mix;
 use simt::emu::EmuOptions;
+use simt::random::SplitMix64;
 
 /// The emulator.
 fn emulator() -> (Device, Stream) {
@@ -21,15 +21,17 @@ fn emulator() -> (Device, Stream) {
     (device, stream)
 }
 
-/// Numbers from a seed (SplitMix64).
+/// Numbers from a seed.
 #[derive(Clone, Copy)]
-struct Numbers(u64);
+struct Numbers(SplitMix64);
 
 impl Numbers {
+    fn new(seed: u64) -> Self {
+        Numbers(SplitMix64(seed))
+    }
+
     fn bits(&mut self) -> u64 {
-        let bits = mix(self.0);
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        bits
+        self.0.word()
     }
 
     /// In [-1, 1).
@@ -55,7 +57,7 @@ impl Numbers {
 
 /// The blocks of random weights; wild ones have any bytes, scales included.
 fn blocks(tensor_type: TensorType, rows: usize, columns: usize, seed: u64, wild: bool) -> Vec<u8> {
-    let mut numbers = Numbers(seed);
+    let mut numbers = Numbers::new(seed);
     let mut bytes: Vec<u8> =
         (0..tensor_type.row_bytes(columns).unwrap() * rows).map(|_| numbers.bits() as u8).collect();
     if wild {

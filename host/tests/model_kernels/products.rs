@@ -31,7 +31,7 @@ struct Problem {
 /// Every path's product is that of the emulated matrix-vector kernel.
 fn check(problem: &Problem) -> Vec<f32> {
     let &Problem { kind, rows, columns, tokens, seed, wild } = problem;
-    let mut numbers = Numbers(seed ^ 0x55);
+    let mut numbers = Numbers::new(seed ^ 0x55);
     let weights = weights(kind, rows, columns, seed, wild);
     let x: Vec<f32> = (0..tokens * columns)
         .map(|_| if wild && numbers.bits().is_multiple_of(50) { numbers.wild() } else { numbers.uniform() })
@@ -156,7 +156,7 @@ proptest! {
         let matrix = Rows { tensor_type: kind.tensor_type(), rows, columns, bytes: &bytes };
         let packed = PackedWeights::new(&[matrix]).unwrap();
         let scale = 2f64.powi(exponent) as f32;
-        let x = Numbers(seed ^ 1).values(tokens * columns, scale);
+        let x = Numbers::new(seed ^ 1).values(tokens * columns, scale);
         let mut out = vec![0f32; tokens * rows];
         cpu::product(&packed, &records_of(Source::Plain(&x), tokens, columns), None, Onto::Nothing, &mut out);
         let mut w = vec![0f32; columns];
@@ -199,7 +199,7 @@ proptest! {
 #[test]
 fn a_prompt_in_chunks_is_the_prompt_token_by_token() {
     let (rows, columns, tokens) = (40, 608, 70);
-    let x = Numbers(5).values(tokens * columns, 3.0);
+    let x = Numbers::new(5).values(tokens * columns, 3.0);
     for kind in WeightKind::ALL {
         let weights = weights(kind, rows, columns, 9, false);
         let records = records_of(Source::Plain(&x), tokens, columns);
@@ -217,7 +217,7 @@ fn a_prompt_in_chunks_is_the_prompt_token_by_token() {
 #[test]
 fn matrices_of_parts_are_their_rows_one_below_another() {
     let columns = 96;
-    let x = Numbers(2).values(columns, 1.0);
+    let x = Numbers::new(2).values(columns, 1.0);
     let records = records_of(Source::Plain(&x), 1, columns);
     let part = |tensor_type: TensorType, rows: usize, seed: u64| {
         (tensor_type, rows, blocks(tensor_type, rows, columns, seed, false))

@@ -55,7 +55,7 @@ fn check_rotation<E: RopeElement + OutputElement>(pairing: Pairing, shape: RopeS
     let positions = [0u32, 1, 77, 8191, 1 << 20];
     let (tokens, dim) = (positions.len(), shape.head_dim as usize);
     let (q, kv) = (tokens * shape.q_heads as usize * dim, tokens * shape.kv_heads as usize * dim);
-    let mut numbers = Numbers(u64::from(shape.head_dim));
+    let mut numbers = Numbers::new(u64::from(shape.head_dim));
     let qkv: Vec<f32> =
         (0..q + 2 * kv).map(|_| if wild { numbers.wild() } else { numbers.uniform() }).collect();
     let table = frequencies(100_000.0, shape.rotary as usize);
@@ -160,7 +160,7 @@ fn rotation_to_a_pool_is_rotation_and_then_appending() {
     // The last is past the table.
     let (positions, blocks) = ([31u32, 0, 17, 48], [5u32, 0, 3]);
     let (q, kv, pool) = (4 * 4 * 10, 4 * 2 * 10, 6 * 2 * 16 * 10);
-    let mut numbers = Numbers(3);
+    let mut numbers = Numbers::new(3);
     let qkv: Vec<f32> = (0..q + 2 * kv).map(|_| numbers.uniform()).collect();
     let turns = frequencies(10_000.0, 6);
     let from = Buffer::from_slice(&device, &qkv).unwrap();

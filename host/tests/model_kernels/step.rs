@@ -19,7 +19,7 @@ fn a_captured_step_goes_from_token_to_token() {
     let table = weights(WeightKind::Q8_0, VOCABULARY, HIDDEN, 1, false);
     let gate_up = weights(WeightKind::Q4_1, 2 * FFN, HIDDEN, 2, false);
     let down = weights(WeightKind::Q4_1, HIDDEN, FFN, 3, false);
-    let norm = Numbers(4).values(HIDDEN, 1.0);
+    let norm = Numbers::new(4).values(HIDDEN, 1.0);
     let choice = Choice::Sampled { temperature: 0.8, top_p: 0.95, seed: 5 };
     let (start, position, steps) = (17u32, 40u32, 12u32);
 

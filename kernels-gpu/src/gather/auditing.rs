@@ -25,7 +25,7 @@
 use super::rule::{Extent, Rule};
 use crate::attention::query::LOG2_E;
 use crate::attention::{BLOCK_TOKENS, ROWS};
-use crate::mix::{mix, mixed};
+use crate::{mix, mixed};
 use simt::math::{canonical_nan, exp2, fma, sqrt};
 use simt::warp;
 use simt::{Global, GlobalMut, Pod, Zeroable, bits, kernel, thread, unroll};

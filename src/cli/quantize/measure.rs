@@ -3,7 +3,7 @@
 use crate::cli::failure::Failure;
 use crate::cli::memory::zeros;
 use bytemuck::Pod;
-use host::int8::file::Scheme;
+use host::int8::file::Granularity;
 use host::int8::metrics::{self, Errors};
 use host::int8::scores::Queries;
 use host::int8::{Int8Element, Matrix, Plan, Variant, cpu};
@@ -53,7 +53,7 @@ pub struct Row {
     /// The kernels, or "cpu".
     pub variant: &'static str,
     /// Which elements share a scale.
-    pub scheme: &'static str,
+    pub granularity: &'static str,
     /// Bytes of codes and scales.
     pub bytes_after: u64,
     /// The largest error.
@@ -87,7 +87,7 @@ pub struct Tensor {
     pub channels: usize,
     /// Its size.
     pub bytes_before: u64,
-    /// One a variant, then one a scheme for the SIMD path.
+    /// One a variant, then one a granularity for the SIMD path.
     pub rows: Vec<Row>,
 }
 
@@ -105,10 +105,10 @@ pub struct Bench {
 
 /// What the SIMD path made of a tensor: what the others are compared with, and what is written.
 pub struct Reference<T> {
-    scheme: Scheme,
+    granularity: Granularity,
     /// [tokens, channels].
     pub codes: Vec<i8>,
-    /// As the scheme says.
+    /// As the granularity says.
     pub scales: Vec<f32>,
     restored: Vec<T>,
     run: Run,
@@ -117,17 +117,17 @@ pub struct Reference<T> {
 /// Bytes that quantizing must move: two reads of the matrix with scales of whole columns (the scales are
 /// needed before the first code), one with scales of blocks; and the scales read where they were written
 /// before.
-fn quantize_bytes<T>(matrix: Matrix, scheme: Scheme) -> u64 {
-    let (elements, scales) = (matrix.elements() as u64, matrix.scales(scheme.variant()) as u64);
+fn quantize_bytes<T>(matrix: Matrix, granularity: Granularity) -> u64 {
+    let (elements, scales) = (matrix.elements() as u64, matrix.scales(granularity.variant()) as u64);
     let element = size_of::<T>() as u64;
-    match scheme {
-        Scheme::Channel => elements * (2 * element + 1) + 2 * 4 * scales,
-        Scheme::Block16 => elements * (element + 1) + 4 * scales,
+    match granularity {
+        Granularity::Channel => elements * (2 * element + 1) + 2 * 4 * scales,
+        Granularity::Block16 => elements * (element + 1) + 4 * scales,
     }
 }
 
-fn dequantize_bytes<T>(matrix: Matrix, scheme: Scheme) -> u64 {
-    let (elements, scales) = (matrix.elements() as u64, matrix.scales(scheme.variant()) as u64);
+fn dequantize_bytes<T>(matrix: Matrix, granularity: Granularity) -> u64 {
+    let (elements, scales) = (matrix.elements() as u64, matrix.scales(granularity.variant()) as u64);
     elements * (1 + size_of::<T>() as u64) + 4 * scales
 }
 
@@ -153,24 +153,24 @@ pub fn reference<T: Int8Element + Pod>(
     name: &str,
     keys: &[T],
     matrix: Matrix,
-    scheme: Scheme,
+    granularity: Granularity,
 ) -> Result<Reference<T>, Failure> {
     let mut codes: Vec<i8> = zeros(name, keys.len())?;
-    let mut scales: Vec<f32> = zeros(name, matrix.scales(scheme.variant()))?;
+    let mut scales: Vec<f32> = zeros(name, matrix.scales(granularity.variant()))?;
     let mut restored: Vec<T> = zeros(name, keys.len())?;
-    let quantize = timed(|| quantize_into(keys, matrix, scheme, &mut scales, &mut codes));
+    let quantize = timed(|| quantize_into(keys, matrix, granularity, &mut scales, &mut codes));
     let dequantize = timed(|| cpu::dequantize(&codes, matrix, &scales, &mut restored));
     let run = Run {
         on: "cpu",
-        quantize: Timing::new(quantize, quantize_bytes::<T>(matrix, scheme)),
-        dequantize: Timing::new(dequantize, dequantize_bytes::<T>(matrix, scheme)),
+        quantize: Timing::new(quantize, quantize_bytes::<T>(matrix, granularity)),
+        dequantize: Timing::new(dequantize, dequantize_bytes::<T>(matrix, granularity)),
         compared: 0,
         differing: 0,
     };
-    Ok(Reference { scheme, codes, scales, restored, run })
+    Ok(Reference { granularity, codes, scales, restored, run })
 }
 
-/// The codes and scales of a scheme, from the SIMD path.
+/// The codes and scales of a granularity, from the SIMD path.
 ///
 /// # Errors
 /// [`Failure::NoMemory`].
@@ -178,27 +178,27 @@ pub fn quantized<T: Int8Element>(
     name: &str,
     keys: &[T],
     matrix: Matrix,
-    scheme: Scheme,
+    granularity: Granularity,
 ) -> Result<(Vec<i8>, Vec<f32>), Failure> {
     let mut codes: Vec<i8> = zeros(name, keys.len())?;
-    let mut scales: Vec<f32> = zeros(name, matrix.scales(scheme.variant()))?;
-    quantize_into(keys, matrix, scheme, &mut scales, &mut codes);
+    let mut scales: Vec<f32> = zeros(name, matrix.scales(granularity.variant()))?;
+    quantize_into(keys, matrix, granularity, &mut scales, &mut codes);
     Ok((codes, scales))
 }
 
 fn quantize_into<T: Int8Element>(
     keys: &[T],
     matrix: Matrix,
-    scheme: Scheme,
+    granularity: Granularity,
     scales: &mut [f32],
     codes: &mut [i8],
 ) {
-    match scheme {
-        Scheme::Channel => {
+    match granularity {
+        Granularity::Channel => {
             cpu::column_scales(keys, matrix, scales);
             cpu::quantize(keys, matrix, scales, codes);
         }
-        Scheme::Block16 => cpu::quantize_blocks(keys, matrix, scales, codes),
+        Granularity::Block16 => cpu::quantize_blocks(keys, matrix, scales, codes),
     }
 }
 
@@ -241,8 +241,8 @@ fn run_kernels<T: Int8Element + Pod>(
     different += differing(&output.to_vec()?, &expected.restored);
     Ok(Run {
         on: if on_gpu { "cuda" } else { "emulator" },
-        quantize: Timing::new(median(quantize), quantize_bytes::<T>(matrix, expected.scheme)),
-        dequantize: Timing::new(median(dequantize), dequantize_bytes::<T>(matrix, expected.scheme)),
+        quantize: Timing::new(median(quantize), quantize_bytes::<T>(matrix, expected.granularity)),
+        dequantize: Timing::new(median(dequantize), dequantize_bytes::<T>(matrix, expected.granularity)),
         compared: (expected.scales.len() + 2 * keys.len()) as u64,
         differing: different,
     })
@@ -257,7 +257,7 @@ fn row<T: Int8Element + Pod>(
     let largest = reference.scales.iter().copied().fold(0f32, f32::max);
     Row {
         variant,
-        scheme: reference.scheme.name(),
+        granularity: reference.granularity.name(),
         bytes_after: (reference.codes.len() + 4 * reference.scales.len()) as u64,
         max_error: errors.max_abs,
         max_bound: error_bound::<T>(largest),
@@ -283,14 +283,18 @@ pub fn measure<T: Int8Element + Pod>(
 ) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     let mut simd = Vec::new();
-    for scheme in Scheme::ALL {
-        let variants: Vec<Variant> =
-            bench.variants.iter().copied().filter(|variant| Scheme::of(*variant) == scheme).collect();
+    for granularity in Granularity::ALL {
+        let variants: Vec<Variant> = bench
+            .variants
+            .iter()
+            .copied()
+            .filter(|variant| Granularity::of(*variant) == granularity)
+            .collect();
         if variants.is_empty() {
             continue;
         }
         step("cpu");
-        let reference = reference(name, keys, matrix, scheme)?;
+        let reference = reference(name, keys, matrix, granularity)?;
         let errors = metrics::errors(keys, &reference.restored, matrix, &reference.scales);
         let score = queries.map(|queries| queries.score_error(keys, &reference.restored, matrix));
         for variant in variants {

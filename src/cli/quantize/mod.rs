@@ -11,7 +11,7 @@ use super::{progress, text};
 use bytemuck::Pod;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use half::{bf16, f16};
-use host::int8::file::{self, Dtype, Original, QuantizedWriter, Scheme};
+use host::int8::file::{self, Dtype, Granularity, Original, QuantizedWriter};
 use host::int8::scores::Queries;
 use host::int8::{Int8Element, Matrix, Variant, cpu};
 use host::tensor_file::{Target, TensorFile};
@@ -33,13 +33,14 @@ also get the error of their attention scores; with `query_first_position` = p in
 sees keys 0 to p + r only. The queries themselves are not quantized.
 
 Variants: naive, tiled, coarsened and vectorized are the paper's kernels; rows gives each thread four columns of \
-eight rows, wide sixteen columns of two rows. These share one scale a channel (scheme channel) and must have equal \
-bits. fused has a scale for each 16 tokens of a channel (scheme block16) and makes scales and codes in one read.
+eight rows, wide sixteen columns of two rows. These share one scale a channel (granularity channel) and must have \
+equal bits. fused has a scale for each 16 tokens of a channel (granularity block16) and makes scales and codes in one \
+read.
 
-With -o the codes and scales are written as safetensors: `NAME.codes` (I8) and `NAME.scales` (F32), with scheme, \
-version and the original types in the metadata; tensors that are not quantized go along unchanged. One of the \
-chosen variants must make codes of the scheme that is written. The file is written beside its place and renamed, so \
-that it is there as a whole or not at all.
+With -o the codes and scales are written as safetensors: `NAME.codes` (I8) and `NAME.scales` (F32), with \
+granularity, version and the original types in the metadata; tensors that are not quantized go along unchanged. One \
+of the chosen variants must make codes of the granularity that is written. The file is written beside its place and \
+renamed, so that it is there as a whole or not at all.
 
 Exit codes: 0 all bits agree; 1 some differ (nothing is written then); 2 bad input.";
 
@@ -47,7 +48,7 @@ const EXAMPLES: &str = "\
 Examples:
   ferrokv quantize assets/kv-smollm2.safetensors
   ferrokv quantize cache.safetensors --tensors 'layer.0?.key' --variant vectorized,fused
-  ferrokv quantize cache.safetensors -o cache.q.safetensors --scheme block
+  ferrokv quantize cache.safetensors -o cache.q.safetensors --granularity block
   ferrokv quantize cache.safetensors --backend cuda --json report.json";
 
 /// Quantize the tensors of a file: size, error, time, and do all bits agree?
@@ -60,8 +61,9 @@ pub struct Arguments {
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
     /// Which scales go into OUT: one a channel, or one for each 16 tokens of a channel.
-    #[arg(long, value_parser = scheme_parser(), default_value = "channel", requires = "output")]
-    scheme: Scheme,
+    #[arg(long, alias = "scheme", value_parser = granularity_parser(), default_value = "channel")]
+    #[arg(requires = "output")]
+    granularity: Granularity,
     /// Which kernels to measure, separated by commas.
     #[arg(long, value_parser = variant_parser(), value_delimiter = ',', default_value = "all")]
     variant: Vec<Choice>,
@@ -97,9 +99,9 @@ fn variant_parser() -> impl TypedValueParser<Value = Choice> {
     PossibleValuesParser::new(names).map(|name| name.parse().map_or(Choice::All, Choice::One))
 }
 
-fn scheme_parser() -> impl TypedValueParser<Value = Scheme> {
+fn granularity_parser() -> impl TypedValueParser<Value = Granularity> {
     PossibleValuesParser::new(["channel", "block"])
-        .map(|name| if name == "block" { Scheme::Block16 } else { Scheme::Channel })
+        .map(|name| if name == "block" { Granularity::Block16 } else { Granularity::Channel })
 }
 
 /// The report for machines.
@@ -137,7 +139,7 @@ impl From<&DeviceInfo> for GpuJson {
 #[derive(Serialize)]
 struct Written {
     path: String,
-    scheme: &'static str,
+    granularity: &'static str,
     bytes: u64,
 }
 
@@ -159,9 +161,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let emulator = Device::cpu(EmuOptions::default());
     let variants = variants(&arguments.variant);
-    let of_scheme = |variant: &Variant| (*variant == Variant::Fused) == (arguments.scheme == Scheme::Block16);
-    if output.is_some() && !variants.iter().any(of_scheme) {
-        return Err(Failure::SchemeNotCompared { scheme: arguments.scheme.name() });
+    let of_granularity =
+        |variant: &Variant| (*variant == Variant::Fused) == (arguments.granularity == Granularity::Block16);
+    if output.is_some() && !variants.iter().any(of_granularity) {
+        return Err(Failure::GranularityNotCompared { granularity: arguments.granularity.name() });
     }
     let bench = Bench { emulator, emulator_limit: arguments.emulator_limit, gpu, variants };
 
@@ -170,7 +173,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(target) => {
             let kept = file.entries().iter().filter(|(name, _)| selection.kept.contains_key(*name));
             let metadata = file.metadata();
-            Some(QuantizedWriter::create(target, arguments.scheme, metadata, &selection.chosen, kept)?)
+            Some(QuantizedWriter::create(target, arguments.granularity, metadata, &selection.chosen, kept)?)
         }
     };
     let bar = progress::bar(selection.chosen.len());
@@ -203,7 +206,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         writer.finish()?;
         let bytes = std::fs::metadata(path).map_or(0, |found| found.len());
-        written = Some(Written { path: path.display().to_string(), scheme: arguments.scheme.name(), bytes });
+        written = Some(Written {
+            path: path.display().to_string(),
+            granularity: arguments.granularity.name(),
+            bytes,
+        });
     }
     let tables = tables(&arguments.file, &bench, gpu_note.as_deref(), &tensors, &selection, written.as_ref());
     let json = Json {
@@ -274,7 +281,7 @@ impl Work<'_> {
         )?;
         if let Some(writer) = writer {
             (self.step)("writing");
-            let (codes, scales) = measure::quantized(self.name, &keys, matrix, self.arguments.scheme)?;
+            let (codes, scales) = measure::quantized(self.name, &keys, matrix, self.arguments.granularity)?;
             writer.write(self.name, &codes, &scales)?;
         }
         Ok(Tensor {
@@ -398,10 +405,10 @@ fn tables(
     }
     if let Some(written) = written {
         out += &format!(
-            "\nwritten: {} ({} bytes), scheme {}\n",
+            "\nwritten: {} ({} bytes), granularity {}\n",
             written.path,
             text::count(written.bytes),
-            written.scheme
+            written.granularity
         );
     }
     let (compared, differing) = report::totals(tensors);

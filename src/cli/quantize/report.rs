@@ -6,7 +6,7 @@ use crate::cli::text;
 
 const COLUMNS: [(&str, Align); 14] = [
     ("kernels", Align::Left),
-    ("scheme", Align::Left),
+    ("granularity", Align::Left),
     ("bytes after", Align::Right),
     ("smaller", Align::Right),
     ("max error", Align::Right),
@@ -72,7 +72,7 @@ pub fn tensor(tensor: &Tensor) -> String {
         };
         table.row([
             row.variant.to_owned(),
-            row.scheme.to_owned(),
+            row.granularity.to_owned(),
             text::count(row.bytes_after),
             format!("{:.2}x", tensor.bytes_before as f64 / row.bytes_after as f64),
             text::error(row.max_error),

@@ -116,16 +116,16 @@ mod tests {
 
     #[test]
     fn a_scheme_that_is_not_known_has_a_line() {
-        let cells = [cell("naive", 100, 1, 1300), cell("naive", 200, 2, 2 * 2300)];
-        let bytes = Bytes::new("naive", &cells).expect("a line");
+        let cells = [cell("int8-int4", 100, 1, 1300), cell("int8-int4", 200, 2, 2 * 2300)];
+        let bytes = Bytes::new("int8-int4", &cells).expect("a line");
         assert!(matches!(bytes, Bytes::Line { .. }) && (bytes.of(1000) - 10_300.0).abs() < 1e-6);
         // Two layers of this one attend to everything, which its count for a head does not know.
         let quest = [cell("gather:quest", 1 << 16, 1, 1 << 31), cell("gather:quest", 1 << 18, 1, 3 << 31)];
         let bytes = Bytes::new("gather:quest", &quest).expect("a line");
         assert!(matches!(bytes, Bytes::Line { .. }), "{bytes:?}");
 
-        let error = Bytes::new("naive", &cells[..1]).expect_err("one context").to_string();
-        assert!(error.contains("naive") && error.contains("--contexts"), "{error}");
+        let error = Bytes::new("int8-int4", &cells[..1]).expect_err("one context").to_string();
+        assert!(error.contains("int8-int4") && error.contains("--contexts"), "{error}");
         assert!(Bytes::new("absent", &cells).is_err());
     }
 }

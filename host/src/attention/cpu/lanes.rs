@@ -13,6 +13,7 @@
 //! Lanes for which f32 or, where a path adds in them, 32 bits are too narrow, or whose accumulator is not
 //! finite, are left to the emulator's own model, as are tiles with an operand that is not finite.
 
+pub(crate) use super::order::{Eights, Order, Sixteens};
 use crate::attention::Half;
 use half::f16;
 use simt::emu::tensor::{Format, mma_16x8x16};
@@ -147,45 +148,6 @@ impl Chunk<'_> {
     #[inline(always)]
     pub(crate) fn step(&self, step: usize) -> &[u16; 16] {
         self.elements[step * self.stride..].first_chunk().expect("a step has sixteen lanes")
-    }
-}
-
-/// In which order a kernel contracts over the dimensions of queries and keys: 16 at a time.
-pub(crate) trait Order {
-    /// Contraction and step in it of dimension `d`. Even steps are of even dimensions, the next dimension is
-    /// the next step.
-    fn step_of(d: usize) -> (usize, usize);
-    /// The dimension of a step of a contraction.
-    fn dimension(contraction: usize, step: usize) -> usize;
-}
-
-/// That of `Queries::scores`: lanes load chunks of eight dimensions.
-pub(crate) struct Eights;
-
-impl Order for Eights {
-    #[inline(always)]
-    fn step_of(d: usize) -> (usize, usize) {
-        (2 * (d / 32) + d / 4 % 2, 4 * (d / 8 % 4) + d % 4)
-    }
-
-    #[inline(always)]
-    fn dimension(contraction: usize, step: usize) -> usize {
-        32 * (contraction / 2) + 8 * (step / 4) + 4 * (contraction % 2) + step % 4
-    }
-}
-
-/// That of the certified kernels: lanes load chunks of sixteen dimensions.
-pub(crate) struct Sixteens;
-
-impl Order for Sixteens {
-    #[inline(always)]
-    fn step_of(d: usize) -> (usize, usize) {
-        (4 * (d / 64) + d / 4 % 4, 4 * (d / 16 % 4) + d % 4)
-    }
-
-    #[inline(always)]
-    fn dimension(contraction: usize, step: usize) -> usize {
-        64 * (contraction / 4) + 16 * (step / 4) + 4 * (contraction % 4) + step % 4
     }
 }
 

@@ -4,6 +4,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod lanes;
+mod order;
 pub(crate) mod pieces;
 pub(crate) mod query;
 pub(crate) mod softmax;

@@ -216,7 +216,7 @@ pub const POLICIES: [Tried<'static>; 9] = [
     (PAPER_SOUND, Policy { bound: Bound::Sound, ranking: 0, renew: 1, ..Policy::PAPER }, Layout::Compact),
     ("choosing", Policy::CHOOSING, Layout::Compact),
     ("sound", Policy::SOUND, Layout::Compact),
-    ("naive", Policy::NAIVE, Layout::Compact),
+    ("codes", Policy::CODES, Layout::Compact),
     ("strict", Policy::STRICT, Layout::Compact),
     ("fast", Policy::FAST, Layout::Compact),
     ("paper, paper's layout", Policy::PAPER, Layout::Paper),

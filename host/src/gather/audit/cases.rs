@@ -107,8 +107,7 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     // has more new tokens.
     unsafe {
         bounds.fold_on(&stream, (0, most), false, fold)?;
-        plan.select_on(&stream, false, &handles)?;
-        plan.attend_on(&stream, false, &handles)?;
+        plan.step_on(&stream, false, &handles)?;
     }
     let mut auditor = Auditor::<E>::new(device, problem, SUPPORT, share)?;
     let mut audits = poisoned::<Audited>(&stream, rows)?;

@@ -106,11 +106,7 @@ unsafe impl Beside for BySketches {
         };
         // SAFETY: buffers of this device, host memory on the CPU, long enough as the cache has seen; the
         // table's blocks are those of the pool. Dropping a buffer waits for the device.
-        unsafe {
-            self.plan.scan_on(stream, slices, &handles)?;
-            self.plan.attend_on(stream, slices, &handles)?;
-            Ok(self.plan.settle_on(stream, slices, &handles)?)
-        }
+        Ok(unsafe { self.plan.step_on(stream, slices, &handles) }?)
     }
 
     fn kept(&self, _: &Sketched, tokens: usize) -> usize {

@@ -1,7 +1,7 @@
 //! The cases of the kernels that choose by sketches: sketches over chunks of every cut, choices with budgets
 //! from none to nearly all, heads that go to the dense rung, hostile numbers.
 
-use super::plan::SketchElement;
+use super::elements::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
 use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, in_chunks, thrice};
@@ -185,11 +185,7 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     plan.chosen_mut().poison(&stream)?;
     plan.poison(&stream)?;
     // SAFETY: as above.
-    unsafe {
-        plan.scan_on(&stream, false, &handles)?;
-        plan.attend_on(&stream, false, &handles)?;
-        plan.settle_on(&stream, false, &handles)?;
-    }
+    unsafe { plan.step_on(&stream, false, &handles) }?;
     // Of heads that there are.
     let heads = heads_of(group) as usize;
     let skipped: Vec<Skipped> = plan.skipped().to_vec()?;

@@ -5,7 +5,7 @@ mod masses;
 
 pub(super) use choose::Choice;
 
-use super::plan::SketchElement;
+use super::elements::SketchElement;
 use crate::attention::BLOCK_TOKENS;
 use crate::attention::cpu::query::CONTRACTIONS;
 use crate::simd_level::Level;

@@ -10,6 +10,7 @@
 mod cache;
 mod cases;
 mod cpu;
+mod elements;
 mod plan;
 mod pool;
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Plan and run: what a step launches, and its scratch.
 
 use super::super::plan::head_by_head;
-use super::super::{Chosen, Error, FEW_HEAD_DIMS, GatherElement, MOST_COUNTED, Result, Support, length};
+use super::super::{Chosen, Error, FEW_HEAD_DIMS, MOST_COUNTED, Result, Support, length};
 use super::cpu::{self, Scanning, Settling};
+use super::elements::{Scan, Settle, SketchElement};
 use super::{Budget, WHAT};
 use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
@@ -10,71 +11,14 @@ use crate::check::poisoned;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
-use half::{bf16, f16};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::TILE_BLOCKS;
 use kernels_gpu::gather::sketch::{
     DECIDE_THREADS, MASS_BINS, Norms, SCAN_THREADS, SETTLE_THREADS, ScanShape, SettleShape, Skipped, Total,
-    Verdict, Whole, decide, decide_bytes, decide_parts, heads_of, kinds_of, scan, scan_bytes, scan_parts,
-    settle, settle_bytes, sketch, sketch_words, tiles_of,
+    Verdict, Whole, decide, decide_bytes, decide_parts, heads_of, kinds_of, scan, scan_parts, settle,
+    settle_bytes, sketch_words, tiles_of,
 };
-use simt::{Global, GlobalMut, Kernel, LaunchShape};
-
-/// The kernel's handle.
-#[doc(hidden)]
-pub type Sketch<E> = Kernel<sketch::Args<E>>;
-/// The kernel's handle.
-#[doc(hidden)]
-pub type Scan<E> = Kernel<scan::Args<E>>;
-/// The kernel's handle.
-#[doc(hidden)]
-pub type Settle<E> = Kernel<settle::Args<E>>;
-
-/// An element type that the kernels have instances for: f16 and bf16.
-pub trait SketchElement: GatherElement {
-    /// The instance for so many bits.
-    #[doc(hidden)]
-    fn sketch_kernel(bits: u32) -> Option<Sketch<Self>>;
-    /// The instance for a head_dim and so many bits, and its shared memory.
-    #[doc(hidden)]
-    fn scan_kernel(head_dim: u32, bits: u32) -> Option<(Scan<Self>, u32)>;
-    /// The instance for a head_dim.
-    #[doc(hidden)]
-    fn settle_kernel(head_dim: u32) -> Option<Settle<Self>>;
-}
-
-macro_rules! instances {
-    ($($element:ty),*) => {$(
-        impl SketchElement for $element {
-            fn sketch_kernel(bits: u32) -> Option<Sketch<Self>> {
-                match bits {
-                    4 => Some(sketch::kernel::<$element, 4>()),
-                    8 => Some(sketch::kernel::<$element, 8>()),
-                    _ => None,
-                }
-            }
-
-            fn scan_kernel(head_dim: u32, bits: u32) -> Option<(Scan<Self>, u32)> {
-                match (head_dim, bits) {
-                    (64, 4) => Some((scan::kernel::<$element, 64, 4>(), scan_bytes::<64, 4>())),
-                    (64, 8) => Some((scan::kernel::<$element, 64, 8>(), scan_bytes::<64, 8>())),
-                    (128, 4) => Some((scan::kernel::<$element, 128, 4>(), scan_bytes::<128, 4>())),
-                    (128, 8) => Some((scan::kernel::<$element, 128, 8>(), scan_bytes::<128, 8>())),
-                    _ => None,
-                }
-            }
-
-            fn settle_kernel(head_dim: u32) -> Option<Settle<Self>> {
-                match head_dim {
-                    64 => Some(settle::kernel::<$element, 64>()),
-                    128 => Some(settle::kernel::<$element, 128>()),
-                    _ => None,
-                }
-            }
-        }
-    )*};
-}
-instances!(f16, bf16);
+use simt::{Global, GlobalMut, LaunchShape};
 
 /// The arguments of a step: memory of any kind that the device reaches.
 #[derive(Clone, Copy, Debug)]
@@ -99,8 +43,8 @@ pub struct Handles<E> {
     pub verdicts: GlobalMut<Verdict>,
 }
 
-/// The launches of a step: [`scan_on`](Self::scan_on), [`attend_on`](Self::attend_on), then
-/// [`settle_on`](Self::settle_on).
+/// The launches of a step, [`step_on`](Self::step_on): [`scan_on`](Self::scan_on),
+/// [`attend_on`](Self::attend_on), then [`settle_on`](Self::settle_on).
 ///
 /// One step at a time: scratch and choice are the plan's. Steps in one stream follow each other anyway.
 #[derive(Debug)]
@@ -150,6 +94,9 @@ pub(super) fn scratch_bytes(problem: StepProblem, budget: Budget) -> u64 {
 }
 
 impl<E: SketchElement> Plan<E> {
+    /// The stages of a step, in order.
+    pub const STAGES: &[&str] = &["scan", "attend", "settle"];
+
     /// A plan for a problem: `max_tokens` is what a sequence may grow to.
     ///
     /// # Errors
@@ -280,6 +227,47 @@ impl<E: SketchElement> Plan<E> {
     /// Heads that went to the rung, [sequences, kv_heads · row groups], a bit each.
     pub fn wanted(&self) -> &Buffer<u32> {
         &self.scratch.wanted
+    }
+
+    /// Chooses, attends and judges. It allocates nothing, waits for nothing and can be captured.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernels, which gives the same bits.
+    ///
+    /// # Safety
+    /// As [`scan_on`](Self::scan_on); and nothing else touches what is written.
+    ///
+    /// # Errors
+    /// As [`scan_on`](Self::scan_on).
+    pub unsafe fn step_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
+        // SAFETY: this function's contract.
+        unsafe { self.stages_on(stream, slices, handles, Self::STAGES.len()) }
+    }
+
+    /// The first `stages` of the step's [`STAGES`](Self::STAGES).
+    ///
+    /// # Safety
+    /// As [`step_on`](Self::step_on).
+    ///
+    /// # Errors
+    /// As [`scan_on`](Self::scan_on).
+    pub unsafe fn stages_on(
+        &mut self,
+        stream: &Stream,
+        slices: bool,
+        handles: &Handles<E>,
+        stages: usize,
+    ) -> Result<()> {
+        // SAFETY: this function's contract, and the order of the stages.
+        unsafe {
+            self.scan_on(stream, slices, handles)?;
+            if stages > 1 {
+                self.attend_on(stream, slices, handles)?;
+            }
+            if stages > 2 {
+                self.settle_on(stream, slices, handles)?;
+            }
+        }
+        Ok(())
     }
 
     /// Chooses, in two launches. It allocates nothing, waits for nothing and can be captured.

@@ -2,7 +2,7 @@
 
 use super::super::bounds::Rows;
 use super::super::{Error, GatherElement, Result, length};
-use super::plan::SketchElement;
+use super::elements::SketchElement;
 use super::{Budget, cpu};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};

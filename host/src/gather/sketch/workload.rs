@@ -1,6 +1,6 @@
 //! A step as a workload: all sequences of a batch in five launches.
 
-use super::plan::SketchElement;
+use super::elements::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
 use crate::attention::dense::Attended;
 use crate::attention::{PagedPool, StepProblem};
@@ -67,7 +67,7 @@ impl<E: SketchElement> Sketched<E> {
         let verdicts = Buffer::zeroed(&input.device, input.problem.query_rows())?;
         let mut own = Sketched { input, plan, sketches, out, verdicts, heads: Vec::new(), kept: Vec::new() };
         // A first run outside any timing: the driver loads the kernels.
-        own.enqueue(&stream, 0, 3)?;
+        own.enqueue(&stream, 0, own.stages().len())?;
         stream.synchronize()?;
         own.heads = own.verdicts.to_vec()?.into_iter().map(HeadReport::from).collect();
         own.kept = own.plan.chosen().kept.to_vec()?;
@@ -96,7 +96,7 @@ impl<E: SketchElement> Sketched<E> {
 
 impl<E: SketchElement> Workload for Sketched<E> {
     fn stages(&self) -> &'static [&'static str] {
-        &["scan", "attend", "settle"]
+        Plan::<E>::STAGES
     }
 
     fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
@@ -115,16 +115,7 @@ impl<E: SketchElement> Workload for Sketched<E> {
         let slices = self.input.on_slices(stream);
         // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
         // pools and its lengths against its rows. Dropping a buffer waits for the device.
-        unsafe {
-            self.plan.scan_on(stream, slices, &handles)?;
-            if stages > 1 {
-                self.plan.attend_on(stream, slices, &handles)?;
-            }
-            if stages > 2 {
-                self.plan.settle_on(stream, slices, &handles)?;
-            }
-        }
-        Ok(())
+        Ok(unsafe { self.plan.stages_on(stream, slices, &handles, stages) }?)
     }
 
     fn read_bytes(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! Keys and values in the host's memory, of which steps bring to the GPU what they choose.
 
 use super::fetching::Carried;
-use super::{Fetching, Home, HostPool, Staging, shape, staged_bytes};
+use super::{Fetching, HostPool, StagedStep, Staging, shape, staged_bytes};
 use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
 use crate::gather::audit::{self, Auditing, Auditor};
 use crate::gather::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Support};
@@ -321,11 +321,7 @@ unsafe impl KvCache for StagedCache {
         // blocks are those of the home, what is chosen is staged before it is attended to, and a home has all
         // tokens of earlier chunks. Dropping a buffer, or a home, waits for the device.
         unsafe {
-            plan.select_on(stream, slices, &handles)?;
-            fetching.place_on(stream, slices, staging, plan.chosen(), lengths)?;
-            let to = Home::new(home, table, lengths);
-            fetching.fetch_on(stream, slices, staging, plan.chosen(), to)?;
-            plan.attend_over(stream, slices, &handles, fetching.table().global())?;
+            fetching.step_on(stream, slices, StagedStep { plan, staging, home, handles: &handles })?;
         }
         let Some(auditing) = auditing else { return Ok(()) };
         let [keys, values] = home.global();

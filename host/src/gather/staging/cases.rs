@@ -2,7 +2,7 @@
 //! staging pools from the smallest to one that holds all.
 
 use super::fetching::Carried;
-use super::{Fetching, Home, HostPool, Staging};
+use super::{Fetching, HostPool, StagedStep, Staging};
 use crate::attention::inputs::{Batch, Input};
 use crate::attention::{PagedPool, StepProblem};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
@@ -10,7 +10,6 @@ use crate::gather::{Bounds, FoldHandles, GatherElement, Handles, Plan, Result, S
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
 use kernels_gpu::gather::{carry, fetch, place};
-use simt::Global;
 
 /// Steps over a batch, and how much of it is staged.
 #[derive(Clone, Copy)]
@@ -265,16 +264,12 @@ impl<E: GatherElement> Stepping<E> {
             output: self.output.global_mut(),
             lse: self.lse.global_mut(),
         };
-        let Stepping { stream, slices, plan, fetching, staging, home, table, .. } = self;
+        let Stepping { stream, slices, plan, fetching, staging, home, .. } = self;
         // SAFETY: as in `bring`; all tokens but the near ones are at home, earlier steps have taken theirs
         // there. Dropping a buffer waits for the device.
         unsafe {
-            plan.select_on(stream, *slices, &handles)?;
-            let lengths: Global<u32> = handles.lengths;
-            fetching.place_on(stream, *slices, staging, plan.chosen(), lengths)?;
-            let home = Home::new(home, table.global(), lengths);
-            fetching.fetch_on(stream, *slices, staging, plan.chosen(), home)?;
-            plan.attend_over(stream, *slices, &handles, fetching.table().global())?;
+            let step = StagedStep { plan, staging, home, handles: &handles };
+            fetching.step_on(stream, *slices, step)?;
         }
         self.held = Some((queries, lengths));
         Ok(())

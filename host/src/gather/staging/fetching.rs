@@ -3,7 +3,7 @@
 use super::{HostPool, Staging, cpu, shape, words, words_mut};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
-use crate::gather::{Chosen, GatherElement, Result, Support, length};
+use crate::gather::{Chosen, GatherElement, Handles, Plan, Result, Support, length};
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::gather::{
     CarryShape, FETCH_THREADS, PLACE_THREADS, StagingShape, carry, fetch, fetch_parts, place, place_bytes,
@@ -44,6 +44,19 @@ impl Home {
     }
 }
 
+/// What a step over a staging pool is made of.
+#[derive(Debug)]
+pub struct StagedStep<'a, E: GatherElement> {
+    /// What chooses and attends.
+    pub plan: &'a mut Plan<E>,
+    /// Where what is chosen is brought to.
+    pub staging: &'a mut Staging<E>,
+    /// Where all tokens are.
+    pub home: &'a mut HostPool<E>,
+    /// The step's arguments: keys and values are the staging pool's, the table is the home's.
+    pub handles: &'a Handles<E>,
+}
+
 /// Tokens of a sequence, and where they go from and to: pools as words, and its blocks in each.
 pub(super) struct Carried {
     pub from: [Global<u32>; 2],
@@ -54,6 +67,10 @@ pub(super) struct Carried {
 }
 
 impl Fetching {
+    /// The stages of a step, in order. What is chosen is fetched before another step: else that would take
+    /// for staged what is not there.
+    pub const STAGES: &[&str] = &["select", "fetch", "attend"];
+
     /// For the steps of a problem; `slots` as [`Staging::new`] has them.
     ///
     /// # Errors
@@ -88,6 +105,57 @@ impl Fetching {
     /// What is told from launch to launch: far slots, missed places, how many.
     pub(super) fn scratch_mut(&mut self) -> [&mut Buffer<u32>; 4] {
         [&mut self.at, &mut self.missed, &mut self.misses, &mut self.staged]
+    }
+
+    /// Chooses, brings what is missing, and attends. It allocates nothing, waits for nothing and can be
+    /// captured.
+    ///
+    /// With `slices` on the CPU's own path in place of the kernels, which gives the same bits.
+    ///
+    /// # Safety
+    /// As [`Plan::select_on`], and as [`fetch_on`](Self::fetch_on) of the step's home; and nothing else
+    /// touches what is written.
+    ///
+    /// # Errors
+    /// As [`place_on`](Self::place_on).
+    pub unsafe fn step_on<E: GatherElement>(
+        &mut self,
+        stream: &Stream,
+        slices: bool,
+        step: StagedStep<'_, E>,
+    ) -> Result<()> {
+        // SAFETY: this function's contract.
+        unsafe { self.stages_on(stream, slices, step, Self::STAGES.len()) }
+    }
+
+    /// The first `stages` of the step's [`STAGES`](Self::STAGES).
+    ///
+    /// # Safety
+    /// As [`step_on`](Self::step_on).
+    ///
+    /// # Errors
+    /// As [`place_on`](Self::place_on).
+    pub unsafe fn stages_on<E: GatherElement>(
+        &mut self,
+        stream: &Stream,
+        slices: bool,
+        step: StagedStep<'_, E>,
+        stages: usize,
+    ) -> Result<()> {
+        let StagedStep { plan, staging, home, handles } = step;
+        let home = Home::new(home, handles.table, handles.lengths);
+        // SAFETY: this function's contract; each stage follows what it wants.
+        unsafe {
+            plan.select_on(stream, slices, handles)?;
+            if stages > 1 {
+                self.place_on(stream, slices, staging, plan.chosen(), handles.lengths)?;
+                self.fetch_on(stream, slices, staging, plan.chosen(), home)?;
+            }
+            if stages > 2 {
+                plan.attend_over(stream, slices, handles, self.staged.global())?;
+            }
+        }
+        Ok(())
     }
 
     /// Finds or makes a slot for each block that was chosen. It allocates nothing, waits for nothing and can

@@ -23,7 +23,7 @@ pub use cache::StagedCache;
 #[cfg(test)]
 pub(super) use cases::Stepping;
 pub(super) use cases::cases;
-pub use fetching::{Fetching, Home};
+pub use fetching::{Fetching, Home, StagedStep};
 pub use host_pool::HostPool;
 pub(super) use workload::open;
 

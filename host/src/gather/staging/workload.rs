@@ -2,7 +2,7 @@
 //! of a text do, and what is missing is fetched.
 
 use super::fetching::Carried;
-use super::{Fetching, Home, HostPool, Staging};
+use super::{Fetching, HostPool, StagedStep, Staging};
 use crate::attention::StepProblem;
 use crate::attention::dense::Attended;
 use crate::gather::workload::{bounds_of, heads, promise};
@@ -144,42 +144,30 @@ impl<E: GatherElement> Staged<E> {
 
 impl<E: GatherElement> Workload for Staged<E> {
     fn stages(&self) -> &'static [&'static str] {
-        // What is claimed is fetched: else the next step would take for staged what is not there.
-        &["select", "fetch", "attend"]
+        Fetching::STAGES
     }
 
     fn enqueue(&mut self, stream: &Stream, set: usize, stages: usize) -> Result<()> {
         let Staged { input, plan, fetching, sets, home, out, .. } = self;
         let Input { queries, table, .. } = &**input;
         let Set { bounds, staging, steps } = &mut sets[set];
-        let (table, lengths) = (table.blocks().global(), table.lengths().global());
         let handles = Handles {
             queries: queries[*steps % queries.len()].global(),
             keys: staging.pool().keys().global(),
             values: staging.pool().values().global(),
             bounds: bounds.words().global(),
-            table,
-            lengths,
+            table: table.blocks().global(),
+            lengths: table.lengths().global(),
             output: out.output.global_mut(),
             lse: out.lse.global_mut(),
         };
         *steps += 1;
         let slices = input.on_slices(stream);
+        let step = StagedStep { plan, staging, home, handles: &handles };
         // SAFETY: buffers of this device, host memory on the CPU; the table checked its entries against the
         // pools and its lengths against its rows, and the host's pool has all tokens. Dropping a buffer waits
         // for the device.
-        unsafe {
-            plan.select_on(stream, slices, &handles)?;
-            if stages > 1 {
-                fetching.place_on(stream, slices, staging, plan.chosen(), lengths)?;
-                let home = Home::new(home, table, lengths);
-                fetching.fetch_on(stream, slices, staging, plan.chosen(), home)?;
-            }
-            if stages > 2 {
-                plan.attend_over(stream, slices, &handles, fetching.table().global())?;
-            }
-        }
-        Ok(())
+        Ok(unsafe { fetching.stages_on(stream, slices, step, stages) }?)
     }
 
     /// Caches take turns, and each of them asks all queries.

@@ -107,8 +107,7 @@ fn step_by<E: GatherElement>(
     };
     // SAFETY: buffers of the emulator, whose table is of this pool.
     unsafe {
-        plan.select_on(&stream, slices, &handles).expect("selected");
-        plan.attend_on(&stream, slices, &handles).expect("attended");
+        plan.step_on(&stream, slices, &handles).expect("a step");
     }
     let read = |buffer: &Buffer<u32>| buffer.to_vec().expect("read");
     let bits = |buffer: &Buffer<f32>| buffer.to_vec().expect("read").iter().map(|x| x.to_bits()).collect();

@@ -1,6 +1,6 @@
 //! The bounds on blocks' masses: what a thread block of `scan` does.
 
-use super::super::plan::SketchElement;
+use super::super::elements::SketchElement;
 use super::{GROUP, Scanning, TOKENS};
 use crate::attention::cpu::lanes::{Floats, Lanes, Order, Row, Sixteens, Tile, multiply_each};
 use crate::attention::cpu::pieces::{Memory, with_memory};

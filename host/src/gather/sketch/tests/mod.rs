@@ -6,7 +6,7 @@ mod counting;
 mod scheme;
 mod sketches;
 
-use super::plan::SketchElement;
+use super::elements::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
 use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, in_chunks};
@@ -111,11 +111,7 @@ fn step_by<E: SketchElement>(
     plan.chosen_mut().poison(&stream).expect("filled");
     plan.poison(&stream).expect("filled");
     // SAFETY: as above.
-    unsafe {
-        plan.scan_on(&stream, slices, &handles).expect("scanned again");
-        plan.attend_on(&stream, slices, &handles).expect("attended");
-        plan.settle_on(&stream, slices, &handles).expect("settled");
-    }
+    unsafe { plan.step_on(&stream, slices, &handles).expect("a step") };
     let download = |buffer: &Buffer<u32>| buffer.to_vec().expect("read");
     let bits = |buffer: &Buffer<f32>| buffer.to_vec().expect("read").iter().map(|x| x.to_bits()).collect();
     let group = batch.problem.dense().group() as usize;
