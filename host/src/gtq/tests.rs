@@ -376,6 +376,8 @@ fn attention_is_the_formulas() {
             let splits =
                 super::Plan::new(&device, sample.problem, sample.books.clone()).expect("a plan").splits();
             let (dim, heads) = (head_dim as usize, problem.q_heads as usize);
+            // Rows behind one another have a KV head's tokens in common.
+            let mut last = None;
             for row in 0..sample.problem.query_rows() {
                 let (sequence, q_head) = (row / heads / problem.query_tokens as usize, row % heads);
                 let query_token = row / heads % problem.query_tokens as usize;
@@ -386,9 +388,13 @@ fn attention_is_the_formulas() {
                     continue;
                 }
                 let head = q_head / problem.group() as usize;
-                let tokens = tokens(&sample, sequence, head, visible);
+                let of = (sequence, head, visible);
+                let (_, tokens) = match last.take().filter(|(known, _)| *known == of) {
+                    Some(known) => last.insert(known),
+                    None => last.insert((of, tokens(&sample, sequence, head, visible))),
+                };
                 let Judged { output: expected, lse: expected_lse, bound, lse_bound } =
-                    judge(&query, sample.order_of(head), &tokens, splits);
+                    judge(&query, sample.order_of(head), tokens, splits);
                 let found = &output[row * dim..][..dim];
                 let error =
                     found.iter().zip(&expected).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum::<f64>();

@@ -199,21 +199,24 @@ fn a_step_is_attention_over_what_is_stored() {
                 let dim = head_dim as usize;
                 let output = ran.output.to_vec().expect("read");
                 let turned = ran.turned.to_vec().expect("read");
-                let heads = (step.kv_heads * step.group) as usize;
-                for (row, output) in output.chunks_exact(dim).enumerate() {
-                    let (sequence, q_head) = (row / heads, row % heads);
-                    let head = q_head / step.group as usize;
-                    // `the_transformation_keeps_products` holds it against the formula.
-                    let query = wide(&turned[row * dim..][..dim]);
+                let (heads, group) = (step.kv_heads as usize, step.group as usize);
+                // Rows of a KV head, which have its keys and values in common.
+                for (pair, output) in output.chunks_exact(group * dim).enumerate() {
+                    let (sequence, head) = (pair / heads, pair % heads);
                     let length = step.lengths[sequence] as usize;
-                    let all = |kind| -> Vec<Vec<f64>> {
+                    let [stored_keys, stored_values] = [0, 1].map(|kind| -> Vec<Vec<f64>> {
                         (0..length).map(|token| ran.stored(kind, sequence, token, head)).collect()
-                    };
-                    let steps = length.div_ceil(TILE);
-                    let (exact, bound) = oracle::attend(&query, &all(0), &all(1), steps, keys.whole_keys());
-                    for (found, exact) in output.iter().zip(exact) {
-                        let far = (f64::from(*found) - exact).abs();
-                        assert!(far <= bound, "row {row}: {found} for {exact}, {bound} is allowed");
+                    });
+                    for (row, output) in (pair * group..).zip(output.chunks_exact(dim)) {
+                        // `the_transformation_keeps_products` holds it against the formula.
+                        let query = wide(&turned[row * dim..][..dim]);
+                        let steps = length.div_ceil(TILE);
+                        let (exact, bound) =
+                            oracle::attend(&query, &stored_keys, &stored_values, steps, keys.whole_keys());
+                        for (found, exact) in output.iter().zip(exact) {
+                            let far = (f64::from(*found) - exact).abs();
+                            assert!(far <= bound, "row {row}: {found} for {exact}, {bound} is allowed");
+                        }
                     }
                 }
             }
