@@ -1,7 +1,7 @@
 //! The lint's rule of loops that nothing leaves: what LLVM makes of a wait for a word that it may read once.
 //!
-//! `while flag.load(0) == 0 {}` reads the word by a plain load. Nothing says that another thread writes it, so
-//! LLVM reads it once ahead of the loop, whose body is then a jump to itself.
+//! `while flag.load(0) == 0 {}` reads the word by a plain load. Nothing says that another thread writes it,
+//! so LLVM reads it once ahead of the loop, whose body is then a jump to itself.
 
 use crate::ptx::{Module, Statement};
 use std::collections::{BTreeSet, HashMap};
