@@ -23,27 +23,6 @@ fn wrapping_index(x: Global<u32>, y: GlobalMut<u32>, bug: u32) {
     y.store(at as usize, x.load(t as usize));
 }
 
-/// Without `#[simt::device]` its caller's line is not known.
-#[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn meet() {
-    thread::sync_threads();
-}
-
-#[kernel]
-fn helper_last_in_both_arms(y: GlobalMut<u32>, bug: u32) {
-    // Where the CPU's code is optimised the two calls are one: nothing follows them that differs. All
-    // profiles of the workspace optimise; without that the race check finds it.
-    let t = thread::thread_idx_x();
-    if bug == 0 || t.is_multiple_of(2) {
-        y.store(t as usize, 1);
-        meet();
-    } else {
-        y.store(t as usize, 2);
-        meet();
-    }
-}
-
 #[cfg(not(target_arch = "nvptx64"))]
 const PATHS: &str = "only paths that this input takes are run";
 
@@ -58,11 +37,5 @@ cases! { "missed";
             let (x, mut y) = ([1; 64], [0; 64]);
             on.go(wrapping_index::kernel(), LaunchShape::new(1, 64),
                 wrapping_index::Args { x: on.read(&x)?, y: on.write(&mut y)?, bug })
-        };
-    helper_last_in_both_arms: "a barrier in a helper, last in both arms",
-        Found::Missed("the CPU's compiler makes one call of two"), |bug, on| {
-            let mut y = [0; 64];
-            on.go(helper_last_in_both_arms::kernel(), LaunchShape::new(1, 64),
-                helper_last_in_both_arms::Args { y: on.write(&mut y)?, bug })
         };
 }

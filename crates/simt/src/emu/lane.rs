@@ -326,6 +326,11 @@ pub(crate) fn named_barrier(id: u32, threads: u32, waits: bool) {
 pub(super) fn warp_call(call: WarpCall) -> u64 {
     let place = Location::caller();
     let lane = with_lane(|lane| lane.lane());
+    let mut call = call;
+    let is_masked = !matches!(call.op, WarpOp::Matrix(_)) && call.mask.count_ones() > 1;
+    if is_masked && breaks(Change::MaskBit, place) {
+        call.mask &= !(1 << (31 - call.mask.leading_zeros()));
+    }
     if call.mask >> lane & 1 == 0 {
         raise(place, FaultKind::LaneNotInMask { mask: call.mask, lane });
     }
@@ -376,7 +381,12 @@ pub(crate) fn fence(scope: FenceScope) {
         return;
     }
     let narrowed = scope != FenceScope::Block && breaks(Change::BlockFence, place);
-    let scope = if narrowed { FenceScope::Block } else { scope };
+    let relaxed = scope == FenceScope::Full && breaks(Change::RelaxedFence, place);
+    let scope = match (narrowed, relaxed) {
+        (true, _) => FenceScope::Block,
+        (false, true) => FenceScope::Device,
+        (false, false) => scope,
+    };
     let parks = with_lane(|lane| {
         if let Some(races) = &lane.block().races {
             races.borrow_mut().fence(lane, scope);

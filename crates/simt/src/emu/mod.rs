@@ -65,6 +65,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 #[doc(hidden)]
+pub use calls::mark;
+#[doc(hidden)]
 pub use fault::interned;
 pub use fault::{
     Endless, Excess, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor,
