@@ -27,9 +27,9 @@ GPU the emulator still checks every access, and small shapes for races.
 --sanitize is for running under NVIDIA's compute-sanitizer, which is slow: small shapes, and in place of \
 the emulator a second run on the GPU (but for the few cases that are checked for races).
 
---orders N is for the emulator alone: every check it has, and each launch in N orders more, reversed and by \
-seeds. Results that depend on the order, and values that atomics may see late, show there. With --golden the \
-digests of all outputs are compared with those of a folder, so that bits change only when somebody means it: \
+--orders N is for the emulator alone: every check it has, and each launch in N + 2 orders, ascending, reversed and \
+by the seeds 1 to N; with 0 in the first alone. Results that depend on the order, and values that atomics may see \
+late, show there. With --golden the digests of all outputs are compared with those of a folder, so that bits change only when somebody means it: \
 --write-golden writes them.
 
 --emulate TARGET has the emulator be another GPU: its tensor cores add f16 and bf16 products in their own way, and a \
@@ -47,7 +47,7 @@ Examples:
   ferrokv check --full --json check.json           over 10^9 outputs
   ferrokv check --system int8 --filter fused_f16
   ferrokv check --codegen llvm,nvvm                the bits of two code generators
-  ferrokv check --orders 16 --system gather        the emulator alone, each launch 17 times
+  ferrokv check --orders 16 --system gather        the emulator alone, each launch 18 times
   ferrokv check --emulate sm_86 --orders 0         what a GPU with less shared memory cannot launch
   ferrokv check --orders 0 --golden host/golden    are small cases' bits those of this version?
   compute-sanitizer --tool racecheck ferrokv check --sanitize";
@@ -74,7 +74,7 @@ pub struct Arguments {
     /// Small shapes, twice on the GPU: for compute-sanitizer.
     #[arg(long)]
     sanitize: bool,
-    /// Small shapes on the emulator alone, with every check, each launch in so many orders more.
+    /// Small shapes on the emulator alone, with every check; each launch also reversed and by so many seeds.
     #[arg(long, value_name = "N", conflicts_with_all = ["full", "huge", "sanitize", "codegen"])]
     orders: Option<u32>,
     /// Compare the digests of all outputs with those in this folder.
@@ -223,6 +223,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let mut found = match arguments.orders {
         Some(orders) => {
+            // The reversed order is the first one more.
+            let orders = if orders == 0 { 0 } else { orders.saturating_add(1) };
             let options = EmuOptions { orders, target: arguments.emulate, ..EmuOptions::thorough() };
             check::run_emulated(&cases, options, &step)
         }

@@ -48,6 +48,60 @@ fn inlined_in_both_arms(y: GlobalMut<u32>, bug: u32) {
     }
 }
 
+#[kernel]
+fn helper_last_in_both_arms(y: GlobalMut<u32>, bug: u32) {
+    // Nothing that differs follows the two calls: a compiler might make one of them.
+    let t = thread::thread_idx_x();
+    if bug == 0 || t.is_multiple_of(2) {
+        y.store(t as usize, 1);
+        meet(); // BUG: odd lanes are at the other one, which is last, too
+    } else {
+        y.store(t as usize, 2);
+        meet();
+    }
+}
+
+#[kernel]
+fn helper_first_in_both_arms(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if bug == 0 || t.is_multiple_of(2) {
+        meet(); // BUG: odd lanes are at the other one, which is first, too
+        y.store(t as usize, 1);
+    } else {
+        meet();
+        y.store(t as usize, 2);
+    }
+}
+
+#[kernel]
+fn helper_ahead_of_a_return(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if bug == 1 && t.is_multiple_of(2) {
+        y.store(t as usize, 1);
+        meet(); // BUG: odd lanes are at the one at the end
+        return;
+    }
+    y.store(t as usize, 1);
+    meet();
+}
+
+#[simt::device]
+fn write_and_meet(y: GlobalMut<u32>, t: u32, even: bool) {
+    if even {
+        y.store(t as usize, 1);
+        meet(); // BUG: odd lanes are at the other one of this function
+    } else {
+        y.store(t as usize, 2);
+        meet();
+    }
+}
+
+#[kernel]
+fn arms_of_a_device_function(y: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    write_and_meet(y, t, bug == 0 || t.is_multiple_of(2));
+}
+
 #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn meet_later() {
@@ -239,6 +293,18 @@ cases! { "convergence";
     helper_at_two_depths: "a helper with a barrier, in one arm by another helper",
         Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at another one, farther in", (0, 0)),
         |bug, on| four_warps!(helper_at_two_depths, on, bug);
+    helper_last_in_both_arms: "a barrier in a helper, last in both arms",
+        Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at the other one, which is last, too", (0, 0)),
+        |bug, on| four_warps!(helper_last_in_both_arms, on, bug);
+    helper_first_in_both_arms: "a barrier in a helper, first in both arms",
+        Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at the other one, which is first, too", (0, 0)),
+        |bug, on| four_warps!(helper_first_in_both_arms, on, bug);
+    helper_ahead_of_a_return: "a barrier in a helper, ahead of an early return and at the end",
+        Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at the one at the end", (0, 0)),
+        |bug, on| four_warps!(helper_ahead_of_a_return, on, bug);
+    arms_of_a_device_function: "a barrier in a helper, last in both arms of a device function",
+        Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at the other one of this function", (0, 0)),
+        |bug, on| four_warps!(arms_of_a_device_function, on, bug);
     product_in_both_arms: "a helper with a matrix product, in both arms",
         Found::In(Mode::Races, "LaneMissing", "half of the lanes are at the other product", (0, 0)),
         |bug, on| four_warps!(product_in_both_arms, on, bug);

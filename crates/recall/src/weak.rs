@@ -217,6 +217,133 @@ fn a_store_is_no_look(x: GlobalMut<u32>, y: GlobalMut<u32>, bug: u32) {
     }
 }
 
+/// Says in `x[2]` whether both blocks have seen something, which no order of their steps brings about. Each
+/// notes that in `x[3 + block]`; the last one looks at both notes and clears them, as one note alone depends
+/// on the order.
+#[inline(always)]
+fn noted(x: GlobalMut<u32>, seen: bool) {
+    x.atomic_store(3 + thread::block_idx_x() as usize, seen as u32);
+    if last(x) {
+        if x.atomic_load(3) == 1 && x.atomic_load(4) == 1 {
+            x.atomic_max(2, 1); // BUG: both saw what the other set later
+        }
+        x.atomic_store(3, 0);
+        x.atomic_store(4, 0);
+    }
+}
+
+/// Whether the block is the second one here. It then knows all that the first did.
+#[inline(always)]
+fn last(x: GlobalMut<u32>) -> bool {
+    thread::device_fence();
+    let last = x.atomic_add(5, 1) == 1;
+    thread::device_fence();
+    last
+}
+
+#[kernel]
+fn load_buffering(x: GlobalMut<u32>, bug: u32) {
+    // Each looks at the other's word, then sets its own: load buffering. Both may see what the other set.
+    let own = thread::block_idx_x() as usize;
+    let seen = x.atomic_load(1 - own);
+    if bug == 0 {
+        thread::device_fence();
+    }
+    x.atomic_store(own, 1);
+    noted(x, seen == 1);
+}
+
+#[kernel]
+fn two_words_set_by_two(x: GlobalMut<u32>, bug: u32) {
+    // Each sets its own word first, the other's behind it: the litmus test 2+2W. Both first ones may stay.
+    let own = thread::block_idx_x() as usize;
+    x.atomic_store(own, 1);
+    if bug == 0 {
+        thread::device_fence_sc();
+    }
+    x.atomic_store(1 - own, 2);
+    if last(x) {
+        if x.atomic_load(0) == 1 && x.atomic_load(1) == 1 {
+            x.atomic_max(2, 1); // BUG: both first ones stayed
+        }
+        x.atomic_store(0, 0);
+        x.atomic_store(1, 0);
+    }
+}
+
+#[kernel]
+fn message_set_again(x: GlobalMut<u32>, bug: u32) {
+    // Block 0 sets a word and a flag; block 1 waits for the flag and sets the word again: the litmus test S.
+    // The first value may stay.
+    let (word, flag) = (0, 1);
+    if thread::block_idx_x() == 0 {
+        x.atomic_store(word, 2);
+        if bug == 0 {
+            thread::device_fence();
+        }
+        x.atomic_store(flag, 1);
+    } else {
+        while x.atomic_load(flag) == 0 {}
+        if bug == 0 {
+            thread::device_fence();
+        }
+        x.atomic_store(word, 1);
+    }
+    if last(x) {
+        if x.atomic_load(word) == 2 {
+            x.atomic_max(2, 1); // BUG: the first value stayed
+        }
+        x.atomic_store(word, 0);
+    }
+}
+
+#[kernel]
+fn out_of_thin_air(x: GlobalMut<u32>) {
+    // Each sets its own word to what it sees of the other's: nothing but what was there at first.
+    let own = thread::block_idx_x() as usize;
+    let seen = x.atomic_load(1 - own);
+    x.atomic_store(own, seen);
+    noted(x, seen == 1);
+}
+
+#[kernel]
+fn out_of_a_branch(x: GlobalMut<u32>) {
+    // The same by branches: block 1 sets its word only if block 0 says that it has seen it set.
+    if thread::block_idx_x() == 0 {
+        let seen = x.atomic_load(1);
+        x.atomic_store(0, 1 + seen);
+    } else if x.atomic_load(0) == 2 {
+        x.atomic_store(1, 1);
+        x.atomic_max(2, 1);
+    }
+    if last(x) {
+        x.atomic_and(0, 0);
+    }
+}
+
+#[kernel]
+fn no_update_is_lost(x: GlobalMut<u32>, y: GlobalMut<u32>) {
+    // Block 0 starts a count again while others count: of what they find in it none but 0 comes twice.
+    if thread::block_idx_x() == 0 {
+        x.atomic_store(0, 100);
+    } else {
+        for _ in 0..3 {
+            let found = x.atomic_add(0, 1) as usize;
+            if y.atomic_add(found, 1) != 0 {
+                x.atomic_exchange(1, 1);
+            }
+        }
+    }
+    thread::device_fence();
+    if x.atomic_add(2, 1) + 1 == thread::grid_dim_x() {
+        thread::device_fence();
+        x.atomic_exchange(0, 0);
+        for at in 0..y.len() {
+            y.atomic_exchange(at, 0);
+        }
+    }
+}
+
 #[cfg(not(target_arch = "nvptx64"))]
 const SEEDS: Mode = Mode::Thorough;
 
@@ -228,6 +355,21 @@ fn in_many_orders(on: &Machine, run: impl Fn(&Machine) -> Result<()>) -> Result<
     (1..200).map(Schedule::Seeded).try_for_each(|schedule| {
         run(&Machine::Emulator(EmuOptions { race_check: true, orders: 0, schedule, ..*options }))
     })
+}
+
+/// Two blocks of one thread; `x[2]` is 0 unless something is seen that no order of steps brings about.
+#[cfg(not(target_arch = "nvptx64"))]
+macro_rules! two_threads {
+    ($kernel:ident, $on:ident, $bug:ident) => {{
+        let run = |on: &Machine| {
+            let mut x = [0; 6];
+            let args = $kernel::Args { x: on.write(&mut x)?, bug: $bug };
+            on.go($kernel::kernel(), LaunchShape::new(2, 1), args)?;
+            assert!($bug == 1 || x[2] == 0, "the fences bring about no order");
+            Ok(())
+        };
+        if $bug == 0 { in_many_orders($on, run) } else { run($on) }
+    }};
 }
 
 cases! { "weak";
@@ -305,6 +447,42 @@ cases! { "weak";
             let args = told_of_full_fences::Args { x: on.write(&mut x)? };
             on.go(told_of_full_fences::kernel(), LaunchShape::new(3, 1), args)?;
             assert_eq!(x[6], 0, "the fences had no one order");
+            Ok(())
+        })
+    };
+    load_buffering: "load buffering: two threads that look, then set",
+        Found::In(SEEDS, "OrderDependence", "both saw what the other set later", (0, 0)),
+        |bug, on| two_threads!(load_buffering, on, bug);
+    two_words_set_by_two: "2+2W: two words that two threads set, no fence",
+        Found::In(SEEDS, "OrderDependence", "both first ones stayed", (0, 0)),
+        |bug, on| two_threads!(two_words_set_by_two, on, bug);
+    message_set_again: "S: a word that is set again behind its flag, no fence",
+        Found::In(SEEDS, "OrderDependence", "the first value stayed", (1, 0)),
+        |bug, on| two_threads!(message_set_again, on, bug);
+    out_of_thin_air: "two threads that set what they see", Found::Legal, |_, on| {
+        in_many_orders(on, |on| {
+            let mut x = [0; 6];
+            let args = out_of_thin_air::Args { x: on.write(&mut x)? };
+            on.go(out_of_thin_air::kernel(), LaunchShape::new(2, 1), args)?;
+            assert_eq!(x[..3], [0; 3], "a value that nobody set");
+            Ok(())
+        })
+    };
+    out_of_a_branch: "a thread that sets a word if another has seen it set", Found::Legal, |_, on| {
+        in_many_orders(on, |on| {
+            let mut x = [0; 6];
+            let args = out_of_a_branch::Args { x: on.write(&mut x)? };
+            on.go(out_of_a_branch::kernel(), LaunchShape::new(2, 1), args)?;
+            assert_eq!(x[1..3], [0; 2], "a value that nobody set");
+            Ok(())
+        })
+    };
+    no_update_is_lost: "a count that is started again while others count", Found::Legal, |_, on| {
+        in_many_orders(on, |on| {
+            let (mut x, mut y) = ([0; 3], [0; 128]);
+            let args = no_update_is_lost::Args { x: on.write(&mut x)?, y: on.write(&mut y)? };
+            on.go(no_update_is_lost::kernel(), LaunchShape::new(5, 1), args)?;
+            assert_eq!(x[1], 0, "two updates found one value");
             Ok(())
         })
     };

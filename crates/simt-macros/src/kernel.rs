@@ -275,11 +275,14 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         listed.collect::<Vec<_>>().join(", ")
     );
     let doc = format!("Handles to the instances of the kernel [`{name}`](fn@{name}), and their arguments.");
-    Ok(quote! {
+    let function = crate::arms::on_both_sides(quote! {
         // An entry is its kernel: a call would pass parameters through memory.
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
         // Handles are parameters of their own: in a struct they would lose their state space.
         #[allow(clippy::too_many_arguments)]
+        #function
+    });
+    Ok(quote! {
         #function
 
         #(#entries)*

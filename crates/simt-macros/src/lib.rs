@@ -1,6 +1,7 @@
 //! The attributes and the unroll macro of `simt`; use them as `simt::kernel`, `simt::test`, `simt::unroll`.
 
 mod args;
+mod arms;
 mod kernel;
 mod message;
 mod print;
@@ -71,11 +72,11 @@ pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
     let item = stop::with_names(item.into());
-    quote::quote! {
+    arms::on_both_sides(quote::quote! {
         #[inline(always)]
         #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
         #item
-    }
+    })
     .into()
 }
 

@@ -5,7 +5,7 @@ use simt_mutate::{Error, Outcome, Report, Search};
 use std::path::PathBuf;
 
 mod subject {
-    use simt::emu::{self, EmuOptions};
+    use simt::emu::{self, EmuOptions, Schedule};
     use simt::{Global, GlobalMut, LaunchShape, Shared, SharedPlan, async_copy, kernel, thread, warp};
 
     const fn tile() -> Shared<u32> {
@@ -39,6 +39,25 @@ mod subject {
         async_copy::wait::<0>();
         thread::sync_threads();
         y.store(t as usize, tile().load(t));
+    }
+
+    /// Each block says that it is there and looks for the other; at most one may enter.
+    #[kernel]
+    fn one_enters(x: GlobalMut<u32>) {
+        let own = thread::block_idx_x() as usize;
+        x.atomic_store(own, 1);
+        thread::device_fence_sc();
+        if x.atomic_load(1 - own) == 0 {
+            x.atomic_add(2, 1);
+        }
+    }
+
+    /// The sum of a warp, in all its lanes.
+    #[kernel]
+    fn sums(y: GlobalMut<u32>) {
+        let t = thread::thread_idx_x();
+        let half = t + warp::warp_shuffle_xor(warp::FULL_MASK, t, 16, 32);
+        y.store(t as usize, half);
     }
 
     fn input() -> Vec<u32> {
@@ -90,6 +109,32 @@ mod subject {
             emu::launch(&copied::kernel(), shape, args, &EmuOptions::default()).expect("no fault");
         }
         assert!((0..64).all(|i| y[i] == if i % 4 == 0 { i as u32 / 4 + 1 } else { 0 }));
+    }
+
+    #[test]
+    fn enters() {
+        for schedule in (0..40).map(Schedule::Seeded) {
+            let mut x = [0; 3];
+            let options = EmuOptions { race_check: true, schedule, ..EmuOptions::default() };
+            // SAFETY: the array lives until the launch is over.
+            unsafe {
+                let args = one_enters::Args { x: GlobalMut::from_raw(x.as_mut_ptr() as u64, 3) };
+                emu::launch(&one_enters::kernel(), LaunchShape::new(2, 1), args, &options).expect("no fault");
+            }
+            assert!(x[2] < 2, "both entered");
+        }
+    }
+
+    #[test]
+    fn shuffles() {
+        let mut y = [0; 32];
+        // SAFETY: as above.
+        unsafe {
+            let args = sums::Args { y: GlobalMut::from_raw(y.as_mut_ptr() as u64, 32) };
+            let options = EmuOptions::default();
+            emu::launch(&sums::kernel(), LaunchShape::new(1, 32), args, &options).expect("no fault");
+        }
+        assert_eq!(y[3], 22);
     }
 
     #[test]
@@ -146,13 +191,24 @@ fn a_wait_too_few_is_seen() {
 }
 
 #[test]
+fn fences_and_masks_are_broken() {
+    let fences = found("enters");
+    assert_eq!(outcomes(&fences, "relaxed-fence@"), [Outcome::Seen]);
+    assert_eq!(outcomes(&fences, "block-fence@"), [Outcome::Seen]);
+    assert_eq!(outcomes(&found("shuffles"), "mask-bit@"), [Outcome::Seen]);
+    // A vote has a mask as well; a barrier has none.
+    assert_eq!(outcomes(&found("well"), "mask-bit@"), [Outcome::Seen]);
+    assert!(outcomes(&found("well"), "relaxed-fence@").is_empty());
+}
+
+#[test]
 fn tests_that_reach_no_kernel_or_fail_are_told_apart() {
     let Err(Error::NoTest { count, .. }) = search("without_kernels").run(&|_, _, _| {}) else {
         panic!("no kernel is reached")
     };
     assert_eq!(count, 1);
     let all = search("").run(&|_, _, _| {}).expect("a report");
-    assert_eq!((all.tests, all.failing), (3, vec!["subject::fails".to_string()]));
+    assert_eq!((all.tests, all.failing), (5, vec!["subject::fails".to_string()]));
     // What one test sees is seen, whoever else does not.
     assert_eq!(all.mutants.iter().filter(|mutant| mutant.outcome == Outcome::Unseen).count(), 2);
 }

@@ -5,6 +5,8 @@ use super::collective;
 use super::fault::{Fault, FaultKind, Place, Space};
 use super::fixed::Fixed;
 use super::lane::{Lane, State};
+use super::late::Late;
+use super::lodging::Lodging;
 use super::mbarrier::Mbarriers;
 use super::mutation::{self, Change};
 use super::named::{BARRIERS, Named};
@@ -21,7 +23,7 @@ use crate::print::Sink;
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use workers::Worker;
 
 /// What the threads of one block share.
@@ -110,6 +112,8 @@ pub(super) struct Setting<'a> {
     pub(super) mutated: bool,
     /// Who gets what they print, if anybody.
     pub(super) sink: Option<Sink>,
+    /// What is known of loads that take effect late, if any may.
+    pub(super) late: Option<Arc<Mutex<Late>>>,
 }
 
 /// What came of a block's turn.
@@ -141,11 +145,19 @@ pub(super) struct Runner<'a> {
     overflowed: bool,
     body: &'a (dyn Fn() + Sync),
     stack_bytes: usize,
+    /// Whose stacks its threads run on, if they have none of their own.
+    lodging: Option<Rc<Lodging>>,
+}
+
+impl Drop for Runner<'_> {
+    fn drop(&mut self) {
+        self.unwind();
+    }
 }
 
 impl<'a> Runner<'a> {
     pub(super) fn new(setting: &Setting<'a>, races: Option<&Rc<RefCell<GridRaces>>>) -> Self {
-        let Setting { info, shape, body, options, schedule, tracked, watchpoint, mutated, sink } =
+        let Setting { info, shape, body, options, schedule, tracked, watchpoint, mutated, sink, late: _ } =
             setting.clone();
         trap::watch();
         let threads = shape.block.count().min(MAX_BLOCK_THREADS) as u32;
@@ -195,11 +207,13 @@ impl<'a> Runner<'a> {
             overflowed: false,
             body,
             stack_bytes,
+            lodging: None,
         }
     }
 
-    /// Begins block number `number` of the grid.
-    pub(super) fn enter(&mut self, number: u64) {
+    /// Begins block number `number` of the grid, on stacks of its own or as a guest.
+    pub(super) fn enter(&mut self, number: u64, lodging: Option<Rc<Lodging>>) {
+        self.lodging = lodging;
         self.block.number.set(number);
         self.block.index.set(self.block.shape.grid.at(number));
         self.block.next.set(0);
@@ -220,6 +234,11 @@ impl<'a> Runner<'a> {
         self.block.number.get()
     }
 
+    /// Whether it has no stacks of its own.
+    pub(super) fn is_guest(&self) -> bool {
+        self.lodging.is_some()
+    }
+
     /// Lets the block's threads run until some give way and nothing else can move, or the block is done.
     pub(super) fn turn(&mut self) -> Result<Turn, Box<Fault>> {
         self.quiet = !self.block.changed.replace(false);
@@ -230,8 +249,7 @@ impl<'a> Runner<'a> {
                 races.borrow_mut().leave_block(self.block.number.get());
             }
             // After a fault, parked threads are unwound here, while their stacks and lanes still exist.
-            self.workers.clear();
-            self.vacant.clear();
+            self.unwind();
         }
         self.block.lines.hand_over();
         result

@@ -7,17 +7,28 @@
 
 use super::block::{Runner, Setting, Turn};
 use super::fault::{Endless, Fault, FaultKind, Space, Wait, WaitFor};
+use super::lodging::Lodging;
 use super::options::{Dice, Schedule};
 use super::race::GridRaces;
+use super::stack;
 use crate::kernel::{KernelInfo, LaunchShape};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How many threads may be parked in blocks that wait for others: their stacks take memory. A GPU, too, runs
-/// only so many blocks at once.
-const RESIDENT_THREADS: u64 = 16 * 1024;
+/// How many threads may be parked in blocks that wait for others: as many as the largest GPU holds at once,
+/// 2,048 on each of 160 multiprocessors.
+const RESIDENT_THREADS: u64 = 160 * 2048;
+
+/// So many of them have stacks of their own. The others are guests on one set of stacks.
+const OWN_STACKS: u64 = 16 * 1024;
+
+/// Where more blocks than this are set aside, they get turns after several new ones each.
+const FEW_ASIDE: usize = 64;
+
+/// A wait that has changed nothing for so many rounds is a long one.
+const LONG_QUIET: u64 = 64;
 
 /// Turns in which nothing changes, until a block is set aside.
 const SHORT_WAIT: u32 = 4;
@@ -53,6 +64,8 @@ pub(super) struct Grid<'a> {
     /// timing.
     lowest_failed: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
+    /// Blocks that are under way.
+    resident: AtomicU64,
     /// Counts turns in which something changed.
     changes: AtomicU64,
     /// Cores that have begun, and those of them that have not ended.
@@ -80,6 +93,7 @@ impl<'a> Grid<'a> {
             next: AtomicU64::new(0),
             lowest_failed: AtomicU64::new(u64::MAX),
             fault: Mutex::new(None),
+            resident: AtomicU64::new(0),
             changes: AtomicU64::new(0),
             begun: AtomicUsize::new(0),
             working: AtomicUsize::new(0),
@@ -113,12 +127,16 @@ impl<'a> Grid<'a> {
         self.begun.fetch_add(1, Ordering::SeqCst);
         self.working.fetch_add(1, Ordering::SeqCst);
         let _ended = Ended(self);
-        let races = self.setting.options.race_check.then(|| Rc::new(RefCell::new(GridRaces::default())));
+        let races = || Rc::new(RefCell::new(GridRaces::new(self.setting.late.clone())));
+        let races = self.setting.options.race_check.then(races);
         let mut core = Core {
             grid: self,
             races,
             aside: Vec::new(),
             spare: Vec::new(),
+            lodging: Lodging::new(self.setting.options.stack_bytes),
+            started: 0,
+            rounds: 0,
             share: 0..0,
             quiet: 0,
             idle_looks: 0,
@@ -130,9 +148,15 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// How many blocks one core may have set aside.
-    fn room(&self) -> usize {
-        (RESIDENT_THREADS / self.setting.shape.block.count() / self.cores).max(2) as usize
+    /// How many blocks may be under way, on all cores.
+    fn room(&self) -> u64 {
+        let threads = if stack::CAN_BE_SHARED { RESIDENT_THREADS } else { OWN_STACKS };
+        (threads / self.setting.shape.block.count()).max(2 * self.cores)
+    }
+
+    /// How many of them have stacks of their own, on one core.
+    fn own_stacks(&self) -> usize {
+        (OWN_STACKS / self.setting.shape.block.count() / self.cores).max(2) as usize
     }
 
     fn fail(&self, number: u64, fault: Fault) {
@@ -209,6 +233,11 @@ struct Core<'g, 'a> {
     aside: Vec<Runner<'a>>,
     /// Runners that have no block.
     spare: Vec<Runner<'a>>,
+    /// The stacks of those that have none of their own.
+    lodging: Rc<Lodging>,
+    /// How many blocks have started since those set aside got their turns.
+    started: usize,
+    rounds: u64,
     /// Blocks that this core has taken and not started.
     share: std::ops::Range<u64>,
     /// Turns in a row in which nothing changed, here or elsewhere.
@@ -236,14 +265,32 @@ impl<'a> Core<'_, 'a> {
     fn enter(&mut self, number: u64) -> Runner<'a> {
         let mut runner =
             self.spare.pop().unwrap_or_else(|| Runner::new(&self.grid.setting, self.races.as_ref()));
-        runner.enter(number);
+        self.grid.resident.fetch_add(1, Ordering::SeqCst);
+        let is_guest = stack::CAN_BE_SHARED && self.aside.len() >= self.grid.own_stacks();
+        runner.enter(number, is_guest.then(|| self.lodging.clone()));
         runner
+    }
+
+    /// Whether another block may start.
+    fn has_room(&self) -> bool {
+        self.aside.len() < 2 || self.grid.resident.load(Ordering::SeqCst) < self.grid.room()
+    }
+
+    fn fails(&self, runner: &Runner<'_>, fault: Fault) {
+        self.grid.resident.fetch_sub(1, Ordering::SeqCst);
+        self.grid.fail(runner.number(), fault);
+    }
+
+    /// A block is done: another one may be run in its place.
+    fn leaves(&mut self, runner: Runner<'a>) {
+        self.grid.resident.fetch_sub(1, Ordering::SeqCst);
+        self.spare.push(runner);
     }
 
     /// Blocks one after another; those that wait get a turn after each.
     fn run_in_turn(&mut self) {
         while !self.grid.over.load(Ordering::SeqCst) {
-            let number = if self.aside.len() < self.grid.room() { self.next_block() } else { None };
+            let number = if self.has_room() { self.next_block() } else { None };
             match number {
                 Some(number) => {
                     let runner = self.enter(number);
@@ -252,7 +299,10 @@ impl<'a> Core<'_, 'a> {
                 None if self.aside.is_empty() => return,
                 None => {}
             }
-            if !self.aside.is_empty() {
+            self.started += 1;
+            let due = number.is_none() || self.started >= self.aside.len() / FEW_ASIDE;
+            if due && !self.aside.is_empty() {
+                self.started = 0;
                 self.round(number.is_some());
             }
         }
@@ -263,7 +313,7 @@ impl<'a> Core<'_, 'a> {
         let (mut quiet, mut turns) = (0, 0);
         loop {
             match runner.turn() {
-                Ok(Turn::Done) => return self.spare.push(runner),
+                Ok(Turn::Done) => return self.leaves(runner),
                 Ok(Turn::Ran { changed, idle_looks }) => {
                     self.count_looks(changed, idle_looks);
                     quiet = if changed { 0 } else { quiet + 1 };
@@ -272,7 +322,7 @@ impl<'a> Core<'_, 'a> {
                         return self.aside.push(runner);
                     }
                 }
-                Err(fault) => return self.grid.fail(runner.number(), *fault),
+                Err(fault) => return self.fails(&runner, *fault),
             }
         }
     }
@@ -280,15 +330,28 @@ impl<'a> Core<'_, 'a> {
     /// A turn for each block that was set aside.
     fn round(&mut self, mut changed: bool) {
         let lowest_failed = self.grid.lowest_failed.load(Ordering::SeqCst);
+        // Guests take long to come in: while others start, and in a long wait, they look less often.
+        self.rounds += 1;
+        let often = match (self.quiet < LONG_QUIET, changed) {
+            (true, false) => 1,
+            (true, true) => 8,
+            (false, _) => 8 * (1 + self.aside.len() / self.grid.own_stacks()) as u64,
+        };
+        let all = self.rounds.is_multiple_of(often);
         for mut runner in std::mem::take(&mut self.aside) {
             if self.grid.cores > 1 && runner.number() > lowest_failed {
                 changed = true;
+                self.grid.resident.fetch_sub(1, Ordering::SeqCst);
+                continue;
+            }
+            if !all && runner.is_guest() {
+                self.aside.push(runner);
                 continue;
             }
             match runner.turn() {
                 Ok(Turn::Done) => {
                     changed = true;
-                    self.spare.push(runner);
+                    self.leaves(runner);
                 }
                 Ok(Turn::Ran { changed: did, idle_looks }) => {
                     changed |= did;
@@ -297,7 +360,7 @@ impl<'a> Core<'_, 'a> {
                 }
                 Err(fault) => {
                     changed = true;
-                    self.grid.fail(runner.number(), *fault);
+                    self.fails(&runner, *fault);
                 }
             }
         }
@@ -375,7 +438,8 @@ impl<'a> Core<'_, 'a> {
 
     /// Several blocks at once, as the dice have it.
     fn mix(&mut self, mut dice: Dice) {
-        let mut width = (1 + dice.below(8)).min(self.grid.room());
+        let room = self.grid.room() as usize;
+        let mut width = (1 + dice.below(8)).min(room);
         while !self.grid.over.load(Ordering::SeqCst) {
             while self.aside.len() < width
                 && let Some(number) = self.next_block()
@@ -390,7 +454,7 @@ impl<'a> Core<'_, 'a> {
             let changed = match self.aside[at].turn() {
                 Ok(Turn::Done) => {
                     let done = self.aside.swap_remove(at);
-                    self.spare.push(done);
+                    self.leaves(done);
                     self.idle_looks = 0;
                     true
                 }
@@ -400,15 +464,15 @@ impl<'a> Core<'_, 'a> {
                 }
                 Err(fault) => {
                     let failed = self.aside.swap_remove(at);
-                    self.grid.fail(failed.number(), *fault);
+                    self.fails(&failed, *fault);
                     true
                 }
             };
             let often = self.aside.len() as u64;
             self.count_round(changed, often.max(1));
-            if self.quiet > 64 * often && width < self.grid.room() {
+            if self.quiet > 64 * often && width < room {
                 // They may wait for one that has not started.
-                width += 1;
+                width = (width + 1 + width / 8).min(room);
             }
         }
         self.give_up();
@@ -416,83 +480,4 @@ impl<'a> Core<'_, 'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::emu::EmuOptions;
-
-    static INFO: KernelInfo = KernelInfo {
-        name: "none",
-        module: "",
-        file: "",
-        line: 0,
-        max_threads: 1024,
-        overlaps: false,
-        waits_late: false,
-        min_sm: 0,
-    };
-
-    fn setting(shape: LaunchShape, schedule: Schedule, race_check: bool) -> Setting<'static> {
-        let options = EmuOptions { race_check, ..EmuOptions::default() };
-        Setting {
-            info: &INFO,
-            shape,
-            body: &|| {},
-            options,
-            schedule,
-            tracked: None,
-            watchpoint: None,
-            mutated: false,
-            sink: None,
-        }
-    }
-
-    #[test]
-    fn small_grids_are_shared_among_all_cores() {
-        let all = rayon::current_num_threads() as u64;
-        let cores = |grid, block, schedule, race_check| {
-            let grid = Grid::new(setting(LaunchShape::new(grid, block), schedule, race_check));
-            assert!(grid.share * grid.cores <= grid.blocks, "each core has some");
-            grid.cores
-        };
-        assert_eq!(cores(64, 32, Schedule::Parallel, false), all.min(64));
-        assert_eq!(cores(2, 512, Schedule::Parallel, false), all.min(2));
-        assert_eq!(cores(4, 32, Schedule::Parallel, false), 1);
-        assert_eq!(cores(64, 32, Schedule::Parallel, true), 1);
-        assert_eq!(cores(64, 32, Schedule::Reversed, false), 1);
-    }
-
-    #[test]
-    fn every_order_has_each_block_once() {
-        for schedule in [Schedule::Reversed, Schedule::Seeded(0), Schedule::Seeded(9)] {
-            let mut blocks = order(schedule, 100).unwrap();
-            assert!(!blocks.is_sorted(), "{schedule}");
-            blocks.sort_unstable();
-            assert!(blocks.into_iter().eq(0..100), "{schedule}");
-        }
-        assert_ne!(order(Schedule::Seeded(0), 100), order(Schedule::Seeded(1), 100));
-    }
-
-    /// A core that ends may have set what the others wait for: they look once more.
-    #[test]
-    fn who_waits_looks_again_when_a_core_ends() {
-        let shape = LaunchShape::new(64, 32);
-        let grid = Grid::new(setting(shape, Schedule::Parallel, false));
-        grid.working.store(2, Ordering::SeqCst);
-        let changes = grid.changes.load(Ordering::SeqCst);
-        let mut core = Core {
-            grid: &grid,
-            races: None,
-            aside: Vec::new(),
-            spare: Vec::new(),
-            share: 0..0,
-            quiet: 0,
-            idle_looks: 0,
-            seen_changes: changes,
-        };
-        drop(Ended(&grid));
-        core.wait_with_the_others(changes, true);
-        assert!(!grid.over.load(Ordering::SeqCst), "it has not looked since");
-        core.wait_with_the_others(grid.changes.load(Ordering::SeqCst), true);
-        assert!(grid.over.load(Ordering::SeqCst), "nothing has changed since");
-    }
-}
+mod tests;

@@ -10,6 +10,7 @@ use super::fault::{Fault, FaultKind, Space};
 use super::mutation::Change;
 use super::named::{self, NamedCall};
 use super::shared::SharedView;
+use super::stack;
 use crate::kernel::Dim3;
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
@@ -70,6 +71,8 @@ pub(crate) struct Lane {
     pub(super) yielder: Cell<*const Yielder<u64, ()>>,
     /// The addresses of its stack.
     pub(super) stack: Cell<(usize, usize)>,
+    /// Where it parked: what it has on its stack is above that.
+    pub(super) parked_at: Cell<usize>,
     /// Whether it has waited for the launch before.
     pub(super) waited: Cell<bool>,
     /// Its block's shared memory.
@@ -104,6 +107,7 @@ impl Lane {
             worker: Cell::new(0),
             yielder: Cell::new(core::ptr::null()),
             stack: Cell::new((0, 0)),
+            parked_at: Cell::new(0),
             waited: Cell::new(false),
             shared,
             spent: Cell::new(0),
@@ -121,6 +125,12 @@ impl Lane {
         self.look.set(None);
         self.copies.borrow_mut().clear();
         self.stores.borrow_mut().clear();
+    }
+
+    /// The part of its stack that it uses while it is parked.
+    pub(super) fn used_stack(&self) -> std::ops::Range<usize> {
+        let (start, end) = self.stack.get();
+        self.parked_at.get().max(start + stack::guard_bytes())..end
     }
 
     pub(crate) fn block(&self) -> &Block {
@@ -207,8 +217,14 @@ pub(crate) fn raise(place: &'static Location<'static>, kind: FaultKind) -> ! {
     resume_unwind(Box::new(fault))
 }
 
+/// More than the frames of [`park`] and of what it calls take.
+const PARKING_FRAMES: usize = 2048;
+
+#[inline(never)]
 fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
+    let mark = 0u8;
     let yielder = with_lane(|lane| {
+        lane.parked_at.set((&raw const mark as usize).saturating_sub(PARKING_FRAMES));
         lane.state.set(State::Parked(pause, place));
         lane.yielder.get()
     });
@@ -317,6 +333,11 @@ pub(crate) fn named_barrier(id: u32, threads: u32, waits: bool) {
 pub(super) fn warp_call(call: WarpCall) -> u64 {
     let place = Location::caller();
     let lane = with_lane(|lane| lane.lane());
+    let mut call = call;
+    let is_masked = !matches!(call.op, WarpOp::Matrix(_)) && call.mask.count_ones() > 1;
+    if is_masked && breaks(Change::MaskBit, place) {
+        call.mask &= !(1 << (31 - call.mask.leading_zeros()));
+    }
     if call.mask >> lane & 1 == 0 {
         raise(place, FaultKind::LaneNotInMask { mask: call.mask, lane });
     }
@@ -367,7 +388,12 @@ pub(crate) fn fence(scope: FenceScope) {
         return;
     }
     let narrowed = scope != FenceScope::Block && breaks(Change::BlockFence, place);
-    let scope = if narrowed { FenceScope::Block } else { scope };
+    let relaxed = scope == FenceScope::Full && breaks(Change::RelaxedFence, place);
+    let scope = match (narrowed, relaxed) {
+        (true, _) => FenceScope::Block,
+        (false, true) => FenceScope::Device,
+        (false, false) => scope,
+    };
     let parks = with_lane(|lane| {
         if let Some(races) = &lane.block().races {
             races.borrow_mut().fence(lane, scope);

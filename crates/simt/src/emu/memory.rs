@@ -90,39 +90,56 @@ fn record<const COUNTS: bool>(
     }
 }
 
-/// Notes that an atomic has brought `new` in the place of `old` to the word at `byte`.
-pub(super) fn changed<T: AtomicWord>(
+/// An atomic on the word at `pointer`, which makes `update` of its value and which `apply` does there: what
+/// it found.
+///
+/// # Safety
+/// `pointer` is valid and aligned, and no other OS thread writes there if races are checked.
+pub(super) unsafe fn atomic<T: AtomicWord>(
     lane: &Lane,
-    (space, byte): (Space, u64),
-    (old, new): (T, T),
+    op: AtomicOp,
+    at: (Space, u64),
+    pointer: *const T,
+    (update, apply): (impl Fn(T) -> T, impl FnOnce() -> T),
     place: &'static Location<'static>,
-) {
+) -> T {
+    let Some(races) = &lane.block().races else {
+        let old = apply();
+        if update(old) != old {
+            changed::<T>(lane, at, place);
+        }
+        return old;
+    };
+    let access = access(op);
+    // SAFETY: says the caller; with races checked, all blocks share one OS thread.
+    let now = number(unsafe { pointer.read() });
+    let updated = |value| number(update(word(value)));
+    let early = races.borrow_mut().early(lane, access, at, now, updated, place);
+    let seen = early.or_else(|| {
+        let is_look = |value| updated(value) == value;
+        races.borrow_mut().look(lane, access, at, now, is_look, place)
+    });
+    let old = seen.unwrap_or_else(|| number(apply()));
+    let new = updated(old);
+    if early.is_some() {
+        // Nobody sees it but the thread itself, perhaps.
+        lane.block().changed.set(true);
+    } else if seen.is_none() && new != old {
+        changed::<T>(lane, at, place);
+        races.borrow_mut().changed(lane, at, (old, new), access, place);
+    }
+    // Who sees what came in ahead of the newest value must know of nothing newer: that is not asked here.
+    let sets = seen.is_none() && (access == Access::Put || new != old);
+    let late = races.borrow_mut().late(lane, access, at, (old, sets.then_some(new)), place);
+    word(late.unwrap_or(old))
+}
+
+/// Notes that an atomic has brought another value to the word at `byte`.
+fn changed<T>(lane: &Lane, (space, byte): (Space, u64), place: &'static Location<'static>) {
     lane.block().changed.set(true);
     if let Some(watchpoint) = lane.block().watchpoint.as_ref().filter(|_| space == Space::Global) {
         watchpoint.note(lane, byte, size_of::<T>(), place);
     }
-    if let Some(races) = &lane.block().races {
-        races.borrow_mut().changed(lane, (space, byte), (number(old), number(new)), place);
-    }
-}
-
-/// What an atomic sees that leaves the word as it is, if that is older than what the word at `pointer` holds.
-///
-/// # Safety
-/// `pointer` is valid and aligned, and no other OS thread writes there if races are checked.
-pub(super) unsafe fn older<T: AtomicWord>(
-    lane: &Lane,
-    op: AtomicOp,
-    (space, byte): (Space, u64),
-    pointer: *const T,
-    is_look: impl Fn(T) -> bool,
-    place: &'static Location<'static>,
-) -> Option<T> {
-    let races = lane.block().races.as_ref()?;
-    // SAFETY: says the caller; with races checked, all blocks share one OS thread.
-    let now = number(unsafe { pointer.read() });
-    let is_look = |value| is_look(word(value));
-    races.borrow_mut().look(lane, access(op), (space, byte), now, is_look, place).map(word)
 }
 
 /// Whether a `V` at element `index` lies inside and is aligned, and where; as [`locate`], without a report.
@@ -263,17 +280,13 @@ pub(crate) fn global_atomic<T: AtomicWord>(
         let access = if lane.block().breaks(Change::NotAtomic, place) { Access::Write } else { access(op) };
         watch(lane, Space::Global, (address, index as u64), size_of::<T>(), access, place);
         let update = |old| T::combine(op, old, value, compare);
-        let at = (Space::Global, address);
         // SAFETY: inside the handle's memory, and aligned to the word's size.
-        let seen = unsafe { older(lane, op, at, address as *const T, |old| update(old) == old, place) };
-        if let Some(seen) = seen {
-            return (seen, address);
-        }
+        let apply = || unsafe { T::host_update(op, address as *mut T, value, compare) };
         // SAFETY: as above.
-        let old = unsafe { T::host_update(op, address as *mut T, value, compare) };
-        if update(old) != old {
-            changed(lane, at, (old, update(old)), place);
-        }
+        let old = unsafe {
+            let at = (Space::Global, address);
+            atomic(lane, op, at, address as *const T, (update, apply), place)
+        };
         (old, address)
     });
     after_atomic(Look { space: Space::Global, byte, index: index as u64, value: Some(number(old)) }, place);

@@ -23,8 +23,8 @@
 //!   memory;
 //! - with [`EmuOptions::orders`], results that depend on the order in which threads run.
 //!
-//! What it does not model: timing, caches, and weak ordering beyond the race check. `docs/emulator.md` has a
-//! table of planted bugs, found and missed.
+//! What it does not model: timing and caches, and weak ordering without the race check. `docs/emulator.md`
+//! has a table of planted bugs, found and missed.
 
 pub mod allocations;
 mod async_copy;
@@ -38,6 +38,8 @@ mod fixed;
 mod grid;
 mod history;
 mod lane;
+mod late;
+mod lodging;
 mod matrix;
 mod mbarrier;
 mod memory;
@@ -62,6 +64,8 @@ use crate::print::{Sink, away_from_sink};
 use std::ops::Range;
 use std::sync::Arc;
 
+#[doc(hidden)]
+pub use calls::mark;
 #[doc(hidden)]
 pub use fault::interned;
 pub use fault::{
@@ -158,7 +162,7 @@ pub unsafe fn launch_watched<A: KernelArgs>(
 /// What the arguments lead to, where a launch with these options asks for it.
 fn memory_of<A: KernelArgs>(args: &A, options: &EmuOptions) -> Vec<(&'static str, ArgMemory)> {
     let mut memory = Vec::new();
-    if options.memory_check || options.orders > 0 || allocations::any() {
+    if options.memory_check || options.race_check || options.orders > 0 || allocations::any() {
         args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
     }
     memory
@@ -206,12 +210,14 @@ fn run_grid(
     let tracked = tracked.map(Arc::new);
     let sink = Some(crate::print::sink(sink.as_ref()));
     let options = EmuOptions { target: Some(target), ..*options };
-    let setting = block::Setting { info, shape, body, options, schedule, tracked, watchpoint, mutated, sink };
-    if options.orders == 0 {
-        return away_from_sink(|| grid::Grid::new(setting).run());
-    }
+    let late = None;
+    let setting =
+        block::Setting { info, shape, body, options, schedule, tracked, watchpoint, mutated, sink, late };
     let outputs = memory.iter().filter(|(_, memory)| memory.writable && memory.bytes > 0);
     let outputs: Vec<_> = outputs.map(|&(parameter, memory)| orders::Output { parameter, memory }).collect();
+    if options.orders == 0 {
+        return away_from_sink(|| orders::run(setting, &outputs));
+    }
     away_from_sink(|| orders::run_in_all(setting, &outputs))
 }
 

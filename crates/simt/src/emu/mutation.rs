@@ -29,6 +29,10 @@ pub enum Change {
     NoFence,
     /// A fence of the device is one of the block.
     BlockFence,
+    /// A fence of sequential consistency is one of acquire and release.
+    RelaxedFence,
+    /// The mask of a warp primitive lacks its last lane.
+    MaskBit,
     /// An atomic is a load and a store.
     NotAtomic,
     /// The wait for asynchronous copies waits for one group less, that for an mbarrier's phase not at all.
@@ -41,11 +45,13 @@ pub enum Change {
     Negated,
 }
 
-const CHANGES: [(Change, &str); 9] = [
+const CHANGES: [(Change, &str); 11] = [
     (Change::NoBarrier, "no-barrier"),
     (Change::NoWarpBarrier, "no-warp-barrier"),
     (Change::NoFence, "no-fence"),
     (Change::BlockFence, "block-fence"),
+    (Change::RelaxedFence, "relaxed-fence"),
+    (Change::MaskBit, "mask-bit"),
     (Change::NotAtomic, "not-atomic"),
     (Change::NoWait, "no-wait"),
     (Change::Next, "next"),

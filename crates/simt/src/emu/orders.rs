@@ -5,6 +5,7 @@ use super::block::Setting;
 use super::fault::{Fault, FaultKind, OrderDependence, Place, ThreadId};
 use super::grid::Grid;
 use super::lane::Lane;
+use super::late::Late;
 use super::options::Schedule;
 use crate::kernel::{ArgMemory, KernelInfo};
 use core::panic::Location;
@@ -32,6 +33,10 @@ impl Watchpoint {
 
     pub(super) fn last(&self) -> Option<(ThreadId, Place)> {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, last: Option<(ThreadId, Place)>) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = last;
     }
 }
 
@@ -80,6 +85,36 @@ impl Contents {
     }
 }
 
+/// Runs the launch in the order of `setting`; with races checked and in an order of a seed once more with a
+/// load that takes effect late, if there is one that may.
+pub(super) fn run(setting: Setting<'_>, outputs: &[Output]) -> Result<(), Fault> {
+    if !setting.options.race_check || !matches!(setting.schedule, Schedule::Seeded(_)) {
+        return Grid::new(setting).run();
+    }
+    let tracked = setting.tracked.clone();
+    let before = Contents::now(outputs, tracked.as_deref());
+    let once = |late: Late, sink| {
+        let late = Arc::new(Mutex::new(late));
+        let result = Grid::new(Setting { late: Some(late.clone()), sink, ..setting.clone() }).run();
+        let mut late = late.lock().unwrap_or_else(PoisonError::into_inner);
+        (result, late.found(), late.is_kept())
+    };
+    let (result, found, _) = once(Late::default(), setting.sink.clone());
+    let Some(promise) = found.filter(|_| result.is_ok()) else { return result };
+    let after = Contents::now(outputs, tracked.as_deref());
+    let writer = setting.watchpoint.as_ref().map(|watchpoint| watchpoint.last());
+    before.put(outputs, tracked.as_deref());
+    let (late_result, _, is_kept) = once(Late::with(promise), None);
+    if is_kept {
+        return late_result;
+    }
+    after.put(outputs, tracked.as_deref());
+    if let (Some(watchpoint), Some(writer)) = (&setting.watchpoint, writer) {
+        watchpoint.put(writer);
+    }
+    result
+}
+
 /// Runs the launch in the order of `setting` and in `options.orders` more, each from the memory as it is now.
 pub(super) fn run_in_all(setting: Setting<'_>, outputs: &[Output]) -> Result<(), Fault> {
     let tracked = setting.tracked.clone();
@@ -89,10 +124,10 @@ pub(super) fn run_in_all(setting: Setting<'_>, outputs: &[Output]) -> Result<(),
         schedule => schedule,
     };
     // What threads print is that of the first order.
-    Grid::new(Setting { schedule: first, ..setting.clone() }).run()?;
+    run(Setting { schedule: first, ..setting.clone() }, outputs)?;
     let run = |schedule, watchpoint: Option<Arc<Watchpoint>>| {
         before.put(outputs, tracked.as_deref());
-        Grid::new(Setting { schedule, watchpoint, sink: None, ..setting.clone() }).run()
+        run(Setting { schedule, watchpoint, sink: None, ..setting.clone() }, outputs)
     };
     let after = Contents::now(outputs, tracked.as_deref());
     let others = [Schedule::Reversed, Schedule::Ascending].into_iter().filter(|other| *other != first);

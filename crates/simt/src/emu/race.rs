@@ -20,14 +20,17 @@ use super::collective::FenceScope;
 use super::fault::{FaultKind, Place, Race, Space, ThreadId};
 use super::history::{Access, ByAddress, Event, History, Memory};
 use super::lane::Lane;
+use super::late::Late;
 use super::mbarrier::AGENTS;
 use super::weak::{FullFences, Versions};
 use crate::kernel::LaunchShape;
 use core::panic::Location;
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 mod copies;
+mod weakly;
 
 /// An asynchronous copy that reads global memory and has not been waited for.
 struct Source {
@@ -48,6 +51,13 @@ pub(crate) struct GridRaces {
     /// Of the words that atomics have changed.
     versions: ByAddress<Versions>,
     fences: FullFences,
+    late: Option<Arc<Mutex<Late>>>,
+}
+
+impl GridRaces {
+    pub(super) fn new(late: Option<Arc<Mutex<Late>>>) -> Self {
+        GridRaces { late, ..GridRaces::default() }
+    }
 }
 
 /// The same for the block that runs.
@@ -273,49 +283,6 @@ impl Races {
         if sources.is_empty() {
             grid.sources.remove(&(start / 16));
         }
-    }
-
-    /// An atomic has brought the value `new` in the place of `old`.
-    pub(super) fn changed(
-        &mut self,
-        lane: &Lane,
-        (space, byte): (Space, u64),
-        (old, new): (u64, u64),
-        place: &'static Location<'static>,
-    ) {
-        let event = self.event(lane, Access::Atomic, place);
-        let grid = &mut *self.grid.borrow_mut();
-        let (memory, versions) = match space {
-            Space::Global => (&mut grid.memory, &mut grid.versions),
-            Space::Shared => (&mut self.shared, &mut self.shared_versions),
-        };
-        memory.of_byte(byte).rare().changed = Some(event);
-        if self.weak {
-            versions.entry(byte).or_default().changed(old, new, event, grid.fences.tick());
-        }
-    }
-
-    /// An older value of a word that holds `now`, if an atomic that leaves it as it is sees that one.
-    pub(super) fn look(
-        &mut self,
-        lane: &Lane,
-        access: Access,
-        (space, byte): (Space, u64),
-        now: u64,
-        is_look: impl Fn(u64) -> bool,
-        place: &'static Location<'static>,
-    ) -> Option<u64> {
-        let clock = &self.clocks[lane.linear as usize];
-        // An update that passes something on would have passed it on to those who came behind that value.
-        let newest = access != Access::Look && clock.releases();
-        if !self.weak {
-            return None;
-        }
-        let event = self.event(lane, access, place);
-        let grid = &mut *self.grid.borrow_mut();
-        let versions = if space == Space::Global { &mut grid.versions } else { &mut self.shared_versions };
-        let choose = |count| if newest { count - 1 } else { lane.block().choose(count) };
-        versions.get_mut(&byte)?.look(now, (&event, clock), is_look, choose)
     }
 
     /// Who changed a byte last, and where.

@@ -3,7 +3,7 @@
 use super::fault::{FaultKind, Space};
 use super::history::Access;
 use super::lane::{Lane, Look, after_atomic, before_atomic, raise, with_lane};
-use super::memory::{access, changed, fits, locate, number, older, watch};
+use super::memory::{access, atomic, fits, locate, number, watch};
 use super::mutation::Change;
 use crate::atomic::{AtomicOp, AtomicWord};
 use bytemuck::Pod;
@@ -293,20 +293,16 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
         watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), access, place);
         let pointer = lane.shared.data.wrapping_add(offset as usize).cast::<T>();
         let update = |old| T::combine(op, old, value, compare);
-        let at = (Space::Shared, byte);
-        // SAFETY: inside the block's shared memory, which one OS thread uses, and aligned.
-        let seen = unsafe { older(lane, op, at, pointer, |old| update(old) == old, place) };
-        if let Some(seen) = seen {
-            return (seen, byte);
-        }
+        let apply = || {
+            // SAFETY: inside the block's shared memory, which one OS thread uses, and aligned.
+            unsafe {
+                let old = pointer.read();
+                pointer.write(update(old));
+                old
+            }
+        };
         // SAFETY: as above.
-        let old = unsafe { pointer.read() };
-        let new = update(old);
-        // SAFETY: as above.
-        unsafe { pointer.write(new) };
-        if new != old {
-            changed(lane, at, (old, new), place);
-        }
+        let old = unsafe { atomic(lane, op, (Space::Shared, byte), pointer, (update, apply), place) };
         (old, byte)
     });
     after_atomic(Look { space: Space::Shared, byte, index: index as u64, value: Some(number(old)) }, place);

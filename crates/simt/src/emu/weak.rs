@@ -7,9 +7,13 @@
 //! sequential consistency, or has heard of one, it is behind every value that was set before the last such
 //! fence of another thread ahead of that one. In orders of a seed, with the race check, the seed decides
 //! whether a look sees an older value.
+//!
+//! What an atomic sets may likewise come in anywhere in the word's history behind what its thread knows
+//! there. Ahead of what others have set, that is as if these had taken effect later: the word keeps its
+//! newest value. An update stays right behind what it found, so nothing comes in between.
 
 use super::clock::Clock;
-use super::history::Event;
+use super::history::{Access, Event};
 use std::collections::{BTreeMap, VecDeque};
 
 /// So many values of a word are remembered.
@@ -22,13 +26,16 @@ struct Version {
     value: u64,
     /// Who set it, and at which time; `None` of what was there first.
     event: Option<(Event, u64)>,
+    /// Whether it was made of the value before it.
+    is_update: bool,
     /// The first looks of threads that have seen it and did not know of it.
     looks: Vec<Event>,
 }
 
 impl Version {
     fn new(value: u64, event: Option<(Event, u64)>) -> Self {
-        Version { value, event, looks: Vec::new() }
+        let is_update = event.is_some_and(|(event, _)| event.access != Access::Put);
+        Version { value, event, is_update, looks: Vec::new() }
     }
 
     /// Whether the thread of `event` must not see an older one.
@@ -60,9 +67,57 @@ impl Versions {
             self.values.push_back(Version::new(old, None));
         }
         self.values.push_back(Version::new(new, Some((event, time))));
+        self.forget();
+    }
+
+    fn forget(&mut self) {
         if self.values.len() > REMEMBERED {
             self.values.pop_front();
             self.forgotten += 1;
+        }
+    }
+
+    /// An atomic of the thread of `event`, which makes `update` of a value, comes in ahead of what others
+    /// have set, if `choose` takes such a place of so many, the last of which is the present: the value that
+    /// it found there.
+    pub(super) fn early(
+        &mut self,
+        now: u64,
+        (event, clock): (&Event, &Clock),
+        update: impl Fn(u64) -> u64,
+        choose: impl FnOnce(usize) -> usize,
+        time: u64,
+    ) -> Option<u64> {
+        if self.values.back().is_none_or(|last| last.value != now) {
+            return None;
+        }
+        let known = self.known(event, clock).unwrap_or(0);
+        let is_place = |at: &usize| {
+            let value = self.values[*at].value;
+            !self.values[at + 1].is_update && (event.access == Access::Put || update(value) != value)
+        };
+        let places: Vec<usize> = (known..self.values.len() - 1).filter(is_place).collect();
+        if places.is_empty() {
+            return None;
+        }
+        let at = *places.get(choose(places.len() + 1))?;
+        let found = self.values[at].value;
+        self.values.insert(at + 1, Version::new(update(found), Some((*event, time))));
+        let number = self.forgotten + at as u64 + 1;
+        self.seen.values_mut().filter(|seen| **seen >= number).for_each(|seen| *seen += 1);
+        self.seen.insert(event.thread_key(), number);
+        self.forget();
+        Some(found)
+    }
+
+    /// The thread of `event` has seen the last value that `storer` has set.
+    pub(super) fn seen_late(&mut self, event: Event, storer: ThreadKey) {
+        let by_storer =
+            |version: &Version| version.event.is_some_and(|(event, _)| event.thread_key() == storer);
+        if let Some(at) = self.values.iter().rposition(by_storer) {
+            self.values[at].looks.push(event);
+            let seen = self.seen.entry(event.thread_key()).or_insert(0);
+            *seen = (*seen).max(self.forgotten + at as u64);
         }
     }
 

@@ -18,7 +18,12 @@ pub(super) struct Worker {
 impl<'a> Runner<'a> {
     pub(super) fn start_worker(&mut self) -> Result<usize, Box<Fault>> {
         let bytes = self.stack_bytes;
-        let stack = ThreadStack::get(bytes).map_err(|error| {
+        let place = self.vacant.pop().unwrap_or(self.workers.len());
+        let stack = match &self.lodging {
+            None => ThreadStack::get(bytes),
+            Some(lodging) => lodging.stack(self.number(), place),
+        };
+        let stack = stack.map_err(|error| {
             let threads = self.block.threads;
             let reason = format!("no memory for {threads} stacks of {bytes} bytes: {error}");
             Box::new(Fault::refused(self.block.info, reason))
@@ -54,16 +59,28 @@ impl<'a> Runner<'a> {
             End::Done
         });
         let worker = Some(Worker { coroutine });
-        Ok(match self.vacant.pop() {
-            Some(place) => {
-                self.workers[place] = worker;
-                place
+        match self.workers.get_mut(place) {
+            Some(vacant) => *vacant = worker,
+            None => self.workers.push(worker),
+        }
+        Ok(place)
+    }
+
+    /// Threads that are parked unwind here, while their stacks and lanes still exist.
+    pub(super) fn unwind(&mut self) {
+        for place in 0..self.workers.len() {
+            let Some(worker) = self.workers[place].take() else { continue };
+            match &self.lodging {
+                None => drop(worker),
+                Some(lodging) => {
+                    lodging.enter(self.number(), place);
+                    drop(worker);
+                    lodging.leave(place);
+                }
             }
-            None => {
-                self.workers.push(worker);
-                self.workers.len() - 1
-            }
-        })
+        }
+        self.workers.clear();
+        self.vacant.clear();
     }
 
     pub(super) fn resume(&mut self, lane: usize, value: u64) -> Result<(), Box<Fault>> {
@@ -77,12 +94,23 @@ impl<'a> Runner<'a> {
 
     /// Lets a coroutine run until a thread on it parks or it has no thread left.
     pub(super) fn drive(&mut self, worker: usize, value: u64) -> Result<(), Box<Fault>> {
+        let number = self.number();
         let Some(slot) = &mut self.workers[worker] else { unreachable!("a parked thread has a coroutine") };
+        if let Some(lodging) = &self.lodging {
+            lodging.enter(number, worker);
+        }
         trap::enter(slot.coroutine.trap_handler());
         let outcome = catch_unwind(AssertUnwindSafe(|| slot.coroutine.resume(value)));
         trap::leave();
         CURRENT.set(core::ptr::null());
         let running = &self.lanes[self.block.running.get() as usize];
+        match &self.lodging {
+            Some(lodging) if matches!(outcome, Ok(CoroutineResult::Yield(()))) => {
+                lodging.rest(number, worker, running.used_stack());
+            }
+            Some(lodging) => lodging.leave(worker),
+            None => {}
+        }
         match outcome {
             Ok(CoroutineResult::Yield(())) => {
                 running.worker.set(worker);
