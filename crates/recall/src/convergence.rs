@@ -296,13 +296,13 @@ cases! { "convergence";
     helper_last_in_both_arms: "a barrier in a helper, last in both arms",
         Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at the other one, which is last, too", (0, 0)),
         |bug, on| four_warps!(helper_last_in_both_arms, on, bug);
-    helper_first_in_both_arms: "a barrier in a helper, first in both arms",
+    helper_first_in_both_arms: "the same, first in both arms",
         Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at the other one, which is first, too", (0, 0)),
         |bug, on| four_warps!(helper_first_in_both_arms, on, bug);
-    helper_ahead_of_a_return: "a barrier in a helper, ahead of an early return and at the end",
+    helper_ahead_of_a_return: "the same, ahead of an early return and at the end",
         Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at the one at the end", (0, 0)),
         |bug, on| four_warps!(helper_ahead_of_a_return, on, bug);
-    arms_of_a_device_function: "a barrier in a helper, last in both arms of a device function",
+    arms_of_a_device_function: "the same, last in both arms of a device function",
         Found::In(Mode::Races, "DivergentBarrier", "odd lanes are at the other one of this function", (0, 0)),
         |bug, on| four_warps!(arms_of_a_device_function, on, bug);
     product_in_both_arms: "a helper with a matrix product, in both arms",

@@ -21,6 +21,10 @@ const NAMED: [&str; 29] = [
 
 /// The function for the host, if it has a call to mark.
 pub fn marked(function: &syn::ItemFn) -> Option<syn::ItemFn> {
+    if function.sig.constness.is_some() {
+        // A mark is nothing for a constant.
+        return None;
+    }
     let mut function = function.clone();
     let mut calls = Calls { depth: 0, marks: 0, name: function.sig.ident.to_string() };
     calls.visit_block_mut(&mut function.block);
@@ -171,6 +175,26 @@ mod tests {
             (0, 3)
         );
         assert_eq!(count(quote! { if c { u32::from(x); core::mem::swap(a, b); assert!(f(1)); } }), (0, 1));
+    }
+
+    #[test]
+    fn the_device_has_the_function_as_it_was() {
+        let function = quote! { #[inline(always)] pub fn k(c: bool) { if c { f(1); } f(2); } };
+        let (both, device) = (
+            on_both_sides(function.clone()).to_string(),
+            quote! {
+                #[cfg(target_arch = "nvptx64")]
+                #function
+                #[cfg(not(target_arch = "nvptx64"))]
+            },
+        );
+        assert!(both.starts_with(&device.to_string()), "{both}");
+    }
+
+    #[test]
+    fn constant_functions_stay_as_they_are() {
+        let function = quote! { const fn g(c: bool) -> u32 { if c { f(1) } else { f(2) } } };
+        assert_eq!(on_both_sides(function.clone()).to_string(), function.to_string());
     }
 
     #[test]
