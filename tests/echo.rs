@@ -164,7 +164,7 @@ fn every_command_knows_it() {
     let words = words(&folder, 500);
     let perplexity =
         ["eval", "ppl", "--model", &model, "--text", &words, "--context", "32", "--windows", "2"];
-    succeed(&[&perplexity[..], &line].concat());
+    succeed(&[&perplexity[..], &["--fresh"], &line].concat());
     let rows = json(&report)["summary"]["rows"].clone();
     let number = |row: usize, what: &str| rows[row][what].as_f64().expect("a number");
     assert_eq!((&rows[0]["kv"], &rows[1]["kv"]), (&"dense".into(), &"echo/bits=10".into()));

@@ -138,7 +138,8 @@ impl<E: CacheElement> Step<E> {
         if self.input.device.kind() == BackendKind::Cuda && self.period() > 1 {
             steps = steps.max((3 * self.period()).next_multiple_of(round) + 1);
         }
-        let told = self.period().min(steps);
+        // Not of the first, which has no list yet, if there are others.
+        let told = self.period().min(if carries { steps - 1 } else { steps });
         self.settled.steps = told as u64;
         for step in 0..steps {
             self.enqueue(stream, 0, usize::MAX)?;

@@ -299,10 +299,12 @@ impl<E: GatherElement> Plan<E> {
             // SAFETY: lengths as just checked; the rest is this function's contract.
             return unsafe { single.run_on(stream, handles, &mut self.chosen) };
         }
+        // On slices a step that is one launch is two calls.
+        let attends = stages > 1 || self.single.is_some();
         // SAFETY: this function's contract.
         unsafe {
             self.select_on(stream, slices, handles)?;
-            if stages > 1 { self.attend_on(stream, slices, handles) } else { Ok(()) }
+            if attends { self.attend_on(stream, slices, handles) } else { Ok(()) }
         }
     }
 
