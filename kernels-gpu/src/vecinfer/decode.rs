@@ -54,80 +54,23 @@
 //! Warps are put together as in dense attention, and the block of a row that comes last adds the parts.
 
 use super::Code;
-use super::book::{Book, Step, Words, books};
+use super::book::{Book, Step, Words};
+use super::layout::layout;
 use super::queries::{load_integers, load_queries, store_integers, whole_scale};
 use super::running::{ABSENT, Place, Running, Scores, WholeScores};
 use super::transform::{OfQueries, Shape, load_row, round_row, share_row};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, MAX_PARTS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part,
-    combined_rows, last_to_arrive, part_floats, warps,
+    BLOCK_TOKENS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part, last_to_arrive, part_floats,
+    warps,
 };
 use glam::{UVec4, Vec4};
 use half::f16;
 use simt::math::canonical_nan;
-use simt::{Global, GlobalMut, Shared, SharedPlan, bits, kernel, thread, unroll, warp};
+use simt::{Global, GlobalMut, bits, kernel, thread, unroll, warp};
 
 /// Floats of the partial results of `launches` rows of `splits` blocks.
 pub const fn partial_floats(launches: u32, splits: u32, head_dim: u32) -> usize {
     launches as usize * splits as usize * part_floats(head_dim)
-}
-
-/// Shared memory of a block.
-#[derive(Clone, Copy)]
-pub struct Layout<const K: u32, const V: u32> {
-    key_book: Book<K, true>,
-    value_book: Book<V, false>,
-    /// The queries, transformed, [8, D].
-    queries: Shared<u16>,
-    /// The same as integers: of each row the high bytes, then the low ones, [8, 2, D].
-    integers: Shared<u8>,
-    /// The largest elements of the rows.
-    largest: Shared<f32>,
-    /// In the codebooks' place, when they are done with: Σ p·v of each warp, [warps, 8, D].
-    outputs: Shared<f32>,
-    /// There too: where parts are added up.
-    adding: Adding,
-    /// References and sums, [warps, 8].
-    rows: Shared<PartialRow>,
-    /// Whether this block came last.
-    last: Shared<u32>,
-    /// The shared memory's size.
-    pub bytes: u32,
-}
-
-/// Words that the results of the warps, and a few parts, take.
-const fn result_words<const D: usize>() -> u32 {
-    let (outputs, adding) = (warps(D as u32) * ROWS * D as u32, Adding::words::<D>(MAX_PARTS, 4));
-    if outputs > adding { outputs } else { adding }
-}
-
-/// Lays out the shared memory of an instance.
-pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout<K, V> {
-    let mut plan = SharedPlan::new();
-    let (key_book, value_book) = books::<K, V>(&mut plan);
-    if plan.bytes() < 4 * result_words::<D>() {
-        let more: Shared<u32> = plan.array(result_words::<D>() - plan.bytes() / 4);
-        let _ = more;
-    }
-    let outputs = SharedPlan::new().array(warps(D as u32) * ROWS * D as u32);
-    let adding = Adding::over::<D>(&mut SharedPlan::new(), MAX_PARTS, plan.bytes());
-    let queries = plan.array(ROWS * D as u32);
-    let integers = plan.array(2 * ROWS * D as u32);
-    let largest = plan.array(ROWS);
-    let rows = plan.array(combined_rows(D as u32));
-    let last = plan.array(1);
-    Layout {
-        key_book,
-        value_book,
-        queries,
-        integers,
-        largest,
-        outputs,
-        adding,
-        rows,
-        last,
-        bytes: plan.bytes(),
-    }
 }
 
 /// Query rows of a warp, of which an instance has 4 or 8: the fewest that hold `group` query heads. Of most
@@ -173,7 +116,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
     output: GlobalMut<f32>,
     shape: Shape,
 ) {
-    attend_part::<D, K, V, R>(
+    attend_part::<D, K, V, R>(Arguments {
         queries,
         transforms,
         key_books,
@@ -186,7 +129,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32, const R: usize>(
         counters,
         output,
         shape,
-    );
+    });
 }
 
 /// The same of head_dim 256, in blocks of four warps: a lane has twice as many sums and codes there, and
@@ -213,7 +156,7 @@ pub fn attend_wide<const D: usize, const K: u32, const V: u32, const R: usize>(
     output: GlobalMut<f32>,
     shape: Shape,
 ) {
-    attend_part::<D, K, V, R>(
+    attend_part::<D, K, V, R>(Arguments {
         queries,
         transforms,
         key_books,
@@ -226,7 +169,7 @@ pub fn attend_wide<const D: usize, const K: u32, const V: u32, const R: usize>(
         counters,
         output,
         shape,
-    );
+    });
 }
 
 /// Query rows that each warp transforms.
@@ -235,10 +178,9 @@ const fn rows_each(head_dim: u32) -> usize {
     (ROWS / warps(head_dim)) as usize
 }
 
-/// What a block does.
-#[simt::device]
-#[allow(clippy::too_many_arguments)]
-fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(
+/// The arguments of both kernels.
+#[derive(Clone, Copy)]
+struct Arguments {
     queries: Global<f16>,
     transforms: Global<f32>,
     key_books: Global<u8>,
@@ -251,7 +193,14 @@ fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(
     counters: GlobalMut<u32>,
     output: GlobalMut<f32>,
     shape: Shape,
-) {
+}
+
+/// What a block does.
+#[simt::device]
+fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(arguments: Arguments) {
+    let Arguments { queries, transforms, key_books, value_books, codes, recent_keys, recent_values, .. } =
+        arguments;
+    let Arguments { lengths, partials, counters, output, shape, .. } = arguments;
     let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
     let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());

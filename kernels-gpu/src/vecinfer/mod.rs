@@ -26,6 +26,7 @@
 mod book;
 mod code;
 mod decode;
+mod layout;
 mod nearest;
 mod prompt;
 mod queries;
@@ -36,7 +37,8 @@ mod write;
 
 pub use crate::attention::split_count;
 pub use code::{CODES, Code, Kind};
-pub use decode::{attend, attend_wide, layout, partial_floats, rows_of};
+pub use decode::{attend, attend_wide, partial_floats, rows_of};
+pub use layout::layout;
 pub use nearest::Nearest;
 pub use prompt::{RESTORE_THREADS, restore, turn};
 pub use queries::whole_scale;
