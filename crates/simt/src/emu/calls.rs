@@ -6,9 +6,9 @@
 //! list is takes long, and there are few.
 
 use super::fault::{Place, interned};
+use super::history::ByAddress;
 use std::backtrace::Backtrace;
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -70,7 +70,7 @@ struct Met {
 
 thread_local! {
     /// By how deep the stack was.
-    static MET: RefCell<HashMap<usize, Vec<Met>>> = RefCell::default();
+    static MET: RefCell<ByAddress<Vec<Met>>> = RefCell::default();
 }
 
 /// Keeps the compiler from making one of two calls: between them and what they might be merged with there is
@@ -90,7 +90,8 @@ pub(super) fn here(stack: Range<usize>) -> Option<&'static Calls> {
     let mark = 0u8;
     let here = &raw const mark as usize;
     let depth = stack.end - here;
-    let met = MET.with_borrow(|met| Some(met.get(&depth)?.iter().find(|met| met.again(stack.end))?.calls));
+    let again = |met: &&Met| met.again(stack.end);
+    let met = MET.with_borrow(|met| Some(met.get(&(depth as u64))?.iter().find(again)?.calls));
     if met.is_some() {
         return met;
     }
@@ -103,12 +104,12 @@ pub(super) fn here(stack: Range<usize>) -> Option<&'static Calls> {
     // Below are those of the search itself.
     returns.retain(|(slot, _)| *slot < depth);
     let same = |met: &&Met| met.returns == returns;
-    let met = MET.with_borrow(|met| Some(met.get(&depth)?.iter().find(same)?.calls));
+    let met = MET.with_borrow(|met| Some(met.get(&(depth as u64))?.iter().find(same)?.calls));
     if met.is_some() {
         return met;
     }
     let calls = intern(calls(&written(&Backtrace::force_capture())));
-    MET.with_borrow_mut(|met| met.entry(depth).or_default().push(Met { returns, calls }));
+    MET.with_borrow_mut(|met| met.entry(depth as u64).or_default().push(Met { returns, calls }));
     Some(calls)
 }
 

@@ -110,8 +110,11 @@ impl Clock {
                 known.join(&clock.known);
                 last = Some(&clock.known);
             }
-            known.join(&clock.heard_in_block);
-            known.join(&clock.heard);
+            for heard in [&clock.heard_in_block, &clock.heard] {
+                if !heard.is_nothing() {
+                    known.join(heard);
+                }
+            }
         }
     }
 

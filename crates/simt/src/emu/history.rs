@@ -74,11 +74,16 @@ impl Event {
     }
 
     /// Whether it is ordered before the access `now` of the thread that has `clock`.
+    #[inline]
     pub(super) fn is_behind(&self, now: &Event, clock: &Clock) -> bool {
+        self.agent == 0 && self.block == now.block && (self.linear == now.linear || self.epoch < now.epoch)
+            || self.is_known(now, clock)
+    }
+
+    /// The same of one that neither the block's barriers nor the thread itself put there.
+    #[inline(never)]
+    fn is_known(&self, now: &Event, clock: &Clock) -> bool {
         if self.agent == 0 && self.block == now.block {
-            if self.linear == now.linear || self.epoch < now.epoch {
-                return true;
-            }
             if self.linear / 32 == now.linear / 32 && clock.warp[(self.linear % 32) as usize] >= self.clock {
                 return true;
             }
@@ -107,7 +112,7 @@ pub(super) struct Crowd {
     /// Whether a later event is of an earlier thread.
     mixed: bool,
     /// Where the event of each thread is; made when they are mixed and too many to look through.
-    places: Option<BTreeMap<(u64, u32), usize>>,
+    places: Option<Box<BTreeMap<(u64, u32), usize>>>,
 }
 
 /// So many events are looked through.
@@ -115,10 +120,24 @@ const FEW: usize = 16;
 
 impl Crowd {
     /// The event takes the place of the thread's last one: what is ordered behind it is behind that one too.
+    #[inline]
     pub(super) fn put(&mut self, event: Event) {
+        // Threads run in their order, mostly.
+        let own = event.agent == 0 && !self.mixed;
+        match self.events.last() {
+            Some(last)
+                if own && last.agent == 0 && last.block == event.block && last.linear < event.linear =>
+            {
+                self.events.push(event);
+            }
+            _ => self.put_any(event),
+        }
+    }
+
+    #[inline(never)]
+    fn put_any(&mut self, event: Event) {
         let key = event.thread_key();
         if !self.mixed {
-            // Threads run in their order, mostly.
             match self.events.last_mut() {
                 Some(last) if last.thread_key() == key => return *last = event,
                 Some(last) if last.thread_key() > key => self.mixed = true,
@@ -140,7 +159,7 @@ impl Crowd {
             }
             None if self.events.len() > FEW => {
                 let all = self.events.iter().enumerate();
-                self.places = Some(all.map(|(i, event)| (event.thread_key(), i)).collect());
+                self.places = Some(Box::new(all.map(|(i, event)| (event.thread_key(), i)).collect()));
             }
             None => {}
         }
@@ -180,6 +199,25 @@ pub(super) struct Rare {
 }
 
 impl History {
+    /// Notes an access of a thread if it is a plain one, as those before it, which are all ordered ahead of it;
+    /// says whether it did.
+    #[inline]
+    pub(super) fn takes(&mut self, event: &Event, clock: &Clock) -> bool {
+        let is_behind = |past: &Event| past.is_behind(event, clock);
+        if self.rare.is_some() || !self.write.as_ref().is_none_or(is_behind) {
+            return false;
+        }
+        match event.access {
+            Access::Read | Access::Copy => self.reads.put(*event),
+            Access::Write if self.reads.iter().all(is_behind) => {
+                self.reads.clear();
+                self.write = Some(*event);
+            }
+            _ => return false,
+        }
+        true
+    }
+
     pub(super) fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
     }
@@ -217,8 +255,20 @@ struct Word {
 
 const WORD: usize = 4;
 
+impl Word {
+    fn clear(&mut self) {
+        self.whole.write = None;
+        self.whole.reads.clear();
+        self.whole.rare = None;
+        self.apart = None;
+    }
+}
+
 /// Words that lie side by side.
 const PAGE: u64 = 64;
+
+/// So many pages are found without a look at the map.
+const RECENT: usize = 64;
 
 /// What happened to memory.
 #[derive(Default)]
@@ -226,40 +276,66 @@ pub(super) struct Memory {
     pages: Vec<Box<[Word; PAGE as usize]>>,
     /// Where the page of a number is.
     places: ByAddress<usize>,
-    /// The page used last: its number and its place.
-    last: Option<(u64, usize)>,
+    /// Pages used of late, each by the low bits of its number: the number and the place. Empty at first.
+    recent: Vec<(u64, usize)>,
 }
 
+/// The number of no page.
+const NO_PAGE: u64 = u64::MAX;
+
 impl Memory {
+    /// Nothing has happened to any byte. The room for it stays.
     pub(super) fn clear(&mut self) {
-        self.pages.clear();
-        self.places.clear();
-        self.last = None;
+        self.pages.iter_mut().flat_map(|page| page.iter_mut()).for_each(Word::clear);
     }
 
+    #[inline]
     fn word(&mut self, number: u64) -> &mut Word {
         let page = number / PAGE;
-        let place = match self.last {
-            Some((last, place)) if last == page => place,
-            _ => {
-                let pages = &mut self.pages;
-                let place = *self.places.entry(page).or_insert_with(|| {
-                    // Made where it stays: the thread that makes it may have a small stack.
-                    let words: Box<[Word]> = (0..PAGE).map(|_| Word::default()).collect();
-                    let Ok(page) = words.try_into() else { unreachable!("it has as many words") };
-                    pages.push(page);
-                    pages.len() - 1
-                });
-                self.last = Some((page, place));
-                place
-            }
+        let place = match self.recent.get(page as usize % RECENT) {
+            Some((recent, place)) if *recent == page => *place,
+            _ => self.find(page),
         };
         &mut self.pages[place][(number % PAGE) as usize]
     }
 
+    /// Where a page is that was not used of late.
+    #[inline(never)]
+    fn find(&mut self, page: u64) -> usize {
+        let pages = &mut self.pages;
+        let place = *self.places.entry(page).or_insert_with(|| {
+            // Made where it stays: the thread that makes it may have a small stack.
+            let words: Box<[Word]> = (0..PAGE).map(|_| Word::default()).collect();
+            let Ok(page) = words.try_into() else { unreachable!("it has as many words") };
+            pages.push(page);
+            pages.len() - 1
+        });
+        self.recent.resize(RECENT, (NO_PAGE, 0));
+        self.recent[page as usize % RECENT] = (page, place);
+        place
+    }
+
     /// Calls `visit` with the first byte and the history of all bytes from `start` on, those of a word
     /// together where nobody used them apart; ends with the first answer.
+    #[inline]
     pub(super) fn visit<R>(
+        &mut self,
+        start: u64,
+        bytes: usize,
+        mut visit: impl FnMut(u64, &mut History) -> Option<R>,
+    ) -> Option<R> {
+        if bytes == WORD && start.is_multiple_of(WORD as u64) {
+            let word = self.word(start / WORD as u64);
+            if word.apart.is_none() {
+                return visit(start, &mut word.whole);
+            }
+        }
+        self.visit_all(start, bytes, visit)
+    }
+
+    /// The same of any bytes.
+    #[inline(never)]
+    fn visit_all<R>(
         &mut self,
         start: u64,
         bytes: usize,

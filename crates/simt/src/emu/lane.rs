@@ -257,16 +257,10 @@ pub(super) fn park_after_look(look: Look, place: &'static Location<'static>) {
 }
 
 /// Ahead of an access that is looked at: a thread that makes very many may wait for another one.
-pub(super) fn before_plain(look: Look, place: &'static Location<'static>) {
-    let parks = with_lane(|lane| {
-        let parks = lane.spend(if lane.block().watched { 1 } else { FUEL });
-        if parks {
-            lane.look.set(Some(look));
-        }
-        parks
-    });
-    if parks {
-        park(Pause::Turn, place);
+#[inline]
+pub(super) fn before_plain(lane: &Lane, look: impl FnOnce() -> Look, place: &'static Location<'static>) {
+    if lane.spend(if lane.block().watched { 1 } else { FUEL }) {
+        park_after_look(look(), place);
     }
 }
 

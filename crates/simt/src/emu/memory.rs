@@ -62,7 +62,7 @@ fn record<const COUNTS: bool>(
     place: &'static Location<'static>,
 ) {
     let block = lane.block();
-    before_plain(Look { space, byte, index, value: None }, place);
+    before_plain(lane, || Look { space, byte, index, value: None }, place);
     if !block.watched {
         return;
     }

@@ -198,8 +198,14 @@ impl Races {
     ) -> Option<FaultKind> {
         let event = self.event(lane, access, place);
         let clock = &mut self.clocks[lane.linear as usize];
+        if space == Space::Shared {
+            if access.is_atomic() {
+                hand_on(&mut self.shared_words, start, clock, &event);
+            }
+            return check(&mut self.shared, lane, (&event, clock), space, (start, index), bytes);
+        }
         let grid = &mut *self.grid.borrow_mut();
-        if access.writes() && space == Space::Global && !grid.sources.is_empty() {
+        if access.writes() && !grid.sources.is_empty() {
             // An access does not leave its 16 bytes, and neither does a copy.
             let meets = |source: &&Source| source.start < start + bytes as u64 && start < source.end;
             let sources = grid.sources.get(&(start / 16));
@@ -213,45 +219,10 @@ impl Races {
                 )));
             }
         }
-        let (memory, words) = match space {
-            Space::Global => (&mut grid.memory, &mut grid.words),
-            Space::Shared => (&mut self.shared, &mut self.shared_words),
-        };
-        match access {
-            Access::Atomic => {
-                let word = words.entry(start).or_default();
-                clock.pass_on(word, event.block);
-                clock.hear(word, event.block);
-            }
-            Access::Put => clock.pass_on(words.entry(start).or_default(), event.block),
-            Access::Look => clock.hear(words.entry(start).or_default(), event.block),
-            _ => {}
+        if access.is_atomic() {
+            hand_on(&mut grid.words, start, clock, &event);
         }
-        let shape = lane.block().shape;
-        memory.visit(start, bytes, |byte, history| {
-            let fault = |kind: fn(Box<Race>) -> FaultKind, other: &Event| {
-                Some(kind(pair(&event, (shape, other), space, index, byte)))
-            };
-            if let Some(other) = against_read_only(history, access) {
-                return fault(FaultKind::ReadOnlyLoad, other);
-            }
-            if let Some(other) = race(history, &event, clock) {
-                return fault(kind_of(other), other);
-            }
-            if access.is_atomic() && history.rare().word != (start, bytes) {
-                if let Some(other) = history.atomics().find(|past| !past.is_behind(&event, clock)) {
-                    return fault(FaultKind::AtomicWidths, other);
-                }
-                // A look is no atomic that a read could be in a race with: those before it still are.
-                if access.writes() {
-                    let rare = history.rare();
-                    rare.atomics.clear();
-                    rare.word = (start, bytes);
-                }
-            }
-            note(history, event);
-            None
-        })
+        check(&mut grid.memory, lane, (&event, clock), space, (start, index), bytes)
     }
 
     /// An asynchronous copy of so many bytes from `start` on is under way.
@@ -297,6 +268,68 @@ impl Races {
         let event = memory.of_byte(byte).changed()?;
         Some((thread(shape, event), Place::from(event.place)))
     }
+}
+
+/// What an atomic leaves on the word at `start`, and what it hears there.
+fn hand_on(words: &mut ByAddress<Word>, start: u64, clock: &mut Clock, event: &Event) {
+    let word = words.entry(start).or_default();
+    if event.access.writes() {
+        clock.pass_on(word, event.block);
+    }
+    if event.access != Access::Put {
+        clock.hear(word, event.block);
+    }
+}
+
+/// Notes an access, if its bytes' past allows it.
+#[inline]
+fn check(
+    memory: &mut Memory,
+    lane: &Lane,
+    (event, clock): (&Event, &Clock),
+    space: Space,
+    (start, index): (u64, u64),
+    bytes: usize,
+) -> Option<FaultKind> {
+    memory.visit(start, bytes, |byte, history| {
+        if history.takes(event, clock) {
+            return None;
+        }
+        weigh(history, lane.block().shape, (event, clock), (space, byte, index), (start, bytes))
+    })
+}
+
+/// The same of the bytes at `byte`, whatever the access is and whatever happened to them.
+#[inline(never)]
+fn weigh(
+    history: &mut History,
+    shape: LaunchShape,
+    (event, clock): (&Event, &Clock),
+    (space, byte, index): (Space, u64, u64),
+    word: (u64, usize),
+) -> Option<FaultKind> {
+    let fault = |kind: fn(Box<Race>) -> FaultKind, other: &Event| {
+        Some(kind(pair(event, (shape, other), space, index, byte)))
+    };
+    if let Some(other) = against_read_only(history, event.access) {
+        return fault(FaultKind::ReadOnlyLoad, other);
+    }
+    if let Some(other) = race(history, event, clock) {
+        return fault(kind_of(other), other);
+    }
+    if event.access.is_atomic() && history.rare().word != word {
+        if let Some(other) = history.atomics().find(|past| !past.is_behind(event, clock)) {
+            return fault(FaultKind::AtomicWidths, other);
+        }
+        // A look is no atomic that a read could be in a race with: those before it still are.
+        if event.access.writes() {
+            let rare = history.rare();
+            rare.atomics.clear();
+            rare.word = word;
+        }
+    }
+    note(history, *event);
+    None
 }
 
 /// What it is that an access meets `other`, which nothing orders before it.

@@ -204,6 +204,14 @@ fn fits_shared<T, V>(lane: &Lane, base: u32, len: u32, index: u32) -> Option<usi
     (at + size_of::<V>() as u64 <= lane.shared.bytes.into()).then_some(at as usize)
 }
 
+/// The same where all its bytes are written.
+#[inline(always)]
+fn fits_written<T, V>(lane: &Lane, base: u32, len: u32, index: u32) -> Option<u32> {
+    let at = fits_shared::<T, V>(lane, base, len, index)?;
+    // SAFETY: inside the block's shared memory, and aligned.
+    unsafe { lane.shared.is_written::<V>(at) }.then_some(at as u32)
+}
+
 #[track_caller]
 #[inline]
 pub(crate) fn shared_load<T: Pod, V: Pod>(base: u32, len: u32, index: u32) -> V {
@@ -224,8 +232,14 @@ fn load<T: Pod, V: Pod>(base: u32, len: u32, index: u32, place: &'static Locatio
     with_lane(|lane| {
         let index =
             lane.block().index(index.into(), size_of::<V>().div_ceil(size_of::<T>()) as u64, place) as u32;
-        let offset = locate_shared::<T, V>(lane, base, len, index, false, place);
-        check_written(lane, offset, size_of::<V>(), place);
+        let offset = match fits_written::<T, V>(lane, base, len, index) {
+            Some(offset) => offset,
+            None => {
+                let offset = locate_shared::<T, V>(lane, base, len, index, false, place);
+                check_written(lane, offset, size_of::<V>(), place);
+                offset
+            }
+        };
         watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Read, place);
         // SAFETY: inside the block's shared memory, which one OS thread uses; `V` is `Pod`.
         unsafe { lane.shared.read(offset as usize) }
@@ -258,8 +272,14 @@ fn store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, value: V, place: &'sta
     with_lane(|lane| {
         let index =
             lane.block().index(index.into(), size_of::<V>().div_ceil(size_of::<T>()) as u64, place) as u32;
-        let offset = locate_shared::<T, V>(lane, base, len, index, true, place);
-        check_arrived(lane, offset, size_of::<V>(), place);
+        let offset = match fits_written::<T, V>(lane, base, len, index) {
+            Some(offset) => offset,
+            None => {
+                let offset = locate_shared::<T, V>(lane, base, len, index, true, place);
+                check_arrived(lane, offset, size_of::<V>(), place);
+                offset
+            }
+        };
         watch(lane, Space::Shared, (offset as u64, index as u64), size_of::<V>(), Access::Write, place);
         lane.block().shared.mark_written(offset, size_of::<V>());
         // SAFETY: inside the block's shared memory, which one OS thread uses.
