@@ -74,7 +74,7 @@ impl Event {
     }
 
     /// Whether it is ordered before the access `now` of the thread that has `clock`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_behind(&self, now: &Event, clock: &Clock) -> bool {
         self.agent == 0 && self.block == now.block && (self.linear == now.linear || self.epoch < now.epoch)
             || self.is_known(now, clock)
@@ -120,7 +120,7 @@ const FEW: usize = 16;
 
 impl Crowd {
     /// The event takes the place of the thread's last one: what is ordered behind it is behind that one too.
-    #[inline]
+    #[inline(always)]
     pub(super) fn put(&mut self, event: Event) {
         // Threads run in their order, mostly.
         let own = event.agent == 0 && !self.mixed;
@@ -201,8 +201,8 @@ pub(super) struct Rare {
 impl History {
     /// Notes an access of a thread if it is a plain one, as those before it, which are all ordered ahead of it;
     /// says whether it did.
-    #[inline]
-    pub(super) fn takes(&mut self, event: &Event, clock: &Clock) -> bool {
+    #[inline(always)]
+    fn takes(&mut self, event: &Event, clock: &Clock) -> bool {
         let is_behind = |past: &Event| past.is_behind(event, clock);
         if self.rare.is_some() || !self.write.as_ref().is_none_or(is_behind) {
             return false;
@@ -289,7 +289,7 @@ impl Memory {
         self.pages.iter_mut().flat_map(|page| page.iter_mut()).for_each(Word::clear);
     }
 
-    #[inline]
+    #[inline(always)]
     fn word(&mut self, number: u64) -> &mut Word {
         let page = number / PAGE;
         let place = match self.recent.get(page as usize % RECENT) {
@@ -315,27 +315,21 @@ impl Memory {
         place
     }
 
-    /// Calls `visit` with the first byte and the history of all bytes from `start` on, those of a word
-    /// together where nobody used them apart; ends with the first answer.
-    #[inline]
-    pub(super) fn visit<R>(
-        &mut self,
-        start: u64,
-        bytes: usize,
-        mut visit: impl FnMut(u64, &mut History) -> Option<R>,
-    ) -> Option<R> {
-        if bytes == WORD && start.is_multiple_of(WORD as u64) {
-            let word = self.word(start / WORD as u64);
-            if word.apart.is_none() {
-                return visit(start, &mut word.whole);
-            }
-        }
-        self.visit_all(start, bytes, visit)
+    /// Notes an access of a thread to these bytes if it is a plain one of whole words, as those before it, which
+    /// are all ordered ahead of it. If not, it may have noted a part: to do that again changes nothing.
+    #[inline(always)]
+    pub(super) fn takes(&mut self, start: u64, bytes: usize, event: &Event, clock: &Clock) -> bool {
+        let (size, end) = (WORD as u64, start + bytes as u64);
+        (start | end).is_multiple_of(size)
+            && (start / size..end / size).all(|number| {
+                let word = self.word(number);
+                word.apart.is_none() && word.whole.takes(event, clock)
+            })
     }
 
-    /// The same of any bytes.
-    #[inline(never)]
-    fn visit_all<R>(
+    /// Calls `visit` with the first byte and the history of all bytes from `start` on, those of a word
+    /// together where nobody used them apart; ends with the first answer.
+    pub(super) fn visit<R>(
         &mut self,
         start: u64,
         bytes: usize,

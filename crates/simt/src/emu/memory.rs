@@ -46,8 +46,16 @@ pub(super) fn watch(
     place: &'static Location<'static>,
 ) {
     if lane.is_watched() {
-        record::<true>(lane, space, (byte, index), bytes, access, place);
+        record::<true>(lane, byte, index, Kind { space, access, bytes: bytes as u8 }, place);
     }
+}
+
+/// What an access is. In one word: a function with few arguments has them all in registers.
+#[derive(Clone, Copy)]
+struct Kind {
+    space: Space,
+    access: Access,
+    bytes: u8,
 }
 
 /// Without `COUNTS` other launches may do to the bytes whatever they like.
@@ -55,13 +63,12 @@ pub(super) fn watch(
 #[inline(never)]
 fn record<const COUNTS: bool>(
     lane: &Lane,
-    space: Space,
-    (byte, index): (u64, u64),
-    bytes: usize,
-    access: Access,
+    byte: u64,
+    index: u64,
+    Kind { space, access, bytes }: Kind,
     place: &'static Location<'static>,
 ) {
-    let block = lane.block();
+    let (block, bytes) = (lane.block(), usize::from(bytes));
     before_plain(lane, || Look { space, byte, index, value: None }, place);
     if !block.watched {
         return;
@@ -84,6 +91,9 @@ fn record<const COUNTS: bool>(
         }
     }
     let Some(races) = &block.races else { return };
+    if races.borrow_mut().takes(lane, space, (byte, bytes), access, place) {
+        return;
+    }
     let found = races.borrow_mut().access(lane, space, (byte, index), bytes, access, place);
     if let Some(kind) = found {
         raise(place, kind);
@@ -202,7 +212,8 @@ pub(crate) fn peek(base: u64, len: usize, index: usize) -> u32 {
     with_lane(|lane| {
         let address = base + locate::<u32, u32>(Space::Global, base, len as u64, index as u64, false, place);
         if lane.is_watched() {
-            record::<false>(lane, Space::Global, (address, index as u64), 4, Access::Read, place);
+            let kind = Kind { space: Space::Global, access: Access::Read, bytes: 4 };
+            record::<false>(lane, address, index as u64, kind, place);
         }
         // SAFETY: inside the handle's memory, which the launch's caller vouches for.
         let value = unsafe { (address as *const u32).read_unaligned() };

@@ -174,6 +174,7 @@ impl Races {
         clock.fence(scope, block, self.epoch, first, lane.lane() as usize);
     }
 
+    #[inline(always)]
     fn event(&self, lane: &Lane, access: Access, place: &'static Location<'static>) -> Event {
         Event {
             block: lane.block().number.get(),
@@ -184,6 +185,25 @@ impl Races {
             access,
             place,
         }
+    }
+
+    /// Records an access if it is one that nothing can be wrong with, as most are: see [`Memory::takes`].
+    #[inline(always)]
+    pub(super) fn takes(
+        &mut self,
+        lane: &Lane,
+        space: Space,
+        (start, bytes): (u64, usize),
+        access: Access,
+        place: &'static Location<'static>,
+    ) -> bool {
+        let event = self.event(lane, access, place);
+        let clock = &self.clocks[lane.linear as usize];
+        if space == Space::Shared {
+            return self.shared.takes(start, bytes, &event, clock);
+        }
+        let grid = &mut *self.grid.borrow_mut();
+        (!access.writes() || grid.sources.is_empty()) && grid.memory.takes(start, bytes, &event, clock)
     }
 
     /// Records an access and checks it against the past of its bytes.
@@ -282,7 +302,6 @@ fn hand_on(words: &mut ByAddress<Word>, start: u64, clock: &mut Clock, event: &E
 }
 
 /// Notes an access, if its bytes' past allows it.
-#[inline]
 fn check(
     memory: &mut Memory,
     lane: &Lane,
@@ -291,45 +310,31 @@ fn check(
     (start, index): (u64, u64),
     bytes: usize,
 ) -> Option<FaultKind> {
+    let shape = lane.block().shape;
     memory.visit(start, bytes, |byte, history| {
-        if history.takes(event, clock) {
-            return None;
+        let fault = |kind: fn(Box<Race>) -> FaultKind, other: &Event| {
+            Some(kind(pair(event, (shape, other), space, index, byte)))
+        };
+        if let Some(other) = against_read_only(history, event.access) {
+            return fault(FaultKind::ReadOnlyLoad, other);
         }
-        weigh(history, lane.block().shape, (event, clock), (space, byte, index), (start, bytes))
+        if let Some(other) = race(history, event, clock) {
+            return fault(kind_of(other), other);
+        }
+        if event.access.is_atomic() && history.rare().word != (start, bytes) {
+            if let Some(other) = history.atomics().find(|past| !past.is_behind(event, clock)) {
+                return fault(FaultKind::AtomicWidths, other);
+            }
+            // A look is no atomic that a read could be in a race with: those before it still are.
+            if event.access.writes() {
+                let rare = history.rare();
+                rare.atomics.clear();
+                rare.word = (start, bytes);
+            }
+        }
+        note(history, *event);
+        None
     })
-}
-
-/// The same of the bytes at `byte`, whatever the access is and whatever happened to them.
-#[inline(never)]
-fn weigh(
-    history: &mut History,
-    shape: LaunchShape,
-    (event, clock): (&Event, &Clock),
-    (space, byte, index): (Space, u64, u64),
-    word: (u64, usize),
-) -> Option<FaultKind> {
-    let fault = |kind: fn(Box<Race>) -> FaultKind, other: &Event| {
-        Some(kind(pair(event, (shape, other), space, index, byte)))
-    };
-    if let Some(other) = against_read_only(history, event.access) {
-        return fault(FaultKind::ReadOnlyLoad, other);
-    }
-    if let Some(other) = race(history, event, clock) {
-        return fault(kind_of(other), other);
-    }
-    if event.access.is_atomic() && history.rare().word != word {
-        if let Some(other) = history.atomics().find(|past| !past.is_behind(event, clock)) {
-            return fault(FaultKind::AtomicWidths, other);
-        }
-        // A look is no atomic that a read could be in a race with: those before it still are.
-        if event.access.writes() {
-            let rare = history.rare();
-            rare.atomics.clear();
-            rare.word = word;
-        }
-    }
-    note(history, *event);
-    None
 }
 
 /// What it is that an access meets `other`, which nothing orders before it.
