@@ -320,11 +320,19 @@ impl Memory {
     #[inline(always)]
     pub(super) fn takes(&mut self, start: u64, bytes: usize, event: &Event, clock: &Clock) -> bool {
         let (size, end) = (WORD as u64, start + bytes as u64);
-        (start | end).is_multiple_of(size)
-            && (start / size..end / size).all(|number| {
-                let word = self.word(number);
-                word.apart.is_none() && word.whole.takes(event, clock)
-            })
+        if !(start | end).is_multiple_of(size) {
+            return false;
+        }
+        // No iterator: this is to become one piece of code with what calls it.
+        let mut at = start;
+        while at < end {
+            let word = self.word(at / size);
+            if word.apart.is_some() || !word.whole.takes(event, clock) {
+                return false;
+            }
+            at += size;
+        }
+        true
     }
 
     /// Calls `visit` with the first byte and the history of all bytes from `start` on, those of a word

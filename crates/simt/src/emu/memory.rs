@@ -73,22 +73,8 @@ fn record<const COUNTS: bool>(
     if !block.watched {
         return;
     }
-    if space == Space::Global {
-        if let Some(tracked) = &block.tracked {
-            let only_writes = matches!(access, Access::Write | Access::Put);
-            if !only_writes && !tracked.is_written(byte, bytes) {
-                raise(place, FaultKind::Unwritten { index, bytes });
-            }
-            if access.writes() {
-                tracked.write(byte, bytes);
-            }
-            if COUNTS {
-                tracked.traffic(lane, access, byte, bytes);
-            }
-        }
-        if let Some(watchpoint) = block.watchpoint.as_ref().filter(|_| access == Access::Write) {
-            watchpoint.note(lane, byte, bytes, place);
-        }
+    if space == Space::Global && (block.tracked.is_some() || block.watchpoint.is_some()) {
+        track::<COUNTS>(lane, (byte, index), bytes, access, place);
     }
     let Some(races) = &block.races else { return };
     if races.borrow_mut().takes(lane, space, (byte, bytes), access, place) {
@@ -97,6 +83,33 @@ fn record<const COUNTS: bool>(
     let found = races.borrow_mut().access(lane, space, (byte, index), bytes, access, place);
     if let Some(kind) = found {
         raise(place, kind);
+    }
+}
+
+/// What is known of global memory beside races.
+#[inline(never)]
+fn track<const COUNTS: bool>(
+    lane: &Lane,
+    (byte, index): (u64, u64),
+    bytes: usize,
+    access: Access,
+    place: &'static Location<'static>,
+) {
+    let block = lane.block();
+    if let Some(tracked) = &block.tracked {
+        let only_writes = matches!(access, Access::Write | Access::Put);
+        if !only_writes && !tracked.is_written(byte, bytes) {
+            raise(place, FaultKind::Unwritten { index, bytes });
+        }
+        if access.writes() {
+            tracked.write(byte, bytes);
+        }
+        if COUNTS {
+            tracked.traffic(lane, access, byte, bytes);
+        }
+    }
+    if let Some(watchpoint) = block.watchpoint.as_ref().filter(|_| access == Access::Write) {
+        watchpoint.note(lane, byte, bytes, place);
     }
 }
 
