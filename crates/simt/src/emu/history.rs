@@ -4,8 +4,12 @@ use super::clock::Clock;
 use super::fault::Space;
 use super::mbarrier::AGENTS;
 use core::panic::Location;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+
+mod crowd;
+
+use crowd::Crowd;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -73,11 +77,17 @@ impl Event {
         }
     }
 
-    /// Whether it is ordered before the access `now` of the thread that has `clock`.
+    /// Whether a barrier of its block orders it before the access `now`.
     #[inline(always)]
+    fn is_before(&self, now: &Event) -> bool {
+        self.agent == 0 && self.block == now.block && self.epoch < now.epoch
+    }
+
+    /// Whether it is ordered before the access `now` of the thread that has `clock`.
+    #[inline]
     pub(super) fn is_behind(&self, now: &Event, clock: &Clock) -> bool {
-        self.agent == 0 && self.block == now.block && (self.linear == now.linear || self.epoch < now.epoch)
-            || self.is_known(now, clock)
+        let is_own = self.agent == 0 && self.block == now.block && self.linear == now.linear;
+        is_own || self.is_before(now) || self.is_known(now, clock)
     }
 
     /// The same of one that neither the block's barriers nor the thread itself put there.
@@ -105,77 +115,6 @@ impl Event {
     }
 }
 
-/// The last access of each of many threads.
-#[derive(Clone, Default)]
-pub(super) struct Crowd {
-    events: Vec<Event>,
-    /// Whether a later event is of an earlier thread.
-    mixed: bool,
-    /// Where the event of each thread is; made when they are mixed and too many to look through.
-    places: Option<Box<BTreeMap<(u64, u32), usize>>>,
-}
-
-/// So many events are looked through.
-const FEW: usize = 16;
-
-impl Crowd {
-    /// The event takes the place of the thread's last one: what is ordered behind it is behind that one too.
-    #[inline(always)]
-    pub(super) fn put(&mut self, event: Event) {
-        // Threads run in their order, mostly.
-        let own = event.agent == 0 && !self.mixed;
-        match self.events.last() {
-            Some(last)
-                if own && last.agent == 0 && last.block == event.block && last.linear < event.linear =>
-            {
-                self.events.push(event);
-            }
-            _ => self.put_any(event),
-        }
-    }
-
-    #[inline(never)]
-    fn put_any(&mut self, event: Event) {
-        let key = event.thread_key();
-        if !self.mixed {
-            match self.events.last_mut() {
-                Some(last) if last.thread_key() == key => return *last = event,
-                Some(last) if last.thread_key() > key => self.mixed = true,
-                _ => return self.events.push(event),
-            }
-        }
-        let known = match &self.places {
-            Some(places) => places.get(&key).copied(),
-            None => self.events.iter().position(|past| past.thread_key() == key),
-        };
-        if let Some(known) = known {
-            self.events[known] = event;
-            return;
-        }
-        self.events.push(event);
-        match &mut self.places {
-            Some(places) => {
-                places.insert(key, self.events.len() - 1);
-            }
-            None if self.events.len() > FEW => {
-                let all = self.events.iter().enumerate();
-                self.places = Some(Box::new(all.map(|(i, event)| (event.thread_key(), i)).collect()));
-            }
-            None => {}
-        }
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.events.clear();
-        self.mixed = false;
-        self.places = None;
-    }
-
-    pub(super) fn iter(&self) -> std::slice::Iter<'_, Event> {
-        self.events.iter()
-    }
-}
-
 /// What happened to some bytes since the last ordered write.
 #[derive(Clone, Default)]
 pub(super) struct History {
@@ -199,23 +138,29 @@ pub(super) struct Rare {
 }
 
 impl History {
-    /// Notes an access of a thread if it is a plain one, as those before it, which are all ordered ahead of it;
-    /// says whether it did.
+    /// Notes a plain access of a thread, if that is known at once to be ordered behind those before it, and
+    /// nothing has to be made or searched for it; says whether it did.
     #[inline(always)]
-    fn takes(&mut self, event: &Event, clock: &Clock) -> bool {
-        let is_behind = |past: &Event| past.is_behind(event, clock);
-        if self.rare.is_some() || !self.write.as_ref().is_none_or(is_behind) {
+    fn takes(&mut self, event: &Event) -> bool {
+        let is_own =
+            |past: &Event| past.agent == 0 && past.block == event.block && past.linear == event.linear;
+        if !self.write.as_ref().is_none_or(|write| write.is_before(event) || is_own(write)) {
             return false;
         }
-        match event.access {
-            Access::Read | Access::Copy => self.reads.put(*event),
-            Access::Write if self.reads.iter().all(is_behind) => {
+        match (event.access, &self.rare) {
+            (Access::Read | Access::Copy, None) => self.reads.takes(event),
+            (Access::Read | Access::Copy, Some(rare)) => rare.atomics.is_empty() && self.reads.takes(event),
+            (Access::ReadOnly, Some(rare)) => {
+                let read_only = rare.read_only.is_some() && rare.atomics.is_empty() && self.write.is_none();
+                read_only && self.reads.takes(event)
+            }
+            (Access::Write, None) if self.reads.is_before(event) => {
                 self.reads.clear();
                 self.write = Some(*event);
+                true
             }
-            _ => return false,
+            _ => false,
         }
-        true
     }
 
     pub(super) fn rare(&mut self) -> &mut Rare {
@@ -276,12 +221,18 @@ pub(super) struct Memory {
     pages: Vec<Box<[Word; PAGE as usize]>>,
     /// Where the page of a number is.
     places: ByAddress<usize>,
-    /// Pages used of late, each by the low bits of its number: the number and the place. Empty at first.
-    recent: Vec<(u64, usize)>,
+    recent: Recent,
 }
 
-/// The number of no page.
-const NO_PAGE: u64 = u64::MAX;
+/// Pages used of late, each by the low bits of its number: the number and the place.
+struct Recent([(u64, usize); RECENT]);
+
+impl Default for Recent {
+    fn default() -> Self {
+        // No page has that number.
+        Recent([(u64::MAX, 0); RECENT])
+    }
+}
 
 impl Memory {
     /// Nothing has happened to any byte. The room for it stays.
@@ -289,13 +240,10 @@ impl Memory {
         self.pages.iter_mut().flat_map(|page| page.iter_mut()).for_each(Word::clear);
     }
 
-    #[inline(always)]
     fn word(&mut self, number: u64) -> &mut Word {
         let page = number / PAGE;
-        let place = match self.recent.get(page as usize % RECENT) {
-            Some((recent, place)) if *recent == page => *place,
-            _ => self.find(page),
-        };
+        let (recent, place) = self.recent.0[page as usize % RECENT];
+        let place = if recent == page { place } else { self.find(page) };
         &mut self.pages[place][(number % PAGE) as usize]
     }
 
@@ -310,24 +258,28 @@ impl Memory {
             pages.push(page);
             pages.len() - 1
         });
-        self.recent.resize(RECENT, (NO_PAGE, 0));
-        self.recent[page as usize % RECENT] = (page, place);
+        self.recent.0[page as usize % RECENT] = (page, place);
         place
     }
 
-    /// Notes an access of a thread to these bytes if it is a plain one of whole words, as those before it, which
-    /// are all ordered ahead of it. If not, it may have noted a part: to do that again changes nothing.
+    /// Notes a plain access of a thread to these bytes, if they are whole words that were used of late, and that
+    /// access is known at once to be ordered behind those before it. If not, it may have noted a part: to do
+    /// that again changes nothing. It calls nothing, so that what calls it needs no frame.
     #[inline(always)]
-    pub(super) fn takes(&mut self, start: u64, bytes: usize, event: &Event, clock: &Clock) -> bool {
+    pub(super) fn takes(&mut self, start: u64, bytes: usize, event: &Event) -> bool {
         let (size, end) = (WORD as u64, start + bytes as u64);
         if !(start | end).is_multiple_of(size) {
             return false;
         }
-        // No iterator: this is to become one piece of code with what calls it.
         let mut at = start;
         while at < end {
-            let word = self.word(at / size);
-            if word.apart.is_some() || !word.whole.takes(event, clock) {
+            let number = at / size;
+            let (recent, place) = self.recent.0[(number / PAGE) as usize % RECENT];
+            let Some(page) = self.pages.get_mut(place).filter(|_| recent == number / PAGE) else {
+                return false;
+            };
+            let word = &mut page[(number % PAGE) as usize];
+            if word.apart.is_some() || !word.whole.takes(event) {
                 return false;
             }
             at += size;
@@ -420,31 +372,5 @@ mod tests {
         assert_eq!(visited(1004, 2), [1004, 1005]);
         assert_eq!(visited(1000, 16), [1000, 1004, 1005, 1006, 1007, 1008, 1012]);
         assert_eq!(visited(1015, 1), [1015]);
-    }
-
-    #[test]
-    fn a_crowd_holds_one_event_a_thread() {
-        let event = |block, linear, clock| Event {
-            block,
-            linear,
-            agent: 0,
-            epoch: 0,
-            clock,
-            access: Access::Atomic,
-            place: Location::caller(),
-        };
-        for threads in [FEW as u32 - 1, FEW as u32 + 2, 1000] {
-            let mut crowd = Crowd::default();
-            for clock in 0..3 {
-                (0..threads).for_each(|linear| crowd.put(event(1, linear, clock)));
-                (0..threads).rev().for_each(|linear| crowd.put(event(1, linear, clock)));
-                crowd.put(event(2, 0, clock));
-                assert_eq!(crowd.iter().len(), threads as usize + 1);
-                assert!(crowd.iter().all(|event| event.clock == clock));
-            }
-            crowd.clear();
-            crowd.put(event(1, 0, 0));
-            assert_eq!(crowd.iter().len(), 1);
-        }
     }
 }

@@ -181,7 +181,15 @@ impl Lane {
         passes
     }
 
-    fn spend(&self, fuel: u32) -> bool {
+    /// Whether it may make a plain access and another one.
+    #[inline(always)]
+    pub(super) fn has_fuel(&self) -> bool {
+        self.spent.get() < FUEL - 1
+    }
+
+    /// Whether it has to give way for that.
+    #[inline]
+    pub(super) fn spend(&self, fuel: u32) -> bool {
         let spent = self.spent.get() + fuel;
         self.spent.set(spent);
         spent >= FUEL

@@ -65,6 +65,43 @@ fn record<const COUNTS: bool>(
     lane: &Lane,
     byte: u64,
     index: u64,
+    kind: Kind,
+    place: &'static Location<'static>,
+) {
+    if !passes(lane, byte, kind, place) {
+        look_at::<COUNTS>(lane, byte, index, kind, place);
+    }
+}
+
+/// Whether an access is one of those that nothing is wrong with and that nobody has to wait at: then it is
+/// recorded.
+#[inline(always)]
+fn passes(
+    lane: &Lane,
+    byte: u64,
+    Kind { space, access, bytes }: Kind,
+    place: &'static Location<'static>,
+) -> bool {
+    let block = lane.block();
+    let Some(races) = &block.races else { return false };
+    let is_tracked = space == Space::Global && (block.tracked.is_some() || block.watchpoint.is_some());
+    if is_tracked || !lane.has_fuel() {
+        return false;
+    }
+    let Ok(mut races) = races.try_borrow_mut() else { return false };
+    let passes = races.takes(lane, space, (byte, usize::from(bytes)), access, place);
+    if passes {
+        lane.spend(1);
+    }
+    passes
+}
+
+/// The same of any access.
+#[inline(never)]
+fn look_at<const COUNTS: bool>(
+    lane: &Lane,
+    byte: u64,
+    index: u64,
     Kind { space, access, bytes }: Kind,
     place: &'static Location<'static>,
 ) {
@@ -77,9 +114,6 @@ fn record<const COUNTS: bool>(
         track::<COUNTS>(lane, (byte, index), bytes, access, place);
     }
     let Some(races) = &block.races else { return };
-    if races.borrow_mut().takes(lane, space, (byte, bytes), access, place) {
-        return;
-    }
     let found = races.borrow_mut().access(lane, space, (byte, index), bytes, access, place);
     if let Some(kind) = found {
         raise(place, kind);

@@ -174,20 +174,30 @@ impl Races {
         clock.fence(scope, block, self.epoch, first, lane.lane() as usize);
     }
 
-    #[inline(always)]
     fn event(&self, lane: &Lane, access: Access, place: &'static Location<'static>) -> Event {
+        self.event_at(lane, &self.clocks[lane.linear as usize], access, place)
+    }
+
+    #[inline(always)]
+    fn event_at(
+        &self,
+        lane: &Lane,
+        clock: &Clock,
+        access: Access,
+        place: &'static Location<'static>,
+    ) -> Event {
         Event {
             block: lane.block().number.get(),
             linear: lane.linear,
             agent: 0,
             epoch: self.epoch,
-            clock: self.clocks[lane.linear as usize].warp[lane.lane() as usize],
+            clock: clock.warp[lane.lane() as usize],
             access,
             place,
         }
     }
 
-    /// Records an access if it is one that nothing can be wrong with, as most are: see [`Memory::takes`].
+    /// Records an access if it is one of those that nothing is wrong with, as most are: see [`Memory::takes`].
     #[inline(always)]
     pub(super) fn takes(
         &mut self,
@@ -197,13 +207,13 @@ impl Races {
         access: Access,
         place: &'static Location<'static>,
     ) -> bool {
-        let event = self.event(lane, access, place);
-        let clock = &self.clocks[lane.linear as usize];
+        let Some(clock) = self.clocks.get(lane.linear as usize) else { return false };
+        let event = self.event_at(lane, clock, access, place);
         if space == Space::Shared {
-            return self.shared.takes(start, bytes, &event, clock);
+            return self.shared.takes(start, bytes, &event);
         }
-        let grid = &mut *self.grid.borrow_mut();
-        (!access.writes() || grid.sources.is_empty()) && grid.memory.takes(start, bytes, &event, clock)
+        let Ok(mut grid) = self.grid.try_borrow_mut() else { return false };
+        (!access.writes() || grid.sources.is_empty()) && grid.memory.takes(start, bytes, &event)
     }
 
     /// Records an access and checks it against the past of its bytes.
