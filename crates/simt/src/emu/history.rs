@@ -77,6 +77,12 @@ impl Event {
         }
     }
 
+    /// Whether it is of the thread of `now`.
+    #[inline(always)]
+    fn is_own(&self, now: &Event) -> bool {
+        self.agent == 0 && self.block == now.block && self.linear == now.linear
+    }
+
     /// Whether a barrier of its block orders it before the access `now`.
     #[inline(always)]
     fn is_before(&self, now: &Event) -> bool {
@@ -86,17 +92,15 @@ impl Event {
     /// Whether it is ordered before the access `now` of the thread that has `clock`.
     #[inline]
     pub(super) fn is_behind(&self, now: &Event, clock: &Clock) -> bool {
-        let is_own = self.agent == 0 && self.block == now.block && self.linear == now.linear;
-        is_own || self.is_before(now) || self.is_known(now, clock)
+        self.is_own(now) || self.is_before(now) || self.is_known(now, clock)
     }
 
     /// The same of one that neither the block's barriers nor the thread itself put there.
     #[inline(never)]
     fn is_known(&self, now: &Event, clock: &Clock) -> bool {
-        if self.agent == 0 && self.block == now.block {
-            if self.linear / 32 == now.linear / 32 && clock.warp[(self.linear % 32) as usize] >= self.clock {
-                return true;
-            }
+        let is_of_warp = self.agent == 0 && self.block == now.block && self.linear / 32 == now.linear / 32;
+        if is_of_warp && clock.warp[(self.linear % 32) as usize] >= self.clock {
+            return true;
         }
         let by_epoch = |epoch: &u32| self.agent == 0 && self.epoch < *epoch;
         clock.known.blocks.get(&self.block).is_some_and(by_epoch)
@@ -142,9 +146,7 @@ impl History {
     /// nothing has to be made or searched for it; says whether it did.
     #[inline(always)]
     fn takes(&mut self, event: &Event) -> bool {
-        let is_own =
-            |past: &Event| past.agent == 0 && past.block == event.block && past.linear == event.linear;
-        if !self.write.as_ref().is_none_or(|write| write.is_before(event) || is_own(write)) {
+        if !self.write.as_ref().is_none_or(|write| write.is_before(event) || write.is_own(event)) {
             return false;
         }
         match (event.access, &self.rare) {
@@ -155,7 +157,7 @@ impl History {
                 read_only && self.reads.takes(event)
             }
             (Access::Write, None) if self.reads.is_before(event) => {
-                self.reads.clear();
+                self.reads.clear_ordered();
                 self.write = Some(*event);
                 true
             }

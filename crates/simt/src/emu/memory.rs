@@ -46,14 +46,21 @@ pub(super) fn watch(
     place: &'static Location<'static>,
 ) {
     if lane.is_watched() {
-        record::<true>(lane, byte, index, Kind { space, access, bytes: bytes as u8 }, place);
+        let kind = Kind { access, bytes: bytes as u8 };
+        match space {
+            Space::Global => record::<GLOBAL, true>(lane, byte, index, kind, place),
+            Space::Shared => record::<SHARED, true>(lane, byte, index, kind, place),
+        }
     }
 }
+
+/// The spaces, for what is compiled for each apart.
+const GLOBAL: u8 = Space::Global as u8;
+const SHARED: u8 = Space::Shared as u8;
 
 /// What an access is. In one word: a function with few arguments has them all in registers.
 #[derive(Clone, Copy)]
 struct Kind {
-    space: Space,
     access: Access,
     bytes: u8,
 }
@@ -61,34 +68,35 @@ struct Kind {
 /// Without `COUNTS` other launches may do to the bytes whatever they like.
 #[cold]
 #[inline(never)]
-fn record<const COUNTS: bool>(
+fn record<const SPACE: u8, const COUNTS: bool>(
     lane: &Lane,
     byte: u64,
     index: u64,
     kind: Kind,
     place: &'static Location<'static>,
 ) {
-    if !passes(lane, byte, kind, place) {
-        look_at::<COUNTS>(lane, byte, index, kind, place);
+    if !passes::<SPACE>(lane, byte, kind, place) {
+        look_at::<SPACE, COUNTS>(lane, byte, index, kind, place);
     }
 }
 
 /// Whether an access is one of those that nothing is wrong with and that nobody has to wait at: then it is
 /// recorded.
 #[inline(always)]
-fn passes(
+fn passes<const SPACE: u8>(
     lane: &Lane,
     byte: u64,
-    Kind { space, access, bytes }: Kind,
+    Kind { access, bytes }: Kind,
     place: &'static Location<'static>,
 ) -> bool {
     let block = lane.block();
     let Some(races) = &block.races else { return false };
-    let is_tracked = space == Space::Global && (block.tracked.is_some() || block.watchpoint.is_some());
+    let is_tracked = SPACE == GLOBAL && (block.tracked.is_some() || block.watchpoint.is_some());
     if is_tracked || !lane.has_fuel() {
         return false;
     }
     let Ok(mut races) = races.try_borrow_mut() else { return false };
+    let space = if SPACE == SHARED { Space::Shared } else { Space::Global };
     let passes = races.takes(lane, space, (byte, usize::from(bytes)), access, place);
     if passes {
         lane.spend(1);
@@ -98,13 +106,14 @@ fn passes(
 
 /// The same of any access.
 #[inline(never)]
-fn look_at<const COUNTS: bool>(
+fn look_at<const SPACE: u8, const COUNTS: bool>(
     lane: &Lane,
     byte: u64,
     index: u64,
-    Kind { space, access, bytes }: Kind,
+    Kind { access, bytes }: Kind,
     place: &'static Location<'static>,
 ) {
+    let space = if SPACE == SHARED { Space::Shared } else { Space::Global };
     let (block, bytes) = (lane.block(), usize::from(bytes));
     before_plain(lane, || Look { space, byte, index, value: None }, place);
     if !block.watched {
@@ -259,8 +268,8 @@ pub(crate) fn peek(base: u64, len: usize, index: usize) -> u32 {
     with_lane(|lane| {
         let address = base + locate::<u32, u32>(Space::Global, base, len as u64, index as u64, false, place);
         if lane.is_watched() {
-            let kind = Kind { space: Space::Global, access: Access::Read, bytes: 4 };
-            record::<false>(lane, address, index as u64, kind, place);
+            let kind = Kind { access: Access::Read, bytes: 4 };
+            record::<GLOBAL, false>(lane, address, index as u64, kind, place);
         }
         // SAFETY: inside the handle's memory, which the launch's caller vouches for.
         let value = unsafe { (address as *const u32).read_unaligned() };

@@ -43,14 +43,14 @@ impl Crowd {
     /// Whether all are ordered ahead of an access by barriers of its block, as far as that is known at once.
     #[inline(always)]
     pub(super) fn is_before(&self, event: &Event) -> bool {
-        // In their order, the first and the last of one block, the last a thread: so are all in between. And the
-        // last one is the latest.
-        let ends = |first: &Event, last: &Event| {
-            !self.mixed && last.agent == 0 && first.block == event.block && last.is_before(event)
-        };
-        match (self.events.first(), self.events.last()) {
-            (Some(first), Some(last)) => ends(first, last),
-            _ => true,
+        match &self.events[..] {
+            [] => true,
+            [only] => only.is_before(event) || only.is_own(event),
+            // In their order, the first and the last of one block, the last a thread: so are all in between. And
+            // the last one is the latest.
+            [first, .., last] => {
+                !self.mixed && last.agent == 0 && first.block == event.block && last.is_before(event)
+            }
         }
     }
 
@@ -87,6 +87,12 @@ impl Crowd {
             }
             None => {}
         }
+    }
+
+    /// The same as [`clear`](Self::clear) where they are in their order.
+    #[inline(always)]
+    pub(super) fn clear_ordered(&mut self) {
+        self.events.clear();
     }
 
     pub(in super::super) fn clear(&mut self) {
