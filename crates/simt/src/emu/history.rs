@@ -83,6 +83,12 @@ impl Event {
         self.agent == 0 && self.block == now.block && self.linear == now.linear
     }
 
+    /// Whether it is of an earlier thread than that of `other`.
+    #[inline(always)]
+    fn is_of_earlier(&self, other: &Event) -> bool {
+        self.block < other.block || self.block == other.block && self.linear < other.linear
+    }
+
     /// Whether a barrier of its block orders it before the access `now`.
     #[inline(always)]
     fn is_before(&self, now: &Event) -> bool {
@@ -156,8 +162,7 @@ impl History {
                 let read_only = rare.read_only.is_some() && rare.atomics.is_empty() && self.write.is_none();
                 read_only && self.reads.takes(event)
             }
-            (Access::Write, None) if self.reads.is_before(event) => {
-                self.reads.clear_ordered();
+            (Access::Write, None) if self.reads.is_before(event) && self.reads.forgets() => {
                 self.write = Some(*event);
                 true
             }
