@@ -269,9 +269,9 @@ impl Memory {
         place
     }
 
-    /// Notes a plain access of a thread to these bytes, if they are whole words that were used of late, and that
-    /// access is known at once to be ordered behind those before it. If not, it may have noted a part: to do
-    /// that again changes nothing. It calls nothing, so that what calls it needs no frame.
+    /// Notes a plain access of a thread to these bytes, if they are whole words that were used of late, and
+    /// if it is known at once to be ordered behind those before it; says whether it did. If not, it may have
+    /// noted a part of the words: to note those again changes nothing.
     #[inline(always)]
     pub(super) fn takes(&mut self, start: u64, bytes: usize, event: &Event) -> bool {
         let (size, end) = (WORD as u64, start + bytes as u64);

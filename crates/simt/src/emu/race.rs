@@ -197,7 +197,7 @@ impl Races {
         }
     }
 
-    /// Records an access if it is one of those that nothing is wrong with, as most are: see [`Memory::takes`].
+    /// Records an access if nothing is wrong with it, which is known at once of most: see [`Memory::takes`].
     #[inline(always)]
     pub(super) fn takes(
         &mut self,
