@@ -13,8 +13,8 @@ pub(in super::super) struct Crowd {
     is_of_many: bool,
     /// That of the latest event, if they are of one block.
     epoch: u32,
-    /// Where the event of each thread is; made when they are mixed and too many to look through.
-    places: Option<Box<BTreeMap<(u64, u32), usize>>>,
+    /// Where the event of each thread is, once they are mixed and too many to look through.
+    places: BTreeMap<(u64, u32), usize>,
 }
 
 /// So many events are looked through.
@@ -71,7 +71,7 @@ impl Crowd {
     /// The same as [`clear`](Self::clear), if nothing has to be given back for that; says whether it did.
     #[inline(always)]
     pub(super) fn forgets(&mut self) -> bool {
-        let forgets = self.places.is_none();
+        let forgets = self.places.is_empty();
         if forgets {
             self.events.clear();
             (self.mixed, self.is_of_many) = (false, false);
@@ -96,31 +96,30 @@ impl Crowd {
                 _ => return self.events.push(event),
             }
         }
-        let known = match &self.places {
-            Some(places) => places.get(&key).copied(),
-            None => self.events.iter().position(|past| past.thread_key() == key),
+        let known = if self.places.is_empty() {
+            self.events.iter().position(|past| past.thread_key() == key)
+        } else {
+            self.places.get(&key).copied()
         };
         if let Some(known) = known {
             self.events[known] = event;
             return;
         }
         self.events.push(event);
-        match &mut self.places {
-            Some(places) => {
-                places.insert(key, self.events.len() - 1);
-            }
-            None if self.events.len() > FEW => {
-                let all = self.events.iter().enumerate();
-                self.places = Some(Box::new(all.map(|(i, event)| (event.thread_key(), i)).collect()));
-            }
-            None => {}
+        if !self.places.is_empty() {
+            self.places.insert(key, self.events.len() - 1);
+        } else if self.events.len() > FEW {
+            let all = self.events.iter().enumerate();
+            self.places = all.map(|(i, event)| (event.thread_key(), i)).collect();
         }
     }
 
     pub(in super::super) fn clear(&mut self) {
         self.events.clear();
         (self.mixed, self.is_of_many) = (false, false);
-        self.places = None;
+        if !self.places.is_empty() {
+            self.places.clear();
+        }
     }
 
     pub(in super::super) fn iter(&self) -> std::slice::Iter<'_, Event> {
