@@ -1,6 +1,7 @@
 //! How a launch is emulated: what is checked, and in which order threads run.
 
 use super::target::{EMULATE_VARIABLE, Target};
+use crate::random::SplitMix64;
 use std::fmt;
 use std::str::FromStr;
 
@@ -145,21 +146,17 @@ impl EmuOptions {
     }
 }
 
-/// Numbers that a seed decides (splitmix64).
+/// Numbers that a seed decides.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Dice(u64);
+pub(super) struct Dice(SplitMix64);
 
 impl Dice {
     pub(super) fn new(seed: u64) -> Self {
-        Dice(seed)
+        Dice(SplitMix64(seed))
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        self.0.word()
     }
 
     /// A number below `end`, which is not 0.
