@@ -437,9 +437,33 @@ mod tests {
     use crate::Device;
     use crate::attention::StepProblem;
     use crate::attention::inputs::{Batch, Input as Kind};
+    use crate::certified::policy::SecondPass;
     use crate::kv::proof::by_workload::to_device;
     use half::f16;
     use simt::emu::EmuOptions;
+
+    /// By default a step has a second pass where it saves the bus, and not where originals are at hand.
+    #[test]
+    fn originals_on_the_device_leave_out_the_second_pass() {
+        let device = Device::cpu(EmuOptions::default());
+        let problem = StepProblem { sequences: 1, q_heads: 2, kv_heads: 1, head_dim: 64, max_tokens: 64 };
+        let batch = Batch::<f16>::new(problem, &[(Kind::Normal, 64)], 3, 7);
+        let passes_again = |again, originals| {
+            let input = Arc::new(to_device(&device, &batch).expect("an input"));
+            let settings = (Policy { again, ..Policy::SOUND }, Layout::Compact, Rounding::Nearest);
+            let step = Step::open(input, settings, originals).expect("a step");
+            step.stages().contains(&"again")
+        };
+        let host = Originals::Host { scratch: 4 };
+        for (again, on_device, on_host) in [
+            (Policy::SOUND.again, false, true),
+            (SecondPass::Always, true, true),
+            (SecondPass::Never, false, false),
+        ] {
+            assert_eq!(passes_again(again, Originals::Device), on_device, "{again:?}");
+            assert_eq!(passes_again(again, host), on_host, "{again:?}");
+        }
+    }
 
     /// Queries of earlier tokens see the tokens that there were for them, whatever has come since: the bits
     /// of a step over a sequence that is as long.

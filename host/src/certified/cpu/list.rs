@@ -64,12 +64,14 @@ pub(super) fn deal(lists: Lists<'_>, shape: StepShape, every: u32) -> impl Itera
     of_rows.take(rows).map(move |((heads, entries), promoted)| {
         let turn = Turn::of(mode, [promoted.exact_for, promoted.wait].map(u32::from), promoted.blocks);
         let [renews, followed] = [mode::RENEWS, mode::FOLLOWED].map(|bit| mode & bit != 0);
-        List { renews, followed, turn, heads, entries, promoted }
+        List { mode, renews, followed, turn, heads, entries, promoted }
     })
 }
 
 /// The list of one group of rows.
 pub(super) struct List<'a> {
+    /// The step's bits of [`mode`].
+    mode: u32,
     /// Whether this step's masses make the next list.
     pub(super) renews: bool,
     /// Whether a group with a head over budget is passed over again.
@@ -140,7 +142,7 @@ impl List<'_> {
     pub(super) fn own(&mut self, chosen: &Chosen, blocks: usize, left: [u32; 2], used: &mut Used) {
         self.write(chosen);
         self.promoted.blocks = blocks as u32;
-        self.turn = Turn::of(mode::LISTED | mode::AGAIN, left, blocks as u32);
+        self.turn = Turn::of(mode::again(self.mode), left, blocks as u32);
         let earlier = Earlier { entries: used.listed().to_vec(), promoted: used.promoted };
         self.read(blocks, false, used);
         used.earlier = Some(earlier);

@@ -55,8 +55,9 @@ impl<E: StepElement> StepPlan<E> {
         cache: &StepHandles<E>,
         out: AttendedHandles,
     ) -> Result<()> {
+        let mode = mode::again(self.mode);
         // SAFETY: this function's contract.
-        unsafe { self.launch_carry(stream, cache, out, mode::LISTED | mode::AGAIN) }
+        unsafe { self.launch_carry(stream, cache, out, mode) }
     }
 
     /// # Safety
@@ -152,7 +153,7 @@ impl<E: StepElement> StepPlan<E> {
     /// # Errors
     /// What the launches report.
     pub(super) unsafe fn run_own(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
-        let mode = mode::LISTED | mode::AGAIN;
+        let mode = mode::again(self.mode);
         // SAFETY: this function's contract.
         unsafe {
             self.launch_weigh(stream, cache, mode)?;

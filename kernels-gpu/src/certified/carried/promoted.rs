@@ -33,8 +33,8 @@ pub struct Turn {
     left: u32,
     /// What [`Promoted::wait`] is.
     wait: u32,
-    /// Whether the pass's verdict counts: it is by a list of the step's own, or the first one by a list, and
-    /// there is one.
+    /// Whether the pass's verdict counts: the step is the first one by a list, or the pass the second one of
+    /// such a step.
     judges: bool,
     /// Whether a head over budget gets a second pass, whose verdict then counts.
     followed: bool,
@@ -50,9 +50,9 @@ impl Turn {
     pub fn of(mode: u32, [exact_for, wait]: [u32; 2], made: u32) -> Self {
         let left = if mode & mode::RENEWS != 0 { exact_for.saturating_sub(1) } else { exact_for };
         let followed = mode & mode::FOLLOWED != 0;
-        // A list that nobody has renewed says nothing of what a new one would do.
-        let first = mode & mode::JUDGES != 0 && made != 0;
-        let judges = exact_for == 0 && (followed || mode & mode::AGAIN != 0 || first);
+        // A list that nobody has renewed says nothing of what a new one would do. That of a second pass is
+        // new.
+        let judges = exact_for == 0 && mode & mode::JUDGES != 0 && (made != 0 || mode & mode::AGAIN != 0);
         Turn { left, wait, judges, followed }
     }
 
@@ -159,6 +159,11 @@ pub mod mode {
     pub const FOLLOWED: u32 = 8;
     /// The launch is for those rows alone, and what it lists is for the pass behind it.
     pub const AGAIN: u32 = 16;
+
+    /// What the second pass of a step with these bits is.
+    pub const fn again(mode: u32) -> u32 {
+        LISTED | AGAIN | mode & JUDGES
+    }
 }
 
 #[cfg(test)]
@@ -198,8 +203,8 @@ mod tests {
         assert_eq!(exact(2, 1, 12, always), [4, 7, 10]);
     }
 
-    /// Where a second pass follows, its verdict counts: what is over budget by the first one's list alone is
-    /// never left to the dense rung.
+    /// Where a second pass follows, its verdict counts, in the first step by a list: what is over budget by
+    /// the first pass's list alone, or in a later step, is never left to the dense rung.
     #[test]
     fn a_second_pass_has_the_last_word() {
         let mut count = [0; 2];
@@ -216,10 +221,12 @@ mod tests {
             }
             // Over budget by the first list in every step, by the second one from step 10 to step 20.
             count = turn.after(true, 4);
-            count = Turn::of(mode::LISTED | mode::AGAIN, count, 1).after((10..20).contains(&step), 4);
+            let over = (10..20).contains(&step);
+            count = Turn::of(mode::LISTED | mode::AGAIN | judges, count, made).after(over, 4);
         }
-        // Step 10 begins a wait of one renewal, which 12 ends, 12 one of two, which 20 ends.
-        assert_eq!(all, [11, 13, 14, 15, 16, 17, 18, 19]);
+        // Steps 10, 11 and 12 try and judge nothing, 13 begins a wait of one renewal, which 16 ends, 17 one
+        // of two, which 24 ends.
+        assert_eq!(all, [14, 15, 18, 19, 20, 21, 22, 23]);
     }
 
     #[test]
