@@ -18,6 +18,7 @@
 mod chain;
 pub mod dense;
 mod fragments;
+mod grid;
 pub mod integers;
 pub mod outward;
 mod pace;
@@ -30,6 +31,7 @@ mod window;
 
 pub use chain::Chain;
 pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width};
+pub use grid::GridPlace;
 pub use pace::{MAX_WARPS, Pace, tiles_of};
 pub use partial::{
     Adding, MAX_PARTS, Merged, PartialRow, Parts, combine, combine_to_part, combined_rows, last_to_arrive,

@@ -37,8 +37,9 @@ use super::quantizer::mixed;
 use super::query::{LOG2_E, Query, delta_original};
 use super::tile::{Int4Values, Tile};
 use super::weighing::Weighed;
-use crate::attention::Chain;
-use crate::attention::{BLOCK_TOKENS, Half, KeyTile, ROWS, ValueTile, Values, warps, width};
+use crate::attention::{
+    BLOCK_TOKENS, Chain, GridPlace, Half, KeyTile, ROWS, ValueTile, Values, warps, width,
+};
 use glam::UVec4;
 use half::{bf16, f16};
 use simt::math::{abs, exp2, fma, max, sqrt};
@@ -112,10 +113,8 @@ pub fn audit<E: Half, const D: usize, M: KeyMetadata>(
     watch: Watch,
     scratch: Scratch,
 ) {
-    let (auditor, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split: auditor, sequence, head, row_group, launch_row } =
+        GridPlace::of(shape.row_groups());
     let length = lengths.load(sequence as usize);
     let blocks = length / BLOCK_TOKENS;
     let layout = audit_layout::<M, D>();

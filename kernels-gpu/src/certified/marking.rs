@@ -23,10 +23,10 @@ use super::pass::{Record, StepShape};
 use super::policy::Thresholds;
 use super::sums::{Taken, weights};
 use super::weighing::{RowChoice, Weighed, ranks_error};
-use crate::attention::{BLOCK_TOKENS, ROWS};
+use crate::attention::{BLOCK_TOKENS, GridPlace, ROWS};
 use glam::UVec4;
 use simt::warp::{self, FULL_MASK, warp_shuffle_idx, warp_shuffle_up};
-use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, kernel, thread, unroll};
+use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, kernel, thread, unroll};
 
 /// Threads of a block that marks: a warp for each row.
 pub const THREADS: u32 = 256;
@@ -132,14 +132,11 @@ pub fn mark(
     scratch: Scratch,
     mode: u32,
 ) {
-    let sequence = thread::block_idx_z();
-    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split: index, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let length = lengths.load(sequence as usize);
     let blocks = length / BLOCK_TOKENS;
-    let part = Part { index: thread::block_idx_x(), parts: shape.parts, blocks };
+    let part = Part { index, parts: shape.parts, blocks };
     let first_row = (sequence * shape.kv_heads + head) * shape.group + row_group * ROWS;
     let layout = mark_layout();
     let marking = Marking {

@@ -31,8 +31,8 @@ use super::quantizer::f16_at_or_above;
 use super::query::{LOG2_E, Query, delta};
 use super::tile::Tile;
 use crate::attention::{
-    BLOCK_TOKENS, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine_to_part, combined_rows,
-    first_blocks, part_floats, walk, warps,
+    BLOCK_TOKENS, GridPlace, Half, MAX_PARTS, PartialRow, ROWS, Ring, Running, combine_to_part,
+    combined_rows, first_blocks, part_floats, walk, warps,
 };
 use core::marker::PhantomData;
 use glam::UVec4;
@@ -222,10 +222,7 @@ pub fn attend<E: Half, const D: usize, M: KeyMetadata>(
     partials: GlobalMut<f32>,
     shape: StepShape,
 ) {
-    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
     let blocks = lengths.load(sequence as usize) / BLOCK_TOKENS;
     let (a_split, used) = pass_share(blocks, shape.splits);
     if split >= used {

@@ -40,8 +40,8 @@ use super::sums::Taken;
 use super::tile::Tile;
 use super::weighing::Weighed;
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile, combine_to_part,
-    combined_rows, last_to_arrive, part_floats, warps,
+    Adding, BLOCK_TOKENS, GridPlace, Half, KeyTile, MAX_PARTS, PartialRow, ROWS, Running, ValueTile,
+    combine_to_part, combined_rows, last_to_arrive, part_floats, warps,
 };
 use half::{bf16, f16};
 use simt::math::{fma, max};
@@ -126,10 +126,8 @@ pub fn replace<E: Half, const D: usize, M: KeyMetadata>(
     thresholds: Thresholds,
     scratch: Scratch,
 ) {
-    let (replacer, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split: replacer, sequence, head, row_group, launch_row } =
+        GridPlace::of(shape.row_groups());
     let length = lengths.load(sequence as usize);
     let layout = promote_layout::<M, D>();
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);

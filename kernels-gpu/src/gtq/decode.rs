@@ -63,8 +63,8 @@ use super::running::Running;
 use super::scores::{Keys, Parted, PartedHead, Whole, of_halves};
 use super::window::{Slot, Span, operand};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, MAX_PARTS, PartialRow, Parts, ROWS, Ring, Window, combine, combine_to_part,
-    combined_rows, fill, first_blocks, last_to_arrive, part_floats, walk_on, warps,
+    Adding, BLOCK_TOKENS, GridPlace, MAX_PARTS, PartialRow, Parts, ROWS, Ring, Window, combine,
+    combine_to_part, combined_rows, fill, first_blocks, last_to_arrive, part_floats, walk_on, warps,
 };
 use glam::{UVec4, Vec4};
 use half::f16;
@@ -245,10 +245,7 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     keys_of: impl FnOnce(u32) -> Y,
 ) {
     let Memory { queries, tiles, near, table, lengths, partials, counters, output, lse } = memory;
-    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
     let keys = keys_of(head);
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let ahead = keys.ahead(lane);

@@ -33,13 +33,13 @@
 use super::layout::{Layout, Shape};
 use super::tile::{Near, Rows, Tile};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, MAX_PARTS, Merged, PartialRow, Parts, ROWS, Ring, Running, combine,
+    Adding, BLOCK_TOKENS, GridPlace, MAX_PARTS, Merged, PartialRow, Parts, ROWS, Ring, Running, combine,
     combine_to_part, combined_rows, first_blocks, last_to_arrive, part_floats, walk, warps,
 };
 use glam::Vec4;
 use half::f16;
 use simt::math::canonical_nan;
-use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
+use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread, unroll, warp};
 
 /// Stages of a warp's ring.
 const STAGES: u32 = 5;
@@ -105,10 +105,7 @@ pub fn attend<const D: usize, const K: u32, const V: u32>(
     output: GlobalMut<f32>,
     shape: Shape,
 ) {
-    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
     let length = lengths.load(sequence as usize).min(shape.groups * shape.layout.group);
     let Parts { tiles, tiles_a_split, used } = Parts::of(length, shape.splits);
     // A sequence without keys still needs somebody to write its rows.

@@ -60,13 +60,13 @@ use super::queries::{load_integers, load_queries, store_integers, whole_scale};
 use super::running::{ABSENT, Place, Running, Scores, WholeScores};
 use super::transform::{OfQueries, Shape, load_row, round_row, share_row};
 use crate::attention::{
-    BLOCK_TOKENS, Merged, PartialRow, Parts, ROWS, combine, combine_to_part, last_to_arrive, part_floats,
-    warps,
+    BLOCK_TOKENS, GridPlace, Merged, PartialRow, Parts, ROWS, combine, combine_to_part, last_to_arrive,
+    part_floats, warps,
 };
 use glam::{UVec4, Vec4};
 use half::f16;
 use simt::math::canonical_nan;
-use simt::{Global, GlobalMut, bits, kernel, thread, unroll, warp};
+use simt::{Global, GlobalMut, kernel, thread, unroll, warp};
 
 /// Floats of the partial results of `launches` rows of `splits` blocks.
 pub const fn partial_floats(launches: u32, splits: u32, head_dim: u32) -> usize {
@@ -201,9 +201,7 @@ fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(argum
     let Arguments { queries, transforms, key_books, value_books, codes, recent_keys, recent_values, .. } =
         arguments;
     let Arguments { lengths, partials, counters, output, shape, .. } = arguments;
-    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
     let layout = layout::<D, K, V>();
     let (lane, warp, warps) = (warp::lane_id(), thread::thread_idx_x() / 32, warps(D as u32));
     // No launch writes codebooks, nor the table of transformations.
@@ -379,7 +377,6 @@ fn attend_part<const D: usize, const K: u32, const V: u32, const R: usize>(argum
     thread::sync_threads();
 
     let target = Target { output, shape, sequence, head, row_group };
-    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
     let floats = part_floats(D as u32);
     let base = launch_row as usize * shape.splits as usize * floats;
     if used <= 1 {

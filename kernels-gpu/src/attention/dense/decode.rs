@@ -21,9 +21,9 @@
 
 use super::{DenseShape, stages};
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Parts, Queries, ROWS, Ring,
-    Running, ValueTile, combine, combine_to_part, combined_rows, first_blocks, last_to_arrive, part_floats,
-    walk, warps,
+    Adding, BLOCK_TOKENS, Glance, GridPlace, Half, KeyTile, MAX_PARTS, Merged, PartialRow, Parts, Queries,
+    ROWS, Ring, Running, ValueTile, combine, combine_to_part, combined_rows, first_blocks, last_to_arrive,
+    part_floats, walk, warps,
 };
 use glam::Vec4;
 use half::{bf16, f16};
@@ -102,7 +102,6 @@ pub fn attend<E: Half, const D: usize>(
     lse: GlobalMut<f32>,
     shape: DenseShape,
 ) {
-    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
     let DenseShape { max_blocks, pool_blocks, .. } = shape;
     let glance = Glance { table, lengths, max_blocks, pool_blocks, wanted: shape.rung == 0 };
     // At 256 every register is taken, and what is kept over the wait would cost some.
@@ -114,10 +113,8 @@ pub fn attend<E: Half, const D: usize>(
     if shape.rung != 0 {
         thread::let_next_start();
     }
-    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
+    let GridPlace { split, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
     let (rows_wanted, length) = (wanted.load(launch_row as usize), lengths.load(sequence as usize));
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
 
     let Parts { tiles, tiles_a_split, used } = Parts::of(length, shape.splits);
     // A sequence without keys still needs somebody to write its rows. One branch for both, so that both loads
@@ -209,8 +206,7 @@ fn look_ahead<E: Half, const D: usize>(
     glance: Glance,
     shape: DenseShape,
 ) {
-    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split, sequence, head, .. } = GridPlace::of(shape.row_groups());
     let Parts { tiles, tiles_a_split, .. } = Parts::of(glance.length(sequence), shape.splits);
     // Two lanes a tile.
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);

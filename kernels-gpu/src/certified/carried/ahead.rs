@@ -1,9 +1,9 @@
 //! What a launch asks for while the one ahead of it still runs.
 
 use super::{StepShape, Tile, pass_share};
-use crate::attention::{BLOCK_TOKENS, Glance, warps};
+use crate::attention::{BLOCK_TOKENS, Glance, GridPlace, warps};
 use half::f16;
-use simt::{Global, bits, thread, warp};
+use simt::{Global, thread, warp};
 
 /// Tiles that each warp asks for ahead of the wait.
 const AHEAD: u32 = 4;
@@ -13,8 +13,7 @@ const AHEAD: u32 = 4;
 /// leaves no time (measured: 1.5 us lost).
 #[simt::device]
 pub(super) fn look_ahead<const D: usize>(tiles: Global<u32>, glance: Glance, shape: StepShape) {
-    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split, sequence, head, .. } = GridPlace::of(shape.row_groups());
     let blocks = glance.length(sequence) / BLOCK_TOKENS;
     let (a_split, _) = pass_share(blocks, shape.splits);
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);

@@ -7,7 +7,7 @@ use super::super::policy::{Certificate, Thresholds, reason, rung};
 use super::super::query::Query;
 use super::gather::{Gathered, merge};
 use super::judge::Judge;
-use super::{CarriedLayout, SPLITS_AT_HAND};
+use super::layout::{CarriedLayout, SPLITS_AT_HAND};
 use crate::attention::Chain;
 use crate::attention::{Half, ROWS, part_floats, warps};
 use glam::UVec4;

@@ -33,120 +33,47 @@
 //! [`mark`](fn@super::mark), and this kernel again, which leaves all others as they are.
 //!
 //! # Rows that are left to the dense rung
-//! Where the first step by a new list, or the second pass of a step, finds a head over its budget, the dense
-//! rung alone computes the heads of its row of blocks for some renewals: it reads the originals of the row
-//! for one head as for eight. Then the row is tried again; where that finds the same, the next wait is twice
-//! as long, up to [`Thresholds::retry`] renewals. Of a row that waits this pass reads the annotations, for
-//! certificates.
+//! Where the first step by a new list, in its second pass if there is one, finds a head over its budget, the
+//! dense rung alone computes the heads of its row of blocks for some renewals: it reads the originals of the
+//! row for one head as for eight. Then the row is tried again; where that finds the same, the next wait is
+//! twice as long, up to [`Thresholds::retry`] renewals. Of a row that waits this pass reads the annotations,
+//! for certificates.
 
 mod ahead;
 pub mod exact;
 mod finish;
 pub mod gather;
 pub mod judge;
+mod layout;
 pub mod likely;
 mod list;
 mod promoted;
 
 use super::admit::{Found, Scratch};
-use super::finish::Ends;
 use super::layout::{Annotation, Layout, TileLayout};
-use super::lists::STARTS;
 use super::marking::{Entry, ListHead};
-use super::parts::MAX_BLOCKS;
-use super::pass::{PassLayout, Record, StepShape, Tiles, pass_layout_in, pass_share, stages};
+use super::pass::{Record, StepShape, Tiles, pass_share, stages};
 use super::policy::{Certificate, Thresholds};
 use super::promote::{largest_norms, original_scores};
 use super::query::{self, LOG2_E, Query};
 use super::tile::Tile;
 use crate::attention::{
-    Adding, BLOCK_TOKENS, Glance, Half, KeyTile, MAX_PARTS, Pace, PartialRow, ROWS, Running, ValueTile,
-    Values, combine_to_part, first_blocks, last_to_arrive, part_floats, tiles_of, walk, warps,
+    BLOCK_TOKENS, Glance, GridPlace, Half, KeyTile, Pace, PartialRow, ROWS, Running, ValueTile, Values,
+    combine_to_part, first_blocks, last_to_arrive, part_floats, tiles_of, walk, warps,
 };
 use ahead::look_ahead;
 use core::cell::Cell;
 use core::marker::PhantomData;
 use exact::ExactRow;
 use finish::Finish;
-use gather::{Bounds, Gather, Gathered, Moments, Noisy, Parked, of_row};
+use gather::{Bounds, Gather, Moments, Noisy, Parked, of_row};
 use half::{bf16, f16};
+pub use layout::{CarriedLayout, carried_layout};
 use likely::Noise;
 use list::{List, Listed, Lookup};
 pub use promoted::{Promoted, Turn, first_recent, mode};
 use simt::warp::FULL_MASK;
-use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
-
-/// Splits of which what they have gathered is brought to shared memory: more of it would leave less room for
-/// their outputs, which at batch 1 shall be added up in one go.
-const SPLITS_AT_HAND: u32 = 40;
-
-/// Splits whose outputs there is room for at the end: those of a sequence of four KV heads are all there
-/// then.
-const AT_ONCE: u32 = 33;
-
-/// Shared memory of a block.
-#[derive(Clone, Copy)]
-pub struct CarriedLayout {
-    pass: PassLayout,
-    ends: Ends,
-    /// What all splits have gathered, if they are not too many, [`EIGHT`](Gathered::EIGHT) words of each: in
-    /// the rings' memory too.
-    splits: Shared<f32>,
-    /// Where each part's list starts among all entries, and how many there are.
-    starts: Shared<u32>,
-    /// A bit for each block of the split that the list has.
-    listed: Shared<u32>,
-    /// Each warp's first entry, [warps, 8].
-    ahead: Shared<u32>,
-    /// What [`Chain`] says of the step's sums and of the dense rung's: worked out while tiles are on their
-    /// way.
-    chains: Shared<u32>,
-    /// Entries whose keys are promoted, those whose values are, and whether K_max was raised for them.
-    promoted: Shared<u32>,
-    /// Of the warps, [warps, 8, 20]; at the end of the rows, [8, 20].
-    gathered: Shared<f32>,
-    /// Of each lane, what the bound that may fail follows from, and what waits for it: [warps, 6, 32].
-    noise: Shared<f32>,
-    last: Shared<u32>,
-    /// The shared memory's size.
-    pub bytes: u32,
-}
-
-/// Lays out the shared memory of an instance.
-pub const fn carried_layout<const D: usize>() -> CarriedLayout {
-    let mut plan = SharedPlan::new();
-    let adding = Adding::words::<D>(MAX_PARTS, AT_ONCE) + SPLITS_AT_HAND * Gathered::EIGHT;
-    let pass = pass_layout_in::<f16, D>(&mut plan, adding);
-    // The rings' memory again.
-    let mut over = SharedPlan::new();
-    let splits = over.array(SPLITS_AT_HAND * Gathered::EIGHT);
-    let adding = Adding::over::<D>(&mut over, MAX_PARTS, 4 * pass.ring.len());
-    let squares = plan.array(ROWS * 32);
-    let totals = plan.array(ROWS);
-    let ends = Ends { adding, squares, totals };
-    let starts = plan.array(STARTS);
-    let listed = plan.array(MAX_BLOCKS / 32);
-    let ahead = plan.array(warps(D as u32) * Lookup::WORDS);
-    let chains = plan.array(4);
-    let promoted = plan.array(3);
-    let gathered = plan.array(warps(D as u32) * Gathered::EIGHT);
-    let noise = plan.array(warps(D as u32) * 32 * Parked::WORDS);
-    let last = plan.array(1);
-    CarriedLayout {
-        pass,
-        ends,
-        splits,
-        starts,
-        listed,
-        ahead,
-        chains,
-        promoted,
-        gathered,
-        noise,
-        last,
-        bytes: plan.bytes(),
-    }
-}
+use simt::{Global, GlobalMut, Shared, async_copy, bits, kernel, thread, unroll, warp};
 
 /// A step of attention by a list from an earlier step: output, LSE, certificate, and which rows want the
 /// dense rung.
@@ -192,10 +119,7 @@ pub fn carry<E: Half, const D: usize>(
     look_ahead::<D>(tiles, glance, shape);
     thread::wait_for_previous();
     thread::let_next_start();
-    let (split, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let launch_row = sequence * thread::grid_dim_y() + thread::block_idx_y();
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
     let length = lengths.load(sequence as usize);
     let blocks = length / BLOCK_TOKENS;
     let (a_split, used) = pass_share(blocks, shape.splits);

@@ -38,7 +38,7 @@ use super::masses::{Mass, joined, most_of};
 use super::products::Tiles;
 use super::tile::{TILE_TOKENS, tiles_of};
 use crate::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
-use crate::attention::{BLOCK_TOKENS, Half, PartialRow, ROWS, fill, walk_on};
+use crate::attention::{BLOCK_TOKENS, GridPlace, Half, PartialRow, ROWS, fill, walk_on};
 use crate::gather::rule::{Extent, Rule};
 use half::{bf16, f16};
 use simt::math::max;
@@ -202,9 +202,7 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     norms: GlobalMut<Norms>,
     shape: ScanShape,
 ) {
-    let (part, sequence) = (thread::block_idx_x(), thread::block_idx_z());
-    let head = bits::div_u32(thread::block_idx_y(), shape.row_groups());
-    let row_group = bits::rem_u32(thread::block_idx_y(), shape.row_groups());
+    let GridPlace { split: part, sequence, head, row_group, .. } = GridPlace::of(shape.row_groups());
     let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
     let row = sequence * shape.kv_heads + head;
     let (rule, parts) = (shape.rule, thread::grid_dim_x());

@@ -1,0 +1,83 @@
+//! The shared memory of [`carry`](fn@super::carry).
+
+use super::gather::{Gathered, Parked};
+use super::list::Lookup;
+use crate::attention::{Adding, MAX_PARTS, ROWS, warps};
+use crate::certified::finish::Ends;
+use crate::certified::lists::STARTS;
+use crate::certified::parts::MAX_BLOCKS;
+use crate::certified::pass::{PassLayout, pass_layout_in};
+use half::f16;
+use simt::{Shared, SharedPlan};
+
+/// Splits of which what they have gathered is brought to shared memory: more of it would leave less room for
+/// their outputs, which at batch 1 shall be added up in one go.
+pub(super) const SPLITS_AT_HAND: u32 = 40;
+
+/// Splits whose outputs there is room for at the end: those of a sequence of four KV heads are all there
+/// then.
+const AT_ONCE: u32 = 33;
+
+/// Shared memory of a block.
+#[derive(Clone, Copy)]
+pub struct CarriedLayout {
+    pub(super) pass: PassLayout,
+    pub(super) ends: Ends,
+    /// What all splits have gathered, if they are not too many, [`EIGHT`](Gathered::EIGHT) words of each: in
+    /// the rings' memory too.
+    pub(super) splits: Shared<f32>,
+    /// Where each part's list starts among all entries, and how many there are.
+    pub(super) starts: Shared<u32>,
+    /// A bit for each block of the split that the list has.
+    pub(super) listed: Shared<u32>,
+    /// Each warp's first entry, [warps, 8].
+    pub(super) ahead: Shared<u32>,
+    /// What [`Chain`](crate::attention::Chain) says of the step's sums and of the dense rung's: worked out
+    /// while tiles are on their way.
+    pub(super) chains: Shared<u32>,
+    /// Entries whose keys are promoted, those whose values are, and whether K_max was raised for them.
+    pub(super) promoted: Shared<u32>,
+    /// Of the warps, [warps, 8, 20]; at the end of the rows, [8, 20].
+    pub(super) gathered: Shared<f32>,
+    /// Of each lane, what the bound that may fail follows from, and what waits for it: [warps, 6, 32].
+    pub(super) noise: Shared<f32>,
+    pub(super) last: Shared<u32>,
+    /// The shared memory's size.
+    pub bytes: u32,
+}
+
+/// Lays out the shared memory of an instance.
+pub const fn carried_layout<const D: usize>() -> CarriedLayout {
+    let mut plan = SharedPlan::new();
+    let adding = Adding::words::<D>(MAX_PARTS, AT_ONCE) + SPLITS_AT_HAND * Gathered::EIGHT;
+    let pass = pass_layout_in::<f16, D>(&mut plan, adding);
+    // The rings' memory again.
+    let mut over = SharedPlan::new();
+    let splits = over.array(SPLITS_AT_HAND * Gathered::EIGHT);
+    let adding = Adding::over::<D>(&mut over, MAX_PARTS, 4 * pass.ring.len());
+    let squares = plan.array(ROWS * 32);
+    let totals = plan.array(ROWS);
+    let ends = Ends { adding, squares, totals };
+    let starts = plan.array(STARTS);
+    let listed = plan.array(MAX_BLOCKS / 32);
+    let ahead = plan.array(warps(D as u32) * Lookup::WORDS);
+    let chains = plan.array(4);
+    let promoted = plan.array(3);
+    let gathered = plan.array(warps(D as u32) * Gathered::EIGHT);
+    let noise = plan.array(warps(D as u32) * 32 * Parked::WORDS);
+    let last = plan.array(1);
+    CarriedLayout {
+        pass,
+        ends,
+        splits,
+        starts,
+        listed,
+        ahead,
+        chains,
+        promoted,
+        gathered,
+        noise,
+        last,
+        bytes: plan.bytes(),
+    }
+}
