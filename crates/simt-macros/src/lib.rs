@@ -73,8 +73,8 @@ pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
 pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
     let item = stop::with_names(item.into());
     arms::on_both_sides(quote::quote! {
-        #[inline(always)]
-        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        #[cfg_attr(target_arch = "nvptx64", inline(always))]
+        #[cfg_attr(not(target_arch = "nvptx64"), inline, track_caller)]
         #item
     })
     .into()
@@ -87,7 +87,8 @@ pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
 ///
 /// The range has literal bounds (`0..8`, `0..=7`), or ends in a constant expression with a literal ceiling:
 /// `unroll!(for i in 0..N, at_most 16 { … })` repeats the body 16 times, each under `if i < N`, which the
-/// compiler decides. The body may not `break` or `continue` this loop.
+/// compiler decides. The body may not `break` or `continue` this loop. On the host it is a loop: written out,
+/// it would only take longer to compile.
 #[proc_macro]
 pub fn unroll(input: TokenStream) -> TokenStream {
     unroll::expand(input.into()).unwrap_or_else(|error| error.to_compile_error()).into()

@@ -1,10 +1,14 @@
 //! `unroll!`.
+//!
+//! The device's code has a copy of the body for each index. The host's has a loop: there copies gain nothing,
+//! and what they hold would be compiled so many times, each closure in it as a type of its own.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{Span, TokenStream};
 use quote::quote;
 use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned;
-use syn::{Block, Error, Expr, ExprLit, ExprRange, Lit, LitInt, Pat, RangeLimits, Token};
+use syn::visit_mut::{self, VisitMut};
+use syn::{Block, Error, Expr, ExprLit, ExprRange, Ident, Lit, LitInt, Pat, RangeLimits, Token};
 
 /// More copies than this are a mistake: the code would not fit an instruction cache.
 const MOST_COPIES: usize = 256;
@@ -39,6 +43,51 @@ impl Parse for Loop {
     }
 }
 
+/// Finds a `break` or a `continue` of the loop that is written out: a copy is none.
+#[derive(Default)]
+struct Jumps {
+    /// Loops of the body around what is looked at.
+    loops: u32,
+    found: Option<Span>,
+}
+
+impl Jumps {
+    fn within(&mut self, visit: impl FnOnce(&mut Self)) {
+        self.loops += 1;
+        visit(self);
+        self.loops -= 1;
+    }
+
+    fn jump(&mut self, span: Span, label: Option<&syn::Lifetime>) {
+        if self.loops == 0 && label.is_none() {
+            self.found.get_or_insert(span);
+        }
+    }
+}
+
+impl VisitMut for Jumps {
+    fn visit_expr_break_mut(&mut self, jump: &mut syn::ExprBreak) {
+        self.jump(jump.break_token.span, jump.label.as_ref());
+        visit_mut::visit_expr_break_mut(self, jump);
+    }
+
+    fn visit_expr_continue_mut(&mut self, jump: &mut syn::ExprContinue) {
+        self.jump(jump.continue_token.span, jump.label.as_ref());
+    }
+
+    fn visit_expr_for_loop_mut(&mut self, inner: &mut syn::ExprForLoop) {
+        self.within(|jumps| visit_mut::visit_expr_for_loop_mut(jumps, inner));
+    }
+
+    fn visit_expr_while_mut(&mut self, inner: &mut syn::ExprWhile) {
+        self.within(|jumps| visit_mut::visit_expr_while_mut(jumps, inner));
+    }
+
+    fn visit_expr_loop_mut(&mut self, inner: &mut syn::ExprLoop) {
+        self.within(|jumps| visit_mut::visit_expr_loop_mut(jumps, inner));
+    }
+}
+
 fn literal(expr: &Expr) -> Option<usize> {
     match expr {
         Expr::Lit(ExprLit { lit: Lit::Int(int), .. }) => int.base10_parse().ok(),
@@ -47,7 +96,12 @@ fn literal(expr: &Expr) -> Option<usize> {
 }
 
 pub fn expand(input: TokenStream) -> syn::Result<TokenStream> {
-    let Loop { variable, range, at_most, body } = syn::parse2(input)?;
+    let Loop { variable, range, at_most, mut body } = syn::parse2(input)?;
+    let mut jumps = Jumps::default();
+    jumps.visit_block_mut(&mut body);
+    if let Some(span) = jumps.found {
+        return Err(Error::new(span, "a loop that is written out has no `break` and no `continue`"));
+    }
     let Expr::Range(ExprRange { start: Some(start), limits, end: Some(end), .. }) = &range else {
         return Err(Error::new(range.span(), "the range needs both ends: `0..8`"));
     };
@@ -77,7 +131,24 @@ pub fn expand(input: TokenStream) -> syn::Result<TokenStream> {
         Some(end) => quote! { if #i < #end { let #variable = #i; #body } },
         None => quote! { { let #variable = #i; #body } },
     });
-    Ok(quote! { { #ceiling #(#copies)* } })
+    let past = guard.map_or_else(|| quote! { #past_last }, |end| quote! { #end });
+    let counter = Ident::new("counter", Span::mixed_site());
+    Ok(quote! {
+        {
+            #ceiling
+            #[cfg(target_arch = "nvptx64")]
+            { #(#copies)* }
+            #[cfg(not(target_arch = "nvptx64"))]
+            {
+                let mut #counter = #first;
+                while #counter < #past {
+                    let #variable = #counter;
+                    #counter += 1;
+                    #body
+                }
+            };
+        }
+    })
 }
 
 #[cfg(test)]
@@ -87,15 +158,35 @@ mod tests {
     #[test]
     fn repeats_the_body_for_each_index() {
         let out = expand(quote! { for i in 2..5 { f(i); } }).unwrap().to_string();
-        assert_eq!(out.matches("f (i)").count(), 3);
-        assert!(out.contains("let i = 2usize") && out.contains("let i = 4usize") && !out.contains("5usize"));
+        let (device, host) = out.split_once("not (target_arch").unwrap();
+        assert_eq!(device.matches("f (i)").count(), 3);
+        assert!(device.contains("let i = 2usize") && device.contains("let i = 4usize"));
+        assert!(!device.contains("5usize"));
+        assert_eq!(host.matches("f (i)").count(), 1);
+        assert!(host.contains("let mut counter = 2usize") && host.contains("while counter < 5usize"));
     }
 
     #[test]
     fn guards_a_constant_bound() {
         let out = expand(quote! { for i in 0..N, at_most 4 { f(i); } }).unwrap().to_string();
-        assert_eq!(out.matches("f (i)").count(), 4);
-        assert!(out.contains("if 3usize < N"));
+        let (device, host) = out.split_once("not (target_arch").unwrap();
+        assert_eq!(device.matches("f (i)").count(), 4);
+        assert!(device.contains("if 3usize < N") && host.contains("while counter < N"));
+    }
+
+    #[test]
+    fn refuses_jumps_that_copies_would_give_to_another_loop() {
+        for bad in [quote! { { if f(i) { continue; } } }, quote! { { break } }] {
+            let error = expand(quote! { for i in 0..4 #bad }).unwrap_err().to_string();
+            assert!(error.contains("no `break` and no `continue`"), "{error}");
+        }
+        for good in [
+            quote! { { while f() { break; } } },
+            quote! { { for j in 0..i { continue; } } },
+            quote! { { if f(i) { continue 'tiles; } } },
+        ] {
+            assert!(expand(quote! { for i in 0..4 #good }).is_ok(), "{good}");
+        }
     }
 
     #[test]
