@@ -15,7 +15,7 @@
 //! # Layout
 //! As in [`attend`](fn@super::attend) and [`replace`](fn@super::replace). `lists` and `entries` as
 //! [`mark`](fn@super::mark) leaves them; rows of a KV head share what is promoted. `promoted` [sequences ·
-//! kv_heads · row groups]. `gathered` [the same, splits, 8] of [`Gathered`].
+//! kv_heads · row groups]. `gathered` [the same, splits, 8] of [`Gathered`](gather::Gathered).
 //!
 //! # Bytes
 //! 32·D a block and KV head, and 48 where something is certified, read once; of a listed one the originals,
