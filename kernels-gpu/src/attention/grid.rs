@@ -2,8 +2,9 @@
 
 use simt::{bits, thread};
 
-/// The place of a thread block in a grid of [splits, kv_heads · row groups, sequences]: all blocks of a split
-/// axis are one *row of blocks*, for up to [eight](super::ROWS) query rows of one KV head.
+/// The place of a thread block in a grid of \[splits, kv_heads · row groups, sequences\]. Blocks that differ
+/// in the split alone are a *row of blocks*: each computes a part of a sequence for the same query rows of
+/// one KV head, [eight](super::ROWS) at the most.
 #[derive(Clone, Copy)]
 pub struct GridPlace {
     /// Which part of the sequence.
@@ -14,7 +15,7 @@ pub struct GridPlace {
     pub head: u32,
     /// Which eight query rows of the KV head.
     pub row_group: u32,
-    /// The row of blocks: [sequences, kv_heads, row groups].
+    /// The number of its row of blocks, which are counted as \[sequences, kv_heads, row groups\].
     pub launch_row: u32,
 }
 
