@@ -1,8 +1,9 @@
-//! Compiles a package to PTX: one run of cargo for each target.
+//! Compiles a package to PTX: one run of cargo, for the lowest target of the build. What is for some targets
+//! only is sorted out of its text ([`since`](crate::since), [`needs`](crate::needs)).
 //!
-//! Each target has a folder of its own under the target folder that persists between builds, so that the
-//! targets compile side by side and an edited kernel costs one small crate and its code generation. `core` is
-//! built there once, with panics as traps: a failed check in a kernel is one instruction and no call.
+//! The target has a folder of its own under the target folder that persists between builds, so that an edited
+//! kernel costs one small crate and its code generation. `core` is built there once, with panics as traps: a
+//! failed check in a kernel is one instruction and no call.
 
 use crate::toolchain::Found;
 use std::env;
@@ -58,10 +59,8 @@ pub struct Request<'a> {
     pub workspace: &'a Path,
     /// The package; its library is compiled as a `cdylib`.
     pub package: &'a str,
-    /// The target, 90 for sm_90.
+    /// The target, 90 for sm_90: the text is for newer ones, too.
     pub sm: u32,
-    /// All targets of this build: the values that `cfg(simt_sm = "90")` may have.
-    pub targets: &'a [u32],
     /// Whether PTX is wanted.
     pub asm: bool,
     /// Whether the optimised module is wanted, as text: for another code generator.
@@ -98,12 +97,10 @@ pub struct Ir {
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// The code is wrong.
-    #[error("{package} does not compile for sm_{sm}\n{diagnostics}")]
+    #[error("{package} does not compile\n{diagnostics}")]
     Rejected {
         /// The package.
         package: String,
-        /// The target.
-        sm: u32,
         /// The compiler's diagnostics, rendered.
         diagnostics: String,
     },
@@ -169,16 +166,12 @@ pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
     command.env("RUSTC", &request.toolchain.rustc).env("RUSTC_BOOTSTRAP", "1");
     // Empty names also override a wrapper that cargo's configuration names.
     command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");
-    command.env("CARGO_ENCODED_RUSTFLAGS", flags(request.sm, request.targets, &no_linker()?));
+    command.env("CARGO_ENCODED_RUSTFLAGS", flags(request.sm, &no_linker()?));
 
     let output = command.output().map_err(|error| CompileError::Start { program: cargo, error })?;
     let diagnostics = clean(&String::from_utf8_lossy(&output.stderr));
     if !output.status.success() {
-        return Err(CompileError::Rejected {
-            package: request.package.to_owned(),
-            sm: request.sm,
-            diagnostics,
-        });
+        return Err(CompileError::Rejected { package: request.package.to_owned(), diagnostics });
     }
     let read = |path: &Path| fs::read_to_string(path).map_err(|error| file(path, error));
     let ptx = if request.asm { Some(read(&assembly)?) } else { None };
@@ -187,8 +180,7 @@ pub fn compile(request: &Request) -> Result<Compiled, CompileError> {
 }
 
 /// The compiler's flags, as `CARGO_ENCODED_RUSTFLAGS` wants them.
-fn flags(sm: u32, targets: &[u32], linker: &Path) -> OsString {
-    let values: Vec<String> = targets.iter().map(|target| format!("\"{target}\"")).collect();
+fn flags(sm: u32, linker: &Path) -> OsString {
     let mut flags = OsString::from("-Clinker=");
     flags.push(linker);
     for flag in [
@@ -204,8 +196,6 @@ fn flags(sm: u32, targets: &[u32], linker: &Path) -> OsString {
         // arrays land in local memory.
         "-Cllvm-args=-unroll-threshold=10000".into(),
         "-Cllvm-args=-inline-threshold=10000".into(),
-        format!("--cfg=simt_sm=\"{sm}\""),
-        format!("--check-cfg=cfg(simt_sm, values({}))", values.join(", ")),
     ] {
         flags.push("\x1f");
         flags.push(flag);
@@ -309,11 +299,10 @@ mod tests {
 
     #[test]
     fn flags_are_separated_and_name_the_target() {
-        let flags = flags(90, &[80, 90], Path::new("/bin/true")).into_string().unwrap();
+        let flags = flags(90, Path::new("/bin/true")).into_string().unwrap();
         let flags: Vec<&str> = flags.split('\x1f').collect();
         assert_eq!(flags[0], "-Clinker=/bin/true");
-        assert!(flags.contains(&"-Ctarget-cpu=sm_90") && flags.contains(&"--cfg=simt_sm=\"90\""));
-        assert!(flags.contains(&"--check-cfg=cfg(simt_sm, values(\"80\", \"90\"))"));
+        assert!(flags.contains(&"-Ctarget-cpu=sm_90") && flags.contains(&"-Ctarget-feature=+ptx80"));
     }
 
     #[test]

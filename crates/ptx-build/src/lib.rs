@@ -20,10 +20,10 @@
 //! | stage | module | what it does |
 //! |---|---|---|
 //! | find | [`toolchain`] | a rustc of the pinned version with its library source |
-//! | compile | [`mod@compile`] | one run of cargo a target, in a target folder that persists |
+//! | compile | [`mod@compile`] | one run of cargo for all targets, in a target folder that persists |
 //! | generate | [`mod@codegen`], [`mod@nvvm`] | on demand a second code generator, NVIDIA's libNVVM |
 //! | directives | [`directives`] | launch bounds, carried as comments through the compiler |
-//! | targets | [`needs`], [`lacks`] | kernels that only higher targets have are left out of the lower ones |
+//! | targets | [`since`], [`needs`], [`lacks`] | lines and kernels of newer targets go from older ones |
 //! | sites | [`sites`] | places where a kernel stops with a message, or prints, get their numbers |
 //! | lint | [`lint`], [`allow`] | numerics contract and memory rules, over parsed instructions ([`ptx`]) |
 //! | assemble | [`ptxas`] | registers, stack and spills of every entry, where a `ptxas` is found |
@@ -48,6 +48,7 @@ pub mod ptx;
 pub mod ptxas;
 mod script;
 pub mod shipped;
+pub mod since;
 pub mod sites;
 mod target;
 pub mod toolchain;

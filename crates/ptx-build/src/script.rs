@@ -244,15 +244,10 @@ impl PtxBuild {
             Err(_) => None,
         };
         let folder = target_folder(workspace, out).join("ptx-build").join(&self.folder);
-        let mut values = self.targets.clone();
-        values.extend(nvvm_targets.iter().map(|&sm| nvvm::ir_target(sm)));
-        values.sort_unstable();
-        values.dedup();
         let request = Request {
             workspace,
             package: &self.package,
             sm: 0,
-            targets: &values,
             asm: true,
             ir: false,
             // libNVVM is given no lines.

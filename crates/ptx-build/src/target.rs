@@ -7,7 +7,7 @@ use crate::lint::{self, Finding, Rule};
 use crate::needs::{self, Need};
 use crate::nvvm;
 use crate::ptxas::{self, Ptxas, PtxasError, Usage};
-use crate::{directives, lacks, ptx, sites};
+use crate::{directives, lacks, ptx, since, sites};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -38,60 +38,57 @@ pub(crate) struct Wanted<'a> {
     pub(crate) library: Option<&'a nvvm::Library>,
 }
 
-/// Compiles, completes, checks and assembles, side by side what can be. Each run of the compiler serves both
-/// generators. `request` is told the target.
+/// Compiles once, then completes, checks and assembles for each target, side by side. `request` is told the
+/// target.
 pub(crate) fn build(wanted: &Wanted, request: &Request, ptxas: Option<&Ptxas>) -> Outcomes {
-    let mut compiled_for: Vec<u32> = wanted.nvvm.iter().map(|&sm| nvvm::ir_target(sm)).collect();
-    compiled_for.extend(wanted.llvm);
-    compiled_for.sort_unstable();
-    compiled_for.dedup();
-    let one = |sm: u32| {
-        let asm = wanted.llvm.contains(&sm);
-        let own: Vec<u32> = wanted.nvvm.iter().copied().filter(|&of| nvvm::ir_target(of) == sm).collect();
-        let request = Request { sm, asm, ir: !own.is_empty(), ..request.clone() };
-        from_one_compilation(&request, &own, wanted.library, ptxas)
+    let of_nvvm = wanted.nvvm.iter().map(|&sm| sm.max(nvvm::OLDEST_IR));
+    let Some(lowest) = wanted.llvm.iter().copied().chain(of_nvvm).min() else { return Outcomes::default() };
+    let (asm, ir) = (!wanted.llvm.is_empty(), !wanted.nvvm.is_empty());
+    let request = &Request { sm: lowest, asm, ir, ..request.clone() };
+    let Compiled { ptx, ir, warnings } = match compile::compile(request) {
+        Ok(compiled) => compiled,
+        // Said once: of the generator that is there in any case.
+        Err(error) => {
+            let errors = vec![Err(error.to_string())];
+            let none = Outcomes::default();
+            return if asm { Outcomes { llvm: errors, ..none } } else { Outcomes { nvvm: errors, ..none } };
+        }
     };
-    let results: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> = compiled_for.iter().map(|&sm| scope.spawn(move || one(sm))).collect();
-        let panicked = || (Some(Err(PANICKED.to_owned())), Vec::new());
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect()
-    });
-    let mut outcomes = Outcomes::default();
-    for (llvm, nvvm) in results {
-        outcomes.llvm.extend(llvm);
-        outcomes.nvvm.extend(nvvm);
-    }
-    outcomes
+    thread::scope(|scope| {
+        let one = |text, sm| finish(text, warnings.clone(), request, sm, Codegen::Llvm, ptxas);
+        let of_llvm: Vec<_> = match &ptx {
+            Some(text) => wanted.llvm.iter().map(|&sm| scope.spawn(move || one(text, sm))).collect(),
+            None => Vec::new(),
+        };
+        let nvvm = match (&ir, wanted.library) {
+            (Some(ir), Some(library)) => by_libnvvm(ir, request, wanted.nvvm, library, ptxas),
+            _ => Vec::new(),
+        };
+        let panicked = || Err(PANICKED.to_owned());
+        let llvm = of_llvm.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect();
+        Outcomes { llvm, nvvm }
+    })
 }
 
 const PANICKED: &str = "ptx-build panicked: please report this";
 
-/// What one run of the compiler gives: its own PTX if asked for, and that of `nvvm`'s targets.
-fn from_one_compilation(
+/// What libNVVM makes of the module for `targets`.
+fn by_libnvvm(
+    ir: &compile::Ir,
     request: &Request,
-    nvvm: &[u32],
-    library: Option<&nvvm::Library>,
+    targets: &[u32],
+    library: &nvvm::Library,
     ptxas: Option<&Ptxas>,
-) -> (Option<Outcome>, Vec<Outcome>) {
-    let compiled = match compile::compile(request) {
-        Ok(compiled) => compiled,
-        // Said once: of the generator that is there in any case.
-        Err(error) if request.asm => return (Some(Err(error.to_string())), Vec::new()),
-        Err(error) => return (None, vec![Err(error.to_string())]),
-    };
-    let Compiled { ptx, ir, warnings } = compiled;
-    let llvm = ptx.map(|text| finish(&text, warnings.clone(), request, Codegen::Llvm, ptxas));
-    let (Some(ir), Some(library)) = (ir, library) else { return (llvm, Vec::new()) };
+) -> Vec<Outcome> {
     let legal = match nvvm::legal::translate(&ir.text) {
         Ok(legal) => legal,
         Err(refused) => {
-            let error = nvvm::NvvmError::Refused { path: ir.path, refused };
-            return (llvm, vec![Err(error.to_string())]);
+            let error = nvvm::NvvmError::Refused { path: ir.path.clone(), refused };
+            return vec![Err(error.to_string())];
         }
     };
     // Targets that libNVVM compiles for alike share its result.
-    let groups: Vec<&[u32]> =
-        nvvm.chunk_by(|a, b| nvvm::compiled_for(*a) == nvvm::compiled_for(*b)).collect();
+    let groups = targets.chunk_by(|a, b| nvvm::compiled_for(*a) == nvvm::compiled_for(*b));
     let group = |targets: &[u32]| -> Vec<Outcome> {
         let generated = match nvvm::generate(library, &legal, nvvm::compiled_for(targets[0]), &ir.path) {
             Ok(generated) => generated,
@@ -100,49 +97,48 @@ fn from_one_compilation(
         let each = |sm: u32| {
             let text = nvvm::retarget::complete(&generated.ptx, &legal.assembly, sm);
             let text = text.map_err(|error| error.to_string())?;
-            let request = Request { sm, ..request.clone() };
-            finish(&text, generated.messages.clone(), &request, Codegen::Nvvm, ptxas)
+            finish(&text, generated.messages.clone(), request, sm, Codegen::Nvvm, ptxas)
         };
         targets.iter().map(|&sm| each(sm)).collect()
     };
-    let outcomes = thread::scope(|scope| {
+    thread::scope(|scope| {
         let group = &group;
-        let workers: Vec<_> = groups.into_iter().map(|targets| scope.spawn(move || group(targets))).collect();
+        let workers: Vec<_> = groups.map(|targets| scope.spawn(move || group(targets))).collect();
         let panicked = || vec![Err(PANICKED.to_owned())];
         workers.into_iter().flat_map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect()
-    });
-    (llvm, outcomes)
+    })
 }
 
-/// Completes, checks and assembles a generator's text.
+/// Completes, checks and assembles a generator's text for the target `sm`, of a module made for that of
+/// `request`.
 fn finish(
     text: &str,
     messages: String,
     request: &Request,
+    sm: u32,
     codegen: Codegen,
     ptxas: Option<&Ptxas>,
 ) -> Outcome {
-    let module = ptx::parse(text);
-    let text = directives::apply(text, &module).map_err(|error| error.to_string())?;
-    let text = needs::leave_out(text, request.sm).map_err(|error| error.to_string())?;
+    let text = since::select(text, sm).map_err(|error| error.to_string())?;
+    let module = ptx::parse(&text);
+    let text = directives::apply(&text, &module).map_err(|error| error.to_string())?;
+    let text = needs::leave_out(text, sm).map_err(|error| error.to_string())?;
     let mut text = sites::number(text);
     // The file that findings and ptxas point at has the directives in, so its lines are what is read.
     let mut module = ptx::parse(&text);
-    let file = request.folder.join(Index::ptx_file(codegen, request.sm));
+    let file = request.folder.join(Index::ptx_file(codegen, sm));
     let mut warnings = vec![messages];
     let mut lacking = BTreeMap::new();
     let assembled = loop {
         fs::write(&file, &text).map_err(|error| format!("{}: cannot be written: {error}", file.display()))?;
         let Some(ptxas) = ptxas else { break None };
-        let error = match ptxas.assemble(&file, &text, request.sm) {
+        let error = match ptxas.assemble(&file, &text, sm) {
             Ok(assembled) => break Some(assembled),
             Err(error) => error,
         };
         // A text that was not made for the target may have kernels that the target cannot have.
         let needs = match &error {
-            PtxasError::Refused { messages, .. } if request.sm < nvvm::ir_target(request.sm) => {
-                lacks::of(&text, &module, messages)
-            }
+            PtxasError::Refused { messages, .. } if sm < request.sm => lacks::of(&text, &module, messages),
             _ => None,
         };
         let needs = needs.ok_or_else(|| error.to_string())?;
@@ -161,8 +157,8 @@ fn finish(
                 Codegen::Nvvm => spilling.extend(found),
             }
         }
-        warnings.extend(lack_warning(&lacking, request.sm));
-        warnings.extend(spill_warning(&spilling, request.sm));
+        warnings.extend(lack_warning(&lacking, sm));
+        warnings.extend(spill_warning(&spilling, sm));
         warnings.extend(assembled.warnings);
         usage = assembled.usage;
         machine_code = read(&ptxas::machine_code_file(&file))?;
@@ -170,7 +166,7 @@ fn finish(
     let entries = module.functions.iter().filter(|function| function.is_entry && function.is_defined);
     let entries = entries.map(|function| function.name.clone()).collect();
     warnings.retain(|warning| !warning.is_empty());
-    let ptx = TargetPtx { sm: request.sm, ptx: text, machine_code, entries, usage };
+    let ptx = TargetPtx { sm, ptx: text, machine_code, entries, usage };
     Ok(Target { ptx, findings, warnings })
 }
 

@@ -4,7 +4,7 @@ use ptx_build::compile::{Request, compile};
 use ptx_build::needs::{self, Need};
 use ptx_build::nvvm::{self, Library, NvvmError, legal, library, retarget};
 use ptx_build::toolchain::{DeviceToolchain, find};
-use ptx_build::{directives, lacks, lint, ptx, ptxas};
+use ptx_build::{directives, lacks, lint, ptx, ptxas, since};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -154,8 +154,7 @@ fn kernels_go_through_both_generators_unchanged() {
     let request = Request {
         workspace: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixture")),
         package: "good",
-        sm: 90,
-        targets: &[80, 90],
+        sm: nvvm::OLDEST_IR,
         asm: true,
         ir: true,
         lines: false,
@@ -180,6 +179,7 @@ fn kernels_go_through_both_generators_unchanged() {
     assert_eq!(nvvm::generate(&library, &legal, nvvm::MODERN, &ir.path).unwrap(), generated);
     for (sm, header) in [(90, ".version 8.3\n.target sm_90\n"), (100, ".version 8.6\n.target sm_100\n")] {
         let text = retarget::complete(&generated.ptx, &legal.assembly, sm).unwrap();
+        let text = since::select(&text, sm).unwrap();
         let text = directives::apply(&text, &ptx::parse(&text)).unwrap();
         assert!(text.contains(header), "{text}");
         assert_eq!(entries(&text), entries(compiled.ptx.as_deref().unwrap()));
@@ -212,8 +212,7 @@ fn every_target_has_what_it_can_have() {
         let request = Request {
             workspace: Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixture")),
             package: "good",
-            sm: nvvm::ir_target(sm),
-            targets: &[80, 90],
+            sm: nvvm::OLDEST_IR,
             asm: false,
             ir: true,
             lines: false,
@@ -224,6 +223,7 @@ fn every_target_has_what_it_can_have() {
         let legal = legal::translate(&ir.text).unwrap();
         let generated = nvvm::generate(&library, &legal, nvvm::compiled_for(sm), &ir.path).unwrap();
         let text = retarget::complete(&generated.ptx, &legal.assembly, sm).unwrap();
+        let text = since::select(&text, sm).unwrap();
         let mut text = directives::apply(&text, &ptx::parse(&text)).unwrap();
         let file = tmp(&format!("targets.{sm}.ptx"));
         std::fs::write(&file, &text).unwrap();

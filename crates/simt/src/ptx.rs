@@ -329,14 +329,12 @@ pub fn peek(address: *const u32, wanted: bool) -> u32 {
 /// wait.
 #[inline(always)]
 pub fn prefetch<T>(address: *const T, bytes: u32, wanted: bool) {
-    #[cfg(simt_sm = "80")]
-    let _ = (address, bytes, wanted);
-    #[cfg(not(simt_sm = "80"))]
     // SAFETY: reads nothing that the program sees; in bounds by the launch's contract.
     unsafe {
         asm!(
-            "{{ .reg .b64 g; .reg .pred p; cvta.to.global.u64 g, {0}; setp.ne.u32 p, {2}, 0; \
-             @p cp.async.bulk.prefetch.L2.global [g], {1}; }}",
+            "{{ .reg .b64 g; .reg .pred p; cvta.to.global.u64 g, {0}; setp.ne.u32 p, {2}, 0;",
+            "\t@p cp.async.bulk.prefetch.L2.global [g], {1}; // simt.since 90",
+            "\t}}",
             in(reg64) address, in(reg32) bytes, in(reg32) wanted as u32, options(nostack)
         );
     }

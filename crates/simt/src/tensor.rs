@@ -50,9 +50,9 @@ sides! {
 #[inline(always)]
 pub fn truncation() -> f32 {
     #[cfg(target_arch = "nvptx64")]
-    return if cfg!(simt_sm = "80") { 2.0 } else { 1.0 };
+    return if crate::thread::target_has::<90>() { 1.0 } else { 2.0 };
     #[cfg(not(target_arch = "nvptx64"))]
-    emu::tensor_cores().truncation()
+    emu::current_target().tensor_cores().truncation()
 }
 
 /// Four 8 × 8 matrices of 16-bit elements. Lane `8m + r` names row `r` of matrix `m`: the 16 bytes from

@@ -175,11 +175,9 @@ sides! {
         device {
             // Threads may come here one by one, on any path: the instruction waits for a grid, not for other
             // lanes. So it is no convergent operation, and assembly will do. Without `nomem` LLVM moves no
-            // access across it. Only sm_80 is named: a target between it and sm_90 shall fail to assemble,
-            // not lose the wait.
-            #[cfg(not(simt_sm = "80"))]
+            // access across it.
             // SAFETY: it only waits.
-            unsafe { core::arch::asm!("griddepcontrol.wait;", options(nostack)) }
+            unsafe { core::arch::asm!("griddepcontrol.wait; // simt.since 90", options(nostack)) }
         }
         emulator { emu::wait_for_previous() }
     }
@@ -193,10 +191,35 @@ sides! {
     pub fn let_next_start() {
         device {
             // As for `wait_for_previous`.
-            #[cfg(not(simt_sm = "80"))]
             // SAFETY: who starts early waits before the first access that depends on this launch.
-            unsafe { core::arch::asm!("griddepcontrol.launch_dependents;", options(nostack)) }
+            unsafe {
+                core::arch::asm!("griddepcontrol.launch_dependents; // simt.since 90", options(nostack))
+            }
         }
         emulator {}
+    }
+}
+
+/// Whether the kernel's target is sm_`SM` or newer: a constant of each target's PTX, so that ptxas leaves the
+/// arm out that is not taken. Both arms are in the PTX of every target, so each must be made of what every
+/// target has. The emulator answers for the GPU that it emulates.
+#[inline(always)]
+pub fn target_has<const SM: u32>() -> bool {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let answer: u32;
+        // SAFETY: writes a register.
+        unsafe {
+            core::arch::asm!(
+                "mov.b32 {0}, 1; // simt.since {1}",
+                "mov.b32 {0}, 0; // simt.below {1}",
+                out(reg32) answer, const SM, options(pure, nomem, nostack)
+            );
+        }
+        answer != 0
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        emu::current_target().number() >= SM
     }
 }

@@ -45,6 +45,28 @@ fn options_name_the_gpu() {
     assert_eq!(sum(&EmuOptions { orders: 3, race_check: true, ..of(80) }).unwrap(), 0.0625);
 }
 
+#[kernel]
+fn which_targets(y: GlobalMut<f32>) {
+    let has = [thread::target_has::<80>(), thread::target_has::<90>(), thread::target_has::<100>()];
+    let lane = thread::thread_idx_x() as usize;
+    y.store(lane, has.map(u32::from).iter().sum::<u32>() as f32 + 10.0 * tensor::truncation());
+}
+
+#[test]
+fn kernels_can_ask_for_the_target() {
+    let asked = |sm: u32| {
+        let mut y = [f32::NAN; 32];
+        // SAFETY: used while `y` lives.
+        let args = which_targets::Args { y: unsafe { GlobalMut::from_raw(y.as_mut_ptr() as u64, y.len()) } };
+        // SAFETY: a warp and its 32 elements.
+        unsafe { emu::launch(&which_targets::kernel(), LaunchShape::new(1, 32), args, &of(sm)) }.unwrap();
+        y[0]
+    };
+    assert_eq!([75, 80, 89, 90, 120].map(asked), [20.0, 21.0, 21.0, 12.0, 13.0]);
+    // Outside of kernels.
+    assert_eq!([thread::target_has::<90>(), thread::target_has::<100>()], [true, false]);
+}
+
 #[test]
 fn a_block_has_the_shared_memory_of_the_gpu() {
     let refused = |sm: u32, bytes: u32| {

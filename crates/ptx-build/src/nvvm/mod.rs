@@ -5,11 +5,11 @@
 //! [`retarget`] gives the PTX back what went around libNVVM, and the target and version that it is shipped
 //! for. From there on it goes the way of the other generator's: directives, sites, lint, ptxas.
 //!
-//! | NVVM target | IR from rustc for | PTX for |
-//! |---|---|---|
-//! | compute_100 and newer | sm_90 | the same, for example sm_100 |
-//! | 80 to 90 | sm_80 or sm_90 | compiled for compute_100, then for its own target if ptxas takes it |
-//! | 75 | sm_80 | the same; kernels of which ptxas says that they need more are left out ([`crate::lacks`]) |
+//! | NVVM target | PTX for |
+//! |---|---|
+//! | compute_100 and newer | the same, for example sm_100 |
+//! | 80 to 90 | compiled for compute_100, then for its own target if ptxas takes it |
+//! | 75 | the same; kernels of which ptxas says that they need more are left out ([`crate::lacks`]) |
 //!
 //! libNVVM reads today's LLVM IR for compute_100 and newer alone; what is below wants that of LLVM 7. An
 //! instruction of the PTX means the same for every target that has it (the PTX ISA says from which target on
@@ -34,11 +34,8 @@ pub const TARGETS: [u32; 8] = [75, 80, 86, 89, 90, 100, 103, 120];
 /// The first target whose IR libNVVM reads in today's form.
 pub const MODERN: u32 = 100;
 
-/// The target that rustc makes the IR of an NVVM target for: the newest of its own that is not above, or its
-/// oldest. Kernels choose by it (`cfg(simt_sm)`).
-pub fn ir_target(sm: u32) -> u32 {
-    if sm < 90 { 80 } else { 90 }
-}
+/// The oldest target that the IR is made for: what a GPU before it lacks is left out of its PTX.
+pub const OLDEST_IR: u32 = 80;
 
 /// What libNVVM compiles a target for.
 pub fn compiled_for(sm: u32) -> u32 {

@@ -102,10 +102,10 @@ fn targets_of_a_build_script_are_checked_as_those_of_the_variable() {
 
 #[test]
 fn the_same_compiler_error_of_both_targets_is_shown_once() {
-    let error = |sm| Err(format!("kernels does not compile for sm_{sm}\nerror: this\nand that"));
+    let error = |sm| Err(format!("ptxas refused k.ptx for sm_{sm}:\nerror: this\nand that"));
     // The idle row is not blamed for what did not compile.
     let errors = judge(vec![error(80), error(90)], ROW).unwrap_err();
-    assert_eq!(errors, ["kernels does not compile for sm_80\nerror: this\nand that"]);
+    assert_eq!(errors, ["ptxas refused k.ptx for sm_80:\nerror: this\nand that"]);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use super::orders::Watchpoint;
 use super::print::Lines;
 use super::race::{GridRaces, Races};
 use super::shared::SharedMemory;
+use super::target::Target;
 use super::tensor::TensorCores;
 use super::trap;
 use super::{EmuOptions, MAX_BLOCK_THREADS};
@@ -37,6 +38,7 @@ pub(crate) struct Block {
     pub(crate) tracked: Option<Arc<Tracked>>,
     pub(crate) watchpoint: Option<Arc<Watchpoint>>,
     /// How products of f16 and bf16 matrices add up.
+    pub(super) target: Target,
     pub(super) tensor_cores: TensorCores,
     /// What its threads have printed.
     pub(crate) lines: Lines,
@@ -173,6 +175,7 @@ impl<'a> Runner<'a> {
             mutated,
             tracked,
             watchpoint,
+            target: options.target.unwrap_or_default(),
             tensor_cores: options.target.unwrap_or_default().tensor_cores(),
             lines: Lines::new(sink),
             changed: Cell::new(false),

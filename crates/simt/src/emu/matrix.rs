@@ -1,7 +1,7 @@
 //! The matrix operations of a warp: registers of 32 lanes to tiles and back.
 
 use super::collective::{WarpCall, WarpOp};
-use super::lane::{Lane, running, warp_call, with_lane};
+use super::lane::{Lane, warp_call, with_lane};
 use super::shared::{check_shared_read, locate_shared};
 use super::tensor::{self, Format, TensorCores};
 use crate::warp::FULL_MASK;
@@ -53,11 +53,6 @@ fn read_row<T: Pod>(lane: &Lane, rows: Shared<T>, index: u32, place: &'static Lo
     let offset = locate_shared::<T, u128>(lane, base, len, index, false, place);
     check_shared_read(lane, (offset, index), 16, place);
     lane.block().shared.read_unit(offset)
-}
-
-/// Those of the GPU that the kernel runs on; outside of kernels those that everything is proven for.
-pub(crate) fn tensor_cores() -> TensorCores {
-    running(|lane| lane.block().tensor_cores).unwrap_or_default()
 }
 
 /// Computes every lane's result; `addresses` are those of the lanes' operands.

@@ -73,6 +73,7 @@ pub use fault::{
 };
 pub use mutation::MUTATION_VARIABLE;
 pub use options::{EmuOptions, SCHEDULE_VARIABLE, STREAM_CHECK_VARIABLE, Schedule};
+pub(crate) use target::current as current_target;
 pub use target::{EMULATE_VARIABLE, Target, UnknownTarget};
 pub use tensor::TensorCores;
 
@@ -83,7 +84,7 @@ pub(crate) use lane::{
     BarrierKind, barrier, fence, match_any, named_barrier, pause, reduce, shuffle, sync_warp, vote,
     wait_for_previous, with_lane,
 };
-pub(crate) use matrix::{MatrixOp, load_matrix, matrix, tensor_cores};
+pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use mbarrier::{Named, mbarrier_arrive, mbarrier_init, mbarrier_invalidate, mbarrier_try_wait};
 pub(crate) use memory::{global_atomic, global_load, global_load_readonly, global_store, peek, prefetch};
 pub(crate) use rows::{check_matrix, check_place, check_slice};

@@ -4,6 +4,7 @@
 //! is not the same in every generation ([`tensor`](super::tensor)). How much shared memory a block may have
 //! is not, either. All else of the emulator is alike for every target.
 
+use super::lane::running;
 use super::tensor::TensorCores;
 use std::fmt;
 use std::str::FromStr;
@@ -77,6 +78,11 @@ impl Target {
         // Every target is one of the table.
         TARGETS.into_iter().find(|row| row.0 == self.sm).unwrap_or(TARGETS[0])
     }
+}
+
+/// The GPU that the kernel runs on; outside of kernels the one that everything is proven for.
+pub(crate) fn current() -> Target {
+    running(|lane| lane.block().target).unwrap_or_default()
 }
 
 impl Default for Target {
