@@ -133,12 +133,21 @@ pub fn svg(drawing: &impl Drawing) -> Result<String, Box<dyn std::error::Error>>
     Ok(text)
 }
 
-fn png(drawing: &impl Drawing) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
-    // The library encodes into files only.
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("picture.png");
-    on_white(BitMapBackend::new(&path, drawing.size()).into_drawing_area(), drawing)?;
-    Ok(std::fs::read(&path)?)
+/// A picture as PNG.
+///
+/// # Errors
+/// What the libraries report.
+pub fn png(drawing: &impl Drawing) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+    const CHANNELS: usize = 3;
+    let (width, height) = drawing.size();
+    let mut pixels = vec![0; CHANNELS * width as usize * height as usize];
+    on_white(BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area(), drawing)?;
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    encoder.write_header()?.write_image_data(&pixels)?;
+    Ok(file)
 }
 
 fn on_white<B: DrawingBackend>(root: DrawingArea<B, Shift>, drawing: &impl Drawing) -> Outcome

@@ -285,7 +285,7 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
         in_layout(layout),
         text.join(", ")
     );
-    let [attend, replace, audit, carry] = kernels.infos();
+    let [attend, replace, audit] = kernels.infos();
     let case = Case::new(attend, label, move |device| run::<E>(device, problem, step))
         .and(weigh::kernel().info())
         .and(mark::kernel().info())
@@ -296,7 +296,8 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
         .and(dense.info())
         .and(E::quantize_block(geometry.with_layout(layout)).info());
     // In the paper's layout no list is carried.
-    let case = if layout == Layout::Compact { case.and(carry) } else { case };
+    let case =
+        if layout == Layout::Compact { case.and(kernels.carry(policy.1.certify).info()) } else { case };
     cases.push(if race_check { case.race_checked() } else { case });
 }
 

@@ -3,8 +3,8 @@
 use super::plot_data;
 use super::report::{Place, Report, Row};
 use crate::cli::failure::Failure;
+use crate::cli::picture::{self, Drawing, GRID, INK, Outcome, TEXT, ink};
 use crate::cli::text;
-use host::tensor_file::Target;
 use plot_data::{Chart, Panel, Series, Stroke, X};
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{IntoSegmentedCoord, SegmentValue};
@@ -16,17 +16,13 @@ use std::path::Path;
 const SIZE: (u32, u32) = (1100, 860);
 /// Room for the legend, at the right.
 const LEGEND: u32 = 225;
-/// Type sizes.
+/// Type size of titles.
 const TITLE: i32 = 21;
-const TEXT: i32 = 17;
-const INK: RGBColor = RGBColor(40, 40, 40);
-const GRID: RGBColor = RGBColor(228, 228, 228);
 
-/// The files of one picture.
+/// One picture, and its files.
 pub struct Picture {
     kind: Kind,
-    svg: Target,
-    png: Target,
+    files: picture::Picture,
 }
 
 #[derive(Clone, Copy)]
@@ -40,18 +36,12 @@ enum Kind {
 /// # Errors
 /// A folder that is not there, or a path that is no file.
 pub fn targets(prefix: &Path) -> Result<Vec<Picture>, Failure> {
-    [(Kind::Bandwidth, "-bandwidth"), (Kind::Time, "-time")]
-        .into_iter()
-        .map(|(kind, name)| {
-            let target = |extension: &str| {
-                let mut path = OsString::from(prefix);
-                path.push(name);
-                path.push(extension);
-                Target::new(Path::new(&path), true, None)
-            };
-            Ok(Picture { kind, svg: target(".svg")?, png: target(".png")? })
-        })
-        .collect()
+    let picture = |(kind, name): (Kind, &str)| {
+        let mut path = OsString::from(prefix);
+        path.push(name);
+        Ok(Picture { kind, files: picture::Picture::new(Path::new(&path), None)? })
+    };
+    [(Kind::Bandwidth, "-bandwidth"), (Kind::Time, "-time")].into_iter().map(picture).collect()
 }
 
 /// Draws the report.
@@ -59,62 +49,36 @@ pub fn targets(prefix: &Path) -> Result<Vec<Picture>, Failure> {
 /// # Errors
 /// What cannot be drawn or written.
 pub fn int8(report: &Report, pictures: &[Picture]) -> Result<(), Failure> {
-    for picture in pictures {
-        let chart = match picture.kind {
+    for Picture { kind, files } in pictures {
+        files.write(&match kind {
             Kind::Bandwidth => plot_data::bandwidth(report),
             Kind::Time => plot_data::time(report),
-        };
-        let failed = |target: &Target, reason: String| Failure::Plot {
-            path: target.path().display().to_string(),
-            reason,
-        };
-        let svg = svg(&chart).map_err(|reason| failed(&picture.svg, reason))?;
-        picture.svg.write(svg.as_bytes())?;
-        let png = png(&chart).map_err(|reason| failed(&picture.png, reason))?;
-        picture.png.write(&png)?;
+        })?;
     }
     Ok(())
 }
 
-/// The chart as SVG.
-pub fn svg(chart: &Chart) -> Result<String, String> {
-    let mut text = String::new();
-    draw(SVGBackend::with_string(&mut text, SIZE).into_drawing_area(), chart).map_err(|e| e.to_string())?;
-    Ok(text)
-}
+impl Drawing for Chart {
+    fn size(&self) -> (u32, u32) {
+        SIZE
+    }
 
-/// The chart as PNG.
-pub fn png(chart: &Chart) -> Result<Vec<u8>, String> {
-    // The library encodes into files only.
-    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let path = folder.path().join("chart.png");
-    draw(BitMapBackend::new(&path, SIZE).into_drawing_area(), chart).map_err(|e| e.to_string())?;
-    std::fs::read(&path).map_err(|error| error.to_string())
-}
-
-type Outcome = Result<(), Box<dyn std::error::Error>>;
-
-fn draw<B: DrawingBackend>(root: DrawingArea<B, Shift>, chart: &Chart) -> Outcome
-where
-    B::ErrorType: 'static,
-{
-    // A font of our own, so that a machine without any draws the same picture.
-    plotters::style::register_font("sans-serif", FontStyle::Normal, dejavu::sans::regular())
-        .map_err(|_| "the font is broken")?;
-    root.fill(&WHITE)?;
-    let root = root.titled(&chart.title, ink(TITLE))?;
-    let (width, height) = root.dim_in_pixel();
-    let (plots, legend) = root.split_horizontally(width - LEGEND);
-    let areas = plots.split_evenly((chart.panels.len().max(1), 1));
-    for (area, panel) in areas.iter().zip(&chart.panels) {
-        match &panel.x {
-            X::Sizes(_) => by_size(area, panel)?,
-            X::Elements => by_elements(area, panel)?,
+    fn draw<B: DrawingBackend>(&self, root: &DrawingArea<B, Shift>) -> Outcome
+    where
+        B::ErrorType: 'static,
+    {
+        let root = root.titled(&self.title, ink(TITLE))?;
+        let (width, height) = root.dim_in_pixel();
+        let (plots, legend) = root.split_horizontally(width - LEGEND);
+        let areas = plots.split_evenly((self.panels.len().max(1), 1));
+        for (area, panel) in areas.iter().zip(&self.panels) {
+            match &panel.x {
+                X::Sizes(_) => by_size(area, panel)?,
+                X::Elements => by_elements(area, panel)?,
+            }
         }
+        draw_legend(&legend, &self.legend(), height)
     }
-    draw_legend(&legend, &chart.legend(), height)?;
-    root.present()?;
-    Ok(())
 }
 
 /// The range of all points' y, if there is any.
@@ -251,11 +215,6 @@ where
         area.draw(&Text::new(series.name.clone(), (48, y - (TEXT - 2) / 2 - 1), label))?;
     }
     Ok(())
-}
-
-/// Type of this size.
-fn ink(size: i32) -> TextStyle<'static> {
-    TextStyle::from(("sans-serif", size)).color(&INK)
 }
 
 fn colour(series: &Series) -> RGBColor {

@@ -9,8 +9,9 @@ use super::peers::{Found, read};
 use super::report::{Libraries, Place, Report, Row, Subject};
 use super::sizes::{PAPER, Sizes};
 use super::testing::{parse, peer_that_writes, refusal, report, timing, written};
-use super::{int8, launch, plot, plot_data, summary};
+use super::{int8, launch, plot_data, summary};
 use crate::cli::environment::utc;
+use crate::cli::picture;
 use crate::cli::timing::{Repetition, Timing, on_device, on_host};
 use host::int8::{Matrix, Variant, cpu};
 use host::{Buffer, Device, Stream};
@@ -402,14 +403,14 @@ fn pictures_show_every_line_on_a_machine_without_fonts() {
     // For looking at them.
     let keep = std::env::var_os("FERROKV_KEEP_PLOTS").map(std::path::PathBuf::from);
     for (name, chart) in [("bandwidth", plot_data::bandwidth(&report)), ("time", plot_data::time(&report))] {
-        let svg = plot::svg(&chart).unwrap();
+        let svg = picture::svg(&chart).unwrap();
         assert!(svg.contains("INVENTED TEST DATA") && svg.contains("Dequantize"));
         for variant in ["naive", "tiled", "coarsened", "vectorized", "rows", "wide", "fused (block scales)"] {
             assert!(svg.contains(variant), "{name} has no {variant}");
         }
         let only_here = if name == "time" { "the paper&apos;s loop" } else { "memory alone" };
         assert!(svg.contains(only_here), "{name} has no {only_here}");
-        let png = plot::png(&chart).unwrap();
+        let png = picture::png(&chart).unwrap();
         assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
         if let Some(folder) = &keep {
             std::fs::write(folder.join(format!("{name}.svg")), svg).unwrap();
@@ -422,7 +423,7 @@ fn pictures_show_every_line_on_a_machine_without_fonts() {
 fn a_picture_of_nothing_is_a_picture() {
     let empty = report("bench int8", Vec::new());
     for chart in [plot_data::bandwidth(&empty), plot_data::time(&empty)] {
-        assert!(plot::svg(&chart).unwrap().contains("INT8"));
+        assert!(picture::svg(&chart).unwrap().contains("INT8"));
     }
 }
 

@@ -111,9 +111,9 @@ fn add_steps<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u
         Ok(steps::<E>(device, geometry, what)?)
     };
     let case = Case::new(mark::kernel().info(), label, run).and(weigh::kernel().info());
-    let [attend, replace, _, carry] = kernels.infos();
+    let [attend, replace, _] = kernels.infos();
     let case = match layout {
-        Layout::Compact => case.and(carry),
+        Layout::Compact => case.and(kernels.carry(true).info()),
         Layout::Paper => case.and(attend).and(replace),
     };
     cases.push(if what.race_check { case.race_checked() } else { case });

@@ -4,7 +4,7 @@ use crate::attention::dense::DenseElement;
 use crate::certified::Layout;
 use half::{bf16, f16};
 use kernels_gpu::certified::{
-    attend, audit, audit_layout, carried_layout, carry, pass_layout, promote_layout, replace,
+    Bare, Certified, attend, audit, audit_layout, carried_layout, carry, pass_layout, promote_layout, replace,
 };
 use simt::Kernel;
 
@@ -23,14 +23,22 @@ type Audit<E> = Kernel<audit::Args<E>>;
 pub struct StepKernels<E: StepElement> {
     pub(super) attend: (Attend<E>, u32),
     pub(super) replace: (Replace<E>, u32),
-    pub(super) carry: (Carry<E>, u32),
+    /// Without certificates, with them.
+    carry: [Carry<E>; 2],
+    /// Shared memory of both.
+    pub(super) carried_bytes: u32,
     pub(super) audit: (Audit<E>, u32),
 }
 
 impl<E: StepElement> StepKernels<E> {
-    /// `attend`, `replace`, `audit` and `carry`.
-    pub(in crate::certified) fn infos(&self) -> [&'static simt::KernelInfo; 4] {
-        [self.attend.0.info(), self.replace.0.info(), self.audit.0.info(), self.carry.0.info()]
+    /// `attend`, `replace` and `audit`.
+    pub(in crate::certified) fn infos(&self) -> [&'static simt::KernelInfo; 3] {
+        [self.attend.0.info(), self.replace.0.info(), self.audit.0.info()]
+    }
+
+    /// The pass of a step by a carried list, with certificates or without.
+    pub(in crate::certified) fn carry(&self, certify: bool) -> &Carry<E> {
+        &self.carry[certify as usize]
     }
 }
 
@@ -48,7 +56,8 @@ macro_rules! instances {
         StepKernels {
             attend: (attend::kernel::<$element, $dim, $metadata>(), pass_layout::<$metadata, $dim>().bytes),
             replace: (replace::kernel::<$element, $dim, $metadata>(), promote_layout::<$metadata, $dim>().bytes),
-            carry: (carry::kernel::<$element, $dim>(), carried_layout::<$dim>().bytes),
+            carry: [carry::kernel::<$element, $dim, Bare>(), carry::kernel::<$element, $dim, Certified>()],
+            carried_bytes: carried_layout::<$dim>().bytes,
             audit: (audit::kernel::<$element, $dim, $metadata>(), audit_layout::<$metadata, $dim>().bytes),
         }
     };

@@ -102,7 +102,7 @@ impl<E: StepElement> StepPlan<E> {
             mode,
         };
         // SAFETY: this function's contract; the scratch was made for this shape.
-        unsafe { stream.launch(&self.kernels.carry.0, grid, arguments) }?;
+        unsafe { stream.launch(self.kernels.carry(self.policy.certify), grid, arguments) }?;
         Ok(())
     }
 

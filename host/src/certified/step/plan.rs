@@ -147,9 +147,9 @@ impl<E: StepElement> StepPlan<E> {
         let grid = |x: u32| (x, rows, sequences);
         let attend = LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.attend.1);
         let replace = LaunchShape::new(grid(shape.replacers), threads(head_dim)).shared(kernels.replace.1);
-        let carry = LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.carry.1);
+        let carry = LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.carried_bytes);
         if policy.carries() {
-            device.prepare(&kernels.carry.0, carry)?;
+            device.prepare(kernels.carry(policy.certify), carry)?;
         } else {
             device.prepare(&kernels.attend.0, attend)?;
             device.prepare(&kernels.replace.0, replace)?;

@@ -298,7 +298,9 @@ impl<E: Half, const D: usize> Ring for Listed<E, D> {
             });
             self.list.look_ahead::<D>();
         }
-        self.chains();
+        if self.tiles.annotated {
+            self.chains();
+        }
     }
 
     #[simt::device]

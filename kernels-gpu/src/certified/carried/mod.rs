@@ -40,6 +40,7 @@
 //! for certificates.
 
 mod ahead;
+mod claim;
 pub mod exact;
 mod finish;
 pub mod gather;
@@ -62,6 +63,7 @@ use crate::attention::{
     combine_to_part, first_blocks, last_to_arrive, part_floats, tiles_of, walk, warps,
 };
 use ahead::look_ahead;
+pub use claim::{Bare, Certified, Claim};
 use core::cell::Cell;
 use core::marker::PhantomData;
 use exact::ExactRow;
@@ -80,15 +82,18 @@ use simt::{Global, GlobalMut, Shared, async_copy, bits, kernel, thread, unroll, 
 ///
 /// `output` f32 [sequences, query heads, D]; `lse` and `certificates` [sequences, query heads]; `dense_rows`
 /// [sequences · kv_heads · row groups], bit g for row g; `counters` of that shape and one more for [`Pace`],
-/// 0 before and after. `mode`: bits of [`mode`].
+/// 0 before and after. `mode`: bits of [`mode`], none of them where nothing is [claimed](Claim).
 #[kernel(
     system = certified,
-    instances((f16, 64), (f16, 128), (bf16, 64), (bf16, 128)),
+    instances(
+        (f16, 64, Bare), (f16, 128, Bare), (bf16, 64, Bare), (bf16, 128, Bare),
+        (f16, 64, Certified), (f16, 128, Certified), (bf16, 64, Certified), (bf16, 128, Certified)
+    ),
     max_threads = 256,
     min_blocks = 1,
     overlaps = by_hand
 )]
-pub fn carry<E: Half, const D: usize>(
+pub fn carry<E: Half, const D: usize, C: Claim>(
     queries: Global<E>,
     tiles: Global<u32>,
     annotations: Global<Annotation>,
@@ -115,7 +120,9 @@ pub fn carry<E: Half, const D: usize>(
     mode: u32,
 ) {
     let StepShape { max_blocks, pool_blocks, .. } = shape;
-    let glance = Glance { table, lengths, max_blocks, pool_blocks, wanted: thresholds.certify == 0 };
+    let certify = C::CERTIFIES;
+    let (thresholds, mode) = C::narrowed(thresholds, mode);
+    let glance = Glance { table, lengths, max_blocks, pool_blocks, wanted: !certify };
     look_ahead::<D>(tiles, glance, shape);
     thread::wait_for_previous();
     thread::let_next_start();
@@ -142,7 +149,6 @@ pub fn carry<E: Half, const D: usize>(
     let present = in_group < shape.group;
     let first_row = (sequence * shape.kv_heads + head) * shape.group + row_group * ROWS;
     let query_row = (first_row + (lane >> 2)) as usize;
-    let certify = thresholds.certify != 0;
     let again = mode & mode::AGAIN != 0;
     let own = Tiles::<f16, D> {
         layout: layout.pass,
@@ -165,7 +171,7 @@ pub fn carry<E: Half, const D: usize>(
     if listed {
         (made, turn) = Promoted::turn(promoted.as_const(), launch_row, mode);
     }
-    let recent = first_recent(blocks, made);
+    let recent = if certify { first_recent(blocks, made) } else { blocks };
     let query = Query::load::<E, D>(queries, query_row, present, shape.softmax_scale, lane);
     if turn.is_exact() && length != 0 {
         let exact = ExactRow {
@@ -294,7 +300,7 @@ pub fn carry<E: Half, const D: usize>(
     let count = ring.entries();
     let mut e = list.place;
     while e < count {
-        let trailing = ring.trailing() && e + 1 == count;
+        let trailing = !certify || ring.trailing() && e + 1 == count;
         let look = if trailing {
             list.look_trailing()
         } else if e >= ring.listed() {

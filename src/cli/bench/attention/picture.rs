@@ -1,13 +1,12 @@
 //! Pictures: bandwidth by context, a panel a batch.
 
-use super::super::plot;
 use super::super::plot_data::{Chart, Panel, Series, Stroke, X};
 use super::arguments::{Arguments, Shape};
 use super::report::{BlockOrder, Report, Row};
 use super::summary::fastest_forms;
 use crate::cli::failure::Failure;
+use crate::cli::picture;
 use crate::cli::tokens::short;
-use host::tensor_file::Target;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -37,12 +36,11 @@ fn lines<'a>(rows: &[&'a Row]) -> Vec<(&'a str, &'a str, (u8, u8, u8))> {
     ours.chain(PEERS).collect()
 }
 
-/// The files of one picture.
+/// One picture, and its files.
 pub struct Picture {
     shape: Shape,
     dtype: String,
-    svg: Target,
-    png: Target,
+    files: picture::Picture,
 }
 
 /// A picture for each shape and type, its files checked before any work is done.
@@ -51,20 +49,13 @@ pub struct Picture {
 /// A folder that is not there, or a path that is no file.
 pub fn targets(arguments: &Arguments, prefix: &Path) -> Result<Vec<Picture>, Failure> {
     let mut pictures = Vec::new();
-    for shape in &arguments.shapes {
+    for &shape in &arguments.shapes {
         for dtype in &arguments.dtype {
-            let target = |extension: &str| {
-                let Shape { q_heads, kv_heads, head_dim } = shape;
-                let mut path = OsString::from(prefix);
-                path.push(format!("-{q_heads}-{kv_heads}-{head_dim}-{dtype}.{extension}"));
-                Target::new(Path::new(&path), true, None)
-            };
-            pictures.push(Picture {
-                shape: *shape,
-                dtype: dtype.clone(),
-                svg: target("svg")?,
-                png: target("png")?,
-            });
+            let Shape { q_heads, kv_heads, head_dim } = shape;
+            let mut path = OsString::from(prefix);
+            path.push(format!("-{q_heads}-{kv_heads}-{head_dim}-{dtype}"));
+            let files = picture::Picture::new(Path::new(&path), None)?;
+            pictures.push(Picture { shape, dtype: dtype.clone(), files });
         }
     }
     Ok(pictures)
@@ -75,16 +66,8 @@ pub fn targets(arguments: &Arguments, prefix: &Path) -> Result<Vec<Picture>, Fai
 /// # Errors
 /// What cannot be drawn or written.
 pub fn draw(report: &Report, pictures: &[Picture]) -> Result<(), Failure> {
-    for picture in pictures {
-        let chart = chart(report, picture.shape, &picture.dtype);
-        let failed = |target: &Target, reason: String| Failure::Plot {
-            path: target.path().display().to_string(),
-            reason,
-        };
-        let svg = plot::svg(&chart).map_err(|reason| failed(&picture.svg, reason))?;
-        picture.svg.write(svg.as_bytes())?;
-        let png = plot::png(&chart).map_err(|reason| failed(&picture.png, reason))?;
-        picture.png.write(&png)?;
+    for Picture { shape, dtype, files } in pictures {
+        files.write(&chart(report, *shape, dtype))?;
     }
     Ok(())
 }

@@ -1,0 +1,34 @@
+//! What `carry` says of its output.
+
+use super::super::policy::Thresholds;
+
+/// Whether a pass certifies what it returns. One that does not has a machine code of its own, without lists and
+/// sums for bounds: short steps wait for instructions from memory more than for keys and values.
+pub trait Claim {
+    /// Whether there are certificates, and with them lists.
+    const CERTIFIES: bool;
+
+    /// What a launch asks for, as far as the claim goes: the compiler then knows what is never asked for.
+    #[inline(always)]
+    fn narrowed(thresholds: Thresholds, mode: u32) -> (Thresholds, u32) {
+        if Self::CERTIFIES {
+            (Thresholds { certify: 1, ..thresholds }, mode)
+        } else {
+            (Thresholds { certify: 0, log_odds: 0.0, ..thresholds }, 0)
+        }
+    }
+}
+
+/// INT8/INT4 attention alone.
+pub struct Bare;
+
+impl Claim for Bare {
+    const CERTIFIES: bool = false;
+}
+
+/// Attention with certificates, by a list where there is one.
+pub struct Certified;
+
+impl Claim for Certified {
+    const CERTIFIES: bool = true;
+}
