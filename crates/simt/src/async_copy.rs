@@ -43,7 +43,7 @@ impl<T: Pod> Shared<T> {
             asm!(
                 "{{ .reg .b64 g; cvta.to.global.u64 g, {1}; \
                  cp.async.cg.shared.global.L2::cache_hint.L2::128B [{0}], [g], 16, {2}; }}",
-                in(reg32) crate::ptx::shared_base() + self.byte_offset(index), in(reg64) source.element(from),
+                in(reg32) crate::ptx::shared_base_of_lane() + self.byte_offset(index), in(reg64) source.element(from),
                 in(reg64) crate::ptx::evict_first(), options(nostack)
             );
         }

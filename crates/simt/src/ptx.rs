@@ -21,6 +21,23 @@ pub fn shared_base() -> u32 {
     address
 }
 
+/// The same, in a register of each lane. Of a sum whose last term is the same for all lanes, ptxas 13.0 and
+/// drivers give that term to a copy of its own; of a copy with a policy they then name registers that nobody
+/// has written, an illegal instruction. No lane's number has the bit of the lane's mask.
+#[inline(always)]
+pub fn shared_base_of_lane() -> u32 {
+    let address: u32;
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "{{ .reg .b32 l, m; mov.u32 l, %laneid; mov.u32 m, %lanemask_eq; and.b32 l, l, m; \
+             mov.u32 m, simt_dynamic_shared; add.u32 {0}, m, l; }}",
+            out(reg32) address, options(pure, nomem, nostack)
+        );
+    }
+    address
+}
+
 /// The policy that the L2 cache gives lines up by first: the same for all copies, so that it is made once.
 #[inline(always)]
 pub fn evict_first() -> u64 {

@@ -71,9 +71,8 @@ impl<M: KeyMetadata, const D: usize> Tile<M, D> {
     #[simt::device]
     pub fn copy(self, pool: Global<u32>, from: usize, lane: u32) {
         // Of which part a lane's chunk is should be known when this is compiled: that no lane is beyond 31
-        // gets lost on the way. Not in the paper's layout: of what is known then ptxas 13.0 and drivers make
-        // a copy whose descriptor is no register, an illegal instruction.
-        let lane = if matches!(M::LAYOUT, Layout::Paper) { lane } else { lane % 32 };
+        // gets lost on the way.
+        let lane = lane % 32;
         unroll!(for i in 0..(Self::COPIES as usize), at_most 16 {
             let chunk = 32 * i as u32 + lane;
             let keys = Self::LAYOUT.key_scales / 16;

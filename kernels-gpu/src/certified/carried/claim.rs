@@ -2,7 +2,7 @@
 
 use super::super::policy::Thresholds;
 
-/// Whether a pass certifies what it returns. One that does not has a machine code of its own, without lists and
+/// Whether a pass certifies what it returns. One that does not has machine code of its own, without lists and
 /// sums for bounds: short steps wait for instructions from memory more than for keys and values.
 pub trait Claim {
     /// Whether there are certificates, and with them lists.
