@@ -110,13 +110,13 @@ impl Finish {
         if present {
             let (row, squares) = layout.ends.row::<D>(r);
             let mut gathered = Gathered::zeroed();
-            let mut promoted = [0; 3];
+            let (mut promoted, mut chains) = ([0; 3], [0; 4]);
             if thresholds.certify != 0 {
+                chains = layout.chains.load_vector::<UVec4>(0).to_array();
                 let words: [f32; Gathered::WORDS as usize] =
                     core::array::from_fn(|i| layout.gathered.load(r * Gathered::WORDS + i as u32));
                 gathered = bytemuck::cast(words);
             }
-            let step = layout.chains.load_vector::<UVec4>(0).to_array();
             if self.listed != 0 {
                 promoted = [0, 1, 2].map(|kind| layout.promoted.load(kind));
             }
@@ -126,8 +126,8 @@ impl Finish {
                 squares,
                 promoted,
                 length,
-                chain: Chain::of_words([step[0], step[1]], length),
-                dense: Chain::of_words([step[2], step[3]], length),
+                chain: Chain::of_words([chains[0], chains[1]], length),
+                dense: Chain::of_words([chains[2], chains[3]], length),
                 softmax_scale: shape.softmax_scale,
             };
             let judged = judge.certificate::<E, D>(query, thresholds);
