@@ -200,11 +200,18 @@ thread_local! {
     pub(super) static CURRENT: Cell<*const Lane> = const { Cell::new(core::ptr::null()) };
 }
 
+/// The emulated thread that is executing, or null. `LocalKey::get` may stay a call in the crates that kernels are
+/// in.
+#[inline(always)]
+fn current() -> *const Lane {
+    CURRENT.try_with(Cell::get).unwrap_or(core::ptr::null())
+}
+
 /// Runs `f` on the emulated thread that is executing.
 #[track_caller]
 #[inline(always)]
 pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
-    let lane = CURRENT.get();
+    let lane = current();
     assert!(!lane.is_null(), "a kernel primitive was called outside of a kernel: launch the kernel");
     // SAFETY: set by the runner on this OS thread for as long as the lane runs.
     f(unsafe { &*lane })
@@ -212,7 +219,7 @@ pub(crate) fn with_lane<R>(f: impl FnOnce(&Lane) -> R) -> R {
 
 /// The same where there is one.
 pub(super) fn running<R>(f: impl FnOnce(&Lane) -> R) -> Option<R> {
-    let lane = CURRENT.get();
+    let lane = current();
     // SAFETY: as in `with_lane`.
     (!lane.is_null()).then(|| f(unsafe { &*lane }))
 }
