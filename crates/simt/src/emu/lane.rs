@@ -200,8 +200,7 @@ thread_local! {
     pub(super) static CURRENT: Cell<*const Lane> = const { Cell::new(core::ptr::null()) };
 }
 
-/// The emulated thread that is executing, or null. `LocalKey::get` may stay a call in the crates that kernels are
-/// in.
+/// The emulated thread that is executing, or null. `LocalKey::get` may stay a call in the crates of kernels.
 #[inline(always)]
 fn current() -> *const Lane {
     CURRENT.try_with(Cell::get).unwrap_or(core::ptr::null())
