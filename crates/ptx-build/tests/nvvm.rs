@@ -224,6 +224,9 @@ fn every_target_has_what_it_can_have() {
         let generated = nvvm::generate(&library, &legal, nvvm::compiled_for(sm), &ir.path).unwrap();
         let text = retarget::complete(&generated.ptx, &legal.assembly, sm).unwrap();
         let text = since::select(&text, sm).unwrap();
+        // libNVVM hands the comments on that say which line is for which target.
+        let lines = [80, 90].map(|name| text.matches(&format!(", {name};")).count());
+        assert_eq!(lines, if sm < 90 { [1, 0] } else { [0, 1] }, "{text}");
         let mut text = directives::apply(&text, &ptx::parse(&text)).unwrap();
         let file = tmp(&format!("targets.{sm}.ptx"));
         std::fs::write(&file, &text).unwrap();
