@@ -1,9 +1,9 @@
 //! Kernels for some targets only.
 //!
 //! `#[kernel(min_sm = 90)]` leaves a comment, `// simt.min_sm ENTRY SM`, as launch bounds are left
-//! ([`directives`](crate::directives)). The entry is compiled for every target, as the compiler does not look
-//! into inline assembly, and cut out here of the PTX of those below. Kernels of which an assembler says that
-//! they need a higher target ([`lacks`](crate::lacks)) are cut out in the same way.
+//! ([`directives`](crate::directives)). The compiler makes the entry all the same, as it does not look into
+//! inline assembly; it is cut out here of the PTX of the targets below. Kernels of which an assembler says
+//! that they need a higher target ([`lacks`](crate::lacks)) are cut out in the same way.
 //!
 //! In the place of each a comment stays, `// simt.left_out ENTRY SM WHY`: whoever looks for the kernel in
 //! that PTX is told the target that has it.

@@ -357,7 +357,7 @@ impl PtxBuild {
                 path.display()
             ));
         }
-        // Each target compiles the same source: say each thing once, and no count of rows that an error hid.
+        // All targets are made of one source: say each thing once, and no count of rows that an error hid.
         dedup_across_targets(&mut errors);
         if errors.is_empty() {
             errors = allow.unused(index.ptxas.is_some(), &ran);

@@ -30,9 +30,12 @@ pub fn select(source: &str, sm: u32) -> Result<String, SinceError> {
     let mut text = String::with_capacity(source.len());
     let mut target_is_named = false;
     for (line, whole) in (1..).zip(source.split_inclusive('\n')) {
-        if !target_is_named && whole.starts_with(".target sm_") {
+        if let Some(named) = whole.strip_prefix(".target sm_").filter(|_| !target_is_named) {
             target_is_named = true;
-            text.push_str(&format!(".target sm_{sm}\n"));
+            text.push_str(&format!(
+                ".target sm_{sm}{}",
+                named.trim_start_matches(|c: char| c.is_ascii_digit())
+            ));
             continue;
         }
         let Some((statement, comment)) = whole.rsplit_once("//") else {
@@ -40,7 +43,10 @@ pub fn select(source: &str, sm: u32) -> Result<String, SinceError> {
             continue;
         };
         let comment = comment.trim();
-        let is_for = |word: &str| comment.strip_prefix(word).map(|number| number.trim().parse::<u32>());
+        let is_for = |word: &str| {
+            let number = comment.strip_prefix(word).filter(|rest| !rest.starts_with(char::is_alphanumeric));
+            number.map(|number| number.trim().parse::<u32>())
+        };
         let wanted = match (is_for(SINCE), is_for(BELOW)) {
             (None, None) => {
                 text.push_str(whole);
@@ -98,6 +104,8 @@ mod tests {
         assert!(text.ends_with("\tret; // not.simt.since 90\n}\n"), "{text}");
         let without = "\t// begin inline asm\n\t// end inline asm\n";
         assert!(select(SOURCE, 80).unwrap().contains(without));
+        let debug = select(".target sm_80, debug\nret; // simt.since90\n", 90).unwrap();
+        assert_eq!(debug, ".target sm_90, debug\nret; // simt.since90\n");
         for end in ["", "}", "// last"] {
             assert_eq!(select(end, 90).unwrap(), end);
         }

@@ -41,8 +41,7 @@ pub(crate) struct Wanted<'a> {
 /// Compiles once, then completes, checks and assembles for each target, side by side. `request` is told the
 /// target.
 pub(crate) fn build(wanted: &Wanted, request: &Request, ptxas: Option<&Ptxas>) -> Outcomes {
-    let of_nvvm = wanted.nvvm.iter().map(|&sm| sm.max(nvvm::OLDEST_IR));
-    let Some(lowest) = wanted.llvm.iter().copied().chain(of_nvvm).min() else { return Outcomes::default() };
+    let Some(lowest) = lowest(wanted.llvm, wanted.nvvm) else { return Outcomes::default() };
     let (asm, ir) = (!wanted.llvm.is_empty(), !wanted.nvvm.is_empty());
     let request = &Request { sm: lowest, asm, ir, ..request.clone() };
     let Compiled { ptx, ir, warnings } = match compile::compile(request) {
@@ -68,6 +67,12 @@ pub(crate) fn build(wanted: &Wanted, request: &Request, ptxas: Option<&Ptxas>) -
         let llvm = of_llvm.into_iter().map(|worker| worker.join().unwrap_or_else(|_| panicked())).collect();
         Outcomes { llvm, nvvm }
     })
+}
+
+/// The target that the one compilation is for.
+fn lowest(llvm: &[u32], nvvm: &[u32]) -> Option<u32> {
+    let of_nvvm = nvvm.iter().map(|&sm| sm.clamp(nvvm::OLDEST_IR, nvvm::NEWEST_IR));
+    llvm.iter().copied().chain(of_nvvm).min()
 }
 
 const PANICKED: &str = "ptx-build panicked: please report this";
@@ -213,6 +218,17 @@ fn spill_warning(findings: &[Finding], sm: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_compilation_is_for_a_target_that_rustc_knows() {
+        assert_eq!(
+            [lowest(&[80, 90], &[]), lowest(&[90], &[]), lowest(&[], &[])],
+            [Some(80), Some(90), None]
+        );
+        assert_eq!([lowest(&[80, 90], &[75]), lowest(&[90], &[86, 100])], [Some(80), Some(86)]);
+        assert_eq!([lowest(&[], &[75]), lowest(&[], &[86])], [Some(80), Some(86)]);
+        assert_eq!([lowest(&[], &[100, 120]), lowest(&[], &[90, 120])], [Some(90); 2]);
+    }
 
     #[test]
     fn kernels_that_a_target_has_not_are_counted() {

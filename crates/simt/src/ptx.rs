@@ -21,9 +21,10 @@ pub fn shared_base() -> u32 {
     address
 }
 
-/// The same, in a register of each lane. Of a sum whose last term is the same for all lanes, ptxas 13.0 and
-/// drivers give that term to a copy of its own; of a copy with a policy they then name registers that nobody
-/// has written, an illegal instruction. No lane's number has the bit of the lane's mask.
+/// The same, in a register of each lane. ptxas 13.0 and drivers take an address's last term, where it is the
+/// same for all lanes, for an operand of the copy. A copy with a cache policy then names registers that were
+/// never written, an illegal instruction. `laneid & lanemask_eq` is always 0, as l < 2^l, which they do not
+/// know.
 #[inline(always)]
 pub fn shared_base_of_lane() -> u32 {
     let address: u32;

@@ -37,6 +37,9 @@ pub const MODERN: u32 = 100;
 /// The oldest target that the IR is made for: what a GPU before it lacks is left out of its PTX.
 pub const OLDEST_IR: u32 = 80;
 
+/// The newest target that the IR is made for: rustc is asked for a PTX version that newer ones do not have.
+pub const NEWEST_IR: u32 = 90;
+
 /// What libNVVM compiles a target for.
 pub fn compiled_for(sm: u32) -> u32 {
     sm.max(MODERN)

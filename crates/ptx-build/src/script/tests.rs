@@ -101,7 +101,7 @@ fn targets_of_a_build_script_are_checked_as_those_of_the_variable() {
 }
 
 #[test]
-fn the_same_compiler_error_of_both_targets_is_shown_once() {
+fn the_same_error_of_both_targets_is_shown_once() {
     let error = |sm| Err(format!("ptxas refused k.ptx for sm_{sm}:\nerror: this\nand that"));
     // The idle row is not blamed for what did not compile.
     let errors = judge(vec![error(80), error(90)], ROW).unwrap_err();

@@ -37,8 +37,9 @@ pub(crate) struct Block {
     pub(crate) races: Option<RefCell<Races>>,
     pub(crate) tracked: Option<Arc<Tracked>>,
     pub(crate) watchpoint: Option<Arc<Watchpoint>>,
-    /// How products of f16 and bf16 matrices add up.
+    /// The GPU that is emulated.
     pub(super) target: Target,
+    /// How products of f16 and bf16 matrices add up.
     pub(super) tensor_cores: TensorCores,
     /// What its threads have printed.
     pub(crate) lines: Lines,

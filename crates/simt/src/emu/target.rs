@@ -2,7 +2,8 @@
 //!
 //! Kernels give the same bits on every GPU, but for products of f16 and bf16 matrices: how tensor cores add
 //! is not the same in every generation ([`tensor`](super::tensor)). How much shared memory a block may have
-//! is not, either. All else of the emulator is alike for every target.
+//! is not, either. [`target_has`](crate::thread::target_has) answers for the target. All else of the emulator
+//! is alike for every target.
 
 use super::lane::running;
 use super::tensor::TensorCores;

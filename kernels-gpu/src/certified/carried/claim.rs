@@ -3,7 +3,8 @@
 use super::super::policy::Thresholds;
 
 /// Whether a pass certifies what it returns. One that does not has machine code of its own, without lists and
-/// sums for bounds: short steps wait for instructions from memory more than for keys and values.
+/// sums for bounds: less code has to come from memory, where each launch finds it gone from the caches
+/// (docs/experiments/046-a-pass-without-certificates.md).
 pub trait Claim {
     /// Whether there are certificates, and with them lists.
     const CERTIFIES: bool;
