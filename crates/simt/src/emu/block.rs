@@ -39,7 +39,7 @@ pub(crate) struct Block {
     pub(crate) watchpoint: Option<Arc<Watchpoint>>,
     /// The GPU that is emulated.
     pub(super) target: Target,
-    /// How products of f16 and bf16 matrices add up.
+    /// How its products of f16 and bf16 matrices add up: each of them asks.
     pub(super) tensor_cores: TensorCores,
     /// What its threads have printed.
     pub(crate) lines: Lines,
