@@ -161,6 +161,8 @@ pub struct KernelAttributes {
 #[derive(Clone)]
 pub struct Device {
     backend: Arc<dyn DeviceBackend>,
+    /// What is said of it in place of what the backend says.
+    limited: Option<Arc<DeviceInfo>>,
 }
 
 impl Device {
@@ -199,12 +201,21 @@ impl Device {
 
     fn new(backend: Arc<dyn DeviceBackend>) -> Device {
         tracing::debug!(device = backend.info().name, backend = %backend.info().backend, "opened a device");
-        Device { backend }
+        Device { backend, limited: None }
     }
 
     /// What is known of the device.
     pub fn info(&self) -> &DeviceInfo {
-        self.backend().info()
+        self.limited.as_deref().unwrap_or_else(|| self.backend().info())
+    }
+
+    /// The same device with no more than so many bytes of shared memory for a block: what is planned for it
+    /// takes kernels that fit, and launches that want more are refused. For tests of what smaller GPUs take.
+    #[must_use]
+    pub fn with_max_shared_bytes(&self, bytes: u32) -> Device {
+        let info = self.info();
+        let limited = DeviceInfo { max_shared_bytes: bytes.min(info.max_shared_bytes), ..info.clone() };
+        Device { backend: self.backend.clone(), limited: Some(Arc::new(limited)) }
     }
 
     /// Which backend it belongs to.

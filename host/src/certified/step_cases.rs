@@ -55,6 +55,8 @@ struct Step {
     race_check: bool,
     /// Whether stored data change after they were written.
     fault: bool,
+    /// What a block has of shared memory, at the most.
+    shared_bytes: u32,
 }
 
 const EDGES: &[(Input, u32)] = &[
@@ -111,7 +113,11 @@ const PLAIN: Step = Step {
     slots: None,
     race_check: false,
     fault: false,
+    shared_bytes: u32::MAX,
 };
+
+/// Shared memory of a block on GPUs with the least of those that have what the kernels need.
+const LEAN: u32 = 99 << 10;
 
 /// Warps keep together.
 const PACED: Step = Step {
@@ -192,6 +198,24 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { sequences: HOSTILE, group: 8, kv_heads: 1, max_tokens: 320, ..PLAIN },
         Step { policy: ("strict", Policy::STRICT), slots: Some((40, 7)), ..long },
     ];
+    let lean = Step { shared_bytes: LEAN, ..PLAIN };
+    steps.extend([
+        Step { policy: ("all, carried", ALL_CARRIED), slots: Some((2, 3)), shared_bytes: LEAN, ..small },
+        Step { policy: ("values, carried", VALUES_CARRIED), slots: Some((2, 3)), ..lean },
+        Step { policy: ("sound", Policy::SOUND), slots: Some((40, 7)), ..lean },
+        Step { policy: ("left, renewed", LEFT_RENEWED), slots: Some((40, 7)), ..lean },
+        Step { policy: ("fast", Policy::FAST), slots: Some((40, 7)), shared_bytes: LEAN, ..long },
+        Step { policy: ("bare", Policy::BARE), ..lean },
+        Step {
+            sequences: HOSTILE,
+            group: 8,
+            kv_heads: 1,
+            max_tokens: 320,
+            policy: ("sound", Policy::SOUND),
+            slots: Some((5, 40)),
+            ..lean
+        },
+    ]);
     let paper = Step { layout: Layout::Paper, ..PLAIN };
     steps.extend([
         Step { policy: ("paper", Policy::PAPER), slots: Some((2, 3)), layout: Layout::Paper, ..small },
@@ -259,7 +283,18 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
 }
 
 fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
-    let Step { sequences, kv_heads, group, max_tokens, layout, policy, slots, race_check, fault } = step;
+    let Step {
+        sequences,
+        kv_heads,
+        group,
+        max_tokens,
+        layout,
+        policy,
+        slots,
+        race_check,
+        fault,
+        shared_bytes,
+    } = step;
     let problem = StepProblem {
         sequences: sequences.len() as u32,
         q_heads: group * kv_heads,
@@ -269,16 +304,18 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
     };
     let (Some(kernels), Some((dense, _)), Ok(geometry)) = (
         E::step_kernels(head_dim, layout),
-        <E as DenseElement>::kernel(head_dim),
+        <E as DenseElement>::kernel(head_dim, shared_bytes),
         Geometry::new(kv_heads, head_dim),
     ) else {
         return;
     };
     let text: Vec<String> = sequences.iter().map(|(input, length)| format!("{input} {length}")).collect();
+    let kernels = kernels.within(shared_bytes);
     let fault = if fault { " with faults" } else { "" };
+    let lean = if shared_bytes == LEAN { " in 99 KiB" } else { "" };
     let scratch = slots.map_or(String::new(), |(keys, values)| format!(" slots={keys},{values}"));
     let label = format!(
-        "{} heads={}/{kv_heads} head_dim={head_dim} of {max_tokens} {}{scratch}{fault}{}: {}",
+        "{} heads={}/{kv_heads} head_dim={head_dim} of {max_tokens} {}{scratch}{fault}{lean}{}: {}",
         E::NAME,
         problem.q_heads,
         policy.0,
@@ -298,6 +335,7 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
     // In the paper's layout no list is carried.
     let case =
         if layout == Layout::Compact { case.and(kernels.carry(policy.1.certify).info()) } else { case };
+    let case = case.within(shared_bytes);
     cases.push(if race_check { case.race_checked() } else { case });
 }
 

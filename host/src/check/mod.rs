@@ -64,6 +64,7 @@ pub struct Case {
     kernels: Vec<&'static str>,
     label: String,
     race_check: bool,
+    shared_bytes: Option<u32>,
     run: Box<Run>,
 }
 
@@ -80,6 +81,7 @@ impl Case {
             kernels: vec![kernel.name],
             label: label.into(),
             race_check: false,
+            shared_bytes: None,
             run: Box::new(run),
         }
     }
@@ -100,6 +102,21 @@ impl Case {
     pub fn race_checked(mut self) -> Self {
         self.race_check = true;
         self
+    }
+
+    /// Both devices have so many bytes of shared memory for a block, if they have as many: for the kernels of
+    /// smaller GPUs.
+    pub fn within(mut self, shared_bytes: u32) -> Self {
+        self.shared_bytes = Some(shared_bytes);
+        self
+    }
+
+    /// Runs it.
+    fn run(&self, device: &Device) -> std::result::Result<Vec<OutputBuffer>, CaseError> {
+        match self.shared_bytes {
+            Some(bytes) => (self.run)(&device.with_max_shared_bytes(bytes)),
+            None => (self.run)(device),
+        }
     }
 
     /// The entries that the run launches, the one it is about first.
@@ -206,7 +223,7 @@ fn run_on(
 
 fn run_case(case: &Case, reference: &Device, other: Option<&Device>) -> CaseReport {
     let mut report = CaseReport::new(case);
-    let expected = timed(&mut report.reference_ms, || (case.run)(reference));
+    let expected = timed(&mut report.reference_ms, || case.run(reference));
     let expected = match expected {
         Ok(expected) => expected,
         Err(error) => return report.failed(&*error, reference),
@@ -214,7 +231,7 @@ fn run_case(case: &Case, reference: &Device, other: Option<&Device>) -> CaseRepo
     report.outputs = expected.iter().map(|output| output.len() as u64).sum();
     report.digest = Some(compare::digest(&expected));
     let Some(other) = other else { return report };
-    let actual = match timed(&mut report.other_ms, || (case.run)(other)) {
+    let actual = match timed(&mut report.other_ms, || case.run(other)) {
         Ok(actual) => actual,
         Err(error) => return report.failed(&*error, other),
     };

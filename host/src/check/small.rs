@@ -70,3 +70,27 @@ fn vecinfer_in_parts() {
         |case: &Case| case.kernels()[0] == "vecinfer_attend_64_408_408_4" && case.label().contains("of 900");
     all_clean(cases("vecinfer", Coverage::Quick).into_iter().filter(parts).collect(), None);
 }
+
+/// Kernels that take 99 KiB of shared memory have the bits of those that take more: the golden digests of
+/// their cases are equal.
+#[test]
+fn lean_kernels_have_the_bits_of_the_others() {
+    let mut twins = 0;
+    for system in ["dense", "certified", "gather"] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(format!("{system}.txt"));
+        let text = std::fs::read_to_string(file).expect("golden bits");
+        let digests: std::collections::HashMap<&str, &str> = text
+            .lines()
+            .filter_map(|line| line.split_once("  "))
+            .map(|(digest, case)| (case, digest))
+            .collect();
+        for (case, digest) in &digests {
+            let other = case.replace("_lean", "").replace("_Lean", "_").replace(" in 99 KiB", "");
+            if let Some(other) = digests.get(other.as_str()).filter(|_| other != **case) {
+                assert_eq!(digest, other, "{case}");
+                twins += 1;
+            }
+        }
+    }
+    assert!(twins >= 36, "{twins}");
+}

@@ -82,7 +82,6 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
 }
 
 fn add<E: DenseElement + crate::check::OutputElement>(cases: &mut Vec<Case>, batch: Batch, head_dim: u32) {
-    let Some((kernel, _)) = E::kernel(head_dim) else { return };
     let Batch { lengths, kv_heads, group, query_tokens, max_tokens, input, race_check } = batch;
     let problem = Problem {
         sequences: lengths.len() as u32,
@@ -98,8 +97,11 @@ fn add<E: DenseElement + crate::check::OutputElement>(cases: &mut Vec<Case>, bat
         problem.q_heads
     );
     let some = race_check || query_tokens > 1;
-    let case = Case::new(kernel.info(), label, move |device| run::<E>(device, problem, lengths, input, some));
-    cases.push(if race_check { case.race_checked() } else { case });
+    for (kernel, bytes) in E::kernels(head_dim) {
+        let run = move |device: &Device| run::<E>(device, problem, lengths, input, some);
+        let case = Case::new(kernel.info(), label.clone(), run).within(*bytes);
+        cases.push(if race_check { case.race_checked() } else { case });
+    }
 }
 
 /// Tokens of three sequences on their way into shuffled blocks; the last sequence has one that is past its

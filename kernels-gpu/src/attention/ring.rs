@@ -5,7 +5,7 @@ use simt::{Global, async_copy, unroll};
 
 /// Where a warp's tiles come from, and where they go.
 pub trait Ring {
-    /// Stages of the ring: 2 to 5.
+    /// Stages of the ring: up to 5. With one, a tile is asked for when the one ahead of it has been used.
     const STAGES: u32;
     /// How far apart the tiles of one warp are: the warps of a block.
     const STRIDE: u32;
@@ -51,7 +51,7 @@ pub fn first_blocks<R: Ring>(ring: &R, first: u32) -> [u32; 5] {
 #[simt::device]
 pub fn fill<R: Ring>(ring: &R, first: u32, blocks: [u32; 5]) {
     unroll!(for s in 0..4 {
-        if (s as u32) < R::STAGES - 1 {
+        if (s as u32) < (R::STAGES - 1).max(1) {
             start(ring, first + R::STRIDE * s as u32, blocks[s], s as u32);
         }
     });
@@ -69,8 +69,24 @@ pub fn walk<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], visit: impl FnMut(u
 /// [`walk`] of a ring that [`fill`] has been called with.
 #[simt::device]
 pub fn walk_on<R: Ring>(ring: &R, first: u32, blocks: [u32; 5], mut visit: impl FnMut(u32, u32)) {
-    let mut next_block = blocks[R::STAGES as usize - 1];
     let mut tile = first;
+    if R::STAGES == 1 {
+        while tile < ring.end() {
+            let next = tile + R::STRIDE;
+            // Known when its copy may start.
+            let block = ring.block(next);
+            async_copy::wait::<0>();
+            sync_warp(FULL_MASK);
+            visit(tile, 0);
+            // All lanes have read what the copy writes over.
+            sync_warp(FULL_MASK);
+            ring.turn();
+            start(ring, next, block, 0);
+            tile = next;
+        }
+        return;
+    }
+    let mut next_block = blocks[R::STAGES as usize - 1];
     let mut stage = 0u32;
     while tile < ring.end() {
         match R::STAGES {

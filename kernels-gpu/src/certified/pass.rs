@@ -159,9 +159,27 @@ impl Record {
     }
 }
 
+/// How much shared memory the rings of a kernel take.
+pub trait Rings {
+    /// Whether they have fewer stages, so that a block of the kernel fits 99 KiB.
+    const LEAN: bool;
+}
+
+/// Rings of as many stages as are any use.
+pub struct Whole;
+
+impl Rings for Whole {
+    const LEAN: bool = false;
+}
+
 /// Stages of a warp's ring.
-pub const fn stages(head_dim: u32) -> u32 {
-    if head_dim <= 64 { 5 } else { 3 }
+pub const fn stages<R: Rings>(head_dim: u32) -> u32 {
+    match (head_dim <= 64, R::LEAN) {
+        (true, false) => 5,
+        (true, true) => 4,
+        (false, false) => 3,
+        (false, true) => 2,
+    }
 }
 
 /// Shared memory of a block.
@@ -181,17 +199,17 @@ pub struct PassLayout {
 
 /// Lays out the shared memory of an instance.
 pub const fn pass_layout<M: KeyMetadata, const D: usize>() -> PassLayout {
-    pass_layout_in::<M, D>(&mut SharedPlan::new(), 0)
+    pass_layout_in::<M, D, Whole>(&mut SharedPlan::new(), 0)
 }
 
 /// The same at the beginning of a plan that has more.
 ///
 /// The rings' memory has `least` words at least.
-pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize>(
+pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize, R: Rings>(
     plan: &mut SharedPlan,
     least: u32,
 ) -> PassLayout {
-    let stages = stages(D as u32);
+    let stages = stages::<R>(D as u32);
     let words = warps(D as u32) * stages * Tile::<M, D>::WORDS;
     let ring = plan.array(if words < least { least } else { words });
     let mut over = SharedPlan::new();
@@ -236,9 +254,9 @@ pub fn attend<E: Half, const D: usize, M: KeyMetadata>(
     let in_group = row_group * ROWS + (lane >> 2);
     let present = in_group < shape.group;
     let query_row = (sequence * shape.kv_heads + head) * shape.group + in_group;
-    let ring = Tiles::<M, D> {
+    let ring = Tiles::<M, D, Whole> {
         layout,
-        metadata: PhantomData,
+        kind: PhantomData,
         tiles,
         annotations,
         table,
@@ -335,8 +353,8 @@ pub fn pass_share(blocks: u32, splits: u32) -> (u32, u32) {
 }
 
 /// A warp's quantized tiles.
-pub(super) struct Tiles<M, const D: usize> {
-    pub(super) metadata: PhantomData<M>,
+pub(super) struct Tiles<M, const D: usize, R> {
+    pub(super) kind: PhantomData<(M, R)>,
     pub(super) layout: PassLayout,
     pub(super) tiles: Global<u32>,
     pub(super) annotations: Global<Annotation>,
@@ -351,11 +369,11 @@ pub(super) struct Tiles<M, const D: usize> {
     pub(super) annotated: bool,
 }
 
-impl<M: KeyMetadata, const D: usize> Tiles<M, D> {
+impl<M: KeyMetadata, const D: usize, R: Rings> Tiles<M, D, R> {
     /// The place of a stage among those of all warps.
     #[inline(always)]
     pub(super) fn slot(&self, stage: u32) -> u32 {
-        self.warp * stages(D as u32) + stage
+        self.warp * stages::<R>(D as u32) + stage
     }
 
     /// The annotation of a stage's tile.
@@ -372,8 +390,8 @@ impl<M: KeyMetadata, const D: usize> Tiles<M, D> {
     }
 }
 
-impl<M: KeyMetadata, const D: usize> Ring for Tiles<M, D> {
-    const STAGES: u32 = stages(D as u32);
+impl<M: KeyMetadata, const D: usize, R: Rings> Ring for Tiles<M, D, R> {
+    const STAGES: u32 = stages::<R>(D as u32);
     const STRIDE: u32 = warps(D as u32);
     const LOOKS_AHEAD: bool = true;
 

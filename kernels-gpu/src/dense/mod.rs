@@ -6,5 +6,5 @@ pub use crate::attention::dense::*;
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    attend::INSTANCES.iter().chain(append::INSTANCES)
+    attend::INSTANCES.iter().chain(attend_lean::INSTANCES).chain(append::INSTANCES)
 }

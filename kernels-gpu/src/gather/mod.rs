@@ -71,6 +71,7 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         .chain([
             sketch::sketch::INSTANCES,
             sketch::scan::INSTANCES,
+            sketch::scan_lean::INSTANCES,
             sketch::decide::INSTANCES,
             sketch::settle::INSTANCES,
         ])

@@ -47,7 +47,7 @@ use super::listing::NONE;
 use super::rule::{Extent, Rule};
 use super::sieve::{Sieve, maxima_words};
 use super::top::{Ranking, ranking};
-use crate::attention::dense::{DenseShape, Layout, Target, lay_out};
+use crate::attention::dense::{DenseShape, Layout, Target, lay_out, stages};
 use crate::attention::{
     BLOCK_TOKENS, Half, PartialRow, Parts, Queries, ROWS, Running, combine, combine_to_part, first_blocks,
     last_to_arrive, part_floats, walk,
@@ -99,7 +99,7 @@ struct StepLayout {
 
 const fn layout<const D: usize>() -> StepLayout {
     let mut plan = SharedPlan::new();
-    let attend = lay_out::<D>(&mut plan);
+    let attend = lay_out::<D>(&mut plan, stages(D as u32));
     let ranking = ranking(&mut plan);
     let maxima = plan.array(KEPT_MAXIMA);
     let chosen = plan.array(MOST_LISTED);

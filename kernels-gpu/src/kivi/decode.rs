@@ -41,8 +41,10 @@ use half::f16;
 use simt::math::canonical_nan;
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread, unroll, warp};
 
-/// Stages of a warp's ring.
-const STAGES: u32 = 5;
+/// Stages of a warp's ring: as many as 99 KiB have room for.
+const fn stages<const D: usize, const K: u32, const V: u32>() -> u32 {
+    if D == 128 && K + V == 8 { 4 } else { 5 }
+}
 
 /// Parts that there is room for at the end.
 const AT_ONCE: u32 = 8;
@@ -69,7 +71,7 @@ pub struct SharedLayout {
 /// Lays out the shared memory of an instance.
 pub const fn layout<const D: usize, const K: u32, const V: u32>() -> SharedLayout {
     let mut plan = SharedPlan::new();
-    let of_rings = warps(D as u32) * STAGES * Tile::<D, K, V>::WORDS;
+    let of_rings = warps(D as u32) * stages::<D, K, V>() * Tile::<D, K, V>::WORDS;
     let of_outputs = warps(D as u32) * ROWS * D as u32;
     let of_parts = Adding::words::<D>(MAX_PARTS, AT_ONCE);
     let most = if of_rings < of_outputs { of_outputs } else { of_rings };
@@ -205,12 +207,12 @@ struct Tiles<const D: usize, const K: u32, const V: u32> {
 impl<const D: usize, const K: u32, const V: u32> Tiles<D, K, V> {
     #[inline(always)]
     fn stage(&self, stage: u32) -> Tile<D, K, V> {
-        Tile::at(self.memory, (self.warp * STAGES + stage) * Tile::<D, K, V>::WORDS)
+        Tile::at(self.memory, (self.warp * stages::<D, K, V>() + stage) * Tile::<D, K, V>::WORDS)
     }
 }
 
 impl<const D: usize, const K: u32, const V: u32> Ring for Tiles<D, K, V> {
-    const STAGES: u32 = STAGES;
+    const STAGES: u32 = stages::<D, K, V>();
     const STRIDE: u32 = warps(D as u32);
     const LOOKS_AHEAD: bool = false;
 

@@ -7,7 +7,7 @@ use crate::attention::{BLOCK_TOKENS, BlockTable, Half, PagedPool};
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
-use kernels_gpu::attention::dense::{DenseShape, attend, layout, partial_floats};
+use kernels_gpu::attention::dense::{DenseShape, attend, attend_lean, layout, lean_layout, partial_floats};
 use kernels_gpu::attention::threads;
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -17,24 +17,42 @@ pub type Attend<E> = Kernel<attend::Args<E>>;
 
 /// An element type that the dense kernels have instances for: f16 and bf16.
 pub trait DenseElement: Half {
-    /// The instance for a head_dim and its shared memory, if there is one.
+    /// The instances for a head_dim and their shared memory, the one that takes most first; none if there is
+    /// no kernel.
     #[doc(hidden)]
-    fn kernel(head_dim: u32) -> Option<(Attend<Self>, u32)>;
+    fn kernels(head_dim: u32) -> &'static [(Attend<Self>, u32)];
+
+    /// The instance for a head_dim on a device whose thread blocks have so many bytes of shared memory, and
+    /// what it takes of them: the one that takes least where none fits.
+    #[doc(hidden)]
+    fn kernel(head_dim: u32, shared_bytes: u32) -> Option<(Attend<Self>, u32)> {
+        let kernels = Self::kernels(head_dim);
+        kernels.iter().find(|(_, bytes)| *bytes <= shared_bytes).or(kernels.last()).cloned()
+    }
 }
 
 macro_rules! instances {
-    ($($element:ty: $($dim:literal)*),*) => {$(
+    ($($element:ty),*) => {$(
         impl DenseElement for $element {
-            fn kernel(head_dim: u32) -> Option<(Attend<Self>, u32)> {
+            fn kernels(head_dim: u32) -> &'static [(Attend<Self>, u32)] {
+                macro_rules! own {
+                    ($dim:literal) => { (attend::kernel::<$element, $dim>(), layout::<$dim>().bytes) };
+                }
+                macro_rules! lean {
+                    ($dim:literal) => { (attend_lean::kernel::<$element, $dim>(), lean_layout::<$dim>().bytes) };
+                }
                 match head_dim {
-                    $($dim => Some((attend::kernel::<$element, $dim>(), layout::<$dim>().bytes)),)*
-                    _ => None,
+                    64 => const { &[own!(64)] },
+                    96 => const { &[own!(96)] },
+                    128 => const { &[own!(128), lean!(128)] },
+                    256 => const { &[own!(256), lean!(256)] },
+                    _ => &[],
                 }
             }
         }
     )*};
 }
-instances!(f16: 64 96 128 256, bf16: 64 96 128 256);
+instances!(f16, bf16);
 
 /// What a run writes.
 #[derive(Debug)]
@@ -106,7 +124,8 @@ impl<E: DenseElement> Plan<E> {
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
         let problem = problem.checked()?;
         let head_dim = problem.head_dim;
-        let (kernel, shared_bytes) = E::kernel(head_dim).ok_or(Error::HeadDim { head_dim })?;
+        let most = device.info().max_shared_bytes;
+        let (kernel, shared_bytes) = E::kernel(head_dim, most).ok_or(Error::HeadDim { head_dim })?;
         let shape = problem.shape();
         let rows = problem.kv_heads * shape.row_groups();
         let launches = problem.sequences * rows;

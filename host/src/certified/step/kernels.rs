@@ -4,7 +4,8 @@ use crate::attention::dense::DenseElement;
 use crate::certified::Layout;
 use half::{bf16, f16};
 use kernels_gpu::certified::{
-    Bare, Certified, attend, audit, audit_layout, carried_layout, carry, pass_layout, promote_layout, replace,
+    Bare, Certified, LeanBare, LeanCertified, attend, audit, audit_layout, carried_layout, carry,
+    pass_layout, promote_layout, replace,
 };
 use simt::Kernel;
 
@@ -25,12 +26,23 @@ pub struct StepKernels<E: StepElement> {
     pub(super) replace: (Replace<E>, u32),
     /// Without certificates, with them.
     carry: [Carry<E>; 2],
-    /// Shared memory of both.
+    /// The same in less shared memory.
+    lean: [Carry<E>; 2],
+    lean_bytes: u32,
+    /// Shared memory of the pass by a carried list, of either kind.
     pub(super) carried_bytes: u32,
     pub(super) audit: (Audit<E>, u32),
 }
 
 impl<E: StepElement> StepKernels<E> {
+    /// Those for a device whose thread blocks have so many bytes of shared memory.
+    pub(in crate::certified) fn within(mut self, shared_bytes: u32) -> Self {
+        if self.carried_bytes > shared_bytes {
+            (self.carry, self.carried_bytes) = (self.lean, self.lean_bytes);
+        }
+        self
+    }
+
     /// `attend`, `replace` and `audit`.
     pub(in crate::certified) fn infos(&self) -> [&'static simt::KernelInfo; 3] {
         [self.attend.0.info(), self.replace.0.info(), self.audit.0.info()]
@@ -57,7 +69,9 @@ macro_rules! instances {
             attend: (attend::kernel::<$element, $dim, $metadata>(), pass_layout::<$metadata, $dim>().bytes),
             replace: (replace::kernel::<$element, $dim, $metadata>(), promote_layout::<$metadata, $dim>().bytes),
             carry: [carry::kernel::<$element, $dim, Bare>(), carry::kernel::<$element, $dim, Certified>()],
-            carried_bytes: carried_layout::<$dim>().bytes,
+            lean: [carry::kernel::<$element, $dim, LeanBare>(), carry::kernel::<$element, $dim, LeanCertified>()],
+            lean_bytes: carried_layout::<$dim, LeanCertified>().bytes,
+            carried_bytes: carried_layout::<$dim, Certified>().bytes,
             audit: (audit::kernel::<$element, $dim, $metadata>(), audit_layout::<$metadata, $dim>().bytes),
         }
     };

@@ -135,6 +135,7 @@ impl<E: StepElement> StepPlan<E> {
         let StepProblem { sequences, q_heads, kv_heads, head_dim, .. } = problem;
         let mut shape = step_shape(problem, policy, layout)?;
         let kernels = E::step_kernels(head_dim, layout).ok_or(Error::StepHeadDim { head_dim })?;
+        let kernels = kernels.within(device.info().max_shared_bytes);
         let dense = dense::Plan::new(device, problem.dense())?;
         let max_blocks = shape.max_blocks;
         let rows = kv_heads * shape.row_groups();

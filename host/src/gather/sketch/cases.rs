@@ -22,7 +22,12 @@ struct Step {
     max_tokens: u32,
     budget: Budget,
     race_check: bool,
+    /// What a block has of shared memory, at the most.
+    shared_bytes: u32,
 }
+
+/// That of the kernels that take less.
+const LEAN: u32 = 99 << 10;
 
 const STEP: Step = Step {
     lengths: &[1, 15, 16, 17, 33, 64, 79, 80, 81, 150, 160],
@@ -32,6 +37,7 @@ const STEP: Step = Step {
     max_tokens: 160,
     budget: Budget { support: Support { k: 1, block: 16, local: 2 }, bits: 4, skip: 0.2 },
     race_check: false,
+    shared_bytes: u32::MAX,
 };
 
 fn steps(coverage: Coverage) -> Vec<Step> {
@@ -49,9 +55,10 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         ..STEP
     };
     if coverage == Coverage::Small {
-        return vec![small, wide, several];
+        return vec![small, wide, several, Step { shared_bytes: LEAN, ..small }];
     }
     let mut steps = vec![small, wide, several, STEP];
+    steps.extend([small, several, STEP].map(|step| Step { shared_bytes: LEAN, ..step }));
     for group in [1, 7, 8, 11, 16] {
         steps.push(Step { lengths: &[159, 111], group, ..STEP });
     }
@@ -91,7 +98,9 @@ pub(in super::super) fn cases(coverage: Coverage) -> Vec<Case> {
         return cases;
     }
     for step in steps(coverage) {
-        for head_dim in [64, 128] {
+        // At 64 there are none that take less.
+        let head_dims: &[u32] = if step.shared_bytes == LEAN { &[128] } else { &[64, 128] };
+        for &head_dim in head_dims {
             for bits in super::BITS {
                 let step = Step { budget: Budget { bits, ..step.budget }, ..step };
                 add::<f16>(&mut cases, step, head_dim);
@@ -129,18 +138,21 @@ pub(in super::super) fn cases(coverage: Coverage) -> Vec<Case> {
 }
 
 fn add<E: SketchElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
-    let Step { group, kv_heads, budget, .. } = step;
+    let Step { group, kv_heads, budget, shared_bytes, .. } = step;
     let Budget { support: Support { k, block, local }, bits, skip } = budget;
-    let kernels = (E::scan_kernel(head_dim, bits), E::sketch_kernel(bits), E::settle_kernel(head_dim));
+    let kernels =
+        (E::scan_kernel(head_dim, bits, shared_bytes), E::sketch_kernel(bits), E::settle_kernel(head_dim));
     let (Some((scan, _)), Some(sketch), Some(settle)) = kernels else { return };
+    let lean = if shared_bytes == LEAN { " in 99 KiB" } else { "" };
     let lengths = step.lengths.iter().take(12).map(u32::to_string).collect::<Vec<_>>().join(",");
     let label = format!(
-        "heads={}/{kv_heads} k={k} block={block} local={local} skip={skip} of {}: {lengths}",
+        "heads={}/{kv_heads} k={k} block={block} local={local} skip={skip} of {}{lean}: {lengths}",
         group * kv_heads,
         step.max_tokens
     );
     let case = Case::new(scan.info(), label, move |device| run::<E>(device, step, head_dim));
     let case = case.and(sketch.info()).and(decide::kernel().info()).and(settle.info());
+    let case = case.within(shared_bytes);
     cases.push(if step.race_check { case.race_checked() } else { case });
 }
 

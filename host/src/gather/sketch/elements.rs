@@ -2,7 +2,7 @@
 
 use super::super::GatherElement;
 use half::{bf16, f16};
-use kernels_gpu::gather::sketch::{scan, scan_bytes, settle, sketch};
+use kernels_gpu::gather::sketch::{scan, scan_bytes, scan_lean, scan_lean_bytes, settle, sketch};
 use simt::Kernel;
 
 /// The kernel's handle.
@@ -20,9 +20,10 @@ pub trait SketchElement: GatherElement {
     /// The instance for so many bits.
     #[doc(hidden)]
     fn sketch_kernel(bits: u32) -> Option<Sketch<Self>>;
-    /// The instance for a head_dim and so many bits, and its shared memory.
+    /// The instance for a head_dim and so many bits on a device whose thread blocks have `shared_bytes` of
+    /// shared memory, and what it takes of them: the one that takes least where none fits.
     #[doc(hidden)]
-    fn scan_kernel(head_dim: u32, bits: u32) -> Option<(Scan<Self>, u32)>;
+    fn scan_kernel(head_dim: u32, bits: u32, shared_bytes: u32) -> Option<(Scan<Self>, u32)>;
     /// The instance for a head_dim.
     #[doc(hidden)]
     fn settle_kernel(head_dim: u32) -> Option<Settle<Self>>;
@@ -39,10 +40,16 @@ macro_rules! instances {
                 }
             }
 
-            fn scan_kernel(head_dim: u32, bits: u32) -> Option<(Scan<Self>, u32)> {
+            fn scan_kernel(head_dim: u32, bits: u32, shared_bytes: u32) -> Option<(Scan<Self>, u32)> {
                 match (head_dim, bits) {
                     (64, 4) => Some((scan::kernel::<$element, 64, 4>(), scan_bytes::<64, 4>())),
                     (64, 8) => Some((scan::kernel::<$element, 64, 8>(), scan_bytes::<64, 8>())),
+                    (128, 4) if scan_bytes::<128, 4>() > shared_bytes => {
+                        Some((scan_lean::kernel::<$element, 128, 4>(), scan_lean_bytes::<128, 4>()))
+                    }
+                    (128, 8) if scan_bytes::<128, 8>() > shared_bytes => {
+                        Some((scan_lean::kernel::<$element, 128, 8>(), scan_lean_bytes::<128, 8>()))
+                    }
                     (128, 4) => Some((scan::kernel::<$element, 128, 4>(), scan_bytes::<128, 4>())),
                     (128, 8) => Some((scan::kernel::<$element, 128, 8>(), scan_bytes::<128, 8>())),
                     _ => None,

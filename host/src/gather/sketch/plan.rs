@@ -107,7 +107,8 @@ impl<E: SketchElement> Plan<E> {
         let StepProblem { sequences, kv_heads, head_dim, max_tokens, .. } = problem;
         let group = problem.dense().group();
         let none = || Error::HeadDim { what: WHAT, head_dim, takes: &FEW_HEAD_DIMS };
-        let (kernel, shared) = E::scan_kernel(head_dim, budget.bits).ok_or_else(none)?;
+        let most = device.info().max_shared_bytes;
+        let (kernel, shared) = E::scan_kernel(head_dim, budget.bits, most).ok_or_else(none)?;
         let settle = E::settle_kernel(head_dim).ok_or_else(none)?;
         let block = budget.support.block;
         let blocks = max_tokens.div_ceil(block).next_multiple_of(TILE_BLOCKS);

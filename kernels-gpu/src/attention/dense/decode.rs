@@ -54,20 +54,26 @@ pub struct Layout {
     pub bytes: u32,
 }
 
-/// Parts that there is room for at the end, up to head_dim 128: those of a sequence of four KV heads are all
-/// there then.
+/// Parts that there is room for at the end at head_dim 64 and 128: those of a sequence of four KV heads are
+/// all there then.
 const AT_ONCE: u32 = 33;
 
-/// Lays out the shared memory of an instance.
+/// Lays out the shared memory of an instance of [`attend`](fn@attend).
 pub const fn layout<const D: usize>() -> Layout {
-    lay_out::<D>(&mut SharedPlan::new())
+    lay_out::<D>(&mut SharedPlan::new(), stages(D as u32))
 }
 
-/// The same as the first arrays of a plan.
-pub(crate) const fn lay_out<const D: usize>(plan: &mut SharedPlan) -> Layout {
-    let ring_words = stages(D as u32) * (KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
+/// Lays out that of an instance of [`attend_lean`](fn@attend_lean): no more than 99 KiB.
+pub const fn lean_layout<const D: usize>() -> Layout {
+    lay_out::<D>(&mut SharedPlan::new(), 1)
+}
+
+/// The same as the first arrays of a plan, with rings of so many stages.
+pub(crate) const fn lay_out<const D: usize>(plan: &mut SharedPlan, stages: u32) -> Layout {
+    let ring_words = stages * (KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
     let (of_rings, of_parts) = (warps(D as u32) * ring_words, Adding::words::<D>(MAX_PARTS, AT_ONCE));
-    let ring = plan.array(if of_rings < of_parts && D <= 128 { of_parts } else { of_rings });
+    // At 96 the rings are just what a GPU of 99 KiB has.
+    let ring = plan.array(if of_rings < of_parts && D == 128 && stages > 1 { of_parts } else { of_rings });
     // The results take the rings' place.
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
@@ -102,6 +108,98 @@ pub fn attend<E: Half, const D: usize>(
     lse: GlobalMut<f32>,
     shape: DenseShape,
 ) {
+    match D {
+        64 => attend_part::<E, D, 3>(Arguments {
+            queries,
+            keys,
+            values,
+            table,
+            lengths,
+            wanted,
+            partials,
+            counters,
+            output,
+            lse,
+            shape,
+        }),
+        _ => attend_part::<E, D, 2>(Arguments {
+            queries,
+            keys,
+            values,
+            table,
+            lengths,
+            wanted,
+            partials,
+            counters,
+            output,
+            lse,
+            shape,
+        }),
+    }
+}
+
+const _: () = assert!(stages(64) == 3 && stages(96) == 2 && stages(128) == 2 && stages(256) == 2);
+
+/// The same with rings of one stage, for GPUs whose blocks have 99 KiB of shared memory: a warp's next tile is
+/// asked for when its last one has been used, and seven other warps are on their way meanwhile. The bits are
+/// those of [`attend`](fn@attend), as no addition depends on when a tile comes.
+#[kernel(
+    system = dense,
+    args = attend,
+    instances((f16, 128), (f16, 256), (bf16, 128), (bf16, 256)),
+    max_threads = 256,
+    min_blocks = 1,
+    overlaps = by_hand
+)]
+pub fn attend_lean<E: Half, const D: usize>(
+    queries: Global<E>,
+    keys: Global<E>,
+    values: Global<E>,
+    table: Global<u32>,
+    lengths: Global<u32>,
+    wanted: Global<u32>,
+    partials: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    output: GlobalMut<f32>,
+    lse: GlobalMut<f32>,
+    shape: DenseShape,
+) {
+    attend_part::<E, D, 1>(Arguments {
+        queries,
+        keys,
+        values,
+        table,
+        lengths,
+        wanted,
+        partials,
+        counters,
+        output,
+        lse,
+        shape,
+    });
+}
+
+/// The arguments of both kernels.
+#[derive(Clone, Copy)]
+struct Arguments<E> {
+    queries: Global<E>,
+    keys: Global<E>,
+    values: Global<E>,
+    table: Global<u32>,
+    lengths: Global<u32>,
+    wanted: Global<u32>,
+    partials: GlobalMut<f32>,
+    counters: GlobalMut<u32>,
+    output: GlobalMut<f32>,
+    lse: GlobalMut<f32>,
+    shape: DenseShape,
+}
+
+/// What a block does, with rings of `S` stages.
+#[simt::device]
+fn attend_part<E: Half, const D: usize, const S: u32>(arguments: Arguments<E>) {
+    let Arguments { queries, keys, values, table, lengths, wanted, .. } = arguments;
+    let Arguments { partials, counters, output, lse, shape, .. } = arguments;
     let DenseShape { max_blocks, pool_blocks, .. } = shape;
     let glance = Glance { table, lengths, max_blocks, pool_blocks, wanted: shape.rung == 0 };
     // At 256 every register is taken, and what is kept over the wait would cost some.
@@ -125,7 +223,7 @@ pub fn attend<E: Half, const D: usize>(
     let first = split * tiles_a_split;
     let end = (first + tiles_a_split).min(tiles);
 
-    let layout = layout::<D>();
+    let layout = const { lay_out::<D>(&mut SharedPlan::new(), S) };
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let row = row_group * ROWS + (lane >> 2);
     let (query_token, in_group) = (bits::div_u32(row, shape.group), bits::rem_u32(row, shape.group));
@@ -133,7 +231,8 @@ pub fn attend<E: Half, const D: usize>(
     let heads = shape.kv_heads * shape.group;
     let query_row =
         ((sequence * shape.query_tokens + query_token) * heads + head * shape.group + in_group) as usize;
-    let tiles = Tiles::<E, D> { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
+    let tiles =
+        Tiles::<E, D, S> { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
     let ahead = if D > 128 { [0; 5] } else { first_blocks(&tiles, first + warp) };
     let q = Queries::load::<E, D>(queries, query_row, present, layout.queries, warp == 0, lane);
     if D > 128 {
@@ -222,7 +321,7 @@ fn look_ahead<E: Half, const D: usize>(
 }
 
 /// A warp's tiles of keys and values.
-struct Tiles<E, const D: usize> {
+struct Tiles<E, const D: usize, const S: u32> {
     layout: Layout,
     keys: Global<E>,
     values: Global<E>,
@@ -236,7 +335,7 @@ struct Tiles<E, const D: usize> {
     end: u32,
 }
 
-impl<E: Half, const D: usize> Tiles<E, D> {
+impl<E: Half, const D: usize, const S: u32> Tiles<E, D, S> {
     #[inline(always)]
     fn stage(&self, stage: u32) -> (KeyTile<D>, ValueTile<D>) {
         let words = KeyTile::<D>::WORDS;
@@ -245,8 +344,8 @@ impl<E: Half, const D: usize> Tiles<E, D> {
     }
 }
 
-impl<E: Half, const D: usize> Ring for Tiles<E, D> {
-    const STAGES: u32 = stages(D as u32);
+impl<E: Half, const D: usize, const S: u32> Ring for Tiles<E, D, S> {
+    const STAGES: u32 = S;
     const STRIDE: u32 = warps(D as u32);
     const LOOKS_AHEAD: bool = D < 256;
 

@@ -6,7 +6,7 @@ mod layout;
 mod tokens;
 
 pub(crate) use decode::{Layout, Target, lay_out};
-pub use decode::{attend, layout};
+pub use decode::{attend, attend_lean, layout, lean_layout};
 pub use layout::{DenseShape, partial_floats, split_count};
 pub use tokens::{APPEND_THREADS, AppendShape, append};
 

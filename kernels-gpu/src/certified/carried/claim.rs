@@ -1,11 +1,12 @@
 //! What `carry` says of its output.
 
+use super::super::pass::Rings;
 use super::super::policy::Thresholds;
 
 /// Whether a pass certifies what it returns. One that does not has machine code of its own, without lists and
 /// sums for bounds: less code has to come from memory, where each launch finds it gone from the caches
 /// (docs/experiments/046-a-pass-without-certificates.md).
-pub trait Claim {
+pub trait Claim: Rings {
     /// Whether there are certificates, and with them lists.
     const CERTIFIES: bool;
 
@@ -32,4 +33,34 @@ pub struct Certified;
 
 impl Claim for Certified {
     const CERTIFIES: bool = true;
+}
+
+/// [`Bare`] in 99 KiB of shared memory, with the same bits.
+pub struct LeanBare;
+
+impl Claim for LeanBare {
+    const CERTIFIES: bool = false;
+}
+
+/// [`Certified`] in 99 KiB of shared memory, with the same bits.
+pub struct LeanCertified;
+
+impl Claim for LeanCertified {
+    const CERTIFIES: bool = true;
+}
+
+impl Rings for Bare {
+    const LEAN: bool = false;
+}
+
+impl Rings for Certified {
+    const LEAN: bool = false;
+}
+
+impl Rings for LeanBare {
+    const LEAN: bool = true;
+}
+
+impl Rings for LeanCertified {
+    const LEAN: bool = true;
 }

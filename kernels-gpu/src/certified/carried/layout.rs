@@ -6,7 +6,7 @@ use crate::attention::{Adding, MAX_PARTS, ROWS, warps};
 use crate::certified::finish::Ends;
 use crate::certified::lists::STARTS;
 use crate::certified::parts::MAX_BLOCKS;
-use crate::certified::pass::{PassLayout, pass_layout_in};
+use crate::certified::pass::{PassLayout, Rings, pass_layout_in};
 use half::f16;
 use simt::{Shared, SharedPlan};
 
@@ -47,10 +47,11 @@ pub struct CarriedLayout {
 }
 
 /// Lays out the shared memory of an instance.
-pub const fn carried_layout<const D: usize>() -> CarriedLayout {
+pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
     let mut plan = SharedPlan::new();
+    // In lean rings as many as they have room for.
     let adding = Adding::words::<D>(MAX_PARTS, AT_ONCE) + SPLITS_AT_HAND * Gathered::EIGHT;
-    let pass = pass_layout_in::<f16, D>(&mut plan, adding);
+    let pass = pass_layout_in::<f16, D, R>(&mut plan, if R::LEAN { 0 } else { adding });
     // The rings' memory again.
     let mut over = SharedPlan::new();
     let splits = over.array(SPLITS_AT_HAND * Gathered::EIGHT);

@@ -3,7 +3,7 @@
 use super::super::admit::{Found, Scratch, find, order};
 use super::super::lists::{find_entry, lay_out_lists};
 use super::super::marking::{Entry, ListHead};
-use super::super::pass::{StepShape, Tiles};
+use super::super::pass::{Rings, StepShape, Tiles};
 use super::CarriedLayout;
 use crate::attention::Chain;
 use crate::attention::{BLOCK_TOKENS, Half, Pace, Ring, warps};
@@ -211,8 +211,8 @@ impl<E: Half> List<E> {
 }
 
 /// A warp's quantized tiles, of which a list has some: they are skipped.
-pub(super) struct Listed<E, const D: usize> {
-    pub(super) tiles: Tiles<f16, D>,
+pub(super) struct Listed<E, const D: usize, R> {
+    pub(super) tiles: Tiles<f16, D, R>,
     /// Whether the list was read.
     pub(super) read: Cell<bool>,
     /// Stages of the ring whose blocks are listed: bit s of stage s. They are not asked for once that is
@@ -226,7 +226,7 @@ pub(super) struct Listed<E, const D: usize> {
     pub(super) length: u32,
 }
 
-impl<E: Half, const D: usize> Listed<E, D> {
+impl<E: Half, const D: usize, R: Rings> Listed<E, D, R> {
     /// Notes in [`skipped`](Self::skipped) whether a tile is listed, and says so.
     #[simt::device]
     fn mark(&self, tile: u32, stage: u32) -> bool {
@@ -268,10 +268,10 @@ impl<E: Half, const D: usize> Listed<E, D> {
     }
 }
 
-impl<E: Half, const D: usize> Ring for Listed<E, D> {
-    const STAGES: u32 = <Tiles<f16, D> as Ring>::STAGES;
-    const STRIDE: u32 = <Tiles<f16, D> as Ring>::STRIDE;
-    const LOOKS_AHEAD: bool = <Tiles<f16, D> as Ring>::LOOKS_AHEAD;
+impl<E: Half, const D: usize, R: Rings> Ring for Listed<E, D, R> {
+    const STAGES: u32 = <Tiles<f16, D, R> as Ring>::STAGES;
+    const STRIDE: u32 = <Tiles<f16, D, R> as Ring>::STRIDE;
+    const LOOKS_AHEAD: bool = <Tiles<f16, D, R> as Ring>::LOOKS_AHEAD;
 
     #[inline(always)]
     fn end(&self) -> u32 {

@@ -63,7 +63,7 @@ use crate::attention::{
     combine_to_part, first_blocks, last_to_arrive, part_floats, tiles_of, walk, warps,
 };
 use ahead::look_ahead;
-pub use claim::{Bare, Certified, Claim};
+pub use claim::{Bare, Certified, Claim, LeanBare, LeanCertified};
 use core::cell::Cell;
 use core::marker::PhantomData;
 use exact::ExactRow;
@@ -87,7 +87,10 @@ use simt::{Global, GlobalMut, Shared, async_copy, bits, kernel, thread, unroll, 
     system = certified,
     instances(
         (f16, 64, Bare), (f16, 128, Bare), (bf16, 64, Bare), (bf16, 128, Bare),
-        (f16, 64, Certified), (f16, 128, Certified), (bf16, 64, Certified), (bf16, 128, Certified)
+        (f16, 64, Certified), (f16, 128, Certified), (bf16, 64, Certified), (bf16, 128, Certified),
+        (f16, 64, LeanBare), (f16, 128, LeanBare), (bf16, 64, LeanBare), (bf16, 128, LeanBare),
+        (f16, 64, LeanCertified), (f16, 128, LeanCertified),
+        (bf16, 64, LeanCertified), (bf16, 128, LeanCertified)
     ),
     max_threads = 256,
     min_blocks = 1,
@@ -143,16 +146,16 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     let first = split * a_split;
     let end = (first + a_split).min(blocks);
 
-    let layout = carried_layout::<D>();
+    let layout = carried_layout::<D, C>();
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let in_group = row_group * ROWS + (lane >> 2);
     let present = in_group < shape.group;
     let first_row = (sequence * shape.kv_heads + head) * shape.group + row_group * ROWS;
     let query_row = (first_row + (lane >> 2)) as usize;
     let again = mode & mode::AGAIN != 0;
-    let own = Tiles::<f16, D> {
+    let own = Tiles::<f16, D, C> {
         layout: layout.pass,
-        metadata: PhantomData,
+        kind: PhantomData,
         tiles,
         annotations,
         table,
@@ -323,12 +326,14 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         // The tiles of the warp's own ring are read.
         warp::sync_warp(FULL_MASK);
         // The addresses in three tiles would take more registers than there are.
-        let start = bits::renewed(warp * stages(D as u32) * Tile::<f16, D>::WORDS);
+        let start = bits::renewed(warp * stages::<C>(D as u32) * Tile::<f16, D>::WORDS);
         let lane = bits::renewed(lane);
         let key_tile = KeyTile::<D>::at(pass.ring, start);
         let value_tile = ValueTile::<D>::at(pass.ring, start + Tile::<f16, D>::WORDS);
-        let tile = Tile::<f16, D>::at(pass.ring, start + 2 * Tile::<f16, D>::WORDS);
         let [wants_keys, wants_values] = entry.wants();
+        // Of the three no more than two are there.
+        let third = if stages::<C>(D as u32) > 2 { 2 } else { wants_keys as u32 };
+        let tile = Tile::<f16, D>::at(pass.ring, start + third * Tile::<f16, D>::WORDS);
         let source = |found: Found, originals: Global<E>| match found.tile {
             Scratch::EMPTY => (originals, pair as usize * elements),
             tile => (near.as_const(), tile as usize * elements),

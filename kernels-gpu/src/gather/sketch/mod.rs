@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`sketch`](fn@sketch) | writes keys in 4 or 8 bits as tokens come, with what bounds their errors |
 //! | [`scan`](fn@scan) | bounds the mass of every block for every query head |
+//! | [`scan_lean`](fn@scan_lean) | the same in 99 KiB of shared memory |
 //! | [`decide`](fn@decide) | decides what is kept, and sums up what is not |
 //! | [`settle`](fn@settle) | bounds each head's error, sends those over their budget to the dense rung |
 //!
@@ -31,7 +32,9 @@ pub use counting::{
 pub use deciding::{DECIDE_THREADS, decide, decide_bytes, decide_parts};
 pub use masses::{estimated, joined, mass_above, most_of, moved};
 pub use products::code_unit;
-pub use scanning::{Deal, Norms, SCAN_THREADS, ScanShape, Total, scan, scan_bytes, scan_parts};
+pub use scanning::{
+    Deal, Norms, SCAN_THREADS, ScanShape, Total, scan, scan_bytes, scan_lean, scan_lean_bytes, scan_parts,
+};
 pub use settling::{Facts, SETTLE_THREADS, SettleShape, Verdict, settle, settle_bytes, verdict};
 pub use tile::{
     Annotation, TILE_TOKENS, channel, code, code_word, code_words, error, largest_code, place, raised_by,

@@ -10,7 +10,7 @@ use simt::tensor::mma_f16;
 use simt::{Global, Shared, bits, half2, unroll, warp};
 
 /// A warp's sketches: of neighbouring tiles of one row.
-pub(super) struct Tiles<const D: usize, const BITS: usize> {
+pub(super) struct Tiles<const D: usize, const BITS: usize, const S: u32> {
     /// A ring of each warp, one behind another.
     pub ring: Shared<u32>,
     pub sketches: Global<u32>,
@@ -21,13 +21,8 @@ pub(super) struct Tiles<const D: usize, const BITS: usize> {
     pub end: u32,
 }
 
-impl<const D: usize, const BITS: usize> Tiles<D, BITS> {
+impl<const D: usize, const BITS: usize, const S: u32> Tiles<D, BITS, S> {
     const WORDS: u32 = sketch_words(D as u32, BITS as u32);
-
-    /// Words of the rings of so many warps.
-    pub const fn words(warps: u32) -> u32 {
-        warps * Self::STAGES * Self::WORDS
-    }
 
     /// Asks the L2 cache for what the ring of warp `warp` begins with, a lane for a tile: of a row of
     /// `tokens` tokens that begins at `row`, dealt out like this.
@@ -46,9 +41,8 @@ impl<const D: usize, const BITS: usize> Tiles<D, BITS> {
     }
 }
 
-impl<const D: usize, const BITS: usize> Ring for Tiles<D, BITS> {
-    /// Two thread blocks fit a multiprocessor.
-    const STAGES: u32 = if D * BITS > 512 { 3 } else { 5 };
+impl<const D: usize, const BITS: usize, const S: u32> Ring for Tiles<D, BITS, S> {
+    const STAGES: u32 = S;
     const STRIDE: u32 = 1;
     const LOOKS_AHEAD: bool = false;
 

@@ -36,7 +36,7 @@ use super::bound::delta;
 use super::counting::heads_of;
 use super::masses::{Mass, joined, most_of};
 use super::products::Tiles;
-use super::tile::{TILE_TOKENS, tiles_of};
+use super::tile::{TILE_TOKENS, sketch_words, tiles_of};
 use crate::attention::query::{LOG2_E, LOG2_E_ABOVE, Query};
 use crate::attention::{BLOCK_TOKENS, GridPlace, Half, PartialRow, ROWS, fill, walk_on};
 use crate::gather::rule::{Extent, Rule};
@@ -165,9 +165,22 @@ struct Layout {
     bytes: u32,
 }
 
-const fn layout<const D: usize, const BITS: usize>() -> Layout {
+/// Stages of a warp's ring in [`scan`](fn@scan), so that two thread blocks fit a multiprocessor of 227 KiB.
+const fn stages(head_dim: usize, bits: usize) -> u32 {
+    if head_dim * bits > 512 { 3 } else { 5 }
+}
+
+/// The same in [`scan_lean`](fn@scan_lean), so that one fits 99 KiB.
+const fn lean_stages(head_dim: usize, bits: usize) -> u32 {
+    stages(head_dim, bits) - 1
+}
+
+const _: () = assert!(stages(128, 8) == 3 && stages(128, 4) == 5 && stages(64, 8) == 5);
+const _: () = assert!(lean_stages(128, 8) == 2 && lean_stages(128, 4) == 4);
+
+const fn layout<const D: usize, const BITS: usize>(stages: u32) -> Layout {
     let mut plan = SharedPlan::new();
-    let ring = plan.array(Tiles::<D, BITS>::words(WARPS));
+    let ring = plan.array(WARPS * stages * sketch_words(D as u32, BITS as u32));
     let totals = plan.array(WARPS * ROWS);
     let norms = plan.array(WARPS);
     Layout { ring, totals, norms, bytes: plan.bytes() }
@@ -175,7 +188,12 @@ const fn layout<const D: usize, const BITS: usize>() -> Layout {
 
 /// Shared memory of [`scan`](fn@scan).
 pub const fn scan_bytes<const D: usize, const BITS: usize>() -> u32 {
-    layout::<D, BITS>().bytes
+    layout::<D, BITS>(stages(D, BITS)).bytes
+}
+
+/// Shared memory of [`scan_lean`](fn@scan_lean): no more than 99 KiB.
+pub const fn scan_lean_bytes<const D: usize, const BITS: usize>() -> u32 {
+    layout::<D, BITS>(lean_stages(D, BITS)).bytes
 }
 
 /// Bounds the mass of every block of each sequence.
@@ -202,6 +220,50 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     norms: GlobalMut<Norms>,
     shape: ScanShape,
 ) {
+    let arguments = Arguments { queries, sketches, lengths, masses, nus, totals, norms, shape };
+    if D * BITS > 512 { scan_part::<E, D, BITS, 3>(arguments) } else { scan_part::<E, D, BITS, 5>(arguments) }
+}
+
+/// The same with a stage less, for GPUs whose blocks have 99 KiB of shared memory.
+#[kernel(
+    system = gather,
+    args = scan,
+    instances((f16, 128, 4), (f16, 128, 8), (bf16, 128, 4), (bf16, 128, 8)),
+    max_threads = 256,
+    min_blocks = 1,
+    overlaps = late
+)]
+pub fn scan_lean<E: Half, const D: usize, const BITS: usize>(
+    queries: Global<E>,
+    sketches: Global<u32>,
+    lengths: Global<u32>,
+    masses: GlobalMut<f32>,
+    nus: GlobalMut<f32>,
+    totals: GlobalMut<Total>,
+    norms: GlobalMut<Norms>,
+    shape: ScanShape,
+) {
+    let arguments = Arguments { queries, sketches, lengths, masses, nus, totals, norms, shape };
+    if D * BITS > 512 { scan_part::<E, D, BITS, 2>(arguments) } else { scan_part::<E, D, BITS, 4>(arguments) }
+}
+
+/// The arguments of both kernels.
+#[derive(Clone, Copy)]
+struct Arguments<E> {
+    queries: Global<E>,
+    sketches: Global<u32>,
+    lengths: Global<u32>,
+    masses: GlobalMut<f32>,
+    nus: GlobalMut<f32>,
+    totals: GlobalMut<Total>,
+    norms: GlobalMut<Norms>,
+    shape: ScanShape,
+}
+
+/// What a block does, with rings of `S` stages.
+#[simt::device]
+fn scan_part<E: Half, const D: usize, const BITS: usize, const S: u32>(arguments: Arguments<E>) {
+    let Arguments { queries, sketches, lengths, masses, nus, totals, norms, shape } = arguments;
     let GridPlace { split: part, sequence, head, row_group, .. } = GridPlace::of(shape.row_groups());
     let (t, lane, warp) = (thread::thread_idx_x(), warp::lane_id(), thread::thread_idx_x() / 32);
     let row = sequence * shape.kv_heads + head;
@@ -210,7 +272,7 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
     let of_row = row as usize * tiles_of(most) as usize;
     // What the launch ahead has yet to write may be counted in this length, or not: a hint needs no more.
     let glance = lengths.peek(sequence as usize, true).min(most);
-    Tiles::<D, BITS>::ask(sketches, of_row, part * WARPS + warp, Deal::of(glance, rule, parts), glance);
+    Tiles::<D, BITS, S>::ask(sketches, of_row, part * WARPS + warp, Deal::of(glance, rule, parts), glance);
     thread::wait_for_previous();
 
     let extent = Extent::of(lengths.load(sequence as usize).min(most), rule);
@@ -219,10 +281,10 @@ pub fn scan<E: Half, const D: usize, const BITS: usize>(
         return;
     }
     let tiles = tiles_of(extent.length);
-    let layout = layout::<D, BITS>();
+    let layout = const { layout::<D, BITS>(S) };
     let first = ((part * WARPS + warp) * of_warp).min(tiles);
     let end = (first + of_warp).min(tiles);
-    let ring = Tiles::<D, BITS> { ring: layout.ring, sketches, row: of_row, warp, lane, end };
+    let ring = Tiles::<D, BITS, S> { ring: layout.ring, sketches, row: of_row, warp, lane, end };
     fill(&ring, first, [0; 5]);
     let in_group = row_group * ROWS + (lane >> 2);
     let present = in_group < shape.group;
