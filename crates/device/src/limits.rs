@@ -45,7 +45,11 @@ fn refuse(info: &'static KernelInfo, shape: LaunchShape, shared_bytes: u32) -> E
     } else if threads > u64::from(info.max_threads) {
         format!("{threads} threads in a block; the kernel declares {} as its most", info.max_threads)
     } else {
-        format!("{} bytes of shared memory; {shared_bytes} is the device's most", shape.shared_bytes)
+        format!(
+            "{} bytes of shared memory; {shared_bytes} is the device's most: take another setting, or a device \
+             that has more",
+            shape.shared_bytes
+        )
     };
     Error::Shape { kernel: info.name, shape, reason }
 }

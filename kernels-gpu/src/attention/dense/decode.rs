@@ -138,10 +138,12 @@ pub fn attend<E: Half, const D: usize>(
     }
 }
 
+const _: () = assert!(lean_layout::<128>().bytes <= 99 << 10 && lean_layout::<256>().bytes <= 99 << 10);
+const _: () = assert!(layout::<64>().bytes <= 99 << 10 && layout::<96>().bytes <= 99 << 10);
 const _: () = assert!(stages(64) == 3 && stages(96) == 2 && stages(128) == 2 && stages(256) == 2);
 
-/// The same with rings of one stage, for GPUs whose blocks have 99 KiB of shared memory: a warp's next tile is
-/// asked for when its last one has been used, and seven other warps are on their way meanwhile. The bits are
+/// The same with rings of one stage, for GPUs whose blocks have 99 KiB of shared memory: a warp's next tile
+/// is asked for when its last one has been used, while those of other warps are on their way. The bits are
 /// those of [`attend`](fn@attend), as no addition depends on when a tile comes.
 #[kernel(
     system = dense,

@@ -1,5 +1,6 @@
 //! The shared memory of [`carry`](fn@super::carry).
 
+use super::LeanCertified;
 use super::gather::{Gathered, Parked};
 use super::list::Lookup;
 use crate::attention::{Adding, MAX_PARTS, ROWS, warps};
@@ -82,3 +83,6 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
         bytes: plan.bytes(),
     }
 }
+
+const _: () = assert!(carried_layout::<64, LeanCertified>().bytes == 98_260);
+const _: () = assert!(carried_layout::<128, LeanCertified>().bytes == 97_492);

@@ -176,6 +176,7 @@ const fn lean_stages(head_dim: usize, bits: usize) -> u32 {
 }
 
 const _: () = assert!(stages(128, 8) == 3 && stages(128, 4) == 5 && stages(64, 8) == 5);
+const _: () = assert!(scan_lean_bytes::<128, 4>() <= 99 << 10 && scan_lean_bytes::<128, 8>() <= 99 << 10);
 const _: () = assert!(lean_stages(128, 8) == 2 && lean_stages(128, 4) == 4);
 
 const fn layout<const D: usize, const BITS: usize>(stages: u32) -> Layout {
