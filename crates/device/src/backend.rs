@@ -5,7 +5,8 @@
 //! types and check every range first.
 
 use crate::device::{DeviceInfo, KernelAttributes};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::times::KernelTimes;
 use crate::unordered::{Access, Memory};
 use simt::emu::traffic::{self, Traffic};
 use simt::emu::{self, EmuOptions, Target};
@@ -148,6 +149,15 @@ pub(crate) trait DeviceBackend: Send + Sync {
     unsafe fn fill_now(&self, address: u64, byte: u8, bytes: usize) -> Result<()>;
     /// Who gets what kernels print; nobody in particular is standard error.
     fn print_to(&self, sink: Option<Sink>);
+    /// Whether launches are timed from here on.
+    fn record_times(&self, on: bool) -> Result<()> {
+        let _ = on;
+        Err(Error::NotTimed)
+    }
+    /// Waits for the launches that were timed, and forgets them.
+    fn take_times(&self) -> Result<Vec<KernelTimes>> {
+        Err(Error::NotTimed)
+    }
     /// Waits for all work of the device's streams; for one that captures, up to where that began.
     fn synchronize(&self) -> Result<()>;
 

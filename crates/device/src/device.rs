@@ -4,6 +4,7 @@ use crate::backend::DeviceBackend;
 use crate::cpu::CpuDevice;
 use crate::error::{Error, Result};
 use crate::limits;
+use crate::times::KernelTimes;
 use simt::emu::{EmuOptions, Target, TensorCores};
 use simt::print::Sink;
 use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape};
@@ -280,6 +281,31 @@ impl Device {
     /// on the CPU not begin a capture of the stream that is under way.
     pub fn print_to(&self, sink: Option<Sink>) {
         self.backend().print_to(sink);
+    }
+
+    /// Has every launch of this device timed from here on, on whichever of its streams, or none. At first
+    /// none is. What was timed waits for [`take_times`](Self::take_times), with two events of the driver a
+    /// launch.
+    ///
+    /// A time is from an event ahead of the launch to one behind it. Where the stream has nothing to do, that
+    /// holds what the host takes to launch, some 2 µs: times of small kernels are mostly of it. Between
+    /// events no launch [overlaps](simt::KernelInfo::overlaps) the one before it, so that each time is of one
+    /// kernel. What a stream captures is not timed, neither then nor when the graph runs.
+    ///
+    /// # Errors
+    /// [`Error::NotTimed`] on the CPU.
+    pub fn record_times(&self, on: bool) -> Result<()> {
+        self.backend().record_times(on)
+    }
+
+    /// Waits for the launches that were timed since the last call, and says how long each took: kernels in
+    /// the order of their first launches. Launches of one stream are in their order; of those by several
+    /// threads there is none.
+    ///
+    /// # Errors
+    /// [`Error::NotTimed`] on the CPU, or what a kernel did wrong; the times are lost then.
+    pub fn take_times(&self) -> Result<Vec<KernelTimes>> {
+        self.backend().take_times()
     }
 
     pub(crate) fn backend(&self) -> &dyn DeviceBackend {

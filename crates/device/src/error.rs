@@ -215,6 +215,9 @@ pub enum Error {
         /// What was asked for.
         doing: &'static str,
     },
+    /// Times of launches on the CPU, where what takes time is the emulator.
+    #[error("launches on the cpu backend are not timed; use a GPU")]
+    NotTimed,
     /// An event that no stream has recorded.
     #[error("the event was never recorded; record it on a stream first")]
     EventNotRecorded,

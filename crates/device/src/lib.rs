@@ -14,7 +14,7 @@
 //! | [`Graph`], [`GraphExec`] | captured work, replayed with no host work between its steps |
 //!
 //! [`Device::print_to`] takes the lines that kernels print, and [`nvtx`] names stretches of time for
-//! profilers.
+//! profilers. [`Device::record_times`] has launches timed.
 //!
 //! On the CPU, [`stream_check`](simt::emu::EmuOptions::stream_check) finds work of two streams that nothing
 //! orders, and [`unordered`] says which.
@@ -59,6 +59,7 @@ mod sites;
 #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
 mod stops;
 mod stream;
+mod times;
 pub mod unordered;
 
 pub use buffer::Buffer;
@@ -68,3 +69,4 @@ pub use event::Event;
 pub use graph::{Graph, GraphExec, NodeId};
 pub use pinned::Pinned;
 pub use stream::Stream;
+pub use times::KernelTimes;

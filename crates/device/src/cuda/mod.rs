@@ -8,10 +8,12 @@ mod module;
 mod records;
 mod ring;
 mod stream;
+mod times;
 
 use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};
 use crate::device::{DeviceInfo, KernelAttributes, PtxImage};
 use crate::error::{Error, Result};
+use crate::times::KernelTimes;
 use crate::unordered::Memory;
 use context::Context;
 use cust::sys::{CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CUpointer_attribute};
@@ -194,6 +196,15 @@ impl DeviceBackend for CudaDevice {
 
     fn print_to(&self, sink: Option<Sink>) {
         self.module.print_to(sink);
+    }
+
+    fn record_times(&self, on: bool) -> Result<()> {
+        self.module.times.record(on);
+        Ok(())
+    }
+
+    fn take_times(&self) -> Result<Vec<KernelTimes>> {
+        self.module.handing_over(self.module.times.take(&self.context))
     }
 
     fn synchronize(&self) -> Result<()> {

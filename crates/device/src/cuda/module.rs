@@ -4,6 +4,7 @@ use super::context::Context;
 use super::ffi::{Relaxed, check, cu, is_lost, name, note};
 use super::records::Record;
 use super::ring::Ring;
+use super::times::Times;
 use crate::device::{DeviceInfo, KernelAttributes, LeftOut, PtxImage};
 use crate::error::{Error, PtxRefusal, Result, shape_text};
 use cust::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
@@ -32,6 +33,8 @@ pub(super) struct Module {
     image: PtxImage,
     /// Whether launches of kernels that wait for the launch before may overlap it.
     pub(super) overlap: bool,
+    /// How long launches of its kernels take, where that is asked for.
+    pub(super) times: Times,
     /// Where kernels that panic say so; goes ahead of the context, which its memory is of.
     _record: Option<Record>,
     /// Where kernels print, if there are any that do.
@@ -86,6 +89,7 @@ impl Module {
                         raw,
                         image: *image,
                         overlap: image.sm >= OVERLAP_SM && info.driver_version >= Some(OVERLAP_DRIVER),
+                        times: Times::default(),
                         context: context.clone(),
                         cache: [const { AtomicPtr::new(null_mut()) }; LISTS],
                         max_shared_bytes: info.max_shared_bytes,

@@ -253,6 +253,33 @@ impl CudaStream {
         check(code, || format!("launching {} with {}", kernel.info().name, shape_text(&shape)))
     }
 
+    /// A launch between two events, unless it is captured.
+    ///
+    /// # Safety
+    /// As `put_launch`.
+    #[cold]
+    unsafe fn put_timed_launch(
+        &self,
+        order: &mut Order,
+        function: &Function,
+        kernel: &dyn BoundKernel,
+        shape: LaunchShape,
+    ) -> Result<()> {
+        if self.state.captures()? {
+            // SAFETY: this function's contract.
+            return unsafe { self.put_launch(order, function, kernel, shape) };
+        }
+        let put = || {
+            // An event is what comes before it, and what comes behind it.
+            order.after_launch = false;
+            // SAFETY: this function's contract.
+            let launched = unsafe { self.put_launch(order, function, kernel, shape) };
+            order.after_launch = false;
+            launched
+        };
+        self.module.times.around(kernel.info().name, &self.context, self.raw, put)
+    }
+
     /// The node of the launch that was captured last.
     fn last_node(&self) -> Result<CUgraphNode> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -287,8 +314,13 @@ impl StreamBackend for CudaStream {
     #[inline]
     unsafe fn launch(&self, kernel: &dyn BoundKernel, shape: LaunchShape, _: At) -> Result<()> {
         let function = self.prepared(kernel, shape)?;
+        let mut order = lock(&self.order);
+        if self.module.times.are_recorded() {
+            // SAFETY: this function's contract.
+            return unsafe { self.put_timed_launch(&mut order, function, kernel, shape) };
+        }
         // SAFETY: this function's contract.
-        unsafe { self.put_launch(&mut lock(&self.order), function, kernel, shape) }
+        unsafe { self.put_launch(&mut order, function, kernel, shape) }
     }
 
     unsafe fn launch_node(&self, kernel: &dyn BoundKernel, shape: LaunchShape, _: At) -> Result<usize> {

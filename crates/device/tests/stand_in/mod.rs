@@ -39,9 +39,14 @@ functions! {
 }
 "#;
 
-/// The source of a driver with these functions besides.
+/// The source of a driver with these functions besides, or in the place of those above.
 pub fn driver(functions: &str) -> String {
-    format!("{DRIVER}{functions}")
+    let stays = |line: &&str| match line.trim().split_once('(') {
+        Some((name, _)) if name.starts_with("cu") => !functions.contains(&format!(" {name}(")),
+        _ => true,
+    };
+    let lines: Vec<&str> = DRIVER.lines().filter(stays).collect();
+    format!("{}\n{functions}", lines.join("\n"))
 }
 
 /// Compiles a library into a folder.
