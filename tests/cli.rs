@@ -137,6 +137,7 @@ fn reports_parse_and_need_no_gpu() {
     assert_eq!((&check["passed"], &check["totals"]["differing_bits"]), (&Value::Bool(true), &Value::from(0)));
     assert!(check["totals"]["outputs"].as_u64().expect("a number") > 10_000);
     assert_eq!(check["totals"]["no_gpu"], check["totals"]["cases"]);
+    assert!(check["times"].is_null());
     assert!(list.as_array().expect("a list").len() > 500);
 }
 
@@ -436,6 +437,7 @@ fn a_gpu_that_is_not_there_is_an_error_only_where_one_is_asked_for() {
         refused(command, &["no CUDA driver", "cpu backend"]);
     }
     refused(&["check", "--sanitize"], &["--sanitize needs a GPU"]);
+    refused(&["check", "--filter", "indices", "--time"], &["--time needs a GPU"]);
     assert!(!Path::new(&never).exists());
 }
 
@@ -446,6 +448,7 @@ fn words_that_mean_nothing_are_refused() {
         (vec!["quantize", SAMPLE, "-o", "x", "--granularity", "rows"], "possible values: channel, block"),
         (vec!["quantize", SAMPLE, "--granularity", "block"], "--output"),
         (vec!["check", "--system", "rope"], "possible values: dense, int8, certified"),
+        (vec!["check", "--time", "--orders", "0"], "--time"),
         (vec!["quantize"], "<FILE>"),
         (vec!["fly"], "unrecognized subcommand"),
     ] {

@@ -27,8 +27,8 @@ pub mod vecinfer;
 
 use ferrokv_device::cpu;
 pub use ferrokv_device::{
-    BackendKind, Buffer, Device, DeviceInfo, Error, Event, Graph, GraphExec, KernelAttributes, LeftOut,
-    NodeId, Pinned, PtxImage, PtxRefusal, Result, Stream, cuda_devices, nvtx, unordered,
+    BackendKind, Buffer, Device, DeviceInfo, Error, Event, Graph, GraphExec, KernelAttributes, KernelTimes,
+    LeftOut, NodeId, Pinned, PtxImage, PtxRefusal, Result, Stream, cuda_devices, nvtx, unordered,
 };
 
 use kv::{Scheme, System};

@@ -1,5 +1,7 @@
 //! `ferrokv check`: do the emulator and the GPU give the same bits?
 
+mod times;
+
 use super::backend::{BackendArguments, Gpu, Opened};
 use super::failure::Failure;
 use super::output::ReportArguments;
@@ -7,7 +9,7 @@ use super::table::{Align, Table};
 use super::{progress, text};
 use clap::builder::PossibleValuesParser;
 use ferrokv::Generated;
-use host::check::{self, Case, CaseReport, Coverage, Golden, Outcome, Report, Totals};
+use host::check::{self, Case, CaseReport, Coverage, Golden, Outcome, Report, Times, Totals};
 use host::kv::System;
 use host::{Device, SYSTEMS};
 use serde::Serialize;
@@ -38,6 +40,12 @@ block has as much shared memory as there. Of these only sm_90 was compared with 
 --codegen llvm,nvvm compares two code generators, of a program that was built with both (FERROKV_CODEGEN=llvm,nvvm): \
 the emulator with the first one's kernels, and these with the second one's. It needs a GPU.
 
+--time also says how long each kernel takes on the GPU, and with two code generators who is faster: each case whose \
+bits are equal runs three times more by each, in turns, and of a launch the fastest run counts. The ratio of a kernel \
+is the geometric mean over its launches. A time is from an event ahead of the launch to one behind it and holds some \
+2 µs of launching, so that ratios of small kernels are closer to 1 than their work is. Launches in captured graphs are \
+not timed.
+
 Exit codes: 0 all bits are equal (or there was no GPU to compare with, and the emulator found no fault); 1 some \
 differ, or a kernel is at fault; 2 bad input.";
 
@@ -47,6 +55,7 @@ Examples:
   ferrokv check --full --json check.json           over 10^9 outputs
   ferrokv check --system int8 --filter fused_f16
   ferrokv check --codegen llvm,nvvm                the bits of two code generators
+  ferrokv check --full --codegen llvm,nvvm --time  whose kernels are faster
   ferrokv check --orders 16 --system gather        the emulator alone, each launch 18 times
   ferrokv check --emulate sm_86 --orders 0         what a GPU with less shared memory cannot launch
   ferrokv check --orders 0 --golden host/golden    are small cases' bits those of this version?
@@ -87,6 +96,9 @@ pub struct Arguments {
     /// FERROKV_EMULATE says, or sm_90).
     #[arg(long, value_name = "TARGET", conflicts_with = "sanitize")]
     emulate: Option<Target>,
+    /// Also time each kernel on the GPU, by each code generator.
+    #[arg(long, conflicts_with_all = ["sanitize", "orders", "list"])]
+    time: bool,
     /// List the cases instead of running them.
     #[arg(long)]
     list: bool,
@@ -119,6 +131,8 @@ struct Json<'a> {
     report: &'a Report,
     /// The second generator's kernels compared with the first one's.
     second: Option<&'a Report>,
+    /// How long kernels took, with `--time`.
+    times: Option<&'a Times>,
 }
 
 #[derive(Serialize)]
@@ -204,7 +218,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             Device::cpu(EmuOptions { target, ..EmuOptions::default() })
         }
     };
-    let bar = progress::bar(cases.len() * if second.is_some() { 2 } else { 1 });
+    if let (true, None) = (arguments.time, &gpu) {
+        return Err(Failure::NeedsGpu { what: "--time", reason: gpu_note.unwrap_or_default() });
+    }
+    let rounds = 1 + usize::from(second.is_some()) + usize::from(arguments.time);
+    let bar = progress::bar(cases.len() * rounds);
     let wrong = Cell::new(0usize);
     let step = |progress: check::Progress<'_>| {
         wrong.set(wrong.get() + usize::from(!progress.case.outcome.is_good()));
@@ -244,6 +262,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         _ => None,
     };
+    // What is found so far is said, whatever comes of the times.
+    let (times, untimed) = match (&gpu, arguments.time) {
+        (Some(gpu), true) => {
+            let second = second.iter().map(|(kernels, device)| (kernels.name, device));
+            let devices: Vec<(&str, &Device)> = [(name, gpu)].into_iter().chain(second).collect();
+            let reports: Vec<&Report> = [&found].into_iter().chain(&found_second).collect();
+            match times::measure(&cases, &reports, &devices, &bar) {
+                Ok(times) => (Some(times), None),
+                Err(error) => (None, Some(error)),
+            }
+        }
+        _ => (None, None),
+    };
     bar.finish_and_clear();
     let found = match &golden {
         Some(golden) => golden.hold(found),
@@ -271,16 +302,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         codegens: &codegens,
         report: &found,
         second: found_second.as_ref(),
+        times: times.as_ref(),
     };
     // What is true of the whole is said once. With a second report there was a GPU.
     let mut shown = vec![tables(&found, gpu_note.as_deref(), &not_covered)];
     shown.extend(found_second.as_ref().map(|found| tables(found, None, &[])));
+    shown.extend(times.as_ref().map(times::table));
+    shown.extend(untimed.as_ref().map(|error| format!("no times: {error}\n")));
     report.finish(&shown.join("\n"), &json)?;
     if let Some(folder) = &arguments.write_golden {
         Golden::write(&found, folder)?;
     }
     if passed {
-        return Ok(());
+        return untimed.map_or(Ok(()), |error| Err(error.into()));
     }
     if let [first, ..] = stale.as_slice()
         && found.passed()

@@ -32,6 +32,9 @@ pub enum Failure {
     /// Golden bits cannot be read or written.
     #[error(transparent)]
     Golden(#[from] host::check::GoldenError),
+    /// Kernels cannot be timed.
+    #[error(transparent)]
+    Times(#[from] host::check::TimesError),
     /// What a command says of its own.
     #[error("{0}")]
     Command(Box<dyn CommandError>),

@@ -27,10 +27,12 @@
 mod compare;
 mod golden;
 mod report;
+mod times;
 
 pub use compare::{Difference, ElementKind, OutputBuffer, OutputElement};
 pub use golden::{Golden, GoldenError};
 pub use report::{CaseReport, Outcome, Report, Totals};
+pub use times::{LOSS, ROUNDS, TimedKernel, Times, TimesError, time_cases};
 
 use crate::{BackendKind, Buffer, Device, Stream};
 use crate::{Error, Result};
