@@ -9,7 +9,8 @@
 //! ```
 //! A row that accepts nothing is an error: the list cannot outlive what it excuses. Whether it does is asked
 //! of what the first generator, llvm, makes; a row with the line `codegen = "nvvm"` is for the other one
-//! alone.
+//! alone. One with `targets = "sm_100 sm_120"` is for GPUs that compile the PTX of a lower target themselves:
+//! no build makes their machine code, so none judges it, and whoever does reads the row from the file.
 
 use crate::codegen::Codegen;
 use crate::lint::{Finding, Rule};
@@ -50,6 +51,8 @@ pub struct Row {
     pub reason: String,
     /// The generator whose code alone may break it; `None` of what either makes.
     pub codegen: Option<Codegen>,
+    /// The GPUs that compile the PTX of a lower target, for which alone it may; empty for the build's own.
+    pub targets: Vec<u32>,
     /// The row's line in the file.
     pub line: usize,
     used: Cell<bool>,
@@ -65,11 +68,11 @@ pub struct AllowList {
 #[derive(Default)]
 struct Draft {
     line: usize,
-    values: [Option<String>; 4],
+    values: [Option<String>; 5],
 }
 
 /// The first three are in every row.
-const KEYS: [&str; 4] = ["entry", "rule", "reason", "codegen"];
+const KEYS: [&str; 5] = ["entry", "rule", "reason", "codegen", "targets"];
 
 impl AllowList {
     /// Reads the list at `path`; no file is an empty list.
@@ -100,7 +103,8 @@ impl AllowList {
                 .ok_or_else(|| wrong(line, format!("`{text}` is neither [[allow]] nor key = \"value\"")))?;
             let index = KEYS.iter().position(|known| *known == key.trim()).ok_or_else(|| {
                 let key = key.trim();
-                wrong(line, format!("unknown key `{key}`; a row has entry, rule, reason and maybe codegen"))
+                let keys = "entry, rule, reason and maybe codegen or targets";
+                wrong(line, format!("unknown key `{key}`; a row has {keys}"))
             })?;
             let value = quoted(value).ok_or_else(|| {
                 wrong(line, format!("the value of `{}` must be one string in quotes", key.trim()))
@@ -124,19 +128,36 @@ impl AllowList {
         if let Some((key, _)) = missing {
             return Err(wrong(format!("the row has no `{key}`; entry, rule and reason are all needed")));
         }
-        let [entry, rule, reason, codegen] = values;
+        let [entry, rule, reason, codegen, targets] = values;
         let codegen = match codegen.as_deref() {
             None => None,
             Some("llvm") => Some(Codegen::Llvm),
             Some("nvvm") => Some(Codegen::Nvvm),
             Some(other) => return Err(wrong(format!("unknown codegen `{other}`; there are llvm and nvvm"))),
         };
+        let number = |word: &str| {
+            let number = word.strip_prefix("sm_").and_then(|number| number.parse().ok());
+            number.ok_or_else(|| {
+                wrong(format!("unknown target `{word}`; targets are named as in \"sm_100 sm_120\""))
+            })
+        };
+        let targets: Option<Vec<u32>> =
+            targets.map(|targets| targets.split_whitespace().map(number).collect()).transpose()?;
+        if targets.as_ref().is_some_and(Vec::is_empty) {
+            return Err(wrong(
+                "the row's `targets` names none; leave it out, or name some as in \"sm_100\"".into(),
+            ));
+        }
+        let targets = targets.unwrap_or_default();
         let [entry, rule, reason] = [entry, rule, reason].map(Option::unwrap_or_default);
         let rule = Rule::from_name(&rule).ok_or_else(|| {
             let names = Rule::ALL.map(Rule::name).join(", ");
             wrong(format!("unknown rule `{rule}`; there are {names}"))
         })?;
-        self.rows.push(Row { entry, rule, reason, codegen, line, used: Cell::new(false) });
+        if !(targets.is_empty() || rule.needs_ptxas()) {
+            return Err(wrong(format!("`targets` is for what ptxas finds, and {rule} is in the PTX")));
+        }
+        self.rows.push(Row { entry, rule, reason, codegen, targets, line, used: Cell::new(false) });
         Ok(())
     }
 
@@ -149,6 +170,7 @@ impl AllowList {
                 Some(start) => finding.entry.starts_with(start),
                 None => finding.entry == row.entry,
             };
+            let covers = covers && row.targets.is_empty();
             if covers && row.rule == finding.rule && row.codegen.is_none_or(|only| only == codegen) {
                 row.used.set(row.used.get() || codegen == row.codegen.unwrap_or_default());
                 accepted = true;
@@ -161,7 +183,8 @@ impl AllowList {
     /// out unless it ran, and rows of a generator that did not run.
     pub fn unused(&self, ptxas_ran: bool, ran: &[Codegen]) -> Vec<String> {
         let could = |row: &Row| {
-            (ptxas_ran || !row.rule.needs_ptxas()) && ran.contains(&row.codegen.unwrap_or_default())
+            let judged = row.targets.is_empty() && (ptxas_ran || !row.rule.needs_ptxas());
+            judged && ran.contains(&row.codegen.unwrap_or_default())
         };
         let idle = self.rows.iter().filter(|row| !row.used.get() && could(row));
         idle.map(|row| {
@@ -232,6 +255,16 @@ reason = \"seen, costs nothing\"
     }
 
     #[test]
+    fn a_row_for_gpus_that_compile_themselves_is_nothing_to_the_build() {
+        let text = TWO.replace("rule = \"spill\"\n", "rule = \"spill\"\ntargets = \"sm_100 sm_120\"\n");
+        let list = parse(&text).unwrap();
+        assert_eq!((&list.rows()[0].targets, &list.rows()[1].targets), (&vec![], &vec![100, 120]));
+        assert!(!list.accepts(&finding("other", Rule::Spill), Codegen::Llvm));
+        list.accepts(&finding("merge_f32", Rule::LocalMemory), Codegen::Llvm);
+        assert_eq!(list.unused(true, &[Codegen::Llvm]), Vec::<String>::new());
+    }
+
+    #[test]
     fn mistakes_name_their_line() {
         let row = "[[allow]]\nentry = \"k\"\nrule = \"call\"\n";
         let cases = [
@@ -246,6 +279,18 @@ reason = \"seen, costs nothing\"
             (
                 format!("{row}reason = \"r\"\ncodegen = \"gcc\"\n"),
                 "ptx-allow.toml:1: unknown codegen `gcc`; there are llvm and nvvm",
+            ),
+            (
+                row.replace("call", "spill") + "reason = \"r\"\ntargets = \"100\"\n",
+                "ptx-allow.toml:1: unknown target `100`; targets are named",
+            ),
+            (
+                row.replace("call", "spill") + "reason = \"r\"\ntargets = \" \"\n",
+                "ptx-allow.toml:1: the row's `targets` names none",
+            ),
+            (
+                format!("{row}reason = \"r\"\ntargets = \"sm_100\"\n"),
+                "ptx-allow.toml:1: `targets` is for what ptxas finds, and call is",
             ),
             ("entry = \"k\"\n".to_owned(), "ptx-allow.toml:1: a row starts with [[allow]]"),
             ("[[allow]]\nkernel = \"k\"\n".to_owned(), "ptx-allow.toml:2: unknown key `kernel`"),
