@@ -69,7 +69,7 @@ def rule(used):
 
 def assemble(ptxas, ptx, sm, out):
     """The log of ptxas, or why there is none."""
-    command = [ptxas, "-v", f"-arch=sm_{sm}", f"--split-compile={THREADS}", "-o", out, ptx]
+    command = [ptxas.absolute(), "-v", f"-arch=sm_{sm}", f"--split-compile={THREADS}", "-o", out, ptx]
     try:
         run = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
