@@ -102,7 +102,7 @@ fn runs(case: &Case, devices: &[(&str, &Device)]) -> Result<Runs, TimesError> {
         for turn in 0..devices.len() {
             let at = if round % 2 == 0 { turn } else { devices.len() - 1 - turn };
             let (generator, device) = devices[at];
-            (case.run)(device).map_err(|error| TimesError::Case {
+            case.run(device).map_err(|error| TimesError::Case {
                 kernels: case.kernels.clone(),
                 label: case.label.clone(),
                 generator: generator.to_owned(),
