@@ -121,7 +121,10 @@ impl<E: DenseElement + Element> Dense for Of<E> {
 
 fn open<E: DenseElement + Element>(device: &Device, problem: Problem) -> Result<Box<dyn Dense>, Failure> {
     let plan = Plan::<E>::new(device, problem)?;
-    load(device, E::kernel(problem.head_dim).map(|(kernel, _)| kernel.info()))?;
+    load(
+        device,
+        E::kernel(problem.head_dim, device.info().max_shared_bytes).map(|(kernel, _)| kernel.info()),
+    )?;
     let lse = Buffer::new(device, problem.query_rows())?;
     Ok(Box::new(Of { plan, lse }))
 }
