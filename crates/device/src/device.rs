@@ -211,7 +211,8 @@ impl Device {
     }
 
     /// The same device with no more than so many bytes of shared memory for a block: what is planned for it
-    /// takes kernels that fit, and launches that want more are refused. For tests of what smaller GPUs take.
+    /// takes kernels that fit, and launches on its streams that want more are refused; streams of the device
+    /// itself are not limited. For tests of what smaller GPUs take.
     #[must_use]
     pub fn with_max_shared_bytes(&self, bytes: u32) -> Device {
         let info = self.info();

@@ -201,7 +201,12 @@ fn steps(coverage: Coverage) -> Vec<Step> {
     let lean = Step { shared_bytes: LEAN, ..PLAIN };
     steps.extend([
         Step { policy: ("all, carried", ALL_CARRIED), slots: Some((2, 3)), shared_bytes: LEAN, ..small },
-        Step { policy: ("values, carried", VALUES_CARRIED), slots: Some((2, 3)), ..lean },
+        Step {
+            policy: ("values, carried", VALUES_CARRIED),
+            slots: Some((2, 3)),
+            shared_bytes: LEAN,
+            ..small
+        },
         Step { policy: ("sound", Policy::SOUND), slots: Some((40, 7)), ..lean },
         Step { policy: ("left, renewed", LEFT_RENEWED), slots: Some((40, 7)), ..lean },
         Step { policy: ("fast", Policy::FAST), slots: Some((40, 7)), shared_bytes: LEAN, ..long },
