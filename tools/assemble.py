@@ -33,7 +33,9 @@ class Row:
     """A row of the list of what is excused."""
 
     def __init__(self, row):
-        self.entry, self.rule, self.used = row["entry"], row["rule"], False
+        self.entry, self.rule = row["entry"], row["rule"]
+        # The targets on which it excuses something.
+        self.used = set()
         # Without the key it is for all.
         self.targets = [int(word.removeprefix("sm_")) for word in row.get("targets", "").split()]
 
@@ -88,7 +90,7 @@ def judge(sm, entries, found, excused):
             continue
         covering = [row for row in excused if row.covers(sm, entry, broken)]
         for row in covering:
-            row.used = True
+            row.used.add(sm)
         said = ", ".join(f"{used.get(what, 0)} bytes {what}" for what in ("stack frame", "spill stores", "spill loads"))
         print(f"  {entry}: {said}{' (excused)' if covering else ''}", flush=True)
         if not covering:
@@ -129,8 +131,8 @@ def main():
               flush=True)
         wrong += judge(sm, entries, found, excused)
     if not arguments.target:
-        wrong += [f"{arguments.allow}: no kernel `{row.entry}` breaks the rule {row.rule} on its targets: remove it"
-                  for row in excused if row.targets and not row.used]
+        wrong += [f"{arguments.allow}: no kernel `{row.entry}` breaks the rule {row.rule} on sm_{sm}: remove it"
+                  for row in excused for sm in sorted(set(row.targets) - row.used)]
     if wrong:
         sys.exit("\n".join(wrong))
 

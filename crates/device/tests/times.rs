@@ -15,14 +15,18 @@ const FAKE: &str = r#"
 use std::io::Write;
 use std::sync::Mutex;
 
-struct State { now: u32, events: Vec<u32>, destroyed: usize, capturing: bool, launches: usize }
-static STATE: Mutex<State> =
-    Mutex::new(State { now: 0, events: Vec::new(), destroyed: 0, capturing: false, launches: 0 });
+struct State {
+    now: u32, events: Vec<u32>, destroyed: usize, capturing: bool, launches: usize, overlapping: usize,
+}
+static STATE: Mutex<State> = Mutex::new(State {
+    now: 0, events: Vec::new(), destroyed: 0, capturing: false, launches: 0, overlapping: 0,
+});
 
 fn with(change: impl FnOnce(&mut State)) -> i32 {
     let mut state = STATE.lock().unwrap();
     change(&mut state);
-    let text = format!("{} {} {}", state.events.len() - state.destroyed, state.launches, state.capturing);
+    let events = state.events.len() - state.destroyed;
+    let text = format!("{events} {} {}", state.launches, state.overlapping);
     let file = std::env::var_os("FAKE_DRIVER_LOG").unwrap();
     std::fs::File::create(file).unwrap().write_all(text.as_bytes()).unwrap();
     0
@@ -56,7 +60,7 @@ functions! {
     cuStreamBeginCapture_v2() with(|state| state.capturing = true);
     cuStreamEndCapture(_stream: usize, graph: *mut usize) with(|state| { *graph = 1; state.capturing = false });
     cuLaunchKernel(_function: usize, x: u32) launch(x);
-    cuLaunchKernelEx(config: *const u32) launch(1000 + config.read());
+    cuLaunchKernelEx(config: *const u32) { with(|state| state.overlapping += 1); launch(1000 + config.read()) };
 }
 "#;
 
@@ -70,12 +74,13 @@ fn launches_are_timed_one_by_one() {
         std::env::set_var(cuda_lazy::DRIVER_VARIABLE, &library);
         std::env::set_var("FAKE_DRIVER_LOG", &log);
     }
-    // Events that are there, launches there were.
-    let seen = || -> (usize, usize) {
+    let logged = || -> Vec<usize> {
         let text = std::fs::read_to_string(&log).unwrap();
-        let mut words = text.split(' ').map(|word| word.parse().unwrap_or(usize::MAX));
-        (words.next().unwrap(), words.next().unwrap())
+        text.split(' ').map(|word| word.parse().unwrap()).collect()
     };
+    // Events that are there, launches there were.
+    let seen = || (logged()[0], logged()[1]);
+    let overlapping_launches = || logged()[2];
 
     let device = Device::cuda(0, &[PtxImage::new(90, common::PTX)]).unwrap();
     let stream = Stream::new(&device).unwrap();
@@ -104,10 +109,12 @@ fn launches_are_timed_one_by_one() {
     assert_eq!(seen(), (events + 6, launches + 3), "two events a launch");
     stream.capture(|_| increment(&increment::kernel(), 4)).unwrap();
     assert_eq!(seen(), (events + 6, launches + 4), "none in a capture");
+    assert_eq!(overlapping_launches(), 0, "nothing overlaps what is timed");
     device.record_times(false).unwrap();
     increment(&overlapping::increment::kernel(), 2).unwrap();
     increment(&overlapping::increment::kernel(), 2).unwrap();
     assert_eq!(seen(), (events + 6, launches + 6));
+    assert!(overlapping_launches() >= 1, "untimed launches overlap");
 
     // With the event behind it, which takes a microsecond of the stand-in's.
     let expected = [("host_test_increment", vec![8.0, 10.0]), ("host_test_reverse", vec![4.0])];

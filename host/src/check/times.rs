@@ -58,7 +58,7 @@ pub struct Times {
     pub losers: Vec<String>,
     /// Launches left out, because not every run of their case had as many of the kernel.
     pub unpaired: u64,
-    /// Kernels that cases launch and that have no time here: in captured graphs launches are not timed.
+    /// Kernels of cases of which no launch was timed: in captured graphs none is.
     pub untimed: Vec<String>,
 }
 
@@ -76,7 +76,10 @@ pub fn time_cases<'a>(
     mut progress: impl FnMut(&Case),
 ) -> Result<Times, TimesError> {
     let mut sums = Sums::default();
+    // What others had timed is none of these cases', nor is what a case that fails has launched anybody's.
+    let forget = || devices.iter().try_for_each(|(_, device)| device.take_times().map(drop));
     let time = || -> Result<(), TimesError> {
+        forget()?;
         devices.iter().try_for_each(|(_, device)| device.record_times(true))?;
         for case in cases {
             sums.expect(case.kernels());
@@ -87,8 +90,9 @@ pub fn time_cases<'a>(
     };
     let timed = time();
     let ended = devices.iter().try_for_each(|(_, device)| device.record_times(false));
+    let forgotten = forget();
     timed?;
-    ended?;
+    ended.and(forgotten)?;
     Ok(sums.times(devices.iter().map(|(name, _)| (*name).to_owned()).collect()))
 }
 
@@ -120,6 +124,8 @@ struct Sums {
     kernels: Vec<Sum>,
     places: HashMap<String, usize>,
     expected: Vec<&'static str>,
+    /// Kernels of which launches were left out.
+    partial: HashSet<&'static str>,
     unpaired: u64,
 }
 
@@ -169,6 +175,7 @@ impl Sums {
                 let fastest: Vec<Vec<f32>> = runs.iter().map(|rounds| fastest(rounds, kernel)).collect();
                 self.sum(kernel, runs.len()).add(&fastest);
             } else {
+                self.partial.insert(kernel);
                 self.unpaired += most.unwrap_or(0) as u64;
             }
         }
@@ -188,8 +195,8 @@ impl Sums {
     }
 
     fn times(self, generators: Vec<String>) -> Times {
-        let untimed: HashSet<&str> =
-            self.expected.iter().copied().filter(|kernel| !self.places.contains_key(*kernel)).collect();
+        let known = |kernel: &&str| self.places.contains_key(*kernel) || self.partial.contains(*kernel);
+        let untimed: HashSet<&str> = self.expected.iter().copied().filter(|kernel| !known(kernel)).collect();
         let mut untimed: Vec<String> = untimed.into_iter().map(str::to_owned).collect();
         untimed.sort();
         let mut kernels: Vec<TimedKernel> = self.kernels.into_iter().map(Sum::timed).collect();

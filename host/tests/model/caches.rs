@@ -5,7 +5,7 @@ use host::certified::CertifiedCache;
 use host::certified::{Policy, Rung};
 use host::dense::DenseCache;
 use host::int8::Int8Cache;
-use host::kv::{Chunk, Geometry, KvCache, New, Rotated, Selection};
+use host::kv::{Chunk, KvCache, New, Rotated, Selection};
 use host::model::Model;
 use host::model::config::Architecture;
 use host::model::forward::Runner;
@@ -203,26 +203,31 @@ fn captured_steps_are_the_steps() {
 /// GPUs whose blocks have 99 KiB of shared memory have kernels for every scheme, with the same tokens.
 #[test]
 fn every_scheme_fits_smaller_gpus() {
-    let (device, model, prompt) = (device(), tiny(), prompt(13));
+    let (device, prompt) = (device(), prompt(13));
     let lean = device.with_max_shared_bytes(99 << 10);
-    let run = |device: &Device, scheme: &str| {
-        let mut runner = Runner::of_kernels(&model, device, 16).expect("a runner");
-        let mut cache = open(scheme, &model, device, 40);
+    let mut config = synthetic::tiny(Architecture::Llama);
+    (config.head_dim, config.rope.dims) = (128, 128);
+    let models = [tiny(), synthetic::model(config, Packing::Q4_1, 11).expect("a model")];
+    let run = |device: &Device, model: &Model, scheme: &str| {
+        let mut runner = Runner::of_kernels(model, device, 16).expect("a runner");
+        let mut cache = open(scheme, model, device, 40);
         let first = runner.prefill(&prompt, &mut *cache, Choice::Greedy).expect("a token");
         let mut decoder = runner.decoder(first, &mut *cache, Choice::Greedy).expect("a decoder");
         (0..6).map(|_| decoder.next().expect("a token")).collect::<Vec<u32>>()
     };
     let names = host::schemes().map(|scheme| scheme.name);
     for scheme in names.chain(["certified:strict", "gather:certified", "gather:quest"]) {
-        assert_eq!(run(&lean, scheme), run(&device, scheme), "{scheme}");
-        let geometry = Geometry { layers: 1, q_heads: 4, kv_heads: 2, head_dim: 128 };
-        if let Err(error) = ready(scheme, geometry).open(&lean, geometry, None, 40) {
-            panic!("{scheme}, head_dim 128: {error}");
+        for model in &models {
+            let head_dim = model.config.head_dim;
+            assert_eq!(run(&lean, model, scheme), run(&device, model, scheme), "{scheme}, {head_dim}");
         }
     }
     let error = Selection::parse("gather/launches=1", host::schemes()).expect("a scheme");
-    let error =
-        error.open(&lean, (&model.config).into(), None, 40).err().expect("a kernel of 149 KB").to_string();
+    let error = error
+        .open(&lean, (&models[0].config).into(), None, 40)
+        .err()
+        .expect("a kernel of 149 KB")
+        .to_string();
     assert!(error.contains("101376 is the device's most"), "{error}");
 }
 

@@ -35,7 +35,7 @@ impl Times {
     }
 
     /// Times what `put` puts into `stream`, a launch of `kernel`. The context is bound, the stream captures
-    /// nothing, and its lock is held, so that nothing else comes between the two events.
+    /// nothing, and its lock is held, so that nothing of this handle comes between the two events.
     pub(super) fn around(
         &self,
         kernel: &'static str,

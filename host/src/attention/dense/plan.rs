@@ -43,7 +43,7 @@ macro_rules! instances {
                 }
                 match head_dim {
                     64 => const { &[own!(64)] },
-                    96 => const { &[own!(96)] },
+                    96 => const { &[own!(96), lean!(96)] },
                     128 => const { &[own!(128), lean!(128)] },
                     256 => const { &[own!(256), lean!(256)] },
                     _ => &[],

@@ -54,8 +54,8 @@ pub struct Layout {
     pub bytes: u32,
 }
 
-/// Parts that there is room for at the end at head_dim 64 and 128: those of a sequence of four KV heads are
-/// all there then.
+/// Parts that there is room for at the end, up to head_dim 128: those of a sequence of four KV heads are all
+/// there then.
 const AT_ONCE: u32 = 33;
 
 /// Lays out the shared memory of an instance of [`attend`](fn@attend).
@@ -72,8 +72,7 @@ pub const fn lean_layout<const D: usize>() -> Layout {
 pub(crate) const fn lay_out<const D: usize>(plan: &mut SharedPlan, stages: u32) -> Layout {
     let ring_words = stages * (KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
     let (of_rings, of_parts) = (warps(D as u32) * ring_words, Adding::words::<D>(MAX_PARTS, AT_ONCE));
-    // At 96 the rings are just what a GPU of 99 KiB has.
-    let ring = plan.array(if of_rings < of_parts && D == 128 && stages > 1 { of_parts } else { of_rings });
+    let ring = plan.array(if of_rings < of_parts && D <= 128 && stages > 1 { of_parts } else { of_rings });
     // The results take the rings' place.
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
@@ -108,38 +107,16 @@ pub fn attend<E: Half, const D: usize>(
     lse: GlobalMut<f32>,
     shape: DenseShape,
 ) {
+    let arguments =
+        Arguments { queries, keys, values, table, lengths, wanted, partials, counters, output, lse, shape };
     match D {
-        64 => attend_part::<E, D, 3>(Arguments {
-            queries,
-            keys,
-            values,
-            table,
-            lengths,
-            wanted,
-            partials,
-            counters,
-            output,
-            lse,
-            shape,
-        }),
-        _ => attend_part::<E, D, 2>(Arguments {
-            queries,
-            keys,
-            values,
-            table,
-            lengths,
-            wanted,
-            partials,
-            counters,
-            output,
-            lse,
-            shape,
-        }),
+        64 => attend_part::<E, D, 3>(arguments),
+        _ => attend_part::<E, D, 2>(arguments),
     }
 }
 
+const _: () = assert!(layout::<64>().bytes <= 99 << 10 && lean_layout::<96>().bytes <= 99 << 10);
 const _: () = assert!(lean_layout::<128>().bytes <= 99 << 10 && lean_layout::<256>().bytes <= 99 << 10);
-const _: () = assert!(layout::<64>().bytes <= 99 << 10 && layout::<96>().bytes <= 99 << 10);
 const _: () = assert!(stages(64) == 3 && stages(96) == 2 && stages(128) == 2 && stages(256) == 2);
 
 /// The same with rings of one stage, for GPUs whose blocks have 99 KiB of shared memory: a warp's next tile
@@ -148,7 +125,7 @@ const _: () = assert!(stages(64) == 3 && stages(96) == 2 && stages(128) == 2 && 
 #[kernel(
     system = dense,
     args = attend,
-    instances((f16, 128), (f16, 256), (bf16, 128), (bf16, 256)),
+    instances((f16, 96), (f16, 128), (f16, 256), (bf16, 96), (bf16, 128), (bf16, 256)),
     max_threads = 256,
     min_blocks = 1,
     overlaps = by_hand

@@ -3,11 +3,12 @@
 use super::LeanCertified;
 use super::gather::{Gathered, Parked};
 use super::list::Lookup;
-use crate::attention::{Adding, MAX_PARTS, ROWS, warps};
+use crate::attention::{Adding, KeyTile, MAX_PARTS, ROWS, warps};
 use crate::certified::finish::Ends;
 use crate::certified::lists::STARTS;
 use crate::certified::parts::MAX_BLOCKS;
-use crate::certified::pass::{PassLayout, Rings, pass_layout_in};
+use crate::certified::pass::{PassLayout, Rings, pass_layout_in, stages};
+use crate::certified::tile::Tile;
 use half::f16;
 use simt::{Shared, SharedPlan};
 
@@ -84,5 +85,9 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
     }
 }
 
+// What is listed is told apart in stages that are asked for ahead, and a warp's ring has room for two originals.
+const _: () = assert!(stages::<LeanCertified>(64) > 1 && stages::<LeanCertified>(128) > 1);
+const _: () = assert!(KeyTile::<64>::WORDS <= Tile::<f16, 64>::WORDS);
+const _: () = assert!(KeyTile::<128>::WORDS <= Tile::<f16, 128>::WORDS);
 const _: () = assert!(carried_layout::<64, LeanCertified>().bytes == 98_260);
 const _: () = assert!(carried_layout::<128, LeanCertified>().bytes == 97_492);

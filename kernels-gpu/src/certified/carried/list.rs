@@ -292,7 +292,7 @@ impl<E: Half, const D: usize, R: Rings> Ring for Listed<E, D, R> {
             self.read.set(true);
             unroll!(for s in 0..4 {
                 let tile = self.list.first + self.list.warp + Self::STRIDE * s as u32;
-                if (s as u32) < (Self::STAGES - 1).max(1) && tile < self.tiles.end() {
+                if (s as u32) < Self::STAGES - 1 && tile < self.tiles.end() {
                     self.mark(tile, s as u32);
                 }
             });
