@@ -85,7 +85,8 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
     }
 }
 
-// What is listed is told apart in stages that are asked for ahead, and a warp's ring has room for two originals.
+// What is listed is told apart in stages that are asked for ahead, and a warp's ring has room for two
+// originals.
 const _: () = assert!(stages::<LeanCertified>(64) > 1 && stages::<LeanCertified>(128) > 1);
 const _: () = assert!(KeyTile::<64>::WORDS <= Tile::<f16, 64>::WORDS);
 const _: () = assert!(KeyTile::<128>::WORDS <= Tile::<f16, 128>::WORDS);
