@@ -133,9 +133,12 @@ pub struct Layout {
     /// Whether this block came last.
     last: Shared<u32>,
     /// What is wanted behind the loop over codes, where registers are short: the block's first tile, the end
-    /// of those read from codes, the end, the first slot of the sequence and KV head; then the row of the
-    /// launch, the sequence, the KV head and the first row of the group.
+    /// of those read from codes and the end; then the row of the launch, the sequence, the KV head and the
+    /// first row of the group; then how many parts are used, and this block's.
     span: Shared<UVec4>,
+    /// What each tile of the window needs: how many keys the eight rows see, then the first slot of the
+    /// sequence and KV head. Loaded as atomics are, which ptxas does not move out of a loop.
+    of_window: Shared<u32>,
     /// The shared memory's size.
     pub bytes: u32,
 }
@@ -160,8 +163,21 @@ pub const fn layout<const D: usize, const K: u32, const V: u32, const PARTED: bo
     let finished = plan.array(ROWS * D as u32);
     let totals = plan.array(ROWS);
     let last = plan.array(1);
-    let span = plan.array(2);
-    Layout { ring, outputs, adding, rows, queries, finished, totals, last, span, bytes: plan.bytes() }
+    let span = plan.array(3);
+    let of_window = plan.array(ROWS + 1);
+    Layout {
+        ring,
+        outputs,
+        adding,
+        rows,
+        queries,
+        finished,
+        totals,
+        last,
+        span,
+        of_window,
+        bytes: plan.bytes(),
+    }
 }
 
 /// What a step reads and writes: the kernels' arguments.
@@ -270,8 +286,10 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     let start = Span { first, coded }.start::<D>(shape.window, warp);
     if thread::thread_idx_x() == 0 {
         let slots = (sequence * shape.kv_heads + head) * shape.window.slots;
-        layout.span.store(0, UVec4::new(first, coded, end, slots));
+        layout.span.store(0, UVec4::new(first, coded, end, 0));
         layout.span.store(1, UVec4::new(launch_row, sequence, head, row_group * ROWS));
+        layout.span.store(2, UVec4::new(used, split, 0, 0));
+        layout.of_window.store(ROWS, slots);
     }
     let ring = Tiles::<D, K, V, PARTED> {
         layout,
@@ -289,15 +307,17 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     fill(&ring, start, blocks);
     let ours = (sequence * shape.kv_heads + head) * shape.window.slots;
     ask_ahead::<D, PARTED>(near, ours, Span { first, coded }, end, (shape.window, warp, lane));
-    keys.turn(layout.queries, x, warp, lane);
-    thread::sync_threads();
-    let query = keys.load(layout.queries, lane);
-
     let row = row_group * ROWS + (lane >> 2);
     let query_token = bits::div_u32(row, shape.group);
     // Keys that this lane's row sees, and tiles of which every row sees all.
     let visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
     let by_all = (length + 1).saturating_sub(shape.query_tokens) / BLOCK_TOKENS;
+    if warp == 0 && lane & 3 == 0 {
+        layout.of_window.store(lane >> 2, visible);
+    }
+    keys.turn(layout.queries, x, warp, lane);
+    thread::sync_threads();
+    let query = keys.load(layout.queries, lane);
 
     let mut running = Running::new(row < shape.rows());
     walk_on(&ring, start, blocks, |tile, stage| {
@@ -321,17 +341,23 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
         });
     });
 
-    // Tiles of the window: that at the front, then the recent ones.
-    let [first, coded, end, slots] = layout.span.load(0).to_array();
-    // Not as above, or what follows from them would be kept in registers from there on.
-    let (lane, warp) = (thread::thread_idx_x() % 32, bits::div_u32(thread::thread_idx_x(), 32));
-    let span = Span { first, coded };
-    let (start, past) = (span.start::<D>(shape.window, warp), span.past::<D>(shape.window, warp));
-    let mut tile = if start == first + warp { past } else { first + warp };
-    while tile < end {
+    // Tiles of the window: that at the front, then the recent ones. What tells them apart is not kept across
+    // a round: a tile's operands, on their way together, leave no register for it.
+    let of_rounds = || {
+        let [first, coded, end, _] = layout.span.load(bits::renewed(0)).to_array();
+        (Span { first, coded }, end, bits::div_u32(thread::thread_idx_x(), 32))
+    };
+    let (span, _, warp) = of_rounds();
+    let front = span.first + warp;
+    let start = span.start::<D>(shape.window, warp);
+    let mut tile = if start == front { span.past::<D>(shape.window, warp) } else { front };
+    while tile < of_rounds().1 {
+        let slots = layout.of_window.atomic_load(ROWS);
+        let lane = bits::renewed(thread::thread_idx_x()) % 32;
         let slot = Slot::<D, PARTED>::at(near, (slots + shape.window.slot(tile)) as usize);
         let mut scores = keys.in_window(slot, query, lane);
         let mut of_values = slot.value_scales(lane);
+        let visible = layout.of_window.atomic_load(lane >> 2);
         unroll!(for t in 0..4 {
             let token = tile * BLOCK_TOKENS + 8 * (t as u32 >> 1) + 2 * (lane & 3) + (t as u32 & 1);
             of_values[t] = if token < visible { of_values[t] } else { 0.0 };
@@ -344,12 +370,15 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
                 running.accumulate(4 * i + w, operand(values, w), weights);
             });
         });
+        let (span, _, warp) = of_rounds();
+        let past = span.past::<D>(shape.window, warp);
         tile = if tile < past { past } else { tile + warps(D as u32) };
     }
 
     // The warps' results take the rings' place: all copies have landed, all tiles are read.
     async_copy::wait::<0>();
     thread::sync_threads();
+    let lane = bits::renewed(thread::thread_idx_x()) % 32;
     running.store_output::<D>(layout.outputs, warp * ROWS * D as u32, lane);
     let sum = running.row_sum();
     if lane & 3 == 0 {
@@ -358,6 +387,7 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
     thread::sync_threads();
 
     let [launch_row, sequence, head, first_row] = layout.span.load(1).to_array();
+    let [used, split, ..] = layout.span.load(2).to_array();
     let (own, target) = (first_row + warp, Target { shape, sequence, head });
     let floats = part_floats(D as u32);
     let base = launch_row as usize * shape.splits as usize * floats;
