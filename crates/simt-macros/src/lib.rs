@@ -69,12 +69,23 @@ pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
 
 /// A function that kernels call: a part of them on the device; on the host the emulator's errors name its
 /// caller's line, so that a mistake shows where the kernel makes it.
+///
+/// With `in_line` it is a part of its caller on the host, too: for short ones in which threads wait for each
+/// other, which the emulator runs faster so.
 #[proc_macro_attribute]
-pub fn device(_: TokenStream, item: TokenStream) -> TokenStream {
+pub fn device(options: TokenStream, item: TokenStream) -> TokenStream {
+    let on_host = match options.to_string().as_str() {
+        "" => quote::quote! { inline },
+        "in_line" => quote::quote! { inline(always) },
+        other => {
+            let message = format!("`{other}` is no option of #[device]: in_line is the only one");
+            return quote::quote! { ::core::compile_error!(#message); }.into();
+        }
+    };
     let item = stop::with_names(item.into());
     arms::on_both_sides(quote::quote! {
         #[cfg_attr(target_arch = "nvptx64", inline(always))]
-        #[cfg_attr(not(target_arch = "nvptx64"), inline, track_caller)]
+        #[cfg_attr(not(target_arch = "nvptx64"), #on_host, track_caller)]
         #item
     })
     .into()

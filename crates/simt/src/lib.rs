@@ -52,7 +52,7 @@ macro_rules! sides {
         { device $device:block emulator $emulator:block }
     )*) => {$(
         $(#[$attr])*
-        #[crate::device]
+        #[crate::device(in_line)]
         pub fn $name $(<$($gen $(: $bound)?),*>)? ($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "nvptx64")]
             $device

@@ -103,7 +103,7 @@ sides! {
 }
 
 /// The mask of the lanes whose `value` has the same bits as this lane's. PTX: `match.any.sync.b32` or `.b64`.
-#[crate::device]
+#[crate::device(in_line)]
 pub fn warp_match_any<T: Word>(mask: u32, value: T) -> u32 {
     let bits = value.to_bits64();
     #[cfg(target_arch = "nvptx64")]
@@ -124,7 +124,7 @@ macro_rules! shuffles {
         $(#[$doc])*
         ///
         /// `width` (a power of two up to 32) splits the warp into groups that shuffle among themselves.
-        #[crate::device]
+        #[crate::device(in_line)]
         pub fn $name<T: Word>(mask: u32, value: T, $param: u32, width: u32) -> T {
             #[cfg(target_arch = "nvptx64")]
             {

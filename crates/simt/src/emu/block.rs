@@ -53,6 +53,8 @@ pub(crate) struct Block {
     pub(super) mbarriers: Mbarriers,
     /// Whether a thread has ended.
     ended: Cell<bool>,
+    /// Whether its threads run on stacks that other blocks use, too.
+    pub(super) is_guest: Cell<bool>,
     /// Decides who goes next, if the order is one of seeds.
     dice: Option<Cell<Dice>>,
     seed: u64,
@@ -183,6 +185,7 @@ impl<'a> Runner<'a> {
             named: RefCell::default(),
             mbarriers: Mbarriers::default(),
             ended: Cell::new(false),
+            is_guest: Cell::new(false),
             dice: mixed.then(|| Cell::new(Dice::new(0))),
             seed: if let Schedule::Seeded(seed) = schedule { seed.into() } else { 0 },
             lanes: Cell::new(core::ptr::null()),
@@ -217,6 +220,7 @@ impl<'a> Runner<'a> {
 
     /// Begins block number `number` of the grid, on stacks of its own or as a guest.
     pub(super) fn enter(&mut self, number: u64, lodging: Option<Rc<Lodging>>) {
+        self.block.is_guest.set(lodging.is_some());
         self.lodging = lodging;
         self.block.number.set(number);
         self.block.index.set(self.block.shape.grid.at(number));

@@ -71,7 +71,7 @@ pub(crate) struct Lane {
     pub(super) yielder: Cell<*const Yielder<u64, ()>>,
     /// The addresses of its stack.
     pub(super) stack: Cell<(usize, usize)>,
-    /// Where it parked: what it has on its stack is above that.
+    /// Where it parked, if its block is a guest: what it has on its stack is above that.
     pub(super) parked_at: Cell<usize>,
     /// Whether it has waited for the launch before.
     pub(super) waited: Cell<bool>,
@@ -231,14 +231,28 @@ pub(crate) fn raise(place: &'static Location<'static>, kind: FaultKind) -> ! {
     resume_unwind(Box::new(fault))
 }
 
-/// More than the frames of [`park`] and of what it calls take.
+/// More than the frames take that are below the address that [`below`] gives.
 const PARKING_FRAMES: usize = 2048;
 
+/// An address on the stack, below the frame of who calls.
 #[inline(never)]
-fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
+fn below() -> usize {
     let mark = 0u8;
+    core::hint::black_box(&raw const mark) as usize
+}
+
+/// Lets others go on until it is this thread's turn again; gives what it is told then.
+///
+/// In line in the kernel, up to the instruction that changes the stacks. A processor foretells where a
+/// function returns to by the calls that it has seen, whatever the stack: returns that are executed on
+/// another thread's stack than the calls before them are foretold wrongly, at some twenty cycles each. So
+/// between two changes of stacks there shall be as many returns as calls.
+#[inline(always)]
+fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
     let yielder = with_lane(|lane| {
-        lane.parked_at.set((&raw const mark as usize).saturating_sub(PARKING_FRAMES));
+        if lane.block().is_guest.get() {
+            lane.parked_at.set(below().saturating_sub(PARKING_FRAMES));
+        }
         lane.state.set(State::Parked(pause, place));
         lane.yielder.get()
     });
@@ -246,10 +260,16 @@ fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
     unsafe { &*yielder }.suspend(())
 }
 
+/// The same of a thread that could go on, which is rare: not in line.
+#[inline(never)]
+fn give_turn(place: &'static Location<'static>) {
+    park(Pause::Turn, place);
+}
+
 /// Ahead of an atomic: another thread may come in between, if the order is one of seeds.
 pub(super) fn before_atomic(place: &'static Location<'static>) {
     if with_lane(|lane| lane.block().tosses()) {
-        park(Pause::Turn, place);
+        give_turn(place);
     }
 }
 
@@ -260,14 +280,14 @@ pub(super) fn after_atomic(look: Look, place: &'static Location<'static>) {
         lane.spend(ATOMIC) || lane.block().tosses()
     });
     if parks {
-        park(Pause::Turn, place);
+        give_turn(place);
     }
 }
 
 /// Behind a look that has not found what it waits for: others go first.
 pub(super) fn park_after_look(look: Look, place: &'static Location<'static>) {
     with_lane(|lane| lane.look.set(Some(look)));
-    park(Pause::Turn, place);
+    give_turn(place);
 }
 
 /// Ahead of an access that is looked at: a thread that makes very many may wait for another one.
@@ -298,27 +318,40 @@ pub(super) fn give_way(place: &'static Location<'static>) {
         lane.look.set(None);
         lane.block().changed.set(true);
     });
-    park(Pause::Turn, place);
+    give_turn(place);
 }
 
 #[track_caller]
 pub(crate) fn pause() {
     let parks = with_lane(|lane| lane.spend(PAUSE) || lane.block().tosses());
     if parks {
-        park(Pause::Turn, Location::caller());
+        give_turn(Location::caller());
     }
 }
 
 #[track_caller]
+#[inline(always)]
 pub(crate) fn barrier(kind: BarrierKind, predicate: u32) -> u32 {
     let place = Location::caller();
+    let mut pause = Pause::Barrier { kind, predicate, calls: None };
+    if with_lane(|lane| lane.block().watched) {
+        match watched_barrier(kind, predicate, place) {
+            Some(watched) => pause = watched,
+            None => return 0,
+        }
+    }
+    park(pause, place) as u32
+}
+
+/// What is known of a barrier where kernels are looked at; of one that is left out nothing.
+#[inline(never)]
+fn watched_barrier(kind: BarrierKind, predicate: u32, place: &'static Location<'static>) -> Option<Pause> {
     if kind == BarrierKind::Plain && breaks(Change::NoBarrier, place) {
-        return 0;
+        return None;
     }
     let negated = kind != BarrierKind::Plain && breaks(Change::Negated, place);
     let predicate = if negated { u32::from(predicate == 0) } else { predicate };
-    let calls = calls();
-    park(Pause::Barrier { kind, predicate, calls }, place) as u32
+    Some(Pause::Barrier { kind, predicate, calls: calls() })
 }
 
 #[track_caller]
@@ -338,22 +371,35 @@ pub(crate) fn named_barrier(id: u32, threads: u32, waits: bool) {
 }
 
 #[track_caller]
+#[inline(always)]
 pub(super) fn warp_call(call: WarpCall) -> u64 {
     let place = Location::caller();
-    let lane = with_lane(|lane| lane.lane());
     let mut call = call;
-    let is_masked = !matches!(call.op, WarpOp::Matrix(_)) && call.mask.count_ones() > 1;
-    if is_masked && breaks(Change::MaskBit, place) {
-        call.mask &= !(1 << (31 - call.mask.leading_zeros()));
+    let (lane, watched) = with_lane(|lane| (lane.lane(), lane.block().watched));
+    if watched {
+        call = watched_call(call, place);
     }
     if call.mask >> lane & 1 == 0 {
         raise(place, FaultKind::LaneNotInMask { mask: call.mask, lane });
     }
-    let calls = if matches!(call.op, WarpOp::Matrix(_)) { calls() } else { None };
-    park(Pause::Warp(WarpCall { calls, ..call }), place)
+    park(Pause::Warp(call), place)
+}
+
+/// The call as it is made where kernels are looked at.
+#[inline(never)]
+fn watched_call(mut call: WarpCall, place: &'static Location<'static>) -> WarpCall {
+    let is_masked = !matches!(call.op, WarpOp::Matrix(_)) && call.mask.count_ones() > 1;
+    if is_masked && breaks(Change::MaskBit, place) {
+        call.mask &= !(1 << (31 - call.mask.leading_zeros()));
+    }
+    if matches!(call.op, WarpOp::Matrix(_)) && call.mask >> with_lane(Lane::lane) & 1 == 1 {
+        call.calls = calls();
+    }
+    call
 }
 
 #[track_caller]
+#[inline(always)]
 pub(crate) fn sync_warp(mask: u32) {
     if breaks(Change::NoWarpBarrier, Location::caller()) {
         return;
@@ -362,22 +408,26 @@ pub(crate) fn sync_warp(mask: u32) {
 }
 
 #[track_caller]
+#[inline(always)]
 pub(crate) fn vote(mask: u32, kind: VoteKind, predicate: bool) -> u32 {
     let predicate = predicate ^ breaks(Change::Negated, Location::caller());
     warp_call(WarpCall::new(mask, WarpOp::Vote(kind), predicate as u64, 0)) as u32
 }
 
 #[track_caller]
+#[inline(always)]
 pub(crate) fn match_any(mask: u32, value: u64) -> u32 {
     warp_call(WarpCall::new(mask, WarpOp::Match, value, 0)) as u32
 }
 
 #[track_caller]
+#[inline(always)]
 pub(crate) fn reduce(mask: u32, op: ReduceOp, value: u32) -> u32 {
     warp_call(WarpCall::new(mask, WarpOp::Reduce(op), value as u64, 0)) as u32
 }
 
 #[track_caller]
+#[inline(always)]
 pub(crate) fn shuffle(mask: u32, kind: ShuffleKind, value: u64, param: u32, width: u32) -> u64 {
     if !width.is_power_of_two() || width > 32 {
         raise(Location::caller(), FaultKind::ShuffleWidth { width });
@@ -409,6 +459,6 @@ pub(crate) fn fence(scope: FenceScope) {
         lane.spend(ATOMIC) || lane.block().tosses()
     });
     if parks {
-        park(Pause::Turn, place);
+        give_turn(place);
     }
 }

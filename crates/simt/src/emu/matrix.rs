@@ -27,6 +27,7 @@ pub(super) struct Operands {
 }
 
 #[track_caller]
+#[inline(always)]
 fn meet(op: MatrixOp, a: [u32; 4], b: [u32; 2], c: [u32; 4]) -> [u32; 4] {
     let mut operands = Operands { a, b, c, d: [0; 4] };
     let value = &raw mut operands as u64;
@@ -36,6 +37,7 @@ fn meet(op: MatrixOp, a: [u32; 4], b: [u32; 2], c: [u32; 4]) -> [u32; 4] {
 }
 
 #[track_caller]
+#[inline(always)]
 pub(crate) fn matrix(op: MatrixOp, a: [u32; 4], b: [u32; 2], c: [u32; 4]) -> [u32; 4] {
     meet(op, a, b, c)
 }
