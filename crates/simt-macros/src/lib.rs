@@ -70,8 +70,8 @@ pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
 /// A function that kernels call: a part of them on the device; on the host the emulator's errors name its
 /// caller's line, so that a mistake shows where the kernel makes it.
 ///
-/// With `in_line` it is a part of its caller on the host, too: for short ones in which threads wait for each
-/// other, which the emulator runs faster so.
+/// With `in_line` it is a part of its caller on the host, too, as primitives are: the emulator runs those in
+/// which threads wait for each other faster so. It takes the compiler longer.
 #[proc_macro_attribute]
 pub fn device(options: TokenStream, item: TokenStream) -> TokenStream {
     let on_host = match options.to_string().as_str() {

@@ -341,8 +341,8 @@ fn attended<const D: usize, const K: u32, const V: u32, const PARTED: bool, Y: K
         });
     });
 
-    // Tiles of the window: that at the front, then the recent ones. What tells them apart is not kept across
-    // a round: a tile's operands, on their way together, leave no register for it.
+    // Tiles of the window: that at the front, then the recent ones. What tells them apart, but for the warp,
+    // is not kept across a round: a tile's operands, on their way together, leave no register for it.
     let of_rounds = || {
         let [first, coded, end, _] = layout.span.load(bits::renewed(0)).to_array();
         (Span { first, coded }, end, bits::div_u32(thread::thread_idx_x(), 32))

@@ -231,7 +231,7 @@ pub(crate) fn raise(place: &'static Location<'static>, kind: FaultKind) -> ! {
     resume_unwind(Box::new(fault))
 }
 
-/// More than the frames take that are below the address that [`below`] gives.
+/// No frame reaches further below the address that [`below`] gives.
 const PARKING_FRAMES: usize = 2048;
 
 /// An address on the stack, below the frame of who calls.
@@ -260,7 +260,7 @@ fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
     unsafe { &*yielder }.suspend(())
 }
 
-/// The same of a thread that could go on, which is rare: not in line.
+/// The same of a thread that could go on. Not in line: few short waits are of this kind.
 #[inline(never)]
 fn give_turn(place: &'static Location<'static>) {
     park(Pause::Turn, place);
@@ -392,7 +392,7 @@ fn watched_call(mut call: WarpCall, place: &'static Location<'static>) -> WarpCa
     if is_masked && breaks(Change::MaskBit, place) {
         call.mask &= !(1 << (31 - call.mask.leading_zeros()));
     }
-    if matches!(call.op, WarpOp::Matrix(_)) && call.mask >> with_lane(Lane::lane) & 1 == 1 {
+    if matches!(call.op, WarpOp::Matrix(_)) {
         call.calls = calls();
     }
     call

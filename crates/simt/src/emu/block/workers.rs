@@ -104,6 +104,7 @@ impl<'a> Runner<'a> {
         trap::leave();
         CURRENT.set(core::ptr::null());
         let running = &self.lanes[self.block.running.get() as usize];
+        debug_assert_eq!(self.block.is_guest.get(), self.lodging.is_some(), "a guest notes where it parks");
         match &self.lodging {
             Some(lodging) if matches!(outcome, Ok(CoroutineResult::Yield(()))) => {
                 lodging.rest(number, worker, running.used_stack());
