@@ -61,8 +61,8 @@ fn captured_steps_choose_the_same() {
     };
     let kernels = || Runner::of_kernels(&model, &device, 16).expect("a runner");
     let expected = run(Runner::new(&model, &device).expect("a runner"), false, "");
-    // Keys and values on the device, a layer's step in two launches and in one; and in the host's memory.
-    for option in ["/launches=2", "/launches=1", "/staging=2", "/staging=3"] {
+    // Keys and values on the device, ranked by one thread block and by each; and in the host's memory.
+    for option in ["/ranks=one", "/ranks=each", "/staging=2", "/staging=3"] {
         let own = Runner::new(&model, &device).expect("a runner");
         assert_eq!(run(own, false, option), expected, "{option}: the CPU's own path");
         assert_eq!(run(kernels(), false, option), expected, "{option}: one by one");

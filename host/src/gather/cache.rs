@@ -1,7 +1,7 @@
 //! Keys and values in f16, of which steps read a constant number.
 
 use super::audit::{self, Auditing, Auditor};
-use super::{AuditHandles, Bounds, FoldHandles, Handles, Launches, Plan, Ranking, Support};
+use super::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Ranking, Support};
 use crate::Buffer;
 use crate::attention::StepProblem;
 use crate::attention::dense::Problem;
@@ -48,9 +48,8 @@ impl GatherCache {
         let scratch = |problem| if share > 0.0 { Auditor::<f16>::bytes(problem) } else { 0 };
         let beside = |dense: Problem, held: u64| held / u64::from(support.block) + scratch(dense.into());
         let problem = StepProblem::from(sequences.fitting(beside)?);
-        let ranking = Ranking::of(opening.selection);
-        let plan =
-            Plan::ranked(device, problem, support, ranking)?.in_launches(Launches::of(opening.selection))?;
+        let ranking = Ranking::fitting::<f16>(opening.selection, problem);
+        let plan = Plan::ranked(device, problem, support, ranking)?.with_ranks_of(opening.selection)?;
         let lse = Buffer::new(device, problem.dense().query_rows())?;
         let exact = Support::exact_layers(opening.selection);
         let auditing = Auditing::new(device, (geometry.layers, problem), support, share)?;

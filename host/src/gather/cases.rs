@@ -2,7 +2,7 @@
 //! blocks, tiles and lists, ties, several sequences of different lengths.
 
 use super::{
-    Bounds, Chosen, FoldHandles, GatherElement, Handles, Launches, List, Plan, Ranking, Score, Support,
+    Bounds, Chosen, FoldHandles, GatherElement, Handles, List, Plan, Ranking, Ranks, Score, Support,
 };
 use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, in_chunks, thrice};
@@ -23,7 +23,7 @@ struct Step {
     max_tokens: u32,
     support: Support,
     ranking: Ranking,
-    launches: Launches,
+    ranks: Ranks,
     race_check: bool,
 }
 
@@ -36,7 +36,7 @@ const STEP: Step = Step {
     max_tokens: 160,
     support: Support { k: 3, block: 16, local: 2 },
     ranking: Ranking { score: Score::Bounds, list: List::KvHead },
-    launches: Launches::Two,
+    ranks: Ranks::One,
     race_check: false,
 };
 
@@ -47,14 +47,14 @@ const CROWD: [u32; 33] = {
     lengths
 };
 
-/// The steps of every instance, in two launches and in one.
+/// The steps of every instance, ranked by one thread block and by each.
 fn steps(coverage: Coverage) -> Vec<Step> {
-    let two = in_two_launches(coverage);
-    let one = two.iter().map(|step| Step { launches: Launches::One, ..*step });
-    two.iter().copied().chain(one).collect()
+    let one = ranked_by_one(coverage);
+    let each = one.iter().map(|step| Step { ranks: Ranks::Each, ..*step });
+    one.iter().copied().chain(each).collect()
 }
 
-fn in_two_launches(coverage: Coverage) -> Vec<Step> {
+fn ranked_by_one(coverage: Coverage) -> Vec<Step> {
     let small = Step { lengths: &[150, 1, 97], kv_heads: 1, race_check: true, ..STEP };
     // Seventeen tiles that are kept are cut into two.
     let parts = Step {
@@ -160,12 +160,12 @@ pub(super) fn cases(coverage: Coverage) -> Vec<Case> {
 }
 
 fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
-    let Step { group, kv_heads, support, ranking, launches, .. } = step;
+    let Step { group, kv_heads, support, ranking, ranks, .. } = step;
     let of_list = group / ranking.lists(group);
     let row_groups = of_list.div_ceil(ROWS);
-    let kernel = match launches {
-        Launches::One => E::step_kernel(head_dim, row_groups).map(|(kernel, _)| kernel.info()),
-        Launches::Two => E::select_kernel(head_dim, row_groups).map(|kernel| kernel.info()),
+    let kernel = match ranks {
+        Ranks::Each => E::each_kernels(head_dim, row_groups).map(|(_, kernel, _)| kernel.info()),
+        Ranks::One => E::select_kernel(head_dim, row_groups).map(|kernel| kernel.info()),
     };
     let Some(kernel) = kernel else { return };
     if ranking.score == Score::Codes && (!E::IS_F16 && of_list > ROWS || head_dim > 128) {
@@ -178,7 +178,7 @@ fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
         "heads={}/{kv_heads} k={k} block={block} local={local} {score:?} {list:?} of {}{}: {lengths}",
         group * kv_heads,
         step.max_tokens,
-        if launches == Launches::One { " in one launch" } else { "" }
+        if ranks == Ranks::Each { " by each" } else { "" }
     );
     let case = Case::new(kernel, label, move |device| run::<E>(device, step, head_dim));
     let case = case.and(match score {
@@ -186,12 +186,16 @@ fn add<E: GatherElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
         Score::Codes => E::squeeze_kernel().info(),
         Score::Mean => E::average_kernel().info(),
     });
+    let case = match E::each_kernels(head_dim, row_groups).filter(|_| ranks == Ranks::Each) {
+        Some((score, ..)) => case.and(score.info()),
+        None => case,
+    };
     cases.push(if step.race_check { case.race_checked() } else { case });
 }
 
 /// Bounds by chunks of several lengths, then a choice.
 fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<Vec<OutputBuffer>, CaseError> {
-    let Step { lengths, inputs, kv_heads, group, max_tokens, support, ranking, launches, .. } = step;
+    let Step { lengths, inputs, kv_heads, group, max_tokens, support, ranking, ranks, .. } = step;
     let sequences = lengths.len() as u32;
     let q_heads = group * kv_heads;
     let problem = StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens };
@@ -205,7 +209,7 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
         // sequence has more new tokens.
         Ok(unsafe { bounds.fold_on(&stream, (0, tokens), false, handles) }?)
     })?;
-    let mut plan = Plan::<E>::ranked(device, problem, support, ranking)?.in_launches(launches)?;
+    let mut plan = Plan::<E>::ranked(device, problem, support, ranking)?.with_ranks(ranks)?;
     let rows = (sequences * q_heads) as usize;
     let mut output = poisoned::<f32>(&stream, rows * head_dim as usize)?;
     let mut lse = poisoned::<f32>(&stream, rows)?;
@@ -223,9 +227,9 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     // SAFETY: as above.
     unsafe { plan.step_on(&stream, false, &handles) }?;
     let last = [OutputBuffer::download("output", &output)?, OutputBuffer::download("lse", &lse)?];
-    if let Some(single) = plan.single() {
+    if let Some(each) = plan.each() {
         let mut outputs = vec![OutputBuffer::download("bounds", bounds.words())?];
-        for (name, buffer) in single.scratch() {
+        for (name, buffer) in each.scratch() {
             // What the next step begins with.
             let words = buffer.to_vec()?;
             if let Some(at) = words.iter().position(|word| *word != 0) {

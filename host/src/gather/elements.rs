@@ -2,7 +2,7 @@
 
 use crate::attention::dense::DenseElement;
 use half::{bf16, f16};
-use kernels_gpu::gather::{average, fold, select, squeeze, step, step_bytes};
+use kernels_gpu::gather::{attend_chosen, average, chosen_bytes, fold, score, score_wide, select, squeeze};
 use simt::Kernel;
 
 /// The kernel's handle.
@@ -10,7 +10,10 @@ use simt::Kernel;
 pub type Select<E> = Kernel<select::Args<E>>;
 /// The kernel's handle.
 #[doc(hidden)]
-pub type Step<E> = Kernel<step::Args<E>>;
+pub type ScoreKernel<E> = Kernel<score::Args<E>>;
+/// The kernel's handle.
+#[doc(hidden)]
+pub type AttendChosen<E> = Kernel<attend_chosen::Args<E>>;
 /// The kernel's handle.
 #[doc(hidden)]
 pub type Fold<E> = Kernel<fold::Args<E>>;
@@ -26,9 +29,9 @@ pub trait GatherElement: DenseElement {
     /// The instance for a head_dim and so many groups of eight query heads, if there is one.
     #[doc(hidden)]
     fn select_kernel(head_dim: u32, row_groups: u32) -> Option<Select<Self>>;
-    /// The same of a step in one launch, with its shared memory.
+    /// Those that score, and rank and attend, with the shared memory of the second.
     #[doc(hidden)]
-    fn step_kernel(head_dim: u32, row_groups: u32) -> Option<(Step<Self>, u32)>;
+    fn each_kernels(head_dim: u32, row_groups: u32) -> Option<(ScoreKernel<Self>, AttendChosen<Self>, u32)>;
     #[doc(hidden)]
     fn fold_kernel() -> Fold<Self>;
     #[doc(hidden)]
@@ -52,13 +55,25 @@ macro_rules! instances {
                 }
             }
 
-            fn step_kernel(head_dim: u32, row_groups: u32) -> Option<(Step<Self>, u32)> {
+            fn each_kernels(
+                head_dim: u32,
+                row_groups: u32,
+            ) -> Option<(ScoreKernel<Self>, AttendChosen<Self>, u32)> {
+                macro_rules! of {
+                    ($score:ident, $d:literal, $r:literal) => {
+                        Some((
+                            $score::kernel::<$element, $d, $r>(),
+                            attend_chosen::kernel::<$element, $d, $r>(),
+                            chosen_bytes::<$d>(),
+                        ))
+                    };
+                }
                 match (head_dim, row_groups) {
-                    (64, 1) => Some((step::kernel::<$element, 64, 1>(), step_bytes::<64>())),
-                    (64, 2) => Some((step::kernel::<$element, 64, 2>(), step_bytes::<64>())),
-                    (96, 1) => Some((step::kernel::<$element, 96, 1>(), step_bytes::<96>())),
-                    (128, 1) => Some((step::kernel::<$element, 128, 1>(), step_bytes::<128>())),
-                    (128, 2) => Some((step::kernel::<$element, 128, 2>(), step_bytes::<128>())),
+                    (64, 1) => of!(score, 64, 1),
+                    (64, 2) => of!(score, 64, 2),
+                    (96, 1) => of!(score, 96, 1),
+                    (128, 1) => of!(score, 128, 1),
+                    (128, 2) => of!(score_wide, 128, 2),
                     _ => None,
                 }
             }

@@ -74,16 +74,16 @@ pub enum Error {
         /// What it does not go with.
         with: &'static str,
     },
-    /// A number of launches where that is not to be chosen.
-    #[error("launches does not go with {with}; leave launches out, or {with}")]
-    Launches {
+    /// Who ranks where that is not to be chosen.
+    #[error("ranks does not go with {with}; leave ranks out, or {with}")]
+    Ranks {
         /// What it does not go with.
         with: &'static str,
     },
-    /// A list that one launch has no room for.
+    /// A list that thread blocks that rank for themselves have no room for.
     #[error(
-        "a list of {k} distant blocks is too long for launches=1, which takes up to {MOST_LISTED}; leave \
-         launches out, or take a smaller k"
+        "a list of {k} distant blocks is too long for ranks=each, which takes up to {MOST_LISTED}; leave \
+         ranks out, or take a smaller k"
     )]
     LongList {
         /// Distant blocks of it.
@@ -205,7 +205,7 @@ impl From<Error> for kv::Error {
             | Error::DenseLayers
             | Error::Window
             | Error::Ranking { .. }
-            | Error::Launches { .. }
+            | Error::Ranks { .. }
             | Error::LongList { .. }
             | Error::WideCodes { .. }
             | Error::HeadDim { .. }

@@ -16,7 +16,7 @@ mod error;
 pub mod oracle;
 mod plan;
 mod ranking;
-mod single;
+mod ranks;
 pub mod sketch;
 pub mod staging;
 #[cfg(test)]
@@ -31,7 +31,7 @@ pub use error::{Error, Result};
 pub use kernels_gpu::gather::Extent;
 pub use plan::{Chosen, Handles, Plan};
 pub use ranking::{List, Ranking, Score};
-pub use single::Launches;
+pub use ranks::Ranks;
 pub use staging::StagedCache;
 
 use crate::kv::{HeadReport, Held, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
@@ -42,7 +42,7 @@ use kernels_gpu::gather::{MOST_SLOTS, Rule, TILE_BLOCKS, summary_words};
 pub const BLOCKS: [u32; 4] = [16, 32, 64, 128];
 /// Channels of a head that there are kernels for: with 96 and 256 for up to eight query heads a list.
 pub const HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
-/// Those that bounds in 8 bits and a step in one launch have kernels for.
+/// Those that bounds in 8 bits and thread blocks that rank for themselves have kernels for.
 const UP_TO_128: [u32; 3] = [64, 96, 128];
 /// Those that sketches, staging pools and audits have kernels for.
 const FEW_HEAD_DIMS: [u32; 2] = [64, 128];
@@ -101,8 +101,8 @@ pub static SYSTEM: System = System {
             },
             OptionSpec {
                 name: "bounds",
-                about: "bits of a bound, 16 as keys have, or 8, rounded outward; not with score=mean, :certified, \
-                        :window, staging",
+                about: "bits of a bound, 16 as keys have, or 8, rounded outward; if left out, 8 where there are \
+                        kernels; not with score=mean, :certified, :window",
                 kind: Kind::Word(&["8", "16"]),
             },
             OptionSpec {
@@ -118,10 +118,10 @@ pub static SYSTEM: System = System {
                 kind: Kind::Word(&["kv", "query"]),
             },
             OptionSpec {
-                name: "launches",
-                about: "launches of a layer's step: 2 choose and attend one after another, 1 does both, with the \
-                        same bits; 2 if left out; not with :certified, staging",
-                kind: Kind::Word(&["1", "2"]),
+                name: "ranks",
+                about: "who ranks the blocks of a list, each thread block that attends to it or one, with the \
+                        same bits; if left out, what is quicker; not with :certified, staging",
+                kind: Kind::Word(&["each", "one"]),
             },
             OptionSpec {
                 name: "dense",
@@ -154,14 +154,14 @@ pub static SYSTEM: System = System {
         step_bytes: |selection, head_dim, tokens| match Asked::of(selection) {
             Asked::Certified(budget) => sketch::step_bytes(budget, head_dim, tokens),
             Asked::OnDevice(support) | Asked::InHost(support, _) => {
-                step_bytes(support, Ranking::of(selection).score, head_dim, tokens)
+                step_bytes(support, Ranking::of(selection, head_dim, true).score, head_dim, tokens)
             }
         },
         check: |selection| {
             let given = |names: &[&str]| names.iter().any(|name| selection.value(name).is_some());
             let dense = Support::exact_layers(selection) > 0;
             Ranking::check(selection)?;
-            Launches::check(selection)?;
+            Ranks::check(selection)?;
             Err(match Asked::of(selection) {
                 Asked::OnDevice(_) | Asked::InHost(..) if given(&["skip", "sketch"]) => Error::Preset,
                 Asked::Certified(_) if given(&["staging"]) => Error::NotStaged,

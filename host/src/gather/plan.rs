@@ -2,16 +2,17 @@
 
 use super::cpu::{self, Selecting};
 use super::elements::{GatherElement, Select};
-use super::single::{Launches, Single};
+use super::ranks::{Each, Ranks, longest};
 use super::{Error, Ranking, Result, Score, Support, UP_TO_128, length};
 use crate::attention::dense::{self, Problem};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::cpu::handles::{slice, slice_mut};
+use crate::kv::Selection;
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::{
-    SELECT_THREADS, SelectShape, StepShape, TILE_BLOCKS, maxima_words, parts_for, select, select_bytes,
+    MOST_LISTED, SELECT_THREADS, SelectShape, TILE_BLOCKS, maxima_words, parts_for, select, select_bytes,
     summary_words,
 };
 use simt::{Global, GlobalMut, LaunchShape};
@@ -36,7 +37,8 @@ impl Chosen {
     pub(super) fn new(device: &Device, attended: Problem, most: u32) -> Result<Self> {
         let rows = attended.sequences as usize;
         Ok(Chosen {
-            list: Buffer::new(device, rows * most as usize)?,
+            // Looked at before it is written, for a hint.
+            list: Buffer::zeroed(device, rows * most as usize)?,
             counts: Buffer::new(device, rows)?,
             entries: Buffer::new(device, rows * attended.max_blocks() as usize)?,
             kept: Buffer::new(device, rows)?,
@@ -79,7 +81,7 @@ pub struct Handles<E> {
 }
 
 /// The launches of a step, [`step_on`](Self::step_on), which are its [`stages`](Self::stages):
-/// [`select_on`](Self::select_on), then [`attend_on`](Self::attend_on); or one launch for both.
+/// [`select_on`](Self::select_on), then [`attend_on`](Self::attend_on); or two others that do the same.
 ///
 /// What is chosen depends on queries, bounds and lengths, and on nothing else; the output is that of
 /// [`dense::Plan`] for [`attended`](Self::attended) over the table of what was chosen, bit for bit.
@@ -102,8 +104,8 @@ pub struct Plan<E: GatherElement> {
     counters: Buffer<u32>,
     chosen: Chosen,
     dense: dense::Plan<E>,
-    /// The launch that is both.
-    single: Option<Single<E>>,
+    /// The launches of a step that each thread block ranks.
+    each: Option<Each<E>>,
 }
 
 impl<E: GatherElement> Plan<E> {
@@ -164,33 +166,46 @@ impl<E: GatherElement> Plan<E> {
             counters: Buffer::zeroed(device, rows)?,
             chosen,
             dense,
-            single: None,
+            each: None,
         })
     }
 
-    /// The same with its steps in so many launches; as it is made, in two.
+    /// The same with its steps ranked by one thread block of a list, as when it is made, or by each.
     ///
     /// # Errors
-    /// [`Error::LongList`]; [`Error::HeadDim`] for one launch; out of memory.
-    pub fn in_launches(self, launches: Launches) -> Result<Self> {
-        let single = match launches {
-            Launches::Two => None,
-            Launches::One => {
+    /// [`Error::LongList`]; [`Error::HeadDim`] where each shall; out of memory.
+    pub fn with_ranks(self, ranks: Ranks) -> Result<Self> {
+        let each = match ranks {
+            Ranks::One => None,
+            Ranks::Each => {
                 let head_dim = self.problem.head_dim;
-                let kernel = E::step_kernel(head_dim, self.shape.group.div_ceil(ROWS));
-                let shape = StepShape { select: self.shape, attend: self.dense.shape() };
+                let kernels = E::each_kernels(head_dim, self.shape.group.div_ceil(ROWS));
+                let what = "gather/ranks=each";
+                let kernels = kernels.ok_or(Error::HeadDim { what, head_dim, takes: &UP_TO_128 })?;
                 let rows = (self.problem.kv_heads * self.shape.lists, self.problem.sequences);
-                let what = "gather/launches=1";
-                let kernel = kernel.ok_or(Error::HeadDim { what, head_dim, takes: &UP_TO_128 })?;
-                Some(Single::new(&self.device, kernel, rows, shape, head_dim)?)
+                Some(Each::new(&self.device, kernels, rows, (self.shape, self.dense.shape()), head_dim)?)
             }
         };
-        Ok(Plan { single, ..self })
+        Ok(Plan { each, ..self })
     }
 
-    /// Whether a step is one launch.
-    pub fn launches(&self) -> Launches {
-        if self.single.is_some() { Launches::One } else { Launches::Two }
+    /// The same with its steps ranked by whom a selection says, or else by who is quicker and can.
+    ///
+    /// # Errors
+    /// Those of [`with_ranks`](Self::with_ranks).
+    pub(super) fn with_ranks_of(self, selection: &Selection) -> Result<Self> {
+        let shape = self.shape;
+        let lists = self.problem.sequences * self.problem.kv_heads * shape.lists;
+        let room = self.device.info().max_shared_bytes;
+        let kernels = E::each_kernels(self.problem.head_dim, shape.group.div_ceil(ROWS));
+        let can = longest(shape) <= MOST_LISTED && kernels.is_some_and(|(.., shared)| shared <= room);
+        let quicker = if can { Ranks::quicker(lists, shape.tiles) } else { Ranks::One };
+        self.with_ranks(Ranks::of(selection).unwrap_or(quicker))
+    }
+
+    /// Who ranks.
+    pub fn ranks(&self) -> Ranks {
+        if self.each.is_some() { Ranks::Each } else { Ranks::One }
     }
 
     /// The stages of a step, in order.
@@ -200,16 +215,16 @@ impl<E: GatherElement> Plan<E> {
 
     /// The same, and an audit behind them where there is one.
     pub(super) fn audited_stages(&self, audited: bool) -> &'static [&'static str] {
-        let all: &[&str] = match self.launches() {
-            Launches::One => &["step", "audit"],
-            Launches::Two => &["select", "attend", "audit"],
+        let all: &[&str] = match self.ranks() {
+            Ranks::Each => &["score", "attend", "audit"],
+            Ranks::One => &["select", "attend", "audit"],
         };
         if audited { all } else { &all[..all.len() - 1] }
     }
 
-    /// What a step in one launch leaves 0.
-    pub(super) fn single(&self) -> Option<&Single<E>> {
-        self.single.as_ref()
+    /// What steps that each ranks leave 0.
+    pub(super) fn each(&self) -> Option<&Each<E>> {
+        self.each.as_ref()
     }
 
     /// What it is for.
@@ -259,16 +274,16 @@ impl<E: GatherElement> Plan<E> {
     }
 
     /// Words that order like the scores of the blocks that [`select_on`](Self::select_on) last ranked by its
-    /// kernel, [sequences, kv_heads, blocks]; others are unspecified. A step in one launch has its own.
+    /// kernel, [sequences, kv_heads, blocks]; others are unspecified. Steps that each ranks have their own.
     pub fn scores(&self) -> &Buffer<u32> {
         &self.scores
     }
 
-    /// Chooses and attends, in as many launches as the plan is [for](Self::in_launches), with the same bits.
-    /// It allocates nothing, waits for nothing and can be captured.
+    /// Chooses and attends, [whoever](Self::with_ranks) ranks, with the same bits. It allocates nothing, waits
+    /// for nothing and can be captured.
     ///
-    /// With `slices` on the CPU's own path in place of the kernels, which gives the same bits. One launch
-    /// leaves [`Chosen::entries`] as it is.
+    /// With `slices` on the CPU's own path in place of the kernels, which gives the same bits. Where each ranks
+    /// [`Chosen::entries`] stay as they are.
     ///
     /// # Safety
     /// As [`select_on`](Self::select_on); and nothing else touches what is written.
@@ -295,16 +310,14 @@ impl<E: GatherElement> Plan<E> {
         stages: usize,
     ) -> Result<()> {
         self.check(stream, handles)?;
-        if let Some(single) = self.single.as_mut().filter(|_| !slices) {
+        if let Some(each) = self.each.as_mut().filter(|_| !slices) {
             // SAFETY: lengths as just checked; the rest is this function's contract.
-            return unsafe { single.run_on(stream, handles, &mut self.chosen) };
+            return unsafe { each.run_on(stream, handles, &mut self.chosen, stages) };
         }
-        // On slices a step that is one launch is two calls.
-        let attends = stages > 1 || self.single.is_some();
         // SAFETY: this function's contract.
         unsafe {
             self.select_on(stream, slices, handles)?;
-            if attends { self.attend_on(stream, slices, handles) } else { Ok(()) }
+            if stages > 1 { self.attend_on(stream, slices, handles) } else { Ok(()) }
         }
     }
 

@@ -1,9 +1,10 @@
 //! How distant blocks are ranked: by what, and for whom.
 
 use super::bounds::checked;
-use super::{Asked, Error, HEAD_DIMS, Result, UP_TO_128, WINDOW};
+use super::{Asked, Error, GatherElement, HEAD_DIMS, Result, UP_TO_128, WINDOW};
 use crate::attention::StepProblem;
 use crate::kv::Selection;
+use kernels_gpu::attention::ROWS;
 use kernels_gpu::gather::{BY_BOUNDS, BY_CODES, BY_MEANS};
 
 /// What a block is scored by.
@@ -61,9 +62,15 @@ pub struct Ranking {
 }
 
 impl Ranking {
-    /// What a selection says.
-    pub(super) fn of(selection: &Selection) -> Self {
-        let score = match (selection.word("score", "bounds"), selection.word("bounds", "16")) {
+    /// What a selection says for heads of `head_dim`; if it does not say how many bits a bound has, 8 where
+    /// there are kernels for them (`codes`: for the keys' type and so many query heads), else 16.
+    pub(super) fn of(selection: &Selection, head_dim: u32, codes: bool) -> Self {
+        let narrow = codes
+            && UP_TO_128.contains(&head_dim)
+            && selection.preset() != Some(WINDOW)
+            && !matches!(Asked::of(selection), Asked::Certified(_));
+        let bits = selection.word("bounds", if narrow { "8" } else { "16" });
+        let score = match (selection.word("score", "bounds"), bits) {
             ("mean", _) => Score::Mean,
             (_, "8") => Score::Codes,
             _ => Score::Bounds,
@@ -72,6 +79,13 @@ impl Ranking {
             score,
             list: if selection.word("list", "kv") == "query" { List::QueryHead } else { List::KvHead },
         }
+    }
+
+    /// What a selection says for a problem of element type `E`.
+    pub(super) fn fitting<E: GatherElement>(selection: &Selection, problem: StepProblem) -> Self {
+        let group = problem.q_heads.checked_div(problem.kv_heads).unwrap_or(0);
+        let codes = E::IS_F16 || group <= ROWS || selection.word("list", "kv") == "query";
+        Ranking::of(selection, problem.head_dim, codes)
     }
 
     /// Lists of a KV head of `group` query heads.
@@ -91,11 +105,15 @@ impl Ranking {
             Asked::Certified(_) => ":certified",
             Asked::InHost(..) => "staging",
             Asked::OnDevice(_) if selection.preset() == Some(WINDOW) => ":window",
-            Asked::OnDevice(_) if Ranking::of(selection).score == Score::Mean => "score=mean",
+            Asked::OnDevice(_) if selection.word("score", "bounds") == "mean" => "score=mean",
             Asked::OnDevice(_) => return Ok(()),
         };
         let all = ["bounds", "score", "list"];
-        let options = if with == "score=mean" { &all[..1] } else { &all[..] };
+        let options = match with {
+            "score=mean" => &all[..1],
+            "staging" => &all[1..],
+            _ => &all[..],
+        };
         match options.iter().copied().find(|option| selection.value(option).is_some()) {
             Some(option) => {
                 Err(Error::Ranking { option, value: selection.word(option, "").to_owned(), with })

@@ -1,13 +1,11 @@
-//! A step as a workload: all sequences of a batch in two launches, or in one.
+//! A step as a workload: all sequences of a batch in two launches.
 
 use super::audit::{self, Auditing};
-use super::{
-    AuditHandles, Bounds, FoldHandles, GatherElement, Handles, Launches, Plan, Ranking, Score, Support,
-};
+use super::{AuditHandles, Bounds, FoldHandles, GatherElement, Handles, Plan, Ranking, Score, Support};
 use crate::attention::StepProblem;
 use crate::attention::dense::{Attended, bound};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
-use crate::kv::{HeadReport, Result};
+use crate::kv::{HeadReport, Result, Selection};
 use crate::{Buffer, Stream};
 use std::sync::Arc;
 
@@ -24,22 +22,18 @@ struct Gather<E: GatherElement> {
 /// The bounds of each of the pools, and a step.
 pub(super) fn open(opening: &Opening<'_>) -> Result<Box<dyn Workload>> {
     let (support, share) = (Support::of(opening.selection), audit::share(opening.selection));
-    let how = (Ranking::of(opening.selection), Launches::of(opening.selection));
+    let selection = opening.selection;
     Ok(match &opening.input {
-        AnyInput::F16(input) => Box::new(Gather::open(input.clone(), support, how, share)?),
-        AnyInput::Bf16(input) => Box::new(Gather::open(input.clone(), support, how, share)?),
+        AnyInput::F16(input) => Box::new(Gather::open(input.clone(), support, selection, share)?),
+        AnyInput::Bf16(input) => Box::new(Gather::open(input.clone(), support, selection, share)?),
     })
 }
 
 impl<E: GatherElement> Gather<E> {
-    fn open(
-        input: Arc<Input<E>>,
-        support: Support,
-        (ranking, launches): (Ranking, Launches),
-        share: f64,
-    ) -> Result<Self> {
+    fn open(input: Arc<Input<E>>, support: Support, selection: &Selection, share: f64) -> Result<Self> {
         let problem = StepProblem::from(input.problem);
-        let plan = Plan::ranked(&input.device, problem, support, ranking)?.in_launches(launches)?;
+        let ranking = Ranking::fitting::<E>(selection, problem);
+        let plan = Plan::ranked(&input.device, problem, support, ranking)?.with_ranks_of(selection)?;
         let stream = Stream::new(&input.device)?;
         let bounds =
             (0..input.pools.len()).map(|set| bounds_of(&input, set, (support, ranking.score), &stream));

@@ -222,7 +222,7 @@ fn every_scheme_fits_smaller_gpus() {
             assert_eq!(run(&lean, model, scheme), run(&device, model, scheme), "{scheme}, {head_dim}");
         }
     }
-    let error = Selection::parse("gather/launches=1", host::schemes()).expect("a scheme");
+    let error = Selection::parse("gather/ranks=each", host::schemes()).expect("a scheme");
     let error = error
         .open(&lean, (&models[0].config).into(), None, 40)
         .err()

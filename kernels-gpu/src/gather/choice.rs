@@ -229,7 +229,6 @@ pub fn select<E: Half, const D: usize, const R: usize>(
             group: shape.group,
             local: extent.local,
             lane,
-            live: false,
         };
         let (tile, end) = (part * tiles_a_part + warp, tiles.min((part + 1) * tiles_a_part));
         scoring.any::<D, R>(shape.summary, tile, end);
@@ -248,7 +247,6 @@ pub fn select<E: Half, const D: usize, const R: usize>(
             maxima,
             first_maximum,
             tiles,
-            live: None,
         };
         let first = row as usize * shape.most as usize + 1;
         sieve.write(extent.chosen, |place, block| list.store(first + place as usize, block));
@@ -308,14 +306,12 @@ pub(super) struct Scoring<E> {
     /// Where the local blocks begin.
     pub local: u32,
     pub lane: u32,
-    /// Whether other thread blocks look for scores and maxima while this one works.
-    pub live: bool,
 }
 
 impl<E: Half> Scoring<E> {
     /// [`tiles`](Self::tiles) by what `summary` says.
     #[simt::device]
-    pub fn any<const D: usize, const R: usize>(self, summary: u32, tile: u32, end: u32) -> [u32; 2] {
+    pub fn any<const D: usize, const R: usize>(self, summary: u32, tile: u32, end: u32) {
         // A loop for each: what one does not need takes no registers.
         match summary {
             BY_MEANS => self.tiles::<D, R, BY_MEANS>(tile, end),
@@ -325,19 +321,9 @@ impl<E: Half> Scoring<E> {
         }
     }
 
+    /// Scores tile `tile` and every eighth behind it to before `end`.
     #[simt::device]
-    fn put(self, to: GlobalMut<u32>, at: usize, word: u32) {
-        if self.live {
-            to.atomic_store(at, word);
-        } else {
-            to.store(at, word);
-        }
-    }
-
-    /// Scores tile `tile` and every eighth behind it to before `end`: the best score that this lane has seen,
-    /// as a word that orders like it, and its block; zeros if it has seen none that counts.
-    #[simt::device]
-    fn tiles<const D: usize, const R: usize, const BY: u32>(self, mut tile: u32, end: u32) -> [u32; 2] {
+    fn tiles<const D: usize, const R: usize, const BY: u32>(self, mut tile: u32, end: u32) {
         let lane = self.lane;
         let from = |tile: u32| self.first_word + tile as usize * summary_words(BY, D as u32) as usize;
         // Ahead of the queries, which they do not depend on.
@@ -346,7 +332,6 @@ impl<E: Half> Scoring<E> {
             bounds = TileBounds::load::<D, BY>(self.bounds, from(tile), lane);
         }
         let operands = Operands::<R>::load::<E, D, BY>(self.queries, self.first_query, self.group, lane);
-        let mut seen = [0u32; 2];
         while tile < end {
             let scored = operands.scores::<E, D, BY>(&bounds);
             let scales = bounds.scales;
@@ -359,24 +344,22 @@ impl<E: Half> Scoring<E> {
             let block = TILE_BLOCKS * tile + 8 * (lane & 3) + (lane >> 2);
             let score = ordered(if lane & 3 == 0 { low } else { high });
             if lane & 3 < 2 {
-                self.put(self.scores, self.first_key + block as usize, score);
+                self.scores.store(self.first_key + block as usize, score);
             }
             let counts = lane & 3 < 2 && block >= 1 && block < self.local;
             let score = if counts { score } else { 0 };
-            seen = if score > seen[0] { [score, block] } else { seen };
             let most = warp::warp_reduce_max_u32(FULL_MASK, score);
             if lane == 0 {
-                self.put(self.maxima, self.first_maximum + 1 + tile as usize, most);
+                self.maxima.store(self.first_maximum + 1 + tile as usize, most);
             }
             tile += WARPS;
         }
-        seen
     }
 }
 
 /// The query heads of a list as B operands: for each contraction the positive channels and the negative ones,
 /// or all and none.
-struct Operands<const R: usize>([[[[u32; 2]; 2]; 16]; R]);
+pub(super) struct Operands<const R: usize>([[[[u32; 2]; 2]; 16]; R]);
 
 impl<const R: usize> Operands<R> {
     /// Loads `group` rows of `queries` from `row` on; heads that there are not are zeros.
@@ -401,10 +384,25 @@ impl<const R: usize> Operands<R> {
         Operands(operands)
     }
 
+    /// Of rows in registers.
+    #[simt::device]
+    pub fn of<const D: usize, const BY: u32>(rows: &[[UVec2; 16]; R]) -> Self {
+        let mut operands = [[[[0u32; 2]; 2]; 16]; R];
+        unroll!(for r in 0..R, at_most 2 {
+            unroll!(for s in 0..(D / 16), at_most 16 {
+                let four = rows[r][s];
+                let parts = |pair: u32| if BY == BY_MEANS { [pair, 0] } else { signs(pair) };
+                let (low, high) = (parts(four.x), parts(four.y));
+                operands[r][s] = [[low[0], high[0]], [low[1], high[1]]];
+            });
+        });
+        Operands(operands)
+    }
+
     /// Sums over the positive and over the negative channels of a tile: of blocks g and g + 8 for two query
     /// heads each, for each group of eight heads.
     #[simt::device]
-    fn scores<E: Half, const D: usize, const BY: u32>(&self, bounds: &TileBounds) -> [[[f32; 4]; 2]; R] {
+    pub fn scores<E: Half, const D: usize, const BY: u32>(&self, bounds: &TileBounds) -> [[[f32; 4]; 2]; R] {
         let mut c = [[[0f32; 4]; 2]; R];
         if BY == BY_CODES {
             unroll!(for s in 0..(D / 16), at_most 16 {
@@ -437,10 +435,10 @@ impl<const R: usize> Operands<R> {
 
 /// The bounds of 16 gather-blocks as A operands: for each contraction maxima and minima; or means and zeros;
 /// or codes of both, and nothing.
-struct TileBounds {
+pub(super) struct TileBounds {
     operands: [[UVec4; 2]; 16],
     /// What scores of blocks g and g + 8 are multiplied by.
-    scales: [f32; 2],
+    pub scales: [f32; 2],
 }
 
 impl TileBounds {
@@ -448,7 +446,7 @@ impl TileBounds {
 
     /// Loads the tile at word `from`.
     #[simt::device]
-    fn load<const D: usize, const BY: u32>(bounds: Global<u32>, from: usize, lane: u32) -> Self {
+    pub fn load<const D: usize, const BY: u32>(bounds: Global<u32>, from: usize, lane: u32) -> Self {
         let mut a = Self::NONE;
         if BY != BY_BOUNDS {
             unroll!(for s in 0..(D / 16), at_most 16 {
@@ -473,7 +471,12 @@ impl TileBounds {
 
 /// The best scores of blocks g and g + 8 over the query heads, in all lanes of g.
 #[simt::device]
-fn best<const R: usize>(sums: [[[f32; 4]; 2]; R], scales: [f32; 2], group: u32, lane: u32) -> [f32; 2] {
+pub(super) fn best<const R: usize>(
+    sums: [[[f32; 4]; 2]; R],
+    scales: [f32; 2],
+    group: u32,
+    lane: u32,
+) -> [f32; 2] {
     let mut best = [f32::NEG_INFINITY; 2];
     unroll!(for r in 0..R, at_most 2 {
         unroll!(for i in 0..4 {

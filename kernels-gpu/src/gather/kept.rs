@@ -1,54 +1,9 @@
-//! What thread blocks of [`step`](fn@super::step) wait for, and where the tiles lie that they attend to.
+//! What thread blocks of [`attend_chosen`](fn@super::attend_chosen) attend to.
 
 use super::choice::WARPS;
-use super::listing::NONE;
 use crate::attention::dense::{Layout, stages};
 use crate::attention::{BLOCK_TOKENS, Half, KeyTile, Ring, ValueTile};
-use simt::warp::{self, FULL_MASK};
-use simt::{Global, GlobalMut, Shared, thread, unroll};
-
-/// A warp's wait for the maxima of a row: of every eighth 32 tiles.
-pub(super) struct Wait {
-    pub maxima: GlobalMut<u32>,
-    pub here: Shared<u32>,
-    pub first_maximum: usize,
-    pub tiles: u32,
-    /// The first tile that is not known to be there.
-    pub next: u32,
-    /// Looks at which one was missing. Patience that is gone does not come back: who has not begun by then
-    /// has not begun for the next tile either.
-    pub looks: u32,
-    pub lane: u32,
-}
-
-impl Wait {
-    /// Looks for the next tiles, a lane for four of them at once: one wait for the L2 cache. The first one
-    /// that is missing, or [`NONE`] if these are all there; then it goes on to the next ones.
-    #[simt::device]
-    pub fn look(&mut self) -> u32 {
-        let mine = |i: usize| self.next + 32 * WARPS * i as u32 + self.lane;
-        let mut found = [NONE; 4];
-        unroll!(for i in 0..4 {
-            if mine(i) < self.tiles {
-                found[i] = self.maxima.atomic_load(self.first_maximum + 1 + mine(i) as usize);
-            }
-        });
-        let mut missing = NONE;
-        unroll!(for i in 0..4 {
-            missing = if found[3 - i] == 0 { mine(3 - i) } else { missing };
-        });
-        let missing = warp::warp_reduce_min_u32(FULL_MASK, missing);
-        if missing == NONE {
-            unroll!(for i in 0..4 {
-                if mine(i) < self.tiles && mine(i) < self.here.len() {
-                    self.here.store(mine(i), found[i]);
-                }
-            });
-            self.next += 4 * 32 * WARPS;
-        }
-        missing
-    }
-}
+use simt::{Global, GlobalMut, Shared, thread};
 
 /// Where the tiles of what is kept lie: 16 tokens each, in the order of the list.
 #[derive(Clone, Copy)]
@@ -85,17 +40,6 @@ impl Kept {
         self.table.load_readonly((self.start + index) as usize) * self.kv_heads + self.head
     }
 
-    /// Asks the L2 cache for a distant block that may well be chosen: the best one that a thread block has
-    /// scored itself. A warp's work; none if `block` is 0.
-    #[simt::device]
-    pub fn ask<E: Half, const D: usize>(self, keys: Global<E>, values: Global<E>, block: u32, lane: u32) {
-        let tile = lane / 2;
-        let there = (block != 0) & (tile >> self.shift == 0);
-        let index = (block << self.shift) + if there { tile } else { 0 };
-        let entry = self.table.load_readonly((self.start + index) as usize) * self.kv_heads + self.head;
-        self.fetch::<E, D>(keys, values, entry, there & (lane & 1 == 0), there & (lane & 1 != 0));
-    }
-
     /// Asks the L2 cache for a tile's keys, and for its values.
     #[simt::device]
     fn fetch<E: Half, const D: usize>(
@@ -112,22 +56,36 @@ impl Kept {
         values.prefetch(from, 2 * elements, of_values);
     }
 
-    /// Asks the L2 cache for a share of the tiles that are kept in any case, of `tiles` that are kept: a lane
-    /// of one warp of each of the row's thread blocks has one, or none.
+    /// Asks the L2 cache for a tile by the list of the step before, keys on even lanes and values on odd
+    /// ones: a hint, ahead of the wait.
     #[simt::device]
-    pub fn ask_known<E: Half, const D: usize>(
+    pub fn ask_old<E: Half, const D: usize>(
         self,
         keys: Global<E>,
         values: Global<E>,
-        tiles: u32,
-        [index, blocks, lane]: [u32; 3],
+        (list, first): (GlobalMut<u32>, usize),
+        pool_blocks: u32,
+        max_blocks: u32,
+        tile: u32,
+        wanted: bool,
+        lane: u32,
     ) {
-        let chosen = self.ranked << self.shift;
-        let mine = index + blocks * lane;
-        let there = mine < tiles - chosen;
-        let mine = if there { mine } else { 0 };
-        let tile = if mine >> self.shift == 0 { mine } else { mine + chosen };
-        self.fetch::<E, D>(keys, values, self.entry(tile), there, there);
+        let place = tile >> self.shift;
+        let listed = wanted & (place >= 1) & (place <= self.ranked);
+        let old = list.as_const().peek(first + if listed { place as usize } else { 0 }, listed);
+        let block = if place == 0 {
+            0
+        } else if listed {
+            old
+        } else {
+            place + self.left_out
+        };
+        let index = (block << self.shift) + (tile & ((1 << self.shift) - 1));
+        let there = wanted & (block <= max_blocks) & (index < max_blocks);
+        let entry = self.table.peek((self.start + if there { index } else { 0 }) as usize, there);
+        let there = there & (entry < pool_blocks);
+        let entry = if there { entry * self.kv_heads + self.head } else { 0 };
+        self.fetch::<E, D>(keys, values, entry, there & (lane & 1 == 0), there & (lane & 1 != 0));
     }
 }
 
@@ -168,12 +126,6 @@ impl<E: Half, const D: usize> Ring for Tiles<E, D> {
         if tile < self.end { self.kept.entry(tile) } else { 0 }
     }
 
-    /// As in `attend`: what comes behind this launch asks for its bytes behind these tiles.
-    #[inline(always)]
-    fn begun(&self) {
-        thread::let_next_start();
-    }
-
     #[simt::device]
     fn start(&self, tile: u32, block: u32, stage: u32) {
         let (k, v) = self.stage(stage);
@@ -181,5 +133,9 @@ impl<E: Half, const D: usize> Ring for Tiles<E, D> {
         let rows = self.length - tile * BLOCK_TOKENS;
         k.copy_once(self.keys, from, rows, self.lane);
         v.copy_once(self.values, from, rows, self.lane);
+        // What comes behind this launch asks for its bytes behind these, while the rest is added up.
+        if tile + WARPS >= self.end {
+            thread::let_next_start();
+        }
     }
 }

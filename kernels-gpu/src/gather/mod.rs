@@ -6,7 +6,8 @@
 //! | [`squeeze`](fn@squeeze) | keeps them in 8 bits, rounded outward |
 //! | [`average`](fn@average) | keeps their mean keys instead |
 //! | [`select`](fn@select) | scores the distant blocks, takes the k best, writes a table of what is kept |
-//! | [`step`](fn@step) | the same and the attention in one launch, without the table |
+//! | [`score`](fn@score) | scores the distant blocks |
+//! | [`attend_chosen`](fn@attend_chosen) | ranks what has been scored, and attends to what is kept |
 //! | [`place`](fn@place) | keys and values in the host's memory: where on the GPU what is kept comes to be |
 //! | [`fetch`](fn@fetch) | brings it there, and a new token home |
 //! | [`carry`](fn@carry) | a prompt's tokens from one to the other |
@@ -29,13 +30,14 @@
 mod auditing;
 mod bounds;
 mod choice;
+mod chosen;
 mod codes;
 mod kept;
 mod listing;
 mod means;
 mod rule;
+mod scoring;
 mod sieve;
-mod single;
 pub mod sketch;
 mod staging;
 
@@ -50,14 +52,15 @@ pub use choice::{
     BY_BOUNDS, BY_CODES, BY_MEANS, SELECT_THREADS, SelectShape, ordered, parts_for, score_of, select,
     select_bytes, signs, summary_words,
 };
+pub use chosen::{CHOSEN_THREADS, ChosenShape, MOST_LISTED, attend_chosen, chosen_bytes};
 pub use codes::{
     Quad, SQUEEZE_LANES, code_word, code_words, codes, largest, restored, scale_of, scale_word, squeeze,
     squeeze_bytes,
 };
 pub use means::{average, mean};
 pub use rule::{Extent, Rule};
+pub use scoring::{SCORE_THREADS, score, score_parts, score_wide};
 pub use sieve::maxima_words;
-pub use single::{MOST_LISTED, PATIENCE, STEP_THREADS, StepShape, step, step_blocks, step_bytes};
 pub use staging::{MOST_SLOTS, PLACE_THREADS, StagingShape, place, place_bytes};
 pub use transfer::{CarryShape, FETCH_THREADS, carry, fetch, fetch_parts};
 
@@ -66,7 +69,7 @@ pub use transfer::{CarryShape, FETCH_THREADS, carry, fetch, fetch_parts};
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
     [fold::INSTANCES, squeeze::INSTANCES, average::INSTANCES, select::INSTANCES]
         .into_iter()
-        .chain([step::INSTANCES])
+        .chain([score::INSTANCES, score_wide::INSTANCES, attend_chosen::INSTANCES])
         .chain([place::INSTANCES, fetch::INSTANCES, carry::INSTANCES, draw::INSTANCES, audit::INSTANCES])
         .chain([
             sketch::sketch::INSTANCES,

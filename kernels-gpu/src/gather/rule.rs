@@ -22,6 +22,13 @@ impl Rule {
         self.block / BLOCK_TOKENS
     }
 
+    /// log2 of these.
+    #[inline(always)]
+    pub const fn entries_log2(self) -> u32 {
+        // Without the branch that a zero would need.
+        (self.entries() - 1).count_ones()
+    }
+
     /// Gather-blocks of so many tokens.
     #[inline(always)]
     pub fn blocks(self, tokens: u32) -> u32 {

@@ -18,7 +18,7 @@
 
 use super::bounds::TILE_BLOCKS;
 use super::choice::SELECT_THREADS;
-use super::top::{CACHED, Keys, Ranking, arrived};
+use super::top::{CACHED, Keys, Ranking};
 use glam::UVec4;
 use simt::warp::{self, FULL_MASK, warp_shuffle_up};
 use simt::{GlobalMut, Shared, bits, thread, unroll};
@@ -28,6 +28,11 @@ const WARPS: u32 = SELECT_THREADS / 32;
 const COUNTED: u32 = 128;
 /// Where the names of what is left are in the shared memory of keys.
 const NAMES: u32 = CACHED / 2;
+/// Sets of which four threads have one each.
+const SETS: u32 = SELECT_THREADS / 4;
+/// Where the best ones are in the shared memory of keys, and where tiles are that may have some.
+const SORTED: u32 = 1024;
+const TILES: u32 = 2048;
 /// The most that may be left: a gap ahead of the keys, and zeros behind them.
 const MOST_LEFT: u32 = NAMES - 8;
 
@@ -52,9 +57,6 @@ pub(super) struct Sieve {
     /// Ahead of the first tile's, at a multiple of four.
     pub first_maximum: usize,
     pub tiles: u32,
-    /// The maxima once more, of up to so many tiles, where thread blocks that still run write keys and
-    /// maxima: this one has waited for all maxima.
-    pub live: Option<Shared<u32>>,
 }
 
 /// How many of `keys` before `end` are ahead of `own`, which is at `at`: larger, or equal with a lower index.
@@ -80,6 +82,9 @@ impl Sieve {
     /// calls it.
     #[simt::device]
     pub fn write(self, wanted: u32, put: impl Fn(u32, u32)) {
+        if self.quick(wanted, &put) {
+            return;
+        }
         let floor = self.floor(wanted);
         let left = if floor > 0 { self.sift(floor) } else { u32::MAX };
         if left <= COUNTED {
@@ -89,8 +94,7 @@ impl Sieve {
         let here = left <= MOST_LEFT;
         let end = if here { left + 1 } else { self.end };
         let names = self.layout.keys;
-        let live = self.live.is_some();
-        let keys = Keys { layout: self.layout, keys: self.keys, first: self.first, end, here, live };
+        let keys = Keys { layout: self.layout, keys: self.keys, first: self.first, end, here };
         let cut = keys.cut(wanted);
         keys.write(cut, |place, index| put(place, if here { names.load(NAMES + index) } else { index }));
     }
@@ -98,11 +102,149 @@ impl Sieve {
     #[simt::device]
     fn maximum(self, tile: u32) -> u32 {
         let at = self.first_maximum + 1 + tile as usize;
-        match self.live {
-            Some(here) if self.tiles <= here.len() => here.load(tile),
-            Some(_) => self.maxima.atomic_load(at),
-            None => self.maxima.load(at),
+        self.maxima.load(at)
+    }
+
+    /// [`write`](Self::write) for few that are wanted, of which `QUICK` says how few: whether it could.
+    ///
+    /// Each thread has up to four items, every 256th: keys, or where there are more the maxima of tiles. Four
+    /// threads are a set, and nothing below the k-th largest of the 64 sets' maxima is among the best. What is
+    /// left is put to shared memory in any order, and ranked by key and index, so that the order tells nobody.
+    /// Of the code each instruction is run a few times a launch and is not in the caches when it is, so there
+    /// is little of it.
+    #[simt::device]
+    fn quick(self, wanted: u32, put: &impl Fn(u32, u32)) -> bool {
+        let t = thread::thread_idx_x();
+        let Ranking { keys, bins, told, .. } = self.layout;
+        let direct = self.end <= 4 * SELECT_THREADS + 1;
+        let items = if direct { self.end - 1 } else { self.tiles };
+        let all = direct && items <= COUNTED;
+        let sets = items.div_ceil(4).min(SETS);
+        if !(all || items <= 4 * SELECT_THREADS && wanted <= sets / 4 * 3) {
+            return false;
         }
+        let mut most = [0u32; 4];
+        unroll!(for i in 0..4 {
+            let item = t + i as u32 * SELECT_THREADS;
+            if item < items {
+                let at = if direct { self.first } else { self.first_maximum } + 1 + item as usize;
+                most[i] = if direct { self.keys.load(at) } else { self.maxima.load(at) };
+            }
+        });
+        if t < 4 {
+            told.store(t, (t == 0) as u32);
+        }
+        // What is behind the last one counts for nothing.
+        if t < COUNTED + 8 {
+            keys.store(t, 0);
+            keys.store(NAMES + t, 0);
+            keys.store(SORTED + t, u32::MAX);
+        }
+        if !all {
+            let mut own = most[0].max(most[1]).max(most[2]).max(most[3]);
+            own = own.max(warp::warp_shuffle_xor(FULL_MASK, own, 1, 32));
+            own = own.max(warp::warp_shuffle_xor(FULL_MASK, own, 2, 32));
+            if t & 3 == 0 {
+                bins.store(t / 4, own);
+            }
+            thread::sync_threads();
+            // A quarter of the sets each.
+            let mut before = 0;
+            unroll!(for i in 0..4 {
+                let at = 4 * (t & 3) + 16 * i as u32;
+                let four: UVec4 = bins.load_vector(at);
+                let four = four.to_array();
+                unroll!(for j in 0..4 {
+                    let first = at + (j as u32) < t / 4;
+                    before += (four[j] > own || (first && four[j] == own)) as u32;
+                });
+            });
+            before += warp::warp_shuffle_xor(FULL_MASK, before, 1, 32);
+            before += warp::warp_shuffle_xor(FULL_MASK, before, 2, 32);
+            if t & 3 == 0 && before == wanted - 1 {
+                told.store(0, own);
+            }
+        }
+        thread::sync_threads();
+        let floor = told.load(0);
+        unroll!(for i in 0..4 {
+            if most[i] >= floor {
+                let item = t + i as u32 * SELECT_THREADS;
+                let place = told.atomic_add(if direct { 2 } else { 1 }, 1);
+                if !direct {
+                    keys.store(TILES + place, item);
+                } else if place < COUNTED {
+                    keys.store(place, most[i]);
+                    keys.store(NAMES + place, item + 1);
+                }
+            }
+        });
+        thread::sync_threads();
+        if !direct {
+            let tiles = told.load(1);
+            let mut slot = t / TILE_BLOCKS;
+            while slot < tiles {
+                let (mut index, mut key) = ([0u32; 4], [0u32; 4]);
+                unroll!(for i in 0..4 {
+                    let slot = slot + i as u32 * (SELECT_THREADS / TILE_BLOCKS);
+                    if slot < tiles {
+                        index[i] = TILE_BLOCKS * keys.load(TILES + slot) + t % TILE_BLOCKS;
+                        if index[i] >= 1 && index[i] < self.end {
+                            key[i] = self.keys.load(self.first + index[i] as usize);
+                        }
+                    }
+                });
+                unroll!(for i in 0..4 {
+                    if key[i] >= floor {
+                        let place = told.atomic_add(2, 1);
+                        if place < COUNTED {
+                            keys.store(place, key[i]);
+                            keys.store(NAMES + place, index[i]);
+                        }
+                    }
+                });
+                slot += 4 * (SELECT_THREADS / TILE_BLOCKS);
+            }
+            thread::sync_threads();
+        }
+        let left = told.load(2);
+        if left > COUNTED {
+            // Others read it, too, before it is written again.
+            thread::sync_threads();
+            return false;
+        }
+        // Two threads a key.
+        let (own, half) = (t / 2, 4 * (t & 1));
+        let (key, name) = (keys.load(own), keys.load(NAMES + own));
+        let (mut before, mut at) = (0, half);
+        while at < left {
+            let (four, names): (UVec4, UVec4) = (keys.load_vector(at), keys.load_vector(NAMES + at));
+            let (four, names) = (four.to_array(), names.to_array());
+            unroll!(for i in 0..4 {
+                before += (four[i] > key || (four[i] == key && names[i] < name)) as u32;
+            });
+            at += 8;
+        }
+        before += warp::warp_shuffle_xor(FULL_MASK, before, 1, 32);
+        if half == 0 && own < left && before < wanted {
+            keys.store(SORTED + before, name);
+        }
+        thread::sync_threads();
+        let name = keys.load(SORTED + own);
+        let (mut place, mut at) = (0, half);
+        while at < wanted {
+            let four: UVec4 = keys.load_vector(SORTED + at);
+            let four = four.to_array();
+            unroll!(for i in 0..4 {
+                place += (four[i] < name) as u32;
+            });
+            at += 8;
+        }
+        place += warp::warp_shuffle_xor(FULL_MASK, place, 1, 32);
+        if half == 0 && own < wanted {
+            put(place, name);
+        }
+        true
     }
 
     /// What none of the `wanted` best is below; 0 where that would leave too much.
@@ -112,7 +254,7 @@ impl Sieve {
         let width = self.tiles.div_ceil(COUNTED);
         let sets = bits::div_u32(self.tiles + width - 1, width);
         let worth = |sets: u32| wanted <= sets / 4 * 3;
-        if self.tiles <= COUNTED && self.live.is_none() {
+        if self.tiles <= COUNTED {
             return 0;
         }
         if worth(sets) {
@@ -135,8 +277,8 @@ impl Sieve {
             thread::sync_threads();
             told.load(0)
         } else if worth(self.tiles) {
-            let (first, end, live) = (self.first_maximum, self.tiles + 1, self.live.is_some());
-            let keys = Keys { layout: self.layout, keys: self.maxima, first, end, here: false, live };
+            let (first, end) = (self.first_maximum, self.tiles + 1);
+            let keys = Keys { layout: self.layout, keys: self.maxima, first, end, here: false };
             keys.cut(wanted).prefix
         } else {
             0
@@ -161,17 +303,10 @@ impl Sieve {
                     let index = TILE_BLOCKS * tile + index;
                     index >= 1 && index < self.end
                 };
-                if self.live.is_some() {
-                    let all: [u32; 16] = arrived(self.keys, from, counts);
-                    unroll!(for i in 0..4 {
-                        sixteen[i] = [all[4 * i], all[4 * i + 1], all[4 * i + 2], all[4 * i + 3]];
-                    });
-                } else {
-                    unroll!(for i in 0..4 {
-                        let four: UVec4 = self.keys.load_vector(from + 4 * i);
-                        sixteen[i] = four.to_array();
-                    });
-                }
+                unroll!(for i in 0..4 {
+                    let four: UVec4 = self.keys.load_vector(from + 4 * i);
+                    sixteen[i] = four.to_array();
+                });
                 unroll!(for i in 0..4 {
                     unroll!(for j in 0..4 {
                         let stays = sixteen[i][j] >= floor && counts(4 * i as u32 + j as u32);

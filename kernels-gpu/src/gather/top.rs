@@ -55,30 +55,6 @@ pub(super) struct Keys {
     pub end: u32,
     /// Whether they are in shared memory already; what is there up to a multiple of four does not count.
     pub here: bool,
-    /// Whether thread blocks that still run have written them: they come one by one, and one that is 0 is
-    /// still on its way. Known when this is compiled.
-    pub live: bool,
-}
-
-/// `N` words from `from` on as other thread blocks write them: none of those that `counts` names is 0.
-#[simt::device]
-pub(super) fn arrived<const N: usize>(
-    words: GlobalMut<u32>,
-    from: usize,
-    counts: impl Fn(u32) -> bool,
-) -> [u32; N] {
-    loop {
-        let (mut found, mut all) = ([0u32; N], true);
-        unroll!(for i in 0..N, at_most 16 {
-            found[i] = words.atomic_load(from + i);
-        });
-        unroll!(for i in 0..N, at_most 16 {
-            all &= found[i] != 0 || !counts(i as u32);
-        });
-        if all {
-            return found;
-        }
-    }
 }
 
 /// What is chosen: keys whose bits from `shift` on are above those of `prefix`, and the first `ties` of those
@@ -108,9 +84,6 @@ impl Keys {
     pub fn get(self, index: u32) -> u32 {
         if self.here || self.end <= CACHED {
             self.layout.keys.load(index)
-        } else if self.live {
-            // Not 0: the pass over all keys has waited for it.
-            self.keys.atomic_load(self.first + index as usize)
         } else {
             self.keys.load(self.first + index as usize)
         }
@@ -135,11 +108,7 @@ impl Keys {
                 four = layout.keys.load_vector::<UVec4>(index).to_array();
             } else {
                 let from = self.first + index as usize;
-                if self.live {
-                    four = arrived(self.keys, from, |i| self.counts(index + i));
-                } else {
-                    four = self.keys.load_vector::<UVec4>(from).to_array();
-                }
+                four = self.keys.load_vector::<UVec4>(from).to_array();
                 if self.end <= CACHED {
                     layout.keys.store_vector(index, UVec4::from_array(four));
                 }

@@ -268,7 +268,7 @@ pub(crate) fn peek(base: u64, len: usize, index: usize) -> u32 {
     with_lane(|lane| {
         let address = base + locate::<u32, u32>(Space::Global, base, len as u64, index as u64, false, place);
         if lane.is_watched() {
-            let kind = Kind { access: Access::Read, bytes: 4 };
+            let kind = Kind { access: Access::Look, bytes: 4 };
             record::<GLOBAL, false>(lane, address, index as u64, kind, place);
         }
         // SAFETY: inside the handle's memory, which the launch's caller vouches for.

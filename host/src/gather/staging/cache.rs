@@ -4,7 +4,7 @@ use super::fetching::Carried;
 use super::{Fetching, HostPool, StagedStep, Staging, shape, staged_bytes};
 use crate::attention::{BLOCK_TOKENS, PagedPool, StepProblem};
 use crate::gather::audit::{self, Auditing, Auditor};
-use crate::gather::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Support};
+use crate::gather::{AuditHandles, Bounds, FoldHandles, Handles, Plan, Ranking, Support};
 use crate::kv::{
     Attending, Chunk, Elsewhere, Error, Held, KvCache, New, Opening, Paged, Result, Rows, Sequences,
     StepReport, Traffic,
@@ -74,13 +74,14 @@ impl StagedCache {
         let scratch = if share > 0.0 { Auditor::<f16>::bytes(problem) } else { 0 };
         Error::if_too_large(device, capacity, staged.saturating_add(near).saturating_add(scratch))?;
         HostPool::<f16>::if_too_large(held)?;
-        let plan = Plan::new(device, problem, support)?;
+        let ranking = Ranking::fitting::<f16>(opening.selection, problem);
+        let plan = Plan::ranked(device, problem, support, ranking)?;
         let fetching = Fetching::new(device, problem, support, slots)?;
         let layer = |_| -> Result<Layer> {
             Ok(Layer {
                 home: HostPool::new(device, count * blocks, problem.kv_heads, problem.head_dim)?,
                 staging: Staging::new(device, problem, support, slots)?,
-                bounds: Bounds::new(device, problem, support)?,
+                bounds: Bounds::scored(device, problem, support, ranking.score)?,
             })
         };
         let layers: Vec<Layer> = (0..geometry.layers).map(layer).collect::<Result<_>>()?;

@@ -6,9 +6,9 @@ use super::{Fetching, HostPool, StagedStep, Staging};
 use crate::attention::StepProblem;
 use crate::attention::dense::Attended;
 use crate::gather::workload::{bounds_of, heads, promise};
-use crate::gather::{Bounds, Error, GatherElement, Handles, Plan, Score, Support, audit};
+use crate::gather::{Bounds, Error, GatherElement, Handles, Plan, Ranking, Support, audit};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
-use crate::kv::{Result, Traffic};
+use crate::kv::{Result, Selection, Traffic};
 use crate::{Buffer, Stream};
 use std::sync::Arc;
 
@@ -45,21 +45,22 @@ struct Settled {
 
 /// The bounds and staging pools of each of the pools, and steps.
 pub(in crate::gather) fn open(opening: &Opening<'_>, slots: u32) -> Result<Box<dyn Workload>> {
-    let support = Support::of(opening.selection);
     if audit::share(opening.selection) > 0.0 {
         return Err(Error::StagedAudit.into());
     }
     Ok(match &opening.input {
-        AnyInput::F16(input) => Box::new(Staged::open(input.clone(), support, slots)?),
-        AnyInput::Bf16(input) => Box::new(Staged::open(input.clone(), support, slots)?),
+        AnyInput::F16(input) => Box::new(Staged::open(input.clone(), opening.selection, slots)?),
+        AnyInput::Bf16(input) => Box::new(Staged::open(input.clone(), opening.selection, slots)?),
     })
 }
 
 impl<E: GatherElement> Staged<E> {
-    fn open(input: Arc<Input<E>>, support: Support, slots: u32) -> Result<Self> {
+    fn open(input: Arc<Input<E>>, selection: &Selection, slots: u32) -> Result<Self> {
+        let support = Support::of(selection);
         let device = &input.device;
         let problem = StepProblem::from(input.problem);
-        let plan = Plan::new(device, problem, support)?;
+        let ranking = Ranking::fitting::<E>(selection, problem);
+        let plan = Plan::ranked(device, problem, support, ranking)?;
         let fetching = Fetching::new(device, problem, support, slots)?;
         let pool = &input.pools[0];
         HostPool::<E>::if_too_large((pool.keys().bytes() + pool.values().bytes()) as u64)?;
@@ -74,7 +75,7 @@ impl<E: GatherElement> Staged<E> {
             Staged { plan, fetching, sets: Vec::new(), home, out, settled, input: input.clone() };
         for set in 0..input.pools.len() {
             staged.sets.push(Set {
-                bounds: bounds_of(&input, set, (support, Score::Bounds), &stream)?,
+                bounds: bounds_of(&input, set, (support, ranking.score), &stream)?,
                 staging: Staging::new(device, problem, support, slots)?,
                 steps: 0,
             });

@@ -5,11 +5,11 @@ mod bounds;
 mod choice;
 mod output;
 mod ranking;
+mod ranks;
 pub(super) mod scheme;
-mod single;
 mod staging;
 
-use super::{Bounds, FoldHandles, GatherElement, Handles, Launches, List, Plan, Ranking, Score, Support};
+use super::{Bounds, FoldHandles, GatherElement, Handles, List, Plan, Ranking, Ranks, Score, Support};
 use crate::attention::inputs::{Batch, Input, in_chunks};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::{Buffer, Device, Stream};

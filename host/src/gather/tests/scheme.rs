@@ -40,13 +40,13 @@ fn settings_are_read_as_they_are_written() {
         ("gather/staging=64/score=mean", "score=mean does not go with staging"),
         ("gather/bounds=4", "bounds is one of 8, 16"),
         ("gather/bounds=8/score=mean", "bounds=8 does not go with score=mean"),
-        ("gather/bounds=16/staging=64", "bounds=16 does not go with staging"),
+        ("gather:window/bounds=16", "bounds=16 does not go with :window"),
         ("gather/staging=64/list=query", "leave list out, or staging"),
         ("gather:certified/list=query", "leave list out, or :certified"),
         ("gather:window/score=mean", "leave score out, or :window"),
-        ("gather/launches=3", "launches is one of 1, 2"),
-        ("gather/staging=64/launches=1", "launches does not go with staging; leave launches out, or staging"),
-        ("gather:certified/launches=2", "leave launches out, or :certified"),
+        ("gather/ranks=all", "ranks is one of each, one"),
+        ("gather/staging=64/ranks=each", "ranks does not go with staging; leave ranks out, or staging"),
+        ("gather:certified/ranks=one", "leave ranks out, or :certified"),
     ] {
         assert!(refused(text).contains(part), "{text}: {}", refused(text));
     }
@@ -96,10 +96,9 @@ fn head_dims_that_an_option_has_no_kernels_for_are_said() {
     said(codes, "gather/bounds=8", 256, "64, 96 and 128");
     let codes = Bounds::<f16>::scored(&device(), of(256), support, Score::Codes).expect_err("refused");
     said(codes, "gather/bounds=8", 256, "64, 96 and 128");
-    let launches =
-        |head_dim| plan(of(head_dim), by(Score::Bounds)).expect("a plan").in_launches(Launches::One);
-    assert_eq!(launches(96).expect("one launch").launches(), Launches::One);
-    said(launches(256).expect_err("refused"), "gather/launches=1", 256, "64, 96 and 128");
+    let each = |head_dim| plan(of(head_dim), by(Score::Bounds)).expect("a plan").with_ranks(Ranks::Each);
+    assert_eq!(each(96).expect("a plan").ranks(), Ranks::Each);
+    said(each(256).expect_err("refused"), "gather/ranks=each", 256, "64, 96 and 128");
     for head_dim in [96, 256] {
         let staging = Staging::<f16>::new(&device(), of(head_dim), support, 8).expect_err("refused");
         said(staging, "gather/staging", head_dim, "64 and 128");
@@ -213,7 +212,8 @@ fn a_cache_is_the_same_by_kernels_and_by_slices() {
         let count = own.tokens();
         let left = count.div_ceil(16).saturating_sub(3) * 16;
         assert!(report.heads.iter().all(|head| head.skipped == left as u32 && head.bound.is_none()));
-        let of_blocks = |blocks: usize| 2 * blocks * 2 * 64 * 4;
+        // In 8 bits, with a scale.
+        let of_blocks = |blocks: usize| 2 * blocks * 2 * (2 * 64 + 4);
         let bounds = of_blocks(count.div_ceil(16));
         // Neither the first block nor the last is ranked.
         let ranked = of_blocks(count.div_ceil(16).saturating_sub(2));
@@ -244,8 +244,8 @@ fn dense_layers_attend_to_everything() {
     let skipped: Vec<u32> = mixed.report().expect("a report").heads.iter().map(|head| head.skipped).collect();
     assert_eq!(skipped, [0, 0, 0, 0, 48, 48, 48, 48]);
     // Of 93 tokens 45 in one layer; bounds of six blocks, of which four are ranked.
-    assert_eq!(mixed.bytes(), 93 * 1024 + 6 * 512);
-    assert_eq!(mixed.step_bytes(), (93 + 45) * 512 + 4 * 512);
+    assert_eq!(mixed.bytes(), 93 * 1024 + 6 * 2 * 132);
+    assert_eq!(mixed.step_bytes(), (93 + 45) * 512 + 4 * 2 * 132);
 }
 
 /// A token past the room is left out of pool and bounds.
@@ -303,27 +303,27 @@ fn a_workload_is_the_plans_step() {
     assert!(outcome.lse.iter().map(|x| x.to_bits()).eq(expected.lse));
     let skipped: Vec<u32> = outcome.heads.iter().step_by(8).map(|head| head.skipped).collect();
     assert_eq!(skipped, [25 * 16 - 64, 0, 250 - 58]);
-    assert_eq!(workload.stages(), ["select", "attend"]);
+    assert_eq!(workload.stages(), ["score", "attend"]);
     // Bounds of 23 and of 14 distant blocks; tokens of 64, 33 and 58.
-    let (bounds, tokens) = ((23 + 14) * 4 * 64 * 2, (64 + 33 + 58) * 4 * 64 * 2);
+    let (bounds, tokens) = ((23 + 14) * (2 * 64 + 4) * 2, (64 + 33 + 58) * 4 * 64 * 2);
     assert_eq!(workload.read_bytes(), bounds + tokens);
     let facts = workload.facts().expect("facts");
     assert_eq!(facts[1].value, Figure::Bytes(bounds));
     let stream = Stream::new(&device()).expect("a stream");
     workload.enqueue(&stream, 0, 2).expect("again");
     assert_eq!(workload.outcome().expect("read"), outcome);
-    // In one launch the same.
-    let single: Selection = "gather/k=2/block=16/local=1/launches=1".parse().expect("a selection");
-    let opening = Workloads { input: opening.input.clone(), selection: &single, ..opening };
-    let mut one = (single.scheme().workload)(&opening).expect("a workload");
-    assert_eq!(one.stages(), ["step"]);
-    one.enqueue(&stream, 0, 1).expect("again");
+    // Ranked by one thread block the same.
+    let one: Selection = "gather/k=2/block=16/local=1/ranks=one".parse().expect("a selection");
+    let opening = Workloads { input: opening.input.clone(), selection: &one, ..opening };
+    let mut one = (one.scheme().workload)(&opening).expect("a workload");
+    assert_eq!(one.stages(), ["select", "attend"]);
+    one.enqueue(&stream, 0, 2).expect("again");
     assert_eq!(one.outcome().expect("read"), outcome);
     // With an audit the same, and what was found of each head that skipped something.
     let selection: Selection = "gather/k=2/block=16/local=1/audit=1".parse().expect("a selection");
     let opening = Workloads { input: opening.input.clone(), selection: &selection, ..opening };
     let audited = (selection.scheme().workload)(&opening).expect("a workload");
-    assert_eq!(audited.stages(), ["select", "attend", "audit"]);
+    assert_eq!(audited.stages(), ["score", "attend", "audit"]);
     let found = audited.outcome().expect("read");
     assert!(found.output == outcome.output && found.lse == outcome.lse);
     assert!(found.heads.iter().all(|head| head.audit.is_some() == (head.skipped > 0)));

@@ -191,7 +191,7 @@ fn a_staged_cache_has_the_bits_of_a_resident_one() {
     // Staging: two near and three far blocks of 16 tokens, directories of 21 blocks and 3 slots; a layer of
     // 330 tokens for prompts; bounds.
     let (pool, directory) = (2 * 2 * 5 * 16 * 256, 2 * 2 * 4 * (21 + 2 * 3));
-    let (prompt, bounds) = (21 * 16 * 512, 2 * 2 * own.tokens().div_ceil(16) * 256);
+    let (prompt, bounds) = (21 * 16 * 512, 2 * 2 * own.tokens().div_ceil(16) * (2 * 64 + 4));
     assert_eq!(own.bytes(), (pool + directory + prompt + bounds) as u64);
     assert!(own.begin(&stream, Chunk::of_one(33)).expect_err("full").to_string().contains("do not fit"));
 }

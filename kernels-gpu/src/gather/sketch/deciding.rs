@@ -217,8 +217,7 @@ pub fn decide(
     if few {
         decide.choose(border, reference, rivals, list, first + 1);
     } else if extent.ranked() {
-        let keys =
-            Keys { layout: decide.layout.ranking, keys: ranks, first, end: extent.local, here, live: false };
+        let keys = Keys { layout: decide.layout.ranking, keys: ranks, first, end: extent.local, here };
         let cut = keys.cut(extent.chosen);
         keys.write(cut, |place, index| list.store(first + 1 + place as usize, index));
         if border.splits() && border.whole < MASS_BINS {

@@ -1,12 +1,12 @@
-//! A step in one launch: the bits of two launches and of the CPU's own path, in every order, without races,
-//! and its scratch as it was.
+//! Steps that each thread block ranks for itself: the bits of those that one ranks and of the CPU's own path,
+//! in every order, without races, and the scratch as it was.
 
 use super::*;
+use crate::kv::Selection;
 use half::{bf16, f16};
 use kernels_gpu::gather::MOST_LISTED;
-use simt::emu::Schedule;
 
-/// What a step in one launch writes; `entries` is left out.
+/// What both kinds of steps write; `entries` is left out.
 type Bits = [Vec<u32>; 5];
 
 fn bits_of(stepped: Stepped) -> Bits {
@@ -41,7 +41,7 @@ impl<E: GatherElement> Stage<E> {
         });
         folded.expect("folded");
         let plan = Plan::<E>::ranked(&device, batch.problem, support, ranking).expect("a plan");
-        let plan = plan.in_launches(Launches::One).expect("one launch");
+        let plan = plan.with_ranks(Ranks::Each).expect("a plan");
         let rows = batch.problem.dense().query_rows();
         let output = Buffer::<f32>::zeroed(&device, batch.queries.len()).expect("a buffer");
         let lse = Buffer::<f32>::zeroed(&device, rows).expect("a buffer");
@@ -69,7 +69,7 @@ impl<E: GatherElement> Stage<E> {
 
     /// What was written; the scratch is 0.
     fn read(&self) -> Bits {
-        for (name, buffer) in self.plan.single().expect("one launch").scratch() {
+        for (name, buffer) in self.plan.each().expect("each ranks").scratch() {
             assert!(buffer.to_vec().expect("read").iter().all(|word| *word == 0), "{name} is not 0");
         }
         let words = |buffer: &Buffer<u32>| buffer.to_vec().expect("read");
@@ -80,7 +80,7 @@ impl<E: GatherElement> Stage<E> {
     }
 }
 
-/// One launch, twice, has the bits of two launches and of the CPU's own path.
+/// A step, twice, has the bits of one that one thread block ranks and of the CPU's own path.
 fn check<E: GatherElement>(batch: &Batch<E>, support: Support, ranking: Ranking, options: EmuOptions) {
     let expected = bits_of(step_by(batch, support, ranking, false).0);
     assert!(bits_of(step_by(batch, support, ranking, true).0) == expected, "the CPU's own path");
@@ -100,7 +100,7 @@ const BY_BOUNDS: Ranking = Ranking { score: Score::Bounds, list: List::KvHead };
 
 /// Rankings, groups, head_dims, types; lengths around blocks, of which all is kept, and none.
 #[test]
-fn one_launch_has_the_bits_of_two() {
+fn whoever_ranks_the_bits_are_the_same() {
     for score in [Score::Bounds, Score::Codes, Score::Mean] {
         for list in [List::KvHead, List::QueryHead] {
             let ranking = Ranking { score, list };
@@ -143,8 +143,8 @@ fn long_sequences_are_ranked_by_every_thread_block() {
     check(&batch, Support { k: 100, block: 16, local: 1 }, BY_BOUNDS, EmuOptions::default());
 }
 
-/// Several thread blocks of several rows, some of which attend and some of which score alone, in nine orders,
-/// with every check: no order leaves another result, none has a race.
+/// Several thread blocks of several rows in nine orders, with every check: no order leaves another result, none
+/// has a race.
 #[test]
 fn no_order_makes_a_difference() {
     for (group, lengths, support) in [
@@ -169,14 +169,25 @@ fn parts_are_added_up_in_every_order() {
     assert!(Plan::<f16>::new(&device(), problem, support).expect("a plan").splits() > 1);
 }
 
-/// Thread blocks that come one after another: the first one waits for nobody, as nobody else has begun.
+/// Counts of blocks around every way to rank: all keys by counting, four keys or the maxima of four tiles a
+/// thread, those of sets, of tiles, and everything; by one thread block as by each.
 #[test]
-fn thread_blocks_that_have_not_begun_are_not_waited_for() {
-    let problem = StepProblem { q_heads: 2, kv_heads: 1, max_tokens: 6400, ..PROBLEM };
-    let batch = batch::<f16>(problem, Input::Normal, &[6400, 333], 3);
-    for schedule in [Schedule::Ascending, Schedule::Reversed, Schedule::Seeded(3)] {
-        let options = EmuOptions { schedule, ..EmuOptions::default() };
-        check(&batch, Support { k: 7, block: 16, local: 1 }, BY_BOUNDS, options);
+fn every_way_to_rank_chooses_the_same() {
+    let blocks = [34, 127, 128, 129, 130, 131, 174, 260, 1023, 1024, 1025, 1026, 1027, 1100, 1600, 2700];
+    let problem = StepProblem { sequences: 1, q_heads: 1, kv_heads: 1, head_dim: 64, max_tokens: 16 * 2700 };
+    for input in [Input::Normal, Input::Duplicates] {
+        for count in blocks {
+            let batch = batch::<f16>(problem, input, &[16 * count], 3 + u64::from(count));
+            for k in [1, 32, 48, 49] {
+                check(&batch, Support { k, block: 16, local: 1 }, BY_BOUNDS, EmuOptions::default());
+            }
+        }
+    }
+    // All keys are the same: what is left is more than is counted.
+    for count in [140, 1024, 1500] {
+        let mut batch = batch::<f16>(problem, Input::Normal, &[16 * count], 3);
+        batch.keys.fill(f16::ONE);
+        check(&batch, Support { k: 32, block: 16, local: 1 }, BY_BOUNDS, EmuOptions::default());
     }
 }
 
@@ -213,15 +224,41 @@ fn a_list_that_is_too_long_is_refused() {
     let problem = StepProblem { max_tokens: 16 * 9000, ..PROBLEM };
     let plan = |k: u32| {
         let plan = Plan::<f16>::new(&device(), problem, Support { k, block: 16, local: 1 }).expect("a plan");
-        plan.in_launches(Launches::One).map(|plan| plan.launches())
+        plan.with_ranks(Ranks::Each).map(|plan| plan.ranks())
     };
-    assert_eq!(plan(MOST_LISTED).expect("fits"), Launches::One);
+    assert_eq!(plan(MOST_LISTED).expect("fits"), Ranks::Each);
     let error = plan(MOST_LISTED + 1).expect_err("refused");
     assert!(
-        error.to_string().contains("a list of 2049 distant blocks is too long for launches=1"),
+        error.to_string().contains("a list of 2049 distant blocks is too long for ranks=each"),
         "{error}"
     );
     // Where there are no more blocks than that, more may be asked for.
     let plan = Plan::<f16>::new(&device(), PROBLEM, Support { k: 1 << 20, block: 16, local: 1 });
-    assert_eq!(plan.expect("a plan").in_launches(Launches::One).expect("fits").launches(), Launches::One);
+    assert_eq!(plan.expect("a plan").with_ranks(Ranks::Each).expect("fits").ranks(), Ranks::Each);
+}
+
+/// Without a word few lists of few tiles are ranked by each thread block, where it can.
+#[test]
+fn what_is_quicker_is_taken() {
+    let ranks = |text: &str, problem: StepProblem| {
+        let selection: Selection = text.parse().expect("a selection");
+        let plan = Plan::<f16>::new(&device(), problem, Support::of(&selection)).expect("a plan");
+        plan.with_ranks_of(&selection).map(|plan| plan.ranks())
+    };
+    let few = StepProblem { sequences: 2, q_heads: 28, kv_heads: 4, head_dim: 128, max_tokens: 128 << 10 };
+    assert_eq!(ranks("gather", few).expect("a plan"), Ranks::Each);
+    assert_eq!(ranks("gather/ranks=one", few).expect("a plan"), Ranks::One);
+    let many = StepProblem { sequences: 9, ..few };
+    assert_eq!(ranks("gather", many).expect("a plan"), Ranks::One);
+    assert_eq!(ranks("gather/ranks=each", many).expect("a plan"), Ranks::Each);
+    assert_eq!(ranks("gather", StepProblem { max_tokens: 1 << 20, ..few }).expect("a plan"), Ranks::One);
+    let wide = StepProblem { sequences: 1, q_heads: 8, head_dim: 256, ..few };
+    assert_eq!(ranks("gather", wide).expect("a plan"), Ranks::One);
+    let long = StepProblem { sequences: 1, kv_heads: 1, q_heads: 1, head_dim: 64, ..few };
+    assert_eq!(ranks("gather/k=3000/block=16", long).expect("a plan"), Ranks::One);
+    // On a device whose thread blocks have less shared memory than that takes.
+    let selection: Selection = "gather".parse().expect("a selection");
+    let lean = device().with_max_shared_bytes(99 << 10);
+    let plan = Plan::<f16>::new(&lean, long, Support::ASSURED).expect("a plan");
+    assert_eq!(plan.with_ranks_of(&selection).expect("a plan").ranks(), Ranks::One);
 }
