@@ -10,11 +10,16 @@ use rayon::prelude::*;
 
 /// Tokens that are appended at a time.
 const CHUNK: usize = 1024;
+/// Numbers by which each of these is moved on against the one before: a prime, so that it is long until the
+/// same ones come back to where they were.
+const STRIDE: usize = 7919;
 
 impl Runner {
     /// Adds `tokens` to a sequence of the cache with keys and values that no text has: numbers of about N(0,
-    /// 1), keys times `key_scale`, the same in all layers and every 1024 tokens. The larger the scale the
-    /// narrower is attention.
+    /// 1), keys times `key_scale`, the same in all layers. The larger the scale the narrower is attention.
+    ///
+    /// Every 1024 tokens have the numbers of the first ones, moved on by some channels, so that no block of keys
+    /// is there twice: what ranks blocks would find nothing but ties.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -31,14 +36,14 @@ impl Runner {
         self.fits(cache, Chunk::Prompt { sequence, tokens })?;
         let stream = self.stream();
         let layers = self.geometry.layers;
-        let [keys, values] = self.rows(tokens, key_scale);
-        let keys = Buffer::from_slice(stream.device(), &keys)?;
-        let values = Buffer::from_slice(stream.device(), &values)?;
+        let mut rows = self.rows(tokens, key_scale);
         let mut left = tokens;
         while left > 0 {
             let count = CHUNK.min(left);
             let chunk = Chunk::Prompt { sequence, tokens: count };
             let positions = Buffer::from_slice(stream.device(), &cache.held().positions(chunk))?;
+            let keys = Buffer::from_slice(stream.device(), &rows[0])?;
+            let values = Buffer::from_slice(stream.device(), &rows[1])?;
             cache.begin(stream, chunk)?;
             for layer in 0..layers {
                 let new = Rotated { positions: &positions, keys: &keys, values: &values };
@@ -47,6 +52,10 @@ impl Runner {
             // Before the positions go.
             stream.synchronize()?;
             cache.commit();
+            for row in &mut rows {
+                let by = STRIDE % row.len().max(1);
+                row.rotate_left(by);
+            }
             left -= count;
         }
         Ok(())
