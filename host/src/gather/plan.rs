@@ -279,11 +279,11 @@ impl<E: GatherElement> Plan<E> {
         &self.scores
     }
 
-    /// Chooses and attends, [whoever](Self::with_ranks) ranks, with the same bits. It allocates nothing, waits
-    /// for nothing and can be captured.
+    /// Chooses and attends, [whoever](Self::with_ranks) ranks, with the same bits. It allocates nothing,
+    /// waits for nothing and can be captured.
     ///
-    /// With `slices` on the CPU's own path in place of the kernels, which gives the same bits. Where each ranks
-    /// [`Chosen::entries`] stay as they are.
+    /// With `slices` on the CPU's own path in place of the kernels, which gives the same bits. Where each
+    /// ranks [`Chosen::entries`] stay as they are.
     ///
     /// # Safety
     /// As [`select_on`](Self::select_on); and nothing else touches what is written.

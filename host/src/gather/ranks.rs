@@ -21,8 +21,8 @@ pub enum Ranks {
     Each,
 }
 
-/// The most tiles of 16 blocks of a list, and of all lists of a batch, for which it is quicker that each thread
-/// block ranks: beyond, all of them read too much (docs/gather.md has the times).
+/// The most tiles of 16 blocks of a list, and of all lists of a batch, for which it is quicker that each
+/// thread block ranks: beyond, all of them read too much (docs/gather.md has the times).
 const FEW: (u32, u32) = (256, 2048);
 
 impl Ranks {
@@ -154,9 +154,10 @@ impl<E: GatherElement> Each<E> {
             lse,
             shape: ChosenShape { pool_blocks, ..self.shape },
         };
-        // SAFETY: scratch made for this shape; the rest is this function's contract. Thread blocks of the first
-        // launch write what is theirs alone; those of the second meet in `counters` only, and the one that
-        // reads the others' parts comes last.
+        // SAFETY: scratch made for this shape; the rest is this function's contract. Thread blocks of the
+        // first launch write what is theirs alone; those of the second meet in `counters`, and the one that
+        // reads the others' parts comes last. Of the list, which one writes by atomics, others look at what
+        // was there or will be, for a hint.
         unsafe {
             stream.launch(&self.scoring.0, self.scoring.1, score)?;
             if stages > 1 {

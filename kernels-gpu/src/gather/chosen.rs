@@ -4,13 +4,14 @@
 //! same order of additions, so the same bits.
 //!
 //! # Layout
-//! As these have it. `scores` [sequences, lists, tiles, 16] and `maxima` [sequences, lists, 1 + tiles, rounded
-//! up to a multiple of four] are read. `list`, `counts` and `kept` are written; a block table is not: a warp
-//! finds its tiles by the list, in shared memory.
+//! As these have it. `scores` [sequences, lists, tiles, 16] and `maxima` [sequences, lists, 1 + tiles,
+//! rounded up to a multiple of four] are read. `list`, `counts` and `kept` are written; a block table is not:
+//! a warp finds its tiles by the list, in shared memory.
 //!
 //! # Bytes
 //! 4·D a kept token and KV head of keys and values. Of scores and maxima, 4 bytes a block and 4 a tile, which
-//! are in the L2 cache, every thread block of a row reads all maxima, and the few scores that the sieve leaves.
+//! are in the L2 cache, every thread block of a row reads all maxima, and the few scores that the sieve
+//! leaves; of up to 1,024 blocks all scores, and no maxima.
 //!
 //! # Work split
 //! Grid (splits · row groups, kv_heads · lists, sequences), as that of `attend`. A thread block ranks **by
@@ -19,12 +20,15 @@
 //! What all thread blocks of a row rank is read from the L2 cache by each, which takes no longer than if one
 //! did.
 //!
-//! **Ahead of the wait.** Each warp asks the L2 cache for its first tiles by the list of the step before,
-//! which the new one has most of. A hint: nothing depends on it.
+//! **Ahead of the wait.** Each warp asks the L2 cache for its first tiles: the first block and the last ones
+//! are known, the others are those of the list that the same buffers had last. A hint: nothing depends on it.
+//!
+//! **What is behind.** The launch behind this one is let in when some warp has asked for its last tile, so
+//! that what that one asks for comes behind these tiles, while parts are added up.
 
 use super::bounds::TILE_BLOCKS;
 use super::choice::{SelectShape, WARPS};
-use super::kept::{Kept, Tiles};
+use super::kept::{Kept, Old, Tiles};
 use super::listing::NONE;
 use super::rule::{Extent, Rule};
 use super::sieve::{Sieve, maxima_words};
@@ -82,8 +86,8 @@ pub const fn chosen_bytes<const D: usize>() -> u32 {
 /// Ranks the distant gather-blocks of each sequence and KV head and attends to what is kept.
 ///
 /// `R` is the groups of eight query heads of a list. `lengths` \[sequences\] are at most `max_blocks` · 16,
-/// and no list has more than [`MOST_LISTED`] distant blocks. `counters` are 0 before and after. Grid (splits ·
-/// R, kv_heads · lists, sequences).
+/// and no list has more than [`MOST_LISTED`] distant blocks. `counters` are 0 before and after. Grid (splits
+/// · R, kv_heads · lists, sequences).
 #[kernel(
     system = gather,
     instances(
@@ -143,16 +147,9 @@ pub fn attend_chosen<E: Half, const D: usize, const R: usize>(
         let tile = split * parts.tiles_a_split + at;
         let there = wanted & (lane < 2 * AHEAD) & (at < parts.tiles_a_split) & (tile < parts.tiles);
         let kept = kept_of(extent, layout.chosen);
-        kept.ask_old::<E, D>(
-            keys,
-            values,
-            (list, first_listed),
-            shape.pool_blocks,
-            max_blocks,
-            tile,
-            there,
-            lane,
-        );
+        let old =
+            Old { list: list.as_const(), first: first_listed, pool_blocks: shape.pool_blocks, max_blocks };
+        kept.ask_old::<E, D>((keys, values), old, tile, there, lane);
     }
     thread::wait_for_previous();
 

@@ -3,7 +3,7 @@
 use super::choice::WARPS;
 use crate::attention::dense::{Layout, stages};
 use crate::attention::{BLOCK_TOKENS, Half, KeyTile, Ring, ValueTile};
-use simt::{Global, GlobalMut, Shared, thread};
+use simt::{Global, Shared, thread};
 
 /// Where the tiles of what is kept lie: 16 tokens each, in the order of the list.
 #[derive(Clone, Copy)]
@@ -56,23 +56,21 @@ impl Kept {
         values.prefetch(from, 2 * elements, of_values);
     }
 
-    /// Asks the L2 cache for a tile by the list of the step before, keys on even lanes and values on odd
-    /// ones: a hint, ahead of the wait.
+    /// Asks the L2 cache for a tile by an old list, for its keys on even lanes and its values on odd ones: a
+    /// hint, ahead of the wait.
     #[simt::device]
     pub fn ask_old<E: Half, const D: usize>(
         self,
-        keys: Global<E>,
-        values: Global<E>,
-        (list, first): (GlobalMut<u32>, usize),
-        pool_blocks: u32,
-        max_blocks: u32,
+        (keys, values): (Global<E>, Global<E>),
+        old: Old,
         tile: u32,
         wanted: bool,
         lane: u32,
     ) {
+        let Old { list, first, pool_blocks, max_blocks } = old;
         let place = tile >> self.shift;
         let listed = wanted & (place >= 1) & (place <= self.ranked);
-        let old = list.as_const().peek(first + if listed { place as usize } else { 0 }, listed);
+        let old = list.peek(first + if listed { place as usize } else { 0 }, listed);
         let block = if place == 0 {
             0
         } else if listed {
@@ -87,6 +85,18 @@ impl Kept {
         let entry = if there { entry * self.kv_heads + self.head } else { 0 };
         self.fetch::<E, D>(keys, values, entry, there & (lane & 1 == 0), there & (lane & 1 != 0));
     }
+}
+
+/// What was chosen when the plan's last step was, of the same row.
+#[derive(Clone, Copy)]
+pub(super) struct Old {
+    pub list: Global<u32>,
+    /// Where the row's list begins.
+    pub first: usize,
+    /// Blocks of the pool.
+    pub pool_blocks: u32,
+    /// Entries of a row of the table.
+    pub max_blocks: u32,
 }
 
 /// A warp's tiles of keys and values.

@@ -4,7 +4,8 @@
 //!
 //! # Layout
 //! As `select` has it. `scores` [sequences, lists, tiles, 16] and `maxima` [sequences, lists, 1 + tiles,
-//! rounded up to a multiple of four] are written, for [`attend_chosen`](fn@super::attend_chosen), which ranks.
+//! rounded up to a multiple of four] are written, for [`attend_chosen`](fn@super::attend_chosen), which
+//! ranks.
 //!
 //! # Bytes
 //! 4·D a distant gather-block and KV head, once, of bounds in 16 bits; scores and maxima to the L2 cache.
@@ -120,11 +121,8 @@ fn score_part<E: Half, const D: usize, const R: usize>(arguments: Arguments<E>) 
     let all = parts * rows * thread::grid_dim_z();
     unroll!(for i in 0..4 {
         let other = linear + i as u32 * FIRST;
-        let there = if i == 0 {
-            (linear < FIRST) | (linear >= BLOCKS_WANTED)
-        } else {
-            (linear < FIRST) & (other < all)
-        };
+        let there =
+            if i == 0 { !(FIRST..BLOCKS_WANTED).contains(&linear) } else { (linear < FIRST) & (other < all) };
         let other = if there { other } else { linear };
         let (part, row) = (bits::rem_u32(other, parts), bits::div_u32(other, parts));
         let (list_of, sequence) = (bits::rem_u32(row, rows), bits::div_u32(row, rows));

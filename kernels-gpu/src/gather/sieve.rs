@@ -6,11 +6,10 @@
 //! is below it falls out unread, with its whole tile if the maximum is below. Of n keys in no particular
 //! order, in g sets, some g·ln(g / (g − k)) are left: of 8,192 in 128 sets, k = 32, it is 37.
 //!
-//! The floor is found by counting for each maximum of up to 128 sets how many are ahead of it; with so many
-//! wanted that these are too few, by [`Keys::cut`] over the tiles' maxima. If it is of no use, or too much is
-//! left (equal keys by the thousand), all keys are ranked; so they are of up to 128 tiles, for which one pass
-//! is quicker than two that wait for each other, unless the maxima are here already. Each way gives the same
-//! list.
+//! The floor is found by counting for each maximum of 64 sets how many are ahead of it, or of up to 128 sets
+//! if more are wanted; with so many wanted that these are too few, by [`Keys::cut`] over the tiles' maxima.
+//! If it is of no use, or too much is left (equal keys by the thousand), all keys are ranked; of up to 1,024
+//! keys the sets are of keys. Each way gives the same list.
 //!
 //! # Work
 //! A thread has a tile: it reads 16 keys if they may be wanted. Prefix sums over the block say where they go,
@@ -105,13 +104,14 @@ impl Sieve {
         self.maxima.load(at)
     }
 
-    /// [`write`](Self::write) for few that are wanted, of which `QUICK` says how few: whether it could.
+    /// [`write`](Self::write) for few that are wanted, no more than three quarters of the sets: whether it
+    /// could.
     ///
     /// Each thread has up to four items, every 256th: keys, or where there are more the maxima of tiles. Four
-    /// threads are a set, and nothing below the k-th largest of the 64 sets' maxima is among the best. What is
-    /// left is put to shared memory in any order, and ranked by key and index, so that the order tells nobody.
-    /// Of the code each instruction is run a few times a launch and is not in the caches when it is, so there
-    /// is little of it.
+    /// threads are a set, and nothing below the k-th largest of the 64 sets' maxima is among the best. What
+    /// is left is put to shared memory in any order, and ranked by key and index, so that the order changes
+    /// nothing. Each instruction runs a few times a launch and is not in the caches when it does: so there
+    /// are few of them.
     #[simt::device]
     fn quick(self, wanted: u32, put: &impl Fn(u32, u32)) -> bool {
         let t = thread::thread_idx_x();

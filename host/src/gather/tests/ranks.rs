@@ -143,8 +143,8 @@ fn long_sequences_are_ranked_by_every_thread_block() {
     check(&batch, Support { k: 100, block: 16, local: 1 }, BY_BOUNDS, EmuOptions::default());
 }
 
-/// Several thread blocks of several rows in nine orders, with every check: no order leaves another result, none
-/// has a race.
+/// Several thread blocks of several rows in nine orders, with every check: no order leaves another result,
+/// none has a race.
 #[test]
 fn no_order_makes_a_difference() {
     for (group, lengths, support) in [

@@ -18,8 +18,8 @@ impl Runner {
     /// Adds `tokens` to a sequence of the cache with keys and values that no text has: numbers of about N(0,
     /// 1), keys times `key_scale`, the same in all layers. The larger the scale the narrower is attention.
     ///
-    /// Every 1024 tokens have the numbers of the first ones, moved on by some channels, so that no block of keys
-    /// is there twice: what ranks blocks would find nothing but ties.
+    /// Every 1024 tokens have the numbers of the first ones, moved on by some channels, so that no block of
+    /// keys is there twice: what ranks blocks would find nothing but ties.
     ///
     /// # Errors
     /// As [`read`](Self::read).
