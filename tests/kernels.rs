@@ -122,21 +122,28 @@ fn kernels_that_overlap_wait_where_there_is_a_wait() {
             // Dense attention gives the word at once where it is a rung that nobody may want, else behind its
             // first tiles: with two stages the compiler makes two paths of that, for a warp with a tile to
             // start with and for one without.
-            // A step of gather in one launch gives it behind its first tiles, on two paths from head_dim 96
-            // on.
+            // What ranks for itself gives it with a warp's last tile: where each stage's copies start.
             let words = match function.name.as_str() {
                 name if name.starts_with("dense_attend") && name.ends_with("_64") => 2,
                 name if name.starts_with("dense_attend") => 3,
-                name if name.starts_with("gather_step") && !name.contains("_64_") => 2,
+                name if name.starts_with("gather_attend_chosen") && name.contains("_64_") => 3,
+                name if name.starts_with("gather_attend_chosen") => 2,
                 _ => 1,
             };
             assert!(!early || count("launch_dependents") == words, "{place}");
-            // Attention, whose blocks take much shared memory, lets the next launch in behind its wait.
+            // Attention, whose blocks take much shared memory, lets the next launch in behind its wait; so
+            // does what scores for it.
             let first = instructions.clone().find(|i| i.name() == "griddepcontrol");
-            let in_turn =
-                ["certified_", "dense_attend", "gather_step", "gtq_attend", "kivi_attend", "vecinfer_attend"]
-                    .iter()
-                    .any(|start| function.name.starts_with(start));
+            let names = [
+                "certified_",
+                "dense_attend",
+                "gather_attend_chosen",
+                "gather_score",
+                "gtq_attend",
+                "kivi_attend",
+                "vecinfer_attend",
+            ];
+            let in_turn = names.iter().any(|start| function.name.starts_with(start));
             assert!(!early || first.is_some_and(|i| i.has("wait")) == in_turn, "{place}");
         }
     }

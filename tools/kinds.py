@@ -234,9 +234,9 @@ def gather(records):
         read = sum(value["value"]["bytes"] for value in of["facts"] if value["name"].endswith(" read")
                    and "bytes" in value["value"])
         rows.append((str(batch), tokens(context), f"{found['peer']['median_us']:.0f}", f"{of['median_us']:.1f}",
-                     f"{stages['select']:.1f}", f"{stages['attend']:.1f}", f"{read / 1e6:.1f}", ratio(of["fraction"]),
+                     "; ".join(f"`{name}` {us:.1f}" for name, us in stages.items()), f"{read / 1e6:.1f}", ratio(of["fraction"]),
                      losing(beside(found, "gather")), losing(beside(found, "gather:production"))))
-    return table(("batch", "context", "peer, µs", "`gather`, µs", "`select`", "`attend`", "MB read",
+    return table(("batch", "context", "peer, µs", "`gather`, µs", "its launches", "MB read",
                   "of reading alone", "×", "`:production`, ×"), rows)
 
 
@@ -249,14 +249,26 @@ def by_stage(records):
         if name not in rows:
             return "–"
         own = rows[name]
-        stages = "".join(f", {stage['us']:.1f}" for stage in own.get("stages") or ())
+        stages = "".join(f", {stage['us']:.{0 if stage['us'] >= 50 else 1}f}" for stage in own.get("stages") or ())
         beside = f" ({losing(rows['dense']['median_us'] / own['median_us'])}{stages})"
-        return f"{own['median_us']:.1f}" + (beside if stages else "")
+        return f"{own['median_us']:.{0 if stages and own['median_us'] >= 100 else 1}f}" + (beside if stages else "")
 
     lines = [(f"`{name.removeprefix('gather') or name}`", *(cell(found[key], name) for key in sorted(found)))
              for name in names]
     heads = [f"{tokens(context)}, batch {batch}" for context, batch in sorted(found)]
     return table(("", *heads), lines)
+
+
+def ranks(records):
+    """µs of steps that one thread block ranks, and each: a row for each batch and context."""
+    kinds = ("gather", "gather/bounds=16", "gather:production")
+    rows = []
+    for (_, _, _, batch, context), found in shapes(records):
+        times = (found[f"{kind}/ranks={who}"]["median_us"] for kind in kinds for who in ("one", "each"))
+        rows.append((str(batch), tokens(context), f"{found['peer']['median_us']:.1f}",
+                     f"{found['dense']['median_us']:.1f}", *(f"{us:.1f}" for us in times)))
+    heads = [f"{kind}{who}" for kind in ("", "16 bits, ", "k = 8, ") for who in ("one", "each")]
+    return table(("batch", "context", "peer", "`dense`", *heads), rows)
 
 
 def by_scheme(records):
@@ -625,7 +637,7 @@ TABLES = {
     "sketch-narrow-h100": by_scheme,
     "codes-h100": by_scheme,
     "codes-28-4-h100": by_scheme,
-    "launches-h100": by_scheme,
+    "ranks-h100": ranks,
     "heads-h100": by_heads,
     "model-codes-h100": model,
     "model-long-h100": model_ends,

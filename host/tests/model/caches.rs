@@ -226,7 +226,7 @@ fn every_scheme_fits_smaller_gpus() {
     let error = error
         .open(&lean, (&models[0].config).into(), None, 40)
         .err()
-        .expect("a kernel of 149 KB")
+        .expect("a kernel of 141 KB")
         .to_string();
     assert!(error.contains("101376 is the device's most"), "{error}");
 }
