@@ -551,6 +551,18 @@ def perplexity(records):
                   "record"), rows)
 
 
+def perplexity_beside(records):
+    """A row a scheme of one record: its perplexity, and by how much that is off the dense one's."""
+    (record,) = records
+    rows = []
+    for row in record.data["summary"]["rows"]:
+        of, dense = row["delta_interval"], row["kv"] == "dense"
+        rows.append((str(row["context"]), f"`{scheme(row['kv'])}`", f"{row['perplexity']:.3f}",
+                     "–" if dense else f"{math.exp(row['delta']) - 1:+.2%}".replace("%", " %"),
+                     "–" if dense else f"{row['delta']:+.4f} {interval(of['low'], of['high'], 4)}"))
+    return table(("context", "`--kv`", "perplexity", "over dense's", "ΔNLL, 95 %"), rows)
+
+
 def needles(records):
     (record,) = records
     rows = []
@@ -663,5 +675,7 @@ TABLES = {
     "prove": prove,
     "launch": launch,
     "perplexity": perplexity,
+    "perplexity-gather": perplexity_beside,
+    "needles-gather": needles,
     "needles-codes": needles,
 }
