@@ -8,7 +8,7 @@ use std::fs;
 
 /// 11 rows of dense and 22 of others, of one to eight sequences.
 const RECORD: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/docs/results/bench-model/h100/2026-11-24-dbb6f94-batches.json");
+    concat!(env!("CARGO_MANIFEST_DIR"), "/docs/results/bench-model/h100/2026-11-27-d26e3cc-batches.json");
 /// Two rows of dense, one sequence.
 const OTHER: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -93,13 +93,13 @@ fn the_documents_show_what_the_commands_write() {
     let kept = fs::read_to_string(docs("regime-h100.svg")).expect("the picture of the documents");
     assert!(drawn == kept, "docs/regime-h100.svg is not what `ferrokv regime plot` draws from its record");
     let fit = json_of(&["regime", "fit", RECORD, "--json", "-"]);
-    let kept = json(&docs("results/regime-fit/h100/2026-11-24-dbb6f94-batches.json"));
+    let kept = json(&docs("results/regime-fit/h100/2026-11-27-d26e3cc-batches.json"));
     alike(&fit["fits"], &kept["fits"]);
     for (part, project) in [("", None), ("-c0", Some("c0=0")), ("-c0-c1", Some("c0=0,c1=0"))] {
         let options = ["--contexts", "128K,1M", "--batches", "1,4,8", "-o", &picture, "--json", "-"];
         let project = project.map_or_else(Vec::new, |project| vec!["--project", project]);
         let map = json_of(&[&["regime", "plot", RECORD], &options[..], &project].concat());
-        let kept = json(&docs(&format!("results/regime-plot/h100/2026-11-24-dbb6f94-batches{part}.json")));
+        let kept = json(&docs(&format!("results/regime-plot/h100/2026-11-27-d26e3cc-batches{part}.json")));
         for field in ["fit", "projections", "squares"] {
             alike(&map[field], &kept[field]);
         }
