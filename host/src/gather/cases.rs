@@ -74,15 +74,19 @@ fn ranked_by_one(coverage: Coverage) -> Vec<Step> {
         race_check: true,
         ..STEP
     };
-    // As many sets of tiles as tell, where all maxima are known, which scores need not be looked at.
-    let sifted = Step { support: Support { k: 6, ..several.support }, ..several };
+    let fewer = Step { support: Support { k: 6, ..several.support }, ..several };
+    // So many that tiles are ranked by their maxima ahead of scores; the first half of them, and all.
+    let long = Step { lengths: &[16 * 1100, 16 * 520], max_tokens: 16 * 1100, ..several };
+    let sifted = Step { support: Support { k: 40, ..several.support }, ..long };
+    // Equal ones by the hundred, of which more are left than are counted.
+    let tied = Step { inputs: &[Input::Duplicates], support: Support { k: 30, ..several.support }, ..long };
     let in_codes = Step { ranking: Ranking { score: Score::Codes, list: List::KvHead }, ..small };
     let by_means = Step { ranking: Ranking { score: Score::Mean, list: List::KvHead }, ..parts };
     let by_query = Step { ranking: Ranking { score: Score::Bounds, list: List::QueryHead }, ..small };
     if coverage == Coverage::Small {
-        return vec![small, wide, several, sifted, in_codes, by_means, by_query];
+        return vec![small, wide, several, fewer, sifted, tied, in_codes, by_means, by_query];
     }
-    let mut steps = vec![small, wide, several, sifted, in_codes, by_means, by_query, STEP];
+    let mut steps = vec![small, wide, several, fewer, sifted, tied, in_codes, by_means, by_query, STEP];
     for list in [List::KvHead, List::QueryHead] {
         steps.push(Step { ranking: Ranking { score: Score::Mean, list }, ..STEP });
         steps.push(Step { ranking: Ranking { score: Score::Codes, list }, group: 11, ..STEP });
@@ -226,21 +230,6 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     plan.poison(&stream)?;
     // SAFETY: as above.
     unsafe { plan.step_on(&stream, false, &handles) }?;
-    let last = [OutputBuffer::download("output", &output)?, OutputBuffer::download("lse", &lse)?];
-    if let Some(each) = plan.each() {
-        let mut outputs = vec![OutputBuffer::download("bounds", bounds.words())?];
-        for (name, buffer) in each.scratch() {
-            // What the next step begins with.
-            let words = buffer.to_vec()?;
-            if let Some(at) = words.iter().position(|word| *word != 0) {
-                return Err(format!("{name} is {} at {at} behind the launch, not 0", words[at]).into());
-            }
-            outputs.push(OutputBuffer::new(name, words));
-        }
-        let [list, counts, _, kept] = plan.chosen().outputs()?;
-        outputs.extend([list, counts, kept].into_iter().chain(last));
-        return Ok(outputs);
-    }
     let mut scores = plan.scores().to_vec()?;
     let tiles = max_tokens.div_ceil(support.block).div_ceil(TILE_BLOCKS);
     for (row, scores) in scores.chunks_exact_mut((tiles * TILE_BLOCKS) as usize).enumerate() {
@@ -253,7 +242,18 @@ fn run<E: GatherElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     }
     let mut outputs =
         vec![OutputBuffer::download("bounds", bounds.words())?, OutputBuffer::new("scores", scores)];
-    outputs.extend(plan.chosen().outputs()?.into_iter().chain(last));
+    let [list, counts, entries, kept] = plan.chosen().outputs()?;
+    outputs.extend([list, counts]);
+    match plan.each() {
+        // What the next step begins with; nobody writes a table.
+        Some(each) if each.counters().to_vec()?.iter().any(|count| *count != 0) => {
+            return Err("the counters are not 0 behind the launch".into());
+        }
+        Some(_) => {}
+        None => outputs.push(entries),
+    }
+    outputs.push(kept);
+    outputs.extend([OutputBuffer::download("output", &output)?, OutputBuffer::download("lse", &lse)?]);
     Ok(outputs)
 }
 

@@ -273,8 +273,8 @@ impl<E: GatherElement> Plan<E> {
         &mut self.scores
     }
 
-    /// Words that order like the scores of the blocks that [`select_on`](Self::select_on) last ranked by its
-    /// kernel, [sequences, kv_heads, blocks]; others are unspecified. Steps that each ranks have their own.
+    /// Words that order like the scores of the blocks that a step last ranked by its kernels, [sequences,
+    /// kv_heads, blocks]; others are unspecified.
     pub fn scores(&self) -> &Buffer<u32> {
         &self.scores
     }
@@ -311,8 +311,9 @@ impl<E: GatherElement> Plan<E> {
     ) -> Result<()> {
         self.check(stream, handles)?;
         if let Some(each) = self.each.as_mut().filter(|_| !slices) {
+            let scratch = (&mut self.scores, &mut self.maxima, &mut self.chosen);
             // SAFETY: lengths as just checked; the rest is this function's contract.
-            return unsafe { each.run_on(stream, handles, &mut self.chosen, stages) };
+            return unsafe { each.run_on(stream, handles, scratch, stages) };
         }
         // SAFETY: this function's contract.
         unsafe {

@@ -7,8 +7,7 @@ use crate::kv::Selection;
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::attention::dense::{DenseShape, partial_floats};
 use kernels_gpu::gather::{
-    CHOSEN_THREADS, ChosenShape, MOST_LISTED, SCORE_THREADS, SelectShape, TILE_BLOCKS, attend_chosen,
-    maxima_words, score, score_parts,
+    CHOSEN_THREADS, ChosenShape, MOST_LISTED, SCORE_THREADS, SelectShape, attend_chosen, score, score_parts,
 };
 use simt::LaunchShape;
 
@@ -23,7 +22,7 @@ pub enum Ranks {
 
 /// The most tiles of 16 blocks of a list, and of all lists of a batch, for which it is quicker that each
 /// thread block ranks: beyond, all of them read too much (docs/gather.md has the times).
-const FEW: (u32, u32) = (256, 2048);
+const FEW: (u32, u32) = (320, 2560);
 
 impl Ranks {
     /// What a selection says, if it does.
@@ -69,10 +68,6 @@ pub(super) struct Each<E: GatherElement> {
     attending: (AttendChosen<E>, LaunchShape),
     shape: ChosenShape,
     head_dim: u32,
-    /// Words that order like the scores, [sequences, lists, tiles, 16].
-    scores: Buffer<u32>,
-    /// The largest of each tile, [sequences, lists, maxima_words(tiles)].
-    maxima: Buffer<u32>,
     /// Partial results, for the thread block that comes last.
     partials: Buffer<f32>,
     /// How many thread blocks of a row have attended; 0 between launches.
@@ -95,7 +90,7 @@ impl<E: GatherElement> Each<E> {
         if chosen > MOST_LISTED {
             return Err(Error::LongList { k: chosen });
         }
-        let shape = ChosenShape { select, attend: attended, pool_blocks: 0 };
+        let shape = ChosenShape { select, attend: attended };
         let (tiles, splits) = (select.tiles, attended.splits);
         let (rows, row_groups) = (lists * sequences, attended.row_groups());
         let scoring = LaunchShape::new((score_parts(rows, tiles), lists, sequences), SCORE_THREADS);
@@ -105,20 +100,17 @@ impl<E: GatherElement> Each<E> {
         device.prepare(&attend, attending)?;
         let launches = rows * row_groups;
         let floats = if splits == 1 { 0 } else { partial_floats(launches, splits, head_dim) };
-        let rows = rows as usize;
         Ok(Each {
             scoring: (score, scoring),
             attending: (attend, attending),
             shape,
             head_dim,
-            scores: Buffer::zeroed(device, rows * (tiles * TILE_BLOCKS) as usize)?,
-            maxima: Buffer::zeroed(device, rows * maxima_words(tiles) as usize)?,
             partials: Buffer::new(device, floats)?,
             counters: Buffer::zeroed(device, launches as usize)?,
         })
     }
 
-    /// Chooses and attends.
+    /// Chooses and attends: the first of the two launches, or both. `scores` and `maxima` are the plan's.
     ///
     /// # Safety
     /// That of [`Plan::step_on`](super::Plan::step_on), whose lengths have been checked.
@@ -129,11 +121,11 @@ impl<E: GatherElement> Each<E> {
         &mut self,
         stream: &Stream,
         handles: &Handles<E>,
-        chosen: &mut Chosen,
+        (scores, maxima, chosen): (&mut Buffer<u32>, &mut Buffer<u32>, &mut Chosen),
         stages: usize,
     ) -> Result<()> {
         let Handles { queries, keys, values, bounds, table, lengths, output, lse } = *handles;
-        let (scores, maxima) = (self.scores.global_mut(), self.maxima.global_mut());
+        let (scores, maxima) = (scores.global_mut(), maxima.global_mut());
         let score = score::Args { queries, bounds, lengths, scores, maxima, shape: self.shape.select };
         let block = BLOCK_TOKENS as usize * self.shape.select.kv_heads as usize * self.head_dim as usize;
         let pool_blocks = (keys.len() / block) as u32;
@@ -152,7 +144,7 @@ impl<E: GatherElement> Each<E> {
             counters: self.counters.global_mut(),
             output,
             lse,
-            shape: ChosenShape { pool_blocks, ..self.shape },
+            shape: ChosenShape { attend: DenseShape { pool_blocks, ..self.shape.attend }, ..self.shape },
         };
         // SAFETY: scratch made for this shape; the rest is this function's contract. Thread blocks of the
         // first launch write what is theirs alone; those of the second meet in `counters`, and the one that
@@ -168,7 +160,7 @@ impl<E: GatherElement> Each<E> {
     }
 
     /// What must be 0 between launches.
-    pub fn scratch(&self) -> [(&'static str, &Buffer<u32>); 1] {
-        [("counters", &self.counters)]
+    pub fn counters(&self) -> &Buffer<u32> {
+        &self.counters
     }
 }

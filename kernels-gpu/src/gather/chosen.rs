@@ -31,17 +31,13 @@ use super::choice::{SelectShape, WARPS};
 use super::kept::{Kept, Old, Tiles};
 use super::listing::NONE;
 use super::rule::{Extent, Rule};
-use super::sieve::{Sieve, maxima_words};
+use super::scoring::Row;
+use super::sieve::Sieve;
 use super::top::{Ranking, ranking};
 use crate::attention::dense::{DenseShape, Layout, Target, lay_out, stages};
-use crate::attention::{
-    BLOCK_TOKENS, Half, PartialRow, Parts, Queries, ROWS, Running, combine, combine_to_part, first_blocks,
-    last_to_arrive, part_floats, walk,
-};
+use crate::attention::{BLOCK_TOKENS, Half, Parts, Queries, ROWS, Running, first_blocks, walk};
 use half::{bf16, f16};
-use simt::{
-    Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, async_copy, bits, kernel, thread, unroll, warp,
-};
+use simt::{Global, GlobalMut, Pod, Shared, SharedPlan, Zeroable, bits, kernel, thread, unroll, warp};
 
 /// Threads of a block of [`attend_chosen`](fn@attend_chosen).
 pub const CHOSEN_THREADS: u32 = 32 * WARPS;
@@ -54,10 +50,9 @@ pub const MOST_LISTED: u32 = 2048;
 pub struct ChosenShape {
     /// Those of the choice.
     pub select: SelectShape,
-    /// Those of the attention, each list a sequence of its own.
+    /// Those of the attention, each list a sequence of its own, but for the blocks of the pool, which are the
+    /// cache's.
     pub attend: DenseShape,
-    /// Blocks of the pool; 0 where its tiles shall not be asked for ahead.
-    pub pool_blocks: u32,
 }
 
 /// Shared memory of a block.
@@ -117,12 +112,12 @@ pub fn attend_chosen<E: Half, const D: usize, const R: usize>(
 ) {
     let (index, list_of, sequence) = (thread::block_idx_x(), thread::block_idx_y(), thread::block_idx_z());
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
-    let SelectShape { rule, group, lists, kv_heads, max_blocks, .. } = shape.select;
-    let row = sequence * (kv_heads * lists) + list_of;
-    let head = bits::div_u32(list_of, lists);
+    let SelectShape { rule, group, kv_heads, max_blocks, .. } = shape.select;
+    let of_row = Row::of(shape.select, list_of, sequence);
+    let (row, head) = (of_row.number, of_row.head);
     let splits = shape.attend.splits;
     let (row_group, split) = (bits::div_u32(index, splits), bits::rem_u32(index, splits));
-    let first_listed = row as usize * shape.select.most as usize;
+    let first_listed = of_row.first_listed();
     let kept_of = |extent: Extent, chosen: Shared<u32>| Kept {
         table,
         chosen,
@@ -141,14 +136,18 @@ pub fn attend_chosen<E: Half, const D: usize, const R: usize>(
     // What the launches ahead have yet to write may be counted in this length, or not, and the list is an old
     // one.
     {
-        let wanted = shape.pool_blocks != 0;
+        let wanted = shape.attend.pool_blocks != 0;
         let (extent, parts) = of(lengths.peek(sequence as usize, wanted));
         let at = warp + WARPS * (lane / 2);
         let tile = split * parts.tiles_a_split + at;
         let there = wanted & (lane < 2 * AHEAD) & (at < parts.tiles_a_split) & (tile < parts.tiles);
         let kept = kept_of(extent, layout.chosen);
-        let old =
-            Old { list: list.as_const(), first: first_listed, pool_blocks: shape.pool_blocks, max_blocks };
+        let old = Old {
+            list: list.as_const(),
+            first: first_listed,
+            pool_blocks: shape.attend.pool_blocks,
+            max_blocks,
+        };
         kept.ask_old::<E, D>((keys, values), old, tile, there, lane);
     }
     thread::wait_for_previous();
@@ -167,10 +166,10 @@ pub fn attend_chosen<E: Half, const D: usize, const R: usize>(
         let sieve = Sieve {
             layout: layout.ranking,
             keys: scores,
-            first: row as usize * (shape.select.tiles * TILE_BLOCKS) as usize,
+            first: of_row.first_key(),
             end: extent.local,
             maxima,
-            first_maximum: row as usize * maxima_words(shape.select.tiles) as usize,
+            first_maximum: of_row.first_maximum(),
             tiles,
         };
         sieve.write(extent.chosen, |place, block| {
@@ -212,35 +211,11 @@ pub fn attend_chosen<E: Half, const D: usize, const R: usize>(
         running.add::<E, D>(scores, v, lane);
     });
 
-    // The warps' results take the rings' place: all copies have landed, all tiles are read.
-    async_copy::wait::<0>();
-    thread::sync_threads();
-    let layout = layout.attend;
-    running.store_output::<D>(layout.outputs, warp * ROWS * D as u32, lane);
-    let sum = running.row_sum();
-    if lane & 3 == 0 {
-        layout.rows.store(warp * ROWS + (lane >> 2), PartialRow { reference: running.reference, sum });
-    }
-    thread::sync_threads();
-
+    layout.attend.lay_down::<D>(&running, warp, lane);
     let target =
         Target { output, lse, rows_wanted: u32::MAX, shape: shape.attend, sequence: row, head: 0, row_group };
-    if used <= 1 {
-        combine::<D>(layout.rows, layout.outputs, |r, d, merged| target.finish::<D>(r, d, merged));
-        return;
-    }
     let launch_row = row * R as u32 + row_group;
-    let floats = part_floats(D as u32);
-    let base = launch_row as usize * splits as usize * floats;
-    combine_to_part::<D>(layout.rows, layout.outputs, partials, base + split as usize * floats);
-    if !last_to_arrive(counters, launch_row, used, layout.last) {
-        return;
-    }
-    let rows = (group - row_group * ROWS).min(ROWS);
-    let place = |split: u32| base + split as usize * floats;
-    layout
-        .adding
-        .parts::<D>(used, rows, partials.as_const(), place, |r, d, merged| target.finish::<D>(r, d, merged));
+    layout.attend.put_together::<D>(partials, counters, launch_row, [split, used], target);
 }
 
 /// Tiles that each warp asks for ahead of the wait, as `attend` does.

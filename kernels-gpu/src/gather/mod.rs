@@ -36,6 +36,7 @@ mod kept;
 mod listing;
 mod means;
 mod rule;
+mod score_kernel;
 mod scoring;
 mod sieve;
 pub mod sketch;
@@ -48,10 +49,7 @@ pub use auditing::{AUDIT_THREADS, AuditShape, Audited, DRAW_THREADS, audit, draw
 pub use bounds::{
     Extremes, FOLD_LANES, FoldShape, TILE_BLOCKS, fold, fold_bytes, mean_word, tile_words, word,
 };
-pub use choice::{
-    BY_BOUNDS, BY_CODES, BY_MEANS, SELECT_THREADS, SelectShape, ordered, parts_for, score_of, select,
-    select_bytes, signs, summary_words,
-};
+pub use choice::{SELECT_THREADS, SelectShape, parts_for, select, select_bytes};
 pub use chosen::{CHOSEN_THREADS, ChosenShape, MOST_LISTED, attend_chosen, chosen_bytes};
 pub use codes::{
     Quad, SQUEEZE_LANES, code_word, code_words, codes, largest, restored, scale_of, scale_word, squeeze,
@@ -59,7 +57,8 @@ pub use codes::{
 };
 pub use means::{average, mean};
 pub use rule::{Extent, Rule};
-pub use scoring::{SCORE_THREADS, score, score_parts, score_wide};
+pub use score_kernel::{SCORE_THREADS, score, score_parts, score_wide};
+pub use scoring::{BY_BOUNDS, BY_CODES, BY_MEANS, ordered, score_of, signs, summary_words};
 pub use sieve::maxima_words;
 pub use staging::{MOST_SLOTS, PLACE_THREADS, StagingShape, place, place_bytes};
 pub use transfer::{CarryShape, FETCH_THREADS, carry, fetch, fetch_parts};

@@ -4,16 +4,17 @@
 //! Keys come in tiles of 16, of which the maxima are known. At least k keys are no smaller than the k-th
 //! largest of maxima of disjoint sets, so none of the k best keys is smaller than that: the **floor**. What
 //! is below it falls out unread, with its whole tile if the maximum is below. Of n keys in no particular
-//! order, in g sets, some g·ln(g / (g − k)) are left: of 8,192 in 128 sets, k = 32, it is 37.
+//! order, in g sets, some g·ln(g / (g − k)) are left: of 8,192 in 64 sets, k = 32, it is 44.
 //!
 //! The floor is found by counting for each maximum of 64 sets how many are ahead of it, or of up to 128 sets
 //! if more are wanted; with so many wanted that these are too few, by [`Keys::cut`] over the tiles' maxima.
-//! If it is of no use, or too much is left (equal keys by the thousand), all keys are ranked; of up to 1,024
-//! keys the sets are of keys. Each way gives the same list.
+//! If it is of no use, or too much is left (equal keys by the thousand), all keys are ranked. Of up to 1,024
+//! keys the 64 sets are of keys; of more than 1,024 tiles there are 128 sets. Each way gives the same list.
 //!
 //! # Work
-//! A thread has a tile: it reads 16 keys if they may be wanted. Prefix sums over the block say where they go,
-//! so that their order stays. Up to 128 of them are ranked by counting, each thread one; more by [`Keys`].
+//! By 64 sets: [`Sieve::quick`]. Else a thread has a tile: it reads 16 keys if they may be wanted. Prefix
+//! sums over the block say where they go, so that their order stays. Up to 128 of them are ranked by
+//! counting, each thread one; more by [`Keys`].
 
 use super::bounds::TILE_BLOCKS;
 use super::choice::SELECT_THREADS;
@@ -107,7 +108,7 @@ impl Sieve {
     /// [`write`](Self::write) for few that are wanted, no more than three quarters of the sets: whether it
     /// could.
     ///
-    /// Each thread has up to four items, every 256th: keys, or where there are more the maxima of tiles. Four
+    /// Each thread has up to four items: keys, or where there are more than 1,024 the maxima of tiles. Four
     /// threads are a set, and nothing below the k-th largest of the 64 sets' maxima is among the best. What
     /// is left is put to shared memory in any order, and ranked by key and index, so that the order changes
     /// nothing. Each instruction runs a few times a launch and is not in the caches when it does: so there
@@ -119,13 +120,15 @@ impl Sieve {
         let direct = self.end <= 4 * SELECT_THREADS + 1;
         let items = if direct { self.end - 1 } else { self.tiles };
         let all = direct && items <= COUNTED;
-        let sets = items.div_ceil(4).min(SETS);
+        let sets = items.min(SETS);
         if !(all || items <= 4 * SELECT_THREADS && wanted <= sets / 4 * 3) {
             return false;
         }
+        // The first 64 are in sets of their own, so that few make as many sets as there can be.
+        let item = |i: usize| t / 4 + SETS * (t & 3) + SELECT_THREADS * i as u32;
         let mut most = [0u32; 4];
         unroll!(for i in 0..4 {
-            let item = t + i as u32 * SELECT_THREADS;
+            let item = item(i);
             if item < items {
                 let at = if direct { self.first } else { self.first_maximum } + 1 + item as usize;
                 most[i] = if direct { self.keys.load(at) } else { self.maxima.load(at) };
@@ -169,7 +172,7 @@ impl Sieve {
         let floor = told.load(0);
         unroll!(for i in 0..4 {
             if most[i] >= floor {
-                let item = t + i as u32 * SELECT_THREADS;
+                let item = item(i);
                 let place = told.atomic_add(if direct { 2 } else { 1 }, 1);
                 if !direct {
                     keys.store(TILES + place, item);
@@ -209,8 +212,6 @@ impl Sieve {
         }
         let left = told.load(2);
         if left > COUNTED {
-            // Others read it, too, before it is written again.
-            thread::sync_threads();
             return false;
         }
         // Two threads a key.

@@ -236,16 +236,7 @@ fn attend_part<E: Half, const D: usize, const S: u32>(arguments: Arguments<E>) {
         running.add::<E, D>(scores, v, lane);
     });
 
-    // The warps' results take the rings' place: all copies have landed, all tiles are read.
-    async_copy::wait::<0>();
-    thread::sync_threads();
-    running.store_output::<D>(layout.outputs, warp * ROWS * D as u32, lane);
-    let sum = running.row_sum();
-    if lane & 3 == 0 {
-        layout.rows.store(warp * ROWS + (lane >> 2), PartialRow { reference: running.reference, sum });
-    }
-    thread::sync_threads();
-
+    layout.lay_down::<D>(&running, warp, lane);
     let (mut rows_wanted, mut used) = (rows_wanted, used);
     if D > 128 {
         // Read again: kept since the start they would cost registers that the loop has not.
@@ -253,22 +244,51 @@ fn attend_part<E: Half, const D: usize, const S: u32>(arguments: Arguments<E>) {
         used = Parts::of(lengths.load(sequence as usize), shape.splits).used;
     }
     let target = Target { output, lse, rows_wanted, shape, sequence, head, row_group };
-    let floats = part_floats(D as u32);
-    let base = launch_row as usize * shape.splits as usize * floats;
-    if used <= 1 {
-        combine::<D>(layout.rows, layout.outputs, |r, d, merged| target.finish::<D>(r, d, merged));
-        return;
+    layout.put_together::<D>(partials, counters, launch_row, [split, used], target);
+}
+
+impl Layout {
+    /// Puts the warps' results in the rings' place. The whole thread block calls it.
+    #[simt::device]
+    pub(crate) fn lay_down<const D: usize>(self, running: &Running, warp: u32, lane: u32) {
+        // All copies have landed, all tiles are read.
+        async_copy::wait::<0>();
+        thread::sync_threads();
+        running.store_output::<D>(self.outputs, warp * ROWS * D as u32, lane);
+        let sum = running.row_sum();
+        if lane & 3 == 0 {
+            self.rows.store(warp * ROWS + (lane >> 2), PartialRow { reference: running.reference, sum });
+        }
+        thread::sync_threads();
     }
-    let part = base + split as usize * floats;
-    combine_to_part::<D>(layout.rows, layout.outputs, partials, part);
-    if !last_to_arrive(counters, launch_row, used, layout.last) {
-        return;
+
+    /// Adds up what [`lay_down`](Self::lay_down) has put there: to the rows themselves where one thread block
+    /// is `used`, else to part `split` of `launch_row`, and whoever comes last adds these up.
+    #[simt::device]
+    pub(crate) fn put_together<const D: usize>(
+        self,
+        partials: GlobalMut<f32>,
+        counters: GlobalMut<u32>,
+        launch_row: u32,
+        [split, used]: [u32; 2],
+        target: Target,
+    ) {
+        let floats = part_floats(D as u32);
+        let base = launch_row as usize * target.shape.splits as usize * floats;
+        if used <= 1 {
+            combine::<D>(self.rows, self.outputs, |r, d, merged| target.finish::<D>(r, d, merged));
+            return;
+        }
+        let part = base + split as usize * floats;
+        combine_to_part::<D>(self.rows, self.outputs, partials, part);
+        if !last_to_arrive(counters, launch_row, used, self.last) {
+            return;
+        }
+        let rows = (target.shape.rows() - target.row_group * ROWS).min(ROWS);
+        let place = |split: u32| base + split as usize * floats;
+        let done = |r, d, merged| target.finish::<D>(r, d, merged);
+        self.adding.parts::<D>(used, rows, partials.as_const(), place, done);
     }
-    let rows = (shape.rows() - row_group * ROWS).min(ROWS);
-    let place = |split: u32| base + split as usize * floats;
-    layout
-        .adding
-        .parts::<D>(used, rows, partials.as_const(), place, |r, d, merged| target.finish::<D>(r, d, merged));
 }
 
 /// Tiles that each warp asks for ahead of the wait: as much as memory can bring while the launch ahead puts

@@ -9,7 +9,7 @@
 use super::counting::{Edges, MASS_BINS, heads_of, in_units, inverse_of, ratio_of, units};
 use super::deciding::{DECIDE_THREADS, Decide};
 use super::leaving::Border;
-use crate::gather::choice::score_of;
+use crate::gather::scoring::score_of;
 use crate::gather::top::CACHED;
 use glam::UVec4;
 use simt::warp::{self, FULL_MASK};

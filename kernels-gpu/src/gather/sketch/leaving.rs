@@ -6,8 +6,8 @@ use super::counting::{
 };
 use super::deciding::{DECIDE_THREADS, Decide};
 use crate::attention::ROWS;
-use crate::gather::choice::score_of;
 use crate::gather::rule::Extent;
+use crate::gather::scoring::score_of;
 use crate::gather::top::{Cut, Keys};
 use glam::UVec4;
 use simt::math::canonical_nan;

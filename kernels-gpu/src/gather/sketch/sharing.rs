@@ -9,7 +9,7 @@ use super::deciding::{BIN_ROW, DECIDE_THREADS, Decide, WARPS};
 use super::masses::joined;
 use super::scanning::{Norms, Total};
 use crate::attention::PartialRow;
-use crate::gather::choice::ordered;
+use crate::gather::scoring::ordered;
 use glam::UVec4;
 use simt::math::{exp2_nonpositive, max, maximum};
 use simt::warp::{self, FULL_MASK, warp_shuffle_xor};
