@@ -8,6 +8,9 @@ use std::fs;
 
 /// 11 rows of dense and 22 of others, of one to eight sequences.
 const RECORD: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/docs/results/bench-model/h100/2026-11-24-dbb6f94-batches.json");
+/// The one of which the documents have map and constants.
+const SHOWN: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/docs/results/bench-model/h100/2026-11-27-d26e3cc-batches.json");
 /// Two rows of dense, one sequence.
 const OTHER: &str = concat!(
@@ -56,7 +59,7 @@ fn a_record_is_fitted() {
             + (batch - 1.0) * number(&rows["row_us"]["value"])
             + c1.map_or(0.0, |of| number(&of[1]["value"]));
         assert!((us / number(&cell["predicted_us"]) - 1.0).abs() < 1e-9, "{row}: {us}");
-        assert!((us / number(&row["median_us"]) - 1.0).abs() < 0.06, "{row}: {us}");
+        assert!((us / number(&row["median_us"]) - 1.0).abs() < 0.05, "{row}: {us}");
         assert!(number(&cell["held_out_error"]).abs() < 0.07, "{cell}");
         assert_eq!(cell["speedup"].is_null(), row["kv"] == "dense");
         if row["kv"] != "dense" {
@@ -88,17 +91,17 @@ fn the_documents_show_what_the_commands_write() {
     let docs = |path: &str| format!("{}/docs/{path}", env!("CARGO_MANIFEST_DIR"));
     let folder = Folder::new();
     let picture = folder.text("map.svg");
-    succeed(&["regime", "plot", RECORD, "-o", &picture]);
+    succeed(&["regime", "plot", SHOWN, "-o", &picture]);
     let drawn = fs::read_to_string(&picture).expect("the picture");
     let kept = fs::read_to_string(docs("regime-h100.svg")).expect("the picture of the documents");
     assert!(drawn == kept, "docs/regime-h100.svg is not what `ferrokv regime plot` draws from its record");
-    let fit = json_of(&["regime", "fit", RECORD, "--json", "-"]);
+    let fit = json_of(&["regime", "fit", SHOWN, "--json", "-"]);
     let kept = json(&docs("results/regime-fit/h100/2026-11-27-d26e3cc-batches.json"));
     alike(&fit["fits"], &kept["fits"]);
     for (part, project) in [("", None), ("-c0", Some("c0=0")), ("-c0-c1", Some("c0=0,c1=0"))] {
         let options = ["--contexts", "128K,1M", "--batches", "1,4,8", "-o", &picture, "--json", "-"];
         let project = project.map_or_else(Vec::new, |project| vec!["--project", project]);
-        let map = json_of(&[&["regime", "plot", RECORD], &options[..], &project].concat());
+        let map = json_of(&[&["regime", "plot", SHOWN], &options[..], &project].concat());
         let kept = json(&docs(&format!("results/regime-plot/h100/2026-11-27-d26e3cc-batches{part}.json")));
         for field in ["fit", "projections", "squares"] {
             alike(&map[field], &kept[field]);
@@ -131,7 +134,7 @@ fn maps_are_drawn_and_projected() {
     let plot = |options: &[&str]| json_of(&[&["regime", "plot", RECORD, "--json", "-"], options].concat());
     let map = plot(&["-o", &svg]);
     assert_eq!((&map["kv"], map["squares"].as_array().map(Vec::len)), (&"gather".into(), Some(7)));
-    assert!(fs::read_to_string(&svg).expect("the picture").contains("measured 5.11"));
+    assert!(fs::read_to_string(&svg).expect("the picture").contains("measured 5.00"));
     // 8K, 32K and 128K tokens, one to eight sequences, but for what memory does not hold.
     let squares: Vec<&Value> = map["squares"]
         .as_array()
