@@ -4,6 +4,7 @@ use crate::artifact::ready;
 use host::certified::CertifiedCache;
 use host::certified::{Policy, Rung};
 use host::dense::DenseCache;
+use host::eval::capture::Capture;
 use host::int8::Int8Cache;
 use host::kv::{Chunk, KvCache, New, Rotated, Selection};
 use host::model::Model;
@@ -13,6 +14,7 @@ use host::model::kernels::Choice;
 use host::model::synthetic::{self, Packing};
 use host::{Buffer, Device, Stream};
 use simt::emu::EmuOptions;
+use std::collections::HashSet;
 
 const SCHEMES: [&str; 4] = ["dense", "int8-int4", "certified", "certified:strict"];
 
@@ -270,6 +272,33 @@ fn a_decoder_ends_where_the_cache_does() {
     drop(decoder);
     assert_eq!(cache.tokens(), 5);
     assert!(runner.decoder(1, &mut *cache, Choice::Greedy).is_err());
+}
+
+/// What a cache is filled with is what files are made from, and has no block's bounds twice: else what ranks
+/// blocks would find ties, which no text has.
+#[test]
+fn what_a_cache_is_filled_with_does_not_come_again() {
+    let tokens = 12 * 1024 + 300;
+    let mut config = synthetic::tiny(Architecture::Llama);
+    config.context = tokens;
+    let (device, model) = (device(), synthetic::model(config, Packing::Q4_1, 11).expect("a model"));
+    let mut runner = Runner::new(&model, &device).expect("a runner");
+    let mut cache = open("dense", &model, &device, tokens);
+    let mut capture = Capture::new(&mut *cache, &[1], tokens).expect("a layer");
+    runner.fill(&mut capture, 0, tokens, 3.0).expect("filled");
+    let captured = capture.into_layers().remove(0);
+    let material = runner.filling(tokens, 3.0);
+    let first = &material.layers[1];
+    for (all, first) in [(&captured.keys, &first.keys), (&captured.values, &first.values)] {
+        let width = all.len() / tokens;
+        assert!(first.len() == 1024 * width && all[..first.len()] == first[..]);
+        let mut largest = HashSet::new();
+        for block in all.chunks_exact(128 * width) {
+            let of = |channel: usize| block.iter().skip(channel).step_by(width).map(|x| x.to_f32());
+            let of = |channel: usize| of(channel).fold(f32::NEG_INFINITY, f32::max).to_bits();
+            assert!(largest.insert((0..width).map(of).collect::<Vec<_>>()), "a block of the same bounds");
+        }
+    }
 }
 
 /// Every head of every layer is certified at each step of decoding, and only there.
