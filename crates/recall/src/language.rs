@@ -3,7 +3,7 @@
 #[cfg(not(target_arch = "nvptx64"))]
 use simt::LaunchShape;
 use simt::glam::{UVec2, UVec4};
-use simt::warp::{FULL_MASK, warp_match_any};
+use simt::warp::{FULL_MASK, warp_match_all, warp_match_any};
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread};
 
 pub mod copies;
@@ -50,10 +50,12 @@ pub fn released(messages: GlobalMut<u32>, round: GlobalMut<u32>, sums: GlobalMut
     }
 }
 
-/// Thread 32 hands a value to thread 0 through shared memory; lanes find those of equal values. `out` \[66\]:
-/// masks of the 32-bit and the 64-bit match of warp 0, then the value and what thread 0 makes of it.
+/// Thread 32 hands a value to thread 0 through shared memory; lanes find those of equal values, and whether
+/// all are equal. `out` \[66\]: masks of the 32-bit and the 64-bit match of warp 0, then the value and what
+/// thread 0 makes of it. `all` \[32\]: a bit for each question, of words and of pairs of words, of the whole
+/// warp and of lanes of one parity.
 #[kernel]
-pub fn matched(out: GlobalMut<u32>) {
+pub fn matched(out: GlobalMut<u32>, all: GlobalMut<u32>) {
     let (flag, _) = layout();
     let t = thread::thread_idx_x();
     if t == 0 {
@@ -65,6 +67,14 @@ pub fn matched(out: GlobalMut<u32>) {
         let wide = warp_match_any(FULL_MASK, (t as u64 / 7) << 40);
         out.store(t as usize, narrow);
         out.store(32 + t as usize, wide);
+        let own = if t.is_multiple_of(2) { 0x5555_5555 } else { 0xaaaa_aaaa };
+        let mut found = u32::from(warp_match_all(FULL_MASK, 7u32));
+        found |= u32::from(warp_match_all(FULL_MASK, t / 31)) << 1;
+        found |= u32::from(warp_match_all(own, t % 2)) << 2;
+        found |= u32::from(warp_match_all(FULL_MASK, 1u64 << 40)) << 3;
+        found |= u32::from(warp_match_all(FULL_MASK, u64::from(t / 31) << 40)) << 4;
+        found |= u32::from(warp_match_all(own, if t < 16 { -0.0f32 } else { 0.0 })) << 5;
+        all.store(t as usize, found);
     }
     if t == 32 {
         out.store(64, 77);
@@ -76,6 +86,30 @@ pub fn matched(out: GlobalMut<u32>) {
         }
         let value = out.load(64usize);
         out.store(65, value + 1);
+    }
+}
+
+/// Atomics of each scope. Every thread counts in its block's own words and in one of the system's; the first
+/// of block 0 hands a message to the second, by a flag of block scope. `own` \[2 · blocks\], `total` \[1\],
+/// `message` \[3\]: all 0 before.
+#[kernel]
+pub fn scoped(own: GlobalMut<u32>, total: GlobalMut<u64>, message: GlobalMut<u32>) {
+    let (block, t) = (thread::block_idx_x(), thread::thread_idx_x());
+    let own = own.in_block_scope();
+    own.atomic_add(block as usize, t + 1);
+    own.atomic_max((thread::grid_dim_x() + block) as usize, t);
+    total.in_system_scope().atomic_add(0, 1 << 32 | u64::from(block));
+    let flag = message.in_block_scope();
+    if block == 0 && t == 0 {
+        message.store(1, 77);
+        flag.store_release(0, 1);
+    }
+    if block == 0 && t == 1 {
+        while flag.load_acquire(0) == 0 {
+            thread::pause(100);
+        }
+        message.store(2, message.load(1) + 1);
+        flag.atomic_cas(0, 1, 5);
     }
 }
 
@@ -162,10 +196,19 @@ pub fn computed(device: &ferrokv_device::Device) -> Result<Vec<u32>, ferrokv_dev
     };
     // SAFETY: the arrays are as long as the kernel says, and live until all are read.
     unsafe { stream.launch(&released::kernel(), LaunchShape::new(2, 32), args) }?;
-    let args = matched::Args { out: out.global_mut() };
+    let mut all = Buffer::from_slice(device, &[0u32; 32])?;
+    let args = matched::Args { out: out.global_mut(), all: all.global_mut() };
     let (_, bytes) = layout();
     // SAFETY: as above.
     unsafe { stream.launch(&matched::kernel(), LaunchShape::new(1, 64).shared(bytes), args) }?;
+    let mut own = Buffer::from_slice(device, &[0u32; 6])?;
+    let mut total = Buffer::from_slice(device, &[0u64])?;
+    let mut message = Buffer::from_slice(device, &[0u32; 3])?;
+    let args =
+        scoped::Args { own: own.global_mut(), total: total.global_mut(), message: message.global_mut() };
+    // SAFETY: as above.
+    unsafe { stream.launch(&scoped::kernel(), LaunchShape::new(3, 64), args) }?;
+    let total: Vec<u32> = total.to_vec()?.iter().flat_map(|sum| [*sum as u32, (sum >> 32) as u32]).collect();
     let x: Vec<u32> = (0..130).map(|i| i * i + 7).collect();
     let x = Buffer::from_slice(device, &x)?;
     let mut copies = Buffer::from_slice(device, &[0u32; 256])?;
@@ -189,9 +232,9 @@ pub fn computed(device: &ferrokv_device::Device) -> Result<Vec<u32>, ferrokv_dev
     };
     // SAFETY: as above.
     unsafe { stream.launch(&turned::kernel(), LaunchShape::new(rows + 2, 32), args) }?;
-    let words = [messages, round, sums, out, copies, y, pairs, lengths];
+    let words = [messages, round, sums, out, copies, y, pairs, lengths, all, own, message];
     let words: Result<Vec<_>, _> = words.iter().map(|buffer| buffer.to_vec()).collect();
-    Ok(words?.concat())
+    Ok([words?.concat(), total].concat())
 }
 
 #[cfg(test)]
@@ -231,7 +274,8 @@ mod tests {
         }
         let (rows, columns) = (SHAPE.0 as usize, SHAPE.1 as usize);
         let (y, rest) = copies[256..].split_at(rows * columns);
-        let (pairs, lengths) = rest.split_at(rows * columns / 2);
+        let (pairs, rest) = rest.split_at(rows * columns / 2);
+        let (lengths, scopes) = rest.split_at(4);
         let matrix = |row: usize, column: usize| ((row * columns + column).pow(2) + 3) as u32;
         for (i, value) in y.iter().enumerate() {
             assert_eq!(*value, matrix(i % rows, i / rows));
@@ -241,5 +285,7 @@ mod tests {
             assert_eq!(*sum, matrix(row, column) + matrix(row, column + 1));
         }
         assert_eq!(*lengths, [37, 28, 14, 1]);
+        assert_eq!(scopes[..32], [0b1101; 32]);
+        assert_eq!(scopes[32..], [2080, 2080, 2080, 63, 63, 63, 5, 77, 78, 192, 192]);
     }
 }

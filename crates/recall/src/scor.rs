@@ -183,6 +183,93 @@ fn warp_barrier_between_warps(data: GlobalMut<u32>, flag: GlobalMut<u32>, out: G
     out.store(t, other);
 }
 
+#[kernel(args = fence_too_narrow)]
+fn counter_of_block_scope(data: GlobalMut<u32>, flag: GlobalMut<u32>, out: GlobalMut<u32>, bug: u32) {
+    // In the twin each block has a word of its own, and one thread of it hands on what is there.
+    let block = thread::block_idx_x() as usize;
+    if bug != 0 {
+        flag.in_block_scope().atomic_add(0, 1); // BUG: blocks count in one word
+        return;
+    }
+    data.in_block_scope().atomic_add(block, 1);
+    thread::sync_threads();
+    if thread::thread_idx_x() == 0 {
+        out.atomic_add(0, data.in_block_scope().atomic_load(block));
+    }
+}
+
+#[kernel(args = fence_too_narrow)]
+fn flag_of_block_scope(data: GlobalMut<u32>, flag: GlobalMut<u32>, out: GlobalMut<u32>, bug: u32) {
+    if thread::block_idx_x() == 0 {
+        data.store(0, 7);
+        if bug != 0 {
+            thread::device_fence();
+            flag.in_block_scope().atomic_store(0, 1);
+        } else {
+            flag.store_release(0, 1);
+        }
+    } else {
+        while flag.load_acquire(0) == 0 {} // BUG: the flag is set for the giver's block alone
+        out.store(0, data.load(0));
+    }
+}
+
+#[kernel(args = fence_too_narrow)]
+fn look_of_block_scope(data: GlobalMut<u32>, flag: GlobalMut<u32>, out: GlobalMut<u32>, bug: u32) {
+    // In the twin both threads are of one block.
+    let (t, block) = (thread::thread_idx_x(), thread::block_idx_x());
+    let taker = if bug != 0 { (0, 1) } else { (1, 0) };
+    if (t, block) == (0, 0) {
+        data.store(0, 7);
+        if bug != 0 {
+            flag.store_release(0, 1);
+        } else {
+            flag.in_block_scope().store_release(0, 1);
+        }
+    } else if (t, block) == taker {
+        while flag.in_block_scope().load_acquire(0) == 0 {} // BUG: the taker looks into its own block
+        out.store(0, data.load(0));
+    }
+}
+
+#[kernel(args = fence_too_narrow)]
+fn lock_of_block_scope(data: GlobalMut<u32>, flag: GlobalMut<u32>, out: GlobalMut<u32>, bug: u32) {
+    if bug != 0 {
+        while flag.in_block_scope().atomic_cas(0, 0, 1) != 0 {} // BUG: each block has the lock for itself
+    } else {
+        while flag.in_system_scope().atomic_cas(0, 0, 1) != 0 {}
+    }
+    thread::device_fence();
+    data.store(0, data.load(0) + 1);
+    thread::device_fence();
+    if bug != 0 {
+        flag.in_block_scope().atomic_exchange(0, 0);
+    } else {
+        flag.atomic_exchange(0, 0);
+    }
+    out.atomic_add(0, 1);
+}
+
+/// Narrow atomics that other blocks' come behind, in order.
+#[kernel(args = fence_too_narrow)]
+fn words_of_blocks_read_by_the_last(
+    data: GlobalMut<u32>,
+    flag: GlobalMut<u32>,
+    out: GlobalMut<u32>,
+    bug: u32,
+) {
+    let block = thread::block_idx_x() as usize;
+    data.in_block_scope().atomic_add(block, 1 + bug);
+    thread::sync_threads();
+    if thread::thread_idx_x() == 0 {
+        thread::device_fence();
+        if flag.atomic_add(0, 1) + 1 == thread::grid_dim_x() {
+            thread::device_fence();
+            out.store(0, data.in_block_scope().atomic_load(0) + data.in_block_scope().atomic_load(1));
+        }
+    }
+}
+
 #[cfg(not(target_arch = "nvptx64"))]
 type Run = simt::Kernel<fence_too_narrow::Args>;
 
@@ -229,4 +316,19 @@ cases! { "scor";
     warp_barrier_between_warps: "a warp's barrier between two warps",
         Found::In(Mode::Races, "Race", "a warp's barrier orders one warp only", (0, 0)),
         |bug, on| with(warp_barrier_between_warps::kernel(), LaunchShape::new(1, 64), bug, on);
+    counter_of_block_scope: "blocks count in one word by atomics of block scope",
+        Found::In(Mode::Races, "AtomicScope", "blocks count in one word", (1, 0)),
+        |bug, on| with(counter_of_block_scope::kernel(), LaunchShape::new(2, 64), bug, on);
+    flag_of_block_scope: "a flag set in block scope for another block",
+        Found::In(Mode::Races, "AtomicScope", "the flag is set for the giver's block alone", (1, 0)),
+        |bug, on| two_blocks(flag_of_block_scope::kernel(), bug, on);
+    look_of_block_scope: "a flag looked at in block scope by another block",
+        Found::In(Mode::Races, "AtomicScope", "the taker looks into its own block", (1, 0)),
+        |bug, on| with(look_of_block_scope::kernel(), LaunchShape::new(2, 2), bug, on);
+    lock_of_block_scope: "a lock of block scope between blocks",
+        Found::In(Mode::Races, "AtomicScope", "each block has the lock for itself", (1, 0)),
+        |bug, on| two_blocks(lock_of_block_scope::kernel(), bug, on);
+    words_of_blocks_read_by_the_last: "atomics of block scope, then another block's behind a flag",
+        Found::Legal,
+        |bug, on| with(words_of_blocks_read_by_the_last::kernel(), LaunchShape::new(2, 64), bug, on);
 }

@@ -1,11 +1,26 @@
-//! Integer atomics on global and shared memory, relaxed, at device scope; those that update a word return the
-//! value before.
+//! Integer atomics on global and shared memory, relaxed; those that update a word return the value before.
+//!
+//! # Scopes
+//! Atomics of a [`GlobalMut`] are of the device's scope: atomic to all threads of the GPU. Those of
+//! [`in_block_scope`](GlobalMut::in_block_scope) are atomic to threads of their own block alone, and may stay
+//! in a multiprocessor's own cache; those of [`in_system_scope`](GlobalMut::in_system_scope) also to the host
+//! and to other GPUs, on memory that these reach. Two atomics on a word are atomic to each other if the scope
+//! of each takes in the thread of the other: if not, and nothing orders them, the emulator reports
+//! `AtomicScope`. CUDA's `volatile` accesses of a word are loads and stores of the system's scope.
+//!
+//! | scope | load, store | `load_acquire`, `store_release` |
+//! |---|---|---|
+//! | block | `ld.relaxed.cta`, `st.relaxed.cta` | with `fence.acq_rel.cta` |
+//! | device | `ld.relaxed.gpu`, `st.relaxed.gpu` | with `fence.acq_rel.gpu` |
+//! | system | `ld.relaxed.sys`, `st.relaxed.sys` | with `fence.acq_rel.sys` |
+//!
+//! The emulator runs the blocks of one device. There the system's scope is that of the device.
 //!
 //! There is no float `add`: its result would depend on the order in which blocks arrive. A maximum of
 //! non-negative floats is order-free on their bit patterns and goes through `u32`.
 //!
-//! PTX: `atom.global.OP` and `atom.shared.OP`; ptxas makes `red` of those whose result is unused. Loads and
-//! stores are `ld.relaxed` and `st.relaxed`.
+//! PTX: `atom.global.OP` and `atom.shared.OP`, with `relaxed.cta` or `relaxed.sys` of the other scopes; ptxas
+//! makes `red` of those whose result is unused.
 
 use crate::{GlobalMut, Shared};
 use bytemuck::Pod;
@@ -21,7 +36,7 @@ mod sealed {
 pub trait AtomicWord: sealed::Sealed + Pod + Ord {
     #[cfg(target_arch = "nvptx64")]
     #[doc(hidden)]
-    fn global(op: AtomicOp, address: *mut Self, value: Self, compare: Self) -> Self;
+    fn global(op: AtomicOp, scope: AtomicScope, address: *mut Self, value: Self, compare: Self) -> Self;
     #[cfg(target_arch = "nvptx64")]
     #[doc(hidden)]
     fn shared(op: AtomicOp, address: u32, value: Self, compare: Self) -> Self;
@@ -55,13 +70,22 @@ pub enum AtomicOp {
     Store,
 }
 
+/// Which threads an atomic is atomic to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum AtomicScope {
+    Block,
+    Device,
+    System,
+}
+
 #[cfg(target_arch = "nvptx64")]
 macro_rules! device_atomic {
-    ($class:ident, $space:literal, $suffix:literal, $bits:literal, $op:ident, $address:ident, $value:ident, $compare:ident) => {{
+    ($class:ident, $scope:literal, $qualifiers:literal, $space:literal, $suffix:literal, $bits:literal, $op:ident, $address:ident, $value:ident, $compare:ident) => {{
         let old;
         macro_rules! rmw {
             ($operation:literal, $type:literal) => {
-                core::arch::asm!(concat!("atom.", $space, ".", $operation, ".", $type, " {0}, [{1}], {2};"), out($class) old,
+                core::arch::asm!(concat!("atom.", $qualifiers, $space, ".", $operation, ".", $type, " {0}, [{1}], {2};"), out($class) old,
                     in(reg64) $address as u64, in($class) $value, options(nostack))
             };
         }
@@ -76,13 +100,13 @@ macro_rules! device_atomic {
                 AtomicOp::Xor => rmw!("xor", $bits),
                 AtomicOp::Exchange => rmw!("exch", $bits),
                 AtomicOp::CompareExchange => core::arch::asm!(
-                    concat!("atom.", $space, ".cas.", $bits, " {0}, [{1}], {2}, {3};"), out($class) old,
+                    concat!("atom.", $qualifiers, $space, ".cas.", $bits, " {0}, [{1}], {2}, {3};"), out($class) old,
                     in(reg64) $address as u64, in($class) $compare, in($class) $value, options(nostack)),
                 AtomicOp::Load => core::arch::asm!(
-                    concat!("ld.relaxed.gpu.", $space, ".", $bits, " {0}, [{1}];"), out($class) old,
+                    concat!("ld.relaxed.", $scope, ".", $space, ".", $bits, " {0}, [{1}];"), out($class) old,
                     in(reg64) $address as u64, options(nostack)),
                 AtomicOp::Store => {
-                    core::arch::asm!(concat!("st.relaxed.gpu.", $space, ".", $bits, " [{0}], {1};"),
+                    core::arch::asm!(concat!("st.relaxed.", $scope, ".", $space, ".", $bits, " [{0}], {1};"),
                         in(reg64) $address as u64, in($class) $value, options(nostack));
                     old = $value;
                 }
@@ -98,14 +122,25 @@ macro_rules! atomic_words {
         impl AtomicWord for $t {
             #[cfg(target_arch = "nvptx64")]
             #[inline(always)]
-            fn global(op: AtomicOp, address: *mut Self, value: Self, compare: Self) -> Self {
+            fn global(op: AtomicOp, scope: AtomicScope, address: *mut Self, value: Self, compare: Self) -> Self {
                 let address = crate::ptx::to_global(address);
-                device_atomic!($class, "global", $suffix, $bits, op, address, value, compare)
+                match scope {
+                    AtomicScope::Block => {
+                        device_atomic!($class, "cta", "relaxed.cta.", "global", $suffix, $bits, op, address, value, compare)
+                    }
+                    // An `atom` that says nothing is relaxed and of this scope.
+                    AtomicScope::Device => {
+                        device_atomic!($class, "gpu", "", "global", $suffix, $bits, op, address, value, compare)
+                    }
+                    AtomicScope::System => {
+                        device_atomic!($class, "sys", "relaxed.sys.", "global", $suffix, $bits, op, address, value, compare)
+                    }
+                }
             }
             #[cfg(target_arch = "nvptx64")]
             #[inline(always)]
             fn shared(op: AtomicOp, address: u32, value: Self, compare: Self) -> Self {
-                device_atomic!($class, "shared", $suffix, $bits, op, address, value, compare)
+                device_atomic!($class, "gpu", "", "shared", $suffix, $bits, op, address, value, compare)
             }
             #[cfg(not(target_arch = "nvptx64"))]
             fn combine(op: AtomicOp, old: Self, value: Self, compare: Self) -> Self {
@@ -142,66 +177,105 @@ atomic_words! {
     u64, AtomicU64, reg64, "u64", "b64";
 }
 
-macro_rules! operations {
-    ($($(#[$doc:meta])* $name:ident, $op:ident;)*) => {
-        impl<T: AtomicWord> GlobalMut<T> {
+/// Loads, stores and updates of words of global memory, in one scope.
+macro_rules! of_global {
+    ($handle:ident, $scope:ident, $fence:ident, $reaches:literal, |$self:ident| $memory:expr, $($(#[$doc:meta])* $name:ident, $op:ident;)*) => {
+        impl<T: AtomicWord> $handle<T> {
             $(
                 $(#[$doc])*
                 #[crate::device]
-                pub fn $name(self, index: usize, value: T) -> T {
+                pub fn $name($self, index: usize, value: T) -> T {
                     #[cfg(target_arch = "nvptx64")]
-                    return T::global(AtomicOp::$op, self.element_pointer(index), value, value);
+                    return T::global(AtomicOp::$op, AtomicScope::$scope, $memory.element_pointer(index), value, value);
                     #[cfg(not(target_arch = "nvptx64"))]
-                    emu::global_atomic(AtomicOp::$op, self.address(), self.len(), index, value, value)
+                    emu::global_atomic(AtomicOp::$op, AtomicScope::$scope, $memory, index, value, value)
                 }
             )*
             /// Element `index`, which other threads may update at the same time. It may be an older value, if
             /// no fence orders it: a thread that waits for one word and then looks at another one needs a
             /// fence in between.
             #[crate::device]
-            pub fn atomic_load(self, index: usize) -> T {
+            pub fn atomic_load($self, index: usize) -> T {
+                let none = T::zeroed();
                 #[cfg(target_arch = "nvptx64")]
-                {
-                    let none = T::zeroed();
-                    return T::global(AtomicOp::Load, self.element_pointer(index), none, none);
-                }
+                return T::global(AtomicOp::Load, AtomicScope::$scope, $memory.element_pointer(index), none, none);
                 #[cfg(not(target_arch = "nvptx64"))]
-                emu::global_atomic(AtomicOp::Load, self.address(), self.len(), index, T::zeroed(), T::zeroed())
+                emu::global_atomic(AtomicOp::Load, AtomicScope::$scope, $memory, index, none, none)
             }
             /// Puts `value` in element `index`, which other threads may update at the same time.
             #[crate::device]
-            pub fn atomic_store(self, index: usize, value: T) {
+            pub fn atomic_store($self, index: usize, value: T) {
                 #[cfg(target_arch = "nvptx64")]
-                T::global(AtomicOp::Store, self.element_pointer(index), value, value);
+                T::global(AtomicOp::Store, AtomicScope::$scope, $memory.element_pointer(index), value, value);
                 #[cfg(not(target_arch = "nvptx64"))]
-                emu::global_atomic(AtomicOp::Store, self.address(), self.len(), index, value, value);
+                emu::global_atomic(AtomicOp::Store, AtomicScope::$scope, $memory, index, value, value);
             }
             /// [`atomic_load`](Self::atomic_load), and this thread's later accesses see what another thread
-            /// of the GPU wrote ahead of the [`store_release`](Self::store_release) whose value this is.
-            /// PTX: `ld.relaxed.gpu`, `fence.acq_rel.gpu`.
+            #[doc = concat!("of ", $reaches)]
+            /// wrote ahead of the [`store_release`](Self::store_release) whose value this is. PTX: the load,
+            /// then the fence.
             #[crate::device]
-            pub fn load_acquire(self, index: usize) -> T {
-                let value = self.atomic_load(index);
-                crate::thread::device_fence();
+            pub fn load_acquire($self, index: usize) -> T {
+                let value = $self.atomic_load(index);
+                crate::thread::$fence();
                 value
             }
             /// [`atomic_store`](Self::atomic_store) behind all that this thread has written: who sees the
-            /// value by [`load_acquire`](Self::load_acquire) sees that, too. PTX: `fence.acq_rel.gpu`,
-            /// `st.relaxed.gpu`.
+            /// value by [`load_acquire`](Self::load_acquire) sees that, too. PTX: the fence, then the store.
             #[crate::device]
-            pub fn store_release(self, index: usize, value: T) {
-                crate::thread::device_fence();
-                self.atomic_store(index, value);
+            pub fn store_release($self, index: usize, value: T) {
+                crate::thread::$fence();
+                $self.atomic_store(index, value);
             }
             /// Writes `value` to element `index` if it holds `compare`.
             #[crate::device]
-            pub fn atomic_cas(self, index: usize, compare: T, value: T) -> T {
+            pub fn atomic_cas($self, index: usize, compare: T, value: T) -> T {
                 #[cfg(target_arch = "nvptx64")]
-                return T::global(AtomicOp::CompareExchange, self.element_pointer(index), value, compare);
+                return T::global(
+                    AtomicOp::CompareExchange, AtomicScope::$scope, $memory.element_pointer(index), value, compare
+                );
                 #[cfg(not(target_arch = "nvptx64"))]
-                emu::global_atomic(AtomicOp::CompareExchange, self.address(), self.len(), index, value, compare)
+                emu::global_atomic(AtomicOp::CompareExchange, AtomicScope::$scope, $memory, index, value, compare)
             }
         }
+    };
+}
+
+/// Words of global memory whose atomics are atomic to threads of one block: see the [module](self).
+#[derive(Clone, Copy, Debug)]
+pub struct BlockScope<T>(GlobalMut<T>);
+
+/// Words of global memory whose atomics are atomic to all that reaches them, hosts and other GPUs included:
+/// see the [module](self).
+#[derive(Clone, Copy, Debug)]
+pub struct SystemScope<T>(GlobalMut<T>);
+
+impl<T: AtomicWord> GlobalMut<T> {
+    /// The same words, with atomics of the block's scope: cheaper where threads of no other block use them.
+    #[inline(always)]
+    pub fn in_block_scope(self) -> BlockScope<T> {
+        BlockScope(self)
+    }
+
+    /// The same words, with atomics of the system's scope.
+    #[inline(always)]
+    pub fn in_system_scope(self) -> SystemScope<T> {
+        SystemScope(self)
+    }
+}
+
+macro_rules! operations {
+    ($($operations:tt)*) => {
+        of_global!(GlobalMut, Device, device_fence, "the GPU", |self| self, $($operations)*);
+        of_global!(BlockScope, Block, block_fence, "the block", |self| self.0, $($operations)*);
+        of_global!(SystemScope, System, system_fence, "the system", |self| self.0, $($operations)*);
+        of_shared!($($operations)*);
+    };
+}
+
+/// The same of shared memory.
+macro_rules! of_shared {
+    ($($(#[$doc:meta])* $name:ident, $op:ident;)*) => {
         impl<T: AtomicWord> Shared<T> {
             $(
                 $(#[$doc])*

@@ -193,6 +193,10 @@ pub mod convergent {
         pub fn match_any(mask: u32, value: u32) -> u32;
         #[link_name = "llvm.nvvm.match.any.sync.i64"]
         pub fn match_any_wide(mask: u32, value: u64) -> u32;
+        #[link_name = "llvm.nvvm.match.all.sync.i32p"]
+        fn match_all_p(mask: u32, value: u32) -> Matched;
+        #[link_name = "llvm.nvvm.match.all.sync.i64p"]
+        fn match_all_wide_p(mask: u32, value: u64) -> Matched;
         #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
         pub fn shuffle_idx(mask: u32, value: u32, source: u32, control: u32) -> u32;
         #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
@@ -247,6 +251,23 @@ pub mod convergent {
         fn ldmatrix_x4(row: *const u8) -> Four<u32>;
         #[link_name = "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.trans.b16.p0"]
         fn ldmatrix_x4_trans(row: *const u8) -> Four<u32>;
+    }
+
+    /// LLVM's `{ i32, i1 }`: the mask if all are equal, else 0, and whether they are.
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct Matched(u32, bool);
+
+    #[inline(always)]
+    pub fn match_all(mask: u32, value: u32) -> bool {
+        // SAFETY: no precondition but convergence, which the emulator checks.
+        unsafe { match_all_p(mask, value) }.1
+    }
+
+    #[inline(always)]
+    pub fn match_all_wide(mask: u32, value: u64) -> bool {
+        // SAFETY: as above.
+        unsafe { match_all_wide_p(mask, value) }.1
     }
 
     /// LLVM's `{ T, T, T, T }`.

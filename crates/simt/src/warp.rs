@@ -119,6 +119,22 @@ pub fn warp_match_any<T: Word>(mask: u32, value: T) -> u32 {
     emu::match_any(mask, bits)
 }
 
+/// Whether the `value` of every lane of `mask` has the same bits. PTX: `match.all.sync.b32` or `.b64`.
+#[crate::device(in_line)]
+pub fn warp_match_all<T: Word>(mask: u32, value: T) -> bool {
+    let bits = value.to_bits64();
+    #[cfg(target_arch = "nvptx64")]
+    {
+        if T::WIDE {
+            convergent::match_all_wide(mask, bits)
+        } else {
+            convergent::match_all(mask, bits as u32)
+        }
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    emu::match_all(mask, bits)
+}
+
 macro_rules! shuffles {
     ($($(#[$doc:meta])* $name:ident, $kind:ident, $intrinsic:ident, $clamp:expr, $param:ident;)*) => {$(
         $(#[$doc])*

@@ -48,7 +48,8 @@ pub(crate) enum ReduceOp {
 pub(crate) enum WarpOp {
     Sync,
     Vote(VoteKind),
-    Match,
+    MatchAny,
+    MatchAll,
     Reduce(ReduceOp),
     /// With the width of the groups.
     Shuffle(ShuffleKind, u32),
@@ -157,7 +158,11 @@ fn exchange(
         }
         WarpOp::Vote(VoteKind::All) => [values().all(|v| v != 0) as u64; 32],
         WarpOp::Vote(VoteKind::Any) => [values().any(|v| v != 0) as u64; 32],
-        WarpOp::Match => core::array::from_fn(|own| {
+        WarpOp::MatchAll => {
+            let first = values().next();
+            [values().all(|v| Some(v) == first) as u64; 32]
+        }
+        WarpOp::MatchAny => core::array::from_fn(|own| {
             let same = lanes().filter(|&lane| calls[lane].value == calls[own].value);
             same.fold(0, |mask, lane| mask | 1 << lane)
         }),

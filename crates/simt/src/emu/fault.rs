@@ -406,6 +406,9 @@ pub enum FaultKind {
     CopySource(Box<Race>),
     /// Two atomics of different widths on the same bytes, with nothing that orders them.
     AtomicWidths(Box<Race>),
+    /// Two atomics on the same bytes by threads of two blocks, one of them of the block's scope, with nothing
+    /// that orders them.
+    AtomicScope(Box<Race>),
     /// Threads wait while nothing changes any more.
     EndlessWait(Box<Endless>),
     /// A result that depends on the order in which threads ran.

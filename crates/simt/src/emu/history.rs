@@ -3,6 +3,7 @@
 use super::clock::Clock;
 use super::fault::Space;
 use super::mbarrier::AGENTS;
+use crate::atomic::AtomicScope;
 use core::panic::Location;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -17,11 +18,11 @@ pub(crate) enum Access {
     /// A load of what the launch must not write.
     ReadOnly,
     Write,
-    Atomic,
+    Atomic(AtomicScope),
     /// An atomic load.
-    Look,
+    Look(AtomicScope),
     /// An atomic store.
-    Put,
+    Put(AtomicScope),
     /// The read of an asynchronous copy, at any moment until its wait.
     Copy,
 }
@@ -32,19 +33,36 @@ impl Access {
             Access::Read => "read",
             Access::ReadOnly => "read-only load",
             Access::Write => "write",
-            Access::Atomic => "atomic",
-            Access::Look => "atomic load",
-            Access::Put => "atomic store",
+            Access::Atomic(AtomicScope::Block) => "atomic of block scope",
+            Access::Look(AtomicScope::Block) => "atomic load of block scope",
+            Access::Put(AtomicScope::Block) => "atomic store of block scope",
+            Access::Atomic(_) => "atomic",
+            Access::Look(_) => "atomic load",
+            Access::Put(_) => "atomic store",
             Access::Copy => "asynchronous copy",
         }
     }
 
     pub(super) fn is_atomic(self) -> bool {
-        matches!(self, Access::Atomic | Access::Look | Access::Put)
+        matches!(self, Access::Atomic(_) | Access::Look(_) | Access::Put(_))
+    }
+
+    pub(super) fn is_look(self) -> bool {
+        matches!(self, Access::Look(_))
+    }
+
+    pub(super) fn is_put(self) -> bool {
+        matches!(self, Access::Put(_))
+    }
+
+    /// Whether it is atomic to threads of its block alone.
+    fn is_narrow(self) -> bool {
+        use AtomicScope::Block;
+        matches!(self, Access::Atomic(Block) | Access::Look(Block) | Access::Put(Block))
     }
 
     pub(super) fn writes(self) -> bool {
-        matches!(self, Access::Write | Access::Atomic | Access::Put)
+        matches!(self, Access::Write | Access::Atomic(_) | Access::Put(_))
     }
 }
 
@@ -81,6 +99,11 @@ impl Event {
     #[inline(always)]
     fn is_own(&self, now: &Event) -> bool {
         self.agent == 0 && self.block == now.block && self.linear == now.linear
+    }
+
+    /// Whether each of these two atomics is of a scope that takes in the other's thread.
+    pub(super) fn is_atomic_to(&self, other: &Event) -> bool {
+        self.block == other.block || !self.access.is_narrow() && !other.access.is_narrow()
     }
 
     /// Whether it is of an earlier thread than that of `other`.

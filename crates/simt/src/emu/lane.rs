@@ -417,7 +417,14 @@ pub(crate) fn vote(mask: u32, kind: VoteKind, predicate: bool) -> u32 {
 #[track_caller]
 #[inline(always)]
 pub(crate) fn match_any(mask: u32, value: u64) -> u32 {
-    warp_call(WarpCall::new(mask, WarpOp::Match, value, 0)) as u32
+    warp_call(WarpCall::new(mask, WarpOp::MatchAny, value, 0)) as u32
+}
+
+#[track_caller]
+#[inline(always)]
+pub(crate) fn match_all(mask: u32, value: u64) -> bool {
+    let negated = breaks(Change::Negated, Location::caller());
+    (warp_call(WarpCall::new(mask, WarpOp::MatchAll, value, 0)) != 0) ^ negated
 }
 
 #[track_caller]

@@ -8,7 +8,7 @@
 //! store what they did: the value comes out of nothing that depends on it.
 
 use super::clock::Clock;
-use super::history::{Access, Event};
+use super::history::Event;
 use super::weak::ThreadKey;
 
 /// A word: its block, if it lies in shared memory, and its address.
@@ -112,7 +112,7 @@ impl Late {
                 value,
             });
         }
-        if step.event.access == Access::Look {
+        if step.event.access.is_look() {
             if self.pending.len() == LOADS {
                 self.pending.remove(0);
             }
@@ -126,7 +126,7 @@ impl Late {
         if number == promise.load.step {
             let same = step.event.thread_key() == promise.load.event.thread_key()
                 && step.word == promise.load.word
-                && step.event.access == Access::Look;
+                && step.event.access.is_look();
             if same {
                 self.made = Some(Pending::new(step, number));
                 return Outcome::Sees(promise.value);
@@ -177,7 +177,7 @@ impl Pending {
         for value in what.into_iter().chain([step.new.map_or(0, |_| 1), step.new.unwrap_or(0)]) {
             self.trace = (self.trace ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         }
-        self.read |= step.event.access != Access::Put && self.set.contains(&step.word);
+        self.read |= !step.event.access.is_put() && self.set.contains(&step.word);
         true
     }
 

@@ -13,6 +13,7 @@ use super::memory::watch;
 use super::mutation::Change;
 use super::shared::{check_arrived, locate_shared};
 use crate::Shared;
+use crate::atomic::AtomicScope;
 use crate::mbarrier::Mbarrier as Word;
 use core::cell::RefCell;
 use core::panic::Location;
@@ -200,7 +201,7 @@ impl Named {
         place: &'static Location<'static>,
         start: impl FnOnce(&Lane, Agent) -> Result<Load, FaultKind>,
     ) {
-        self.with(Access::Look, place, |lane, offset, barrier| {
+        self.with(Access::Look(AtomicScope::Device), place, |lane, offset, barrier| {
             if let Some(races) = &lane.block().races {
                 let at = (offset.into(), self.index.into());
                 if let Some(hidden) = races.borrow_mut().hidden_from_copies(lane, at, place) {
@@ -269,7 +270,7 @@ pub(crate) fn mbarrier_invalidate(barrier: Named) {
 pub(crate) fn mbarrier_arrive(barrier: Named, bytes: u32) {
     let place = Location::caller();
     before_atomic(place);
-    barrier.with(Access::Atomic, place, |lane, offset, found| {
+    barrier.with(Access::Atomic(AtomicScope::Device), place, |lane, offset, found| {
         let more = found.bytes + i64::from(bytes);
         if more > i64::from(MOST) {
             return Err(FaultKind::MbarrierExpected { bytes: more, most: MOST });
@@ -304,7 +305,7 @@ pub(crate) fn mbarrier_try_wait(barrier: Named, parity: u32) -> bool {
     if with_lane(|lane| lane.block().breaks(Change::NoWait, place)) {
         return true;
     }
-    let waits = barrier.with(Access::Look, place, |lane, offset, found| {
+    let waits = barrier.with(Access::Look(AtomicScope::Device), place, |lane, offset, found| {
         if found.parity() == parity % 2 && found.pending == 0 && found.bytes == found.under_way() {
             std::mem::take(&mut found.loads).iter().for_each(|load| load.land(lane));
             found.next_phase(lane, offset);

@@ -4,7 +4,8 @@ use super::fault::{FaultKind, Space};
 use super::history::Access;
 use super::lane::{Lane, Look, after_atomic, before_atomic, before_plain, raise, with_lane};
 use super::mutation::Change;
-use crate::atomic::{AtomicOp, AtomicWord};
+use crate::GlobalMut;
+use crate::atomic::{AtomicOp, AtomicScope, AtomicWord};
 use bytemuck::Pod;
 use core::mem::size_of;
 use core::panic::Location;
@@ -140,7 +141,7 @@ fn track<const COUNTS: bool>(
 ) {
     let block = lane.block();
     if let Some(tracked) = &block.tracked {
-        let only_writes = matches!(access, Access::Write | Access::Put);
+        let only_writes = access == Access::Write || access.is_put();
         if !only_writes && !tracked.is_written(byte, bytes) {
             raise(place, FaultKind::Unwritten { index, bytes });
         }
@@ -163,7 +164,7 @@ fn track<const COUNTS: bool>(
 /// `pointer` is valid and aligned, and no other OS thread writes there if races are checked.
 pub(super) unsafe fn atomic<T: AtomicWord>(
     lane: &Lane,
-    op: AtomicOp,
+    access: Access,
     at: (Space, u64),
     pointer: *const T,
     (update, apply): (impl Fn(T) -> T, impl FnOnce() -> T),
@@ -176,7 +177,6 @@ pub(super) unsafe fn atomic<T: AtomicWord>(
         }
         return old;
     };
-    let access = access(op);
     // SAFETY: says the caller; with races checked, all blocks share one OS thread.
     let now = number(unsafe { pointer.read() });
     let updated = |value| number(update(word(value)));
@@ -195,7 +195,7 @@ pub(super) unsafe fn atomic<T: AtomicWord>(
         races.borrow_mut().changed(lane, at, (old, new), access, place);
     }
     // Who sees what came in ahead of the newest value must know of nothing newer: that is not asked here.
-    let sets = seen.is_none() && (access == Access::Put || new != old);
+    let sets = seen.is_none() && (access.is_put() || new != old);
     let late = races.borrow_mut().late(lane, access, at, (old, sets.then_some(new)), place);
     word(late.unwrap_or(old))
 }
@@ -268,7 +268,7 @@ pub(crate) fn peek(base: u64, len: usize, index: usize) -> u32 {
     with_lane(|lane| {
         let address = base + locate::<u32, u32>(Space::Global, base, len as u64, index as u64, false, place);
         if lane.is_watched() {
-            let kind = Kind { access: Access::Look, bytes: 4 };
+            let kind = Kind { access: Access::Look(AtomicScope::Device), bytes: 4 };
             record::<GLOBAL, false>(lane, address, index as u64, kind, place);
         }
         // SAFETY: inside the handle's memory, which the launch's caller vouches for.
@@ -334,25 +334,26 @@ fn store<T: Pod, V: Pod>(base: u64, len: usize, index: usize, value: V, place: &
 #[track_caller]
 pub(crate) fn global_atomic<T: AtomicWord>(
     op: AtomicOp,
-    base: u64,
-    len: usize,
+    scope: AtomicScope,
+    words: GlobalMut<T>,
     index: usize,
     value: T,
     compare: T,
 ) -> T {
-    let place = Location::caller();
+    let (base, len, place) = (words.address(), words.len(), Location::caller());
     before_atomic(place);
     let (old, byte) = with_lane(|lane| {
         let address = base + locate::<T, T>(Space::Global, base, len as u64, index as u64, true, place);
-        let access = if lane.block().breaks(Change::NotAtomic, place) { Access::Write } else { access(op) };
-        watch(lane, Space::Global, (address, index as u64), size_of::<T>(), access, place);
+        let access = access(op, scope);
+        let watched = if lane.block().breaks(Change::NotAtomic, place) { Access::Write } else { access };
+        watch(lane, Space::Global, (address, index as u64), size_of::<T>(), watched, place);
         let update = |old| T::combine(op, old, value, compare);
         // SAFETY: inside the handle's memory, and aligned to the word's size.
         let apply = || unsafe { T::host_update(op, address as *mut T, value, compare) };
         // SAFETY: as above.
         let old = unsafe {
             let at = (Space::Global, address);
-            atomic(lane, op, at, address as *const T, (update, apply), place)
+            atomic(lane, access, at, address as *const T, (update, apply), place)
         };
         (old, address)
     });
@@ -360,11 +361,11 @@ pub(crate) fn global_atomic<T: AtomicWord>(
     old
 }
 
-pub(super) fn access(op: AtomicOp) -> Access {
+pub(super) fn access(op: AtomicOp, scope: AtomicScope) -> Access {
     match op {
-        AtomicOp::Load => Access::Look,
-        AtomicOp::Store => Access::Put,
-        _ => Access::Atomic,
+        AtomicOp::Load => Access::Look(scope),
+        AtomicOp::Store => Access::Put(scope),
+        _ => Access::Atomic(scope),
     }
 }
 

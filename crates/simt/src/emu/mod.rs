@@ -81,8 +81,8 @@ pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
 pub(crate) use bulk::{bulk_commit, bulk_fence, bulk_load, bulk_store, bulk_wait};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
 pub(crate) use lane::{
-    BarrierKind, barrier, fence, match_any, named_barrier, pause, reduce, shuffle, sync_warp, vote,
-    wait_for_previous, with_lane,
+    BarrierKind, barrier, fence, match_all, match_any, named_barrier, pause, reduce, shuffle, sync_warp,
+    vote, wait_for_previous, with_lane,
 };
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use mbarrier::{Named, mbarrier_arrive, mbarrier_init, mbarrier_invalidate, mbarrier_try_wait};

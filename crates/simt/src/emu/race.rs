@@ -10,7 +10,7 @@
 //!   sides need theirs. Between threads of one block fences of the block will do.
 //!
 //! Anything else on the same byte, one of the two writing, is a race. Two atomics never race if they change
-//! the same bytes.
+//! the same bytes and the scope of each takes in the other's thread.
 //!
 //! Two things are mistakes in whatever order: a read-only load of a byte that the launch writes, and a write
 //! to the source of an asynchronous copy that its thread has not waited for.
@@ -306,7 +306,7 @@ fn hand_on(words: &mut ByAddress<Word>, start: u64, clock: &mut Clock, event: &E
     if event.access.writes() {
         clock.pass_on(word, event.block);
     }
-    if event.access != Access::Put {
+    if !event.access.is_put() {
         clock.hear(word, event.block);
     }
 }
@@ -330,6 +330,9 @@ fn check(
         }
         if let Some(other) = race(history, event, clock) {
             return fault(kind_of(other), other);
+        }
+        if let Some(other) = out_of_scope(history, event, clock) {
+            return fault(FaultKind::AtomicScope, other);
         }
         if event.access.is_atomic() && history.rare().word != (start, bytes) {
             if let Some(other) = history.atomics().find(|past| !past.is_behind(event, clock)) {
@@ -378,8 +381,8 @@ fn pair(
 fn against_read_only(history: &History, access: Access) -> Option<&Event> {
     match access {
         Access::ReadOnly => history.written(),
-        Access::Write | Access::Atomic | Access::Put => history.read_only(),
-        Access::Read | Access::Look | Access::Copy => None,
+        Access::Write | Access::Atomic(_) | Access::Put(_) => history.read_only(),
+        Access::Read | Access::Look(_) | Access::Copy => None,
     }
 }
 
@@ -399,10 +402,24 @@ fn race<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Ev
     found
 }
 
+/// An atomic of the past, to which this one is not atomic, and which nothing orders before it. Of a thread's
+/// atomics on a word the last one counts.
+fn out_of_scope<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Event> {
+    if !event.access.is_atomic() {
+        return None;
+    }
+    let apart = |past: &&Event| !past.is_atomic_to(event) && !past.is_behind(event, clock);
+    let mut found = history.atomics().find(apart);
+    if event.access.writes() {
+        found = found.or_else(|| history.looks().find(apart));
+    }
+    found
+}
+
 fn note(history: &mut History, event: Event) {
     match event.access {
         Access::Read | Access::ReadOnly | Access::Copy => history.reads.put(event),
-        Access::Look => history.rare().looks.put(event),
+        Access::Look(_) => history.rare().looks.put(event),
         Access::Write => {
             history.reads.clear();
             if let Some(rare) = &mut history.rare {
@@ -413,7 +430,7 @@ fn note(history: &mut History, event: Event) {
             history.write = Some(event);
         }
         // What lies behind this atomic need not lie behind the next one: atomics order nothing.
-        Access::Atomic | Access::Put => history.rare().atomics.put(event),
+        Access::Atomic(_) | Access::Put(_) => history.rare().atomics.put(event),
     }
     if event.access == Access::ReadOnly {
         history.rare().read_only.get_or_insert(event);

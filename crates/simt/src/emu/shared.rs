@@ -5,7 +5,7 @@ use super::history::Access;
 use super::lane::{Lane, Look, after_atomic, before_atomic, raise, with_lane};
 use super::memory::{access, atomic, fits, locate, number, watch};
 use super::mutation::Change;
-use crate::atomic::{AtomicOp, AtomicWord};
+use crate::atomic::{AtomicOp, AtomicScope, AtomicWord};
 use bytemuck::Pod;
 use core::cell::Cell;
 use core::mem::size_of;
@@ -309,8 +309,9 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
             _ => check_written(lane, offset, size_of::<T>(), place),
         }
         let byte = offset as u64;
-        let access = if lane.block().breaks(Change::NotAtomic, place) { Access::Write } else { access(op) };
-        watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), access, place);
+        let access = access(op, AtomicScope::Device);
+        let watched = if lane.block().breaks(Change::NotAtomic, place) { Access::Write } else { access };
+        watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), watched, place);
         let pointer = lane.shared.data.wrapping_add(offset as usize).cast::<T>();
         let update = |old| T::combine(op, old, value, compare);
         let apply = || {
@@ -322,7 +323,7 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
             }
         };
         // SAFETY: as above.
-        let old = unsafe { atomic(lane, op, (Space::Shared, byte), pointer, (update, apply), place) };
+        let old = unsafe { atomic(lane, access, (Space::Shared, byte), pointer, (update, apply), place) };
         (old, byte)
     });
     after_atomic(Look { space: Space::Shared, byte, index: index as u64, value: Some(number(old)) }, place);

@@ -119,7 +119,7 @@ impl Tracked {
         let ahead = lane.block().info.waits_late && !lane.waited.get();
         let touch = match access {
             Access::Write => Touch::Write,
-            Access::Atomic | Access::Look | Access::Put => Touch::Atomic,
+            Access::Atomic(_) | Access::Look(_) | Access::Put(_) => Touch::Atomic,
             Access::Read | Access::ReadOnly | Access::Copy if ahead => Touch::Ahead,
             Access::Read | Access::ReadOnly | Access::Copy => Touch::Read,
         };

@@ -13,7 +13,7 @@
 //! newest value. An update stays right behind what it found, so nothing comes in between.
 
 use super::clock::Clock;
-use super::history::{Access, Event};
+use super::history::Event;
 use std::collections::{BTreeMap, VecDeque};
 
 /// So many values of a word are remembered.
@@ -34,7 +34,7 @@ struct Version {
 
 impl Version {
     fn new(value: u64, event: Option<(Event, u64)>) -> Self {
-        let is_update = event.is_some_and(|(event, _)| event.access != Access::Put);
+        let is_update = event.is_some_and(|(event, _)| !event.access.is_put());
         Version { value, event, is_update, looks: Vec::new() }
     }
 
@@ -94,7 +94,7 @@ impl Versions {
         let known = self.known(event, clock).unwrap_or(0);
         let is_place = |at: &usize| {
             let value = self.values[*at].value;
-            !self.values[at + 1].is_update && (event.access == Access::Put || update(value) != value)
+            !self.values[at + 1].is_update && (event.access.is_put() || update(value) != value)
         };
         let places: Vec<usize> = (known..self.values.len() - 1).filter(is_place).collect();
         if places.is_empty() {

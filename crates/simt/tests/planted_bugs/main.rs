@@ -19,6 +19,7 @@
 //! | `shuffle_source` | a group width that no GPU has | `ShuffleWidth` | yes | yes |
 //! | `block_overlap` | two blocks on one output, or on each other's input | `Race` | passes | yes |
 //! | `missing_fence` | a last-block reduction without a fence before its atomic | `Race` | passes | yes |
+//! | `narrow_scope` | atomics of block scope by two blocks | `AtomicScope` | passes | yes |
 //! | `tail` | a last vector that crosses the end | `OutOfBounds` | yes | yes |
 //! | `tail` | a tail that no thread takes | found by comparing with the oracle | – | – |
 //! | `shared_size` | a shared layout larger than the launch's shared memory | `SharedTooSmall` | yes | yes |
@@ -51,6 +52,7 @@ mod late_wait;
 mod matrices;
 mod mbarriers;
 mod missing_fence;
+mod narrow_scope;
 mod orders;
 mod panics;
 mod runner;

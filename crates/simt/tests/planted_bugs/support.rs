@@ -112,6 +112,10 @@ pub fn caught<A: KernelArgs>(
             race.other_place = without_column(race.other_place);
             FaultKind::Race(race)
         }
+        FaultKind::AtomicScope(mut pair) => {
+            pair.other_place = without_column(pair.other_place);
+            FaultKind::AtomicScope(pair)
+        }
         kind => kind,
     }
 }

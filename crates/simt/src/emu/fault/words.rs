@@ -259,6 +259,11 @@ impl fmt::Display for FaultKind {
                 "atomics of two widths on the same bytes: {}; such are not atomic to each other",
                 pair.both()
             ),
+            FaultKind::AtomicScope(pair) => write!(
+                f,
+                "an atomic of block scope meets another block's: {}; leave out `in_block_scope`, or order them",
+                pair.both()
+            ),
             FaultKind::EndlessWait(endless) => write!(f, "{endless}"),
             FaultKind::OrderDependence(dependence) => write!(f, "{dependence}"),
             FaultKind::StackOverflow { bytes } => write!(

@@ -131,6 +131,7 @@ impl Crowd {
 mod tests {
     use super::super::Access;
     use super::*;
+    use crate::atomic::AtomicScope;
     use core::panic::Location;
 
     #[test]
@@ -141,7 +142,7 @@ mod tests {
             agent: 0,
             epoch: 0,
             clock,
-            access: Access::Atomic,
+            access: Access::Atomic(AtomicScope::Device),
             place: Location::caller(),
         };
         for threads in [FEW as u32 - 1, FEW as u32 + 2, 1000] {

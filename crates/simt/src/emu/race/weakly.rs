@@ -41,7 +41,7 @@ impl Races {
         update: impl Fn(u64) -> u64,
         place: &'static Location<'static>,
     ) -> Option<u64> {
-        if !self.weak || access == Access::Look {
+        if !self.weak || access.is_look() {
             return None;
         }
         let (event, clock) = (self.event(lane, access, place), &self.clocks[lane.linear as usize]);
@@ -92,7 +92,7 @@ impl Races {
     ) -> Option<u64> {
         let clock = &self.clocks[lane.linear as usize];
         // An update that passes something on would have passed it on to those who came behind that value.
-        let newest = access != Access::Look && clock.releases();
+        let newest = !access.is_look() && clock.releases();
         if !self.weak {
             return None;
         }
