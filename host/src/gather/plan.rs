@@ -162,7 +162,8 @@ impl<E: GatherElement> Plan<E> {
             launch,
             shape,
             scores: Buffer::new(device, rows * (tiles * TILE_BLOCKS) as usize)?,
-            maxima: Buffer::new(device, rows * maxima_words(tiles) as usize)?,
+            // Words that are no tile's are read beside those that are, and do not count.
+            maxima: Buffer::zeroed(device, rows * maxima_words(tiles) as usize)?,
             counters: Buffer::zeroed(device, rows)?,
             chosen,
             dense,
